@@ -1,0 +1,445 @@
+//! Body to tile program.
+//!
+//! Expressions are sorted by level: how many sweeps over the row must be done before a value can be known. Level `n` is
+//! pass `n`. What is the same for a whole row becomes scalar work before the sweep; an `f32` argument is read in place;
+//! a value that a later pass needs is kept, any other lives in a tile until its last reader.
+//!
+//! Compounds are found here: `a*b + c`, sums of products, GELU and SiLU in one sweep each.
+
+use deuteron_graph::{BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
+
+use crate::body::{ArgClass, Body, Expr, ExprId, Stage};
+use crate::cpu::program::{
+    Access, ArgSpec, Dst, Inst, LaneKind, Partial, Pass, Program, Src, TileReduce, TileUnary,
+};
+
+/// Emits the tile program of a body.
+pub fn emit(body: &Body) -> Program {
+    let mut emitter = Emitter::new(body);
+    for pass in 0..emitter.passes {
+        emitter.pass(pass);
+    }
+    emitter.finish()
+}
+
+/// How an expression is computed: as written, or as a compound of expressions further down.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Shape {
+    Plain,
+    /// `a * b + c`
+    MulAdd(ExprId, ExprId, ExprId),
+    /// a function of `x`
+    Compound(TileUnary, ExprId),
+}
+
+struct Emitter<'a> {
+    body: &'a Body,
+    uniform: Vec<bool>,
+    levels: Vec<usize>,
+    shapes: Vec<Shape>,
+    /// For each expression, the passes that read it, counting only reads that remain after compounds are found.
+    read_in: Vec<Vec<usize>>,
+    place: Vec<Option<Src>>,
+    passes: usize,
+    scalars: u16,
+    kept: u16,
+    /// Tiles that are free again, and how many exist.
+    free_tiles: Vec<u16>,
+    tiles: u16,
+    row_value_slots: Vec<u16>,
+    partials: Vec<Partial>,
+    out: Vec<Pass>,
+}
+
+impl<'a> Emitter<'a> {
+    fn new(body: &'a Body) -> Self {
+        let uniform = body.uniform();
+        let levels = body.levels();
+        let shapes = find_compounds(body, &uniform);
+        let mut scalars = 0;
+        let row_value_slots = (0..body.row_values).map(|_| next(&mut scalars)).collect();
+        let stage_pass = |stage: &Stage| match *stage {
+            Stage::RowReduce { value, .. } | Stage::ColumnSum { value, .. } | Stage::Store { value, .. } => {
+                levels[value.index()]
+            }
+        };
+        let passes = body.stages.iter().map(|stage| stage_pass(stage) + 1).max().unwrap_or(0);
+        let mut emitter = Emitter {
+            body,
+            uniform,
+            levels,
+            shapes,
+            read_in: vec![Vec::new(); body.exprs.len()],
+            place: vec![None; body.exprs.len()],
+            passes,
+            scalars,
+            kept: 0,
+            free_tiles: Vec::new(),
+            tiles: 0,
+            row_value_slots,
+            partials: Vec::new(),
+            out: Vec::new(),
+        };
+        emitter.find_readers();
+        emitter
+    }
+
+    /// Marks where each expression is read, from the stages down, early passes first: an expression is computed in the
+    /// pass of its first reader.
+    fn find_readers(&mut self) {
+        for pass in 0..self.passes {
+            for stage in &self.body.stages {
+                if self.levels[stage_value(stage).index()] == pass {
+                    self.stage_reads(stage).into_iter().for_each(|value| self.read(value, pass));
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, id: ExprId, pass: usize) {
+        self.read_in[id.index()].push(pass);
+        if self.read_in[id.index()].len() == 1 {
+            self.reads(id).into_iter().for_each(|operand| self.read(operand, pass));
+        }
+    }
+
+    /// What a stage reads, after a sum of products has become a dot and a cast has become part of its store.
+    fn stage_reads(&self, stage: &Stage) -> Vec<ExprId> {
+        match *stage {
+            Stage::RowReduce { op, value, .. } => match self.dot(op, value) {
+                Some((a, b)) => vec![a, b],
+                None => vec![value],
+            },
+            Stage::Store { value, .. } => vec![self.stored(value)],
+            Stage::ColumnSum { value, .. } => vec![value],
+        }
+    }
+
+    /// The operands of a product that is only summed.
+    fn dot(&self, op: ReduceOp, value: ExprId) -> Option<(ExprId, ExprId)> {
+        let single = use_count(self.body, value) == 1;
+        match self.body.expr(value) {
+            Expr::Binary(BinaryOp::Mul, a, b) if op == ReduceOp::Sum && single && !self.uniform[value.index()] => {
+                Some((a, b))
+            }
+            _ => None,
+        }
+    }
+
+    /// Stores convert, so a cast that is stored needs no instruction of its own.
+    fn stored(&self, value: ExprId) -> ExprId {
+        match self.body.expr(value) {
+            Expr::ToInt8(a) | Expr::ToFp8(a) => a,
+            _ => value,
+        }
+    }
+
+    fn reads(&self, id: ExprId) -> Vec<ExprId> {
+        match self.shapes[id.index()] {
+            Shape::Plain => self.body.expr(id).operands().collect(),
+            Shape::MulAdd(a, b, c) => vec![a, b, c],
+            Shape::Compound(_, x) => vec![x],
+        }
+    }
+
+    fn pass(&mut self, pass: usize) {
+        self.out.push(Pass::default());
+        // What the pass before left in tiles is gone: only kept values live on.
+        self.free_tiles = (0..self.tiles).rev().collect();
+        let mut remaining = self.reads_within(pass);
+        for stage in &self.body.stages {
+            if self.levels[stage_value(stage).index()] != pass {
+                continue;
+            }
+            for read in self.stage_reads(stage) {
+                for id in self.still_to_compute(read) {
+                    self.compute(id, pass, &mut remaining);
+                }
+            }
+            self.stage(stage);
+            self.stage_reads(stage).into_iter().for_each(|read| self.release(read, &mut remaining));
+        }
+        for id in self.body.ids() {
+            if matches!(self.place[id.index()], Some(Src::Tile(_))) {
+                self.place[id.index()] = None;
+            }
+        }
+    }
+
+    /// How often each expression is still read within a pass.
+    fn reads_within(&self, pass: usize) -> Vec<usize> {
+        self.read_in.iter().map(|passes| passes.iter().filter(|&&p| p == pass).count()).collect()
+    }
+
+    /// What a value needs and has not got yet, operands first.
+    fn still_to_compute(&self, value: ExprId) -> Vec<ExprId> {
+        let mut found: Vec<ExprId> = Vec::new();
+        let mut stack = vec![value];
+        while let Some(id) = stack.pop() {
+            if self.place[id.index()].is_none() && !found.contains(&id) {
+                found.push(id);
+                stack.extend(self.reads(id));
+            }
+        }
+        found.sort();
+        found
+    }
+
+    fn compute(&mut self, id: ExprId, pass: usize, remaining: &mut [usize]) {
+        let index = id.index();
+        match self.body.expr(id) {
+            Expr::Const(bits) => self.place[index] = Some(Src::Const(f32::from_bits(bits))),
+            Expr::ConstInt(value) => self.place[index] = Some(Src::ConstInt(value)),
+            Expr::RowValue(value) => self.place[index] = Some(Src::Scalar(self.row_value_slots[value as usize])),
+            Expr::Load(arg) if self.read_in_place(arg) => self.place[index] = Some(Src::Arg(arg)),
+            _ if self.uniform[index] => self.scalar_work(id, pass),
+            _ => self.strip_work(id, pass, remaining),
+        }
+    }
+
+    fn read_in_place(&self, arg: u16) -> bool {
+        let arg = &self.body.args[arg as usize];
+        let by_row = matches!(arg.class, ArgClass::Row | ArgClass::GatheredRow { .. });
+        by_row && matches!(arg.dtype, Dtype::F32 | Dtype::I32)
+    }
+
+    fn scalar_work(&mut self, id: ExprId, pass: usize) {
+        let slot = next(&mut self.scalars);
+        let insts = self.instructions(id, Dst::Scalar(slot));
+        self.out[pass].row.extend(insts);
+        self.place[id.index()] = Some(Src::Scalar(slot));
+    }
+
+    fn strip_work(&mut self, id: ExprId, pass: usize, remaining: &mut [usize]) {
+        let later = self.read_in[id.index()].iter().any(|&reader| reader > pass);
+        let dst = if later { Dst::Kept(next(&mut self.kept)) } else { Dst::Tile(self.take_tile()) };
+        let insts = self.instructions(id, dst);
+        self.out[pass].strip.extend(insts);
+        self.place[id.index()] = Some(match dst {
+            Dst::Tile(tile) => Src::Tile(tile),
+            Dst::Kept(row) => Src::Kept(row),
+            Dst::Scalar(slot) => Src::Scalar(slot),
+        });
+        for operand in self.reads(id) {
+            self.release(operand, remaining);
+        }
+    }
+
+    fn take_tile(&mut self) -> u16 {
+        self.free_tiles.pop().unwrap_or_else(|| next(&mut self.tiles))
+    }
+
+    /// One read less; after the last one of the pass a tile is free again.
+    fn release(&mut self, id: ExprId, remaining: &mut [usize]) {
+        remaining[id.index()] = remaining[id.index()].saturating_sub(1);
+        if let (0, Some(Src::Tile(tile))) = (remaining[id.index()], self.place[id.index()]) {
+            self.free_tiles.push(tile);
+            self.place[id.index()] = None;
+        }
+    }
+
+    fn src(&self, id: ExprId) -> Src {
+        self.place[id.index()].expect("operands are computed before their readers")
+    }
+
+    fn instructions(&self, id: ExprId, dst: Dst) -> Vec<Inst> {
+        match self.shapes[id.index()] {
+            Shape::MulAdd(a, b, c) => {
+                return vec![Inst::MulAdd { dst, a: self.src(a), b: self.src(b), c: self.src(c) }];
+            }
+            Shape::Compound(op, x) => return vec![Inst::Unary { op, dst, a: self.src(x) }],
+            Shape::Plain => {}
+        }
+        vec![match self.body.expr(id) {
+            Expr::Load(arg) => Inst::Load { dst, arg },
+            Expr::ColumnIndex => Inst::ColumnIndex { dst },
+            Expr::RowIndex(axis) => Inst::RowIndex { dst, axis },
+            Expr::Unary(op, a) => Inst::Unary { op: TileUnary::Primitive(op), dst, a: self.src(a) },
+            Expr::IntToFloat(a) => Inst::Unary { op: TileUnary::IntToFloat, dst, a: self.src(a) },
+            Expr::Binary(op, a, b) => Inst::Binary { op, dst, a: self.src(a), b: self.src(b) },
+            Expr::Compare(op, a, b) => {
+                let kind = if self.body.is_int(a) { LaneKind::Int } else { LaneKind::Float };
+                Inst::Compare { op, kind, dst, a: self.src(a), b: self.src(b) }
+            }
+            Expr::Select(c, a, b) => Inst::Select { dst, cond: self.src(c), a: self.src(a), b: self.src(b) },
+            Expr::Keep { seed, offset, threshold } => Inst::Keep { dst, seed: self.src(seed), offset, threshold },
+            Expr::ToInt8(a) => return to_int8(dst, self.src(a)),
+            Expr::ToFp8(_) => unreachable!("an fp8 value is only stored"),
+            Expr::Const(_) | Expr::ConstInt(_) | Expr::RowValue(_) => unreachable!("these need no instruction"),
+        }]
+    }
+
+    fn stage(&mut self, stage: &Stage) {
+        let pass = self.levels[stage_value(stage).index()];
+        match *stage {
+            Stage::RowReduce { op, value, into } => {
+                let into = self.row_value_slots[into as usize];
+                let inst = match self.dot(op, value) {
+                    Some((a, b)) => Inst::Reduce { op: TileReduce::Dot, into, a: self.src(a), b: self.src(b) },
+                    None => Inst::Reduce { op: tile_reduce(op), into, a: self.src(value), b: Src::Const(0.0) },
+                };
+                self.out[pass].strip.push(inst);
+            }
+            Stage::ColumnSum { value, arg, width } => {
+                let inst = Inst::ColumnAdd { partial: self.partials.len() as u16, a: self.src(value) };
+                self.partials.push(Partial { arg, width });
+                let once_a_row = width == 1 && self.uniform[value.index()];
+                let list = if once_a_row { &mut self.out[pass].row } else { &mut self.out[pass].strip };
+                list.push(inst);
+            }
+            Stage::Store { value, arg } => {
+                let inst = Inst::Store { arg, a: self.src(self.stored(value)) };
+                let once_a_row = self.body.args[arg as usize].class == ArgClass::PerRow;
+                let list = if once_a_row { &mut self.out[pass].row } else { &mut self.out[pass].strip };
+                list.push(inst);
+            }
+        }
+    }
+
+    fn finish(self) -> Program {
+        let args = self.body.args.iter().map(|arg| ArgSpec {
+            dtype: arg.dtype,
+            written: arg.written,
+            access: match arg.class {
+                ArgClass::Row => Access::Row,
+                ArgClass::GatheredRow { index } => Access::GatheredRow { index },
+                ArgClass::PerRow => Access::PerRow,
+                ArgClass::Columns => Access::Columns,
+            },
+        });
+        Program {
+            cols: self.body.cols,
+            flat: self.body.flat,
+            args: args.collect(),
+            tiles: self.tiles,
+            kept: self.kept,
+            scalars: self.scalars,
+            partials: self.partials,
+            axes: self.body.axes,
+            passes: self.out,
+        }
+    }
+}
+
+fn next(counter: &mut u16) -> u16 {
+    *counter += 1;
+    *counter - 1
+}
+
+fn stage_value(stage: &Stage) -> ExprId {
+    match *stage {
+        Stage::RowReduce { value, .. } | Stage::ColumnSum { value, .. } | Stage::Store { value, .. } => value,
+    }
+}
+
+fn tile_reduce(op: ReduceOp) -> TileReduce {
+    match op {
+        ReduceOp::Sum | ReduceOp::Mean => TileReduce::Sum,
+        ReduceOp::Max => TileReduce::Max,
+        ReduceOp::AbsMax => TileReduce::AbsMax,
+        ReduceOp::ArgMax => TileReduce::ArgMax,
+    }
+}
+
+/// The value an `i8` store would leave: rounded, saturated, NaN as 0.
+fn to_int8(dst: Dst, a: Src) -> Vec<Inst> {
+    let here = match dst {
+        Dst::Tile(tile) => Src::Tile(tile),
+        Dst::Kept(row) => Src::Kept(row),
+        Dst::Scalar(slot) => Src::Scalar(slot),
+    };
+    vec![
+        // min and max keep NaN, so it is taken out first: a number equals itself.
+        Inst::Compare { op: CompareOp::Eq, kind: LaneKind::Float, dst, a, b: a },
+        Inst::Select { dst, cond: here, a, b: Src::Const(0.0) },
+        Inst::Binary { op: BinaryOp::Max, dst, a: here, b: Src::Const(-128.0) },
+        Inst::Binary { op: BinaryOp::Min, dst, a: here, b: Src::Const(127.0) },
+        Inst::Unary { op: TileUnary::Primitive(UnaryOp::Round), dst, a: here },
+    ]
+}
+
+fn use_count(body: &Body, id: ExprId) -> usize {
+    let by_exprs = body.exprs.iter().flat_map(|expr| expr.operands()).filter(|&operand| operand == id).count();
+    by_exprs + body.stages.iter().filter(|stage| stage_value(stage) == id).count()
+}
+
+/// Finds compounds from the top down, so that the largest wins.
+fn find_compounds(body: &Body, uniform: &[bool]) -> Vec<Shape> {
+    let finder = Finder { body };
+    body.ids()
+        .map(|id| match uniform[id.index()] {
+            true => Shape::Plain,
+            false => finder.activation(id).or_else(|| finder.mul_add(id)).unwrap_or(Shape::Plain),
+        })
+        .collect()
+}
+
+struct Finder<'a> {
+    body: &'a Body,
+}
+
+impl Finder<'_> {
+    fn mul_add(&self, id: ExprId) -> Option<Shape> {
+        let Expr::Binary(BinaryOp::Add, a, b) = self.body.expr(id) else { return None };
+        let product = |factor: ExprId, rest: ExprId| match self.body.expr(factor) {
+            Expr::Binary(BinaryOp::Mul, x, y) if use_count(self.body, factor) == 1 => Some(Shape::MulAdd(x, y, rest)),
+            _ => None,
+        };
+        product(a, b).or_else(|| product(b, a))
+    }
+
+    fn activation(&self, id: ExprId) -> Option<Shape> {
+        let (x, gate) = self.binary(BinaryOp::Mul, id)?;
+        if use_count(self.body, gate) != 1 {
+            return None;
+        }
+        if self.body.expr(gate) == Expr::Unary(UnaryOp::Sigmoid, x) {
+            return Some(Shape::Compound(TileUnary::Silu, x));
+        }
+        if self.is_gelu_tanh_gate(x, gate) {
+            return Some(Shape::Compound(TileUnary::GeluTanh, x));
+        }
+        let (whole, half) = self.binary(BinaryOp::Mul, x)?;
+        let matches = self.is_constant(half, 0.5) && self.is_gelu_erf_gate(whole, gate);
+        (matches && use_count(self.body, x) == 1).then_some(Shape::Compound(TileUnary::GeluErf, whole))
+    }
+
+    /// `sigmoid((x slope) (0.044715 x^2 + 1))`
+    fn is_gelu_tanh_gate(&self, x: ExprId, gate: ExprId) -> bool {
+        let matched = || {
+            let Expr::Unary(UnaryOp::Sigmoid, argument) = self.body.expr(gate) else { return None };
+            let (steep, factor) = self.binary(BinaryOp::Mul, argument)?;
+            let (steep_x, slope) = self.binary(BinaryOp::Mul, steep)?;
+            let (scaled, one) = self.binary(BinaryOp::Add, factor)?;
+            let (square, cubic) = self.binary(BinaryOp::Mul, scaled)?;
+            let (a, b) = self.binary(BinaryOp::Mul, square)?;
+            let slope_value = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
+            let constants = self.is_constant(slope, slope_value) && self.is_constant(cubic, 0.044715);
+            Some(constants && self.is_constant(one, 1.0) && steep_x == x && a == x && b == x)
+        };
+        matched().unwrap_or(false)
+    }
+
+    /// `erf(x / sqrt 2) + 1`
+    fn is_gelu_erf_gate(&self, x: ExprId, gate: ExprId) -> bool {
+        let matched = || {
+            let (erf, one) = self.binary(BinaryOp::Add, gate)?;
+            let Expr::Unary(UnaryOp::Erf, scaled) = self.body.expr(erf) else { return None };
+            let (scaled_x, root) = self.binary(BinaryOp::Mul, scaled)?;
+            let constants = self.is_constant(one, 1.0) && self.is_constant(root, std::f64::consts::FRAC_1_SQRT_2);
+            Some(constants && scaled_x == x && use_count(self.body, erf) == 1)
+        };
+        matched().unwrap_or(false)
+    }
+
+    fn binary(&self, op: BinaryOp, id: ExprId) -> Option<(ExprId, ExprId)> {
+        match self.body.expr(id) {
+            Expr::Binary(found, a, b) if found == op => Some((a, b)),
+            _ => None,
+        }
+    }
+
+    fn is_constant(&self, id: ExprId, value: f64) -> bool {
+        self.body.expr(id) == Expr::Const((value as f32).to_bits())
+    }
+}

@@ -1,0 +1,75 @@
+//! Prefetches: what the next row, or the next strip, will read.
+//!
+//! While an instruction computes on tiles, no load is under way, and the prefetcher of the hardware stops at the end of
+//! a page. So each instruction of a strip first asks for its share of the lines that come next.
+
+use super::lanes::Simd;
+use super::launch::{Cursor, Launch};
+use super::store::LINE;
+
+/// Lines still to ask for.
+pub(super) struct Ahead {
+    /// Arguments read along the row, in any pass.
+    reads: Vec<usize>,
+    /// Instructions of all strips.
+    steps: usize,
+    /// Steps that the planned ranges are spread over.
+    parts: usize,
+    /// Planned ranges; as many as `reads`, at most.
+    ranges: Vec<Range>,
+}
+
+#[derive(Clone, Copy)]
+struct Range {
+    /// Address of the next line. Never dereferenced.
+    next: usize,
+    lines: usize,
+    /// Lines of one step.
+    share: usize,
+}
+
+impl Ahead {
+    pub fn new(reads: Vec<usize>, steps: usize) -> Ahead {
+        Ahead { ranges: Vec::with_capacity(reads.len()), reads, steps, parts: 1 }
+    }
+
+    /// Forgets what is left, and spreads what is planned from now on over `parts` steps.
+    pub fn start(&mut self, parts: usize) {
+        self.ranges.clear();
+        self.parts = parts;
+    }
+
+    /// Adds `bytes` from `address` on.
+    pub fn plan(&mut self, address: usize, bytes: usize) {
+        let lines = bytes.div_ceil(LINE);
+        if lines > 0 {
+            self.ranges.push(Range { next: address, lines, share: lines.div_ceil(self.parts) });
+        }
+    }
+
+    /// Plans the next row, where `cursors` are, of every argument whose row changes.
+    pub fn next_row(&mut self, launch: &Launch<'_>, cursors: &[Cursor], offsets: &[usize], cols: usize) {
+        self.start(self.steps);
+        for at in 0..self.reads.len() {
+            let arg = self.reads[at];
+            let bytes = launch.program.args[arg].dtype.bytes();
+            if cursors[arg].offset() != offsets[arg] {
+                let address = launch.args[arg].base as usize + cursors[arg].offset() * bytes;
+                self.plan(address, cols * bytes);
+            }
+        }
+    }
+
+    /// Asks for one step's share.
+    #[inline]
+    pub fn issue<S: Simd>(&mut self, simd: S) {
+        for range in &mut self.ranges {
+            let lines = range.share.min(range.lines);
+            for line in 0..lines {
+                simd.prefetch(std::ptr::without_provenance(range.next + line * LINE));
+            }
+            range.next += lines * LINE;
+            range.lines -= lines;
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The vector machine: what an instruction set must offer, and nothing that could be written above it.
+//!
+//! A value of a type that implements [`Simd`] proves that the CPU has the instructions, so register-to-register methods
+//! are safe. They are `#[inline(always)]` and meant to be called only below [`Simd::enter`], which turns the
+//! instruction set on: outside of it they would be correct, but each a function call.
+
+/// A loop that runs with the instruction set turned on.
+pub(super) trait Kernel {
+    type Output;
+    /// Must be `#[inline(always)]` in every implementation, and so must all that it calls on lanes.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// `WIDTH` lanes of 32 bits. Float operations follow IEEE 754 with rounding to nearest even unless they say otherwise.
+pub(super) trait Simd: Copy {
+    /// Lanes of a vector: a divisor of 16.
+    const WIDTH: usize;
+    /// `f32` lanes.
+    type Float: Copy;
+    /// `i32` lanes, also seen as `u32` and as bits.
+    type Int: Copy;
+    /// One truth value a lane.
+    type Mask: Copy;
+    /// `WIDTH` lanes of 16 bits.
+    type Half: Copy;
+    /// `WIDTH` lanes of 8 bits.
+    type Byte: Copy;
+
+    /// Runs a kernel with the instruction set turned on.
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
+
+    fn splat(self, x: f32) -> Self::Float;
+    fn add(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    fn sub(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    fn div(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    fn sqrt(self, a: Self::Float) -> Self::Float;
+    /// `a * b + c`, rounded once if the machine has the instruction.
+    fn mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
+    /// `c - a * b`, rounded once if the machine has the instruction.
+    fn neg_mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
+    /// The smaller one; NaN if `b` is NaN. What a NaN in `a` gives is left to the machine.
+    fn lesser(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// The larger one; NaN if `b` is NaN. What a NaN in `a` gives is left to the machine.
+    fn greater(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// To the nearest integer, ties to even.
+    fn round(self, a: Self::Float) -> Self::Float;
+    fn floor(self, a: Self::Float) -> Self::Float;
+
+    fn less(self, a: Self::Float, b: Self::Float) -> Self::Mask;
+    fn less_or_equal(self, a: Self::Float, b: Self::Float) -> Self::Mask;
+    fn equal(self, a: Self::Float, b: Self::Float) -> Self::Mask;
+    fn select(self, mask: Self::Mask, yes: Self::Float, no: Self::Float) -> Self::Float;
+    /// The first `count` lanes; `count <= WIDTH`.
+    fn first(self, count: usize) -> Self::Mask;
+
+    fn splat_int(self, x: i32) -> Self::Int;
+    /// 0, 1, 2, ...
+    fn count_up(self) -> Self::Int;
+    fn bits(self, a: Self::Float) -> Self::Int;
+    fn from_bits(self, a: Self::Int) -> Self::Float;
+    fn add_int(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    fn sub_int(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    fn and(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    fn or(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    fn xor(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    fn shift_left<const N: u32>(self, a: Self::Int) -> Self::Int;
+    /// Zeros come in.
+    fn shift_right<const N: u32>(self, a: Self::Int) -> Self::Int;
+    /// The sign comes in.
+    fn shift_right_signed<const N: u32>(self, a: Self::Int) -> Self::Int;
+    fn less_int(self, a: Self::Int, b: Self::Int) -> Self::Mask;
+    fn equal_int(self, a: Self::Int, b: Self::Int) -> Self::Mask;
+    /// Both halves (low, high) of the 64-bit product of `u32` lanes.
+    fn mul_wide(self, a: Self::Int, b: Self::Int) -> (Self::Int, Self::Int);
+    /// To the nearest integer, ties to even, for `|a| <= 2^21`; any value beyond and for NaN.
+    fn to_int(self, a: Self::Float) -> Self::Int;
+    fn to_float(self, a: Self::Int) -> Self::Float;
+
+    /// `u16` to `i32`.
+    fn zero_extend(self, a: Self::Half) -> Self::Int;
+    /// The low 16 bits.
+    fn truncate(self, a: Self::Int) -> Self::Half;
+    /// `i8` to `i32`.
+    fn sign_extend(self, a: Self::Byte) -> Self::Int;
+    /// The low 8 bits.
+    fn truncate_to_byte(self, a: Self::Int) -> Self::Byte;
+
+    /// # Safety
+    /// `WIDTH` elements at `from` can be read. Any alignment.
+    unsafe fn load(self, from: *const f32) -> Self::Float;
+    /// # Safety
+    /// `WIDTH` elements at `to` can be written. Any alignment.
+    unsafe fn store(self, to: *mut f32, a: Self::Float);
+    /// # Safety
+    /// As `store`, and `to` is a multiple of the vector's bytes. The write passes by the caches where the machine can,
+    /// and other threads see it only after [`Simd::fence`].
+    unsafe fn stream(self, to: *mut f32, a: Self::Float);
+    /// # Safety
+    /// As `load`.
+    unsafe fn load_half(self, from: *const u16) -> Self::Half;
+    /// # Safety
+    /// As `store`.
+    unsafe fn store_half(self, to: *mut u16, a: Self::Half);
+    /// # Safety
+    /// As `stream`.
+    unsafe fn stream_half(self, to: *mut u16, a: Self::Half);
+    /// # Safety
+    /// As `load`.
+    unsafe fn load_byte(self, from: *const u8) -> Self::Byte;
+    /// # Safety
+    /// As `store`.
+    unsafe fn store_byte(self, to: *mut u8, a: Self::Byte);
+    /// # Safety
+    /// As `stream`.
+    unsafe fn stream_byte(self, to: *mut u8, a: Self::Byte);
+    /// Element `4 i + k` is lane `i` of `a[k]`.
+    /// # Safety
+    /// `4 * WIDTH` elements at `to` can be written.
+    unsafe fn store_interleaved(self, to: *mut f32, a: [Self::Float; 4]);
+    /// Orders earlier `stream`s before later stores, for other threads.
+    fn fence(self);
+    /// Asks for the cache line at `address`, which need not be readable.
+    fn prefetch(self, address: *const u8);
+
+    /// Lanes from `count` on are 0.
+    /// # Safety
+    /// `count < WIDTH` elements at `from` can be read.
+    #[inline(always)]
+    unsafe fn load_partial(self, from: *const f32, count: usize) -> Self::Float {
+        let mut lanes = [0.0f32; 16];
+        // SAFETY: the caller lets us read `count` elements; `count < WIDTH <= 16`, the length of `lanes`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.cast::<u8>(), lanes.as_mut_ptr().cast::<u8>(), 4 * count);
+            self.load(lanes.as_ptr())
+        }
+    }
+
+    /// # Safety
+    /// `count < WIDTH` elements at `to` can be written.
+    #[inline(always)]
+    unsafe fn store_partial(self, to: *mut f32, a: Self::Float, count: usize) {
+        let mut lanes = [0.0f32; 16];
+        // SAFETY: `lanes` holds a vector; the caller lets us write `count < WIDTH` elements.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), a);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr().cast::<u8>(), to.cast::<u8>(), 4 * count);
+        }
+    }
+
+    /// The larger one; NaN if either is NaN.
+    #[inline(always)]
+    fn max(self, a: Self::Float, b: Self::Float) -> Self::Float {
+        self.select(self.equal(a, a), self.greater(a, b), a)
+    }
+
+    /// The smaller one; NaN if either is NaN.
+    #[inline(always)]
+    fn min(self, a: Self::Float, b: Self::Float) -> Self::Float {
+        self.select(self.equal(a, a), self.lesser(a, b), a)
+    }
+
+    #[inline(always)]
+    fn select_int(self, mask: Self::Mask, yes: Self::Int, no: Self::Int) -> Self::Int {
+        self.bits(self.select(mask, self.from_bits(yes), self.from_bits(no)))
+    }
+
+    #[inline(always)]
+    fn abs(self, a: Self::Float) -> Self::Float {
+        self.from_bits(self.and(self.bits(a), self.splat_int(i32::MAX)))
+    }
+
+    #[inline(always)]
+    fn neg(self, a: Self::Float) -> Self::Float {
+        self.from_bits(self.xor(self.bits(a), self.splat_int(i32::MIN)))
+    }
+
+    /// `1 / d` for `1 <= d <= inf`, within 1 ulp where the result is normal.
+    #[inline(always)]
+    fn reciprocal_from_one(self, d: Self::Float) -> Self::Float {
+        self.div(self.splat(1.0), d)
+    }
+
+    /// `p * 2^n` for a whole `n` in `[-252, 252]` and `p` near 1; over- and underflow come out as in IEEE 754.
+    #[inline(always)]
+    fn scale(self, p: Self::Float, n: Self::Float) -> Self::Float {
+        // Two factors, because 2^n alone is out of range where p * 2^n is still finite, or still a denormal.
+        let n = self.to_int(n);
+        let half = self.shift_right_signed::<1>(n);
+        let rest = self.sub_int(n, half);
+        self.mul(self.mul(p, power_of_two(self, half)), power_of_two(self, rest))
+    }
+
+    /// Brings `y` into the range that [`Simd::fraction`] and [`Simd::scale_by_floor`] need; NaN stays NaN.
+    #[inline(always)]
+    fn clamp_exponent(self, y: Self::Float) -> Self::Float {
+        self.lesser(self.splat(128.0), self.greater(self.splat(-127.0), y))
+    }
+
+    /// `y - floor(y)`
+    #[inline(always)]
+    fn fraction(self, y: Self::Float) -> Self::Float {
+        self.sub(y, self.floor(y))
+    }
+
+    /// `p * 2^floor(y)` for `p` in `[1, 2]`: infinite from `y = 128` on, and 0 (or a denormal) below -126.
+    #[inline(always)]
+    fn scale_by_floor(self, p: Self::Float, y: Self::Float) -> Self::Float {
+        // The exponent field of 128 is that of infinity, and the one of -127 is that of 0.
+        self.mul(p, power_of_two(self, self.to_int(self.floor(y))))
+    }
+
+    /// IEEE half floats to `f32`.
+    #[inline(always)]
+    fn widen_f16(self, a: Self::Half) -> Self::Float {
+        super::format::widen_f16_bits(self, self.zero_extend(a))
+    }
+
+    /// `f32` to IEEE half floats, nearest even; NaN stays NaN.
+    #[inline(always)]
+    fn narrow_f16(self, a: Self::Float) -> Self::Half {
+        self.truncate(super::format::narrow_f16_bits(self, a))
+    }
+}
+
+/// `2^n` for `n` in `[-127, 128]`, where the ends give 0 and infinity.
+#[inline(always)]
+fn power_of_two<S: Simd>(simd: S, n: S::Int) -> S::Float {
+    let field = simd.add_int(n, simd.splat_int(127));
+    simd.from_bits(simd.shift_left::<23>(field))
+}

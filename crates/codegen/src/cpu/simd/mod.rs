@@ -1,0 +1,111 @@
+//! Runs tile programs: all intrinsics of the CPU backend.
+//!
+//! - [`Isa`] is a proof that this CPU runs an instruction set. Everything here takes one.
+//! - [`run`] executes a [`Program`](super::program::Program) over a span of rows, [`finish`] adds up its column sums.
+//! - `lanes.rs` is the vector machine as a trait; `avx512.rs`, `avx2.rs`, `neon.rs` and `plain.rs` implement it.
+//!   Every loop and every function (`map.rs`, `math.rs`, `reduce.rs`, `philox.rs`, `format.rs`) is written once above it.
+//!
+//! Numerics: the same program on the same instruction set gives the same bits however rows are split into spans.
+//! Instruction sets may differ in the last bits, because `Plain` has no fused multiply-add.
+//! No loop reads or writes outside `[row, row + cols)` of an argument: tails are masked or copied.
+
+mod ahead;
+mod bulk;
+mod format;
+mod lanes;
+mod launch;
+mod map;
+pub mod math;
+mod philox;
+mod plain;
+mod reduce;
+mod run;
+mod scratch;
+mod store;
+mod sweep;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
+#[cfg(test)]
+mod tests;
+
+pub use bulk::{copy, narrow, widen};
+pub use launch::{Axis, BoundArg, Dim, Fault, Launch, MAX_LEADING};
+pub use run::{finish, run};
+pub use scratch::Scratch;
+
+use lanes::Simd;
+
+/// An instruction set that this CPU has. Only [`Isa::available`] and [`Isa::detect`] make one, after asking the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Isa(Proof);
+
+/// The variants hold the tokens that the vector methods take, so none exists without its detection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2),
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon),
+    Plain(plain::Plain),
+}
+
+impl Isa {
+    /// The fastest one of this CPU.
+    pub fn detect() -> Isa {
+        Isa::available()[0]
+    }
+
+    /// Every one that this CPU runs, fastest first; `Plain` is always the last.
+    pub fn available() -> Vec<Isa> {
+        let mut found = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            found.extend(avx512::Avx512::detect().map(|proof| Isa(Proof::Avx512(proof))));
+            found.extend(avx2::Avx2::detect().map(|proof| Isa(Proof::Avx2(proof))));
+        }
+        #[cfg(target_arch = "aarch64")]
+        found.extend(neon::Neon::detect().map(|proof| Isa(Proof::Neon(proof))));
+        found.push(Isa(Proof::Plain(plain::Plain)));
+        found
+    }
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(_) => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Proof::Neon(_) => "neon",
+            Proof::Plain(_) => "plain",
+        }
+    }
+
+    /// Runs `task` with the vector machine of this instruction set.
+    fn dispatch<T: Task>(self, task: T) -> T::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512(simd) => task.with(simd),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(simd) => task.with(simd),
+            #[cfg(target_arch = "aarch64")]
+            Proof::Neon(simd) => task.with(simd),
+            Proof::Plain(simd) => task.with(simd),
+        }
+    }
+}
+
+/// Work that is written for any vector machine; it calls [`Simd::enter`] for its loops.
+trait Task {
+    type Output;
+    fn with<S: Simd>(self, simd: S) -> Self::Output;
+}

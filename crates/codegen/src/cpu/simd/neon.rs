@@ -1,0 +1,269 @@
+//! NEON: 4 lanes.
+
+use std::arch::aarch64::*;
+
+use super::lanes::{Kernel, Simd};
+
+/// Proof that this CPU has NEON. Only `detect` makes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Neon(());
+
+impl Neon {
+    pub(super) fn detect() -> Option<Neon> {
+        std::arch::is_aarch64_feature_detected!("neon").then_some(Neon(()))
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn enabled<K: Kernel>(simd: Neon, kernel: K) -> K::Output {
+    kernel.run(simd)
+}
+
+/// An intrinsic that works on registers only.
+macro_rules! register {
+    ($call:expr) => {
+        // SAFETY: a method's `self` exists only if `detect` found NEON, which is the only condition of an intrinsic
+        // that takes no pointer.
+        unsafe { $call }
+    };
+}
+
+impl Simd for Neon {
+    const WIDTH: usize = 4;
+    type Float = float32x4_t;
+    type Int = int32x4_t;
+    /// All bits of a true lane are set.
+    type Mask = uint32x4_t;
+    type Half = uint16x4_t;
+    /// In the low 4 bytes.
+    type Byte = uint8x8_t;
+
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        register!(enabled(self, kernel))
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> float32x4_t {
+        register!(vdupq_n_f32(x))
+    }
+    #[inline(always)]
+    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        register!(vaddq_f32(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        register!(vsubq_f32(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        register!(vmulq_f32(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        register!(vdivq_f32(a, b))
+    }
+    #[inline(always)]
+    fn sqrt(self, a: float32x4_t) -> float32x4_t {
+        register!(vsqrtq_f32(a))
+    }
+    #[inline(always)]
+    fn mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        register!(vfmaq_f32(c, a, b))
+    }
+    #[inline(always)]
+    fn neg_mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        register!(vfmsq_f32(c, a, b))
+    }
+    #[inline(always)]
+    fn lesser(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        register!(vminq_f32(a, b))
+    }
+    #[inline(always)]
+    fn greater(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        register!(vmaxq_f32(a, b))
+    }
+    #[inline(always)]
+    fn round(self, a: float32x4_t) -> float32x4_t {
+        register!(vrndnq_f32(a))
+    }
+    #[inline(always)]
+    fn floor(self, a: float32x4_t) -> float32x4_t {
+        register!(vrndmq_f32(a))
+    }
+
+    #[inline(always)]
+    fn less(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t {
+        register!(vcltq_f32(a, b))
+    }
+    #[inline(always)]
+    fn less_or_equal(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t {
+        register!(vcleq_f32(a, b))
+    }
+    #[inline(always)]
+    fn equal(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t {
+        register!(vceqq_f32(a, b))
+    }
+    #[inline(always)]
+    fn select(self, mask: uint32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t {
+        register!(vbslq_f32(mask, yes, no))
+    }
+    #[inline(always)]
+    fn first(self, count: usize) -> uint32x4_t {
+        self.less_int(self.count_up(), self.splat_int(count as i32))
+    }
+
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> int32x4_t {
+        register!(vdupq_n_s32(x))
+    }
+    #[inline(always)]
+    fn count_up(self) -> int32x4_t {
+        let lanes = [0i32, 1, 2, 3];
+        // SAFETY: `lanes` holds 4 elements.
+        unsafe { vld1q_s32(lanes.as_ptr()) }
+    }
+    #[inline(always)]
+    fn bits(self, a: float32x4_t) -> int32x4_t {
+        register!(vreinterpretq_s32_f32(a))
+    }
+    #[inline(always)]
+    fn from_bits(self, a: int32x4_t) -> float32x4_t {
+        register!(vreinterpretq_f32_s32(a))
+    }
+    #[inline(always)]
+    fn add_int(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        register!(vaddq_s32(a, b))
+    }
+    #[inline(always)]
+    fn sub_int(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        register!(vsubq_s32(a, b))
+    }
+    #[inline(always)]
+    fn and(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        register!(vandq_s32(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        register!(vorrq_s32(a, b))
+    }
+    #[inline(always)]
+    fn xor(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        register!(veorq_s32(a, b))
+    }
+    // Shifts take a register of counts, negative to the right: the immediate forms want an `i32` constant.
+    #[inline(always)]
+    fn shift_left<const N: u32>(self, a: int32x4_t) -> int32x4_t {
+        register!(vshlq_s32(a, vdupq_n_s32(N as i32)))
+    }
+    #[inline(always)]
+    fn shift_right<const N: u32>(self, a: int32x4_t) -> int32x4_t {
+        register!(vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-(N as i32)))))
+    }
+    #[inline(always)]
+    fn shift_right_signed<const N: u32>(self, a: int32x4_t) -> int32x4_t {
+        register!(vshlq_s32(a, vdupq_n_s32(-(N as i32))))
+    }
+    #[inline(always)]
+    fn less_int(self, a: int32x4_t, b: int32x4_t) -> uint32x4_t {
+        register!(vcltq_s32(a, b))
+    }
+    #[inline(always)]
+    fn equal_int(self, a: int32x4_t, b: int32x4_t) -> uint32x4_t {
+        register!(vceqq_s32(a, b))
+    }
+    #[inline(always)]
+    fn mul_wide(self, a: int32x4_t, b: int32x4_t) -> (int32x4_t, int32x4_t) {
+        register!({
+            let (a, b) = (vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b));
+            let first = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a), vget_low_u32(b)));
+            let second = vreinterpretq_u32_u64(vmull_u32(vget_high_u32(a), vget_high_u32(b)));
+            let (low, high) = (vuzp1q_u32(first, second), vuzp2q_u32(first, second));
+            (vreinterpretq_s32_u32(low), vreinterpretq_s32_u32(high))
+        })
+    }
+    #[inline(always)]
+    fn to_int(self, a: float32x4_t) -> int32x4_t {
+        register!(vcvtnq_s32_f32(a))
+    }
+    #[inline(always)]
+    fn to_float(self, a: int32x4_t) -> float32x4_t {
+        register!(vcvtq_f32_s32(a))
+    }
+
+    #[inline(always)]
+    fn zero_extend(self, a: uint16x4_t) -> int32x4_t {
+        register!(vreinterpretq_s32_u32(vmovl_u16(a)))
+    }
+    #[inline(always)]
+    fn truncate(self, a: int32x4_t) -> uint16x4_t {
+        register!(vmovn_u32(vreinterpretq_u32_s32(a)))
+    }
+    #[inline(always)]
+    fn sign_extend(self, a: uint8x8_t) -> int32x4_t {
+        register!(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(a)))))
+    }
+    #[inline(always)]
+    fn truncate_to_byte(self, a: int32x4_t) -> uint8x8_t {
+        register!({
+            let half = vmovn_u32(vreinterpretq_u32_s32(a));
+            vmovn_u16(vcombine_u16(half, half))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> float32x4_t {
+        // SAFETY: the caller lets us read 4 elements; read as bytes, since an element may be misaligned.
+        unsafe { vreinterpretq_f32_u8(vld1q_u8(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, a: float32x4_t) {
+        // SAFETY: the caller lets us write 4 elements; written as bytes, since an element may be misaligned.
+        unsafe { vst1q_u8(to.cast(), vreinterpretq_u8_f32(a)) }
+    }
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32, a: float32x4_t) {
+        // SAFETY: the caller's promise is more than `store` needs. (There is no intrinsic for STNP.)
+        unsafe { self.store(to, a) }
+    }
+    #[inline(always)]
+    unsafe fn load_half(self, from: *const u16) -> uint16x4_t {
+        // SAFETY: the caller lets us read 4 elements; read as bytes, since an element may be misaligned.
+        unsafe { vreinterpret_u16_u8(vld1_u8(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_half(self, to: *mut u16, a: uint16x4_t) {
+        // SAFETY: the caller lets us write 4 elements; written as bytes, since an element may be misaligned.
+        unsafe { vst1_u8(to.cast(), vreinterpret_u8_u16(a)) }
+    }
+    #[inline(always)]
+    unsafe fn stream_half(self, to: *mut u16, a: uint16x4_t) {
+        // SAFETY: the caller's promise is more than `store_half` needs.
+        unsafe { self.store_half(to, a) }
+    }
+    #[inline(always)]
+    unsafe fn load_byte(self, from: *const u8) -> uint8x8_t {
+        // SAFETY: the caller lets us read 4 bytes, and `read_unaligned` takes any alignment.
+        let word = unsafe { from.cast::<u32>().read_unaligned() };
+        register!(vreinterpret_u8_u32(vdup_n_u32(word)))
+    }
+    #[inline(always)]
+    unsafe fn store_byte(self, to: *mut u8, a: uint8x8_t) {
+        let word = register!(vget_lane_u32::<0>(vreinterpret_u32_u8(a)));
+        // SAFETY: the caller lets us write 4 bytes, and `write_unaligned` takes any alignment.
+        unsafe { to.cast::<u32>().write_unaligned(word) }
+    }
+    #[inline(always)]
+    unsafe fn stream_byte(self, to: *mut u8, a: uint8x8_t) {
+        // SAFETY: the caller's promise is more than `store_byte` needs.
+        unsafe { self.store_byte(to, a) }
+    }
+    #[inline(always)]
+    unsafe fn store_interleaved(self, to: *mut f32, [a, b, c, d]: [float32x4_t; 4]) {
+        // SAFETY: the caller lets us write 16 elements.
+        unsafe { vst4q_f32(to, float32x4x4_t(a, b, c, d)) }
+    }
+    #[inline(always)]
+    fn fence(self) {}
+    #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
+}

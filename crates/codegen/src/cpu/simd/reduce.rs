@@ -1,0 +1,277 @@
+//! Reductions over a row: 64 lanes that gather, then one fixed tree.
+//!
+//! Column `c` goes to lane `c % 64` and lanes meet as `(i, i + 32)`, then `(i, i + 16)`, down to `(0, 1)`. The order
+//! is the same for every vector width and for every split into strips. Lanes wait in memory between strips only; a row
+//! of one strip is reduced in registers.
+
+use super::lanes::{Kernel, Simd};
+use super::sweep::Input;
+use crate::cpu::program::{LANES, TileReduce};
+
+/// A strip of a row, and what its reduction needs.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    /// Column of its first lane, a multiple of `LANES`.
+    pub first: usize,
+    pub length: usize,
+    /// No strip follows: the result is due.
+    pub last: bool,
+    pub a: Input,
+    /// As `a`, but for `Dot`.
+    pub b: Input,
+    /// Where lanes wait between strips: `2 * LANES` elements, values and then (for `ArgMax`) columns.
+    pub lanes: *mut f32,
+    /// Where the result goes after the last strip, one vector of equal lanes.
+    pub into: *mut f32,
+}
+
+/// Takes in one strip. The strips of a row come in order, the first one at column 0.
+///
+/// # Safety
+/// `length` lanes of `a` and `b` can be read, and the other places written.
+pub(super) unsafe fn reduce<S: Simd>(simd: S, op: TileReduce, strip: Strip) {
+    match op {
+        TileReduce::Sum => simd.enter(Gather { step: Sum, strip }),
+        TileReduce::Dot => simd.enter(Gather { step: Dot, strip }),
+        TileReduce::Max => simd.enter(Gather { step: Max, strip }),
+        TileReduce::AbsMax => simd.enter(Gather { step: AbsMax, strip }),
+        TileReduce::ArgMax => simd.enter(GatherArgMax { strip }),
+    }
+}
+
+/// The result of no columns.
+pub(super) fn of_nothing(op: TileReduce) -> f32 {
+    match op {
+        TileReduce::Sum | TileReduce::Dot | TileReduce::AbsMax => 0.0,
+        TileReduce::Max => f32::NEG_INFINITY,
+        TileReduce::ArgMax => f32::from_bits(0),
+    }
+}
+
+/// A reduction, lane by lane.
+trait Step: Copy {
+    /// What a lane starts with.
+    const START: f32;
+    fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float;
+    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float;
+    fn meet_one(self, a: f32, b: f32) -> f32;
+}
+
+#[derive(Clone, Copy)]
+struct Sum;
+
+impl Step for Sum {
+    const START: f32 = 0.0;
+    #[inline(always)]
+    fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, _: S::Float) -> S::Float {
+        simd.add(sum, a)
+    }
+    #[inline(always)]
+    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
+        simd.add(a, b)
+    }
+    #[inline(always)]
+    fn meet_one(self, a: f32, b: f32) -> f32 {
+        a + b
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Dot;
+
+impl Step for Dot {
+    const START: f32 = 0.0;
+    #[inline(always)]
+    fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float {
+        simd.mul_add(a, b, sum)
+    }
+    #[inline(always)]
+    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
+        simd.add(a, b)
+    }
+    #[inline(always)]
+    fn meet_one(self, a: f32, b: f32) -> f32 {
+        a + b
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Max;
+
+impl Step for Max {
+    const START: f32 = f32::NEG_INFINITY;
+    #[inline(always)]
+    fn take<S: Simd>(self, simd: S, best: S::Float, a: S::Float, _: S::Float) -> S::Float {
+        simd.max(best, a)
+    }
+    #[inline(always)]
+    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
+        simd.max(a, b)
+    }
+    #[inline(always)]
+    fn meet_one(self, a: f32, b: f32) -> f32 {
+        if a > b || a.is_nan() { a } else { b }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct AbsMax;
+
+impl Step for AbsMax {
+    const START: f32 = 0.0;
+    #[inline(always)]
+    fn take<S: Simd>(self, simd: S, best: S::Float, a: S::Float, _: S::Float) -> S::Float {
+        simd.max(best, simd.abs(a))
+    }
+    #[inline(always)]
+    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
+        simd.max(a, b)
+    }
+    #[inline(always)]
+    fn meet_one(self, a: f32, b: f32) -> f32 {
+        Max.meet_one(a, b)
+    }
+}
+
+/// Vectors in `LANES` lanes, at most: 16 of 4 lanes.
+const VECTORS: usize = LANES / 4;
+
+struct Gather<T> {
+    step: T,
+    strip: Strip,
+}
+
+impl<T: Step> Kernel for Gather<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Gather { step, strip: Strip { first, length, last, a, b, lanes, into } } = self;
+        let (vectors, width) = (LANES / S::WIDTH, S::WIDTH);
+        let mut sums = [simd.splat(T::START); VECTORS];
+        // SAFETY: `reduce`'s caller lets us read `length` columns of `a` and `b`, and use the lanes and the result.
+        // Full blocks end by `length`, and each vector of the last one reads what is left, if anything.
+        unsafe {
+            if first > 0 {
+                for v in 0..vectors {
+                    sums[v] = simd.load(lanes.add(v * width));
+                }
+            }
+            let mut i = 0;
+            while i + LANES <= length {
+                for v in 0..vectors {
+                    let at = i + v * width;
+                    sums[v] = step.take(simd, sums[v], a.load(simd, at), b.load(simd, at));
+                }
+                i += LANES;
+            }
+            if i < length {
+                for v in 0..vectors {
+                    let at = i + v * width;
+                    if at + width <= length {
+                        sums[v] = step.take(simd, sums[v], a.load(simd, at), b.load(simd, at));
+                    } else if at < length {
+                        let count = length - at;
+                        let (a, b) = (a.load_partial(simd, at, count), b.load_partial(simd, at, count));
+                        sums[v] = simd.select(simd.first(count), step.take(simd, sums[v], a, b), sums[v]);
+                    }
+                }
+            }
+            if last {
+                let result = tree(simd, step, sums);
+                simd.store(into, simd.splat(result));
+            } else {
+                for v in 0..vectors {
+                    simd.store(lanes.add(v * width), sums[v]);
+                }
+            }
+        }
+    }
+}
+
+/// The fixed tree over the first `LANES / WIDTH` vectors: whole vectors first, then the lanes of one.
+#[inline(always)]
+fn tree<S: Simd, T: Step>(simd: S, step: T, mut sums: [S::Float; VECTORS]) -> f32 {
+    let mut half = LANES / S::WIDTH / 2;
+    while half > 0 {
+        for v in 0..half {
+            sums[v] = step.meet(simd, sums[v], sums[v + half]);
+        }
+        half /= 2;
+    }
+    let mut lanes = [0.0f32; 16];
+    // SAFETY: 16 lanes hold a vector.
+    unsafe { simd.store(lanes.as_mut_ptr(), sums[0]) }
+    let mut half = S::WIDTH / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = step.meet_one(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+struct GatherArgMax {
+    strip: Strip,
+}
+
+impl Kernel for GatherArgMax {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Strip { first, length, last, a, lanes, into, .. } = self.strip;
+        // SAFETY: `reduce`'s caller lets us use both halves of the lanes, the result, and `length` columns of `a`.
+        unsafe {
+            if first == 0 {
+                for lane in (0..LANES).step_by(S::WIDTH) {
+                    simd.store(lanes.add(lane), simd.splat(f32::NEG_INFINITY));
+                    // A lane that only ever sees -inf answers with its own first column.
+                    let own = simd.add_int(simd.count_up(), simd.splat_int(lane as i32));
+                    simd.store(lanes.add(LANES + lane), simd.from_bits(own));
+                }
+            }
+            let mut i = 0;
+            while i < length {
+                let count = (length - i).min(S::WIDTH);
+                let x = if count == S::WIDTH {
+                    a.load(simd, i)
+                } else {
+                    simd.select(simd.first(count), a.load_partial(simd, i, count), simd.splat(f32::NEG_INFINITY))
+                };
+                let (values, columns) = (lanes.add(i % LANES), lanes.add(LANES + i % LANES));
+                let (best, column) = (simd.load(values), simd.load(columns));
+                let here = simd.add_int(simd.count_up(), simd.splat_int((first + i) as i32));
+                // Better: larger; or NaN where the best is a number. `x <= best` is false for both, and for a NaN best,
+                // which stays.
+                let keep = simd.less_or_equal(x, best);
+                let next = simd.select(keep, best, x);
+                let next_column = simd.select(keep, column, simd.from_bits(here));
+                let number = simd.equal(best, best);
+                simd.store(values, simd.select(number, next, best));
+                simd.store(columns, simd.select(number, next_column, column));
+                i += count;
+            }
+            if last {
+                let lanes = std::slice::from_raw_parts(lanes, 2 * LANES);
+                let column = first_largest(&lanes[..LANES], &lanes[LANES..]);
+                simd.store(into, simd.splat(f32::from_bits(column)));
+            }
+        }
+    }
+}
+
+/// The smallest column among the lanes that hold the largest value, or a NaN if one does.
+fn first_largest(values: &[f32], columns: &[f32]) -> u32 {
+    let (mut best, mut column) = (values[0], columns[0].to_bits());
+    for (&value, candidate) in values.iter().zip(columns).skip(1) {
+        let candidate = candidate.to_bits();
+        let tied = value == best || (value.is_nan() && best.is_nan());
+        let better = value > best || (value.is_nan() && !best.is_nan());
+        if better || (tied && candidate < column) {
+            (best, column) = (value, candidate);
+        }
+    }
+    column
+}

@@ -1,0 +1,316 @@
+//! The memory of one thread that runs a program, and the program made ready to run.
+//!
+//! Preparing gives every operand its place, and folds a `Store` of an `f32` tile into the instruction that makes the
+//! tile, so that the last sweep over a strip writes the argument itself.
+
+use deuteron_graph::Dtype;
+
+use super::ahead::Ahead;
+use super::launch::Cursor;
+use super::philox::SLACK;
+use crate::cpu::program::{Access, Dst, Inst, LANES, Pass, Program, STRIP, Src};
+
+/// Equal lanes that stand for a scalar or a constant: the widest vector.
+pub(super) const BLOCK: usize = 16;
+
+/// Temporaries, kept rows, scalars and reduction lanes of one thread. Running allocates nothing.
+pub struct Scratch {
+    pub(super) passes: Vec<Prepared>,
+    pub(super) memory: Memory,
+    pub(super) places: Places,
+    pub(super) ahead: Ahead,
+    /// One for each argument.
+    pub(super) cursors: Vec<Cursor>,
+    /// Elements from each argument's base to its current row.
+    pub(super) offsets: Vec<usize>,
+    #[cfg(debug_assertions)]
+    pub(super) program: Program,
+}
+
+/// One pass, ready to run.
+pub(super) struct Prepared {
+    pub row: Vec<Step>,
+    pub strip: Vec<Step>,
+    /// Arguments that the strips read row by row.
+    pub reads: Vec<usize>,
+}
+
+/// An instruction, where its constants are, and whether its tile goes straight to an argument.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    pub inst: Inst,
+    /// Element of the memory where the blocks of its constants start, one block for each operand.
+    pub constants: usize,
+    /// The argument that the destination tile is stored to.
+    pub store: Option<u16>,
+    /// Element of the memory where the lanes of its reduction are.
+    pub lanes: usize,
+}
+
+/// Where things are in the memory, in elements.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub tiles: usize,
+    pub random: usize,
+    pub kept: usize,
+    /// Elements of one kept row.
+    pub kept_row: usize,
+}
+
+/// Cache lines, so that every place can be a multiple of 64 bytes.
+pub(super) struct Memory(Vec<Line>);
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code, reason = "only reached through the pointer")] [f32; BLOCK]);
+
+impl Memory {
+    pub fn pointer(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+impl Scratch {
+    /// Memory for one thread that runs `program`.
+    ///
+    /// # Panics
+    /// If the program is malformed: row work that is not scalar, strip work with a scalar destination, a place out of
+    /// range, or a flat program with rows.
+    pub fn for_program(program: &Program) -> Scratch {
+        check(program);
+        // Scalars are first, at their number; then constants and lanes, as they are met.
+        let mut planner = Planner { next: usize::from(program.scalars) * BLOCK, constants: Vec::new() };
+        let passes: Vec<Prepared> = program.passes.iter().map(|pass| planner.prepare(program, pass)).collect();
+        let kept_row = program.cols.next_multiple_of(LANES);
+        let tiles = planner.next;
+        let random = tiles + usize::from(program.tiles) * STRIP;
+        let kept = random + (STRIP + SLACK).next_multiple_of(BLOCK);
+        let elements = kept + usize::from(program.kept) * kept_row;
+        let mut lines = vec![Line([0.0; BLOCK]); elements.div_ceil(BLOCK)];
+        for (at, value) in planner.constants {
+            lines[at / BLOCK] = Line([value; BLOCK]);
+        }
+        let mut reads: Vec<usize> = passes.iter().flat_map(|pass| pass.reads.iter().copied()).collect();
+        reads.sort_unstable();
+        reads.dedup();
+        Scratch {
+            ahead: Ahead::new(reads, passes.iter().map(|pass| pass.strip.len()).sum()),
+            passes,
+            memory: Memory(lines),
+            places: Places { tiles, random, kept, kept_row },
+            cursors: vec![Cursor::default(); program.args.len()],
+            offsets: vec![0; program.args.len()],
+            #[cfg(debug_assertions)]
+            program: program.clone(),
+        }
+    }
+}
+
+struct Planner {
+    next: usize,
+    constants: Vec<(usize, f32)>,
+}
+
+impl Planner {
+    fn prepare(&mut self, program: &Program, pass: &Pass) -> Prepared {
+        let row = pass.row.iter().map(|&inst| self.step(inst)).collect();
+        let mut strip = Vec::new();
+        for (at, &inst) in pass.strip.iter().enumerate() {
+            let mut step = self.step(inst);
+            step.store = folded_store(program, pass, at);
+            // A store that was folded into its producer is dropped here.
+            let dropped = matches!(inst, Inst::Store { .. })
+                && (0..at).any(|from| folded_store_at(program, pass, from).is_some_and(|(to, _)| to == at));
+            if !dropped {
+                strip.push(step);
+            }
+        }
+        Prepared { row, strip, reads: row_reads(program, pass) }
+    }
+
+    fn step(&mut self, inst: Inst) -> Step {
+        let constants = self.next;
+        for (slot, source) in sources(inst).into_iter().enumerate() {
+            let value = match source {
+                Some(Src::Const(value)) => value,
+                Some(Src::ConstInt(value)) => f32::from_bits(value as u32),
+                _ => continue,
+            };
+            self.constants.push((constants + slot * BLOCK, value));
+            self.next = self.next.max(constants + (slot + 1) * BLOCK);
+        }
+        let lanes = self.next;
+        if matches!(inst, Inst::Reduce { .. }) {
+            self.next += 2 * LANES;
+        }
+        Step { inst, constants, store: None, lanes }
+    }
+}
+
+/// Operands of an instruction, in the order of its constants' blocks.
+pub(super) fn sources(inst: Inst) -> [Option<Src>; 3] {
+    match inst {
+        Inst::Load { .. } | Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => [None; 3],
+        Inst::Unary { a, .. } | Inst::ColumnAdd { a, .. } | Inst::Store { a, .. } => [Some(a), None, None],
+        Inst::Keep { seed, .. } => [Some(seed), None, None],
+        Inst::Binary { a, b, .. } | Inst::Compare { a, b, .. } | Inst::Reduce { a, b, .. } => {
+            [Some(a), Some(b), None]
+        }
+        Inst::MulAdd { a, b, c, .. } => [Some(a), Some(b), Some(c)],
+        Inst::Select { cond, a, b, .. } => [Some(cond), Some(a), Some(b)],
+    }
+}
+
+/// Where an instruction writes lanes.
+pub(super) fn destination(inst: Inst) -> Option<Dst> {
+    match inst {
+        Inst::Load { dst, .. }
+        | Inst::Unary { dst, .. }
+        | Inst::Binary { dst, .. }
+        | Inst::MulAdd { dst, .. }
+        | Inst::Compare { dst, .. }
+        | Inst::Select { dst, .. }
+        | Inst::ColumnIndex { dst }
+        | Inst::RowIndex { dst, .. }
+        | Inst::Keep { dst, .. } => Some(dst),
+        Inst::Reduce { .. } | Inst::ColumnAdd { .. } | Inst::Store { .. } => None,
+    }
+}
+
+/// The argument that instruction `at` of the strips can write instead of its tile.
+fn folded_store(program: &Program, pass: &Pass, at: usize) -> Option<u16> {
+    folded_store_at(program, pass, at).map(|(_, arg)| arg)
+}
+
+/// The position of the store that instruction `at` can take over, and its argument. The tile must have no other use,
+/// and nothing that touches an argument may stand between the two: arguments may be the same memory.
+fn folded_store_at(program: &Program, pass: &Pass, at: usize) -> Option<(usize, u16)> {
+    let tile = match (pass.strip[at], destination(pass.strip[at])?) {
+        (Inst::Keep { .. }, _) => return None, // goes through a place of its own
+        (_, Dst::Tile(tile)) => tile,
+        (_, Dst::Kept(_) | Dst::Scalar(_)) => return None,
+    };
+    for (to, &inst) in pass.strip.iter().enumerate().skip(at + 1) {
+        match inst {
+            Inst::Store { arg, a: Src::Tile(stored) } if stored == tile => {
+                let words = matches!(program.args[usize::from(arg)].dtype, Dtype::F32 | Dtype::I32);
+                return (words && uses(program, tile) == 1 && makers(program, tile) == 1).then_some((to, arg));
+            }
+            Inst::Store { .. } | Inst::Load { .. } => return None,
+            _ if sources(inst).iter().any(|source| matches!(source, Some(Src::Arg(_)))) => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+fn instructions(program: &Program) -> impl Iterator<Item = Inst> + '_ {
+    program.passes.iter().flat_map(|pass| pass.row.iter().chain(&pass.strip)).copied()
+}
+
+fn uses(program: &Program, tile: u16) -> usize {
+    instructions(program).flat_map(sources).filter(|&source| source == Some(Src::Tile(tile))).count()
+}
+
+fn makers(program: &Program, tile: u16) -> usize {
+    instructions(program).filter(|&inst| destination(inst) == Some(Dst::Tile(tile))).count()
+}
+
+/// Arguments that the strips of a pass read along the row, each once.
+fn row_reads(program: &Program, pass: &Pass) -> Vec<usize> {
+    let mut reads = Vec::new();
+    for &inst in &pass.strip {
+        let loaded = match inst {
+            Inst::Load { arg, .. } => Some(arg),
+            _ => None,
+        };
+        let read = sources(inst).into_iter().filter_map(|source| match source {
+            Some(Src::Arg(arg)) => Some(arg),
+            _ => None,
+        });
+        for arg in loaded.into_iter().chain(read).map(usize::from) {
+            if program.args[arg].access == Access::Row && !reads.contains(&arg) {
+                reads.push(arg);
+            }
+        }
+    }
+    reads
+}
+
+/// Panics unless every place is in range and every instruction stands where it can run.
+fn check(program: &Program) {
+    assert!(!program.flat || program.kept == 0, "a flat program keeps no rows, got {}", program.kept);
+    for pass in &program.passes {
+        for &inst in &pass.row {
+            check_places(program, inst, true);
+        }
+        for &inst in &pass.strip {
+            check_places(program, inst, false);
+        }
+    }
+}
+
+fn check_places(program: &Program, inst: Inst, row_work: bool) {
+    let in_range = |number: u16, count: usize| {
+        assert!(usize::from(number) < count, "expected a place below {count}, got {number} in {inst:?}");
+    };
+    for source in sources(inst).into_iter().flatten() {
+        match source {
+            Src::Tile(tile) => in_range(tile, usize::from(program.tiles)),
+            Src::Kept(kept) => in_range(kept, usize::from(program.kept)),
+            Src::Arg(arg) => {
+                in_range(arg, program.args.len());
+                let spec = program.args[usize::from(arg)];
+                assert!(matches!(spec.dtype, Dtype::F32 | Dtype::I32), "expected 32-bit lanes in place: {inst:?}");
+                assert!(
+                    matches!(spec.access, Access::Row | Access::GatheredRow { .. }),
+                    "expected a row in place: {inst:?}"
+                );
+            }
+            Src::Scalar(scalar) => in_range(scalar, usize::from(program.scalars)),
+            Src::Const(_) | Src::ConstInt(_) => {}
+        }
+        let scalar = matches!(source, Src::Scalar(_) | Src::Const(_) | Src::ConstInt(_));
+        let must_be_scalar = row_work || matches!(inst, Inst::Keep { .. });
+        assert!(!must_be_scalar || scalar, "expected scalar operands in {inst:?}");
+    }
+    match destination(inst) {
+        Some(Dst::Tile(tile)) => in_range(tile, usize::from(program.tiles)),
+        Some(Dst::Kept(kept)) => in_range(kept, usize::from(program.kept)),
+        Some(Dst::Scalar(scalar)) => in_range(scalar, usize::from(program.scalars)),
+        None => {}
+    }
+    let scalar = matches!(destination(inst), Some(Dst::Scalar(_)));
+    match inst {
+        Inst::Load { arg, .. } => {
+            in_range(arg, program.args.len());
+            let access = program.args[usize::from(arg)].access;
+            assert_eq!(scalar, access == Access::PerRow, "a scalar loads one element a row, in {inst:?}");
+            assert_eq!(scalar, row_work, "expected a scalar destination in row work only, in {inst:?}");
+        }
+        Inst::Store { arg, .. } => {
+            in_range(arg, program.args.len());
+            let per_row = program.args[usize::from(arg)].access == Access::PerRow;
+            assert_eq!(row_work, per_row, "row work stores one element a row, strips store rows, in {inst:?}");
+        }
+        Inst::ColumnAdd { partial, .. } => {
+            in_range(partial, program.partials.len());
+            let width = program.partials[usize::from(partial)].width;
+            assert_eq!(width, if row_work { 1 } else { program.cols }, "width of the partial in {inst:?}");
+        }
+        Inst::Reduce { into, .. } => {
+            in_range(into, usize::from(program.scalars));
+            assert!(!row_work && !program.flat, "expected a reduction in the strips of rows, got {inst:?}");
+        }
+        Inst::RowIndex { axis, .. } => {
+            in_range(axis, usize::from(program.axes));
+            assert!(row_work, "expected {inst:?} in row work");
+        }
+        Inst::ColumnIndex { .. } | Inst::Keep { .. } => assert!(!row_work && !scalar, "expected {inst:?} in strips"),
+        Inst::Unary { .. }
+        | Inst::Binary { .. }
+        | Inst::MulAdd { .. }
+        | Inst::Compare { .. }
+        | Inst::Select { .. } => assert_eq!(scalar, row_work, "scalars are row work, in {inst:?}"),
+    }
+}

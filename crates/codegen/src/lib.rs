@@ -1,0 +1,15 @@
+//! The kernel text: a group of nodes becomes a body, a body becomes a source.
+//!
+//! `lower` turns a group into a [`Body`] (what is compiled: columns, dtypes, arithmetic) and a [`Launch`] (what is known
+//! at run time: rows, strides, which buffers). `render` makes the [`Source`] for a target. Nothing here calls a driver.
+//! `unsafe` is in `cpu/simd` alone.
+#![deny(unsafe_code)]
+
+pub mod body;
+pub mod cpu;
+mod lower;
+pub mod source;
+
+pub use body::{Arg, ArgClass, Body, Expr, ExprId, Stage};
+pub use lower::lower;
+pub use source::{ArgBinding, Geometry, Launch, Lowered, MatmulShape, Piece, Source, render};

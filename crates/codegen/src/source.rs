@@ -1,0 +1,161 @@
+//! What a device takes: a source to compile, and a launch to run it with.
+
+use std::fmt;
+
+use deuteron_graph::{Dtype, Graph, NodeId};
+use deuteron_plan::{Group, Placement};
+
+use crate::body::Body;
+use crate::cpu::emit::emit;
+use crate::cpu::program::Program;
+use crate::lower::lower;
+
+/// A group, lowered: what is compiled and what is launched.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lowered {
+    /// the compile-time half
+    pub kernel: Kernel,
+    /// the run-time half
+    pub launch: Launch,
+}
+
+/// The compile-time half before a target is chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Kernel {
+    /// a row kernel
+    Row(Body),
+    /// a matrix product of this storage type
+    Matmul(Dtype),
+    /// rows added into a table of this storage type
+    ScatterAdd(Dtype),
+    /// elements of this many bytes moved
+    Copy(usize),
+}
+
+/// A kernel for the CPU. Two sources that are equal are one compiled kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Source {
+    /// a tile program
+    Row(Program),
+    /// a matrix product of this storage type
+    Matmul(Dtype),
+    /// rows added into a table of this storage type
+    ScatterAdd(Dtype),
+    /// elements of this many bytes moved
+    Copy(usize),
+}
+
+/// The run-time half: buffers, strides, sizes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    /// in the order of the source's arguments
+    pub args: Vec<ArgBinding>,
+    /// the sizes
+    pub geometry: Geometry,
+}
+
+/// Which buffer an argument is, and how it lies there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ArgBinding {
+    /// the node that owns the buffer
+    pub base: NodeId,
+    /// storage type
+    pub dtype: Dtype,
+    /// whether it is written
+    pub written: bool,
+    /// first element
+    pub offset: usize,
+    /// (size, stride) of the leading axes, outermost first
+    pub leading: Vec<(usize, usize)>,
+    /// rows of a gathered table, else 0
+    pub table_rows: usize,
+}
+
+/// Sizes of a launch.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Geometry {
+    /// rows and columns, and the divisors of the row coordinates
+    Row {
+        /// rows; elements over columns in a flat kernel
+        rows: usize,
+        /// columns
+        cols: usize,
+        /// (divide, modulo) of each launch axis
+        axes: Vec<(usize, usize)>,
+    },
+    /// a batched product: arguments a, b, c
+    Matmul(MatmulShape),
+    /// arguments indices, updates, table
+    ScatterAdd {
+        /// how many rows are added
+        count: usize,
+        /// columns
+        cols: usize,
+        /// rows of the table
+        rows: usize,
+    },
+    /// sources, then the destination
+    Copy(Vec<Piece>),
+}
+
+/// A batched matrix product over strided operands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MatmulShape {
+    /// rows of c
+    pub m: usize,
+    /// columns of c
+    pub n: usize,
+    /// the inner size
+    pub k: usize,
+    /// (size, stride in a, stride in b, stride in c) of the batch axes
+    pub batch: Vec<[usize; 4]>,
+    /// (row, column) strides of a, as a matrix m x k
+    pub a: (usize, usize),
+    /// (row, column) strides of b, as a matrix k x n
+    pub b: (usize, usize),
+    /// (row, column) strides of c
+    pub c: (usize, usize),
+}
+
+/// One strided block moved from a source argument into the destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// position of the source argument
+    pub source: usize,
+    /// sizes of the block
+    pub dims: Vec<usize>,
+    /// strides in the source
+    pub from: Vec<usize>,
+    /// first element in the source
+    pub from_offset: usize,
+    /// strides in the destination
+    pub to: Vec<usize>,
+    /// first element in the destination
+    pub to_offset: usize,
+}
+
+/// Lowers a group and renders it for the CPU.
+pub fn render(graph: &Graph, placement: &Placement, group: &Group) -> (Source, Launch) {
+    let Lowered { kernel, launch } = lower(graph, placement, group);
+    let source = match kernel {
+        Kernel::Row(body) => {
+            debug_assert_eq!(body.verify(), Ok(()));
+            Source::Row(emit(&body))
+        }
+        Kernel::Matmul(dtype) => Source::Matmul(dtype),
+        Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
+        Kernel::Copy(bytes) => Source::Copy(bytes),
+    };
+    (source, launch)
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Row(program) => write!(f, "{program}"),
+            Source::Matmul(dtype) => writeln!(f, "matrix product, {dtype} in and out, f32 sums (library kernel)"),
+            Source::ScatterAdd(dtype) => writeln!(f, "rows added into a table, {dtype}, in order of the indices"),
+            Source::Copy(bytes) => writeln!(f, "strided copy of {bytes}-byte elements"),
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! The catalogue: every fused op, defined once as a graph. Ready-made functions, `ops`, `bench` and `fuse` all start here.
+
+use deuteron_graph::{Dtype, Gelu, Graph, GraphError, InputKind, Mask, NodeId, Op, Output, Shape, differentiate, extract};
+
+use crate::error::Error;
+
+/// The usual epsilon of norms.
+pub const EPS: f64 = 1e-5;
+
+/// Activations of the catalogue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// GELU, tanh form
+    GeluTanh,
+    /// GELU, erf form
+    GeluErf,
+    /// `x sigmoid(x)`
+    Silu,
+    /// `max(x, 0)`
+    Relu,
+}
+
+/// Norms of the catalogue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Norm {
+    /// centred, with scale and shift
+    Layer,
+    /// not centred, with scale
+    Rms,
+}
+
+/// A fused op and its attributes. The operands are listed by [`FusedOp::operands`].
+#[allow(missing_docs)] // the attributes are those of the formula
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum FusedOp {
+    Act { act: Activation },
+    MulAddAct { act: Activation },
+    AddAct { act: Activation },
+    BiasAct { act: Activation },
+    ActDropout { act: Activation, p: f64 },
+    ActDropoutAdd { act: Activation, p: f64 },
+    BiasDropoutAdd { p: f64 },
+    Swiglu { packed: bool },
+    Geglu { kind: Gelu, packed: bool },
+    LayerNorm { eps: f64 },
+    RmsNorm { eps: f64 },
+    NormAct { norm: Norm, eps: f64, act: Activation },
+    NormBiasAct { norm: Norm, eps: f64, act: Activation },
+    AddNorm { norm: Norm, eps: f64 },
+    DropoutAddNorm { norm: Norm, eps: f64, p: f64 },
+    NormQuantize { norm: Norm, eps: f64, residual: bool },
+    Softmax { scale: Option<f64>, mask: Mask, p: f64 },
+    AttentionScores { mask: Mask, scale: f64 },
+    EmbedNorm { norm: Norm, eps: f64 },
+}
+
+/// An operand's type.
+pub type OperandType = (Dtype, Shape);
+
+impl Activation {
+    /// All of them.
+    pub const ALL: [Activation; 4] = [Activation::GeluTanh, Activation::GeluErf, Activation::Silu, Activation::Relu];
+
+    /// The word on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activation::GeluTanh => "gelu",
+            Activation::GeluErf => "gelu_erf",
+            Activation::Silu => "silu",
+            Activation::Relu => "relu",
+        }
+    }
+
+    fn apply(self, graph: &mut Graph, x: NodeId) -> Result<NodeId, GraphError> {
+        match self {
+            Activation::GeluTanh => graph.gelu(x, Gelu::Tanh),
+            Activation::GeluErf => graph.gelu(x, Gelu::Erf),
+            Activation::Silu => graph.silu(x),
+            Activation::Relu => graph.relu(x),
+        }
+    }
+}
+
+/// What a builder hands back: values to return, and statistics that backward takes again.
+#[derive(Default)]
+struct Built {
+    outputs: Vec<(&'static str, NodeId)>,
+    saved: Vec<(&'static str, NodeId)>,
+}
+
+impl FusedOp {
+    /// The catalogue with its usual attributes.
+    pub fn catalog() -> Vec<FusedOp> {
+        let (act, norm, eps, p) = (Activation::GeluTanh, Norm::Layer, EPS, 0.1);
+        vec![
+            FusedOp::Act { act },
+            FusedOp::MulAddAct { act },
+            FusedOp::AddAct { act },
+            FusedOp::BiasAct { act },
+            FusedOp::ActDropout { act, p },
+            FusedOp::ActDropoutAdd { act, p },
+            FusedOp::BiasDropoutAdd { p },
+            FusedOp::Swiglu { packed: false },
+            FusedOp::Geglu { kind: Gelu::Tanh, packed: false },
+            FusedOp::LayerNorm { eps },
+            FusedOp::RmsNorm { eps },
+            FusedOp::NormAct { norm, eps, act },
+            FusedOp::NormBiasAct { norm, eps, act },
+            FusedOp::AddNorm { norm, eps },
+            FusedOp::DropoutAddNorm { norm, eps, p },
+            FusedOp::NormQuantize { norm, eps, residual: false },
+            FusedOp::Softmax { scale: None, mask: Mask::Full, p: 0.0 },
+            FusedOp::AttentionScores { mask: Mask::Causal, scale: 0.125 },
+            FusedOp::EmbedNorm { norm, eps },
+        ]
+    }
+
+    /// Every op with every attribute that changes its arithmetic: what the tests run.
+    pub fn variants() -> Vec<FusedOp> {
+        let mut all = FusedOp::catalog();
+        for act in [Activation::GeluErf, Activation::Silu, Activation::Relu] {
+            all.extend([FusedOp::Act { act }, FusedOp::AddAct { act }, FusedOp::BiasAct { act }]);
+            all.push(FusedOp::NormAct { norm: Norm::Layer, eps: EPS, act });
+        }
+        let (norm, eps) = (Norm::Rms, EPS);
+        all.extend([
+            FusedOp::Swiglu { packed: true },
+            FusedOp::Geglu { kind: Gelu::Erf, packed: true },
+            FusedOp::NormAct { norm, eps, act: Activation::Silu },
+            FusedOp::NormBiasAct { norm, eps, act: Activation::Silu },
+            FusedOp::AddNorm { norm, eps },
+            FusedOp::DropoutAddNorm { norm, eps, p: 0.25 },
+            FusedOp::NormQuantize { norm, eps, residual: true },
+            FusedOp::NormQuantize { norm: Norm::Layer, eps, residual: true },
+            FusedOp::Softmax { scale: Some(0.125), mask: Mask::Causal, p: 0.1 },
+            FusedOp::Softmax { scale: Some(0.125), mask: Mask::Additive, p: 0.0 },
+            FusedOp::AttentionScores { mask: Mask::Full, scale: 0.25 },
+            FusedOp::AttentionScores { mask: Mask::Additive, scale: 0.25 },
+            FusedOp::EmbedNorm { norm, eps },
+        ]);
+        all
+    }
+
+    /// The op of a name, with its usual attributes.
+    pub fn find(name: &str) -> Result<FusedOp, Error> {
+        let catalog = FusedOp::catalog();
+        catalog.iter().find(|op| op.name() == name).copied().ok_or_else(|| {
+            let known: Vec<&str> = catalog.iter().map(|op| op.name()).collect();
+            Error::UnknownOp { name: name.to_string(), known: known.join(", ") }
+        })
+    }
+
+    /// Its name in the catalogue.
+    pub fn name(&self) -> &'static str {
+        match self {
+            FusedOp::Act { .. } => "act",
+            FusedOp::MulAddAct { .. } => "mul_add_act",
+            FusedOp::AddAct { .. } => "add_act",
+            FusedOp::BiasAct { .. } => "bias_act",
+            FusedOp::ActDropout { .. } => "act_dropout",
+            FusedOp::ActDropoutAdd { .. } => "act_dropout_add",
+            FusedOp::BiasDropoutAdd { .. } => "bias_dropout_add",
+            FusedOp::Swiglu { .. } => "swiglu",
+            FusedOp::Geglu { .. } => "geglu",
+            FusedOp::LayerNorm { .. } => "layer_norm",
+            FusedOp::RmsNorm { .. } => "rms_norm",
+            FusedOp::NormAct { .. } => "norm_act",
+            FusedOp::NormBiasAct { .. } => "norm_bias_act",
+            FusedOp::AddNorm { .. } => "add_norm",
+            FusedOp::DropoutAddNorm { .. } => "dropout_add_norm",
+            FusedOp::NormQuantize { .. } => "norm_quantize",
+            FusedOp::Softmax { .. } => "softmax",
+            FusedOp::AttentionScores { .. } => "attention_scores",
+            FusedOp::EmbedNorm { .. } => "embed_norm",
+        }
+    }
+
+    /// What it computes, for a person.
+    pub fn formula(&self) -> &'static str {
+        match self {
+            FusedOp::Act { .. } => "act(x); act = gelu, gelu_erf, silu, relu",
+            FusedOp::MulAddAct { .. } => "act(x * w + b), elementwise",
+            FusedOp::AddAct { .. } => "act(x + r)",
+            FusedOp::BiasAct { .. } => "act(x + b), b per column",
+            FusedOp::ActDropout { .. } => "dropout(act(x), p, seed)",
+            FusedOp::ActDropoutAdd { .. } => "dropout(act(x), p, seed) + r",
+            FusedOp::BiasDropoutAdd { .. } => "dropout(x + b, p, seed) + r",
+            FusedOp::Swiglu { .. } => "silu(x) * g; operands apart or one [.., 2h] tensor",
+            FusedOp::Geglu { .. } => "gelu(x) * g; operands apart or one [.., 2h] tensor",
+            FusedOp::LayerNorm { .. } => "(x - mean) * rstd * w + b; returns mean and rstd too",
+            FusedOp::RmsNorm { .. } => "x * rstd * w; returns rstd too",
+            FusedOp::NormAct { .. } => "act(norm(x)); norm = layer_norm, rms_norm",
+            FusedOp::NormBiasAct { .. } => "act(norm(x) + bias)",
+            FusedOp::AddNorm { .. } => "s = x + r; y = norm(s); returns both",
+            FusedOp::DropoutAddNorm { .. } => "s = r + dropout(x + bias, p, seed); y = norm(s); returns both",
+            FusedOp::NormQuantize { .. } => "int8 rows of norm(x) (or norm(x + r)) with a scale a row",
+            FusedOp::Softmax { .. } => "dropout(softmax(scale * x + mask)); any subset",
+            FusedOp::AttentionScores { .. } => "softmax(scale * q k^T + mask), materialised",
+            FusedOp::EmbedNorm { .. } => "norm(wte[tokens] + wpe[position]); returns the sum too",
+        }
+    }
+
+    /// Whether it has a backward.
+    pub fn has_backward(&self) -> bool {
+        !matches!(self, FusedOp::NormQuantize { .. })
+    }
+
+    /// Names of its operands, in order.
+    pub fn operands(&self) -> Vec<&'static str> {
+        let norm_operands = |norm: &Norm| match norm {
+            Norm::Layer => vec!["w", "b"],
+            Norm::Rms => vec!["w"],
+        };
+        let with_norm = |first: &[&'static str], norm: &Norm| [first, &norm_operands(norm)].concat();
+        match self {
+            FusedOp::Act { .. } => vec!["x"],
+            FusedOp::MulAddAct { .. } => vec!["x", "w", "b"],
+            FusedOp::AddAct { .. } => vec!["x", "r"],
+            FusedOp::BiasAct { .. } => vec!["x", "b"],
+            FusedOp::ActDropout { .. } => vec!["x", "seed"],
+            FusedOp::ActDropoutAdd { .. } => vec!["x", "r", "seed"],
+            FusedOp::BiasDropoutAdd { .. } => vec!["x", "b", "r", "seed"],
+            FusedOp::Swiglu { packed } | FusedOp::Geglu { packed, .. } => {
+                if *packed { vec!["xg"] } else { vec!["x", "g"] }
+            }
+            FusedOp::LayerNorm { .. } => vec!["x", "w", "b"],
+            FusedOp::RmsNorm { .. } => vec!["x", "w"],
+            FusedOp::NormAct { norm, .. } => with_norm(&["x"], norm),
+            FusedOp::NormBiasAct { norm, .. } => with_norm(&["x", "bias"], norm),
+            FusedOp::AddNorm { norm, .. } => with_norm(&["x", "r"], norm),
+            FusedOp::DropoutAddNorm { norm, .. } => with_norm(&["x", "bias", "r", "seed"], norm),
+            FusedOp::NormQuantize { norm, residual, .. } => {
+                with_norm(if *residual { &["x", "r"] } else { &["x"] }, norm)
+            }
+            FusedOp::Softmax { mask, p, .. } => {
+                let mask = (*mask == Mask::Additive).then_some("mask");
+                ["x"].into_iter().chain(mask).chain((*p > 0.0).then_some("seed")).collect()
+            }
+            FusedOp::AttentionScores { mask, .. } => {
+                ["q", "k"].into_iter().chain((*mask == Mask::Additive).then_some("mask")).collect()
+            }
+            FusedOp::EmbedNorm { norm, .. } => with_norm(&["tokens", "wte", "wpe"], norm),
+        }
+    }
+
+    /// Types of its operands for a tensor of `rows` and `cols`, as `bench` and `fuse` use them.
+    pub fn operand_types(&self, rows: usize, cols: usize, dtype: Dtype) -> Vec<OperandType> {
+        let full = Shape::from([rows, cols]);
+        let of = |name: &str| -> OperandType {
+            let vector = Shape::from([cols]);
+            match (name, self) {
+                ("seed", _) => (Dtype::I32, Shape::scalar()),
+                ("xg", _) => (dtype, Shape::from([rows, 2 * cols])),
+                ("w" | "b", FusedOp::MulAddAct { .. }) => (dtype, full.clone()),
+                ("w" | "b" | "bias", _) => (dtype, vector),
+                ("mask", FusedOp::AttentionScores { .. }) => (dtype, Shape::from([cols, cols])),
+                // Twelve heads of 64 features, as many queries as keys: `rows` counts heads times queries.
+                ("q" | "k", _) => (dtype, Shape::from([rows.div_ceil(cols.max(1)).max(1), cols, 64])),
+                ("tokens", _) => (Dtype::I32, Shape::from([1, rows])),
+                ("wte", _) => (dtype, Shape::from([50257, cols])),
+                ("wpe", _) => (dtype, Shape::from([rows.max(1024), cols])),
+                ("x" | "mask", FusedOp::Softmax { mask, .. }) if *mask == Mask::Causal && rows % cols.max(1) == 0 => {
+                    (dtype, Shape::from([rows / cols.max(1), cols, cols]))
+                }
+                _ => (dtype, full.clone()),
+            }
+        };
+        self.operands().into_iter().map(of).collect()
+    }
+
+    /// The forward graph over operands of these types. Statistics that backward takes again are outputs too.
+    pub fn graph(&self, operands: &[OperandType]) -> Result<Graph, Error> {
+        let (mut graph, built) = self.start(operands)?;
+        for (name, node) in built.outputs.iter().chain(&built.saved) {
+            graph.output(name, *node)?;
+        }
+        Ok(graph)
+    }
+
+    /// The backward graph: takes operands, saved statistics and incoming gradients (`d_<output>`), gives `d_<operand>`.
+    /// Inputs that it does not need are left out, so callers bind by name.
+    pub fn backward_graph(&self, operands: &[OperandType]) -> Result<Graph, Error> {
+        if !self.has_backward() {
+            return Err(Error::NoBackward(self.name()));
+        }
+        let (mut graph, built) = self.start(operands)?;
+        for (name, node) in &built.outputs {
+            graph.output(name, *node)?;
+        }
+        let is_float = |&&id: &&NodeId| graph.node(id).dtype.is_float() && graph.given_name(id) != Some("mask");
+        let wrt: Vec<NodeId> = graph.inputs().iter().filter(is_float).copied().collect();
+        let joint = differentiate(&graph, &wrt)?;
+        let forward_outputs = graph.outputs().len();
+        let outputs: Vec<Output> = joint.graph.outputs()[forward_outputs..].to_vec();
+        let boundary: Vec<NodeId> =
+            joint.graph.inputs().iter().copied().chain(built.saved.iter().map(|&(_, node)| node)).collect();
+        let mut backward = extract(&joint.graph, &outputs, &boundary)?;
+        backward.set_name(&format!("{}_backward", self.name()));
+        Ok(backward)
+    }
+
+    fn start(&self, operands: &[OperandType]) -> Result<(Graph, Built), Error> {
+        let names = self.operands();
+        if operands.len() != names.len() {
+            let got = format!("{} operands", operands.len());
+            return Err(Error::Operands { op: self.name(), expected: names.join(", "), got });
+        }
+        let mut graph = Graph::new(self.name());
+        let mut nodes = Vec::new();
+        for (name, (dtype, shape)) in names.iter().zip(operands) {
+            nodes.push(match input_kind(name) {
+                InputKind::Data => graph.input(name, *dtype, shape.clone())?,
+                InputKind::Weight => graph.weight(name, *dtype, shape.clone())?,
+            });
+        }
+        let built = self.build(&mut graph, &nodes)?;
+        for (name, node) in built.outputs.iter().chain(&built.saved) {
+            if !matches!(graph.node(*node).op, Op::Input { .. }) && graph.given_name(*node).is_none() {
+                graph.set_node_name(*node, name)?;
+            }
+        }
+        Ok((graph, built))
+    }
+
+    fn build(&self, g: &mut Graph, v: &[NodeId]) -> Result<Built, GraphError> {
+        let y = |node| Ok(Built { outputs: vec![("y", node)], saved: Vec::new() });
+        match *self {
+            FusedOp::Act { act } => y(act.apply(g, v[0])?),
+            FusedOp::MulAddAct { act } => {
+                let product = g.mul(v[0], v[1])?;
+                let sum = g.add(product, v[2])?;
+                y(act.apply(g, sum)?)
+            }
+            FusedOp::AddAct { act } | FusedOp::BiasAct { act } => {
+                let sum = g.add(v[0], v[1])?;
+                y(act.apply(g, sum)?)
+            }
+            FusedOp::ActDropout { act, p } => {
+                let activated = act.apply(g, v[0])?;
+                y(g.dropout(activated, v[1], p, 0)?)
+            }
+            FusedOp::ActDropoutAdd { act, p } => {
+                let activated = act.apply(g, v[0])?;
+                let dropped = g.dropout(activated, v[2], p, 0)?;
+                y(g.add(dropped, v[1])?)
+            }
+            FusedOp::BiasDropoutAdd { p } => {
+                let sum = g.add(v[0], v[1])?;
+                let dropped = g.dropout(sum, v[3], p, 0)?;
+                y(g.add(dropped, v[2])?)
+            }
+            FusedOp::Swiglu { packed } => {
+                let (x, gate) = gate_operands(g, v, packed)?;
+                y(g.swiglu(x, gate)?)
+            }
+            FusedOp::Geglu { kind, packed } => {
+                let (x, gate) = gate_operands(g, v, packed)?;
+                y(g.geglu(x, gate, kind)?)
+            }
+            FusedOp::LayerNorm { eps } => {
+                let normed = g.layer_norm(v[0], v[1], v[2], eps)?;
+                let saved = vec![("mean", normed.mean), ("rstd", normed.rstd)];
+                Ok(Built { outputs: vec![("y", normed.y)], saved })
+            }
+            FusedOp::RmsNorm { eps } => {
+                let normed = g.rms_norm(v[0], v[1], eps)?;
+                Ok(Built { outputs: vec![("y", normed.y)], saved: vec![("rstd", normed.rstd)] })
+            }
+            FusedOp::NormAct { norm, eps, act } => {
+                let normed = apply_norm(g, norm, v[0], &v[1..], eps)?;
+                y(act.apply(g, normed)?)
+            }
+            FusedOp::NormBiasAct { norm, eps, act } => {
+                let normed = apply_norm(g, norm, v[0], &v[2..], eps)?;
+                let sum = g.add(normed, v[1])?;
+                y(act.apply(g, sum)?)
+            }
+            FusedOp::AddNorm { norm, eps } => {
+                let s = g.add(v[0], v[1])?;
+                let y = apply_norm(g, norm, s, &v[2..], eps)?;
+                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+            }
+            FusedOp::DropoutAddNorm { norm, eps, p } => {
+                let sum = g.add(v[0], v[1])?;
+                let dropped = g.dropout(sum, v[3], p, 0)?;
+                let s = g.add(v[2], dropped)?;
+                let y = apply_norm(g, norm, s, &v[4..], eps)?;
+                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+            }
+            FusedOp::NormQuantize { norm, eps, residual } => {
+                let (x, weights) = if residual { (g.add(v[0], v[1])?, &v[2..]) } else { (v[0], &v[1..]) };
+                let normed = apply_norm(g, norm, x, weights, eps)?;
+                let quantized = g.quantize_int8(normed)?;
+                let mut outputs = vec![("q", quantized.q), ("scale", quantized.scale)];
+                outputs.extend(residual.then_some(("s", x)));
+                Ok(Built { outputs, saved: Vec::new() })
+            }
+            FusedOp::Softmax { scale, mask, p } => y(build_softmax(g, v, scale, mask, p)?),
+            FusedOp::AttentionScores { mask, scale } => {
+                y(g.attention_scores(v[0], v[1], v.get(2).copied(), mask, scale)?)
+            }
+            FusedOp::EmbedNorm { norm, eps } => {
+                let positions = g.node(v[0]).shape.cols();
+                let token = g.gather(v[1], v[0])?;
+                let position = g.slice(v[2], 0, 0, positions)?;
+                let s = g.add(token, position)?;
+                let y = apply_norm(g, norm, s, &v[3..], eps)?;
+                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+            }
+        }
+    }
+}
+
+fn input_kind(operand: &str) -> InputKind {
+    match operand {
+        "w" | "b" | "bias" | "wte" | "wpe" => InputKind::Weight,
+        _ => InputKind::Data,
+    }
+}
+
+fn gate_operands(g: &mut Graph, v: &[NodeId], packed: bool) -> Result<(NodeId, NodeId), GraphError> {
+    if !packed {
+        return Ok((v[0], v[1]));
+    }
+    let shape = g.node(v[0]).shape.clone();
+    let (axis, half) = (shape.rank().saturating_sub(1), shape.cols() / 2);
+    Ok((g.slice(v[0], axis, 0, half)?, g.slice(v[0], axis, half, half)?))
+}
+
+fn apply_norm(g: &mut Graph, norm: Norm, x: NodeId, weights: &[NodeId], eps: f64) -> Result<NodeId, GraphError> {
+    match norm {
+        Norm::Layer => Ok(g.layer_norm(x, weights[0], weights[1], eps)?.y),
+        Norm::Rms => Ok(g.rms_norm(x, weights[0], eps)?.y),
+    }
+}
+
+fn build_softmax(g: &mut Graph, v: &[NodeId], scale: Option<f64>, mask: Mask, p: f64) -> Result<NodeId, GraphError> {
+    let mut x = v[0];
+    if let Some(scale) = scale {
+        x = g.scale(x, scale)?;
+    }
+    match mask {
+        Mask::Full => {}
+        Mask::Causal => x = g.causal_mask(x)?,
+        Mask::Additive => x = g.add(x, v[1])?,
+    }
+    let mut y = g.softmax(x)?;
+    if p > 0.0 {
+        y = g.dropout(y, v[v.len() - 1], p, 0)?;
+    }
+    Ok(y)
+}

@@ -1,0 +1,99 @@
+//! What a call of the public API can answer instead of a result.
+
+use deuteron_device::DeviceError;
+use deuteron_graph::{Dtype, GraphError, Shape};
+use deuteron_plan::PlanError;
+use deuteron_reference::ReferenceError;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The graph could not be built.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// The graph could not be planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The device refused or failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The reference could not be computed.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// A tensor's data does not fill its shape.
+    #[error("a {dtype}{shape} tensor has {expected} elements, got {got}")]
+    TensorSize {
+        /// dtype of the tensor
+        dtype: Dtype,
+        /// shape of the tensor
+        shape: Shape,
+        /// elements of the shape
+        expected: usize,
+        /// elements given
+        got: usize,
+    },
+    /// A shape whose bytes cannot be counted.
+    #[error("a tensor of shape {0} is too large; at most 2^48 elements and rank 8 are allowed")]
+    TensorTooLarge(Shape),
+    /// A view that strides cannot express.
+    #[error("cannot {what} a tensor of shape {shape}: {why}")]
+    TensorView {
+        /// what was asked
+        what: &'static str,
+        /// of what
+        shape: Shape,
+        /// why not
+        why: String,
+    },
+    /// The wrong number of inputs.
+    #[error("{graph}: expected {expected} inputs ({names}), got {got}")]
+    InputCount {
+        /// the graph
+        graph: String,
+        /// how many it has
+        expected: usize,
+        /// their names
+        names: String,
+        /// how many were given
+        got: usize,
+    },
+    /// An input of another type or layout than the session was made for.
+    #[error("input `{name}`: expected {expected}, got {got}")]
+    Input {
+        /// its name
+        name: String,
+        /// what the session was made for
+        expected: String,
+        /// what was given
+        got: String,
+    },
+    /// An output that does not exist.
+    #[error("expected an output below {outputs}, got {index}")]
+    OutputIndex {
+        /// how many there are
+        outputs: usize,
+        /// which was asked for
+        index: usize,
+    },
+    /// Operands of a ready-made op that do not fit it.
+    #[error("{op}: expected {expected}, got {got}")]
+    Operands {
+        /// the op
+        op: &'static str,
+        /// what it takes
+        expected: String,
+        /// what it was given
+        got: String,
+    },
+    /// An op of the catalogue that is not there.
+    #[error("unknown op `{name}`; did you mean one of: {known}?")]
+    UnknownOp {
+        /// what was asked for
+        name: String,
+        /// what there is
+        known: String,
+    },
+    /// The op has no gradient.
+    #[error("{0} has no backward: its result is quantised")]
+    NoBackward(&'static str),
+}

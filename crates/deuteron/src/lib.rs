@@ -1,0 +1,54 @@
+//! Kernel fusion for transformers.
+//!
+//! ```
+//! use deuteron::{Dtype, Engine, Gelu, Graph, Session, Strategy, Tensor};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut graph = Graph::new("layer_norm_gelu");
+//! let x = graph.input("x", Dtype::F32, [4, 8])?;
+//! let w = graph.weight("w", Dtype::F32, [8])?;
+//! let b = graph.weight("b", Dtype::F32, [8])?;
+//! let normed = graph.layer_norm(x, w, b, 1e-5)?;
+//! let y = graph.gelu(normed.y, Gelu::Tanh)?;
+//! graph.output("y", y)?;
+//!
+//! let engine = Engine::cpu();
+//! let mut session = Session::new(&engine, &graph, Strategy::Fused)?;
+//! assert_eq!(session.plan().groups.len(), 1); // both ops in one kernel
+//! let inputs = [Tensor::filled(Dtype::F32, [4, 8], 2.0)?, Tensor::filled(Dtype::F32, [8], 1.0)?,
+//!               Tensor::filled(Dtype::F32, [8], 0.5)?];
+//! session.run(&[&inputs[0], &inputs[1], &inputs[2]])?;
+//! assert_eq!(session.output(0)?.shape(), &deuteron::Shape::from([4, 8]));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The path: a [`Graph`] is planned ([`Plan`]), each group lowered and rendered to a source, compiled and loaded by a
+//! device, and run by a [`Session`]. Ready-made fused operations are in [`ops`].
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod catalog;
+// pub mod check;
+mod engine;
+mod error;
+pub mod fuse;
+pub mod ops;
+pub mod seed;
+mod session;
+mod tensor;
+pub mod verify;
+
+pub use catalog::{Activation, FusedOp, Norm};
+pub use deuteron_codegen::cpu::simd::Isa;
+pub use deuteron_codegen::render;
+pub use deuteron_device::{Cpu, Device, DeviceError};
+pub use deuteron_graph::*;
+pub use deuteron_plan::{
+    Bytes, Group, GroupKind, Layout, Machine, Plan, PlanError, Reason, Refusal, Strategy, Traffic, plan,
+};
+pub use deuteron_reference as reference;
+pub use engine::Engine;
+pub use error::Error;
+pub use session::Session;
+pub use tensor::Tensor;

@@ -1,0 +1,341 @@
+//! Ready-made fused operations over tensors, forward and backward.
+//!
+//! Each takes the [`Engine`] that runs it. The first call with some shapes plans and compiles; the next ones only run.
+//! Operands may have any strides in their leading axes.
+//!
+//! ```
+//! use deuteron::{Activation, Dtype, Engine, Tensor, ops};
+//! # fn main() -> Result<(), deuteron::Error> {
+//! let engine = Engine::cpu();
+//! let x = Tensor::from_f32(Dtype::F32, [2, 2], &[0.0, 1.0, 2.0, 3.0])?;
+//! let y = ops::add_act(&engine, &x, &x, Activation::Relu)?;
+//! assert_eq!(y.to_f32(), [0.0, 2.0, 4.0, 6.0]);
+//! # Ok(())
+//! # }
+//! ```
+
+use deuteron_graph::{Gelu, Mask};
+
+use crate::catalog::{Activation, FusedOp, Norm, OperandType};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::tensor::Tensor;
+
+/// A gradient and the operand it belongs to.
+#[derive(Debug, Clone)]
+pub struct Gradient {
+    /// `x`, `w`, ...
+    pub operand: String,
+    /// of the operand's shape
+    pub value: Tensor,
+}
+
+/// Results of a norm with its statistics.
+#[derive(Debug, Clone)]
+pub struct LayerNormOutput {
+    /// the normed tensor
+    pub y: Tensor,
+    /// mean of each row
+    pub mean: Tensor,
+    /// reciprocal deviation of each row
+    pub rstd: Tensor,
+}
+
+/// Results of an RMS norm with its statistic.
+#[derive(Debug, Clone)]
+pub struct RmsNormOutput {
+    /// the normed tensor
+    pub y: Tensor,
+    /// reciprocal root mean square of each row
+    pub rstd: Tensor,
+}
+
+/// A normed tensor and the sum it was made from.
+#[derive(Debug, Clone)]
+pub struct NormedSum {
+    /// the normed tensor
+    pub y: Tensor,
+    /// the residual stream
+    pub s: Tensor,
+}
+
+/// Quantised rows.
+#[derive(Debug, Clone)]
+pub struct QuantizedRows {
+    /// the bytes
+    pub q: Tensor,
+    /// what a byte is worth, one a row
+    pub scale: Tensor,
+    /// the residual stream, if one was added
+    pub s: Option<Tensor>,
+}
+
+/// Weights of a norm.
+#[derive(Debug, Clone, Copy)]
+pub struct NormWeights<'a> {
+    /// the scale
+    pub w: &'a Tensor,
+    /// the shift: a layer norm has one, an RMS norm has none
+    pub b: Option<&'a Tensor>,
+    /// added to the variance
+    pub eps: f64,
+}
+
+impl<'a> NormWeights<'a> {
+    fn norm(&self) -> Norm {
+        if self.b.is_some() { Norm::Layer } else { Norm::Rms }
+    }
+
+    fn after(&self, first: &[&'a Tensor]) -> Vec<&'a Tensor> {
+        first.iter().copied().chain([self.w]).chain(self.b).collect()
+    }
+}
+
+/// Dropout: its probability and its seed, an `i32` scalar tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct Dropout<'a> {
+    /// probability that an element is dropped
+    pub p: f64,
+    /// the seed
+    pub seed: &'a Tensor,
+}
+
+/// Runs any op of the catalogue. Results are those of its forward graph, in order.
+pub fn forward(engine: &Engine, op: &FusedOp, operands: &[&Tensor]) -> Result<Vec<Tensor>, Error> {
+    engine.call(format!("{op:?}"), operands, || op.graph(&types(operands)))
+}
+
+/// Runs the backward of any op of the catalogue. `saved` are the statistics a norm returned, by name; `gradients` are
+/// the incoming gradients of the op's outputs, by name (`y`, `s`).
+pub fn backward(
+    engine: &Engine,
+    op: &FusedOp,
+    operands: &[&Tensor],
+    saved: &[(&str, &Tensor)],
+    gradients: &[(&str, &Tensor)],
+) -> Result<Vec<Gradient>, Error> {
+    let names = op.operands();
+    let operand_types = types(operands);
+    let graph = op.backward_graph(&operand_types)?;
+    let mut inputs = Vec::new();
+    for &id in graph.inputs() {
+        let wanted = graph.label(id);
+        let operand = names.iter().position(|name| *name == wanted).and_then(|position| operands.get(position).copied());
+        let by_name = |list: &[(&str, &Tensor)], name: &str| {
+            list.iter().find(|(given, _)| *given == name).map(|(_, tensor)| (*tensor).clone())
+        };
+        let incoming = wanted.strip_prefix("d_").and_then(|name| by_name(gradients, name));
+        let found = operand.cloned().or_else(|| by_name(saved, &wanted)).or(incoming);
+        inputs.push(found.ok_or_else(|| Error::Operands {
+            op: op.name(),
+            expected: format!("a tensor for `{wanted}` (operands: {}; gradients of its outputs)", names.join(", ")),
+            got: "none".into(),
+        })?);
+    }
+    let inputs: Vec<&Tensor> = inputs.iter().collect();
+    let outputs: Vec<String> = graph.outputs().iter().map(|output| output.name.clone()).collect();
+    let results = engine.call(format!("backward {op:?}"), &inputs, || Ok(graph))?;
+    let named = outputs.into_iter().zip(results);
+    Ok(named.map(|(name, value)| Gradient { operand: name.trim_start_matches("d_").to_string(), value }).collect())
+}
+
+fn types(operands: &[&Tensor]) -> Vec<OperandType> {
+    operands.iter().map(|tensor| (tensor.dtype(), tensor.shape().clone())).collect()
+}
+
+fn one(engine: &Engine, op: FusedOp, operands: &[&Tensor]) -> Result<Tensor, Error> {
+    Ok(forward(engine, &op, operands)?.swap_remove(0))
+}
+
+fn normed_sum(engine: &Engine, op: FusedOp, operands: &[&Tensor]) -> Result<NormedSum, Error> {
+    let mut results = forward(engine, &op, operands)?;
+    let s = results.swap_remove(1);
+    Ok(NormedSum { y: results.swap_remove(0), s })
+}
+
+/// `act(x)`
+pub fn act(engine: &Engine, x: &Tensor, act: Activation) -> Result<Tensor, Error> {
+    one(engine, FusedOp::Act { act }, &[x])
+}
+
+/// `act(x * w + b)`, elementwise; operands repeat where their size is 1.
+pub fn mul_add_act(engine: &Engine, x: &Tensor, w: &Tensor, b: &Tensor, act: Activation) -> Result<Tensor, Error> {
+    one(engine, FusedOp::MulAddAct { act }, &[x, w, b])
+}
+
+/// `act(x + r)`
+pub fn add_act(engine: &Engine, x: &Tensor, r: &Tensor, act: Activation) -> Result<Tensor, Error> {
+    one(engine, FusedOp::AddAct { act }, &[x, r])
+}
+
+/// `act(x + b)`, `b` per column.
+pub fn bias_act(engine: &Engine, x: &Tensor, b: &Tensor, act: Activation) -> Result<Tensor, Error> {
+    one(engine, FusedOp::BiasAct { act }, &[x, b])
+}
+
+/// `dropout(act(x))`
+pub fn act_dropout(engine: &Engine, x: &Tensor, act: Activation, dropout: Dropout) -> Result<Tensor, Error> {
+    one(engine, FusedOp::ActDropout { act, p: dropout.p }, &[x, dropout.seed])
+}
+
+/// `dropout(act(x)) + r`
+pub fn act_dropout_add(
+    engine: &Engine,
+    x: &Tensor,
+    r: &Tensor,
+    act: Activation,
+    dropout: Dropout,
+) -> Result<Tensor, Error> {
+    one(engine, FusedOp::ActDropoutAdd { act, p: dropout.p }, &[x, r, dropout.seed])
+}
+
+/// `dropout(x + b) + r`
+pub fn bias_dropout_add(
+    engine: &Engine,
+    x: &Tensor,
+    b: &Tensor,
+    r: &Tensor,
+    dropout: Dropout,
+) -> Result<Tensor, Error> {
+    one(engine, FusedOp::BiasDropoutAdd { p: dropout.p }, &[x, b, r, dropout.seed])
+}
+
+/// `silu(x) * g`
+pub fn swiglu(engine: &Engine, x: &Tensor, g: &Tensor) -> Result<Tensor, Error> {
+    one(engine, FusedOp::Swiglu { packed: false }, &[x, g])
+}
+
+/// `silu(x) * g`, `x` and `g` the halves of one `[.., 2h]` tensor.
+pub fn swiglu_packed(engine: &Engine, xg: &Tensor) -> Result<Tensor, Error> {
+    one(engine, FusedOp::Swiglu { packed: true }, &[xg])
+}
+
+/// `gelu(x) * g`
+pub fn geglu(engine: &Engine, x: &Tensor, g: &Tensor, kind: Gelu) -> Result<Tensor, Error> {
+    one(engine, FusedOp::Geglu { kind, packed: false }, &[x, g])
+}
+
+/// `gelu(x) * g`, `x` and `g` the halves of one `[.., 2h]` tensor.
+pub fn geglu_packed(engine: &Engine, xg: &Tensor, kind: Gelu) -> Result<Tensor, Error> {
+    one(engine, FusedOp::Geglu { kind, packed: true }, &[xg])
+}
+
+/// Layer norm over the last axis, with its statistics.
+pub fn layer_norm(engine: &Engine, x: &Tensor, w: &Tensor, b: &Tensor, eps: f64) -> Result<LayerNormOutput, Error> {
+    let mut results = forward(engine, &FusedOp::LayerNorm { eps }, &[x, w, b])?;
+    let (rstd, mean) = (results.swap_remove(2), results.swap_remove(1));
+    Ok(LayerNormOutput { y: results.swap_remove(0), mean, rstd })
+}
+
+/// RMS norm over the last axis, with its statistic.
+pub fn rms_norm(engine: &Engine, x: &Tensor, w: &Tensor, eps: f64) -> Result<RmsNormOutput, Error> {
+    let mut results = forward(engine, &FusedOp::RmsNorm { eps }, &[x, w])?;
+    let rstd = results.swap_remove(1);
+    Ok(RmsNormOutput { y: results.swap_remove(0), rstd })
+}
+
+/// `act(norm(x))`
+pub fn norm_act(engine: &Engine, x: &Tensor, weights: NormWeights, act: Activation) -> Result<Tensor, Error> {
+    let op = FusedOp::NormAct { norm: weights.norm(), eps: weights.eps, act };
+    one(engine, op, &weights.after(&[x]))
+}
+
+/// `act(norm(x) + bias)`
+pub fn norm_bias_act(
+    engine: &Engine,
+    x: &Tensor,
+    bias: &Tensor,
+    weights: NormWeights,
+    act: Activation,
+) -> Result<Tensor, Error> {
+    let op = FusedOp::NormBiasAct { norm: weights.norm(), eps: weights.eps, act };
+    one(engine, op, &weights.after(&[x, bias]))
+}
+
+/// `s = x + r`, `y = norm(s)`
+pub fn add_norm(engine: &Engine, x: &Tensor, r: &Tensor, weights: NormWeights) -> Result<NormedSum, Error> {
+    let op = FusedOp::AddNorm { norm: weights.norm(), eps: weights.eps };
+    normed_sum(engine, op, &weights.after(&[x, r]))
+}
+
+/// `s = r + dropout(x + bias)`, `y = norm(s)`
+pub fn dropout_add_norm(
+    engine: &Engine,
+    x: &Tensor,
+    bias: &Tensor,
+    r: &Tensor,
+    dropout: Dropout,
+    weights: NormWeights,
+) -> Result<NormedSum, Error> {
+    let op = FusedOp::DropoutAddNorm { norm: weights.norm(), eps: weights.eps, p: dropout.p };
+    normed_sum(engine, op, &weights.after(&[x, bias, r, dropout.seed]))
+}
+
+/// `int8` rows of `norm(x)`, or of `norm(x + r)`, with a scale a row.
+pub fn norm_quantize(
+    engine: &Engine,
+    x: &Tensor,
+    r: Option<&Tensor>,
+    weights: NormWeights,
+) -> Result<QuantizedRows, Error> {
+    let op = FusedOp::NormQuantize { norm: weights.norm(), eps: weights.eps, residual: r.is_some() };
+    let first: Vec<&Tensor> = [x].into_iter().chain(r).collect();
+    let mut results = forward(engine, &op, &weights.after(&first))?.into_iter();
+    match (results.next(), results.next()) {
+        (Some(q), Some(scale)) => Ok(QuantizedRows { q, scale, s: results.next() }),
+        _ => Err(Error::OutputIndex { outputs: 2, index: 2 }),
+    }
+}
+
+/// What a softmax does besides: scale first, then mask, softmax, dropout.
+#[derive(Debug, Clone, Copy)]
+pub struct SoftmaxOptions<'a> {
+    /// factor of the scores
+    pub scale: Option<f64>,
+    /// `Additive` takes `mask_tensor`
+    pub mask: Mask,
+    /// added to the scores
+    pub mask_tensor: Option<&'a Tensor>,
+    /// of the result
+    pub dropout: Option<Dropout<'a>>,
+}
+
+impl Default for SoftmaxOptions<'_> {
+    fn default() -> Self {
+        SoftmaxOptions { scale: None, mask: Mask::Full, mask_tensor: None, dropout: None }
+    }
+}
+
+/// `dropout(softmax(scale * x + mask))`, any subset in one kernel.
+pub fn softmax(engine: &Engine, x: &Tensor, options: SoftmaxOptions) -> Result<Tensor, Error> {
+    let p = options.dropout.map_or(0.0, |dropout| dropout.p);
+    let op = FusedOp::Softmax { scale: options.scale, mask: options.mask, p };
+    let seed = options.dropout.filter(|dropout| dropout.p > 0.0).map(|dropout| dropout.seed);
+    let operands: Vec<&Tensor> = [x].into_iter().chain(options.mask_tensor).chain(seed).collect();
+    one(engine, op, &operands)
+}
+
+/// `softmax(scale * q k^T + mask)`, materialised.
+pub fn attention_scores(
+    engine: &Engine,
+    q: &Tensor,
+    k: &Tensor,
+    mask: Mask,
+    mask_tensor: Option<&Tensor>,
+    scale: f64,
+) -> Result<Tensor, Error> {
+    let operands: Vec<&Tensor> = [q, k].into_iter().chain(mask_tensor).collect();
+    one(engine, FusedOp::AttentionScores { mask, scale }, &operands)
+}
+
+/// `s = wte[tokens] + wpe[position]`, `y = norm(s)`; `tokens: [.., sequence]`.
+pub fn embed_norm(
+    engine: &Engine,
+    tokens: &Tensor,
+    wte: &Tensor,
+    wpe: &Tensor,
+    weights: NormWeights,
+) -> Result<NormedSum, Error> {
+    let op = FusedOp::EmbedNorm { norm: weights.norm(), eps: weights.eps };
+    normed_sum(engine, op, &weights.after(&[tokens, wte, wpe]))
+}

@@ -1,0 +1,144 @@
+//! A graph planned and compiled once, run many times.
+
+use std::time::Duration;
+
+use deuteron_codegen::{Launch, render};
+use deuteron_device::{Executable, Job, Place, Step};
+use deuteron_graph::{Graph, NodeId};
+use deuteron_plan::{Layout, Plan, Strategy, plan};
+
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::tensor::Tensor;
+
+/// A compiled graph. Running it allocates nothing.
+pub struct Session {
+    graph: Graph,
+    plan: Plan,
+    layouts: Vec<Layout>,
+    executable: Box<dyn Executable>,
+    times: Vec<Duration>,
+}
+
+impl Session {
+    /// Plans and compiles a graph whose inputs will be contiguous.
+    pub fn new(engine: &Engine, graph: &Graph, strategy: Strategy) -> Result<Session, Error> {
+        let layouts: Vec<Layout> =
+            graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect();
+        Session::with_layouts(engine, graph, strategy, &layouts)
+    }
+
+    /// The whole path, top to bottom: graph to plan, plan to sources, sources to the device.
+    pub fn with_layouts(
+        engine: &Engine,
+        graph: &Graph,
+        strategy: Strategy,
+        layouts: &[Layout],
+    ) -> Result<Session, Error> {
+        let device = engine.device();
+        let plan = plan(graph, device.machine(), strategy, layouts)?;
+        let mut steps = Vec::with_capacity(plan.groups.len());
+        for group in &plan.groups {
+            let (source, launch) = render(graph, &plan.placement, group);
+            let kernel = device.compile(source)?;
+            let places = places(graph, &plan, &launch);
+            steps.push(Step { kernel, launch, places });
+        }
+        let outputs = output_nodes(graph);
+        let job = Job {
+            inputs: graph.inputs().len(),
+            outputs: outputs.iter().map(|&node| graph.node(node).bytes()).collect(),
+            arena: plan.arena.bytes,
+            steps,
+        };
+        let executable = device.load(job)?;
+        let times = vec![Duration::ZERO; plan.groups.len()];
+        Ok(Session { graph: graph.clone(), plan, layouts: layouts.to_vec(), executable, times })
+    }
+
+    /// The graph it runs.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The plan it runs by.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Runs the graph. Inputs are in the order of [`Graph::inputs`]; results are read with [`Session::output`].
+    pub fn run(&mut self, inputs: &[&Tensor]) -> Result<(), Error> {
+        self.check(inputs)?;
+        Ok(self.executable.run(&|index| inputs[index].memory(), None)?)
+    }
+
+    /// Runs the graph and measures each kernel.
+    pub fn run_timed(&mut self, inputs: &[&Tensor]) -> Result<&[Duration], Error> {
+        self.check(inputs)?;
+        self.executable.run(&|index| inputs[index].memory(), Some(&mut self.times))?;
+        Ok(&self.times)
+    }
+
+    /// A copy of an output of the last run.
+    pub fn output(&self, index: usize) -> Result<Tensor, Error> {
+        let outputs = self.graph.outputs();
+        let output = outputs.get(index).ok_or(Error::OutputIndex { outputs: outputs.len(), index })?;
+        let node = self.graph.node(output.node);
+        let slot = output_nodes(&self.graph).iter().position(|&id| id == output.node).unwrap_or(0);
+        Tensor::from_bytes(node.dtype, node.shape.clone(), self.executable.output(slot))
+    }
+
+    /// Fills outputs and intermediates with NaN, so that what the next run does not write shows.
+    pub fn poison(&mut self) {
+        self.executable.poison();
+    }
+
+    fn check(&self, inputs: &[&Tensor]) -> Result<(), Error> {
+        let expected = self.graph.inputs();
+        if inputs.len() != expected.len() {
+            let names: Vec<String> = expected.iter().map(|&id| self.graph.label(id)).collect();
+            let (graph, names) = (self.graph.name().to_string(), names.join(", "));
+            return Err(Error::InputCount { graph, expected: expected.len(), names, got: inputs.len() });
+        }
+        for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts) {
+            let dtype = self.graph.node(id).dtype;
+            if tensor.dtype() != dtype || tensor.layout() != layout {
+                let describe = |dtype, layout: &Layout| {
+                    let strides = if layout.is_contiguous() { String::new() } else { format!(", strides {:?}", layout.strides) };
+                    format!("{dtype}{}{strides}", layout.shape)
+                };
+                let (expected, got) = (describe(dtype, layout), describe(tensor.dtype(), tensor.layout()));
+                return Err(Error::Input { name: self.graph.label(id), expected, got });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The nodes that are handed out, each once.
+fn output_nodes(graph: &Graph) -> Vec<NodeId> {
+    let mut nodes: Vec<NodeId> = Vec::new();
+    for output in graph.outputs() {
+        if !nodes.contains(&output.node) {
+            nodes.push(output.node);
+        }
+    }
+    nodes
+}
+
+fn places(graph: &Graph, plan: &Plan, launch: &Launch) -> Vec<Place> {
+    let outputs = output_nodes(graph);
+    launch.args.iter().map(|arg| place(graph, plan, &outputs, arg.base)).collect()
+}
+
+fn place(graph: &Graph, plan: &Plan, outputs: &[NodeId], base: NodeId) -> Place {
+    if let Some(position) = graph.inputs().iter().position(|&input| input == base) {
+        return Place::Input(position);
+    }
+    if let Some(position) = outputs.iter().position(|&output| output == base) {
+        return Place::Output(position);
+    }
+    // The planner gives every stored value that is no output a slot; a value without one is an error the device reports.
+    let slot = plan.arena.slot(base);
+    slot.map_or(Place::Arena { offset: 0, bytes: 0 }, |slot| Place::Arena { offset: slot.offset, bytes: slot.bytes })
+}

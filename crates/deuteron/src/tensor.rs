@@ -1,0 +1,200 @@
+//! Tensors: host memory with a dtype, a shape and strides.
+
+use std::sync::Arc;
+
+use deuteron_device::Buffer;
+use deuteron_graph::{Dtype, MAX_RANK, Shape, View};
+use deuteron_plan::Layout;
+use deuteron_reference::{Array, round_to};
+use half::{bf16, f16};
+
+use crate::error::Error;
+
+/// A dense tensor. Cloning and views share the memory.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    memory: Arc<Buffer>,
+    dtype: Dtype,
+    layout: Layout,
+}
+
+impl Tensor {
+    /// Takes `f32` values in row-major order and stores them as `dtype`.
+    pub fn from_f32(dtype: Dtype, shape: impl Into<Shape>, values: &[f32]) -> Result<Tensor, Error> {
+        Tensor::build(dtype, shape.into(), values.len(), |index| values[index] as f64)
+    }
+
+    /// Takes indices in row-major order.
+    pub fn from_i32(shape: impl Into<Shape>, values: &[i32]) -> Result<Tensor, Error> {
+        Tensor::build(Dtype::I32, shape.into(), values.len(), |index| values[index] as f64)
+    }
+
+    /// Takes the values of a reference array and stores them as `dtype`.
+    pub fn from_array(dtype: Dtype, array: &Array) -> Result<Tensor, Error> {
+        Tensor::build(dtype, array.shape.clone(), array.values.len(), |index| array.values[index])
+    }
+
+    /// One value everywhere.
+    pub fn filled(dtype: Dtype, shape: impl Into<Shape>, value: f64) -> Result<Tensor, Error> {
+        let shape = shape.into();
+        let count = shape.checked_elements().ok_or_else(|| Error::TensorTooLarge(shape.clone()))?;
+        Tensor::build(dtype, shape, count, |_| value)
+    }
+
+    /// Takes raw bytes in row-major order, as a kernel wrote them.
+    pub fn from_bytes(dtype: Dtype, shape: impl Into<Shape>, bytes: &[u8]) -> Result<Tensor, Error> {
+        let shape = shape.into();
+        let expected = counted(&shape)?;
+        if bytes.len() != expected * dtype.bytes() {
+            return Err(Error::TensorSize { dtype, shape, expected, got: bytes.len() / dtype.bytes() });
+        }
+        let mut memory = Buffer::new(bytes.len())?;
+        memory.bytes_mut().copy_from_slice(bytes);
+        Ok(Tensor { memory: Arc::new(memory), dtype, layout: Layout::contiguous(&shape) })
+    }
+
+    /// Fills a tensor from a function of the row-major index. The values are rounded to the dtype.
+    pub fn build(
+        dtype: Dtype,
+        shape: Shape,
+        got: usize,
+        mut value: impl FnMut(usize) -> f64,
+    ) -> Result<Tensor, Error> {
+        let expected = counted(&shape)?;
+        if expected != got {
+            return Err(Error::TensorSize { dtype, shape, expected, got });
+        }
+        let mut memory = Buffer::new(expected * dtype.bytes())?;
+        for (index, bytes) in memory.bytes_mut().chunks_exact_mut(dtype.bytes()).enumerate() {
+            encode(dtype, value(index), bytes);
+        }
+        Ok(Tensor { memory: Arc::new(memory), dtype, layout: Layout::contiguous(&shape) })
+    }
+
+    /// Its storage type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &Shape {
+        &self.layout.shape
+    }
+
+    /// Its strides and offset, in elements.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// A view of the same memory: another shape, another order of axes, a range of one.
+    pub fn view(&self, view: &View) -> Result<Tensor, Error> {
+        let shape = self.shape();
+        let fail = |what, why: &str| Error::TensorView { what, shape: shape.clone(), why: why.to_string() };
+        match view {
+            View::Reshape(to) if to.checked_elements() != Some(shape.elements()) => {
+                return Err(fail("reshape", &format!("{to} has another number of elements")));
+            }
+            View::Transpose(order) => {
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                if !sorted.iter().copied().eq(0..shape.rank()) {
+                    return Err(fail("transpose", "the axes are not a permutation"));
+                }
+            }
+            View::Slice { axis, start, length } => {
+                let fits = *axis < shape.rank() && start.checked_add(*length).is_some_and(|end| end <= shape[*axis]);
+                if !fits {
+                    return Err(fail("slice", "the range is outside of the axis"));
+                }
+            }
+            View::Broadcast(to) if !shape.broadcasts_to(to) => return Err(fail("broadcast", "sizes differ")),
+            View::Reshape(_) | View::Broadcast(_) => {}
+        }
+        let layout = self.layout.view(view).ok_or_else(|| fail("reshape", "its strides do not allow it; copy it first"))?;
+        Ok(Tensor { memory: self.memory.clone(), dtype: self.dtype, layout })
+    }
+
+    /// All values as `f64`, in row-major order.
+    pub fn to_array(&self) -> Array {
+        let (shape, strides) = (self.shape(), &self.layout.strides);
+        let bytes = self.memory.bytes();
+        let size = self.dtype.bytes();
+        let at = |element: usize| decode(self.dtype, &bytes[element * size..(element + 1) * size]);
+        let count = shape.elements();
+        if self.layout.is_contiguous() {
+            return Array::new(shape.clone(), (0..count).map(at).collect());
+        }
+        let mut index = vec![0usize; shape.rank()];
+        let mut values = Vec::with_capacity(count);
+        for _ in 0..count {
+            values.push(at(self.layout.offset + index.iter().zip(strides).map(|(i, s)| i * s).sum::<usize>()));
+            for axis in (0..shape.rank()).rev() {
+                index[axis] += 1;
+                if index[axis] < shape[axis] {
+                    break;
+                }
+                index[axis] = 0;
+            }
+        }
+        Array::new(shape.clone(), values)
+    }
+
+    /// All values as `f32`, in row-major order.
+    pub fn to_f32(&self) -> Vec<f32> {
+        self.to_array().values.into_iter().map(|value| value as f32).collect()
+    }
+
+    /// The bytes of the whole memory that this tensor looks into.
+    pub(crate) fn memory(&self) -> &[u8] {
+        self.memory.bytes()
+    }
+}
+
+fn counted(shape: &Shape) -> Result<usize, Error> {
+    let fits = shape.rank() <= MAX_RANK;
+    shape.checked_elements().filter(|_| fits).ok_or_else(|| Error::TensorTooLarge(shape.clone()))
+}
+
+fn encode(dtype: Dtype, value: f64, to: &mut [u8]) {
+    match dtype {
+        Dtype::F32 => to.copy_from_slice(&(value as f32).to_le_bytes()),
+        Dtype::F16 => to.copy_from_slice(&f16::from_f64(value).to_le_bytes()),
+        Dtype::Bf16 => to.copy_from_slice(&bf16::from_f64(value).to_le_bytes()),
+        Dtype::I32 => to.copy_from_slice(&(value as i32).to_le_bytes()),
+        Dtype::I8 => to[0] = (round_to(Dtype::I8, value) as i8) as u8,
+        Dtype::F8e4m3 => to[0] = encode_fp8(value),
+        Dtype::Bool => to[0] = (value != 0.0) as u8,
+    }
+}
+
+fn decode(dtype: Dtype, from: &[u8]) -> f64 {
+    match dtype {
+        Dtype::F32 => f32::from_le_bytes([from[0], from[1], from[2], from[3]]) as f64,
+        Dtype::F16 => f16::from_le_bytes([from[0], from[1]]).to_f64(),
+        Dtype::Bf16 => bf16::from_le_bytes([from[0], from[1]]).to_f64(),
+        Dtype::I32 => i32::from_le_bytes([from[0], from[1], from[2], from[3]]) as f64,
+        Dtype::I8 => from[0] as i8 as f64,
+        Dtype::F8e4m3 => decode_fp8(from[0]),
+        Dtype::Bool => from[0] as f64,
+    }
+}
+
+fn decode_fp8(byte: u8) -> f64 {
+    let sign = if byte & 0x80 != 0 { -1.0 } else { 1.0 };
+    let (exponent, fraction) = ((byte >> 3) & 15, (byte & 7) as f64);
+    match (exponent, byte & 7) {
+        (15, 7) => f64::NAN,
+        (0, _) => sign * fraction * f64::powi(2.0, -9),
+        _ => sign * (1.0 + fraction / 8.0) * f64::powi(2.0, exponent as i32 - 7),
+    }
+}
+
+/// The byte whose value is nearest, found among all: tensors of this type are small and made for tests.
+fn encode_fp8(value: f64) -> u8 {
+    let rounded = round_to(Dtype::F8e4m3, value);
+    let matches = |&byte: &u8| {
+        let decoded = decode_fp8(byte);
+        decoded == rounded && decoded.is_sign_negative() == rounded.is_sign_negative()
+    };
+    (0..=255).find(matches).unwrap_or(0x7F)
+}

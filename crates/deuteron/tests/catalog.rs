@@ -1,0 +1,74 @@
+//! Every op of the catalogue, every variant, every dtype, both directions, odd sizes: all plans against f64.
+
+use deuteron::verify::Expected;
+use deuteron::{Dtype, Engine, FusedOp, Graph, Session, Shape, Strategy, Tensor, seed};
+
+/// Runs a graph under every plan on poisoned memory and holds it against the reference.
+fn check(engine: &Engine, graph: &Graph, backward: bool, label: &str) {
+    let tensors = seed::inputs(graph, 7).unwrap();
+    let inputs: Vec<&Tensor> = tensors.iter().collect();
+    let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect();
+    let expected = Expected::new(graph, &arrays, backward).unwrap();
+    for strategy in Strategy::ALL {
+        let mut session = Session::new(engine, graph, strategy).unwrap_or_else(|e| panic!("{label} {strategy}: {e}"));
+        session.poison();
+        session.run(&inputs).unwrap_or_else(|e| panic!("{label} {strategy}: {e}"));
+        let outputs: Vec<Tensor> = (0..graph.outputs().len()).map(|i| session.output(i).unwrap()).collect();
+        let verification = expected.verify(graph, &outputs);
+        assert!(
+            verification.holds(),
+            "{label} {strategy}: {:?}\n{}\n{graph}",
+            verification.worst(),
+            session.plan().explain()
+        );
+    }
+}
+
+/// The types `bench` uses, with a vocabulary that a reference can hold.
+fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<(Dtype, Shape)> {
+    let mut types = op.operand_types(rows, cols, dtype);
+    if let Some(position) = op.operands().iter().position(|name| *name == "wte") {
+        types[position].1 = Shape::from([301, cols]);
+    }
+    types
+}
+
+fn sizes() -> Vec<(usize, usize)> {
+    vec![(1, 1), (1, 127), (3, 1), (5, 129), (2, 1500), (129, 64), (7, 768)]
+}
+
+#[test]
+fn forward_matches_the_reference() {
+    let engine = Engine::cpu();
+    for op in FusedOp::variants() {
+        for dtype in Dtype::FLOATS {
+            for (rows, cols) in sizes() {
+                let graph = op.graph(&types(&op, rows, cols, dtype)).unwrap();
+                check(&engine, &graph, false, &format!("{op:?} {rows}x{cols} {dtype}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn backward_matches_the_reference() {
+    let engine = Engine::cpu();
+    for op in FusedOp::variants().into_iter().filter(FusedOp::has_backward) {
+        for dtype in Dtype::FLOATS {
+            for (rows, cols) in [(1, 1), (1, 127), (5, 129), (2, 1500), (129, 64)] {
+                let graph = op.backward_graph(&types(&op, rows, cols, dtype)).unwrap();
+                check(&engine, &graph, true, &format!("backward {op:?} {rows}x{cols} {dtype}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn row_ops_become_one_kernel() {
+    for op in FusedOp::variants() {
+        let graph = op.graph(&op.operand_types(64, 96, Dtype::F32)).unwrap();
+        let session = Session::new(&Engine::cpu(), &graph, Strategy::Fused).unwrap();
+        let expected = if matches!(op, FusedOp::AttentionScores { .. }) { 2 } else { 1 };
+        assert_eq!(session.plan().groups.len(), expected, "{op:?}\n{}", session.plan().explain());
+    }
+}

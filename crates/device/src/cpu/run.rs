@@ -1,0 +1,179 @@
+//! A loaded job: memory owned, sizes checked, tasks prepared.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deuteron_codegen::cpu::simd::Isa;
+use deuteron_codegen::{Geometry, Source};
+
+use crate::{Executable, Inputs};
+use crate::buffer::Buffer;
+use crate::cpu::copy::CopyTask;
+use crate::cpu::extent::extent;
+use crate::cpu::matmul::MatmulTask;
+use crate::cpu::pool::Pool;
+use crate::cpu::row::RowTask;
+use crate::cpu::scatter::ScatterTask;
+use crate::error::DeviceError;
+use crate::job::{Job, Place, Step};
+
+pub(crate) struct CpuExecutable {
+    pool: Arc<Pool>,
+    tasks: Vec<Prepared>,
+    /// Bytes each input must have.
+    input_bytes: Vec<usize>,
+    outputs: Vec<Buffer>,
+    arena: Buffer,
+    /// Addresses of one step's arguments, reused by every step.
+    addresses: Vec<*mut u8>,
+}
+
+// SAFETY: `addresses` is filled anew within each `run`; the other fields own what they point to.
+unsafe impl Send for CpuExecutable {}
+
+struct Prepared {
+    task: Task,
+    places: Vec<Place>,
+}
+
+enum Task {
+    Row(RowTask),
+    Matmul(MatmulTask),
+    ScatterAdd(ScatterTask),
+    Copy(CopyTask),
+}
+
+impl CpuExecutable {
+    pub fn new(job: Job, pool: Arc<Pool>, isa: Isa) -> Result<Self, DeviceError> {
+        let mut input_bytes = vec![0; job.inputs];
+        for (index, step) in job.steps.iter().enumerate() {
+            check_step(index, step, &job, &mut input_bytes)?;
+        }
+        let threads = pool.threads();
+        let mut tasks = Vec::with_capacity(job.steps.len());
+        for (index, step) in job.steps.into_iter().enumerate() {
+            let task = match (&*step.kernel, step.launch.geometry.clone()) {
+                (Source::Row(_), Geometry::Row { .. }) => Task::Row(RowTask::new(&step, threads, isa)?),
+                (Source::Matmul(dtype), Geometry::Matmul(shape)) => {
+                    let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
+                    Task::Matmul(MatmulTask::new(*dtype, shape, offsets, threads, isa)?)
+                }
+                (Source::ScatterAdd(dtype), Geometry::ScatterAdd { count, cols, rows }) => {
+                    let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
+                    Task::ScatterAdd(ScatterTask::new(*dtype, count, cols, rows, offsets)?)
+                }
+                (Source::Copy(bytes), Geometry::Copy(pieces)) => Task::Copy(CopyTask::new(*bytes, pieces)),
+                _ => return Err(mismatch(index, 0, "its sizes are those of another kind of kernel".into())),
+            };
+            tasks.push(Prepared { task, places: step.places });
+        }
+        let widest = tasks.iter().map(|prepared| prepared.places.len()).max().unwrap_or(0);
+        Ok(CpuExecutable {
+            pool,
+            tasks,
+            input_bytes,
+            outputs: job.outputs.iter().map(|&bytes| Buffer::new(bytes)).collect::<Result<_, _>>()?,
+            arena: Buffer::new(job.arena)?,
+            addresses: Vec::with_capacity(widest),
+        })
+    }
+
+    fn check_inputs(&self, input: Inputs<'_, '_>) -> Result<(), DeviceError> {
+        for (index, &expected) in self.input_bytes.iter().enumerate() {
+            let got = input(index).len();
+            if got < expected {
+                return Err(DeviceError::InputSize { input: index, expected, got });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every argument stays inside its buffer, inputs are not written, and what is written overlaps nothing else.
+fn check_step(index: usize, step: &Step, job: &Job, input_bytes: &mut [usize]) -> Result<(), DeviceError> {
+    let arguments = match &*step.kernel {
+        Source::Row(program) => program.args.len(),
+        Source::Matmul(_) | Source::ScatterAdd(_) => 3,
+        Source::Copy(_) => step.launch.args.len(),
+    };
+    if step.places.len() != arguments || step.launch.args.len() != arguments {
+        return Err(mismatch(index, 0, format!("expected {arguments} arguments, got {}", step.places.len())));
+    }
+    for (position, place) in step.places.iter().enumerate() {
+        let needed = extent(&step.kernel, &step.launch, position);
+        let available = match *place {
+            Place::Input(input) if input < job.inputs && !step.launch.args[position].written => {
+                input_bytes[input] = input_bytes[input].max(needed);
+                needed
+            }
+            Place::Output(output) => job.outputs.get(output).copied().unwrap_or(0),
+            Place::Arena { offset, bytes } if offset.checked_add(bytes).is_some_and(|end| end <= job.arena) => bytes,
+            Place::Input(_) | Place::Arena { .. } => 0,
+        };
+        if needed > available {
+            return Err(mismatch(index, position, format!("it touches {needed} bytes, its buffer has {available}")));
+        }
+        let overlapping = step.places.iter().enumerate().find(|&(other, place_of_other)| {
+            let written = step.launch.args[position].written || step.launch.args[other].written;
+            other != position && written && overlap(place, place_of_other)
+        });
+        if let Some((other, _)) = overlapping {
+            return Err(mismatch(index, position, format!("it overlaps argument {other}, and one is written")));
+        }
+    }
+    Ok(())
+}
+
+fn overlap(a: &Place, b: &Place) -> bool {
+    match (*a, *b) {
+        (Place::Arena { offset: x, bytes: n }, Place::Arena { offset: y, bytes: m }) => x < y + m && y < x + n,
+        (a, b) => a == b,
+    }
+}
+
+fn mismatch(step: usize, argument: usize, problem: String) -> DeviceError {
+    DeviceError::Job { step, argument, problem }
+}
+
+impl Executable for CpuExecutable {
+    fn run(&mut self, input: Inputs<'_, '_>, mut times: Option<&mut [Duration]>) -> Result<(), DeviceError> {
+        self.check_inputs(input)?;
+        for (index, prepared) in self.tasks.iter_mut().enumerate() {
+            self.addresses.clear();
+            for place in &prepared.places {
+                self.addresses.push(match *place {
+                    Place::Input(position) => input(position).as_ptr().cast_mut(),
+                    Place::Output(output) => self.outputs[output].address(),
+                    // SAFETY: `check_step` found the range inside the arena.
+                    Place::Arena { offset, .. } => unsafe { self.arena.address().add(offset) },
+                });
+            }
+            let start = times.is_some().then(Instant::now);
+            // SAFETY (all four): `check_step` and `check_inputs` found that every argument's reach lies inside its
+            // buffer, that inputs are only read, and that what is written overlaps nothing else; `&mut self` and the
+            // borrowed inputs keep the memory alive and unshared while the task runs.
+            let done = match &mut prepared.task {
+                Task::Row(task) => unsafe { task.run(&self.pool, &self.addresses, index) },
+                Task::Matmul(task) => unsafe { task.run(&self.pool, &self.addresses, index) },
+                Task::ScatterAdd(task) => unsafe { task.run(&self.pool, &self.addresses, index) },
+                Task::Copy(task) => unsafe { task.run(&self.pool, &self.addresses, index) },
+            };
+            done?;
+            if let (Some(times), Some(start)) = (times.as_deref_mut(), start) {
+                if let Some(slot) = times.get_mut(index) {
+                    *slot = start.elapsed();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn output(&self, index: usize) -> &[u8] {
+        self.outputs[index].bytes()
+    }
+
+    fn poison(&mut self) {
+        self.arena.bytes_mut().fill(0xFF);
+        self.outputs.iter_mut().for_each(|output| output.bytes_mut().fill(0xFF));
+    }
+}

@@ -1,0 +1,48 @@
+//! What can go wrong on a device.
+
+use deuteron_codegen::cpu::simd::Fault;
+
+/// Why a job could not be loaded or run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// An index picked a row that its table does not have.
+    #[error("step {step}: {fault}")]
+    Index {
+        /// the step that met it
+        step: usize,
+        /// where
+        fault: Fault,
+    },
+    /// An input that is too short.
+    #[error("input {input}: expected at least {expected} bytes, got {got}")]
+    InputSize {
+        /// which
+        input: usize,
+        /// bytes the kernels read
+        expected: usize,
+        /// bytes given
+        got: usize,
+    },
+    /// A job that would reach outside of its buffers.
+    #[error("step {step}, argument {argument}: {problem}")]
+    Job {
+        /// the step
+        step: usize,
+        /// the argument
+        argument: usize,
+        /// what is wrong
+        problem: String,
+    },
+    /// No memory.
+    #[error("could not allocate {bytes} bytes; use a smaller batch or sequence")]
+    OutOfMemory {
+        /// how much was asked for
+        bytes: usize,
+    },
+    /// A worker thread panicked: a defect of ours.
+    #[error("a worker thread panicked in step {step}; please report this with the graph")]
+    WorkerPanicked {
+        /// the step
+        step: usize,
+    },
+}

@@ -1,0 +1,45 @@
+//! What a device is asked to do: kernels in order, and where each argument lives.
+
+use std::sync::Arc;
+
+use deuteron_codegen::{Launch, Source};
+
+/// Where an argument lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// A buffer handed in at each run; never written.
+    Input(usize),
+    /// A buffer of the executable that is handed out.
+    Output(usize),
+    /// A range of the arena.
+    Arena {
+        /// first byte
+        offset: usize,
+        /// length
+        bytes: usize,
+    },
+}
+
+/// One kernel and its arguments.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// compiled
+    pub kernel: Arc<Source>,
+    /// sizes and strides
+    pub launch: Launch,
+    /// one for each argument of the launch
+    pub places: Vec<Place>,
+}
+
+/// All kernels of a plan.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// in order
+    pub steps: Vec<Step>,
+    /// how many buffers are handed in
+    pub inputs: usize,
+    /// bytes of each output
+    pub outputs: Vec<usize>,
+    /// bytes of the arena
+    pub arena: usize,
+}

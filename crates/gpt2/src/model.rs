@@ -1,0 +1,131 @@
+//! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`.
+
+use deuteron::{Dtype, Gelu, Graph, GraphError, Mask, NodeId, differentiate};
+
+use crate::config::Config;
+
+const EPS: f64 = 1e-5;
+
+/// What the graph is built for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// sequences
+    pub batch: usize,
+    /// tokens of each
+    pub sequence: usize,
+    /// storage type of weights and activations
+    pub dtype: Dtype,
+    /// with the loss and the gradients of all weights
+    pub backward: bool,
+}
+
+/// The whole model: tokens to logits, or, with `backward`, to the loss and the gradients of all weights.
+pub fn model(config: &Config, options: &Options) -> Result<Graph, GraphError> {
+    check_sequence(config, options)?;
+    let mut builder = Builder { graph: Graph::new(config.name), config, options };
+    let logits = builder.logits()?;
+    if !options.backward {
+        builder.graph.output("logits", logits)?;
+        return Ok(builder.graph);
+    }
+    let targets = builder.graph.input("targets", Dtype::I32, [options.batch, options.sequence])?;
+    let loss = builder.graph.cross_entropy(logits, targets)?.loss;
+    builder.graph.output("loss", loss)?;
+    with_gradients(builder.graph)
+}
+
+/// One transformer block: the residual stream in, the residual stream out.
+pub fn block(config: &Config, options: &Options) -> Result<Graph, GraphError> {
+    check_sequence(config, options)?;
+    let mut builder = Builder { graph: Graph::new(&format!("{}-block", config.name)), config, options };
+    let x = builder.graph.input("x", options.dtype, [options.batch, options.sequence, config.hidden])?;
+    let y = builder.block(x, "h.0")?;
+    builder.graph.output("y", y)?;
+    if options.backward { with_gradients(builder.graph) } else { Ok(builder.graph) }
+}
+
+fn check_sequence(config: &Config, options: &Options) -> Result<(), GraphError> {
+    if options.sequence == 0 || options.sequence > config.context {
+        return Err(GraphError::Attribute {
+            op: config.name.to_string(),
+            attribute: "seq",
+            expected: format!("from 1 to {}", config.context),
+            got: options.sequence.to_string(),
+        });
+    }
+    Ok(())
+}
+
+/// Gradients with respect to every float input.
+fn with_gradients(graph: Graph) -> Result<Graph, GraphError> {
+    let is_float = |id: &&NodeId| graph.node(**id).dtype.is_float();
+    let wrt: Vec<NodeId> = graph.inputs().iter().filter(is_float).copied().collect();
+    Ok(differentiate(&graph, &wrt)?.graph)
+}
+
+struct Builder<'a> {
+    graph: Graph,
+    config: &'a Config,
+    options: &'a Options,
+}
+
+impl Builder<'_> {
+    fn logits(&mut self) -> Result<NodeId, GraphError> {
+        let (config, options) = (self.config, self.options);
+        let tokens = self.graph.input("tokens", Dtype::I32, [options.batch, options.sequence])?;
+        let wte = self.graph.weight("wte.weight", options.dtype, [config.vocabulary, config.hidden])?;
+        let wpe = self.graph.weight("wpe.weight", options.dtype, [config.context, config.hidden])?;
+        let token = self.graph.gather(wte, tokens)?;
+        let position = self.graph.slice(wpe, 0, 0, options.sequence)?;
+        let mut x = self.graph.add(token, position)?;
+        for layer in 0..config.layers {
+            x = self.block(x, &format!("h.{layer}"))?;
+        }
+        let x = self.norm(x, "ln_f")?;
+        self.graph.matmul_transposed(x, wte, false, true)
+    }
+
+    fn block(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
+        let hidden = self.config.hidden;
+        let normed = self.norm(x, &format!("{name}.ln_1"))?;
+        let attended = self.attention(normed, name)?;
+        let projected = self.linear(attended, &format!("{name}.attn.c_proj"), hidden, hidden)?;
+        let x = self.graph.add(x, projected)?;
+        let normed = self.norm(x, &format!("{name}.ln_2"))?;
+        let wide = self.linear(normed, &format!("{name}.mlp.c_fc"), hidden, 4 * hidden)?;
+        let activated = self.graph.gelu(wide, Gelu::Tanh)?;
+        let narrow = self.linear(activated, &format!("{name}.mlp.c_proj"), 4 * hidden, hidden)?;
+        self.graph.add(x, narrow)
+    }
+
+    /// Heads are views of the fused projection: no copy splits them.
+    fn attention(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
+        let (hidden, heads, head) = (self.config.hidden, self.config.heads, self.config.head());
+        let (batch, sequence) = (self.options.batch, self.options.sequence);
+        let qkv = self.linear(x, &format!("{name}.attn.c_attn"), hidden, 3 * hidden)?;
+        let mut parts = Vec::new();
+        for part in 0..3 {
+            let slice = self.graph.slice(qkv, 2, part * hidden, hidden)?;
+            let split = self.graph.reshape(slice, [batch, sequence, heads, head])?;
+            parts.push(self.graph.transpose(split, &[0, 2, 1, 3])?);
+        }
+        let scale = 1.0 / (head as f64).sqrt();
+        let mixed = self.graph.attention(parts[0], parts[1], parts[2], Mask::Causal, scale)?;
+        let merged = self.graph.transpose(mixed, &[0, 2, 1, 3])?;
+        self.graph.reshape(merged, [batch, sequence, hidden])
+    }
+
+    fn norm(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
+        let (dtype, hidden) = (self.options.dtype, self.config.hidden);
+        let w = self.graph.weight(&format!("{name}.weight"), dtype, [hidden])?;
+        let b = self.graph.weight(&format!("{name}.bias"), dtype, [hidden])?;
+        Ok(self.graph.layer_norm(x, w, b, EPS)?.y)
+    }
+
+    fn linear(&mut self, x: NodeId, name: &str, from: usize, to: usize) -> Result<NodeId, GraphError> {
+        let dtype = self.options.dtype;
+        let w = self.graph.weight(&format!("{name}.weight"), dtype, [from, to])?;
+        let b = self.graph.weight(&format!("{name}.bias"), dtype, [to])?;
+        self.graph.linear(x, w, Some(b))
+    }
+}

@@ -1,0 +1,291 @@
+//! The builder: one method a primitive, one a composite. Each is one call; each refuses bad operands with a typed error.
+
+use crate::composite::{Composite, Gelu, Mask};
+use crate::dtype::Dtype;
+use crate::error::GraphError;
+use crate::graph::{Graph, NodeId, is_name};
+use crate::op::{BinaryOp, CompareOp, InputKind, Op, ReduceOp, UnaryOp, View};
+use crate::shape::Shape;
+
+type Value = Result<NodeId, GraphError>;
+
+/// Results of a layer norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerNormResult {
+    /// the normed tensor
+    pub y: NodeId,
+    /// mean of each row, `f32`
+    pub mean: NodeId,
+    /// reciprocal standard deviation of each row, `f32`
+    pub rstd: NodeId,
+}
+
+/// Results of an RMS norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RmsNormResult {
+    /// the normed tensor
+    pub y: NodeId,
+    /// reciprocal root mean square of each row, `f32`
+    pub rstd: NodeId,
+}
+
+/// Results of a row quantisation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quantized {
+    /// the bytes
+    pub q: NodeId,
+    /// what a byte is worth, one a row, `f32`
+    pub scale: NodeId,
+}
+
+/// Results of a cross entropy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CrossEntropyResult {
+    /// mean over rows, a scalar
+    pub loss: NodeId,
+    /// log of the sum of exponentials of each row, `f32`
+    pub logsumexp: NodeId,
+}
+
+impl Graph {
+    /// A tensor handed in at run time.
+    pub fn input(&mut self, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
+        self.named_input(name, InputKind::Data, dtype, shape.into())
+    }
+
+    /// A parameter of the model.
+    pub fn weight(&mut self, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
+        self.named_input(name, InputKind::Weight, dtype, shape.into())
+    }
+
+    fn named_input(&mut self, name: &str, kind: InputKind, dtype: Dtype, shape: Shape) -> Value {
+        if !is_name(name) {
+            return Err(GraphError::BadName(name.to_string()));
+        }
+        if self.find(name).is_some() {
+            return Err(GraphError::DuplicateName(name.to_string()));
+        }
+        let id = self.push(Op::Input { kind, dtype, shape }, &[])?;
+        self.set_node_name(id, name)?;
+        Ok(id)
+    }
+
+    /// A scalar constant.
+    pub fn constant(&mut self, value: f64, dtype: Dtype) -> Value {
+        self.push(Op::Const { value, dtype }, &[])
+    }
+
+    /// `i32` indices along an axis.
+    pub fn iota(&mut self, shape: impl Into<Shape>, axis: usize) -> Value {
+        self.push(Op::Iota { axis, shape: shape.into() }, &[])
+    }
+
+    /// True where an element is kept; see [`Op::Random`].
+    pub fn random(&mut self, seed: NodeId, shape: impl Into<Shape>, drop: f64, offset: u32) -> Value {
+        self.push(Op::Random { drop, offset, shape: shape.into() }, &[seed])
+    }
+
+    /// A function of one value.
+    pub fn unary(&mut self, op: UnaryOp, x: NodeId) -> Value {
+        self.push(Op::Unary(op), &[x])
+    }
+
+    /// A function of two values.
+    pub fn binary(&mut self, op: BinaryOp, a: NodeId, b: NodeId) -> Value {
+        self.push(Op::Binary(op), &[a, b])
+    }
+
+    /// `a + b`
+    pub fn add(&mut self, a: NodeId, b: NodeId) -> Value {
+        self.binary(BinaryOp::Add, a, b)
+    }
+
+    /// `a - b`
+    pub fn sub(&mut self, a: NodeId, b: NodeId) -> Value {
+        self.binary(BinaryOp::Sub, a, b)
+    }
+
+    /// `a * b`
+    pub fn mul(&mut self, a: NodeId, b: NodeId) -> Value {
+        self.binary(BinaryOp::Mul, a, b)
+    }
+
+    /// `x * factor`
+    pub fn scale(&mut self, x: NodeId, factor: f64) -> Value {
+        self.check_node("scale", x)?;
+        let factor = self.constant(factor, self.node(x).dtype)?;
+        self.mul(x, factor)
+    }
+
+    /// A comparison.
+    pub fn compare(&mut self, op: CompareOp, a: NodeId, b: NodeId) -> Value {
+        self.push(Op::Compare(op), &[a, b])
+    }
+
+    /// `condition ? a : b`
+    pub fn select(&mut self, condition: NodeId, a: NodeId, b: NodeId) -> Value {
+        self.push(Op::Select, &[condition, a, b])
+    }
+
+    /// To another dtype.
+    pub fn cast(&mut self, x: NodeId, dtype: Dtype) -> Value {
+        self.push(Op::Cast(dtype), &[x])
+    }
+
+    /// A reduction over the last axis, which stays with size 1.
+    pub fn reduce(&mut self, op: ReduceOp, x: NodeId) -> Value {
+        self.push(Op::RowReduce(op), &[x])
+    }
+
+    /// Sum over all axes but the last.
+    pub fn column_sum(&mut self, x: NodeId) -> Value {
+        self.push(Op::ColumnSum, &[x])
+    }
+
+    /// Matrix product; see [`Op::Matmul`].
+    pub fn matmul(&mut self, a: NodeId, b: NodeId) -> Value {
+        self.push(Op::Matmul { transpose_a: false, transpose_b: false }, &[a, b])
+    }
+
+    /// Matrix product of operands that may be stored transposed.
+    pub fn matmul_transposed(&mut self, a: NodeId, b: NodeId, transpose_a: bool, transpose_b: bool) -> Value {
+        self.push(Op::Matmul { transpose_a, transpose_b }, &[a, b])
+    }
+
+    /// Rows of a table: an embedding.
+    pub fn gather(&mut self, table: NodeId, indices: NodeId) -> Value {
+        self.push(Op::Gather, &[table, indices])
+    }
+
+    /// Rows summed into a table of `rows` rows.
+    pub fn scatter_add(&mut self, indices: NodeId, updates: NodeId, rows: usize) -> Value {
+        self.push(Op::ScatterAdd { rows }, &[indices, updates])
+    }
+
+    /// The same elements under another shape.
+    pub fn reshape(&mut self, x: NodeId, shape: impl Into<Shape>) -> Value {
+        self.push(Op::View(View::Reshape(shape.into())), &[x])
+    }
+
+    /// Axes in another order.
+    pub fn transpose(&mut self, x: NodeId, permutation: &[usize]) -> Value {
+        self.push(Op::View(View::Transpose(permutation.to_vec())), &[x])
+    }
+
+    /// A range of one axis.
+    pub fn slice(&mut self, x: NodeId, axis: usize, start: usize, length: usize) -> Value {
+        self.push(Op::View(View::Slice { axis, start, length }), &[x])
+    }
+
+    /// Repeats axes of size 1.
+    pub fn broadcast(&mut self, x: NodeId, shape: impl Into<Shape>) -> Value {
+        self.push(Op::View(View::Broadcast(shape.into())), &[x])
+    }
+
+    /// Tensors end to end along an axis.
+    pub fn concat(&mut self, parts: &[NodeId], axis: usize) -> Value {
+        self.push(Op::Concat { axis }, parts)
+    }
+
+    /// The identity, through which no gradient flows.
+    pub fn stop_gradient(&mut self, x: NodeId) -> Value {
+        self.push(Op::StopGradient, &[x])
+    }
+
+    /// `(x - mean) rstd w + b` over the last axis.
+    pub fn layer_norm(&mut self, x: NodeId, w: NodeId, b: NodeId, eps: f64) -> Result<LayerNormResult, GraphError> {
+        let out = self.call(Composite::LayerNorm { eps }, &[x, w, b])?;
+        Ok(LayerNormResult { y: out[0], mean: out[1], rstd: out[2] })
+    }
+
+    /// `x rstd w` over the last axis.
+    pub fn rms_norm(&mut self, x: NodeId, w: NodeId, eps: f64) -> Result<RmsNormResult, GraphError> {
+        let out = self.call(Composite::RmsNorm { eps }, &[x, w])?;
+        Ok(RmsNormResult { y: out[0], rstd: out[1] })
+    }
+
+    /// Softmax over the last axis.
+    pub fn softmax(&mut self, x: NodeId) -> Value {
+        self.call_one(Composite::Softmax, &[x])
+    }
+
+    /// `-inf` beyond the causal border of the last two axes.
+    pub fn causal_mask(&mut self, x: NodeId) -> Value {
+        self.call_one(Composite::CausalMask, &[x])
+    }
+
+    /// GELU.
+    pub fn gelu(&mut self, x: NodeId, kind: Gelu) -> Value {
+        self.call_one(Composite::Gelu { kind }, &[x])
+    }
+
+    /// `x sigmoid(x)`
+    pub fn silu(&mut self, x: NodeId) -> Value {
+        self.call_one(Composite::Silu, &[x])
+    }
+
+    /// `max(x, 0)`
+    pub fn relu(&mut self, x: NodeId) -> Value {
+        self.call_one(Composite::Relu, &[x])
+    }
+
+    /// `silu(x) gate`
+    pub fn swiglu(&mut self, x: NodeId, gate: NodeId) -> Value {
+        self.call_one(Composite::Swiglu, &[x, gate])
+    }
+
+    /// `gelu(x) gate`
+    pub fn geglu(&mut self, x: NodeId, gate: NodeId, kind: Gelu) -> Value {
+        self.call_one(Composite::Geglu { kind }, &[x, gate])
+    }
+
+    /// Drops elements with probability `p` and scales the others by `1 / (1 - p)`.
+    pub fn dropout(&mut self, x: NodeId, seed: NodeId, p: f64, offset: u32) -> Value {
+        self.call_one(Composite::Dropout { p, offset }, &[x, seed])
+    }
+
+    /// `x w + b`, `w: [in, out]`.
+    pub fn linear(&mut self, x: NodeId, w: NodeId, b: Option<NodeId>) -> Value {
+        let inputs: Vec<NodeId> = [x, w].into_iter().chain(b).collect();
+        self.call_one(Composite::Linear { transposed: false }, &inputs)
+    }
+
+    /// `softmax(scale q k^T + mask)`, materialised.
+    pub fn attention_scores(
+        &mut self,
+        q: NodeId,
+        k: NodeId,
+        mask: Option<NodeId>,
+        kind: Mask,
+        scale: f64,
+    ) -> Value {
+        let inputs: Vec<NodeId> = [q, k].into_iter().chain(mask).collect();
+        self.call_one(Composite::AttentionScores { mask: kind, scale }, &inputs)
+    }
+
+    /// `softmax(scale q k^T + mask) v` over `[batch, heads, sequence, features]`.
+    pub fn attention(&mut self, q: NodeId, k: NodeId, v: NodeId, mask: Mask, scale: f64) -> Value {
+        self.call_one(Composite::Attention { mask, scale, p: 0.0, offset: 0 }, &[q, k, v])
+    }
+
+    /// Rows as `i8` with a scale a row.
+    pub fn quantize_int8(&mut self, x: NodeId) -> Result<Quantized, GraphError> {
+        let out = self.call(Composite::QuantizeInt8, &[x])?;
+        Ok(Quantized { q: out[0], scale: out[1] })
+    }
+
+    /// `q scale`
+    pub fn dequantize(&mut self, q: NodeId, scale: NodeId, dtype: Dtype) -> Value {
+        self.call_one(Composite::Dequantize { dtype }, &[q, scale])
+    }
+
+    /// Mean cross entropy of logits `[.., classes]` and targets `[..]`.
+    pub fn cross_entropy(&mut self, logits: NodeId, targets: NodeId) -> Result<CrossEntropyResult, GraphError> {
+        let out = self.call(Composite::CrossEntropy, &[logits, targets])?;
+        Ok(CrossEntropyResult { loss: out[0], logsumexp: out[1] })
+    }
+
+    fn call_one(&mut self, composite: Composite, inputs: &[NodeId]) -> Value {
+        Ok(self.call(composite, inputs)?[0])
+    }
+}

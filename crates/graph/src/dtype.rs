@@ -1,0 +1,91 @@
+//! Element types: what a tensor stores, never what a kernel accumulates in.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The storage type of a tensor's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Dtype {
+    /// 32-bit IEEE float.
+    F32,
+    /// 16-bit IEEE float: 5 exponent bits, 10 fraction bits.
+    F16,
+    /// The upper half of an `f32`: 8 exponent bits, 7 fraction bits.
+    Bf16,
+    /// Signed byte, the storage of quantised rows.
+    I8,
+    /// 8-bit float, 4 exponent bits, 3 fraction bits, no infinity. Stores only.
+    F8e4m3,
+    /// Indices: tokens, positions, seeds.
+    I32,
+    /// One byte, 0 or 1.
+    Bool,
+}
+
+impl Dtype {
+    /// Every dtype, in the order of the enum.
+    pub const ALL: [Dtype; 7] =
+        [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::I8, Dtype::F8e4m3, Dtype::I32, Dtype::Bool];
+
+    /// The dtypes that arithmetic works on.
+    pub const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 | Dtype::I32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::I8 | Dtype::F8e4m3 | Dtype::Bool => 1,
+        }
+    }
+
+    /// Whether arithmetic works on it (`f8e4m3` is a store format only).
+    pub fn is_float(self) -> bool {
+        match self {
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => true,
+            Dtype::I8 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool => false,
+        }
+    }
+
+    /// The distance from 1 to the next larger value; one step for integers.
+    pub fn epsilon(self) -> f64 {
+        match self {
+            Dtype::F32 => f64::powi(2.0, -23),
+            Dtype::F16 => f64::powi(2.0, -10),
+            Dtype::Bf16 => f64::powi(2.0, -7),
+            Dtype::F8e4m3 => f64::powi(2.0, -3),
+            Dtype::I8 | Dtype::I32 | Dtype::Bool => 1.0,
+        }
+    }
+
+    /// The name in the text form, in JSON and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
+            Dtype::I8 => "i8",
+            Dtype::F8e4m3 => "f8e4m3",
+            Dtype::I32 => "i32",
+            Dtype::Bool => "bool",
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Dtype {
+    type Err = UnknownDtype;
+    fn from_str(text: &str) -> Result<Self, UnknownDtype> {
+        Dtype::ALL.into_iter().find(|d| d.name() == text).ok_or_else(|| UnknownDtype(text.to_string()))
+    }
+}
+
+/// A dtype name that is none of ours.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown dtype `{0}`; expected f32, f16, bf16, i8, f8e4m3, i32 or bool")]
+pub struct UnknownDtype(pub String);

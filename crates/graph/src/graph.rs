@@ -1,0 +1,347 @@
+//! The graph: primitives in the order they were built, and the calls that grouped them.
+//!
+//! Every node belongs to exactly one *call*: what the user wrote. A call is one primitive, or a composite
+//! (`layer_norm`), whose nodes are its expansion, or a block that a pass made (`grad(layer_norm)`). Calls are contiguous
+//! runs of nodes. Planner and reports speak in calls; kernels are made of nodes.
+
+use std::collections::HashMap;
+
+use crate::composite::Composite;
+use crate::dtype::Dtype;
+use crate::error::{GraphError, Operand};
+use crate::infer::infer;
+use crate::op::{Op, View};
+use crate::shape::Shape;
+
+/// Handle of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub(crate) u32);
+
+/// Handle of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallId(pub(crate) u32);
+
+impl NodeId {
+    /// Position in [`Graph::nodes`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl CallId {
+    /// Position in [`Graph::calls`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One primitive with its operands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// What it computes.
+    pub op: Op,
+    /// Its operands, all built before it.
+    pub inputs: Vec<NodeId>,
+    /// Shape of the result.
+    pub shape: Shape,
+    /// Dtype of the result.
+    pub dtype: Dtype,
+    /// The call it came from.
+    pub call: CallId,
+    /// The part of the call: composites are split only between parts (attention: scores, mask, softmax, product).
+    pub part: u8,
+}
+
+impl Node {
+    /// Bytes of the result, were it stored.
+    pub fn bytes(&self) -> usize {
+        self.shape.elements() * self.dtype.bytes()
+    }
+}
+
+/// What a call was.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Callee {
+    /// One primitive.
+    Primitive,
+    /// A composite, expanded.
+    Composite(Composite),
+    /// Nodes kept together by a pass: a gradient, or what is left of a composite.
+    Block(String),
+}
+
+/// One call of the builder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call {
+    /// What was called.
+    pub callee: Callee,
+    /// Operands of a composite; empty otherwise.
+    pub inputs: Vec<NodeId>,
+    /// Results of a composite; empty otherwise.
+    pub outputs: Vec<NodeId>,
+    /// First node.
+    pub start: usize,
+    /// One past the last node.
+    pub end: usize,
+}
+
+/// A result that is handed out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// Its name.
+    pub name: String,
+    /// The node.
+    pub node: NodeId,
+}
+
+/// A computation: append-only, in static single assignment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Graph {
+    name: String,
+    nodes: Vec<Node>,
+    calls: Vec<Call>,
+    names: HashMap<NodeId, String>,
+    inputs: Vec<NodeId>,
+    outputs: Vec<Output>,
+    open: Option<Open>,
+}
+
+/// A call that is being built.
+#[derive(Debug, Clone, PartialEq)]
+struct Open {
+    start: usize,
+    part: u8,
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new(name: &str) -> Self {
+        Graph { name: name.to_string(), ..Graph::default() }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Gives it another name.
+    pub fn set_name(&mut self, name: &str) {
+        self.name = name.to_string();
+    }
+
+    /// All nodes, operands before users.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// All calls, in order.
+    pub fn calls(&self) -> &[Call] {
+        &self.calls
+    }
+
+    /// One node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// Handles of all nodes, in order.
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+
+    /// The handle at a position, if there is one.
+    pub fn id(&self, index: usize) -> Option<NodeId> {
+        (index < self.nodes.len()).then_some(NodeId(index as u32))
+    }
+
+    /// The inputs, in the order they were declared: the order in which a session takes them.
+    pub fn inputs(&self) -> &[NodeId] {
+        &self.inputs
+    }
+
+    /// The outputs, in the order they were declared.
+    pub fn outputs(&self) -> &[Output] {
+        &self.outputs
+    }
+
+    /// The name a user gave a node.
+    pub fn given_name(&self, id: NodeId) -> Option<&str> {
+        self.names.get(&id).map(String::as_str)
+    }
+
+    /// The node of a name.
+    pub fn find(&self, name: &str) -> Option<NodeId> {
+        self.names.iter().find(|(_, given)| *given == name).map(|(&id, _)| id)
+    }
+
+    /// The user's name of a node, or `%n`.
+    pub fn label(&self, id: NodeId) -> String {
+        self.given_name(id).map_or_else(|| format!("%{}", id.0), str::to_string)
+    }
+
+    /// The name of a call for reports: `layer_norm`, `add`, `grad(gelu)`.
+    pub fn call_name(&self, id: CallId) -> &str {
+        let call = &self.calls[id.index()];
+        match &call.callee {
+            Callee::Primitive => self.nodes[call.start].op.name(),
+            Callee::Composite(composite) => composite.name(),
+            Callee::Block(name) => name,
+        }
+    }
+
+    /// For each node, the nodes that read it.
+    pub fn users(&self) -> Vec<Vec<NodeId>> {
+        let mut users = vec![Vec::new(); self.nodes.len()];
+        for id in self.ids() {
+            for input in &self.node(id).inputs {
+                if users[input.index()].last() != Some(&id) {
+                    users[input.index()].push(id);
+                }
+            }
+        }
+        users
+    }
+
+    /// Gives a node a name, which must be new.
+    pub fn set_node_name(&mut self, id: NodeId, name: &str) -> Result<(), GraphError> {
+        self.check_node("name", id)?;
+        if !is_name(name) {
+            return Err(GraphError::BadName(name.to_string()));
+        }
+        if self.find(name).is_some_and(|other| other != id) {
+            return Err(GraphError::DuplicateName(name.to_string()));
+        }
+        self.names.insert(id, name.to_string());
+        Ok(())
+    }
+
+    /// Declares an output under a new name. An input handed out as it is passes through a reshape to its own shape, so
+    /// that every output is a node some kernel writes.
+    pub fn output(&mut self, name: &str, node: NodeId) -> Result<(), GraphError> {
+        self.check_node("out", node)?;
+        if !is_name(name) {
+            return Err(GraphError::BadName(name.to_string()));
+        }
+        if self.outputs.iter().any(|output| output.name == name) {
+            return Err(GraphError::DuplicateName(name.to_string()));
+        }
+        let node = match &self.node(node).op {
+            Op::Input { shape, .. } => self.push(Op::View(View::Reshape(shape.clone())), &[node])?,
+            _ => node,
+        };
+        self.outputs.push(Output { name: name.to_string(), node });
+        Ok(())
+    }
+
+    /// Appends a primitive as a call of its own, or, inside an open call, to that call.
+    pub(crate) fn push(&mut self, op: Op, inputs: &[NodeId]) -> Result<NodeId, GraphError> {
+        for &input in inputs {
+            self.check_node(op.name(), input)?;
+        }
+        let operands: Vec<&Node> = inputs.iter().map(|&id| self.node(id)).collect();
+        let (shape, dtype) = infer(&op, &operands).map_err(|expected| GraphError::Operands {
+            op: op.name().to_string(),
+            expected,
+            operands: inputs.iter().map(|&id| self.operand(id)).collect(),
+        })?;
+        if shape.rank() > crate::shape::MAX_RANK || shape.checked_elements().is_none() {
+            return Err(GraphError::TooLarge { op: op.name().to_string(), shape });
+        }
+        let id = NodeId(self.nodes.len() as u32);
+        let part = self.open.as_ref().map_or(0, |open| open.part);
+        let is_input = matches!(op, Op::Input { .. });
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), shape, dtype, call: CallId(self.calls.len() as u32), part });
+        if is_input {
+            self.inputs.push(id);
+        }
+        if self.open.is_none() {
+            self.calls.push(Call {
+                callee: Callee::Primitive,
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+                start: id.index(),
+                end: id.index() + 1,
+            });
+        }
+        Ok(id)
+    }
+
+    /// Builds a composite: the nodes that `expand` pushes become one call. On an error nothing is left of it.
+    pub(crate) fn composite_call(
+        &mut self,
+        composite: Composite,
+        inputs: &[NodeId],
+        expand: impl FnOnce(&mut Graph) -> Result<Vec<NodeId>, GraphError>,
+    ) -> Result<Vec<NodeId>, GraphError> {
+        let start = self.nodes.len();
+        self.open = Some(Open { start, part: 0 });
+        let outputs = expand(self);
+        self.open = None;
+        match outputs {
+            Ok(outputs) => {
+                let end = self.nodes.len();
+                let call = Call {
+                    callee: Callee::Composite(composite),
+                    inputs: inputs.to_vec(),
+                    outputs: outputs.clone(),
+                    start,
+                    end,
+                };
+                self.calls.push(call);
+                Ok(outputs)
+            }
+            Err(error) => {
+                self.nodes.truncate(start);
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens a block: nodes pushed until [`Graph::close_block`] are one call.
+    pub(crate) fn open_block(&mut self) {
+        self.open = Some(Open { start: self.nodes.len(), part: 0 });
+    }
+
+    /// Closes the block under a name. An empty block leaves no call.
+    pub(crate) fn close_block(&mut self, name: &str) {
+        self.close_call(Callee::Block(name.to_string()), Vec::new(), Vec::new());
+    }
+
+    /// Closes the open call as whatever it is. An empty one leaves no call.
+    pub(crate) fn close_call(&mut self, callee: Callee, inputs: Vec<NodeId>, outputs: Vec<NodeId>) {
+        let Some(open) = self.open.take() else { return };
+        if open.start < self.nodes.len() {
+            self.calls.push(Call { callee, inputs, outputs, start: open.start, end: self.nodes.len() });
+        }
+    }
+
+    /// The part that nodes pushed from now on belong to, within the open call.
+    pub(crate) fn set_part(&mut self, part: u8) {
+        if let Some(open) = &mut self.open {
+            open.part = part;
+        }
+    }
+
+    /// A node as an error message shows it.
+    pub fn operand(&self, id: NodeId) -> Operand {
+        let node = self.node(id);
+        Operand { name: self.label(id), dtype: node.dtype, shape: node.shape.clone() }
+    }
+
+    pub(crate) fn check_node(&self, op: &str, id: NodeId) -> Result<(), GraphError> {
+        if id.index() < self.nodes.len() {
+            return Ok(());
+        }
+        Err(GraphError::UnknownNode { op: op.to_string(), node: id.index(), nodes: self.nodes.len() })
+    }
+}
+
+/// Whether the text form can read `name` back.
+pub(crate) fn is_name(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_') && chars.all(is_name_char)
+}
+
+pub(crate) fn is_name_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | '/' | '(' | ')')
+}

@@ -1,0 +1,28 @@
+//! What to compute: the graph, its builder, its text form, its gradients.
+//!
+//! A [`Graph`] is a list of primitives ([`Op`]) in static single assignment, grouped into calls: what the user wrote.
+//! It knows no device. Same calls in, same graph out.
+#![forbid(unsafe_code)]
+
+mod build;
+mod composite;
+mod dtype;
+mod error;
+mod extract;
+mod gradient;
+mod graph;
+mod infer;
+mod op;
+mod shape;
+mod text;
+mod verify;
+
+pub use build::{CrossEntropyResult, LayerNormResult, Quantized, RmsNormResult};
+pub use composite::{Composite, Gelu, Mask};
+pub use dtype::{Dtype, UnknownDtype};
+pub use error::{GraphError, Operand};
+pub use extract::extract;
+pub use gradient::{Differentiated, differentiate};
+pub use graph::{Call, CallId, Callee, Graph, Node, NodeId, Output};
+pub use op::{BinaryOp, CompareOp, InputKind, Op, ReduceOp, UnaryOp, View};
+pub use shape::{MAX_RANK, Shape};

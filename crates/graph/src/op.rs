@@ -1,0 +1,308 @@
+//! The closed list of primitive operations. Shape and dtype rules are in [`crate::infer`].
+
+use std::fmt;
+
+use crate::dtype::Dtype;
+use crate::shape::Shape;
+
+/// What a graph input is for. Reports and loaders use it; kernels do not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum InputKind {
+    /// Changes from call to call: activations, tokens, seeds, incoming gradients.
+    Data,
+    /// A parameter of the model.
+    Weight,
+}
+
+/// Functions of one value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum UnaryOp {
+    /// `-x`
+    Neg,
+    /// `|x|`
+    Abs,
+    /// `e^x`
+    Exp,
+    /// natural logarithm
+    Log,
+    /// square root
+    Sqrt,
+    /// `1 / sqrt(x)`
+    Rsqrt,
+    /// `1 / x`
+    Reciprocal,
+    /// hyperbolic tangent
+    Tanh,
+    /// the error function
+    Erf,
+    /// `1 / (1 + e^-x)`
+    Sigmoid,
+    /// to the nearest integer, ties to even
+    Round,
+}
+
+/// Functions of two values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BinaryOp {
+    /// `a + b`
+    Add,
+    /// `a - b`
+    Sub,
+    /// `a * b`
+    Mul,
+    /// `a / b`
+    Div,
+    /// the larger; NaN if either is NaN
+    Max,
+    /// the smaller; NaN if either is NaN
+    Min,
+}
+
+/// Comparisons; all false when an operand is NaN, except `Ne`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CompareOp {
+    /// `a < b`
+    Lt,
+    /// `a <= b`
+    Le,
+    /// `a == b`
+    Eq,
+    /// `a != b`
+    Ne,
+    /// `a > b`
+    Gt,
+    /// `a >= b`
+    Ge,
+}
+
+/// Reductions over the last axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ReduceOp {
+    /// sum of the row
+    Sum,
+    /// sum of the row over its length
+    Mean,
+    /// largest value; NaN if any is NaN
+    Max,
+    /// largest magnitude; NaN if any is NaN
+    AbsMax,
+    /// index of the first largest value, `i32`; of the first NaN if there is one
+    ArgMax,
+}
+
+/// A change of index: no arithmetic, and no memory traffic unless a reader cannot follow it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum View {
+    /// The same elements in row-major order under another shape.
+    Reshape(Shape),
+    /// Axis `i` of the result is axis `perm[i]` of the operand.
+    Transpose(Vec<usize>),
+    /// `length` indices of `axis` from `start`.
+    Slice {
+        /// the axis that is cut
+        axis: usize,
+        /// first index
+        start: usize,
+        /// how many
+        length: usize,
+    },
+    /// Leading axes are added and axes of size 1 repeated until the shape is this.
+    Broadcast(Shape),
+}
+
+/// A primitive operation. Attributes are here, operands are in the node.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// A tensor handed in at run time. No operands.
+    Input {
+        /// what it is for
+        kind: InputKind,
+        /// its dtype
+        dtype: Dtype,
+        /// its shape
+        shape: Shape,
+    },
+    /// A scalar known when the graph is built. No operands.
+    Const {
+        /// its value, never NaN
+        value: f64,
+        /// its dtype
+        dtype: Dtype,
+    },
+    /// `i32` index along `axis` of `shape`. No operands.
+    Iota {
+        /// the axis that is counted
+        axis: usize,
+        /// shape of the result
+        shape: Shape,
+    },
+    /// Philox4x32-10: true where the element is kept. Operand: the seed, an `i32` scalar.
+    /// An element is kept iff its u32 is at least `floor(drop * 2^32)`; its counter is its row-major index.
+    Random {
+        /// probability that an element is dropped, in `[0, 1)`
+        drop: f64,
+        /// the second half of the key: tells apart the dropouts of one graph
+        offset: u32,
+        /// shape of the result
+        shape: Shape,
+    },
+    /// One float operand.
+    Unary(UnaryOp),
+    /// Two float operands of one dtype, broadcast against each other.
+    Binary(BinaryOp),
+    /// Two operands of one dtype (floats or `i32`), broadcast; the result is `bool`.
+    Compare(CompareOp),
+    /// Operands: condition (`bool`), value where true, value where false; all broadcast.
+    Select,
+    /// To another dtype: nearest even, saturating to `i8`.
+    Cast(Dtype),
+    /// Over the last axis, which stays with size 1.
+    RowReduce(ReduceOp),
+    /// Sum over all axes but the last; the result has the shape of the last axis alone.
+    ColumnSum,
+    /// `[.., m, k] x [.., k, n] -> [.., m, n]`; a rank-2 second operand serves every batch.
+    Matmul {
+        /// the first operand is stored `[.., k, m]`
+        transpose_a: bool,
+        /// the second operand is stored `[.., n, k]`
+        transpose_b: bool,
+    },
+    /// Rows of a table `[n, c]` picked by `i32` indices `[..]`: `[.., c]`.
+    Gather,
+    /// Operands: indices `[..]`, rows `[.., c]`. Adds each row to row `index` of a zero table `[rows, c]`.
+    ScatterAdd {
+        /// rows of the table
+        rows: usize,
+    },
+    /// A change of index of one operand.
+    View(View),
+    /// Operands laid end to end along an axis.
+    Concat {
+        /// the axis that grows
+        axis: usize,
+    },
+    /// The identity, through which no gradient flows.
+    StopGradient,
+}
+
+impl UnaryOp {
+    /// All of them.
+    pub const ALL: [UnaryOp; 11] = [
+        UnaryOp::Neg,
+        UnaryOp::Abs,
+        UnaryOp::Exp,
+        UnaryOp::Log,
+        UnaryOp::Sqrt,
+        UnaryOp::Rsqrt,
+        UnaryOp::Reciprocal,
+        UnaryOp::Tanh,
+        UnaryOp::Erf,
+        UnaryOp::Sigmoid,
+        UnaryOp::Round,
+    ];
+
+    /// The word of the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            UnaryOp::Neg => "neg",
+            UnaryOp::Abs => "abs",
+            UnaryOp::Exp => "exp",
+            UnaryOp::Log => "log",
+            UnaryOp::Sqrt => "sqrt",
+            UnaryOp::Rsqrt => "rsqrt",
+            UnaryOp::Reciprocal => "reciprocal",
+            UnaryOp::Tanh => "tanh",
+            UnaryOp::Erf => "erf",
+            UnaryOp::Sigmoid => "sigmoid",
+            UnaryOp::Round => "round",
+        }
+    }
+}
+
+impl BinaryOp {
+    /// All of them.
+    pub const ALL: [BinaryOp; 6] =
+        [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div, BinaryOp::Max, BinaryOp::Min];
+
+    /// The word of the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            BinaryOp::Add => "add",
+            BinaryOp::Sub => "sub",
+            BinaryOp::Mul => "mul",
+            BinaryOp::Div => "div",
+            BinaryOp::Max => "max",
+            BinaryOp::Min => "min",
+        }
+    }
+}
+
+impl CompareOp {
+    /// All of them.
+    pub const ALL: [CompareOp; 6] =
+        [CompareOp::Lt, CompareOp::Le, CompareOp::Eq, CompareOp::Ne, CompareOp::Gt, CompareOp::Ge];
+
+    /// The word of the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            CompareOp::Lt => "lt",
+            CompareOp::Le => "le",
+            CompareOp::Eq => "eq",
+            CompareOp::Ne => "ne",
+            CompareOp::Gt => "gt",
+            CompareOp::Ge => "ge",
+        }
+    }
+}
+
+impl ReduceOp {
+    /// All of them.
+    pub const ALL: [ReduceOp; 5] =
+        [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::AbsMax, ReduceOp::ArgMax];
+
+    /// The word of the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "row_sum",
+            ReduceOp::Mean => "row_mean",
+            ReduceOp::Max => "row_max",
+            ReduceOp::AbsMax => "row_absmax",
+            ReduceOp::ArgMax => "row_argmax",
+        }
+    }
+}
+
+impl Op {
+    /// The word of the text form, also the name of a kernel that holds this op alone.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Input { kind: InputKind::Data, .. } => "input",
+            Op::Input { kind: InputKind::Weight, .. } => "weight",
+            Op::Const { .. } => "const",
+            Op::Iota { .. } => "iota",
+            Op::Random { .. } => "random",
+            Op::Unary(op) => op.name(),
+            Op::Binary(op) => op.name(),
+            Op::Compare(op) => op.name(),
+            Op::Select => "select",
+            Op::Cast(_) => "cast",
+            Op::RowReduce(op) => op.name(),
+            Op::ColumnSum => "column_sum",
+            Op::Matmul { .. } => "matmul",
+            Op::Gather => "gather",
+            Op::ScatterAdd { .. } => "scatter_add",
+            Op::View(View::Reshape(_)) => "reshape",
+            Op::View(View::Transpose(_)) => "transpose",
+            Op::View(View::Slice { .. }) => "slice",
+            Op::View(View::Broadcast(_)) => "broadcast",
+            Op::Concat { .. } => "concat",
+            Op::StopGradient => "stop_gradient",
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

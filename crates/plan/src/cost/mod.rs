@@ -1,0 +1,4 @@
+//! What a group costs.
+
+pub mod traffic;
+pub mod units;

@@ -1,0 +1,319 @@
+//! Where a value lies: views are followed to the buffer they look into, so that most of them cost nothing.
+//!
+//! Each node is *inline* (a constant or an index pattern, made again by every reader) or *placed*: some strides over the
+//! buffer of a base node. A view that cannot be expressed by strides, or that a reader cannot follow, is given a buffer
+//! of its own; a copy kernel fills it.
+
+use deuteron_graph::{Graph, NodeId, Op, Shape, View};
+
+/// Strides over a base buffer, in elements.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// logical shape
+    pub shape: Shape,
+    /// one a logical axis; 0 repeats
+    pub strides: Vec<usize>,
+    /// first element
+    pub offset: usize,
+}
+
+/// A value's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// the node that owns the buffer
+    pub base: NodeId,
+    /// how the value lies in it
+    pub layout: Layout,
+}
+
+/// The place of every node of a graph.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    places: Vec<Option<Placed>>,
+    copied: Vec<bool>,
+}
+
+/// How a row kernel of a given space reads a value: leading axes, then columns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowAccess {
+    /// (size, stride) of the leading axes, outermost first, contiguous neighbours merged, sizes of 1 dropped
+    pub leading: Vec<(usize, usize)>,
+    /// stride of the columns: 1, or 0 where one element serves the whole row
+    pub column_stride: usize,
+    /// first element
+    pub offset: usize,
+}
+
+impl Layout {
+    /// Row-major, from the start of the buffer.
+    pub fn contiguous(shape: &Shape) -> Layout {
+        Layout { shape: shape.clone(), strides: shape.strides(), offset: 0 }
+    }
+
+    /// Whether elements follow each other in row-major order from the start.
+    pub fn is_contiguous(&self) -> bool {
+        let usual = self.shape.strides();
+        self.offset == 0 && (0..self.shape.rank()).all(|axis| self.shape[axis] == 1 || self.strides[axis] == usual[axis])
+    }
+
+    /// The layout of a view of this value, or `None` where strides cannot express it.
+    pub fn view(&self, view: &View) -> Option<Layout> {
+        match view {
+            View::Reshape(shape) => self.reshape(shape),
+            View::Transpose(permutation) => Some(Layout {
+                shape: Shape::new(permutation.iter().map(|&axis| self.shape[axis]).collect::<Vec<_>>()),
+                strides: permutation.iter().map(|&axis| self.strides[axis]).collect(),
+                offset: self.offset,
+            }),
+            View::Slice { axis, start, length } => {
+                let mut dims = self.shape.to_vec();
+                dims[*axis] = *length;
+                let offset = self.offset + start * self.strides[*axis];
+                Some(Layout { shape: Shape::new(dims), strides: self.strides.clone(), offset })
+            }
+            View::Broadcast(shape) => Some(self.broadcast(shape)),
+        }
+    }
+
+    /// Axes of size 1 repeat, new leading axes repeat.
+    pub fn broadcast(&self, shape: &Shape) -> Layout {
+        let missing = shape.rank() - self.shape.rank();
+        let strides = (0..shape.rank())
+            .map(|axis| match axis.checked_sub(missing) {
+                Some(own) if self.shape[own] == shape[axis] => self.strides[own],
+                _ => 0,
+            })
+            .collect();
+        Layout { shape: shape.clone(), strides, offset: self.offset }
+    }
+
+    /// Walks both shapes from the end, matching runs of axes that are contiguous in the buffer.
+    fn reshape(&self, shape: &Shape) -> Option<Layout> {
+        if self.shape.elements() == 0 {
+            return Some(Layout::contiguous(shape));
+        }
+        let runs = merge_contiguous(&self.shape, &self.strides);
+        let mut strides = vec![0; shape.rank()];
+        let mut axis = shape.rank();
+        for &(size, stride) in runs.iter().rev() {
+            let mut covered = 1;
+            while axis > 0 && (covered < size || shape[axis - 1] == 1) {
+                axis -= 1;
+                strides[axis] = stride * covered;
+                covered *= shape[axis];
+            }
+            if covered != size {
+                return None;
+            }
+        }
+        Some(Layout { shape: shape.clone(), strides, offset: self.offset })
+    }
+
+    /// How the rows of a kernel over `space` read this value, which repeats into it; `None` if a row is not contiguous.
+    pub fn row_access(&self, space: &Shape) -> Option<RowAccess> {
+        let wide = self.broadcast(space);
+        let cols = space.cols();
+        let column_stride = if cols == 1 { 0 } else { wide.strides.last().copied().unwrap_or(0) };
+        if column_stride > 1 {
+            return None;
+        }
+        let leading = Shape::from(space.leading());
+        let runs = merge_contiguous(&leading, &wide.strides[..leading.rank()]);
+        Some(RowAccess { leading: runs, column_stride, offset: wide.offset })
+    }
+}
+
+impl RowAccess {
+    /// Element `(row, column)` is element `row * cols + column` of the buffer.
+    pub fn is_identity(&self, rows: usize, cols: usize) -> bool {
+        let row_stride = match self.leading.as_slice() {
+            [] => return rows <= 1 && self.offset == 0 && (cols <= 1 || self.column_stride == 1),
+            [(size, stride)] if *size == rows => *stride,
+            _ => return false,
+        };
+        self.offset == 0 && row_stride == cols && (cols == 1 || self.column_stride == 1)
+    }
+
+    /// One element a row, element `row` of the buffer.
+    pub fn is_per_row_identity(&self, rows: usize) -> bool {
+        let in_order = match self.leading.as_slice() {
+            [] => rows <= 1,
+            [(size, stride)] => *size == rows && *stride == 1,
+            _ => false,
+        };
+        self.offset == 0 && self.column_stride == 0 && in_order
+    }
+}
+
+/// Drops axes of size 1 and merges neighbours that are contiguous.
+fn merge_contiguous(shape: &Shape, strides: &[usize]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for (axis, &size) in shape.iter().enumerate() {
+        if size == 1 {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(last) if last.1 == strides[axis] * size => *last = (last.0 * size, strides[axis]),
+            _ => runs.push((size, strides[axis])),
+        }
+    }
+    runs
+}
+
+impl Placement {
+    /// Where a node's value lies; `None` for an inline node.
+    pub fn get(&self, id: NodeId) -> Option<&Placed> {
+        self.places[id.index()].as_ref()
+    }
+
+    /// The node whose buffer holds this value; `None` for an inline node.
+    pub fn base(&self, id: NodeId) -> Option<NodeId> {
+        self.get(id).map(|placed| placed.base)
+    }
+
+    /// Whether a kernel has to make this node: arithmetic, or a view that needs a buffer.
+    pub fn needs_kernel(&self, graph: &Graph, id: NodeId) -> bool {
+        self.copied[id.index()] || is_arithmetic(&graph.node(id).op)
+    }
+
+    /// The placed values a node reads: its operands, and through inline operands what those read (a mask's seed).
+    pub fn reads(&self, graph: &Graph, id: NodeId) -> Vec<NodeId> {
+        let mut reads = Vec::new();
+        for &input in &graph.node(id).inputs {
+            match self.get(input) {
+                Some(_) => reads.push(input),
+                None => reads.extend(self.reads(graph, pattern_source(graph, input))),
+            }
+        }
+        reads
+    }
+
+    /// Whether this node is a view (or a pattern) with a buffer of its own.
+    pub fn is_copied(&self, id: NodeId) -> bool {
+        self.copied[id.index()]
+    }
+}
+
+/// Ops that compute: a kernel makes their value. The others are inputs, inline patterns or views.
+fn is_arithmetic(op: &Op) -> bool {
+    match op {
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => true,
+        Op::RowReduce(_) | Op::ColumnSum | Op::Matmul { .. } => true,
+        Op::Gather | Op::ScatterAdd { .. } | Op::Concat { .. } => true,
+        Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => false,
+        Op::View(_) | Op::StopGradient => false,
+    }
+}
+
+/// Places every node. `inputs` gives the layouts in which the graph's inputs are handed in.
+pub fn place(graph: &Graph, inputs: &[Layout]) -> Placement {
+    let mut copied = vec![false; graph.nodes().len()];
+    // An output has a buffer of its own, even if it only looks at an input or is a constant.
+    for output in graph.outputs() {
+        copied[output.node.index()] = !is_arithmetic(&graph.node(output.node).op);
+    }
+    loop {
+        let placement = place_once(graph, inputs, &copied);
+        let unreadable = readers_that_cannot_follow(graph, &placement);
+        let before = copied.iter().filter(|&&c| c).count();
+        unreadable.into_iter().for_each(|id| copied[id.index()] = true);
+        if copied.iter().filter(|&&c| c).count() == before {
+            return placement;
+        }
+    }
+}
+
+fn place_once(graph: &Graph, inputs: &[Layout], copied: &[bool]) -> Placement {
+    let mut placement = Placement { places: Vec::new(), copied: copied.to_vec() };
+    for id in graph.ids() {
+        let node = graph.node(id);
+        let own = || Some(Placed { base: id, layout: Layout::contiguous(&node.shape) });
+        let place = match &node.op {
+            _ if copied[id.index()] => own(),
+            Op::Input { .. } => {
+                let position = graph.inputs().iter().position(|&input| input == id);
+                let layout = position.and_then(|position| inputs.get(position)).cloned();
+                Some(Placed { base: id, layout: layout.unwrap_or_else(|| Layout::contiguous(&node.shape)) })
+            }
+            Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => None,
+            Op::StopGradient => placement.places[node.inputs[0].index()].clone(),
+            Op::View(view) => match &placement.places[node.inputs[0].index()] {
+                // A repeated constant is a constant. Other views of patterns get a buffer below.
+                None => None,
+                Some(seen) => match seen.layout.view(view) {
+                    Some(layout) => Some(Placed { base: seen.base, layout }),
+                    None => {
+                        placement.copied[id.index()] = true;
+                        own()
+                    }
+                },
+            },
+            _ => own(),
+        };
+        placement.places.push(place);
+    }
+    placement
+}
+
+/// Nodes that must be copied because a reader cannot take them as they lie.
+fn readers_that_cannot_follow(graph: &Graph, placement: &Placement) -> Vec<NodeId> {
+    let mut copies = Vec::new();
+    for id in graph.ids() {
+        if placement.copied[id.index()] {
+            copies.push(id);
+        }
+        let node = graph.node(id);
+        for (position, &input) in node.inputs.iter().enumerate() {
+            match placement.get(input) {
+                None => copies.extend(unreadable_pattern(graph, placement, id, input)),
+                Some(placed) => {
+                    if !can_read(graph, id, position, &placed.layout) {
+                        copies.push(input);
+                    }
+                }
+            }
+        }
+    }
+    copies
+}
+
+/// Inline values serve row kernels, in the shape they were made in. A constant serves in any shape.
+fn unreadable_pattern(graph: &Graph, placement: &Placement, reader: NodeId, input: NodeId) -> Option<NodeId> {
+    let source = pattern_source(graph, input);
+    let is_constant = matches!(graph.node(source).op, Op::Const { .. });
+    match &graph.node(reader).op {
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => {
+            let same_shape = source == input && graph.node(input).shape == graph.node(reader).shape;
+            (!is_constant && !same_shape).then_some(source)
+        }
+        Op::RowReduce(_) | Op::ColumnSum => (!is_constant && source != input).then_some(source),
+        Op::View(_) | Op::StopGradient if !placement.is_copied(reader) => (!is_constant).then_some(source),
+        _ => Some(input),
+    }
+}
+
+/// The pattern behind a chain of views of it.
+pub(crate) fn pattern_source(graph: &Graph, id: NodeId) -> NodeId {
+    match graph.node(id).op {
+        Op::View(_) | Op::StopGradient => pattern_source(graph, graph.node(id).inputs[0]),
+        _ => id,
+    }
+}
+
+fn can_read(graph: &Graph, reader: NodeId, position: usize, layout: &Layout) -> bool {
+    let node = graph.node(reader);
+    match &node.op {
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => {
+            layout.row_access(&node.shape).is_some()
+        }
+        Op::RowReduce(_) | Op::ColumnSum => layout.row_access(&layout.shape).is_some(),
+        // A table is read by rows, indices one a row.
+        Op::Gather if position == 0 => layout.row_access(&layout.shape).is_some_and(|access| access.leading.len() <= 1),
+        Op::Gather => true,
+        Op::ScatterAdd { .. } => layout.is_contiguous(),
+        Op::Random { .. } => true,
+        // Products and copies take any strides.
+        Op::Matmul { .. } | Op::Concat { .. } | Op::View(_) | Op::StopGradient => true,
+        Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } => true,
+    }
+}

@@ -1,0 +1,48 @@
+//! Why a graph could not be interpreted.
+
+use deuteron_graph::Shape;
+
+/// What is wrong with the values handed to the interpreter.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ReferenceError {
+    /// Too few or too many inputs.
+    #[error("expected {expected} inputs, got {got}")]
+    InputCount {
+        /// inputs of the graph
+        expected: usize,
+        /// arrays handed in
+        got: usize,
+    },
+    /// An input of another shape.
+    #[error("input `{name}`: expected shape {expected}, got {got}")]
+    InputShape {
+        /// the input
+        name: String,
+        /// its shape in the graph
+        expected: Shape,
+        /// the array's shape
+        got: Shape,
+    },
+    /// An array whose values do not fill its shape.
+    #[error("input `{name}`: expected {expected} values, got {got}")]
+    InputLength {
+        /// the input
+        name: String,
+        /// elements of its shape
+        expected: usize,
+        /// values in the array
+        got: usize,
+    },
+    /// A row that a table does not have.
+    #[error("{op} at node %{node}: index {index} is not in a table of {rows} rows")]
+    IndexRange {
+        /// gather or scatter_add
+        op: &'static str,
+        /// the node
+        node: usize,
+        /// what was asked for
+        index: f64,
+        /// rows of the table
+        rows: usize,
+    },
+}

@@ -1,0 +1,211 @@
+//! The composites, straight from their formulas, in plain loops over rows.
+//!
+//! Nothing here looks at an expansion: this is the second opinion that catches a wrong one.
+
+use deuteron_graph::{Composite, Dtype, Gelu, Mask, Shape};
+
+use crate::array::Array;
+use crate::philox::kept;
+use crate::round::round_to;
+
+/// The results of a composite for these operands, in the order of its call. Panics on operands that a graph refuses.
+pub fn formula(composite: &Composite, inputs: &[Array]) -> Vec<Array> {
+    let x = &inputs[0];
+    match *composite {
+        Composite::LayerNorm { eps } => layer_norm(x, &inputs[1], &inputs[2], eps),
+        Composite::RmsNorm { eps } => rms_norm(x, &inputs[1], eps),
+        Composite::Softmax => vec![by_row(x, softmax)],
+        Composite::CausalMask => vec![causal_mask(x)],
+        Composite::Gelu { kind } => vec![by_element(x, |x| gelu(kind, x))],
+        Composite::Silu => vec![by_element(x, silu)],
+        Composite::Relu => vec![by_element(x, |x| if x < 0.0 { 0.0 } else { x })],
+        Composite::Swiglu => vec![gated(x, &inputs[1], silu)],
+        Composite::Geglu { kind } => vec![gated(x, &inputs[1], |x| gelu(kind, x))],
+        Composite::Dropout { p, offset } => vec![dropout(x, &inputs[1], p, offset)],
+        Composite::Linear { transposed } => vec![linear(x, &inputs[1], inputs.get(2), transposed)],
+        Composite::AttentionScores { mask, scale } => vec![probabilities(x, &inputs[1], inputs.get(2), mask, scale)],
+        Composite::Attention { mask, scale, p, offset } => vec![attention(inputs, mask, scale, p, offset)],
+        Composite::QuantizeInt8 => quantize(x, 127.0, Dtype::I8),
+        Composite::QuantizeFp8 => quantize(x, 448.0, Dtype::F8e4m3),
+        Composite::Dequantize { .. } => vec![dequantize(x, &inputs[1])],
+        Composite::CrossEntropy => cross_entropy(x, &inputs[1]),
+    }
+}
+
+fn by_element(x: &Array, f: impl Fn(f64) -> f64) -> Array {
+    Array { shape: x.shape.clone(), values: x.values.iter().map(|&x| f(x)).collect() }
+}
+
+fn by_row(x: &Array, f: impl Fn(&[f64]) -> Vec<f64>) -> Array {
+    Array { shape: x.shape.clone(), values: (0..x.rows()).flat_map(|row| f(x.row(row))).collect() }
+}
+
+/// One value a row.
+fn column(x: &Array, f: impl Fn(&[f64]) -> f64) -> Array {
+    Array { shape: x.shape.with_cols(1), values: (0..x.rows()).map(|row| f(x.row(row))).collect() }
+}
+
+fn mean(row: &[f64]) -> f64 {
+    row.iter().sum::<f64>() / row.len() as f64
+}
+
+/// The mean of the squared distances to the mean.
+fn variance(row: &[f64]) -> f64 {
+    let mean = mean(row);
+    row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64
+}
+
+fn layer_norm(x: &Array, weight: &Array, bias: &Array, eps: f64) -> Vec<Array> {
+    let deviation = |row: &[f64]| (variance(row) + eps).sqrt();
+    let y = by_row(x, |row| {
+        let normed = row.iter().map(|x| (x - mean(row)) / deviation(row));
+        normed.zip(&weight.values).zip(&bias.values).map(|((x, w), b)| x * w + b).collect()
+    });
+    vec![y, column(x, mean), column(x, |row| 1.0 / deviation(row))]
+}
+
+fn rms_norm(x: &Array, weight: &Array, eps: f64) -> Vec<Array> {
+    let root = |row: &[f64]| (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + eps).sqrt();
+    let y = by_row(x, |row| row.iter().zip(&weight.values).map(|(x, w)| x / root(row) * w).collect());
+    vec![y, column(x, |row| 1.0 / root(row))]
+}
+
+/// `e^x` over its sum. A row of `-inf` is fully masked: zeros.
+fn softmax(row: &[f64]) -> Vec<f64> {
+    if row.iter().all(|&x| x == f64::NEG_INFINITY) {
+        return vec![0.0; row.len()];
+    }
+    let normaliser = log_sum_exp(row);
+    row.iter().map(|x| (x - normaliser).exp()).collect()
+}
+
+fn log_sum_exp(row: &[f64]) -> f64 {
+    let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if largest == f64::NEG_INFINITY && !row.iter().any(|x| x.is_nan()) {
+        return f64::NEG_INFINITY;
+    }
+    largest + row.iter().map(|x| (x - largest).exp()).sum::<f64>().ln()
+}
+
+/// Query `i` of `m` sees key `j` of `n` iff `j <= i + n - m`.
+fn causal_mask(x: &Array) -> Array {
+    let (rows, cols) = (x.shape[x.shape.rank() - 2], x.cols());
+    Array::from_fn(x.shape.clone(), |index| {
+        let (row, col) = (index / cols % rows, index % cols);
+        if col + rows <= row + cols { x.values[index] } else { f64::NEG_INFINITY }
+    })
+}
+
+fn gelu(kind: Gelu, x: f64) -> f64 {
+    match kind {
+        Gelu::Tanh => {
+            let argument = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            x / 2.0 * (1.0 + argument.tanh())
+        }
+        Gelu::Erf => x / 2.0 * (1.0 + libm::erf(x / 2f64.sqrt())),
+    }
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+fn gated(x: &Array, gate: &Array, activation: impl Fn(f64) -> f64) -> Array {
+    Array::from_fn(x.shape.clone(), |index| activation(x.values[index]) * gate.values[index])
+}
+
+fn dropout(x: &Array, seed: &Array, p: f64, offset: u32) -> Array {
+    let seed = seed.values[0] as i64 as u32;
+    Array::from_fn(x.shape.clone(), |index| {
+        let is_kept = kept(index as u64, seed, offset, p) == 1.0;
+        if is_kept { x.values[index] / (1.0 - p) } else { 0.0 }
+    })
+}
+
+fn linear(x: &Array, weight: &Array, bias: Option<&Array>, transposed: bool) -> Array {
+    let outputs = weight.shape[if transposed { 0 } else { 1 }];
+    let entry = |k: usize, col: usize| if transposed { weight.at(&[col, k]) } else { weight.at(&[k, col]) };
+    let shape = x.shape.with_cols(outputs);
+    Array::from_fn(shape, |index| {
+        let (row, col) = (index / outputs, index % outputs);
+        let product: f64 = x.row(row).iter().enumerate().map(|(k, x)| x * entry(k, col)).sum();
+        product + bias.map_or(0.0, |bias| bias.values[col])
+    })
+}
+
+/// `softmax(scale q k^T + mask)`
+fn probabilities(q: &Array, k: &Array, additive: Option<&Array>, mask: Mask, scale: f64) -> Array {
+    let rank = q.shape.rank();
+    let (queries, keys) = (q.shape[rank - 2], k.shape[rank - 2]);
+    let shape = q.shape.with_cols(keys);
+    let mut values = Vec::with_capacity(shape.elements());
+    for row in 0..q.rows() {
+        let (batch, query) = (row / queries, row % queries);
+        let score = |key: usize| {
+            let dot: f64 = q.row(row).iter().zip(k.row(batch * keys + key)).map(|(q, k)| q * k).sum();
+            match mask {
+                Mask::Causal if key + queries > query + keys => f64::NEG_INFINITY,
+                Mask::Full | Mask::Causal => scale * dot,
+                Mask::Additive => scale * dot + additive.map_or(0.0, |mask| broadcast_at(mask, &shape, row * keys + key)),
+            }
+        };
+        values.extend(softmax(&(0..keys).map(score).collect::<Vec<_>>()));
+    }
+    Array { shape, values }
+}
+
+/// The element of `x`, repeated to `shape`, at a row-major index of `shape`.
+fn broadcast_at(x: &Array, shape: &Shape, index: usize) -> f64 {
+    let strides = shape.strides();
+    let missing = shape.rank() - x.shape.rank();
+    let own: Vec<usize> = (0..x.shape.rank())
+        .map(|axis| match x.shape[axis] {
+            1 => 0,
+            _ => index / strides[axis + missing] % shape[axis + missing],
+        })
+        .collect();
+    x.at(&own)
+}
+
+fn attention(inputs: &[Array], mask: Mask, scale: f64, p: f64, offset: u32) -> Array {
+    let (q, k, v) = (&inputs[0], &inputs[1], &inputs[2]);
+    let additive = (mask == Mask::Additive).then(|| &inputs[3]);
+    let mut weights = probabilities(q, k, additive, mask, scale);
+    if p > 0.0 {
+        weights = dropout(&weights, &inputs[inputs.len() - 1], p, offset);
+    }
+    let rank = q.shape.rank();
+    let (queries, keys, features) = (q.shape[rank - 2], k.shape[rank - 2], v.cols());
+    Array::from_fn(q.shape.with_cols(features), |index| {
+        let (row, feature) = (index / features, index % features);
+        let batch = row / queries;
+        weights.row(row).iter().enumerate().map(|(key, weight)| weight * v.row(batch * keys + key)[feature]).sum()
+    })
+}
+
+/// `q = x / scale` rounded, `scale = absmax / largest`; a row of zeros keeps scale 0 and bytes 0.
+fn quantize(x: &Array, largest: f64, to: Dtype) -> Vec<Array> {
+    let scale = |row: &[f64]| {
+        let poisoned = row.iter().any(|x| x.is_nan());
+        let absmax = row.iter().fold(0.0, |absmax: f64, x| absmax.max(x.abs()));
+        if poisoned { f64::NAN } else { absmax / largest }
+    };
+    let q = by_row(x, |row| {
+        let scale = scale(row);
+        row.iter().map(|&x| if scale == 0.0 { 0.0 } else { round_to(to, x / scale) }).collect()
+    });
+    vec![q, column(x, scale)]
+}
+
+fn dequantize(q: &Array, scale: &Array) -> Array {
+    let shape = q.shape.broadcast(&scale.shape).unwrap_or_else(|| q.shape.clone());
+    Array::from_fn(shape.clone(), |index| broadcast_at(q, &shape, index) * broadcast_at(scale, &shape, index))
+}
+
+/// Mean over rows of `log sum e^x - x[target]`, and the logarithms.
+fn cross_entropy(logits: &Array, targets: &Array) -> Vec<Array> {
+    let normalisers = column(logits, log_sum_exp);
+    let losses = (0..logits.rows()).map(|row| normalisers.values[row] - logits.row(row)[targets.values[row] as usize]);
+    let loss = losses.sum::<f64>() / logits.rows() as f64;
+    vec![Array::scalar(loss), normalisers]
+}

@@ -1,0 +1,241 @@
+//! The interpreter: every primitive of a graph in `f64`, in order.
+//!
+//! - `Exact`: the mathematics. Only casts to `i8` and `f8e4m3` round, since that is their meaning.
+//! - `Storage`: every node's value is rounded to its dtype, as if each were stored.
+//!
+//! A value is freed after its last use. Beside each output goes its slack (see [`Interpretation::slack`]).
+
+use std::collections::HashMap;
+
+use deuteron_graph::{Dtype, Graph, Node, NodeId, Op, Shape, View};
+use rayon::prelude::*;
+
+use crate::array::Array;
+use crate::error::ReferenceError;
+use crate::matmul::matmul;
+use crate::philox::kept;
+use crate::reach::{Reach, reach_of};
+use crate::reduce::{OutOfRange, column_sum, gather, row_reduce, scatter_add};
+use crate::round::round_to;
+use crate::scalar;
+use crate::slack::slack_of;
+use crate::strided::{CHUNK, Strided, map, map1, map2};
+
+/// When the interpreter rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// Nowhere but in casts to `i8` and `f8e4m3`.
+    Exact,
+    /// After every node, to the node's dtype.
+    Storage,
+}
+
+/// The outputs of a graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Interpretation {
+    /// In the order of [`Graph::outputs`].
+    pub outputs: Vec<Array>,
+    /// For each output, how far each element may lie off because a near tie in a comparison, or a rounding to integers
+    /// near a half, could have fallen the other way. `None`: nowhere.
+    pub slack: Vec<Option<Vec<f64>>>,
+}
+
+/// Computes the outputs.
+pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<Interpretation, ReferenceError> {
+    check_inputs(graph, inputs)?;
+    let last_use = last_uses(graph);
+    let mut values: Vec<Option<Value>> = Vec::with_capacity(graph.nodes().len());
+    for (index, node) in graph.nodes().iter().enumerate() {
+        values.push(None);
+        if last_use[index].is_none() {
+            continue;
+        }
+        values[index] = Some(evaluate(graph, index, inputs, &values, rounding)?);
+        for input in &node.inputs {
+            if last_use[input.index()] == Some(index) {
+                values[input.index()] = None;
+            }
+        }
+    }
+    Ok(collect_outputs(graph, values))
+}
+
+/// Computes every node and keeps its value: for tests, on small graphs.
+pub fn interpret_all(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<Vec<Array>, ReferenceError> {
+    check_inputs(graph, inputs)?;
+    let mut values = Vec::with_capacity(graph.nodes().len());
+    for index in 0..graph.nodes().len() {
+        let value = evaluate(graph, index, inputs, &values, rounding)?;
+        values.push(Some(value));
+    }
+    Ok(values.into_iter().flatten().map(|value| value.main.to_array()).collect())
+}
+
+/// A computed node.
+#[derive(Debug, Clone)]
+pub(crate) struct Value<'a> {
+    pub main: Strided<'a>,
+    pub slack: Option<Strided<'static>>,
+    pub reach: Reach,
+}
+
+fn check_inputs(graph: &Graph, inputs: &[Array]) -> Result<(), ReferenceError> {
+    if graph.inputs().len() != inputs.len() {
+        return Err(ReferenceError::InputCount { expected: graph.inputs().len(), got: inputs.len() });
+    }
+    for (&id, array) in graph.inputs().iter().zip(inputs) {
+        let expected = &graph.node(id).shape;
+        if *expected != array.shape {
+            let (expected, got) = (expected.clone(), array.shape.clone());
+            return Err(ReferenceError::InputShape { name: graph.label(id), expected, got });
+        }
+        if expected.elements() != array.values.len() {
+            let (expected, got) = (expected.elements(), array.values.len());
+            return Err(ReferenceError::InputLength { name: graph.label(id), expected, got });
+        }
+    }
+    Ok(())
+}
+
+/// Where each node is read last; outputs are read at the end. `None`: no output needs the node.
+fn last_uses(graph: &Graph) -> Vec<Option<usize>> {
+    let mut last_use = vec![None; graph.nodes().len()];
+    graph.outputs().iter().for_each(|output| last_use[output.node.index()] = Some(usize::MAX));
+    for (index, node) in graph.nodes().iter().enumerate().rev() {
+        if last_use[index].is_some() {
+            node.inputs.iter().for_each(|input| last_use[input.index()] = last_use[input.index()].or(Some(index)));
+        }
+    }
+    last_use
+}
+
+fn collect_outputs(graph: &Graph, mut values: Vec<Option<Value>>) -> Interpretation {
+    let mut remaining: HashMap<NodeId, usize> = HashMap::new();
+    graph.outputs().iter().for_each(|output| *remaining.entry(output.node).or_default() += 1);
+    let mut interpretation = Interpretation { outputs: Vec::new(), slack: Vec::new() };
+    for output in graph.outputs() {
+        let slot = &mut values[output.node.index()];
+        let count = remaining.entry(output.node).or_default();
+        *count -= 1;
+        // The last output of a node takes its buffer; others copy it.
+        let value = if *count == 0 { slot.take() } else { slot.clone() };
+        if let Some(Value { main, slack, .. }) = value {
+            interpretation.outputs.push(main.into_array());
+            interpretation.slack.push(slack.map(|slack| slack.into_array().values));
+        }
+    }
+    interpretation
+}
+
+fn evaluate<'a>(
+    graph: &Graph,
+    index: usize,
+    inputs: &'a [Array],
+    values: &[Option<Value<'a>>],
+    rounding: Rounding,
+) -> Result<Value<'a>, ReferenceError> {
+    let node = &graph.nodes()[index];
+    if let Op::Input { .. } = node.op {
+        let position = graph.inputs().iter().position(|id| id.index() == index).unwrap_or_default();
+        let main = stored_input(&inputs[position], node.dtype, rounding);
+        return Ok(Value { main, slack: None, reach: Reach::EXACT });
+    }
+    let operands: Vec<&Value> = node.inputs.iter().filter_map(|id| values[id.index()].as_ref()).collect();
+    let main = primitive(node, &operands, rounding).map_err(|OutOfRange(asked)| ReferenceError::IndexRange {
+        op: node.op.name(),
+        node: index,
+        index: asked,
+        rows: if let Op::ScatterAdd { rows } = node.op { rows } else { operands[0].main.shape[0] },
+    })?;
+    let slack = slack_of(node, &operands);
+    let reach = reach_of(node, &operands, &main);
+    Ok(Value { main, slack, reach })
+}
+
+/// Inputs are borrowed unless storing them would change them.
+fn stored_input<'a>(array: &'a Array, dtype: Dtype, rounding: Rounding) -> Strided<'a> {
+    let borrowed = Strided::borrowed(array);
+    let fits = |x: &f64| x.is_nan() || round_to(dtype, *x) == *x;
+    if rounding == Rounding::Exact || array.values.par_chunks(CHUNK).all(|chunk| chunk.iter().all(fits)) {
+        return borrowed;
+    }
+    map1(&borrowed, Some(dtype), |x| x)
+}
+
+fn primitive<'a>(node: &Node, operands: &[&Value<'a>], rounding: Rounding) -> Result<Strided<'a>, OutOfRange> {
+    let operand = |position: usize| &operands[position].main;
+    let round = (rounding == Rounding::Storage && node.dtype.is_float()).then_some(node.dtype);
+    Ok(match &node.op {
+        // Handled by the caller, which holds the arrays.
+        Op::Input { shape, .. } => Strided::scalar(0.0).broadcast(shape),
+        Op::Const { value, .. } => map1(&Strided::scalar(*value), round, |x| x),
+        Op::Iota { axis, shape } => iota(shape, *axis),
+        Op::Random { drop, offset, shape } => random(shape, operand(0), *drop, *offset),
+        Op::Unary(op) => map1(operand(0), round, |x| scalar::unary(*op, x)),
+        Op::Binary(op) => map2(&node.shape, [operand(0), operand(1)], round, |a, b| scalar::binary(*op, a, b)),
+        Op::Compare(op) => map2(&node.shape, [operand(0), operand(1)], None, |a, b| scalar::compare(*op, a, b)),
+        Op::Select => map(&node.shape, [operand(0), operand(1), operand(2)], None, |[condition, a, b]| {
+            if condition != 0.0 { a } else { b }
+        }),
+        Op::Cast(Dtype::I8 | Dtype::F8e4m3) => map1(operand(0), Some(node.dtype), |x| x),
+        Op::Cast(_) => match round {
+            Some(_) => map1(operand(0), round, |x| x),
+            None => operand(0).clone(),
+        },
+        Op::RowReduce(op) => row_reduce(*op, operand(0), round),
+        Op::ColumnSum => column_sum(operand(0), round),
+        Op::Matmul { transpose_a, transpose_b } => {
+            matmul(&node.shape, operand(0), operand(1), *transpose_a, *transpose_b, round)
+        }
+        Op::Gather => gather(&node.shape, operand(0), operand(1))?,
+        Op::ScatterAdd { .. } => scatter_add(&node.shape, operand(0), operand(1), round)?,
+        Op::View(change) => view(change, operand(0)),
+        Op::Concat { axis } => {
+            let parts: Vec<&Strided> = operands.iter().map(|operand| &operand.main).collect();
+            concat(&node.shape, *axis, &parts)
+        }
+        Op::StopGradient => operand(0).clone(),
+    })
+}
+
+/// A change of index.
+pub(crate) fn view<'a>(change: &View, x: &Strided<'a>) -> Strided<'a> {
+    match change {
+        View::Reshape(shape) => x.reshape(shape),
+        View::Transpose(permutation) => x.transpose(permutation),
+        View::Slice { axis, start, length } => x.slice(*axis, *start, *length),
+        View::Broadcast(shape) => x.broadcast(shape),
+    }
+}
+
+/// Operands end to end along an axis.
+pub(crate) fn concat(shape: &Shape, axis: usize, parts: &[&Strided]) -> Strided<'static> {
+    let parts: Vec<Strided> = parts.iter().map(|part| part.packed()).collect();
+    let blocks: usize = shape[..axis].iter().product();
+    let mut values = Vec::with_capacity(shape.elements());
+    for block in 0..blocks {
+        for part in &parts {
+            let length: usize = part.shape[axis..].iter().product();
+            values.extend_from_slice(&part.as_slice().unwrap_or_default()[block * length..][..length]);
+        }
+    }
+    Strided::owned(shape.clone(), values)
+}
+
+fn iota(shape: &Shape, axis: usize) -> Strided<'static> {
+    let mut dims = vec![1; shape.rank()];
+    dims[axis] = shape[axis];
+    Strided::owned(Shape::new(dims), (0..shape[axis]).map(|i| i as f64).collect()).broadcast(shape)
+}
+
+fn random(shape: &Shape, seed: &Strided, drop: f64, offset: u32) -> Strided<'static> {
+    // A negative seed is the same bits as an unsigned word.
+    let seed = seed.to_array().values[0] as i64 as u32;
+    let mut values = vec![0.0; shape.elements()];
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(task, chunk)| {
+        for (position, value) in chunk.iter_mut().enumerate() {
+            *value = kept((task * CHUNK + position) as u64, seed, offset, drop);
+        }
+    });
+    Strided::owned(shape.clone(), values)
+}

@@ -1,0 +1,570 @@
+//! The steps by which a random graph grows: each takes a live value and adds one idiom to the graph.
+
+use deuteron_graph::{
+    BinaryOp, CompareOp, Composite, Dtype, Gelu, Graph, GraphError, Mask, NodeId, ReduceOp, Shape, UnaryOp,
+};
+
+use crate::array::Array;
+use crate::generator::Generator;
+
+type Made = Result<(), GraphError>;
+
+/// Magnitude from which a value is squashed before it is used again.
+const LARGE: f64 = 30.0;
+/// Elements of the largest tensor that a step makes.
+const MOST_ELEMENTS: usize = 1 << 17;
+/// Multiplications of the largest product that a step makes.
+const MOST_WORK: usize = 1 << 22;
+
+/// A value that a later step may read.
+#[derive(Debug, Clone, Copy)]
+struct Live {
+    id: NodeId,
+    /// An estimate of its largest magnitude.
+    size: f64,
+    /// Whether something reads it.
+    read: bool,
+    /// A second result, such as a row's mean: not missed if nothing reads it.
+    aside: bool,
+}
+
+/// A graph under construction.
+pub(crate) struct Maker {
+    pub graph: Graph,
+    pub inputs: Vec<Array>,
+    pub generator: Generator,
+    dtype: Dtype,
+    live: Vec<Live>,
+    /// Values that only an output may read: bytes, indices.
+    stored: Vec<NodeId>,
+    seed: Option<NodeId>,
+    dropouts: u32,
+}
+
+/// One idiom.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Unary,
+    Binary,
+    Select,
+    Cast,
+    Reduce,
+    ColumnSum,
+    LayerNorm,
+    RmsNorm,
+    Softmax,
+    CausalSoftmax,
+    Activation,
+    Gated,
+    Dropout,
+    Quantize,
+    CrossEntropy,
+    Bias,
+    Residual,
+    Halves,
+    View,
+    Concat,
+    Embedding,
+    Linear,
+    Attention,
+}
+
+/// Common idioms are listed more than once.
+const STEPS: [Step; 36] = [
+    Step::Unary,
+    Step::Unary,
+    Step::Unary,
+    Step::Binary,
+    Step::Binary,
+    Step::Binary,
+    Step::Select,
+    Step::Select,
+    Step::Cast,
+    Step::Reduce,
+    Step::Reduce,
+    Step::ColumnSum,
+    Step::LayerNorm,
+    Step::LayerNorm,
+    Step::RmsNorm,
+    Step::RmsNorm,
+    Step::Softmax,
+    Step::CausalSoftmax,
+    Step::Activation,
+    Step::Activation,
+    Step::Gated,
+    Step::Gated,
+    Step::Dropout,
+    Step::Dropout,
+    Step::Quantize,
+    Step::CrossEntropy,
+    Step::Bias,
+    Step::Bias,
+    Step::Residual,
+    Step::Residual,
+    Step::Halves,
+    Step::View,
+    Step::Concat,
+    Step::Embedding,
+    Step::Linear,
+    Step::Attention,
+];
+
+impl Maker {
+    pub fn new(name: &str, generator: Generator, dtype: Dtype) -> Self {
+        Maker {
+            graph: Graph::new(name),
+            inputs: Vec::new(),
+            generator,
+            dtype,
+            live: Vec::new(),
+            stored: Vec::new(),
+            seed: None,
+            dropouts: 0,
+        }
+    }
+
+    /// The input from which the graph grows.
+    pub fn begin(&mut self, shape: &Shape) -> Made {
+        let x = self.input(shape.clone(), self.dtype)?;
+        self.push(x, 4.0);
+        Ok(())
+    }
+
+    /// Adds one idiom.
+    pub fn step(&mut self) -> Made {
+        let x = self.take()?;
+        match self.generator.pick(&STEPS) {
+            Step::Unary => self.unary(x),
+            Step::Binary => self.binary(x),
+            Step::Select => self.select(x),
+            Step::Cast => self.cast(x),
+            Step::Reduce => self.reduce(x),
+            Step::ColumnSum => self.column_sum(x),
+            Step::LayerNorm => self.layer_norm(x),
+            Step::RmsNorm => self.rms_norm(x),
+            Step::Softmax => {
+                let y = self.graph.softmax(x.id)?;
+                self.result(y, 1.0)
+            }
+            Step::CausalSoftmax => self.causal_softmax(x),
+            Step::Activation => self.activation(x),
+            Step::Gated => self.gated(x),
+            Step::Dropout => self.dropout(x),
+            Step::Quantize => self.quantize(x),
+            Step::CrossEntropy => self.cross_entropy(x),
+            Step::Bias => self.bias(x),
+            Step::Residual => self.residual(x),
+            Step::Halves => self.halves(x),
+            Step::View => self.view(x),
+            Step::Concat => self.concat(x),
+            Step::Embedding => self.embedding(x),
+            Step::Linear => self.linear(x),
+            Step::Attention => self.attention(x),
+        }
+    }
+
+    /// Everything unread becomes an output, sometimes a value on the way too. False if there are more than `most`.
+    pub fn declare_outputs(&mut self, most: usize) -> Result<bool, GraphError> {
+        let mut outputs: Vec<NodeId> = Vec::new();
+        for live in self.live.clone() {
+            let is_input = self.graph.inputs().contains(&live.id);
+            let wanted = if live.aside { self.generator.chance(0.2) } else { !live.read || self.generator.chance(0.05) };
+            if wanted && !is_input {
+                outputs.push(live.id);
+            }
+        }
+        outputs.extend(&self.stored);
+        for (position, &output) in outputs.iter().enumerate() {
+            self.graph.output(&format!("y{position}"), output)?;
+        }
+        Ok((1..=most).contains(&outputs.len()))
+    }
+
+    /// A value to go on with, mostly one that nothing reads yet, squashed if it has grown.
+    fn take(&mut self) -> Result<Live, GraphError> {
+        let unread: Vec<usize> = (0..self.live.len()).filter(|&i| !self.live[i].read && !self.live[i].aside).collect();
+        let position = match unread.is_empty() || self.generator.chance(0.15) {
+            true => self.generator.below(self.live.len()),
+            false => self.generator.pick(&unread),
+        };
+        self.live[position].read = true;
+        let x = self.live[position];
+        if x.size <= LARGE {
+            return Ok(x);
+        }
+        let (id, size) = match self.generator.below(3) {
+            0 => (self.graph.unary(UnaryOp::Tanh, x.id)?, 1.0),
+            1 => (self.graph.unary(UnaryOp::Sigmoid, x.id)?, 1.0),
+            _ => {
+                let weight = self.norm_weight(self.shape(x.id).cols(), self.dtype_of(x.id))?;
+                let norm = self.graph.rms_norm(x.id, weight, 1e-5)?;
+                self.aside(norm.rstd);
+                (norm.y, 8.0)
+            }
+        };
+        Ok(Live { id, size, read: true, aside: false })
+    }
+
+    fn shape(&self, id: NodeId) -> Shape {
+        self.graph.node(id).shape.clone()
+    }
+
+    fn dtype_of(&self, id: NodeId) -> Dtype {
+        self.graph.node(id).dtype
+    }
+
+    fn push(&mut self, id: NodeId, size: f64) {
+        self.live.push(Live { id, size, read: false, aside: false });
+    }
+
+    fn result(&mut self, id: NodeId, size: f64) -> Made {
+        self.push(id, size);
+        Ok(())
+    }
+
+    fn aside(&mut self, id: NodeId) {
+        self.live.push(Live { id, size: LARGE, read: false, aside: true });
+    }
+
+    /// A fresh input of normal values.
+    fn input(&mut self, shape: Shape, dtype: Dtype) -> Result<NodeId, GraphError> {
+        let array = Array::normal(shape.clone(), self.generator.bits());
+        self.given(array, dtype, "x")
+    }
+
+    fn given(&mut self, array: Array, dtype: Dtype, prefix: &str) -> Result<NodeId, GraphError> {
+        let name = format!("{prefix}{}", self.graph.inputs().len());
+        let id = match prefix {
+            "w" => self.graph.weight(&name, dtype, array.shape.clone())?,
+            _ => self.graph.input(&name, dtype, array.shape.clone())?,
+        };
+        self.inputs.push(array.rounded(dtype));
+        Ok(id)
+    }
+
+    /// Around 1, as norms are initialised and then trained.
+    fn norm_weight(&mut self, cols: usize, dtype: Dtype) -> Result<NodeId, GraphError> {
+        let bits = self.generator.bits();
+        let mut array = Array::normal([cols], bits);
+        array.values.iter_mut().for_each(|w| *w = 1.0 + 0.2 * *w);
+        self.given(array, dtype, "w")
+    }
+
+    /// A second operand for `x`: another live value, or a fresh one that repeats along rows, columns, or both.
+    fn partner(&mut self, x: Live) -> Result<(NodeId, f64), GraphError> {
+        let (shape, dtype) = (self.shape(x.id), self.dtype_of(x.id));
+        let fits = |live: &Live| {
+            let node = self.graph.node(live.id);
+            live.id != x.id && node.dtype == dtype && live.size <= LARGE && node.shape.broadcasts_to(&shape)
+        };
+        let fitting: Vec<usize> = (0..self.live.len()).filter(|&i| fits(&self.live[i])).collect();
+        if !fitting.is_empty() && self.generator.chance(0.5) {
+            let position = self.generator.pick(&fitting);
+            self.live[position].read = true;
+            return Ok((self.live[position].id, self.live[position].size));
+        }
+        if self.generator.chance(0.15) {
+            let value = self.generator.pick(&[-2.0, -0.5, 0.25, 1.0, 1.5, 3.0]);
+            return Ok((self.graph.constant(value, dtype)?, 3.0));
+        }
+        let repeated = match self.generator.below(4) {
+            0 => shape,
+            1 => Shape::from([shape.cols()]),
+            2 => shape.with_cols(1),
+            _ => Shape::scalar(),
+        };
+        Ok((self.input(repeated, dtype)?, 4.0))
+    }
+
+    /// `|x| + 1/2`: where logarithms, roots and quotients are tame.
+    fn away_from_zero(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
+        let magnitude = self.graph.unary(UnaryOp::Abs, x)?;
+        let half = self.graph.constant(0.5, self.dtype_of(x))?;
+        self.graph.add(magnitude, half)
+    }
+
+    fn unary(&mut self, x: Live) -> Made {
+        let op = self.generator.pick(&UnaryOp::ALL);
+        let (operand, size) = match op {
+            UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round => (x.id, x.size),
+            UnaryOp::Tanh | UnaryOp::Erf | UnaryOp::Sigmoid => (x.id, 1.0),
+            UnaryOp::Exp if x.size > 3.0 => (self.graph.unary(UnaryOp::Tanh, x.id)?, 3.0),
+            UnaryOp::Exp => (x.id, x.size.exp()),
+            UnaryOp::Log => (self.away_from_zero(x.id)?, 4.0),
+            UnaryOp::Sqrt => (self.away_from_zero(x.id)?, 6.0),
+            UnaryOp::Rsqrt | UnaryOp::Reciprocal => (self.away_from_zero(x.id)?, 2.0),
+        };
+        let y = self.graph.unary(op, operand)?;
+        self.result(y, size)
+    }
+
+    fn binary(&mut self, x: Live) -> Made {
+        let (other, other_size) = self.partner(x)?;
+        let op = self.generator.pick(&BinaryOp::ALL);
+        let (operand, size) = match op {
+            BinaryOp::Add | BinaryOp::Sub => (other, x.size + other_size),
+            BinaryOp::Mul => (other, x.size * other_size),
+            BinaryOp::Div => (self.away_from_zero(other)?, 2.0 * x.size),
+            BinaryOp::Max | BinaryOp::Min => (other, x.size.max(other_size)),
+        };
+        let swap = op != BinaryOp::Div && self.generator.chance(0.3);
+        let y = if swap { self.graph.binary(op, operand, x.id)? } else { self.graph.binary(op, x.id, operand)? };
+        self.result(y, size)
+    }
+
+    fn select(&mut self, x: Live) -> Made {
+        let (other, _) = self.partner(x)?;
+        let op = self.generator.pick(&CompareOp::ALL);
+        let condition = self.graph.compare(op, x.id, other)?;
+        let (a, a_size) = self.partner(x)?;
+        let y = match self.generator.chance(0.5) {
+            true => self.graph.select(condition, x.id, a)?,
+            false => self.graph.select(condition, a, x.id)?,
+        };
+        self.result(y, x.size.max(a_size))
+    }
+
+    fn cast(&mut self, x: Live) -> Made {
+        let others: Vec<Dtype> = Dtype::FLOATS.into_iter().filter(|&dtype| dtype != self.dtype_of(x.id)).collect();
+        let to = self.generator.pick(&others);
+        let y = self.graph.cast(x.id, to)?;
+        if self.generator.chance(0.5) {
+            let back = self.graph.cast(y, self.dtype_of(x.id))?;
+            return self.result(back, x.size);
+        }
+        self.result(y, x.size)
+    }
+
+    fn reduce(&mut self, x: Live) -> Made {
+        let op = self.generator.pick(&ReduceOp::ALL);
+        let y = self.graph.reduce(op, x.id)?;
+        match op {
+            ReduceOp::ArgMax => self.stored.push(y),
+            ReduceOp::Sum => return self.summed(y, x.size, self.shape(x.id).cols()),
+            ReduceOp::Mean | ReduceOp::Max | ReduceOp::AbsMax => self.push(y, x.size),
+        }
+        Ok(())
+    }
+
+    fn column_sum(&mut self, x: Live) -> Made {
+        let y = self.graph.column_sum(x.id)?;
+        self.summed(y, x.size, self.shape(x.id).rows())
+    }
+
+    /// A long sum is scaled to a mean, so that what follows stays small.
+    fn summed(&mut self, y: NodeId, size: f64, terms: usize) -> Made {
+        if size * (terms as f64) <= LARGE {
+            return self.result(y, size * terms as f64);
+        }
+        let scaled = self.graph.scale(y, 1.0 / terms as f64)?;
+        self.result(scaled, size)
+    }
+
+    fn layer_norm(&mut self, x: Live) -> Made {
+        let (cols, dtype) = (self.shape(x.id).cols(), self.dtype_of(x.id));
+        let (w, b) = (self.norm_weight(cols, dtype)?, self.input(Shape::from([cols]), dtype)?);
+        let eps = self.generator.pick(&[1e-5, 1e-6, 1e-3]);
+        let norm = self.graph.layer_norm(x.id, w, b, eps)?;
+        self.aside(norm.mean);
+        self.aside(norm.rstd);
+        self.result(norm.y, 10.0)
+    }
+
+    fn rms_norm(&mut self, x: Live) -> Made {
+        let w = self.norm_weight(self.shape(x.id).cols(), self.dtype_of(x.id))?;
+        let norm = self.graph.rms_norm(x.id, w, 1e-5)?;
+        self.aside(norm.rstd);
+        self.result(norm.y, 8.0)
+    }
+
+    fn causal_softmax(&mut self, x: Live) -> Made {
+        if self.shape(x.id).rank() < 2 {
+            return self.activation(x);
+        }
+        let masked = self.graph.causal_mask(x.id)?;
+        let y = self.graph.softmax(masked)?;
+        self.result(y, 1.0)
+    }
+
+    fn gelu_kind(&mut self) -> Gelu {
+        self.generator.pick(&[Gelu::Tanh, Gelu::Erf])
+    }
+
+    fn activation(&mut self, x: Live) -> Made {
+        let kind = self.gelu_kind();
+        let composite = self.generator.pick(&[Composite::Gelu { kind }, Composite::Silu, Composite::Relu]);
+        let y = self.graph.call(composite, &[x.id])?[0];
+        self.result(y, x.size)
+    }
+
+    fn gated(&mut self, x: Live) -> Made {
+        let gate = self.input(self.shape(x.id), self.dtype_of(x.id))?;
+        self.gate_with(x, gate, 4.0)
+    }
+
+    fn gate_with(&mut self, x: Live, gate: NodeId, gate_size: f64) -> Made {
+        let y = match self.generator.chance(0.5) {
+            true => self.graph.swiglu(x.id, gate)?,
+            false => {
+                let kind = self.gelu_kind();
+                self.graph.geglu(x.id, gate, kind)?
+            }
+        };
+        self.result(y, x.size * gate_size)
+    }
+
+    fn dropout(&mut self, x: Live) -> Made {
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => {
+                let value = self.generator.below(1 << 31) as f64;
+                let seed = self.given(Array::scalar(value), Dtype::I32, "seed")?;
+                self.seed = Some(seed);
+                seed
+            }
+        };
+        let p = self.generator.pick(&[0.0, 0.1, 0.5]);
+        self.dropouts += 1;
+        let y = self.graph.dropout(x.id, seed, p, self.dropouts - 1)?;
+        self.result(y, 2.0 * x.size)
+    }
+
+    /// Bytes are read by a dequantisation or are outputs, never more.
+    fn quantize(&mut self, x: Live) -> Made {
+        if self.generator.chance(0.15) {
+            let out = self.graph.call(Composite::QuantizeFp8, &[x.id])?;
+            self.stored.push(out[0]);
+            self.aside(out[1]);
+            return Ok(());
+        }
+        let quantized = self.graph.quantize_int8(x.id)?;
+        self.aside(quantized.scale);
+        if self.generator.chance(0.3) {
+            self.stored.push(quantized.q);
+            return Ok(());
+        }
+        let y = self.graph.dequantize(quantized.q, quantized.scale, self.dtype_of(x.id))?;
+        self.result(y, x.size)
+    }
+
+    fn cross_entropy(&mut self, x: Live) -> Made {
+        let shape = self.shape(x.id);
+        let targets = Array::indices(shape.leading(), self.generator.bits(), shape.cols());
+        let targets = self.given(targets, Dtype::I32, "target")?;
+        let result = self.graph.cross_entropy(x.id, targets)?;
+        self.stored.push(result.loss);
+        self.aside(result.logsumexp);
+        Ok(())
+    }
+
+    fn bias(&mut self, x: Live) -> Made {
+        let array = Array::normal([self.shape(x.id).cols()], self.generator.bits());
+        let bias = self.given(array, self.dtype_of(x.id), "w")?;
+        let y = self.graph.add(x.id, bias)?;
+        self.result(y, x.size + 4.0)
+    }
+
+    fn residual(&mut self, x: Live) -> Made {
+        let (shape, dtype) = (self.shape(x.id), self.dtype_of(x.id));
+        let same = |live: &Live| live.id != x.id && self.shape(live.id) == shape && self.dtype_of(live.id) == dtype;
+        let (other, size) = match self.live.iter().position(same) {
+            Some(position) => {
+                self.live[position].read = true;
+                (self.live[position].id, self.live[position].size)
+            }
+            None => (self.input(shape, dtype)?, 4.0),
+        };
+        let y = self.graph.add(other, x.id)?;
+        self.result(y, x.size + size)
+    }
+
+    /// Two halves of the last axis, one gating the other.
+    fn halves(&mut self, x: Live) -> Made {
+        let shape = self.shape(x.id);
+        let (axis, cols) = (shape.rank() - 1, shape.cols());
+        if cols % 2 == 1 {
+            return self.gated(x);
+        }
+        let a = self.graph.slice(x.id, axis, 0, cols / 2)?;
+        let gate = self.graph.slice(x.id, axis, cols / 2, cols / 2)?;
+        self.gate_with(Live { id: a, ..x }, gate, x.size)
+    }
+
+    fn view(&mut self, x: Live) -> Made {
+        let shape = self.shape(x.id);
+        let y = match shape.rank() {
+            3 if self.generator.chance(0.5) => self.graph.transpose(x.id, &[1, 0, 2])?,
+            1 => self.graph.reshape(x.id, [1, shape.cols()])?,
+            3 => self.graph.reshape(x.id, [shape.rows(), shape.cols()])?,
+            _ if shape.rows() % 2 == 0 => self.graph.reshape(x.id, [2, shape.rows() / 2, shape.cols()])?,
+            _ => self.graph.stop_gradient(x.id)?,
+        };
+        self.result(y, x.size)
+    }
+
+    fn concat(&mut self, x: Live) -> Made {
+        let shape = self.shape(x.id);
+        let axis = self.generator.below(shape.rank());
+        if 2 * shape.elements() > MOST_ELEMENTS {
+            return self.activation(x);
+        }
+        let other = self.input(shape, self.dtype_of(x.id))?;
+        let y = self.graph.concat(&[x.id, other], axis)?;
+        self.result(y, x.size.max(4.0))
+    }
+
+    /// Rows of a small table, added.
+    fn embedding(&mut self, x: Live) -> Made {
+        let shape = self.shape(x.id);
+        let count = self.generator.pick(&[1, 7, 50]);
+        if count * shape.cols() > MOST_ELEMENTS {
+            return self.bias(x);
+        }
+        let table = Array::normal([count, shape.cols()], self.generator.bits());
+        let table = self.given(table, self.dtype_of(x.id), "w")?;
+        let indices = Array::indices(shape.leading(), self.generator.bits(), count);
+        let indices = self.given(indices, Dtype::I32, "index")?;
+        let rows = self.graph.gather(table, indices)?;
+        let y = self.graph.add(x.id, rows)?;
+        self.result(y, x.size + 4.0)
+    }
+
+    /// Weights of deviation `1 / sqrt(inner)` keep the magnitude.
+    fn linear(&mut self, x: Live) -> Made {
+        let (shape, dtype) = (self.shape(x.id), self.dtype_of(x.id));
+        let (inner, outputs) = (shape.cols(), self.generator.pick(&[1, 7, 64, 65, 129]));
+        if shape.rank() < 2 || shape.elements() * outputs > MOST_WORK || shape.rows() * outputs > MOST_ELEMENTS {
+            return self.bias(x);
+        }
+        let transposed = self.generator.chance(0.3);
+        let dims = if transposed { [outputs, inner] } else { [inner, outputs] };
+        let mut w = Array::normal(dims, self.generator.bits());
+        w.values.iter_mut().for_each(|w| *w /= (inner as f64).sqrt());
+        let mut operands = vec![x.id, self.given(w, dtype, "w")?];
+        if self.generator.chance(0.6) {
+            let bias = Array::normal([outputs], self.generator.bits());
+            operands.push(self.given(bias, dtype, "w")?);
+        }
+        let y = self.graph.call(Composite::Linear { transposed }, &operands)?[0];
+        self.result(y, 2.0 * x.size + 4.0)
+    }
+
+    /// `x` as queries to fresh keys and values.
+    fn attention(&mut self, x: Live) -> Made {
+        let (shape, dtype) = (self.shape(x.id), self.dtype_of(x.id));
+        let keys = self.generator.pick(&[1, 7, 33, 64]);
+        if shape.rank() < 2 || shape.elements() * keys > MOST_WORK || shape.rows() * keys > MOST_ELEMENTS {
+            return self.layer_norm(x);
+        }
+        let mut dims = shape.to_vec();
+        dims[shape.rank() - 2] = keys;
+        if Shape::new(dims.clone()).elements() > MOST_ELEMENTS {
+            return self.layer_norm(x);
+        }
+        let (k, v) = (self.input(Shape::new(dims.clone()), dtype)?, self.input(Shape::new(dims), dtype)?);
+        let mask = self.generator.pick(&[Mask::Full, Mask::Causal]);
+        let scale = 1.0 / (shape.cols() as f64).sqrt();
+        let y = self.graph.attention(x.id, k, v, mask, scale)?;
+        self.result(y, 4.0)
+    }
+}

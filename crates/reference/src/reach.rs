@@ -1,0 +1,118 @@
+//! How far rounding may have moved a value, to first order.
+//!
+//! Each node carries the relative error that a chain of correctly rounded steps leaves: half an epsilon of its dtype a
+//! step, errors of factors added, `f32` accumulation growing with the square root of the terms. Against what magnitude
+//! the relative error counts is decided where it is used: an element's own, or the root mean square of its row,
+//! whichever is larger, because a row's neighbours are what cancelled in it. Zero means the value is exact in every
+//! kernel: inputs, integers, and what moves them without arithmetic.
+
+use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp};
+use rayon::prelude::*;
+
+use crate::primitives::Value;
+use crate::reduce::by_row;
+use crate::round::{round_to, smallest};
+use crate::strided::{CHUNK, Strided};
+
+/// The reach of rounding at a node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Reach {
+    /// Relative error; 0 if exact.
+    pub relative: f64,
+    /// Below this magnitude a kernel may hold zero; 0 if exact.
+    pub smallest: f64,
+}
+
+impl Reach {
+    pub const EXACT: Reach = Reach { relative: 0.0, smallest: 0.0 };
+
+    pub fn is_exact(self) -> bool {
+        self.relative == 0.0
+    }
+
+    /// The absolute error of an element in a row of this root mean square. A computed zero is structural (a mask, a
+    /// clamp, a dropped element), not the result of rounding.
+    pub fn of(self, x: f64, row_scale: f64) -> f64 {
+        if self.is_exact() || x == 0.0 || !x.is_finite() { 0.0 } else { self.relative * x.abs().max(row_scale) }
+    }
+
+    fn join(self, other: Reach) -> Reach {
+        Reach { relative: self.relative.max(other.relative), smallest: self.smallest.max(other.smallest) }
+    }
+
+    /// One more rounding.
+    fn rounded(self, dtype: Dtype) -> Reach {
+        let step = Reach { relative: self.relative + dtype.epsilon() / 2.0, ..self };
+        Reach { smallest: step.smallest.max(smallest(dtype)), ..step }
+    }
+
+    /// A sum of so many terms in `f32`, stored as `dtype`.
+    fn summed(self, terms: usize, dtype: Dtype) -> Reach {
+        let accumulated = Dtype::F32.epsilon() / 2.0 * (terms as f64).sqrt();
+        Reach { relative: self.relative + accumulated, ..self }.rounded(dtype)
+    }
+}
+
+/// The reach at a node whose value is `result`.
+pub(crate) fn reach_of(node: &Node, operands: &[&Value], result: &Strided) -> Reach {
+    let joined = || operands.iter().fold(Reach::EXACT, |reach, operand| reach.join(operand.reach));
+    let first = || operands[0].reach;
+    match &node.op {
+        Op::Input { .. } | Op::Iota { .. } | Op::Random { .. } => Reach::EXACT,
+        // Results are discrete: a decision that may fall the other way is slack, not reach.
+        Op::Compare(_) | Op::Unary(UnaryOp::Round) | Op::RowReduce(ReduceOp::ArgMax) => Reach::EXACT,
+        Op::Cast(Dtype::I8 | Dtype::F8e4m3) => Reach::EXACT,
+        Op::Const { .. } | Op::Cast(_) => unless_representable(first_or_exact(operands), node.dtype, result),
+        Op::Unary(UnaryOp::Neg | UnaryOp::Abs) | Op::RowReduce(ReduceOp::Max | ReduceOp::AbsMax) => first(),
+        Op::View(_) | Op::StopGradient | Op::Gather => first(),
+        Op::Binary(BinaryOp::Max | BinaryOp::Min) | Op::Concat { .. } => joined(),
+        Op::Select => operands[1].reach.join(operands[2].reach),
+        Op::Unary(UnaryOp::Exp) => {
+            // The relative error of an exponential is the absolute error of its argument.
+            let steepness = if first().is_exact() { 1.0 } else { max_abs(&operands[0].main).max(1.0) };
+            Reach { relative: first().relative * steepness, ..first() }.rounded(node.dtype)
+        }
+        Op::Unary(_) => first().rounded(node.dtype),
+        Op::Binary(BinaryOp::Add | BinaryOp::Sub) => unless_representable(joined(), node.dtype, result),
+        Op::Binary(BinaryOp::Mul) => unless_representable(product(operands), node.dtype, result),
+        Op::Binary(BinaryOp::Div) => product(operands).rounded(node.dtype),
+        Op::RowReduce(ReduceOp::Sum | ReduceOp::Mean) => first().summed(operands[0].main.shape.cols(), node.dtype),
+        Op::ColumnSum => first().summed(operands[0].main.shape.rows(), node.dtype),
+        Op::Matmul { transpose_a, .. } => {
+            let shape = &operands[0].main.shape;
+            let inner = shape[shape.rank() - if *transpose_a { 2 } else { 1 }];
+            product(operands).summed(inner, node.dtype)
+        }
+        Op::ScatterAdd { .. } => operands[1].reach.summed(operands[0].main.shape.elements(), node.dtype),
+    }
+}
+
+fn first_or_exact(operands: &[&Value]) -> Reach {
+    operands.first().map_or(Reach::EXACT, |operand| operand.reach)
+}
+
+fn product(operands: &[&Value]) -> Reach {
+    let (a, b) = (operands[0].reach, operands[1].reach);
+    Reach { relative: a.relative + b.relative, ..a.join(b) }
+}
+
+/// A step from exact operands is exact if all its results can be stored: positions, counts, masks as numbers.
+fn unless_representable(operands: Reach, dtype: Dtype, result: &Strided) -> Reach {
+    let representable = |x: &f64| x.is_nan() || round_to(dtype, *x) == *x;
+    let exact = operands.is_exact() && result.buffer().par_chunks(CHUNK).all(|chunk| chunk.iter().all(representable));
+    if exact { Reach::EXACT } else { operands.rounded(dtype) }
+}
+
+fn max_abs(x: &Strided) -> f64 {
+    let of_chunk = |chunk: &[f64]| chunk.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f64::max);
+    x.buffer().par_chunks(CHUNK).map(of_chunk).reduce(|| 0.0, f64::max)
+}
+
+/// The root mean square of the finite values of each row.
+pub(crate) fn row_scale(x: &Strided) -> Strided<'static> {
+    by_row(x, None, |row, cols| {
+        let finite = || (0..cols).map(|i| row.at(i)).filter(|x| x.is_finite());
+        let count = finite().count().max(1) as f64;
+        (finite().map(|x| x * x).sum::<f64>() / count).sqrt()
+    })
+}

@@ -1,0 +1,237 @@
+//! Slack: how far an element may lie from the reference because a decision could have fallen the other way.
+//!
+//! A comparison of two computed values that are equal within the reach of rounding is a near tie: a kernel may take the
+//! other branch of the select that follows and still be right. So is a rounding to integers near a half. Slack is born
+//! there and carried through every primitive after it; it is `None` (zero everywhere) in almost every tensor.
+
+use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp};
+use rayon::prelude::*;
+
+use crate::matmul::matmul;
+use crate::primitives::{Value, view};
+use crate::reach::row_scale;
+use crate::reduce::{column_sum, gather, row_reduce, scatter_add};
+use crate::round::round_to;
+use crate::scalar;
+use crate::strided::{Strided, map, map1};
+
+type Slack = Option<Strided<'static>>;
+
+/// A near tie; an equality that holds unless its row has a near tie.
+const NEAR: f64 = 1.0;
+const EQUAL: f64 = 0.5;
+
+/// The slack of a node's result.
+pub(crate) fn slack_of(node: &Node, operands: &[&Value]) -> Slack {
+    let born = match &node.op {
+        Op::Compare(_) if node.inputs[0] != node.inputs[1] => near_ties(node, operands[0], operands[1]),
+        Op::Unary(UnaryOp::Round) => jumps(operands[0], f64::round_ties_even),
+        Op::Cast(dtype @ (Dtype::I8 | Dtype::F8e4m3)) => jumps(operands[0], |x| round_to(*dtype, x)),
+        Op::RowReduce(ReduceOp::ArgMax) => rival_columns(operands[0]),
+        _ => {
+            if operands.iter().all(|operand| operand.slack.is_none()) {
+                return None;
+            }
+            carried(node, operands)
+        }
+    };
+    born.filter(|slack| slack.buffer().iter().any(|&x| x > 0.0))
+}
+
+/// Slack of the operands, seen through an operation without decisions of its own.
+fn carried(node: &Node, operands: &[&Value]) -> Slack {
+    match &node.op {
+        Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Compare(_) => None,
+        Op::Unary(op) => Some(through_unary(*op, operands[0])),
+        Op::Binary(op) => Some(through_binary(node, *op, operands)),
+        Op::Select => Some(through_select(node, operands)),
+        Op::Cast(_) | Op::StopGradient => operands[0].slack.clone(),
+        Op::View(change) => operands[0].slack.as_ref().map(|slack| view(change, slack)),
+        Op::Concat { axis } => {
+            let parts: Vec<Strided> = operands.iter().map(|operand| slack_or_zero(operand)).collect();
+            Some(concat_slack(node, *axis, &parts))
+        }
+        Op::RowReduce(op) => {
+            let op = if *op == ReduceOp::AbsMax { ReduceOp::Max } else { *op };
+            operands[0].slack.as_ref().map(|slack| row_reduce(op, slack, None))
+        }
+        Op::ColumnSum => operands[0].slack.as_ref().map(|slack| column_sum(slack, None)),
+        Op::Matmul { transpose_a, transpose_b } => Some(through_matmul(node, operands, *transpose_a, *transpose_b)),
+        Op::Gather => match &operands[1].slack {
+            Some(_) => Some(unknown(node)),
+            None => operands[0].slack.as_ref().and_then(|slack| gather(&node.shape, slack, &operands[1].main).ok()),
+        },
+        Op::ScatterAdd { .. } => match &operands[0].slack {
+            Some(_) => Some(unknown(node)),
+            None => {
+                let slack = operands[1].slack.as_ref();
+                slack.and_then(|slack| scatter_add(&node.shape, &operands[0].main, slack, None).ok())
+            }
+        },
+    }
+}
+
+/// Everything may have changed: rows were picked by an index that is itself a near tie.
+fn unknown(node: &Node) -> Strided<'static> {
+    Strided::scalar(f64::INFINITY).broadcast(&node.shape)
+}
+
+fn slack_or_zero(value: &Value) -> Strided<'static> {
+    value.slack.clone().unwrap_or_else(|| Strided::scalar(0.0).broadcast(&value.main.shape))
+}
+
+/// How far apart two results are. Equal infinities and two NaN are no change; one NaN is any change.
+fn change(from: f64, to: f64) -> f64 {
+    if from == to || (from.is_nan() && to.is_nan()) {
+        return 0.0;
+    }
+    let distance = (from - to).abs();
+    if distance.is_nan() { f64::INFINITY } else { distance }
+}
+
+fn through_unary(op: UnaryOp, x: &Value) -> Strided<'static> {
+    let crosses_pole = op == UnaryOp::Reciprocal;
+    map(&x.main.shape, [&x.main, &slack_or_zero(x)], None, |[x, slack]| {
+        if slack == 0.0 {
+            return 0.0;
+        }
+        if crosses_pole && slack >= x.abs() {
+            return f64::INFINITY;
+        }
+        let here = scalar::unary(op, x);
+        change(here, scalar::unary(op, x + slack)).max(change(here, scalar::unary(op, x - slack)))
+    })
+}
+
+/// The largest change at a corner: every binary primitive is monotonic in each operand, away from a pole.
+fn through_binary(node: &Node, op: BinaryOp, operands: &[&Value]) -> Strided<'static> {
+    let (a_slack, b_slack) = (slack_or_zero(operands[0]), slack_or_zero(operands[1]));
+    let inputs = [&operands[0].main, &a_slack, &operands[1].main, &b_slack];
+    map(&node.shape, inputs, None, |[a, a_slack, b, b_slack]| {
+        if a_slack == 0.0 && b_slack == 0.0 {
+            return 0.0;
+        }
+        if op == BinaryOp::Div && b_slack >= b.abs() {
+            return f64::INFINITY;
+        }
+        let here = scalar::binary(op, a, b);
+        let corners = [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)];
+        let at_corner = |(i, j)| change(here, scalar::binary(op, a + i * a_slack, b + j * b_slack));
+        corners.into_iter().map(at_corner).fold(0.0, f64::max)
+    })
+}
+
+fn through_select(node: &Node, operands: &[&Value]) -> Strided<'static> {
+    let slacks = [slack_or_zero(operands[0]), slack_or_zero(operands[1]), slack_or_zero(operands[2])];
+    let inputs = [&operands[0].main, &operands[1].main, &operands[2].main, &slacks[0], &slacks[1], &slacks[2]];
+    map(&node.shape, inputs, None, |[condition, a, b, unsure, a_slack, b_slack]| {
+        if unsure > 0.0 {
+            change(a, b) + a_slack.max(b_slack)
+        } else if condition != 0.0 {
+            a_slack
+        } else {
+            b_slack
+        }
+    })
+}
+
+/// `|A| sB + sA |B| + sA sB`
+fn through_matmul(node: &Node, operands: &[&Value], transpose_a: bool, transpose_b: bool) -> Strided<'static> {
+    let product = |a: &Strided, b: &Strided| matmul(&node.shape, a, b, transpose_a, transpose_b, None);
+    let magnitude = |value: &Value| map1(&value.main, None, f64::abs);
+    let (a, b) = (operands[0], operands[1]);
+    let mut total = Strided::scalar(0.0).broadcast(&node.shape);
+    let mut add = |term: Strided| {
+        // 0 times an infinite slack is NaN: nothing is known there.
+        total = map(&node.shape, [&total, &term], None, |[x, y]| if y.is_nan() { f64::INFINITY } else { x + y });
+    };
+    if let Some(slack) = &b.slack {
+        add(product(&magnitude(a), slack));
+    }
+    if let Some(slack) = &a.slack {
+        add(product(slack, &magnitude(b)));
+        if let Some(other) = &b.slack {
+            add(product(slack, other));
+        }
+    }
+    total
+}
+
+fn concat_slack(node: &Node, axis: usize, parts: &[Strided]) -> Strided<'static> {
+    let borrowed: Vec<&Strided> = parts.iter().collect();
+    crate::primitives::concat(&node.shape, axis, &borrowed)
+}
+
+/// Where the comparison could fall the other way. Values that are bitwise equal although computed are so by structure
+/// (a maximum and the element it came from), unless their row holds another near tie.
+fn near_ties(node: &Node, a: &Value, b: &Value) -> Slack {
+    let sure = |value: &Value| value.reach.is_exact() && value.slack.is_none();
+    if sure(a) && sure(b) {
+        return None;
+    }
+    let (a_reach, b_reach) = (a.reach, b.reach);
+    let tiny = a_reach.smallest.max(b_reach.smallest);
+    let (a_scale, b_scale) = (scale_of(a), scale_of(b));
+    let (a_slack, b_slack) = (slack_or_zero(a), slack_or_zero(b));
+    let inputs = [&a.main, &a_scale, &a_slack, &b.main, &b_scale, &b_slack];
+    let marks = map(&node.shape, inputs, None, |[a, a_scale, a_slack, b, b_scale, b_slack]| {
+        let slack = a_slack + b_slack;
+        let error = a_reach.of(a, a_scale) + b_reach.of(b, b_scale);
+        if a == b {
+            return if slack > 0.0 { NEAR } else { EQUAL * (error > 0.0) as u8 as f64 };
+        }
+        let distance = (a - b).abs();
+        (distance <= slack + error || distance < tiny) as u8 as f64
+    });
+    if marks.buffer().iter().all(|&mark| mark < NEAR) {
+        return None;
+    }
+    let mut marks = marks.into_array();
+    marks.values.par_chunks_mut(node.shape.cols().max(1)).for_each(|row| {
+        let unsettled = row.contains(&NEAR);
+        row.iter_mut().for_each(|mark| *mark = (*mark == NEAR || (*mark == EQUAL && unsettled)) as u8 as f64);
+    });
+    Some(Strided::owned(marks.shape, marks.values))
+}
+
+/// The scale of each row, where an error can be relative to it.
+fn scale_of(value: &Value) -> Strided<'static> {
+    if value.reach.is_exact() {
+        return Strided::scalar(0.0).broadcast(&value.main.shape);
+    }
+    match value.main.shape.rank() {
+        0 => map1(&value.main, None, f64::abs),
+        _ => row_scale(&value.main).broadcast(&value.main.shape),
+    }
+}
+
+/// The change of a step function within slack and reach of its argument.
+fn jumps(x: &Value, step: impl Fn(f64) -> f64 + Sync) -> Slack {
+    if x.reach.is_exact() && x.slack.is_none() {
+        return None;
+    }
+    let (reach, scale, slack) = (x.reach, scale_of(x), slack_or_zero(x));
+    Some(map(&x.main.shape, [&x.main, &scale, &slack], None, |[x, scale, slack]| {
+        let (here, span) = (step(x), slack + reach.of(x, scale));
+        change(here, step(x + span)).max(change(here, step(x - span)))
+    }))
+}
+
+/// The distance to the farthest column that could hold the largest value as well.
+fn rival_columns(x: &Value) -> Slack {
+    if x.reach.is_exact() && x.slack.is_none() {
+        return None;
+    }
+    let (scale, slack) = (scale_of(x), slack_or_zero(x));
+    let count = x.main.shape.rows();
+    let cols = x.main.shape.cols();
+    let farthest = |row: usize| {
+        let (values, scale, slack) = (x.main.row(row), scale.row(row), slack.row(row));
+        let best = crate::reduce::arg_max((0..cols).map(|i| values.at(i)));
+        let error = |i: usize| slack.at(i) + x.reach.of(values.at(i), scale.at(i));
+        let rivals = (0..cols).filter(|&i| values.at(best) - values.at(i) <= error(best) + error(i));
+        rivals.map(|i| i.abs_diff(best)).max().unwrap_or(0) as f64
+    };
+    let distances = (0..count).into_par_iter().map(farthest).collect();
+    Some(Strided::owned(x.main.shape.with_cols(1), distances))
+}

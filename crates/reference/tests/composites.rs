@@ -1,0 +1,255 @@
+//! Every composite: its expansion, interpreted, against its formula.
+
+use deuteron_graph::{Composite, Dtype, Gelu, Graph, Mask, Shape};
+use deuteron_reference::{Array, Interpretation, Rounding, formula, interpret};
+
+const SIZES: [usize; 6] = [1, 2, 7, 64, 127, 129];
+
+/// A composite on operands of these dtypes, all results as outputs.
+fn expand(composite: Composite, inputs: &[(Dtype, Array)]) -> Interpretation {
+    let mut graph = Graph::new(composite.name());
+    let operands: Vec<_> = inputs
+        .iter()
+        .enumerate()
+        .map(|(i, (dtype, array))| graph.input(&format!("x{i}"), *dtype, array.shape.clone()).unwrap())
+        .collect();
+    let results = graph.call(composite, &operands).unwrap();
+    for (i, &result) in results.iter().enumerate() {
+        graph.output(&format!("y{i}"), result).unwrap();
+    }
+    let arrays: Vec<Array> = inputs.iter().map(|(_, array)| array.clone()).collect();
+    interpret(&graph, &arrays, Rounding::Exact).unwrap()
+}
+
+/// Both sides are f64. A formula has fewer than 16 steps an element beside its sums, and each step, and each of
+/// `length` terms of a sum, may be off by an epsilon of the largest magnitude that takes part.
+fn check(composite: Composite, inputs: &[(Dtype, Array)], length: usize) {
+    let got = expand(composite, inputs);
+    let arrays: Vec<Array> = inputs.iter().map(|(_, array)| array.clone()).collect();
+    let expected = formula(&composite, &arrays);
+    assert_eq!(got.outputs.len(), expected.len(), "{composite:?}");
+    let scale = arrays.iter().chain(&expected).map(Array::max_abs).fold(1.0, f64::max);
+    let bound = 16.0 * length as f64 * f64::EPSILON * scale;
+    for (got, expected) in got.outputs.iter().zip(&expected) {
+        assert_eq!(got.shape, expected.shape, "{composite:?}");
+        for (index, (got, expected)) in got.values.iter().zip(&expected.values).enumerate() {
+            let agrees = got == expected || (got.is_nan() && expected.is_nan()) || (got - expected).abs() <= bound;
+            assert!(agrees, "{composite:?} on {:?} at {index}: {got} against {expected}", arrays[0].shape);
+        }
+    }
+}
+
+fn float(array: Array) -> (Dtype, Array) {
+    (Dtype::F32, array)
+}
+
+fn integer(array: Array) -> (Dtype, Array) {
+    (Dtype::I32, array)
+}
+
+/// Shapes of several ranks whose last axis is `cols`.
+fn shapes(cols: usize) -> Vec<Shape> {
+    vec![Shape::from([cols]), Shape::from([3, cols]), Shape::from([2, 5, cols]), Shape::from([2, 1, 3, cols])]
+}
+
+/// Values with the cases that break careless formulas: large, tiny, equal, zero.
+fn values(shape: &Shape, seed: u64) -> Array {
+    let mut array = Array::normal(shape.clone(), seed);
+    let cols = array.cols();
+    for (index, value) in array.values.iter_mut().enumerate() {
+        match index / cols % 4 {
+            1 => *value *= 30.0,
+            2 => *value = *value * 1e-3 + 100.0,
+            _ => {}
+        }
+    }
+    array
+}
+
+#[test]
+fn elementwise_composites() {
+    let unary = [
+        Composite::Gelu { kind: Gelu::Tanh },
+        Composite::Gelu { kind: Gelu::Erf },
+        Composite::Silu,
+        Composite::Relu,
+    ];
+    let gated = [Composite::Swiglu, Composite::Geglu { kind: Gelu::Tanh }, Composite::Geglu { kind: Gelu::Erf }];
+    for shape in SIZES.into_iter().flat_map(shapes) {
+        for composite in unary {
+            check(composite, &[float(values(&shape, 1))], 1);
+        }
+        for composite in gated {
+            // The product of the two largest values sets the scale of the error.
+            check(composite, &[float(values(&shape, 2)), float(values(&shape, 3))], 128);
+        }
+    }
+}
+
+#[test]
+fn elementwise_composites_at_the_edges() {
+    let edges = vec![0.0, -0.0, 1e4, -1e4, 1e-300, f64::INFINITY, f64::NAN, 700.0, -700.0];
+    let x = || float(Array::new([9], edges.clone()));
+    for composite in [Composite::Gelu { kind: Gelu::Tanh }, Composite::Silu, Composite::Relu] {
+        check(composite, &[x()], 1);
+    }
+    check(Composite::Swiglu, &[x(), float(Array::filled([9], 2.0))], 1);
+}
+
+#[test]
+fn norms() {
+    for shape in SIZES.into_iter().flat_map(shapes) {
+        let cols = shape.cols();
+        let x = values(&shape, 4);
+        let (w, b) = (Array::normal([cols], 5), Array::normal([cols], 6));
+        for eps in [1e-5f64, 1e-3] {
+            // What cancels in `x - mean` is scaled up again by `rstd`, which is at most `1 / sqrt(eps)`.
+            let length = (cols as f64 / eps.sqrt()).ceil() as usize;
+            check(Composite::LayerNorm { eps }, &[float(x.clone()), float(w.clone()), float(b.clone())], length);
+            check(Composite::RmsNorm { eps }, &[float(x.clone()), float(w.clone())], length);
+        }
+    }
+}
+
+#[test]
+fn nan_spoils_only_its_row() {
+    let mut x = Array::normal([3, 7], 7);
+    x.values[8] = f64::NAN;
+    let ones = || float(Array::filled([7], 1.0));
+    check(Composite::LayerNorm { eps: 1e-5 }, &[float(x.clone()), ones(), ones()], 100);
+    check(Composite::RmsNorm { eps: 1e-5 }, &[float(x.clone()), ones()], 100);
+    check(Composite::Softmax, &[float(x.clone())], 100);
+    let got = expand(Composite::Softmax, &[float(x)]).outputs.remove(0);
+    assert!(got.row(1).iter().all(|x| x.is_nan()) && got.row(0).iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn softmax_rows() {
+    for shape in SIZES.into_iter().flat_map(shapes) {
+        let mut x = values(&shape, 8);
+        let cols = x.cols();
+        // The last row is fully masked; the first has one masked column and one far above the others.
+        let last = x.values.len() - cols;
+        x.values[0] = f64::NEG_INFINITY;
+        x.values[cols - 1] = 1e5;
+        x.values[last..].fill(f64::NEG_INFINITY);
+        check(Composite::Softmax, &[float(x.clone())], cols);
+        let got = expand(Composite::Softmax, &[float(x)]);
+        assert!(got.outputs[0].row(got.outputs[0].rows() - 1).iter().all(|&x| x == 0.0));
+        assert_eq!(got.slack, [None], "the guards of a softmax are no near ties");
+    }
+}
+
+#[test]
+fn causal_masks() {
+    for (rows, cols) in [(1, 1), (7, 7), (3, 127), (129, 64), (5, 2)] {
+        check(Composite::CausalMask, &[float(Array::normal([2, rows, cols], 9))], 1);
+        let got = expand(Composite::CausalMask, &[float(Array::normal([rows, cols], 9))]);
+        assert_eq!(got.slack, [None], "positions are exact");
+    }
+}
+
+#[test]
+fn dropouts() {
+    for shape in SIZES.into_iter().flat_map(shapes) {
+        for (p, offset, seed) in [(0.0, 0, 1.0), (0.1, 3, 12345.0), (0.5, 7, -2.0)] {
+            let inputs = [float(values(&shape, 10)), integer(Array::scalar(seed))];
+            check(Composite::Dropout { p, offset }, &inputs, 1);
+        }
+    }
+}
+
+#[test]
+fn linear_layers() {
+    for (inner, outputs) in [(1, 1), (7, 129), (127, 2), (129, 64)] {
+        for leading in [vec![3], vec![2, 5]] {
+            let x = float(Array::normal([leading, vec![inner]].concat(), 11));
+            let b = float(Array::normal([outputs], 13));
+            for transposed in [false, true] {
+                let w = float(Array::normal(if transposed { [outputs, inner] } else { [inner, outputs] }, 12));
+                check(Composite::Linear { transposed }, &[x.clone(), w.clone()], inner);
+                check(Composite::Linear { transposed }, &[x.clone(), w, b.clone()], inner);
+            }
+        }
+    }
+}
+
+#[test]
+fn attentions() {
+    for (queries, keys, features) in [(1, 1, 1), (7, 7, 3), (5, 129, 8), (64, 2, 7)] {
+        let operand = |length, seed| float(Array::normal([2, 3, length, features], seed));
+        let (q, k, v) = (operand(queries, 1), operand(keys, 2), operand(keys, 3));
+        let seed = integer(Array::scalar(5.0));
+        for mask in [Mask::Full, Mask::Causal, Mask::Additive] {
+            let mut additive = Array::normal([queries, keys], 4);
+            // The first query sees nothing.
+            additive.values[..keys].fill(f64::NEG_INFINITY);
+            let extra: Vec<_> = (mask == Mask::Additive).then(|| float(additive)).into_iter().collect();
+            let with = |parts: &[&(Dtype, Array)]| parts.iter().copied().chain(&extra).cloned().collect::<Vec<_>>();
+            let scale = 0.3;
+            let length = features + keys;
+            check(Composite::AttentionScores { mask, scale }, &with(&[&q, &k]), length);
+            check(Composite::Attention { mask, scale, p: 0.0, offset: 0 }, &with(&[&q, &k, &v]), length);
+            let mut dropped = with(&[&q, &k, &v]);
+            dropped.push(seed.clone());
+            check(Composite::Attention { mask, scale, p: 0.25, offset: 2 }, &dropped, length);
+        }
+    }
+}
+
+#[test]
+fn quantised_rows() {
+    for shape in SIZES.into_iter().flat_map(shapes) {
+        let mut x = values(&shape, 14);
+        let cols = x.cols();
+        let last = x.values.len() - cols;
+        x.values[last..].fill(0.0);
+        for composite in [Composite::QuantizeInt8, Composite::QuantizeFp8] {
+            check_quantised(composite, x.clone());
+        }
+    }
+    let mut poisoned = Array::normal([2, 5], 15);
+    poisoned.values[7] = f64::NAN;
+    check_quantised(Composite::QuantizeInt8, poisoned);
+}
+
+/// Bytes are compared with the expansion's own slack: `x * (1 / scale)` and `x / scale` may part at a half.
+fn check_quantised(composite: Composite, x: Array) {
+    let got = expand(composite, &[float(x.clone())]);
+    let expected = formula(&composite, &[x]);
+    let none = vec![0.0; got.outputs[0].values.len()];
+    let slack = got.slack[0].as_ref().unwrap_or(&none);
+    for (index, (got, expected)) in got.outputs[0].values.iter().zip(&expected[0].values).enumerate() {
+        let agrees = (got.is_nan() && expected.is_nan()) || (got - expected).abs() <= slack[index];
+        assert!(agrees, "{composite:?} at {index}: {got} against {expected}");
+    }
+    for (got, expected) in got.outputs[1].values.iter().zip(&expected[1].values) {
+        let agrees = (got.is_nan() && expected.is_nan()) || (got - expected).abs() <= f64::EPSILON * expected.abs();
+        assert!(agrees, "{composite:?}: scale {got} against {expected}");
+    }
+}
+
+#[test]
+fn dequantised_rows() {
+    for shape in SIZES.into_iter().flat_map(shapes) {
+        let q = Array::from_fn(shape.clone(), |index| (index * 37 % 256) as f64 - 128.0);
+        let scale = Array::uniform(shape.with_cols(1), 16, 0.0, 1.0);
+        check(Composite::Dequantize { dtype: Dtype::F32 }, &[(Dtype::I8, q), float(scale)], 1);
+    }
+}
+
+#[test]
+fn cross_entropies() {
+    for shape in SIZES.into_iter().flat_map(shapes) {
+        let targets = Array::indices(shape.leading(), 17, shape.cols());
+        let length = shape.elements();
+        check(Composite::CrossEntropy, &[float(values(&shape, 18)), integer(targets)], length);
+    }
+}
+
+#[test]
+fn narrow_inputs_do_not_change_the_mathematics() {
+    let x = Array::normal([5, 129], 19).rounded(Dtype::Bf16);
+    check(Composite::Softmax, &[(Dtype::Bf16, x.clone())], 129);
+    check(Composite::Gelu { kind: Gelu::Tanh }, &[(Dtype::F16, x)], 1);
+}

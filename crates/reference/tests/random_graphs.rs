@@ -1,0 +1,89 @@
+//! The random cases are what the differential tests take them for.
+
+use std::collections::BTreeMap;
+
+use deuteron_graph::{Dtype, Op};
+use deuteron_reference::{
+    Allowance, Array, Case, Rounding, compare, interpret, longest_reduction, op_counts, random_case, round_to,
+};
+
+const CASES: u64 = 300;
+
+fn outputs_of_forward(case: &Case) -> usize {
+    case.graph.outputs().iter().filter(|output| output.name.starts_with('y')).count()
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    for seed in [0, 5, 77] {
+        assert_eq!(random_case(seed), random_case(seed));
+    }
+    assert_ne!(random_case(1).graph, random_case(4).graph);
+}
+
+#[test]
+fn cases_cover_all_operations_sizes_and_dtypes() {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let (mut calls, mut backward, mut elements) = (Vec::new(), 0, Vec::new());
+    for seed in 0..CASES {
+        let case = random_case(seed);
+        backward += case.backward as u64;
+        let own = op_counts(&case.graph);
+        if !case.backward {
+            calls.push(own.values().sum::<usize>());
+        }
+        own.into_iter().for_each(|(name, count)| *counts.entry(name).or_default() += count);
+        assert_eq!(case.dtype, Dtype::FLOATS[(seed % 3) as usize]);
+        assert!((1..=4).contains(&outputs_of_forward(&case)), "case {seed}");
+        elements.push(case.inputs[0].values.len());
+        assert!(case.graph.nodes().iter().all(|node| node.shape.elements() <= 1 << 18), "case {seed}");
+        for (&id, array) in case.graph.inputs().iter().zip(&case.inputs) {
+            let node = case.graph.node(id);
+            assert!(matches!(node.op, Op::Input { .. }) && node.shape == array.shape);
+            assert!(array.values.iter().all(|&x| round_to(node.dtype, x) == x), "case {seed}: inputs are rounded");
+        }
+    }
+    assert_eq!(backward, CASES / 2);
+    calls.sort();
+    elements.sort();
+    assert!(calls[calls.len() / 2] >= 5 && calls[0] >= 3 && calls[calls.len() - 1] <= 14, "{calls:?}");
+    assert!((500..10_000).contains(&elements[elements.len() / 2]), "{}", elements[elements.len() / 2]);
+    let expected = "neg abs exp log sqrt rsqrt reciprocal tanh erf sigmoid round add sub mul div max min lt le eq ne gt \
+        ge select cast row_sum row_mean row_max row_absmax row_argmax column_sum layer_norm rms_norm softmax causal_mask \
+        gelu silu relu swiglu geglu dropout quantize_int8 quantize_fp8 dequantize cross_entropy linear attention gather \
+        slice reshape transpose concat grad(layer_norm) grad(softmax) grad(gelu) grad(linear) grad(attention)";
+    for name in expected.split_whitespace() {
+        assert!(counts.contains_key(name), "no {name} in {CASES} cases: {counts:?}");
+    }
+}
+
+/// What a perfect kernel that stores as the graph says would give is within the bounds, and the bounds bite.
+#[test]
+fn rounded_outputs_pass_and_disturbed_outputs_fail() {
+    let (mut disturbed, mut caught) = (0, 0);
+    for seed in 0..CASES {
+        let case = random_case(seed);
+        let reference = interpret(&case.graph, &case.inputs, Rounding::Exact).unwrap();
+        let rounded = interpret(&case.graph, &case.inputs, Rounding::Storage).unwrap();
+        let factor = if case.backward { Allowance::BACKWARD } else { Allowance::FORWARD };
+        for (position, output) in case.graph.outputs().iter().enumerate() {
+            let dtype = case.graph.node(output.node).dtype;
+            let allowance = Allowance { dtype, reduction: longest_reduction(&case.graph), factor };
+            let (exact, stored) = (&reference.outputs[position], &rounded.outputs[position]);
+            let slack = reference.slack[position].as_deref();
+            let against = |got: &Array| compare(exact, stored, slack, got, &allowance);
+            let comparison = against(stored);
+            assert!(comparison.holds(), "case {seed}, {} of {dtype}: {comparison:?}", output.name);
+            let swapped = reversed(stored);
+            if (exact.max_abs() > 0.0) && swapped != *stored && stored.values.len() > 8 {
+                disturbed += 1;
+                caught += !against(&swapped).holds() as usize;
+            }
+        }
+    }
+    assert!(caught * 10 >= disturbed * 9, "{caught} of {disturbed} reversed outputs were caught");
+}
+
+fn reversed(array: &Array) -> Array {
+    Array { shape: array.shape.clone(), values: array.values.iter().rev().copied().collect() }
+}
