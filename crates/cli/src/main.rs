@@ -1,1 +1,66 @@
-fn main(){}
+//! The `deuteron` command. It converts words into calls of the library, and results into words.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod check;
+mod doctor;
+mod fuse;
+mod input;
+mod kernel;
+mod ops;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Kernel fusion for transformers: find what to fuse, generate the fused kernels, prove them right, measure the gain.
+#[derive(Parser)]
+#[command(name = "deuteron", version, max_term_width = 100)]
+#[command(after_help = "Exit codes: 0 all is well, 1 a verification failed, 2 bad usage or input.")]
+struct Command {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Plan a graph, run it unfused and fused, verify both against f64, measure
+    Fuse(fuse::Arguments),
+    /// Time ready-made fused ops against their unfused selves and against a copy
+    Bench(bench::Arguments),
+    /// List the catalogue of fused ops
+    Ops(ops::Arguments),
+    /// Print the generated kernels of an op or a graph
+    Kernel(kernel::Arguments),
+    /// Run random graphs under every plan against the f64 reference
+    Check(check::Arguments),
+    /// Show devices, instruction sets and copy bandwidth
+    Doctor(doctor::Arguments),
+}
+
+/// How a command ended, short of an error.
+enum Outcome {
+    Good,
+    Failed,
+}
+
+fn main() -> ExitCode {
+    let command = Command::parse();
+    let outcome = match command.what {
+        What::Fuse(arguments) => fuse::run(&arguments),
+        What::Bench(arguments) => bench::run(&arguments),
+        What::Ops(arguments) => ops::run(&arguments),
+        What::Kernel(arguments) => kernel::run(&arguments),
+        What::Check(arguments) => check::run(&arguments),
+        What::Doctor(arguments) => doctor::run(&arguments),
+    };
+    match outcome {
+        Ok(Outcome::Good) => ExitCode::SUCCESS,
+        Ok(Outcome::Failed) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

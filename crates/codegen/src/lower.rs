@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deuteron_graph::{Dtype, Graph, NodeId, Op, ReduceOp, Shape, View};
+use deuteron_graph::{Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
 use deuteron_plan::{Group, GroupKind, Layout, Placement, Space, node_space};
 
 use crate::body::{Arg, ArgClass, Body, Expr, ExprId, Exprs, Stage};
@@ -166,6 +166,14 @@ impl RowLowering<'_> {
     }
 
     fn row_reduce(&mut self, op: ReduceOp, value: ExprId, cols: usize) -> ExprId {
+        if cols == 1 && self.space.cols != 1 {
+            // One number a row, in a kernel whose rows are longer: there is nothing to sweep over.
+            return match op {
+                ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Max => value,
+                ReduceOp::AbsMax => self.exprs.make(Expr::Unary(UnaryOp::Abs, value)),
+                ReduceOp::ArgMax => self.exprs.make(Expr::ConstInt(0)),
+            };
+        }
         let into = self.row_values;
         self.row_values += 1;
         let stored = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };

@@ -150,6 +150,21 @@ impl FusedOp {
         })
     }
 
+    /// The same op with another activation, if it has one.
+    pub fn with_activation(mut self, activation: Activation) -> FusedOp {
+        match &mut self {
+            FusedOp::Act { act } | FusedOp::MulAddAct { act } | FusedOp::AddAct { act } => *act = activation,
+            FusedOp::BiasAct { act } | FusedOp::ActDropout { act, .. } => *act = activation,
+            FusedOp::ActDropoutAdd { act, .. } | FusedOp::NormAct { act, .. } => *act = activation,
+            FusedOp::NormBiasAct { act, .. } => *act = activation,
+            FusedOp::BiasDropoutAdd { .. } | FusedOp::Swiglu { .. } | FusedOp::Geglu { .. } => {}
+            FusedOp::LayerNorm { .. } | FusedOp::RmsNorm { .. } | FusedOp::AddNorm { .. } => {}
+            FusedOp::DropoutAddNorm { .. } | FusedOp::NormQuantize { .. } | FusedOp::Softmax { .. } => {}
+            FusedOp::AttentionScores { .. } | FusedOp::EmbedNorm { .. } => {}
+        }
+        self
+    }
+
     /// Its name in the catalogue.
     pub fn name(&self) -> &'static str {
         match self {

@@ -198,7 +198,7 @@ const MINIMISE: Duration = Duration::from_secs(10);
 /// Looks for a smaller graph that still fails: one output, then any inner value turned into an input.
 fn minimise(engine: &Engine, case: &Case, strategy: Strategy) -> Graph {
     let deadline = Instant::now() + MINIMISE;
-    let (mut graph, mut inputs) = (case.graph.clone(), case.inputs.clone());
+    let (mut graph, mut inputs) = (case.graph.clone(), case.inputs.to_vec());
     loop {
         let mut smaller = None;
         for (outputs, cut) in reductions(&graph) {

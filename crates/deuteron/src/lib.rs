@@ -29,10 +29,12 @@
 
 pub mod bench;
 pub mod catalog;
-// pub mod check;
+pub mod check;
+pub mod doctor;
 mod engine;
 mod error;
 pub mod fuse;
+pub mod listing;
 pub mod ops;
 pub mod seed;
 mod session;

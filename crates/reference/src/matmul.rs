@@ -5,12 +5,12 @@
 
 use std::ops::Range;
 
-use deuteron_graph::{Dtype, Shape};
+use deuteron_graph::Shape;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use crate::round::round_slice;
-use crate::strided::Strided;
+use crate::store::Store;
+use crate::strided::{CHUNK, Strided};
 
 /// Rows of a tile: with two vectors a row, 12 accumulators leave room for operands in 16 registers.
 const TILE_ROWS: usize = 6;
@@ -51,19 +51,18 @@ pub(crate) fn matmul(
     b: &Strided,
     transpose_a: bool,
     transpose_b: bool,
-    rounding: Option<Dtype>,
+    store: Store,
 ) -> Strided<'static> {
     let rank = shape.rank();
     let inner = a.shape[rank - if transpose_a { 2 } else { 1 }];
     let sizes = Sizes { rows: shape[rank - 2], cols: shape[rank - 1], inner };
-    let mut values = vec![0.0; shape.elements()];
+    let mut values = store.buffer(shape.elements());
     let batch_size = sizes.rows * sizes.cols;
     if batch_size > 0 {
         values.par_chunks_mut(batch_size).enumerate().for_each(|(batch, c)| {
+            c.par_chunks_mut(CHUNK).for_each(|chunk| chunk.fill(0.0));
             multiply(sizes, batch_of(a, batch, transpose_a), batch_of(b, batch, transpose_b), c);
-            if let Some(dtype) = rounding {
-                c.par_chunks_mut(crate::strided::CHUNK).for_each(|chunk| round_slice(dtype, chunk));
-            }
+            c.par_chunks_mut(CHUNK).for_each(|chunk| store.finish(chunk));
         });
     }
     Strided::owned(shape.clone(), values)
@@ -80,7 +79,8 @@ fn batch_of<'a>(x: &'a Strided, batch: usize, transpose: bool) -> Matrix<'a> {
         false => (x.strides[rank - 2], x.strides[rank - 1]),
         true => (x.strides[rank - 1], x.strides[rank - 2]),
     };
-    Matrix { values: &x.buffer()[position..], row_stride, col_stride }
+    // A matrix without elements may begin beyond the buffer.
+    Matrix { values: x.buffer().get(position..).unwrap_or_default(), row_stride, col_stride }
 }
 
 fn multiply(sizes: Sizes, a: Matrix, b: Matrix, c: &mut [f64]) {
@@ -250,7 +250,7 @@ mod tests {
                 let a = Array::normal(if transpose_a { [inner, rows] } else { [rows, inner] }, index as u64);
                 let b = Array::normal(if transpose_b { [cols, inner] } else { [inner, cols] }, 99);
                 let (a, b) = (Strided::borrowed(&a), Strided::borrowed(&b));
-                let got = matmul(&Shape::from([rows, cols]), &a, &b, transpose_a, transpose_b, None).to_array();
+                let got = matmul(&Shape::from([rows, cols]), &a, &b, transpose_a, transpose_b, Store::PLAIN).to_array();
                 let sizes = Sizes { rows, cols, inner };
                 let (expected, magnitudes) = naive(sizes, batch_of(&a, 0, transpose_a), batch_of(&b, 0, transpose_b));
                 check(&got.values, &expected, &magnitudes, inner);
@@ -262,7 +262,7 @@ mod tests {
     fn batches_share_a_matrix_and_walk_through_views() {
         let (a, b) = (Array::normal([5, 2, 9], 1), Array::normal([9, 4], 2));
         let (a, b) = (Strided::borrowed(&a).transpose(&[1, 0, 2]), Strided::borrowed(&b));
-        let got = matmul(&Shape::from([2, 5, 4]), &a, &b, false, false, None).to_array();
+        let got = matmul(&Shape::from([2, 5, 4]), &a, &b, false, false, Store::PLAIN).to_array();
         for batch in 0..2 {
             let sizes = Sizes { rows: 5, cols: 4, inner: 9 };
             let (expected, magnitudes) = naive(sizes, batch_of(&a, batch, false), batch_of(&b, batch, false));
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn an_empty_inner_axis_gives_zeros() {
         let (a, b) = (Array::filled([3, 0], 1.0), Array::filled([0, 2], 1.0));
-        let got = matmul(&Shape::from([3, 2]), &Strided::borrowed(&a), &Strided::borrowed(&b), false, false, None);
+        let got = matmul(&Shape::from([3, 2]), &Strided::borrowed(&a), &Strided::borrowed(&b), false, false, Store::PLAIN);
         assert_eq!(got.to_array(), Array::filled([3, 2], 0.0));
     }
 
@@ -282,7 +282,7 @@ mod tests {
         let mut a = Array::filled([7, 3], 1.0);
         a.values[4] = f64::NAN;
         let b = Array::filled([3, 20], f64::INFINITY);
-        let got = matmul(&Shape::from([7, 20]), &Strided::borrowed(&a), &Strided::borrowed(&b), false, false, None);
+        let got = matmul(&Shape::from([7, 20]), &Strided::borrowed(&a), &Strided::borrowed(&b), false, false, Store::PLAIN);
         for (index, value) in got.to_array().values.into_iter().enumerate() {
             assert!(if index / 20 == 1 { value.is_nan() } else { value == f64::INFINITY });
         }

@@ -19,6 +19,7 @@ use crate::reduce::{OutOfRange, column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
 use crate::slack::slack_of;
+use crate::store::{Buffers, Store};
 use crate::strided::{CHUNK, Strided, map, map1, map2};
 
 /// When the interpreter rounds.
@@ -44,16 +45,17 @@ pub struct Interpretation {
 pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<Interpretation, ReferenceError> {
     check_inputs(graph, inputs)?;
     let last_use = last_uses(graph);
+    let evaluation = Evaluation { graph, inputs, rounding, buffers: Buffers::default() };
     let mut values: Vec<Option<Value>> = Vec::with_capacity(graph.nodes().len());
     for (index, node) in graph.nodes().iter().enumerate() {
         values.push(None);
         if last_use[index].is_none() {
             continue;
         }
-        values[index] = Some(evaluate(graph, index, inputs, &values, rounding)?);
-        for input in &node.inputs {
-            if last_use[input.index()] == Some(index) {
-                values[input.index()] = None;
+        values[index] = Some(evaluation.node(index, &values)?);
+        for input in node.inputs.iter().filter(|input| last_use[input.index()] == Some(index)) {
+            if let Some(value) = values[input.index()].take() {
+                value.main.recycle(&evaluation.buffers);
             }
         }
     }
@@ -63,9 +65,10 @@ pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<
 /// Computes every node and keeps its value: for tests, on small graphs.
 pub fn interpret_all(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<Vec<Array>, ReferenceError> {
     check_inputs(graph, inputs)?;
+    let evaluation = Evaluation { graph, inputs, rounding, buffers: Buffers::default() };
     let mut values = Vec::with_capacity(graph.nodes().len());
     for index in 0..graph.nodes().len() {
-        let value = evaluate(graph, index, inputs, &values, rounding)?;
+        let value = evaluation.node(index, &values)?;
         values.push(Some(value));
     }
     Ok(values.into_iter().flatten().map(|value| value.main.to_array()).collect())
@@ -127,29 +130,39 @@ fn collect_outputs(graph: &Graph, mut values: Vec<Option<Value>>) -> Interpretat
     interpretation
 }
 
-fn evaluate<'a>(
-    graph: &Graph,
-    index: usize,
+/// One run of a graph.
+struct Evaluation<'g, 'a> {
+    graph: &'g Graph,
     inputs: &'a [Array],
-    values: &[Option<Value<'a>>],
     rounding: Rounding,
-) -> Result<Value<'a>, ReferenceError> {
-    let node = &graph.nodes()[index];
-    if let Op::Input { .. } = node.op {
-        let position = graph.inputs().iter().position(|id| id.index() == index).unwrap_or_default();
-        let main = stored_input(&inputs[position], node.dtype, rounding);
-        return Ok(Value { main, slack: None, reach: Reach::EXACT });
+    buffers: Buffers,
+}
+
+impl<'a> Evaluation<'_, 'a> {
+    fn node(&self, index: usize, values: &[Option<Value<'a>>]) -> Result<Value<'a>, ReferenceError> {
+        let node = &self.graph.nodes()[index];
+        if let Op::Input { .. } = node.op {
+            let position = self.graph.inputs().iter().position(|id| id.index() == index).unwrap_or_default();
+            let main = stored_input(&self.inputs[position], node.dtype, self.rounding);
+            return Ok(Value { main, slack: None, reach: Reach::EXACT });
+        }
+        let rounding = match node.op {
+            // The meaning of these casts is to round.
+            Op::Cast(dtype @ (Dtype::I8 | Dtype::F8e4m3)) => Some(dtype),
+            _ => (self.rounding == Rounding::Storage && node.dtype.is_float()).then_some(node.dtype),
+        };
+        let store = Store { rounding, buffers: Some(&self.buffers) };
+        let operands: Vec<&Value> = node.inputs.iter().filter_map(|id| values[id.index()].as_ref()).collect();
+        let main = primitive(node, &operands, store).map_err(|OutOfRange(asked)| ReferenceError::IndexRange {
+            op: node.op.name(),
+            node: index,
+            index: asked,
+            rows: if let Op::ScatterAdd { rows } = node.op { rows } else { operands[0].main.shape[0] },
+        })?;
+        let slack = slack_of(node, &operands);
+        let reach = reach_of(node, &operands, &main);
+        Ok(Value { main, slack, reach })
     }
-    let operands: Vec<&Value> = node.inputs.iter().filter_map(|id| values[id.index()].as_ref()).collect();
-    let main = primitive(node, &operands, rounding).map_err(|OutOfRange(asked)| ReferenceError::IndexRange {
-        op: node.op.name(),
-        node: index,
-        index: asked,
-        rows: if let Op::ScatterAdd { rows } = node.op { rows } else { operands[0].main.shape[0] },
-    })?;
-    let slack = slack_of(node, &operands);
-    let reach = reach_of(node, &operands, &main);
-    Ok(Value { main, slack, reach })
 }
 
 /// Inputs are borrowed unless storing them would change them.
@@ -159,36 +172,37 @@ fn stored_input<'a>(array: &'a Array, dtype: Dtype, rounding: Rounding) -> Strid
     if rounding == Rounding::Exact || array.values.par_chunks(CHUNK).all(|chunk| chunk.iter().all(fits)) {
         return borrowed;
     }
-    map1(&borrowed, Some(dtype), |x| x)
+    map1(&borrowed, Store { rounding: Some(dtype), buffers: None }, |x| x)
 }
 
-fn primitive<'a>(node: &Node, operands: &[&Value<'a>], rounding: Rounding) -> Result<Strided<'a>, OutOfRange> {
+fn primitive<'a>(node: &Node, operands: &[&Value<'a>], store: Store) -> Result<Strided<'a>, OutOfRange> {
     let operand = |position: usize| &operands[position].main;
-    let round = (rounding == Rounding::Storage && node.dtype.is_float()).then_some(node.dtype);
     Ok(match &node.op {
         // Handled by the caller, which holds the arrays.
         Op::Input { shape, .. } => Strided::scalar(0.0).broadcast(shape),
-        Op::Const { value, .. } => map1(&Strided::scalar(*value), round, |x| x),
+        Op::Const { value, .. } => map1(&Strided::scalar(*value), store, |x| x),
         Op::Iota { axis, shape } => iota(shape, *axis),
         Op::Random { drop, offset, shape } => random(shape, operand(0), *drop, *offset),
-        Op::Unary(op) => map1(operand(0), round, |x| scalar::unary(*op, x)),
-        Op::Binary(op) => map2(&node.shape, [operand(0), operand(1)], round, |a, b| scalar::binary(*op, a, b)),
-        Op::Compare(op) => map2(&node.shape, [operand(0), operand(1)], None, |a, b| scalar::compare(*op, a, b)),
-        Op::Select => map(&node.shape, [operand(0), operand(1), operand(2)], None, |[condition, a, b]| {
-            if condition != 0.0 { a } else { b }
-        }),
-        Op::Cast(Dtype::I8 | Dtype::F8e4m3) => map1(operand(0), Some(node.dtype), |x| x),
-        Op::Cast(_) => match round {
-            Some(_) => map1(operand(0), round, |x| x),
+        Op::Unary(op) => map1(operand(0), store, |x| scalar::unary(*op, x)),
+        Op::Binary(op) => map2(&node.shape, [operand(0), operand(1)], store, |a, b| scalar::binary(*op, a, b)),
+        Op::Compare(op) => map2(&node.shape, [operand(0), operand(1)], store, |a, b| scalar::compare(*op, a, b)),
+        Op::Select => {
+            // What it picks from is rounded already.
+            let store = Store { rounding: None, ..store };
+            let pick = |[condition, a, b]: [f64; 3]| if condition != 0.0 { a } else { b };
+            map(&node.shape, [operand(0), operand(1), operand(2)], store, pick)
+        }
+        Op::Cast(_) => match store.rounding {
+            Some(_) => map1(operand(0), store, |x| x),
             None => operand(0).clone(),
         },
-        Op::RowReduce(op) => row_reduce(*op, operand(0), round),
-        Op::ColumnSum => column_sum(operand(0), round),
+        Op::RowReduce(op) => row_reduce(*op, operand(0), store),
+        Op::ColumnSum => column_sum(operand(0), store),
         Op::Matmul { transpose_a, transpose_b } => {
-            matmul(&node.shape, operand(0), operand(1), *transpose_a, *transpose_b, round)
+            matmul(&node.shape, operand(0), operand(1), *transpose_a, *transpose_b, store)
         }
         Op::Gather => gather(&node.shape, operand(0), operand(1))?,
-        Op::ScatterAdd { .. } => scatter_add(&node.shape, operand(0), operand(1), round)?,
+        Op::ScatterAdd { .. } => scatter_add(&node.shape, operand(0), operand(1), store)?,
         Op::View(change) => view(change, operand(0)),
         Op::Concat { axis } => {
             let parts: Vec<&Strided> = operands.iter().map(|operand| &operand.main).collect();

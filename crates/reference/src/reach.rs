@@ -1,10 +1,10 @@
 //! How far rounding may have moved a value, to first order.
 //!
-//! Each node carries the relative error that a chain of correctly rounded steps leaves: half an epsilon of its dtype a
-//! step, errors of factors added, `f32` accumulation growing with the square root of the terms. Against what magnitude
-//! the relative error counts is decided where it is used: an element's own, or the root mean square of its row,
-//! whichever is larger, because a row's neighbours are what cancelled in it. Zero means the value is exact in every
-//! kernel: inputs, integers, and what moves them without arithmetic.
+//! Each node carries the relative error that a chain of steps leaves: half an epsilon of its dtype a step, errors of
+//! factors added, functions good to two units of `f32`, `f32` accumulation growing with the square root of the terms.
+//! Against what magnitude the relative error counts is decided where it is used: an element's own, or the root mean
+//! square of its row, whichever is larger, because a row's neighbours are what cancelled in it. Zero means the value is
+//! exact in every kernel: inputs, integers, and what moves them without arithmetic.
 
 use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp};
 use rayon::prelude::*;
@@ -12,7 +12,11 @@ use rayon::prelude::*;
 use crate::primitives::Value;
 use crate::reduce::by_row;
 use crate::round::{round_to, smallest};
+use crate::store::Store;
 use crate::strided::{CHUNK, Strided};
+
+/// What CUDA and vector libraries promise of exponentials, logarithms, roots and quotients.
+const FUNCTION_ULPS: f64 = 2.0;
 
 /// The reach of rounding at a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -46,6 +50,11 @@ impl Reach {
         Reach { smallest: step.smallest.max(smallest(dtype)), ..step }
     }
 
+    /// A function of the kernels' libraries, then one rounding.
+    fn called(self, dtype: Dtype) -> Reach {
+        Reach { relative: self.relative + FUNCTION_ULPS * Dtype::F32.epsilon(), ..self }.rounded(dtype)
+    }
+
     /// A sum of so many terms in `f32`, stored as `dtype`.
     fn summed(self, terms: usize, dtype: Dtype) -> Reach {
         let accumulated = Dtype::F32.epsilon() / 2.0 * (terms as f64).sqrt();
@@ -70,12 +79,12 @@ pub(crate) fn reach_of(node: &Node, operands: &[&Value], result: &Strided) -> Re
         Op::Unary(UnaryOp::Exp) => {
             // The relative error of an exponential is the absolute error of its argument.
             let steepness = if first().is_exact() { 1.0 } else { max_abs(&operands[0].main).max(1.0) };
-            Reach { relative: first().relative * steepness, ..first() }.rounded(node.dtype)
+            Reach { relative: first().relative * steepness, ..first() }.called(node.dtype)
         }
-        Op::Unary(_) => first().rounded(node.dtype),
+        Op::Unary(_) => first().called(node.dtype),
         Op::Binary(BinaryOp::Add | BinaryOp::Sub) => unless_representable(joined(), node.dtype, result),
         Op::Binary(BinaryOp::Mul) => unless_representable(product(operands), node.dtype, result),
-        Op::Binary(BinaryOp::Div) => product(operands).rounded(node.dtype),
+        Op::Binary(BinaryOp::Div) => product(operands).called(node.dtype),
         Op::RowReduce(ReduceOp::Sum | ReduceOp::Mean) => first().summed(operands[0].main.shape.cols(), node.dtype),
         Op::ColumnSum => first().summed(operands[0].main.shape.rows(), node.dtype),
         Op::Matmul { transpose_a, .. } => {
@@ -110,7 +119,7 @@ fn max_abs(x: &Strided) -> f64 {
 
 /// The root mean square of the finite values of each row.
 pub(crate) fn row_scale(x: &Strided) -> Strided<'static> {
-    by_row(x, None, |row, cols| {
+    by_row(x, Store::PLAIN, |row, cols| {
         let finite = || (0..cols).map(|i| row.at(i)).filter(|x| x.is_finite());
         let count = finite().count().max(1) as f64;
         (finite().map(|x| x * x).sum::<f64>() / count).sqrt()

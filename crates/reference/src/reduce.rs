@@ -1,14 +1,14 @@
 //! Primitives that are not element by element: row and column reductions, gather, scatter.
 
-use deuteron_graph::{Dtype, ReduceOp, Shape};
+use deuteron_graph::{ReduceOp, Shape};
 use rayon::prelude::*;
 
-use crate::round::round_slice;
 use crate::scalar::larger;
+use crate::store::Store;
 use crate::strided::{CHUNK, Run, Strided};
 
 /// A number for each row of the last axis.
-pub(crate) fn by_row(x: &Strided, rounding: Option<Dtype>, f: impl Fn(Run, usize) -> f64 + Sync) -> Strided<'static> {
+pub(crate) fn by_row(x: &Strided, store: Store, f: impl Fn(Run, usize) -> f64 + Sync) -> Strided<'static> {
     let shape = x.shape.with_cols(1);
     let cols = x.shape.cols();
     let mut values = vec![0.0; shape.elements()];
@@ -17,15 +17,13 @@ pub(crate) fn by_row(x: &Strided, rounding: Option<Dtype>, f: impl Fn(Run, usize
         for (position, value) in chunk.iter_mut().enumerate() {
             *value = f(x.row(task * rows_per_task + position), cols);
         }
-        if let Some(dtype) = rounding {
-            round_slice(dtype, chunk);
-        }
+        store.finish(chunk);
     });
     Strided::owned(shape, values)
 }
 
-pub(crate) fn row_reduce(op: ReduceOp, x: &Strided, rounding: Option<Dtype>) -> Strided<'static> {
-    by_row(x, rounding, |row, cols| {
+pub(crate) fn row_reduce(op: ReduceOp, x: &Strided, store: Store) -> Strided<'static> {
+    by_row(x, store, |row, cols| {
         let values = (0..cols).map(|i| row.at(i));
         match op {
             ReduceOp::Sum => values.sum(),
@@ -52,7 +50,7 @@ pub(crate) fn arg_max(values: impl Iterator<Item = f64>) -> usize {
 }
 
 /// The sum over all axes but the last.
-pub(crate) fn column_sum(x: &Strided, rounding: Option<Dtype>) -> Strided<'static> {
+pub(crate) fn column_sum(x: &Strided, store: Store) -> Strided<'static> {
     /// Columns that one task sums: whole cache lines, and enough of them to stream.
     const COLS: usize = 64;
     let (rows, cols) = (x.shape.rows(), x.shape.cols());
@@ -64,9 +62,7 @@ pub(crate) fn column_sum(x: &Strided, rounding: Option<Dtype>) -> Strided<'stati
                 *sum += row.at(task * COLS + position);
             }
         }
-        if let Some(dtype) = rounding {
-            round_slice(dtype, sums);
-        }
+        store.finish(sums);
     });
     Strided::owned(Shape::from([cols]), sums)
 }
@@ -98,7 +94,7 @@ pub(crate) fn scatter_add(
     shape: &Shape,
     indices: &Strided,
     updates: &Strided,
-    rounding: Option<Dtype>,
+    store: Store,
 ) -> Result<Strided<'static>, OutOfRange> {
     let (rows, cols) = (shape[0], shape[1]);
     let indices = indices.to_array();
@@ -110,9 +106,7 @@ pub(crate) fn scatter_add(
             *sum += update.at(column);
         }
     }
-    if let Some(dtype) = rounding {
-        values.par_chunks_mut(CHUNK).for_each(|chunk| round_slice(dtype, chunk));
-    }
+    values.par_chunks_mut(CHUNK).for_each(|chunk| store.finish(chunk));
     Ok(Strided::owned(shape.clone(), values))
 }
 
@@ -123,7 +117,7 @@ mod tests {
 
     fn reduce(op: ReduceOp, values: &[f64]) -> f64 {
         let array = Array::new([values.len()], values.to_vec());
-        row_reduce(op, &Strided::borrowed(&array), None).to_array().values[0]
+        row_reduce(op, &Strided::borrowed(&array), Store::PLAIN).to_array().values[0]
     }
 
     #[test]
@@ -141,11 +135,11 @@ mod tests {
     #[test]
     fn empty_rows_and_tables() {
         let empty = Array::filled([3, 0], 1.0);
-        let sums = row_reduce(ReduceOp::Sum, &Strided::borrowed(&empty), None).to_array();
+        let sums = row_reduce(ReduceOp::Sum, &Strided::borrowed(&empty), Store::PLAIN).to_array();
         assert_eq!(sums, Array::filled([3, 1], 0.0));
         let none = Array::filled([0, 4], 1.0);
-        assert_eq!(column_sum(&Strided::borrowed(&none), None).to_array(), Array::filled([4], 0.0));
-        assert_eq!(row_reduce(ReduceOp::Max, &Strided::borrowed(&none), None).to_array().values, []);
+        assert_eq!(column_sum(&Strided::borrowed(&none), Store::PLAIN).to_array(), Array::filled([4], 0.0));
+        assert_eq!(row_reduce(ReduceOp::Max, &Strided::borrowed(&none), Store::PLAIN).to_array().values, []);
     }
 
     #[test]
@@ -154,7 +148,7 @@ mod tests {
         let indices = Array::new([2, 2], vec![3.0, 0.0, 3.0, 1.0]);
         let (table, indices) = (Strided::borrowed(&table), Strided::borrowed(&indices));
         let taken = gather(&Shape::from([2, 2, 3]), &table, &indices).unwrap();
-        let back = scatter_add(&Shape::from([4, 3]), &indices, &taken, None).unwrap().to_array();
+        let back = scatter_add(&Shape::from([4, 3]), &indices, &taken, Store::PLAIN).unwrap().to_array();
         for (row, count) in [1.0, 1.0, 0.0, 2.0].into_iter().enumerate() {
             assert!((0..3).all(|column| back.at(&[row, column]) == count * table.row(row).at(column)));
         }

@@ -4,7 +4,7 @@
 //! other branch of the select that follows and still be right. So is a rounding to integers near a half. Slack is born
 //! there and carried through every primitive after it; it is `None` (zero everywhere) in almost every tensor.
 
-use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp};
+use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp, View};
 use rayon::prelude::*;
 
 use crate::matmul::matmul;
@@ -13,6 +13,7 @@ use crate::reach::row_scale;
 use crate::reduce::{column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
+use crate::store::Store;
 use crate::strided::{Strided, map, map1};
 
 type Slack = Option<Strided<'static>>;
@@ -46,6 +47,10 @@ fn carried(node: &Node, operands: &[&Value]) -> Slack {
         Op::Binary(op) => Some(through_binary(node, *op, operands)),
         Op::Select => Some(through_select(node, operands)),
         Op::Cast(_) | Op::StopGradient => operands[0].slack.clone(),
+        Op::View(change @ View::Slice { .. }) => {
+            // Packed, so that what is cut away is seen to be gone.
+            operands[0].slack.as_ref().map(|slack| view(change, slack).packed())
+        }
         Op::View(change) => operands[0].slack.as_ref().map(|slack| view(change, slack)),
         Op::Concat { axis } => {
             let parts: Vec<Strided> = operands.iter().map(|operand| slack_or_zero(operand)).collect();
@@ -53,9 +58,9 @@ fn carried(node: &Node, operands: &[&Value]) -> Slack {
         }
         Op::RowReduce(op) => {
             let op = if *op == ReduceOp::AbsMax { ReduceOp::Max } else { *op };
-            operands[0].slack.as_ref().map(|slack| row_reduce(op, slack, None))
+            operands[0].slack.as_ref().map(|slack| row_reduce(op, slack, Store::PLAIN))
         }
-        Op::ColumnSum => operands[0].slack.as_ref().map(|slack| column_sum(slack, None)),
+        Op::ColumnSum => operands[0].slack.as_ref().map(|slack| column_sum(slack, Store::PLAIN)),
         Op::Matmul { transpose_a, transpose_b } => Some(through_matmul(node, operands, *transpose_a, *transpose_b)),
         Op::Gather => match &operands[1].slack {
             Some(_) => Some(unknown(node)),
@@ -65,7 +70,7 @@ fn carried(node: &Node, operands: &[&Value]) -> Slack {
             Some(_) => Some(unknown(node)),
             None => {
                 let slack = operands[1].slack.as_ref();
-                slack.and_then(|slack| scatter_add(&node.shape, &operands[0].main, slack, None).ok())
+                slack.and_then(|slack| scatter_add(&node.shape, &operands[0].main, slack, Store::PLAIN).ok())
             }
         },
     }
@@ -91,7 +96,7 @@ fn change(from: f64, to: f64) -> f64 {
 
 fn through_unary(op: UnaryOp, x: &Value) -> Strided<'static> {
     let crosses_pole = op == UnaryOp::Reciprocal;
-    map(&x.main.shape, [&x.main, &slack_or_zero(x)], None, |[x, slack]| {
+    map(&x.main.shape, [&x.main, &slack_or_zero(x)], Store::PLAIN, |[x, slack]| {
         if slack == 0.0 {
             return 0.0;
         }
@@ -107,7 +112,7 @@ fn through_unary(op: UnaryOp, x: &Value) -> Strided<'static> {
 fn through_binary(node: &Node, op: BinaryOp, operands: &[&Value]) -> Strided<'static> {
     let (a_slack, b_slack) = (slack_or_zero(operands[0]), slack_or_zero(operands[1]));
     let inputs = [&operands[0].main, &a_slack, &operands[1].main, &b_slack];
-    map(&node.shape, inputs, None, |[a, a_slack, b, b_slack]| {
+    map(&node.shape, inputs, Store::PLAIN, |[a, a_slack, b, b_slack]| {
         if a_slack == 0.0 && b_slack == 0.0 {
             return 0.0;
         }
@@ -124,7 +129,7 @@ fn through_binary(node: &Node, op: BinaryOp, operands: &[&Value]) -> Strided<'st
 fn through_select(node: &Node, operands: &[&Value]) -> Strided<'static> {
     let slacks = [slack_or_zero(operands[0]), slack_or_zero(operands[1]), slack_or_zero(operands[2])];
     let inputs = [&operands[0].main, &operands[1].main, &operands[2].main, &slacks[0], &slacks[1], &slacks[2]];
-    map(&node.shape, inputs, None, |[condition, a, b, unsure, a_slack, b_slack]| {
+    map(&node.shape, inputs, Store::PLAIN, |[condition, a, b, unsure, a_slack, b_slack]| {
         if unsure > 0.0 {
             change(a, b) + a_slack.max(b_slack)
         } else if condition != 0.0 {
@@ -137,13 +142,13 @@ fn through_select(node: &Node, operands: &[&Value]) -> Strided<'static> {
 
 /// `|A| sB + sA |B| + sA sB`
 fn through_matmul(node: &Node, operands: &[&Value], transpose_a: bool, transpose_b: bool) -> Strided<'static> {
-    let product = |a: &Strided, b: &Strided| matmul(&node.shape, a, b, transpose_a, transpose_b, None);
-    let magnitude = |value: &Value| map1(&value.main, None, f64::abs);
+    let product = |a: &Strided, b: &Strided| matmul(&node.shape, a, b, transpose_a, transpose_b, Store::PLAIN);
+    let magnitude = |value: &Value| map1(&value.main, Store::PLAIN, f64::abs);
     let (a, b) = (operands[0], operands[1]);
     let mut total = Strided::scalar(0.0).broadcast(&node.shape);
     let mut add = |term: Strided| {
         // 0 times an infinite slack is NaN: nothing is known there.
-        total = map(&node.shape, [&total, &term], None, |[x, y]| if y.is_nan() { f64::INFINITY } else { x + y });
+        total = map(&node.shape, [&total, &term], Store::PLAIN, |[x, y]| if y.is_nan() { f64::INFINITY } else { x + y });
     };
     if let Some(slack) = &b.slack {
         add(product(&magnitude(a), slack));
@@ -162,8 +167,9 @@ fn concat_slack(node: &Node, axis: usize, parts: &[Strided]) -> Strided<'static>
     crate::primitives::concat(&node.shape, axis, &borrowed)
 }
 
-/// Where the comparison could fall the other way. Values that are bitwise equal although computed are so by structure
-/// (a maximum and the element it came from), unless their row holds another near tie.
+/// Where the comparison could fall the other way. Two computed values that are bitwise equal are so by structure (a
+/// maximum and the element it came from), unless their row holds another near tie; a computed value that equals a
+/// given one is so by chance.
 fn near_ties(node: &Node, a: &Value, b: &Value) -> Slack {
     let sure = |value: &Value| value.reach.is_exact() && value.slack.is_none();
     if sure(a) && sure(b) {
@@ -171,14 +177,15 @@ fn near_ties(node: &Node, a: &Value, b: &Value) -> Slack {
     }
     let (a_reach, b_reach) = (a.reach, b.reach);
     let tiny = a_reach.smallest.max(b_reach.smallest);
+    let equality = if a_reach.is_exact() || b_reach.is_exact() { NEAR } else { EQUAL };
     let (a_scale, b_scale) = (scale_of(a), scale_of(b));
     let (a_slack, b_slack) = (slack_or_zero(a), slack_or_zero(b));
     let inputs = [&a.main, &a_scale, &a_slack, &b.main, &b_scale, &b_slack];
-    let marks = map(&node.shape, inputs, None, |[a, a_scale, a_slack, b, b_scale, b_slack]| {
+    let marks = map(&node.shape, inputs, Store::PLAIN, |[a, a_scale, a_slack, b, b_scale, b_slack]| {
         let slack = a_slack + b_slack;
         let error = a_reach.of(a, a_scale) + b_reach.of(b, b_scale);
         if a == b {
-            return if slack > 0.0 { NEAR } else { EQUAL * (error > 0.0) as u8 as f64 };
+            return if slack > 0.0 { NEAR } else { equality * (error > 0.0) as u8 as f64 };
         }
         let distance = (a - b).abs();
         (distance <= slack + error || distance < tiny) as u8 as f64
@@ -200,7 +207,7 @@ fn scale_of(value: &Value) -> Strided<'static> {
         return Strided::scalar(0.0).broadcast(&value.main.shape);
     }
     match value.main.shape.rank() {
-        0 => map1(&value.main, None, f64::abs),
+        0 => map1(&value.main, Store::PLAIN, f64::abs),
         _ => row_scale(&value.main).broadcast(&value.main.shape),
     }
 }
@@ -211,7 +218,7 @@ fn jumps(x: &Value, step: impl Fn(f64) -> f64 + Sync) -> Slack {
         return None;
     }
     let (reach, scale, slack) = (x.reach, scale_of(x), slack_or_zero(x));
-    Some(map(&x.main.shape, [&x.main, &scale, &slack], None, |[x, scale, slack]| {
+    Some(map(&x.main.shape, [&x.main, &scale, &slack], Store::PLAIN, |[x, scale, slack]| {
         let (here, span) = (step(x), slack + reach.of(x, scale));
         change(here, step(x + span)).max(change(here, step(x - span)))
     }))

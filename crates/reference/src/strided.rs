@@ -6,11 +6,11 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use deuteron_graph::{Dtype, Shape};
+use deuteron_graph::Shape;
 use rayon::prelude::*;
 
 use crate::array::Array;
-use crate::round::round_slice;
+use crate::store::{Buffers, Store};
 
 /// Elements that one task computes: large enough to hide scheduling, small enough to stay in a second-level cache.
 pub(crate) const CHUNK: usize = 1 << 14;
@@ -78,7 +78,7 @@ impl<'a> Strided<'a> {
             return self.clone();
         }
         let mut values = vec![0.0; self.shape.elements()];
-        Walk::new(&self.shape, [self]).fill(&mut values, None, |out, [run]| match run.stride {
+        Walk::new(&self.shape, [self]).fill(&mut values, Store::PLAIN, |out, [run]| match run.stride {
             1 => out.copy_from_slice(&run.values[..out.len()]),
             _ => out.iter_mut().enumerate().for_each(|(i, x)| *x = run.at(i)),
         });
@@ -101,6 +101,15 @@ impl<'a> Strided<'a> {
                 Array { shape: packed.shape, values: Arc::unwrap_or_clone(values) }
             }
             _ => packed.to_array(),
+        }
+    }
+
+    /// Leaves the buffer for another value, if this was its last owner.
+    pub fn recycle(self, buffers: &Buffers) {
+        if let Data::Shared(values) = self.data
+            && let Ok(values) = Arc::try_unwrap(values)
+        {
+            buffers.give(values);
         }
     }
 
@@ -146,7 +155,8 @@ impl<'a> Strided<'a> {
     /// One row of the last axis.
     pub fn row(&self, row: usize) -> Run<'_> {
         let stride = self.strides.last().copied().unwrap_or(1);
-        Run { values: &self.data[self.row_start(row)..], stride }
+        // A row without elements may begin beyond the buffer.
+        Run { values: self.data.get(self.row_start(row)..).unwrap_or_default(), stride }
     }
 }
 
@@ -165,8 +175,8 @@ impl Run<'_> {
 }
 
 /// `f` of one operand.
-pub(crate) fn map1(a: &Strided, rounding: Option<Dtype>, f: impl Fn(f64) -> f64 + Sync) -> Strided<'static> {
-    build(&a.shape, [a], rounding, |out, [a]| match a.stride {
+pub(crate) fn map1(a: &Strided, store: Store, f: impl Fn(f64) -> f64 + Sync) -> Strided<'static> {
+    build(&a.shape, [a], store, |out, [a]| match a.stride {
         1 => out.iter_mut().zip(a.values).for_each(|(out, &a)| *out = f(a)),
         _ => out.iter_mut().enumerate().for_each(|(i, out)| *out = f(a.at(i))),
     })
@@ -176,10 +186,10 @@ pub(crate) fn map1(a: &Strided, rounding: Option<Dtype>, f: impl Fn(f64) -> f64 
 pub(crate) fn map2(
     shape: &Shape,
     operands: [&Strided; 2],
-    rounding: Option<Dtype>,
+    store: Store,
     f: impl Fn(f64, f64) -> f64 + Sync,
 ) -> Strided<'static> {
-    build(shape, operands, rounding, |out, [a, b]| match (a.stride, b.stride) {
+    build(shape, operands, store, |out, [a, b]| match (a.stride, b.stride) {
         (1, 1) => out.iter_mut().zip(a.values.iter().zip(b.values)).for_each(|(out, (&a, &b))| *out = f(a, b)),
         (1, 0) => {
             let b = b.values[0];
@@ -197,10 +207,10 @@ pub(crate) fn map2(
 pub(crate) fn map<const N: usize>(
     shape: &Shape,
     operands: [&Strided; N],
-    rounding: Option<Dtype>,
+    store: Store,
     f: impl Fn([f64; N]) -> f64 + Sync,
 ) -> Strided<'static> {
-    build(shape, operands, rounding, |out, runs| {
+    build(shape, operands, store, |out, runs| {
         out.iter_mut().enumerate().for_each(|(i, out)| *out = f(runs.map(|run| run.at(i))));
     })
 }
@@ -208,7 +218,7 @@ pub(crate) fn map<const N: usize>(
 fn build<const N: usize>(
     shape: &Shape,
     operands: [&Strided; N],
-    rounding: Option<Dtype>,
+    store: Store,
     body: impl Fn(&mut [f64], [Run; N]) + Sync,
 ) -> Strided<'static> {
     let operands = operands.map(|operand| operand.broadcast(shape));
@@ -216,8 +226,8 @@ fn build<const N: usize>(
     let varies = |axis: usize| operands.iter().any(|operand| operand.strides[axis] != 0);
     let dims: Vec<usize> = (0..shape.rank()).map(|axis| if varies(axis) { shape[axis] } else { shape[axis].min(1) }).collect();
     let computed = Shape::new(dims);
-    let mut values = vec![0.0; computed.elements()];
-    Walk::new(&computed, operands.each_ref()).fill(&mut values, rounding, body);
+    let mut values = store.buffer(computed.elements());
+    Walk::new(&computed, operands.each_ref()).fill(&mut values, store, body);
     Strided::owned(computed, values).broadcast(shape)
 }
 
@@ -255,7 +265,7 @@ impl<'a, const N: usize> Walk<'a, N> {
         }
     }
 
-    fn fill(&self, out: &mut [f64], rounding: Option<Dtype>, body: impl Fn(&mut [f64], [Run; N]) + Sync) {
+    fn fill(&self, out: &mut [f64], store: Store, body: impl Fn(&mut [f64], [Run; N]) + Sync) {
         let task = |(index, chunk): (usize, &mut [f64])| {
             let (mut done, first) = (0, index * CHUNK);
             while done < chunk.len() {
@@ -264,9 +274,7 @@ impl<'a, const N: usize> Walk<'a, N> {
                 body(&mut chunk[done..done + length], self.runs(row, column));
                 done += length;
             }
-            if let Some(dtype) = rounding {
-                round_slice(dtype, chunk);
-            }
+            store.finish(chunk);
         };
         if out.len() <= CHUNK {
             out.chunks_mut(CHUNK).enumerate().for_each(task);
@@ -327,8 +335,8 @@ mod tests {
             for b in &variants {
                 let (a, b) = (counting(a.clone()), counting(b.clone()));
                 let shape = if a.shape.broadcast(&b.shape) == Some(shape.clone()) { shape.clone() } else { continue };
-                let got = map2(&shape, [&Strided::borrowed(&a), &Strided::borrowed(&b)], None, |a, b| a - 7.0 * b);
-                let same = map(&shape, [&Strided::borrowed(&a), &Strided::borrowed(&b)], None, |[a, b]| a - 7.0 * b);
+                let got = map2(&shape, [&Strided::borrowed(&a), &Strided::borrowed(&b)], Store::PLAIN, |a, b| a - 7.0 * b);
+                let same = map(&shape, [&Strided::borrowed(&a), &Strided::borrowed(&b)], Store::PLAIN, |[a, b]| a - 7.0 * b);
                 let (got, same) = (got.to_array(), same.to_array());
                 for (i, j, k) in (0..shape.elements()).map(|n| (n / (129 * 5), n / 5 % 129, n % 5)) {
                     let expected = index(&a, [i, j, k]) - 7.0 * index(&b, [i, j, k]);
@@ -342,10 +350,10 @@ mod tests {
     #[test]
     fn chunks_meet_without_a_seam() {
         let array = counting([3 * CHUNK + 17]);
-        let doubled = map1(&Strided::borrowed(&array), None, |x| 2.0 * x).to_array();
+        let doubled = map1(&Strided::borrowed(&array), Store::PLAIN, |x| 2.0 * x).to_array();
         assert!(doubled.values.iter().enumerate().all(|(i, &x)| x == 2.0 * i as f64));
         let square = counting([129, 257]);
-        let turned = map1(&Strided::borrowed(&square).transpose(&[1, 0]), None, |x| x).to_array();
+        let turned = map1(&Strided::borrowed(&square).transpose(&[1, 0]), Store::PLAIN, |x| x).to_array();
         assert!((0..257 * 129).all(|n| turned.values[n] == square.at(&[n % 129, n / 129])));
     }
 
@@ -353,7 +361,7 @@ mod tests {
     fn a_repeated_result_is_computed_once() {
         let row = counting([4]);
         let wide = Strided::borrowed(&row).broadcast(&Shape::from([1000, 4]));
-        let result = map1(&wide, None, |x| x + 1.0);
+        let result = map1(&wide, Store::PLAIN, |x| x + 1.0);
         assert_eq!(result.buffer().len(), 4);
         assert_eq!(result.to_array().row(999), [1.0, 2.0, 3.0, 4.0]);
     }

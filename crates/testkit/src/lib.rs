@@ -1,1 +1,6 @@
-//! (being written)
+//! Case lists, fixtures and fuzz bodies for the tests of all crates.
+#![forbid(unsafe_code)]
+
+pub mod cases;
+pub mod fixtures;
+pub mod fuzz;

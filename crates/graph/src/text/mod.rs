@@ -19,5 +19,3 @@
 mod parse;
 mod print;
 
-#[cfg(test)]
-mod tests;

@@ -126,7 +126,7 @@ impl Simd for Avx2 {
         register!(_mm256_castps_si256(a))
     }
     #[inline(always)]
-    fn from_bits(self, a: __m256i) -> __m256 {
+    fn reinterpret(self, a: __m256i) -> __m256 {
         register!(_mm256_castsi256_ps(a))
     }
     #[inline(always)]

@@ -130,7 +130,7 @@ impl Simd for Avx512 {
         register!(_mm512_castps_si512(a))
     }
     #[inline(always)]
-    fn from_bits(self, a: __m512i) -> __m512 {
+    fn reinterpret(self, a: __m512i) -> __m512 {
         register!(_mm512_castsi512_ps(a))
     }
     #[inline(always)]

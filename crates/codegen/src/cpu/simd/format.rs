@@ -137,7 +137,7 @@ narrow_format!(BrainFloat, HalfFormat, u16, load_half, store_half, stream_half);
 impl HalfFormat for BrainFloat {
     #[inline(always)]
     fn widen<S: Simd>(simd: S, a: S::Half) -> S::Float {
-        simd.from_bits(simd.shift_left::<16>(simd.zero_extend(a)))
+        simd.reinterpret(simd.shift_left::<16>(simd.zero_extend(a)))
     }
     #[inline(always)]
     fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Half {
@@ -231,10 +231,10 @@ pub(super) fn widen_f16_bits<S: Simd>(simd: S, half: S::Int) -> S::Float {
     let sign = simd.shift_left::<16>(simd.and(half, simd.splat_int(0x8000)));
     let size = simd.shift_left::<13>(simd.and(half, simd.splat_int(0x7fff)));
     // The exponent's bias changes from 15 to 127; a multiplication does it for denormals as well.
-    let scaled = simd.mul(simd.from_bits(size), simd.splat(f32::from_bits((127 + 112) << 23)));
+    let scaled = simd.mul(simd.reinterpret(size), simd.splat(f32::from_bits((127 + 112) << 23)));
     let special = simd.or(size, simd.splat_int(0x7f80_0000));
     let finite = simd.less_int(size, simd.splat_int(0x7c00 << 13));
-    simd.from_bits(simd.or(sign, simd.select_int(finite, simd.bits(scaled), special)))
+    simd.reinterpret(simd.or(sign, simd.select_int(finite, simd.bits(scaled), special)))
 }
 
 /// `f32` to IEEE half floats in the low 16 bits of lanes, nearest even.

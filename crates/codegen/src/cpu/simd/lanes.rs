@@ -58,7 +58,8 @@ pub(super) trait Simd: Copy {
     /// 0, 1, 2, ...
     fn count_up(self) -> Self::Int;
     fn bits(self, a: Self::Float) -> Self::Int;
-    fn from_bits(self, a: Self::Int) -> Self::Float;
+    /// The inverse of `bits`.
+    fn reinterpret(self, a: Self::Int) -> Self::Float;
     fn add_int(self, a: Self::Int, b: Self::Int) -> Self::Int;
     fn sub_int(self, a: Self::Int, b: Self::Int) -> Self::Int;
     fn and(self, a: Self::Int, b: Self::Int) -> Self::Int;
@@ -162,17 +163,17 @@ pub(super) trait Simd: Copy {
 
     #[inline(always)]
     fn select_int(self, mask: Self::Mask, yes: Self::Int, no: Self::Int) -> Self::Int {
-        self.bits(self.select(mask, self.from_bits(yes), self.from_bits(no)))
+        self.bits(self.select(mask, self.reinterpret(yes), self.reinterpret(no)))
     }
 
     #[inline(always)]
     fn abs(self, a: Self::Float) -> Self::Float {
-        self.from_bits(self.and(self.bits(a), self.splat_int(i32::MAX)))
+        self.reinterpret(self.and(self.bits(a), self.splat_int(i32::MAX)))
     }
 
     #[inline(always)]
     fn neg(self, a: Self::Float) -> Self::Float {
-        self.from_bits(self.xor(self.bits(a), self.splat_int(i32::MIN)))
+        self.reinterpret(self.xor(self.bits(a), self.splat_int(i32::MIN)))
     }
 
     /// `1 / d` for `1 <= d <= inf`, within 1 ulp where the result is normal.
@@ -227,5 +228,5 @@ pub(super) trait Simd: Copy {
 #[inline(always)]
 fn power_of_two<S: Simd>(simd: S, n: S::Int) -> S::Float {
     let field = simd.add_int(n, simd.splat_int(127));
-    simd.from_bits(simd.shift_left::<23>(field))
+    simd.reinterpret(simd.shift_left::<23>(field))
 }

@@ -80,9 +80,10 @@ impl Cursor {
         *self = Cursor::default();
         let mut rest = row;
         for (axis, dim) in arg.dims[..arg.rank].iter().enumerate().rev() {
-            self.index[axis] = rest % dim.size;
+            let size = dim.size.max(1); // a gathered table may have no rows; its cursor is not used
+            self.index[axis] = rest % size;
             self.offset += self.index[axis] * dim.stride;
-            rest /= dim.size;
+            rest /= size;
         }
     }
 
@@ -94,7 +95,7 @@ impl Cursor {
             if self.index[axis] < dim.size {
                 return;
             }
-            self.offset -= dim.size * dim.stride;
+            self.offset -= dim.size.max(1) * dim.stride;
             self.index[axis] = 0;
         }
     }

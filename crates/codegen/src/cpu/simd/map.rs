@@ -23,9 +23,9 @@ impl<F: Function<N>, const N: usize> Body for Map<F, N> {
     #[inline(always)]
     unsafe fn full<S: Simd>(&self, simd: S, i: usize) {
         let mut x = [simd.splat(0.0); N];
-        for k in 0..N {
+        for (x, input) in x.iter_mut().zip(&self.inputs) {
             // SAFETY: the caller's promise, for each input.
-            x[k] = unsafe { self.inputs[k].load(simd, i) };
+            *x = unsafe { input.load(simd, i) };
         }
         let result = self.function.apply(simd, x);
         // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
@@ -35,9 +35,9 @@ impl<F: Function<N>, const N: usize> Body for Map<F, N> {
     #[inline(always)]
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
         let mut x = [simd.splat(0.0); N];
-        for k in 0..N {
+        for (x, input) in x.iter_mut().zip(&self.inputs) {
             // SAFETY: the caller's promise, for each input.
-            x[k] = unsafe { self.inputs[k].load_partial(simd, i, count) };
+            *x = unsafe { input.load_partial(simd, i, count) };
         }
         let result = self.function.apply(simd, x);
         // SAFETY: the caller's promise.
@@ -280,13 +280,13 @@ impl Body for Count {
     unsafe fn full<S: Simd>(&self, simd: S, i: usize) {
         let lanes = simd.add_int(simd.count_up(), simd.splat_int(self.first.wrapping_add(i as i32)));
         // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
-        unsafe { self.output.store(simd, i, simd.from_bits(lanes)) }
+        unsafe { self.output.store(simd, i, simd.reinterpret(lanes)) }
     }
     #[inline(always)]
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
         let lanes = simd.add_int(simd.count_up(), simd.splat_int(self.first.wrapping_add(i as i32)));
         // SAFETY: the caller's promise.
-        unsafe { self.output.store_partial(simd, i, simd.from_bits(lanes), count) }
+        unsafe { self.output.store_partial(simd, i, simd.reinterpret(lanes), count) }
     }
 }
 

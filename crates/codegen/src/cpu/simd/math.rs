@@ -84,7 +84,7 @@ pub(super) fn log<S: Simd>(simd: S, x: S::Float) -> S::Float {
     let shift = simd.select(denormal, simd.splat(-23.0), simd.splat(0.0));
     let bits = simd.bits(scaled);
     let exponent = simd.shift_right_signed::<23>(simd.sub_int(bits, simd.splat_int(0x3f35_04f3)));
-    let m = simd.from_bits(simd.sub_int(bits, simd.shift_left::<23>(exponent)));
+    let m = simd.reinterpret(simd.sub_int(bits, simd.shift_left::<23>(exponent)));
     let e = simd.add(simd.to_float(exponent), shift);
 
     let f = simd.sub(m, simd.splat(1.0));
@@ -216,5 +216,5 @@ pub(super) fn gelu_erf<S: Simd>(simd: S, x: S::Float) -> S::Float {
 #[inline(always)]
 fn copy_sign<S: Simd>(simd: S, size: S::Float, sign: S::Float) -> S::Float {
     let bit = simd.and(simd.bits(sign), simd.splat_int(i32::MIN));
-    simd.from_bits(simd.or(simd.bits(size), bit))
+    simd.reinterpret(simd.or(simd.bits(size), bit))
 }

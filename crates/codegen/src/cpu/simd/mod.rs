@@ -11,6 +11,8 @@
 
 mod ahead;
 mod bulk;
+mod check;
+mod finish;
 mod format;
 mod lanes;
 mod launch;
@@ -35,8 +37,9 @@ mod neon;
 mod tests;
 
 pub use bulk::{copy, narrow, widen};
+pub use finish::finish;
 pub use launch::{Axis, BoundArg, Dim, Fault, Launch, MAX_LEADING};
-pub use run::{finish, run};
+pub use run::run;
 pub use scratch::Scratch;
 
 use lanes::Simd;

@@ -127,7 +127,7 @@ impl Simd for Neon {
         register!(vreinterpretq_s32_f32(a))
     }
     #[inline(always)]
-    fn from_bits(self, a: int32x4_t) -> float32x4_t {
+    fn reinterpret(self, a: int32x4_t) -> float32x4_t {
         register!(vreinterpretq_f32_s32(a))
     }
     #[inline(always)]

@@ -65,11 +65,8 @@ fn counters<S: Simd>(simd: S, block: u64) -> [S::Int; 2] {
     let lows = simd.add_int(simd.splat_int(low as i32), simd.count_up());
     // Lanes after which the low word has wrapped: all of them, none, or those from `wraps` on.
     let wraps = (u64::from(u32::MAX - low) + 1).min(S::WIDTH as u64) as usize;
-    let highs = simd.select_int(
-        simd.first(wraps),
-        simd.splat_int(high as i32),
-        simd.splat_int(high.wrapping_add(1) as i32),
-    );
+    let highs =
+        simd.select_int(simd.first(wraps), simd.splat_int(high as i32), simd.splat_int(high.wrapping_add(1) as i32));
     [lows, highs]
 }
 
@@ -98,12 +95,7 @@ pub(super) fn block_words_of_one(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let a = u64::from(words[0]) * u64::from(MULTIPLIERS[0]);
         let b = u64::from(words[2]) * u64::from(MULTIPLIERS[1]);
-        words = [
-            (b >> 32) as u32 ^ words[1] ^ key[0],
-            b as u32,
-            (a >> 32) as u32 ^ words[3] ^ key[1],
-            a as u32,
-        ];
+        words = [(b >> 32) as u32 ^ words[1] ^ key[0], b as u32, (a >> 32) as u32 ^ words[3] ^ key[1], a as u32];
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
     words

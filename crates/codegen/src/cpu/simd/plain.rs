@@ -124,7 +124,7 @@ impl Simd for Plain {
         each!(i => a[i].to_bits() as i32)
     }
     #[inline(always)]
-    fn from_bits(self, a: Self::Int) -> Self::Float {
+    fn reinterpret(self, a: Self::Int) -> Self::Float {
         each!(i => f32::from_bits(a[i] as u32))
     }
     #[inline(always)]
@@ -247,10 +247,9 @@ impl Simd for Plain {
     }
     #[inline(always)]
     unsafe fn store_interleaved(self, to: *mut f32, a: [Self::Float; 4]) {
-        for group in 0..WIDTH {
-            // SAFETY: the caller lets us write 16 elements, and `group < 4`.
-            unsafe { self.store(to.add(4 * group), each!(k => a[k][group])) }
-        }
+        let lanes: [[f32; 4]; WIDTH] = each!(i => [a[0][i], a[1][i], a[2][i], a[3][i]]);
+        // SAFETY: the caller lets us write 16 elements, and `write_unaligned` takes any alignment.
+        unsafe { to.cast::<[[f32; 4]; WIDTH]>().write_unaligned(lanes) }
     }
     #[inline(always)]
     fn fence(self) {}

@@ -3,6 +3,7 @@
 //! Column `c` goes to lane `c % 64` and lanes meet as `(i, i + 32)`, then `(i, i + 16)`, down to `(0, 1)`. The order
 //! is the same for every vector width and for every split into strips. Lanes wait in memory between strips only; a row
 //! of one strip is reduced in registers.
+#![allow(clippy::needless_range_loop, reason = "`v` counts vectors and columns at once, and is unrolled away")]
 
 use super::lanes::{Kernel, Simd};
 use super::sweep::Input;
@@ -229,7 +230,7 @@ impl Kernel for GatherArgMax {
                     simd.store(lanes.add(lane), simd.splat(f32::NEG_INFINITY));
                     // A lane that only ever sees -inf answers with its own first column.
                     let own = simd.add_int(simd.count_up(), simd.splat_int(lane as i32));
-                    simd.store(lanes.add(LANES + lane), simd.from_bits(own));
+                    simd.store(lanes.add(LANES + lane), simd.reinterpret(own));
                 }
             }
             let mut i = 0;
@@ -247,7 +248,7 @@ impl Kernel for GatherArgMax {
                 // which stays.
                 let keep = simd.less_or_equal(x, best);
                 let next = simd.select(keep, best, x);
-                let next_column = simd.select(keep, column, simd.from_bits(here));
+                let next_column = simd.select(keep, column, simd.reinterpret(here));
                 let number = simd.equal(best, best);
                 simd.store(values, simd.select(number, next, best));
                 simd.store(columns, simd.select(number, next_column, column));

@@ -1,12 +1,12 @@
-//! Runs a program over rows, and adds up the column sums of its chunks.
+//! Runs a program over rows.
 
 use std::ops::Range as Span;
 
 use deuteron_graph::Dtype;
 
 use super::ahead::Ahead;
-use super::launch::{Fault, Launch};
 use super::lanes::Simd;
+use super::launch::{Fault, Launch};
 use super::map::Range;
 use super::philox::{self, Keep};
 use super::reduce::{Strip, of_nothing, reduce};
@@ -14,7 +14,7 @@ use super::scratch::{BLOCK, Places, Prepared, Scratch, Step};
 use super::store::{Elements, LINE, store};
 use super::sweep::{Input, Output};
 use super::{Isa, Task};
-use crate::cpu::program::{Access, Dst, Inst, LANES, STRIP, Src, TileReduce};
+use crate::cpu::program::{Access, Dst, Inst, STRIP, Src, TileReduce};
 
 /// Runs `launch` on rows `span` (elements, if the program is flat), adding to this chunk's `partials`, which hold the
 /// widths of `program.partials` one after another and start at zero.
@@ -378,64 +378,5 @@ impl<S: Simd> Frame<'_, S> {
             let to = Elements { base: self.element(arg, columns.first), dtype: spec.dtype, streaming };
             store(self.simd, columns.length, from, to);
         }
-    }
-}
-
-/// Adds up the partial sums of `chunks` chunks, in one fixed order (pairwise), and stores them in the `Columns`
-/// arguments.
-///
-/// # Safety
-/// Every `Columns` argument that a partial names can be written, on its width, and no other thread touches it.
-pub unsafe fn finish(isa: Isa, launch: &Launch<'_>, partials: &[f32], chunks: usize) {
-    let total: usize = launch.program.partials.iter().map(|partial| partial.width).sum();
-    assert_eq!(partials.len(), chunks * total, "partial sums of {chunks} chunks");
-    isa.dispatch(Finish { launch, partials, chunks, total })
-}
-
-struct Finish<'a> {
-    launch: &'a Launch<'a>,
-    partials: &'a [f32],
-    chunks: usize,
-    total: usize,
-}
-
-impl Task for Finish<'_> {
-    type Output = ();
-
-    fn with<S: Simd>(self, simd: S) {
-        let mut before = 0;
-        for partial in &self.launch.program.partials {
-            let arg = usize::from(partial.arg);
-            let dtype = self.launch.program.args[arg].dtype;
-            for first in (0..partial.width).step_by(LANES) {
-                let length = LANES.min(partial.width - first);
-                let sums = self.pairwise(0..self.chunks, before + first, length);
-                let from = Input { base: sums.as_ptr(), step: 1 };
-                // SAFETY: `finish`'s caller lets us write the argument on the partial's width.
-                unsafe {
-                    let base = self.launch.args[arg].base.add(first * dtype.bytes());
-                    store(simd, length, from, Elements { base, dtype, streaming: false });
-                }
-            }
-            before += partial.width;
-        }
-    }
-}
-
-impl Finish<'_> {
-    /// Elements `at .. at + length` of the chunks' sums, halves first: errors grow with the logarithm of the chunks.
-    fn pairwise(&self, chunks: Span<usize>, at: usize, length: usize) -> [f32; LANES] {
-        let mut sums = [0.0; LANES];
-        match chunks.len() {
-            0 => {}
-            1 => sums[..length].copy_from_slice(&self.partials[chunks.start * self.total + at..][..length]),
-            _ => {
-                let middle = chunks.start + chunks.len().div_ceil(2);
-                sums = self.pairwise(chunks.start..middle, at, length);
-                let rest = self.pairwise(middle..chunks.end, at, length);
-                sums.iter_mut().zip(rest).for_each(|(sum, more)| *sum += more);
-            }
-        }
-        sums
     }
 }

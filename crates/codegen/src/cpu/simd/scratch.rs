@@ -6,6 +6,7 @@
 use deuteron_graph::Dtype;
 
 use super::ahead::Ahead;
+use super::check::check;
 use super::launch::Cursor;
 use super::philox::SLACK;
 use crate::cpu::program::{Access, Dst, Inst, LANES, Pass, Program, STRIP, Src};
@@ -153,9 +154,7 @@ pub(super) fn sources(inst: Inst) -> [Option<Src>; 3] {
         Inst::Load { .. } | Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => [None; 3],
         Inst::Unary { a, .. } | Inst::ColumnAdd { a, .. } | Inst::Store { a, .. } => [Some(a), None, None],
         Inst::Keep { seed, .. } => [Some(seed), None, None],
-        Inst::Binary { a, b, .. } | Inst::Compare { a, b, .. } | Inst::Reduce { a, b, .. } => {
-            [Some(a), Some(b), None]
-        }
+        Inst::Binary { a, b, .. } | Inst::Compare { a, b, .. } | Inst::Reduce { a, b, .. } => [Some(a), Some(b), None],
         Inst::MulAdd { a, b, c, .. } => [Some(a), Some(b), Some(c)],
         Inst::Select { cond, a, b, .. } => [Some(cond), Some(a), Some(b)],
     }
@@ -235,82 +234,4 @@ fn row_reads(program: &Program, pass: &Pass) -> Vec<usize> {
         }
     }
     reads
-}
-
-/// Panics unless every place is in range and every instruction stands where it can run.
-fn check(program: &Program) {
-    assert!(!program.flat || program.kept == 0, "a flat program keeps no rows, got {}", program.kept);
-    for pass in &program.passes {
-        for &inst in &pass.row {
-            check_places(program, inst, true);
-        }
-        for &inst in &pass.strip {
-            check_places(program, inst, false);
-        }
-    }
-}
-
-fn check_places(program: &Program, inst: Inst, row_work: bool) {
-    let in_range = |number: u16, count: usize| {
-        assert!(usize::from(number) < count, "expected a place below {count}, got {number} in {inst:?}");
-    };
-    for source in sources(inst).into_iter().flatten() {
-        match source {
-            Src::Tile(tile) => in_range(tile, usize::from(program.tiles)),
-            Src::Kept(kept) => in_range(kept, usize::from(program.kept)),
-            Src::Arg(arg) => {
-                in_range(arg, program.args.len());
-                let spec = program.args[usize::from(arg)];
-                assert!(matches!(spec.dtype, Dtype::F32 | Dtype::I32), "expected 32-bit lanes in place: {inst:?}");
-                assert!(
-                    matches!(spec.access, Access::Row | Access::GatheredRow { .. }),
-                    "expected a row in place: {inst:?}"
-                );
-            }
-            Src::Scalar(scalar) => in_range(scalar, usize::from(program.scalars)),
-            Src::Const(_) | Src::ConstInt(_) => {}
-        }
-        let scalar = matches!(source, Src::Scalar(_) | Src::Const(_) | Src::ConstInt(_));
-        let must_be_scalar = row_work || matches!(inst, Inst::Keep { .. });
-        assert!(!must_be_scalar || scalar, "expected scalar operands in {inst:?}");
-    }
-    match destination(inst) {
-        Some(Dst::Tile(tile)) => in_range(tile, usize::from(program.tiles)),
-        Some(Dst::Kept(kept)) => in_range(kept, usize::from(program.kept)),
-        Some(Dst::Scalar(scalar)) => in_range(scalar, usize::from(program.scalars)),
-        None => {}
-    }
-    let scalar = matches!(destination(inst), Some(Dst::Scalar(_)));
-    match inst {
-        Inst::Load { arg, .. } => {
-            in_range(arg, program.args.len());
-            let access = program.args[usize::from(arg)].access;
-            assert_eq!(scalar, access == Access::PerRow, "a scalar loads one element a row, in {inst:?}");
-            assert_eq!(scalar, row_work, "expected a scalar destination in row work only, in {inst:?}");
-        }
-        Inst::Store { arg, .. } => {
-            in_range(arg, program.args.len());
-            let per_row = program.args[usize::from(arg)].access == Access::PerRow;
-            assert_eq!(row_work, per_row, "row work stores one element a row, strips store rows, in {inst:?}");
-        }
-        Inst::ColumnAdd { partial, .. } => {
-            in_range(partial, program.partials.len());
-            let width = program.partials[usize::from(partial)].width;
-            assert_eq!(width, if row_work { 1 } else { program.cols }, "width of the partial in {inst:?}");
-        }
-        Inst::Reduce { into, .. } => {
-            in_range(into, usize::from(program.scalars));
-            assert!(!row_work && !program.flat, "expected a reduction in the strips of rows, got {inst:?}");
-        }
-        Inst::RowIndex { axis, .. } => {
-            in_range(axis, usize::from(program.axes));
-            assert!(row_work, "expected {inst:?} in row work");
-        }
-        Inst::ColumnIndex { .. } | Inst::Keep { .. } => assert!(!row_work && !scalar, "expected {inst:?} in strips"),
-        Inst::Unary { .. }
-        | Inst::Binary { .. }
-        | Inst::MulAdd { .. }
-        | Inst::Compare { .. }
-        | Inst::Select { .. } => assert_eq!(scalar, row_work, "scalars are row work, in {inst:?}"),
-    }
 }

@@ -74,7 +74,11 @@ fn nearest_eight_bit_float(x: f32) -> u8 {
     let size = f64::from(x.abs()).min(448.0);
     let value = |code: u8| {
         let (exponent, fraction) = (i32::from(code >> 3), f64::from(code & 7));
-        if exponent == 0 { fraction * f64::powi(2.0, -9) } else { (1.0 + fraction / 8.0) * f64::powi(2.0, exponent - 7) }
+        if exponent == 0 {
+            fraction * f64::powi(2.0, -9)
+        } else {
+            (1.0 + fraction / 8.0) * f64::powi(2.0, exponent - 7)
+        }
     };
     let code = (0..0x7fu8)
         .min_by(|&a, &b| {
@@ -89,9 +93,8 @@ fn nearest_eight_bit_float(x: f32) -> u8 {
 fn floats_round_to_nearest_even() {
     let floats = hard_floats();
     for isa in Isa::available() {
-        let halves = |bytes: Vec<u8>| -> Vec<u16> {
-            bytes.chunks_exact(2).map(|x| u16::from_ne_bytes([x[0], x[1]])).collect()
-        };
+        let halves =
+            |bytes: Vec<u8>| -> Vec<u16> { bytes.chunks_exact(2).map(|x| u16::from_ne_bytes([x[0], x[1]])).collect() };
         let got = halves(stored(isa, Dtype::F16, &floats, 0, false));
         for (x, got) in floats.iter().zip(got) {
             assert_eq!(got, f16::from_f32(*x).to_bits(), "{x:e} to f16 on {}", isa.name());
@@ -157,8 +160,7 @@ fn every_width_and_alignment_of_a_load_agree() {
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::I8, Dtype::I32, Dtype::Bool] {
             let range = if dtype == Dtype::Bool { 2 } else { 256 };
             for width in WIDTHS {
-                let bytes: Vec<u8> =
-                    (0..width * dtype.bytes()).map(|i| (scramble(i as u32) % range) as u8).collect();
+                let bytes: Vec<u8> = (0..width * dtype.bytes()).map(|i| (scramble(i as u32) % range) as u8).collect();
                 let plain = Isa::available()[Isa::available().len() - 1];
                 let expected = load(plain, dtype, &bytes, 0);
                 for misalign in [0, 1, 2, 4, 60] {

@@ -216,12 +216,7 @@ fn row_coordinates_divide_and_wrap() {
 fn a_stored_tile_can_be_read_on() {
     let double = Inst::Binary { op: BinaryOp::Add, dst: Dst::Tile(0), a: Src::Arg(0), b: Src::Arg(0) };
     let square = Inst::Binary { op: BinaryOp::Mul, dst: Dst::Tile(1), a: Src::Tile(0), b: Src::Tile(0) };
-    let insts = vec![
-        double,
-        Inst::Store { arg: 1, a: Src::Tile(0) },
-        square,
-        Inst::Store { arg: 2, a: Src::Tile(1) },
-    ];
+    let insts = vec![double, Inst::Store { arg: 1, a: Src::Tile(0) }, square, Inst::Store { arg: 2, a: Src::Tile(1) }];
     let program = flat_program(vec![reads(Dtype::F32), writes(Dtype::F32), writes(Dtype::F32)], insts);
     for isa in Isa::available() {
         for width in WIDTHS {

@@ -60,7 +60,11 @@ fn worst(isa: Isa, op: TileUnary, exact: fn(f64) -> f64, unit: fn(f64, f64) -> f
     for (&x, &got) in inputs.iter().zip(&results) {
         let expected = exact(f64::from(x));
         if expected.is_nan() || got.is_nan() {
-            assert!(expected.is_nan() && got.is_nan(), "{} {op:?}({x:e}): expected {expected:e}, got {got:e}", isa.name());
+            assert!(
+                expected.is_nan() && got.is_nan(),
+                "{} {op:?}({x:e}): expected {expected:e}, got {got:e}",
+                isa.name()
+            );
         } else if expected.abs() >= overflow || got.is_infinite() {
             let near = (expected / overflow).abs() > 1.0 - 1e-7;
             let right = got == expected as f32 || (near && got.abs() == f32::MAX);

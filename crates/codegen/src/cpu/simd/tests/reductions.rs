@@ -3,9 +3,7 @@
 use deuteron_graph::{BinaryOp, Dtype, UnaryOp};
 
 use super::{Buffer, WIDTHS, assert_same, mixed, ordinary, per_row, reads, rows_program, run_all, writes};
-use crate::cpu::program::{
-    Access, ArgSpec, Dst, Inst, LANES, Partial, Pass, Program, Src, TileReduce, TileUnary,
-};
+use crate::cpu::program::{Access, ArgSpec, Dst, Inst, LANES, Partial, Pass, Program, Src, TileReduce, TileUnary};
 use crate::cpu::simd::{Isa, Launch, Scratch, finish, run};
 
 /// The reduction of each row of `a` (and `b`), each of `cols` elements.
@@ -91,7 +89,8 @@ fn maxima_match_the_model() {
                 let expected = normal(rows.iter().map(|row| max_model(row)).collect());
                 assert_same(&normal(reduce(isa, TileReduce::Max, cols, &a, &a)), &expected, &format!("max {what}"));
                 let sizes: Vec<f32> = a.iter().map(|x| x.abs()).collect();
-                let expected: Vec<f32> = [&sizes[..cols], &sizes[cols..]].iter().map(|x| max_model(x).max(0.0)).collect();
+                let expected: Vec<f32> =
+                    [&sizes[..cols], &sizes[cols..]].iter().map(|x| max_model(x).max(0.0)).collect();
                 let nan = |row: usize| sizes[row * cols..][..cols].iter().any(|x| x.is_nan());
                 let expected: Vec<f32> = (0..2).map(|r| if nan(r) { f32::NAN } else { expected[r] }).collect();
                 assert_same(&reduce(isa, TileReduce::AbsMax, cols, &a, &a), &expected, &format!("absmax {what}"));
@@ -114,10 +113,7 @@ pub fn layer_norm(cols: usize) -> Program {
     let squares = Inst::Reduce { op: TileReduce::Dot, into: 2, a: Src::Kept(0), b: Src::Kept(0) };
     let passes = vec![
         Pass { row: vec![], strip: vec![sum] },
-        Pass {
-            row: vec![scalar(1, BinaryOp::Mul, Src::Scalar(0), Src::Const(share))],
-            strip: vec![centre, squares],
-        },
+        Pass { row: vec![scalar(1, BinaryOp::Mul, Src::Scalar(0), Src::Const(share))], strip: vec![centre, squares] },
         Pass {
             row: vec![
                 Inst::MulAdd { dst: Dst::Scalar(3), a: Src::Scalar(2), b: Src::Const(share), c: Src::Const(1e-5) },

@@ -3,7 +3,9 @@
 use deuteron_graph::{BinaryOp, Dtype};
 
 use super::reductions::layer_norm;
-use super::{Buffer, WIDTHS, assert_same, flat_program, mixed, ordinary, reads, rows_program, run_all, try_run, writes};
+use super::{
+    Buffer, WIDTHS, assert_same, flat_program, mixed, ordinary, reads, rows_program, run_all, try_run, writes,
+};
 use crate::cpu::program::{Access, ArgSpec, Dst, Inst, Pass, Program, Src, TileUnary};
 use crate::cpu::simd::{Dim, Fault, Isa, Launch, Scratch, run};
 
@@ -34,8 +36,7 @@ fn leading_axes_are_walked_in_order() {
             let got = output.floats();
             for row in 0..outer * inner {
                 let (i, j) = (row / inner, row % inner);
-                let expected: Vec<f32> =
-                    (0..cols).map(|c| a[(j * outer + i) * padded + c] + b[j * cols + c]).collect();
+                let expected: Vec<f32> = (0..cols).map(|c| a[(j * outer + i) * padded + c] + b[j * cols + c]).collect();
                 assert_same(&got[row * padded..][..cols], &expected, &format!("row {row} x {cols}, {}", isa.name()));
                 assert_eq!(&got[row * padded + cols..][..3], &[7.0; 3], "the gap after row {row} x {cols}");
             }
@@ -98,6 +99,17 @@ fn an_index_out_of_range_is_a_fault() {
     }
 }
 
+#[test]
+fn an_empty_table_faults_at_once() {
+    for isa in Isa::available() {
+        let (mut rows, mut picks) = (Buffer::new(0, 0), Buffer::of_ints(&[0], 0));
+        let mut output = Buffer::new(4 * 8, 0);
+        let args = [rows.rows(0, 8), picks.rows(1, 1), output.rows(1, 8)];
+        let fault = try_run(isa, &gather_rows(8, Dtype::F32), &args, &[], 1).expect_err("the table is empty");
+        assert_eq!(fault, Fault { arg: 0, row: 0, index: 0, table_rows: 0 });
+    }
+}
+
 /// The output of a launch whose rows (or elements) are split at `cuts`.
 fn split(isa: Isa, program: &Program, inputs: &[Vec<f32>], length: usize, cuts: &[usize], streaming: bool) -> Vec<u32> {
     let cols = if program.flat { 1 } else { program.cols };
@@ -106,7 +118,11 @@ fn split(isa: Isa, program: &Program, inputs: &[Vec<f32>], length: usize, cuts: 
     let mut args: Vec<_> = buffers
         .iter_mut()
         .zip(inputs)
-        .map(|(buffer, input)| if program.flat || input.len() == cols { buffer.bind(&[]) } else { buffer.rows(length, cols) })
+        .map(
+            |(buffer, input)| {
+                if program.flat || input.len() == cols { buffer.bind(&[]) } else { buffer.rows(length, cols) }
+            },
+        )
         .collect();
     args.push(if program.flat { output.bind(&[]) } else { output.rows(length, cols) });
     args.last_mut().expect("the output was pushed").streaming = streaming;

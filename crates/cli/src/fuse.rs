@@ -1,0 +1,129 @@
+//! `deuteron fuse`: the main job.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use clap::Args;
+use deuteron::Bytes;
+use deuteron::fuse::{FuseOptions, FuseReport, GroupReport, Stage, fuse};
+
+use crate::Outcome;
+use crate::input::{DeviceArguments, GraphArguments};
+use crate::show;
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    graph: GraphArguments,
+    #[command(flatten)]
+    device: DeviceArguments,
+    /// Seed of weights and inputs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print every kernel, and why neighbours stay apart
+    #[arg(long)]
+    all: bool,
+    /// Print the report as JSON: graph, device, verified, max_error, bound, unfused, fused, speedup, groups, refusals
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<Outcome> {
+    let engine = arguments.device.engine()?;
+    let graph = arguments.graph.graph()?;
+    let options = FuseOptions { seed: arguments.seed, backward: arguments.graph.backward, ..FuseOptions::default() };
+    let bar = show::progress(None);
+    let report = fuse(&engine, &graph, &options, |stage| {
+        bar.set_message(match stage {
+            Stage::Inputs => "making inputs",
+            Stage::Compiling => "planning and compiling",
+            Stage::Reference => "running the f64 reference",
+            Stage::Verifying => "verifying",
+            Stage::Measuring => "measuring",
+        });
+    })?;
+    bar.finish_and_clear();
+    if arguments.json {
+        show::json(&report)?;
+    } else {
+        print(&report, arguments.all);
+    }
+    Ok(if report.verified { Outcome::Good } else { Outcome::Failed })
+}
+
+fn print(report: &FuseReport, all: bool) {
+    println!("{} on {}\n", report.graph, report.device);
+    println!("The fused plan{}", if all { "" } else { ", kernels of one name together" });
+    let rows = if all { each_kernel(&report.groups) } else { kernels_by_name(&report.groups) };
+    println!("{}\n", show::table(&["kernel", "count", "primitives", "moved", "time", "share"], rows, 1));
+    if all {
+        print_refusals(report);
+    }
+    let plan = |name: &str, plan: &deuteron::fuse::PlanReport| {
+        let moved = Bytes(plan.bytes).to_string();
+        vec![name.to_string(), plan.kernels.to_string(), moved, show::milliseconds(plan.ms)]
+    };
+    let rows = vec![plan("unfused", &report.unfused), plan("fused", &report.fused)];
+    println!("{}\n", show::table(&["plan", "kernels", "moved", "time"], rows, 1));
+    let fewer = 100.0 * (1.0 - report.fused.bytes as f64 / report.unfused.bytes.max(1) as f64);
+    println!("Fusion: {:.2}x the speed, {fewer:.0} % fewer bytes moved.", report.speedup);
+    let verdict = if report.verified { "Verified" } else { "NOT VERIFIED" };
+    println!(
+        "{verdict} against f64: largest error {:.2e}, bound {:.2e} (output {}).",
+        report.max_error, report.bound, report.worst_output
+    );
+}
+
+fn each_kernel(groups: &[GroupReport]) -> Vec<Vec<String>> {
+    let total: f64 = groups.iter().map(|group| group.ms).sum();
+    groups.iter().enumerate().map(|(index, group)| row(&format!("{index}: {}", group.name), 1, group, total)).collect()
+}
+
+/// Kernels of one name summed, the longest first: where the time went.
+fn kernels_by_name(groups: &[GroupReport]) -> Vec<Vec<String>> {
+    let total: f64 = groups.iter().map(|group| group.ms).sum();
+    let mut sums: BTreeMap<&str, (usize, GroupReport)> = BTreeMap::new();
+    for group in groups {
+        let entry = sums.entry(&group.name);
+        let sum = entry.and_modify(|(count, sum)| {
+            *count += 1;
+            sum.bytes += group.bytes;
+            sum.ms += group.ms;
+        });
+        sum.or_insert((1, group.clone()));
+    }
+    let mut sums: Vec<(usize, GroupReport)> = sums.into_values().collect();
+    sums.sort_by(|a, b| b.1.ms.total_cmp(&a.1.ms));
+    sums.iter().map(|(count, sum)| row(&sum.name, *count, sum, total)).collect()
+}
+
+fn row(name: &str, count: usize, group: &GroupReport, total: f64) -> Vec<String> {
+    vec![
+        shorten(name),
+        count.to_string(),
+        group.ops.to_string(),
+        Bytes(group.bytes).to_string(),
+        show::milliseconds(group.ms),
+        format!("{:.1} %", 100.0 * group.ms / total.max(1e-12)),
+    ]
+}
+
+/// A long name keeps its beginning and its end.
+fn shorten(name: &str) -> String {
+    const LONGEST: usize = 64;
+    let chars: Vec<char> = name.chars().collect();
+    if chars.len() <= LONGEST {
+        return name.to_string();
+    }
+    let (head, tail): (String, String) = (chars[..36].iter().collect(), chars[chars.len() - 24..].iter().collect());
+    format!("{head} .. {tail}")
+}
+
+fn print_refusals(report: &FuseReport) {
+    println!("Why neighbours stay apart");
+    for refusal in &report.refusals {
+        let (producer, consumer) = (refusal.producer, refusal.consumer);
+        println!("  {producer} and {consumer}: {} {}", refusal.code, refusal.text);
+    }
+    println!();
+}

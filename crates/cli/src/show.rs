@@ -1,0 +1,54 @@
+//! Tables, numbers and progress for a terminal.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// A plain table; columns from `numbers_from` on are aligned to the right.
+pub fn table(header: &[&str], rows: Vec<Vec<String>>, numbers_from: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.to_vec());
+    table.add_rows(rows);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        if index >= numbers_from {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// A value as indented JSON on standard output.
+pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}
+
+/// A bar of `length` steps, or a spinner if there is no length. Hidden unless standard error is a terminal.
+pub fn progress(length: Option<u64>) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = match length {
+        Some(length) => ProgressBar::new(length),
+        None => ProgressBar::new_spinner(),
+    };
+    let template = if length.is_some() { "{wide_bar} {pos}/{len} {msg}" } else { "{spinner} {msg}" };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// A time with the unit that suits it.
+pub fn milliseconds(ms: f64) -> String {
+    match ms {
+        ms if ms < 1.0 => format!("{:.1} us", ms * 1e3),
+        ms if ms < 1000.0 => format!("{ms:.2} ms"),
+        ms => format!("{:.2} s", ms / 1e3),
+    }
+}

@@ -1,0 +1,110 @@
+//! The text form: printing and parsing are inverse, mistakes are errors with their place, no text panics.
+
+use std::time::{Duration, Instant};
+
+use deuteron_graph::{Dtype, Graph, GraphError, Mask, differentiate, extract};
+use deuteron_testkit::fixtures::{GRAPHS, MALFORMED};
+use deuteron_testkit::fuzz;
+
+fn round_trip(graph: &Graph) {
+    graph.verify().unwrap();
+    let printed = graph.to_string();
+    let again: Graph = printed.parse().unwrap_or_else(|error| panic!("{error}\n{printed}"));
+    assert_eq!(&again, graph, "{printed}");
+}
+
+#[test]
+fn printing_and_parsing_are_inverse() {
+    for text in GRAPHS {
+        let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        round_trip(&graph);
+    }
+}
+
+#[test]
+fn gradients_and_parts_of_them_round_trip() {
+    for text in GRAPHS {
+        let graph: Graph = text.parse().unwrap();
+        let wrt: Vec<_> = graph.inputs().iter().filter(|&&id| graph.node(id).dtype.is_float()).copied().collect();
+        let joint = differentiate(&graph, &wrt).unwrap();
+        round_trip(&joint.graph);
+        let outputs = joint.graph.outputs()[graph.outputs().len()..].to_vec();
+        round_trip(&extract(&joint.graph, &outputs, joint.graph.inputs()).unwrap());
+    }
+}
+
+#[test]
+fn the_text_of_a_graph_is_what_a_person_would_write() {
+    let mut graph = Graph::new("block");
+    let x = graph.input("x", Dtype::Bf16, [2, 3]).unwrap();
+    let w = graph.weight("w", Dtype::Bf16, [3]).unwrap();
+    let normed = graph.rms_norm(x, w, 1e-5).unwrap();
+    let y = graph.add(normed.y, x).unwrap();
+    graph.output("y", y).unwrap();
+    let expected = "graph block
+x = input bf16[2,3]
+w = weight bf16[3]
+%11, %7 = rms_norm x w eps=1e-5
+%12 = add %11 x
+out y=%12
+";
+    assert_eq!(graph.to_string(), expected);
+}
+
+#[test]
+fn mistakes_are_errors_that_say_what_was_expected() {
+    for (text, word) in MALFORMED {
+        match text.parse::<Graph>() {
+            Ok(_) => panic!("accepted: {text}"),
+            Err(error @ GraphError::Parse { .. }) => {
+                assert!(error.to_string().contains(word), "`{text}` gave: {error}; expected it to say: {word}");
+            }
+            Err(error) => panic!("`{text}` gave an error without a place: {error:?}"),
+        }
+    }
+}
+
+#[test]
+fn errors_name_the_place() {
+    let error = "x = input f32[2,3]\n  y = add x z".parse::<Graph>().unwrap_err();
+    assert_eq!(error.to_string(), "line 2, column 13: unknown value `z`; values are defined before they are used");
+}
+
+#[test]
+fn builder_errors_name_the_op_the_operands_and_the_shapes() {
+    let mut graph = Graph::new("errors");
+    let x = graph.input("x", Dtype::F32, [2, 3]).unwrap();
+    let r = graph.input("r", Dtype::F32, [4]).unwrap();
+    let before = graph.clone();
+    let error = graph.add(x, r).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "add: expected shapes that broadcast (equal sizes, or 1), got x f32[2,3], r f32[4]"
+    );
+    let error = graph.layer_norm(x, r, r, 1e-5).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "layer_norm: expected weights of the size of the last axis, got x f32[2,3], r f32[4], r f32[4]"
+    );
+    assert!(graph.attention(x, x, r, Mask::Causal, 1.0).is_err());
+    let error = graph.dropout(x, r, 1.0, 0).unwrap_err();
+    assert_eq!(error.to_string(), "dropout: p must be in [0, 1), got 1");
+    assert_eq!(graph, before, "an error leaves the graph as it was");
+}
+
+/// A bounded run of what cargo-fuzz does without bounds.
+#[test]
+fn no_text_panics() {
+    let corpus: Vec<&str> = GRAPHS.into_iter().chain(MALFORMED.map(|(text, _)| text)).collect();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut accepted = 0;
+    for seed in 0..200_000 {
+        let data = fuzz::mutate(&corpus, seed);
+        fuzz::text_graph(&data);
+        accepted += String::from_utf8_lossy(&data).parse::<Graph>().is_ok() as usize;
+        if Instant::now() > deadline {
+            break;
+        }
+    }
+    assert!(accepted > 100, "the mutations are too wild to test what is accepted: {accepted}");
+}

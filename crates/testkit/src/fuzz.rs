@@ -1,0 +1,51 @@
+//! Fuzz bodies: plain functions, driven by cargo-fuzz where a nightly toolchain exists and by a bounded loop in the tests.
+
+use deuteron_graph::Graph;
+use deuteron_reference::Generator;
+
+/// Whatever the bytes, the parser answers; and what it accepts is well-formed and prints to what parses to the same.
+pub fn text_graph(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let Ok(graph) = text.parse::<Graph>() else { return };
+    graph.verify().expect("an accepted graph is well-formed");
+    let printed = graph.to_string();
+    let again: Graph = printed.parse().unwrap_or_else(|error| panic!("printed text is refused: {error}\n{printed}"));
+    assert_eq!(again, graph, "printing and parsing are inverse\n{printed}");
+}
+
+/// A mutation of one of the corpus's texts: bytes changed, cut, doubled, spliced from another text, numbers made large.
+pub fn mutate(corpus: &[&str], seed: u64) -> Vec<u8> {
+    let mut random = Generator::new(seed);
+    let mut data = corpus[random.below(corpus.len())].as_bytes().to_vec();
+    for _ in 0..1 + random.below(6) {
+        let at = random.below(data.len().max(1)).min(data.len());
+        let end = (at + random.below(24)).min(data.len());
+        match random.below(7) {
+            0 if !data.is_empty() => {
+                let position = at.min(data.len() - 1);
+                data[position] = random.below(256) as u8;
+            }
+            1 => drop(data.drain(at..end)),
+            2 => {
+                let piece = data[at..end].to_vec();
+                data.splice(at..at, piece);
+            }
+            3 => {
+                let other = corpus[random.below(corpus.len())].as_bytes();
+                let from = random.below(other.len());
+                let to = (from + random.below(40)).min(other.len());
+                data.splice(at..end, other[from..to].iter().copied());
+            }
+            4 => {
+                let numbers: [&str; 8] = ["0", "1", "-1", "4294967296", "18446744073709551615", "1e308", "inf", "0.5"];
+                data.splice(at..at, numbers[random.below(numbers.len())].bytes());
+            }
+            5 => {
+                let words: [&str; 8] = [" = ", " ; ", "[", "]", "%3", "{", "}", "\n"];
+                data.splice(at..at, words[random.below(words.len())].bytes());
+            }
+            _ => data.truncate(end),
+        }
+    }
+    data
+}
