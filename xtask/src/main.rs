@@ -1,1 +1,55 @@
-fn main(){}
+//! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`.
+#![forbid(unsafe_code)]
+
+mod bench;
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str = "usage:
+  cargo xtask test                   format, lints, docs and all tests: what CI runs
+  cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv";
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["test"] => test(),
+        ["bench", "--machine", name] => bench::run(name),
+        _ => bail!("{USAGE}"),
+    }
+}
+
+/// Cheap checks first; the tests last, so that cargo's own summary ends the output.
+fn test() -> Result<()> {
+    cargo(&["fmt", "--all", "--check"], &[])?;
+    cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])?;
+    cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+    check_other_target()?;
+    println!("tests that need a GPU: 0 in this version, so 0 skipped");
+    cargo(&["test", "--workspace"], &[])
+}
+
+/// aarch64 must at least compile. Where its standard library is not installed, say so and go on.
+fn check_other_target() -> Result<()> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let listed = Command::new("rustup").args(["target", "list", "--installed"]).output();
+    let installed = listed.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(TARGET));
+    if !installed {
+        println!("{TARGET} is not installed here: not checked");
+        return Ok(());
+    }
+    cargo(&["check", "--workspace", "--quiet", "--target", TARGET], &[])
+}
+
+fn cargo(arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {
+    println!("cargo {}", arguments.join(" "));
+    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
+    command.args(arguments).envs(environment.iter().copied());
+    let status = command.status().context("cargo could not be started")?;
+    if !status.success() {
+        bail!("cargo {} failed", arguments.join(" "));
+    }
+    Ok(())
+}

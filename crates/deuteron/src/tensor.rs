@@ -114,6 +114,14 @@ impl Tensor {
         Ok(Tensor { memory: self.memory.clone(), dtype: self.dtype, layout })
     }
 
+    /// The same values in row-major order: itself if it is so already, else a copy.
+    pub fn contiguous(&self) -> Result<Tensor, Error> {
+        if self.layout.is_contiguous() {
+            return Ok(self.clone());
+        }
+        Tensor::from_array(self.dtype, &self.to_array())
+    }
+
     /// All values as `f64`, in row-major order.
     pub fn to_array(&self) -> Array {
         let (shape, strides) = (self.shape(), &self.layout.strides);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use deuteron_graph::{Graph, GraphError, NodeId};
+use deuteron_graph::{Graph, GraphError, NodeId, Shape};
 
 use crate::choose::choose;
 use crate::cost::traffic::{Traffic, traffic};
@@ -134,6 +134,19 @@ pub enum PlanError {
     /// A strategy name that is none of ours.
     #[error("unknown plan `{0}`; expected naive, eager, unfused or fused")]
     UnknownStrategy(String),
+    /// An input that row kernels cannot read.
+    #[error("input `{name}`: expected shape {shape} with a last axis of stride 1 (or 0, to repeat), got shape {got} with \
+             strides {strides:?}; copy it to a contiguous tensor first")]
+    InputLayout {
+        /// its name
+        name: String,
+        /// its shape in the graph
+        shape: Shape,
+        /// the shape given
+        got: Shape,
+        /// the strides given
+        strides: Vec<usize>,
+    },
     /// The wrong number of input layouts.
     #[error("expected {expected} input layouts, got {got}")]
     InputLayouts {
@@ -153,12 +166,26 @@ pub fn plan(graph: &Graph, machine: &Machine, strategy: Strategy, inputs: &[Layo
     if !inputs.is_empty() && inputs.len() != graph.inputs().len() {
         return Err(PlanError::InputLayouts { expected: graph.inputs().len(), got: inputs.len() });
     }
+    for (&id, layout) in graph.inputs().iter().zip(inputs) {
+        check_input(graph, id, layout)?;
+    }
     let placement = place(graph, inputs);
     let chosen = choose(graph, &placement, machine, strategy);
     let groups: Vec<Group> =
         chosen.groups.iter().map(|nodes| describe(graph, &placement, &chosen.stored, nodes, strategy)).collect();
     let arena = arena(graph, &groups);
     Ok(Plan { strategy, placement, groups, refusals: chosen.refusals, arena })
+}
+
+/// Any strides of the leading axes; the last one contiguous, or repeated.
+fn check_input(graph: &Graph, id: NodeId, layout: &Layout) -> Result<(), PlanError> {
+    let shape = &graph.node(id).shape;
+    let last_in_order = shape.cols() == 1 || layout.strides.last().is_none_or(|&stride| stride <= 1);
+    if layout.shape == *shape && last_in_order {
+        return Ok(());
+    }
+    let (name, got) = (graph.label(id), layout.shape.clone());
+    Err(PlanError::InputLayout { name, shape: shape.clone(), got, strides: layout.strides.clone() })
 }
 
 fn describe(graph: &Graph, placement: &Placement, stored: &[bool], nodes: &[NodeId], strategy: Strategy) -> Group {

@@ -3,7 +3,7 @@
 use deuteron_graph::Dtype;
 
 use super::lanes::Simd;
-use super::map::Range;
+use super::map::Loop;
 use super::store::{Elements, store};
 use super::sweep::{Input, Output};
 use super::{Isa, Task};
@@ -69,6 +69,6 @@ impl Task for Widen<'_> {
     fn with<S: Simd>(self, simd: S) {
         let output = Output { base: self.to.as_mut_ptr(), stream_until: 0 };
         // SAFETY: both slices were checked to have this length, and borrows do not overlap.
-        unsafe { Range { simd, length: self.to.len(), output }.load(self.dtype, self.from.as_ptr()) }
+        unsafe { Loop { simd, length: self.to.len(), output }.load(self.dtype, self.from.as_ptr()) }
     }
 }

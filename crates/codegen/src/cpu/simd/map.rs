@@ -110,22 +110,22 @@ fn lie<S: Simd>(simd: S, mask: S::Mask) -> S::Float {
 /// The functions that take one are unsafe for the same reason: every input can be read, and the output written, on
 /// columns `0 .. length`, and the output overlaps an input only if they start at the same address.
 #[derive(Clone, Copy)]
-pub(super) struct Range<S> {
+pub(super) struct Loop<S> {
     pub simd: S,
     pub length: usize,
     pub output: Output,
 }
 
-impl<S: Simd> Range<S> {
+impl<S: Simd> Loop<S> {
     /// # Safety
-    /// See [`Range`].
+    /// See [`Loop`].
     unsafe fn map<F: Function<N>, const N: usize>(self, function: F, inputs: [Input; N]) {
         // SAFETY: the inputs and the output cover `length` columns, which is what the body reads and writes.
         unsafe { sweep(self.simd, self.length, Map { function, inputs, output: self.output }) }
     }
 
     /// # Safety
-    /// See [`Range`].
+    /// See [`Loop`].
     pub unsafe fn unary(self, op: TileUnary, a: Input) {
         let a = [a];
         // SAFETY: passed on to the caller.
@@ -151,7 +151,7 @@ impl<S: Simd> Range<S> {
     }
 
     /// # Safety
-    /// See [`Range`].
+    /// See [`Loop`].
     pub unsafe fn binary(self, op: BinaryOp, a: Input, b: Input) {
         // SAFETY: passed on to the caller.
         unsafe {
@@ -167,14 +167,14 @@ impl<S: Simd> Range<S> {
     }
 
     /// # Safety
-    /// See [`Range`].
+    /// See [`Loop`].
     pub unsafe fn mul_add(self, a: Input, b: Input, c: Input) {
         // SAFETY: passed on to the caller.
         unsafe { self.map(MulAdd, [a, b, c]) }
     }
 
     /// # Safety
-    /// See [`Range`].
+    /// See [`Loop`].
     pub unsafe fn compare(self, op: CompareOp, kind: LaneKind, a: Input, b: Input) {
         // SAFETY: passed on to the caller.
         unsafe {
@@ -196,7 +196,7 @@ impl<S: Simd> Range<S> {
     }
 
     /// # Safety
-    /// See [`Range`].
+    /// See [`Loop`].
     pub unsafe fn select(self, condition: Input, a: Input, b: Input) {
         // SAFETY: passed on to the caller.
         unsafe { self.map(Select, [condition, a, b]) }
@@ -204,7 +204,7 @@ impl<S: Simd> Range<S> {
 
     /// Every lane becomes `value`.
     /// # Safety
-    /// See [`Range`].
+    /// See [`Loop`].
     pub unsafe fn splat(self, value: f32) {
         // SAFETY: the output covers `length` columns.
         unsafe { sweep(self.simd, self.length, Splat { value, output: self.output }) }
@@ -212,7 +212,7 @@ impl<S: Simd> Range<S> {
 
     /// Lane `i` becomes the integer `first + i`.
     /// # Safety
-    /// See [`Range`].
+    /// See [`Loop`].
     pub unsafe fn count_from(self, first: i32) {
         // SAFETY: the output covers `length` columns.
         unsafe { sweep(self.simd, self.length, Count { first, output: self.output }) }
@@ -220,7 +220,7 @@ impl<S: Simd> Range<S> {
 
     /// Adds `a` to the output, which is read as well. (It is not an input, because it is written in place.)
     /// # Safety
-    /// See [`Range`].
+    /// See [`Loop`].
     pub unsafe fn accumulate(self, a: Input) {
         let sum = Input { base: self.output.base, step: 1 };
         // SAFETY: passed on to the caller.
@@ -229,7 +229,7 @@ impl<S: Simd> Range<S> {
 
     /// Converts elements at `from` to lanes.
     /// # Safety
-    /// See [`Range`]; `length` elements of `dtype` at `from` can be read.
+    /// See [`Loop`]; `length` elements of `dtype` at `from` can be read.
     pub unsafe fn load(self, dtype: Dtype, from: *const u8) {
         // SAFETY: passed on to the caller.
         unsafe {
@@ -245,7 +245,7 @@ impl<S: Simd> Range<S> {
     }
 
     /// # Safety
-    /// See [`Range::load`].
+    /// See [`Loop::load`].
     unsafe fn load_as<T: Format>(self, format: T, from: *const u8) {
         // SAFETY: `from` and the output cover `length` columns.
         unsafe { sweep(self.simd, self.length, Widen { _format: format, from, output: self.output }) }

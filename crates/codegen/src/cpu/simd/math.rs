@@ -1,7 +1,7 @@
 //! Functions of one lane, written once for every instruction set.
 //!
-//! Errors are in units in the last place of the exact result (of the smallest normal number, 2^-149, where that is
-//! denormal), and hold for every `f32` on every instruction set. Compounds are bounded relative to `|x|`: see each.
+//! Errors are in units in the last place of the exact result (2^-149 where that is denormal), on every instruction set.
+//! They were measured on every 53rd of all `f32`; the tests sweep every 1021st. Compounds are bounded relative to `|x|`.
 //! NaN gives NaN. Denormal results are correct, except in `SIGMOID`, `SILU` and the GELUs, where they may be 0.
 //!
 //! The coefficients are minimax fits of our own: Lawson's reweighted least squares on 600 Chebyshev nodes, the weight
@@ -12,14 +12,14 @@ use std::f32::consts::LOG2_E;
 
 use super::lanes::Simd;
 
-/// Bound of `exp`, in ulp. It overflows to infinity from 88.7228394 on, as the exact one.
-pub const EXP_ULP: f64 = 1.0;
+/// Bound of `exp`, in ulp; 0.9 where there is a fused multiply-add. It overflows to infinity from 88.7228394 on, as the exact one.
+pub const EXP_ULP: f64 = 1.5;
 /// Bound of `log`, in ulp. `log(0) = -inf`, negative arguments give NaN.
 pub const LOG_ULP: f64 = 1.0;
 /// Bound of `sigmoid`, in ulp, where the result is normal; below, its error is at most 2^-126.
 pub const SIGMOID_ULP: f64 = 2.5;
 /// Bound of `tanh`, in ulp.
-pub const TANH_ULP: f64 = 3.0;
+pub const TANH_ULP: f64 = 2.0;
 /// Bound of `erf`, in ulp.
 pub const ERF_ULP: f64 = 2.0;
 /// Bound of `1 / sqrt(x)`, in ulp: two roundings.

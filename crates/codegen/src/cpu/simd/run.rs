@@ -7,7 +7,7 @@ use deuteron_graph::Dtype;
 use super::ahead::Ahead;
 use super::lanes::Simd;
 use super::launch::{Fault, Launch};
-use super::map::Range;
+use super::map::Loop;
 use super::philox::{self, Keep};
 use super::reduce::{Strip, of_nothing, reduce};
 use super::scratch::{BLOCK, Places, Prepared, Scratch, Step};
@@ -57,10 +57,18 @@ impl Task for Run<'_> {
     type Output = Result<(), Fault>;
 
     fn with<S: Simd>(self, simd: S) -> Result<(), Fault> {
-        let Run { launch, span, scratch, partials } = self;
-        if span.is_empty() {
-            return Ok(());
+        let streams = self.launch.args.iter().any(|arg| arg.streaming);
+        let result = if self.span.is_empty() { Ok(()) } else { self.rows(simd) };
+        if streams {
+            simd.fence();
         }
+        result
+    }
+}
+
+impl Run<'_> {
+    fn rows<S: Simd>(self, simd: S) -> Result<(), Fault> {
+        let Run { launch, span, scratch, partials } = self;
         let flat = launch.program.flat;
         for (cursor, arg) in scratch.cursors.iter_mut().zip(launch.args) {
             cursor.seek(arg, if flat { 0 } else { span.start });
@@ -92,9 +100,6 @@ impl Task for Run<'_> {
                 // SAFETY: `run`'s caller lets us use every argument at this row; the memory is the scratch's own.
                 unsafe { frame.pass(pass, &mut scratch.ahead) }
             }
-        }
-        if launch.args.iter().any(|arg| arg.streaming) {
-            simd.fence();
         }
         Ok(())
     }
@@ -198,7 +203,7 @@ impl<S: Simd> Frame<'_, S> {
                     let block = self.scalar(scalar);
                     let output = Output { base: block, stream_until: 0 };
                     let dtype = self.launch.program.args[usize::from(arg)].dtype;
-                    Range { simd: self.simd, length: 1, output }.load(dtype, self.element(arg, 0));
+                    Loop { simd: self.simd, length: 1, output }.load(dtype, self.element(arg, 0));
                     self.fill(scalar, block.read());
                 }
                 Inst::RowIndex { dst: Dst::Scalar(scalar), axis } => {
@@ -234,7 +239,7 @@ impl<S: Simd> Frame<'_, S> {
                 }
                 Inst::ColumnAdd { partial, a } => {
                     let output = Output { base: self.partial(partial).add(first), stream_until: 0 };
-                    Range { simd: self.simd, length, output }.accumulate(self.input(step, 0, a, first));
+                    Loop { simd: self.simd, length, output }.accumulate(self.input(step, 0, a, first));
                 }
                 Inst::Store { arg, a } => {
                     self.store_row(arg, self.input(step, 0, a, first), columns);
@@ -247,7 +252,7 @@ impl<S: Simd> Frame<'_, S> {
                     philox::keep(self.simd, keep, element, length, random);
                     let output = self.output(dst, first);
                     let from = random.add((element % 4) as usize).cast();
-                    Range { simd: self.simd, length, output }.load(Dtype::F32, from);
+                    Loop { simd: self.simd, length, output }.load(Dtype::F32, from);
                 }
                 _ => self.lanes(step, columns),
             }
@@ -264,7 +269,7 @@ impl<S: Simd> Frame<'_, S> {
         unsafe {
             let direct = step.store.and_then(|arg| self.direct_output(arg, columns));
             let output = direct.unwrap_or_else(|| self.output(dst, first));
-            let range = Range { simd: self.simd, length, output };
+            let range = Loop { simd: self.simd, length, output };
             match step.inst {
                 Inst::Load { arg, .. } => {
                     let dtype = self.launch.program.args[usize::from(arg)].dtype;
@@ -310,7 +315,7 @@ impl<S: Simd> Frame<'_, S> {
         // SAFETY: the program was checked to have that scalar.
         let output = Output { base: unsafe { self.scalar(scalar) }, stream_until: 0 };
         // SAFETY: one vector fits a scalar's block.
-        unsafe { Range { simd: self.simd, length: S::WIDTH, output }.splat(value) }
+        unsafe { Loop { simd: self.simd, length: S::WIDTH, output }.splat(value) }
     }
 
     /// The first element of a partial sum.

@@ -19,7 +19,7 @@ fn load(isa: Isa, dtype: Dtype, bytes: &[u8], misalign: usize) -> Vec<f32> {
     output.floats()
 }
 
-/// Lanes as elements; `copied` keeps the store from being folded into the load.
+/// Lanes as elements.
 fn stored(isa: Isa, dtype: Dtype, lanes: &[f32], misalign: usize, streaming: bool) -> Vec<u8> {
     let insts = vec![Inst::Store { arg: 1, a: Src::Arg(0) }];
     let program = flat_program(vec![reads(Dtype::F32), writes(dtype)], insts);
@@ -56,7 +56,7 @@ fn every_byte_loads() {
     }
 }
 
-/// A float that rounds to nothing else than its neighbours in any format: a sweep, ties of each format, specials.
+/// A sweep of all floats, the ties of every format, and the ends of their ranges.
 fn hard_floats() -> Vec<f32> {
     let mut floats: Vec<f32> = (0..=u32::MAX).step_by(4099).map(f32::from_bits).collect();
     floats.extend((0..=u32::MAX).step_by(1 << 12).map(f32::from_bits)); // ties of f16, bf16 and f8e4m3

@@ -1,0 +1,80 @@
+//! A session in the steady state: no allocation, and little time besides the kernels.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use deuteron::{Dtype, Engine, FusedOp, Session, Strategy, Tensor, seed};
+
+/// The system's allocator, counting.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is handed to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One test, so that nothing else allocates meanwhile.
+#[test]
+fn the_second_run_allocates_nothing_and_costs_little() {
+    let engine = Engine::cpu();
+    for op in FusedOp::variants() {
+        for backward in [false, true] {
+            if backward && !op.has_backward() {
+                continue;
+            }
+            // Products go through a library that allocates.
+            if matches!(op, FusedOp::AttentionScores { .. }) {
+                continue;
+            }
+            let types = op.operand_types(96, 96, Dtype::Bf16);
+            let graph = if backward { op.backward_graph(&types) } else { op.graph(&types) }.unwrap();
+            let tensors = seed::inputs(&graph, 1).unwrap();
+            let inputs: Vec<&Tensor> = tensors.iter().collect();
+            let mut session = Session::new(&engine, &graph, Strategy::Fused).unwrap();
+            session.run(&inputs).unwrap();
+            let before = ALLOCATIONS.load(Ordering::SeqCst);
+            session.run(&inputs).unwrap();
+            session.run_timed(&inputs).unwrap();
+            let made = ALLOCATIONS.load(Ordering::SeqCst) - before;
+            assert_eq!(made, 0, "{op:?} {}", if backward { "backward" } else { "forward" });
+        }
+    }
+    overhead(&engine);
+}
+
+/// The best of many runs of a one-kernel graph, and of its kernel alone.
+fn overhead(engine: &Engine) {
+    let op = FusedOp::find("add_norm").unwrap();
+    let graph = op.graph(&op.operand_types(4, 64, Dtype::F32)).unwrap();
+    let tensors = seed::inputs(&graph, 1).unwrap();
+    let inputs: Vec<&Tensor> = tensors.iter().collect();
+    let mut session = Session::new(engine, &graph, Strategy::Fused).unwrap();
+    let (mut whole, mut kernel) = (Vec::new(), Vec::new());
+    for _ in 0..2000 {
+        let start = Instant::now();
+        session.run(&inputs).unwrap();
+        whole.push(start.elapsed());
+        kernel.push(session.run_timed(&inputs).unwrap()[0]);
+    }
+    let median = |mut times: Vec<Duration>| {
+        times.sort();
+        times[times.len() / 2]
+    };
+    let extra = median(whole).saturating_sub(median(kernel));
+    assert!(extra < Duration::from_micros(5), "a run costs {extra:?} besides its kernel");
+}

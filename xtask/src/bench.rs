@@ -1,0 +1,138 @@
+//! Measures the bars of the catalogue with the release binary and appends a row a case to `bench/results/NAME.csv`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+const HEADER: &str = "date,commit,machine,kernel,shape,dtype,direction,variant,baseline,median_us,baseline_us,speedup,\
+bytes,gbps,copy_gbps,fraction_of_copy,device";
+
+/// (ops, size arguments, least speed-up over unfused): the sizes at which the arrays pass the caches, and one inside them.
+const CASES: [(&[&str], &[&str], &[f64]); 4] = [
+    (&["add_act", "act_dropout_add"], &["--elements", "100000000"], &[1.5, 1.8]),
+    (&["norm_act", "add_norm", "norm_quantize"], &["--rows", "65536", "--cols", "768"], &[1.6, 1.5, 2.0]),
+    (&["act", "layer_norm", "rms_norm", "softmax", "swiglu"], &["--rows", "65536", "--cols", "768"], &[0.0; 5]),
+    (
+        &["add_act", "act_dropout_add", "norm_act", "add_norm", "norm_quantize", "bias_act", "swiglu"],
+        &["--rows", "1024", "--cols", "768"],
+        &[1.0; 7],
+    ),
+];
+
+pub fn run(machine: &str) -> Result<()> {
+    if machine.is_empty() || !machine.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') {
+        bail!("a machine's name has letters, digits, `-` and `_`, got `{machine}`");
+    }
+    let build = Command::new("cargo").args(["build", "--release", "--quiet"]).status()?;
+    if !build.success() {
+        bail!("the release build failed");
+    }
+    let mut lines = String::new();
+    let mut missed = Vec::new();
+    for (ops, size, bars) in CASES {
+        for (op, bar) in ops.iter().zip(bars) {
+            let row = measure(op, size)?;
+            missed.extend(judge(&row, *bar));
+            writeln!(lines, "{}", csv(machine, &row)?)?;
+            println!("{}", summary(&row));
+        }
+    }
+    append(machine, &lines)?;
+    for miss in &missed {
+        println!("missed: {miss}");
+    }
+    if missed.is_empty() { Ok(()) } else { bail!("{} bars missed", missed.len()) }
+}
+
+fn measure(op: &str, size: &[&str]) -> Result<Value> {
+    let output = Command::new("target/release/deuteron").args(["bench", op, "--json"]).args(size).output()?;
+    if !output.status.success() {
+        bail!("bench {op}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let rows: Value = serde_json::from_slice(&output.stdout).context("bench printed no JSON")?;
+    rows.get(0).cloned().context("bench printed no row")
+}
+
+/// The bars that a row misses. Dropout is bound by its random numbers, not by memory, so it is not held to the copy.
+fn judge(row: &Value, least_speedup: f64) -> Vec<String> {
+    let name = format!("{} {}x{}", row["op"], row["rows"], row["cols"]).replace('"', "");
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let mut missed = Vec::new();
+    let speedup = number(&row["speedup"]);
+    if speedup < least_speedup {
+        missed.push(format!("{name}: {speedup:.2}x unfused, bar {least_speedup}x"));
+    }
+    if number(&row["rows"]) < 65536.0 {
+        return missed;
+    }
+    let kernels = row["unfused_kernels"].as_array().cloned().unwrap_or_default();
+    let fused = (name.clone(), number(&row["fraction_of_copy"]));
+    let each = kernels.iter().map(|k| (format!("{name}, unfused {}", k["name"]), number(&k["fraction_of_copy"])));
+    for (kernel, fraction) in [fused].into_iter().chain(each) {
+        if fraction < 0.8 && !kernel.contains("dropout") {
+            missed.push(format!("{kernel}: {:.0} % of copy, bar 80 %", 100.0 * fraction));
+        }
+    }
+    missed
+}
+
+fn summary(row: &Value) -> String {
+    let number = |key: &str| row[key].as_f64().unwrap_or(0.0);
+    let kernels = row["unfused_kernels"].as_array().cloned().unwrap_or_default();
+    let fractions: Vec<String> = kernels
+        .iter()
+        .map(|k| format!("{} {:.0} %", k["name"], 100.0 * k["fraction_of_copy"].as_f64().unwrap_or(0.0)))
+        .collect();
+    format!(
+        "{:<18} {:>7}x{:<5} fused {:>10.0} us  {:.2}x unfused  {:>3.0} % of copy  [unfused: {}]",
+        row["op"].as_str().unwrap_or(""),
+        row["rows"],
+        row["cols"],
+        number("fused_us"),
+        number("speedup"),
+        100.0 * number("fraction_of_copy"),
+        fractions.join(", ").replace('"', ""),
+    )
+}
+
+fn csv(machine: &str, row: &Value) -> Result<String> {
+    let text = |key: &str| row[key].to_string().replace('"', "").replace(',', ";");
+    let fixed = |key: &str| format!("{:.3}", row[key].as_f64().unwrap_or(0.0));
+    let shape = format!("{}x{}", text("rows"), text("cols"));
+    let cells = [
+        command("date", &["+%Y-%m-%d"])?,
+        command("git", &["rev-parse", "--short", "HEAD"])?,
+        machine.to_string(),
+        text("op"),
+        shape,
+        text("dtype"),
+        text("direction"),
+        "fused".into(),
+        "unfused".into(),
+        fixed("fused_us"),
+        fixed("unfused_us"),
+        fixed("speedup"),
+        text("bytes_fused"),
+        fixed("gbps"),
+        fixed("copy_gbps"),
+        fixed("fraction_of_copy"),
+        text("device"),
+    ];
+    Ok(cells.join(","))
+}
+
+fn command(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program).args(arguments).output().with_context(|| program.to_string())?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
+
+fn append(machine: &str, lines: &str) -> Result<()> {
+    let path = Path::new("bench/results").join(format!("{machine}-fusion.csv"));
+    let before = std::fs::read_to_string(&path).unwrap_or_else(|_| format!("{HEADER}\n"));
+    std::fs::write(&path, before + lines).with_context(|| path.display().to_string())?;
+    println!("appended to {}", path.display());
+    Ok(())
+}
