@@ -1,10 +1,10 @@
-//! How far rounding may have moved a value, to first order.
+//! How far rounding may have moved a value: an estimate to first order.
 //!
-//! Each node carries the relative error that a chain of steps leaves: half an epsilon of its dtype a step, errors of
-//! factors added, functions good to two units of `f32`, `f32` accumulation growing with the square root of the terms.
-//! Against what magnitude the relative error counts is decided where it is used: an element's own, or the root mean
-//! square of its row, whichever is larger, because a row's neighbours are what cancelled in it. Zero means the value is
-//! exact in every kernel: inputs, integers, and what moves them without arithmetic.
+//! Each node carries a relative error: half an epsilon of its dtype a step, functions good to two units of `f32`, `f32`
+//! accumulation growing with the square root of the terms. Steps are independent, so their squares add; of two operands
+//! the worse one counts. Against what magnitude the error is relative is decided where it is used: an element's own, or
+//! the root mean square of its row, whichever is larger, because a row's neighbours are what cancelled in it. Zero means
+//! the value is exact in every kernel: inputs, integers, and what moves them without arithmetic.
 
 use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp};
 use rayon::prelude::*;
@@ -13,10 +13,14 @@ use crate::primitives::Value;
 use crate::reduce::by_row;
 use crate::round::{round_to, smallest};
 use crate::store::Store;
-use crate::strided::{CHUNK, Strided};
+use crate::strided::{CHUNK, Strided, map2};
 
 /// What CUDA and vector libraries promise of exponentials, logarithms, roots and quotients.
 const FUNCTION_ULPS: f64 = 2.0;
+/// Deviations that a value may be off: one element in 400 of a normal distribution lies beyond three.
+const DEVIATIONS: f64 = 3.0;
+/// Where an error reaches half the magnitude, nothing is known of the value but its sign.
+const MOST_RELATIVE: f64 = 0.5;
 
 /// The reach of rounding at a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,28 +41,34 @@ impl Reach {
     /// The absolute error of an element in a row of this root mean square. A computed zero is structural (a mask, a
     /// clamp, a dropped element), not the result of rounding.
     pub fn of(self, x: f64, row_scale: f64) -> f64 {
-        if self.is_exact() || x == 0.0 || !x.is_finite() { 0.0 } else { self.relative * x.abs().max(row_scale) }
+        if self.is_exact() || x == 0.0 || !x.is_finite() {
+            return 0.0;
+        }
+        (DEVIATIONS * self.relative).min(MOST_RELATIVE) * x.abs().max(row_scale)
     }
 
     fn join(self, other: Reach) -> Reach {
         Reach { relative: self.relative.max(other.relative), smallest: self.smallest.max(other.smallest) }
     }
 
+    /// One more error.
+    fn step(self, relative: f64) -> Reach {
+        Reach { relative: self.relative.hypot(relative), ..self }
+    }
+
     /// One more rounding.
     fn rounded(self, dtype: Dtype) -> Reach {
-        let step = Reach { relative: self.relative + dtype.epsilon() / 2.0, ..self };
-        Reach { smallest: step.smallest.max(smallest(dtype)), ..step }
+        Reach { smallest: self.smallest.max(smallest(dtype)), ..self.step(dtype.epsilon() / 2.0) }
     }
 
     /// A function of the kernels' libraries, then one rounding.
     fn called(self, dtype: Dtype) -> Reach {
-        Reach { relative: self.relative + FUNCTION_ULPS * Dtype::F32.epsilon(), ..self }.rounded(dtype)
+        self.step(FUNCTION_ULPS * Dtype::F32.epsilon()).rounded(dtype)
     }
 
     /// A sum of so many terms in `f32`, stored as `dtype`.
     fn summed(self, terms: usize, dtype: Dtype) -> Reach {
-        let accumulated = Dtype::F32.epsilon() / 2.0 * (terms as f64).sqrt();
-        Reach { relative: self.relative + accumulated, ..self }.rounded(dtype)
+        self.step(Dtype::F32.epsilon() / 2.0 * (terms as f64).sqrt()).rounded(dtype)
     }
 }
 
@@ -77,20 +87,19 @@ pub(crate) fn reach_of(node: &Node, operands: &[&Value], result: &Strided) -> Re
         Op::Binary(BinaryOp::Max | BinaryOp::Min) | Op::Concat { .. } => joined(),
         Op::Select => operands[1].reach.join(operands[2].reach),
         Op::Unary(UnaryOp::Exp) => {
-            // The relative error of an exponential is the absolute error of its argument.
-            let steepness = if first().is_exact() { 1.0 } else { max_abs(&operands[0].main).max(1.0) };
+            let steepness = if first().is_exact() { 1.0 } else { steepness(&operands[0].main, result) };
             Reach { relative: first().relative * steepness, ..first() }.called(node.dtype)
         }
         Op::Unary(_) => first().called(node.dtype),
         Op::Binary(BinaryOp::Add | BinaryOp::Sub) => unless_representable(joined(), node.dtype, result),
-        Op::Binary(BinaryOp::Mul) => unless_representable(product(operands), node.dtype, result),
-        Op::Binary(BinaryOp::Div) => product(operands).called(node.dtype),
+        Op::Binary(BinaryOp::Mul) => unless_representable(joined(), node.dtype, result),
+        Op::Binary(BinaryOp::Div) => joined().called(node.dtype),
         Op::RowReduce(ReduceOp::Sum | ReduceOp::Mean) => first().summed(operands[0].main.shape.cols(), node.dtype),
         Op::ColumnSum => first().summed(operands[0].main.shape.rows(), node.dtype),
         Op::Matmul { transpose_a, .. } => {
             let shape = &operands[0].main.shape;
             let inner = shape[shape.rank() - if *transpose_a { 2 } else { 1 }];
-            product(operands).summed(inner, node.dtype)
+            joined().summed(inner, node.dtype)
         }
         Op::ScatterAdd { .. } => operands[1].reach.summed(operands[0].main.shape.elements(), node.dtype),
     }
@@ -100,16 +109,18 @@ fn first_or_exact(operands: &[&Value]) -> Reach {
     operands.first().map_or(Reach::EXACT, |operand| operand.reach)
 }
 
-fn product(operands: &[&Value]) -> Reach {
-    let (a, b) = (operands[0].reach, operands[1].reach);
-    Reach { relative: a.relative + b.relative, ..a.join(b) }
-}
-
 /// A step from exact operands is exact if all its results can be stored: positions, counts, masks as numbers.
 fn unless_representable(operands: Reach, dtype: Dtype, result: &Strided) -> Reach {
     let representable = |x: &f64| x.is_nan() || round_to(dtype, *x) == *x;
     let exact = operands.is_exact() && result.buffer().par_chunks(CHUNK).all(|chunk| chunk.iter().all(representable));
     if exact { Reach::EXACT } else { operands.rounded(dtype) }
+}
+
+/// How many times the relative error of an exponential is that of its argument, against the largest result: an error
+/// `r x` of the argument moves `e^x` by `r x e^x`. Behind a shift by the maximum this is below 1.
+fn steepness(x: &Strided, exponential: &Strided) -> f64 {
+    let weighted = map2(&x.shape, [x, exponential], Store::PLAIN, |x, y| if x.is_finite() { x * y } else { 0.0 });
+    (max_abs(&weighted) / max_abs(exponential).max(f64::MIN_POSITIVE)).max(1.0)
 }
 
 fn max_abs(x: &Strided) -> f64 {

@@ -36,7 +36,7 @@ pub(crate) fn slack_of(node: &Node, operands: &[&Value]) -> Slack {
             carried(node, operands)
         }
     };
-    born.filter(|slack| slack.buffer().iter().any(|&x| x > 0.0))
+    born.filter(|slack| slack.any(|x| x > 0.0))
 }
 
 /// Slack of the operands, seen through an operation without decisions of its own.
@@ -190,7 +190,7 @@ fn near_ties(node: &Node, a: &Value, b: &Value) -> Slack {
         let distance = (a - b).abs();
         (distance <= slack + error || distance < tiny) as u8 as f64
     });
-    if marks.buffer().iter().all(|&mark| mark < NEAR) {
+    if !marks.any(|mark| mark == NEAR) {
         return None;
     }
     let mut marks = marks.into_array();

@@ -72,6 +72,12 @@ impl<'a> Strided<'a> {
         in_order.then(|| &self.data[self.offset..self.offset + count])
     }
 
+    /// Whether some element satisfies a condition. Where elements do not lie in order, the whole buffer is looked at.
+    pub fn any(&self, condition: impl Fn(f64) -> bool + Sync) -> bool {
+        let values = self.as_slice().unwrap_or(&self.data);
+        values.par_chunks(CHUNK).any(|chunk| chunk.iter().any(|&x| condition(x)))
+    }
+
     /// The same elements, laid in row-major order.
     pub fn packed(&self) -> Strided<'a> {
         if self.as_slice().is_some() {
