@@ -146,7 +146,9 @@ fn probabilities(q: &Array, k: &Array, additive: Option<&Array>, mask: Mask, sca
             match mask {
                 Mask::Causal if key + queries > query + keys => f64::NEG_INFINITY,
                 Mask::Full | Mask::Causal => scale * dot,
-                Mask::Additive => scale * dot + additive.map_or(0.0, |mask| broadcast_at(mask, &shape, row * keys + key)),
+                Mask::Additive => {
+                    scale * dot + additive.map_or(0.0, |mask| broadcast_at(mask, &shape, row * keys + key))
+                }
             }
         };
         values.extend(softmax(&(0..keys).map(score).collect::<Vec<_>>()));

@@ -37,7 +37,6 @@ mod matmul;
 mod philox;
 mod primitives;
 mod random_graph;
-mod random_steps;
 mod reach;
 mod reduce;
 mod round;

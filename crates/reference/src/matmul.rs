@@ -273,7 +273,8 @@ mod tests {
     #[test]
     fn an_empty_inner_axis_gives_zeros() {
         let (a, b) = (Array::filled([3, 0], 1.0), Array::filled([0, 2], 1.0));
-        let got = matmul(&Shape::from([3, 2]), &Strided::borrowed(&a), &Strided::borrowed(&b), false, false, Store::PLAIN);
+        let got =
+            matmul(&Shape::from([3, 2]), &Strided::borrowed(&a), &Strided::borrowed(&b), false, false, Store::PLAIN);
         assert_eq!(got.to_array(), Array::filled([3, 2], 0.0));
     }
 
@@ -282,7 +283,8 @@ mod tests {
         let mut a = Array::filled([7, 3], 1.0);
         a.values[4] = f64::NAN;
         let b = Array::filled([3, 20], f64::INFINITY);
-        let got = matmul(&Shape::from([7, 20]), &Strided::borrowed(&a), &Strided::borrowed(&b), false, false, Store::PLAIN);
+        let got =
+            matmul(&Shape::from([7, 20]), &Strided::borrowed(&a), &Strided::borrowed(&b), false, false, Store::PLAIN);
         for (index, value) in got.to_array().values.into_iter().enumerate() {
             assert!(if index / 20 == 1 { value.is_nan() } else { value == f64::INFINITY });
         }

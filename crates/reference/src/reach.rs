@@ -13,7 +13,7 @@ use crate::primitives::Value;
 use crate::reduce::by_row;
 use crate::round::{round_to, smallest};
 use crate::store::Store;
-use crate::strided::{CHUNK, Strided, map2};
+use crate::strided::{CHUNK, Strided, map, map1};
 
 /// What CUDA and vector libraries promise of exponentials, logarithms, roots and quotients.
 const FUNCTION_ULPS: f64 = 2.0;
@@ -117,10 +117,13 @@ fn unless_representable(operands: Reach, dtype: Dtype, result: &Strided) -> Reac
 }
 
 /// How many times the relative error of an exponential is that of its argument, against the largest result: an error
-/// `r x` of the argument moves `e^x` by `r x e^x`. Behind a shift by the maximum this is below 1.
+/// `e` of the argument moves `e^x` by `e e^x`, and `e` is relative to the element or the scale of its row.
 fn steepness(x: &Strided, exponential: &Strided) -> f64 {
-    let weighted = map2(&x.shape, [x, exponential], Store::PLAIN, |x, y| if x.is_finite() { x * y } else { 0.0 });
-    (max_abs(&weighted) / max_abs(exponential).max(f64::MIN_POSITIVE)).max(1.0)
+    let scale = if x.shape.rank() == 0 { map1(x, Store::PLAIN, f64::abs) } else { row_scale(x) };
+    let moved = map(&x.shape, [x, &scale, exponential], Store::PLAIN, |[x, scale, exponential]| {
+        if x.is_finite() { x.abs().max(scale) * exponential } else { 0.0 }
+    });
+    (max_abs(&moved) / max_abs(exponential).max(f64::MIN_POSITIVE)).max(1.0)
 }
 
 fn max_abs(x: &Strided) -> f64 {

@@ -17,12 +17,8 @@ struct Format {
 }
 
 const F16: Format = Format { fraction_bits: 10, least_exponent: -14, largest: 65504.0, saturates: false };
-const BF16: Format = Format {
-    fraction_bits: 7,
-    least_exponent: -126,
-    largest: 255.0 * (1u128 << 120) as f64,
-    saturates: false,
-};
+const BF16: Format =
+    Format { fraction_bits: 7, least_exponent: -126, largest: 255.0 * (1u128 << 120) as f64, saturates: false };
 const F8E4M3: Format = Format { fraction_bits: 3, least_exponent: -6, largest: 448.0, saturates: true };
 
 /// The value that storing `x` as `dtype` leaves. `i8` saturates and takes NaN to 0; `f8e4m3` saturates at 448.
@@ -75,9 +71,12 @@ pub(crate) fn smallest(dtype: Dtype) -> f64 {
 impl Format {
     #[inline(always)]
     fn round(&self, x: f64) -> f64 {
-        // Far above the largest number the trick below would overflow; NaN takes this way too.
-        if !(x.abs() < 2.0 * self.largest) {
-            return if x.is_nan() { x } else { self.overflow(x) };
+        // Far above the largest number the trick below would overflow.
+        if x.is_nan() {
+            return x;
+        }
+        if x.abs() >= 2.0 * self.largest {
+            return self.overflow(x);
         }
         // Adding 1.5 * 2^52 quanta leaves no bits below one quantum, and the addition rounds to nearest even.
         let shift = self.quantum(x) * (3u64 << 51) as f64;

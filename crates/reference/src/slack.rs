@@ -148,7 +148,8 @@ fn through_matmul(node: &Node, operands: &[&Value], transpose_a: bool, transpose
     let mut total = Strided::scalar(0.0).broadcast(&node.shape);
     let mut add = |term: Strided| {
         // 0 times an infinite slack is NaN: nothing is known there.
-        total = map(&node.shape, [&total, &term], Store::PLAIN, |[x, y]| if y.is_nan() { f64::INFINITY } else { x + y });
+        total =
+            map(&node.shape, [&total, &term], Store::PLAIN, |[x, y]| if y.is_nan() { f64::INFINITY } else { x + y });
     };
     if let Some(slack) = &b.slack {
         add(product(&magnitude(a), slack));

@@ -230,7 +230,8 @@ fn build<const N: usize>(
     let operands = operands.map(|operand| operand.broadcast(shape));
     // Along an axis where every operand repeats, one value is computed and repeats in turn.
     let varies = |axis: usize| operands.iter().any(|operand| operand.strides[axis] != 0);
-    let dims: Vec<usize> = (0..shape.rank()).map(|axis| if varies(axis) { shape[axis] } else { shape[axis].min(1) }).collect();
+    let dims: Vec<usize> =
+        (0..shape.rank()).map(|axis| if varies(axis) { shape[axis] } else { shape[axis].min(1) }).collect();
     let computed = Shape::new(dims);
     let mut values = store.buffer(computed.elements());
     Walk::new(&computed, operands.each_ref()).fill(&mut values, store, body);
@@ -341,8 +342,10 @@ mod tests {
             for b in &variants {
                 let (a, b) = (counting(a.clone()), counting(b.clone()));
                 let shape = if a.shape.broadcast(&b.shape) == Some(shape.clone()) { shape.clone() } else { continue };
-                let got = map2(&shape, [&Strided::borrowed(&a), &Strided::borrowed(&b)], Store::PLAIN, |a, b| a - 7.0 * b);
-                let same = map(&shape, [&Strided::borrowed(&a), &Strided::borrowed(&b)], Store::PLAIN, |[a, b]| a - 7.0 * b);
+                let got =
+                    map2(&shape, [&Strided::borrowed(&a), &Strided::borrowed(&b)], Store::PLAIN, |a, b| a - 7.0 * b);
+                let same =
+                    map(&shape, [&Strided::borrowed(&a), &Strided::borrowed(&b)], Store::PLAIN, |[a, b]| a - 7.0 * b);
                 let (got, same) = (got.to_array(), same.to_array());
                 for (i, j, k) in (0..shape.elements()).map(|n| (n / (129 * 5), n / 5 % 129, n % 5)) {
                     let expected = index(&a, [i, j, k]) - 7.0 * index(&b, [i, j, k]);

@@ -68,12 +68,8 @@ fn values(shape: &Shape, seed: u64) -> Array {
 
 #[test]
 fn elementwise_composites() {
-    let unary = [
-        Composite::Gelu { kind: Gelu::Tanh },
-        Composite::Gelu { kind: Gelu::Erf },
-        Composite::Silu,
-        Composite::Relu,
-    ];
+    let unary =
+        [Composite::Gelu { kind: Gelu::Tanh }, Composite::Gelu { kind: Gelu::Erf }, Composite::Silu, Composite::Relu];
     let gated = [Composite::Swiglu, Composite::Geglu { kind: Gelu::Tanh }, Composite::Geglu { kind: Gelu::Erf }];
     for shape in SIZES.into_iter().flat_map(shapes) {
         for composite in unary {

@@ -362,7 +362,7 @@ fn norms_and_softmax() {
         let (x, w, b) = (normal([2, 3, cols], 49), normal([cols], 50), normal([cols], 51));
         composite(Composite::LayerNorm { eps: 0.1 }, &[x.clone(), w.clone(), b]);
         composite(Composite::RmsNorm { eps: 0.1 }, &[x.clone(), w]);
-        composite(Composite::Softmax, &[x.clone()]);
+        composite(Composite::Softmax, std::slice::from_ref(&x));
         check(&[x], |graph, x| {
             let masked = graph.causal_mask(x[0])?;
             Ok(vec![graph.softmax(masked)?])

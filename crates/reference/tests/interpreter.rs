@@ -30,11 +30,8 @@ fn wrong_inputs_are_refused() {
     graph.output("y", y).unwrap();
     let refused = |inputs: &[Array]| interpret(&graph, inputs, Rounding::Exact).unwrap_err();
     assert_eq!(refused(&[]), ReferenceError::InputCount { expected: 1, got: 0 });
-    let turned = ReferenceError::InputShape {
-        name: "x".into(),
-        expected: Shape::from([2, 3]),
-        got: Shape::from([3, 2]),
-    };
+    let turned =
+        ReferenceError::InputShape { name: "x".into(), expected: Shape::from([2, 3]), got: Shape::from([3, 2]) };
     assert_eq!(refused(&[Array::filled([3, 2], 0.0)]), turned);
     let short = Array { shape: Shape::from([2, 3]), values: vec![0.0; 5] };
     assert_eq!(refused(&[short]), ReferenceError::InputLength { name: "x".into(), expected: 6, got: 5 });
@@ -126,8 +123,11 @@ fn empty_tensors_pass() {
 /// `select(x y > limit, 1, 0)`: the product is computed, so it may fall on either side when it is close.
 fn threshold(graph: &mut Graph, product: NodeId, limit: f64) -> NodeId {
     let dtype = graph.node(product).dtype;
-    let (limit, one, zero) =
-        (graph.constant(limit, dtype).unwrap(), graph.constant(1.0, dtype).unwrap(), graph.constant(0.0, dtype).unwrap());
+    let (limit, one, zero) = (
+        graph.constant(limit, dtype).unwrap(),
+        graph.constant(1.0, dtype).unwrap(),
+        graph.constant(0.0, dtype).unwrap(),
+    );
     let above = graph.compare(CompareOp::Gt, product, limit).unwrap();
     graph.select(above, one, zero).unwrap()
 }
@@ -206,7 +206,8 @@ fn a_rounding_near_a_half_gives_one_step() {
 #[test]
 fn argmax_of_rivals_gives_their_distance() {
     let rows = Array::new([2, 4], vec![1.0, 3.0, 2.0, 3.0, 1.0, 3.0, 2.0, 0.0]);
-    let exact = slack(Dtype::F32, std::slice::from_ref(&rows), |graph, x| graph.reduce(ReduceOp::ArgMax, x[0]).unwrap());
+    let exact =
+        slack(Dtype::F32, std::slice::from_ref(&rows), |graph, x| graph.reduce(ReduceOp::ArgMax, x[0]).unwrap());
     assert_eq!(exact, None, "the first largest input is a fact");
     let computed = slack(Dtype::F32, &[rows], |graph, x| {
         let y = graph.unary(UnaryOp::Exp, x[0]).unwrap();

@@ -7,14 +7,14 @@
 //! Asking from inside the loops, a few lines at a time, was no faster.
 
 use super::lanes::Simd;
-use super::launch::{Cursor, Launch};
+use super::launch::Launch;
 use super::store::LINE;
 
 /// Lines still to ask for.
 pub(super) struct Ahead {
     /// Arguments read along the row, in any pass.
     reads: Vec<usize>,
-    /// Instructions of all strips.
+    /// Instructions of all strips of all rows in flight.
     steps: usize,
     /// Steps that the planned ranges are spread over.
     parts: usize,
@@ -32,8 +32,8 @@ struct Range {
 }
 
 impl Ahead {
-    pub fn new(reads: Vec<usize>, steps: usize) -> Ahead {
-        Ahead { ranges: Vec::with_capacity(reads.len()), reads, steps, parts: 1 }
+    pub fn new(reads: Vec<usize>, steps: usize, rows: usize) -> Ahead {
+        Ahead { ranges: Vec::with_capacity(reads.len() * rows), reads, steps: steps * rows, parts: 1 }
     }
 
     /// Forgets what is left, and spreads what is planned from now on over `parts` steps.
@@ -50,16 +50,31 @@ impl Ahead {
         }
     }
 
-    /// Plans the next row, where `cursors` are, of every argument whose row changes.
-    pub fn next_row(&mut self, launch: &Launch<'_>, cursors: &[Cursor], offsets: &[usize], cols: usize) {
+    /// Plans the rows that come next, at `next` (offsets of all arguments for each of `rows` rows), of every argument
+    /// whose row changes. Rows that follow each other are one range.
+    pub fn next_rows(&mut self, launch: &Launch<'_>, next: &[usize], rows: usize, cols: usize) {
         self.start(self.steps);
+        let args = launch.args.len();
         for at in 0..self.reads.len() {
             let arg = self.reads[at];
             let bytes = launch.program.args[arg].dtype.bytes();
-            if cursors[arg].offset() != offsets[arg] {
-                let address = launch.args[arg].base as usize + cursors[arg].offset() * bytes;
-                self.plan(address, cols * bytes);
+            let (mut first, mut last) = (0, 0);
+            for row in 0..rows {
+                let offset = next[row * args + arg];
+                if row > 0 && offset == last + cols {
+                    last = offset;
+                    continue;
+                }
+                if row > 0 && offset != last {
+                    self.plan(launch.args[arg].base as usize + first * bytes, (last - first + cols) * bytes);
+                }
+                (first, last) = (offset, offset);
             }
+            // One row for all, such as a bias, is in the cache already.
+            if rows > 1 && first == last && launch.args[arg].rank > 0 && next[arg] == next[(rows - 1) * args + arg] {
+                continue;
+            }
+            self.plan(launch.args[arg].base as usize + first * bytes, (last - first + cols) * bytes);
         }
     }
 

@@ -76,40 +76,72 @@ impl Run<'_> {
         let cols = if flat { span.len() } else { launch.program.cols };
         let origin = if flat { span.start } else { 0 };
         let rows = if flat { 0..1 } else { span };
-        for row in rows.clone() {
-            locate(launch, scratch, row, origin)?;
-            // The cursors run one row ahead of the work: they say what to prefetch.
-            for (cursor, arg) in scratch.cursors.iter_mut().zip(launch.args) {
-                cursor.advance(arg);
+        let mut row = rows.start;
+        let mut here = locate(launch, scratch, row..rows.end, origin);
+        loop {
+            let count = here?;
+            std::mem::swap(&mut scratch.offsets, &mut scratch.next_offsets);
+            // Where the next rows are is known before these are done: that is what to prefetch.
+            here = locate(launch, scratch, row + count..rows.end, origin);
+            if let (Ok(next @ 1..), true) = (&here, cols <= STRIP) {
+                scratch.ahead.next_rows(launch, &scratch.next_offsets, *next, cols);
             }
-            if cols <= STRIP && row + 1 < rows.end {
-                scratch.ahead.next_row(launch, &scratch.cursors, &scratch.offsets, cols);
-            }
-            let frame = Frame {
+            let mut frame = Frame {
                 simd,
                 launch,
                 memory: scratch.memory.pointer(),
                 places: scratch.places,
                 offsets: &scratch.offsets,
                 partials: partials.as_mut_ptr(),
+                flight: 0,
                 row,
                 origin,
                 cols,
             };
             for pass in &scratch.passes {
-                // SAFETY: `run`'s caller lets us use every argument at this row; the memory is the scratch's own.
-                unsafe { frame.pass(pass, &mut scratch.ahead) }
+                for flight in 0..count {
+                    (frame.flight, frame.row) = (flight, row + flight);
+                    // SAFETY: `run`'s caller lets us use every argument at this row; the memory is the scratch's own.
+                    unsafe { frame.pass(pass, &mut scratch.ahead) }
+                }
+            }
+            row += count;
+            if row == rows.end {
+                return Ok(());
             }
         }
-        Ok(())
     }
 }
 
-/// Writes where each argument's row is; looks up the gathered ones.
-fn locate(launch: &Launch<'_>, scratch: &mut Scratch, row: usize, origin: usize) -> Result<(), Fault> {
+/// Writes where each argument's rows are, for as many rows of `rows` as are in flight at once, and says how many; looks
+/// up the gathered ones. An index out of range is an error if it is in the first of them, else the rows end before it.
+fn locate(launch: &Launch<'_>, scratch: &mut Scratch, rows: Span<usize>, origin: usize) -> Result<usize, Fault> {
+    let args = launch.args.len();
+    let count = scratch.rows.min(rows.len());
+    for flight in 0..count {
+        let found = locate_row(launch, scratch, rows.start + flight, flight * args, origin);
+        match (found, flight) {
+            (Err(fault), 0) => return Err(fault),
+            (Err(_), _) => return Ok(flight),
+            (Ok(()), _) => {}
+        }
+        for (cursor, arg) in scratch.cursors.iter_mut().zip(launch.args) {
+            cursor.advance(arg);
+        }
+    }
+    Ok(count)
+}
+
+fn locate_row(
+    launch: &Launch<'_>,
+    scratch: &mut Scratch,
+    row: usize,
+    place: usize,
+    origin: usize,
+) -> Result<(), Fault> {
     for (arg, spec) in launch.program.args.iter().enumerate() {
         let bound = &launch.args[arg];
-        scratch.offsets[arg] = match spec.access {
+        scratch.next_offsets[place + arg] = match spec.access {
             Access::Row => scratch.cursors[arg].offset() + origin,
             Access::PerRow | Access::Columns => scratch.cursors[arg].offset(),
             Access::GatheredRow { index } => {
@@ -139,6 +171,8 @@ struct Frame<'a, S> {
     places: Places,
     offsets: &'a [usize],
     partials: *mut f32,
+    /// Which of the rows in flight it is.
+    flight: usize,
     row: usize,
     /// Column of the first element: 0, but where a flat span starts.
     origin: usize,
@@ -233,7 +267,7 @@ impl<S: Simd> Frame<'_, S> {
                 Inst::Reduce { op, into, a, b } => {
                     let a = self.input(step, 0, a, first);
                     let b = if op == TileReduce::Dot { self.input(step, 1, b, first) } else { a };
-                    let (lanes, into) = (self.memory.add(step.lanes), self.scalar(into));
+                    let (lanes, into) = (self.small().add(step.lanes), self.scalar(into));
                     let last = first + length == self.cols;
                     reduce(self.simd, op, Strip { first, length, last, a, b, lanes, into });
                 }
@@ -306,7 +340,14 @@ impl<S: Simd> Frame<'_, S> {
     /// The block of a scalar.
     unsafe fn scalar(&self, scalar: u16) -> *mut f32 {
         // SAFETY: the program was checked to have that scalar.
-        unsafe { self.memory.add(usize::from(scalar) * BLOCK) }
+        unsafe { self.small().add(usize::from(scalar) * BLOCK) }
+    }
+
+    /// Scalars, constants and lanes of this row.
+    #[inline]
+    unsafe fn small(&self) -> *mut f32 {
+        // SAFETY: the memory holds as many as there are rows in flight.
+        unsafe { self.memory.add(self.flight * self.places.small) }
     }
 
     /// Makes every lane of a scalar `value`. With the machine's own vectors: a vector that was stored in smaller pieces
@@ -329,7 +370,8 @@ impl<S: Simd> Frame<'_, S> {
     fn element(&self, arg: u16, column: usize) -> *mut u8 {
         let arg = usize::from(arg);
         let bytes = self.launch.program.args[arg].dtype.bytes();
-        self.launch.args[arg].base.wrapping_add((self.offsets[arg] + column) * bytes)
+        let offset = self.offsets[self.flight * self.launch.args.len() + arg];
+        self.launch.args[arg].base.wrapping_add((offset + column) * bytes)
     }
 
     /// Operand `slot` of a step, from column `first` on.
@@ -342,7 +384,7 @@ impl<S: Simd> Frame<'_, S> {
                 Src::Kept(kept) => (self.kept(kept, first), 1),
                 Src::Arg(arg) => (self.element(arg, first).cast(), 1),
                 Src::Scalar(scalar) => (self.scalar(scalar), 0),
-                Src::Const(_) | Src::ConstInt(_) => (self.memory.add(step.constants + slot * BLOCK), 0),
+                Src::Const(_) | Src::ConstInt(_) => (self.small().add(step.constants + slot * BLOCK), 0),
             };
             Input { base, step }
         }
@@ -361,8 +403,10 @@ impl<S: Simd> Frame<'_, S> {
     }
 
     unsafe fn kept(&self, kept: u16, first: usize) -> *mut f32 {
-        // SAFETY: the program was checked to have that kept row, and `first` is a column of it.
-        unsafe { self.memory.add(self.places.kept + usize::from(kept) * self.places.kept_row + first) }
+        // The program was checked to have that kept row, and `first` is a column of it.
+        let row = self.flight * self.places.kept_rows + usize::from(kept) * self.places.kept_row;
+        // SAFETY: as above.
+        unsafe { self.memory.add(self.places.kept + row + first) }
     }
 
     /// The argument itself as the output of a loop, if its lines can be written whole.

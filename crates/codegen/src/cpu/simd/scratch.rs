@@ -22,8 +22,12 @@ pub struct Scratch {
     pub(super) ahead: Ahead,
     /// One for each argument.
     pub(super) cursors: Vec<Cursor>,
-    /// Elements from each argument's base to its current row.
+    /// Rows in flight at once.
+    pub(super) rows: usize,
+    /// Elements from each argument's base to each row in flight.
     pub(super) offsets: Vec<usize>,
+    /// The same for the rows that come next.
+    pub(super) next_offsets: Vec<usize>,
     #[cfg(debug_assertions)]
     pub(super) program: Program,
 }
@@ -51,11 +55,15 @@ pub(super) struct Step {
 /// Where things are in the memory, in elements.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
+    /// Elements of one row's scalars, constants and lanes; those of all rows in flight are first.
+    pub small: usize,
     pub tiles: usize,
     pub random: usize,
     pub kept: usize,
     /// Elements of one kept row.
     pub kept_row: usize,
+    /// Elements of all kept rows of one row in flight.
+    pub kept_rows: usize,
 }
 
 /// Cache lines, so that every place can be a multiple of 64 bytes.
@@ -83,29 +91,45 @@ impl Scratch {
         let mut planner = Planner { next: usize::from(program.scalars) * BLOCK, constants: Vec::new() };
         let passes: Vec<Prepared> = program.passes.iter().map(|pass| planner.prepare(program, pass)).collect();
         let kept_row = program.cols.next_multiple_of(LANES);
-        let tiles = planner.next;
+        let rows = rows_in_flight(program);
+        let small = planner.next;
+        let tiles = rows * small;
         let random = tiles + usize::from(program.tiles) * STRIP;
         let kept = random + (STRIP + SLACK).next_multiple_of(BLOCK);
-        let elements = kept + usize::from(program.kept) * kept_row;
+        let kept_rows = usize::from(program.kept) * kept_row;
+        let elements = kept + rows * kept_rows;
         let mut lines = vec![Line([0.0; BLOCK]); elements.div_ceil(BLOCK)];
         for (at, value) in planner.constants {
-            lines[at / BLOCK] = Line([value; BLOCK]);
+            (0..rows).for_each(|row| lines[(row * small + at) / BLOCK] = Line([value; BLOCK]));
         }
         let mut reads: Vec<usize> = passes.iter().flat_map(|pass| pass.reads.iter().copied()).collect();
         reads.sort_unstable();
         reads.dedup();
         Scratch {
-            ahead: Ahead::new(reads, passes.iter().map(|pass| pass.strip.len()).sum()),
+            ahead: Ahead::new(reads, passes.iter().map(|pass| pass.strip.len()).sum(), rows),
             passes,
             memory: Memory(lines),
-            places: Places { tiles, random, kept, kept_row },
+            places: Places { small, tiles, random, kept, kept_row, kept_rows },
             cursors: vec![Cursor::default(); program.args.len()],
-            offsets: vec![0; program.args.len()],
+            rows,
+            offsets: vec![0; rows * program.args.len()],
+            next_offsets: vec![0; rows * program.args.len()],
             #[cfg(debug_assertions)]
             program: program.clone(),
         }
     }
 }
+
+/// A reduction ends in a chain of dependent instructions of some 100 cycles, and the next pass waits for it; another row
+/// fills the gap. More rows than fit L1 together would cost more than they hide.
+fn rows_in_flight(program: &Program) -> usize {
+    if program.passes.len() < 2 { 1 } else { (ROWS_ELEMENTS / program.cols.max(1)).clamp(1, MOST_ROWS) }
+}
+
+/// Columns of all rows in flight, about: 16 KiB of an argument and as much of a kept row.
+const ROWS_ELEMENTS: usize = 4096;
+/// Most rows in flight.
+const MOST_ROWS: usize = 4;
 
 struct Planner {
     next: usize,

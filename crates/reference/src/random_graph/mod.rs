@@ -1,8 +1,11 @@
 //! Random graphs with inputs, for differential tests. The seed decides everything.
 //!
-//! A graph grows by steps ([`crate::random_steps`]) from one input until it has enough calls. Magnitudes are estimated
+//! A graph grows by steps (`steps.rs`) from one input until it has enough calls. Magnitudes are estimated
 //! on the way and squashed before they grow, so that 16-bit storage does not overflow; what still does is drawn again.
 //! Every value that nothing reads becomes an output.
+
+mod maker;
+mod steps;
 
 use std::collections::BTreeMap;
 
@@ -11,7 +14,7 @@ use deuteron_graph::{CallId, Dtype, Graph, GraphError, NodeId, Op, Shape, differ
 use crate::array::Array;
 use crate::generator::Generator;
 use crate::primitives::{Rounding, interpret};
-use crate::random_steps::Maker;
+use maker::Maker;
 
 /// A graph and values for all its inputs.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,8 +43,8 @@ const MOST_MAGNITUDE: f64 = 16384.0;
 const LEAST_MAGNITUDE: f64 = 1.0 / 16384.0;
 /// Sizes where kernels change shape: one, around powers of two, around a warp's share, and those of real models.
 const SIZES: [usize; 31] = [
-    1, 1, 2, 3, 7, 8, 16, 31, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200, 255, 256, 257, 384, 511, 512, 768, 1000, 1024,
-    1500, 2048, 3072, 4095,
+    1, 1, 2, 3, 7, 8, 16, 31, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200, 255, 256, 257, 384, 511, 512, 768, 1000,
+    1024, 1500, 2048, 3072, 4095,
 ];
 
 /// The case of a seed.
@@ -104,7 +107,8 @@ fn attempt(seed: u64, bits: u64) -> Result<Option<Case>, GraphError> {
 /// The case continued by its gradients with respect to some of its inputs. `None` if no output depends on them.
 fn with_gradients(forward: Case, generator: &mut Generator) -> Result<Option<Case>, GraphError> {
     let floats = forward.graph.inputs().iter().copied().filter(|&id| forward.graph.node(id).dtype.is_float());
-    let wrt: Vec<NodeId> = floats.enumerate().filter(|(i, _)| *i == 0 || generator.chance(0.8)).map(|(_, id)| id).collect();
+    let wrt: Vec<NodeId> =
+        floats.enumerate().filter(|(i, _)| *i == 0 || generator.chance(0.8)).map(|(_, id)| id).collect();
     let differentiated = differentiate(&forward.graph, &wrt)?;
     if differentiated.seeds.is_empty() {
         return Ok(None);

@@ -1,45 +1,14 @@
 //! The steps by which a random graph grows: each takes a live value and adds one idiom to the graph.
 
-use deuteron_graph::{
-    BinaryOp, CompareOp, Composite, Dtype, Gelu, Graph, GraphError, Mask, NodeId, ReduceOp, Shape, UnaryOp,
-};
+use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Gelu, Mask, NodeId, ReduceOp, Shape, UnaryOp};
 
+use super::maker::{LARGE, Live, Made, Maker};
 use crate::array::Array;
-use crate::generator::Generator;
 
-type Made = Result<(), GraphError>;
-
-/// Magnitude from which a value is squashed before it is used again.
-const LARGE: f64 = 30.0;
 /// Elements of the largest tensor that a step makes.
 const MOST_ELEMENTS: usize = 1 << 17;
 /// Multiplications of the largest product that a step makes.
 const MOST_WORK: usize = 1 << 22;
-
-/// A value that a later step may read.
-#[derive(Debug, Clone, Copy)]
-struct Live {
-    id: NodeId,
-    /// An estimate of its largest magnitude.
-    size: f64,
-    /// Whether something reads it.
-    read: bool,
-    /// A second result, such as a row's mean: not missed if nothing reads it.
-    aside: bool,
-}
-
-/// A graph under construction.
-pub(crate) struct Maker {
-    pub graph: Graph,
-    pub inputs: Vec<Array>,
-    pub generator: Generator,
-    dtype: Dtype,
-    live: Vec<Live>,
-    /// Values that only an output may read: bytes, indices.
-    stored: Vec<NodeId>,
-    seed: Option<NodeId>,
-    dropouts: u32,
-}
 
 /// One idiom.
 #[derive(Debug, Clone, Copy)]
@@ -69,71 +38,38 @@ enum Step {
     Attention,
 }
 
-/// Common idioms are listed more than once.
-const STEPS: [Step; 36] = [
-    Step::Unary,
-    Step::Unary,
-    Step::Unary,
-    Step::Binary,
-    Step::Binary,
-    Step::Binary,
-    Step::Select,
-    Step::Select,
-    Step::Cast,
-    Step::Reduce,
-    Step::Reduce,
-    Step::ColumnSum,
-    Step::LayerNorm,
-    Step::LayerNorm,
-    Step::RmsNorm,
-    Step::RmsNorm,
-    Step::Softmax,
-    Step::CausalSoftmax,
-    Step::Activation,
-    Step::Activation,
-    Step::Gated,
-    Step::Gated,
-    Step::Dropout,
-    Step::Dropout,
-    Step::Quantize,
-    Step::CrossEntropy,
-    Step::Bias,
-    Step::Bias,
-    Step::Residual,
-    Step::Residual,
-    Step::Halves,
-    Step::View,
-    Step::Concat,
-    Step::Embedding,
-    Step::Linear,
-    Step::Attention,
+/// Every idiom and its share.
+const STEPS: [(Step, usize); 23] = [
+    (Step::Unary, 3),
+    (Step::Binary, 3),
+    (Step::Select, 2),
+    (Step::Cast, 1),
+    (Step::Reduce, 2),
+    (Step::ColumnSum, 1),
+    (Step::LayerNorm, 2),
+    (Step::RmsNorm, 2),
+    (Step::Softmax, 1),
+    (Step::CausalSoftmax, 1),
+    (Step::Activation, 2),
+    (Step::Gated, 2),
+    (Step::Dropout, 2),
+    (Step::Quantize, 1),
+    (Step::CrossEntropy, 1),
+    (Step::Bias, 2),
+    (Step::Residual, 2),
+    (Step::Halves, 1),
+    (Step::View, 1),
+    (Step::Concat, 1),
+    (Step::Embedding, 1),
+    (Step::Linear, 1),
+    (Step::Attention, 1),
 ];
 
 impl Maker {
-    pub fn new(name: &str, generator: Generator, dtype: Dtype) -> Self {
-        Maker {
-            graph: Graph::new(name),
-            inputs: Vec::new(),
-            generator,
-            dtype,
-            live: Vec::new(),
-            stored: Vec::new(),
-            seed: None,
-            dropouts: 0,
-        }
-    }
-
-    /// The input from which the graph grows.
-    pub fn begin(&mut self, shape: &Shape) -> Made {
-        let x = self.input(shape.clone(), self.dtype)?;
-        self.push(x, 4.0);
-        Ok(())
-    }
-
     /// Adds one idiom.
-    pub fn step(&mut self) -> Made {
+    pub(super) fn step(&mut self) -> Made {
         let x = self.take()?;
-        match self.generator.pick(&STEPS) {
+        match self.pick_step() {
             Step::Unary => self.unary(x),
             Step::Binary => self.binary(x),
             Step::Select => self.select(x),
@@ -163,124 +99,16 @@ impl Maker {
         }
     }
 
-    /// Everything unread becomes an output, sometimes a value on the way too. False if there are more than `most`.
-    pub fn declare_outputs(&mut self, most: usize) -> Result<bool, GraphError> {
-        let mut outputs: Vec<NodeId> = Vec::new();
-        for live in self.live.clone() {
-            let is_input = self.graph.inputs().contains(&live.id);
-            let wanted = if live.aside { self.generator.chance(0.2) } else { !live.read || self.generator.chance(0.05) };
-            if wanted && !is_input {
-                outputs.push(live.id);
+    fn pick_step(&mut self) -> Step {
+        let total = STEPS.iter().map(|(_, share)| share).sum();
+        let mut left = self.generator.below(total);
+        for (step, share) in STEPS {
+            if left < share {
+                return step;
             }
+            left -= share;
         }
-        outputs.extend(&self.stored);
-        for (position, &output) in outputs.iter().enumerate() {
-            self.graph.output(&format!("y{position}"), output)?;
-        }
-        Ok((1..=most).contains(&outputs.len()))
-    }
-
-    /// A value to go on with, mostly one that nothing reads yet, squashed if it has grown.
-    fn take(&mut self) -> Result<Live, GraphError> {
-        let unread: Vec<usize> = (0..self.live.len()).filter(|&i| !self.live[i].read && !self.live[i].aside).collect();
-        let position = match unread.is_empty() || self.generator.chance(0.15) {
-            true => self.generator.below(self.live.len()),
-            false => self.generator.pick(&unread),
-        };
-        self.live[position].read = true;
-        let x = self.live[position];
-        if x.size <= LARGE {
-            return Ok(x);
-        }
-        let (id, size) = match self.generator.below(3) {
-            0 => (self.graph.unary(UnaryOp::Tanh, x.id)?, 1.0),
-            1 => (self.graph.unary(UnaryOp::Sigmoid, x.id)?, 1.0),
-            _ => {
-                let weight = self.norm_weight(self.shape(x.id).cols(), self.dtype_of(x.id))?;
-                let norm = self.graph.rms_norm(x.id, weight, 1e-5)?;
-                self.aside(norm.rstd);
-                (norm.y, 8.0)
-            }
-        };
-        Ok(Live { id, size, read: true, aside: false })
-    }
-
-    fn shape(&self, id: NodeId) -> Shape {
-        self.graph.node(id).shape.clone()
-    }
-
-    fn dtype_of(&self, id: NodeId) -> Dtype {
-        self.graph.node(id).dtype
-    }
-
-    fn push(&mut self, id: NodeId, size: f64) {
-        self.live.push(Live { id, size, read: false, aside: false });
-    }
-
-    fn result(&mut self, id: NodeId, size: f64) -> Made {
-        self.push(id, size);
-        Ok(())
-    }
-
-    fn aside(&mut self, id: NodeId) {
-        self.live.push(Live { id, size: LARGE, read: false, aside: true });
-    }
-
-    /// A fresh input of normal values.
-    fn input(&mut self, shape: Shape, dtype: Dtype) -> Result<NodeId, GraphError> {
-        let array = Array::normal(shape.clone(), self.generator.bits());
-        self.given(array, dtype, "x")
-    }
-
-    fn given(&mut self, array: Array, dtype: Dtype, prefix: &str) -> Result<NodeId, GraphError> {
-        let name = format!("{prefix}{}", self.graph.inputs().len());
-        let id = match prefix {
-            "w" => self.graph.weight(&name, dtype, array.shape.clone())?,
-            _ => self.graph.input(&name, dtype, array.shape.clone())?,
-        };
-        self.inputs.push(array.rounded(dtype));
-        Ok(id)
-    }
-
-    /// Around 1, as norms are initialised and then trained.
-    fn norm_weight(&mut self, cols: usize, dtype: Dtype) -> Result<NodeId, GraphError> {
-        let bits = self.generator.bits();
-        let mut array = Array::normal([cols], bits);
-        array.values.iter_mut().for_each(|w| *w = 1.0 + 0.2 * *w);
-        self.given(array, dtype, "w")
-    }
-
-    /// A second operand for `x`: another live value, or a fresh one that repeats along rows, columns, or both.
-    fn partner(&mut self, x: Live) -> Result<(NodeId, f64), GraphError> {
-        let (shape, dtype) = (self.shape(x.id), self.dtype_of(x.id));
-        let fits = |live: &Live| {
-            let node = self.graph.node(live.id);
-            live.id != x.id && node.dtype == dtype && live.size <= LARGE && node.shape.broadcasts_to(&shape)
-        };
-        let fitting: Vec<usize> = (0..self.live.len()).filter(|&i| fits(&self.live[i])).collect();
-        if !fitting.is_empty() && self.generator.chance(0.5) {
-            let position = self.generator.pick(&fitting);
-            self.live[position].read = true;
-            return Ok((self.live[position].id, self.live[position].size));
-        }
-        if self.generator.chance(0.15) {
-            let value = self.generator.pick(&[-2.0, -0.5, 0.25, 1.0, 1.5, 3.0]);
-            return Ok((self.graph.constant(value, dtype)?, 3.0));
-        }
-        let repeated = match self.generator.below(4) {
-            0 => shape,
-            1 => Shape::from([shape.cols()]),
-            2 => shape.with_cols(1),
-            _ => Shape::scalar(),
-        };
-        Ok((self.input(repeated, dtype)?, 4.0))
-    }
-
-    /// `|x| + 1/2`: where logarithms, roots and quotients are tame.
-    fn away_from_zero(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
-        let magnitude = self.graph.unary(UnaryOp::Abs, x)?;
-        let half = self.graph.constant(0.5, self.dtype_of(x))?;
-        self.graph.add(magnitude, half)
+        Step::Unary
     }
 
     fn unary(&mut self, x: Live) -> Made {
@@ -496,7 +324,7 @@ impl Maker {
             3 if self.generator.chance(0.5) => self.graph.transpose(x.id, &[1, 0, 2])?,
             1 => self.graph.reshape(x.id, [1, shape.cols()])?,
             3 => self.graph.reshape(x.id, [shape.rows(), shape.cols()])?,
-            _ if shape.rows() % 2 == 0 => self.graph.reshape(x.id, [2, shape.rows() / 2, shape.cols()])?,
+            _ if shape.rows().is_multiple_of(2) => self.graph.reshape(x.id, [2, shape.rows() / 2, shape.cols()])?,
             _ => self.graph.stop_gradient(x.id)?,
         };
         self.result(y, x.size)
