@@ -38,17 +38,13 @@ OURS = "deuteron"
 THREADS = 2
 EPSILON = 1e-5
 
-LINES = [(kernel, rows, cols)
-         for kernel in ("norm_act", "add_norm", "norm_quantize", "swiglu")
-         for rows, cols in ((1024, 768), (8192, 4096))]
+ROW_KERNELS = ["norm_act", "add_norm", "norm_quantize", "swiglu"]
+LINES = [(kernel, *shape) for kernel in ROW_KERNELS for shape in ((1024, 768), (8192, 4096))]
 LINES += [("softmax", 8192, 1024)]
 LINES += [("add_act", math.ceil(elements / 1024), 1024) for elements in (1_000_000, 10_000_000, 100_000_000)]
 
 OPERANDS = {"norm_act": "x w b", "add_norm": "x r w b", "norm_quantize": "x w b", "swiglu": "x g", "softmax": "x",
             "add_act": "x r"}
-
-COLUMNS = ["date", "commit", "machine", "kernel", "shape", "dtype", "threads", "variant", "baseline", "median_ms",
-           "p20_ms", "p80_ms", "gbps", "fraction_of_copy"]
 
 
 # Peers: this part runs inside the virtual environment.
@@ -66,10 +62,6 @@ def torch_peer(compiled):
     def gelu(temporary):
         return torch.ops.aten.gelu_(temporary, approximate="tanh")
 
-    def add_norm(x, r, w, b):
-        s = x + r
-        return norm(s, w, b), s
-
     def norm_quantize(x, w, b):
         y = norm(x, w, b)
         # Two reductions of y are faster here than abs() and one.
@@ -78,7 +70,7 @@ def torch_peer(compiled):
 
     functions = {
         "norm_act": lambda x, w, b: (gelu(norm(x, w, b)),),
-        "add_norm": add_norm,
+        "add_norm": lambda x, r, w, b: (norm(s := x + r, w, b), s),
         "norm_quantize": norm_quantize,
         "swiglu": lambda x, g: (silu(x).mul_(g),),
         "softmax": lambda x: (torch.softmax(x, -1),),
@@ -107,10 +99,9 @@ GRAPHS = {
         f"y, , , s = com.microsoft.SkipLayerNormalization <epsilon = {EPSILON:f}> (x, r, w, b)",
     ],
     "norm_quantize": [
-        f"""n = {LAYER_NORM} (x, w, b)
-            high = ReduceMax <keepdims = 0> (n, axes)  low = ReduceMin <keepdims = 0> (n, axes)
-            below = Neg (low)  largest = Max (high, below)  scale = Mul (largest, step)
-            q = QuantizeLinear <axis = 0, output_dtype = 3> (n, scale)"""
+        f"n = {LAYER_NORM} (x, w, b)  high = ReduceMax <keepdims = 0> (n, axes) "
+        "low = ReduceMin <keepdims = 0> (n, axes)  below = Neg (low)  largest = Max (high, below) "
+        "scale = Mul (largest, step)  q = QuantizeLinear <axis = 0, output_dtype = 3> (n, scale)"  # 3 is int8
     ],
     "swiglu": ["s = com.microsoft.QuickGelu <alpha = 1.0> (x)  y = Mul (s, g)"],
     "softmax": ["y = Softmax <axis = -1> (x)"],
@@ -140,8 +131,8 @@ def onnx_peer(spins):
 
     def prepare(kernel, operands):
         full = operands["x"].shape
-        inputs = {name: array for name, array in operands.items() if array.shape == full}
-        constants = {name: array for name, array in operands.items() if array.shape != full}
+        inputs = {name: array for name, array in operands.items() if array.ndim == 2}
+        constants = {name: array for name, array in operands.items() if array.ndim == 1}
         constants |= {"axes": numpy.array([-1]), "step": numpy.array(1 / 127, dtype="float32")}
         shapes = {"add_norm": {"y": full, "s": full}, "norm_quantize": {"q": full, "scale": full[:1]}}
         outputs = {name: numpy.zeros(shape, "int8" if name == "q" else "float32")
@@ -163,17 +154,16 @@ def onnx_peer(spins):
 def make_operands(kernel, rows, cols):
     import numpy
     random = numpy.random.default_rng(1)
-    shapes = {"w": cols, "b": cols}
-    return {name: random.standard_normal(shapes.get(name, (rows, cols)), "float32") for name in OPERANDS[kernel].split()}
+    shapes = {name: cols if name in "wb" else (rows, cols) for name in OPERANDS[kernel].split()}
+    return {name: random.standard_normal(shape, "float32") for name, shape in shapes.items()}
 
 
 def check(kernel, operands, results):
     """Compares some rows with float64; every line computes its rows apart."""
     import numpy
-    full = operands["x"].shape
-    some = numpy.linspace(0, full[0] - 1, 64).astype(int)
-    exact = {name: (array[some] if array.shape == full else array).astype("float64") for name, array in operands.items()}
-    x, r, g, w, b = (exact.get(name, 0) for name in "xrgwb")
+    some = numpy.linspace(0, len(operands["x"]) - 1, 64).astype(int)
+    exact = {name: (array[some] if array.ndim == 2 else array).astype("float64") for name, array in operands.items()}
+    x, r, g, w, b = (exact.get(name) for name in "xrgwb")
 
     def norm(x):
         centred = x - x.mean(-1, keepdims=True)
@@ -197,15 +187,12 @@ def check(kernel, operands, results):
     for result, wanted in zip(results, expected, strict=True):
         got = result[some].reshape(wanted.shape)
         # The expected bytes are not rounded, so right ones are up to half a step away.
-        allowed = 0.501 if got.dtype == "int8" else 2e-5 * (1 + abs(wanted))
-        if not (abs(got - wanted) <= allowed).all():
-            raise ValueError(f"{kernel} differs from float64 by {abs(got - wanted).max()}")
+        numpy.testing.assert_allclose(got, wanted, rtol=2e-5, atol=0.501 if got.dtype == "int8" else 2e-5)
 
 
 def sample(call, milliseconds):
     """Times of calls, in milliseconds. Results are dropped at once, so that their memory serves the next call."""
-    call()
-    call()
+    call(), call()
     times = []
     end = time.perf_counter() + milliseconds / 1e3
     while len(times) < 5 or time.perf_counter() < end:
@@ -264,7 +251,8 @@ class Worker:
         if not spins:  # unset, OpenMP's threads spin for some milliseconds
             variables["OMP_WAIT_POLICY"] = "PASSIVE"
         command = [environment / "bin/python", __file__, "--worker", peer, *["--spins"] * spins]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, env=variables, text=True, **pipes)
 
     def ask(self, **request):
         print(json.dumps(request), file=self.process.stdin, flush=True)
@@ -286,9 +274,8 @@ def make_environment(path):
 
 
 def run_ours(kernel, rows, cols):
-    size = ["--rows", str(rows), "--cols", str(cols), "--threads", str(THREADS)]
-    output = subprocess.run([BINARY, "bench", kernel, *size, "--device", "cpu", "--json"], check=True, capture_output=True)
-    return json.loads(output.stdout)[0]
+    flags = ["--rows", str(rows), "--cols", str(cols), "--threads", str(THREADS), "--device", "cpu", "--json"]
+    return json.loads(subprocess.run([BINARY, "bench", kernel, *flags], check=True, stdout=subprocess.PIPE).stdout)[0]
 
 
 def measure(workers, line, rounds, milliseconds):
@@ -323,19 +310,18 @@ def measure(workers, line, rounds, milliseconds):
 
 
 def append(machine, line, records, best):
-    describe = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True)
     kernel, rows, cols = line
-    path = ROOT / "bench/results" / f"{machine}.csv"
+    shared = {"date": datetime.date.today(), "commit": head.stdout.strip(), "machine": machine, "kernel": kernel,
+              "shape": f"{rows}x{cols}", "dtype": "f32", "threads": THREADS}
+    path = ROOT / f"bench/results/{machine}.csv"
     path.parent.mkdir(exist_ok=True)
     with path.open("a", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table = csv.writer(file, lineterminator="\n")
         if file.tell() == 0:
-            table.writeheader()
+            table.writerow([*shared, "variant", "baseline", *records[best]])
         for name, record in records.items():
-            table.writerow({"date": datetime.date.today(), "commit": commit, "machine": machine, "kernel": kernel,
-                            "shape": f"{rows}x{cols}", "dtype": "f32", "threads": THREADS, "variant": name,
-                            "baseline": best} | {key: f"{value:.4f}" for key, value in record.items()})
+            table.writerow([*shared.values(), name, best, *(f"{value:.4f}" for value in record.values())])
 
 
 def main():
@@ -351,15 +337,17 @@ def main():
         return work(arguments.worker, arguments.spins)
     if not BINARY.exists():
         parser.error("no release binary; run `cargo build --release` first")
+    named = {"{} {}x{}".format(*line): line for line in LINES}
+    lines = {name: line for name, line in named.items() if arguments.lines in name}
+    if not lines:
+        parser.error(f"no such line; there are: {', '.join(named)}")
     rounds, milliseconds = (3, 200) if arguments.quick else (9, 500)
     make_environment(arguments.environment)
     workers = [Worker(arguments.environment, peer, spins) for peer in PEERS for spins in (False, True)]
-    print(f"{'line, ms':<24}" + "".join(f"{name:>14}" for name in PEERS + [OURS]) + f"{'best peer/ours':>16}{'of copy':>9}")
+    names = "".join(f"{name:>14}" for name in [*PEERS, OURS])
+    print(f"{'milliseconds':<24}{names}{'best peer/ours':>16}{'of copy':>9}", flush=True)
     slower = []
-    for line in LINES:
-        name = "{} {}x{}".format(*line)
-        if arguments.lines not in name:
-            continue
+    for name, line in lines.items():
         records = measure(workers, line, rounds, milliseconds)
         best = min(PEERS, key=lambda peer: records[peer]["median_ms"])
         ratio = records[best]["median_ms"] / records[OURS]["median_ms"]
@@ -373,4 +361,8 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (subprocess.CalledProcessError, BrokenPipeError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -45,6 +45,8 @@ pub enum Expr {
     IntToFloat(ExprId),
     /// To the nearest `i8`, saturating; NaN becomes 0.
     ToInt8(ExprId),
+    /// To the nearest `f16` or `bf16`: a value that is stored in that type and read again.
+    Rounded(Dtype, ExprId),
     /// To the nearest `f8e4m3`, saturating. Only stores take it.
     ToFp8(ExprId),
     /// 1 where Philox keeps the element, else 0.
@@ -175,6 +177,7 @@ impl Expr {
             Expr::Load(_) | Expr::Const(_) | Expr::ConstInt(_) | Expr::ColumnIndex => [None; 3],
             Expr::RowIndex(_) | Expr::RowValue(_) => [None; 3],
             Expr::Unary(_, a) | Expr::IntToFloat(a) | Expr::ToInt8(a) | Expr::ToFp8(a) => [Some(a), None, None],
+            Expr::Rounded(_, a) => [Some(a), None, None],
             Expr::Keep { seed, .. } => [Some(seed), None, None],
             Expr::Binary(_, a, b) | Expr::Compare(_, a, b) => [Some(a), Some(b), None],
             Expr::Select(a, b, c) => [Some(a), Some(b), Some(c)],
@@ -237,7 +240,7 @@ impl Body {
                 matches!(stage, Stage::RowReduce { op: ReduceOp::ArgMax, into, .. } if *into == value)
             }),
             Expr::Const(_) | Expr::Unary(..) | Expr::Binary(..) | Expr::Compare(..) | Expr::IntToFloat(_) => false,
-            Expr::ToInt8(_) | Expr::ToFp8(_) | Expr::Keep { .. } => false,
+            Expr::ToInt8(_) | Expr::ToFp8(_) | Expr::Rounded(..) | Expr::Keep { .. } => false,
         }
     }
 
@@ -305,6 +308,7 @@ impl fmt::Display for Expr {
             Expr::IntToFloat(a) => write!(f, "float e{}", a.0),
             Expr::ToInt8(a) => write!(f, "int8 e{}", a.0),
             Expr::ToFp8(a) => write!(f, "fp8 e{}", a.0),
+            Expr::Rounded(dtype, a) => write!(f, "{dtype} e{}", a.0),
             Expr::Keep { seed, offset, threshold } => write!(f, "keep e{} offset {offset} at {threshold:#x}", seed.0),
             Expr::RowValue(value) => write!(f, "r{value}"),
         }

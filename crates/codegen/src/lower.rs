@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deuteron_graph::{Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
+use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
 use deuteron_plan::{Group, GroupKind, Layout, Placement, Space, node_space};
 
 use crate::body::{Arg, ArgClass, Body, Expr, ExprId, Exprs, Stage};
@@ -142,11 +142,50 @@ impl RowLowering<'_> {
                 unreachable!("the planner gives these kernels of their own")
             }
         };
-        self.values.insert(id, value);
+        let read = self.rounded(value, node.dtype);
+        self.values.insert(id, read);
         if self.group.outputs.contains(&id) {
             let per_row = !self.flat && self.is_per_row(&node.shape);
             let arg = self.output_arg(id, if per_row { ArgClass::PerRow } else { ArgClass::Row });
             self.stages.push(Stage::Store { value, arg });
+        }
+    }
+
+    /// A 16-bit node has the value that its dtype holds, whether it is stored or not: a maximum that is stored equals the
+    /// element it came from, and a fused plan computes what the unfused one does.
+    fn rounded(&mut self, value: ExprId, dtype: Dtype) -> ExprId {
+        match dtype {
+            Dtype::F16 | Dtype::Bf16 if !self.is_rounded(value, dtype) => self.exprs.make(Expr::Rounded(dtype, value)),
+            _ => value,
+        }
+    }
+
+    /// Whether an expression can only give values of the dtype.
+    fn is_rounded(&self, value: ExprId, dtype: Dtype) -> bool {
+        let holds = |bits: u32| {
+            let value = f32::from_bits(bits);
+            match dtype {
+                Dtype::F16 => half::f16::from_f32(value).to_f32() == value,
+                _ => half::bf16::from_f32(value).to_f32() == value,
+            }
+        };
+        match self.exprs.get(value) {
+            Expr::Load(arg) => self.args[arg as usize].dtype == dtype,
+            Expr::Rounded(to, _) => to == dtype,
+            Expr::Const(bits) => holds(bits),
+            Expr::Compare(..) | Expr::Keep { .. } => true,
+            Expr::Unary(UnaryOp::Neg | UnaryOp::Abs, a) => self.is_rounded(a, dtype),
+            Expr::Binary(BinaryOp::Max | BinaryOp::Min, a, b) | Expr::Select(_, a, b) => {
+                self.is_rounded(a, dtype) && self.is_rounded(b, dtype)
+            }
+            Expr::RowValue(value) => self.stages.iter().any(|stage| match *stage {
+                Stage::RowReduce { op: ReduceOp::Max | ReduceOp::AbsMax, value: reduced, into } => {
+                    into == value && self.is_rounded(reduced, dtype)
+                }
+                _ => false,
+            }),
+            Expr::Unary(..) | Expr::Binary(..) | Expr::IntToFloat(_) | Expr::ToInt8(_) | Expr::ToFp8(_) => false,
+            Expr::ConstInt(_) | Expr::ColumnIndex | Expr::RowIndex(_) => false,
         }
     }
 
@@ -183,7 +222,7 @@ impl RowLowering<'_> {
             return result;
         }
         let inverse = self.exprs.constant((1.0 / cols as f64) as f32);
-        self.exprs.make(Expr::Binary(deuteron_graph::BinaryOp::Mul, result, inverse))
+        self.exprs.make(Expr::Binary(BinaryOp::Mul, result, inverse))
     }
 
     /// The value of an operand at the reader's (row, column).

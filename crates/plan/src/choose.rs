@@ -141,35 +141,33 @@ impl<'a> Grouping<'a> {
 
     /// No way from one group to the other may lead through a third.
     fn convex(&self, first: usize, second: usize) -> Result<(), Reason> {
-        let last = self.groups[first].iter().chain(&self.groups[second]).max().copied();
-        let Some(last) = last else { return Ok(()) };
         let mut seen: HashSet<usize> = HashSet::new();
         let mut stack: Vec<(usize, NodeId)> = Vec::new();
         for &start in [first, second].iter() {
-            self.push_outside_readers(start, &[first, second], last, &mut seen, &mut stack);
+            self.push_outside_readers(start, &[first, second], &mut seen, &mut stack);
         }
         while let Some((group, entry)) = stack.pop() {
             if self.reads_into(group, first, second) {
                 return Err(Reason::WouldFormCycle { through: entry });
             }
-            self.push_outside_readers(group, &[first, second], last, &mut seen, &mut stack);
+            self.push_outside_readers(group, &[first, second], &mut seen, &mut stack);
         }
         Ok(())
     }
 
-    /// Groups that read a value of `group`, apart from `pair`. Groups that begin after `last` cannot lead back.
+    /// Groups that read a value of `group`, apart from `pair`. A late group may lead back: it may have been merged with an
+    /// early one.
     fn push_outside_readers(
         &self,
         group: usize,
         pair: &[usize; 2],
-        last: NodeId,
         seen: &mut HashSet<usize>,
         stack: &mut Vec<(usize, NodeId)>,
     ) {
         for &id in &self.groups[group] {
             for &reader in &self.readers[id.index()] {
                 let Some(next) = self.group_of[reader.index()] else { continue };
-                if next != group && !pair.contains(&next) && self.groups[next][0] < last && seen.insert(next) {
+                if next != group && !pair.contains(&next) && seen.insert(next) {
                     stack.push((next, reader));
                 }
             }

@@ -1,7 +1,8 @@
 //! The interpreter: every primitive of a graph in `f64`, in order.
 //!
 //! - `Exact`: the mathematics. Only casts to `i8` and `f8e4m3` round, since that is their meaning.
-//! - `Storage`: every node's value is rounded to its dtype, as if each were stored.
+//! - `Storage`: every node's value is rounded to its dtype, as if each were stored; sums are accumulated in `f32`, and
+//!   functions are as good as a kernel's library promises.
 //!
 //! A value is freed after its last use. Beside each output goes its slack (see [`Interpretation::slack`]).
 
@@ -18,7 +19,7 @@ use crate::reach::{Reach, reach_of};
 use crate::reduce::{OutOfRange, column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
-use crate::slack::slack_of;
+use crate::slack::{slack_of, slack_of_output};
 use crate::store::{Buffers, Store};
 use crate::strided::{CHUNK, Strided, map, map1, map2};
 
@@ -27,7 +28,7 @@ use crate::strided::{CHUNK, Strided, map, map1, map2};
 pub enum Rounding {
     /// Nowhere but in casts to `i8` and `f8e4m3`.
     Exact,
-    /// After every node, to the node's dtype.
+    /// After every node, to the node's dtype; after every term of a sum over rows or columns, to `f32`.
     Storage,
 }
 
@@ -37,7 +38,8 @@ pub struct Interpretation {
     /// In the order of [`Graph::outputs`].
     pub outputs: Vec<Array>,
     /// For each output, how far each element may lie off because a near tie in a comparison, or a rounding to integers
-    /// near a half, could have fallen the other way. `None`: nowhere.
+    /// near a half, could have fallen the other way. In a tensor of few elements it also holds the reach of rounding:
+    /// the largest error of one or two numbers is a matter of luck and bounds nothing. `None`: nowhere.
     pub slack: Vec<Option<Vec<f64>>>,
 }
 
@@ -122,8 +124,9 @@ fn collect_outputs(graph: &Graph, mut values: Vec<Option<Value>>) -> Interpretat
         *count -= 1;
         // The last output of a node takes its buffer; others copy it.
         let value = if *count == 0 { slot.take() } else { slot.clone() };
-        if let Some(Value { main, slack, .. }) = value {
-            interpretation.outputs.push(main.into_array());
+        if let Some(value) = value {
+            let slack = slack_of_output(&value, graph.node(output.node).dtype);
+            interpretation.outputs.push(value.main.into_array());
             interpretation.slack.push(slack.map(|slack| slack.into_array().values));
         }
     }
@@ -183,7 +186,10 @@ fn primitive<'a>(node: &Node, operands: &[&Value<'a>], store: Store) -> Result<S
         Op::Const { value, .. } => map1(&Strided::scalar(*value), store, |x| x),
         Op::Iota { axis, shape } => iota(shape, *axis),
         Op::Random { drop, offset, shape } => random(shape, operand(0), *drop, *offset),
-        Op::Unary(op) => map1(operand(0), store, |x| scalar::unary(*op, x)),
+        Op::Unary(op) => match store.rounding {
+            Some(_) => map1(operand(0), store, |x| scalar::library(*op, x)),
+            None => map1(operand(0), store, |x| scalar::unary(*op, x)),
+        },
         Op::Binary(op) => map2(&node.shape, [operand(0), operand(1)], store, |a, b| scalar::binary(*op, a, b)),
         Op::Compare(op) => map2(&node.shape, [operand(0), operand(1)], store, |a, b| scalar::compare(*op, a, b)),
         Op::Select => {

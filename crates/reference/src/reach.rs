@@ -11,12 +11,11 @@ use rayon::prelude::*;
 
 use crate::primitives::Value;
 use crate::reduce::by_row;
+use crate::scalar::FUNCTION_ULPS;
 use crate::round::{round_to, smallest};
 use crate::store::Store;
 use crate::strided::{CHUNK, Strided, map, map1};
 
-/// What CUDA and vector libraries promise of exponentials, logarithms, roots and quotients.
-const FUNCTION_ULPS: f64 = 2.0;
 /// Deviations that a value may be off: one element in 400 of a normal distribution lies beyond three.
 const DEVIATIONS: f64 = 3.0;
 /// Where an error reaches half the magnitude, nothing is known of the value but its sign.

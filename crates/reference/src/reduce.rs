@@ -26,8 +26,8 @@ pub(crate) fn row_reduce(op: ReduceOp, x: &Strided, store: Store) -> Strided<'st
     by_row(x, store, |row, cols| {
         let values = (0..cols).map(|i| row.at(i));
         match op {
-            ReduceOp::Sum => values.sum(),
-            ReduceOp::Mean => values.sum::<f64>() / cols as f64,
+            ReduceOp::Sum => store.sum(values),
+            ReduceOp::Mean => store.sum(values) / cols as f64,
             ReduceOp::Max => values.fold(f64::NEG_INFINITY, larger),
             ReduceOp::AbsMax => values.map(f64::abs).fold(0.0, larger),
             ReduceOp::ArgMax => arg_max(values) as f64,
@@ -59,7 +59,7 @@ pub(crate) fn column_sum(x: &Strided, store: Store) -> Strided<'static> {
         for row in 0..rows {
             let row = x.row(row);
             for (position, sum) in sums.iter_mut().enumerate() {
-                *sum += row.at(task * COLS + position);
+                *sum = store.add(*sum, row.at(task * COLS + position));
             }
         }
         store.finish(sums);
@@ -103,7 +103,7 @@ pub(crate) fn scatter_add(
         let start = checked_row(index, rows)? * cols;
         let update = updates.row(update);
         for (column, sum) in values[start..start + cols].iter_mut().enumerate() {
-            *sum += update.at(column);
+            *sum = store.add(*sum, update.at(column));
         }
     }
     values.par_chunks_mut(CHUNK).for_each(|chunk| store.finish(chunk));

@@ -19,6 +19,23 @@ pub(crate) fn unary(op: UnaryOp, x: f64) -> f64 {
     }
 }
 
+/// What CUDA and vector libraries promise of exponentials, logarithms, roots and the like, in units of `f32`.
+pub(crate) const FUNCTION_ULPS: f64 = 2.0;
+
+/// A function as a kernel's library computes it: off by up to [`FUNCTION_ULPS`], by an amount that depends on `x` alone.
+#[inline(always)]
+pub(crate) fn library(op: UnaryOp, x: f64) -> f64 {
+    let y = unary(op, x);
+    match op {
+        UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round | UnaryOp::Sqrt | UnaryOp::Reciprocal => y,
+        UnaryOp::Exp | UnaryOp::Log | UnaryOp::Rsqrt | UnaryOp::Tanh | UnaryOp::Erf | UnaryOp::Sigmoid => {
+            let scattered = x.to_bits().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 11;
+            let share = scattered as f64 / (1u64 << 52) as f64 - 1.0;
+            y + y * share * FUNCTION_ULPS * f64::from(f32::EPSILON)
+        }
+    }
+}
+
 #[inline(always)]
 pub(crate) fn binary(op: BinaryOp, a: f64, b: f64) -> f64 {
     match op {

@@ -39,6 +39,20 @@ pub(crate) fn slack_of(node: &Node, operands: &[&Value]) -> Slack {
     born.filter(|slack| slack.any(|x| x > 0.0))
 }
 
+/// Elements below which the largest error of a tensor says little about the errors of a kernel that rounds elsewhere.
+pub(crate) const FEW: usize = 32;
+
+/// The slack of a value that is handed out: in a tensor of few elements, with the reach of rounding.
+pub(crate) fn slack_of_output(value: &Value, dtype: Dtype) -> Slack {
+    let few = value.main.shape.elements() < FEW && dtype.is_float() && !value.reach.is_exact();
+    if !few {
+        return value.slack.clone();
+    }
+    let (reach, scale, slack) = (value.reach, scale_of(value), slack_or_zero(value));
+    let inputs = [&value.main, &scale, &slack];
+    Some(map(&value.main.shape, inputs, Store::PLAIN, |[x, scale, slack]| slack + reach.of(x, scale)))
+}
+
 /// Slack of the operands, seen through an operation without decisions of its own.
 fn carried(node: &Node, operands: &[&Value]) -> Slack {
     match &node.op {
@@ -168,9 +182,9 @@ fn concat_slack(node: &Node, axis: usize, parts: &[Strided]) -> Strided<'static>
     crate::primitives::concat(&node.shape, axis, &borrowed)
 }
 
-/// Where the comparison could fall the other way. Two computed values that are bitwise equal are so by structure (a
-/// maximum and the element it came from), unless their row holds another near tie; a computed value that equals a
-/// given one is so by chance.
+/// Where the comparison could fall the other way. Computed values of one reach that are bitwise equal are so by
+/// structure (a maximum and the element it came from: no arithmetic lies between them), unless their row holds another
+/// near tie. Where arithmetic lies between, they are equal by chance.
 fn near_ties(node: &Node, a: &Value, b: &Value) -> Slack {
     let sure = |value: &Value| value.reach.is_exact() && value.slack.is_none();
     if sure(a) && sure(b) {
@@ -178,7 +192,7 @@ fn near_ties(node: &Node, a: &Value, b: &Value) -> Slack {
     }
     let (a_reach, b_reach) = (a.reach, b.reach);
     let tiny = a_reach.smallest.max(b_reach.smallest);
-    let equality = if a_reach.is_exact() || b_reach.is_exact() { NEAR } else { EQUAL };
+    let equality = if a_reach == b_reach { EQUAL } else { NEAR };
     let (a_scale, b_scale) = (scale_of(a), scale_of(b));
     let (a_slack, b_slack) = (slack_or_zero(a), slack_or_zero(b));
     let inputs = [&a.main, &a_scale, &a_slack, &b.main, &b_scale, &b_slack];

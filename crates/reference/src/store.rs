@@ -61,6 +61,19 @@ impl Store<'_> {
         kept.unwrap_or_else(|| vec![0.0; length])
     }
 
+    /// One step of a sum: kernels accumulate in `f32`, whatever they store.
+    pub fn add(self, sum: f64, term: f64) -> f64 {
+        match self.rounding {
+            Some(_) => (sum as f32 + term as f32) as f64,
+            None => sum + term,
+        }
+    }
+
+    /// A sum in order.
+    pub fn sum(self, terms: impl Iterator<Item = f64>) -> f64 {
+        terms.fold(0.0, |sum, term| self.add(sum, term))
+    }
+
     /// Rounds what has been computed.
     pub fn finish(self, values: &mut [f64]) {
         if let Some(dtype) = self.rounding {

@@ -14,8 +14,16 @@ fn run(dtype: Dtype, inputs: &[Array], build: impl FnOnce(&mut Graph, &[NodeId])
     interpret(&graph, inputs, Rounding::Exact).unwrap()
 }
 
+/// The slack that decisions leave. The result is repeated, since small tensors carry the reach of rounding too.
 fn slack(dtype: Dtype, inputs: &[Array], build: impl FnOnce(&mut Graph, &[NodeId]) -> NodeId) -> Option<Vec<f64>> {
-    run(dtype, inputs, build).slack.remove(0)
+    let mut elements = 0;
+    let slack = run(dtype, inputs, |graph, x| {
+        let output = build(graph, x);
+        let shape = graph.node(output).shape.clone();
+        elements = shape.elements();
+        graph.broadcast(output, [&[32], &shape[..]].concat()).unwrap()
+    });
+    slack.slack[0].as_ref().map(|slack| slack[..elements].to_vec())
 }
 
 fn vector(values: &[f64]) -> Array {
@@ -170,9 +178,12 @@ fn the_gradient_of_a_maximum_has_slack_at_rivals_only() {
         let y = graph.unary(UnaryOp::Exp, x).unwrap();
         let largest = graph.reduce(ReduceOp::Max, y).unwrap();
         graph.output("y", largest).unwrap();
-        let graph = differentiate(&graph, &[x]).unwrap().graph;
+        let mut graph = differentiate(&graph, &[x]).unwrap().graph;
         let inputs = [Array::new([1, values.len()], values.to_vec()), Array::filled([1, 1], 1.0)];
-        interpret(&graph, &inputs, Rounding::Exact).unwrap().slack.remove(1)
+        let repeated = graph.broadcast(graph.outputs()[1].node, [32, values.len()]).unwrap();
+        graph.output("repeated", repeated).unwrap();
+        let slack = interpret(&graph, &inputs, Rounding::Exact).unwrap().slack.remove(2);
+        slack.map(|slack| slack[..values.len()].to_vec())
     };
     assert_eq!(gradient_slack(&[1.0, 2.0, 1.5, -3.0]), None);
     let rivals = gradient_slack(&[1.0, 2.0, 2.0 - f64::powi(2.0, -23), -3.0]).unwrap();
@@ -262,6 +273,15 @@ fn slack_is_carried_through_every_kind_of_operation() {
         graph.matmul(step, matrix).unwrap()
     });
     assert_eq!(multiplied, Some(vec![3.0, 3.0]));
+}
+
+#[test]
+fn a_single_number_carries_the_reach_of_rounding() {
+    let (x, y) = (vector(&[1.1]).rounded(Dtype::F16), vector(&[1.3]).rounded(Dtype::F16));
+    let got = run(Dtype::F16, &[x, y], |graph, x| graph.mul(x[0], x[1]).unwrap());
+    let reach = got.slack[0].as_ref().unwrap()[0] / got.outputs[0].values[0];
+    // One rounding to f16: more than half a unit, less than a few.
+    assert!(reach >= Dtype::F16.epsilon() / 2.0 && reach <= 4.0 * Dtype::F16.epsilon(), "{reach}");
 }
 
 #[test]

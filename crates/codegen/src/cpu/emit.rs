@@ -264,6 +264,8 @@ impl<'a> Emitter<'a> {
             Expr::Select(c, a, b) => Inst::Select { dst, cond: self.src(c), a: self.src(a), b: self.src(b) },
             Expr::Keep { seed, offset, threshold } => Inst::Keep { dst, seed: self.src(seed), offset, threshold },
             Expr::ToInt8(a) => return to_int8(dst, self.src(a)),
+            Expr::Rounded(Dtype::F16, a) => Inst::Unary { op: TileUnary::RoundF16, dst, a: self.src(a) },
+            Expr::Rounded(_, a) => Inst::Unary { op: TileUnary::RoundBf16, dst, a: self.src(a) },
             Expr::ToFp8(_) => unreachable!("an fp8 value is only stored"),
             Expr::Const(_) | Expr::ConstInt(_) | Expr::RowValue(_) => unreachable!("these need no instruction"),
         }]

@@ -85,6 +85,8 @@ fn unary_name(op: TileUnary) -> &'static str {
         TileUnary::GeluErf => "gelu_erf",
         TileUnary::Silu => "silu",
         TileUnary::IntToFloat => "float",
+        TileUnary::RoundF16 => "round_f16",
+        TileUnary::RoundBf16 => "round_bf16",
     }
 }
 

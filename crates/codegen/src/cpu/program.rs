@@ -127,6 +127,10 @@ pub enum TileUnary {
     Silu,
     /// `i32` lanes to `f32`.
     IntToFloat,
+    /// To the nearest `f16`, as a store would leave it.
+    RoundF16,
+    /// To the nearest `bf16`, as a store would leave it.
+    RoundBf16,
 }
 
 /// Row reductions of the tile machine.

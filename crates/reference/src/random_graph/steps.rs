@@ -361,7 +361,8 @@ impl Maker {
     fn linear(&mut self, x: Live) -> Made {
         let (shape, dtype) = (self.shape(x.id), self.dtype_of(x.id));
         let (inner, outputs) = (shape.cols(), self.generator.pick(&[1, 7, 64, 65, 129]));
-        if shape.rank() < 2 || shape.elements() * outputs > MOST_WORK || shape.rows() * outputs > MOST_ELEMENTS {
+        let largest = shape.rows().max(inner) * outputs;
+        if shape.rank() < 2 || shape.elements() * outputs > MOST_WORK || largest > MOST_ELEMENTS {
             return self.bias(x);
         }
         let transposed = self.generator.chance(0.3);

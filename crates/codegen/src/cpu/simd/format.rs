@@ -60,9 +60,14 @@ impl Format for Word {
 }
 
 /// A format of 16 bits, as functions of lanes.
-trait HalfFormat: Copy {
+pub(super) trait HalfFormat: Copy {
     fn widen<S: Simd>(simd: S, a: S::Half) -> S::Float;
     fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Half;
+    /// What a store leaves and a load gives back.
+    #[inline(always)]
+    fn round<S: Simd>(simd: S, a: S::Float) -> S::Float {
+        Self::widen(simd, Self::narrow(simd, a))
+    }
 }
 
 /// A format of 8 bits, as functions of lanes.

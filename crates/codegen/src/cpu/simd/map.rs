@@ -2,7 +2,7 @@
 
 use deuteron_graph::{BinaryOp, CompareOp, Dtype, UnaryOp};
 
-use super::format::{BrainFloat, EightBitFloat, Format, HalfFloat, SignedByte, Truth, Word};
+use super::format::{BrainFloat, EightBitFloat, Format, HalfFloat, HalfFormat, SignedByte, Truth, Word};
 use super::lanes::Simd;
 use super::math;
 use super::sweep::{Body, Input, Output, sweep};
@@ -75,6 +75,8 @@ functions! {
     GeluErf(simd, x) = math::gelu_erf(simd, x);
     Silu(simd, x) = math::silu(simd, x);
     IntToFloat(simd, x) = simd.to_float(simd.bits(x));
+    RoundF16(simd, x) = HalfFloat::round(simd, x);
+    RoundBf16(simd, x) = BrainFloat::round(simd, x);
     Add(simd, a, b) = simd.add(a, b);
     Sub(simd, a, b) = simd.sub(a, b);
     Mul(simd, a, b) = simd.mul(a, b);
@@ -146,6 +148,8 @@ impl<S: Simd> Loop<S> {
                 TileUnary::GeluErf => self.map(GeluErf, a),
                 TileUnary::Silu => self.map(Silu, a),
                 TileUnary::IntToFloat => self.map(IntToFloat, a),
+                TileUnary::RoundF16 => self.map(RoundF16, a),
+                TileUnary::RoundBf16 => self.map(RoundBf16, a),
             }
         }
     }
