@@ -171,15 +171,12 @@ fn measure(
     let begin = Instant::now();
     while slow.len() < 3 || (begin.elapsed() < budget && slow.len() < 1001) {
         let start = Instant::now();
-        unfused.run(inputs)?;
+        unfused.run_timed(inputs)?;
         slow.push(start.elapsed());
         let start = Instant::now();
-        fused.run(inputs)?;
+        let times = fused.run_timed(inputs)?;
         fast.push(start.elapsed());
-        if slow.len() <= 21 {
-            let times = fused.run_timed(inputs)?;
-            groups.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
-        }
+        groups.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
     }
     let groups = groups.into_iter().map(median).collect();
     Ok(Times { unfused: median(slow), fused: median(fast), groups })
