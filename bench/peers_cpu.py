@@ -9,10 +9,10 @@ in rounds: every round gives each peer a slice of time and runs `deuteron bench`
 noisy minute hurts all of them. The number of a contender is the median over rounds of the median of each slice.
 
 The peers get what they need to be at their best: memory that is kept and made of huge pages (ours is too), warm-up,
-outputs allocated before (ONNX Runtime), the fastest of several ways to write a line, and two processes, one whose
-threads spin between calls and one whose threads sleep, of which the faster counts. `deuteron bench` takes turns with
-copies and with its unfused kernels, so its caches are colder than the peers'. Every peer's result is checked against
-float64 before it is timed. Needs the release binary, and a C++ compiler for torch.compile.
+outputs allocated before (ONNX Runtime), the fastest of several ways to write a line, and for short calls two processes,
+one whose threads spin between calls and one whose threads sleep, of which the faster counts. `deuteron bench` takes
+turns with copies and with its unfused kernels, so its caches are colder than the peers'. Every peer's result is checked
+against float64 before it is timed. Needs the release binary, a C++ compiler for torch.compile and 16 GB of memory.
 
 Exit code 0: ours is the fastest on every line; 1: some peer is faster on some line; 2: could not be measured.
 """
@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = ROOT / "target/release/deuteron"
@@ -36,12 +37,13 @@ PACKAGES = ["torch==2.15.0", "onnxruntime==1.31.1", "onnx==1.23.2", "numpy==2.4.
 PEERS = ["torch eager", "torch.compile", "ONNX Runtime"]
 OURS = "deuteron"
 THREADS = 2
+MALLOC = {"hugetlb": 1, "mmap_max": 0, "trim_threshold": 1 << 40, "top_pad": 1 << 26, "tcache_count": 0, "mxfast": 0}
 EPSILON = 1e-5
 
 ROW_KERNELS = ["norm_act", "add_norm", "norm_quantize", "swiglu"]
 LINES = [(kernel, *shape) for kernel in ROW_KERNELS for shape in ((1024, 768), (8192, 4096))]
 LINES += [("softmax", 8192, 1024)]
-LINES += [("add_act", math.ceil(elements / 1024), 1024) for elements in (1_000_000, 10_000_000, 100_000_000)]
+LINES += [("add_act", math.ceil(elements / 1024), 1024) for elements in (10**6, 10**7, 10**8)]
 
 OPERANDS = {"norm_act": "x w b", "add_norm": "x r w b", "norm_quantize": "x w b", "swiglu": "x g", "softmax": "x",
             "add_act": "x r"}
@@ -204,11 +206,10 @@ def sample(call, milliseconds):
 
 def settle():
     """Waits until no thread of this process spins any more."""
-    idle = False
-    while not idle:
+    before = -1.0
+    while time.process_time() - before > 0.002:
         before = time.process_time()
         time.sleep(0.02)
-        idle = time.process_time() - before < 0.002
 
 
 def work(peer, spins):
@@ -240,19 +241,18 @@ def work(peer, spins):
 
 class Worker:
     def __init__(self, environment, peer, spins):
-        self.peer = peer
+        self.peer, self.spins = peer, spins
         variables = os.environ | {
             # Keep freed memory, never map and unmap it, and ask for huge pages: page faults are not what is compared.
-            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0"
-                              f":glibc.malloc.trim_threshold={1 << 40}:glibc.malloc.top_pad={1 << 26}",
+            # No caches of small blocks either: such blocks sit between large ones and keep them from being used again.
+            "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in MALLOC.items()),
             "OMP_NUM_THREADS": str(THREADS),
             "TORCHINDUCTOR_CACHE_DIR": str(environment / "inductor"),
         }
         if not spins:  # unset, OpenMP's threads spin for some milliseconds
             variables["OMP_WAIT_POLICY"] = "PASSIVE"
         command = [environment / "bin/python", __file__, "--worker", peer, *["--spins"] * spins]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(command, env=variables, text=True, **pipes)
+        self.process = subprocess.Popen(command, env=variables, text=True, stdin=PIPE, stdout=PIPE)
 
     def ask(self, **request):
         print(json.dumps(request), file=self.process.stdin, flush=True)
@@ -266,7 +266,7 @@ class Worker:
 def make_environment(path):
     stamp = path / "packages"
     if stamp.exists() and stamp.read_text().split() == PACKAGES:
-        return
+        return  # the stamp comes last, so an installation that was cut short is made again
     print(f"installing {' '.join(PACKAGES)} into {os.path.relpath(path)}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", path], check=True)
     subprocess.run([path / "bin/python", "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
@@ -275,12 +275,14 @@ def make_environment(path):
 
 def run_ours(kernel, rows, cols):
     flags = ["--rows", str(rows), "--cols", str(cols), "--threads", str(THREADS), "--device", "cpu", "--json"]
-    return json.loads(subprocess.run([BINARY, "bench", kernel, *flags], check=True, stdout=subprocess.PIPE).stdout)[0]
+    return json.loads(subprocess.run([BINARY, "bench", kernel, *flags], check=True, stdout=PIPE).stdout)[0]
 
 
 def measure(workers, line, rounds, milliseconds):
     """A record a contender. All are held to the bytes that the fused kernel has to move."""
     kernel, rows, cols = line
+    # Waking a thread is nothing beside a long call, and the memory of half as many processes is enough to ask for.
+    workers = [worker for worker in workers if not worker.spins or rows * cols < 1 << 24]
     for worker in workers:
         worker.ask(kernel=kernel, rows=rows, cols=cols)
     slices = {worker: [] for worker in workers}
@@ -310,7 +312,7 @@ def measure(workers, line, rounds, milliseconds):
 
 
 def append(machine, line, records, best):
-    head = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True)
+    head = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], stdout=PIPE, text=True)
     kernel, rows, cols = line
     shared = {"date": datetime.date.today(), "commit": head.stdout.strip(), "machine": machine, "kernel": kernel,
               "shape": f"{rows}x{cols}", "dtype": "f32", "threads": THREADS}

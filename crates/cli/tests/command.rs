@@ -1,0 +1,153 @@
+//! The command as a person or a script uses it: output, JSON fields, exit codes.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn deuteron(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_deuteron")).args(arguments).output().unwrap()
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let output = deuteron(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn has_fields(value: &Value, fields: &[&str]) {
+    for field in fields {
+        assert!(!value[field].is_null(), "{field} is missing in {value}");
+    }
+}
+
+/// A text file that goes away with the test.
+struct TextFile(PathBuf);
+
+impl TextFile {
+    fn new(name: &str, text: &str) -> TextFile {
+        let path = std::env::temp_dir().join(format!("deuteron-{}-{name}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        TextFile(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for TextFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn fuse_reports_what_the_issue_of_fusion_is_worth() {
+    for extra in [&[][..], &["--backward"][..]] {
+        let words = [&["fuse", "gpt2-block", "--seq", "32", "--json"][..], extra].concat();
+        let report = json(&words);
+        has_fields(&report, &["graph", "device", "verified", "max_error", "bound", "speedup", "groups", "refusals"]);
+        assert_eq!(report["graph"], "gpt2-block");
+        assert_eq!(report["verified"], true);
+        assert!(report["max_error"].as_f64().unwrap() > 0.0, "an error of exactly 0 compares nothing");
+        assert!(report["bound"].as_f64() > report["max_error"].as_f64());
+        for plan in ["unfused", "fused"] {
+            has_fields(&report[plan], &["kernels", "bytes", "ms"]);
+        }
+        assert!(report["fused"]["kernels"].as_u64() < report["unfused"]["kernels"].as_u64());
+        assert!(report["fused"]["bytes"].as_u64() < report["unfused"]["bytes"].as_u64());
+        has_fields(&report["groups"][0], &["name", "ops", "bytes", "ms"]);
+    }
+    let text = deuteron(&["fuse", "norm_act", "--rows", "64", "--cols", "65", "--dtype", "bf16", "--all"]);
+    let text = String::from_utf8_lossy(&text.stdout).to_string();
+    for word in ["layer_norm + gelu", "unfused", "fused", "Verified against f64", "fewer bytes"] {
+        assert!(text.contains(word), "{word} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn fuse_takes_a_text_file() {
+    let text = "x = input f32[33,17] ; y = silu x ; s, inv = rms_norm y w[17] ; out s";
+    let file = TextFile::new("graph.txt", text);
+    assert_eq!(json(&["fuse", file.path(), "--json"])["fused"]["kernels"], 1);
+    assert_eq!(json(&["fuse", file.path(), "--json", "--backward"])["verified"], true);
+}
+
+#[test]
+fn the_catalogue_is_listed() {
+    let ops = json(&["ops", "--json"]);
+    let ops = ops.as_array().unwrap();
+    assert_eq!(ops.len(), 19);
+    for op in ops {
+        has_fields(op, &["name", "formula", "forward", "backward", "cpu", "cuda", "dtypes"]);
+    }
+}
+
+#[test]
+fn bench_gives_a_row_a_size() {
+    let rows = json(&["bench", "add_act", "softmax", "--rows", "3,17", "--cols", "65", "--json"]);
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    let fields = [
+        "op", "direction", "rows", "cols", "dtype", "device", "fused_us", "unfused_us", "speedup", "bytes_fused",
+        "bytes_unfused", "gbps", "copy_gbps", "fraction_of_copy",
+    ];
+    rows.iter().for_each(|row| has_fields(row, &fields));
+    let row = &json(&["bench", "norm_act", "--elements", "5000", "--backward", "--dtype", "f16", "--json"])[0];
+    assert_eq!((row["direction"].as_str(), row["dtype"].as_str()), (Some("backward"), Some("f16")));
+}
+
+#[test]
+fn kernels_are_printed() {
+    let kernels = json(&["kernel", "norm_act", "--json"]);
+    has_fields(&kernels[0], &["name", "kind", "bytes_read", "bytes_written", "source"]);
+    assert!(kernels[0]["source"].as_str().unwrap().contains("gelu_tanh"));
+    let text = deuteron(&["kernel", "gpt2", "--backward", "--text", "--seq", "8"]).stdout;
+    let file = TextFile::new("printed.txt", &String::from_utf8(text).unwrap());
+    assert!(deuteron(&["kernel", file.path()]).status.success(), "what is printed can be read again");
+}
+
+#[test]
+fn check_runs_random_graphs() {
+    let report = json(&["check", "--cases", "60", "--seed", "9", "--json"]);
+    has_fields(&report, &["cases", "failures", "worst_ratio", "op_counts"]);
+    assert_eq!((report["cases"].as_u64(), report["failures"].as_u64()), (Some(60), Some(0)), "{report}");
+}
+
+#[test]
+fn bad_usage_and_bad_input_exit_with_2() {
+    let malformed = TextFile::new("malformed.txt", "x = input f32[2,2]\ny = add x z\nout y");
+    let binary = TextFile::new("empty.txt", "");
+    let cases: [(&[&str], &str); 14] = [
+        (&["frobnicate"], "unrecognized subcommand"),
+        (&["fuse"], "<GRAPH>"),
+        (&["fuse", "gpt3"], "no file and no graph we know"),
+        (&["fuse", "gpt2", "--seq", "4096"], "seq must be from 1 to 1024, got 4096"),
+        (&["fuse", "gpt2", "--seq", "0"], "seq must be from 1 to 1024, got 0"),
+        (&["fuse", "gpt2", "--dtype", "i8"], "--dtype must be f32, f16 or bf16"),
+        (&["fuse", "gpt2", "--dtype", "f99"], "unknown dtype `f99`"),
+        (&["fuse", "norm_act", "--device", "cuda"], "device `cuda`"),
+        (&["fuse", "norm_act", "--threads", "0"], "--threads must be from 1"),
+        (&["fuse", "norm_act", "--rows", "99999999999", "--cols", "99999999999"], "too large"),
+        (&["fuse", "norm_quantize", "--backward"], "no backward"),
+        (&["fuse", malformed.path()], "line 2, column 11: unknown value `z`"),
+        (&["fuse", binary.path()], "no outputs"),
+        (&["bench", "nothing"], "unknown op `nothing`"),
+    ];
+    for (arguments, message) in cases {
+        let output = deuteron(arguments);
+        let text = String::from_utf8_lossy(&output.stderr).to_string();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(message), "{arguments:?} should say `{message}`, said:\n{text}");
+        assert!(output.stdout.is_empty() && !text.contains("panicked"), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn help_names_every_command() {
+    let text = String::from_utf8(deuteron(&["--help"]).stdout).unwrap();
+    for word in ["fuse", "bench", "ops", "kernel", "check", "doctor", "Exit codes"] {
+        assert!(text.contains(word), "{word} is missing in\n{text}");
+    }
+}

@@ -1,0 +1,160 @@
+//! Plans as text: what shares a kernel, and why the rest does not.
+
+use deuteron_graph::Graph;
+use deuteron_plan::{Machine, Plan, Reason, Strategy, plan};
+use deuteron_reference::random_case;
+
+fn planned(text: &str, strategy: Strategy) -> Plan {
+    let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+    plan(&graph, &Machine::cpu(), strategy, &[]).unwrap()
+}
+
+/// Compares the whole explanation of the fused plan.
+fn check(text: &str, expected: &str) {
+    let got = planned(text, Strategy::Fused).explain();
+    let strip = |text: &str| text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
+    assert_eq!(strip(&got), strip(expected), "\n{got}");
+}
+
+const NORM_GELU: &str = "x = input f32[1024,768] ; w = weight f32[768] ; b = weight f32[768]
+y, mean, rstd = layer_norm x w b ; z = gelu y ; out z";
+
+#[test]
+fn a_norm_and_its_activation_share_a_kernel() {
+    check(NORM_GELU, "group 0: layer_norm + gelu  [row, 6297.6 KB]");
+}
+
+#[test]
+fn the_strategies_come_from_one_mechanism() {
+    let kernels = |strategy| planned(NORM_GELU, strategy).groups.len();
+    assert_eq!(kernels(Strategy::Naive), 16, "a kernel a primitive that computes");
+    assert_eq!(kernels(Strategy::Eager), 2, "a kernel a composite");
+    assert_eq!(kernels(Strategy::Unfused), 2, "a kernel a builder call");
+    assert_eq!(kernels(Strategy::Fused), 1);
+    let bytes = |strategy| planned(NORM_GELU, strategy).bytes().0;
+    let tensor = 1024 * 768 * 4;
+    assert_eq!(bytes(Strategy::Unfused), 4 * tensor + 2 * 768 * 4);
+    assert_eq!(bytes(Strategy::Fused), 2 * tensor + 2 * 768 * 4);
+}
+
+#[test]
+fn eager_splits_attention_into_scores_mask_softmax_product() {
+    let text = "q = input f32[2,4,16,8] ; a = attention q q q mask=causal ; out a";
+    let names: Vec<String> = planned(text, Strategy::Eager).groups.into_iter().map(|group| group.name).collect();
+    assert_eq!(names, ["attention (matmul)", "attention", "attention", "attention (matmul)"]);
+    assert_eq!(planned(text, Strategy::Fused).groups.len(), 3, "mask and softmax share a kernel");
+}
+
+#[test]
+fn a_product_stays_apart_from_row_ops() {
+    check(
+        "x = input f32[64,32] ; y = linear x w[32,48] b[48] ; z = gelu y ; out z",
+        "group 0: linear (matmul)  [matmul, 26.6 KB]
+         group 1: linear + gelu  [row, 24.8 KB]
+         apart from group 0: E-PLAN-004 a matmul kernel and a row kernel do not share a skeleton",
+    );
+}
+
+#[test]
+fn what_needs_all_rows_waits_for_them() {
+    check(
+        "x = input f32[64,32] ; s = column_sum x ; y = mul x s ; out y",
+        "group 0: column_sum  [row, 8320 B]
+         group 1: mul  [row, 16.5 KB]
+         apart from group 0: E-PLAN-003 %1 is complete only after the last row",
+    );
+}
+
+#[test]
+fn other_rows_and_columns_are_another_kernel() {
+    check(
+        "x = input f32[64,32] ; y = relu x ; z = reshape y [32,64] ; p = softmax z ; out p",
+        "group 0: relu  [row, 16.4 KB]
+         group 1: softmax  [row, 16.4 KB]
+         apart from group 0: E-PLAN-002 rows and columns differ: 64x32 and 32x64",
+    );
+}
+
+#[test]
+fn a_view_that_moves_elements_ends_a_kernel() {
+    check(
+        "x = input f32[8,8,16] ; y = relu x ; z = transpose y [1,0,2] ; v = add z x ; out v",
+        "group 0: relu  [row, 8192 B]
+         group 1: add  [row, 12.3 KB]
+         apart from group 0: E-PLAN-005 %3 moves elements to other rows or columns",
+    );
+}
+
+#[test]
+fn no_merge_closes_a_cycle() {
+    check(
+        "x = input f32[32,32] ; a = relu x ; m = matmul a w[32,32] ; y = add a m ; out y",
+        "group 0: relu  [row, 8192 B]
+         group 1: matmul  [matmul, 12.3 KB]
+         apart from group 0: E-PLAN-004 a row kernel and a matmul kernel do not share a skeleton
+         group 2: add  [row, 12.3 KB]
+         apart from group 0: E-PLAN-001 another kernel stands between them, through %4
+         apart from group 1: E-PLAN-004 a matmul kernel and a row kernel do not share a skeleton",
+    );
+}
+
+#[test]
+fn two_readers_of_one_tensor_share_a_kernel() {
+    let plan = planned("x = input f32[64,32] ; y = relu x ; s = softmax x ; out y s", Strategy::Fused);
+    assert_eq!(plan.groups.len(), 1);
+    assert_eq!(plan.bytes().0, 3 * 64 * 32 * 4, "x is read once");
+}
+
+#[test]
+fn a_kernel_has_a_limit_of_tensors() {
+    let mut text = String::from("x0 = input f32[8,8]\n");
+    for index in 1..40 {
+        text += &format!("x{index} = input f32[8,8] ; s{index} = add {} x{index}\n", match index {
+            1 => "x0".to_string(),
+            _ => format!("s{}", index - 1),
+        });
+    }
+    text += "out s39";
+    let plan = planned(&text, Strategy::Fused);
+    assert_eq!(plan.groups.len(), 2);
+    let limit = Machine::cpu().kernel_arguments;
+    assert!(plan.groups.iter().all(|group| group.inputs.len() + group.outputs.len() <= limit));
+    assert!(matches!(plan.refusals[0].reason, Reason::TooManyArguments { available, .. } if available == limit));
+}
+
+#[test]
+fn views_cost_nothing_where_a_reader_can_follow_them() {
+    // The halves of a packed tensor, and heads split from a fused projection.
+    let text = "x = input f32[64,32] ; a = slice x axis=1 start=0 length=16 ; b = slice x axis=1 start=16 length=16
+y = swiglu a b ; out y";
+    assert_eq!(planned(text, Strategy::Unfused).groups.len(), 1);
+    let text = "x = input f32[2,8,24] ; h = reshape x [2,8,3,8] ; t = transpose h [0,2,1,3] ; s = softmax t ; out s";
+    assert_eq!(planned(text, Strategy::Unfused).groups.len(), 1);
+}
+
+/// Whatever the graph: every kernel after those it reads from, every value made once, no two live buffers overlap.
+#[test]
+fn random_plans_are_sound() {
+    for seed in 0..300 {
+        let graph = random_case(seed).graph;
+        for strategy in Strategy::ALL {
+            let plan = plan(&graph, &Machine::cpu(), strategy, &[]).unwrap();
+            let mut made: Vec<_> = graph.inputs().to_vec();
+            for group in &plan.groups {
+                assert!(group.inputs.iter().all(|input| made.contains(input)), "seed {seed} {strategy}");
+                assert!(group.outputs.iter().all(|output| !made.contains(output)), "seed {seed} {strategy}");
+                made.extend(&group.outputs);
+            }
+            assert!(graph.outputs().iter().all(|output| made.contains(&output.node)), "seed {seed} {strategy}");
+            for (index, a) in plan.arena.slots.iter().enumerate() {
+                assert!(a.offset + a.bytes <= plan.arena.bytes);
+                for b in &plan.arena.slots[index + 1..] {
+                    let together = a.first <= b.last && b.first <= a.last;
+                    let apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+                    assert!(!together || apart || a.bytes == 0 || b.bytes == 0, "seed {seed} {strategy}: {a:?} {b:?}");
+                }
+            }
+            assert_eq!(plan, deuteron_plan::plan(&graph, &Machine::cpu(), strategy, &[]).unwrap(), "same in, same out");
+        }
+    }
+}
