@@ -120,7 +120,7 @@ def onnx_peer(spins):
         kinds = {"float32": "float", "int8": "int8"}
         return ", ".join(f"{kinds[array.dtype.name]}{list(array.shape)} {name}" for name, array in arrays.items())
 
-    def session(graph, inputs, outputs, constants):
+    def load(graph, inputs, outputs, constants):
         head = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
         model = onnx.parser.parse_model(f"{head} line ({declare(inputs)}) => ({declare(outputs)}) {{ {graph} }}")
         used = {name for node in model.graph.node for name in node.input} & constants.keys()
@@ -141,7 +141,7 @@ def onnx_peer(spins):
                    for name, shape in shapes.get(kernel, {"y": full}).items()}
         values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in (inputs | outputs).items()}
         for graph in GRAPHS[kernel]:
-            way = session(graph, inputs, outputs, constants)
+            way = load(graph, inputs, outputs, constants)
             binding = way.io_binding()
             for name in inputs:
                 binding.bind_ortvalue_input(name, values[name])
@@ -255,12 +255,12 @@ class Worker:
         self.process = subprocess.Popen(command, env=variables, text=True, stdin=PIPE, stdout=PIPE)
 
     def ask(self, **request):
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        reply = self.process.stdout.readline()
-        if not reply:
-            print(f"{self.peer} failed on {request}", file=sys.stderr)
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            return json.loads(self.process.stdout.readline())
+        except (BrokenPipeError, json.JSONDecodeError):
+            print(f"{self.peer} ended before it answered {request}", file=sys.stderr)
             sys.exit(2)
-        return json.loads(reply)
 
 
 def make_environment(path):
@@ -365,6 +365,6 @@ def main():
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (subprocess.CalledProcessError, BrokenPipeError) as error:
+    except subprocess.CalledProcessError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

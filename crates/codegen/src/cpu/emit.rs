@@ -28,6 +28,10 @@ enum Shape {
     Plain,
     /// `a * b + c`
     MulAdd(ExprId, ExprId, ExprId),
+    /// `a * b * c + d`
+    MulMulAdd(ExprId, ExprId, ExprId, ExprId),
+    /// `e^(a - b)`
+    ExpSub(ExprId, ExprId),
     /// a function of `x`
     Compound(TileUnary, ExprId),
 }
@@ -138,6 +142,8 @@ impl<'a> Emitter<'a> {
         match self.shapes[id.index()] {
             Shape::Plain => self.body.expr(id).operands().collect(),
             Shape::MulAdd(a, b, c) => vec![a, b, c],
+            Shape::MulMulAdd(a, b, c, d) => vec![a, b, c, d],
+            Shape::ExpSub(a, b) => vec![a, b],
             Shape::Compound(_, x) => vec![x],
         }
     }
@@ -212,7 +218,12 @@ impl<'a> Emitter<'a> {
 
     fn strip_work(&mut self, id: ExprId, pass: usize, remaining: &mut [usize]) {
         let later = self.read_in[id.index()].iter().any(|&reader| reader > pass);
-        let dst = if later { Dst::Kept(next(&mut self.kept)) } else { Dst::Tile(self.take_tile()) };
+        let dst = match later {
+            true => Dst::Kept(next(&mut self.kept)),
+            // A tile of its own, so that the store can be folded into what makes it.
+            false if self.is_only_stored(id) => Dst::Tile(next(&mut self.tiles)),
+            false => Dst::Tile(self.take_tile()),
+        };
         let insts = self.instructions(id, dst);
         self.out[pass].strip.extend(insts);
         self.place[id.index()] = Some(match dst {
@@ -225,6 +236,11 @@ impl<'a> Emitter<'a> {
         }
     }
 
+    fn is_only_stored(&self, id: ExprId) -> bool {
+        let stores = |stage: &&Stage| matches!(stage, Stage::Store { .. }) && self.stored(stage_value(stage)) == id;
+        self.read_in[id.index()].len() == self.body.stages.iter().filter(stores).count()
+    }
+
     fn take_tile(&mut self) -> u16 {
         self.free_tiles.pop().unwrap_or_else(|| next(&mut self.tiles))
     }
@@ -233,7 +249,9 @@ impl<'a> Emitter<'a> {
     fn release(&mut self, id: ExprId, remaining: &mut [usize]) {
         remaining[id.index()] = remaining[id.index()].saturating_sub(1);
         if let (0, Some(Src::Tile(tile))) = (remaining[id.index()], self.place[id.index()]) {
-            self.free_tiles.push(tile);
+            if !self.is_only_stored(id) {
+                self.free_tiles.push(tile);
+            }
             self.place[id.index()] = None;
         }
     }
@@ -247,6 +265,11 @@ impl<'a> Emitter<'a> {
             Shape::MulAdd(a, b, c) => {
                 return vec![Inst::MulAdd { dst, a: self.src(a), b: self.src(b), c: self.src(c) }];
             }
+            Shape::MulMulAdd(a, b, c, d) => {
+                let (a, b, c, d) = (self.src(a), self.src(b), self.src(c), self.src(d));
+                return vec![Inst::MulMulAdd { dst, a, b, c, d }];
+            }
+            Shape::ExpSub(a, b) => return vec![Inst::ExpSub { dst, a: self.src(a), b: self.src(b) }],
             Shape::Compound(op, x) => return vec![Inst::Unary { op, dst, a: self.src(x) }],
             Shape::Plain => {}
         }
@@ -367,27 +390,49 @@ fn use_count(body: &Body, id: ExprId) -> usize {
 
 /// Finds compounds from the top down, so that the largest wins.
 fn find_compounds(body: &Body, uniform: &[bool]) -> Vec<Shape> {
-    let finder = Finder { body };
+    let finder = Finder { body, uniform };
     body.ids()
         .map(|id| match uniform[id.index()] {
             true => Shape::Plain,
-            false => finder.activation(id).or_else(|| finder.mul_add(id)).unwrap_or(Shape::Plain),
+            false => finder.find(id).unwrap_or(Shape::Plain),
         })
         .collect()
 }
 
 struct Finder<'a> {
     body: &'a Body,
+    uniform: &'a [bool],
 }
 
 impl Finder<'_> {
+    fn find(&self, id: ExprId) -> Option<Shape> {
+        self.activation(id).or_else(|| self.exp_sub(id)).or_else(|| self.mul_add(id))
+    }
+
+    fn exp_sub(&self, id: ExprId) -> Option<Shape> {
+        let Expr::Unary(UnaryOp::Exp, difference) = self.body.expr(id) else { return None };
+        let (a, b) = self.binary(BinaryOp::Sub, difference)?;
+        (use_count(self.body, difference) == 1).then_some(Shape::ExpSub(a, b))
+    }
+
     fn mul_add(&self, id: ExprId) -> Option<Shape> {
-        let Expr::Binary(BinaryOp::Add, a, b) = self.body.expr(id) else { return None };
-        let product = |factor: ExprId, rest: ExprId| match self.body.expr(factor) {
-            Expr::Binary(BinaryOp::Mul, x, y) if use_count(self.body, factor) == 1 => Some(Shape::MulAdd(x, y, rest)),
-            _ => None,
+        let (a, b) = self.binary(BinaryOp::Add, id)?;
+        let (product, rest) = match (self.product(a), self.product(b)) {
+            (Some(product), _) => (product, b),
+            (None, Some(product)) => (product, a),
+            (None, None) => return None,
         };
-        product(a, b).or_else(|| product(b, a))
+        match self.product(product.0) {
+            Some(inner) if !self.uniform[product.0.index()] => {
+                Some(Shape::MulMulAdd(inner.0, inner.1, product.1, rest))
+            }
+            _ => Some(Shape::MulAdd(product.0, product.1, rest)),
+        }
+    }
+
+    /// The factors of a product that nobody else reads.
+    fn product(&self, id: ExprId) -> Option<(ExprId, ExprId)> {
+        self.binary(BinaryOp::Mul, id).filter(|_| use_count(self.body, id) == 1)
     }
 
     fn activation(&self, id: ExprId) -> Option<Shape> {

@@ -63,6 +63,8 @@ impl fmt::Display for Inst {
             Inst::Unary { op, dst, a } => write!(f, "{dst} = {} {a}", unary_name(*op)),
             Inst::Binary { op, dst, a, b } => write!(f, "{dst} = {} {a} {b}", op.name()),
             Inst::MulAdd { dst, a, b, c } => write!(f, "{dst} = mul_add {a} {b} {c}"),
+            Inst::MulMulAdd { dst, a, b, c, d } => write!(f, "{dst} = mul_mul_add {a} {b} {c} {d}"),
+            Inst::ExpSub { dst, a, b } => write!(f, "{dst} = exp_sub {a} {b}"),
             Inst::Compare { op, dst, a, b, .. } => write!(f, "{dst} = {} {a} {b}", op.name()),
             Inst::Select { dst, cond, a, b } => write!(f, "{dst} = select {cond} {a} {b}"),
             Inst::ColumnIndex { dst } => write!(f, "{dst} = column"),

@@ -169,6 +169,10 @@ pub enum Inst {
     Binary { op: BinaryOp, dst: Dst, a: Src, b: Src },
     /// `dst = a * b + c`, rounded once where the machine has the instruction.
     MulAdd { dst: Dst, a: Src, b: Src, c: Src },
+    /// `dst = a * b * c + d`: a normed value scaled and shifted.
+    MulMulAdd { dst: Dst, a: Src, b: Src, c: Src, d: Src },
+    /// `dst = e^(a - b)`
+    ExpSub { dst: Dst, a: Src, b: Src },
     /// `dst = 1 or 0`
     Compare { op: CompareOp, kind: LaneKind, dst: Dst, a: Src, b: Src },
     /// `dst = cond != 0 ? a : b`; lanes are moved as bits.

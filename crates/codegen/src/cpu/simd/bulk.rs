@@ -48,7 +48,7 @@ impl Task for Narrow<'_> {
     type Output = ();
 
     fn with<S: Simd>(self, simd: S) {
-        let from = Input { base: self.from.as_ptr(), step: 1 };
+        let from = Input::lanes(self.from.as_ptr());
         // SAFETY: both slices were checked to have this length, and borrows do not overlap.
         unsafe { store(simd, self.from.len(), from, self.to) }
         if self.to.streaming {

@@ -38,7 +38,7 @@ impl Task for Finish<'_> {
             for first in (0..partial.width).step_by(LANES) {
                 let length = LANES.min(partial.width - first);
                 let sums = self.pairwise(0..self.chunks, before + first, length);
-                let from = Input { base: sums.as_ptr(), step: 1 };
+                let from = Input::lanes(sums.as_ptr());
                 // SAFETY: `finish`'s caller lets us write the argument on the partial's width.
                 unsafe {
                     let base = self.launch.args[arg].base.add(first * dtype.bytes());

@@ -5,11 +5,12 @@ use deuteron_graph::{BinaryOp, CompareOp, Dtype, UnaryOp};
 use super::format::{BrainFloat, EightBitFloat, Format, HalfFloat, HalfFormat, SignedByte, Truth, Word};
 use super::lanes::Simd;
 use super::math;
+use super::reduce::{Mapped, Strip, reduce_mapped};
 use super::sweep::{Body, Input, Output, sweep};
-use crate::cpu::program::{LaneKind, TileUnary};
+use crate::cpu::program::{LaneKind, TileReduce, TileUnary};
 
 /// A function of `N` lanes.
-trait Function<const N: usize>: Copy {
+pub(super) trait Function<const N: usize>: Copy {
     fn apply<S: Simd>(self, simd: S, x: [S::Float; N]) -> S::Float;
 }
 
@@ -21,7 +22,12 @@ struct Map<F, const N: usize> {
 
 impl<F: Function<N>, const N: usize> Body for Map<F, N> {
     #[inline(always)]
-    unsafe fn full<S: Simd>(&self, simd: S, i: usize) {
+    fn streamed(&self) -> usize {
+        self.output.stream_until
+    }
+
+    #[inline(always)]
+    unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize) {
         let mut x = [simd.splat(0.0); N];
         for (x, input) in x.iter_mut().zip(&self.inputs) {
             // SAFETY: the caller's promise, for each input.
@@ -29,7 +35,7 @@ impl<F: Function<N>, const N: usize> Body for Map<F, N> {
         }
         let result = self.function.apply(simd, x);
         // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
-        unsafe { self.output.store(simd, i, result) }
+        unsafe { self.output.store::<S, STREAM>(simd, i, result) }
     }
 
     #[inline(always)]
@@ -84,6 +90,8 @@ functions! {
     Max(simd, a, b) = simd.max(a, b);
     Min(simd, a, b) = simd.min(a, b);
     MulAdd(simd, a, b, c) = simd.mul_add(a, b, c);
+    MulMulAdd(simd, a, b, c, d) = simd.mul_add(simd.mul(a, b), c, d);
+    ExpSub(simd, a, b) = math::exp(simd, simd.sub(a, b));
     Less(simd, a, b) = truth(simd, simd.less(a, b));
     LessOrEqual(simd, a, b) = truth(simd, simd.less_or_equal(a, b));
     Equal(simd, a, b) = truth(simd, simd.equal(a, b));
@@ -179,6 +187,20 @@ impl<S: Simd> Loop<S> {
 
     /// # Safety
     /// See [`Loop`].
+    pub unsafe fn mul_mul_add(self, inputs: [Input; 4]) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.map(MulMulAdd, inputs) }
+    }
+
+    /// # Safety
+    /// See [`Loop`].
+    pub unsafe fn exp_sub(self, a: Input, b: Input) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.map(ExpSub, [a, b]) }
+    }
+
+    /// # Safety
+    /// See [`Loop`].
     pub unsafe fn compare(self, op: CompareOp, kind: LaneKind, a: Input, b: Input) {
         // SAFETY: passed on to the caller.
         unsafe {
@@ -226,7 +248,7 @@ impl<S: Simd> Loop<S> {
     /// # Safety
     /// See [`Loop`].
     pub unsafe fn accumulate(self, a: Input) {
-        let sum = Input { base: self.output.base, step: 1 };
+        let sum = Input::lanes(self.output.base);
         // SAFETY: passed on to the caller.
         unsafe { self.map(Add, [sum, a]) }
     }
@@ -263,9 +285,14 @@ struct Splat {
 
 impl Body for Splat {
     #[inline(always)]
-    unsafe fn full<S: Simd>(&self, simd: S, i: usize) {
+    fn streamed(&self) -> usize {
+        self.output.stream_until
+    }
+
+    #[inline(always)]
+    unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize) {
         // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
-        unsafe { self.output.store(simd, i, simd.splat(self.value)) }
+        unsafe { self.output.store::<S, STREAM>(simd, i, simd.splat(self.value)) }
     }
     #[inline(always)]
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
@@ -281,10 +308,15 @@ struct Count {
 
 impl Body for Count {
     #[inline(always)]
-    unsafe fn full<S: Simd>(&self, simd: S, i: usize) {
+    fn streamed(&self) -> usize {
+        self.output.stream_until
+    }
+
+    #[inline(always)]
+    unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize) {
         let lanes = simd.add_int(simd.count_up(), simd.splat_int(self.first.wrapping_add(i as i32)));
         // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
-        unsafe { self.output.store(simd, i, simd.reinterpret(lanes)) }
+        unsafe { self.output.store::<S, STREAM>(simd, i, simd.reinterpret(lanes)) }
     }
     #[inline(always)]
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
@@ -302,9 +334,14 @@ struct Widen<T> {
 
 impl<T: Format> Body for Widen<T> {
     #[inline(always)]
-    unsafe fn full<S: Simd>(&self, simd: S, i: usize) {
+    fn streamed(&self) -> usize {
+        self.output.stream_until
+    }
+
+    #[inline(always)]
+    unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize) {
         // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
-        unsafe { self.output.store(simd, i, T::read(simd, self.from.add(i * T::BYTES))) }
+        unsafe { self.output.store::<S, STREAM>(simd, i, T::read(simd, self.from.add(i * T::BYTES))) }
     }
     #[inline(always)]
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
@@ -313,5 +350,45 @@ impl<T: Format> Body for Widen<T> {
             let lanes = T::read_partial(simd, self.from.add(i * T::BYTES), count);
             self.output.store_partial(simd, i, lanes, count)
         }
+    }
+}
+
+/// An instruction whose results are reduced in the same sweep.
+#[derive(Clone, Copy)]
+pub(super) enum Chained {
+    Add([Input; 2]),
+    Sub([Input; 2]),
+    Mul([Input; 2]),
+    MulAdd([Input; 3]),
+    MulMulAdd([Input; 4]),
+    ExpSub([Input; 2]),
+}
+
+impl<S: Simd> Loop<S> {
+    /// # Safety
+    /// See [`Loop`]; the strip's lanes and result can be written.
+    pub unsafe fn chained(self, chained: Chained, op: TileReduce, strip: Strip) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match chained {
+                Chained::Add(inputs) => self.mapped(Add, inputs, op, strip),
+                Chained::Sub(inputs) => self.mapped(Sub, inputs, op, strip),
+                Chained::Mul(inputs) => self.mapped(Mul, inputs, op, strip),
+                Chained::MulAdd(inputs) => self.mapped(MulAdd, inputs, op, strip),
+                Chained::MulMulAdd(inputs) => self.mapped(MulMulAdd, inputs, op, strip),
+                Chained::ExpSub(inputs) => self.mapped(ExpSub, inputs, op, strip),
+            }
+        }
+    }
+
+    unsafe fn mapped<F: Function<N>, const N: usize>(
+        self,
+        function: F,
+        inputs: [Input; N],
+        op: TileReduce,
+        strip: Strip,
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe { reduce_mapped(self.simd, op, Mapped { function, inputs, output: self.output }, strip) }
     }
 }

@@ -6,7 +6,8 @@
 #![allow(clippy::needless_range_loop, reason = "`v` counts vectors and columns at once, and is unrolled away")]
 
 use super::lanes::{Kernel, Simd};
-use super::sweep::Input;
+use super::map::Function;
+use super::sweep::{Input, Output};
 use crate::cpu::program::{LANES, TileReduce};
 
 /// A strip of a row, and what its reduction needs.
@@ -17,26 +18,112 @@ pub(super) struct Strip {
     pub length: usize,
     /// No strip follows: the result is due.
     pub last: bool,
-    pub a: Input,
-    /// As `a`, but for `Dot`.
-    pub b: Input,
     /// Where lanes wait between strips: `2 * LANES` elements, values and then (for `ArgMax`) columns.
     pub lanes: *mut f32,
     /// Where the result goes after the last strip, one vector of equal lanes.
     pub into: *mut f32,
+    /// Where it goes as one of the lanes that row work reads.
+    pub lane: *mut f32,
 }
 
-/// Takes in one strip. The strips of a row come in order, the first one at column 0.
+/// Where the lanes of a reduction come from.
+trait Source: Copy {
+    /// # Safety
+    /// Columns `i .. i + WIDTH` are in the strip.
+    unsafe fn full<S: Simd>(self, simd: S, i: usize) -> [S::Float; 2];
+    /// # Safety
+    /// Columns `i .. i + count` are in the strip, and `count < WIDTH`.
+    unsafe fn partial<S: Simd>(self, simd: S, i: usize, count: usize) -> [S::Float; 2];
+}
+
+/// Lanes that are read. The second operand counts for `Dot` alone.
+#[derive(Clone, Copy)]
+pub(super) struct Read {
+    pub a: Input,
+    pub b: Input,
+}
+
+impl Source for Read {
+    #[inline(always)]
+    unsafe fn full<S: Simd>(self, simd: S, i: usize) -> [S::Float; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [self.a.load(simd, i), self.b.load(simd, i)] }
+    }
+
+    #[inline(always)]
+    unsafe fn partial<S: Simd>(self, simd: S, i: usize, count: usize) -> [S::Float; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [self.a.load_partial(simd, i, count), self.b.load_partial(simd, i, count)] }
+    }
+}
+
+/// Lanes that are computed, stored and reduced in one sweep. Both operands of a `Dot` are the result.
+#[derive(Clone, Copy)]
+pub(super) struct Mapped<F, const N: usize> {
+    pub function: F,
+    pub inputs: [Input; N],
+    pub output: Output,
+}
+
+impl<F: Function<N>, const N: usize> Source for Mapped<F, N> {
+    #[inline(always)]
+    unsafe fn full<S: Simd>(self, simd: S, i: usize) -> [S::Float; 2] {
+        let mut x = [simd.splat(0.0); N];
+        for (x, input) in x.iter_mut().zip(&self.inputs) {
+            // SAFETY: the caller's promise, for each input.
+            *x = unsafe { input.load(simd, i) };
+        }
+        let result = self.function.apply(simd, x);
+        // SAFETY: the caller's promise; `i` is a multiple of `WIDTH`.
+        unsafe { self.output.store::<S, false>(simd, i, result) };
+        [result, result]
+    }
+
+    #[inline(always)]
+    unsafe fn partial<S: Simd>(self, simd: S, i: usize, count: usize) -> [S::Float; 2] {
+        let mut x = [simd.splat(0.0); N];
+        for (x, input) in x.iter_mut().zip(&self.inputs) {
+            // SAFETY: the caller's promise, for each input.
+            *x = unsafe { input.load_partial(simd, i, count) };
+        }
+        let result = self.function.apply(simd, x);
+        // SAFETY: the caller's promise.
+        unsafe { self.output.store_partial(simd, i, result, count) };
+        [result, result]
+    }
+}
+
+/// Takes in one strip of lanes that are read. The strips of a row come in order, the first one at column 0.
 ///
 /// # Safety
-/// `length` lanes of `a` and `b` can be read, and the other places written.
-pub(super) unsafe fn reduce<S: Simd>(simd: S, op: TileReduce, strip: Strip) {
+/// `length` lanes of the source can be read, and the other places written.
+pub(super) unsafe fn reduce<S: Simd>(simd: S, op: TileReduce, source: Read, strip: Strip) {
     match op {
-        TileReduce::Sum => simd.enter(Gather { step: Sum, strip }),
-        TileReduce::Dot => simd.enter(Gather { step: Dot, strip }),
-        TileReduce::Max => simd.enter(Gather { step: Max, strip }),
-        TileReduce::AbsMax => simd.enter(Gather { step: AbsMax, strip }),
-        TileReduce::ArgMax => simd.enter(GatherArgMax { strip }),
+        TileReduce::ArgMax => simd.enter(GatherArgMax { a: source.a, strip }),
+        _ => gather(simd, op, source, strip),
+    }
+}
+
+/// Takes in one strip of lanes that are computed. `ArgMax` is not among the reductions that go with a computation.
+///
+/// # Safety
+/// As for [`reduce`], and the mapped output can be written.
+pub(super) unsafe fn reduce_mapped<S: Simd, F: Function<N>, const N: usize>(
+    simd: S,
+    op: TileReduce,
+    source: Mapped<F, N>,
+    strip: Strip,
+) {
+    gather(simd, op, source, strip);
+}
+
+fn gather<S: Simd, L: Source>(simd: S, op: TileReduce, source: L, strip: Strip) {
+    match op {
+        TileReduce::Sum => simd.enter(Gather { step: Sum, source, strip }),
+        TileReduce::Dot => simd.enter(Gather { step: Dot, source, strip }),
+        TileReduce::Max => simd.enter(Gather { step: Max, source, strip }),
+        TileReduce::AbsMax => simd.enter(Gather { step: AbsMax, source, strip }),
+        TileReduce::ArgMax => unreachable!("has a loop of its own"),
     }
 }
 
@@ -137,17 +224,18 @@ impl Step for AbsMax {
 /// Vectors in `LANES` lanes, at most: 16 of 4 lanes.
 const VECTORS: usize = LANES / 4;
 
-struct Gather<T> {
+struct Gather<T, L> {
     step: T,
+    source: L,
     strip: Strip,
 }
 
-impl<T: Step> Kernel for Gather<T> {
+impl<T: Step, L: Source> Kernel for Gather<T, L> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Gather { step, strip: Strip { first, length, last, a, b, lanes, into } } = self;
+        let Gather { step, source, strip: Strip { first, length, last, lanes, into, lane } } = self;
         let (vectors, width) = (LANES / S::WIDTH, S::WIDTH);
         let mut sums = [simd.splat(T::START); VECTORS];
         // SAFETY: `reduce`'s caller lets us read `length` columns of `a` and `b`, and use the lanes and the result.
@@ -161,8 +249,8 @@ impl<T: Step> Kernel for Gather<T> {
             let mut i = 0;
             while i + LANES <= length {
                 for v in 0..vectors {
-                    let at = i + v * width;
-                    sums[v] = step.take(simd, sums[v], a.load(simd, at), b.load(simd, at));
+                    let [a, b] = source.full(simd, i + v * width);
+                    sums[v] = step.take(simd, sums[v], a, b);
                 }
                 i += LANES;
             }
@@ -170,10 +258,11 @@ impl<T: Step> Kernel for Gather<T> {
                 for v in 0..vectors {
                     let at = i + v * width;
                     if at + width <= length {
-                        sums[v] = step.take(simd, sums[v], a.load(simd, at), b.load(simd, at));
+                        let [a, b] = source.full(simd, at);
+                        sums[v] = step.take(simd, sums[v], a, b);
                     } else if at < length {
                         let count = length - at;
-                        let (a, b) = (a.load_partial(simd, at, count), b.load_partial(simd, at, count));
+                        let [a, b] = source.partial(simd, at, count);
                         sums[v] = simd.select(simd.first(count), step.take(simd, sums[v], a, b), sums[v]);
                     }
                 }
@@ -181,6 +270,7 @@ impl<T: Step> Kernel for Gather<T> {
             if last {
                 let result = tree(simd, step, sums);
                 simd.store(into, simd.splat(result));
+                lane.write(result);
             } else {
                 for v in 0..vectors {
                     simd.store(lanes.add(v * width), sums[v]);
@@ -214,6 +304,7 @@ fn tree<S: Simd, T: Step>(simd: S, step: T, mut sums: [S::Float; VECTORS]) -> f3
 }
 
 struct GatherArgMax {
+    a: Input,
     strip: Strip,
 }
 
@@ -222,7 +313,8 @@ impl Kernel for GatherArgMax {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Strip { first, length, last, a, lanes, into, .. } = self.strip;
+        let Strip { first, length, last, lanes, into, lane } = self.strip;
+        let a = self.a;
         // SAFETY: `reduce`'s caller lets us use both halves of the lanes, the result, and `length` columns of `a`.
         unsafe {
             if first == 0 {
@@ -258,6 +350,7 @@ impl Kernel for GatherArgMax {
                 let lanes = std::slice::from_raw_parts(lanes, 2 * LANES);
                 let column = first_largest(&lanes[..LANES], &lanes[LANES..]);
                 simd.store(into, simd.splat(f32::from_bits(column)));
+                lane.write(f32::from_bits(column));
             }
         }
     }

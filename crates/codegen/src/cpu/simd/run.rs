@@ -2,14 +2,14 @@
 
 use std::ops::Range as Span;
 
-use deuteron_graph::Dtype;
+use deuteron_graph::{BinaryOp, Dtype};
 
 use super::ahead::Ahead;
 use super::lanes::Simd;
 use super::launch::{Fault, Launch};
-use super::map::Loop;
+use super::map::{Chained, Loop};
 use super::philox::{self, Keep};
-use super::reduce::{Strip, of_nothing, reduce};
+use super::reduce::{Read, Strip, of_nothing, reduce};
 use super::scratch::{BLOCK, Places, Prepared, Scratch, Step};
 use super::store::{Elements, LINE, store};
 use super::sweep::{Input, Output};
@@ -99,10 +99,12 @@ impl Run<'_> {
                 cols,
             };
             for pass in &scratch.passes {
+                (frame.flight, frame.row) = (0, row);
+                // SAFETY (both): `run`'s caller lets us use every argument at these rows; the memory is the scratch's own.
+                unsafe { frame.row_work(pass, count) }
                 for flight in 0..count {
                     (frame.flight, frame.row) = (flight, row + flight);
-                    // SAFETY: `run`'s caller lets us use every argument at this row; the memory is the scratch's own.
-                    unsafe { frame.pass(pass, &mut scratch.ahead) }
+                    unsafe { frame.strips(pass, &mut scratch.ahead) }
                 }
             }
             row += count;
@@ -179,6 +181,13 @@ struct Frame<'a, S> {
     cols: usize,
 }
 
+/// What an instruction's operands are: columns of a strip, or scalars of all rows in flight.
+#[derive(Clone, Copy)]
+enum Operands {
+    Strip { first: usize },
+    Rows,
+}
+
 /// Columns `first .. first + length` of the row.
 #[derive(Clone, Copy)]
 struct Columns {
@@ -188,12 +197,25 @@ struct Columns {
 
 /// The methods are unsafe for the same reason: the promises of [`run`] hold for this row.
 impl<S: Simd> Frame<'_, S> {
-    unsafe fn pass(&self, pass: &Prepared, ahead: &mut Ahead) {
-        // SAFETY: passed on to the caller; lanes of reductions and scalars are places of the memory.
+    /// Scalar work of all rows in flight at once: a lane each. Then what strips read is spread to blocks of equal lanes.
+    unsafe fn row_work(&mut self, pass: &Prepared, count: usize) {
+        // SAFETY: passed on to the caller; scalars are places of the memory.
         unsafe {
             for step in &pass.row {
-                self.row_step(step);
+                self.row_step(step, count);
             }
+            for flight in 0..count {
+                self.flight = flight;
+                for &scalar in &pass.spread {
+                    self.fill(scalar, self.row_lanes(scalar).add(flight).read());
+                }
+            }
+        }
+    }
+
+    unsafe fn strips(&self, pass: &Prepared, ahead: &mut Ahead) {
+        // SAFETY: passed on to the caller; lanes of reductions and scalars are places of the memory.
+        unsafe {
             if !pass.strip.is_empty() {
                 for first in (0..self.cols).step_by(STRIP) {
                     let columns = Columns { first, length: STRIP.min(self.cols - first) };
@@ -208,8 +230,13 @@ impl<S: Simd> Frame<'_, S> {
             }
             if self.cols == 0 {
                 for step in &pass.strip {
-                    if let Inst::Reduce { op, into, .. } = step.inst {
+                    let reduction = match step.inst {
+                        Inst::Reduce { op, into, .. } => Some((op, into)),
+                        _ => step.reduce,
+                    };
+                    if let Some((op, into)) = reduction {
                         self.fill(into, of_nothing(op));
+                        self.row_lanes(into).add(self.flight).write(of_nothing(op));
                     }
                 }
             }
@@ -227,34 +254,49 @@ impl<S: Simd> Frame<'_, S> {
         }
     }
 
-    /// Scalar work: the same loops on one vector of equal lanes.
-    unsafe fn row_step(&self, step: &Step) {
-        let columns = Columns { first: 0, length: S::WIDTH };
-        // SAFETY: passed on to the caller; one vector fits a scalar's block.
+    /// One instruction of the row work, for rows `0 .. count` in flight.
+    unsafe fn row_step(&mut self, step: &Step, count: usize) {
+        let first_row = self.row;
+        // SAFETY: passed on to the caller; a lane for each row in flight fits a block.
         unsafe {
             match step.inst {
                 Inst::Load { dst: Dst::Scalar(scalar), arg } => {
-                    let block = self.scalar(scalar);
-                    let output = Output { base: block, stream_until: 0 };
                     let dtype = self.launch.program.args[usize::from(arg)].dtype;
-                    Loop { simd: self.simd, length: 1, output }.load(dtype, self.element(arg, 0));
-                    self.fill(scalar, block.read());
+                    for flight in 0..count {
+                        self.flight = flight;
+                        let output = Output { base: self.row_lanes(scalar).add(flight), stream_until: 0 };
+                        Loop { simd: self.simd, length: 1, output }.load(dtype, self.element(arg, 0));
+                    }
                 }
                 Inst::RowIndex { dst: Dst::Scalar(scalar), axis } => {
                     let axis = self.launch.axes[usize::from(axis)];
-                    let index = (self.row / axis.divide) % axis.modulo;
-                    self.fill(scalar, f32::from_bits(index as u32));
+                    for flight in 0..count {
+                        let index = ((first_row + flight) / axis.divide) % axis.modulo;
+                        self.row_lanes(scalar).add(flight).write(f32::from_bits(index as u32));
+                    }
                 }
                 Inst::ColumnAdd { partial, a } => {
-                    let sum = self.partial(partial);
-                    sum.write(sum.read() + self.input(step, 0, a, 0).base.read());
+                    let (sum, terms) = (self.partial(partial), self.row_input(step, 0, a).base());
+                    for flight in 0..count {
+                        sum.write(sum.read() + terms.add(flight).read());
+                    }
                 }
                 Inst::Store { arg, a } => {
-                    let from = self.input(step, 0, a, 0);
+                    let from = self.row_input(step, 0, a).base();
                     let dtype = self.launch.program.args[usize::from(arg)].dtype;
-                    store(self.simd, 1, from, Elements { base: self.element(arg, 0), dtype, streaming: false });
+                    for flight in 0..count {
+                        self.flight = flight;
+                        let from = Input::lanes(from.add(flight));
+                        store(self.simd, 1, from, Elements { base: self.element(arg, 0), dtype, streaming: false });
+                    }
                 }
-                _ => self.lanes(step, columns),
+                inst => {
+                    let Some(Dst::Scalar(scalar)) = super::scratch::destination(inst) else {
+                        unreachable!("row work makes scalars, got {inst:?}")
+                    };
+                    let output = Output { base: self.row_lanes(scalar), stream_until: 0 };
+                    self.compute(step, Loop { simd: self.simd, length: BLOCK, output }, Operands::Rows);
+                }
             }
         }
     }
@@ -267,9 +309,7 @@ impl<S: Simd> Frame<'_, S> {
                 Inst::Reduce { op, into, a, b } => {
                     let a = self.input(step, 0, a, first);
                     let b = if op == TileReduce::Dot { self.input(step, 1, b, first) } else { a };
-                    let (lanes, into) = (self.small().add(step.lanes), self.scalar(into));
-                    let last = first + length == self.cols;
-                    reduce(self.simd, op, Strip { first, length, last, a, b, lanes, into });
+                    reduce(self.simd, op, Read { a, b }, self.reduced_strip(step, into, columns));
                 }
                 Inst::ColumnAdd { partial, a } => {
                     let output = Output { base: self.partial(partial).add(first), stream_until: 0 };
@@ -279,7 +319,7 @@ impl<S: Simd> Frame<'_, S> {
                     self.store_row(arg, self.input(step, 0, a, first), columns);
                 }
                 Inst::Keep { dst, seed, offset, threshold } => {
-                    let seed = self.input(step, 0, seed, 0).base.read().to_bits();
+                    let seed = self.input(step, 0, seed, 0).base().read().to_bits();
                     let element = self.row as u64 * self.cols as u64 + (self.origin + first) as u64;
                     let random = self.memory.add(self.places.random);
                     let keep = Keep { key: [seed, offset], threshold };
@@ -293,51 +333,112 @@ impl<S: Simd> Frame<'_, S> {
         }
     }
 
-    /// Instructions that are the same for a strip and for a scalar.
+    /// Instructions that compute lanes of a strip.
     unsafe fn lanes(&self, step: &Step, columns: Columns) {
         let Columns { first, length } = columns;
         let Some(dst) = super::scratch::destination(step.inst) else {
-            unreachable!("instructions without a destination are done by the callers, got {:?}", step.inst)
+            unreachable!("instructions without a destination are done by the caller, got {:?}", step.inst)
         };
         // SAFETY: passed on to the caller.
         unsafe {
             let direct = step.store.and_then(|arg| self.direct_output(arg, columns));
             let output = direct.unwrap_or_else(|| self.output(dst, first));
             let range = Loop { simd: self.simd, length, output };
-            match step.inst {
-                Inst::Load { arg, .. } => {
+            match (step.reduce, step.inst) {
+                (Some((op, into)), _) => {
+                    range.chained(self.chained(step, first), op, self.reduced_strip(step, into, columns));
+                }
+                (None, Inst::Load { arg, .. }) => {
                     let dtype = self.launch.program.args[usize::from(arg)].dtype;
                     range.load(dtype, self.element(arg, first));
                 }
-                Inst::Unary { op, a, .. } => range.unary(op, self.input(step, 0, a, first)),
-                Inst::Binary { op, a, b, .. } => {
-                    range.binary(op, self.input(step, 0, a, first), self.input(step, 1, b, first));
+                (None, Inst::ColumnIndex { .. }) => range.count_from((self.origin + first) as i32),
+                (None, _) => self.compute(step, range, Operands::Strip { first }),
+            }
+            if let (Some(arg), None) = (step.store, direct) {
+                self.store_row(arg, Input::lanes(output.base), columns);
+            }
+        }
+    }
+
+    /// Instructions that are the same for a strip and for the scalars of all rows in flight.
+    unsafe fn compute(&self, step: &Step, range: Loop<S>, operands: Operands) {
+        // SAFETY (both): passed on to the caller.
+        let input = |slot: usize, source: Src| match operands {
+            Operands::Strip { first } => unsafe { self.input(step, slot, source, first) },
+            Operands::Rows => unsafe { self.row_input(step, slot, source) },
+        };
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match step.inst {
+                Inst::Unary { op, a, .. } => range.unary(op, input(0, a)),
+                Inst::Binary { op, a, b, .. } => range.binary(op, input(0, a), input(1, b)),
+                Inst::MulAdd { a, b, c, .. } => range.mul_add(input(0, a), input(1, b), input(2, c)),
+                Inst::MulMulAdd { a, b, c, d, .. } => {
+                    range.mul_mul_add([input(0, a), input(1, b), input(2, c), input(3, d)]);
                 }
-                Inst::MulAdd { a, b, c, .. } => {
-                    let (a, b) = (self.input(step, 0, a, first), self.input(step, 1, b, first));
-                    range.mul_add(a, b, self.input(step, 2, c, first));
-                }
-                Inst::Compare { op, kind, a, b, .. } => {
-                    range.compare(op, kind, self.input(step, 0, a, first), self.input(step, 1, b, first));
-                }
-                Inst::Select { cond, a, b, .. } => {
-                    let (cond, a) = (self.input(step, 0, cond, first), self.input(step, 1, a, first));
-                    range.select(cond, a, self.input(step, 2, b, first));
-                }
-                Inst::ColumnIndex { .. } => range.count_from((self.origin + first) as i32),
-                Inst::RowIndex { .. }
+                Inst::ExpSub { a, b, .. } => range.exp_sub(input(0, a), input(1, b)),
+                Inst::Compare { op, kind, a, b, .. } => range.compare(op, kind, input(0, a), input(1, b)),
+                Inst::Select { cond, a, b, .. } => range.select(input(0, cond), input(1, a), input(2, b)),
+                Inst::Load { .. }
+                | Inst::ColumnIndex { .. }
+                | Inst::RowIndex { .. }
                 | Inst::Keep { .. }
                 | Inst::Reduce { .. }
                 | Inst::ColumnAdd { .. }
                 | Inst::Store { .. } => unreachable!("done by the callers, got {:?}", step.inst),
             }
-            if let (Some(arg), None) = (step.store, direct) {
-                self.store_row(arg, Input { base: output.base, step: 1 }, columns);
-            }
         }
     }
 
-    /// The block of a scalar.
+    /// Operands of an instruction whose results are reduced in the same sweep.
+    unsafe fn chained(&self, step: &Step, first: usize) -> Chained {
+        // SAFETY: passed on to the caller.
+        let input = |slot: usize, source: Src| unsafe { self.input(step, slot, source, first) };
+        match step.inst {
+            Inst::Binary { op: BinaryOp::Add, a, b, .. } => Chained::Add([input(0, a), input(1, b)]),
+            Inst::Binary { op: BinaryOp::Sub, a, b, .. } => Chained::Sub([input(0, a), input(1, b)]),
+            Inst::Binary { op: BinaryOp::Mul, a, b, .. } => Chained::Mul([input(0, a), input(1, b)]),
+            Inst::MulAdd { a, b, c, .. } => Chained::MulAdd([input(0, a), input(1, b), input(2, c)]),
+            Inst::MulMulAdd { a, b, c, d, .. } => {
+                Chained::MulMulAdd([input(0, a), input(1, b), input(2, c), input(3, d)])
+            }
+            Inst::ExpSub { a, b, .. } => Chained::ExpSub([input(0, a), input(1, b)]),
+            _ => unreachable!("only these are prepared with a reduction, got {:?}", step.inst),
+        }
+    }
+
+    /// What a reduction into `into` over these columns needs.
+    unsafe fn reduced_strip(&self, step: &Step, into: u16, columns: Columns) -> Strip {
+        let Columns { first, length } = columns;
+        let last = first + length == self.cols;
+        // SAFETY: the memory holds the lanes of every step and all scalars.
+        unsafe {
+            let lane = self.row_lanes(into).add(self.flight);
+            Strip { first, length, last, lanes: self.small().add(step.lanes), into: self.scalar(into), lane }
+        }
+    }
+
+    /// The block in which a scalar has a lane for each row in flight.
+    unsafe fn row_lanes(&self, scalar: u16) -> *mut f32 {
+        // SAFETY: the program was checked to have that scalar.
+        unsafe { self.memory.add(usize::from(scalar) * BLOCK) }
+    }
+
+    /// Operand `slot` of a step of the row work: a lane for each row in flight.
+    unsafe fn row_input(&self, step: &Step, slot: usize, source: Src) -> Input {
+        // SAFETY: the program was checked to have these places.
+        let base = unsafe {
+            match source {
+                Src::Scalar(scalar) => self.row_lanes(scalar),
+                Src::Const(_) | Src::ConstInt(_) => self.small().add(step.constants + slot * BLOCK),
+                Src::Tile(_) | Src::Kept(_) | Src::Arg(_) => unreachable!("row work reads scalars, got {source:?}"),
+            }
+        };
+        Input::lanes(base)
+    }
+
+    /// The block of a scalar of this row: equal lanes.
     unsafe fn scalar(&self, scalar: u16) -> *mut f32 {
         // SAFETY: the program was checked to have that scalar.
         unsafe { self.small().add(usize::from(scalar) * BLOCK) }
@@ -347,7 +448,7 @@ impl<S: Simd> Frame<'_, S> {
     #[inline]
     unsafe fn small(&self) -> *mut f32 {
         // SAFETY: the memory holds as many as there are rows in flight.
-        unsafe { self.memory.add(self.flight * self.places.small) }
+        unsafe { self.memory.add(self.places.first_small + self.flight * self.places.small) }
     }
 
     /// Makes every lane of a scalar `value`. With the machine's own vectors: a vector that was stored in smaller pieces
@@ -379,14 +480,13 @@ impl<S: Simd> Frame<'_, S> {
     unsafe fn input(&self, step: &Step, slot: usize, source: Src, first: usize) -> Input {
         // SAFETY: the program was checked to have these places, and to name such arguments.
         unsafe {
-            let (base, step) = match source {
-                Src::Tile(tile) => (self.memory.add(self.places.tiles + usize::from(tile) * STRIP), 1),
-                Src::Kept(kept) => (self.kept(kept, first), 1),
-                Src::Arg(arg) => (self.element(arg, first).cast(), 1),
-                Src::Scalar(scalar) => (self.scalar(scalar), 0),
-                Src::Const(_) | Src::ConstInt(_) => (self.small().add(step.constants + slot * BLOCK), 0),
-            };
-            Input { base, step }
+            match source {
+                Src::Tile(tile) => Input::lanes(self.memory.add(self.places.tiles + usize::from(tile) * STRIP)),
+                Src::Kept(kept) => Input::lanes(self.kept(kept, first)),
+                Src::Arg(arg) => Input::lanes(self.element(arg, first).cast()),
+                Src::Scalar(scalar) => Input::block(self.scalar(scalar)),
+                Src::Const(_) | Src::ConstInt(_) => Input::block(self.small().add(step.constants + slot * BLOCK)),
+            }
         }
     }
 

@@ -3,13 +3,13 @@
 //! Preparing gives every operand its place, and folds a `Store` of an `f32` tile into the instruction that makes the
 //! tile, so that the last sweep over a strip writes the argument itself.
 
-use deuteron_graph::Dtype;
+use deuteron_graph::{BinaryOp, Dtype};
 
 use super::ahead::Ahead;
 use super::check::check;
 use super::launch::Cursor;
 use super::philox::SLACK;
-use crate::cpu::program::{Access, Dst, Inst, LANES, Pass, Program, STRIP, Src};
+use crate::cpu::program::{Access, Dst, Inst, LANES, Pass, Program, STRIP, Src, TileReduce};
 
 /// Equal lanes that stand for a scalar or a constant: the widest vector.
 pub(super) const BLOCK: usize = 16;
@@ -38,6 +38,8 @@ pub(super) struct Prepared {
     pub strip: Vec<Step>,
     /// Arguments that the strips read row by row.
     pub reads: Vec<usize>,
+    /// Scalars that the row work makes and strips read.
+    pub spread: Vec<u16>,
 }
 
 /// An instruction, where its constants are, and whether its tile goes straight to an argument.
@@ -50,12 +52,17 @@ pub(super) struct Step {
     pub store: Option<u16>,
     /// Element of the memory where the lanes of its reduction are.
     pub lanes: usize,
+    /// The reduction over its results that is done in the same sweep, and the scalar it goes to.
+    pub reduce: Option<(TileReduce, u16)>,
 }
 
 /// Where things are in the memory, in elements.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
-    /// Elements of one row's scalars, constants and lanes; those of all rows in flight are first.
+    /// Where the small things of the rows in flight start. Before them stand the scalars that row work works on: a block
+    /// for each, a lane for each row in flight.
+    pub first_small: usize,
+    /// Elements of one row's small things: scalars as blocks of equal lanes, constants, lanes of reductions.
     pub small: usize,
     pub tiles: usize,
     pub random: usize,
@@ -92,15 +99,15 @@ impl Scratch {
         let passes: Vec<Prepared> = program.passes.iter().map(|pass| planner.prepare(program, pass)).collect();
         let kept_row = program.cols.next_multiple_of(LANES);
         let rows = rows_in_flight(program);
-        let small = planner.next;
-        let tiles = rows * small;
+        let (first_small, small) = (usize::from(program.scalars) * BLOCK, planner.next);
+        let tiles = first_small + rows * small;
         let random = tiles + usize::from(program.tiles) * STRIP;
         let kept = random + (STRIP + SLACK).next_multiple_of(BLOCK);
         let kept_rows = usize::from(program.kept) * kept_row;
         let elements = kept + rows * kept_rows;
         let mut lines = vec![Line([0.0; BLOCK]); elements.div_ceil(BLOCK)];
         for (at, value) in planner.constants {
-            (0..rows).for_each(|row| lines[(row * small + at) / BLOCK] = Line([value; BLOCK]));
+            (0..rows).for_each(|row| lines[(first_small + row * small + at) / BLOCK] = Line([value; BLOCK]));
         }
         let mut reads: Vec<usize> = passes.iter().flat_map(|pass| pass.reads.iter().copied()).collect();
         reads.sort_unstable();
@@ -109,7 +116,7 @@ impl Scratch {
             ahead: Ahead::new(reads, passes.iter().map(|pass| pass.strip.len()).sum(), rows),
             passes,
             memory: Memory(lines),
-            places: Places { small, tiles, random, kept, kept_row, kept_rows },
+            places: Places { first_small, small, tiles, random, kept, kept_row, kept_rows },
             cursors: vec![Cursor::default(); program.args.len()],
             rows,
             offsets: vec![0; rows * program.args.len()],
@@ -129,7 +136,7 @@ fn rows_in_flight(program: &Program) -> usize {
 /// Columns of all rows in flight, about: 16 KiB of an argument and as much of a kept row.
 const ROWS_ELEMENTS: usize = 4096;
 /// Most rows in flight.
-const MOST_ROWS: usize = 4;
+const MOST_ROWS: usize = BLOCK;
 
 struct Planner {
     next: usize,
@@ -143,14 +150,20 @@ impl Planner {
         for (at, &inst) in pass.strip.iter().enumerate() {
             let mut step = self.step(inst);
             step.store = folded_store(program, pass, at);
+            step.reduce = folded_reduce(pass, at);
+            if step.reduce.is_some() {
+                step.lanes = self.next;
+                self.next += 2 * LANES;
+            }
             // A store that was folded into its producer is dropped here.
             let dropped = matches!(inst, Inst::Store { .. })
                 && (0..at).any(|from| folded_store_at(program, pass, from).is_some_and(|(to, _)| to == at));
-            if !dropped {
+            let reduced = at > 0 && folded_reduce(pass, at - 1).is_some();
+            if !dropped && !reduced {
                 strip.push(step);
             }
         }
-        Prepared { row, strip, reads: row_reads(program, pass) }
+        Prepared { row, strip, reads: row_reads(program, pass), spread: spread(program, pass) }
     }
 
     fn step(&mut self, inst: Inst) -> Step {
@@ -168,19 +181,21 @@ impl Planner {
         if matches!(inst, Inst::Reduce { .. }) {
             self.next += 2 * LANES;
         }
-        Step { inst, constants, store: None, lanes }
+        Step { inst, constants, store: None, lanes, reduce: None }
     }
 }
 
 /// Operands of an instruction, in the order of its constants' blocks.
-pub(super) fn sources(inst: Inst) -> [Option<Src>; 3] {
+pub(super) fn sources(inst: Inst) -> [Option<Src>; 4] {
     match inst {
-        Inst::Load { .. } | Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => [None; 3],
-        Inst::Unary { a, .. } | Inst::ColumnAdd { a, .. } | Inst::Store { a, .. } => [Some(a), None, None],
-        Inst::Keep { seed, .. } => [Some(seed), None, None],
-        Inst::Binary { a, b, .. } | Inst::Compare { a, b, .. } | Inst::Reduce { a, b, .. } => [Some(a), Some(b), None],
-        Inst::MulAdd { a, b, c, .. } => [Some(a), Some(b), Some(c)],
-        Inst::Select { cond, a, b, .. } => [Some(cond), Some(a), Some(b)],
+        Inst::Load { .. } | Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => [None; 4],
+        Inst::Unary { a, .. } | Inst::ColumnAdd { a, .. } | Inst::Store { a, .. } => [Some(a), None, None, None],
+        Inst::Keep { seed, .. } => [Some(seed), None, None, None],
+        Inst::Binary { a, b, .. } | Inst::Compare { a, b, .. } => [Some(a), Some(b), None, None],
+        Inst::Reduce { a, b, .. } | Inst::ExpSub { a, b, .. } => [Some(a), Some(b), None, None],
+        Inst::MulAdd { a, b, c, .. } => [Some(a), Some(b), Some(c), None],
+        Inst::MulMulAdd { a, b, c, d, .. } => [Some(a), Some(b), Some(c), Some(d)],
+        Inst::Select { cond, a, b, .. } => [Some(cond), Some(a), Some(b), None],
     }
 }
 
@@ -191,12 +206,44 @@ pub(super) fn destination(inst: Inst) -> Option<Dst> {
         | Inst::Unary { dst, .. }
         | Inst::Binary { dst, .. }
         | Inst::MulAdd { dst, .. }
+        | Inst::MulMulAdd { dst, .. }
+        | Inst::ExpSub { dst, .. }
         | Inst::Compare { dst, .. }
         | Inst::Select { dst, .. }
         | Inst::ColumnIndex { dst }
         | Inst::RowIndex { dst, .. }
         | Inst::Keep { dst, .. } => Some(dst),
         Inst::Reduce { .. } | Inst::ColumnAdd { .. } | Inst::Store { .. } => None,
+    }
+}
+
+fn spread(program: &Program, pass: &Pass) -> Vec<u16> {
+    let strips = || program.passes.iter().flat_map(|pass| pass.strip.iter().copied());
+    let made = pass.row.iter().filter_map(|&inst| match destination(inst) {
+        Some(Dst::Scalar(scalar)) => Some(scalar),
+        _ => None,
+    });
+    made.filter(|&scalar| strips().any(|inst| sources(inst).contains(&Some(Src::Scalar(scalar))))).collect()
+}
+
+/// The reduction right behind instruction `at` of the strips, if it is over what that makes and both can be one sweep.
+fn folded_reduce(pass: &Pass, at: usize) -> Option<(TileReduce, u16)> {
+    let chained = match pass.strip[at] {
+        Inst::Binary { op: BinaryOp::Sub, .. } | Inst::MulMulAdd { .. } | Inst::ExpSub { .. } => true,
+        Inst::Binary { op: BinaryOp::Add | BinaryOp::Mul, .. } | Inst::MulAdd { .. } => true,
+        _ => false,
+    };
+    let made = match destination(pass.strip[at])? {
+        Dst::Tile(tile) => Src::Tile(tile),
+        Dst::Kept(kept) => Src::Kept(kept),
+        Dst::Scalar(_) => return None,
+    };
+    match *pass.strip.get(at + 1)? {
+        Inst::Reduce { op: op @ (TileReduce::Sum | TileReduce::Max | TileReduce::AbsMax), into, a, .. } => {
+            (chained && a == made).then_some((op, into))
+        }
+        Inst::Reduce { op: TileReduce::Dot, into, a, b } => (chained && a == made && b == made).then_some((TileReduce::Dot, into)),
+        _ => None,
     }
 }
 

@@ -45,7 +45,7 @@ unsafe fn store_as<S: Simd, T: Format>(simd: S, length: usize, format: T, from: 
     let part = |first: usize, stream: bool| Narrow {
         _format: format,
         // SAFETY: `first <= length`, and the caller's lanes and elements reach that far.
-        from: unsafe { Input { base: from.base.add(first * from.step), ..from } },
+        from: unsafe { from.from(first) },
         // SAFETY: as above.
         to: unsafe { to.base.add(first * T::BYTES) },
         stream,
@@ -88,9 +88,14 @@ struct Narrow<T> {
 
 impl<T: Format> Body for Narrow<T> {
     #[inline(always)]
-    unsafe fn full<S: Simd>(&self, simd: S, i: usize) {
+    fn streamed(&self) -> usize {
+        if self.stream { usize::MAX } else { 0 }
+    }
+
+    #[inline(always)]
+    unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize) {
         // SAFETY: the caller's promise. Streaming: `to` is a multiple of 64 bytes, and `i` of `WIDTH`.
-        unsafe { T::write(simd, self.to.add(i * T::BYTES), self.from.load(simd, i), self.stream) }
+        unsafe { T::write(simd, self.to.add(i * T::BYTES), self.from.load(simd, i), STREAM) }
     }
     #[inline(always)]
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {

@@ -4,9 +4,11 @@ use super::lanes::{Kernel, Simd};
 
 /// What a loop does with the vector at column `i`.
 pub(super) trait Body {
+    /// Columns before this one are written past the caches.
+    fn streamed(&self) -> usize;
     /// # Safety
-    /// Columns `i .. i + WIDTH` are in the range that the body was made for.
-    unsafe fn full<S: Simd>(&self, simd: S, i: usize);
+    /// Columns `i .. i + WIDTH` are in the range that the body was made for, and before `streamed` if `STREAM`.
+    unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize);
     /// # Safety
     /// Columns `i .. i + count` are in the range that the body was made for, and `count < WIDTH`.
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize);
@@ -30,52 +32,94 @@ impl<B: Body> Kernel for Sweep<B> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (length, width) = (self.length, S::WIDTH);
-        let mut i = 0;
-        // SAFETY: `sweep`'s caller made the body for `0 .. length`; each loop checks that its vectors end by `length`.
+        let streamed = self.body.streamed().min(self.length);
+        // SAFETY: `sweep`'s caller made the body for `0 .. length`; the loops stay within the limits they are given.
         unsafe {
-            while i + 4 * width <= length {
-                self.body.full(simd, i);
-                self.body.full(simd, i + width);
-                self.body.full(simd, i + 2 * width);
-                self.body.full(simd, i + 3 * width);
-                i += 4 * width;
-            }
-            while i + width <= length {
-                self.body.full(simd, i);
-                i += width;
-            }
-            if i < length {
-                self.body.partial(simd, i, length - i);
+            let i = full_vectors::<S, B, true>(simd, &self.body, 0, streamed);
+            let i = full_vectors::<S, B, false>(simd, &self.body, i, self.length);
+            if i < self.length {
+                self.body.partial(simd, i, self.length - i);
             }
         }
     }
+}
+
+/// Runs full vectors from `i` on while they end by `limit`; returns where they end. How a vector is stored is decided
+/// outside of the loop: a test a vector cost a third of the speed of a short instruction.
+///
+/// # Safety
+/// The body was made for columns `i .. limit`.
+#[inline(always)]
+unsafe fn full_vectors<S: Simd, B: Body, const STREAM: bool>(simd: S, body: &B, mut i: usize, limit: usize) -> usize {
+    let width = S::WIDTH;
+    // SAFETY: each loop checks that its vectors end by `limit`.
+    unsafe {
+        while i + 4 * width <= limit {
+            body.full::<S, STREAM>(simd, i);
+            body.full::<S, STREAM>(simd, i + width);
+            body.full::<S, STREAM>(simd, i + 2 * width);
+            body.full::<S, STREAM>(simd, i + 3 * width);
+            i += 4 * width;
+        }
+        while i + width <= limit {
+            body.full::<S, STREAM>(simd, i);
+            i += width;
+        }
+    }
+    i
 }
 
 /// Lanes that a loop reads: consecutive ones, or the same block of [`BLOCK`](super::scratch::BLOCK) equal lanes
 /// again and again.
 #[derive(Clone, Copy)]
 pub(super) struct Input {
-    pub base: *const f32,
-    /// 1, or 0 for a block of equal lanes.
-    pub step: usize,
+    base: *const f32,
+    /// What column numbers are masked with: all ones, or 0 for a block of equal lanes.
+    mask: usize,
 }
 
 impl Input {
+    /// Consecutive lanes.
+    #[inline(always)]
+    pub fn lanes(base: *const f32) -> Input {
+        Input { base, mask: usize::MAX }
+    }
+
+    /// A block of equal lanes.
+    #[inline(always)]
+    pub fn block(base: *const f32) -> Input {
+        Input { base, mask: 0 }
+    }
+
+    /// The first lane.
+    #[inline(always)]
+    pub fn base(self) -> *const f32 {
+        self.base
+    }
+
+    /// The same input from column `first` on.
+    ///
+    /// # Safety
+    /// The input has that column.
+    pub unsafe fn from(self, first: usize) -> Input {
+        // SAFETY: the caller's promise; a block stays where it is.
+        Input { base: unsafe { self.base.add(first & self.mask) }, ..self }
+    }
+
     /// # Safety
     /// Lanes `i .. i + WIDTH` of the input can be read.
     #[inline(always)]
     pub unsafe fn load<S: Simd>(self, simd: S, i: usize) -> S::Float {
-        // SAFETY: for step 1 this is the caller's promise; a block of equal lanes holds a full vector.
-        unsafe { simd.load(self.base.add(i * self.step)) }
+        // SAFETY: for consecutive lanes this is the caller's promise; a block of equal lanes holds a full vector.
+        unsafe { simd.load(self.base.add(i & self.mask)) }
     }
 
     /// # Safety
     /// Lanes `i .. i + count` of the input can be read.
     #[inline(always)]
     pub unsafe fn load_partial<S: Simd>(self, simd: S, i: usize, count: usize) -> S::Float {
-        // SAFETY: for step 1 this is the caller's promise; a block of equal lanes holds a full vector.
-        unsafe { simd.load_partial(self.base.add(i * self.step), count) }
+        // SAFETY: for consecutive lanes this is the caller's promise; a block of equal lanes holds a full vector.
+        unsafe { simd.load_partial(self.base.add(i & self.mask), count) }
     }
 }
 
@@ -90,12 +134,13 @@ pub(super) struct Output {
 
 impl Output {
     /// # Safety
-    /// Lanes `i .. i + WIDTH` of the output can be written, and `i` is a multiple of `WIDTH`.
+    /// Lanes `i .. i + WIDTH` of the output can be written, `i` is a multiple of `WIDTH`, and if `STREAM` they end by
+    /// `stream_until`.
     #[inline(always)]
-    pub unsafe fn store<S: Simd>(self, simd: S, i: usize, lanes: S::Float) {
+    pub unsafe fn store<S: Simd, const STREAM: bool>(self, simd: S, i: usize, lanes: S::Float) {
         // SAFETY: the caller's promise. Streaming: `base` is a multiple of 64 bytes and `i` of `WIDTH`.
         unsafe {
-            if i < self.stream_until {
+            if STREAM {
                 simd.stream(self.base.add(i), lanes)
             } else {
                 simd.store(self.base.add(i), lanes)
