@@ -30,6 +30,8 @@ enum Shape {
     MulAdd(ExprId, ExprId, ExprId),
     /// `a * b * c + d`
     MulMulAdd(ExprId, ExprId, ExprId, ExprId),
+    /// `(a - b) * c * d + e`
+    SubMulMulAdd([ExprId; 5]),
     /// `e^(a - b)`
     ExpSub(ExprId, ExprId),
     /// a function of `x`
@@ -110,24 +112,36 @@ impl<'a> Emitter<'a> {
     /// What a stage reads, after a sum of products has become a dot and a cast has become part of its store.
     fn stage_reads(&self, stage: &Stage) -> Vec<ExprId> {
         match *stage {
-            Stage::RowReduce { op, value, .. } => match self.dot(op, value) {
-                Some((a, b)) => vec![a, b],
-                None => vec![value],
-            },
+            Stage::RowReduce { op, value, .. } => {
+                let (_, a, b) = self.reduction(op, value);
+                [a].into_iter().chain(b).collect()
+            }
             Stage::Store { value, .. } => vec![self.stored(value)],
             Stage::ColumnSum { value, .. } => vec![value],
         }
     }
 
-    /// The operands of a product that is only summed.
-    fn dot(&self, op: ReduceOp, value: ExprId) -> Option<(ExprId, ExprId)> {
-        let single = use_count(self.body, value) == 1;
+    /// What the tile machine reduces: a product that is only summed is a dot, a squared difference a deviation.
+    fn reduction(&self, op: ReduceOp, value: ExprId) -> (TileReduce, ExprId, Option<ExprId>) {
+        let single = use_count(self.body, value) == 1 && !self.uniform[value.index()];
         match self.body.expr(value) {
-            Expr::Binary(BinaryOp::Mul, a, b) if op == ReduceOp::Sum && single && !self.uniform[value.index()] => {
-                Some((a, b))
-            }
-            _ => None,
+            Expr::Binary(BinaryOp::Mul, a, b) if op == ReduceOp::Sum && single => match self.centred(a) {
+                Some((x, centre)) if a == b => (TileReduce::Deviation, x, Some(centre)),
+                _ => (TileReduce::Dot, a, Some(b)),
+            },
+            _ => (tile_reduce(op), value, None),
         }
+    }
+
+    /// A value less a number of its row, which is as cheap to compute again as to keep: what a layer norm centres.
+    fn centred(&self, id: ExprId) -> Option<(ExprId, ExprId)> {
+        let Expr::Binary(BinaryOp::Sub, x, centre) = self.body.expr(id) else { return None };
+        let again = self.finder().only_centred(id);
+        (again && self.uniform[centre.index()] && !self.uniform[x.index()]).then_some((x, centre))
+    }
+
+    fn finder(&self) -> Finder<'_> {
+        Finder { body: self.body, uniform: &self.uniform }
     }
 
     /// Stores convert, so a cast that is stored needs no instruction of its own.
@@ -143,6 +157,7 @@ impl<'a> Emitter<'a> {
             Shape::Plain => self.body.expr(id).operands().collect(),
             Shape::MulAdd(a, b, c) => vec![a, b, c],
             Shape::MulMulAdd(a, b, c, d) => vec![a, b, c, d],
+            Shape::SubMulMulAdd(operands) => operands.to_vec(),
             Shape::ExpSub(a, b) => vec![a, b],
             Shape::Compound(_, x) => vec![x],
         }
@@ -269,6 +284,10 @@ impl<'a> Emitter<'a> {
                 let (a, b, c, d) = (self.src(a), self.src(b), self.src(c), self.src(d));
                 return vec![Inst::MulMulAdd { dst, a, b, c, d }];
             }
+            Shape::SubMulMulAdd(operands) => {
+                let [a, b, c, d, e] = operands.map(|operand| self.src(operand));
+                return vec![Inst::SubMulMulAdd { dst, a, b, c, d, e }];
+            }
             Shape::ExpSub(a, b) => return vec![Inst::ExpSub { dst, a: self.src(a), b: self.src(b) }],
             Shape::Compound(op, x) => return vec![Inst::Unary { op, dst, a: self.src(x) }],
             Shape::Plain => {}
@@ -299,11 +318,9 @@ impl<'a> Emitter<'a> {
         match *stage {
             Stage::RowReduce { op, value, into } => {
                 let into = self.row_value_slots[into as usize];
-                let inst = match self.dot(op, value) {
-                    Some((a, b)) => Inst::Reduce { op: TileReduce::Dot, into, a: self.src(a), b: self.src(b) },
-                    None => Inst::Reduce { op: tile_reduce(op), into, a: self.src(value), b: Src::Const(0.0) },
-                };
-                self.out[pass].strip.push(inst);
+                let (op, a, b) = self.reduction(op, value);
+                let (a, b) = (self.src(a), b.map_or(Src::Const(0.0), |b| self.src(b)));
+                self.out[pass].strip.push(Inst::Reduce { op, into, a, b });
             }
             Stage::ColumnSum { value, arg, width } => {
                 let inst = Inst::ColumnAdd { partial: self.partials.len() as u16, a: self.src(value) };
@@ -423,11 +440,39 @@ impl Finder<'_> {
             (None, None) => return None,
         };
         match self.product(product.0) {
-            Some(inner) if !self.uniform[product.0.index()] => {
-                Some(Shape::MulMulAdd(inner.0, inner.1, product.1, rest))
-            }
+            Some(inner) if !self.uniform[product.0.index()] => match self.binary(BinaryOp::Sub, inner.0) {
+                Some((x, centre)) if self.only_centred(inner.0) => {
+                    Some(Shape::SubMulMulAdd([x, centre, inner.1, product.1, rest]))
+                }
+                _ => Some(Shape::MulMulAdd(inner.0, inner.1, product.1, rest)),
+            },
             _ => Some(Shape::MulAdd(product.0, product.1, rest)),
         }
+    }
+
+    /// Whether a difference is read only by a norm: by its own square, which is summed, and by the product that scales it.
+    fn only_centred(&self, id: ExprId) -> bool {
+        let square = Expr::Binary(BinaryOp::Mul, id, id);
+        let readers: Vec<ExprId> =
+            self.body.ids().filter(|reader| self.body.expr(*reader).operands().any(|operand| operand == id)).collect();
+        let stored = self.body.stages.iter().any(|stage| stage_value(stage) == id);
+        let summed = readers.iter().any(|&reader| self.body.expr(reader) == square && use_count(self.body, reader) == 1);
+        let scaled = readers.iter().any(|&reader| {
+            let product = matches!(self.body.expr(reader), Expr::Binary(BinaryOp::Mul, a, b) if a == id && b != id);
+            product && use_count(self.body, reader) == 1 && self.is_scaled_and_shifted(reader)
+        });
+        readers.len() == 2 && summed && scaled && !stored
+    }
+
+    /// Whether a product goes, through one more product, into a sum, and nowhere else.
+    fn is_scaled_and_shifted(&self, product: ExprId) -> bool {
+        self.body.ids().any(|outer| {
+            let scales = matches!(self.body.expr(outer), Expr::Binary(BinaryOp::Mul, a, _) if a == product);
+            let shifts = |sum: ExprId| {
+                matches!(self.body.expr(sum), Expr::Binary(BinaryOp::Add, a, _) if a == outer) && !self.uniform[sum.index()]
+            };
+            scales && use_count(self.body, outer) == 1 && self.body.ids().any(shifts)
+        })
     }
 
     /// The factors of a product that nobody else reads.

@@ -64,6 +64,7 @@ impl fmt::Display for Inst {
             Inst::Binary { op, dst, a, b } => write!(f, "{dst} = {} {a} {b}", op.name()),
             Inst::MulAdd { dst, a, b, c } => write!(f, "{dst} = mul_add {a} {b} {c}"),
             Inst::MulMulAdd { dst, a, b, c, d } => write!(f, "{dst} = mul_mul_add {a} {b} {c} {d}"),
+            Inst::SubMulMulAdd { dst, a, b, c, d, e } => write!(f, "{dst} = sub_mul_mul_add {a} {b} {c} {d} {e}"),
             Inst::ExpSub { dst, a, b } => write!(f, "{dst} = exp_sub {a} {b}"),
             Inst::Compare { op, dst, a, b, .. } => write!(f, "{dst} = {} {a} {b}", op.name()),
             Inst::Select { dst, cond, a, b } => write!(f, "{dst} = select {cond} {a} {b}"),
@@ -73,6 +74,7 @@ impl fmt::Display for Inst {
                 write!(f, "{dst} = keep seed {seed} offset {offset} at {threshold:#x}")
             }
             Inst::Reduce { op: TileReduce::Dot, into, a, b } => write!(f, "s{into} = dot {a} {b}"),
+            Inst::Reduce { op: TileReduce::Deviation, into, a, b } => write!(f, "s{into} = deviation {a} {b}"),
             Inst::Reduce { op, into, a, .. } => write!(f, "s{into} = {} {a}", reduce_name(*op)),
             Inst::ColumnAdd { partial, a } => write!(f, "partial {partial} += {a}"),
             Inst::Store { arg, a } => write!(f, "a{arg} = {a}"),
@@ -96,6 +98,7 @@ fn reduce_name(op: TileReduce) -> &'static str {
     match op {
         TileReduce::Sum => "sum",
         TileReduce::Dot => "dot",
+        TileReduce::Deviation => "deviation",
         TileReduce::Max => "max",
         TileReduce::AbsMax => "absmax",
         TileReduce::ArgMax => "argmax",

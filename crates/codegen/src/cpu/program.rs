@@ -140,6 +140,8 @@ pub enum TileReduce {
     Sum,
     /// Sum of `a * b`.
     Dot,
+    /// Sum of `(a - b)^2`.
+    Deviation,
     /// Largest `a`, NaN if any.
     Max,
     /// Largest `|a|`, NaN if any.
@@ -171,6 +173,8 @@ pub enum Inst {
     MulAdd { dst: Dst, a: Src, b: Src, c: Src },
     /// `dst = a * b * c + d`: a normed value scaled and shifted.
     MulMulAdd { dst: Dst, a: Src, b: Src, c: Src, d: Src },
+    /// `dst = (a - b) * c * d + e`: a layer norm's last step.
+    SubMulMulAdd { dst: Dst, a: Src, b: Src, c: Src, d: Src, e: Src },
     /// `dst = e^(a - b)`
     ExpSub { dst: Dst, a: Src, b: Src },
     /// `dst = 1 or 0`

@@ -12,7 +12,7 @@ use super::store::LINE;
 
 /// Lines still to ask for.
 pub(super) struct Ahead {
-    /// Arguments read along the row, in any pass.
+    /// Arguments read or written along the row, in any pass.
     reads: Vec<usize>,
     /// Instructions of all strips of all rows in flight.
     steps: usize,
@@ -29,6 +29,8 @@ struct Range {
     lines: usize,
     /// Lines of one step.
     share: usize,
+    /// Whether they will be written.
+    written: bool,
 }
 
 impl Ahead {
@@ -43,10 +45,10 @@ impl Ahead {
     }
 
     /// Adds `bytes` from `address` on.
-    pub fn plan(&mut self, address: usize, bytes: usize) {
+    pub fn plan(&mut self, address: usize, bytes: usize, written: bool) {
         let lines = bytes.div_ceil(LINE);
         if lines > 0 {
-            self.ranges.push(Range { next: address, lines, share: lines.div_ceil(self.parts) });
+            self.ranges.push(Range { next: address, lines, share: lines.div_ceil(self.parts), written });
         }
     }
 
@@ -57,6 +59,11 @@ impl Ahead {
         let args = launch.args.len();
         for at in 0..self.reads.len() {
             let arg = self.reads[at];
+            let written = launch.program.args[arg].written;
+            // What streams past the caches must not be fetched into them.
+            if written && launch.args[arg].streaming {
+                continue;
+            }
             let bytes = launch.program.args[arg].dtype.bytes();
             let (mut first, mut last) = (0, 0);
             for row in 0..rows {
@@ -66,7 +73,7 @@ impl Ahead {
                     continue;
                 }
                 if row > 0 && offset != last {
-                    self.plan(launch.args[arg].base as usize + first * bytes, (last - first + cols) * bytes);
+                    self.plan(launch.args[arg].base as usize + first * bytes, (last - first + cols) * bytes, written);
                 }
                 (first, last) = (offset, offset);
             }
@@ -74,7 +81,7 @@ impl Ahead {
             if rows > 1 && first == last && launch.args[arg].rank > 0 && next[arg] == next[(rows - 1) * args + arg] {
                 continue;
             }
-            self.plan(launch.args[arg].base as usize + first * bytes, (last - first + cols) * bytes);
+            self.plan(launch.args[arg].base as usize + first * bytes, (last - first + cols) * bytes, written);
         }
     }
 
@@ -84,7 +91,8 @@ impl Ahead {
         for range in &mut self.ranges {
             let lines = range.share.min(range.lines);
             for line in 0..lines {
-                simd.prefetch(std::ptr::without_provenance(range.next + line * LINE));
+                let address = std::ptr::without_provenance(range.next + line * LINE);
+                if range.written { simd.prefetch_to_write(address) } else { simd.prefetch(address) }
             }
             range.next += lines * LINE;
             range.lines -= lines;

@@ -292,6 +292,10 @@ impl Simd for Avx512 {
     fn prefetch(self, address: *const u8) {
         register!(_mm_prefetch::<_MM_HINT_T0>(address.cast()))
     }
+    #[inline(always)]
+    fn prefetch_to_write(self, address: *const u8) {
+        register!(_mm_prefetch::<_MM_HINT_ET0>(address.cast()))
+    }
 
     #[inline(always)]
     unsafe fn load_partial(self, from: *const f32, count: usize) -> __m512 {

@@ -98,6 +98,7 @@ fn check_stage(program: &Program, inst: Inst, stage: Stage) {
         }
         Inst::ColumnIndex { .. } | Inst::Keep { .. } => assert!(!row, "expected strip work, got {inst:?}"),
         Inst::Unary { .. } | Inst::Binary { .. } | Inst::MulAdd { .. } | Inst::MulMulAdd { .. } => {}
+        Inst::SubMulMulAdd { .. } => {}
         Inst::ExpSub { .. } | Inst::Compare { .. } | Inst::Select { .. } => {}
     }
 }

@@ -123,6 +123,8 @@ pub(super) trait Simd: Copy {
     fn fence(self);
     /// Asks for the cache line at `address`, which need not be readable.
     fn prefetch(self, address: *const u8);
+    /// As `prefetch`, for a line that will be written.
+    fn prefetch_to_write(self, address: *const u8);
 
     /// Lanes from `count` on are 0.
     /// # Safety

@@ -91,6 +91,7 @@ functions! {
     Min(simd, a, b) = simd.min(a, b);
     MulAdd(simd, a, b, c) = simd.mul_add(a, b, c);
     MulMulAdd(simd, a, b, c, d) = simd.mul_add(simd.mul(a, b), c, d);
+    SubMulMulAdd(simd, a, b, c, d, e) = simd.mul_add(simd.mul(simd.sub(a, b), c), d, e);
     ExpSub(simd, a, b) = math::exp(simd, simd.sub(a, b));
     Less(simd, a, b) = truth(simd, simd.less(a, b));
     LessOrEqual(simd, a, b) = truth(simd, simd.less_or_equal(a, b));
@@ -190,6 +191,13 @@ impl<S: Simd> Loop<S> {
     pub unsafe fn mul_mul_add(self, inputs: [Input; 4]) {
         // SAFETY: passed on to the caller.
         unsafe { self.map(MulMulAdd, inputs) }
+    }
+
+    /// # Safety
+    /// See [`Loop`].
+    pub unsafe fn sub_mul_mul_add(self, inputs: [Input; 5]) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.map(SubMulMulAdd, inputs) }
     }
 
     /// # Safety
@@ -361,6 +369,7 @@ pub(super) enum Chained {
     Mul([Input; 2]),
     MulAdd([Input; 3]),
     MulMulAdd([Input; 4]),
+    SubMulMulAdd([Input; 5]),
     ExpSub([Input; 2]),
 }
 
@@ -376,6 +385,7 @@ impl<S: Simd> Loop<S> {
                 Chained::Mul(inputs) => self.mapped(Mul, inputs, op, strip),
                 Chained::MulAdd(inputs) => self.mapped(MulAdd, inputs, op, strip),
                 Chained::MulMulAdd(inputs) => self.mapped(MulMulAdd, inputs, op, strip),
+                Chained::SubMulMulAdd(inputs) => self.mapped(SubMulMulAdd, inputs, op, strip),
                 Chained::ExpSub(inputs) => self.mapped(ExpSub, inputs, op, strip),
             }
         }

@@ -266,4 +266,6 @@ impl Simd for Neon {
     fn fence(self) {}
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
+    #[inline(always)]
+    fn prefetch_to_write(self, _address: *const u8) {}
 }

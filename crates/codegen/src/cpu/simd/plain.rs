@@ -255,6 +255,8 @@ impl Simd for Plain {
     fn fence(self) {}
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
+    #[inline(always)]
+    fn prefetch_to_write(self, _address: *const u8) {}
 }
 
 #[inline(always)]

@@ -36,7 +36,7 @@ trait Source: Copy {
     unsafe fn partial<S: Simd>(self, simd: S, i: usize, count: usize) -> [S::Float; 2];
 }
 
-/// Lanes that are read. The second operand counts for `Dot` alone.
+/// Lanes that are read. The second operand counts for `Dot` and `Deviation`.
 #[derive(Clone, Copy)]
 pub(super) struct Read {
     pub a: Input,
@@ -121,6 +121,7 @@ fn gather<S: Simd, L: Source>(simd: S, op: TileReduce, source: L, strip: Strip) 
     match op {
         TileReduce::Sum => simd.enter(Gather { step: Sum, source, strip }),
         TileReduce::Dot => simd.enter(Gather { step: Dot, source, strip }),
+        TileReduce::Deviation => simd.enter(Gather { step: Deviation, source, strip }),
         TileReduce::Max => simd.enter(Gather { step: Max, source, strip }),
         TileReduce::AbsMax => simd.enter(Gather { step: AbsMax, source, strip }),
         TileReduce::ArgMax => unreachable!("has a loop of its own"),
@@ -130,7 +131,7 @@ fn gather<S: Simd, L: Source>(simd: S, op: TileReduce, source: L, strip: Strip) 
 /// The result of no columns.
 pub(super) fn of_nothing(op: TileReduce) -> f32 {
     match op {
-        TileReduce::Sum | TileReduce::Dot | TileReduce::AbsMax => 0.0,
+        TileReduce::Sum | TileReduce::Dot | TileReduce::Deviation | TileReduce::AbsMax => 0.0,
         TileReduce::Max => f32::NEG_INFINITY,
         TileReduce::ArgMax => f32::from_bits(0),
     }
@@ -172,6 +173,26 @@ impl Step for Dot {
     #[inline(always)]
     fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float {
         simd.mul_add(a, b, sum)
+    }
+    #[inline(always)]
+    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
+        simd.add(a, b)
+    }
+    #[inline(always)]
+    fn meet_one(self, a: f32, b: f32) -> f32 {
+        a + b
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Deviation;
+
+impl Step for Deviation {
+    const START: f32 = 0.0;
+    #[inline(always)]
+    fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float {
+        let centred = simd.sub(a, b);
+        simd.mul_add(centred, centred, sum)
     }
     #[inline(always)]
     fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {

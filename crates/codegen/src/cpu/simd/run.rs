@@ -250,7 +250,10 @@ impl<S: Simd> Frame<'_, S> {
         ahead.start(pass.strip.len());
         for &arg in &pass.reads {
             let bytes = length * self.launch.program.args[arg].dtype.bytes();
-            ahead.plan(self.element(arg as u16, first) as usize, bytes);
+            let spec = self.launch.program.args[arg];
+            if !(spec.written && self.launch.args[arg].streaming) {
+                ahead.plan(self.element(arg as u16, first) as usize, bytes, spec.written);
+            }
         }
     }
 
@@ -308,7 +311,8 @@ impl<S: Simd> Frame<'_, S> {
             match step.inst {
                 Inst::Reduce { op, into, a, b } => {
                     let a = self.input(step, 0, a, first);
-                    let b = if op == TileReduce::Dot { self.input(step, 1, b, first) } else { a };
+                    let two = matches!(op, TileReduce::Dot | TileReduce::Deviation);
+                    let b = if two { self.input(step, 1, b, first) } else { a };
                     reduce(self.simd, op, Read { a, b }, self.reduced_strip(step, into, columns));
                 }
                 Inst::ColumnAdd { partial, a } => {
@@ -377,6 +381,9 @@ impl<S: Simd> Frame<'_, S> {
                 Inst::MulMulAdd { a, b, c, d, .. } => {
                     range.mul_mul_add([input(0, a), input(1, b), input(2, c), input(3, d)]);
                 }
+                Inst::SubMulMulAdd { a, b, c, d, e, .. } => {
+                    range.sub_mul_mul_add([input(0, a), input(1, b), input(2, c), input(3, d), input(4, e)]);
+                }
                 Inst::ExpSub { a, b, .. } => range.exp_sub(input(0, a), input(1, b)),
                 Inst::Compare { op, kind, a, b, .. } => range.compare(op, kind, input(0, a), input(1, b)),
                 Inst::Select { cond, a, b, .. } => range.select(input(0, cond), input(1, a), input(2, b)),
@@ -402,6 +409,9 @@ impl<S: Simd> Frame<'_, S> {
             Inst::MulAdd { a, b, c, .. } => Chained::MulAdd([input(0, a), input(1, b), input(2, c)]),
             Inst::MulMulAdd { a, b, c, d, .. } => {
                 Chained::MulMulAdd([input(0, a), input(1, b), input(2, c), input(3, d)])
+            }
+            Inst::SubMulMulAdd { a, b, c, d, e, .. } => {
+                Chained::SubMulMulAdd([input(0, a), input(1, b), input(2, c), input(3, d), input(4, e)])
             }
             Inst::ExpSub { a, b, .. } => Chained::ExpSub([input(0, a), input(1, b)]),
             _ => unreachable!("only these are prepared with a reduction, got {:?}", step.inst),

@@ -36,7 +36,7 @@ pub struct Scratch {
 pub(super) struct Prepared {
     pub row: Vec<Step>,
     pub strip: Vec<Step>,
-    /// Arguments that the strips read row by row.
+    /// Arguments that the strips read or write row by row.
     pub reads: Vec<usize>,
     /// Scalars that the row work makes and strips read.
     pub spread: Vec<u16>,
@@ -186,16 +186,17 @@ impl Planner {
 }
 
 /// Operands of an instruction, in the order of its constants' blocks.
-pub(super) fn sources(inst: Inst) -> [Option<Src>; 4] {
+pub(super) fn sources(inst: Inst) -> [Option<Src>; 5] {
     match inst {
-        Inst::Load { .. } | Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => [None; 4],
-        Inst::Unary { a, .. } | Inst::ColumnAdd { a, .. } | Inst::Store { a, .. } => [Some(a), None, None, None],
-        Inst::Keep { seed, .. } => [Some(seed), None, None, None],
-        Inst::Binary { a, b, .. } | Inst::Compare { a, b, .. } => [Some(a), Some(b), None, None],
-        Inst::Reduce { a, b, .. } | Inst::ExpSub { a, b, .. } => [Some(a), Some(b), None, None],
-        Inst::MulAdd { a, b, c, .. } => [Some(a), Some(b), Some(c), None],
-        Inst::MulMulAdd { a, b, c, d, .. } => [Some(a), Some(b), Some(c), Some(d)],
-        Inst::Select { cond, a, b, .. } => [Some(cond), Some(a), Some(b), None],
+        Inst::Load { .. } | Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => [None; 5],
+        Inst::Unary { a, .. } | Inst::ColumnAdd { a, .. } | Inst::Store { a, .. } => [Some(a), None, None, None, None],
+        Inst::Keep { seed, .. } => [Some(seed), None, None, None, None],
+        Inst::Binary { a, b, .. } | Inst::Compare { a, b, .. } => [Some(a), Some(b), None, None, None],
+        Inst::Reduce { a, b, .. } | Inst::ExpSub { a, b, .. } => [Some(a), Some(b), None, None, None],
+        Inst::MulAdd { a, b, c, .. } => [Some(a), Some(b), Some(c), None, None],
+        Inst::MulMulAdd { a, b, c, d, .. } => [Some(a), Some(b), Some(c), Some(d), None],
+        Inst::SubMulMulAdd { a, b, c, d, e, .. } => [Some(a), Some(b), Some(c), Some(d), Some(e)],
+        Inst::Select { cond, a, b, .. } => [Some(cond), Some(a), Some(b), None, None],
     }
 }
 
@@ -207,6 +208,7 @@ pub(super) fn destination(inst: Inst) -> Option<Dst> {
         | Inst::Binary { dst, .. }
         | Inst::MulAdd { dst, .. }
         | Inst::MulMulAdd { dst, .. }
+        | Inst::SubMulMulAdd { dst, .. }
         | Inst::ExpSub { dst, .. }
         | Inst::Compare { dst, .. }
         | Inst::Select { dst, .. }
@@ -230,6 +232,7 @@ fn spread(program: &Program, pass: &Pass) -> Vec<u16> {
 fn folded_reduce(pass: &Pass, at: usize) -> Option<(TileReduce, u16)> {
     let chained = match pass.strip[at] {
         Inst::Binary { op: BinaryOp::Sub, .. } | Inst::MulMulAdd { .. } | Inst::ExpSub { .. } => true,
+        Inst::SubMulMulAdd { .. } => true,
         Inst::Binary { op: BinaryOp::Add | BinaryOp::Mul, .. } | Inst::MulAdd { .. } => true,
         _ => false,
     };
@@ -291,7 +294,7 @@ fn row_reads(program: &Program, pass: &Pass) -> Vec<usize> {
     let mut reads = Vec::new();
     for &inst in &pass.strip {
         let loaded = match inst {
-            Inst::Load { arg, .. } => Some(arg),
+            Inst::Load { arg, .. } | Inst::Store { arg, .. } => Some(arg),
             _ => None,
         };
         let read = sources(inst).into_iter().filter_map(|source| match source {
