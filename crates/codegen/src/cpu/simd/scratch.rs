@@ -133,8 +133,8 @@ fn rows_in_flight(program: &Program) -> usize {
     if program.passes.len() < 2 { 1 } else { (ROWS_ELEMENTS / program.cols.max(1)).clamp(1, MOST_ROWS) }
 }
 
-/// Columns of all rows in flight, about: 16 KiB of an argument and as much of a kept row.
-const ROWS_ELEMENTS: usize = 4096;
+/// Columns of all rows in flight, about: 12 KiB of an argument, and as much that is fetched ahead or kept.
+const ROWS_ELEMENTS: usize = 3072;
 /// Most rows in flight.
 const MOST_ROWS: usize = BLOCK;
 
