@@ -105,8 +105,7 @@ fn print(rows: &[BenchRow]) {
             format!("{:.0} %", 100.0 * row.fraction_of_copy),
         ]
     });
-    let header =
-        ["op", "size", "dtype", "unfused", "fused", "speed-up", "bytes ratio", "GB/s", "copy GB/s", "of copy"];
+    let header = ["op", "size", "dtype", "unfused", "fused", "speed-up", "bytes ratio", "GB/s", "copy GB/s", "of copy"];
     println!("{}", show::table(&header, lines.collect(), 3));
     if let Some(row) = rows.first() {
         println!("{} on {}, medians, variants in turn.", row.direction, row.device);

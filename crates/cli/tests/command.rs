@@ -90,8 +90,20 @@ fn bench_gives_a_row_a_size() {
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.len(), 4);
     let fields = [
-        "op", "direction", "rows", "cols", "dtype", "device", "fused_us", "unfused_us", "speedup", "bytes_fused",
-        "bytes_unfused", "gbps", "copy_gbps", "fraction_of_copy",
+        "op",
+        "direction",
+        "rows",
+        "cols",
+        "dtype",
+        "device",
+        "fused_us",
+        "unfused_us",
+        "speedup",
+        "bytes_fused",
+        "bytes_unfused",
+        "gbps",
+        "copy_gbps",
+        "fraction_of_copy",
     ];
     rows.iter().for_each(|row| has_fields(row, &fields));
     let row = &json(&["bench", "norm_act", "--elements", "5000", "--backward", "--dtype", "f16", "--json"])[0];

@@ -236,9 +236,10 @@ impl Body {
             Expr::Load(arg) => self.args[arg as usize].dtype == Dtype::I32,
             Expr::ConstInt(_) | Expr::ColumnIndex | Expr::RowIndex(_) => true,
             Expr::Select(_, a, _) => self.is_int(a),
-            Expr::RowValue(value) => self.stages.iter().any(|stage| {
-                matches!(stage, Stage::RowReduce { op: ReduceOp::ArgMax, into, .. } if *into == value)
-            }),
+            Expr::RowValue(value) => self
+                .stages
+                .iter()
+                .any(|stage| matches!(stage, Stage::RowReduce { op: ReduceOp::ArgMax, into, .. } if *into == value)),
             Expr::Const(_) | Expr::Unary(..) | Expr::Binary(..) | Expr::Compare(..) | Expr::IntToFloat(_) => false,
             Expr::ToInt8(_) | Expr::ToFp8(_) | Expr::Rounded(..) | Expr::Keep { .. } => false,
         }

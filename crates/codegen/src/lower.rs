@@ -63,17 +63,20 @@ fn is_flat(graph: &Graph, placement: &Placement, group: &Group, space: Space) ->
             Op::Matmul { .. } | Op::ScatterAdd { .. } | Op::Concat { .. } | Op::Input { .. } => false,
         };
         let whole = node.shape.rows() == space.rows && node.shape.cols() == space.cols;
-        let operands_in_order = || node.inputs.iter().all(|&input| match placement.get(input) {
-            None => !matches!(graph.node(input).op, Op::Iota { .. }),
-            Some(placed) if group.nodes.contains(&placed.base) => true,
-            Some(placed) => match placed.layout.row_access(&node.shape) {
-                Some(access) => {
-                    let single = access.column_stride == 0 && access.leading.iter().all(|&(_, stride)| stride == 0);
-                    access.is_identity(space.rows, space.cols) || (single && graph.node(input).shape.elements() == 1)
-                }
-                None => false,
-            },
-        });
+        let operands_in_order = || {
+            node.inputs.iter().all(|&input| match placement.get(input) {
+                None => !matches!(graph.node(input).op, Op::Iota { .. }),
+                Some(placed) if group.nodes.contains(&placed.base) => true,
+                Some(placed) => match placed.layout.row_access(&node.shape) {
+                    Some(access) => {
+                        let single = access.column_stride == 0 && access.leading.iter().all(|&(_, stride)| stride == 0);
+                        access.is_identity(space.rows, space.cols)
+                            || (single && graph.node(input).shape.elements() == 1)
+                    }
+                    None => false,
+                },
+            })
+        };
         elementwise && whole && operands_in_order()
     })
 }
@@ -238,17 +241,21 @@ impl RowLowering<'_> {
 
     fn load(&mut self, base: NodeId, layout: &Layout, reader: &Shape) -> ExprId {
         let access = layout.row_access(reader).expect("placement gave rows that are contiguous");
-        let identity = self.flat && access.is_identity(self.space.rows, self.space.cols) && layout.shape.elements() != 1;
+        let identity =
+            self.flat && access.is_identity(self.space.rows, self.space.cols) && layout.shape.elements() != 1;
         let class = if identity || (access.column_stride == 1) { ArgClass::Row } else { ArgClass::PerRow };
         let leading = if self.flat { Vec::new() } else { access.leading };
-        let arg = self.read_arg(ArgBinding {
-            base,
-            dtype: self.graph.node(base).dtype,
-            written: false,
-            offset: access.offset,
-            leading,
-            table_rows: 0,
-        }, class);
+        let arg = self.read_arg(
+            ArgBinding {
+                base,
+                dtype: self.graph.node(base).dtype,
+                written: false,
+                offset: access.offset,
+                leading,
+                table_rows: 0,
+            },
+            class,
+        );
         self.exprs.make(Expr::Load(arg))
     }
 
@@ -264,14 +271,17 @@ impl RowLowering<'_> {
         let Expr::Load(index) = self.exprs.get(load) else { unreachable!("load returns a load") };
         let table_place = self.placement.get(table).expect("a table is placed").clone();
         let rows = table_place.layout.shape[0];
-        let arg = self.read_arg(ArgBinding {
-            base: table_place.base,
-            dtype: self.graph.node(table).dtype,
-            written: false,
-            offset: table_place.layout.offset,
-            leading: vec![(rows, table_place.layout.strides[0])],
-            table_rows: rows,
-        }, ArgClass::GatheredRow { index });
+        let arg = self.read_arg(
+            ArgBinding {
+                base: table_place.base,
+                dtype: self.graph.node(table).dtype,
+                written: false,
+                offset: table_place.layout.offset,
+                leading: vec![(rows, table_place.layout.strides[0])],
+                table_rows: rows,
+            },
+            ArgClass::GatheredRow { index },
+        );
         self.exprs.make(Expr::Load(arg))
     }
 
@@ -362,7 +372,8 @@ fn lower_matmul(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {
         if transposed { (column, row) } else { (row, column) }
     };
     let own = Layout::contiguous(&node.shape);
-    let batch_stride = |layout: &Layout, axis: usize| if layout.strides.len() == rank { layout.strides[axis] } else { 0 };
+    let batch_stride =
+        |layout: &Layout, axis: usize| if layout.strides.len() == rank { layout.strides[axis] } else { 0 };
     let batch = (0..rank - 2)
         .map(|axis| [node.shape[axis], batch_stride(&a.layout, axis), batch_stride(&b.layout, axis), own.strides[axis]])
         .collect();

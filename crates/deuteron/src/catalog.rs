@@ -1,6 +1,8 @@
 //! The catalogue: every fused op, defined once as a graph. Ready-made functions, `ops`, `bench` and `fuse` all start here.
 
-use deuteron_graph::{Dtype, Gelu, Graph, GraphError, InputKind, Mask, NodeId, Op, Output, Shape, differentiate, extract};
+use deuteron_graph::{
+    Dtype, Gelu, Graph, GraphError, InputKind, Mask, NodeId, Op, Output, Shape, differentiate, extract,
+};
 
 use crate::error::Error;
 
@@ -236,7 +238,11 @@ impl FusedOp {
             FusedOp::ActDropoutAdd { .. } => vec!["x", "r", "seed"],
             FusedOp::BiasDropoutAdd { .. } => vec!["x", "b", "r", "seed"],
             FusedOp::Swiglu { packed } | FusedOp::Geglu { packed, .. } => {
-                if *packed { vec!["xg"] } else { vec!["x", "g"] }
+                if *packed {
+                    vec!["xg"]
+                } else {
+                    vec!["x", "g"]
+                }
             }
             FusedOp::LayerNorm { .. } => vec!["x", "w", "b"],
             FusedOp::RmsNorm { .. } => vec!["x", "w"],

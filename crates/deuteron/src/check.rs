@@ -230,12 +230,7 @@ fn reductions(graph: &Graph) -> Vec<(Vec<Output>, Option<NodeId>)> {
     all
 }
 
-fn reduced(
-    graph: &Graph,
-    inputs: &[Array],
-    outputs: &[Output],
-    cut: Option<NodeId>,
-) -> Option<(Graph, Vec<Array>)> {
+fn reduced(graph: &Graph, inputs: &[Array], outputs: &[Output], cut: Option<NodeId>) -> Option<(Graph, Vec<Array>)> {
     let values = interpret_all(graph, inputs, Rounding::Storage).ok()?;
     let boundary: Vec<NodeId> = graph.inputs().iter().copied().chain(cut).collect();
     let candidate = extract(graph, outputs, &boundary).ok()?;

@@ -160,12 +160,7 @@ struct Times {
 }
 
 /// Runs both plans in turn, so that what disturbs the machine disturbs both, and takes medians.
-fn measure(
-    unfused: &mut Session,
-    fused: &mut Session,
-    inputs: &[&Tensor],
-    budget: Duration,
-) -> Result<Times, Error> {
+fn measure(unfused: &mut Session, fused: &mut Session, inputs: &[&Tensor], budget: Duration) -> Result<Times, Error> {
     let (mut slow, mut fast) = (Vec::new(), Vec::new());
     let mut groups: Vec<Vec<Duration>> = vec![Vec::new(); fused.plan().groups.len()];
     let begin = Instant::now();

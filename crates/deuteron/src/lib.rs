@@ -54,3 +54,8 @@ pub use engine::Engine;
 pub use error::Error;
 pub use session::Session;
 pub use tensor::Tensor;
+
+/// The README's example, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

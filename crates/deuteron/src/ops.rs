@@ -120,7 +120,8 @@ pub fn backward(
     let mut inputs = Vec::new();
     for &id in graph.inputs() {
         let wanted = graph.label(id);
-        let operand = names.iter().position(|name| *name == wanted).and_then(|position| operands.get(position).copied());
+        let operand =
+            names.iter().position(|name| *name == wanted).and_then(|position| operands.get(position).copied());
         let by_name = |list: &[(&str, &Tensor)], name: &str| {
             list.iter().find(|(given, _)| *given == name).map(|(_, tensor)| (*tensor).clone())
         };

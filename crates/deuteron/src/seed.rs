@@ -1,6 +1,6 @@
 //! Inputs made from a seed: what `fuse` and `bench` run on when no data is given.
 
-use deuteron_graph::{Callee, Composite, CompareOp, Dtype, Graph, InputKind, NodeId, Op, View};
+use deuteron_graph::{Callee, CompareOp, Composite, Dtype, Graph, InputKind, NodeId, Op, View};
 use deuteron_reference::Generator;
 
 use crate::error::Error;

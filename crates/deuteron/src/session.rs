@@ -104,7 +104,8 @@ impl Session {
             let dtype = self.graph.node(id).dtype;
             if tensor.dtype() != dtype || tensor.layout() != layout {
                 let describe = |dtype, layout: &Layout| {
-                    let strides = if layout.is_contiguous() { String::new() } else { format!(", strides {:?}", layout.strides) };
+                    let strides =
+                        if layout.is_contiguous() { String::new() } else { format!(", strides {:?}", layout.strides) };
                     format!("{dtype}{}{strides}", layout.shape)
                 };
                 let (expected, got) = (describe(dtype, layout), describe(tensor.dtype(), tensor.layout()));

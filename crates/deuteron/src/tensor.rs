@@ -54,12 +54,7 @@ impl Tensor {
     }
 
     /// Fills a tensor from a function of the row-major index. The values are rounded to the dtype.
-    pub fn build(
-        dtype: Dtype,
-        shape: Shape,
-        got: usize,
-        mut value: impl FnMut(usize) -> f64,
-    ) -> Result<Tensor, Error> {
+    pub fn build(dtype: Dtype, shape: Shape, got: usize, mut value: impl FnMut(usize) -> f64) -> Result<Tensor, Error> {
         let expected = counted(&shape)?;
         if expected != got {
             return Err(Error::TensorSize { dtype, shape, expected, got });
@@ -110,7 +105,8 @@ impl Tensor {
             View::Broadcast(to) if !shape.broadcasts_to(to) => return Err(fail("broadcast", "sizes differ")),
             View::Reshape(_) | View::Broadcast(_) => {}
         }
-        let layout = self.layout.view(view).ok_or_else(|| fail("reshape", "its strides do not allow it; copy it first"))?;
+        let layout =
+            self.layout.view(view).ok_or_else(|| fail("reshape", "its strides do not allow it; copy it first"))?;
         Ok(Tensor { memory: self.memory.clone(), dtype: self.dtype, layout })
     }
 

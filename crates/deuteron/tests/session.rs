@@ -5,8 +5,8 @@ use std::sync::Arc;
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{
-    Activation, Cpu, Dtype, Engine, Error, FusedOp, Gelu, Graph, Isa, Mask, Session, Shape, Strategy, Tensor, View, ops,
-    seed,
+    Activation, Cpu, Dtype, Engine, Error, FusedOp, Gelu, Graph, Isa, Mask, Session, Shape, Strategy, Tensor, View,
+    ops, seed,
 };
 
 fn run(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[&Tensor]) -> Vec<Vec<u32>> {

@@ -251,14 +251,7 @@ impl Graph {
     }
 
     /// `softmax(scale q k^T + mask)`, materialised.
-    pub fn attention_scores(
-        &mut self,
-        q: NodeId,
-        k: NodeId,
-        mask: Option<NodeId>,
-        kind: Mask,
-        scale: f64,
-    ) -> Value {
+    pub fn attention_scores(&mut self, q: NodeId, k: NodeId, mask: Option<NodeId>, kind: Mask, scale: f64) -> Value {
         let inputs: Vec<NodeId> = [q, k].into_iter().chain(mask).collect();
         self.call_one(Composite::AttentionScores { mask: kind, scale }, &inputs)
     }

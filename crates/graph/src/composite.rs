@@ -179,7 +179,10 @@ impl Graph {
             Composite::AttentionScores { .. } | Composite::Attention { .. } => {
                 let (q, k) = (shape(0), shape(1));
                 ensure(q.rank() >= 2 && k.rank() == q.rank(), "q and k of one rank, at least 2")?;
-                ensure(q[..q.rank() - 2] == k[..k.rank() - 2] && q.cols() == k.cols(), "q [.., m, d] and k [.., n, d]")?;
+                ensure(
+                    q[..q.rank() - 2] == k[..k.rank() - 2] && q.cols() == k.cols(),
+                    "q [.., m, d] and k [.., n, d]",
+                )?;
                 ensure(k[k.rank() - 2] > 0 && q.cols() > 0, "at least one key and one feature")?;
                 ensure(dtype(1) == dtype(0), "operands of one dtype")
             }
@@ -479,11 +482,7 @@ impl Expansion<'_> {
         Ok(vec![mean, logsumexp])
     }
 
-    fn on_f32(
-        &mut self,
-        x: NodeId,
-        body: impl FnOnce(&mut Self, NodeId) -> Value,
-    ) -> Result<Vec<NodeId>, GraphError> {
+    fn on_f32(&mut self, x: NodeId, body: impl FnOnce(&mut Self, NodeId) -> Value) -> Result<Vec<NodeId>, GraphError> {
         let dtype = self.graph.node(x).dtype;
         let wide = self.cast(x, Dtype::F32)?;
         let y = body(self, wide)?;

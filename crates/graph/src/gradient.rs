@@ -466,11 +466,7 @@ impl Reverse {
     }
 
     /// Computes a contribution for `x` if a gradient has to pass through it.
-    fn send(
-        &mut self,
-        x: Option<NodeId>,
-        compute: impl FnOnce(&mut Self, NodeId) -> Value,
-    ) -> Result<(), GraphError> {
+    fn send(&mut self, x: Option<NodeId>, compute: impl FnOnce(&mut Self, NodeId) -> Value) -> Result<(), GraphError> {
         let Some(x) = x.filter(|x| self.active[x.index()]) else { return Ok(()) };
         let gradient = compute(self, x)?;
         self.contributions[x.index()].push(Contribution::Whole(gradient));

@@ -250,7 +250,14 @@ impl Graph {
         let id = NodeId(self.nodes.len() as u32);
         let part = self.open.as_ref().map_or(0, |open| open.part);
         let is_input = matches!(op, Op::Input { .. });
-        self.nodes.push(Node { op, inputs: inputs.to_vec(), shape, dtype, call: CallId(self.calls.len() as u32), part });
+        self.nodes.push(Node {
+            op,
+            inputs: inputs.to_vec(),
+            shape,
+            dtype,
+            call: CallId(self.calls.len() as u32),
+            part,
+        });
         if is_input {
             self.inputs.push(id);
         }

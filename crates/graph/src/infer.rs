@@ -17,7 +17,10 @@ pub(crate) fn infer(op: &Op, operands: &[&Node]) -> Rule {
         Op::Const { value, dtype } => {
             arity(operands, 0)?;
             ensure(!value.is_nan(), "a value that is not NaN")?;
-            ensure(dtype.is_float() || (*dtype == Dtype::I32 && value.fract() == 0.0), "a float dtype, or a whole i32")?;
+            ensure(
+                dtype.is_float() || (*dtype == Dtype::I32 && value.fract() == 0.0),
+                "a float dtype, or a whole i32",
+            )?;
             Ok((Shape::scalar(), *dtype))
         }
         Op::Iota { axis, shape } => {

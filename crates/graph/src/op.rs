@@ -257,8 +257,7 @@ impl CompareOp {
 
 impl ReduceOp {
     /// All of them.
-    pub const ALL: [ReduceOp; 5] =
-        [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::AbsMax, ReduceOp::ArgMax];
+    pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::AbsMax, ReduceOp::ArgMax];
 
     /// The word of the text form.
     pub fn name(self) -> &'static str {

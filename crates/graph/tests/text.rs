@@ -77,10 +77,7 @@ fn builder_errors_name_the_op_the_operands_and_the_shapes() {
     let r = graph.input("r", Dtype::F32, [4]).unwrap();
     let before = graph.clone();
     let error = graph.add(x, r).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "add: expected shapes that broadcast (equal sizes, or 1), got x f32[2,3], r f32[4]"
-    );
+    assert_eq!(error.to_string(), "add: expected shapes that broadcast (equal sizes, or 1), got x f32[2,3], r f32[4]");
     let error = graph.layer_norm(x, r, r, 1e-5).unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -53,7 +53,8 @@ impl Layout {
     /// Whether elements follow each other in row-major order from the start.
     pub fn is_contiguous(&self) -> bool {
         let usual = self.shape.strides();
-        self.offset == 0 && (0..self.shape.rank()).all(|axis| self.shape[axis] == 1 || self.strides[axis] == usual[axis])
+        self.offset == 0
+            && (0..self.shape.rank()).all(|axis| self.shape[axis] == 1 || self.strides[axis] == usual[axis])
     }
 
     /// The layout of a view of this value, or `None` where strides cannot express it.

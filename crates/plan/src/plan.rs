@@ -135,8 +135,10 @@ pub enum PlanError {
     #[error("unknown plan `{0}`; expected naive, eager, unfused or fused")]
     UnknownStrategy(String),
     /// An input that row kernels cannot read.
-    #[error("input `{name}`: expected shape {shape} with a last axis of stride 1 (or 0, to repeat), got shape {got} with \
-             strides {strides:?}; copy it to a contiguous tensor first")]
+    #[error(
+        "input `{name}`: expected shape {shape} with a last axis of stride 1 (or 0, to repeat), got shape {got} with \
+             strides {strides:?}; copy it to a contiguous tensor first"
+    )]
     InputLayout {
         /// its name
         name: String,

@@ -109,10 +109,13 @@ fn two_readers_of_one_tensor_share_a_kernel() {
 fn a_kernel_has_a_limit_of_tensors() {
     let mut text = String::from("x0 = input f32[8,8]\n");
     for index in 1..40 {
-        text += &format!("x{index} = input f32[8,8] ; s{index} = add {} x{index}\n", match index {
-            1 => "x0".to_string(),
-            _ => format!("s{}", index - 1),
-        });
+        text += &format!(
+            "x{index} = input f32[8,8] ; s{index} = add {} x{index}\n",
+            match index {
+                1 => "x0".to_string(),
+                _ => format!("s{}", index - 1),
+            }
+        );
     }
     text += "out s39";
     let plan = planned(&text, Strategy::Fused);

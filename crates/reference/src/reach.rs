@@ -11,8 +11,8 @@ use rayon::prelude::*;
 
 use crate::primitives::Value;
 use crate::reduce::by_row;
-use crate::scalar::FUNCTION_ULPS;
 use crate::round::{round_to, smallest};
+use crate::scalar::FUNCTION_ULPS;
 use crate::store::Store;
 use crate::strided::{CHUNK, Strided, map, map1};
 

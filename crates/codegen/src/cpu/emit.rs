@@ -9,9 +9,7 @@
 use deuteron_graph::{BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
 
 use crate::body::{ArgClass, Body, Expr, ExprId, Stage};
-use crate::cpu::program::{
-    Access, ArgSpec, Dst, Inst, LaneKind, Partial, Pass, Program, Src, TileReduce, TileUnary,
-};
+use crate::cpu::program::{Access, ArgSpec, Dst, Inst, LaneKind, Partial, Pass, Program, Src, TileReduce, TileUnary};
 
 /// Emits the tile program of a body.
 pub fn emit(body: &Body) -> Program {
@@ -456,7 +454,8 @@ impl Finder<'_> {
         let readers: Vec<ExprId> =
             self.body.ids().filter(|reader| self.body.expr(*reader).operands().any(|operand| operand == id)).collect();
         let stored = self.body.stages.iter().any(|stage| stage_value(stage) == id);
-        let summed = readers.iter().any(|&reader| self.body.expr(reader) == square && use_count(self.body, reader) == 1);
+        let summed =
+            readers.iter().any(|&reader| self.body.expr(reader) == square && use_count(self.body, reader) == 1);
         let scaled = readers.iter().any(|&reader| {
             let product = matches!(self.body.expr(reader), Expr::Binary(BinaryOp::Mul, a, b) if a == id && b != id);
             product && use_count(self.body, reader) == 1 && self.is_scaled_and_shifted(reader)
@@ -469,7 +468,8 @@ impl Finder<'_> {
         self.body.ids().any(|outer| {
             let scales = matches!(self.body.expr(outer), Expr::Binary(BinaryOp::Mul, a, _) if a == product);
             let shifts = |sum: ExprId| {
-                matches!(self.body.expr(sum), Expr::Binary(BinaryOp::Add, a, _) if a == outer) && !self.uniform[sum.index()]
+                matches!(self.body.expr(sum), Expr::Binary(BinaryOp::Add, a, _) if a == outer)
+                    && !self.uniform[sum.index()]
             };
             scales && use_count(self.body, outer) == 1 && self.body.ids().any(shifts)
         })

@@ -29,7 +29,11 @@ fn row(program: &Program, arg: &ArgBinding, position: usize, rows: usize, cols: 
     match access {
         Access::Row if program.flat => rows * cols,
         Access::Row | Access::GatheredRow { .. } => {
-            if cols == 0 { 0 } else { reach + cols }
+            if cols == 0 {
+                0
+            } else {
+                reach + cols
+            }
         }
         Access::PerRow => reach + 1,
         Access::Columns => {

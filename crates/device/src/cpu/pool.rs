@@ -191,7 +191,10 @@ mod tests {
                     counts[task].fetch_add(1, Ordering::Relaxed);
                 })
                 .unwrap();
-                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{threads} threads, {tasks} tasks");
+                assert!(
+                    counts.iter().all(|count| count.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {tasks} tasks"
+                );
             }
         }
     }

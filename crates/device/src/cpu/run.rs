@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::{Geometry, Source};
 
-use crate::{Executable, Inputs};
 use crate::buffer::Buffer;
 use crate::cpu::copy::CopyTask;
 use crate::cpu::extent::extent;
@@ -16,6 +15,7 @@ use crate::cpu::row::RowTask;
 use crate::cpu::scatter::ScatterTask;
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
+use crate::{Executable, Inputs};
 
 pub(crate) struct CpuExecutable {
     pool: Arc<Pool>,

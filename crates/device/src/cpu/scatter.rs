@@ -41,9 +41,8 @@ impl ScatterTask {
         unsafe { self.sort(addresses[0].cast::<i32>().add(self.offsets[0]), step)? };
         let element = self.dtype.bytes();
         // SAFETY: both offsets lie inside the checked extents.
-        let (updates, table) = unsafe {
-            (addresses[1].add(self.offsets[1] * element), addresses[2].add(self.offsets[2] * element))
-        };
+        let (updates, table) =
+            unsafe { (addresses[1].add(self.offsets[1] * element), addresses[2].add(self.offsets[2] * element)) };
         let (updates, table) = (Address(updates), Address(table));
         let this = &*self;
         let work = |_: usize, block: usize| {

@@ -18,4 +18,3 @@
 
 mod parse;
 mod print;
-

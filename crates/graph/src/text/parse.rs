@@ -291,7 +291,9 @@ fn default_scale(composite: Composite, graph: &Graph, inputs: &[NodeId]) -> Comp
     let features = inputs.first().map_or(1, |&q| graph.node(q).shape.cols()).max(1);
     let usual = 1.0 / (features as f64).sqrt();
     match composite {
-        Composite::AttentionScores { mask, scale } if scale.is_nan() => Composite::AttentionScores { mask, scale: usual },
+        Composite::AttentionScores { mask, scale } if scale.is_nan() => {
+            Composite::AttentionScores { mask, scale: usual }
+        }
         Composite::Attention { mask, scale, p, offset } if scale.is_nan() => {
             Composite::Attention { mask, scale: usual, p, offset }
         }

@@ -31,7 +31,8 @@ impl fmt::Display for Graph {
 
 impl Graph {
     fn print_composite(&self, f: &mut fmt::Formatter<'_>, composite: &Composite, call: &Call) -> fmt::Result {
-        let join = |ids: &[NodeId], between: &str| ids.iter().map(|&id| self.label(id)).collect::<Vec<_>>().join(between);
+        let join =
+            |ids: &[NodeId], between: &str| ids.iter().map(|&id| self.label(id)).collect::<Vec<_>>().join(between);
         let name = composite.name();
         write!(f, "{} = {name} {}", join(&call.outputs, ", "), join(&call.inputs, " "))?;
         writeln!(f, "{}", composite_attributes(composite))?;

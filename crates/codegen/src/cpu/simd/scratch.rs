@@ -245,7 +245,9 @@ fn folded_reduce(pass: &Pass, at: usize) -> Option<(TileReduce, u16)> {
         Inst::Reduce { op: op @ (TileReduce::Sum | TileReduce::Max | TileReduce::AbsMax), into, a, .. } => {
             (chained && a == made).then_some((op, into))
         }
-        Inst::Reduce { op: TileReduce::Dot, into, a, b } => (chained && a == made && b == made).then_some((TileReduce::Dot, into)),
+        Inst::Reduce { op: TileReduce::Dot, into, a, b } => {
+            (chained && a == made && b == made).then_some((TileReduce::Dot, into))
+        }
         _ => None,
     }
 }

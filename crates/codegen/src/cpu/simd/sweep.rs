@@ -139,13 +139,7 @@ impl Output {
     #[inline(always)]
     pub unsafe fn store<S: Simd, const STREAM: bool>(self, simd: S, i: usize, lanes: S::Float) {
         // SAFETY: the caller's promise. Streaming: `base` is a multiple of 64 bytes and `i` of `WIDTH`.
-        unsafe {
-            if STREAM {
-                simd.stream(self.base.add(i), lanes)
-            } else {
-                simd.store(self.base.add(i), lanes)
-            }
-        }
+        unsafe { if STREAM { simd.stream(self.base.add(i), lanes) } else { simd.store(self.base.add(i), lanes) } }
     }
 
     /// # Safety
