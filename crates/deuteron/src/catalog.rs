@@ -280,7 +280,9 @@ impl FusedOp {
                 ("tokens", _) => (Dtype::I32, Shape::from([1, rows])),
                 ("wte", _) => (dtype, Shape::from([50257, cols])),
                 ("wpe", _) => (dtype, Shape::from([rows.max(1024), cols])),
-                ("x" | "mask", FusedOp::Softmax { mask, .. }) if *mask == Mask::Causal && rows % cols.max(1) == 0 => {
+                ("x" | "mask", FusedOp::Softmax { mask, .. })
+                    if *mask == Mask::Causal && rows.is_multiple_of(cols.max(1)) =>
+                {
                     (dtype, Shape::from([rows / cols.max(1), cols, cols]))
                 }
                 _ => (dtype, full.clone()),

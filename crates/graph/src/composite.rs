@@ -203,10 +203,8 @@ fn check_attributes(composite: &Composite) -> Result<(), GraphError> {
         Err(GraphError::Attribute { op, attribute, expected, got: got.to_string() })
     };
     match *composite {
-        Composite::LayerNorm { eps } | Composite::RmsNorm { eps } => {
-            if !(eps.is_finite() && eps >= 0.0) {
-                return bad("eps", "finite and not negative", eps);
-            }
+        Composite::LayerNorm { eps } | Composite::RmsNorm { eps } if !(eps.is_finite() && eps >= 0.0) => {
+            return bad("eps", "finite and not negative", eps);
         }
         Composite::Dropout { p, .. } if !(0.0..1.0).contains(&p) => return bad("p", "in [0, 1)", p),
         Composite::Attention { p, .. } if !(0.0..1.0).contains(&p) => return bad("p", "in [0, 1)", p),

@@ -195,11 +195,8 @@ fn describe(graph: &Graph, placement: &Placement, stored: &[bool], nodes: &[Node
     let mut inputs: Vec<NodeId> = Vec::new();
     for &id in nodes {
         for value in placement.reads(graph, id) {
-            if let Some(base) = placement.base(value) {
-                if !nodes.contains(&base) && !inputs.contains(&base) {
-                    inputs.push(base);
-                }
-            }
+            let base = placement.base(value).filter(|base| !nodes.contains(base) && !inputs.contains(base));
+            inputs.extend(base);
         }
     }
     let traffic = traffic(graph, placement, nodes, &outputs);

@@ -102,14 +102,16 @@ impl Block {
 /// Moves `count` indices of the first axis of `axes`.
 unsafe fn walk(axes: &[[usize; 3]], count: usize, element: usize, from: *const u8, to: *mut u8) {
     let [_, from_stride, to_stride] = axes[0];
-    // SAFETY (all below): every address is inside the block, whose reach was checked; source and destination differ.
     match axes {
+        // SAFETY: every address is inside the block, whose reach was checked; source and destination differ.
         [_] if from_stride == 1 && to_stride == 1 => unsafe {
             std::ptr::copy_nonoverlapping(from, to, count * element);
         },
+        // SAFETY: as above.
         [_] => unsafe { strided(count, element, from, to, from_stride, to_stride) },
         [_, inner @ ..] => {
             for index in 0..count {
+                // SAFETY: as above; `index` is within the axis.
                 unsafe {
                     let from = from.add(index * from_stride * element);
                     let to = to.add(index * to_stride * element);

@@ -36,13 +36,12 @@ impl CpuCopyProbe {
         let ends = Ends { from: self.from.address().cast::<f32>(), to: self.to.address().cast::<f32>() };
         let (length, isa) = (self.length, self.isa);
         let work = |_: usize, task: usize| {
-            let ends = ends;
             let start = task * PIECE;
             let count = PIECE.min(length - start);
             // SAFETY: pieces are disjoint and inside both buffers, which outlive the call.
             let (from, to) = unsafe {
-                let from = std::slice::from_raw_parts(ends.from.add(start).cast_const(), count);
-                (from, std::slice::from_raw_parts_mut(ends.to.add(start), count))
+                let from = std::slice::from_raw_parts(ends.from().add(start).cast_const(), count);
+                (from, std::slice::from_raw_parts_mut(ends.to().add(start), count))
             };
             simd::copy(isa, to, from, streaming);
         };
@@ -70,6 +69,16 @@ impl CopyProbe for CpuCopyProbe {
 struct Ends {
     from: *mut f32,
     to: *mut f32,
+}
+
+impl Ends {
+    fn from(&self) -> *mut f32 {
+        self.from
+    }
+
+    fn to(&self) -> *mut f32 {
+        self.to
+    }
 }
 
 // SAFETY: only numbers; the pieces that use them are disjoint.

@@ -149,20 +149,21 @@ impl Executable for CpuExecutable {
                 });
             }
             let start = times.is_some().then(Instant::now);
-            // SAFETY (all four): `check_step` and `check_inputs` found that every argument's reach lies inside its
-            // buffer, that inputs are only read, and that what is written overlaps nothing else; `&mut self` and the
-            // borrowed inputs keep the memory alive and unshared while the task runs.
-            let done = match &mut prepared.task {
-                Task::Row(task) => unsafe { task.run(&self.pool, &self.addresses, index) },
-                Task::Matmul(task) => unsafe { task.run(&self.pool, &self.addresses, index) },
-                Task::ScatterAdd(task) => unsafe { task.run(&self.pool, &self.addresses, index) },
-                Task::Copy(task) => unsafe { task.run(&self.pool, &self.addresses, index) },
+            // SAFETY: `check_step` and `check_inputs` found that every argument's reach lies inside its buffer, that inputs
+            // are only read, and that what is written overlaps nothing else; `&mut self` and the borrowed inputs keep
+            // the memory alive and unshared while the task runs.
+            let done = unsafe {
+                match &mut prepared.task {
+                    Task::Row(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::Matmul(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::Copy(task) => task.run(&self.pool, &self.addresses, index),
+                }
             };
             done?;
-            if let (Some(times), Some(start)) = (times.as_deref_mut(), start) {
-                if let Some(slot) = times.get_mut(index) {
-                    *slot = start.elapsed();
-                }
+            let slot = times.as_deref_mut().and_then(|times| times.get_mut(index));
+            if let (Some(slot), Some(start)) = (slot, start) {
+                *slot = start.elapsed();
             }
         }
         Ok(())

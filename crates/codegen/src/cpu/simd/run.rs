@@ -100,10 +100,11 @@ impl Run<'_> {
             };
             for pass in &scratch.passes {
                 (frame.flight, frame.row) = (0, row);
-                // SAFETY (both): `run`'s caller lets us use every argument at these rows; the memory is the scratch's own.
+                // SAFETY: `run`'s caller lets us use every argument at these rows; the memory is the scratch's own.
                 unsafe { frame.row_work(pass, count) }
                 for flight in 0..count {
                     (frame.flight, frame.row) = (flight, row + flight);
+                    // SAFETY: as above.
                     unsafe { frame.strips(pass, &mut scratch.ahead) }
                 }
             }
@@ -367,9 +368,10 @@ impl<S: Simd> Frame<'_, S> {
 
     /// Instructions that are the same for a strip and for the scalars of all rows in flight.
     unsafe fn compute(&self, step: &Step, range: Loop<S>, operands: Operands) {
-        // SAFETY (both): passed on to the caller.
         let input = |slot: usize, source: Src| match operands {
+            // SAFETY: passed on to the caller.
             Operands::Strip { first } => unsafe { self.input(step, slot, source, first) },
+            // SAFETY: passed on to the caller.
             Operands::Rows => unsafe { self.row_input(step, slot, source) },
         };
         // SAFETY: passed on to the caller.

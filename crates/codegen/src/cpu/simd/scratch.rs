@@ -230,12 +230,14 @@ fn spread(program: &Program, pass: &Pass) -> Vec<u16> {
 
 /// The reduction right behind instruction `at` of the strips, if it is over what that makes and both can be one sweep.
 fn folded_reduce(pass: &Pass, at: usize) -> Option<(TileReduce, u16)> {
-    let chained = match pass.strip[at] {
-        Inst::Binary { op: BinaryOp::Sub, .. } | Inst::MulMulAdd { .. } | Inst::ExpSub { .. } => true,
-        Inst::SubMulMulAdd { .. } => true,
-        Inst::Binary { op: BinaryOp::Add | BinaryOp::Mul, .. } | Inst::MulAdd { .. } => true,
-        _ => false,
-    };
+    let chained = matches!(
+        pass.strip[at],
+        Inst::Binary { op: BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul, .. }
+            | Inst::MulAdd { .. }
+            | Inst::MulMulAdd { .. }
+            | Inst::SubMulMulAdd { .. }
+            | Inst::ExpSub { .. }
+    );
     let made = match destination(pass.strip[at])? {
         Dst::Tile(tile) => Src::Tile(tile),
         Dst::Kept(kept) => Src::Kept(kept),
