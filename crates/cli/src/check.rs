@@ -1,6 +1,6 @@
 //! `deuteron check`: random graphs against f64.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use deuteron::check::{CheckReport, check};
 
@@ -21,6 +21,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
+    if arguments.cases == 0 {
+        bail!("--cases must be at least 1");
+    }
     let bar = show::progress(Some(arguments.cases as u64));
     let report = check(arguments.cases, arguments.seed, |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();

@@ -62,29 +62,29 @@ pub enum Expr {
     RowValue(u16),
 }
 
-/// How an argument is addressed.
+/// How an argument is addressed from (row, column).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ArgClass {
-    /// A contiguous row.
+pub enum Access {
+    /// `cols` contiguous elements at an offset that depends on the row (a stride of 0 repeats one row).
     Row,
-    /// A contiguous row of a table, picked by the index argument.
+    /// As `Row`, but the row is picked by the `i32` element of argument `index` (which is `PerRow`).
     GatheredRow {
         /// position of the index argument
         index: u16,
     },
-    /// One element a row.
+    /// One element a row (strides of 0: one element for all).
     PerRow,
-    /// Sums over rows: one a column, or a single one.
+    /// Finished column sums: `cols` contiguous elements (or 1, if a scalar is summed), written once, after all rows.
     Columns,
 }
 
-/// An argument of a body.
+/// One argument of a row kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Arg {
-    /// storage type
+pub struct ArgSpec {
+    /// storage type; `f8e4m3` is only written
     pub dtype: Dtype,
     /// how it is addressed
-    pub class: ArgClass,
+    pub access: Access,
     /// whether it is written
     pub written: bool,
 }
@@ -127,7 +127,7 @@ pub struct Body {
     /// no row structure: any range of elements is a row
     pub flat: bool,
     /// arguments in the order of the launch
-    pub args: Vec<Arg>,
+    pub args: Vec<ArgSpec>,
     /// the expressions, operands before users
     pub exprs: Vec<Expr>,
     /// how many launch axes `RowIndex` uses
@@ -202,7 +202,7 @@ impl Body {
         let mut uniform: Vec<bool> = Vec::with_capacity(self.exprs.len());
         for expr in &self.exprs {
             let own = match expr {
-                Expr::Load(arg) => self.args[*arg as usize].class == ArgClass::PerRow,
+                Expr::Load(arg) => self.args[*arg as usize].access == Access::PerRow,
                 Expr::ColumnIndex | Expr::Keep { .. } => false,
                 _ => true,
             };
@@ -272,13 +272,13 @@ impl fmt::Display for Body {
             false => writeln!(f, "body, {} columns", self.cols)?,
         }
         for (index, arg) in self.args.iter().enumerate() {
-            let class = match arg.class {
-                ArgClass::Row => "row".to_string(),
-                ArgClass::GatheredRow { index } => format!("row picked by a{index}"),
-                ArgClass::PerRow => "one a row".to_string(),
-                ArgClass::Columns => "sums over rows".to_string(),
+            let access = match arg.access {
+                Access::Row => "row".to_string(),
+                Access::GatheredRow { index } => format!("row picked by a{index}"),
+                Access::PerRow => "one a row".to_string(),
+                Access::Columns => "sums over rows".to_string(),
             };
-            writeln!(f, "  a{index}: {} {} {class}", if arg.written { "write" } else { "read " }, arg.dtype)?;
+            writeln!(f, "  a{index}: {} {} {access}", if arg.written { "write" } else { "read " }, arg.dtype)?;
         }
         for (index, expr) in self.exprs.iter().enumerate() {
             writeln!(f, "  e{index} = {expr}")?;

@@ -10,6 +10,6 @@ pub mod cpu;
 mod lower;
 pub mod source;
 
-pub use body::{Arg, ArgClass, Body, Expr, ExprId, Stage};
+pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use lower::lower;
 pub use source::{ArgBinding, Geometry, Launch, Lowered, MatmulShape, Piece, Source, render};

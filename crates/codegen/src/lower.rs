@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
 use deuteron_plan::{Group, GroupKind, Layout, Placement, Space, node_space};
 
-use crate::body::{Arg, ArgClass, Body, Expr, ExprId, Exprs, Stage};
+use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
 use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered, MatmulShape, Piece};
 
 /// Lowers one group of a plan. The group comes from the planner, so its nodes fit one kernel.
@@ -34,6 +34,7 @@ fn lower_row(graph: &Graph, placement: &Placement, group: &Group) -> Lowered {
         stages: Vec::new(),
         row_values: 0,
         values: HashMap::new(),
+        known_rounded: HashMap::new(),
     };
     for &id in &group.nodes {
         row.node(id);
@@ -88,13 +89,15 @@ struct RowLowering<'a> {
     space: Space,
     flat: bool,
     exprs: Exprs,
-    args: Vec<Arg>,
+    args: Vec<ArgSpec>,
     bindings: Vec<ArgBinding>,
     axes: Vec<(usize, usize)>,
     stages: Vec<Stage>,
     row_values: u16,
     /// Expressions of the group's own nodes.
     values: HashMap<NodeId, ExprId>,
+    /// Whether an expression can only give values of a dtype, once asked.
+    known_rounded: HashMap<(ExprId, Dtype), bool>,
 }
 
 impl RowLowering<'_> {
@@ -133,7 +136,7 @@ impl RowLowering<'_> {
             }
             Op::ColumnSum => {
                 let a = self.operand(operands[0], &reader);
-                let arg = self.output_arg(id, ArgClass::Columns);
+                let arg = self.output_arg(id, Access::Columns);
                 self.stages.push(Stage::ColumnSum { value: a, arg, width: reader.cols() });
                 return;
             }
@@ -149,7 +152,7 @@ impl RowLowering<'_> {
         self.values.insert(id, read);
         if self.group.outputs.contains(&id) {
             let per_row = !self.flat && self.is_per_row(&node.shape);
-            let arg = self.output_arg(id, if per_row { ArgClass::PerRow } else { ArgClass::Row });
+            let arg = self.output_arg(id, if per_row { Access::PerRow } else { Access::Row });
             self.stages.push(Stage::Store { value, arg });
         }
     }
@@ -164,7 +167,16 @@ impl RowLowering<'_> {
     }
 
     /// Whether an expression can only give values of the dtype.
-    fn is_rounded(&self, value: ExprId, dtype: Dtype) -> bool {
+    fn is_rounded(&mut self, value: ExprId, dtype: Dtype) -> bool {
+        if let Some(&known) = self.known_rounded.get(&(value, dtype)) {
+            return known;
+        }
+        let answer = self.find_rounded(value, dtype);
+        self.known_rounded.insert((value, dtype), answer);
+        answer
+    }
+
+    fn find_rounded(&mut self, value: ExprId, dtype: Dtype) -> bool {
         let holds = |bits: u32| {
             let value = f32::from_bits(bits);
             match dtype {
@@ -181,12 +193,15 @@ impl RowLowering<'_> {
             Expr::Binary(BinaryOp::Max | BinaryOp::Min, a, b) | Expr::Select(_, a, b) => {
                 self.is_rounded(a, dtype) && self.is_rounded(b, dtype)
             }
-            Expr::RowValue(value) => self.stages.iter().any(|stage| match *stage {
-                Stage::RowReduce { op: ReduceOp::Max | ReduceOp::AbsMax, value: reduced, into } => {
-                    into == value && self.is_rounded(reduced, dtype)
-                }
-                _ => false,
-            }),
+            Expr::RowValue(value) => {
+                let largest = self.stages.iter().find_map(|stage| match *stage {
+                    Stage::RowReduce { op: ReduceOp::Max | ReduceOp::AbsMax, value: reduced, into } => {
+                        (into == value).then_some(reduced)
+                    }
+                    _ => None,
+                });
+                largest.is_some_and(|reduced| self.is_rounded(reduced, dtype))
+            }
             Expr::Unary(..) | Expr::Binary(..) | Expr::IntToFloat(_) | Expr::ToInt8(_) | Expr::ToFp8(_) => false,
             Expr::ConstInt(_) | Expr::ColumnIndex | Expr::RowIndex(_) => false,
         }
@@ -243,7 +258,7 @@ impl RowLowering<'_> {
         let access = layout.row_access(reader).expect("placement gave rows that are contiguous");
         let identity =
             self.flat && access.is_identity(self.space.rows, self.space.cols) && layout.shape.elements() != 1;
-        let class = if identity || (access.column_stride == 1) { ArgClass::Row } else { ArgClass::PerRow };
+        let class = if identity || (access.column_stride == 1) { Access::Row } else { Access::PerRow };
         let leading = if self.flat { Vec::new() } else { access.leading };
         let arg = self.read_arg(
             ArgBinding {
@@ -280,7 +295,7 @@ impl RowLowering<'_> {
                 leading: vec![(rows, table_place.layout.strides[0])],
                 table_rows: rows,
             },
-            ArgClass::GatheredRow { index },
+            Access::GatheredRow { index },
         );
         self.exprs.make(Expr::Load(arg))
     }
@@ -326,8 +341,8 @@ impl RowLowering<'_> {
         self.exprs.make(Expr::RowIndex(position as u16))
     }
 
-    fn read_arg(&mut self, binding: ArgBinding, class: ArgClass) -> u16 {
-        let arg = Arg { dtype: binding.dtype, class, written: false };
+    fn read_arg(&mut self, binding: ArgBinding, access: Access) -> u16 {
+        let arg = ArgSpec { dtype: binding.dtype, access, written: false };
         let known = (0..self.args.len()).find(|&i| self.args[i] == arg && self.bindings[i] == binding);
         known.unwrap_or_else(|| {
             self.args.push(arg);
@@ -336,15 +351,15 @@ impl RowLowering<'_> {
         }) as u16
     }
 
-    fn output_arg(&mut self, id: NodeId, class: ArgClass) -> u16 {
+    fn output_arg(&mut self, id: NodeId, access: Access) -> u16 {
         let node = self.graph.node(id);
-        let leading = match class {
+        let leading = match access {
             _ if self.flat => Vec::new(),
-            ArgClass::Row => vec![(self.space.rows, self.space.cols)],
-            ArgClass::PerRow => vec![(self.space.rows, 1)],
-            ArgClass::Columns | ArgClass::GatheredRow { .. } => Vec::new(),
+            Access::Row => vec![(self.space.rows, self.space.cols)],
+            Access::PerRow => vec![(self.space.rows, 1)],
+            Access::Columns | Access::GatheredRow { .. } => Vec::new(),
         };
-        self.args.push(Arg { dtype: node.dtype, class, written: true });
+        self.args.push(ArgSpec { dtype: node.dtype, access, written: true });
         self.bindings.push(ArgBinding {
             base: id,
             dtype: node.dtype,

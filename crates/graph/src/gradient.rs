@@ -513,29 +513,38 @@ impl Reverse {
 
     /// A forward value inside the block at hand: the node itself if it is stored anyway or is small, else computed again.
     fn value(&mut self, id: NodeId) -> Value {
-        if let Some(&again) = self.recomputed.get(&id) {
-            return Ok(again);
+        let mut again: Vec<NodeId> = Vec::new();
+        let mut stack = vec![id];
+        while let Some(next) = stack.pop() {
+            if self.is_computed_again(next) && !self.recomputed.contains_key(&next) {
+                again.push(next);
+                stack.extend(&self.graph.node(next).inputs);
+            }
         }
+        // Operands have lower numbers than their readers.
+        again.sort();
+        again.dedup();
+        for node in again {
+            let (op, inputs) = (self.graph.node(node).op.clone(), self.graph.node(node).inputs.clone());
+            let inputs: Vec<NodeId> = inputs.iter().map(|input| *self.recomputed.get(input).unwrap_or(input)).collect();
+            let copy = self.graph.push(op, &inputs)?;
+            self.recomputed.insert(node, copy);
+        }
+        Ok(*self.recomputed.get(&id).unwrap_or(&id))
+    }
+
+    fn is_computed_again(&self, id: NodeId) -> bool {
         // What a pass made is a gradient, not a forward value.
-        if id.index() >= self.exposed.len() {
-            return Ok(id);
+        if id.index() >= self.exposed.len() || self.exposed[id.index()] || self.graph.node(id).shape.cols() == 1 {
+            return false;
         }
-        let node = self.graph.node(id);
-        let recomputable = match node.op {
+        match self.graph.node(id).op {
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) | Op::View(_) => true,
             Op::StopGradient => true,
             Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => false,
             Op::RowReduce(_) | Op::ColumnSum | Op::Matmul { .. } | Op::Concat { .. } => false,
             Op::Gather | Op::ScatterAdd { .. } => false,
-        };
-        if !recomputable || self.exposed[id.index()] || node.shape.cols() == 1 {
-            return Ok(id);
         }
-        let node = node.clone();
-        let inputs: Vec<NodeId> = node.inputs.iter().map(|&input| self.value(input)).collect::<Result<_, _>>()?;
-        let again = self.graph.push(node.op, &inputs)?;
-        self.recomputed.insert(id, again);
-        Ok(again)
     }
 
     /// `g` where `x > 0`, `-g` where `x < 0`, else 0.

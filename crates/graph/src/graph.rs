@@ -101,6 +101,7 @@ pub struct Graph {
     nodes: Vec<Node>,
     calls: Vec<Call>,
     names: HashMap<NodeId, String>,
+    named: HashMap<String, NodeId>,
     inputs: Vec<NodeId>,
     outputs: Vec<Output>,
     open: Option<Open>,
@@ -114,9 +115,9 @@ struct Open {
 }
 
 impl Graph {
-    /// An empty graph.
+    /// An empty graph. Characters that the text form could not read back become `_`.
     pub fn new(name: &str) -> Self {
-        Graph { name: name.to_string(), ..Graph::default() }
+        Graph { name: readable(name), ..Graph::default() }
     }
 
     /// Its name.
@@ -126,7 +127,7 @@ impl Graph {
 
     /// Gives it another name.
     pub fn set_name(&mut self, name: &str) {
-        self.name = name.to_string();
+        self.name = readable(name);
     }
 
     /// All nodes, operands before users.
@@ -171,7 +172,7 @@ impl Graph {
 
     /// The node of a name.
     pub fn find(&self, name: &str) -> Option<NodeId> {
-        self.names.iter().find(|(_, given)| *given == name).map(|(&id, _)| id)
+        self.named.get(name).copied()
     }
 
     /// The user's name of a node, or `%n`.
@@ -211,7 +212,10 @@ impl Graph {
         if self.find(name).is_some_and(|other| other != id) {
             return Err(GraphError::DuplicateName(name.to_string()));
         }
-        self.names.insert(id, name.to_string());
+        if let Some(before) = self.names.insert(id, name.to_string()) {
+            self.named.remove(&before);
+        }
+        self.named.insert(name.to_string(), id);
         Ok(())
     }
 
@@ -341,6 +345,12 @@ impl Graph {
         }
         Err(GraphError::UnknownNode { op: op.to_string(), node: id.index(), nodes: self.nodes.len() })
     }
+}
+
+/// A name that the text form can read back; an empty one stays empty.
+fn readable(name: &str) -> String {
+    let clean: String = name.chars().map(|c| if is_name_char(c) { c } else { '_' }).collect();
+    if clean.is_empty() || is_name(&clean) { clean } else { format!("_{clean}") }
 }
 
 /// Whether the text form can read `name` back.

@@ -17,9 +17,10 @@ pub(crate) fn infer(op: &Op, operands: &[&Node]) -> Rule {
         Op::Const { value, dtype } => {
             arity(operands, 0)?;
             ensure(!value.is_nan(), "a value that is not NaN")?;
+            let whole = value.fract() == 0.0 && (i32::MIN as f64..=i32::MAX as f64).contains(value);
             ensure(
-                dtype.is_float() || (*dtype == Dtype::I32 && value.fract() == 0.0),
-                "a float dtype, or a whole i32",
+                dtype.is_float() || (*dtype == Dtype::I32 && whole),
+                "a float dtype, or a whole number that i32 holds",
             )?;
             Ok((Shape::scalar(), *dtype))
         }

@@ -88,6 +88,13 @@ pub enum Reason {
     },
     /// The strategy keeps calls apart.
     Strategy,
+    /// Together they would be a kernel of too many primitives.
+    TooManyNodes {
+        /// how many
+        needed: usize,
+        /// the limit
+        available: usize,
+    },
 }
 
 impl Reason {
@@ -102,6 +109,7 @@ impl Reason {
             Reason::TooManyArguments { .. } => "E-PLAN-006",
             Reason::RowTooLong { .. } => "E-PLAN-007",
             Reason::Strategy => "E-PLAN-008",
+            Reason::TooManyNodes { .. } => "E-PLAN-009",
         }
     }
 }
@@ -131,6 +139,9 @@ impl fmt::Display for Reason {
                 write!(f, "a row of temporaries takes {needed} bytes, {available} stay in the cache")
             }
             Reason::Strategy => f.write_str("this strategy keeps calls apart"),
+            Reason::TooManyNodes { needed, available } => {
+                write!(f, "together they hold {needed} primitives, {available} are allowed")
+            }
         }
     }
 }
@@ -176,6 +187,10 @@ impl Pair<'_> {
     pub fn check(&self) -> Result<Space, Reason> {
         let kind = |nodes: &[NodeId]| kernel_kind(self.graph, self.placement, nodes[0]);
         let (producer, consumer) = (kind(self.first), kind(self.second));
+        let (needed, available) = (self.first.len() + self.second.len(), self.machine.kernel_nodes);
+        if needed > available {
+            return Err(Reason::TooManyNodes { needed, available });
+        }
         if producer != GroupKind::Row || consumer != GroupKind::Row {
             return Err(Reason::OtherKernel { producer, consumer });
         }
@@ -235,7 +250,7 @@ impl Pair<'_> {
     fn check_patterns(&self, space: Space, a: Space, b: Space) -> Result<(), Reason> {
         for &id in self.first.iter().chain(self.second) {
             let node = self.graph.node(id);
-            if matches!(node.op, Op::Gather) && node.shape.cols() != space.cols {
+            if matches!(node.op, Op::Gather | Op::Random { .. }) && node.shape.cols() != space.cols {
                 return Err(Reason::DifferentSpace { producer: a, consumer: b });
             }
             for &input in &self.graph.node(id).inputs {

@@ -7,6 +7,8 @@ pub struct Machine {
     pub name: String,
     /// Most tensors one row kernel may read and write.
     pub kernel_arguments: usize,
+    /// Most primitives one row kernel may hold.
+    pub kernel_nodes: usize,
     /// Most bytes of row-sized temporaries a row kernel may keep between passes.
     pub row_scratch: usize,
 }
@@ -18,6 +20,9 @@ impl Machine {
             name: "cpu".into(),
             // Hardware prefetchers of x86 cores follow 16 to 32 streams; beyond that rows stop arriving in time.
             kernel_arguments: 24,
+            // A block of GPT-2 forward and backward has under 60 in its largest group; beyond a few hundred, planning and
+            // emitting take longer than any kernel saves.
+            kernel_nodes: 256,
             // Half of an L2 of 2 MiB, so that kept rows and the rows being read stay there together.
             row_scratch: 1 << 20,
         }

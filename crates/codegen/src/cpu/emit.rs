@@ -8,8 +8,8 @@
 
 use deuteron_graph::{BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
 
-use crate::body::{ArgClass, Body, Expr, ExprId, Stage};
-use crate::cpu::program::{Access, ArgSpec, Dst, Inst, LaneKind, Partial, Pass, Program, Src, TileReduce, TileUnary};
+use crate::body::{Body, Expr, ExprId, Stage};
+use crate::cpu::program::{Access, Dst, Inst, LaneKind, Partial, Pass, Program, Src, TileReduce, TileUnary};
 
 /// Emits the tile program of a body.
 pub fn emit(body: &Body) -> Program {
@@ -218,7 +218,7 @@ impl<'a> Emitter<'a> {
 
     fn read_in_place(&self, arg: u16) -> bool {
         let arg = &self.body.args[arg as usize];
-        let by_row = matches!(arg.class, ArgClass::Row | ArgClass::GatheredRow { .. });
+        let by_row = matches!(arg.access, Access::Row | Access::GatheredRow { .. });
         by_row && matches!(arg.dtype, Dtype::F32 | Dtype::I32)
     }
 
@@ -329,7 +329,7 @@ impl<'a> Emitter<'a> {
             }
             Stage::Store { value, arg } => {
                 let inst = Inst::Store { arg, a: self.src(self.stored(value)) };
-                let once_a_row = self.body.args[arg as usize].class == ArgClass::PerRow;
+                let once_a_row = self.body.args[arg as usize].access == Access::PerRow;
                 let list = if once_a_row { &mut self.out[pass].row } else { &mut self.out[pass].strip };
                 list.push(inst);
             }
@@ -337,20 +337,10 @@ impl<'a> Emitter<'a> {
     }
 
     fn finish(self) -> Program {
-        let args = self.body.args.iter().map(|arg| ArgSpec {
-            dtype: arg.dtype,
-            written: arg.written,
-            access: match arg.class {
-                ArgClass::Row => Access::Row,
-                ArgClass::GatheredRow { index } => Access::GatheredRow { index },
-                ArgClass::PerRow => Access::PerRow,
-                ArgClass::Columns => Access::Columns,
-            },
-        });
         Program {
             cols: self.body.cols,
             flat: self.body.flat,
-            args: args.collect(),
+            args: self.body.args.clone(),
             tiles: self.tiles,
             kept: self.kept,
             scalars: self.scalars,

@@ -9,7 +9,9 @@
 //! A *flat* program has no row structure (every argument is contiguous or a scalar): the executor hands it any range of
 //! elements as one row.
 
-use deuteron_graph::{BinaryOp, CompareOp, Dtype, UnaryOp};
+use deuteron_graph::{BinaryOp, CompareOp, UnaryOp};
+
+pub use crate::body::{Access, ArgSpec};
 
 /// Columns of one strip: 4 KiB of `f32`, so that a dozen tiles stay in a 48 KiB L1.
 pub const STRIP: usize = 1024;
@@ -39,33 +41,6 @@ pub struct Program {
     pub axes: u16,
     /// Run one after another, for each row.
     pub passes: Vec<Pass>,
-}
-
-/// One argument of a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ArgSpec {
-    /// Storage type.
-    pub dtype: Dtype,
-    /// How it is addressed.
-    pub access: Access,
-    /// Whether the program writes it.
-    pub written: bool,
-}
-
-/// How an argument is addressed from (row, column).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Access {
-    /// `cols` contiguous elements at an offset that depends on the row (a stride of 0 repeats one row).
-    Row,
-    /// As `Row`, but the row is picked by the `i32` element of argument `index` (which is `PerRow`).
-    GatheredRow {
-        /// position of the index argument
-        index: u16,
-    },
-    /// One element a row (strides of 0: one element for all).
-    PerRow,
-    /// Finished column sums: `cols` contiguous elements (or 1, if the partial sums a scalar), written once, after all rows.
-    Columns,
 }
 
 /// A sum over rows, one for each column.

@@ -90,14 +90,17 @@ impl MatmulTask {
             return Ok(());
         }
         let element = self.dtype.bytes();
-        // SAFETY: the offsets lie inside the checked extents.
-        let operands = unsafe {
-            Operands {
-                a: addresses[0].add(self.offsets[0] * element),
-                b: addresses[1].add(self.offsets[1] * element),
-                c: addresses[2].add(self.offsets[2] * element),
-            }
+        // An operand without elements (an inner size of 0) may lie anywhere: numbers until they are used.
+        let operands = Operands {
+            a: addresses[0].wrapping_add(self.offsets[0] * element),
+            b: addresses[1].wrapping_add(self.offsets[1] * element),
+            c: addresses[2].wrapping_add(self.offsets[2] * element),
         };
+        // The library takes `f32` where `f32` may stand; narrower operands are copied first.
+        let misaligned = |address: *const u8| self.dtype == Dtype::F32 && !address.cast::<f32>().is_aligned();
+        if misaligned(operands.a) || misaligned(operands.b) {
+            return Err(DeviceError::Alignment { step, bytes: element });
+        }
         let this = &*self;
         let work = |worker: usize, task: usize| {
             // SAFETY: each task has a block of one batch of c to itself, each worker its scratch.
@@ -122,7 +125,8 @@ impl MatmulTask {
         let element = self.dtype.bytes();
         // SAFETY: batch, row and column are inside the sizes, so the addresses are inside the checked extents.
         unsafe {
-            let (a, b, c) = (operands.a.add(a * element), operands.b.add(b * element), operands.c.add(c * element));
+            let (a, b) = (operands.a.wrapping_add(a * element), operands.b.wrapping_add(b * element));
+            let c = operands.c.add(c * element);
             match self.dtype {
                 Dtype::F32 => {
                     product(part, shape.k, c.cast(), shape.c, a.cast(), shape.a, b.cast(), shape.b);

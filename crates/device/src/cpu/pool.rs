@@ -21,7 +21,7 @@ pub struct Pool {
     turn: Mutex<()>,
 }
 
-/// A worker panicked; the tasks it had not begun were done by others.
+/// A task panicked; some tasks may not have run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Panicked;
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deuteron_codegen::cpu::simd::Isa;
+use deuteron_codegen::cpu::program::Access;
+use deuteron_codegen::cpu::simd::{Isa, MAX_LEADING};
 use deuteron_codegen::{Geometry, Source};
 
 use crate::buffer::Buffer;
@@ -99,6 +100,7 @@ fn check_step(index: usize, step: &Step, job: &Job, input_bytes: &mut [usize]) -
     if step.places.len() != arguments || step.launch.args.len() != arguments {
         return Err(mismatch(index, 0, format!("expected {arguments} arguments, got {}", step.places.len())));
     }
+    check_launch(step).map_err(|(argument, problem)| mismatch(index, argument, problem.into()))?;
     for (position, place) in step.places.iter().enumerate() {
         let needed = extent(&step.kernel, &step.launch, position);
         let available = match *place {
@@ -124,6 +126,46 @@ fn check_step(index: usize, step: &Step, job: &Job, input_bytes: &mut [usize]) -
     Ok(())
 }
 
+/// The launch says of every argument what the kernel says: all later checks read the one and the loops use the other.
+fn check_launch(step: &Step) -> Result<(), (usize, &'static str)> {
+    let last = step.launch.args.len().saturating_sub(1);
+    for (position, arg) in step.launch.args.iter().enumerate() {
+        let (dtype_bytes, written) = match &*step.kernel {
+            Source::Row(program) => (program.args[position].dtype.bytes(), program.args[position].written),
+            Source::Matmul(dtype) => (dtype.bytes(), position == last),
+            Source::ScatterAdd(_) if position == 0 => (4, false),
+            Source::ScatterAdd(dtype) => (dtype.bytes(), position == last),
+            Source::Copy(bytes) => (*bytes, position == last),
+        };
+        if arg.dtype.bytes() != dtype_bytes || arg.written != written {
+            return Err((position, "its dtype and direction are not those of the kernel"));
+        }
+    }
+    let (Source::Row(program), Geometry::Row { cols, axes, .. }) = (&*step.kernel, &step.launch.geometry) else {
+        return Ok(());
+    };
+    if !program.flat && program.cols != *cols {
+        return Err((0, "its columns are not those of the kernel"));
+    }
+    if axes.len() != usize::from(program.axes) || axes.iter().any(|&(divide, modulo)| divide == 0 || modulo == 0) {
+        return Err((0, "its axes are not those of the kernel"));
+    }
+    for partial in &program.partials {
+        let spec = program.args.get(usize::from(partial.arg));
+        if !spec.is_some_and(|spec| spec.access == Access::Columns && spec.written) {
+            return Err((usize::from(partial.arg), "it is no argument for column sums"));
+        }
+    }
+    for (position, (arg, spec)) in step.launch.args.iter().zip(&program.args).enumerate() {
+        let gathered = matches!(spec.access, Access::GatheredRow { .. });
+        let is_table = arg.leading.len() == 1 && arg.leading[0].0 == arg.table_rows;
+        if arg.leading.len() > MAX_LEADING || (gathered && !is_table) {
+            return Err((position, "its leading axes are not those of a table or of rows"));
+        }
+    }
+    Ok(())
+}
+
 fn overlap(a: &Place, b: &Place) -> bool {
     match (*a, *b) {
         (Place::Arena { offset: x, bytes: n }, Place::Arena { offset: y, bytes: m }) => x < y + m && y < x + n,
@@ -142,7 +184,15 @@ impl Executable for CpuExecutable {
             self.addresses.clear();
             for place in &prepared.places {
                 self.addresses.push(match *place {
-                    Place::Input(position) => input(position).as_ptr().cast_mut(),
+                    // The slice that is used is the one that is checked, whatever the function answers next time.
+                    Place::Input(position) => {
+                        let (bytes, expected) = (input(position), self.input_bytes[position]);
+                        if bytes.len() < expected {
+                            let got = bytes.len();
+                            return Err(DeviceError::InputSize { input: position, expected, got });
+                        }
+                        bytes.as_ptr().cast_mut()
+                    }
                     Place::Output(output) => self.outputs[output].address(),
                     // SAFETY: `check_step` found the range inside the arena.
                     Place::Arena { offset, .. } => unsafe { self.arena.address().add(offset) },

@@ -38,11 +38,10 @@ impl ScatterTask {
     /// As for a row task: addresses valid for the checked extents, the table overlaps nothing and is ours alone.
     pub unsafe fn run(&mut self, pool: &Pool, addresses: &[*mut u8], step: usize) -> Result<(), DeviceError> {
         // SAFETY: the index argument has `count` elements of `i32` from its offset.
-        unsafe { self.sort(addresses[0].cast::<i32>().add(self.offsets[0]), step)? };
+        unsafe { self.sort(addresses[0].cast::<i32>().wrapping_add(self.offsets[0]), step)? };
         let element = self.dtype.bytes();
-        // SAFETY: both offsets lie inside the checked extents.
-        let (updates, table) =
-            unsafe { (addresses[1].add(self.offsets[1] * element), addresses[2].add(self.offsets[2] * element)) };
+        let updates = addresses[1].wrapping_add(self.offsets[1] * element);
+        let table = addresses[2].wrapping_add(self.offsets[2] * element);
         let (updates, table) = (Address(updates), Address(table));
         let this = &*self;
         let work = |_: usize, block: usize| {

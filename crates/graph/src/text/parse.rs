@@ -5,7 +5,7 @@ use std::str::FromStr;
 use crate::composite::{Composite, Gelu, Mask};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
-use crate::graph::{Graph, NodeId, is_name, is_name_char};
+use crate::graph::{Graph, NodeId, is_name};
 use crate::op::{BinaryOp, CompareOp, InputKind, Op, ReduceOp, UnaryOp, View};
 use crate::shape::{MAX_RANK, Shape};
 
@@ -177,10 +177,8 @@ impl Parser {
             return self.declaration(op, arguments, &targets[0]).map(|id| vec![id]);
         }
         let composite = self.composite(op, &mut arguments)?;
-        let inputs = match arguments.values_are_operands(&op.text) {
-            true => self.operands(&arguments.values)?,
-            false => Vec::new(),
-        };
+        // The number of a constant is no operand.
+        let inputs = if op.text == "const" { Vec::new() } else { self.operands(&arguments.values)? };
         let results = match composite {
             Some(composite) if self.block.is_none() => {
                 let composite = default_scale(composite, &self.graph, &inputs);
@@ -214,13 +212,15 @@ impl Parser {
         declared.map_err(|e| error(target, e.to_string()))
     }
 
-    /// Values, inline inputs and numbers. A number takes the dtype of the first operand that is not one.
+    /// Values, inline inputs and numbers. A number takes the dtype of the first operand that is neither a number nor a
+    /// truth value.
     fn operands(&mut self, words: &[Token]) -> Result<Vec<NodeId>, GraphError> {
         let mut ids: Vec<Option<NodeId>> = Vec::new();
         for word in words {
             ids.push(if number(&word.text).is_some() { None } else { Some(self.value(word)?) });
         }
-        let dtype = ids.iter().flatten().next().map_or(Dtype::F32, |&id| self.graph.node(id).dtype);
+        let mut dtypes = ids.iter().flatten().map(|&id| self.graph.node(id).dtype);
+        let dtype = dtypes.find(|&dtype| dtype != Dtype::Bool).unwrap_or(Dtype::F32);
         let mut operands = Vec::new();
         for (word, id) in words.iter().zip(ids) {
             operands.push(match (id, number(&word.text)) {
@@ -382,11 +382,6 @@ impl Arguments {
         sorted
     }
 
-    /// `const` takes a number that is no operand.
-    fn values_are_operands(&self, op: &str) -> bool {
-        op != "const"
-    }
-
     fn take(&mut self, key: &str) -> Option<Token> {
         let position = self.attributes.iter().position(|(name, _)| name == key)?;
         Some(self.attributes.remove(position).1)
@@ -477,11 +472,11 @@ fn shape(at: &Token, text: &str) -> Result<Shape, GraphError> {
     if inside.is_empty() {
         return Ok(Shape::scalar());
     }
-    let dims: Result<Vec<usize>, _> = inside.split(',').map(str::parse).collect();
-    let dims = dims.map_err(|_| error(at, format!("expected whole sizes, got [{inside}]")))?;
+    let size = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse::<usize>().ok()).flatten();
+    let dims: Option<Vec<usize>> = inside.split(',').map(size).collect();
+    let dims = dims.ok_or_else(|| error(at, format!("expected whole sizes, got [{inside}]")))?;
     if dims.len() > MAX_RANK {
         return Err(error(at, format!("expected at most {MAX_RANK} axes, got {}", dims.len())));
     }
-    debug_assert!(inside.chars().all(|c| c == ',' || c == '+' || is_name_char(c)));
     Ok(Shape::new(dims))
 }

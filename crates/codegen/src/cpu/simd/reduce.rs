@@ -142,8 +142,16 @@ trait Step: Copy {
     /// What a lane starts with.
     const START: f32;
     fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float;
-    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float;
-    fn meet_one(self, a: f32, b: f32) -> f32;
+    /// Two lanes become one: by addition, unless the reduction is no sum.
+    #[inline(always)]
+    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
+        simd.add(a, b)
+    }
+    /// The same for single numbers.
+    #[inline(always)]
+    fn meet_one(self, a: f32, b: f32) -> f32 {
+        a + b
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -154,14 +162,6 @@ impl Step for Sum {
     #[inline(always)]
     fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, _: S::Float) -> S::Float {
         simd.add(sum, a)
-    }
-    #[inline(always)]
-    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
-        simd.add(a, b)
-    }
-    #[inline(always)]
-    fn meet_one(self, a: f32, b: f32) -> f32 {
-        a + b
     }
 }
 
@@ -174,14 +174,6 @@ impl Step for Dot {
     fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float {
         simd.mul_add(a, b, sum)
     }
-    #[inline(always)]
-    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
-        simd.add(a, b)
-    }
-    #[inline(always)]
-    fn meet_one(self, a: f32, b: f32) -> f32 {
-        a + b
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -193,14 +185,6 @@ impl Step for Deviation {
     fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float {
         let centred = simd.sub(a, b);
         simd.mul_add(centred, centred, sum)
-    }
-    #[inline(always)]
-    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
-        simd.add(a, b)
-    }
-    #[inline(always)]
-    fn meet_one(self, a: f32, b: f32) -> f32 {
-        a + b
     }
 }
 
