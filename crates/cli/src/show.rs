@@ -10,7 +10,7 @@ use serde::Serialize;
 /// A plain table; columns from `numbers_from` on are aligned to the right.
 pub fn table(header: &[&str], rows: Vec<Vec<String>>, numbers_from: usize) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.to_vec());
     table.add_rows(rows);
     for (index, column) in table.column_iter_mut().enumerate() {
