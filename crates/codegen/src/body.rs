@@ -265,6 +265,18 @@ impl Body {
     }
 }
 
+impl fmt::Display for ArgSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:<4} ", if self.written { "write" } else { "read " }, self.dtype)?;
+        match self.access {
+            Access::Row => f.write_str("row"),
+            Access::GatheredRow { index } => write!(f, "row picked by a{index}"),
+            Access::PerRow => f.write_str("one a row"),
+            Access::Columns => f.write_str("sums over rows"),
+        }
+    }
+}
+
 impl fmt::Display for Body {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.flat {
@@ -272,13 +284,7 @@ impl fmt::Display for Body {
             false => writeln!(f, "body, {} columns", self.cols)?,
         }
         for (index, arg) in self.args.iter().enumerate() {
-            let access = match arg.access {
-                Access::Row => "row".to_string(),
-                Access::GatheredRow { index } => format!("row picked by a{index}"),
-                Access::PerRow => "one a row".to_string(),
-                Access::Columns => "sums over rows".to_string(),
-            };
-            writeln!(f, "  a{index}: {} {} {access}", if arg.written { "write" } else { "read " }, arg.dtype)?;
+            writeln!(f, "  a{index}  {arg}")?;
         }
         for (index, expr) in self.exprs.iter().enumerate() {
             writeln!(f, "  e{index} = {expr}")?;

@@ -29,7 +29,7 @@ fn input(graph: &Graph, id: NodeId, seed: u64, position: u64) -> Result<Tensor, 
     Tensor::build(node.dtype, node.shape.clone(), count, |_| centre + deviation * quick_normal(&mut generator))
 }
 
-/// The sum of four uniform numbers, scaled to deviation 1: normal enough, and 124 million of them take half a second.
+/// The sum of four uniform numbers, scaled to deviation 1: normal enough, and four to one call of the generator.
 fn quick_normal(generator: &mut Generator) -> f64 {
     let bits = generator.bits();
     let sum: f64 = (0..4).map(|part| ((bits >> (16 * part)) & 0xFFFF) as f64).sum();

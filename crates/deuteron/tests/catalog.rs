@@ -2,6 +2,7 @@
 
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, FusedOp, Graph, Session, Shape, Strategy, Tensor, seed};
+use deuteron_testkit::cases::{FLOATS, SIZES};
 
 /// Runs a graph under every plan on poisoned memory and holds it against the reference.
 fn check(engine: &Engine, graph: &Graph, backward: bool, label: &str) {
@@ -33,16 +34,12 @@ fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<(Dtype, Sh
     types
 }
 
-fn sizes() -> Vec<(usize, usize)> {
-    vec![(1, 1), (1, 127), (3, 1), (5, 129), (2, 1500), (129, 64), (7, 768)]
-}
-
 #[test]
 fn forward_matches_the_reference() {
     let engine = Engine::cpu();
     for op in FusedOp::variants() {
-        for dtype in Dtype::FLOATS {
-            for (rows, cols) in sizes() {
+        for dtype in FLOATS {
+            for (rows, cols) in SIZES {
                 let graph = op.graph(&types(&op, rows, cols, dtype)).unwrap();
                 check(&engine, &graph, false, &format!("{op:?} {rows}x{cols} {dtype}"));
             }
@@ -54,8 +51,8 @@ fn forward_matches_the_reference() {
 fn backward_matches_the_reference() {
     let engine = Engine::cpu();
     for op in FusedOp::variants().into_iter().filter(FusedOp::has_backward) {
-        for dtype in Dtype::FLOATS {
-            for (rows, cols) in [(1, 1), (1, 127), (5, 129), (2, 1500), (129, 64)] {
+        for dtype in FLOATS {
+            for (rows, cols) in SIZES {
                 let graph = op.backward_graph(&types(&op, rows, cols, dtype)).unwrap();
                 check(&engine, &graph, true, &format!("backward {op:?} {rows}x{cols} {dtype}"));
             }

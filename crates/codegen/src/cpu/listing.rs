@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::cpu::program::{Access, Dst, Inst, Program, Src, TileReduce, TileUnary};
+use crate::cpu::program::{Dst, Inst, Program, Src, TileReduce, TileUnary};
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -12,13 +12,7 @@ impl fmt::Display for Program {
         }
         writeln!(f, "; {} tiles, {} kept rows, {} scalars", self.tiles, self.kept, self.scalars)?;
         for (index, arg) in self.args.iter().enumerate() {
-            let access = match arg.access {
-                Access::Row => "row".to_string(),
-                Access::GatheredRow { index } => format!("row picked by a{index}"),
-                Access::PerRow => "one a row".to_string(),
-                Access::Columns => "sums over rows".to_string(),
-            };
-            writeln!(f, "  a{index}  {} {:<4} {access}", if arg.written { "write" } else { "read " }, arg.dtype)?;
+            writeln!(f, "  a{index}  {arg}")?;
         }
         for (index, pass) in self.passes.iter().enumerate() {
             writeln!(f, "pass {index}")?;

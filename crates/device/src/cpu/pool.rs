@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Turns of the spin loop before a worker sleeps: about 20 to 50 microseconds.
+/// Turns of the spin loop before a worker sleeps: enough to bridge the gap between two kernels of a plan.
 const SPINS: usize = 2_000;
 
 /// What a worker runs: (worker, task).

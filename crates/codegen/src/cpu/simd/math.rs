@@ -51,8 +51,8 @@ fn polynomial<S: Simd, const N: usize>(simd: S, x: S::Float, coefficients: [f32;
 /// `e^x = 2^n e^r`, with `n = round(x / ln 2)`, so that `|r| <= ln(2) / 2`.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(simd: S, x: S::Float) -> S::Float {
-    // Below -126 ln 2 the result would be denormal and is 0: a denormal costs every instruction set a trap of 100 ns a
-    // vector, and half of the scores under a causal mask are `-inf`. Above 89 it is infinite. NaN passes.
+    // Below -126 ln 2 the result would be denormal and is 0: a denormal costs every instruction set a trap, and
+    // half of the scores under a causal mask are `-inf`. Above 89 it is infinite. NaN passes.
     let vanishes = simd.less(x, simd.splat(-87.336_54));
     let x = simd.lesser(simd.splat(89.0), simd.greater(simd.splat(-87.336_54), x));
     // Adding 1.5 * 2^23 rounds to a whole number, in one instruction less than rounding.

@@ -45,7 +45,7 @@ impl<B: Body> Kernel for Sweep<B> {
 }
 
 /// Runs full vectors from `i` on while they end by `limit`; returns where they end. How a vector is stored is decided
-/// outside of the loop: a test a vector cost a third of the speed of a short instruction.
+/// outside of the loop, whose short instructions would feel a test.
 ///
 /// # Safety
 /// The body was made for columns `i .. limit`.
