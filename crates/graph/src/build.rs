@@ -3,8 +3,8 @@
 use crate::composite::{Composite, Gelu, Mask};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
-use crate::graph::{Graph, NodeId, is_name};
-use crate::op::{BinaryOp, CompareOp, InputKind, Op, ReduceOp, UnaryOp, View};
+use crate::graph::{Graph, NodeId, is_name, readable};
+use crate::op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View};
 use crate::shape::Shape;
 
 type Value = Result<NodeId, GraphError>;
@@ -45,6 +45,17 @@ pub struct CrossEntropyResult {
     pub loss: NodeId,
     /// log of the sum of exponentials of each row, `f32`
     pub logsumexp: NodeId,
+}
+
+/// What an opaque operation takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpaqueCost {
+    /// Bytes moved in all, if that is not operands and results once each.
+    pub bytes: Option<u64>,
+    /// Floating point operations.
+    pub flops: u64,
+    /// Whether each element depends on the same element of the operands alone.
+    pub elementwise: bool,
 }
 
 impl Graph {
@@ -190,6 +201,36 @@ impl Graph {
     /// The identity, through which no gradient flows.
     pub fn stop_gradient(&mut self, x: NodeId) -> Value {
         self.push(Op::StopGradient, &[x])
+    }
+
+    /// An operation known only by its cost: it is analysed with the rest of the graph and never run. `results` give the
+    /// dtype and shape of each result, `cost` what all of them together take. Characters that the text form could not
+    /// read back become `_` in the name.
+    pub fn opaque(
+        &mut self,
+        name: &str,
+        inputs: &[NodeId],
+        results: &[(Dtype, Shape)],
+        cost: OpaqueCost,
+    ) -> Result<Vec<NodeId>, GraphError> {
+        let name = match readable(name) {
+            clean if clean.is_empty() => "opaque".to_string(),
+            clean => clean,
+        };
+        let op = |index: usize| {
+            let (dtype, shape) = results[index].clone();
+            // The first result carries the cost of the whole.
+            let (bytes, flops) = if index == 0 { (cost.bytes, cost.flops) } else { (Some(0), 0) };
+            Op::Opaque(Opaque { name: name.clone(), dtype, shape, bytes, flops, elementwise: cost.elementwise })
+        };
+        match results.len() {
+            0 => {
+                let (attribute, expected) = ("results", "at least 1".to_string());
+                Err(GraphError::Attribute { op: name, attribute, expected, got: "0".to_string() })
+            }
+            1 => Ok(vec![self.push(op(0), inputs)?]),
+            count => self.block(&name.clone(), |graph| (0..count).map(|index| graph.push(op(index), inputs)).collect()),
+        }
     }
 
     /// `(x - mean) rstd w + b` over the last axis.

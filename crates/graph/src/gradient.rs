@@ -24,6 +24,8 @@ pub struct Differentiated {
     pub seeds: Vec<NodeId>,
     /// Each input asked for, with its gradient.
     pub gradients: Vec<(NodeId, NodeId)>,
+    /// Where the backward part begins: nodes before it are the forward graph's, with the same handles.
+    pub first_backward: usize,
 }
 
 /// Extends `graph` by the gradients of its outputs, contracted with incoming gradients, with respect to `wrt`.
@@ -40,7 +42,15 @@ pub fn differentiate(graph: &Graph, wrt: &[NodeId]) -> Result<Differentiated, Gr
         reverse.differentiate_call(call)?;
     }
     let gradients = reverse.finish(wrt)?;
-    Ok(Differentiated { graph: reverse.graph, seeds, gradients })
+    Ok(Differentiated { graph: reverse.graph, seeds, gradients, first_backward: graph.nodes().len() })
+}
+
+/// The name of the block in which everything that arrived at an input is summed.
+const SUM: &str = "grad_sum";
+
+/// Whether a block of this name is one that [`differentiate`] made.
+pub(crate) fn is_gradient(block: &str) -> bool {
+    block == SUM || block.starts_with("grad(")
 }
 
 /// A gradient that arrives at a node: for all of it, or for a range of one axis.
@@ -118,7 +128,7 @@ impl Reverse {
         let call = self.graph.calls()[index].clone();
         let is_input = matches!(self.graph.nodes()[call.start].op, Op::Input { .. });
         let name = match is_input {
-            true => "grad_sum".to_string(),
+            true => SUM.to_string(),
             false => format!("grad({})", self.graph.call_name(self.graph.nodes()[call.start].call)),
         };
         let last_part = self.graph.nodes()[call.start..call.end].iter().map(|node| node.part).max().unwrap_or(0);
@@ -219,6 +229,10 @@ impl Reverse {
         match &node.op {
             Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => Ok(()),
             Op::Compare(_) | Op::StopGradient => Ok(()),
+            Op::Opaque(_) => {
+                let why = "it flows through an opaque operation, whose gradient nobody knows";
+                Err(GraphError::NoGradient { operand: self.graph.operand(id), why })
+            }
             Op::Unary(op) => self.unary_backward(*op, id, node.inputs[0], gradient),
             Op::Binary(op) => self.binary_backward(*op, &node.inputs, gradient),
             Op::Select => self.select_backward(&node.inputs, gradient),
@@ -543,7 +557,7 @@ impl Reverse {
             Op::StopGradient => true,
             Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => false,
             Op::RowReduce(_) | Op::ColumnSum | Op::Matmul { .. } | Op::Concat { .. } => false,
-            Op::Gather | Op::ScatterAdd { .. } => false,
+            Op::Gather | Op::ScatterAdd { .. } | Op::Opaque(_) => false,
         }
     }
 

@@ -184,7 +184,10 @@ impl Graph {
     pub fn call_name(&self, id: CallId) -> &str {
         let call = &self.calls[id.index()];
         match &call.callee {
-            Callee::Primitive => self.nodes[call.start].op.name(),
+            Callee::Primitive => match &self.nodes[call.start].op {
+                Op::Opaque(opaque) => &opaque.name,
+                op => op.name(),
+            },
             Callee::Composite(composite) => composite.name(),
             Callee::Block(name) => name,
         }
@@ -308,6 +311,28 @@ impl Graph {
         }
     }
 
+    /// Builds a block: the nodes that `build` pushes become one call. On an error nothing is left of it.
+    pub(crate) fn block(
+        &mut self,
+        name: &str,
+        build: impl FnOnce(&mut Graph) -> Result<Vec<NodeId>, GraphError>,
+    ) -> Result<Vec<NodeId>, GraphError> {
+        let start = self.nodes.len();
+        self.open_block();
+        let built = build(self);
+        match built {
+            Ok(results) => {
+                self.close_block(name);
+                Ok(results)
+            }
+            Err(error) => {
+                self.open = None;
+                self.nodes.truncate(start);
+                Err(error)
+            }
+        }
+    }
+
     /// Opens a block: nodes pushed until [`Graph::close_block`] are one call.
     pub(crate) fn open_block(&mut self) {
         self.open = Some(Open { start: self.nodes.len(), part: 0 });
@@ -348,7 +373,7 @@ impl Graph {
 }
 
 /// A name that the text form can read back; an empty one stays empty.
-fn readable(name: &str) -> String {
+pub(crate) fn readable(name: &str) -> String {
     let clean: String = name.chars().map(|c| if is_name_char(c) { c } else { '_' }).collect();
     if clean.is_empty() || is_name(&clean) { clean } else { format!("_{clean}") }
 }

@@ -106,6 +106,7 @@ pub(crate) fn infer(op: &Op, operands: &[&Node]) -> Rule {
             Ok((view_shape(view, &operands[0].shape)?, operands[0].dtype))
         }
         Op::Concat { axis } => concat(operands, *axis),
+        Op::Opaque(opaque) => Ok((opaque.shape.clone(), opaque.dtype)),
         Op::StopGradient => {
             arity(operands, 1)?;
             Ok((operands[0].shape.clone(), operands[0].dtype))

@@ -110,6 +110,23 @@ pub enum View {
     Broadcast(Shape),
 }
 
+/// Something that is described and not defined: a graph that holds one is analysed, never run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Opaque {
+    /// What it is, for reports.
+    pub name: String,
+    /// dtype of the result
+    pub dtype: Dtype,
+    /// shape of the result
+    pub shape: Shape,
+    /// Bytes it moves in all, if that is not its operands and its result once each.
+    pub bytes: Option<u64>,
+    /// Floating point operations.
+    pub flops: u64,
+    /// Whether each element of the result depends on the same element of the operands alone.
+    pub elementwise: bool,
+}
+
 /// A primitive operation. Attributes are here, operands are in the node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
@@ -183,6 +200,8 @@ pub enum Op {
     },
     /// The identity, through which no gradient flows.
     StopGradient,
+    /// An operation known only by its cost. Any operands.
+    Opaque(Opaque),
 }
 
 impl UnaryOp {
@@ -296,6 +315,7 @@ impl Op {
             Op::View(View::Broadcast(_)) => "broadcast",
             Op::Concat { .. } => "concat",
             Op::StopGradient => "stop_gradient",
+            Op::Opaque(_) => "opaque",
         }
     }
 }

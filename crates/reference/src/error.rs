@@ -33,6 +33,12 @@ pub enum ReferenceError {
         /// values in the array
         got: usize,
     },
+    /// An operation that is only described.
+    #[error("`{name}` is opaque: it can be analysed, not run; replace it by operations the graph knows")]
+    Opaque {
+        /// the operation
+        name: String,
+    },
     /// A row that a table does not have.
     #[error("{op} at node %{node}: index {index} is not in a table of {rows} rows")]
     IndexRange {

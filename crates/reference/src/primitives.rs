@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use deuteron_graph::{Dtype, Graph, Node, NodeId, Op, Shape, View};
+use deuteron_graph::{Dtype, Graph, Node, NodeId, Op, Opaque, Shape, View};
 use rayon::prelude::*;
 
 use crate::array::Array;
@@ -154,6 +154,9 @@ impl<'a> Evaluation<'_, 'a> {
             Op::Cast(dtype @ (Dtype::I8 | Dtype::F8e4m3)) => Some(dtype),
             _ => (self.rounding == Rounding::Storage && node.dtype.is_float()).then_some(node.dtype),
         };
+        if let Op::Opaque(opaque) = &node.op {
+            return Err(ReferenceError::Opaque { name: opaque.name.clone() });
+        }
         let store = Store { rounding, buffers: Some(&self.buffers) };
         let operands: Vec<&Value> = node.inputs.iter().filter_map(|id| values[id.index()].as_ref()).collect();
         let main = primitive(node, &operands, store).map_err(|OutOfRange(asked)| ReferenceError::IndexRange {
@@ -181,8 +184,8 @@ fn stored_input<'a>(array: &'a Array, dtype: Dtype, rounding: Rounding) -> Strid
 fn primitive<'a>(node: &Node, operands: &[&Value<'a>], store: Store) -> Result<Strided<'a>, OutOfRange> {
     let operand = |position: usize| &operands[position].main;
     Ok(match &node.op {
-        // Handled by the caller, which holds the arrays.
-        Op::Input { shape, .. } => Strided::scalar(0.0).broadcast(shape),
+        // Handled by the caller, which holds the arrays and refuses what is only described.
+        Op::Input { shape, .. } | Op::Opaque(Opaque { shape, .. }) => Strided::scalar(0.0).broadcast(shape),
         Op::Const { value, .. } => map1(&Strided::scalar(*value), store, |x| x),
         Op::Iota { axis, shape } => iota(shape, *axis),
         Op::Random { drop, offset, shape } => random(shape, operand(0), *drop, *offset),

@@ -76,7 +76,7 @@ pub(crate) fn reach_of(node: &Node, operands: &[&Value], result: &Strided) -> Re
     let joined = || operands.iter().fold(Reach::EXACT, |reach, operand| reach.join(operand.reach));
     let first = || operands[0].reach;
     match &node.op {
-        Op::Input { .. } | Op::Iota { .. } | Op::Random { .. } => Reach::EXACT,
+        Op::Input { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Opaque(_) => Reach::EXACT,
         // Results are discrete: a decision that may fall the other way is slack, not reach.
         Op::Compare(_) | Op::Unary(UnaryOp::Round) | Op::RowReduce(ReduceOp::ArgMax) => Reach::EXACT,
         Op::Cast(Dtype::I8 | Dtype::F8e4m3) => Reach::EXACT,

@@ -57,6 +57,8 @@ pub(crate) fn slack_of_output(value: &Value, dtype: Dtype) -> Slack {
 fn carried(node: &Node, operands: &[&Value]) -> Slack {
     match &node.op {
         Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Compare(_) => None,
+        // Refused before anything is carried.
+        Op::Opaque(_) => None,
         Op::Unary(op) => Some(through_unary(*op, operands[0])),
         Op::Binary(op) => Some(through_binary(node, *op, operands)),
         Op::Select => Some(through_select(node, operands)),

@@ -6,7 +6,7 @@ use crate::composite::{Composite, Gelu, Mask};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::graph::{Graph, NodeId, is_name};
-use crate::op::{BinaryOp, CompareOp, InputKind, Op, ReduceOp, UnaryOp, View};
+use crate::op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View};
 use crate::shape::{MAX_RANK, Shape};
 
 /// The longest text that is read: far above GPT-2 XL forward and backward (about 2 MB), far below memory.
@@ -347,6 +347,15 @@ fn primitive(op: &Token, arguments: &mut Arguments) -> Result<Op, GraphError> {
         }),
         "concat" => Op::Concat { axis: arguments.required("axis", op)? },
         "stop_gradient" => Op::StopGradient,
+        "opaque" => {
+            let name = arguments.take("name").map_or("opaque".to_string(), |word| word.text);
+            if !is_name(&name) {
+                return Err(error(op, GraphError::BadName(name).to_string()));
+            }
+            let (dtype, shape) = arguments.typed_shape(op)?;
+            let (bytes, flops) = (arguments.count("bytes")?, arguments.count("flops")?.unwrap_or(0));
+            Op::Opaque(Opaque { name, dtype, shape, bytes, flops, elementwise: arguments.flag("elementwise") })
+        }
         _ => return Err(error(op, format!("unknown operation `{name}`"))),
     })
 }
@@ -369,7 +378,7 @@ impl Arguments {
             let typed = before_bracket.parse::<Dtype>().ok();
             if let Some((key, value)) = word.text.split_once('=') {
                 sorted.attributes.push((key.to_string(), Token { text: value.to_string(), ..word.clone() }));
-            } else if matches!(word.text.as_str(), "transpose_a" | "transpose_b" | "transposed") {
+            } else if matches!(word.text.as_str(), "transpose_a" | "transpose_b" | "transposed" | "elementwise") {
                 sorted.flags.push(word.clone());
             } else if word.text.contains('[') && (before_bracket.is_empty() || typed.is_some()) {
                 sorted.shape = Some((typed, word.clone()));
@@ -398,6 +407,11 @@ impl Arguments {
         let Some(word) = self.take(key) else { return Ok(default) };
         let parsed = word.text.parse::<u32>();
         parsed.map(|n| n as usize).map_err(|_| error(&word, format!("expected a whole number below 2^32 for {key}")))
+    }
+
+    fn count(&mut self, key: &str) -> Result<Option<u64>, GraphError> {
+        let Some(word) = self.take(key) else { return Ok(None) };
+        word.text.parse::<u64>().map(Some).map_err(|_| error(&word, format!("expected a whole number for {key}")))
     }
 
     fn required(&mut self, key: &str, op: &Token) -> Result<usize, GraphError> {

@@ -86,6 +86,11 @@ fn primitive(f: &mut fmt::Formatter<'_>, graph: &Graph, position: usize) -> fmt:
         }
         Op::View(View::Slice { axis, start, length }) => write!(f, " axis={axis} start={start} length={length}"),
         Op::Concat { axis } => write!(f, " axis={axis}"),
+        Op::Opaque(opaque) => {
+            write!(f, " {}{} name={} flops={}", opaque.dtype, opaque.shape, opaque.name, opaque.flops)?;
+            opaque.bytes.map_or(Ok(()), |bytes| write!(f, " bytes={bytes}"))?;
+            f.write_str(if opaque.elementwise { " elementwise" } else { "" })
+        }
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select => Ok(()),
         Op::RowReduce(_) | Op::ColumnSum | Op::Gather | Op::StopGradient => Ok(()),
     }?;
