@@ -3,8 +3,11 @@
 //! Each node is *inline* (a constant or an index pattern, made again by every reader) or *placed*: some strides over the
 //! buffer of a base node. A view that cannot be expressed by strides, or that a reader cannot follow, is given a buffer
 //! of its own; a copy kernel fills it.
+//!
+//! A cast from a 16-bit type to `f32` is a view too: whoever reads it reads the narrow value, which widens for free on its
+//! way into a lane. Readers that take memory as it lies (products, copies, tables) get a buffer of the wide type.
 
-use deuteron_graph::{Graph, NodeId, Op, Shape, View};
+use deuteron_graph::{Dtype, Graph, NodeId, Op, Shape, View};
 
 /// Strides over a base buffer, in elements.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -174,19 +177,24 @@ impl Placement {
 
     /// Whether a kernel has to make this node: arithmetic, or a view that needs a buffer.
     pub fn needs_kernel(&self, graph: &Graph, id: NodeId) -> bool {
-        self.copied[id.index()] || is_arithmetic(&graph.node(id).op)
+        self.copied[id.index()] || is_arithmetic(graph, id)
     }
 
     /// The placed values a node reads: its operands, and through inline operands what those read (a mask's seed).
     pub fn reads(&self, graph: &Graph, id: NodeId) -> Vec<NodeId> {
         let mut reads = Vec::new();
+        self.for_reads(graph, id, &mut |value| reads.push(value));
+        reads
+    }
+
+    /// Calls `see` for each of [`Placement::reads`].
+    pub fn for_reads(&self, graph: &Graph, id: NodeId, see: &mut dyn FnMut(NodeId)) {
         for &input in &graph.node(id).inputs {
             match self.get(input) {
-                Some(_) => reads.push(input),
-                None => reads.extend(self.reads(graph, pattern_source(graph, input))),
+                Some(_) => see(input),
+                None => self.for_reads(graph, pattern_source(graph, input), see),
             }
         }
-        reads
     }
 
     /// Whether this node is a view (or a pattern) with a buffer of its own.
@@ -196,14 +204,40 @@ impl Placement {
 }
 
 /// Ops that compute: a kernel makes their value. The others are inputs, inline patterns or views.
-fn is_arithmetic(op: &Op) -> bool {
-    match op {
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => true,
+fn is_arithmetic(graph: &Graph, id: NodeId) -> bool {
+    match &graph.node(id).op {
+        Op::Cast(_) => !widens(graph, id),
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select => true,
         Op::RowReduce(_) | Op::ColumnSum | Op::Matmul { .. } => true,
-        Op::Gather | Op::ScatterAdd { .. } | Op::Concat { .. } => true,
+        Op::Gather | Op::ScatterAdd { .. } | Op::Concat { .. } | Op::Opaque(_) => true,
         Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => false,
         Op::View(_) | Op::StopGradient => false,
     }
+}
+
+/// A cast whose operand, as it lies in memory, can be read in its place. Casts of inline values are arithmetic.
+fn widens(graph: &Graph, id: NodeId) -> bool {
+    let node = graph.node(id);
+    let Op::Cast(Dtype::F32) = node.op else { return false };
+    let narrow = matches!(graph.node(node.inputs[0]).dtype, Dtype::F16 | Dtype::Bf16);
+    narrow
+        && !matches!(
+            graph.node(pattern_source(graph, node.inputs[0])).op,
+            Op::Const { .. } | Op::Iota { .. } | Op::Random { .. }
+        )
+}
+
+/// The widening cast behind a chain of views whose buffer is of another type than the value.
+fn widening_source(graph: &Graph, placement: &Placement, id: NodeId) -> Option<NodeId> {
+    let base = placement.base(id)?;
+    if graph.node(base).dtype == graph.node(id).dtype {
+        return None;
+    }
+    let mut at = id;
+    while !matches!(graph.node(at).op, Op::Cast(_)) {
+        at = *graph.node(at).inputs.first()?;
+    }
+    Some(at)
 }
 
 /// Places every node. `inputs` gives the layouts in which the graph's inputs are handed in.
@@ -211,7 +245,7 @@ pub fn place(graph: &Graph, inputs: &[Layout]) -> Placement {
     let mut copied = vec![false; graph.nodes().len()];
     // An output has a buffer of its own, even if it only looks at an input or is a constant.
     for output in graph.outputs() {
-        copied[output.node.index()] = !is_arithmetic(&graph.node(output.node).op);
+        copied[output.node.index()] = !is_arithmetic(graph, output.node);
     }
     loop {
         let placement = place_once(graph, inputs, &copied);
@@ -238,6 +272,7 @@ fn place_once(graph: &Graph, inputs: &[Layout], copied: &[bool]) -> Placement {
             }
             Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => None,
             Op::StopGradient => placement.places[node.inputs[0].index()].clone(),
+            Op::Cast(_) if widens(graph, id) => placement.places[node.inputs[0].index()].clone(),
             Op::View(view) => match &placement.places[node.inputs[0].index()] {
                 // A repeated constant is a constant. Other views of patterns get a buffer below.
                 None => None,
@@ -264,7 +299,16 @@ fn readers_that_cannot_follow(graph: &Graph, placement: &Placement) -> Vec<NodeI
             copies.push(id);
         }
         let node = graph.node(id);
+        let takes_memory = match node.op {
+            Op::Matmul { .. } | Op::Concat { .. } | Op::Gather | Op::ScatterAdd { .. } | Op::Opaque(_) => true,
+            Op::View(_) | Op::StopGradient => placement.copied[id.index()],
+            _ => false,
+        };
         for (position, &input) in node.inputs.iter().enumerate() {
+            if let (true, Some(cast)) = (takes_memory, widening_source(graph, placement, input)) {
+                copies.push(cast);
+                continue;
+            }
             match placement.get(input) {
                 None => copies.extend(unreadable_pattern(graph, placement, id, input)),
                 Some(placed) => {
@@ -314,7 +358,7 @@ fn can_read(graph: &Graph, reader: NodeId, position: usize, layout: &Layout) -> 
         Op::ScatterAdd { .. } => layout.is_contiguous(),
         Op::Random { .. } => true,
         // Products and copies take any strides.
-        Op::Matmul { .. } | Op::Concat { .. } | Op::View(_) | Op::StopGradient => true,
+        Op::Matmul { .. } | Op::Concat { .. } | Op::View(_) | Op::StopGradient | Op::Opaque(_) => true,
         Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } => true,
     }
 }

@@ -1,12 +1,16 @@
-//! Which groups are allowed, and why the others are not.
+//! Which groups are allowed, and why the others are not. Legality is a function of a set of nodes; whether a third
+//! group stands between is for the search to say, which sees the whole graph.
 
 use std::fmt;
 
-use deuteron_graph::{Graph, NodeId, Op, Shape};
+use deuteron_graph::{Call, Callee, Composite, Graph, NodeId, Op, Shape, is_recomputed};
 
+use crate::catalog::product_size;
+use crate::cost::ridge_points;
 use crate::layout::{Placement, pattern_source};
-use crate::machine::Machine;
+use crate::machine::{Machine, MachineKind, Quantity};
 use crate::plan::GroupKind;
+use crate::reason::Reason;
 
 /// The rows and columns a row kernel runs over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,251 +44,287 @@ impl fmt::Display for Space {
     }
 }
 
-/// Why two groups stay apart. Codes are stable.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reason {
-    /// A third group needs the first and is needed by the second.
-    WouldFormCycle {
-        /// a node on the way
-        through: NodeId,
-    },
-    /// Rows or columns differ.
-    DifferentSpace {
-        /// of the producer
-        producer: Space,
-        /// of the consumer
-        consumer: Space,
-    },
-    /// The consumer needs a value that is complete only after the last row.
-    NeedsAllRows {
-        /// the value
-        value: NodeId,
-    },
-    /// One of them is a kernel of another kind, which takes no neighbours yet.
-    OtherKernel {
-        /// of the producer
-        producer: GroupKind,
-        /// of the consumer
-        consumer: GroupKind,
-    },
-    /// A view between them moves elements across rows or columns.
-    ViewMovesData {
-        /// the view
-        view: NodeId,
-    },
-    /// Together they would read and write too many tensors.
-    TooManyArguments {
-        /// how many
-        needed: usize,
-        /// the limit
-        available: usize,
-    },
-    /// A row of temporaries would not stay in the cache.
-    RowTooLong {
-        /// bytes of one row
-        needed: usize,
-        /// the limit
-        available: usize,
-    },
-    /// The strategy keeps calls apart.
-    Strategy,
-    /// Together they would be a kernel of too many primitives.
-    TooManyNodes {
-        /// how many
-        needed: usize,
-        /// the limit
-        available: usize,
-    },
+/// What stands before or after a product in its kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reach {
+    /// nothing
+    None,
+    /// elementwise work
+    Pointwise,
+    /// work that needs whole rows
+    Rows,
 }
 
-impl Reason {
-    /// The stable code.
-    pub fn code(&self) -> &'static str {
+/// A product and what shares its kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MatmulForm {
+    /// applied while the first operand is loaded
+    pub prologue: Reach,
+    /// applied to the accumulators
+    pub epilogue: Reach,
+    /// products of one first operand
+    pub products: u8,
+}
+
+/// Attention and what shares its kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AttentionForm {
+    /// the output projection
+    pub projection: bool,
+    /// residual, bias, norm
+    pub epilogue: Reach,
+}
+
+/// The skeleton that a group needs, and how much of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// elementwise work, row reductions, column sums
+    Row,
+    /// products
+    Matmul(MatmulForm),
+    /// attention by online softmax
+    Attention(AttentionForm),
+    /// its gradient
+    AttentionBackward,
+    /// rows added into a table
+    ScatterAdd,
+    /// a view or a concatenation written out
+    Copy,
+    /// known only by its cost
+    Opaque,
+}
+
+impl Form {
+    /// The kind of kernel.
+    pub fn kind(self) -> GroupKind {
         match self {
-            Reason::WouldFormCycle { .. } => "E-PLAN-001",
-            Reason::DifferentSpace { .. } => "E-PLAN-002",
-            Reason::NeedsAllRows { .. } => "E-PLAN-003",
-            Reason::OtherKernel { .. } => "E-PLAN-004",
-            Reason::ViewMovesData { .. } => "E-PLAN-005",
-            Reason::TooManyArguments { .. } => "E-PLAN-006",
-            Reason::RowTooLong { .. } => "E-PLAN-007",
-            Reason::Strategy => "E-PLAN-008",
-            Reason::TooManyNodes { .. } => "E-PLAN-009",
+            Form::Row => GroupKind::Row,
+            Form::Matmul(_) => GroupKind::Matmul,
+            Form::Attention(_) | Form::AttentionBackward => GroupKind::Attention,
+            Form::ScatterAdd => GroupKind::ScatterAdd,
+            Form::Copy => GroupKind::Copy,
+            Form::Opaque => GroupKind::Opaque,
         }
     }
-}
 
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// A product alone.
+    pub const PRODUCT: Form = Form::Matmul(MatmulForm { prologue: Reach::None, epilogue: Reach::None, products: 1 });
+
+    /// In words.
+    pub fn name(self) -> &'static str {
         match self {
-            Reason::WouldFormCycle { through } => {
-                write!(f, "another kernel stands between them, through %{}", through.index())
+            Form::Row => "row",
+            Form::Matmul(MatmulForm { products: 2.., epilogue: Reach::None, .. }) => "products of one operand",
+            Form::Matmul(MatmulForm { products: 2.., .. }) => "products of one operand with epilogue",
+            Form::Matmul(MatmulForm { prologue: Reach::None, epilogue: Reach::None, .. }) => "matmul",
+            Form::Matmul(MatmulForm { prologue: Reach::None, epilogue: Reach::Pointwise, .. }) => {
+                "matmul with epilogue"
             }
-            Reason::DifferentSpace { producer, consumer } => {
-                write!(f, "rows and columns differ: {producer} and {consumer}")
+            Form::Matmul(MatmulForm { prologue: Reach::None, epilogue: Reach::Rows, .. }) => {
+                "matmul of few rows, then norm"
             }
-            Reason::NeedsAllRows { value } => {
-                write!(f, "%{} is complete only after the last row", value.index())
-            }
-            Reason::OtherKernel { producer, consumer } => {
-                write!(f, "a {producer} kernel and a {consumer} kernel do not share a skeleton")
-            }
-            Reason::ViewMovesData { view } => {
-                write!(f, "%{} moves elements to other rows or columns", view.index())
-            }
-            Reason::TooManyArguments { needed, available } => {
-                write!(f, "together they touch {needed} tensors, {available} are allowed")
-            }
-            Reason::RowTooLong { needed, available } => {
-                write!(f, "a row of temporaries takes {needed} bytes, {available} stay in the cache")
-            }
-            Reason::Strategy => f.write_str("this strategy keeps calls apart"),
-            Reason::TooManyNodes { needed, available } => {
-                write!(f, "together they hold {needed} primitives, {available} are allowed")
-            }
+            Form::Matmul(MatmulForm { prologue: Reach::Pointwise, .. }) => "matmul with prologue",
+            Form::Matmul(MatmulForm { prologue: Reach::Rows, .. }) => "norm, then matmul of few rows",
+            Form::Attention(AttentionForm { projection: true, .. }) => "attention block",
+            Form::Attention(AttentionForm { epilogue: Reach::None, .. }) => "attention",
+            Form::Attention(AttentionForm { epilogue: Reach::Pointwise, .. }) => "attention with residual",
+            Form::Attention(AttentionForm { epilogue: Reach::Rows, .. }) => "attention with residual and norm",
+            Form::AttentionBackward => "attention backward",
+            Form::ScatterAdd => "scatter_add",
+            Form::Copy => "copy",
+            Form::Opaque => "opaque",
         }
     }
 }
 
 /// The space of a node inside a row kernel: that of its operand for reductions, its own otherwise.
 pub fn node_space(graph: &Graph, id: NodeId) -> Space {
-    Space::of(&space_shape(graph, id))
+    Space::of(space_shape(graph, id))
 }
 
 /// The shape behind [`node_space`].
-pub(crate) fn space_shape(graph: &Graph, id: NodeId) -> Shape {
+pub(crate) fn space_shape(graph: &Graph, id: NodeId) -> &Shape {
     let node = graph.node(id);
     match node.op {
-        Op::RowReduce(_) | Op::ColumnSum => graph.node(node.inputs[0]).shape.clone(),
-        _ => node.shape.clone(),
+        Op::RowReduce(_) | Op::ColumnSum => &graph.node(node.inputs[0]).shape,
+        _ => &node.shape,
     }
 }
 
 /// The kind of kernel a node needs when it stands alone.
 pub(crate) fn kernel_kind(graph: &Graph, placement: &Placement, id: NodeId) -> GroupKind {
     let node = graph.node(id);
-    match node.op {
+    match &node.op {
         Op::Matmul { .. } => GroupKind::Matmul,
         Op::ScatterAdd { .. } => GroupKind::ScatterAdd,
         Op::Concat { .. } => GroupKind::Copy,
+        Op::Opaque(opaque) if !opaque.elementwise => GroupKind::Opaque,
         // A view with a buffer of its own copies what it sees; a pattern with a buffer is written by a row kernel.
         Op::View(_) | Op::StopGradient if placement.get(node.inputs[0]).is_some() => GroupKind::Copy,
         _ => GroupKind::Row,
     }
 }
 
-/// What legality needs to know of two sets of nodes.
-pub(crate) struct Pair<'a> {
+/// What legality looks at.
+#[derive(Clone, Copy)]
+pub(crate) struct Rules<'a> {
     pub graph: &'a Graph,
     pub placement: &'a Placement,
     pub machine: &'a Machine,
-    pub first: &'a [NodeId],
-    pub second: &'a [NodeId],
+    /// The first node of the backward part, if there is one.
+    pub first_backward: Option<usize>,
 }
 
-impl Pair<'_> {
-    /// Everything but convexity, which needs the whole graph: may these nodes share a row kernel?
-    pub fn check(&self) -> Result<Space, Reason> {
-        let kind = |nodes: &[NodeId]| kernel_kind(self.graph, self.placement, nodes[0]);
-        let (producer, consumer) = (kind(self.first), kind(self.second));
-        let (needed, available) = (self.first.len() + self.second.len(), self.machine.kernel_nodes);
-        if needed > available {
+/// A value that one node makes and another reads, both in the group.
+struct Edge {
+    producer: NodeId,
+    value: NodeId,
+    consumer: NodeId,
+}
+
+impl Rules<'_> {
+    /// The form of a kernel that makes `nodes` (in order) and stores `outputs` of them, or why there is none. `leaves` says
+    /// whether a value is read outside of the group or handed out.
+    pub fn form(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<Form, Reason> {
+        if let Some(first) = self.first_backward {
+            let again = nodes.iter().find(|&&id| is_recomputed(self.graph, id));
+            if let (Some(&value), true) = (again, nodes[0].index() < first) {
+                return Err(Reason::Recomputed { value });
+            }
+        }
+        let (needed, available) = (nodes.len(), self.machine.count(Quantity::KernelNodes));
+        let kinds: Vec<GroupKind> = nodes.iter().map(|&id| kernel_kind(self.graph, self.placement, id)).collect();
+        let has = |kind: GroupKind| kinds.contains(&kind);
+        if needed > available && !has(GroupKind::Matmul) {
             return Err(Reason::TooManyNodes { needed, available });
         }
-        if producer != GroupKind::Row || consumer != GroupKind::Row {
-            return Err(Reason::OtherKernel { producer, consumer });
+        if has(GroupKind::Matmul) {
+            return self.form_with_products(nodes, &kinds, leaves);
         }
-        let (a, b) = (self.space(self.first), self.space(self.second));
-        let needs_all = self.edges(self.first, self.second).chain(self.edges(self.second, self.first));
-        for edge in needs_all {
-            self.check_needs_all_rows(&edge)?;
+        if !kinds.iter().all(|&kind| kind == kinds[0]) || (nodes.len() > 1 && !self.may_be_several(nodes, kinds[0])) {
+            let other = kinds.iter().find(|&&kind| kind != kinds[0]).copied().unwrap_or(kinds[0]);
+            return Err(Reason::OtherKernel { producer: kinds[0], consumer: other });
         }
-        let space = a.join(b).ok_or(Reason::DifferentSpace { producer: a, consumer: b })?;
-        for edge in self.edges(self.first, self.second).chain(self.edges(self.second, self.first)) {
-            self.check_edge(&edge, space)?;
+        match kinds[0] {
+            GroupKind::Row => self.check_rows(nodes, leaves).map(|_| Form::Row),
+            GroupKind::Copy => Ok(Form::Copy),
+            GroupKind::ScatterAdd => Ok(Form::ScatterAdd),
+            GroupKind::Opaque => Ok(Form::Opaque),
+            GroupKind::Matmul | GroupKind::Attention => Ok(Form::PRODUCT),
         }
-        self.check_patterns(space, a, b)?;
+    }
+
+    /// Results of one opaque call are one kernel; other kinds than row kernels stand alone.
+    fn may_be_several(&self, nodes: &[NodeId], kind: GroupKind) -> bool {
+        match kind {
+            GroupKind::Row => true,
+            GroupKind::Opaque => nodes.iter().all(|&id| self.graph.node(id).call == self.graph.node(nodes[0]).call),
+            GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Matmul | GroupKind::Attention => false,
+        }
+    }
+
+    /// One space, values read at their own place, nothing needed before it is complete, and room for all of it.
+    fn check_rows(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<Space, Reason> {
+        let edges = self.edges(nodes);
+        for edge in &edges {
+            let summed = matches!(self.graph.node(edge.producer).op, Op::ColumnSum);
+            let looked_up = matches!(self.graph.node(edge.consumer).op, Op::Gather);
+            if summed || looked_up {
+                return Err(Reason::NeedsAllRows { value: edge.producer });
+            }
+        }
+        let mut space = node_space(self.graph, nodes[0]);
+        for &id in nodes {
+            let own = node_space(self.graph, id);
+            space = space.join(own).ok_or(Reason::DifferentSpace { producer: space, consumer: own })?;
+        }
+        for edge in &edges {
+            self.check_edge(edge, space)?;
+        }
+        self.check_patterns(nodes, space)?;
+        self.check_resources(nodes, leaves, space)?;
         Ok(space)
     }
 
-    fn space(&self, nodes: &[NodeId]) -> Space {
-        let first = node_space(self.graph, nodes[0]);
-        nodes.iter().fold(first, |space, &id| space.join(node_space(self.graph, id)).unwrap_or(space))
-    }
-
-    fn edges<'s>(&'s self, from: &'s [NodeId], to: &'s [NodeId]) -> impl Iterator<Item = Edge> + 's {
-        to.iter().flat_map(move |&consumer| {
-            self.placement.reads(self.graph, consumer).into_iter().filter_map(move |value| {
-                let producer = self.placement.base(value)?;
-                from.contains(&producer).then_some(Edge { producer, value, consumer })
-            })
-        })
-    }
-
-    fn check_needs_all_rows(&self, edge: &Edge) -> Result<(), Reason> {
-        let summed = matches!(self.graph.node(edge.producer).op, Op::ColumnSum);
-        let looked_up = matches!(self.graph.node(edge.consumer).op, Op::Gather);
-        if summed || looked_up { Err(Reason::NeedsAllRows { value: edge.producer }) } else { Ok(()) }
+    /// Values made and read within the group.
+    fn edges(&self, nodes: &[NodeId]) -> Vec<Edge> {
+        let mut edges = Vec::new();
+        for &consumer in nodes {
+            self.placement.for_reads(self.graph, consumer, &mut |value| {
+                let Some(producer) = self.placement.base(value) else { return };
+                if nodes.binary_search(&producer).is_ok() {
+                    edges.push(Edge { producer, value, consumer });
+                }
+            });
+        }
+        edges
     }
 
     /// Inside one kernel a value is read at its own row and column, or is one number a row.
     fn check_edge(&self, edge: &Edge, space: Space) -> Result<(), Reason> {
-        let moves = Reason::ViewMovesData { view: edge.value };
+        let moves = || Reason::ViewMovesData { view: edge.value };
         let reader = space_shape(self.graph, edge.consumer);
-        let placed = self.placement.get(edge.value).ok_or(moves.clone())?;
-        if !placed.layout.shape.broadcasts_to(&reader) {
-            return Err(moves);
+        let placed = self.placement.get(edge.value).ok_or_else(moves)?;
+        if !placed.layout.shape.broadcasts_to(reader) {
+            return Err(moves());
         }
-        let access = placed.layout.row_access(&reader).ok_or(moves.clone())?;
+        let access = placed.layout.row_access(reader).ok_or_else(moves)?;
         let produced = &self.graph.node(edge.producer).shape;
         let in_place = if produced.cols() == 1 {
             produced.rows() == space.rows && access.is_per_row_identity(space.rows)
         } else {
             produced.rows() == space.rows && reader.cols() == space.cols && access.is_identity(space.rows, space.cols)
         };
-        if in_place { Ok(()) } else { Err(moves) }
+        if in_place { Ok(()) } else { Err(moves()) }
     }
 
     /// A random mask is counted in its own shape, and a gathered row is as long as its table's: their readers keep those
     /// columns.
-    fn check_patterns(&self, space: Space, a: Space, b: Space) -> Result<(), Reason> {
-        for &id in self.first.iter().chain(self.second) {
+    fn check_patterns(&self, nodes: &[NodeId], space: Space) -> Result<(), Reason> {
+        let differs = |cols: usize| {
+            let consumer = Space { rows: space.rows, cols };
+            if cols == space.cols { Ok(()) } else { Err(Reason::DifferentSpace { producer: space, consumer }) }
+        };
+        for &id in nodes {
             let node = self.graph.node(id);
-            if matches!(node.op, Op::Gather | Op::Random { .. }) && node.shape.cols() != space.cols {
-                return Err(Reason::DifferentSpace { producer: a, consumer: b });
+            if matches!(node.op, Op::Gather | Op::Random { .. }) {
+                differs(node.shape.cols())?;
             }
-            for &input in &self.graph.node(id).inputs {
+            for &input in &node.inputs {
                 if self.placement.get(input).is_some() {
                     continue;
                 }
                 let pattern = self.graph.node(pattern_source(self.graph, input));
-                if matches!(pattern.op, Op::Random { .. }) && pattern.shape.cols() != space.cols {
-                    return Err(Reason::DifferentSpace { producer: a, consumer: b });
+                if matches!(pattern.op, Op::Random { .. }) {
+                    differs(pattern.shape.cols())?;
                 }
             }
         }
         Ok(())
     }
 
-    /// How many tensors the two would read and write together, at least; and a row of temporaries for each stored value.
-    pub fn check_resources(&self, outputs: usize, space: Space) -> Result<(), Reason> {
+    /// How many tensors the kernel reads and writes, and a row of temporaries for each it reads whole.
+    fn check_resources(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool, space: Space) -> Result<(), Reason> {
         let mut bases: Vec<NodeId> = Vec::new();
         let mut full_rows = 0;
-        for &id in self.first.iter().chain(self.second) {
-            for value in self.placement.reads(self.graph, id) {
-                let Some(base) = self.placement.base(value) else { continue };
-                if !self.first.contains(&base) && !self.second.contains(&base) && !bases.contains(&base) {
+        for &id in nodes {
+            self.placement.for_reads(self.graph, id, &mut |value| {
+                let Some(base) = self.placement.base(value) else { return };
+                if nodes.binary_search(&base).is_err() && !bases.contains(&base) {
                     bases.push(base);
                     full_rows += (self.graph.node(base).shape.cols() == space.cols) as usize;
                 }
-            }
+            });
         }
-        let (needed, available) = (bases.len() + outputs, self.machine.kernel_arguments);
-        if needed > available {
+        let outputs = nodes.iter().filter(|&&id| leaves(id)).count();
+        let (needed, available) = (bases.len() + outputs, self.machine.count(Quantity::KernelArguments));
+        // One node is always a kernel, however many operands it has.
+        if needed > available && nodes.len() > 1 {
             return Err(Reason::TooManyArguments { needed, available });
         }
-        let (needed, available) = (full_rows * space.cols * 4, self.machine.row_scratch);
-        if needed > available && self.second.iter().chain(self.first).any(|&id| self.is_reduction(id)) {
+        let (needed, available) =
+            (full_rows * space.cols * 4, self.machine.kilobytes(Quantity::RowScratchKb).0 as usize);
+        if needed > available && nodes.len() > 1 && nodes.iter().any(|&id| self.is_reduction(id)) {
             return Err(Reason::RowTooLong { needed, available });
         }
         Ok(())
@@ -293,11 +333,301 @@ impl Pair<'_> {
     fn is_reduction(&self, id: NodeId) -> bool {
         matches!(self.graph.node(id).op, Op::RowReduce(_))
     }
+
+    /// A group that holds products: one with its prologue and epilogue, several of one operand, or attention.
+    fn form_with_products(
+        &self,
+        nodes: &[NodeId],
+        kinds: &[GroupKind],
+        leaves: &dyn Fn(NodeId) -> bool,
+    ) -> Result<Form, Reason> {
+        let products: Vec<NodeId> =
+            nodes.iter().zip(kinds).filter(|&(_, &kind)| kind == GroupKind::Matmul).map(|(&id, _)| id).collect();
+        if nodes.len() == 1 {
+            return Ok(Form::PRODUCT);
+        }
+        if let Some(core) = self.attention_core(&products) {
+            return self.form_of_attention(nodes, kinds, leaves, core);
+        }
+        let other = kinds.iter().copied().find(|kind| !matches!(kind, GroupKind::Matmul | GroupKind::Row));
+        if let Some(consumer) = other {
+            return Err(Reason::OtherKernel { producer: GroupKind::Matmul, consumer });
+        }
+        self.check_shared_operand(&products)?;
+        let rows: Vec<NodeId> = nodes.iter().copied().filter(|id| !products.contains(id)).collect();
+        let (before, after) = self.sides(&rows, &products)?;
+        if let Some(&value) = before.iter().find(|&&id| leaves(id)) {
+            return Err(Reason::ReadElsewhere { value });
+        }
+        let prologue = self.check_side(&before, &products, leaves)?;
+        let epilogue = self.check_side(&after, &products, leaves)?;
+        self.check_operand_positions(&before, &products)?;
+        if prologue == Reach::Rows || epilogue == Reach::Rows {
+            self.check_few_rows(products[0])?;
+        }
+        Ok(Form::Matmul(MatmulForm { prologue, epilogue, products: products.len() as u8 }))
+    }
+
+    /// Several products in one kernel read one first operand, over one size of rows.
+    fn check_shared_operand(&self, products: &[NodeId]) -> Result<(), Reason> {
+        let first = self.graph.node(products[0]);
+        let alike = products.iter().all(|&id| {
+            let node = self.graph.node(id);
+            node.inputs[0] == first.inputs[0]
+                && node.op == first.op
+                && node.shape.rank() == first.shape.rank()
+                && node.shape.rows() == first.shape.rows()
+        });
+        if products.len() > 3 || !alike {
+            return Err(Reason::SeveralProducts { products: products.len() });
+        }
+        Ok(())
+    }
+
+    /// Row nodes before and after the products. A node on both sides would have to be in two places.
+    fn sides(&self, rows: &[NodeId], products: &[NodeId]) -> Result<(Vec<NodeId>, Vec<NodeId>), Reason> {
+        let mut after: Vec<NodeId> = Vec::new();
+        for &id in rows {
+            let mut follows = false;
+            self.placement.for_reads(self.graph, id, &mut |value| {
+                let base = self.placement.base(value);
+                follows |= base.is_some_and(|base| products.contains(&base) || after.contains(&base));
+            });
+            if follows {
+                after.push(id);
+            }
+        }
+        let before: Vec<NodeId> = rows.iter().copied().filter(|id| !after.contains(id)).collect();
+        // What a prologue makes exists only while an operand is loaded: the other side of the product never sees it.
+        for &id in &after {
+            let mut seen = None;
+            self.placement.for_reads(self.graph, id, &mut |value| {
+                seen = seen.or(self.placement.base(value).filter(|base| before.contains(base)));
+            });
+            if let Some(value) = seen {
+                return Err(Reason::ReadElsewhere { value });
+            }
+        }
+        Ok((before, after))
+    }
+
+    /// One side of a product: a row kernel's rules, over the space of the product's operand or result.
+    fn check_side(
+        &self,
+        side: &[NodeId],
+        products: &[NodeId],
+        leaves: &dyn Fn(NodeId) -> bool,
+    ) -> Result<Reach, Reason> {
+        if side.is_empty() {
+            return Ok(Reach::None);
+        }
+        let space = self.check_rows(side, leaves)?;
+        if let Some(&sum) = side.iter().find(|&&id| matches!(self.graph.node(id).op, Op::ColumnSum)) {
+            return Err(Reason::NeedsAllRows { value: sum });
+        }
+        for &id in side {
+            let mut problem = None;
+            self.placement.for_reads(self.graph, id, &mut |value| {
+                let Some(producer) = self.placement.base(value) else { return };
+                if products.contains(&producer) {
+                    problem = problem.take().or(self.check_edge(&Edge { producer, value, consumer: id }, space).err());
+                }
+            });
+            problem.map_or(Ok(()), Err)?;
+        }
+        Ok(if side.iter().any(|&id| self.is_reduction(id)) { Reach::Rows } else { Reach::Pointwise })
+    }
+
+    /// A prologue feeds the first operand, in place.
+    fn check_operand_positions(&self, before: &[NodeId], products: &[NodeId]) -> Result<(), Reason> {
+        for &product in products {
+            let node = self.graph.node(product);
+            for (position, &input) in node.inputs.iter().enumerate() {
+                let Some(base) = self.placement.base(input) else { continue };
+                if before.contains(&base) && (position != 0 || self.graph.node(base).shape.rows() != node.shape.rows())
+                {
+                    return Err(Reason::ViewMovesData { view: input });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_few_rows(&self, product: NodeId) -> Result<(), Reason> {
+        let transpose_a = matches!(self.graph.node(product).op, Op::Matmul { transpose_a: true, .. });
+        let (m, n, k, batch) = product_size(self.graph, product, transpose_a);
+        let few = self.machine.count(Quantity::FewRows);
+        let rows = m * batch;
+        if rows <= few {
+            return Ok(());
+        }
+        let element = self.graph.node(self.graph.node(product).inputs[0]).dtype.bytes();
+        let intensity = 2.0 * (m * n * k) as f64 / ((m * k + k * n + m * n) * element).max(1) as f64;
+        let (ridge, _) = ridge_points(self.machine, 8 * element as u32);
+        let units = match self.machine.kind {
+            MachineKind::Gpu => "tensor cores",
+            MachineKind::Cpu => "vector units",
+        };
+        Err(Reason::WholeRows { intensity, ridge, rows, few, cols: n, units })
+    }
+
+    /// The attention call (or its gradient) that two of the products are parts of.
+    fn attention_core(&self, products: &[NodeId]) -> Option<usize> {
+        products
+            .iter()
+            .map(|&id| self.graph.node(id).call.index())
+            .find(|&call| is_attention(&self.graph.calls()[call]))
+    }
+
+    /// Attention needs its whole call; what follows it may be its output in another order, a projection, and row work.
+    fn form_of_attention(
+        &self,
+        nodes: &[NodeId],
+        kinds: &[GroupKind],
+        leaves: &dyn Fn(NodeId) -> bool,
+        core: usize,
+    ) -> Result<Form, Reason> {
+        let call = &self.graph.calls()[core];
+        let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
+        let missing = (call.start..call.end)
+            .filter_map(|index| self.graph.id(index))
+            .find(|&id| self.placement.needs_kernel(self.graph, id) && nodes.binary_search(&id).is_err());
+        let products = |inside: bool| {
+            let count =
+                nodes.iter().zip(kinds).filter(|&(&id, &kind)| kind == GroupKind::Matmul && in_call(id) == inside);
+            count.count()
+        };
+        if missing.is_some() {
+            return match nodes.iter().all(|&id| in_call(id)) && products(true) < 2 {
+                true => self.half_of_attention(nodes, leaves),
+                // A neighbour of one part: attention is fused with its neighbours as a whole, or not at all.
+                false if products(true) + products(false) < 2 => {
+                    let outside = nodes.iter().copied().find(|&id| !in_call(id)).unwrap_or(nodes[0]);
+                    let producer = kernel_kind(self.graph, self.placement, outside);
+                    Err(Reason::OtherKernel { producer, consumer: GroupKind::Attention })
+                }
+                false => Err(Reason::SeveralProducts { products: products(true) + products(false) }),
+            };
+        }
+        let is_backward = matches!(call.callee, Callee::Block(_));
+        let rest: Vec<NodeId> = nodes.iter().copied().filter(|&id| !in_call(id)).collect();
+        if is_backward {
+            let other = rest.iter().find(|&&id| {
+                let call = &self.graph.calls()[self.graph.node(id).call.index()];
+                !matches!(&call.callee, Callee::Block(name) if name == RECOMPUTED_ATTENTION)
+            });
+            return match other {
+                None => Ok(Form::AttentionBackward),
+                Some(&id) => Err(Reason::OtherKernel {
+                    producer: GroupKind::Attention,
+                    consumer: kernel_kind(self.graph, self.placement, id),
+                }),
+            };
+        }
+        if products(false) > 1 {
+            return Err(Reason::SeveralProducts { products: products(true) + products(false) });
+        }
+        self.form_after_attention(nodes, &rest, leaves, call)
+    }
+
+    /// Parts of an attention call that are a kernel on their own: a product with the work before or after it.
+    fn half_of_attention(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<Form, Reason> {
+        let is_product = |id: NodeId| matches!(self.graph.node(id).op, Op::Matmul { .. });
+        let products: Vec<NodeId> = nodes.iter().copied().filter(|&id| is_product(id)).collect();
+        let rows: Vec<NodeId> = nodes.iter().copied().filter(|&id| !is_product(id)).collect();
+        let (before, after) = self.sides(&rows, &products)?;
+        if let Some(&value) = before.iter().find(|&&id| leaves(id)) {
+            return Err(Reason::ReadElsewhere { value });
+        }
+        let prologue = self.check_side(&before, &products, leaves)?;
+        let epilogue = self.check_side(&after, &products, leaves)?;
+        if prologue == Reach::Rows || epilogue == Reach::Rows {
+            self.check_few_rows(products[0])?;
+        }
+        Ok(Form::Matmul(MatmulForm { prologue, epilogue, products: products.len() as u8 }))
+    }
+
+    fn form_after_attention(
+        &self,
+        nodes: &[NodeId],
+        rest: &[NodeId],
+        leaves: &dyn Fn(NodeId) -> bool,
+        call: &Call,
+    ) -> Result<Form, Reason> {
+        // Heads side by side are the columns of a row of tokens.
+        let Some(&output) = call.outputs.first() else {
+            return Err(Reason::SeveralProducts { products: 2 });
+        };
+        let shape = &self.graph.node(output).shape;
+        let heads = if shape.rank() >= 3 { shape[shape.rank() - 3] } else { 1 };
+        let (tokens, width) = (shape.rows() / heads.max(1), shape.cols() * heads);
+        let (mut rows, mut projection) = (Vec::new(), false);
+        for &id in rest {
+            let node = self.graph.node(id);
+            match kernel_kind(self.graph, self.placement, id) {
+                GroupKind::Copy => {
+                    // The output written in the order its reader wants.
+                    let source = self.placement.base(node.inputs[0]);
+                    if source != Some(output) || node.inputs.len() != 1 {
+                        return Err(Reason::OtherKernel { producer: GroupKind::Attention, consumer: GroupKind::Copy });
+                    }
+                }
+                GroupKind::Matmul => {
+                    let operand = self.placement.base(node.inputs[0]);
+                    let reads_core = operand.is_some_and(|base| nodes.binary_search(&base).is_ok());
+                    let is_projection = reads_core
+                        && node.shape.rows() == tokens
+                        && self.graph.node(node.inputs[0]).shape.cols() == width
+                        && self.placement.base(node.inputs[1]).is_none_or(|base| nodes.binary_search(&base).is_err());
+                    if !is_projection {
+                        return Err(Reason::SeveralProducts { products: 3 });
+                    }
+                    projection = true;
+                }
+                GroupKind::Row => rows.push(id),
+                consumer @ (GroupKind::ScatterAdd | GroupKind::Opaque | GroupKind::Attention) => {
+                    return Err(Reason::OtherKernel { producer: GroupKind::Attention, consumer });
+                }
+            }
+        }
+        if rows.is_empty() {
+            return Ok(Form::Attention(AttentionForm { projection, epilogue: Reach::None }));
+        }
+        let space = self.check_rows(&rows, leaves)?;
+        if let Some(&sum) = rows.iter().find(|&&id| matches!(self.graph.node(id).op, Op::ColumnSum)) {
+            return Err(Reason::NeedsAllRows { value: sum });
+        }
+        // Row work follows the rows of tokens that attention or its projection gives.
+        if space.rows != tokens && Space::of(shape) != space {
+            let producer = Space { rows: tokens, cols: width };
+            return Err(Reason::DifferentSpace { producer, consumer: space });
+        }
+        // What stands before attention is no part of its kernel.
+        let mut after: Vec<NodeId> = nodes.iter().copied().filter(|id| !rows.contains(id)).collect();
+        for &id in &rows {
+            let mut follows = false;
+            self.placement.for_reads(self.graph, id, &mut |value| {
+                follows |= self.placement.base(value).is_some_and(|base| after.contains(&base));
+            });
+            if !follows {
+                return Err(Reason::ReadElsewhere { value: id });
+            }
+            after.push(id);
+        }
+        let reduces = rows.iter().any(|&id| self.is_reduction(id));
+        let epilogue = if reduces { Reach::Rows } else { Reach::Pointwise };
+        Ok(Form::Attention(AttentionForm { projection, epilogue }))
+    }
 }
 
-/// A value that one set of nodes makes and the other reads.
-struct Edge {
-    producer: NodeId,
-    value: NodeId,
-    consumer: NodeId,
+/// The block in which scores are computed again for a gradient.
+pub(crate) const RECOMPUTED_ATTENTION: &str = "recompute(attention)";
+
+/// Whether a call is attention, or its gradient.
+pub(crate) fn is_attention(call: &Call) -> bool {
+    match &call.callee {
+        Callee::Composite(Composite::Attention { .. }) => true,
+        Callee::Block(name) => name == "grad(attention)",
+        Callee::Composite(_) | Callee::Primitive => false,
+    }
 }

@@ -1,30 +1,483 @@
-//! What a machine allows. One number a line, with its origin.
+//! What a machine is: one number a line, each with its origin.
+//!
+//! Profiles are data files (`machines/*.toml`); a user's own file has the same form. A number that a file leaves out is
+//! taken from the profile it is `based_on`, and keeps that profile's origin.
 
-/// Limits that legality asks for. Bandwidths and peaks join with the cost model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+
+use crate::cost::units::{Bytes, Rate};
+
+/// The kind of a machine: which formulas price its kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MachineKind {
+    /// Cores with vector units, and the tile machine.
+    Cpu,
+    /// Multiprocessors with matrix units.
+    Gpu,
+}
+
+impl MachineKind {
+    /// The word of the data file.
+    pub fn name(self) -> &'static str {
+        match self {
+            MachineKind::Cpu => "cpu",
+            MachineKind::Gpu => "gpu",
+        }
+    }
+}
+
+macro_rules! quantities {
+    ($($(#[doc = $text:literal])+ $variant:ident = $name:literal,)+) => {
+        /// Every number a machine may have. The name carries the unit.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Quantity {
+            $($(#[doc = $text])+ $variant,)+
+        }
+
+        impl Quantity {
+            /// All of them.
+            pub const ALL: &[Quantity] = &[$(Quantity::$variant,)+];
+
+            /// The name in the data file.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Quantity::$variant => $name,)+
+                }
+            }
+
+            /// What it is.
+            pub fn about(self) -> &'static str {
+                match self {
+                    $(Quantity::$variant => concat!($($text,)+).trim_ascii_start(),)+
+                }
+            }
+        }
+    };
+}
+
+quantities! {
+    /// Main memory, read and written bytes both counted, GB/s.
+    DramGbps = "dram_gbps",
+    /// Last-level cache, GB/s.
+    CacheGbps = "cache_gbps",
+    /// Last-level cache that one tensor may take and still be there when it is read, MB.
+    CacheMb = "cache_mb",
+    /// Second-level cache of all cores together, GB/s (CPU).
+    InnerGbps = "inner_gbps",
+    /// Second-level cache of all cores together, MB (CPU).
+    InnerMb = "inner_mb",
+    /// Stores past the caches, GB/s (CPU).
+    StreamGbps = "stream_gbps",
+    /// Matrix products of 16-bit operands with f32 sums, TFLOP/s.
+    Matrix16Tflops = "matrix_16_tflops",
+    /// Matrix products of f32 operands, TFLOP/s.
+    Matrix32Tflops = "matrix_32_tflops",
+    /// Plain f32 arithmetic, TFLOP/s.
+    VectorTflops = "vector_tflops",
+    /// Time between the end of one kernel and the full speed of the next, us.
+    LaunchUs = "launch_us",
+    /// Of the shorter of memory and compute time, the share that the longer does not hide.
+    Exposed = "exposed",
+    /// Tensors one kernel may read and write.
+    KernelArguments = "kernel_arguments",
+    /// Primitives one kernel may hold.
+    KernelNodes = "kernel_nodes",
+    /// Row-sized temporaries that one kernel may keep, KB.
+    RowScratchKb = "row_scratch_kb",
+    /// Cores, or multiprocessors.
+    Processors = "processors",
+    /// Registers of 32 bits a multiprocessor.
+    Registers = "registers",
+    /// Shared memory a multiprocessor, KB.
+    SharedKb = "shared_kb",
+    /// Shared memory a block may use, KB.
+    BlockSharedKb = "block_shared_kb",
+    /// Threads a multiprocessor holds.
+    Threads = "threads",
+    /// Occupancy from which memory runs at full speed.
+    FullOccupancy = "full_occupancy",
+    /// Rows of a matmul tile.
+    TileRows = "tile_rows",
+    /// Columns of a matmul tile.
+    TileCols = "tile_cols",
+    /// Blocks that share one load of a tile.
+    Multicast = "multicast",
+    /// Rows up to which a product streams its weights and a norm may join it.
+    FewRows = "few_rows",
+    /// A barrier over all blocks of a kernel, us.
+    BarrierUs = "barrier_us",
+    /// Share of the matrix rate that attention reaches.
+    AttentionShare = "attention_share",
+    /// Sharing a kernel among the threads, us.
+    ForkUs = "fork_us",
+    /// Handing out one piece of a kernel's work, ns.
+    ChunkNs = "chunk_ns",
+    /// Handing out one instruction of the tile machine, ns.
+    DispatchNs = "dispatch_ns",
+    /// Starting a row of a row kernel, ns.
+    RowNs = "row_ns",
+    /// Starting the rows that are worked on together, ns.
+    FlightNs = "flight_ns",
+    /// Finding and fetching one argument of the rows that are worked on together, ns.
+    RowArgumentNs = "row_argument_ns",
+    /// One scalar operation of a row, ns.
+    RowScalarNs = "row_scalar_ns",
+    /// A vector that a row does not fill, ns beyond a full one.
+    TailNs = "tail_ns",
+    /// Loading or storing 16 f32 of a strip, ns.
+    MoveNs = "move_ns",
+    /// Converting 16 values between f32 and a narrower type, ns.
+    ConvertNs = "convert_ns",
+    /// Additions, products, comparisons, selections of 16 values, ns.
+    SimpleNs = "simple_ns",
+    /// Division, square root, reciprocal of 16 values, ns.
+    DivideNs = "divide_ns",
+    /// Exponential of 16 values, ns.
+    ExpNs = "exp_ns",
+    /// Hyperbolic tangent, sigmoid, GELU or SiLU of 16 values, ns.
+    TanhNs = "tanh_ns",
+    /// Error function or logarithm of 16 values, ns.
+    ErfNs = "erf_ns",
+    /// Random bits of 16 values, ns.
+    RandomNs = "random_ns",
+    /// Reducing 16 values, ns.
+    ReduceNs = "reduce_ns",
+    /// Finishing the reduction of a row, ns.
+    ReductionNs = "reduction_ns",
+    /// Adding 16 values to a column sum, ns.
+    ColumnNs = "column_ns",
+    /// Adding up one element of the threads' column sums, ns.
+    FinishNs = "finish_ns",
+    /// One element moved by a strided copy, ns.
+    CopyElementNs = "copy_element_ns",
+    /// 64 columns of one row added into a table, ns.
+    ScatterRowNs = "scatter_row_ns",
+    /// 64 columns of a table's row written, ns.
+    ClearRowNs = "clear_row_ns",
+    /// One block of a product, beyond its arithmetic, ns.
+    ProductNs = "product_ns",
+    /// Packing one element of a product's operand, ns.
+    PackNs = "pack_ns",
+    /// Measured over predicted time of row kernels.
+    CorrectRow = "correct_row",
+    /// Measured over predicted time of matrix products.
+    CorrectMatmul = "correct_matmul",
+    /// Measured over predicted time of attention.
+    CorrectAttention = "correct_attention",
+    /// Measured over predicted time of copies.
+    CorrectCopy = "correct_copy",
+    /// Measured over predicted time of scatters.
+    CorrectScatterAdd = "correct_scatter_add",
+}
+
+/// A number and where it comes from.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Number {
+    /// the number, in the unit of its name
+    pub value: f64,
+    /// a datasheet, a measurement with its date, or a reason
+    pub origin: String,
+}
+
+/// A machine: a name, a kind, and its numbers.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
     /// Name in reports.
     pub name: String,
-    /// Most tensors one row kernel may read and write.
-    pub kernel_arguments: usize,
-    /// Most primitives one row kernel may hold.
-    pub kernel_nodes: usize,
-    /// Most bytes of row-sized temporaries a row kernel may keep between passes.
-    pub row_scratch: usize,
+    /// Which formulas apply.
+    pub kind: MachineKind,
+    numbers: BTreeMap<Quantity, Number>,
+}
+
+/// Why a machine file was refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum MachineError {
+    /// Not a data file of the right form.
+    #[error("machine file: {0}")]
+    Form(String),
+    /// Too large to be one.
+    #[error("machine file: expected at most {limit} bytes, got {got}")]
+    TooLarge {
+        /// the limit
+        limit: usize,
+        /// bytes of the file
+        got: usize,
+    },
+    /// A number nobody knows.
+    #[error("machine file: unknown number `{name}`; known are {known}")]
+    UnknownNumber {
+        /// as written
+        name: String,
+        /// all names
+        known: String,
+    },
+    /// A number that cannot be.
+    #[error("machine file: `{name}` must be {expected}, got {value}")]
+    Range {
+        /// the number
+        name: &'static str,
+        /// its range
+        expected: &'static str,
+        /// what came
+        value: f64,
+    },
+    /// A number that this kind of machine needs.
+    #[error(
+        "machine file: `{name}` is missing; {about} Give it, or base the file on a profile with based_on = \"...\""
+    )]
+    Missing {
+        /// the number
+        name: &'static str,
+        /// what it is
+        about: &'static str,
+    },
+    /// A profile that does not exist.
+    #[error("unknown machine `{name}`; expected {}, or a file", Machine::PROFILES.join(", "))]
+    UnknownProfile {
+        /// as given
+        name: String,
+    },
+}
+
+/// The longest machine file that is read; ours have 5 KB.
+const MAX_FILE: usize = 1 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    kind: Option<String>,
+    based_on: Option<String>,
+    #[serde(default)]
+    numbers: BTreeMap<String, Number>,
 }
 
 impl Machine {
-    /// A CPU core with 2 MiB of second-level cache.
+    /// The profiles that come with Deuteron.
+    pub const PROFILES: [&str; 5] = ["cpu", "a100", "h100", "h200", "rtx4090"];
+
+    /// The text of a profile.
+    pub fn profile_text(name: &str) -> Result<&'static str, MachineError> {
+        Ok(match name {
+            "cpu" => include_str!("../machines/cpu.toml"),
+            "a100" => include_str!("../machines/a100.toml"),
+            "h100" => include_str!("../machines/h100.toml"),
+            "h200" => include_str!("../machines/h200.toml"),
+            "rtx4090" => include_str!("../machines/rtx4090.toml"),
+            other => return Err(MachineError::UnknownProfile { name: other.to_string() }),
+        })
+    }
+
+    /// A profile by name.
+    pub fn profile(name: &str) -> Result<Machine, MachineError> {
+        Machine::parse(Machine::profile_text(name)?)
+    }
+
+    /// The CPU profile as it ships, before any calibration.
     pub fn cpu() -> Machine {
-        Machine {
+        // A test parses every profile, so the fall-back is never taken.
+        Machine::profile("cpu").unwrap_or(Machine {
             name: "cpu".into(),
-            // Hardware prefetchers of x86 cores follow 16 to 32 streams; beyond that rows stop arriving in time.
-            kernel_arguments: 24,
-            // The largest group of a GPT-2 block, forward and backward, has 29 (`fuse gpt2-block --backward --json`); planning
-            // and emitting grow faster than the group.
-            kernel_nodes: 256,
-            // Half of an L2 of 2 MiB, so that kept rows and the rows being read stay there together.
-            row_scratch: 1 << 20,
+            kind: MachineKind::Cpu,
+            numbers: BTreeMap::new(),
+        })
+    }
+
+    /// Reads a machine file.
+    pub fn parse(text: &str) -> Result<Machine, MachineError> {
+        Machine::parse_within(text, 4)
+    }
+
+    fn parse_within(text: &str, depth: usize) -> Result<Machine, MachineError> {
+        if text.len() > MAX_FILE {
+            return Err(MachineError::TooLarge { limit: MAX_FILE, got: text.len() });
         }
+        let file: File = toml::from_str(text).map_err(|error| MachineError::Form(error.to_string()))?;
+        let base = match &file.based_on {
+            Some(_) if depth == 0 => return Err(MachineError::Form("`based_on` leads nowhere".into())),
+            Some(name) => Some(Machine::parse_within(Machine::profile_text(name)?, depth - 1)?),
+            None => None,
+        };
+        let kind = match (file.kind.as_deref(), &base) {
+            (Some("cpu"), _) => MachineKind::Cpu,
+            (Some("gpu"), _) => MachineKind::Gpu,
+            (Some(other), _) => return Err(MachineError::Form(format!("kind must be cpu or gpu, got `{other}`"))),
+            (None, Some(base)) => base.kind,
+            (None, None) => return Err(MachineError::Form("`kind` is missing; expected cpu or gpu".into())),
+        };
+        let mut numbers = base.map(|base| base.numbers).unwrap_or_default();
+        for (name, number) in file.numbers {
+            let known = Quantity::ALL.iter().find(|quantity| quantity.name() == name);
+            let Some(&quantity) = known else {
+                let known: Vec<&str> = Quantity::ALL.iter().map(|quantity| quantity.name()).collect();
+                return Err(MachineError::UnknownNumber { name, known: known.join(", ") });
+            };
+            quantity.check(number.value)?;
+            numbers.insert(quantity, number);
+        }
+        for &quantity in Quantity::ALL {
+            if quantity.is_needed(kind) && !numbers.contains_key(&quantity) {
+                return Err(MachineError::Missing { name: quantity.name(), about: quantity.about() });
+            }
+        }
+        Ok(Machine { name: file.name, kind, numbers })
+    }
+
+    /// A number; 1 where the machine has none, which only corrections do.
+    pub fn get(&self, quantity: Quantity) -> f64 {
+        self.numbers.get(&quantity).map_or(1.0, |number| number.value)
+    }
+
+    /// A number that counts things.
+    pub fn count(&self, quantity: Quantity) -> usize {
+        self.get(quantity) as usize
+    }
+
+    /// A rate given in GB/s.
+    pub fn gbps(&self, quantity: Quantity) -> Rate {
+        Rate { per_second: self.get(quantity) * 1e9 }
+    }
+
+    /// A rate given in TFLOP/s.
+    pub fn tflops(&self, quantity: Quantity) -> Rate {
+        Rate { per_second: self.get(quantity) * 1e12 }
+    }
+
+    /// A size given in KB.
+    pub fn kilobytes(&self, quantity: Quantity) -> Bytes {
+        Bytes((self.get(quantity) * 1024.0) as u64)
+    }
+
+    /// A size given in MB.
+    pub fn megabytes(&self, quantity: Quantity) -> Bytes {
+        Bytes((self.get(quantity) * 1048576.0) as u64)
+    }
+
+    /// All numbers it has, in the order of [`Quantity::ALL`].
+    pub fn numbers(&self) -> impl Iterator<Item = (Quantity, &Number)> {
+        self.numbers.iter().map(|(&quantity, number)| (quantity, number))
+    }
+
+    /// The same machine with one number replaced.
+    pub fn with(mut self, quantity: Quantity, value: f64, origin: &str) -> Result<Machine, MachineError> {
+        quantity.check(value)?;
+        self.numbers.insert(quantity, Number { value, origin: origin.to_string() });
+        Ok(self)
+    }
+
+    /// The number that corrects a class of kernels by what was measured.
+    pub fn correction(&self, kind: crate::plan::GroupKind) -> f64 {
+        use crate::plan::GroupKind;
+        match kind {
+            GroupKind::Row => self.get(Quantity::CorrectRow),
+            GroupKind::Matmul => self.get(Quantity::CorrectMatmul),
+            GroupKind::Attention => self.get(Quantity::CorrectAttention),
+            GroupKind::Copy => self.get(Quantity::CorrectCopy),
+            GroupKind::ScatterAdd => self.get(Quantity::CorrectScatterAdd),
+            GroupKind::Opaque => 1.0,
+        }
+    }
+}
+
+impl Quantity {
+    /// Finite and not negative; what is divided by or counted, above zero.
+    fn check(self, value: f64) -> Result<(), MachineError> {
+        let bad = |expected| Err(MachineError::Range { name: self.name(), expected, value });
+        match self {
+            Quantity::LaunchUs | Quantity::ForkUs | Quantity::BarrierUs | Quantity::Exposed
+                if !(value.is_finite() && value >= 0.0) =>
+            {
+                bad("finite and not negative")
+            }
+            _ if self.name().ends_with("_ns") && !(0.0..1e9).contains(&value) => bad("from 0 to 1e9"),
+            Quantity::LaunchUs | Quantity::ForkUs | Quantity::BarrierUs | Quantity::Exposed => Ok(()),
+            _ if self.name().ends_with("_ns") => Ok(()),
+            _ if !(1e-9..1e12).contains(&value) => bad("above 0 and below 1e12"),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_needed(self, kind: MachineKind) -> bool {
+        use Quantity::*;
+        match self {
+            DramGbps | CacheGbps | CacheMb | Matrix16Tflops | Matrix32Tflops | VectorTflops | LaunchUs | Exposed => {
+                true
+            }
+            KernelArguments | KernelNodes | RowScratchKb | Processors | FewRows => true,
+            Registers | SharedKb | BlockSharedKb | Threads | FullOccupancy | TileRows | TileCols | Multicast
+            | BarrierUs | AttentionShare => kind == MachineKind::Gpu,
+            InnerGbps | InnerMb | StreamGbps | ForkUs | ChunkNs | DispatchNs | RowNs | FlightNs => {
+                kind == MachineKind::Cpu
+            }
+            RowArgumentNs | RowScalarNs | TailNs | MoveNs | ConvertNs | SimpleNs | DivideNs | ExpNs | TanhNs
+            | ErfNs | RandomNs | ReduceNs | ReductionNs | ColumnNs | FinishNs | CopyElementNs | ScatterRowNs
+            | ClearRowNs | ProductNs | PackNs => kind == MachineKind::Cpu,
+            CorrectRow | CorrectMatmul | CorrectAttention | CorrectCopy | CorrectScatterAdd => false,
+        }
+    }
+}
+
+/// The data file, as [`Machine::parse`] reads it.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "name = {}", quoted(&self.name))?;
+        writeln!(f, "kind = \"{}\"\n\n[numbers]", self.kind.name())?;
+        for (quantity, number) in self.numbers() {
+            writeln!(f, "{} = {{ value = {:?}, origin = {} }}", quantity.name(), number.value, quoted(&number.origin))?;
+        }
+        Ok(())
+    }
+}
+
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c.is_control() => out += &format!("\\u{:04X}", c as u32),
+            c => out.push(c),
+        }
+    }
+    out + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_profile_reads_and_prints_back() {
+        for name in Machine::PROFILES {
+            let machine = Machine::profile(name).unwrap();
+            assert_eq!(machine.name, name);
+            assert_eq!(Machine::parse(&machine.to_string()).unwrap(), machine);
+            assert!(machine.numbers().all(|(_, number)| number.origin.len() > 5), "{name}: every number has an origin");
+        }
+    }
+
+    #[test]
+    fn a_users_file_keeps_what_it_does_not_say() {
+        let text = "name = \"mine\"\nbased_on = \"h200\"\n[numbers]\ndram_gbps = { value = 1000, origin = \"me\" }";
+        let machine = Machine::parse(text).unwrap();
+        assert_eq!(machine.get(Quantity::DramGbps), 1000.0);
+        assert_eq!(machine.kind, MachineKind::Gpu);
+        let h200 = Machine::profile("h200").unwrap();
+        assert_eq!(machine.get(Quantity::CacheGbps), h200.get(Quantity::CacheGbps));
+    }
+
+    #[test]
+    fn bad_files_say_what_is_wrong() {
+        let refused = |text: &str| Machine::parse(text).unwrap_err().to_string();
+        assert!(refused("name = \"x\"").contains("`kind` is missing"));
+        assert!(refused("name = \"x\"\nkind = \"gpu\"").contains("`dram_gbps` is missing"));
+        let number = |line: &str| format!("name = \"x\"\nbased_on = \"h200\"\n[numbers]\n{line}");
+        assert!(refused(&number("drum = { value = 1, origin = \"\" }")).contains("unknown number `drum`"));
+        assert!(refused(&number("dram_gbps = { value = -1, origin = \"\" }")).contains("must be above 0"));
+        assert!(refused(&number("dram_gbps = { value = nan, origin = \"\" }")).contains("must be above 0"));
+        assert!(refused("name = \"x\"\nbased_on = \"cray\"").contains("expected cpu, a100"));
     }
 }

@@ -5,13 +5,17 @@ use std::str::FromStr;
 
 use deuteron_graph::{Graph, GraphError, NodeId, Shape};
 
-use crate::choose::choose;
-use crate::cost::traffic::{Traffic, traffic};
-use crate::cost::units::Bytes;
+use crate::catalog::{Catalog, Draft, Primitives};
+use crate::cost::traffic::Traffic;
+use crate::cost::units::{Bytes, Seconds};
+use crate::cost::{Cost, cost};
+use crate::grouping::Grouping;
 use crate::layout::{Layout, Placement, place};
-use crate::legal::{Reason, kernel_kind};
+use crate::legal::Form;
 use crate::machine::Machine;
 use crate::memory::{Arena, arena};
+use crate::reason::Reason;
+use crate::search::{Pin, Search, search};
 
 /// How much is merged. All come from one mechanism; they differ in what may share a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,15 +24,18 @@ pub enum Strategy {
     Naive,
     /// A kernel a composite, attention as scores, mask, softmax, product.
     Eager,
-    /// A kernel a builder call. Attention has no kernel of its own yet, so this equals `Eager`.
+    /// A kernel a builder call, attention by online softmax where that is offered.
     Unfused,
-    /// Row ops merged wherever it is legal.
+    /// Neighbours merged in order wherever it is legal.
+    Greedy,
+    /// The cheapest plan.
     Fused,
 }
 
 impl Strategy {
     /// All of them, from least to most fused.
-    pub const ALL: [Strategy; 4] = [Strategy::Naive, Strategy::Eager, Strategy::Unfused, Strategy::Fused];
+    pub const ALL: [Strategy; 5] =
+        [Strategy::Naive, Strategy::Eager, Strategy::Unfused, Strategy::Greedy, Strategy::Fused];
 
     /// The word in reports and on the command line.
     pub fn name(self) -> &'static str {
@@ -36,6 +43,7 @@ impl Strategy {
             Strategy::Naive => "naive",
             Strategy::Eager => "eager",
             Strategy::Unfused => "unfused",
+            Strategy::Greedy => "greedy",
             Strategy::Fused => "fused",
         }
     }
@@ -60,12 +68,16 @@ impl FromStr for Strategy {
 pub enum GroupKind {
     /// Elementwise work, row reductions and column sums over one space.
     Row,
-    /// One matrix product.
+    /// Matrix products of one operand, with what stands before and after them.
     Matmul,
+    /// Attention by online softmax, or its gradient.
+    Attention,
     /// Rows added into a table.
     ScatterAdd,
     /// A view or a concatenation written out.
     Copy,
+    /// Known only by its cost.
+    Opaque,
 }
 
 impl fmt::Display for GroupKind {
@@ -73,8 +85,10 @@ impl fmt::Display for GroupKind {
         f.write_str(match self {
             GroupKind::Row => "row",
             GroupKind::Matmul => "matmul",
+            GroupKind::Attention => "attention",
             GroupKind::ScatterAdd => "scatter_add",
             GroupKind::Copy => "copy",
+            GroupKind::Opaque => "opaque",
         })
     }
 }
@@ -86,6 +100,8 @@ pub struct Group {
     pub name: String,
     /// Its kind.
     pub kind: GroupKind,
+    /// The skeleton it needs.
+    pub form: Form,
     /// What it makes, operands before users.
     pub nodes: Vec<NodeId>,
     /// The nodes it reads from buffers, each base once.
@@ -94,6 +110,8 @@ pub struct Group {
     pub outputs: Vec<NodeId>,
     /// What it moves.
     pub traffic: Traffic,
+    /// What it takes, every term.
+    pub cost: Cost,
 }
 
 /// A merge that was not made, and why.
@@ -120,6 +138,8 @@ pub struct Plan {
     pub refusals: Vec<Refusal>,
     /// intermediate buffers, by lifetime
     pub arena: Arena,
+    /// how the groups were found, where they were searched for
+    pub search: Option<Search>,
 }
 
 /// Why there is no plan.
@@ -132,7 +152,7 @@ pub enum PlanError {
     #[error("the graph has no outputs; declare one with `out NAME`")]
     NoOutputs,
     /// A strategy name that is none of ours.
-    #[error("unknown plan `{0}`; expected naive, eager, unfused or fused")]
+    #[error("unknown plan `{0}`; expected naive, eager, unfused, greedy or fused")]
     UnknownStrategy(String),
     /// An input that row kernels cannot read.
     #[error(
@@ -149,6 +169,14 @@ pub enum PlanError {
         /// the strides given
         strides: Vec<usize>,
     },
+    /// A fusion that cannot be forced.
+    #[error("cannot force {what}: {why}")]
+    Pin {
+        /// the operations
+        what: String,
+        /// the reason, with its code
+        why: String,
+    },
     /// The wrong number of input layouts.
     #[error("expected {expected} input layouts, got {got}")]
     InputLayouts {
@@ -159,8 +187,49 @@ pub enum PlanError {
     },
 }
 
+/// What a plan is for: a machine, and the code generation it has.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    /// its numbers
+    pub machine: &'a Machine,
+    /// what can be generated for it
+    pub catalog: &'a dyn Catalog,
+}
+
+impl<'a> Target<'a> {
+    /// A machine for which every skeleton is taken to exist.
+    pub fn conceivable(machine: &'a Machine) -> Target<'a> {
+        Target { machine, catalog: &Primitives }
+    }
+}
+
 /// Plans a graph. `inputs` are the layouts in which the graph's inputs will be handed in; empty means contiguous.
-pub fn plan(graph: &Graph, machine: &Machine, strategy: Strategy, inputs: &[Layout]) -> Result<Plan, PlanError> {
+pub fn plan(graph: &Graph, target: Target, strategy: Strategy, inputs: &[Layout]) -> Result<Plan, PlanError> {
+    plan_pinned(graph, target, strategy, inputs, &[])
+}
+
+/// Plans a graph with fusions forced or forbidden. Pins count for the strategy `Fused` alone.
+pub fn plan_pinned(
+    graph: &Graph,
+    target: Target,
+    strategy: Strategy,
+    inputs: &[Layout],
+    pins: &[Pin],
+) -> Result<Plan, PlanError> {
+    let placement = check_and_place(graph, inputs)?;
+    let mut grouping = Grouping::new(graph, &placement, target);
+    grouping.merge_for(strategy);
+    let found = match strategy {
+        Strategy::Fused => Some(search(&mut grouping, target, pins)?),
+        Strategy::Naive | Strategy::Eager | Strategy::Unfused | Strategy::Greedy => None,
+    };
+    let (groups, refusals) = finish(&grouping, target, strategy);
+    let arena = arena(graph, &groups);
+    Ok(Plan { strategy, placement, groups, refusals, arena, search: found })
+}
+
+/// Checks a graph and its inputs, and finds where every value lies.
+pub(crate) fn check_and_place(graph: &Graph, inputs: &[Layout]) -> Result<Placement, PlanError> {
     graph.verify()?;
     if graph.outputs().is_empty() {
         return Err(PlanError::NoOutputs);
@@ -171,12 +240,42 @@ pub fn plan(graph: &Graph, machine: &Machine, strategy: Strategy, inputs: &[Layo
     for (&id, layout) in graph.inputs().iter().zip(inputs) {
         check_input(graph, id, layout)?;
     }
-    let placement = place(graph, inputs);
-    let chosen = choose(graph, &placement, machine, strategy);
-    let groups: Vec<Group> =
-        chosen.groups.iter().map(|nodes| describe(graph, &placement, &chosen.stored, nodes, strategy)).collect();
-    let arena = arena(graph, &groups);
-    Ok(Plan { strategy, placement, groups, refusals: chosen.refusals, arena })
+    Ok(place(graph, inputs))
+}
+
+/// Groups in the order they run, and why neighbours stay apart.
+fn finish(grouping: &Grouping, target: Target, strategy: Strategy) -> (Vec<Group>, Vec<Refusal>) {
+    let order = grouping.topological();
+    let mut position = vec![usize::MAX; grouping.groups.len()];
+    order.iter().enumerate().for_each(|(index, &group)| position[group] = index);
+    let groups = order.iter().map(|&group| describe(grouping, target, group, strategy)).collect();
+    let mut refusals = Vec::new();
+    for &consumer in &order {
+        let mut producers: Vec<usize> = grouping.producers(consumer).into_iter().collect();
+        producers.sort_by_key(|&producer| position[producer]);
+        for producer in producers {
+            let reason = match strategy {
+                Strategy::Naive | Strategy::Eager | Strategy::Unfused => Reason::Strategy,
+                Strategy::Greedy => grouping.legal(producer, consumer).err().unwrap_or(Reason::Strategy),
+                Strategy::Fused => grouping.legal(producer, consumer).err().unwrap_or_else(|| {
+                    let apart = price(grouping, target, &[producer]) + price(grouping, target, &[consumer]);
+                    Reason::Slower { extra: price(grouping, target, &[producer, consumer]) - apart }
+                }),
+            };
+            refusals.push(Refusal { producer: position[producer], consumer: position[consumer], reason });
+        }
+    }
+    (groups, refusals)
+}
+
+/// The time of one kernel for these groups together.
+fn price(grouping: &Grouping, target: Target, groups: &[usize]) -> Seconds {
+    let mut nodes: Vec<NodeId> = groups.iter().flat_map(|&group| grouping.groups[group].iter().copied()).collect();
+    nodes.sort();
+    let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| grouping.leaves(id, groups)).collect();
+    let form = grouping.rules.form(&nodes, &|id| grouping.leaves(id, groups)).unwrap_or(Form::Opaque);
+    let (graph, placement) = (grouping.rules.graph, grouping.rules.placement);
+    cost(&Draft { graph, placement, nodes: &nodes, outputs: &outputs, form }, target.machine, target.catalog).total
 }
 
 /// Any strides of the leading axes; the last one contiguous, or repeated.
@@ -190,18 +289,22 @@ fn check_input(graph: &Graph, id: NodeId, layout: &Layout) -> Result<(), PlanErr
     Err(PlanError::InputLayout { name, shape: shape.clone(), got, strides: layout.strides.clone() })
 }
 
-fn describe(graph: &Graph, placement: &Placement, stored: &[bool], nodes: &[NodeId], strategy: Strategy) -> Group {
-    let outputs: Vec<NodeId> = nodes.iter().copied().filter(|id| stored[id.index()]).collect();
+fn describe(grouping: &Grouping, target: Target, group: usize, strategy: Strategy) -> Group {
+    let nodes = &grouping.groups[group];
+    let (graph, placement) = (grouping.rules.graph, grouping.rules.placement);
+    let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| grouping.leaves(id, &[group])).collect();
     let mut inputs: Vec<NodeId> = Vec::new();
     for &id in nodes {
-        for value in placement.reads(graph, id) {
-            let base = placement.base(value).filter(|base| !nodes.contains(base) && !inputs.contains(base));
-            inputs.extend(base);
+        for base in grouping.bases(id) {
+            if nodes.binary_search(&base).is_err() && !inputs.contains(&base) {
+                inputs.push(base);
+            }
         }
     }
-    let traffic = traffic(graph, placement, nodes, &outputs);
+    let form = grouping.form(group);
+    let cost = cost(&Draft { graph, placement, nodes, outputs: &outputs, form }, target.machine, target.catalog);
     let name = group_name(graph, nodes, strategy);
-    Group { name, kind: kernel_kind(graph, placement, nodes[0]), nodes: nodes.to_vec(), inputs, outputs, traffic }
+    Group { name, kind: form.kind(), form, nodes: nodes.clone(), inputs, outputs, traffic: cost.traffic, cost }
 }
 
 /// The calls a group came from, in order, each once in a row: `add + layer_norm`, `3 gelu`.
@@ -229,10 +332,22 @@ fn group_name(graph: &Graph, nodes: &[NodeId], strategy: Strategy) -> String {
     words.join(" + ").replace("matmul (matmul)", "matmul")
 }
 
+impl Group {
+    /// The group as code generation takes it.
+    pub fn draft<'a>(&'a self, graph: &'a Graph, placement: &'a Placement) -> Draft<'a> {
+        Draft { graph, placement, nodes: &self.nodes, outputs: &self.outputs, form: self.form }
+    }
+}
+
 impl Plan {
     /// Bytes all kernels move together.
     pub fn bytes(&self) -> Bytes {
         self.groups.iter().map(|group| group.traffic.total()).sum()
+    }
+
+    /// Predicted time of all kernels together.
+    pub fn time(&self) -> Seconds {
+        self.groups.iter().map(|group| group.cost.total).sum()
     }
 
     /// The plan for a person: a line a kernel, and why neighbours stay apart.

@@ -1,7 +1,8 @@
 //! Bytes that a group must move: each input read once, each output written once.
 
-use deuteron_graph::{Graph, NodeId};
+use deuteron_graph::{Graph, NodeId, Op};
 
+use crate::catalog::Draft;
 use crate::cost::units::Bytes;
 use crate::layout::Placement;
 
@@ -21,31 +22,62 @@ impl Traffic {
     }
 }
 
-/// The traffic of a kernel that makes `nodes` and stores `outputs`.
-pub fn traffic(graph: &Graph, placement: &Placement, nodes: &[NodeId], outputs: &[NodeId]) -> Traffic {
+/// One tensor, or slice of one, that a kernel reads from memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadValue {
+    /// the node that owns the buffer
+    pub base: NodeId,
+    /// unique bytes
+    pub bytes: Bytes,
+    /// rows of the value
+    pub rows: usize,
+    /// columns of the value
+    pub cols: usize,
+}
+
+/// What a draft reads from outside, each slice once.
+pub fn reads(draft: &Draft) -> Vec<ReadValue> {
+    let (graph, placement) = (draft.graph, draft.placement);
     let mut seen: Vec<(NodeId, usize)> = Vec::new();
-    let mut read = Bytes(0);
-    for &id in nodes {
+    let mut all = Vec::new();
+    for &id in draft.nodes {
         for value in placement.reads(graph, id) {
             let Some(placed) = placement.get(value) else { continue };
             // Two slices of one tensor are two reads; the same slice twice is one.
             let key = (placed.base, placed.layout.offset);
-            if nodes.contains(&placed.base) || seen.contains(&key) {
+            if draft.nodes.binary_search(&placed.base).is_ok() || seen.contains(&key) {
                 continue;
             }
             seen.push(key);
-            read += bytes_read(graph, id, value, placement);
+            let shape = &graph.node(value).shape;
+            let bytes = bytes_read(graph, id, value, placement);
+            all.push(ReadValue { base: placed.base, bytes, rows: shape.rows(), cols: shape.cols() });
         }
     }
-    let written = outputs.iter().map(|&id| Bytes(graph.node(id).bytes() as u64)).sum();
-    Traffic { read, written }
+    all
+}
+
+/// The traffic of a kernel. What an operation that is only described says of itself counts; what it moves beyond its
+/// results, it reads.
+pub fn traffic(draft: &Draft) -> Traffic {
+    let read: Bytes = reads(draft).iter().map(|value| value.bytes).sum();
+    let written: Bytes = draft.outputs.iter().map(|&id| Bytes(draft.graph.node(id).bytes() as u64)).sum();
+    let described = draft.nodes.iter().map(|&id| match &draft.graph.node(id).op {
+        Op::Opaque(opaque) => opaque.bytes.unwrap_or(0),
+        _ => 0,
+    });
+    match described.sum::<u64>() {
+        0 => Traffic { read, written },
+        bytes => Traffic { read: Bytes(bytes) - written, written },
+    }
 }
 
 /// Distinct elements under the value's strides; of a gathered table only the rows that are picked.
 fn bytes_read(graph: &Graph, reader: NodeId, value: NodeId, placement: &Placement) -> Bytes {
     let node = graph.node(value);
-    let element = node.dtype.bytes() as u64;
-    let picks = matches!(graph.node(reader).op, deuteron_graph::Op::Gather) && graph.node(reader).inputs[0] == value;
+    // What a widening cast reads is narrow.
+    let element = placement.base(value).map_or(node.dtype, |base| graph.node(base).dtype).bytes() as u64;
+    let picks = matches!(graph.node(reader).op, Op::Gather) && graph.node(reader).inputs[0] == value;
     if picks {
         return Bytes(graph.node(reader).shape.elements().min(node.shape.elements()) as u64 * element);
     }

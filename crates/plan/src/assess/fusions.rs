@@ -1,0 +1,373 @@
+//! Every fusion that was considered: pairs of neighbours, templates, and views that are read in place.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use deuteron_graph::{Callee, Composite, NodeId, Op, View};
+
+use crate::assess::Question;
+use crate::assess::describe::group_of;
+use crate::cost::units::{Bytes, Seconds};
+use crate::cost::{Cost, Resources};
+use crate::legal::{Form, MatmulForm, Reach};
+use crate::plan::Plan;
+use crate::reason::Reason;
+use crate::score::{Evidence, Score, score};
+use crate::search::pins::atom_name;
+use crate::search::problem::Atom;
+use crate::search::{Restriction, Solver};
+
+/// What kind of fusion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FusionKind {
+    /// a maker and a reader
+    Pair,
+    /// several kernels that one skeleton holds, or all that the chosen plan put together
+    Template,
+    /// a split or a transpose and its reader
+    View,
+}
+
+impl FusionKind {
+    /// The word of the reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            FusionKind::Pair => "pair",
+            FusionKind::Template => "template",
+            FusionKind::View => "view",
+        }
+    }
+}
+
+/// One fusion, standing for all its equals.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fusion {
+    /// what kind
+    pub kind: FusionKind,
+    /// names of the kernels that would become one, in order
+    pub ops: Vec<String>,
+    /// atoms of the first of the equals
+    pub atoms: Vec<usize>,
+    /// how many equals there are
+    pub count: usize,
+    /// the score sheet
+    pub score: Score,
+    /// why not; `None` where it is legal
+    pub reason: Option<Reason>,
+    /// the skeleton, where it is legal
+    pub form: Option<Form>,
+    /// whether the chosen plan has it
+    pub chosen: bool,
+    /// whether code for it can be generated here
+    pub realizable: bool,
+    /// what the kernels cost apart, each
+    pub apart: Vec<Cost>,
+    /// what one kernel would cost, where it can be priced
+    pub together: Option<Cost>,
+    /// bytes of one kernel
+    pub bytes_together: Bytes,
+    /// primitives of one kernel
+    pub primitives: usize,
+    /// chosen: what the best plan loses without it; not chosen: what the best plan gains with it, which is less than 0
+    pub worth: Option<Seconds>,
+}
+
+pub(super) fn fusions(solver: &mut Solver, question: &Question, unfused: &Plan, chosen: &Plan) -> Vec<Fusion> {
+    let (before, after) = (group_of(&solver.problem, unfused), group_of(&solver.problem, chosen));
+    let mut kernels: Vec<Vec<Atom>> = vec![Vec::new(); unfused.groups.len()];
+    before.iter().enumerate().for_each(|(atom, &kernel)| kernels[kernel].push(atom));
+    let mut finder = Finder { solver, question, after: &after, known: HashMap::new(), found: Vec::new() };
+    for pair in pairs(finder.solver, &before) {
+        let parts: Vec<Vec<Atom>> = pair.iter().map(|&kernel| kernels[kernel].clone()).collect();
+        finder.consider(FusionKind::Pair, &parts);
+    }
+    for set in templates(finder.solver, &after) {
+        let mut parts: BTreeMap<usize, Vec<Atom>> = BTreeMap::new();
+        set.iter().for_each(|&atom| parts.entry(before[atom]).or_default().push(atom));
+        // Attention alone is one kernel of the unfused plan: what it fuses are its parts.
+        let parts: Vec<Vec<Atom>> = match parts.len() {
+            1 => set.iter().map(|&atom| vec![atom]).collect(),
+            _ => parts.into_values().collect(),
+        };
+        if parts.len() > 2 {
+            finder.consider(FusionKind::Template, &parts);
+        }
+    }
+    finder.views();
+    finder.found
+}
+
+/// Kernels of the unfused plan of which one reads what the other makes.
+fn pairs(solver: &Solver, before: &[usize]) -> Vec<[usize; 2]> {
+    let mut pairs: BTreeSet<[usize; 2]> = BTreeSet::new();
+    for (atom, producers) in solver.problem.producers.iter().enumerate() {
+        pairs.extend(producers.iter().map(|&producer| [before[producer], before[atom]]));
+    }
+    pairs.into_iter().filter(|[a, b]| a != b).collect()
+}
+
+/// Groups of attention, and groups of the chosen plan.
+fn templates(solver: &Solver, after: &[usize]) -> Vec<Vec<Atom>> {
+    let mut sets: BTreeSet<Vec<Atom>> = BTreeSet::new();
+    for candidate in &solver.candidates.groups {
+        if matches!(candidate.price.form, Form::Attention(_) | Form::AttentionBackward) {
+            sets.insert(candidate.atoms.clone());
+        }
+    }
+    let mut groups: BTreeMap<usize, Vec<Atom>> = BTreeMap::new();
+    after.iter().enumerate().for_each(|(atom, &group)| groups.entry(group).or_default().push(atom));
+    sets.extend(groups.into_values().filter(|atoms| atoms.len() > 2));
+    sets.into_iter().collect()
+}
+
+struct Finder<'s, 'a, 'q> {
+    solver: &'s mut Solver<'a>,
+    question: &'q Question<'q>,
+    after: &'q [usize],
+    /// Fusions that look the same to a reader, and where the first of them is.
+    known: HashMap<String, usize>,
+    found: Vec<Fusion>,
+}
+
+impl Finder<'_, '_, '_> {
+    fn consider(&mut self, kind: FusionKind, parts: &[Vec<Atom>]) {
+        let mut set: Vec<Atom> = parts.iter().flatten().copied().collect();
+        set.sort_unstable();
+        let chosen = set.iter().all(|&atom| self.after[atom] == self.after[set[0]]);
+        let priced = self.solver.problem.price(&set);
+        let graph = self.solver.problem.rules.graph;
+        let call = |part: &Vec<Atom>| graph.node(self.solver.problem.atoms[part[0]][0]).call;
+        let one_call = parts.iter().all(|part| part.len() == 1 && call(part) == call(&parts[0]));
+        let ops: Vec<String> = match one_call {
+            true => parts.iter().map(|part| self.part_name(part[0])).collect(),
+            false => parts.iter().map(|part| self.kernel_name(part)).collect(),
+        };
+        let apart: Vec<Cost> =
+            parts.iter().filter_map(|part| self.solver.problem.price(part).ok()).map(|price| price.cost).collect();
+        let apart_seconds: f64 = apart.iter().map(|cost| cost.total.0).sum();
+        let seen = match &priced {
+            Ok(price) => format!("{}", price.seconds()),
+            Err(reason) => reason.code().to_string(),
+        };
+        let key = format!("{kind:?} {ops:?} {chosen} {seen} {apart_seconds}");
+        if let Some(&at) = self.known.get(&key) {
+            self.found[at].count += 1;
+            return;
+        }
+        self.known.insert(key, self.found.len());
+        let fusion = self.assess(kind, set, ops, apart, chosen, priced.map(|price| (price.form, price.cost)));
+        self.found.push(fusion);
+    }
+
+    fn assess(
+        &mut self,
+        kind: FusionKind,
+        set: Vec<Atom>,
+        ops: Vec<String>,
+        apart: Vec<Cost>,
+        chosen: bool,
+        priced: Result<(Form, Cost), Reason>,
+    ) -> Fusion {
+        let nodes = self.solver.problem.nodes(&set);
+        // Bytes do not depend on the skeleton.
+        let any = self.solver.problem.cost_as(&set, &nodes, Form::Opaque);
+        let apart_seconds = Seconds(apart.iter().map(|cost| cost.total.0).sum());
+        let (form, together, reason, worth) = match priced {
+            Ok((form, cost)) => {
+                let worth = self.worth(&set, chosen);
+                let slower =
+                    worth.filter(|worth| !chosen && worth.0 < 0.0).map(|worth| Reason::Slower { extra: worth * -1.0 });
+                (Some(form), Some(cost), slower, worth)
+            }
+            Err(reason) => {
+                let forced = self.forced(&set, &nodes, &reason);
+                let worth = forced.as_ref().map(|cost| apart_seconds - cost.total);
+                (None, forced, Some(reason), worth)
+            }
+        };
+        let evidence = Evidence {
+            kind: self.question.target.machine.kind,
+            apart: apart.iter().collect(),
+            together: together.as_ref(),
+            form,
+            bytes_together: any.traffic.total(),
+            primitives: nodes.len(),
+        };
+        let score = score(&evidence);
+        let realizable = form.is_some_and(|form| self.question.realizable.is_some_and(|catalog| catalog.offers(form)));
+        Fusion {
+            kind,
+            ops,
+            atoms: set,
+            count: 1,
+            score,
+            reason,
+            form,
+            chosen,
+            realizable,
+            apart,
+            together,
+            bytes_together: any.traffic.total(),
+            primitives: nodes.len(),
+            worth,
+        }
+    }
+
+    /// What a refused fusion would cost if one block owned whole rows: the one refusal that is a matter of price.
+    fn forced(&self, set: &[Atom], nodes: &[NodeId], reason: &Reason) -> Option<Cost> {
+        let Reason::WholeRows { .. } = reason else { return None };
+        let graph = self.solver.problem.rules.graph;
+        let products = nodes.iter().filter(|&&id| matches!(graph.node(id).op, Op::Matmul { .. })).count();
+        let form = MatmulForm { prologue: Reach::None, epilogue: Reach::Rows, products: products as u8 };
+        Some(self.solver.problem.cost_as(set, nodes, Form::Matmul(form)))
+    }
+
+    fn worth(&mut self, set: &[Atom], chosen: bool) -> Option<Seconds> {
+        let restriction = match chosen {
+            true => Restriction { apart: vec![set.to_vec()], ..Restriction::default() },
+            false => Restriction { together: vec![set.to_vec()], ..Restriction::default() },
+        };
+        let extra = self.solver.extra(&restriction)?;
+        Some(Seconds(if chosen { extra } else { -extra }))
+    }
+
+    /// A part of a call by what it does.
+    fn part_name(&self, atom: Atom) -> String {
+        let graph = self.solver.problem.rules.graph;
+        let node = graph.node(self.solver.problem.atoms[atom][0]);
+        let is_attention = matches!(
+            graph.calls()[node.call.index()].callee,
+            Callee::Composite(Composite::Attention { .. } | Composite::AttentionScores { .. })
+        );
+        match (is_attention, node.part) {
+            (true, 0) => "scores".to_string(),
+            (true, 1) => "mask".to_string(),
+            (true, 2) => "softmax".to_string(),
+            (true, 3) => "dropout".to_string(),
+            (true, _) => "product".to_string(),
+            (false, _) => atom_name(&self.solver.problem, atom),
+        }
+    }
+
+    /// The calls of a kernel: `linear`, `attention`.
+    fn kernel_name(&self, part: &[Atom]) -> String {
+        let mut names: Vec<String> = Vec::new();
+        for &atom in part {
+            let name = atom_name(&self.solver.problem, atom);
+            if names.last() != Some(&name) {
+                names.push(name);
+            }
+        }
+        names.join("+")
+    }
+
+    /// Slices and transposes that their readers follow by strides: no kernel, no copy.
+    fn views(&mut self) {
+        let (graph, placement) = (self.solver.problem.rules.graph, self.solver.problem.rules.placement);
+        // (reading call, views)
+        let mut readers: BTreeMap<usize, BTreeSet<NodeId>> = BTreeMap::new();
+        for &id in self.solver.problem.atoms.iter().flatten() {
+            placement.for_reads(graph, id, &mut |value| {
+                let moved = graph.node(value).op != Op::StopGradient && placement.base(value) != Some(value);
+                if moved
+                    && chain(graph, value).iter().any(|view| matches!(view, View::Slice { .. } | View::Transpose(_)))
+                {
+                    readers.entry(graph.node(id).call.index()).or_default().insert(value);
+                }
+            });
+        }
+        for (call, views) in readers {
+            self.view(call, &views);
+        }
+    }
+
+    fn view(&mut self, call: usize, views: &BTreeSet<NodeId>) {
+        let (graph, placement) = (self.solver.problem.rules.graph, self.solver.problem.rules.placement);
+        let call = &graph.calls()[call];
+        let mut atoms: Vec<Atom> =
+            (call.start..call.end).filter_map(|index| self.solver.problem.atom_of[index]).collect();
+        atoms.sort_unstable();
+        atoms.dedup();
+        let Ok(reader) = self.solver.problem.price(&atoms).or_else(|_| self.solver.problem.price(&atoms[..1])) else {
+            return;
+        };
+        let bases: BTreeSet<NodeId> = views.iter().filter_map(|&view| placement.base(view)).collect();
+        let slices = views.iter().any(|&view| chain(graph, view).iter().any(|view| matches!(view, View::Slice { .. })));
+        let name = if slices && bases.len() < views.len() {
+            "split"
+        } else if slices {
+            "slice"
+        } else {
+            "transpose"
+        };
+        let copied: u64 = views.iter().map(|&view| 2 * graph.node(view).bytes() as u64).sum();
+        let copy = self.copy_cost(Bytes(copied));
+        let ops = vec![name.to_string(), self.kernel_name(&atoms)];
+        let key = format!("view {ops:?} {copied} {}", reader.seconds());
+        if let Some(&at) = self.known.get(&key) {
+            self.found[at].count += 1;
+            return;
+        }
+        self.known.insert(key, self.found.len());
+        let worth = copy.total;
+        let apart = vec![copy, reader.cost.clone()];
+        let evidence = Evidence {
+            kind: self.question.target.machine.kind,
+            apart: apart.iter().collect(),
+            together: Some(&reader.cost),
+            form: Some(reader.form),
+            bytes_together: reader.cost.traffic.total(),
+            primitives: 0,
+        };
+        self.found.push(Fusion {
+            kind: FusionKind::View,
+            ops,
+            score: score(&evidence),
+            atoms,
+            count: 1,
+            reason: None,
+            form: Some(reader.form),
+            chosen: true,
+            realizable: self.question.realizable.is_some(),
+            bytes_together: reader.cost.traffic.total(),
+            together: Some(reader.cost),
+            apart,
+            primitives: 0,
+            worth: Some(worth),
+        });
+    }
+
+    /// A copy kernel that nobody needs to launch.
+    fn copy_cost(&self, bytes: Bytes) -> Cost {
+        use crate::cost::traffic::Traffic;
+        use crate::machine::Quantity;
+        let machine = self.question.target.machine;
+        let memory = bytes / machine.gbps(Quantity::DramGbps);
+        let launch = Seconds::from_us(machine.get(Quantity::LaunchUs));
+        Cost {
+            traffic: Traffic { read: Bytes(bytes.0 / 2), written: Bytes(bytes.0 - bytes.0 / 2) },
+            cached: Bytes(0),
+            reread: Bytes(0),
+            matrix_flops: 0.0,
+            vector_flops: 0.0,
+            resources: Resources::NONE,
+            launch,
+            memory,
+            cache: Seconds(0.0),
+            matrix: Seconds(0.0),
+            vector: Seconds(0.0),
+            total: launch + memory,
+            bound: crate::cost::Bound::Memory,
+        }
+    }
+}
+
+/// The views between a value and its buffer, the last one first.
+fn chain(graph: &deuteron_graph::Graph, id: NodeId) -> Vec<&View> {
+    let mut views = Vec::new();
+    let mut at = id;
+    while let Op::View(view) = &graph.node(at).op {
+        views.push(view);
+        at = graph.node(at).inputs[0];
+    }
+    views
+}

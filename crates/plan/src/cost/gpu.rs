@@ -1,0 +1,270 @@
+//! Time on a GPU: registers and shared memory give occupancy, occupancy and waves give the share of the peak that a
+//! kernel can reach.
+
+use crate::catalog::{Draft, Work, product_size};
+use crate::cost::traffic::Traffic;
+use crate::cost::units::{Bytes, Seconds};
+use crate::cost::{Parts, Resources, matrix_rate};
+use crate::legal::{Form, MatmulForm, Reach, node_space};
+use crate::machine::{Machine, Quantity};
+use deuteron_graph::{NodeId, Op};
+
+/// Threads of a block of a row kernel.
+const ROW_BLOCK: f64 = 256.0;
+
+/// Threads of a block of a matmul or attention kernel: two warpgroups that compute and one that loads.
+const TILE_BLOCK: f64 = 384.0;
+
+/// Rows of queries that a block of attention owns.
+const QUERY_TILE: usize = 128;
+
+/// Accumulators and addresses of a matmul or attention kernel, before any epilogue.
+const TILE_REGISTERS: u32 = 168;
+
+pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes) -> Parts {
+    match draft.form {
+        Form::Row | Form::Copy | Form::ScatterAdd | Form::Opaque => row(draft, machine, work, traffic, cached),
+        Form::Matmul(form) => matmul(draft, machine, work, traffic, cached, form),
+        Form::Attention(_) | Form::AttentionBackward => attention(draft, machine, work, traffic, cached),
+    }
+}
+
+/// Registers of a row kernel before it is compiled: rows that wait for a reduction live in registers.
+pub(crate) fn row_registers(draft: &Draft, live_rows: usize) -> u32 {
+    let cols = draft.nodes.iter().map(|&id| node_space(draft.graph, id).cols).max().unwrap_or(1);
+    let reduces = draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::RowReduce(_)));
+    if reduces {
+        return 24 + (cols.div_ceil(threads_per_row(cols)) * live_rows) as u32;
+    }
+    let tensors = crate::cost::traffic::reads(draft).len() + draft.outputs.len();
+    16 + 4 * tensors as u32
+}
+
+/// A warp for short rows, more for longer ones, so that a thread holds at most 32 elements.
+fn threads_per_row(cols: usize) -> usize {
+    cols.div_ceil(32).next_power_of_two().clamp(32, 1024)
+}
+
+fn row(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes) -> Parts {
+    let registers = row_registers(draft, work.live_rows);
+    // What no register holds is kept in shared memory.
+    let (registers, shared) =
+        if registers > 255 { (64, machine.kilobytes(Quantity::BlockSharedKb)) } else { (registers, Bytes(0)) };
+    let widest = draft.nodes.iter().map(|&id| node_space(draft.graph, id)).max_by_key(|space| space.rows * space.cols);
+    let (rows, cols) = widest.map_or((1, 1), |space| (space.rows, space.cols));
+    let blocks = match work.rows > 0.0 {
+        true => (rows as f64 * threads_per_row(cols) as f64 / ROW_BLOCK).ceil(),
+        // Eight elements a thread where rows do not matter.
+        false => (rows as f64 * cols as f64 / (8.0 * ROW_BLOCK)).ceil(),
+    };
+    let resources = resources(machine, registers, shared, ROW_BLOCK, blocks.max(1.0));
+    let speed = memory_speed(machine, &resources, ROW_BLOCK, blocks);
+    let vector = Seconds(work.vector_flops() / machine.tflops(Quantity::VectorTflops).per_second);
+    let filled = (blocks * ROW_BLOCK / (machine.get(Quantity::Processors) * 512.0)).min(1.0);
+    Parts {
+        reread: Bytes(0),
+        resources,
+        launch: Seconds::from_us(machine.get(Quantity::LaunchUs)),
+        memory: (traffic.total() - cached) / machine.gbps(Quantity::DramGbps) * (1.0 / speed),
+        cache: cached / machine.gbps(Quantity::CacheGbps) * (1.0 / speed),
+        matrix: Seconds(0.0),
+        vector: vector * (1.0 / filled.max(1e-3)),
+        serial: 1.0,
+    }
+}
+
+/// The share of full memory speed that so many threads reach: too few loads are in flight below a certain occupancy.
+fn memory_speed(machine: &Machine, resources: &Resources, block: f64, blocks: f64) -> f64 {
+    let places = machine.get(Quantity::Processors) * machine.get(Quantity::Threads);
+    let resident = (blocks * block).min(resources.occupancy * places);
+    (resident / (machine.get(Quantity::FullOccupancy) * places)).clamp(1e-3, 1.0)
+}
+
+fn resources(machine: &Machine, registers: u32, shared: Bytes, block: f64, blocks: f64) -> Resources {
+    // Registers are given out in eights.
+    let registers = registers.next_multiple_of(8).min(255);
+    let by_registers = (machine.get(Quantity::Registers) / (registers as f64 * block)).floor();
+    let by_shared = match shared.0 {
+        0 => f64::INFINITY,
+        bytes => (machine.kilobytes(Quantity::SharedKb).0 as f64 / bytes as f64).floor(),
+    };
+    let by_threads = (machine.get(Quantity::Threads) / block).floor();
+    let resident = by_registers.min(by_shared).min(by_threads).max(1.0);
+    let places = resident * machine.get(Quantity::Processors);
+    let waves = blocks / places;
+    let occupancy = (resident * block / machine.get(Quantity::Threads)).min(1.0);
+    Resources { registers, shared, occupancy, waves, wave_efficiency: blocks / (waves.ceil().max(1.0) * places) }
+}
+
+/// One product of a batch as the kernel runs it.
+struct Product {
+    m: usize,
+    n: usize,
+    k: usize,
+    batch: usize,
+    element: usize,
+}
+
+fn product(draft: &Draft, id: NodeId) -> Product {
+    let node = draft.graph.node(id);
+    let transpose_a = matches!(node.op, Op::Matmul { transpose_a: true, .. });
+    let (m, n, k, batch) = product_size(draft.graph, id, transpose_a);
+    Product { m, n, k, batch, element: draft.graph.node(node.inputs[0]).dtype.bytes() }
+}
+
+fn products(draft: &Draft) -> Vec<Product> {
+    let is_product = |id: &&NodeId| matches!(draft.graph.node(**id).op, Op::Matmul { .. });
+    draft.nodes.iter().filter(is_product).map(|&id| product(draft, id)).collect()
+}
+
+fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes, form: MatmulForm) -> Parts {
+    let all = products(draft);
+    let few = all.iter().all(|product| product.m <= machine.count(Quantity::FewRows));
+    let epilogue = epilogue_registers(draft);
+    let whole_rows = form.prologue == Reach::Rows || form.epilogue == Reach::Rows;
+    let vector = Seconds(work.vector_flops() / machine.tflops(Quantity::VectorTflops).per_second);
+    let mut launch = Seconds::from_us(machine.get(Quantity::LaunchUs));
+    let dram = (traffic.total() - cached) / machine.gbps(Quantity::DramGbps);
+    if few {
+        // Weights are streamed once, whatever the tiles; a norm that needs the whole row waits at a barrier.
+        if form.epilogue == Reach::Rows {
+            launch = launch + Seconds::from_us(machine.get(Quantity::BarrierUs));
+        }
+        let blocks = machine.get(Quantity::Processors) * 2.0;
+        let resources = resources(machine, 96 + epilogue, Bytes(32 << 10), ROW_BLOCK, blocks);
+        let again = if form.prologue == Reach::None { Bytes(0) } else { Bytes(traffic.read.0.min(64 << 10) * 132) };
+        return Parts {
+            reread: again,
+            resources,
+            launch,
+            memory: dram,
+            cache: (cached + again) / machine.gbps(Quantity::CacheGbps),
+            matrix: Seconds(work.matrix_flops / matrix_rate(machine, work.matrix_bits).per_second * 16.0),
+            vector: vector * if form.prologue == Reach::None { 1.0 } else { 8.0 },
+            serial: 0.0,
+        };
+    }
+    let mut matrix = Seconds(0.0);
+    let (mut reread, mut blocks, mut loads) = (0.0, 0.0, 1.0f64);
+    for product in &all {
+        let tile = if whole_rows { whole_row_tile(product) } else { best_tile(machine, product) };
+        let rate = matrix_rate(machine, 8 * product.element as u32).per_second * tile.share;
+        matrix = matrix + Seconds(tile.padded_flops(product) / rate) * (1.0 / tile.efficiency(machine, product));
+        reread += tile.bytes_loaded(product) / tile.multicast(machine);
+        blocks += tile.count(product);
+        loads = loads.max((product.n as f64 / tile.cols as f64).ceil());
+    }
+    let reread = Bytes((reread - traffic.read.0 as f64).max(0.0) as u64);
+    let registers = TILE_REGISTERS + epilogue + if whole_rows { 255 } else { 0 };
+    let shared = Bytes(4 * 64 * 2 * (machine.get(Quantity::TileRows) + machine.get(Quantity::TileCols)) as u64);
+    // A pointwise prologue runs again for every column of tiles.
+    let vector = if form.prologue == Reach::None { vector } else { vector * loads };
+    Parts {
+        reread,
+        resources: resources(
+            machine,
+            registers,
+            shared.min(machine.kilobytes(Quantity::BlockSharedKb)),
+            TILE_BLOCK,
+            blocks,
+        ),
+        launch,
+        memory: dram,
+        cache: (cached + reread) / machine.gbps(Quantity::CacheGbps),
+        matrix,
+        vector,
+        serial: 1.0,
+    }
+}
+
+/// Registers that an epilogue adds: each tensor it reads, each row statistic it carries.
+fn epilogue_registers(draft: &Draft) -> u32 {
+    let tensors = crate::cost::traffic::reads(draft).len().saturating_sub(2) + draft.outputs.len().saturating_sub(1);
+    4 * tensors as u32
+}
+
+#[derive(Clone, Copy)]
+struct Tile {
+    rows: usize,
+    cols: usize,
+    /// share of the matrix rate that a tile of this size reaches
+    share: f64,
+}
+
+impl Tile {
+    fn count(&self, product: &Product) -> f64 {
+        (product.m.div_ceil(self.rows) * product.n.div_ceil(self.cols) * product.batch) as f64
+    }
+
+    fn padded_flops(&self, product: &Product) -> f64 {
+        self.count(product) * (self.rows * self.cols) as f64 * 2.0 * product.k as f64
+    }
+
+    /// Share of the multiprocessors at work over all waves.
+    fn efficiency(&self, machine: &Machine, product: &Product) -> f64 {
+        let waves = self.count(product) / machine.get(Quantity::Processors);
+        waves / waves.ceil().max(1.0)
+    }
+
+    fn bytes_loaded(&self, product: &Product) -> f64 {
+        self.count(product) * ((self.rows + self.cols) * product.k * product.element) as f64
+    }
+
+    fn multicast(&self, machine: &Machine) -> f64 {
+        machine.get(Quantity::Multicast).max(1.0)
+    }
+}
+
+/// A block that owns whole rows: its accumulators leave room for few rows, so every weight is loaded for each of them.
+fn whole_row_tile(product: &Product) -> Tile {
+    Tile { rows: 16, cols: product.n.next_multiple_of(64), share: 0.3 }
+}
+
+/// The tile that is done first: large tiles reach the peak, small ones fill the machine.
+fn best_tile(machine: &Machine, product: &Product) -> Tile {
+    let (rows, cols) = (machine.count(Quantity::TileRows), machine.count(Quantity::TileCols));
+    let tiles = [(rows, cols, 1.0), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.55), (32, 64, 0.35)];
+    let time = |tile: &Tile| tile.padded_flops(product) / tile.share / tile.efficiency(machine, product).max(1e-6);
+    let tiles = tiles.map(|(rows, cols, share)| Tile { rows, cols, share });
+    tiles.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(tiles[0])
+}
+
+fn attention(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes) -> Parts {
+    let all = products(draft);
+    let share = machine.get(Quantity::AttentionShare);
+    let rate = |bits| matrix_rate(machine, bits).per_second * share;
+    let halved = if is_causal(draft) { 0.5 } else { 1.0 };
+    // Scores and product see half of the keys under a causal mask; a projection is a product like any other.
+    let score_flops: f64 = all.iter().filter(|p| p.batch > 1).map(|p| 2.0 * (p.m * p.n * p.k * p.batch) as f64).sum();
+    let other_flops = work.matrix_flops - score_flops;
+    let matrix = Seconds((score_flops * halved + other_flops) / rate(work.matrix_bits));
+    let vector = Seconds(work.vector_flops() * halved / machine.tflops(Quantity::VectorTflops).per_second);
+    let blocks: f64 =
+        all.iter().filter(|p| p.batch > 1).map(|p| (p.m.div_ceil(QUERY_TILE) * p.batch) as f64).fold(1.0, f64::max);
+    let first = all.iter().find(|p| p.batch > 1);
+    let reread =
+        first.map_or(0.0, |p| (2 * p.n * p.k * p.element * p.batch) as f64 * p.m.div_ceil(QUERY_TILE) as f64 * halved);
+    let reread = Bytes((reread - traffic.read.0 as f64).max(0.0) as u64);
+    let resources =
+        resources(machine, TILE_REGISTERS + epilogue_registers(draft), Bytes(160 << 10), TILE_BLOCK, blocks);
+    let busy = (blocks / machine.get(Quantity::Processors)).min(1.0);
+    Parts {
+        reread,
+        resources,
+        launch: Seconds::from_us(machine.get(Quantity::LaunchUs)),
+        memory: (traffic.total() - cached) / machine.gbps(Quantity::DramGbps),
+        cache: (cached + reread) / machine.gbps(Quantity::CacheGbps),
+        matrix: matrix * (1.0 / busy.max(1e-3)),
+        vector: vector * (1.0 / busy.max(1e-3)),
+        serial: 0.3,
+    }
+}
+
+fn is_causal(draft: &Draft) -> bool {
+    use deuteron_graph::{Callee, Composite, Mask};
+    draft.nodes.iter().any(|&id| {
+        let call = &draft.graph.calls()[draft.graph.node(id).call.index()];
+        matches!(call.callee, Callee::Composite(Composite::Attention { mask: Mask::Causal, .. }))
+            || (matches!(draft.form, Form::AttentionBackward) && matches!(draft.graph.node(id).op, Op::Compare(_)))
+    })
+}

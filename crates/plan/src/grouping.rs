@@ -1,0 +1,302 @@
+//! Groups made by merging neighbours: the baselines, the greedy plan, and the atoms that the search starts from.
+//!
+//! Every strategy starts from a kernel a node and merges neighbours while legality and the strategy's scope allow:
+//! nothing (naive), parts of calls (eager), attention (unfused), then anything (greedy). Neighbours are a value's maker
+//! and its reader, or two readers of one value.
+
+use std::collections::{BTreeSet, HashSet};
+
+use deuteron_graph::{Graph, NodeId, Op, first_backward};
+
+use crate::between::Between;
+use crate::catalog::Catalog;
+use crate::layout::Placement;
+use crate::legal::{Form, Rules, is_attention};
+use crate::plan::{Strategy, Target};
+use crate::reason::Reason;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// parts of calls: the atoms of the search
+    CallPart,
+    /// calls, and of attention its parts
+    Call,
+    Everything,
+}
+
+/// Nodes sorted into groups, and what reads what.
+pub(crate) struct Grouping<'a> {
+    pub rules: Rules<'a>,
+    pub catalog: &'a dyn Catalog,
+    /// For each node, the index of its group; `None` where no kernel is needed.
+    pub group_of: Vec<Option<usize>>,
+    /// Members in order; empty where a group was merged away.
+    pub groups: Vec<Vec<NodeId>>,
+    /// For each node that has a buffer, the nodes that read it.
+    pub readers: Vec<Vec<NodeId>>,
+    pub is_output: Vec<bool>,
+    /// Set once groups may span calls.
+    between: Option<Between>,
+}
+
+impl<'a> Grouping<'a> {
+    /// A kernel a node.
+    pub fn new(graph: &'a Graph, placement: &'a Placement, target: Target<'a>) -> Self {
+        let count = graph.nodes().len();
+        let mut is_output = vec![false; count];
+        graph.outputs().iter().for_each(|output| is_output[output.node.index()] = true);
+        let needed = needed(graph, &is_output);
+        let mut grouping = Grouping {
+            rules: Rules { graph, placement, machine: target.machine, first_backward: first_backward(graph) },
+            catalog: target.catalog,
+            group_of: vec![None; count],
+            groups: Vec::new(),
+            readers: vec![Vec::new(); count],
+            is_output,
+            between: None,
+        };
+        for id in graph.ids().filter(|&id| needed[id.index()] && placement.needs_kernel(graph, id)) {
+            grouping.place_node(id);
+            placement.for_reads(graph, id, &mut |value| {
+                let Some(base) = placement.base(value) else { return };
+                let readers = &mut grouping.readers[base.index()];
+                if readers.last() != Some(&id) {
+                    readers.push(id);
+                }
+            });
+        }
+        grouping
+    }
+
+    /// Results of one opaque call are one kernel from the start.
+    fn place_node(&mut self, id: NodeId) {
+        let graph = self.rules.graph;
+        let before = id.index().checked_sub(1).and_then(|index| graph.id(index));
+        let together = before.filter(|&before| {
+            let opaque = |id: NodeId| matches!(graph.node(id).op, Op::Opaque(_));
+            opaque(id) && opaque(before) && graph.node(before).call == graph.node(id).call
+        });
+        match together.and_then(|before| self.group_of[before.index()]) {
+            Some(group) => {
+                self.group_of[id.index()] = Some(group);
+                self.groups[group].push(id);
+            }
+            None => {
+                self.group_of[id.index()] = Some(self.groups.len());
+                self.groups.push(vec![id]);
+            }
+        }
+    }
+
+    /// Merges as far as a strategy goes; the search goes on from `Unfused`.
+    pub fn merge_for(&mut self, strategy: Strategy) {
+        match strategy {
+            Strategy::Naive => {}
+            Strategy::Eager => self.merge(Scope::Call),
+            Strategy::Fused => self.merge(Scope::CallPart),
+            Strategy::Unfused => {
+                self.merge(Scope::Call);
+                self.merge_attention();
+            }
+            Strategy::Greedy => {
+                self.merge(Scope::Call);
+                self.merge_attention();
+                self.watch();
+                self.merge(Scope::Everything);
+            }
+        }
+    }
+
+    /// Walks the nodes in order and merges each with the makers of its operands, then with other readers of them.
+    fn merge(&mut self, scope: Scope) {
+        let graph = self.rules.graph;
+        let ids: Vec<NodeId> = graph.ids().filter(|id| self.group_of[id.index()].is_some()).collect();
+        for &id in &ids {
+            for base in self.bases(id) {
+                if let Some(producer) = self.group_of[base.index()] {
+                    self.try_merge(producer, id, base, scope);
+                }
+            }
+        }
+        for base in graph.ids() {
+            for position in 1..self.readers[base.index()].len() {
+                let (first, second) = (self.readers[base.index()][position - 1], self.readers[base.index()][position]);
+                if let Some(group) = self.group_of[first.index()] {
+                    self.try_merge(group, second, first, scope);
+                }
+            }
+        }
+    }
+
+    /// Attention by online softmax is one kernel wherever it is offered: its half-steps are not legal, so no merging of
+    /// pairs would find it.
+    fn merge_attention(&mut self) {
+        let graph = self.rules.graph;
+        for call in graph.calls().iter().filter(|call| is_attention(call)) {
+            let nodes: Vec<NodeId> = (call.start..call.end).filter_map(|index| graph.id(index)).collect();
+            let nodes: Vec<NodeId> = nodes.into_iter().filter(|id| self.group_of[id.index()].is_some()).collect();
+            let mut groups: Vec<usize> = nodes.iter().filter_map(|id| self.group_of[id.index()]).collect();
+            groups.sort_unstable();
+            groups.dedup();
+            let stays_inside = groups.iter().map(|&group| self.groups[group].len()).sum::<usize>() == nodes.len();
+            if groups.len() > 1 && stays_inside && self.allowed(&nodes, &groups).is_ok() {
+                groups[1..].iter().for_each(|&group| self.groups[group].clear());
+                nodes.iter().for_each(|id| self.group_of[id.index()] = Some(groups[0]));
+                self.groups[groups[0]] = nodes;
+            }
+        }
+    }
+
+    pub fn bases(&self, id: NodeId) -> Vec<NodeId> {
+        let mut bases = Vec::new();
+        let Rules { graph, placement, .. } = self.rules;
+        placement.for_reads(graph, id, &mut |value| bases.extend(placement.base(value)));
+        bases
+    }
+
+    fn try_merge(&mut self, first: usize, member: NodeId, neighbour: NodeId, scope: Scope) {
+        let Some(second) = self.group_of[member.index()] else { return };
+        let (a, b) = (self.rules.graph.node(neighbour), self.rules.graph.node(member));
+        let in_scope = match scope {
+            Scope::CallPart => a.call == b.call && a.part == b.part,
+            Scope::Call => {
+                let call = &self.rules.graph.calls()[a.call.index()];
+                a.call == b.call && (a.part == b.part || !is_attention(call))
+            }
+            Scope::Everything => true,
+        };
+        if first == second || !in_scope || self.legal(first, second).is_err() {
+            return;
+        }
+        if let Some(between) = &mut self.between {
+            between.merge(first, second);
+        }
+        let moved = std::mem::take(&mut self.groups[second]);
+        moved.iter().for_each(|id| self.group_of[id.index()] = Some(first));
+        self.groups[first].extend(moved);
+        self.groups[first].sort();
+    }
+
+    /// Whether two groups may be one.
+    pub fn legal(&self, first: usize, second: usize) -> Result<(), Reason> {
+        let mut nodes: Vec<NodeId> = self.groups[first].iter().chain(&self.groups[second]).copied().collect();
+        nodes.sort();
+        self.allowed(&nodes, &[first, second])?;
+        self.convex(first, second)
+    }
+
+    fn allowed(&self, nodes: &[NodeId], groups: &[usize]) -> Result<(), Reason> {
+        let form = self.rules.form(nodes, &|id| self.leaves(id, groups))?;
+        if self.catalog.offers(form) { Ok(()) } else { Err(Reason::NotOffered { form: form.name() }) }
+    }
+
+    /// Whether a value is read outside of the groups, or handed out.
+    pub fn leaves(&self, id: NodeId, groups: &[usize]) -> bool {
+        let outside = |reader: &NodeId| self.group_of[reader.index()].is_none_or(|group| !groups.contains(&group));
+        self.is_output[id.index()] || self.readers[id.index()].iter().any(outside)
+    }
+
+    /// No way from one group to the other may lead through a third.
+    fn convex(&self, first: usize, second: usize) -> Result<(), Reason> {
+        let between = match &self.between {
+            Some(between) => between.third(first, second),
+            None => self.third_of_call(first, second),
+        };
+        between.map_or(Ok(()), |group| Err(Reason::WouldFormCycle { through: self.groups[group][0] }))
+    }
+
+    /// While groups stay within calls, which are runs of nodes, a way that leaves the call never comes back: only the
+    /// groups of the call are looked at.
+    fn third_of_call(&self, first: usize, second: usize) -> Option<usize> {
+        let graph = self.rules.graph;
+        let call = graph.node(self.groups[first][0]).call;
+        let mut seen: HashSet<usize> = HashSet::new();
+        let mut stack: Vec<usize> = vec![first, second];
+        while let Some(group) = stack.pop() {
+            for reader in self.groups[group].iter().flat_map(|id| &self.readers[id.index()]) {
+                let Some(next) = self.group_of[reader.index()] else { continue };
+                if graph.node(*reader).call != call || next == group {
+                    continue;
+                }
+                let is_pair = next == first || next == second;
+                if is_pair && group != first && group != second {
+                    return Some(group);
+                }
+                if !is_pair && seen.insert(next) {
+                    stack.push(next);
+                }
+            }
+        }
+        None
+    }
+
+    /// Who stands between whom, kept up to date from now on: groups may span calls.
+    fn watch(&mut self) {
+        let order = self.topological();
+        let producers: Vec<BTreeSet<usize>> = (0..self.groups.len()).map(|group| self.producers(group)).collect();
+        self.between = Some(Between::new(&order, &producers));
+    }
+
+    /// Replaces all groups.
+    pub fn regroup(&mut self, groups: Vec<Vec<NodeId>>) {
+        for (index, nodes) in groups.iter().enumerate() {
+            nodes.iter().for_each(|id| self.group_of[id.index()] = Some(index));
+        }
+        self.groups = groups;
+        self.watch();
+    }
+
+    /// The groups that a group reads from.
+    pub fn producers(&self, group: usize) -> BTreeSet<usize> {
+        let mut producers = BTreeSet::new();
+        for &id in &self.groups[group] {
+            producers.extend(self.bases(id).iter().filter_map(|base| self.group_of[base.index()]));
+        }
+        producers.remove(&group);
+        producers
+    }
+
+    /// Groups after the groups they read from; among those that are ready, the one whose first node is earliest. Groups
+    /// that wait for each other are left out.
+    pub fn topological(&self) -> Vec<usize> {
+        let mut waiting = vec![0usize; self.groups.len()];
+        let mut followers: Vec<Vec<usize>> = vec![Vec::new(); self.groups.len()];
+        for (group, waits) in waiting.iter_mut().enumerate() {
+            let producers = self.producers(group);
+            *waits = producers.len();
+            producers.into_iter().for_each(|producer| followers[producer].push(group));
+        }
+        let mut ready: BTreeSet<(NodeId, usize)> = (0..self.groups.len())
+            .filter(|&group| !self.groups[group].is_empty() && waiting[group] == 0)
+            .map(|group| (self.groups[group][0], group))
+            .collect();
+        let mut order = Vec::new();
+        while let Some((_, group)) = ready.pop_first() {
+            order.push(group);
+            for &follower in &followers[group] {
+                waiting[follower] -= 1;
+                if waiting[follower] == 0 {
+                    ready.insert((self.groups[follower][0], follower));
+                }
+            }
+        }
+        order
+    }
+
+    /// The form of a group that is known to be legal.
+    pub fn form(&self, group: usize) -> Form {
+        let form = self.rules.form(&self.groups[group], &|id| self.leaves(id, &[group]));
+        form.unwrap_or(Form::Opaque)
+    }
+}
+
+/// Nodes that an output depends on.
+fn needed(graph: &Graph, is_output: &[bool]) -> Vec<bool> {
+    let mut needed = is_output.to_vec();
+    for id in graph.ids().rev() {
+        if needed[id.index()] {
+            graph.node(id).inputs.iter().for_each(|input| needed[input.index()] = true);
+        }
+    }
+    needed
+}

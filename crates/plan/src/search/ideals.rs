@@ -1,0 +1,134 @@
+//! The cheapest way to cover a set of atoms with groups: a shortest path over order ideals.
+//!
+//! A state is the set of atoms done; an edge is a group whose needs are done; its weight is the group's time. Plans that
+//! differ only in the order of independent groups share their states, so there are few. Above a cap only the best
+//! states of each size are kept, and the answer says so.
+
+use std::collections::HashMap;
+
+use crate::bits::Bits;
+
+/// A group to choose from, in local numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Choice {
+    pub atoms: Vec<usize>,
+    /// atoms outside that must be done before
+    pub needs: Vec<usize>,
+    pub seconds: f64,
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Path {
+    /// positions in the list of choices
+    pub chosen: Vec<usize>,
+    pub seconds: f64,
+    pub states: usize,
+    /// no state was left out
+    pub complete: bool,
+}
+
+/// States of one part of the graph before the search narrows to a beam.
+const STATES: usize = 60_000;
+
+/// States of one size that a beam keeps.
+const BEAM: usize = 400;
+
+struct Entry {
+    done: Bits,
+    seconds: f64,
+    /// (size of the state before, its position there, the choice that led here)
+    from: Option<(usize, usize, usize)>,
+}
+
+/// The cheapest path over `count` atoms, or `None` if the choices do not cover them.
+pub(crate) fn shortest(count: usize, choices: &[Choice]) -> Option<Path> {
+    let path = walk(count, choices, usize::MAX)?;
+    if path.complete { Some(path) } else { walk(count, choices, BEAM) }
+}
+
+fn walk(count: usize, choices: &[Choice], beam: usize) -> Option<Path> {
+    let sets: Vec<(Bits, Bits)> =
+        choices.iter().map(|choice| (set(count, &choice.atoms), set(count, &choice.needs))).collect();
+    let remaining = least_shares(count, choices);
+    let mut layers: Vec<Vec<Entry>> = (0..=count).map(|_| Vec::new()).collect();
+    let mut known: Vec<HashMap<Bits, usize>> = vec![HashMap::new(); count + 1];
+    layers[0].push(Entry { done: Bits::new(count), seconds: 0.0, from: None });
+    let mut states = 1;
+    for size in 0..count {
+        known[size] = HashMap::new();
+        let order = kept(&layers[size], beam, &remaining, count);
+        for position in order {
+            let (done, seconds) = (layers[size][position].done.clone(), layers[size][position].seconds);
+            for (index, choice) in choices.iter().enumerate() {
+                let (own, needs) = &sets[index];
+                if !own.is_disjoint(&done) || !needs.is_subset(&done) {
+                    continue;
+                }
+                let next = size + choice.atoms.len();
+                let (after, total) = (done.union(own), seconds + choice.seconds);
+                let from = Some((size, position, index));
+                match known[next].get(&after) {
+                    Some(&at) if layers[next][at].seconds <= total => {}
+                    Some(&at) => layers[next][at] = Entry { done: after, seconds: total, from },
+                    None => {
+                        known[next].insert(after.clone(), layers[next].len());
+                        layers[next].push(Entry { done: after, seconds: total, from });
+                        states += 1;
+                    }
+                }
+            }
+            if states > STATES && beam == usize::MAX {
+                return Some(Path { chosen: Vec::new(), seconds: f64::INFINITY, states, complete: false });
+            }
+        }
+    }
+    let seconds = layers[count].first()?.seconds;
+    let mut chosen = Vec::new();
+    let mut at = (count, 0);
+    while let Some((size, position, choice)) = layers[at.0][at.1].from {
+        chosen.push(choice);
+        at = (size, position);
+    }
+    chosen.reverse();
+    Some(Path { chosen, seconds, states, complete: beam == usize::MAX })
+}
+
+fn set(count: usize, atoms: &[usize]) -> Bits {
+    let mut set = Bits::new(count);
+    atoms.iter().for_each(|&atom| set.insert(atom));
+    set
+}
+
+/// Positions of the states to go on from: all, or the best by what they cost and what is left at least.
+fn kept(layer: &[Entry], beam: usize, remaining: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..layer.len()).collect();
+    if layer.len() > beam {
+        let left = |entry: &Entry| {
+            (0..count).filter(|&atom| !entry.done.contains(atom)).map(|atom| remaining[atom]).sum::<f64>()
+        };
+        let worth: Vec<f64> = layer.iter().map(|entry| entry.seconds + left(entry)).collect();
+        order.sort_by(|&a, &b| worth[a].total_cmp(&worth[b]).then(layer[a].done.cmp(&layer[b].done)));
+        order.truncate(beam);
+    }
+    order
+}
+
+/// For each atom the least share of any group's time that falls to it, shares by the atoms' own times: no plan costs
+/// less than all shares together.
+pub(crate) fn least_shares(count: usize, choices: &[Choice]) -> Vec<f64> {
+    let mut alone = vec![f64::INFINITY; count];
+    for choice in choices.iter().filter(|choice| choice.atoms.len() == 1) {
+        alone[choice.atoms[0]] = choice.seconds;
+    }
+    // An atom that never stands alone gets an equal weight.
+    let weight = |atom: usize| if alone[atom].is_finite() { alone[atom].max(1e-12) } else { 1e-6 };
+    let mut least = vec![f64::INFINITY; count];
+    for choice in choices {
+        let whole: f64 = choice.atoms.iter().map(|&atom| weight(atom)).sum();
+        for &atom in &choice.atoms {
+            least[atom] = least[atom].min(choice.seconds * weight(atom) / whole);
+        }
+    }
+    least
+}

@@ -1,0 +1,309 @@
+//! The graph as the search sees it: atoms, who stands between whom, and the price of every group asked for.
+//!
+//! An atom is what one kernel computes when nothing is fused: a builder call, or the part of it that is a kernel of its
+//! own. Groups are sets of atoms. Equal groups of equal layers are priced once: a price is remembered under a signature
+//! of everything it depends on.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use deuteron_graph::{NodeId, Op};
+
+use crate::bits::Bits;
+use crate::catalog::Draft;
+use crate::cost::{Cost, cost};
+use crate::grouping::Grouping;
+use crate::layout::pattern_source;
+use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention};
+use crate::plan::Target;
+use crate::reason::Reason;
+
+/// Position of an atom, in an order in which operands come before users.
+pub(crate) type Atom = usize;
+
+/// The graph in atoms.
+pub(crate) struct Problem<'a> {
+    pub rules: Rules<'a>,
+    pub target: Target<'a>,
+    /// Nodes of each atom.
+    pub atoms: Vec<Vec<NodeId>>,
+    pub atom_of: Vec<Option<Atom>>,
+    pub producers: Vec<Vec<Atom>>,
+    pub consumers: Vec<Vec<Atom>>,
+    /// Producers, consumers, and the next reader of a common value.
+    pub neighbours: Vec<Vec<Atom>>,
+    readers: Vec<Vec<NodeId>>,
+    is_output: Vec<bool>,
+    descendants: Vec<Bits>,
+    ancestors: Vec<Bits>,
+    node_hash: Vec<u64>,
+    prices: HashMap<u128, Result<Price, Reason>>,
+}
+
+/// A legal group, priced.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Price {
+    pub form: Form,
+    pub cost: Cost,
+}
+
+impl Price {
+    /// Predicted seconds.
+    pub fn seconds(&self) -> f64 {
+        self.cost.total.0
+    }
+}
+
+impl<'a> Problem<'a> {
+    pub fn new(grouping: &Grouping<'a>, target: Target<'a>) -> Problem<'a> {
+        let order = grouping.topological();
+        let mut position = vec![usize::MAX; grouping.groups.len()];
+        order.iter().enumerate().for_each(|(index, &group)| position[group] = index);
+        let count = order.len();
+        let producers: Vec<Vec<Atom>> = order
+            .iter()
+            .map(|&group| {
+                let mut all: Vec<Atom> = grouping.producers(group).into_iter().map(|group| position[group]).collect();
+                all.sort_unstable();
+                all
+            })
+            .collect();
+        let mut consumers = vec![Vec::new(); count];
+        for (atom, all) in producers.iter().enumerate() {
+            all.iter().for_each(|&producer| consumers[producer].push(atom));
+        }
+        let mut ancestors: Vec<Bits> = Vec::with_capacity(count);
+        for all in &producers {
+            let mut set = Bits::new(count);
+            for &producer in all {
+                set.insert(producer);
+                set.union_with(&ancestors[producer]);
+            }
+            ancestors.push(set);
+        }
+        let mut descendants: Vec<Bits> = vec![Bits::new(count); count];
+        for atom in (0..count).rev() {
+            let mut set = Bits::new(count);
+            for &consumer in &consumers[atom] {
+                set.insert(consumer);
+                set.union_with(&descendants[consumer]);
+            }
+            descendants[atom] = set;
+        }
+        let atom_of: Vec<Option<Atom>> =
+            grouping.group_of.iter().map(|group| group.map(|group| position[group])).collect();
+        let atoms: Vec<Vec<NodeId>> = order.iter().map(|&group| grouping.groups[group].clone()).collect();
+        let mut problem = Problem {
+            rules: grouping.rules,
+            target,
+            atoms,
+            atom_of,
+            neighbours: Vec::new(),
+            producers,
+            consumers,
+            readers: grouping.readers.clone(),
+            is_output: grouping.is_output.clone(),
+            descendants,
+            ancestors,
+            node_hash: Vec::new(),
+            prices: HashMap::new(),
+        };
+        problem.neighbours = problem.find_neighbours();
+        problem.node_hash = problem.hash_nodes();
+        problem
+    }
+
+    fn find_neighbours(&self) -> Vec<Vec<Atom>> {
+        let mut all: Vec<Vec<Atom>> =
+            (0..self.atoms.len()).map(|atom| [&self.producers[atom][..], &self.consumers[atom]].concat()).collect();
+        for readers in &self.readers {
+            for pair in readers.windows(2) {
+                let (first, second) = (self.atom_of[pair[0].index()], self.atom_of[pair[1].index()]);
+                if let (Some(a), Some(b), true) = (first, second, first != second) {
+                    all[a].push(b);
+                    all[b].push(a);
+                }
+            }
+        }
+        for list in &mut all {
+            list.sort_unstable();
+            list.dedup();
+        }
+        all
+    }
+
+    /// Everything about a node but the identity of its operands.
+    fn hash_nodes(&self) -> Vec<u64> {
+        let Rules { graph, placement, .. } = self.rules;
+        graph
+            .ids()
+            .map(|id| {
+                let node = graph.node(id);
+                let mut hasher = DefaultHasher::new();
+                hash_op(&node.op, &mut hasher);
+                (&node.shape, node.dtype, placement.is_copied(id)).hash(&mut hasher);
+                // Attention is known by its call, and so is what a causal mask halves.
+                let call = &graph.calls()[node.call.index()];
+                (is_attention(call), node.part).hash(&mut hasher);
+                if let Some(placed) = placement.get(id) {
+                    placed.layout.hash(&mut hasher);
+                }
+                hasher.finish()
+            })
+            .collect()
+    }
+
+    /// The atoms of each attention call and of each of its gradients: what no merging of pairs reaches.
+    pub fn seeds(&self) -> Vec<Vec<Atom>> {
+        let graph = self.rules.graph;
+        let attention = graph.calls().iter().filter(|call| is_attention(call));
+        let atoms = attention.map(|call| {
+            let mut atoms: Vec<Atom> = (call.start..call.end).filter_map(|index| self.atom_of[index]).collect();
+            let again: Vec<Atom> = atoms
+                .iter()
+                .flat_map(|&atom| self.producers[atom].iter().copied())
+                .filter(|&atom| self.is_recomputed_attention(atom))
+                .collect();
+            atoms.extend(again.iter().flat_map(|&atom| self.with_recomputed(atom)));
+            atoms.sort_unstable();
+            atoms.dedup();
+            atoms
+        });
+        atoms.filter(|atoms| atoms.len() > 1).collect()
+    }
+
+    fn is_recomputed_attention(&self, atom: Atom) -> bool {
+        let graph = self.rules.graph;
+        graph.call_name(graph.node(self.atoms[atom][0]).call) == RECOMPUTED_ATTENTION
+    }
+
+    /// An atom of scores that are computed again, and all of those it needs.
+    fn with_recomputed(&self, atom: Atom) -> Vec<Atom> {
+        let mut found = vec![atom];
+        let mut next = 0;
+        while next < found.len() {
+            let more = self.producers[found[next]].iter().copied().filter(|&atom| self.is_recomputed_attention(atom));
+            let more: Vec<Atom> = more.filter(|atom| !found.contains(atom)).collect();
+            found.extend(more);
+            next += 1;
+        }
+        found
+    }
+
+    /// Nodes of a set of atoms, in order.
+    pub fn nodes(&self, set: &[Atom]) -> Vec<NodeId> {
+        let mut nodes: Vec<NodeId> = set.iter().flat_map(|&atom| self.atoms[atom].iter().copied()).collect();
+        nodes.sort_unstable();
+        nodes
+    }
+
+    fn leaves(&self, id: NodeId, set: &[Atom]) -> bool {
+        let outside =
+            |reader: &NodeId| self.atom_of[reader.index()].is_none_or(|atom| set.binary_search(&atom).is_err());
+        self.is_output[id.index()] || self.readers[id.index()].iter().any(outside)
+    }
+
+    /// No way from a member to a member leads through an atom outside.
+    pub fn convex(&self, set: &[Atom]) -> Result<(), Reason> {
+        let mut inside = Bits::new(self.atoms.len());
+        let (mut above, mut below) = (inside.clone(), inside.clone());
+        for &atom in set {
+            inside.insert(atom);
+            above.union_with(&self.ancestors[atom]);
+            below.union_with(&self.descendants[atom]);
+        }
+        match above.common_outside(&below, &inside) {
+            None => Ok(()),
+            Some(between) => Err(Reason::WouldFormCycle { through: self.atoms[between][0] }),
+        }
+    }
+
+    /// Those of `others` that must have run before any of `set` can.
+    pub fn before(&self, set: &[Atom], others: &[Atom]) -> Vec<Atom> {
+        let stands_before = |other: &&Atom| set.iter().any(|&atom| self.ancestors[atom].contains(**other));
+        others.iter().filter(stands_before).copied().collect()
+    }
+
+    /// Whether one kernel may hold these atoms, and what it would take.
+    pub fn price(&mut self, set: &[Atom]) -> Result<Price, Reason> {
+        if set.len() > 1 {
+            self.convex(set)?;
+        }
+        let nodes = self.nodes(set);
+        let signature = self.signature(&nodes, set);
+        if let Some(known) = self.prices.get(&signature) {
+            return known.clone();
+        }
+        let price = self.fresh_price(set, &nodes);
+        self.prices.insert(signature, price.clone());
+        price
+    }
+
+    fn fresh_price(&self, set: &[Atom], nodes: &[NodeId]) -> Result<Price, Reason> {
+        let form = self.rules.form(nodes, &|id| self.leaves(id, set))?;
+        if set.len() > 1 && !self.target.catalog.offers(form) {
+            return Err(Reason::NotOffered { form: form.name() });
+        }
+        Ok(Price { form, cost: self.cost_as(set, nodes, form) })
+    }
+
+    /// The cost of a group as a kernel of a given form, legal or not.
+    pub fn cost_as(&self, set: &[Atom], nodes: &[NodeId], form: Form) -> Cost {
+        let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| self.leaves(id, set)).collect();
+        let Rules { graph, placement, .. } = self.rules;
+        let draft = Draft { graph, placement, nodes, outputs: &outputs, form };
+        cost(&draft, self.target.machine, self.target.catalog)
+    }
+
+    /// A number that two groups share only if legality and cost are equal for both.
+    fn signature(&self, nodes: &[NodeId], set: &[Atom]) -> u128 {
+        let Rules { graph, placement, .. } = self.rules;
+        let mut hashers = [DefaultHasher::new(), DefaultHasher::new()];
+        1u8.hash(&mut hashers[1]);
+        let mut outside: Vec<NodeId> = Vec::new();
+        for &id in nodes {
+            for hasher in &mut hashers {
+                self.node_hash[id.index()].hash(hasher);
+                self.leaves(id, set).hash(hasher);
+            }
+            for &input in &graph.node(id).inputs {
+                let source = if placement.get(input).is_some() { input } else { pattern_source(graph, input) };
+                let base = placement.base(input);
+                let words: [u64; 4] = match base.map(|base| (base, nodes.binary_search(&base))) {
+                    Some((_, Ok(position))) => [1, position as u64, self.node_hash[input.index()], 0],
+                    Some((base, Err(_))) => {
+                        let position = outside.iter().position(|&known| known == base).unwrap_or_else(|| {
+                            outside.push(base);
+                            outside.len() - 1
+                        });
+                        let node = graph.node(base);
+                        let given = matches!(node.op, Op::Input { .. }) as u64;
+                        [2 + given, position as u64, self.node_hash[input.index()], node.bytes() as u64]
+                    }
+                    None => [4, self.node_hash[source.index()], self.node_hash[input.index()], 0],
+                };
+                hashers.iter_mut().for_each(|hasher| words.hash(hasher));
+            }
+        }
+        (hashers[0].finish() as u128) << 64 | hashers[1].finish() as u128
+    }
+}
+
+fn hash_op(op: &Op, hasher: &mut DefaultHasher) {
+    std::mem::discriminant(op).hash(hasher);
+    match op {
+        Op::Input { .. } | Op::Select | Op::ColumnSum | Op::Gather | Op::StopGradient => {}
+        Op::Const { value, .. } => value.to_bits().hash(hasher),
+        Op::Iota { axis, .. } | Op::Concat { axis } => axis.hash(hasher),
+        Op::Random { drop, .. } => drop.to_bits().hash(hasher),
+        Op::Unary(op) => op.hash(hasher),
+        Op::Binary(op) => op.hash(hasher),
+        Op::Compare(op) => op.hash(hasher),
+        Op::Cast(dtype) => dtype.hash(hasher),
+        Op::RowReduce(op) => op.hash(hasher),
+        Op::Matmul { transpose_a, transpose_b } => (transpose_a, transpose_b).hash(hasher),
+        Op::ScatterAdd { rows } => rows.hash(hasher),
+        Op::View(view) => view.hash(hasher),
+        Op::Opaque(opaque) => (&opaque.name, opaque.bytes, opaque.flops, opaque.elementwise).hash(hasher),
+    }
+}

@@ -1,0 +1,272 @@
+//! The search against every partition of small graphs.
+
+use std::collections::HashMap;
+
+use deuteron_graph::{Gelu, Graph, Mask, NodeId};
+
+use crate::grouping::Grouping;
+use crate::machine::Machine;
+use crate::plan::{Strategy, Target, check_and_place, plan};
+use crate::search::problem::{Atom, Problem};
+use crate::search::{Pin, Restriction, Solver, greedy_groups};
+
+/// Steps of a fixed sequence of numbers (Knuth's MMIX constants).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+/// A graph of at most nine operations over a few rows or many, so that fusing is sometimes legal and sometimes pays.
+fn small_graph(seed: u64) -> Graph {
+    let mut numbers = Numbers(seed);
+    let rows = [4, 64, 4096][numbers.below(3)];
+    let mut graph = Graph::new("small");
+    let w = graph.weight("w", deuteron_graph::Dtype::F32, [64, 64]).unwrap();
+    let g = graph.weight("g", deuteron_graph::Dtype::F32, [64]).unwrap();
+    let mut values: Vec<NodeId> = (0..2)
+        .map(|index| graph.input(&format!("x{index}"), deuteron_graph::Dtype::F32, [rows, 64]).unwrap())
+        .collect();
+    let steps = 3 + numbers.below(6);
+    for _ in 0..steps {
+        let pick =
+            |numbers: &mut Numbers, values: &[NodeId]| values[values.len() - 1 - numbers.below(values.len().min(3))];
+        let (a, b) = (pick(&mut numbers, &values), pick(&mut numbers, &values));
+        let made = match numbers.below(9) {
+            0 => graph.relu(a),
+            1 => graph.gelu(a, Gelu::Erf),
+            2 | 3 => graph.add(a, b),
+            4 => graph.layer_norm(a, g, g, 1e-5).map(|norm| norm.y),
+            5 => graph.softmax(a),
+            6 => graph.matmul(a, w),
+            7 => graph.column_sum(a).and_then(|sum| graph.add(a, sum)),
+            _ => graph.transpose(a, &[1, 0]).and_then(|t| graph.transpose(t, &[1, 0])).and_then(|t| graph.mul(t, b)),
+        };
+        values.push(made.unwrap());
+    }
+    for (index, &value) in values.iter().enumerate().skip(2) {
+        // Some values are handed out, the last one always.
+        if index + 1 == values.len() || numbers.below(4) == 0 {
+            graph.output(&format!("out{index}"), value).unwrap();
+        }
+    }
+    graph
+}
+
+/// The cheapest of all partitions into connected groups that are legal and can run, by trying them all.
+struct Brute<'p, 'a> {
+    problem: &'p mut Problem<'a>,
+    prices: HashMap<Vec<Atom>, Option<f64>>,
+    best: f64,
+}
+
+impl Brute<'_, '_> {
+    fn price(&mut self, set: &[Atom]) -> Option<f64> {
+        if let Some(&known) = self.prices.get(set) {
+            return known;
+        }
+        let connected = set.len() == 1 || is_connected(self.problem, set);
+        let price = connected.then(|| self.problem.price(set).ok().map(|price| price.seconds())).flatten();
+        self.prices.insert(set.to_vec(), price);
+        price
+    }
+
+    fn try_all(&mut self, atom: Atom, groups: &mut Vec<Vec<Atom>>) {
+        if atom == self.problem.atoms.len() {
+            let mut total = 0.0;
+            for group in groups.clone() {
+                match self.price(&group) {
+                    Some(seconds) => total += seconds,
+                    None => return,
+                }
+            }
+            if total < self.best && can_run(self.problem, groups) {
+                self.best = total;
+            }
+            return;
+        }
+        for index in 0..groups.len() {
+            groups[index].push(atom);
+            self.try_all(atom + 1, groups);
+            groups[index].pop();
+        }
+        groups.push(vec![atom]);
+        self.try_all(atom + 1, groups);
+        groups.pop();
+    }
+}
+
+fn is_connected(problem: &Problem, set: &[Atom]) -> bool {
+    let mut reached = vec![set[0]];
+    let mut next = 0;
+    while next < reached.len() {
+        let more: Vec<Atom> =
+            problem.neighbours[reached[next]].iter().copied().filter(|atom| set.contains(atom)).collect();
+        more.into_iter().for_each(|atom| {
+            if !reached.contains(&atom) {
+                reached.push(atom)
+            }
+        });
+        next += 1;
+    }
+    reached.len() == set.len()
+}
+
+fn can_run(problem: &Problem, groups: &[Vec<Atom>]) -> bool {
+    let mut done: Vec<bool> = vec![false; problem.atoms.len()];
+    let mut left: Vec<&Vec<Atom>> = groups.iter().collect();
+    loop {
+        let before = left.len();
+        left.retain(|group| {
+            let needs = group.iter().flat_map(|&atom| problem.producers[atom].iter());
+            let ready = needs.into_iter().all(|producer| done[*producer] || group.contains(producer));
+            if ready {
+                group.iter().for_each(|&atom| done[atom] = true);
+            }
+            !ready
+        });
+        if left.is_empty() || left.len() == before {
+            return left.is_empty();
+        }
+    }
+}
+
+fn with_solver<R>(graph: &Graph, machine: &Machine, look: impl FnOnce(&mut Solver) -> R) -> R {
+    let target = Target::conceivable(machine);
+    let placement = check_and_place(graph, &[]).unwrap();
+    let mut grouping = Grouping::new(graph, &placement, target);
+    grouping.merge_for(Strategy::Fused);
+    let problem = Problem::new(&grouping, target);
+    let extra = greedy_groups(&problem, &grouping, target);
+    look(&mut Solver::new(problem, &extra))
+}
+
+#[test]
+fn no_partition_of_a_small_graph_is_cheaper_than_the_plan() {
+    let machines = [Machine::profile("h200").unwrap(), Machine::cpu()];
+    let (mut graphs, mut fused, mut largest) = (0, 0, 0);
+    for seed in 0.. {
+        if graphs == 500 {
+            break;
+        }
+        let graph = small_graph(seed);
+        with_solver(&graph, &machines[seed as usize % 2], |solver| {
+            let atoms = solver.problem.atoms.len();
+            if atoms > 9 {
+                return;
+            }
+            let solution = solver.solve();
+            assert!(solution.search.optimal, "seed {seed}");
+            let mut brute = Brute { problem: &mut solver.problem, prices: HashMap::new(), best: f64::INFINITY };
+            brute.try_all(0, &mut Vec::new());
+            let (best, found) = (brute.best, solution.search.seconds);
+            assert!((found - best).abs() <= 1e-9 * best, "seed {seed}: found {found}, best {best}\n{graph}");
+            graphs += 1;
+            fused += solution.groups.iter().any(|group| group.len() > 1) as usize;
+            largest = largest.max(atoms);
+        });
+    }
+    assert!(fused > 250 && largest == 9, "{fused} of 500 graphs have a fusion, the largest has {largest} operations");
+}
+
+#[test]
+fn the_lower_bound_is_below_the_plan() {
+    let machine = Machine::profile("h200").unwrap();
+    for seed in 0..100 {
+        with_solver(&small_graph(seed), &machine, |solver| {
+            let search = solver.solve().search;
+            assert!(search.lower_bound <= search.seconds * (1.0 + 1e-9), "seed {seed}");
+        });
+    }
+}
+
+#[test]
+fn a_price_of_a_restriction_is_that_of_a_search_under_it() {
+    let machine = Machine::profile("h200").unwrap();
+    let mut compared = 0;
+    for seed in 0..120 {
+        with_solver(&small_graph(seed), &machine, |solver| {
+            let free = solver.solve().search.seconds;
+            let sets: Vec<Vec<Atom>> =
+                solver.candidates.groups.iter().take(6).map(|group| group.atoms.clone()).collect();
+            for set in sets {
+                for restriction in [
+                    Restriction { together: vec![set.clone()], ..Restriction::default() },
+                    Restriction { apart: vec![set.clone()], ..Restriction::default() },
+                ] {
+                    let whole = solver.solve_with(&restriction).map(|solution| solution.search.seconds - free);
+                    let part = solver.extra(&restriction);
+                    match (whole, part) {
+                        (Some(whole), Some(part)) => {
+                            assert!((whole - part).abs() < 1e-12, "seed {seed}: {whole} {part}")
+                        }
+                        (whole, part) => assert_eq!(whole.is_some(), part.is_some(), "seed {seed}"),
+                    }
+                    compared += 1;
+                }
+            }
+        });
+    }
+    assert!(compared > 200, "{compared}");
+}
+
+#[test]
+fn a_wide_graph_is_cut_by_the_caps_and_says_so() {
+    // Twenty-four readers of one value, all of which read each other's results pairwise: far more groups than the cap.
+    let mut graph = Graph::new("wide");
+    let x = graph.input("x", deuteron_graph::Dtype::F32, [256, 64]).unwrap();
+    let firsts: Vec<NodeId> = (0..24).map(|_| graph.relu(x).unwrap()).collect();
+    for (index, pair) in firsts.windows(2).enumerate() {
+        let sum = graph.add(pair[0], pair[1]).unwrap();
+        graph.output(&format!("o{index}"), sum).unwrap();
+    }
+    let machine = Machine::profile("h200").unwrap();
+    let plans = [Strategy::Unfused, Strategy::Greedy, Strategy::Fused]
+        .map(|strategy| plan(&graph, Target::conceivable(&machine), strategy, &[]).unwrap());
+    let search = plans[2].search.clone().unwrap();
+    assert!(!search.optimal, "{}", search.text());
+    assert!(search.text().contains("beam"), "{}", search.text());
+    assert!(plans[2].time().0 <= plans[1].time().0 && plans[2].time().0 <= plans[0].time().0);
+}
+
+#[test]
+fn pins_are_kept_and_an_impossible_one_says_why() {
+    let machine = Machine::profile("h200").unwrap();
+    let target = Target::conceivable(&machine);
+    let mut graph = Graph::new("pins");
+    let x = graph.input("x", deuteron_graph::Dtype::Bf16, [8192, 768]).unwrap();
+    let w = graph.weight("w", deuteron_graph::Dtype::Bf16, [768, 768]).unwrap();
+    let g = graph.weight("g", deuteron_graph::Dtype::Bf16, [768]).unwrap();
+    let normed = graph.layer_norm(x, g, g, 1e-5).unwrap().y;
+    let active = graph.gelu(normed, Gelu::Tanh).unwrap();
+    let y = graph.matmul(active, w).unwrap();
+    graph.output("y", y).unwrap();
+    let names = |a: &str, b: &str| vec![a.to_string(), b.to_string()];
+    let kernels =
+        |pins: &[Pin]| crate::plan::plan_pinned(&graph, target, Strategy::Fused, &[], pins).map(|p| p.groups.len());
+    assert_eq!(kernels(&[]), Ok(2), "norm and gelu share a kernel");
+    assert_eq!(kernels(&[Pin::Forbid(names("layer_norm", "gelu"))]), Ok(3));
+    let refused = kernels(&[Pin::Force(vec!["layer_norm".into(), "gelu".into(), "matmul".into()])]).unwrap_err();
+    assert!(refused.to_string().contains("E-PLAN-004"), "{refused}");
+    let unknown = kernels(&[Pin::Force(names("gelu", "softmax"))]).unwrap_err();
+    assert!(unknown.to_string().contains("the graph has gelu, layer_norm, matmul"), "{unknown}");
+    let both = [Pin::Force(names("layer_norm", "gelu")), Pin::Forbid(names("layer_norm", "gelu"))];
+    assert!(kernels(&both).unwrap_err().to_string().contains("against each other"));
+}
+
+#[test]
+fn attention_is_found_although_its_halves_are_not_legal() {
+    let machine = Machine::profile("h200").unwrap();
+    let mut graph = Graph::new("attention");
+    let q = graph.input("q", deuteron_graph::Dtype::Bf16, [8, 12, 1024, 64]).unwrap();
+    let r = graph.input("r", deuteron_graph::Dtype::Bf16, [8, 12, 1024, 64]).unwrap();
+    let a = graph.attention(q, q, q, Mask::Causal, 0.125).unwrap();
+    let y = graph.add(a, r).unwrap();
+    graph.output("y", y).unwrap();
+    let plan = plan(&graph, Target::conceivable(&machine), Strategy::Fused, &[]).unwrap();
+    assert_eq!(plan.groups.len(), 1, "attention takes the residual in: {plan}");
+    assert_eq!(plan.groups[0].form.name(), "attention with residual");
+}
