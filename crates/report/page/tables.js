@@ -1,0 +1,121 @@
+// The plain tables: plans, measured, pins, flips, recomputation, machine, notes.
+
+function showPlans() {
+  const titles = [
+    ['naive', 'Naive', 'a kernel a primitive'],
+    ['eager', 'Eager', 'a kernel a composite'],
+    ['unfused', 'Unfused', 'a kernel a call'],
+    ['greedy', 'Greedy', 'neighbours merged in order'],
+    ['chosen', 'Chosen', 'the cheapest that can be generated here'],
+    ['conceivable', 'Conceivable', 'the cheapest if every skeleton existed'],
+  ];
+  const rows = titles.filter(([key]) => data.plans[key]).map(([key, title, text]) => ({ ...data.plans[key], title, text, rowClass: key === 'chosen' ? 'chosen' : null }));
+  const most = Math.max(...rows.map((row) => amount(row.us)));
+  const base = data.plans.unfused;
+  reveal('plans');
+  fillTable(byId('plans-table'), [
+    { title: 'Plan', cell: (row) => [element('b', {}, row.title), element('span', { class: 'why' }, row.text)] },
+    { title: 'Kernels', number: true, cell: (row) => formatCount(row.kernels) },
+    { title: 'Bytes', number: true, cell: (row) => formatBytes(row.bytes) },
+    { title: 'Peak memory', number: true, cell: (row) => formatBytes(row.peak_bytes) },
+    { title: 'Predicted time', number: true, cell: (row) => formatTime(row.us) },
+    { title: '', cell: (row) => bar(row.us / most, row.rowClass ? 'meter-good' : 'meter-fill', 'wide') },
+    { title: 'Against unfused', number: true, cell: (row) => formatRatio(base.us / row.us) },
+  ], rows);
+}
+
+function showMeasured() {
+  const kernels = [...data.after, ...data.before].filter((kernel) => isNumber(kernel.measured_us) || isNumber(kernel.measured_registers));
+  if (!data.measured && !kernels.length) return;
+  reveal('measured');
+  if (data.measured) {
+    const { unfused_us, chosen_us, speedup, verified, worst_ratio, classes } = data.measured;
+    byId('measured-lead').textContent = `${formatTime(unfused_us)} unfused, ${formatTime(chosen_us)} chosen: ${formatRatio(speedup)}. ${verified
+      ? 'Every output is within its bound of the f64 reference' : 'Some output is outside its bound of the f64 reference'}, the largest error at ${digits(worst_ratio)} of it.`;
+    if (classes.length) {
+      fillTable(byId('classes-table'), [
+        { title: 'Kind', cell: (row) => element('span', { class: `key ${kindClass(row.class)}` }, row.class) },
+        { title: 'Kernels', number: true, cell: (row) => formatCount(row.kernels) },
+        { title: 'Predicted', number: true, cell: (row) => formatTime(row.predicted_us) },
+        { title: 'Measured', number: true, cell: (row) => formatTime(row.measured_us) },
+        { title: 'Median error of the model', number: true, cell: (row) => formatShare(row.median_error) },
+      ], classes);
+    }
+  }
+  if (!kernels.length) return;
+  const off = (kernel) => (kernel.cost.us - kernel.measured_us) / kernel.measured_us;
+  fillTable(byId('measured-table'), [
+    { title: 'Kernel', cell: (row) => [row.name, element('span', { class: 'why' }, `${row.side}, ${row.size}, × ${row.launches.length}`)] },
+    { title: 'Predicted', number: true, cell: (row) => formatTime(row.cost.us) },
+    { title: 'Measured', number: true, cell: (row) => formatTime(row.measured_us) },
+    { title: 'Model off by', number: true, cell: (row) => (isNumber(off(row)) ? `${off(row) > 0 ? '+' : ''}${digits(off(row) * 100)} %` : NOTHING) },
+    { title: 'Bytes', number: true, cell: (row) => formatBytes(row.bytes) },
+    { title: 'Reached', number: true, cell: (row) => formatByteRate(row.bytes / row.measured_us) },
+    { title: 'Registers, estimated', number: true, cell: (row) => (row.cost.registers ? formatCount(row.cost.registers) : NOTHING) },
+    { title: 'compiled', number: true, cell: (row) => formatCount(row.measured_registers) },
+  ], kernels);
+}
+
+function showPins() {
+  if (!data.pins.length) return;
+  reveal('pins');
+  fillTable(byId('pins-table'), [
+    { title: 'Pin', cell: (row) => [element('span', { class: 'tag' }, row.kind), ` ${row.ops.join(' + ')}`] },
+    { title: 'Places', number: true, cell: (row) => formatCount(row.places) },
+    { title: 'Price', number: true, cell: (row) => formatTime(row.price_us) },
+    { title: 'In words', cell: (row) => row.text },
+  ], data.pins);
+}
+
+function showFlips() {
+  if (!data.flips.length) return;
+  reveal('flips');
+  const sheet = (row) => data.candidates[row.candidate];
+  fillTable(byId('flips-table'), [
+    { title: 'Fusion', cell: (row) => (sheet(row) ? sheet(row).ops.join(' + ') : `candidate ${row.candidate}`) },
+    { title: 'Change', cell: (row) => row.what },
+    { title: 'From', cell: (row) => row.from },
+    { title: 'To', cell: (row) => row.to },
+    { title: 'In words', cell: (row) => row.text },
+  ], data.flips);
+}
+
+function showRecompute() {
+  const sheet = data.recompute;
+  if (!sheet) return;
+  reveal('recompute');
+  byId('recompute-lead').textContent = sheet.text;
+  const rows = [
+    ['Kept from forward to backward', sheet.kept_bytes_before, sheet.kept_bytes, formatBytes],
+    ['Peak memory', sheet.peak_bytes_before, sheet.peak_bytes, formatBytes],
+    ['Predicted time', sheet.us_before, sheet.us, formatTime],
+  ];
+  fillTable(byId('recompute-table'), [
+    { title: '', cell: ([title]) => title },
+    { title: 'All stored', number: true, cell: ([, old, , show]) => show(old) },
+    { title: 'Chosen', number: true, cell: ([, , now, show]) => show(now) },
+    { title: '', cell: ([, old, now]) => bar(now / old, 'meter-good', 'wide') },
+    { title: 'Chosen of all', number: true, cell: ([, old, now]) => formatShare(now / old) },
+  ], rows);
+  const again = sheet.again.map(([name, count]) => `${name} × ${formatCount(count)}`).join(', ');
+  byId('recompute-again').textContent = again ? `Computed again: ${again}.` : '';
+}
+
+function showMachine() {
+  const { machine } = data;
+  reveal('machine');
+  byId('machine-lead').textContent = `${machine.name} (${machine.kind}). Memory ${formatByteRate(machine.bytes_per_us)}; vector units ${formatFlops(machine.vector_flops_per_us)}, limiting above ${digits(machine.vector_ridge)} flop/B; matrix units ${formatFlops(machine.matrix_flops_per_us)}, above ${digits(machine.matrix_ridge)} flop/B.`;
+  if (!machine.numbers.length) return;
+  const exact = (value) => (isNumber(value) ? value.toLocaleString('en', { maximumFractionDigits: 4 }) : NOTHING);
+  fillTable(byId('machine-table'), [
+    { title: 'Number', cell: (row) => element('span', { class: 'mono' }, row.name) },
+    { title: 'Value', number: true, cell: (row) => exact(row.value) },
+    { title: 'Origin', cell: (row) => row.origin },
+  ], machine.numbers);
+}
+
+function showNotes() {
+  if (!data.notes.length) return;
+  reveal('notes');
+  byId('notes-list').append(...data.notes.map((note) => element('li', {}, note)));
+}

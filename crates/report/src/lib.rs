@@ -1,0 +1,31 @@
+//! An analysis as plain data ([`Analysis`]), as a page ([`html`]) and as a picture of the roofline ([`roofline_svg`]).
+//!
+//! It knows nothing of graphs and machines: `deuteron` fills the sheets, this crate shows them ([`html`],
+//! [`roofline_svg`]), reads them back ([`parse`], [`schema`]), compares two of them ([`diff`]) and holds one against
+//! what its reader expects ([`expect`]). All of it is pure: the same analysis gives the same bytes.
+//!
+//! An analysis may come from a file that somebody edited. Nothing here trusts its numbers: indices may point nowhere,
+//! figures may be infinite, and every string may hold markup.
+#![forbid(unsafe_code)]
+
+mod data;
+mod diff;
+mod digest;
+mod error;
+mod escape;
+mod expect;
+mod headline;
+mod json;
+mod neighbours;
+mod page;
+mod roofline;
+mod sheet;
+mod units;
+
+pub use diff::{CandidateChange, Change, Diff, Event, KernelChange, NumberChange, PlanChange, TextChange, diff};
+pub use error::ReportError;
+pub use expect::{Outcome, Violation, expect};
+pub use json::{LARGEST_INPUT, VERSION, parse, schema};
+pub use page::html;
+pub use roofline::roofline_svg;
+pub use sheet::*;

@@ -1,0 +1,403 @@
+//! The analysis as plain data: what the JSON form holds, what the page shows, what a diff compares.
+//!
+//! Repeated layers are listed once. A [`KernelSheet`] or a [`Candidate`] stands for all its equals, with their number.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What `analyze` found. The JSON form has these fields; `docs/analysis.schema.json` describes them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Analysis {
+    /// version of this form: 1
+    pub schema: u32,
+    /// name of the graph
+    pub graph: String,
+    /// name of the machine the numbers are for
+    pub device: String,
+    /// the plan in one sentence
+    pub verdict: String,
+    /// whether no cheaper plan exists among the groups considered
+    pub optimal: bool,
+    /// how the plan was searched for
+    pub search: SearchSheet,
+    /// milliseconds that planning took, all plans together
+    pub planning_ms: f64,
+    /// the plans side by side
+    pub plans: Plans,
+    /// every operation of the graph that some kernel computes, in order
+    pub ops: Vec<OpSheet>,
+    /// kernels of the unfused plan, equal ones once
+    pub before: Vec<KernelSheet>,
+    /// kernels of the chosen plan, equal ones once
+    pub after: Vec<KernelSheet>,
+    /// every pair of neighbours and every template, equal ones once
+    pub candidates: Vec<Candidate>,
+    /// candidates for which the score and the plan say different things
+    pub disagreements: Vec<Disagreement>,
+    /// fusions that the user forced or forbade
+    pub pins: Vec<PinSheet>,
+    /// where verdicts turn, if that was asked for
+    pub flips: Vec<Flip>,
+    /// store or recompute between forward and backward, for graphs with gradients
+    pub recompute: Option<RecomputeSheet>,
+    /// numbers of the machine, each with its origin
+    pub machine: MachineSheet,
+    /// predicted beside measured, once `fuse` has measured
+    pub measured: Option<MeasuredSheet>,
+    /// notes for the reader: near misses of an import, opaque operations
+    pub notes: Vec<String>,
+}
+
+/// The plans side by side.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Plans {
+    /// a kernel a primitive
+    pub naive: PlanSheet,
+    /// a kernel a composite, attention as scores, mask, softmax, product
+    pub eager: PlanSheet,
+    /// a kernel a builder call
+    pub unfused: PlanSheet,
+    /// neighbours merged in order wherever it is legal
+    pub greedy: PlanSheet,
+    /// the cheapest plan that can be generated for this machine
+    pub chosen: PlanSheet,
+    /// the cheapest plan if every skeleton existed, where that differs
+    pub conceivable: Option<PlanSheet>,
+}
+
+/// One plan in numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PlanSheet {
+    /// launches
+    pub kernels: usize,
+    /// compulsory bytes of all kernels
+    pub bytes: u64,
+    /// predicted microseconds
+    pub us: f64,
+    /// most bytes of intermediates alive at once
+    pub peak_bytes: u64,
+}
+
+/// How the plan was found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SearchSheet {
+    /// groups considered
+    pub groups: usize,
+    /// states visited
+    pub states: usize,
+    /// independent parts of the graph
+    pub parts: usize,
+    /// parts that differ: the others were planned already
+    pub distinct_parts: usize,
+    /// how far the plan may be above the best, as a share of it; 0 when it is optimal
+    pub gap: f64,
+    /// in words: `optimal among 42 groups, 97 states`
+    pub text: String,
+}
+
+/// One operation: a builder call, or the part of it that one kernel computes when nothing is fused.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OpSheet {
+    /// position in `ops`
+    pub id: usize,
+    /// `layer_norm`, `matmul`, `grad(gelu)`
+    pub name: String,
+    /// the name the user gave its result, if any
+    pub label: String,
+    /// row, matmul, copy, scatter_add, opaque
+    pub kind: String,
+    /// type of its largest result: `bf16[8,1024,768]`
+    pub result: String,
+    /// operations whose results it reads
+    pub reads: Vec<usize>,
+    /// which kernel launch of the unfused plan computes it, counted from 0 in the order they run
+    pub before: usize,
+    /// which kernel launch of the chosen plan computes it
+    pub after: usize,
+    /// floating point operations over compulsory bytes
+    pub intensity: f64,
+}
+
+/// A kernel, and all kernels equal to it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct KernelSheet {
+    /// `add + layer_norm`
+    pub name: String,
+    /// row, matmul, attention, copy, scatter_add, opaque
+    pub kind: String,
+    /// which launches of the plan are this kernel, counted from 0 in the order they run
+    pub launches: Vec<usize>,
+    /// primitives it holds
+    pub primitives: usize,
+    /// rows and columns, or m x n x k
+    pub size: String,
+    /// what one launch costs
+    pub cost: CostSheet,
+    /// whether code for it can be generated here
+    pub realizable: bool,
+    /// generated source, each line with the operation it came from; empty if there is none
+    pub source: Vec<SourceLine>,
+    /// median of the measured times of its launches, if it was measured
+    pub measured_us: Option<f64>,
+    /// registers a thread, as the compiler reports them, if it was compiled
+    pub measured_registers: Option<u32>,
+}
+
+/// Every term of the predicted time of one launch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CostSheet {
+    /// unique bytes read
+    pub read: u64,
+    /// bytes written
+    pub written: u64,
+    /// of the bytes read and written, those that lie in the last-level cache
+    pub cached: u64,
+    /// bytes read again, from the last-level cache
+    pub reread: u64,
+    /// flops of matrix units
+    pub matrix_flops: u64,
+    /// flops of vector units
+    pub vector_flops: u64,
+    /// flops over unique bytes
+    pub intensity: f64,
+    /// registers a thread, estimated; 0 on a CPU
+    pub registers: u32,
+    /// bytes of shared memory a block; 0 on a CPU
+    pub shared: u64,
+    /// share of the threads a multiprocessor can hold; 1 on a CPU
+    pub occupancy: f64,
+    /// waves of blocks
+    pub waves: f64,
+    /// share of the last wave's places that are filled, over all waves
+    pub wave_efficiency: f64,
+    /// microseconds to start it
+    pub launch_us: f64,
+    /// microseconds of main memory traffic
+    pub memory_us: f64,
+    /// microseconds of cache traffic
+    pub cache_us: f64,
+    /// microseconds of matrix arithmetic
+    pub matrix_us: f64,
+    /// microseconds of vector arithmetic
+    pub vector_us: f64,
+    /// predicted microseconds
+    pub us: f64,
+    /// what limits it: launch, memory, cache, matrix, vector
+    pub bound: String,
+}
+
+/// A line of generated source.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SourceLine {
+    /// the line
+    pub text: String,
+    /// the operation it came from; empty where it is scaffolding
+    pub op: String,
+}
+
+/// A fusion that was considered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Candidate {
+    /// names of the operations, producer first
+    pub ops: Vec<String>,
+    /// positions in `ops` of the first of the equal candidates
+    pub at: Vec<usize>,
+    /// how many equal candidates the graph has
+    pub count: usize,
+    /// `pair`, `template`, or `view` (a split or transpose that is read in place)
+    pub kind: String,
+    /// the weighted sum of the criteria, 0 to 1
+    pub score: f64,
+    /// `FUSE` or `DO NOT FUSE`: what the score sheet says
+    pub verdict: String,
+    /// whether the chosen plan fuses it
+    pub chosen: bool,
+    /// whether a kernel for it can be generated here
+    pub realizable: bool,
+    /// why
+    pub reason: ReasonSheet,
+    /// each criterion, 0 to 1
+    pub criteria: Criteria,
+    /// the values behind the criteria
+    pub values: CriteriaValues,
+    /// chosen: microseconds lost by the best plan without it. Not chosen: microseconds lost by the best plan with it
+    /// (negative), if it can be priced.
+    pub worth_us: Option<f64>,
+}
+
+/// Why a verdict.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ReasonSheet {
+    /// `E-PLAN-004`, or `OK` where it is legal
+    pub code: String,
+    /// one sentence, with numbers
+    pub text: String,
+    /// what to do about it; empty where nothing is to be done
+    pub hint: String,
+}
+
+/// The five criteria, each 0 to 1. Weights: 0.4, 0.2, 0.2, 0.1, 0.1.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Criteria {
+    /// bytes saved
+    pub bandwidth: f64,
+    /// launches saved
+    pub launch: f64,
+    /// registers, or occupancy for matmul and attention
+    pub registers: f64,
+    /// size of the kernel
+    pub complexity: f64,
+    /// who writes the kernel
+    pub maintainability: f64,
+}
+
+/// What the criteria are computed from.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CriteriaValues {
+    /// bytes of the separate kernels
+    pub bytes_apart: u64,
+    /// bytes of the fused kernel
+    pub bytes_together: u64,
+    /// share of the bytes that fusing saves; the criterion asks for more than 0.3
+    pub bandwidth_saving: f64,
+    /// share of main memory traffic saved, when what fits the last-level cache is not counted
+    pub dram_saving: f64,
+    /// launches of the separate kernels
+    pub launches_apart: usize,
+    /// share of the launches saved; the criterion asks for more than 0.1
+    pub launch_saving: f64,
+    /// registers a thread of the fused kernel, estimated; 0 on a CPU
+    pub registers: u32,
+    /// occupancy of the fused kernel over that of its largest part
+    pub occupancy_ratio: f64,
+    /// primitives of the fused kernel
+    pub primitives: usize,
+    /// predicted microseconds of the separate kernels
+    pub us_apart: f64,
+    /// predicted microseconds of the fused kernel, if it can be priced
+    pub us_together: Option<f64>,
+}
+
+/// A candidate for which score and plan disagree.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Disagreement {
+    /// position in `candidates`
+    pub candidate: usize,
+    /// why the plan is right
+    pub text: String,
+}
+
+/// A fusion the user forced or forbade.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PinSheet {
+    /// `force` or `forbid`
+    pub kind: String,
+    /// the names as the user gave them
+    pub ops: Vec<String>,
+    /// how many places of the graph it applies to
+    pub places: usize,
+    /// microseconds over the plan without the pin; negative never happens
+    pub price_us: f64,
+    /// in words
+    pub text: String,
+}
+
+/// Where the verdict on a fusion turns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Flip {
+    /// position in `candidates`
+    pub candidate: usize,
+    /// `device`, `batch`, `sequence`, `hidden`, `rows`, `cols`
+    pub what: String,
+    /// where it is now
+    pub from: String,
+    /// the nearest value at which the verdict is the other one
+    pub to: String,
+    /// in words
+    pub text: String,
+}
+
+/// Store or recompute between forward and backward.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RecomputeSheet {
+    /// bytes kept from forward for backward when everything is stored
+    pub kept_bytes_before: u64,
+    /// bytes kept with the chosen recomputation
+    pub kept_bytes: u64,
+    /// peak of intermediates when everything is stored
+    pub peak_bytes_before: u64,
+    /// peak with the chosen recomputation
+    pub peak_bytes: u64,
+    /// predicted microseconds when everything is stored
+    pub us_before: f64,
+    /// predicted microseconds with the chosen recomputation
+    pub us: f64,
+    /// names of the values computed again, with how many
+    pub again: Vec<(String, usize)>,
+    /// in words
+    pub text: String,
+}
+
+/// The machine behind the numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MachineSheet {
+    /// its name
+    pub name: String,
+    /// `cpu` or `gpu`
+    pub kind: String,
+    /// every number
+    pub numbers: Vec<NumberSheet>,
+    /// main memory, bytes a microsecond (a GB/s is 1000)
+    pub bytes_per_us: f64,
+    /// vector flops a microsecond
+    pub vector_flops_per_us: f64,
+    /// matrix flops a microsecond, in the graph's main dtype
+    pub matrix_flops_per_us: f64,
+    /// flops a byte above which the vector units limit
+    pub vector_ridge: f64,
+    /// flops a byte above which the matrix units limit
+    pub matrix_ridge: f64,
+}
+
+/// One number of a machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NumberSheet {
+    /// what it is, with its unit: `dram_gbps`
+    pub name: String,
+    /// the number
+    pub value: f64,
+    /// where it comes from
+    pub origin: String,
+}
+
+/// Predicted beside measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MeasuredSheet {
+    /// median microseconds of the unfused plan
+    pub unfused_us: f64,
+    /// median microseconds of the chosen plan
+    pub chosen_us: f64,
+    /// unfused over chosen
+    pub speedup: f64,
+    /// whether every output is within its bound of the f64 reference
+    pub verified: bool,
+    /// largest error as a share of its bound
+    pub worst_ratio: f64,
+    /// error of the model for each kind of kernel
+    pub classes: Vec<ClassError>,
+}
+
+/// How well the model predicts one kind of kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ClassError {
+    /// row, matmul, copy, ..
+    pub class: String,
+    /// how many kernels
+    pub kernels: usize,
+    /// predicted microseconds, all together
+    pub predicted_us: f64,
+    /// measured microseconds, all together
+    pub measured_us: f64,
+    /// median of |predicted - measured| / measured
+    pub median_error: f64,
+}
