@@ -1,7 +1,8 @@
-//! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`.
+//! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`, `cargo xtask fuzz`.
 #![forbid(unsafe_code)]
 
 mod bench;
+mod fuzz;
 
 use std::process::Command;
 
@@ -9,7 +10,9 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage:
   cargo xtask test                   format, lints, docs and all tests: what CI runs
-  cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv";
+  cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv
+  cargo xtask fuzz [--inputs N | --seconds S] [--target NAME]
+                                     mutated files into every reader: text_graph, onnx, machine, analysis, expectations";
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -17,6 +20,7 @@ fn main() -> Result<()> {
     match words.as_slice() {
         ["test"] => test(),
         ["bench", "--machine", name] => bench::run(name),
+        ["fuzz", rest @ ..] => fuzz::run(rest),
         _ => bail!("{USAGE}"),
     }
 }
@@ -27,6 +31,7 @@ fn test() -> Result<()> {
     cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])?;
     cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     check_other_target()?;
+    cargo(&["run", "--quiet", "--release", "-p", "xtask", "--", "fuzz", "--seconds", "12"], &[])?;
     println!("tests that need a GPU: 0 in this version, so 0 skipped");
     cargo(&["test", "--workspace"], &[])
 }

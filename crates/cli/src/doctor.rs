@@ -1,30 +1,49 @@
-//! `deuteron doctor`: what this machine has.
+//! `deuteron doctor`: what this machine has, and what the planner knows of it.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use clap::Args;
-use deuteron::Bytes;
+use deuteron::calibrate::{CaseRow, TimeErrors, Validation, calibrate, validate};
 use deuteron::doctor::doctor;
+use deuteron::{Bytes, Cpu, Engine, Isa, Machine, Quantity};
 
 use crate::Outcome;
 use crate::input::DeviceArguments;
-use crate::show;
+use crate::{machine_file, show};
 
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
     device: DeviceArguments,
-    /// Print {version, device, instruction_sets, copy, cuda} as JSON
+    /// Measure kernels for a minute, fit the planner's numbers to them and keep them for this user
+    #[arg(long, conflicts_with = "validate")]
+    calibrate: bool,
+    /// Measure other kernels and compare with what the planner predicts
     #[arg(long)]
+    validate: bool,
+    /// Print {version, device, instruction_sets, copy, cuda} as JSON; with --validate {device, plans, kernels,
+    /// decisions, cases}
+    #[arg(long, conflicts_with = "calibrate")]
     json: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let engine = arguments.device.engine()?;
+    match (arguments.calibrate, arguments.validate) {
+        (true, _) => run_calibrate(&engine),
+        (false, true) => run_validate(&engine, arguments.json),
+        (false, false) => run_doctor(&engine, arguments.json),
+    }
+}
+
+fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
     let bar = show::progress(None);
     bar.set_message("measuring copies");
-    let report = doctor(&engine, &[256 << 10, 4 << 20, 32 << 20, 1 << 30])?;
+    let report = doctor(engine, &[256 << 10, 4 << 20, 32 << 20, 1 << 30])?;
     bar.finish_and_clear();
-    if arguments.json {
+    if json {
         show::json(&report)?;
         return Ok(Outcome::Good);
     }
@@ -32,6 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     println!("device            {}", report.device);
     println!("instruction sets  {}", report.instruction_sets.join(", "));
     println!("gpu               {}", report.cuda);
+    println!("planner           {}", planner_numbers()?);
     let lines = report.copy.iter().map(|row| {
         vec![
             Bytes(row.bytes as u64).to_string(),
@@ -44,4 +64,126 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     println!("{}", show::table(&header, lines.collect(), 1));
     println!("Read and written bytes both counted, medians. \"copy\" is the faster of the two.");
     Ok(Outcome::Good)
+}
+
+/// Where the planner's numbers come from.
+fn planner_numbers() -> Result<String> {
+    let stored = machine_file::load()?;
+    let place = machine_file::path().filter(|_| stored.is_some());
+    Ok(match place {
+        Some(path) => format!("numbers of {}", path.display()),
+        None => "numbers of the profile that ships; `deuteron doctor --calibrate` measures this machine's".to_string(),
+    })
+}
+
+fn run_calibrate(engine: &Engine) -> Result<Outcome> {
+    let bar = show::progress(Some(1));
+    bar.set_message("measuring kernels");
+    let found = calibrate(engine, &today(), |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    let lines = found.changes().map(|(quantity, before, after)| {
+        vec![quantity.name().to_string(), format!("{before:.3}"), format!("{after:.3}"), quantity.about().to_string()]
+    });
+    println!("{}", show::table(&["number", "before", "after", "what"], lines.collect(), 4));
+    println!("{}", describe("Predicted against measured time of the kernels it was fitted to", &found.errors));
+    println!("Stored in {}.", machine_file::store(&found.machine)?.display());
+    Ok(Outcome::Good)
+}
+
+fn run_validate(engine: &Engine, json: bool) -> Result<Outcome> {
+    let engine = match machine_file::load()? {
+        Some(machine) => with_machine(engine, machine),
+        None => engine.clone(),
+    };
+    let bar = show::progress(Some(1));
+    bar.set_message("measuring kernels");
+    let validation = validate(&engine, |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    if json {
+        show::json(&validation)?;
+        return Ok(Outcome::Good);
+    }
+    show_validation(&validation);
+    Ok(Outcome::Good)
+}
+
+/// The same device, planned for by other numbers.
+fn with_machine(engine: &Engine, machine: Machine) -> Engine {
+    let threads = engine.device().machine().count(Quantity::Processors);
+    Engine::on(Arc::new(Cpu::like(threads, Isa::detect(), machine)))
+}
+
+fn show_validation(validation: &Validation) {
+    println!("{}", describe("Predicted against measured time of the catalogue's plans", &validation.plans));
+    println!("{}", describe("The same of their kernels", &validation.kernels));
+    let decisions = &validation.decisions;
+    println!(
+        "Fuse or not: {} right of {} ({:.1} %); fusing loses in {} of {} ({:.0} %); {} ties within 5 % are left out.",
+        decisions.right,
+        decisions.cases - decisions.ties,
+        100.0 * decisions.right_share(),
+        decisions.losing,
+        decisions.cases,
+        100.0 * decisions.losing_share(),
+        decisions.ties
+    );
+    let wrong: Vec<&CaseRow> = validation.cases.iter().filter(|case| !case.is_right()).collect();
+    if !wrong.is_empty() {
+        println!("Wrong decisions:\n{}", case_table(wrong));
+    }
+    let mut worst: Vec<&CaseRow> = validation.cases.iter().filter(|case| case.catalog).collect();
+    worst.sort_by(|a, b| b.worst_error().abs().total_cmp(&a.worst_error().abs()));
+    worst.truncate(8);
+    println!("Farthest off:\n{}", case_table(worst));
+}
+
+fn case_table(cases: Vec<&CaseRow>) -> comfy_table::Table {
+    let lines = cases.into_iter().map(|case| {
+        let times = [case.unfused_us, case.unfused_predicted_us, case.fused_us, case.fused_predicted_us];
+        let name = show::shorten(&case.name, 48);
+        std::iter::once(name).chain(times.map(|us| show::milliseconds(us / 1e3))).collect()
+    });
+    show::table(&["graph", "unfused", "predicted", "fused", "predicted"], lines.collect(), 1)
+}
+
+fn describe(what: &str, errors: &TimeErrors) -> String {
+    let (median, tenth) = (100.0 * errors.median, 100.0 * errors.ninetieth_percentile);
+    format!("{what}: {} cases, off by {median:.1} % (median), {tenth:.1} % (90th percentile).", errors.count)
+}
+
+/// The date in UTC, year-month-day.
+fn today() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    date_of(seconds / 86_400)
+}
+
+/// The date so many days after 1970-01-01, counted in years that begin in March, so that leap days come last.
+fn date_of(days: u64) -> String {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date_of(0), "1970-01-01");
+        assert_eq!(date_of(11_016), "2000-02-29");
+        assert_eq!(date_of(20_772), "2026-11-15");
+    }
 }

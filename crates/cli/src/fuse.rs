@@ -1,15 +1,16 @@
 //! `deuteron fuse`: the main job.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use deuteron::Bytes;
-use deuteron::fuse::{FuseOptions, FuseReport, GroupReport, Stage, fuse};
+use deuteron::fuse::{FuseOptions, FuseReport, GroupReport, Stage, corrected, fuse};
+use deuteron::{Bytes, Engine};
 
-use crate::Outcome;
+use crate::analyze::write_pages;
 use crate::input::{DeviceArguments, GraphArguments};
-use crate::show;
+use crate::{Outcome, machine_file, show};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -23,7 +24,17 @@ pub struct Arguments {
     /// Print every kernel, and why neighbours stay apart
     #[arg(long)]
     all: bool,
-    /// Print the report as JSON: graph, device, verified, max_error, bound, unfused, fused, speedup, groups, refusals
+    /// Write the report as one page that works offline, predicted beside measured
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the roofline plot
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Leave the stored calibration as it is: the next plan does not learn from this run
+    #[arg(long)]
+    no_learn: bool,
+    /// Print the report as JSON: graph, device, verified, max_error, bound, unfused, fused, speedup, groups, refusals,
+    /// model
     #[arg(long)]
     json: bool,
 }
@@ -31,7 +42,12 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let engine = arguments.device.engine()?;
     let graph = arguments.graph.graph()?;
-    let options = FuseOptions { seed: arguments.seed, backward: arguments.graph.backward, ..FuseOptions::default() };
+    let options = FuseOptions {
+        seed: arguments.seed,
+        backward: arguments.graph.backward,
+        sources: arguments.html.is_some(),
+        ..FuseOptions::default()
+    };
     let bar = show::progress(None);
     let report = fuse(&engine, &graph, &options, |stage| {
         bar.set_message(match stage {
@@ -43,28 +59,51 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         });
     })?;
     bar.finish_and_clear();
+    write_pages(&report.analysis, arguments.html.as_deref(), arguments.svg.as_deref())?;
+    let learned = match arguments.no_learn {
+        true => None,
+        // What was verified and measured stands, whether or not it can be stored.
+        false => learn(&engine, &report).unwrap_or_else(|error| {
+            eprintln!("note: what was measured is not stored: {error:#}");
+            None
+        }),
+    };
     if arguments.json {
         show::json(&report)?;
     } else {
         print(&report, arguments.all);
+        if let Some(path) = learned {
+            println!("The next plan uses what was measured here ({}).", path.display());
+        }
     }
     Ok(if report.verified { Outcome::Good } else { Outcome::Failed })
+}
+
+/// Corrects the stored machine by what was measured. Without a place to store it nothing is learned.
+fn learn(engine: &Engine, report: &FuseReport) -> Result<Option<PathBuf>> {
+    if machine_file::path().is_none() {
+        return Ok(None);
+    }
+    let origin = format!("measured over predicted, by `fuse {}`", report.graph);
+    let machine = corrected(engine.device().machine(), &report.analysis, &origin)?;
+    machine_file::store(&machine).map(Some)
 }
 
 fn print(report: &FuseReport, all: bool) {
     println!("{} on {}\n", report.graph, report.device);
     println!("The fused plan{}", if all { "" } else { ", kernels of one name together" });
     let rows = if all { each_kernel(&report.groups) } else { kernels_by_name(&report.groups) };
-    println!("{}\n", show::table(&["kernel", "count", "primitives", "moved", "time", "share"], rows, 1));
+    println!("{}\n", show::table(&["kernel", "count", "primitives", "moved", "predicted", "time", "share"], rows, 1));
     if all {
         print_refusals(report);
     }
     let plan = |name: &str, plan: &deuteron::fuse::PlanReport| {
         let moved = Bytes(plan.bytes).to_string();
-        vec![name.to_string(), plan.kernels.to_string(), moved, show::milliseconds(plan.ms)]
+        let predicted = show::milliseconds(plan.predicted_ms);
+        vec![name.to_string(), plan.kernels.to_string(), moved, predicted, show::milliseconds(plan.ms)]
     };
     let rows = vec![plan("unfused", &report.unfused), plan("fused", &report.fused)];
-    println!("{}\n", show::table(&["plan", "kernels", "moved", "time"], rows, 1));
+    println!("{}\n", show::table(&["plan", "kernels", "moved", "predicted", "time"], rows, 1));
     let fewer = 100.0 * (1.0 - report.fused.bytes as f64 / report.unfused.bytes.max(1) as f64);
     println!("Fusion: {:.2}x the speed, {fewer:.0} % fewer bytes moved.", report.speedup);
     let verdict = if report.verified { "Verified" } else { "NOT VERIFIED" };
@@ -89,6 +128,7 @@ fn kernels_by_name(groups: &[GroupReport]) -> Vec<Vec<String>> {
             *count += 1;
             sum.bytes += group.bytes;
             sum.ms += group.ms;
+            sum.predicted_ms += group.predicted_ms;
         });
         sum.or_insert((1, group.clone()));
     }
@@ -99,24 +139,14 @@ fn kernels_by_name(groups: &[GroupReport]) -> Vec<Vec<String>> {
 
 fn row(name: &str, count: usize, group: &GroupReport, total: f64) -> Vec<String> {
     vec![
-        shorten(name),
+        show::shorten(name, 64),
         count.to_string(),
         group.ops.to_string(),
         Bytes(group.bytes).to_string(),
+        show::milliseconds(group.predicted_ms),
         show::milliseconds(group.ms),
         format!("{:.1} %", 100.0 * group.ms / total.max(1e-12)),
     ]
-}
-
-/// A long name keeps its beginning and its end.
-fn shorten(name: &str) -> String {
-    const LONGEST: usize = 64;
-    let chars: Vec<char> = name.chars().collect();
-    if chars.len() <= LONGEST {
-        return name.to_string();
-    }
-    let (head, tail): (String, String) = (chars[..36].iter().collect(), chars[chars.len() - 24..].iter().collect());
-    format!("{head} .. {tail}")
 }
 
 fn print_refusals(report: &FuseReport) {

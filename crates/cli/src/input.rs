@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deuteron::{Cpu, Dtype, Engine, FusedOp, Graph, Isa};
+use deuteron::analyze::{Knob, Variants};
+use deuteron::{Cpu, Dtype, Engine, FusedOp, Graph, Isa, Machine};
 use deuteron_gpt2::{Config, Options};
+
+use crate::machine_file;
 
 /// Where to run.
 #[derive(Args)]
@@ -31,14 +34,15 @@ impl DeviceArguments {
         if threads == 0 || threads > 1024 {
             bail!("--threads must be from 1 to 1024, got {threads}");
         }
-        Ok(Engine::on(Arc::new(Cpu::with(threads, Isa::detect()))))
+        let machine = machine_file::load()?.unwrap_or_else(Machine::cpu);
+        Ok(Engine::on(Arc::new(Cpu::like(threads, Isa::detect(), machine))))
     }
 }
 
 /// Which graph, and how large.
 #[derive(Args)]
 pub struct GraphArguments {
-    /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-block, an op of the catalogue, or a text file
+    /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, each also with -block; an op of the catalogue; a text file; an .onnx file
     graph: String,
     /// Sequences
     #[arg(long, default_value_t = 1)]
@@ -58,29 +62,75 @@ pub struct GraphArguments {
     /// Gradients too: of all weights of a model, of all operands of an op
     #[arg(long)]
     pub backward: bool,
+    /// Size of a dimension that an ONNX file leaves open: name=value; again for more
+    #[arg(long = "dim", value_name = "NAME=VALUE")]
+    dims: Vec<String>,
+}
+
+/// A graph, and what its import had to say.
+pub struct Loaded {
+    pub graph: Graph,
+    pub notes: Vec<String>,
+}
+
+/// Sizes that a graph is built for.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    sequence: usize,
+    hidden: Option<usize>,
+    rows: usize,
+    cols: usize,
 }
 
 impl GraphArguments {
+    /// The graph the user named.
     pub fn graph(&self) -> Result<Graph> {
-        let options =
-            Options { batch: self.batch, sequence: self.seq, dtype: float(&self.dtype)?, backward: self.backward };
+        Ok(self.load()?.graph)
+    }
+
+    /// The graph the user named, with the notes of its import.
+    pub fn load(&self) -> Result<Loaded> {
         if self.batch == 0 {
             bail!("--batch must be at least 1");
         }
-        if let Some(size) = self.graph.strip_suffix("-block") {
-            return Ok(deuteron_gpt2::block(&Config::find(size)?, &options)?);
+        let is_onnx = self.graph.ends_with(".onnx");
+        if !is_onnx && !self.dims.is_empty() {
+            bail!("--dim is for .onnx files; `{}` is none", self.graph);
         }
-        if let Ok(config) = Config::find(&self.graph) {
-            return Ok(deuteron_gpt2::model(&config, &options)?);
-        }
-        if self.graph.ends_with(".onnx") {
-            bail!("{}: ONNX files are not read by this version; write the graph in text form", self.graph);
+        if is_onnx {
+            return self.onnx();
         }
         if Path::new(&self.graph).is_file() {
-            return self.file();
+            return Ok(Loaded { graph: self.file()?, notes: Vec::new() });
+        }
+        Ok(Loaded { graph: self.built(self.sizes())?, notes: Vec::new() })
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes { batch: self.batch, sequence: self.seq, hidden: None, rows: self.rows, cols: self.cols }
+    }
+
+    /// A model of ours or an op of the catalogue.
+    fn built(&self, sizes: Sizes) -> Result<Graph> {
+        let dtype = float(&self.dtype)?;
+        let options = Options { batch: sizes.batch, sequence: sizes.sequence, dtype, backward: self.backward };
+        let resized = |config: Config| match sizes.hidden {
+            // Heads keep their 64 features.
+            Some(hidden) => Config { hidden, heads: (hidden / config.head()).max(1), ..config },
+            None => config,
+        };
+        if let Some(size) = self.graph.strip_suffix("-block") {
+            return Ok(deuteron_gpt2::block(&resized(Config::find(size)?), &options)?);
+        }
+        if let Ok(config) = Config::find(&self.graph) {
+            return Ok(deuteron_gpt2::model(&resized(config), &options)?);
         }
         match FusedOp::find(&self.graph) {
-            Ok(op) => self.op(&op, options.dtype),
+            Ok(op) => {
+                let types = op.operand_types(sizes.rows, sizes.cols, dtype);
+                Ok(if self.backward { op.backward_graph(&types)? } else { op.graph(&types)? })
+            }
             Err(error) => bail!(
                 "`{}` is no file and no graph we know; models: gpt2, gpt2-medium, gpt2-large, gpt2-xl, each also with \
                  -block; {error}",
@@ -89,23 +139,92 @@ impl GraphArguments {
         }
     }
 
-    fn op(&self, op: &FusedOp, dtype: Dtype) -> Result<Graph> {
-        let types = op.operand_types(self.rows, self.cols, dtype);
-        Ok(if self.backward { op.backward_graph(&types)? } else { op.graph(&types)? })
+    fn onnx(&self) -> Result<Loaded> {
+        let mut options = deuteron::onnx::Options::default();
+        for dim in &self.dims {
+            let parsed = dim.split_once('=').and_then(|(name, value)| Some((name, value.parse::<usize>().ok()?)));
+            let Some((name, value)) = parsed else {
+                bail!("--dim: expected NAME=VALUE with a whole number, got `{dim}`");
+            };
+            options = options.with_dim(name, value);
+        }
+        let imported = deuteron::onnx::import_file(Path::new(&self.graph), &options)?;
+        let mut counts: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
+        imported.recognised.iter().for_each(|found| *counts.entry(found.what).or_default() += 1);
+        let mut notes = Vec::new();
+        if !counts.is_empty() {
+            let counts: Vec<String> = counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
+            notes.push(format!("Recognised in the ONNX file: {}.", counts.join(", ")));
+        }
+        notes.extend(imported.near_misses.iter().map(|near| near.to_string()));
+        for opaque in &imported.opaque {
+            notes.push(format!("`{}` ({}) is only described: {}", opaque.name, opaque.op_type, opaque.why));
+        }
+        notes.extend(imported.notes);
+        let mut graph = self.with_gradients(imported.graph)?;
+        if graph.name().is_empty() {
+            graph.set_name(&self.stem());
+        }
+        Ok(Loaded { graph, notes })
     }
 
     fn file(&self) -> Result<Graph> {
         let text = std::fs::read_to_string(&self.graph).with_context(|| format!("cannot read {}", self.graph))?;
         let mut graph: Graph = text.parse().with_context(|| self.graph.clone())?;
         if graph.name().is_empty() {
-            let stem = Path::new(&self.graph).file_stem().unwrap_or_default().to_string_lossy();
-            graph.set_name(&stem);
+            graph.set_name(&self.stem());
         }
+        self.with_gradients(graph)
+    }
+
+    fn stem(&self) -> String {
+        Path::new(&self.graph).file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    fn with_gradients(&self, graph: Graph) -> Result<Graph> {
         if !self.backward {
             return Ok(graph);
         }
         let wrt: Vec<_> = graph.inputs().iter().filter(|&&id| graph.node(id).dtype.is_float()).copied().collect();
         Ok(deuteron::differentiate(&graph, &wrt)?.graph)
+    }
+}
+
+/// What `--flip` turns.
+impl Variants for GraphArguments {
+    fn knobs(&self) -> Vec<Knob> {
+        if Path::new(&self.graph).is_file() {
+            return Vec::new();
+        }
+        let config = Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph));
+        match config {
+            Ok(config) => vec![
+                Knob::doubling("batch", self.batch, 256),
+                Knob::doubling("sequence", self.seq, config.context),
+                Knob {
+                    name: "hidden",
+                    now: config.hidden,
+                    values: [64, 128, 256, 512, 1024, 2048, 4096, 8192]
+                        .into_iter()
+                        .filter(|&h| h != config.hidden)
+                        .collect(),
+                },
+            ],
+            Err(_) => vec![Knob::doubling("rows", self.rows, 1 << 20), Knob::doubling("cols", self.cols, 1 << 16)],
+        }
+    }
+
+    fn at(&self, knob: &str, value: usize) -> Option<Graph> {
+        let mut sizes = self.sizes();
+        match knob {
+            "batch" => sizes.batch = value,
+            "sequence" => sizes.sequence = value,
+            "hidden" => sizes.hidden = Some(value),
+            "rows" => sizes.rows = value,
+            "cols" => sizes.cols = value,
+            _ => return None,
+        }
+        self.built(sizes).ok()
     }
 }
 

@@ -1,12 +1,15 @@
 //! The `deuteron` command. It converts words into calls of the library, and results into words.
 #![forbid(unsafe_code)]
 
+mod analyze;
 mod bench;
 mod check;
 mod doctor;
+mod explain;
 mod fuse;
 mod input;
 mod kernel;
+mod machine_file;
 mod ops;
 mod show;
 
@@ -17,7 +20,7 @@ use clap::{Parser, Subcommand};
 /// Kernel fusion for transformers: find what to fuse, generate the fused kernels, prove them right, measure the gain.
 #[derive(Parser)]
 #[command(name = "deuteron", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 all is well, 1 a verification failed, 2 bad usage or input.")]
+#[command(after_help = "Exit codes: 0 all is well, 1 a verification or an expectation failed, 2 bad usage or input.")]
 struct Command {
     #[command(subcommand)]
     what: What,
@@ -25,6 +28,10 @@ struct Command {
 
 #[derive(Subcommand)]
 enum What {
+    /// Say what to fuse on which machine, why, and what it is worth; runs nothing
+    Analyze(analyze::Arguments),
+    /// Explain a code of the planner, such as E-PLAN-004
+    Explain(explain::Arguments),
     /// Plan a graph, run it unfused and fused, verify both against f64, measure
     Fuse(fuse::Arguments),
     /// Time ready-made fused ops against their unfused selves and against a copy
@@ -48,6 +55,8 @@ enum Outcome {
 fn main() -> ExitCode {
     let command = Command::parse();
     let outcome = match command.what {
+        What::Analyze(arguments) => analyze::run(&arguments),
+        What::Explain(arguments) => explain::run(&arguments),
         What::Fuse(arguments) => fuse::run(&arguments),
         What::Bench(arguments) => bench::run(&arguments),
         What::Ops(arguments) => ops::run(&arguments),

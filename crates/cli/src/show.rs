@@ -52,3 +52,30 @@ pub fn milliseconds(ms: f64) -> String {
         ms => format!("{:.2} s", ms / 1e3),
     }
 }
+
+/// A long name keeps its beginning and its end.
+pub fn shorten(name: &str, longest: usize) -> String {
+    let chars: Vec<char> = name.chars().collect();
+    if chars.len() <= longest {
+        return name.to_string();
+    }
+    let kept = longest.saturating_sub(4);
+    let (head, tail) = (kept * 3 / 5, kept - kept * 3 / 5);
+    let (head, tail): (String, String) = (chars[..head].iter().collect(), chars[chars.len() - tail..].iter().collect());
+    format!("{head} .. {tail}")
+}
+
+/// Words in lines of at most 100 characters.
+pub fn wrapped(text: &str) -> String {
+    let mut lines: Vec<String> = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.len() - 1;
+        if !lines[last].is_empty() && lines[last].len() + word.len() >= 100 {
+            lines.push(word.to_string());
+        } else {
+            let space = if lines[last].is_empty() { "" } else { " " };
+            lines[last] += &format!("{space}{word}");
+        }
+    }
+    lines.join("\n")
+}

@@ -164,6 +164,16 @@ impl Exprs {
         self.list[id.index()]
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// All expressions.
     pub fn finish(self) -> Vec<Expr> {
         self.list

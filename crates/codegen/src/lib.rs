@@ -12,4 +12,6 @@ pub mod source;
 
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use lower::lower;
-pub use source::{ArgBinding, Geometry, Launch, Lowered, MatmulShape, Piece, Source, render};
+pub use source::{
+    ArgBinding, Geometry, Launch, Lowered, MatmulShape, Piece, Source, TaggedLine, render, tagged_source,
+};

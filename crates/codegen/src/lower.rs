@@ -3,22 +3,39 @@
 use std::collections::HashMap;
 
 use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
-use deuteron_plan::{Group, GroupKind, Layout, Placement, Space, node_space};
+use deuteron_plan::{Draft, GroupKind, Layout, Placement, Space, node_space};
 
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
 use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered, MatmulShape, Piece};
 
-/// Lowers one group of a plan. The group comes from the planner, so its nodes fit one kernel.
-pub fn lower(graph: &Graph, placement: &Placement, group: &Group) -> Lowered {
-    match group.kind {
+/// Lowers one group of a plan. The group comes from the planner and is of a form that [`crate::cpu::CpuCatalog`] offers, so
+/// its nodes fit one kernel.
+pub fn lower(group: &Draft) -> Lowered {
+    let (graph, placement) = (group.graph, group.placement);
+    match group.form.kind() {
         GroupKind::Row => lower_row(graph, placement, group),
         GroupKind::Matmul => lower_matmul(graph, placement, group.nodes[0]),
         GroupKind::ScatterAdd => lower_scatter(graph, placement, group.nodes[0]),
         GroupKind::Copy => lower_copy(graph, placement, group.nodes[0]),
+        GroupKind::Attention | GroupKind::Opaque => unreachable!("the catalogue offers no such kernel"),
     }
 }
 
-fn lower_row(graph: &Graph, placement: &Placement, group: &Group) -> Lowered {
+/// Which node each expression and each stage of a body came from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Origins {
+    /// one an expression
+    pub exprs: Vec<NodeId>,
+    /// one a stage
+    pub stages: Vec<NodeId>,
+}
+
+fn lower_row(graph: &Graph, placement: &Placement, group: &Draft) -> Lowered {
+    lower_row_with_origins(graph, placement, group).0
+}
+
+/// Lowers a row group, and says for each expression and stage which node it came from.
+pub(crate) fn lower_row_with_origins(graph: &Graph, placement: &Placement, group: &Draft) -> (Lowered, Origins) {
     let first = node_space(graph, group.nodes[0]);
     let space = group.nodes.iter().fold(first, |s, &id| s.join(node_space(graph, id)).unwrap_or(s));
     let mut row = RowLowering {
@@ -36,8 +53,11 @@ fn lower_row(graph: &Graph, placement: &Placement, group: &Group) -> Lowered {
         values: HashMap::new(),
         known_rounded: HashMap::new(),
     };
-    for &id in &group.nodes {
+    let mut origins = Origins::default();
+    for &id in group.nodes {
         row.node(id);
+        origins.exprs.resize(row.exprs.len(), id);
+        origins.stages.resize(row.stages.len(), id);
     }
     let cols = if row.flat { 0 } else { space.cols };
     let body = Body {
@@ -50,18 +70,18 @@ fn lower_row(graph: &Graph, placement: &Placement, group: &Group) -> Lowered {
         stages: row.stages,
     };
     let geometry = Geometry::Row { rows: space.rows, cols: space.cols, axes: row.axes };
-    Lowered { kernel: Kernel::Row(body), launch: Launch { args: row.bindings, geometry } }
+    (Lowered { kernel: Kernel::Row(body), launch: Launch { args: row.bindings, geometry } }, origins)
 }
 
 /// Purely elementwise, every operand in order or one number: row borders do not matter.
-fn is_flat(graph: &Graph, placement: &Placement, group: &Group, space: Space) -> bool {
+fn is_flat(graph: &Graph, placement: &Placement, group: &Draft, space: Space) -> bool {
     group.nodes.iter().all(|&id| {
         let node = graph.node(id);
         let elementwise = match node.op {
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => true,
             Op::View(_) | Op::StopGradient | Op::Const { .. } | Op::Random { .. } => true,
             Op::RowReduce(_) | Op::ColumnSum | Op::Gather | Op::Iota { .. } => false,
-            Op::Matmul { .. } | Op::ScatterAdd { .. } | Op::Concat { .. } | Op::Input { .. } => false,
+            Op::Matmul { .. } | Op::ScatterAdd { .. } | Op::Concat { .. } | Op::Input { .. } | Op::Opaque(_) => false,
         };
         let whole = node.shape.rows() == space.rows && node.shape.cols() == space.cols;
         let operands_in_order = || {
@@ -85,7 +105,7 @@ fn is_flat(graph: &Graph, placement: &Placement, group: &Group, space: Space) ->
 struct RowLowering<'a> {
     graph: &'a Graph,
     placement: &'a Placement,
-    group: &'a Group,
+    group: &'a Draft<'a>,
     space: Space,
     flat: bool,
     exprs: Exprs,
@@ -144,7 +164,7 @@ impl RowLowering<'_> {
             // A view that has a buffer of its own here repeats an inline pattern; a pattern stands for itself.
             Op::View(_) | Op::StopGradient => self.operand(operands[0], &reader),
             Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => self.pattern(id),
-            Op::Input { .. } | Op::Matmul { .. } | Op::ScatterAdd { .. } | Op::Concat { .. } => {
+            Op::Input { .. } | Op::Matmul { .. } | Op::ScatterAdd { .. } | Op::Concat { .. } | Op::Opaque(_) => {
                 unreachable!("the planner gives these kernels of their own")
             }
         };

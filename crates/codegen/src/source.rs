@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use deuteron_graph::{Dtype, Graph, NodeId};
-use deuteron_plan::{Group, Placement};
+use deuteron_graph::{Dtype, NodeId};
+use deuteron_plan::{Draft, Form};
 
 use crate::body::Body;
-use crate::cpu::emit::emit;
+use crate::cpu::emit::{Origin, emit, emit_with_origins};
 use crate::cpu::program::Program;
-use crate::lower::lower;
+use crate::lower::{lower, lower_row_with_origins};
 
 /// A group, lowered: what is compiled and what is launched.
 #[derive(Debug, Clone, PartialEq)]
@@ -135,8 +135,8 @@ pub struct Piece {
 }
 
 /// Lowers a group and renders it for the CPU.
-pub fn render(graph: &Graph, placement: &Placement, group: &Group) -> (Source, Launch) {
-    let Lowered { kernel, launch } = lower(graph, placement, group);
+pub fn render(group: &Draft) -> (Source, Launch) {
+    let Lowered { kernel, launch } = lower(group);
     let source = match kernel {
         Kernel::Row(body) => {
             debug_assert_eq!(body.verify(), Ok(()));
@@ -147,6 +147,40 @@ pub fn render(graph: &Graph, placement: &Placement, group: &Group) -> (Source, L
         Kernel::Copy(bytes) => Source::Copy(bytes),
     };
     (source, launch)
+}
+
+/// One line of a kernel's source, and the node it came from, if it came from one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaggedLine {
+    /// as [`Source`] prints it
+    pub text: String,
+    /// the node
+    pub node: Option<NodeId>,
+}
+
+/// The source of a group, line by line, each with the node it came from.
+pub fn tagged_source(group: &Draft) -> Vec<TaggedLine> {
+    let plain = |text: &str| TaggedLine { text: text.to_string(), node: None };
+    if group.form != Form::Row {
+        let node = group.nodes.first().copied();
+        return render(group).0.to_string().lines().map(|text| TaggedLine { node, ..plain(text) }).collect();
+    }
+    let (lowered, origins) = lower_row_with_origins(group.graph, group.placement, group);
+    let Kernel::Row(body) = lowered.kernel else { return Vec::new() };
+    let (program, passes) = emit_with_origins(&body);
+    let node = |origin: &Origin| match *origin {
+        Origin::Expr(id) => origins.exprs.get(id.index()).copied(),
+        Origin::Stage(position) => origins.stages.get(position).copied(),
+    };
+    // The listing has a line an instruction, row work before strip work, after a line for each pass.
+    let mut instructions = passes.iter().flat_map(|pass| pass.row.iter().chain(&pass.strip));
+    let is_instruction = |text: &str| text.starts_with("  row ") || text.starts_with("  strip ");
+    let listing = program.to_string();
+    let tagged = listing.lines().map(|text| match is_instruction(text) {
+        true => TaggedLine { node: instructions.next().and_then(node), ..plain(text) },
+        false => plain(text),
+    });
+    tagged.collect()
 }
 
 impl fmt::Display for Source {

@@ -1,14 +1,15 @@
 //! Groups as tile programs: graph in, listing out.
 
+use deuteron_codegen::cpu::CpuCatalog;
 use deuteron_codegen::render;
 use deuteron_graph::Graph;
-use deuteron_plan::{Machine, Strategy, plan};
+use deuteron_plan::{Machine, Strategy, Target, plan};
 
 /// The listings of all kernels of the fused plan.
 fn listing(text: &str) -> String {
     let graph: Graph = text.parse().unwrap();
-    let plan = plan(&graph, &Machine::cpu(), Strategy::Fused, &[]).unwrap();
-    plan.groups.iter().map(|group| render(&graph, &plan.placement, group).0.to_string()).collect()
+    let plan = plan(&graph, Target { machine: &Machine::cpu(), catalog: &CpuCatalog }, Strategy::Greedy, &[]).unwrap();
+    plan.groups.iter().map(|group| render(&group.draft(&graph, &plan.placement)).0.to_string()).collect()
 }
 
 fn check(text: &str, expected: &str) {
@@ -100,4 +101,10 @@ fn sums_over_rows_are_partials_in_the_same_sweep() {
 fn an_embedding_is_a_load() {
     let got = listing("t = input i32[9] ; w = weight f16[50,32] ; e = gather w t ; y = relu e ; out y");
     assert!(got.contains("row picked by a0") && got.contains("pass 0"), "{got}");
+}
+
+#[test]
+fn a_sum_of_an_activation_keeps_the_compound() {
+    let text = listing("x = input f32[640,160] ; g = gelu x ; s = row_sum g ; out s");
+    assert!(text.contains("gelu_tanh") && text.contains("sum"), "{text}");
 }

@@ -91,7 +91,7 @@ pub fn bench(engine: &Engine, case: &BenchCase) -> Result<BenchRow, Error> {
     let tensors = seed::inputs(&graph, 1)?;
     let inputs: Vec<&Tensor> = tensors.iter().collect();
     let mut unfused = Session::new(engine, &graph, Strategy::Unfused)?;
-    let mut fused = Session::new(engine, &graph, Strategy::Fused)?;
+    let mut fused = Session::new(engine, &graph, Strategy::Greedy)?;
     let bytes_fused = fused.plan().bytes().0;
     let bytes_unfused = unfused.plan().bytes().0;
     let mut probe = engine.device().copy_probe(bytes_fused as usize / 2)?;

@@ -62,7 +62,8 @@ impl Engine {
             None => {
                 let graph = graph()?;
                 let layouts: Vec<Layout> = inputs.iter().map(|tensor| tensor.layout().clone()).collect();
-                let session = Session::with_layouts(self, &graph, Strategy::Fused, &layouts)?;
+                // A ready-made op is the fused kernel it is named for, at every size; the search is for whole graphs.
+                let session = Session::with_layouts(self, &graph, Strategy::Greedy, &layouts)?;
                 self.keep(key, Arc::new(Mutex::new(session)))
             }
         };

@@ -2,7 +2,7 @@
 
 use deuteron_device::DeviceError;
 use deuteron_graph::{Dtype, GraphError, Shape};
-use deuteron_plan::PlanError;
+use deuteron_plan::{MachineError, PlanError};
 use deuteron_reference::ReferenceError;
 
 /// Why a call failed.
@@ -20,6 +20,12 @@ pub enum Error {
     /// The reference could not be computed.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
+    /// An operation that is only described.
+    #[error("`{0}` is opaque: it can be analysed, not run; replace it by operations the graph knows")]
+    Opaque(String),
+    /// A machine file could not be read.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
     /// A tensor's data does not fill its shape.
     #[error("a {dtype}{shape} tensor has {expected} elements, got {got}")]
     TensorSize {

@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use deuteron_graph::Graph;
-use deuteron_plan::{Plan, Strategy};
+use deuteron_plan::{GroupKind, Machine, MachineError, Plan, Quantity, Strategy};
 use deuteron_reference::Array;
+use deuteron_report::{Analysis, ClassError, KernelSheet, MeasuredSheet};
 use serde::Serialize;
 
+use crate::analyze::{AnalyzeOptions, analyze};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
@@ -43,6 +45,11 @@ pub struct FuseReport {
     pub refusals: Vec<RefusalReport>,
     /// seconds the f64 reference took
     pub reference_seconds: f64,
+    /// how well the model predicted each kind of kernel
+    pub model: Vec<ClassError>,
+    /// the analysis, with what was measured
+    #[serde(skip)]
+    pub analysis: Analysis,
 }
 
 /// One plan, measured.
@@ -54,6 +61,8 @@ pub struct PlanReport {
     pub bytes: u64,
     /// median time of a run
     pub ms: f64,
+    /// what the model predicted
+    pub predicted_ms: f64,
     /// bytes of intermediates
     pub arena: usize,
 }
@@ -71,6 +80,8 @@ pub struct GroupReport {
     pub bytes: u64,
     /// median time
     pub ms: f64,
+    /// what the model predicted
+    pub predicted_ms: f64,
 }
 
 /// Two neighbours that stay apart.
@@ -95,11 +106,13 @@ pub struct FuseOptions {
     pub backward: bool,
     /// time to spend on measuring, about
     pub budget: Duration,
+    /// whether the analysis holds the source of every kernel
+    pub sources: bool,
 }
 
 impl Default for FuseOptions {
     fn default() -> Self {
-        FuseOptions { seed: 1, backward: false, budget: Duration::from_millis(1500) }
+        FuseOptions { seed: 1, backward: false, budget: Duration::from_millis(1500), sources: false }
     }
 }
 
@@ -129,6 +142,13 @@ pub fn fuse(
     let tensors = seed::inputs(graph, options.seed)?;
     let inputs: Vec<&Tensor> = tensors.iter().collect();
     progress(Stage::Compiling);
+    let question = AnalyzeOptions {
+        sources: options.sources,
+        // Both plans run the graph as it is, so that they can be compared kernel by kernel.
+        keep_all: true,
+        ..AnalyzeOptions::on(engine.device().machine().clone())
+    };
+    let analysis = analyze(graph, &question)?;
     let mut unfused = Session::new(engine, graph, Strategy::Unfused)?;
     let mut fused = Session::new(engine, graph, Strategy::Fused)?;
     progress(Stage::Reference);
@@ -142,7 +162,7 @@ pub fn fuse(
     drop(expected);
     progress(Stage::Measuring);
     let times = measure(&mut unfused, &mut fused, &inputs, options.budget)?;
-    Ok(report(engine, graph, [&unfused, &fused], &checked, times, reference_seconds))
+    Ok(report(engine, graph, [&unfused, &fused], &checked, times, reference_seconds, analysis))
 }
 
 fn verify(session: &mut Session, inputs: &[&Tensor], expected: &Expected) -> Result<Verification, Error> {
@@ -156,6 +176,9 @@ fn verify(session: &mut Session, inputs: &[&Tensor], expected: &Expected) -> Res
 struct Times {
     unfused: Duration,
     fused: Duration,
+    /// of each kernel of the unfused plan
+    before: Vec<Duration>,
+    /// of each kernel of the fused plan
     groups: Vec<Duration>,
 }
 
@@ -163,18 +186,20 @@ struct Times {
 fn measure(unfused: &mut Session, fused: &mut Session, inputs: &[&Tensor], budget: Duration) -> Result<Times, Error> {
     let (mut slow, mut fast) = (Vec::new(), Vec::new());
     let mut groups: Vec<Vec<Duration>> = vec![Vec::new(); fused.plan().groups.len()];
+    let mut before: Vec<Vec<Duration>> = vec![Vec::new(); unfused.plan().groups.len()];
     let begin = Instant::now();
     while slow.len() < 3 || (begin.elapsed() < budget && slow.len() < 1001) {
         let start = Instant::now();
-        unfused.run_timed(inputs)?;
+        let times = unfused.run_timed(inputs)?;
         slow.push(start.elapsed());
+        before.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
         let start = Instant::now();
         let times = fused.run_timed(inputs)?;
         fast.push(start.elapsed());
         groups.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
     }
-    let groups = groups.into_iter().map(median).collect();
-    Ok(Times { unfused: median(slow), fused: median(fast), groups })
+    let medians = |all: Vec<Vec<Duration>>| all.into_iter().map(median).collect();
+    Ok(Times { unfused: median(slow), fused: median(fast), before: medians(before), groups: medians(groups) })
 }
 
 /// The middle of the sorted list; zero of an empty one.
@@ -190,6 +215,7 @@ fn report(
     checked: &[Verification; 2],
     times: Times,
     reference_seconds: f64,
+    mut analysis: Analysis,
 ) -> FuseReport {
     let worst = checked.iter().filter_map(Verification::worst);
     let worst = worst.max_by(|a, b| a.comparison.ratio.total_cmp(&b.comparison.ratio));
@@ -198,6 +224,7 @@ fn report(
         kernels: plan.groups.len(),
         bytes: plan.bytes().0,
         ms: milliseconds(time),
+        predicted_ms: plan.time().us() / 1e3,
         arena: plan.arena.bytes,
     };
     let fused_plan = sessions[1].plan();
@@ -207,6 +234,7 @@ fn report(
         ops: group.nodes.len(),
         bytes: group.traffic.total().0,
         ms: milliseconds(time),
+        predicted_ms: group.cost.total.us() / 1e3,
     });
     let refusals = fused_plan.refusals.iter().map(|refusal| RefusalReport {
         producer: refusal.producer,
@@ -214,19 +242,92 @@ fn report(
         code: refusal.reason.code().to_string(),
         text: refusal.reason.to_string(),
     });
+    let verified = checked.iter().all(Verification::holds);
+    let model = class_errors(fused_plan, &times.groups);
+    fill_measured(&mut analysis.before, &times.before);
+    fill_measured(&mut analysis.after, &times.groups);
+    let speedup = times.unfused.as_secs_f64() / times.fused.as_secs_f64().max(1e-12);
+    analysis.measured = Some(MeasuredSheet {
+        unfused_us: milliseconds(times.unfused) * 1e3,
+        chosen_us: milliseconds(times.fused) * 1e3,
+        speedup,
+        verified,
+        worst_ratio: worst.map_or(0.0, |worst| worst.comparison.ratio),
+        classes: model.clone(),
+    });
     FuseReport {
         graph: graph.name().to_string(),
         device: engine.device().describe(),
-        verified: checked.iter().all(Verification::holds),
+        verified,
         max_error: worst.map_or(0.0, |worst| worst.comparison.max_error),
         bound: worst.map_or(0.0, |worst| worst.comparison.bound),
         worst_ratio: worst.map_or(0.0, |worst| worst.comparison.ratio),
         worst_output: worst.map_or(String::new(), |worst| worst.name.clone()),
         unfused: plan_report(sessions[0].plan(), times.unfused),
         fused: plan_report(fused_plan, times.fused),
-        speedup: times.unfused.as_secs_f64() / times.fused.as_secs_f64().max(1e-12),
+        speedup,
         groups: groups.collect(),
         refusals: refusals.collect(),
         reference_seconds,
+        model,
+        analysis,
     }
+}
+
+/// The median of the measured times of each kernel's launches.
+fn fill_measured(kernels: &mut [KernelSheet], times: &[Duration]) {
+    for kernel in kernels {
+        let own: Vec<Duration> = kernel.launches.iter().filter_map(|&launch| times.get(launch).copied()).collect();
+        kernel.measured_us = Some(median(own).as_secs_f64() * 1e6);
+    }
+}
+
+/// Kinds of kernels that the model knows apart.
+const KINDS: [GroupKind; 4] = [GroupKind::Row, GroupKind::Matmul, GroupKind::Copy, GroupKind::ScatterAdd];
+
+fn class_errors(plan: &Plan, times: &[Duration]) -> Vec<ClassError> {
+    let class = |kind: GroupKind| {
+        let own = plan.groups.iter().zip(times).filter(|(group, _)| group.kind == kind);
+        let pairs: Vec<(f64, f64)> =
+            own.map(|(group, time)| (group.cost.total.us(), time.as_secs_f64() * 1e6)).collect();
+        let mut errors: Vec<f64> =
+            pairs.iter().map(|(predicted, measured)| (predicted - measured).abs() / measured.max(1e-9)).collect();
+        errors.sort_by(f64::total_cmp);
+        ClassError {
+            class: kind.to_string(),
+            kernels: pairs.len(),
+            predicted_us: pairs.iter().map(|pair| pair.0).sum(),
+            measured_us: pairs.iter().map(|pair| pair.1).sum(),
+            median_error: errors.get(errors.len() / 2).copied().unwrap_or(0.0),
+        }
+    };
+    KINDS.into_iter().map(class).filter(|class| class.kernels > 0).collect()
+}
+
+/// A machine corrected by what was measured: each kind of kernel gets the median of measured over predicted, on top of
+/// the correction it had. Launches are left out of the ratio, as the correction does not touch them.
+pub fn corrected(machine: &Machine, analysis: &Analysis, origin: &str) -> Result<Machine, MachineError> {
+    let mut machine = machine.clone();
+    for kind in KINDS {
+        let mut ratios: Vec<f64> = Vec::new();
+        for kernel in analysis.before.iter().chain(&analysis.after).filter(|kernel| kernel.kind == kind.to_string()) {
+            let busy = kernel.cost.us - kernel.cost.launch_us;
+            if let (Some(measured), true) = (kernel.measured_us, busy > 0.0) {
+                ratios.push((measured - kernel.cost.launch_us).max(0.1 * busy) / busy);
+            }
+        }
+        ratios.sort_by(f64::total_cmp);
+        let Some(&ratio) = ratios.get(ratios.len() / 2) else { continue };
+        let quantity = match kind {
+            GroupKind::Row => Quantity::CorrectRow,
+            GroupKind::Matmul => Quantity::CorrectMatmul,
+            GroupKind::Copy => Quantity::CorrectCopy,
+            GroupKind::ScatterAdd => Quantity::CorrectScatterAdd,
+            GroupKind::Attention | GroupKind::Opaque => continue,
+        };
+        // One graph is one sample: half of the way, and never more than a factor of four from the calibration.
+        let value = (machine.get(quantity) * ratio.sqrt()).clamp(0.25, 4.0);
+        machine = machine.with(quantity, value, origin)?;
+    }
+    Ok(machine)
 }

@@ -27,7 +27,9 @@
 //! device, and run by a [`Session`]. Ready-made fused operations are in [`ops`].
 #![forbid(unsafe_code)]
 
+pub mod analyze;
 pub mod bench;
+pub mod calibrate;
 pub mod catalog;
 pub mod check;
 pub mod doctor;
@@ -46,10 +48,13 @@ pub use deuteron_codegen::cpu::simd::Isa;
 pub use deuteron_codegen::render;
 pub use deuteron_device::{Cpu, Device, DeviceError};
 pub use deuteron_graph::*;
+pub use deuteron_onnx as onnx;
 pub use deuteron_plan::{
-    Bytes, Group, GroupKind, Layout, Machine, Plan, PlanError, Reason, Refusal, Strategy, Traffic, plan,
+    Bytes, Cost, Form, Group, GroupKind, Layout, Machine, MachineError, PAGES, Page, Pin, Plan, PlanError, Quantity,
+    Reason, Refusal, Search, Seconds, Strategy, Target, Traffic, page, plan, plan_pinned,
 };
 pub use deuteron_reference as reference;
+pub use deuteron_report as report;
 pub use engine::Engine;
 pub use error::Error;
 pub use session::Session;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use deuteron_codegen::{Launch, render};
 use deuteron_device::{Executable, Job, Place, Step};
-use deuteron_graph::{Graph, NodeId};
+use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Plan, Strategy, plan};
 
 use crate::engine::Engine;
@@ -36,10 +36,11 @@ impl Session {
         layouts: &[Layout],
     ) -> Result<Session, Error> {
         let device = engine.device();
-        let plan = plan(graph, device.machine(), strategy, layouts)?;
+        refuse_opaque(graph)?;
+        let plan = plan(graph, device.target(), strategy, layouts)?;
         let mut steps = Vec::with_capacity(plan.groups.len());
         for group in &plan.groups {
-            let (source, launch) = render(graph, &plan.placement, group);
+            let (source, launch) = render(&group.draft(graph, &plan.placement));
             let kernel = device.compile(source)?;
             let places = places(graph, &plan, &launch);
             steps.push(Step { kernel, launch, places });
@@ -114,6 +115,15 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// What is only described cannot be run.
+fn refuse_opaque(graph: &Graph) -> Result<(), Error> {
+    let opaque = graph.nodes().iter().find_map(|node| match &node.op {
+        Op::Opaque(opaque) => Some(opaque.name.clone()),
+        _ => None,
+    });
+    opaque.map_or(Ok(()), |name| Err(Error::Opaque(name)))
 }
 
 /// The nodes that are handed out, each once.

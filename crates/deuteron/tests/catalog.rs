@@ -64,7 +64,7 @@ fn backward_matches_the_reference() {
 fn row_ops_become_one_kernel() {
     for op in FusedOp::variants() {
         let graph = op.graph(&op.operand_types(64, 96, Dtype::F32)).unwrap();
-        let session = Session::new(&Engine::cpu(), &graph, Strategy::Fused).unwrap();
+        let session = Session::new(&Engine::cpu(), &graph, Strategy::Greedy).unwrap();
         let expected = if matches!(op, FusedOp::AttentionScores { .. }) { 2 } else { 1 };
         assert_eq!(session.plan().groups.len(), expected, "{op:?}\n{}", session.plan().explain());
     }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deuteron_codegen::Source;
-use deuteron_plan::Machine;
+use deuteron_plan::{Catalog, Machine, Target};
 
 /// Something that compiles and runs kernels.
 pub trait Device: Send + Sync {
@@ -25,6 +25,12 @@ pub trait Device: Send + Sync {
     fn describe(&self) -> String;
     /// What the planner may assume.
     fn machine(&self) -> &Machine;
+    /// What can be generated for it.
+    fn catalog(&self) -> &dyn Catalog;
+    /// Both: what a plan is for.
+    fn target(&self) -> Target<'_> {
+        Target { machine: self.machine(), catalog: self.catalog() }
+    }
     /// Compiles a source, or finds it compiled.
     fn compile(&self, source: Source) -> Result<Arc<Source>, DeviceError>;
     /// Checks a job against its kernels and allocates what it needs.

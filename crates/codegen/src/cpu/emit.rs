@@ -13,11 +13,35 @@ use crate::cpu::program::{Access, Dst, Inst, LaneKind, Partial, Pass, Program, S
 
 /// Emits the tile program of a body.
 pub fn emit(body: &Body) -> Program {
+    emit_with_origins(body).0
+}
+
+/// What an instruction came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// an expression of the body
+    Expr(ExprId),
+    /// a stage of the body, by position
+    Stage(usize),
+}
+
+/// Origins of the instructions of one pass.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PassOrigins {
+    /// of the row work
+    pub row: Vec<Origin>,
+    /// of the strip work
+    pub strip: Vec<Origin>,
+}
+
+/// Emits the tile program of a body, and says for each instruction what it came from.
+pub fn emit_with_origins(body: &Body) -> (Program, Vec<PassOrigins>) {
     let mut emitter = Emitter::new(body);
     for pass in 0..emitter.passes {
         emitter.pass(pass);
     }
-    emitter.finish()
+    let origins = std::mem::take(&mut emitter.origins);
+    (emitter.finish(), origins)
 }
 
 /// How an expression is computed: as written, or as a compound of expressions further down.
@@ -53,6 +77,7 @@ struct Emitter<'a> {
     row_value_slots: Vec<u16>,
     partials: Vec<Partial>,
     out: Vec<Pass>,
+    origins: Vec<PassOrigins>,
 }
 
 impl<'a> Emitter<'a> {
@@ -83,6 +108,7 @@ impl<'a> Emitter<'a> {
             row_value_slots,
             partials: Vec::new(),
             out: Vec::new(),
+            origins: Vec::new(),
         };
         emitter.find_readers();
         emitter
@@ -121,7 +147,9 @@ impl<'a> Emitter<'a> {
 
     /// What the tile machine reduces: a product that is only summed is a dot, a squared difference a deviation.
     fn reduction(&self, op: ReduceOp, value: ExprId) -> (TileReduce, ExprId, Option<ExprId>) {
-        let single = use_count(self.body, value) == 1 && !self.uniform[value.index()];
+        // The product at the end of a GELU or SiLU belongs to its compound, which is worth more than a dot.
+        let plain = !matches!(self.shapes[value.index()], Shape::Compound(..));
+        let single = plain && use_count(self.body, value) == 1 && !self.uniform[value.index()];
         match self.body.expr(value) {
             Expr::Binary(BinaryOp::Mul, a, b) if op == ReduceOp::Sum && single => match self.centred(a) {
                 Some((x, centre)) if a == b => (TileReduce::Deviation, x, Some(centre)),
@@ -163,10 +191,11 @@ impl<'a> Emitter<'a> {
 
     fn pass(&mut self, pass: usize) {
         self.out.push(Pass::default());
+        self.origins.push(PassOrigins::default());
         // What the pass before left in tiles is gone: only kept values live on.
         self.free_tiles = (0..self.tiles).rev().collect();
         let mut remaining = self.reads_within(pass);
-        for stage in &self.body.stages {
+        for (position, stage) in self.body.stages.iter().enumerate() {
             if self.levels[stage_value(stage).index()] != pass {
                 continue;
             }
@@ -176,6 +205,7 @@ impl<'a> Emitter<'a> {
                 }
             }
             self.stage(stage);
+            self.note(pass, Origin::Stage(position));
             self.stage_reads(stage).into_iter().for_each(|read| self.release(read, &mut remaining));
         }
         for id in self.body.ids() {
@@ -183,6 +213,12 @@ impl<'a> Emitter<'a> {
                 self.place[id.index()] = None;
             }
         }
+    }
+
+    /// Notes where the instructions that were just written came from.
+    fn note(&mut self, pass: usize, origin: Origin) {
+        self.origins[pass].row.resize(self.out[pass].row.len(), origin);
+        self.origins[pass].strip.resize(self.out[pass].strip.len(), origin);
     }
 
     /// How often each expression is still read within a pass.
@@ -226,6 +262,7 @@ impl<'a> Emitter<'a> {
         let slot = next(&mut self.scalars);
         let insts = self.instructions(id, Dst::Scalar(slot));
         self.out[pass].row.extend(insts);
+        self.note(pass, Origin::Expr(id));
         self.place[id.index()] = Some(Src::Scalar(slot));
     }
 
@@ -239,6 +276,7 @@ impl<'a> Emitter<'a> {
         };
         let insts = self.instructions(id, dst);
         self.out[pass].strip.extend(insts);
+        self.note(pass, Origin::Expr(id));
         self.place[id.index()] = Some(match dst {
             Dst::Tile(tile) => Src::Tile(tile),
             Dst::Kept(row) => Src::Kept(row),

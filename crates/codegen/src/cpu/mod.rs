@@ -1,7 +1,12 @@
 //! Row kernels on the CPU: the tile program, how a body becomes one, and the SIMD that runs it.
 
+mod chunks;
 pub mod emit;
 mod listing;
 pub mod program;
 #[allow(unsafe_code)]
 pub mod simd;
+mod work;
+
+pub use chunks::{Chunks, PRODUCT_BLOCK, SCATTER_COLUMNS, STREAM_FROM, chunks};
+pub use work::CpuCatalog;

@@ -6,15 +6,13 @@
 use std::cell::UnsafeCell;
 
 use deuteron_codegen::MatmulShape;
+use deuteron_codegen::cpu::PRODUCT_BLOCK as BLOCK;
 use deuteron_codegen::cpu::simd::{self, Isa};
 use deuteron_graph::Dtype;
 use gemm::Parallelism;
 
 use crate::cpu::pool::Pool;
 use crate::error::DeviceError;
-
-/// Rows or columns of one block of the result. Packing the other operand again for each block costs `1 / BLOCK` of it.
-const BLOCK: usize = 256;
 
 pub(crate) struct MatmulTask {
     dtype: Dtype,

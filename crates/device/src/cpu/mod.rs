@@ -14,17 +14,13 @@ pub use pool::Pool;
 use std::sync::{Arc, Mutex};
 
 use deuteron_codegen::Source;
+use deuteron_codegen::cpu::CpuCatalog;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_plan::Machine;
+use deuteron_plan::{Catalog, Machine, Quantity};
 
 use crate::error::DeviceError;
 use crate::job::Job;
 use crate::{CopyProbe, Device, Executable};
-
-/// Bytes a kernel touches from which its outputs are written past the caches. Below, the next kernel finds them there.
-/// Measured 2026-11-15 on a 2-core Xeon (2 MiB L2 a core) with `deuteron doctor`: copies of 256 KiB run at 25 GB/s with
-/// ordinary stores and at 21 with streaming ones, of 32 MiB at 19 and 28.
-pub(crate) const STREAM_FROM: usize = 8 << 20;
 
 /// The CPU device.
 pub struct Cpu {
@@ -44,8 +40,18 @@ impl Cpu {
 
     /// A number of threads (at least one) and an instruction set.
     pub fn with(threads: usize, isa: Isa) -> Cpu {
+        Cpu::like(threads, isa, Machine::cpu())
+    }
+
+    /// A number of threads, an instruction set, and a machine whose numbers the planner uses.
+    pub fn like(threads: usize, isa: Isa, machine: Machine) -> Cpu {
         let pool = Arc::new(Pool::new(threads));
-        Cpu { pool, isa, machine: Machine::cpu(), kernels: Mutex::new(Vec::new()) }
+        let machine = match machine.clone().with(Quantity::Processors, threads.max(1) as f64, "threads in use") {
+            Ok(machine) => machine,
+            // More threads than the planner can count: it plans for as many as the profile says.
+            Err(_) => machine,
+        };
+        Cpu { pool, isa, machine, kernels: Mutex::new(Vec::new()) }
     }
 
     /// How many threads work, the caller among them.
@@ -82,6 +88,10 @@ impl Device for Cpu {
 
     fn machine(&self) -> &Machine {
         &self.machine
+    }
+
+    fn catalog(&self) -> &dyn Catalog {
+        &CpuCatalog
     }
 
     fn compile(&self, source: Source) -> Result<Arc<Source>, DeviceError> {

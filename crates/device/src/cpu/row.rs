@@ -10,19 +10,13 @@ use std::sync::Mutex;
 
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Dim, Fault, Isa, Launch, MAX_LEADING, Scratch};
+use deuteron_codegen::cpu::{Chunks, STREAM_FROM, chunks};
 use deuteron_codegen::{Geometry, Source};
 
-use crate::cpu::STREAM_FROM;
 use crate::cpu::extent::extent;
 use crate::cpu::pool::Pool;
 use crate::error::DeviceError;
 use crate::job::Step;
-
-/// Elements of one chunk, about: small enough to balance, large enough to hide the hand-out of a task.
-const CHUNK: usize = 32 << 10;
-
-/// Chunks of a kernel with column sums, at most: each has a partial sum of its own.
-const PARTIAL_CHUNKS: usize = 64;
 
 pub(crate) struct RowTask {
     kernel: Arc<Source>,
@@ -58,17 +52,9 @@ impl RowTask {
         let (Source::Row(program), Geometry::Row { rows, cols, axes }) = (&*step.kernel, &step.launch.geometry) else {
             return Err(DeviceError::Job { step: 0, argument: 0, problem: "not a row kernel".into() });
         };
-        let length = if program.flat { rows * cols } else { *rows };
+        let Chunks { length, chunk, chunks } = chunks(program, *rows, *cols);
         let touched: usize = (0..step.launch.args.len()).map(|i| extent(&step.kernel, &step.launch, i)).sum();
-        let width = if program.flat { 1 } else { (*cols).max(1) };
         let has_partials = !program.partials.is_empty();
-        let chunk = match has_partials {
-            true => length.div_ceil(PARTIAL_CHUNKS).max(CHUNK.div_ceil(width)).max(1),
-            false => CHUNK.div_ceil(width).max(1),
-        };
-        // A flat chunk is a multiple of the lanes, so that chunks start where vectors do.
-        let chunk = if program.flat { chunk.next_multiple_of(1024) } else { chunk };
-        let chunks = length.div_ceil(chunk);
         let partial_width: usize = program.partials.iter().map(|partial| partial.width).sum();
         Ok(RowTask {
             isa,

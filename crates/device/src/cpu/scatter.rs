@@ -1,13 +1,11 @@
 //! Rows added into a table, in `f32`, in the order of the indices: the same bits every time.
 
+use deuteron_codegen::cpu::SCATTER_COLUMNS as COLUMNS;
 use deuteron_codegen::cpu::simd::Fault;
 use deuteron_graph::Dtype;
 
 use crate::cpu::pool::Pool;
 use crate::error::DeviceError;
-
-/// Columns of one task.
-const COLUMNS: usize = 64;
 
 pub(crate) struct ScatterTask {
     dtype: Dtype,

@@ -41,6 +41,7 @@ pub use finish::finish;
 pub use launch::{Axis, BoundArg, Dim, Fault, Launch, MAX_LEADING};
 pub use run::run;
 pub use scratch::Scratch;
+pub(super) use scratch::{Sweep, rows_in_flight, sources, spread, sweeps};
 
 use lanes::Simd;
 

@@ -129,7 +129,7 @@ impl Scratch {
 
 /// A reduction ends in a chain of dependent instructions of some 100 cycles, and the next pass waits for it; another row
 /// fills the gap. More rows than fit L1 together would cost more than they hide.
-fn rows_in_flight(program: &Program) -> usize {
+pub(in crate::cpu) fn rows_in_flight(program: &Program) -> usize {
     if program.passes.len() < 2 { 1 } else { (ROWS_ELEMENTS / program.cols.max(1)).clamp(1, MOST_ROWS) }
 }
 
@@ -146,24 +146,16 @@ struct Planner {
 impl Planner {
     fn prepare(&mut self, program: &Program, pass: &Pass) -> Prepared {
         let row = pass.row.iter().map(|&inst| self.step(inst)).collect();
-        let mut strip = Vec::new();
-        for (at, &inst) in pass.strip.iter().enumerate() {
-            let mut step = self.step(inst);
-            step.store = folded_store(program, pass, at);
-            step.reduce = folded_reduce(pass, at);
+        let strip = sweeps(program, pass).into_iter().map(|sweep| {
+            let mut step = self.step(sweep.inst);
+            (step.store, step.reduce) = (sweep.store, sweep.reduce);
             if step.reduce.is_some() {
                 step.lanes = self.next;
                 self.next += 2 * LANES;
             }
-            // A store that was folded into its producer is dropped here.
-            let dropped = matches!(inst, Inst::Store { .. })
-                && (0..at).any(|from| folded_store_at(program, pass, from).is_some_and(|(to, _)| to == at));
-            let reduced = at > 0 && folded_reduce(pass, at - 1).is_some();
-            if !dropped && !reduced {
-                strip.push(step);
-            }
-        }
-        Prepared { row, strip, reads: row_reads(program, pass), spread: spread(program, pass) }
+            step
+        });
+        Prepared { strip: strip.collect(), row, reads: row_reads(program, pass), spread: spread(program, pass) }
     }
 
     fn step(&mut self, inst: Inst) -> Step {
@@ -185,8 +177,33 @@ impl Planner {
     }
 }
 
+/// An instruction of the strips with what was folded into it.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Sweep {
+    pub inst: Inst,
+    /// The argument that the destination tile is stored to.
+    pub store: Option<u16>,
+    /// The reduction over its results that is done in the same sweep, and the scalar it goes to.
+    pub reduce: Option<(TileReduce, u16)>,
+}
+
+/// The sweeps over a strip that a pass takes: its instructions, less those that another one does on its way.
+pub(in crate::cpu) fn sweeps(program: &Program, pass: &Pass) -> Vec<Sweep> {
+    let mut sweeps = Vec::new();
+    for (at, &inst) in pass.strip.iter().enumerate() {
+        // A store that was folded into its producer is dropped here.
+        let dropped = matches!(inst, Inst::Store { .. })
+            && (0..at).any(|from| folded_store_at(program, pass, from).is_some_and(|(to, _)| to == at));
+        let reduced = at > 0 && folded_reduce(pass, at - 1).is_some();
+        if !dropped && !reduced {
+            sweeps.push(Sweep { inst, store: folded_store(program, pass, at), reduce: folded_reduce(pass, at) });
+        }
+    }
+    sweeps
+}
+
 /// Operands of an instruction, in the order of its constants' blocks.
-pub(super) fn sources(inst: Inst) -> [Option<Src>; 5] {
+pub(in crate::cpu) fn sources(inst: Inst) -> [Option<Src>; 5] {
     match inst {
         Inst::Load { .. } | Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => [None; 5],
         Inst::Unary { a, .. } | Inst::ColumnAdd { a, .. } | Inst::Store { a, .. } => [Some(a), None, None, None, None],
@@ -201,7 +218,7 @@ pub(super) fn sources(inst: Inst) -> [Option<Src>; 5] {
 }
 
 /// Where an instruction writes lanes.
-pub(super) fn destination(inst: Inst) -> Option<Dst> {
+pub(in crate::cpu) fn destination(inst: Inst) -> Option<Dst> {
     match inst {
         Inst::Load { dst, .. }
         | Inst::Unary { dst, .. }
@@ -219,7 +236,8 @@ pub(super) fn destination(inst: Inst) -> Option<Dst> {
     }
 }
 
-fn spread(program: &Program, pass: &Pass) -> Vec<u16> {
+/// Scalars that the row work of a pass makes and strips read.
+pub(in crate::cpu) fn spread(program: &Program, pass: &Pass) -> Vec<u16> {
     let strips = || program.passes.iter().flat_map(|pass| pass.strip.iter().copied());
     let made = pass.row.iter().filter_map(|&inst| match destination(inst) {
         Some(Dst::Scalar(scalar)) => Some(scalar),

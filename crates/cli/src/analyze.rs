@@ -1,0 +1,256 @@
+//! `deuteron analyze`: what to fuse, why, and what it is worth.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use deuteron::analyze::{AnalyzeOptions, analyze, flips};
+use deuteron::report::{Analysis, Candidate, PlanSheet, diff, expect, html, parse, roofline_svg};
+use deuteron::{Bytes, Machine, Pin};
+
+use crate::input::GraphArguments;
+use crate::show;
+use crate::{Outcome, machine_file};
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    graph: GraphArguments,
+    /// cpu (this machine), a100, h100, h200, rtx4090, or a machine file
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Operations that must share a kernel: a,b; again for more
+    #[arg(long, value_name = "A,B")]
+    force: Vec<String>,
+    /// Operations that must not share a kernel: a,b; again for more
+    #[arg(long, value_name = "A,B")]
+    forbid: Vec<String>,
+    /// For each fusion, the device, batch, sequence or size at which the verdict turns
+    #[arg(long)]
+    flip: bool,
+    /// Store every forward value that backward reads, instead of deciding by bytes
+    #[arg(long)]
+    keep_all: bool,
+    /// Print every kernel and every fusion
+    #[arg(long)]
+    all: bool,
+    /// Write the report as one page that works offline
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the roofline plot
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Compare with an analysis that was saved with --json
+    #[arg(long, value_name = "FILE")]
+    diff: Option<PathBuf>,
+    /// Check lines such as `fused: layer_norm, gelu` and `not fused: matmul, layer_norm`; exit 1 if one is violated
+    #[arg(long, value_name = "FILE")]
+    expect: Option<PathBuf>,
+    /// Print the analysis as JSON; `deuteron explain --schema` describes it
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<Outcome> {
+    let loaded = arguments.graph.load()?;
+    let options = AnalyzeOptions {
+        machine: machine(&arguments.device)?,
+        pins: pins(&arguments.force, &arguments.forbid)?,
+        sources: arguments.html.is_some() || arguments.json,
+        keep_all: arguments.keep_all,
+    };
+    let mut analysis = analyze(&loaded.graph, &options)?;
+    analysis.notes.extend(loaded.notes);
+    if arguments.flip {
+        analysis.flips = flips(&loaded.graph, &analysis, &options, &arguments.graph)?;
+    }
+    write_pages(&analysis, arguments.html.as_deref(), arguments.svg.as_deref())?;
+    let changes = arguments.diff.as_deref().map(|path| read(path).map(|old| diff(&old, &analysis))).transpose()?;
+    let violations = match &arguments.expect {
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            expect(&analysis, &text).with_context(|| path.display().to_string())?
+        }
+        None => Vec::new(),
+    };
+    match (&changes, arguments.json) {
+        (Some(changes), true) => show::json(changes)?,
+        (Some(changes), false) => print!("{changes}"),
+        (None, true) => show::json(&analysis)?,
+        (None, false) => print(&analysis, arguments.all),
+    }
+    violations.iter().for_each(|violation| eprintln!("{violation}"));
+    Ok(if violations.is_empty() { Outcome::Good } else { Outcome::Failed })
+}
+
+/// Writes the page and the picture, if they are wanted.
+pub fn write_pages(analysis: &Analysis, page: Option<&Path>, picture: Option<&Path>) -> Result<()> {
+    let write = |path: &Path, text: String| {
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    page.map_or(Ok(()), |path| write(path, html(analysis)))?;
+    picture.map_or(Ok(()), |path| write(path, roofline_svg(analysis)))
+}
+
+fn read(path: &Path) -> Result<Analysis> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    parse(&text).with_context(|| path.display().to_string())
+}
+
+/// A profile, this machine, or a file.
+pub fn machine(device: &str) -> Result<Machine> {
+    if matches!(device, "auto" | "cpu") {
+        return Ok(machine_file::load()?.unwrap_or_else(Machine::cpu));
+    }
+    if Machine::PROFILES.contains(&device) {
+        return Ok(Machine::profile(device)?);
+    }
+    if !Path::new(device).is_file() {
+        bail!("unknown device `{device}`; expected {}, or a machine file", Machine::PROFILES.join(", "));
+    }
+    let text = std::fs::read_to_string(device).with_context(|| format!("cannot read {device}"))?;
+    Machine::parse(&text).with_context(|| device.to_string())
+}
+
+fn pins(force: &[String], forbid: &[String]) -> Result<Vec<Pin>> {
+    let names = |text: &String| -> Result<Vec<String>> {
+        let names: Vec<String> = text.split([',', '+']).map(|name| name.trim().to_string()).collect();
+        if names.len() < 2 || names.iter().any(String::is_empty) {
+            bail!("expected two operations or more, such as layer_norm,gelu; got `{text}`");
+        }
+        Ok(names)
+    };
+    let forced = force.iter().map(|text| names(text).map(Pin::Force));
+    forced.chain(forbid.iter().map(|text| names(text).map(Pin::Forbid))).collect()
+}
+
+fn print(analysis: &Analysis, all: bool) {
+    println!("{} on {}\n", analysis.graph, analysis.device);
+    println!("{}\n{}; planned in {:.0} ms.\n", analysis.verdict, capital(&analysis.search.text), analysis.planning_ms);
+    println!("{}\n", plans_table(analysis));
+    println!("The chosen plan\n{}\n", kernels_table(analysis, all));
+    println!("Fusions considered{}\n{}\n", if all { "" } else { ", the weightiest" }, candidates_table(analysis, all));
+    let section = |title: &str, lines: Vec<String>| {
+        if !lines.is_empty() {
+            println!("{title}");
+            lines.iter().for_each(|line| println!("  {line}"));
+            println!();
+        }
+    };
+    section("Refused, and why", refusals(analysis, all));
+    section("Score and plan disagree", analysis.disagreements.iter().map(|item| item.text.clone()).collect());
+    section("Pins", analysis.pins.iter().map(|pin| pin.text.clone()).collect());
+    section("What if", analysis.flips.iter().map(|flip| flip.text.clone()).collect());
+    if let Some(recompute) = &analysis.recompute {
+        let peak = |bytes: u64| Bytes(bytes).to_string();
+        let memory = format!(
+            "Peak of intermediates {} (storing everything: {}).",
+            peak(recompute.peak_bytes),
+            peak(recompute.peak_bytes_before)
+        );
+        section("Store or recompute", vec![recompute.text.clone(), memory]);
+    }
+    section("Notes", analysis.notes.clone());
+    println!(
+        "--html FILE writes the whole report, --all prints every kernel and fusion, `deuteron explain CODE` a reason."
+    );
+}
+
+fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
+}
+
+fn plans_table(analysis: &Analysis) -> comfy_table::Table {
+    let plans = &analysis.plans;
+    let named = [
+        ("naive", Some(&plans.naive)),
+        ("eager", Some(&plans.eager)),
+        ("unfused", Some(&plans.unfused)),
+        ("greedy", Some(&plans.greedy)),
+        ("chosen", Some(&plans.chosen)),
+        ("conceivable", plans.conceivable.as_ref()),
+    ];
+    let row = |name: &str, plan: &PlanSheet| {
+        let ratio = plans.unfused.us / plan.us.max(1e-12);
+        vec![
+            name.to_string(),
+            plan.kernels.to_string(),
+            Bytes(plan.bytes).to_string(),
+            show::milliseconds(plan.us / 1e3),
+            format!("{ratio:.2}x"),
+            Bytes(plan.peak_bytes).to_string(),
+        ]
+    };
+    let rows = named.into_iter().filter_map(|(name, plan)| plan.map(|plan| row(name, plan))).collect();
+    show::table(&["plan", "kernels", "moved", "predicted", "of unfused", "peak"], rows, 1)
+}
+
+fn kernels_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
+    let mut kernels: Vec<_> = analysis.after.iter().collect();
+    let total: f64 = kernels.iter().map(|kernel| kernel.cost.us * kernel.launches.len() as f64).sum();
+    if !all {
+        kernels.sort_by(|a, b| (b.cost.us * b.launches.len() as f64).total_cmp(&(a.cost.us * a.launches.len() as f64)));
+        kernels.truncate(14);
+    }
+    let gpu = analysis.machine.kind == "gpu";
+    let rows = kernels.iter().map(|kernel| {
+        let cost = &kernel.cost;
+        let mut row = vec![
+            show::shorten(&kernel.name, 56),
+            kernel.launches.len().to_string(),
+            kernel.size.clone(),
+            Bytes(cost.read + cost.written).to_string(),
+            format!("{:.1}", cost.intensity),
+            show::milliseconds(cost.us / 1e3),
+            format!("{:.1} %", 100.0 * cost.us * kernel.launches.len() as f64 / total.max(1e-12)),
+            cost.bound.clone(),
+        ];
+        if gpu {
+            row.extend([cost.registers.to_string(), format!("{:.0} %", 100.0 * cost.occupancy)]);
+        }
+        row
+    });
+    let mut header = vec!["kernel", "count", "size", "moved", "flop/B", "predicted", "share", "bound"];
+    if gpu {
+        header.extend(["registers", "occupancy"]);
+    }
+    show::table(&header, rows.collect(), 1)
+}
+
+fn candidates_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
+    let weight = |candidate: &Candidate| candidate.worth_us.unwrap_or(0.0).abs() * candidate.count as f64;
+    let mut candidates: Vec<&Candidate> =
+        analysis.candidates.iter().filter(|one| one.reason.code == "OK" || all).collect();
+    if !all {
+        candidates.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
+        candidates.truncate(12);
+    }
+    let rows = candidates.iter().map(|candidate| {
+        vec![
+            show::shorten(&candidate.ops.join(" + "), 48),
+            candidate.count.to_string(),
+            format!("{:.2}", candidate.score),
+            candidate.verdict.clone(),
+            if candidate.chosen { "fused" } else { "apart" }.to_string(),
+            format!("{:.0} %", 100.0 * candidate.values.bandwidth_saving),
+            candidate.worth_us.map_or("-".into(), |us| show::milliseconds(us / 1e3)),
+            candidate.reason.code.clone(),
+        ]
+    });
+    let header = ["fusion", "count", "score", "verdict", "plan", "bytes saved", "worth", "code"];
+    show::table(&header, rows.collect(), 1)
+}
+
+/// The codes that occur, each with its weightiest case.
+fn refusals(analysis: &Analysis, all: bool) -> Vec<String> {
+    let mut seen: Vec<&str> = Vec::new();
+    let mut lines = Vec::new();
+    for candidate in analysis.candidates.iter().filter(|candidate| candidate.reason.code != "OK") {
+        if all || !seen.contains(&candidate.reason.code.as_str()) {
+            seen.push(&candidate.reason.code);
+            lines.push(format!("{} {}: {}", candidate.reason.code, candidate.ops.join(" + "), candidate.reason.text));
+        }
+    }
+    lines
+}

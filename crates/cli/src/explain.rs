@@ -1,0 +1,64 @@
+//! `deuteron explain`: the page of a code.
+
+use anyhow::{Result, bail};
+use clap::Args;
+use deuteron::{PAGES, Page, page};
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::show;
+
+#[derive(Args)]
+pub struct Arguments {
+    /// E-PLAN-004, or nothing for the list of all codes
+    code: Option<String>,
+    /// Print {code, title, meaning, example, hint} as JSON, or an array of them
+    #[arg(long)]
+    json: bool,
+    /// Print the JSON schema of what `analyze --json` prints
+    #[arg(long, conflicts_with = "code")]
+    schema: bool,
+}
+
+#[derive(Serialize)]
+struct Sheet {
+    code: &'static str,
+    title: &'static str,
+    meaning: &'static str,
+    example: &'static str,
+    hint: &'static str,
+}
+
+impl From<&Page> for Sheet {
+    fn from(page: &Page) -> Sheet {
+        Sheet { code: page.code, title: page.title, meaning: page.meaning, example: page.example, hint: page.hint }
+    }
+}
+
+pub fn run(arguments: &Arguments) -> Result<Outcome> {
+    if arguments.schema {
+        println!("{}", deuteron::report::schema());
+        return Ok(Outcome::Good);
+    }
+    let Some(code) = &arguments.code else {
+        match arguments.json {
+            true => show::json(&PAGES.iter().map(Sheet::from).collect::<Vec<_>>())?,
+            false => PAGES.iter().for_each(|page| println!("{}  {}", page.code, page.title)),
+        }
+        return Ok(Outcome::Good);
+    };
+    let Some(page) = page(code) else {
+        let last = PAGES.last().map_or("", |page| page.code);
+        bail!("unknown code `{code}`; expected E-PLAN-001 to {last}, or no code for the list");
+    };
+    if arguments.json {
+        show::json(&Sheet::from(page))?;
+        return Ok(Outcome::Good);
+    }
+    println!("{}: {}\n\n{}", page.code, page.title, show::wrapped(page.meaning));
+    if !page.example.is_empty() {
+        println!("\nFor example\n  {}", page.example.replace(" ; ", "\n  "));
+    }
+    println!("\nWhat to do: {}.", show::wrapped(page.hint));
+    Ok(Outcome::Good)
+}

@@ -1,0 +1,297 @@
+//! What the CPU's kernels do, counted on the programs that would run.
+
+use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
+use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Work, primitive_work};
+
+use crate::cpu::chunks::{Chunks, PRODUCT_BLOCK, SCATTER_COLUMNS, STREAM_FROM, chunks};
+use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
+use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
+use crate::source::{ArgBinding, Geometry, Launch, MatmulShape, Piece, Source, render};
+
+/// What can be generated for a CPU: row kernels, products on their own, copies, scatters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuCatalog;
+
+impl Catalog for CpuCatalog {
+    fn offers(&self, form: Form) -> bool {
+        matches!(form, Form::Row | Form::Copy | Form::ScatterAdd) || form == Form::PRODUCT
+    }
+
+    fn work(&self, draft: &Draft) -> Work {
+        let described = draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::Opaque(_)));
+        if !self.offers(draft.form) || described {
+            return primitive_work(draft);
+        }
+        let (source, launch) = render(draft);
+        match (&source, &launch.geometry) {
+            (Source::Row(program), &Geometry::Row { rows, cols, .. }) => {
+                Counter { program, launch: &launch, rows, cols }.work()
+            }
+            (Source::Matmul(dtype), Geometry::Matmul(shape)) => product_work(*dtype, shape),
+            (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
+            (Source::ScatterAdd(_), &Geometry::ScatterAdd { count, cols, rows }) => scatter_work(count, cols, rows),
+            (Source::Row(_) | Source::Matmul(_) | Source::Copy(_) | Source::ScatterAdd(_), _) => primitive_work(draft),
+        }
+    }
+}
+
+/// Counts a tile program over rows and columns.
+struct Counter<'a> {
+    program: &'a Program,
+    launch: &'a Launch,
+    rows: usize,
+    cols: usize,
+}
+
+impl Counter<'_> {
+    fn work(&self) -> Work {
+        let program = self.program;
+        let Chunks { length, chunk, chunks } = chunks(program, self.rows, self.cols);
+        let last = length - chunks.saturating_sub(1) * chunk;
+        let mut work = Work {
+            live_rows: program.kept.into(),
+            chunks: chunks.max(1) as f64,
+            last_chunk: last as f64 / chunk as f64,
+            streams: self.touched() >= STREAM_FROM,
+            stream_from: STREAM_FROM as f64,
+            ..Work::default()
+        };
+        let width: usize = program.partials.iter().map(|partial| partial.width).sum();
+        work.finished = (chunks * width) as f64;
+        // A chunk of a flat program is one long row.
+        let rows = if program.flat { chunks } else { self.rows } as f64;
+        work.rows = if program.flat { 0.0 } else { rows };
+        // Row work is done for all rows in flight at once, a lane each.
+        let flights = (rows / rows_in_flight(program) as f64).ceil();
+        if !program.flat {
+            let along = program.args.iter().filter(|spec| spec.access == Access::Row).count();
+            (work.flights, work.row_arguments) = (flights, flights * along as f64);
+        }
+        for pass in &program.passes {
+            pass.row.iter().for_each(|inst| self.row_step(&mut work, inst, rows, flights));
+            work.row_scalars += rows * spread(program, pass).len() as f64;
+            sweeps(program, pass).iter().for_each(|sweep| self.sweep(&mut work, sweep));
+        }
+        work
+    }
+
+    /// Bytes within reach of the launch, as the device counts them.
+    fn touched(&self) -> usize {
+        let reach = |(arg, access): (&ArgBinding, Access)| {
+            let leading: usize = arg.leading.iter().map(|&(size, stride)| size.saturating_sub(1) * stride).sum();
+            let elements = match access {
+                Access::Row if self.program.flat => self.rows * self.cols,
+                Access::Row | Access::GatheredRow { .. } => leading + self.cols,
+                Access::PerRow | Access::Columns => leading + 1,
+            };
+            (arg.offset + elements) * arg.dtype.bytes()
+        };
+        let accesses = self.program.args.iter().map(|spec| spec.access);
+        self.launch.args.iter().zip(accesses).map(reach).sum()
+    }
+
+    /// Vectors of a sweep over all rows.
+    fn vectors(&self) -> f64 {
+        if self.program.flat {
+            return (self.rows * self.cols).div_ceil(LANES) as f64;
+        }
+        (self.rows * self.cols.div_ceil(LANES)) as f64
+    }
+
+    /// Strips of all rows.
+    fn strips(&self) -> f64 {
+        if self.program.flat {
+            return (self.rows * self.cols).div_ceil(STRIP) as f64;
+        }
+        (self.rows * self.cols.div_ceil(STRIP)) as f64
+    }
+
+    /// Rows whose last vector is not full.
+    fn ragged(&self) -> f64 {
+        if self.program.flat || self.cols.is_multiple_of(LANES) { 0.0 } else { self.rows as f64 }
+    }
+
+    /// One instruction of the row work: loads and stores a row at a time, the rest a vector for all rows in flight.
+    fn row_step(&self, work: &mut Work, inst: &Inst, rows: f64, flights: f64) {
+        match inst {
+            Inst::Load { .. } | Inst::Store { .. } | Inst::RowIndex { .. } | Inst::ColumnAdd { .. } => {
+                work.row_scalars += rows;
+            }
+            inst => {
+                work.dispatches += flights;
+                self.arithmetic(work, inst, flights);
+            }
+        }
+    }
+
+    fn sweep(&self, work: &mut Work, sweep: &Sweep) {
+        let (vectors, strips) = (self.vectors(), self.strips());
+        work.dispatches += strips;
+        work.tails += self.ragged();
+        self.arithmetic(work, &sweep.inst, vectors);
+        if let Inst::Keep { .. } = sweep.inst {
+            // The mask goes through a place of its own.
+            work.dispatches += strips;
+            work.tails += self.ragged();
+            work.add(Class::Move, vectors);
+        }
+        if sweep.reduce.is_some() || matches!(sweep.inst, Inst::Reduce { .. }) {
+            work.add(Class::Reduce, vectors);
+            work.reductions += self.rows as f64;
+        }
+        if let Inst::Reduce { op: TileReduce::ArgMax, .. } = sweep.inst {
+            // A chain through memory for each vector, and the lanes one by one at the end.
+            work.add(Class::Reduce, 4.0 * vectors);
+            work.row_scalars += 32.0 * self.rows as f64;
+        }
+        // A tile whose lines are not those of the argument is written first and copied past the caches then: the lines
+        // that fill up, and what stands before and after them.
+        let misaligned = !self.program.flat && !self.cols.is_multiple_of(LANES);
+        if sweep.store.is_some() && work.streams && misaligned {
+            work.dispatches += 3.0 * strips;
+            work.tails += 2.0 * self.ragged();
+            work.add(Class::Move, vectors);
+        }
+    }
+
+    /// Operands, arithmetic and result of one instruction over so many vectors.
+    fn arithmetic(&self, work: &mut Work, inst: &Inst, vectors: f64) {
+        let is_narrow = |arg: u16| !matches!(self.program.args[usize::from(arg)].dtype, Dtype::F32 | Dtype::I32);
+        let convert = |work: &mut Work, arg: u16| {
+            if is_narrow(arg) {
+                work.add(Class::Convert, vectors)
+            }
+        };
+        // Two operands come with the arithmetic; each further one takes a load of its own.
+        let operands = sources(*inst).iter().flatten().count();
+        let moved = match inst {
+            Inst::Load { .. } | Inst::Store { .. } | Inst::ColumnAdd { .. } => 1,
+            _ => operands.saturating_sub(2),
+        };
+        work.add(Class::Move, moved as f64 * vectors);
+        match *inst {
+            Inst::Load { arg, .. } | Inst::Store { arg, .. } => convert(work, arg),
+            // A tanh of full accuracy takes longer than the sigmoid inside of GELU and SiLU: 224 us and 123 us for
+            // 400 x 800 on one Xeon core with AVX-512, 2026-11-15.
+            Inst::Unary { op: TileUnary::Primitive(UnaryOp::Tanh), .. } => work.add(Class::Tanh, 1.7 * vectors),
+            Inst::Unary { op, .. } => work.add(unary_class(op), vectors),
+            Inst::Binary { op: BinaryOp::Div, .. } => work.add(Class::Divide, vectors),
+            Inst::ExpSub { .. } => work.add(Class::Exp, vectors),
+            Inst::MulMulAdd { .. } | Inst::SubMulMulAdd { .. } => work.add(Class::Simple, vectors),
+            Inst::Keep { .. } => work.add(Class::Random, self.random_vectors()),
+            Inst::ColumnAdd { .. } => work.add(Class::Column, vectors),
+            Inst::Reduce { .. } => {}
+            Inst::Binary { .. } | Inst::MulAdd { .. } | Inst::Compare { .. } | Inst::Select { .. } => {
+                work.add(Class::Simple, vectors);
+            }
+            Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => work.add(Class::Simple, vectors),
+        }
+    }
+
+    /// Random bits come four vectors at a time, whatever the row needs of them.
+    fn random_vectors(&self) -> f64 {
+        let block = 4 * LANES;
+        if self.program.flat {
+            return self.vectors();
+        }
+        // A row starts anywhere in a block of four elements, so that it reaches two further on the average.
+        let blocks = |length: usize| (length as f64 / block as f64).ceil().max((length as f64 + 1.5) / block as f64);
+        let (full, rest) = (self.cols / STRIP, self.cols % STRIP);
+        let a_row = full as f64 * blocks(STRIP) + if rest > 0 { blocks(rest) } else { 0.0 };
+        self.rows as f64 * a_row * 4.0
+    }
+}
+
+fn unary_class(op: TileUnary) -> Class {
+    match op {
+        TileUnary::GeluTanh | TileUnary::Silu => Class::Tanh,
+        TileUnary::GeluErf => Class::Erf,
+        TileUnary::IntToFloat => Class::Simple,
+        TileUnary::RoundF16 | TileUnary::RoundBf16 => Class::Convert,
+        TileUnary::Primitive(op) => match op {
+            UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round => Class::Simple,
+            UnaryOp::Exp => Class::Exp,
+            UnaryOp::Log | UnaryOp::Erf => Class::Erf,
+            UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Reciprocal => Class::Divide,
+            UnaryOp::Tanh | UnaryOp::Sigmoid => Class::Tanh,
+        },
+    }
+}
+
+/// Blocks of a batch of products, each packed and multiplied on one thread.
+fn product_work(dtype: Dtype, shape: &MatmulShape) -> Work {
+    let &MatmulShape { m, n, k, .. } = shape;
+    let batch: usize = shape.batch.iter().map(|axis| axis[0]).product();
+    let side = m.max(n);
+    let blocks = side.div_ceil(PRODUCT_BLOCK);
+    let last = side - blocks.saturating_sub(1) * PRODUCT_BLOCK;
+    let mut work = Work {
+        chunks: (batch * blocks).max(1) as f64,
+        last_chunk: if batch == 1 { last as f64 / PRODUCT_BLOCK.min(side).max(1) as f64 } else { 1.0 },
+        products: (batch * blocks) as f64,
+        matrix_flops: 2.0 * (m * n * k * batch) as f64,
+        // The library's kernels hold whole vectors of a row of the result.
+        padded_flops: 2.0 * (m * n.next_multiple_of(LANES) * k * batch) as f64,
+        matrix_bits: 8 * dtype.bytes() as u32,
+        matrix_rows: m,
+        ..Work::default()
+    };
+    // The operand along the blocks is packed once, the other one for each block.
+    let (cut, whole) = if n > m { (k * n, m * k) } else { (m * k, k * n) };
+    work.packed = (batch * (cut + whole * blocks + m * n)) as f64;
+    // A first operand that lies transposed is packed element by element, and so is any that is widened first.
+    let a = if shape.a.1 == 1 { 0 } else { m * k * if n > m { blocks } else { 1 } };
+    work.copied = (batch * a) as f64;
+    if dtype != Dtype::F32 {
+        work.add(Class::Convert, work.packed / LANES as f64);
+        let b = if shape.b.1 == 1 { 0 } else { k * n * if n > m { 1 } else { blocks } };
+        work.copied += (batch * b) as f64;
+    }
+    work
+}
+
+/// Rows that follow each other are moved as bytes, anything else element by element.
+fn copy_work(element: usize, pieces: &[Piece]) -> Work {
+    let mut work = Work { chunks: 1.0, last_chunk: 1.0, stream_from: STREAM_FROM as f64, ..Work::default() };
+    // Long runs are moved by the system's routine, which writes past the caches or without reading first.
+    let bytes: usize = pieces.iter().map(|piece| 2 * element * piece.dims.iter().product::<usize>()).sum();
+    work.streams = bytes >= STREAM_FROM;
+    for piece in pieces {
+        let elements: usize = piece.dims.iter().product();
+        if elements == 0 {
+            continue;
+        }
+        let rank = piece.dims.len();
+        // Axes that follow each other on both sides are one run.
+        let mut run = 1;
+        let in_order = (0..rank).rev().take_while(|&axis| {
+            let follows = piece.dims[axis] == 1 || (piece.from[axis] == run && piece.to[axis] == run);
+            run *= if follows { piece.dims[axis] } else { 1 };
+            follows
+        });
+        in_order.count();
+        match run {
+            1 => {
+                work.copied += elements as f64;
+                work.streams = false;
+            }
+            _ => work.rows += (elements / run) as f64,
+        }
+        // The same limits as the device's.
+        let tasks = if elements * element < 64 << 10 { 1 } else { (elements / run).clamp(1, 64) };
+        work.chunks = work.chunks.max(tasks as f64);
+    }
+    work
+}
+
+/// Every block of columns walks over the table's rows, and over the rows that are added.
+fn scatter_work(count: usize, cols: usize, rows: usize) -> Work {
+    let blocks = cols.div_ceil(SCATTER_COLUMNS);
+    Work {
+        chunks: blocks.max(1) as f64,
+        last_chunk: 1.0,
+        scattered: (blocks * count) as f64,
+        cleared: (blocks * rows) as f64,
+        ..Work::default()
+    }
+}

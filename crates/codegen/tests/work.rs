@@ -1,0 +1,110 @@
+//! The work of kernels, counted on their tile programs, and what it is taken to cost.
+
+use deuteron_codegen::cpu::CpuCatalog;
+use deuteron_graph::Graph;
+use deuteron_plan::{Catalog, Class, Machine, Plan, Strategy, Target, Work, plan};
+
+fn planned(text: &str, strategy: Strategy) -> (Graph, Plan) {
+    let graph: Graph = text.parse().unwrap();
+    let target = Target { machine: &Machine::cpu(), catalog: &CpuCatalog };
+    let plan = plan(&graph, target, strategy, &[]).unwrap();
+    (graph, plan)
+}
+
+/// The work of the only kernel.
+fn work(text: &str) -> Work {
+    let (graph, plan) = planned(text, Strategy::Greedy);
+    assert_eq!(plan.groups.len(), 1, "{plan}");
+    CpuCatalog.work(&plan.groups[0].draft(&graph, &plan.placement))
+}
+
+/// Predicted microseconds of a plan.
+fn predicted(text: &str, strategy: Strategy) -> f64 {
+    planned(text, strategy).1.time().us()
+}
+
+#[test]
+fn a_layer_norm_takes_three_sweeps_and_two_reductions_a_row() {
+    let work = work("x = input f32[64,768] ; y = layer_norm x w[768] b[768] ; out y");
+    // Four rows of 768 columns are in flight at once; their scalars are worked on together, four instructions a flight.
+    assert_eq!((work.rows, work.flights, work.reductions), (64.0, 16.0, 128.0));
+    assert_eq!(work.dispatches, 64.0 * 3.0 + 16.0 * 4.0);
+    assert_eq!(work.of(Class::Reduce), 2.0 * 64.0 * 48.0);
+    assert_eq!(work.of(Class::Simple), 64.0 * 48.0 + 16.0 * 3.0, "the last sweep; mean, variance, plus epsilon");
+    assert_eq!(work.of(Class::Divide), 16.0, "a reciprocal root for all rows in flight");
+    assert_eq!((work.tails, work.copied, work.finished), (0.0, 0.0, 0.0));
+    assert_eq!((work.chunks, work.streams), (2.0, false));
+}
+
+#[test]
+fn a_flat_kernel_runs_full_vectors_and_a_narrow_row_one_for_each_instruction() {
+    let flat = work("x = input f32[1000,3] ; y = exp x ; out y");
+    assert_eq!((flat.of(Class::Exp), flat.tails, flat.rows), (188.0, 0.0, 0.0));
+    let rows = work("x = input f32[1000,3] ; e = exp x ; y = add e b[3] ; out y");
+    assert_eq!((rows.of(Class::Exp), rows.tails, rows.rows), (1000.0, 2000.0, 1000.0));
+}
+
+#[test]
+fn a_dot_or_store_that_is_folded_in_is_no_sweep_of_its_own() {
+    let sum = work("x = input f32[16,512] ; e = exp x ; y = add e x ; out y");
+    assert_eq!(sum.dispatches, 2.0 * 8.0, "exponential; sum and store");
+    let softmax = work("x = input f32[16,512] ; y = softmax x ; out y");
+    assert_eq!(softmax.reductions, 32.0);
+    assert_eq!(softmax.of(Class::Exp), 16.0 * 32.0);
+}
+
+#[test]
+fn column_sums_are_finished_once() {
+    let work = work("x = input f32[4096,512] ; y = column_sum x ; out y");
+    assert_eq!((work.chunks, work.finished), (64.0, 64.0 * 512.0));
+    assert_eq!(work.of(Class::Column), 4096.0 * 32.0);
+}
+
+#[test]
+fn large_outputs_go_past_the_caches() {
+    assert!(!work("x = input f32[1000,1000] ; y = relu x ; out y").streams);
+    assert!(work("x = input f32[1100,1000] ; y = relu x ; out y").streams);
+}
+
+#[test]
+fn products_are_cut_along_their_longer_side() {
+    let product = work("a = input f32[700,64] ; b = input f32[64,100] ; y = matmul a b ; out y");
+    assert_eq!((product.chunks, product.products), (3.0, 3.0));
+    assert_eq!(product.matrix_flops, 2.0 * 700.0 * 64.0 * 100.0);
+    assert_eq!(product.padded_flops, 2.0 * 700.0 * 64.0 * 112.0);
+}
+
+#[test]
+fn copies_are_runs_or_single_elements() {
+    let turned = work("x = input f32[30,40] ; y = transpose x [1,0] ; out y");
+    assert_eq!((turned.copied, turned.rows), (1200.0, 0.0));
+    let heads = work("x = input f32[10,4,16] ; y = transpose x [1,0,2] ; out y");
+    assert_eq!((heads.copied, heads.rows), (0.0, 40.0));
+}
+
+#[test]
+fn more_rows_never_cost_less() {
+    let texts = [
+        "x = input f32[R,768] ; y = layer_norm x w[768] b[768] ; out y",
+        "x = input f32[R,40] ; g = gelu x ; y = column_sum g ; out y",
+        "x = input f32[R,5] ; y = softmax x ; out y",
+        "x = input f32[R,256] ; w = input f32[256,300] ; y = matmul x w ; out y",
+    ];
+    for text in texts {
+        let mut before = 0.0;
+        // Steps of a half: a chunk more for one thread of two is no more time, and stays within such a step.
+        for rows in [8, 32, 128, 512, 2048, 8192, 32768] {
+            let time = predicted(&text.replace('R', &rows.to_string()), Strategy::Greedy);
+            assert!(time > before, "{text}: {rows} rows take {time} us, fewer took {before}");
+            before = time;
+        }
+    }
+}
+
+#[test]
+fn fusing_into_narrow_rows_is_predicted_to_lose_and_into_long_ones_to_win() {
+    let lost = "x = input f32[20000,3] ; g = gelu x kind=erf ; y = row_sum g ; out y";
+    assert!(predicted(lost, Strategy::Greedy) > 1.2 * predicted(lost, Strategy::Unfused));
+    let won = "x = input f32[8192,768] ; g = gelu x kind=erf ; y = layer_norm g w[768] b[768] ; out y";
+    assert!(predicted(won, Strategy::Greedy) < 0.8 * predicted(won, Strategy::Unfused));
+}

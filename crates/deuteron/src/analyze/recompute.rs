@@ -1,0 +1,93 @@
+//! Store or recompute: what the forward part keeps for the backward part, decided before planning.
+
+use std::collections::BTreeMap;
+
+use deuteron_graph::{Callee, Composite, Graph, NodeId, Op, first_backward, recompute};
+use deuteron_plan::{Bytes, MachineKind, Plan, Saving, Strategy, plan, store_or_recompute, stored_when_fused};
+use deuteron_report::RecomputeSheet;
+
+use crate::analyze::{AnalyzeOptions, target_of};
+use crate::error::Error;
+
+/// The graph to plan, and what was decided on the way. A graph without gradients is itself.
+pub(super) fn decide(graph: &Graph, options: &AnalyzeOptions) -> Result<(Graph, Option<RecomputeSheet>), Error> {
+    let Some(first) = first_backward(graph).filter(|_| !options.keep_all) else { return Ok((graph.clone(), None)) };
+    let stored = stored_when_fused(graph, first);
+    let decision = store_or_recompute(graph, first, &|id| stored[id.index()], Saving::Traffic);
+    let mut again = decision.again.clone();
+    if options.machine.kind == MachineKind::Gpu {
+        again.extend(attention_interior(graph, first));
+    }
+    again.sort_unstable();
+    again.dedup();
+    let target = target_of(&options.machine);
+    let before = plan(graph, target, Strategy::Fused, &[])?;
+    let rewritten = recompute(graph, first, &again)?.graph;
+    let after = plan(&rewritten, target, Strategy::Fused, &[])?;
+    let faster = after.time().0 < before.time().0;
+    let stored = stored_when_fused(&rewritten, first);
+    let kept = store_or_recompute(&rewritten, first, &|id| stored[id.index()], Saving::Traffic).before.memory;
+    let kept_before = decision.before.memory;
+    let (kept, chosen) = if faster { (kept, &after) } else { (kept_before, &before) };
+    let sheet = sheet(graph, &again, [kept_before, kept], [&before, chosen], faster);
+    Ok((if faster { rewritten } else { graph.clone() }, Some(sheet)))
+}
+
+/// What attention computes between its operands and what its gradient reads: a backward kernel computes scores again from
+/// queries and keys instead of reading a matrix of them.
+fn attention_interior(graph: &Graph, first: usize) -> Vec<NodeId> {
+    let mut read = vec![false; first];
+    for node in &graph.nodes()[first..] {
+        node.inputs.iter().filter(|input| input.index() < first).for_each(|input| read[input.index()] = true);
+    }
+    let mut interior = Vec::new();
+    for call in graph.calls().iter().filter(|call| call.start < first) {
+        if !matches!(call.callee, Callee::Composite(Composite::Attention { .. })) {
+            continue;
+        }
+        let mut wanted = vec![false; call.end - call.start];
+        for index in (call.start..call.end).rev() {
+            let Some(id) = graph.id(index) else { continue };
+            let is_result = call.outputs.contains(&id);
+            let at = index - call.start;
+            wanted[at] |= read[index] && !is_result;
+            if wanted[at] {
+                let inside = graph.node(id).inputs.iter().filter(|input| input.index() >= call.start);
+                inside.for_each(|input| wanted[input.index() - call.start] = true);
+                if !matches!(graph.node(id).op, Op::Input { .. }) {
+                    interior.push(id);
+                }
+            }
+        }
+    }
+    interior
+}
+
+fn sheet(graph: &Graph, again: &[NodeId], kept: [Bytes; 2], plans: [&Plan; 2], faster: bool) -> RecomputeSheet {
+    let mut names: BTreeMap<String, usize> = BTreeMap::new();
+    let mut calls: Vec<_> = again.iter().map(|&id| graph.node(id).call).collect();
+    calls.sort_unstable();
+    calls.dedup();
+    calls.iter().for_each(|&call| *names.entry(graph.call_name(call).to_string()).or_default() += 1);
+    let text = match faster {
+        false => format!("Everything is stored: computing values again gains nothing here ({} kept).", kept[0]),
+        true => format!(
+            "Values of {} are computed again in backward instead of being kept: {} kept instead of {}, {} instead of {}.",
+            names.iter().map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", "),
+            kept[1],
+            kept[0],
+            plans[1].time(),
+            plans[0].time(),
+        ),
+    };
+    RecomputeSheet {
+        kept_bytes_before: kept[0].0,
+        kept_bytes: kept[1].0,
+        peak_bytes_before: plans[0].arena.bytes as u64,
+        peak_bytes: plans[1].arena.bytes as u64,
+        us_before: plans[0].time().us(),
+        us: plans[1].time().us(),
+        again: if faster { names.into_iter().collect() } else { Vec::new() },
+        text,
+    }
+}

@@ -1,0 +1,353 @@
+//! Plans and fusions as the sheets of the report.
+
+use std::collections::HashMap;
+
+use deuteron_graph::{Dtype, Graph, Op};
+use deuteron_plan::{
+    Assessment, Bytes, Cost, Fusion, FusionKind, Group, Machine, MachineKind, Pin, Plan, Quantity, Search, Seconds,
+    matrix_rate, node_space, product_size, ridge_points,
+};
+use deuteron_report::{
+    Analysis, Candidate, CostSheet, Criteria, CriteriaValues, Disagreement, KernelSheet, MachineSheet, NumberSheet,
+    OpSheet, PinSheet, PlanSheet, Plans, ReasonSheet, SearchSheet,
+};
+
+use crate::analyze::AnalyzeOptions;
+use crate::listing;
+
+pub(super) fn analysis(graph: &Graph, options: &AnalyzeOptions, assessment: &Assessment, planning_ms: f64) -> Analysis {
+    let candidates: Vec<Candidate> =
+        assessment.fusions.iter().map(|fusion| candidate(fusion, &options.machine)).collect();
+    let search = assessment.chosen.search.clone();
+    Analysis {
+        schema: 1,
+        graph: graph.name().to_string(),
+        device: options.machine.name.clone(),
+        verdict: verdict(assessment),
+        optimal: search.as_ref().is_some_and(|search| search.optimal),
+        search: search.as_ref().map_or_else(empty_search, search_sheet),
+        planning_ms,
+        plans: plans(assessment),
+        ops: ops(assessment),
+        before: kernels(graph, &assessment.apart, options),
+        after: kernels(graph, &assessment.chosen, options),
+        disagreements: disagreements(assessment),
+        candidates,
+        pins: assessment.pins.iter().map(pin_sheet).collect(),
+        flips: Vec::new(),
+        recompute: None,
+        machine: machine_sheet(graph, &options.machine),
+        measured: None,
+        notes: notes(graph, options),
+    }
+}
+
+fn plans(assessment: &Assessment) -> Plans {
+    Plans {
+        naive: plan_sheet(&assessment.naive),
+        eager: plan_sheet(&assessment.eager),
+        unfused: plan_sheet(&assessment.unfused),
+        greedy: plan_sheet(&assessment.greedy),
+        chosen: plan_sheet(&assessment.chosen),
+        conceivable: assessment.conceivable.as_ref().map(plan_sheet),
+    }
+}
+
+fn plan_sheet(plan: &Plan) -> PlanSheet {
+    PlanSheet {
+        kernels: plan.groups.len(),
+        bytes: plan.bytes().0,
+        us: plan.time().us(),
+        peak_bytes: plan.arena.bytes as u64,
+    }
+}
+
+fn verdict(assessment: &Assessment) -> String {
+    let (before, after) = (&assessment.unfused, &assessment.chosen);
+    let (from, to) = (before.groups.len(), after.groups.len());
+    if from == to {
+        return format!("Nothing to fuse: {from} kernels, {}, no fusion makes it faster.", after.time());
+    }
+    let ratio = before.time().0 / after.time().0.max(1e-12);
+    let fewer = 100.0 * (1.0 - after.bytes().0 as f64 / before.bytes().0.max(1) as f64);
+    let best = assessment.fusions.iter().filter(|fusion| fusion.chosen && fusion.kind != FusionKind::View);
+    let best = best.filter(|fusion| fusion.worth.is_some());
+    let total = |fusion: &Fusion| fusion.worth.map_or(0.0, |worth| worth.0) * fusion.count as f64;
+    let best = best.max_by(|a, b| total(a).total_cmp(&total(b)));
+    let best = best.map_or(String::new(), |fusion| {
+        let times = if fusion.count > 1 { format!(", {} times", fusion.count) } else { String::new() };
+        format!(" The most is won by {} ({}{times}).", fusion.ops.join(" + "), fusion.worth.unwrap_or_default())
+    });
+    format!(
+        "Fuse {from} kernels into {to}: {} become {} ({ratio:.2}x), {fewer:.0} % fewer bytes.{best}",
+        before.time(),
+        after.time()
+    )
+}
+
+fn search_sheet(search: &Search) -> SearchSheet {
+    SearchSheet {
+        groups: search.groups,
+        states: search.states,
+        parts: search.parts,
+        distinct_parts: search.distinct_parts,
+        gap: search.gap(),
+        text: search.text(),
+    }
+}
+
+fn empty_search() -> SearchSheet {
+    SearchSheet { groups: 0, states: 0, parts: 0, distinct_parts: 0, gap: 0.0, text: String::new() }
+}
+
+fn ops(assessment: &Assessment) -> Vec<OpSheet> {
+    let sheet = |(id, atom): (usize, &deuteron_plan::AtomSheet)| OpSheet {
+        id,
+        name: atom.name.clone(),
+        label: atom.label.clone(),
+        kind: atom.kind.to_string(),
+        result: atom.result.clone(),
+        reads: atom.reads.clone(),
+        before: atom.before,
+        after: atom.after,
+        intensity: atom.intensity,
+    };
+    assessment.atoms.iter().enumerate().map(sheet).collect()
+}
+
+/// Kernels of a plan, equal ones once.
+fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions) -> Vec<KernelSheet> {
+    let mut known: HashMap<String, usize> = HashMap::new();
+    let mut sheets: Vec<KernelSheet> = Vec::new();
+    for (launch, group) in plan.groups.iter().enumerate() {
+        let size = size(graph, group);
+        let key = format!("{} {size} {} {}", group.name, group.cost.total.0, group.traffic.total());
+        let at = *known.entry(key).or_insert_with(|| {
+            sheets.push(KernelSheet {
+                name: group.name.clone(),
+                kind: group.kind.to_string(),
+                launches: Vec::new(),
+                primitives: group.nodes.len(),
+                size,
+                cost: cost_sheet(&group.cost),
+                realizable: options.machine.kind == MachineKind::Cpu && !listing::holds_opaque(graph, group),
+                source: match options.sources && options.machine.kind == MachineKind::Cpu {
+                    true => listing::tagged_source(graph, plan, group),
+                    false => Vec::new(),
+                },
+                measured_us: None,
+                measured_registers: None,
+            });
+            sheets.len() - 1
+        });
+        sheets[at].launches.push(launch);
+    }
+    sheets
+}
+
+/// Rows and columns, or the sizes of a product.
+pub(crate) fn size(graph: &Graph, group: &Group) -> String {
+    let product = group.nodes.iter().find_map(|&id| match graph.node(id).op {
+        Op::Matmul { transpose_a, .. } => Some(product_size(graph, id, transpose_a)),
+        _ => None,
+    });
+    match product {
+        Some((m, n, k, 1)) => format!("{m}x{n}x{k}"),
+        Some((m, n, k, batch)) => format!("{batch} of {m}x{n}x{k}"),
+        None => {
+            let spaces = group.nodes.iter().map(|&id| node_space(graph, id));
+            spaces.max_by_key(|space| space.rows * space.cols).map_or(String::new(), |space| space.to_string())
+        }
+    }
+}
+
+fn cost_sheet(cost: &Cost) -> CostSheet {
+    CostSheet {
+        read: cost.traffic.read.0,
+        written: cost.traffic.written.0,
+        cached: cost.cached.0,
+        reread: cost.reread.0,
+        matrix_flops: cost.matrix_flops as u64,
+        vector_flops: cost.vector_flops as u64,
+        intensity: cost.intensity(),
+        registers: cost.resources.registers,
+        shared: cost.resources.shared.0,
+        occupancy: cost.resources.occupancy,
+        waves: cost.resources.waves,
+        wave_efficiency: cost.resources.wave_efficiency,
+        launch_us: cost.launch.us(),
+        memory_us: cost.memory.us(),
+        cache_us: cost.cache.us(),
+        matrix_us: cost.matrix.us(),
+        vector_us: cost.vector.us(),
+        us: cost.total.us(),
+        bound: cost.bound.name().to_string(),
+    }
+}
+
+fn candidate(fusion: &Fusion, machine: &Machine) -> Candidate {
+    let score = &fusion.score;
+    let apart: Seconds = fusion.apart.iter().map(|cost| cost.total).sum();
+    let bytes_apart: Bytes = fusion.apart.iter().map(|cost| cost.traffic.total()).sum();
+    Candidate {
+        ops: fusion.ops.clone(),
+        at: fusion.atoms.clone(),
+        count: fusion.count,
+        kind: fusion.kind.name().to_string(),
+        score: score.total,
+        verdict: if score.fuse { "FUSE" } else { "DO NOT FUSE" }.to_string(),
+        chosen: fusion.chosen,
+        realizable: fusion.realizable,
+        reason: reason(fusion, bytes_apart, apart),
+        criteria: Criteria {
+            bandwidth: score.bandwidth,
+            launch: score.launch,
+            registers: score.registers,
+            complexity: score.complexity,
+            maintainability: score.maintainability,
+        },
+        values: CriteriaValues {
+            bytes_apart: bytes_apart.0,
+            bytes_together: fusion.bytes_together.0,
+            bandwidth_saving: score.bandwidth_saving,
+            dram_saving: dram_saving(fusion, machine),
+            launches_apart: fusion.apart.len(),
+            launch_saving: score.launch_saving,
+            registers: fusion.together.as_ref().map_or(0, |cost| cost.resources.registers),
+            occupancy_ratio: score.occupancy_ratio,
+            primitives: fusion.primitives,
+            us_apart: apart.us(),
+            us_together: fusion.together.as_ref().map(|cost| cost.total.us()),
+        },
+        worth_us: fusion.worth.map(Seconds::us),
+    }
+}
+
+/// Main memory traffic saved: what the kernels apart read from the cache is not counted.
+fn dram_saving(fusion: &Fusion, machine: &Machine) -> f64 {
+    let dram = |cost: &Cost| (cost.traffic.total() - cost.cached).0 as f64;
+    // A CPU's model knows one footprint a kernel, not what an earlier kernel left behind.
+    if machine.kind == MachineKind::Cpu {
+        return fusion.score.bandwidth_saving;
+    }
+    let apart: f64 = fusion.apart.iter().map(dram).sum();
+    let together = fusion.together.as_ref().map_or(fusion.bytes_together.0 as f64, dram);
+    1.0 - together / apart.max(1.0)
+}
+
+/// One sentence with numbers.
+fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
+    if let Some(reason) = &fusion.reason {
+        let mut text = reason.to_string();
+        if let (None, Some(forced)) = (fusion.form, &fusion.together) {
+            text += &format!("; forced, it would take {} instead of {apart}", forced.total);
+        }
+        return ReasonSheet { code: reason.code().to_string(), text, hint: reason.hint().to_string() };
+    }
+    let saved = bytes_apart - fusion.bytes_together;
+    let time = fusion.together.as_ref().map_or(apart, |cost| cost.total);
+    let launches = fusion.apart.len();
+    let text = match fusion.kind {
+        FusionKind::View => format!(
+            "the reader follows the strides: {saved} of copies and one launch are never made ({} saved)",
+            fusion.apart[0].total
+        ),
+        FusionKind::Pair | FusionKind::Template => format!(
+            "{:.0} % fewer bytes ({saved}), {launches} launches become 1, {apart} become {time}",
+            100.0 * fusion.score.bandwidth_saving
+        ),
+    };
+    ReasonSheet { code: "OK".into(), text, hint: String::new() }
+}
+
+fn disagreements(assessment: &Assessment) -> Vec<Disagreement> {
+    let mut all = Vec::new();
+    for (candidate, fusion) in assessment.fusions.iter().enumerate() {
+        if fusion.form.is_none() || fusion.score.fuse == fusion.chosen {
+            continue;
+        }
+        let names = fusion.ops.join(" + ");
+        let score = fusion.score.total;
+        let worth = fusion.worth.map_or("an unknown time".to_string(), |worth| Seconds(worth.0.abs()).to_string());
+        let text = match fusion.chosen {
+            true => format!(
+                "{names}: the score is {score:.2}, yet the plan fuses them: without it the plan is {worth} slower"
+            ),
+            false => format!(
+                "{names}: the score is {score:.2}, yet the plan keeps them apart: with it the plan is {worth} slower"
+            ),
+        };
+        all.push(Disagreement { candidate, text });
+    }
+    all
+}
+
+fn pin_sheet(price: &deuteron_plan::PinPrice) -> PinSheet {
+    let (kind, ops) = match &price.pin {
+        Pin::Force(ops) => ("force", ops),
+        Pin::Forbid(ops) => ("forbid", ops),
+    };
+    let extra = Seconds(price.extra);
+    let what = if kind == "force" { "forcing" } else { "forbidding" };
+    let text = format!("{what} {} in {} places costs {extra}", ops.join(" + "), price.places);
+    PinSheet { kind: kind.to_string(), ops: ops.clone(), places: price.places, price_us: extra.us(), text }
+}
+
+fn machine_sheet(graph: &Graph, machine: &Machine) -> MachineSheet {
+    let bits = 8 * main_dtype(graph).bytes() as u32;
+    let (matrix_ridge, vector_ridge) = ridge_points(machine, bits);
+    MachineSheet {
+        name: machine.name.clone(),
+        kind: machine.kind.name().to_string(),
+        numbers: machine
+            .numbers()
+            .map(|(quantity, number)| NumberSheet {
+                name: quantity.name().to_string(),
+                value: number.value,
+                origin: number.origin.clone(),
+            })
+            .collect(),
+        bytes_per_us: machine.gbps(Quantity::DramGbps).per_second / 1e6,
+        vector_flops_per_us: machine.tflops(Quantity::VectorTflops).per_second / 1e6,
+        matrix_flops_per_us: matrix_rate(machine, bits).per_second / 1e6,
+        vector_ridge,
+        matrix_ridge,
+    }
+}
+
+/// The type most of the graph's bytes are in.
+fn main_dtype(graph: &Graph) -> Dtype {
+    let mut bytes = [(Dtype::F32, 0usize), (Dtype::F16, 0), (Dtype::Bf16, 0)];
+    for &id in graph.inputs() {
+        let node = graph.node(id);
+        if let Some(entry) = bytes.iter_mut().find(|(dtype, _)| *dtype == node.dtype) {
+            entry.1 += node.bytes();
+        }
+    }
+    bytes.iter().max_by_key(|(_, bytes)| *bytes).map_or(Dtype::F32, |(dtype, _)| *dtype)
+}
+
+fn notes(graph: &Graph, options: &AnalyzeOptions) -> Vec<String> {
+    let mut notes = Vec::new();
+    if options.machine.kind == MachineKind::Gpu {
+        notes.push(
+            "A plan for a GPU is a prediction: this version generates kernels for CPUs, and takes every skeleton of the \
+             planner (row, matmul with prologue and epilogue, attention and what follows it) to exist."
+                .to_string(),
+        );
+    }
+    let mut opaque: Vec<&str> = graph
+        .nodes()
+        .iter()
+        .filter_map(|node| match &node.op {
+            Op::Opaque(opaque) => Some(opaque.name.as_str()),
+            _ => None,
+        })
+        .collect();
+    opaque.sort_unstable();
+    opaque.dedup();
+    if !opaque.is_empty() {
+        notes.push(format!("Known only by their cost, and never fused unless elementwise: {}.", opaque.join(", ")));
+    }
+    notes
+}
