@@ -23,7 +23,7 @@ pub struct Arguments {
     /// Measure other kernels and compare with what the planner predicts
     #[arg(long)]
     validate: bool,
-    /// Print {version, device, instruction_sets, copy, cuda} as JSON; with --validate {device, plans, kernels,
+    /// Print {version, device, instruction_sets, copy, cuda} as JSON; with --validate {device, drift, plans, kernels,
     /// decisions, cases}
     #[arg(long, conflicts_with = "calibrate")]
     json: bool,
@@ -120,7 +120,9 @@ fn with_machine(engine: &Engine, machine: Machine) -> Engine {
 }
 
 fn show_validation(validation: &Validation) {
+    println!("The machine takes {:.2} of the time it took when it was calibrated; predictions follow that.", validation.drift);
     println!("{}", describe("Predicted against measured time of the catalogue's plans", &validation.plans));
+    println!("{}", describe("The same without following it", &validation.plans_without_drift));
     println!("{}", describe("The same of their kernels", &validation.kernels));
     let decisions = &validation.decisions;
     println!(

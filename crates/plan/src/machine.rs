@@ -161,6 +161,8 @@ quantities! {
     ProductNs = "product_ns",
     /// Packing one element of a product's operand, ns.
     PackNs = "pack_ns",
+    /// A known kernel when the numbers were fitted: how fast the machine ran that day, us (CPU).
+    AnchorUs = "anchor_us",
     /// Measured over predicted time of row kernels.
     CorrectRow = "correct_row",
     /// Measured over predicted time of matrix products.
@@ -332,6 +334,11 @@ impl Machine {
         self.numbers.get(&quantity).map_or(1.0, |number| number.value)
     }
 
+    /// A number, if the machine has it.
+    pub fn find(&self, quantity: Quantity) -> Option<f64> {
+        self.numbers.get(&quantity).map(|number| number.value)
+    }
+
     /// A number that counts things.
     pub fn count(&self, quantity: Quantity) -> usize {
         self.get(quantity) as usize
@@ -416,7 +423,7 @@ impl Quantity {
             RowArgumentNs | RowScalarNs | TailNs | MoveNs | ConvertNs | SimpleNs | DivideNs | ExpNs | TanhNs
             | ErfNs | RandomNs | ReduceNs | ReductionNs | ColumnNs | FinishNs | CopyElementNs | ScatterRowNs
             | ClearRowNs | ProductNs | PackNs => kind == MachineKind::Cpu,
-            CorrectRow | CorrectMatmul | CorrectAttention | CorrectCopy | CorrectScatterAdd => false,
+            AnchorUs | CorrectRow | CorrectMatmul | CorrectAttention | CorrectCopy | CorrectScatterAdd => false,
         }
     }
 }

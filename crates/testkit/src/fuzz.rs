@@ -1,6 +1,7 @@
 //! Fuzz bodies: plain functions, driven by cargo-fuzz where a nightly toolchain exists and by a bounded loop in the tests.
 
 use deuteron_graph::Graph;
+use deuteron_onnx::{Imported, OnnxError, Options, import};
 use deuteron_reference::Generator;
 
 /// Whatever the bytes, the parser answers; and what it accepts is well-formed and prints to what parses to the same.
@@ -11,6 +12,57 @@ pub fn text_graph(data: &[u8]) {
     let printed = graph.to_string();
     let again: Graph = printed.parse().unwrap_or_else(|error| panic!("printed text is refused: {error}\n{printed}"));
     assert_eq!(again, graph, "printing and parsing are inverse\n{printed}");
+}
+
+/// Whatever the bytes, the import answers; and what it accepts is well-formed, prints to what parses to the same, and has
+/// the data of every weight. Little may be folded, so that an input takes well under a millisecond.
+pub fn onnx(data: &[u8]) -> Result<Imported, OnnxError> {
+    let options = Options { fold_work: 1 << 14, ..Options::default() };
+    let imported = import(data, &options.with_dim("batch", 2).with_dim("sequence", 7))?;
+    imported.graph.verify().expect("an imported graph is well-formed");
+    let printed = imported.graph.to_string();
+    let again: Graph = printed.parse().unwrap_or_else(|error| panic!("printed text is refused: {error}\n{printed}"));
+    assert_eq!(again, imported.graph, "printing and parsing are inverse\n{printed}");
+    for weight in &imported.weights {
+        let values = weight.read(data).expect("a weight that was located can be read");
+        assert_eq!(values.bytes.len(), weight.shape.elements() * weight.dtype.bytes(), "bytes of {}", weight.name);
+    }
+    Ok(imported)
+}
+
+/// A mutation of one of the corpus's files: bytes and bits changed, pieces cut, doubled and spliced, numbers made large.
+pub fn mutate_bytes(corpus: &[Vec<u8>], seed: u64) -> Vec<u8> {
+    let mut random = Generator::new(seed);
+    let mut data = corpus[random.below(corpus.len())].clone();
+    for _ in 0..1 + random.below(4) {
+        let at = random.below(data.len().max(1)).min(data.len());
+        let end = (at + random.below(32)).min(data.len());
+        match random.below(7) {
+            0 if at < data.len() => data[at] = random.below(256) as u8,
+            1 if at < data.len() => data[at] ^= 1 << random.below(8),
+            2 => drop(data.drain(at..end)),
+            3 => {
+                let piece = data[at..end].to_vec();
+                data.splice(at..at, piece);
+            }
+            4 => {
+                let other = &corpus[random.below(corpus.len())];
+                let from = random.below(other.len());
+                let to = (from + random.below(64)).min(other.len());
+                data.splice(at..end, other[from..to].iter().copied());
+            }
+            5 => {
+                // Varints: 0, 1, 127, 2^31, 2^63 - 1 and -1, which is ten bytes.
+                const LARGEST: [u8; 9] = [255, 255, 255, 255, 255, 255, 255, 255, 127];
+                const MINUS_ONE: [u8; 10] = [255, 255, 255, 255, 255, 255, 255, 255, 255, 1];
+                let numbers: [&[u8]; 6] = [&[0], &[1], &[127], &[128, 128, 128, 128, 8], &LARGEST, &MINUS_ONE];
+                let end = (at + 1).min(data.len());
+                data.splice(at..end, numbers[random.below(numbers.len())].iter().copied());
+            }
+            _ => data.truncate(end),
+        }
+    }
+    data
 }
 
 /// A mutation of one of the corpus's texts: bytes changed, cut, doubled, spliced from another text, numbers made large.

@@ -4,3 +4,4 @@
 pub mod cases;
 pub mod fixtures;
 pub mod fuzz;
+pub mod readers;

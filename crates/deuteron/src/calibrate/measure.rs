@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deuteron_graph::Graph;
+use deuteron_graph::{Dtype, Gelu, Graph};
 use deuteron_plan::{Catalog, Draft, Form, Machine, Plan, Seconds, Strategy, Work, cost};
 
 use crate::engine::Engine;
@@ -14,6 +14,38 @@ use crate::tensor::Tensor;
 
 /// Length of a burst of one variant, about.
 const BURST: Duration = Duration::from_millis(2);
+
+/// A kernel whose time says how fast the machine runs at the moment: speeds of shared machines drift from one minute to
+/// the next by half and more, all kernels together.
+pub(crate) struct Anchor {
+    session: Session,
+    input: Tensor,
+}
+
+impl Anchor {
+    pub fn new(engine: &Engine) -> Result<Anchor, Error> {
+        let mut graph = Graph::new("anchor");
+        let x = graph.input("x", Dtype::F32, [256, 1024])?;
+        let y = graph.gelu(x, Gelu::Tanh)?;
+        graph.output("y", y)?;
+        let input = seed::inputs(&graph, 1)?.swap_remove(0);
+        Ok(Anchor { session: Session::new(engine, &graph, Strategy::Unfused)?, input })
+    }
+
+    /// What it takes now.
+    pub fn now(&mut self) -> Result<Seconds, Error> {
+        let mut times = Vec::with_capacity(ANCHORS);
+        for _ in 0..ANCHORS {
+            let start = Instant::now();
+            self.session.run(&[&self.input])?;
+            times.push(start.elapsed());
+        }
+        Ok(undisturbed(times))
+    }
+}
+
+/// Runs of the anchor in one look at it: about 3 ms.
+const ANCHORS: usize = 40;
 
 /// One kernel: what it does, and what it took.
 #[derive(Debug, Clone)]

@@ -11,14 +11,14 @@ mod validate;
 use std::time::Duration;
 
 use deuteron_graph::Graph;
-use deuteron_plan::{Machine, MachineError, Quantity, Strategy};
+use deuteron_plan::{Machine, MachineError, Quantity, Seconds, Strategy};
 
 pub use validate::{CaseRow, Decisions, KernelCase, Outcome, TimeErrors, Validation, validate};
 
 use crate::engine::Engine;
 use crate::error::Error;
 use fit::Unknown;
-use measure::{Sample, Timed, time};
+use measure::{Anchor, Sample, Timed, time};
 
 /// Time spent on one graph, about.
 const BUDGET: Duration = Duration::from_millis(110);
@@ -99,8 +99,11 @@ fn calibrate_on(
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Calibration, Error> {
     let mut samples: Vec<Sample> = Vec::new();
+    let mut anchor = Anchor::new(engine)?;
+    let mut anchors: Vec<Seconds> = Vec::new();
     for (done, graph) in graphs.iter().enumerate() {
         progress(done, graphs.len());
+        anchors.push(anchor.now()?);
         let [unfused, greedy] = time(engine, graph, [Strategy::Unfused, Strategy::Greedy], budget)?;
         samples.extend(distinct(unfused, greedy));
     }
@@ -108,6 +111,10 @@ fn calibrate_on(
     let processors = engine.device().machine().get(Quantity::Processors);
     let before = Machine::cpu().with(Quantity::Processors, processors, "threads in use")?;
     let machine = fitted(&before, &samples, date)?;
+    let machine = match middle(&mut anchors) {
+        Some(usual) => machine.with(Quantity::AnchorUs, rounded(usual.us()), &format!("GELU of 256x1024 f32, {date}"))?,
+        None => machine,
+    };
     let errors = TimeErrors::of(samples.iter().map(|sample| (sample.predict(&machine), sample.measured)));
     Ok(Calibration { before, machine, kernels: samples.len(), errors })
 }
@@ -139,6 +146,12 @@ fn unknown(before: &Machine, quantity: Quantity, factor: f64) -> Unknown {
     // More than all of the shorter time cannot be exposed.
     let high = if quantity == Quantity::Exposed { 1.0 } else { start * factor };
     Unknown { start, low: start / factor, high }
+}
+
+/// The middle of the sorted times.
+fn middle(times: &mut [Seconds]) -> Option<Seconds> {
+    times.sort_by(|a, b| a.0.total_cmp(&b.0));
+    times.get(times.len() / 2).copied()
 }
 
 /// Three digits: more would not be true.

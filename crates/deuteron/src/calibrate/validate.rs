@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use deuteron_graph::Graph;
-use deuteron_plan::{Machine, Seconds, Strategy};
+use deuteron_plan::{Machine, Quantity, Seconds, Strategy};
 use serde::Serialize;
 
 use crate::calibrate::cases;
-use crate::calibrate::measure::{Timed, time};
+use crate::calibrate::measure::{Anchor, Timed, time};
 use crate::engine::Engine;
 use crate::error::Error;
 
@@ -22,8 +22,13 @@ const TIE: f64 = 0.05;
 pub struct Validation {
     /// where it ran
     pub device: String,
+    /// how much slower the machine ran than when it was calibrated: the anchor's time over that of the calibration, the
+    /// middle over all graphs; predictions are compared after each graph's own factor
+    pub drift: f64,
     /// whole plans of the catalogue, unfused and fused: predicted against measured time
     pub plans: TimeErrors,
+    /// the same without the factor
+    pub plans_without_drift: TimeErrors,
     /// the kernels of these plans
     pub kernels: TimeErrors,
     /// unfused or fused: predicted against measured choice
@@ -110,6 +115,8 @@ pub struct CaseRow {
     pub name: String,
     /// whether it is an op of the catalogue, whose times count
     pub catalog: bool,
+    /// how much slower the machine ran around it than when it was calibrated; predictions include it
+    pub drift: f64,
     /// kernels of the unfused plan
     pub unfused_kernels: usize,
     /// kernels of the fused plan
@@ -140,7 +147,7 @@ pub struct KernelCase {
 }
 
 impl CaseRow {
-    fn new(graph: &Graph, catalog: bool, machine: &Machine, unfused: &Timed, fused: &Timed) -> CaseRow {
+    fn new(graph: &Graph, catalog: bool, machine: &Machine, drift: f64, [unfused, fused]: [&Timed; 2]) -> CaseRow {
         let ratio = fused.measured.0 / unfused.measured.0.max(1e-12);
         let outcome = match ratio {
             _ if unfused.kernels.len() == fused.kernels.len() => None,
@@ -151,17 +158,18 @@ impl CaseRow {
         let kernels = unfused.kernels.iter().chain(&fused.kernels).map(|sample| KernelCase {
             name: sample.name(),
             us: sample.measured.us(),
-            predicted_us: sample.predict(machine).us(),
+            predicted_us: drift * sample.predict(machine).us(),
         });
         CaseRow {
             name: graph.name().to_string(),
             catalog,
+            drift,
             unfused_kernels: unfused.kernels.len(),
             fused_kernels: fused.kernels.len(),
             unfused_us: unfused.measured.us(),
-            unfused_predicted_us: unfused.predict(machine).us(),
+            unfused_predicted_us: drift * unfused.predict(machine).us(),
             fused_us: fused.measured.us(),
-            fused_predicted_us: fused.predict(machine).us(),
+            fused_predicted_us: drift * fused.predict(machine).us(),
             outcome,
             kernels: kernels.collect(),
         }
@@ -201,15 +209,21 @@ pub(super) fn validate_on(
     let machine = engine.device().machine();
     let mut validation = Validation {
         device: engine.device().describe(),
+        drift: 1.0,
+        plans_without_drift: TimeErrors::default(),
         plans: TimeErrors::default(),
         kernels: TimeErrors::default(),
         decisions: Decisions::default(),
         cases: Vec::with_capacity(all),
     };
+    let mut anchor = Anchor::new(engine)?;
     for (done, (graph, catalog)) in graphs.iter().enumerate() {
         progress(done, all);
+        let before = anchor.now()?;
         let [unfused, fused] = time(engine, graph, [Strategy::Unfused, Strategy::Greedy], budget)?;
-        validation.cases.push(CaseRow::new(graph, *catalog, machine, &unfused, &fused));
+        let around = (before + anchor.now()?) * 0.5;
+        let drift = machine.find(Quantity::AnchorUs).map_or(1.0, |usual| around.us() / usual.max(1e-9));
+        validation.cases.push(CaseRow::new(graph, *catalog, machine, drift, [&unfused, &fused]));
     }
     progress(all, all);
     let of_catalog = || validation.cases.iter().filter(|case| case.catalog);
@@ -218,6 +232,13 @@ pub(super) fn validate_on(
         let unfused = pair(case.unfused_predicted_us, case.unfused_us);
         [unfused, pair(case.fused_predicted_us, case.fused_us)]
     }));
+    validation.plans_without_drift = TimeErrors::of(of_catalog().flat_map(|case| {
+        let unfused = pair(case.unfused_predicted_us / case.drift, case.unfused_us);
+        [unfused, pair(case.fused_predicted_us / case.drift, case.fused_us)]
+    }));
+    let mut drifts: Vec<f64> = validation.cases.iter().map(|case| case.drift).collect();
+    drifts.sort_by(f64::total_cmp);
+    validation.drift = drifts.get(drifts.len() / 2).copied().unwrap_or(1.0);
     let kernels = of_catalog().flat_map(|case| &case.kernels);
     validation.kernels = TimeErrors::of(kernels.map(|kernel| pair(kernel.predicted_us, kernel.us)));
     validation.decisions = Decisions::of(&validation.cases);

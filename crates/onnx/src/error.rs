@@ -1,0 +1,205 @@
+//! Why a model was not imported.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use deuteron_graph::GraphError;
+
+/// A dimension that the file leaves open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingDim {
+    /// The name the file gives it, if any.
+    pub name: Option<String>,
+    /// The input that has it.
+    pub input: String,
+    /// Which of the input's axes.
+    pub axis: usize,
+}
+
+impl fmt::Display for MissingDim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MissingDim { name, input, axis } = self;
+        match name {
+            Some(name) => write!(f, "`{name}` (axis {axis} of input `{input}`; set it with --dim {name}=8)"),
+            None => write!(f, "axis {axis} of input `{input}` (unnamed; set it with --dim {input}.{axis}=8)"),
+        }
+    }
+}
+
+/// What is wrong with a reference to external data.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExternalProblem {
+    /// Bytes were imported without saying where the model lies.
+    #[error("the model's folder is not known; import it from its file, or set the folder in the options")]
+    NoFolder,
+    /// The path is empty or absolute.
+    #[error("the path is absolute or empty; expected one relative to the model's folder")]
+    NotRelative,
+    /// The path has a component `..`.
+    #[error("the path leaves the model's folder; expected one beneath it, without `..`")]
+    LeavesFolder,
+    /// A component of the path is a symbolic link.
+    #[error("`{}` is a symbolic link; put the file itself there", .0.display())]
+    Symlink(PathBuf),
+    /// There is no such file, or it cannot be read.
+    #[error("`{}` cannot be read: {why}", .path.display())]
+    Unreadable {
+        /// the file
+        path: PathBuf,
+        /// the system's reason
+        why: String,
+    },
+    /// The path is a folder or a device.
+    #[error("`{}` is not a regular file", .0.display())]
+    NotAFile(PathBuf),
+    /// The file ends before the tensor does.
+    #[error("the file has {got} bytes, the tensor ends at byte {expected}; copy the file again")]
+    TooShort {
+        /// where the tensor ends
+        expected: u64,
+        /// the file's length
+        got: u64,
+    },
+    /// Offset or length is no number.
+    #[error("{key} is `{value}`; expected a number of bytes")]
+    NotANumber {
+        /// `offset` or `length`
+        key: &'static str,
+        /// what was written
+        value: String,
+    },
+}
+
+/// Why a model was not imported. Messages say what was expected, what was found, and what to do.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum OnnxError {
+    /// The bytes are no protobuf message of ONNX's schema.
+    #[error("byte {offset}: {problem}; the file is damaged, or is no ONNX model")]
+    Wire {
+        /// where in the file
+        offset: usize,
+        /// what was expected and what came
+        problem: String,
+    },
+    /// A limit that keeps hostile files from exhausting memory or stack.
+    #[error("{what}: more than {limit}; no known model comes near, so the file is refused")]
+    Limit {
+        /// what was counted
+        what: &'static str,
+        /// the most that is allowed
+        limit: usize,
+    },
+    /// There is no graph in it.
+    #[error("the file holds no graph; expected an ONNX ModelProto (weights alone are not enough)")]
+    NoGraph,
+    /// An opset whose operators mean something else.
+    #[error("opset {got}: expected 13 or later; convert it with onnx.version_converter.convert_version(model, 17)")]
+    Opset {
+        /// the version that the file states
+        got: i64,
+    },
+    /// Dimensions that have to be given.
+    #[error("sizes are not known: {}", list(.0))]
+    MissingDims(Vec<MissingDim>),
+    /// A size that is no size.
+    #[error("`{value}` has size {got} on axis {axis}; expected a size of at least 0")]
+    BadDim {
+        /// the tensor
+        value: String,
+        /// its axis
+        axis: usize,
+        /// what the file says
+        got: i64,
+    },
+    /// An element type without a counterpart.
+    #[error("`{value}` has ONNX element type {got}; expected a float, integer or bool tensor of 8 to 64 bits")]
+    ElementType {
+        /// the tensor
+        value: String,
+        /// ONNX's number for the type
+        got: i64,
+    },
+    /// An input that is no tensor.
+    #[error("input `{0}` is not a tensor with a shape; sequences, maps and shapeless tensors cannot be imported")]
+    NotATensor(String),
+    /// A node whose operands or attributes do not go together.
+    #[error("{op} at `{node}`: {problem}")]
+    Node {
+        /// the node's name
+        node: String,
+        /// its operator
+        op: String,
+        /// what was expected and what came
+        problem: String,
+    },
+    /// An operator that is not known, whose result's shape is not stated either.
+    #[error(
+        "{op} at `{node}`: {why}, and the file does not state the shape of `{value}`; run \
+         onnx.shape_inference.infer_shapes on the model first, or set its dimensions with --dim"
+    )]
+    UnknownShape {
+        /// the node's name
+        node: String,
+        /// its operator
+        op: String,
+        /// the result
+        value: String,
+        /// why it could not be imported as what it is
+        why: String,
+    },
+    /// A value that nothing computes.
+    #[error("`{reader}` reads `{value}`, which no node before it gives; nodes have to be in order of computation")]
+    Undefined {
+        /// the node, or output, that asks for it
+        reader: String,
+        /// the name
+        value: String,
+    },
+    /// A tensor whose data does not fit its shape.
+    #[error("tensor `{tensor}`: expected {expected} bytes of data, got {got}")]
+    TensorLength {
+        /// its name
+        tensor: String,
+        /// from shape and type
+        expected: u64,
+        /// what is there
+        got: u64,
+    },
+    /// A tensor in a form that is not read.
+    #[error("tensor `{tensor}`: {problem}")]
+    Tensor {
+        /// its name
+        tensor: String,
+        /// what was expected
+        problem: String,
+    },
+    /// External data that is refused or missing.
+    #[error("tensor `{tensor}`, external data `{location}`: {problem}")]
+    External {
+        /// the tensor
+        tensor: String,
+        /// the path in the file
+        location: String,
+        /// what is wrong
+        #[source]
+        problem: ExternalProblem,
+    },
+    /// No weight of this name.
+    #[error("the model has no weight `{0}`; the names are those of the graph's weight inputs")]
+    UnknownWeight(String),
+    /// The model's file cannot be read.
+    #[error("`{}` cannot be read: {why}", .path.display())]
+    Unreadable {
+        /// the file
+        path: PathBuf,
+        /// the system's reason
+        why: String,
+    },
+    /// The graph refused a tensor.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
+
+fn list(dims: &[MissingDim]) -> String {
+    dims.iter().map(MissingDim::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,81 @@
+//! What an import gives.
+
+use std::fmt;
+
+use deuteron_graph::{Graph, NodeId};
+
+use crate::error::OnnxError;
+use crate::weight::{TensorData, Weight};
+
+/// A composite found in the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recognised {
+    /// The composite's name: `layer_norm`, `attention`.
+    pub what: &'static str,
+    /// The operator of the model that gives its result.
+    pub at: String,
+    /// The result in the graph.
+    pub node: NodeId,
+    /// Operations that it stands for; 1 where the model has it as one operator.
+    pub operations: usize,
+}
+
+/// Operations that are almost a composite.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NearMiss {
+    /// The composite that it almost is.
+    pub what: &'static str,
+    /// The operator of the model that would give its result.
+    pub at: String,
+    /// What is missing.
+    pub missing: String,
+}
+
+impl fmt::Display for NearMiss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nearly {} at `{}`: {}", self.what, self.at, self.missing)
+    }
+}
+
+/// An operator that is only described.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpaqueOp {
+    /// The node's name in the model.
+    pub name: String,
+    /// Its operator.
+    pub op_type: String,
+    /// Why it is not more than described.
+    pub why: String,
+    /// Its first result in the graph.
+    pub node: NodeId,
+}
+
+/// A model as a graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Imported {
+    /// The graph: inputs in the model's order, then weights as they are needed.
+    pub graph: Graph,
+    /// Composites that were found, in the order of their results.
+    pub recognised: Vec<Recognised>,
+    /// What was almost one.
+    pub near_misses: Vec<NearMiss>,
+    /// What is only described.
+    pub opaque: Vec<OpaqueOp>,
+    /// The weights of the graph, in its order, and where their data are.
+    pub weights: Vec<Weight>,
+    /// What else a user should know.
+    pub notes: Vec<String>,
+}
+
+impl Imported {
+    /// The values of a weight, by its name in the graph. `model` is the file that was imported.
+    pub fn weight(&self, name: &str, model: &[u8]) -> Result<TensorData, OnnxError> {
+        let weight = self.weights.iter().find(|weight| weight.name == name);
+        weight.ok_or_else(|| OnnxError::UnknownWeight(name.to_string()))?.read(model)
+    }
+
+    /// How many composites of a name were found.
+    pub fn count(&self, what: &str) -> usize {
+        self.recognised.iter().filter(|recognised| recognised.what == what).count()
+    }
+}

@@ -1,0 +1,226 @@
+//! Weights: where their data are, and how to get at them.
+
+use std::path::Path;
+
+use deuteron_graph::{Dtype, Shape};
+
+use crate::constant::Constant;
+use crate::element::Element;
+use crate::error::OnnxError;
+use crate::external::{self, ExternalPlace};
+use crate::limits::HIDDEN;
+use crate::schema::Tensor;
+use crate::wire::Reader;
+
+/// Where the data of a weight are.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Location {
+    /// In the model's file, as the element type's bytes, little-endian.
+    Model {
+        /// first byte
+        offset: usize,
+        /// bytes
+        length: usize,
+    },
+    /// In a file beside it.
+    External(ExternalPlace),
+    /// Computed by the import, or stored in a form that had to be decoded: the bytes, in the graph's dtype.
+    Folded(Vec<u8>),
+}
+
+/// A weight of the graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Weight {
+    /// The name of the graph's input.
+    pub name: String,
+    /// The name in the model; of a folded constant, that of the node which gave it.
+    pub original: String,
+    /// Its dtype in the graph.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Shape,
+    /// Where its data are.
+    pub location: Location,
+    element: Element,
+}
+
+/// The values of a weight, as the graph takes them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorData {
+    /// The dtype.
+    pub dtype: Dtype,
+    /// The shape.
+    pub shape: Shape,
+    /// The elements in row-major order, little-endian.
+    pub bytes: Vec<u8>,
+}
+
+impl Weight {
+    /// An initializer, located but not read.
+    pub(crate) fn stored(name: String, tensor: &StoredTensor) -> Self {
+        Weight {
+            name,
+            original: tensor.name.clone(),
+            dtype: tensor.element.dtype(),
+            shape: tensor.shape.clone(),
+            location: tensor.location.clone(),
+            element: tensor.element,
+        }
+    }
+
+    /// A folded constant.
+    pub(crate) fn folded(name: String, original: String, element: Element, constant: &Constant) -> Self {
+        let mut bytes = Vec::new();
+        constant.values().for_each(|value| element.encode(value, &mut bytes));
+        let (dtype, shape) = (element.dtype(), constant.shape.clone());
+        Weight { name, original, dtype, shape, location: Location::Folded(bytes), element }
+    }
+
+    /// Its values. `model` is the file that was imported.
+    pub fn read(&self, model: &[u8]) -> Result<TensorData, OnnxError> {
+        let (dtype, shape) = (self.dtype, self.shape.clone());
+        let stored = match &self.location {
+            Location::Folded(bytes) => return Ok(TensorData { dtype, shape, bytes: bytes.clone() }),
+            Location::Model { offset, length } => {
+                let end = offset.saturating_add(*length);
+                let short = || OnnxError::TensorLength {
+                    tensor: self.original.clone(),
+                    expected: end as u64,
+                    got: model.len() as u64,
+                };
+                model.get(*offset..end).ok_or_else(short)?.to_vec()
+            }
+            Location::External(place) => external::read(place)?,
+        };
+        let bytes = if matches!(self.element, Element::F64) || self.element.bytes() != dtype.bytes() {
+            let mut bytes = Vec::with_capacity(shape.elements() * dtype.bytes());
+            let elements = stored.chunks_exact(self.element.bytes());
+            elements.for_each(|element| self.element.encode(self.element.decode(element), &mut bytes));
+            bytes
+        } else {
+            stored
+        };
+        Ok(TensorData { dtype, shape, bytes })
+    }
+}
+
+/// A tensor of the file: checked and located.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredTensor {
+    pub name: String,
+    pub element: Element,
+    pub shape: Shape,
+    pub location: Location,
+}
+
+impl StoredTensor {
+    /// Checks type, shape and length, and finds the data.
+    pub fn find(tensor: &Tensor, name: &str, folder: Option<&Path>) -> Result<Self, OnnxError> {
+        let Some(element) = Element::from_number(tensor.element) else {
+            return Err(OnnxError::ElementType { value: name.to_string(), got: tensor.element });
+        };
+        let shape = shape_of(name, &tensor.dims)?;
+        let elements = shape.elements();
+        let location = if tensor.is_external {
+            Location::External(external::locate(tensor, (elements * element.bytes()) as u64, folder)?)
+        } else {
+            inline(tensor, name, element, elements)?
+        };
+        Ok(StoredTensor { name: name.to_string(), element, shape, location })
+    }
+
+    /// Whether a float matrix in the file begins like a mask: a row that sees its first column and not the second, as
+    /// truth values or as what is added, or that hides nothing. No weight matrix does, unless it is zero.
+    pub fn is_mask(&self, file: &[u8]) -> bool {
+        let Location::Model { offset, .. } = self.location else { return false };
+        let Some([rows, cols]) = self.shape.last_chunk::<2>().copied() else { return false };
+        let is_square = rows == cols && rows > 1 && self.shape.elements() > 0;
+        let size = self.element.bytes();
+        let value = |index: usize| file.get(offset + index * size..offset + (index + 1) * size);
+        let (Some(first), Some(second), true) = (value(0), value(1), is_square) else { return false };
+        match (self.element.decode(first), self.element.decode(second)) {
+            (1.0, 0.0) | (0.0, 1.0) | (0.0, 0.0) => true,
+            (0.0, hidden) => hidden <= HIDDEN,
+            _ => false,
+        }
+    }
+
+    /// Its values as a constant.
+    pub fn decode(&self, file: &[u8]) -> Result<Constant, OnnxError> {
+        let element = self.element;
+        let values = |bytes: &[u8], size: usize, decode: &dyn Fn(&[u8]) -> f64| {
+            Constant::dense(
+                self.shape.clone(),
+                bytes.chunks_exact(size).map(decode).collect(),
+                element == Element::Bool,
+            )
+        };
+        Ok(match &self.location {
+            Location::Model { offset, length } => {
+                let bytes = file.get(*offset..offset + length).unwrap_or_default();
+                values(bytes, element.bytes(), &|bytes| element.decode(bytes))
+            }
+            Location::External(place) => {
+                values(&external::read(place)?, element.bytes(), &|bytes| element.decode(bytes))
+            }
+            Location::Folded(bytes) => {
+                let dtype = element.dtype();
+                let narrow = match dtype {
+                    Dtype::F32 => Element::F32,
+                    Dtype::I32 => Element::I32,
+                    _ => element,
+                };
+                values(bytes, dtype.bytes(), &|bytes| narrow.decode(bytes))
+            }
+        })
+    }
+}
+
+/// Data within the model's file. Raw bytes and packed floats are left where they are; packed varints are decoded.
+fn inline(tensor: &Tensor, name: &str, element: Element, elements: usize) -> Result<Location, OnnxError> {
+    let expected = elements * element.bytes();
+    let wrong_length =
+        |got: usize| OnnxError::TensorLength { tensor: name.to_string(), expected: expected as u64, got: got as u64 };
+    let in_place = |reader: Reader| match reader.len() == expected {
+        true => Ok(Location::Model { offset: reader.offset(), length: expected }),
+        false => Err(wrong_length(reader.len())),
+    };
+    if let Some(raw) = tensor.raw {
+        return in_place(raw);
+    }
+    let mut bits = tensor.loose.clone();
+    match tensor.packed {
+        Some((4, packed)) if element == Element::F32 => return in_place(packed),
+        Some((10, packed)) if element == Element::F64 => return in_place(packed),
+        Some((5 | 7 | 11, mut packed)) => {
+            while packed.len() > 0 && bits.len() <= elements {
+                bits.push(packed.varint()?);
+            }
+        }
+        Some((number, _)) => {
+            let problem = format!("data of field {number} do not go with its element type; write it as raw_data");
+            return Err(OnnxError::Tensor { tensor: name.to_string(), problem });
+        }
+        None => {}
+    }
+    if bits.len() != elements {
+        return Err(wrong_length(bits.len() * element.bytes()));
+    }
+    let mut bytes = Vec::new();
+    bits.into_iter().for_each(|bits| element.encode(element.value_of_bits(bits), &mut bytes));
+    Ok(Location::Folded(bytes))
+}
+
+/// Sizes that are sizes, and whose product can be counted.
+pub(crate) fn shape_of(value: &str, dims: &[i64]) -> Result<Shape, OnnxError> {
+    let mut sizes = Vec::with_capacity(dims.len());
+    for (axis, &size) in dims.iter().enumerate() {
+        let bad = || OnnxError::BadDim { value: value.to_string(), axis, got: size };
+        sizes.push(usize::try_from(size).map_err(|_| bad())?);
+    }
+    let shape = Shape::new(sizes);
+    if shape.rank() > deuteron_graph::MAX_RANK || shape.checked_elements().is_none() {
+        return Err(deuteron_graph::GraphError::TooLarge { op: value.to_string(), shape }.into());
+    }
+    Ok(shape)
+}
