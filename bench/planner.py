@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Times the planner: `deuteron analyze --json` on models, medians of several runs, one CSV row each.
 
-    python3 bench/planner.py [--machine NAME] [--runs N]
+    python3 bench/planner.py [--machine NAME] [--runs N] [--onnx FILE]
+
+FILE is planned too: `bench/random_onnx.py` writes one of 2,000 random operators.
 
 Needs the release binary (`cargo build --release`). Rows are appended to bench/results/NAME-planner.csv.
 """
@@ -39,7 +41,7 @@ def row(words, runs, commit):
     return {
         "date": datetime.date.today().isoformat(),
         "commit": commit,
-        "graph": " ".join(words),
+        "graph": " ".join(pathlib.Path(word).name for word in words),
         "device": last["device"],
         "planning_ms": round(statistics.median(one["planning_ms"] for one in found), 1),
         "runs": runs,
@@ -58,10 +60,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--machine")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--onnx")
     options = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     rows = []
-    for words in CASES:
+    for words in CASES + ([[options.onnx]] if options.onnx else []):
         rows.append(row(words, options.runs, commit))
         print(f"{rows[-1]['graph']:48} {rows[-1]['planning_ms']:8.1f} ms  {rows[-1]['unfused_us']:10.1f} us unfused "
               f"{rows[-1]['chosen_us']:10.1f} us chosen", flush=True)

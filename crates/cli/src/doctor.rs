@@ -120,7 +120,10 @@ fn with_machine(engine: &Engine, machine: Machine) -> Engine {
 }
 
 fn show_validation(validation: &Validation) {
-    println!("The machine takes {:.2} of the time it took when it was calibrated; predictions follow that.", validation.drift);
+    println!(
+        "The machine takes {:.2} of the time it took when it was calibrated; predictions follow that.",
+        validation.drift
+    );
     println!("{}", describe("Predicted against measured time of the catalogue's plans", &validation.plans));
     println!("{}", describe("The same without following it", &validation.plans_without_drift));
     println!("{}", describe("The same of their kernels", &validation.kernels));

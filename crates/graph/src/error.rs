@@ -67,7 +67,10 @@ pub enum GraphError {
     #[error("the name `{0}` is taken; give each input and output a name of its own")]
     DuplicateName(String),
     /// A name the text form could not read back.
-    #[error("`{0}` is not a name; use letters, digits, `_`, `.`, `-` or `/`, and begin with a letter or `_`")]
+    #[error(
+        "`{0}` is not a name; use letters, digits, `_`, `.`, `-` or `/`, begin with a letter or `_`, and take no word \
+             of the text form (a dtype, `inf`, `transposed`, ..)"
+    )]
     BadName(String),
     /// No gradient exists.
     #[error("no gradient with respect to {operand}: {why}")]

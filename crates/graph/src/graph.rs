@@ -380,6 +380,12 @@ pub(crate) fn readable(name: &str) -> String {
 
 /// Whether the text form can read `name` back.
 pub(crate) fn is_name(name: &str) -> bool {
+    // Words that mean something else where a value may stand.
+    let reserved = matches!(name, "transpose_a" | "transpose_b" | "transposed" | "elementwise" | "inf")
+        || name.parse::<crate::dtype::Dtype>().is_ok();
+    if reserved {
+        return false;
+    }
     let mut chars = name.chars();
     chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_') && chars.all(is_name_char)
 }

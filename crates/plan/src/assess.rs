@@ -11,9 +11,8 @@ use deuteron_graph::{Graph, NodeId};
 
 use crate::catalog::{Catalog, Conceivable};
 use crate::grouping::Grouping;
-use crate::plan::{Plan, PlanError, Strategy, Target, check_and_place, plan, plan_pinned};
-use crate::search::problem::Problem;
-use crate::search::{Pin, Solver, greedy_groups, pins};
+use crate::plan::{Plan, PlanError, Strategy, Target, check_and_place, plan, plan_pinned, plan_solved};
+use crate::search::{Pin, Solver, pins, solver};
 
 /// What to assess.
 #[derive(Clone, Copy)]
@@ -71,15 +70,13 @@ pub fn assess(question: &Question) -> Result<Assessment, PlanError> {
     let Question { graph, target, .. } = *question;
     let planned = |strategy| plan(question.baseline, target, strategy, &[]);
     let apart = plan(graph, target, Strategy::Unfused, &[])?;
-    let chosen = plan_pinned(graph, target, Strategy::Fused, &[], question.pins)?;
-    let conceivable = conceivable(question, &chosen)?;
     let placement = check_and_place(graph, &[])?;
     let mut grouping = Grouping::new(graph, &placement, target);
     grouping.merge_for(Strategy::Fused);
-    let problem = Problem::new(&grouping, target);
-    let extra = greedy_groups(&problem, &grouping, target);
-    let mut solver = Solver::new(problem, &extra);
+    let mut solver = solver(&grouping, target);
     let free = solver.solve();
+    let chosen = plan_solved(grouping, &mut solver, question.pins)?;
+    let conceivable = conceivable(question, &chosen)?;
     let atoms = describe::atoms(&mut solver.problem, &apart, &chosen);
     let fusions = fusions::fusions(&mut solver, question, &apart, &chosen);
     let pins = pin_prices(&mut solver, question.pins, free.search.seconds)?;
@@ -108,6 +105,9 @@ pub fn atoms(graph: &Graph, target: Target) -> Result<Vec<Vec<NodeId>>, PlanErro
 /// The plan with every skeleton, if it beats what can be generated.
 fn conceivable(question: &Question, chosen: &Plan) -> Result<Option<Plan>, PlanError> {
     let Question { graph, target, .. } = *question;
+    if target.catalog.offers_everything() {
+        return Ok(None);
+    }
     let all = Conceivable(target.catalog);
     let best =
         plan_pinned(graph, Target { machine: target.machine, catalog: &all }, Strategy::Fused, &[], question.pins)?;

@@ -155,6 +155,8 @@ impl Work {
 pub trait Catalog: Send + Sync {
     /// Whether it can make a kernel of this form.
     fn offers(&self, form: Form) -> bool;
+    /// Whether there is no form it cannot make.
+    fn offers_everything(&self) -> bool;
     /// The work of the kernel it would make; for a form it does not offer, a sound estimate.
     fn work(&self, draft: &Draft) -> Work;
 }
@@ -166,6 +168,10 @@ pub struct Primitives;
 impl Catalog for Primitives {
     fn offers(&self, form: Form) -> bool {
         form != Form::Opaque
+    }
+
+    fn offers_everything(&self) -> bool {
+        true
     }
 
     fn work(&self, draft: &Draft) -> Work {
@@ -180,6 +186,10 @@ pub struct Conceivable<'a>(pub &'a dyn Catalog);
 impl Catalog for Conceivable<'_> {
     fn offers(&self, form: Form) -> bool {
         Primitives.offers(form) || self.0.offers(form)
+    }
+
+    fn offers_everything(&self) -> bool {
+        true
     }
 
     fn work(&self, draft: &Draft) -> Work {

@@ -15,7 +15,7 @@ use crate::legal::Form;
 use crate::machine::Machine;
 use crate::memory::{Arena, arena};
 use crate::reason::Reason;
-use crate::search::{Pin, Search, search};
+use crate::search::{Pin, Search, Solver, search, solver};
 
 /// How much is merged. All come from one mechanism; they differ in what may share a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -220,12 +220,25 @@ pub fn plan_pinned(
     let mut grouping = Grouping::new(graph, &placement, target);
     grouping.merge_for(strategy);
     let found = match strategy {
-        Strategy::Fused => Some(search(&mut grouping, target, pins)?),
+        Strategy::Fused => {
+            let mut solver = solver(&grouping, target);
+            Some(search(&mut grouping, &mut solver, pins)?)
+        }
         Strategy::Naive | Strategy::Eager | Strategy::Unfused | Strategy::Greedy => None,
     };
-    let (groups, refusals) = finish(&grouping, target, strategy);
-    let arena = arena(graph, &groups);
-    Ok(Plan { strategy, placement, groups, refusals, arena, search: found })
+    Ok(finished(&grouping, target, strategy, found))
+}
+
+/// The cheapest plan of a graph whose groups are priced already.
+pub(crate) fn plan_solved(mut grouping: Grouping, solver: &mut Solver, pins: &[Pin]) -> Result<Plan, PlanError> {
+    let found = search(&mut grouping, solver, pins)?;
+    Ok(finished(&grouping, solver.problem.target, Strategy::Fused, Some(found)))
+}
+
+fn finished(grouping: &Grouping, target: Target, strategy: Strategy, search: Option<Search>) -> Plan {
+    let (groups, refusals) = finish(grouping, target, strategy);
+    let arena = arena(grouping.rules.graph, &groups);
+    Plan { strategy, placement: grouping.rules.placement.clone(), groups, refusals, arena, search }
 }
 
 /// Checks a graph and its inputs, and finds where every value lies.

@@ -16,6 +16,10 @@ impl Catalog for RowKernels {
         matches!(form, Form::Row | Form::Copy | Form::ScatterAdd) || form == Form::PRODUCT
     }
 
+    fn offers_everything(&self) -> bool {
+        false
+    }
+
     fn work(&self, draft: &Draft) -> Work {
         Primitives.work(draft)
     }

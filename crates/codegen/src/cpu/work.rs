@@ -17,6 +17,10 @@ impl Catalog for CpuCatalog {
         matches!(form, Form::Row | Form::Copy | Form::ScatterAdd) || form == Form::PRODUCT
     }
 
+    fn offers_everything(&self) -> bool {
+        false
+    }
+
     fn work(&self, draft: &Draft) -> Work {
         let described = draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::Opaque(_)));
         if !self.offers(draft.form) || described {

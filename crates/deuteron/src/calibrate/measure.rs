@@ -79,6 +79,10 @@ impl Catalog for Counted<'_> {
         true
     }
 
+    fn offers_everything(&self) -> bool {
+        true
+    }
+
     fn work(&self, _draft: &Draft) -> Work {
         self.0.clone()
     }

@@ -112,7 +112,9 @@ fn calibrate_on(
     let before = Machine::cpu().with(Quantity::Processors, processors, "threads in use")?;
     let machine = fitted(&before, &samples, date)?;
     let machine = match middle(&mut anchors) {
-        Some(usual) => machine.with(Quantity::AnchorUs, rounded(usual.us()), &format!("GELU of 256x1024 f32, {date}"))?,
+        Some(usual) => {
+            machine.with(Quantity::AnchorUs, rounded(usual.us()), &format!("GELU of 256x1024 f32, {date}"))?
+        }
         None => machine,
     };
     let errors = TimeErrors::of(samples.iter().map(|sample| (sample.predict(&machine), sample.measured)));

@@ -35,7 +35,8 @@ pub(super) fn atoms(problem: &mut Problem, unfused: &Plan, chosen: &Plan) -> Vec
             let output = graph.outputs().iter().find(|output| output.node == id).map(|output| output.name.as_str());
             graph.given_name(id).or(output)
         });
-        let largest = nodes.iter().max_by_key(|&&id| graph.node(id).bytes()).map(|&id| graph.node(id));
+        let stored = nodes.iter().filter(|&&id| problem.leaves(id, &[atom]));
+        let largest = stored.max_by_key(|&&id| graph.node(id).bytes()).map(|&id| graph.node(id));
         let price = problem.price(&[atom]).ok();
         sheets.push(AtomSheet {
             name: atom_name(problem, atom),

@@ -173,7 +173,11 @@ impl Finder<'_, '_, '_> {
         let apart_seconds = Seconds(apart.iter().map(|cost| cost.total.0).sum());
         let (form, together, reason, worth) = match priced {
             Ok((form, cost)) => {
-                let worth = self.worth(&set, chosen);
+                let worth = match self.solver.is_large(&set) {
+                    // The saving of this fusion by itself.
+                    true => Some(apart_seconds - cost.total).filter(|worth| chosen || worth.0 < 0.0),
+                    false => self.worth(&set, chosen),
+                };
                 let slower =
                     worth.filter(|worth| !chosen && worth.0 < 0.0).map(|worth| Reason::Slower { extra: worth * -1.0 });
                 (Some(form), Some(cost), slower, worth)

@@ -12,6 +12,7 @@ pub(crate) mod problem;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use crate::cost::units::Bytes;
 use crate::grouping::Grouping;
 use crate::plan::{PlanError, Strategy, Target};
 use crate::search::candidates::{Candidate, Candidates, candidates};
@@ -85,9 +86,14 @@ pub(crate) struct Solver<'a> {
     holding: Vec<Vec<usize>>,
     /// the free plan: parts, and the seconds of each
     free: Vec<(Vec<Atom>, f64)>,
+    /// states times choices of each of these parts
+    free_looks: Vec<usize>,
     /// for each atom, its part of the free plan
     free_part: Vec<usize>,
 }
+
+/// States times choices of a part above which fusions are priced by themselves, not by searching again.
+const LARGE_PART: usize = 2_000_000;
 
 /// Groups that are taken out of the choice, and atoms that must go together.
 #[derive(Default)]
@@ -119,8 +125,18 @@ impl<'a> Solver<'a> {
         for (index, group) in candidates.groups.iter().enumerate() {
             group.atoms.iter().for_each(|&atom| holding[atom].push(index));
         }
-        let (free, free_part) = (Vec::new(), Vec::new());
-        Solver { problem, candidates, useful, alone, paths: HashMap::new(), holding, free, free_part }
+        let (free, free_looks, free_part) = (Vec::new(), Vec::new(), Vec::new());
+        Solver { problem, candidates, useful, alone, paths: HashMap::new(), holding, free, free_looks, free_part }
+    }
+
+    /// Whether the free plan covers these atoms with parts so large that covering them again for every question takes too
+    /// long.
+    pub fn is_large(&mut self, set: &[Atom]) -> bool {
+        if self.free.is_empty() {
+            self.solve();
+        }
+        let parts: BTreeSet<usize> = set.iter().map(|&atom| self.free_part[atom]).collect();
+        parts.iter().map(|&part| self.free_looks[part]).sum::<usize>() > LARGE_PART
     }
 
     /// Seconds by which the best plan under a restriction is slower than the free one; `None` if there is none. Only the
@@ -149,9 +165,10 @@ impl<'a> Solver<'a> {
         atoms.sort_unstable();
         let before: f64 = parts.iter().map(|&part| self.free[part].1).sum();
         let chosen: Vec<usize> = choices.into_iter().collect();
+        let hopeless = !self.candidates.complete;
         let (choices, _) = self.local(&atoms, &chosen, restriction);
         let key = key(atoms.len(), &choices);
-        let path = self.paths.entry(key).or_insert_with(|| shortest(atoms.len(), &choices)).clone()?;
+        let path = self.paths.entry(key).or_insert_with(|| shortest(atoms.len(), &choices, hopeless)).clone()?;
         Some((path.seconds - before).max(0.0))
     }
 
@@ -166,6 +183,7 @@ impl<'a> Solver<'a> {
 
     /// The cheapest plan under a restriction; `None` if there is none.
     pub fn solve_with(&mut self, restriction: &Restriction) -> Option<Solution> {
+        let hopeless = !self.candidates.complete;
         let chosen = self.choices(restriction);
         let mut parts = self.parts(&chosen);
         loop {
@@ -174,23 +192,25 @@ impl<'a> Solver<'a> {
             let mut groups: Vec<Vec<Atom>> = Vec::new();
             let mut distinct: BTreeSet<u128> = BTreeSet::new();
             let by_part = self.by_part(&parts, &chosen);
-            let mut seconds: Vec<f64> = Vec::new();
+            let (mut seconds, mut looks): (Vec<f64>, Vec<usize>) = (Vec::new(), Vec::new());
             for part in &parts {
                 if let ([atom], true) = (part.as_slice(), restriction.is_empty()) {
                     groups.push(vec![*atom]);
                     search.seconds += self.alone[*atom];
                     search.lower_bound += self.alone[*atom];
                     seconds.push(self.alone[*atom]);
+                    looks.push(0);
                     continue;
                 }
                 let own = &by_part[part[0]];
                 let (choices, lists) = self.local(part, own, restriction);
                 let key = key(part.len(), &choices);
-                let path = self.paths.entry(key).or_insert_with(|| shortest(part.len(), &choices)).clone()?;
+                let path = self.paths.entry(key).or_insert_with(|| shortest(part.len(), &choices, hopeless)).clone()?;
                 search.parts += 1;
                 search.optimal &= path.complete;
                 search.seconds += path.seconds;
                 seconds.push(path.seconds);
+                looks.push(if path.complete { path.states * choices.len() } else { usize::MAX / 2 });
                 search.lower_bound += least_shares(part.len(), &choices).iter().sum::<f64>();
                 if distinct.insert(key) {
                     search.states += path.states;
@@ -202,6 +222,7 @@ impl<'a> Solver<'a> {
                 waiting if waiting.is_empty() => {
                     if restriction.is_empty() {
                         self.keep_free(parts, seconds);
+                        self.free_looks = looks;
                     }
                     return Some(Solution { groups, search });
                 }
@@ -297,8 +318,7 @@ impl<'a> Solver<'a> {
         }
         let local = |atoms: &[Atom]| atoms.iter().filter_map(|&atom| position(atom).ok()).collect::<Vec<usize>>();
         let choices = lists.iter().map(|(atoms, seconds)| {
-            let others: Vec<Atom> = part.iter().copied().filter(|atom| atoms.binary_search(atom).is_err()).collect();
-            let needs = self.problem.before(atoms, &others);
+            let needs = self.problem.before(atoms, part);
             Choice { atoms: local(atoms), needs: local(&needs), seconds: *seconds }
         });
         (choices.collect(), lists.iter().map(|(atoms, _)| atoms.clone()).collect())
@@ -381,29 +401,86 @@ fn key(count: usize, choices: &[Choice]) -> u128 {
     (hashers[0].finish() as u128) << 64 | hashers[1].finish() as u128
 }
 
-/// Groups of atoms that the greedy plan would make: considered whatever the limits, so that the plan is never worse.
-pub(crate) fn greedy_groups(problem: &Problem, grouping: &Grouping, target: Target) -> Vec<Vec<Atom>> {
-    let mut greedy = Grouping::new(grouping.rules.graph, grouping.rules.placement, target);
-    greedy.merge_for(Strategy::Greedy);
-    let groups = greedy.groups.iter().map(|nodes| {
+/// The atoms of each group of a grouping.
+fn atom_groups(problem: &Problem, grouping: &Grouping) -> Vec<Vec<Atom>> {
+    let groups = grouping.groups.iter().map(|nodes| {
         let mut atoms: Vec<Atom> = nodes.iter().filter_map(|id| problem.atom_of[id.index()]).collect();
         atoms.sort_unstable();
         atoms.dedup();
         atoms
     });
-    groups.filter(|atoms| atoms.len() > 1).collect()
+    groups.filter(|atoms| !atoms.is_empty()).collect()
+}
+
+/// Groups of atoms that the greedy plan would make, and runs of them: considered whatever the limits.
+fn greedy_groups(problem: &Problem, grouping: &Grouping, target: Target) -> Vec<Vec<Atom>> {
+    let mut greedy = Grouping::new(grouping.rules.graph, grouping.rules.placement, target);
+    greedy.merge_for(Strategy::Greedy);
+    let groups = atom_groups(problem, &greedy).into_iter();
+    // Runs of each group too, so that a plan that only begins or ends it elsewhere is found.
+    let mut all: BTreeSet<Vec<Atom>> = BTreeSet::new();
+    for atoms in groups.filter(|atoms| atoms.len() > 1) {
+        let count = atoms.len();
+        for cut in 1..count.min(LONGEST_RUNS) {
+            all.insert(atoms[..count - cut].to_vec());
+            all.insert(atoms[cut..].to_vec());
+        }
+        all.insert(atoms);
+    }
+    all.into_iter().filter(|atoms| atoms.len() > 1 && problem.is_connected(atoms)).collect()
+}
+
+/// Runs of a greedy group that are considered at either end.
+const LONGEST_RUNS: usize = 24;
+
+/// A grouping of atoms, made ready to be solved.
+pub(crate) fn solver<'a>(grouping: &Grouping<'a>, target: Target<'a>) -> Solver<'a> {
+    let problem = Problem::new(grouping, target);
+    let extra = greedy_groups(&problem, grouping, target);
+    Solver::new(problem, &extra)
 }
 
 /// Regroups a grouping of atoms into the cheapest plan.
-pub(crate) fn search(grouping: &mut Grouping, target: Target, pins: &[Pin]) -> Result<Search, PlanError> {
-    let problem = Problem::new(grouping, target);
-    let extra = greedy_groups(&problem, grouping, target);
-    let mut solver = Solver::new(problem, &extra);
+pub(crate) fn search(grouping: &mut Grouping, solver: &mut Solver, pins: &[Pin]) -> Result<Search, PlanError> {
     let restriction = pins::restriction(&solver.problem, pins)?;
-    let solution = solver.solve_with(&restriction).ok_or_else(|| pins::impossible(&mut solver, &restriction))?;
+    let mut solution = solver.solve_with(&restriction).ok_or_else(|| pins::impossible(solver, &restriction))?;
+    if !solution.search.optimal && restriction.is_empty() {
+        use_greedy_if_better(grouping, solver, &mut solution);
+    }
+    if !solver.candidates.complete {
+        // Shares of the groups that were found say nothing of those that were not.
+        solution.search.lower_bound = floor(solver);
+    }
     let groups = solution.groups.iter().map(|set| solver.problem.nodes(set)).collect();
     grouping.regroup(groups);
     Ok(solution.search)
+}
+
+/// Seconds that no plan can go below, whatever it fuses: the arithmetic of all operations, or the bytes of inputs and
+/// outputs.
+fn floor(solver: &mut Solver) -> f64 {
+    let graph = solver.problem.rules.graph;
+    let given: usize = graph.inputs().iter().map(|&id| graph.node(id).bytes()).sum();
+    let handed_out: usize = graph.outputs().iter().map(|output| graph.node(output.node).bytes()).sum();
+    let rate = solver.problem.target.machine.gbps(crate::machine::Quantity::DramGbps);
+    let moved = (Bytes((given + handed_out) as u64) / rate).0;
+    let atoms = 0..solver.problem.atoms.len();
+    let arithmetic = atoms.filter_map(|atom| solver.problem.price(&[atom]).ok());
+    let arithmetic: f64 = arithmetic.map(|price| price.cost.matrix.max(price.cost.vector).0).sum();
+    moved.max(arithmetic)
+}
+
+/// A beam may lose what merging in order finds.
+fn use_greedy_if_better(grouping: &Grouping, solver: &mut Solver, solution: &mut Solution) {
+    let mut greedy = Grouping::new(grouping.rules.graph, grouping.rules.placement, solver.problem.target);
+    greedy.merge_for(Strategy::Greedy);
+    let groups = atom_groups(&solver.problem, &greedy);
+    let prices = groups.iter().map(|set| solver.problem.price(set).ok().map(|price| price.seconds()));
+    let total: Option<f64> = prices.sum();
+    if let Some(seconds) = total.filter(|&seconds| seconds < solution.search.seconds) {
+        solution.search.seconds = seconds;
+        solution.groups = groups;
+    }
 }
 
 #[cfg(test)]

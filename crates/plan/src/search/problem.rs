@@ -4,7 +4,7 @@
 //! own. Groups are sets of atoms. Equal groups of equal layers are priced once: a price is remembered under a signature
 //! of everything it depends on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use deuteron_graph::{NodeId, Op};
@@ -197,10 +197,25 @@ impl<'a> Problem<'a> {
         nodes
     }
 
-    fn leaves(&self, id: NodeId, set: &[Atom]) -> bool {
+    /// Whether a value is read outside of a set of atoms, or handed out.
+    pub fn leaves(&self, id: NodeId, set: &[Atom]) -> bool {
         let outside =
             |reader: &NodeId| self.atom_of[reader.index()].is_none_or(|atom| set.binary_search(&atom).is_err());
         self.is_output[id.index()] || self.readers[id.index()].iter().any(outside)
+    }
+
+    /// Whether a way through neighbours leads from each member to each other.
+    pub fn is_connected(&self, set: &[Atom]) -> bool {
+        let mut reached: BTreeSet<Atom> = set.first().copied().into_iter().collect();
+        let mut waiting: Vec<Atom> = reached.iter().copied().collect();
+        while let Some(atom) = waiting.pop() {
+            for &next in &self.neighbours[atom] {
+                if set.binary_search(&next).is_ok() && reached.insert(next) {
+                    waiting.push(next);
+                }
+            }
+        }
+        reached.len() == set.len()
     }
 
     /// No way from a member to a member leads through an atom outside.
@@ -218,10 +233,11 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Those of `others` that must have run before any of `set` can.
-    pub fn before(&self, set: &[Atom], others: &[Atom]) -> Vec<Atom> {
-        let stands_before = |other: &&Atom| set.iter().any(|&atom| self.ancestors[atom].contains(**other));
-        others.iter().filter(stands_before).copied().collect()
+    /// Those of `part` that must have run before any of `set` can.
+    pub fn before(&self, set: &[Atom], part: &[Atom]) -> Vec<Atom> {
+        let mut above = Bits::new(self.atoms.len());
+        set.iter().for_each(|&atom| above.union_with(&self.ancestors[atom]));
+        part.iter().copied().filter(|&atom| above.contains(atom) && set.binary_search(&atom).is_err()).collect()
     }
 
     /// Whether one kernel may hold these atoms, and what it would take.

@@ -8,7 +8,7 @@ use crate::grouping::Grouping;
 use crate::machine::Machine;
 use crate::plan::{Strategy, Target, check_and_place, plan};
 use crate::search::problem::{Atom, Problem};
-use crate::search::{Pin, Restriction, Solver, greedy_groups};
+use crate::search::{Pin, Restriction, Solver, solver};
 
 /// Steps of a fixed sequence of numbers (Knuth's MMIX constants).
 struct Numbers(u64);
@@ -139,9 +139,7 @@ fn with_solver<R>(graph: &Graph, machine: &Machine, look: impl FnOnce(&mut Solve
     let placement = check_and_place(graph, &[]).unwrap();
     let mut grouping = Grouping::new(graph, &placement, target);
     grouping.merge_for(Strategy::Fused);
-    let problem = Problem::new(&grouping, target);
-    let extra = greedy_groups(&problem, &grouping, target);
-    look(&mut Solver::new(problem, &extra))
+    look(&mut solver(&grouping, target))
 }
 
 #[test]
