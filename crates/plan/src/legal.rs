@@ -384,20 +384,26 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// Row nodes before and after the products. A node on both sides would have to be in two places.
-    fn sides(&self, rows: &[NodeId], products: &[NodeId]) -> Result<(Vec<NodeId>, Vec<NodeId>), Reason> {
-        let mut after: Vec<NodeId> = Vec::new();
-        for &id in rows {
-            let mut follows = false;
-            self.placement.for_reads(self.graph, id, &mut |value| {
-                let base = self.placement.base(value);
-                follows |= base.is_some_and(|base| products.contains(&base) || after.contains(&base));
+    /// Those of `rows` whose values the targets read, directly or through others of them, in order.
+    fn feeding(&self, rows: &[NodeId], targets: &[NodeId]) -> Vec<NodeId> {
+        let mut found: Vec<NodeId> = Vec::new();
+        let mut waiting: Vec<NodeId> = targets.to_vec();
+        while let Some(reader) = waiting.pop() {
+            self.placement.for_reads(self.graph, reader, &mut |value| {
+                let base = self.placement.base(value).filter(|base| rows.contains(base) && !found.contains(base));
+                found.extend(base);
+                waiting.extend(base);
             });
-            if follows {
-                after.push(id);
-            }
         }
-        let before: Vec<NodeId> = rows.iter().copied().filter(|id| !after.contains(id)).collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// Row nodes before and after the products: what feeds them, and all the rest, which may also read what other kernels
+    /// made. A node on both sides would have to be in two places.
+    fn sides(&self, rows: &[NodeId], products: &[NodeId]) -> Result<(Vec<NodeId>, Vec<NodeId>), Reason> {
+        let before = self.feeding(rows, products);
+        let after: Vec<NodeId> = rows.iter().copied().filter(|id| !before.contains(id)).collect();
         // What a prologue makes exists only while an operand is loaded: the other side of the product never sees it.
         for &id in &after {
             let mut seen = None;
@@ -603,16 +609,9 @@ impl Rules<'_> {
             return Err(Reason::DifferentSpace { producer, consumer: space });
         }
         // What stands before attention is no part of its kernel.
-        let mut after: Vec<NodeId> = nodes.iter().copied().filter(|id| !rows.contains(id)).collect();
-        for &id in &rows {
-            let mut follows = false;
-            self.placement.for_reads(self.graph, id, &mut |value| {
-                follows |= self.placement.base(value).is_some_and(|base| after.contains(&base));
-            });
-            if !follows {
-                return Err(Reason::ReadElsewhere { value: id });
-            }
-            after.push(id);
+        let core: Vec<NodeId> = nodes.iter().copied().filter(|id| !rows.contains(id)).collect();
+        if let Some(&value) = self.feeding(&rows, &core).first() {
+            return Err(Reason::ReadElsewhere { value });
         }
         let reduces = rows.iter().any(|&id| self.is_reduction(id));
         let epilogue = if reduces { Reach::Rows } else { Reach::Pointwise };

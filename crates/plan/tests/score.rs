@@ -156,3 +156,16 @@ fn every_example_of_a_code_shows_that_code() {
         assert!(refused.contains(&page.code) || page.code == "E-PLAN-002", "{}: {refused:?}\n{plan}", page.code);
     }
 }
+
+#[test]
+fn two_products_of_one_operand_and_their_gate_are_one_kernel() {
+    let assessment = assessed(
+        "x = input bf16[8192,768] ; w = weight bf16[768,2048] ; v = weight bf16[768,2048]
+         a = matmul x w ; b = matmul x v ; y = swiglu a b ; out y",
+    );
+    assert_eq!(assessment.chosen.groups.len(), 1, "{}", assessment.chosen);
+    assert_eq!(assessment.chosen.groups[0].form.name(), "products of one operand with epilogue");
+    // Neither product is written: x, two weights in, y out.
+    let bytes = 2 * (8192 * 768 + 2 * 768 * 2048 + 8192 * 2048);
+    assert_eq!(assessment.chosen.bytes().0, bytes);
+}
