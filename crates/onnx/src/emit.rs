@@ -158,16 +158,7 @@ impl Emitter<'_> {
                 (opaque.op.as_str(), opaque.why.as_str(), opaque.flops, opaque.elementwise, opaque.results.clone())
             }
             kind => {
-                let elementwise = matches!(
-                    kind,
-                    Kind::Unary(_)
-                        | Kind::Binary(_)
-                        | Kind::Power(_)
-                        | Kind::Function(_)
-                        | Kind::Compare(_)
-                        | Kind::Select
-                        | Kind::Cast(_)
-                );
+                let elementwise = kind.is_elementwise();
                 (
                     origin.op.as_str(),
                     why,

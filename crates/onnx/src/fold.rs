@@ -46,18 +46,7 @@ impl Folder {
         shape: &Shape,
     ) -> Option<Constant> {
         let is_bool = to == Element::Bool;
-        let elementwise = matches!(
-            kind,
-            Kind::Unary(_)
-                | Kind::Binary(_)
-                | Kind::Power(_)
-                | Kind::Function(_)
-                | Kind::Compare(_)
-                | Kind::Logic(_)
-                | Kind::Select
-                | Kind::Cast(_)
-                | Kind::Broadcast(_)
-        );
+        let elementwise = kind.is_elementwise() || matches!(kind, Kind::Logic(_) | Kind::Broadcast(_));
         // An elementwise operation walks what it stores; all others walk their operands and the result in full.
         let result = if elementwise { Constant::elementwise_size(shape, x) } else { shape.elements() };
         let operands = match kind {

@@ -324,3 +324,19 @@ impl Ir {
         self.binary(BinaryOp::Mul, x, factor)
     }
 }
+
+impl Kind {
+    /// Whether each element of the result depends on the same element of the operands alone.
+    pub fn is_elementwise(&self) -> bool {
+        matches!(
+            self,
+            Kind::Unary(_)
+                | Kind::Binary(_)
+                | Kind::Power(_)
+                | Kind::Function(_)
+                | Kind::Compare(_)
+                | Kind::Select
+                | Kind::Cast(_)
+        )
+    }
+}

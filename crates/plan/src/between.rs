@@ -1,7 +1,5 @@
 //! Which groups stand between two others, while groups are merged.
 
-use std::collections::BTreeSet;
-
 use crate::bits::Bits;
 
 /// For each group, those that come before and after it, directly or through others.
@@ -12,7 +10,7 @@ pub(crate) struct Between {
 
 impl Between {
     /// From the groups in an order in which producers come first, and the producers of each.
-    pub fn new(order: &[usize], producers: &[BTreeSet<usize>]) -> Between {
+    pub fn new(order: &[usize], producers: &[Vec<usize>]) -> Between {
         let count = producers.len();
         let mut between = Between { before: vec![Bits::new(count); count], after: vec![Bits::new(count); count] };
         for &group in order {
@@ -31,6 +29,16 @@ impl Between {
             }
         }
         between
+    }
+
+    /// Those that a group needs, directly or through others.
+    pub fn before(&self, group: usize) -> &Bits {
+        &self.before[group]
+    }
+
+    /// Those that need it.
+    pub fn after(&self, group: usize) -> &Bits {
+        &self.after[group]
     }
 
     /// A group that one of the two needs and that needs the other.

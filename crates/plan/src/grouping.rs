@@ -233,7 +233,8 @@ impl<'a> Grouping<'a> {
     /// Who stands between whom, kept up to date from now on: groups may span calls.
     fn watch(&mut self) {
         let order = self.topological();
-        let producers: Vec<BTreeSet<usize>> = (0..self.groups.len()).map(|group| self.producers(group)).collect();
+        let producers = (0..self.groups.len()).map(|group| self.producers(group).into_iter().collect());
+        let producers: Vec<Vec<usize>> = producers.collect();
         self.between = Some(Between::new(&order, &producers));
     }
 

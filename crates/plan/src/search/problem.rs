@@ -9,6 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use deuteron_graph::{NodeId, Op};
 
+use crate::between::Between;
 use crate::bits::Bits;
 use crate::catalog::Draft;
 use crate::cost::{Cost, cost};
@@ -34,8 +35,7 @@ pub(crate) struct Problem<'a> {
     pub neighbours: Vec<Vec<Atom>>,
     readers: Vec<Vec<NodeId>>,
     is_output: Vec<bool>,
-    descendants: Vec<Bits>,
-    ancestors: Vec<Bits>,
+    between: Between,
     node_hash: Vec<u64>,
     prices: HashMap<u128, Result<Price, Reason>>,
 }
@@ -72,24 +72,8 @@ impl<'a> Problem<'a> {
         for (atom, all) in producers.iter().enumerate() {
             all.iter().for_each(|&producer| consumers[producer].push(atom));
         }
-        let mut ancestors: Vec<Bits> = Vec::with_capacity(count);
-        for all in &producers {
-            let mut set = Bits::new(count);
-            for &producer in all {
-                set.insert(producer);
-                set.union_with(&ancestors[producer]);
-            }
-            ancestors.push(set);
-        }
-        let mut descendants: Vec<Bits> = vec![Bits::new(count); count];
-        for atom in (0..count).rev() {
-            let mut set = Bits::new(count);
-            for &consumer in &consumers[atom] {
-                set.insert(consumer);
-                set.union_with(&descendants[consumer]);
-            }
-            descendants[atom] = set;
-        }
+        let atoms_in_order: Vec<Atom> = (0..count).collect();
+        let between = Between::new(&atoms_in_order, &producers);
         let atom_of: Vec<Option<Atom>> =
             grouping.group_of.iter().map(|group| group.map(|group| position[group])).collect();
         let atoms: Vec<Vec<NodeId>> = order.iter().map(|&group| grouping.groups[group].clone()).collect();
@@ -103,8 +87,7 @@ impl<'a> Problem<'a> {
             consumers,
             readers: grouping.readers.clone(),
             is_output: grouping.is_output.clone(),
-            descendants,
-            ancestors,
+            between,
             node_hash: Vec::new(),
             prices: HashMap::new(),
         };
@@ -224,8 +207,8 @@ impl<'a> Problem<'a> {
         let (mut above, mut below) = (inside.clone(), inside.clone());
         for &atom in set {
             inside.insert(atom);
-            above.union_with(&self.ancestors[atom]);
-            below.union_with(&self.descendants[atom]);
+            above.union_with(self.between.before(atom));
+            below.union_with(self.between.after(atom));
         }
         match above.common_outside(&below, &inside) {
             None => Ok(()),
@@ -236,7 +219,7 @@ impl<'a> Problem<'a> {
     /// Those of `part` that must have run before any of `set` can.
     pub fn before(&self, set: &[Atom], part: &[Atom]) -> Vec<Atom> {
         let mut above = Bits::new(self.atoms.len());
-        set.iter().for_each(|&atom| above.union_with(&self.ancestors[atom]));
+        set.iter().for_each(|&atom| above.union_with(self.between.before(atom)));
         part.iter().copied().filter(|&atom| above.contains(atom) && set.binary_search(&atom).is_err()).collect()
     }
 
