@@ -34,12 +34,8 @@ pub struct Arguments {
     /// Print every kernel and every fusion
     #[arg(long)]
     all: bool,
-    /// Write the report as one page that works offline
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write the roofline plot
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    pages: PageArguments,
     /// Compare with an analysis that was saved with --json
     #[arg(long, value_name = "FILE")]
     diff: Option<PathBuf>,
@@ -56,7 +52,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let options = AnalyzeOptions {
         machine: machine(&arguments.device)?,
         pins: pins(&arguments.force, &arguments.forbid)?,
-        sources: arguments.html.is_some() || arguments.json,
+        sources: arguments.pages.html.is_some() || arguments.json,
         keep_all: arguments.keep_all,
     };
     let mut analysis = analyze(&loaded.graph, &options)?;
@@ -64,7 +60,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     if arguments.flip {
         analysis.flips = flips(&loaded.graph, &analysis, &options, &arguments.graph)?;
     }
-    write_pages(&analysis, arguments.html.as_deref(), arguments.svg.as_deref())?;
+    arguments.pages.write(&analysis)?;
     let changes = arguments.diff.as_deref().map(|path| read(path).map(|old| diff(&old, &analysis))).transpose()?;
     let violations = match &arguments.expect {
         Some(path) => {
@@ -83,13 +79,26 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(if violations.is_empty() { Outcome::Good } else { Outcome::Failed })
 }
 
-/// Writes the page and the picture, if they are wanted.
-pub fn write_pages(analysis: &Analysis, page: Option<&Path>, picture: Option<&Path>) -> Result<()> {
-    let write = |path: &Path, text: String| {
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
-    page.map_or(Ok(()), |path| write(path, html(analysis)))?;
-    picture.map_or(Ok(()), |path| write(path, roofline_svg(analysis)))
+/// Where the page and the picture go, if they are wanted.
+#[derive(Args)]
+pub struct PageArguments {
+    /// Write the report as one page that works offline; `fuse` puts predicted beside measured
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write the roofline plot
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+impl PageArguments {
+    /// Writes what is wanted.
+    pub fn write(&self, analysis: &Analysis) -> Result<()> {
+        let write = |path: &PathBuf, text: String| {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        };
+        self.html.as_ref().map_or(Ok(()), |path| write(path, html(analysis)))?;
+        self.svg.as_ref().map_or(Ok(()), |path| write(path, roofline_svg(analysis)))
+    }
 }
 
 fn read(path: &Path) -> Result<Analysis> {

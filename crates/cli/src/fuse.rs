@@ -8,7 +8,7 @@ use clap::Args;
 use deuteron::fuse::{FuseOptions, FuseReport, GroupReport, Stage, corrected, fuse};
 use deuteron::{Bytes, Engine};
 
-use crate::analyze::write_pages;
+use crate::analyze::PageArguments;
 use crate::input::{DeviceArguments, GraphArguments};
 use crate::{Outcome, machine_file, show};
 
@@ -24,12 +24,8 @@ pub struct Arguments {
     /// Print every kernel, and why neighbours stay apart
     #[arg(long)]
     all: bool,
-    /// Write the report as one page that works offline, predicted beside measured
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Write the roofline plot
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    pages: PageArguments,
     /// Leave the stored calibration as it is: the next plan does not learn from this run
     #[arg(long)]
     no_learn: bool,
@@ -45,7 +41,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let options = FuseOptions {
         seed: arguments.seed,
         backward: arguments.graph.backward,
-        sources: arguments.html.is_some(),
+        sources: arguments.pages.html.is_some(),
         ..FuseOptions::default()
     };
     let bar = show::progress(None);
@@ -59,7 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         });
     })?;
     bar.finish_and_clear();
-    write_pages(&report.analysis, arguments.html.as_deref(), arguments.svg.as_deref())?;
+    arguments.pages.write(&report.analysis)?;
     let learned = match arguments.no_learn {
         true => None,
         // What was verified and measured stands, whether or not it can be stored.
