@@ -7,11 +7,12 @@
 
 pub mod body;
 pub mod cpu;
+pub mod cuda;
 mod lower;
 pub mod source;
 
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use lower::lower;
 pub use source::{
-    ArgBinding, Geometry, Launch, Lowered, MatmulShape, Piece, Source, TaggedLine, render, tagged_source,
+    ArgBinding, Backend, Geometry, Launch, Lowered, MatmulShape, Piece, Source, TaggedLine, render, tagged_source,
 };

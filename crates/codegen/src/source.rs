@@ -8,6 +8,7 @@ use deuteron_plan::{Draft, Form};
 use crate::body::Body;
 use crate::cpu::emit::{Origin, emit, emit_with_origins};
 use crate::cpu::program::Program;
+use crate::cuda::{self, CudaSource, CudaTarget};
 use crate::lower::{lower, lower_row_with_origins};
 
 /// A group, lowered: what is compiled and what is launched.
@@ -32,11 +33,22 @@ pub enum Kernel {
     Copy(usize),
 }
 
-/// A kernel for the CPU. Two sources that are equal are one compiled kernel.
+/// What sources are rendered for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Backend {
+    /// tile programs
+    Cpu,
+    /// CUDA text
+    Cuda(CudaTarget),
+}
+
+/// A kernel. Two sources that are equal are one compiled kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Source {
     /// a tile program
     Row(Program),
+    /// a CUDA translation unit
+    Cuda(CudaSource),
     /// a matrix product of this storage type
     Matmul(Dtype),
     /// rows added into a table of this storage type
@@ -134,10 +146,18 @@ pub struct Piece {
     pub to_offset: usize,
 }
 
-/// Lowers a group and renders it for the CPU.
-pub fn render(group: &Draft) -> (Source, Launch) {
+/// Lowers a group and renders it for a backend.
+pub fn render(group: &Draft, backend: &Backend) -> (Source, Launch) {
     let Lowered { kernel, launch } = lower(group);
-    let source = match kernel {
+    let source = match backend {
+        Backend::Cpu => render_cpu(kernel),
+        Backend::Cuda(target) => cuda::render(kernel, &launch, target),
+    };
+    (source, launch)
+}
+
+fn render_cpu(kernel: Kernel) -> Source {
+    match kernel {
         Kernel::Row(body) => {
             debug_assert_eq!(body.verify(), Ok(()));
             Source::Row(emit(&body))
@@ -145,8 +165,7 @@ pub fn render(group: &Draft) -> (Source, Launch) {
         Kernel::Matmul(dtype) => Source::Matmul(dtype),
         Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
         Kernel::Copy(bytes) => Source::Copy(bytes),
-    };
-    (source, launch)
+    }
 }
 
 /// One line of a kernel's source, and the node it came from, if it came from one.
@@ -158,12 +177,17 @@ pub struct TaggedLine {
     pub node: Option<NodeId>,
 }
 
-/// The source of a group, line by line, each with the node it came from.
+/// The source of a group for the CPU, line by line, each with the node it came from.
 pub fn tagged_source(group: &Draft) -> Vec<TaggedLine> {
     let plain = |text: &str| TaggedLine { text: text.to_string(), node: None };
     if group.form != Form::Row {
         let node = group.nodes.first().copied();
-        return render(group).0.to_string().lines().map(|text| TaggedLine { node, ..plain(text) }).collect();
+        return render(group, &Backend::Cpu)
+            .0
+            .to_string()
+            .lines()
+            .map(|text| TaggedLine { node, ..plain(text) })
+            .collect();
     }
     let (lowered, origins) = lower_row_with_origins(group.graph, group.placement, group);
     let Kernel::Row(body) = lowered.kernel else { return Vec::new() };
@@ -187,6 +211,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Source::Row(program) => write!(f, "{program}"),
+            Source::Cuda(source) => f.write_str(&source.text),
             Source::Matmul(dtype) => writeln!(f, "matrix product, {dtype} in and out, f32 sums (library kernel)"),
             Source::ScatterAdd(dtype) => writeln!(f, "rows added into a table, {dtype}, in order of the indices"),
             Source::Copy(bytes) => writeln!(f, "strided copy of {bytes}-byte elements"),

@@ -1,7 +1,7 @@
 //! Groups as tile programs: graph in, listing out.
 
 use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_codegen::render;
+use deuteron_codegen::{Backend, render};
 use deuteron_graph::Graph;
 use deuteron_plan::{Machine, Strategy, Target, plan};
 
@@ -9,7 +9,7 @@ use deuteron_plan::{Machine, Strategy, Target, plan};
 fn listing(text: &str) -> String {
     let graph: Graph = text.parse().unwrap();
     let plan = plan(&graph, Target { machine: &Machine::cpu(), catalog: &CpuCatalog }, Strategy::Greedy, &[]).unwrap();
-    plan.groups.iter().map(|group| render(&group.draft(&graph, &plan.placement)).0.to_string()).collect()
+    plan.groups.iter().map(|group| render(&group.draft(&graph, &plan.placement), &Backend::Cpu).0.to_string()).collect()
 }
 
 fn check(text: &str, expected: &str) {

@@ -171,11 +171,11 @@ impl Trial<'_> {
         let mut session = Session::new(self.engine, self.graph, strategy)?;
         let tensors = tensors(self.graph, self.inputs)?;
         let inputs: Vec<&Tensor> = tensors.iter().collect();
-        session.poison();
+        session.poison()?;
         session.run(&inputs)?;
         let outputs: Vec<Tensor> =
             (0..self.graph.outputs().len()).map(|index| session.output(index)).collect::<Result<_, _>>()?;
-        Ok((session.plan().groups.len(), expected.verify(self.graph, &outputs)))
+        Ok((session.plan().groups.len(), expected.verify(self.graph, &outputs)?))
     }
 
     fn fails(&self, strategy: Strategy) -> bool {

@@ -153,7 +153,7 @@ pub fn fuse(
     let mut fused = Session::new(engine, graph, Strategy::Fused)?;
     progress(Stage::Reference);
     let begin = Instant::now();
-    let arrays: Vec<Array> = tensors.iter().map(Tensor::to_array).collect();
+    let arrays: Vec<Array> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
     let expected = Expected::new(graph, &arrays, options.backward)?;
     drop(arrays);
     let reference_seconds = begin.elapsed().as_secs_f64();
@@ -166,11 +166,11 @@ pub fn fuse(
 }
 
 fn verify(session: &mut Session, inputs: &[&Tensor], expected: &Expected) -> Result<Verification, Error> {
-    session.poison();
+    session.poison()?;
     session.run(inputs)?;
     let outputs: Vec<Tensor> =
         (0..session.graph().outputs().len()).map(|index| session.output(index)).collect::<Result<_, _>>()?;
-    Ok(expected.verify(session.graph(), &outputs))
+    expected.verify(session.graph(), &outputs)
 }
 
 struct Times {

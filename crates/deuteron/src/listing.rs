@@ -51,10 +51,10 @@ pub(crate) fn holds_opaque(graph: &Graph, group: &Group) -> bool {
 pub fn kernels(engine: &Engine, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>, Error> {
     let plan = plan(graph, engine.device().target(), strategy, &[])?;
     let listings = plan.groups.iter().map(|group| {
-        let (source, _) = render(&group.draft(graph, &plan.placement));
+        let (source, _) = render(&group.draft(graph, &plan.placement), engine.device().backend());
         let (tiles, kept_rows, passes) = match &source {
             Source::Row(program) => (program.tiles, program.kept, program.passes.len()),
-            Source::Matmul(_) | Source::ScatterAdd(_) | Source::Copy(_) => (0, 0, 0),
+            Source::Cuda(_) | Source::Matmul(_) | Source::ScatterAdd(_) | Source::Copy(_) => (0, 0, 0),
         };
         KernelListing {
             name: group.name.clone(),

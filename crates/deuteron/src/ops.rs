@@ -9,7 +9,7 @@
 //! let engine = Engine::cpu();
 //! let x = Tensor::from_f32(Dtype::F32, [2, 2], &[0.0, 1.0, 2.0, 3.0])?;
 //! let y = ops::add_act(&engine, &x, &x, Activation::Relu)?;
-//! assert_eq!(y.to_f32(), [0.0, 2.0, 4.0, 6.0]);
+//! assert_eq!(y.to_f32()?, [0.0, 2.0, 4.0, 6.0]);
 //! # Ok(())
 //! # }
 //! ```

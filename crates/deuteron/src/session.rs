@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use deuteron_codegen::{Launch, render};
-use deuteron_device::{Executable, Job, Place, Step};
+use deuteron_codegen::{Launch, Source, render};
+use deuteron_device::{Executable, Inputs, Job, Launching, Place, Step};
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Plan, Strategy, plan};
 
@@ -18,6 +18,7 @@ pub struct Session {
     layouts: Vec<Layout>,
     executable: Box<dyn Executable>,
     times: Vec<Duration>,
+    launching: Launching,
 }
 
 impl Session {
@@ -38,23 +39,30 @@ impl Session {
         let device = engine.device();
         refuse_opaque(graph)?;
         let plan = plan(graph, device.target(), strategy, layouts)?;
-        let mut steps = Vec::with_capacity(plan.groups.len());
-        for group in &plan.groups {
-            let (source, launch) = render(&group.draft(graph, &plan.placement));
-            let kernel = device.compile(source)?;
+        let rendered = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), device.backend()));
+        let (sources, launches): (Vec<Source>, Vec<Launch>) = rendered.unzip();
+        let kernels = device.compile(sources)?;
+        let steps = kernels.into_iter().zip(launches).map(|(kernel, launch)| {
             let places = places(graph, &plan, &launch);
-            steps.push(Step { kernel, launch, places });
-        }
+            Step { kernel, launch, places }
+        });
         let outputs = output_nodes(graph);
         let job = Job {
             inputs: graph.inputs().len(),
             outputs: outputs.iter().map(|&node| graph.node(node).bytes()).collect(),
             arena: plan.arena.bytes,
-            steps,
+            steps: steps.collect(),
         };
         let executable = device.load(job)?;
         let times = vec![Duration::ZERO; plan.groups.len()];
-        Ok(Session { graph: graph.clone(), plan, layouts: layouts.to_vec(), executable, times })
+        Ok(Session {
+            graph: graph.clone(),
+            plan,
+            layouts: layouts.to_vec(),
+            executable,
+            times,
+            launching: Launching::Eager,
+        })
     }
 
     /// The graph it runs.
@@ -70,13 +78,13 @@ impl Session {
     /// Runs the graph. Inputs are in the order of [`Graph::inputs`]; results are read with [`Session::output`].
     pub fn run(&mut self, inputs: &[&Tensor]) -> Result<(), Error> {
         self.check(inputs)?;
-        Ok(self.executable.run(&|index| inputs[index].memory(), None)?)
+        Ok(self.executable.run(&|index| inputs[index].memory(), self.launching)?)
     }
 
     /// Runs the graph and measures each kernel.
     pub fn run_timed(&mut self, inputs: &[&Tensor]) -> Result<&[Duration], Error> {
         self.check(inputs)?;
-        self.executable.run(&|index| inputs[index].memory(), Some(&mut self.times))?;
+        self.executable.run_timed(&|index| inputs[index].memory(), &mut self.times)?;
         Ok(&self.times)
     }
 
@@ -86,12 +94,28 @@ impl Session {
         let output = outputs.get(index).ok_or(Error::OutputIndex { outputs: outputs.len(), index })?;
         let node = self.graph.node(output.node);
         let slot = output_nodes(&self.graph).iter().position(|&id| id == output.node).unwrap_or(0);
-        Tensor::from_bytes(node.dtype, node.shape.clone(), self.executable.output(slot))
+        Tensor::read(node.dtype, node.shape.clone(), |bytes| Ok(self.executable.read(slot, bytes)?))
     }
 
     /// Fills outputs and intermediates with NaN, so that what the next run does not write shows.
-    pub fn poison(&mut self) {
-        self.executable.poison();
+    pub fn poison(&mut self) -> Result<(), Error> {
+        Ok(self.executable.poison()?)
+    }
+
+    /// How later runs start their kernels: one by one, or from a recording of all.
+    pub fn set_launching(&mut self, launching: Launching) {
+        self.launching = launching;
+    }
+
+    /// The time of one run as the device sees it, `runs` of them back to back over rotating sets of inputs.
+    pub fn time(&mut self, sets: &[Vec<Tensor>], runs: usize, launching: Launching) -> Result<Duration, Error> {
+        for set in sets {
+            self.check(&set.iter().collect::<Vec<_>>())?;
+        }
+        let memory = sets.iter().map(|set| move |index: usize| set[index].memory());
+        let memory: Vec<_> = memory.collect();
+        let inputs: Vec<Inputs> = memory.iter().map(|set| set as Inputs).collect();
+        Ok(self.executable.time(&inputs, runs, launching)?)
     }
 
     fn check(&self, inputs: &[&Tensor]) -> Result<(), Error> {

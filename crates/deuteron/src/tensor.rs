@@ -1,19 +1,21 @@
 //! Tensors: host memory with a dtype, a shape and strides.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use deuteron_device::Buffer;
+use deuteron_device::{Buffer, Memory};
 use deuteron_graph::{Dtype, MAX_RANK, Shape, View};
 use deuteron_plan::Layout;
 use deuteron_reference::{Array, round_to};
 use half::{bf16, f16};
 
+use crate::engine::Engine;
 use crate::error::Error;
 
 /// A dense tensor. Cloning and views share the memory.
 #[derive(Debug, Clone)]
 pub struct Tensor {
-    memory: Arc<Buffer>,
+    memory: Arc<Memory>,
     dtype: Dtype,
     layout: Layout,
 }
@@ -48,9 +50,25 @@ impl Tensor {
         if bytes.len() != expected * dtype.bytes() {
             return Err(Error::TensorSize { dtype, shape, expected, got: bytes.len() / dtype.bytes() });
         }
-        let mut memory = Buffer::new(bytes.len())?;
-        memory.bytes_mut().copy_from_slice(bytes);
-        Ok(Tensor { memory: Arc::new(memory), dtype, layout: Layout::contiguous(&shape) })
+        Tensor::read(dtype, shape, |memory| {
+            memory.copy_from_slice(bytes);
+            Ok(())
+        })
+    }
+
+    /// Has its bytes, in row-major order, written by a function.
+    pub(crate) fn read(
+        dtype: Dtype,
+        shape: Shape,
+        write: impl FnOnce(&mut [u8]) -> Result<(), Error>,
+    ) -> Result<Tensor, Error> {
+        let mut memory = Buffer::new(counted(&shape)? * dtype.bytes())?;
+        write(memory.bytes_mut())?;
+        Ok(Tensor::of(memory, dtype, &shape))
+    }
+
+    fn of(memory: Buffer, dtype: Dtype, shape: &Shape) -> Tensor {
+        Tensor { memory: Arc::new(Memory::Host(memory)), dtype, layout: Layout::contiguous(shape) }
     }
 
     /// Fills a tensor from a function of the row-major index. The values are rounded to the dtype.
@@ -63,7 +81,7 @@ impl Tensor {
         for (index, bytes) in memory.bytes_mut().chunks_exact_mut(dtype.bytes()).enumerate() {
             encode(dtype, value(index), bytes);
         }
-        Ok(Tensor { memory: Arc::new(memory), dtype, layout: Layout::contiguous(&shape) })
+        Ok(Tensor::of(memory, dtype, &shape))
     }
 
     /// Its storage type.
@@ -115,18 +133,36 @@ impl Tensor {
         if self.layout.is_contiguous() {
             return Ok(self.clone());
         }
-        Tensor::from_array(self.dtype, &self.to_array())
+        Tensor::from_array(self.dtype, &self.to_array()?)
+    }
+
+    /// The same tensor where the engine's kernels read it fastest.
+    pub fn to_device(&self, engine: &Engine) -> Result<Tensor, Error> {
+        let memory = Arc::new(engine.device().upload(&self.bytes()?)?);
+        Ok(Tensor { memory, dtype: self.dtype, layout: self.layout.clone() })
+    }
+
+    /// The bytes of the memory it looks into, fetched if they are not on the host.
+    fn bytes(&self) -> Result<Cow<'_, [u8]>, Error> {
+        match &*self.memory {
+            Memory::Host(buffer) => Ok(Cow::Borrowed(buffer.bytes())),
+            Memory::Device(memory) => {
+                let mut bytes = vec![0; memory.len()];
+                memory.read(&mut bytes)?;
+                Ok(Cow::Owned(bytes))
+            }
+        }
     }
 
     /// All values as `f64`, in row-major order.
-    pub fn to_array(&self) -> Array {
+    pub fn to_array(&self) -> Result<Array, Error> {
         let (shape, strides) = (self.shape(), &self.layout.strides);
-        let bytes = self.memory.bytes();
+        let bytes = self.bytes()?;
         let size = self.dtype.bytes();
         let at = |element: usize| decode(self.dtype, &bytes[element * size..(element + 1) * size]);
         let count = shape.elements();
         if self.layout.is_contiguous() {
-            return Array::new(shape.clone(), (0..count).map(at).collect());
+            return Ok(Array::new(shape.clone(), (0..count).map(at).collect()));
         }
         let mut index = vec![0usize; shape.rank()];
         let mut values = Vec::with_capacity(count);
@@ -140,17 +176,17 @@ impl Tensor {
                 index[axis] = 0;
             }
         }
-        Array::new(shape.clone(), values)
+        Ok(Array::new(shape.clone(), values))
     }
 
     /// All values as `f32`, in row-major order.
-    pub fn to_f32(&self) -> Vec<f32> {
-        self.to_array().values.into_iter().map(|value| value as f32).collect()
+    pub fn to_f32(&self) -> Result<Vec<f32>, Error> {
+        Ok(self.to_array()?.values.into_iter().map(|value| value as f32).collect())
     }
 
-    /// The bytes of the whole memory that this tensor looks into.
-    pub(crate) fn memory(&self) -> &[u8] {
-        self.memory.bytes()
+    /// The whole memory that this tensor looks into.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
     }
 }
 

@@ -44,15 +44,15 @@ impl Expected {
     }
 
     /// Compares the outputs of a run.
-    pub fn verify(&self, graph: &Graph, outputs: &[Tensor]) -> Verification {
+    pub fn verify(&self, graph: &Graph, outputs: &[Tensor]) -> Result<Verification, Error> {
         let outputs = graph.outputs().iter().zip(outputs).enumerate().map(|(index, (output, got))| {
             let allowance = Allowance { dtype: got.dtype(), reduction: self.reduction, factor: self.factor };
             let slack = self.exact.slack[index].as_deref();
             let (exact, rounded) = (&self.exact.outputs[index], &self.rounded.outputs[index]);
-            let comparison = compare(exact, rounded, slack, &got.to_array(), &allowance);
-            VerifiedOutput { name: output.name.clone(), comparison }
+            let comparison = compare(exact, rounded, slack, &got.to_array()?, &allowance);
+            Ok(VerifiedOutput { name: output.name.clone(), comparison })
         });
-        Verification { outputs: outputs.collect() }
+        Ok(Verification { outputs: outputs.collect::<Result<_, Error>>()? })
     }
 }
 

@@ -8,14 +8,14 @@ use deuteron_testkit::cases::{FLOATS, SIZES};
 fn check(engine: &Engine, graph: &Graph, backward: bool, label: &str) {
     let tensors = seed::inputs(graph, 7).unwrap();
     let inputs: Vec<&Tensor> = tensors.iter().collect();
-    let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect();
+    let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>().unwrap();
     let expected = Expected::new(graph, &arrays, backward).unwrap();
     for strategy in Strategy::ALL {
         let mut session = Session::new(engine, graph, strategy).unwrap_or_else(|e| panic!("{label} {strategy}: {e}"));
-        session.poison();
+        session.poison().unwrap();
         session.run(&inputs).unwrap_or_else(|e| panic!("{label} {strategy}: {e}"));
         let outputs: Vec<Tensor> = (0..graph.outputs().len()).map(|i| session.output(i).unwrap()).collect();
-        let verification = expected.verify(graph, &outputs);
+        let verification = expected.verify(graph, &outputs).unwrap();
         assert!(
             verification.holds(),
             "{label} {strategy}: {:?}\n{}\n{graph}",

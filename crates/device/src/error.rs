@@ -49,6 +49,18 @@ pub enum DeviceError {
         /// how much was asked for
         bytes: usize,
     },
+    /// A kernel of another device.
+    #[error("step {step}: its kernel was made for another device; compile it with the device that loads the job")]
+    ForeignKernel {
+        /// the step
+        step: usize,
+    },
+    /// An input that the device cannot reach.
+    #[error("input {input}: expected host memory, got a tensor on a device; copy it to the host first")]
+    InputPlace {
+        /// which
+        input: usize,
+    },
     /// A worker thread panicked: a defect of ours.
     #[error("a worker thread panicked in step {step}; please report this with the graph")]
     WorkerPanicked {

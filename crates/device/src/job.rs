@@ -20,11 +20,18 @@ pub enum Place {
     },
 }
 
+/// A compiled kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    /// what it was made from
+    pub source: Source,
+}
+
 /// One kernel and its arguments.
 #[derive(Debug, Clone)]
 pub struct Step {
     /// compiled
-    pub kernel: Arc<Source>,
+    pub kernel: Arc<Kernel>,
     /// sizes and strides
     pub launch: Launch,
     /// one for each argument of the launch

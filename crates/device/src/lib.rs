@@ -7,16 +7,18 @@ mod buffer;
 pub mod cpu;
 mod error;
 mod job;
+mod memory;
 
 pub use buffer::Buffer;
 pub use cpu::Cpu;
 pub use error::DeviceError;
-pub use job::{Job, Place, Step};
+pub use job::{Job, Kernel, Place, Step};
+pub use memory::{DeviceMemory, Memory};
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use deuteron_codegen::Source;
+use deuteron_codegen::{Backend, Source};
 use deuteron_plan::{Catalog, Machine, Target};
 
 /// Something that compiles and runs kernels.
@@ -31,10 +33,14 @@ pub trait Device: Send + Sync {
     fn target(&self) -> Target<'_> {
         Target { machine: self.machine(), catalog: self.catalog() }
     }
-    /// Compiles a source, or finds it compiled.
-    fn compile(&self, source: Source) -> Result<Arc<Source>, DeviceError>;
+    /// What its sources are rendered for.
+    fn backend(&self) -> &Backend;
+    /// Compiles sources, or finds them compiled; several at once where that is faster.
+    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<Kernel>>, DeviceError>;
     /// Checks a job against its kernels and allocates what it needs.
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError>;
+    /// Bytes where its kernels read them fastest.
+    fn upload(&self, bytes: &[u8]) -> Result<Memory, DeviceError>;
     /// Copies of `bytes` bytes to time: what "copy" means in every report.
     fn copy_probe(&self, bytes: usize) -> Result<Box<dyn CopyProbe>, DeviceError>;
 }
@@ -43,23 +49,36 @@ pub trait Device: Send + Sync {
 pub trait CopyProbe {
     /// Bytes that one copy moves, read and written both counted.
     fn bytes(&self) -> usize;
-    /// One copy with stores that go through the caches.
+    /// One copy by a kernel like ours: on a CPU with stores that go through the caches.
     fn ordinary(&mut self) -> Result<Duration, DeviceError>;
-    /// One copy with stores that go past them.
+    /// One copy by the other way there is: stores that go past the caches, or the driver's own copy.
     fn streaming(&mut self) -> Result<Duration, DeviceError>;
 }
 
-/// The bytes of each input of a job, by position. A function, so that a run allocates no list.
-pub type Inputs<'f, 'a> = &'f dyn Fn(usize) -> &'a [u8];
+/// The memory of each input of a job, by position. A function, so that a run allocates no list.
+pub type Inputs<'f, 'a> = &'f dyn Fn(usize) -> &'a Memory;
+
+/// How the steps of a job are started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Launching {
+    /// one by one
+    Eager,
+    /// all at once, from a recording where the device has such a thing
+    Graph,
+}
 
 /// A job ready to run.
 pub trait Executable: Send {
-    /// Runs every step in order. `input(i)` gives the bytes of the job's i-th input; `times`, if given, receives one
-    /// duration a step.
-    fn run(&mut self, input: Inputs<'_, '_>, times: Option<&mut [Duration]>) -> Result<(), DeviceError>;
-    /// The bytes of an output of the last run.
-    fn output(&self, index: usize) -> &[u8];
+    /// Runs every step in order and waits for the end. `input(i)` gives the memory of the job's i-th input.
+    fn run(&mut self, input: Inputs<'_, '_>, launching: Launching) -> Result<(), DeviceError>;
+    /// Runs every step in order, one by one; `times` receives one duration a step.
+    fn run_timed(&mut self, input: Inputs<'_, '_>, times: &mut [Duration]) -> Result<(), DeviceError>;
+    /// The time of one run as the device sees it: `runs` of them follow each other without a wait. Run `i` takes input set
+    /// `i % sets` and, on a device with a cache worth avoiding, outputs and intermediates of its own for each set.
+    fn time(&mut self, sets: &[Inputs<'_, '_>], runs: usize, launching: Launching) -> Result<Duration, DeviceError>;
+    /// Copies an output of the last run to the host. `into` has as many bytes as the output.
+    fn read(&self, index: usize, into: &mut [u8]) -> Result<(), DeviceError>;
     /// Fills all outputs and intermediates with `0xFF` bytes (NaN in every float type), so that what a run does not
     /// write shows.
-    fn poison(&mut self);
+    fn poison(&mut self) -> Result<(), DeviceError>;
 }

@@ -6,7 +6,7 @@ use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Work, primitive_work};
 use crate::cpu::chunks::{Chunks, PRODUCT_BLOCK, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
-use crate::source::{ArgBinding, Geometry, Launch, MatmulShape, Piece, Source, render};
+use crate::source::{ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
 /// What can be generated for a CPU: row kernels, products on their own, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,7 +26,7 @@ impl Catalog for CpuCatalog {
         if !self.offers(draft.form) || described {
             return primitive_work(draft);
         }
-        let (source, launch) = render(draft);
+        let (source, launch) = render(draft, &Backend::Cpu);
         match (&source, &launch.geometry) {
             (Source::Row(program), &Geometry::Row { rows, cols, .. }) => {
                 Counter { program, launch: &launch, rows, cols }.work()
@@ -34,7 +34,7 @@ impl Catalog for CpuCatalog {
             (Source::Matmul(dtype), Geometry::Matmul(shape)) => product_work(*dtype, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
             (Source::ScatterAdd(_), &Geometry::ScatterAdd { count, cols, rows }) => scatter_work(count, cols, rows),
-            (Source::Row(_) | Source::Matmul(_) | Source::Copy(_) | Source::ScatterAdd(_), _) => primitive_work(draft),
+            (_, _) => primitive_work(draft),
         }
     }
 }

@@ -13,13 +13,15 @@ pub use pool::Pool;
 
 use std::sync::{Arc, Mutex};
 
-use deuteron_codegen::Source;
 use deuteron_codegen::cpu::CpuCatalog;
 use deuteron_codegen::cpu::simd::Isa;
+use deuteron_codegen::{Backend, Source};
 use deuteron_plan::{Catalog, Machine, Quantity};
 
+use crate::buffer::Buffer;
 use crate::error::DeviceError;
-use crate::job::Job;
+use crate::job::{Job, Kernel};
+use crate::memory::Memory;
 use crate::{CopyProbe, Device, Executable};
 
 /// The CPU device.
@@ -28,7 +30,7 @@ pub struct Cpu {
     isa: Isa,
     machine: Machine,
     /// Compiled kernels, each kept once.
-    kernels: Mutex<Vec<Arc<Source>>>,
+    kernels: Mutex<Vec<Arc<Kernel>>>,
 }
 
 impl Cpu {
@@ -69,7 +71,7 @@ impl Cpu {
         self.lock().len()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Source>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Kernel>>> {
         // A panic while the list was held cannot leave it half-changed: pushing is the only change.
         self.kernels.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -94,18 +96,31 @@ impl Device for Cpu {
         &CpuCatalog
     }
 
-    fn compile(&self, source: Source) -> Result<Arc<Source>, DeviceError> {
+    fn backend(&self) -> &Backend {
+        &Backend::Cpu
+    }
+
+    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<Kernel>>, DeviceError> {
         let mut kernels = self.lock();
-        if let Some(known) = kernels.iter().find(|known| ***known == source) {
-            return Ok(known.clone());
-        }
-        let kernel = Arc::new(source);
-        kernels.push(kernel.clone());
-        Ok(kernel)
+        let compiled = sources.into_iter().map(|source| match kernels.iter().find(|known| known.source == source) {
+            Some(known) => known.clone(),
+            None => {
+                let kernel = Arc::new(Kernel { source });
+                kernels.push(kernel.clone());
+                kernel
+            }
+        });
+        Ok(compiled.collect())
     }
 
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError> {
         Ok(Box::new(run::CpuExecutable::new(job, self.pool.clone(), self.isa)?))
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Memory, DeviceError> {
+        let mut buffer = Buffer::new(bytes.len())?;
+        buffer.bytes_mut().copy_from_slice(bytes);
+        Ok(Memory::Host(buffer))
     }
 
     fn copy_probe(&self, bytes: usize) -> Result<Box<dyn CopyProbe>, DeviceError> {

@@ -16,10 +16,10 @@ use deuteron_codegen::{Geometry, Source};
 use crate::cpu::extent::extent;
 use crate::cpu::pool::Pool;
 use crate::error::DeviceError;
-use crate::job::Step;
+use crate::job::{Kernel, Step};
 
 pub(crate) struct RowTask {
-    kernel: Arc<Source>,
+    kernel: Arc<Kernel>,
     isa: Isa,
     args: Vec<BoundArg>,
     offsets: Vec<usize>,
@@ -49,11 +49,12 @@ impl<T> PerWorker<T> {
 
 impl RowTask {
     pub fn new(step: &Step, threads: usize, isa: Isa) -> Result<RowTask, DeviceError> {
-        let (Source::Row(program), Geometry::Row { rows, cols, axes }) = (&*step.kernel, &step.launch.geometry) else {
+        let (Source::Row(program), Geometry::Row { rows, cols, axes }) = (&step.kernel.source, &step.launch.geometry)
+        else {
             return Err(DeviceError::Job { step: 0, argument: 0, problem: "not a row kernel".into() });
         };
         let Chunks { length, chunk, chunks } = chunks(program, *rows, *cols);
-        let touched: usize = (0..step.launch.args.len()).map(|i| extent(&step.kernel, &step.launch, i)).sum();
+        let touched: usize = (0..step.launch.args.len()).map(|i| extent(&step.kernel.source, &step.launch, i)).sum();
         let has_partials = !program.partials.is_empty();
         let partial_width: usize = program.partials.iter().map(|partial| partial.width).sum();
         Ok(RowTask {
@@ -75,9 +76,11 @@ impl RowTask {
     }
 
     fn program(&self) -> &Program {
-        match &*self.kernel {
+        match &self.kernel.source {
             Source::Row(program) => program,
-            Source::Matmul(_) | Source::ScatterAdd(_) | Source::Copy(_) => unreachable!("checked in `new`"),
+            Source::Cuda(_) | Source::Matmul(_) | Source::ScatterAdd(_) | Source::Copy(_) => {
+                unreachable!("checked in `new`")
+            }
         }
     }
 

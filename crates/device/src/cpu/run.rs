@@ -16,7 +16,7 @@ use crate::cpu::row::RowTask;
 use crate::cpu::scatter::ScatterTask;
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
-use crate::{Executable, Inputs};
+use crate::{Executable, Inputs, Launching};
 
 pub(crate) struct CpuExecutable {
     pool: Arc<Pool>,
@@ -53,7 +53,7 @@ impl CpuExecutable {
         let threads = pool.threads();
         let mut tasks = Vec::with_capacity(job.steps.len());
         for (index, step) in job.steps.into_iter().enumerate() {
-            let task = match (&*step.kernel, step.launch.geometry.clone()) {
+            let task = match (&step.kernel.source, step.launch.geometry.clone()) {
                 (Source::Row(_), Geometry::Row { .. }) => Task::Row(RowTask::new(&step, threads, isa)?),
                 (Source::Matmul(dtype), Geometry::Matmul(shape)) => {
                     let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
@@ -64,6 +64,7 @@ impl CpuExecutable {
                     Task::ScatterAdd(ScatterTask::new(*dtype, count, cols, rows, offsets)?)
                 }
                 (Source::Copy(bytes), Geometry::Copy(pieces)) => Task::Copy(CopyTask::new(*bytes, pieces)),
+                (Source::Cuda(_), _) => return Err(DeviceError::ForeignKernel { step: index }),
                 _ => return Err(mismatch(index, 0, "its sizes are those of another kind of kernel".into())),
             };
             tasks.push(Prepared { task, places: step.places });
@@ -92,17 +93,18 @@ impl CpuExecutable {
 
 /// Every argument stays inside its buffer, inputs are not written, and what is written overlaps nothing else.
 fn check_step(index: usize, step: &Step, job: &Job, input_bytes: &mut [usize]) -> Result<(), DeviceError> {
-    let arguments = match &*step.kernel {
+    let arguments = match &step.kernel.source {
         Source::Row(program) => program.args.len(),
         Source::Matmul(_) | Source::ScatterAdd(_) => 3,
         Source::Copy(_) => step.launch.args.len(),
+        Source::Cuda(_) => return Err(DeviceError::ForeignKernel { step: index }),
     };
     if step.places.len() != arguments || step.launch.args.len() != arguments {
         return Err(mismatch(index, 0, format!("expected {arguments} arguments, got {}", step.places.len())));
     }
     check_launch(step).map_err(|(argument, problem)| mismatch(index, argument, problem.into()))?;
     for (position, place) in step.places.iter().enumerate() {
-        let needed = extent(&step.kernel, &step.launch, position);
+        let needed = extent(&step.kernel.source, &step.launch, position);
         let available = match *place {
             Place::Input(input) if input < job.inputs && !step.launch.args[position].written => {
                 input_bytes[input] = input_bytes[input].max(needed);
@@ -130,18 +132,19 @@ fn check_step(index: usize, step: &Step, job: &Job, input_bytes: &mut [usize]) -
 fn check_launch(step: &Step) -> Result<(), (usize, &'static str)> {
     let last = step.launch.args.len().saturating_sub(1);
     for (position, arg) in step.launch.args.iter().enumerate() {
-        let (dtype_bytes, written) = match &*step.kernel {
+        let (dtype_bytes, written) = match &step.kernel.source {
             Source::Row(program) => (program.args[position].dtype.bytes(), program.args[position].written),
             Source::Matmul(dtype) => (dtype.bytes(), position == last),
             Source::ScatterAdd(_) if position == 0 => (4, false),
             Source::ScatterAdd(dtype) => (dtype.bytes(), position == last),
             Source::Copy(bytes) => (*bytes, position == last),
+            Source::Cuda(_) => return Err((position, "it is of a kernel for another device")),
         };
         if arg.dtype.bytes() != dtype_bytes || arg.written != written {
             return Err((position, "its dtype and direction are not those of the kernel"));
         }
     }
-    let (Source::Row(program), Geometry::Row { cols, axes, .. }) = (&*step.kernel, &step.launch.geometry) else {
+    let (Source::Row(program), Geometry::Row { cols, axes, .. }) = (&step.kernel.source, &step.launch.geometry) else {
         return Ok(());
     };
     if !program.flat && program.cols != *cols {
@@ -177,8 +180,9 @@ fn mismatch(step: usize, argument: usize, problem: String) -> DeviceError {
     DeviceError::Job { step, argument, problem }
 }
 
-impl Executable for CpuExecutable {
-    fn run(&mut self, input: Inputs<'_, '_>, mut times: Option<&mut [Duration]>) -> Result<(), DeviceError> {
+impl CpuExecutable {
+    /// Runs every step in order.
+    fn steps(&mut self, input: Inputs<'_, '_>, mut times: Option<&mut [Duration]>) -> Result<(), DeviceError> {
         self.check_inputs(input)?;
         for (index, prepared) in self.tasks.iter_mut().enumerate() {
             self.addresses.clear();
@@ -186,7 +190,7 @@ impl Executable for CpuExecutable {
                 self.addresses.push(match *place {
                     // The slice that is used is the one that is checked, whatever the function answers next time.
                     Place::Input(position) => {
-                        let (bytes, expected) = (input(position), self.input_bytes[position]);
+                        let (bytes, expected) = (on_host(input, position)?, self.input_bytes[position]);
                         if bytes.len() < expected {
                             let got = bytes.len();
                             return Err(DeviceError::InputSize { input: position, expected, got });
@@ -218,13 +222,40 @@ impl Executable for CpuExecutable {
         }
         Ok(())
     }
+}
 
-    fn output(&self, index: usize) -> &[u8] {
-        self.outputs[index].bytes()
+/// The bytes of an input, which must be where the CPU reads.
+fn on_host<'a>(input: Inputs<'_, 'a>, position: usize) -> Result<&'a [u8], DeviceError> {
+    input(position).host().ok_or(DeviceError::InputPlace { input: position })
+}
+
+impl Executable for CpuExecutable {
+    fn run(&mut self, input: Inputs<'_, '_>, _: Launching) -> Result<(), DeviceError> {
+        self.steps(input, None)
     }
 
-    fn poison(&mut self) {
+    fn run_timed(&mut self, input: Inputs<'_, '_>, times: &mut [Duration]) -> Result<(), DeviceError> {
+        self.steps(input, Some(times))
+    }
+
+    fn time(&mut self, sets: &[Inputs<'_, '_>], runs: usize, launching: Launching) -> Result<Duration, DeviceError> {
+        let start = Instant::now();
+        for index in 0..runs {
+            if let Some(input) = sets.get(index % sets.len().max(1)) {
+                self.run(*input, launching)?;
+            }
+        }
+        Ok(start.elapsed() / runs.max(1) as u32)
+    }
+
+    fn read(&self, index: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        into.copy_from_slice(self.outputs[index].bytes());
+        Ok(())
+    }
+
+    fn poison(&mut self) -> Result<(), DeviceError> {
         self.arena.bytes_mut().fill(0xFF);
         self.outputs.iter_mut().for_each(|output| output.bytes_mut().fill(0xFF));
+        Ok(())
     }
 }
