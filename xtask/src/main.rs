@@ -1,8 +1,11 @@
-//! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`, `cargo xtask fuzz`.
+//! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`, `cargo xtask fuzz`,
+//! `cargo xtask bundle`.
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bundle;
 mod fuzz;
+mod hardware;
 
 use std::process::Command;
 
@@ -11,6 +14,7 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage:
   cargo xtask test                   format, lints, docs and all tests: what CI runs
   cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv
+  cargo xtask bundle                 binaries and scripts for a machine with a GPU, into bundle/
   cargo xtask fuzz [--inputs N | --seconds S] [--target NAME]
                                      mutated files into every reader: text_graph, onnx, machine, analysis, expectations";
 
@@ -20,6 +24,7 @@ fn main() -> Result<()> {
     match words.as_slice() {
         ["test"] => test(),
         ["bench", "--machine", name] => bench::run(name),
+        ["bundle"] => bundle::run(),
         ["fuzz", rest @ ..] => fuzz::run(rest),
         _ => bail!("{USAGE}"),
     }
@@ -32,8 +37,15 @@ fn test() -> Result<()> {
     cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     check_other_target()?;
     cargo(&["run", "--quiet", "--release", "-p", "xtask", "--", "fuzz", "--seconds", "12"], &[])?;
-    println!("tests that need a GPU: 0 in this version, so 0 skipped");
-    cargo(&["test", "--workspace"], &[])
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
+    let nvrtc = hardware::nvrtc(&root);
+    let needs = hardware::needs(&root)?;
+    let skipped = |count: usize, there: bool| if there { 0 } else { count };
+    println!("tests that need NVRTC: {}, {} skipped", needs.nvrtc, skipped(needs.nvrtc, nvrtc.is_some()));
+    println!("tests that need a GPU: {}, {} skipped", needs.gpu, skipped(needs.gpu, hardware::has_gpu()));
+    let folder = nvrtc.map(|folder| folder.to_string_lossy().into_owned());
+    let environment: Vec<(&str, &str)> = folder.iter().map(|path| ("DEUTERON_NVRTC_ENV", path.as_str())).collect();
+    cargo(&["test", "--workspace"], &environment)
 }
 
 /// aarch64 must at least compile. Where its standard library is not installed, say so and go on.

@@ -4,19 +4,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deuteron::analyze::{AnalyzeOptions, analyze, flips};
+use deuteron::analyze::{AnalyzeOptions, Kernels, analyze, flips};
 use deuteron::report::{Analysis, Candidate, PlanSheet, diff, expect, html, parse, roofline_svg};
 use deuteron::{Bytes, Machine, Pin};
 
+use crate::device::{RedZones, Wanted};
 use crate::input::GraphArguments;
 use crate::show;
-use crate::{Outcome, machine_file};
+use crate::{Outcome, device, machine_file};
 
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
     graph: GraphArguments,
-    /// cpu (this machine), a100, h100, h200, rtx4090, or a machine file
+    /// cpu (this machine), cuda (its GPU), a100, h100, h200, rtx4090, or a machine file
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Operations that must share a kernel: a,b; again for more
@@ -49,11 +50,16 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let loaded = arguments.graph.load()?;
+    let machine = machine(&arguments.device)?;
+    let at_hand = device::parse(&arguments.device)?.is_some();
+    let usual = AnalyzeOptions::on(machine);
     let options = AnalyzeOptions {
-        machine: machine(&arguments.device)?,
+        // What runs here is planned with what can be generated.
+        kernels: if at_hand { Kernels::Generated } else { usual.kernels },
         pins: pins(&arguments.force, &arguments.forbid)?,
         sources: arguments.pages.html.is_some() || arguments.json,
         keep_all: arguments.keep_all,
+        ..usual
     };
     let mut analysis = analyze(&loaded.graph, &options)?;
     analysis.notes.extend(loaded.notes);
@@ -108,8 +114,10 @@ fn read(path: &Path) -> Result<Analysis> {
 
 /// A profile, this machine, or a file.
 pub fn machine(device: &str) -> Result<Machine> {
-    if matches!(device, "auto" | "cpu") {
-        return Ok(machine_file::load()?.unwrap_or_else(Machine::cpu));
+    match device::parse(device)? {
+        Some(Wanted::Auto | Wanted::Cpu) => return Ok(machine_file::load("cpu")?.unwrap_or_else(Machine::cpu)),
+        Some(Wanted::Cuda(ordinal)) => return Ok(device::gpu(ordinal, RedZones::Off)?.device().machine().clone()),
+        None => {}
     }
     if Machine::PROFILES.contains(&device) {
         return Ok(Machine::profile(device)?);

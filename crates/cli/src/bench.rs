@@ -2,11 +2,12 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use deuteron::bench::{BenchCase, BenchRow, bench};
-use deuteron::{Activation, FusedOp};
+use deuteron::bench::{BenchCase, BenchRow, LadderRow, OnceRow, bench, ladder, once};
+use deuteron::{Activation, Bytes, Engine, FusedOp};
 
 use crate::Outcome;
-use crate::input::{DeviceArguments, float};
+use crate::device::DeviceArguments;
+use crate::input::float;
 use crate::show;
 
 #[derive(Args)]
@@ -31,10 +32,18 @@ pub struct Arguments {
     /// The gradients instead of the ops
     #[arg(long)]
     backward: bool,
+    /// Run the unfused and the fused plan exactly once each and print their kernels in order: for a profiler
+    #[arg(long)]
+    once: bool,
+    /// Time every step from a scalar kernel to the generated one instead: add_act and norm_act
+    #[arg(long, conflicts_with = "once")]
+    ladder: bool,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, unfused_us, speedup, bytes_fused,
-    /// bytes_unfused, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}
+    /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
+    /// unfused_graph_us, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
+    /// bytes_written, registers, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}; with --once of {op,
+    /// direction, rows, cols, dtype, plans}
     #[arg(long)]
     json: bool,
 }
@@ -42,6 +51,12 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let engine = arguments.device.engine()?;
     let cases = cases(arguments)?;
+    if arguments.once {
+        return run_once(&engine, &cases, arguments.json);
+    }
+    if arguments.ladder {
+        return run_ladder(&engine, &cases, arguments.json);
+    }
     let bar = show::progress(Some(cases.len() as u64));
     let mut rows = Vec::new();
     for case in &cases {
@@ -58,9 +73,64 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
+fn run_once(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {
+    let rows: Vec<OnceRow> = cases.iter().map(|case| once(engine, case)).collect::<Result<_, _>>()?;
+    if json {
+        show::json(&rows)?;
+        return Ok(Outcome::Good);
+    }
+    for row in &rows {
+        println!("{} {} {}x{} {}", row.op, row.direction, row.rows, row.cols, row.dtype);
+        for plan in &row.plans {
+            for kernel in &plan.kernels {
+                let moved = Bytes(kernel.bytes_read + kernel.bytes_written);
+                println!("  {:<8} {}  [{moved}] {}", plan.plan, kernel.name, kernel.launches.join(" "));
+            }
+        }
+    }
+    Ok(Outcome::Good)
+}
+
+fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {
+    let bar = show::progress(Some(cases.len() as u64));
+    let mut rows: Vec<LadderRow> = Vec::new();
+    for case in cases {
+        bar.set_message(case.op.name());
+        rows.extend(ladder(engine, case)?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let outcome = if rows.iter().all(|row| row.verified) { Outcome::Good } else { Outcome::Failed };
+    if json {
+        show::json(&rows)?;
+        return Ok(outcome);
+    }
+    let lines = rows.iter().map(|row| {
+        vec![
+            format!("{} {}x{} {}", row.op, row.rows, row.cols, row.dtype),
+            row.rung.clone(),
+            row.about.clone(),
+            show::milliseconds(row.us / 1e3),
+            format!("{:.2}x", row.speedup),
+            format!("{:.1}", row.gbps),
+            format!("{:.0} %", 100.0 * row.fraction_of_copy),
+            row.registers.map_or("-".into(), |registers| registers.to_string()),
+            format!("{:.2}{}", row.worst_ratio, if row.verified { "" } else { " WRONG" }),
+        ]
+    });
+    let header =
+        ["op", "rung", "what is new", "time", "of first", "GB/s", "of copy", "registers", "error of its bound"];
+    println!("{}", show::table(&header, lines.collect(), 3));
+    if let Some(row) = rows.first() {
+        println!("{}, medians, rungs in turn.", row.device);
+    }
+    Ok(outcome)
+}
+
 fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
     let dtype = float(&arguments.dtype)?;
     let ops = match arguments.ops.is_empty() {
+        true if arguments.ladder => vec![FusedOp::find("add_act")?, FusedOp::find("norm_act")?],
         true => FusedOp::catalog(),
         false => arguments.ops.iter().map(|name| FusedOp::find(name)).collect::<Result<_, _>>()?,
     };
@@ -91,21 +161,30 @@ fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
 }
 
 fn print(rows: &[BenchRow]) {
+    let from_graphs = rows.iter().any(|row| row.fused_graph_us.is_some());
     let lines = rows.iter().map(|row| {
-        vec![
-            row.op.clone(),
-            format!("{}x{}", row.rows, row.cols),
-            row.dtype.clone(),
-            show::milliseconds(row.unfused_us / 1e3),
-            show::milliseconds(row.fused_us / 1e3),
+        let time = |us: f64| show::milliseconds(us / 1e3);
+        let mut line = vec![row.op.clone(), format!("{}x{}", row.rows, row.cols), row.dtype.clone()];
+        line.extend([time(row.unfused_us), time(row.fused_us)]);
+        if from_graphs {
+            let graph = |us: Option<f64>| us.map_or("-".to_string(), time);
+            line.extend([graph(row.unfused_graph_us), graph(row.fused_graph_us)]);
+        }
+        line.extend([
+            time(row.predicted_us),
             format!("{:.2}x", row.speedup),
             format!("{:.2}x", row.bytes_unfused as f64 / row.bytes_fused.max(1) as f64),
             format!("{:.1}", row.gbps),
             format!("{:.1}", row.copy_gbps),
             format!("{:.0} %", 100.0 * row.fraction_of_copy),
-        ]
+        ]);
+        line
     });
-    let header = ["op", "size", "dtype", "unfused", "fused", "speed-up", "bytes ratio", "GB/s", "copy GB/s", "of copy"];
+    let mut header = vec!["op", "size", "dtype", "unfused", "fused"];
+    if from_graphs {
+        header.extend(["unfused graph", "fused graph"]);
+    }
+    header.extend(["predicted", "speed-up", "bytes ratio", "GB/s", "copy GB/s", "of copy"]);
     println!("{}", show::table(&header, lines.collect(), 3));
     if let Some(row) = rows.first() {
         println!("{} on {}, medians, variants in turn.", row.direction, row.device);

@@ -2,9 +2,11 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use deuteron::check::{CheckReport, check};
+use deuteron::check::{Breadth, CatalogReport, CheckReport, check, check_catalog, cpu_engines};
+use deuteron::{Engine, MachineKind};
 
 use crate::Outcome;
+use crate::device::{DeviceArguments, RedZones};
 use crate::show;
 
 #[derive(Args)]
@@ -15,17 +17,44 @@ pub struct Arguments {
     /// Seed of the first one; case i has this seed plus i
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Every op of the catalogue instead: each direction, dtype, odd shape and layout
+    #[arg(long, conflicts_with_all = ["cases", "seed"])]
+    catalog: bool,
+    /// With --catalog, a handful of cases an op
+    #[arg(long, requires = "catalog")]
+    small: bool,
+    /// With --catalog, run each op this many times beside other work on the device: every run must give the same bits
+    #[arg(long, requires = "catalog", value_name = "TIMES", default_value_t = 0, hide_default_value = true)]
+    repeat: usize,
+    /// On a GPU, surround every buffer by bytes that are checked after each run
+    #[arg(long)]
+    red_zones: bool,
+    #[command(flatten)]
+    device: DeviceArguments,
     /// Print {cases, failures, worst_ratio, op_counts, ..} as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
+    let red_zones = if arguments.red_zones { RedZones::On } else { RedZones::Off };
+    let engine = arguments.device.engine_with(red_zones)?;
+    match arguments.catalog {
+        true => run_catalog(&engine, arguments),
+        false => run_random(engine, arguments),
+    }
+}
+
+fn run_random(engine: Engine, arguments: &Arguments) -> Result<Outcome> {
     if arguments.cases == 0 {
         bail!("--cases must be at least 1");
     }
+    let engines = match engine.device().machine().kind {
+        MachineKind::Cpu => cpu_engines(),
+        MachineKind::Gpu => vec![engine],
+    };
     let bar = show::progress(Some(arguments.cases as u64));
-    let report = check(arguments.cases, arguments.seed, |done| bar.set_position(done as u64))?;
+    let report = check(&engines, arguments.cases, arguments.seed, |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();
     if arguments.json {
         show::json(&report)?;
@@ -33,6 +62,42 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         print(&report);
     }
     Ok(if report.failures == 0 { Outcome::Good } else { Outcome::Failed })
+}
+
+fn run_catalog(engine: &Engine, arguments: &Arguments) -> Result<Outcome> {
+    let breadth = match (arguments.repeat, arguments.small) {
+        (0, false) => Breadth::All,
+        (0, true) => Breadth::Small,
+        (times, _) => Breadth::Repeated(times),
+    };
+    let bar = show::progress(Some(1));
+    let report = check_catalog(engine, breadth, |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    if arguments.json {
+        show::json(&report)?;
+    } else {
+        print_catalog(&report);
+    }
+    Ok(if report.failures == 0 { Outcome::Good } else { Outcome::Failed })
+}
+
+fn print_catalog(report: &CatalogReport) {
+    let rows = report.ops.iter().map(|(name, row)| {
+        vec![name.clone(), row.cases.to_string(), row.failures.to_string(), format!("{:.2}", row.worst_ratio)]
+    });
+    println!("{}", show::table(&["op", "cases", "failures", "largest error of its bound"], rows.collect(), 1));
+    println!("{} cases over {} shapes on {}", report.cases, report.shapes, report.device);
+    if report.repeats > 0 {
+        println!("each {} times beside other work, bit by bit the same unless it says otherwise", report.repeats);
+    }
+    println!("{} failures in {:.1} s", report.failures, report.seconds);
+    println!("largest error: {:.2} of its bound ({})", report.worst_ratio, report.worst_case);
+    for failure in &report.failed {
+        println!("\n{}: {}", failure.case, failure.what);
+    }
 }
 
 fn print(report: &CheckReport) {

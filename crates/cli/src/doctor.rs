@@ -1,17 +1,17 @@
 //! `deuteron doctor`: what this machine has, and what the planner knows of it.
 
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use clap::Args;
 use deuteron::calibrate::{CaseRow, TimeErrors, Validation, calibrate, validate};
-use deuteron::doctor::doctor;
-use deuteron::{Bytes, Cpu, Engine, Isa, Machine, Quantity};
+use deuteron::cuda;
+use deuteron::doctor::{CudaReport, doctor};
+use deuteron::{Bytes, Engine};
 
 use crate::Outcome;
-use crate::input::DeviceArguments;
-use crate::{machine_file, show};
+use crate::device::DeviceArguments;
+use crate::{device, machine_file, show};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -41,7 +41,12 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
 fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
     let bar = show::progress(None);
     bar.set_message("measuring copies");
-    let report = doctor(engine, &[256 << 10, 4 << 20, 32 << 20, 1 << 30])?;
+    let mut search = device::search();
+    if cuda::compiler(&search).is_err() {
+        search.environments.extend(device::python_packages());
+    }
+    let cache = device::cache_folder();
+    let report = doctor(engine, &[256 << 10, 4 << 20, 32 << 20, 1 << 30], &search, cache.as_deref())?;
     bar.finish_and_clear();
     if json {
         show::json(&report)?;
@@ -50,8 +55,8 @@ fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
     println!("deuteron {}", report.version);
     println!("device            {}", report.device);
     println!("instruction sets  {}", report.instruction_sets.join(", "));
-    println!("gpu               {}", report.cuda);
-    println!("planner           {}", planner_numbers()?);
+    print_cuda(&report.cuda);
+    println!("planner           {}", planner_numbers(&engine.device().machine().name)?);
     let lines = report.copy.iter().map(|row| {
         vec![
             Bytes(row.bytes as u64).to_string(),
@@ -66,10 +71,43 @@ fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
+fn print_cuda(cuda: &CudaReport) {
+    for gpu in &cuda.gpus {
+        println!(
+            "gpu {}             {}, compute capability {} ({}), {} multiprocessors, {} ({} free), driver for CUDA {}",
+            gpu.ordinal,
+            gpu.name,
+            gpu.compute_capability,
+            gpu.arch,
+            gpu.processors,
+            Bytes(gpu.memory_bytes as u64),
+            Bytes(gpu.free_bytes as u64),
+            gpu.driver
+        );
+    }
+    if let Some(problem) = &cuda.problem {
+        println!("gpu               none: {problem}");
+    }
+    for library in &cuda.libraries {
+        let found = match (&library.path, &library.version, &library.problem) {
+            (Some(path), Some(version), _) => format!("{version}, {}", path.display()),
+            (_, _, Some(problem)) => problem.replace('\n', "\n                  "),
+            _ => String::new(),
+        };
+        println!("{:<17} {found}", library.name);
+    }
+    match &cuda.cache {
+        Some(cache) => {
+            println!("kernel cache      {}: {} kernels, {}", cache.folder.display(), cache.entries, Bytes(cache.bytes))
+        }
+        None => println!("kernel cache      none: neither XDG_CACHE_HOME nor HOME is an absolute path"),
+    }
+}
+
 /// Where the planner's numbers come from.
-fn planner_numbers() -> Result<String> {
-    let stored = machine_file::load()?;
-    let place = machine_file::path().filter(|_| stored.is_some());
+fn planner_numbers(name: &str) -> Result<String> {
+    let stored = machine_file::load(name)?;
+    let place = machine_file::path(name).filter(|_| stored.is_some());
     Ok(match place {
         Some(path) => format!("numbers of {}", path.display()),
         None => "numbers of the profile that ships; `deuteron doctor --calibrate` measures this machine's".to_string(),
@@ -84,23 +122,22 @@ fn run_calibrate(engine: &Engine) -> Result<Outcome> {
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
+    let numbers: std::collections::BTreeMap<_, _> = found.machine.numbers().collect();
     let lines = found.changes().map(|(quantity, before, after)| {
-        vec![quantity.name().to_string(), format!("{before:.3}"), format!("{after:.3}"), quantity.about().to_string()]
+        let origin = numbers.get(&quantity).map_or("", |number| number.origin.as_str());
+        let (before, after) = (format!("{before:.3}"), format!("{after:.3}"));
+        vec![quantity.name().to_string(), before, after, quantity.about().to_string(), origin.to_string()]
     });
-    println!("{}", show::table(&["number", "before", "after", "what"], lines.collect(), 4));
-    println!("{}", describe("Predicted against measured time of the kernels it was fitted to", &found.errors));
+    println!("{}", show::table(&["number", "before", "after", "what", "origin"], lines.collect(), 5));
+    println!("{}", describe("Predicted against measured time of what it was fitted to", &found.errors));
     println!("Stored in {}.", machine_file::store(&found.machine)?.display());
     Ok(Outcome::Good)
 }
 
 fn run_validate(engine: &Engine, json: bool) -> Result<Outcome> {
-    let engine = match machine_file::load()? {
-        Some(machine) => with_machine(engine, machine),
-        None => engine.clone(),
-    };
     let bar = show::progress(Some(1));
     bar.set_message("measuring kernels");
-    let validation = validate(&engine, |done, all| {
+    let validation = validate(engine, |done, all| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
     })?;
@@ -113,19 +150,18 @@ fn run_validate(engine: &Engine, json: bool) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-/// The same device, planned for by other numbers.
-fn with_machine(engine: &Engine, machine: Machine) -> Engine {
-    let threads = engine.device().machine().count(Quantity::Processors);
-    Engine::on(Arc::new(Cpu::like(threads, Isa::detect(), machine)))
-}
-
 fn show_validation(validation: &Validation) {
-    println!(
-        "The machine takes {:.2} of the time it took when it was calibrated; predictions follow that.",
-        validation.drift
-    );
+    let drifts = validation.cases.iter().any(|case| case.drift != 1.0);
+    if drifts {
+        println!(
+            "The machine takes {:.2} of the time it took when it was calibrated; predictions follow that.",
+            validation.drift
+        );
+    }
     println!("{}", describe("Predicted against measured time of the catalogue's plans", &validation.plans));
-    println!("{}", describe("The same without following it", &validation.plans_without_drift));
+    if drifts {
+        println!("{}", describe("The same without following it", &validation.plans_without_drift));
+    }
     println!("{}", describe("The same of their kernels", &validation.kernels));
     let decisions = &validation.decisions;
     println!(

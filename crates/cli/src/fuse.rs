@@ -9,7 +9,8 @@ use deuteron::fuse::{FuseOptions, FuseReport, GroupReport, Stage, corrected, fus
 use deuteron::{Bytes, Engine};
 
 use crate::analyze::PageArguments;
-use crate::input::{DeviceArguments, GraphArguments};
+use crate::device::DeviceArguments;
+use crate::input::GraphArguments;
 use crate::{Outcome, machine_file, show};
 
 #[derive(Args)]
@@ -77,7 +78,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
 
 /// Corrects the stored machine by what was measured. Without a place to store it nothing is learned.
 fn learn(engine: &Engine, report: &FuseReport) -> Result<Option<PathBuf>> {
-    if machine_file::path().is_none() {
+    if machine_file::path(&engine.device().machine().name).is_none() {
         return Ok(None);
     }
     let origin = format!("measured over predicted, by `fuse {}`", report.graph);
@@ -96,10 +97,16 @@ fn print(report: &FuseReport, all: bool) {
     let plan = |name: &str, plan: &deuteron::fuse::PlanReport| {
         let moved = Bytes(plan.bytes).to_string();
         let predicted = show::milliseconds(plan.predicted_ms);
-        vec![name.to_string(), plan.kernels.to_string(), moved, predicted, show::milliseconds(plan.ms)]
+        let mut row = vec![name.to_string(), plan.kernels.to_string(), moved, predicted, show::milliseconds(plan.ms)];
+        row.extend(plan.graph_ms.map(show::milliseconds));
+        row
     };
     let rows = vec![plan("unfused", &report.unfused), plan("fused", &report.fused)];
-    println!("{}\n", show::table(&["plan", "kernels", "moved", "predicted", "time"], rows, 1));
+    let mut header = vec!["plan", "kernels", "moved", "predicted", "time"];
+    if report.fused.graph_ms.is_some() {
+        header.splice(4.., ["launched one by one", "as one CUDA graph"]);
+    }
+    println!("{}\n", show::table(&header, rows, 1));
     let fewer = 100.0 * (1.0 - report.fused.bytes as f64 / report.unfused.bytes.max(1) as f64);
     println!("Fusion: {:.2}x the speed, {fewer:.0} % fewer bytes moved.", report.speedup);
     let verdict = if report.verified { "Verified" } else { "NOT VERIFIED" };

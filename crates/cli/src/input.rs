@@ -1,43 +1,12 @@
-//! What the user named: a device, a graph.
+//! What the user named: a graph.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{Knob, Variants};
-use deuteron::{Cpu, Dtype, Engine, FusedOp, Graph, Isa, Machine};
+use deuteron::{Dtype, FusedOp, Graph};
 use deuteron_gpt2::{Config, Options};
-
-use crate::machine_file;
-
-/// Where to run.
-#[derive(Args)]
-pub struct DeviceArguments {
-    /// auto or cpu
-    #[arg(long, default_value = "auto")]
-    device: String,
-    /// Threads to use on the CPU [default: all cores]
-    #[arg(long)]
-    threads: Option<usize>,
-}
-
-impl DeviceArguments {
-    pub fn engine(&self) -> Result<Engine> {
-        match self.device.as_str() {
-            "auto" | "cpu" => {}
-            "cuda" => bail!("device `cuda`: this version runs on the CPU; use --device auto or --device cpu"),
-            other => bail!("unknown device `{other}`; expected auto or cpu"),
-        }
-        let all = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = self.threads.unwrap_or(all);
-        if threads == 0 || threads > 1024 {
-            bail!("--threads must be from 1 to 1024, got {threads}");
-        }
-        let machine = machine_file::load()?.unwrap_or_else(Machine::cpu);
-        Ok(Engine::on(Arc::new(Cpu::like(threads, Isa::detect(), machine))))
-    }
-}
 
 /// Which graph, and how large.
 #[derive(Args)]

@@ -2,39 +2,43 @@
 
 use anyhow::Result;
 use clap::Args;
-use deuteron::listing::kernels;
-use deuteron::{Bytes, Strategy};
+use deuteron::cuda::Arch;
+use deuteron::listing::{Absent, KernelListing, kernels, kernels_for};
+use deuteron::{Bytes, Graph, Machine, Strategy};
 
 use crate::Outcome;
-use crate::input::{DeviceArguments, GraphArguments};
+use crate::device::{self, RedZones, Wanted};
+use crate::input::GraphArguments;
 use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
     graph: GraphArguments,
-    #[command(flatten)]
-    device: DeviceArguments,
+    /// cpu, cuda (the GPU at hand), an instruction set (sm_75, sm_80, sm_86, sm_89, sm_90a, sm_100, sm_120) or a profile
+    /// (a100, h100, h200, rtx4090); the last two need no GPU, only NVRTC
+    #[arg(long, default_value = "cpu")]
+    device: String,
     /// naive, eager, unfused or fused
     #[arg(long, default_value = "fused")]
     plan: String,
     /// Print the graph in text form instead
     #[arg(long)]
     text: bool,
-    /// Print an array of {name, kind, bytes_read, bytes_written, tiles, kept_rows, passes, source}
+    /// Print an array of {name, kind, bytes_read, bytes_written, source}; for a CPU with {tiles, kept_rows, passes}, for a
+    /// GPU with {registers, predicted_registers, spill_bytes, shared_bytes, occupancy, config}
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
-    let engine = arguments.device.engine()?;
     let strategy: Strategy = arguments.plan.parse()?;
     let graph = arguments.graph.graph()?;
     if arguments.text {
         print!("{graph}");
         return Ok(Outcome::Good);
     }
-    let listings = kernels(&engine, &graph, strategy)?;
+    let listings = listings(&arguments.device, &graph, strategy)?;
     if arguments.json {
         show::json(&listings)?;
         return Ok(Outcome::Good);
@@ -42,7 +46,35 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     for (index, listing) in listings.iter().enumerate() {
         let (read, written) = (Bytes(listing.bytes_read), Bytes(listing.bytes_written));
         println!("kernel {index}: {}  [{}; reads {read}, writes {written}]", listing.name, listing.kind);
+        if let Some(compiled) = &listing.compiled {
+            if !compiled.config.is_empty() {
+                println!("{}", compiled.config);
+            }
+            println!(
+                "{} registers ({} predicted), {} bytes spilled, {} shared memory a block, {:.0} % occupancy",
+                compiled.registers,
+                compiled.predicted_registers,
+                compiled.spill_bytes,
+                Bytes(compiled.shared_bytes.into()),
+                100.0 * compiled.occupancy
+            );
+        }
         println!("{}", listing.source);
     }
     Ok(Outcome::Good)
+}
+
+fn listings(device: &str, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>> {
+    let engine = match device::parse(device)? {
+        Some(Wanted::Auto | Wanted::Cpu) => device::cpu(None)?,
+        Some(Wanted::Cuda(ordinal)) => device::gpu(ordinal, RedZones::Off)?,
+        None => {
+            let absent = match Arch::of_profile(device) {
+                Some(arch) => Absent::new(arch, Machine::profile(device)?, device::compiler()?),
+                None => Absent::of_arch(device.parse()?, device::compiler()?)?,
+            };
+            return Ok(kernels_for(&absent, graph, strategy)?);
+        }
+    };
+    Ok(kernels(&engine, graph, strategy)?)
 }

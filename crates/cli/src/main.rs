@@ -4,6 +4,7 @@
 mod analyze;
 mod bench;
 mod check;
+mod device;
 mod doctor;
 mod explain;
 mod fuse;

@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
             forward: true,
             backward: op.has_backward(),
             cpu: true,
-            cuda: false,
+            cuda: true,
             dtypes: Dtype::FLOATS.iter().map(|dtype| dtype.name()).collect(),
         })
         .collect();

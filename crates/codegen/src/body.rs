@@ -119,6 +119,15 @@ pub enum Stage {
     },
 }
 
+/// What a line of a kernel came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// an expression of the body
+    Expr(ExprId),
+    /// a stage of the body, by position
+    Stage(usize),
+}
+
 /// A row kernel without a backend.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Body {
@@ -193,6 +202,25 @@ impl Expr {
             Expr::Select(a, b, c) => [Some(a), Some(b), Some(c)],
         };
         list.into_iter().flatten()
+    }
+}
+
+impl Expr {
+    /// The same expression of other operands.
+    pub(crate) fn with_operands(self, of: impl Fn(ExprId) -> ExprId) -> Expr {
+        match self {
+            Expr::Load(_) | Expr::Const(_) | Expr::ConstInt(_) | Expr::ColumnIndex => self,
+            Expr::RowIndex(_) | Expr::RowValue(_) => self,
+            Expr::Unary(op, a) => Expr::Unary(op, of(a)),
+            Expr::Binary(op, a, b) => Expr::Binary(op, of(a), of(b)),
+            Expr::Compare(op, a, b) => Expr::Compare(op, of(a), of(b)),
+            Expr::Select(c, a, b) => Expr::Select(of(c), of(a), of(b)),
+            Expr::IntToFloat(a) => Expr::IntToFloat(of(a)),
+            Expr::ToInt8(a) => Expr::ToInt8(of(a)),
+            Expr::ToFp8(a) => Expr::ToFp8(of(a)),
+            Expr::Rounded(dtype, a) => Expr::Rounded(dtype, of(a)),
+            Expr::Keep { seed, offset, threshold } => Expr::Keep { seed: of(seed), offset, threshold },
+        }
     }
 }
 

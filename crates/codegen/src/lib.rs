@@ -6,13 +6,19 @@
 #![deny(unsafe_code)]
 
 pub mod body;
+mod compound;
 pub mod cpu;
 pub mod cuda;
+pub mod epilogue;
+pub mod kernels;
+mod linear;
 mod lower;
 pub mod source;
 
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
+pub use epilogue::{Epilogue, Operand};
 pub use lower::lower;
 pub use source::{
-    ArgBinding, Backend, Geometry, Launch, Lowered, MatmulShape, Piece, Source, TaggedLine, render, tagged_source,
+    ArgBinding, Backend, Geometry, Launch, Lowered, MatmulKernel, MatmulShape, Piece, Source, TaggedLine, render,
+    tagged_source,
 };

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
-use deuteron_plan::{Draft, GroupKind, Layout, Placement, Space, node_space};
+use deuteron_plan::{Draft, GroupKind, Layout, Placement, Space, finished_sum, node_space};
 
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
-use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered, MatmulShape, Piece};
+use crate::epilogue::{Operand, recognise};
+use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece};
 
 /// Lowers one group of a plan. The group comes from the planner and is of a form that [`crate::cpu::CpuCatalog`] offers, so
 /// its nodes fit one kernel.
@@ -14,7 +15,7 @@ pub fn lower(group: &Draft) -> Lowered {
     let (graph, placement) = (group.graph, group.placement);
     match group.form.kind() {
         GroupKind::Row => lower_row(graph, placement, group),
-        GroupKind::Matmul => lower_matmul(graph, placement, group.nodes[0]),
+        GroupKind::Matmul => lower_matmul(group),
         GroupKind::ScatterAdd => lower_scatter(graph, placement, group.nodes[0]),
         GroupKind::Copy => lower_copy(graph, placement, group.nodes[0]),
         GroupKind::Attention | GroupKind::Opaque => unreachable!("the catalogue offers no such kernel"),
@@ -122,6 +123,9 @@ struct RowLowering<'a> {
 
 impl RowLowering<'_> {
     fn node(&mut self, id: NodeId) {
+        if finished_sum(self.graph, self.group.nodes, id).is_some() {
+            return;
+        }
         let node = self.graph.node(id);
         let operands = node.inputs.clone();
         let reader = match node.op {
@@ -156,7 +160,10 @@ impl RowLowering<'_> {
             }
             Op::ColumnSum => {
                 let a = self.operand(operands[0], &reader);
-                let arg = self.output_arg(id, Access::Columns);
+                // A sum that the kernel converts is stored as what it is converted to.
+                let converts = |&&other: &&NodeId| finished_sum(self.graph, self.group.nodes, other) == Some(id);
+                let stored = self.group.nodes.iter().find(converts).copied().unwrap_or(id);
+                let arg = self.output_arg(stored, Access::Columns);
                 self.stages.push(Stage::ColumnSum { value: a, arg, width: reader.cols() });
                 return;
             }
@@ -392,8 +399,10 @@ impl RowLowering<'_> {
     }
 }
 
-fn lower_matmul(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {
-    let node = graph.node(id);
+fn lower_matmul(group: &Draft) -> Lowered {
+    let (graph, placement) = (group.graph, group.placement);
+    let fused = recognise(group).expect("the catalogue offers products that the library has");
+    let node = graph.node(fused.product);
     let Op::Matmul { transpose_a, transpose_b } = node.op else { unreachable!("a matmul group holds a matmul") };
     let place = |operand: usize| placement.get(node.inputs[operand]).expect("operands of a product are placed");
     let (a, b) = (place(0), place(1));
@@ -414,13 +423,20 @@ fn lower_matmul(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {
         .collect();
     let (a_matrix, b_matrix) = (matrix(&a.layout, transpose_a), matrix(&b.layout, transpose_b));
     let shape = MatmulShape { m, n, k, batch, a: a_matrix, b: b_matrix, c: (n, 1) };
-    let args = vec![
-        whole(graph, a.base, a.layout.offset, false),
-        whole(graph, b.base, b.layout.offset, false),
-        whole(graph, id, 0, true),
-    ];
-    let launch = Launch { args, geometry: Geometry::Matmul(merge_batch_into_rows(shape)) };
-    Lowered { kernel: Kernel::Matmul(node.dtype), launch }
+    let kernel = MatmulKernel { dtype: fused.dtype, epilogue: fused.epilogue };
+    let read = |value: NodeId| {
+        let placed = placement.get(value).expect("operands of a product are placed");
+        whole(graph, placed.base, placed.layout.offset, false)
+    };
+    let args = kernel.operands().iter().map(|operand| match operand {
+        Operand::A => read(node.inputs[0]),
+        Operand::B => read(node.inputs[1]),
+        Operand::Bias => read(fused.bias.expect("the epilogue has a bias")),
+        Operand::Residual => read(fused.residual.expect("the epilogue has a residual")),
+        Operand::C => whole(graph, fused.result, 0, true),
+    });
+    let launch = Launch { args: args.collect(), geometry: Geometry::Matmul(merge_batch_into_rows(shape)) };
+    Lowered { kernel: Kernel::Matmul(kernel), launch }
 }
 
 /// Batches that share b and follow each other in a and c are more rows of one product.

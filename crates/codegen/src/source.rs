@@ -5,10 +5,11 @@ use std::fmt;
 use deuteron_graph::{Dtype, NodeId};
 use deuteron_plan::{Draft, Form};
 
-use crate::body::Body;
-use crate::cpu::emit::{Origin, emit, emit_with_origins};
+use crate::body::{Body, Origin};
+use crate::cpu::emit::{emit, emit_with_origins};
 use crate::cpu::program::Program;
 use crate::cuda::{self, CudaSource, CudaTarget};
+use crate::epilogue::{Epilogue, Operand};
 use crate::lower::{lower, lower_row_with_origins};
 
 /// A group, lowered: what is compiled and what is launched.
@@ -25,8 +26,8 @@ pub struct Lowered {
 pub enum Kernel {
     /// a row kernel
     Row(Body),
-    /// a matrix product of this storage type
-    Matmul(Dtype),
+    /// a matrix product
+    Matmul(MatmulKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// elements of this many bytes moved
@@ -49,12 +50,33 @@ pub enum Source {
     Row(Program),
     /// a CUDA translation unit
     Cuda(CudaSource),
-    /// a matrix product of this storage type
-    Matmul(Dtype),
+    /// a matrix product
+    Matmul(MatmulKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// elements of this many bytes moved
     Copy(usize),
+}
+
+/// A matrix product of a library: what is known of it before its sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MatmulKernel {
+    /// storage type of operands and result; sums are f32
+    pub dtype: Dtype,
+    /// what is done with the sums before they are stored
+    pub epilogue: Epilogue,
+}
+
+impl MatmulKernel {
+    /// A product alone.
+    pub fn plain(dtype: Dtype) -> MatmulKernel {
+        MatmulKernel { dtype, epilogue: Epilogue::None }
+    }
+
+    /// Its arguments, in order.
+    pub fn operands(&self) -> &'static [Operand] {
+        self.epilogue.operands()
+    }
 }
 
 /// The run-time half: buffers, strides, sizes.
@@ -95,7 +117,7 @@ pub enum Geometry {
         /// (divide, modulo) of each launch axis
         axes: Vec<(usize, usize)>,
     },
-    /// a batched product: arguments a, b, c
+    /// a batched product: arguments as [`MatmulKernel::operands`] lists them; a residual lies as c does
     Matmul(MatmulShape),
     /// arguments indices, updates, table
     ScatterAdd {
@@ -162,7 +184,7 @@ fn render_cpu(kernel: Kernel) -> Source {
             debug_assert_eq!(body.verify(), Ok(()));
             Source::Row(emit(&body))
         }
-        Kernel::Matmul(dtype) => Source::Matmul(dtype),
+        Kernel::Matmul(kernel) => Source::Matmul(kernel),
         Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
         Kernel::Copy(bytes) => Source::Copy(bytes),
     }
@@ -212,7 +234,9 @@ impl fmt::Display for Source {
         match self {
             Source::Row(program) => write!(f, "{program}"),
             Source::Cuda(source) => f.write_str(&source.text),
-            Source::Matmul(dtype) => writeln!(f, "matrix product, {dtype} in and out, f32 sums (library kernel)"),
+            Source::Matmul(MatmulKernel { dtype, epilogue }) => {
+                writeln!(f, "matrix product{}, {dtype} in and out, f32 sums (library kernel)", epilogue.name())
+            }
             Source::ScatterAdd(dtype) => writeln!(f, "rows added into a table, {dtype}, in order of the indices"),
             Source::Copy(bytes) => writeln!(f, "strided copy of {bytes}-byte elements"),
         }

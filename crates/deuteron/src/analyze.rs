@@ -9,6 +9,7 @@ pub use flip::{Knob, Variants, flips};
 use std::time::Instant;
 
 use deuteron_codegen::cpu::CpuCatalog;
+use deuteron_codegen::cuda::CudaCatalog;
 use deuteron_graph::Graph;
 use deuteron_plan::{Assessment, Catalog, Machine, MachineKind, Pin, Question, Target, assess};
 use deuteron_report::Analysis;
@@ -26,12 +27,27 @@ pub struct AnalyzeOptions {
     pub sources: bool,
     /// whether every forward value that backward reads is stored, instead of deciding by bytes
     pub keep_all: bool,
+    /// what plans may be made of
+    pub kernels: Kernels,
+}
+
+/// What plans are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernels {
+    /// what can be generated; the best plan with every skeleton is shown beside, where it is another one
+    Generated,
+    /// every skeleton of the planner, whether or not it can be generated yet
+    Conceivable,
 }
 
 impl AnalyzeOptions {
-    /// For a machine, nothing pinned.
+    /// For a machine, nothing pinned: a CPU with what can be generated, a GPU with every skeleton.
     pub fn on(machine: Machine) -> AnalyzeOptions {
-        AnalyzeOptions { machine, pins: Vec::new(), sources: false, keep_all: false }
+        let kernels = match machine.kind {
+            MachineKind::Cpu => Kernels::Generated,
+            MachineKind::Gpu => Kernels::Conceivable,
+        };
+        AnalyzeOptions { machine, pins: Vec::new(), sources: false, keep_all: false, kernels }
     }
 }
 
@@ -44,20 +60,25 @@ pub fn analyze(graph: &Graph, options: &AnalyzeOptions) -> Result<Analysis, Erro
     Ok(Analysis { recompute, ..sheets::analysis(&planned, options, &assessment, planning_ms) })
 }
 
-/// What a plan for a machine may use: what can be generated for a CPU; for a profile of another machine, every skeleton.
-pub(crate) fn target_of(machine: &Machine) -> Target<'_> {
+/// What a plan may use.
+pub(crate) fn target_of(options: &AnalyzeOptions) -> Target<'_> {
+    let machine = &options.machine;
+    match options.kernels {
+        Kernels::Generated => Target { machine, catalog: generated(machine) },
+        Kernels::Conceivable => Target::conceivable(machine),
+    }
+}
+
+/// What can be generated for a machine.
+pub(crate) fn generated(machine: &Machine) -> &'static dyn Catalog {
     match machine.kind {
-        MachineKind::Cpu => Target { machine, catalog: &CpuCatalog },
-        MachineKind::Gpu => Target::conceivable(machine),
+        MachineKind::Cpu => &CpuCatalog,
+        MachineKind::Gpu => &CudaCatalog,
     }
 }
 
 /// The plans and fusions behind an analysis.
 fn assessment(graph: &Graph, baseline: &Graph, options: &AnalyzeOptions) -> Result<Assessment, Error> {
-    let target = target_of(&options.machine);
-    let realizable: Option<&dyn Catalog> = match options.machine.kind {
-        MachineKind::Cpu => Some(&CpuCatalog),
-        MachineKind::Gpu => None,
-    };
-    Ok(assess(&Question { graph, baseline, target, realizable, pins: &options.pins })?)
+    let realizable = Some(generated(&options.machine));
+    Ok(assess(&Question { graph, baseline, target: target_of(options), realizable, pins: &options.pins })?)
 }

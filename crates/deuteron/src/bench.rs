@@ -1,18 +1,25 @@
 //! Ready-made fused ops against their unfused selves, beside the speed of a copy of the same bytes.
 
-use std::time::{Duration, Instant};
+mod device;
+mod host;
+mod ladder;
+mod once;
+
+pub(crate) use device::{repeats, rotation};
+pub use ladder::{LadderRow, ladder};
+pub use once::{OnceKernel, OncePlan, OnceRow, once};
+
+use std::time::Duration;
 
 use deuteron_graph::{Dtype, Graph};
-use deuteron_plan::{GroupKind, Strategy};
+use deuteron_plan::{Bytes, GroupKind, MachineKind, Strategy};
 use serde::Serialize;
 
 use crate::catalog::FusedOp;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fuse::median;
 use crate::seed;
 use crate::session::Session;
-use crate::tensor::Tensor;
 
 /// One op at one size. The JSON form is an array of these.
 #[derive(Debug, Clone, Serialize)]
@@ -29,17 +36,31 @@ pub struct BenchRow {
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// median microseconds, fused
+    /// median microseconds, fused; on a GPU kernels launched one by one, without a wait in between
     pub fused_us: f64,
+    /// the same from a recording of all launches, on a device that has such a thing
+    pub fused_graph_us: Option<f64>,
     /// median microseconds, a kernel a builder call
     pub unfused_us: f64,
-    /// the ratio of the two
+    /// the same from a recording
+    pub unfused_graph_us: Option<f64>,
+    /// unfused over fused time, from recordings where there are such
     pub speedup: f64,
+    /// what the planner predicts, fused
+    pub predicted_us: f64,
+    /// what it predicts, unfused
+    pub predicted_unfused_us: f64,
     /// compulsory bytes, fused
     pub bytes_fused: u64,
     /// compulsory bytes, unfused
     pub bytes_unfused: u64,
-    /// bytes a second of the fused kernels, in GB/s
+    /// of the fused bytes, those that are read
+    pub bytes_read: u64,
+    /// of the fused bytes, those that are written
+    pub bytes_written: u64,
+    /// registers a thread of the fused kernels, the most of them; on a GPU
+    pub registers: Option<u32>,
+    /// bytes a second of the fused kernels, in GB/s, from the recording where there is one
     pub gbps: f64,
     /// bytes a second of a copy of as many bytes, in the same run
     pub copy_gbps: f64,
@@ -51,13 +72,17 @@ pub struct BenchRow {
     pub unfused_kernels: Vec<KernelRow>,
 }
 
-/// One kernel of the unfused plan.
+/// One kernel of the unfused plan, on its own.
 #[derive(Debug, Clone, Serialize)]
 pub struct KernelRow {
     /// what it is
     pub name: String,
     /// median microseconds
     pub us: f64,
+    /// what the planner predicts
+    pub predicted_us: f64,
+    /// compulsory bytes
+    pub bytes: u64,
     /// bytes a second
     pub gbps: f64,
     /// over the speed of a copy of as many bytes
@@ -79,33 +104,46 @@ pub struct BenchCase {
     pub backward: bool,
 }
 
-/// Length of a burst of one variant, about.
-const BURST: Duration = Duration::from_millis(4);
-
-/// Time spent on one case, about.
-const BUDGET: Duration = Duration::from_millis(1200);
+/// Median times of one case.
+struct Measured {
+    fused: Duration,
+    fused_graph: Option<Duration>,
+    unfused: Duration,
+    unfused_graph: Option<Duration>,
+    /// of each kernel of the unfused plan; none where it was not measured
+    kernels: Vec<Option<Duration>>,
+    /// of the faster way to copy
+    copy: Duration,
+}
 
 /// Measures one case: fused, unfused and copies in turn, medians of each.
 pub fn bench(engine: &Engine, case: &BenchCase) -> Result<BenchRow, Error> {
     let graph = graph(case)?;
-    let tensors = seed::inputs(&graph, 1)?;
-    let inputs: Vec<&Tensor> = tensors.iter().collect();
     let mut unfused = Session::new(engine, &graph, Strategy::Unfused)?;
     let mut fused = Session::new(engine, &graph, Strategy::Greedy)?;
+    let traffic = |read: bool, session: &Session| -> Bytes {
+        session.plan().groups.iter().map(|group| if read { group.traffic.read } else { group.traffic.written }).sum()
+    };
     let bytes_fused = fused.plan().bytes().0;
-    let bytes_unfused = unfused.plan().bytes().0;
     let mut probe = engine.device().copy_probe(bytes_fused as usize / 2)?;
-    let samples = measure(&mut unfused, &mut fused, &inputs, &mut *probe)?;
-    let copy_gbps = samples.copy_gbps();
-    let kernels = unfused.plan().groups.iter().zip(&samples.kernels);
+    let tensors = seed::inputs(&graph, 1)?;
+    let measured = match engine.device().machine().kind {
+        MachineKind::Cpu => host::measure(&mut unfused, &mut fused, &tensors.iter().collect::<Vec<_>>(), &mut *probe)?,
+        MachineKind::Gpu => device::measure(engine, &mut unfused, &mut fused, &tensors, &mut *probe)?,
+    };
+    let copy_gbps = gbps(probe.bytes() as u64, measured.copy);
+    let kernels = unfused.plan().groups.iter().zip(&measured.kernels);
     let row_kernels = kernels.filter(|(group, _)| group.kind == GroupKind::Row);
-    let unfused_kernels = row_kernels.map(|(group, times)| {
-        let seconds = median(times.clone()).as_secs_f64();
-        let gbps = group.traffic.total().0 as f64 / seconds.max(1e-12) / 1e9;
-        KernelRow { name: group.name.clone(), us: seconds * 1e6, gbps, fraction_of_copy: gbps / copy_gbps }
+    let unfused_kernels = row_kernels.filter_map(|(group, time)| {
+        let (bytes, time) = (group.traffic.total().0, (*time)?);
+        let gbps = gbps(bytes, time);
+        let (name, predicted_us) = (group.name.clone(), group.cost.total.us());
+        let fraction_of_copy = gbps / copy_gbps;
+        Some(KernelRow { name, us: microseconds(time), predicted_us, bytes, gbps, fraction_of_copy })
     });
-    let (fused_us, unfused_us) = (microseconds(&samples.fused), microseconds(&samples.unfused));
-    let gbps = bytes_fused as f64 / fused_us.max(1e-6) / 1e3;
+    let best_fused = measured.fused_graph.unwrap_or(measured.fused);
+    let best_unfused = measured.unfused_graph.unwrap_or(measured.unfused);
+    let fused_gbps = gbps(bytes_fused, best_fused);
     Ok(BenchRow {
         op: case.op.name().to_string(),
         direction: if case.backward { "backward" } else { "forward" }.to_string(),
@@ -113,14 +151,21 @@ pub fn bench(engine: &Engine, case: &BenchCase) -> Result<BenchRow, Error> {
         cols: case.cols,
         dtype: case.dtype.to_string(),
         device: engine.device().describe(),
-        fused_us,
-        unfused_us,
-        speedup: unfused_us / fused_us.max(1e-6),
+        fused_us: microseconds(measured.fused),
+        fused_graph_us: measured.fused_graph.map(microseconds),
+        unfused_us: microseconds(measured.unfused),
+        unfused_graph_us: measured.unfused_graph.map(microseconds),
+        speedup: microseconds(best_unfused) / microseconds(best_fused).max(1e-6),
+        predicted_us: fused.plan().time().us(),
+        predicted_unfused_us: unfused.plan().time().us(),
         bytes_fused,
-        bytes_unfused,
-        gbps,
+        bytes_unfused: unfused.plan().bytes().0,
+        bytes_read: traffic(true, &fused).0,
+        bytes_written: traffic(false, &fused).0,
+        registers: fused.registers(),
+        gbps: fused_gbps,
         copy_gbps,
-        fraction_of_copy: gbps / copy_gbps,
+        fraction_of_copy: fused_gbps / copy_gbps,
         kernels_fused: fused.plan().groups.len(),
         unfused_kernels: unfused_kernels.collect(),
     })
@@ -132,78 +177,10 @@ pub fn graph(case: &BenchCase) -> Result<Graph, Error> {
     if case.backward { case.op.backward_graph(&types) } else { case.op.graph(&types) }
 }
 
-struct Samples {
-    fused: Vec<Duration>,
-    unfused: Vec<Duration>,
-    kernels: Vec<Vec<Duration>>,
-    copies: [Vec<Duration>; 2],
-    copy_bytes: usize,
+fn microseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }
 
-impl Samples {
-    /// Records a sample, unless it is the first of a burst: that one warms the caches for the others. A burst of one is
-    /// of a kernel too large for them.
-    fn keep(&mut self, repeat: usize, burst: usize, record: impl FnOnce(&mut Samples)) {
-        if repeat > 0 || burst == 1 {
-            record(self);
-        }
-    }
-
-    /// The faster of the two ways to store.
-    fn copy_gbps(&self) -> f64 {
-        let best = self.copies.iter().map(|times| median(times.clone())).min().unwrap_or_default();
-        self.copy_bytes as f64 / best.as_secs_f64().max(1e-12) / 1e9
-    }
-}
-
-fn measure(
-    unfused: &mut Session,
-    fused: &mut Session,
-    inputs: &[&Tensor],
-    probe: &mut dyn deuteron_device::CopyProbe,
-) -> Result<Samples, Error> {
-    let mut samples = Samples {
-        fused: Vec::new(),
-        unfused: Vec::new(),
-        kernels: vec![Vec::new(); unfused.plan().groups.len()],
-        copies: [Vec::new(), Vec::new()],
-        copy_bytes: probe.bytes(),
-    };
-    // Bursts of each in turn: long enough that a small kernel finds its own data in the cache, as it would in a loop
-    // of its own, and short enough that what disturbs the machine disturbs all.
-    let start = Instant::now();
-    fused.run(inputs)?;
-    unfused.run(inputs)?;
-    let once = start.elapsed() / 2;
-    let burst = (BURST.as_secs_f64() / once.as_secs_f64().max(1e-9)).clamp(1.0, 64.0) as usize;
-    let repeats = if burst == 1 { 1 } else { burst + 1 };
-    let begin = Instant::now();
-    while samples.fused.len() < 5 || (begin.elapsed() < BUDGET && samples.fused.len() < 4001) {
-        for repeat in 0..repeats {
-            let start = Instant::now();
-            fused.run(inputs)?;
-            samples.keep(repeat, burst, |samples| samples.fused.push(start.elapsed()));
-        }
-        for repeat in 0..repeats {
-            let start = Instant::now();
-            let times = unfused.run_timed(inputs)?;
-            samples.keep(repeat, burst, |samples| {
-                samples.unfused.push(start.elapsed());
-                samples.kernels.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
-            });
-        }
-        for repeat in 0..repeats {
-            let ordinary = probe.ordinary()?;
-            samples.keep(repeat, burst, |samples| samples.copies[0].push(ordinary));
-        }
-        for repeat in 0..repeats {
-            let streaming = probe.streaming()?;
-            samples.keep(repeat, burst, |samples| samples.copies[1].push(streaming));
-        }
-    }
-    Ok(samples)
-}
-
-fn microseconds(times: &[Duration]) -> f64 {
-    median(times.to_vec()).as_secs_f64() * 1e6
+fn gbps(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 / time.as_secs_f64().max(1e-12) / 1e9
 }

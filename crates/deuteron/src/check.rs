@@ -1,18 +1,23 @@
 //! Differential test on this machine: random graphs, every plan, against the f64 reference.
 
+mod catalog;
+
+pub use catalog::{Breadth, CatalogFailure, CatalogReport, OpRow, beside_other_work, check_catalog};
+
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_device::Cpu;
-use deuteron_graph::{Graph, NodeId, Output, extract};
+use deuteron_graph::{Dtype, Graph, NodeId, Output, extract};
 use deuteron_plan::Strategy;
 use deuteron_reference::{Array, Case, Rounding, interpret_all, op_counts, random_case};
 use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::parallel;
 use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::verify::{Expected, Verification};
@@ -63,10 +68,25 @@ pub struct Failure {
     pub graph: String,
 }
 
-/// Runs `cases` random graphs from `seed` on. `progress` is told after each.
-pub fn check(cases: usize, seed: u64, mut progress: impl FnMut(usize)) -> Result<CheckReport, Error> {
+/// Runs `cases` random graphs from `seed` on, spread over some engines. `progress` is told how many are done.
+///
+/// References are interpreted and kernels compiled on all cores; each engine's device runs one graph at a time.
+pub fn check(
+    engines: &[Engine],
+    cases: usize,
+    seed: u64,
+    mut progress: impl FnMut(usize),
+) -> Result<CheckReport, Error> {
     let begin = Instant::now();
-    let engines = engines();
+    let beds: Vec<Bed> = engines.iter().map(Bed::new).collect();
+    let mut outcomes: Vec<Option<Outcome>> = (0..cases).map(|_| None).collect();
+    let mut done = 0;
+    let run = |index: usize| Trial::of(&beds[index % beds.len()], &random_case(seed.wrapping_add(index as u64)));
+    parallel::for_each(cases, run, |index, outcome| {
+        outcomes[index] = Some(outcome);
+        done += 1;
+        progress(done);
+    });
     let mut report = CheckReport {
         cases,
         seed,
@@ -83,19 +103,14 @@ pub fn check(cases: usize, seed: u64, mut progress: impl FnMut(usize)) -> Result
         failed: Vec::new(),
     };
     let mut sizes = Vec::with_capacity(cases);
-    for index in 0..cases {
+    for (index, outcome) in outcomes.into_iter().flatten().enumerate() {
         let case_seed = seed.wrapping_add(index as u64);
-        let case = random_case(case_seed);
-        let engine = &engines[index % engines.len()];
-        let counts = op_counts(&case.graph);
-        sizes.push(counts.values().sum::<usize>());
-        for (name, count) in counts {
+        sizes.push(outcome.op_counts.values().sum::<usize>());
+        for (name, count) in outcome.op_counts {
             *report.op_counts.entry(name).or_default() += count;
         }
-        report.backward += case.backward as usize;
-        *report.dtypes.entry(case.dtype.to_string()).or_default() += 1;
-        let trial = Trial { engine, graph: &case.graph, inputs: &case.inputs, backward: case.backward };
-        let outcome = trial.all_plans();
+        report.backward += outcome.backward as usize;
+        *report.dtypes.entry(outcome.dtype.to_string()).or_default() += 1;
         report.kernels += outcome.kernels;
         if outcome.worst_ratio > report.worst_ratio {
             (report.worst_ratio, report.worst_seed) = (outcome.worst_ratio, case_seed);
@@ -103,12 +118,12 @@ pub fn check(cases: usize, seed: u64, mut progress: impl FnMut(usize)) -> Result
         if let Some((plan, what)) = outcome.failure {
             report.failures += 1;
             if report.failed.len() < 5 {
-                let graph = minimise(engine, &case, plan).to_string();
-                let device = engine.device().describe();
+                let bed = &beds[index % beds.len()];
+                let graph = minimise(bed, &random_case(case_seed), plan).to_string();
+                let device = bed.engine.device().describe();
                 report.failed.push(Failure { seed: case_seed, plan: plan.to_string(), device, what, graph });
             }
         }
-        progress(index + 1);
     }
     sizes.sort_unstable();
     report.median_ops = sizes.get(sizes.len() / 2).copied().unwrap_or(0);
@@ -117,7 +132,7 @@ pub fn check(cases: usize, seed: u64, mut progress: impl FnMut(usize)) -> Result
 }
 
 /// The best instruction set on all cores for most cases, each other one and odd thread counts for the rest.
-fn engines() -> Vec<Engine> {
+pub fn cpu_engines() -> Vec<Engine> {
     let mut engines = vec![Engine::cpu()];
     for (index, isa) in Isa::available().into_iter().enumerate() {
         engines.push(Engine::on(Arc::new(Cpu::with(index + 1, isa))));
@@ -125,23 +140,57 @@ fn engines() -> Vec<Engine> {
     engines
 }
 
-struct Trial<'a> {
+/// An engine whose device is used by one thread at a time.
+struct Bed<'a> {
     engine: &'a Engine,
+    turn: Mutex<()>,
+}
+
+impl<'a> Bed<'a> {
+    fn new(engine: &'a Engine) -> Bed<'a> {
+        Bed { engine, turn: Mutex::new(()) }
+    }
+
+    /// Poisons what a session writes, runs it, and reads its outputs.
+    fn run(&self, session: &mut Session, inputs: &[&Tensor]) -> Result<Vec<Tensor>, Error> {
+        // Who panicked while it had its turn left no state behind.
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        session.poison()?;
+        session.run(inputs)?;
+        (0..session.graph().outputs().len()).map(|index| session.output(index)).collect()
+    }
+}
+
+struct Trial<'a> {
+    bed: &'a Bed<'a>,
     graph: &'a Graph,
     inputs: &'a [Array],
     backward: bool,
 }
 
-#[derive(Default)]
 struct Outcome {
+    op_counts: BTreeMap<String, usize>,
+    dtype: Dtype,
+    backward: bool,
     kernels: usize,
     worst_ratio: f64,
     failure: Option<(Strategy, String)>,
 }
 
-impl Trial<'_> {
-    fn all_plans(&self) -> Outcome {
-        let mut outcome = Outcome::default();
+impl<'a> Trial<'a> {
+    fn of(bed: &'a Bed<'a>, case: &Case) -> Outcome {
+        let outcome = Outcome {
+            op_counts: op_counts(&case.graph),
+            dtype: case.dtype,
+            backward: case.backward,
+            kernels: 0,
+            worst_ratio: 0.0,
+            failure: None,
+        };
+        Trial { bed, graph: &case.graph, inputs: &case.inputs, backward: case.backward }.all_plans(outcome)
+    }
+
+    fn all_plans(&self, mut outcome: Outcome) -> Outcome {
         let expected = match Expected::new(self.graph, self.inputs, self.backward) {
             Ok(expected) => expected,
             Err(error) => {
@@ -150,8 +199,8 @@ impl Trial<'_> {
             }
         };
         for strategy in [Strategy::Naive, Strategy::Eager, Strategy::Fused] {
-            match self.plan(strategy, &expected) {
-                Ok((kernels, verification)) => {
+            match parallel::guarded(|| self.plan(strategy, &expected)) {
+                Ok(Ok((kernels, verification))) => {
                     outcome.kernels += kernels;
                     let worst = verification.worst();
                     let ratio = worst.map_or(0.0, |worst| worst.comparison.ratio);
@@ -161,28 +210,25 @@ impl Trial<'_> {
                         outcome.failure = Some((strategy, what));
                     }
                 }
-                Err(error) => outcome.failure = outcome.failure.or(Some((strategy, error.to_string()))),
+                Ok(Err(error)) => outcome.failure = outcome.failure.or(Some((strategy, error.to_string()))),
+                Err(panic) => outcome.failure = outcome.failure.or(Some((strategy, panic))),
             }
         }
         outcome
     }
 
     fn plan(&self, strategy: Strategy, expected: &Expected) -> Result<(usize, Verification), Error> {
-        let mut session = Session::new(self.engine, self.graph, strategy)?;
+        let mut session = Session::new(self.bed.engine, self.graph, strategy)?;
         let tensors = tensors(self.graph, self.inputs)?;
-        let inputs: Vec<&Tensor> = tensors.iter().collect();
-        session.poison()?;
-        session.run(&inputs)?;
-        let outputs: Vec<Tensor> =
-            (0..self.graph.outputs().len()).map(|index| session.output(index)).collect::<Result<_, _>>()?;
+        let outputs = self.bed.run(&mut session, &tensors.iter().collect::<Vec<_>>())?;
         Ok((session.plan().groups.len(), expected.verify(self.graph, &outputs)?))
     }
 
     fn fails(&self, strategy: Strategy) -> bool {
         let Ok(expected) = Expected::new(self.graph, self.inputs, self.backward) else { return false };
-        match self.plan(strategy, &expected) {
-            Ok((_, verification)) => !verification.holds(),
-            Err(_) => true,
+        match parallel::guarded(|| self.plan(strategy, &expected)) {
+            Ok(Ok((_, verification))) => !verification.holds(),
+            Ok(Err(_)) | Err(_) => true,
         }
     }
 }
@@ -196,7 +242,7 @@ pub fn tensors(graph: &Graph, inputs: &[Array]) -> Result<Vec<Tensor>, Error> {
 const MINIMISE: Duration = Duration::from_secs(10);
 
 /// Looks for a smaller graph that still fails: one output, then any inner value turned into an input.
-fn minimise(engine: &Engine, case: &Case, strategy: Strategy) -> Graph {
+fn minimise(bed: &Bed<'_>, case: &Case, strategy: Strategy) -> Graph {
     let deadline = Instant::now() + MINIMISE;
     let (mut graph, mut inputs) = (case.graph.clone(), case.inputs.to_vec());
     loop {
@@ -207,7 +253,7 @@ fn minimise(engine: &Engine, case: &Case, strategy: Strategy) -> Graph {
             }
             let Some((candidate, values)) = reduced(&graph, &inputs, &outputs, cut) else { continue };
             let is_smaller = candidate.nodes().len() < graph.nodes().len() || outputs.len() < graph.outputs().len();
-            let trial = Trial { engine, graph: &candidate, inputs: &values, backward: case.backward };
+            let trial = Trial { bed, graph: &candidate, inputs: &values, backward: case.backward };
             if is_smaller && trial.fails(strategy) {
                 smaller = Some((candidate, values));
                 break;

@@ -99,6 +99,17 @@ pub enum Error {
         /// what there is
         known: String,
     },
+    /// An op, a size or a storage type without hand-written rungs.
+    #[error(
+        "{op} has no ladder here; there is one of add_act and one of norm_act (layer norm, a multiple of 8 columns, at most \
+         {widest}), with gelu, forward, in f32 and bf16"
+    )]
+    NoLadder {
+        /// the op
+        op: &'static str,
+        /// the longest row
+        widest: usize,
+    },
     /// The op has no gradient.
     #[error("{0} has no backward: its result is quantised")]
     NoBackward(&'static str),

@@ -1,5 +1,7 @@
 //! The main job: plan a graph, run it unfused and fused, prove both against f64, measure.
 
+mod measure;
+
 use std::time::{Duration, Instant};
 
 use deuteron_graph::Graph;
@@ -8,13 +10,14 @@ use deuteron_reference::Array;
 use deuteron_report::{Analysis, ClassError, KernelSheet, MeasuredSheet};
 use serde::Serialize;
 
-use crate::analyze::{AnalyzeOptions, analyze};
+use crate::analyze::{AnalyzeOptions, Kernels, analyze};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
 use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::verify::{Expected, Verification};
+use measure::{PlanTimes, Times};
 
 /// What `fuse` found. The JSON form has these fields.
 #[derive(Debug, Clone, Serialize)]
@@ -37,7 +40,7 @@ pub struct FuseReport {
     pub unfused: PlanReport,
     /// row ops merged wherever it is legal
     pub fused: PlanReport,
-    /// unfused time over fused time
+    /// unfused time over fused time, from recordings where there are such
     pub speedup: f64,
     /// the kernels of the fused plan, in order
     pub groups: Vec<GroupReport>,
@@ -59,8 +62,10 @@ pub struct PlanReport {
     pub kernels: usize,
     /// compulsory traffic of all kernels
     pub bytes: u64,
-    /// median time of a run
+    /// median time of a run; on a GPU with kernels launched one by one
     pub ms: f64,
+    /// the same from a recording of all launches, on a device that has such a thing
+    pub graph_ms: Option<f64>,
     /// what the model predicted
     pub predicted_ms: f64,
     /// bytes of intermediates
@@ -140,12 +145,12 @@ pub fn fuse(
 ) -> Result<FuseReport, Error> {
     progress(Stage::Inputs);
     let tensors = seed::inputs(graph, options.seed)?;
-    let inputs: Vec<&Tensor> = tensors.iter().collect();
     progress(Stage::Compiling);
     let question = AnalyzeOptions {
         sources: options.sources,
         // Both plans run the graph as it is, so that they can be compared kernel by kernel.
         keep_all: true,
+        kernels: Kernels::Generated,
         ..AnalyzeOptions::on(engine.device().machine().clone())
     };
     let analysis = analyze(graph, &question)?;
@@ -158,10 +163,12 @@ pub fn fuse(
     drop(arrays);
     let reference_seconds = begin.elapsed().as_secs_f64();
     progress(Stage::Verifying);
+    let uploaded: Vec<Tensor> = tensors.iter().map(|tensor| tensor.to_device(engine)).collect::<Result<_, _>>()?;
+    let inputs: Vec<&Tensor> = uploaded.iter().collect();
     let checked = [verify(&mut unfused, &inputs, &expected)?, verify(&mut fused, &inputs, &expected)?];
-    drop(expected);
+    drop((expected, uploaded));
     progress(Stage::Measuring);
-    let times = measure(&mut unfused, &mut fused, &inputs, options.budget)?;
+    let times = measure::measure(engine, &mut unfused, &mut fused, &tensors, options.budget)?;
     Ok(report(engine, graph, [&unfused, &fused], &checked, times, reference_seconds, analysis))
 }
 
@@ -171,35 +178,6 @@ fn verify(session: &mut Session, inputs: &[&Tensor], expected: &Expected) -> Res
     let outputs: Vec<Tensor> =
         (0..session.graph().outputs().len()).map(|index| session.output(index)).collect::<Result<_, _>>()?;
     expected.verify(session.graph(), &outputs)
-}
-
-struct Times {
-    unfused: Duration,
-    fused: Duration,
-    /// of each kernel of the unfused plan
-    before: Vec<Duration>,
-    /// of each kernel of the fused plan
-    groups: Vec<Duration>,
-}
-
-/// Runs both plans in turn, so that what disturbs the machine disturbs both, and takes medians.
-fn measure(unfused: &mut Session, fused: &mut Session, inputs: &[&Tensor], budget: Duration) -> Result<Times, Error> {
-    let (mut slow, mut fast) = (Vec::new(), Vec::new());
-    let mut groups: Vec<Vec<Duration>> = vec![Vec::new(); fused.plan().groups.len()];
-    let mut before: Vec<Vec<Duration>> = vec![Vec::new(); unfused.plan().groups.len()];
-    let begin = Instant::now();
-    while slow.len() < 3 || (begin.elapsed() < budget && slow.len() < 1001) {
-        let start = Instant::now();
-        let times = unfused.run_timed(inputs)?;
-        slow.push(start.elapsed());
-        before.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
-        let start = Instant::now();
-        let times = fused.run_timed(inputs)?;
-        fast.push(start.elapsed());
-        groups.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
-    }
-    let medians = |all: Vec<Vec<Duration>>| all.into_iter().map(median).collect();
-    Ok(Times { unfused: median(slow), fused: median(fast), before: medians(before), groups: medians(groups) })
 }
 
 /// The middle of the sorted list; zero of an empty one.
@@ -220,15 +198,16 @@ fn report(
     let worst = checked.iter().filter_map(Verification::worst);
     let worst = worst.max_by(|a, b| a.comparison.ratio.total_cmp(&b.comparison.ratio));
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-    let plan_report = |plan: &Plan, time: Duration| PlanReport {
+    let plan_report = |plan: &Plan, times: &PlanTimes| PlanReport {
         kernels: plan.groups.len(),
         bytes: plan.bytes().0,
-        ms: milliseconds(time),
+        ms: milliseconds(times.run),
+        graph_ms: times.graph.map(milliseconds),
         predicted_ms: plan.time().us() / 1e3,
         arena: plan.arena.bytes,
     };
     let fused_plan = sessions[1].plan();
-    let groups = fused_plan.groups.iter().zip(&times.groups).map(|(group, &time)| GroupReport {
+    let groups = fused_plan.groups.iter().zip(&times.fused.kernels).map(|(group, &time)| GroupReport {
         name: group.name.clone(),
         kind: group.kind.to_string(),
         ops: group.nodes.len(),
@@ -243,13 +222,14 @@ fn report(
         text: refusal.reason.to_string(),
     });
     let verified = checked.iter().all(Verification::holds);
-    let model = class_errors(fused_plan, &times.groups);
-    fill_measured(&mut analysis.before, &times.before);
-    fill_measured(&mut analysis.after, &times.groups);
-    let speedup = times.unfused.as_secs_f64() / times.fused.as_secs_f64().max(1e-12);
+    let model = class_errors(fused_plan, &times.fused.kernels);
+    fill_measured(&mut analysis.before, &times.unfused.kernels, sessions[0]);
+    fill_measured(&mut analysis.after, &times.fused.kernels, sessions[1]);
+    let [unfused_time, fused_time] = [times.unfused.best(), times.fused.best()];
+    let speedup = unfused_time.as_secs_f64() / fused_time.as_secs_f64().max(1e-12);
     analysis.measured = Some(MeasuredSheet {
-        unfused_us: milliseconds(times.unfused) * 1e3,
-        chosen_us: milliseconds(times.fused) * 1e3,
+        unfused_us: milliseconds(unfused_time) * 1e3,
+        chosen_us: milliseconds(fused_time) * 1e3,
         speedup,
         verified,
         worst_ratio: worst.map_or(0.0, |worst| worst.comparison.ratio),
@@ -263,8 +243,8 @@ fn report(
         bound: worst.map_or(0.0, |worst| worst.comparison.bound),
         worst_ratio: worst.map_or(0.0, |worst| worst.comparison.ratio),
         worst_output: worst.map_or(String::new(), |worst| worst.name.clone()),
-        unfused: plan_report(sessions[0].plan(), times.unfused),
-        fused: plan_report(fused_plan, times.fused),
+        unfused: plan_report(sessions[0].plan(), &times.unfused),
+        fused: plan_report(fused_plan, &times.fused),
         speedup,
         groups: groups.collect(),
         refusals: refusals.collect(),
@@ -274,11 +254,14 @@ fn report(
     }
 }
 
-/// The median of the measured times of each kernel's launches.
-fn fill_measured(kernels: &mut [KernelSheet], times: &[Duration]) {
+/// The median of the measured times of each kernel's launches, and its registers as compiled.
+fn fill_measured(kernels: &mut [KernelSheet], times: &[Duration], session: &Session) {
     for kernel in kernels {
         let own: Vec<Duration> = kernel.launches.iter().filter_map(|&launch| times.get(launch).copied()).collect();
         kernel.measured_us = Some(median(own).as_secs_f64() * 1e6);
+        let compiled = kernel.launches.first().and_then(|&launch| session.kernels().get(launch));
+        kernel.measured_registers =
+            compiled.and_then(|kernel| kernel.usage().iter().map(|entry| entry.registers).max());
     }
 }
 

@@ -32,12 +32,14 @@ pub mod bench;
 pub mod calibrate;
 pub mod catalog;
 pub mod check;
+pub mod cuda;
 pub mod doctor;
 mod engine;
 mod error;
 pub mod fuse;
 pub mod listing;
 pub mod ops;
+mod parallel;
 pub mod seed;
 mod session;
 mod tensor;
@@ -46,12 +48,12 @@ pub mod verify;
 pub use catalog::{Activation, FusedOp, Norm};
 pub use deuteron_codegen::cpu::simd::Isa;
 pub use deuteron_codegen::render;
-pub use deuteron_device::{Cpu, Device, DeviceError};
+pub use deuteron_device::{Cpu, Device, DeviceError, Kernel, Launching};
 pub use deuteron_graph::*;
 pub use deuteron_onnx as onnx;
 pub use deuteron_plan::{
-    Bytes, Cost, Form, Group, GroupKind, Layout, Machine, MachineError, PAGES, Page, Pin, Plan, PlanError, Quantity,
-    Reason, Refusal, Search, Seconds, Strategy, Target, Traffic, page, plan, plan_pinned,
+    Bytes, Cost, Form, Group, GroupKind, Layout, Machine, MachineError, MachineKind, PAGES, Page, Pin, Plan, PlanError,
+    Quantity, Reason, Refusal, Search, Seconds, Strategy, Target, Traffic, page, plan, plan_pinned,
 };
 pub use deuteron_reference as reference;
 pub use deuteron_report as report;

@@ -1,9 +1,13 @@
 //! The kernels of a graph, for a person to read.
 
 use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_codegen::{Source, render};
+use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, Grids, grids};
+use deuteron_codegen::{Backend, Source, render};
+use deuteron_device::DeviceError;
+use deuteron_device::cuda::EntryUsage;
+use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_graph::{Graph, NodeId, Op};
-use deuteron_plan::{Catalog, Group, Plan, Strategy, plan};
+use deuteron_plan::{Catalog, Draft, Group, Machine, Plan, Quantity, Strategy, Target, plan};
 use deuteron_report::SourceLine;
 use serde::Serialize;
 
@@ -27,17 +31,38 @@ pub struct KernelListing {
     pub kept_rows: u16,
     /// sweeps over a row
     pub passes: usize,
+    /// of a kernel for a GPU
+    #[serde(flatten)]
+    pub compiled: Option<Compiled>,
     /// the generated source
     pub source: String,
+}
+
+/// What is known of a CUDA kernel once it is compiled.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compiled {
+    /// registers a thread, of the function that needs the most
+    pub registers: u32,
+    /// what the planner expected
+    pub predicted_registers: u32,
+    /// bytes a thread writes and reads because registers ran out
+    pub spill_bytes: u32,
+    /// shared memory a block, of the launch that needs the most
+    pub shared_bytes: u32,
+    /// share of a multiprocessor's threads that fit at once, of the first launch
+    pub occupancy: f64,
+    /// how the kernel is spread over threads, and why
+    pub config: String,
 }
 
 /// The source of one kernel of a plan for the CPU, each line with the operation it came from. Empty where a kernel holds
 /// something that is only described.
 pub(crate) fn tagged_source(graph: &Graph, plan: &Plan, group: &Group) -> Vec<SourceLine> {
-    if holds_opaque(graph, group) || !CpuCatalog.offers(group.form) {
+    let draft = group.draft(graph, &plan.placement);
+    if holds_opaque(graph, group) || !CpuCatalog.offers(&draft) {
         return Vec::new();
     }
-    let lines = deuteron_codegen::tagged_source(&group.draft(graph, &plan.placement));
+    let lines = deuteron_codegen::tagged_source(&draft);
     let op = |node: Option<NodeId>| node.map_or(String::new(), |id| graph.call_name(graph.node(id).call).to_string());
     lines.into_iter().map(|line| SourceLine { op: op(line.node), text: line.text }).collect()
 }
@@ -47,16 +72,90 @@ pub(crate) fn holds_opaque(graph: &Graph, group: &Group) -> bool {
     group.nodes.iter().any(|&id| matches!(graph.node(id).op, Op::Opaque(_)))
 }
 
-/// Plans a graph and renders each kernel.
+/// The names under which a profiler sees the launches of a kernel, in order; empty where a library chooses them.
+pub(crate) fn launches(draft: &Draft, backend: &Backend) -> Vec<String> {
+    match (render(draft, backend), backend) {
+        ((Source::Cuda(source), launch), Backend::Cuda(target)) => {
+            grids(&source, &launch, target).list.iter().map(|grid| grid.entry.to_string()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A GPU that need not be there: kernels for it are compiled and not run.
+pub struct Absent {
+    /// what the planner assumes
+    pub machine: Machine,
+    /// what sources are rendered for
+    backend: Backend,
+    compiler: Compiler,
+}
+
+impl Absent {
+    /// An instruction set with the numbers of a machine.
+    pub fn new(arch: Arch, machine: Machine, compiler: Compiler) -> Absent {
+        let backend = Backend::Cuda(CudaTarget::new(arch, machine.count(Quantity::Processors)));
+        Absent { machine, backend, compiler }
+    }
+
+    /// An instruction set with the numbers of a profile of its generation.
+    pub fn of_arch(arch: Arch, compiler: Compiler) -> Result<Absent, Error> {
+        let profile = match arch {
+            Arch::Sm75 | Arch::Sm80 => "a100",
+            Arch::Sm86 | Arch::Sm89 | Arch::Sm120 => "rtx4090",
+            Arch::Sm90a | Arch::Sm100 => "h200",
+        };
+        Ok(Absent::new(arch, Machine::profile(profile)?, compiler))
+    }
+}
+
+/// Plans a graph for an engine and renders each kernel; on a GPU compiles it too.
 pub fn kernels(engine: &Engine, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>, Error> {
-    let plan = plan(graph, engine.device().target(), strategy, &[])?;
-    let listings = plan.groups.iter().map(|group| {
-        let (source, _) = render(&group.draft(graph, &plan.placement), engine.device().backend());
+    let device = engine.device();
+    let usage = |source: &Source| -> Result<Vec<EntryUsage>, Error> {
+        match device.backend() {
+            Backend::Cpu => Ok(Vec::new()),
+            Backend::Cuda(_) => Ok(device.compile(vec![source.clone()])?[0].usage().to_vec()),
+        }
+    };
+    list(graph, strategy, device.target(), device.backend(), &usage)
+}
+
+/// Plans a graph for a GPU that need not be there, and compiles each kernel for it.
+pub fn kernels_for(absent: &Absent, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>, Error> {
+    let Backend::Cuda(target) = &absent.backend else { return Ok(Vec::new()) };
+    let usage = |source: &Source| -> Result<Vec<EntryUsage>, Error> {
+        let Source::Cuda(source) = source else { return Ok(Vec::new()) };
+        let request = Request { name: &source.name, text: &source.text, arch: target.arch.name(), options: &[] };
+        Ok(absent.compiler.compile(&request).map_err(DeviceError::from)?.entries)
+    };
+    let planned_for = Target { machine: &absent.machine, catalog: &CudaCatalog };
+    list(graph, strategy, planned_for, &absent.backend, &usage)
+}
+
+fn list(
+    graph: &Graph,
+    strategy: Strategy,
+    target: Target<'_>,
+    backend: &Backend,
+    usage: &dyn Fn(&Source) -> Result<Vec<EntryUsage>, Error>,
+) -> Result<Vec<KernelListing>, Error> {
+    let plan = plan(graph, target, strategy, &[])?;
+    let listing = |group: &Group| -> Result<KernelListing, Error> {
+        let (source, launch) = render(&group.draft(graph, &plan.placement), backend);
         let (tiles, kept_rows, passes) = match &source {
             Source::Row(program) => (program.tiles, program.kept, program.passes.len()),
             Source::Cuda(_) | Source::Matmul(_) | Source::ScatterAdd(_) | Source::Copy(_) => (0, 0, 0),
         };
-        KernelListing {
+        let compiled = match (&source, backend) {
+            (Source::Cuda(cuda), Backend::Cuda(cuda_target)) => {
+                let grids = grids(cuda, &launch, cuda_target);
+                let predicted = group.cost.resources.registers;
+                Some(Compiled::new(cuda, &grids, &usage(&source)?, target.machine, predicted))
+            }
+            _ => None,
+        };
+        Ok(KernelListing {
             name: group.name.clone(),
             kind: group.kind.to_string(),
             bytes_read: group.traffic.read.0,
@@ -64,8 +163,60 @@ pub fn kernels(engine: &Engine, graph: &Graph, strategy: Strategy) -> Result<Vec
             tiles,
             kept_rows,
             passes,
+            compiled,
             source: source.to_string(),
+        })
+    };
+    plan.groups.iter().map(listing).collect()
+}
+
+impl Compiled {
+    fn new(source: &CudaSource, grids: &Grids, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
+        let config = match &source.family {
+            Family::Row(kernel) => kernel.config.to_string(),
+            Family::Copy(_) | Family::ScatterAdd(_) | Family::Product(_) => String::new(),
+        };
+        let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);
+        let shared = |grid: &Grid| grid.shared + of(grid).map_or(0, |entry| entry.shared);
+        let first = grids.list.first();
+        Compiled {
+            registers: usage.iter().map(|entry| entry.registers).max().unwrap_or(0),
+            predicted_registers: predicted,
+            spill_bytes: usage.iter().map(|entry| entry.spill_stores + entry.spill_loads).sum(),
+            shared_bytes: grids.list.iter().map(shared).max().unwrap_or(0),
+            occupancy: first.map_or(0.0, |grid| {
+                let registers = of(grid).map_or(0, |entry| entry.registers);
+                occupancy(machine, grid.threads, registers, shared(grid))
+            }),
+            config,
         }
-    });
-    Ok(listings.collect())
+    }
+}
+
+/// The share of a multiprocessor's threads that fit at once. Registers are given to warps in lots of 256, shared memory
+/// in lots of 128 bytes and 1 KiB a block for the system.
+fn occupancy(machine: &Machine, threads: u32, registers: u32, shared: u32) -> f64 {
+    let warps = threads.div_ceil(32).max(1) as usize;
+    let lot = (registers.max(1) as usize * 32).next_multiple_of(256);
+    let by_registers = machine.count(Quantity::Registers) / lot / warps;
+    let by_threads = machine.count(Quantity::Threads) / (32 * warps);
+    let a_block = (shared as usize).next_multiple_of(128) + 1024;
+    let by_shared = machine.kilobytes(Quantity::SharedKb).0 as usize / a_block;
+    let blocks = by_registers.min(by_threads).min(by_shared).min(32);
+    (blocks * warps * 32) as f64 / machine.get(Quantity::Threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn occupancy_is_what_the_scarcest_thing_allows() {
+        let h200 = Machine::profile("h200").unwrap();
+        assert_eq!(occupancy(&h200, 256, 32, 0), 1.0);
+        assert_eq!(occupancy(&h200, 256, 64, 0), 0.5, "registers");
+        assert_eq!(occupancy(&h200, 256, 32, 100 << 10), 0.25, "shared memory: two blocks");
+        assert_eq!(occupancy(&h200, 32, 16, 0), 0.5, "blocks: 32 of a warp");
+        assert_eq!(occupancy(&h200, 1024, 80, 0), 0.0, "a block that does not fit");
+    }
 }

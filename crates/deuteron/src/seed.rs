@@ -6,6 +6,10 @@ use deuteron_reference::Generator;
 use crate::error::Error;
 use crate::tensor::Tensor;
 
+/// Values repeat after this many: a prime, so that no row of a usual width is like another, and few enough to be made in
+/// milliseconds.
+pub const PERIOD: usize = 1_048_573;
+
 /// One tensor for each input of the graph. Data is normal, weights are normal of deviation 0.02 as GPT-2 begins, scales
 /// of norms are about 1, indices are within what they pick from.
 pub fn inputs(graph: &Graph, seed: u64) -> Result<Vec<Tensor>, Error> {
@@ -15,10 +19,9 @@ pub fn inputs(graph: &Graph, seed: u64) -> Result<Vec<Tensor>, Error> {
 fn input(graph: &Graph, id: NodeId, seed: u64, position: u64) -> Result<Tensor, Error> {
     let node = graph.node(id);
     let mut generator = Generator::new(seed ^ (position + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    let count = node.shape.elements();
     if node.dtype == Dtype::I32 {
         let limit = index_limit(graph, id);
-        return Tensor::build(Dtype::I32, node.shape.clone(), count, |_| generator.below(limit) as f64);
+        return Tensor::tiled(Dtype::I32, node.shape.clone(), PERIOD, |_| generator.below(limit) as f64);
     }
     let is_weight = matches!(node.op, Op::Input { kind: InputKind::Weight, .. });
     let (centre, deviation) = match (is_norm_scale(graph, id), is_weight) {
@@ -26,7 +29,7 @@ fn input(graph: &Graph, id: NodeId, seed: u64, position: u64) -> Result<Tensor, 
         (false, true) => (0.0, 0.02),
         (false, false) => (0.0, 1.0),
     };
-    Tensor::build(node.dtype, node.shape.clone(), count, |_| centre + deviation * quick_normal(&mut generator))
+    Tensor::tiled(node.dtype, node.shape.clone(), PERIOD, |_| centre + deviation * quick_normal(&mut generator))
 }
 
 /// The sum of four uniform numbers, scaled to deviation 1: normal enough, and four to one call of the generator.

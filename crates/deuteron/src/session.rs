@@ -1,9 +1,10 @@
 //! A graph planned and compiled once, run many times.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use deuteron_codegen::{Launch, Source, render};
-use deuteron_device::{Executable, Inputs, Job, Launching, Place, Step};
+use deuteron_device::{Executable, Inputs, Job, Kernel, Launching, Place, Step};
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Plan, Strategy, plan};
 
@@ -16,6 +17,7 @@ pub struct Session {
     graph: Graph,
     plan: Plan,
     layouts: Vec<Layout>,
+    kernels: Vec<Arc<Kernel>>,
     executable: Box<dyn Executable>,
     times: Vec<Duration>,
     launching: Launching,
@@ -40,11 +42,24 @@ impl Session {
         refuse_opaque(graph)?;
         let plan = plan(graph, device.target(), strategy, layouts)?;
         let rendered = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), device.backend()));
-        let (sources, launches): (Vec<Source>, Vec<Launch>) = rendered.unzip();
+        let rendered = rendered.collect();
+        Session::of(engine, graph, plan, rendered, layouts)
+    }
+
+    /// A plan with a source and a launch for each of its groups.
+    pub(crate) fn of(
+        engine: &Engine,
+        graph: &Graph,
+        plan: Plan,
+        rendered: Vec<(Source, Launch)>,
+        layouts: &[Layout],
+    ) -> Result<Session, Error> {
+        let device = engine.device();
+        let (sources, launches): (Vec<Source>, Vec<Launch>) = rendered.into_iter().unzip();
         let kernels = device.compile(sources)?;
-        let steps = kernels.into_iter().zip(launches).map(|(kernel, launch)| {
+        let steps = kernels.iter().zip(launches).map(|(kernel, launch)| {
             let places = places(graph, &plan, &launch);
-            Step { kernel, launch, places }
+            Step { kernel: kernel.clone(), launch, places }
         });
         let outputs = output_nodes(graph);
         let job = Job {
@@ -59,6 +74,7 @@ impl Session {
             graph: graph.clone(),
             plan,
             layouts: layouts.to_vec(),
+            kernels,
             executable,
             times,
             launching: Launching::Eager,
@@ -116,6 +132,16 @@ impl Session {
         let memory: Vec<_> = memory.collect();
         let inputs: Vec<Inputs> = memory.iter().map(|set| set as Inputs).collect();
         Ok(self.executable.time(&inputs, runs, launching)?)
+    }
+
+    /// Its compiled kernels, one a group of the plan.
+    pub fn kernels(&self) -> &[Arc<Kernel>] {
+        &self.kernels
+    }
+
+    /// Registers a thread of its kernels, the most of them; none on a device without such a number.
+    pub fn registers(&self) -> Option<u32> {
+        self.kernels.iter().flat_map(|kernel| kernel.usage()).map(|entry| entry.registers).max()
     }
 
     fn check(&self, inputs: &[&Tensor]) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! Tensors: host memory with a dtype, a shape and strides.
+//! Tensors: memory with a dtype, a shape and strides.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -84,6 +84,29 @@ impl Tensor {
         Ok(Tensor::of(memory, dtype, &shape))
     }
 
+    /// Fills a tensor by repeating the first `period` values: quick for large ones.
+    pub(crate) fn tiled(
+        dtype: Dtype,
+        shape: Shape,
+        period: usize,
+        mut value: impl FnMut(usize) -> f64,
+    ) -> Result<Tensor, Error> {
+        let count = counted(&shape)?;
+        Tensor::read(dtype, shape, |bytes| {
+            let first = period.min(count) * dtype.bytes();
+            for (index, bytes) in bytes[..first].chunks_exact_mut(dtype.bytes()).enumerate() {
+                encode(dtype, value(index), bytes);
+            }
+            let mut filled = first;
+            while filled < bytes.len() {
+                let more = filled.min(bytes.len() - filled);
+                bytes.copy_within(..more, filled);
+                filled += more;
+            }
+            Ok(())
+        })
+    }
+
     /// Its storage type.
     pub fn dtype(&self) -> Dtype {
         self.dtype
@@ -154,20 +177,36 @@ impl Tensor {
         }
     }
 
-    /// All values as `f64`, in row-major order.
-    pub fn to_array(&self) -> Result<Array, Error> {
-        let (shape, strides) = (self.shape(), &self.layout.strides);
-        let bytes = self.bytes()?;
-        let size = self.dtype.bytes();
-        let at = |element: usize| decode(self.dtype, &bytes[element * size..(element + 1) * size]);
-        let count = shape.elements();
+    /// The bytes of all values, in row-major order.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, Error> {
+        let (size, bytes) = (self.dtype.bytes(), self.bytes()?);
         if self.layout.is_contiguous() {
-            return Ok(Array::new(shape.clone(), (0..count).map(at).collect()));
+            return Ok(bytes[..self.shape().elements() * size].to_vec());
         }
+        let mut packed = Vec::with_capacity(self.shape().elements() * size);
+        self.for_elements(|element| packed.extend_from_slice(&bytes[element * size..(element + 1) * size]));
+        Ok(packed)
+    }
+
+    /// Whether another tensor of the same dtype and shape has the same bits. Both must be contiguous and on the host, as
+    /// outputs of a session are; others compare as different.
+    pub fn is_bitwise(&self, other: &Tensor) -> bool {
+        let contiguous = self.layout.is_contiguous() && other.layout.is_contiguous();
+        let length = self.shape().elements() * self.dtype.bytes();
+        match (self.memory.host(), other.memory.host()) {
+            (Some(ours), Some(theirs)) if contiguous && self.dtype == other.dtype && self.shape() == other.shape() => {
+                ours[..length] == theirs[..length]
+            }
+            _ => false,
+        }
+    }
+
+    /// Calls a function with the position in memory of every element, in row-major order.
+    fn for_elements(&self, mut visit: impl FnMut(usize)) {
+        let (shape, strides) = (self.shape(), &self.layout.strides);
         let mut index = vec![0usize; shape.rank()];
-        let mut values = Vec::with_capacity(count);
-        for _ in 0..count {
-            values.push(at(self.layout.offset + index.iter().zip(strides).map(|(i, s)| i * s).sum::<usize>()));
+        for _ in 0..shape.elements() {
+            visit(self.layout.offset + index.iter().zip(strides).map(|(i, s)| i * s).sum::<usize>());
             for axis in (0..shape.rank()).rev() {
                 index[axis] += 1;
                 if index[axis] < shape[axis] {
@@ -176,6 +215,19 @@ impl Tensor {
                 index[axis] = 0;
             }
         }
+    }
+
+    /// All values as `f64`, in row-major order.
+    pub fn to_array(&self) -> Result<Array, Error> {
+        let (shape, bytes) = (self.shape(), self.bytes()?);
+        let size = self.dtype.bytes();
+        let at = |element: usize| decode(self.dtype, &bytes[element * size..(element + 1) * size]);
+        let count = shape.elements();
+        if self.layout.is_contiguous() {
+            return Ok(Array::new(shape.clone(), (0..count).map(at).collect()));
+        }
+        let mut values = Vec::with_capacity(count);
+        self.for_elements(|element| values.push(at(element)));
         Ok(Array::new(shape.clone(), values))
     }
 

@@ -2,6 +2,8 @@
 
 use deuteron_codegen::cpu::simd::Fault;
 
+use crate::cuda::CudaError;
+
 /// Why a job could not be loaded or run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
@@ -61,6 +63,49 @@ pub enum DeviceError {
         /// which
         input: usize,
     },
+    /// An input in memory of another GPU, or in none that CUDA knows.
+    #[error("input {input}: expected memory of GPU {ordinal}, got an address that is not; copy it there first")]
+    ForeignMemory {
+        /// which
+        input: usize,
+        /// the GPU of the device
+        ordinal: usize,
+    },
+    /// An input that does not start where its elements may stand.
+    #[error("input {input}: expected a start at a multiple of {bytes} bytes; copy it to an aligned buffer")]
+    InputAlignment {
+        /// which
+        input: usize,
+        /// bytes of an element
+        bytes: usize,
+    },
+    /// A run with fewer or more inputs than its job.
+    #[error("expected {expected} inputs, got {got}")]
+    InputCount {
+        /// of the job
+        expected: usize,
+        /// of the run
+        got: usize,
+    },
+    /// An output that the job does not have.
+    #[error("output {index}: the job has {outputs}")]
+    Output {
+        /// how many there are
+        outputs: usize,
+        /// which was asked for
+        index: usize,
+    },
+    /// A kernel wrote outside of its buffers: a defect of ours.
+    #[error("the bytes {side} {buffer} were overwritten by a kernel; please report this with the graph")]
+    RedZone {
+        /// which buffer
+        buffer: String,
+        /// `before` or `after`
+        side: &'static str,
+    },
+    /// What CUDA says.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// A worker thread panicked: a defect of ours.
     #[error("a worker thread panicked in step {step}; please report this with the graph")]
     WorkerPanicked {

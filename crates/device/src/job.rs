@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use deuteron_codegen::{Launch, Source};
 
+use crate::cuda::{EntryUsage, Module};
+
 /// Where an argument lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
@@ -25,6 +27,20 @@ pub enum Place {
 pub struct Kernel {
     /// what it was made from
     pub source: Source,
+    /// Loaded into a GPU's context, if it was made for one.
+    pub(crate) module: Option<Module>,
+}
+
+impl Kernel {
+    /// A kernel that needs no compiler.
+    pub(crate) fn new(source: Source) -> Kernel {
+        Kernel { source, module: None }
+    }
+
+    /// What the compiler said of each of its functions: registers, spills, memory. Empty where there was no compiler.
+    pub fn usage(&self) -> &[EntryUsage] {
+        self.module.as_ref().map_or(&[], Module::entries)
+    }
 }
 
 /// One kernel and its arguments.

@@ -4,13 +4,17 @@
 //! memory allocated, all sizes checked, ready to run many times without allocating. It never sees an operation.
 
 mod buffer;
+mod check;
 pub mod cpu;
+pub mod cuda;
 mod error;
+mod extent;
 mod job;
 mod memory;
 
 pub use buffer::Buffer;
 pub use cpu::Cpu;
+pub use cuda::{Cuda, CudaError};
 pub use error::DeviceError;
 pub use job::{Job, Kernel, Place, Step};
 pub use memory::{DeviceMemory, Memory};

@@ -153,11 +153,13 @@ impl Work {
 
 /// What a target's code generation can do.
 pub trait Catalog: Send + Sync {
-    /// Whether it can make a kernel of this form.
-    fn offers(&self, form: Form) -> bool;
+    /// Whether it makes kernels of this form at all: a cheap no, before the nodes are looked at.
+    fn offers_form(&self, form: Form) -> bool;
+    /// Whether it can make this kernel.
+    fn offers(&self, draft: &Draft) -> bool;
     /// Whether there is no form it cannot make.
     fn offers_everything(&self) -> bool;
-    /// The work of the kernel it would make; for a form it does not offer, a sound estimate.
+    /// The work of the kernel it would make; for a kernel it does not offer, a sound estimate.
     fn work(&self, draft: &Draft) -> Work;
 }
 
@@ -166,8 +168,12 @@ pub trait Catalog: Send + Sync {
 pub struct Primitives;
 
 impl Catalog for Primitives {
-    fn offers(&self, form: Form) -> bool {
+    fn offers_form(&self, form: Form) -> bool {
         form != Form::Opaque
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        self.offers_form(draft.form)
     }
 
     fn offers_everything(&self) -> bool {
@@ -184,8 +190,12 @@ impl Catalog for Primitives {
 pub struct Conceivable<'a>(pub &'a dyn Catalog);
 
 impl Catalog for Conceivable<'_> {
-    fn offers(&self, form: Form) -> bool {
-        Primitives.offers(form) || self.0.offers(form)
+    fn offers_form(&self, form: Form) -> bool {
+        Primitives.offers_form(form) || self.0.offers_form(form)
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        Primitives.offers(draft) || self.0.offers(draft)
     }
 
     fn offers_everything(&self) -> bool {

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashSet};
 use deuteron_graph::{Graph, NodeId, Op, first_backward};
 
 use crate::between::Between;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Draft};
 use crate::layout::Placement;
 use crate::legal::{Form, Rules, is_attention};
 use crate::plan::{Strategy, Target};
@@ -22,6 +22,14 @@ enum Scope {
     /// calls, and of attention its parts
     Call,
     Everything,
+}
+
+/// What came of a try to merge.
+enum Merged {
+    /// one group now, or never to be
+    Settled,
+    /// legal, and no kernel for it
+    NotOffered,
 }
 
 /// Nodes sorted into groups, and what reads what.
@@ -111,19 +119,26 @@ impl<'a> Grouping<'a> {
     fn merge(&mut self, scope: Scope) {
         let graph = self.rules.graph;
         let ids: Vec<NodeId> = graph.ids().filter(|id| self.group_of[id.index()].is_some()).collect();
+        // Pairs for which there is no kernel yet: half of an epilogue is none, and the whole of it may be.
+        let mut unfinished: Vec<(NodeId, NodeId)> = Vec::new();
         for &id in &ids {
             for base in self.bases(id) {
-                if let Some(producer) = self.group_of[base.index()] {
-                    self.try_merge(producer, id, base, scope);
+                if let Merged::NotOffered = self.try_merge(base, id, scope) {
+                    unfinished.push((base, id));
                 }
             }
         }
         for base in graph.ids() {
             for position in 1..self.readers[base.index()].len() {
                 let (first, second) = (self.readers[base.index()][position - 1], self.readers[base.index()][position]);
-                if let Some(group) = self.group_of[first.index()] {
-                    self.try_merge(group, second, first, scope);
-                }
+                self.try_merge(first, second, scope);
+            }
+        }
+        loop {
+            let before = unfinished.len();
+            unfinished.retain(|&(base, id)| matches!(self.try_merge(base, id, scope), Merged::NotOffered));
+            if unfinished.len() == before {
+                return;
             }
         }
     }
@@ -154,8 +169,11 @@ impl<'a> Grouping<'a> {
         bases
     }
 
-    fn try_merge(&mut self, first: usize, member: NodeId, neighbour: NodeId, scope: Scope) {
-        let Some(second) = self.group_of[member.index()] else { return };
+    fn try_merge(&mut self, neighbour: NodeId, member: NodeId, scope: Scope) -> Merged {
+        let (first, second) = match (self.group_of[neighbour.index()], self.group_of[member.index()]) {
+            (Some(first), Some(second)) if first != second => (first, second),
+            _ => return Merged::Settled,
+        };
         let (a, b) = (self.rules.graph.node(neighbour), self.rules.graph.node(member));
         let in_scope = match scope {
             Scope::CallPart => a.call == b.call && a.part == b.part,
@@ -165,8 +183,13 @@ impl<'a> Grouping<'a> {
             }
             Scope::Everything => true,
         };
-        if first == second || !in_scope || self.legal(first, second).is_err() {
-            return;
+        if !in_scope {
+            return Merged::Settled;
+        }
+        match self.legal(first, second) {
+            Ok(()) => {}
+            Err(Reason::NotOffered { .. }) => return Merged::NotOffered,
+            Err(_) => return Merged::Settled,
         }
         if let Some(between) = &mut self.between {
             between.merge(first, second);
@@ -175,6 +198,7 @@ impl<'a> Grouping<'a> {
         moved.iter().for_each(|id| self.group_of[id.index()] = Some(first));
         self.groups[first].extend(moved);
         self.groups[first].sort();
+        Merged::Settled
     }
 
     /// Whether two groups may be one.
@@ -187,7 +211,12 @@ impl<'a> Grouping<'a> {
 
     fn allowed(&self, nodes: &[NodeId], groups: &[usize]) -> Result<(), Reason> {
         let form = self.rules.form(nodes, &|id| self.leaves(id, groups))?;
-        if self.catalog.offers(form) { Ok(()) } else { Err(Reason::NotOffered { form: form.name() }) }
+        let offered = self.catalog.offers_form(form) && {
+            let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| self.leaves(id, groups)).collect();
+            let Rules { graph, placement, .. } = self.rules;
+            self.catalog.offers(&Draft { graph, placement, nodes, outputs: &outputs, form })
+        };
+        if offered { Ok(()) } else { Err(Reason::NotOffered { form: form.name() }) }
     }
 
     /// Whether a value is read outside of the groups, or handed out.

@@ -151,6 +151,14 @@ pub(crate) fn space_shape(graph: &Graph, id: NodeId) -> &Shape {
     }
 }
 
+/// The column sum, made by the same kernel, that a node converts as it is stored: sums are of `f32`, gradients of the
+/// weight's type.
+pub fn finished_sum(graph: &Graph, nodes: &[NodeId], id: NodeId) -> Option<NodeId> {
+    let node = graph.node(id);
+    let sum = *node.inputs.first().filter(|_| matches!(node.op, Op::Cast(_)) && node.dtype.is_float())?;
+    (matches!(graph.node(sum).op, Op::ColumnSum) && nodes.binary_search(&sum).is_ok()).then_some(sum)
+}
+
 /// The kind of kernel a node needs when it stands alone.
 pub(crate) fn kernel_kind(graph: &Graph, placement: &Placement, id: NodeId) -> GroupKind {
     let node = graph.node(id);
@@ -225,7 +233,9 @@ impl Rules<'_> {
 
     /// One space, values read at their own place, nothing needed before it is complete, and room for all of it.
     fn check_rows(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<Space, Reason> {
-        let edges = self.edges(nodes);
+        let finishes = |id: NodeId| finished_sum(self.graph, nodes, id).is_some_and(|sum| !leaves(sum));
+        let mut edges = self.edges(nodes);
+        edges.retain(|edge| !finishes(edge.consumer));
         for edge in &edges {
             let summed = matches!(self.graph.node(edge.producer).op, Op::ColumnSum);
             let looked_up = matches!(self.graph.node(edge.consumer).op, Op::Gather);
@@ -234,7 +244,7 @@ impl Rules<'_> {
             }
         }
         let mut space = node_space(self.graph, nodes[0]);
-        for &id in nodes {
+        for &id in nodes.iter().filter(|&&id| !finishes(id)) {
             let own = node_space(self.graph, id);
             space = space.join(own).ok_or(Reason::DifferentSpace { producer: space, consumer: own })?;
         }

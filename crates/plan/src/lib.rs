@@ -27,7 +27,7 @@ pub use cost::traffic::{ReadValue, Traffic, reads, traffic};
 pub use cost::units::{Bytes, Rate, Seconds};
 pub use cost::{Bound, Cost, Resources, cost, matrix_rate, ridge_points};
 pub use layout::{Layout, Placed, Placement, RowAccess, place};
-pub use legal::{AttentionForm, Form, MatmulForm, Reach, Space, node_space};
+pub use legal::{AttentionForm, Form, MatmulForm, Reach, Space, finished_sum, node_space};
 pub use machine::{Machine, MachineError, MachineKind, Number, Quantity};
 pub use memory::{Arena, Slot};
 pub use plan::{Group, GroupKind, Plan, PlanError, Refusal, Strategy, Target, plan, plan_pinned};

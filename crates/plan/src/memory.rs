@@ -4,8 +4,8 @@ use deuteron_graph::{Graph, NodeId};
 
 use crate::plan::Group;
 
-/// Buffers start at multiples of this: a cache line, and the widest vector.
-const ALIGNMENT: usize = 64;
+/// Buffers start at multiples of this: what a GPU's allocations start at, and more than a cache line or the widest vector.
+const ALIGNMENT: usize = 256;
 
 /// A buffer's place in the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,8 +12,12 @@ static CPU: LazyLock<Machine> = LazyLock::new(Machine::cpu);
 struct RowKernels;
 
 impl Catalog for RowKernels {
-    fn offers(&self, form: Form) -> bool {
+    fn offers_form(&self, form: Form) -> bool {
         matches!(form, Form::Row | Form::Copy | Form::ScatterAdd) || form == Form::PRODUCT
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        self.offers_form(draft.form)
     }
 
     fn offers_everything(&self) -> bool {
@@ -78,6 +82,53 @@ fn a_product_stays_apart_from_row_ops() {
          group 1: linear + gelu  [row, 24.8 KB]
          apart from group 0: E-PLAN-013 no generator for this device makes a kernel of the form `matmul with epilogue` yet",
     );
+}
+
+/// Row kernels, and a product with what follows it as far as the result is of the product's type: half of a linear layer,
+/// whose sum is f32 before it is rounded, is no kernel.
+struct WholeEpilogues;
+
+impl Catalog for WholeEpilogues {
+    fn offers_form(&self, form: Form) -> bool {
+        matches!(form, Form::Matmul(_)) || RowKernels.offers_form(form)
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        let dtype = |id: deuteron_graph::NodeId| draft.graph.node(id).dtype;
+        let whole = || {
+            let &[stored] = draft.outputs else { return false };
+            draft.nodes.last() == Some(&stored) && dtype(stored) == dtype(draft.nodes[0])
+        };
+        RowKernels.offers(draft) || (matches!(draft.form, Form::Matmul(_)) && whole())
+    }
+
+    fn offers_everything(&self) -> bool {
+        false
+    }
+
+    fn work(&self, draft: &Draft) -> Work {
+        Primitives.work(draft)
+    }
+}
+
+#[test]
+fn a_catalogue_sees_the_nodes_of_what_it_is_asked_about() {
+    let target = Target { machine: &CPU, catalog: &WholeEpilogues };
+    let names = |text: &str, strategy: Strategy| -> Vec<String> {
+        let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        plan(&graph, target, strategy, &[]).unwrap().groups.into_iter().map(|group| group.name).collect()
+    };
+    for dtype in ["f32", "bf16"] {
+        let operands = format!(
+            "x = input {dtype}[64,32] ; w = weight {dtype}[32,48] ; b = weight {dtype}[48] ; y = linear x w b ;"
+        );
+        let text = format!("{operands} z = gelu y ; out z");
+        assert_eq!(names(&text, Strategy::Unfused), ["linear", "gelu"], "{dtype}: rounding belongs to the call");
+        assert_eq!(names(&text, Strategy::Greedy), ["linear + gelu"], "{dtype}");
+        assert_eq!(names(&text, Strategy::Fused), ["linear + gelu"], "{dtype}");
+        let text = format!("{operands} z = gelu y ; out y z");
+        assert_eq!(names(&text, Strategy::Fused).len(), 2, "{dtype}: both are stored");
+    }
 }
 
 #[test]

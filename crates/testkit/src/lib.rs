@@ -4,4 +4,5 @@
 pub mod cases;
 pub mod fixtures;
 pub mod fuzz;
+pub mod hardware;
 pub mod readers;

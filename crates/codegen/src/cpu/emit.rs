@@ -8,21 +8,13 @@
 
 use deuteron_graph::{BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
 
-use crate::body::{Body, Expr, ExprId, Stage};
+use crate::body::{Body, Expr, ExprId, Origin, Stage};
+use crate::compound::{Activation, activation, binary, use_count};
 use crate::cpu::program::{Access, Dst, Inst, LaneKind, Partial, Pass, Program, Src, TileReduce, TileUnary};
 
 /// Emits the tile program of a body.
 pub fn emit(body: &Body) -> Program {
     emit_with_origins(body).0
-}
-
-/// What an instruction came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// an expression of the body
-    Expr(ExprId),
-    /// a stage of the body, by position
-    Stage(usize),
 }
 
 /// Origins of the instructions of one pass.
@@ -426,11 +418,6 @@ fn to_int8(dst: Dst, a: Src) -> Vec<Inst> {
     ]
 }
 
-fn use_count(body: &Body, id: ExprId) -> usize {
-    let by_exprs = body.exprs.iter().flat_map(|expr| expr.operands()).filter(|&operand| operand == id).count();
-    by_exprs + body.stages.iter().filter(|stage| stage_value(stage) == id).count()
-}
-
 /// Finds compounds from the top down, so that the largest wins.
 fn find_compounds(body: &Body, uniform: &[bool]) -> Vec<Shape> {
     let finder = Finder { body, uniform };
@@ -509,57 +496,19 @@ impl Finder<'_> {
     }
 
     fn activation(&self, id: ExprId) -> Option<Shape> {
-        let (x, gate) = self.binary(BinaryOp::Mul, id)?;
-        if use_count(self.body, gate) != 1 {
-            return None;
-        }
-        if self.body.expr(gate) == Expr::Unary(UnaryOp::Sigmoid, x) {
-            return Some(Shape::Compound(TileUnary::Silu, x));
-        }
-        if self.is_gelu_tanh_gate(x, gate) {
-            return Some(Shape::Compound(TileUnary::GeluTanh, x));
-        }
-        let (whole, half) = self.binary(BinaryOp::Mul, x)?;
-        let matches = self.is_constant(half, 0.5) && self.is_gelu_erf_gate(whole, gate);
-        (matches && use_count(self.body, x) == 1).then_some(Shape::Compound(TileUnary::GeluErf, whole))
-    }
-
-    /// `sigmoid((x slope) (0.044715 x^2 + 1))`
-    fn is_gelu_tanh_gate(&self, x: ExprId, gate: ExprId) -> bool {
-        let matched = || {
-            let Expr::Unary(UnaryOp::Sigmoid, argument) = self.body.expr(gate) else { return None };
-            let (steep, factor) = self.binary(BinaryOp::Mul, argument)?;
-            let (steep_x, slope) = self.binary(BinaryOp::Mul, steep)?;
-            let (scaled, one) = self.binary(BinaryOp::Add, factor)?;
-            let (square, cubic) = self.binary(BinaryOp::Mul, scaled)?;
-            let (a, b) = self.binary(BinaryOp::Mul, square)?;
-            let slope_value = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
-            let constants = self.is_constant(slope, slope_value) && self.is_constant(cubic, 0.044715);
-            Some(constants && self.is_constant(one, 1.0) && steep_x == x && a == x && b == x)
-        };
-        matched().unwrap_or(false)
-    }
-
-    /// `erf(x / sqrt 2) + 1`
-    fn is_gelu_erf_gate(&self, x: ExprId, gate: ExprId) -> bool {
-        let matched = || {
-            let (erf, one) = self.binary(BinaryOp::Add, gate)?;
-            let Expr::Unary(UnaryOp::Erf, scaled) = self.body.expr(erf) else { return None };
-            let (scaled_x, root) = self.binary(BinaryOp::Mul, scaled)?;
-            let constants = self.is_constant(one, 1.0) && self.is_constant(root, std::f64::consts::FRAC_1_SQRT_2);
-            Some(constants && scaled_x == x && use_count(self.body, erf) == 1)
-        };
-        matched().unwrap_or(false)
+        let (activation, x) = activation(self.body, id)?;
+        Some(Shape::Compound(tile_activation(activation), x))
     }
 
     fn binary(&self, op: BinaryOp, id: ExprId) -> Option<(ExprId, ExprId)> {
-        match self.body.expr(id) {
-            Expr::Binary(found, a, b) if found == op => Some((a, b)),
-            _ => None,
-        }
+        binary(self.body, op, id)
     }
+}
 
-    fn is_constant(&self, id: ExprId, value: f64) -> bool {
-        self.body.expr(id) == Expr::Const((value as f32).to_bits())
+fn tile_activation(activation: Activation) -> TileUnary {
+    match activation {
+        Activation::GeluTanh => TileUnary::GeluTanh,
+        Activation::GeluErf => TileUnary::GeluErf,
+        Activation::Silu => TileUnary::Silu,
     }
 }

@@ -13,8 +13,12 @@ use crate::source::{ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, S
 pub struct CpuCatalog;
 
 impl Catalog for CpuCatalog {
-    fn offers(&self, form: Form) -> bool {
+    fn offers_form(&self, form: Form) -> bool {
         matches!(form, Form::Row | Form::Copy | Form::ScatterAdd) || form == Form::PRODUCT
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        self.offers_form(draft.form)
     }
 
     fn offers_everything(&self) -> bool {
@@ -23,7 +27,7 @@ impl Catalog for CpuCatalog {
 
     fn work(&self, draft: &Draft) -> Work {
         let described = draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::Opaque(_)));
-        if !self.offers(draft.form) || described {
+        if !self.offers(draft) || described {
             return primitive_work(draft);
         }
         let (source, launch) = render(draft, &Backend::Cpu);
@@ -31,7 +35,7 @@ impl Catalog for CpuCatalog {
             (Source::Row(program), &Geometry::Row { rows, cols, .. }) => {
                 Counter { program, launch: &launch, rows, cols }.work()
             }
-            (Source::Matmul(dtype), Geometry::Matmul(shape)) => product_work(*dtype, shape),
+            (Source::Matmul(kernel), Geometry::Matmul(shape)) => product_work(kernel.dtype, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
             (Source::ScatterAdd(_), &Geometry::ScatterAdd { count, cols, rows }) => scatter_work(count, cols, rows),
             (_, _) => primitive_work(draft),

@@ -5,10 +5,30 @@
 //! addresses that the device fills in. So a device knows neither rows nor operations.
 
 mod arch;
+mod catalog;
+mod copy;
+mod product;
+mod row;
+mod scatter;
+mod tuning;
 
 pub use arch::Arch;
+pub use catalog::CudaCatalog;
+pub use copy::source as copy_source;
+pub use product::{product_grids, product_source};
+pub use row::{Policy, RowConfig, RowKernel};
+pub use scatter::source as scatter_source;
+pub use tuning::{BadTuning, Tuning};
 
-use crate::source::{Kernel, Launch, Source};
+use deuteron_graph::Dtype;
+use deuteron_plan::Draft;
+
+use crate::linear::earlier_sums;
+use crate::lower::lower;
+use crate::source::{Kernel, Launch, MatmulKernel, Source};
+
+/// A kernel, `hold`, that keeps a stream busy for as many nanoseconds as its only word says.
+pub const HOLD: &str = include_str!("hold.cu");
 
 /// What CUDA sources are rendered for.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +37,24 @@ pub struct CudaTarget {
     pub arch: Arch,
     /// multiprocessors
     pub processors: usize,
+    /// measured launch shapes; others are chosen by their shape
+    pub tuning: Tuning,
+}
+
+impl CudaTarget {
+    /// Without measured launch shapes.
+    pub fn new(arch: Arch, processors: usize) -> CudaTarget {
+        CudaTarget { arch, processors, tuning: Tuning::default() }
+    }
+}
+
+/// Launch shapes worth measuring for a row kernel, the suggested one first; none for a kernel of another kind.
+pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
+    let lowered = lower(group);
+    match &lowered.kernel {
+        Kernel::Row(body) => row::candidates(&earlier_sums(body), &lowered.launch, target),
+        Kernel::Matmul(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) => Vec::new(),
+    }
 }
 
 /// A CUDA translation unit and the shape of its launches. Two sources that are equal are one compiled kernel.
@@ -33,18 +71,23 @@ pub struct CudaSource {
 /// The families of generated CUDA kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Family {
+    /// elementwise work, row reductions, column sums
+    Row(Box<RowKernel>),
     /// elements of this many bytes moved
     Copy(usize),
+    /// rows added into a table of this storage type
+    ScatterAdd(Dtype),
+    /// a matrix product that the vendor's library does not do
+    Product(MatmulKernel),
 }
 
 /// Renders a kernel. Matrix products stay with the vendor's library.
 pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> Source {
-    let _ = (launch, target);
     match kernel {
-        Kernel::Row(_) => Source::Copy(0),
-        Kernel::Matmul(dtype) => Source::Matmul(dtype),
-        Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
-        Kernel::Copy(bytes) => Source::Copy(bytes),
+        Kernel::Row(body) => Source::Cuda(row::render(&earlier_sums(&body), launch, target)),
+        Kernel::Matmul(kernel) => Source::Matmul(kernel),
+        Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
+        Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
     }
 }
 
@@ -97,8 +140,10 @@ pub struct Grids {
 
 /// The grids of a launch of a source.
 pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids {
-    let _ = (launch, target);
-    match source.family {
-        Family::Copy(_) => Grids::default(),
+    match &source.family {
+        Family::Row(kernel) => row::grids(kernel, launch, target),
+        Family::Copy(bytes) => copy::grids(*bytes, launch),
+        Family::ScatterAdd(dtype) => scatter::grids(*dtype, launch),
+        Family::Product(kernel) => product::grids(kernel, launch),
     }
 }

@@ -46,7 +46,7 @@ pub fn flips(
     variants: &dyn Variants,
 ) -> Result<Vec<Flip>, Error> {
     // Variants of a graph have the same nodes in the same order, so a node names the same operation in all of them.
-    let operations = atoms(graph, super::target_of(&options.machine))?;
+    let operations = atoms(graph, super::target_of(options))?;
     let operations: Vec<NodeId> = operations.iter().map(|nodes| nodes[0]).collect();
     let mut flips = Vec::new();
     let mut decided: HashMap<(String, usize), bool> = HashMap::new();
@@ -96,7 +96,8 @@ fn decisions(
     analysis: &Analysis,
     operations: &[NodeId],
 ) -> Result<Vec<(usize, bool)>, Error> {
-    let plan = plan(graph, super::target_of(machine), Strategy::Fused, &[])?;
+    let options = AnalyzeOptions::on(machine.clone());
+    let plan = plan(graph, super::target_of(&options), Strategy::Fused, &[])?;
     let mut group_of: Vec<Option<usize>> = vec![None; graph.nodes().len()];
     for (index, group) in plan.groups.iter().enumerate() {
         group.nodes.iter().for_each(|id| group_of[id.index()] = Some(index));

@@ -20,7 +20,7 @@ pub(super) fn decide(graph: &Graph, options: &AnalyzeOptions) -> Result<(Graph, 
     }
     again.sort_unstable();
     again.dedup();
-    let target = target_of(&options.machine);
+    let target = target_of(options);
     let before = plan(graph, target, Strategy::Fused, &[])?;
     let rewritten = recompute(graph, first, &again)?.graph;
     let after = plan(&rewritten, target, Strategy::Fused, &[])?;

@@ -12,7 +12,7 @@ use deuteron_report::{
     OpSheet, PinSheet, PlanSheet, Plans, ReasonSheet, SearchSheet,
 };
 
-use crate::analyze::AnalyzeOptions;
+use crate::analyze::{AnalyzeOptions, Kernels, generated};
 use crate::listing;
 
 pub(super) fn analysis(graph: &Graph, options: &AnalyzeOptions, assessment: &Assessment, planning_ms: f64) -> Analysis {
@@ -130,7 +130,8 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions) -> Vec<KernelSh
                 primitives: group.nodes.len(),
                 size,
                 cost: cost_sheet(&group.cost),
-                realizable: options.machine.kind == MachineKind::Cpu && !listing::holds_opaque(graph, group),
+                realizable: generated(&options.machine).offers(&group.draft(graph, &plan.placement))
+                    && !listing::holds_opaque(graph, group),
                 source: match options.sources && options.machine.kind == MachineKind::Cpu {
                     true => listing::tagged_source(graph, plan, group),
                     false => Vec::new(),
@@ -329,10 +330,10 @@ fn main_dtype(graph: &Graph) -> Dtype {
 
 fn notes(graph: &Graph, options: &AnalyzeOptions) -> Vec<String> {
     let mut notes = Vec::new();
-    if options.machine.kind == MachineKind::Gpu {
+    if options.kernels == Kernels::Conceivable {
         notes.push(
-            "A plan for a GPU is a prediction: this version generates kernels for CPUs, and takes every skeleton of the \
-             planner (row, matmul with prologue and epilogue, attention and what follows it) to exist."
+            "This plan takes every skeleton of the planner to exist: row kernels, products with prologue and epilogue, attention \
+             and what follows it. Of these, row kernels and products with a simple epilogue can be generated for a GPU."
                 .to_string(),
         );
     }

@@ -210,9 +210,9 @@ pub(crate) fn calibration() -> Result<Vec<Graph>, Error> {
         // The embedding's table alone takes longer than all others.
         let sizes = if matches!(op, FusedOp::EmbedNorm { .. }) { &CATALOG[1..2] } else { &CATALOG[..] };
         for &[rows, cols] in sizes {
-            graphs.push(catalog_graph(&op, rows, cols, false)?);
+            graphs.push(catalog_graph(&op, rows, cols, Dtype::F32, false)?);
             if op.has_backward() {
-                graphs.push(catalog_graph(&op, rows, cols, true)?);
+                graphs.push(catalog_graph(&op, rows, cols, Dtype::F32, true)?);
             }
         }
     }
@@ -224,9 +224,9 @@ pub(crate) fn validation() -> Result<Vec<(Graph, bool)>, Error> {
     let mut graphs = Vec::new();
     for op in FusedOp::catalog() {
         for [rows, cols] in CATALOG_VALIDATION {
-            graphs.push((catalog_graph(&op, rows, cols, false)?, true));
+            graphs.push((catalog_graph(&op, rows, cols, Dtype::F32, false)?, true));
             if op.has_backward() {
-                graphs.push((catalog_graph(&op, rows, cols, true)?, true));
+                graphs.push((catalog_graph(&op, rows, cols, Dtype::F32, true)?, true));
             }
         }
     }
@@ -238,9 +238,28 @@ pub(crate) fn validation() -> Result<Vec<(Graph, bool)>, Error> {
     Ok(graphs)
 }
 
+/// Sizes at which a GPU has something to do: narrow rows, short ones, long ones.
+const GPU_DECISIONS: [[usize; 2]; 3] = [[300_000, 6], [40_000, 200], [3000, 10_000]];
+
+/// The graphs of the decisions at sizes for a GPU.
+pub(crate) fn gpu_decisions() -> Result<Vec<Graph>, Error> {
+    // A text stands there once for each kind of size.
+    let mut texts: Vec<&str> = DECISIONS.iter().map(|family| family.text).collect();
+    texts.sort_unstable();
+    texts.dedup();
+    let sized = texts.iter().flat_map(|text| GPU_DECISIONS.map(|[rows, cols]| text_graph(text, rows, cols)));
+    sized.collect()
+}
+
 /// An op of the catalogue at a size.
-pub(crate) fn catalog_graph(op: &FusedOp, rows: usize, cols: usize, backward: bool) -> Result<Graph, Error> {
-    let types = op.operand_types(rows, cols, Dtype::F32);
+pub(crate) fn catalog_graph(
+    op: &FusedOp,
+    rows: usize,
+    cols: usize,
+    dtype: Dtype,
+    backward: bool,
+) -> Result<Graph, Error> {
+    let types = op.operand_types(rows, cols, dtype);
     let mut graph = if backward { op.backward_graph(&types)? } else { op.graph(&types)? };
     let name = format!("{} {rows}x{cols}", graph.name());
     graph.set_name(&name);

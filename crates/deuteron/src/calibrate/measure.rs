@@ -54,11 +54,23 @@ pub(crate) struct Sample {
     plan: Arc<Plan>,
     group: usize,
     work: Work,
-    /// what it took
-    pub measured: Seconds,
+    /// what it took, if it was timed on its own
+    pub measured: Option<Seconds>,
 }
 
 impl Sample {
+    /// A kernel of a plan.
+    pub fn new(
+        catalog: &dyn Catalog,
+        graph: Arc<Graph>,
+        plan: Arc<Plan>,
+        group: usize,
+        measured: Option<Seconds>,
+    ) -> Sample {
+        let work = catalog.work(&plan.groups[group].draft(&graph, &plan.placement));
+        Sample { graph, plan, group, work, measured }
+    }
+
     /// Its name, for a person.
     pub fn name(&self) -> String {
         format!("{} {}", self.plan.strategy, self.plan.groups[self.group].name)
@@ -75,7 +87,11 @@ impl Sample {
 struct Counted<'a>(&'a Work);
 
 impl Catalog for Counted<'_> {
-    fn offers(&self, _form: Form) -> bool {
+    fn offers_form(&self, _form: Form) -> bool {
+        true
+    }
+
+    fn offers(&self, _draft: &Draft) -> bool {
         true
     }
 
@@ -142,13 +158,10 @@ pub(crate) fn time<const N: usize>(
     let catalog = engine.device().catalog();
     let mut timed = sessions.iter().zip(walls).zip(kernels).map(|((session, walls), kernels)| {
         let plan = Arc::new(session.plan().clone());
-        let samples = kernels.into_iter().enumerate().map(|(group, times)| Sample {
-            work: catalog.work(&plan.groups[group].draft(&graph, &plan.placement)),
-            graph: graph.clone(),
-            plan: plan.clone(),
-            group,
-            measured: undisturbed(times),
-        });
+        let samples = kernels
+            .into_iter()
+            .enumerate()
+            .map(|(group, times)| Sample::new(catalog, graph.clone(), plan.clone(), group, Some(undisturbed(times))));
         Timed { kernels: samples.collect(), measured: undisturbed(walls) }
     });
     Ok(std::array::from_fn(|_| timed.next().unwrap_or(Timed { kernels: Vec::new(), measured: Seconds(0.0) })))

@@ -5,13 +5,14 @@
 
 mod cases;
 mod fit;
+mod gpu;
 mod measure;
 mod validate;
 
 use std::time::Duration;
 
 use deuteron_graph::Graph;
-use deuteron_plan::{Machine, MachineError, Quantity, Seconds, Strategy};
+use deuteron_plan::{Machine, MachineError, MachineKind, Quantity, Seconds, Strategy};
 
 pub use validate::{CaseRow, Decisions, KernelCase, Outcome, TimeErrors, Validation, validate};
 
@@ -32,14 +33,16 @@ pub struct Calibration {
     pub machine: Machine,
     /// kernels that were measured
     pub kernels: usize,
-    /// how far the new numbers are off on these kernels
+    /// how far the new numbers are off on what they were fitted to: kernels of a CPU, plans of a GPU
     pub errors: TimeErrors,
+    /// the numbers that were looked for
+    pub fitted: Vec<Quantity>,
 }
 
 impl Calibration {
     /// The numbers that were fitted: before and after.
     pub fn changes(&self) -> impl Iterator<Item = (Quantity, f64, f64)> + '_ {
-        FITTED.iter().map(|&(quantity, _)| (quantity, self.before.get(quantity), self.machine.get(quantity)))
+        self.fitted.iter().map(|&quantity| (quantity, self.before.get(quantity), self.machine.get(quantity)))
     }
 }
 
@@ -88,7 +91,10 @@ const FITTED: [(Quantity, f64); 35] = [
 ///
 /// Starts from the profile that ships, so that the result depends on nothing but the measurements.
 pub fn calibrate(engine: &Engine, date: &str, progress: impl FnMut(usize, usize)) -> Result<Calibration, Error> {
-    calibrate_on(engine, &cases::calibration()?, BUDGET, date, progress)
+    match engine.device().machine().kind {
+        MachineKind::Cpu => calibrate_on(engine, &cases::calibration()?, BUDGET, date, progress),
+        MachineKind::Gpu => gpu::calibrate(engine, date, progress),
+    }
 }
 
 fn calibrate_on(
@@ -117,8 +123,10 @@ fn calibrate_on(
         }
         None => machine,
     };
-    let errors = TimeErrors::of(samples.iter().map(|sample| (sample.predict(&machine), sample.measured)));
-    Ok(Calibration { before, machine, kernels: samples.len(), errors })
+    let pair = |sample: &Sample| Some((sample.predict(&machine), sample.measured?));
+    let errors = TimeErrors::of(samples.iter().filter_map(pair));
+    let fitted = FITTED.iter().map(|&(quantity, _)| quantity).collect();
+    Ok(Calibration { before, machine, kernels: samples.len(), errors, fitted })
 }
 
 /// The kernels of both plans; a plan in which nothing was fused says the same twice.
@@ -138,7 +146,8 @@ fn fitted(before: &Machine, samples: &[Sample], date: &str) -> Result<Machine, M
     let residuals = |values: &[f64]| -> Vec<f64> {
         // Values stay within their bounds, which every number's range includes.
         let machine = machine_of(values).unwrap_or_else(|_| before.clone());
-        samples.iter().map(|sample| (sample.predict(&machine).0 / sample.measured.0.max(1e-9)).ln()).collect()
+        let error = |sample: &Sample| Some((sample.predict(&machine).0 / sample.measured?.0.max(1e-9)).ln());
+        samples.iter().filter_map(error).collect()
     };
     machine_of(&fit::fit(&unknowns, &residuals).into_iter().map(rounded).collect::<Vec<f64>>())
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use deuteron_graph::Graph;
-use deuteron_plan::{Machine, Quantity, Seconds, Strategy};
+use deuteron_plan::{Machine, MachineKind, Quantity, Seconds, Strategy};
 use serde::Serialize;
 
-use crate::calibrate::cases;
 use crate::calibrate::measure::{Anchor, Timed, time};
+use crate::calibrate::{cases, gpu};
 use crate::engine::Engine;
 use crate::error::Error;
 
@@ -131,7 +131,7 @@ pub struct CaseRow {
     pub fused_predicted_us: f64,
     /// how fusing turns out; none where there is nothing to fuse
     pub outcome: Option<Outcome>,
-    /// every kernel of both plans
+    /// kernels of both plans, those that were timed on their own
     pub kernels: Vec<KernelCase>,
 }
 
@@ -155,10 +155,9 @@ impl CaseRow {
             ratio if ratio < 1.0 - TIE => Some(Outcome::Wins),
             _ => Some(Outcome::Tie),
         };
-        let kernels = unfused.kernels.iter().chain(&fused.kernels).map(|sample| KernelCase {
-            name: sample.name(),
-            us: sample.measured.us(),
-            predicted_us: drift * sample.predict(machine).us(),
+        let kernels = unfused.kernels.iter().chain(&fused.kernels).filter_map(|sample| {
+            let (name, us) = (sample.name(), sample.measured?.us());
+            Some(KernelCase { name, us, predicted_us: drift * sample.predict(machine).us() })
         });
         CaseRow {
             name: graph.name().to_string(),
@@ -196,7 +195,21 @@ impl CaseRow {
 /// Measures the catalogue at three sizes, and graphs where fusing wins or loses, against the predictions of the engine's
 /// machine. `progress` is told how many of all graphs are done.
 pub fn validate(engine: &Engine, progress: impl FnMut(usize, usize)) -> Result<Validation, Error> {
-    validate_on(engine, &cases::validation()?, BUDGET, progress)
+    match engine.device().machine().kind {
+        MachineKind::Cpu => validate_on(engine, &cases::validation()?, BUDGET, progress),
+        MachineKind::Gpu => validate_gpu(engine, progress),
+    }
+}
+
+/// A GPU's speed does not drift as that of a shared CPU does, so there is no anchor.
+fn validate_gpu(engine: &Engine, progress: impl FnMut(usize, usize)) -> Result<Validation, Error> {
+    let (graphs, catalog): (Vec<Graph>, Vec<bool>) = gpu::validation()?.into_iter().unzip();
+    let timed = gpu::time_all(engine, &graphs, progress)?;
+    let machine = engine.device().machine();
+    let cases = graphs.iter().zip(catalog).zip(&timed);
+    let cases =
+        cases.map(|((graph, catalog), [unfused, fused])| CaseRow::new(graph, catalog, machine, 1.0, [unfused, fused]));
+    Ok(Validation::of(engine, cases.collect()))
 }
 
 pub(super) fn validate_on(
@@ -207,15 +220,7 @@ pub(super) fn validate_on(
 ) -> Result<Validation, Error> {
     let all = graphs.len();
     let machine = engine.device().machine();
-    let mut validation = Validation {
-        device: engine.device().describe(),
-        drift: 1.0,
-        plans_without_drift: TimeErrors::default(),
-        plans: TimeErrors::default(),
-        kernels: TimeErrors::default(),
-        decisions: Decisions::default(),
-        cases: Vec::with_capacity(all),
-    };
+    let mut cases = Vec::with_capacity(all);
     let mut anchor = Anchor::new(engine)?;
     for (done, (graph, catalog)) in graphs.iter().enumerate() {
         progress(done, all);
@@ -223,24 +228,35 @@ pub(super) fn validate_on(
         let [unfused, fused] = time(engine, graph, [Strategy::Unfused, Strategy::Greedy], budget)?;
         let around = (before + anchor.now()?) * 0.5;
         let drift = machine.find(Quantity::AnchorUs).map_or(1.0, |usual| around.us() / usual.max(1e-9));
-        validation.cases.push(CaseRow::new(graph, *catalog, machine, drift, [&unfused, &fused]));
+        cases.push(CaseRow::new(graph, *catalog, machine, drift, [&unfused, &fused]));
     }
     progress(all, all);
-    let of_catalog = || validation.cases.iter().filter(|case| case.catalog);
-    let pair = |predicted: f64, measured: f64| (Seconds::from_us(predicted), Seconds::from_us(measured));
-    validation.plans = TimeErrors::of(of_catalog().flat_map(|case| {
-        let unfused = pair(case.unfused_predicted_us, case.unfused_us);
-        [unfused, pair(case.fused_predicted_us, case.fused_us)]
-    }));
-    validation.plans_without_drift = TimeErrors::of(of_catalog().flat_map(|case| {
-        let unfused = pair(case.unfused_predicted_us / case.drift, case.unfused_us);
-        [unfused, pair(case.fused_predicted_us / case.drift, case.fused_us)]
-    }));
-    let mut drifts: Vec<f64> = validation.cases.iter().map(|case| case.drift).collect();
-    drifts.sort_by(f64::total_cmp);
-    validation.drift = drifts.get(drifts.len() / 2).copied().unwrap_or(1.0);
-    let kernels = of_catalog().flat_map(|case| &case.kernels);
-    validation.kernels = TimeErrors::of(kernels.map(|kernel| pair(kernel.predicted_us, kernel.us)));
-    validation.decisions = Decisions::of(&validation.cases);
-    Ok(validation)
+    Ok(Validation::of(engine, cases))
+}
+
+impl Validation {
+    fn of(engine: &Engine, cases: Vec<CaseRow>) -> Validation {
+        let of_catalog = || cases.iter().filter(|case| case.catalog);
+        let pair = |predicted: f64, measured: f64| (Seconds::from_us(predicted), Seconds::from_us(measured));
+        let plans = TimeErrors::of(of_catalog().flat_map(|case| {
+            let unfused = pair(case.unfused_predicted_us, case.unfused_us);
+            [unfused, pair(case.fused_predicted_us, case.fused_us)]
+        }));
+        let plans_without_drift = TimeErrors::of(of_catalog().flat_map(|case| {
+            let unfused = pair(case.unfused_predicted_us / case.drift, case.unfused_us);
+            [unfused, pair(case.fused_predicted_us / case.drift, case.fused_us)]
+        }));
+        let mut drifts: Vec<f64> = cases.iter().map(|case| case.drift).collect();
+        drifts.sort_by(f64::total_cmp);
+        let kernels = of_catalog().flat_map(|case| &case.kernels);
+        Validation {
+            device: engine.device().describe(),
+            drift: drifts.get(drifts.len() / 2).copied().unwrap_or(1.0),
+            plans,
+            plans_without_drift,
+            kernels: TimeErrors::of(kernels.map(|kernel| pair(kernel.predicted_us, kernel.us))),
+            decisions: Decisions::of(&cases),
+            cases,
+        }
+    }
 }

@@ -226,3 +226,26 @@ unsafe fn product(
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use deuteron_codegen::{Epilogue, Geometry, Launch, MatmulKernel, Source};
+
+    use super::*;
+    use crate::{Cpu, Device, Job, Step};
+
+    #[test]
+    fn a_product_with_an_epilogue_is_one_for_another_device() {
+        let cpu = Cpu::with(1, Isa::detect());
+        for epilogue in Epilogue::ALL {
+            let source = Source::Matmul(MatmulKernel { dtype: Dtype::F32, epilogue });
+            let kernel = cpu.compile(vec![source]).unwrap().remove(0);
+            let shape = MatmulShape { m: 1, n: 1, k: 1, batch: vec![], a: (1, 1), b: (1, 1), c: (1, 1) };
+            let launch = Launch { args: vec![], geometry: Geometry::Matmul(shape) };
+            let job =
+                Job { steps: vec![Step { kernel, launch, places: vec![] }], inputs: 0, outputs: vec![], arena: 0 };
+            let refused = matches!(cpu.load(job), Err(DeviceError::ForeignKernel { step: 0 }));
+            assert_eq!(refused, epilogue != Epilogue::None, "{epilogue:?}");
+        }
+    }
+}

@@ -1,7 +1,6 @@
 //! The CPU: a pool of threads that runs tile programs, products, copies and scatters.
 
 mod copy;
-mod extent;
 mod matmul;
 mod measure;
 mod pool;
@@ -105,7 +104,7 @@ impl Device for Cpu {
         let compiled = sources.into_iter().map(|source| match kernels.iter().find(|known| known.source == source) {
             Some(known) => known.clone(),
             None => {
-                let kernel = Arc::new(Kernel { source });
+                let kernel = Arc::new(Kernel::new(source));
                 kernels.push(kernel.clone());
                 kernel
             }

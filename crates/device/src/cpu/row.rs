@@ -13,9 +13,10 @@ use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Dim, Fault, Isa, Launch,
 use deuteron_codegen::cpu::{Chunks, STREAM_FROM, chunks};
 use deuteron_codegen::{Geometry, Source};
 
-use crate::cpu::extent::extent;
+use crate::check::Form;
 use crate::cpu::pool::Pool;
 use crate::error::DeviceError;
+use crate::extent::extent;
 use crate::job::{Kernel, Step};
 
 pub(crate) struct RowTask {
@@ -54,7 +55,8 @@ impl RowTask {
             return Err(DeviceError::Job { step: 0, argument: 0, problem: "not a row kernel".into() });
         };
         let Chunks { length, chunk, chunks } = chunks(program, *rows, *cols);
-        let touched: usize = (0..step.launch.args.len()).map(|i| extent(&step.kernel.source, &step.launch, i)).sum();
+        let form = Form::Row(program.into());
+        let touched: usize = (0..step.launch.args.len()).map(|i| extent(&form, &step.launch, i)).sum();
         let has_partials = !program.partials.is_empty();
         let partial_width: usize = program.partials.iter().map(|partial| partial.width).sum();
         Ok(RowTask {

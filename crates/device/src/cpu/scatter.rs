@@ -18,18 +18,8 @@ pub(crate) struct ScatterTask {
 }
 
 impl ScatterTask {
-    pub fn new(
-        dtype: Dtype,
-        count: usize,
-        cols: usize,
-        rows: usize,
-        offsets: [usize; 3],
-    ) -> Result<ScatterTask, DeviceError> {
-        if count > u32::MAX as usize || rows > u32::MAX as usize {
-            let problem = format!("{count} rows into a table of {rows}: at most 2^32 of each");
-            return Err(DeviceError::Job { step: 0, argument: 0, problem });
-        }
-        Ok(ScatterTask { dtype, count, cols, rows, offsets, order: Vec::with_capacity(count) })
+    pub fn new(dtype: Dtype, count: usize, cols: usize, rows: usize, offsets: [usize; 3]) -> ScatterTask {
+        ScatterTask { dtype, count, cols, rows, offsets, order: Vec::with_capacity(count) }
     }
 
     /// # Safety

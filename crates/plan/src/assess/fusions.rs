@@ -197,7 +197,12 @@ impl Finder<'_, '_, '_> {
             primitives: nodes.len(),
         };
         let score = score(&evidence);
-        let realizable = form.is_some_and(|form| self.question.realizable.is_some_and(|catalog| catalog.offers(form)));
+        let outputs = self.solver.problem.outputs(&set, &nodes);
+        let offered = |form| {
+            let draft = self.solver.problem.draft(&nodes, &outputs, form);
+            self.question.realizable.is_some_and(|catalog| catalog.offers(&draft))
+        };
+        let realizable = form.is_some_and(offered);
         Fusion {
             kind,
             ops,

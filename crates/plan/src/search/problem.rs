@@ -240,18 +240,34 @@ impl<'a> Problem<'a> {
 
     fn fresh_price(&self, set: &[Atom], nodes: &[NodeId]) -> Result<Price, Reason> {
         let form = self.rules.form(nodes, &|id| self.leaves(id, set))?;
-        if set.len() > 1 && !self.target.catalog.offers(form) {
-            return Err(Reason::NotOffered { form: form.name() });
+        let Target { machine, catalog } = self.target;
+        let refused = || Reason::NotOffered { form: form.name() };
+        // An atom is a kernel whatever is offered: there is nothing less to fall back on.
+        let asks = set.len() > 1;
+        if asks && !catalog.offers_form(form) {
+            return Err(refused());
         }
-        Ok(Price { form, cost: self.cost_as(set, nodes, form) })
+        let outputs = self.outputs(set, nodes);
+        let draft = self.draft(nodes, &outputs, form);
+        if asks && !catalog.offers(&draft) {
+            return Err(refused());
+        }
+        Ok(Price { form, cost: cost(&draft, machine, catalog) })
     }
 
     /// The cost of a group as a kernel of a given form, legal or not.
     pub fn cost_as(&self, set: &[Atom], nodes: &[NodeId], form: Form) -> Cost {
-        let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| self.leaves(id, set)).collect();
-        let Rules { graph, placement, .. } = self.rules;
-        let draft = Draft { graph, placement, nodes, outputs: &outputs, form };
-        cost(&draft, self.target.machine, self.target.catalog)
+        cost(&self.draft(nodes, &self.outputs(set, nodes), form), self.target.machine, self.target.catalog)
+    }
+
+    /// What a group stores.
+    pub fn outputs(&self, set: &[Atom], nodes: &[NodeId]) -> Vec<NodeId> {
+        nodes.iter().copied().filter(|&id| self.leaves(id, set)).collect()
+    }
+
+    /// A group as the catalogue is asked about it.
+    pub fn draft<'d>(&'d self, nodes: &'d [NodeId], outputs: &'d [NodeId], form: Form) -> Draft<'d> {
+        Draft { graph: self.rules.graph, placement: self.rules.placement, nodes, outputs, form }
     }
 
     /// A number that two groups share only if legality and cost are equal for both.

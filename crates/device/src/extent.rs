@@ -1,33 +1,34 @@
 //! How far each argument of a launch reaches: checked once, when a job is loaded, so that running needs no checks.
 
-use deuteron_codegen::cpu::program::{Access, Program};
-use deuteron_codegen::{ArgBinding, Geometry, Launch, MatmulShape, Piece, Source};
+use deuteron_codegen::{Access, ArgBinding, Geometry, Launch, MatmulKernel, MatmulShape, Operand, Piece};
+
+use crate::check::{Form, RowForm};
 
 /// Bytes from the start of its buffer that argument `position` may touch.
-pub(crate) fn extent(kernel: &Source, launch: &Launch, position: usize) -> usize {
+pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
     let arg = &launch.args[position];
-    let elements = match (kernel, &launch.geometry) {
-        (Source::Row(program), Geometry::Row { rows, cols, .. }) => row(program, arg, position, *rows, *cols),
-        (_, Geometry::Matmul(shape)) => matmul(shape, position),
+    let elements = match (form, &launch.geometry) {
+        (Form::Row(kernel), Geometry::Row { rows, cols, .. }) => row(kernel, arg, position, *rows, *cols),
+        (Form::Matmul(kernel), Geometry::Matmul(shape)) => matmul(kernel, shape, position),
         (_, Geometry::ScatterAdd { count, cols, rows }) => match position {
             0 => *count,
             1 => count * cols,
             _ => rows * cols,
         },
         (_, Geometry::Copy(pieces)) => copy(pieces, position, launch.args.len()),
-        (_, Geometry::Row { .. }) => 0,
+        (_, Geometry::Row { .. } | Geometry::Matmul(_)) => 0,
     };
     if elements == 0 { 0 } else { (arg.offset + elements) * arg.dtype.bytes() }
 }
 
-fn row(program: &Program, arg: &ArgBinding, position: usize, rows: usize, cols: usize) -> usize {
-    let access = program.args[position].access;
+fn row(kernel: &RowForm, arg: &ArgBinding, position: usize, rows: usize, cols: usize) -> usize {
+    let access = kernel.args[position].access;
     if rows == 0 && access != Access::Columns {
         return 0;
     }
     let reach: usize = arg.leading.iter().map(|&(size, stride)| size.saturating_sub(1) * stride).sum();
     match access {
-        Access::Row if program.flat => rows * cols,
+        Access::Row if kernel.flat => rows * cols,
         Access::Row | Access::GatheredRow { .. } => {
             if cols == 0 {
                 0
@@ -37,21 +38,23 @@ fn row(program: &Program, arg: &ArgBinding, position: usize, rows: usize, cols: 
         }
         Access::PerRow => reach + 1,
         Access::Columns => {
-            program.partials.iter().filter(|p| p.arg as usize == position).map(|p| p.width).max().unwrap_or(0)
+            kernel.partials.iter().filter(|(arg, _)| *arg == position).map(|(_, width)| *width).max().unwrap_or(0)
         }
     }
 }
 
-fn matmul(shape: &MatmulShape, position: usize) -> usize {
-    let (sizes, strides) = match position {
-        0 => ((shape.m, shape.k), shape.a),
-        1 => ((shape.k, shape.n), shape.b),
-        _ => ((shape.m, shape.n), shape.c),
+fn matmul(kernel: &MatmulKernel, shape: &MatmulShape, position: usize) -> usize {
+    // Sizes, strides, and which of the batch strides counts.
+    let (sizes, strides, batch) = match kernel.operands()[position] {
+        Operand::A => ((shape.m, shape.k), shape.a, Some(1)),
+        Operand::B => ((shape.k, shape.n), shape.b, Some(2)),
+        Operand::Bias => ((1, shape.n), (0, 1), None),
+        Operand::Residual | Operand::C => ((shape.m, shape.n), shape.c, Some(3)),
     };
     if sizes.0 == 0 || sizes.1 == 0 || shape.batch.iter().any(|axis| axis[0] == 0) {
         return 0;
     }
-    let batch: usize = shape.batch.iter().map(|axis| (axis[0] - 1) * axis[position + 1]).sum();
+    let batch: usize = batch.map_or(0, |stride| shape.batch.iter().map(|axis| (axis[0] - 1) * axis[stride]).sum());
     batch + (sizes.0 - 1) * strides.0 + (sizes.1 - 1) * strides.1 + 1
 }
 

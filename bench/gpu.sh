@@ -1,0 +1,199 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one script: tests, sanitizers, benchmarks.
+#
+#     bash bench/gpu.sh [part ...]        all parts, in the order of the table below, if none is named
+#
+# Runs from the repository or from the bundle. `cargo xtask bundle` makes the binaries, so the machine with the GPU has
+# no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
+# `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
+# in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, bench.json and machine.toml.
+# Exit code 0 if every part passed. The limits add up to 12 minutes.
+set -u
+
+# part       seconds  lines of its output that are shown
+PARTS="
+info         20       12
+test         100      12
+check        90       8
+repeat       30       6
+sanitize     90       12
+calibrate    40       8
+bench        300      110
+ncu          50       4
+"
+
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(dirname "$here")
+bundle=$root
+[ -x "$root/bundle/deuteron" ] && bundle=$root/bundle
+deuteron=$bundle/deuteron
+commit=$(cat "$bundle/commit" 2>/dev/null)
+export OUT=${OUT:-out}
+export PATH=$PATH:/usr/local/cuda/bin
+# Where python3 keeps its packages, there are CUDA's libraries too.
+export VIRTUAL_ENV=${VIRTUAL_ENV:-$(python3 -c 'import sys; print(sys.prefix)')}
+export DEUTERON_NVRTC_ENV=${DEUTERON_NVRTC_ENV:-$VIRTUAL_ENV}
+# Numbers found by `calibrate` serve the parts after it; they are kept apart from the user's own.
+export XDG_CONFIG_HOME=${XDG_CONFIG_HOME:-${TMPDIR:-/tmp}/deuteron-config}
+
+# Runs a command, says how it ended and how long it took, and remembers a failure.
+failed=0
+run() {
+    echo "+ ${*##*/}" >&2
+    local start=$SECONDS
+    "$@"
+    local code=$?
+    echo "  exit code $code, $((SECONDS - start)) s" >&2
+    [ $code -eq 0 ] || failed=1
+    return $code
+}
+
+part_info() {
+    run nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,temperature.gpu --format=csv
+    run python3 -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
+    python3 -c 'import liger_kernel; print("Liger is there")' 2>/dev/null || echo "Liger is not there"
+    echo "commit ${commit:-unknown}, $(nproc) cores"
+    run "$deuteron" doctor --device cuda
+}
+
+# A test that finds no GPU says that it is skipped, and here that is a failure.
+part_test() {
+    local found=0 summary="" program words
+    for program in "$bundle"/tests/*; do
+        [ -x "$program" ] || continue
+        found=1
+        words=$(run "$program" --test-threads 8 --show-output 2>&1) || failed=1
+        echo "$words"
+        if grep -qi '\bskipped\b' <<<"$words"; then
+            echo "  ${program##*/} skipped something"
+            failed=1
+        fi
+        summary+="${program##*/}: $(grep '^test result' <<<"$words" || echo 'no result')"$'\n'
+    done
+    [ $found -eq 1 ] || { echo "no test programs in $bundle/tests"; failed=1; }
+    printf '%s' "$summary"
+}
+
+part_check() {
+    run "$deuteron" check --device cuda --cases 2000 --red-zones
+    run "$deuteron" check --device cuda --catalog --red-zones
+}
+
+# Every op again and again beside a stream that keeps the GPU busy: the same bits each time.
+part_repeat() {
+    run "$deuteron" check --device cuda --catalog --small --repeat 1000
+}
+
+# Kernels come from the cache on disk: a run without a sanitizer fills it first. The four tools then run side by side.
+part_sanitize() {
+    local logs tool
+    local words=("$deuteron" check --device cuda --catalog --small)
+    logs=$(mktemp -d)
+    run "${words[@]}"
+    trap 'tail -n 40 "$logs"/*; exit 124' TERM  # out of time: say how far each got
+    declare -A process
+    for tool in memcheck racecheck initcheck synccheck; do
+        compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 "${words[@]}" >"$logs/$tool" 2>&1 &
+        process[$tool]=$!
+    done
+    for tool in memcheck racecheck initcheck synccheck; do
+        wait "${process[$tool]}"
+        echo "$tool: exit code $?" >>"$logs/result"
+        grep -q "^$tool: exit code 0" "$logs/result" || failed=1
+        sed "s/^/$tool: /" "$logs/$tool" | tail -n 400
+    done
+    grep -h 'SUMMARY' "$logs"/*check | sort | uniq -c
+    cat "$logs/result"
+    rm -r "$logs"
+}
+
+part_calibrate() {
+    run "$deuteron" doctor --device cuda --calibrate
+    # The newest file is the one that was written just now, whatever the machine is called.
+    local file
+    file=$(ls -t "$XDG_CONFIG_HOME"/deuteron/machines/*.toml 2>/dev/null | head -n 1)
+    if [ -n "$file" ]; then cp "$file" "$OUT/machine.toml"; else echo "no machine file was left"; failed=1; fi
+    run "$deuteron" doctor --device cuda --validate
+}
+
+part_bench() {
+    local rows
+    rows=$(mktemp -d)
+    run "$deuteron" bench --rows 65536 --cols 768 --dtype bf16 --device cuda --json >"$rows/1"
+    run "$deuteron" bench --rows 16384 --cols 4096 --dtype bf16 --device cuda --json >"$rows/2"
+    run "$deuteron" bench --rows 65536 --cols 768 --dtype bf16 --backward --device cuda --json >"$rows/3"
+    run "$deuteron" bench add_act act_dropout_add --elements 100000000 --device cuda --json >"$rows/4"
+    run fusion_table "$rows"/[1-4]
+    rm -r "$rows"
+    run "$deuteron" bench add_act --ladder --device cuda
+    run "$deuteron" bench norm_act --ladder --device cuda
+    run python3 "$here/peers_gpu.py" --binary "$deuteron" --commit "$commit" --seconds $((260 - SECONDS))
+}
+
+# Gathers rows of `deuteron bench` in bench.json, and shows what fusion won beside what the saved bytes allow.
+fusion_table() {
+    python3 - "$OUT/bench.json" "$@" <<'PYTHON'
+import json
+import sys
+
+rows = [row for name in sys.argv[2:] for text in [open(name).read()] if text.strip() for row in json.loads(text)]
+with open(sys.argv[1], "w") as file:
+    json.dump(rows, file, indent=1)
+print(f"{'microseconds, in graphs':<40}{'fused':>9}{'unfused':>9}{'speed-up':>9}{'of bytes':>9}{'of copy':>9}"
+      f"{'predicted':>10}  slowest unfused kernel")
+missed = []
+for row in rows:
+    name = f"{row['op']} {row['rows']}x{row['cols']} {row['dtype']} {row['direction']}"
+    fused, unfused = row["fused_graph_us"], row["unfused_graph_us"]
+    of_bytes = unfused / fused / (row["bytes_unfused"] / row["bytes_fused"])
+    slowest = min(row["unfused_kernels"], key=lambda kernel: kernel["fraction_of_copy"], default=None)
+    words = f"{slowest['name']} {slowest['fraction_of_copy']:.0%}" if slowest else ""
+    print(f"{name:<40}{fused:9.1f}{unfused:9.1f}{unfused / fused:8.2f}x{of_bytes:9.0%}{row['fraction_of_copy']:9.0%}"
+          f"{row['predicted_us']:10.1f}  {words}")
+    if row["op"] == "attention_scores":
+        continue  # a matrix product is not held to the speed of a copy
+    least = 0.8 if row["direction"] == "backward" else 0.9
+    bars = {"of bytes": (of_bytes, 0.85), "of copy": (row["fraction_of_copy"], least),
+            "slowest unfused kernel": (slowest["fraction_of_copy"] if slowest else 1, 0.8)}
+    missed += [f"{name}: {what} {value:.0%}, bar {bar:.0%}" for what, (value, bar) in bars.items() if value < bar]
+print("\n".join(["bars missed:", *missed] if missed else ["no bar missed"]))
+sys.exit(bool(missed) or not rows)
+PYTHON
+}
+
+part_ncu() {
+    run python3 "$here/ncu_table.py" --binary "$deuteron" --commit "$commit"
+}
+
+if [ "${1:-}" = --part ]; then
+    "part_$2"
+    exit $failed
+fi
+
+names=$(awk 'NF { print $1 }' <<<"$PARTS")
+for part in "$@"; do
+    grep -qx -- "$part" <<<"$names" || { echo "no part '$part'; there are:" $names >&2; exit 2; }
+done
+[ -x "$deuteron" ] || { echo "no $deuteron; run \`cargo xtask bundle\` first" >&2; exit 2; }
+mkdir -p "$OUT"
+log=$OUT/gpu.log
+: >"$log"
+table=$(printf '%-12s %-8s %s' part outcome seconds)
+worst=0
+for part in ${@:-$names}; do
+    read -r _ limit shown < <(grep "^$part " <<<"$PARTS")
+    echo "== $part" | tee -a "$log"
+    before=$(wc -l <"$log")
+    start=$SECONDS
+    PYTHONUNBUFFERED=1 timeout --kill-after=5 "$limit" bash "$0" --part "$part" >>"$log" 2>&1 </dev/null
+    code=$?
+    case $code in
+        0) outcome=passed ;;
+        124 | 137) outcome="too long" worst=1 ;;
+        *) outcome=failed worst=1 ;;
+    esac
+    tail -n "+$((before + 1))" "$log" | tail -n "$shown"
+    table+=$'\n'$(printf '%-12s %-8s %s' "$part" "$outcome" $((SECONDS - start)))
+done
+echo "$table" | tee -a "$log"
+exit $worst

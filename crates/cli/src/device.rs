@@ -1,0 +1,175 @@
+//! Where to run: the CPU, or a GPU if there is one.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use deuteron::cuda::{self, Compiler, Options, Search};
+use deuteron::{Cpu, Engine, Isa, Machine};
+
+use crate::machine_file;
+
+/// Where to run.
+#[derive(Args)]
+pub struct DeviceArguments {
+    /// auto (a GPU if there is one, else the CPU), cpu, cuda, or cuda:N for the GPU of that number
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Threads to use on the CPU [default: all cores]
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+/// What the words mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    Auto,
+    Cpu,
+    Cuda(usize),
+}
+
+/// Whether buffers on a GPU are surrounded by bytes that are checked after each run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RedZones {
+    Off,
+    On,
+}
+
+impl DeviceArguments {
+    /// The engine to run on.
+    pub fn engine(&self) -> Result<Engine> {
+        self.engine_with(RedZones::Off)
+    }
+
+    /// The same, with buffers guarded or not.
+    pub fn engine_with(&self, red_zones: RedZones) -> Result<Engine> {
+        let cpu = cpu(self.threads)?;
+        match self.wanted()? {
+            Wanted::Cpu => Ok(cpu),
+            Wanted::Cuda(ordinal) => gpu(ordinal, red_zones).with_context(|| format!("device `{}`", self.device)),
+            Wanted::Auto => Ok(gpu(0, red_zones).unwrap_or_else(|error| {
+                if is_surprising(&error) {
+                    eprintln!("note: running on the CPU: {error:#}");
+                }
+                cpu
+            })),
+        }
+    }
+
+    /// What the words mean.
+    pub fn wanted(&self) -> Result<Wanted> {
+        parse(&self.device)?
+            .with_context(|| format!("unknown device `{}`; expected auto, cpu, cuda or cuda:N", self.device))
+    }
+}
+
+/// The CPU with so many threads, planned for by what was measured on it, if it was.
+pub fn cpu(threads: Option<usize>) -> Result<Engine> {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.unwrap_or(all);
+    if threads == 0 || threads > 1024 {
+        bail!("--threads must be from 1 to 1024, got {threads}");
+    }
+    let machine = machine_file::load("cpu")?.unwrap_or_else(Machine::cpu);
+    Ok(Engine::on(Arc::new(Cpu::like(threads, Isa::detect(), machine))))
+}
+
+/// A device by its words; none where they are those of something else.
+pub fn parse(text: &str) -> Result<Option<Wanted>> {
+    Ok(match text {
+        "auto" => Some(Wanted::Auto),
+        "cpu" => Some(Wanted::Cpu),
+        "cuda" => Some(Wanted::Cuda(0)),
+        _ => match text.strip_prefix("cuda:") {
+            Some(number) => match number.parse() {
+                Ok(ordinal) => Some(Wanted::Cuda(ordinal)),
+                Err(_) => bail!("device `{text}`: expected cuda:N with a whole number N, got `{number}`"),
+            },
+            None => None,
+        },
+    })
+}
+
+/// An engine on a GPU, planned for by what was measured on it, if it was.
+pub fn gpu(ordinal: usize, red_zones: RedZones) -> Result<Engine> {
+    let mut options = Options {
+        ordinal,
+        search: search(),
+        cache: cache_folder(),
+        red_zones: red_zones == RedZones::On,
+        ..Options::default()
+    };
+    let mut opened = cuda::open(&options);
+    if opened.as_ref().is_err_and(cuda::is_missing_library) {
+        // Only now: asking Python takes longer than all other places together.
+        options.search.environments.extend(python_packages());
+        opened = cuda::open(&options);
+    }
+    let engine = opened?;
+    options.machine = machine_file::load(&engine.device().machine().name)?;
+    match options.machine {
+        Some(_) => Ok(cuda::open(&options)?),
+        None => Ok(engine),
+    }
+}
+
+/// NVRTC alone, for kernels that are not run here.
+pub fn compiler() -> Result<Compiler> {
+    let mut search = search();
+    let mut found = cuda::compiler(&search);
+    if found.as_ref().is_err_and(cuda::is_missing_library) {
+        search.environments.extend(python_packages());
+        found = cuda::compiler(&search);
+    }
+    Ok(found?)
+}
+
+/// Whether a user of `--device auto` should be told. A machine without a driver or a GPU is none to be told of.
+fn is_surprising(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<deuteron::Error>().is_none_or(|error| !cuda::is_no_gpu(error))
+}
+
+/// Where CUDA's libraries may be, by what the environment says.
+pub fn search() -> Search {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    Search {
+        cuda_home: folder("CUDA_HOME").or_else(|| folder("CUDA_PATH")),
+        environments: ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(folder).collect(),
+    }
+}
+
+/// The package folders of the Python on the path.
+pub fn python_packages() -> Vec<PathBuf> {
+    const ASK: &str = "import site, sys; print('\\n'.join([*site.getsitepackages(), site.getusersitepackages()]))";
+    let output = Command::new("python3").args(["-c", ASK]).output();
+    match output {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).filter(|path| path.is_dir()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Where compiled kernels are kept: `$XDG_CACHE_HOME/deuteron/kernels`, or under `~/.cache`. None without a home.
+pub fn cache_folder() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    Some(cache.join("deuteron").join("kernels"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_as_the_help_says() {
+        assert_eq!(parse("auto").unwrap(), Some(Wanted::Auto));
+        assert_eq!(parse("cpu").unwrap(), Some(Wanted::Cpu));
+        assert_eq!(parse("cuda").unwrap(), Some(Wanted::Cuda(0)));
+        assert_eq!(parse("cuda:3").unwrap(), Some(Wanted::Cuda(3)));
+        assert_eq!(parse("h200").unwrap(), None);
+        assert!(parse("cuda:x").unwrap_err().to_string().contains("whole number"));
+    }
+}

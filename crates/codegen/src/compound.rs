@@ -1,0 +1,112 @@
+//! Activations, found again among the primitives they were expanded into: one function instead of ten operations.
+
+use deuteron_graph::{BinaryOp, UnaryOp};
+
+use crate::body::{Body, Expr, ExprId, Stage};
+
+/// A function that a backend computes as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3))`, the tanh form of GELU
+    GeluTanh,
+    /// `x/2 (1 + erf(x / sqrt 2))`
+    GeluErf,
+    /// `x * sigmoid(x)`
+    Silu,
+}
+
+/// The activation that an expression ends, and what it is applied to. Only where nobody else reads what is inside.
+pub(crate) fn activation(body: &Body, id: ExprId) -> Option<(Activation, ExprId)> {
+    let (x, gate) = binary(body, BinaryOp::Mul, id)?;
+    if use_count(body, gate) != 1 {
+        return None;
+    }
+    if body.expr(gate) == Expr::Unary(UnaryOp::Sigmoid, x) {
+        return Some((Activation::Silu, x));
+    }
+    if is_gelu_tanh_gate(body, x, gate) {
+        return Some((Activation::GeluTanh, x));
+    }
+    let (whole, half) = binary(body, BinaryOp::Mul, x)?;
+    let matches = is_constant(body, half, 0.5) && is_gelu_erf_gate(body, whole, gate);
+    (matches && use_count(body, x) == 1).then_some((Activation::GeluErf, whole))
+}
+
+/// The gradient of GELU's tanh form that an expression ends: (incoming gradient, what GELU was applied to). As
+/// differentiation leaves it: `g s + t slope f + u + u`, where `s` is the gate, `f = 0.044715 x^2 + 1`,
+/// `t = (g x) (s (1 - s))` and `u = t (slope x) 0.044715 x`.
+pub(crate) fn gelu_tanh_gradient(body: &Body, id: ExprId) -> Option<(ExprId, ExprId)> {
+    let (most, twice) = binary(body, BinaryOp::Add, id)?;
+    let (first, once) = binary(body, BinaryOp::Add, most)?;
+    let (direct, steep_part) = binary(body, BinaryOp::Add, first)?;
+    let (g, gate) = binary(body, BinaryOp::Mul, direct)?;
+    let (with_factor, slope) = binary(body, BinaryOp::Mul, steep_part)?;
+    let (t, factor) = binary(body, BinaryOp::Mul, with_factor)?;
+    let (u_rest, x) = binary(body, BinaryOp::Mul, once)?;
+    let (u_steep, cubic) = binary(body, BinaryOp::Mul, u_rest)?;
+    let (t_again, steep) = binary(body, BinaryOp::Mul, u_steep)?;
+    let (g_x, bell) = binary(body, BinaryOp::Mul, t)?;
+    let (s, rest) = binary(body, BinaryOp::Mul, bell)?;
+    let (one, s_again) = binary(body, BinaryOp::Sub, rest)?;
+    let shape = once == twice && t == t_again && s == gate && s_again == gate && is_constant(body, one, 1.0);
+    let products = binary(body, BinaryOp::Mul, g_x)? == (g, x) && binary(body, BinaryOp::Mul, steep)? == (x, slope);
+    let constants = is_constant(body, slope, slope_of_gelu()) && is_constant(body, cubic, 0.044715);
+    let inside = is_gelu_tanh_gate(body, x, gate) && binary(body, BinaryOp::Add, factor).is_some();
+    // Whoever else reads something inside would need it computed anyway.
+    let own =
+        use_count(body, once) == 2 && [most, first, direct, steep_part, bell].iter().all(|&e| use_count(body, e) == 1);
+    (shape && products && constants && inside && own).then_some((g, x))
+}
+
+/// `2 sqrt(2/pi)`
+fn slope_of_gelu() -> f64 {
+    2.0 * (2.0 / std::f64::consts::PI).sqrt()
+}
+
+/// How often an expression is read, by expressions and stages.
+pub(crate) fn use_count(body: &Body, id: ExprId) -> usize {
+    let by_exprs = body.exprs.iter().flat_map(|expr| expr.operands()).filter(|&operand| operand == id).count();
+    let by_stages = body.stages.iter().filter(|stage| match **stage {
+        Stage::RowReduce { value, .. } | Stage::ColumnSum { value, .. } | Stage::Store { value, .. } => value == id,
+    });
+    by_exprs + by_stages.count()
+}
+
+/// The operands of a binary operation, if an expression is that.
+pub(crate) fn binary(body: &Body, op: BinaryOp, id: ExprId) -> Option<(ExprId, ExprId)> {
+    match body.expr(id) {
+        Expr::Binary(found, a, b) if found == op => Some((a, b)),
+        _ => None,
+    }
+}
+
+/// `sigmoid((x slope) (0.044715 x^2 + 1))`
+fn is_gelu_tanh_gate(body: &Body, x: ExprId, gate: ExprId) -> bool {
+    let matched = || {
+        let Expr::Unary(UnaryOp::Sigmoid, argument) = body.expr(gate) else { return None };
+        let (steep, factor) = binary(body, BinaryOp::Mul, argument)?;
+        let (steep_x, slope) = binary(body, BinaryOp::Mul, steep)?;
+        let (scaled, one) = binary(body, BinaryOp::Add, factor)?;
+        let (square, cubic) = binary(body, BinaryOp::Mul, scaled)?;
+        let (a, b) = binary(body, BinaryOp::Mul, square)?;
+        let constants = is_constant(body, slope, slope_of_gelu()) && is_constant(body, cubic, 0.044715);
+        Some(constants && is_constant(body, one, 1.0) && steep_x == x && a == x && b == x)
+    };
+    matched().unwrap_or(false)
+}
+
+/// `erf(x / sqrt 2) + 1`
+fn is_gelu_erf_gate(body: &Body, x: ExprId, gate: ExprId) -> bool {
+    let matched = || {
+        let (erf, one) = binary(body, BinaryOp::Add, gate)?;
+        let Expr::Unary(UnaryOp::Erf, scaled) = body.expr(erf) else { return None };
+        let (scaled_x, root) = binary(body, BinaryOp::Mul, scaled)?;
+        let constants = is_constant(body, one, 1.0) && is_constant(body, root, std::f64::consts::FRAC_1_SQRT_2);
+        Some(constants && scaled_x == x && use_count(body, erf) == 1)
+    };
+    matched().unwrap_or(false)
+}
+
+fn is_constant(body: &Body, id: ExprId, value: f64) -> bool {
+    body.expr(id) == Expr::Const((value as f32).to_bits())
+}

@@ -1,0 +1,34 @@
+//! What can be generated for CUDA, and the work of it.
+
+use deuteron_plan::{Catalog, Draft, Form, MatmulForm, Reach, Work, primitive_work};
+
+use crate::epilogue;
+
+/// What can be generated for a GPU: row kernels, products with the epilogues that a library has, copies, scatters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CudaCatalog;
+
+impl Catalog for CudaCatalog {
+    fn offers_form(&self, form: Form) -> bool {
+        match form {
+            Form::Row | Form::Copy | Form::ScatterAdd => true,
+            Form::Matmul(MatmulForm { prologue: Reach::None, epilogue, products: 1 }) => epilogue != Reach::Rows,
+            Form::Matmul(_) | Form::Attention(_) | Form::AttentionBackward | Form::Opaque => false,
+        }
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        match draft.form {
+            Form::Matmul(_) => self.offers_form(draft.form) && epilogue::recognise(draft).is_some(),
+            form => self.offers_form(form),
+        }
+    }
+
+    fn offers_everything(&self) -> bool {
+        false
+    }
+
+    fn work(&self, draft: &Draft) -> Work {
+        primitive_work(draft)
+    }
+}

@@ -1,0 +1,415 @@
+//! How a row kernel is spread over threads: plain data with its reason, chosen from shape and machine.
+
+use std::fmt;
+
+use crate::body::{Access, Body, Stage};
+use crate::cuda::CudaTarget;
+use crate::cuda::row::layout::ArgLayout;
+use crate::cuda::row::passes::Passes;
+
+/// Where values wait between sweeps over a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// no rows: every thread takes the next elements
+    Flat,
+    /// in registers
+    Registers,
+    /// in shared memory
+    Shared,
+    /// nowhere: every sweep starts from memory
+    Streamed,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Policy; 4] = [Policy::Flat, Policy::Registers, Policy::Shared, Policy::Streamed];
+
+    /// The word in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Flat => "flat",
+            Policy::Registers => "registers",
+            Policy::Shared => "shared",
+            Policy::Streamed => "streamed",
+        }
+    }
+}
+
+/// A launch shape. Two configs of one body give two kernels that compute the same.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RowConfig {
+    /// where values wait
+    pub policy: Policy,
+    /// neighbouring columns that a thread takes at once
+    pub vector: usize,
+    /// threads that share a row within a block
+    pub threads_per_row: usize,
+    /// rows that a block works on at once
+    pub rows_per_block: usize,
+    /// times `vector` columns that a thread takes of a row
+    pub chunks: usize,
+    /// blocks that share a row
+    pub parts: usize,
+    /// whether those blocks reduce together, as a cluster
+    pub cluster: bool,
+    /// blocks that stay on a multiprocessor and walk over the rows; 0: a block for every few rows
+    pub resident: usize,
+    /// whether offsets of rows need 64 bits
+    pub wide: bool,
+    /// in words
+    pub why: String,
+}
+
+impl RowConfig {
+    /// Whether another config makes the same kernel.
+    pub fn is_same(&self, other: &RowConfig) -> bool {
+        RowConfig { why: String::new(), ..self.clone() } == RowConfig { why: String::new(), ..other.clone() }
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> usize {
+        self.threads_per_row * self.rows_per_block
+    }
+
+    /// Blocks of a launch over so many rows (elements, in a flat kernel).
+    pub fn blocks(&self, rows: usize, processors: usize) -> usize {
+        let a_block = match self.policy {
+            Policy::Flat => self.threads() * self.vector * self.chunks,
+            _ => self.rows_per_block,
+        };
+        let all = rows.div_ceil(a_block.max(1));
+        match self.resident {
+            0 => all,
+            resident => all.min((resident * processors / self.parts).max(1)),
+        }
+    }
+}
+
+impl fmt::Display for RowConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.vector * self.chunks;
+        match self.policy {
+            Policy::Flat => {
+                write!(f, "{} threads a block, {} x {} elements a thread", self.threads(), self.chunks, self.vector)?
+            }
+            _ => write!(
+                f,
+                "{} threads a row, {} rows a block, {columns} columns a thread by {}",
+                self.threads_per_row, self.rows_per_block, self.vector
+            )?,
+        }
+        match self.policy {
+            Policy::Flat | Policy::Registers => {}
+            Policy::Shared => f.write_str(", row in shared memory")?,
+            Policy::Streamed => f.write_str(", row read again for each sweep")?,
+        }
+        if self.parts > 1 {
+            let how = if self.cluster { " as a cluster" } else { "" };
+            write!(f, ", {} blocks a row{how}", self.parts)?;
+        }
+        if self.resident > 0 {
+            write!(f, ", {} resident blocks a multiprocessor", self.resident)?;
+        }
+        write!(f, ": {}", self.why)
+    }
+}
+
+/// What the choice depends on.
+pub(crate) struct Facts<'a> {
+    pub body: &'a Body,
+    pub layouts: &'a [ArgLayout],
+    pub shared_rows: &'a [bool],
+    pub passes: &'a Passes,
+    pub rows: usize,
+    pub cols: usize,
+    pub target: &'a CudaTarget,
+}
+
+/// Threads of a block whose rows are short, or that knows no rows. Smaller blocks start and end more evenly: layer norm +
+/// GELU over 65536 x 768 in bf16 takes 52.2 us with 128 threads, 54.1 with 256 and 55.8 with 512 (H200, 2026-11-15).
+const BLOCK: usize = 128;
+
+/// Columns that a thread takes where nothing waits for a reduction.
+const PASSING: usize = 8;
+
+/// Columns that a thread holds at most: more loads in flight win nothing, and registers run out.
+const HELD: usize = 32;
+
+/// Words of registers that a thread may spend on its columns, next to addresses and temporaries.
+const WORDS: f64 = 72.0;
+
+/// Registers that GELU and the like take.
+const FUNCTIONS: f64 = 20.0;
+
+/// Registers of a thread beside its columns: addresses, counters, temporaries.
+const OTHER: f64 = 44.0;
+
+/// What a config is built from: a point in the space that tuning searches.
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    /// columns that a thread holds, at most
+    held: usize,
+    /// threads of a block whose rows are short, or that knows no rows
+    block: usize,
+    /// threads that stay on a multiprocessor and walk over the rows; 0: none stay
+    resident: usize,
+}
+
+impl Facts<'_> {
+    /// The config that the shape suggests.
+    pub fn choose(&self) -> RowConfig {
+        let point = self.suggested();
+        if self.body.flat { self.flat(point) } else { self.rows(point) }
+    }
+
+    /// Configs worth measuring, the suggested one first.
+    pub fn candidates(&self) -> Vec<RowConfig> {
+        let mut all = vec![self.choose()];
+        let residents: &[usize] = if self.has_column_sums() { &[256, 384, 512, 768, 1024] } else { &[0] };
+        for held in [8, 16, 24, 32] {
+            for block in [128, 256] {
+                for &resident in residents {
+                    let point = Point { held, block, resident };
+                    let config = if self.body.flat { self.flat(point) } else { self.rows(point) };
+                    if !all.iter().any(|known: &RowConfig| known.is_same(&config)) {
+                        all.push(RowConfig { why: "measured".into(), ..config });
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn suggested(&self) -> Point {
+        if self.body.flat {
+            return Point { held: PASSING, block: BLOCK, resident: 0 };
+        }
+        let sums = self.has_column_sums();
+        if !sums && !self.reduces() {
+            return Point { held: PASSING, block: BLOCK, resident: 0 };
+        }
+        // Few rows leave multiprocessors idle: then more threads share a row.
+        let few = self.rows < 2 * self.target.processors;
+        let wanted = if few { HELD / 4 } else { HELD };
+        if !sums {
+            let by_registers = (WORDS / self.words_a_column().max(0.25)) as usize;
+            return Point { held: wanted.min(by_registers), block: BLOCK, resident: 0 };
+        }
+        // The next row waits in registers beside this one.
+        let words = self.words_a_column() + self.words_ahead();
+        let other = OTHER + if self.has_functions() { FUNCTIONS } else { 0.0 };
+        let by_registers = ((250.0 - other) / words) as usize;
+        let resident =
+            |columns: usize| ((65536.0 / (words * columns as f64 + other)) as usize / 64 * 64).clamp(256, 1024);
+        let held = by_registers.min(HELD);
+        if self.cols <= 32 * held {
+            let columns = self.cols.div_ceil(32 * self.vector()) * self.vector();
+            return Point { held, block: BLOCK, resident: resident(columns) };
+        }
+        if !self.reduces() {
+            return Point { held: PASSING, block: BLOCK, resident: resident(PASSING) };
+        }
+        // Fewer columns a thread where more would leave too few threads to hide the barriers.
+        let half = (HELD / 2).min(by_registers).max(1);
+        let held = if resident(half) >= 512 { half } else { (HELD / 4).min(half) };
+        Point { held: held.min(wanted.max(8)), block: BLOCK, resident: resident(held).max(512) }
+    }
+
+    /// Whether a function is computed that takes registers of its own.
+    fn has_functions(&self) -> bool {
+        let lanes = self.passes.list.iter().flat_map(|pass| &pass.lanes);
+        lanes.copied().any(|id| self.passes.is_function(self.body, id))
+    }
+
+    fn flat(&self, point: Point) -> RowConfig {
+        let vector = self.vector();
+        RowConfig {
+            policy: Policy::Flat,
+            vector,
+            threads_per_row: point.block,
+            rows_per_block: 1,
+            chunks: (point.held / vector).max(1),
+            parts: 1,
+            cluster: false,
+            resident: 0,
+            wide: self.rows * self.cols > i32::MAX as usize,
+            why: "no row structure".into(),
+        }
+    }
+
+    /// Arguments that are read or written along the row: alignment in bytes and bytes of an element.
+    fn streams(&self) -> impl Iterator<Item = (usize, usize)> {
+        let along = self.body.args.iter().zip(self.layouts).filter(|(spec, layout)| {
+            let moves = !layout.axes.is_empty() || self.body.flat;
+            matches!(spec.access, Access::GatheredRow { .. }) || (spec.access == Access::Row && moves)
+        });
+        along.map(|(spec, layout)| (layout.alignment, spec.dtype.bytes()))
+    }
+
+    /// Columns that one access takes: 16 bytes of the narrowest operand, as far as all rows start at such a multiple.
+    fn vector(&self) -> usize {
+        let narrowest = self.streams().map(|(_, size)| size).min().unwrap_or(4);
+        let fits = |vector: &usize| {
+            let divides = self.body.flat || self.cols.is_multiple_of(*vector);
+            divides && self.streams().all(|(alignment, size)| alignment >= (vector * size).min(16))
+        };
+        [8, 4, 2, 1].into_iter().filter(|vector| vector * narrowest <= 16).find(fits).unwrap_or(1)
+    }
+
+    fn column_sums(&self) -> usize {
+        let wide = |stage: &&Stage| matches!(stage, Stage::ColumnSum { width, .. } if *width > 1 || self.cols == 1);
+        self.body.stages.iter().filter(wide).count()
+    }
+
+    fn has_column_sums(&self) -> bool {
+        self.body.stages.iter().any(|stage| matches!(stage, Stage::ColumnSum { .. }))
+    }
+
+    fn reduces(&self) -> bool {
+        self.body.stages.iter().any(|stage| matches!(stage, Stage::RowReduce { .. }))
+    }
+
+    /// Words of registers that a column takes while it waits: rows as loaded, kept values, sums over rows.
+    fn words_a_column(&self) -> f64 {
+        let sums = self.has_column_sums();
+        let waits = |arg: &usize| {
+            let spec = &self.body.args[*arg];
+            // Weights that one sweep reads are loaded there where a block walks over rows.
+            let here = sums && self.shared_rows[*arg] && self.passes.sweeps_of(self.body, *arg).len() < 2;
+            is_loaded(spec.access) && !spec.written && !here
+        };
+        let loads = (0..self.body.args.len()).filter(waits).map(|arg| self.body.args[arg].dtype.bytes());
+        let loads: usize = loads.sum();
+        let kept: usize = self.passes.kept.iter().map(|(_, dtype)| dtype.bytes()).sum();
+        (loads + kept) as f64 / 4.0 + self.column_sums() as f64
+    }
+
+    /// Words of registers that a column of the next row takes.
+    fn words_ahead(&self) -> f64 {
+        let streamed = self.body.args.iter().zip(self.shared_rows);
+        let loads = streamed.filter(|(spec, shared)| is_loaded(spec.access) && !spec.written && !**shared);
+        loads.map(|(spec, _)| spec.dtype.bytes()).sum::<usize>() as f64 / 4.0
+    }
+
+    fn rows(&self, point: Point) -> RowConfig {
+        let vector = self.vector();
+        let pieces = self.cols.div_ceil(vector);
+        let held = (point.held / vector).max(1);
+        let base = RowConfig {
+            policy: Policy::Registers,
+            vector,
+            threads_per_row: 32,
+            rows_per_block: 1,
+            chunks: 1,
+            parts: 1,
+            cluster: false,
+            resident: 0,
+            wide: self.rows > i32::MAX as usize,
+            why: String::new(),
+        };
+        let config = if pieces <= 32 * held {
+            self.within_a_warp(base, pieces, held, point.block)
+        } else if !self.reduces() {
+            self.split(base, pieces, held, point.block)
+        } else {
+            self.by_blocks(base, pieces, held)
+        };
+        match point.resident {
+            0 => config,
+            threads => RowConfig { resident: (threads / config.threads()).max(1), ..config },
+        }
+    }
+
+    /// A warp or a part of one a row: no barrier is needed.
+    fn within_a_warp(&self, base: RowConfig, pieces: usize, held: usize, block: usize) -> RowConfig {
+        let chunks = |threads: usize| pieces.div_ceil(threads).max(1);
+        let waste = |threads: &usize| (threads * chunks(*threads)) as f64 / pieces.max(1) as f64;
+        let candidates = [32, 16, 8, 4, 2, 1].into_iter().filter(|&threads| chunks(threads) <= held);
+        let candidates: Vec<usize> = candidates.collect();
+        let good = candidates.iter().copied().find(|threads| waste(threads) <= 1.15);
+        let least = candidates.iter().copied().min_by(|a, b| waste(a).total_cmp(&waste(b)));
+        let threads = good.or(least).unwrap_or(32);
+        let why = match threads {
+            32 => "a warp holds the row".into(),
+            _ => format!("{} columns fill a part of a warp", self.cols),
+        };
+        RowConfig { threads_per_row: threads, rows_per_block: block / threads, chunks: chunks(threads), why, ..base }
+    }
+
+    /// No reduction along the row: blocks take pieces of it.
+    fn split(&self, base: RowConfig, pieces: usize, held: usize, block: usize) -> RowConfig {
+        let chunks = held.min(4);
+        let threads = (pieces.div_ceil(chunks).div_ceil(32) * 32).min(block);
+        let parts = pieces.div_ceil(threads * chunks);
+        RowConfig { threads_per_row: threads, chunks, parts, why: "columns do not depend on each other".into(), ..base }
+    }
+
+    /// Several warps a row, then several blocks.
+    fn by_blocks(&self, base: RowConfig, pieces: usize, held: usize) -> RowConfig {
+        let ahead = if self.has_column_sums() { self.words_ahead() } else { 0.0 };
+        let registers = (self.words_a_column() + ahead) * (held * base.vector) as f64;
+        let most = match self.has_column_sums() {
+            true if registers + OTHER <= 136.0 => 512,
+            true => 256,
+            false if registers > 20.0 => 512,
+            false => 1024,
+        };
+        let spread = |pieces: usize| {
+            let least = (held / 2).max(1);
+            let threads = |chunks: usize| pieces.div_ceil(chunks).div_ceil(32) * 32;
+            let waste = |chunks: &usize| threads(*chunks) * chunks;
+            let chunks = (least..=held).rev().min_by_key(waste).unwrap_or(held);
+            (threads(chunks), chunks)
+        };
+        let (threads, chunks) = spread(pieces);
+        // One block of more than 512 threads fills a multiprocessor, and its loads wait for its own stores. A row in
+        // shared memory leaves room for several.
+        let long =
+            RowConfig { policy: Policy::Shared, threads_per_row: 512, chunks: pieces.div_ceil(512), ..base.clone() };
+        let shared = self.shared_bytes(&long);
+        if threads > 512 && !self.has_column_sums() && 2 * (shared + RESERVED) <= self.target.arch.block_shared() {
+            let why = format!("{} KiB of shared memory hold a row, so that several blocks fit", shared >> 10);
+            return RowConfig { why, ..long };
+        }
+        if threads <= most {
+            let why = format!("{} warps hold the row", threads / 32);
+            return RowConfig { threads_per_row: threads, chunks, why, ..base };
+        }
+        let clusters = [2, 4, 8, 16].into_iter().find(|parts| spread(pieces.div_ceil(*parts)).0 <= most.min(512));
+        if let (Some(parts), true) = (clusters, self.target.arch.has_clusters()) {
+            let (threads, chunks) = spread(pieces.div_ceil(parts));
+            let why = format!("the row needs the registers of {parts} blocks");
+            return RowConfig { threads_per_row: threads, chunks, parts, cluster: true, why, ..base };
+        }
+        let chunks = pieces.div_ceil(1024);
+        let threads = pieces.div_ceil(chunks).div_ceil(32) * 32;
+        let config = RowConfig { threads_per_row: threads, chunks, ..base };
+        let shared = self.shared_bytes(&config);
+        if shared <= self.target.arch.block_shared() - RESERVED {
+            let why = format!("the row does not fit registers, {} KiB of shared memory hold it", shared >> 10);
+            return RowConfig { policy: Policy::Shared, why, ..config };
+        }
+        RowConfig { policy: Policy::Streamed, why: "the row fits neither registers nor shared memory".into(), ..config }
+    }
+
+    /// Bytes of shared memory that hold a row between sweeps.
+    pub fn shared_bytes(&self, config: &RowConfig) -> usize {
+        let loads: usize =
+            self.waiting_loads().map(|arg| self.body.args[arg].dtype.bytes().max(4 / config.vector)).sum();
+        let kept: usize = self.passes.kept.iter().map(|(_, dtype)| dtype.bytes().max(4 / config.vector)).sum();
+        let columns = config.threads_per_row * config.chunks * config.vector;
+        columns * (loads + kept)
+    }
+
+    /// Arguments that more than one sweep reads.
+    pub fn waiting_loads(&self) -> impl Iterator<Item = usize> {
+        (0..self.body.args.len()).filter(|&arg| self.passes.sweeps_of(self.body, arg).len() > 1)
+    }
+}
+
+/// Shared memory that reductions and the like need beside the row.
+pub(crate) const RESERVED: usize = 8 << 10;
+
+fn is_loaded(access: Access) -> bool {
+    matches!(access, Access::Row | Access::GatheredRow { .. })
+}

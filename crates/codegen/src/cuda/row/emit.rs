@@ -1,0 +1,1181 @@
+//! Body and config to CUDA text.
+//!
+//! The text is constants, the prelude, the parameter, the kernel and, where columns are summed over rows, a second kernel
+//! that adds the blocks' sums in one order. The kernel's row work is one block of statements a sweep: numbers of the
+//! row, a loop over the thread's chunks of columns, then the reductions of the sweep, all behind one barrier.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use deuteron_graph::{BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
+
+use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
+use crate::compound::Activation;
+use crate::cuda::row::config::{Policy, RowConfig};
+use crate::cuda::row::layout::ArgLayout;
+use crate::cuda::row::passes::{Compound, Pass, Passes, reads, stored};
+
+const PRELUDE: &str = include_str!("../prelude.cuh");
+
+/// A line of the text and what it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub text: String,
+    pub origin: Option<Origin>,
+}
+
+/// Everything the text depends on.
+pub(crate) struct Emission<'a> {
+    pub body: &'a Body,
+    pub layouts: &'a [ArgLayout],
+    pub passes: &'a Passes,
+    pub config: &'a RowConfig,
+}
+
+/// What a value is in the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Float,
+    Int,
+    Truth,
+}
+
+/// The lines of a row kernel.
+pub(crate) fn emit(emission: &Emission) -> Vec<Line> {
+    let mut writer = Writer { it: emission, lines: Vec::new(), depth: 0, origin: None, names: HashMap::new() };
+    writer.constants();
+    PRELUDE.lines().for_each(|line| writer.line(line));
+    writer.line("");
+    writer.parameters();
+    match emission.config.policy {
+        Policy::Flat => writer.flat(),
+        Policy::Registers | Policy::Shared | Policy::Streamed => writer.rows(),
+    }
+    writer.finish_kernel();
+    writer.lines
+}
+
+/// Fields of the parameter after the arguments' own: the order in which [`super::grids`] fills them.
+pub(crate) fn fields(body: &Body, layouts: &[ArgLayout]) -> Vec<String> {
+    let mut fields = Vec::new();
+    for (arg, (spec, layout)) in body.args.iter().zip(layouts).enumerate() {
+        fields.push(format!("a{arg}"));
+        if matches!(spec.access, Access::GatheredRow { .. }) {
+            fields.push(format!("s{arg}_0"));
+            fields.push(format!("n{arg}"));
+            continue;
+        }
+        for axis in 0..layout.axes.len() {
+            fields.push(format!("s{arg}_{axis}"));
+            if axis > 0 {
+                fields.push(format!("n{arg}_{axis}"));
+            }
+        }
+    }
+    for axis in 0..body.axes {
+        fields.push(format!("divide{axis}"));
+        fields.push(format!("modulo{axis}"));
+    }
+    fields.extend(["rows", "fault", "workspace"].map(String::from));
+    fields
+}
+
+/// Column sums: (argument, width), in the order of their stages.
+pub(crate) fn partials(body: &Body) -> Vec<(usize, usize)> {
+    let sums = body.stages.iter().filter_map(|stage| match *stage {
+        Stage::ColumnSum { arg, width, .. } => Some((arg as usize, width)),
+        Stage::RowReduce { .. } | Stage::Store { .. } => None,
+    });
+    sums.collect()
+}
+
+struct Writer<'a> {
+    it: &'a Emission<'a>,
+    lines: Vec<Line>,
+    depth: usize,
+    origin: Option<Origin>,
+    /// names of values that are known where the text stands
+    names: HashMap<ExprId, String>,
+}
+
+impl Writer<'_> {
+    fn line(&mut self, text: impl AsRef<str>) {
+        let text = text.as_ref();
+        let indent = if text.is_empty() || text.starts_with('#') { 0 } else { self.depth };
+        self.lines.push(Line { text: format!("{}{text}", "    ".repeat(indent)), origin: self.origin });
+    }
+
+    fn open(&mut self, text: impl AsRef<str>) {
+        self.line(text);
+        self.depth += 1;
+    }
+
+    fn close(&mut self) {
+        self.depth -= 1;
+        self.line("}");
+    }
+
+    fn constants(&mut self) {
+        let (config, cols) = (self.it.config, self.it.body.cols);
+        self.line(format!("// {config}"));
+        self.line(format!("constexpr int V = {};", config.vector));
+        self.line(format!("constexpr int T = {};", config.threads_per_row));
+        self.line(format!("constexpr int ROWS = {};", config.rows_per_block));
+        self.line(format!("constexpr int CHUNKS = {};", config.chunks));
+        self.line(format!("constexpr int PARTS = {};", config.parts));
+        self.line(format!("constexpr int COLS = {cols};"));
+        self.line("");
+    }
+
+    fn parameters(&mut self) {
+        self.open("struct Parameters {");
+        for field in fields(self.it.body, self.it.layouts) {
+            self.line(format!("unsigned long long {field};"));
+        }
+        self.depth -= 1;
+        self.line("};");
+        self.line("");
+    }
+
+    // Flat kernels.
+
+    fn flat(&mut self) {
+        let threads = self.it.config.threads();
+        self.open(format!(
+            "extern \"C\" __global__ void __launch_bounds__({threads}) row(const __grid_constant__ Parameters p) {{"
+        ));
+        self.flat_numbers();
+        self.line("const i64 first = ((i64)blockIdx.x * CHUNKS * T + threadIdx.x) * V;");
+        self.line("const bool whole = first + (i64)(CHUNKS - 1) * T * V + V <= (i64)p.rows;");
+        self.open("if (whole) {");
+        self.flat_body(true);
+        self.depth -= 1;
+        self.open("} else {");
+        self.flat_body(false);
+        self.close();
+        self.close();
+    }
+
+    /// Numbers that all elements share.
+    fn flat_numbers(&mut self) {
+        for id in self.reachable() {
+            if self.it.passes.uniform[id.index()] {
+                self.number(id);
+            }
+        }
+    }
+
+    fn flat_body(&mut self, whole: bool) {
+        let outer = self.names.clone();
+        let loads = self.row_loads();
+        for &arg in &loads {
+            self.line(format!("Raw<{}> w{arg}[CHUNKS];", self.type_of(arg)));
+        }
+        self.line("#pragma unroll");
+        self.open("for (int c = 0; c < CHUNKS; ++c) {");
+        self.line("const i64 element = first + (i64)c * T * V;");
+        for &arg in &loads {
+            let (ty, size) = (self.type_of(arg), self.size_of(arg));
+            let address = format!("(const char*)p.a{arg} + element * {size}");
+            let load = match whole {
+                true => format!("load<{ty}, {}, STREAM>({address}, true)", self.access_of(arg)),
+                false => format!("load_tail<{ty}>({address}, (int)min((i64)V, (i64)p.rows - element))"),
+            };
+            self.line(format!("w{arg}[c] = {load};"));
+        }
+        self.close();
+        self.line("#pragma unroll");
+        self.open("for (int c = 0; c < CHUNKS; ++c) {");
+        self.line("const i64 element = first + (i64)c * T * V;");
+        let pass = self.it.passes.list.first().cloned().unwrap_or_default();
+        for id in pass.lanes {
+            self.lanes(id, 0);
+        }
+        for position in pass.stages {
+            self.origin = Some(Origin::Stage(position));
+            if let Stage::Store { arg, .. } = self.it.body.stages[position] {
+                let value = self.name_for(stored(self.it.body, &self.it.body.stages[position]), self.kind_stored(arg));
+                let (ty, size) = (self.type_of(arg as usize), self.size_of(arg as usize));
+                let address = format!("(char*)p.a{arg} + element * {size}");
+                self.line(match whole {
+                    true => format!("store<{ty}, {}>({address}, {value}, true);", self.access_of(arg as usize)),
+                    false => format!("store_tail<{ty}>({address}, {value}, (int)min((i64)V, (i64)p.rows - element));"),
+                });
+            }
+            self.origin = None;
+        }
+        self.close();
+        self.names = outer;
+    }
+
+    // Row kernels.
+
+    fn rows(&mut self) {
+        let config = self.it.config;
+        let bound = match config.resident {
+            0 => format!("{}", config.threads()),
+            blocks => format!("{}, {blocks}", config.threads()),
+        };
+        self.open(format!(
+            "extern \"C\" __global__ void __launch_bounds__({bound}) row(const __grid_constant__ Parameters p) {{"
+        ));
+        self.line("const int lane = threadIdx.x % T, group = threadIdx.x / T;");
+        self.line(match (config.parts, config.cluster) {
+            (1, _) => "const int part = 0;",
+            (_, false) => "const int part = blockIdx.x % PARTS;",
+            (_, true) => "const int part = cluster_rank();",
+        });
+        self.shared_memory();
+        self.sums();
+        self.hoisted();
+        match config.resident {
+            0 => self.one_row(),
+            _ if config.policy == Policy::Registers => self.rows_ahead(),
+            _ => self.row_after_row(),
+        }
+        self.write_sums();
+        self.close();
+    }
+
+    /// A block has its rows and no others.
+    fn one_row(&mut self) {
+        self.line("const i64 start = (i64)(blockIdx.x / PARTS) * ROWS;");
+        self.line("const int turn = 0;");
+        self.open("{");
+        self.place("start");
+        self.addresses(|_| true);
+        self.early_loads();
+        self.sweeps();
+        self.close();
+    }
+
+    /// A block walks over rows.
+    fn row_after_row(&mut self) {
+        self.line("int turn = 0;");
+        self.walk();
+        self.place("start");
+        self.addresses(|_| true);
+        self.early_loads();
+        self.sweeps();
+        self.close();
+    }
+
+    /// A block walks over rows, and loads the next one before it works on this one.
+    fn rows_ahead(&mut self) {
+        let body = self.it.body;
+        let own = |&arg: &usize| !self.is_hoisted(arg) && !self.is_late(arg);
+        let loads: Vec<usize> = self.row_loads().into_iter().filter(own).collect();
+        let is_number = |&arg: &usize| !body.args[arg].written && body.args[arg].access == Access::PerRow;
+        let numbers: Vec<usize> = (0..body.args.len()).filter(is_number).collect();
+        self.open("{");
+        self.declare_row("w", "u", &loads, &numbers);
+        self.line("const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;");
+        self.open("{");
+        self.fetch_row("begin", ["w", "u"], &loads, &numbers);
+        self.close();
+        self.line("int turn = 0;");
+        self.line("#pragma unroll 2");
+        self.walk();
+        self.declare_row("n", "v", &loads, &numbers);
+        self.line("const i64 next = start + (i64)(gridDim.x / PARTS) * ROWS;");
+        self.open("if (next < (i64)p.rows) {");
+        self.fetch_row("next", ["n", "v"], &loads, &numbers);
+        self.close();
+        self.place("start");
+        self.addresses(|spec| spec.written);
+        let late: Vec<usize> = self.row_loads().into_iter().filter(|&arg| self.is_late(arg)).collect();
+        for arg in late {
+            self.line(format!("const char* const g{arg} = (const char*)p.a{arg};"));
+        }
+        self.kept_arrays();
+        numbers.iter().for_each(|&arg| {
+            let load = body.ids().find(|&id| body.expr(id) == Expr::Load(arg as u16));
+            load.into_iter().for_each(|id| drop(self.names.insert(id, format!("u{arg}"))));
+        });
+        self.sweeps();
+        for arg in loads {
+            self.line("#pragma unroll");
+            self.line(format!("for (int c = 0; c < CHUNKS; ++c) w{arg}[c] = n{arg}[c];"));
+        }
+        for arg in numbers {
+            self.line(format!("u{arg} = v{arg};"));
+        }
+        self.close();
+        self.close();
+    }
+
+    fn declare_row(&mut self, raw: &str, number: &str, loads: &[usize], numbers: &[usize]) {
+        for &arg in loads {
+            self.line(format!("Raw<{}> {raw}{arg}[CHUNKS];", self.type_of(arg)));
+        }
+        for &arg in numbers {
+            let kind = match self.it.body.args[arg].dtype {
+                Dtype::I32 => Kind::Int,
+                Dtype::Bool => Kind::Truth,
+                _ => Kind::Float,
+            };
+            self.line(format!("{} {number}{arg};", scalar_type(kind)));
+        }
+    }
+
+    /// Loads what a row is read from into the named arrays and numbers.
+    fn fetch_row(&mut self, start: &str, [raw, number]: [&str; 2], loads: &[usize], numbers: &[usize]) {
+        self.place(start);
+        self.addresses(|spec| !spec.written);
+        for &arg in numbers {
+            self.line(format!("{number}{arg} = load_one({}{{}}, g{arg});", self.type_of(arg)));
+        }
+        self.fill(raw, loads);
+    }
+
+    fn walk(&mut self) {
+        self.open(
+            "for (i64 start = (i64)(blockIdx.x / PARTS) * ROWS; start < (i64)p.rows; start += (i64)(gridDim.x / PARTS) * ROWS, turn ^= 1) {",
+        );
+    }
+
+    /// Which row this thread works on. A thread without one works on the last, and stores nothing.
+    fn place(&mut self, start: &str) {
+        self.line(format!("const bool live = ROWS == 1 || {start} + group < (i64)p.rows;"));
+        self.line(format!("const i64 row = live ? {start} + group : (i64)p.rows - 1;"));
+    }
+
+    fn sweeps(&mut self) {
+        let (outer, passes) = (self.names.clone(), self.it.passes.list.clone());
+        for (level, pass) in passes.iter().enumerate() {
+            self.pass(level, pass);
+        }
+        self.names = outer;
+    }
+
+    fn shared_memory(&mut self) {
+        let config = self.it.config;
+        let warps = config.threads_per_row.div_ceil(32);
+        let counts: Vec<usize> = self.it.passes.list.iter().map(|pass| self.reductions(pass).len()).collect();
+        let most = counts.iter().sum::<usize>();
+        if warps * config.parts > 1 && most > 0 && self.communicates() {
+            let parts = if config.cluster { config.parts } else { 1 };
+            self.line(format!("__shared__ float s_reduce[2][{most}][{}];", warps * parts));
+            if self.has_argmax() {
+                self.line(format!("__shared__ Best s_best[2][{most}][{}];", warps * parts));
+            }
+        }
+        if config.cluster {
+            // Every block of the cluster must run before another one writes into its shared memory.
+            self.line("cluster_barrier();");
+        }
+        if config.policy == Policy::Shared {
+            self.line("extern __shared__ char s_rows[];");
+            let mut offset = String::from("s_rows");
+            for (name, ty) in self.waiting() {
+                self.line(format!("Raw<{ty}>* const {name} = (Raw<{ty}>*)({offset}) + threadIdx.x;"));
+                offset = format!("{offset} + sizeof(Raw<{ty}>) * CHUNKS * T");
+            }
+        }
+    }
+
+    /// Arrays that hold what waits for a later sweep, in the order they lie in shared memory: name and type.
+    fn waiting(&self) -> Vec<(String, &'static str)> {
+        let mut all = Vec::new();
+        for arg in self.row_loads() {
+            if self.sweeps_of(arg).len() > 1 {
+                all.push((format!("w{arg}"), self.type_of(arg)));
+            }
+        }
+        for &(id, dtype) in &self.it.passes.kept {
+            all.push((format!("k{}", id.index()), type_name(dtype)));
+        }
+        all
+    }
+
+    /// Sweeps that read an argument.
+    fn sweeps_of(&self, arg: usize) -> Vec<usize> {
+        self.it.passes.sweeps_of(self.it.body, arg)
+    }
+
+    fn communicates(&self) -> bool {
+        self.it.config.cluster || self.it.config.parts == 1
+    }
+
+    fn has_argmax(&self) -> bool {
+        self.it.body.stages.iter().any(|stage| matches!(stage, Stage::RowReduce { op: ReduceOp::ArgMax, .. }))
+    }
+
+    /// Whether sums over rows are in registers. Long rows have them in the workspace, each thread its own.
+    fn sums_in_registers(&self) -> bool {
+        self.it.config.policy == Policy::Registers
+    }
+
+    fn sums(&mut self) {
+        for (index, (_, width)) in partials(self.it.body).into_iter().enumerate() {
+            let lanes = self.is_lane_sum(width);
+            match (lanes, self.sums_in_registers()) {
+                (true, true) => {
+                    self.line(format!("F sum{index}[CHUNKS];"));
+                    self.line("#pragma unroll");
+                    self.line(format!(
+                        "for (int c = 0; c < CHUNKS; ++c) sum{index}[c] = lanes<F>([](int) {{ return 0.0f; }});"
+                    ));
+                }
+                (true, false) => {
+                    let at = self.sum_address(index);
+                    self.line(format!("float* const g_sum{index} = {at};"));
+                    self.open("for (int c = 0; c < CHUNKS; ++c) {");
+                    self.line("const int col = ((part * CHUNKS + c) * T + lane) * V;");
+                    self.open("for (int i = 0; i < V; ++i) {");
+                    self.line(format!("if (col < COLS) g_sum{index}[col + i] = 0.0f;"));
+                    self.close();
+                    self.close();
+                }
+                (false, _) => self.line(format!("float sum{index} = 0.0f;")),
+            }
+        }
+    }
+
+    /// Sums of one number a row are kept by one thread; in a space of one column, columns and numbers are the same.
+    fn is_lane_sum(&self, width: usize) -> bool {
+        width > 1 || self.it.body.cols == 1
+    }
+
+    /// Where this block's sums of a partial go: blocks of all earlier partials come before.
+    fn sum_address(&self, index: usize) -> String {
+        let widths: Vec<usize> = partials(self.it.body).iter().map(|&(_, width)| width).collect();
+        let before: usize = widths[..index].iter().sum();
+        format!(
+            "(float*)p.workspace + (i64){before} * (gridDim.x / PARTS) + (i64)(blockIdx.x / PARTS) * {}",
+            widths[index]
+        )
+    }
+
+    fn write_sums(&mut self) {
+        for (index, (_, width)) in partials(self.it.body).into_iter().enumerate() {
+            let rows = self.it.config.rows_per_block;
+            match (self.is_lane_sum(width), self.sums_in_registers()) {
+                (true, true) if rows == 1 => {
+                    let at = self.sum_address(index);
+                    self.line("#pragma unroll");
+                    self.open("for (int c = 0; c < CHUNKS; ++c) {");
+                    self.line("const int col = ((part * CHUNKS + c) * T + lane) * V;");
+                    self.line(format!("float* const g_sum = {at};"));
+                    self.line("#pragma unroll");
+                    self.line(format!(
+                        "for (int i = 0; i < V; ++i) if (col < COLS) g_sum[col + i] = sum{index}[c].v[i];"
+                    ));
+                    self.close();
+                }
+                (true, true) => {
+                    // Rows of a block one after another, so that the order is fixed.
+                    let at = self.sum_address(index);
+                    self.open("{");
+                    self.line("__shared__ float s_sum[COLS];");
+                    self.open("for (int turn = 0; turn < ROWS; ++turn) {");
+                    self.open("if (group == turn) {");
+                    self.line("#pragma unroll");
+                    self.open("for (int c = 0; c < CHUNKS; ++c) {");
+                    self.line("const int col = (c * T + lane) * V;");
+                    self.line("#pragma unroll");
+                    self.open("for (int i = 0; i < V; ++i) {");
+                    self.line(format!(
+                        "if (col < COLS) s_sum[col + i] = turn == 0 ? sum{index}[c].v[i] : s_sum[col + i] + sum{index}[c].v[i];"
+                    ));
+                    self.close();
+                    self.close();
+                    self.close();
+                    self.line("__syncthreads();");
+                    self.close();
+                    self.line(format!("float* const g_sum = {at};"));
+                    self.line("for (int i = threadIdx.x; i < COLS; i += T * ROWS) g_sum[i] = s_sum[i];");
+                    self.line("__syncthreads();");
+                    self.close();
+                }
+                (true, false) => {}
+                (false, _) => {
+                    let at = self.sum_address(index);
+                    self.open("{");
+                    self.line("__shared__ float s_sum[ROWS];");
+                    self.line(format!("if (lane == 0) s_sum[group] = sum{index};"));
+                    self.line("__syncthreads();");
+                    self.open("if (threadIdx.x == 0 && part == 0) {");
+                    self.line("float total = s_sum[0];");
+                    self.line("for (int i = 1; i < ROWS; ++i) total += s_sum[i];");
+                    self.line(format!("*({at}) = total;"));
+                    self.close();
+                    self.line("__syncthreads();");
+                    self.close();
+                }
+            }
+        }
+    }
+
+    /// Arguments that all rows share are loaded once where a block walks over many rows.
+    fn hoisted(&mut self) {
+        for arg in self.row_loads() {
+            if self.is_hoisted(arg) {
+                self.line(format!("const char* const g{arg} = (const char*)p.a{arg};"));
+                self.load_loop(&[arg]);
+            }
+        }
+    }
+
+    fn is_hoisted(&self, arg: usize) -> bool {
+        let config = self.it.config;
+        config.resident > 0 && config.policy == Policy::Registers && self.is_shared_row(arg) && !self.is_late(arg)
+    }
+
+    /// Loaded by the one sweep that reads it, from the nearest cache: the next row takes the registers.
+    fn is_late(&self, arg: usize) -> bool {
+        self.it.config.resident > 0 && self.is_shared_row(arg) && self.sweeps_of(arg).len() < 2
+    }
+
+    fn is_shared_row(&self, arg: usize) -> bool {
+        self.it.body.args[arg].access == Access::Row && self.it.layouts[arg].axes.is_empty()
+    }
+
+    /// Declares an array of raw chunks for each argument and fills it.
+    fn load_loop(&mut self, args: &[usize]) {
+        self.declare_row("w", "", args, &[]);
+        self.fill("w", args);
+    }
+
+    fn fill(&mut self, raw: &str, args: &[usize]) {
+        if args.is_empty() {
+            return;
+        }
+        self.line("#pragma unroll");
+        self.open("for (int c = 0; c < CHUNKS; ++c) {");
+        self.column();
+        for &arg in args {
+            let load = self.load(arg);
+            self.line(format!("{raw}{arg}[c] = {load};"));
+        }
+        self.close();
+    }
+
+    fn column(&mut self) {
+        self.line("const int col = ((part * CHUNKS + c) * T + lane) * V;");
+        let config = self.it.config;
+        let covered = config.parts * config.chunks * config.threads_per_row * config.vector;
+        self.line(match covered == self.it.body.cols {
+            true => "const bool in = true;",
+            false => "const bool in = col < COLS;",
+        });
+    }
+
+    fn load(&self, arg: usize) -> String {
+        // What all rows share, or every sweep reads, is worth the nearest cache.
+        let how = match self.is_shared_row(arg) || self.it.config.policy == Policy::Streamed {
+            true => "AGAIN",
+            false => "STREAM",
+        };
+        let (ty, size, access) = (self.type_of(arg), self.size_of(arg), self.access_of(arg));
+        format!("load<{ty}, {access}, {how}>(g{arg} + (i64)col * {size}, in)")
+    }
+
+    /// Where this row's arguments begin.
+    fn addresses(&mut self, wanted: impl Fn(&ArgSpec) -> bool) {
+        let body = self.it.body;
+        let wide = if self.it.config.wide { "u64" } else { "u32" };
+        // Indices first: a gathered row waits for its index.
+        let order = |arg: &usize| matches!(body.args[*arg].access, Access::GatheredRow { .. });
+        let mut args: Vec<usize> =
+            (0..body.args.len()).filter(|&arg| !self.is_hoisted(arg) && wanted(&body.args[arg])).collect();
+        args.sort_by_key(order);
+        for arg in args {
+            let constant = if body.args[arg].written { "" } else { "const " };
+            let layout = &self.it.layouts[arg];
+            let base = format!("({constant}char*)p.a{arg}");
+            let offset = match body.args[arg].access {
+                Access::Columns => continue,
+                Access::GatheredRow { index } => {
+                    self.line(format!("int x{arg} = load_one(I32{{}}, g{index});"));
+                    self.open(format!("if (x{arg} < 0 || (u64)x{arg} >= p.n{arg}) {{"));
+                    self.line(format!(
+                        "if (live && lane == 0 && part == 0) atomicMin((u64*)p.fault, (u64)row * 256 + {arg});"
+                    ));
+                    self.line(format!("x{arg} = 0;"));
+                    self.close();
+                    format!(" + (i64)x{arg} * (i64)p.s{arg}_0")
+                }
+                Access::Row | Access::PerRow => match layout.axes.len() {
+                    0 => String::new(),
+                    1 => format!(" + row * (i64)p.s{arg}_0"),
+                    axes => {
+                        self.line(format!("{wide} q{arg} = ({wide})row;"));
+                        self.line(format!("i64 o{arg} = 0;"));
+                        for axis in (1..axes).rev() {
+                            self.line(format!(
+                                "o{arg} += (i64)(q{arg} % ({wide})p.n{arg}_{axis}) * (i64)p.s{arg}_{axis}; q{arg} /= ({wide})p.n{arg}_{axis};"
+                            ));
+                        }
+                        format!(" + o{arg} + (i64)q{arg} * (i64)p.s{arg}_0")
+                    }
+                },
+            };
+            self.line(format!("{constant}char* const g{arg} = {base}{offset};"));
+        }
+    }
+
+    /// A row that stays in registers is loaded as a whole before anything is computed.
+    fn early_loads(&mut self) {
+        if self.it.config.policy != Policy::Registers {
+            return;
+        }
+        let own: Vec<usize> = self.row_loads().into_iter().filter(|&arg| !self.is_hoisted(arg)).collect();
+        self.load_loop(&own);
+        self.kept_arrays();
+    }
+
+    fn kept_arrays(&mut self) {
+        for &(id, dtype) in &self.it.passes.kept {
+            self.line(format!("Raw<{}> k{}[CHUNKS];", type_name(dtype), id.index()));
+        }
+    }
+
+    fn pass(&mut self, level: usize, pass: &Pass) {
+        self.line(format!("// sweep {level}"));
+        // Numbers of the row that this sweep or a later one needs.
+        for id in self.reachable() {
+            if self.it.passes.uniform[id.index()] && self.it.passes.levels[id.index()] == level {
+                self.number(id);
+            }
+        }
+        self.row_stages(pass);
+        let reductions = self.reductions(pass);
+        for (slot, &(op, _, _)) in reductions.iter().enumerate() {
+            match op {
+                ReduceOp::ArgMax => self.line(format!("Best b{level}_{slot} = ArgMax::start();")),
+                _ => self
+                    .line(format!("F f{level}_{slot} = lanes<F>([](int) {{ return {}::start(); }});", reduce_name(op))),
+            }
+        }
+        if pass.lanes.is_empty() && !self.has_lane_stage(pass) {
+            self.finish_reductions(level, &reductions);
+            return;
+        }
+        self.line(match self.it.config.policy {
+            Policy::Registers | Policy::Flat => "#pragma unroll",
+            Policy::Shared | Policy::Streamed => "#pragma unroll 4",
+        });
+        self.open("for (int c = 0; c < CHUNKS; ++c) {");
+        self.column();
+        let outer = self.names.clone();
+        for &id in &pass.lanes {
+            self.lanes(id, level);
+        }
+        self.lane_stages(level, pass, &reductions);
+        self.names = outer;
+        self.close();
+        self.finish_reductions(level, &reductions);
+    }
+
+    /// (operation, value, row value) of a sweep's reductions.
+    fn reductions(&self, pass: &Pass) -> Vec<(ReduceOp, ExprId, u16)> {
+        let of = |&position: &usize| match self.it.body.stages[position] {
+            Stage::RowReduce { op, value, into } => Some((op, value, into)),
+            Stage::ColumnSum { .. } | Stage::Store { .. } => None,
+        };
+        pass.stages.iter().filter_map(of).collect()
+    }
+
+    fn is_per_row_store(&self, stage: &Stage) -> bool {
+        matches!(stage, Stage::Store { arg, .. } if self.it.body.args[*arg as usize].access == Access::PerRow)
+    }
+
+    fn has_lane_stage(&self, pass: &Pass) -> bool {
+        pass.stages.iter().any(|&position| {
+            let stage = &self.it.body.stages[position];
+            match stage {
+                Stage::RowReduce { .. } => true,
+                Stage::Store { .. } => !self.is_per_row_store(stage),
+                Stage::ColumnSum { width, .. } => self.is_lane_sum(*width),
+            }
+        })
+    }
+
+    /// Stages that work on one number a row.
+    fn row_stages(&mut self, pass: &Pass) {
+        for &position in &pass.stages {
+            let stage = self.it.body.stages[position];
+            self.origin = Some(Origin::Stage(position));
+            match stage {
+                Stage::Store { arg, .. } if self.is_per_row_store(&stage) => {
+                    let value = self.name_for(stored(self.it.body, &stage), self.kind_stored(arg));
+                    let ty = self.type_of(arg as usize);
+                    self.line(format!("if (live && lane == 0 && part == 0) store_one({ty}{{}}, g{arg}, {value});"));
+                }
+                Stage::ColumnSum { value, width, .. } if !self.is_lane_sum(width) => {
+                    let (index, value) = (self.partial_index(position), self.name_for(value, Kind::Float));
+                    self.line(format!("sum{index} += live ? {value} : 0.0f;"));
+                }
+                Stage::RowReduce { .. } | Stage::Store { .. } | Stage::ColumnSum { .. } => {}
+            }
+            self.origin = None;
+        }
+    }
+
+    fn partial_index(&self, position: usize) -> usize {
+        let earlier = self.it.body.stages[..position].iter();
+        earlier.filter(|stage| matches!(stage, Stage::ColumnSum { .. })).count()
+    }
+
+    fn lane_stages(&mut self, level: usize, pass: &Pass, reductions: &[(ReduceOp, ExprId, u16)]) {
+        for &position in &pass.stages {
+            let stage = self.it.body.stages[position];
+            self.origin = Some(Origin::Stage(position));
+            match stage {
+                Stage::RowReduce { op, value, into } => {
+                    let slot = reductions.iter().position(|&(_, _, other)| other == into).unwrap_or(0);
+                    self.gather(level, slot, op, value);
+                }
+                Stage::ColumnSum { value, width, .. } if self.is_lane_sum(width) => {
+                    let (index, value) = (self.partial_index(position), self.name_for(value, Kind::Float));
+                    match self.sums_in_registers() {
+                        true => {
+                            self.line(format!(
+                                "if (live) sum{index}[c] = lanes<F>([&](int i) {{ return sum{index}[c].v[i] + at({value}, i); }});"
+                            ));
+                        }
+                        false => self.line(format!(
+                            "if (live && in) for (int i = 0; i < V; ++i) g_sum{index}[col + i] += at({value}, i);"
+                        )),
+                    }
+                }
+                Stage::Store { arg, .. } if !self.is_per_row_store(&stage) => {
+                    let value = self.name_for(stored(self.it.body, &stage), self.kind_stored(arg));
+                    let (ty, size) = (self.type_of(arg as usize), self.size_of(arg as usize));
+                    let access = self.access_of(arg as usize);
+                    self.line(format!("store<{ty}, {access}>(g{arg} + (i64)col * {size}, {value}, live && in);"));
+                }
+                Stage::ColumnSum { .. } | Stage::Store { .. } => {}
+            }
+            self.origin = None;
+        }
+    }
+
+    /// Takes a chunk into a reduction.
+    fn gather(&mut self, level: usize, slot: usize, op: ReduceOp, value: ExprId) {
+        let value = self.name_for(value, Kind::Float);
+        match op {
+            ReduceOp::ArgMax => {
+                self.line("#pragma unroll");
+                self.line(format!(
+                    "for (int i = 0; i < V; ++i) if (in) b{level}_{slot} = ArgMax::both(b{level}_{slot}, Best{{at({value}, i), col + i}});"
+                ));
+            }
+            ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Max | ReduceOp::AbsMax => {
+                let name = reduce_name(op);
+                let lane =
+                    if op == ReduceOp::AbsMax { format!("fabsf(at({value}, i))") } else { format!("at({value}, i)") };
+                self.line(format!(
+                    "if (in) f{level}_{slot} = lanes<F>([&](int i) {{ return {name}::both(f{level}_{slot}.v[i], {lane}); }});"
+                ));
+            }
+        }
+    }
+
+    /// From the threads' partials to numbers of the row, all of a sweep behind one barrier.
+    fn finish_reductions(&mut self, level: usize, reductions: &[(ReduceOp, ExprId, u16)]) {
+        if reductions.is_empty() {
+            return;
+        }
+        let config = self.it.config;
+        let warps = config.threads_per_row.div_ceil(32);
+        let width = config.threads_per_row.min(32);
+        let several = warps > 1 || config.cluster;
+        let before: usize = self.it.passes.list[..level].iter().map(|pass| self.reductions(pass).len()).sum();
+        for (slot, &(op, _, into)) in reductions.iter().enumerate() {
+            let name = reduce_name(op);
+            let part = match op {
+                ReduceOp::ArgMax => format!("b{level}_{slot}"),
+                _ => format!("gather_lanes<{name}>(f{level}_{slot})"),
+            };
+            let ty = if op == ReduceOp::ArgMax { "Best" } else { "float" };
+            let own = if several { format!("t{into}") } else { format!("r{into}_all") };
+            self.line(format!("const {ty} {own} = butterfly<{name}, {width}>({part});"));
+            if several {
+                let s = format!("{}[turn][{}]", shared_name(op), before + slot);
+                match config.cluster {
+                    true => self.line(format!(
+                        "if ((threadIdx.x & 31) < PARTS) put(&{s}[part * {warps} + threadIdx.x / 32], {own}, threadIdx.x & 31);"
+                    )),
+                    false => self.line(format!("if ((threadIdx.x & 31) == 0) {s}[threadIdx.x / 32] = {own};")),
+                }
+            }
+        }
+        if several {
+            self.line(if config.cluster { "cluster_barrier();" } else { "__syncthreads();" });
+        }
+        for (slot, &(op, _, into)) in reductions.iter().enumerate() {
+            let name = reduce_name(op);
+            let ty = if op == ReduceOp::ArgMax { "Best" } else { "float" };
+            if several {
+                let count = warps * if config.cluster { config.parts } else { 1 };
+                let s = format!("{}[turn][{}]", shared_name(op), before + slot);
+                self.line(format!("const {ty} r{into}_all = over_warps<{name}, {count}>({s});"));
+            }
+            match op {
+                ReduceOp::ArgMax => {
+                    self.line(format!("const int r{into} = r{into}_all.i == 0x7fffffff ? 0 : r{into}_all.i;"));
+                }
+                _ => self.line(format!("const float r{into} = r{into}_all;")),
+            }
+        }
+    }
+
+    // Values.
+
+    /// Expressions that some stage needs, operands first.
+    fn reachable(&self) -> Vec<ExprId> {
+        let body = self.it.body;
+        let mut needed = vec![false; body.exprs.len()];
+        body.stages.iter().for_each(|stage| needed[stored(body, stage).index()] = true);
+        for id in body.ids().collect::<Vec<_>>().into_iter().rev() {
+            if needed[id.index()] {
+                reads(body, &self.it.passes.compounds, id)
+                    .into_iter()
+                    .for_each(|operand| needed[operand.index()] = true);
+            }
+        }
+        body.ids().filter(|id| needed[id.index()]).collect()
+    }
+
+    /// Arguments that are loaded along the row.
+    fn row_loads(&self) -> Vec<usize> {
+        let along = |arg: &usize| {
+            let spec = &self.it.body.args[*arg];
+            !spec.written
+                && matches!(spec.access, Access::Row | Access::GatheredRow { .. })
+                && !self.sweeps_of(*arg).is_empty()
+        };
+        (0..self.it.body.args.len()).filter(along).collect()
+    }
+
+    fn kind(&self, id: ExprId) -> Kind {
+        match self.it.body.expr(id) {
+            Expr::Compare(..) | Expr::Keep { .. } => Kind::Truth,
+            Expr::Load(arg) if self.it.body.args[arg as usize].dtype == Dtype::Bool => Kind::Truth,
+            _ if self.it.body.is_int(id) => Kind::Int,
+            _ => Kind::Float,
+        }
+    }
+
+    fn kind_stored(&self, arg: u16) -> Kind {
+        match self.it.body.args[arg as usize].dtype {
+            Dtype::I32 => Kind::Int,
+            Dtype::Bool => Kind::Truth,
+            _ => Kind::Float,
+        }
+    }
+
+    /// The text of an operand, as a kind of value.
+    fn name_for(&self, id: ExprId, wanted: Kind) -> String {
+        let name = match self.it.body.expr(id) {
+            Expr::Const(bits) => float_literal(f32::from_bits(bits)),
+            Expr::ConstInt(value) => int_literal(value),
+            Expr::RowValue(value) => format!("r{value}"),
+            _ => self.names.get(&id).cloned().unwrap_or_else(|| format!("e{}", id.index())),
+        };
+        match (self.kind(id), wanted) {
+            (Kind::Truth | Kind::Int, Kind::Float) => format!("as_float({name})"),
+            (Kind::Float | Kind::Int, Kind::Truth) => format!("as_truth({name})"),
+            (Kind::Truth | Kind::Float, Kind::Int) => format!("(int)({name})"),
+            (Kind::Float, Kind::Float) | (Kind::Int, Kind::Int) | (Kind::Truth, Kind::Truth) => name,
+        }
+    }
+
+    /// A number of the row.
+    fn number(&mut self, id: ExprId) {
+        let body = self.it.body;
+        if self.names.contains_key(&id) {
+            return;
+        }
+        let name = format!("e{}", id.index());
+        self.origin = Some(Origin::Expr(id));
+        let value = match body.expr(id) {
+            Expr::Const(_) | Expr::ConstInt(_) | Expr::RowValue(_) => {
+                self.origin = None;
+                return;
+            }
+            Expr::Load(arg) => {
+                let at = if body.flat { format!("(const char*)p.a{arg}") } else { format!("g{arg}") };
+                format!("load_one({}{{}}, {at})", self.type_of(arg as usize))
+            }
+            Expr::RowIndex(axis) => {
+                let wide = if self.it.config.wide { "u64" } else { "u32" };
+                format!("(int)(({wide})row / ({wide})p.divide{axis} % ({wide})p.modulo{axis})")
+            }
+            other => self.formula(id, other, true),
+        };
+        self.line(format!("const {} {name} = {value};", scalar_type(self.kind(id))));
+        self.origin = None;
+        self.names.insert(id, name);
+    }
+
+    /// A value along the row, for one chunk.
+    fn lanes(&mut self, id: ExprId, level: usize) {
+        let (body, config) = (self.it.body, self.it.config);
+        let name = format!("e{}", id.index());
+        self.origin = Some(Origin::Expr(id));
+        let value = match body.expr(id) {
+            Expr::Load(arg) => {
+                let arg = arg as usize;
+                let raw = match config.policy {
+                    Policy::Registers if self.is_late(arg) => self.load(arg),
+                    Policy::Flat | Policy::Registers => format!("w{arg}[c]"),
+                    Policy::Streamed => self.load(arg),
+                    Policy::Shared => {
+                        let sweeps = self.sweeps_of(arg);
+                        let load = self.load(arg);
+                        match sweeps.len() > 1 {
+                            true if sweeps[0] == level => format!("w{arg}[c * T] = {load}"),
+                            true => format!("w{arg}[c * T]"),
+                            false => load,
+                        }
+                    }
+                };
+                format!("value({raw})")
+            }
+            Expr::ColumnIndex => "lanes<I>([&](int i) { return col + i; })".to_string(),
+            Expr::Keep { seed, offset, threshold } => {
+                let seed = self.name_for(seed, Kind::Int);
+                let (first, in_step) = match body.flat {
+                    true => ("(u64)element".to_string(), true),
+                    false => (
+                        "(u64)row * COLS + col".to_string(),
+                        body.cols.is_multiple_of(config.vector.clamp(1, 4)) && body.cols.is_multiple_of(4),
+                    ),
+                };
+                format!("keep<{in_step}>({first}, (u32){seed}, {offset}u, {threshold}u)")
+            }
+            other => self.formula(id, other, false),
+        };
+        self.line(format!("const {} {name} = {value};", lane_type(self.kind(id))));
+        self.origin = None;
+        self.names.insert(id, name.clone());
+        let kept = self.it.passes.kept.iter().find(|&&(kept, _)| kept == id);
+        if let (Some(&(_, dtype)), true) = (kept, self.it.passes.levels[id.index()] <= level) {
+            let slot = if config.policy == Policy::Shared { "c * T" } else { "c" };
+            let held = type_name(dtype);
+            self.line(format!("k{}[{slot}] = Packer<{held}>::pack({name});", id.index()));
+        }
+    }
+
+    /// Values that an earlier sweep kept are read back where they are needed.
+    fn formula(&mut self, id: ExprId, expr: Expr, uniform: bool) -> String {
+        for operand in reads(self.it.body, &self.it.passes.compounds, id) {
+            self.fetch(operand);
+        }
+        match self.it.passes.compounds[id.index()] {
+            Some(Compound::Activation(activation, x)) => {
+                return format!("{}1({})", activation_name(activation), self.name_for(x, Kind::Float));
+            }
+            Some(Compound::GeluTanhGradient(g, x)) => {
+                let (g, x) = (self.name_for(g, Kind::Float), self.name_for(x, Kind::Float));
+                return format!("gelu_tanh_gradient2({g}, {x})");
+            }
+            None => {}
+        }
+        let float = |writer: &Self, id: ExprId| writer.name_for(id, Kind::Float);
+        match expr {
+            Expr::Unary(op, a) => format!("{}1({})", unary_name(op), float(self, a)),
+            Expr::Binary(op, a, b) => format!("{}2({}, {})", binary_name(op), float(self, a), float(self, b)),
+            Expr::Compare(op, a, b) => {
+                let both_int = self.kind(a) == Kind::Int && self.kind(b) == Kind::Int;
+                let kind = if both_int { Kind::Int } else { Kind::Float };
+                let (a, b) = (self.name_for(a, kind), self.name_for(b, kind));
+                match uniform {
+                    true => format!("{a} {} {b}", compare_sign(op)),
+                    false => format!("{}({a}, {b})", compare_name(op)),
+                }
+            }
+            Expr::Select(c, a, b) => {
+                let kind = self.kind(id);
+                let condition = self.name_for(c, Kind::Truth);
+                let (a, b) = (self.name_for(a, kind), self.name_for(b, kind));
+                match uniform {
+                    true => format!("{condition} ? {a} : {b}"),
+                    false => format!("select<{}>({condition}, {a}, {b})", lane_type(kind)),
+                }
+            }
+            Expr::IntToFloat(a) => float(self, a),
+            Expr::ToInt8(a) => format!("int8_1({})", float(self, a)),
+            Expr::Rounded(Dtype::F16, a) => format!("round_f16({})", float(self, a)),
+            Expr::Rounded(_, a) => format!("round_bf16({})", float(self, a)),
+            Expr::ToFp8(a) => float(self, a),
+            Expr::Load(_) | Expr::Const(_) | Expr::ConstInt(_) | Expr::ColumnIndex | Expr::RowIndex(_) => String::new(),
+            Expr::Keep { .. } | Expr::RowValue(_) => String::new(),
+        }
+    }
+
+    /// Names a kept value, if this is one that the sweep has not named yet.
+    fn fetch(&mut self, id: ExprId) {
+        let Some(&(_, _)) = self.it.passes.kept.iter().find(|&&(kept, _)| kept == id) else { return };
+        if self.names.contains_key(&id) {
+            return;
+        }
+        let slot = if self.it.config.policy == Policy::Shared { "c * T" } else { "c" };
+        let name = format!("e{}", id.index());
+        self.line(format!("const {} {name} = value(k{}[{slot}]);", lane_type(self.kind(id)), id.index()));
+        self.names.insert(id, name);
+    }
+
+    fn type_of(&self, arg: usize) -> &'static str {
+        type_name(self.it.body.args[arg].dtype)
+    }
+
+    fn size_of(&self, arg: usize) -> usize {
+        self.it.body.args[arg].dtype.bytes()
+    }
+
+    /// Bytes of one access: what the vector has, as far as the alignment allows.
+    fn access_of(&self, arg: usize) -> usize {
+        let vector = self.it.config.vector * self.size_of(arg);
+        // The lowest set bit of a size that is no power of two.
+        self.it.layouts[arg].alignment.min(vector & vector.wrapping_neg()).min(16)
+    }
+
+    // The second kernel.
+
+    fn finish_kernel(&mut self) {
+        let sums = partials(self.it.body);
+        if sums.is_empty() {
+            return;
+        }
+        self.line("");
+        self.open("struct FinishParameters {");
+        self.line("unsigned long long workspace, blocks;");
+        for (arg, _) in &sums {
+            self.line(format!("unsigned long long a{arg};"));
+        }
+        self.depth -= 1;
+        self.line("};");
+        self.line("");
+        self.open(
+            "extern \"C\" __global__ void __launch_bounds__(1024) finish(const __grid_constant__ FinishParameters p) {",
+        );
+        let mut before = 0;
+        for (index, &(arg, width)) in sums.iter().enumerate() {
+            let ty = self.type_of(arg);
+            let mut call = String::new();
+            let _ = write!(call, "if (blockIdx.y == {index} && blockIdx.x * 32 < {width}) ");
+            let _ = write!(
+                call,
+                "finish_columns<{ty}>((const float*)p.workspace + {before} * p.blocks, p.blocks, {width}, (char*)p.a{arg});"
+            );
+            self.line(call);
+            before += width;
+        }
+        self.close();
+    }
+}
+
+fn type_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "F32",
+        Dtype::F16 => "F16",
+        Dtype::Bf16 => "Bf16",
+        Dtype::I8 => "I8",
+        Dtype::F8e4m3 => "F8",
+        Dtype::I32 => "I32",
+        Dtype::Bool => "Bool",
+    }
+}
+
+fn lane_type(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Float => "F",
+        Kind::Int => "I",
+        Kind::Truth => "B",
+    }
+}
+
+fn scalar_type(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Float => "float",
+        Kind::Int => "int",
+        Kind::Truth => "bool",
+    }
+}
+
+fn reduce_name(op: ReduceOp) -> &'static str {
+    match op {
+        ReduceOp::Sum | ReduceOp::Mean => "Sum",
+        ReduceOp::Max => "Max",
+        ReduceOp::AbsMax => "AbsMax",
+        ReduceOp::ArgMax => "ArgMax",
+    }
+}
+
+fn shared_name(op: ReduceOp) -> &'static str {
+    if op == ReduceOp::ArgMax { "s_best" } else { "s_reduce" }
+}
+
+fn activation_name(activation: Activation) -> &'static str {
+    match activation {
+        Activation::GeluTanh => "gelu_tanh",
+        Activation::GeluErf => "gelu_erf",
+        Activation::Silu => "silu",
+    }
+}
+
+fn unary_name(op: UnaryOp) -> &'static str {
+    match op {
+        UnaryOp::Neg => "neg",
+        UnaryOp::Abs => "abs",
+        UnaryOp::Exp => "exp",
+        UnaryOp::Log => "log",
+        UnaryOp::Sqrt => "sqrt",
+        UnaryOp::Rsqrt => "rsqrt",
+        UnaryOp::Reciprocal => "reciprocal",
+        UnaryOp::Tanh => "tanh",
+        UnaryOp::Erf => "erf",
+        UnaryOp::Sigmoid => "sigmoid",
+        UnaryOp::Round => "round",
+    }
+}
+
+fn binary_name(op: BinaryOp) -> &'static str {
+    match op {
+        BinaryOp::Add => "add",
+        BinaryOp::Sub => "sub",
+        BinaryOp::Mul => "mul",
+        BinaryOp::Div => "div",
+        BinaryOp::Max => "max",
+        BinaryOp::Min => "min",
+    }
+}
+
+fn compare_name(op: CompareOp) -> &'static str {
+    match op {
+        CompareOp::Lt => "lt",
+        CompareOp::Le => "le",
+        CompareOp::Eq => "eq",
+        CompareOp::Ne => "ne",
+        CompareOp::Gt => "gt",
+        CompareOp::Ge => "ge",
+    }
+}
+
+fn compare_sign(op: CompareOp) -> &'static str {
+    match op {
+        CompareOp::Lt => "<",
+        CompareOp::Le => "<=",
+        CompareOp::Eq => "==",
+        CompareOp::Ne => "!=",
+        CompareOp::Gt => ">",
+        CompareOp::Ge => ">=",
+    }
+}
+
+/// Exact: what is neither whole nor short is written as bits.
+fn float_literal(value: f32) -> String {
+    if !value.is_finite() {
+        return format!("__uint_as_float({:#010x}u)", value.to_bits());
+    }
+    // The shortest text that reads back as the same f32.
+    format!("{value:e}f")
+}
+
+fn int_literal(value: i32) -> String {
+    if value == i32::MIN { "(-2147483647 - 1)".to_string() } else { format!("{value}") }
+}

@@ -1,0 +1,217 @@
+//! Which expressions each sweep over the row computes, and which values wait for a later one.
+//!
+//! Level `n` is pass `n`, as on the CPU. What an earlier pass computed and a later one needs is kept or computed again,
+//! whichever holds fewer words in registers: a centred value comes from the row as it was loaded, the sum of two tensors
+//! is kept, and is held as the 16-bit type it was rounded to.
+
+use std::collections::HashSet;
+
+use deuteron_graph::{BinaryOp, Dtype, UnaryOp};
+
+use crate::body::{Body, Expr, ExprId, Stage};
+use crate::compound::{Activation, activation, gelu_tanh_gradient};
+
+/// The sweeps of a body.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Passes {
+    /// for each expression: the same for all columns
+    pub uniform: Vec<bool>,
+    /// for each expression: its level
+    pub levels: Vec<usize>,
+    /// in order
+    pub list: Vec<Pass>,
+    /// for each expression: the function it is the end of
+    pub compounds: Vec<Option<Compound>>,
+    /// values other than loads that wait for a later pass, and the type they are held in
+    pub kept: Vec<(ExprId, Dtype)>,
+}
+
+impl Passes {
+    /// Whether an expression is a function that takes more than a few instructions.
+    pub fn is_function(&self, body: &Body, id: ExprId) -> bool {
+        self.compounds[id.index()].is_some() || is_costly(body.expr(id))
+    }
+
+    /// The sweeps that read an argument along the row.
+    pub fn sweeps_of(&self, body: &Body, arg: usize) -> Vec<usize> {
+        let reads = |pass: &Pass| pass.lanes.iter().any(|&id| body.expr(id) == Expr::Load(arg as u16));
+        (0..self.list.len()).filter(|&pass| reads(&self.list[pass])).collect()
+    }
+}
+
+/// One sweep.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Pass {
+    /// positions of the stages it serves
+    pub stages: Vec<usize>,
+    /// expressions that differ along the row, operands first; loads among them
+    pub lanes: Vec<ExprId>,
+}
+
+/// Operations that may be done again instead of keeping a value.
+const AGAIN: usize = 6;
+
+/// Sorts a body into sweeps. Without `keep`, every sweep starts from memory. `shared[arg]`: all rows read the same there.
+pub(crate) fn passes(body: &Body, shared: &[bool], keep: bool) -> Passes {
+    let levels = body.levels();
+    let count = body.stages.iter().map(|stage| levels[stage_value(stage).index()] + 1).max().unwrap_or(0);
+    let mut finder = Finder {
+        body,
+        shared,
+        uniform: body.uniform(),
+        compounds: body.ids().map(|id| compound(body, id)).collect(),
+        kept: Vec::new(),
+        made: HashSet::new(),
+        held: HashSet::new(),
+    };
+    let mut list: Vec<Pass> = Vec::new();
+    for level in 0..count {
+        let of_level = |(_, stage): &(usize, &Stage)| levels[stage_value(stage).index()] == level;
+        let stages: Vec<usize> =
+            body.stages.iter().enumerate().filter(of_level).map(|(position, _)| position).collect();
+        let roots: Vec<ExprId> = stages.iter().map(|&position| stored(body, &body.stages[position])).collect();
+        let mut lanes = HashSet::new();
+        for root in roots {
+            finder.need(root, keep, &mut lanes);
+        }
+        finder.made.extend(&lanes);
+        let mut lanes: Vec<ExprId> = lanes.into_iter().collect();
+        lanes.sort();
+        list.push(Pass { stages, lanes });
+    }
+    Passes { uniform: finder.uniform, compounds: finder.compounds, levels, list, kept: finder.kept }
+}
+
+/// Expressions that are computed as one function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compound {
+    /// an activation of a value
+    Activation(Activation, ExprId),
+    /// the gradient of GELU's tanh form: what comes in, and what GELU was applied to
+    GeluTanhGradient(ExprId, ExprId),
+}
+
+fn compound(body: &Body, id: ExprId) -> Option<Compound> {
+    let activation = activation(body, id).map(|(activation, x)| Compound::Activation(activation, x));
+    activation.or_else(|| gelu_tanh_gradient(body, id).map(|(g, x)| Compound::GeluTanhGradient(g, x)))
+}
+
+/// The expressions that one reads, after compounds are found.
+pub(crate) fn reads(body: &Body, compounds: &[Option<Compound>], id: ExprId) -> Vec<ExprId> {
+    match compounds[id.index()] {
+        Some(Compound::Activation(_, x)) => vec![x],
+        Some(Compound::GeluTanhGradient(g, x)) => vec![g, x],
+        None => body.expr(id).operands().collect(),
+    }
+}
+
+/// What a stage reads.
+pub(crate) fn stage_value(stage: &Stage) -> ExprId {
+    match *stage {
+        Stage::RowReduce { value, .. } | Stage::ColumnSum { value, .. } | Stage::Store { value, .. } => value,
+    }
+}
+
+/// What is handed to a stage: stores convert, so a cast that is stored needs no instruction of its own.
+pub(crate) fn stored(body: &Body, stage: &Stage) -> ExprId {
+    match (stage, body.expr(stage_value(stage))) {
+        (Stage::Store { .. }, Expr::ToInt8(a) | Expr::ToFp8(a)) => a,
+        _ => stage_value(stage),
+    }
+}
+
+/// The 16-bit type that holds an expression exactly, if there is one; else the 32-bit one.
+pub(crate) fn held_in(body: &Body, id: ExprId) -> Dtype {
+    match body.expr(id) {
+        Expr::Load(arg) => body.args[arg as usize].dtype,
+        Expr::Rounded(dtype, _) => dtype,
+        _ if body.is_int(id) => Dtype::I32,
+        _ => Dtype::F32,
+    }
+}
+
+struct Finder<'a> {
+    body: &'a Body,
+    shared: &'a [bool],
+    uniform: Vec<bool>,
+    compounds: Vec<Option<Compound>>,
+    kept: Vec<(ExprId, Dtype)>,
+    /// made in an earlier pass
+    made: HashSet<ExprId>,
+    /// loads that wait in registers for a later pass
+    held: HashSet<ExprId>,
+}
+
+impl Finder<'_> {
+    fn is_kept(&self, id: ExprId) -> bool {
+        self.kept.iter().any(|&(kept, _)| kept == id)
+    }
+
+    /// Adds what a pass must compute for a value.
+    fn need(&mut self, id: ExprId, keep: bool, lanes: &mut HashSet<ExprId>) {
+        if self.uniform[id.index()] || lanes.contains(&id) || self.is_kept(id) {
+            return;
+        }
+        if keep && self.made.contains(&id) && !matches!(self.body.expr(id), Expr::Load(_)) && self.is_worth_keeping(id)
+        {
+            self.kept.push((id, held_in(self.body, id)));
+            return;
+        }
+        if self.made.contains(&id) && matches!(self.body.expr(id), Expr::Load(_)) {
+            self.held.insert(id);
+        }
+        lanes.insert(id);
+        for operand in reads(self.body, &self.compounds, id) {
+            self.need(operand, keep, lanes);
+        }
+    }
+
+    /// Keeping a value takes its bytes; computing it again takes the bytes of what it comes from, where those would not
+    /// be held anyway.
+    fn is_worth_keeping(&self, id: ExprId) -> bool {
+        match self.again(id, AGAIN) {
+            Some(bytes) => self.bytes(id) < bytes,
+            None => true,
+        }
+    }
+
+    fn bytes(&self, id: ExprId) -> usize {
+        held_in(self.body, id).bytes().max(2)
+    }
+
+    /// Bytes that must be held so that a value can be computed again in a few operations; none if that costs too much.
+    fn again(&self, id: ExprId, operations: usize) -> Option<usize> {
+        if self.uniform[id.index()] || self.is_kept(id) {
+            return Some(0);
+        }
+        if let Expr::Load(arg) = self.body.expr(id) {
+            // A row that all rows share is in the nearest cache.
+            let free = self.shared[arg as usize] || self.held.contains(&id);
+            return Some(if free { 0 } else { self.bytes(id) });
+        }
+        let left = operations.checked_sub(1)?;
+        if self.compounds[id.index()].is_some() || is_costly(self.body.expr(id)) {
+            return None;
+        }
+        let mut bytes = 0;
+        for operand in self.body.expr(id).operands() {
+            // An operand is kept itself where it cannot be computed again for less.
+            let kept = self.made.contains(&operand).then(|| self.bytes(operand));
+            bytes += match (self.again(operand, left), kept) {
+                (Some(again), Some(kept)) => again.min(kept),
+                (again, kept) => again.or(kept)?,
+            };
+        }
+        Some(bytes)
+    }
+}
+
+fn is_costly(expr: Expr) -> bool {
+    match expr {
+        Expr::Keep { .. } | Expr::Binary(BinaryOp::Div, ..) => true,
+        Expr::Unary(op, _) => !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round),
+        Expr::Load(_) | Expr::Const(_) | Expr::ConstInt(_) | Expr::ColumnIndex | Expr::RowIndex(_) => false,
+        Expr::Binary(..) | Expr::Compare(..) | Expr::Select(..) | Expr::IntToFloat(_) | Expr::RowValue(_) => false,
+        Expr::ToInt8(_) | Expr::ToFp8(_) | Expr::Rounded(..) => false,
+    }
+}

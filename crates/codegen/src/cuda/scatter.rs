@@ -1,0 +1,106 @@
+//! Rows added into a table on CUDA: positions sorted by their row, then a warp a row adds them in order.
+//!
+//! Sums are f32, in the order of the positions, with no float atomics: the same bits every time.
+
+use deuteron_graph::Dtype;
+
+use super::{CudaSource, Family, Grid, Grids, Word};
+use crate::source::{Geometry, Launch};
+
+/// Keys that one block sorts: 64 KiB of shared memory, which every GPU has.
+const PIECE: usize = 8192;
+/// Threads of the sorting kernels, as in `scatter.cu`.
+const SORT_THREADS: usize = 1024;
+/// Threads of the comparisons in global memory, as in `scatter.cu`.
+const MERGE_THREADS: usize = 256;
+/// Threads of the kernel that adds, a warp a row, as in `scatter.cu`.
+const ADD_THREADS: usize = 256;
+/// Columns of one warp, as in `scatter.cu`.
+const WARP_COLUMNS: usize = 256;
+/// Blocks of the second axis of a grid, at most.
+const MAX_BLOCKS_Y: usize = 65535;
+
+/// The kernels for a storage type.
+pub fn source(dtype: Dtype) -> CudaSource {
+    let kind = match dtype {
+        Dtype::F16 => 1,
+        Dtype::Bf16 => 2,
+        _ => 0,
+    };
+    let text = format!("constexpr int KIND = {kind};\n{}", include_str!("scatter.cu"));
+    CudaSource { name: "scatter_add".into(), text, family: Family::ScatterAdd(dtype) }
+}
+
+/// The sort, then the sums.
+pub(super) fn grids(dtype: Dtype, launch: &Launch) -> Grids {
+    let Geometry::ScatterAdd { count, cols, rows } = launch.geometry else { return Grids::default() };
+    let [indices, updates, table] = [0, 1, 2].map(|position| {
+        let (offset, bytes) = launch.args.get(position).map_or((0, 0), |arg| (arg.offset, arg.dtype.bytes()));
+        let bytes = if position == 0 { bytes } else { dtype.bytes() };
+        Word::Argument { position, offset: offset * bytes }
+    });
+    let keys = Word::Workspace(0);
+    let number = |value: usize| Word::Number(value as u64);
+    let mut list = Vec::new();
+    let total = count.next_power_of_two().max(2);
+    let piece = total.min(PIECE);
+    if count > 0 {
+        let words = vec![indices, keys, Word::Fault, number(count), number(rows), number(piece)];
+        list.push(sorting("scatter_sort", total / piece, piece, words));
+        let mut order = piece * 2;
+        while order <= total {
+            let mut distance = order / 2;
+            while distance >= piece {
+                let pairs = total / 2;
+                let words = vec![keys, number(pairs), number(order), number(distance)];
+                let blocks = pairs.div_ceil(MERGE_THREADS);
+                list.push(grid("scatter_merge_far", [blocks, 1], MERGE_THREADS, 0, words));
+                distance /= 2;
+            }
+            let words = vec![keys, number(total / 2), number(order), number(piece / 2)];
+            list.push(sorting("scatter_merge_near", total / piece, piece, words));
+            order *= 2;
+        }
+    }
+    if rows > 0 && cols > 0 {
+        let blocks = [rows.div_ceil(ADD_THREADS / 32), cols.div_ceil(WARP_COLUMNS).min(MAX_BLOCKS_Y)];
+        let words = vec![keys, updates, table, number(count), number(cols), number(rows)];
+        list.push(grid("scatter_add", blocks, ADD_THREADS, 0, words));
+    }
+    Grids { list, workspace: if count > 0 { total * 8 } else { 0 }, checks_indices: count > 0 }
+}
+
+fn sorting(entry: &'static str, blocks: usize, piece: usize, words: Vec<Word>) -> Grid {
+    grid(entry, [blocks, 1], (piece / 2).clamp(32, SORT_THREADS), piece * 8, words)
+}
+
+fn grid(entry: &'static str, blocks: [usize; 2], threads: usize, shared: usize, words: Vec<Word>) -> Grid {
+    let blocks = [blocks[0] as u32, blocks[1] as u32, 1];
+    Grid { entry, blocks, threads: threads as u32, cluster: 1, shared: shared as u32, words }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(count: usize, cols: usize, rows: usize) -> Vec<(&'static str, [u32; 3], u32)> {
+        let launch = Launch { args: Vec::new(), geometry: Geometry::ScatterAdd { count, cols, rows } };
+        grids(Dtype::Bf16, &launch).list.iter().map(|grid| (grid.entry, grid.blocks, grid.shared)).collect()
+    }
+
+    #[test]
+    fn few_positions_are_sorted_by_one_block() {
+        let expected = [("scatter_sort", [1, 1, 1], 8 * 1024), ("scatter_add", [6283, 3, 1], 0)];
+        assert_eq!(entries(1000, 768, 50257), expected);
+        assert_eq!(entries(0, 768, 10), [("scatter_add", [2, 3, 1], 0)]);
+        assert_eq!(entries(3, 0, 10), [("scatter_sort", [1, 1, 1], 32)]);
+    }
+
+    #[test]
+    fn many_positions_take_a_pass_for_each_distance() {
+        let names: Vec<&str> = entries(20_000, 64, 100).iter().map(|entry| entry.0).collect();
+        let (far, near) = ("scatter_merge_far", "scatter_merge_near");
+        assert_eq!(names, ["scatter_sort", far, near, far, far, near, "scatter_add"]);
+        assert_eq!(entries(20_000, 64, 100)[1].1, [64, 1, 1]);
+    }
+}

@@ -1,0 +1,3 @@
+//! Hand-written kernels, a folder a family.
+
+pub mod row;

@@ -1,0 +1,3 @@
+//! The row skeleton is generated (`cuda/row`, `cpu`); what is written by hand is the way there.
+
+pub mod ladder;

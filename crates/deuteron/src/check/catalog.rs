@@ -1,0 +1,447 @@
+//! The op matrix: every op of the catalogue, direction and dtype, over odd shapes and three ways to lie in memory.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use deuteron_graph::{Dtype, Graph, Shape, View};
+use deuteron_plan::{Layout, Strategy};
+use serde::Serialize;
+
+use super::Bed;
+use crate::catalog::{FusedOp, OperandType};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::parallel;
+use crate::seed;
+use crate::session::Session;
+use crate::tensor::Tensor;
+use crate::verify::{Expected, Verification};
+
+/// How much of the matrix to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Breadth {
+    /// every shape, dtype and layout
+    All,
+    /// a handful of cases an op: for tools that slow kernels down a hundredfold
+    Small,
+    /// two cases an op, each run this many times beside other work on the device: every run must give the same bits
+    Repeated(usize),
+}
+
+/// What a run over the catalogue found.
+#[derive(Debug, Clone, Serialize)]
+pub struct CatalogReport {
+    /// where it ran
+    pub device: String,
+    /// results that were held against the reference: op, direction, dtype, shape, layout
+    pub cases: usize,
+    /// different shapes among them
+    pub shapes: usize,
+    /// how often each was run again, beside other work; 0 if it was not
+    pub repeats: usize,
+    /// cases outside of their bound, or with an error
+    pub failures: usize,
+    /// the largest error as a share of its bound
+    pub worst_ratio: f64,
+    /// the case it came from
+    pub worst_case: String,
+    /// by op
+    pub ops: BTreeMap<String, OpRow>,
+    /// seconds it took
+    pub seconds: f64,
+    /// the first failures
+    pub failed: Vec<CatalogFailure>,
+}
+
+/// One op of the matrix.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct OpRow {
+    /// how many cases
+    pub cases: usize,
+    /// how many of them failed
+    pub failures: usize,
+    /// the largest error as a share of its bound
+    pub worst_ratio: f64,
+}
+
+/// A case that failed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CatalogFailure {
+    /// op, direction, dtype, shape and layout
+    pub case: String,
+    /// the error, or the output that is wrong
+    pub what: String,
+}
+
+/// Failures that are told one by one.
+const TOLD: usize = 20;
+
+/// Rows and columns: none, one, around vectors, warps and blocks, a vocabulary, rows too long for one block.
+const SHAPES: [(usize, usize); 47] = [
+    (0, 1),
+    (0, 768),
+    (1, 1),
+    (2, 1),
+    (7, 1),
+    (4097, 1),
+    (1, 2),
+    (129, 2),
+    (1, 7),
+    (7, 7),
+    (1025, 7),
+    (5, 16),
+    (300, 16),
+    (2, 33),
+    (127, 33),
+    (1, 64),
+    (64, 64),
+    (513, 64),
+    (1, 127),
+    (2, 127),
+    (254, 127),
+    (1, 129),
+    (33, 129),
+    (129, 129),
+    (1, 768),
+    (2, 768),
+    (7, 768),
+    (127, 768),
+    (3, 1000),
+    (1, 1500),
+    (2, 1500),
+    (17, 1500),
+    (5, 2048),
+    (1, 4096),
+    (3, 4096),
+    (9, 4096),
+    (2, 4099),
+    (1, 8192),
+    (2, 8192),
+    (1, 12289),
+    (2, 16384),
+    (1, 32768),
+    (3, 32768),
+    (1, 50257),
+    (2, 50257),
+    (1, 131072),
+    (2, 131072),
+];
+
+/// Those of a small run; the i-th has the i-th dtype and layout.
+const FEW_SHAPES: [(usize, usize); 6] = [(5, 129), (2, 1500), (3, 768), (33, 7), (1, 16384), (1, 50257)];
+
+/// Those that are repeated: many rows, whose column sums pass between blocks, and few long ones.
+const REPEATED_SHAPES: [(usize, usize); 2] = [(1025, 129), (3, 16384)];
+
+/// The longest row of an op whose result is as long as it is wide.
+const WIDEST_SQUARE: usize = 768;
+
+/// How operands lie in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lie {
+    /// row after row
+    Contiguous,
+    /// rows padded to a stride that keeps vectors aligned
+    Padded,
+    /// rows that begin one element into their memory, and follow each other at an odd distance
+    Misaligned,
+}
+
+impl Lie {
+    const ALL: [Lie; 3] = [Lie::Contiguous, Lie::Padded, Lie::Misaligned];
+
+    fn name(self) -> &'static str {
+        match self {
+            Lie::Contiguous => "contiguous",
+            Lie::Padded => "padded rows",
+            Lie::Misaligned => "misaligned",
+        }
+    }
+
+    /// Elements before and after each row.
+    fn around(self) -> (usize, usize) {
+        match self {
+            Lie::Contiguous => (0, 0),
+            Lie::Padded => (0, 16),
+            Lie::Misaligned => (1, 2),
+        }
+    }
+}
+
+/// One graph of the matrix, and the layouts it is run with.
+struct Piece {
+    op: FusedOp,
+    backward: bool,
+    dtype: Dtype,
+    rows: usize,
+    cols: usize,
+    lies: Vec<Lie>,
+    repeats: usize,
+}
+
+/// What came of one layout.
+struct Answer {
+    lie: Lie,
+    ratio: f64,
+    problem: Option<String>,
+}
+
+/// Runs the catalogue on an engine. `progress` is told how many of all graphs are done.
+pub fn check_catalog(
+    engine: &Engine,
+    breadth: Breadth,
+    mut progress: impl FnMut(usize, usize),
+) -> Result<CatalogReport, Error> {
+    let begin = Instant::now();
+    let pieces = pieces(breadth);
+    let bed = Bed::new(engine);
+    let mut report = CatalogReport {
+        device: engine.device().describe(),
+        cases: 0,
+        shapes: pieces.iter().map(|piece| (piece.rows, piece.cols)).collect::<std::collections::BTreeSet<_>>().len(),
+        repeats: if let Breadth::Repeated(times) = breadth { times } else { 0 },
+        failures: 0,
+        worst_ratio: 0.0,
+        worst_case: String::new(),
+        ops: BTreeMap::new(),
+        seconds: 0.0,
+        failed: Vec::new(),
+    };
+    let mut done = 0;
+    parallel::for_each(
+        pieces.len(),
+        |index| pieces[index].run(&bed),
+        |index, answers| {
+            answers.into_iter().for_each(|answer| report.add(&pieces[index], answer));
+            done += 1;
+            progress(done, pieces.len());
+        },
+    );
+    report.seconds = begin.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// Does something while another thread keeps the device busy with rows of its own.
+pub fn beside_other_work<T>(engine: &Engine, work: impl FnOnce() -> T) -> Result<T, Error> {
+    let op = FusedOp::Softmax { scale: None, mask: deuteron_graph::Mask::Full, p: 0.0 };
+    let graph = op.graph(&op.operand_types(4096, 2000, Dtype::Bf16))?;
+    let mut session = Session::new(engine, &graph, Strategy::Greedy)?;
+    let input = seed::inputs(&graph, 3)?.swap_remove(0).to_device(engine)?;
+    let enough = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| -> Result<(), Error> {
+            while !enough.load(Ordering::Relaxed) {
+                session.run(&[&input])?;
+            }
+            Ok(())
+        });
+        let end = End(&enough);
+        let done = work();
+        drop(end);
+        // Work that could not go on meanwhile proves nothing.
+        other.join().unwrap_or(Ok(()))?;
+        Ok(done)
+    })
+}
+
+/// Ends the other work, even if ours panics.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn pieces(breadth: Breadth) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    for op in FusedOp::variants() {
+        for backward in [false, true].into_iter().filter(|backward| !backward || op.has_backward()) {
+            let mut add = |dtype, (rows, cols), lies: &[Lie], repeats| {
+                if is_bearable(&op, rows, cols) {
+                    pieces.push(Piece { op, backward, dtype, rows, cols, lies: lies.to_vec(), repeats });
+                }
+            };
+            match breadth {
+                Breadth::All => {
+                    for dtype in Dtype::FLOATS {
+                        SHAPES.iter().for_each(|&shape| add(dtype, shape, &Lie::ALL, 0));
+                    }
+                }
+                Breadth::Small => FEW_SHAPES.iter().enumerate().for_each(|(index, &shape)| {
+                    add(Dtype::FLOATS[index % 3], shape, &[Lie::ALL[index % 3]], 0);
+                }),
+                Breadth::Repeated(times) => REPEATED_SHAPES.iter().enumerate().for_each(|(index, &shape)| {
+                    add(Dtype::FLOATS[2 * index % 3], shape, &[Lie::ALL[2 * index]], times);
+                }),
+            }
+        }
+    }
+    pieces
+}
+
+/// Scores are as long as they are wide: theirs are shapes that a reference can hold.
+fn is_bearable(op: &FusedOp, rows: usize, cols: usize) -> bool {
+    !matches!(op, FusedOp::AttentionScores { .. }) || (cols <= WIDEST_SQUARE && rows <= WIDEST_SQUARE)
+}
+
+/// The types `bench` uses, with tables that a reference can hold.
+fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<OperandType> {
+    let mut types = op.operand_types(rows, cols, dtype);
+    for (name, (_, shape)) in op.operands().iter().zip(&mut types) {
+        match *name {
+            "wte" => *shape = Shape::from([if cols <= 4099 { 301 } else { 5 }, cols]),
+            "wpe" => *shape = Shape::from([rows + 2, cols]),
+            _ => {}
+        }
+    }
+    types
+}
+
+impl Piece {
+    fn run(&self, bed: &Bed<'_>) -> Vec<Answer> {
+        let failed = |lie: Lie, problem: String| Answer { lie, ratio: 0.0, problem: Some(problem) };
+        let (graph, tensors, expected) = match parallel::guarded(|| self.prepare()) {
+            Ok(Ok(prepared)) => prepared,
+            Ok(Err(error)) => return vec![failed(self.lies[0], error.to_string())],
+            Err(panic) => return vec![failed(self.lies[0], panic)],
+        };
+        let answer = |&lie: &Lie| match parallel::guarded(|| self.run_with(bed, &graph, &tensors, &expected, lie)) {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => failed(lie, error.to_string()),
+            Err(panic) => failed(lie, panic),
+        };
+        self.lies.iter().map(answer).collect()
+    }
+
+    fn prepare(&self) -> Result<(Graph, Vec<Tensor>, Expected), Error> {
+        let types = types(&self.op, self.rows, self.cols, self.dtype);
+        let graph = if self.backward { self.op.backward_graph(&types)? } else { self.op.graph(&types)? };
+        let tensors = seed::inputs(&graph, 7)?;
+        let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
+        let expected = Expected::new(&graph, &arrays, self.backward)?;
+        Ok((graph, tensors, expected))
+    }
+
+    fn run_with(
+        &self,
+        bed: &Bed<'_>,
+        graph: &Graph,
+        tensors: &[Tensor],
+        expected: &Expected,
+        lie: Lie,
+    ) -> Result<Answer, Error> {
+        let placed = tensors.iter().map(|tensor| lying(tensor, lie)?.to_device(bed.engine));
+        let placed: Vec<Tensor> = placed.collect::<Result<_, _>>()?;
+        let layouts: Vec<Layout> = placed.iter().map(|tensor| tensor.layout().clone()).collect();
+        let mut session = Session::with_layouts(bed.engine, graph, Strategy::Greedy, &layouts)?;
+        let inputs: Vec<&Tensor> = placed.iter().collect();
+        let first = bed.run(&mut session, &inputs)?;
+        let mut answer = answer(lie, &expected.verify(graph, &first)?);
+        for repeat in 1..=self.repeats {
+            let again = bed.run(&mut session, &inputs)?;
+            let different = first.iter().zip(&again).position(|(first, again)| !first.is_bitwise(again));
+            if let Some(output) = different {
+                answer.problem = Some(format!("run {repeat} gives other bits than the first, in output {output}"));
+                break;
+            }
+        }
+        Ok(answer)
+    }
+
+    fn name(&self, lie: Lie) -> String {
+        let direction = if self.backward { "backward" } else { "forward" };
+        format!("{:?} {direction} {} {}x{} {}", self.op, self.dtype, self.rows, self.cols, lie.name())
+    }
+}
+
+fn answer(lie: Lie, verification: &Verification) -> Answer {
+    let worst = verification.worst();
+    let ratio = worst.map_or(0.0, |worst| worst.comparison.ratio);
+    let problem = worst.filter(|_| !verification.holds());
+    let problem = problem.map(|worst| format!("output {}: {:?}", worst.name, worst.comparison));
+    Answer { lie, ratio, problem }
+}
+
+/// A contiguous tensor's values, lying otherwise. What lies between them is NaN. Indices stay as they are: tables are
+/// picked from by a list.
+fn lying(tensor: &Tensor, lie: Lie) -> Result<Tensor, Error> {
+    let shape = tensor.shape().clone();
+    let (rank, cols) = (shape.rank(), shape.cols());
+    if rank == 0 || shape.elements() == 0 || lie == Lie::Contiguous || !tensor.dtype().is_float() {
+        return Ok(tensor.clone());
+    }
+    let (before, after) = lie.around();
+    let size = tensor.dtype().bytes();
+    let stride = before + cols + after;
+    // One more row at the end of each matrix of a batch.
+    let rows = if rank > 1 { shape[rank - 2] } else { 1 };
+    let (matrices, more) = (shape.elements() / (rows * cols), (rank > 1) as usize);
+    let mut bytes = vec![0xFF; matrices * (rows + more) * stride * size];
+    for (index, row) in tensor.to_bytes()?.chunks_exact(cols * size).enumerate() {
+        let start = ((index / rows * (rows + more) + index % rows) * stride + before) * size;
+        bytes[start..start + row.len()].copy_from_slice(row);
+    }
+    let mut dims = shape.to_vec();
+    dims[rank - 1] = stride;
+    if rank > 1 {
+        dims[rank - 2] += more;
+    }
+    let around = Tensor::from_bytes(tensor.dtype(), Shape::new(dims), &bytes)?;
+    let rows_view = View::Slice { axis: rank.saturating_sub(2), start: 0, length: rows };
+    let within = if rank > 1 { around.view(&rows_view)? } else { around };
+    within.view(&View::Slice { axis: rank - 1, start: before, length: cols })
+}
+
+impl CatalogReport {
+    fn add(&mut self, piece: &Piece, answer: Answer) {
+        let row = self.ops.entry(piece.op.name().to_string()).or_default();
+        let failed = answer.problem.is_some() as usize;
+        row.cases += 1;
+        row.failures += failed;
+        row.worst_ratio = row.worst_ratio.max(answer.ratio);
+        self.cases += 1;
+        self.failures += failed;
+        if answer.ratio > self.worst_ratio {
+            (self.worst_ratio, self.worst_case) = (answer.ratio, piece.name(answer.lie));
+        }
+        if let (Some(what), true) = (answer.problem, self.failed.len() < TOLD) {
+            self.failed.push(CatalogFailure { case: piece.name(answer.lie), what });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_the_same_however_they_lie() {
+        for dims in [vec![5], vec![3, 7], vec![2, 3, 4]] {
+            let shape = Shape::new(dims);
+            let count = shape.elements();
+            let tensor = Tensor::build(Dtype::Bf16, shape, count, |index| index as f64).unwrap();
+            for lie in Lie::ALL {
+                let lying = lying(&tensor, lie).unwrap();
+                assert_eq!(lying.to_array().unwrap(), tensor.to_array().unwrap());
+                assert_eq!(
+                    lying.layout().is_contiguous(),
+                    lie == Lie::Contiguous || lying.shape().rank() == 1 && lie == Lie::Padded
+                );
+                assert_eq!(lying.layout().offset, if lie == Lie::Misaligned { 1 } else { 0 });
+            }
+        }
+    }
+
+    #[test]
+    fn the_matrix_is_as_wide_as_it_says() {
+        let pieces = pieces(Breadth::All);
+        for op in FusedOp::variants().into_iter().filter(|op| !matches!(op, FusedOp::AttentionScores { .. })) {
+            for dtype in Dtype::FLOATS {
+                let own = pieces.iter().filter(|piece| piece.op == op && piece.dtype == dtype && !piece.backward);
+                assert!(own.count() >= 40);
+            }
+        }
+    }
+}

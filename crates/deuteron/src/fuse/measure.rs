@@ -1,0 +1,114 @@
+//! Both plans in turn, so that what disturbs the machine disturbs both; medians.
+
+use std::time::{Duration, Instant};
+
+use deuteron_device::Launching;
+use deuteron_plan::MachineKind;
+
+use super::median;
+use crate::bench::{repeats, rotation};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::session::Session;
+use crate::tensor::Tensor;
+
+/// Median times of two plans.
+pub(super) struct Times {
+    pub unfused: PlanTimes,
+    pub fused: PlanTimes,
+}
+
+/// Median times of one plan.
+pub(super) struct PlanTimes {
+    /// one run, kernels started one by one
+    pub run: Duration,
+    /// one run from a recording, on a device that has such a thing
+    pub graph: Option<Duration>,
+    /// of each kernel
+    pub kernels: Vec<Duration>,
+}
+
+impl PlanTimes {
+    /// Without the cost of launches, where that can be had.
+    pub fn best(&self) -> Duration {
+        self.graph.unwrap_or(self.run)
+    }
+}
+
+/// Runs both plans for about `budget`.
+pub(super) fn measure(
+    engine: &Engine,
+    unfused: &mut Session,
+    fused: &mut Session,
+    inputs: &[Tensor],
+    budget: Duration,
+) -> Result<Times, Error> {
+    match engine.device().machine().kind {
+        MachineKind::Cpu => on_host(unfused, fused, inputs, budget),
+        MachineKind::Gpu => on_device(engine, unfused, fused, inputs, budget),
+    }
+}
+
+/// Samples of one plan.
+#[derive(Default)]
+struct Samples {
+    runs: Vec<Duration>,
+    graphs: Vec<Duration>,
+    kernels: Vec<Vec<Duration>>,
+}
+
+impl Samples {
+    fn kernels(&mut self, times: &[Duration]) {
+        self.kernels.resize(times.len(), Vec::new());
+        self.kernels.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
+    }
+
+    fn medians(self) -> PlanTimes {
+        PlanTimes {
+            run: median(self.runs),
+            graph: Some(self.graphs).filter(|graphs| !graphs.is_empty()).map(median),
+            kernels: self.kernels.into_iter().map(median).collect(),
+        }
+    }
+}
+
+fn on_host(unfused: &mut Session, fused: &mut Session, inputs: &[Tensor], budget: Duration) -> Result<Times, Error> {
+    let inputs: Vec<&Tensor> = inputs.iter().collect();
+    let mut samples: [Samples; 2] = Default::default();
+    let begin = Instant::now();
+    while samples[0].runs.len() < 3 || (begin.elapsed() < budget && samples[0].runs.len() < 1001) {
+        for (samples, session) in samples.iter_mut().zip([&mut *unfused, &mut *fused]) {
+            let start = Instant::now();
+            let times = session.run_timed(&inputs)?;
+            samples.runs.push(start.elapsed());
+            samples.kernels(times);
+        }
+    }
+    let [unfused, fused] = samples.map(Samples::medians);
+    Ok(Times { unfused, fused })
+}
+
+/// Whole runs over memory that is not in the cache; kernels by events within a run.
+fn on_device(
+    engine: &Engine,
+    unfused: &mut Session,
+    fused: &mut Session,
+    inputs: &[Tensor],
+    budget: Duration,
+) -> Result<Times, Error> {
+    let sets = rotation(engine, fused, inputs)?;
+    let runs = [repeats(unfused, &sets)?, repeats(fused, &sets)?];
+    let mut samples: [Samples; 2] = Default::default();
+    let begin = Instant::now();
+    while samples[0].runs.len() < 5 || (begin.elapsed() < budget && samples[0].runs.len() < 31) {
+        for ((samples, session), runs) in samples.iter_mut().zip([&mut *unfused, &mut *fused]).zip(runs) {
+            samples.graphs.push(session.time(&sets, runs, Launching::Graph)?);
+            samples.runs.push(session.time(&sets, runs, Launching::Eager)?);
+            for set in &sets {
+                samples.kernels(session.run_timed(&set.iter().collect::<Vec<_>>())?);
+            }
+        }
+    }
+    let [unfused, fused] = samples.map(Samples::medians);
+    Ok(Times { unfused, fused })
+}

@@ -1,0 +1,232 @@
+//! Whole graphs on a GPU: against f64, against the CPU, again and again, very large, and after failures.
+//!
+//! Each test needs a GPU and says so where there is none. The whole op matrix and two thousand random graphs are `deuteron
+//! check --device cuda`; here a small part of both runs.
+
+use std::time::Duration;
+
+use deuteron::check::{Breadth, beside_other_work, check, check_catalog};
+use deuteron::cuda::{self, CudaError, Options, Search};
+use deuteron::fuse::{FuseOptions, fuse};
+use deuteron::verify::Expected;
+use deuteron::{
+    Activation, DeviceError, Dtype, Engine, Error, FusedOp, Graph, Launching, Norm, Session, Strategy, Tensor, seed,
+};
+use deuteron_testkit::hardware;
+use half::bf16;
+
+fn open(red_zones: bool) -> Result<Engine, Error> {
+    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
+    cuda::open(&Options { search, red_zones, ..Options::default() })
+}
+
+fn gpu() -> Option<Engine> {
+    hardware::gpu(|| open(false))
+}
+
+fn guarded_gpu() -> Option<Engine> {
+    hardware::gpu(|| open(true))
+}
+
+fn uploaded(engine: &Engine, graph: &Graph) -> Vec<Tensor> {
+    seed::inputs(graph, 5).unwrap().iter().map(|tensor| tensor.to_device(engine).unwrap()).collect()
+}
+
+fn outputs(session: &Session) -> Vec<Tensor> {
+    (0..session.graph().outputs().len()).map(|index| session.output(index).unwrap()).collect()
+}
+
+fn run(engine: &Engine, graph: &Graph, inputs: &[&Tensor]) -> Vec<Tensor> {
+    let mut session = Session::new(engine, graph, Strategy::Greedy).unwrap();
+    session.poison().unwrap();
+    session.run(inputs).unwrap();
+    outputs(&session)
+}
+
+#[test]
+fn the_catalogue_matches_the_reference() {
+    let Some(engine) = guarded_gpu() else { return };
+    let report = check_catalog(&engine, Breadth::Small, |_, _| {}).unwrap();
+    assert_eq!(report.failures, 0, "{:#?}", report.failed);
+    assert!(report.cases > 400, "{}", report.cases);
+}
+
+#[test]
+fn random_graphs_match_the_reference() {
+    let Some(engine) = guarded_gpu() else { return };
+    let report = check(&[engine], 40, 1_000_001, |_| {}).unwrap();
+    assert_eq!(report.failures, 0, "{:#?}", report.failed);
+}
+
+#[test]
+fn a_graph_is_fused_verified_and_timed_both_ways() {
+    let Some(engine) = gpu() else { return };
+    let text =
+        "x = input bf16[300,640] ; r = input bf16[300,640] ; h = add x r ; n = layer_norm h w:bf16[640] b:bf16[640]
+                l = linear n m:bf16[640,512] c:bf16[512] ; g = gelu l ; out g h";
+    let report = fuse(&engine, &text.parse().unwrap(), &FuseOptions::default(), |_| {}).unwrap();
+    assert!(report.verified, "{} of {}: {}", report.worst_ratio, report.worst_output, report.graph);
+    for plan in [&report.unfused, &report.fused] {
+        assert!(plan.ms > 0.0 && plan.graph_ms.is_some_and(|time| time > 0.0));
+    }
+    assert!(report.fused.kernels < report.unfused.kernels);
+    assert!(report.analysis.after.iter().any(|kernel| kernel.measured_registers.is_some_and(|count| count > 0)));
+}
+
+#[test]
+fn a_thousand_runs_give_the_same_bits_beside_other_work() {
+    let Some(engine) = gpu() else { return };
+    let (act, norm, eps) = (Activation::GeluTanh, Norm::Layer, 1e-5);
+    let cases = [
+        (FusedOp::NormAct { norm, eps, act }, true, 1025, 768),
+        (FusedOp::DropoutAddNorm { norm, eps, p: 0.1 }, false, 513, 1500),
+        (FusedOp::EmbedNorm { norm, eps }, true, 700, 129),
+        (FusedOp::Softmax { scale: None, mask: deuteron::Mask::Full, p: 0.0 }, true, 3, 50257),
+    ];
+    beside_other_work(&engine, || {
+        for (op, backward, rows, cols) in cases {
+            let types = op.operand_types(rows, cols, Dtype::Bf16);
+            let graph = if backward { op.backward_graph(&types) } else { op.graph(&types) }.unwrap();
+            let tensors = uploaded(&engine, &graph);
+            let inputs: Vec<&Tensor> = tensors.iter().collect();
+            let mut session = Session::new(&engine, &graph, Strategy::Greedy).unwrap();
+            session.run(&inputs).unwrap();
+            let first = outputs(&session);
+            for turn in 1..1000 {
+                session.set_launching(if turn % 2 == 0 { Launching::Eager } else { Launching::Graph });
+                session.poison().unwrap();
+                session.run(&inputs).unwrap();
+                let same = outputs(&session).iter().zip(&first).all(|(again, first)| again.is_bitwise(first));
+                assert!(same, "{op:?}: run {turn} gives other bits");
+            }
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn masks_are_those_of_the_cpu() {
+    let Some(engine) = gpu() else { return };
+    for (rows, cols, offset) in [(1, 1, 0), (3, 7, 0), (129, 127, 5), (2, 50257, 0), (1000, 768, 1), (70000, 33, 9)] {
+        for dtype in Dtype::FLOATS {
+            let text = format!(
+                "x = input {dtype}[{rows},{cols}] ; s = input i32[] ; y = dropout x s p=0.3 offset={offset} ; out y"
+            );
+            let graph: Graph = text.parse().unwrap();
+            let ones = Tensor::filled(dtype, [rows, cols], 1.0).unwrap();
+            let mask_seed = Tensor::from_i32(deuteron::Shape::scalar(), &[-123_456]).unwrap();
+            let inputs = [&ones, &mask_seed];
+            let (here, there) = (run(&engine, &graph, &inputs), run(&Engine::cpu(), &graph, &inputs));
+            assert!(here[0].is_bitwise(&there[0]), "{rows}x{cols} {dtype}, offset {offset}");
+            let dropped = here[0].to_f32().unwrap().iter().filter(|&&value| value == 0.0).count();
+            let share = dropped as f64 / (rows * cols) as f64;
+            assert!(rows * cols < 1000 || (share - 0.3).abs() < 0.02, "{share}");
+        }
+    }
+}
+
+#[test]
+fn bytes_are_stored_as_the_reference_rounds_them() {
+    let Some(engine) = gpu() else { return };
+    for quantize in ["quantize_fp8", "quantize_int8"] {
+        for (rows, cols) in [(1, 1), (5, 129), (64, 768), (3, 4099)] {
+            for dtype in Dtype::FLOATS {
+                let text = format!("x = input {dtype}[{rows},{cols}] ; q, s = {quantize} x ; out q s");
+                let graph: Graph = text.parse().unwrap();
+                let tensors = seed::inputs(&graph, 11).unwrap();
+                let arrays: Vec<_> = tensors.iter().map(|tensor| tensor.to_array().unwrap()).collect();
+                let expected = Expected::new(&graph, &arrays, false).unwrap();
+                let got = run(&engine, &graph, &tensors.iter().collect::<Vec<_>>());
+                let verification = expected.verify(&graph, &got).unwrap();
+                assert!(verification.holds(), "{text}: {:?}", verification.worst());
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_of_more_than_2_to_the_31_elements_work() {
+    let Some(engine) = gpu() else { return };
+    let elements = (1usize << 31) + 129;
+    // One long row: every value follows from its position in the period of the inputs.
+    let graph = |count: usize| -> Graph { format!("x = input bf16[{count}] ; y = gelu x ; out y").parse().unwrap() };
+    let small = graph(seed::PERIOD);
+    let once = run(&engine, &small, &uploaded(&engine, &small).iter().collect::<Vec<_>>())[0].to_bytes().unwrap();
+    let large = graph(elements);
+    let output = run(&engine, &large, &uploaded(&engine, &large).iter().collect::<Vec<_>>()).swap_remove(0);
+    let bytes = output.to_bytes().unwrap();
+    drop(output);
+    assert_eq!(bytes.len(), 2 * elements);
+    let wrong = bytes.chunks(once.len()).position(|chunk| chunk != &once[..chunk.len()]);
+    assert_eq!(wrong, None, "the first period that differs");
+    drop(bytes);
+    // Many rows with a bias a column.
+    let (rows, cols) = (elements.div_ceil(1000), 1000);
+    let graph: Graph =
+        format!("x = input bf16[{rows},{cols}] ; b = input bf16[{cols}] ; s = add x b ; y = relu s ; out y")
+            .parse()
+            .unwrap();
+    let tensors = seed::inputs(&graph, 5).unwrap();
+    let bias = tensors[1].to_f32().unwrap();
+    let x = Tensor::from_bytes(Dtype::Bf16, [seed::PERIOD], &tensors[0].to_bytes().unwrap()[..2 * seed::PERIOD]);
+    let x = x.unwrap().to_f32().unwrap();
+    let on_gpu: Vec<Tensor> = tensors.iter().map(|tensor| tensor.to_device(&engine).unwrap()).collect();
+    drop(tensors);
+    let bytes = run(&engine, &graph, &on_gpu.iter().collect::<Vec<_>>())[0].to_bytes().unwrap();
+    let last = rows * cols - 1;
+    let positions = (0..2_000_000).map(|step| step * (last / 2_000_000)).chain(last - 5000..=last);
+    for position in positions {
+        let sum = bf16::from_f32(x[position % seed::PERIOD] + bias[position % cols]);
+        let expected = if sum > bf16::ZERO { sum } else { bf16::ZERO };
+        let got = bf16::from_le_bytes([bytes[2 * position], bytes[2 * position + 1]]);
+        assert!(got == expected, "element {position}: expected {expected}, got {got}");
+    }
+}
+
+#[test]
+fn after_running_out_of_memory_a_smaller_graph_runs() {
+    let Some(engine) = gpu() else { return };
+    let graph: Graph = "x = input f32[4096,16777216] ; y = relu x ; out y".parse().unwrap();
+    for _ in 0..3 {
+        match Session::new(&engine, &graph, Strategy::Greedy).err() {
+            Some(Error::Device(DeviceError::Cuda(CudaError::OutOfMemory { bytes, .. }))) => {
+                assert!(bytes >= 4096 * 16_777_216 * 4, "{bytes}");
+            }
+            other => panic!("expected to run out of memory, got {other:?}"),
+        }
+        let smaller: Graph = "x = input f32[64,100] ; y = relu x ; out y".parse().unwrap();
+        let result = run(&engine, &smaller, &uploaded(&engine, &smaller).iter().collect::<Vec<_>>());
+        assert!(result[0].to_f32().unwrap().iter().all(|value| *value >= 0.0));
+    }
+}
+
+#[test]
+fn an_index_outside_of_its_table_is_an_error_and_the_next_run_works() {
+    let Some(engine) = gpu() else { return };
+    let graph: Graph = "t = input f32[10,33] ; i = input i32[1,4] ; y = gather t i ; out y".parse().unwrap();
+    let table = Tensor::filled(Dtype::F32, [10, 33], 2.0).unwrap();
+    let mut session = Session::new(&engine, &graph, Strategy::Greedy).unwrap();
+    let bad = Tensor::from_i32([1, 4], &[0, 1, 10, 2]).unwrap();
+    let error = session.run(&[&table, &bad]).unwrap_err().to_string();
+    assert!(error.contains("10"), "{error}");
+    let good = Tensor::from_i32([1, 4], &[0, 1, 9, 2]).unwrap();
+    session.run(&[&table, &good]).unwrap();
+    assert!(session.output(0).unwrap().to_f32().unwrap().iter().all(|value| *value == 2.0));
+}
+
+#[test]
+fn a_launch_costs_the_host_little() {
+    let Some(engine) = gpu() else { return };
+    let op = FusedOp::Act { act: Activation::Relu };
+    let graph = op.graph(&op.operand_types(4, 64, Dtype::F32)).unwrap();
+    let mut session = Session::new(&engine, &graph, Strategy::Greedy).unwrap();
+    let sets = [uploaded(&engine, &graph)];
+    let mut eager = Duration::MAX;
+    for _ in 0..9 {
+        eager = eager.min(session.time(&sets, 2000, Launching::Eager).unwrap());
+    }
+    let recorded = session.time(&sets, 2000, Launching::Graph).unwrap();
+    println!("a launch one by one: {eager:?}, from a recording: {recorded:?}");
+    // A bare call of the driver takes 2 to 5 us.
+    assert!(eager < Duration::from_micros(8), "{eager:?}");
+}

@@ -1,0 +1,173 @@
+//! CUDA sources without a GPU: every kernel of the catalogue and of random graphs goes through the real compiler, and the
+//! catalogue's kernels are kept as reviewed snapshots. `DEUTERON_BLESS=1` writes the snapshots anew.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use deuteron::reference::random_case;
+use deuteron::{Dtype, FusedOp, Graph, Machine, Strategy, Target, plan};
+use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget};
+use deuteron_codegen::{Backend, Source, render};
+use deuteron_device::cuda::library::{self, Search};
+use deuteron_device::cuda::nvrtc::{Compiler, Request};
+
+/// One kernel to compile.
+struct Case {
+    label: String,
+    source: CudaSource,
+    arch: Arch,
+    /// part of the catalogue: must not spill
+    ready_made: bool,
+}
+
+/// The CUDA sources of a graph's kernels.
+fn sources(graph: &Graph, arch: Arch, strategy: Strategy) -> Vec<CudaSource> {
+    let machine = Machine::profile("h200").unwrap();
+    let target = Target { machine: &machine, catalog: &CudaCatalog };
+    let plan = plan(graph, target, strategy, &[]).unwrap();
+    let backend = Backend::Cuda(CudaTarget::new(arch, 132));
+    let rendered = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), &backend).0);
+    rendered.filter_map(|source| if let Source::Cuda(source) = source { Some(source) } else { None }).collect()
+}
+
+/// Every op of a list, forward and backward.
+fn catalogue(ops: &[FusedOp], dtype: Dtype, [rows, cols]: [usize; 2]) -> Vec<(String, Graph)> {
+    let mut graphs = Vec::new();
+    for op in ops {
+        let types = op.operand_types(rows, cols, dtype);
+        graphs.push((format!("{op:?} {dtype} {rows}x{cols}"), op.graph(&types).unwrap()));
+        if op.has_backward() {
+            graphs.push((format!("{op:?} backward {dtype} {rows}x{cols}"), op.backward_graph(&types).unwrap()));
+        }
+    }
+    graphs
+}
+
+fn compiler() -> Option<Compiler> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
+    let environments = std::env::var_os("DEUTERON_NVRTC_ENV").map(PathBuf::from).into_iter().chain([root]).collect();
+    match library::nvrtc(&Search { environments, ..Search::default() }) {
+        Ok(found) => Some(Compiler::new(found)),
+        Err(error) => {
+            println!("SKIPPED: CUDA sources are not compiled: {error}");
+            None
+        }
+    }
+}
+
+/// Compiles all cases on all cores, each text once, and reports what fails and what spills.
+fn compile(compiler: &Compiler, cases: Vec<Case>) -> Vec<String> {
+    let mut distinct: BTreeMap<(Arch, String), (String, bool)> = BTreeMap::new();
+    for case in cases {
+        let entry = distinct.entry((case.arch, case.source.text)).or_insert((case.label, false));
+        entry.1 |= case.ready_made;
+    }
+    let list: Vec<_> = distinct.into_iter().collect();
+    let (next, failures, most) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
+    let work = || {
+        while let Some(((arch, text), (label, ready_made))) = list.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let problem = match compiler.compile(&Request { name: label, text, arch: arch.name(), options: &[] }) {
+                Ok(cubin) => {
+                    let registers = cubin.entries.iter().map(|entry| entry.registers as usize).max().unwrap_or(0);
+                    most.fetch_max(registers, Ordering::Relaxed);
+                    let spills = cubin.entries.iter().find(|entry| entry.spill_stores + entry.spill_loads > 0);
+                    spills.filter(|_| *ready_made).map(|entry| {
+                        let (name, bytes) = (&entry.name, entry.spill_stores);
+                        format!("{label} for {arch}: `{name}` spills {bytes} bytes at {} registers", entry.registers)
+                    })
+                }
+                Err(error) => Some(format!("{label} for {arch}: {error}")),
+            };
+            failures.lock().unwrap_or_else(PoisonError::into_inner).extend(problem);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    println!("{} kernels compiled, {} registers at most", list.len(), most.into_inner());
+    failures.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn every_kernel_of_the_catalogue_compiles_without_spills() {
+    let Some(compiler) = compiler() else { return };
+    let mut cases = Vec::new();
+    let mut add = |graphs: Vec<(String, Graph)>, archs: &[Arch]| {
+        for (label, graph) in graphs {
+            for &arch in archs {
+                for source in sources(&graph, arch, Strategy::Greedy) {
+                    cases.push(Case { label: label.clone(), source, arch, ready_made: true });
+                }
+            }
+        }
+    };
+    let all = FusedOp::variants();
+    add(catalogue(&all, Dtype::Bf16, [8192, 768]), &[Arch::Sm80, Arch::Sm90a]);
+    add(catalogue(&all, Dtype::F32, [8192, 1500]), &[Arch::Sm80, Arch::Sm90a]);
+    add(catalogue(&all, Dtype::F16, [4096, 4096]), &[Arch::Sm90a]);
+    let usual = FusedOp::catalog();
+    add(catalogue(&usual, Dtype::Bf16, [512, 127]), &[Arch::Sm75, Arch::Sm89]);
+    add(catalogue(&usual, Dtype::Bf16, [64, 32768]), &[Arch::Sm80, Arch::Sm90a]);
+    let failures = compile(&compiler, cases);
+    assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn random_fused_groups_compile() {
+    let Some(compiler) = compiler() else { return };
+    let mut cases = Vec::new();
+    let (mut seed, mut groups) = (1, 0);
+    while groups < 200 {
+        let case = random_case(seed);
+        for source in sources(&case.graph, Arch::Sm90a, Strategy::Fused) {
+            groups += 1;
+            cases.push(Case { label: format!("seed {seed}"), source, arch: Arch::Sm90a, ready_made: false });
+        }
+        for source in sources(&case.graph, Arch::Sm80, Strategy::Fused) {
+            cases.push(Case { label: format!("seed {seed}"), source, arch: Arch::Sm80, ready_made: false });
+        }
+        seed += 1;
+    }
+    let failures = compile(&compiler, cases);
+    assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// The part of a source that is this kernel's own: constants first, then what follows the common prelude.
+fn own_part(text: &str) -> String {
+    let constants: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
+    let kernel: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("struct Parameters")).collect();
+    format!("{}\n\n{}\n", constants.join("\n"), kernel.join("\n"))
+}
+
+#[test]
+fn the_catalogues_sources_are_the_reviewed_ones() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sources");
+    let bless = std::env::var_os("DEUTERON_BLESS").is_some();
+    let mut different = Vec::new();
+    for op in FusedOp::catalog() {
+        let types = op.operand_types(8192, 768, Dtype::Bf16);
+        let mut graphs = vec![(op.name().to_string(), op.graph(&types).unwrap())];
+        if op.has_backward() {
+            graphs.push((format!("{}_backward", op.name()), op.backward_graph(&types).unwrap()));
+        }
+        for (name, graph) in graphs {
+            let all = sources(&graph, Arch::Sm90a, Strategy::Greedy);
+            let rows = all.iter().filter(|source| source.name == "row");
+            let text: String = rows.map(|source| own_part(&source.text)).collect();
+            let path = folder.join(format!("{name}.cu"));
+            if bless {
+                std::fs::create_dir_all(&folder).unwrap();
+                std::fs::write(&path, &text).unwrap();
+            }
+            if std::fs::read_to_string(&path).ok().as_deref() != Some(text.as_str()) {
+                different.push(name);
+            }
+        }
+    }
+    assert!(
+        different.is_empty(),
+        "sources changed: {}; look at them, then write them anew with DEUTERON_BLESS=1",
+        different.join(", ")
+    );
+}

@@ -1,0 +1,167 @@
+//! What every device checks when it loads a job, so that running needs no checks: each argument stays inside its buffer,
+//! inputs are not written, and what is written overlaps nothing else.
+
+use deuteron_codegen::cpu::program::Program;
+use deuteron_codegen::cpu::simd::MAX_LEADING;
+use deuteron_codegen::{Access, ArgSpec, Geometry, MatmulKernel, Source};
+use deuteron_graph::Dtype;
+
+use crate::Inputs;
+use crate::error::DeviceError;
+use crate::extent::extent;
+use crate::job::{Job, Place, Step};
+
+/// What the checks need to know of a kernel, whatever it is made of.
+pub(crate) enum Form<'a> {
+    Row(RowForm<'a>),
+    Matmul(MatmulKernel),
+    ScatterAdd(Dtype),
+    /// bytes of an element
+    Copy(usize),
+}
+
+pub(crate) struct RowForm<'a> {
+    pub cols: usize,
+    pub flat: bool,
+    pub args: &'a [ArgSpec],
+    pub axes: usize,
+    /// (argument, width) of its sums over rows
+    pub partials: Vec<(usize, usize)>,
+}
+
+impl<'a> From<&'a Program> for RowForm<'a> {
+    fn from(program: &'a Program) -> Self {
+        let partials = program.partials.iter().map(|partial| (usize::from(partial.arg), partial.width));
+        RowForm {
+            cols: program.cols,
+            flat: program.flat,
+            args: &program.args,
+            axes: usize::from(program.axes),
+            partials: partials.collect(),
+        }
+    }
+}
+
+/// Checks every step; gives the bytes that each input must have. `form` answers none for a kernel of another device.
+pub(crate) fn check(job: &Job, form: impl Fn(&Source) -> Option<Form<'_>>) -> Result<Vec<usize>, DeviceError> {
+    let mut input_bytes = vec![0; job.inputs];
+    for (index, step) in job.steps.iter().enumerate() {
+        let form = form(&step.kernel.source).ok_or(DeviceError::ForeignKernel { step: index })?;
+        check_step(index, step, &form, job, &mut input_bytes)?;
+    }
+    Ok(input_bytes)
+}
+
+/// Checks that every input has the bytes it must have.
+pub(crate) fn check_inputs(input_bytes: &[usize], input: Inputs<'_, '_>) -> Result<(), DeviceError> {
+    for (index, &expected) in input_bytes.iter().enumerate() {
+        let got = input(index).len();
+        if got < expected {
+            return Err(DeviceError::InputSize { input: index, expected, got });
+        }
+    }
+    Ok(())
+}
+
+fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &mut [usize]) -> Result<(), DeviceError> {
+    let arguments = match form {
+        Form::Row(kernel) => kernel.args.len(),
+        Form::Matmul(kernel) => kernel.operands().len(),
+        Form::ScatterAdd(_) => 3,
+        // A destination at least.
+        Form::Copy(_) => step.launch.args.len().max(1),
+    };
+    if step.places.len() != arguments || step.launch.args.len() != arguments {
+        return Err(mismatch(index, 0, format!("expected {arguments} arguments, got {}", step.places.len())));
+    }
+    check_launch(step, form).map_err(|(argument, problem)| mismatch(index, argument, problem.into()))?;
+    for (position, place) in step.places.iter().enumerate() {
+        let needed = extent(form, &step.launch, position);
+        let available = match *place {
+            Place::Input(input) if input < job.inputs && !step.launch.args[position].written => {
+                input_bytes[input] = input_bytes[input].max(needed);
+                needed
+            }
+            Place::Output(output) => job.outputs.get(output).copied().unwrap_or(0),
+            Place::Arena { offset, bytes } if offset.checked_add(bytes).is_some_and(|end| end <= job.arena) => bytes,
+            Place::Input(_) | Place::Arena { .. } => 0,
+        };
+        if needed > available {
+            return Err(mismatch(index, position, format!("it touches {needed} bytes, its buffer has {available}")));
+        }
+        let overlapping = step.places.iter().enumerate().find(|&(other, place_of_other)| {
+            let written = step.launch.args[position].written || step.launch.args[other].written;
+            other != position && written && overlap(place, place_of_other)
+        });
+        if let Some((other, _)) = overlapping {
+            return Err(mismatch(index, position, format!("it overlaps argument {other}, and one is written")));
+        }
+    }
+    Ok(())
+}
+
+/// The launch says of every argument what the kernel says: all later checks read the one and the loops use the other.
+fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
+    let last = step.launch.args.len().saturating_sub(1);
+    for (position, arg) in step.launch.args.iter().enumerate() {
+        let (dtype_bytes, written) = match form {
+            Form::Row(kernel) => (kernel.args[position].dtype.bytes(), kernel.args[position].written),
+            Form::ScatterAdd(_) if position == 0 => (4, false),
+            Form::Matmul(kernel) => (kernel.dtype.bytes(), position == last),
+            Form::ScatterAdd(dtype) => (dtype.bytes(), position == last),
+            Form::Copy(bytes) => (*bytes, position == last),
+        };
+        if arg.dtype.bytes() != dtype_bytes || arg.written != written {
+            return Err((position, "its dtype and direction are not those of the kernel"));
+        }
+    }
+    match (form, &step.launch.geometry) {
+        (Form::Row(kernel), Geometry::Row { cols, axes, .. }) => check_row(step, kernel, *cols, axes),
+        (Form::Matmul(_), Geometry::Matmul(_)) => Ok(()),
+        (Form::ScatterAdd(_), Geometry::ScatterAdd { count, rows, .. }) => {
+            // Positions and rows share one 64-bit key.
+            let fits = |number: usize| number <= u32::MAX as usize;
+            if fits(*count) && fits(*rows) { Ok(()) } else { Err((0, "it has more than 2^32 positions or rows")) }
+        }
+        (Form::Copy(_), Geometry::Copy(pieces)) => {
+            // The last argument is the destination.
+            let known = pieces.iter().all(|piece| piece.source < last);
+            if known { Ok(()) } else { Err((last, "its pieces come from arguments that are no sources")) }
+        }
+        _ => Err((0, "its sizes are those of another kind of kernel")),
+    }
+}
+
+fn check_row(step: &Step, kernel: &RowForm, cols: usize, axes: &[(usize, usize)]) -> Result<(), (usize, &'static str)> {
+    if !kernel.flat && kernel.cols != cols {
+        return Err((0, "its columns are not those of the kernel"));
+    }
+    if axes.len() != kernel.axes || axes.iter().any(|&(divide, modulo)| divide == 0 || modulo == 0) {
+        return Err((0, "its axes are not those of the kernel"));
+    }
+    for &(arg, _) in &kernel.partials {
+        let spec = kernel.args.get(arg);
+        if !spec.is_some_and(|spec| spec.access == Access::Columns && spec.written) {
+            return Err((arg, "it is no argument for column sums"));
+        }
+    }
+    for (position, (arg, spec)) in step.launch.args.iter().zip(kernel.args).enumerate() {
+        let gathered = matches!(spec.access, Access::GatheredRow { .. });
+        let is_table = arg.leading.len() == 1 && arg.leading[0].0 == arg.table_rows;
+        if arg.leading.len() > MAX_LEADING || (gathered && !is_table) {
+            return Err((position, "its leading axes are not those of a table or of rows"));
+        }
+    }
+    Ok(())
+}
+
+fn overlap(a: &Place, b: &Place) -> bool {
+    match (*a, *b) {
+        (Place::Arena { offset: x, bytes: n }, Place::Arena { offset: y, bytes: m }) => x < y + m && y < x + n,
+        (a, b) => a == b,
+    }
+}
+
+pub(crate) fn mismatch(step: usize, argument: usize, problem: String) -> DeviceError {
+    DeviceError::Job { step, argument, problem }
+}

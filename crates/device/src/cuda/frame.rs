@@ -1,0 +1,177 @@
+//! One copy of everything that a run writes, and the parameters that point there.
+
+use std::collections::HashMap;
+
+use super::Gpu;
+use super::error::CudaError;
+use super::load::{Fix, Program, Target};
+use super::memory::{Allocation, Copies, Zones};
+use super::stream::Stream;
+use crate::error::DeviceError;
+use crate::job::Place;
+
+pub(crate) struct Frame {
+    arena: Arena,
+    outputs: Vec<Allocation>,
+    /// Copies of inputs that are on the host, or where kernels cannot read them.
+    staged: Vec<Option<Allocation>>,
+    /// Where each input is, as the words say.
+    inputs: Vec<u64>,
+    /// The program's words with every address filled in.
+    words: Vec<u64>,
+    /// Words that hold addresses of each input.
+    patches: Vec<Vec<(usize, u64)>>,
+    /// Changes whenever a word does.
+    version: u64,
+}
+
+/// One allocation that intermediates share, or one for each range, where overruns into a neighbour must show.
+enum Arena {
+    Whole(Allocation),
+    Ranges(HashMap<(usize, usize), Allocation>),
+}
+
+/// Memory that all frames share.
+#[derive(Clone, Copy)]
+pub(crate) struct Fixed {
+    pub workspace: u64,
+    pub faults: u64,
+}
+
+impl Frame {
+    /// Allocates. The context must be entered.
+    pub fn new(gpu: &Gpu, program: &Program, fixed: Fixed, stream: &Stream) -> Result<Frame, CudaError> {
+        let allocate = |bytes: usize| -> Result<Allocation, CudaError> {
+            let memory = Allocation::new(&gpu.context, bytes, gpu.zones)?;
+            memory.paint(stream)?;
+            Ok(memory)
+        };
+        let arena = if gpu.zones == Zones::On && program.ranges_are_separate() {
+            let mut ranges = HashMap::new();
+            for place in program.steps.iter().flat_map(|step| &step.places) {
+                if let Place::Arena { offset, bytes } = *place
+                    && !ranges.contains_key(&(offset, bytes))
+                {
+                    ranges.insert((offset, bytes), allocate(bytes)?);
+                }
+            }
+            Arena::Ranges(ranges)
+        } else {
+            Arena::Whole(allocate(program.arena)?)
+        };
+        let inputs = program.input_bytes.len();
+        let mut frame = Frame {
+            arena,
+            outputs: program.outputs.iter().map(|&bytes| allocate(bytes)).collect::<Result<_, _>>()?,
+            staged: (0..inputs).map(|_| None).collect(),
+            inputs: vec![0; inputs],
+            words: program.words.clone(),
+            patches: vec![Vec::new(); inputs],
+            version: 0,
+        };
+        frame.fill_in(&program.fixes, fixed);
+        Ok(frame)
+    }
+
+    fn fill_in(&mut self, fixes: &[Fix], fixed: Fixed) {
+        for fix in fixes {
+            let start = match fix.target {
+                Target::Place(Place::Input(input)) => {
+                    self.patches[input].push((fix.word, fix.offset));
+                    0
+                }
+                Target::Place(place) => self.address(place),
+                Target::Workspace => fixed.workspace,
+                Target::Fault(step) => fixed.faults + 8 * step as u64,
+            };
+            self.words[fix.word] = start + fix.offset;
+        }
+    }
+
+    /// Where a place is.
+    pub fn address(&self, place: Place) -> u64 {
+        match (place, &self.arena) {
+            (Place::Input(input), _) => self.inputs[input],
+            (Place::Output(output), _) => self.outputs[output].address(),
+            (Place::Arena { offset, .. }, Arena::Whole(memory)) => memory.address() + offset as u64,
+            // Every range of the program has one.
+            (Place::Arena { offset, bytes }, Arena::Ranges(ranges)) => {
+                ranges.get(&(offset, bytes)).map_or(0, Allocation::address)
+            }
+        }
+    }
+
+    /// Says where an input is.
+    pub fn set_input(&mut self, input: usize, address: u64) {
+        if self.inputs[input] == address {
+            return;
+        }
+        for &(word, offset) in &self.patches[input] {
+            self.words[word] = address + offset;
+        }
+        self.inputs[input] = address;
+        self.version += 1;
+    }
+
+    /// Where an input is.
+    pub fn input(&self, input: usize) -> u64 {
+        self.inputs[input]
+    }
+
+    /// The buffer for a copy of an input, allocated at the first call. The context must be entered.
+    pub fn staging(&mut self, gpu: &Gpu, input: usize, bytes: usize, stream: &Stream) -> Result<u64, CudaError> {
+        if let Some(memory) = &self.staged[input] {
+            return Ok(memory.address());
+        }
+        let memory = Allocation::new(&gpu.context, bytes, gpu.zones)?;
+        memory.paint(stream)?;
+        let address = memory.address();
+        self.staged[input] = Some(memory);
+        Ok(address)
+    }
+
+    pub fn output(&self, index: usize) -> Option<&Allocation> {
+        self.outputs.get(index)
+    }
+
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Fills outputs and intermediates.
+    pub fn poison(&self, stream: &Stream) -> Result<(), CudaError> {
+        let arena: Vec<&Allocation> = match &self.arena {
+            Arena::Whole(memory) => vec![memory],
+            Arena::Ranges(ranges) => ranges.values().collect(),
+        };
+        arena.into_iter().chain(&self.outputs).try_for_each(|memory| memory.fill(0xFF, stream))
+    }
+
+    /// Looks at every red zone. All work is done.
+    pub fn check_zones(&self, copies: &Copies) -> Result<(), DeviceError> {
+        let arena: Vec<(String, &Allocation)> = match &self.arena {
+            Arena::Whole(memory) => vec![("the arena".into(), memory)],
+            Arena::Ranges(ranges) => {
+                let name = |(offset, bytes): &(usize, usize)| format!("the arena's {bytes} bytes at {offset}");
+                ranges.iter().map(|(range, memory)| (name(range), memory)).collect()
+            }
+        };
+        let outputs = self.outputs.iter().enumerate().map(|(index, memory)| (format!("output {index}"), memory));
+        let staged = self.staged.iter().enumerate();
+        let staged =
+            staged.filter_map(|(index, memory)| Some((format!("the copy of input {index}"), memory.as_ref()?)));
+        arena.into_iter().chain(outputs).chain(staged).try_for_each(|(name, memory)| check_zone(name, memory, copies))
+    }
+}
+
+/// An error if a red zone of a buffer was written to.
+pub(crate) fn check_zone(buffer: String, memory: &Allocation, copies: &Copies) -> Result<(), DeviceError> {
+    match memory.damage(copies)? {
+        Some(side) => Err(DeviceError::RedZone { buffer, side }),
+        None => Ok(()),
+    }
+}

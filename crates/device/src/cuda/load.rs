@@ -1,0 +1,305 @@
+//! A job made ready: functions found, and parameters laid out as words of which only addresses are still open.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use deuteron_codegen::cuda::{Family, Word, grids};
+use deuteron_codegen::{Access, Geometry, Launch, Source};
+
+use super::Gpu;
+use super::matmul;
+use super::module::Function;
+use crate::check::{Form, RowForm, check, mismatch};
+use crate::error::DeviceError;
+use crate::job::{Job, Kernel, Place};
+
+/// Parameters are read from the words by address, and no kernel takes more than this; old drivers do not tell how many
+/// one takes, so as many words follow the last one.
+const LONGEST_PARAMETER: usize = 4096 / 8;
+/// Row kernels and products use the widest vectors wherever strides allow it, so their buffers start at one.
+const VECTOR: usize = 16;
+
+/// All steps of a job.
+pub(crate) struct Program {
+    pub steps: Vec<Step>,
+    /// Parameters of all grids, one after another; addresses are 0 until they are known.
+    pub words: Vec<u64>,
+    /// Where addresses go.
+    pub fixes: Vec<Fix>,
+    /// Bytes each input must have.
+    pub input_bytes: Vec<usize>,
+    /// What each input's address must be a multiple of.
+    pub input_alignment: Vec<usize>,
+    pub outputs: Vec<usize>,
+    pub arena: usize,
+    pub workspace: usize,
+}
+
+/// A word that is an address.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fix {
+    pub word: usize,
+    pub target: Target,
+    /// Bytes from the start of the target.
+    pub offset: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target {
+    Place(Place),
+    Workspace,
+    /// the fault word of a step
+    Fault(usize),
+}
+
+pub(crate) struct Step {
+    pub work: Work,
+    pub launch: Launch,
+    pub places: Vec<Place>,
+    /// Whether its fault word must be looked at.
+    pub checks_indices: bool,
+    /// Keeps the functions loaded.
+    kernel: Arc<Kernel>,
+}
+
+pub(crate) enum Work {
+    Grids(Vec<Grid>),
+    Product {
+        product: matmul::Prepared,
+        /// addresses of the arguments, in the words
+        words: Range<usize>,
+    },
+}
+
+/// One launch of a function.
+pub(crate) struct Grid {
+    pub function: Function,
+    pub blocks: [u32; 3],
+    pub threads: u32,
+    pub cluster: u32,
+    pub shared: u32,
+    /// its parameter, in the words
+    pub words: Range<usize>,
+}
+
+impl Program {
+    /// Checks a job and finds its functions. The context must be entered.
+    pub fn new(gpu: &Gpu, job: Job) -> Result<Program, DeviceError> {
+        let input_bytes = check(&job, form)?;
+        let mut program = Program {
+            steps: Vec::with_capacity(job.steps.len()),
+            words: Vec::new(),
+            fixes: Vec::new(),
+            input_alignment: vec![1; job.inputs],
+            input_bytes,
+            outputs: job.outputs,
+            arena: job.arena,
+            workspace: 0,
+        };
+        for step in job.steps {
+            program.push(gpu, step)?;
+        }
+        program.words.resize(program.words.len() + LONGEST_PARAMETER, 0);
+        Ok(program)
+    }
+
+    fn push(&mut self, gpu: &Gpu, step: crate::job::Step) -> Result<(), DeviceError> {
+        let index = self.steps.len();
+        self.check_alignment(index, &step)?;
+        let mut checks_indices = false;
+        let work = match (&step.kernel.source, &step.kernel.module, &step.launch.geometry) {
+            (Source::Cuda(source), Some(module), _) => {
+                let grids = grids(source, &step.launch, &gpu.target);
+                self.workspace = self.workspace.max(grids.workspace);
+                checks_indices = grids.checks_indices;
+                let mut list = Vec::new();
+                for grid in grids.list.iter().filter(|grid| !grid.blocks.contains(&0)) {
+                    let function = module.function(grid)?;
+                    let words = self.lay_out(index, &grid.words, &step.places)?;
+                    let (threads, cluster, shared) = (grid.threads, grid.cluster, grid.shared);
+                    list.push(Grid { function, blocks: grid.blocks, threads, cluster, shared, words });
+                }
+                Work::Grids(list)
+            }
+            (Source::Matmul(kernel), _, Geometry::Matmul(shape)) => {
+                let offsets: Vec<usize> = step.launch.args.iter().map(|arg| arg.offset).collect();
+                let Some(product) = gpu.product(kernel, shape, &offsets)? else {
+                    let kernel = gpu.plain_product(kernel)?;
+                    return self.push(gpu, crate::job::Step { kernel, ..step });
+                };
+                self.workspace = self.workspace.max(product.workspace());
+                let arguments: Vec<Word> =
+                    (0..step.places.len()).map(|position| Word::Argument { position, offset: 0 }).collect();
+                let words = self.lay_out(index, &arguments, &step.places)?;
+                Work::Product { product, words }
+            }
+            _ => return Err(DeviceError::ForeignKernel { step: index }),
+        };
+        let crate::job::Step { kernel, launch, places } = step;
+        self.steps.push(Step { work, launch, places, checks_indices, kernel });
+        Ok(())
+    }
+
+    /// Appends the words of a parameter and notes which are addresses.
+    fn lay_out(&mut self, step: usize, words: &[Word], places: &[Place]) -> Result<Range<usize>, DeviceError> {
+        let start = self.words.len();
+        for word in words {
+            let at = self.words.len();
+            let mut fix = |target, offset: usize| {
+                self.fixes.push(Fix { word: at, target, offset: offset as u64 });
+                0
+            };
+            let number = match *word {
+                Word::Number(number) => number,
+                Word::Argument { position, offset } => match places.get(position) {
+                    Some(&place) => fix(Target::Place(place), offset),
+                    None => return Err(mismatch(step, position, "its kernel takes more arguments".into())),
+                },
+                Word::Workspace(offset) => fix(Target::Workspace, offset),
+                Word::Fault => fix(Target::Fault(step), 0),
+            };
+            self.words.push(number);
+        }
+        Ok(start..self.words.len())
+    }
+
+    /// Arena offsets must be multiples of the widest vector; inputs are asked for what their readers need.
+    fn check_alignment(&mut self, index: usize, step: &crate::job::Step) -> Result<(), DeviceError> {
+        let wide = match &step.kernel.source {
+            Source::Cuda(source) => matches!(source.family, Family::Row(_)),
+            _ => true,
+        };
+        for (position, (place, arg)) in step.places.iter().zip(&step.launch.args).enumerate() {
+            match *place {
+                Place::Arena { offset, .. } if !offset.is_multiple_of(VECTOR) => {
+                    let problem = format!("expected an arena offset that is a multiple of {VECTOR}, got {offset}");
+                    return Err(mismatch(index, position, problem));
+                }
+                Place::Input(input) => {
+                    let needed = if wide { VECTOR } else { arg.dtype.bytes() };
+                    self.input_alignment[input] = self.input_alignment[input].max(needed);
+                }
+                Place::Arena { .. } | Place::Output(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Grids and products of one run.
+    pub fn launches(&self) -> usize {
+        let count = |step: &Step| match &step.work {
+            Work::Grids(grids) => grids.len(),
+            Work::Product { .. } => 1,
+        };
+        self.steps.iter().map(count).sum()
+    }
+
+    /// Whether every range of the arena that is read was written as that same range before: then each may have an
+    /// allocation of its own.
+    pub fn ranges_are_separate(&self) -> bool {
+        let mut written: Vec<Place> = Vec::new();
+        for step in &self.steps {
+            for (place, arg) in step.places.iter().zip(&step.launch.args) {
+                if matches!(place, Place::Arena { .. }) && !arg.written && !written.contains(place) {
+                    return false;
+                }
+            }
+            let args = step.places.iter().zip(&step.launch.args);
+            written.extend(args.filter(|(_, arg)| arg.written).map(|(place, _)| *place));
+        }
+        true
+    }
+}
+
+impl Step {
+    /// Where the index stands that a fault of `argument` at `row` is about.
+    pub fn index_of(&self, argument: usize, row: usize) -> Option<IndexPlace> {
+        let Source::Cuda(source) = &self.kernel.source else { return None };
+        match (&source.family, &self.launch.geometry) {
+            (Family::Row(kernel), _) => {
+                let Access::GatheredRow { index } = kernel.args.get(argument)?.access else { return None };
+                let binding = self.launch.args.get(usize::from(index))?;
+                let (mut element, mut rest) = (binding.offset, row);
+                for &(size, stride) in binding.leading.iter().rev() {
+                    element += rest % size.max(1) * stride;
+                    rest /= size.max(1);
+                }
+                let table_rows = self.launch.args.get(argument)?.table_rows;
+                Some(IndexPlace { position: usize::from(index), element, table_rows })
+            }
+            (Family::ScatterAdd(_), Geometry::ScatterAdd { rows, .. }) => {
+                let element = self.launch.args.first()?.offset + row;
+                Some(IndexPlace { position: 0, element, table_rows: *rows })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Where an index stands, and the table it picks from.
+pub(crate) struct IndexPlace {
+    /// the argument that holds it
+    pub position: usize,
+    pub element: usize,
+    pub table_rows: usize,
+}
+
+/// What the checks need to know of a kernel; none if it is for another device.
+fn form(source: &Source) -> Option<Form<'_>> {
+    match source {
+        Source::Cuda(source) => Some(match &source.family {
+            Family::Row(kernel) => Form::Row(RowForm {
+                cols: kernel.cols,
+                flat: kernel.flat,
+                args: &kernel.args,
+                axes: usize::from(kernel.axes),
+                partials: kernel.partials.clone(),
+            }),
+            Family::Copy(bytes) => Form::Copy(*bytes),
+            Family::ScatterAdd(dtype) => Form::ScatterAdd(*dtype),
+            Family::Product(kernel) => Form::Matmul(*kernel),
+        }),
+        Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
+        Source::Row(_) | Source::ScatterAdd(_) | Source::Copy(_) => None,
+    }
+}
+
+impl Grid {
+    /// Enqueues it.
+    ///
+    /// # Safety
+    /// The stream lives and is of the function's context; `words` are the program's with every address filled in, each
+    /// valid for what the kernel reads and writes there.
+    pub unsafe fn launch(&self, words: &[u64], stream: sys::CUstream) -> sys::CUresult {
+        let parameter = &words[self.words.start..];
+        let mut parameters = [parameter.as_ptr().cast::<std::ffi::c_void>().cast_mut()];
+        let [x, y, z] = self.blocks;
+        if self.cluster <= 1 {
+            let none = std::ptr::null_mut();
+            let parameters = parameters.as_mut_ptr();
+            // SAFETY: the caller's; the driver copies the parameter before it returns, and at least a longest one follows.
+            return unsafe {
+                sys::cuLaunchKernel(self.function.0, x, y, z, self.threads, 1, 1, self.shared, stream, parameters, none)
+            };
+        }
+        // SAFETY: all zeros is a value of this plain structure of numbers.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attribute.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared,
+            hStream: stream,
+            attrs: &mut attribute,
+            numAttrs: 1,
+        };
+        // SAFETY: as above; the attribute outlives the call.
+        unsafe { sys::cuLaunchKernelEx(&config, self.function.0, parameters.as_mut_ptr(), std::ptr::null_mut()) }
+    }
+}

@@ -1,0 +1,390 @@
+//! NVIDIA GPUs: kernels compiled when they are needed, launched one by one or from a recording.
+//!
+//! The device shares the primary context with PyTorch and whoever else is in the process. Nothing here panics on a library
+//! that is missing: all calls come after the proof that [`library`] gives.
+
+pub mod cache;
+mod compile;
+mod context;
+pub mod error;
+mod frame;
+pub mod library;
+mod load;
+mod matmul;
+mod memory;
+mod module;
+pub mod nvrtc;
+mod probe;
+mod profile;
+mod record;
+mod run;
+mod stream;
+
+pub use error::CudaError;
+pub use memory::CudaBuffer;
+pub(crate) use module::Module;
+pub use nvrtc::EntryUsage;
+pub use run::{CudaExecutable, Span};
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::sys;
+use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Family, Grid, HOLD, Tuning, Word, product_source};
+use deuteron_codegen::{Backend, MatmulKernel, MatmulShape, Source};
+use deuteron_plan::{Catalog, Machine};
+
+use self::cache::DiskCache;
+use self::context::Context;
+use self::library::Search;
+use self::memory::{Copies, Zones};
+use self::nvrtc::Compiler;
+use self::stream::Stream;
+use crate::error::DeviceError;
+use crate::job::{Job, Kernel};
+use crate::memory::Memory;
+use crate::{CopyProbe, Device, Executable};
+
+/// How to open a GPU.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Options {
+    /// which GPU
+    pub ordinal: usize,
+    /// where libraries are looked for
+    pub search: Search,
+    /// folder of compiled kernels; none keeps nothing on disk
+    pub cache: Option<PathBuf>,
+    /// whether buffers are surrounded by bytes that are checked after each run
+    pub red_zones: bool,
+    /// numbers for the planner instead of those of the profile
+    pub machine: Option<Machine>,
+    /// measured launch shapes
+    pub tuning: Tuning,
+}
+
+/// The CUDA device.
+pub struct Cuda {
+    gpu: Arc<Gpu>,
+    machine: Machine,
+    backend: Backend,
+    name: String,
+    memory: usize,
+    /// Compiled kernels, each kept once.
+    kernels: Mutex<Vec<Arc<Kernel>>>,
+}
+
+/// What executables share with the device.
+pub(crate) struct Gpu {
+    context: Arc<Context>,
+    copies: Arc<Copies>,
+    target: CudaTarget,
+    zones: Zones,
+    /// Bytes of the last-level cache.
+    l2: usize,
+    search: Search,
+    compiler: Compiler,
+    cache: Option<DiskCache>,
+    products: OnceLock<Result<matmul::Library, CudaError>>,
+    /// Products that the library does not do, by kernels of ours.
+    plain_products: Mutex<HashMap<MatmulKernel, Arc<Kernel>>>,
+    hold: OnceLock<Result<Module, CudaError>>,
+}
+
+impl Cuda {
+    /// Opens a GPU: finds the driver and the compiler, and retains the primary context.
+    pub fn new(options: &Options) -> Result<Cuda, CudaError> {
+        let driver = library::driver(&options.search)?;
+        let compiler = Compiler::new(library::nvrtc(&options.search)?);
+        let context = Context::new(driver, options.ordinal)?;
+        let arch = architecture(&context)?;
+        let _entered = context.enter()?;
+        let name = context.name()?;
+        let processors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let target = CudaTarget { tuning: options.tuning.clone(), ..CudaTarget::new(arch, processors) };
+        let machine = match &options.machine {
+            Some(machine) => machine.clone(),
+            None => profile::machine(&context, &name, arch)?,
+        };
+        let gpu = Gpu {
+            copies: Arc::new(Copies::new(&context)?),
+            target: target.clone(),
+            zones: if options.red_zones { Zones::On } else { Zones::Off },
+            l2: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+            search: options.search.clone(),
+            compiler,
+            cache: options.cache.clone().map(DiskCache::open),
+            products: OnceLock::new(),
+            plain_products: Mutex::default(),
+            hold: OnceLock::new(),
+            context: context.clone(),
+        };
+        let (_, memory) = context.memory()?;
+        Ok(Cuda {
+            gpu: Arc::new(gpu),
+            machine,
+            backend: Backend::Cuda(target),
+            name,
+            memory,
+            kernels: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Checks a job and allocates what it needs. As [`Device::load`], with what only CUDA has.
+    pub fn executable(&self, job: Job) -> Result<CudaExecutable, DeviceError> {
+        let _entered = self.gpu.context.enter()?;
+        CudaExecutable::new(self.gpu.clone(), job)
+    }
+
+    /// What the maker calls the GPU.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its instruction set and multiprocessors.
+    pub fn cuda_target(&self) -> &CudaTarget {
+        &self.gpu.target
+    }
+
+    /// Bytes of its last-level cache.
+    pub fn cache_bytes(&self) -> usize {
+        self.gpu.l2
+    }
+
+    /// Bytes of its memory: free now, and all.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        let _entered = self.gpu.context.enter()?;
+        self.gpu.context.memory()
+    }
+
+    /// What did not work with the kernel cache, if something did not.
+    pub fn cache_problem(&self) -> Option<CudaError> {
+        self.gpu.cache.as_ref().and_then(DiskCache::problem)
+    }
+
+    /// How many distinct kernels were compiled.
+    pub fn compiled(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Kernel>>> {
+        // A panic while the list was held cannot leave it half-changed: pushing is the only change.
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The instruction set of a GPU, if we compile for it.
+fn architecture(context: &Context) -> Result<Arch, CudaError> {
+    let major = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Arch::of(major as u32, minor as u32).ok_or_else(|| CudaError::Unsupported {
+        what: format!("GPU {}", context.ordinal()),
+        expected: "a compute capability of 7.5, 8.0, 8.6, 8.7, 8.9, 9.0, 10.0 or 12.0".into(),
+        got: format!("{major}.{minor}"),
+    })
+}
+
+impl Gpu {
+    /// A product by the library, which is loaded for the first one; `None` where it has nothing for it or is not
+    /// installed. The context must be entered.
+    fn product(
+        &self,
+        kernel: &MatmulKernel,
+        shape: &MatmulShape,
+        offsets: &[usize],
+    ) -> Result<Option<matmul::Prepared>, CudaError> {
+        match self.products.get_or_init(|| matmul::Library::new(&self.search)) {
+            Ok(library) => library.prepare(kernel, shape, offsets),
+            Err(CudaError::LibraryMissing { .. } | CudaError::TooOld { .. }) => Ok(None),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// A product by a kernel of ours. The context must be entered.
+    fn plain_product(&self, kernel: &MatmulKernel) -> Result<Arc<Kernel>, CudaError> {
+        let mut known = self.plain_products.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = known.get(kernel) {
+            return Ok(kernel.clone());
+        }
+        let source = product_source(kernel);
+        let cubins = compile::compile(&self.compiler, self.cache.as_ref(), self.target.arch.name(), &[&source])?;
+        let module = cubins.into_iter().next().map(|cubin| Module::new(&self.context, cubin)).transpose()?;
+        let made = Arc::new(Kernel { source: Source::Cuda(source), module });
+        known.insert(*kernel, made.clone());
+        Ok(made)
+    }
+
+    /// Keeps a stream busy, so that what is enqueued meanwhile starts without gaps. The context must be entered.
+    fn hold(&self, stream: &Stream, time: Duration) -> Result<(), CudaError> {
+        let module = self.hold.get_or_init(|| {
+            let source = CudaSource { name: "hold".into(), text: HOLD.into(), family: Family::Copy(1) };
+            let cubins = compile::compile(&self.compiler, self.cache.as_ref(), self.target.arch.name(), &[&source])?;
+            let cubin = cubins.into_iter().next().ok_or(CudaError::NoDevice)?;
+            Module::new(&self.context, cubin)
+        });
+        let module = module.as_ref().map_err(Clone::clone)?;
+        let words = [time.as_nanos() as u64];
+        let grid = Grid {
+            entry: "hold",
+            blocks: [1, 1, 1],
+            threads: 1,
+            cluster: 1,
+            shared: 0,
+            words: words.map(Word::Number).to_vec(),
+        };
+        let function = module.function(&grid)?;
+        let launch = load::Grid { function, blocks: [1, 1, 1], threads: 1, cluster: 1, shared: 0, words: 0..1 };
+        // SAFETY: the stream lives; the parameter is one number.
+        self.context.check("cuLaunchKernel", unsafe { launch.launch(&words, stream.handle()) })
+    }
+
+    /// An error if an address is not in memory of this GPU. The context must be entered.
+    fn check_memory(&self, input: usize, address: u64) -> Result<(), DeviceError> {
+        let foreign = DeviceError::ForeignMemory { input, ordinal: self.context.ordinal() };
+        let (mut ordinal, mut kind) = (-1i32, 0u32);
+        use sys::CUpointer_attribute_enum::{
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as KIND,
+        };
+        // SAFETY: any address may be asked about; each answer has the type that the attribute documents.
+        let codes = unsafe {
+            let first = sys::cuPointerGetAttribute((&raw mut ordinal).cast(), ORDINAL, address);
+            [first, sys::cuPointerGetAttribute((&raw mut kind).cast(), KIND, address)]
+        };
+        for code in codes {
+            if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
+                return Err(foreign);
+            }
+            self.context.check("cuPointerGetAttribute", code)?;
+        }
+        let on_host = kind == sys::CUmemorytype_enum::CU_MEMORYTYPE_HOST as u32;
+        if on_host || ordinal != self.context.ordinal() as i32 { Err(foreign) } else { Ok(()) }
+    }
+
+    /// An error if a stream belongs to another context. Our own must be entered.
+    ///
+    /// # Safety
+    /// The stream lives.
+    unsafe fn check_stream(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+        let mut context: sys::CUcontext = std::ptr::null_mut();
+        // SAFETY: the caller's; the pointer is to a handle of ours.
+        let code = unsafe { sys::cuStreamGetCtx(stream, &mut context) };
+        self.context.check("cuStreamGetCtx", code)?;
+        if context == self.context.handle() {
+            return Ok(());
+        }
+        Err(CudaError::Unsupported {
+            what: "a stream of another context".into(),
+            expected: format!("one of the primary context of GPU {}", self.context.ordinal()),
+            got: "another".into(),
+        })
+    }
+
+    /// Whether work on a stream is being recorded.
+    ///
+    /// # Safety
+    /// The stream lives.
+    unsafe fn is_recording(&self, stream: sys::CUstream) -> Result<bool, CudaError> {
+        let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the caller's; the pointer is to a status of ours.
+        match unsafe { sys::cuStreamIsCapturing(stream, &mut status) } {
+            // The default stream while another one records: it cannot be recording itself.
+            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(false),
+            code => {
+                self.context.check("cuStreamIsCapturing", code)?;
+                Ok(status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE)
+            }
+        }
+    }
+}
+
+impl Device for Cuda {
+    fn describe(&self) -> String {
+        let (arch, processors) = (self.gpu.target.arch, self.gpu.target.processors);
+        let gibibytes = self.memory as f64 / f64::from(1 << 30);
+        let driver = self.gpu.context.driver().version();
+        let compiler = self.gpu.compiler.version();
+        format!(
+            "cuda {}: {}, {arch}, {processors} multiprocessors, {gibibytes:.0} GiB, driver for CUDA {}.{}, NVRTC {}.{}",
+            self.gpu.context.ordinal(),
+            self.name,
+            driver.0,
+            driver.1,
+            compiler.0,
+            compiler.1
+        )
+    }
+
+    fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    fn catalog(&self) -> &dyn Catalog {
+        &deuteron_codegen::cuda::CudaCatalog
+    }
+
+    fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<Kernel>>, DeviceError> {
+        let _entered = self.gpu.context.enter()?;
+        let mut missing: Vec<&CudaSource> = Vec::new();
+        {
+            let kernels = self.lock();
+            for (step, source) in sources.iter().enumerate() {
+                match source {
+                    Source::Cuda(source) => {
+                        let known =
+                            kernels.iter().any(|kernel| matches!(&kernel.source, Source::Cuda(k) if k == source));
+                        if !known && !missing.contains(&source) {
+                            missing.push(source);
+                        }
+                    }
+                    Source::Matmul(_) => {}
+                    Source::Row(_) | Source::ScatterAdd(_) | Source::Copy(_) => {
+                        return Err(DeviceError::ForeignKernel { step });
+                    }
+                }
+            }
+        }
+        let arch = self.gpu.target.arch.name();
+        let cubins = compile::compile(&self.gpu.compiler, self.gpu.cache.as_ref(), arch, &missing)?;
+        let mut made = Vec::with_capacity(cubins.len());
+        for (source, cubin) in missing.into_iter().zip(cubins) {
+            let module = Module::new(&self.gpu.context, cubin)?;
+            made.push(Arc::new(Kernel { source: Source::Cuda(source.clone()), module: Some(module) }));
+        }
+        let mut kernels = self.lock();
+        for kernel in made {
+            // Another thread may have been faster.
+            if !kernels.iter().any(|known| known.source == kernel.source) {
+                kernels.push(kernel);
+            }
+        }
+        let found = sources.into_iter().map(|source| match kernels.iter().find(|known| known.source == source) {
+            Some(known) => known.clone(),
+            None => {
+                let kernel = Arc::new(Kernel::new(source));
+                kernels.push(kernel.clone());
+                kernel
+            }
+        });
+        Ok(found.collect())
+    }
+
+    fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError> {
+        Ok(Box::new(self.executable(job)?))
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Memory, DeviceError> {
+        let _entered = self.gpu.context.enter()?;
+        let buffer = CudaBuffer::new(&self.gpu.context, &self.gpu.copies, bytes)?;
+        Ok(Memory::Device(Box::new(buffer)))
+    }
+
+    fn copy_probe(&self, bytes: usize) -> Result<Box<dyn CopyProbe>, DeviceError> {
+        Ok(Box::new(probe::CudaCopyProbe::new(self, bytes)?))
+    }
+}

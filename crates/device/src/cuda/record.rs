@@ -1,0 +1,98 @@
+//! CUDA graphs: work enqueued once into a recording, and replayed by one call.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::context::Context;
+use super::error::CudaError;
+use super::stream::Stream;
+
+/// A recording that can be replayed.
+pub(crate) struct Recording {
+    context: Arc<Context>,
+    handle: sys::CUgraphExec,
+}
+
+// SAFETY: the handle may be used from any thread, by one at a time: whoever replays or changes it has `&mut`, or is alone.
+unsafe impl Send for Recording {}
+
+/// What was recorded, before it is made ready.
+struct Graph {
+    handle: sys::CUgraph,
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: given once by the end of a recording, destroyed once.
+        let _ = unsafe { sys::cuGraphDestroy(self.handle) };
+    }
+}
+
+impl Recording {
+    /// Records what `enqueue` puts on the stream, on which nothing else may be enqueued meanwhile. The context must be
+    /// entered. `old` is changed in place where its shape allows that, which is faster than a new one.
+    pub fn new(
+        context: &Arc<Context>,
+        stream: &Stream,
+        old: Option<Recording>,
+        enqueue: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Recording, CudaError> {
+        let graph = capture(context, stream, enqueue)?;
+        if let Some(old) = old {
+            let mut info = std::mem::MaybeUninit::<sys::CUgraphExecUpdateResultInfo>::zeroed();
+            // SAFETY: both graphs live, and the old one is not replayed now: a run waits for its end. The driver fills in
+            // `info`, which is not read.
+            let code = unsafe { sys::cuGraphExecUpdate_v2(old.handle, graph.handle, info.as_mut_ptr()) };
+            match code {
+                sys::CUresult::CUDA_SUCCESS => return Ok(old),
+                // Another shape: the old one is dropped and a new one made.
+                sys::CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE => {}
+                code => context.check("cuGraphExecUpdate", code)?,
+            }
+        }
+        let mut handle: sys::CUgraphExec = std::ptr::null_mut();
+        // SAFETY: the graph lives; the pointer is to a handle of ours.
+        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut handle, graph.handle, 0) };
+        context.check("cuGraphInstantiate", code)?;
+        let recording = Recording { context: context.clone(), handle };
+        // SAFETY: both live. Without it the first replay would carry the cost.
+        context.check("cuGraphUpload", unsafe { sys::cuGraphUpload(recording.handle, stream.handle()) })?;
+        Ok(recording)
+    }
+
+    /// Enqueues all of it.
+    pub fn replay(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both live. What the recording points to is kept by whoever keeps the recording.
+        self.context.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.handle, stream.handle()) })
+    }
+}
+
+/// Only calls of this thread count against the recording: other libraries go on in theirs.
+fn capture(
+    context: &Context,
+    stream: &Stream,
+    enqueue: impl FnOnce() -> Result<(), CudaError>,
+) -> Result<Graph, CudaError> {
+    let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: the stream lives and is our own, so nobody else is recording it.
+    context.check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) })?;
+    let enqueued = enqueue();
+    let mut handle: sys::CUgraph = std::ptr::null_mut();
+    // SAFETY: the recording was begun above, and ends here whatever came of it; the pointer is to a handle of ours.
+    let code = unsafe { sys::cuStreamEndCapture(stream.handle(), &mut handle) };
+    let graph = (!handle.is_null()).then_some(Graph { handle });
+    // What went wrong inside says more than that the recording failed.
+    enqueued?;
+    context.check("cuStreamEndCapture", code)?;
+    graph.ok_or(CudaError::Driver { call: "cuStreamEndCapture", code: 0, name: "no graph".to_string() })
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: made once, destroyed once; the driver keeps it until a replay that is under way has ended.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.handle) };
+        }
+    }
+}

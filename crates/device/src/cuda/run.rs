@@ -1,0 +1,505 @@
+//! A loaded job on the GPU: memory owned, sizes checked, parameters laid out. A run patches what changed and launches.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys;
+use deuteron_codegen::cpu::simd::Fault;
+
+use super::Gpu;
+use super::error::CudaError;
+use super::frame::{Fixed, Frame, check_zone};
+use super::load::{Program, Work};
+use super::memory::{Allocation, Pinned, Zones};
+use super::record::Recording;
+use super::stream::{Event, Stream};
+use crate::check::check_inputs;
+use crate::error::DeviceError;
+use crate::job::Job;
+use crate::memory::Memory;
+use crate::{Executable, Inputs, Launching};
+
+/// A range of the GPU's memory that someone else owns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// where it begins
+    pub address: u64,
+    /// its length
+    pub bytes: usize,
+}
+
+/// A job on the GPU, ready to run.
+pub struct CudaExecutable {
+    gpu: Arc<Gpu>,
+    program: Program,
+    /// The first serves runs; the others are for timing over rotating memory.
+    frames: Vec<Frame>,
+    workspace: Option<Allocation>,
+    faults: Option<Faults>,
+    fixed: Fixed,
+    /// One run, and the version of the frame it was recorded for.
+    recording: Option<(u64, Recording)>,
+    /// One run of each frame, and their versions.
+    series: Option<(Vec<u64>, Recording)>,
+    events: Vec<Event>,
+    /// Whether every step has been launched before: libraries load a kernel at its first launch, which cannot be recorded.
+    warm: bool,
+    /// The end of the work that was enqueued on a stream of someone else, and that stream.
+    outside: Option<(Event, usize)>,
+    /// Declared last: it is destroyed after all that its work uses.
+    stream: Stream,
+}
+
+/// Fault words of all steps, and where they are looked at.
+struct Faults {
+    words: Allocation,
+    seen: Pinned,
+}
+
+impl CudaExecutable {
+    /// Checks and allocates. The context must be entered.
+    pub(crate) fn new(gpu: Arc<Gpu>, job: Job) -> Result<CudaExecutable, DeviceError> {
+        let program = Program::new(&gpu, job)?;
+        let stream = Stream::new(&gpu.context)?;
+        let workspace = match program.workspace {
+            0 => None,
+            bytes => Some(Allocation::new(&gpu.context, bytes, gpu.zones)?),
+        };
+        if let Some(workspace) = &workspace {
+            workspace.paint(&stream)?;
+        }
+        let faults = match program.steps.iter().any(|step| step.checks_indices) {
+            false => None,
+            true => {
+                let bytes = 8 * program.steps.len();
+                let words = Allocation::new(&gpu.context, bytes, Zones::Off)?;
+                words.fill(0xFF, &stream)?;
+                Some(Faults { words, seen: Pinned::new(&gpu.context, bytes)? })
+            }
+        };
+        let fixed = Fixed {
+            workspace: workspace.as_ref().map_or(0, Allocation::address),
+            faults: faults.as_ref().map_or(0, |faults| faults.words.address()),
+        };
+        let frame = Frame::new(&gpu, &program, fixed, &stream)?;
+        stream.wait()?;
+        Ok(CudaExecutable {
+            gpu,
+            program,
+            frames: vec![frame],
+            workspace,
+            faults,
+            fixed,
+            recording: None,
+            series: None,
+            events: Vec::new(),
+            warm: false,
+            outside: None,
+            stream,
+        })
+    }
+
+    /// Enqueues a run on a stream that someone else owns, and returns without waiting. Inputs are read in place. Outputs
+    /// are those of [`CudaExecutable::output`]; they are ready when the stream has come that far. The stream may be in
+    /// the middle of a recording; then the executable must live as long as the recording is replayed.
+    ///
+    /// An index outside of its table shows at the next [`Executable::run`] or [`CudaExecutable::finish`].
+    ///
+    /// # Safety
+    /// The stream lives (0 is the default stream). The inputs stay allocated until the run has ended, and nothing writes
+    /// to them meanwhile; where the job picks rows by index, until the next call of this executable has returned.
+    pub unsafe fn enqueue(&mut self, inputs: &[Span], stream: u64) -> Result<(), DeviceError> {
+        let gpu = self.gpu.clone();
+        let _entered = gpu.context.enter()?;
+        let stream = stream as usize as sys::CUstream;
+        // SAFETY: the caller's promise.
+        unsafe { gpu.check_stream(stream)? };
+        let expected = self.program.input_bytes.len();
+        if inputs.len() != expected {
+            return Err(DeviceError::InputCount { expected, got: inputs.len() });
+        }
+        for (input, span) in inputs.iter().enumerate() {
+            let (expected, got) = (self.program.input_bytes[input], span.bytes);
+            if got < expected {
+                return Err(DeviceError::InputSize { input, expected, got });
+            }
+            let bytes = self.program.input_alignment[input];
+            if expected > 0 && !span.address.is_multiple_of(bytes as u64) {
+                return Err(DeviceError::InputAlignment { input, bytes });
+            }
+            self.place_input(0, input, span.address)?;
+        }
+        // SAFETY: the caller's promise.
+        let recording = unsafe { gpu.is_recording(stream)? };
+        // A recording may not depend on what is outside of it; its owner orders replays and other work.
+        if !recording
+            && let Some((event, before)) = &self.outside
+            && *before != stream as usize
+        {
+            // SAFETY: the caller's promise.
+            unsafe { event.hold_back(stream)? };
+        }
+        // SAFETY: the caller's promise for the stream; the addresses are checked or our own.
+        unsafe { self.launch(0, stream, self.all())? };
+        if !recording {
+            let known = self.outside.take().map(|(event, _)| event).or_else(|| self.events.pop());
+            let event = known.map_or_else(|| Event::new(&gpu.context), Ok)?;
+            // SAFETY: the caller's promise.
+            unsafe { event.record(stream)? };
+            self.outside = Some((event, stream as usize));
+            self.warm = true;
+        }
+        Ok(())
+    }
+
+    /// Waits for what was enqueued outside, and looks at indices and red zones.
+    pub fn finish(&mut self) -> Result<(), DeviceError> {
+        let gpu = self.gpu.clone();
+        let _entered = gpu.context.enter()?;
+        self.join()
+    }
+
+    /// Where an output is. It stays there.
+    pub fn output(&self, index: usize) -> Option<Span> {
+        let memory = self.frames[0].output(index)?;
+        Some(Span { address: memory.address(), bytes: memory.len() })
+    }
+
+    /// Waits for what was enqueued on streams of others, and looks at what came of it.
+    fn join(&mut self) -> Result<(), DeviceError> {
+        let Some((event, _)) = self.outside.take() else { return Ok(()) };
+        let waited = event.wait();
+        self.events.push(event);
+        waited?;
+        self.check_results(1)
+    }
+
+    /// Puts the inputs of a run where kernels read them, and their addresses into the words.
+    fn bind(&mut self, frame: usize, input: Inputs<'_, '_>) -> Result<(), DeviceError> {
+        check_inputs(&self.program.input_bytes, input)?;
+        for index in 0..self.program.input_bytes.len() {
+            let expected = self.program.input_bytes[index];
+            let memory = input(index);
+            // The memory that is used is the one that is checked, whatever the function answers next time.
+            if memory.len() < expected {
+                return Err(DeviceError::InputSize { input: index, expected, got: memory.len() });
+            }
+            if expected == 0 {
+                continue;
+            }
+            match memory {
+                Memory::Host(buffer) => {
+                    let to = self.frames[frame].staging(&self.gpu, index, expected, &self.stream)?;
+                    // SAFETY: the staging buffer has `expected` bytes and lives as long as the frame.
+                    unsafe { self.gpu.copies.upload(to, &buffer.bytes()[..expected], &self.stream)? };
+                    self.frames[frame].set_input(index, to);
+                }
+                Memory::Device(memory) => {
+                    let address = memory.address();
+                    if address.is_multiple_of(self.program.input_alignment[index] as u64) {
+                        self.place_input(frame, index, address)?;
+                    } else {
+                        self.gpu.check_memory(index, address)?;
+                        let to = self.frames[frame].staging(&self.gpu, index, expected, &self.stream)?;
+                        // SAFETY: both have `expected` bytes; the source is borrowed until the run has ended.
+                        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, address, expected, self.stream.handle()) };
+                        self.gpu.context.check("cuMemcpyDtoDAsync", code)?;
+                        self.frames[frame].set_input(index, to);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An input that is used in place. An address that is new is looked up first.
+    fn place_input(&mut self, frame: usize, index: usize, address: u64) -> Result<(), DeviceError> {
+        if self.frames[frame].input(index) != address && self.program.input_bytes[index] > 0 {
+            self.gpu.check_memory(index, address)?;
+        }
+        self.frames[frame].set_input(index, address);
+        Ok(())
+    }
+
+    /// Enqueues steps.
+    ///
+    /// # Safety
+    /// The stream lives and is of our context; the inputs of the frame were set to memory that lives until it is done.
+    unsafe fn launch(&self, frame: usize, stream: sys::CUstream, steps: Range<usize>) -> Result<(), CudaError> {
+        let words = self.frames[frame].words();
+        for step in &self.program.steps[steps] {
+            match &step.work {
+                Work::Grids(grids) => {
+                    for grid in grids {
+                        // SAFETY: `Program::new` checked that arguments stay inside their buffers, which live as long as
+                        // the frame; inputs and stream are the caller's.
+                        let code = unsafe { grid.launch(words, stream) };
+                        self.gpu.context.check("cuLaunchKernel", code)?;
+                    }
+                }
+                Work::Product { product, words: range } => {
+                    // SAFETY: as above.
+                    unsafe { product.launch(stream, &words[range.clone()], self.fixed.workspace)? };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> Range<usize> {
+        0..self.program.steps.len()
+    }
+
+    /// Enqueues one run on our stream.
+    fn start(&mut self, launching: Launching) -> Result<(), CudaError> {
+        if launching == Launching::Eager || !self.warm || self.program.launches() == 0 {
+            // SAFETY: our stream; `bind` set the inputs, which are borrowed until the run has been waited for.
+            unsafe { self.launch(0, self.stream.handle(), self.all())? };
+            self.warm = true;
+            return Ok(());
+        }
+        let version = self.frames[0].version();
+        let (recorded, recording) = self.recording.take().unzip();
+        let mut recording = match recording {
+            Some(recording) if recorded == Some(version) => recording,
+            old => Recording::new(&self.gpu.context, &self.stream, old, || {
+                // SAFETY: as above; a recording for other inputs is changed before it is replayed.
+                unsafe { self.launch(0, self.stream.handle(), self.all()) }
+            })?,
+        };
+        let replayed = recording.replay(&self.stream);
+        self.recording = Some((version, recording));
+        replayed
+    }
+
+    /// Waits for the end, then looks at the fault words and the red zones of the first `frames` frames.
+    fn check_results(&mut self, frames: usize) -> Result<(), DeviceError> {
+        if let Some(faults) = &self.faults {
+            let (to, from) = (faults.seen.as_ptr().cast(), faults.words.address());
+            // SAFETY: both have as many bytes, and nothing else reads or writes the host's until the wait below.
+            let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, faults.seen.len(), self.stream.handle()) };
+            self.gpu.context.check("cuMemcpyDtoHAsync", code)?;
+        }
+        self.stream.wait()?;
+        if let Some((step, word)) = self.first_fault() {
+            return Err(self.explain_fault(step, word, frames)?);
+        }
+        if self.gpu.zones == Zones::On {
+            for frame in &self.frames[..frames.min(self.frames.len())] {
+                frame.check_zones(&self.gpu.copies)?;
+            }
+            if let Some(workspace) = &self.workspace {
+                check_zone("the workspace".into(), workspace, &self.gpu.copies)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first step with a fault, and its word.
+    fn first_fault(&self) -> Option<(usize, u64)> {
+        let faults = self.faults.as_ref()?;
+        let words = faults.seen.as_ptr().cast::<u64>();
+        let mut steps = self.program.steps.iter().enumerate().filter(|(_, step)| step.checks_indices);
+        steps.find_map(|(index, _)| {
+            // SAFETY: one word a step, aligned to a page; the copy into them was waited for.
+            let word = unsafe { words.add(index).read() };
+            (word != u64::MAX).then_some((index, word))
+        })
+    }
+
+    /// The error that the CPU would give. The steps before the fault run again, since the index may stand in memory that a
+    /// later step used for something else; in each frame, since the word does not tell which one it was.
+    fn explain_fault(&mut self, step: usize, word: u64, frames: usize) -> Result<DeviceError, DeviceError> {
+        let (row, arg) = ((word / 256) as usize, (word % 256) as usize);
+        let mut fault = Fault { arg, row, index: -1, table_rows: 0 };
+        if let Some(place) = self.program.steps[step].index_of(arg, row) {
+            fault.table_rows = place.table_rows;
+            let argument = self.program.steps[step].places[place.position];
+            for frame in 0..frames.min(self.frames.len()) {
+                // SAFETY: our stream, and the inputs of the run that is being looked at.
+                unsafe { self.launch(frame, self.stream.handle(), 0..step)? };
+                self.stream.wait()?;
+                let address = self.frames[frame].address(argument) + 4 * place.element as u64;
+                let mut index = [0; 4];
+                // SAFETY: the element is one that the kernel read, inside of the argument's checked extent.
+                unsafe { self.gpu.copies.download(address, &mut index)? };
+                fault.index = i64::from(i32::from_le_bytes(index));
+                if fault.index < 0 || fault.index as usize >= fault.table_rows {
+                    break;
+                }
+            }
+        }
+        if let Some(faults) = &self.faults {
+            faults.words.fill(0xFF, &self.stream)?;
+        }
+        self.stream.wait()?;
+        Ok(DeviceError::Index { step, fault })
+    }
+
+    /// At least so many events.
+    fn need_events(&mut self, count: usize) -> Result<(), CudaError> {
+        while self.events.len() < count {
+            self.events.push(Event::new(&self.gpu.context)?);
+        }
+        Ok(())
+    }
+
+    /// Frames for `sets` sets of inputs, bound.
+    fn bind_sets(&mut self, sets: &[Inputs<'_, '_>]) -> Result<(), DeviceError> {
+        while self.frames.len() < sets.len() {
+            self.frames.push(Frame::new(&self.gpu, &self.program, self.fixed, &self.stream)?);
+        }
+        for (frame, input) in sets.iter().enumerate() {
+            self.bind(frame, *input)?;
+        }
+        Ok(())
+    }
+
+    /// One run of each of the first frames, from one recording.
+    fn record_series(&mut self, sets: usize) -> Result<(), CudaError> {
+        let versions: Vec<u64> = self.frames[..sets].iter().map(Frame::version).collect();
+        let (recorded, old) = self.series.take().unzip();
+        let recording = match old {
+            Some(recording) if recorded.as_ref() == Some(&versions) => recording,
+            old => Recording::new(&self.gpu.context, &self.stream, old, || {
+                // SAFETY: our stream; every frame was bound to inputs that live until the replays were waited for.
+                (0..sets).try_for_each(|frame| unsafe { self.launch(frame, self.stream.handle(), self.all()) })
+            })?,
+        };
+        self.series = Some((versions, recording));
+        Ok(())
+    }
+}
+
+impl Executable for CudaExecutable {
+    fn run(&mut self, input: Inputs<'_, '_>, launching: Launching) -> Result<(), DeviceError> {
+        let gpu = self.gpu.clone();
+        let _entered = gpu.context.enter()?;
+        self.join()?;
+        let started = self.bind(0, input).and_then(|()| Ok(self.start(launching)?));
+        self.settle(started, 1)
+    }
+
+    fn run_timed(&mut self, input: Inputs<'_, '_>, times: &mut [Duration]) -> Result<(), DeviceError> {
+        let gpu = self.gpu.clone();
+        let _entered = gpu.context.enter()?;
+        self.join()?;
+        let steps = self.program.steps.len();
+        self.need_events(steps + 1)?;
+        let started = self.bind(0, input).and_then(|()| Ok(self.start_timed()?));
+        self.settle(started, 1)?;
+        for (time, ends) in times.iter_mut().zip(self.events.windows(2)).take(steps) {
+            *time = ends[1].since(&ends[0])?;
+        }
+        Ok(())
+    }
+
+    fn time(&mut self, sets: &[Inputs<'_, '_>], runs: usize, launching: Launching) -> Result<Duration, DeviceError> {
+        if sets.is_empty() || runs == 0 {
+            return Ok(Duration::ZERO);
+        }
+        let gpu = self.gpu.clone();
+        let _entered = gpu.context.enter()?;
+        self.join()?;
+        self.need_events(2)?;
+        let started = self.bind_sets(sets).and_then(|()| Ok(self.start_series(sets.len(), runs, launching)?));
+        let runs = started.as_ref().map_or(1, |runs| *runs);
+        self.settle(started.map(|_| ()), sets.len())?;
+        Ok(self.events[1].since(&self.events[0])?.div_f64(runs as f64))
+    }
+
+    fn read(&self, index: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        let _entered = self.gpu.context.enter()?;
+        if let Some((event, _)) = &self.outside {
+            event.wait()?;
+        }
+        let Some(memory) = self.frames[0].output(index) else {
+            return Err(DeviceError::Output { outputs: self.program.outputs.len(), index });
+        };
+        let length = into.len().min(memory.len());
+        // SAFETY: not more than the output has; every run was waited for.
+        unsafe { self.gpu.copies.download(memory.address(), &mut into[..length])? };
+        Ok(())
+    }
+
+    fn poison(&mut self) -> Result<(), DeviceError> {
+        let gpu = self.gpu.clone();
+        let _entered = gpu.context.enter()?;
+        self.join()?;
+        self.frames.iter().try_for_each(|frame| frame.poison(&self.stream))?;
+        Ok(self.stream.wait()?)
+    }
+}
+
+impl CudaExecutable {
+    /// Waits for what was started. If starting failed, waits all the same, so that nothing uses borrowed memory later.
+    fn settle(&mut self, started: Result<(), DeviceError>, frames: usize) -> Result<(), DeviceError> {
+        match started {
+            Ok(()) => self.check_results(frames),
+            Err(error) => {
+                // A failure to wait says nothing that the first failure does not.
+                let _ = self.stream.wait();
+                Err(error)
+            }
+        }
+    }
+
+    /// Enqueues one run with an event before each step and one at the end.
+    fn start_timed(&mut self) -> Result<(), CudaError> {
+        self.gpu.hold(&self.stream, Duration::from_micros(20 + 8 * self.program.launches() as u64))?;
+        let stream = self.stream.handle();
+        for step in 0..self.program.steps.len() {
+            // SAFETY: our stream.
+            unsafe { self.events[step].record(stream)? };
+            // SAFETY: our stream; `bind` set the inputs, which are borrowed until the run has been waited for.
+            unsafe { self.launch(0, stream, step..step + 1)? };
+        }
+        // SAFETY: our stream.
+        unsafe { self.events[self.program.steps.len()].record(stream) }
+    }
+
+    /// Enqueues `runs` runs, or somewhat more, between the first two events; gives how many.
+    fn start_series(&mut self, sets: usize, runs: usize, launching: Launching) -> Result<usize, CudaError> {
+        let recorded = launching == Launching::Graph && self.program.launches() > 0;
+        if !self.warm {
+            // SAFETY: our stream; the first frame was bound to inputs that live until the end was waited for.
+            unsafe { self.launch(0, self.stream.handle(), self.all())? };
+            self.warm = true;
+        }
+        if recorded {
+            self.record_series(sets)?;
+        }
+        // The stream is busy until the first work has been enqueued behind the event.
+        self.gpu.hold(&self.stream, Duration::from_micros(50))?;
+        // SAFETY: our stream.
+        unsafe { self.events[0].record(self.stream.handle())? };
+        let replays = runs.div_ceil(sets);
+        if let Some((_, recording)) = self.series.as_mut().filter(|_| recorded) {
+            (0..replays).try_for_each(|_| recording.replay(&self.stream))?;
+        } else {
+            for run in 0..runs {
+                // SAFETY: our stream; every frame was bound to inputs that live until the end was waited for.
+                unsafe { self.launch(run % sets, self.stream.handle(), self.all())? };
+            }
+        }
+        // SAFETY: our stream.
+        unsafe { self.events[1].record(self.stream.handle())? };
+        Ok(if recorded { replays * sets } else { runs })
+    }
+}
+
+impl Drop for CudaExecutable {
+    fn drop(&mut self) {
+        // Memory may be freed once nothing uses it. A context that is lost has nothing running.
+        if let Ok(_entered) = self.gpu.context.enter() {
+            let _ = self.stream.wait();
+            if let Some((event, _)) = &self.outside {
+                let _ = event.wait();
+            }
+        }
+        // Before the functions and the memory that they point to.
+        self.recording = None;
+        self.series = None;
+    }
+}

@@ -1,0 +1,186 @@
+//! What a machine with a GPU and without Rust needs, in the folder `bundle/`: the command, the test programs that use a
+//! GPU, and the scripts that run them (`bench/gpu.sh`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// Test programs by package. A name that ends in `*` stands for all that begin so.
+const TESTS: [(&str, &[&str]); 2] =
+    [("deuteron-device", &["cuda*", "nvrtc", "cache"]), ("deuteron", &["cuda*", "catalog"])];
+
+/// Flags that the scripts pass to the command: an old command is found out here, and not where GPU time is spent.
+const FLAGS: [(&str, &[&str]); 3] = [
+    ("bench", &["--device", "--once", "--ladder", "--backward", "--elements", "--json"]),
+    ("check", &["--device", "--cases", "--catalog", "--small", "--repeat", "--red-zones"]),
+    ("doctor", &["--device", "--calibrate", "--validate"]),
+];
+
+/// The folder travels to other machines, so it is kept small.
+const LARGEST: u64 = 40 << 20;
+
+const FOLDER: &str = "bundle";
+
+pub fn run() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
+    let folder = root.join(FOLDER);
+    let programs = build(&root)?;
+    if folder.exists() {
+        fs::remove_dir_all(&folder).context("the old bundle cannot be removed")?;
+    }
+    for part in ["tests", "bench"] {
+        fs::create_dir_all(folder.join(part))?;
+    }
+    for program in &programs {
+        strip(program, &folder.join(&program.place))?;
+        note_paths(&root, &folder.join(&program.place))?;
+    }
+    copy_scripts(&root.join("bench"), &folder.join("bench"))?;
+    fs::write(folder.join("commit"), commit(&root)?)?;
+    check_size(&folder)?;
+    check_flags(&folder.join("deuteron"))
+}
+
+/// A program that was built, and where it belongs in the bundle.
+struct Program {
+    built: PathBuf,
+    place: String,
+}
+
+fn build(root: &Path) -> Result<Vec<Program>> {
+    let command = executables(root, &["build", "--release", "--package", "deuteron-cli", "--bin", "deuteron"])?;
+    let mut programs: Vec<Program> = command.into_iter().map(|(name, built)| Program { built, place: name }).collect();
+    for (package, patterns) in TESTS {
+        let found = test_names(root, package, patterns)?;
+        if found.is_empty() {
+            continue;
+        }
+        let names = found.iter().flat_map(|name| ["--test", name]);
+        let words: Vec<&str> =
+            ["test", "--release", "--no-run", "--package", package].into_iter().chain(names).collect();
+        // Where a test starts the command, cargo builds that too; it is in the bundle already.
+        let tests = executables(root, &words)?.into_iter().filter(|(name, _)| found.contains(name));
+        programs.extend(tests.map(|(name, built)| Program { built, place: format!("tests/{package}-{name}") }));
+    }
+    Ok(programs)
+}
+
+/// Names of a package's tests that match, sorted. Says which patterns match nothing.
+fn test_names(root: &Path, package: &str, patterns: &[&str]) -> Result<Vec<String>> {
+    let folder = root.join("crates").join(package.trim_start_matches("deuteron-")).join("tests");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&folder).into_iter().flatten() {
+        let path = entry?.path();
+        let is_test = path.extension().is_some_and(|extension| extension == "rs") || path.join("main.rs").is_file();
+        names.extend(path.file_stem().filter(|_| is_test).map(|stem| stem.to_string_lossy().into_owned()));
+    }
+    let matches = |pattern: &str, name: &str| match pattern.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => name == pattern,
+    };
+    for pattern in patterns.iter().filter(|pattern| !names.iter().any(|name| matches(pattern, name))) {
+        println!("{package} has no test `{pattern}`: it is not in the bundle");
+    }
+    names.retain(|name| patterns.iter().any(|pattern| matches(pattern, name)));
+    names.sort();
+    Ok(names)
+}
+
+/// Runs cargo and returns the executables it made or found up to date: name and path.
+fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>> {
+    println!("cargo {}", words.join(" "));
+    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
+    command.args(words).args(["--quiet", "--message-format", "json-render-diagnostics"]).current_dir(root);
+    let output = command.stderr(std::process::Stdio::inherit()).output().context("cargo could not be started")?;
+    if !output.status.success() {
+        bail!("cargo {} failed", words.join(" "));
+    }
+    let text = String::from_utf8(output.stdout).context("cargo's messages are not UTF-8")?;
+    let messages =
+        text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>().context("cargo's messages")?;
+    let made = |message: &Value| {
+        let path = message["executable"].as_str()?;
+        Some((message["target"]["name"].as_str()?.to_string(), PathBuf::from(path)))
+    };
+    Ok(messages.iter().filter_map(made).collect())
+}
+
+fn strip(program: &Program, destination: &Path) -> Result<()> {
+    let status = Command::new("strip").arg("-o").arg(destination).arg(&program.built).status();
+    if !status.context("`strip` could not be started: install binutils")?.success() {
+        bail!("strip failed on {}", program.built.display());
+    }
+    Ok(())
+}
+
+/// Says which programs know a path of the source tree: there is none where the bundle goes, so they must do without.
+fn note_paths(root: &Path, program: &Path) -> Result<()> {
+    let needle = format!("{}/crates/", root.display());
+    let bytes = fs::read(program)?;
+    if bytes.windows(needle.len()).any(|window| window == needle.as_bytes()) {
+        println!("{} knows a path of the source tree, which it must not need", program.display());
+    }
+    Ok(())
+}
+
+fn copy_scripts(from: &Path, to: &Path) -> Result<()> {
+    for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
+        let path = entry?.path();
+        let is_script = path.extension().is_some_and(|extension| extension == "py" || extension == "sh");
+        if let Some(name) = path.file_name().filter(|_| is_script) {
+            fs::copy(&path, to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// The commit, and whether the tree differs from it.
+fn commit(root: &Path) -> Result<String> {
+    let git = |words: &[&str]| -> Result<String> {
+        let output = Command::new("git").args(words).current_dir(root).output().context("git could not be started")?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
+    };
+    let head = git(&["rev-parse", "--short", "HEAD"])?;
+    let changed = !git(&["status", "--porcelain"])?.is_empty();
+    Ok(format!("{head}{}\n", if changed { "+" } else { "" }))
+}
+
+fn check_flags(command: &Path) -> Result<()> {
+    let mut missing = Vec::new();
+    for (name, flags) in FLAGS {
+        let help = Command::new(command).args([name, "--help"]).output().context("the command does not start")?;
+        let text = String::from_utf8_lossy(&help.stdout).into_owned();
+        let known = |flag: &str| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').any(|word| word == flag);
+        missing.extend(flags.iter().filter(|flag| !known(flag)).map(|flag| format!("`{name} {flag}`")));
+    }
+    if missing.is_empty() { Ok(()) } else { bail!("bench/gpu.sh needs {}", missing.join(", ")) }
+}
+
+fn check_size(folder: &Path) -> Result<()> {
+    let mut total = 0;
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let size = fs::metadata(&path)?.len();
+            println!("{:>8.2} MiB  {}", mebibytes(size), path.strip_prefix(folder)?.display());
+            total += size;
+        }
+    }
+    println!("{:>8.2} MiB  in {FOLDER}/, at most {:.0}", mebibytes(total), mebibytes(LARGEST));
+    if total > LARGEST {
+        bail!("the bundle is too large");
+    }
+    Ok(())
+}
+
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}

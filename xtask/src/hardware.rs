@@ -1,0 +1,122 @@
+//! What tests need beside a CPU: NVRTC, which is installed for them, and a GPU, which is there or not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+/// Where NVRTC is installed, as a Python environment of its own.
+const ENVIRONMENT: &str = "target/nvrtc";
+
+/// The Python environment with NVRTC, installed if it is not there yet. None, and a loud word, where it cannot be.
+pub fn nvrtc(root: &Path) -> Option<PathBuf> {
+    let folder = root.join(ENVIRONMENT);
+    if has_nvrtc(&folder) {
+        return Some(folder);
+    }
+    println!("installing nvidia-cuda-nvrtc into {ENVIRONMENT}");
+    match install(&folder) {
+        Ok(()) if has_nvrtc(&folder) => Some(folder),
+        outcome => {
+            let why = outcome.err().map_or("the package holds no libnvrtc".to_string(), |error| format!("{error:#}"));
+            println!("\nNVRTC COULD NOT BE INSTALLED: {why}\n");
+            None
+        }
+    }
+}
+
+fn install(folder: &Path) -> Result<()> {
+    let run = |program: &Path, words: &[&str]| -> Result<()> {
+        let output = Command::new(program).args(words).output().with_context(|| program.display().to_string())?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "{}: {}", words.join(" "), text.trim());
+        Ok(())
+    };
+    run(Path::new("python3"), &["-m", "venv", &folder.to_string_lossy()])?;
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "nvidia-cuda-nvrtc"];
+    run(&folder.join("bin/python"), &pip)
+}
+
+fn has_nvrtc(folder: &Path) -> bool {
+    let inside = |folder: &Path| -> Vec<PathBuf> {
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    let packages = inside(&folder.join("lib")).into_iter().map(|python| python.join("site-packages/nvidia"));
+    let mut libraries = packages.flat_map(|nvidia| inside(&nvidia)).flat_map(|package| inside(&package.join("lib")));
+    libraries.any(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so")))
+}
+
+/// Whether the kernel's driver for a GPU is loaded.
+pub fn has_gpu() -> bool {
+    ["/dev/nvidia0", "/dev/dxg"].iter().any(|device| Path::new(device).exists())
+}
+
+/// Tests of the workspace by what they need.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    pub gpu: usize,
+    pub nvrtc: usize,
+}
+
+/// Counts the tests that open a GPU, and those that call NVRTC without one: what a test needs is read from its text.
+pub fn needs(root: &Path) -> Result<Needs> {
+    let mut needs = Needs::default();
+    let mut folders = vec![root.join("crates")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let found = needs_of(&fs::read_to_string(&path)?);
+                needs.gpu += found.gpu;
+                needs.nvrtc += found.nvrtc;
+            }
+        }
+    }
+    Ok(needs)
+}
+
+/// The tests of one file. A test ends at the brace that stands below its attribute.
+fn needs_of(text: &str) -> Needs {
+    let mut needs = Needs::default();
+    for (start, attribute) in text.match_indices("#[test]") {
+        let line = text[..start].rfind('\n').map_or(0, |end| end + 1);
+        let indent = &text[line..start];
+        if !indent.trim().is_empty() {
+            continue;
+        }
+        let rest = &text[start + attribute.len()..];
+        let body = rest.split(&format!("\n{indent}}}")).next().unwrap_or(rest);
+        let opens = |words: &[&str]| words.iter().any(|word| body.contains(word));
+        if opens(&["= gpu(", "= guarded_gpu(", "= Gpu::new("]) {
+            needs.gpu += 1;
+        } else if opens(&["= compiler("]) {
+            needs.nvrtc += 1;
+        }
+    }
+    needs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_are_counted_by_what_they_open() {
+        let test = |body: &str| format!("    #[test]\n    fn name() {{\n        {body}\n    }}\n");
+        let opened = test("let Some(engine) = gpu() else { return };");
+        let compiled = test("let Some(compiler) = compiler() else { return };");
+        let helper = "    fn helper() {\n        let engine = gpu();\n    }\n";
+        let text = [test("assert!(true);"), helper.to_string(), opened.clone(), compiled, opened].concat();
+        assert_eq!(needs_of(&text), Needs { gpu: 2, nvrtc: 1 });
+        assert_eq!(needs_of(&text.replace("    #[test]", "    // #[test]")), Needs::default());
+    }
+
+    #[test]
+    fn the_tests_of_this_repository_are_found() {
+        let found = needs(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap();
+        assert!(found.gpu > 20 && found.nvrtc > 5, "{found:?}");
+    }
+}
