@@ -11,6 +11,7 @@ use deuteron::{Bytes, Machine, Pin};
 use crate::device::{RedZones, Wanted};
 use crate::input::GraphArguments;
 use crate::show;
+use crate::tuning_file::Choice;
 use crate::{Outcome, device, machine_file};
 
 #[derive(Args)]
@@ -116,7 +117,9 @@ fn read(path: &Path) -> Result<Analysis> {
 pub fn machine(device: &str) -> Result<Machine> {
     match device::parse(device)? {
         Some(Wanted::Auto | Wanted::Cpu) => return Ok(machine_file::load("cpu")?.unwrap_or_else(Machine::cpu)),
-        Some(Wanted::Cuda(ordinal)) => return Ok(device::gpu(ordinal, RedZones::Off)?.device().machine().clone()),
+        Some(Wanted::Cuda(ordinal)) => {
+            return Ok(device::gpu(ordinal, RedZones::Off, &Choice::none())?.device().machine().clone());
+        }
         None => {}
     }
     if Machine::PROFILES.contains(&device) {

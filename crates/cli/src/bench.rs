@@ -2,8 +2,9 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use deuteron::bench::{BenchCase, BenchRow, LadderRow, OnceRow, bench, ladder, once};
-use deuteron::{Activation, Bytes, Engine, FusedOp};
+use deuteron::bench::{BenchCase, BenchRow, LadderRow, OnceRow, bench, graph, ladder, once};
+use deuteron::tune::{TunedKernel, tune_all};
+use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Strategy};
 
 use crate::Outcome;
 use crate::device::DeviceArguments;
@@ -38,6 +39,9 @@ pub struct Arguments {
     /// Time every step from a scalar kernel to the generated one instead: add_act and norm_act
     #[arg(long, conflicts_with = "once")]
     ladder: bool,
+    /// On a GPU, measure the launch shapes of all kernels first, of both plans, and store what wins for later commands
+    #[arg(long, conflicts_with_all = ["once", "ladder"])]
+    tune: bool,
     #[command(flatten)]
     device: DeviceArguments,
     /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
@@ -49,13 +53,16 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
-    let engine = arguments.device.engine()?;
+    let mut engine = arguments.device.engine()?;
     let cases = cases(arguments)?;
     if arguments.once {
         return run_once(&engine, &cases, arguments.json);
     }
     if arguments.ladder {
         return run_ladder(&engine, &cases, arguments.json);
+    }
+    if arguments.tune {
+        engine = tuned(arguments, &engine, &cases)?;
     }
     let bar = show::progress(Some(cases.len() as u64));
     let mut rows = Vec::new();
@@ -71,6 +78,48 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         print(&rows);
     }
     Ok(Outcome::Good)
+}
+
+/// The engine with the best launch shapes of all kernels that will run.
+fn tuned(arguments: &Arguments, engine: &Engine, cases: &[BenchCase]) -> Result<Engine> {
+    let graphs: Vec<Graph> = cases.iter().map(graph).collect::<Result<_, _>>()?;
+    let plans: Vec<(&Graph, Strategy)> =
+        graphs.iter().flat_map(|graph| [(graph, Strategy::Unfused), (graph, Strategy::Greedy)]).collect();
+    let bar = show::progress(Some(1));
+    bar.set_message("launch shapes");
+    let report = tune_all(engine, &plans, |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    // Standard output is the table's, or the JSON's.
+    report.kernels.iter().for_each(|kernel| eprintln!("{}", tuned_line(kernel)));
+    match arguments.device.keep(engine, report.tuning()) {
+        Ok(Some(path)) => eprintln!("Launch shapes of {} kernels stored in {}.", report.kernels.len(), path.display()),
+        Ok(None) => eprintln!("Launch shapes of {} kernels not stored, as --tuning is given.", report.kernels.len()),
+        // What was measured stands, whether or not it can be stored.
+        Err(error) => eprintln!("note: what was measured is not stored: {error:#}"),
+    }
+    arguments.device.engine_tuned(engine, report.tuning())
+}
+
+fn tuned_line(kernel: &TunedKernel) -> String {
+    let time = |us: f64| show::milliseconds(us / 1e3);
+    let (name, tried) = (show::shorten(&kernel.name, 48), kernel.tried);
+    let (before, after) = (kernel.suggested.us, kernel.chosen.us);
+    let mut line = match kernel.is_changed() {
+        true => {
+            let saved = 100.0 * (1.0 - after / before.max(1e-9));
+            format!("{name}: {} -> {}, {saved:.1} % less; {}", time(before), time(after), kernel.chosen.config)
+        }
+        false => format!("{name}: {} stays; {}", time(before), kernel.suggested.config),
+    };
+    line += &format!(" [{tried} tried");
+    for dropped in &kernel.dropped {
+        let config = dropped.config.to_string();
+        line += &format!("; {} {}", config.split(':').next().unwrap_or_default(), dropped.reason);
+    }
+    line + "]"
 }
 
 fn run_once(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {

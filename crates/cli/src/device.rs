@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deuteron::cuda::{self, Compiler, Options, Search};
+use deuteron::cuda::{self, Compiler, Options, Search, Tuning};
 use deuteron::{Cpu, Engine, Isa, Machine};
 
 use crate::machine_file;
+use crate::tuning_file::{Choice, TuningArguments};
 
 /// Where to run.
 #[derive(Args)]
@@ -20,6 +21,8 @@ pub struct DeviceArguments {
     /// Threads to use on the CPU [default: all cores]
     #[arg(long)]
     threads: Option<usize>,
+    #[command(flatten)]
+    tuning: TuningArguments,
 }
 
 /// What the words mean.
@@ -45,11 +48,30 @@ impl DeviceArguments {
 
     /// The same, with buffers guarded or not.
     pub fn engine_with(&self, red_zones: RedZones) -> Result<Engine> {
+        self.open(red_zones, &self.tuning.choice()?)
+    }
+
+    /// Stores launch shapes that were measured on an engine for the next command, and says where; nowhere if `--tuning`
+    /// froze them.
+    pub fn keep(&self, engine: &Engine, measured: Tuning) -> Result<Option<PathBuf>> {
+        self.tuning.choice()?.keep(&engine.device().machine().name, measured)
+    }
+
+    /// The device of an engine again, with launch shapes that were measured on it.
+    pub fn engine_tuned(&self, engine: &Engine, measured: Tuning) -> Result<Engine> {
+        let mut tuning = self.tuning.choice()?.of(&engine.device().machine().name)?;
+        tuning.merge(measured);
+        self.open(RedZones::Off, &Choice::Frozen(tuning))
+    }
+
+    fn open(&self, red_zones: RedZones, tuning: &Choice) -> Result<Engine> {
         let cpu = cpu(self.threads)?;
         match self.wanted()? {
             Wanted::Cpu => Ok(cpu),
-            Wanted::Cuda(ordinal) => gpu(ordinal, red_zones).with_context(|| format!("device `{}`", self.device)),
-            Wanted::Auto => Ok(gpu(0, red_zones).unwrap_or_else(|error| {
+            Wanted::Cuda(ordinal) => {
+                gpu(ordinal, red_zones, tuning).with_context(|| format!("device `{}`", self.device))
+            }
+            Wanted::Auto => Ok(gpu(0, red_zones, tuning).unwrap_or_else(|error| {
                 if is_surprising(&error) {
                     eprintln!("note: running on the CPU: {error:#}");
                 }
@@ -93,7 +115,7 @@ pub fn parse(text: &str) -> Result<Option<Wanted>> {
 }
 
 /// An engine on a GPU, planned for by what was measured on it, if it was.
-pub fn gpu(ordinal: usize, red_zones: RedZones) -> Result<Engine> {
+pub fn gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice) -> Result<Engine> {
     let mut options = Options {
         ordinal,
         search: search(),
@@ -108,10 +130,12 @@ pub fn gpu(ordinal: usize, red_zones: RedZones) -> Result<Engine> {
         opened = cuda::open(&options);
     }
     let engine = opened?;
-    options.machine = machine_file::load(&engine.device().machine().name)?;
-    match options.machine {
-        Some(_) => Ok(cuda::open(&options)?),
-        None => Ok(engine),
+    let name = &engine.device().machine().name;
+    options.machine = machine_file::load(name)?;
+    options.tuning = tuning.of(name)?;
+    match options.machine.is_some() || !options.tuning.is_empty() {
+        true => Ok(cuda::open(&options)?),
+        false => Ok(engine),
     }
 }
 

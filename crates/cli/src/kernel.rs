@@ -10,6 +10,7 @@ use crate::Outcome;
 use crate::device::{self, RedZones, Wanted};
 use crate::input::GraphArguments;
 use crate::show;
+use crate::tuning_file::{Choice, TuningArguments};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -19,6 +20,8 @@ pub struct Arguments {
     /// (a100, h100, h200, rtx4090); the last two need no GPU, only NVRTC
     #[arg(long, default_value = "cpu")]
     device: String,
+    #[command(flatten)]
+    tuning: TuningArguments,
     /// naive, eager, unfused or fused
     #[arg(long, default_value = "fused")]
     plan: String,
@@ -26,7 +29,7 @@ pub struct Arguments {
     #[arg(long)]
     text: bool,
     /// Print an array of {name, kind, bytes_read, bytes_written, source}; for a CPU with {tiles, kept_rows, passes}, for a
-    /// GPU with {registers, predicted_registers, spill_bytes, shared_bytes, occupancy, config}
+    /// GPU with {registers, predicted_registers, spill_bytes, shared_bytes, occupancy, config, key}
     #[arg(long)]
     json: bool,
 }
@@ -38,7 +41,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         print!("{graph}");
         return Ok(Outcome::Good);
     }
-    let listings = listings(&arguments.device, &graph, strategy)?;
+    let listings = listings(&arguments.device, arguments.tuning.choice()?, &graph, strategy)?;
     if arguments.json {
         show::json(&listings)?;
         return Ok(Outcome::Good);
@@ -64,16 +67,16 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-fn listings(device: &str, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>> {
+fn listings(device: &str, tuning: Choice, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>> {
     let engine = match device::parse(device)? {
         Some(Wanted::Auto | Wanted::Cpu) => device::cpu(None)?,
-        Some(Wanted::Cuda(ordinal)) => device::gpu(ordinal, RedZones::Off)?,
+        Some(Wanted::Cuda(ordinal)) => device::gpu(ordinal, RedZones::Off, &tuning)?,
         None => {
             let absent = match Arch::of_profile(device) {
                 Some(arch) => Absent::new(arch, Machine::profile(device)?, device::compiler()?),
                 None => Absent::of_arch(device.parse()?, device::compiler()?)?,
             };
-            return Ok(kernels_for(&absent, graph, strategy)?);
+            return Ok(kernels_for(&absent.with_tuning(tuning.of_none()), graph, strategy)?);
         }
     };
     Ok(kernels(&engine, graph, strategy)?)

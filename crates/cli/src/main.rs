@@ -13,6 +13,8 @@ mod kernel;
 mod machine_file;
 mod ops;
 mod show;
+mod stored_file;
+mod tuning_file;
 
 use std::process::ExitCode;
 

@@ -124,6 +124,65 @@ fn kernels_are_printed() {
 }
 
 #[test]
+fn kernels_for_a_gpu_need_no_gpu() {
+    let words = ["kernel", "norm_act", "--dtype", "bf16", "--json", "--device"];
+    let with_nvrtc = |device: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_deuteron"));
+        let environment = std::env::var_os("DEUTERON_NVRTC_ENV").unwrap_or_default();
+        command.args(words).arg(device).env("VIRTUAL_ENV", environment).output().unwrap()
+    };
+    for device in ["sm_80", "sm_90a", "h200"] {
+        let output = with_nvrtc(device);
+        if output.status.code() == Some(2) {
+            // Without NVRTC the answer is where it was looked for, and how to get it.
+            let text = String::from_utf8_lossy(&output.stderr).to_string();
+            assert!(text.contains("nvidia-cuda-nvrtc") && text.contains("looked in"), "{text}");
+            continue;
+        }
+        let kernels: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let fields =
+            ["registers", "predicted_registers", "spill_bytes", "shared_bytes", "occupancy", "config", "source"];
+        has_fields(&kernels[0], &fields);
+        assert_eq!(kernels[0]["spill_bytes"], 0, "{device}");
+        assert!(
+            kernels[0]["registers"].as_u64() > Some(15) && kernels[0]["occupancy"].as_f64() > Some(0.2),
+            "{device}"
+        );
+        assert!(kernels[0]["source"].as_str().unwrap().contains("__global__"));
+    }
+    let unknown = with_nvrtc("sm_81");
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("expected one of sm_75"));
+}
+
+#[test]
+fn plans_run_once_for_a_profiler() {
+    let rows = json(&["bench", "norm_act", "--rows", "33", "--cols", "65", "--once", "--json", "--device", "cpu"]);
+    let plans = &rows[0]["plans"];
+    assert_eq!((plans[0]["plan"].as_str(), plans[1]["plan"].as_str()), (Some("unfused"), Some("fused")));
+    let kernels = |plan: usize| plans[plan]["kernels"].as_array().unwrap().len();
+    assert_eq!((kernels(0), kernels(1)), (2, 1));
+    has_fields(&plans[1]["kernels"][0], &["name", "kind", "bytes_read", "bytes_written", "predicted_us", "launches"]);
+}
+
+#[test]
+fn a_ladder_ends_with_the_generated_kernel() {
+    let words = ["bench", "add_act", "--ladder", "--rows", "64", "--cols", "64", "--json", "--device", "cpu"];
+    let rungs = json(&words);
+    let rungs = rungs.as_array().unwrap();
+    assert!(rungs.len() > 1 && rungs.iter().all(|rung| rung["verified"] == true), "{rungs:?}");
+    assert_eq!(rungs[rungs.len() - 1]["rung"], "generated");
+}
+
+#[test]
+fn the_catalogue_is_checked() {
+    let report = json(&["check", "--catalog", "--small", "--json", "--device", "cpu"]);
+    assert_eq!(report["failures"], 0, "{report}");
+    assert!(report["cases"].as_u64() > Some(400));
+    let report = json(&["check", "--catalog", "--repeat", "3", "--json", "--device", "cpu"]);
+    assert_eq!((report["failures"].as_u64(), report["repeats"].as_u64()), (Some(0), Some(3)), "{report}");
+}
+
+#[test]
 fn check_runs_random_graphs() {
     let report = json(&["check", "--cases", "60", "--seed", "9", "--json"]);
     has_fields(&report, &["cases", "failures", "worst_ratio", "op_counts"]);

@@ -121,7 +121,8 @@ pub fn recognise(draft: &Draft) -> Option<Fused> {
         match link {
             Link::Bias(value) if bias.is_none() && !gelu => bias = Some(value),
             Link::Full(value) if residual.is_none() && !gelu => residual = Some(value),
-            Link::Gelu if !gelu && residual.is_none() => gelu = true,
+            // The library's GELU is good to eleven bits: enough for bf16 alone.
+            Link::Gelu if !gelu && residual.is_none() && node.dtype == Dtype::Bf16 => gelu = true,
             Link::Bias(_) | Link::Full(_) | Link::Gelu => return None,
         }
     }

@@ -5,7 +5,7 @@ mod host;
 mod ladder;
 mod once;
 
-pub(crate) use device::{repeats, rotation};
+pub(crate) use device::{Sets, copies, repeats, rotation, runs_of_a_sample};
 pub use ladder::{LadderRow, ladder};
 pub use once::{OnceKernel, OncePlan, OnceRow, once};
 

@@ -110,6 +110,32 @@ pub enum Error {
         /// the longest row
         widest: usize,
     },
+    /// Launch shapes where there are none.
+    #[error("expected a GPU to tune launch shapes on, got {device}")]
+    NotTunable {
+        /// what the engine runs on
+        device: String,
+    },
+    /// A launch shape that broke the device.
+    #[error("while tuning `{kernel}` with {config}: {problem}")]
+    Trial {
+        /// the kernel
+        kernel: String,
+        /// the launch shape
+        config: String,
+        /// what the device says
+        problem: Box<DeviceError>,
+    },
+    /// A kernel that is wrong as it is suggested: a defect of ours.
+    #[error("`{kernel}` with {config} is wrong ({problem}): nothing is tuned; please report this with the graph")]
+    WrongKernel {
+        /// the kernel
+        kernel: String,
+        /// the launch shape
+        config: String,
+        /// what is wrong
+        problem: String,
+    },
     /// The op has no gradient.
     #[error("{0} has no backward: its result is quantised")]
     NoBackward(&'static str),

@@ -222,9 +222,10 @@ fn report(
         text: refusal.reason.to_string(),
     });
     let verified = checked.iter().all(Verification::holds);
-    let model = class_errors(fused_plan, &times.fused.kernels);
-    fill_measured(&mut analysis.before, &times.unfused.kernels, sessions[0]);
-    fill_measured(&mut analysis.after, &times.fused.kernels, sessions[1]);
+    let [unfused_shares, fused_shares] = [times.unfused.shares(), times.fused.shares()];
+    let model = class_errors(fused_plan, &fused_shares);
+    fill_measured(&mut analysis.before, &unfused_shares, sessions[0]);
+    fill_measured(&mut analysis.after, &fused_shares, sessions[1]);
     let [unfused_time, fused_time] = [times.unfused.best(), times.fused.best()];
     let speedup = unfused_time.as_secs_f64() / fused_time.as_secs_f64().max(1e-12);
     analysis.measured = Some(MeasuredSheet {

@@ -1,7 +1,7 @@
 //! The kernels of a graph, for a person to read.
 
 use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, Grids, grids};
+use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, Grids, Tuning, grids};
 use deuteron_codegen::{Backend, Source, render};
 use deuteron_device::DeviceError;
 use deuteron_device::cuda::EntryUsage;
@@ -53,6 +53,8 @@ pub struct Compiled {
     pub occupancy: f64,
     /// how the kernel is spread over threads, and why
     pub config: String,
+    /// under which a measured config of it is kept; empty where there is none to measure
+    pub key: String,
 }
 
 /// The source of one kernel of a plan for the CPU, each line with the operation it came from. Empty where a kernel holds
@@ -96,6 +98,15 @@ impl Absent {
     pub fn new(arch: Arch, machine: Machine, compiler: Compiler) -> Absent {
         let backend = Backend::Cuda(CudaTarget::new(arch, machine.count(Quantity::Processors)));
         Absent { machine, backend, compiler }
+    }
+
+    /// The same with measured launch shapes.
+    pub fn with_tuning(self, tuning: Tuning) -> Absent {
+        let backend = match self.backend {
+            Backend::Cuda(target) => Backend::Cuda(CudaTarget { tuning, ..target }),
+            Backend::Cpu => Backend::Cpu,
+        };
+        Absent { backend, ..self }
     }
 
     /// An instruction set with the numbers of a profile of its generation.
@@ -172,9 +183,9 @@ fn list(
 
 impl Compiled {
     fn new(source: &CudaSource, grids: &Grids, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
-        let config = match &source.family {
-            Family::Row(kernel) => kernel.config.to_string(),
-            Family::Copy(_) | Family::ScatterAdd(_) | Family::Product(_) => String::new(),
+        let (config, key) = match &source.family {
+            Family::Row(kernel) => (kernel.config.to_string(), kernel.key.clone()),
+            Family::Copy(_) | Family::ScatterAdd(_) | Family::Product(_) => Default::default(),
         };
         let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);
         let shared = |grid: &Grid| grid.shared + of(grid).map_or(0, |entry| entry.shared);
@@ -189,6 +200,7 @@ impl Compiled {
                 occupancy(machine, grid.threads, registers, shared(grid))
             }),
             config,
+            key,
         }
     }
 }

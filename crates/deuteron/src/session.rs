@@ -168,7 +168,7 @@ impl Session {
 }
 
 /// What is only described cannot be run.
-fn refuse_opaque(graph: &Graph) -> Result<(), Error> {
+pub(crate) fn refuse_opaque(graph: &Graph) -> Result<(), Error> {
     let opaque = graph.nodes().iter().find_map(|node| match &node.op {
         Op::Opaque(opaque) => Some(opaque.name.clone()),
         _ => None,

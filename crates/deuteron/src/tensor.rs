@@ -201,6 +201,15 @@ impl Tensor {
         }
     }
 
+    /// The values, ours and theirs, of the elements whose bits differ. Both tensors are as [`Tensor::is_bitwise`] asks.
+    pub(crate) fn differences(&self, other: &Tensor) -> Result<Vec<(f64, f64)>, Error> {
+        let (ours, theirs, size) = (self.bytes()?, other.bytes()?, self.dtype.bytes());
+        let length = self.shape().elements() * size;
+        let pairs = ours[..length].chunks_exact(size).zip(theirs[..length].chunks_exact(size));
+        let different = pairs.filter(|(ours, theirs)| ours != theirs);
+        Ok(different.map(|(ours, theirs)| (decode(self.dtype, ours), decode(self.dtype, theirs))).collect())
+    }
+
     /// Calls a function with the position in memory of every element, in row-major order.
     fn for_elements(&self, mut visit: impl FnMut(usize)) {
         let (shape, strides) = (self.shape(), &self.layout.strides);

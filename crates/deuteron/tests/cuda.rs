@@ -6,8 +6,10 @@
 use std::time::Duration;
 
 use deuteron::check::{Breadth, beside_other_work, check, check_catalog};
-use deuteron::cuda::{self, CudaError, Options, Search};
+use deuteron::cuda::{self, CudaError, Options, RowConfig, Search, Tuning};
 use deuteron::fuse::{FuseOptions, fuse};
+use deuteron::listing::kernels;
+use deuteron::tune::{DropReason, tune};
 use deuteron::verify::Expected;
 use deuteron::{
     Activation, DeviceError, Dtype, Engine, Error, FusedOp, Graph, Launching, Norm, Session, Strategy, Tensor, seed,
@@ -212,6 +214,50 @@ fn an_index_outside_of_its_table_is_an_error_and_the_next_run_works() {
     let good = Tensor::from_i32([1, 4], &[0, 1, 9, 2]).unwrap();
     session.run(&[&table, &good]).unwrap();
     assert!(session.output(0).unwrap().to_f32().unwrap().iter().all(|value| *value == 2.0));
+}
+
+#[test]
+fn launch_shapes_are_tuned_proved_and_then_used() {
+    let Some(engine) = gpu() else { return };
+    // The second kernel reads what a product makes; the backward one adds up columns.
+    let block = "x = input bf16[1000,768] ; l = linear x m:bf16[768,512] c:bf16[512]
+                 n, mean, rstd = layer_norm l w:bf16[512] b:bf16[512] ; y = gelu n ; out y";
+    let op = FusedOp::AddNorm { norm: Norm::Layer, eps: 1e-5 };
+    let backward = op.backward_graph(&op.operand_types(1000, 768, Dtype::Bf16)).unwrap();
+    // Too large for f64: held against what is suggested.
+    let large = op.graph(&op.operand_types(32768, 768, Dtype::Bf16)).unwrap();
+    for graph in [block.parse().unwrap(), backward, large] {
+        let (mut done, mut all) = (0, 0);
+        let report = tune(&engine, &graph, Strategy::Greedy, |now, of| (done, all) = (now, of)).unwrap();
+        assert!(!report.kernels.is_empty() && done == all, "{done} of {all}");
+        let tuning = report.tuning();
+        assert_eq!(tuning.len(), report.kernels.len());
+        for kernel in &report.kernels {
+            println!("{}: {:?} -> {:?}, {:?}", kernel.name, kernel.suggested, kernel.chosen, kernel.dropped);
+            assert!(kernel.tried > 1 && kernel.chosen.us > 0.0 && kernel.chosen.us <= kernel.suggested.us);
+            let wrong = kernel.dropped.iter().find(|dropped| matches!(dropped.reason, DropReason::Wrong(_)));
+            assert_eq!(wrong, None, "{}", kernel.name);
+            let stored: Tuning = tuning.to_string().parse().unwrap();
+            assert!(stored.get(&kernel.key).unwrap().is_same(&kernel.chosen.config));
+        }
+        let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
+        let tuned = cuda::open(&Options { search, tuning, ..Options::default() }).unwrap();
+        let listed = kernels(&tuned, &graph, Strategy::Greedy).unwrap();
+        for kernel in &report.kernels {
+            let listed = listed.iter().filter_map(|listing| listing.compiled.as_ref());
+            let config = listed.filter(|compiled| compiled.key == kernel.key).map(|compiled| &compiled.config);
+            let used = RowConfig { why: "measured".into(), ..kernel.chosen.config.clone() };
+            assert_eq!(config.collect::<Vec<_>>()[0], &used.to_string());
+        }
+        let inputs = uploaded(&engine, &graph);
+        let inputs: Vec<&Tensor> = inputs.iter().collect();
+        for (ours, theirs) in run(&tuned, &graph, &inputs).iter().zip(&run(&engine, &graph, &inputs)) {
+            let pairs = ours.to_f32().unwrap().into_iter().zip(theirs.to_f32().unwrap());
+            let (error, largest) =
+                pairs.fold((0f32, 0f32), |(error, most), (a, b)| (error.max((a - b).abs()), most.max(b.abs())));
+            assert!(error <= 4.0 * ours.dtype().epsilon() as f32 * largest, "{error} of {largest}");
+        }
+    }
 }
 
 #[test]

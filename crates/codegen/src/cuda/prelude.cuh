@@ -38,9 +38,19 @@ static __device__ __forceinline__ float neg1(float x) { return -x; }
 static __device__ __forceinline__ float abs1(float x) { return fabsf(x); }
 static __device__ __forceinline__ float exp1(float x) { return expf(x); }
 static __device__ __forceinline__ float log1(float x) { return logf(x); }
-static __device__ __forceinline__ float sqrt1(float x) { return sqrtf(x); }
+static __device__ __forceinline__ float sqrt1(float x) { float y; asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 static __device__ __forceinline__ float rsqrt1(float x) { return rsqrtf(x); }
-static __device__ __forceinline__ float reciprocal1(float x) { return 1.0f / x; }
+// Quotients without a call: the operands are brought to where reciprocals are normal numbers, one step of Newton's makes
+// them good to an ulp. What is infinite or NaN after the first guess stays.
+static __device__ __forceinline__ float safe_scale(float x) { return fabsf(x) < 1e-30f ? 1.8446744e19f : fabsf(x) > 1e30f ? 5.4210109e-20f : 1.0f; }
+static __device__ __forceinline__ float normal_reciprocal(float x) {
+    const float r = rcp(x), e = fmaf(-x, r, 1.0f);
+    return e == e ? fmaf(r, e, r) : r;
+}
+static __device__ __forceinline__ float reciprocal1(float x) {
+    const float s = safe_scale(x);
+    return normal_reciprocal(x * s) * s;
+}
 static __device__ __forceinline__ float round1(float x) { return rintf(x); }
 static __device__ __forceinline__ float sigmoid1(float x) { return rcp(1.0f + ex2(-1.44269504f * x)); }
 
@@ -97,7 +107,11 @@ static __device__ __forceinline__ float min2(float a, float b) { return -max2(-a
 static __device__ __forceinline__ float add2(float a, float b) { return a + b; }
 static __device__ __forceinline__ float sub2(float a, float b) { return a - b; }
 static __device__ __forceinline__ float mul2(float a, float b) { return a * b; }
-static __device__ __forceinline__ float div2(float a, float b) { return a / b; }
+static __device__ __forceinline__ float div2(float a, float b) {
+    const float s = safe_scale(b), d = b * s, n = a * s, r = normal_reciprocal(d), q = n * r;
+    const float better = fmaf(fmaf(-d, q, n), r, q);
+    return better == better ? better : q;
+}
 
 // The same on lanes, and on lanes with one number.
 
@@ -128,13 +142,11 @@ static __device__ __forceinline__ F mul2(const F& a, const F& b) { return lanes<
 static __device__ __forceinline__ F mul2(const F& a, float b) { return lanes<F>([&](int i) { return mul2(at(a, i), at(b, i)); }); }
 static __device__ __forceinline__ F mul2(float a, const F& b) { return lanes<F>([&](int i) { return mul2(at(a, i), at(b, i)); }); }
 static __device__ __forceinline__ F div2(const F& a, const F& b) { return lanes<F>([&](int i) { return div2(at(a, i), at(b, i)); }); }
-// One reciprocal for all lanes, where neither it nor the products can leave the range of normal numbers.
+// One reciprocal for all lanes.
 static __device__ __forceinline__ F div2(const F& a, float b) {
-    if (fabsf(b) > 1e-30f && fabsf(b) < 1e30f) {
-        const float r = 1.0f / b;
-        return lanes<F>([&](int i) { return a.v[i] * r; });
-    }
-    return lanes<F>([&](int i) { return a.v[i] / b; });
+    const float s = safe_scale(b), r = normal_reciprocal(b * s);
+    if (s == 1.0f) return lanes<F>([&](int i) { return a.v[i] * r; });
+    return lanes<F>([&](int i) { return a.v[i] * s * r; });
 }
 static __device__ __forceinline__ F div2(float a, const F& b) { return lanes<F>([&](int i) { return div2(at(a, i), at(b, i)); }); }
 static __device__ __forceinline__ F max2(const F& a, const F& b) { return lanes<F>([&](int i) { return max2(at(a, i), at(b, i)); }); }

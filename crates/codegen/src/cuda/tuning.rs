@@ -25,6 +25,11 @@ impl Tuning {
         self.entries.insert(key.to_string(), config);
     }
 
+    /// Takes over all entries of another table; where both have one, the other's.
+    pub fn merge(&mut self, newer: Tuning) {
+        self.entries.extend(newer.entries);
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.entries.len()

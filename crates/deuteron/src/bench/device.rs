@@ -78,7 +78,12 @@ pub(super) fn measure(
 
 /// Copies of the inputs on the device, so many that a run does not find in the cache what an earlier one left there.
 pub(crate) fn rotation(engine: &Engine, session: &Session, tensors: &[Tensor]) -> Result<Sets, Error> {
-    let sets = set_count(engine.device().machine(), session.plan().bytes().0);
+    copies(engine, session.plan().bytes().0, tensors)
+}
+
+/// The same for a run that moves so many bytes.
+pub(crate) fn copies(engine: &Engine, bytes: u64, tensors: &[Tensor]) -> Result<Sets, Error> {
+    let sets = set_count(engine.device().machine(), bytes);
     (0..sets).map(|_| tensors.iter().map(|tensor| tensor.to_device(engine)).collect()).collect()
 }
 
@@ -93,9 +98,14 @@ pub(crate) fn repeats(session: &mut Session, sets: &Sets) -> Result<usize, Error
     session.time(sets, sets.len(), Launching::Eager)?;
     session.time(sets, sets.len(), Launching::Graph)?;
     let once = session.time(sets, sets.len().max(3), Launching::Graph)?;
+    Ok(runs_of_a_sample(once, sets.len()))
+}
+
+/// How many runs of such a length make a sample.
+pub(crate) fn runs_of_a_sample(once: Duration, sets: usize) -> usize {
     let runs = (SAMPLE.as_secs_f64() / once.as_secs_f64().max(1e-7)) as usize;
     // Whole turns, so that every set counts alike.
-    Ok(runs.clamp(3, RUNS).max(sets.len()).next_multiple_of(sets.len()))
+    runs.clamp(3, RUNS).max(sets).next_multiple_of(sets)
 }
 
 /// One kernel of a plan as a session of its own: neither a launch nor a neighbour is in its time.

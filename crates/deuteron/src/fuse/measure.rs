@@ -33,6 +33,19 @@ impl PlanTimes {
     pub fn best(&self) -> Duration {
         self.graph.unwrap_or(self.run)
     }
+
+    /// The share of each kernel in a run. Events between kernels take time of their own, so where a recording tells the
+    /// whole, the kernels' times are made to add up to it: that is what the planner predicts.
+    pub fn shares(&self) -> Vec<Duration> {
+        let all: Duration = self.kernels.iter().sum();
+        match self.graph {
+            Some(whole) if whole < all => {
+                let factor = whole.as_secs_f64() / all.as_secs_f64();
+                self.kernels.iter().map(|time| time.mul_f64(factor)).collect()
+            }
+            _ => self.kernels.clone(),
+        }
+    }
 }
 
 /// Runs both plans for about `budget`.
@@ -111,4 +124,18 @@ fn on_device(
     }
     let [unfused, fused] = samples.map(Samples::medians);
     Ok(Times { unfused, fused })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up_to_the_recording() {
+        let [short, long] = [3, 9].map(Duration::from_micros);
+        let run = Duration::from_micros(20);
+        let times = PlanTimes { run, graph: Some(Duration::from_micros(8)), kernels: vec![short, long] };
+        assert_eq!(times.shares(), [2, 6].map(Duration::from_micros));
+        assert_eq!(PlanTimes { graph: None, ..times }.shares(), [short, long]);
+    }
 }

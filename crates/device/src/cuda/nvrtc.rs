@@ -110,7 +110,14 @@ impl Compiler {
         let compiled = program.compile(&options);
         let log = program.log()?;
         match compiled {
-            Ok(()) => Ok(Cubin { image: program.cubin()?, entries: usage(&log) }),
+            Ok(()) => {
+                let mut entries = usage(&log);
+                if entries.is_empty() {
+                    // Newer compilers remember what they compiled in this process, and then have no report of it.
+                    entries = report_again(&text, &name, &options);
+                }
+                Ok(Cubin { image: program.cubin()?, entries })
+            }
             Err(sys::nvrtcResult::NVRTC_ERROR_BUILTIN_OPERATION_FAILURE) if log.contains("libnvrtc-builtins") => {
                 Err(CudaError::LibraryMissing {
                     library: "libnvrtc-builtins",
@@ -120,6 +127,17 @@ impl Compiler {
             }
             Err(code) => Err(request.failed(format!("{log}\n{code:?}"))),
         }
+    }
+}
+
+/// What each kernel takes, by a compilation that does not look into the compiler's memory. None where it knows no such
+/// thing; the kernels are good all the same.
+fn report_again(text: &CStr, name: &CStr, options: &[CString]) -> Vec<EntryUsage> {
+    let Ok(program) = Program::new(text, name) else { return Vec::new() };
+    let options: Vec<CString> = options.iter().cloned().chain([c"--no-cache".to_owned()]).collect();
+    match program.compile(&options) {
+        Ok(()) => program.log().map_or(Vec::new(), |log| usage(&log)),
+        Err(_) => Vec::new(),
     }
 }
 

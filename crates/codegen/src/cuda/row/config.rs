@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::body::{Access, Body, Stage};
+use crate::body::{Access, Body, Expr, Stage};
 use crate::cuda::CudaTarget;
 use crate::cuda::row::layout::ArgLayout;
 use crate::cuda::row::passes::Passes;
@@ -138,11 +138,11 @@ const HELD: usize = 32;
 /// Words of registers that a thread may spend on its columns, next to addresses and temporaries.
 const WORDS: f64 = 72.0;
 
-/// Registers that GELU and the like take.
-const FUNCTIONS: f64 = 20.0;
+/// Registers that random bits take.
+const RANDOM: f64 = 20.0;
 
 /// Registers of a thread beside its columns: addresses, counters, temporaries.
-const OTHER: f64 = 44.0;
+const OTHER: f64 = 68.0;
 
 /// What a config is built from: a point in the space that tuning searches.
 #[derive(Debug, Clone, Copy)]
@@ -197,8 +197,9 @@ impl Facts<'_> {
         }
         // The next row waits in registers beside this one.
         let words = self.words_a_column() + self.words_ahead();
-        let other = OTHER + if self.has_functions() { FUNCTIONS } else { 0.0 };
-        let by_registers = ((250.0 - other) / words) as usize;
+        let draws = self.body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }));
+        let other = OTHER + if draws { RANDOM } else { 0.0 };
+        let by_registers = ((240.0 - other) / words) as usize;
         let resident =
             |columns: usize| ((65536.0 / (words * columns as f64 + other)) as usize / 64 * 64).clamp(256, 1024);
         let held = by_registers.min(HELD);
@@ -213,12 +214,6 @@ impl Facts<'_> {
         let half = (HELD / 2).min(by_registers).max(1);
         let held = if resident(half) >= 512 { half } else { (HELD / 4).min(half) };
         Point { held: held.min(wanted.max(8)), block: BLOCK, resident: resident(held).max(512) }
-    }
-
-    /// Whether a function is computed that takes registers of its own.
-    fn has_functions(&self) -> bool {
-        let lanes = self.passes.list.iter().flat_map(|pass| &pass.lanes);
-        lanes.copied().any(|id| self.passes.is_function(self.body, id))
     }
 
     fn flat(&self, point: Point) -> RowConfig {
@@ -348,12 +343,7 @@ impl Facts<'_> {
     fn by_blocks(&self, base: RowConfig, pieces: usize, held: usize) -> RowConfig {
         let ahead = if self.has_column_sums() { self.words_ahead() } else { 0.0 };
         let registers = (self.words_a_column() + ahead) * (held * base.vector) as f64;
-        let most = match self.has_column_sums() {
-            true if registers + OTHER <= 136.0 => 512,
-            true => 256,
-            false if registers > 20.0 => 512,
-            false => 1024,
-        };
+        let most = if self.has_column_sums() && registers + OTHER > 136.0 { 256 } else { 512 };
         let spread = |pieces: usize| {
             let least = (held / 2).max(1);
             let threads = |chunks: usize| pieces.div_ceil(chunks).div_ceil(32) * 32;
@@ -375,13 +365,13 @@ impl Facts<'_> {
             let why = format!("{} warps hold the row", threads / 32);
             return RowConfig { threads_per_row: threads, chunks, why, ..base };
         }
-        let clusters = [2, 4, 8, 16].into_iter().find(|parts| spread(pieces.div_ceil(*parts)).0 <= most.min(512));
+        let clusters = [2, 4, 8, 16].into_iter().find(|parts| spread(pieces.div_ceil(*parts)).0 <= most);
         if let (Some(parts), true) = (clusters, self.target.arch.has_clusters()) {
             let (threads, chunks) = spread(pieces.div_ceil(parts));
             let why = format!("the row needs the registers of {parts} blocks");
             return RowConfig { threads_per_row: threads, chunks, parts, cluster: true, why, ..base };
         }
-        let chunks = pieces.div_ceil(1024);
+        let chunks = pieces.div_ceil(512);
         let threads = pieces.div_ceil(chunks).div_ceil(32) * 32;
         let config = RowConfig { threads_per_row: threads, chunks, ..base };
         let shared = self.shared_bytes(&config);

@@ -654,7 +654,9 @@ impl Writer<'_> {
         }
         self.line(match self.it.config.policy {
             Policy::Registers | Policy::Flat => "#pragma unroll",
-            Policy::Shared | Policy::Streamed => "#pragma unroll 4",
+            // More chunks at once where each takes few registers.
+            Policy::Shared | Policy::Streamed if pass.lanes.len() <= 16 => "#pragma unroll 4",
+            Policy::Shared | Policy::Streamed => "#pragma unroll 2",
         });
         self.open("for (int c = 0; c < CHUNKS; ++c) {");
         self.column();

@@ -56,7 +56,7 @@ pub(crate) fn render(body: &Body, launch: &Launch, target: &CudaTarget) -> CudaS
 pub(crate) fn lines(body: &Body, launch: &Launch, target: &CudaTarget) -> (Vec<Line>, RowKernel) {
     with_facts(body, launch, target, |facts| {
         let key = key(facts);
-        let config = target.tuning.get(&key).cloned().unwrap_or_else(|| facts.choose());
+        let config = config(facts, target.tuning.get(&key));
         let shared = if config.policy == Policy::Shared { facts.shared_bytes(&config) } else { 0 };
         let again = passes(body, facts.shared_rows, false);
         let sweeps = if config.policy == Policy::Streamed { &again } else { facts.passes };
@@ -73,6 +73,20 @@ pub(crate) fn lines(body: &Body, launch: &Launch, target: &CudaTarget) -> (Vec<L
         };
         (lines, kernel)
     })
+}
+
+/// The measured config, if it is one that this kernel can have: a table may be old, or written by hand.
+fn config(facts: &Facts, measured: Option<&RowConfig>) -> RowConfig {
+    let fits = |config: &&RowConfig| facts.candidates().iter().any(|known| known.is_same(config));
+    match (measured.filter(fits), measured) {
+        (Some(config), _) => config.clone(),
+        (None, None) => facts.choose(),
+        (None, Some(_)) => {
+            let config = facts.choose();
+            let why = format!("{}; the measured launch shape does not fit", config.why);
+            RowConfig { why, ..config }
+        }
+    }
 }
 
 /// Configs worth measuring for a body and a launch, the suggested one first.

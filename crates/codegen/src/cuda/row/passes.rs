@@ -27,11 +27,6 @@ pub(crate) struct Passes {
 }
 
 impl Passes {
-    /// Whether an expression is a function that takes more than a few instructions.
-    pub fn is_function(&self, body: &Body, id: ExprId) -> bool {
-        self.compounds[id.index()].is_some() || is_costly(body.expr(id))
-    }
-
     /// The sweeps that read an argument along the row.
     pub fn sweeps_of(&self, body: &Body, arg: usize) -> Vec<usize> {
         let reads = |pass: &Pass| pass.lanes.iter().any(|&id| body.expr(id) == Expr::Load(arg as u16));
@@ -120,11 +115,12 @@ pub(crate) fn stored(body: &Body, stage: &Stage) -> ExprId {
     }
 }
 
-/// The 16-bit type that holds an expression exactly, if there is one; else the 32-bit one.
+/// The narrowest type that holds an expression exactly.
 pub(crate) fn held_in(body: &Body, id: ExprId) -> Dtype {
     match body.expr(id) {
         Expr::Load(arg) => body.args[arg as usize].dtype,
         Expr::Rounded(dtype, _) => dtype,
+        Expr::Compare(..) | Expr::Keep { .. } => Dtype::Bool,
         _ if body.is_int(id) => Dtype::I32,
         _ => Dtype::F32,
     }
@@ -176,7 +172,7 @@ impl Finder<'_> {
     }
 
     fn bytes(&self, id: ExprId) -> usize {
-        held_in(self.body, id).bytes().max(2)
+        held_in(self.body, id).bytes()
     }
 
     /// Bytes that must be held so that a value can be computed again in a few operations; none if that costs too much.

@@ -194,7 +194,9 @@ impl Case {
     /// Sizes and places that any library of products serves.
     fn is_ordinary(&self) -> bool {
         let MatmulShape { m, n, k, batch, .. } = &self.shape;
-        [*m, *n, *k].iter().all(|size| size.is_multiple_of(8))
+        let precise = !self.kernel.epilogue.has_gelu() || self.kernel.dtype == Dtype::Bf16;
+        precise
+            && [*m, *n, *k].iter().all(|size| size.is_multiple_of(8))
             && batch.is_empty()
             && self.offsets.iter().all(|&at| at == 0)
     }

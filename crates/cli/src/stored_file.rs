@@ -1,0 +1,97 @@
+//! Files that commands leave for this user: where they are, read with care, complete or not there.
+
+use std::fs::{DirBuilder, File};
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::path::{Path, PathBuf};
+
+/// Our files have some KB; one that is longer than this is none of ours.
+const LONGEST: u64 = 1 << 20;
+
+/// Where a file is: `$XDG_CONFIG_HOME/deuteron/FOLDER/NAME.EXTENSION`, or under `~/.config`. None without a home.
+pub fn path(folder: &str, name: &str, extension: &str) -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")))?;
+    Some(config.join("deuteron").join(folder).join(format!("{}.{extension}", file_name(name))))
+}
+
+/// A machine's name as that of a file.
+fn file_name(name: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c.to_ascii_lowercase() } else { '-' };
+    name.chars().map(plain).collect()
+}
+
+/// What a file holds, if there is one.
+pub fn read(path: &Path) -> Result<Option<String>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut text = String::new();
+    file.take(LONGEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST {
+        return Err(Error::new(ErrorKind::InvalidData, format!("expected at most {LONGEST} bytes")));
+    }
+    Ok(Some(text))
+}
+
+/// Stores a text. The file is complete or as it was: the text is written under another name first.
+pub fn write(path: &Path, text: &str) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    private_folders().create(folder)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = folder.join(format!(".{name}.{}", std::process::id()));
+    let written = File::create(&unfinished).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    let stored = written.and_then(|()| std::fs::rename(&unfinished, path));
+    if stored.is_err() {
+        // The first error is the one to report.
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    stored
+}
+
+/// Makes folders that only their owner can look into.
+fn private_folders() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder
+}
+
+/// A folder for a test, which takes it away at its end.
+#[cfg(test)]
+pub fn test_folder(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("deuteron-{name}-{}", std::process::id()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_read_as_it_was_stored() {
+        let folder = test_folder("stored-file");
+        let path = folder.join("within").join("name.txt");
+        assert!(read(&path).unwrap().is_none());
+        for text in ["first", "", "second\n"] {
+            write(&path, text).unwrap();
+            assert_eq!(read(&path).unwrap().as_deref(), Some(text));
+        }
+        let left: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
+        assert_eq!(left.len(), 1, "no unfinished file stays behind");
+        std::fs::write(&path, "x".repeat(LONGEST as usize + 1)).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("at most"));
+        assert!(write(&path.join("below"), "").is_err(), "a file is no folder");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn every_machine_has_a_file_name() {
+        assert_eq!(file_name("h200"), "h200");
+        assert_eq!(file_name("NVIDIA H200 / SXM"), "nvidia-h200---sxm");
+    }
+}

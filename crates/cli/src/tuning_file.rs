@@ -1,0 +1,195 @@
+//! The launch shapes that `deuteron bench --tune` stores for this user, one file for each kind of GPU, and those that a
+//! user hands in.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use deuteron::cuda::{BadTuning, Tuning};
+
+use crate::stored_file;
+
+/// Which measured launch shapes kernels for a GPU have.
+#[derive(Args)]
+pub struct TuningArguments {
+    /// Measured launch shapes of kernels for a GPU: those of this file alone, which is never written; or none [default:
+    /// those that `bench --tune` stored for the GPU]
+    #[arg(long, value_name = "FILE")]
+    tuning: Option<String>,
+}
+
+/// What was asked for.
+#[derive(Debug, PartialEq)]
+pub enum Choice {
+    /// what is stored for the GPU, and what will be
+    Stored,
+    /// exactly these
+    Frozen(Tuning),
+}
+
+impl TuningArguments {
+    /// What was asked for, read if it is a file.
+    pub fn choice(&self) -> Result<Choice> {
+        match self.tuning.as_deref() {
+            None => Ok(Choice::Stored),
+            Some("none") => Ok(Choice::none()),
+            Some(file) => {
+                let path = Path::new(file);
+                let missing = || BadTuningFile { path: path.to_path_buf(), problem: Problem::Missing };
+                Ok(Choice::Frozen(read(path)?.ok_or_else(missing)?))
+            }
+        }
+    }
+}
+
+impl Choice {
+    /// No measured launch shapes.
+    pub fn none() -> Choice {
+        Choice::Frozen(Tuning::default())
+    }
+
+    /// The launch shapes for a GPU of a name.
+    pub fn of(&self, name: &str) -> Result<Tuning> {
+        match (self, path(name)) {
+            (Choice::Frozen(tuning), _) => Ok(tuning.clone()),
+            (Choice::Stored, Some(path)) => Ok(read(&path)?.unwrap_or_default()),
+            (Choice::Stored, None) => Ok(Tuning::default()),
+        }
+    }
+
+    /// Those for a GPU that need not be there: nothing is stored for it.
+    pub fn of_none(self) -> Tuning {
+        match self {
+            Choice::Frozen(tuning) => tuning,
+            Choice::Stored => Tuning::default(),
+        }
+    }
+
+    /// Stores launch shapes for a GPU of a name beside those of other kernels, and says where; nowhere if the choice is
+    /// frozen.
+    pub fn keep(&self, name: &str, newer: Tuning) -> Result<Option<PathBuf>> {
+        if *self != Choice::Stored {
+            return Ok(None);
+        }
+        let path =
+            path(name).context("no place for launch shapes: neither XDG_CONFIG_HOME nor HOME is an absolute path")?;
+        add(&path, newer)?;
+        Ok(Some(path))
+    }
+}
+
+/// A file of launch shapes that cannot be used.
+#[derive(Debug)]
+pub struct BadTuningFile {
+    path: PathBuf,
+    problem: Problem,
+}
+
+#[derive(Debug)]
+enum Problem {
+    Missing,
+    Unreadable(std::io::Error),
+    Malformed(BadTuning),
+}
+
+impl fmt::Display for BadTuningFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.path.display())?;
+        match &self.problem {
+            Problem::Missing => write!(f, "expected a file of launch shapes, got none")?,
+            Problem::Unreadable(error) => write!(f, "{error}")?,
+            Problem::Malformed(error) => write!(f, "{error}")?,
+        }
+        write!(f, "; or go without with `--tuning none`")
+    }
+}
+
+impl std::error::Error for BadTuningFile {}
+
+fn path(name: &str) -> Option<PathBuf> {
+    stored_file::path("tuning", name, "txt")
+}
+
+fn read(path: &Path) -> Result<Option<Tuning>, BadTuningFile> {
+    let bad = |problem: Problem| BadTuningFile { path: path.to_path_buf(), problem };
+    let text = stored_file::read(path).map_err(|error| bad(Problem::Unreadable(error)))?;
+    text.map(|text| text.parse().map_err(|error| bad(Problem::Malformed(error)))).transpose()
+}
+
+fn add(path: &Path, newer: Tuning) -> Result<()> {
+    let mut tuning = read(path)?.unwrap_or_default();
+    tuning.merge(newer);
+    stored_file::write(path, &tuning.to_string()).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stored_file::test_folder;
+
+    /// Entries with launch shapes that differ by their threads.
+    fn tuning(entries: &[(&str, usize)]) -> Tuning {
+        use deuteron::cuda::{Arch, CudaCatalog, CudaTarget};
+        let graph = "x = input f32[99,768] ; y, m, r = layer_norm x w[768] b[768] ; out y".parse().unwrap();
+        let machine = deuteron::Machine::profile("h200").unwrap();
+        let target = deuteron::Target { machine: &machine, catalog: &CudaCatalog };
+        let (strategy, cuda) = (deuteron::Strategy::Greedy, CudaTarget::new(Arch::Sm90a, 132));
+        let (_, configs) = deuteron::tune::launch_shapes(&graph, strategy, target, &cuda).unwrap().swap_remove(0);
+        let mut tuning = Tuning::default();
+        entries.iter().for_each(|&(key, config)| tuning.insert(key, configs[config].clone()));
+        tuning
+    }
+
+    fn text(tuning: &Tuning) -> String {
+        tuning.to_string()
+    }
+
+    #[test]
+    fn new_launch_shapes_join_the_stored_ones() {
+        let folder = test_folder("tuning-file");
+        let path = folder.join("tuning").join("h200.txt");
+        assert!(read(&path).unwrap().is_none());
+        add(&path, tuning(&[("a", 0), ("b", 0)])).unwrap();
+        add(&path, tuning(&[("b", 1), ("c", 1)])).unwrap();
+        let stored = read(&path).unwrap().unwrap();
+        assert_eq!(text(&stored), text(&tuning(&[("a", 0), ("b", 1), ("c", 1)])));
+        assert_ne!(text(&stored), text(&tuning(&[("a", 0), ("b", 0), ("c", 1)])));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_frozen_file_is_not_written() {
+        let folder = test_folder("frozen-tuning-file");
+        let path = folder.join("frozen.txt");
+        stored_file::write(&path, &text(&tuning(&[("a", 0)]))).unwrap();
+        for tuning_words in [path.to_str().unwrap(), "none"] {
+            let choice = TuningArguments { tuning: Some(tuning_words.into()) }.choice().unwrap();
+            assert_eq!(choice.of("h200").unwrap().len(), if tuning_words == "none" { 0 } else { 1 });
+            assert_eq!(choice.keep("h200", tuning(&[("b", 1)])).unwrap(), None);
+        }
+        assert_eq!(text(&read(&path).unwrap().unwrap()), text(&tuning(&[("a", 0)])));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        assert_eq!(TuningArguments { tuning: None }.choice().unwrap(), Choice::Stored);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_bad_file_says_what_to_do_and_stays_as_it_is() {
+        let folder = test_folder("bad-tuning-file");
+        let path = folder.join("h200.txt");
+        stored_file::write(&path, "k policy=fast\n").unwrap();
+        let arguments = TuningArguments { tuning: path.to_str().map(String::from) };
+        for message in [arguments.choice().unwrap_err(), add(&path, tuning(&[("a", 0)])).unwrap_err()] {
+            assert!(message.is::<BadTuningFile>());
+            let message = message.to_string();
+            for word in ["h200.txt", "line 1", "delete the line", "--tuning none"] {
+                assert!(message.contains(word), "{message}");
+            }
+        }
+        assert_eq!(stored_file::read(&path).unwrap().as_deref(), Some("k policy=fast\n"));
+        let missing = TuningArguments { tuning: Some("missing.txt".into()) }.choice().unwrap_err();
+        assert!(missing.to_string().starts_with("missing.txt: expected a file"), "{missing}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,90 @@
+// 128 threads a block, 1 x 8 elements a thread: no row structure
+constexpr int V = 8;
+constexpr int T = 128;
+constexpr int ROWS = 1;
+constexpr int CHUNKS = 1;
+constexpr int PARTS = 1;
+constexpr int COLS = 0;
+
+struct Parameters {
+    unsigned long long a0;
+    unsigned long long a1;
+    unsigned long long a2;
+    unsigned long long a3;
+    unsigned long long a4;
+    unsigned long long a5;
+    unsigned long long a6;
+    unsigned long long rows;
+    unsigned long long fault;
+    unsigned long long workspace;
+};
+
+extern "C" __global__ void __launch_bounds__(128) row(const __grid_constant__ Parameters p) {
+    const i64 first = ((i64)blockIdx.x * CHUNKS * T + threadIdx.x) * V;
+    const bool whole = first + (i64)(CHUNKS - 1) * T * V + V <= (i64)p.rows;
+    if (whole) {
+        Raw<Bf16> w0[CHUNKS];
+        Raw<Bf16> w1[CHUNKS];
+        Raw<Bf16> w2[CHUNKS];
+        Raw<Bf16> w3[CHUNKS];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const i64 element = first + (i64)c * T * V;
+            w0[c] = load<Bf16, 16, STREAM>((const char*)p.a0 + element * 2, true);
+            w1[c] = load<Bf16, 16, STREAM>((const char*)p.a1 + element * 2, true);
+            w2[c] = load<Bf16, 16, STREAM>((const char*)p.a2 + element * 2, true);
+            w3[c] = load<Bf16, 16, STREAM>((const char*)p.a3 + element * 2, true);
+        }
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const i64 element = first + (i64)c * T * V;
+            const F e0 = value(w0[c]);
+            const F e1 = value(w1[c]);
+            const F e2 = mul2(e0, e1);
+            const F e3 = round_bf16(e2);
+            const F e4 = value(w2[c]);
+            const F e5 = add2(e3, e4);
+            const F e6 = round_bf16(e5);
+            const F e16 = value(w3[c]);
+            const F e29 = gelu_tanh_gradient2(e16, e6);
+            const F e30 = round_bf16(e29);
+            const F e31 = mul2(e30, e1);
+            const F e33 = mul2(e30, e0);
+            store<Bf16, 16>((char*)p.a4 + element * 2, e29, true);
+            store<Bf16, 16>((char*)p.a5 + element * 2, e31, true);
+            store<Bf16, 16>((char*)p.a6 + element * 2, e33, true);
+        }
+    } else {
+        Raw<Bf16> w0[CHUNKS];
+        Raw<Bf16> w1[CHUNKS];
+        Raw<Bf16> w2[CHUNKS];
+        Raw<Bf16> w3[CHUNKS];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const i64 element = first + (i64)c * T * V;
+            w0[c] = load_tail<Bf16>((const char*)p.a0 + element * 2, (int)min((i64)V, (i64)p.rows - element));
+            w1[c] = load_tail<Bf16>((const char*)p.a1 + element * 2, (int)min((i64)V, (i64)p.rows - element));
+            w2[c] = load_tail<Bf16>((const char*)p.a2 + element * 2, (int)min((i64)V, (i64)p.rows - element));
+            w3[c] = load_tail<Bf16>((const char*)p.a3 + element * 2, (int)min((i64)V, (i64)p.rows - element));
+        }
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const i64 element = first + (i64)c * T * V;
+            const F e0 = value(w0[c]);
+            const F e1 = value(w1[c]);
+            const F e2 = mul2(e0, e1);
+            const F e3 = round_bf16(e2);
+            const F e4 = value(w2[c]);
+            const F e5 = add2(e3, e4);
+            const F e6 = round_bf16(e5);
+            const F e16 = value(w3[c]);
+            const F e29 = gelu_tanh_gradient2(e16, e6);
+            const F e30 = round_bf16(e29);
+            const F e31 = mul2(e30, e1);
+            const F e33 = mul2(e30, e0);
+            store_tail<Bf16>((char*)p.a4 + element * 2, e29, (int)min((i64)V, (i64)p.rows - element));
+            store_tail<Bf16>((char*)p.a5 + element * 2, e31, (int)min((i64)V, (i64)p.rows - element));
+            store_tail<Bf16>((char*)p.a6 + element * 2, e33, (int)min((i64)V, (i64)p.rows - element));
+        }
+    }
+}
