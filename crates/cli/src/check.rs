@@ -1,5 +1,7 @@
 //! `deuteron check`: random graphs against f64.
 
+use std::time::Duration;
+
 use anyhow::{Result, bail};
 use clap::Args;
 use deuteron::check::{Breadth, CatalogReport, CheckReport, check, check_catalog, cpu_engines};
@@ -17,6 +19,9 @@ pub struct Arguments {
     /// Seed of the first one; case i has this seed plus i
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Begin no graph after so many seconds
+    #[arg(long, value_name = "SECONDS", conflicts_with = "catalog")]
+    seconds: Option<u64>,
     /// Every op of the catalogue instead: each direction, dtype, odd shape and layout
     #[arg(long, conflicts_with_all = ["cases", "seed"])]
     catalog: bool,
@@ -54,7 +59,8 @@ fn run_random(engine: Engine, arguments: &Arguments) -> Result<Outcome> {
         MachineKind::Gpu => vec![engine],
     };
     let bar = show::progress(Some(arguments.cases as u64));
-    let report = check(&engines, arguments.cases, arguments.seed, |done| bar.set_position(done as u64))?;
+    let limit = arguments.seconds.map(Duration::from_secs);
+    let report = check(&engines, arguments.cases, arguments.seed, limit, |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();
     if arguments.json {
         show::json(&report)?;

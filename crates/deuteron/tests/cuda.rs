@@ -56,7 +56,7 @@ fn the_catalogue_matches_the_reference() {
 #[test]
 fn random_graphs_match_the_reference() {
     let Some(engine) = guarded_gpu() else { return };
-    let report = check(&[engine], 40, 1_000_001, |_| {}).unwrap();
+    let report = check(&[engine], 40, 1_000_001, None, |_| {}).unwrap();
     assert_eq!(report.failures, 0, "{:#?}", report.failed);
 }
 
@@ -255,7 +255,9 @@ fn launch_shapes_are_tuned_proved_and_then_used() {
             let pairs = ours.to_f32().unwrap().into_iter().zip(theirs.to_f32().unwrap());
             let (error, largest) =
                 pairs.fold((0f32, 0f32), |(error, most), (a, b)| (error.max((a - b).abs()), most.max(b.abs())));
-            assert!(error <= 4.0 * ours.dtype().epsilon() as f32 * largest, "{error} of {largest}");
+            // Rounding, and sums over up to as many rows in another order.
+            let bound = 4.0 * (ours.dtype().epsilon() + Dtype::F32.epsilon() * 32768f64.sqrt());
+            assert!(error <= bound as f32 * largest, "{error} of {largest}");
         }
     }
 }

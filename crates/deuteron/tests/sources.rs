@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use deuteron::reference::random_case;
 use deuteron::{Dtype, FusedOp, Graph, Machine, Strategy, Target, plan};
-use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget};
+use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, grids};
 use deuteron_codegen::{Backend, Source, render};
 use deuteron_device::cuda::library::{self, Search};
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
@@ -170,4 +170,78 @@ fn the_catalogues_sources_are_the_reviewed_ones() {
         "sources changed: {}; look at them, then write them anew with DEUTERON_BLESS=1",
         different.join(", ")
     );
+}
+
+/// Every grid that a launch of a graph's kernels would start, with what it belongs to.
+fn launches(graph: &Graph, arch: Arch) -> Vec<(String, Grid)> {
+    let machine = Machine::profile("h200").unwrap();
+    let plan = plan(graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
+    let target = CudaTarget::new(arch, 132);
+    let mut all = Vec::new();
+    for group in &plan.groups {
+        let (source, launch) = render(&group.draft(graph, &plan.placement), &Backend::Cuda(target.clone()));
+        if let Source::Cuda(source) = source {
+            let grids = grids(&source, &launch, &target).list;
+            all.extend(grids.into_iter().map(|grid| (format!("{} {:?}", group.name, source.family), grid)));
+        }
+    }
+    all
+}
+
+#[test]
+fn every_launch_is_within_the_limits_of_the_architecture() {
+    let sizes =
+        [[0, 8], [1, 1], [1, 64], [1, 32768], [3, 131072], [2, 1048576], [7, 50257], [100, 50257], [262144, 64]];
+    let more = [[1024, 32768], [4096, 1000], [65536, 768], [16384, 4096], [5, 129], [2048, 8192], [129, 16384]];
+    for op in FusedOp::variants() {
+        if matches!(op, FusedOp::AttentionScores { .. }) {
+            continue; // its operands grow with the square of the columns
+        }
+        for [rows, cols] in sizes.into_iter().chain(more) {
+            for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm90a] {
+                let types = op.operand_types(rows, cols, Dtype::Bf16);
+                let mut graphs = vec![op.graph(&types).unwrap()];
+                graphs.extend(op.has_backward().then(|| op.backward_graph(&types).unwrap()));
+                for (name, grid) in graphs.iter().flat_map(|graph| launches(graph, arch)) {
+                    let [x, y, z] = grid.blocks;
+                    let label = format!("{op:?} {rows}x{cols} {arch} {name}: {grid:?}");
+                    assert!(x <= i32::MAX as u32 && y <= 65535 && z <= 65535, "{label}");
+                    assert!((1..=1024).contains(&grid.threads), "{label}");
+                    assert!(grid.shared as usize <= arch.block_shared(), "{label}");
+                    let clusters = if arch.has_clusters() { 16 } else { 1 };
+                    assert!((1..=clusters).contains(&grid.cluster) && x.is_multiple_of(grid.cluster), "{label}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn copies_and_scatters_are_within_the_limits_too() {
+    let texts = [
+        "x = input bf16[512,640] ; y = transpose x [1,0] ; out y",
+        "x = input bf16[8000,4096] ; y = transpose x [1,0] ; out y",
+        "x = input bf16[3,2000000] ; y = transpose x [1,0] ; out y",
+        "x = input f32[4000,8,64] ; y = transpose x [1,0,2] ; out y",
+        "x = input f32[70000,3,5] ; y = transpose x [2,1,0] ; out y",
+        "x = input f32[9,70000,3,5] ; y = transpose x [1,0,3,2] ; out y",
+        "a = input bf16[20000,800] ; b = input bf16[20000,800] ; y = concat a b axis=1 ; out y",
+        "i = input i32[8192] ; u = input f32[8192,768] ; y = scatter_add i u rows=50257 ; out y",
+        "i = input i32[100000] ; u = input bf16[100000,7] ; y = scatter_add i u rows=1000000 ; out y",
+        "i = input i32[3] ; u = input f16[3,100000] ; y = scatter_add i u rows=2 ; out y",
+    ];
+    for text in texts {
+        let graph: Graph = text.parse().unwrap();
+        for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm90a] {
+            let all = launches(&graph, arch);
+            assert!(!all.is_empty(), "{text}");
+            for (name, grid) in all {
+                let [x, y, z] = grid.blocks;
+                let label = format!("{text} {arch} {name}: {grid:?}");
+                assert!(x <= i32::MAX as u32 && (1..=65535).contains(&y) && (1..=65535).contains(&z), "{label}");
+                assert!((1..=1024).contains(&grid.threads), "{label}");
+                assert!(grid.shared as usize <= arch.block_shared() && grid.cluster == 1, "{label}");
+            }
+        }
+    }
 }

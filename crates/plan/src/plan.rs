@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use deuteron_graph::{Graph, GraphError, NodeId, Shape};
+use deuteron_graph::{Graph, GraphError, NodeId, Op, Shape};
 
 use crate::catalog::{Catalog, Draft, Primitives};
 use crate::cost::traffic::Traffic;
@@ -156,8 +156,8 @@ pub enum PlanError {
     UnknownStrategy(String),
     /// An input that row kernels cannot read.
     #[error(
-        "input `{name}`: expected shape {shape} with a last axis of stride 1 (or 0, to repeat), got shape {got} with \
-             strides {strides:?}; copy it to a contiguous tensor first"
+        "input `{name}`: expected shape {shape} with a last axis of stride 1 (or 0, to repeat), contiguous if it is scattered \
+             into a table, got shape {got} with strides {strides:?}; copy it to a contiguous tensor first"
     )]
     InputLayout {
         /// its name
@@ -295,7 +295,10 @@ fn price(grouping: &Grouping, target: Target, groups: &[usize]) -> Seconds {
 fn check_input(graph: &Graph, id: NodeId, layout: &Layout) -> Result<(), PlanError> {
     let shape = &graph.node(id).shape;
     let last_in_order = shape.cols() == 1 || layout.strides.last().is_none_or(|&stride| stride <= 1);
-    if layout.shape == *shape && last_in_order {
+    // Rows are added into a table from memory as it lies.
+    let scattered =
+        || graph.nodes().iter().any(|node| matches!(node.op, Op::ScatterAdd { .. }) && node.inputs.contains(&id));
+    if layout.shape == *shape && last_in_order && (layout.is_contiguous() || !scattered()) {
         return Ok(());
     }
     let (name, got) = (graph.label(id), layout.shape.clone());

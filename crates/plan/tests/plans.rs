@@ -1,9 +1,11 @@
 //! Plans as text: what shares a kernel, and why the rest does not.
 
-use deuteron_graph::Graph;
+use deuteron_graph::{Graph, Shape};
 use std::sync::LazyLock;
 
-use deuteron_plan::{Catalog, Draft, Form, Machine, Plan, Primitives, Quantity, Reason, Strategy, Target, Work, plan};
+use deuteron_plan::{
+    Catalog, Draft, Form, Layout, Machine, Plan, Primitives, Quantity, Reason, Strategy, Target, Work, plan,
+};
 use deuteron_reference::random_case;
 
 static CPU: LazyLock<Machine> = LazyLock::new(Machine::cpu);
@@ -236,4 +238,16 @@ fn random_plans_are_sound() {
             assert_eq!(plan, deuteron_plan::plan(&graph, cpu(), strategy, &[]).unwrap(), "same in, same out");
         }
     }
+}
+
+#[test]
+fn what_is_scattered_must_be_contiguous() {
+    let graph: Graph = "i = input i32[4] ; u = input f32[4,8] ; y = scatter_add i u rows=9 ; out y".parse().unwrap();
+    let contiguous = |dims: &[usize]| Layout::contiguous(&Shape::new(dims.to_vec()));
+    let mut apart = contiguous(&[4, 8]);
+    apart.strides[0] = 16;
+    let target = Target { machine: &CPU, catalog: &Primitives };
+    assert!(plan(&graph, target, Strategy::Fused, &[contiguous(&[4]), contiguous(&[4, 8])]).is_ok());
+    let error = plan(&graph, target, Strategy::Fused, &[contiguous(&[4]), apart]).unwrap_err();
+    assert!(error.to_string().contains("scattered"), "{error}");
 }

@@ -347,7 +347,7 @@ template <> struct Access<16> {
         asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
     }
     static __device__ __forceinline__ void store(char* p, const u32* w) {
-        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+        asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
     }
 };
 template <> struct Access<8> {
@@ -358,7 +358,7 @@ template <> struct Access<8> {
         asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
     }
     static __device__ __forceinline__ void store(char* p, const u32* w) {
-        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+        asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
     }
 };
 template <> struct Access<4> {
@@ -366,7 +366,7 @@ template <> struct Access<4> {
         asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(p));
     }
     static __device__ __forceinline__ void load_again(u32* w, const char* p) { asm("ld.global.nc.u32 %0, [%1];" : "=r"(w[0]) : "l"(p)); }
-    static __device__ __forceinline__ void store(char* p, const u32* w) { asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory"); }
+    static __device__ __forceinline__ void store(char* p, const u32* w) { asm volatile("st.global.L1::no_allocate.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory"); }
 };
 
 static __device__ __forceinline__ u32 load_u16(const char* p) {
@@ -379,8 +379,8 @@ static __device__ __forceinline__ u32 load_u8(const char* p) {
     asm("ld.global.nc.u8 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
-static __device__ __forceinline__ void store_u16(char* p, u32 x) { asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"((u16)x) : "memory"); }
-static __device__ __forceinline__ void store_u8(char* p, u32 x) { asm volatile("st.global.u8 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
+static __device__ __forceinline__ void store_u16(char* p, u32 x) { asm volatile("st.global.L1::no_allocate.u16 [%0], %1;" ::"l"(p), "h"((u16)x) : "memory"); }
+static __device__ __forceinline__ void store_u8(char* p, u32 x) { asm volatile("st.global.L1::no_allocate.u8 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
 
 // How a load goes by the caches: what is read once is not worth keeping.
 enum Load { STREAM, AGAIN };

@@ -12,8 +12,9 @@ use super::context::Context;
 use super::error::CudaError;
 use super::nvrtc::{Cubin, EntryUsage};
 
-/// Dynamic shared memory that every kernel may use without asking.
-const PLAIN_SHARED: u32 = 48 << 10;
+/// Dynamic shared memory that every kernel may use without asking: what it declares itself comes on top, and both together
+/// must not pass 48 KiB.
+const PLAIN_SHARED: u32 = 16 << 10;
 /// Blocks of a cluster that every GPU with clusters can run.
 const PORTABLE_CLUSTER: u32 = 8;
 
