@@ -357,7 +357,9 @@ impl Facts<'_> {
         let long =
             RowConfig { policy: Policy::Shared, threads_per_row: 512, chunks: pieces.div_ceil(512), ..base.clone() };
         let shared = self.shared_bytes(&long);
-        if threads > 512 && !self.has_column_sums() && 2 * (shared + RESERVED) <= self.target.arch.block_shared() {
+        let many = self.rows >= self.target.processors || !self.target.arch.has_clusters();
+        let fits = 2 * (shared + RESERVED) <= self.target.arch.block_shared();
+        if threads > 512 && many && fits && !self.has_column_sums() {
             let why = format!("{} KiB of shared memory hold a row, so that several blocks fit", shared >> 10);
             return RowConfig { why, ..long };
         }

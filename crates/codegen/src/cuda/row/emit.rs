@@ -656,7 +656,7 @@ impl Writer<'_> {
             Policy::Registers | Policy::Flat => "#pragma unroll",
             // More chunks at once where each takes few registers.
             Policy::Shared | Policy::Streamed if pass.lanes.len() <= 16 => "#pragma unroll 4",
-            Policy::Shared | Policy::Streamed => "#pragma unroll 2",
+            Policy::Shared | Policy::Streamed => "#pragma unroll 1",
         });
         self.open("for (int c = 0; c < CHUNKS; ++c) {");
         self.column();
