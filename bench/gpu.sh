@@ -92,9 +92,12 @@ part_sanitize() {
     run "${words[@]}"
     trap 'tail -n 40 "$logs"/*; exit 124' TERM  # out of time: say how far each got
     declare -A process
+    # One core each: the race checker loses track of launches that come from several threads at once.
+    local core=0
     for tool in memcheck racecheck initcheck synccheck; do
-        compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 "${words[@]}" >"$logs/$tool" 2>&1 &
+        taskset -c $core compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 "${words[@]}" >"$logs/$tool" 2>&1 &
         process[$tool]=$!
+        core=$((core + 1))
     done
     for tool in memcheck racecheck initcheck synccheck; do
         wait "${process[$tool]}"

@@ -336,15 +336,17 @@ static __device__ __forceinline__ F round_f16(const F& x) { return value(Packer<
 static __device__ __forceinline__ float round_bf16(float x) { return bf16_low(bf16x2(x, 0.0f)); }
 static __device__ __forceinline__ float round_f16(float x) { return f16_low(f16x2(x, 0.0f)); }
 
-// Accesses of V elements by pieces of A bytes, the alignment that the launch promises.
+// Accesses of V elements by pieces of A bytes, the alignment that the launch promises. Loads are volatile: otherwise the
+// compiler may do one that a condition forbids, and choose afterwards. Stores go past L1: with it, a copy of two tensors to a
+// third runs at 4.16 TB/s instead of 4.36 on an H200 (2026-11-15).
 
 template <int A> struct Access;
 template <> struct Access<16> {
     static __device__ __forceinline__ void load(u32* w, const char* p) {
-        asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
+        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
     }
     static __device__ __forceinline__ void load_again(u32* w, const char* p) {
-        asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
+        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
     }
     static __device__ __forceinline__ void store(char* p, const u32* w) {
         asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
@@ -352,10 +354,10 @@ template <> struct Access<16> {
 };
 template <> struct Access<8> {
     static __device__ __forceinline__ void load(u32* w, const char* p) {
-        asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
+        asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
     }
     static __device__ __forceinline__ void load_again(u32* w, const char* p) {
-        asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
+        asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
     }
     static __device__ __forceinline__ void store(char* p, const u32* w) {
         asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
@@ -363,20 +365,20 @@ template <> struct Access<8> {
 };
 template <> struct Access<4> {
     static __device__ __forceinline__ void load(u32* w, const char* p) {
-        asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(p));
+        asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(p));
     }
-    static __device__ __forceinline__ void load_again(u32* w, const char* p) { asm("ld.global.nc.u32 %0, [%1];" : "=r"(w[0]) : "l"(p)); }
+    static __device__ __forceinline__ void load_again(u32* w, const char* p) { asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(w[0]) : "l"(p)); }
     static __device__ __forceinline__ void store(char* p, const u32* w) { asm volatile("st.global.L1::no_allocate.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory"); }
 };
 
 static __device__ __forceinline__ u32 load_u16(const char* p) {
     u16 x;
-    asm("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(p));
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(p));
     return x;
 }
 static __device__ __forceinline__ u32 load_u8(const char* p) {
     u32 x;
-    asm("ld.global.nc.u8 %0, [%1];" : "=r"(x) : "l"(p));
+    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
 static __device__ __forceinline__ void store_u16(char* p, u32 x) { asm volatile("st.global.L1::no_allocate.u16 [%0], %1;" ::"l"(p), "h"((u16)x) : "memory"); }

@@ -334,7 +334,7 @@ impl Case {
             }
             let at = in_c + row * c.0 + column * c.1;
             let epilogue = self.kernel.epilogue;
-            let mut rounded_between = 0.0;
+            let (product, mut rounded_between) = (sum, 0.0);
             if epilogue.has_bias() {
                 let bias = value(Operand::Bias, column);
                 (sum, magnitude) = (sum + bias, magnitude + bias.abs());
@@ -342,8 +342,8 @@ impl Case {
             if epilogue.has_residual() {
                 let residual = value(Operand::Residual, at);
                 (sum, magnitude) = (sum + residual, magnitude + residual.abs());
-                // With a bias too, the library rounds once more before it adds the residual.
-                rounded_between = if epilogue.has_bias() { (sum - residual).abs() } else { 0.0 };
+                // With a bias too, the library rounds the product and the sum with the bias before it adds the residual.
+                rounded_between = if epilogue.has_bias() { product.abs() + (sum - residual).abs() } else { 0.0 };
             }
             // Roundings of a sum grow like the root of their number where signs vary; two for each addend of an epilogue.
             let mut bound = 2.0 * unit(Dtype::F32) * ((k + 4) as f64).sqrt() * magnitude;
