@@ -1,4 +1,4 @@
-// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 3 resident blocks a multiprocessor: a warp holds the row
+// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 4 resident blocks a multiprocessor: a warp holds the row
 constexpr int V = 8;
 constexpr int T = 32;
 constexpr int ROWS = 4;
@@ -20,7 +20,7 @@ struct Parameters {
     unsigned long long workspace;
 };
 
-extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(128, 4) row(const __grid_constant__ Parameters p) {
     const int lane = threadIdx.x % T, group = threadIdx.x / T;
     const int part = 0;
     F sum0[CHUNKS];

@@ -141,8 +141,11 @@ const WORDS: f64 = 72.0;
 /// Registers that random bits take.
 const RANDOM: f64 = 20.0;
 
-/// Registers of a thread beside its columns: addresses, counters, temporaries.
-const OTHER: f64 = 68.0;
+/// Registers of a thread beside its columns: addresses, counters.
+const OTHER: f64 = 44.0;
+
+/// Registers for the values of a sweep, one each up to this many.
+const TEMPORARIES: usize = 28;
 
 /// What a config is built from: a point in the space that tuning searches.
 #[derive(Debug, Clone, Copy)]
@@ -188,9 +191,9 @@ impl Facts<'_> {
         if !sums && !self.reduces() {
             return Point { held: PASSING, block: BLOCK, resident: 0 };
         }
-        // Few rows leave multiprocessors idle: then more threads share a row.
-        let few = self.rows < 2 * self.target.processors;
-        let wanted = if few { HELD / 4 } else { HELD };
+        // Too few elements to fill the multiprocessors: then more threads share a row.
+        let share = self.rows * self.cols / (1024 * self.target.processors.max(1));
+        let wanted = share.next_multiple_of(HELD / 4).clamp(HELD / 4, HELD);
         if !sums {
             let by_registers = (WORDS / self.words_a_column().max(0.25)) as usize;
             return Point { held: wanted.min(by_registers), block: BLOCK, resident: 0 };
@@ -198,7 +201,8 @@ impl Facts<'_> {
         // The next row waits in registers beside this one.
         let words = self.words_a_column() + self.words_ahead();
         let draws = self.body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }));
-        let other = OTHER + if draws { RANDOM } else { 0.0 };
+        let longest = self.passes.list.iter().map(|pass| pass.lanes.len()).max().unwrap_or(0);
+        let other = OTHER + longest.min(TEMPORARIES) as f64 + if draws { RANDOM } else { 0.0 };
         let by_registers = ((240.0 - other) / words) as usize;
         let resident =
             |columns: usize| ((65536.0 / (words * columns as f64 + other)) as usize / 64 * 64).clamp(256, 1024);
