@@ -125,8 +125,7 @@ pub(crate) struct Facts<'a> {
     pub target: &'a CudaTarget,
 }
 
-/// Threads of a block whose rows are short, or that knows no rows. Smaller blocks start and end more evenly: layer norm +
-/// GELU over 65536 x 768 in bf16 takes 52.2 us with 128 threads, 54.1 with 256 and 55.8 with 512 (H200, 2026-11-15).
+/// Threads of a block whose rows are short, or that knows no rows: small blocks start and end evenly.
 const BLOCK: usize = 128;
 
 /// Columns that a thread takes where nothing waits for a reduction.
