@@ -4,18 +4,21 @@
 //! that adds the blocks' sums in one order. The kernel's row work is one block of statements a sweep: numbers of the
 //! row, a loop over the thread's chunks of columns, then the reductions of the sweep, all behind one barrier.
 
+mod names;
+mod sums;
+mod values;
+
 use std::collections::HashMap;
-use std::fmt::Write as _;
 
-use deuteron_graph::{BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
+use deuteron_graph::{Dtype, ReduceOp};
 
+use self::names::{Kind, reduce_name, scalar_type, shared_name, type_name};
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
-use crate::compound::Activation;
 use crate::cuda::row::config::{Policy, RowConfig};
 use crate::cuda::row::layout::ArgLayout;
-use crate::cuda::row::passes::{Compound, Pass, Passes, reads, stored};
+use crate::cuda::row::passes::{Pass, Passes, stored};
 
-const PRELUDE: &str = include_str!("../prelude.cuh");
+const PRELUDE: &str = include_str!("../../prelude.cuh");
 
 /// A line of the text and what it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +33,6 @@ pub(crate) struct Emission<'a> {
     pub layouts: &'a [ArgLayout],
     pub passes: &'a Passes,
     pub config: &'a RowConfig,
-}
-
-/// What a value is in the text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Float,
-    Int,
-    Truth,
 }
 
 /// The lines of a row kernel.
@@ -401,112 +396,6 @@ impl Writer<'_> {
         self.it.body.stages.iter().any(|stage| matches!(stage, Stage::RowReduce { op: ReduceOp::ArgMax, .. }))
     }
 
-    /// Whether sums over rows are in registers. Long rows have them in the workspace, each thread its own.
-    fn sums_in_registers(&self) -> bool {
-        self.it.config.policy == Policy::Registers
-    }
-
-    fn sums(&mut self) {
-        for (index, (_, width)) in partials(self.it.body).into_iter().enumerate() {
-            let lanes = self.is_lane_sum(width);
-            match (lanes, self.sums_in_registers()) {
-                (true, true) => {
-                    self.line(format!("F sum{index}[CHUNKS];"));
-                    self.line("#pragma unroll");
-                    self.line(format!(
-                        "for (int c = 0; c < CHUNKS; ++c) sum{index}[c] = lanes<F>([](int) {{ return 0.0f; }});"
-                    ));
-                }
-                (true, false) => {
-                    let at = self.sum_address(index);
-                    self.line(format!("float* const g_sum{index} = {at};"));
-                    self.open("for (int c = 0; c < CHUNKS; ++c) {");
-                    self.line("const int col = ((part * CHUNKS + c) * T + lane) * V;");
-                    self.open("for (int i = 0; i < V; ++i) {");
-                    self.line(format!("if (col < COLS) g_sum{index}[col + i] = 0.0f;"));
-                    self.close();
-                    self.close();
-                }
-                (false, _) => self.line(format!("float sum{index} = 0.0f;")),
-            }
-        }
-    }
-
-    /// Sums of one number a row are kept by one thread; in a space of one column, columns and numbers are the same.
-    fn is_lane_sum(&self, width: usize) -> bool {
-        width > 1 || self.it.body.cols == 1
-    }
-
-    /// Where this block's sums of a partial go: blocks of all earlier partials come before.
-    fn sum_address(&self, index: usize) -> String {
-        let widths: Vec<usize> = partials(self.it.body).iter().map(|&(_, width)| width).collect();
-        let before: usize = widths[..index].iter().sum();
-        format!(
-            "(float*)p.workspace + (i64){before} * (gridDim.x / PARTS) + (i64)(blockIdx.x / PARTS) * {}",
-            widths[index]
-        )
-    }
-
-    fn write_sums(&mut self) {
-        for (index, (_, width)) in partials(self.it.body).into_iter().enumerate() {
-            let rows = self.it.config.rows_per_block;
-            match (self.is_lane_sum(width), self.sums_in_registers()) {
-                (true, true) if rows == 1 => {
-                    let at = self.sum_address(index);
-                    self.line("#pragma unroll");
-                    self.open("for (int c = 0; c < CHUNKS; ++c) {");
-                    self.line("const int col = ((part * CHUNKS + c) * T + lane) * V;");
-                    self.line(format!("float* const g_sum = {at};"));
-                    self.line("#pragma unroll");
-                    self.line(format!(
-                        "for (int i = 0; i < V; ++i) if (col < COLS) g_sum[col + i] = sum{index}[c].v[i];"
-                    ));
-                    self.close();
-                }
-                (true, true) => {
-                    // Rows of a block one after another, so that the order is fixed.
-                    let at = self.sum_address(index);
-                    self.open("{");
-                    self.line("__shared__ float s_sum[COLS];");
-                    self.open("for (int turn = 0; turn < ROWS; ++turn) {");
-                    self.open("if (group == turn) {");
-                    self.line("#pragma unroll");
-                    self.open("for (int c = 0; c < CHUNKS; ++c) {");
-                    self.line("const int col = (c * T + lane) * V;");
-                    self.line("#pragma unroll");
-                    self.open("for (int i = 0; i < V; ++i) {");
-                    self.line(format!(
-                        "if (col < COLS) s_sum[col + i] = turn == 0 ? sum{index}[c].v[i] : s_sum[col + i] + sum{index}[c].v[i];"
-                    ));
-                    self.close();
-                    self.close();
-                    self.close();
-                    self.line("__syncthreads();");
-                    self.close();
-                    self.line(format!("float* const g_sum = {at};"));
-                    self.line("for (int i = threadIdx.x; i < COLS; i += T * ROWS) g_sum[i] = s_sum[i];");
-                    self.line("__syncthreads();");
-                    self.close();
-                }
-                (true, false) => {}
-                (false, _) => {
-                    let at = self.sum_address(index);
-                    self.open("{");
-                    self.line("__shared__ float s_sum[ROWS];");
-                    self.line(format!("if (lane == 0) s_sum[group] = sum{index};"));
-                    self.line("__syncthreads();");
-                    self.open("if (threadIdx.x == 0 && part == 0) {");
-                    self.line("float total = s_sum[0];");
-                    self.line("for (int i = 1; i < ROWS; ++i) total += s_sum[i];");
-                    self.line(format!("*({at}) = total;"));
-                    self.close();
-                    self.line("__syncthreads();");
-                    self.close();
-                }
-            }
-        }
-    }
-
     /// Arguments that all rows share are loaded once where a block walks over many rows.
     fn hoisted(&mut self) {
         for arg in self.row_loads() {
@@ -715,11 +604,6 @@ impl Writer<'_> {
         }
     }
 
-    fn partial_index(&self, position: usize) -> usize {
-        let earlier = self.it.body.stages[..position].iter();
-        earlier.filter(|stage| matches!(stage, Stage::ColumnSum { .. })).count()
-    }
-
     fn lane_stages(&mut self, level: usize, pass: &Pass, reductions: &[(ReduceOp, ExprId, u16)]) {
         for &position in &pass.stages {
             let stage = self.it.body.stages[position];
@@ -824,23 +708,6 @@ impl Writer<'_> {
         }
     }
 
-    // Values.
-
-    /// Expressions that some stage needs, operands first.
-    fn reachable(&self) -> Vec<ExprId> {
-        let body = self.it.body;
-        let mut needed = vec![false; body.exprs.len()];
-        body.stages.iter().for_each(|stage| needed[stored(body, stage).index()] = true);
-        for id in body.ids().collect::<Vec<_>>().into_iter().rev() {
-            if needed[id.index()] {
-                reads(body, &self.it.passes.compounds, id)
-                    .into_iter()
-                    .for_each(|operand| needed[operand.index()] = true);
-            }
-        }
-        body.ids().filter(|id| needed[id.index()]).collect()
-    }
-
     /// Arguments that are loaded along the row.
     fn row_loads(&self) -> Vec<usize> {
         let along = |arg: &usize| {
@@ -850,175 +717,6 @@ impl Writer<'_> {
                 && !self.sweeps_of(*arg).is_empty()
         };
         (0..self.it.body.args.len()).filter(along).collect()
-    }
-
-    fn kind(&self, id: ExprId) -> Kind {
-        match self.it.body.expr(id) {
-            Expr::Compare(..) | Expr::Keep { .. } => Kind::Truth,
-            Expr::Load(arg) if self.it.body.args[arg as usize].dtype == Dtype::Bool => Kind::Truth,
-            _ if self.it.body.is_int(id) => Kind::Int,
-            _ => Kind::Float,
-        }
-    }
-
-    fn kind_stored(&self, arg: u16) -> Kind {
-        match self.it.body.args[arg as usize].dtype {
-            Dtype::I32 => Kind::Int,
-            Dtype::Bool => Kind::Truth,
-            _ => Kind::Float,
-        }
-    }
-
-    /// The text of an operand, as a kind of value.
-    fn name_for(&self, id: ExprId, wanted: Kind) -> String {
-        let name = match self.it.body.expr(id) {
-            Expr::Const(bits) => float_literal(f32::from_bits(bits)),
-            Expr::ConstInt(value) => int_literal(value),
-            Expr::RowValue(value) => format!("r{value}"),
-            _ => self.names.get(&id).cloned().unwrap_or_else(|| format!("e{}", id.index())),
-        };
-        match (self.kind(id), wanted) {
-            (Kind::Truth | Kind::Int, Kind::Float) => format!("as_float({name})"),
-            (Kind::Float | Kind::Int, Kind::Truth) => format!("as_truth({name})"),
-            (Kind::Truth | Kind::Float, Kind::Int) => format!("(int)({name})"),
-            (Kind::Float, Kind::Float) | (Kind::Int, Kind::Int) | (Kind::Truth, Kind::Truth) => name,
-        }
-    }
-
-    /// A number of the row.
-    fn number(&mut self, id: ExprId) {
-        let body = self.it.body;
-        if self.names.contains_key(&id) {
-            return;
-        }
-        let name = format!("e{}", id.index());
-        self.origin = Some(Origin::Expr(id));
-        let value = match body.expr(id) {
-            Expr::Const(_) | Expr::ConstInt(_) | Expr::RowValue(_) => {
-                self.origin = None;
-                return;
-            }
-            Expr::Load(arg) => {
-                let at = if body.flat { format!("(const char*)p.a{arg}") } else { format!("g{arg}") };
-                format!("load_one({}{{}}, {at})", self.type_of(arg as usize))
-            }
-            Expr::RowIndex(axis) => {
-                let wide = if self.it.config.wide { "u64" } else { "u32" };
-                format!("(int)(({wide})row / ({wide})p.divide{axis} % ({wide})p.modulo{axis})")
-            }
-            other => self.formula(id, other, true),
-        };
-        self.line(format!("const {} {name} = {value};", scalar_type(self.kind(id))));
-        self.origin = None;
-        self.names.insert(id, name);
-    }
-
-    /// A value along the row, for one chunk.
-    fn lanes(&mut self, id: ExprId, level: usize) {
-        let (body, config) = (self.it.body, self.it.config);
-        let name = format!("e{}", id.index());
-        self.origin = Some(Origin::Expr(id));
-        let value = match body.expr(id) {
-            Expr::Load(arg) => {
-                let arg = arg as usize;
-                let raw = match config.policy {
-                    Policy::Registers if self.is_late(arg) => self.load(arg),
-                    Policy::Flat | Policy::Registers => format!("w{arg}[c]"),
-                    Policy::Streamed => self.load(arg),
-                    Policy::Shared => {
-                        let sweeps = self.sweeps_of(arg);
-                        let load = self.load(arg);
-                        match sweeps.len() > 1 {
-                            true if sweeps[0] == level => format!("w{arg}[c * T] = {load}"),
-                            true => format!("w{arg}[c * T]"),
-                            false => load,
-                        }
-                    }
-                };
-                format!("value({raw})")
-            }
-            Expr::ColumnIndex => "lanes<I>([&](int i) { return col + i; })".to_string(),
-            Expr::Keep { seed, offset, threshold } => {
-                let seed = self.name_for(seed, Kind::Int);
-                let (first, in_step) = match body.flat {
-                    true => ("(u64)element".to_string(), true),
-                    false => (
-                        "(u64)row * COLS + col".to_string(),
-                        body.cols.is_multiple_of(config.vector.clamp(1, 4)) && body.cols.is_multiple_of(4),
-                    ),
-                };
-                format!("keep<{in_step}>({first}, (u32){seed}, {offset}u, {threshold}u)")
-            }
-            other => self.formula(id, other, false),
-        };
-        self.line(format!("const {} {name} = {value};", lane_type(self.kind(id))));
-        self.origin = None;
-        self.names.insert(id, name.clone());
-        let kept = self.it.passes.kept.iter().find(|&&(kept, _)| kept == id);
-        if let (Some(&(_, dtype)), true) = (kept, self.it.passes.levels[id.index()] <= level) {
-            let slot = if config.policy == Policy::Shared { "c * T" } else { "c" };
-            let held = type_name(dtype);
-            self.line(format!("k{}[{slot}] = Packer<{held}>::pack({name});", id.index()));
-        }
-    }
-
-    /// Values that an earlier sweep kept are read back where they are needed.
-    fn formula(&mut self, id: ExprId, expr: Expr, uniform: bool) -> String {
-        for operand in reads(self.it.body, &self.it.passes.compounds, id) {
-            self.fetch(operand);
-        }
-        match self.it.passes.compounds[id.index()] {
-            Some(Compound::Activation(activation, x)) => {
-                return format!("{}1({})", activation_name(activation), self.name_for(x, Kind::Float));
-            }
-            Some(Compound::GeluTanhGradient(g, x)) => {
-                let (g, x) = (self.name_for(g, Kind::Float), self.name_for(x, Kind::Float));
-                return format!("gelu_tanh_gradient2({g}, {x})");
-            }
-            None => {}
-        }
-        let float = |writer: &Self, id: ExprId| writer.name_for(id, Kind::Float);
-        match expr {
-            Expr::Unary(op, a) => format!("{}1({})", unary_name(op), float(self, a)),
-            Expr::Binary(op, a, b) => format!("{}2({}, {})", binary_name(op), float(self, a), float(self, b)),
-            Expr::Compare(op, a, b) => {
-                let both_int = self.kind(a) == Kind::Int && self.kind(b) == Kind::Int;
-                let kind = if both_int { Kind::Int } else { Kind::Float };
-                let (a, b) = (self.name_for(a, kind), self.name_for(b, kind));
-                match uniform {
-                    true => format!("{a} {} {b}", compare_sign(op)),
-                    false => format!("{}({a}, {b})", compare_name(op)),
-                }
-            }
-            Expr::Select(c, a, b) => {
-                let kind = self.kind(id);
-                let condition = self.name_for(c, Kind::Truth);
-                let (a, b) = (self.name_for(a, kind), self.name_for(b, kind));
-                match uniform {
-                    true => format!("{condition} ? {a} : {b}"),
-                    false => format!("select<{}>({condition}, {a}, {b})", lane_type(kind)),
-                }
-            }
-            Expr::IntToFloat(a) => float(self, a),
-            Expr::ToInt8(a) => format!("int8_1({})", float(self, a)),
-            Expr::Rounded(Dtype::F16, a) => format!("round_f16({})", float(self, a)),
-            Expr::Rounded(_, a) => format!("round_bf16({})", float(self, a)),
-            Expr::ToFp8(a) => float(self, a),
-            Expr::Load(_) | Expr::Const(_) | Expr::ConstInt(_) | Expr::ColumnIndex | Expr::RowIndex(_) => String::new(),
-            Expr::Keep { .. } | Expr::RowValue(_) => String::new(),
-        }
-    }
-
-    /// Names a kept value, if this is one that the sweep has not named yet.
-    fn fetch(&mut self, id: ExprId) {
-        let Some(&(_, _)) = self.it.passes.kept.iter().find(|&&(kept, _)| kept == id) else { return };
-        if self.names.contains_key(&id) {
-            return;
-        }
-        let slot = if self.it.config.policy == Policy::Shared { "c * T" } else { "c" };
-        let name = format!("e{}", id.index());
-        self.line(format!("const {} {name} = value(k{}[{slot}]);", lane_type(self.kind(id)), id.index()));
-        self.names.insert(id, name);
     }
 
     fn type_of(&self, arg: usize) -> &'static str {
@@ -1035,149 +733,4 @@ impl Writer<'_> {
         // The lowest set bit of a size that is no power of two.
         self.it.layouts[arg].alignment.min(vector & vector.wrapping_neg()).min(16)
     }
-
-    // The second kernel.
-
-    fn finish_kernel(&mut self) {
-        let sums = partials(self.it.body);
-        if sums.is_empty() {
-            return;
-        }
-        self.line("");
-        self.open("struct FinishParameters {");
-        self.line("unsigned long long workspace, blocks;");
-        for (arg, _) in &sums {
-            self.line(format!("unsigned long long a{arg};"));
-        }
-        self.depth -= 1;
-        self.line("};");
-        self.line("");
-        self.open(
-            "extern \"C\" __global__ void __launch_bounds__(1024) finish(const __grid_constant__ FinishParameters p) {",
-        );
-        let mut before = 0;
-        for (index, &(arg, width)) in sums.iter().enumerate() {
-            let ty = self.type_of(arg);
-            let mut call = String::new();
-            let _ = write!(call, "if (blockIdx.y == {index} && blockIdx.x * 32 < {width}) ");
-            let _ = write!(
-                call,
-                "finish_columns<{ty}>((const float*)p.workspace + {before} * p.blocks, p.blocks, {width}, (char*)p.a{arg});"
-            );
-            self.line(call);
-            before += width;
-        }
-        self.close();
-    }
-}
-
-fn type_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "F32",
-        Dtype::F16 => "F16",
-        Dtype::Bf16 => "Bf16",
-        Dtype::I8 => "I8",
-        Dtype::F8e4m3 => "F8",
-        Dtype::I32 => "I32",
-        Dtype::Bool => "Bool",
-    }
-}
-
-fn lane_type(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Float => "F",
-        Kind::Int => "I",
-        Kind::Truth => "B",
-    }
-}
-
-fn scalar_type(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Float => "float",
-        Kind::Int => "int",
-        Kind::Truth => "bool",
-    }
-}
-
-fn reduce_name(op: ReduceOp) -> &'static str {
-    match op {
-        ReduceOp::Sum | ReduceOp::Mean => "Sum",
-        ReduceOp::Max => "Max",
-        ReduceOp::AbsMax => "AbsMax",
-        ReduceOp::ArgMax => "ArgMax",
-    }
-}
-
-fn shared_name(op: ReduceOp) -> &'static str {
-    if op == ReduceOp::ArgMax { "s_best" } else { "s_reduce" }
-}
-
-fn activation_name(activation: Activation) -> &'static str {
-    match activation {
-        Activation::GeluTanh => "gelu_tanh",
-        Activation::GeluErf => "gelu_erf",
-        Activation::Silu => "silu",
-    }
-}
-
-fn unary_name(op: UnaryOp) -> &'static str {
-    match op {
-        UnaryOp::Neg => "neg",
-        UnaryOp::Abs => "abs",
-        UnaryOp::Exp => "exp",
-        UnaryOp::Log => "log",
-        UnaryOp::Sqrt => "sqrt",
-        UnaryOp::Rsqrt => "rsqrt",
-        UnaryOp::Reciprocal => "reciprocal",
-        UnaryOp::Tanh => "tanh",
-        UnaryOp::Erf => "erf",
-        UnaryOp::Sigmoid => "sigmoid",
-        UnaryOp::Round => "round",
-    }
-}
-
-fn binary_name(op: BinaryOp) -> &'static str {
-    match op {
-        BinaryOp::Add => "add",
-        BinaryOp::Sub => "sub",
-        BinaryOp::Mul => "mul",
-        BinaryOp::Div => "div",
-        BinaryOp::Max => "max",
-        BinaryOp::Min => "min",
-    }
-}
-
-fn compare_name(op: CompareOp) -> &'static str {
-    match op {
-        CompareOp::Lt => "lt",
-        CompareOp::Le => "le",
-        CompareOp::Eq => "eq",
-        CompareOp::Ne => "ne",
-        CompareOp::Gt => "gt",
-        CompareOp::Ge => "ge",
-    }
-}
-
-fn compare_sign(op: CompareOp) -> &'static str {
-    match op {
-        CompareOp::Lt => "<",
-        CompareOp::Le => "<=",
-        CompareOp::Eq => "==",
-        CompareOp::Ne => "!=",
-        CompareOp::Gt => ">",
-        CompareOp::Ge => ">=",
-    }
-}
-
-/// Exact: what is neither whole nor short is written as bits.
-fn float_literal(value: f32) -> String {
-    if !value.is_finite() {
-        return format!("__uint_as_float({:#010x}u)", value.to_bits());
-    }
-    // The shortest text that reads back as the same f32.
-    format!("{value:e}f")
-}
-
-fn int_literal(value: i32) -> String {
-    if value == i32::MIN { "(-2147483647 - 1)".to_string() } else { format!("{value}") }
 }
