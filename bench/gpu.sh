@@ -14,7 +14,7 @@ set -u
 PARTS="
 info         20       12
 test         100      12
-check        260      14
+check        260      60
 repeat       30       6
 sanitize     90       12
 calibrate    70       8
@@ -74,9 +74,33 @@ part_test() {
     printf '%s' "$summary"
 }
 
+# Several processes, as the compiler takes one source at a time in each: first random graphs, then the op matrix.
 part_check() {
-    run "$deuteron" check --device cuda --cases 2000 --seconds 130 --red-zones
-    run "$deuteron" check --device cuda --catalog --red-zones
+    local count=16
+    spread $count random_graphs
+    spread $count op_matrix
+}
+random_graphs() { "$deuteron" check --device cuda --cases $((2000 / $2)) --seed $((1000 * $1)) --red-zones; }
+op_matrix() { "$deuteron" check --device cuda --catalog --part "$1/$2" --red-zones; }
+
+# Runs `WHAT i COUNT` for i from 1 to COUNT at once. Of those that pass, the line with the outcome is shown.
+spread() {
+    local count=$1 what=$2 logs number processes=()
+    echo "+ $what in $count processes" >&2
+    logs=$(mktemp -d)
+    for number in $(seq "$count"); do
+        "$what" "$number" "$count" >"$logs/$number" 2>&1 &
+        processes[number]=$!
+    done
+    for number in "${!processes[@]}"; do
+        if wait "${processes[number]}"; then
+            grep -hE '^[0-9]+ (failures|cases)' "$logs/$number"
+        else
+            tail -n 40 "$logs/$number"
+            failed=1
+        fi
+    done
+    rm -r "$logs"
 }
 
 # Every op again and again beside a stream that keeps the GPU busy: the same bits each time.

@@ -12,10 +12,13 @@ use serde_json::Value;
 const TESTS: [(&str, &[&str]); 2] =
     [("deuteron-device", &["cuda*", "nvrtc", "cache"]), ("deuteron", &["cuda*", "catalog"])];
 
+/// Packages whose own unit tests use a GPU too.
+const LIBRARIES: [&str; 1] = ["deuteron-device"];
+
 /// Flags that the scripts pass to the command: an old command is found out here, and not where GPU time is spent.
 const FLAGS: [(&str, &[&str]); 3] = [
     ("bench", &["--device", "--once", "--ladder", "--backward", "--elements", "--json"]),
-    ("check", &["--device", "--cases", "--catalog", "--small", "--repeat", "--red-zones"]),
+    ("check", &["--device", "--cases", "--catalog", "--small", "--repeat", "--red-zones", "--seed"]),
     ("doctor", &["--device", "--calibrate", "--validate"]),
 ];
 
@@ -64,6 +67,10 @@ fn build(root: &Path) -> Result<Vec<Program>> {
         // Where a test starts the command, cargo builds that too; it is in the bundle already.
         let tests = executables(root, &words)?.into_iter().filter(|(name, _)| found.contains(name));
         programs.extend(tests.map(|(name, built)| Program { built, place: format!("tests/{package}-{name}") }));
+    }
+    for package in LIBRARIES {
+        let tests = executables(root, &["test", "--release", "--no-run", "--package", package, "--lib"])?;
+        programs.extend(tests.into_iter().map(|(_, built)| Program { built, place: format!("tests/{package}-lib") }));
     }
     Ok(programs)
 }

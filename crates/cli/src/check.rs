@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use deuteron::check::{Breadth, CatalogReport, CheckReport, check, check_catalog, cpu_engines};
+use deuteron::check::{Breadth, CatalogReport, CheckReport, Part, check, check_catalog, cpu_engines};
 use deuteron::{Engine, MachineKind};
 
 use crate::Outcome;
@@ -28,6 +28,9 @@ pub struct Arguments {
     /// With --catalog, a handful of cases an op
     #[arg(long, requires = "catalog")]
     small: bool,
+    /// With --catalog, one part of it, as in 2/8: processes share it, each with its own compiler
+    #[arg(long, requires = "catalog", value_name = "I/N", value_parser = part, default_value = "1/1", hide_default_value = true)]
+    part: Part,
     /// With --catalog, run each op this many times beside other work on the device: every run must give the same bits
     #[arg(long, requires = "catalog", value_name = "TIMES", default_value_t = 0, hide_default_value = true)]
     repeat: usize,
@@ -70,6 +73,15 @@ fn run_random(engine: Engine, arguments: &Arguments) -> Result<Outcome> {
     Ok(if report.failures == 0 { Outcome::Good } else { Outcome::Failed })
 }
 
+/// `I/N`, from 1.
+fn part(text: &str) -> Result<Part, String> {
+    let numbers = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse().ok()?)));
+    match numbers {
+        Some((index, count)) if (1..=count).contains(&index) => Ok(Part { index: index - 1, count }),
+        _ => Err("expected I/N with I from 1 to N, as in 2/8".into()),
+    }
+}
+
 fn run_catalog(engine: &Engine, arguments: &Arguments) -> Result<Outcome> {
     let breadth = match (arguments.repeat, arguments.small) {
         (0, false) => Breadth::All,
@@ -77,7 +89,7 @@ fn run_catalog(engine: &Engine, arguments: &Arguments) -> Result<Outcome> {
         (times, _) => Breadth::Repeated(times),
     };
     let bar = show::progress(Some(1));
-    let report = check_catalog(engine, breadth, |done, all| {
+    let report = check_catalog(engine, breadth, arguments.part, |done, all| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
     })?;

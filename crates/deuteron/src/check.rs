@@ -2,7 +2,7 @@
 
 mod catalog;
 
-pub use catalog::{Breadth, CatalogFailure, CatalogReport, OpRow, beside_other_work, check_catalog};
+pub use catalog::{Breadth, CatalogFailure, CatalogReport, OpRow, Part, beside_other_work, check_catalog};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use deuteron::check::{Breadth, beside_other_work, check, check_catalog};
+use deuteron::check::{Breadth, Part, beside_other_work, check, check_catalog};
 use deuteron::cuda::{self, CudaError, Options, RowConfig, Search, Tuning};
 use deuteron::fuse::{FuseOptions, fuse};
 use deuteron::listing::kernels;
@@ -48,7 +48,7 @@ fn run(engine: &Engine, graph: &Graph, inputs: &[&Tensor]) -> Vec<Tensor> {
 #[test]
 fn the_catalogue_matches_the_reference() {
     let Some(engine) = guarded_gpu() else { return };
-    let report = check_catalog(&engine, Breadth::Small, |_, _| {}).unwrap();
+    let report = check_catalog(&engine, Breadth::Small, Part::WHOLE, |_, _| {}).unwrap();
     assert_eq!(report.failures, 0, "{:#?}", report.failed);
     assert!(report.cases > 400, "{}", report.cases);
 }

@@ -244,7 +244,8 @@ struct I8 { static constexpr int SIZE = 1; };
 struct F8 { static constexpr int SIZE = 1; };
 struct Bool { static constexpr int SIZE = 1; };
 
-template <class Type> struct Raw { u32 w[(V * Type::SIZE + 3) / 4]; };
+template <class Type> struct Words { static constexpr int COUNT = (V * Type::SIZE + 3) / 4; };
+template <class Type> struct alignas(Words<Type>::COUNT < 4 ? 4 * Words<Type>::COUNT : 16) Raw { u32 w[Words<Type>::COUNT]; };
 
 static __device__ __forceinline__ F value(const Raw<F32>& r) { return lanes<F>([&](int i) { return __uint_as_float(r.w[i]); }); }
 static __device__ __forceinline__ F value(const Raw<Bf16>& r) {
@@ -420,6 +421,20 @@ template <class Type, int A, Load HOW> static __device__ __forceinline__ Raw<Typ
     if (in) load_words<BYTES, A, HOW>(r.w, p);
     return r;
 }
+
+// V elements to shared memory, past the registers; zeros where the mask does not hold. Copies are done when the group they
+// were committed with has been awaited; N groups may be left on their way.
+template <class Type, int A> static __device__ __forceinline__ void copy(Raw<Type>* to, const char* p, bool in) {
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    const int bytes = in ? A : 0;
+#pragma unroll
+    for (int i = 0; i < V * Type::SIZE / A; ++i) {
+        if constexpr (A == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at + 16 * i), "l"(p + 16 * i), "r"(bytes) : "memory");
+        else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at + A * i), "l"(p + A * i), "n"(A), "r"(bytes) : "memory");
+    }
+}
+template <int N = 0> static __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> static __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // The first `count` of V elements, one by one: the tail of a flat kernel.
 template <class Type> static __device__ __forceinline__ Raw<Type> load_tail(const char* p, int count) {

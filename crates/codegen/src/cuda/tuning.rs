@@ -1,6 +1,6 @@
 //! Configs that were measured: a table from kernels to launch shapes, in a text form that can be kept and frozen.
 //!
-//! A line an entry: `KEY policy=registers vector=8 threads=32 rows=8 chunks=3 parts=1 cluster=0 resident=0 wide=0`.
+//! A line an entry: `KEY policy=registers vector=8 threads=32 rows=8 chunks=3 parts=1 cluster=0 resident=0 stages=0 wide=0`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,11 +46,11 @@ impl fmt::Display for Tuning {
         for (key, config) in &self.entries {
             let RowConfig { vector, threads_per_row, rows_per_block, chunks, parts, .. } = config;
             let (cluster, wide) = (config.cluster as usize, config.wide as usize);
-            let (policy, resident) = (config.policy.name(), config.resident);
+            let (policy, resident, stages) = (config.policy.name(), config.resident, config.stages);
             writeln!(
                 f,
                 "{key} policy={policy} vector={vector} threads={threads_per_row} rows={rows_per_block} chunks={chunks} \
-                 parts={parts} cluster={cluster} resident={resident} wide={wide}"
+                 parts={parts} cluster={cluster} resident={resident} stages={stages} wide={wide}"
             )?;
         }
         Ok(())
@@ -104,6 +104,7 @@ fn entry(line: &str) -> Result<(&str, RowConfig), String> {
         parts: positive("parts", 1 << 20)?,
         cluster: number("cluster", 1)? == 1,
         resident: number("resident", 32)?,
+        stages: number("stages", 4)?,
         wide: number("wide", 1)? == 1,
         why: "measured".into(),
     };
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn what_is_printed_reads_back() {
         let text =
-            "sm_90a-1-16 policy=registers vector=8 threads=32 rows=8 chunks=3 parts=1 cluster=0 resident=2 wide=0\n";
+            "sm_90a-1-16 policy=registers vector=8 threads=32 rows=8 chunks=3 parts=1 cluster=0 resident=2 stages=0 wide=0\n";
         let tuning: Tuning = text.parse().unwrap();
         assert_eq!(tuning.to_string(), text);
         assert_eq!(tuning.len(), 1);

@@ -29,6 +29,20 @@ pub enum Breadth {
     Repeated(usize),
 }
 
+/// Every so-manieth graph of the matrix: several processes share it, each with its own compiler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// which, from 0
+    pub index: usize,
+    /// of how many
+    pub count: usize,
+}
+
+impl Part {
+    /// All of it.
+    pub const WHOLE: Part = Part { index: 0, count: 1 };
+}
+
 /// What a run over the catalogue found.
 #[derive(Debug, Clone, Serialize)]
 pub struct CatalogReport {
@@ -158,10 +172,11 @@ struct Answer {
 pub fn check_catalog(
     engine: &Engine,
     breadth: Breadth,
+    part: Part,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<CatalogReport, Error> {
     let begin = Instant::now();
-    let pieces = pieces(breadth);
+    let pieces: Vec<Piece> = pieces(breadth).into_iter().skip(part.index).step_by(part.count.max(1)).collect();
     let bed = Bed::new(engine);
     let mut report = CatalogReport {
         device: engine.device().describe(),

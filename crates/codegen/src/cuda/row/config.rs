@@ -54,6 +54,9 @@ pub struct RowConfig {
     pub cluster: bool,
     /// blocks that stay on a multiprocessor and walk over the rows; 0: a block for every few rows
     pub resident: usize,
+    /// rows that lie in shared memory where a block walks over them: the one at hand and those on their way; 0: the next
+    /// row waits in registers
+    pub stages: usize,
     /// whether offsets of rows need 64 bits
     pub wide: bool,
     /// in words
@@ -110,6 +113,9 @@ impl fmt::Display for RowConfig {
         if self.resident > 0 {
             write!(f, ", {} resident blocks a multiprocessor", self.resident)?;
         }
+        if self.stages > 0 {
+            write!(f, ", {} rows ahead in shared memory", self.stages - 1)?;
+        }
         write!(f, ": {}", self.why)
     }
 }
@@ -143,8 +149,15 @@ const RANDOM: f64 = 20.0;
 /// Registers of a thread beside its columns: addresses, counters.
 const OTHER: f64 = 44.0;
 
+/// Registers for the addresses of rows in shared memory.
+const STAGED: f64 = 16.0;
+
 /// Registers for the values of a sweep, one each up to this many.
 const TEMPORARIES: usize = 28;
+
+/// Bytes on their way to a multiprocessor that hide the way from memory: its share of the bandwidth for a microsecond and
+/// a half.
+const IN_FLIGHT: usize = 48 << 10;
 
 /// What a config is built from: a point in the space that tuning searches.
 #[derive(Debug, Clone, Copy)]
@@ -155,6 +168,8 @@ struct Point {
     block: usize,
     /// threads that stay on a multiprocessor and walk over the rows; 0: none stay
     resident: usize,
+    /// whether the next rows wait in shared memory
+    staged: bool,
 }
 
 impl Facts<'_> {
@@ -168,10 +183,12 @@ impl Facts<'_> {
     pub fn candidates(&self) -> Vec<RowConfig> {
         let mut all = vec![self.choose()];
         let residents: &[usize] = if self.has_column_sums() { &[256, 384, 512, 768, 1024] } else { &[0] };
+        let stagings: &[bool] = if self.can_stage() { &[true, false] } else { &[false] };
+        let waits = residents.iter().flat_map(|&resident| stagings.iter().map(move |&staged| (resident, staged)));
         for held in [8, 16, 24, 32] {
             for block in [128, 256] {
-                for &resident in residents {
-                    let point = Point { held, block, resident };
+                for (resident, staged) in waits.clone() {
+                    let point = Point { held, block, resident, staged };
                     let config = if self.body.flat { self.flat(point) } else { self.rows(point) };
                     if !all.iter().any(|known: &RowConfig| known.is_same(&config)) {
                         all.push(RowConfig { why: "measured".into(), ..config });
@@ -183,40 +200,97 @@ impl Facts<'_> {
     }
 
     fn suggested(&self) -> Point {
-        if self.body.flat {
-            return Point { held: PASSING, block: BLOCK, resident: 0 };
-        }
         let sums = self.has_column_sums();
-        if !sums && !self.reduces() {
-            return Point { held: PASSING, block: BLOCK, resident: 0 };
+        let passing = Point { held: PASSING, block: BLOCK, resident: 0, staged: false };
+        if self.body.flat || (!sums && !self.reduces()) {
+            return passing;
         }
         // Too few elements to fill the multiprocessors: then more threads share a row.
         let share = self.rows * self.cols / (1024 * self.target.processors.max(1));
         let wanted = share.next_multiple_of(HELD / 4).clamp(HELD / 4, HELD);
         if !sums {
-            let by_registers = (WORDS / self.words_a_column().max(0.25)) as usize;
-            return Point { held: wanted.min(by_registers), block: BLOCK, resident: 0 };
+            let by_registers = (WORDS / self.words_a_column(false).max(0.25)) as usize;
+            return Point { held: wanted.min(by_registers), ..passing };
         }
-        // The next row waits in registers beside this one.
-        let words = self.words_a_column() + self.words_ahead();
-        let draws = self.body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }));
-        let longest = self.passes.list.iter().map(|pass| pass.lanes.len()).max().unwrap_or(0);
-        let other = OTHER + longest.min(TEMPORARIES) as f64 + if draws { RANDOM } else { 0.0 };
-        let by_registers = ((240.0 - other) / words) as usize;
-        let resident =
-            |columns: usize| ((65536.0 / (words * columns as f64 + other)) as usize / 64 * 64).clamp(256, 1024);
-        let held = by_registers.min(HELD);
+        let staged = self.can_stage();
+        let resident = |columns: usize| self.resident(columns, staged);
+        let most = ((240.0 - self.other_registers()) / self.words_walking(staged)) as usize;
+        let held = most.min(HELD);
         if self.cols <= 32 * held {
             let columns = self.cols.div_ceil(32 * self.vector()) * self.vector();
-            return Point { held, block: BLOCK, resident: resident(columns) };
+            return Point { held, resident: resident(columns), staged, ..passing };
         }
         if !self.reduces() {
-            return Point { held: PASSING, block: BLOCK, resident: resident(PASSING) };
+            return Point { resident: resident(PASSING), staged, ..passing };
+        }
+        if staged {
+            // As many columns a thread as leave registers for 512 threads: blocks that share a row wait for each other.
+            let held = (8..=held).rev().find(|&columns| resident(columns) >= 512).unwrap_or(8);
+            return Point { held: held.min(wanted.max(8)), resident: resident(held).max(512), staged, ..passing };
         }
         // Fewer columns a thread where more would leave too few threads to hide the barriers.
-        let half = (HELD / 2).min(by_registers).max(1);
+        let half = (HELD / 2).min(most).max(1);
         let held = if resident(half) >= 512 { half } else { (HELD / 4).min(half) };
-        Point { held: held.min(wanted.max(8)), block: BLOCK, resident: resident(held).max(512) }
+        Point { held: held.min(wanted.max(8)), resident: resident(held).max(512), ..passing }
+    }
+
+    /// Threads of a multiprocessor that walk over rows, by their registers.
+    fn resident(&self, columns: usize, staged: bool) -> usize {
+        let addresses = if staged { STAGED } else { 0.0 };
+        let registers = self.words_walking(staged) * columns as f64 + self.other_registers() + addresses;
+        ((65536.0 / registers) as usize / 64 * 64).clamp(256, 1024)
+    }
+
+    /// Registers of a thread beside its columns.
+    fn other_registers(&self) -> f64 {
+        let draws = self.body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }));
+        let longest = self.passes.list.iter().map(|pass| pass.lanes.len()).max().unwrap_or(0);
+        OTHER + longest.min(TEMPORARIES) as f64 + if draws { RANDOM } else { 0.0 }
+    }
+
+    /// Words of registers that a column takes where a block walks over rows: the next row waits beside this one.
+    fn words_walking(&self, staged: bool) -> f64 {
+        self.words_a_column(staged) + if staged { 0.0 } else { self.words_ahead() }
+    }
+
+    /// Whether rows can be copied to shared memory past the registers: four bytes at least at a time.
+    fn can_stage(&self) -> bool {
+        let vector = self.vector();
+        let copies = |(alignment, size): (usize, usize)| alignment.min(vector * size) >= 4;
+        self.has_column_sums() && self.target.arch.is_ampere() && self.streams().all(copies)
+    }
+
+    /// Adds the stages that shared memory has room for to a config whose blocks walk over rows.
+    fn staged(&self, config: RowConfig) -> RowConfig {
+        let stage = self.stage_bytes(&config);
+        let room = self.target.arch.block_shared();
+        let fixed = self.fixed_shared(&config);
+        let stages = |resident: usize| (room / resident).saturating_sub(fixed + 1024) / stage.max(1);
+        let Some(resident) = (1..=config.resident).rev().find(|&resident| stages(resident) >= 2) else {
+            return config;
+        };
+        let enough = 1 + IN_FLIGHT.div_ceil(stage.max(1) * resident);
+        RowConfig { resident, stages: stages(resident).min(enough).clamp(2, 4), ..config }
+    }
+
+    /// Bytes of shared memory that a block's row takes on its way.
+    pub fn stage_bytes(&self, config: &RowConfig) -> usize {
+        let columns = config.threads() * config.chunks * config.vector;
+        let loads = self.staged_loads().map(|arg| self.body.args[arg].dtype.bytes().max(4 / config.vector));
+        columns * loads.sum::<usize>()
+    }
+
+    /// Shared memory beside the rows: sums of a block's rows, reductions.
+    fn fixed_shared(&self, config: &RowConfig) -> usize {
+        let sums = if config.rows_per_block > 1 { 4 * self.cols * self.column_sums() } else { 0 };
+        sums + RESERVED / 4
+    }
+
+    /// Arguments whose rows differ and are loaded along the row.
+    fn staged_loads(&self) -> impl Iterator<Item = usize> {
+        let args = self.body.args.iter().zip(self.shared_rows).enumerate();
+        let own = args.filter(|(_, (spec, shared))| is_loaded(spec.access) && !spec.written && !**shared);
+        own.map(|(arg, _)| arg)
     }
 
     fn flat(&self, point: Point) -> RowConfig {
@@ -230,6 +304,7 @@ impl Facts<'_> {
             parts: 1,
             cluster: false,
             resident: 0,
+            stages: 0,
             wide: self.rows * self.cols > i32::MAX as usize,
             why: "no row structure".into(),
         }
@@ -268,13 +343,13 @@ impl Facts<'_> {
     }
 
     /// Words of registers that a column takes while it waits: rows as loaded, kept values, sums over rows.
-    fn words_a_column(&self) -> f64 {
+    fn words_a_column(&self, staged: bool) -> f64 {
         let sums = self.has_column_sums();
         let waits = |arg: &usize| {
             let spec = &self.body.args[*arg];
             // Weights that one sweep reads are loaded there where a block walks over rows.
             let here = sums && self.shared_rows[*arg] && self.passes.sweeps_of(self.body, *arg).len() < 2;
-            is_loaded(spec.access) && !spec.written && !here
+            is_loaded(spec.access) && !spec.written && !here && !(staged && !self.shared_rows[*arg])
         };
         let loads = (0..self.body.args.len()).filter(waits).map(|arg| self.body.args[arg].dtype.bytes());
         let loads: usize = loads.sum();
@@ -284,9 +359,7 @@ impl Facts<'_> {
 
     /// Words of registers that a column of the next row takes.
     fn words_ahead(&self) -> f64 {
-        let streamed = self.body.args.iter().zip(self.shared_rows);
-        let loads = streamed.filter(|(spec, shared)| is_loaded(spec.access) && !spec.written && !**shared);
-        loads.map(|(spec, _)| spec.dtype.bytes()).sum::<usize>() as f64 / 4.0
+        self.staged_loads().map(|arg| self.body.args[arg].dtype.bytes()).sum::<usize>() as f64 / 4.0
     }
 
     fn rows(&self, point: Point) -> RowConfig {
@@ -302,6 +375,7 @@ impl Facts<'_> {
             parts: 1,
             cluster: false,
             resident: 0,
+            stages: 0,
             wide: self.rows > i32::MAX as usize,
             why: String::new(),
         };
@@ -310,11 +384,15 @@ impl Facts<'_> {
         } else if !self.reduces() {
             self.split(base, pieces, held, point.block)
         } else {
-            self.by_blocks(base, pieces, held)
+            self.by_blocks(base, pieces, held, point.staged)
         };
-        match point.resident {
-            0 => config,
+        let config = match point.resident {
+            0 => return config,
             threads => RowConfig { resident: (threads / config.threads()).max(1), ..config },
+        };
+        match point.staged && config.policy == Policy::Registers {
+            true => self.staged(config),
+            false => config,
         }
     }
 
@@ -343,10 +421,9 @@ impl Facts<'_> {
     }
 
     /// Several warps a row, then several blocks.
-    fn by_blocks(&self, base: RowConfig, pieces: usize, held: usize) -> RowConfig {
-        let ahead = if self.has_column_sums() { self.words_ahead() } else { 0.0 };
-        let registers = (self.words_a_column() + ahead) * (held * base.vector) as f64;
-        let most = if self.has_column_sums() && registers + OTHER > 136.0 { 256 } else { 512 };
+    fn by_blocks(&self, base: RowConfig, pieces: usize, held: usize, staged: bool) -> RowConfig {
+        let crowded = self.has_column_sums() && self.resident(held * base.vector, staged) < 448;
+        let most = if crowded { 256 } else { 512 };
         let spread = |pieces: usize| {
             let least = (held / 2).max(1);
             let threads = |chunks: usize| pieces.div_ceil(chunks).div_ceil(32) * 32;

@@ -57,7 +57,10 @@ pub(crate) fn lines(body: &Body, launch: &Launch, target: &CudaTarget) -> (Vec<L
     with_facts(body, launch, target, |facts| {
         let key = key(facts);
         let config = config(facts, target.tuning.get(&key));
-        let shared = if config.policy == Policy::Shared { facts.shared_bytes(&config) } else { 0 };
+        let shared = match config.policy {
+            Policy::Shared => facts.shared_bytes(&config),
+            Policy::Flat | Policy::Registers | Policy::Streamed => config.stages * facts.stage_bytes(&config),
+        };
         let again = passes(body, facts.shared_rows, false);
         let sweeps = if config.policy == Policy::Streamed { &again } else { facts.passes };
         let lines = emit::emit(&Emission { body, layouts: facts.layouts, passes: sweeps, config: &config });

@@ -104,9 +104,11 @@ impl Gpu {
 
     fn upload(&self, bytes: &[u8]) -> Allocation {
         let memory = Allocation::new(&self.context, bytes.len(), Zones::Off).unwrap();
-        // SAFETY: both are as long as the bytes, and the call returns when they are copied.
-        let code = unsafe { sys::cuMemcpyHtoD_v2(memory.address(), bytes.as_ptr().cast(), bytes.len()) };
-        self.context.check("cuMemcpyHtoD", code).unwrap();
+        // In the order of the stream: a copy from pageable memory returns before its last bytes are on the device.
+        let stream = self.stream.handle();
+        // SAFETY: both are as long as the bytes, which the call has taken over when it returns.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(memory.address(), bytes.as_ptr().cast(), bytes.len(), stream) };
+        self.context.check("cuMemcpyHtoDAsync", code).unwrap();
         memory
     }
 
@@ -342,8 +344,9 @@ impl Case {
             if epilogue.has_residual() {
                 let residual = value(Operand::Residual, at);
                 (sum, magnitude) = (sum + residual, magnitude + residual.abs());
-                // With a bias too, the library rounds the product and the sum with the bias before it adds the residual.
-                rounded_between = if epilogue.has_bias() { product.abs() + (sum - residual).abs() } else { 0.0 };
+                // With a bias too, the library rounds the product and the sum with one of the two before it adds the other.
+                let first = (sum - residual).abs().max((product + residual).abs());
+                rounded_between = if epilogue.has_bias() { product.abs() + first } else { 0.0 };
             }
             // Roundings of a sum grow like the root of their number where signs vary; two for each addend of an epilogue.
             let mut bound = 2.0 * unit(Dtype::F32) * ((k + 4) as f64).sqrt() * magnitude;

@@ -118,6 +118,9 @@ impl Writer<'_> {
         self.line(format!("constexpr int ROWS = {};", config.rows_per_block));
         self.line(format!("constexpr int CHUNKS = {};", config.chunks));
         self.line(format!("constexpr int PARTS = {};", config.parts));
+        if config.stages > 0 {
+            self.line(format!("constexpr int STAGES = {};", config.stages));
+        }
         self.line(format!("constexpr int COLS = {cols};"));
         self.line("");
     }
@@ -225,6 +228,7 @@ impl Writer<'_> {
         self.hoisted();
         match config.resident {
             0 => self.one_row(),
+            _ if config.stages > 0 => self.rows_in_stages(),
             _ if config.policy == Policy::Registers => self.rows_ahead(),
             _ => self.row_after_row(),
         }
@@ -257,11 +261,7 @@ impl Writer<'_> {
 
     /// A block walks over rows, and loads the next one before it works on this one.
     fn rows_ahead(&mut self) {
-        let body = self.it.body;
-        let own = |&arg: &usize| !self.is_hoisted(arg) && !self.is_late(arg);
-        let loads: Vec<usize> = self.row_loads().into_iter().filter(own).collect();
-        let is_number = |&arg: &usize| !body.args[arg].written && body.args[arg].access == Access::PerRow;
-        let numbers: Vec<usize> = (0..body.args.len()).filter(is_number).collect();
+        let (loads, numbers) = (self.own_loads(), self.row_numbers());
         self.open("{");
         self.declare_row("w", "u", &loads, &numbers);
         self.line("const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;");
@@ -276,6 +276,79 @@ impl Writer<'_> {
         self.open("if (next < (i64)p.rows) {");
         self.fetch_row("next", ["n", "v"], &loads, &numbers);
         self.close();
+        self.this_row(&numbers);
+        for arg in loads {
+            self.line("#pragma unroll");
+            self.line(format!("for (int c = 0; c < CHUNKS; ++c) w{arg}[c] = n{arg}[c];"));
+        }
+        for arg in numbers {
+            self.line(format!("u{arg} = v{arg};"));
+        }
+        self.close();
+        self.close();
+    }
+
+    /// A block walks over rows, while the next ones are copied to shared memory. A thread copies what it will read, so no
+    /// barrier is needed.
+    fn rows_in_stages(&mut self) {
+        let (loads, numbers) = (self.own_loads(), self.row_numbers());
+        self.open("{");
+        self.declare_row("", "u", &[], &numbers);
+        self.line("extern __shared__ char s_rows[];");
+        let sizes: Vec<String> = loads.iter().map(|&arg| format!("sizeof(Raw<{}>)", self.type_of(arg))).collect();
+        self.line(format!("constexpr int STAGE = CHUNKS * T * ROWS * (int)({});", sizes.join(" + ")));
+        self.line("const i64 step = (i64)(gridDim.x / PARTS) * ROWS;");
+        self.line("const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;");
+        self.open("for (int s = 0; s < STAGES - 1; ++s) {");
+        self.line("const i64 ahead = begin + s * step;");
+        self.open("if (ahead < (i64)p.rows) {");
+        self.copy_row("ahead", "s", &loads);
+        self.close();
+        self.line("commit_copies();");
+        self.close();
+        self.open("{");
+        self.fetch_row("begin", ["", "u"], &[], &numbers);
+        self.close();
+        self.line("int turn = 0, stage = 0;");
+        self.walk();
+        self.line("const i64 ahead = start + (STAGES - 1) * step;");
+        self.open("if (ahead < (i64)p.rows) {");
+        self.copy_row("ahead", "(stage == 0 ? STAGES - 1 : stage - 1)", &loads);
+        self.close();
+        self.line("commit_copies();");
+        if !numbers.is_empty() {
+            self.declare_row("", "v", &[], &numbers);
+            self.line("const i64 next = start + step;");
+            self.open("if (next < (i64)p.rows) {");
+            self.fetch_row("next", ["", "v"], &[], &numbers);
+            self.close();
+        }
+        self.line("await_copies<STAGES - 1>();");
+        self.stage_addresses("w", "stage", &loads);
+        self.this_row(&numbers);
+        for arg in numbers {
+            self.line(format!("u{arg} = v{arg};"));
+        }
+        self.line("stage = stage + 1 == STAGES ? 0 : stage + 1;");
+        self.close();
+        self.close();
+    }
+
+    /// Arguments of which each row has its own.
+    fn own_loads(&self) -> Vec<usize> {
+        let own = |arg: &usize| !self.is_hoisted(*arg) && !self.is_late(*arg);
+        self.row_loads().into_iter().filter(own).collect()
+    }
+
+    /// Arguments that are one number a row.
+    fn row_numbers(&self) -> Vec<usize> {
+        let args = &self.it.body.args;
+        (0..args.len()).filter(|&arg| !args[arg].written && args[arg].access == Access::PerRow).collect()
+    }
+
+    /// The work on a row that was loaded.
+    fn this_row(&mut self, numbers: &[usize]) {
+        let body = self.it.body;
         self.place("start");
         self.addresses(|spec| spec.written);
         let late: Vec<usize> = self.row_loads().into_iter().filter(|&arg| self.is_late(arg)).collect();
@@ -288,14 +361,30 @@ impl Writer<'_> {
             load.into_iter().for_each(|id| drop(self.names.insert(id, format!("u{arg}"))));
         });
         self.sweeps();
-        for arg in loads {
-            self.line("#pragma unroll");
-            self.line(format!("for (int c = 0; c < CHUNKS; ++c) w{arg}[c] = n{arg}[c];"));
+    }
+
+    /// Where this thread's chunks of a stage lie, an address an argument.
+    fn stage_addresses(&mut self, name: &str, stage: &str, loads: &[usize]) {
+        let mut offset = format!("s_rows + {stage} * STAGE");
+        for &arg in loads {
+            let ty = self.type_of(arg);
+            self.line(format!("Raw<{ty}>* const {name}{arg} = (Raw<{ty}>*)({offset}) + threadIdx.x;"));
+            offset = format!("{offset} + CHUNKS * T * ROWS * (int)sizeof(Raw<{ty}>)");
         }
-        for arg in numbers {
-            self.line(format!("u{arg} = v{arg};"));
+    }
+
+    /// Starts the copies of a row to a stage.
+    fn copy_row(&mut self, start: &str, stage: &str, loads: &[usize]) {
+        self.place(start);
+        self.addresses(|spec| !spec.written);
+        self.stage_addresses("n", stage, loads);
+        self.line("#pragma unroll");
+        self.open("for (int c = 0; c < CHUNKS; ++c) {");
+        self.column();
+        for &arg in loads {
+            let (ty, size, access) = (self.type_of(arg), self.size_of(arg), self.access_of(arg));
+            self.line(format!("copy<{ty}, {access}>(n{arg} + c * T * ROWS, g{arg} + (i64)col * {size}, in);"));
         }
-        self.close();
         self.close();
     }
 

@@ -49,6 +49,9 @@ impl Writer<'_> {
                 let arg = arg as usize;
                 let raw = match config.policy {
                     Policy::Registers if self.is_late(arg) => self.load(arg),
+                    Policy::Registers if config.stages > 0 && !self.is_hoisted(arg) => {
+                        format!("w{arg}[c * T * ROWS]")
+                    }
                     Policy::Flat | Policy::Registers => format!("w{arg}[c]"),
                     Policy::Streamed => self.load(arg),
                     Policy::Shared => {
