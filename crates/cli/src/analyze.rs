@@ -60,7 +60,8 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     }
     let options = AnalyzeOptions {
         pins: pins(&arguments.force, &arguments.forbid)?,
-        sources: arguments.pages.html.is_some() || arguments.json,
+        // A saved analysis has sources, so one that is held against it needs them too.
+        sources: arguments.pages.html.is_some() || arguments.json || arguments.diff.is_some(),
         compiler: arguments.compile.then(device::compiler).transpose()?,
         keep_all: arguments.keep_all,
         ..usual
