@@ -101,7 +101,7 @@ pub(crate) fn row_lines(body: &Body, launch: &Launch, target: &CudaTarget) -> Ve
         Origin::Expr(id) => Origin::Expr(exprs[id.index()]),
         Origin::Stage(position) => Origin::Stage(stages[position]),
     };
-    let shared = format!("// prelude.cuh: {} lines that every row kernel begins with", PRELUDE.lines().count());
+    let shared = format!("// prelude.cuh: {} lines that all row kernels share", PRELUDE.lines().count());
     let shared = Line { text: shared, origin: None };
     let all = constants.into_iter().chain([shared]).chain(kernel);
     all.map(|line| (line.text, line.origin.map(before))).collect()
