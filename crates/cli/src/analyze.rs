@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{AnalyzeOptions, Kernels, analyze, flips};
 use deuteron::report::{Analysis, Candidate, PlanSheet, diff, expect, html, parse, roofline_svg};
-use deuteron::{Bytes, Machine, Pin};
+use deuteron::{Backend, Bytes, Machine, Pin};
 
 use crate::device::{RedZones, Wanted};
 use crate::input::GraphArguments;
@@ -33,6 +33,9 @@ pub struct Arguments {
     /// Store every forward value that backward reads, instead of deciding by bytes
     #[arg(long)]
     keep_all: bool,
+    /// Compile every kernel that can be generated for a GPU, for its registers; needs NVRTC and no GPU
+    #[arg(long)]
+    compile: bool,
     /// Print every kernel and every fusion
     #[arg(long)]
     all: bool,
@@ -51,14 +54,15 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let loaded = arguments.graph.load()?;
-    let machine = machine(&arguments.device)?;
-    let at_hand = device::parse(&arguments.device)?.is_some();
-    let usual = AnalyzeOptions::on(machine);
+    let usual = usual_options(&arguments.device)?;
+    if arguments.compile && !matches!(usual.backend, Some(Backend::Cuda(_))) {
+        bail!("--compile is for cuda, a100, h100, h200 and rtx4090; got --device {}", arguments.device);
+    }
     let options = AnalyzeOptions {
-        // What runs here is planned with what can be generated.
-        kernels: if at_hand { Kernels::Generated } else { usual.kernels },
         pins: pins(&arguments.force, &arguments.forbid)?,
-        sources: arguments.pages.html.is_some() || arguments.json,
+        // A saved analysis has sources, so one that is held against it needs them too.
+        sources: arguments.pages.html.is_some() || arguments.json || arguments.diff.is_some(),
+        compiler: arguments.compile.then(device::compiler).transpose()?,
         keep_all: arguments.keep_all,
         ..usual
     };
@@ -113,15 +117,22 @@ fn read(path: &Path) -> Result<Analysis> {
     parse(&text).with_context(|| path.display().to_string())
 }
 
-/// A profile, this machine, or a file.
-pub fn machine(device: &str) -> Result<Machine> {
-    match device::parse(device)? {
-        Some(Wanted::Auto | Wanted::Cpu) => return Ok(machine_file::load("cpu")?.unwrap_or_else(Machine::cpu)),
+/// How to analyse for a profile, this machine, or a file. What runs here is planned with what can be generated.
+fn usual_options(device: &str) -> Result<AnalyzeOptions> {
+    let at_hand = |machine| AnalyzeOptions { kernels: Kernels::Generated, ..AnalyzeOptions::on(machine) };
+    Ok(match device::parse(device)? {
+        Some(Wanted::Auto | Wanted::Cpu) => at_hand(machine_file::load("cpu")?.unwrap_or_else(Machine::cpu)),
         Some(Wanted::Cuda(ordinal)) => {
-            return Ok(device::gpu(ordinal, RedZones::Off, &Choice::none())?.device().machine().clone());
+            let engine = device::gpu(ordinal, RedZones::Off, &Choice::Stored)?;
+            let gpu = engine.device();
+            AnalyzeOptions { backend: Some(gpu.backend().clone()), ..at_hand(gpu.machine().clone()) }
         }
-        None => {}
-    }
+        None => AnalyzeOptions::on(described(device)?),
+    })
+}
+
+/// A machine that need not be here: a profile or a file.
+fn described(device: &str) -> Result<Machine> {
     if Machine::PROFILES.contains(&device) {
         return Ok(Machine::profile(device)?);
     }
@@ -227,7 +238,11 @@ fn kernels_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
             cost.bound.clone(),
         ];
         if gpu {
-            row.extend([cost.registers.to_string(), format!("{:.0} %", 100.0 * cost.occupancy)]);
+            let registers = match kernel.measured_registers {
+                Some(compiled) => format!("{compiled} ({} predicted)", cost.registers),
+                None => cost.registers.to_string(),
+            };
+            row.extend([registers, format!("{:.0} %", 100.0 * cost.occupancy)]);
         }
         row
     });

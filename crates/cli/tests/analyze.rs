@@ -24,9 +24,14 @@ impl Folder {
         self.path(name)
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_deuteron"));
-        command.args(arguments).env("XDG_CONFIG_HOME", self.0.join("settings")).output().unwrap()
+        command.args(arguments).env("XDG_CONFIG_HOME", self.0.join("settings"));
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
     }
 
     fn analysis(&self, arguments: &[&str]) -> Analysis {
@@ -162,6 +167,40 @@ fn a_report_is_one_page_that_holds_everything() {
     assert!(learned.contains("correct_row") && learned.contains("`fuse norm_act`"), "{learned}");
     let next = folder.analysis(&["norm_act", "--rows", "64"]);
     assert!(next.machine.numbers.iter().any(|number| number.name == "correct_row"), "the next plan uses it");
+}
+
+#[test]
+fn sources_for_a_gpu_name_their_operations() {
+    let folder = Folder::new("cuda-lines");
+    let analysis = folder.analysis(&["norm_act", "--dtype", "bf16", "--device", "h200"]);
+    let fused = analysis.after.iter().find(|kernel| kernel.name == "layer_norm + gelu").unwrap();
+    let line = |text: &str| fused.source.iter().find(|line| line.text.contains(text)).unwrap();
+    assert_eq!((line("__global__").op.as_str(), line("rsqrt1").op.as_str()), ("", "layer_norm"));
+    assert_eq!((line("gelu_tanh1").op.as_str(), line("store<").op.as_str()), ("gelu", "gelu"));
+    assert!(analysis.before.iter().all(|kernel| kernel.source.len() > 40 && kernel.measured_registers.is_none()));
+}
+
+#[test]
+fn registers_are_compiled_where_that_is_asked_for() {
+    let folder = Folder::new("compile");
+    let words = ["analyze", "norm_act", "--dtype", "bf16", "--compile", "--json", "--device"];
+    let with_nvrtc = |device: &str| {
+        let environment = std::env::var_os("DEUTERON_NVRTC_ENV").unwrap_or_default();
+        folder.command(&words).arg(device).env("VIRTUAL_ENV", environment).output().unwrap()
+    };
+    let refused = with_nvrtc("cpu");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("--compile is for"), "{}", text(&refused.stderr));
+    let output = with_nvrtc("h200");
+    if output.status.code() == Some(2) {
+        // Without NVRTC the answer is where it was looked for, and how to get it.
+        assert!(text(&output.stderr).contains("nvidia-cuda-nvrtc"), "{}", text(&output.stderr));
+        return;
+    }
+    let analysis = parse(&text(&output.stdout)).unwrap();
+    for kernel in analysis.before.iter().chain(&analysis.after) {
+        assert!(kernel.measured_registers > Some(15) && kernel.cost.registers > 15, "{}", kernel.name);
+    }
 }
 
 #[test]

@@ -8,17 +8,37 @@ use crate::body::{Body, Expr, ExprId, Exprs, Stage};
 /// Terms that one sum may be split into.
 const TERMS: usize = 4;
 
+/// A body whose sums have moved, and what its parts were before.
+pub(crate) struct Earlier {
+    /// the body
+    pub body: Body,
+    /// the expression that each expression came from
+    pub exprs: Vec<ExprId>,
+    /// the stage that each stage came from
+    pub stages: Vec<usize>,
+}
+
 /// The body with every row sum taken as early as its terms allow.
-pub(crate) fn earlier_sums(body: &Body) -> Body {
-    let mut body = body.clone();
+pub(crate) fn earlier_sums(body: &Body) -> Earlier {
+    let mut earlier =
+        Earlier { body: body.clone(), exprs: body.ids().collect(), stages: (0..body.stages.len()).collect() };
     // A sum that has moved may let another one move; each moves at most once.
     for _ in 0..body.row_values {
-        match movable(&body) {
-            Some((position, terms)) => body = split(&body, position, &terms),
+        match movable(&earlier.body) {
+            Some(sum) => earlier = split(&earlier, &sum),
             None => break,
         }
     }
-    body
+    earlier
+}
+
+/// A sum that can move.
+struct Movable {
+    /// its stage
+    position: usize,
+    /// the number of the row it makes
+    into: u16,
+    terms: Vec<Term>,
 }
 
 /// One term of a linear sum: `factors` are numbers of the row.
@@ -34,11 +54,11 @@ enum Factor {
     Minus,
 }
 
-/// The first sum that could be taken in an earlier sweep, and its terms.
-fn movable(body: &Body) -> Option<(usize, Vec<Term>)> {
+/// The first sum that could be taken in an earlier sweep.
+fn movable(body: &Body) -> Option<Movable> {
     let (uniform, levels) = (body.uniform(), body.levels());
     body.stages.iter().enumerate().find_map(|(position, stage)| {
-        let &Stage::RowReduce { op: ReduceOp::Sum, value, .. } = stage else { return None };
+        let &Stage::RowReduce { op: ReduceOp::Sum, value, into } = stage else { return None };
         let level = levels[value.index()];
         if level == 0 || uniform[value.index()] {
             return None;
@@ -46,7 +66,7 @@ fn movable(body: &Body) -> Option<(usize, Vec<Term>)> {
         let mut terms = Vec::new();
         collect(body, &uniform, value, &[], &mut terms);
         let earlier = terms.iter().all(|term| levels[term.value.index()] < level && !uniform[term.value.index()]);
-        (earlier && !terms.is_empty() && terms.len() <= TERMS).then_some((position, terms))
+        (earlier && !terms.is_empty() && terms.len() <= TERMS).then_some(Movable { position, into, terms })
     })
 }
 
@@ -74,9 +94,11 @@ fn collect(body: &Body, uniform: &[bool], id: ExprId, factors: &[Factor], terms:
 }
 
 /// Replaces a sum by sums of its terms. The expressions are built anew, since what reads the sum comes later than it.
-fn split(body: &Body, position: usize, terms: &[Term]) -> Body {
-    let Stage::RowReduce { into, .. } = body.stages[position] else { return body.clone() };
+fn split(given: &Earlier, sum: &Movable) -> Earlier {
+    let body = &given.body;
+    let &Movable { position, into, ref terms } = sum;
     let mut exprs = Exprs::default();
+    let (mut exprs_from, mut stages_from) = (Vec::new(), Vec::new());
     let mut ids: Vec<ExprId> = Vec::with_capacity(body.exprs.len());
     let mut row_values = body.row_values;
     // Equal terms are summed once.
@@ -87,7 +109,6 @@ fn split(body: &Body, position: usize, terms: &[Term]) -> Body {
             row_values += 1;
         }
     }
-    let mut added = Vec::new();
     for (index, &expr) in body.exprs.iter().enumerate() {
         let id = match expr {
             Expr::RowValue(value) if value == into => {
@@ -115,7 +136,7 @@ fn split(body: &Body, position: usize, terms: &[Term]) -> Body {
                 exprs.make(moved)
             }
         };
-        debug_assert_eq!(ids.len(), index);
+        exprs_from.resize(exprs.len(), given.exprs[index]);
         ids.push(id);
     }
     let mut stages = Vec::new();
@@ -123,15 +144,18 @@ fn split(body: &Body, position: usize, terms: &[Term]) -> Body {
         let moved = |id: ExprId| ids[id.index()];
         match *stage {
             Stage::RowReduce { .. } if index == position => {
-                for &(value, into) in &sums {
-                    added.push(stages.len());
-                    stages.push(Stage::RowReduce { op: ReduceOp::Sum, value: moved(value), into });
-                }
+                stages.extend(sums.iter().map(|&(value, into)| Stage::RowReduce {
+                    op: ReduceOp::Sum,
+                    value: moved(value),
+                    into,
+                }));
             }
             Stage::RowReduce { op, value, into } => stages.push(Stage::RowReduce { op, value: moved(value), into }),
             Stage::ColumnSum { value, arg, width } => stages.push(Stage::ColumnSum { value: moved(value), arg, width }),
             Stage::Store { value, arg } => stages.push(Stage::Store { value: moved(value), arg }),
         }
+        stages_from.resize(stages.len(), given.stages[index]);
     }
-    Body { exprs: exprs.finish(), row_values, stages, ..body.clone() }
+    let body = Body { exprs: exprs.finish(), row_values, stages, ..body.clone() };
+    Earlier { body, exprs: exprs_from, stages: stages_from }
 }

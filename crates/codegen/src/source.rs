@@ -199,34 +199,38 @@ pub struct TaggedLine {
     pub node: Option<NodeId>,
 }
 
-/// The source of a group for the CPU, line by line, each with the node it came from.
-pub fn tagged_source(group: &Draft) -> Vec<TaggedLine> {
-    let plain = |text: &str| TaggedLine { text: text.to_string(), node: None };
+/// The source of a group, line by line, each with the node it came from. What all row kernels of CUDA share is one line.
+pub fn tagged_source(group: &Draft, backend: &Backend) -> Vec<TaggedLine> {
     if group.form != Form::Row {
         let node = group.nodes.first().copied();
-        return render(group, &Backend::Cpu)
-            .0
-            .to_string()
-            .lines()
-            .map(|text| TaggedLine { node, ..plain(text) })
-            .collect();
+        let source = render(group, backend).0.to_string();
+        return source.lines().map(|text| TaggedLine { text: text.to_string(), node }).collect();
     }
     let (lowered, origins) = lower_row_with_origins(group.graph, group.placement, group);
     let Kernel::Row(body) = lowered.kernel else { return Vec::new() };
-    let (program, passes) = emit_with_origins(&body);
-    let node = |origin: &Origin| match *origin {
+    let lines = match backend {
+        Backend::Cpu => program_lines(&body),
+        Backend::Cuda(target) => cuda::row_lines(&body, &lowered.launch, target),
+    };
+    let node = |origin: Origin| match origin {
         Origin::Expr(id) => origins.exprs.get(id.index()).copied(),
         Origin::Stage(position) => origins.stages.get(position).copied(),
     };
+    lines.into_iter().map(|(text, origin)| TaggedLine { text, node: origin.and_then(node) }).collect()
+}
+
+/// The lines of a tile program, each with what it came from in the body.
+fn program_lines(body: &Body) -> Vec<(String, Option<Origin>)> {
+    let (program, passes) = emit_with_origins(body);
     // The listing has a line an instruction, row work before strip work, after a line for each pass.
-    let mut instructions = passes.iter().flat_map(|pass| pass.row.iter().chain(&pass.strip));
+    let mut instructions = passes.iter().flat_map(|pass| pass.row.iter().chain(&pass.strip)).copied();
     let is_instruction = |text: &str| text.starts_with("  row ") || text.starts_with("  strip ");
     let listing = program.to_string();
-    let tagged = listing.lines().map(|text| match is_instruction(text) {
-        true => TaggedLine { node: instructions.next().and_then(node), ..plain(text) },
-        false => plain(text),
+    let lines = listing.lines().map(|text| {
+        let origin = if is_instruction(text) { instructions.next() } else { None };
+        (text.to_string(), origin)
     });
-    tagged.collect()
+    lines.collect()
 }
 
 impl fmt::Display for Source {

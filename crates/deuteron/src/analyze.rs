@@ -2,29 +2,36 @@
 
 mod flip;
 mod recompute;
+mod registers;
 mod sheets;
 
 pub use flip::{Knob, Variants, flips};
 
 use std::time::Instant;
 
+use deuteron_codegen::Backend;
 use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_codegen::cuda::CudaCatalog;
+use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaTarget};
+use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_graph::Graph;
-use deuteron_plan::{Assessment, Catalog, Machine, MachineKind, Pin, Question, Target, assess};
+use deuteron_plan::{Assessment, Catalog, Machine, MachineKind, Pin, Quantity, Question, Target, assess};
 use deuteron_report::Analysis;
 
 use crate::error::Error;
 
 /// How to analyse.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct AnalyzeOptions {
     /// the machine the plan is for
     pub machine: Machine,
     /// fusions forced and forbidden
     pub pins: Vec<Pin>,
+    /// what kernels are rendered for; none for a GPU of unknown instruction set
+    pub backend: Option<Backend>,
     /// whether the source of every kernel is wanted, where it can be generated
     pub sources: bool,
+    /// compiles every CUDA kernel that can be generated, for its registers
+    pub compiler: Option<Compiler>,
     /// whether every forward value that backward reads is stored, instead of deciding by bytes
     pub keep_all: bool,
     /// what plans may be made of
@@ -47,7 +54,12 @@ impl AnalyzeOptions {
             MachineKind::Cpu => Kernels::Generated,
             MachineKind::Gpu => Kernels::Conceivable,
         };
-        AnalyzeOptions { machine, pins: Vec::new(), sources: false, keep_all: false, kernels }
+        let target = |arch: Arch| CudaTarget::new(arch, machine.count(Quantity::Processors));
+        let backend = match machine.kind {
+            MachineKind::Cpu => Some(Backend::Cpu),
+            MachineKind::Gpu => Arch::of_profile(&machine.name).map(|arch| Backend::Cuda(target(arch))),
+        };
+        AnalyzeOptions { machine, backend, pins: Vec::new(), sources: false, compiler: None, keep_all: false, kernels }
     }
 }
 
@@ -57,7 +69,11 @@ pub fn analyze(graph: &Graph, options: &AnalyzeOptions) -> Result<Analysis, Erro
     let (planned, recompute) = recompute::decide(graph, options)?;
     let assessment = assessment(&planned, graph, options)?;
     let planning_ms = start.elapsed().as_secs_f64() * 1e3;
-    Ok(Analysis { recompute, ..sheets::analysis(&planned, options, &assessment, planning_ms) })
+    let mut analysis = Analysis { recompute, ..sheets::analysis(&planned, options, &assessment, planning_ms) };
+    if let (Some(compiler), Some(Backend::Cuda(target))) = (&options.compiler, &options.backend) {
+        registers::fill(&mut analysis, &planned, &assessment, compiler, target)?;
+    }
+    Ok(analysis)
 }
 
 /// What a plan may use.

@@ -147,6 +147,7 @@ pub fn fuse(
     let tensors = seed::inputs(graph, options.seed)?;
     progress(Stage::Compiling);
     let question = AnalyzeOptions {
+        backend: Some(engine.device().backend().clone()),
         sources: options.sources,
         // Both plans run the graph as it is, so that they can be compared kernel by kernel.
         keep_all: true,

@@ -48,7 +48,7 @@ pub mod verify;
 
 pub use catalog::{Activation, FusedOp, Norm};
 pub use deuteron_codegen::cpu::simd::Isa;
-pub use deuteron_codegen::render;
+pub use deuteron_codegen::{Backend, render};
 pub use deuteron_device::{Cpu, Device, DeviceError, Kernel, Launching};
 pub use deuteron_graph::*;
 pub use deuteron_onnx as onnx;

@@ -1,13 +1,12 @@
 //! The kernels of a graph, for a person to read.
 
-use deuteron_codegen::cpu::CpuCatalog;
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, Grids, Tuning, grids};
 use deuteron_codegen::{Backend, Source, render};
 use deuteron_device::DeviceError;
 use deuteron_device::cuda::EntryUsage;
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_graph::{Graph, NodeId, Op};
-use deuteron_plan::{Catalog, Draft, Group, Machine, Plan, Quantity, Strategy, Target, plan};
+use deuteron_plan::{Draft, Group, Machine, Plan, Quantity, Strategy, Target, plan};
 use deuteron_report::SourceLine;
 use serde::Serialize;
 
@@ -57,14 +56,9 @@ pub struct Compiled {
     pub key: String,
 }
 
-/// The source of one kernel of a plan for the CPU, each line with the operation it came from. Empty where a kernel holds
-/// something that is only described.
-pub(crate) fn tagged_source(graph: &Graph, plan: &Plan, group: &Group) -> Vec<SourceLine> {
-    let draft = group.draft(graph, &plan.placement);
-    if holds_opaque(graph, group) || !CpuCatalog.offers(&draft) {
-        return Vec::new();
-    }
-    let lines = deuteron_codegen::tagged_source(&draft);
+/// The source of one kernel that can be generated, each line with the operation it came from.
+pub(crate) fn tagged_source(graph: &Graph, plan: &Plan, group: &Group, backend: &Backend) -> Vec<SourceLine> {
+    let lines = deuteron_codegen::tagged_source(&group.draft(graph, &plan.placement), backend);
     let op = |node: Option<NodeId>| node.map_or(String::new(), |id| graph.call_name(graph.node(id).call).to_string());
     lines.into_iter().map(|line| SourceLine { op: op(line.node), text: line.text }).collect()
 }
@@ -137,11 +131,16 @@ pub fn kernels_for(absent: &Absent, graph: &Graph, strategy: Strategy) -> Result
     let Backend::Cuda(target) = &absent.backend else { return Ok(Vec::new()) };
     let usage = |source: &Source| -> Result<Vec<EntryUsage>, Error> {
         let Source::Cuda(source) = source else { return Ok(Vec::new()) };
-        let request = Request { name: &source.name, text: &source.text, arch: target.arch.name(), options: &[] };
-        Ok(absent.compiler.compile(&request).map_err(DeviceError::from)?.entries)
+        self::usage(&absent.compiler, source, target)
     };
     let planned_for = Target { machine: &absent.machine, catalog: &CudaCatalog };
     list(graph, strategy, planned_for, &absent.backend, &usage)
+}
+
+/// What the functions of a source need, by the compiler.
+pub(crate) fn usage(compiler: &Compiler, source: &CudaSource, target: &CudaTarget) -> Result<Vec<EntryUsage>, Error> {
+    let request = Request { name: &source.name, text: &source.text, arch: target.arch.name(), options: &[] };
+    Ok(compiler.compile(&request).map_err(DeviceError::from)?.entries)
 }
 
 fn list(

@@ -66,13 +66,16 @@ fn a_graph_is_fused_verified_and_timed_both_ways() {
     let text =
         "x = input bf16[300,640] ; r = input bf16[300,640] ; h = add x r ; n = layer_norm h w:bf16[640] b:bf16[640]
                 l = linear n m:bf16[640,512] c:bf16[512] ; g = gelu l ; out g h";
-    let report = fuse(&engine, &text.parse().unwrap(), &FuseOptions::default(), |_| {}).unwrap();
+    let options = FuseOptions { sources: true, ..FuseOptions::default() };
+    let report = fuse(&engine, &text.parse().unwrap(), &options, |_| {}).unwrap();
     assert!(report.verified, "{} of {}: {}", report.worst_ratio, report.worst_output, report.graph);
     for plan in [&report.unfused, &report.fused] {
         assert!(plan.ms > 0.0 && plan.graph_ms.is_some_and(|time| time > 0.0));
     }
     assert!(report.fused.kernels < report.unfused.kernels);
     assert!(report.analysis.after.iter().any(|kernel| kernel.measured_registers.is_some_and(|count| count > 0)));
+    let mut lines = report.analysis.after.iter().flat_map(|kernel| &kernel.source);
+    assert!(lines.any(|line| line.op == "layer_norm" && line.text.contains("rsqrt1")));
 }
 
 #[test]

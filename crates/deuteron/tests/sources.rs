@@ -1,15 +1,16 @@
 //! CUDA sources without a GPU: every kernel of the catalogue and of random graphs goes through the real compiler, and the
 //! catalogue's kernels are kept as reviewed snapshots. `DEUTERON_BLESS=1` writes the snapshots anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use deuteron::listing::{Absent, kernels_for};
 use deuteron::reference::random_case;
-use deuteron::{Dtype, FusedOp, Graph, Machine, Strategy, Target, plan};
+use deuteron::{Dtype, FusedOp, Graph, GroupKind, Machine, NodeId, Strategy, Target, plan};
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, grids};
-use deuteron_codegen::{Backend, Source, render};
+use deuteron_codegen::{Backend, Source, TaggedLine, render, tagged_source};
 use deuteron_device::cuda::library::{self, Search};
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 
@@ -172,6 +173,63 @@ fn the_catalogues_sources_are_the_reviewed_ones() {
         "sources changed: {}; look at them, then write them anew with DEUTERON_BLESS=1",
         different.join(", ")
     );
+}
+
+/// Whether a line does the work of some operation: arithmetic, reductions and stores, not loops and addresses.
+fn computes(text: &str) -> bool {
+    let starts = ["const F e", "const I e", "const B e", "const float e", "const int e", "const bool e"];
+    let calls = ["store<", "store_tail<", "store_one(", "butterfly<", "::both(", "Packer<", "finish_columns<"];
+    starts.iter().any(|start| text.trim_start().starts_with(start)) || calls.iter().any(|call| text.contains(call))
+}
+
+#[test]
+fn every_line_that_computes_names_its_operation() {
+    let machine = Machine::profile("h200").unwrap();
+    let backend = Backend::Cuda(CudaTarget::new(Arch::Sm90a, 132));
+    let mut graphs = catalogue(&FusedOp::catalog(), Dtype::Bf16, [8192, 768]);
+    // Rows that do not fit registers. Scores grow with the square of the columns.
+    let is_long = |op: &FusedOp| !matches!(op, FusedOp::AttentionScores { .. });
+    let long: Vec<FusedOp> = FusedOp::catalog().into_iter().filter(is_long).collect();
+    graphs.extend([[64, 32768], [3, 131072]].into_iter().flat_map(|size| catalogue(&long, Dtype::Bf16, size)));
+    for (label, graph) in graphs {
+        let plan = plan(&graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
+        for group in plan.groups.iter().filter(|group| group.kind == GroupKind::Row) {
+            let draft = group.draft(&graph, &plan.placement);
+            let (source, lines) = (render(&draft, &backend).0.to_string(), tagged_source(&draft, &backend));
+            let text = |lines: &[TaggedLine]| lines.iter().map(|line| format!("{}\n", line.text)).collect::<String>();
+            let shared = lines.iter().position(|line| line.text.starts_with("// prelude.cuh")).unwrap();
+            let (constants, kernel) = (&lines[..shared], &lines[shared + 1..]);
+            assert!(source.starts_with(&text(constants)) && source.ends_with(&text(kernel)), "{label}: {}", group.name);
+            let silent = kernel.iter().find(|line| line.node.is_none() && computes(&line.text));
+            assert_eq!(silent, None, "{label}: {}", group.name);
+            let calls = |nodes: Vec<NodeId>| nodes.into_iter().map(|id| graph.node(id).call).collect::<BTreeSet<_>>();
+            let named = calls(lines.iter().filter_map(|line| line.node).collect());
+            assert_eq!(named, calls(group.nodes.clone()), "{label}: {}", group.name);
+        }
+    }
+}
+
+/// How far the planner's registers may be from the compiler's, in the median, as a share. It is 0.20 with NVRTC 13.4 for
+/// sm_90a: within 24 registers, except where sums over rows stay in registers, which the planner does not count.
+const REGISTERS_OFF: f64 = 0.3;
+
+#[test]
+fn registers_are_about_what_the_planner_expects() {
+    let Some(compiler) = compiler() else { return };
+    let absent = Absent::of_arch(Arch::Sm90a, compiler).unwrap();
+    let mut off = Vec::new();
+    for (label, graph) in catalogue(&FusedOp::catalog(), Dtype::Bf16, [8192, 768]) {
+        for kernel in kernels_for(&absent, &graph, Strategy::Greedy).unwrap() {
+            let Some(compiled) = kernel.compiled.filter(|_| kernel.kind == "row") else { continue };
+            let (registers, predicted) = (compiled.registers, compiled.predicted_registers);
+            println!("{label}: {registers} registers, {predicted} predicted");
+            off.push(predicted.abs_diff(registers) as f64 / registers as f64);
+        }
+    }
+    off.sort_by(f64::total_cmp);
+    let middle = off[off.len() / 2];
+    println!("{} row kernels: off by {middle:.2} in the median", off.len());
+    assert!(middle <= REGISTERS_OFF, "off by {middle:.2} in the median");
 }
 
 /// Every grid that a launch of a graph's kernels would start, with what it belongs to.

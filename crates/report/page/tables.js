@@ -28,7 +28,9 @@ function showMeasured() {
   const kernels = [...data.after, ...data.before].filter((kernel) => isNumber(kernel.measured_us) || isNumber(kernel.measured_registers));
   if (!data.measured && !kernels.length) return;
   reveal('measured');
-  if (data.measured) {
+  if (!data.measured) {
+    byId('measured-lead').textContent = 'Compiled and not run: registers a thread, as estimated and as compiled.';
+  } else {
     const { unfused_us, chosen_us, speedup, verified, worst_ratio, classes } = data.measured;
     byId('measured-lead').textContent = `${formatTime(unfused_us)} unfused, ${formatTime(chosen_us)} chosen: ${formatRatio(speedup)}. ${verified
       ? 'Every output is within its bound of the f64 reference' : 'Some output is outside its bound of the f64 reference'}, the largest error at ${digits(worst_ratio)} of it.`;

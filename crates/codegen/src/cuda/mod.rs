@@ -23,7 +23,9 @@ pub use tuning::{BadTuning, Tuning};
 use deuteron_graph::Dtype;
 use deuteron_plan::Draft;
 
-use crate::linear::earlier_sums;
+use crate::body::{Body, Origin};
+use crate::cuda::row::{Line, Lines, PRELUDE};
+use crate::linear::{Earlier, earlier_sums};
 use crate::lower::lower;
 use crate::source::{Kernel, Launch, MatmulKernel, Source};
 
@@ -52,7 +54,7 @@ impl CudaTarget {
 pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
     let lowered = lower(group);
     match &lowered.kernel {
-        Kernel::Row(body) => row::candidates(&earlier_sums(body), &lowered.launch, target),
+        Kernel::Row(body) => row::candidates(&earlier_sums(body).body, &lowered.launch, target),
         Kernel::Matmul(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) => Vec::new(),
     }
 }
@@ -84,11 +86,25 @@ pub enum Family {
 /// Renders a kernel. Matrix products stay with the vendor's library.
 pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> Source {
     match kernel {
-        Kernel::Row(body) => Source::Cuda(row::render(&earlier_sums(&body), launch, target)),
+        Kernel::Row(body) => Source::Cuda(row::render(&earlier_sums(&body).body, launch, target)),
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
     }
+}
+
+/// The lines of a row kernel, each with what it came from in the body; one line stands for what all row kernels share.
+pub(crate) fn row_lines(body: &Body, launch: &Launch, target: &CudaTarget) -> Vec<(String, Option<Origin>)> {
+    let Earlier { body, exprs, stages } = earlier_sums(body);
+    let Lines { constants, kernel } = row::lines(&body, launch, target).0;
+    let before = |origin: Origin| match origin {
+        Origin::Expr(id) => Origin::Expr(exprs[id.index()]),
+        Origin::Stage(position) => Origin::Stage(stages[position]),
+    };
+    let shared = format!("// prelude.cuh: {} lines that all row kernels share", PRELUDE.lines().count());
+    let shared = Line { text: shared, origin: None };
+    let all = constants.into_iter().chain([shared]).chain(kernel);
+    all.map(|line| (line.text, line.origin.map(before))).collect()
 }
 
 /// One word of a kernel's parameter.

@@ -123,6 +123,8 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions) -> Vec<KernelSh
         let size = size(graph, group);
         let key = format!("{} {size} {} {}", group.name, group.cost.total.0, group.traffic.total());
         let at = *known.entry(key).or_insert_with(|| {
+            let realizable = generated(&options.machine).offers(&group.draft(graph, &plan.placement))
+                && !listing::holds_opaque(graph, group);
             sheets.push(KernelSheet {
                 name: group.name.clone(),
                 kind: group.kind.to_string(),
@@ -130,11 +132,12 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions) -> Vec<KernelSh
                 primitives: group.nodes.len(),
                 size,
                 cost: cost_sheet(&group.cost),
-                realizable: generated(&options.machine).offers(&group.draft(graph, &plan.placement))
-                    && !listing::holds_opaque(graph, group),
-                source: match options.sources && options.machine.kind == MachineKind::Cpu {
-                    true => listing::tagged_source(graph, plan, group),
-                    false => Vec::new(),
+                realizable,
+                source: match &options.backend {
+                    Some(backend) if options.sources && realizable => {
+                        listing::tagged_source(graph, plan, group, backend)
+                    }
+                    _ => Vec::new(),
                 },
                 measured_us: None,
                 measured_registers: None,

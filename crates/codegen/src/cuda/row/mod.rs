@@ -10,7 +10,7 @@ mod layout;
 mod passes;
 
 pub use config::{Policy, RowConfig};
-pub(crate) use emit::Line;
+pub(crate) use emit::{Line, Lines, PRELUDE};
 
 use crate::body::{Access, ArgSpec, Body};
 use crate::cuda::row::config::Facts;
@@ -44,16 +44,13 @@ pub struct RowKernel {
 /// Renders a body for a launch.
 pub(crate) fn render(body: &Body, launch: &Launch, target: &CudaTarget) -> CudaSource {
     let (lines, kernel) = lines(body, launch, target);
-    let mut text = String::new();
-    for line in &lines {
-        text.push_str(&line.text);
-        text.push('\n');
-    }
+    let own = |lines: &[Line]| lines.iter().flat_map(|line| [line.text.as_str(), "\n"]).collect::<String>();
+    let text = own(&lines.constants) + PRELUDE + &own(&lines.kernel);
     CudaSource { name: "row".into(), text, family: Family::Row(Box::new(kernel)) }
 }
 
 /// The lines of a kernel, each with what it came from.
-pub(crate) fn lines(body: &Body, launch: &Launch, target: &CudaTarget) -> (Vec<Line>, RowKernel) {
+pub(crate) fn lines(body: &Body, launch: &Launch, target: &CudaTarget) -> (Lines, RowKernel) {
     with_facts(body, launch, target, |facts| {
         let key = key(facts);
         let config = config(facts, target.tuning.get(&key));

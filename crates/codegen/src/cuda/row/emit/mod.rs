@@ -18,13 +18,20 @@ use crate::cuda::row::config::{Policy, RowConfig};
 use crate::cuda::row::layout::ArgLayout;
 use crate::cuda::row::passes::{Pass, Passes, stored};
 
-const PRELUDE: &str = include_str!("../../prelude.cuh");
+/// What every row kernel stands on.
+pub(crate) const PRELUDE: &str = include_str!("../../prelude.cuh");
 
 /// A line of the text and what it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Line {
     pub text: String,
     pub origin: Option<Origin>,
+}
+
+/// The lines of a kernel that are its own; [`PRELUDE`] stands between the two parts.
+pub(crate) struct Lines {
+    pub constants: Vec<Line>,
+    pub kernel: Vec<Line>,
 }
 
 /// Everything the text depends on.
@@ -36,10 +43,10 @@ pub(crate) struct Emission<'a> {
 }
 
 /// The lines of a row kernel.
-pub(crate) fn emit(emission: &Emission) -> Vec<Line> {
+pub(crate) fn emit(emission: &Emission) -> Lines {
     let mut writer = Writer { it: emission, lines: Vec::new(), depth: 0, origin: None, names: HashMap::new() };
     writer.constants();
-    PRELUDE.lines().for_each(|line| writer.line(line));
+    let constants = std::mem::take(&mut writer.lines);
     writer.line("");
     writer.parameters();
     match emission.config.policy {
@@ -47,7 +54,7 @@ pub(crate) fn emit(emission: &Emission) -> Vec<Line> {
         Policy::Registers | Policy::Shared | Policy::Streamed => writer.rows(),
     }
     writer.finish_kernel();
-    writer.lines
+    Lines { constants, kernel: writer.lines }
 }
 
 /// Fields of the parameter after the arguments' own: the order in which [`super::grids`] fills them.
@@ -619,13 +626,15 @@ impl Writer<'_> {
         }
         self.row_stages(pass);
         let reductions = self.reductions(pass);
-        for (slot, &(op, _, _)) in reductions.iter().enumerate() {
+        for (slot, &(op, _, into)) in reductions.iter().enumerate() {
+            self.origin = self.reduction(into);
             match op {
                 ReduceOp::ArgMax => self.line(format!("Best b{level}_{slot} = ArgMax::start();")),
                 _ => self
                     .line(format!("F f{level}_{slot} = lanes<F>([](int) {{ return {}::start(); }});", reduce_name(op))),
             }
         }
+        self.origin = None;
         if pass.lanes.is_empty() && !self.has_lane_stage(pass) {
             self.finish_reductions(level, &reductions);
             return;
@@ -655,6 +664,12 @@ impl Writer<'_> {
             Stage::ColumnSum { .. } | Stage::Store { .. } => None,
         };
         pass.stages.iter().filter_map(of).collect()
+    }
+
+    /// The stage that makes a number of the row.
+    fn reduction(&self, number: u16) -> Option<Origin> {
+        let makes = |stage: &Stage| matches!(*stage, Stage::RowReduce { into, .. } if into == number);
+        self.it.body.stages.iter().position(makes).map(Origin::Stage)
     }
 
     fn is_per_row_store(&self, stage: &Stage) -> bool {
@@ -766,6 +781,7 @@ impl Writer<'_> {
             };
             let ty = if op == ReduceOp::ArgMax { "Best" } else { "float" };
             let own = if several { format!("t{into}") } else { format!("r{into}_all") };
+            self.origin = self.reduction(into);
             self.line(format!("const {ty} {own} = butterfly<{name}, {width}>({part});"));
             if several {
                 let s = format!("{}[turn][{}]", shared_name(op), before + slot);
@@ -777,12 +793,14 @@ impl Writer<'_> {
                 }
             }
         }
+        self.origin = None;
         if several {
             self.line(if config.cluster { "cluster_barrier();" } else { "__syncthreads();" });
         }
         for (slot, &(op, _, into)) in reductions.iter().enumerate() {
             let name = reduce_name(op);
             let ty = if op == ReduceOp::ArgMax { "Best" } else { "float" };
+            self.origin = self.reduction(into);
             if several {
                 let count = warps * if config.cluster { config.parts } else { 1 };
                 let s = format!("{}[turn][{}]", shared_name(op), before + slot);
@@ -795,6 +813,7 @@ impl Writer<'_> {
                 _ => self.line(format!("const float r{into} = r{into}_all;")),
             }
         }
+        self.origin = None;
     }
 
     /// Arguments that are loaded along the row.

@@ -3,13 +3,14 @@
 use std::fmt::Write as _;
 
 use super::{Writer, partials};
-use crate::body::Stage;
+use crate::body::{Origin, Stage};
 use crate::cuda::row::config::Policy;
 
 impl Writer<'_> {
     pub(super) fn sums(&mut self) {
         for (index, (_, width)) in partials(self.it.body).into_iter().enumerate() {
             let lanes = self.is_lane_sum(width);
+            self.origin = self.column_sum(index);
             match (lanes, self.sums_in_registers()) {
                 (true, true) => {
                     self.line(format!("F sum{index}[CHUNKS];"));
@@ -31,6 +32,14 @@ impl Writer<'_> {
                 (false, _) => self.line(format!("float sum{index} = 0.0f;")),
             }
         }
+        self.origin = None;
+    }
+
+    /// The stage of a partial.
+    fn column_sum(&self, index: usize) -> Option<Origin> {
+        let stages = self.it.body.stages.iter().enumerate();
+        let mut sums = stages.filter(|(_, stage)| matches!(stage, Stage::ColumnSum { .. }));
+        sums.nth(index).map(|(position, _)| Origin::Stage(position))
     }
 
     /// Sums of one number a row are kept by one thread; in a space of one column, columns and numbers are the same.
@@ -51,6 +60,7 @@ impl Writer<'_> {
     pub(super) fn write_sums(&mut self) {
         for (index, (_, width)) in partials(self.it.body).into_iter().enumerate() {
             let rows = self.it.config.rows_per_block;
+            self.origin = self.column_sum(index);
             match (self.is_lane_sum(width), self.sums_in_registers()) {
                 (true, true) if rows == 1 => {
                     let at = self.sum_address(index);
@@ -106,6 +116,7 @@ impl Writer<'_> {
                 }
             }
         }
+        self.origin = None;
     }
 
     /// Whether sums over rows are in registers. Long rows have them in the workspace, each thread its own.
@@ -144,9 +155,11 @@ impl Writer<'_> {
                 call,
                 "finish_columns<{ty}>((const float*)p.workspace + {before} * p.blocks, p.blocks, {width}, (char*)p.a{arg});"
             );
+            self.origin = self.column_sum(index);
             self.line(call);
             before += width;
         }
+        self.origin = None;
         self.close();
     }
 }

@@ -81,7 +81,6 @@ impl Writer<'_> {
             other => self.formula(id, other, false),
         };
         self.line(format!("const {} {name} = {value};", lane_type(self.kind(id))));
-        self.origin = None;
         self.names.insert(id, name.clone());
         let kept = self.it.passes.kept.iter().find(|&&(kept, _)| kept == id);
         if let (Some(&(_, dtype)), true) = (kept, self.it.passes.levels[id.index()] <= level) {
@@ -89,6 +88,7 @@ impl Writer<'_> {
             let held = type_name(dtype);
             self.line(format!("k{}[{slot}] = Packer<{held}>::pack({name});", id.index()));
         }
+        self.origin = None;
     }
 
     /// Values that an earlier sweep kept are read back where they are needed.
@@ -146,7 +146,9 @@ impl Writer<'_> {
         }
         let slot = if self.it.config.policy == Policy::Shared { "c * T" } else { "c" };
         let name = format!("e{}", id.index());
+        let reader = self.origin.replace(Origin::Expr(id));
         self.line(format!("const {} {name} = value(k{}[{slot}]);", lane_type(self.kind(id)), id.index()));
+        self.origin = reader;
         self.names.insert(id, name);
     }
 
