@@ -120,8 +120,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_reads_back() {
-        let text =
-            "sm_90a-1-16 policy=registers vector=8 threads=32 rows=8 chunks=3 parts=1 cluster=0 resident=2 stages=0 wide=0\n";
+        let text = "sm_90a-1-16 policy=registers vector=8 threads=32 rows=8 chunks=3 parts=1 cluster=0 resident=2 stages=0 wide=0\n";
         let tuning: Tuning = text.parse().unwrap();
         assert_eq!(tuning.to_string(), text);
         assert_eq!(tuning.len(), 1);

@@ -34,7 +34,7 @@ pub(super) const FITTED: [(Quantity, f64); 10] = [
     (Quantity::CacheGbps, 3.0),
     (Quantity::FullOccupancy, 4.0),
     (Quantity::VectorTflops, 8.0),
-    (Quantity::Matrix16Tflops, 4.0),
+    (Quantity::Matrix16Tflops, 1.25),
     (Quantity::Matrix32Tflops, 8.0),
     (Quantity::Exposed, 10.0),
     (Quantity::CorrectCopy, 8.0),

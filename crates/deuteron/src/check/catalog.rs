@@ -21,7 +21,7 @@ use crate::verify::{Expected, Verification};
 /// How much of the matrix to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Breadth {
-    /// every shape, dtype and layout
+    /// every shape and dtype, two layouts each
     All,
     /// a handful of cases an op: for tools that slow kernels down a hundredfold
     Small,
@@ -248,7 +248,10 @@ fn pieces(breadth: Breadth) -> Vec<Piece> {
             match breadth {
                 Breadth::All => {
                     for dtype in Dtype::FLOATS {
-                        SHAPES.iter().for_each(|&shape| add(dtype, shape, &Lie::ALL, 0));
+                        // Rows side by side, and padded and misaligned rows in turn: each width has both.
+                        SHAPES.iter().enumerate().for_each(|(index, &shape)| {
+                            add(dtype, shape, &[Lie::Contiguous, Lie::ALL[1 + index % 2]], 0);
+                        });
                     }
                 }
                 Breadth::Small => FEW_SHAPES.iter().enumerate().for_each(|(index, &shape)| {

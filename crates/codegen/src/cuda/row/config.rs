@@ -144,16 +144,22 @@ const HELD: usize = 32;
 const WORDS: f64 = 72.0;
 
 /// Registers that random bits take.
-const RANDOM: f64 = 20.0;
+const RANDOM: f64 = 36.0;
 
 /// Registers of a thread beside its columns: addresses, counters.
 const OTHER: f64 = 44.0;
 
-/// Registers for the addresses of rows in shared memory.
+/// Registers for addresses in shared memory.
 const STAGED: f64 = 16.0;
+
+/// Words of registers for a column that is read from shared memory ahead of its use.
+const READ_AHEAD: f64 = 1.25;
 
 /// Registers for the values of a sweep, one each up to this many.
 const TEMPORARIES: usize = 28;
+
+/// Registers of a thread where rows wait in shared memory: eight warps a multiprocessor are enough then.
+const MANY: f64 = 232.0;
 
 /// Bytes on their way to a multiprocessor that hide the way from memory: its share of the bandwidth for a microsecond and
 /// a half.
@@ -213,39 +219,45 @@ impl Facts<'_> {
             return Point { held: wanted.min(by_registers), ..passing };
         }
         let staged = self.can_stage();
-        let resident = |columns: usize| self.resident(columns, staged);
         let most = ((240.0 - self.other_registers()) / self.words_walking(staged)) as usize;
-        let held = most.min(HELD);
+        let wanted = (share / 2).next_multiple_of(HELD / 4).clamp(HELD / 4, HELD);
+        let held = most.min(wanted);
+        let point =
+            |held: usize, columns: usize| Point { held, resident: self.resident(columns, staged), staged, ..passing };
         if self.cols <= 32 * held {
-            let columns = self.cols.div_ceil(32 * self.vector()) * self.vector();
-            return Point { held, resident: resident(columns), staged, ..passing };
+            return point(held, self.cols.div_ceil(32 * self.vector()) * self.vector());
         }
         if !self.reduces() {
-            return Point { resident: resident(PASSING), staged, ..passing };
+            return point(PASSING, PASSING);
         }
         if staged {
-            // As many columns a thread as leave registers for 512 threads: blocks that share a row wait for each other.
-            let held = (8..=held).rev().find(|&columns| resident(columns) >= 512).unwrap_or(8);
-            return Point { held: held.min(wanted.max(8)), resident: resident(held).max(512), staged, ..passing };
+            // Many columns a thread: fewer threads meet at a barrier, and fewer blocks share a row.
+            let held = (8..=held).rev().find(|&columns| self.registers(columns, staged) <= MANY).unwrap_or(8);
+            return point(held, held);
         }
         // Fewer columns a thread where more would leave too few threads to hide the barriers.
-        let half = (HELD / 2).min(most).max(1);
-        let held = if resident(half) >= 512 { half } else { (HELD / 4).min(half) };
-        Point { held: held.min(wanted.max(8)), resident: resident(held).max(512), ..passing }
+        let half = (HELD / 2).min(held).max(1);
+        let held = if self.resident(half, staged) >= 512 { half } else { (HELD / 4).min(half) };
+        Point { resident: self.resident(held, staged).max(512), ..point(held, held) }
     }
 
     /// Threads of a multiprocessor that walk over rows, by their registers.
     fn resident(&self, columns: usize, staged: bool) -> usize {
-        let addresses = if staged { STAGED } else { 0.0 };
-        let registers = self.words_walking(staged) * columns as f64 + self.other_registers() + addresses;
-        ((65536.0 / registers) as usize / 64 * 64).clamp(256, 1024)
+        ((65536.0 / self.registers(columns, staged)) as usize / 64 * 64).clamp(256, 1024)
+    }
+
+    /// Registers of a thread that walks over rows, about.
+    fn registers(&self, columns: usize, staged: bool) -> f64 {
+        let draws = self.body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }));
+        let words = self.words_walking(staged) + if staged { READ_AHEAD } else { 0.0 };
+        let addresses = if staged { STAGED } else { 0.0 } + if draws { RANDOM } else { 0.0 };
+        words * columns as f64 + self.other_registers() + addresses
     }
 
     /// Registers of a thread beside its columns.
     fn other_registers(&self) -> f64 {
-        let draws = self.body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }));
         let longest = self.passes.list.iter().map(|pass| pass.lanes.len()).max().unwrap_or(0);
-        OTHER + longest.min(TEMPORARIES) as f64 + if draws { RANDOM } else { 0.0 }
+        OTHER + longest.min(TEMPORARIES) as f64
     }
 
     /// Words of registers that a column takes where a block walks over rows: the next row waits beside this one.
@@ -257,20 +269,20 @@ impl Facts<'_> {
     fn can_stage(&self) -> bool {
         let vector = self.vector();
         let copies = |(alignment, size): (usize, usize)| alignment.min(vector * size) >= 4;
-        self.has_column_sums() && self.target.arch.is_ampere() && self.streams().all(copies)
+        let any = self.staged_loads().next().is_some();
+        any && self.has_column_sums() && self.target.arch.is_ampere() && self.streams().all(copies)
     }
 
-    /// Adds the stages that shared memory has room for to a config whose blocks walk over rows.
-    fn staged(&self, config: RowConfig) -> RowConfig {
+    /// Adds the stages that shared memory has room for to a config whose blocks walk over rows; none if there is not even
+    /// room for two.
+    fn staged(&self, config: RowConfig) -> Option<RowConfig> {
         let stage = self.stage_bytes(&config);
         let room = self.target.arch.block_shared();
         let fixed = self.fixed_shared(&config);
         let stages = |resident: usize| (room / resident).saturating_sub(fixed + 1024) / stage.max(1);
-        let Some(resident) = (1..=config.resident).rev().find(|&resident| stages(resident) >= 2) else {
-            return config;
-        };
+        let resident = (1..=config.resident).rev().find(|&resident| stages(resident) >= 2)?;
         let enough = 1 + IN_FLIGHT.div_ceil(stage.max(1) * resident);
-        RowConfig { resident, stages: stages(resident).min(enough).clamp(2, 4), ..config }
+        Some(RowConfig { resident, stages: stages(resident).min(enough).clamp(2, 4), ..config })
     }
 
     /// Bytes of shared memory that a block's row takes on its way.
@@ -388,12 +400,19 @@ impl Facts<'_> {
         };
         let config = match point.resident {
             0 => return config,
-            threads => RowConfig { resident: (threads / config.threads()).max(1), ..config },
+            threads => {
+                // Four rows a block at least, as each block's sums are written and read again.
+                let rows = self.rows * config.parts / (4 * self.target.processors * config.rows_per_block).max(1);
+                RowConfig { resident: (threads / config.threads()).min(rows).max(1), ..config }
+            }
         };
-        match point.staged && config.policy == Policy::Registers {
-            true => self.staged(config),
-            false => config,
+        if !point.staged || config.policy != Policy::Registers {
+            return config;
         }
+        self.staged(config).unwrap_or_else(|| {
+            let held = HELD / 4;
+            self.rows(Point { held, resident: self.resident(held, false), staged: false, ..point })
+        })
     }
 
     /// A warp or a part of one a row: no barrier is needed.
@@ -422,7 +441,7 @@ impl Facts<'_> {
 
     /// Several warps a row, then several blocks.
     fn by_blocks(&self, base: RowConfig, pieces: usize, held: usize, staged: bool) -> RowConfig {
-        let crowded = self.has_column_sums() && self.resident(held * base.vector, staged) < 448;
+        let crowded = self.has_column_sums() && (staged || self.resident(held * base.vector, staged) < 448);
         let most = if crowded { 256 } else { 512 };
         let spread = |pieces: usize| {
             let least = (held / 2).max(1);
