@@ -1,9 +1,10 @@
-// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 2 resident blocks a multiprocessor: a warp holds the row
+// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 2 resident blocks a multiprocessor, 1 rows ahead in shared memory: a warp holds the row
 constexpr int V = 8;
 constexpr int T = 32;
 constexpr int ROWS = 4;
 constexpr int CHUNKS = 3;
 constexpr int PARTS = 1;
+constexpr int STAGES = 2;
 constexpr int COLS = 768;
 
 struct Parameters {
@@ -43,11 +44,35 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
         w4[c] = load<Bf16, 16, AGAIN>(g4 + (i64)col * 2, in);
     }
     {
-        Raw<Bf16> w0[CHUNKS];
-        Raw<Bf16> w1[CHUNKS];
-        Raw<Bf16> w2[CHUNKS];
-        Raw<Bf16> w6[CHUNKS];
+        extern __shared__ char s_rows[];
+        constexpr int STAGE = CHUNKS * T * ROWS * (int)(sizeof(Raw<Bf16>) + sizeof(Raw<Bf16>) + sizeof(Raw<Bf16>) + sizeof(Raw<Bf16>));
+        const i64 step = (i64)(gridDim.x / PARTS) * ROWS;
         const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;
+        for (int s = 0; s < STAGES - 1; ++s) {
+            const i64 ahead = begin + s * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
+                const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
+                const char* const g1 = (const char*)p.a1 + row * (i64)p.s1_0;
+                const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
+                const char* const g6 = (const char*)p.a6 + row * (i64)p.s6_0;
+                Raw<Bf16>* const n0 = (Raw<Bf16>*)(s_rows + s * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n1 = (Raw<Bf16>*)(s_rows + s * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+                Raw<Bf16>* const n2 = (Raw<Bf16>*)(s_rows + s * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+                Raw<Bf16>* const n6 = (Raw<Bf16>*)(s_rows + s * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int col = ((part * CHUNKS + c) * T + lane) * V;
+                    const bool in = true;
+                    copy<Bf16, 16>(n0 + c * T * ROWS, g0 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n1 + c * T * ROWS, g1 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n2 + c * T * ROWS, g2 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n6 + c * T * ROWS, g6 + (i64)col * 2, in);
+                }
+            }
+            commit_copies();
+        }
         {
             const bool live = ROWS == 1 || begin + group < (i64)p.rows;
             const i64 row = live ? begin + group : (i64)p.rows - 1;
@@ -55,41 +80,37 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
             const char* const g1 = (const char*)p.a1 + row * (i64)p.s1_0;
             const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
             const char* const g6 = (const char*)p.a6 + row * (i64)p.s6_0;
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                const int col = ((part * CHUNKS + c) * T + lane) * V;
-                const bool in = true;
-                w0[c] = load<Bf16, 16, STREAM>(g0 + (i64)col * 2, in);
-                w1[c] = load<Bf16, 16, STREAM>(g1 + (i64)col * 2, in);
-                w2[c] = load<Bf16, 16, STREAM>(g2 + (i64)col * 2, in);
-                w6[c] = load<Bf16, 16, STREAM>(g6 + (i64)col * 2, in);
-            }
         }
-        int turn = 0;
-#pragma unroll 2
+        int turn = 0, stage = 0;
         for (i64 start = (i64)(blockIdx.x / PARTS) * ROWS; start < (i64)p.rows; start += (i64)(gridDim.x / PARTS) * ROWS, turn ^= 1) {
-            Raw<Bf16> n0[CHUNKS];
-            Raw<Bf16> n1[CHUNKS];
-            Raw<Bf16> n2[CHUNKS];
-            Raw<Bf16> n6[CHUNKS];
-            const i64 next = start + (i64)(gridDim.x / PARTS) * ROWS;
-            if (next < (i64)p.rows) {
-                const bool live = ROWS == 1 || next + group < (i64)p.rows;
-                const i64 row = live ? next + group : (i64)p.rows - 1;
+            const i64 ahead = start + (STAGES - 1) * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
                 const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
                 const char* const g1 = (const char*)p.a1 + row * (i64)p.s1_0;
                 const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
                 const char* const g6 = (const char*)p.a6 + row * (i64)p.s6_0;
+                Raw<Bf16>* const n0 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n1 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+                Raw<Bf16>* const n2 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+                Raw<Bf16>* const n6 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
 #pragma unroll
                 for (int c = 0; c < CHUNKS; ++c) {
                     const int col = ((part * CHUNKS + c) * T + lane) * V;
                     const bool in = true;
-                    n0[c] = load<Bf16, 16, STREAM>(g0 + (i64)col * 2, in);
-                    n1[c] = load<Bf16, 16, STREAM>(g1 + (i64)col * 2, in);
-                    n2[c] = load<Bf16, 16, STREAM>(g2 + (i64)col * 2, in);
-                    n6[c] = load<Bf16, 16, STREAM>(g6 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n0 + c * T * ROWS, g0 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n1 + c * T * ROWS, g1 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n2 + c * T * ROWS, g2 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n6 + c * T * ROWS, g6 + (i64)col * 2, in);
                 }
             }
+            commit_copies();
+            await_copies<STAGES - 1>();
+            Raw<Bf16>* const w0 = (Raw<Bf16>*)(s_rows + stage * STAGE) + threadIdx.x;
+            Raw<Bf16>* const w1 = (Raw<Bf16>*)(s_rows + stage * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+            Raw<Bf16>* const w2 = (Raw<Bf16>*)(s_rows + stage * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+            Raw<Bf16>* const w6 = (Raw<Bf16>*)(s_rows + stage * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
             const bool live = ROWS == 1 || start + group < (i64)p.rows;
             const i64 row = live ? start + group : (i64)p.rows - 1;
             char* const g7 = (char*)p.a7 + row * (i64)p.s7_0;
@@ -100,12 +121,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e0 = value(w0[c]);
-                const F e1 = value(w1[c]);
+                const F e0 = value(w0[c * T * ROWS]);
+                const F e1 = value(w1[c * T * ROWS]);
                 const F e2 = add2(e0, e1);
                 const F e3 = round_bf16(e2);
                 k3[c] = Packer<Bf16>::pack(e3);
-                const F e14 = value(w2[c]);
+                const F e14 = value(w2[c * T * ROWS]);
                 if (in) f0_0 = lanes<F>([&](int i) { return Sum::both(f0_0.v[i], at(e3, i)); });
                 if (live) sum0[c] = lanes<F>([&](int i) { return sum0[c].v[i] + at(e14, i); });
             }
@@ -122,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e3 = value(k3[c]);
                 const F e7 = sub2(e3, e6);
                 const F e8 = mul2(e7, e7);
-                const F e14 = value(w2[c]);
+                const F e14 = value(w2[c * T * ROWS]);
                 const F e15 = value(w4[c]);
                 const F e16 = mul2(e14, e15);
                 const F e20 = mul2(e16, e7);
@@ -149,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const bool in = true;
                 const F e3 = value(k3[c]);
                 const F e7 = sub2(e3, e6);
-                const F e14 = value(w2[c]);
+                const F e14 = value(w2[c * T * ROWS]);
                 const F e15 = value(w4[c]);
                 const F e16 = mul2(e14, e15);
                 const F e17 = mul2(e7, e13);
@@ -172,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const bool in = true;
                 const F e3 = value(k3[c]);
                 const F e7 = sub2(e3, e6);
-                const F e14 = value(w2[c]);
+                const F e14 = value(w2[c * T * ROWS]);
                 const F e15 = value(w4[c]);
                 const F e16 = mul2(e14, e15);
                 const F e19 = mul2(e16, e13);
@@ -181,18 +202,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e30 = add2(e29, e28);
                 const F e34 = add2(e30, e33);
                 const F e35 = round_bf16(e34);
-                const F e36 = value(w6[c]);
+                const F e36 = value(w6[c * T * ROWS]);
                 const F e37 = add2(e36, e35);
                 store<Bf16, 16>(g7 + (i64)col * 2, e37, live && in);
             }
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w0[c] = n0[c];
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w1[c] = n1[c];
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w2[c] = n2[c];
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w6[c] = n6[c];
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
     {

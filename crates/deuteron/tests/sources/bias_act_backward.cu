@@ -1,9 +1,10 @@
-// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 4 resident blocks a multiprocessor: a warp holds the row
+// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 3 resident blocks a multiprocessor, 2 rows ahead in shared memory: a warp holds the row
 constexpr int V = 8;
 constexpr int T = 32;
 constexpr int ROWS = 4;
 constexpr int CHUNKS = 3;
 constexpr int PARTS = 1;
+constexpr int STAGES = 3;
 constexpr int COLS = 768;
 
 struct Parameters {
@@ -20,50 +21,67 @@ struct Parameters {
     unsigned long long workspace;
 };
 
-extern "C" __global__ void __launch_bounds__(128, 4) row(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__ Parameters p) {
     const int lane = threadIdx.x % T, group = threadIdx.x / T;
     const int part = 0;
     F sum0[CHUNKS];
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) sum0[c] = lanes<F>([](int) { return 0.0f; });
     {
-        Raw<Bf16> w0[CHUNKS];
-        Raw<Bf16> w2[CHUNKS];
+        extern __shared__ char s_rows[];
+        constexpr int STAGE = CHUNKS * T * ROWS * (int)(sizeof(Raw<Bf16>) + sizeof(Raw<Bf16>));
+        const i64 step = (i64)(gridDim.x / PARTS) * ROWS;
         const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;
+        for (int s = 0; s < STAGES - 1; ++s) {
+            const i64 ahead = begin + s * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
+                const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
+                const char* const g1 = (const char*)p.a1;
+                const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
+                Raw<Bf16>* const n0 = (Raw<Bf16>*)(s_rows + s * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n2 = (Raw<Bf16>*)(s_rows + s * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int col = ((part * CHUNKS + c) * T + lane) * V;
+                    const bool in = true;
+                    copy<Bf16, 16>(n0 + c * T * ROWS, g0 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n2 + c * T * ROWS, g2 + (i64)col * 2, in);
+                }
+            }
+            commit_copies();
+        }
         {
             const bool live = ROWS == 1 || begin + group < (i64)p.rows;
             const i64 row = live ? begin + group : (i64)p.rows - 1;
             const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
             const char* const g1 = (const char*)p.a1;
             const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                const int col = ((part * CHUNKS + c) * T + lane) * V;
-                const bool in = true;
-                w0[c] = load<Bf16, 16, STREAM>(g0 + (i64)col * 2, in);
-                w2[c] = load<Bf16, 16, STREAM>(g2 + (i64)col * 2, in);
-            }
         }
-        int turn = 0;
-#pragma unroll 2
+        int turn = 0, stage = 0;
         for (i64 start = (i64)(blockIdx.x / PARTS) * ROWS; start < (i64)p.rows; start += (i64)(gridDim.x / PARTS) * ROWS, turn ^= 1) {
-            Raw<Bf16> n0[CHUNKS];
-            Raw<Bf16> n2[CHUNKS];
-            const i64 next = start + (i64)(gridDim.x / PARTS) * ROWS;
-            if (next < (i64)p.rows) {
-                const bool live = ROWS == 1 || next + group < (i64)p.rows;
-                const i64 row = live ? next + group : (i64)p.rows - 1;
+            const i64 ahead = start + (STAGES - 1) * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
                 const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
                 const char* const g1 = (const char*)p.a1;
                 const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
+                Raw<Bf16>* const n0 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n2 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
 #pragma unroll
                 for (int c = 0; c < CHUNKS; ++c) {
                     const int col = ((part * CHUNKS + c) * T + lane) * V;
                     const bool in = true;
-                    n0[c] = load<Bf16, 16, STREAM>(g0 + (i64)col * 2, in);
-                    n2[c] = load<Bf16, 16, STREAM>(g2 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n0 + c * T * ROWS, g0 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n2 + c * T * ROWS, g2 + (i64)col * 2, in);
                 }
             }
+            commit_copies();
+            await_copies<STAGES - 1>();
+            Raw<Bf16>* const w0 = (Raw<Bf16>*)(s_rows + stage * STAGE) + threadIdx.x;
+            Raw<Bf16>* const w2 = (Raw<Bf16>*)(s_rows + stage * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
             const bool live = ROWS == 1 || start + group < (i64)p.rows;
             const i64 row = live ? start + group : (i64)p.rows - 1;
             char* const g3 = (char*)p.a3 + row * (i64)p.s3_0;
@@ -73,20 +91,17 @@ extern "C" __global__ void __launch_bounds__(128, 4) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e0 = value(w0[c]);
+                const F e0 = value(w0[c * T * ROWS]);
                 const F e1 = value(load<Bf16, 16, AGAIN>(g1 + (i64)col * 2, in));
                 const F e2 = add2(e0, e1);
                 const F e3 = round_bf16(e2);
-                const F e13 = value(w2[c]);
+                const F e13 = value(w2[c * T * ROWS]);
                 const F e26 = gelu_tanh_gradient2(e13, e3);
                 const F e27 = round_bf16(e26);
                 store<Bf16, 16>(g3 + (i64)col * 2, e26, live && in);
                 if (live) sum0[c] = lanes<F>([&](int i) { return sum0[c].v[i] + at(e27, i); });
             }
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w0[c] = n0[c];
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w2[c] = n2[c];
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
     {

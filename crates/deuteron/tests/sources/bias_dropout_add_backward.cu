@@ -1,9 +1,10 @@
-// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 4 resident blocks a multiprocessor: a warp holds the row
+// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 3 resident blocks a multiprocessor, 3 rows ahead in shared memory: a warp holds the row
 constexpr int V = 8;
 constexpr int T = 32;
 constexpr int ROWS = 4;
 constexpr int CHUNKS = 3;
 constexpr int PARTS = 1;
+constexpr int STAGES = 4;
 constexpr int COLS = 768;
 
 struct Parameters {
@@ -18,48 +19,70 @@ struct Parameters {
     unsigned long long workspace;
 };
 
-extern "C" __global__ void __launch_bounds__(128, 4) row(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__ Parameters p) {
     const int lane = threadIdx.x % T, group = threadIdx.x / T;
     const int part = 0;
     F sum0[CHUNKS];
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) sum0[c] = lanes<F>([](int) { return 0.0f; });
     {
-        Raw<Bf16> w1[CHUNKS];
         int u0;
+        extern __shared__ char s_rows[];
+        constexpr int STAGE = CHUNKS * T * ROWS * (int)(sizeof(Raw<Bf16>));
+        const i64 step = (i64)(gridDim.x / PARTS) * ROWS;
         const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;
+        for (int s = 0; s < STAGES - 1; ++s) {
+            const i64 ahead = begin + s * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
+                const char* const g0 = (const char*)p.a0;
+                const char* const g1 = (const char*)p.a1 + row * (i64)p.s1_0;
+                Raw<Bf16>* const n1 = (Raw<Bf16>*)(s_rows + s * STAGE) + threadIdx.x;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int col = ((part * CHUNKS + c) * T + lane) * V;
+                    const bool in = true;
+                    copy<Bf16, 16>(n1 + c * T * ROWS, g1 + (i64)col * 2, in);
+                }
+            }
+            commit_copies();
+        }
         {
             const bool live = ROWS == 1 || begin + group < (i64)p.rows;
             const i64 row = live ? begin + group : (i64)p.rows - 1;
             const char* const g0 = (const char*)p.a0;
             const char* const g1 = (const char*)p.a1 + row * (i64)p.s1_0;
             u0 = load_one(I32{}, g0);
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                const int col = ((part * CHUNKS + c) * T + lane) * V;
-                const bool in = true;
-                w1[c] = load<Bf16, 16, STREAM>(g1 + (i64)col * 2, in);
-            }
         }
-        int turn = 0;
-#pragma unroll 2
+        int turn = 0, stage = 0;
         for (i64 start = (i64)(blockIdx.x / PARTS) * ROWS; start < (i64)p.rows; start += (i64)(gridDim.x / PARTS) * ROWS, turn ^= 1) {
-            Raw<Bf16> n1[CHUNKS];
+            const i64 ahead = start + (STAGES - 1) * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
+                const char* const g0 = (const char*)p.a0;
+                const char* const g1 = (const char*)p.a1 + row * (i64)p.s1_0;
+                Raw<Bf16>* const n1 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE) + threadIdx.x;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int col = ((part * CHUNKS + c) * T + lane) * V;
+                    const bool in = true;
+                    copy<Bf16, 16>(n1 + c * T * ROWS, g1 + (i64)col * 2, in);
+                }
+            }
+            commit_copies();
             int v0;
-            const i64 next = start + (i64)(gridDim.x / PARTS) * ROWS;
+            const i64 next = start + step;
             if (next < (i64)p.rows) {
                 const bool live = ROWS == 1 || next + group < (i64)p.rows;
                 const i64 row = live ? next + group : (i64)p.rows - 1;
                 const char* const g0 = (const char*)p.a0;
                 const char* const g1 = (const char*)p.a1 + row * (i64)p.s1_0;
                 v0 = load_one(I32{}, g0);
-#pragma unroll
-                for (int c = 0; c < CHUNKS; ++c) {
-                    const int col = ((part * CHUNKS + c) * T + lane) * V;
-                    const bool in = true;
-                    n1[c] = load<Bf16, 16, STREAM>(g1 + (i64)col * 2, in);
-                }
             }
+            await_copies<STAGES - 1>();
+            Raw<Bf16>* const w1 = (Raw<Bf16>*)(s_rows + stage * STAGE) + threadIdx.x;
             const bool live = ROWS == 1 || start + group < (i64)p.rows;
             const i64 row = live ? start + group : (i64)p.rows - 1;
             char* const g2 = (char*)p.a2 + row * (i64)p.s2_0;
@@ -69,16 +92,15 @@ extern "C" __global__ void __launch_bounds__(128, 4) row(const __grid_constant__
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
                 const B e1 = keep<true>((u64)row * COLS + col, (u32)u0, 0u, 429496729u);
-                const F e2 = value(w1[c]);
+                const F e2 = value(w1[c * T * ROWS]);
                 const F e4 = select<F>(e1, e2, 0e0f);
                 const F e6 = mul2(e4, 1.1111112e0f);
                 const F e7 = round_bf16(e6);
                 store<Bf16, 16>(g2 + (i64)col * 2, e6, live && in);
                 if (live) sum0[c] = lanes<F>([&](int i) { return sum0[c].v[i] + at(e7, i); });
             }
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w1[c] = n1[c];
             u0 = v0;
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
     {

@@ -1,9 +1,10 @@
-// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 2 resident blocks a multiprocessor: a warp holds the row
+// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 2 resident blocks a multiprocessor, 1 rows ahead in shared memory: a warp holds the row
 constexpr int V = 8;
 constexpr int T = 32;
 constexpr int ROWS = 4;
 constexpr int CHUNKS = 3;
 constexpr int PARTS = 1;
+constexpr int STAGES = 2;
 constexpr int COLS = 768;
 
 struct Parameters {
@@ -46,12 +47,42 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
         w5[c] = load<Bf16, 16, AGAIN>(g5 + (i64)col * 2, in);
     }
     {
-        Raw<Bf16> w1[CHUNKS];
-        Raw<Bf16> w2[CHUNKS];
-        Raw<Bf16> w3[CHUNKS];
-        Raw<Bf16> w7[CHUNKS];
         int u0;
+        extern __shared__ char s_rows[];
+        constexpr int STAGE = CHUNKS * T * ROWS * (int)(sizeof(Raw<Bf16>) + sizeof(Raw<Bf16>) + sizeof(Raw<Bf16>) + sizeof(Raw<Bf16>));
+        const i64 step = (i64)(gridDim.x / PARTS) * ROWS;
         const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;
+        for (int s = 0; s < STAGES - 1; ++s) {
+            const i64 ahead = begin + s * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
+                const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
+                const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
+                const char* const g3 = (const char*)p.a3 + row * (i64)p.s3_0;
+                const char* const g7 = (const char*)p.a7 + row * (i64)p.s7_0;
+                int x1 = load_one(I32{}, g0);
+                if (x1 < 0 || (u64)x1 >= p.n1) {
+                    if (live && lane == 0 && part == 0) atomicMin((u64*)p.fault, (u64)row * 256 + 1);
+                    x1 = 0;
+                }
+                const char* const g1 = (const char*)p.a1 + (i64)x1 * (i64)p.s1_0;
+                Raw<Bf16>* const n1 = (Raw<Bf16>*)(s_rows + s * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n2 = (Raw<Bf16>*)(s_rows + s * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+                Raw<Bf16>* const n3 = (Raw<Bf16>*)(s_rows + s * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+                Raw<Bf16>* const n7 = (Raw<Bf16>*)(s_rows + s * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int col = ((part * CHUNKS + c) * T + lane) * V;
+                    const bool in = true;
+                    copy<Bf16, 16>(n1 + c * T * ROWS, g1 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n2 + c * T * ROWS, g2 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n3 + c * T * ROWS, g3 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n7 + c * T * ROWS, g7 + (i64)col * 2, in);
+                }
+            }
+            commit_copies();
+        }
         {
             const bool live = ROWS == 1 || begin + group < (i64)p.rows;
             const i64 row = live ? begin + group : (i64)p.rows - 1;
@@ -66,25 +97,40 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
             }
             const char* const g1 = (const char*)p.a1 + (i64)x1 * (i64)p.s1_0;
             u0 = load_one(I32{}, g0);
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                const int col = ((part * CHUNKS + c) * T + lane) * V;
-                const bool in = true;
-                w1[c] = load<Bf16, 16, STREAM>(g1 + (i64)col * 2, in);
-                w2[c] = load<Bf16, 16, STREAM>(g2 + (i64)col * 2, in);
-                w3[c] = load<Bf16, 16, STREAM>(g3 + (i64)col * 2, in);
-                w7[c] = load<Bf16, 16, STREAM>(g7 + (i64)col * 2, in);
-            }
         }
-        int turn = 0;
-#pragma unroll 2
+        int turn = 0, stage = 0;
         for (i64 start = (i64)(blockIdx.x / PARTS) * ROWS; start < (i64)p.rows; start += (i64)(gridDim.x / PARTS) * ROWS, turn ^= 1) {
-            Raw<Bf16> n1[CHUNKS];
-            Raw<Bf16> n2[CHUNKS];
-            Raw<Bf16> n3[CHUNKS];
-            Raw<Bf16> n7[CHUNKS];
+            const i64 ahead = start + (STAGES - 1) * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
+                const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
+                const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
+                const char* const g3 = (const char*)p.a3 + row * (i64)p.s3_0;
+                const char* const g7 = (const char*)p.a7 + row * (i64)p.s7_0;
+                int x1 = load_one(I32{}, g0);
+                if (x1 < 0 || (u64)x1 >= p.n1) {
+                    if (live && lane == 0 && part == 0) atomicMin((u64*)p.fault, (u64)row * 256 + 1);
+                    x1 = 0;
+                }
+                const char* const g1 = (const char*)p.a1 + (i64)x1 * (i64)p.s1_0;
+                Raw<Bf16>* const n1 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n2 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+                Raw<Bf16>* const n3 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+                Raw<Bf16>* const n7 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int col = ((part * CHUNKS + c) * T + lane) * V;
+                    const bool in = true;
+                    copy<Bf16, 16>(n1 + c * T * ROWS, g1 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n2 + c * T * ROWS, g2 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n3 + c * T * ROWS, g3 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n7 + c * T * ROWS, g7 + (i64)col * 2, in);
+                }
+            }
+            commit_copies();
             int v0;
-            const i64 next = start + (i64)(gridDim.x / PARTS) * ROWS;
+            const i64 next = start + step;
             if (next < (i64)p.rows) {
                 const bool live = ROWS == 1 || next + group < (i64)p.rows;
                 const i64 row = live ? next + group : (i64)p.rows - 1;
@@ -99,16 +145,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 }
                 const char* const g1 = (const char*)p.a1 + (i64)x1 * (i64)p.s1_0;
                 v0 = load_one(I32{}, g0);
-#pragma unroll
-                for (int c = 0; c < CHUNKS; ++c) {
-                    const int col = ((part * CHUNKS + c) * T + lane) * V;
-                    const bool in = true;
-                    n1[c] = load<Bf16, 16, STREAM>(g1 + (i64)col * 2, in);
-                    n2[c] = load<Bf16, 16, STREAM>(g2 + (i64)col * 2, in);
-                    n3[c] = load<Bf16, 16, STREAM>(g3 + (i64)col * 2, in);
-                    n7[c] = load<Bf16, 16, STREAM>(g7 + (i64)col * 2, in);
-                }
             }
+            await_copies<STAGES - 1>();
+            Raw<Bf16>* const w1 = (Raw<Bf16>*)(s_rows + stage * STAGE) + threadIdx.x;
+            Raw<Bf16>* const w2 = (Raw<Bf16>*)(s_rows + stage * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+            Raw<Bf16>* const w3 = (Raw<Bf16>*)(s_rows + stage * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+            Raw<Bf16>* const w7 = (Raw<Bf16>*)(s_rows + stage * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>) + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
             const bool live = ROWS == 1 || start + group < (i64)p.rows;
             const i64 row = live ? start + group : (i64)p.rows - 1;
             char* const g8 = (char*)p.a8 + row * (i64)p.s8_0;
@@ -119,12 +161,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e1 = value(w1[c]);
-                const F e2 = value(w2[c]);
+                const F e1 = value(w1[c * T * ROWS]);
+                const F e2 = value(w2[c * T * ROWS]);
                 const F e3 = add2(e1, e2);
                 const F e4 = round_bf16(e3);
                 k4[c] = Packer<Bf16>::pack(e4);
-                const F e15 = value(w3[c]);
+                const F e15 = value(w3[c * T * ROWS]);
                 if (in) f0_0 = lanes<F>([&](int i) { return Sum::both(f0_0.v[i], at(e4, i)); });
                 if (live) sum0[c] = lanes<F>([&](int i) { return sum0[c].v[i] + at(e15, i); });
             }
@@ -141,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e4 = value(k4[c]);
                 const F e8 = sub2(e4, e7);
                 const F e9 = mul2(e8, e8);
-                const F e15 = value(w3[c]);
+                const F e15 = value(w3[c * T * ROWS]);
                 const F e16 = value(w5[c]);
                 const F e17 = mul2(e15, e16);
                 const F e21 = mul2(e17, e8);
@@ -168,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const bool in = true;
                 const F e4 = value(k4[c]);
                 const F e8 = sub2(e4, e7);
-                const F e15 = value(w3[c]);
+                const F e15 = value(w3[c * T * ROWS]);
                 const F e16 = value(w5[c]);
                 const F e17 = mul2(e15, e16);
                 const F e18 = mul2(e8, e14);
@@ -191,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const bool in = true;
                 const F e4 = value(k4[c]);
                 const F e8 = sub2(e4, e7);
-                const F e15 = value(w3[c]);
+                const F e15 = value(w3[c * T * ROWS]);
                 const F e16 = value(w5[c]);
                 const F e17 = mul2(e15, e16);
                 const F e20 = mul2(e17, e14);
@@ -200,19 +242,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e31 = add2(e30, e29);
                 const F e35 = add2(e31, e34);
                 const F e36 = round_bf16(e35);
-                const F e37 = value(w7[c]);
+                const F e37 = value(w7[c * T * ROWS]);
                 const F e38 = add2(e37, e36);
                 store<Bf16, 16>(g8 + (i64)col * 2, e38, live && in);
             }
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w1[c] = n1[c];
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w2[c] = n2[c];
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w3[c] = n3[c];
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w7[c] = n7[c];
             u0 = v0;
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
     {

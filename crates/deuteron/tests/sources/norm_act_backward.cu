@@ -1,9 +1,10 @@
-// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 2 resident blocks a multiprocessor: a warp holds the row
+// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 2 resident blocks a multiprocessor, 2 rows ahead in shared memory: a warp holds the row
 constexpr int V = 8;
 constexpr int T = 32;
 constexpr int ROWS = 4;
 constexpr int CHUNKS = 3;
 constexpr int PARTS = 1;
+constexpr int STAGES = 3;
 constexpr int COLS = 768;
 
 struct Parameters {
@@ -40,43 +41,60 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
         w1[c] = load<Bf16, 16, AGAIN>(g1 + (i64)col * 2, in);
     }
     {
-        Raw<Bf16> w0[CHUNKS];
-        Raw<Bf16> w3[CHUNKS];
+        extern __shared__ char s_rows[];
+        constexpr int STAGE = CHUNKS * T * ROWS * (int)(sizeof(Raw<Bf16>) + sizeof(Raw<Bf16>));
+        const i64 step = (i64)(gridDim.x / PARTS) * ROWS;
         const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;
+        for (int s = 0; s < STAGES - 1; ++s) {
+            const i64 ahead = begin + s * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
+                const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
+                const char* const g2 = (const char*)p.a2;
+                const char* const g3 = (const char*)p.a3 + row * (i64)p.s3_0;
+                Raw<Bf16>* const n0 = (Raw<Bf16>*)(s_rows + s * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n3 = (Raw<Bf16>*)(s_rows + s * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int col = ((part * CHUNKS + c) * T + lane) * V;
+                    const bool in = true;
+                    copy<Bf16, 16>(n0 + c * T * ROWS, g0 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n3 + c * T * ROWS, g3 + (i64)col * 2, in);
+                }
+            }
+            commit_copies();
+        }
         {
             const bool live = ROWS == 1 || begin + group < (i64)p.rows;
             const i64 row = live ? begin + group : (i64)p.rows - 1;
             const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
             const char* const g2 = (const char*)p.a2;
             const char* const g3 = (const char*)p.a3 + row * (i64)p.s3_0;
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                const int col = ((part * CHUNKS + c) * T + lane) * V;
-                const bool in = true;
-                w0[c] = load<Bf16, 16, STREAM>(g0 + (i64)col * 2, in);
-                w3[c] = load<Bf16, 16, STREAM>(g3 + (i64)col * 2, in);
-            }
         }
-        int turn = 0;
-#pragma unroll 2
+        int turn = 0, stage = 0;
         for (i64 start = (i64)(blockIdx.x / PARTS) * ROWS; start < (i64)p.rows; start += (i64)(gridDim.x / PARTS) * ROWS, turn ^= 1) {
-            Raw<Bf16> n0[CHUNKS];
-            Raw<Bf16> n3[CHUNKS];
-            const i64 next = start + (i64)(gridDim.x / PARTS) * ROWS;
-            if (next < (i64)p.rows) {
-                const bool live = ROWS == 1 || next + group < (i64)p.rows;
-                const i64 row = live ? next + group : (i64)p.rows - 1;
+            const i64 ahead = start + (STAGES - 1) * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
                 const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
                 const char* const g2 = (const char*)p.a2;
                 const char* const g3 = (const char*)p.a3 + row * (i64)p.s3_0;
+                Raw<Bf16>* const n0 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n3 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
 #pragma unroll
                 for (int c = 0; c < CHUNKS; ++c) {
                     const int col = ((part * CHUNKS + c) * T + lane) * V;
                     const bool in = true;
-                    n0[c] = load<Bf16, 16, STREAM>(g0 + (i64)col * 2, in);
-                    n3[c] = load<Bf16, 16, STREAM>(g3 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n0 + c * T * ROWS, g0 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n3 + c * T * ROWS, g3 + (i64)col * 2, in);
                 }
             }
+            commit_copies();
+            await_copies<STAGES - 1>();
+            Raw<Bf16>* const w0 = (Raw<Bf16>*)(s_rows + stage * STAGE) + threadIdx.x;
+            Raw<Bf16>* const w3 = (Raw<Bf16>*)(s_rows + stage * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
             const bool live = ROWS == 1 || start + group < (i64)p.rows;
             const i64 row = live ? start + group : (i64)p.rows - 1;
             char* const g6 = (char*)p.a6 + row * (i64)p.s6_0;
@@ -88,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e0 = value(w0[c]);
+                const F e0 = value(w0[c * T * ROWS]);
                 if (in) f0_0 = lanes<F>([&](int i) { return Sum::both(f0_0.v[i], at(e0, i)); });
             }
             const float r0_all = butterfly<Sum, 32>(gather_lanes<Sum>(f0_0));
@@ -100,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e0 = value(w0[c]);
+                const F e0 = value(w0[c * T * ROWS]);
                 const F e4 = sub2(e0, e3);
                 const F e5 = mul2(e4, e4);
                 if (in) f1_0 = lanes<F>([&](int i) { return Sum::both(f1_0.v[i], at(e5, i)); });
@@ -119,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e0 = value(w0[c]);
+                const F e0 = value(w0[c * T * ROWS]);
                 const F e4 = sub2(e0, e3);
                 const F e11 = mul2(e4, e10);
                 const F e12 = value(w1[c]);
@@ -127,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e14 = value(load<Bf16, 16, AGAIN>(g2 + (i64)col * 2, in));
                 const F e15 = add2(e13, e14);
                 const F e16 = round_bf16(e15);
-                const F e26 = value(w3[c]);
+                const F e26 = value(w3[c * T * ROWS]);
                 const F e39 = gelu_tanh_gradient2(e26, e16);
                 const F e40 = round_bf16(e39);
                 k40[c] = Packer<Bf16>::pack(e40);
@@ -148,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e0 = value(w0[c]);
+                const F e0 = value(w0[c * T * ROWS]);
                 const F e4 = sub2(e0, e3);
                 const F e12 = value(w1[c]);
                 const F e40 = value(k40[c]);
@@ -168,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e0 = value(w0[c]);
+                const F e0 = value(w0[c * T * ROWS]);
                 const F e4 = sub2(e0, e3);
                 const F e12 = value(w1[c]);
                 const F e40 = value(k40[c]);
@@ -180,10 +198,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e58 = add2(e54, e57);
                 store<Bf16, 16>(g6 + (i64)col * 2, e58, live && in);
             }
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w0[c] = n0[c];
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w3[c] = n3[c];
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
     {

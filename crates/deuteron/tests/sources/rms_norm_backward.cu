@@ -1,9 +1,10 @@
-// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 3 resident blocks a multiprocessor: a warp holds the row
+// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 3 resident blocks a multiprocessor, 2 rows ahead in shared memory: a warp holds the row
 constexpr int V = 8;
 constexpr int T = 32;
 constexpr int ROWS = 4;
 constexpr int CHUNKS = 3;
 constexpr int PARTS = 1;
+constexpr int STAGES = 3;
 constexpr int COLS = 768;
 
 struct Parameters {
@@ -37,10 +38,31 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
         w1[c] = load<Bf16, 16, AGAIN>(g1 + (i64)col * 2, in);
     }
     {
-        Raw<Bf16> w0[CHUNKS];
-        Raw<Bf16> w2[CHUNKS];
         float u3;
+        extern __shared__ char s_rows[];
+        constexpr int STAGE = CHUNKS * T * ROWS * (int)(sizeof(Raw<Bf16>) + sizeof(Raw<Bf16>));
+        const i64 step = (i64)(gridDim.x / PARTS) * ROWS;
         const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;
+        for (int s = 0; s < STAGES - 1; ++s) {
+            const i64 ahead = begin + s * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
+                const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
+                const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
+                const char* const g3 = (const char*)p.a3 + row * (i64)p.s3_0;
+                Raw<Bf16>* const n0 = (Raw<Bf16>*)(s_rows + s * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n2 = (Raw<Bf16>*)(s_rows + s * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int col = ((part * CHUNKS + c) * T + lane) * V;
+                    const bool in = true;
+                    copy<Bf16, 16>(n0 + c * T * ROWS, g0 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n2 + c * T * ROWS, g2 + (i64)col * 2, in);
+                }
+            }
+            commit_copies();
+        }
         {
             const bool live = ROWS == 1 || begin + group < (i64)p.rows;
             const i64 row = live ? begin + group : (i64)p.rows - 1;
@@ -48,21 +70,29 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
             const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
             const char* const g3 = (const char*)p.a3 + row * (i64)p.s3_0;
             u3 = load_one(F32{}, g3);
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                const int col = ((part * CHUNKS + c) * T + lane) * V;
-                const bool in = true;
-                w0[c] = load<Bf16, 16, STREAM>(g0 + (i64)col * 2, in);
-                w2[c] = load<Bf16, 16, STREAM>(g2 + (i64)col * 2, in);
-            }
         }
-        int turn = 0;
-#pragma unroll 2
+        int turn = 0, stage = 0;
         for (i64 start = (i64)(blockIdx.x / PARTS) * ROWS; start < (i64)p.rows; start += (i64)(gridDim.x / PARTS) * ROWS, turn ^= 1) {
-            Raw<Bf16> n0[CHUNKS];
-            Raw<Bf16> n2[CHUNKS];
+            const i64 ahead = start + (STAGES - 1) * step;
+            if (ahead < (i64)p.rows) {
+                const bool live = ROWS == 1 || ahead + group < (i64)p.rows;
+                const i64 row = live ? ahead + group : (i64)p.rows - 1;
+                const char* const g0 = (const char*)p.a0 + row * (i64)p.s0_0;
+                const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
+                const char* const g3 = (const char*)p.a3 + row * (i64)p.s3_0;
+                Raw<Bf16>* const n0 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE) + threadIdx.x;
+                Raw<Bf16>* const n2 = (Raw<Bf16>*)(s_rows + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int col = ((part * CHUNKS + c) * T + lane) * V;
+                    const bool in = true;
+                    copy<Bf16, 16>(n0 + c * T * ROWS, g0 + (i64)col * 2, in);
+                    copy<Bf16, 16>(n2 + c * T * ROWS, g2 + (i64)col * 2, in);
+                }
+            }
+            commit_copies();
             float v3;
-            const i64 next = start + (i64)(gridDim.x / PARTS) * ROWS;
+            const i64 next = start + step;
             if (next < (i64)p.rows) {
                 const bool live = ROWS == 1 || next + group < (i64)p.rows;
                 const i64 row = live ? next + group : (i64)p.rows - 1;
@@ -70,14 +100,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
                 const char* const g2 = (const char*)p.a2 + row * (i64)p.s2_0;
                 const char* const g3 = (const char*)p.a3 + row * (i64)p.s3_0;
                 v3 = load_one(F32{}, g3);
-#pragma unroll
-                for (int c = 0; c < CHUNKS; ++c) {
-                    const int col = ((part * CHUNKS + c) * T + lane) * V;
-                    const bool in = true;
-                    n0[c] = load<Bf16, 16, STREAM>(g0 + (i64)col * 2, in);
-                    n2[c] = load<Bf16, 16, STREAM>(g2 + (i64)col * 2, in);
-                }
             }
+            await_copies<STAGES - 1>();
+            Raw<Bf16>* const w0 = (Raw<Bf16>*)(s_rows + stage * STAGE) + threadIdx.x;
+            Raw<Bf16>* const w2 = (Raw<Bf16>*)(s_rows + stage * STAGE + CHUNKS * T * ROWS * (int)sizeof(Raw<Bf16>)) + threadIdx.x;
             const bool live = ROWS == 1 || start + group < (i64)p.rows;
             const i64 row = live ? start + group : (i64)p.rows - 1;
             char* const g5 = (char*)p.a5 + row * (i64)p.s5_0;
@@ -90,10 +116,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e0 = value(w0[c]);
+                const F e0 = value(w0[c * T * ROWS]);
                 const F e1 = value(w1[c]);
                 const F e2 = mul2(e0, e1);
-                const F e3 = value(w2[c]);
+                const F e3 = value(w2[c * T * ROWS]);
                 const F e5 = mul2(e3, u3);
                 const F e6 = mul2(e0, e5);
                 const F e8 = mul2(e2, e3);
@@ -109,21 +135,18 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
             for (int c = 0; c < CHUNKS; ++c) {
                 const int col = ((part * CHUNKS + c) * T + lane) * V;
                 const bool in = true;
-                const F e0 = value(w0[c]);
+                const F e0 = value(w0[c * T * ROWS]);
                 const F e1 = value(w1[c]);
                 const F e2 = mul2(e0, e1);
-                const F e3 = value(w2[c]);
+                const F e3 = value(w2[c * T * ROWS]);
                 const F e7 = mul2(e2, u3);
                 const F e17 = mul2(e16, e3);
                 const F e18 = add2(e7, e17);
                 const F e19 = add2(e18, e17);
                 store<Bf16, 16>(g5 + (i64)col * 2, e19, live && in);
             }
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w0[c] = n0[c];
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) w2[c] = n2[c];
             u3 = v3;
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
     {
