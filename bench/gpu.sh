@@ -6,7 +6,7 @@
 # Runs from the repository or from the bundle. `cargo xtask bundle` makes the binaries, so the machine with the GPU has
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
-# in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, bench.json and machine.toml.
+# in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. The parts took 12 minutes together on an H200.
 set -u
 
@@ -157,15 +157,27 @@ part_bench() {
     run python3 "$here/peers_gpu.py" --binary "$deuteron" --commit "$commit" --seconds $((230 - SECONDS))
 }
 
-# Gathers rows of `deuteron bench` in bench.json, and shows what fusion won beside what the saved bytes allow.
+# Gathers rows of `deuteron bench` in bench.json and h200-fusion.csv, and shows what fusion won beside what the saved bytes allow.
 fusion_table() {
-    python3 - "$OUT/bench.json" "$@" <<'PYTHON'
+    python3 - "$OUT" "${commit:-unknown}" "$@" <<'PYTHON'
+import csv
+import datetime
 import json
 import sys
 
-rows = [row for name in sys.argv[2:] for text in [open(name).read()] if text.strip() for row in json.loads(text)]
-with open(sys.argv[1], "w") as file:
+folder, commit, *names = sys.argv[1:]
+rows = [row for name in names for text in [open(name).read()] if text.strip() for row in json.loads(text)]
+with open(f"{folder}/bench.json", "w") as file:
     json.dump(rows, file, indent=1)
+columns = "op direction rows cols dtype fused_graph_us unfused_graph_us speedup bytes_ratio gbps copy_gbps fraction_of_copy predicted_us device commit date"
+with open(f"{folder}/h200-fusion.csv", "w") as file:
+    table = csv.DictWriter(file, columns.split(), extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    for row in rows:
+        numbers = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
+        ratio = round(row["bytes_unfused"] / row["bytes_fused"], 3)
+        device = row["device"].split(": ")[-1].split(",")[0]
+        table.writerow(row | numbers | {"bytes_ratio": ratio, "device": device, "commit": commit, "date": datetime.date.today()})
 print(f"{'microseconds, in graphs':<40}{'fused':>9}{'unfused':>9}{'speed-up':>9}{'of bytes':>9}{'of copy':>9}"
       f"{'predicted':>10}  slowest unfused kernel")
 missed = []

@@ -233,11 +233,15 @@ impl Rules<'_> {
 
     /// One space, values read at their own place, nothing needed before it is complete, and room for all of it.
     fn check_rows(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<Space, Reason> {
-        let finishes = |id: NodeId| finished_sum(self.graph, nodes, id).is_some_and(|sum| !leaves(sum));
+        // A sum is converted as it is stored by one node, and what is stored can be read by another kernel alone.
+        let first = |sum: NodeId| nodes.iter().find(|&&id| finished_sum(self.graph, nodes, id) == Some(sum));
+        let finishes = |id: NodeId| {
+            finished_sum(self.graph, nodes, id).is_some_and(|sum| !leaves(sum) && first(sum) == Some(&id))
+        };
         let mut edges = self.edges(nodes);
         edges.retain(|edge| !finishes(edge.consumer));
         for edge in &edges {
-            let summed = matches!(self.graph.node(edge.producer).op, Op::ColumnSum);
+            let summed = matches!(self.graph.node(edge.producer).op, Op::ColumnSum) || finishes(edge.producer);
             let looked_up = matches!(self.graph.node(edge.consumer).op, Op::Gather);
             if summed || looked_up {
                 return Err(Reason::NeedsAllRows { value: edge.producer });

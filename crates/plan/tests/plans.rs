@@ -144,6 +144,17 @@ fn what_needs_all_rows_waits_for_them() {
 }
 
 #[test]
+fn a_converted_sum_is_read_by_another_kernel() {
+    let groups = |rest: &str| {
+        let text = format!("x = input bf16[8,256] ; s = column_sum x ; a = cast s f16 ; {rest}");
+        planned(&text, Strategy::Fused).groups.len()
+    };
+    assert_eq!(groups("out a"), 1, "the conversion is the store of the sum");
+    assert_eq!(groups("b = cast a bf16 ; out b"), 2);
+    assert_eq!(groups("b = cast s bf16 ; out a b"), 2, "one conversion is the store of the sum");
+}
+
+#[test]
 fn other_rows_and_columns_are_another_kernel() {
     check(
         "x = input f32[64,32] ; y = relu x ; z = reshape y [32,64] ; p = softmax z ; out p",

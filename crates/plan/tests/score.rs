@@ -67,7 +67,7 @@ fn a_large_product_and_a_layer_norm_are_not_fused() {
     // 2 m n k flops over (m k + k n + m n) bf16 elements: 8192 x 768 x 768.
     let intensity = 2.0 * ROWS * 768.0 * 768.0 / (2.0 * (2.0 * ROWS * 768.0 + 768.0 * 768.0));
     let text = reason.to_string();
-    assert!(text.contains(&format!("{intensity:.0} flop/byte > 188")), "{text}");
+    assert!(text.contains(&format!("{intensity:.0} flop/byte > 198")), "{text}");
     assert!(text.contains("compute-bound") && text.contains("whole rows") && text.contains("tensor cores"), "{text}");
     near(fusion.score.registers + fusion.score.complexity + fusion.score.maintainability, 0.0, "nobody can write it");
     assert!(fusion.worth.unwrap().0 < 0.0, "forcing it costs time: {:?}", fusion.worth);
@@ -79,7 +79,7 @@ fn at_a_few_rows_a_product_and_a_norm_are_allowed_and_priced() {
          n, mean, rstd = layer_norm x g g ; y = matmul n w ; out y";
     let fusion = pair(text, ["layer_norm", "matmul"]);
     assert_eq!(fusion.form.unwrap().name(), "norm, then matmul of few rows");
-    assert!(fusion.chosen, "decoding: a launch costs more than reading one row again");
+    assert!(fusion.chosen, "decoding: a launch costs more than reading one row again: {:?}", fusion.worth);
     assert!(fusion.worth.unwrap().us() > 1.0);
 }
 

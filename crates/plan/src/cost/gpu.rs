@@ -132,7 +132,12 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
         }
         let blocks = machine.get(Quantity::Processors) * 2.0;
         let resources = resources(machine, 96 + epilogue, Bytes(32 << 10), ROW_BLOCK, blocks);
-        let again = if form.prologue == Reach::None { Bytes(0) } else { Bytes(traffic.read.0.min(64 << 10) * 132) };
+        // What is normed is read, and normed, by every multiprocessor.
+        let rows: usize = all.iter().map(|product| product.m * product.k * product.element).sum();
+        let again = match form.prologue {
+            Reach::None => Bytes(0),
+            _ => Bytes((rows as f64 * machine.get(Quantity::Processors)) as u64),
+        };
         return Parts {
             reread: again,
             resources,

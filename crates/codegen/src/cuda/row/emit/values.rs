@@ -1,6 +1,6 @@
 //! Expressions as lines: numbers of a row, and values along it.
 
-use deuteron_graph::Dtype;
+use deuteron_graph::{BinaryOp, Dtype};
 
 use super::Writer;
 use super::names::{
@@ -32,7 +32,7 @@ impl Writer<'_> {
                 let wide = if self.it.config.wide { "u64" } else { "u32" };
                 format!("(int)(({wide})row / ({wide})p.divide{axis} % ({wide})p.modulo{axis})")
             }
-            other => self.formula(id, other, true),
+            other => self.whole(id, other, true),
         };
         self.line(format!("const {} {name} = {value};", scalar_type(self.kind(id))));
         self.origin = None;
@@ -78,7 +78,7 @@ impl Writer<'_> {
                 };
                 format!("keep<{in_step}>({first}, (u32){seed}, {offset}u, {threshold}u)")
             }
-            other => self.formula(id, other, false),
+            other => self.whole(id, other, false),
         };
         self.line(format!("const {} {name} = {value};", lane_type(self.kind(id))));
         self.names.insert(id, name.clone());
@@ -89,6 +89,23 @@ impl Writer<'_> {
             self.line(format!("k{}[{slot}] = Packer<{held}>::pack({name});", id.index()));
         }
         self.origin = None;
+    }
+
+    /// A product that is read more than once is one number for all who read it: the compiler must not make it part of a
+    /// multiply-add for one of them, or what should cancel does not.
+    fn whole(&mut self, id: ExprId, expr: Expr, uniform: bool) -> String {
+        let is_product = matches!(expr, Expr::Binary(BinaryOp::Mul | BinaryOp::Div, ..))
+            || self.it.passes.compounds[id.index()].is_some();
+        let value = self.formula(id, expr, uniform);
+        if is_product && self.readers(id) > 1 { format!("whole({value})") } else { value }
+    }
+
+    /// How many expressions and stages read a value.
+    fn readers(&self, id: ExprId) -> usize {
+        let body = self.it.body;
+        let stages = body.stages.iter().filter(|stage| stored(body, stage) == id).count();
+        let reads_it = |other: &ExprId| reads(body, &self.it.passes.compounds, *other).contains(&id);
+        stages + self.reachable().iter().filter(|other| reads_it(other)).count()
     }
 
     /// Values that an earlier sweep kept are read back where they are needed.
