@@ -235,9 +235,8 @@ impl Rules<'_> {
     fn check_rows(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<Space, Reason> {
         // A sum is converted as it is stored by one node, and what is stored can be read by another kernel alone.
         let first = |sum: NodeId| nodes.iter().find(|&&id| finished_sum(self.graph, nodes, id) == Some(sum));
-        let finishes = |id: NodeId| {
-            finished_sum(self.graph, nodes, id).is_some_and(|sum| !leaves(sum) && first(sum) == Some(&id))
-        };
+        let finishes =
+            |id: NodeId| finished_sum(self.graph, nodes, id).is_some_and(|sum| !leaves(sum) && first(sum) == Some(&id));
         let mut edges = self.edges(nodes);
         edges.retain(|edge| !finishes(edge.consumer));
         for edge in &edges {
