@@ -15,6 +15,8 @@ pub(crate) trait Kernel {
 pub(crate) trait Simd: Copy {
     /// Lanes of a vector: a divisor of 16.
     const WIDTH: usize;
+    /// Vectors that stay out of memory.
+    const REGISTERS: usize;
     /// `f32` lanes.
     type Float: Copy;
     /// `i32` lanes, also seen as `u32` and as bits.

@@ -96,6 +96,14 @@ impl Isa {
         }
     }
 
+    /// Whether it is AVX-512, beside which AMX and VNNI may be.
+    pub(crate) fn is_avx512(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self.0, Proof::Avx512(_));
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Runs `task` with the vector machine of this instruction set.
     pub(crate) fn dispatch<T: Task>(self, task: T) -> T::Output {
         match self.0 {
