@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::tiles::{Machine, PanelPair, RIGHT_PANEL, SIDE, STEP, STEP_PANEL};
+use super::tiles::{Machine, NOTES, PanelPair, RIGHT_PANEL, STEP, STEP_PANEL};
 use crate::cpu::simd::Isa;
 use crate::cpu::simd::format::SignedByte;
 
@@ -22,8 +22,6 @@ impl Vnni {
 
 /// Rows of sums in registers: 16 of them with two vectors of columns.
 const ROWS: usize = 8;
-/// Bytes from a panel's start to its notes.
-const NOTES: usize = RIGHT_PANEL - 4 * SIDE;
 
 impl Machine for Vnni {
     type Element = SignedByte;
@@ -69,8 +67,9 @@ unsafe fn note_columns(right: *mut u8, steps: usize) {
                 }
             }
         }
-        _mm512_storeu_si512(right.add(NOTES).cast(), sums[0]);
-        _mm512_storeu_si512(right.add(NOTES + STEP).cast(), sums[1]);
+        let notes = right.add(RIGHT_PANEL - NOTES);
+        _mm512_storeu_si512(notes.cast(), sums[0]);
+        _mm512_storeu_si512(notes.add(STEP).cast(), sums[1]);
     }
 }
 
@@ -80,11 +79,13 @@ unsafe fn note_columns(right: *mut u8, steps: usize) {
 /// The features are there; `left` is a row of a panel that has seven more, `sums` has eight rows of 32.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn multiply_rows(pair: PanelPair, sums: *mut i32, stride: usize, first: bool) {
-    let PanelPair { left, right, steps, .. } = pair;
+    let PanelPair { left, right, steps, notes, .. } = pair;
     // SAFETY: all addresses are inside of what the caller promises.
     unsafe {
-        let notes = [_mm512_loadu_si512(right.add(NOTES).cast()), _mm512_loadu_si512(right.add(NOTES + STEP).cast())];
-        let mut tile = [[_mm512_setzero_si512(); 2]; ROWS];
+        let zero = _mm512_setzero_si512();
+        let notes = notes
+            .map_or([zero; 2], |notes| [_mm512_loadu_si512(notes.cast()), _mm512_loadu_si512(notes.add(STEP).cast())]);
+        let mut tile = [[zero; 2]; ROWS];
         for row in 0..ROWS {
             for half in 0..2 {
                 if !first {

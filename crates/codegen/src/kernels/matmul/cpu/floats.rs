@@ -9,17 +9,21 @@ use super::store::{Sums, finish_block};
 use super::{Block, Job, Spec, Values};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 
-/// Inner indices of a block: a panel of B (48 KiB with AVX-512) streams from the L2 while one of A stays in the L1.
-const DEPTH: usize = 384;
+/// Inner indices of a block: a panel of A (24 KiB) stays in the L1 while those of B stream from the L2.
+const DEPTH: usize = 768;
 /// Floats from one packed row of A to the next: not a power of two, for the sets of the cache.
 const STRIDE: usize = DEPTH + 16;
-/// Columns of B that are packed at a time: 576 KiB.
-const COLUMNS: usize = 384;
+/// Columns of B that are packed at a time: 576 KiB. A multiple of every panel's width, also when halved.
+const COLUMNS: usize = 192;
 
-/// Rows and vectors of the tile in registers.
+/// Inner indices between two tests for the end.
+const UNROLLED: usize = 4;
+
+/// Rows and vectors of the tile in registers. 8 by 3 against 14 by 2: the same on an idle core, 8 % more where two
+/// threads share its front end (fewer instructions a product).
 const fn tile_shape<S: Simd>() -> (usize, usize) {
     match (S::WIDTH, S::REGISTERS) {
-        (16, _) => (14, 2),
+        (16, _) => (8, 3),
         (8, _) => (6, 2),
         (_, 32) => (6, 4),
         _ => (4, 2),
@@ -163,21 +167,15 @@ impl Kernel for Tiles {
         // SAFETY: `run` made the struct for these rows, which are at most those of the tile.
         unsafe {
             match tile_shape::<S>() {
-                (14, _) => match self.rows {
-                    1 => self.tiles::<S, 1, 2>(simd),
-                    2 => self.tiles::<S, 2, 2>(simd),
-                    3 => self.tiles::<S, 3, 2>(simd),
-                    4 => self.tiles::<S, 4, 2>(simd),
-                    5 => self.tiles::<S, 5, 2>(simd),
-                    6 => self.tiles::<S, 6, 2>(simd),
-                    7 => self.tiles::<S, 7, 2>(simd),
-                    8 => self.tiles::<S, 8, 2>(simd),
-                    9 => self.tiles::<S, 9, 2>(simd),
-                    10 => self.tiles::<S, 10, 2>(simd),
-                    11 => self.tiles::<S, 11, 2>(simd),
-                    12 => self.tiles::<S, 12, 2>(simd),
-                    13 => self.tiles::<S, 13, 2>(simd),
-                    _ => self.tiles::<S, 14, 2>(simd),
+                (8, _) => match self.rows {
+                    1 => self.tiles::<S, 1, 3>(simd),
+                    2 => self.tiles::<S, 2, 3>(simd),
+                    3 => self.tiles::<S, 3, 3>(simd),
+                    4 => self.tiles::<S, 4, 3>(simd),
+                    5 => self.tiles::<S, 5, 3>(simd),
+                    6 => self.tiles::<S, 6, 3>(simd),
+                    7 => self.tiles::<S, 7, 3>(simd),
+                    _ => self.tiles::<S, 8, 3>(simd),
                 },
                 (6, 2) => match self.rows {
                     1 => self.tiles::<S, 1, 2>(simd),
@@ -249,23 +247,44 @@ unsafe fn tile<S: Simd, const R: usize, const V: usize>(
                 }
             }
         }
-        let mut right = right;
-        for inner in 0..depth {
-            let mut lanes = [simd.splat(0.0); V];
-            for vector in 0..V {
-                lanes[vector] = simd.load(right.add(vector * S::WIDTH));
+        let whole = depth / UNROLLED * UNROLLED;
+        for inner in (0..whole).step_by(UNROLLED) {
+            for next in 0..UNROLLED {
+                multiply_add(simd, left.add(inner + next), right.add((inner + next) * V * S::WIDTH), &mut tile);
             }
-            for row in 0..R {
-                let value = simd.splat(*left.add(row * STRIDE + inner));
-                for vector in 0..V {
-                    tile[row][vector] = simd.mul_add(value, lanes[vector], tile[row][vector]);
-                }
-            }
-            right = right.add(V * S::WIDTH);
+        }
+        for inner in whole..depth {
+            multiply_add(simd, left.add(inner), right.add(inner * V * S::WIDTH), &mut tile);
         }
         for row in 0..R {
             for vector in 0..V {
                 simd.store(sums.add(row * stride + vector * S::WIDTH), tile[row][vector]);
+            }
+        }
+    }
+}
+
+/// One inner index of a tile.
+///
+/// # Safety
+/// The `R` values of A and `V` vectors of B can be read.
+#[inline(always)]
+unsafe fn multiply_add<S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    left: *const f32,
+    right: *const f32,
+    tile: &mut [[S::Float; V]; R],
+) {
+    let mut lanes = [simd.splat(0.0); V];
+    // SAFETY: the caller's promise.
+    unsafe {
+        for (vector, lanes) in lanes.iter_mut().enumerate() {
+            *lanes = simd.load(right.add(vector * S::WIDTH));
+        }
+        for (row, sums) in tile.iter_mut().enumerate() {
+            let value = simd.splat(*left.add(row * STRIDE));
+            for (sum, lanes) in sums.iter_mut().zip(lanes) {
+                *sum = simd.mul_add(value, lanes, *sum);
             }
         }
     }

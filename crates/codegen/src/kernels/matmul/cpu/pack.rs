@@ -41,9 +41,9 @@ pub(super) unsafe fn left<S: Simd>(simd: S, job: &Job, values: &mut Values, want
             for row in 0..rows {
                 let line = &mut room[row * stride..row * stride + count];
                 match job.spec.left {
-                    Dtype::F16 => simd.enter(Round { format: HalfFloat, line }),
-                    Dtype::Bf16 => simd.enter(Round { format: BrainFloat, line }),
-                    Dtype::I8 => simd.enter(Round { format: SignedByte, line }),
+                    Dtype::F16 => simd.enter(Round { _format: HalfFloat, line }),
+                    Dtype::Bf16 => simd.enter(Round { _format: BrainFloat, line }),
+                    Dtype::I8 => simd.enter(Round { _format: SignedByte, line }),
                     _ => {}
                 }
             }
@@ -67,10 +67,10 @@ pub(super) struct LeftBlock {
 /// The source's elements can be read, and `rows` rows of `columns` floats written at `to`.
 pub(super) unsafe fn widen<S: Simd>(simd: S, source: Source, to: *mut f32, stride: usize) {
     match source.dtype {
-        Dtype::F16 => simd.enter(Widen { format: HalfFloat, source, to, stride }),
-        Dtype::Bf16 => simd.enter(Widen { format: BrainFloat, source, to, stride }),
-        Dtype::I8 => simd.enter(Widen { format: SignedByte, source, to, stride }),
-        _ => simd.enter(Widen { format: Word, source, to, stride }),
+        Dtype::F16 => simd.enter(Widen { _format: HalfFloat, source, to, stride }),
+        Dtype::Bf16 => simd.enter(Widen { _format: BrainFloat, source, to, stride }),
+        Dtype::I8 => simd.enter(Widen { _format: SignedByte, source, to, stride }),
+        _ => simd.enter(Widen { _format: Word, source, to, stride }),
     }
 }
 
@@ -81,10 +81,10 @@ pub(super) unsafe fn widen<S: Simd>(simd: S, source: Source, to: *mut f32, strid
 /// The source's elements can be read, and its panels written. `width` is a multiple of `WIDTH`.
 pub(super) unsafe fn panels<S: Simd>(simd: S, source: Source, to: *mut f32, width: usize, panel: usize) {
     match source.dtype {
-        Dtype::F16 => simd.enter(Panels { format: HalfFloat, source, to, width, panel }),
-        Dtype::Bf16 => simd.enter(Panels { format: BrainFloat, source, to, width, panel }),
-        Dtype::I8 => simd.enter(Panels { format: SignedByte, source, to, width, panel }),
-        _ => simd.enter(Panels { format: Word, source, to, width, panel }),
+        Dtype::F16 => simd.enter(Panels { _format: HalfFloat, source, to, width, panel }),
+        Dtype::Bf16 => simd.enter(Panels { _format: BrainFloat, source, to, width, panel }),
+        Dtype::I8 => simd.enter(Panels { _format: SignedByte, source, to, width, panel }),
+        _ => simd.enter(Panels { _format: Word, source, to, width, panel }),
     }
 }
 
@@ -105,7 +105,7 @@ pub(super) unsafe fn transpose_words<S: Simd>(
 }
 
 struct Round<'a, T> {
-    format: T,
+    _format: T,
     line: &'a mut [f32],
 }
 
@@ -114,7 +114,6 @@ impl<T: Format> Kernel for Round<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let _ = self.format;
         let mut narrow = [0u8; 64];
         for chunk in self.line.chunks_mut(S::WIDTH) {
             let mut lanes = [0.0; 16];
@@ -130,7 +129,7 @@ impl<T: Format> Kernel for Round<'_, T> {
 }
 
 struct Widen<T> {
-    format: T,
+    _format: T,
     source: Source,
     to: *mut f32,
     stride: usize,
@@ -141,7 +140,6 @@ impl<T: Format> Kernel for Widen<T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let _ = self.format;
         let Source { base, strides, rows, columns, .. } = self.source;
         // SAFETY: `widen`'s caller lets us read and write these rows and columns.
         unsafe {
@@ -170,7 +168,7 @@ impl<T: Format> Kernel for Widen<T> {
 }
 
 struct Panels<T> {
-    format: T,
+    _format: T,
     source: Source,
     to: *mut f32,
     width: usize,
@@ -182,7 +180,6 @@ impl<T: Format> Kernel for Panels<T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let _ = self.format;
         let Panels { source, to, width, panel, .. } = self;
         let Source { base, strides, rows, columns, .. } = source;
         let full = columns / width;

@@ -126,16 +126,16 @@ impl Task for StoreBlock<'_> {
     fn with<S: Simd>(self, simd: S) {
         let StoreBlock { to, block } = self;
         match to.dtype {
-            Dtype::F16 => simd.enter(StoreRows { format: HalfFloat, to, block }),
-            Dtype::Bf16 => simd.enter(StoreRows { format: BrainFloat, to, block }),
-            Dtype::I8 => simd.enter(StoreRows { format: SignedByte, to, block }),
-            _ => simd.enter(StoreRows { format: Word, to, block }),
+            Dtype::F16 => simd.enter(StoreRows { _format: HalfFloat, to, block }),
+            Dtype::Bf16 => simd.enter(StoreRows { _format: BrainFloat, to, block }),
+            Dtype::I8 => simd.enter(StoreRows { _format: SignedByte, to, block }),
+            _ => simd.enter(StoreRows { _format: Word, to, block }),
         }
     }
 }
 
 struct StoreRows<'a, T> {
-    format: T,
+    _format: T,
     to: &'a Store,
     block: &'a Block<'a>,
 }
@@ -145,16 +145,21 @@ impl<T: Format> Kernel for StoreRows<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let StoreRows { format: _, to, block } = self;
-        let column_bytes = to.strides.1 * T::BYTES;
+        let StoreRows { to, block, .. } = self;
+        let (row_bytes, column_bytes) = (to.strides.0 * T::BYTES, to.strides.1 * T::BYTES);
         for (at, line) in block.sums.chunks(block.stride).enumerate() {
             let (line, count) = (line.as_ptr(), block.columns);
-            let start = (block.row + at) * to.strides.0 * T::BYTES + block.column * column_bytes;
+            let start = (block.row + at) * row_bytes + block.column * column_bytes;
             // SAFETY: the caller of `Store::block` lets us write the block's rows and columns; the line has `count` sums.
             unsafe {
                 let to = to.base.add(start);
                 let mut at = 0;
                 if column_bytes == T::BYTES {
+                    // A store waits for its line: two rows ahead it has come.
+                    let ahead = to.wrapping_add(2 * row_bytes);
+                    for line in (0..count * T::BYTES).step_by(64) {
+                        simd.prefetch_to_write(ahead.wrapping_add(line));
+                    }
                     while at + S::WIDTH <= count {
                         T::write(simd, to.add(at * T::BYTES), simd.load(line.add(at)), false);
                         at += S::WIDTH;

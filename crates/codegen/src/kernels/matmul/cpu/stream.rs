@@ -17,6 +17,9 @@ const SUMS: usize = 4096;
 /// Rows of B at a time.
 const DEEP: usize = 8;
 
+/// Bytes of a cache line: one request is enough for it.
+const LINE: usize = 64;
+
 /// Columns of a run.
 fn run_columns(spec: &Spec, rows: usize) -> usize {
     (SUMS / rows.max(1).next_power_of_two() / spec.rights).max(64)
@@ -70,10 +73,10 @@ pub(super) unsafe fn run<S: Simd>(
                 k: spec.k,
             };
             match spec.right {
-                Dtype::F16 => simd.enter(Typed { format: HalfFloat, pass }),
-                Dtype::Bf16 => simd.enter(Typed { format: BrainFloat, pass }),
-                Dtype::I8 => simd.enter(Typed { format: SignedByte, pass }),
-                _ => simd.enter(Typed { format: Word, pass }),
+                Dtype::F16 => simd.enter(Typed { _format: HalfFloat, pass }),
+                Dtype::Bf16 => simd.enter(Typed { _format: BrainFloat, pass }),
+                Dtype::I8 => simd.enter(Typed { _format: SignedByte, pass }),
+                _ => simd.enter(Typed { _format: Word, pass }),
             }
         }
         // SAFETY: the sums of these rows and columns were written.
@@ -96,7 +99,7 @@ struct Pass {
 }
 
 struct Typed<T> {
-    format: T,
+    _format: T,
     pass: Pass,
 }
 
@@ -105,7 +108,6 @@ impl<T: Format> Kernel for Typed<T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let _ = self.format;
         let pass = self.pass;
         // SAFETY: `run` made the pass for at most eight rows, and one stride of B is 1.
         unsafe {
@@ -173,7 +175,9 @@ impl Pass {
                 for deep in 0..D {
                     let from = right.add(deep * row_bytes + at * T::BYTES);
                     lanes[deep] = T::read(simd, from);
-                    simd.prefetch(from.wrapping_add(D * row_bytes));
+                    if (at * T::BYTES).is_multiple_of(LINE) {
+                        simd.prefetch(from.wrapping_add(D * row_bytes));
+                    }
                 }
                 for row in 0..R {
                     let to = self.sums.add(row * self.sums_stride + at);
@@ -205,16 +209,16 @@ impl Pass {
     /// `R` is the number of rows; A, B and the sums are as large as the pass says, and B's rows are contiguous.
     #[inline(always)]
     unsafe fn by_columns<S: Simd, T: Format, const R: usize>(self, simd: S) {
-        let whole = self.columns / 4 * 4;
+        // As many columns as the registers hold sums for: they share the loads of A.
+        let together = if 4 * R + 5 <= S::REGISTERS { 4 } else { 2 };
+        let whole = self.columns / together * together;
         // SAFETY: columns stay below `columns`.
         unsafe {
-            for column in (0..whole).step_by(4) {
+            for column in (0..whole).step_by(together) {
                 if 4 * R + 5 <= S::REGISTERS {
                     self.dots::<S, T, R, 4>(simd, column);
                 } else {
-                    for column in column..column + 4 {
-                        self.dots::<S, T, R, 1>(simd, column);
-                    }
+                    self.dots::<S, T, R, 2>(simd, column);
                 }
             }
             for column in whole..self.columns {
@@ -240,7 +244,9 @@ impl Pass {
                 for next in 0..N {
                     let from = right.add(next * column_bytes + inner * T::BYTES);
                     lanes[next] = T::read(simd, from);
-                    simd.prefetch(from.wrapping_add(4 * column_bytes));
+                    if (inner * T::BYTES).is_multiple_of(LINE) {
+                        simd.prefetch(from.wrapping_add(4 * column_bytes));
+                    }
                 }
                 for row in 0..R {
                     let values = simd.load(self.left.add(row * self.left_stride + inner));

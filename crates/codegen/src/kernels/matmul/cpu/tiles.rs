@@ -4,6 +4,8 @@
 //! `[panel][step][2][16 groups of k][16 columns][4 bytes]`: every tile of 16 rows of 64 bytes is contiguous.
 //! Rows, columns and inner indices that are missing are 0.
 
+use std::marker::PhantomData;
+
 use super::pack::{LeftBlock, left};
 use super::store::{Sums, finish_block};
 use super::words::{Words, pack_right};
@@ -18,12 +20,14 @@ pub(super) const SIDE: usize = 32;
 pub(super) const STEP: usize = 64;
 /// Bytes of a step of a panel.
 pub(super) const STEP_PANEL: usize = SIDE * STEP;
-/// Steps of a block of `k`: a panel is 24 KiB, so that one of A stays in the L1 while those of B stream from the L2.
-const STEPS: usize = 12;
+/// Steps of a block of `k`: 768 bf16. Sums that one block finishes never leave the caches.
+const STEPS: usize = 24;
+/// Steps at a time: 24 KiB of A stay in the L1 while panels of B stream from the L2.
+const NEAR: usize = 12;
 /// Bytes of a panel of B: the steps, and what a [`Machine`] notes about its 32 columns.
 pub(super) const RIGHT_PANEL: usize = STEPS * STEP_PANEL + NOTES;
-const NOTES: usize = 4 * SIDE;
-/// Columns of B that are packed at a time.
+pub(super) const NOTES: usize = 4 * SIDE;
+/// Columns of B that are packed at a time: 576 KiB.
 const COLUMNS: usize = 384;
 /// Floats from one row of a filled block of A to the next.
 const STAGE_STRIDE: usize = STEPS * STEP + 16;
@@ -50,7 +54,7 @@ pub(super) trait Machine: Copy {
     /// `sums += left right` for 32 columns and at least the first `rows <= 32` rows; from zero if `first`.
     ///
     /// # Safety
-    /// `left` and `right` are panels of so many steps; 32 rows of 32 sums can be written.
+    /// `left` and `right` are so many steps of panels, notes those of the panel; 32 rows of 32 sums can be written.
     unsafe fn multiply(session: &Self::Session, panels: PanelPair, sums: *mut f32, stride: usize, first: bool);
 }
 
@@ -61,6 +65,8 @@ pub(super) struct PanelPair {
     pub right: *const u8,
     pub steps: usize,
     pub rows: usize,
+    /// The notes of the panel of B, with its first steps.
+    pub notes: Option<*const u8>,
 }
 
 /// Where things lie in the scratch, in floats.
@@ -148,14 +154,23 @@ pub(super) unsafe fn run<S: Simd, M: Machine>(
                 let rows = SIDE.min(part.rows - row);
                 let offset = if layout.single { 0 } else { row * layout.sums_stride + column };
                 for which in 0..spec.rights {
-                    for panel in 0..panels {
-                        // SAFETY: both panels are packed, and their sums are inside of the scratch.
-                        unsafe {
-                            let left = packed_left.add(row * STEPS * STEP);
-                            let right = packed_right.add(which * layout.right * 4 + panel * RIGHT_PANEL);
-                            let sums = sums.add(which * layout.sums + offset + panel * SIDE);
-                            let pair = PanelPair { left, right, steps, rows };
-                            M::multiply(&session, pair, sums, layout.sums_stride, block == 0);
+                    let right = which * layout.right * 4;
+                    // No step at all still sets the sums to zero.
+                    for step in (0..steps.max(1)).step_by(NEAR) {
+                        for panel in 0..panels {
+                            // SAFETY: both panels are packed, and their sums are inside of the scratch.
+                            unsafe {
+                                let right = packed_right.add(right + panel * RIGHT_PANEL);
+                                let pair = PanelPair {
+                                    left: packed_left.add(row * STEPS * STEP + step * STEP_PANEL),
+                                    right: right.add(step * STEP_PANEL),
+                                    steps: NEAR.min(steps - step),
+                                    rows,
+                                    notes: (step == 0).then_some(right.add(RIGHT_PANEL - NOTES).cast_const()),
+                                };
+                                let sums = sums.add(which * layout.sums + offset + panel * SIDE);
+                                M::multiply(&session, pair, sums, layout.sums_stride, block == 0 && step == 0);
+                            }
                         }
                     }
                 }
@@ -195,7 +210,15 @@ unsafe fn pack_left<S: Simd, M: Machine>(
             // SAFETY: the stage has a stride of floats for each row; the values are in the stage's first `count` floats.
             unsafe {
                 left(simd, job, values, wanted, stage);
-                simd.enter(NarrowLeft::<M::Element> { format: None, stage, stride, rows, count, flip: M::FLIP, to });
+                simd.enter(NarrowLeft::<M::Element> {
+                    _format: PhantomData,
+                    stage,
+                    stride,
+                    rows,
+                    count,
+                    flip: M::FLIP,
+                    to,
+                });
             }
         }
     }
@@ -242,7 +265,7 @@ impl Kernel for CopyLeft {
 
 /// Rows of floats to elements.
 struct NarrowLeft<T> {
-    format: Option<T>,
+    _format: PhantomData<T>,
     stage: *const f32,
     stride: usize,
     rows: usize,
@@ -256,7 +279,6 @@ impl<T: Format> Kernel for NarrowLeft<T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let _ = self.format;
         let elements = STEP / T::BYTES;
         for (step, at) in (0..self.count).step_by(elements).enumerate() {
             let count = elements.min(self.count - at);
@@ -307,7 +329,7 @@ macro_rules! amx_machine {
 
             unsafe fn multiply(tiles: &Tiles, pair: PanelPair, sums: *mut f32, stride: usize, first: bool) {
                 const TILE: usize = STEP_PANEL / 2;
-                let PanelPair { left, right, steps, rows } = pair;
+                let PanelPair { left, right, steps, rows, .. } = pair;
                 let row_bytes = 4 * stride;
                 // SAFETY: all tiles are full ones; the caller's panels and sums are as large as what is read and written.
                 unsafe {
