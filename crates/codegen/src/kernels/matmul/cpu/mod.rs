@@ -12,6 +12,9 @@
 //! - Values that do not fit stay what they are: NaN and infinities go through, zeros are not skipped, `k = 0` gives zeros.
 //! - Nothing is allocated by [`Kernel::run`]; nothing outside of the operands is read.
 
+// Registers are arrays, indexed by the number that also counts the memory beside them.
+#![allow(clippy::needless_range_loop)]
+
 #[cfg(target_arch = "x86_64")]
 mod bytes;
 mod floats;
@@ -205,8 +208,12 @@ impl Kernel {
         Kernel { isa, spec, method: Kernel::methods(isa, spec)[0] }
     }
 
-    /// With one of [`Kernel::methods`] for the same arguments.
+    /// With one of [`Kernel::methods`].
+    ///
+    /// # Panics
+    /// If it is none of them for these arguments.
     pub fn with(isa: Isa, spec: Spec, method: Method) -> Kernel {
+        assert!(Kernel::methods(isa, spec).contains(&method), "{} for {spec:?}", method.name());
         Kernel { isa, spec, method }
     }
 
@@ -264,11 +271,12 @@ impl Kernel {
     /// Computes a part and hands every element of it to `finish` once, in blocks.
     ///
     /// # Panics
-    /// If the number of B is not that of the spec, the scratch too small, or scales do not reach the part's end.
+    /// If B operands or their strides are not those of the spec, the part has rows that the product has not, the scratch is
+    /// too small, or scales do not reach the part's end.
     ///
     /// # Safety
     /// - Elements of the part's rows of A (if it lies) and of the part's columns of every B can be read, at the strides
-    ///   given; the strides of every B are those of the spec.
+    ///   given.
     /// - `finish` and the filling of A do not write to them.
     pub unsafe fn run(
         &self,
@@ -279,6 +287,9 @@ impl Kernel {
         finish: &mut dyn FnMut(Block<'_>),
     ) {
         assert_eq!(rights.len(), self.spec.rights, "B operands");
+        let strides = self.spec.right_strides;
+        assert!(rights.iter().all(|right| right.matrix.strides == strides), "expected strides {strides:?} of B");
+        assert!(part.row + part.rows <= self.spec.rows, "{part:?} of {} rows", self.spec.rows);
         assert!(self.scratch(part.rows, part.columns) <= scratch.floats(), "scratch of a part {part:?}");
         let reaches = |scales: Option<&[f32]>, end: usize| scales.is_none_or(|scales| scales.len() >= end);
         assert!(reaches(left.scales, part.row + part.rows), "scales of rows");

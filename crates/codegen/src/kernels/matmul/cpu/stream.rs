@@ -12,7 +12,7 @@ use super::{Block, Job, Spec, Values};
 use crate::cpu::simd::format::{BrainFloat, Format, HalfFloat, SignedByte, Word};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 
-/// Sums that stay in the L1, of all rows: 16 KiB.
+/// Sums that stay in the L1, of all rows with every B: 16 KiB.
 const SUMS: usize = 4096;
 /// Rows of B at a time.
 const DEEP: usize = 8;
@@ -22,12 +22,12 @@ const LINE: usize = 64;
 
 /// Columns of a run.
 fn run_columns(spec: &Spec, rows: usize) -> usize {
-    (SUMS / rows.max(1).next_power_of_two() / spec.rights).max(64)
+    SUMS / rows.next_power_of_two() / spec.rights
 }
 
-/// Floats of scratch: A, then the sums with each B.
+/// Floats of scratch: A, then the sums.
 pub(super) fn scratch(spec: &Spec, rows: usize) -> usize {
-    rows * row_stride(spec.k) + spec.rights * rows * run_columns(spec, rows)
+    rows * row_stride(spec.k) + SUMS
 }
 
 fn row_stride(k: usize) -> usize {

@@ -200,7 +200,7 @@ impl Case {
     }
 }
 
-const SIZES: [(usize, usize, usize); 12] = [
+const SIZES: [(usize, usize, usize); 13] = [
     (1, 1, 1),
     (1, 127, 129),
     (3, 1500, 33),
@@ -213,6 +213,7 @@ const SIZES: [(usize, usize, usize); 12] = [
     (31, 385, 401),
     (47, 1500, 129),
     (16, 0, 5),
+    (2, 0, 5),
 ];
 
 const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];

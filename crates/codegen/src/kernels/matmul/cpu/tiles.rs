@@ -66,6 +66,7 @@ pub(super) struct PanelPair {
     pub steps: usize,
     pub rows: usize,
     /// The notes of the panel of B, with its first steps.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // VNNI alone has any
     pub notes: Option<*const u8>,
 }
 
