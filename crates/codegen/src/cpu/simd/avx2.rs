@@ -31,6 +31,7 @@ macro_rules! register {
 
 impl Simd for Avx2 {
     const WIDTH: usize = 8;
+    const REGISTERS: usize = 16;
     type Float = __m256;
     type Int = __m256i;
     /// All bits of a true lane are set.

@@ -37,6 +37,7 @@ macro_rules! register {
 
 impl Simd for Avx512 {
     const WIDTH: usize = 16;
+    const REGISTERS: usize = 32;
     type Float = __m512;
     type Int = __m512i;
     type Mask = __mmask16;

@@ -30,6 +30,7 @@ macro_rules! register {
 
 impl Simd for Neon {
     const WIDTH: usize = 4;
+    const REGISTERS: usize = 32;
     type Float = float32x4_t;
     type Int = int32x4_t;
     /// All bits of a true lane are set.

@@ -23,6 +23,7 @@ macro_rules! each {
 
 impl Simd for Plain {
     const WIDTH: usize = WIDTH;
+    const REGISTERS: usize = 16;
     type Float = [f32; WIDTH];
     type Int = [i32; WIDTH];
     /// All bits of a true lane are set: arithmetic on bits becomes vectors, arrays of `bool` do not.

@@ -1,0 +1,369 @@
+//! Matrix products on the CPU: one part of the result at a time, on the thread that calls.
+//!
+//! | method  | operands (A, B)               | sums                                                    |
+//! |---------|-------------------------------|---------------------------------------------------------|
+//! | stream  | 1 to 8 rows of any, B of any  | f32; B is read once, where it lies                      |
+//! | floats  | any; widened to f32 on load   | f32, one chain of multiply-adds an element, `k` upwards |
+//! | bf16    | bf16, bf16, with AMX          | f32, pairs of `k` in order; denormals count as 0        |
+//! | bytes   | i8, i8, with AMX or VNNI      | i32, exact up to `k = 2^17`                             |
+//!
+//! - The bits of an element depend on the method, the instruction set, `k` and the operands: not on the part, the threads
+//!   or where its row lies. Without AMX and VNNI, products of bytes are rounded as f32 sums.
+//! - Values that do not fit stay what they are: NaN and infinities go through, zeros are not skipped, `k = 0` gives zeros.
+//! - Nothing is allocated by [`Kernel::run`]; nothing outside of the operands is read.
+
+// Registers are arrays, indexed by the number that also counts the memory beside them.
+#![allow(clippy::needless_range_loop)]
+
+#[cfg(target_arch = "x86_64")]
+mod bytes;
+mod floats;
+mod pack;
+mod store;
+mod stream;
+mod tiles;
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+use deuteron_graph::Dtype;
+
+use crate::cpu::simd::amx::Amx;
+use crate::cpu::simd::lanes::Simd;
+use crate::cpu::simd::{Isa, Task};
+pub use store::Store;
+
+/// Rows of A, at most, for which B is streamed.
+pub const STREAMED_ROWS: usize = 8;
+
+/// Elements in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// The first element. Any alignment.
+    pub base: *const u8,
+    /// Elements from one row to the next, and from one column to the next.
+    pub strides: (usize, usize),
+}
+
+// SAFETY: an address is only a number until `Kernel::run` uses it, and its callers answer for that.
+unsafe impl Send for Matrix {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix {}
+
+/// What is known before there are addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// Rows of the whole product.
+    pub rows: usize,
+    /// The inner size.
+    pub k: usize,
+    /// The type of A's values; one of f32, f16, bf16, i8.
+    pub left: Dtype,
+    /// The type of B's values; one of f32, f16, bf16, i8.
+    pub right: Dtype,
+    /// The strides of every B, by which B is streamed or packed.
+    pub right_strides: (usize, usize),
+    /// B operands: 1 or 2.
+    pub rights: usize,
+}
+
+/// How a product is computed; see the table above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Method(Way);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Stream,
+    Floats,
+    Bf16(Amx),
+    Bytes(Amx),
+    #[cfg(target_arch = "x86_64")]
+    BytesOfVectors(bytes::Vnni),
+}
+
+impl Method {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Way::Stream => "stream",
+            Way::Floats => "floats",
+            Way::Bf16(_) => "bf16 tiles",
+            Way::Bytes(_) => "byte tiles",
+            #[cfg(target_arch = "x86_64")]
+            Way::BytesOfVectors(_) => "byte vectors",
+        }
+    }
+}
+
+/// A part of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its first row.
+    pub row: usize,
+    /// How many.
+    pub rows: usize,
+    /// Its first column.
+    pub column: usize,
+    /// How many.
+    pub columns: usize,
+}
+
+/// The left operand.
+pub struct Left<'a> {
+    /// Where its values come from.
+    pub values: Values<'a>,
+    /// What the sums of a row are multiplied with, by row of the product.
+    pub scales: Option<&'a [f32]>,
+}
+
+/// The values of A.
+pub enum Values<'a> {
+    /// As they lie; the address is that of row 0, column 0.
+    Lie(Matrix),
+    /// Asked for block by block, each element of the part's rows once a part; rounded to [`Spec::left`] afterwards.
+    Fill(&'a mut dyn FnMut(Wanted)),
+}
+
+/// A block of A to be filled: element `(r, i)` at `r * stride + i` is that of row `row + r` and inner index `inner + i`.
+pub struct Wanted<'a> {
+    /// The first row.
+    pub row: usize,
+    /// How many.
+    pub rows: usize,
+    /// The first inner index.
+    pub inner: usize,
+    /// How many.
+    pub count: usize,
+    /// From one row to the next.
+    pub stride: usize,
+    /// The values; those between rows do not matter.
+    pub to: &'a mut [f32],
+}
+
+/// A right operand.
+#[derive(Clone, Copy)]
+pub struct Right<'a> {
+    /// Its values; the address is that of row 0, column 0.
+    pub matrix: Matrix,
+    /// What the sums of a column are multiplied with, by column of the product.
+    pub scales: Option<&'a [f32]>,
+}
+
+/// Finished sums: element `(r, c)` at `r * stride + c` is that of row `row + r` and column `column + c`.
+pub struct Block<'a> {
+    /// The first row.
+    pub row: usize,
+    /// How many.
+    pub rows: usize,
+    /// The first column.
+    pub column: usize,
+    /// How many.
+    pub columns: usize,
+    /// From one row to the next.
+    pub stride: usize,
+    /// The sums with the first B; the caller may overwrite them.
+    pub sums: &'a mut [f32],
+    /// The sums with the second B; empty if there is none.
+    pub second: &'a mut [f32],
+}
+
+/// Memory of one worker, in cache lines.
+#[derive(Clone, Debug, Default)]
+pub struct Scratch(Vec<Line>);
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+impl Scratch {
+    /// At least `floats` of them.
+    pub fn new(floats: usize) -> Scratch {
+        Scratch(vec![Line([0.0; 16]); floats.div_ceil(16)])
+    }
+
+    fn floats(&self) -> usize {
+        16 * self.0.len()
+    }
+
+    fn base(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// A product that is ready to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    isa: Isa,
+    spec: Spec,
+    method: Method,
+}
+
+impl Kernel {
+    /// With the fastest method.
+    ///
+    /// # Panics
+    /// As [`Kernel::methods`].
+    pub fn new(isa: Isa, spec: Spec) -> Kernel {
+        Kernel { isa, spec, method: Kernel::methods(isa, spec)[0] }
+    }
+
+    /// With one of [`Kernel::methods`].
+    ///
+    /// # Panics
+    /// If it is none of them for these arguments.
+    pub fn with(isa: Isa, spec: Spec, method: Method) -> Kernel {
+        assert!(Kernel::methods(isa, spec).contains(&method), "{} for {spec:?}", method.name());
+        Kernel { isa, spec, method }
+    }
+
+    /// Every method that can compute the product, fastest first.
+    ///
+    /// # Panics
+    /// For other dtypes, and for no or more than two B.
+    pub fn methods(isa: Isa, spec: Spec) -> Vec<Method> {
+        let known = |dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::I8);
+        assert!(known(spec.left) && known(spec.right), "expected f32, f16, bf16 or i8: {spec:?}");
+        assert!((1..=2).contains(&spec.rights), "expected one or two B: {spec:?}");
+        let mut found = Vec::new();
+        if spec.rows <= STREAMED_ROWS && (spec.right_strides.0 == 1 || spec.right_strides.1 == 1) {
+            found.push(Method(Way::Stream));
+        }
+        let amx = if isa.is_avx512() { Amx::detect() } else { None };
+        match (spec.left, spec.right) {
+            (Dtype::Bf16, Dtype::Bf16) => found.extend(amx.map(|amx| Method(Way::Bf16(amx)))),
+            (Dtype::I8, Dtype::I8) => {
+                found.extend(amx.map(|amx| Method(Way::Bytes(amx))));
+                #[cfg(target_arch = "x86_64")]
+                found.extend(bytes::Vnni::detect(isa).map(|vnni| Method(Way::BytesOfVectors(vnni))));
+            }
+            _ => {}
+        }
+        found.push(Method(Way::Floats));
+        found
+    }
+
+    /// The method in use.
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    /// Floats of [`Scratch`] that a part of at most so many rows and columns needs.
+    pub fn scratch(&self, rows: usize, columns: usize) -> usize {
+        self.isa.dispatch(Size { kernel: self, rows, columns })
+    }
+
+    /// Rows and columns of the parts that `threads` workers share best: all parts of one size but the last ones.
+    pub fn part(&self, columns: usize, threads: usize) -> (usize, usize) {
+        let rows = self.spec.rows.max(1);
+        if self.method.0 == Way::Stream {
+            // One run of columns a worker, in whole cache lines of bytes.
+            return (rows, columns.div_ceil(threads.max(1)).next_multiple_of(64));
+        }
+        // Two parts a worker even out what workers lose; a packed part of A and its sums should stay within the L2.
+        let wanted = 2 * threads.max(1);
+        let tall = rows.min(512);
+        let strips = rows.div_ceil(tall);
+        let wide = columns.div_ceil(wanted.div_ceil(strips)).clamp(192, 1536).next_multiple_of(32);
+        (rows.div_ceil(strips).next_multiple_of(32), wide)
+    }
+
+    /// Computes a part and hands every element of it to `finish` once, in blocks.
+    ///
+    /// # Panics
+    /// If B operands or their strides are not those of the spec, the part has rows that the product has not, the scratch is
+    /// too small, or scales do not reach the part's end.
+    ///
+    /// # Safety
+    /// - Elements of the part's rows of A (if it lies) and of the part's columns of every B can be read, at the strides
+    ///   given.
+    /// - `finish` and the filling of A do not write to them.
+    pub unsafe fn run(
+        &self,
+        left: Left<'_>,
+        rights: &[Right<'_>],
+        part: Part,
+        scratch: &mut Scratch,
+        finish: &mut dyn FnMut(Block<'_>),
+    ) {
+        assert_eq!(rights.len(), self.spec.rights, "B operands");
+        let strides = self.spec.right_strides;
+        assert!(rights.iter().all(|right| right.matrix.strides == strides), "expected strides {strides:?} of B");
+        assert!(part.row + part.rows <= self.spec.rows, "{part:?} of {} rows", self.spec.rows);
+        assert!(self.scratch(part.rows, part.columns) <= scratch.floats(), "scratch of a part {part:?}");
+        let reaches = |scales: Option<&[f32]>, end: usize| scales.is_none_or(|scales| scales.len() >= end);
+        assert!(reaches(left.scales, part.row + part.rows), "scales of rows");
+        assert!(rights.iter().all(|right| reaches(right.scales, part.column + part.columns)), "scales of columns");
+        if part.rows == 0 || part.columns == 0 {
+            return;
+        }
+        let scales = Scales { rows: left.scales, columns: [rights[0].scales, rights.last().and_then(|r| r.scales)] };
+        let matrices = [rights[0].matrix, rights[rights.len() - 1].matrix];
+        let job = Job { spec: self.spec, part, rights: matrices, scales };
+        self.isa.dispatch(Run { method: self.method, job, values: left.values, scratch: scratch.base(), finish });
+    }
+}
+
+/// One call of [`Kernel::run`].
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    spec: Spec,
+    part: Part,
+    /// The first `spec.rights` count.
+    rights: [Matrix; 2],
+    scales: Scales<'a>,
+}
+
+#[derive(Clone, Copy)]
+struct Scales<'a> {
+    rows: Option<&'a [f32]>,
+    columns: [Option<&'a [f32]>; 2],
+}
+
+struct Size<'a> {
+    kernel: &'a Kernel,
+    rows: usize,
+    columns: usize,
+}
+
+impl Task for Size<'_> {
+    type Output = usize;
+
+    fn with<S: Simd>(self, _: S) -> usize {
+        let (spec, rows, columns) = (&self.kernel.spec, self.rows, self.columns);
+        match self.kernel.method.0 {
+            Way::Stream => stream::scratch(spec, rows),
+            Way::Floats => floats::scratch::<S>(spec, rows, columns),
+            Way::Bf16(_) | Way::Bytes(_) => tiles::scratch(spec, rows, columns),
+            #[cfg(target_arch = "x86_64")]
+            Way::BytesOfVectors(_) => tiles::scratch(spec, rows, columns),
+        }
+    }
+}
+
+struct Run<'job, 'values, 'finish> {
+    method: Method,
+    job: Job<'job>,
+    values: Values<'values>,
+    scratch: *mut f32,
+    finish: &'finish mut dyn FnMut(Block<'_>),
+}
+
+impl Task for Run<'_, '_, '_> {
+    type Output = ();
+
+    fn with<S: Simd>(self, simd: S) {
+        let Run { method, job, values, scratch, finish } = self;
+        // SAFETY: `Kernel::run` checked the scratch, and passes on the caller's promise for the operands.
+        unsafe {
+            match method.0 {
+                Way::Stream => stream::run(simd, &job, values, scratch, finish),
+                Way::Floats => floats::run(simd, &job, values, scratch, finish),
+                Way::Bf16(amx) => tiles::run(simd, tiles::Bf16(amx), &job, values, scratch, finish),
+                Way::Bytes(amx) => tiles::run(simd, tiles::Bytes(amx), &job, values, scratch, finish),
+                #[cfg(target_arch = "x86_64")]
+                Way::BytesOfVectors(vnni) => tiles::run(simd, vnni, &job, values, scratch, finish),
+            }
+        }
+    }
+}
