@@ -13,7 +13,7 @@
 use super::lanes::Simd;
 
 /// How one dtype is read into lanes and written from them. `partial` methods touch `count < WIDTH` elements.
-pub(super) trait Format: Copy {
+pub(crate) trait Format: Copy {
     const BYTES: usize;
 
     /// # Safety
@@ -32,7 +32,7 @@ pub(super) trait Format: Copy {
 
 /// `f32` and `i32`: lanes as they are.
 #[derive(Clone, Copy)]
-pub(super) struct Word;
+pub(crate) struct Word;
 
 impl Format for Word {
     const BYTES: usize = 4;
@@ -60,7 +60,7 @@ impl Format for Word {
 }
 
 /// A format of 16 bits, as functions of lanes.
-pub(super) trait HalfFormat: Copy {
+pub(crate) trait HalfFormat: Copy {
     fn widen<S: Simd>(simd: S, a: S::Half) -> S::Float;
     fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Half;
     /// What a store leaves and a load gives back.
@@ -120,7 +120,7 @@ macro_rules! narrow_format {
 
 /// IEEE half floats.
 #[derive(Clone, Copy)]
-pub(super) struct HalfFloat;
+pub(crate) struct HalfFloat;
 narrow_format!(HalfFloat, HalfFormat, u16, load_half, store_half, stream_half);
 
 impl HalfFormat for HalfFloat {
@@ -136,7 +136,7 @@ impl HalfFormat for HalfFloat {
 
 /// The upper half of an `f32`.
 #[derive(Clone, Copy)]
-pub(super) struct BrainFloat;
+pub(crate) struct BrainFloat;
 narrow_format!(BrainFloat, HalfFormat, u16, load_half, store_half, stream_half);
 
 impl HalfFormat for BrainFloat {
@@ -158,7 +158,7 @@ impl HalfFormat for BrainFloat {
 
 /// Signed bytes.
 #[derive(Clone, Copy)]
-pub(super) struct SignedByte;
+pub(crate) struct SignedByte;
 narrow_format!(SignedByte, ByteFormat, u8, load_byte, store_byte, stream_byte);
 
 impl ByteFormat for SignedByte {
@@ -176,7 +176,7 @@ impl ByteFormat for SignedByte {
 
 /// Truth values: one byte, 0 or 1.
 #[derive(Clone, Copy)]
-pub(super) struct Truth;
+pub(crate) struct Truth;
 narrow_format!(Truth, ByteFormat, u8, load_byte, store_byte, stream_byte);
 
 impl ByteFormat for Truth {
@@ -193,7 +193,7 @@ impl ByteFormat for Truth {
 
 /// 8-bit floats with 4 exponent bits, bias 7, no infinity. Written only; reading gives NaN everywhere.
 #[derive(Clone, Copy)]
-pub(super) struct EightBitFloat;
+pub(crate) struct EightBitFloat;
 narrow_format!(EightBitFloat, ByteFormat, u8, load_byte, store_byte, stream_byte);
 
 impl ByteFormat for EightBitFloat {

@@ -5,14 +5,14 @@
 //! instruction set on: outside of it they would be correct, but each a function call.
 
 /// A loop that runs with the instruction set turned on.
-pub(super) trait Kernel {
+pub(crate) trait Kernel {
     type Output;
     /// Must be `#[inline(always)]` in every implementation, and so must all that it calls on lanes.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
 /// `WIDTH` lanes of 32 bits. Float operations follow IEEE 754 with rounding to nearest even unless they say otherwise.
-pub(super) trait Simd: Copy {
+pub(crate) trait Simd: Copy {
     /// Lanes of a vector: a divisor of 16.
     const WIDTH: usize;
     /// `f32` lanes.

@@ -2,6 +2,7 @@
 //!
 //! - [`Isa`] is a proof that this CPU runs an instruction set. Everything here takes one.
 //! - [`run`] executes a [`Program`](super::program::Program) over a span of rows, [`finish`] adds up its column sums.
+//! - [`amx`] is the tiles of matrix products; the kernels in `kernels/` use them and `lanes.rs`.
 //! - `lanes.rs` is the vector machine as a trait; `avx512.rs`, `avx2.rs`, `neon.rs` and `plain.rs` implement it.
 //!   Every loop and every function (`map.rs`, `math.rs`, `reduce.rs`, `philox.rs`, `format.rs`) is written once above it.
 //!
@@ -10,11 +11,12 @@
 //! No loop reads or writes outside `[row, row + cols)` of an argument: tails are masked or copied.
 
 mod ahead;
+pub mod amx;
 mod bulk;
 mod check;
 mod finish;
-mod format;
-mod lanes;
+pub(crate) mod format;
+pub(crate) mod lanes;
 mod launch;
 mod map;
 pub mod math;
@@ -95,7 +97,7 @@ impl Isa {
     }
 
     /// Runs `task` with the vector machine of this instruction set.
-    fn dispatch<T: Task>(self, task: T) -> T::Output {
+    pub(crate) fn dispatch<T: Task>(self, task: T) -> T::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512(simd) => task.with(simd),
@@ -109,7 +111,7 @@ impl Isa {
 }
 
 /// Work that is written for any vector machine; it calls [`Simd::enter`] for its loops.
-trait Task {
+pub(crate) trait Task {
     type Output;
     fn with<S: Simd>(self, simd: S) -> Self::Output;
 }
