@@ -1,3 +1,4 @@
 //! Hand-written kernels, a folder a family.
 
+pub mod attention;
 pub mod row;
