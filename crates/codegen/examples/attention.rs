@@ -4,6 +4,7 @@
 //! medians in milliseconds.
 #![allow(missing_docs)]
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -16,6 +17,8 @@ use deuteron_codegen::kernels::attention::cpu::{
 use deuteron_graph::Dtype;
 
 const ROUNDS: usize = 15;
+/// Runs of a short problem that are timed together.
+const DECODES: usize = 50;
 
 fn main() {
     let threads = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(2);
@@ -30,8 +33,9 @@ fn main() {
     for _ in 0..ROUNDS {
         for (problem, times) in problems.iter_mut().zip(&mut times) {
             let start = Instant::now();
-            problem.forward(threads);
-            times[0].push(start.elapsed().as_secs_f64() * 1e3);
+            let runs = if problem.attention.queries == 1 { DECODES } else { 1 };
+            problem.forward(threads, runs);
+            times[0].push(start.elapsed().as_secs_f64() * 1e3 / runs as f64);
             if problem.attention.queries > 1 && problem.amx.is_none() {
                 let start = Instant::now();
                 problem.backward(threads);
@@ -108,7 +112,7 @@ impl Problem {
         Inputs { q, k, v, mask: None, used: 1024 }
     }
 
-    fn forward(&mut self, threads: usize) {
+    fn forward(&mut self, threads: usize, runs: usize) {
         let (isa, attention, inputs) = (Isa::detect(), self.attention, self.inputs());
         let output = self.heads(3, attention.queries);
         let job = Forward {
@@ -118,14 +122,16 @@ impl Problem {
             partials: Shared(self.partials.as_mut_ptr()),
             amx: self.amx,
         };
-        each(threads, &attention, attention.forward_tasks(), |task, scratch| {
+        let first = |task: usize, scratch: &mut Scratch| {
             // SAFETY: the tensors have these sizes, and each task writes its own part.
             unsafe { forward(isa, &job, &mut Output::Store(output), task, scratch) }
-        });
-        each(threads, &attention, attention.combine_tasks(), |task, scratch| {
+        };
+        let second = |task: usize, scratch: &mut Scratch| {
             // SAFETY: as above.
             unsafe { combine(isa, &job, &mut Output::Store(output), task, scratch) }
-        });
+        };
+        let steps: [Step; 2] = [(attention.forward_tasks(), &first), (attention.combine_tasks(), &second)];
+        each(threads, runs, &attention, steps);
     }
 
     fn backward(&mut self, threads: usize) {
@@ -141,32 +147,45 @@ impl Problem {
             value_gradient: self.heads(7, 1024),
             partials: Shared(self.gradients.as_mut_ptr()),
         };
-        each(threads, &attention, attention.backward_tasks(), |task, scratch| {
+        let first = |task: usize, scratch: &mut Scratch| {
             // SAFETY: the tensors have these sizes, and each task writes its own part.
             unsafe { backward(isa, &job, task, scratch) }
-        });
-        each(threads, &attention, attention.finish_tasks(), |task, scratch| {
+        };
+        let second = |task: usize, scratch: &mut Scratch| {
             // SAFETY: as above.
             unsafe { finish(isa, &job, task, scratch) }
-        });
+        };
+        let steps: [Step; 2] = [(attention.backward_tasks(), &first), (attention.finish_tasks(), &second)];
+        each(threads, 1, &attention, steps);
     }
 }
 
-/// Runs tasks on threads that take the next one; this thread is one of them.
-fn each(threads: usize, attention: &Attention, tasks: usize, run: impl Fn(usize, &mut Scratch) + Sync) {
-    let next = AtomicUsize::new(0);
+/// A number of tasks, and how to run one.
+type Step<'a> = (usize, &'a (dyn Fn(usize, &mut Scratch) + Sync));
+
+/// Runs the steps in order, `runs` times, on threads that take the next task; this thread is one of them.
+fn each(threads: usize, runs: usize, attention: &Attention, steps: [Step; 2]) {
+    let (next, barrier) = ([AtomicUsize::new(0), AtomicUsize::new(0)], Barrier::new(threads));
     let work = || {
         let mut scratch = Scratch::new(attention);
-        loop {
-            let task = next.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                break;
+        for _ in 0..runs {
+            for (step, (tasks, run)) in steps.iter().enumerate() {
+                loop {
+                    let task = next[step].fetch_add(1, Ordering::Relaxed);
+                    if task >= *tasks {
+                        break;
+                    }
+                    run(task, &mut scratch);
+                }
+                if barrier.wait().is_leader() {
+                    next[1 - step].store(0, Ordering::Relaxed);
+                }
+                barrier.wait();
             }
-            run(task, &mut scratch);
         }
     };
     std::thread::scope(|scope| {
-        (1..threads.min(tasks.max(1))).for_each(|_| {
+        (1..threads).for_each(|_| {
             scope.spawn(work);
         });
         work();

@@ -79,6 +79,12 @@ fn exp2_quick<S: Simd>(simd: S, y: S::Float) -> S::Float {
     simd.scale_by_floor(p, y)
 }
 
+/// `2^y` as [`exp2_quick`], never a denormal.
+#[inline(always)]
+pub(crate) fn exp2<S: Simd>(simd: S, y: S::Float) -> S::Float {
+    simd.select(simd.less(y, simd.splat(-126.0)), simd.splat(0.0), exp2_quick(simd, y))
+}
+
 /// `log x = e ln 2 + log m`, with `m` in `[sqrt(1/2), sqrt 2)`.
 #[inline(always)]
 pub(crate) fn log<S: Simd>(simd: S, x: S::Float) -> S::Float {

@@ -233,7 +233,21 @@ impl Kernel for PairKeys {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        let whole = self.from.width == self.inner;
         for pair in 0..self.pairs {
+            if whole && 2 * pair + 1 < self.from.rows {
+                for at in (0..self.inner).step_by(S::WIDTH) {
+                    let low = self.from.address.wrapping_add(2 * (2 * pair * self.from.stride + at));
+                    let high = low.wrapping_add(2 * self.from.stride);
+                    // SAFETY: both rows are there in full.
+                    unsafe {
+                        let low = simd.zero_extend(simd.load_half(low.cast()));
+                        let high = simd.shift_left::<16>(simd.zero_extend(simd.load_half(high.cast())));
+                        simd.store(self.to.add(pair * self.inner + at), simd.reinterpret(simd.or(low, high)));
+                    }
+                }
+                continue;
+            }
             for at in (0..self.inner).step_by(S::WIDTH) {
                 // SAFETY: as for `CopyRows`.
                 unsafe {
@@ -281,6 +295,10 @@ impl Kernel for Scale {
         for lane in (0..self.lanes).step_by(S::WIDTH) {
             // SAFETY: tiles hold whole vectors.
             unsafe {
+                // Maxima seldom move after the first tile.
+                if std::slice::from_raw_parts(self.factor.add(lane), S::WIDTH).iter().all(|&factor| factor == 1.0) {
+                    continue;
+                }
                 let factor = simd.load(self.factor.add(lane));
                 for row in 0..self.rows {
                     let at = self.sums.add(row * TILE + lane);

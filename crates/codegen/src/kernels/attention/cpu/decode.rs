@@ -1,11 +1,16 @@
 //! Few queries: lanes run along the width, and keys and values are read once for all queries that share them.
 
+use std::marker::PhantomData;
+
+use deuteron_graph::Dtype;
+
 use super::forward::{Forward, end_rows, stored};
-use super::rows::Rows;
+use super::rows::Stored;
 use super::scratch::Places;
 use super::sizes::Task as Work;
 use super::weights::{self, Part};
 use super::{Output, TILE};
+use crate::cpu::simd::format::{BrainFloat, Format, HalfFloat, Word};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 use crate::cpu::simd::math::exp;
 
@@ -15,7 +20,7 @@ use crate::cpu::simd::math::exp;
 /// As for [`forward`](super::forward), and `places` are of these sizes.
 pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Output, work: Work, places: Places) {
     let Forward { attention, inputs, .. } = *forward;
-    let (padded, width, group) = (attention.padded(), attention.width, attention.group());
+    let (padded, group) = (attention.padded(), attention.group());
     let Work { batch, head: kv_head, rows: queries, .. } = work;
     // SAFETY: the places hold a row for each query of the group and a tile of keys; the tensors hold the positions.
     unsafe {
@@ -30,8 +35,8 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
         let end = attention.visible(queries - 1, inputs.used).min(work.end);
         for key in (work.first..end).step_by(TILE) {
             let keys = TILE.min(end - key);
-            let k = stored(attention, &inputs.k, (batch, kv_head, key), keys).in_place_or(simd, places.keys, padded);
-            let v = stored(attention, &inputs.v, (batch, kv_head, key), keys).in_place_or(simd, places.values, padded);
+            let k = stored(attention, &inputs.k, (batch, kv_head, key), keys);
+            let v = stored(attention, &inputs.v, (batch, kv_head, key), keys);
             for row in 0..group * queries {
                 let (head, query) = (kv_head * group + row / queries, row % queries);
                 let seen = attention.visible(query, inputs.used).saturating_sub(key).min(keys);
@@ -45,12 +50,11 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
                 if let Some(dropout) = attention.dropout {
                     weights::kept(simd, attention, dropout, part, places.random, (places.turned, 1));
                 }
-                simd.enter(Query {
+                let query = Query {
                     query: places.each_query.add(row * padded),
                     keys: k,
                     values: v,
                     count: seen,
-                    width,
                     scale: attention.scale,
                     mask: inputs.mask.map(|_| places.weights.cast_const()),
                     kept: attention.dropout.map(|_| places.turned.cast_const()),
@@ -58,7 +62,12 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
                     maximum: places.each.add(row),
                     sum: places.each_sum.add(row),
                     sums: places.each_row.add(row * padded),
-                });
+                };
+                match attention.dtype {
+                    Dtype::F16 => simd.enter(In { query, format: PhantomData::<HalfFloat> }),
+                    Dtype::Bf16 => simd.enter(In { query, format: PhantomData::<BrainFloat> }),
+                    _ => simd.enter(In { query, format: PhantomData::<Word> }),
+                }
             }
         }
         end_queries(simd, forward, output, work, places);
@@ -110,10 +119,9 @@ pub(super) fn divide(sums: &mut [f32], sum: f32) {
 /// One query against a tile of keys that it sees.
 struct Query {
     query: *const f32,
-    keys: Rows,
-    values: Rows,
+    keys: Stored,
+    values: Stored,
     count: usize,
-    width: usize,
     scale: f32,
     mask: Option<*const f32>,
     kept: Option<*const f32>,
@@ -123,24 +131,32 @@ struct Query {
     sums: *mut f32,
 }
 
-impl Kernel for Query {
+/// With the format of keys and values.
+struct In<F> {
+    query: Query,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for In<F> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        let query = self.query;
+        let width = query.values.width;
         // SAFETY: keys, values and weights hold `count` rows or elements, the other places a tile or a row of lanes.
         unsafe {
-            for key in (0..self.count).step_by(16) {
-                self.dots(simd, key);
+            for key in (0..query.count).step_by(16) {
+                query.dots::<S, F>(simd, key);
             }
-            let factor = self.softmax(simd);
+            let factor = query.softmax(simd);
             let mut at = 0;
-            while at + 4 * S::WIDTH <= self.width {
-                self.add_values::<S, 4>(simd, at, factor);
+            while at + 4 * S::WIDTH <= width {
+                query.add_values::<S, F, 4>(simd, at, factor);
                 at += 4 * S::WIDTH;
             }
-            while at < self.width {
-                self.add_values::<S, 1>(simd, at, factor);
+            while at < width {
+                query.add_values::<S, F, 1>(simd, at, factor);
                 at += S::WIDTH;
             }
         }
@@ -150,17 +166,25 @@ impl Kernel for Query {
 impl Query {
     /// Scores of 16 keys from `key` on, scaled and masked; `-inf` beyond the last.
     #[inline(always)]
-    unsafe fn dots<S: Simd>(&self, simd: S, key: usize) {
+    unsafe fn dots<S: Simd, F: Format>(&self, simd: S, key: usize) {
+        let width = self.keys.width;
         let mut sums = [simd.splat(0.0); 16];
         let mut lanes = [0.0f32; 256];
         // SAFETY: rows beyond the last are read as the last one; columns beyond `width` are not read. `lanes` holds 16
         // vectors, and scores a tile.
         unsafe {
             for (row, sum) in sums.iter_mut().enumerate() {
-                let from = self.keys.address.add((key + row).min(self.count - 1) * self.keys.stride);
+                let from = self.keys.address.add((key + row).min(self.count - 1) * self.keys.stride * F::BYTES);
+                // The keys after these and the values of these are wanted next.
+                let next = self.keys.address.wrapping_add((key + row + 16) * self.keys.stride * F::BYTES);
+                let values = self.values.address.wrapping_add((key + row) * self.values.stride * F::BYTES);
+                for line in (0..width * F::BYTES).step_by(64) {
+                    simd.prefetch(next.wrapping_add(line));
+                    simd.prefetch(values.wrapping_add(line));
+                }
                 let mut at = 0;
-                while at < self.width {
-                    let k = load(simd, from.add(at), self.width - at);
+                while at < width {
+                    let k = load::<S, F>(simd, from.add(at * F::BYTES), width - at);
                     *sum = simd.mul_add(k, simd.load(self.query.add(at)), *sum);
                     at += S::WIDTH;
                 }
@@ -223,7 +247,7 @@ impl Query {
 
     /// `V` vectors of the values from column `at` on; even and odd keys have sums of their own.
     #[inline(always)]
-    unsafe fn add_values<S: Simd, const V: usize>(&self, simd: S, at: usize, factor: f32) {
+    unsafe fn add_values<S: Simd, F: Format, const V: usize>(&self, simd: S, at: usize, factor: f32) {
         // SAFETY: columns beyond `width` are not read, and rows of sums hold whole vectors.
         unsafe {
             let mut sums = [[simd.splat(0.0); V]; 2];
@@ -233,11 +257,11 @@ impl Query {
             }
             for key in 0..self.count / 2 {
                 for k in 0..2 {
-                    self.add_value(simd, 2 * key + k, at, &mut sums[k]);
+                    self.add_value::<S, F, V>(simd, 2 * key + k, at, &mut sums[k]);
                 }
             }
             if self.count % 2 == 1 {
-                self.add_value(simd, self.count - 1, at, &mut sums[0]);
+                self.add_value::<S, F, V>(simd, self.count - 1, at, &mut sums[0]);
             }
             for v in 0..V {
                 simd.store(self.sums.add(at + v * S::WIDTH), simd.add(sums[0][v], sums[1][v]));
@@ -246,13 +270,20 @@ impl Query {
     }
 
     #[inline(always)]
-    unsafe fn add_value<S: Simd, const V: usize>(&self, simd: S, key: usize, at: usize, sums: &mut [S::Float; V]) {
+    unsafe fn add_value<S: Simd, F: Format, const V: usize>(
+        &self,
+        simd: S,
+        key: usize,
+        at: usize,
+        sums: &mut [S::Float; V],
+    ) {
         // SAFETY: as for `add_values`.
         unsafe {
             let p = simd.splat(*self.scores.add(key));
-            let from = self.values.address.add(key * self.values.stride + at);
+            let from = self.values.address.add((key * self.values.stride + at) * F::BYTES);
             for (v, sum) in sums.iter_mut().enumerate() {
-                let value = load(simd, from.add(v * S::WIDTH), self.width - at - v * S::WIDTH);
+                let left = self.values.width - at - v * S::WIDTH;
+                let value = load::<S, F>(simd, from.add(v * S::WIDTH * F::BYTES), left);
                 *sum = simd.mul_add(p, value, *sum);
             }
         }
@@ -261,9 +292,9 @@ impl Query {
 
 /// A vector of which `left` elements can be read.
 #[inline(always)]
-unsafe fn load<S: Simd>(simd: S, from: *const f32, left: usize) -> S::Float {
+unsafe fn load<S: Simd, F: Format>(simd: S, from: *const u8, left: usize) -> S::Float {
     // SAFETY: the caller's promise.
-    unsafe { if left < S::WIDTH { simd.load_partial(from, left) } else { simd.load(from) } }
+    unsafe { if left < S::WIDTH { F::read_partial(simd, from, left) } else { F::read(simd, from) } }
 }
 
 /// The lanes joined in order.

@@ -1,5 +1,7 @@
 //! Forward: a tile of queries against the keys it sees.
 
+use std::f32::consts::LN_2;
+
 use super::super::Attention;
 use super::amx::Engine;
 use super::decode::decode;
@@ -209,7 +211,7 @@ unsafe fn end_tile<S: Simd>(simd: S, forward: &Forward, output: &mut Output, wor
             let all = attention.batch * attention.heads * attention.queries;
             for r in 0..work.rows {
                 let to = forward.partials.0.add((work.split * all + row + r) * stride);
-                to.write(*places.maximum.add(r));
+                to.write(*places.maximum.add(r) * LN_2);
                 to.add(1).write(*places.sum.add(r));
                 std::ptr::copy_nonoverlapping(places.rows.add(r * padded), to.add(2), attention.width);
             }

@@ -115,9 +115,9 @@ impl Kernel for Product {
             let vectors = (self.lanes - lane) / S::WIDTH;
             // SAFETY: these many vectors are left, and `lanes` is a multiple of every width.
             unsafe {
-                // 16 sums and 5 operands want more than 16 registers, which the sets of 8 lanes have.
+                // 16 sums and 5 operands want the 32 registers of the widest set.
                 if vectors >= 4 && S::WIDTH == 16 {
-                    self.columns::<S, 4, 6>(simd, lane);
+                    self.columns::<S, 4, 4>(simd, lane);
                     lane += 4 * S::WIDTH;
                 } else if vectors >= 2 {
                     self.columns::<S, 2, 4>(simd, lane);

@@ -1,8 +1,14 @@
 //! The online softmax of a tile: keys are rows, a query is a lane.
 
+use std::f32::consts::{LN_2, LOG2_E};
+
 use super::TILE;
 use crate::cpu::simd::lanes::{Kernel, Simd};
-use crate::cpu::simd::math::{exp, log};
+use crate::cpu::simd::math::{exp, exp2, log};
+
+/// How far scores may pass the maximum, as a power of 2, before it follows: `2^8` is harmless in `f32`, and earlier sums
+/// seldom have to be scaled.
+const SLACK: f32 = 8.0;
 
 /// Which keys of a tile a query does not see: row `k` is hidden from lanes below `k - first`.
 #[derive(Clone, Copy)]
@@ -64,6 +70,8 @@ impl Kernel for Shift {
 }
 
 /// Turns scores into `exp(scale * s - maximum)` and carries the maximum and the sum of every lane on.
+///
+/// In powers of 2: the maximum is that of `scale * s / ln 2`. It stays behind by up to [`SLACK`].
 pub(super) struct Softmax {
     pub scores: *mut f32,
     pub keys: usize,
@@ -92,13 +100,13 @@ impl Kernel for Softmax {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let scale = simd.splat(self.scale);
+        let scale = simd.splat(self.scale * LOG2_E);
         for lane in (0..self.lanes).step_by(S::WIDTH) {
             // SAFETY: within the tiles.
             unsafe {
                 let column = self.scores.add(lane);
                 let before = simd.load(self.maximum.add(lane));
-                let mut maxima = [before; 4];
+                let mut maxima = [simd.splat(f32::NEG_INFINITY); 4];
                 let fours = self.keys / 4 * 4;
                 for row in (0..fours).step_by(4) {
                     for (k, most) in maxima.iter_mut().enumerate() {
@@ -111,11 +119,14 @@ impl Kernel for Softmax {
                     maxima[0] = simd.greater(maxima[0], s);
                 }
                 let pair = [simd.greater(maxima[0], maxima[1]), simd.greater(maxima[2], maxima[3])];
-                let maximum = simd.greater(pair[0], pair[1]);
+                let most = simd.greater(pair[0], pair[1]);
+                let grows = simd.less(simd.add(before, simd.splat(SLACK)), most);
+                let maximum = simd.select(grows, most, before);
                 // A lane that has seen only -inf: any finite shift gives the zeros it needs.
                 let unseen = simd.equal(maximum, simd.splat(f32::NEG_INFINITY));
                 let shift = simd.select(unseen, simd.splat(0.0), maximum);
-                let factor = exp(simd, simd.sub(before, shift));
+                // Exactly 1 where the maximum stays, so that no error piles up over the tiles.
+                let factor = exp(simd, simd.mul(simd.sub(before, shift), simd.splat(LN_2)));
                 let less = simd.neg(shift);
                 let mut sums = [simd.splat(0.0); 2];
                 if let Some(pairs) = self.pairs {
@@ -125,7 +136,7 @@ impl Kernel for Softmax {
                         for k in 0..2 {
                             if row + k < self.keys {
                                 let at = (row + k) * TILE;
-                                let p = exp(simd, simd.mul_add(simd.load(column.add(at)), scale, less));
+                                let p = exp2(simd, simd.mul_add(simd.load(column.add(at)), scale, less));
                                 sums[k] = simd.add(sums[k], p);
                                 two[k] = self.keep(simd, p, at + lane);
                             }
@@ -136,7 +147,7 @@ impl Kernel for Softmax {
                 } else {
                     for row in 0..self.keys {
                         let at = row * TILE;
-                        let p = exp(simd, simd.mul_add(simd.load(column.add(at)), scale, less));
+                        let p = exp2(simd, simd.mul_add(simd.load(column.add(at)), scale, less));
                         sums[0] = simd.add(sums[0], p);
                         simd.store(column.add(at), self.keep(simd, p, at + lane));
                     }
@@ -163,15 +174,11 @@ impl Softmax {
     }
 }
 
-/// Two vectors as pairs of bf16, the first in the lower halves. NaN may come out as another number: the sum that the
-/// results are divided by holds it as well.
+/// Two vectors as pairs of bf16, the first in the lower halves: to the nearest, ties away from 0. NaN may come out as
+/// another number: the sum that the results are divided by holds it as well.
 #[inline(always)]
 fn pair_of<S: Simd>(simd: S, [low, high]: [S::Float; 2]) -> S::Int {
-    let [low, high] = [low, high].map(|x| {
-        let bits = simd.bits(x);
-        let odd = simd.and(simd.shift_right::<16>(bits), simd.splat_int(1));
-        simd.add_int(simd.add_int(bits, simd.splat_int(0x7fff)), odd)
-    });
+    let [low, high] = [low, high].map(|x| simd.add_int(simd.bits(x), simd.splat_int(0x8000)));
     simd.or(simd.shift_right::<16>(low), simd.and(high, simd.splat_int(-0x1_0000)))
 }
 
@@ -209,7 +216,8 @@ impl Kernel for Divide {
                     let at = self.sums.add(row * TILE + lane);
                     simd.store(at, simd.select(unseen, zero, simd.mul(inverse, simd.load(at))));
                 }
-                let logsumexp = simd.add(simd.load(self.maximum.add(lane)), log(simd, sum));
+                let maximum = simd.load(self.maximum.add(lane));
+                let logsumexp = simd.mul_add(maximum, simd.splat(LN_2), log(simd, sum));
                 simd.store(self.sum.add(lane), logsumexp);
             }
         }
