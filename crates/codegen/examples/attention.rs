@@ -36,7 +36,7 @@ fn main() {
             let runs = if problem.attention.queries == 1 { DECODES } else { 1 };
             problem.forward(threads, runs);
             times[0].push(start.elapsed().as_secs_f64() * 1e3 / runs as f64);
-            if problem.attention.queries > 1 && problem.amx.is_none() {
+            if problem.attention.queries > 1 {
                 let start = Instant::now();
                 problem.backward(threads);
                 times[1].push(start.elapsed().as_secs_f64() * 1e3);
@@ -146,6 +146,7 @@ impl Problem {
             key_gradient: self.heads(6, 1024),
             value_gradient: self.heads(7, 1024),
             partials: Shared(self.gradients.as_mut_ptr()),
+            amx: self.amx,
         };
         let first = |task: usize, scratch: &mut Scratch| {
             // SAFETY: the tensors have these sizes, and each task writes its own part.

@@ -1,15 +1,15 @@
-//! Products of bf16 tiles: keys by queries, values by probabilities.
+//! Products of bf16 tiles: scores and their slopes, and values by probabilities.
 //!
-//! Keys are read in place where whole tiles of them lie there. Values are turned, two keys to a word.
+//! Rows are read in place where whole tiles of them lie there. Values are turned, two keys to a word.
 //! Blocks of 32 by 32 are summed in four tiles; what they hold beyond the last key, query or column is not used.
 
 use deuteron_graph::Dtype;
 
+use super::super::Attention;
 use super::TILE;
-use super::forward::Forward;
 use super::rows::{Stored, Turn};
 use super::scratch::Places;
-use crate::cpu::simd::amx::{Form, Tiles};
+use crate::cpu::simd::amx::{Amx, Form, Tiles};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 
 /// Rows, columns and inner elements of a block.
@@ -24,46 +24,53 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Packs the turned queries, if there are tiles.
-    ///
-    /// # Safety
-    /// The queries are in `places.lanes`, for the padded width.
-    pub unsafe fn new<S: Simd>(simd: S, forward: &Forward, places: Places, lanes: usize) -> Engine {
-        let attention = forward.attention;
+    /// For this many lanes. Without tiles if the caller or the storage type has none.
+    pub fn new<S: Simd>(attention: &Attention, amx: Option<Amx>, lanes: usize) -> Engine {
+        let amx = if attention.dtype == Dtype::Bf16 && S::WIDTH == 16 { amx } else { None };
         let inner = attention.width.next_multiple_of(BLOCK);
-        let amx = if attention.dtype == Dtype::Bf16 && S::WIDTH == 16 { forward.amx } else { None };
-        let tiles = amx.map(|amx| {
-            let (from, to, width) = (places.lanes, places.query_pairs, attention.padded());
-            simd.enter(PairRows { from, to, width, inner, lanes });
-            amx.configure(&[Form::FULL; 8])
-        });
-        Engine { tiles, lanes, inner }
+        Engine { tiles: amx.map(|amx| amx.configure(&[Form::FULL; 8])), lanes, inner }
     }
 
-    /// The scores of a tile of keys; `false` if there are no tiles.
+    /// Packs a turned tile of bf16 numbers for [`Engine::scores`], if there are tiles.
     ///
     /// # Safety
-    /// The keys can be read; as for [`Engine::new`].
-    pub unsafe fn scores<S: Simd>(&self, simd: S, keys: Stored, places: Places) -> bool {
+    /// `from` holds `padded` rows, an even number, and `to` half a row for each column of whole blocks.
+    pub unsafe fn pack<S: Simd>(&self, simd: S, from: *const f32, padded: usize, to: *mut u32) {
+        if self.tiles.is_some() {
+            simd.enter(PairRows { from, to, width: padded, inner: self.inner, lanes: self.lanes });
+        }
+    }
+
+    /// `rows` times a packed tile, into `to`; `false` if there are no tiles. `copy` has room for the rows.
+    ///
+    /// # Safety
+    /// The rows can be read; the tile was packed by [`Engine::pack`]; `to` is a tile.
+    pub unsafe fn scores<S: Simd>(
+        &self,
+        simd: S,
+        rows: Stored,
+        packed: *const u32,
+        to: *mut f32,
+        copy: *mut u32,
+    ) -> bool {
         let Some(tiles) = &self.tiles else { return false };
-        let whole = keys.width == self.inner && keys.rows.is_multiple_of(BLOCK);
-        let rows = keys.rows.next_multiple_of(BLOCK);
-        let (address, stride) = if whole {
-            (keys.address.cast_const(), 2 * keys.stride)
+        let count = rows.rows.next_multiple_of(BLOCK);
+        let (address, stride) = if rows.width == self.inner && rows.rows == count {
+            (rows.address.cast_const(), 2 * rows.stride)
         } else {
-            let to = places.key_pairs.cast::<u16>();
-            simd.enter(CopyRows { from: keys, to, inner: self.inner, rows });
-            (to.cast_const().cast(), 2 * self.inner)
+            let copy = copy.cast::<u16>();
+            simd.enter(CopyRows { from: rows, to: copy, inner: self.inner, rows: count });
+            (copy.cast_const().cast(), 2 * self.inner)
         };
-        for key in (0..rows).step_by(BLOCK) {
+        for row in (0..count).step_by(BLOCK) {
             for lane in (0..self.lanes).step_by(BLOCK) {
-                // SAFETY: whole blocks of keys can be read; queries and scores hold whole blocks.
+                // SAFETY: whole blocks of rows can be read; the packed tile and `to` hold whole blocks.
                 unsafe {
                     let block = Block {
-                        c: places.scores.add(key * TILE + lane),
-                        a: address.add(key * stride),
+                        c: to.add(row * TILE + lane),
+                        a: address.add(row * stride),
                         a_stride: stride,
-                        b: places.query_pairs.add(lane),
+                        b: packed.add(lane),
                         inner: self.inner,
                     };
                     block.run(tiles, false);
@@ -195,7 +202,7 @@ impl Kernel for PairRows {
     }
 }
 
-/// Keys with zeros up to whole blocks.
+/// Rows with zeros up to whole blocks.
 struct CopyRows {
     from: Stored,
     to: *mut u16,

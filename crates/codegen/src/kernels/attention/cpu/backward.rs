@@ -7,12 +7,14 @@
 //! summed in memory of its own, and [`finish`] adds the ranges in order.
 
 use super::super::Attention;
+use super::amx::Engine;
 use super::forward::stored;
 use super::product::{Product, Start};
-use super::rows::{Rows, Turn};
+use super::rows::Turn;
 use super::scratch::Places;
 use super::weights::{self, Part};
 use super::{Heads, Inputs, Scratch, Shared, TILE};
+use crate::cpu::simd::amx::Amx;
 use crate::cpu::simd::lanes::{Kernel, Simd};
 use crate::cpu::simd::math::exp;
 use crate::cpu::simd::{Isa, Task};
@@ -38,6 +40,8 @@ pub struct Backward<'a> {
     pub value_gradient: Heads,
     /// Of `gradient_elements`.
     pub partials: Shared,
+    /// Matrix tiles, for bf16: the caller's [`Amx::detect`].
+    pub amx: Option<Amx>,
 }
 
 /// Runs one of `backward_tasks`: gradients of keys and values, and a part of those of queries.
@@ -168,17 +172,20 @@ struct KeyTile {
 /// As for [`backward()`]; `places` are of these sizes.
 unsafe fn key_tile<S: Simd>(simd: S, job: &Backward, tile: KeyTile, places: Places) {
     let Backward { attention, inputs, .. } = *job;
-    let KeyTile { batch, kv_head, key, keys, seen, .. } = tile;
+    let KeyTile { batch, kv_head, key, keys, seen, gradient } = tile;
     let (padded, lanes, group) = (attention.padded(), seen.next_multiple_of(16), attention.group());
     // SAFETY: tiles of keys and queries fit every place; the tensors hold the positions.
     unsafe {
-        for (heads, rows, turned) in
-            [(&inputs.v, places.values, places.value_lanes), (&inputs.k, places.keys, places.lanes)]
-        {
+        let engine = Engine::new::<S>(attention, job.amx, lanes);
+        for (heads, rows, turned, packed) in [
+            (&inputs.v, places.values, places.value_lanes, places.value_pairs),
+            (&inputs.k, places.keys, places.lanes, places.query_pairs),
+        ] {
             stored(attention, heads, (batch, kv_head, key), seen).widen(simd, rows, padded, lanes);
             let turn =
                 Turn { from: rows, from_stride: padded, to: turned, to_stride: TILE, rows: lanes, columns: padded };
             turn.run(simd);
+            engine.pack(simd, turned, padded, packed);
         }
         for sums in [places.sums, places.value_sums] {
             std::slice::from_raw_parts_mut(sums, TILE * padded).fill(0.0);
@@ -189,7 +196,7 @@ unsafe fn key_tile<S: Simd>(simd: S, job: &Backward, tile: KeyTile, places: Plac
                 let sees = attention.visible(query + rows - 1, inputs.used) > key;
                 if seen > 0 && sees {
                     let part = Part { batch, head: kv_head * group + g, query, rows, key, keys: seen };
-                    query_tile(simd, job, tile, part, g, places);
+                    query_tile(simd, job, part, gradient, &engine, places);
                 }
             }
         }
@@ -205,21 +212,36 @@ unsafe fn key_tile<S: Simd>(simd: S, job: &Backward, tile: KeyTile, places: Plac
 
 /// # Safety
 /// As for [`key_tile`].
-unsafe fn query_tile<S: Simd>(simd: S, job: &Backward, tile: KeyTile, part: Part, g: usize, places: Places) {
+unsafe fn query_tile<S: Simd>(
+    simd: S,
+    job: &Backward,
+    part: Part,
+    gradient: *mut f32,
+    engine: &Engine,
+    places: Places,
+) {
     let Backward { attention, inputs, .. } = *job;
     let (padded, lanes, width) = (attention.padded(), part.keys.next_multiple_of(16), attention.width);
     let at = (part.batch, part.head, part.query);
+    let row = part.head % attention.group() * attention.queries + part.query;
     // SAFETY: as for `key_tile`.
     unsafe {
-        let q = stored(attention, &inputs.q, at, part.rows).in_place_or(simd, places.rows, padded);
-        let gradient = stored(attention, &job.output_gradient, at, part.rows).in_place_or(simd, places.values, padded);
-        for (c, rows, b) in [(places.scores, q, places.lanes), (places.slopes, gradient, places.value_lanes)] {
-            let Rows { address, stride } = rows;
+        let q = stored(attention, &inputs.q, at, part.rows);
+        let slope = stored(attention, &job.output_gradient, at, part.rows);
+        let q_rows = q.in_place_or(simd, places.rows, padded);
+        let slope_rows = slope.in_place_or(simd, places.values, padded);
+        for (c, rows, stored, b, packed) in [
+            (places.scores, q_rows, q, places.lanes, places.query_pairs),
+            (places.slopes, slope_rows, slope, places.value_lanes, places.value_pairs),
+        ] {
+            if engine.scores(simd, stored, packed, c, places.key_pairs) {
+                continue;
+            }
             let product = Product {
                 c,
                 c_row: TILE,
-                a: address,
-                a_row: stride,
+                a: rows.address,
+                a_row: rows.stride,
                 a_inner: 1,
                 b,
                 b_row: TILE,
@@ -246,10 +268,10 @@ unsafe fn query_tile<S: Simd>(simd: S, job: &Backward, tile: KeyTile, part: Part
             mask: inputs.mask.map(|_| places.weights.cast_const()),
             kept: attention.dropout.map(|_| places.turned.cast_const()),
             logsumexp: job.logsumexp.0.add(first),
-            row_sums: places.each.add(g * attention.queries + part.query),
+            row_sums: places.each.add(row),
         });
         // dv and dk, a key a lane.
-        for (c, rows, b) in [(places.value_sums, gradient, places.scores), (places.sums, q, places.slopes)] {
+        for (c, rows, b) in [(places.value_sums, slope_rows, places.scores), (places.sums, q_rows, places.slopes)] {
             let product = Product {
                 c,
                 c_row: TILE,
@@ -266,7 +288,7 @@ unsafe fn query_tile<S: Simd>(simd: S, job: &Backward, tile: KeyTile, part: Part
             product.run(simd);
         }
         let product = Product {
-            c: tile.gradient.add((g * attention.queries + part.query) * padded),
+            c: gradient.add(row * padded),
             c_row: padded,
             a: places.slopes,
             a_row: TILE,

@@ -86,14 +86,15 @@ unsafe fn tile<S: Simd>(simd: S, forward: &Forward, output: &mut Output, work: W
         std::slice::from_raw_parts_mut(places.maximum, TILE).fill(f32::NEG_INFINITY);
         std::slice::from_raw_parts_mut(places.sum, TILE).fill(0.0);
         std::slice::from_raw_parts_mut(places.sums, TILE * padded).fill(0.0);
-        let mut engine = Engine::new(simd, forward, places, lanes);
+        let engine = Engine::new::<S>(attention, forward.amx, lanes);
+        engine.pack(simd, places.lanes, padded, places.query_pairs);
 
         let end = attention.visible(work.query + work.rows - 1, inputs.used).min(work.end);
         for key in (work.first..end).step_by(TILE) {
             let keys = TILE.min(end - key);
             let Work { batch, head, query, rows, .. } = work;
             let part = Part { batch, head, query, rows, key, keys };
-            key_tile(simd, forward, part, places, &mut engine);
+            key_tile(simd, forward, part, places, &engine);
         }
         drop(engine);
         end_tile(simd, forward, output, work, places);
@@ -104,7 +105,7 @@ unsafe fn tile<S: Simd>(simd: S, forward: &Forward, output: &mut Output, work: W
 ///
 /// # Safety
 /// As for [`tile`].
-unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Places, engine: &mut Engine) {
+unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Places, engine: &Engine) {
     let Forward { attention, inputs, .. } = *forward;
     let (padded, lanes, width) = (attention.padded(), part.rows.next_multiple_of(16), attention.width);
     let kv_head = part.head / attention.group();
@@ -113,7 +114,7 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
     unsafe {
         let keys = stored(attention, &inputs.k, (part.batch, kv_head, part.key), part.keys);
         let values = stored(attention, &inputs.v, (part.batch, kv_head, part.key), part.keys);
-        if !engine.scores(simd, keys, places) {
+        if !engine.scores(simd, keys, places.query_pairs, scores, places.key_pairs) {
             let rows = keys.in_place_or(simd, places.keys, padded);
             let product = Product {
                 c: scores,

@@ -94,6 +94,8 @@ pub struct Case {
     pub v: Tensor,
     pub output_gradient: Tensor,
     pub mask: Option<Tensor>,
+    /// The order of tasks.
+    pub first_tasks_first: bool,
 }
 
 /// What a run gave.
@@ -123,6 +125,7 @@ impl Case {
             v: tensor(&attention, layout, kv_heads, keys, 2),
             output_gradient: tensor(&attention, layout, heads, queries, 0),
             mask: None,
+            first_tasks_first: false,
         };
         for (heads, positions, tensor) in [
             (heads, queries, &mut case.q),
@@ -148,6 +151,11 @@ impl Case {
             tensor
         });
         case
+    }
+
+    fn ordered(&self, tasks: usize) -> impl Iterator<Item = usize> + use<> {
+        let first = self.first_tasks_first;
+        (0..tasks).map(move |task| if first { task } else { tasks - 1 - task })
     }
 
     pub fn formula(&self) -> Formula {
@@ -182,12 +190,12 @@ impl Case {
         };
         let mut scratch = Scratch::new(&attention);
         let mut output = Output::Store(run.o.heads());
-        for task in shuffled(attention.forward_tasks()) {
+        for task in self.ordered(attention.forward_tasks()) {
             scratch.poison();
             // SAFETY: all tensors were made for these sizes, and nothing else uses them.
             unsafe { forward(machine.isa, &job, &mut output, task, &mut scratch) };
         }
-        for task in shuffled(attention.combine_tasks()) {
+        for task in self.ordered(attention.combine_tasks()) {
             scratch.poison();
             // SAFETY: as above, and forward is done.
             unsafe { combine(machine.isa, &job, &mut output, task, &mut scratch) };
@@ -205,13 +213,14 @@ impl Case {
                 key_gradient: k.heads(),
                 value_gradient: v.heads(),
                 partials: Shared(partials.as_mut_ptr()),
+                amx: machine.amx,
             };
-            for task in shuffled(attention.backward_tasks()) {
+            for task in self.ordered(attention.backward_tasks()) {
                 scratch.poison();
                 // SAFETY: as above.
                 unsafe { backward(machine.isa, &job, task, &mut scratch) };
             }
-            for task in shuffled(attention.finish_tasks()) {
+            for task in self.ordered(attention.finish_tasks()) {
                 scratch.poison();
                 // SAFETY: as above, and backward is done.
                 unsafe { finish(machine.isa, &job, task, &mut scratch) };
@@ -244,10 +253,6 @@ pub fn each(sizes: [usize; 4], mut visit: impl FnMut([usize; 4])) {
             }
         }
     }
-}
-
-fn shuffled(tasks: usize) -> impl Iterator<Item = usize> {
-    (0..tasks).rev()
 }
 
 pub fn plain(dtype: Dtype, [heads, kv_heads]: [usize; 2], [queries, keys, width]: [usize; 3]) -> Attention {
