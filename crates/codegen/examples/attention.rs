@@ -1,7 +1,7 @@
 //! Times attention on the CPU: `cargo run --release -p deuteron-codegen --example attention [threads]`.
 //!
-//! 12 heads of 64, 1024 positions: causal forward and backward, and one query against 1024 keys. Variants take turns;
-//! medians in milliseconds.
+//! 12 heads of 64, 1024 positions, read from a fused `[positions, 3, heads, width]`: causal forward and backward; and one
+//! query against a cache of 1024 keys. Variants take turns; medians in milliseconds.
 #![allow(missing_docs)]
 
 use std::sync::Barrier;
@@ -81,7 +81,7 @@ impl Problem {
         let mut state = 1u32;
         let tensors = (0..8).map(|_| {
             let mut bytes = Vec::new();
-            for _ in 0..12 * 1024 * 64 {
+            for _ in 0..3 * 12 * 1024 * 64 {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let x = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
                 match dtype {
@@ -102,19 +102,21 @@ impl Problem {
         }
     }
 
-    fn heads(&mut self, tensor: usize, positions: usize) -> Heads {
-        Heads { address: self.tensors[tensor].as_mut_ptr(), batch: 0, head: positions * 64, position: 64 }
+    /// `[heads, positions, width]`, or a third of the fused form.
+    fn heads(&mut self, tensor: usize, fused: bool) -> Heads {
+        let address = self.tensors[tensor].as_mut_ptr();
+        let (head, position) = if fused { (64, 3 * 12 * 64) } else { (1024 * 64, 64) };
+        Heads { address, batch: 0, head, position }
     }
 
     fn inputs(&mut self) -> Inputs {
-        let queries = self.attention.queries;
-        let (q, k, v) = (self.heads(0, queries), self.heads(1, 1024), self.heads(2, 1024));
-        Inputs { q, k, v, mask: None, used: 1024 }
+        let fused = self.attention.queries > 1;
+        Inputs { q: self.heads(0, true), k: self.heads(1, fused), v: self.heads(2, fused), mask: None, used: 1024 }
     }
 
     fn forward(&mut self, threads: usize, runs: usize) {
         let (isa, attention, inputs) = (Isa::detect(), self.attention, self.inputs());
-        let output = self.heads(3, attention.queries);
+        let output = self.heads(3, true);
         let job = Forward {
             attention: &attention,
             inputs: &inputs,
@@ -139,12 +141,12 @@ impl Problem {
         let job = Backward {
             attention: &attention,
             inputs: &inputs,
-            output: self.heads(3, 1024),
+            output: self.heads(3, true),
             logsumexp: Shared(self.logsumexp.as_mut_ptr()),
-            output_gradient: self.heads(4, 1024),
-            query_gradient: self.heads(5, 1024),
-            key_gradient: self.heads(6, 1024),
-            value_gradient: self.heads(7, 1024),
+            output_gradient: self.heads(4, true),
+            query_gradient: self.heads(5, true),
+            key_gradient: self.heads(6, true),
+            value_gradient: self.heads(7, true),
             partials: Shared(self.gradients.as_mut_ptr()),
             amx: self.amx,
         };

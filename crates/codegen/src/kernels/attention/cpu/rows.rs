@@ -31,7 +31,7 @@ impl Stored {
     /// # Safety
     /// As for [`Stored::widen`].
     pub unsafe fn in_place_or<S: Simd>(self, simd: S, to: *mut f32, padded: usize) -> Rows {
-        if self.dtype == Dtype::F32 {
+        if self.dtype == Dtype::F32 && self.stride < 4 * padded {
             return Rows { address: self.address.cast(), stride: self.stride };
         }
         // SAFETY: the caller's promise.

@@ -84,7 +84,7 @@ impl Attention {
         self.keys.div_ceil(self.backward_splits()).next_multiple_of(TILE)
     }
 
-    /// The task of a number. The last queries come first: under a causal mask they have the most keys.
+    /// The task of a number.
     pub(super) fn task(&self, index: usize) -> Task {
         let splits = self.splits();
         let (unit, split) = (index / splits, index % splits);
@@ -98,11 +98,12 @@ impl Attention {
         Task { batch, head, query, rows, split, first, end }
     }
 
-    /// Batch, head, first query and rows of the numbered tile of queries.
+    /// Batch, head, first query and rows of the numbered tile of queries. Tiles of a head are neighbours, so that its keys
+    /// stay in L2; the last queries come first: under a causal mask they have the most keys.
     pub(super) fn row_task(&self, index: usize) -> (usize, usize, usize, usize) {
-        let heads = self.batch * self.heads;
-        let tile = self.query_tiles() - 1 - index / heads;
-        let (batch, head) = (index % heads / self.heads, index % self.heads);
+        let tiles = self.query_tiles();
+        let tile = tiles - 1 - index % tiles;
+        let (batch, head) = (index / tiles / self.heads, index / tiles % self.heads);
         (batch, head, tile * TILE, TILE.min(self.queries - tile * TILE))
     }
 
