@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use deuteron_graph::Dtype;
 
 use super::forward::{Forward, end_rows, stored};
-use super::rows::Stored;
+use super::rows::{Stored, turn_sixteen};
 use super::scratch::Places;
 use super::sizes::Task as Work;
 use super::weights::{self, Part};
@@ -189,17 +189,8 @@ impl Query {
                     at += S::WIDTH;
                 }
             }
-            // As `Turn` does; then the lanes of a key are one below the other.
-            let quarter = 4 * S::WIDTH;
-            let mut half = [0.0f32; 256];
-            for g in 0..4 {
-                let rows = [sums[g], sums[g + 4], sums[g + 8], sums[g + 12]];
-                simd.store_interleaved(half.as_mut_ptr().add(g * quarter), rows);
-            }
-            for v in 0..4 {
-                let parts = [0, 1, 2, 3].map(|g| simd.load(half.as_ptr().add(g * quarter + v * S::WIDTH)));
-                simd.store_interleaved(lanes.as_mut_ptr().add(v * quarter), parts);
-            }
+            // Now the lanes of a key are one below the other.
+            turn_sixteen(simd, sums, lanes.as_mut_ptr());
             for lane in (0..16).step_by(S::WIDTH) {
                 let mut total = simd.load(lanes.as_ptr().add(lane));
                 for i in 1..S::WIDTH {
@@ -250,21 +241,20 @@ impl Query {
     unsafe fn add_values<S: Simd, F: Format, const V: usize>(&self, simd: S, at: usize, factor: f32) {
         // SAFETY: columns beyond `width` are not read, and rows of sums hold whole vectors.
         unsafe {
-            let mut sums = [[simd.splat(0.0); V]; 2];
-            for v in 0..V {
-                let sum = simd.load(self.sums.add(at + v * S::WIDTH));
-                sums[0][v] = simd.mul(simd.splat(factor), sum);
+            let at_vector = |v: usize| self.sums.add(at + v * S::WIDTH);
+            let (mut even, mut odd) = ([simd.splat(0.0); V], [simd.splat(0.0); V]);
+            for (v, sum) in even.iter_mut().enumerate() {
+                *sum = simd.mul(simd.splat(factor), simd.load(at_vector(v)));
             }
-            for key in 0..self.count / 2 {
-                for k in 0..2 {
-                    self.add_value::<S, F, V>(simd, 2 * key + k, at, &mut sums[k]);
-                }
+            for key in (0..self.count / 2 * 2).step_by(2) {
+                self.add_value::<S, F, V>(simd, key, at, &mut even);
+                self.add_value::<S, F, V>(simd, key + 1, at, &mut odd);
             }
             if self.count % 2 == 1 {
-                self.add_value::<S, F, V>(simd, self.count - 1, at, &mut sums[0]);
+                self.add_value::<S, F, V>(simd, self.count - 1, at, &mut even);
             }
-            for v in 0..V {
-                simd.store(self.sums.add(at + v * S::WIDTH), simd.add(sums[0][v], sums[1][v]));
+            for (v, (even, odd)) in even.into_iter().zip(odd).enumerate() {
+                simd.store(at_vector(v), simd.add(even, odd));
             }
         }
     }

@@ -15,6 +15,7 @@ mod amx;
 mod backward;
 mod combine;
 mod decode;
+mod finish;
 mod forward;
 mod product;
 mod rows;
@@ -23,8 +24,9 @@ mod sizes;
 mod softmax;
 mod weights;
 
-pub use backward::{Backward, backward, finish};
+pub use backward::{Backward, backward};
 pub use combine::combine;
+pub use finish::finish;
 pub use forward::{Forward, forward};
 pub use scratch::Scratch;
 

@@ -62,20 +62,13 @@ impl Product {
         unsafe {
             let c = self.c.add(row * self.c_row + lane);
             let mut sums = [[simd.splat(0.0); V]; R];
-            match self.start {
-                Start::Zero => {}
-                Start::Sum => {
-                    for r in 0..R {
-                        for v in 0..V {
-                            sums[r][v] = simd.load(c.add(r * self.c_row + v * S::WIDTH));
-                        }
-                    }
-                }
-                Start::Scaled(factors) => {
-                    for v in 0..V {
-                        let factor = simd.load(factors.add(lane + v * S::WIDTH));
-                        for r in 0..R {
-                            sums[r][v] = simd.mul(factor, simd.load(c.add(r * self.c_row + v * S::WIDTH)));
+            let at = |r: usize, v: usize| c.add(r * self.c_row + v * S::WIDTH);
+            if !matches!(self.start, Start::Zero) {
+                for (r, row) in sums.iter_mut().enumerate() {
+                    for (v, sum) in row.iter_mut().enumerate() {
+                        *sum = simd.load(at(r, v));
+                        if let Start::Scaled(factors) = self.start {
+                            *sum = simd.mul(*sum, simd.load(factors.add(lane + v * S::WIDTH)));
                         }
                     }
                 }
@@ -84,21 +77,21 @@ impl Product {
             let mut b = self.b.add(lane);
             for _ in 0..self.inner {
                 let mut vectors = [simd.splat(0.0); V];
-                for v in 0..V {
-                    vectors[v] = simd.load(b.add(v * S::WIDTH));
+                for (v, vector) in vectors.iter_mut().enumerate() {
+                    *vector = simd.load(b.add(v * S::WIDTH));
                 }
-                for r in 0..R {
+                for (r, row) in sums.iter_mut().enumerate() {
                     let factor = simd.splat(a.add(r * self.a_row).read_unaligned());
-                    for v in 0..V {
-                        sums[r][v] = simd.mul_add(factor, vectors[v], sums[r][v]);
+                    for (sum, vector) in row.iter_mut().zip(vectors) {
+                        *sum = simd.mul_add(factor, vector, *sum);
                     }
                 }
                 a = a.wrapping_add(self.a_inner);
                 b = b.wrapping_add(self.b_row);
             }
-            for r in 0..R {
-                for v in 0..V {
-                    simd.store(c.add(r * self.c_row + v * S::WIDTH), sums[r][v]);
+            for (r, row) in sums.into_iter().enumerate() {
+                for (v, sum) in row.into_iter().enumerate() {
+                    simd.store(at(r, v), sum);
                 }
             }
         }

@@ -156,33 +156,49 @@ impl Turn {
 impl Kernel for Turn {
     type Output = ();
 
-    /// Interleaving rows `g, g + 4, g + 8, g + 12` for each `g < 4`, and then the four results, turns 16 rows.
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (mut half, mut whole) = ([0.0f32; 256], [0.0f32; 256]);
-        let (half, whole) = (half.as_mut_ptr(), whole.as_mut_ptr());
-        let quarter = 4 * S::WIDTH;
+        let mut turned = [0.0f32; 256];
+        let turned = turned.as_mut_ptr();
         for row in (0..self.rows).step_by(16) {
             for column in (0..self.columns).step_by(S::WIDTH) {
-                // SAFETY: rows and columns are within both tiles; `half` and `whole` hold `16 * WIDTH <= 256` elements.
+                // SAFETY: rows and columns are within both tiles; `turned` holds 16 vectors.
                 unsafe {
-                    let from = self.from.add(row * self.from_stride + column);
-                    for g in 0..4 {
-                        let rows = [0, 4, 8, 12].map(|k| simd.load(from.add((g + k) * self.from_stride)));
-                        simd.store_interleaved(half.add(g * quarter), rows);
+                    let mut rows = [simd.splat(0.0); 16];
+                    for (r, lanes) in rows.iter_mut().enumerate() {
+                        *lanes = simd.load(self.from.add((row + r) * self.from_stride + column));
                     }
-                    for v in 0..4 {
-                        let parts = [0, 1, 2, 3].map(|g| simd.load(half.add(g * quarter + v * S::WIDTH)));
-                        simd.store_interleaved(whole.add(v * quarter), parts);
-                    }
+                    turn_sixteen(simd, rows, turned);
                     for c in 0..S::WIDTH {
                         let to = self.to.add((column + c) * self.to_stride + row);
                         for at in (0..16).step_by(S::WIDTH) {
-                            simd.store(to.add(at), simd.load(whole.add(16 * c + at)));
+                            simd.store(to.add(at), simd.load(turned.add(16 * c + at)));
                         }
                     }
                 }
             }
+        }
+    }
+}
+
+/// `to[16 c + r]` = lane `c` of row `r`. Interleaving rows `g, g + 4, g + 8, g + 12` for each `g < 4`, and then the four
+/// results, does it.
+///
+/// # Safety
+/// 16 vectors can be written at `to`.
+#[inline(always)]
+pub(super) unsafe fn turn_sixteen<S: Simd>(simd: S, rows: [S::Float; 16], to: *mut f32) {
+    let mut half = [0.0f32; 256];
+    let half = half.as_mut_ptr();
+    let quarter = 4 * S::WIDTH;
+    // SAFETY: `half` holds the 16 vectors as well.
+    unsafe {
+        for g in 0..4 {
+            simd.store_interleaved(half.add(g * quarter), [rows[g], rows[g + 4], rows[g + 8], rows[g + 12]]);
+        }
+        for v in 0..4 {
+            let parts = [0, 1, 2, 3].map(|g| simd.load(half.add(g * quarter + v * S::WIDTH)));
+            simd.store_interleaved(to.add(v * quarter), parts);
         }
     }
 }

@@ -145,7 +145,7 @@ impl Case {
             let [b, h, p] = strides;
             let mut tensor = Tensor { bytes: vec![0xff; elements * dtype.bytes()], dtype, place: [0, b, h, p] };
             each([batches, mask_heads, queries, used], |index| {
-                let hidden = numbers.next() % 5 == 0;
+                let hidden = numbers.word().is_multiple_of(5);
                 tensor.set(index, if hidden { f32::NEG_INFINITY } else { numbers.unit() });
             });
             tensor

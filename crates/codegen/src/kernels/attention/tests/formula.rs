@@ -34,7 +34,7 @@ pub struct Formula {
 pub fn kept(attention: &Attention, row: usize, key: usize) -> f64 {
     let Some(dropout) = attention.dropout else { return 1.0 };
     let index = (row * attention.keys + key) as u64;
-    let counter = [(index / 4) as u32, (index / 4 >> 32) as u32, 0, 0];
+    let counter = [(index / 4) as u32, ((index / 4) >> 32) as u32, 0, 0];
     let word = block_words_of_one([dropout.seed, dropout.offset], counter)[(index % 4) as usize];
     if f64::from(word) >= (dropout.probability * 4_294_967_296.0).floor() {
         1.0 / (1.0 - dropout.probability)

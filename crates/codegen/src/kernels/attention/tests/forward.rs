@@ -22,10 +22,10 @@ pub fn any(numbers: &mut Numbers, lengths: [usize; 2], width: usize) -> Case {
     let dtype = numbers.pick(&DTYPES);
     let heads = numbers.pick(&[[1, 1], [2, 2], [4, 2], [3, 1]]);
     let mut attention = plain(dtype, heads, [lengths[0], lengths[1], width]);
-    attention.batch = 1 + numbers.next() as usize % 2;
-    attention.causal = numbers.next().is_multiple_of(2);
-    attention.dropout = if numbers.next().is_multiple_of(3) { dropout() } else { None };
-    let used = if numbers.next().is_multiple_of(3) { lengths[1].div_ceil(2) } else { lengths[1] };
+    attention.batch = 1 + numbers.word() as usize % 2;
+    attention.causal = numbers.word().is_multiple_of(2);
+    attention.dropout = if numbers.word().is_multiple_of(3) { dropout() } else { None };
+    let used = if numbers.word().is_multiple_of(3) { lengths[1].div_ceil(2) } else { lengths[1] };
     let layout = numbers.pick(&[Layout::HeadsFirst, Layout::Fused]);
     let mask = numbers.pick(&[None, None, Some(MaskKind::Shared), Some(MaskKind::Own)]);
     Case::new(attention, used, layout, mask, numbers)
@@ -118,7 +118,7 @@ fn extreme_scores() {
                 super::case::each([2, 1, queries, 100], |index| {
                     let hot = index[3] == index[2] % 100;
                     let x = match kind {
-                        0 => [1e4, -1e4][numbers.next() as usize % 2],
+                        0 => [1e4, -1e4][numbers.word() as usize % 2],
                         1 => f32::NEG_INFINITY,
                         _ if hot => 0.0,
                         _ => f32::NEG_INFINITY,

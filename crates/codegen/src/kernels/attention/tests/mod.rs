@@ -11,18 +11,18 @@ pub use case::{Case, Layout, MaskKind, machines};
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
     }
 
     /// In `[-1, 1)`.
     pub fn unit(&mut self) -> f32 {
-        self.next() as f32 / (1u64 << 30) as f32 - 1.0
+        self.word() as f32 / (1u64 << 30) as f32 - 1.0
     }
 
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.next() as usize % from.len()]
+        from[self.word() as usize % from.len()]
     }
 }
 
