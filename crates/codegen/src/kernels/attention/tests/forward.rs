@@ -110,22 +110,24 @@ fn extreme_scores() {
     let mut numbers = Numbers(6);
     for dtype in DTYPES {
         for queries in [2, 80] {
-            for kind in 0..3 {
-                let mut attention = plain(dtype, [1, 1], [queries, 100, 8]);
+            for kind in 0..4 {
+                let mut attention = plain(dtype, [1, 1], [queries, 250, 8]);
                 attention.scale = 1.0;
-                let mut case = Case::new(attention, 100, Layout::HeadsFirst, Some(MaskKind::Own), &mut numbers);
+                let mut case = Case::new(attention, 250, Layout::HeadsFirst, Some(MaskKind::Own), &mut numbers);
                 let mask = case.mask.as_mut().unwrap();
-                super::case::each([2, 1, queries, 100], |index| {
-                    let hot = index[3] == index[2] % 100;
+                super::case::each([2, 1, queries, 250], |index| {
+                    let hot = index[3] == index[2];
                     let x = match kind {
                         0 => [1e4, -1e4][numbers.word() as usize % 2],
                         1 => f32::NEG_INFINITY,
-                        _ if hot => 0.0,
-                        _ => f32::NEG_INFINITY,
+                        2 if hot => 0.0,
+                        2 => f32::NEG_INFINITY,
+                        // The maximum moves at every tile, and what came before still counts.
+                        _ => 6.5 * (index[3] / 64) as f32,
                     };
                     mask.set(index, x);
                 });
-                check(case, true, ["large", "all hidden", "one hot"][kind]);
+                check(case, true, ["large", "all hidden", "one hot", "growing"][kind]);
             }
         }
     }
