@@ -4,7 +4,7 @@
 //! `dv = (kept * p)^T do`, `dk = scale * ds^T q`, `dq = scale * ds k`.
 //!
 //! A key is a lane. `dk` and `dv` are summed in scratch, over the heads of a group in order. `dq` of a range of keys is
-//! summed in memory of its own, and [`finish`](super::finish) adds the ranges in order.
+//! summed in memory of its own, and [`finish`](super::finish()) adds the ranges in order.
 
 use super::super::Attention;
 use super::amx::Engine;
@@ -51,7 +51,7 @@ pub struct Backward<'a> {
 /// written do not overlap those that are read.
 ///
 /// # Panics
-/// As [`forward`](super::forward).
+/// As [`forward`](super::forward()).
 pub unsafe fn backward(isa: Isa, backward: &Backward, task: usize, scratch: &mut Scratch) {
     let Backward { attention, inputs, .. } = *backward;
     assert_eq!(attention.refusal(), None, "sizes of attention");

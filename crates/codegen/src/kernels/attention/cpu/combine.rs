@@ -8,13 +8,13 @@ use crate::cpu::simd::lanes::{Kernel, Simd};
 use crate::cpu::simd::math::exp;
 use crate::cpu::simd::{Isa, Task};
 
-/// Runs one of `combine_tasks`, after all of [`forward`](super::forward): ends the rows of a tile of queries.
+/// Runs one of `combine_tasks`, after all of [`forward`](super::forward()): ends the rows of a tile of queries.
 ///
 /// # Safety
-/// As for [`forward`](super::forward), whose tasks are all done.
+/// As for [`forward`](super::forward()), whose tasks are all done.
 ///
 /// # Panics
-/// As [`forward`](super::forward).
+/// As [`forward`](super::forward()).
 pub unsafe fn combine(isa: Isa, forward: &Forward, output: &mut Output, task: usize, scratch: &mut Scratch) {
     let attention = forward.attention;
     assert_eq!(attention.refusal(), None, "sizes of attention");

@@ -17,7 +17,7 @@ use crate::cpu::simd::math::exp;
 /// All queries of the heads that share a key head, against a range of keys.
 ///
 /// # Safety
-/// As for [`forward`](super::forward), and `places` are of these sizes.
+/// As for [`forward`](super::forward()), and `places` are of these sizes.
 pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Output, work: Work, places: Places) {
     let Forward { attention, inputs, .. } = *forward;
     let (padded, group) = (attention.padded(), attention.group());

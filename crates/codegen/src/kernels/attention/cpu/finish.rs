@@ -13,7 +13,7 @@ use crate::cpu::simd::{Isa, Task};
 /// As for [`backward`](super::backward()), whose tasks are all done.
 ///
 /// # Panics
-/// As [`forward`](super::forward).
+/// As [`forward`](super::forward()).
 pub unsafe fn finish(isa: Isa, backward: &Backward, task: usize, scratch: &mut Scratch) {
     assert_eq!(backward.attention.refusal(), None, "sizes of attention");
     let places = scratch.places(backward.attention);

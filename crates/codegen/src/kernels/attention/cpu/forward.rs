@@ -31,7 +31,7 @@ pub struct Forward<'a> {
     pub amx: Option<Amx>,
 }
 
-/// Runs one of `forward_tasks`. With one range of keys it ends the rows; else [`combine`](super::combine) does.
+/// Runs one of `forward_tasks`. With one range of keys it ends the rows; else [`combine`](super::combine()) does.
 ///
 /// # Safety
 /// All tensors hold what [`Attention`] says (keys and masks up to `used`) at their strides, nothing else writes to them

@@ -1,8 +1,8 @@
 //! Attention on the CPU.
 //!
 //! The caller owns the threads: it runs every task `0..forward_tasks()` in any order on any thread, each thread with its
-//! own [`Scratch`]; if keys are split, then every task `0..combine_tasks()`. Backward likewise: [`backward`], then
-//! [`finish`]. Nothing allocates while running.
+//! own [`Scratch`]; if keys are split, then every task `0..combine_tasks()`. Backward likewise: [`backward()`], then
+//! [`finish()`]. Nothing allocates while running.
 //!
 //! - `forward.rs`: a tile of queries against tiles of keys, a query a lane: neither keys nor values are packed, and the
 //!   statistics of the softmax need no sum across lanes.

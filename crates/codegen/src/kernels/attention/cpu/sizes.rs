@@ -27,12 +27,12 @@ pub(super) struct Task {
 }
 
 impl Attention {
-    /// Tasks of [`forward`](super::forward).
+    /// Tasks of [`forward`](super::forward()).
     pub fn forward_tasks(&self) -> usize {
         self.units() * self.splits()
     }
 
-    /// Ranges of keys whose results [`combine`](super::combine) joins; with 1 there is nothing to join.
+    /// Ranges of keys whose results [`combine`](super::combine()) joins; with 1 there is nothing to join.
     pub fn splits(&self) -> usize {
         if self.units() == 0 {
             return 1;
@@ -45,22 +45,22 @@ impl Attention {
         if self.splits() == 1 { 0 } else { self.splits() * self.batch * self.heads * self.queries * (self.width + 2) }
     }
 
-    /// Tasks of [`combine`](super::combine): none with one range.
+    /// Tasks of [`combine`](super::combine()): none with one range.
     pub fn combine_tasks(&self) -> usize {
         if self.splits() == 1 { 0 } else { self.row_tasks() }
     }
 
-    /// Tasks of [`backward`](super::backward).
+    /// Tasks of [`backward`](super::backward()).
     pub fn backward_tasks(&self) -> usize {
         self.batch * self.kv_heads * self.backward_splits()
     }
 
-    /// `f32` elements that [`backward`](super::backward) leaves for [`finish`](super::finish).
+    /// `f32` elements that [`backward`](super::backward()) leaves for [`finish`](super::finish()).
     pub fn gradient_elements(&self) -> usize {
         self.backward_splits() * self.batch * self.heads * self.queries * self.padded()
     }
 
-    /// Tasks of [`finish`](super::finish).
+    /// Tasks of [`finish`](super::finish()).
     pub fn finish_tasks(&self) -> usize {
         self.row_tasks()
     }
