@@ -1,7 +1,7 @@
 //! Times attention on the CPU: `cargo run --release -p deuteron-codegen --example attention [threads]`.
 //!
-//! 12 heads of 64, 1024 positions, read from a fused `[positions, 3, heads, width]`: causal forward and backward; and one
-//! query against a cache of 1024 keys. Variants take turns; medians in milliseconds.
+//! 12 heads of 64, 1024 positions, as `[heads, positions, width]` and as a fused `[positions, 3, heads, width]`: causal
+//! forward and backward; and one query against a cache of 1024 keys. Variants take turns; medians in milliseconds.
 #![allow(missing_docs)]
 
 use std::sync::Barrier;
@@ -23,10 +23,10 @@ const DECODES: usize = 50;
 fn main() {
     let threads = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(2);
     let mut problems: Vec<Problem> = Vec::new();
-    for queries in [1024, 1] {
+    for (queries, fused) in [(1024, false), (1024, true), (1, false)] {
         for (dtype, amx) in [(Dtype::F32, None), (Dtype::Bf16, None), (Dtype::Bf16, Amx::detect()), (Dtype::F16, None)]
         {
-            problems.push(Problem::new(dtype, queries, amx));
+            problems.push(Problem { fused, ..Problem::new(dtype, queries, amx) });
         }
     }
     let mut times = vec![[Vec::new(), Vec::new()]; problems.len()];
@@ -46,10 +46,13 @@ fn main() {
     for (problem, times) in problems.iter().zip(&mut times) {
         let Attention { dtype, queries, keys, .. } = problem.attention;
         let amx = if problem.amx.is_some() { "amx" } else { "" };
+        let form = if problem.fused { "fused" } else { "plain" };
         for (name, times) in ["forward", "backward"].into_iter().zip(times) {
             times.sort_by(f64::total_cmp);
             if let (Some(least), Some(median)) = (times.first(), times.get(times.len() / 2)) {
-                println!("{name:8} {dtype} {amx:3} {queries:4} x {keys}: median {median:.3} ms, least {least:.3} ms");
+                println!(
+                    "{name:8} {dtype} {amx:3} {form} {queries:4} x {keys}: median {median:.3} ms, least {least:.3} ms"
+                );
             }
         }
     }
@@ -58,6 +61,7 @@ fn main() {
 struct Problem {
     attention: Attention,
     amx: Option<Amx>,
+    fused: bool,
     tensors: Vec<Vec<u8>>,
     logsumexp: Vec<f32>,
     partials: Vec<f32>,
@@ -95,6 +99,7 @@ impl Problem {
         Problem {
             attention,
             amx,
+            fused: false,
             tensors: tensors.collect(),
             logsumexp: vec![0.0; 12 * queries],
             partials: vec![0.0; attention.partial_elements()],
@@ -103,20 +108,19 @@ impl Problem {
     }
 
     /// `[heads, positions, width]`, or a third of the fused form.
-    fn heads(&mut self, tensor: usize, fused: bool) -> Heads {
+    fn heads(&mut self, tensor: usize) -> Heads {
         let address = self.tensors[tensor].as_mut_ptr();
-        let (head, position) = if fused { (64, 3 * 12 * 64) } else { (1024 * 64, 64) };
+        let (head, position) = if self.fused { (64, 3 * 12 * 64) } else { (1024 * 64, 64) };
         Heads { address, batch: 0, head, position }
     }
 
     fn inputs(&mut self) -> Inputs {
-        let fused = self.attention.queries > 1;
-        Inputs { q: self.heads(0, true), k: self.heads(1, fused), v: self.heads(2, fused), mask: None, used: 1024 }
+        Inputs { q: self.heads(0), k: self.heads(1), v: self.heads(2), mask: None, used: 1024 }
     }
 
     fn forward(&mut self, threads: usize, runs: usize) {
         let (isa, attention, inputs) = (Isa::detect(), self.attention, self.inputs());
-        let output = self.heads(3, true);
+        let output = self.heads(3);
         let job = Forward {
             attention: &attention,
             inputs: &inputs,
@@ -141,12 +145,12 @@ impl Problem {
         let job = Backward {
             attention: &attention,
             inputs: &inputs,
-            output: self.heads(3, true),
+            output: self.heads(3),
             logsumexp: Shared(self.logsumexp.as_mut_ptr()),
-            output_gradient: self.heads(4, true),
-            query_gradient: self.heads(5, true),
-            key_gradient: self.heads(6, true),
-            value_gradient: self.heads(7, true),
+            output_gradient: self.heads(4),
+            query_gradient: self.heads(5),
+            key_gradient: self.heads(6),
+            value_gradient: self.heads(7),
             partials: Shared(self.gradients.as_mut_ptr()),
             amx: self.amx,
         };
