@@ -2,7 +2,7 @@
 //!
 //! `lower` turns a group into a [`Body`] (what is compiled: columns, dtypes, arithmetic) and a [`Launch`] (what is known
 //! at run time: rows, strides, which buffers). `render` makes the [`Source`] for a target. Nothing here calls a driver.
-//! `unsafe` is in `cpu/simd` and `kernels/matmul/cpu` alone.
+//! `unsafe` is in `cpu/simd` and in the `cpu` folders of `kernels` alone.
 #![deny(unsafe_code)]
 
 pub mod body;

@@ -20,7 +20,7 @@ pub(crate) mod lanes;
 mod launch;
 mod map;
 pub mod math;
-mod philox;
+pub(crate) mod philox;
 mod plain;
 mod reduce;
 mod run;

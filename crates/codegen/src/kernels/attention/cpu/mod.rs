@@ -1,0 +1,121 @@
+//! Attention on the CPU.
+//!
+//! The caller owns the threads: it runs every task `0..forward_tasks()` in any order on any thread, each thread with its
+//! own [`Scratch`]; if keys are split, then every task `0..combine_tasks()`. Backward likewise: [`backward()`], then
+//! [`finish()`]. Nothing allocates while running.
+//!
+//! - `forward.rs`: a tile of queries against tiles of keys, a query a lane: neither keys nor values are packed, and the
+//!   statistics of the softmax need no sum across lanes.
+//! - `decode.rs`: few queries; lanes along the width, keys and values are streamed once for all heads that share them.
+//! - `backward.rs`: a range of keys against all queries, a key a lane; gradients of queries are kept for each range and
+//!   added in order.
+//! - `product.rs` is the product of `f32` tiles, `amx.rs` that of bf16 tiles.
+
+mod amx;
+mod backward;
+mod combine;
+mod decode;
+mod finish;
+mod forward;
+mod product;
+mod rows;
+mod scratch;
+mod sizes;
+mod softmax;
+mod weights;
+
+pub use backward::{Backward, backward};
+pub use combine::combine;
+pub use finish::finish;
+pub use forward::{Forward, forward};
+pub use scratch::Scratch;
+
+use deuteron_graph::Dtype;
+
+/// Queries or keys of a tile.
+pub(crate) const TILE: usize = 64;
+
+/// A tensor of heads: its first element and the elements from one index to the next.
+#[derive(Debug, Clone, Copy)]
+pub struct Heads {
+    /// The first element. Any alignment.
+    pub address: *mut u8,
+    /// From one sequence to the next.
+    pub batch: usize,
+    /// From one head to the next.
+    pub head: usize,
+    /// From one position to the next.
+    pub position: usize,
+}
+
+// SAFETY: an address is only a number until a kernel uses it, and the kernel's caller answers for that.
+unsafe impl Send for Heads {}
+// SAFETY: as above.
+unsafe impl Sync for Heads {}
+
+impl Heads {
+    /// The first element of a position.
+    ///
+    /// # Safety
+    /// The tensor has that position.
+    unsafe fn at(&self, dtype: Dtype, batch: usize, head: usize, position: usize) -> *mut u8 {
+        let elements = batch * self.batch + head * self.head + position * self.position;
+        // SAFETY: the caller names a position within the tensor.
+        unsafe { self.address.add(elements * dtype.bytes()) }
+    }
+}
+
+/// An additive mask.
+#[derive(Debug, Clone, Copy)]
+pub struct Mask {
+    /// `F32`, `F16` or `Bf16`.
+    pub dtype: Dtype,
+    /// The mask's element of key 0; `position` is the stride of queries.
+    pub elements: Heads,
+}
+
+/// What both directions read.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs {
+    /// `[batch, heads, queries, width]`
+    pub q: Heads,
+    /// `[batch, kv_heads, keys, width]`
+    pub k: Heads,
+    /// `[batch, kv_heads, keys, width]`
+    pub v: Heads,
+    /// Added to the scores.
+    pub mask: Option<Mask>,
+    /// Keys that count: at most `keys`.
+    pub used: usize,
+}
+
+/// Rows of `o` that are done, in `f32`, for the caller to go on with.
+pub struct Finished<'a> {
+    /// The sequence.
+    pub batch: usize,
+    /// The head.
+    pub head: usize,
+    /// The first query.
+    pub query: usize,
+    /// Rows of `stride` elements, of which the first `width` count.
+    pub values: &'a [f32],
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
+/// Where the result goes.
+pub enum Output<'a> {
+    /// Stored, rounded to the storage type.
+    Store(Heads),
+    /// Handed to the caller as it is computed.
+    Hand(&'a mut dyn FnMut(Finished<'_>)),
+}
+
+/// `f32` memory that all tasks share and each writes its own part of.
+#[derive(Debug, Clone, Copy)]
+pub struct Shared(pub *mut f32);
+
+// SAFETY: as for `Heads`.
+unsafe impl Send for Shared {}
+// SAFETY: as for `Heads`.
+unsafe impl Sync for Shared {}

@@ -1,0 +1,126 @@
+//! How the work is cut: by sizes alone, so that any number of threads gives the same bits.
+
+use super::super::Attention;
+use super::TILE;
+
+/// Up to this many queries a head is decoded: lanes run along the width and not along the queries.
+const DECODE_QUERIES: usize = 4;
+/// Keys are split until there are this many tasks, ...
+const TASKS: usize = 32;
+/// ... but never into ranges below this length: a range costs a row of `width + 2` numbers written and read.
+const SPLIT_KEYS: usize = 256;
+/// The same for backward, where a range costs a gradient of all queries.
+const BACKWARD_TASKS: usize = 16;
+
+/// What one forward task does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Task {
+    pub batch: usize,
+    /// The head, or the key head when decoding.
+    pub head: usize,
+    pub query: usize,
+    pub rows: usize,
+    /// Which range of keys, and where it starts and ends.
+    pub split: usize,
+    pub first: usize,
+    pub end: usize,
+}
+
+impl Attention {
+    /// Tasks of [`forward`](super::forward()).
+    pub fn forward_tasks(&self) -> usize {
+        self.units() * self.splits()
+    }
+
+    /// Ranges of keys whose results [`combine`](super::combine()) joins; with 1 there is nothing to join.
+    pub fn splits(&self) -> usize {
+        if self.units() == 0 {
+            return 1;
+        }
+        TASKS.div_ceil(self.units()).min(self.keys.div_ceil(SPLIT_KEYS)).max(1)
+    }
+
+    /// `f32` elements that the ranges of keys need between the two steps: none with one range.
+    pub fn partial_elements(&self) -> usize {
+        if self.splits() == 1 { 0 } else { self.splits() * self.batch * self.heads * self.queries * (self.width + 2) }
+    }
+
+    /// Tasks of [`combine`](super::combine()): none with one range.
+    pub fn combine_tasks(&self) -> usize {
+        if self.splits() == 1 { 0 } else { self.row_tasks() }
+    }
+
+    /// Tasks of [`backward`](super::backward()).
+    pub fn backward_tasks(&self) -> usize {
+        self.batch * self.kv_heads * self.backward_splits()
+    }
+
+    /// `f32` elements that [`backward`](super::backward()) leaves for [`finish`](super::finish()).
+    pub fn gradient_elements(&self) -> usize {
+        self.backward_splits() * self.batch * self.heads * self.queries * self.padded()
+    }
+
+    /// Tasks of [`finish`](super::finish()).
+    pub fn finish_tasks(&self) -> usize {
+        self.row_tasks()
+    }
+
+    pub(super) fn decodes(&self) -> bool {
+        self.queries <= DECODE_QUERIES
+    }
+
+    /// `width` up to a whole number of the widest vectors.
+    pub(super) fn padded(&self) -> usize {
+        self.width.next_multiple_of(16)
+    }
+
+    pub(crate) fn backward_splits(&self) -> usize {
+        let units = (self.batch * self.kv_heads).max(1);
+        BACKWARD_TASKS.div_ceil(units).min(self.keys.div_ceil(SPLIT_KEYS)).max(1)
+    }
+
+    /// Keys of a range of backward: whole tiles.
+    pub(super) fn backward_range(&self) -> usize {
+        self.keys.div_ceil(self.backward_splits()).next_multiple_of(TILE)
+    }
+
+    /// The task of a number.
+    pub(super) fn task(&self, index: usize) -> Task {
+        let splits = self.splits();
+        let (unit, split) = (index / splits, index % splits);
+        let range = self.keys.div_ceil(splits).next_multiple_of(TILE);
+        let (first, end) = (split * range, (split + 1) * range);
+        if self.decodes() {
+            let (batch, head) = (unit / self.kv_heads, unit % self.kv_heads);
+            return Task { batch, head, query: 0, rows: self.queries, split, first, end };
+        }
+        let (batch, head, query, rows) = self.row_task(unit);
+        Task { batch, head, query, rows, split, first, end }
+    }
+
+    /// Batch, head, first query and rows of the numbered tile of queries. Tiles of a head are neighbours, so that its keys
+    /// stay in L2; the last queries come first: under a causal mask they have the most keys.
+    pub(super) fn row_task(&self, index: usize) -> (usize, usize, usize, usize) {
+        let tiles = self.query_tiles();
+        let tile = tiles - 1 - index % tiles;
+        let (batch, head) = (index / tiles / self.heads, index / tiles % self.heads);
+        (batch, head, tile * TILE, TILE.min(self.queries - tile * TILE))
+    }
+
+    /// Keys that a query may see, of those in use.
+    pub(super) fn visible(&self, query: usize, used: usize) -> usize {
+        if self.causal { (query + 1 + used).saturating_sub(self.queries).min(used) } else { used }
+    }
+
+    fn query_tiles(&self) -> usize {
+        self.queries.div_ceil(TILE)
+    }
+
+    fn row_tasks(&self) -> usize {
+        self.batch * self.heads * self.query_tiles()
+    }
+
+    fn units(&self) -> usize {
+        if self.decodes() { self.batch * self.kv_heads * self.queries.min(1) } else { self.row_tasks() }
+    }
+}
