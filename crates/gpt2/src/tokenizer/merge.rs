@@ -4,17 +4,33 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// What two neighbouring tokens become.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Merge {
-    /// its place in the list; lower is merged first
-    pub rank: u32,
-    /// the token made
-    pub into: u32,
+/// The rules, in the order they are applied.
+#[derive(Debug, Clone, Default)]
+pub struct Merges {
+    rules: Vec<Rule>,
+    ranks: HashMap<(u32, u32), u32, BuildHasherDefault<PairHasher>>,
 }
 
-/// The merges by their two tokens.
-pub type Merges = HashMap<(u32, u32), Merge, BuildHasherDefault<PairHasher>>;
+/// Two neighbouring tokens become one.
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    pair: (u32, u32),
+    into: u32,
+}
+
+impl Merges {
+    /// Room for so many rules.
+    pub fn with_capacity(count: usize) -> Self {
+        Merges { rules: Vec::with_capacity(count), ranks: HashMap::with_capacity_and_hasher(count, Default::default()) }
+    }
+
+    /// Adds the next rule; whether its pair is new.
+    pub fn push(&mut self, pair: (u32, u32), into: u32) -> bool {
+        let rank = self.rules.len() as u32;
+        self.rules.push(Rule { pair, into });
+        self.ranks.insert(pair, rank).is_none()
+    }
+}
 
 /// Merges the tokens of pieces. Its buffers are reused.
 ///
@@ -33,14 +49,11 @@ struct Link {
     after: usize,
 }
 
-/// Ordered by rank, then place.
+/// A rule that may apply at a place. Ordered by rank, then place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     rank: u32,
     at: usize,
-    into: u32,
-    /// the pair it was made for, to see whether it is still there
-    pair: (u32, u32),
 }
 
 /// No neighbour.
@@ -79,28 +92,30 @@ impl<'a> Merger<'a> {
 
     fn offer(&mut self, left: usize, right: usize) {
         let pair = (self.tokens[left].token, self.tokens[right].token);
-        if let Some(&Merge { rank, into }) = self.merges.get(&pair) {
-            self.waiting.push(Reverse(Candidate { rank, at: left, into, pair }));
+        if let Some(&rank) = self.merges.ranks.get(&pair) {
+            self.waiting.push(Reverse(Candidate { rank, at: left }));
         }
     }
 
-    fn apply(&mut self, candidate: Candidate) {
-        let left = self.tokens[candidate.at];
-        if left.token != candidate.pair.0 || left.after == NONE {
+    /// Applies a rule, if its pair is still there.
+    fn apply(&mut self, Candidate { rank, at }: Candidate) {
+        let Rule { pair, into } = self.merges.rules[rank as usize];
+        let left = self.tokens[at];
+        if left.token != pair.0 || left.after == NONE {
             return;
         }
         let right = self.tokens[left.after];
-        if right.token != candidate.pair.1 {
+        if right.token != pair.1 {
             return;
         }
         self.tokens[left.after].token = HOLE;
-        self.tokens[candidate.at] = Link { token: candidate.into, after: right.after, ..left };
+        self.tokens[at] = Link { token: into, after: right.after, ..left };
         if right.after != NONE {
-            self.tokens[right.after].before = candidate.at;
-            self.offer(candidate.at, right.after);
+            self.tokens[right.after].before = at;
+            self.offer(at, right.after);
         }
         if left.before != NONE {
-            self.offer(left.before, candidate.at);
+            self.offer(left.before, at);
         }
     }
 }

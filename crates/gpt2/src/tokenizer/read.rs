@@ -7,7 +7,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::merge::{Merge, Merges};
+use super::merge::Merges;
 use super::{END_OF_TEXT, Tokenizer, bytes};
 
 /// Why a tokenizer's file is refused.
@@ -78,11 +78,11 @@ pub fn built_in() -> Tokenizer {
         tokens[usize::from(byte)] = id;
     }
     let (pairs, _) = GPT2.as_chunks::<4>();
-    let mut merges = Merges::with_capacity_and_hasher(pairs.len(), Default::default());
-    for (rank, &[a, b, c, d]) in (0..).zip(pairs) {
+    let mut merges = Merges::with_capacity(pairs.len());
+    for (into, &[a, b, c, d]) in (256..).zip(pairs) {
         let (left, right) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
         let word = [&*words[usize::from(left)], &*words[usize::from(right)]].concat();
-        merges.insert((left.into(), right.into()), Merge { rank, into: 256 + rank });
+        merges.push((left.into(), right.into()), into);
         words.push(word.into());
     }
     let end = words.len() as u32;
@@ -167,16 +167,16 @@ fn build<'a>(
     for ((place, token), byte) in bytes.iter_mut().zip(tokens).zip(0..=255) {
         *place = token.ok_or(FormatError::Byte(byte))?;
     }
-    let mut merges = Merges::with_capacity_and_hasher(pairs.len(), Default::default());
+    let mut merges = Merges::with_capacity(pairs.len());
     let mut joined = String::new();
-    for (rank, (left, right)) in (0..).zip(pairs) {
+    for (left, right) in pairs {
         joined.clear();
         joined.extend([left, right]);
         let found = || Some(((*ids.get(left)?, *ids.get(right)?), *ids.get(joined.as_str())?));
         let Some((pair, into)) = found() else {
             return Err(FormatError::Merge { left: left.to_string(), right: right.to_string() });
         };
-        if merges.insert(pair, Merge { rank, into }).is_some() {
+        if !merges.push(pair, into) {
             return Err(FormatError::Twice(format!("{left} {right}")));
         }
     }
