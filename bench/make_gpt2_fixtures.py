@@ -13,6 +13,8 @@ MARGIN, some hundred times what f32 may be off, and f64 takes the same path.
 
 tokens/ has strings with their tokens by the tokenizers library: strings.json (GPT-2's vocabulary), small.json (the vocabulary
 of gelu/), and text.txt with text.ids (16 bits each).
+
+fuzz/seeds/gpt2_folder/ has the files of a model of two features, each after the number of its kind.
 """
 
 import argparse
@@ -20,10 +22,13 @@ import json
 import random
 import shutil
 import struct
+import tempfile
 import unicodedata
 from pathlib import Path
 
-CRATE = Path(__file__).resolve().parent.parent / "crates" / "gpt2"
+ROOT = Path(__file__).resolve().parent.parent
+CRATE = ROOT / "crates" / "gpt2"
+SEEDS = ROOT / "fuzz" / "seeds" / "gpt2_folder"
 FIXTURES = CRATE / "tests" / "fixtures"
 MERGES = CRATE / "data" / "gpt2.merges"
 END = "<|endoftext|>"
@@ -89,6 +94,7 @@ def main():
         checkpoint(name, **model)
     small.save(str(FIXTURES / "gelu" / "tokenizer.json"), pretty=False)
     small.model.save(str(FIXTURES / "bf16"))
+    seeds(small)
     size = sum(path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file())
     print(f"{size / 1e6:.2f} MB of fixtures")
 
@@ -226,6 +232,25 @@ def checkpoint(name, sizes, dtype="float32", shard="50GB", bare=False):
     cases = [{"prompt": prompt, "greedy": tokens} for prompt, (tokens, _) in zip(prompts, paths)]
     write_json(folder / "expected.json", {"seed": seed, "margin": margin, "cases": cases})
     print(f"{name}: seed {seed}, margin {margin:.4f}")
+
+
+def seeds(tokenizer):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=2, vocab_size=320, n_positions=3))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model.save_pretrained(folder)
+        tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        tokenizer.model.save(name)
+        # One shard, under another name.
+        keys = [key for key in model.state_dict() if key != "lm_head.weight"]
+        write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": {key: "shard.safetensors" for key in keys}})
+        kinds = ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json", "vocab.json", "merges.txt"]
+        shutil.rmtree(SEEDS, ignore_errors=True)
+        SEEDS.mkdir(parents=True)
+        for kind, file in enumerate(kinds):
+            (SEEDS / file).write_bytes(bytes([kind]) + (folder / file).read_bytes())
 
 
 def greedy(model, prompt):

@@ -195,10 +195,9 @@ impl<'a> Loading<'a> {
 
     fn add(&mut self, name: &str, promised: &[String]) -> Result<(), CheckpointError> {
         let path = self.folder.path(name);
-        let map =
-            self.folder.map(name).map_err(|problem| CheckpointError::File { path: path.clone(), problem })?;
-        let entries = safetensors::parse(&map)
-            .map_err(|problem| CheckpointError::Header { path: path.clone(), problem })?;
+        let map = self.folder.map(name).map_err(|problem| CheckpointError::File { path: path.clone(), problem })?;
+        let entries =
+            safetensors::parse(&map).map_err(|problem| CheckpointError::Header { path: path.clone(), problem })?;
         let wrong = |tensor: &str, problem| {
             Err(CheckpointError::Tensor { path: path.clone(), tensor: tensor.to_string(), problem })
         };

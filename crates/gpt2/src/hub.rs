@@ -71,7 +71,8 @@ pub fn find_model(name: &str, hub: Option<&Path>) -> Result<PathBuf, HubError> {
 fn repositories(name: &str) -> Option<Vec<String>> {
     let parts: Vec<&str> = name.split('/').collect();
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let good = |part: &&str| is_plain(part) && part.chars().all(allowed) && !part.contains("--") && !part.contains("..");
+    let good =
+        |part: &&str| is_plain(part) && part.chars().all(allowed) && !part.contains("--") && !part.contains("..");
     if parts.len() > 2 || !parts.iter().all(good) {
         return None;
     }

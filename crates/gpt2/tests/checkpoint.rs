@@ -122,7 +122,8 @@ struct Expected {
 
 impl Expected {
     fn read(folder: &Path) -> Expected {
-        let mut expected: Expected = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+        let mut expected: Expected =
+            serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
         let bytes = std::fs::read(folder.join("logits.bin")).unwrap();
         let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect();
         let rows: usize = expected.cases.iter().map(|case| case.prompt.len()).sum();

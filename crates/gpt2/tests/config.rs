@@ -22,7 +22,10 @@ fn with(keys: &str) -> Result<Config, String> {
 #[test]
 fn published_sizes_have_their_names() {
     assert_eq!(Config::from_json(GPT2), Ok(Config::SMALL));
-    let xl = GPT2.replace("768", "1600").replace(r#""n_head": 12"#, r#""n_head": 25"#).replace("n_layer\": 12", "n_layer\": 48");
+    let xl = GPT2
+        .replace("768", "1600")
+        .replace(r#""n_head": 12"#, r#""n_head": 25"#)
+        .replace("n_layer\": 12", "n_layer\": 48");
     assert_eq!(Config::from_json(&xl), Ok(Config::XL));
 }
 
@@ -75,9 +78,14 @@ fn sizes_out_of_range_are_refused() {
     says(changed("768", "18446744073709551615"), "`n_embd` must be from 1 to 131072, got 18446744073709551615");
     says(changed("50257", "4294967296"), "`vocab_size` must be from 1 to 16777216, got 4294967296");
     says(changed("1e-05", "0"), "`layer_norm_epsilon` must be above 0 and at most 1, got 0");
-    for (from, to) in [("768", "-1"), ("768", "7.5"), (r#""n_layer": 12,"#, ""), ("{", "["), ("768", "768, \"n_embd\": 768")] {
+    for (from, to) in
+        [("768", "-1"), ("768", "7.5"), (r#""n_layer": 12,"#, ""), ("{", "["), ("768", "768, \"n_embd\": 768")]
+    {
         let error = changed(from, to).unwrap_err();
         assert!(error.starts_with("not the configuration of a GPT-2: "), "{error}");
     }
-    assert_eq!(Config { layers: 0, ..Config::SMALL }.check(), Err(SizeError::Range { key: "n_layer", most: 1024, got: 0 }));
+    assert_eq!(
+        Config { layers: 0, ..Config::SMALL }.check(),
+        Err(SizeError::Range { key: "n_layer", most: 1024, got: 0 })
+    );
 }

@@ -4,7 +4,9 @@ mod support;
 
 use std::path::Path;
 
-use deuteron_gpt2::{Checkpoint, CheckpointError, Config, FileError, HeaderError, TensorError, Tokenizer, TokenizerError};
+use deuteron_gpt2::{
+    Checkpoint, CheckpointError, Config, FileError, HeaderError, TensorError, Tokenizer, TokenizerError,
+};
 use support::{Scratch, Tensor, fixture, safetensors, with_header};
 
 fn open(scratch: &Scratch) -> CheckpointError {
@@ -81,7 +83,8 @@ fn headers_are_checked() {
     assert!(matches!(one("[1]", "4", "8"), HeaderError::Place { .. }));
     assert!(matches!(one("[2]", "-8", "0"), HeaderError::Json(_)));
     assert!(matches!(one("[2]", "0", "18446744073709551616"), HeaderError::Json(_)));
-    let two = |first: String, second: String| header(&with_header(&format!("{{\"a\":{first},\"b\":{second}}}"), &[0; 8]));
+    let two =
+        |first: String, second: String| header(&with_header(&format!("{{\"a\":{first},\"b\":{second}}}"), &[0; 8]));
     let overlapping = two(entry("[2]", "0", "8"), entry("[1]", "4", "8"));
     assert_eq!(overlapping, HeaderError::Place { tensor: "b".into(), expected: 8, got: 4 });
     assert!(matches!(two(entry("[1]", "0", "4"), entry("[1]", "8", "12")), HeaderError::Place { .. }));
@@ -114,7 +117,10 @@ fn tensors_are_checked_against_the_configuration() {
         found.shape.reverse();
     });
     let words = turned.to_string();
-    assert!(words.ends_with("tensor `h.0.mlp.c_fc.weight` has shape [128,32], config.json makes it [32,128]"), "{words}");
+    assert!(
+        words.ends_with("tensor `h.0.mlp.c_fc.weight` has shape [128,32], config.json makes it [32,128]"),
+        "{words}"
+    );
 }
 
 #[test]
@@ -143,7 +149,9 @@ const FIRST: &str = "model-00001-of-00004.safetensors";
 #[test]
 fn shards_stay_in_the_folder() {
     let outside = Scratch::copy_of("shards");
-    for name in ["../x", "./x", "a/b", "/etc/passwd", "..", ".", "", "a\\\\b", "C:x", &outside.0.join(FIRST).to_string_lossy()] {
+    for name in
+        ["../x", "./x", "a/b", "/etc/passwd", "..", ".", "", "a\\\\b", "C:x", &outside.0.join(FIRST).to_string_lossy()]
+    {
         let scratch = Scratch::copy_of("shards");
         scratch.replace(INDEX, FIRST, name);
         match open(&scratch) {
@@ -185,7 +193,9 @@ fn links_out_of_the_folder_are_refused() {
     std::fs::remove_file(scratch.0.join("model.safetensors")).unwrap();
     symlink(fixture("gelu/model.safetensors"), scratch.0.join("model.safetensors")).unwrap();
     match open(&scratch) {
-        CheckpointError::File { problem: FileError::LeavesFolder(to), .. } => assert!(to.ends_with("model.safetensors")),
+        CheckpointError::File { problem: FileError::LeavesFolder(to), .. } => {
+            assert!(to.ends_with("model.safetensors"))
+        }
         other => panic!("{other:?}"),
     }
     std::fs::remove_file(scratch.0.join("model.safetensors")).unwrap();
@@ -219,8 +229,14 @@ fn tokenizers_are_checked() {
     assert!(words(":319", ":318").contains("comes twice"));
     assert_eq!(words("\"A\":", "\"AAA\":"), "no word for byte 65; expected one for each of the 256");
     let merges = |from, to| tokenizer("bf16", "merges.txt", from, to);
-    assert_eq!(merges("#version: 0.2\n", "Q Z\n"), "the merge of `Q` and `Z` is of words that are not in the vocabulary; are the files of one model?");
-    assert_eq!(merges("#version: 0.2\n", "Q\n"), "line 1: `Q` is no merge; expected two words with a space between them");
+    assert_eq!(
+        merges("#version: 0.2\n", "Q Z\n"),
+        "the merge of `Q` and `Z` is of words that are not in the vocabulary; are the files of one model?"
+    );
+    assert_eq!(
+        merges("#version: 0.2\n", "Q\n"),
+        "line 1: `Q` is no merge; expected two words with a space between them"
+    );
 }
 
 #[test]

@@ -127,7 +127,10 @@ fn unknown_tokens_are_refused() {
     let tokenizer = Tokenizer::gpt2();
     let error = tokenizer.decode(&[1, 50257]).unwrap_err();
     assert_eq!(error.to_string(), "token 50257 is not in the vocabulary of 50257");
-    assert_eq!(tokenizer.decoder().push(u32::MAX).unwrap_err().to_string(), error.to_string().replace("50257 is", "4294967295 is"));
+    assert_eq!(
+        tokenizer.decoder().push(u32::MAX).unwrap_err().to_string(),
+        error.to_string().replace("50257 is", "4294967295 is")
+    );
 }
 
 fn byte_token(tokenizer: &Tokenizer, byte: u8) -> u32 {

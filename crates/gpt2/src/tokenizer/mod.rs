@@ -80,9 +80,8 @@ impl Tokenizer {
     /// none of them.
     pub fn open(path: &Path, config: &Config) -> Result<Tokenizer, TokenizerError> {
         let folder = Folder::new(path).map_err(|problem| TokenizerError::File { path: path.to_path_buf(), problem })?;
-        let text = |name: &str| {
-            folder.text(name).map_err(|problem| TokenizerError::File { path: folder.path(name), problem })
-        };
+        let text =
+            |name: &str| folder.text(name).map_err(|problem| TokenizerError::File { path: folder.path(name), problem });
         let format = |name: &'static str| {
             let path = folder.path(name);
             move |problem| TokenizerError::Format { path, problem }

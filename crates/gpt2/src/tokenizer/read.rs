@@ -54,7 +54,9 @@ pub enum FormatError {
         text: String,
     },
     /// A merge of unknown words.
-    #[error("the merge of `{left}` and `{right}` is of words that are not in the vocabulary; are the files of one model?")]
+    #[error(
+        "the merge of `{left}` and `{right}` is of words that are not in the vocabulary; are the files of one model?"
+    )]
     Merge {
         /// the first word
         left: String,
@@ -106,7 +108,9 @@ pub fn vocabulary(text: &str) -> Result<Words, FormatError> {
 /// The pairs of a `merges.txt`. A line that starts with `#` may be a merge; only the version is a comment.
 pub fn pairs(text: &str) -> Result<Vec<(&str, &str)>, FormatError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with("#version"));
-    lines.map(|(index, line)| pair(line).ok_or_else(|| FormatError::Line { line: index + 1, text: line.into() })).collect()
+    lines
+        .map(|(index, line)| pair(line).ok_or_else(|| FormatError::Line { line: index + 1, text: line.into() }))
+        .collect()
 }
 
 /// From a `tokenizer.json`.
@@ -122,7 +126,9 @@ pub fn json(text: &str) -> Result<Tokenizer, FormatError> {
     for merge in &file.model.merges {
         pairs.push(match merge {
             Pair::Two([left, right]) => (left.as_str(), right.as_str()),
-            Pair::One(text) => pair(text).ok_or_else(|| FormatError::Line { line: pairs.len() + 1, text: text.clone() })?,
+            Pair::One(text) => {
+                pair(text).ok_or_else(|| FormatError::Line { line: pairs.len() + 1, text: text.clone() })?
+            }
         });
     }
     build(vocabulary, added, pairs.into_iter())
@@ -244,8 +250,18 @@ impl File {
         let plain = |affix: &Option<String>| affix.as_ref().is_none_or(String::is_empty);
         let stripped = self.added_tokens.iter().find(|added| added.single_word || added.lstrip || added.rstrip);
         let checks = [
-            ("model.type", model.r#type.as_deref().is_none_or(|name| name == "BPE"), format!("{:?}", model.r#type), "BPE"),
-            ("model.dropout", model.dropout.is_none_or(|dropout| dropout == 0.0), format!("{:?}", model.dropout), "none"),
+            (
+                "model.type",
+                model.r#type.as_deref().is_none_or(|name| name == "BPE"),
+                format!("{:?}", model.r#type),
+                "BPE",
+            ),
+            (
+                "model.dropout",
+                model.dropout.is_none_or(|dropout| dropout == 0.0),
+                format!("{:?}", model.dropout),
+                "none",
+            ),
             ("model.continuing_subword_prefix", plain(&model.continuing_subword_prefix), "set".to_string(), "none"),
             ("model.end_of_word_suffix", plain(&model.end_of_word_suffix), "set".to_string(), "none"),
             ("model.ignore_merges", model.ignore_merges != Some(true), "true".to_string(), "false"),
@@ -267,7 +283,8 @@ impl File {
             (
                 "added_tokens",
                 stripped.is_none(),
-                stripped.map_or(String::new(), |added| format!("`{}` with single_word, lstrip or rstrip", added.content)),
+                stripped
+                    .map_or(String::new(), |added| format!("`{}` with single_word, lstrip or rstrip", added.content)),
                 "words found as they are",
             ),
         ];

@@ -42,7 +42,9 @@ fn kind(character: char) -> Kind {
 
 /// Bytes of the first piece. `text` is not empty.
 fn first(text: &str) -> usize {
-    if let Some(contraction) = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"].iter().find(|word| text.starts_with(**word)) {
+    if let Some(contraction) =
+        ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"].iter().find(|word| text.starts_with(**word))
+    {
         return contraction.len();
     }
     let after_space = text.strip_prefix(' ').unwrap_or(text);
@@ -64,16 +66,17 @@ fn spaces(text: &str) -> usize {
 
 /// General category L, which is not Rust's `is_alphabetic`: that has marks and numbers too.
 fn is_letter(character: char) -> bool {
-    LETTERS.binary_search_by(|&(low, high)| {
-        if high < character {
-            std::cmp::Ordering::Less
-        } else if low > character {
-            std::cmp::Ordering::Greater
-        } else {
-            std::cmp::Ordering::Equal
-        }
-    })
-    .is_ok()
+    LETTERS
+        .binary_search_by(|&(low, high)| {
+            if high < character {
+                std::cmp::Ordering::Less
+            } else if low > character {
+                std::cmp::Ordering::Greater
+            } else {
+                std::cmp::Ordering::Equal
+            }
+        })
+        .is_ok()
 }
 
 static LETTERS: LazyLock<Vec<(char, char)>> = LazyLock::new(|| {
