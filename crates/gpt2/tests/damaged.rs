@@ -224,7 +224,7 @@ fn tokenizers_are_checked() {
     let words = |from, to| tokenizer("bf16", "vocab.json", from, to);
     assert_eq!(words("\"A\":", "\"中\":"), "word `中` has a character that stands for no byte");
     assert_eq!(words("\"A\":", "\"B\":"), "word `B` comes twice, or shares its id with another");
-    assert_eq!(words(":319", ":320"), words(":319", ":320"));
+    assert!(words(":319", ":320").ends_with("has id 320 among 320 words; expected ids without gaps"));
     assert!(words(":319", ":4294967295").contains("has id 4294967295 among 320 words; expected ids without gaps"));
     assert!(words(":319", ":318").contains("comes twice"));
     assert_eq!(words("\"A\":", "\"AAA\":"), "no word for byte 65; expected one for each of the 256");
