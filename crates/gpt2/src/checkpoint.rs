@@ -249,7 +249,7 @@ impl<'a> Loading<'a> {
 fn shards(folder: &Folder) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     #[derive(Deserialize)]
     struct Index {
-        weight_map: HashMap<String, String>,
+        weight_map: BTreeMap<String, String>,
     }
     let text = read(folder, INDEX)?;
     let index: Index = serde_json::from_str(&text)

@@ -10,6 +10,7 @@
 //! let tokenizer = Tokenizer::open(&folder, checkpoint.config())?;
 //! let prompt = tokenizer.encode("Hello, world");
 //! let embedding = checkpoint.weight("wte.weight");
+//! let mut sampler = Sampler::new(Sampling { temperature: 0.8, top_k: Some(40), ..Sampling::GREEDY })?;
 //! # Ok(())
 //! # }
 //! ```

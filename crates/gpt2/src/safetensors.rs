@@ -1,7 +1,7 @@
 //! The safetensors format: eight bytes with the length of a JSON header, the header, the data. The header names tensors with
 //! dtype, shape and place; the places must cover the data without gap or overlap.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -82,8 +82,8 @@ pub enum HeaderError {
     },
 }
 
-/// The tensors of a file. Accepted places are inside the file and apart from each other.
-pub fn parse(file: &[u8]) -> Result<HashMap<String, Entry>, HeaderError> {
+/// The tensors of a file, by name. Accepted places are inside the file and apart from each other.
+pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(HeaderError::TooShort(file.len()));
     };
@@ -93,7 +93,7 @@ pub fn parse(file: &[u8]) -> Result<HashMap<String, Entry>, HeaderError> {
     let (text, data) = rest.split_at(length);
     let Header(raw) = serde_json::from_slice(text).map_err(|error| HeaderError::Json(error.to_string()))?;
     check_places(&raw, data.len())?;
-    let mut entries = HashMap::with_capacity(raw.len());
+    let mut entries = BTreeMap::new();
     for (tensor, Raw { dtype, shape, data_offsets: [begin, end] }) in raw {
         let shape = Shape::new(shape);
         let Some(bits) = bits(&dtype) else { return Err(HeaderError::Dtype { tensor, dtype }) };
@@ -106,7 +106,7 @@ pub fn parse(file: &[u8]) -> Result<HashMap<String, Entry>, HeaderError> {
     Ok(entries)
 }
 
-fn check_places(raw: &HashMap<String, Raw>, data: usize) -> Result<(), HeaderError> {
+fn check_places(raw: &BTreeMap<String, Raw>, data: usize) -> Result<(), HeaderError> {
     let mut places: Vec<([usize; 2], &String)> = raw.iter().map(|(name, raw)| (raw.data_offsets, name)).collect();
     places.sort();
     let mut reached = 0;
@@ -144,7 +144,7 @@ struct Raw {
 }
 
 /// The header's object, where no name may come twice.
-struct Header(HashMap<String, Raw>);
+struct Header(BTreeMap<String, Raw>);
 
 impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -162,7 +162,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-        let mut tensors = HashMap::new();
+        let mut tensors = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
             if name == "__metadata__" {
                 map.next_value::<IgnoredAny>()?;
