@@ -1,0 +1,284 @@
+//! A checkpoint: a folder as Hugging Face lays it out, its weights mapped into memory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use deuteron::{Dtype, Shape};
+use memmap2::Mmap;
+use serde::Deserialize;
+
+use crate::config::Config;
+use crate::config_file::ConfigError;
+use crate::folder::{FileError, Folder};
+use crate::safetensors::{self, Entry, HeaderError};
+
+const CONFIG: &str = "config.json";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const HEAD: &str = "lm_head.weight";
+
+/// Why a checkpoint was not opened. Messages name the file, and what to do.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum CheckpointError {
+    /// A file cannot be opened.
+    #[error("`{}` {problem}", .path.display())]
+    File {
+        /// the file
+        path: PathBuf,
+        /// why
+        problem: FileError,
+    },
+    /// A folder without weights.
+    #[error("`{}` has no {SINGLE} and no {INDEX}; only safetensors are read{}", .folder.display(), pickle_advice(.pickle))]
+    NoWeights {
+        /// the folder
+        folder: PathBuf,
+        /// whether it has weights as a pickle
+        pickle: bool,
+    },
+    /// The configuration is refused.
+    #[error("`{}`: {problem}", .path.display())]
+    Config {
+        /// the file
+        path: PathBuf,
+        /// why
+        problem: ConfigError,
+    },
+    /// The index of shards is no JSON of its kind.
+    #[error("`{}` is no index of shards: {why}", .path.display())]
+    Index {
+        /// the file
+        path: PathBuf,
+        /// why
+        why: String,
+    },
+    /// A file of weights is damaged.
+    #[error("`{}`: {problem}", .path.display())]
+    Header {
+        /// the file
+        path: PathBuf,
+        /// why
+        problem: HeaderError,
+    },
+    /// A tensor is not what the configuration says.
+    #[error("`{}`: tensor `{tensor}` {problem}", .path.display())]
+    Tensor {
+        /// the file
+        path: PathBuf,
+        /// the tensor, as the file or the graph names it
+        tensor: String,
+        /// why
+        problem: TensorError,
+    },
+}
+
+/// What is wrong with a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TensorError {
+    /// Not in the file.
+    #[error("is missing; is config.json of the same model?")]
+    Missing,
+    /// Not of a GPT-2.
+    #[error("is none of a GPT-2 of these sizes; is config.json of the same model?")]
+    Unknown,
+    /// In two places.
+    #[error("comes twice, with and without `transformer.` or in two shards")]
+    Twice,
+    /// Not where the index says.
+    #[error("should be in this shard by the index, but is not")]
+    Misplaced,
+    /// Not a float of 16 or 32 bits.
+    #[error("is stored as {0}; expected F32, F16 or BF16")]
+    Dtype(String),
+    /// Of another shape.
+    #[error("has shape {got}, config.json makes it {expected}")]
+    Shape {
+        /// by config.json
+        expected: Shape,
+        /// in the file
+        got: Shape,
+    },
+    /// A head of its own, in a model that says it has none.
+    #[error("differs from wte.weight, but config.json ties them; set `tie_word_embeddings` to false to use it")]
+    Untied,
+}
+
+/// A weight, where it lies in the mapped file.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weight<'a> {
+    /// storage type: f32, f16 or bf16
+    pub dtype: Dtype,
+    /// sizes
+    pub shape: &'a Shape,
+    /// little-endian elements, row by row; not aligned to anything
+    pub bytes: &'a [u8],
+}
+
+/// An open checkpoint: every weight of the graph, with the right shape.
+pub struct Checkpoint {
+    config: Config,
+    shards: Vec<Mmap>,
+    places: HashMap<String, Place>,
+}
+
+struct Place {
+    shard: usize,
+    dtype: Dtype,
+    entry: Entry,
+}
+
+impl std::fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Checkpoint { config, shards, places } = self;
+        let sizes: Vec<usize> = shards.iter().map(|shard| shard.len()).collect();
+        f.debug_struct("Checkpoint")
+            .field("config", config)
+            .field("shards", &sizes)
+            .field("weights", &places.len())
+            .finish()
+    }
+}
+
+impl Checkpoint {
+    /// Opens a folder and checks that every weight is there. No weight is read or copied.
+    pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+        let folder =
+            Folder::new(path).map_err(|problem| CheckpointError::File { path: path.to_path_buf(), problem })?;
+        let text = read(&folder, CONFIG)?;
+        let config = Config::from_json(&text)
+            .map_err(|problem| CheckpointError::Config { path: folder.path(CONFIG), problem })?;
+        let files = match (folder.has(SINGLE), folder.has(INDEX)) {
+            (true, _) => BTreeMap::from([(SINGLE.to_string(), Vec::new())]),
+            (false, true) => shards(&folder)?,
+            (false, false) => {
+                let pickle = folder.has("pytorch_model.bin");
+                return Err(CheckpointError::NoWeights { folder: path.to_path_buf(), pickle });
+            }
+        };
+        let mut loading = Loading::new(&folder, config);
+        for (name, promised) in &files {
+            loading.add(name, promised)?;
+        }
+        loading.finish()
+    }
+
+    /// The sizes.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// A weight by its name in the graph, as in [`Config::weights`]; `None` for any other name.
+    pub fn weight(&self, name: &str) -> Option<Weight<'_>> {
+        let Place { shard, dtype, entry } = self.places.get(name)?;
+        let bytes = self.shards.get(*shard)?.get(entry.bytes.clone())?;
+        Some(Weight { dtype: *dtype, shape: &entry.shape, bytes })
+    }
+}
+
+/// A checkpoint while its shards are added.
+struct Loading<'a> {
+    folder: &'a Folder,
+    config: Config,
+    expected: HashMap<String, Shape>,
+    names: Vec<String>,
+    shards: Vec<Mmap>,
+    places: HashMap<String, Place>,
+}
+
+impl<'a> Loading<'a> {
+    fn new(folder: &'a Folder, config: Config) -> Self {
+        let mut expected: HashMap<String, Shape> = config.weights().into_iter().collect();
+        // A tied head may be stored all the same.
+        expected.insert(HEAD.to_string(), Shape::from([config.vocabulary, config.hidden]));
+        Loading { folder, config, expected, names: Vec::new(), shards: Vec::new(), places: HashMap::new() }
+    }
+
+    fn add(&mut self, name: &str, promised: &[String]) -> Result<(), CheckpointError> {
+        let path = self.folder.path(name);
+        let map = self.folder.map(name).map_err(|problem| CheckpointError::File { path: path.clone(), problem })?;
+        let entries =
+            safetensors::parse(&map).map_err(|problem| CheckpointError::Header { path: path.clone(), problem })?;
+        let wrong = |tensor: &str, problem| {
+            Err(CheckpointError::Tensor { path: path.clone(), tensor: tensor.to_string(), problem })
+        };
+        if let Some(tensor) = promised.iter().find(|tensor| !entries.contains_key(*tensor)) {
+            return wrong(tensor, TensorError::Misplaced);
+        }
+        for (tensor, entry) in entries {
+            let short = tensor.strip_prefix("transformer.").unwrap_or(&tensor);
+            if is_mask(short) {
+                continue;
+            }
+            let Some(expected) = self.expected.get(short) else { return wrong(&tensor, TensorError::Unknown) };
+            if entry.shape != *expected {
+                let (expected, got) = (expected.clone(), entry.shape);
+                return wrong(&tensor, TensorError::Shape { expected, got });
+            }
+            let Some(dtype) = dtype(&entry.dtype) else { return wrong(&tensor, TensorError::Dtype(entry.dtype)) };
+            if self.places.contains_key(short) {
+                return wrong(&tensor, TensorError::Twice);
+            }
+            self.places.insert(short.to_string(), Place { shard: self.shards.len(), dtype, entry });
+        }
+        self.shards.push(map);
+        self.names.push(name.to_string());
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Checkpoint, CheckpointError> {
+        let missing = self.config.weights().into_iter().find(|(name, _)| !self.places.contains_key(name));
+        if let Some((tensor, _)) = missing {
+            let path = self.folder.path(if self.names.len() == 1 { &self.names[0] } else { INDEX });
+            return Err(CheckpointError::Tensor { path, tensor, problem: TensorError::Missing });
+        }
+        let head = self.places.get(HEAD).filter(|_| self.config.tied).map(|place| place.shard);
+        let path = head.map(|shard| self.folder.path(&self.names[shard]));
+        let mut checkpoint = Checkpoint { config: self.config, shards: self.shards, places: self.places };
+        if let Some(path) = path {
+            if checkpoint.weight(HEAD) != checkpoint.weight("wte.weight") {
+                let tensor = HEAD.to_string();
+                return Err(CheckpointError::Tensor { path, tensor, problem: TensorError::Untied });
+            }
+            checkpoint.places.remove(HEAD);
+        }
+        Ok(checkpoint)
+    }
+}
+
+/// The shards of an index, each with the tensors it should have.
+fn shards(folder: &Folder) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let text = read(folder, INDEX)?;
+    let index: Index = serde_json::from_str(&text)
+        .map_err(|error| CheckpointError::Index { path: folder.path(INDEX), why: error.to_string() })?;
+    let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (tensor, file) in index.weight_map {
+        shards.entry(file).or_default().push(tensor);
+    }
+    Ok(shards)
+}
+
+fn read(folder: &Folder, name: &str) -> Result<String, CheckpointError> {
+    folder.text(name).map_err(|problem| CheckpointError::File { path: folder.path(name), problem })
+}
+
+/// The causal mask, which old checkpoints store in every block.
+fn is_mask(name: &str) -> bool {
+    name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"))
+}
+
+fn dtype(name: &str) -> Option<Dtype> {
+    match name {
+        "F32" => Some(Dtype::F32),
+        "F16" => Some(Dtype::F16),
+        "BF16" => Some(Dtype::Bf16),
+        _ => None,
+    }
+}
+
+fn pickle_advice(pickle: &bool) -> &'static str {
+    if *pickle { ", pytorch_model.bin may run code when it is read; save it with save_pretrained" } else { "" }
+}

@@ -1,0 +1,46 @@
+//! The byte-level alphabet: vocabularies write each byte as one printable character.
+
+/// The printable bytes stand for themselves; the others, in order, for the characters from U+0100 on.
+fn is_printable(byte: u8) -> bool {
+    matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff)
+}
+
+/// The bytes in the order of GPT-2's first 256 tokens: the printable ones, then the others.
+pub fn in_order() -> impl Iterator<Item = u8> {
+    (0..=255).filter(|&byte| is_printable(byte)).chain((0..=255).filter(|&byte| !is_printable(byte)))
+}
+
+/// The bytes that a vocabulary's word stands for; `None` if a character is of no byte.
+pub fn decode(word: &str) -> Option<Vec<u8>> {
+    word.chars().map(byte).collect()
+}
+
+fn byte(character: char) -> Option<u8> {
+    match u32::from(character) {
+        code @ 0..=0xff => Some(code as u8).filter(|&byte| is_printable(byte)),
+        // 0..=0x20 are the first 33 of the others, 0x7f..=0xa0 the next 34, 0xad the last.
+        code @ 0x100..=0x120 => Some((code - 0x100) as u8),
+        code @ 0x121..=0x142 => Some((code - 0x121 + 0x7f) as u8),
+        0x143 => Some(0xad),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_has_one_character() {
+        let hidden = (0..=255u8).filter(|&byte| !is_printable(byte));
+        for (index, expected) in hidden.enumerate() {
+            assert_eq!(byte(char::from_u32(0x100 + index as u32).unwrap()), Some(expected));
+        }
+        for expected in (0..=255u8).filter(|&byte| is_printable(byte)) {
+            assert_eq!(byte(char::from(expected)), Some(expected));
+        }
+        assert_eq!(["\u{144}", " ", "\u{ad}"].map(decode), [None, None, None]);
+        assert_eq!(in_order().take(2).collect::<Vec<u8>>(), [b'!', b'"']);
+        assert_eq!(in_order().count(), 256);
+    }
+}

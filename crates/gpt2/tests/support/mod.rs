@@ -1,0 +1,90 @@
+//! Fixtures, scratch folders and hand-made safetensors.
+#![allow(dead_code, reason = "each test takes what it needs")]
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A folder that is removed with its value.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    pub fn new() -> Scratch {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("deuteron-gpt2-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+
+    /// A copy of a fixture's files.
+    pub fn copy_of(name: &str) -> Scratch {
+        let scratch = Scratch::new();
+        for entry in std::fs::read_dir(fixture(name)).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, scratch.0.join(path.file_name().unwrap())).unwrap();
+        }
+        scratch
+    }
+
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.0.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.0.join(name)).unwrap()
+    }
+
+    /// Changes a text file; what is replaced must be there.
+    pub fn replace(&self, name: &str, from: &str, to: &str) {
+        let text = String::from_utf8(self.read(name)).unwrap();
+        assert!(text.contains(from), "`{from}` is not in {name}");
+        self.write(name, text.replace(from, to));
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A tensor for [`safetensors`]: name, dtype, shape, bytes.
+pub struct Tensor {
+    pub name: String,
+    pub dtype: &'static str,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+impl Tensor {
+    pub fn zeros(name: &str, dtype: &'static str, width: usize, shape: &[usize]) -> Tensor {
+        let bytes = vec![0; shape.iter().product::<usize>() * width];
+        Tensor { name: name.to_string(), dtype, shape: shape.to_vec(), bytes }
+    }
+}
+
+/// A well-formed file.
+pub fn safetensors(tensors: &[Tensor]) -> Vec<u8> {
+    let (mut header, mut data) = (String::from("{\"__metadata__\":{\"format\":\"pt\"}"), Vec::new());
+    for Tensor { name, dtype, shape, bytes } in tensors {
+        let end = data.len() + bytes.len();
+        header.push_str(&format!(
+            ",\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{},{end}]}}",
+            data.len()
+        ));
+        data.extend_from_slice(bytes);
+    }
+    header.push('}');
+    with_header(&header, &data)
+}
+
+/// A file of any header and data.
+pub fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
+}
