@@ -13,11 +13,13 @@ pub mod epilogue;
 pub mod kernels;
 mod linear;
 mod lower;
+pub mod product;
 pub mod source;
 
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use epilogue::{Epilogue, Operand};
 pub use lower::lower;
+pub use product::{Product, Tail};
 pub use source::{
     ArgBinding, Backend, Geometry, Launch, Lowered, MatmulKernel, MatmulShape, Piece, Source, TaggedLine, render,
     tagged_source,

@@ -3,17 +3,22 @@
 use std::collections::HashMap;
 
 use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
-use deuteron_plan::{Draft, GroupKind, Layout, Placement, Space, finished_sum, node_space};
+use deuteron_plan::{Draft, GroupKind, Layout, Placed, Placement, Space, finished_sum, node_space};
 
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
 use crate::epilogue::{Operand, recognise};
-use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece};
+use crate::product::{lower_product, product};
+use crate::source::{ArgBinding, Backend, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece};
 
 /// Lowers one group of a plan. The group comes from the planner and is of a form that [`crate::cpu::CpuCatalog`] offers, so
 /// its nodes fit one kernel.
-pub fn lower(group: &Draft) -> Lowered {
+pub fn lower(group: &Draft, backend: &Backend) -> Lowered {
     let (graph, placement) = (group.graph, group.placement);
     match group.form.kind() {
+        // A GPU's products are a library's.
+        GroupKind::Matmul if *backend == Backend::Cpu => {
+            lower_product(group, product(group).expect("the catalogue offers products that we have"))
+        }
         GroupKind::Row => lower_row(graph, placement, group),
         GroupKind::Matmul => lower_matmul(group),
         GroupKind::ScatterAdd => lower_scatter(graph, placement, group.nodes[0]),
@@ -35,8 +40,18 @@ fn lower_row(graph: &Graph, placement: &Placement, group: &Draft) -> Lowered {
     lower_row_with_origins(graph, placement, group).0
 }
 
+/// Lowers a group of elementwise work as rows, even where rows do not matter.
+pub(crate) fn lower_rows(group: &Draft) -> Lowered {
+    lower_space(group, |_| false).0
+}
+
 /// Lowers a row group, and says for each expression and stage which node it came from.
 pub(crate) fn lower_row_with_origins(graph: &Graph, placement: &Placement, group: &Draft) -> (Lowered, Origins) {
+    lower_space(group, |space| is_flat(graph, placement, group, space))
+}
+
+fn lower_space(group: &Draft, is_flat: impl Fn(Space) -> bool) -> (Lowered, Origins) {
+    let (graph, placement) = (group.graph, group.placement);
     let first = node_space(graph, group.nodes[0]);
     let space = group.nodes.iter().fold(first, |s, &id| s.join(node_space(graph, id)).unwrap_or(s));
     let mut row = RowLowering {
@@ -44,7 +59,7 @@ pub(crate) fn lower_row_with_origins(graph: &Graph, placement: &Placement, group
         placement,
         group,
         space,
-        flat: is_flat(graph, placement, group, space),
+        flat: is_flat(space),
         exprs: Exprs::default(),
         args: Vec::new(),
         bindings: Vec::new(),
@@ -402,7 +417,30 @@ impl RowLowering<'_> {
 fn lower_matmul(group: &Draft) -> Lowered {
     let (graph, placement) = (group.graph, group.placement);
     let fused = recognise(group).expect("the catalogue offers products that the library has");
-    let node = graph.node(fused.product);
+    let (shape, [a, b]) = lower_matmul_shape(graph, placement, fused.product);
+    let kernel = MatmulKernel { dtype: fused.dtype, epilogue: fused.epilogue };
+    let read = |value: NodeId| {
+        let placed = placement.get(value).expect("operands of a product are placed");
+        whole(graph, placed.base, placed.layout.offset, false)
+    };
+    let args = kernel.operands().iter().map(|operand| match operand {
+        Operand::A => a.clone(),
+        Operand::B => b.clone(),
+        Operand::Bias => read(fused.bias.expect("the epilogue has a bias")),
+        Operand::Residual => read(fused.residual.expect("the epilogue has a residual")),
+        Operand::C => whole(graph, fused.result, 0, true),
+    });
+    let launch = Launch { args: args.collect(), geometry: Geometry::Matmul(shape) };
+    Lowered { kernel: Kernel::Matmul(kernel), launch }
+}
+
+/// Sizes and strides of a product whose result is contiguous, and its operands.
+pub(crate) fn lower_matmul_shape(
+    graph: &Graph,
+    placement: &Placement,
+    product: NodeId,
+) -> (MatmulShape, [ArgBinding; 2]) {
+    let node = graph.node(product);
     let Op::Matmul { transpose_a, transpose_b } = node.op else { unreachable!("a matmul group holds a matmul") };
     let place = |operand: usize| placement.get(node.inputs[operand]).expect("operands of a product are placed");
     let (a, b) = (place(0), place(1));
@@ -423,20 +461,8 @@ fn lower_matmul(group: &Draft) -> Lowered {
         .collect();
     let (a_matrix, b_matrix) = (matrix(&a.layout, transpose_a), matrix(&b.layout, transpose_b));
     let shape = MatmulShape { m, n, k, batch, a: a_matrix, b: b_matrix, c: (n, 1) };
-    let kernel = MatmulKernel { dtype: fused.dtype, epilogue: fused.epilogue };
-    let read = |value: NodeId| {
-        let placed = placement.get(value).expect("operands of a product are placed");
-        whole(graph, placed.base, placed.layout.offset, false)
-    };
-    let args = kernel.operands().iter().map(|operand| match operand {
-        Operand::A => read(node.inputs[0]),
-        Operand::B => read(node.inputs[1]),
-        Operand::Bias => read(fused.bias.expect("the epilogue has a bias")),
-        Operand::Residual => read(fused.residual.expect("the epilogue has a residual")),
-        Operand::C => whole(graph, fused.result, 0, true),
-    });
-    let launch = Launch { args: args.collect(), geometry: Geometry::Matmul(merge_batch_into_rows(shape)) };
-    Lowered { kernel: Kernel::Matmul(kernel), launch }
+    let read = |placed: &Placed| whole(graph, placed.base, placed.layout.offset, false);
+    (merge_batch_into_rows(shape), [read(a), read(b)])
 }
 
 /// Batches that share b and follow each other in a and c are more rows of one product.
@@ -498,6 +524,6 @@ fn lower_copy(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {
     Lowered { kernel: Kernel::Copy(node.dtype.bytes()), launch: Launch { args, geometry: Geometry::Copy(pieces) } }
 }
 
-fn whole(graph: &Graph, base: NodeId, offset: usize, written: bool) -> ArgBinding {
+pub(crate) fn whole(graph: &Graph, base: NodeId, offset: usize, written: bool) -> ArgBinding {
     ArgBinding { base, dtype: graph.node(base).dtype, written, offset, leading: Vec::new(), table_rows: 0 }
 }

@@ -11,6 +11,7 @@ use crate::cpu::program::Program;
 use crate::cuda::{self, CudaSource, CudaTarget};
 use crate::epilogue::{Epilogue, Operand};
 use crate::lower::{lower, lower_row_with_origins};
+use crate::product::Product;
 
 /// A group, lowered: what is compiled and what is launched.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,8 +27,10 @@ pub struct Lowered {
 pub enum Kernel {
     /// a row kernel
     Row(Body),
-    /// a matrix product
+    /// a matrix product of a library
     Matmul(MatmulKernel),
+    /// a matrix product of our own
+    Product(Product<Body>),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// elements of this many bytes moved
@@ -50,8 +53,10 @@ pub enum Source {
     Row(Program),
     /// a CUDA translation unit
     Cuda(CudaSource),
-    /// a matrix product
+    /// a matrix product of a library
     Matmul(MatmulKernel),
+    /// a matrix product of our own
+    Product(Box<Product<Program>>),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// elements of this many bytes moved
@@ -119,6 +124,13 @@ pub enum Geometry {
     },
     /// a batched product: arguments as [`MatmulKernel::operands`] lists them; a residual lies as c does
     Matmul(MatmulShape),
+    /// a batched product of our own: its operands, then its result, or the arguments of what follows but for the sums
+    Product {
+        /// the product, its result row after row
+        shape: MatmulShape,
+        /// (divide, modulo) of each launch axis of what follows
+        axes: Vec<(usize, usize)>,
+    },
     /// arguments indices, updates, table
     ScatterAdd {
         /// how many rows are added
@@ -170,7 +182,7 @@ pub struct Piece {
 
 /// Lowers a group and renders it for a backend.
 pub fn render(group: &Draft, backend: &Backend) -> (Source, Launch) {
-    let Lowered { kernel, launch } = lower(group);
+    let Lowered { kernel, launch } = lower(group, backend);
     let source = match backend {
         Backend::Cpu => render_cpu(kernel),
         Backend::Cuda(target) => cuda::render(kernel, &launch, target),
@@ -185,6 +197,7 @@ fn render_cpu(kernel: Kernel) -> Source {
             Source::Row(emit(&body))
         }
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
+        Kernel::Product(product) => Source::Product(Box::new(product.map(|body| emit(&body)))),
         Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
         Kernel::Copy(bytes) => Source::Copy(bytes),
     }
@@ -240,6 +253,16 @@ impl fmt::Display for Source {
             Source::Cuda(source) => f.write_str(&source.text),
             Source::Matmul(MatmulKernel { dtype, epilogue }) => {
                 writeln!(f, "matrix product{}, {dtype} in and out, f32 sums (library kernel)", epilogue.name())
+            }
+            Source::Product(product) => {
+                let Product { left, right, result, tail } = &**product;
+                writeln!(f, "matrix product, {left} by {right}, f32 sums, blocks of the result")?;
+                match tail {
+                    Some(tail) => {
+                        write!(f, "each block, while its sums (argument {}) are hot:\n{}", tail.sums, tail.body)
+                    }
+                    None => writeln!(f, "each block stored as {result}"),
+                }
             }
             Source::ScatterAdd(dtype) => writeln!(f, "rows added into a table, {dtype}, in order of the indices"),
             Source::Copy(bytes) => writeln!(f, "strided copy of {bytes}-byte elements"),

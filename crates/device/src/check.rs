@@ -15,6 +15,10 @@ use crate::job::{Job, Place, Step};
 pub(crate) enum Form<'a> {
     Row(RowForm<'a>),
     Matmul(MatmulKernel),
+    /// (left, right, result) of a product that ends with its sums
+    Product([Dtype; 3]),
+    /// (left, right) of a product, and what follows it; which of its arguments are the sums
+    ProductRow([Dtype; 2], RowForm<'a>, usize),
     ScatterAdd(Dtype),
     /// bytes of an element
     Copy(usize),
@@ -67,6 +71,9 @@ fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &m
     let arguments = match form {
         Form::Row(kernel) => kernel.args.len(),
         Form::Matmul(kernel) => kernel.operands().len(),
+        Form::Product(_) => 3,
+        // The two operands more, the sums less.
+        Form::ProductRow(_, kernel, _) => kernel.args.len() + 1,
         Form::ScatterAdd(_) => 3,
         // A destination at least.
         Form::Copy(_) => step.launch.args.len().max(1),
@@ -108,6 +115,12 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
             Form::Row(kernel) => (kernel.args[position].dtype.bytes(), kernel.args[position].written),
             Form::ScatterAdd(_) if position == 0 => (4, false),
             Form::Matmul(kernel) => (kernel.dtype.bytes(), position == last),
+            Form::Product(dtypes) => (dtypes[position].bytes(), position == 2),
+            Form::ProductRow(dtypes, ..) if position < 2 => (dtypes[position].bytes(), false),
+            Form::ProductRow(_, kernel, sums) => {
+                let spec = kernel.args[after_sums(position, *sums)];
+                (spec.dtype.bytes(), spec.written)
+            }
             Form::ScatterAdd(dtype) => (dtype.bytes(), position == last),
             Form::Copy(bytes) => (*bytes, position == last),
         };
@@ -117,7 +130,17 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
     }
     match (form, &step.launch.geometry) {
         (Form::Row(kernel), Geometry::Row { cols, axes, .. }) => check_row(step, kernel, *cols, axes),
-        (Form::Matmul(_), Geometry::Matmul(_)) => Ok(()),
+        (Form::Matmul(_), Geometry::Matmul(_)) | (Form::Product(_), Geometry::Product { .. }) => Ok(()),
+        (Form::ProductRow(_, kernel, sums), Geometry::Product { shape, axes }) => {
+            let simple = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
+            let known = kernel.args.get(*sums).is_some_and(|spec| spec.dtype == Dtype::F32 && !spec.written);
+            if !known || kernel.flat || !kernel.partials.is_empty() || !kernel.args.iter().all(simple) {
+                return Err((0, "what follows the product is not elementwise"));
+            }
+            check_axes(kernel, shape.n, axes)?;
+            let deep = step.launch.args[2..].iter().position(|arg| arg.leading.len() > MAX_LEADING);
+            deep.map_or(Ok(()), |position| Err((position + 2, "its leading axes are too many")))
+        }
         (Form::ScatterAdd(_), Geometry::ScatterAdd { count, rows, .. }) => {
             // Positions and rows share one 64-bit key.
             let fits = |number: usize| number <= u32::MAX as usize;
@@ -132,13 +155,23 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
     }
 }
 
-fn check_row(step: &Step, kernel: &RowForm, cols: usize, axes: &[(usize, usize)]) -> Result<(), (usize, &'static str)> {
+/// The argument of what follows a product, by its position in the launch.
+pub(crate) fn after_sums(position: usize, sums: usize) -> usize {
+    position - 2 + usize::from(position - 2 >= sums)
+}
+
+fn check_axes(kernel: &RowForm, cols: usize, axes: &[(usize, usize)]) -> Result<(), (usize, &'static str)> {
     if !kernel.flat && kernel.cols != cols {
         return Err((0, "its columns are not those of the kernel"));
     }
     if axes.len() != kernel.axes || axes.iter().any(|&(divide, modulo)| divide == 0 || modulo == 0) {
         return Err((0, "its axes are not those of the kernel"));
     }
+    Ok(())
+}
+
+fn check_row(step: &Step, kernel: &RowForm, cols: usize, axes: &[(usize, usize)]) -> Result<(), (usize, &'static str)> {
+    check_axes(kernel, cols, axes)?;
     for &(arg, _) in &kernel.partials {
         let spec = kernel.args.get(arg);
         if !spec.is_some_and(|spec| spec.access == Access::Columns && spec.written) {

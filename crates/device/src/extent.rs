@@ -1,22 +1,30 @@
 //! How far each argument of a launch reaches: checked once, when a job is loaded, so that running needs no checks.
 
-use deuteron_codegen::{Access, ArgBinding, Geometry, Launch, MatmulKernel, MatmulShape, Operand, Piece};
+use deuteron_codegen::{Access, ArgBinding, Geometry, Launch, MatmulShape, Operand, Piece};
 
-use crate::check::{Form, RowForm};
+use crate::check::{Form, RowForm, after_sums};
 
 /// Bytes from the start of its buffer that argument `position` may touch.
 pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
     let arg = &launch.args[position];
     let elements = match (form, &launch.geometry) {
         (Form::Row(kernel), Geometry::Row { rows, cols, .. }) => row(kernel, arg, position, *rows, *cols),
-        (Form::Matmul(kernel), Geometry::Matmul(shape)) => matmul(kernel, shape, position),
+        (Form::Matmul(kernel), Geometry::Matmul(shape)) => matmul(kernel.operands()[position], shape),
+        (Form::Product(_) | Form::ProductRow(..), Geometry::Product { shape, .. }) if position < 2 => {
+            matmul([Operand::A, Operand::B][position], shape)
+        }
+        (Form::Product(_), Geometry::Product { shape, .. }) => matmul(Operand::C, shape),
+        (Form::ProductRow(_, kernel, sums), Geometry::Product { shape, .. }) => {
+            let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
+            row(kernel, arg, after_sums(position, *sums), rows, shape.n)
+        }
         (_, Geometry::ScatterAdd { count, cols, rows }) => match position {
             0 => *count,
             1 => count * cols,
             _ => rows * cols,
         },
         (_, Geometry::Copy(pieces)) => copy(pieces, position, launch.args.len()),
-        (_, Geometry::Row { .. } | Geometry::Matmul(_)) => 0,
+        (_, Geometry::Row { .. } | Geometry::Matmul(_) | Geometry::Product { .. }) => 0,
     };
     if elements == 0 { 0 } else { (arg.offset + elements) * arg.dtype.bytes() }
 }
@@ -43,9 +51,9 @@ fn row(kernel: &RowForm, arg: &ArgBinding, position: usize, rows: usize, cols: u
     }
 }
 
-fn matmul(kernel: &MatmulKernel, shape: &MatmulShape, position: usize) -> usize {
+fn matmul(operand: Operand, shape: &MatmulShape) -> usize {
     // Sizes, strides, and which of the batch strides counts.
-    let (sizes, strides, batch) = match kernel.operands()[position] {
+    let (sizes, strides, batch) = match operand {
         Operand::A => ((shape.m, shape.k), shape.a, Some(1)),
         Operand::B => ((shape.k, shape.n), shape.b, Some(2)),
         Operand::Bias => ((1, shape.n), (0, 1), None),

@@ -1,24 +1,29 @@
 //! What the CPU's kernels do, counted on the programs that would run.
 
 use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
-use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Work, primitive_work};
+use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
 
 use crate::cpu::chunks::{Chunks, PRODUCT_BLOCK, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
+use crate::product::{Tail, product};
 use crate::source::{ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
-/// What can be generated for a CPU: row kernels, products on their own, copies, scatters.
+/// What can be generated for a CPU: row kernels, products with elementwise work after them, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
 impl Catalog for CpuCatalog {
     fn offers_form(&self, form: Form) -> bool {
-        matches!(form, Form::Row | Form::Copy | Form::ScatterAdd) || form == Form::PRODUCT
+        match form {
+            Form::Row | Form::Copy | Form::ScatterAdd => true,
+            Form::Matmul(form) => form.products == 1 && form.prologue == Reach::None && form.epilogue != Reach::Rows,
+            Form::Attention(_) | Form::AttentionBackward | Form::Opaque => false,
+        }
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        self.offers_form(draft.form)
+        self.offers_form(draft.form) && (!matches!(draft.form, Form::Matmul(_)) || product(draft).is_some())
     }
 
     fn offers_everything(&self) -> bool {
@@ -35,7 +40,13 @@ impl Catalog for CpuCatalog {
             (Source::Row(program), &Geometry::Row { rows, cols, .. }) => {
                 Counter { program, launch: &launch, rows, cols }.work()
             }
-            (Source::Matmul(kernel), Geometry::Matmul(shape)) => product_work(kernel.dtype, shape),
+            (Source::Product(kernel), Geometry::Product { shape, .. }) => {
+                let work = product_work(kernel.left, shape);
+                match &kernel.tail {
+                    Some(tail) => with_tail(work, tail, &launch, shape),
+                    None => work,
+                }
+            }
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
             (Source::ScatterAdd(_), &Geometry::ScatterAdd { count, cols, rows }) => scatter_work(count, cols, rows),
             (_, _) => primitive_work(draft),
@@ -227,6 +238,25 @@ fn unary_class(op: TileUnary) -> Class {
 }
 
 /// Blocks of a batch of products, each packed and multiplied on one thread.
+/// A product with what follows it: the tile program runs once over the result, whose sums it finds in cache.
+fn with_tail(product: Work, tail: &Tail<Program>, launch: &Launch, shape: &MatmulShape) -> Work {
+    let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
+    let mut args = launch.args[2..].to_vec();
+    let sums =
+        ArgBinding { dtype: Dtype::F32, written: false, offset: 0, leading: Vec::new(), ..launch.args[0].clone() };
+    args.insert(tail.sums, sums);
+    let launch = Launch { args, geometry: launch.geometry.clone() };
+    let after = Counter { program: &tail.body, launch: &launch, rows, cols: shape.n }.work();
+    let mut work = product;
+    for (sum, more) in work.vectors.iter_mut().zip(after.vectors) {
+        *sum += more;
+    }
+    work.tails += after.tails;
+    work.dispatches += after.dispatches;
+    work.row_scalars += after.row_scalars;
+    work
+}
+
 fn product_work(dtype: Dtype, shape: &MatmulShape) -> Work {
     let &MatmulShape { m, n, k, .. } = shape;
     let batch: usize = shape.batch.iter().map(|axis| axis[0]).product();

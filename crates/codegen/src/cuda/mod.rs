@@ -27,7 +27,7 @@ use crate::body::{Body, Origin};
 use crate::cuda::row::{Line, Lines, PRELUDE};
 use crate::linear::{Earlier, earlier_sums};
 use crate::lower::lower;
-use crate::source::{Kernel, Launch, MatmulKernel, Source};
+use crate::source::{Backend, Kernel, Launch, MatmulKernel, Source};
 
 /// A kernel, `hold`, that keeps a stream busy for as many nanoseconds as its only word says.
 pub const HOLD: &str = include_str!("hold.cu");
@@ -52,10 +52,10 @@ impl CudaTarget {
 
 /// Launch shapes worth measuring for a row kernel, the suggested one first; none for a kernel of another kind.
 pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
-    let lowered = lower(group);
+    let lowered = lower(group, &Backend::Cuda(target.clone()));
     match &lowered.kernel {
         Kernel::Row(body) => row::candidates(&earlier_sums(body).body, &lowered.launch, target),
-        Kernel::Matmul(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) => Vec::new(),
+        Kernel::Matmul(_) | Kernel::Product(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) => Vec::new(),
     }
 }
 
@@ -88,6 +88,7 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
     match kernel {
         Kernel::Row(body) => Source::Cuda(row::render(&earlier_sums(&body).body, launch, target)),
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
+        Kernel::Product(_) => unreachable!("products of our own are made for CPUs"),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
     }

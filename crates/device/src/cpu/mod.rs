@@ -1,9 +1,9 @@
 //! The CPU: a pool of threads that runs tile programs, products, copies and scatters.
 
 mod copy;
-mod matmul;
 mod measure;
 mod pool;
+mod product;
 mod row;
 mod run;
 mod scatter;

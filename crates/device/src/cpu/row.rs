@@ -37,13 +37,13 @@ pub(crate) struct RowTask {
 }
 
 /// A value that only one worker at a time touches.
-struct PerWorker<T>(UnsafeCell<T>);
+pub(super) struct PerWorker<T>(pub(super) UnsafeCell<T>);
 
 // SAFETY: `run` gives each worker (or each chunk) its own element.
 unsafe impl<T: Send> Sync for PerWorker<T> {}
 
 impl<T> PerWorker<T> {
-    fn new(value: T) -> Self {
+    pub(super) fn new(value: T) -> Self {
         PerWorker(UnsafeCell::new(value))
     }
 }
@@ -80,7 +80,7 @@ impl RowTask {
     fn program(&self) -> &Program {
         match &self.kernel.source {
             Source::Row(program) => program,
-            Source::Cuda(_) | Source::Matmul(_) | Source::ScatterAdd(_) | Source::Copy(_) => {
+            Source::Cuda(_) | Source::Matmul(_) | Source::Product(_) | Source::ScatterAdd(_) | Source::Copy(_) => {
                 unreachable!("checked in `new`")
             }
         }
@@ -119,7 +119,7 @@ impl RowTask {
 
     unsafe fn run_chunk(&self, worker: usize, chunk: usize) -> Result<(), Fault> {
         let span: Range<usize> = chunk * self.chunk..((chunk + 1) * self.chunk).min(self.length);
-        let launch = Launch { program: self.program(), args: &self.args, axes: &self.axes };
+        let launch = Launch { program: self.program(), args: &self.args, axes: &self.axes, window: None };
         // SAFETY: a worker runs one chunk at a time, so its scratch is its own.
         let scratch = unsafe { &mut *self.scratch[worker].0.get() };
         let partials: &mut [f32] = match self.partials.get(chunk) {
@@ -137,13 +137,13 @@ impl RowTask {
         for (chunk, partials) in self.partials.iter_mut().enumerate() {
             self.finished[chunk * width..(chunk + 1) * width].copy_from_slice(partials.0.get_mut());
         }
-        let launch = Launch { program: self.program(), args: &self.args, axes: &self.axes };
+        let launch = Launch { program: self.program(), args: &self.args, axes: &self.axes, window: None };
         // SAFETY: the caller's promise covers the column sums.
         unsafe { simd::finish(self.isa, &launch, &self.finished, self.chunks) };
     }
 }
 
-fn bind(leading: &[(usize, usize)], table_rows: usize, touched: usize) -> BoundArg {
+pub(super) fn bind(leading: &[(usize, usize)], table_rows: usize, touched: usize) -> BoundArg {
     let mut dims = [Dim { size: 1, stride: 0 }; MAX_LEADING];
     for (dim, &(size, stride)) in dims.iter_mut().zip(leading) {
         *dim = Dim { size, stride };

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::{Epilogue, Geometry, Source};
+use deuteron_codegen::{Geometry, Source};
 
 use crate::buffer::Buffer;
 use crate::check::{Form, check, check_inputs, mismatch};
 use crate::cpu::copy::CopyTask;
-use crate::cpu::matmul::MatmulTask;
 use crate::cpu::pool::Pool;
+use crate::cpu::product::ProductTask;
 use crate::cpu::row::RowTask;
 use crate::cpu::scatter::ScatterTask;
 use crate::error::DeviceError;
@@ -38,7 +38,7 @@ struct Prepared {
 
 enum Task {
     Row(RowTask),
-    Matmul(MatmulTask),
+    Product(Box<ProductTask>),
     ScatterAdd(ScatterTask),
     Copy(CopyTask),
 }
@@ -51,16 +51,15 @@ impl CpuExecutable {
         for (index, step) in job.steps.into_iter().enumerate() {
             let task = match (&step.kernel.source, step.launch.geometry.clone()) {
                 (Source::Row(_), Geometry::Row { .. }) => Task::Row(RowTask::new(&step, threads, isa)?),
-                (Source::Matmul(kernel), Geometry::Matmul(shape)) => {
-                    let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
-                    Task::Matmul(MatmulTask::new(kernel.dtype, shape, offsets, threads, isa)?)
+                (Source::Product(_), Geometry::Product { .. }) => {
+                    Task::Product(Box::new(ProductTask::new(&step, threads, isa)?))
                 }
                 (Source::ScatterAdd(dtype), Geometry::ScatterAdd { count, cols, rows }) => {
                     let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
                     Task::ScatterAdd(ScatterTask::new(*dtype, count, cols, rows, offsets))
                 }
                 (Source::Copy(bytes), Geometry::Copy(pieces)) => Task::Copy(CopyTask::new(*bytes, pieces)),
-                (Source::Cuda(_), _) => return Err(DeviceError::ForeignKernel { step: index }),
+                (Source::Cuda(_) | Source::Matmul(_), _) => return Err(DeviceError::ForeignKernel { step: index }),
                 _ => return Err(mismatch(index, 0, "its sizes are those of another kind of kernel".into())),
             };
             tasks.push(Prepared { task, places: step.places });
@@ -81,12 +80,13 @@ impl CpuExecutable {
 fn form(source: &Source) -> Option<Form<'_>> {
     match source {
         Source::Row(program) => Some(Form::Row(program.into())),
-        // Products here end with the sums.
-        Source::Matmul(kernel) if kernel.epilogue != Epilogue::None => None,
-        Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
+        Source::Product(product) => Some(match &product.tail {
+            Some(tail) => Form::ProductRow([product.left, product.right], (&tail.body).into(), tail.sums),
+            None => Form::Product([product.left, product.right, product.result]),
+        }),
         Source::ScatterAdd(dtype) => Some(Form::ScatterAdd(*dtype)),
         Source::Copy(bytes) => Some(Form::Copy(*bytes)),
-        Source::Cuda(_) => None,
+        Source::Cuda(_) | Source::Matmul(_) => None,
     }
 }
 
@@ -119,7 +119,7 @@ impl CpuExecutable {
             let done = unsafe {
                 match &mut prepared.task {
                     Task::Row(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::Matmul(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::Product(task) => task.run(&self.pool, &self.addresses, index),
                     Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Copy(task) => task.run(&self.pool, &self.addresses, index),
                 }

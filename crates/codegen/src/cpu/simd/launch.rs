@@ -51,6 +51,8 @@ pub struct Launch<'a> {
     pub args: &'a [BoundArg],
     /// One for each of `program.axes`.
     pub axes: &'a [Axis],
+    /// Columns to work on, where they are not all: of a program without reductions.
+    pub window: Option<(usize, usize)>,
 }
 
 /// An index picked a row that its table does not have. Rows before it are done.

@@ -74,6 +74,7 @@ impl Run<'_> {
             cursor.seek(arg, if flat { 0 } else { span.start });
         }
         let cols = if flat { span.len() } else { launch.program.cols };
+        let (begin, end) = launch.window.unwrap_or((0, cols));
         let origin = if flat { span.start } else { 0 };
         let rows = if flat { 0..1 } else { span };
         let mut row = rows.start;
@@ -83,7 +84,7 @@ impl Run<'_> {
             std::mem::swap(&mut scratch.offsets, &mut scratch.next_offsets);
             // Where the next rows are is known before these are done: that is what to prefetch.
             here = locate(launch, scratch, row + count..rows.end, origin);
-            if let (Ok(next @ 1..), true) = (&here, cols <= STRIP) {
+            if let (Ok(next @ 1..), true) = (&here, cols <= STRIP && launch.window.is_none()) {
                 scratch.ahead.next_rows(launch, &scratch.next_offsets, *next, cols);
             }
             let mut frame = Frame {
@@ -97,6 +98,8 @@ impl Run<'_> {
                 row,
                 origin,
                 cols,
+                begin,
+                end,
             };
             for pass in &scratch.passes {
                 (frame.flight, frame.row) = (0, row);
@@ -180,6 +183,9 @@ struct Frame<'a, S> {
     /// Column of the first element: 0, but where a flat span starts.
     origin: usize,
     cols: usize,
+    /// Columns `begin .. end` are worked on.
+    begin: usize,
+    end: usize,
 }
 
 /// What an instruction's operands are: columns of a strip, or scalars of all rows in flight.
@@ -218,9 +224,9 @@ impl<S: Simd> Frame<'_, S> {
         // SAFETY: passed on to the caller; lanes of reductions and scalars are places of the memory.
         unsafe {
             if !pass.strip.is_empty() {
-                for first in (0..self.cols).step_by(STRIP) {
-                    let columns = Columns { first, length: STRIP.min(self.cols - first) };
-                    if self.cols > STRIP {
+                for first in (self.begin..self.end).step_by(STRIP) {
+                    let columns = Columns { first, length: STRIP.min(self.end - first) };
+                    if self.end - self.begin > STRIP {
                         self.next_strip(pass, columns, ahead);
                     }
                     for step in &pass.strip {
@@ -247,7 +253,7 @@ impl<S: Simd> Frame<'_, S> {
     /// Plans the prefetch of the strip that follows.
     fn next_strip(&self, pass: &Prepared, columns: Columns, ahead: &mut Ahead) {
         let first = columns.first + STRIP;
-        let length = self.cols.saturating_sub(first).min(STRIP);
+        let length = self.end.saturating_sub(first).min(STRIP);
         ahead.start(pass.strip.len());
         for &arg in &pass.reads {
             let bytes = length * self.launch.program.args[arg].dtype.bytes();

@@ -114,7 +114,7 @@ pub fn flat_program(args: Vec<ArgSpec>, strip: Vec<Inst>) -> Program {
 pub fn try_run(isa: Isa, program: &Program, args: &[BoundArg], axes: &[Axis], rows: usize) -> Result<(), Fault> {
     let mut scratch = Scratch::for_program(program);
     let mut partials = vec![0.0; program.partials.iter().map(|partial| partial.width).sum()];
-    let launch = Launch { program, args, axes };
+    let launch = Launch { program, args, axes, window: None };
     // SAFETY: the tests bind buffers that hold `rows` rows, and use them on this thread alone.
     unsafe { run(isa, &launch, 0..rows, &mut scratch, &mut partials) }
 }

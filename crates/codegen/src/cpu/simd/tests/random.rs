@@ -61,7 +61,7 @@ fn the_counter_carries_into_its_high_word() {
             let mut output = Buffer::new(length, 0);
             let mut bound = output.bind(&[]);
             bound.base = bound.base.wrapping_sub(start);
-            let launch = Launch { program: &program, args: &[bound], axes: &[] };
+            let launch = Launch { program: &program, args: &[bound], axes: &[], window: None };
             let mut scratch = Scratch::for_program(&program);
             // SAFETY: elements `start .. start + length` from that base are the buffer.
             unsafe { run(isa, &launch, start..start + length, &mut scratch, &mut []) }.expect("no gather");

@@ -170,7 +170,7 @@ fn column_sums(isa: Isa, cols: usize, rows: usize, chunks: usize, x: &[f32], dty
     let mut total = Buffer::new(4, 0);
     let mut ones = Buffer::of(&[1.0], 0);
     let bound = [input.rows(rows, cols), sums.bind(&[]), total.bind(&[]), ones.bind(&[])];
-    let launch = Launch { program: &program, args: &bound, axes: &[] };
+    let launch = Launch { program: &program, args: &bound, axes: &[], window: None };
     let mut partials = vec![0.0; chunks * (cols + 1)];
     let mut scratch = Scratch::for_program(&program);
     for (chunk, partial) in partials.chunks_exact_mut(cols + 1).enumerate() {

@@ -126,7 +126,7 @@ fn split(isa: Isa, program: &Program, inputs: &[Vec<f32>], length: usize, cuts: 
         .collect();
     args.push(if program.flat { output.bind(&[]) } else { output.rows(length, cols) });
     args.last_mut().expect("the output was pushed").streaming = streaming;
-    let launch = Launch { program, args: &args, axes: &[] };
+    let launch = Launch { program, args: &args, axes: &[], window: None };
     let mut scratch = Scratch::for_program(program);
     let mut first = 0;
     for &cut in cuts.iter().chain(&[length]) {
