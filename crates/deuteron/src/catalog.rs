@@ -54,6 +54,12 @@ pub enum FusedOp {
     Softmax { scale: Option<f64>, mask: Mask, p: f64 },
     AttentionScores { mask: Mask, scale: f64 },
     EmbedNorm { norm: Norm, eps: f64 },
+    LinearAct { act: Activation, residual: bool },
+    NormLinear { norm: Norm, eps: f64 },
+    Ffn { norm: Norm, eps: f64, act: Activation },
+    Attention { mask: Mask },
+    AttentionAddNorm { mask: Mask, norm: Norm, eps: f64 },
+    AttentionBlock { mask: Mask, norm: Norm, eps: f64 },
 }
 
 /// An operand's type.
@@ -114,7 +120,26 @@ impl FusedOp {
             FusedOp::Softmax { scale: None, mask: Mask::Full, p: 0.0 },
             FusedOp::AttentionScores { mask: Mask::Causal, scale: 0.125 },
             FusedOp::EmbedNorm { norm, eps },
+            FusedOp::LinearAct { act, residual: false },
+            FusedOp::NormLinear { norm, eps },
+            FusedOp::Ffn { norm, eps, act },
+            FusedOp::Attention { mask: Mask::Causal },
+            FusedOp::AttentionAddNorm { mask: Mask::Causal, norm, eps },
+            FusedOp::AttentionBlock { mask: Mask::Causal, norm, eps },
         ]
+    }
+
+    /// Whether it is made of row kernels, products of scores aside: those whose cost is that of memory.
+    pub fn is_rows(&self) -> bool {
+        !matches!(
+            self,
+            FusedOp::LinearAct { .. }
+                | FusedOp::NormLinear { .. }
+                | FusedOp::Ffn { .. }
+                | FusedOp::Attention { .. }
+                | FusedOp::AttentionAddNorm { .. }
+                | FusedOp::AttentionBlock { .. }
+        )
     }
 
     /// Every op with every attribute that changes its arithmetic: what the tests run.
@@ -139,6 +164,11 @@ impl FusedOp {
             FusedOp::AttentionScores { mask: Mask::Full, scale: 0.25 },
             FusedOp::AttentionScores { mask: Mask::Additive, scale: 0.25 },
             FusedOp::EmbedNorm { norm, eps },
+            FusedOp::LinearAct { act: Activation::Relu, residual: true },
+            FusedOp::NormLinear { norm, eps },
+            FusedOp::Ffn { norm, eps, act: Activation::Silu },
+            FusedOp::Attention { mask: Mask::Full },
+            FusedOp::AttentionAddNorm { mask: Mask::Full, norm, eps },
         ]);
         all
     }
@@ -158,7 +188,11 @@ impl FusedOp {
             FusedOp::Act { act } | FusedOp::MulAddAct { act } | FusedOp::AddAct { act } => *act = activation,
             FusedOp::BiasAct { act } | FusedOp::ActDropout { act, .. } => *act = activation,
             FusedOp::ActDropoutAdd { act, .. } | FusedOp::NormAct { act, .. } => *act = activation,
-            FusedOp::NormBiasAct { act, .. } => *act = activation,
+            FusedOp::NormBiasAct { act, .. } | FusedOp::LinearAct { act, .. } | FusedOp::Ffn { act, .. } => {
+                *act = activation;
+            }
+            FusedOp::NormLinear { .. } | FusedOp::Attention { .. } => {}
+            FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. } => {}
             FusedOp::BiasDropoutAdd { .. } | FusedOp::Swiglu { .. } | FusedOp::Geglu { .. } => {}
             FusedOp::LayerNorm { .. } | FusedOp::RmsNorm { .. } | FusedOp::AddNorm { .. } => {}
             FusedOp::DropoutAddNorm { .. } | FusedOp::NormQuantize { .. } | FusedOp::Softmax { .. } => {}
@@ -189,6 +223,12 @@ impl FusedOp {
             FusedOp::Softmax { .. } => "softmax",
             FusedOp::AttentionScores { .. } => "attention_scores",
             FusedOp::EmbedNorm { .. } => "embed_norm",
+            FusedOp::LinearAct { .. } => "linear_act",
+            FusedOp::NormLinear { .. } => "norm_linear",
+            FusedOp::Ffn { .. } => "ffn",
+            FusedOp::Attention { .. } => "attention",
+            FusedOp::AttentionAddNorm { .. } => "attention_add_norm",
+            FusedOp::AttentionBlock { .. } => "attention_block",
         }
     }
 
@@ -214,6 +254,12 @@ impl FusedOp {
             FusedOp::Softmax { .. } => "dropout(softmax(scale * x + mask)); any subset",
             FusedOp::AttentionScores { .. } => "softmax(scale * q k^T + mask), materialised",
             FusedOp::EmbedNorm { .. } => "norm(wte[tokens] + wpe[position]); returns the sum too",
+            FusedOp::LinearAct { .. } => "act(x W + b), or that + r",
+            FusedOp::NormLinear { .. } => "norm(x) W + b",
+            FusedOp::Ffn { .. } => "x + act(norm(x) W1 + b1) W2 + b2",
+            FusedOp::Attention { .. } => "softmax(q k^T / sqrt(d) + mask) v, causal or full",
+            FusedOp::AttentionAddNorm { .. } => "s = r + attention(q, k, v); y = norm(s); returns both",
+            FusedOp::AttentionBlock { .. } => "s = r + attention(q, k, v) W + b; y = norm(s); returns both",
         }
     }
 
@@ -261,18 +307,43 @@ impl FusedOp {
                 ["q", "k"].into_iter().chain((*mask == Mask::Additive).then_some("mask")).collect()
             }
             FusedOp::EmbedNorm { norm, .. } => with_norm(&["tokens", "wte", "wpe"], norm),
+            FusedOp::LinearAct { residual, .. } => {
+                ["x", "weight", "bias"].into_iter().chain(residual.then_some("r")).collect()
+            }
+            FusedOp::NormLinear { norm, .. } => with_norm(&["x", "weight", "bias"], norm),
+            FusedOp::Ffn { norm, .. } => with_norm(&["x", "weight1", "bias1", "weight2", "bias2"], norm),
+            FusedOp::Attention { .. } => vec!["q", "k", "v"],
+            FusedOp::AttentionAddNorm { norm, .. } => with_norm(&["q", "k", "v", "r"], norm),
+            FusedOp::AttentionBlock { norm, .. } => with_norm(&["q", "k", "v", "weight", "bias", "r"], norm),
         }
     }
 
     /// Types of its operands for a tensor of `rows` and `cols`, as `bench` and `fuse` use them.
     pub fn operand_types(&self, rows: usize, cols: usize, dtype: Dtype) -> Vec<OperandType> {
         let full = Shape::from([rows, cols]);
+        // Sequences of up to 1024 tokens, heads of 64 features where the columns divide so.
+        let sequence = rows.clamp(1, 1024);
+        let (batch, heads) = (rows.div_ceil(sequence), if cols.is_multiple_of(64) { (cols / 64).max(1) } else { 1 });
+        let attends = matches!(
+            self,
+            FusedOp::Attention { .. } | FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. }
+        );
         let of = |name: &str| -> OperandType {
             let vector = Shape::from([cols]);
             match (name, self) {
                 ("seed", _) => (Dtype::I32, Shape::scalar()),
                 ("xg", _) => (dtype, Shape::from([rows, 2 * cols])),
                 ("w" | "b", FusedOp::MulAddAct { .. }) => (dtype, full.clone()),
+                ("q" | "k" | "v", _) if attends => (dtype, Shape::from([batch, heads, sequence, cols / heads])),
+                ("r", _) if attends => (dtype, Shape::from([batch, sequence, cols])),
+                ("weight", FusedOp::AttentionBlock { .. }) => (dtype, Shape::from([cols, cols])),
+                ("weight" | "weight1", _) => (dtype, Shape::from([cols, 4 * cols])),
+                ("weight2", _) => (dtype, Shape::from([4 * cols, cols])),
+                ("bias", FusedOp::LinearAct { .. } | FusedOp::NormLinear { .. }) | ("bias1", _) => {
+                    (dtype, Shape::from([4 * cols]))
+                }
+                ("bias2", _) => (dtype, vector),
+                ("r", FusedOp::LinearAct { .. }) => (dtype, Shape::from([rows, 4 * cols])),
                 ("w" | "b" | "bias", _) => (dtype, vector),
                 ("mask", FusedOp::AttentionScores { .. }) => (dtype, Shape::from([cols, cols])),
                 // Twelve heads of 64 features, as many queries as keys: `rows` counts heads times queries.
@@ -430,13 +501,58 @@ impl FusedOp {
                 let y = apply_norm(g, norm, s, &v[3..], eps)?;
                 Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
             }
+            FusedOp::LinearAct { act, residual } => {
+                let product = g.linear(v[0], v[1], Some(v[2]))?;
+                let activated = act.apply(g, product)?;
+                y(if residual { g.add(activated, v[3])? } else { activated })
+            }
+            FusedOp::NormLinear { norm, eps } => {
+                let normed = apply_norm(g, norm, v[0], &v[3..], eps)?;
+                y(g.linear(normed, v[1], Some(v[2]))?)
+            }
+            FusedOp::Ffn { norm, eps, act } => {
+                let normed = apply_norm(g, norm, v[0], &v[5..], eps)?;
+                let wide = g.linear(normed, v[1], Some(v[2]))?;
+                let activated = act.apply(g, wide)?;
+                let narrow = g.linear(activated, v[3], Some(v[4]))?;
+                y(g.add(v[0], narrow)?)
+            }
+            FusedOp::Attention { mask } => y(attend(g, v, mask)?),
+            FusedOp::AttentionAddNorm { mask, norm, eps } => {
+                let merged = merged_heads(g, v, mask)?;
+                let s = g.add(v[3], merged)?;
+                let y = apply_norm(g, norm, s, &v[4..], eps)?;
+                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+            }
+            FusedOp::AttentionBlock { mask, norm, eps } => {
+                let merged = merged_heads(g, v, mask)?;
+                let projected = g.linear(merged, v[3], Some(v[4]))?;
+                let s = g.add(v[5], projected)?;
+                let y = apply_norm(g, norm, s, &v[6..], eps)?;
+                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+            }
         }
     }
+}
+
+/// Attention over `[batch, heads, sequence, features]`, scaled by the root of the features.
+fn attend(g: &mut Graph, v: &[NodeId], mask: Mask) -> Result<NodeId, GraphError> {
+    let scale = 1.0 / (g.node(v[0]).shape.cols().max(1) as f64).sqrt();
+    g.attention(v[0], v[1], v[2], mask, scale)
+}
+
+/// The same, heads side by side: `[batch, sequence, heads * features]`.
+fn merged_heads(g: &mut Graph, v: &[NodeId], mask: Mask) -> Result<NodeId, GraphError> {
+    let attended = attend(g, v, mask)?;
+    let shape = g.node(attended).shape.clone();
+    let merged = g.transpose(attended, &[0, 2, 1, 3])?;
+    g.reshape(merged, [shape[0], shape[2], shape[1] * shape[3]])
 }
 
 fn input_kind(operand: &str) -> InputKind {
     match operand {
         "w" | "b" | "bias" | "wte" | "wpe" => InputKind::Weight,
+        "weight" | "weight1" | "weight2" | "bias1" | "bias2" => InputKind::Weight,
         _ => InputKind::Data,
     }
 }

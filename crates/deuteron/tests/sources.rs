@@ -34,6 +34,11 @@ fn sources(graph: &Graph, arch: Arch, strategy: Strategy) -> Vec<CudaSource> {
 }
 
 /// Every op of a list, forward and backward.
+/// Ops of the catalogue whose kernels are generated.
+fn row_ops() -> Vec<FusedOp> {
+    FusedOp::catalog().into_iter().filter(FusedOp::is_rows).collect()
+}
+
 fn catalogue(ops: &[FusedOp], dtype: Dtype, [rows, cols]: [usize; 2]) -> Vec<(String, Graph)> {
     let mut graphs = Vec::new();
     for op in ops {
@@ -103,11 +108,11 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
             }
         }
     };
-    let all = FusedOp::variants();
+    let all: Vec<FusedOp> = FusedOp::variants().into_iter().filter(FusedOp::is_rows).collect();
     add(catalogue(&all, Dtype::Bf16, [8192, 768]), &[Arch::Sm80, Arch::Sm90a]);
     add(catalogue(&all, Dtype::F32, [8192, 1500]), &[Arch::Sm80, Arch::Sm90a]);
     add(catalogue(&all, Dtype::F16, [4096, 4096]), &[Arch::Sm90a]);
-    let usual = FusedOp::catalog();
+    let usual: Vec<FusedOp> = FusedOp::catalog().into_iter().filter(FusedOp::is_rows).collect();
     add(catalogue(&usual, Dtype::Bf16, [512, 127]), &[Arch::Sm75, Arch::Sm89]);
     // Scores grow with the square of the columns.
     let long: Vec<FusedOp> = usual.into_iter().filter(|op| !matches!(op, FusedOp::AttentionScores { .. })).collect();
@@ -148,7 +153,7 @@ fn the_catalogues_sources_are_the_reviewed_ones() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sources");
     let bless = std::env::var_os("DEUTERON_BLESS").is_some();
     let mut different = Vec::new();
-    for op in FusedOp::catalog() {
+    for op in FusedOp::catalog().into_iter().filter(FusedOp::is_rows) {
         let types = op.operand_types(8192, 768, Dtype::Bf16);
         let mut graphs = vec![(op.name().to_string(), op.graph(&types).unwrap())];
         if op.has_backward() {
@@ -186,10 +191,10 @@ fn computes(text: &str) -> bool {
 fn every_line_that_computes_names_its_operation() {
     let machine = Machine::profile("h200").unwrap();
     let backend = Backend::Cuda(CudaTarget::new(Arch::Sm90a, 132));
-    let mut graphs = catalogue(&FusedOp::catalog(), Dtype::Bf16, [8192, 768]);
+    let mut graphs = catalogue(&row_ops(), Dtype::Bf16, [8192, 768]);
     // Rows that do not fit registers. Scores grow with the square of the columns.
     let is_long = |op: &FusedOp| !matches!(op, FusedOp::AttentionScores { .. });
-    let long: Vec<FusedOp> = FusedOp::catalog().into_iter().filter(is_long).collect();
+    let long: Vec<FusedOp> = row_ops().into_iter().filter(is_long).collect();
     graphs.extend([[64, 32768], [3, 131072]].into_iter().flat_map(|size| catalogue(&long, Dtype::Bf16, size)));
     for (label, graph) in graphs {
         let plan = plan(&graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
@@ -218,7 +223,7 @@ fn registers_are_about_what_the_planner_expects() {
     let Some(compiler) = compiler() else { return };
     let absent = Absent::of_arch(Arch::Sm90a, compiler).unwrap();
     let mut off = Vec::new();
-    for (label, graph) in catalogue(&FusedOp::catalog(), Dtype::Bf16, [8192, 768]) {
+    for (label, graph) in catalogue(&row_ops(), Dtype::Bf16, [8192, 768]) {
         for kernel in kernels_for(&absent, &graph, Strategy::Greedy).unwrap() {
             let Some(compiled) = kernel.compiled.filter(|_| kernel.kind == "row") else { continue };
             let (registers, predicted) = (compiled.registers, compiled.predicted_registers);
@@ -253,7 +258,7 @@ fn every_launch_is_within_the_limits_of_the_architecture() {
     let sizes =
         [[0, 8], [1, 1], [1, 64], [1, 32768], [3, 131072], [2, 1048576], [7, 50257], [100, 50257], [262144, 64]];
     let more = [[1024, 32768], [4096, 1000], [65536, 768], [16384, 4096], [5, 129], [2048, 8192], [129, 16384]];
-    for op in FusedOp::variants() {
+    for op in FusedOp::variants().into_iter().filter(FusedOp::is_rows) {
         if matches!(op, FusedOp::AttentionScores { .. }) {
             continue; // its operands grow with the square of the columns
         }
