@@ -361,7 +361,8 @@ impl Facts<'_> {
             let spec = &self.body.args[*arg];
             // Weights that one sweep reads are loaded there where a block walks over rows.
             let here = sums && self.shared_rows[*arg] && self.passes.sweeps_of(self.body, *arg).len() < 2;
-            is_loaded(spec.access) && !spec.written && !here && !(staged && !self.shared_rows[*arg])
+            let in_stages = staged && !self.shared_rows[*arg];
+            is_loaded(spec.access) && !spec.written && !here && !in_stages
         };
         let loads = (0..self.body.args.len()).filter(waits).map(|arg| self.body.args[arg].dtype.bytes());
         let loads: usize = loads.sum();
