@@ -8,6 +8,7 @@ mod device;
 mod doctor;
 mod explain;
 mod fuse;
+mod generate;
 mod input;
 mod kernel;
 mod machine_file;
@@ -37,6 +38,8 @@ enum What {
     Explain(explain::Arguments),
     /// Plan a graph, run it unfused and fused, verify both against f64, measure
     Fuse(fuse::Arguments),
+    /// Generate text with a GPT-2 from a folder or from the local Hugging Face cache
+    Generate(generate::Arguments),
     /// Time ready-made fused ops against their unfused selves and against a copy
     Bench(bench::Arguments),
     /// List the catalogue of fused ops
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         What::Analyze(arguments) => analyze::run(&arguments),
         What::Explain(arguments) => explain::run(&arguments),
         What::Fuse(arguments) => fuse::run(&arguments),
+        What::Generate(arguments) => generate::run(&arguments),
         What::Bench(arguments) => bench::run(&arguments),
         What::Ops(arguments) => ops::run(&arguments),
         What::Kernel(arguments) => kernel::run(&arguments),

@@ -221,7 +221,7 @@ fn bad_usage_and_bad_input_exit_with_2() {
 #[test]
 fn help_names_every_command() {
     let text = String::from_utf8(deuteron(&["--help"]).stdout).unwrap();
-    for word in ["analyze", "explain", "fuse", "bench", "ops", "kernel", "check", "doctor", "Exit codes"] {
+    for word in ["analyze", "explain", "fuse", "generate", "bench", "ops", "kernel", "check", "doctor", "Exit codes"] {
         assert!(text.contains(word), "{word} is missing in\n{text}");
     }
 }

@@ -46,14 +46,19 @@ impl Tensor {
     /// Takes raw bytes in row-major order, as a kernel wrote them.
     pub fn from_bytes(dtype: Dtype, shape: impl Into<Shape>, bytes: &[u8]) -> Result<Tensor, Error> {
         let shape = shape.into();
-        let expected = counted(&shape)?;
-        if bytes.len() != expected * dtype.bytes() {
-            return Err(Error::TensorSize { dtype, shape, expected, got: bytes.len() / dtype.bytes() });
-        }
+        check_bytes(dtype, &shape, bytes)?;
         Tensor::read(dtype, shape, |memory| {
             memory.copy_from_slice(bytes);
             Ok(())
         })
+    }
+
+    /// Takes raw bytes in row-major order straight to where the engine's kernels read them fastest: one copy.
+    pub fn upload(engine: &Engine, dtype: Dtype, shape: impl Into<Shape>, bytes: &[u8]) -> Result<Tensor, Error> {
+        let shape = shape.into();
+        check_bytes(dtype, &shape, bytes)?;
+        let memory = Arc::new(engine.device().upload(bytes)?);
+        Ok(Tensor { memory, dtype, layout: Layout::contiguous(&shape) })
     }
 
     /// Has its bytes, in row-major order, written by a function.
@@ -254,6 +259,16 @@ impl Tensor {
 fn counted(shape: &Shape) -> Result<usize, Error> {
     let fits = shape.rank() <= MAX_RANK;
     shape.checked_elements().filter(|_| fits).ok_or_else(|| Error::TensorTooLarge(shape.clone()))
+}
+
+/// That bytes fill a shape.
+fn check_bytes(dtype: Dtype, shape: &Shape, bytes: &[u8]) -> Result<(), Error> {
+    let expected = counted(shape)?;
+    if bytes.len() != expected * dtype.bytes() {
+        let (shape, got) = (shape.clone(), bytes.len() / dtype.bytes());
+        return Err(Error::TensorSize { dtype, shape, expected, got });
+    }
+    Ok(())
 }
 
 fn encode(dtype: Dtype, value: f64, to: &mut [u8]) {

@@ -1,16 +1,22 @@
-//! GPT-2: its sizes, the graph of a block and of the whole model, and what a real one needs: checkpoint, tokenizer, sampler.
+//! GPT-2: its sizes, the graph of a block and of the whole model, checkpoints, tokenizer, sampler, and text from all of them.
 //!
 //! ```no_run
-//! use deuteron_gpt2::{Checkpoint, Sampler, Sampling, Tokenizer, find_model, hub_folder};
+//! use std::ops::ControlFlow;
+//!
+//! use deuteron::{Dtype, Engine};
+//! use deuteron_gpt2::{Checkpoint, GenerateOptions, Gpt2, Sampling, Tokenizer, find_model, hub_folder};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let hub = hub_folder(|name| std::env::var_os(name));
 //! let folder = find_model("gpt2", hub.as_deref())?;
 //! let checkpoint = Checkpoint::open(&folder)?;
 //! let tokenizer = Tokenizer::open(&folder, checkpoint.config())?;
+//! let mut gpt2 = Gpt2::new(&Engine::cpu(), &checkpoint, Dtype::F32)?;
 //! let prompt = tokenizer.encode("Hello, world");
-//! let embedding = checkpoint.weight("wte.weight");
-//! let mut sampler = Sampler::new(Sampling { temperature: 0.8, top_k: Some(40), ..Sampling::GREEDY })?;
+//! let sampling = Sampling { temperature: 0.8, top_k: Some(40), ..Sampling::GREEDY };
+//! let options = GenerateOptions { max_tokens: 32, sampling, end_of_text: tokenizer.end_of_text() };
+//! let texts = gpt2.generate(&[prompt], &options, |_, _| ControlFlow::Continue(()))?;
+//! println!("{}", tokenizer.decode(&texts[0].tokens)?);
 //! # Ok(())
 //! # }
 //! ```
@@ -20,18 +26,23 @@ mod checkpoint;
 mod config;
 mod config_file;
 mod folder;
+mod generate;
+mod gpt2;
 mod hub;
 mod model;
 mod safetensors;
 mod sampler;
 mod tokenizer;
+mod weights;
 
 pub use checkpoint::{Checkpoint, CheckpointError, TensorError, Weight};
 pub use config::{Activation, Config, SizeError, UnknownModel};
 pub use config_file::ConfigError;
 pub use folder::FileError;
+pub use generate::{GenerateOptions, Generation, Stop};
+pub use gpt2::{Error, Gpt2};
 pub use hub::{HubError, find_model, hub_folder};
-pub use model::{Options, block, model};
+pub use model::{Options, block, last_logits, model};
 pub use safetensors::HeaderError;
 pub use sampler::{Sampler, Sampling, SamplingError};
 pub use tokenizer::{Decoder, END_OF_TEXT, FormatError, Tokenizer, TokenizerError};

@@ -2,9 +2,7 @@
 
 use deuteron::{Dtype, Gelu, Graph, GraphError, Mask, NodeId, differentiate};
 
-use crate::config::Config;
-
-const EPS: f64 = 1e-5;
+use crate::config::{Activation, Config};
 
 /// What the graph is built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +21,8 @@ pub struct Options {
 pub fn model(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     check_sequence(config, options)?;
     let mut builder = Builder { graph: Graph::new(config.name), config, options };
-    let logits = builder.logits()?;
+    let tokens = builder.graph.input("tokens", Dtype::I32, [options.batch, options.sequence])?;
+    let logits = builder.logits(tokens, None)?;
     if !options.backward {
         builder.graph.output("logits", logits)?;
         return Ok(builder.graph);
@@ -32,6 +31,21 @@ pub fn model(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     let loss = builder.graph.cross_entropy(logits, targets)?.loss;
     builder.graph.output("loss", loss)?;
     with_gradients(builder.graph)
+}
+
+/// The model as generation needs it: the logits of one position a sequence.
+///
+/// Inputs are `tokens: i32[batch, sequence]`, `last: i32[batch]`, then the weights in the order of [`Config::weights`]. `last`
+/// counts positions over the whole batch: `index * sequence + position`. Tokens after that position change nothing.
+pub fn last_logits(config: &Config, batch: usize, sequence: usize, dtype: Dtype) -> Result<Graph, GraphError> {
+    let options = &Options { batch, sequence, dtype, backward: false };
+    check_sequence(config, options)?;
+    let mut builder = Builder { graph: Graph::new(&format!("{}-last", config.name)), config, options };
+    let tokens = builder.graph.input("tokens", Dtype::I32, [batch, sequence])?;
+    let last = builder.graph.input("last", Dtype::I32, [batch])?;
+    let logits = builder.logits(tokens, Some(last))?;
+    builder.graph.output("logits", logits)?;
+    Ok(builder.graph)
 }
 
 /// One transformer block: the residual stream in, the residual stream out.
@@ -70,9 +84,9 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn logits(&mut self) -> Result<NodeId, GraphError> {
+    /// Of every position, or of the rows `last` alone: the final norm and the head's product then have `batch` rows.
+    fn logits(&mut self, tokens: NodeId, last: Option<NodeId>) -> Result<NodeId, GraphError> {
         let (config, options) = (self.config, self.options);
-        let tokens = self.graph.input("tokens", Dtype::I32, [options.batch, options.sequence])?;
         let wte = self.graph.weight("wte.weight", options.dtype, [config.vocabulary, config.hidden])?;
         let wpe = self.graph.weight("wpe.weight", options.dtype, [config.context, config.hidden])?;
         let token = self.graph.gather(wte, tokens)?;
@@ -81,20 +95,33 @@ impl Builder<'_> {
         for layer in 0..config.layers {
             x = self.block(x, &format!("h.{layer}"))?;
         }
+        if let Some(last) = last {
+            let rows = self.graph.reshape(x, [options.batch * options.sequence, config.hidden])?;
+            x = self.graph.gather(rows, last)?;
+        }
         let x = self.norm(x, "ln_f")?;
-        self.graph.matmul_transposed(x, wte, false, true)
+        let head = match config.tied {
+            true => wte,
+            false => self.graph.weight("lm_head.weight", options.dtype, [config.vocabulary, config.hidden])?,
+        };
+        self.graph.matmul_transposed(x, head, false, true)
     }
 
     fn block(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
-        let hidden = self.config.hidden;
+        let (hidden, inner) = (self.config.hidden, self.config.inner());
         let normed = self.norm(x, &format!("{name}.ln_1"))?;
         let attended = self.attention(normed, name)?;
         let projected = self.linear(attended, &format!("{name}.attn.c_proj"), hidden, hidden)?;
         let x = self.graph.add(x, projected)?;
         let normed = self.norm(x, &format!("{name}.ln_2"))?;
-        let wide = self.linear(normed, &format!("{name}.mlp.c_fc"), hidden, 4 * hidden)?;
-        let activated = self.graph.gelu(wide, Gelu::Tanh)?;
-        let narrow = self.linear(activated, &format!("{name}.mlp.c_proj"), 4 * hidden, hidden)?;
+        let wide = self.linear(normed, &format!("{name}.mlp.c_fc"), hidden, inner)?;
+        let activated = match self.config.activation {
+            Activation::GeluTanh => self.graph.gelu(wide, Gelu::Tanh)?,
+            Activation::GeluErf => self.graph.gelu(wide, Gelu::Erf)?,
+            Activation::Relu => self.graph.relu(wide)?,
+            Activation::Silu => self.graph.silu(wide)?,
+        };
+        let narrow = self.linear(activated, &format!("{name}.mlp.c_proj"), inner, hidden)?;
         self.graph.add(x, narrow)
     }
 
@@ -109,7 +136,7 @@ impl Builder<'_> {
             let split = self.graph.reshape(slice, [batch, sequence, heads, head])?;
             parts.push(self.graph.transpose(split, &[0, 2, 1, 3])?);
         }
-        let scale = 1.0 / (head as f64).sqrt();
+        let scale = if self.config.scaled { 1.0 / (head as f64).sqrt() } else { 1.0 };
         let mixed = self.graph.attention(parts[0], parts[1], parts[2], Mask::Causal, scale)?;
         let merged = self.graph.transpose(mixed, &[0, 2, 1, 3])?;
         self.graph.reshape(merged, [batch, sequence, hidden])
@@ -119,7 +146,7 @@ impl Builder<'_> {
         let (dtype, hidden) = (self.options.dtype, self.config.hidden);
         let w = self.graph.weight(&format!("{name}.weight"), dtype, [hidden])?;
         let b = self.graph.weight(&format!("{name}.bias"), dtype, [hidden])?;
-        Ok(self.graph.layer_norm(x, w, b, EPS)?.y)
+        Ok(self.graph.layer_norm(x, w, b, self.config.epsilon)?.y)
     }
 
     fn linear(&mut self, x: NodeId, name: &str, from: usize, to: usize) -> Result<NodeId, GraphError> {

@@ -2,13 +2,10 @@
 
 mod support;
 
-use std::path::Path;
-
 use deuteron::{Dtype, Shape};
 use deuteron_gpt2::{Activation, Checkpoint, Config, Weight};
 use half::{bf16, f16};
-use serde::Deserialize;
-use support::{Scratch, Tensor, fixture, safetensors};
+use support::{Case, Expected, Scratch, Tensor, fixture, safetensors};
 
 const MODELS: [(&str, Dtype); 4] =
     [("gelu", Dtype::F32), ("shards", Dtype::F32), ("bf16", Dtype::Bf16), ("f16", Dtype::F16)];
@@ -104,37 +101,6 @@ fn masks_and_a_copied_head_are_passed_over() {
     }
     assert_eq!(checkpoint.weight("lm_head.weight"), None);
     assert_eq!(checkpoint.weight("h.0.attn.bias"), None);
-}
-
-#[derive(Deserialize)]
-struct Case {
-    prompt: Vec<usize>,
-    greedy: Vec<usize>,
-}
-
-#[derive(Deserialize)]
-struct Expected {
-    margin: f64,
-    cases: Vec<Case>,
-    #[serde(skip)]
-    logits: Vec<Vec<f32>>,
-}
-
-impl Expected {
-    fn read(folder: &Path) -> Expected {
-        let mut expected: Expected =
-            serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
-        let bytes = std::fs::read(folder.join("logits.bin")).unwrap();
-        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect();
-        let rows: usize = expected.cases.iter().map(|case| case.prompt.len()).sum();
-        let mut rest = &values[..];
-        for case in &expected.cases {
-            let (logits, after) = rest.split_at(case.prompt.len() * values.len() / rows);
-            expected.logits.push(logits.to_vec());
-            rest = after;
-        }
-        expected
-    }
 }
 
 fn values(weight: Weight<'_>) -> Vec<f64> {

@@ -1,8 +1,10 @@
-//! Fixtures, scratch folders and hand-made safetensors.
+//! Fixtures and what is expected of them, scratch folders and hand-made safetensors.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde::Deserialize;
 
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -87,4 +89,39 @@ pub fn safetensors(tensors: &[Tensor]) -> Vec<u8> {
 /// A file of any header and data.
 pub fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
+}
+
+/// A prompt and what the transformers library chose to follow it.
+#[derive(Deserialize)]
+pub struct Case {
+    pub prompt: Vec<usize>,
+    pub greedy: Vec<usize>,
+}
+
+/// What the transformers library computed.
+#[derive(Deserialize)]
+pub struct Expected {
+    /// between the two likeliest tokens, at least
+    pub margin: f64,
+    pub cases: Vec<Case>,
+    /// of every position of every prompt
+    #[serde(skip)]
+    pub logits: Vec<Vec<f32>>,
+}
+
+impl Expected {
+    pub fn read(folder: &Path) -> Expected {
+        let mut expected: Expected =
+            serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+        let bytes = std::fs::read(folder.join("logits.bin")).unwrap();
+        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect();
+        let rows: usize = expected.cases.iter().map(|case| case.prompt.len()).sum();
+        let mut rest = &values[..];
+        for case in &expected.cases {
+            let (logits, after) = rest.split_at(case.prompt.len() * values.len() / rows);
+            expected.logits.push(logits.to_vec());
+            rest = after;
+        }
+        expected
+    }
 }

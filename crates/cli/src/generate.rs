@@ -1,0 +1,236 @@
+//! `deuteron generate`: text from a GPT-2.
+
+use std::io::{self, ErrorKind, Write};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use deuteron::{Dtype, Engine};
+use deuteron_gpt2::{
+    Checkpoint, Config, Decoder, GenerateOptions, Generation, Gpt2, HubError, Sampler, Sampling, Stop, Tokenizer,
+    find_model, hub_folder,
+};
+use serde::Serialize;
+
+use crate::device::DeviceArguments;
+use crate::{Outcome, show};
+
+const SYNTHETIC: &str = "synthetic";
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Text to go on from; several are run together. Without one the model begins by itself
+    #[arg(value_name = "PROMPT")]
+    prompts: Vec<String>,
+    /// A folder as Hugging Face lays it out; a name in its local cache, such as gpt2-medium; or `synthetic`: the sizes of
+    /// gpt2 with weights made from the seed
+    #[arg(long, value_name = "DIR|NAME", default_value = "gpt2")]
+    model: String,
+    /// Tokens a prompt, at most
+    #[arg(long, default_value_t = 64)]
+    max_tokens: usize,
+    /// 0 takes the likeliest token; the more, the likelier are unlikely ones [default: 0; 1 with --top-k or --top-p]
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Draw among so many of the likeliest tokens
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// Draw among the fewest of the likeliest tokens whose probabilities reach this
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Seed of the draws and of synthetic weights; the second prompt draws with the next seed, and so on
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Type of weights and activations: f32, f16 or bf16
+    #[arg(long, default_value = "f32")]
+    weights: Dtype,
+    #[command(flatten)]
+    device: DeviceArguments,
+    /// Print {model, device, weights, prompt_tokens, generated_tokens, seconds, tokens_per_second, texts}, each text
+    /// {prompt, text, tokens, stop}; stop is end_of_text, max_tokens or context_full
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    device: String,
+    weights: &'static str,
+    prompt_tokens: usize,
+    generated_tokens: usize,
+    seconds: f64,
+    tokens_per_second: f64,
+    texts: Vec<Text<'a>>,
+}
+
+#[derive(Serialize)]
+struct Text<'a> {
+    prompt: &'a str,
+    text: String,
+    tokens: &'a [u32],
+    stop: &'static str,
+}
+
+pub fn run(arguments: &Arguments) -> Result<Outcome> {
+    match generate(arguments) {
+        // Whoever reads has seen enough.
+        Err(error) if is_closed_pipe(&error) => Ok(Outcome::Good),
+        ended => ended.map(|()| Outcome::Good),
+    }
+}
+
+fn generate(arguments: &Arguments) -> Result<()> {
+    let sampling = arguments.sampling();
+    // Wrong settings are told before a model is read.
+    Sampler::new(sampling)?;
+    let engine = arguments.device.engine()?;
+    let bar = show::progress(None);
+    bar.set_message("reading the model");
+    let (mut gpt2, tokenizer) = arguments.open(&engine)?;
+    bar.finish_and_clear();
+    let nothing = [String::new()];
+    let prompts = if arguments.prompts.is_empty() { &nothing[..] } else { &arguments.prompts };
+    let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| encode(&tokenizer, prompt)).collect();
+    let options = GenerateOptions { max_tokens: arguments.max_tokens, sampling, end_of_text: tokenizer.end_of_text() };
+    let begin = Instant::now();
+    let generations = match prompts {
+        [prompt] if !arguments.json => {
+            let mut live = Live::new(&tokenizer, prompt);
+            let generations = gpt2.generate(&tokens, &options, |_, token| live.push(token))?;
+            live.finish()?;
+            generations
+        }
+        _ => {
+            let bar = show::progress(Some((prompts.len() * arguments.max_tokens) as u64));
+            let generations = gpt2.generate(&tokens, &options, |_, _| {
+                bar.inc(1);
+                ControlFlow::Continue(())
+            });
+            bar.finish_and_clear();
+            generations?
+        }
+    };
+    let seconds = begin.elapsed();
+    let texts = texts(&tokenizer, prompts, &generations)?;
+    let report = arguments.report(&engine, &tokens, texts, seconds);
+    if arguments.json {
+        return write(&format!("{}\n", serde_json::to_string_pretty(&report)?));
+    }
+    if prompts.len() > 1 {
+        let texts = (1..).zip(&report.texts);
+        let texts = texts.map(|(number, text)| format!("[{number}]\n{}{}\n", text.prompt, text.text));
+        write(&texts.collect::<Vec<String>>().join("\n"))?;
+    }
+    let full = generations.iter().any(|generation| generation.stop == Stop::ContextFull);
+    let full = if full { format!("; the context of {} tokens is full", gpt2.config().context) } else { String::new() };
+    // A standard error that is closed keeps nothing from the user.
+    let _ = writeln!(
+        io::stderr(),
+        "{} prompt + {} generated tokens in {:.2} s, {:.1} tokens/s{full}",
+        report.prompt_tokens,
+        report.generated_tokens,
+        report.seconds,
+        report.tokens_per_second
+    );
+    Ok(())
+}
+
+impl Arguments {
+    fn sampling(&self) -> Sampling {
+        let draws = self.top_k.is_some() || self.top_p.is_some();
+        let temperature = self.temperature.unwrap_or(if draws { 1.0 } else { 0.0 });
+        Sampling { temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed }
+    }
+
+    fn open(&self, engine: &Engine) -> Result<(Gpt2, Tokenizer)> {
+        if self.model == SYNTHETIC {
+            let gpt2 = Gpt2::synthetic(engine, &Config::SMALL, self.weights, self.seed)?;
+            return Ok((gpt2, Tokenizer::gpt2()));
+        }
+        let hub = hub_folder(|name| std::env::var_os(name));
+        let folder = match find_model(&self.model, hub.as_deref()) {
+            Err(error @ HubError::NotFound { .. }) => {
+                bail!("{error}; or run the architecture with seeded weights: --model {SYNTHETIC}")
+            }
+            found => found?,
+        };
+        let checkpoint = Checkpoint::open(&folder)?;
+        let tokenizer = Tokenizer::open(&folder, checkpoint.config())?;
+        Ok((Gpt2::new(engine, &checkpoint, self.weights)?, tokenizer))
+    }
+
+    fn report<'a>(&'a self, engine: &Engine, prompts: &[Vec<u32>], texts: Vec<Text<'a>>, time: Duration) -> Report<'a> {
+        let generated_tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
+        let seconds = time.as_secs_f64();
+        Report {
+            model: &self.model,
+            device: engine.device().describe(),
+            weights: self.weights.name(),
+            prompt_tokens: prompts.iter().map(Vec::len).sum(),
+            generated_tokens,
+            seconds,
+            tokens_per_second: generated_tokens as f64 / seconds.max(1e-9),
+            texts,
+        }
+    }
+}
+
+/// A text without tokens begins as documents do in training: after the end of another.
+fn encode(tokenizer: &Tokenizer, prompt: &str) -> Vec<u32> {
+    match tokenizer.encode(prompt) {
+        tokens if tokens.is_empty() => tokenizer.end_of_text().into_iter().collect(),
+        tokens => tokens,
+    }
+}
+
+fn texts<'a>(tokenizer: &Tokenizer, prompts: &'a [String], generations: &'a [Generation]) -> Result<Vec<Text<'a>>> {
+    let pairs = prompts.iter().zip(generations);
+    let text = |(prompt, generation): (&'a String, &'a Generation)| {
+        let stop = match generation.stop {
+            Stop::EndOfText => "end_of_text",
+            Stop::MaxTokens => "max_tokens",
+            Stop::ContextFull => "context_full",
+            Stop::Interrupted => "interrupted",
+        };
+        let text = tokenizer.decode(&generation.tokens)?;
+        Ok(Text { prompt, text, tokens: &generation.tokens, stop })
+    };
+    pairs.map(text).collect()
+}
+
+/// A text that is printed while it is made: the prompt first, then what follows.
+struct Live<'a> {
+    decoder: Decoder<'a>,
+    written: Result<()>,
+}
+
+impl<'a> Live<'a> {
+    fn new(tokenizer: &'a Tokenizer, prompt: &str) -> Live<'a> {
+        Live { decoder: tokenizer.decoder(), written: write(prompt) }
+    }
+
+    fn push(&mut self, token: u32) -> ControlFlow<()> {
+        if self.written.is_ok() {
+            self.written = self.decoder.push(token).map_err(Into::into).and_then(|text| write(&text));
+        }
+        if self.written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    fn finish(self) -> Result<()> {
+        self.written?;
+        write(&format!("{}\n", self.decoder.finish()))
+    }
+}
+
+/// Text to standard output at once, unlike `print!` without a panic if nobody reads it.
+fn write(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+}

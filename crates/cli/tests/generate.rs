@@ -1,0 +1,170 @@
+//! `deuteron generate` on small checkpoints of the transformers library.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use deuteron_gpt2::{Checkpoint, Tokenizer};
+use serde_json::Value;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpt2/tests/fixtures").join(name)
+}
+
+/// Neither settings nor models of the user who runs the tests are looked at.
+fn command(arguments: &[&str]) -> Command {
+    let nowhere = std::env::temp_dir().join(format!("deuteron-generate-{}", std::process::id()));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deuteron"));
+    command.env("XDG_CONFIG_HOME", &nowhere).env("HF_HUB_CACHE", nowhere.join("hub"));
+    command.args(["generate", "--device", "cpu"]).args(arguments);
+    command
+}
+
+fn generate(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn stdout(arguments: &[&str]) -> String {
+    let output = generate(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The checkpoint in shards, with a token a byte: it has come without a tokenizer.
+struct Shards(PathBuf);
+
+impl Shards {
+    fn new(test: &str) -> Shards {
+        let folder = std::env::temp_dir().join(format!("deuteron-shards-{}-{test}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for entry in std::fs::read_dir(fixture("shards")).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        }
+        let words = std::fs::read(fixture("bf16").join("vocab.json")).unwrap();
+        let mut words: serde_json::Map<String, Value> = serde_json::from_slice(&words).unwrap();
+        // After the end of text and 256 bytes come words of several.
+        words.retain(|_, id| id.as_u64().unwrap() < 257);
+        std::fs::write(folder.join("vocab.json"), serde_json::to_string(&words).unwrap()).unwrap();
+        std::fs::write(folder.join("merges.txt"), "#version: 0.2\n").unwrap();
+        Shards(folder)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Shards {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_text_is_that_of_the_library() {
+    let shards = Shards::new("text");
+    let tokenizer = Tokenizer::open(&shards.0, Checkpoint::open(&shards.0).unwrap().config()).unwrap();
+    let expected: Value = serde_json::from_slice(&std::fs::read(shards.0.join("expected.json")).unwrap()).unwrap();
+    let ids =
+        |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>();
+    let (prompt, greedy) = (ids(&expected["cases"][0]["prompt"]), ids(&expected["cases"][0]["greedy"]));
+    let (prompt, text) = (tokenizer.decode(&prompt).unwrap(), tokenizer.decode(&greedy).unwrap());
+    assert_eq!(stdout(&["--model", shards.path(), &prompt]), format!("{prompt}{text}\n"));
+    // Printed as it comes or at the end: the same.
+    let two = stdout(&["--model", shards.path(), &prompt, &prompt, "--max-tokens", "9"]);
+    let short = tokenizer.decode(&greedy[..9]).unwrap();
+    assert_eq!(two, format!("[1]\n{prompt}{short}\n\n[2]\n{prompt}{short}\n"));
+}
+
+#[test]
+fn speed_is_told_apart_from_the_text() {
+    let output = generate(&["--model", fixture("gelu").to_str().unwrap(), "hi", "--max-tokens", "5"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.starts_with("2 prompt + 5 generated tokens in ") && text.ends_with(" tokens/s\n"), "{text}");
+    assert_eq!(text.lines().count(), 1);
+    let output = generate(&["--model", fixture("gelu").to_str().unwrap(), "hi", "--max-tokens", "500"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.ends_with("; the context of 96 tokens is full\n"), "{text}");
+}
+
+#[test]
+fn json_holds_every_text() {
+    let folder = fixture("gelu");
+    let words = ["--model", folder.to_str().unwrap(), "one", "two three", "--json", "--max-tokens"];
+    let sampled = |extra: &[&str]| -> Value {
+        serde_json::from_str(&stdout(&[&words[..], &["500", "--top-k", "40"], extra].concat())).unwrap()
+    };
+    let report = sampled(&[]);
+    assert_eq!((report["weights"].as_str(), report["prompt_tokens"].as_u64()), (Some("f32"), Some(11)), "{report}");
+    let counts = report["texts"].as_array().unwrap().iter().map(|text| text["tokens"].as_array().unwrap().len());
+    assert_eq!(report["generated_tokens"].as_u64(), Some(counts.sum::<usize>() as u64));
+    assert!(report["seconds"].as_f64() > Some(0.0) && report["tokens_per_second"].as_f64() > Some(0.0), "{report}");
+    assert!(report["device"].as_str().unwrap().starts_with("cpu"));
+    let tokenizer = Tokenizer::open(&folder, Checkpoint::open(&folder).unwrap().config()).unwrap();
+    for (text, prompt) in report["texts"].as_array().unwrap().iter().zip(["one", "two three"]) {
+        assert_eq!(text["prompt"], prompt);
+        let ids: Vec<u32> = text["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(text["text"], tokenizer.decode(&ids).unwrap());
+        assert!(text["stop"] == "context_full" || text["stop"] == "end_of_text", "{text}");
+    }
+    assert_eq!(sampled(&[])["texts"], report["texts"], "the same seed, the same text");
+    assert_ne!(sampled(&["--seed", "2"])["texts"], report["texts"]);
+    assert_ne!(sampled(&["--temperature", "0"])["texts"], report["texts"]);
+    let rounded = sampled(&["--weights", "bf16"]);
+    assert_eq!(rounded["weights"], "bf16");
+}
+
+#[test]
+fn a_model_that_is_not_there_is_told_how_to_get() {
+    let output = generate(&["hi"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    for words in ["no model `gpt2`", "hf download openai-community/gpt2", "--model synthetic"] {
+        assert!(text.contains(words), "`{words}` is missing in {text}");
+    }
+}
+
+#[test]
+fn seeded_weights_need_no_files() {
+    let text = stdout(&["--model", "synthetic", "Hello", "--max-tokens", "2"]);
+    assert!(text.starts_with("Hello") && text.trim_end().len() > "Hello".len(), "{text}");
+}
+
+#[test]
+fn a_reader_who_leaves_is_no_error() {
+    let folder = fixture("gelu");
+    for extra in [&[][..], &["again"][..], &["--json"][..]] {
+        let mut command =
+            command(&[&["--model", folder.to_str().unwrap(), "hi", "--max-tokens", "90"][..], extra].concat());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let mut text = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(child.wait().unwrap().success() && !text.contains("panicked"), "{extra:?}: {text}");
+    }
+}
+
+#[test]
+fn bad_settings_exit_with_2() {
+    let folder = fixture("gelu");
+    let long = "x".repeat(97);
+    let cases: [(&[&str], &str); 7] = [
+        (&["--temperature=-1"], "temperature must be 0 or a positive number, got -1"),
+        (&["--top-k", "0"], "top-k must be at least 1"),
+        (&["--top-p", "2"], "top-p must be above 0 and at most 1, got 2"),
+        (&["--weights", "i8"], "weights are f32, f16 or bf16, got i8"),
+        (&["--weights", "f99"], "unknown dtype `f99`"),
+        (&[&long], "prompt 2 has 97 tokens, the model's context 96"),
+        (&["--model", "a/b/c"], "`a/b/c` is no folder"),
+    ];
+    for (arguments, message) in cases {
+        let model = if arguments[0] == "--model" { &[][..] } else { &["--model", folder.to_str().unwrap()] };
+        let output = generate(&[model, &["hi"], arguments].concat());
+        let text = String::from_utf8_lossy(&output.stderr).to_string();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(message), "{arguments:?} should say `{message}`, said:\n{text}");
+        assert!(output.stdout.is_empty() && !text.contains("panicked"), "{arguments:?}: {text}");
+    }
+}

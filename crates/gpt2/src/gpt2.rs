@@ -1,0 +1,204 @@
+//! A GPT-2 that runs: weights on an engine, and a compiled graph for every size it was asked for.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use deuteron::{Dtype, Engine, Session, Strategy, Tensor, seed};
+
+use crate::checkpoint::Checkpoint;
+use crate::config::{Config, SizeError};
+use crate::model::last_logits;
+use crate::sampler::SamplingError;
+use crate::weights;
+
+/// The shortest sequence that is compiled for.
+const SHORTEST: usize = 16;
+
+/// Compiled graphs kept, at most; GPT-2 has seven lengths of its own for each batch.
+const SESSIONS: usize = 32;
+
+/// Inputs before the weights: tokens, and the rows whose logits are wanted.
+const DATA: usize = 2;
+
+/// Why a model does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Weights in a type that arithmetic does not work on.
+    #[error("weights are f32, f16 or bf16, got {0}")]
+    Dtype(Dtype),
+    /// No prompts, or more than positions can be counted for.
+    #[error("expected from 1 to {most} prompts, got {got}")]
+    Batch {
+        /// the largest allowed
+        most: usize,
+        /// what came
+        got: usize,
+    },
+    /// Nothing to go on from.
+    #[error("prompt {} has no tokens; expected at least 1, such as the end of text", .prompt + 1)]
+    EmptyPrompt {
+        /// which, from 0
+        prompt: usize,
+    },
+    /// More tokens than the model has positions.
+    #[error("prompt {} has {tokens} tokens, the model's context {context}; shorten it", .prompt + 1)]
+    TooLong {
+        /// which, from 0
+        prompt: usize,
+        /// its length
+        tokens: usize,
+        /// the longest allowed
+        context: usize,
+    },
+    /// A token that the model does not have.
+    #[error("prompt {}: token {token} is not in the vocabulary of {vocabulary}", .prompt + 1)]
+    Token {
+        /// which, from 0
+        prompt: usize,
+        /// the token
+        token: u32,
+        /// tokens of the model
+        vocabulary: usize,
+    },
+    /// Sizes of no model.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// Sampling is set wrongly, or the model computed nonsense.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// The engine refused or failed.
+    #[error(transparent)]
+    Engine(#[from] deuteron::Error),
+}
+
+/// A model on an engine.
+pub struct Gpt2 {
+    engine: Engine,
+    config: Config,
+    dtype: Dtype,
+    strategy: Strategy,
+    weights: Vec<Tensor>,
+    /// by batch and bucket
+    sessions: HashMap<(usize, usize), Session>,
+}
+
+impl Gpt2 {
+    /// The model of a checkpoint. Weights and activations are of `dtype`; weights that are stored otherwise are converted once.
+    pub fn new(engine: &Engine, checkpoint: &Checkpoint, dtype: Dtype) -> Result<Gpt2, Error> {
+        check_dtype(dtype)?;
+        Ok(Gpt2::of(engine, checkpoint.config(), dtype, weights::upload(engine, checkpoint, dtype)?))
+    }
+
+    /// A model of any size, with weights made from a seed.
+    pub fn synthetic(engine: &Engine, config: &Config, dtype: Dtype, seed: u64) -> Result<Gpt2, Error> {
+        check_dtype(dtype)?;
+        config.check()?;
+        let graph = last_logits(config, 1, 1, dtype).map_err(deuteron::Error::from)?;
+        let inputs = seed::inputs(&graph, seed)?.into_iter().skip(DATA);
+        let weights = inputs.map(|weight| weight.to_device(engine)).collect::<Result<_, _>>()?;
+        Ok(Gpt2::of(engine, config, dtype, weights))
+    }
+
+    fn of(engine: &Engine, config: &Config, dtype: Dtype, weights: Vec<Tensor>) -> Gpt2 {
+        let sessions = HashMap::new();
+        Gpt2 { engine: engine.clone(), config: *config, dtype, strategy: Strategy::Fused, weights, sessions }
+    }
+
+    /// The same model under another plan than the fused one.
+    pub fn with_strategy(self, strategy: Strategy) -> Gpt2 {
+        Gpt2 { strategy, sessions: HashMap::new(), ..self }
+    }
+
+    /// The sizes.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The logits after the last token of each prompt.
+    pub fn logits(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Error> {
+        self.check(prompts)?;
+        let sequences: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+        self.step(&sequences)
+    }
+
+    pub(crate) fn check(&self, prompts: &[Vec<u32>]) -> Result<(), Error> {
+        let Config { context, vocabulary, .. } = self.config;
+        let most = i32::MAX as usize / context;
+        if !(1..=most).contains(&prompts.len()) {
+            return Err(Error::Batch { most, got: prompts.len() });
+        }
+        for (prompt, tokens) in prompts.iter().enumerate() {
+            if tokens.is_empty() {
+                return Err(Error::EmptyPrompt { prompt });
+            }
+            if tokens.len() > context {
+                return Err(Error::TooLong { prompt, tokens: tokens.len(), context });
+            }
+            if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+                return Err(Error::Token { prompt, token, vocabulary });
+            }
+        }
+        Ok(())
+    }
+
+    /// The logits after the last token of each sequence, all of checked lengths. Every sequence is run from its start.
+    pub(crate) fn step(&mut self, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>, Error> {
+        let longest = sequences.iter().map(|sequence| sequence.len()).max().unwrap_or(1);
+        let (batch, bucket) = (sequences.len(), bucket(longest, self.config.context));
+        // What is right of a sequence is never attended to, so any token will do.
+        let mut tokens = vec![0; batch * bucket];
+        for (row, sequence) in tokens.chunks_exact_mut(bucket).zip(sequences) {
+            row.iter_mut().zip(*sequence).for_each(|(to, &token)| *to = token as i32);
+        }
+        let last = sequences.iter().enumerate().map(|(index, sequence)| (index * bucket + sequence.len() - 1) as i32);
+        let tokens = Tensor::from_i32([batch, bucket], &tokens)?;
+        let last = Tensor::from_i32([batch], &last.collect::<Vec<i32>>())?;
+        let Gpt2 { engine, config, dtype, strategy, weights, sessions } = self;
+        if sessions.len() >= SESSIONS && !sessions.contains_key(&(batch, bucket)) {
+            sessions.clear();
+        }
+        let session = match sessions.entry((batch, bucket)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(free) => {
+                let graph = last_logits(config, batch, bucket, *dtype).map_err(deuteron::Error::from)?;
+                free.insert(Session::new(engine, &graph, *strategy)?)
+            }
+        };
+        let inputs: Vec<&Tensor> = [&tokens, &last].into_iter().chain(weights.iter()).collect();
+        session.run(&inputs)?;
+        let logits = session.output(0)?.to_f32()?;
+        Ok(logits.chunks_exact(config.vocabulary).map(<[f32]>::to_vec).collect())
+    }
+}
+
+/// The length that is compiled for: a power of two, or the whole context.
+fn bucket(length: usize, context: usize) -> usize {
+    length.next_power_of_two().max(SHORTEST).min(context)
+}
+
+fn check_dtype(dtype: Dtype) -> Result<(), Error> {
+    if dtype.is_float() { Ok(()) } else { Err(Error::Dtype(dtype)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_powers_of_two_up_to_the_context() {
+        let buckets = [1, 16, 17, 64, 65, 96].map(|length| bucket(length, 96));
+        assert_eq!(buckets, [16, 16, 32, 64, 96, 96]);
+        assert_eq!(bucket(3, 5), 5);
+    }
+
+    #[test]
+    fn inputs_of_the_graph_are_data_then_weights() {
+        for config in [Config::SMALL, Config { tied: false, inner: Some(7), ..Config::SMALL }] {
+            let graph = last_logits(&config, 2, 5, Dtype::F32).unwrap();
+            let names: Vec<String> = graph.inputs().iter().map(|&id| graph.label(id)).collect();
+            let weights = config.weights().into_iter().map(|(name, _)| name);
+            let expected: Vec<String> = ["tokens", "last"].map(String::from).into_iter().chain(weights).collect();
+            assert_eq!(names, expected);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Models that run: logits and tokens of the transformers library, under two plans, alone and together.
+
+mod support;
+
+use std::ops::ControlFlow;
+
+use deuteron::reference::{Allowance, Array, Rounding, compare, interpret, longest_reduction, round_to};
+use deuteron::{Dtype, Engine, Strategy};
+use deuteron_gpt2::{
+    Checkpoint, Config, Error, GenerateOptions, Generation, Gpt2, Sampling, SamplingError, Stop, Weight, last_logits,
+};
+use half::{bf16, f16};
+use support::{Expected, fixture};
+
+const MODELS: [&str; 4] = ["gelu", "shards", "bf16", "f16"];
+const STRATEGIES: [Strategy; 2] = [Strategy::Unfused, Strategy::Fused];
+const GREEDY: GenerateOptions = GenerateOptions { max_tokens: 64, sampling: Sampling::GREEDY, end_of_text: None };
+
+fn open(name: &str, dtype: Dtype) -> Gpt2 {
+    Gpt2::new(&Engine::cpu(), &Checkpoint::open(&fixture(name)).unwrap(), dtype).unwrap()
+}
+
+/// A synthetic model small enough for a test of anything but numbers.
+fn tiny() -> Gpt2 {
+    let config = Config { layers: 1, heads: 2, hidden: 16, vocabulary: 40, context: 20, ..Config::SMALL };
+    Gpt2::synthetic(&Engine::cpu(), &config, Dtype::F32, 1).unwrap()
+}
+
+fn go_on(_: usize, _: u32) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+struct Library {
+    prompts: Vec<Vec<u32>>,
+    greedy: Vec<Vec<u32>>,
+    /// after the last token of each prompt
+    logits: Vec<Vec<f32>>,
+    margin: f64,
+}
+
+impl Library {
+    fn read(name: &str, vocabulary: usize) -> Library {
+        let Expected { margin, cases, logits } = Expected::read(&fixture(name));
+        let ids = |tokens: &[usize]| tokens.iter().map(|&token| token as u32).collect::<Vec<u32>>();
+        Library {
+            prompts: cases.iter().map(|case| ids(&case.prompt)).collect(),
+            greedy: cases.iter().map(|case| ids(&case.greedy)).collect(),
+            logits: logits.iter().map(|rows| rows[rows.len() - vocabulary..].to_vec()).collect(),
+            margin,
+        }
+    }
+}
+
+/// The library and the engine both compute in f32, each off by some roundings of a sum of `inner` terms.
+fn f32_bound(config: &Config, logits: &[f32]) -> f64 {
+    let largest = logits.iter().fold(0.0, |largest: f64, logit| largest.max(f64::from(logit.abs())));
+    2.0 * 8.0 * Dtype::F32.epsilon() * (config.inner() as f64).sqrt() * largest
+}
+
+fn assert_near(what: &str, got: &[f32], expected: &[f32], bound: f64) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let error = got.iter().zip(expected).fold(0.0, |most: f64, (a, b)| most.max(f64::from((a - b).abs())));
+    assert!(error < bound, "{what}: off by {error:e}, bound {bound:e}");
+}
+
+/// Prompts of 1, 7 and 32 tokens: together they begin in the bucket of the longest, alone each passes through its own.
+#[test]
+fn logits_and_greedy_tokens_are_those_of_the_library() {
+    for name in MODELS {
+        for strategy in STRATEGIES {
+            let mut model = open(name, Dtype::F32).with_strategy(strategy);
+            let config = *model.config();
+            let library = Library::read(name, config.vocabulary);
+            let alone = library.prompts.iter().map(|prompt| vec![prompt.clone()]);
+            let together = [(0, library.prompts.clone())];
+            for (first, prompts) in alone.enumerate().chain(together) {
+                let what = format!("{name} {strategy:?}, {} from {first}", prompts.len());
+                let cases = first..first + prompts.len();
+                let logits = model.logits(&prompts).unwrap();
+                for (got, expected) in logits.iter().zip(&library.logits[cases.clone()]) {
+                    let bound = f32_bound(&config, expected);
+                    assert!(library.margin > 10.0 * bound, "{what}: greedy tokens are not safe from rounding");
+                    assert_near(&what, got, expected, bound);
+                }
+                let mut told = vec![Vec::new(); prompts.len()];
+                let tell = |index: usize, token: u32| {
+                    told[index].push(token);
+                    ControlFlow::Continue(())
+                };
+                let texts = model.generate(&prompts, &GREEDY, tell).unwrap();
+                assert!(texts.iter().all(|text| text.stop == Stop::MaxTokens), "{what}");
+                let tokens: Vec<Vec<u32>> = texts.into_iter().map(|text| text.tokens).collect();
+                assert_eq!(tokens, library.greedy[cases], "{what}");
+                assert_eq!(told, tokens, "{what}");
+            }
+        }
+    }
+}
+
+/// Weights in 16 bits: off by at most twice what the f64 reference is when it rounds weights and values likewise.
+#[test]
+fn weights_in_16_bits_give_logits_within_their_rounding() {
+    for (name, dtype) in [("gelu", Dtype::Bf16), ("gelu", Dtype::F16), ("shards", Dtype::Bf16), ("bf16", Dtype::Bf16)] {
+        let checkpoint = Checkpoint::open(&fixture(name)).unwrap();
+        let config = *checkpoint.config();
+        let library = Library::read(name, config.vocabulary);
+        for (prompt, expected) in library.prompts.iter().zip(&library.logits) {
+            let graph = last_logits(&config, 1, prompt.len(), dtype).unwrap();
+            let tokens = prompt.iter().map(|&token| f64::from(token)).collect();
+            let mut inputs =
+                vec![Array::new([1, prompt.len()], tokens), Array::new([1], vec![prompt.len() as f64 - 1.0])];
+            for (weight, shape) in config.weights() {
+                let rounded = values(checkpoint.weight(&weight).unwrap()).map(|value| round_to(dtype, value));
+                inputs.push(Array::new(shape, rounded.collect()));
+            }
+            let rounded = interpret(&graph, &inputs, Rounding::Storage).unwrap().outputs.remove(0);
+            let array = |logits: &[f32]| Array::new([1, config.vocabulary], logits.iter().map(|&x| x.into()).collect());
+            let allowance = Allowance { dtype, reduction: longest_reduction(&graph), factor: Allowance::FORWARD };
+            for strategy in STRATEGIES {
+                let mut model = open(name, dtype).with_strategy(strategy);
+                let got = model.logits(std::slice::from_ref(prompt)).unwrap();
+                let comparison = compare(&array(expected), &rounded, None, &array(&got[0]), &allowance);
+                assert!(comparison.holds(), "{name} {dtype} {strategy:?}: {comparison:?}");
+                assert!(comparison.max_error > 0.0, "{name} {dtype}: nothing was rounded");
+            }
+        }
+    }
+}
+
+fn values(weight: Weight<'_>) -> Box<dyn Iterator<Item = f64> + '_> {
+    let halves = weight.bytes.as_chunks::<2>().0.iter();
+    match weight.dtype {
+        Dtype::F16 => Box::new(halves.map(|&bytes| f16::from_le_bytes(bytes).to_f64())),
+        Dtype::Bf16 => Box::new(halves.map(|&bytes| bf16::from_le_bytes(bytes).to_f64())),
+        _ => Box::new(weight.bytes.as_chunks().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes)))),
+    }
+}
+
+/// Each text of a batch ends where it would alone.
+#[test]
+fn texts_end_on_their_own() {
+    let mut model = open("shards", Dtype::F32);
+    let library = Library::read("shards", model.config().vocabulary);
+    // Token 0 comes nowhere in the first text, and early in the others.
+    let options = GenerateOptions { end_of_text: Some(0), ..GREEDY };
+    let texts = model.generate(&library.prompts, &options, go_on).unwrap();
+    let expected = library.greedy.iter().map(|greedy| match greedy.iter().position(|&token| token == 0) {
+        Some(end) => Generation { tokens: greedy[..end].to_vec(), stop: Stop::EndOfText },
+        None => Generation { tokens: greedy.clone(), stop: Stop::MaxTokens },
+    });
+    assert_eq!(texts, expected.collect::<Vec<_>>());
+    let stops: Vec<Stop> = texts.iter().map(|text| text.stop).collect();
+    assert_eq!(stops, [Stop::MaxTokens, Stop::EndOfText, Stop::EndOfText]);
+}
+
+/// The last position gives one more token, which has none itself.
+#[test]
+fn a_full_context_ends_a_text() {
+    let mut model = tiny();
+    let prompts = [vec![1; 20], vec![2; 3]];
+    let texts = model.generate(&prompts, &GREEDY, go_on).unwrap();
+    let lengths: Vec<(usize, Stop)> = texts.iter().map(|text| (text.tokens.len(), text.stop)).collect();
+    assert_eq!(lengths, [(1, Stop::ContextFull), (18, Stop::ContextFull)]);
+    let options = GenerateOptions { max_tokens: 18, ..GREEDY };
+    assert_eq!(model.generate(&prompts[1..], &options, go_on).unwrap()[0].stop, Stop::MaxTokens);
+    let options = GenerateOptions { max_tokens: 0, ..GREEDY };
+    let nothing = Generation { tokens: Vec::new(), stop: Stop::MaxTokens };
+    assert_eq!(model.generate(&prompts[1..], &options, go_on).unwrap(), [nothing]);
+}
+
+#[test]
+fn the_caller_may_end_it() {
+    let mut count = 0;
+    let stop_at_three = |_: usize, _: u32| {
+        count += 1;
+        if count == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let texts = tiny().generate(&[vec![1], vec![2]], &GREEDY, stop_at_three).unwrap();
+    let lengths: Vec<(usize, Stop)> = texts.iter().map(|text| (text.tokens.len(), text.stop)).collect();
+    assert_eq!(lengths, [(2, Stop::Interrupted), (1, Stop::Interrupted)]);
+}
+
+#[test]
+fn draws_depend_on_the_seed_and_the_prompts_index_alone() {
+    let mut model = tiny();
+    let sampling = Sampling { temperature: 1.0, seed: 7, ..Sampling::GREEDY };
+    let options = GenerateOptions { max_tokens: 16, sampling, end_of_text: None };
+    let two = model.generate(&[vec![1, 2], vec![1, 2]], &options, go_on).unwrap();
+    assert_ne!(two[0], two[1]);
+    assert_eq!(model.generate(&[vec![1, 2]], &options, go_on).unwrap()[0], two[0]);
+    let options = GenerateOptions { sampling: Sampling { seed: 8, ..sampling }, ..options };
+    assert_eq!(model.generate(&[vec![1, 2]], &options, go_on).unwrap()[0], two[1]);
+}
+
+#[test]
+fn bad_prompts_and_settings_are_refused() {
+    let mut model = tiny();
+    let mut say = |prompts: &[Vec<u32>]| {
+        let error = model.generate(prompts, &GREEDY, go_on).unwrap_err().to_string();
+        assert_eq!(model.logits(prompts).unwrap_err().to_string(), error);
+        error
+    };
+    assert_eq!(say(&[]), "expected from 1 to 107374182 prompts, got 0");
+    assert_eq!(say(&[vec![1], vec![]]), "prompt 2 has no tokens; expected at least 1, such as the end of text");
+    assert_eq!(say(&[vec![1; 21]]), "prompt 1 has 21 tokens, the model's context 20; shorten it");
+    assert_eq!(say(&[vec![3, 40]]), "prompt 1: token 40 is not in the vocabulary of 40");
+    assert_eq!(say(&[vec![u32::MAX]]), "prompt 1: token 4294967295 is not in the vocabulary of 40");
+    let options = GenerateOptions { sampling: Sampling { temperature: -1.0, ..Sampling::GREEDY }, ..GREEDY };
+    let error = model.generate(&[vec![1]], &options, go_on).unwrap_err();
+    assert!(matches!(error, Error::Sampling(SamplingError::Temperature(_))), "{error}");
+    let engine = Engine::cpu();
+    let checkpoint = Checkpoint::open(&fixture("gelu")).unwrap();
+    assert!(matches!(Gpt2::new(&engine, &checkpoint, Dtype::I8), Err(Error::Dtype(Dtype::I8))));
+    let odd = Config { heads: 5, ..Config::SMALL };
+    assert!(matches!(Gpt2::synthetic(&engine, &odd, Dtype::F32, 1), Err(Error::Size(_))));
+}
