@@ -182,6 +182,18 @@ impl Tensor {
         }
     }
 
+    /// The bytes of a tensor on the host that is contiguous and shares its memory with no other; none of any other tensor.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let length = self.shape().elements() * self.dtype.bytes();
+        if !self.layout.is_contiguous() {
+            return None;
+        }
+        match Arc::get_mut(&mut self.memory)? {
+            Memory::Host(buffer) => buffer.bytes_mut().get_mut(..length),
+            Memory::Device(_) => None,
+        }
+    }
+
     /// The bytes of all values, in row-major order.
     pub fn to_bytes(&self) -> Result<Vec<u8>, Error> {
         let (size, bytes) = (self.dtype.bytes(), self.bytes()?);

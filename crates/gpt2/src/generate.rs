@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use crate::cache::Cache;
 use crate::gpt2::{Error, Gpt2};
 use crate::sampler::{Sampler, Sampling};
 
@@ -51,14 +52,33 @@ impl Gpt2 {
         let context = self.config().context;
         let mut texts: Vec<Text> =
             (0..).zip(prompts).map(|(index, prompt)| Text::new(prompt, index, options)).collect::<Result<_, _>>()?;
+        let mut members: Vec<usize> = (0..texts.len()).collect();
+        let mut cache: Option<Cache> = None;
         loop {
             // Those that have ended leave the batch. A smaller one is compiled in a tenth of a step (GPT-2, two cores).
             let open: Vec<usize> = (0..texts.len()).filter(|&index| texts[index].stop.is_none()).collect();
             if open.is_empty() {
                 break;
             }
-            let sequences: Vec<&[u32]> = open.iter().map(|&index| &*texts[index].tokens).collect();
-            let logits = self.step(&sequences)?;
+            let logits = match &mut cache {
+                None => {
+                    let sequences: Vec<&[u32]> = open.iter().map(|&index| &*texts[index].tokens).collect();
+                    let (logits, started) = self.start_cached(&sequences)?;
+                    cache = Some(started);
+                    logits
+                }
+                Some(cache) => {
+                    if open.len() < members.len() {
+                        let kept = |index: &usize| members.iter().position(|member| member == index);
+                        let kept: Vec<usize> = open.iter().filter_map(kept).collect();
+                        *cache = cache.reshaped(&kept, cache.capacity())?;
+                    }
+                    let tokens: Vec<u32> =
+                        open.iter().filter_map(|&index| texts[index].tokens.last().copied()).collect();
+                    self.next(cache, &tokens)?
+                }
+            };
+            members.clone_from(&open);
             for (&index, logits) in open.iter().zip(&logits) {
                 let Some(token) = texts[index].next(logits, options, context)? else { continue };
                 if on_token(index, token).is_break() {

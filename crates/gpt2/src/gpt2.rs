@@ -5,20 +5,30 @@ use std::collections::hash_map::Entry;
 
 use deuteron::{Dtype, Engine, Session, Strategy, Tensor, seed};
 
+use crate::cache::{Cache, Projection};
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, SizeError};
-use crate::model::last_logits;
+use crate::model::{last_logits, next_logits};
 use crate::sampler::SamplingError;
 use crate::weights;
 
 /// The shortest sequence that is compiled for.
 const SHORTEST: usize = 16;
 
-/// Compiled graphs kept, at most; GPT-2 has seven lengths of its own for each batch.
+/// Compiled graphs kept, at most; GPT-2 has seven lengths of its own for each batch, from the start and for one more token.
 const SESSIONS: usize = 32;
 
-/// Inputs before the weights: tokens, and the rows whose logits are wanted.
+/// Inputs before the weights of a run from the start: tokens, and the rows whose logits are wanted.
 const DATA: usize = 2;
+
+/// What a graph is for, and its sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    /// sequences from their start
+    Start { batch: usize, sequence: usize },
+    /// one more token of each, after up to `capacity`
+    Next { batch: usize, capacity: usize },
+}
 
 /// Why a model does not run.
 #[derive(Debug, thiserror::Error)]
@@ -78,8 +88,7 @@ pub struct Gpt2 {
     dtype: Dtype,
     strategy: Strategy,
     weights: Vec<Tensor>,
-    /// by batch and bucket
-    sessions: HashMap<(usize, usize), Session>,
+    sessions: HashMap<Key, Session>,
 }
 
 impl Gpt2 {
@@ -118,7 +127,8 @@ impl Gpt2 {
     pub fn logits(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Error> {
         self.check(prompts)?;
         let sequences: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
-        self.step(&sequences)
+        let (logits, _) = self.start(&sequences)?;
+        Ok(logits)
     }
 
     pub(crate) fn check(&self, prompts: &[Vec<u32>]) -> Result<(), Error> {
@@ -141,8 +151,8 @@ impl Gpt2 {
         Ok(())
     }
 
-    /// The logits after the last token of each sequence, all of checked lengths. Every sequence is run from its start.
-    pub(crate) fn step(&mut self, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>, Error> {
+    /// The logits after the last token of each sequence, all of checked lengths, and the session that has their keys and values.
+    fn start(&mut self, sequences: &[&[u32]]) -> Result<(Vec<Vec<f32>>, Key), Error> {
         let longest = sequences.iter().map(|sequence| sequence.len()).max().unwrap_or(1);
         let (batch, bucket) = (sequences.len(), bucket(longest, self.config.context));
         // What is right of a sequence is never attended to, so any token will do.
@@ -153,21 +163,73 @@ impl Gpt2 {
         let last = sequences.iter().enumerate().map(|(index, sequence)| (index * bucket + sequence.len() - 1) as i32);
         let tokens = Tensor::from_i32([batch, bucket], &tokens)?;
         let last = Tensor::from_i32([batch], &last.collect::<Vec<i32>>())?;
+        let key = Key::Start { batch, sequence: bucket };
+        Ok((self.run(key, &[&tokens, &last])?, key))
+    }
+
+    /// The same, with a cache of the sequences for [`Gpt2::next`].
+    pub(crate) fn start_cached(&mut self, sequences: &[&[u32]]) -> Result<(Vec<Vec<f32>>, Cache), Error> {
+        let (logits, key) = self.start(sequences)?;
+        let counts: Vec<usize> = sequences.iter().map(|sequence| sequence.len()).collect();
+        let longest = counts.iter().copied().max().unwrap_or(1);
+        let capacity = bucket(longest + 1, self.config.context);
+        let mut cache = Cache::new(&self.config, self.dtype, sequences.len(), capacity)?;
+        self.remember(key, &mut cache, &counts)?;
+        Ok((logits, cache))
+    }
+
+    /// The logits after one more token of each sequence of a cache, which takes it up.
+    pub(crate) fn next(&mut self, cache: &mut Cache, tokens: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+        let batch = tokens.len();
+        let longest = cache.lengths().iter().copied().max().unwrap_or(0);
+        if longest >= cache.capacity() {
+            let all: Vec<usize> = (0..batch).collect();
+            *cache = cache.reshaped(&all, bucket(longest + 1, self.config.context))?;
+        }
+        let ids: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
+        let positions: Vec<i32> = cache.lengths().iter().map(|&length| length as i32).collect();
+        let ids = Tensor::from_i32([batch, 1], &ids)?;
+        let positions = Tensor::from_i32([batch, 1], &positions)?;
+        let mask = cache.mask()?;
+        let key = Key::Next { batch, capacity: cache.capacity() };
+        let data: Vec<&Tensor> = [&ids, &positions, &mask].into_iter().chain(cache.tensors()).collect();
+        let logits = self.run(key, &data)?;
+        self.remember(key, cache, &vec![1; batch])?;
+        Ok(logits)
+    }
+
+    /// Runs the graph of a key, compiled now if it is new; the logits.
+    fn run(&mut self, key: Key, data: &[&Tensor]) -> Result<Vec<Vec<f32>>, Error> {
         let Gpt2 { engine, config, dtype, strategy, weights, sessions } = self;
-        if sessions.len() >= SESSIONS && !sessions.contains_key(&(batch, bucket)) {
+        if sessions.len() >= SESSIONS && !sessions.contains_key(&key) {
             sessions.clear();
         }
-        let session = match sessions.entry((batch, bucket)) {
+        let session = match sessions.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(free) => {
-                let graph = last_logits(config, batch, bucket, *dtype).map_err(deuteron::Error::from)?;
-                free.insert(Session::new(engine, &graph, *strategy)?)
+                let graph = match key {
+                    Key::Start { batch, sequence } => last_logits(config, batch, sequence, *dtype),
+                    Key::Next { batch, capacity } => next_logits(config, batch, capacity, *dtype),
+                };
+                free.insert(Session::new(engine, &graph.map_err(deuteron::Error::from)?, *strategy)?)
             }
         };
-        let inputs: Vec<&Tensor> = [&tokens, &last].into_iter().chain(weights.iter()).collect();
+        let inputs: Vec<&Tensor> = data.iter().copied().chain(weights.iter()).collect();
         session.run(&inputs)?;
         let logits = session.output(0)?.to_f32()?;
         Ok(logits.chunks_exact(config.vocabulary).map(<[f32]>::to_vec).collect())
+    }
+
+    /// Takes the keys and values of the last run of a session up into a cache.
+    fn remember(&self, key: Key, cache: &mut Cache, counts: &[usize]) -> Result<(), Error> {
+        let Some(session) = self.sessions.get(&key) else { return Ok(()) };
+        let sequence = if let Key::Start { sequence, .. } = key { sequence } else { 1 };
+        for layer in 0..self.config.layers {
+            let bytes = session.output(layer + 1)?.to_bytes()?;
+            cache.write(layer, &Projection { bytes: &bytes, sequence }, counts);
+        }
+        cache.advance(counts);
+        Ok(())
     }
 }
 
@@ -199,6 +261,10 @@ mod tests {
             let weights = config.weights().into_iter().map(|(name, _)| name);
             let expected: Vec<String> = ["tokens", "last"].map(String::from).into_iter().chain(weights).collect();
             assert_eq!(names, expected);
+            let next = next_logits(&config, 2, 5, Dtype::F32).unwrap();
+            let weights = config.weights().len();
+            let names: Vec<String> = next.inputs().iter().rev().take(weights).rev().map(|&id| next.label(id)).collect();
+            assert_eq!(names, expected[2..]);
         }
     }
 }

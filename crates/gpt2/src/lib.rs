@@ -22,6 +22,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod cache;
 mod checkpoint;
 mod config;
 mod config_file;

@@ -1,6 +1,6 @@
 //! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`.
 
-use deuteron::{Dtype, Gelu, Graph, GraphError, Mask, NodeId, differentiate};
+use deuteron::{BinaryOp, Dtype, Gelu, Graph, GraphError, Mask, NodeId, ReduceOp, UnaryOp, differentiate};
 
 use crate::config::{Activation, Config};
 
@@ -20,7 +20,7 @@ pub struct Options {
 /// The whole model: tokens to logits, or, with `backward`, to the loss and the gradients of all weights.
 pub fn model(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     check_sequence(config, options)?;
-    let mut builder = Builder { graph: Graph::new(config.name), config, options };
+    let mut builder = Builder::new(config.name, config, options);
     let tokens = builder.graph.input("tokens", Dtype::I32, [options.batch, options.sequence])?;
     let logits = builder.logits(tokens, None)?;
     if !options.backward {
@@ -37,21 +37,46 @@ pub fn model(config: &Config, options: &Options) -> Result<Graph, GraphError> {
 ///
 /// Inputs are `tokens: i32[batch, sequence]`, `last: i32[batch]`, then the weights in the order of [`Config::weights`]. `last`
 /// counts positions over the whole batch: `index * sequence + position`. Tokens after that position change nothing.
+/// Outputs are the logits, then for each layer its queries, keys and values `[batch, sequence, 3 * hidden]`.
 pub fn last_logits(config: &Config, batch: usize, sequence: usize, dtype: Dtype) -> Result<Graph, GraphError> {
     let options = &Options { batch, sequence, dtype, backward: false };
     check_sequence(config, options)?;
-    let mut builder = Builder { graph: Graph::new(&format!("{}-last", config.name)), config, options };
+    let mut builder = Builder::new(&format!("{}-last", config.name), config, options);
     let tokens = builder.graph.input("tokens", Dtype::I32, [batch, sequence])?;
     let last = builder.graph.input("last", Dtype::I32, [batch])?;
     let logits = builder.logits(tokens, Some(last))?;
-    builder.graph.output("logits", logits)?;
-    Ok(builder.graph)
+    builder.with_projections(logits)
+}
+
+/// One more token of each sequence, the keys and values of those before it given.
+///
+/// Inputs are `tokens: i32[batch, 1]`, `positions: i32[batch, 1]`, `mask: f32[batch, 1, 1, capacity]` (0 where there is a token
+/// before, else `-inf`), for each layer keys and values `[batch, heads, capacity, head]`, then the weights in the order of
+/// [`Config::weights`]. Outputs are as of [`last_logits`].
+pub fn next_logits(config: &Config, batch: usize, capacity: usize, dtype: Dtype) -> Result<Graph, GraphError> {
+    let options = &Options { batch, sequence: 1, dtype, backward: false };
+    check_sequence(config, &Options { sequence: capacity, ..*options })?;
+    let mut builder = Builder::new(&format!("{}-next", config.name), config, options);
+    let tokens = builder.graph.input("tokens", Dtype::I32, [batch, 1])?;
+    let positions = builder.graph.input("positions", Dtype::I32, [batch, 1])?;
+    let mask = builder.graph.input("mask", Dtype::F32, [batch, 1, 1, capacity])?;
+    let mut past = Past { positions, mask, layers: Vec::new() };
+    for layer in 0..config.layers {
+        let shape = [batch, config.heads, capacity, config.head()];
+        let keys = builder.graph.input(&format!("h.{layer}.keys"), dtype, shape)?;
+        let values = builder.graph.input(&format!("h.{layer}.values"), dtype, shape)?;
+        past.layers.push([keys, values]);
+    }
+    builder.past = Some(past);
+    let logits = builder.logits(tokens, None)?;
+    let logits = builder.graph.reshape(logits, [batch, config.vocabulary])?;
+    builder.with_projections(logits)
 }
 
 /// One transformer block: the residual stream in, the residual stream out.
 pub fn block(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     check_sequence(config, options)?;
-    let mut builder = Builder { graph: Graph::new(&format!("{}-block", config.name)), config, options };
+    let mut builder = Builder::new(&format!("{}-block", config.name), config, options);
     let x = builder.graph.input("x", options.dtype, [options.batch, options.sequence, config.hidden])?;
     let y = builder.block(x, "h.0")?;
     builder.graph.output("y", y)?;
@@ -81,16 +106,44 @@ struct Builder<'a> {
     graph: Graph,
     config: &'a Config,
     options: &'a Options,
+    /// what came before the tokens, if it is given
+    past: Option<Past>,
+    /// queries, keys and values of each layer so far
+    projections: Vec<NodeId>,
 }
 
-impl Builder<'_> {
+/// What came before the tokens.
+struct Past {
+    positions: NodeId,
+    mask: NodeId,
+    /// keys and values
+    layers: Vec<[NodeId; 2]>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(name: &str, config: &'a Config, options: &'a Options) -> Builder<'a> {
+        Builder { graph: Graph::new(name), config, options, past: None, projections: Vec::new() }
+    }
+
+    /// The graph with the logits and every layer's projection as outputs.
+    fn with_projections(mut self, logits: NodeId) -> Result<Graph, GraphError> {
+        self.graph.output("logits", logits)?;
+        for (layer, &projection) in self.projections.iter().enumerate() {
+            self.graph.output(&format!("h.{layer}.qkv"), projection)?;
+        }
+        Ok(self.graph)
+    }
+
     /// Of every position, or of the rows `last` alone: the final norm and the head's product then have `batch` rows.
     fn logits(&mut self, tokens: NodeId, last: Option<NodeId>) -> Result<NodeId, GraphError> {
         let (config, options) = (self.config, self.options);
         let wte = self.graph.weight("wte.weight", options.dtype, [config.vocabulary, config.hidden])?;
         let wpe = self.graph.weight("wpe.weight", options.dtype, [config.context, config.hidden])?;
         let token = self.graph.gather(wte, tokens)?;
-        let position = self.graph.slice(wpe, 0, 0, options.sequence)?;
+        let position = match &self.past {
+            Some(past) => self.graph.gather(wpe, past.positions)?,
+            None => self.graph.slice(wpe, 0, 0, options.sequence)?,
+        };
         let mut x = self.graph.add(token, position)?;
         for layer in 0..config.layers {
             x = self.block(x, &format!("h.{layer}"))?;
@@ -137,9 +190,53 @@ impl Builder<'_> {
             parts.push(self.graph.transpose(split, &[0, 2, 1, 3])?);
         }
         let scale = if self.config.scaled { 1.0 / (head as f64).sqrt() } else { 1.0 };
-        let mixed = self.graph.attention(parts[0], parts[1], parts[2], Mask::Causal, scale)?;
+        let mixed = match &self.past {
+            Some(past) => {
+                let (before, mask) = (past.layers[self.projections.len()], past.mask);
+                self.attention_after(&parts, before, mask, scale)?
+            }
+            None => self.graph.attention(parts[0], parts[1], parts[2], Mask::Causal, scale)?,
+        };
+        self.projections.push(qkv);
         let merged = self.graph.transpose(mixed, &[0, 2, 1, 3])?;
         self.graph.reshape(merged, [batch, sequence, hidden])
+    }
+
+    /// Attention of one token to itself and to those before it: one softmax over both, without putting them side by side.
+    fn attention_after(
+        &mut self,
+        own: &[NodeId],
+        [keys, values]: [NodeId; 2],
+        mask: NodeId,
+        scale: f64,
+    ) -> Result<NodeId, GraphError> {
+        let dtype = self.options.dtype;
+        let g = &mut self.graph;
+        let to = |g: &mut Graph, x: NodeId, wanted: Dtype| if dtype == Dtype::F32 { Ok(x) } else { g.cast(x, wanted) };
+        let (q, k, v) = (to(g, own[0], Dtype::F32)?, to(g, own[1], Dtype::F32)?, to(g, own[2], Dtype::F32)?);
+        let before = g.matmul_transposed(own[0], keys, false, true)?;
+        let before = to(g, before, Dtype::F32)?;
+        let before = g.scale(before, scale)?;
+        let before = g.add(before, mask)?;
+        let product = g.mul(q, k)?;
+        let here = g.reduce(ReduceOp::Sum, product)?;
+        let here = g.scale(here, scale)?;
+        let most = g.reduce(ReduceOp::Max, before)?;
+        let most = g.binary(BinaryOp::Max, most, here)?;
+        let before = g.sub(before, most)?;
+        let before = g.unary(UnaryOp::Exp, before)?;
+        let here = g.sub(here, most)?;
+        let here = g.unary(UnaryOp::Exp, here)?;
+        let sum = g.reduce(ReduceOp::Sum, before)?;
+        let sum = g.add(sum, here)?;
+        let before = g.binary(BinaryOp::Div, before, sum)?;
+        let here = g.binary(BinaryOp::Div, here, sum)?;
+        let before = to(g, before, dtype)?;
+        let mixed = g.matmul(before, values)?;
+        let mixed = to(g, mixed, Dtype::F32)?;
+        let own = g.mul(v, here)?;
+        let mixed = g.add(mixed, own)?;
+        to(g, mixed, dtype)
     }
 
     fn norm(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
