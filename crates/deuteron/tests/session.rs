@@ -214,6 +214,8 @@ fn misuse_gets_a_typed_error() {
     let text = message(ops::act_dropout(&engine, &x, Activation::Silu, ops::Dropout { p: 1.0, seed: &seed }));
     assert_eq!(text, "dropout: p must be in [0, 1), got 1");
     assert!(matches!(Tensor::from_f32(Dtype::F32, [3], &[1.0]), Err(Error::TensorSize { expected: 3, got: 1, .. })));
+    let upload = Tensor::upload(&engine, Dtype::F16, [2, 2], &[0; 6]);
+    assert!(matches!(upload, Err(Error::TensorSize { expected: 4, got: 3, .. })));
     assert!(matches!(Tensor::filled(Dtype::F32, [usize::MAX, 2], 0.0), Err(Error::TensorTooLarge(_))));
     assert!(ops::geglu_packed(&engine, &seed, Gelu::Erf).is_err());
     assert!(ops::softmax(&engine, &x, ops::SoftmaxOptions { mask: Mask::Additive, ..Default::default() }).is_err());
