@@ -5,6 +5,7 @@
 //! `unsafe` is in `cpu/simd` and in the `cpu` folders of `kernels` alone.
 #![deny(unsafe_code)]
 
+pub mod attention;
 pub mod body;
 mod compound;
 pub mod cpu;
@@ -15,6 +16,7 @@ mod linear;
 mod lower;
 pub mod source;
 
+pub use attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use epilogue::{Epilogue, Operand};
 pub use lower::lower;

@@ -5,6 +5,7 @@ use std::fmt;
 use deuteron_graph::{Dtype, NodeId};
 use deuteron_plan::{Draft, Form};
 
+use crate::attention::{AttentionKernel, AttentionShape};
 use crate::body::{Body, Origin};
 use crate::cpu::emit::{emit, emit_with_origins};
 use crate::cpu::program::Program;
@@ -28,6 +29,8 @@ pub enum Kernel {
     Row(Body),
     /// a matrix product
     Matmul(MatmulKernel),
+    /// attention
+    Attention(AttentionKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// elements of this many bytes moved
@@ -52,6 +55,8 @@ pub enum Source {
     Cuda(CudaSource),
     /// a matrix product
     Matmul(MatmulKernel),
+    /// attention
+    Attention(AttentionKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// elements of this many bytes moved
@@ -119,6 +124,8 @@ pub enum Geometry {
     },
     /// a batched product: arguments as [`MatmulKernel::operands`] lists them; a residual lies as c does
     Matmul(MatmulShape),
+    /// arguments as [`AttentionKernel::operands`] lists them
+    Attention(AttentionShape),
     /// arguments indices, updates, table
     ScatterAdd {
         /// how many rows are added
@@ -185,6 +192,7 @@ fn render_cpu(kernel: Kernel) -> Source {
             Source::Row(emit(&body))
         }
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
+        Kernel::Attention(kernel) => Source::Attention(kernel),
         Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
         Kernel::Copy(bytes) => Source::Copy(bytes),
     }
@@ -241,6 +249,7 @@ impl fmt::Display for Source {
             Source::Matmul(MatmulKernel { dtype, epilogue }) => {
                 writeln!(f, "matrix product{}, {dtype} in and out, f32 sums (library kernel)", epilogue.name())
             }
+            Source::Attention(kernel) => writeln!(f, "{}", kernel.describe()),
             Source::ScatterAdd(dtype) => writeln!(f, "rows added into a table, {dtype}, in order of the indices"),
             Source::Copy(bytes) => writeln!(f, "strided copy of {bytes}-byte elements"),
         }

@@ -3,7 +3,7 @@
 
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::MAX_LEADING;
-use deuteron_codegen::{Access, ArgSpec, Geometry, MatmulKernel, Source};
+use deuteron_codegen::{Access, ArgSpec, AttentionKernel, Geometry, MatmulKernel, Source};
 use deuteron_graph::Dtype;
 
 use crate::Inputs;
@@ -15,6 +15,7 @@ use crate::job::{Job, Place, Step};
 pub(crate) enum Form<'a> {
     Row(RowForm<'a>),
     Matmul(MatmulKernel),
+    Attention(AttentionKernel),
     ScatterAdd(Dtype),
     /// bytes of an element
     Copy(usize),
@@ -67,6 +68,7 @@ fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &m
     let arguments = match form {
         Form::Row(kernel) => kernel.args.len(),
         Form::Matmul(kernel) => kernel.operands().len(),
+        Form::Attention(kernel) => kernel.operands().len(),
         Form::ScatterAdd(_) => 3,
         // A destination at least.
         Form::Copy(_) => step.launch.args.len().max(1),
@@ -108,6 +110,7 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
             Form::Row(kernel) => (kernel.args[position].dtype.bytes(), kernel.args[position].written),
             Form::ScatterAdd(_) if position == 0 => (4, false),
             Form::Matmul(kernel) => (kernel.dtype.bytes(), position == last),
+            Form::Attention(kernel) => (kernel.operand_dtype(kernel.operands()[position]).bytes(), position == last),
             Form::ScatterAdd(dtype) => (dtype.bytes(), position == last),
             Form::Copy(bytes) => (*bytes, position == last),
         };
@@ -118,6 +121,10 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
     match (form, &step.launch.geometry) {
         (Form::Row(kernel), Geometry::Row { cols, axes, .. }) => check_row(step, kernel, *cols, axes),
         (Form::Matmul(_), Geometry::Matmul(_)) => Ok(()),
+        (Form::Attention(kernel), Geometry::Attention(shape)) => match kernel.sized(shape, 0).refusal() {
+            None => Ok(()),
+            Some(problem) => Err((0, problem)),
+        },
         (Form::ScatterAdd(_), Geometry::ScatterAdd { count, rows, .. }) => {
             // Positions and rows share one 64-bit key.
             let fits = |number: usize| number <= u32::MAX as usize;

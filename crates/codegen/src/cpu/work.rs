@@ -3,22 +3,24 @@
 use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
 use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Work, primitive_work};
 
+use crate::attention;
+use crate::cpu::attention_work::attention_work;
 use crate::cpu::chunks::{Chunks, PRODUCT_BLOCK, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
 use crate::source::{ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
-/// What can be generated for a CPU: row kernels, products on their own, copies, scatters.
+/// What can be generated for a CPU: row kernels, products and attention on their own, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
 impl Catalog for CpuCatalog {
     fn offers_form(&self, form: Form) -> bool {
-        matches!(form, Form::Row | Form::Copy | Form::ScatterAdd) || form == Form::PRODUCT
+        matches!(form, Form::Row | Form::Copy | Form::ScatterAdd) || form == Form::PRODUCT || form == Form::ATTENTION
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        self.offers_form(draft.form)
+        self.offers_form(draft.form) && (draft.form != Form::ATTENTION || attention::recognise(draft).is_some())
     }
 
     fn offers_everything(&self) -> bool {
@@ -36,6 +38,7 @@ impl Catalog for CpuCatalog {
                 Counter { program, launch: &launch, rows, cols }.work()
             }
             (Source::Matmul(kernel), Geometry::Matmul(shape)) => product_work(kernel.dtype, shape),
+            (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
             (Source::ScatterAdd(_), &Geometry::ScatterAdd { count, cols, rows }) => scatter_work(count, cols, rows),
             (_, _) => primitive_work(draft),

@@ -55,7 +55,7 @@ pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
     let lowered = lower(group);
     match &lowered.kernel {
         Kernel::Row(body) => row::candidates(&earlier_sums(body).body, &lowered.launch, target),
-        Kernel::Matmul(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) => Vec::new(),
+        Kernel::Matmul(_) | Kernel::Attention(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) => Vec::new(),
     }
 }
 
@@ -88,6 +88,7 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
     match kernel {
         Kernel::Row(body) => Source::Cuda(row::render(&earlier_sums(&body).body, launch, target)),
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
+        Kernel::Attention(kernel) => Source::Attention(kernel),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
     }

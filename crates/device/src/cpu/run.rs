@@ -8,6 +8,7 @@ use deuteron_codegen::{Epilogue, Geometry, Source};
 
 use crate::buffer::Buffer;
 use crate::check::{Form, check, check_inputs, mismatch};
+use crate::cpu::attention::AttentionTask;
 use crate::cpu::copy::CopyTask;
 use crate::cpu::matmul::MatmulTask;
 use crate::cpu::pool::Pool;
@@ -39,6 +40,7 @@ struct Prepared {
 enum Task {
     Row(RowTask),
     Matmul(MatmulTask),
+    Attention(AttentionTask),
     ScatterAdd(ScatterTask),
     Copy(CopyTask),
 }
@@ -54,6 +56,10 @@ impl CpuExecutable {
                 (Source::Matmul(kernel), Geometry::Matmul(shape)) => {
                     let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
                     Task::Matmul(MatmulTask::new(kernel.dtype, shape, offsets, threads, isa)?)
+                }
+                (Source::Attention(kernel), Geometry::Attention(shape)) => {
+                    let offsets = step.launch.args.iter().map(|arg| arg.offset);
+                    Task::Attention(AttentionTask::new(*kernel, shape, offsets, threads, isa))
                 }
                 (Source::ScatterAdd(dtype), Geometry::ScatterAdd { count, cols, rows }) => {
                     let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
@@ -84,6 +90,7 @@ fn form(source: &Source) -> Option<Form<'_>> {
         // Products here end with the sums.
         Source::Matmul(kernel) if kernel.epilogue != Epilogue::None => None,
         Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
+        Source::Attention(kernel) => Some(Form::Attention(*kernel)),
         Source::ScatterAdd(dtype) => Some(Form::ScatterAdd(*dtype)),
         Source::Copy(bytes) => Some(Form::Copy(*bytes)),
         Source::Cuda(_) => None,
@@ -120,6 +127,7 @@ impl CpuExecutable {
                 match &mut prepared.task {
                     Task::Row(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Matmul(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
                     Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Copy(task) => task.run(&self.pool, &self.addresses, index),
                 }
