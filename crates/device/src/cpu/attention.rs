@@ -113,3 +113,75 @@ impl AttentionTask {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use deuteron_codegen::{ArgBinding, Geometry, Launch, Source};
+    use deuteron_graph::{Dtype, Graph};
+
+    use super::*;
+    use crate::job::{Job, Place, Step};
+    use crate::{Cpu, Device, Launching};
+
+    /// One query of width 2 against two keys, and what is wrong with it.
+    fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), result: usize) -> Job {
+        let strides = HeadStrides { batch: 4, head: 4, position: 2 };
+        let mut kernel = AttentionKernel {
+            dtype: Dtype::F32,
+            width: 2,
+            group: 1,
+            scale: 1.0,
+            mask: AttentionMask::Full,
+            dropout: None,
+        };
+        let (q, k, v, o) = (strides, strides, strides, strides);
+        let mask = HeadStrides::default();
+        let mut shape = AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, o };
+        change(&mut kernel, &mut shape);
+        // A node to name; the device only looks at places.
+        let graph: Graph = "x = input f32[1] ; out x".parse().unwrap();
+        let base = graph.inputs()[0];
+        let arg = |position: usize| ArgBinding {
+            base,
+            dtype: Dtype::F32,
+            written: position == 3,
+            offset: 0,
+            leading: Vec::new(),
+            table_rows: 0,
+        };
+        let kernel = cpu.compile(vec![Source::Attention(kernel)]).unwrap().remove(0);
+        let launch = Launch { args: (0..4).map(arg).collect(), geometry: Geometry::Attention(shape) };
+        let places = vec![Place::Input(0), Place::Input(1), Place::Input(1), Place::Output(0)];
+        Job { steps: vec![Step { kernel, launch, places }], inputs: 2, outputs: vec![result], arena: 0 }
+    }
+
+    #[test]
+    fn equal_keys_give_the_mean_of_the_values() {
+        let cpu = Cpu::with(2, Isa::detect());
+        let mut executable = cpu.load(job(&cpu, |_, _| {}, 8)).unwrap();
+        let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let memory = [&[0.0, 0.0][..], &[1.0, 5.0, 3.0, 7.0]].map(|values| cpu.upload(&bytes(values)).unwrap());
+        executable.run(&|index| &memory[index], Launching::Eager).unwrap();
+        let mut result = [0; 8];
+        executable.read(0, &mut result).unwrap();
+        assert_eq!(result.to_vec(), bytes(&[2.0, 6.0]));
+        let short = cpu.upload(&bytes(&[1.0, 5.0, 3.0])).unwrap();
+        let refused = executable.run(&|index| if index == 1 { &short } else { &memory[0] }, Launching::Eager);
+        assert_eq!(refused, Err(DeviceError::InputSize { input: 1, expected: 16, got: 12 }));
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_refused() {
+        let cpu = Cpu::with(1, Isa::detect());
+        let refused = |change: fn(&mut AttentionKernel, &mut AttentionShape), result| {
+            matches!(cpu.load(job(&cpu, change, result)), Err(DeviceError::Job { step: 0, .. }))
+        };
+        assert!(!refused(|_, _| {}, 8));
+        assert!(refused(|_, _| {}, 7), "a result of 8 bytes");
+        assert!(refused(|_, shape| shape.queries = 2, 8));
+        assert!(refused(|kernel, _| kernel.group = 2, 8), "heads are a multiple of key heads");
+        assert!(refused(|kernel, _| kernel.width = 300, 4096));
+        assert!(refused(|kernel, _| kernel.dtype = Dtype::I8, 8));
+        assert!(refused(|kernel, _| kernel.mask = AttentionMask::Additive(Dtype::F32), 8), "an argument is missing");
+    }
+}
