@@ -5,6 +5,7 @@
 //! `unsafe` is in `cpu/simd` and in the `cpu` folders of `kernels` alone.
 #![deny(unsafe_code)]
 
+pub mod attention;
 pub mod body;
 mod compound;
 pub mod cpu;
@@ -16,6 +17,7 @@ mod lower;
 pub mod product;
 pub mod source;
 
+pub use attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use epilogue::{Epilogue, Operand};
 pub use lower::lower;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
 use deuteron_plan::{Draft, GroupKind, Layout, Placed, Placement, Space, finished_sum, node_space};
 
+use crate::attention;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
 use crate::epilogue::{Operand, recognise};
 use crate::product::{lower_product, product};
@@ -23,7 +24,8 @@ pub fn lower(group: &Draft, backend: &Backend) -> Lowered {
         GroupKind::Matmul => lower_matmul(group),
         GroupKind::ScatterAdd => lower_scatter(graph, placement, group.nodes[0]),
         GroupKind::Copy => lower_copy(graph, placement, group.nodes[0]),
-        GroupKind::Attention | GroupKind::Opaque => unreachable!("the catalogue offers no such kernel"),
+        GroupKind::Attention => attention::lower(group),
+        GroupKind::Opaque => unreachable!("the catalogue offers no such kernel"),
     }
 }
 

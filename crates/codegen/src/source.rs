@@ -5,6 +5,7 @@ use std::fmt;
 use deuteron_graph::{Dtype, NodeId};
 use deuteron_plan::{Draft, Form};
 
+use crate::attention::{AttentionKernel, AttentionShape};
 use crate::body::{Body, Origin};
 use crate::cpu::emit::{emit, emit_with_origins};
 use crate::cpu::program::Program;
@@ -31,6 +32,8 @@ pub enum Kernel {
     Matmul(MatmulKernel),
     /// a matrix product of our own
     Product(Product<Body>),
+    /// attention
+    Attention(AttentionKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// elements of this many bytes moved
@@ -57,6 +60,8 @@ pub enum Source {
     Matmul(MatmulKernel),
     /// a matrix product of our own
     Product(Box<Product<Program>>),
+    /// attention
+    Attention(AttentionKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// elements of this many bytes moved
@@ -131,6 +136,8 @@ pub enum Geometry {
         /// (divide, modulo) of each launch axis of what follows
         axes: Vec<(usize, usize)>,
     },
+    /// arguments as [`AttentionKernel::operands`] lists them
+    Attention(AttentionShape),
     /// arguments indices, updates, table
     ScatterAdd {
         /// how many rows are added
@@ -198,6 +205,7 @@ fn render_cpu(kernel: Kernel) -> Source {
         }
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
         Kernel::Product(product) => Source::Product(Box::new(product.map(|body| emit(&body)))),
+        Kernel::Attention(kernel) => Source::Attention(kernel),
         Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
         Kernel::Copy(bytes) => Source::Copy(bytes),
     }
@@ -264,6 +272,7 @@ impl fmt::Display for Source {
                     None => writeln!(f, "each block stored as {result}"),
                 }
             }
+            Source::Attention(kernel) => writeln!(f, "{}", kernel.describe()),
             Source::ScatterAdd(dtype) => writeln!(f, "rows added into a table, {dtype}, in order of the indices"),
             Source::Copy(bytes) => writeln!(f, "strided copy of {bytes}-byte elements"),
         }

@@ -108,3 +108,26 @@ fn fusing_into_narrow_rows_is_predicted_to_lose_and_into_long_ones_to_win() {
     let won = "x = input f32[8192,768] ; g = gelu x kind=erf ; y = layer_norm g w[768] b[768] ; out y";
     assert!(predicted(won, Strategy::Greedy) < 0.8 * predicted(won, Strategy::Unfused));
 }
+
+#[test]
+fn attention_computes_what_is_seen_and_moves_its_operands_once() {
+    let text = |mask: &str| {
+        format!(
+            "q = input f32[2,3,256,64] ; k = input f32[2,3,256,64] ; v = input f32[2,3,256,64]
+a = attention q k v mask={mask} ; out a"
+        )
+    };
+    let (full, causal) = (work(&text("full")), work(&text("causal")));
+    assert_eq!(full.matrix_flops, 6.0 * 4.0 * (256 * 256 * 64) as f64);
+    assert_eq!(causal.matrix_flops, 6.0 * 4.0 * (256 * 257 / 2 * 64) as f64);
+    assert_eq!(causal.padded_flops, 6.0 * 4.0 * (64 * (64 + 128 + 192 + 256) * 64) as f64, "whole tiles of 64 queries");
+    assert_eq!(full.of(Class::Exp), (6 * 256 * 256 / 16) as f64);
+    assert_eq!((full.chunks, full.packed, full.of(Class::Convert)), (24.0, 0.0, 0.0));
+    for mask in ["full", "causal"] {
+        let (_, plan) = planned(&text(mask), Strategy::Fused);
+        assert_eq!(plan.groups.len(), 1, "{plan}");
+        assert_eq!(plan.groups[0].cost.traffic.total().0, 4 * 4 * 2 * 3 * 256 * 64);
+        let (parts, one) = (predicted(&text(mask), Strategy::Eager), predicted(&text(mask), Strategy::Unfused));
+        assert!(one < parts, "{mask}: {one} us and {parts} us");
+    }
+}

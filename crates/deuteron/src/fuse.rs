@@ -268,7 +268,8 @@ fn fill_measured(kernels: &mut [KernelSheet], times: &[Duration], session: &Sess
 }
 
 /// Kinds of kernels that the model knows apart.
-const KINDS: [GroupKind; 4] = [GroupKind::Row, GroupKind::Matmul, GroupKind::Copy, GroupKind::ScatterAdd];
+const KINDS: [GroupKind; 5] =
+    [GroupKind::Row, GroupKind::Matmul, GroupKind::Attention, GroupKind::Copy, GroupKind::ScatterAdd];
 
 fn class_errors(plan: &Plan, times: &[Duration]) -> Vec<ClassError> {
     let class = |kind: GroupKind| {
@@ -308,7 +309,8 @@ pub fn corrected(machine: &Machine, analysis: &Analysis, origin: &str) -> Result
             GroupKind::Matmul => Quantity::CorrectMatmul,
             GroupKind::Copy => Quantity::CorrectCopy,
             GroupKind::ScatterAdd => Quantity::CorrectScatterAdd,
-            GroupKind::Attention | GroupKind::Opaque => continue,
+            GroupKind::Attention => Quantity::CorrectAttention,
+            GroupKind::Opaque => continue,
         };
         // One graph is one sample: half of the way, and never more than a factor of four from the calibration.
         let value = (machine.get(quantity) * ratio.sqrt()).clamp(0.25, 4.0);

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use deuteron::{Dtype, Engine, FusedOp, Session, Strategy, Tensor, seed};
+use deuteron::{Dtype, Engine, FusedOp, Graph, Session, Strategy, Tensor, seed};
 
 /// The system's allocator, counting.
 struct Counting;
@@ -54,7 +54,27 @@ fn the_second_run_allocates_nothing_and_costs_little() {
             assert_eq!(made, 0, "{op:?} {}", if backward { "backward" } else { "forward" });
         }
     }
+    attention(&engine);
     overhead(&engine);
+}
+
+/// Tiles of queries, and one query whose keys are split.
+fn attention(engine: &Engine) {
+    for queries in [1, 130] {
+        let text = format!(
+            "q = input bf16[2,{queries},64] ; k = input bf16[2,700,64] ; v = input bf16[2,700,64] ; seed = input i32[]
+a = attention q k v seed mask=causal p=0.1 ; out a"
+        );
+        let graph: Graph = text.parse().unwrap();
+        let tensors = seed::inputs(&graph, 1).unwrap();
+        let inputs: Vec<&Tensor> = tensors.iter().collect();
+        let mut session = Session::new(engine, &graph, Strategy::Unfused).unwrap();
+        assert_eq!(session.plan().groups.len(), 1);
+        session.run(&inputs).unwrap();
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        session.run(&inputs).unwrap();
+        assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before, "{queries} queries");
+    }
 }
 
 /// The best of many runs of a one-kernel graph, and of its kernel alone.

@@ -3,7 +3,7 @@
 
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::MAX_LEADING;
-use deuteron_codegen::{Access, ArgSpec, Geometry, MatmulKernel, Source};
+use deuteron_codegen::{Access, ArgSpec, AttentionKernel, Geometry, MatmulKernel, Source};
 use deuteron_graph::Dtype;
 
 use crate::Inputs;
@@ -19,6 +19,7 @@ pub(crate) enum Form<'a> {
     Product([Dtype; 3]),
     /// (left, right) of a product, and what follows it; which of its arguments are the sums
     ProductRow([Dtype; 2], RowForm<'a>, usize),
+    Attention(AttentionKernel),
     ScatterAdd(Dtype),
     /// bytes of an element
     Copy(usize),
@@ -74,6 +75,7 @@ fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &m
         Form::Product(_) => 3,
         // The two operands more, the sums less.
         Form::ProductRow(_, kernel, _) => kernel.args.len() + 1,
+        Form::Attention(kernel) => kernel.operands().len(),
         Form::ScatterAdd(_) => 3,
         // A destination at least.
         Form::Copy(_) => step.launch.args.len().max(1),
@@ -121,6 +123,7 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
                 let spec = kernel.args[after_sums(position, *sums)];
                 (spec.dtype.bytes(), spec.written)
             }
+            Form::Attention(kernel) => (kernel.operand_dtype(kernel.operands()[position]).bytes(), position == last),
             Form::ScatterAdd(dtype) => (dtype.bytes(), position == last),
             Form::Copy(bytes) => (*bytes, position == last),
         };
@@ -141,6 +144,10 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
             let deep = step.launch.args[2..].iter().position(|arg| arg.leading.len() > MAX_LEADING);
             deep.map_or(Ok(()), |position| Err((position + 2, "its leading axes are too many")))
         }
+        (Form::Attention(kernel), Geometry::Attention(shape)) => match kernel.sized(shape, 0).refusal() {
+            None => Ok(()),
+            Some(problem) => Err((0, problem)),
+        },
         (Form::ScatterAdd(_), Geometry::ScatterAdd { count, rows, .. }) => {
             // Positions and rows share one 64-bit key.
             let fits = |number: usize| number <= u32::MAX as usize;

@@ -1,6 +1,9 @@
 //! How far each argument of a launch reaches: checked once, when a job is loaded, so that running needs no checks.
 
-use deuteron_codegen::{Access, ArgBinding, Geometry, Launch, MatmulShape, Operand, Piece};
+use deuteron_codegen::{
+    Access, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, MatmulShape, Operand,
+    Piece,
+};
 
 use crate::check::{Form, RowForm, after_sums};
 
@@ -18,13 +21,14 @@ pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
             let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
             row(kernel, arg, after_sums(position, *sums), rows, shape.n)
         }
+        (Form::Attention(kernel), Geometry::Attention(shape)) => attention(kernel, shape, position),
         (_, Geometry::ScatterAdd { count, cols, rows }) => match position {
             0 => *count,
             1 => count * cols,
             _ => rows * cols,
         },
         (_, Geometry::Copy(pieces)) => copy(pieces, position, launch.args.len()),
-        (_, Geometry::Row { .. } | Geometry::Matmul(_) | Geometry::Product { .. }) => 0,
+        (_, Geometry::Row { .. } | Geometry::Matmul(_) | Geometry::Product { .. } | Geometry::Attention(_)) => 0,
     };
     if elements == 0 { 0 } else { (arg.offset + elements) * arg.dtype.bytes() }
 }
@@ -64,6 +68,25 @@ fn matmul(operand: Operand, shape: &MatmulShape) -> usize {
     }
     let batch: usize = batch.map_or(0, |stride| shape.batch.iter().map(|axis| (axis[0] - 1) * axis[stride]).sum());
     batch + (sizes.0 - 1) * strides.0 + (sizes.1 - 1) * strides.1 + 1
+}
+
+fn attention(kernel: &AttentionKernel, shape: &AttentionShape, position: usize) -> usize {
+    let &AttentionShape { batch, heads, queries, keys, .. } = shape;
+    let key_heads = kernel.sized(shape, 0).kv_heads;
+    // Sizes, strides, and elements that follow each other.
+    let (sizes, strides, run) = match kernel.operands()[position] {
+        AttentionOperand::Q => ([batch, heads, queries], shape.q, kernel.width),
+        AttentionOperand::K => ([batch, key_heads, keys], shape.k, kernel.width),
+        AttentionOperand::V => ([batch, key_heads, keys], shape.v, kernel.width),
+        AttentionOperand::Mask => ([batch, heads, queries], shape.mask, keys),
+        AttentionOperand::O => ([batch, heads, queries], shape.o, kernel.width),
+        AttentionOperand::Seed => return 1,
+    };
+    if sizes.contains(&0) || run == 0 {
+        return 0;
+    }
+    let steps = [strides.batch, strides.head, strides.position];
+    sizes.iter().zip(steps).map(|(size, step)| (size - 1) * step).sum::<usize>() + run
 }
 
 fn copy(pieces: &[Piece], position: usize, args: usize) -> usize {

@@ -110,6 +110,9 @@ impl Form {
     /// A product alone.
     pub const PRODUCT: Form = Form::Matmul(MatmulForm { prologue: Reach::None, epilogue: Reach::None, products: 1 });
 
+    /// Attention alone.
+    pub const ATTENTION: Form = Form::Attention(AttentionForm { projection: false, epilogue: Reach::None });
+
     /// In words.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,6 @@
 //! Row kernels on the CPU: the tile program, how a body becomes one, and the SIMD that runs it.
 
+mod attention_work;
 mod chunks;
 pub mod emit;
 mod listing;

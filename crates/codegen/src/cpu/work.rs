@@ -3,13 +3,15 @@
 use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
 use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
 
+use crate::attention;
+use crate::cpu::attention_work::attention_work;
 use crate::cpu::chunks::{Chunks, PRODUCT_BLOCK, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
 use crate::product::{Tail, product};
 use crate::source::{ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
-/// What can be generated for a CPU: row kernels, products with elementwise work after them, copies, scatters.
+/// What can be generated for a CPU: row kernels, products with elementwise work after them, attention, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
@@ -18,12 +20,18 @@ impl Catalog for CpuCatalog {
         match form {
             Form::Row | Form::Copy | Form::ScatterAdd => true,
             Form::Matmul(form) => form.products == 1 && form.prologue == Reach::None && form.epilogue != Reach::Rows,
-            Form::Attention(_) | Form::AttentionBackward | Form::Opaque => false,
+            Form::Attention(_) => form == Form::ATTENTION,
+            Form::AttentionBackward | Form::Opaque => false,
         }
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        self.offers_form(draft.form) && (!matches!(draft.form, Form::Matmul(_)) || product(draft).is_some())
+        let can = match draft.form {
+            Form::Matmul(_) => product(draft).is_some(),
+            Form::Attention(_) => attention::recognise(draft).is_some(),
+            _ => true,
+        };
+        can && self.offers_form(draft.form)
     }
 
     fn offers_everything(&self) -> bool {
@@ -47,6 +55,7 @@ impl Catalog for CpuCatalog {
                     None => work,
                 }
             }
+            (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
             (Source::ScatterAdd(_), &Geometry::ScatterAdd { count, cols, rows }) => scatter_work(count, cols, rows),
             (_, _) => primitive_work(draft),

@@ -1,5 +1,6 @@
 //! The CPU: a pool of threads that runs tile programs, products, copies and scatters.
 
+mod attention;
 mod copy;
 mod measure;
 mod pool;

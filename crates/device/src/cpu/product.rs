@@ -95,12 +95,8 @@ impl ProductTask {
     }
 
     fn product(&self) -> &Product<Program> {
-        match &self.source.source {
-            Source::Product(product) => product,
-            Source::Row(_) | Source::Cuda(_) | Source::Matmul(_) | Source::ScatterAdd(_) | Source::Copy(_) => {
-                unreachable!("checked in `new`")
-            }
-        }
+        let Source::Product(product) = &self.source.source else { unreachable!("checked in `new`") };
+        product
     }
 
     /// # Safety

@@ -80,7 +80,12 @@ impl RowTask {
     fn program(&self) -> &Program {
         match &self.kernel.source {
             Source::Row(program) => program,
-            Source::Cuda(_) | Source::Matmul(_) | Source::Product(_) | Source::ScatterAdd(_) | Source::Copy(_) => {
+            Source::Cuda(_)
+            | Source::Matmul(_)
+            | Source::Product(_)
+            | Source::Attention(_)
+            | Source::ScatterAdd(_)
+            | Source::Copy(_) => {
                 unreachable!("checked in `new`")
             }
         }

@@ -8,6 +8,7 @@ use deuteron_codegen::{Geometry, Source};
 
 use crate::buffer::Buffer;
 use crate::check::{Form, check, check_inputs, mismatch};
+use crate::cpu::attention::AttentionTask;
 use crate::cpu::copy::CopyTask;
 use crate::cpu::pool::Pool;
 use crate::cpu::product::ProductTask;
@@ -39,6 +40,7 @@ struct Prepared {
 enum Task {
     Row(RowTask),
     Product(Box<ProductTask>),
+    Attention(AttentionTask),
     ScatterAdd(ScatterTask),
     Copy(CopyTask),
 }
@@ -53,6 +55,10 @@ impl CpuExecutable {
                 (Source::Row(_), Geometry::Row { .. }) => Task::Row(RowTask::new(&step, threads, isa)?),
                 (Source::Product(_), Geometry::Product { .. }) => {
                     Task::Product(Box::new(ProductTask::new(&step, threads, isa)?))
+                }
+                (Source::Attention(kernel), Geometry::Attention(shape)) => {
+                    let offsets = step.launch.args.iter().map(|arg| arg.offset);
+                    Task::Attention(AttentionTask::new(*kernel, shape, offsets, threads, isa))
                 }
                 (Source::ScatterAdd(dtype), Geometry::ScatterAdd { count, cols, rows }) => {
                     let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
@@ -84,6 +90,7 @@ fn form(source: &Source) -> Option<Form<'_>> {
             Some(tail) => Form::ProductRow([product.left, product.right], (&tail.body).into(), tail.sums),
             None => Form::Product([product.left, product.right, product.result]),
         }),
+        Source::Attention(kernel) => Some(Form::Attention(*kernel)),
         Source::ScatterAdd(dtype) => Some(Form::ScatterAdd(*dtype)),
         Source::Copy(bytes) => Some(Form::Copy(*bytes)),
         Source::Cuda(_) | Source::Matmul(_) => None,
@@ -120,6 +127,7 @@ impl CpuExecutable {
                 match &mut prepared.task {
                     Task::Row(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Product(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
                     Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Copy(task) => task.run(&self.pool, &self.addresses, index),
                 }

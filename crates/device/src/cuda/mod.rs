@@ -343,7 +343,11 @@ impl Device for Cuda {
                         }
                     }
                     Source::Matmul(_) => {}
-                    Source::Row(_) | Source::Product(_) | Source::ScatterAdd(_) | Source::Copy(_) => {
+                    Source::Row(_)
+                    | Source::Product(_)
+                    | Source::Attention(_)
+                    | Source::ScatterAdd(_)
+                    | Source::Copy(_) => {
                         return Err(DeviceError::ForeignKernel { step });
                     }
                 }

@@ -97,7 +97,11 @@ pub(crate) fn candidates(body: &Body, launch: &Launch, target: &CudaTarget) -> V
 fn with_facts<R>(body: &Body, launch: &Launch, target: &CudaTarget, f: impl FnOnce(&Facts) -> R) -> R {
     let (rows, cols) = match launch.geometry {
         Geometry::Row { rows, cols, .. } => (rows, cols),
-        Geometry::Matmul(_) | Geometry::Product { .. } | Geometry::ScatterAdd { .. } | Geometry::Copy(_) => (0, 0),
+        Geometry::Matmul(_)
+        | Geometry::Product { .. }
+        | Geometry::Attention(_)
+        | Geometry::ScatterAdd { .. }
+        | Geometry::Copy(_) => (0, 0),
     };
     let layouts = layouts(body, launch);
     let is_shared =

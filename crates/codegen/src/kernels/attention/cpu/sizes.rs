@@ -65,6 +65,28 @@ impl Attention {
         self.row_tasks()
     }
 
+    /// Scores of one head that count.
+    pub(crate) fn seen_scores(&self) -> usize {
+        (0..self.queries).map(|query| self.visible(query, self.keys)).sum()
+    }
+
+    /// Scores of one head that are computed: whole vectors of queries against all keys that one of their tile sees.
+    pub(crate) fn computed_scores(&self) -> usize {
+        if self.decodes() {
+            return self.seen_scores();
+        }
+        let tile = |first: usize| {
+            let rows = TILE.min(self.queries - first);
+            rows.next_multiple_of(16) * self.visible(first + rows - 1, self.keys)
+        };
+        (0..self.queries).step_by(TILE).map(tile).sum()
+    }
+
+    /// Queries that keys are read for at once.
+    pub(crate) fn tile_queries(&self) -> usize {
+        self.queries.clamp(1, TILE)
+    }
+
     pub(super) fn decodes(&self) -> bool {
         self.queries <= DECODE_QUERIES
     }

@@ -1,0 +1,365 @@
+//! Attention as one kernel: found in a group, and lowered.
+//!
+//! `o = dropout(softmax(scale q k^T + mask)) v`, which [`kernels::attention`](crate::kernels::attention) computes without a
+//! scores matrix. A group is taken if it is the nodes of one attention call, and after them at most the copy that writes the
+//! result in the order its reader wants. Scores and probabilities stay in `f32` and inside: a group that hands them out is
+//! not taken.
+
+use deuteron_graph::{Callee, Composite, Dtype, Mask, NodeId, Op};
+use deuteron_plan::{Draft, Layout};
+
+use crate::kernels::attention::{Attention, Dropout};
+use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered};
+
+/// Attention: what is known of it before its sizes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionKernel {
+    /// storage type of queries, keys, values and result
+    pub dtype: Dtype,
+    /// elements of a head
+    pub width: usize,
+    /// heads that share a head of keys and values
+    pub group: usize,
+    /// factor of the scores
+    pub scale: f32,
+    /// what is left out
+    pub mask: AttentionMask,
+    /// dropout of the probabilities
+    pub dropout: Option<DropoutRule>,
+}
+
+/// What attention leaves out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionMask {
+    /// nothing
+    Full,
+    /// keys beyond the query's position, counted from the end
+    Causal,
+    /// what an argument of this type, added to the scores, makes small
+    Additive(Dtype),
+}
+
+/// Which probabilities are dropped, but for the seed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DropoutRule {
+    /// share of dropped elements
+    pub probability: f64,
+    /// second word of the generator's key
+    pub offset: u32,
+}
+
+/// What an argument of attention is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionOperand {
+    /// queries
+    Q,
+    /// keys
+    K,
+    /// values
+    V,
+    /// added to the scores
+    Mask,
+    /// one `i32`: first word of the generator's key
+    Seed,
+    /// the result
+    O,
+}
+
+impl AttentionKernel {
+    /// Its arguments, in order.
+    pub fn operands(&self) -> &'static [AttentionOperand] {
+        use AttentionOperand::{K, Mask, O, Q, Seed, V};
+        match (self.mask, self.dropout) {
+            (AttentionMask::Full | AttentionMask::Causal, None) => &[Q, K, V, O],
+            (AttentionMask::Full | AttentionMask::Causal, Some(_)) => &[Q, K, V, Seed, O],
+            (AttentionMask::Additive(_), None) => &[Q, K, V, Mask, O],
+            (AttentionMask::Additive(_), Some(_)) => &[Q, K, V, Mask, Seed, O],
+        }
+    }
+
+    /// The storage type of an argument.
+    pub fn operand_dtype(&self, operand: AttentionOperand) -> Dtype {
+        match (operand, self.mask) {
+            (AttentionOperand::Seed, _) => Dtype::I32,
+            (AttentionOperand::Mask, AttentionMask::Additive(dtype)) => dtype,
+            (_, _) => self.dtype,
+        }
+    }
+
+    /// What is computed for these sizes and this seed.
+    pub fn sized(&self, shape: &AttentionShape, seed: u32) -> Attention {
+        let &AttentionShape { batch, heads, queries, keys, .. } = shape;
+        let dropout = |DropoutRule { probability, offset }| Dropout { probability, seed, offset };
+        Attention {
+            dtype: self.dtype,
+            batch,
+            heads,
+            kv_heads: heads / self.group.max(1),
+            queries,
+            keys,
+            width: self.width,
+            scale: self.scale,
+            causal: self.mask == AttentionMask::Causal,
+            dropout: self.dropout.map(dropout),
+        }
+    }
+
+    /// In words.
+    pub fn describe(&self) -> String {
+        let mask = match self.mask {
+            AttentionMask::Full => "",
+            AttentionMask::Causal => "causal ",
+            AttentionMask::Additive(_) => "masked ",
+        };
+        let group = if self.group > 1 { format!(", {} heads a key head", self.group) } else { String::new() };
+        let dropout = self.dropout.map_or(String::new(), |rule| format!(", dropout {}", rule.probability));
+        let (dtype, width) = (self.dtype, self.width);
+        format!("{mask}attention by online softmax, heads of {width}{group}{dropout}, {dtype} in and out, f32 sums")
+    }
+}
+
+/// Sizes and strides of a launch of attention. Elements of a head, and keys of a mask, follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// sequences
+    pub batch: usize,
+    /// heads of queries
+    pub heads: usize,
+    /// queries of a sequence
+    pub queries: usize,
+    /// keys of a sequence
+    pub keys: usize,
+    /// of the queries
+    pub q: HeadStrides,
+    /// of the keys, a head for each group of heads
+    pub k: HeadStrides,
+    /// of the values, likewise
+    pub v: HeadStrides,
+    /// of the mask, by query; zeros without one
+    pub mask: HeadStrides,
+    /// of the result
+    pub o: HeadStrides,
+}
+
+/// Elements from one index to the next; 0 repeats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HeadStrides {
+    /// from one sequence to the next
+    pub batch: usize,
+    /// from one head to the next
+    pub head: usize,
+    /// from one position to the next
+    pub position: usize,
+}
+
+/// Attention found in a group.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FoundAttention {
+    /// the compile-time half
+    pub kernel: AttentionKernel,
+    /// the run-time half
+    pub shape: AttentionShape,
+    /// queries, keys and values
+    pub operands: [NodeId; 3],
+    /// what is added to the scores
+    pub mask: Option<NodeId>,
+    /// the seed of dropout
+    pub seed: Option<NodeId>,
+    /// what is stored
+    pub result: NodeId,
+}
+
+/// Sees a group as attention, or `None` where it is more, less or something that the kernel does not do.
+pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
+    let (graph, placement) = (draft.graph, draft.placement);
+    let call = graph.calls().get(graph.node(*draft.nodes.first()?).call.index())?;
+    let Callee::Composite(Composite::Attention { mask: kind, scale, p, offset }) = call.callee else { return None };
+    let (&[output], [q, k, v, rest @ ..]) = (call.outputs.as_slice(), call.inputs.as_slice()) else { return None };
+    let mut rest = rest.iter().copied();
+    let mask = if kind == Mask::Additive { Some(rest.next()?) } else { None };
+    let seed = if p > 0.0 { Some(rest.next()?) } else { None };
+
+    let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
+    let result = *draft.nodes.last()?;
+    let whole = (call.start..call.end)
+        .filter_map(|index| graph.id(index))
+        .all(|id| !placement.needs_kernel(graph, id) || draft.nodes.binary_search(&id).is_ok());
+    let alone = draft.nodes.iter().all(|&id| in_call(id) || id == result);
+    if !whole || !alone || draft.outputs != [result] {
+        return None;
+    }
+
+    let dtype = graph.node(*q).dtype;
+    let (shape, key_shape) = (&graph.node(*q).shape, &graph.node(*k).shape);
+    let leading = shape.rank().checked_sub(2)?;
+    let (queries, keys, width) = (shape[leading], key_shape[leading], shape.cols());
+    if graph.node(*v).shape != *key_shape || key_shape[..leading] != shape[..leading] {
+        return None;
+    }
+    // A tensor of heads, as the kernel reads it: elements of a head follow each other.
+    let in_rows = |layout: &Layout| layout.shape.cols() == 1 || layout.strides.last() == Some(&1);
+    let heads = |value: NodeId| {
+        let placed = placement.get(value)?;
+        (graph.node(placed.base).dtype == dtype && in_rows(&placed.layout)).then_some(&placed.layout)
+    };
+    let written = if result == output { Layout::contiguous(shape) } else { reordered(draft, output, result)? };
+    let (scores, mut mask_dtype) = (shape.with_cols(keys), None);
+    let added = match mask {
+        None => Layout { shape: scores.clone(), strides: vec![0; scores.rank()], offset: 0 },
+        Some(value) => {
+            let placed = placement.get(value)?;
+            let base = graph.node(placed.base).dtype;
+            mask_dtype = Some(base);
+            let readable = base.is_float() && placed.layout.shape.broadcasts_to(&scores);
+            Some(placed.layout.broadcast(&scores)).filter(|layout| readable && in_rows(layout))?
+        }
+    };
+    if let Some(value) = seed {
+        let base = placement.base(value)?;
+        (graph.node(base).dtype == Dtype::I32).then_some(())?;
+    }
+
+    let layouts = [heads(*q)?, heads(*k)?, heads(*v)?, &added, Some(&written).filter(|layout| in_rows(layout))?];
+    let split = if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts)? };
+    let strides = |operand: usize| HeadStrides {
+        batch: split.batch.strides[operand],
+        head: split.head.strides[operand],
+        position: layouts[operand].strides[leading],
+    };
+    let kernel = AttentionKernel {
+        dtype,
+        width,
+        group: split.group,
+        scale: scale as f32,
+        mask: match (kind, mask_dtype) {
+            (Mask::Causal, _) => AttentionMask::Causal,
+            (Mask::Additive, Some(dtype)) => AttentionMask::Additive(dtype),
+            (Mask::Full | Mask::Additive, _) => AttentionMask::Full,
+        },
+        dropout: seed.map(|_| DropoutRule { probability: p, offset }),
+    };
+    let shape = AttentionShape {
+        batch: split.batch.size,
+        heads: split.head.size,
+        queries,
+        keys,
+        q: strides(Q),
+        k: strides(K),
+        v: strides(V),
+        mask: strides(MASK),
+        o: strides(O),
+    };
+    kernel.sized(&shape, 0).refusal().is_none().then_some(())?;
+    Some(FoundAttention { kernel, shape, operands: [*q, *k, *v], mask, seed, result })
+}
+
+/// Lowers a group that [`recognise`] takes.
+pub(crate) fn lower(draft: &Draft) -> Lowered {
+    let found = recognise(draft).expect("the catalogue offers attention that the kernel does");
+    let FoundAttention { kernel, shape, operands: [q, k, v], mask, seed, result } = found;
+    let binding = |base: NodeId, offset: usize, written: bool| {
+        let dtype = draft.graph.node(base).dtype;
+        ArgBinding { base, dtype, written, offset, leading: Vec::new(), table_rows: 0 }
+    };
+    let read = |value: NodeId| {
+        let placed = draft.placement.get(value).expect("operands of attention are placed");
+        binding(placed.base, placed.layout.offset, false)
+    };
+    let args = kernel.operands().iter().map(|operand| match operand {
+        AttentionOperand::Q => read(q),
+        AttentionOperand::K => read(k),
+        AttentionOperand::V => read(v),
+        AttentionOperand::Mask => read(mask.expect("the kernel has a mask")),
+        AttentionOperand::Seed => read(seed.expect("the kernel has a seed")),
+        AttentionOperand::O => binding(result, 0, true),
+    });
+    let launch = Launch { args: args.collect(), geometry: Geometry::Attention(shape) };
+    Lowered { kernel: Kernel::Attention(kernel), launch }
+}
+
+/// How the output lies in the buffer of a copy of it: the copy's axes are the output's in another order.
+fn reordered(draft: &Draft, output: NodeId, copy: NodeId) -> Option<Layout> {
+    let node = draft.graph.node(copy);
+    let &[input] = node.inputs.as_slice() else { return None };
+    let placed = draft.placement.get(input).filter(|placed| placed.base == output)?;
+    let seen = match &node.op {
+        // Where strides cannot express the view, the order of elements is its operand's.
+        Op::View(view) => placed.layout.view(view).unwrap_or_else(|| placed.layout.clone()),
+        Op::StopGradient => placed.layout.clone(),
+        _ => return None,
+    };
+    let own = Layout::contiguous(&draft.graph.node(output).shape);
+    if seen.offset != 0 || seen.shape.elements() != own.shape.elements() {
+        return None;
+    }
+    let to = seen.shape.strides();
+    let strides = (0..own.shape.rank()).map(|axis| {
+        let (size, stride) = (own.shape[axis], own.strides[axis]);
+        let same = |&there: &usize| seen.shape[there] == size && seen.strides[there] == stride;
+        if size == 1 { Some(0) } else { (0..to.len()).find(same).map(|there| to[there]) }
+    });
+    Some(Layout { strides: strides.collect::<Option<_>>()?, shape: own.shape.clone(), offset: 0 })
+}
+
+/// Positions of the operands among strides.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const MASK: usize = 3;
+const O: usize = 4;
+
+/// A leading axis: its size, and the stride of each operand.
+#[derive(Clone, Copy)]
+struct Axis {
+    size: usize,
+    strides: [usize; 5],
+}
+
+impl Axis {
+    const ONE: Axis = Axis { size: 1, strides: [0; 5] };
+
+    /// Whether an operand goes on where `inner` ends.
+    fn continues(&self, inner: &Axis, operand: usize) -> bool {
+        self.strides[operand] == inner.strides[operand] * inner.size
+    }
+}
+
+/// Leading axes as sequences and heads.
+struct Split {
+    batch: Axis,
+    /// Strides of keys and values are those of a head of keys.
+    head: Axis,
+    group: usize,
+}
+
+impl Split {
+    const EMPTY: Split = Split { batch: Axis { size: 0, ..Axis::ONE }, head: Axis::ONE, group: 1 };
+}
+
+/// Merges axes that follow each other in every operand; `None` where more than two are left.
+fn split(sizes: &[usize], layouts: [&Layout; 5]) -> Option<Split> {
+    let mut axes: Vec<Axis> = Vec::new();
+    for (at, &size) in sizes.iter().enumerate().filter(|&(_, &size)| size != 1) {
+        let axis = Axis { size, strides: layouts.map(|layout| layout.strides[at]) };
+        match axes.last_mut() {
+            Some(last) if (0..5).all(|operand| last.continues(&axis, operand)) => {
+                *last = Axis { size: last.size * size, ..axis };
+            }
+            _ => axes.push(axis),
+        }
+    }
+    let mut head = axes.pop().unwrap_or(Axis::ONE);
+    let mut group = 1;
+    if head.size > 1 && head.strides[K] == 0 && head.strides[V] == 0 {
+        // Heads that share keys: with the axis before them they are all heads.
+        let outer = axes.last().copied().unwrap_or(Axis::ONE);
+        if axes.is_empty() || [Q, MASK, O].iter().all(|&operand| outer.continues(&head, operand)) {
+            axes.pop();
+            group = head.size;
+            head.size *= outer.size;
+            (head.strides[K], head.strides[V]) = (outer.strides[K], outer.strides[V]);
+        }
+    }
+    let batch = axes.pop().unwrap_or(Axis::ONE);
+    axes.is_empty().then_some(Split { batch, head, group })
+}
