@@ -60,8 +60,10 @@ fn gpt2_on_an_h200_is_planned_at_once_and_optimally() {
     let analysis = folder.analysis(&GPT2);
     assert!(analysis.optimal && analysis.search.text.starts_with("optimal among"), "{}", analysis.search.text);
     let plans = &analysis.plans;
-    let kernels = [&plans.naive, &plans.eager, &plans.unfused, &plans.greedy, &plans.chosen].map(|plan| plan.kernels);
+    let kernels = [&plans.naive, &plans.eager, &plans.unfused, &plans.greedy].map(|plan| plan.kernels);
     assert!(kernels.is_sorted_by(|a, b| a >= b), "{kernels:?}");
+    // Where a launch is cheap, a kernel more may be quicker.
+    assert!(plans.chosen.kernels < plans.unfused.kernels, "{}", plans.chosen.kernels);
     assert!(
         plans.chosen.us <= plans.greedy.us && plans.chosen.us < plans.unfused.us && plans.unfused.us < plans.eager.us
     );
