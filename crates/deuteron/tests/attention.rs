@@ -184,13 +184,16 @@ fn any_number_of_threads_gives_the_same_bits() {
             let graph = parsed(&sized(sizes, "a = attention q k v mask=causal ; out a"), dtype);
             let inputs = seed::inputs(&graph, 3).unwrap();
             for isa in Isa::available() {
-                let bits = |threads| {
-                    let engine = Engine::on(Arc::new(Cpu::with(threads, isa)));
-                    let output = outputs(&session(&engine, &graph, Strategy::Fused, &inputs)).remove(0);
-                    output.to_f32().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
-                };
-                let one = bits(1);
-                assert!([2, 3, 7].into_iter().all(|threads| bits(threads) == one), "{dtype} {sizes:?} {}", isa.name());
+                for strategy in [Strategy::Unfused, Strategy::Fused] {
+                    let bits = |threads| {
+                        let engine = Engine::on(Arc::new(Cpu::with(threads, isa)));
+                        let output = outputs(&session(&engine, &graph, strategy, &inputs)).remove(0);
+                        output.to_f32().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                    };
+                    let one = bits(1);
+                    let same = [2, 3, 7].into_iter().all(|threads| bits(threads) == one);
+                    assert!(same, "{dtype} {sizes:?} {} {strategy}", isa.name());
+                }
             }
         }
     }
