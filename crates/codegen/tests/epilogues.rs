@@ -1,5 +1,7 @@
 //! Products with what follows them: which chains are one call of a library, and how they are launched.
 
+use deuteron_codegen::Backend;
+use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_codegen::epilogue::recognise;
 use deuteron_codegen::source::Kernel;
 use deuteron_codegen::{Epilogue, Geometry, Launch, MatmulKernel, MatmulShape, lower};
@@ -34,11 +36,16 @@ fn planned(text: &str, strategy: Strategy) -> (Graph, Plan) {
     (graph, plan)
 }
 
+/// Where products are a library's.
+fn gpu() -> Backend {
+    Backend::Cuda(CudaTarget::new(Arch::Sm90a, 132))
+}
+
 /// Kernels of a plan, and the products among them.
 fn kernels(text: &str, strategy: Strategy) -> (usize, Vec<(MatmulKernel, Launch)>) {
     let (graph, plan) = planned(text, strategy);
     let products = plan.groups.iter().filter(|group| matches!(group.form, Form::Matmul(_))).map(|group| {
-        let lowered = lower(&group.draft(&graph, &plan.placement));
+        let lowered = lower(&group.draft(&graph, &plan.placement), &gpu());
         let Kernel::Matmul(kernel) = lowered.kernel else { panic!("{lowered:?}") };
         (kernel, lowered.launch)
     });
@@ -173,7 +180,7 @@ fn arguments_stand_in_the_order_of_the_operands() {
 r = input bf16[2,16,48] ; p = linear x w b ; y = add r p ; out y";
     let (graph, plan) = planned(text, Strategy::Fused);
     assert_eq!(plan.groups.len(), 1, "{plan}");
-    let launch = lower(&plan.groups[0].draft(&graph, &plan.placement)).launch;
+    let launch = lower(&plan.groups[0].draft(&graph, &plan.placement), &gpu()).launch;
     let inputs: Vec<usize> = graph.inputs().iter().map(|id| id.index()).collect();
     let args: Vec<(usize, usize, bool)> =
         launch.args.iter().map(|arg| (arg.base.index(), arg.offset, arg.written)).collect();
