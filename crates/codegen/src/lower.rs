@@ -42,17 +42,18 @@ fn lower_row(graph: &Graph, placement: &Placement, group: &Draft) -> Lowered {
     lower_row_with_origins(graph, placement, group).0
 }
 
-/// Lowers a group of elementwise work as rows, even where rows do not matter.
-pub(crate) fn lower_rows(group: &Draft) -> Lowered {
-    lower_space(group, |_| false).0
+/// Lowers a group of elementwise work as rows, even where rows do not matter. What it reads of `sums` comes as `f32` and is
+/// rounded to that node's dtype, as it would be if it were stored.
+pub(crate) fn lower_rows(group: &Draft, sums: NodeId) -> Lowered {
+    lower_space(group, Some(sums), |_| false).0
 }
 
 /// Lowers a row group, and says for each expression and stage which node it came from.
 pub(crate) fn lower_row_with_origins(graph: &Graph, placement: &Placement, group: &Draft) -> (Lowered, Origins) {
-    lower_space(group, |space| is_flat(graph, placement, group, space))
+    lower_space(group, None, |space| is_flat(graph, placement, group, space))
 }
 
-fn lower_space(group: &Draft, is_flat: impl Fn(Space) -> bool) -> (Lowered, Origins) {
+fn lower_space(group: &Draft, sums: Option<NodeId>, is_flat: impl Fn(Space) -> bool) -> (Lowered, Origins) {
     let (graph, placement) = (group.graph, group.placement);
     let first = node_space(graph, group.nodes[0]);
     let space = group.nodes.iter().fold(first, |s, &id| s.join(node_space(graph, id)).unwrap_or(s));
@@ -62,6 +63,7 @@ fn lower_space(group: &Draft, is_flat: impl Fn(Space) -> bool) -> (Lowered, Orig
         group,
         space,
         flat: is_flat(space),
+        sums,
         exprs: Exprs::default(),
         args: Vec::new(),
         bindings: Vec::new(),
@@ -126,6 +128,8 @@ struct RowLowering<'a> {
     group: &'a Draft<'a>,
     space: Space,
     flat: bool,
+    /// A product whose sums are handed in.
+    sums: Option<NodeId>,
     exprs: Exprs,
     args: Vec<ArgSpec>,
     bindings: Vec<ArgBinding>,
@@ -304,10 +308,11 @@ impl RowLowering<'_> {
             self.flat && access.is_identity(self.space.rows, self.space.cols) && layout.shape.elements() != 1;
         let class = if identity || (access.column_stride == 1) { Access::Row } else { Access::PerRow };
         let leading = if self.flat { Vec::new() } else { access.leading };
+        let (dtype, handed_in) = (self.graph.node(base).dtype, self.sums == Some(base));
         let arg = self.read_arg(
             ArgBinding {
                 base,
-                dtype: self.graph.node(base).dtype,
+                dtype: if handed_in { Dtype::F32 } else { dtype },
                 written: false,
                 offset: access.offset,
                 leading,
@@ -315,7 +320,8 @@ impl RowLowering<'_> {
             },
             class,
         );
-        self.exprs.make(Expr::Load(arg))
+        let load = self.exprs.make(Expr::Load(arg));
+        if handed_in { self.rounded(load, dtype) } else { load }
     }
 
     fn gathered(&mut self, table: NodeId, indices: NodeId, reader: &Shape) -> ExprId {

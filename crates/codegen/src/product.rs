@@ -1,7 +1,8 @@
 //! Products of our own, with what follows them while their sums are hot: any chain of elementwise work.
 //!
 //! The chain is a row body like any other, but for one argument: the sums, which lie in the worker's scratch as `f32` and
-//! never in memory. What follows a product reads them unrounded; every result is rounded once, when it is stored.
+//! never in memory. What follows reads them rounded to the product's dtype, as it would if they were stored: a fused plan gives
+//! the bits of an unfused one.
 
 use deuteron_graph::{Dtype, NodeId, Op};
 use deuteron_plan::Draft;
@@ -81,14 +82,13 @@ pub(crate) fn lower_product(draft: &Draft, product: NodeId) -> Lowered {
     }
     let rest: Vec<NodeId> = draft.nodes.iter().copied().filter(|&id| id != product).collect();
     let chain = Draft { nodes: &rest, ..*draft };
-    let Lowered { kernel: Kernel::Row(mut body), launch } = lower_rows(&chain) else {
+    let Lowered { kernel: Kernel::Row(body), launch } = lower_rows(&chain, product) else {
         unreachable!("elementwise work is a row kernel")
     };
     let Geometry::Row { axes, .. } = launch.geometry else { unreachable!("a row kernel has rows") };
     let sums = launch.args.iter().position(|arg| arg.base == product && !arg.written);
     let sums = sums.expect("what follows a product reads it");
-    debug_assert_eq!(body.args[sums].access, Access::Row);
-    body.args[sums].dtype = Dtype::F32;
+    debug_assert!(matches!(body.args[sums].access, Access::Row | Access::PerRow), "one column is a number a row");
     let others = launch.args.into_iter().enumerate().filter(|&(position, _)| position != sums);
     let args: Vec<ArgBinding> = [a, b].into_iter().chain(others.map(|(_, arg)| arg)).collect();
     kernel.tail = Some(Tail { body, sums });

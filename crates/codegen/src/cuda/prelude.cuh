@@ -117,11 +117,11 @@ static __device__ __forceinline__ float div2(float a, float b) {
 
 static __device__ __forceinline__ F neg1(const F& x) { return lanes<F>([&](int i) { return neg1(x.v[i]); }); }
 // A value that no later instruction takes apart.
-static __device__ __forceinline__ float whole(float x) {
+static __device__ __forceinline__ float unsplit(float x) {
     asm("" : "+f"(x));
     return x;
 }
-static __device__ __forceinline__ F whole(const F& x) { return lanes<F>([&](int i) { return whole(x.v[i]); }); }
+static __device__ __forceinline__ F unsplit(const F& x) { return lanes<F>([&](int i) { return unsplit(x.v[i]); }); }
 static __device__ __forceinline__ F abs1(const F& x) { return lanes<F>([&](int i) { return abs1(x.v[i]); }); }
 static __device__ __forceinline__ F exp1(const F& x) { return lanes<F>([&](int i) { return exp1(x.v[i]); }); }
 static __device__ __forceinline__ F log1(const F& x) { return lanes<F>([&](int i) { return log1(x.v[i]); }); }

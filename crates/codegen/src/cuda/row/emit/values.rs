@@ -32,7 +32,7 @@ impl Writer<'_> {
                 let wide = if self.it.config.wide { "u64" } else { "u32" };
                 format!("(int)(({wide})row / ({wide})p.divide{axis} % ({wide})p.modulo{axis})")
             }
-            other => self.whole(id, other, true),
+            other => self.unsplit(id, other, true),
         };
         self.line(format!("const {} {name} = {value};", scalar_type(self.kind(id))));
         self.origin = None;
@@ -78,7 +78,7 @@ impl Writer<'_> {
                 };
                 format!("keep<{in_step}>({first}, (u32){seed}, {offset}u, {threshold}u)")
             }
-            other => self.whole(id, other, false),
+            other => self.unsplit(id, other, false),
         };
         self.line(format!("const {} {name} = {value};", lane_type(self.kind(id))));
         self.names.insert(id, name.clone());
@@ -93,11 +93,11 @@ impl Writer<'_> {
 
     /// A product that is read more than once is one number for all who read it: the compiler must not make it part of a
     /// multiply-add for one of them, or what should cancel does not.
-    fn whole(&mut self, id: ExprId, expr: Expr, uniform: bool) -> String {
+    fn unsplit(&mut self, id: ExprId, expr: Expr, uniform: bool) -> String {
         let is_product = matches!(expr, Expr::Binary(BinaryOp::Mul | BinaryOp::Div, ..))
             || self.it.passes.compounds[id.index()].is_some();
         let value = self.formula(id, expr, uniform);
-        if is_product && self.readers(id) > 1 { format!("whole({value})") } else { value }
+        if is_product && self.readers(id) > 1 { format!("unsplit({value})") } else { value }
     }
 
     /// How many expressions and stages read a value.
