@@ -14,10 +14,6 @@ const CHUNK: usize = 32 << 10;
 /// Chunks of a kernel with column sums, at most: each has a partial sum of its own.
 const PARTIAL_CHUNKS: usize = 64;
 
-/// Rows or columns of one block of a product's result. Packing the other operand again for each block costs `1 / 256` of
-/// it.
-pub const PRODUCT_BLOCK: usize = 256;
-
 /// Columns of one task of a scatter.
 pub const SCATTER_COLUMNS: usize = 64;
 

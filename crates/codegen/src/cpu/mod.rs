@@ -9,5 +9,5 @@ pub mod program;
 pub mod simd;
 mod work;
 
-pub use chunks::{Chunks, PRODUCT_BLOCK, SCATTER_COLUMNS, STREAM_FROM, chunks};
+pub use chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 pub use work::CpuCatalog;

@@ -5,7 +5,7 @@ use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_w
 
 use crate::attention;
 use crate::cpu::attention_work::attention_work;
-use crate::cpu::chunks::{Chunks, PRODUCT_BLOCK, SCATTER_COLUMNS, STREAM_FROM, chunks};
+use crate::cpu::chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
 use crate::product::{Tail, product};
@@ -247,6 +247,10 @@ fn unary_class(op: TileUnary) -> Class {
 }
 
 /// Blocks of a batch of products, each packed and multiplied on one thread.
+/// Rows or columns of one block of a product, as its price counts them: the machine's numbers were fitted to products that were
+/// cut so. The kernels cut by threads and caches, which a price does not know.
+const PRODUCT_BLOCK: usize = 256;
+
 /// A product with what follows it: the tile program runs once over the result, whose sums it finds in cache.
 fn with_tail(product: Work, tail: &Tail<Program>, launch: &Launch, shape: &MatmulShape) -> Work {
     let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
@@ -277,7 +281,7 @@ fn product_work(dtype: Dtype, shape: &MatmulShape) -> Work {
         last_chunk: if batch == 1 { last as f64 / PRODUCT_BLOCK.min(side).max(1) as f64 } else { 1.0 },
         products: (batch * blocks) as f64,
         matrix_flops: 2.0 * (m * n * k * batch) as f64,
-        // The library's kernels hold whole vectors of a row of the result.
+        // Kernels hold whole vectors of a row of the result.
         padded_flops: 2.0 * (m * n.next_multiple_of(LANES) * k * batch) as f64,
         matrix_bits: 8 * dtype.bytes() as u32,
         matrix_rows: m,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use deuteron_codegen::cpu::program::Program;
-use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Dim, Isa};
+use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Isa};
 use deuteron_codegen::kernels::matmul::cpu::{Block, Kernel, Left, Matrix, Part, Right, Scratch, Spec, Store, Values};
 use deuteron_codegen::{Geometry, MatmulShape, Product, Source, Tail};
 
@@ -196,9 +196,8 @@ fn tail_arguments(step: &Step, product: &Product<Program>, rows: usize) -> Vec<B
     let touched: usize = (0..step.launch.args.len()).map(|position| extent(&form, &step.launch, position)).sum();
     let others = step.launch.args[2..].iter().map(|arg| bind(&arg.leading, arg.table_rows, touched));
     let mut args: Vec<BoundArg> = others.collect();
-    let mut sums = bind(&[(rows, 0)], 0, 0);
-    sums.dims[0] = Dim { size: rows, stride: 0 };
-    args.insert(tail.sums, sums);
+    // How far its rows are apart is known with each block.
+    args.insert(tail.sums, bind(&[(rows, 0)], 0, 0));
     args
 }
 

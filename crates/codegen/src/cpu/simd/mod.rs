@@ -18,6 +18,7 @@ mod finish;
 pub(crate) mod format;
 pub(crate) mod lanes;
 mod launch;
+pub(crate) mod lines;
 mod map;
 pub mod math;
 pub(crate) mod philox;

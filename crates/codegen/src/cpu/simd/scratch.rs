@@ -8,6 +8,7 @@ use deuteron_graph::{BinaryOp, Dtype};
 use super::ahead::Ahead;
 use super::check::check;
 use super::launch::Cursor;
+use super::lines::Lines;
 use super::philox::SLACK;
 use crate::cpu::program::{Access, Dst, Inst, LANES, Pass, Program, STRIP, Src, TileReduce};
 
@@ -17,7 +18,7 @@ pub(super) const BLOCK: usize = 16;
 /// Temporaries, kept rows, scalars and reduction lanes of one thread. Running allocates nothing.
 pub struct Scratch {
     pub(super) passes: Vec<Prepared>,
-    pub(super) memory: Memory,
+    pub(super) memory: Lines,
     pub(super) places: Places,
     pub(super) ahead: Ahead,
     /// One for each argument.
@@ -73,19 +74,6 @@ pub(super) struct Places {
     pub kept_rows: usize,
 }
 
-/// Cache lines, so that every place can be a multiple of 64 bytes.
-pub(super) struct Memory(Vec<Line>);
-
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[allow(dead_code, reason = "only reached through the pointer")] [f32; BLOCK]);
-
-impl Memory {
-    pub fn pointer(&mut self) -> *mut f32 {
-        self.0.as_mut_ptr().cast()
-    }
-}
-
 impl Scratch {
     /// Memory for one thread that runs `program`.
     ///
@@ -105,9 +93,9 @@ impl Scratch {
         let kept = random + (STRIP + SLACK).next_multiple_of(BLOCK);
         let kept_rows = usize::from(program.kept) * kept_row;
         let elements = kept + rows * kept_rows;
-        let mut lines = vec![Line([0.0; BLOCK]); elements.div_ceil(BLOCK)];
+        let mut memory = Lines::new(elements);
         for (at, value) in planner.constants {
-            (0..rows).for_each(|row| lines[(first_small + row * small + at) / BLOCK] = Line([value; BLOCK]));
+            (0..rows).for_each(|row| memory.fill_line((first_small + row * small + at) / BLOCK, value));
         }
         let mut reads: Vec<usize> = passes.iter().flat_map(|pass| pass.reads.iter().copied()).collect();
         reads.sort_unstable();
@@ -115,7 +103,7 @@ impl Scratch {
         Scratch {
             ahead: Ahead::new(reads, passes.iter().map(|pass| pass.strip.len()).sum(), rows),
             passes,
-            memory: Memory(lines),
+            memory,
             places: Places { first_small, small, tiles, random, kept, kept_row, kept_rows },
             cursors: vec![Cursor::default(); program.args.len()],
             rows,

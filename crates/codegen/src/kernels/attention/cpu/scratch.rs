@@ -2,16 +2,13 @@
 
 use super::super::Attention;
 use super::TILE;
+use crate::cpu::simd::lines::{LINE, Lines};
 use crate::cpu::simd::philox::SLACK;
 
 /// Tiles of one thread. Running allocates nothing.
 pub struct Scratch {
-    lines: Vec<Line>,
+    memory: Lines,
 }
-
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[allow(dead_code, reason = "only reached through the pointer")] [f32; 16]);
 
 /// Where the tiles are. Every one starts on a cache line; rows hold [`TILE`] or `padded` elements.
 #[derive(Clone, Copy)]
@@ -54,20 +51,21 @@ impl Scratch {
     /// Memory for one thread that runs tasks of `attention`, in both directions.
     pub fn new(attention: &Attention) -> Scratch {
         let (_, elements) = places(attention, std::ptr::null_mut());
-        Scratch { lines: vec![Line([0.0; 16]); elements.div_ceil(16)] }
+        Scratch { memory: Lines::new(elements) }
     }
 
     /// # Panics
     /// If it was made for smaller sizes.
     pub(super) fn places(&mut self, attention: &Attention) -> Places {
-        let (places, elements) = places(attention, self.lines.as_mut_ptr().cast());
-        assert!(elements <= 16 * self.lines.len(), "scratch of {} lines for {elements} elements", self.lines.len());
+        let (places, elements) = places(attention, self.memory.pointer());
+        let there = self.memory.elements();
+        assert!(elements <= there, "scratch of {there} elements for {elements}");
         places
     }
 
     #[cfg(test)]
     pub(crate) fn poison(&mut self) {
-        self.lines.fill(Line([f32::NAN; 16]));
+        self.memory.fill(f32::NAN);
     }
 }
 
@@ -76,7 +74,7 @@ fn places(attention: &Attention, base: *mut f32) -> (Places, usize) {
     let mut next = 0usize;
     let mut take = |elements: usize| {
         let at = base.wrapping_add(next);
-        next += elements.next_multiple_of(16);
+        next += elements.next_multiple_of(LINE);
         at
     };
     let padded = attention.padded();

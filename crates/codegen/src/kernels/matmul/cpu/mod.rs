@@ -31,6 +31,7 @@ use deuteron_graph::Dtype;
 
 use crate::cpu::simd::amx::Amx;
 use crate::cpu::simd::lanes::Simd;
+use crate::cpu::simd::lines::Lines;
 use crate::cpu::simd::{Isa, Task};
 pub use store::Store;
 
@@ -168,26 +169,14 @@ pub struct Block<'a> {
     pub second: &'a mut [f32],
 }
 
-/// Memory of one worker, in cache lines.
+/// Memory of one worker.
 #[derive(Clone, Debug, Default)]
-pub struct Scratch(Vec<Line>);
-
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
+pub struct Scratch(Lines);
 
 impl Scratch {
     /// At least `floats` of them.
     pub fn new(floats: usize) -> Scratch {
-        Scratch(vec![Line([0.0; 16]); floats.div_ceil(16)])
-    }
-
-    fn floats(&self) -> usize {
-        16 * self.0.len()
-    }
-
-    fn base(&mut self) -> *mut f32 {
-        self.0.as_mut_ptr().cast()
+        Scratch(Lines::new(floats))
     }
 }
 
@@ -290,7 +279,7 @@ impl Kernel {
         let strides = self.spec.right_strides;
         assert!(rights.iter().all(|right| right.matrix.strides == strides), "expected strides {strides:?} of B");
         assert!(part.row + part.rows <= self.spec.rows, "{part:?} of {} rows", self.spec.rows);
-        assert!(self.scratch(part.rows, part.columns) <= scratch.floats(), "scratch of a part {part:?}");
+        assert!(self.scratch(part.rows, part.columns) <= scratch.0.elements(), "scratch of a part {part:?}");
         let reaches = |scales: Option<&[f32]>, end: usize| scales.is_none_or(|scales| scales.len() >= end);
         assert!(reaches(left.scales, part.row + part.rows), "scales of rows");
         assert!(rights.iter().all(|right| reaches(right.scales, part.column + part.columns)), "scales of columns");
@@ -300,7 +289,7 @@ impl Kernel {
         let scales = Scales { rows: left.scales, columns: [rights[0].scales, rights.last().and_then(|r| r.scales)] };
         let matrices = [rights[0].matrix, rights[rights.len() - 1].matrix];
         let job = Job { spec: self.spec, part, rights: matrices, scales };
-        self.isa.dispatch(Run { method: self.method, job, values: left.values, scratch: scratch.base(), finish });
+        self.isa.dispatch(Run { method: self.method, job, values: left.values, scratch: scratch.0.pointer(), finish });
     }
 }
 

@@ -138,7 +138,7 @@ impl Case {
         let mut results = vec![vec![f32::NAN; self.spec.rows * self.columns]; self.rights.len()];
         for &part in parts {
             let mut scratch = Scratch::new(kernel.scratch(part.rows, part.columns));
-            scratch.0.fill(Line([f32::NAN; 16]));
+            scratch.0.fill(f32::NAN);
             let mut fill = |wanted: Wanted| {
                 for row in 0..wanted.rows {
                     for at in 0..wanted.count {

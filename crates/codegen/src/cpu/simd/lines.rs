@@ -1,0 +1,40 @@
+//! Memory of one thread in whole cache lines, so that every place in it can be a multiple of 64 bytes.
+
+/// Elements of a line.
+pub(crate) const LINE: usize = 16;
+
+/// Elements of `f32`, from a cache line on. What is there is written and read through the pointer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lines(Vec<Line>);
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([f32; LINE]);
+
+impl Lines {
+    /// At least so many elements, all 0.
+    pub fn new(elements: usize) -> Lines {
+        Lines(vec![Line([0.0; LINE]); elements.div_ceil(LINE)])
+    }
+
+    /// How many there are.
+    pub fn elements(&self) -> usize {
+        LINE * self.0.len()
+    }
+
+    /// The first of them.
+    pub fn pointer(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
+
+    /// All of them one value.
+    #[cfg(test)]
+    pub fn fill(&mut self, value: f32) {
+        self.0.fill(Line([value; LINE]));
+    }
+
+    /// One line, counted from the first, all of one value.
+    pub fn fill_line(&mut self, line: usize, value: f32) {
+        self.0[line] = Line([value; LINE]);
+    }
+}
