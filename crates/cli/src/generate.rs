@@ -4,11 +4,11 @@ use std::io::{self, ErrorKind, Write};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::{Dtype, Engine};
 use deuteron_gpt2::{
-    Checkpoint, Config, Decoder, GenerateOptions, Generation, Gpt2, HubError, Sampler, Sampling, Stop, Tokenizer,
+    Checkpoint, Config, Decoder, GenerateOptions, Generation, Gpt2, Hub, HubError, Sampler, Sampling, Stop, Tokenizer,
     find_model, hub_folder,
 };
 use serde::Serialize;
@@ -27,6 +27,9 @@ pub struct Arguments {
     /// gpt2 with weights made from the seed
     #[arg(long, value_name = "DIR|NAME", default_value = "gpt2")]
     model: String,
+    /// Fetch the model from the Hugging Face Hub into its cache first, with `curl`; HF_ENDPOINT and HF_TOKEN count
+    #[arg(long)]
+    download: bool,
     /// Tokens a prompt, at most
     #[arg(long, default_value_t = 64)]
     max_tokens: usize,
@@ -150,6 +153,14 @@ impl Arguments {
             return Ok((gpt2, Tokenizer::gpt2()));
         }
         let hub = hub_folder(|name| std::env::var_os(name));
+        if self.download {
+            let cache = hub.as_deref().context("--download needs a cache; set HF_HOME or HOME to a folder")?;
+            let bar = show::progress(None);
+            Hub::new(|name| std::env::var(name).ok()).download(&self.model, cache, |file| {
+                bar.set_message(format!("fetching {file}"));
+            })?;
+            bar.finish_and_clear();
+        }
         let folder = match find_model(&self.model, hub.as_deref()) {
             Err(error @ HubError::NotFound { .. }) => {
                 bail!("{error}; or run the architecture with seeded weights: --model {SYNTHETIC}")

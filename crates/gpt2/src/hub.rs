@@ -1,4 +1,4 @@
-//! Models by name: a folder, or what Hugging Face's tools have downloaded. Nothing is fetched.
+//! Models by name: a folder, or what has been downloaded into the cache of Hugging Face's tools. Nothing is fetched.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub enum HubError {
     Name(String),
     /// Nothing downloaded.
     #[error(
-        "no model `{name}`{}; to get it: pip install huggingface_hub && hf download {repository}, then the same command again",
+        "no model `{name}`{}; to get it: the same command with --download, or: hf download {repository}",
         searched(.hub)
     )]
     NotFound {
@@ -26,7 +26,7 @@ pub enum HubError {
         repository: String,
     },
     /// Downloaded, but not to the end.
-    #[error("`{}` is incomplete; finish it: hf download {repository}", .folder.display())]
+    #[error("`{}` is incomplete; finish it: the same command with --download, or: hf download {repository}", .folder.display())]
     Incomplete {
         /// the repository's folder in the cache
         folder: PathBuf,
@@ -68,7 +68,7 @@ pub fn find_model(name: &str, hub: Option<&Path>) -> Result<PathBuf, HubError> {
 }
 
 /// The repositories a name may mean, the one to download first.
-fn repositories(name: &str) -> Option<Vec<String>> {
+pub(crate) fn repositories(name: &str) -> Option<Vec<String>> {
     let parts: Vec<&str> = name.split('/').collect();
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let good =
