@@ -6,7 +6,7 @@
 # Runs from the repository or from the bundle. `cargo xtask bundle` makes the binaries, so the machine with the GPU has
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
-# in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, bench.json and machine.toml.
+# in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. The parts took 12 minutes together on an H200.
 set -u
 
@@ -19,7 +19,7 @@ repeat       30       6
 sanitize     90       12
 calibrate    70       8
 bench        240      110
-ncu          50       4
+ncu          100      60
 "
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -152,9 +152,26 @@ part_bench() {
     run "$deuteron" bench add_act act_dropout_add --elements 100000000 --device cuda --json >"$rows/4"
     run fusion_table "$rows"/[1-4]
     rm -r "$rows"
+    run overhead_row
     run "$deuteron" bench add_act --ladder --device cuda
     run "$deuteron" bench norm_act --ladder --device cuda
     run python3 "$here/peers_gpu.py" --binary "$deuteron" --commit "$commit" --seconds $((230 - SECONDS))
+}
+
+# What a call costs beside its kernel, as the row of h200-overhead.csv.
+overhead_row() {
+    "$deuteron" bench --overhead --device cuda --json | python3 -c '
+import csv, datetime, json, sys
+rows = json.load(sys.stdin)
+last = {"commit": sys.argv[2], "date": datetime.date.today()}
+table = csv.DictWriter(open(f"{sys.argv[1]}/h200-overhead.csv", "w"), [*rows[0], *last], lineterminator="\n")
+table.writeheader()
+for row in rows:
+    table.writerow({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()} | last)
+over, cold, disk = (rows[0][key] for key in ("launch_us", "first_cold_ms", "first_disk_ms"))
+over -= rows[0]["bare_launch_us"]
+print(f"launch {over:.2f} us over the bare call (bar 1), first call {cold:.0f} ms cold (bar 500), {disk:.1f} ms from disk (bar 5)")
+sys.exit(over > 1 or cold > 500 or disk > 5)' "$OUT" "${commit:-unknown}"
 }
 
 # Gathers rows of `deuteron bench` in bench.json and h200-fusion.csv, and shows what fusion won beside what the saved bytes allow.

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Measures every kernel of the catalogue with `ncu`, fused and unfused, beside what the planner predicted for it.
 
-    python3 bench/ncu_table.py [--ops OP ...] [--backward] [--commit HASH]
+    python3 bench/ncu_table.py [--ops OP ...] [--commit HASH]
 
 `deuteron bench OPS --once` runs the unfused and the fused plan of each op once, and says in its JSON what it launched,
 in order, and what was predicted of it. `ncu` counts what these launches did, from cold caches and at the clocks the GPU
-happens to have. A kernel that takes several launches gets their sum.
+happens to have. A kernel that takes several launches gets their sum. What limits a kernel shows in the last columns: the
+share of memory's peak, the share of cycles that issue an instruction, and what most warps wait for. Gradients are
+measured at the first size.
 
 Reads are compared for every kernel that reads over 1 MiB. Writes are compared only where a kernel writes over 1 GiB:
 below that a good part is still in the L2 cache when the kernel ends, and is not counted.
@@ -35,14 +37,22 @@ SIZES = [(65536, 768, "bf16"), (16384, 4096, "bf16")]
 # Each output of this size has 2 GiB, forty times the L2 cache, and few ops are enough to judge writes by.
 LARGE = (704512, 768, "f32")
 LARGE_OPS = ["norm_act", "add_norm", "add_act"]
+NO_GRADIENT = ["norm_quantize"]
 
 TIME, READ, WRITTEN = "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"
 HITS, OCCUPANCY = "lts__t_sector_hit_rate.pct", "sm__warps_active.avg.pct_of_peak_sustained_active"
 REGISTERS = "launch__registers_per_thread"
-METRICS = [TIME, READ, WRITTEN, HITS, OCCUPANCY, REGISTERS]
+MEMORY, ISSUE = "dram__throughput.avg.pct_of_peak_sustained_elapsed", "sm__inst_issued.avg.pct_of_peak_sustained_active"
+# Warps that wait for each instruction issued, by what they wait for.
+STALLS = {f"smsp__average_warps_issue_stalled_{stall}_per_issue_active.ratio": words for stall, words in {
+    "long_scoreboard": "memory's answer", "barrier": "a barrier", "math_pipe_throttle": "an arithmetic unit",
+    "short_scoreboard": "shared memory or special functions", "wait": "the instruction before", "not_selected": "other warps",
+    "lg_throttle": "the queue to memory", "mio_throttle": "the queue to shared memory",
+}.items()}
+METRICS = [TIME, READ, WRITTEN, HITS, OCCUPANCY, REGISTERS, MEMORY, ISSUE, *STALLS]
 # Times become microseconds, sizes bytes. Some versions of ncu scale and abbreviate units, some do not.
 UNITS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6,
-         "byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "%": 1, "register/thread": 1, "": 1}
+         "byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "%": 1, "register/thread": 1, "inst": 1, "ratio": 1, "warp": 1, "": 1}
 
 LEAST_READ, LEAST_WRITTEN = 1 << 20, 1 << 30
 BARS = {"reads": 0.05, "writes": 0.05, "time": 0.15}
@@ -128,7 +138,8 @@ def record(row, plan, kernel, launches):
         "predicted_us": kernel["predicted_us"], "read_bytes": added(READ), "predicted_read": kernel["bytes_read"],
         "written_bytes": added(WRITTEN), "predicted_written": kernel["bytes_written"], "l2_hit_percent": by_time(HITS),
         "occupancy_percent": by_time(OCCUPANCY), "registers": max(launch[REGISTERS] for launch in launches),
-        "predicted_registers": kernel["predicted_registers"],
+        "predicted_registers": kernel["predicted_registers"], "memory_percent": by_time(MEMORY),
+        "issue_percent": by_time(ISSUE), "waits_for": STALLS[max(STALLS, key=by_time)],
     }
 
 
@@ -144,13 +155,14 @@ def deviations(records):
 
 def show(records):
     print(f"{'':<40}{'':<9}{'time us':>9}{'(pred)':>9}{'read MB':>9}{'(pred)':>9}{'write MB':>9}{'(pred)':>9}"
-          f"{'L2 hit':>8}{'occup.':>8}{'regs':>6}{'(pred)':>7}")
+          f"{'L2 hit':>8}{'occup.':>8}{'regs':>6}{'(pred)':>7}{'memory':>8}{'issue':>7}  warps wait for")
     for one in records:
         name = f"{one['op']}: {one['kernel']}"
         print(f"{name:<40.39}{one['plan']:<9}{one['time_us']:9.1f}{one['predicted_us']:9.1f}"
               f"{one['read_bytes'] / 1e6:9.1f}{one['predicted_read'] / 1e6:9.1f}{one['written_bytes'] / 1e6:9.1f}"
               f"{one['predicted_written'] / 1e6:9.1f}{one['l2_hit_percent']:7.0f}%{one['occupancy_percent']:7.0f}%"
-              f"{one['registers']:6.0f}{one['predicted_registers']:7.0f}")
+              f"{one['registers']:6.0f}{one['predicted_registers']:7.0f}{one['memory_percent']:7.0f}%"
+              f"{one['issue_percent']:6.0f}%  {one['waits_for']}")
 
 
 def judge(records):
@@ -174,7 +186,6 @@ def machine():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", nargs="+", default=OPS, metavar="OP", help="[default: all row ops]")
-    parser.add_argument("--backward", action="store_true", help="the gradients instead")
     parser.add_argument("--commit", default="", help="written into the rows")
     parser.add_argument("--binary", type=Path, help="our command [default: the bundle's, then the release build's]")
     arguments = parser.parse_args()
@@ -184,17 +195,18 @@ def main():
     out = Path(os.environ.get("OUT") or "out")
     out.mkdir(parents=True, exist_ok=True)
     last = {**machine(), "commit": arguments.commit, "date": datetime.date.today()}
-    sizes = [(size, arguments.ops) for size in SIZES]
-    sizes.append((LARGE, [op for op in LARGE_OPS if op in arguments.ops]))
+    sizes = [(size, arguments.ops, False) for size in SIZES]
+    sizes.append((LARGE, [op for op in LARGE_OPS if op in arguments.ops], False))
+    sizes.append((SIZES[0], [op for op in arguments.ops if op not in NO_GRADIENT], True))
     records = []
     with (out / "h200-ncu.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        for size, ops in sizes:
+        for size, ops, backward in sizes:
             if not ops:
                 continue
-            found = profile(binary, ops, size, arguments.backward)
+            found = profile(binary, ops, size, backward)
             new = [record(*matched) for matched in match(*found)]
-            print("{}x{} {}".format(*size))
+            print("{}x{} {}".format(*size) + ", gradients" * backward)
             show(new)
             records += new
             if file.tell() == 0:

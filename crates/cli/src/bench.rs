@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use deuteron::bench::{BenchCase, BenchRow, LadderRow, OnceRow, bench, graph, ladder, once};
+use deuteron::bench::{BenchCase, BenchRow, LadderRow, OnceRow, bench, graph, ladder, once, overhead};
 use deuteron::tune::{TunedKernel, tune_all};
 use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Strategy};
 
@@ -42,6 +42,9 @@ pub struct Arguments {
     /// On a GPU, measure the launch shapes of all kernels first, of both plans, and store what wins for later commands
     #[arg(long, conflicts_with_all = ["once", "ladder"])]
     tune: bool,
+    /// On a GPU, measure what a call costs beside its kernel instead: a launch, and the first call of all
+    #[arg(long, conflicts_with_all = ["once", "ladder", "tune", "ops"])]
+    overhead: bool,
     #[command(flatten)]
     device: DeviceArguments,
     /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
@@ -53,6 +56,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
+    if arguments.overhead {
+        return run_overhead(&arguments.device, arguments.json);
+    }
     let mut engine = arguments.device.engine()?;
     let cases = cases(arguments)?;
     if arguments.once {
@@ -77,6 +83,24 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     } else {
         print(&rows);
     }
+    Ok(Outcome::Good)
+}
+
+fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
+    let options = device.gpu_options()?;
+    let scratch = std::env::temp_dir().join(format!("deuteron-overhead-{}", std::process::id()));
+    let measured = overhead(&options, &scratch);
+    // Kernels of nobody: what cannot be removed does no harm.
+    let _ = std::fs::remove_dir_all(&scratch);
+    let row = measured?;
+    if json {
+        show::json(&[row])?;
+        return Ok(Outcome::Good);
+    }
+    println!("{}", row.device);
+    let (bare, ours) = (row.bare_launch_us, row.launch_us);
+    println!("a launch    {ours:.2} us of host time, {bare:.2} us of them the driver's bare call");
+    println!("first call  {:.0} ms with nothing known, {:.1} ms from the cache on disk", row.first_cold_ms, row.first_disk_ms);
     Ok(Outcome::Good)
 }
 

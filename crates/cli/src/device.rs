@@ -80,6 +80,17 @@ impl DeviceArguments {
         }
     }
 
+    /// How the GPU that was asked for is opened.
+    pub fn gpu_options(&self) -> Result<Options> {
+        let ordinal = match self.wanted()? {
+            Wanted::Cuda(ordinal) => ordinal,
+            Wanted::Auto => 0,
+            Wanted::Cpu => bail!("this is measured on a GPU; expected --device cuda or cuda:N, got `{}`", self.device),
+        };
+        let opened = open_gpu(ordinal, RedZones::Off, &self.tuning.choice()?);
+        Ok(opened.with_context(|| format!("device `{}`", self.device))?.1)
+    }
+
     /// What the words mean.
     pub fn wanted(&self) -> Result<Wanted> {
         parse(&self.device)?
@@ -116,6 +127,11 @@ pub fn parse(text: &str) -> Result<Option<Wanted>> {
 
 /// An engine on a GPU, planned for by what was measured on it, if it was.
 pub fn gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice) -> Result<Engine> {
+    Ok(open_gpu(ordinal, red_zones, tuning)?.0)
+}
+
+/// The same, with how it was opened.
+fn open_gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice) -> Result<(Engine, Options)> {
     let mut options = Options {
         ordinal,
         search: search(),
@@ -134,8 +150,8 @@ pub fn gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice) -> Result<Engin
     options.machine = machine_file::load(name)?;
     options.tuning = tuning.of(name)?;
     match options.machine.is_some() || !options.tuning.is_empty() {
-        true => Ok(cuda::open(&options)?),
-        false => Ok(engine),
+        true => Ok((cuda::open(&options)?, options)),
+        false => Ok((engine, options)),
     }
 }
 

@@ -4,10 +4,12 @@ mod device;
 mod host;
 mod ladder;
 mod once;
+mod overhead;
 
 pub(crate) use device::{Sets, copies, repeats, rotation, runs_of_a_sample};
 pub use ladder::{LadderRow, ladder};
 pub use once::{OnceKernel, OncePlan, OnceRow, once};
+pub use overhead::{OverheadRow, overhead};
 
 use std::time::Duration;
 

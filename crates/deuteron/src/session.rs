@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deuteron_codegen::{Launch, Source, render};
-use deuteron_device::{Executable, Inputs, Job, Kernel, Launching, Place, Step};
+use deuteron_device::{Device, Executable, Inputs, Job, Kernel, Launching, Place, Step};
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Plan, Strategy, plan};
 
@@ -55,19 +55,7 @@ impl Session {
         layouts: &[Layout],
     ) -> Result<Session, Error> {
         let device = engine.device();
-        let (sources, launches): (Vec<Source>, Vec<Launch>) = rendered.into_iter().unzip();
-        let kernels = device.compile(sources)?;
-        let steps = kernels.iter().zip(launches).map(|(kernel, launch)| {
-            let places = places(graph, &plan, &launch);
-            Step { kernel: kernel.clone(), launch, places }
-        });
-        let outputs = output_nodes(graph);
-        let job = Job {
-            inputs: graph.inputs().len(),
-            outputs: outputs.iter().map(|&node| graph.node(node).bytes()).collect(),
-            arena: plan.arena.bytes,
-            steps: steps.collect(),
-        };
+        let (kernels, job) = compile(device, graph, &plan, rendered)?;
         let executable = device.load(job)?;
         let times = vec![Duration::ZERO; plan.groups.len()];
         Ok(Session {
@@ -165,6 +153,28 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// Compiles the sources of a plan and makes a job of them.
+pub(crate) fn compile(
+    device: &dyn Device,
+    graph: &Graph,
+    plan: &Plan,
+    rendered: Vec<(Source, Launch)>,
+) -> Result<(Vec<Arc<Kernel>>, Job), Error> {
+    let (sources, launches): (Vec<Source>, Vec<Launch>) = rendered.into_iter().unzip();
+    let kernels = device.compile(sources)?;
+    let steps = kernels.iter().zip(launches).map(|(kernel, launch)| {
+        let places = places(graph, plan, &launch);
+        Step { kernel: kernel.clone(), launch, places }
+    });
+    let job = Job {
+        inputs: graph.inputs().len(),
+        outputs: output_nodes(graph).iter().map(|&node| graph.node(node).bytes()).collect(),
+        arena: plan.arena.bytes,
+        steps: steps.collect(),
+    };
+    Ok((kernels, job))
 }
 
 /// What is only described cannot be run.

@@ -24,7 +24,7 @@ pub use error::CudaError;
 pub use memory::CudaBuffer;
 pub(crate) use module::Module;
 pub use nvrtc::EntryUsage;
-pub use run::{CudaExecutable, Span};
+pub use run::{CudaExecutable, LaunchCost, Span};
 
 use std::collections::HashMap;
 use std::path::PathBuf;

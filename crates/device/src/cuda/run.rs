@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use deuteron_codegen::cpu::simd::Fault;
@@ -29,6 +29,18 @@ pub struct Span {
     pub bytes: usize,
 }
 
+/// Rounds of [`CudaExecutable::launch_cost`].
+const COST_ROUNDS: usize = 20;
+
+/// Host time of one run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaunchCost {
+    /// by bare calls of the driver
+    pub bare: Duration,
+    /// with all checks
+    pub enqueued: Duration,
+}
+
 /// A job on the GPU, ready to run.
 pub struct CudaExecutable {
     gpu: Arc<Gpu>,
@@ -47,6 +59,8 @@ pub struct CudaExecutable {
     warm: bool,
     /// The end of the work that was enqueued on a stream of someone else, and that stream.
     outside: Option<(Event, usize)>,
+    /// For the next such end.
+    marker: Option<Event>,
     /// Declared last: it is destroyed after all that its work uses.
     stream: Stream,
 }
@@ -96,6 +110,7 @@ impl CudaExecutable {
             events: Vec::new(),
             warm: false,
             outside: None,
+            marker: None,
             stream,
         })
     }
@@ -143,14 +158,43 @@ impl CudaExecutable {
         // SAFETY: the caller's promise for the stream; the addresses are checked or our own.
         unsafe { self.launch(0, stream, self.all())? };
         if !recording {
-            let known = self.outside.take().map(|(event, _)| event).or_else(|| self.events.pop());
-            let event = known.map_or_else(|| Event::new(&gpu.context), Ok)?;
+            let known = self.outside.take().map(|(event, _)| event).or_else(|| self.marker.take());
+            let event = known.map_or_else(|| Event::marker(&gpu.context), Ok)?;
             // SAFETY: the caller's promise.
             unsafe { event.record(stream)? };
             self.outside = Some((event, stream as usize));
             self.warm = true;
         }
         Ok(())
+    }
+
+    /// Host time of one run, the least of several rounds of `runs`: by bare calls of the driver, and by
+    /// [`CudaExecutable::enqueue`].
+    pub fn launch_cost(&mut self, input: Inputs<'_, '_>, runs: u32) -> Result<LaunchCost, DeviceError> {
+        self.run(input, Launching::Eager)?;
+        let gpu = self.gpu.clone();
+        let _entered = gpu.context.enter()?;
+        let handle = self.stream.handle();
+        let span = |(index, &bytes): (usize, &usize)| Span { address: self.frames[0].input(index), bytes };
+        let inputs: Vec<Span> = self.program.input_bytes.iter().enumerate().map(span).collect();
+        let mut cost = LaunchCost { bare: Duration::MAX, enqueued: Duration::MAX };
+        for _ in 0..COST_ROUNDS {
+            let start = Instant::now();
+            for _ in 0..runs {
+                // SAFETY: our stream; the run above set the inputs, which are borrowed until these runs were waited for.
+                unsafe { self.launch(0, handle, self.all())? };
+            }
+            cost.bare = cost.bare.min(start.elapsed() / runs);
+            self.stream.wait()?;
+            let start = Instant::now();
+            for _ in 0..runs {
+                // SAFETY: as above.
+                unsafe { self.enqueue(&inputs, handle as u64)? };
+            }
+            cost.enqueued = cost.enqueued.min(start.elapsed() / runs);
+            self.join()?;
+        }
+        Ok(cost)
     }
 
     /// Waits for what was enqueued outside, and looks at indices and red zones.
@@ -170,7 +214,7 @@ impl CudaExecutable {
     fn join(&mut self) -> Result<(), DeviceError> {
         let Some((event, _)) = self.outside.take() else { return Ok(()) };
         let waited = event.wait();
-        self.events.push(event);
+        self.marker = Some(event);
         waited?;
         self.check_results(1)
     }

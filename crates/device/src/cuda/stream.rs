@@ -53,8 +53,16 @@ impl Stream {
 impl Event {
     /// The context must be entered.
     pub fn new(context: &Arc<Context>) -> Result<Event, CudaError> {
-        let mut handle: sys::CUevent = std::ptr::null_mut();
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
+        Event::with(context, sys::CUevent_flags_enum::CU_EVENT_DEFAULT)
+    }
+
+    /// Without a time, which makes it cheaper to record. The context must be entered.
+    pub fn marker(context: &Arc<Context>) -> Result<Event, CudaError> {
+        Event::with(context, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn with(context: &Arc<Context>, flags: sys::CUevent_flags_enum) -> Result<Event, CudaError> {
+        let (mut handle, flags): (sys::CUevent, u32) = (std::ptr::null_mut(), flags as u32);
         // SAFETY: a context is current; the pointer is to a handle of ours.
         context.check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
         Ok(Event { context: context.clone(), handle })
