@@ -13,10 +13,10 @@ set -u
 # part       seconds  lines of its output that are shown
 PARTS="
 info         20       12
-test         100      12
+test         110      12
 check        260      60
 repeat       30       6
-sanitize     90       12
+sanitize     150      12
 calibrate    70       8
 bench        240      110
 ncu          100      60

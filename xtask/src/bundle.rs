@@ -9,18 +9,15 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Test programs by package. A name that ends in `*` stands for all that begin so.
-const TESTS: [(&str, &[&str]); 3] = [
-    ("deuteron-device", &["cuda*", "nvrtc", "cache"]),
-    ("deuteron", &["cuda*", "catalog"]),
-    ("deuteron-gpt2", &["synthetic"]),
-];
+const TESTS: [(&str, &[&str]); 3] =
+    [("deuteron-device", &["cuda*", "nvrtc", "cache"]), ("deuteron", &["cuda*"]), ("deuteron-gpt2", &["synthetic"])];
 
 /// Packages whose own unit tests use a GPU too.
 const LIBRARIES: [&str; 1] = ["deuteron-device"];
 
 /// Flags that the scripts pass to the command: an old command is found out here, and not where GPU time is spent.
 const FLAGS: [(&str, &[&str]); 3] = [
-    ("bench", &["--device", "--once", "--ladder", "--backward", "--elements", "--json"]),
+    ("bench", &["--device", "--once", "--ladder", "--backward", "--elements", "--overhead", "--json"]),
     ("check", &["--device", "--cases", "--catalog", "--small", "--repeat", "--red-zones", "--seed"]),
     ("doctor", &["--device", "--calibrate", "--validate"]),
 ];

@@ -100,7 +100,10 @@ fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
     println!("{}", row.device);
     let (bare, ours) = (row.bare_launch_us, row.launch_us);
     println!("a launch    {ours:.2} us of host time, {bare:.2} us of them the driver's bare call");
-    println!("first call  {:.0} ms with nothing known, {:.1} ms from the cache on disk", row.first_cold_ms, row.first_disk_ms);
+    println!(
+        "first call  {:.0} ms with nothing known, {:.1} ms from the cache on disk",
+        row.first_cold_ms, row.first_disk_ms
+    );
     Ok(Outcome::Good)
 }
 

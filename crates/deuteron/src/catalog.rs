@@ -4,6 +4,10 @@ use deuteron_graph::{
     Dtype, Gelu, Graph, GraphError, InputKind, Mask, NodeId, Op, Output, Shape, differentiate, extract,
 };
 
+mod products;
+
+use products::{attend, linear_cross_entropy, linear_cross_entropy_gradient, logsumexp_shape, merged_heads};
+
 use crate::error::Error;
 
 /// The usual epsilon of norms.
@@ -56,10 +60,12 @@ pub enum FusedOp {
     EmbedNorm { norm: Norm, eps: f64 },
     LinearAct { act: Activation, residual: bool },
     NormLinear { norm: Norm, eps: f64 },
-    Ffn { norm: Norm, eps: f64, act: Activation },
-    Attention { mask: Mask },
+    Qkv,
+    Ffn { norm: Norm, eps: f64, act: Activation, single: bool },
+    Attention { mask: Mask, p: f64, group: usize },
     AttentionAddNorm { mask: Mask, norm: Norm, eps: f64 },
     AttentionBlock { mask: Mask, norm: Norm, eps: f64 },
+    LinearCrossEntropy,
 }
 
 /// An operand's type.
@@ -122,10 +128,12 @@ impl FusedOp {
             FusedOp::EmbedNorm { norm, eps },
             FusedOp::LinearAct { act, residual: false },
             FusedOp::NormLinear { norm, eps },
-            FusedOp::Ffn { norm, eps, act },
-            FusedOp::Attention { mask: Mask::Causal },
+            FusedOp::Qkv,
+            FusedOp::Ffn { norm, eps, act, single: false },
+            FusedOp::Attention { mask: Mask::Causal, p: 0.0, group: 1 },
             FusedOp::AttentionAddNorm { mask: Mask::Causal, norm, eps },
             FusedOp::AttentionBlock { mask: Mask::Causal, norm, eps },
+            FusedOp::LinearCrossEntropy,
         ]
     }
 
@@ -135,6 +143,8 @@ impl FusedOp {
             self,
             FusedOp::LinearAct { .. }
                 | FusedOp::NormLinear { .. }
+                | FusedOp::Qkv
+                | FusedOp::LinearCrossEntropy
                 | FusedOp::Ffn { .. }
                 | FusedOp::Attention { .. }
                 | FusedOp::AttentionAddNorm { .. }
@@ -166,8 +176,10 @@ impl FusedOp {
             FusedOp::EmbedNorm { norm, eps },
             FusedOp::LinearAct { act: Activation::Relu, residual: true },
             FusedOp::NormLinear { norm, eps },
-            FusedOp::Ffn { norm, eps, act: Activation::Silu },
-            FusedOp::Attention { mask: Mask::Full },
+            FusedOp::Ffn { norm, eps, act: Activation::Silu, single: false },
+            FusedOp::Ffn { norm: Norm::Layer, eps, act: Activation::GeluTanh, single: true },
+            FusedOp::Attention { mask: Mask::Full, p: 0.0, group: 1 },
+            FusedOp::Attention { mask: Mask::Additive, p: 0.1, group: 1 },
             FusedOp::AttentionAddNorm { mask: Mask::Full, norm, eps },
         ]);
         all
@@ -191,7 +203,8 @@ impl FusedOp {
             FusedOp::NormBiasAct { act, .. } | FusedOp::LinearAct { act, .. } | FusedOp::Ffn { act, .. } => {
                 *act = activation;
             }
-            FusedOp::NormLinear { .. } | FusedOp::Attention { .. } => {}
+            FusedOp::NormLinear { .. } | FusedOp::Attention { .. } | FusedOp::Qkv => {}
+            FusedOp::LinearCrossEntropy => {}
             FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. } => {}
             FusedOp::BiasDropoutAdd { .. } | FusedOp::Swiglu { .. } | FusedOp::Geglu { .. } => {}
             FusedOp::LayerNorm { .. } | FusedOp::RmsNorm { .. } | FusedOp::AddNorm { .. } => {}
@@ -225,10 +238,12 @@ impl FusedOp {
             FusedOp::EmbedNorm { .. } => "embed_norm",
             FusedOp::LinearAct { .. } => "linear_act",
             FusedOp::NormLinear { .. } => "norm_linear",
+            FusedOp::Qkv => "qkv",
             FusedOp::Ffn { .. } => "ffn",
             FusedOp::Attention { .. } => "attention",
             FusedOp::AttentionAddNorm { .. } => "attention_add_norm",
             FusedOp::AttentionBlock { .. } => "attention_block",
+            FusedOp::LinearCrossEntropy => "linear_cross_entropy",
         }
     }
 
@@ -256,10 +271,12 @@ impl FusedOp {
             FusedOp::EmbedNorm { .. } => "norm(wte[tokens] + wpe[position]); returns the sum too",
             FusedOp::LinearAct { .. } => "act(x W + b), or that + r",
             FusedOp::NormLinear { .. } => "norm(x) W + b",
-            FusedOp::Ffn { .. } => "x + act(norm(x) W1 + b1) W2 + b2",
-            FusedOp::Attention { .. } => "softmax(q k^T / sqrt(d) + mask) v, causal or full",
+            FusedOp::Qkv => "x [Wq Wk Wv] + b in one pass; q, k and v are views of it",
+            FusedOp::Ffn { .. } => "x + act(norm(x) W1 + b1) W2 + b2, or x + act(norm(x) W + b)",
+            FusedOp::Attention { .. } => "dropout(softmax(q k^T / sqrt(d) + mask)) v; heads may share keys",
             FusedOp::AttentionAddNorm { .. } => "s = r + attention(q, k, v); y = norm(s); returns both",
             FusedOp::AttentionBlock { .. } => "s = r + attention(q, k, v) W + b; y = norm(s); returns both",
+            FusedOp::LinearCrossEntropy => "mean cross entropy of x W^T, logits of few rows at a time",
         }
     }
 
@@ -311,8 +328,14 @@ impl FusedOp {
                 ["x", "weight", "bias"].into_iter().chain(residual.then_some("r")).collect()
             }
             FusedOp::NormLinear { norm, .. } => with_norm(&["x", "weight", "bias"], norm),
+            FusedOp::Qkv => vec!["x", "weight", "bias"],
+            FusedOp::Ffn { norm, single: true, .. } => with_norm(&["x", "weight", "bias"], norm),
             FusedOp::Ffn { norm, .. } => with_norm(&["x", "weight1", "bias1", "weight2", "bias2"], norm),
-            FusedOp::Attention { .. } => vec!["q", "k", "v"],
+            FusedOp::Attention { mask, p, .. } => {
+                let mask = (*mask == Mask::Additive).then_some("mask");
+                ["q", "k", "v"].into_iter().chain(mask).chain((*p > 0.0).then_some("seed")).collect()
+            }
+            FusedOp::LinearCrossEntropy => vec!["x", "weight", "targets"],
             FusedOp::AttentionAddNorm { norm, .. } => with_norm(&["q", "k", "v", "r"], norm),
             FusedOp::AttentionBlock { norm, .. } => with_norm(&["q", "k", "v", "weight", "bias", "r"], norm),
         }
@@ -334,9 +357,17 @@ impl FusedOp {
                 ("seed", _) => (Dtype::I32, Shape::scalar()),
                 ("xg", _) => (dtype, Shape::from([rows, 2 * cols])),
                 ("w" | "b", FusedOp::MulAddAct { .. }) => (dtype, full.clone()),
+                ("k" | "v", FusedOp::Attention { group, .. }) => {
+                    (dtype, Shape::from([batch, heads.div_ceil((*group).max(1)), sequence, cols / heads]))
+                }
+                ("mask", FusedOp::Attention { .. }) => (dtype, Shape::from([sequence, sequence])),
                 ("q" | "k" | "v", _) if attends => (dtype, Shape::from([batch, heads, sequence, cols / heads])),
                 ("r", _) if attends => (dtype, Shape::from([batch, sequence, cols])),
-                ("weight", FusedOp::AttentionBlock { .. }) => (dtype, Shape::from([cols, cols])),
+                ("weight", FusedOp::AttentionBlock { .. } | FusedOp::Ffn { .. }) => (dtype, Shape::from([cols, cols])),
+                ("weight", FusedOp::LinearCrossEntropy) => (dtype, Shape::from([50257, cols])),
+                ("weight", FusedOp::Qkv) => (dtype, Shape::from([cols, 3 * cols])),
+                ("bias", FusedOp::Qkv) => (dtype, Shape::from([3 * cols])),
+                ("targets", _) => (Dtype::I32, Shape::from([rows])),
                 ("weight" | "weight1", _) => (dtype, Shape::from([cols, 4 * cols])),
                 ("weight2", _) => (dtype, Shape::from([4 * cols, cols])),
                 ("bias", FusedOp::LinearAct { .. } | FusedOp::NormLinear { .. }) | ("bias1", _) => {
@@ -377,6 +408,9 @@ impl FusedOp {
         if !self.has_backward() {
             return Err(Error::NoBackward(self.name()));
         }
+        if let FusedOp::LinearCrossEntropy = self {
+            return self.cross_entropy_backward(operands);
+        }
         let (mut graph, built) = self.start(operands)?;
         for (name, node) in &built.outputs {
             graph.output(name, *node)?;
@@ -393,7 +427,22 @@ impl FusedOp {
         Ok(backward)
     }
 
-    fn start(&self, operands: &[OperandType]) -> Result<(Graph, Built), Error> {
+    /// Written out by hand: see [`linear_cross_entropy_gradient`].
+    fn cross_entropy_backward(&self, operands: &[OperandType]) -> Result<Graph, Error> {
+        let (mut graph, nodes) = self.inputs(operands)?;
+        let operands = [nodes[0], nodes[1], nodes[2]];
+        let rows = graph.node(nodes[0]).shape.rows();
+        let logsumexp = graph.input("logsumexp", Dtype::F32, logsumexp_shape(rows))?;
+        let d_loss = graph.input("d_loss", Dtype::F32, Shape::scalar())?;
+        let [d_x, d_weight] = linear_cross_entropy_gradient(&mut graph, operands, logsumexp, d_loss)?;
+        graph.output("d_x", d_x)?;
+        graph.output("d_weight", d_weight)?;
+        graph.set_name(&format!("{}_backward", self.name()));
+        Ok(graph)
+    }
+
+    /// A graph of its operands alone.
+    fn inputs(&self, operands: &[OperandType]) -> Result<(Graph, Vec<NodeId>), Error> {
         let names = self.operands();
         if operands.len() != names.len() {
             let got = format!("{} operands", operands.len());
@@ -407,6 +456,11 @@ impl FusedOp {
                 InputKind::Weight => graph.weight(name, *dtype, shape.clone())?,
             });
         }
+        Ok((graph, nodes))
+    }
+
+    fn start(&self, operands: &[OperandType]) -> Result<(Graph, Built), Error> {
+        let (mut graph, nodes) = self.inputs(operands)?;
         let built = self.build(&mut graph, &nodes)?;
         for (name, node) in built.outputs.iter().chain(&built.saved) {
             if !matches!(graph.node(*node).op, Op::Input { .. }) && graph.given_name(*node).is_none() {
@@ -510,14 +564,25 @@ impl FusedOp {
                 let normed = apply_norm(g, norm, v[0], &v[3..], eps)?;
                 y(g.linear(normed, v[1], Some(v[2]))?)
             }
-            FusedOp::Ffn { norm, eps, act } => {
+            FusedOp::Qkv => y(g.linear(v[0], v[1], Some(v[2]))?),
+            FusedOp::Ffn { norm, eps, act, single: true } => {
+                let normed = apply_norm(g, norm, v[0], &v[3..], eps)?;
+                let wide = g.linear(normed, v[1], Some(v[2]))?;
+                let activated = act.apply(g, wide)?;
+                y(g.add(v[0], activated)?)
+            }
+            FusedOp::Ffn { norm, eps, act, single: false } => {
                 let normed = apply_norm(g, norm, v[0], &v[5..], eps)?;
                 let wide = g.linear(normed, v[1], Some(v[2]))?;
                 let activated = act.apply(g, wide)?;
                 let narrow = g.linear(activated, v[3], Some(v[4]))?;
                 y(g.add(v[0], narrow)?)
             }
-            FusedOp::Attention { mask } => y(attend(g, v, mask)?),
+            FusedOp::Attention { mask, p, group } => y(attend(g, v, mask, p, group)?),
+            FusedOp::LinearCrossEntropy => {
+                let (loss, logsumexp) = linear_cross_entropy(g, [v[0], v[1], v[2]])?;
+                Ok(Built { outputs: vec![("loss", loss)], saved: vec![("logsumexp", logsumexp)] })
+            }
             FusedOp::AttentionAddNorm { mask, norm, eps } => {
                 let merged = merged_heads(g, v, mask)?;
                 let s = g.add(v[3], merged)?;
@@ -533,20 +598,6 @@ impl FusedOp {
             }
         }
     }
-}
-
-/// Attention over `[batch, heads, sequence, features]`, scaled by the root of the features.
-fn attend(g: &mut Graph, v: &[NodeId], mask: Mask) -> Result<NodeId, GraphError> {
-    let scale = 1.0 / (g.node(v[0]).shape.cols().max(1) as f64).sqrt();
-    g.attention(v[0], v[1], v[2], mask, scale)
-}
-
-/// The same, heads side by side: `[batch, sequence, heads * features]`.
-fn merged_heads(g: &mut Graph, v: &[NodeId], mask: Mask) -> Result<NodeId, GraphError> {
-    let attended = attend(g, v, mask)?;
-    let shape = g.node(attended).shape.clone();
-    let merged = g.transpose(attended, &[0, 2, 1, 3])?;
-    g.reshape(merged, [shape[0], shape[2], shape[1] * shape[3]])
 }
 
 fn input_kind(operand: &str) -> InputKind {

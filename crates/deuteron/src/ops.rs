@@ -14,6 +14,13 @@
 //! # }
 //! ```
 
+mod products;
+
+pub use products::{
+    AttentionOptions, Heads, Linear, LossOutput, attention, attention_add_norm, attention_block, ffn, linear_act,
+    linear_cross_entropy, norm_linear, qkv,
+};
+
 use deuteron_graph::{Gelu, Mask};
 
 use crate::catalog::{Activation, FusedOp, Norm, OperandType};

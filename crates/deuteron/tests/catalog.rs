@@ -28,7 +28,8 @@ fn check(engine: &Engine, graph: &Graph, backward: bool, label: &str) {
 /// The types `bench` uses, with a vocabulary that a reference can hold.
 fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<(Dtype, Shape)> {
     let mut types = op.operand_types(rows, cols, dtype);
-    if let Some(position) = op.operands().iter().position(|name| *name == "wte") {
+    let vocabulary = if matches!(op, FusedOp::LinearCrossEntropy) { "weight" } else { "wte" };
+    if let Some(position) = op.operands().iter().position(|name| *name == vocabulary) {
         types[position].1 = Shape::from([301, cols]);
     }
     types

@@ -79,12 +79,7 @@ impl Hub {
     /// Downloads a model into a cache folder, unless it is there, and gives its folder. `started` hears of each file.
     ///
     /// The name that makes a snapshot the current one is written last: a download that was broken off goes on where it was.
-    pub fn download(
-        &self,
-        name: &str,
-        cache: &Path,
-        mut started: impl FnMut(&str),
-    ) -> Result<PathBuf, DownloadError> {
+    pub fn download(&self, name: &str, cache: &Path, mut started: impl FnMut(&str)) -> Result<PathBuf, DownloadError> {
         let known = repositories(name).and_then(|all| all.into_iter().next());
         let repository = known.ok_or_else(|| HubError::Name(name.to_string()))?;
         let problem = |problem: String| DownloadError::Repository { repository: repository.clone(), problem };
@@ -180,15 +175,25 @@ mod tests {
 
     #[test]
     fn what_running_takes_is_fetched_and_nothing_else() {
-        let whole = ["README.md", "config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json", "vocab.json"];
+        let whole =
+            ["README.md", "config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json", "vocab.json"];
         assert_eq!(needed(&whole).unwrap(), ["config.json", "model.safetensors", "tokenizer.json"]);
         let names = [
-            "config.json", "model-00001-of-00002.safetensors", "model-../x.safetensors", "model-00002-of-00002.safetensors",
-            "model.safetensors.index.json", "merges.txt", "vocab.json",
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model-../x.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "merges.txt",
+            "vocab.json",
         ];
         let files = [
-            "config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
-            "model-00002-of-00002.safetensors", "vocab.json", "merges.txt",
+            "config.json",
+            "model.safetensors.index.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "vocab.json",
+            "merges.txt",
         ];
         assert_eq!(needed(&names).unwrap(), files);
         assert!(needed(&["config.json", "pytorch_model.bin"]).unwrap_err().contains("model.safetensors"));

@@ -68,16 +68,16 @@ static __device__ __forceinline__ float tanh1(float x) {
 }
 static __device__ __forceinline__ float erf1(float x) { return erff(x); }
 
-// Activations as a whole. The slopes hold log2(e).
-static __device__ __forceinline__ float silu1(float x) { return x * sigmoid1(x); }
+// Activations as a whole. The slopes hold log2(e). The last product is never made part of a multiply-add.
+static __device__ __forceinline__ float silu1(float x) { return __fmul_rn(x, sigmoid1(x)); }
 static __device__ __forceinline__ float gelu_tanh1(float x) {
-    return x * rcp(1.0f + ex2(x * fmaf(-0.102943240f, x * x, -2.30220819f)));
+    return __fmul_rn(x, rcp(1.0f + ex2(x * fmaf(-0.102943240f, x * x, -2.30220819f))));
 }
 static __device__ __forceinline__ float gelu_tanh_gradient2(float g, float x) {
     const float square = x * x;
     const float s = rcp(1.0f + ex2(x * fmaf(-0.102943240f, square, -2.30220819f)));
     const float slope = fmaf(0.214064466f, square, 1.59576912f);
-    return g * fmaf(x * fmaf(-s, s, s), slope, s);
+    return __fmul_rn(g, fmaf(x * fmaf(-s, s, s), slope, s));
 }
 // x Phi(x). Phi(-t) = 2^(t P(t) - 1) for t from 0 to 6, off by at most 4e-8; beyond it falls to 0 without a branch.
 static __device__ __forceinline__ float gelu_erf1(float x) {
@@ -91,7 +91,7 @@ static __device__ __forceinline__ float gelu_erf1(float x) {
     p = fmaf(p, t, -4.59213674e-1f);
     p = fmaf(p, t, -1.15110481f);
     const float tail = ex2(fmaf(-40.0f, all - t, fmaf(p, t, -1.0f)));
-    return x * (x < 0.0f ? tail : 1.0f - tail);
+    return __fmul_rn(x, x < 0.0f ? tail : 1.0f - tail);
 }
 
 static __device__ __forceinline__ float max2(float a, float b) {
@@ -107,6 +107,8 @@ static __device__ __forceinline__ float min2(float a, float b) { return -max2(-a
 static __device__ __forceinline__ float add2(float a, float b) { return a + b; }
 static __device__ __forceinline__ float sub2(float a, float b) { return a - b; }
 static __device__ __forceinline__ float mul2(float a, float b) { return a * b; }
+// A product that is never made part of a multiply-add: one number for all who read it.
+static __device__ __forceinline__ float whole2(float a, float b) { return __fmul_rn(a, b); }
 static __device__ __forceinline__ float div2(float a, float b) {
     const float s = safe_scale(b), d = b * s, n = a * s, r = normal_reciprocal(d), q = n * r;
     const float better = fmaf(fmaf(-d, q, n), r, q);
@@ -116,12 +118,6 @@ static __device__ __forceinline__ float div2(float a, float b) {
 // The same on lanes, and on lanes with one number.
 
 static __device__ __forceinline__ F neg1(const F& x) { return lanes<F>([&](int i) { return neg1(x.v[i]); }); }
-// A value that no later instruction takes apart.
-static __device__ __forceinline__ float unsplit(float x) {
-    asm("" : "+f"(x));
-    return x;
-}
-static __device__ __forceinline__ F unsplit(const F& x) { return lanes<F>([&](int i) { return unsplit(x.v[i]); }); }
 static __device__ __forceinline__ F abs1(const F& x) { return lanes<F>([&](int i) { return abs1(x.v[i]); }); }
 static __device__ __forceinline__ F exp1(const F& x) { return lanes<F>([&](int i) { return exp1(x.v[i]); }); }
 static __device__ __forceinline__ F log1(const F& x) { return lanes<F>([&](int i) { return log1(x.v[i]); }); }
@@ -147,12 +143,15 @@ static __device__ __forceinline__ F sub2(float a, const F& b) { return lanes<F>(
 static __device__ __forceinline__ F mul2(const F& a, const F& b) { return lanes<F>([&](int i) { return mul2(at(a, i), at(b, i)); }); }
 static __device__ __forceinline__ F mul2(const F& a, float b) { return lanes<F>([&](int i) { return mul2(at(a, i), at(b, i)); }); }
 static __device__ __forceinline__ F mul2(float a, const F& b) { return lanes<F>([&](int i) { return mul2(at(a, i), at(b, i)); }); }
+static __device__ __forceinline__ F whole2(const F& a, const F& b) { return lanes<F>([&](int i) { return whole2(at(a, i), at(b, i)); }); }
+static __device__ __forceinline__ F whole2(const F& a, float b) { return lanes<F>([&](int i) { return whole2(at(a, i), at(b, i)); }); }
+static __device__ __forceinline__ F whole2(float a, const F& b) { return lanes<F>([&](int i) { return whole2(at(a, i), at(b, i)); }); }
 static __device__ __forceinline__ F div2(const F& a, const F& b) { return lanes<F>([&](int i) { return div2(at(a, i), at(b, i)); }); }
 // One reciprocal for all lanes.
 static __device__ __forceinline__ F div2(const F& a, float b) {
     const float s = safe_scale(b), r = normal_reciprocal(b * s);
-    if (s == 1.0f) return lanes<F>([&](int i) { return a.v[i] * r; });
-    return lanes<F>([&](int i) { return a.v[i] * s * r; });
+    if (s == 1.0f) return lanes<F>([&](int i) { return __fmul_rn(a.v[i], r); });
+    return lanes<F>([&](int i) { return __fmul_rn(a.v[i] * s, r); });
 }
 static __device__ __forceinline__ F div2(float a, const F& b) { return lanes<F>([&](int i) { return div2(at(a, i), at(b, i)); }); }
 static __device__ __forceinline__ F max2(const F& a, const F& b) { return lanes<F>([&](int i) { return max2(at(a, i), at(b, i)); }); }

@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e8 = mul2(e7, e7);
                 const F e14 = value(w2[c * T * ROWS]);
                 const F e15 = value(w4[c]);
-                const F e16 = unsplit(mul2(e14, e15));
+                const F e16 = whole2(e14, e15);
                 const F e20 = mul2(e16, e7);
                 if (in) f1_0 = lanes<F>([&](int i) { return Sum::both(f1_0.v[i], at(e8, i)); });
                 if (in) f1_1 = lanes<F>([&](int i) { return Sum::both(f1_1.v[i], at(e20, i)); });
@@ -172,11 +172,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e7 = sub2(e3, e6);
                 const F e14 = value(w2[c * T * ROWS]);
                 const F e15 = value(w4[c]);
-                const F e16 = unsplit(mul2(e14, e15));
+                const F e16 = whole2(e14, e15);
                 const F e17 = mul2(e7, e13);
                 const F e18 = mul2(e14, e17);
                 const F e19 = mul2(e16, e13);
-                const F e28 = unsplit(mul2(e27, e7));
+                const F e28 = whole2(e27, e7);
                 const F e29 = add2(e19, e28);
                 const F e30 = add2(e29, e28);
                 const F e31 = neg1(e30);
@@ -195,9 +195,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e7 = sub2(e3, e6);
                 const F e14 = value(w2[c * T * ROWS]);
                 const F e15 = value(w4[c]);
-                const F e16 = unsplit(mul2(e14, e15));
+                const F e16 = whole2(e14, e15);
                 const F e19 = mul2(e16, e13);
-                const F e28 = unsplit(mul2(e27, e7));
+                const F e28 = whole2(e27, e7);
                 const F e29 = add2(e19, e28);
                 const F e30 = add2(e29, e28);
                 const F e34 = add2(e30, e33);

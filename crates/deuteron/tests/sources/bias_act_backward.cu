@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
                 const F e2 = add2(e0, e1);
                 const F e3 = round_bf16(e2);
                 const F e13 = value(w2[c * T * ROWS]);
-                const F e26 = unsplit(gelu_tanh_gradient2(e13, e3));
+                const F e26 = gelu_tanh_gradient2(e13, e3);
                 const F e27 = round_bf16(e26);
                 store<Bf16, 16>(g3 + (i64)col * 2, e26, live && in);
                 if (live) sum0[c] = lanes<F>([&](int i) { return sum0[c].v[i] + at(e27, i); });

@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
                 const B e1 = keep<true>((u64)row * COLS + col, (u32)u0, 0u, 429496729u);
                 const F e2 = value(w1[c * T * ROWS]);
                 const F e4 = select<F>(e1, e2, 0e0f);
-                const F e6 = unsplit(mul2(e4, 1.1111112e0f));
+                const F e6 = whole2(e4, 1.1111112e0f);
                 const F e7 = round_bf16(e6);
                 store<Bf16, 16>(g2 + (i64)col * 2, e6, live && in);
                 if (live) sum0[c] = lanes<F>([&](int i) { return sum0[c].v[i] + at(e7, i); });

@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e18 = mul2(e17, e17);
                 const F e24 = value(w4[c * T * ROWS]);
                 const F e25 = value(w6[c]);
-                const F e26 = unsplit(mul2(e24, e25));
+                const F e26 = whole2(e24, e25);
                 const F e30 = mul2(e26, e17);
                 if (in) f1_0 = lanes<F>([&](int i) { return Sum::both(f1_0.v[i], at(e18, i)); });
                 if (in) f1_1 = lanes<F>([&](int i) { return Sum::both(f1_1.v[i], at(e30, i)); });
@@ -212,11 +212,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e17 = sub2(e13, e16);
                 const F e24 = value(w4[c * T * ROWS]);
                 const F e25 = value(w6[c]);
-                const F e26 = unsplit(mul2(e24, e25));
+                const F e26 = whole2(e24, e25);
                 const F e27 = mul2(e17, e23);
                 const F e28 = mul2(e24, e27);
                 const F e29 = mul2(e26, e23);
-                const F e38 = unsplit(mul2(e37, e17));
+                const F e38 = whole2(e37, e17);
                 const F e39 = add2(e29, e38);
                 const F e40 = add2(e39, e38);
                 const F e41 = neg1(e40);
@@ -235,9 +235,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e17 = sub2(e13, e16);
                 const F e24 = value(w4[c * T * ROWS]);
                 const F e25 = value(w6[c]);
-                const F e26 = unsplit(mul2(e24, e25));
+                const F e26 = whole2(e24, e25);
                 const F e29 = mul2(e26, e23);
-                const F e38 = unsplit(mul2(e37, e17));
+                const F e38 = whole2(e37, e17);
                 const F e39 = add2(e29, e38);
                 const F e40 = add2(e39, e38);
                 const F e44 = add2(e40, e43);
@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e48 = round_bf16(e47);
                 const B e7 = value(k7[c]);
                 const F e49 = select<F>(e7, e48, 0e0f);
-                const F e50 = unsplit(mul2(e49, 1.1111112e0f));
+                const F e50 = whole2(e49, 1.1111112e0f);
                 const F e51 = round_bf16(e50);
                 store<Bf16, 16>(g9 + (i64)col * 2, e47, live && in);
                 store<Bf16, 16>(g10 + (i64)col * 2, e50, live && in);

@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e9 = mul2(e8, e8);
                 const F e15 = value(w3[c * T * ROWS]);
                 const F e16 = value(w5[c]);
-                const F e17 = unsplit(mul2(e15, e16));
+                const F e17 = whole2(e15, e16);
                 const F e21 = mul2(e17, e8);
                 if (in) f1_0 = lanes<F>([&](int i) { return Sum::both(f1_0.v[i], at(e9, i)); });
                 if (in) f1_1 = lanes<F>([&](int i) { return Sum::both(f1_1.v[i], at(e21, i)); });
@@ -212,11 +212,11 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e8 = sub2(e4, e7);
                 const F e15 = value(w3[c * T * ROWS]);
                 const F e16 = value(w5[c]);
-                const F e17 = unsplit(mul2(e15, e16));
+                const F e17 = whole2(e15, e16);
                 const F e18 = mul2(e8, e14);
                 const F e19 = mul2(e15, e18);
                 const F e20 = mul2(e17, e14);
-                const F e29 = unsplit(mul2(e28, e8));
+                const F e29 = whole2(e28, e8);
                 const F e30 = add2(e20, e29);
                 const F e31 = add2(e30, e29);
                 const F e32 = neg1(e31);
@@ -235,9 +235,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e8 = sub2(e4, e7);
                 const F e15 = value(w3[c * T * ROWS]);
                 const F e16 = value(w5[c]);
-                const F e17 = unsplit(mul2(e15, e16));
+                const F e17 = whole2(e15, e16);
                 const F e20 = mul2(e17, e14);
-                const F e29 = unsplit(mul2(e28, e8));
+                const F e29 = whole2(e28, e8);
                 const F e30 = add2(e20, e29);
                 const F e31 = add2(e30, e29);
                 const F e35 = add2(e31, e34);

@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(128) row(const __grid_constant__ Pa
         const float r0_all = butterfly<Sum, 32>(gather_lanes<Sum>(f0_0));
         const float r0 = r0_all;
         // sweep 1
-        const float e3 = unsplit(mul2(r0, 1.3020834e-3f));
+        const float e3 = whole2(r0, 1.3020834e-3f);
         if (live && lane == 0 && part == 0) store_one(F32{}, g1, e3);
         F f1_0 = lanes<F>([](int) { return Sum::start(); });
 #pragma unroll

@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
                 const bool in = true;
                 const F e0 = value(w0[c * T * ROWS]);
                 const F e1 = value(w2[c]);
-                const F e2 = unsplit(mul2(e0, e1));
+                const F e2 = whole2(e0, e1);
                 const F e3 = value(w3[c * T * ROWS]);
                 const F e5 = sub2(e3, u4);
                 const F e7 = mul2(e5, u5);
@@ -154,11 +154,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
                 const bool in = true;
                 const F e0 = value(w0[c * T * ROWS]);
                 const F e1 = value(w2[c]);
-                const F e2 = unsplit(mul2(e0, e1));
+                const F e2 = whole2(e0, e1);
                 const F e3 = value(w3[c * T * ROWS]);
                 const F e5 = sub2(e3, u4);
                 const F e9 = mul2(e2, u5);
-                const F e19 = unsplit(mul2(e18, e5));
+                const F e19 = whole2(e18, e5);
                 const F e20 = add2(e9, e19);
                 const F e21 = add2(e20, e19);
                 const F e22 = neg1(e21);
@@ -174,11 +174,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
                 const bool in = true;
                 const F e0 = value(w0[c * T * ROWS]);
                 const F e1 = value(w2[c]);
-                const F e2 = unsplit(mul2(e0, e1));
+                const F e2 = whole2(e0, e1);
                 const F e3 = value(w3[c * T * ROWS]);
                 const F e5 = sub2(e3, u4);
                 const F e9 = mul2(e2, u5);
-                const F e19 = unsplit(mul2(e18, e5));
+                const F e19 = whole2(e18, e5);
                 const F e20 = add2(e9, e19);
                 const F e21 = add2(e20, e19);
                 const F e25 = add2(e21, e24);

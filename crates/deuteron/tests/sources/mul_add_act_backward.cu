@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(128) row(const __grid_constant__ Pa
             const F e5 = add2(e3, e4);
             const F e6 = round_bf16(e5);
             const F e16 = value(w3[c]);
-            const F e29 = unsplit(gelu_tanh_gradient2(e16, e6));
+            const F e29 = gelu_tanh_gradient2(e16, e6);
             const F e30 = round_bf16(e29);
             const F e31 = mul2(e30, e1);
             const F e33 = mul2(e30, e0);
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(128) row(const __grid_constant__ Pa
             const F e5 = add2(e3, e4);
             const F e6 = round_bf16(e5);
             const F e16 = value(w3[c]);
-            const F e29 = unsplit(gelu_tanh_gradient2(e16, e6));
+            const F e29 = gelu_tanh_gradient2(e16, e6);
             const F e30 = round_bf16(e29);
             const F e31 = mul2(e30, e1);
             const F e33 = mul2(e30, e0);

@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const bool in = true;
                 const F e0 = value(w0[c * T * ROWS]);
                 const F e4 = sub2(e0, e3);
-                const F e11 = unsplit(mul2(e4, e10));
+                const F e11 = whole2(e4, e10);
                 const F e12 = value(w1[c]);
                 const F e13 = mul2(e11, e12);
                 const F e14 = value(load<Bf16, 16, AGAIN>(g2 + (i64)col * 2, in));
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e39 = gelu_tanh_gradient2(e26, e16);
                 const F e40 = round_bf16(e39);
                 k40[c] = Packer<Bf16>::pack(e40);
-                const F e41 = unsplit(mul2(e40, e12));
+                const F e41 = whole2(e40, e12);
                 const F e42 = mul2(e40, e11);
                 const F e44 = mul2(e41, e4);
                 if (live) sum0[c] = lanes<F>([&](int i) { return sum0[c].v[i] + at(e40, i); });
@@ -170,9 +170,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e4 = sub2(e0, e3);
                 const F e12 = value(w1[c]);
                 const F e40 = value(k40[c]);
-                const F e41 = unsplit(mul2(e40, e12));
+                const F e41 = whole2(e40, e12);
                 const F e43 = mul2(e41, e10);
-                const F e52 = unsplit(mul2(e51, e4));
+                const F e52 = whole2(e51, e4);
                 const F e53 = add2(e43, e52);
                 const F e54 = add2(e53, e52);
                 const F e55 = neg1(e54);
@@ -190,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e4 = sub2(e0, e3);
                 const F e12 = value(w1[c]);
                 const F e40 = value(k40[c]);
-                const F e41 = unsplit(mul2(e40, e12));
+                const F e41 = whole2(e40, e12);
                 const F e43 = mul2(e41, e10);
-                const F e52 = unsplit(mul2(e51, e4));
+                const F e52 = whole2(e51, e4);
                 const F e53 = add2(e43, e52);
                 const F e54 = add2(e53, e52);
                 const F e58 = add2(e54, e57);

@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const bool in = true;
                 const F e0 = value(w0[c * T * ROWS]);
                 const F e4 = sub2(e0, e3);
-                const F e11 = unsplit(mul2(e4, e10));
+                const F e11 = whole2(e4, e10);
                 const F e12 = value(w1[c]);
                 const F e13 = mul2(e11, e12);
                 const F e14 = value(load<Bf16, 16, AGAIN>(g2 + (i64)col * 2, in));
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e42 = gelu_tanh_gradient2(e29, e19);
                 const F e43 = round_bf16(e42);
                 k43[c] = Packer<Bf16>::pack(e43);
-                const F e44 = unsplit(mul2(e43, e12));
+                const F e44 = whole2(e43, e12);
                 const F e45 = mul2(e43, e11);
                 const F e47 = mul2(e44, e4);
                 if (live) sum0[c] = lanes<F>([&](int i) { return sum0[c].v[i] + at(e43, i); });
@@ -183,9 +183,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e4 = sub2(e0, e3);
                 const F e12 = value(w1[c]);
                 const F e43 = value(k43[c]);
-                const F e44 = unsplit(mul2(e43, e12));
+                const F e44 = whole2(e43, e12);
                 const F e46 = mul2(e44, e10);
-                const F e55 = unsplit(mul2(e54, e4));
+                const F e55 = whole2(e54, e4);
                 const F e56 = add2(e46, e55);
                 const F e57 = add2(e56, e55);
                 const F e58 = neg1(e57);
@@ -203,9 +203,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) row(const __grid_constant__
                 const F e4 = sub2(e0, e3);
                 const F e12 = value(w1[c]);
                 const F e43 = value(k43[c]);
-                const F e44 = unsplit(mul2(e43, e12));
+                const F e44 = whole2(e43, e12);
                 const F e46 = mul2(e44, e10);
-                const F e55 = unsplit(mul2(e54, e4));
+                const F e55 = whole2(e54, e4);
                 const F e56 = add2(e46, e55);
                 const F e57 = add2(e56, e55);
                 const F e61 = add2(e57, e60);

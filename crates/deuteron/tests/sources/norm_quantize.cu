@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(128) row(const __grid_constant__ Pa
         const float r2_all = butterfly<AbsMax, 32>(gather_lanes<AbsMax>(f2_0));
         const float r2 = r2_all;
         // sweep 3
-        const float e19 = unsplit(mul2(r2, 7.874016e-3f));
+        const float e19 = whole2(r2, 7.874016e-3f);
         const bool e21 = e19 == 0e0f;
         const float e23 = e21 ? 1e0f : e19;
         const float e24 = reciprocal1(e23);

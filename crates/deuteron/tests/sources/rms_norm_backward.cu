@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
                 const bool in = true;
                 const F e0 = value(w0[c * T * ROWS]);
                 const F e1 = value(w1[c]);
-                const F e2 = unsplit(mul2(e0, e1));
+                const F e2 = whole2(e0, e1);
                 const F e3 = value(w2[c * T * ROWS]);
                 const F e5 = mul2(e3, u3);
                 const F e6 = mul2(e0, e5);
@@ -137,10 +137,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) row(const __grid_constant__
                 const bool in = true;
                 const F e0 = value(w0[c * T * ROWS]);
                 const F e1 = value(w1[c]);
-                const F e2 = unsplit(mul2(e0, e1));
+                const F e2 = whole2(e0, e1);
                 const F e3 = value(w2[c * T * ROWS]);
                 const F e7 = mul2(e2, u3);
-                const F e17 = unsplit(mul2(e16, e3));
+                const F e17 = whole2(e16, e3);
                 const F e18 = add2(e7, e17);
                 const F e19 = add2(e18, e17);
                 store<Bf16, 16>(g5 + (i64)col * 2, e19, live && in);

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(128) row(const __grid_constant__ Pa
             const i64 element = first + (i64)c * T * V;
             const F e0 = value(w0[c]);
             const F e1 = value(w1[c]);
-            const F e2 = unsplit(mul2(e0, e1));
+            const F e2 = whole2(e0, e1);
             const F e3 = value(w2[c]);
             const F e4 = sigmoid1(e3);
             const F e5 = mul2(e3, e4);
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(128) row(const __grid_constant__ Pa
             const i64 element = first + (i64)c * T * V;
             const F e0 = value(w0[c]);
             const F e1 = value(w1[c]);
-            const F e2 = unsplit(mul2(e0, e1));
+            const F e2 = whole2(e0, e1);
             const F e3 = value(w2[c]);
             const F e4 = sigmoid1(e3);
             const F e5 = mul2(e3, e4);

@@ -32,7 +32,7 @@ impl Writer<'_> {
                 let wide = if self.it.config.wide { "u64" } else { "u32" };
                 format!("(int)(({wide})row / ({wide})p.divide{axis} % ({wide})p.modulo{axis})")
             }
-            other => self.unsplit(id, other, true),
+            other => self.formula(id, other, true),
         };
         self.line(format!("const {} {name} = {value};", scalar_type(self.kind(id))));
         self.origin = None;
@@ -78,7 +78,7 @@ impl Writer<'_> {
                 };
                 format!("keep<{in_step}>({first}, (u32){seed}, {offset}u, {threshold}u)")
             }
-            other => self.unsplit(id, other, false),
+            other => self.formula(id, other, false),
         };
         self.line(format!("const {} {name} = {value};", lane_type(self.kind(id))));
         self.names.insert(id, name.clone());
@@ -89,15 +89,6 @@ impl Writer<'_> {
             self.line(format!("k{}[{slot}] = Packer<{held}>::pack({name});", id.index()));
         }
         self.origin = None;
-    }
-
-    /// A product that is read more than once is one number for all who read it: the compiler must not make it part of a
-    /// multiply-add for one of them, or what should cancel does not.
-    fn unsplit(&mut self, id: ExprId, expr: Expr, uniform: bool) -> String {
-        let is_product = matches!(expr, Expr::Binary(BinaryOp::Mul | BinaryOp::Div, ..))
-            || self.it.passes.compounds[id.index()].is_some();
-        let value = self.formula(id, expr, uniform);
-        if is_product && self.readers(id) > 1 { format!("unsplit({value})") } else { value }
     }
 
     /// How many expressions and stages read a value.
@@ -126,7 +117,12 @@ impl Writer<'_> {
         let float = |writer: &Self, id: ExprId| writer.name_for(id, Kind::Float);
         match expr {
             Expr::Unary(op, a) => format!("{}1({})", op.name(), float(self, a)),
-            Expr::Binary(op, a, b) => format!("{}2({}, {})", op.name(), float(self, a), float(self, b)),
+            Expr::Binary(op, a, b) => {
+                // A product that is read more than once is one number for all who read it: the compiler must not make it
+                // part of a multiply-add for one of them, or what should cancel does not.
+                let name = if op == BinaryOp::Mul && self.readers(id) > 1 { "whole" } else { op.name() };
+                format!("{name}2({}, {})", float(self, a), float(self, b))
+            }
             Expr::Compare(op, a, b) => {
                 let both_int = self.kind(a) == Kind::Int && self.kind(b) == Kind::Int;
                 let kind = if both_int { Kind::Int } else { Kind::Float };

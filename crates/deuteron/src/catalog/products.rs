@@ -1,0 +1,137 @@
+//! Ops around products: heads, attention, and the loss of a language model without its logits.
+
+use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Graph, GraphError, Mask, NodeId, Shape, UnaryOp};
+
+/// Rows whose logits exist at once in [`linear_cross_entropy`] and its gradient.
+const CHUNK: usize = 256;
+
+/// Attention over `[batch, heads, sequence, features]`, scaled by the root of the features. `group` heads of queries share
+/// a head of keys. Operands: q, k, v, the mask if additive, the seed if `p > 0`.
+pub(super) fn attend(g: &mut Graph, v: &[NodeId], mask: Mask, p: f64, group: usize) -> Result<NodeId, GraphError> {
+    let shape = g.node(v[0]).shape.clone();
+    let scale = 1.0 / (shape.cols().max(1) as f64).sqrt();
+    let composite = Composite::Attention { mask, scale, p, offset: 0 };
+    if group <= 1 || shape.rank() != 4 {
+        return Ok(g.call(composite, v)?[0]);
+    }
+    let mut operands = v.to_vec();
+    let keys = g.node(v[1]).shape.clone();
+    if keys.rank() != 4 || keys[1] * group != shape[1] {
+        return Err(GraphError::Attribute {
+            op: "attention".into(),
+            attribute: "group",
+            expected: format!("the heads of q {shape} over those of k {keys}"),
+            got: group.to_string(),
+        });
+    }
+    operands[0] = g.reshape(v[0], [shape[0], keys[1], group, shape[2], shape[3]])?;
+    for operand in &mut operands[1..3] {
+        let shape = g.node(*operand).shape.clone();
+        let apart = g.reshape(*operand, [shape[0], shape[1], 1, shape[2], shape[3]])?;
+        *operand = g.broadcast(apart, [shape[0], shape[1], group, shape[2], shape[3]])?;
+    }
+    let attended = g.call(composite, &operands)?[0];
+    g.reshape(attended, shape)
+}
+
+/// The same of ungrouped heads, side by side: `[batch, sequence, heads * features]`.
+pub(super) fn merged_heads(g: &mut Graph, v: &[NodeId], mask: Mask) -> Result<NodeId, GraphError> {
+    let attended = attend(g, &v[..3], mask, 0.0, 1)?;
+    let shape = g.node(attended).shape.clone();
+    let merged = g.transpose(attended, &[0, 2, 1, 3])?;
+    g.reshape(merged, [shape[0], shape[2], shape[1] * shape[3]])
+}
+
+/// Rows of `x`, a few at a time: where they start and how many there are.
+fn chunks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).step_by(CHUNK).map(move |start| (start, CHUNK.min(rows - start)))
+}
+
+/// The logits of a few rows, `x [rows, hidden]` and `weight [classes, hidden]`, and the rows.
+fn some_logits(
+    g: &mut Graph,
+    x: NodeId,
+    weight: NodeId,
+    (start, length): (usize, usize),
+) -> Result<(NodeId, NodeId), GraphError> {
+    let x = g.slice(x, 0, start, length)?;
+    Ok((g.matmul_transposed(x, weight, false, true)?, x))
+}
+
+/// Mean cross entropy of `x weight^T`, and the logsumexp of each row `[rows, 1]`. Logits exist for a few rows at a time.
+pub(super) fn linear_cross_entropy(
+    g: &mut Graph,
+    [x, weight, targets]: [NodeId; 3],
+) -> Result<(NodeId, NodeId), GraphError> {
+    let rows = g.node(x).shape.rows();
+    let (mut total, mut sums) = (None, Vec::new());
+    for (start, length) in chunks(rows) {
+        let (logits, _) = some_logits(g, x, weight, (start, length))?;
+        let targets = g.slice(targets, 0, start, length)?;
+        let result = g.cross_entropy(logits, targets)?;
+        let share = g.scale(result.loss, length as f64 / rows as f64)?;
+        total = Some(match total {
+            Some(total) => g.add(total, share)?,
+            None => share,
+        });
+        sums.push(result.logsumexp);
+    }
+    let refused = || GraphError::Attribute {
+        op: "linear_cross_entropy".into(),
+        attribute: "rows",
+        expected: "at least 1".into(),
+        got: "0".into(),
+    };
+    let logsumexp = if sums.len() == 1 { sums[0] } else { g.concat(&sums, 0)? };
+    Ok((total.ok_or_else(refused)?, logsumexp))
+}
+
+/// Its gradients with respect to `x` and `weight`, few rows at a time from the start to the end, so that each chunk's logits
+/// are forgotten before the next ones are made. Differentiating the whole would make all of them first.
+pub(super) fn linear_cross_entropy_gradient(
+    g: &mut Graph,
+    [x, weight, targets]: [NodeId; 3],
+    logsumexp: NodeId,
+    d_loss: NodeId,
+) -> Result<[NodeId; 2], GraphError> {
+    let dtype = g.node(x).dtype;
+    let rows = g.node(x).shape.rows();
+    let factor = g.scale(d_loss, 1.0 / rows.max(1) as f64)?;
+    let (mut d_x, mut d_weight) = (Vec::new(), None);
+    for (start, length) in chunks(rows) {
+        let (logits, x) = some_logits(g, x, weight, (start, length))?;
+        let shape = g.node(logits).shape.clone();
+        let logits = cast(g, logits, Dtype::F32)?;
+        let logsumexp = g.slice(logsumexp, 0, start, length)?;
+        let shifted = g.sub(logits, logsumexp)?;
+        let probability = g.unary(UnaryOp::Exp, shifted)?;
+        let targets = g.slice(targets, 0, start, length)?;
+        let targets = g.reshape(targets, [length, 1])?;
+        let column = g.iota(shape, 1)?;
+        let hit = g.compare(CompareOp::Eq, column, targets)?;
+        let one = g.constant(1.0, Dtype::F32)?;
+        let less = g.binary(BinaryOp::Sub, probability, one)?;
+        let slope = g.select(hit, less, probability)?;
+        let slope = g.mul(slope, factor)?;
+        let slope = cast(g, slope, dtype)?;
+        d_x.push(g.matmul(slope, weight)?);
+        let part = g.matmul_transposed(slope, x, true, false)?;
+        let part = cast(g, part, Dtype::F32)?;
+        d_weight = Some(match d_weight {
+            Some(sum) => g.add(sum, part)?,
+            None => part,
+        });
+    }
+    let d_x = if d_x.len() == 1 { d_x[0] } else { g.concat(&d_x, 0)? };
+    let d_weight = d_weight.unwrap_or(weight);
+    Ok([d_x, cast(g, d_weight, dtype)?])
+}
+
+fn cast(g: &mut Graph, x: NodeId, dtype: Dtype) -> Result<NodeId, GraphError> {
+    if g.node(x).dtype == dtype { Ok(x) } else { g.cast(x, dtype) }
+}
+
+/// The shape of the logsumexp of so many rows.
+pub(super) fn logsumexp_shape(rows: usize) -> Shape {
+    Shape::from([rows, 1])
+}

@@ -1,0 +1,165 @@
+//! Ready-made ops around products: linear layers, heads, attention, a language model's loss.
+
+use deuteron_graph::{Mask, View};
+
+use super::{Dropout, NormWeights, NormedSum, forward, normed_sum, one};
+use crate::catalog::{Activation, FusedOp};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::tensor::Tensor;
+
+/// Weights of a linear layer: `x weight + bias`.
+#[derive(Debug, Clone, Copy)]
+pub struct Linear<'a> {
+    /// `[in, out]`
+    pub weight: &'a Tensor,
+    /// `[out]`
+    pub bias: &'a Tensor,
+}
+
+/// Heads of queries, keys and values: `[batch, heads, sequence, features]`, views of one tensor.
+#[derive(Debug, Clone)]
+pub struct Heads {
+    /// the queries
+    pub q: Tensor,
+    /// the keys
+    pub k: Tensor,
+    /// the values
+    pub v: Tensor,
+}
+
+/// What attention does besides.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionOptions<'a> {
+    /// `Additive` takes `mask_tensor`
+    pub mask: Mask,
+    /// added to the scores
+    pub mask_tensor: Option<&'a Tensor>,
+    /// of the probabilities
+    pub dropout: Option<Dropout<'a>>,
+}
+
+impl Default for AttentionOptions<'_> {
+    fn default() -> Self {
+        AttentionOptions { mask: Mask::Causal, mask_tensor: None, dropout: None }
+    }
+}
+
+/// A loss, and what its gradient takes again.
+#[derive(Debug, Clone)]
+pub struct LossOutput {
+    /// the mean over all rows, one number
+    pub loss: Tensor,
+    /// of each row's logits, `[rows, 1]`
+    pub logsumexp: Tensor,
+}
+
+/// `act(x weight + bias)`, or that plus a residual.
+pub fn linear_act(
+    engine: &Engine,
+    x: &Tensor,
+    linear: Linear,
+    act: Activation,
+    residual: Option<&Tensor>,
+) -> Result<Tensor, Error> {
+    let operands: Vec<&Tensor> = [x, linear.weight, linear.bias].into_iter().chain(residual).collect();
+    one(engine, FusedOp::LinearAct { act, residual: residual.is_some() }, &operands)
+}
+
+/// `norm(x) weight + bias`
+pub fn norm_linear(engine: &Engine, x: &Tensor, weights: NormWeights, linear: Linear) -> Result<Tensor, Error> {
+    let op = FusedOp::NormLinear { norm: weights.norm(), eps: weights.eps };
+    one(engine, op, &weights.after(&[x, linear.weight, linear.bias]))
+}
+
+/// Queries, keys and values of `x [batch, sequence, in]` in one pass. The weight's columns are `heads` heads of queries, then
+/// `key_heads` of keys and as many of values; all heads have as many features.
+pub fn qkv(engine: &Engine, x: &Tensor, linear: Linear, heads: usize, key_heads: usize) -> Result<Heads, Error> {
+    let columns = linear.weight.shape().cols();
+    let all = heads + 2 * key_heads;
+    if x.shape().rank() != 3 || heads == 0 || key_heads == 0 || !columns.is_multiple_of(all) {
+        return Err(Error::Operands {
+            op: "qkv",
+            expected: format!("x [batch, sequence, in] and a weight whose columns are {all} heads"),
+            got: format!("x {}, weight {}", x.shape(), linear.weight.shape()),
+        });
+    }
+    let (batch, sequence, features) = (x.shape()[0], x.shape()[1], columns / all);
+    let joint = one(engine, FusedOp::Qkv, &[x, linear.weight, linear.bias])?;
+    let joint = joint.view(&View::Reshape([batch, sequence, all, features].into()))?;
+    let part = |start: usize, length: usize| {
+        let part = joint.view(&View::Slice { axis: 2, start, length })?;
+        part.view(&View::Transpose(vec![0, 2, 1, 3]))
+    };
+    Ok(Heads { q: part(0, heads)?, k: part(heads, key_heads)?, v: part(heads + key_heads, key_heads)? })
+}
+
+/// `x + act(norm(x) first) second`, or `x + act(norm(x) first)` without a second layer.
+pub fn ffn(
+    engine: &Engine,
+    x: &Tensor,
+    weights: NormWeights,
+    first: Linear,
+    act: Activation,
+    second: Option<Linear>,
+) -> Result<Tensor, Error> {
+    let op = FusedOp::Ffn { norm: weights.norm(), eps: weights.eps, act, single: second.is_none() };
+    let mut operands = vec![x, first.weight, first.bias];
+    operands.extend(second.iter().flat_map(|second| [second.weight, second.bias]));
+    one(engine, op, &weights.after(&operands))
+}
+
+/// `dropout(softmax(q k^T / sqrt(features) + mask)) v` over `[batch, heads, sequence, features]`. Keys and values may have
+/// fewer heads, each shared by a group of heads of queries.
+pub fn attention(
+    engine: &Engine,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    options: AttentionOptions,
+) -> Result<Tensor, Error> {
+    let heads = |tensor: &Tensor| if tensor.shape().rank() == 4 { tensor.shape()[1] } else { 1 };
+    let p = options.dropout.map_or(0.0, |dropout| dropout.p);
+    let seed = options.dropout.filter(|dropout| dropout.p > 0.0).map(|dropout| dropout.seed);
+    let op = FusedOp::Attention { mask: options.mask, p, group: heads(q).checked_div(heads(k)).unwrap_or(1).max(1) };
+    let operands: Vec<&Tensor> = [q, k, v].into_iter().chain(options.mask_tensor).chain(seed).collect();
+    one(engine, op, &operands)
+}
+
+/// `s = r + attention(q, k, v)`, `y = norm(s)`; `r [batch, sequence, heads * features]`.
+pub fn attention_add_norm(
+    engine: &Engine,
+    [q, k, v]: [&Tensor; 3],
+    r: &Tensor,
+    mask: Mask,
+    weights: NormWeights,
+) -> Result<NormedSum, Error> {
+    let op = FusedOp::AttentionAddNorm { mask, norm: weights.norm(), eps: weights.eps };
+    normed_sum(engine, op, &weights.after(&[q, k, v, r]))
+}
+
+/// `s = r + attention(q, k, v) weight + bias`, `y = norm(s)`: GPT-2's order.
+pub fn attention_block(
+    engine: &Engine,
+    [q, k, v]: [&Tensor; 3],
+    projection: Linear,
+    r: &Tensor,
+    mask: Mask,
+    weights: NormWeights,
+) -> Result<NormedSum, Error> {
+    let op = FusedOp::AttentionBlock { mask, norm: weights.norm(), eps: weights.eps };
+    normed_sum(engine, op, &weights.after(&[q, k, v, projection.weight, projection.bias, r]))
+}
+
+/// Mean cross entropy of `x weight^T` and a target a row, with the logits of few rows at a time: `x [rows, in]`, `weight
+/// [classes, in]`, `targets i32[rows]`.
+pub fn linear_cross_entropy(
+    engine: &Engine,
+    x: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+) -> Result<LossOutput, Error> {
+    let mut results = forward(engine, &FusedOp::LinearCrossEntropy, &[x, weight, targets])?;
+    let logsumexp = results.swap_remove(1);
+    Ok(LossOutput { loss: results.swap_remove(0), logsumexp })
+}
