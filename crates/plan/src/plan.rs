@@ -74,6 +74,8 @@ pub enum GroupKind {
     Attention,
     /// Rows added into a table.
     ScatterAdd,
+    /// Rows written into a cache.
+    Append,
     /// A view or a concatenation written out.
     Copy,
     /// Known only by its cost.
@@ -87,6 +89,7 @@ impl fmt::Display for GroupKind {
             GroupKind::Matmul => "matmul",
             GroupKind::Attention => "attention",
             GroupKind::ScatterAdd => "scatter_add",
+            GroupKind::Append => "append",
             GroupKind::Copy => "copy",
             GroupKind::Opaque => "opaque",
         })
