@@ -16,8 +16,8 @@ use crate::tensor::Tensor;
 pub struct Session {
     graph: Graph,
     plan: Plan,
-    /// of the inputs that are no states
-    layouts: Vec<Layout>,
+    /// of the inputs that are no states, then of the states
+    layouts: [Vec<Layout>; 2],
     kernels: Vec<Arc<Kernel>>,
     executable: Box<dyn Executable>,
     times: Vec<Duration>,
@@ -98,7 +98,8 @@ impl Session {
         };
         let executable = device.load(job)?;
         let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| homes.inputs.contains(input));
-        let layouts = data.map(|(_, layout)| layout.clone()).collect();
+        let kept = states.iter().map(|&state| Layout::contiguous(&graph.node(state).shape));
+        let layouts = [data.map(|(_, layout)| layout.clone()).collect(), kept.collect()];
         let times = vec![Duration::ZERO; plan.groups.len()];
         Ok(Session {
             graph: graph.clone(),
@@ -211,11 +212,11 @@ impl Session {
             let (expected, names) = (expected.len(), names.join(", "));
             return Err(Error::InputCount { graph: graph(), expected, names, got: inputs.len() });
         }
-        for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts) {
-            self.check_tensor(id, tensor, Some(layout))?;
+        for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts[0]) {
+            self.check_tensor(id, tensor, layout)?;
         }
-        for (&[id, _], state) in kept.iter().zip(states) {
-            self.check_tensor(id, state, None)?;
+        for ((&[id, _], state), layout) in kept.iter().zip(states).zip(&self.layouts[1]) {
+            self.check_tensor(id, state, layout)?;
             if state.memory_mut().is_none() {
                 return Err(Error::SharedState(self.graph.label(id)));
             }
@@ -223,17 +224,11 @@ impl Session {
         Ok(())
     }
 
-    fn check_tensor(&self, id: NodeId, tensor: &Tensor, layout: Option<&Layout>) -> Result<(), Error> {
-        let node = self.graph.node(id);
-        let fits = match layout {
-            Some(layout) => tensor.layout() == layout,
-            None => tensor.layout().is_contiguous() && *tensor.shape() == node.shape,
-        };
-        if fits && tensor.dtype() == node.dtype {
+    fn check_tensor(&self, id: NodeId, tensor: &Tensor, layout: &Layout) -> Result<(), Error> {
+        let dtype = self.graph.node(id).dtype;
+        if tensor.dtype() == dtype && tensor.layout() == layout {
             return Ok(());
         }
-        let (dtype, contiguous) = (node.dtype, Layout::contiguous(&node.shape));
-        let layout = layout.unwrap_or(&contiguous);
         let describe = |dtype, layout: &Layout| {
             let strides =
                 if layout.is_contiguous() { String::new() } else { format!(", strides {:?}", layout.strides) };
