@@ -235,7 +235,8 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
     }
 
     let layouts = [heads(*q)?, heads(*k)?, heads(*v)?, &added, Some(&written).filter(|layout| in_rows(layout))?];
-    let split = if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts, positions.is_some())? };
+    let split =
+        if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts, positions.is_some())? };
     let strides = |operand: usize| HeadStrides {
         batch: split.batch.strides[operand],
         head: split.head.strides[operand],

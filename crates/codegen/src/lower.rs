@@ -9,7 +9,9 @@ use crate::attention;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
 use crate::epilogue::{Operand, recognise};
 use crate::product::{lower_product, product};
-use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece};
+use crate::source::{
+    AppendShape, ArgBinding, Backend, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece,
+};
 
 /// Lowers one group of a plan. The group comes from the planner and is of a form that [`crate::cpu::CpuCatalog`] offers, so
 /// its nodes fit one kernel.

@@ -310,7 +310,10 @@ impl Homes {
         // The planner gives every stored value that is no output a slot; a value without one is an error the device
         // reports.
         let slot = plan.arena.slot(base);
-        slot.map_or(Place::Arena { offset: 0, bytes: 0 }, |slot| Place::Arena { offset: slot.offset, bytes: slot.bytes })
+        slot.map_or(Place::Arena { offset: 0, bytes: 0 }, |slot| Place::Arena {
+            offset: slot.offset,
+            bytes: slot.bytes,
+        })
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use deuteron::reference::{Array, Rounding, interpret};
 use deuteron::cuda::{self, Search};
+use deuteron::reference::{Array, Rounding, interpret};
 use deuteron::verify::Expected;
-use deuteron::{Cpu, DeviceError, Dtype, Engine, Error, Graph, GroupKind, Isa, Launching, NodeId, Session, Strategy,
-    Tensor, seed};
+use deuteron::{
+    Cpu, DeviceError, Dtype, Engine, Error, Graph, GroupKind, Isa, Launching, NodeId, Session, Strategy, Tensor, seed,
+};
 use deuteron_testkit::hardware;
 
 fn engine() -> Engine {
@@ -89,7 +90,8 @@ fn rows_that_do_not_fit_are_an_index_error() {
 }
 
 fn rows_that_do_not_fit(graph: &Graph, mut session: Session) {
-    for (positions, wrong, row) in [([0, 6, 5], 6, 1), ([0, 5, -1], -1, 2), ([i32::MAX, 5, 5], i64::from(i32::MAX), 0)] {
+    for (positions, wrong, row) in [([0, 6, 5], 6, 1), ([0, 5, -1], -1, 2), ([i32::MAX, 5, 5], i64::from(i32::MAX), 0)]
+    {
         let inputs = inputs(graph, &positions);
         let error = run(&mut session, &inputs).unwrap_err();
         let Error::Device(DeviceError::Index { fault, .. }) = error else { panic!("{error}") };

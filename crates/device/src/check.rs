@@ -6,10 +6,10 @@ use deuteron_codegen::cpu::simd::MAX_LEADING;
 use deuteron_codegen::{Access, ArgSpec, AttentionKernel, Geometry, MatmulKernel, Source};
 use deuteron_graph::Dtype;
 
-use crate::{Inputs, States};
 use crate::error::DeviceError;
 use crate::extent::extent;
 use crate::job::{Job, Place, Step};
+use crate::{Inputs, States};
 
 /// What the checks need to know of a kernel, whatever it is made of.
 pub(crate) enum Form<'a> {

@@ -1,8 +1,8 @@
 //! How far each argument of a launch reaches: checked once, when a job is loaded, so that running needs no checks.
 
 use deuteron_codegen::{
-    Access, AppendShape, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, MatmulShape, Operand,
-    Piece,
+    Access, AppendShape, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, MatmulShape,
+    Operand, Piece,
 };
 
 use crate::check::{Form, RowForm, after_sums};

@@ -142,7 +142,13 @@ fn copy_job(device: &dyn Device, element: usize, pieces: &[Piece], sources: usiz
     let places = (0..sources).map(Place::Input).chain([Place::Output(0)]).collect();
     let kernel = compiled(device, Source::Cuda(copy_source(element)));
     let launch = Launch { args, geometry: Geometry::Copy(pieces.to_vec()) };
-    Job { steps: vec![Step { kernel, launch, places }], inputs: sources, states: vec![], outputs: vec![to * element], arena: 0 }
+    Job {
+        steps: vec![Step { kernel, launch, places }],
+        inputs: sources,
+        states: vec![],
+        outputs: vec![to * element],
+        arena: 0,
+    }
 }
 
 fn check_copy(device: &Cuda, name: &str, element: usize, pieces: &[Piece]) {
@@ -157,7 +163,9 @@ fn check_copy(device: &Cuda, name: &str, element: usize, pieces: &[Piece]) {
         [(&on_host, Launching::Eager), (&on_device, Launching::Eager), (&on_device, Launching::Graph)]
     {
         executable.poison().unwrap();
-        executable.run(&|index| &inputs[index], &mut NoStates, launching).unwrap_or_else(|error| panic!("{name}: {error}"));
+        executable
+            .run(&|index| &inputs[index], &mut NoStates, launching)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
         let got = read(&*executable, 0, to * element);
         let first = got.iter().zip(&expected).position(|(a, b)| a != b);
         assert_eq!(first, None, "{name}, elements of {element} bytes, {launching:?}");
@@ -356,7 +364,11 @@ fn an_index_outside_of_its_table_is_the_error_of_the_cpu_and_does_no_harm() {
         let mut executable = device.load(scatter.job(kernel)).unwrap();
         let inputs = scatter.inputs();
         for launching in [Launching::Eager, Launching::Graph, Launching::Graph] {
-            assert_eq!(executable.run(&|index| &inputs[index], &mut NoStates, launching).unwrap_err(), expected, "{launching:?}");
+            assert_eq!(
+                executable.run(&|index| &inputs[index], &mut NoStates, launching).unwrap_err(),
+                expected,
+                "{launching:?}"
+            );
         }
         // The next run of the same executable, with indices that are right, is right.
         scatter.indices.iter_mut().for_each(|index| *index = 0);

@@ -28,10 +28,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut session = Session::with_states(&engine, &graph, Strategy::Fused, states)?;
     let inputs: Vec<&Tensor> = inputs.iter().collect();
 
-    let read = config.parameters() as f64 - (config.vocabulary + config.context - 2) as f64 * config.hidden as f64
-        + (config.vocabulary * config.hidden) as f64 * f64::from(u8::from(config.tied));
-    let cached = 2 * (context + 1) * config.layers * config.hidden;
-    let bytes = (read + cached as f64) * dtype.bytes() as f64;
+    // The table of tokens is the head, too; of that of positions one row is read.
+    let read = config.parameters() - config.context * config.hidden + 2 * (context + 1) * config.layers * config.hidden;
+    let bytes = (read * dtype.bytes()) as f64;
     let mut probe = engine.device().copy_probe(256 << 20)?;
     let (mut whole, mut copies) = (Vec::new(), Vec::new());
     let mut kinds: BTreeMap<String, Vec<Duration>> = BTreeMap::new();

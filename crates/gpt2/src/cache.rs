@@ -18,13 +18,7 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// Room for so many tokens of each sequence.
-    pub fn new(
-        engine: &Engine,
-        config: &Config,
-        dtype: Dtype,
-        batch: usize,
-        capacity: usize,
-    ) -> Result<Cache, Error> {
+    pub fn new(engine: &Engine, config: &Config, dtype: Dtype, batch: usize, capacity: usize) -> Result<Cache, Error> {
         let shape = [2, batch, config.heads, capacity, config.head()];
         let zeros = vec![0; shape.iter().product::<usize>() * dtype.bytes()];
         let layers = (0..config.layers).map(|_| Tensor::upload(engine, dtype, shape, &zeros));
@@ -60,7 +54,8 @@ impl Cache {
         let layers = self.layers.iter().map(|layer| {
             let from = layer.to_bytes()?;
             bytes.fill(0);
-            for (which, (new, &old)) in (0..2).flat_map(|which| kept.iter().enumerate().map(move |pair| (which, pair))) {
+            for (which, (new, &old)) in (0..2).flat_map(|which| kept.iter().enumerate().map(move |pair| (which, pair)))
+            {
                 let length = self.lengths[old].min(capacity) * head;
                 for at in 0..heads {
                     let source = ((which * self.lengths.len() + old) * heads + at) * self.capacity * head;

@@ -7,8 +7,8 @@ use std::ops::ControlFlow;
 use deuteron::reference::{Allowance, Array, Rounding, compare, interpret, longest_reduction, round_to};
 use deuteron::{Dtype, Engine, Strategy};
 use deuteron_gpt2::{
-    Checkpoint, Config, Error, GenerateOptions, Generation, Gpt2, Piece, Sampling, SamplingError, Start, Stop,
-    Weight, next_logits,
+    Checkpoint, Config, Error, GenerateOptions, Generation, Gpt2, Piece, Sampling, SamplingError, Start, Stop, Weight,
+    next_logits,
 };
 use half::{bf16, f16};
 use support::{Expected, fixture};

@@ -51,7 +51,8 @@ fn check_logits(what: &str, prompt: &[u32], dtype: Dtype, got: Vec<f32>) -> f64 
     let length = prompt.len();
     let graph = from_start(length, dtype);
     let places = Array::new([1, length], (0..length).map(|place| place as f64).collect());
-    let mut inputs = vec![tokens(prompt), places, Array::new([1], vec![0.0]), Array::new([1], vec![length as f64 - 1.0])];
+    let mut inputs =
+        vec![tokens(prompt), places, Array::new([1], vec![0.0]), Array::new([1], vec![length as f64 - 1.0])];
     let cache = Array::filled([2, 1, CONFIG.heads, length, CONFIG.head()], 0.0);
     inputs.extend((0..CONFIG.layers).map(|_| cache.clone()));
     inputs.extend(weights(&graph));

@@ -115,7 +115,10 @@ fn registers(machine: MachineKind, form: Form, cost: &Cost, occupancy_ratio: f64
         (MachineKind::Cpu, _) => 1.0,
         (MachineKind::Gpu, GroupKind::Matmul | GroupKind::Attention) if occupancy_ratio >= 0.9 => 1.0,
         (MachineKind::Gpu, GroupKind::Matmul | GroupKind::Attention) => occupancy_ratio,
-        (MachineKind::Gpu, GroupKind::Row | GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Append | GroupKind::Opaque) => {
+        (
+            MachineKind::Gpu,
+            GroupKind::Row | GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Append | GroupKind::Opaque,
+        ) => {
             let registers = cost.resources.registers;
             if registers < REGISTER_THRESHOLD { 1.0 } else { REGISTER_THRESHOLD as f64 / registers as f64 }
         }

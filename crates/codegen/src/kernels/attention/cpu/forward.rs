@@ -132,7 +132,8 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
             product.run(simd);
         }
 
-        let first = (part.query + inputs.used.by(attention, part.batch)) as isize - (attention.queries + part.key) as isize;
+        let first =
+            (part.query + inputs.used.by(attention, part.batch)) as isize - (attention.queries + part.key) as isize;
         let diagonal = (attention.causal && first < part.keys as isize - 1).then_some(Diagonal { first });
         let mut scale = attention.scale;
         if inputs.mask.is_some() || diagonal.is_some() {
