@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::{Dtype, Engine};
 use deuteron_gpt2::{
-    Checkpoint, Config, Decoder, GenerateOptions, Generation, Gpt2, Hub, HubError, Sampler, Sampling, Stop, Tokenizer,
-    find_model, hub_folder,
+    Checkpoint, Config, Decoder, GenerateOptions, Generation, Gpt2, Hub, HubError, Sampler, Sampling, Stop, Times,
+    Tokenizer, find_model, hub_folder,
 };
 use serde::Serialize;
 
@@ -50,8 +50,9 @@ pub struct Arguments {
     weights: Dtype,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Print {model, device, weights, prompt_tokens, generated_tokens, seconds, tokens_per_second, texts}, each text
-    /// {prompt, text, tokens, stop}; stop is end_of_text, max_tokens or context_full
+    /// Print {model, device, weights, prompt_tokens, generated_tokens, seconds, compile_seconds, prompt_tokens_per_second,
+    /// tokens_per_second, texts}, each text {prompt, text, tokens, stop}; stop is end_of_text, max_tokens or context_full.
+    /// The rates are of prompts and of the tokens after the first, without compilation
     #[arg(long)]
     json: bool,
 }
@@ -64,6 +65,8 @@ struct Report<'a> {
     prompt_tokens: usize,
     generated_tokens: usize,
     seconds: f64,
+    compile_seconds: f64,
+    prompt_tokens_per_second: f64,
     tokens_per_second: f64,
     texts: Vec<Text<'a>>,
 }
@@ -117,7 +120,7 @@ fn generate(arguments: &Arguments) -> Result<()> {
     };
     let seconds = begin.elapsed();
     let texts = texts(&tokenizer, prompts, &generations)?;
-    let report = arguments.report(&engine, &tokens, texts, seconds);
+    let report = arguments.report(&engine, &gpt2.times(), texts, seconds);
     if arguments.json {
         return write(&format!("{}\n", serde_json::to_string_pretty(&report)?));
     }
@@ -131,10 +134,12 @@ fn generate(arguments: &Arguments) -> Result<()> {
     // A standard error that is closed keeps nothing from the user.
     let _ = writeln!(
         io::stderr(),
-        "{} prompt + {} generated tokens in {:.2} s, {:.1} tokens/s{full}",
+        "{} prompt + {} generated tokens in {:.2} s, {:.2} s of it to compile: {:.1} prompt tokens/s, then {:.1} tokens/s{full}",
         report.prompt_tokens,
         report.generated_tokens,
         report.seconds,
+        report.compile_seconds,
+        report.prompt_tokens_per_second,
         report.tokens_per_second
     );
     Ok(())
@@ -172,17 +177,18 @@ impl Arguments {
         Ok((Gpt2::new(engine, &checkpoint, self.weights)?, tokenizer))
     }
 
-    fn report<'a>(&'a self, engine: &Engine, prompts: &[Vec<u32>], texts: Vec<Text<'a>>, time: Duration) -> Report<'a> {
-        let generated_tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
-        let seconds = time.as_secs_f64();
+    fn report<'a>(&'a self, engine: &Engine, times: &Times, texts: Vec<Text<'a>>, time: Duration) -> Report<'a> {
+        let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
         Report {
             model: &self.model,
             device: engine.device().describe(),
             weights: self.weights.name(),
-            prompt_tokens: prompts.iter().map(Vec::len).sum(),
-            generated_tokens,
-            seconds,
-            tokens_per_second: generated_tokens as f64 / seconds.max(1e-9),
+            prompt_tokens: times.prompt_tokens,
+            generated_tokens: texts.iter().map(|text| text.tokens.len()).sum(),
+            seconds: time.as_secs_f64(),
+            compile_seconds: times.compiling.as_secs_f64(),
+            prompt_tokens_per_second: rate(times.prompt_tokens, times.prompt),
+            tokens_per_second: rate(times.step_tokens, times.steps),
             texts,
         }
     }

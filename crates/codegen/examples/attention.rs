@@ -12,7 +12,7 @@ use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::kernels::attention::Attention;
 use deuteron_codegen::kernels::attention::cpu::{
-    Backward, Forward, Heads, Inputs, Output, Scratch, Shared, backward, combine, finish, forward,
+    Backward, Forward, Heads, Inputs, Output, Scratch, Shared, Used, backward, combine, finish, forward,
 };
 use deuteron_graph::Dtype;
 
@@ -115,7 +115,7 @@ impl Problem {
     }
 
     fn inputs(&mut self) -> Inputs {
-        Inputs { q: self.heads(0), k: self.heads(1), v: self.heads(2), mask: None, used: 1024 }
+        Inputs { q: self.heads(0), k: self.heads(1), v: self.heads(2), mask: None, used: Used::Of(1024) }
     }
 
     fn forward(&mut self, threads: usize, runs: usize) {

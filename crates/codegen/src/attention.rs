@@ -37,6 +37,8 @@ pub enum AttentionMask {
     Causal,
     /// what an argument of this type, added to the scores, makes small
     Additive(Dtype),
+    /// keys beyond the query's position, an argument giving that of each sequence's first query
+    Cached,
 }
 
 /// Which probabilities are dropped, but for the seed.
@@ -59,6 +61,8 @@ pub enum AttentionOperand {
     V,
     /// added to the scores
     Mask,
+    /// an `i32` for each sequence: the position of its first query
+    Positions,
     /// one `i32`: first word of the generator's key
     Seed,
     /// the result
@@ -68,19 +72,21 @@ pub enum AttentionOperand {
 impl AttentionKernel {
     /// Its arguments, in order.
     pub fn operands(&self) -> &'static [AttentionOperand] {
-        use AttentionOperand::{K, Mask, O, Q, Seed, V};
+        use AttentionOperand::{K, Mask, O, Positions, Q, Seed, V};
         match (self.mask, self.dropout) {
             (AttentionMask::Full | AttentionMask::Causal, None) => &[Q, K, V, O],
             (AttentionMask::Full | AttentionMask::Causal, Some(_)) => &[Q, K, V, Seed, O],
             (AttentionMask::Additive(_), None) => &[Q, K, V, Mask, O],
             (AttentionMask::Additive(_), Some(_)) => &[Q, K, V, Mask, Seed, O],
+            (AttentionMask::Cached, None) => &[Q, K, V, Positions, O],
+            (AttentionMask::Cached, Some(_)) => &[Q, K, V, Positions, Seed, O],
         }
     }
 
     /// The storage type of an argument.
     pub fn operand_dtype(&self, operand: AttentionOperand) -> Dtype {
         match (operand, self.mask) {
-            (AttentionOperand::Seed, _) => Dtype::I32,
+            (AttentionOperand::Seed | AttentionOperand::Positions, _) => Dtype::I32,
             (AttentionOperand::Mask, AttentionMask::Additive(dtype)) => dtype,
             (_, _) => self.dtype,
         }
@@ -99,7 +105,7 @@ impl AttentionKernel {
             keys,
             width: self.width,
             scale: self.scale,
-            causal: self.mask == AttentionMask::Causal,
+            causal: matches!(self.mask, AttentionMask::Causal | AttentionMask::Cached),
             dropout: self.dropout.map(dropout),
         }
     }
@@ -110,6 +116,7 @@ impl AttentionKernel {
             AttentionMask::Full => "",
             AttentionMask::Causal => "causal ",
             AttentionMask::Additive(_) => "masked ",
+            AttentionMask::Cached => "cached ",
         };
         let group = if self.group > 1 { format!(", {} heads a key head", self.group) } else { String::new() };
         let dropout = self.dropout.map_or(String::new(), |rule| format!(", dropout {}", rule.probability));
@@ -163,6 +170,8 @@ pub struct FoundAttention {
     pub operands: [NodeId; 3],
     /// what is added to the scores
     pub mask: Option<NodeId>,
+    /// the first position of each sequence
+    pub positions: Option<NodeId>,
     /// the seed of dropout
     pub seed: Option<NodeId>,
     /// what is stored
@@ -177,6 +186,7 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
     let (&[output], [q, k, v, rest @ ..]) = (call.outputs.as_slice(), call.inputs.as_slice()) else { return None };
     let mut rest = rest.iter().copied();
     let mask = if kind == Mask::Additive { Some(rest.next()?) } else { None };
+    let positions = if kind == Mask::Cached { Some(rest.next()?) } else { None };
     let seed = if p > 0.0 { Some(rest.next()?) } else { None };
 
     let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
@@ -214,13 +224,19 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
             Some(placed.layout.broadcast(&scores)).filter(|layout| readable && in_rows(layout))?
         }
     };
+    if let Some(value) = positions {
+        let placed = placement.get(value)?;
+        let in_order = shape[0] == 1 || placed.layout.strides == [1];
+        (in_order && graph.node(placed.base).dtype == Dtype::I32).then_some(())?;
+    }
     if let Some(value) = seed {
         let base = placement.base(value)?;
         (graph.node(base).dtype == Dtype::I32).then_some(())?;
     }
 
     let layouts = [heads(*q)?, heads(*k)?, heads(*v)?, &added, Some(&written).filter(|layout| in_rows(layout))?];
-    let split = if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts)? };
+    let split =
+        if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts, positions.is_some())? };
     let strides = |operand: usize| HeadStrides {
         batch: split.batch.strides[operand],
         head: split.head.strides[operand],
@@ -233,6 +249,7 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
         scale: scale as f32,
         mask: match (kind, mask_dtype) {
             (Mask::Causal, _) => AttentionMask::Causal,
+            (Mask::Cached, _) => AttentionMask::Cached,
             (Mask::Additive, Some(dtype)) => AttentionMask::Additive(dtype),
             (Mask::Full | Mask::Additive, _) => AttentionMask::Full,
         },
@@ -250,13 +267,13 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
         o: strides(O),
     };
     kernel.sized(&shape, 0).refusal().is_none().then_some(())?;
-    Some(FoundAttention { kernel, shape, operands: [*q, *k, *v], mask, seed, result })
+    Some(FoundAttention { kernel, shape, operands: [*q, *k, *v], mask, positions, seed, result })
 }
 
 /// Lowers a group that [`recognise`] takes.
 pub(crate) fn lower(draft: &Draft) -> Lowered {
     let found = recognise(draft).expect("the catalogue offers attention that the kernel does");
-    let FoundAttention { kernel, shape, operands: [q, k, v], mask, seed, result } = found;
+    let FoundAttention { kernel, shape, operands: [q, k, v], mask, positions, seed, result } = found;
     let binding = |base: NodeId, offset: usize, written: bool| {
         let dtype = draft.graph.node(base).dtype;
         ArgBinding { base, dtype, written, offset, leading: Vec::new(), table_rows: 0 }
@@ -270,6 +287,7 @@ pub(crate) fn lower(draft: &Draft) -> Lowered {
         AttentionOperand::K => read(k),
         AttentionOperand::V => read(v),
         AttentionOperand::Mask => read(mask.expect("the kernel has a mask")),
+        AttentionOperand::Positions => read(positions.expect("the kernel has positions")),
         AttentionOperand::Seed => read(seed.expect("the kernel has a seed")),
         AttentionOperand::O => binding(result, 0, true),
     });
@@ -336,11 +354,13 @@ impl Split {
     const EMPTY: Split = Split { batch: Axis { size: 0, ..Axis::ONE }, head: Axis::ONE, group: 1 };
 }
 
-/// Merges axes that follow each other in every operand; `None` where more than two are left.
-fn split(sizes: &[usize], layouts: [&Layout; 5]) -> Option<Split> {
+/// Merges axes that follow each other in every operand; `None` where more than two are left. The first axis is kept as the
+/// sequences if those are `told_apart`.
+fn split(sizes: &[usize], layouts: [&Layout; 5], told_apart: bool) -> Option<Split> {
+    let axis = |at: usize| Axis { size: sizes[at], strides: layouts.map(|layout| layout.strides[at]) };
     let mut axes: Vec<Axis> = Vec::new();
-    for (at, &size) in sizes.iter().enumerate().filter(|&(_, &size)| size != 1) {
-        let axis = Axis { size, strides: layouts.map(|layout| layout.strides[at]) };
+    for at in (usize::from(told_apart)..sizes.len()).filter(|&at| sizes[at] != 1) {
+        let (axis, size) = (axis(at), sizes[at]);
         match axes.last_mut() {
             Some(last) if (0..5).all(|operand| last.continues(&axis, operand)) => {
                 *last = Axis { size: last.size * size, ..axis };
@@ -360,6 +380,6 @@ fn split(sizes: &[usize], layouts: [&Layout; 5]) -> Option<Split> {
             (head.strides[K], head.strides[V]) = (outer.strides[K], outer.strides[V]);
         }
     }
-    let batch = axes.pop().unwrap_or(Axis::ONE);
+    let batch = if told_apart { axis(0) } else { axes.pop().unwrap_or(Axis::ONE) };
     axes.is_empty().then_some(Split { batch, head, group })
 }

@@ -23,6 +23,6 @@ pub use epilogue::{Epilogue, Operand};
 pub use lower::lower;
 pub use product::{Product, Tail};
 pub use source::{
-    ArgBinding, Backend, Geometry, Launch, Lowered, MatmulKernel, MatmulShape, Piece, Source, TaggedLine, render,
-    tagged_source,
+    AppendShape, ArgBinding, Backend, Geometry, Launch, Lowered, MatmulKernel, MatmulShape, Piece, Source, TaggedLine,
+    render, tagged_source,
 };

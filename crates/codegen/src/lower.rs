@@ -9,7 +9,9 @@ use crate::attention;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
 use crate::epilogue::{Operand, recognise};
 use crate::product::{lower_product, product};
-use crate::source::{ArgBinding, Backend, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece};
+use crate::source::{
+    AppendShape, ArgBinding, Backend, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece,
+};
 
 /// Lowers one group of a plan. The group comes from the planner and is of a form that [`crate::cpu::CpuCatalog`] offers, so
 /// its nodes fit one kernel.
@@ -23,6 +25,7 @@ pub fn lower(group: &Draft, backend: &Backend) -> Lowered {
         GroupKind::Row => lower_row(graph, placement, group),
         GroupKind::Matmul => lower_matmul(group),
         GroupKind::ScatterAdd => lower_scatter(graph, placement, group.nodes[0]),
+        GroupKind::Append => lower_append(graph, placement, group.nodes[0]),
         GroupKind::Copy => lower_copy(graph, placement, group.nodes[0]),
         GroupKind::Attention => attention::lower(group),
         GroupKind::Opaque => unreachable!("the catalogue offers no such kernel"),
@@ -101,7 +104,8 @@ fn is_flat(graph: &Graph, placement: &Placement, group: &Draft, space: Space) ->
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => true,
             Op::View(_) | Op::StopGradient | Op::Const { .. } | Op::Random { .. } => true,
             Op::RowReduce(_) | Op::ColumnSum | Op::Gather | Op::Iota { .. } => false,
-            Op::Matmul { .. } | Op::ScatterAdd { .. } | Op::Concat { .. } | Op::Input { .. } | Op::Opaque(_) => false,
+            Op::Matmul { .. } | Op::ScatterAdd { .. } | Op::Append { .. } | Op::Concat { .. } => false,
+            Op::Input { .. } | Op::Opaque(_) => false,
         };
         let whole = node.shape.rows() == space.rows && node.shape.cols() == space.cols;
         let operands_in_order = || {
@@ -192,7 +196,10 @@ impl RowLowering<'_> {
             // A view that has a buffer of its own here repeats an inline pattern; a pattern stands for itself.
             Op::View(_) | Op::StopGradient => self.operand(operands[0], &reader),
             Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => self.pattern(id),
-            Op::Input { .. } | Op::Matmul { .. } | Op::ScatterAdd { .. } | Op::Concat { .. } | Op::Opaque(_) => {
+            Op::Input { .. } | Op::Matmul { .. } | Op::Concat { .. } => {
+                unreachable!("the planner gives these kernels of their own")
+            }
+            Op::ScatterAdd { .. } | Op::Append { .. } | Op::Opaque(_) => {
                 unreachable!("the planner gives these kernels of their own")
             }
         };
@@ -496,6 +503,25 @@ fn lower_scatter(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {
     let geometry = Geometry::ScatterAdd { count, cols: node.shape[1], rows: node.shape[0] };
     let args = vec![operand(0), operand(1), whole(graph, id, 0, true)];
     Lowered { kernel: Kernel::ScatterAdd(node.dtype), launch: Launch { args, geometry } }
+}
+
+fn lower_append(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {
+    let node = graph.node(id);
+    let place = |operand: usize| placement.get(node.inputs[operand]).expect("operands of an append are placed");
+    let read = |operand: usize| whole(graph, place(operand).base, place(operand).layout.offset, false);
+    let Op::Append { batch } = node.op else { unreachable!("an append group holds an append") };
+    let (rows, axis) = (&place(1).layout, node.shape.rank() - 2);
+    let geometry = Geometry::Append(AppendShape {
+        leading: (0..axis).map(|i| (node.shape[i], rows.strides[i])).collect(),
+        batch,
+        rows: rows.shape[axis],
+        stride: rows.strides[axis],
+        capacity: node.shape[axis],
+        cols: node.shape.cols(),
+        in_place: false,
+    });
+    let args = vec![read(0), read(1), read(2), whole(graph, id, 0, true)];
+    Lowered { kernel: Kernel::Append(node.dtype.bytes()), launch: Launch { args, geometry } }
 }
 
 fn lower_copy(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {

@@ -36,6 +36,8 @@ pub enum Kernel {
     Attention(AttentionKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
+    /// rows of elements of this many bytes written into a cache
+    Append(usize),
     /// elements of this many bytes moved
     Copy(usize),
 }
@@ -64,6 +66,8 @@ pub enum Source {
     Attention(AttentionKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
+    /// rows of elements of this many bytes written into a cache
+    Append(usize),
     /// elements of this many bytes moved
     Copy(usize),
 }
@@ -147,8 +151,60 @@ pub enum Geometry {
         /// rows of the table
         rows: usize,
     },
+    /// arguments cache, rows, positions, result
+    Append(AppendShape),
     /// sources, then the destination
     Copy(Vec<Piece>),
+}
+
+/// Rows written into a cache from a position of each sequence on. Cache and result are contiguous, and so is a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AppendShape {
+    /// (size, stride in the new rows) of the axes before the rows, outermost first
+    pub leading: Vec<(usize, usize)>,
+    /// which of them counts sequences
+    pub batch: usize,
+    /// new rows of a sequence
+    pub rows: usize,
+    /// from one new row to the next
+    pub stride: usize,
+    /// rows of a sequence in the cache
+    pub capacity: usize,
+    /// elements of a row
+    pub cols: usize,
+    /// whether the result is the cache's own memory: then only the new rows are written
+    pub in_place: bool,
+}
+
+impl AppendShape {
+    /// Runs of `capacity` rows.
+    pub fn blocks(&self) -> usize {
+        self.leading.iter().map(|&(size, _)| size).product()
+    }
+
+    /// Places where the new rows fit, from 0 on; none where they are too many.
+    pub fn places(&self) -> usize {
+        (self.capacity + 1).saturating_sub(self.rows)
+    }
+
+    /// Sequences, of which each has a position.
+    pub fn sequences(&self) -> usize {
+        self.leading.get(self.batch).map_or(0, |&(size, _)| size)
+    }
+
+    /// The sequence of a block, and the first element of its new rows.
+    pub fn source(&self, block: usize) -> (usize, usize) {
+        let (mut rest, mut sequence, mut element) = (block, 0, 0);
+        for (axis, &(size, stride)) in self.leading.iter().enumerate().rev() {
+            let index = rest % size.max(1);
+            rest /= size.max(1);
+            element += index * stride;
+            if axis == self.batch {
+                sequence = index;
+            }
+        }
+        (sequence, element)
+    }
 }
 
 /// A batched matrix product over strided operands.
@@ -207,6 +263,7 @@ fn render_cpu(kernel: Kernel) -> Source {
         Kernel::Product(product) => Source::Product(Box::new(product.map(|body| emit(&body)))),
         Kernel::Attention(kernel) => Source::Attention(kernel),
         Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
+        Kernel::Append(bytes) => Source::Append(bytes),
         Kernel::Copy(bytes) => Source::Copy(bytes),
     }
 }
@@ -274,6 +331,7 @@ impl fmt::Display for Source {
             }
             Source::Attention(kernel) => writeln!(f, "{}", kernel.describe()),
             Source::ScatterAdd(dtype) => writeln!(f, "rows added into a table, {dtype}, in order of the indices"),
+            Source::Append(bytes) => writeln!(f, "rows of {bytes}-byte elements written into a cache"),
             Source::Copy(bytes) => writeln!(f, "strided copy of {bytes}-byte elements"),
         }
     }

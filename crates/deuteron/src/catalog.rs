@@ -632,6 +632,10 @@ fn build_softmax(g: &mut Graph, v: &[NodeId], scale: Option<f64>, mask: Mask, p:
     match mask {
         Mask::Full => {}
         Mask::Causal => x = g.causal_mask(x)?,
+        Mask::Cached => {
+            let (expected, got) = ("full, causal or additive".to_string(), "cached".to_string());
+            return Err(GraphError::Attribute { op: "softmax".to_string(), attribute: "mask", expected, got });
+        }
         Mask::Additive => x = g.add(x, v[1])?,
     }
     let mut y = g.softmax(x)?;

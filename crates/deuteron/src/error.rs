@@ -73,6 +73,25 @@ pub enum Error {
         /// what was given
         got: String,
     },
+    /// The wrong number of states.
+    #[error("{graph}: expected {expected} states, got {got}; run a session with states by `run_with`")]
+    StateCount {
+        /// the graph
+        graph: String,
+        /// how many were declared
+        expected: usize,
+        /// how many were given
+        got: usize,
+    },
+    /// A state that other tensors look into.
+    #[error("state `{0}`: expected memory of its own, got a tensor that shares it; drop its clones and views")]
+    SharedState(String),
+    /// A node that cannot be kept in place.
+    #[error("`{0}` is no state: expected an input that one append reads, and nothing else, whose result is an output")]
+    NoState(String),
+    /// An output that is memory of the caller.
+    #[error("output `{0}` is a state; read the tensor that was handed to `run_with`")]
+    OutputIsState(String),
     /// An output that does not exist.
     #[error("expected an output below {outputs}, got {index}")]
     OutputIndex {

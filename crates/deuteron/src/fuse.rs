@@ -310,7 +310,7 @@ pub fn corrected(machine: &Machine, analysis: &Analysis, origin: &str) -> Result
             GroupKind::Copy => Quantity::CorrectCopy,
             GroupKind::ScatterAdd => Quantity::CorrectScatterAdd,
             GroupKind::Attention => Quantity::CorrectAttention,
-            GroupKind::Opaque => continue,
+            GroupKind::Append | GroupKind::Opaque => continue,
         };
         // One graph is one sample: half of the way, and never more than a factor of four from the calibration.
         let value = (machine.get(quantity) * ratio.sqrt()).clamp(0.25, 4.0);

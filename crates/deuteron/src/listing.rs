@@ -160,6 +160,7 @@ fn list(
             | Source::Product(_)
             | Source::Attention(_)
             | Source::ScatterAdd(_)
+            | Source::Append(_)
             | Source::Copy(_) => (0, 0, 0),
         };
         let compiled = match (&source, backend) {
@@ -189,7 +190,7 @@ impl Compiled {
     fn new(source: &CudaSource, grids: &Grids, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
         let (config, key) = match &source.family {
             Family::Row(kernel) => (kernel.config.to_string(), kernel.key.clone()),
-            Family::Copy(_) | Family::ScatterAdd(_) | Family::Product(_) => Default::default(),
+            Family::Copy(_) | Family::ScatterAdd(_) | Family::Append(_) | Family::Product(_) => Default::default(),
         };
         let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);
         let shared = |grid: &Grid| grid.shared + of(grid).map_or(0, |entry| entry.shared);

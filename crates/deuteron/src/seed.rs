@@ -58,6 +58,10 @@ fn index_limit(graph: &Graph, id: NodeId) -> usize {
         match node.op {
             Op::Gather if through(&node.inputs[1]) => limit = limit.min(graph.node(node.inputs[0]).shape[0]),
             Op::ScatterAdd { rows } => limit = limit.min(rows),
+            Op::Append { .. } => {
+                let axis = node.shape.rank() - 2;
+                limit = limit.min(node.shape[axis] - graph.node(node.inputs[1]).shape[axis] + 1);
+            }
             Op::Compare(CompareOp::Eq) => limit = limit.min(node.shape.cols()),
             _ => {}
         }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deuteron_codegen::{Launch, Source, render};
-use deuteron_device::{Device, Executable, Inputs, Job, Kernel, Launching, Place, Step};
+use deuteron_codegen::{Geometry, Launch, Source, render};
+use deuteron_device::{Device, Executable, Inputs, Job, Kernel, Launching, Memory, Place, States, Step};
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Plan, Strategy, plan};
 
@@ -16,19 +16,19 @@ use crate::tensor::Tensor;
 pub struct Session {
     graph: Graph,
     plan: Plan,
-    layouts: Vec<Layout>,
+    /// of the inputs that are no states, then of the states
+    layouts: [Vec<Layout>; 2],
     kernels: Vec<Arc<Kernel>>,
     executable: Box<dyn Executable>,
     times: Vec<Duration>,
     launching: Launching,
+    homes: Homes,
 }
 
 impl Session {
     /// Plans and compiles a graph whose inputs will be contiguous.
     pub fn new(engine: &Engine, graph: &Graph, strategy: Strategy) -> Result<Session, Error> {
-        let layouts: Vec<Layout> =
-            graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect();
-        Session::with_layouts(engine, graph, strategy, &layouts)
+        Session::with_layouts(engine, graph, strategy, &contiguous(graph))
     }
 
     /// The whole path, top to bottom: graph to plan, plan to sources, sources to the device.
@@ -38,12 +38,34 @@ impl Session {
         strategy: Strategy,
         layouts: &[Layout],
     ) -> Result<Session, Error> {
+        Session::planned(engine, graph, strategy, layouts, &[])
+    }
+
+    /// Plans and compiles a graph of which some inputs are states: memory of the caller that [`Session::run_with`] writes to
+    /// and that keeps what was written. A state is read by one append alone, whose result is an output; the append then
+    /// writes the new rows and nothing else, and whoever reads its result reads the state.
+    pub fn with_states(
+        engine: &Engine,
+        graph: &Graph,
+        strategy: Strategy,
+        states: &[NodeId],
+    ) -> Result<Session, Error> {
+        Session::planned(engine, graph, strategy, &contiguous(graph), states)
+    }
+
+    fn planned(
+        engine: &Engine,
+        graph: &Graph,
+        strategy: Strategy,
+        layouts: &[Layout],
+        states: &[NodeId],
+    ) -> Result<Session, Error> {
         let device = engine.device();
         refuse_opaque(graph)?;
         let plan = plan(graph, device.target(), strategy, layouts)?;
         let rendered = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), device.backend()));
         let rendered = rendered.collect();
-        Session::of(engine, graph, plan, rendered, layouts)
+        Session::of(engine, graph, plan, rendered, layouts, states)
     }
 
     /// A plan with a source and a launch for each of its groups.
@@ -53,19 +75,25 @@ impl Session {
         plan: Plan,
         rendered: Vec<(Source, Launch)>,
         layouts: &[Layout],
+        states: &[NodeId],
     ) -> Result<Session, Error> {
         let device = engine.device();
-        let (kernels, job) = compile(device, graph, &plan, rendered)?;
+        let homes = Homes::new(graph, states)?;
+        let (kernels, job) = compile(device, graph, &plan, rendered, &homes)?;
         let executable = device.load(job)?;
+        let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| homes.inputs.contains(input));
+        let kept = states.iter().map(|&state| Layout::contiguous(&graph.node(state).shape));
+        let layouts = [data.map(|(_, layout)| layout.clone()).collect(), kept.collect()];
         let times = vec![Duration::ZERO; plan.groups.len()];
         Ok(Session {
             graph: graph.clone(),
             plan,
-            layouts: layouts.to_vec(),
+            layouts,
             kernels,
             executable,
             times,
             launching: Launching::Eager,
+            homes,
         })
     }
 
@@ -81,14 +109,27 @@ impl Session {
 
     /// Runs the graph. Inputs are in the order of [`Graph::inputs`]; results are read with [`Session::output`].
     pub fn run(&mut self, inputs: &[&Tensor]) -> Result<(), Error> {
-        self.check(inputs)?;
-        Ok(self.executable.run(&|index| inputs[index].memory(), self.launching)?)
+        self.run_with(inputs, &mut [])
+    }
+
+    /// Runs the graph on states, in the order in which they were declared, and writes to them. They are contiguous, where the
+    /// engine's kernels write, and share their memory with no other tensor. `inputs` are the others.
+    pub fn run_with(&mut self, inputs: &[&Tensor], states: &mut [Tensor]) -> Result<(), Error> {
+        self.check(inputs, states)?;
+        let input = |index: usize| inputs[index].memory();
+        Ok(self.executable.run(&input, &mut Owned(states), self.launching)?)
     }
 
     /// Runs the graph and measures each kernel.
     pub fn run_timed(&mut self, inputs: &[&Tensor]) -> Result<&[Duration], Error> {
-        self.check(inputs)?;
-        self.executable.run_timed(&|index| inputs[index].memory(), &mut self.times)?;
+        self.run_timed_with(inputs, &mut [])
+    }
+
+    /// The same on states.
+    pub fn run_timed_with(&mut self, inputs: &[&Tensor], states: &mut [Tensor]) -> Result<&[Duration], Error> {
+        self.check(inputs, states)?;
+        let input = |index: usize| inputs[index].memory();
+        self.executable.run_timed(&input, &mut Owned(states), &mut self.times)?;
         Ok(&self.times)
     }
 
@@ -97,7 +138,8 @@ impl Session {
         let outputs = self.graph.outputs();
         let output = outputs.get(index).ok_or(Error::OutputIndex { outputs: outputs.len(), index })?;
         let node = self.graph.node(output.node);
-        let slot = output_nodes(&self.graph).iter().position(|&id| id == output.node).unwrap_or(0);
+        let slot = self.homes.outputs.iter().position(|&id| id == output.node);
+        let slot = slot.ok_or_else(|| Error::OutputIsState(output.name.clone()))?;
         Tensor::read(node.dtype, node.shape.clone(), |bytes| Ok(self.executable.read(slot, bytes)?))
     }
 
@@ -113,13 +155,24 @@ impl Session {
 
     /// The time of one run as the device sees it, `runs` of them back to back over rotating sets of inputs.
     pub fn time(&mut self, sets: &[Vec<Tensor>], runs: usize, launching: Launching) -> Result<Duration, Error> {
+        self.time_with(sets, &mut [], runs, launching)
+    }
+
+    /// The same, all on the same states.
+    pub fn time_with(
+        &mut self,
+        sets: &[Vec<Tensor>],
+        states: &mut [Tensor],
+        runs: usize,
+        launching: Launching,
+    ) -> Result<Duration, Error> {
         for set in sets {
-            self.check(&set.iter().collect::<Vec<_>>())?;
+            self.check(&set.iter().collect::<Vec<_>>(), states)?;
         }
         let memory = sets.iter().map(|set| move |index: usize| set[index].memory());
         let memory: Vec<_> = memory.collect();
         let inputs: Vec<Inputs> = memory.iter().map(|set| set as Inputs).collect();
-        Ok(self.executable.time(&inputs, runs, launching)?)
+        Ok(self.executable.time(&inputs, &mut Owned(states), runs, launching)?)
     }
 
     /// Its compiled kernels, one a group of the plan.
@@ -132,27 +185,59 @@ impl Session {
         self.kernels.iter().flat_map(|kernel| kernel.usage()).map(|entry| entry.registers).max()
     }
 
-    fn check(&self, inputs: &[&Tensor]) -> Result<(), Error> {
-        let expected = self.graph.inputs();
+    fn check(&self, inputs: &[&Tensor], states: &mut [Tensor]) -> Result<(), Error> {
+        let Homes { inputs: expected, states: kept, .. } = &self.homes;
+        let graph = || self.graph.name().to_string();
+        if states.len() != kept.len() {
+            return Err(Error::StateCount { graph: graph(), expected: kept.len(), got: states.len() });
+        }
         if inputs.len() != expected.len() {
             let names: Vec<String> = expected.iter().map(|&id| self.graph.label(id)).collect();
-            let (graph, names) = (self.graph.name().to_string(), names.join(", "));
-            return Err(Error::InputCount { graph, expected: expected.len(), names, got: inputs.len() });
+            let (expected, names) = (expected.len(), names.join(", "));
+            return Err(Error::InputCount { graph: graph(), expected, names, got: inputs.len() });
         }
-        for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts) {
-            let dtype = self.graph.node(id).dtype;
-            if tensor.dtype() != dtype || tensor.layout() != layout {
-                let describe = |dtype, layout: &Layout| {
-                    let strides =
-                        if layout.is_contiguous() { String::new() } else { format!(", strides {:?}", layout.strides) };
-                    format!("{dtype}{}{strides}", layout.shape)
-                };
-                let (expected, got) = (describe(dtype, layout), describe(tensor.dtype(), tensor.layout()));
-                return Err(Error::Input { name: self.graph.label(id), expected, got });
+        for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts[0]) {
+            self.check_tensor(id, tensor, layout)?;
+        }
+        for ((&[id, _], state), layout) in kept.iter().zip(states).zip(&self.layouts[1]) {
+            self.check_tensor(id, state, layout)?;
+            if state.memory_mut().is_none() {
+                return Err(Error::SharedState(self.graph.label(id)));
             }
         }
         Ok(())
     }
+
+    fn check_tensor(&self, id: NodeId, tensor: &Tensor, layout: &Layout) -> Result<(), Error> {
+        let dtype = self.graph.node(id).dtype;
+        if tensor.dtype() == dtype && tensor.layout() == layout {
+            return Ok(());
+        }
+        let describe = |dtype, layout: &Layout| {
+            let strides =
+                if layout.is_contiguous() { String::new() } else { format!(", strides {:?}", layout.strides) };
+            format!("{dtype}{}{strides}", layout.shape)
+        };
+        let (expected, got) = (describe(dtype, layout), describe(tensor.dtype(), tensor.layout()));
+        Err(Error::Input { name: self.graph.label(id), expected, got })
+    }
+}
+
+/// States that share their memory with nobody.
+struct Owned<'a>(&'a mut [Tensor]);
+
+impl States for Owned<'_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn state(&mut self, index: usize) -> Option<&mut Memory> {
+        self.0.get_mut(index)?.memory_mut()
+    }
+}
+
+fn contiguous(graph: &Graph) -> Vec<Layout> {
+    graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect()
 }
 
 /// Compiles the sources of a plan and makes a job of them.
@@ -161,16 +246,22 @@ pub(crate) fn compile(
     graph: &Graph,
     plan: &Plan,
     rendered: Vec<(Source, Launch)>,
+    homes: &Homes,
 ) -> Result<(Vec<Arc<Kernel>>, Job), Error> {
     let (sources, launches): (Vec<Source>, Vec<Launch>) = rendered.into_iter().unzip();
     let kernels = device.compile(sources)?;
-    let steps = kernels.iter().zip(launches).map(|(kernel, launch)| {
-        let places = places(graph, plan, &launch);
+    let steps = kernels.iter().zip(launches).map(|(kernel, mut launch)| {
+        let places: Vec<Place> = launch.args.iter().map(|arg| homes.place(plan, arg.base)).collect();
+        if let Geometry::Append(shape) = &mut launch.geometry {
+            shape.in_place = matches!(places.last(), Some(Place::State(_)));
+        }
         Step { kernel: kernel.clone(), launch, places }
     });
+    let bytes = |node: &NodeId| graph.node(*node).bytes();
     let job = Job {
-        inputs: graph.inputs().len(),
-        outputs: output_nodes(graph).iter().map(|&node| graph.node(node).bytes()).collect(),
+        inputs: homes.inputs.len(),
+        states: homes.states.iter().map(|[state, _]| bytes(state)).collect(),
+        outputs: homes.outputs.iter().map(bytes).collect(),
         arena: plan.arena.bytes,
         steps: steps.collect(),
     };
@@ -186,30 +277,64 @@ pub(crate) fn refuse_opaque(graph: &Graph) -> Result<(), Error> {
     opaque.map_or(Ok(()), |name| Err(Error::Opaque(name)))
 }
 
-/// The nodes that are handed out, each once.
-fn output_nodes(graph: &Graph) -> Vec<NodeId> {
-    let mut nodes: Vec<NodeId> = Vec::new();
-    for output in graph.outputs() {
-        if !nodes.contains(&output.node) {
-            nodes.push(output.node);
+/// Which value of a graph lives where.
+pub(crate) struct Homes {
+    /// handed in, and no states
+    inputs: Vec<NodeId>,
+    /// states, and what the append of each makes of it
+    states: Vec<[NodeId; 2]>,
+    /// handed out, each once, and no states
+    outputs: Vec<NodeId>,
+}
+
+impl Homes {
+    pub(crate) fn new(graph: &Graph, states: &[NodeId]) -> Result<Homes, Error> {
+        let results = states.iter().enumerate().map(|(index, &state)| {
+            let twice = states[..index].contains(&state);
+            let result = appended(graph, state).filter(|_| !twice);
+            let known = graph.inputs().contains(&state);
+            let name = if known { graph.label(state) } else { format!("%{}", state.index()) };
+            result.map(|result| [state, result]).ok_or(Error::NoState(name))
+        });
+        let states = results.collect::<Result<Vec<[NodeId; 2]>, Error>>()?;
+        let mut outputs: Vec<NodeId> = Vec::new();
+        for output in graph.outputs() {
+            if !outputs.contains(&output.node) && !states.iter().any(|[_, result]| *result == output.node) {
+                outputs.push(output.node);
+            }
         }
+        let inputs = graph.inputs().iter().copied();
+        let inputs = inputs.filter(|input| !states.iter().any(|[state, _]| state == input)).collect();
+        Ok(Homes { inputs, states, outputs })
     }
-    nodes
+
+    fn place(&self, plan: &Plan, base: NodeId) -> Place {
+        let of = |nodes: &[NodeId]| nodes.iter().position(|&node| node == base);
+        if let Some(position) = of(&self.inputs) {
+            return Place::Input(position);
+        }
+        if let Some(position) = self.states.iter().position(|pair| pair.contains(&base)) {
+            return Place::State(position);
+        }
+        if let Some(position) = of(&self.outputs) {
+            return Place::Output(position);
+        }
+        // The planner gives every stored value that is no output a slot; a value without one is an error the device
+        // reports.
+        let slot = plan.arena.slot(base);
+        slot.map_or(Place::Arena { offset: 0, bytes: 0 }, |slot| Place::Arena {
+            offset: slot.offset,
+            bytes: slot.bytes,
+        })
+    }
 }
 
-fn places(graph: &Graph, plan: &Plan, launch: &Launch) -> Vec<Place> {
-    let outputs = output_nodes(graph);
-    launch.args.iter().map(|arg| place(graph, plan, &outputs, arg.base)).collect()
-}
-
-fn place(graph: &Graph, plan: &Plan, outputs: &[NodeId], base: NodeId) -> Place {
-    if let Some(position) = graph.inputs().iter().position(|&input| input == base) {
-        return Place::Input(position);
-    }
-    if let Some(position) = outputs.iter().position(|&output| output == base) {
-        return Place::Output(position);
-    }
-    // The planner gives every stored value that is no output a slot; a value without one is an error the device reports.
-    let slot = plan.arena.slot(base);
-    slot.map_or(Place::Arena { offset: 0, bytes: 0 }, |slot| Place::Arena { offset: slot.offset, bytes: slot.bytes })
+/// What the one append that reads an input makes of it, if nothing else reads it and the result is handed out.
+fn appended(graph: &Graph, state: NodeId) -> Option<NodeId> {
+    let handed_out = |id: NodeId| graph.outputs().iter().any(|output| output.node == id);
+    let mut readers = graph.ids().filter(|&id| graph.node(id).inputs.contains(&state));
+    let reader = readers.next().filter(|_| graph.inputs().contains(&state) && !handed_out(state))?;
+    let node = graph.node(reader);
+    let alone = readers.next().is_none() && node.inputs[0] == state && !node.inputs[1..].contains(&state);
+    (matches!(node.op, Op::Append { .. }) && alone && handed_out(reader)).then_some(reader)
 }

@@ -259,12 +259,28 @@ impl Tensor {
 
     /// All values as `f32`, in row-major order.
     pub fn to_f32(&self) -> Result<Vec<f32>, Error> {
-        Ok(self.to_array()?.values.into_iter().map(|value| value as f32).collect())
+        let bytes = match self.dtype {
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 if self.layout.is_contiguous() => self.bytes()?,
+            _ => return Ok(self.to_array()?.values.into_iter().map(|value| value as f32).collect()),
+        };
+        let bytes = &bytes[..self.shape().elements() * self.dtype.bytes()];
+        let (words, _) = bytes.as_chunks::<4>();
+        let (halves, _) = bytes.as_chunks::<2>();
+        Ok(match self.dtype {
+            Dtype::F16 => halves.iter().map(|&half| f16::from_le_bytes(half).to_f32()).collect(),
+            Dtype::Bf16 => halves.iter().map(|&half| bf16::from_le_bytes(half).to_f32()).collect(),
+            _ => words.iter().map(|&word| f32::from_le_bytes(word)).collect(),
+        })
     }
 
     /// The whole memory that this tensor looks into.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// The same to write to, if no other tensor looks into it.
+    pub(crate) fn memory_mut(&mut self) -> Option<&mut Memory> {
+        Arc::get_mut(&mut self.memory)
     }
 }
 

@@ -294,6 +294,8 @@ fn copies_and_scatters_are_within_the_limits_too() {
         "i = input i32[8192] ; u = input f32[8192,768] ; y = scatter_add i u rows=50257 ; out y",
         "i = input i32[100000] ; u = input bf16[100000,7] ; y = scatter_add i u rows=1000000 ; out y",
         "i = input i32[3] ; u = input f16[3,100000] ; y = scatter_add i u rows=2 ; out y",
+        "c = input bf16[2,64,12,1024,64] ; r = input bf16[2,64,12,1024,64] ; p = input i32[64] ; y = append c r p batch=1 ; out y",
+        "c = input f32[2,9,4] ; r = input f32[2,0,4] ; p = input i32[2] ; y = append c r p batch=0 ; out y",
     ];
     for text in texts {
         let graph: Graph = text.parse().unwrap();

@@ -55,6 +55,7 @@ fn the_second_run_allocates_nothing_and_costs_little() {
         }
     }
     attention(&engine);
+    cache(&engine);
     overhead(&engine);
 }
 
@@ -75,6 +76,24 @@ a = attention q k v seed mask=causal p=0.1 ; out a"
         session.run(&inputs).unwrap();
         assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before, "{queries} queries");
     }
+}
+
+/// A cache kept in place, and attention over it.
+fn cache(engine: &Engine) {
+    let text = "c = input bf16[2,3,2,700,64] ; r = input bf16[2,3,2,1,64] ; p = input i32[3] ; q = input bf16[3,2,1,64]
+y = append c r p batch=1 ; ks = slice y axis=0 start=0 length=1 ; k = reshape ks [3,2,700,64]
+vs = slice y axis=0 start=1 length=1 ; v = reshape vs [3,2,700,64] ; a = attention q k v p mask=cached ; out a y";
+    let graph: Graph = text.parse().unwrap();
+    let mut tensors = seed::inputs(&graph, 1).unwrap();
+    let mut states = [tensors.remove(0)];
+    let inputs: Vec<&Tensor> = tensors.iter().collect();
+    let mut session = Session::with_states(engine, &graph, Strategy::Unfused, &graph.inputs()[..1]).unwrap();
+    assert_eq!(session.plan().groups.len(), 2);
+    session.run_with(&inputs, &mut states).unwrap();
+    let before = ALLOCATIONS.load(Ordering::SeqCst);
+    session.run_with(&inputs, &mut states).unwrap();
+    session.run_timed_with(&inputs, &mut states).unwrap();
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before);
 }
 
 /// The best of many runs of a one-kernel graph, and of its kernel alone.

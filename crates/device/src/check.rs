@@ -6,10 +6,10 @@ use deuteron_codegen::cpu::simd::MAX_LEADING;
 use deuteron_codegen::{Access, ArgSpec, AttentionKernel, Geometry, MatmulKernel, Source};
 use deuteron_graph::Dtype;
 
-use crate::Inputs;
 use crate::error::DeviceError;
 use crate::extent::extent;
 use crate::job::{Job, Place, Step};
+use crate::{Inputs, States};
 
 /// What the checks need to know of a kernel, whatever it is made of.
 pub(crate) enum Form<'a> {
@@ -21,6 +21,8 @@ pub(crate) enum Form<'a> {
     ProductRow([Dtype; 2], RowForm<'a>, usize),
     Attention(AttentionKernel),
     ScatterAdd(Dtype),
+    /// bytes of an element
+    Append(usize),
     /// bytes of an element
     Copy(usize),
 }
@@ -68,6 +70,12 @@ pub(crate) fn check_inputs(input_bytes: &[usize], input: Inputs<'_, '_>) -> Resu
     Ok(())
 }
 
+/// Checks that there are as many states as the job has.
+pub(crate) fn check_states(state_bytes: &[usize], states: &dyn States) -> Result<(), DeviceError> {
+    let (expected, got) = (state_bytes.len(), states.count());
+    if expected == got { Ok(()) } else { Err(DeviceError::StateCount { expected, got }) }
+}
+
 fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &mut [usize]) -> Result<(), DeviceError> {
     let arguments = match form {
         Form::Row(kernel) => kernel.args.len(),
@@ -77,6 +85,7 @@ fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &m
         Form::ProductRow(_, kernel, _) => kernel.args.len() + 1,
         Form::Attention(kernel) => kernel.operands().len(),
         Form::ScatterAdd(_) => 3,
+        Form::Append(_) => 4,
         // A destination at least.
         Form::Copy(_) => step.launch.args.len().max(1),
     };
@@ -93,20 +102,30 @@ fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &m
             }
             Place::Output(output) => job.outputs.get(output).copied().unwrap_or(0),
             Place::Arena { offset, bytes } if offset.checked_add(bytes).is_some_and(|end| end <= job.arena) => bytes,
-            Place::Input(_) | Place::Arena { .. } => 0,
+            // A state is written where a cache is kept in place, and nowhere else.
+            Place::State(state) if !step.launch.args[position].written || in_place(step) => {
+                job.states.get(state).copied().unwrap_or(0)
+            }
+            Place::Input(_) | Place::State(_) | Place::Arena { .. } => 0,
         };
         if needed > available {
             return Err(mismatch(index, position, format!("it touches {needed} bytes, its buffer has {available}")));
         }
         let overlapping = step.places.iter().enumerate().find(|&(other, place_of_other)| {
             let written = step.launch.args[position].written || step.launch.args[other].written;
-            other != position && written && overlap(place, place_of_other)
+            let kept = in_place(step) && position.min(other) == 0 && position.max(other) == 3;
+            other != position && written && !kept && overlap(place, place_of_other)
         });
         if let Some((other, _)) = overlapping {
             return Err(mismatch(index, position, format!("it overlaps argument {other}, and one is written")));
         }
     }
     Ok(())
+}
+
+/// Whether the step writes into the cache that it reads.
+fn in_place(step: &Step) -> bool {
+    matches!(&step.launch.geometry, Geometry::Append(shape) if shape.in_place)
 }
 
 /// The launch says of every argument what the kernel says: all later checks read the one and the loops use the other.
@@ -125,6 +144,8 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
             }
             Form::Attention(kernel) => (kernel.operand_dtype(kernel.operands()[position]).bytes(), position == last),
             Form::ScatterAdd(dtype) => (dtype.bytes(), position == last),
+            Form::Append(_) if position == 2 => (4, false),
+            Form::Append(bytes) => (*bytes, position == last),
             Form::Copy(bytes) => (*bytes, position == last),
         };
         if arg.dtype.bytes() != dtype_bytes || arg.written != written {
@@ -152,6 +173,17 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
             // Positions and rows share one 64-bit key.
             let fits = |number: usize| number <= u32::MAX as usize;
             if fits(*count) && fits(*rows) { Ok(()) } else { Err((0, "it has more than 2^32 positions or rows")) }
+        }
+        (Form::Append(_), Geometry::Append(shape)) => {
+            let same = step.places[0] == step.places[3] && step.launch.args[0].offset == step.launch.args[3].offset;
+            let state = matches!(step.places[3], Place::State(_));
+            match () {
+                () if shape.batch >= shape.leading.len() || shape.rows > shape.capacity => {
+                    Err((1, "its rows are not those of the cache"))
+                }
+                () if shape.in_place && !(same && state) => Err((3, "it is not the cache that is kept in place")),
+                () => Ok(()),
+            }
         }
         (Form::Copy(_), Geometry::Copy(pieces)) => {
             // The last argument is the destination.

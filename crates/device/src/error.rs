@@ -87,6 +87,38 @@ pub enum DeviceError {
         /// of the run
         got: usize,
     },
+    /// A run with fewer or more states than its job.
+    #[error("expected {expected} states, got {got}")]
+    StateCount {
+        /// of the job
+        expected: usize,
+        /// of the run
+        got: usize,
+    },
+    /// A state that is too short.
+    #[error("state {state}: expected at least {expected} bytes, got {got}")]
+    StateSize {
+        /// which
+        state: usize,
+        /// bytes the kernels read and write
+        expected: usize,
+        /// bytes given
+        got: usize,
+    },
+    /// A state that the device does not write to.
+    #[error("state {state}: expected memory of {expected}; make it with `to_device` of the engine that runs")]
+    StatePlace {
+        /// which
+        state: usize,
+        /// where it should be
+        expected: &'static str,
+    },
+    /// A state that is another one, too.
+    #[error("state {state}: expected memory of its own, got that of another state")]
+    SharedState {
+        /// which
+        state: usize,
+    },
     /// An output that the job does not have.
     #[error("output {index}: the job has {outputs}")]
     Output {

@@ -1,8 +1,8 @@
 //! How far each argument of a launch reaches: checked once, when a job is loaded, so that running needs no checks.
 
 use deuteron_codegen::{
-    Access, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, MatmulShape, Operand,
-    Piece,
+    Access, AppendShape, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, MatmulShape,
+    Operand, Piece,
 };
 
 use crate::check::{Form, RowForm, after_sums};
@@ -27,6 +27,7 @@ pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
             1 => count * cols,
             _ => rows * cols,
         },
+        (_, Geometry::Append(shape)) => append(shape, position),
         (_, Geometry::Copy(pieces)) => copy(pieces, position, launch.args.len()),
         (_, Geometry::Row { .. } | Geometry::Matmul(_) | Geometry::Product { .. } | Geometry::Attention(_)) => 0,
     };
@@ -80,6 +81,7 @@ fn attention(kernel: &AttentionKernel, shape: &AttentionShape, position: usize) 
         AttentionOperand::V => ([batch, key_heads, keys], shape.v, kernel.width),
         AttentionOperand::Mask => ([batch, heads, queries], shape.mask, keys),
         AttentionOperand::O => ([batch, heads, queries], shape.o, kernel.width),
+        AttentionOperand::Positions => return batch,
         AttentionOperand::Seed => return 1,
     };
     if sizes.contains(&0) || run == 0 {
@@ -87,6 +89,18 @@ fn attention(kernel: &AttentionKernel, shape: &AttentionShape, position: usize) 
     }
     let steps = [strides.batch, strides.head, strides.position];
     sizes.iter().zip(steps).map(|(size, step)| (size - 1) * step).sum::<usize>() + run
+}
+
+fn append(shape: &AppendShape, position: usize) -> usize {
+    match position {
+        1 if shape.blocks() == 0 || shape.rows == 0 || shape.cols == 0 => 0,
+        1 => {
+            let leading = shape.leading.iter().map(|&(size, stride)| (size - 1) * stride).sum::<usize>();
+            leading + (shape.rows - 1) * shape.stride + shape.cols
+        }
+        2 => shape.sequences(),
+        _ => shape.blocks() * shape.capacity * shape.cols,
+    }
 }
 
 fn copy(pieces: &[Piece], position: usize, args: usize) -> usize {

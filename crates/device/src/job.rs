@@ -11,6 +11,8 @@ use crate::cuda::{EntryUsage, Module};
 pub enum Place {
     /// A buffer handed in at each run; never written.
     Input(usize),
+    /// A buffer handed in at each run, which keeps what is written to it.
+    State(usize),
     /// A buffer of the executable that is handed out.
     Output(usize),
     /// A range of the arena.
@@ -61,6 +63,8 @@ pub struct Job {
     pub steps: Vec<Step>,
     /// how many buffers are handed in
     pub inputs: usize,
+    /// bytes of each state
+    pub states: Vec<usize>,
     /// bytes of each output
     pub outputs: Vec<usize>,
     /// bytes of the arena

@@ -62,6 +62,27 @@ pub trait CopyProbe {
 /// The memory of each input of a job, by position. A function, so that a run allocates no list.
 pub type Inputs<'f, 'a> = &'f dyn Fn(usize) -> &'a Memory;
 
+/// The memory of each state of a job, which a run reads and writes.
+pub trait States {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// The memory of one of them: one of its own for each `index` below [`States::count`].
+    fn state(&mut self, index: usize) -> Option<&mut Memory>;
+}
+
+/// No states.
+pub struct NoStates;
+
+impl States for NoStates {
+    fn count(&self) -> usize {
+        0
+    }
+
+    fn state(&mut self, _: usize) -> Option<&mut Memory> {
+        None
+    }
+}
+
 /// How the steps of a job are started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Launching {
@@ -74,12 +95,24 @@ pub enum Launching {
 /// A job ready to run.
 pub trait Executable: Send {
     /// Runs every step in order and waits for the end. `input(i)` gives the memory of the job's i-th input.
-    fn run(&mut self, input: Inputs<'_, '_>, launching: Launching) -> Result<(), DeviceError>;
+    fn run(&mut self, input: Inputs<'_, '_>, states: &mut dyn States, launching: Launching) -> Result<(), DeviceError>;
     /// Runs every step in order, one by one; `times` receives one duration a step.
-    fn run_timed(&mut self, input: Inputs<'_, '_>, times: &mut [Duration]) -> Result<(), DeviceError>;
+    fn run_timed(
+        &mut self,
+        input: Inputs<'_, '_>,
+        states: &mut dyn States,
+        times: &mut [Duration],
+    ) -> Result<(), DeviceError>;
     /// The time of one run as the device sees it: `runs` of them follow each other without a wait. Run `i` takes input set
-    /// `i % sets` and, on a device with a cache worth avoiding, outputs and intermediates of its own for each set.
-    fn time(&mut self, sets: &[Inputs<'_, '_>], runs: usize, launching: Launching) -> Result<Duration, DeviceError>;
+    /// `i % sets` and, on a device with a cache worth avoiding, outputs and intermediates of its own for each set. All
+    /// take the same states.
+    fn time(
+        &mut self,
+        sets: &[Inputs<'_, '_>],
+        states: &mut dyn States,
+        runs: usize,
+        launching: Launching,
+    ) -> Result<Duration, DeviceError>;
     /// Copies an output of the last run to the host. `into` has as many bytes as the output.
     fn read(&self, index: usize, into: &mut [u8]) -> Result<(), DeviceError>;
     /// Fills all outputs and intermediates with `0xFF` bytes (NaN in every float type), so that what a run does not

@@ -13,7 +13,7 @@ use deuteron_device::cuda::library::Search;
 use deuteron_device::cuda::{Options, Span};
 use deuteron_device::{
     Buffer, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable, Inputs, Job, Kernel, Launching,
-    Memory, Place, Step,
+    Memory, NoStates, Place, States, Step,
 };
 use deuteron_graph::{Dtype, Graph, NodeId};
 
@@ -142,7 +142,13 @@ fn copy_job(device: &dyn Device, element: usize, pieces: &[Piece], sources: usiz
     let places = (0..sources).map(Place::Input).chain([Place::Output(0)]).collect();
     let kernel = compiled(device, Source::Cuda(copy_source(element)));
     let launch = Launch { args, geometry: Geometry::Copy(pieces.to_vec()) };
-    Job { steps: vec![Step { kernel, launch, places }], inputs: sources, outputs: vec![to * element], arena: 0 }
+    Job {
+        steps: vec![Step { kernel, launch, places }],
+        inputs: sources,
+        states: vec![],
+        outputs: vec![to * element],
+        arena: 0,
+    }
 }
 
 fn check_copy(device: &Cuda, name: &str, element: usize, pieces: &[Piece]) {
@@ -157,7 +163,9 @@ fn check_copy(device: &Cuda, name: &str, element: usize, pieces: &[Piece]) {
         [(&on_host, Launching::Eager), (&on_device, Launching::Eager), (&on_device, Launching::Graph)]
     {
         executable.poison().unwrap();
-        executable.run(&|index| &inputs[index], launching).unwrap_or_else(|error| panic!("{name}: {error}"));
+        executable
+            .run(&|index| &inputs[index], &mut NoStates, launching)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
         let got = read(&*executable, 0, to * element);
         let first = got.iter().zip(&expected).position(|(a, b)| a != b);
         assert_eq!(first, None, "{name}, elements of {element} bytes, {launching:?}");
@@ -236,7 +244,7 @@ fn an_input_may_start_anywhere() {
         let mut executable = device.load(copy_job(&device, 4, &pieces, 1)).unwrap();
         let memory = Memory::Device(Box::new(Shifted { inner: device.upload(&data).unwrap(), by }));
         executable.poison().unwrap();
-        executable.run(&|_| &memory, Launching::Eager).unwrap();
+        executable.run(&|_| &memory, &mut NoStates, Launching::Eager).unwrap();
         let expected = copied(4, &pieces, &[data[by..].to_vec()], 100 * 33 * 4);
         assert_eq!(read(&*executable, 0, 100 * 33 * 4), expected, "shifted by {by}");
     }
@@ -277,7 +285,7 @@ impl Scatter {
         let args = vec![arg(Dtype::I32, false, 0), arg(self.dtype, false, 0), arg(self.dtype, true, 0)];
         let places = vec![Place::Input(0), Place::Input(1), Place::Output(0)];
         let steps = vec![Step { kernel, launch: Launch { args, geometry }, places }];
-        Job { steps, inputs: 2, outputs: vec![self.table_bytes()], arena: 0 }
+        Job { steps, inputs: 2, states: vec![], outputs: vec![self.table_bytes()], arena: 0 }
     }
 
     fn inputs(&self) -> [Memory; 2] {
@@ -289,7 +297,7 @@ impl Scatter {
         let cpu = Cpu::new();
         let mut executable = cpu.load(self.job(compiled(&cpu, Source::ScatterAdd(self.dtype))))?;
         let inputs = self.inputs();
-        executable.run(&|index| &inputs[index], Launching::Eager)?;
+        executable.run(&|index| &inputs[index], &mut NoStates, Launching::Eager)?;
         Ok(read(&*executable, 0, self.table_bytes()))
     }
 
@@ -301,7 +309,7 @@ impl Scatter {
         for run in 0..runs {
             let launching = if run % 2 == 0 { Launching::Eager } else { Launching::Graph };
             executable.poison()?;
-            executable.run(&|index| &inputs[index], launching)?;
+            executable.run(&|index| &inputs[index], &mut NoStates, launching)?;
             results.push(read(&*executable, 0, self.table_bytes()));
         }
         Ok(results)
@@ -356,12 +364,16 @@ fn an_index_outside_of_its_table_is_the_error_of_the_cpu_and_does_no_harm() {
         let mut executable = device.load(scatter.job(kernel)).unwrap();
         let inputs = scatter.inputs();
         for launching in [Launching::Eager, Launching::Graph, Launching::Graph] {
-            assert_eq!(executable.run(&|index| &inputs[index], launching).unwrap_err(), expected, "{launching:?}");
+            assert_eq!(
+                executable.run(&|index| &inputs[index], &mut NoStates, launching).unwrap_err(),
+                expected,
+                "{launching:?}"
+            );
         }
         // The next run of the same executable, with indices that are right, is right.
         scatter.indices.iter_mut().for_each(|index| *index = 0);
         let inputs = scatter.inputs();
-        executable.run(&|index| &inputs[index], Launching::Graph).unwrap();
+        executable.run(&|index| &inputs[index], &mut NoStates, Launching::Graph).unwrap();
         assert_eq!(read(&*executable, 0, scatter.table_bytes()), scatter.on_cpu().unwrap());
     }
 }
@@ -387,7 +399,7 @@ fn chain(device: &dyn Device, rows: usize, cols: usize) -> Job {
         step(piece(0, &[rows * cols], &[1], 0, 0), a, b),
         step(piece(0, &[rows, cols], &[1, rows], 0, 0), b, Place::Output(0)),
     ];
-    Job { steps, inputs: 1, outputs: vec![bytes], arena: second + bytes }
+    Job { steps, inputs: 1, states: vec![], outputs: vec![bytes], arena: second + bytes }
 }
 
 #[test]
@@ -401,7 +413,7 @@ fn recordings_follow_their_inputs() {
         for launching in [Launching::Graph, Launching::Eager, Launching::Graph] {
             for (input, data) in inputs.iter().zip(&data).chain([(&on_host, &data[3])]) {
                 executable.poison().unwrap();
-                executable.run(&|_| input, launching).unwrap();
+                executable.run(&|_| input, &mut NoStates, launching).unwrap();
                 assert_eq!(&read(&*executable, 0, data.len()), data, "{launching:?}");
             }
         }
@@ -416,17 +428,17 @@ fn timings_cover_every_step_and_every_set() {
     let data = bytes(rows * cols * 2, 5);
     let memory: Vec<Memory> = (0..3).map(|_| device.upload(&data).unwrap()).chain([host(&data)]).collect();
     let mut times = [Duration::ZERO; 3];
-    executable.run_timed(&|_| &memory[0], &mut times).unwrap();
+    executable.run_timed(&|_| &memory[0], &mut NoStates, &mut times).unwrap();
     assert!(times.iter().all(|time| *time > Duration::ZERO && *time < Duration::from_millis(10)), "{times:?}");
     let sources: Vec<_> = memory.iter().map(|memory| move |_: usize| memory).collect();
     let sets: Vec<Inputs> = sources.iter().map(|source| source as Inputs).collect();
     for launching in [Launching::Eager, Launching::Graph, Launching::Graph] {
-        let time = executable.time(&sets, 100, launching).unwrap();
+        let time = executable.time(&sets, &mut NoStates, 100, launching).unwrap();
         println!("{launching:?}: {time:?} a run, steps {times:?}");
         assert!(time > Duration::from_micros(3) && time < Duration::from_millis(10), "{time:?}");
         assert_eq!(read(&*executable, 0, data.len()), data);
     }
-    assert_eq!(executable.time(&[], 5, Launching::Graph).unwrap(), Duration::ZERO);
+    assert_eq!(executable.time(&[], &mut NoStates, 5, Launching::Graph).unwrap(), Duration::ZERO);
 }
 
 #[test]
@@ -439,11 +451,11 @@ fn a_launch_costs_the_host_little() {
     let memory = device.upload(&bytes(256, 1)).unwrap();
     for launching in [Launching::Eager, Launching::Graph] {
         for _ in 0..3 {
-            executable.run(&|_| &memory, launching).unwrap();
+            executable.run(&|_| &memory, &mut NoStates, launching).unwrap();
         }
         let start = Instant::now();
         for _ in 0..20 {
-            executable.run(&|_| &memory, launching).unwrap();
+            executable.run(&|_| &memory, &mut NoStates, launching).unwrap();
         }
         println!("{launching:?}: {:?} a launch, waiting included", start.elapsed() / (20 * launches as u32));
     }
@@ -468,7 +480,7 @@ fn a_stream_of_someone_else_is_used_as_it_is() {
         assert_eq!(&read(&executable, 0, data.len()), data, "round {round}");
     }
     // Our own stream goes on after theirs.
-    executable.run(&|_| &inputs[0], Launching::Eager).unwrap();
+    executable.run(&|_| &inputs[0], &mut NoStates, Launching::Eager).unwrap();
     assert_eq!(read(&executable, 0, data[0].len()), data[0]);
     let output = executable.output(0).unwrap();
     assert_eq!((output.bytes, output.address % 256), (data[0].len(), 0));
@@ -481,7 +493,7 @@ fn a_run_may_be_part_of_a_recording_of_someone_else() {
     let data = bytes(130 * 77 * 2, 31);
     let input = device.upload(&data).unwrap();
     let mut executable = device.executable(chain(&device, 130, 77)).unwrap();
-    executable.run(&|_| &input, Launching::Eager).unwrap();
+    executable.run(&|_| &input, &mut NoStates, Launching::Eager).unwrap();
     let context = cudarc::driver::CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     stream.begin_capture(CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -522,7 +534,7 @@ fn inputs_that_kernels_cannot_read_are_refused() {
     executable.finish().unwrap();
     assert_eq!(read(&executable, 0, 512), bytes(512, 1));
     let short = host(&bytes(10, 1));
-    let error = executable.run(&|_| &short, Launching::Eager).unwrap_err();
+    let error = executable.run(&|_| &short, &mut NoStates, Launching::Eager).unwrap_err();
     assert_eq!(error, DeviceError::InputSize { input: 0, expected: 512, got: 10 });
 }
 

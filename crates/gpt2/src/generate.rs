@@ -63,7 +63,7 @@ impl Gpt2 {
             let logits = match &mut cache {
                 None => {
                     let sequences: Vec<&[u32]> = open.iter().map(|&index| &*texts[index].tokens).collect();
-                    let (logits, started) = self.start_cached(&sequences)?;
+                    let (logits, started) = self.start(&sequences)?;
                     cache = Some(started);
                     logits
                 }
@@ -71,7 +71,7 @@ impl Gpt2 {
                     if open.len() < members.len() {
                         let kept = |index: &usize| members.iter().position(|member| member == index);
                         let kept: Vec<usize> = open.iter().filter_map(kept).collect();
-                        *cache = cache.reshaped(&kept, cache.capacity())?;
+                        *cache = self.keep(cache, &kept)?;
                     }
                     let tokens: Vec<u32> =
                         open.iter().filter_map(|&index| texts[index].tokens.last().copied()).collect();

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::time::{Duration, Instant};
 
-use deuteron::{Dtype, Engine, Session, Strategy, Tensor, seed};
+use deuteron::{Dtype, Engine, Launching, Session, Strategy, Tensor, seed};
 
-use crate::cache::{Cache, Projection};
+use crate::cache::Cache;
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, SizeError};
-use crate::model::{last_logits, next_logits};
+use crate::model::{Piece, Start, next_logits};
 use crate::sampler::SamplingError;
 use crate::weights;
 
@@ -18,16 +19,22 @@ const SHORTEST: usize = 16;
 /// Compiled graphs kept, at most; GPT-2 has seven lengths of its own for each batch, from the start and for one more token.
 const SESSIONS: usize = 32;
 
-/// Inputs before the weights of a run from the start: tokens, and the rows whose logits are wanted.
-const DATA: usize = 2;
+/// Inputs before the caches: tokens, where they stand, where each sequence's first does, and whose logits are wanted.
+const DATA: usize = 4;
 
-/// What a graph is for, and its sizes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Key {
-    /// sequences from their start
-    Start { batch: usize, sequence: usize },
-    /// one more token of each, after up to `capacity`
-    Next { batch: usize, capacity: usize },
+/// Where the time of runs went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Times {
+    /// planning and compiling graphs of new sizes
+    pub compiling: Duration,
+    /// tokens of prompts
+    pub prompt_tokens: usize,
+    /// running them
+    pub prompt: Duration,
+    /// tokens after them that were run, one of each sequence at a time
+    pub step_tokens: usize,
+    /// running them
+    pub steps: Duration,
 }
 
 /// Why a model does not run.
@@ -88,7 +95,8 @@ pub struct Gpt2 {
     dtype: Dtype,
     strategy: Strategy,
     weights: Vec<Tensor>,
-    sessions: HashMap<Key, Session>,
+    sessions: HashMap<Piece, Session>,
+    times: Times,
 }
 
 impl Gpt2 {
@@ -102,15 +110,16 @@ impl Gpt2 {
     pub fn synthetic(engine: &Engine, config: &Config, dtype: Dtype, seed: u64) -> Result<Gpt2, Error> {
         check_dtype(dtype)?;
         config.check()?;
-        let graph = last_logits(config, 1, 1, dtype).map_err(deuteron::Error::from)?;
-        let inputs = seed::inputs(&graph, seed)?.into_iter().skip(DATA);
+        let piece = Piece { batch: 1, sequence: 1, capacity: 1, start: Start::Anywhere };
+        let graph = next_logits(config, &piece, dtype).map_err(deuteron::Error::from)?;
+        let inputs = seed::inputs(&graph, seed)?.into_iter().skip(DATA + config.layers);
         let weights = inputs.map(|weight| weight.to_device(engine)).collect::<Result<_, _>>()?;
         Ok(Gpt2::of(engine, config, dtype, weights))
     }
 
     fn of(engine: &Engine, config: &Config, dtype: Dtype, weights: Vec<Tensor>) -> Gpt2 {
-        let sessions = HashMap::new();
-        Gpt2 { engine: engine.clone(), config: *config, dtype, strategy: Strategy::Fused, weights, sessions }
+        let (engine, strategy, sessions) = (engine.clone(), Strategy::Fused, HashMap::new());
+        Gpt2 { engine, config: *config, dtype, strategy, weights, sessions, times: Times::default() }
     }
 
     /// The same model under another plan than the fused one.
@@ -151,86 +160,97 @@ impl Gpt2 {
         Ok(())
     }
 
-    /// The logits after the last token of each sequence, all of checked lengths, and the session that has their keys and values.
-    fn start(&mut self, sequences: &[&[u32]]) -> Result<(Vec<Vec<f32>>, Key), Error> {
-        let longest = sequences.iter().map(|sequence| sequence.len()).max().unwrap_or(1);
-        let (batch, bucket) = (sequences.len(), bucket(longest, self.config.context));
-        // What is right of a sequence is never attended to, so any token will do.
-        let mut tokens = vec![0; batch * bucket];
-        for (row, sequence) in tokens.chunks_exact_mut(bucket).zip(sequences) {
-            row.iter_mut().zip(*sequence).for_each(|(to, &token)| *to = token as i32);
-        }
-        let last = sequences.iter().enumerate().map(|(index, sequence)| (index * bucket + sequence.len() - 1) as i32);
-        let tokens = Tensor::from_i32([batch, bucket], &tokens)?;
-        let last = Tensor::from_i32([batch], &last.collect::<Vec<i32>>())?;
-        let key = Key::Start { batch, sequence: bucket };
-        Ok((self.run(key, &[&tokens, &last])?, key))
+    /// Where the time of all runs so far went.
+    pub fn times(&self) -> Times {
+        self.times
     }
 
-    /// The same, with a cache of the sequences for [`Gpt2::next`].
-    pub(crate) fn start_cached(&mut self, sequences: &[&[u32]]) -> Result<(Vec<Vec<f32>>, Cache), Error> {
-        let (logits, key) = self.start(sequences)?;
-        let counts: Vec<usize> = sequences.iter().map(|sequence| sequence.len()).collect();
-        let longest = counts.iter().copied().max().unwrap_or(1);
-        let capacity = bucket(longest + 1, self.config.context);
-        let mut cache = Cache::new(&self.config, self.dtype, sequences.len(), capacity)?;
-        self.remember(key, &mut cache, &counts)?;
+    /// The logits after the last token of each sequence, all of checked lengths, and a cache of them for [`Gpt2::next`].
+    pub(crate) fn start(&mut self, sequences: &[&[u32]]) -> Result<(Vec<Vec<f32>>, Cache), Error> {
+        let longest = sequences.iter().map(|sequence| sequence.len()).max().unwrap_or(1);
+        let (batch, capacity) = (sequences.len(), bucket(longest + 1, self.config.context));
+        let mut cache = Cache::new(&self.engine, &self.config, self.dtype, batch, capacity)?;
+        let piece = Piece { batch, sequence: bucket(longest, self.config.context), capacity, start: Start::Zero };
+        let (logits, time) = self.run(piece, &mut cache, sequences)?;
+        self.times.prompt_tokens += sequences.iter().map(|sequence| sequence.len()).sum::<usize>();
+        self.times.prompt += time;
         Ok((logits, cache))
     }
 
     /// The logits after one more token of each sequence of a cache, which takes it up.
     pub(crate) fn next(&mut self, cache: &mut Cache, tokens: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
-        let batch = tokens.len();
-        let longest = cache.lengths().iter().copied().max().unwrap_or(0);
+        let (batch, longest) = (tokens.len(), cache.lengths().iter().copied().max().unwrap_or(0));
         if longest >= cache.capacity() {
             let all: Vec<usize> = (0..batch).collect();
-            *cache = cache.reshaped(&all, bucket(longest + 1, self.config.context))?;
+            *cache = cache.reshaped(&self.engine, &all, bucket(longest + 1, self.config.context))?;
         }
-        let ids: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
-        let positions: Vec<i32> = cache.lengths().iter().map(|&length| length as i32).collect();
-        let ids = Tensor::from_i32([batch, 1], &ids)?;
-        let positions = Tensor::from_i32([batch, 1], &positions)?;
-        let mask = cache.mask()?;
-        let key = Key::Next { batch, capacity: cache.capacity() };
-        let data: Vec<&Tensor> = [&ids, &positions, &mask].into_iter().chain(cache.tensors()).collect();
-        let logits = self.run(key, &data)?;
-        self.remember(key, cache, &vec![1; batch])?;
+        let piece = Piece { batch, sequence: 1, capacity: cache.capacity(), start: Start::Anywhere };
+        let sequences: Vec<&[u32]> = tokens.chunks(1).collect();
+        let (logits, time) = self.run(piece, cache, &sequences)?;
+        self.times.step_tokens += batch;
+        self.times.steps += time;
         Ok(logits)
     }
 
-    /// Runs the graph of a key, compiled now if it is new; the logits.
-    fn run(&mut self, key: Key, data: &[&Tensor]) -> Result<Vec<Vec<f32>>, Error> {
-        let Gpt2 { engine, config, dtype, strategy, weights, sessions } = self;
-        if sessions.len() >= SESSIONS && !sessions.contains_key(&key) {
-            sessions.clear();
-        }
-        let session = match sessions.entry(key) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(free) => {
-                let graph = match key {
-                    Key::Start { batch, sequence } => last_logits(config, batch, sequence, *dtype),
-                    Key::Next { batch, capacity } => next_logits(config, batch, capacity, *dtype),
-                };
-                free.insert(Session::new(engine, &graph.map_err(deuteron::Error::from)?, *strategy)?)
-            }
-        };
-        let inputs: Vec<&Tensor> = data.iter().copied().chain(weights.iter()).collect();
-        session.run(&inputs)?;
-        let logits = session.output(0)?.to_f32()?;
-        Ok(logits.chunks_exact(config.vocabulary).map(<[f32]>::to_vec).collect())
+    /// The sequences `kept` of a cache alone.
+    pub(crate) fn keep(&self, cache: &Cache, kept: &[usize]) -> Result<Cache, Error> {
+        Ok(cache.reshaped(&self.engine, kept, cache.capacity())?)
     }
 
-    /// Takes the keys and values of the last run of a session up into a cache.
-    fn remember(&self, key: Key, cache: &mut Cache, counts: &[usize]) -> Result<(), Error> {
-        let Some(session) = self.sessions.get(&key) else { return Ok(()) };
-        let sequence = if let Key::Start { sequence, .. } = key { sequence } else { 1 };
-        for layer in 0..self.config.layers {
-            let bytes = session.output(layer + 1)?.to_bytes()?;
-            cache.write(layer, &Projection { bytes: &bytes, sequence }, counts);
+    /// Runs a piece, compiled now if it is new, and has a cache take it up; the logits, and how long it ran.
+    fn run(
+        &mut self,
+        piece: Piece,
+        cache: &mut Cache,
+        sequences: &[&[u32]],
+    ) -> Result<(Vec<Vec<f32>>, Duration), Error> {
+        let begin = Instant::now();
+        let Gpt2 { engine, config, dtype, strategy, weights, sessions, times } = self;
+        if sessions.len() >= SESSIONS && !sessions.contains_key(&piece) {
+            sessions.clear();
         }
-        cache.advance(counts);
-        Ok(())
+        let session = match sessions.entry(piece) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(free) => {
+                let graph = next_logits(config, &piece, *dtype).map_err(deuteron::Error::from)?;
+                let states = &graph.inputs()[DATA..DATA + config.layers];
+                let mut session = Session::with_states(engine, &graph, *strategy, states)?;
+                // Steps run again and again on the same memory.
+                session.set_launching(Launching::Graph);
+                times.compiling += begin.elapsed();
+                free.insert(session)
+            }
+        };
+        let begin = Instant::now();
+        let data = data(config, &piece, cache.lengths(), sequences)?;
+        let inputs: Vec<&Tensor> = data.iter().chain(weights.iter()).collect();
+        session.run_with(&inputs, cache.layers())?;
+        cache.advance(sequences.iter().map(|sequence| sequence.len()));
+        let logits = session.output(0)?.to_f32()?;
+        let time = begin.elapsed();
+        Ok((logits.chunks_exact(config.vocabulary).map(<[f32]>::to_vec).collect(), time))
     }
+}
+
+/// The inputs that tell tokens and where they stand, after so many tokens of each sequence. What is right of a sequence is
+/// never attended to, so any token at any place will do.
+fn data(config: &Config, piece: &Piece, lengths: &[usize], sequences: &[&[u32]]) -> Result<[Tensor; DATA], Error> {
+    let Piece { batch, sequence, .. } = *piece;
+    let mut tokens = vec![0; batch * sequence];
+    let mut places = vec![0; batch * sequence];
+    for (index, (own, &length)) in sequences.iter().zip(lengths).enumerate() {
+        let row = index * sequence..(index + 1) * sequence;
+        tokens[row.clone()].iter_mut().zip(*own).for_each(|(to, &token)| *to = token as i32);
+        (length..).zip(&mut places[row]).for_each(|(place, to)| *to = place.min(config.context - 1) as i32);
+    }
+    let positions: Vec<i32> = lengths.iter().map(|&length| length as i32).collect();
+    let last = sequences.iter().enumerate().map(|(index, own)| (index * sequence + own.len() - 1) as i32);
+    Ok([
+        Tensor::from_i32([batch, sequence], &tokens)?,
+        Tensor::from_i32([batch, sequence], &places)?,
+        Tensor::from_i32([batch], &positions)?,
+        Tensor::from_i32([batch], &last.collect::<Vec<i32>>())?,
+    ])
 }
 
 /// The length that is compiled for: a power of two, or the whole context.
@@ -254,17 +274,17 @@ mod tests {
     }
 
     #[test]
-    fn inputs_of_the_graph_are_data_then_weights() {
+    fn inputs_of_the_graph_are_data_then_caches_then_weights() {
         for config in [Config::SMALL, Config { tied: false, inner: Some(7), ..Config::SMALL }] {
-            let graph = last_logits(&config, 2, 5, Dtype::F32).unwrap();
-            let names: Vec<String> = graph.inputs().iter().map(|&id| graph.label(id)).collect();
-            let weights = config.weights().into_iter().map(|(name, _)| name);
-            let expected: Vec<String> = ["tokens", "last"].map(String::from).into_iter().chain(weights).collect();
-            assert_eq!(names, expected);
-            let next = next_logits(&config, 2, 5, Dtype::F32).unwrap();
-            let weights = config.weights().len();
-            let names: Vec<String> = next.inputs().iter().rev().take(weights).rev().map(|&id| next.label(id)).collect();
-            assert_eq!(names, expected[2..]);
+            for start in [Start::Zero, Start::Anywhere] {
+                let piece = Piece { batch: 2, sequence: 5, capacity: 8, start };
+                let graph = next_logits(&config, &piece, Dtype::F32).unwrap();
+                let names: Vec<String> = graph.inputs().iter().map(|&id| graph.label(id)).collect();
+                let data = ["tokens", "places", "positions", "last"].map(String::from).into_iter();
+                let caches = (0..config.layers).map(|layer| format!("h.{layer}.cache"));
+                let weights = config.weights().into_iter().map(|(name, _)| name);
+                assert_eq!(names, data.chain(caches).chain(weights).collect::<Vec<String>>());
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`.
 
-use deuteron::{BinaryOp, Dtype, Gelu, Graph, GraphError, Mask, NodeId, ReduceOp, UnaryOp, differentiate};
+use deuteron::{Dtype, Gelu, Graph, GraphError, Mask, NodeId, differentiate};
 
 use crate::config::{Activation, Config};
 
@@ -33,44 +33,55 @@ pub fn model(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     with_gradients(builder.graph)
 }
 
-/// The model as generation needs it: the logits of one position a sequence.
-///
-/// Inputs are `tokens: i32[batch, sequence]`, `last: i32[batch]`, then the weights in the order of [`Config::weights`]. `last`
-/// counts positions over the whole batch: `index * sequence + position`. Tokens after that position change nothing.
-/// Outputs are the logits, then for each layer its queries, keys and values `[batch, sequence, 3 * hidden]`.
-pub fn last_logits(config: &Config, batch: usize, sequence: usize, dtype: Dtype) -> Result<Graph, GraphError> {
-    let options = &Options { batch, sequence, dtype, backward: false };
-    check_sequence(config, options)?;
-    let mut builder = Builder::new(&format!("{}-last", config.name), config, options);
-    let tokens = builder.graph.input("tokens", Dtype::I32, [batch, sequence])?;
-    let last = builder.graph.input("last", Dtype::I32, [batch])?;
-    let logits = builder.logits(tokens, Some(last))?;
-    builder.with_projections(logits)
+/// What a graph of generation is built for: some tokens of each sequence, and a cache for them and those before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// sequences
+    pub batch: usize,
+    /// tokens of each
+    pub sequence: usize,
+    /// tokens that the cache has room for
+    pub capacity: usize,
+    /// where the tokens stand
+    pub start: Start,
 }
 
-/// One more token of each sequence, the keys and values of those before it given.
+/// Where the tokens of a piece stand in their sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Start {
+    /// all at the beginning: nothing in the cache is read
+    Zero,
+    /// each sequence after what its cache holds
+    Anywhere,
+}
+
+/// The model as generation needs it: the logits of one position a sequence, while a cache takes up the keys and values.
 ///
-/// Inputs are `tokens: i32[batch, 1]`, `positions: i32[batch, 1]`, `mask: f32[batch, 1, 1, capacity]` (0 where there is a token
-/// before, else `-inf`), for each layer keys and values `[batch, heads, capacity, head]`, then the weights in the order of
-/// [`Config::weights`]. Outputs are as of [`last_logits`].
-pub fn next_logits(config: &Config, batch: usize, capacity: usize, dtype: Dtype) -> Result<Graph, GraphError> {
-    let options = &Options { batch, sequence: 1, dtype, backward: false };
+/// Inputs are `tokens: i32[batch, sequence]`, `places: i32[batch, sequence]` (where each token stands), `positions: i32[batch]`
+/// (where the first does), `last: i32[batch]` (of which token the logits are wanted, counted over the whole batch:
+/// `index * sequence + token`), for each layer its cache `[2, batch, heads, capacity, head]`, keys and then values, then the
+/// weights in the order of [`Config::weights`]. Tokens after the last change nothing but the cache behind it.
+/// Outputs are the logits `[batch, vocabulary]`, then the caches.
+pub fn next_logits(config: &Config, piece: &Piece, dtype: Dtype) -> Result<Graph, GraphError> {
+    let Piece { batch, sequence, capacity, start } = *piece;
+    let options = &Options { batch, sequence, dtype, backward: false };
+    check_sequence(config, options)?;
     check_sequence(config, &Options { sequence: capacity, ..*options })?;
     let mut builder = Builder::new(&format!("{}-next", config.name), config, options);
-    let tokens = builder.graph.input("tokens", Dtype::I32, [batch, 1])?;
-    let positions = builder.graph.input("positions", Dtype::I32, [batch, 1])?;
-    let mask = builder.graph.input("mask", Dtype::F32, [batch, 1, 1, capacity])?;
-    let mut past = Past { positions, mask, layers: Vec::new() };
-    for layer in 0..config.layers {
-        let shape = [batch, config.heads, capacity, config.head()];
-        let keys = builder.graph.input(&format!("h.{layer}.keys"), dtype, shape)?;
-        let values = builder.graph.input(&format!("h.{layer}.values"), dtype, shape)?;
-        past.layers.push([keys, values]);
+    let tokens = builder.graph.input("tokens", Dtype::I32, [batch, sequence])?;
+    let places = builder.graph.input("places", Dtype::I32, [batch, sequence])?;
+    let positions = builder.graph.input("positions", Dtype::I32, [batch])?;
+    let last = builder.graph.input("last", Dtype::I32, [batch])?;
+    let shape = [2, batch, config.heads, capacity, config.head()];
+    let cache = |layer: usize| builder.graph.input(&format!("h.{layer}.cache"), dtype, shape);
+    let caches = (0..config.layers).map(cache).collect::<Result<Vec<NodeId>, GraphError>>()?;
+    builder.past = Some(Past { places, positions, caches, start });
+    let logits = builder.logits(tokens, Some(last))?;
+    builder.graph.output("logits", logits)?;
+    for (layer, &cache) in builder.appended.iter().enumerate() {
+        builder.graph.output(&format!("h.{layer}.cache"), cache)?;
     }
-    builder.past = Some(past);
-    let logits = builder.logits(tokens, None)?;
-    let logits = builder.graph.reshape(logits, [batch, config.vocabulary])?;
-    builder.with_projections(logits)
+    Ok(builder.graph)
 }
 
 /// One transformer block: the residual stream in, the residual stream out.
@@ -106,32 +117,23 @@ struct Builder<'a> {
     graph: Graph,
     config: &'a Config,
     options: &'a Options,
-    /// what came before the tokens, if it is given
+    /// what came before the tokens, if there is a cache
     past: Option<Past>,
-    /// queries, keys and values of each layer so far
-    projections: Vec<NodeId>,
+    /// the caches of the layers so far, with the tokens
+    appended: Vec<NodeId>,
 }
 
 /// What came before the tokens.
 struct Past {
+    places: NodeId,
     positions: NodeId,
-    mask: NodeId,
-    /// keys and values
-    layers: Vec<[NodeId; 2]>,
+    caches: Vec<NodeId>,
+    start: Start,
 }
 
 impl<'a> Builder<'a> {
     fn new(name: &str, config: &'a Config, options: &'a Options) -> Builder<'a> {
-        Builder { graph: Graph::new(name), config, options, past: None, projections: Vec::new() }
-    }
-
-    /// The graph with the logits and every layer's projection as outputs.
-    fn with_projections(mut self, logits: NodeId) -> Result<Graph, GraphError> {
-        self.graph.output("logits", logits)?;
-        for (layer, &projection) in self.projections.iter().enumerate() {
-            self.graph.output(&format!("h.{layer}.qkv"), projection)?;
-        }
-        Ok(self.graph)
+        Builder { graph: Graph::new(name), config, options, past: None, appended: Vec::new() }
     }
 
     /// Of every position, or of the rows `last` alone: the final norm and the head's product then have `batch` rows.
@@ -141,7 +143,7 @@ impl<'a> Builder<'a> {
         let wpe = self.graph.weight("wpe.weight", options.dtype, [config.context, config.hidden])?;
         let token = self.graph.gather(wte, tokens)?;
         let position = match &self.past {
-            Some(past) => self.graph.gather(wpe, past.positions)?,
+            Some(past) => self.graph.gather(wpe, past.places)?,
             None => self.graph.slice(wpe, 0, 0, options.sequence)?,
         };
         let mut x = self.graph.add(token, position)?;
@@ -190,53 +192,35 @@ impl<'a> Builder<'a> {
             parts.push(self.graph.transpose(split, &[0, 2, 1, 3])?);
         }
         let scale = if self.config.scaled { 1.0 / (head as f64).sqrt() } else { 1.0 };
-        let mixed = match &self.past {
-            Some(past) => {
-                let (before, mask) = (past.layers[self.projections.len()], past.mask);
-                self.attention_after(&parts, before, mask, scale)?
-            }
+        let mixed = match self.cached(qkv)? {
+            Some(([k, v], positions)) => self.graph.cached_attention([parts[0], k, v], positions, scale)?,
             None => self.graph.attention(parts[0], parts[1], parts[2], Mask::Causal, scale)?,
         };
-        self.projections.push(qkv);
         let merged = self.graph.transpose(mixed, &[0, 2, 1, 3])?;
         self.graph.reshape(merged, [batch, sequence, hidden])
     }
 
-    /// Attention of one token to itself and to those before it: one softmax over both, without putting them side by side.
-    fn attention_after(
-        &mut self,
-        own: &[NodeId],
-        [keys, values]: [NodeId; 2],
-        mask: NodeId,
-        scale: f64,
-    ) -> Result<NodeId, GraphError> {
-        let dtype = self.options.dtype;
-        let g = &mut self.graph;
-        let to = |g: &mut Graph, x: NodeId, wanted: Dtype| if dtype == Dtype::F32 { Ok(x) } else { g.cast(x, wanted) };
-        let (q, k, v) = (to(g, own[0], Dtype::F32)?, to(g, own[1], Dtype::F32)?, to(g, own[2], Dtype::F32)?);
-        let before = g.matmul_transposed(own[0], keys, false, true)?;
-        let before = to(g, before, Dtype::F32)?;
-        let before = g.scale(before, scale)?;
-        let before = g.add(before, mask)?;
-        let product = g.mul(q, k)?;
-        let here = g.reduce(ReduceOp::Sum, product)?;
-        let here = g.scale(here, scale)?;
-        let most = g.reduce(ReduceOp::Max, before)?;
-        let most = g.binary(BinaryOp::Max, most, here)?;
-        let before = g.sub(before, most)?;
-        let before = g.unary(UnaryOp::Exp, before)?;
-        let here = g.sub(here, most)?;
-        let here = g.unary(UnaryOp::Exp, here)?;
-        let sum = g.reduce(ReduceOp::Sum, before)?;
-        let sum = g.add(sum, here)?;
-        let before = g.binary(BinaryOp::Div, before, sum)?;
-        let here = g.binary(BinaryOp::Div, here, sum)?;
-        let before = to(g, before, dtype)?;
-        let mixed = g.matmul(before, values)?;
-        let mixed = to(g, mixed, Dtype::F32)?;
-        let own = g.mul(v, here)?;
-        let mixed = g.add(mixed, own)?;
-        to(g, mixed, dtype)
+    /// Writes keys and values of the next layer into its cache, if there is one. All of them and the positions of the queries,
+    /// if those see more than each other.
+    fn cached(&mut self, qkv: NodeId) -> Result<Option<([NodeId; 2], NodeId)>, GraphError> {
+        let Some(Past { positions, caches, start, .. }) = &self.past else { return Ok(None) };
+        let (hidden, heads, head) = (self.config.hidden, self.config.heads, self.config.head());
+        let (batch, sequence) = (self.options.batch, self.options.sequence);
+        let (positions, cache, start) = (*positions, caches[self.appended.len()], *start);
+        let rows = self.graph.slice(qkv, 2, hidden, 2 * hidden)?;
+        let rows = self.graph.reshape(rows, [batch, sequence, 2, heads, head])?;
+        let rows = self.graph.transpose(rows, &[2, 0, 3, 1, 4])?;
+        let cache = self.graph.append(cache, rows, positions, 1)?;
+        self.appended.push(cache);
+        if start == Start::Zero {
+            return Ok(None);
+        }
+        let shape = self.graph.node(cache).shape[1..].to_vec();
+        let mut part = |which: usize| {
+            let part = self.graph.slice(cache, 0, which, 1)?;
+            self.graph.reshape(part, shape.as_slice())
+        };
+        Ok(Some(([part(0)?, part(1)?], positions)))
     }
 
     fn norm(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {

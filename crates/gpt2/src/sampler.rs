@@ -88,27 +88,47 @@ impl Sampler {
         if self.sampling.temperature == 0.0 {
             return Ok(likeliest);
         }
-        self.fill(logits, logits[likeliest as usize]);
-        self.keep_top_k();
+        self.fill(logits);
+        self.weigh(logits[likeliest as usize]);
         self.keep_top_p();
         Ok(self.draw())
     }
 
-    /// Every token with `exp((logit - largest) / temperature)`. The largest has 1, so the sum is never 0.
-    fn fill(&mut self, logits: &[f32], largest: f32) {
-        let (largest, temperature) = (f64::from(largest), f64::from(self.sampling.temperature));
-        let weight = |logit: f32| libm::exp((f64::from(logit) - largest) / temperature);
+    /// Every token, or as many of the largest as are asked for, in order of their ids. Few are looked at again: most logits are
+    /// below the least that is kept.
+    fn fill(&mut self, logits: &[f32]) {
+        let k = self.sampling.top_k.unwrap_or(logits.len());
+        let mut least = f32::NEG_INFINITY;
         self.candidates.clear();
-        self.candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit, weight: weight(logit) }));
-        self.candidates.retain(|candidate| candidate.weight > 0.0);
-    }
-
-    fn keep_top_k(&mut self) {
-        if let Some(k) = self.sampling.top_k.filter(|&k| k < self.candidates.len()) {
-            self.candidates.select_nth_unstable_by(k - 1, larger_first);
-            self.candidates.truncate(k);
+        for (id, &logit) in (0..).zip(logits) {
+            if logit > least {
+                self.candidates.push(Candidate { id, logit, weight: 0.0 });
+                if self.candidates.len() >= k.saturating_mul(2) {
+                    least = self.keep_largest(k);
+                }
+            }
+        }
+        if self.candidates.len() > k {
+            self.keep_largest(k);
+        }
+        if k < logits.len() {
             self.order();
         }
+    }
+
+    /// Keeps so many of the largest, of which there are more; the least that is kept.
+    fn keep_largest(&mut self, k: usize) -> f32 {
+        let (_, &mut Candidate { logit, .. }, _) = self.candidates.select_nth_unstable_by(k - 1, larger_first);
+        self.candidates.truncate(k);
+        logit
+    }
+
+    /// `exp((logit - largest) / temperature)`. The largest has 1, so the sum is never 0.
+    fn weigh(&mut self, largest: f32) {
+        let (largest, temperature) = (f64::from(largest), f64::from(self.sampling.temperature));
+        let weight = |logit: f32| libm::exp((f64::from(logit) - largest) / temperature);
+        self.candidates.iter_mut().for_each(|candidate| candidate.weight = weight(candidate.logit));
+        self.candidates.retain(|candidate| candidate.weight > 0.0);
     }
 
     /// Looks at few of the largest first: sorting a whole vocabulary takes longer than a small model's layer.

@@ -7,7 +7,8 @@ use std::ops::ControlFlow;
 use deuteron::reference::{Allowance, Array, Rounding, compare, interpret, longest_reduction, round_to};
 use deuteron::{Dtype, Engine, Strategy};
 use deuteron_gpt2::{
-    Checkpoint, Config, Error, GenerateOptions, Generation, Gpt2, Sampling, SamplingError, Stop, Weight, last_logits,
+    Checkpoint, Config, Error, GenerateOptions, Generation, Gpt2, Piece, Sampling, SamplingError, Start, Stop, Weight,
+    next_logits,
 };
 use half::{bf16, f16};
 use support::{Expected, fixture};
@@ -126,10 +127,15 @@ fn weights_in_16_bits_give_logits_within_their_rounding() {
         let config = *checkpoint.config();
         let library = Library::read(name, config.vocabulary);
         for (prompt, expected) in library.prompts.iter().zip(&library.logits) {
-            let graph = last_logits(&config, 1, prompt.len(), dtype).unwrap();
+            let length = prompt.len();
+            let piece = Piece { batch: 1, sequence: length, capacity: length, start: Start::Anywhere };
+            let graph = next_logits(&config, &piece, dtype).unwrap();
             let tokens = prompt.iter().map(|&token| f64::from(token)).collect();
-            let mut inputs =
-                vec![Array::new([1, prompt.len()], tokens), Array::new([1], vec![prompt.len() as f64 - 1.0])];
+            let places = (0..length).map(|place| place as f64).collect();
+            let mut inputs = [tokens, places].map(|values| Array::new([1, length], values)).to_vec();
+            inputs.extend([0.0, length as f64 - 1.0].map(|value| Array::new([1], vec![value])));
+            let cache = Array::filled([2, 1, config.heads, length, config.head()], 0.0);
+            inputs.extend((0..config.layers).map(|_| cache.clone()));
             for (weight, shape) in config.weights() {
                 let rounded = values(checkpoint.weight(&weight).unwrap()).map(|value| round_to(dtype, value));
                 inputs.push(Array::new(shape, rounded.collect()));

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use deuteron::cuda::{self, Search};
 use deuteron::reference::{Allowance, Array, Rounding, compare, interpret, longest_reduction};
 use deuteron::{Dtype, Engine, Graph, Strategy, seed};
-use deuteron_gpt2::{Config, GenerateOptions, Gpt2, Options, Sampling, last_logits, model};
+use deuteron_gpt2::{Config, GenerateOptions, Gpt2, Options, Piece, Sampling, Start, model, next_logits};
 use deuteron_testkit::hardware;
 
 const CONFIG: Config =
@@ -48,9 +48,14 @@ fn check(engine: &Engine) {
 
 /// The logits are within the bound of their dtype, which is returned.
 fn check_logits(what: &str, prompt: &[u32], dtype: Dtype, got: Vec<f32>) -> f64 {
-    let graph = last_logits(&CONFIG, 1, prompt.len(), dtype).unwrap();
-    let mut inputs = weights(&graph);
-    inputs.splice(0..0, [tokens(prompt), Array::new([1], vec![prompt.len() as f64 - 1.0])]);
+    let length = prompt.len();
+    let graph = from_start(length, dtype);
+    let places = Array::new([1, length], (0..length).map(|place| place as f64).collect());
+    let mut inputs =
+        vec![tokens(prompt), places, Array::new([1], vec![0.0]), Array::new([1], vec![length as f64 - 1.0])];
+    let cache = Array::filled([2, 1, CONFIG.heads, length, CONFIG.head()], 0.0);
+    inputs.extend((0..CONFIG.layers).map(|_| cache.clone()));
+    inputs.extend(weights(&graph));
     let exact = interpret(&graph, &inputs, Rounding::Exact).unwrap();
     let rounded = interpret(&graph, &inputs, Rounding::Storage).unwrap();
     let allowance = Allowance { dtype, reduction: longest_reduction(&graph), factor: Allowance::FORWARD };
@@ -68,7 +73,7 @@ fn check_tokens(what: &str, prompt: &[u32], generated: &[u32], dtype: Dtype, bou
     let options = Options { batch: 1, sequence: sequence.len(), dtype, backward: false };
     let graph = model(&CONFIG, &options).unwrap();
     // The weights of the graph for generation: what a seed makes depends on the position among the inputs.
-    let mut inputs = weights(&last_logits(&CONFIG, 1, 1, dtype).unwrap());
+    let mut inputs = weights(&from_start(1, dtype));
     inputs.insert(0, tokens(&sequence));
     let exact = interpret(&graph, &inputs, Rounding::Exact).unwrap().outputs.remove(0);
     let rows = exact.values.chunks_exact(CONFIG.vocabulary).skip(prompt.len() - 1);
@@ -79,9 +84,14 @@ fn check_tokens(what: &str, prompt: &[u32], generated: &[u32], dtype: Dtype, bou
     }
 }
 
-/// The weights of a graph for generation; its first two inputs are data.
+/// The graph of a prompt.
+fn from_start(length: usize, dtype: Dtype) -> Graph {
+    next_logits(&CONFIG, &Piece { batch: 1, sequence: length, capacity: length, start: Start::Zero }, dtype).unwrap()
+}
+
+/// The weights of a graph for generation; before them are data and caches.
 fn weights(graph: &Graph) -> Vec<Array> {
-    seed::inputs(graph, SEED).unwrap().iter().skip(2).map(|weight| weight.to_array().unwrap()).collect()
+    seed::inputs(graph, SEED).unwrap().iter().skip(4 + CONFIG.layers).map(|weight| weight.to_array().unwrap()).collect()
 }
 
 fn tokens(tokens: &[u32]) -> Array {

@@ -173,6 +173,11 @@ impl Graph {
         self.push(Op::ScatterAdd { rows }, &[indices, updates])
     }
 
+    /// A cache with rows written from a position of each sequence on; see [`Op::Append`].
+    pub fn append(&mut self, cache: NodeId, rows: NodeId, positions: NodeId, batch: usize) -> Value {
+        self.push(Op::Append { batch }, &[cache, rows, positions])
+    }
+
     /// The same elements under another shape.
     pub fn reshape(&mut self, x: NodeId, shape: impl Into<Shape>) -> Value {
         self.push(Op::View(View::Reshape(shape.into())), &[x])
@@ -300,6 +305,13 @@ impl Graph {
     /// `softmax(scale q k^T + mask) v` over `[batch, heads, sequence, features]`.
     pub fn attention(&mut self, q: NodeId, k: NodeId, v: NodeId, mask: Mask, scale: f64) -> Value {
         self.call_one(Composite::Attention { mask, scale, p: 0.0, offset: 0 }, &[q, k, v])
+    }
+
+    /// The same over a cache `k, v: [batch, heads, capacity, features]`: query `i` of sequence `b` sees key `j` iff
+    /// `j <= positions[b] + i`.
+    pub fn cached_attention(&mut self, [q, k, v]: [NodeId; 3], positions: NodeId, scale: f64) -> Value {
+        let composite = Composite::Attention { mask: Mask::Cached, scale, p: 0.0, offset: 0 };
+        self.call_one(composite, &[q, k, v, positions])
     }
 
     /// Rows as `i8` with a scale a row.

@@ -27,6 +27,16 @@ pub enum Mask {
     Causal,
     /// An operand that is added to the scores.
     Additive,
+    /// Keys after the query's own place, an operand `i32[batch]` giving each sequence's first place: query `i` of sequence
+    /// `b` sees key `j` iff `j <= positions[b] + i`.
+    Cached,
+}
+
+impl Mask {
+    /// Operands that it takes.
+    fn operands(self) -> usize {
+        matches!(self, Mask::Additive | Mask::Cached) as usize
+    }
 }
 
 /// A composite and its attributes, named in each variant's text. Operands are in the call.
@@ -55,9 +65,10 @@ pub enum Composite {
     Dropout { p: f64, offset: u32 },
     /// `x w + b`. Operands: x, w `[in, out]` (`[out, in]` if transposed), optionally b.
     Linear { transposed: bool },
-    /// `softmax(scale q k^T + mask)`. Operands: q, k `[.., s, d]`, the mask if additive.
+    /// `softmax(scale q k^T + mask)`. Operands: q, k `[.., s, d]`, the mask if additive, positions if cached.
     AttentionScores { mask: Mask, scale: f64 },
-    /// `dropout(softmax(scale q k^T + mask)) v`. Operands: q, k, v, the mask if additive, the seed if `p > 0`.
+    /// `dropout(softmax(scale q k^T + mask)) v`. Operands: q, k, v, the mask if additive or
+    /// positions if cached, the seed if `p > 0`.
     Attention { mask: Mask, scale: f64, p: f64, offset: u32 },
     /// Rows as `i8` with a scale a row: `scale = absmax / 127`. Operand: x. Results: q, scale.
     QuantizeInt8,
@@ -104,11 +115,11 @@ impl Composite {
             Composite::Dequantize { .. } | Composite::CrossEntropy => (2, 2),
             Composite::Linear { .. } => (2, 3),
             Composite::AttentionScores { mask, .. } => {
-                let n = 2 + (*mask == Mask::Additive) as usize;
+                let n = 2 + mask.operands();
                 (n, n)
             }
             Composite::Attention { mask, p, .. } => {
-                let n = 3 + (*mask == Mask::Additive) as usize + (*p > 0.0) as usize;
+                let n = 3 + mask.operands() + (*p > 0.0) as usize;
                 (n, n)
             }
         }
@@ -184,7 +195,14 @@ impl Graph {
                     "q [.., m, d] and k [.., n, d]",
                 )?;
                 ensure(k[k.rank() - 2] > 0 && q.cols() > 0, "at least one key and one feature")?;
-                ensure(dtype(1) == dtype(0), "operands of one dtype")
+                ensure(dtype(1) == dtype(0), "operands of one dtype")?;
+                let positions = match composite {
+                    Composite::AttentionScores { mask: Mask::Cached, .. } => 2,
+                    Composite::Attention { mask: Mask::Cached, .. } => 3,
+                    _ => return Ok(()),
+                };
+                let given = q.rank() >= 3 && dtype(positions) == Dtype::I32 && shape(positions)[..] == q[..1];
+                ensure(given, "q [batch, .., m, d] and an i32 position for each sequence")
             }
             Composite::Dequantize { dtype: to } => {
                 ensure(dtype(0) == Dtype::I8 && dtype(1) == Dtype::F32 && to.is_float(), "i8 rows and f32 scales")
@@ -339,6 +357,23 @@ impl Expansion<'_> {
         self.select(visible, x, lowest)
     }
 
+    /// Positions are exact as `f32` below 2^24.
+    fn cached_mask(&mut self, x: NodeId, positions: NodeId) -> Value {
+        let shape = self.graph.node(x).shape.clone();
+        let (rank, mut dims) = (shape.rank(), vec![1; shape.rank()]);
+        dims[0] = shape[0];
+        let first = self.graph.push(Op::View(View::Reshape(Shape::new(dims))), &[positions])?;
+        let first = self.cast(first, Dtype::F32)?;
+        let column = self.graph.push(Op::Iota { axis: rank - 1, shape: shape.clone() }, &[])?;
+        let column = self.cast(column, Dtype::F32)?;
+        let row = self.graph.push(Op::Iota { axis: rank - 2, shape }, &[])?;
+        let row = self.cast(row, Dtype::F32)?;
+        let limit = self.add(row, first)?;
+        let visible = self.compare(CompareOp::Le, column, limit)?;
+        let lowest = self.constant(f64::NEG_INFINITY)?;
+        self.select(visible, x, lowest)
+    }
+
     fn gelu(&mut self, x: NodeId, kind: Gelu) -> Value {
         match kind {
             // x/2 (1 + tanh u) is x sigmoid(2u): one exponential, and no cancellation where x is far below 0.
@@ -410,7 +445,8 @@ impl Expansion<'_> {
                 let mask = self.cast(mask, Dtype::F32)?;
                 self.add(scaled, mask)?
             }
-            (Mask::Full | Mask::Additive, _) => scaled,
+            (Mask::Cached, Some(positions)) => self.cached_mask(scaled, positions)?,
+            (Mask::Full | Mask::Additive | Mask::Cached, _) => scaled,
         };
         self.graph.set_part(2);
         self.softmax(masked)
@@ -426,7 +462,7 @@ impl Expansion<'_> {
         offset: u32,
     ) -> Result<Vec<NodeId>, GraphError> {
         let (mask_operand, rest) = match mask {
-            Mask::Additive => (Some(inputs[3]), &inputs[4..]),
+            Mask::Additive | Mask::Cached => (Some(inputs[3]), &inputs[4..]),
             Mask::Full | Mask::Causal => (None, &inputs[3..]),
         };
         let mut probabilities = self.scores(inputs[0], inputs[1], mask_operand, mask, scale)?;

@@ -233,6 +233,10 @@ impl Reverse {
                 let why = "it flows through an opaque operation, whose gradient nobody knows";
                 Err(GraphError::NoGradient { operand: self.graph.operand(id), why })
             }
+            Op::Append { .. } => {
+                let why = "it flows through a cache, which generation writes and training does not";
+                Err(GraphError::NoGradient { operand: self.graph.operand(id), why })
+            }
             Op::Unary(op) => self.unary_backward(*op, id, node.inputs[0], gradient),
             Op::Binary(op) => self.binary_backward(*op, &node.inputs, gradient),
             Op::Select => self.select_backward(&node.inputs, gradient),
@@ -557,7 +561,7 @@ impl Reverse {
             Op::StopGradient => true,
             Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => false,
             Op::RowReduce(_) | Op::ColumnSum | Op::Matmul { .. } | Op::Concat { .. } => false,
-            Op::Gather | Op::ScatterAdd { .. } | Op::Opaque(_) => false,
+            Op::Gather | Op::ScatterAdd { .. } | Op::Append { .. } | Op::Opaque(_) => false,
         }
     }
 

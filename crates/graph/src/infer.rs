@@ -101,6 +101,7 @@ pub(crate) fn infer(op: &Op, operands: &[&Node]) -> Rule {
             ensure(operands[1].shape.leading() == &operands[0].shape[..], "a row for each index")?;
             Ok((Shape::from([*rows, operands[1].shape.cols()]), operands[1].dtype))
         }
+        Op::Append { batch } => append(operands, *batch),
         Op::View(view) => {
             arity(operands, 1)?;
             Ok((view_shape(view, &operands[0].shape)?, operands[0].dtype))
@@ -156,6 +157,24 @@ fn matmul(operands: &[&Node], transpose_a: bool, transpose_b: bool) -> Rule {
     let mut dims = batch.to_vec();
     dims.extend([m, n]);
     Ok((Shape::new(dims), operands[0].dtype))
+}
+
+fn append(operands: &[&Node], batch: usize) -> Rule {
+    arity(operands, 3)?;
+    let (cache, rows, positions) = (operands[0], operands[1], operands[2]);
+    let rank = cache.shape.rank();
+    ensure(batch + 2 < rank, "a cache [.., capacity, c] whose leading axes hold the batch")?;
+    let axis = rank - 2;
+    let fits = rows.dtype == cache.dtype
+        && rows.shape.rank() == rank
+        && (0..rank).all(|i| i == axis || rows.shape[i] == cache.shape[i]);
+    ensure(fits, &format!("rows of the cache's dtype that differ from it only in axis {axis}"))?;
+    ensure(rows.shape[axis] <= cache.shape[axis], &format!("at most {} rows a sequence", cache.shape[axis]))?;
+    let counted = cache.shape[axis] <= i32::MAX as usize;
+    ensure(counted, "a capacity that i32 can count")?;
+    let given = positions.dtype == Dtype::I32 && positions.shape == Shape::from([cache.shape[batch]]);
+    ensure(given, "an i32 position for each sequence")?;
+    Ok((cache.shape.clone(), cache.dtype))
 }
 
 fn view_shape(view: &View, from: &Shape) -> Result<Shape, String> {

@@ -191,6 +191,12 @@ pub enum Op {
         /// rows of the table
         rows: usize,
     },
+    /// Operands: cache `[.., capacity, c]`, rows `[.., n, c]`, positions `i32[b]`. The cache, with the rows of sequence `i` of
+    /// the axis `batch` in place of those from `positions[i]` on. All of them must fit: `positions[i] + n <= capacity`.
+    Append {
+        /// the leading axis that counts sequences
+        batch: usize,
+    },
     /// A change of index of one operand.
     View(View),
     /// Operands laid end to end along an axis.
@@ -309,6 +315,7 @@ impl Op {
             Op::Matmul { .. } => "matmul",
             Op::Gather => "gather",
             Op::ScatterAdd { .. } => "scatter_add",
+            Op::Append { .. } => "append",
             Op::View(View::Reshape(_)) => "reshape",
             Op::View(View::Transpose(_)) => "transpose",
             Op::View(View::Slice { .. }) => "slice",

@@ -37,6 +37,7 @@ fn masks(graph: &Graph) -> String {
         Mask::Full => "full",
         Mask::Causal => "causal",
         Mask::Additive => "additive",
+        Mask::Cached => "cached",
     };
     let masks = graph.calls().iter().filter_map(|call| match &call.callee {
         Callee::Composite(Composite::Attention { mask, .. }) => Some(name(mask)),

@@ -236,6 +236,7 @@ pub fn primitive_work(draft: &Draft) -> Work {
                 work.products += batch as f64;
             }
             Op::ScatterAdd { .. } => work.scattered += graph.node(node.inputs[0]).shape.elements() as f64,
+            Op::Append { .. } => work.copied += graph.node(node.inputs[1]).shape.elements() as f64,
             Op::Concat { .. } | Op::View(_) | Op::StopGradient => work.copied += node.shape.elements() as f64,
             Op::Opaque(opaque) => work.add(Class::Simple, opaque.flops as f64 / LANES as f64),
             Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } => {}
@@ -245,7 +246,7 @@ pub fn primitive_work(draft: &Draft) -> Work {
         work.add(Class::Move, vectors(Space { rows: value.rows, cols: value.cols }));
     }
     for &id in draft.outputs {
-        work.add(Class::Move, vectors(node_space(graph, id)));
+        work.add(Class::Move, vectors(node_space(graph, crate::cost::traffic::written(graph, id))));
     }
     work.live_rows = live_rows(draft);
     work

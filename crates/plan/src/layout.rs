@@ -209,7 +209,7 @@ fn is_arithmetic(graph: &Graph, id: NodeId) -> bool {
         Op::Cast(_) => !widens(graph, id),
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select => true,
         Op::RowReduce(_) | Op::ColumnSum | Op::Matmul { .. } => true,
-        Op::Gather | Op::ScatterAdd { .. } | Op::Concat { .. } | Op::Opaque(_) => true,
+        Op::Gather | Op::ScatterAdd { .. } | Op::Append { .. } | Op::Concat { .. } | Op::Opaque(_) => true,
         Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => false,
         Op::View(_) | Op::StopGradient => false,
     }
@@ -301,6 +301,7 @@ fn readers_that_cannot_follow(graph: &Graph, placement: &Placement) -> Vec<NodeI
         let node = graph.node(id);
         let takes_memory = match node.op {
             Op::Matmul { .. } | Op::Concat { .. } | Op::Gather | Op::ScatterAdd { .. } | Op::Opaque(_) => true,
+            Op::Append { .. } => true,
             Op::View(_) | Op::StopGradient => placement.copied[id.index()],
             _ => false,
         };
@@ -356,6 +357,9 @@ fn can_read(graph: &Graph, reader: NodeId, position: usize, layout: &Layout) -> 
         Op::Gather if position == 0 => layout.row_access(&layout.shape).is_some_and(|access| access.leading.len() <= 1),
         Op::Gather => true,
         Op::ScatterAdd { .. } => layout.is_contiguous(),
+        // The new rows may lie anywhere, each in one piece.
+        Op::Append { .. } if position == 1 => layout.shape.cols() <= 1 || layout.strides.last() == Some(&1),
+        Op::Append { .. } => layout.is_contiguous(),
         Op::Random { .. } => true,
         // Products and copies take any strides.
         Op::Matmul { .. } | Op::Concat { .. } | Op::View(_) | Op::StopGradient | Op::Opaque(_) => true,

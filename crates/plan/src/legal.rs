@@ -88,6 +88,8 @@ pub enum Form {
     AttentionBackward,
     /// rows added into a table
     ScatterAdd,
+    /// rows written into a cache
+    Append,
     /// a view or a concatenation written out
     Copy,
     /// known only by its cost
@@ -102,6 +104,7 @@ impl Form {
             Form::Matmul(_) => GroupKind::Matmul,
             Form::Attention(_) | Form::AttentionBackward => GroupKind::Attention,
             Form::ScatterAdd => GroupKind::ScatterAdd,
+            Form::Append => GroupKind::Append,
             Form::Copy => GroupKind::Copy,
             Form::Opaque => GroupKind::Opaque,
         }
@@ -134,6 +137,7 @@ impl Form {
             Form::Attention(AttentionForm { epilogue: Reach::Rows, .. }) => "attention with residual and norm",
             Form::AttentionBackward => "attention backward",
             Form::ScatterAdd => "scatter_add",
+            Form::Append => "append",
             Form::Copy => "copy",
             Form::Opaque => "opaque",
         }
@@ -168,6 +172,7 @@ pub(crate) fn kernel_kind(graph: &Graph, placement: &Placement, id: NodeId) -> G
     match &node.op {
         Op::Matmul { .. } => GroupKind::Matmul,
         Op::ScatterAdd { .. } => GroupKind::ScatterAdd,
+        Op::Append { .. } => GroupKind::Append,
         Op::Concat { .. } => GroupKind::Copy,
         Op::Opaque(opaque) if !opaque.elementwise => GroupKind::Opaque,
         // A view with a buffer of its own copies what it sees; a pattern with a buffer is written by a row kernel.
@@ -220,6 +225,7 @@ impl Rules<'_> {
             GroupKind::Row => self.check_rows(nodes, leaves).map(|_| Form::Row),
             GroupKind::Copy => Ok(Form::Copy),
             GroupKind::ScatterAdd => Ok(Form::ScatterAdd),
+            GroupKind::Append => Ok(Form::Append),
             GroupKind::Opaque => Ok(Form::Opaque),
             GroupKind::Matmul | GroupKind::Attention => Ok(Form::PRODUCT),
         }
@@ -230,7 +236,8 @@ impl Rules<'_> {
         match kind {
             GroupKind::Row => true,
             GroupKind::Opaque => nodes.iter().all(|&id| self.graph.node(id).call == self.graph.node(nodes[0]).call),
-            GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Matmul | GroupKind::Attention => false,
+            GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Append => false,
+            GroupKind::Matmul | GroupKind::Attention => false,
         }
     }
 
@@ -607,7 +614,7 @@ impl Rules<'_> {
                     projection = true;
                 }
                 GroupKind::Row => rows.push(id),
-                consumer @ (GroupKind::ScatterAdd | GroupKind::Opaque | GroupKind::Attention) => {
+                consumer @ (GroupKind::ScatterAdd | GroupKind::Append | GroupKind::Opaque | GroupKind::Attention) => {
                     return Err(Reason::OtherKernel { producer: GroupKind::Attention, consumer });
                 }
             }

@@ -383,7 +383,7 @@ impl Machine {
             GroupKind::Row => self.get(Quantity::CorrectRow),
             GroupKind::Matmul => self.get(Quantity::CorrectMatmul),
             GroupKind::Attention => self.get(Quantity::CorrectAttention),
-            GroupKind::Copy => self.get(Quantity::CorrectCopy),
+            GroupKind::Copy | GroupKind::Append => self.get(Quantity::CorrectCopy),
             GroupKind::ScatterAdd => self.get(Quantity::CorrectScatterAdd),
             GroupKind::Opaque => 1.0,
         }

@@ -74,6 +74,8 @@ pub enum GroupKind {
     Attention,
     /// Rows added into a table.
     ScatterAdd,
+    /// Rows written into a cache.
+    Append,
     /// A view or a concatenation written out.
     Copy,
     /// Known only by its cost.
@@ -87,6 +89,7 @@ impl fmt::Display for GroupKind {
             GroupKind::Matmul => "matmul",
             GroupKind::Attention => "attention",
             GroupKind::ScatterAdd => "scatter_add",
+            GroupKind::Append => "append",
             GroupKind::Copy => "copy",
             GroupKind::Opaque => "opaque",
         })
@@ -295,10 +298,10 @@ fn price(grouping: &Grouping, target: Target, groups: &[usize]) -> Seconds {
 fn check_input(graph: &Graph, id: NodeId, layout: &Layout) -> Result<(), PlanError> {
     let shape = &graph.node(id).shape;
     let last_in_order = shape.cols() == 1 || layout.strides.last().is_none_or(|&stride| stride <= 1);
-    // Rows are added into a table from memory as it lies.
-    let scattered =
-        || graph.nodes().iter().any(|node| matches!(node.op, Op::ScatterAdd { .. }) && node.inputs.contains(&id));
-    if layout.shape == *shape && last_in_order && (layout.is_contiguous() || !scattered()) {
+    // Rows are added into a table, or appended to a cache, from memory as it lies.
+    let takes_memory = |op: &Op| matches!(op, Op::ScatterAdd { .. } | Op::Append { .. });
+    let as_it_lies = || graph.nodes().iter().any(|node| takes_memory(&node.op) && node.inputs.contains(&id));
+    if layout.shape == *shape && last_in_order && (layout.is_contiguous() || !as_it_lies()) {
         return Ok(());
     }
     let (name, got) = (graph.label(id), layout.shape.clone());

@@ -115,7 +115,10 @@ fn registers(machine: MachineKind, form: Form, cost: &Cost, occupancy_ratio: f64
         (MachineKind::Cpu, _) => 1.0,
         (MachineKind::Gpu, GroupKind::Matmul | GroupKind::Attention) if occupancy_ratio >= 0.9 => 1.0,
         (MachineKind::Gpu, GroupKind::Matmul | GroupKind::Attention) => occupancy_ratio,
-        (MachineKind::Gpu, GroupKind::Row | GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Opaque) => {
+        (
+            MachineKind::Gpu,
+            GroupKind::Row | GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Append | GroupKind::Opaque,
+        ) => {
             let registers = cost.resources.registers;
             if registers < REGISTER_THRESHOLD { 1.0 } else { REGISTER_THRESHOLD as f64 / registers as f64 }
         }
@@ -127,6 +130,6 @@ fn maintainability(form: Form) -> f64 {
         Form::Row => 0.7,
         Form::Matmul(_) => 0.6,
         Form::Attention(_) | Form::AttentionBackward => 0.4,
-        Form::Copy | Form::ScatterAdd | Form::Opaque => 1.0,
+        Form::Copy | Form::ScatterAdd | Form::Append | Form::Opaque => 1.0,
     }
 }

@@ -96,7 +96,7 @@ pub fn longest_reduction(graph: &Graph) -> usize {
             Op::RowReduce(ReduceOp::Max | ReduceOp::AbsMax | ReduceOp::ArgMax) => 1,
             Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => 1,
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => 1,
-            Op::Gather | Op::View(_) | Op::Concat { .. } | Op::StopGradient | Op::Opaque(_) => 1,
+            Op::Gather | Op::Append { .. } | Op::View(_) | Op::Concat { .. } | Op::StopGradient | Op::Opaque(_) => 1,
         }
     });
     terms.max().unwrap_or(1).max(1)

@@ -39,16 +39,16 @@ pub enum ReferenceError {
         /// the operation
         name: String,
     },
-    /// A row that a table does not have.
+    /// A row that a table does not have, or a place where appended rows do not fit.
     #[error("{op} at node %{node}: index {index} is not in a table of {rows} rows")]
     IndexRange {
-        /// gather or scatter_add
+        /// gather, scatter_add or append
         op: &'static str,
         /// the node
         node: usize,
         /// what was asked for
         index: f64,
-        /// rows of the table
+        /// rows of the table, or places where the rows fit
         rows: usize,
     },
 }

@@ -139,13 +139,19 @@ fn probabilities(q: &Array, k: &Array, additive: Option<&Array>, mask: Mask, sca
     let (queries, keys) = (q.shape[rank - 2], k.shape[rank - 2]);
     let shape = q.shape.with_cols(keys);
     let mut values = Vec::with_capacity(shape.elements());
+    let hidden = |positions: Option<&Array>, row: usize, key: usize, query: usize| {
+        let first = |positions: &Array| positions.values[row * positions.values.len() / q.rows()];
+        positions.is_some_and(|positions| key as f64 > first(positions) + query as f64)
+    };
     for row in 0..q.rows() {
         let (batch, query) = (row / queries, row % queries);
         let score = |key: usize| {
             let dot: f64 = q.row(row).iter().zip(k.row(batch * keys + key)).map(|(q, k)| q * k).sum();
             match mask {
                 Mask::Causal if key + queries > query + keys => f64::NEG_INFINITY,
-                Mask::Full | Mask::Causal => scale * dot,
+                // Positions, one a sequence: rows of one are neighbours.
+                Mask::Cached if hidden(additive, row, key, query) => f64::NEG_INFINITY,
+                Mask::Full | Mask::Causal | Mask::Cached => scale * dot,
                 Mask::Additive => {
                     scale * dot + additive.map_or(0.0, |mask| broadcast_at(mask, &shape, row * keys + key))
                 }
@@ -171,7 +177,7 @@ fn broadcast_at(x: &Array, shape: &Shape, index: usize) -> f64 {
 
 fn attention(inputs: &[Array], mask: Mask, scale: f64, p: f64, offset: u32) -> Array {
     let (q, k, v) = (&inputs[0], &inputs[1], &inputs[2]);
-    let additive = (mask == Mask::Additive).then(|| &inputs[3]);
+    let additive = matches!(mask, Mask::Additive | Mask::Cached).then(|| &inputs[3]);
     let mut weights = probabilities(q, k, additive, mask, scale);
     if p > 0.0 {
         weights = dropout(&weights, &inputs[inputs.len() - 1], p, offset);

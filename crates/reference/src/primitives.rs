@@ -16,7 +16,7 @@ use crate::error::ReferenceError;
 use crate::matmul::matmul;
 use crate::philox::kept;
 use crate::reach::{Reach, reach_of};
-use crate::reduce::{OutOfRange, column_sum, gather, row_reduce, scatter_add};
+use crate::reduce::{OutOfRange, append, append_places, column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
 use crate::slack::{slack_of, slack_of_output};
@@ -163,7 +163,11 @@ impl<'a> Evaluation<'_, 'a> {
             op: node.op.name(),
             node: index,
             index: asked,
-            rows: if let Op::ScatterAdd { rows } = node.op { rows } else { operands[0].main.shape[0] },
+            rows: match node.op {
+                Op::ScatterAdd { rows } => rows,
+                Op::Append { .. } => append_places(&operands[0].main.shape, &operands[1].main.shape),
+                _ => operands[0].main.shape[0],
+            },
         })?;
         let slack = slack_of(node, &operands);
         let reach = reach_of(node, &operands, &main);
@@ -212,6 +216,7 @@ fn primitive<'a>(node: &Node, operands: &[&Value<'a>], store: Store) -> Result<S
         }
         Op::Gather => gather(&node.shape, operand(0), operand(1))?,
         Op::ScatterAdd { .. } => scatter_add(&node.shape, operand(0), operand(1), store)?,
+        Op::Append { batch } => append(operand(0), operand(1), operand(2), *batch)?,
         Op::View(change) => view(change, operand(0)),
         Op::Concat { axis } => {
             let parts: Vec<&Strided> = operands.iter().map(|operand| &operand.main).collect();

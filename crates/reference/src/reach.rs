@@ -100,6 +100,7 @@ pub(crate) fn reach_of(node: &Node, operands: &[&Value], result: &Strided) -> Re
             let inner = shape[shape.rank() - if *transpose_a { 2 } else { 1 }];
             joined().summed(inner, node.dtype)
         }
+        Op::Append { .. } => operands[0].reach.join(operands[1].reach),
         Op::ScatterAdd { .. } => operands[1].reach.summed(operands[0].main.shape.elements(), node.dtype),
     }
 }

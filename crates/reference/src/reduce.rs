@@ -110,6 +110,37 @@ pub(crate) fn scatter_add(
     Ok(Strided::owned(shape.clone(), values))
 }
 
+/// Places at which all rows fit: the first is 0.
+pub(crate) fn append_places(cache: &Shape, rows: &Shape) -> usize {
+    let axis = cache.rank() - 2;
+    cache[axis] - rows[axis] + 1
+}
+
+/// A cache with the rows of each sequence of the axis `batch` from its position on.
+pub(crate) fn append(
+    cache: &Strided,
+    rows: &Strided,
+    positions: &Strided,
+    batch: usize,
+) -> Result<Strided<'static>, OutOfRange> {
+    let (shape, places) = (cache.shape.clone(), append_places(&cache.shape, &rows.shape));
+    let positions = positions.to_array().values;
+    let positions: Vec<usize> = positions.iter().map(|&at| checked_row(at, places)).collect::<Result<_, _>>()?;
+    let axis = shape.rank() - 2;
+    let (capacity, count, cols) = (shape[axis], rows.shape[axis], shape.cols());
+    // Heads of one sequence follow each other.
+    let inner: usize = shape[batch + 1..axis].iter().product();
+    let mut values = cache.to_array().values;
+    for row in 0..rows.shape.rows() {
+        let (block, at) = (row / count, row % count);
+        let position = positions[block / inner % shape[batch]] + at;
+        let to = (block * capacity + position) * cols;
+        let from = rows.row(row);
+        values[to..to + cols].iter_mut().enumerate().for_each(|(column, value)| *value = from.at(column));
+    }
+    Ok(Strided::owned(shape, values))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

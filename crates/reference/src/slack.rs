@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::matmul::matmul;
 use crate::primitives::{Value, view};
 use crate::reach::row_scale;
-use crate::reduce::{column_sum, gather, row_reduce, scatter_add};
+use crate::reduce::{append, column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
 use crate::store::Store;
@@ -81,6 +81,14 @@ fn carried(node: &Node, operands: &[&Value]) -> Slack {
         Op::Gather => match &operands[1].slack {
             Some(_) => Some(unknown(node)),
             None => operands[0].slack.as_ref().and_then(|slack| gather(&node.shape, slack, &operands[1].main).ok()),
+        },
+        Op::Append { batch } => match &operands[2].slack {
+            Some(_) => Some(unknown(node)),
+            None if operands[0].slack.is_none() && operands[1].slack.is_none() => None,
+            None => {
+                let (cache, rows) = (slack_or_zero(operands[0]), slack_or_zero(operands[1]));
+                append(&cache, &rows, &operands[2].main, *batch).ok()
+            }
         },
         Op::ScatterAdd { .. } => match &operands[0].slack {
             Some(_) => Some(unknown(node)),

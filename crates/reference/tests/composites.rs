@@ -179,11 +179,17 @@ fn attentions() {
         let operand = |length, seed| float(Array::normal([2, 3, length, features], seed));
         let (q, k, v) = (operand(queries, 1), operand(keys, 2), operand(keys, 3));
         let seed = integer(Array::scalar(5.0));
-        for mask in [Mask::Full, Mask::Causal, Mask::Additive] {
+        for mask in [Mask::Full, Mask::Causal, Mask::Additive, Mask::Cached] {
             let mut additive = Array::normal([queries, keys], 4);
             // The first query sees nothing.
             additive.values[..keys].fill(f64::NEG_INFINITY);
-            let extra: Vec<_> = (mask == Mask::Additive).then(|| float(additive)).into_iter().collect();
+            // The last query of the first sequence sees as many keys as there are queries before it.
+            let positions = integer(Array::new([2], vec![0.0, keys as f64 - 2.0]));
+            let extra: Vec<_> = match mask {
+                Mask::Full | Mask::Causal => Vec::new(),
+                Mask::Additive => vec![float(additive)],
+                Mask::Cached => vec![positions],
+            };
             let with = |parts: &[&(Dtype, Array)]| parts.iter().copied().chain(&extra).cloned().collect::<Vec<_>>();
             let scale = 0.3;
             let length = features + keys;

@@ -1,6 +1,6 @@
 //! The interpreter on small graphs: refusals, rounding, and where slack is born and goes.
 
-use deuteron_graph::{BinaryOp, CompareOp, Dtype, Graph, NodeId, ReduceOp, Shape, UnaryOp, differentiate};
+use deuteron_graph::{BinaryOp, CompareOp, Dtype, Graph, GraphError, NodeId, ReduceOp, Shape, UnaryOp, differentiate};
 use deuteron_reference::{Array, Interpretation, ReferenceError, Rounding, interpret, interpret_all, round_to};
 
 /// A graph of float inputs, run exactly.
@@ -63,6 +63,31 @@ fn rows_that_a_table_lacks_are_refused() {
     let inputs = [vector(&[-1.0, 4.0]), Array::normal([2, 3], 1)];
     let error = interpret(&graph, &inputs, Rounding::Exact).unwrap_err();
     assert_eq!(error, ReferenceError::IndexRange { op: "scatter_add", node: 2, index: -1.0, rows: 5 });
+}
+
+#[test]
+fn appended_rows_replace_those_of_their_sequence() {
+    let mut graph = Graph::new("cache");
+    let cache = graph.input("cache", Dtype::F32, [2, 2, 3, 1]).unwrap();
+    let rows = graph.input("rows", Dtype::F32, [2, 2, 2, 1]).unwrap();
+    let positions = graph.input("positions", Dtype::I32, [2]).unwrap();
+    // Sequences are the outer axis, then the inner one.
+    for batch in [0, 1] {
+        let appended = graph.append(cache, rows, positions, batch).unwrap();
+        graph.output(["outer", "inner"][batch], appended).unwrap();
+    }
+    let counted = |shape: [usize; 4], first: usize| Array::from_fn(Shape::from(shape), |index| (first + index) as f64);
+    let inputs = [counted([2, 2, 3, 1], 0), counted([2, 2, 2, 1], 20), vector(&[1.0, 0.0])];
+    let outputs = interpret(&graph, &inputs, Rounding::Exact).unwrap().outputs;
+    assert_eq!(outputs[0].values, [0, 20, 21, 3, 22, 23, 24, 25, 8, 26, 27, 11].map(f64::from));
+    assert_eq!(outputs[1].values, [0, 20, 21, 22, 23, 5, 6, 24, 25, 26, 27, 11].map(f64::from));
+    for wrong in [2.0, -1.0] {
+        let inputs = [inputs[0].clone(), inputs[1].clone(), vector(&[0.0, wrong])];
+        let error = interpret(&graph, &inputs, Rounding::Exact).unwrap_err();
+        assert_eq!(error, ReferenceError::IndexRange { op: "append", node: 3, index: wrong, rows: 2 });
+    }
+    let error = differentiate(&graph, &[rows]).unwrap_err();
+    assert!(matches!(error, GraphError::NoGradient { .. }), "{error}");
 }
 
 #[test]

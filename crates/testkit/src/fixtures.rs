@@ -1,7 +1,7 @@
 //! Graphs in text form: one of each kind of statement, and what users write first.
 
 /// Well-formed graphs. Together they hold every operation.
-pub const GRAPHS: [&str; 9] = [
+pub const GRAPHS: [&str; 10] = [
     "graph norm_gelu
 x = input f32[4,8]
 w = weight f32[8] ; b = weight f32[8]
@@ -29,6 +29,12 @@ b = attention q k v m seed mask=additive scale=0.25 p=0.5 offset=1
 c = attention_scores q k
 d = causal_mask c
 out a b c d",
+    "cache = input bf16[2,3,4,9,8] ; rows = input bf16[2,3,4,2,8] ; p = input i32[3] ; q = input bf16[3,4,2,8]
+c = append cache rows p batch=1
+ks = slice c axis=0 start=0 length=1 ; k = reshape ks [3,4,9,8] ; vs = slice c axis=0 start=1 length=1 ; v = reshape vs [3,4,9,8]
+a = attention q k v p mask=cached
+s = attention_scores q k p mask=cached
+out a s c",
     "x = input f32[6,10]
 a = neg x ; b = abs a ; c = exp a ; d = add b 1.5 ; e = log d ; f = sqrt d ; g = rsqrt d ; h = reciprocal d
 i = tanh c ; j = erf c ; k = sigmoid c ; l = round c ; m = sub x a ; n = mul x -2.5 ; o = div x d ; p = max x a ; q = min x a
@@ -53,7 +59,7 @@ out y=%2 x",
 ];
 
 /// Texts that must be refused, and a word of the message.
-pub const MALFORMED: [(&str, &str); 22] = [
+pub const MALFORMED: [(&str, &str); 26] = [
     ("y = add x x", "unknown value"),
     ("x = input f32[2,3] ; y = frobnicate x", "unknown operation"),
     ("x = input f32[2,3] ; r = input f32[4] ; y = add x r ; out y", "broadcast"),
@@ -73,6 +79,10 @@ pub const MALFORMED: [(&str, &str); 22] = [
     ("block {", "expected `}`"),
     ("}", "open block"),
     ("x = input f32[2,2] ; y = slice x axis=1 start=1 length=2", "within the axis"),
+    ("c = input f32[2,4,3] ; r = input f32[2,5,3] ; p = input i32[2] ; y = append c r p batch=0", "at most 4 rows"),
+    ("c = input f32[2,4,3] ; r = input f32[2,1,2] ; p = input i32[2] ; y = append c r p batch=0", "only in axis 1"),
+    ("c = input f32[2,4,3] ; r = input f32[2,1,3] ; p = input i32[2] ; y = append c r p batch=1", "hold the batch"),
+    ("q = input f32[2,3,4] ; p = input i32[3] ; y = attention q q q p mask=cached", "for each sequence"),
     ("x = input f32[2,2] ; y = transpose x [0,0]", "permutation"),
     ("x = input f32[2,2] ; y = const nan f32", "expected"),
     ("out nothing", "unknown value"),

@@ -9,7 +9,7 @@ use crate::cpu::chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
 use crate::product::{Tail, product};
-use crate::source::{ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
+use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
 /// What can be generated for a CPU: row kernels, products with elementwise work after them, attention, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -18,7 +18,7 @@ pub struct CpuCatalog;
 impl Catalog for CpuCatalog {
     fn offers_form(&self, form: Form) -> bool {
         match form {
-            Form::Row | Form::Copy | Form::ScatterAdd => true,
+            Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::Matmul(form) => form.products == 1 && form.prologue == Reach::None && form.epilogue != Reach::Rows,
             Form::Attention(_) => form == Form::ATTENTION,
             Form::AttentionBackward | Form::Opaque => false,
@@ -57,6 +57,7 @@ impl Catalog for CpuCatalog {
             }
             (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
+            (Source::Append(_), Geometry::Append(shape)) => append_work(shape),
             (Source::ScatterAdd(_), &Geometry::ScatterAdd { count, cols, rows }) => scatter_work(count, cols, rows),
             (_, _) => primitive_work(draft),
         }
@@ -302,6 +303,12 @@ fn product_work(dtype: Dtype, shape: &MatmulShape) -> Work {
 }
 
 /// Rows that follow each other are moved as bytes, anything else element by element.
+/// The new rows alone: a cache is kept in place.
+fn append_work(shape: &AppendShape) -> Work {
+    let rows = (shape.blocks() * shape.rows) as f64;
+    Work { chunks: 1.0, last_chunk: 1.0, stream_from: STREAM_FROM as f64, rows, ..Work::default() }
+}
+
 fn copy_work(element: usize, pieces: &[Piece]) -> Work {
     let mut work = Work { chunks: 1.0, last_chunk: 1.0, stream_from: STREAM_FROM as f64, ..Work::default() };
     // Long runs are moved by the system's routine, which writes past the caches or without reading first.

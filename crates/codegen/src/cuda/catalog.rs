@@ -11,7 +11,7 @@ pub struct CudaCatalog;
 impl Catalog for CudaCatalog {
     fn offers_form(&self, form: Form) -> bool {
         match form {
-            Form::Row | Form::Copy | Form::ScatterAdd => true,
+            Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::Matmul(MatmulForm { prologue: Reach::None, epilogue, products: 1 }) => epilogue != Reach::Rows,
             Form::Matmul(_) | Form::Attention(_) | Form::AttentionBackward | Form::Opaque => false,
         }

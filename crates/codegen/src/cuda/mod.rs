@@ -4,6 +4,7 @@
 //! parameter each: a structure of 64-bit words. [`grids`] turns a launch into grids whose words are numbers or
 //! addresses that the device fills in. So a device knows neither rows nor operations.
 
+mod append;
 mod arch;
 mod catalog;
 mod copy;
@@ -55,16 +56,15 @@ pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
     let lowered = lower(group, &Backend::Cuda(target.clone()));
     match &lowered.kernel {
         Kernel::Row(body) => row::candidates(&earlier_sums(body).body, &lowered.launch, target),
-        Kernel::Matmul(_) | Kernel::Product(_) | Kernel::Attention(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) => {
-            Vec::new()
-        }
+        Kernel::Matmul(_) | Kernel::Product(_) | Kernel::Attention(_) => Vec::new(),
+        Kernel::ScatterAdd(_) | Kernel::Append(_) | Kernel::Copy(_) => Vec::new(),
     }
 }
 
 /// A CUDA translation unit and the shape of its launches. Two sources that are equal are one compiled kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CudaSource {
-    /// for messages: `row`, `copy`, `scatter_add`
+    /// for messages: `row`, `copy`, `scatter_add`, `append`
     pub name: String,
     /// the text
     pub text: String,
@@ -81,6 +81,8 @@ pub enum Family {
     Copy(usize),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
+    /// rows of elements of this many bytes written into a cache
+    Append(usize),
     /// a matrix product that the vendor's library does not do
     Product(MatmulKernel),
 }
@@ -93,6 +95,7 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
         Kernel::Product(_) => unreachable!("products of our own are made for CPUs"),
         Kernel::Attention(kernel) => Source::Attention(kernel),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
+        Kernel::Append(bytes) => Source::Cuda(append::source(bytes)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
     }
 }
@@ -164,6 +167,7 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::Row(kernel) => row::grids(kernel, launch, target),
         Family::Copy(bytes) => copy::grids(*bytes, launch),
         Family::ScatterAdd(dtype) => scatter::grids(*dtype, launch),
+        Family::Append(bytes) => append::grids(*bytes, launch),
         Family::Product(kernel) => product::grids(kernel, launch),
     }
 }

@@ -135,7 +135,7 @@ fn rung_session(
     let Some(source) = ladder.source(rung, &generated, case.dtype) else { return Ok(None) };
     let inputs = graph.inputs().iter();
     let layouts: Vec<Layout> = inputs.map(|&input| Layout::contiguous(&graph.node(input).shape)).collect();
-    Session::of(engine, graph, plan, vec![(Source::Cuda(source), launch)], &layouts).map(Some)
+    Session::of(engine, graph, plan, vec![(Source::Cuda(source), launch)], &layouts, &[]).map(Some)
 }
 
 /// Checks a rung at few rows, and makes it for all.

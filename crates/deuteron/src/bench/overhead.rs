@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use deuteron_codegen::render;
 use deuteron_device::cuda::{CudaExecutable, Options};
-use deuteron_device::{Cuda, Device, DeviceError, Executable, Launching};
+use deuteron_device::{Cuda, Device, DeviceError, Executable, Launching, NoStates};
 use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Strategy, plan};
 use serde::Serialize;
@@ -16,7 +16,7 @@ use crate::catalog::{Activation, FusedOp, Norm};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
-use crate::session::compile;
+use crate::session::{Homes, compile};
 use crate::tensor::Tensor;
 
 /// Launches of one round: fewer than a stream takes before it makes the host wait.
@@ -59,7 +59,7 @@ pub fn overhead(options: &Options, scratch: &Path) -> Result<OverheadRow, Error>
             let gpu = open(options, Some(&folder))?;
             let inputs = device_inputs(&gpu, &graph)?;
             let start = Instant::now();
-            load(&gpu, &graph)?.run(&|index| inputs[index].memory(), Launching::Eager)?;
+            load(&gpu, &graph)?.run(&|index| inputs[index].memory(), &mut NoStates, Launching::Eager)?;
             times.push(start.elapsed());
         }
     }
@@ -87,6 +87,6 @@ fn load(gpu: &Cuda, graph: &Graph) -> Result<CudaExecutable, Error> {
     let plan = plan(graph, gpu.target(), Strategy::Greedy, &[])?;
     let rendered =
         plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), gpu.backend())).collect();
-    let (_, job) = compile(gpu, graph, &plan, rendered)?;
+    let (_, job) = compile(gpu, graph, &plan, rendered, &Homes::new(graph, &[])?)?;
     Ok(gpu.executable(job)?)
 }

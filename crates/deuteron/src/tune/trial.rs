@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deuteron_codegen::cuda::RowConfig;
-use deuteron_device::{DeviceError, Executable, Inputs, Job, Kernel, Launching, Place, Step};
+use deuteron_device::{DeviceError, Executable, Inputs, Job, Kernel, Launching, NoStates, Place, Step};
 use deuteron_graph::{NodeId, Output, extract};
 
 use super::proof::Proof;
@@ -111,6 +111,7 @@ impl<'a> Bed<'a> {
         let step = Step { kernel: kernel.clone(), launch: self.subject.launch.clone(), places: places.collect() };
         let job = Job {
             inputs: self.inputs.len(),
+            states: Vec::new(),
             outputs: self.outputs.iter().map(|&node| self.subject.graph.node(node).bytes()).collect(),
             arena: 0,
             steps: vec![step],
@@ -122,7 +123,7 @@ impl<'a> Bed<'a> {
     fn results(&self, trial: &mut Trial) -> Result<Vec<Tensor>, Error> {
         trial.executable.poison()?;
         let set = &self.sets[0];
-        trial.executable.run(&|index| set[index].memory(), Launching::Eager)?;
+        trial.executable.run(&|index| set[index].memory(), &mut NoStates, Launching::Eager)?;
         let read = |(slot, &node): (usize, &NodeId)| {
             let node = self.subject.graph.node(node);
             Tensor::read(node.dtype, node.shape.clone(), |bytes| Ok(trial.executable.read(slot, bytes)?))
@@ -227,7 +228,7 @@ impl Trial {
     fn sample(&mut self, sets: &Sets) -> Result<Duration, DeviceError> {
         let memory: Vec<_> = sets.iter().map(|set| move |index: usize| set[index].memory()).collect();
         let inputs: Vec<Inputs> = memory.iter().map(|set| set as Inputs).collect();
-        self.executable.time(&inputs, self.runs, Launching::Graph)
+        self.executable.time(&inputs, &mut NoStates, self.runs, Launching::Graph)
     }
 }
 

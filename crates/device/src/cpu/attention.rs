@@ -8,7 +8,7 @@ use std::cell::UnsafeCell;
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::kernels::attention::cpu::{
-    Forward, Heads, Inputs, Mask, Output, Scratch, Shared, combine, forward,
+    Forward, Heads, Inputs, Mask, Output, Scratch, Shared, Used, combine, forward,
 };
 use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 
@@ -80,14 +80,17 @@ impl AttentionTask {
             AttentionMask::Additive(dtype) => {
                 Some(Mask { dtype, elements: heads(AttentionOperand::Mask, self.shape.mask) })
             }
-            AttentionMask::Full | AttentionMask::Causal => None,
+            AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => None,
         };
         let inputs = Inputs {
             q: heads(AttentionOperand::Q, self.shape.q),
             k: heads(AttentionOperand::K, self.shape.k),
             v: heads(AttentionOperand::V, self.shape.v),
             mask,
-            used: self.shape.keys,
+            used: match address(AttentionOperand::Positions) {
+                Some(positions) => Used::To(positions.cast_const().cast()),
+                None => Used::Of(self.shape.keys),
+            },
         };
         let result = heads(AttentionOperand::O, self.shape.o);
         let job = Forward {
@@ -121,7 +124,7 @@ mod tests {
 
     use super::*;
     use crate::job::{Job, Place, Step};
-    use crate::{Cpu, Device, Launching};
+    use crate::{Cpu, Device, Launching, NoStates};
 
     /// One query of width 2 against two keys, and what is wrong with it.
     fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), result: usize) -> Job {
@@ -152,7 +155,7 @@ mod tests {
         let kernel = cpu.compile(vec![Source::Attention(kernel)]).unwrap().remove(0);
         let launch = Launch { args: (0..4).map(arg).collect(), geometry: Geometry::Attention(shape) };
         let places = vec![Place::Input(0), Place::Input(1), Place::Input(1), Place::Output(0)];
-        Job { steps: vec![Step { kernel, launch, places }], inputs: 2, outputs: vec![result], arena: 0 }
+        Job { steps: vec![Step { kernel, launch, places }], inputs: 2, states: vec![], outputs: vec![result], arena: 0 }
     }
 
     #[test]
@@ -161,12 +164,13 @@ mod tests {
         let mut executable = cpu.load(job(&cpu, |_, _| {}, 8)).unwrap();
         let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let memory = [&[0.0, 0.0][..], &[1.0, 5.0, 3.0, 7.0]].map(|values| cpu.upload(&bytes(values)).unwrap());
-        executable.run(&|index| &memory[index], Launching::Eager).unwrap();
+        executable.run(&|index| &memory[index], &mut NoStates, Launching::Eager).unwrap();
         let mut result = [0; 8];
         executable.read(0, &mut result).unwrap();
         assert_eq!(result.to_vec(), bytes(&[2.0, 6.0]));
         let short = cpu.upload(&bytes(&[1.0, 5.0, 3.0])).unwrap();
-        let refused = executable.run(&|index| if index == 1 { &short } else { &memory[0] }, Launching::Eager);
+        let short = |index| if index == 1 { &short } else { &memory[0] };
+        let refused = executable.run(&short, &mut NoStates, Launching::Eager);
         assert_eq!(refused, Err(DeviceError::InputSize { input: 1, expected: 16, got: 12 }));
     }
 

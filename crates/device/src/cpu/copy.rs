@@ -6,7 +6,7 @@ use crate::cpu::pool::Pool;
 use crate::error::DeviceError;
 
 /// Bytes from which a copy is worth a second thread.
-const PARALLEL_FROM: usize = 64 << 10;
+pub(crate) const PARALLEL_FROM: usize = 64 << 10;
 
 pub(crate) struct CopyTask {
     element: usize,

@@ -1,5 +1,6 @@
 //! The CPU: a pool of threads that runs tile programs, products, copies and scatters.
 
+mod append;
 mod attention;
 mod copy;
 mod measure;

@@ -217,8 +217,13 @@ mod tests {
             let kernel = cpu.compile(vec![source]).unwrap().remove(0);
             let shape = MatmulShape { m: 1, n: 1, k: 1, batch: vec![], a: (1, 1), b: (1, 1), c: (1, 1) };
             let launch = Launch { args: vec![], geometry: Geometry::Matmul(shape) };
-            let job =
-                Job { steps: vec![Step { kernel, launch, places: vec![] }], inputs: 0, outputs: vec![], arena: 0 };
+            let job = Job {
+                steps: vec![Step { kernel, launch, places: vec![] }],
+                inputs: 0,
+                states: vec![],
+                outputs: vec![],
+                arena: 0,
+            };
             assert!(matches!(cpu.load(job), Err(DeviceError::ForeignKernel { step: 0 })), "{epilogue:?}");
         }
     }

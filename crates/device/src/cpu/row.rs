@@ -85,6 +85,7 @@ impl RowTask {
             | Source::Product(_)
             | Source::Attention(_)
             | Source::ScatterAdd(_)
+            | Source::Append(_)
             | Source::Copy(_) => {
                 unreachable!("checked in `new`")
             }

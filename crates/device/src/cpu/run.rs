@@ -7,7 +7,8 @@ use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::{Geometry, Source};
 
 use crate::buffer::Buffer;
-use crate::check::{Form, check, check_inputs, mismatch};
+use crate::check::{Form, check, check_inputs, check_states, mismatch};
+use crate::cpu::append::AppendTask;
 use crate::cpu::attention::AttentionTask;
 use crate::cpu::copy::CopyTask;
 use crate::cpu::pool::Pool;
@@ -16,20 +17,25 @@ use crate::cpu::row::RowTask;
 use crate::cpu::scatter::ScatterTask;
 use crate::error::DeviceError;
 use crate::job::{Job, Place};
-use crate::{Executable, Inputs, Launching};
+use crate::memory::Memory;
+use crate::{Executable, Inputs, Launching, States};
 
 pub(crate) struct CpuExecutable {
     pool: Arc<Pool>,
     tasks: Vec<Prepared>,
     /// Bytes each input must have.
     input_bytes: Vec<usize>,
+    /// Bytes each state must have.
+    state_bytes: Vec<usize>,
+    /// Where each state is, within a run.
+    states: Vec<*mut u8>,
     outputs: Vec<Buffer>,
     arena: Buffer,
     /// Addresses of one step's arguments, reused by every step.
     addresses: Vec<*mut u8>,
 }
 
-// SAFETY: `addresses` is filled anew within each `run`; the other fields own what they point to.
+// SAFETY: `addresses` and `states` are filled anew within each `run`; the other fields own what they point to.
 unsafe impl Send for CpuExecutable {}
 
 struct Prepared {
@@ -42,6 +48,7 @@ enum Task {
     Product(Box<ProductTask>),
     Attention(AttentionTask),
     ScatterAdd(ScatterTask),
+    Append(AppendTask),
     Copy(CopyTask),
 }
 
@@ -64,6 +71,10 @@ impl CpuExecutable {
                     let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
                     Task::ScatterAdd(ScatterTask::new(*dtype, count, cols, rows, offsets))
                 }
+                (Source::Append(bytes), Geometry::Append(shape)) => {
+                    let offsets = [0, 1, 2, 3].map(|i| step.launch.args[i].offset);
+                    Task::Append(AppendTask::new(*bytes, shape, offsets))
+                }
                 (Source::Copy(bytes), Geometry::Copy(pieces)) => Task::Copy(CopyTask::new(*bytes, pieces)),
                 (Source::Cuda(_) | Source::Matmul(_), _) => return Err(DeviceError::ForeignKernel { step: index }),
                 _ => return Err(mismatch(index, 0, "its sizes are those of another kind of kernel".into())),
@@ -75,6 +86,8 @@ impl CpuExecutable {
             pool,
             tasks,
             input_bytes,
+            states: Vec::with_capacity(job.states.len()),
+            state_bytes: job.states,
             outputs: job.outputs.iter().map(|&bytes| Buffer::new(bytes)).collect::<Result<_, _>>()?,
             arena: Buffer::new(job.arena)?,
             addresses: Vec::with_capacity(widest),
@@ -92,6 +105,7 @@ fn form(source: &Source) -> Option<Form<'_>> {
         }),
         Source::Attention(kernel) => Some(Form::Attention(*kernel)),
         Source::ScatterAdd(dtype) => Some(Form::ScatterAdd(*dtype)),
+        Source::Append(bytes) => Some(Form::Append(*bytes)),
         Source::Copy(bytes) => Some(Form::Copy(*bytes)),
         Source::Cuda(_) | Source::Matmul(_) => None,
     }
@@ -99,8 +113,14 @@ fn form(source: &Source) -> Option<Form<'_>> {
 
 impl CpuExecutable {
     /// Runs every step in order.
-    fn steps(&mut self, input: Inputs<'_, '_>, mut times: Option<&mut [Duration]>) -> Result<(), DeviceError> {
+    fn steps(
+        &mut self,
+        input: Inputs<'_, '_>,
+        states: &mut dyn States,
+        mut times: Option<&mut [Duration]>,
+    ) -> Result<(), DeviceError> {
         check_inputs(&self.input_bytes, input)?;
+        self.bind_states(states)?;
         for (index, prepared) in self.tasks.iter_mut().enumerate() {
             self.addresses.clear();
             for place in &prepared.places {
@@ -114,21 +134,23 @@ impl CpuExecutable {
                         }
                         bytes.as_ptr().cast_mut()
                     }
+                    Place::State(state) => self.states[state],
                     Place::Output(output) => self.outputs[output].address(),
                     // SAFETY: `check` found the range inside the arena.
                     Place::Arena { offset, .. } => unsafe { self.arena.address().add(offset) },
                 });
             }
             let start = times.is_some().then(Instant::now);
-            // SAFETY: `check` and `check_inputs` found that every argument's reach lies inside its buffer, that inputs
-            // are only read, and that what is written overlaps nothing else; `&mut self` and the borrowed inputs keep
-            // the memory alive and unshared while the task runs.
+            // SAFETY: `check`, `check_inputs` and `bind_states` found that every argument's reach lies inside its buffer,
+            // that inputs are only read, and that what is written overlaps nothing else; `&mut self`, the borrowed inputs
+            // and the states, borrowed for writing, keep the memory alive and unshared while the task runs.
             let done = unsafe {
                 match &mut prepared.task {
                     Task::Row(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Product(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
                     Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::Append(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Copy(task) => task.run(&self.pool, &self.addresses, index),
                 }
             };
@@ -142,25 +164,59 @@ impl CpuExecutable {
     }
 }
 
+impl CpuExecutable {
+    /// Notes where each state is.
+    fn bind_states(&mut self, states: &mut dyn States) -> Result<(), DeviceError> {
+        check_states(&self.state_bytes, states)?;
+        self.states.clear();
+        for (state, &expected) in self.state_bytes.iter().enumerate() {
+            let memory = states.state(state).ok_or(DeviceError::SharedState { state })?;
+            let address = match memory {
+                Memory::Host(buffer) if buffer.len() >= expected => buffer.address(),
+                Memory::Host(buffer) => {
+                    return Err(DeviceError::StateSize { state, expected, got: buffer.len() });
+                }
+                Memory::Device(_) => return Err(DeviceError::StatePlace { state, expected: "the host" }),
+            };
+            if self.states.contains(&address) {
+                return Err(DeviceError::SharedState { state });
+            }
+            self.states.push(address);
+        }
+        Ok(())
+    }
+}
+
 /// The bytes of an input, which must be where the CPU reads.
 fn on_host<'a>(input: Inputs<'_, 'a>, position: usize) -> Result<&'a [u8], DeviceError> {
     input(position).host().ok_or(DeviceError::InputPlace { input: position })
 }
 
 impl Executable for CpuExecutable {
-    fn run(&mut self, input: Inputs<'_, '_>, _: Launching) -> Result<(), DeviceError> {
-        self.steps(input, None)
+    fn run(&mut self, input: Inputs<'_, '_>, states: &mut dyn States, _: Launching) -> Result<(), DeviceError> {
+        self.steps(input, states, None)
     }
 
-    fn run_timed(&mut self, input: Inputs<'_, '_>, times: &mut [Duration]) -> Result<(), DeviceError> {
-        self.steps(input, Some(times))
+    fn run_timed(
+        &mut self,
+        input: Inputs<'_, '_>,
+        states: &mut dyn States,
+        times: &mut [Duration],
+    ) -> Result<(), DeviceError> {
+        self.steps(input, states, Some(times))
     }
 
-    fn time(&mut self, sets: &[Inputs<'_, '_>], runs: usize, launching: Launching) -> Result<Duration, DeviceError> {
+    fn time(
+        &mut self,
+        sets: &[Inputs<'_, '_>],
+        states: &mut dyn States,
+        runs: usize,
+        launching: Launching,
+    ) -> Result<Duration, DeviceError> {
         let start = Instant::now();
         for index in 0..runs {
             if let Some(input) = sets.get(index % sets.len().max(1)) {
-                self.run(*input, launching)?;
+                self.run(*input, states, launching)?;
             }
         }
         Ok(start.elapsed() / runs.max(1) as u32)

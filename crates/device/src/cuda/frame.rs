@@ -17,10 +17,14 @@ pub(crate) struct Frame {
     staged: Vec<Option<Allocation>>,
     /// Where each input is, as the words say.
     inputs: Vec<u64>,
+    /// Where each state is, as the words say.
+    states: Vec<u64>,
     /// The program's words with every address filled in.
     words: Vec<u64>,
     /// Words that hold addresses of each input.
     patches: Vec<Vec<(usize, u64)>>,
+    /// Words that hold addresses of each state.
+    state_patches: Vec<Vec<(usize, u64)>>,
     /// Changes whenever a word does.
     version: u64,
 }
@@ -65,8 +69,10 @@ impl Frame {
             outputs: program.outputs.iter().map(|&bytes| allocate(bytes)).collect::<Result<_, _>>()?,
             staged: (0..inputs).map(|_| None).collect(),
             inputs: vec![0; inputs],
+            states: vec![0; program.state_bytes.len()],
             words: program.words.clone(),
             patches: vec![Vec::new(); inputs],
+            state_patches: vec![Vec::new(); program.state_bytes.len()],
             version: 0,
         };
         frame.fill_in(&program.fixes, fixed);
@@ -78,6 +84,10 @@ impl Frame {
             let start = match fix.target {
                 Target::Place(Place::Input(input)) => {
                     self.patches[input].push((fix.word, fix.offset));
+                    0
+                }
+                Target::Place(Place::State(state)) => {
+                    self.state_patches[state].push((fix.word, fix.offset));
                     0
                 }
                 Target::Place(place) => self.address(place),
@@ -92,6 +102,7 @@ impl Frame {
     pub fn address(&self, place: Place) -> u64 {
         match (place, &self.arena) {
             (Place::Input(input), _) => self.inputs[input],
+            (Place::State(state), _) => self.states[state],
             (Place::Output(output), _) => self.outputs[output].address(),
             (Place::Arena { offset, .. }, Arena::Whole(memory)) => memory.address() + offset as u64,
             // Every range of the program has one.
@@ -111,6 +122,23 @@ impl Frame {
         }
         self.inputs[input] = address;
         self.version += 1;
+    }
+
+    /// Says where a state is.
+    pub fn set_state(&mut self, state: usize, address: u64) {
+        if self.states[state] == address {
+            return;
+        }
+        for &(word, offset) in &self.state_patches[state] {
+            self.words[word] = address + offset;
+        }
+        self.states[state] = address;
+        self.version += 1;
+    }
+
+    /// Where all states are.
+    pub fn states(&self) -> &[u64] {
+        &self.states
     }
 
     /// Where an input is.

@@ -31,6 +31,10 @@ pub(crate) struct Program {
     pub input_bytes: Vec<usize>,
     /// What each input's address must be a multiple of.
     pub input_alignment: Vec<usize>,
+    /// Bytes each state must have.
+    pub state_bytes: Vec<usize>,
+    /// What each state's address must be a multiple of.
+    pub state_alignment: Vec<usize>,
     pub outputs: Vec<usize>,
     pub arena: usize,
     pub workspace: usize,
@@ -93,6 +97,8 @@ impl Program {
             fixes: Vec::new(),
             input_alignment: vec![1; job.inputs],
             input_bytes,
+            state_alignment: vec![1; job.states.len()],
+            state_bytes: job.states,
             outputs: job.outputs,
             arena: job.arena,
             workspace: 0,
@@ -180,6 +186,10 @@ impl Program {
                     let needed = if wide { VECTOR } else { arg.dtype.bytes() };
                     self.input_alignment[input] = self.input_alignment[input].max(needed);
                 }
+                Place::State(state) => {
+                    let needed = if wide { VECTOR } else { arg.dtype.bytes() };
+                    self.state_alignment[state] = self.state_alignment[state].max(needed);
+                }
                 Place::Arena { .. } | Place::Output(_) => {}
             }
         }
@@ -228,6 +238,10 @@ impl Step {
                 let table_rows = self.launch.args.get(argument)?.table_rows;
                 Some(IndexPlace { position: usize::from(index), element, table_rows })
             }
+            (Family::Append(_), Geometry::Append(shape)) => {
+                let element = self.launch.args.get(argument)?.offset + row;
+                Some(IndexPlace { position: argument, element, table_rows: shape.places() })
+            }
             (Family::ScatterAdd(_), Geometry::ScatterAdd { rows, .. }) => {
                 let element = self.launch.args.first()?.offset + row;
                 Some(IndexPlace { position: 0, element, table_rows: *rows })
@@ -258,10 +272,12 @@ fn form(source: &Source) -> Option<Form<'_>> {
             }),
             Family::Copy(bytes) => Form::Copy(*bytes),
             Family::ScatterAdd(dtype) => Form::ScatterAdd(*dtype),
+            Family::Append(bytes) => Form::Append(*bytes),
             Family::Product(kernel) => Form::Matmul(*kernel),
         }),
         Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
-        Source::Row(_) | Source::Product(_) | Source::Attention(_) | Source::ScatterAdd(_) | Source::Copy(_) => None,
+        Source::Row(_) | Source::Product(_) | Source::Attention(_) => None,
+        Source::ScatterAdd(_) | Source::Append(_) | Source::Copy(_) => None,
     }
 }
 

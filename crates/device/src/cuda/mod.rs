@@ -347,6 +347,7 @@ impl Device for Cuda {
                     | Source::Product(_)
                     | Source::Attention(_)
                     | Source::ScatterAdd(_)
+                    | Source::Append(_)
                     | Source::Copy(_) => {
                         return Err(DeviceError::ForeignKernel { step });
                     }

@@ -16,7 +16,7 @@ use super::{Cuda, CudaExecutable, Gpu};
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
 use crate::memory::Memory;
-use crate::{CopyProbe, Device, Executable, Inputs, Launching};
+use crate::{CopyProbe, Device, Executable, Inputs, Launching, NoStates};
 
 /// Buffers together are at least this many times the last-level cache, so that no copy finds its data there.
 const CACHES: usize = 4;
@@ -89,7 +89,7 @@ impl CopyProbe for CudaCopyProbe {
         let rounds = self.rounds();
         let sources: Vec<_> = self.sources.iter().map(|source| move |_: usize| source).collect();
         let sets: Vec<Inputs> = sources.iter().map(|source| source as Inputs).collect();
-        self.kernel.time(&sets, rounds * sets.len(), Launching::Graph)
+        self.kernel.time(&sets, &mut NoStates, rounds * sets.len(), Launching::Graph)
     }
 
     fn streaming(&mut self) -> Result<Duration, DeviceError> {
@@ -135,5 +135,5 @@ fn job(device: &Cuda, length: usize) -> Result<Job, DeviceError> {
     let launch = Launch { args: vec![arg(false), arg(true)], geometry: Geometry::Copy(vec![piece]) };
     let kernel = device.compile(vec![Source::Cuda(copy_source(4))])?.swap_remove(0);
     let step = Step { kernel, launch, places: vec![Place::Input(0), Place::Output(0)] };
-    Ok(Job { steps: vec![step], inputs: 1, outputs: vec![length], arena: 0 })
+    Ok(Job { steps: vec![step], inputs: 1, states: Vec::new(), outputs: vec![length], arena: 0 })
 }

@@ -14,11 +14,11 @@ use super::load::{Program, Work};
 use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
 use super::stream::{Event, Stream};
-use crate::check::check_inputs;
+use crate::check::{check_inputs, check_states};
 use crate::error::DeviceError;
 use crate::job::Job;
 use crate::memory::Memory;
-use crate::{Executable, Inputs, Launching};
+use crate::{Executable, Inputs, Launching, NoStates, States};
 
 /// A range of the GPU's memory that someone else owns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +119,8 @@ impl CudaExecutable {
     /// are those of [`CudaExecutable::output`]; they are ready when the stream has come that far. The stream may be in
     /// the middle of a recording; then the executable must live as long as the recording is replayed.
     ///
+    /// A job with states is refused: whoever owns the stream orders runs, and states are borrowed for one of ours.
+    ///
     /// An index outside of its table shows at the next [`Executable::run`] or [`CudaExecutable::finish`].
     ///
     /// # Safety
@@ -130,6 +132,9 @@ impl CudaExecutable {
         let stream = stream as usize as sys::CUstream;
         // SAFETY: the caller's promise.
         unsafe { gpu.check_stream(stream)? };
+        if !self.program.state_bytes.is_empty() {
+            return Err(DeviceError::StateCount { expected: self.program.state_bytes.len(), got: 0 });
+        }
         let expected = self.program.input_bytes.len();
         if inputs.len() != expected {
             return Err(DeviceError::InputCount { expected, got: inputs.len() });
@@ -171,7 +176,7 @@ impl CudaExecutable {
     /// Host time of one run, the least of several rounds of `runs`: by bare calls of the driver, and by
     /// [`CudaExecutable::enqueue`].
     pub fn launch_cost(&mut self, input: Inputs<'_, '_>, runs: u32) -> Result<LaunchCost, DeviceError> {
-        self.run(input, Launching::Eager)?;
+        self.run(input, &mut NoStates, Launching::Eager)?;
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
         let handle = self.stream.handle();
@@ -252,6 +257,35 @@ impl CudaExecutable {
                         self.frames[frame].set_input(index, to);
                     }
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the addresses of the states into the words of the first `frames` frames. They are used where they are.
+    fn bind_states(&mut self, frames: usize, states: &mut dyn States) -> Result<(), DeviceError> {
+        check_states(&self.program.state_bytes, states)?;
+        for state in 0..self.program.state_bytes.len() {
+            let (expected, alignment) = (self.program.state_bytes[state], self.program.state_alignment[state]);
+            let memory = states.state(state).ok_or(DeviceError::SharedState { state })?;
+            let Memory::Device(memory) = memory else {
+                return Err(DeviceError::StatePlace { state, expected: "the GPU" });
+            };
+            let (address, got) = (memory.address(), memory.len());
+            if got < expected {
+                return Err(DeviceError::StateSize { state, expected, got });
+            }
+            // What is on another GPU, or not where vectors may stand, was not made for this one.
+            let new = self.frames[0].states()[state] != address;
+            let strange = new && expected > 0 && self.gpu.check_memory(state, address).is_err();
+            if strange || !address.is_multiple_of(alignment as u64) {
+                return Err(DeviceError::StatePlace { state, expected: "the GPU" });
+            }
+            for frame in &mut self.frames[..frames] {
+                frame.set_state(state, address);
+            }
+            if expected > 0 && self.frames[0].states()[..state].contains(&address) {
+                return Err(DeviceError::SharedState { state });
             }
         }
         Ok(())
@@ -417,21 +451,28 @@ impl CudaExecutable {
 }
 
 impl Executable for CudaExecutable {
-    fn run(&mut self, input: Inputs<'_, '_>, launching: Launching) -> Result<(), DeviceError> {
+    fn run(&mut self, input: Inputs<'_, '_>, states: &mut dyn States, launching: Launching) -> Result<(), DeviceError> {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
         self.join()?;
-        let started = self.bind(0, input).and_then(|()| Ok(self.start(launching)?));
+        let bound = self.bind_states(1, states).and_then(|()| self.bind(0, input));
+        let started = bound.and_then(|()| Ok(self.start(launching)?));
         self.settle(started, 1)
     }
 
-    fn run_timed(&mut self, input: Inputs<'_, '_>, times: &mut [Duration]) -> Result<(), DeviceError> {
+    fn run_timed(
+        &mut self,
+        input: Inputs<'_, '_>,
+        states: &mut dyn States,
+        times: &mut [Duration],
+    ) -> Result<(), DeviceError> {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
         self.join()?;
         let steps = self.program.steps.len();
         self.need_events(steps + 1)?;
-        let started = self.bind(0, input).and_then(|()| Ok(self.start_timed()?));
+        let bound = self.bind_states(1, states).and_then(|()| self.bind(0, input));
+        let started = bound.and_then(|()| Ok(self.start_timed()?));
         self.settle(started, 1)?;
         for (time, ends) in times.iter_mut().zip(self.events.windows(2)).take(steps) {
             *time = ends[1].since(&ends[0])?;
@@ -439,7 +480,13 @@ impl Executable for CudaExecutable {
         Ok(())
     }
 
-    fn time(&mut self, sets: &[Inputs<'_, '_>], runs: usize, launching: Launching) -> Result<Duration, DeviceError> {
+    fn time(
+        &mut self,
+        sets: &[Inputs<'_, '_>],
+        states: &mut dyn States,
+        runs: usize,
+        launching: Launching,
+    ) -> Result<Duration, DeviceError> {
         if sets.is_empty() || runs == 0 {
             return Ok(Duration::ZERO);
         }
@@ -447,7 +494,8 @@ impl Executable for CudaExecutable {
         let _entered = gpu.context.enter()?;
         self.join()?;
         self.need_events(2)?;
-        let started = self.bind_sets(sets).and_then(|()| Ok(self.start_series(sets.len(), runs, launching)?));
+        let bound = self.bind_sets(sets).and_then(|()| self.bind_states(sets.len(), states));
+        let started = bound.and_then(|()| Ok(self.start_series(sets.len(), runs, launching)?));
         let runs = started.as_ref().map_or(1, |runs| *runs);
         self.settle(started.map(|_| ()), sets.len())?;
         Ok(self.events[1].since(&self.events[0])?.div_f64(runs as f64))

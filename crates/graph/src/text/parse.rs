@@ -337,6 +337,7 @@ fn primitive(op: &Token, arguments: &mut Arguments) -> Result<Op, GraphError> {
         }
         "gather" => Op::Gather,
         "scatter_add" => Op::ScatterAdd { rows: arguments.required("rows", op)? },
+        "append" => Op::Append { batch: arguments.required("batch", op)? },
         "reshape" => Op::View(View::Reshape(arguments.shape(op)?)),
         "broadcast" => Op::View(View::Broadcast(arguments.shape(op)?)),
         "transpose" => Op::View(View::Transpose(arguments.shape(op)?.to_vec())),
@@ -438,10 +439,10 @@ impl Arguments {
     fn mask(&mut self) -> Result<Mask, GraphError> {
         match self.take("mask") {
             None => Ok(Mask::Full),
-            Some(word) => [Mask::Full, Mask::Causal, Mask::Additive]
+            Some(word) => [Mask::Full, Mask::Causal, Mask::Additive, Mask::Cached]
                 .into_iter()
                 .find(|&mask| super::print::mask_word(mask) == word.text)
-                .ok_or_else(|| error(&word, "expected mask=full, mask=causal or mask=additive")),
+                .ok_or_else(|| error(&word, "expected mask=full, mask=causal, mask=additive or mask=cached")),
         }
     }
 

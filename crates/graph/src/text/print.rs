@@ -79,6 +79,7 @@ fn primitive(f: &mut fmt::Formatter<'_>, graph: &Graph, position: usize) -> fmt:
             f.write_str(if *transpose_b { " transpose_b" } else { "" })
         }
         Op::ScatterAdd { rows } => write!(f, " rows={rows}"),
+        Op::Append { batch } => write!(f, " batch={batch}"),
         Op::View(View::Reshape(shape) | View::Broadcast(shape)) => write!(f, " {shape}"),
         Op::View(View::Transpose(permutation)) => {
             let axes: Vec<String> = permutation.iter().map(usize::to_string).collect();
@@ -126,5 +127,6 @@ pub(super) fn mask_word(mask: Mask) -> &'static str {
         Mask::Full => "full",
         Mask::Causal => "causal",
         Mask::Additive => "additive",
+        Mask::Cached => "cached",
     }
 }

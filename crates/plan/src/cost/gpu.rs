@@ -23,7 +23,9 @@ const TILE_REGISTERS: u32 = 168;
 
 pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes) -> Parts {
     match draft.form {
-        Form::Row | Form::Copy | Form::ScatterAdd | Form::Opaque => row(draft, machine, work, traffic, cached),
+        Form::Row | Form::Copy | Form::ScatterAdd | Form::Append | Form::Opaque => {
+            row(draft, machine, work, traffic, cached)
+        }
         Form::Matmul(form) => matmul(draft, machine, work, traffic, cached, form),
         Form::Attention(_) | Form::AttentionBackward => attention(draft, machine, work, traffic, cached),
     }

@@ -43,6 +43,10 @@ pub fn reads(draft: &Draft) -> Vec<ReadValue> {
     for &id in draft.nodes {
         for value in placement.reads(graph, id) {
             let Some(placed) = placement.get(value) else { continue };
+            // A cache is kept in place: what an append moves is its rows.
+            if matches!(graph.node(id).op, Op::Append { .. }) && graph.node(id).inputs[0] == value {
+                continue;
+            }
             // Two slices of one tensor are two reads; the same slice twice is one.
             let key = (placed.base, placed.layout.offset);
             if draft.nodes.binary_search(&placed.base).is_ok() || seen.contains(&key) {
@@ -61,7 +65,8 @@ pub fn reads(draft: &Draft) -> Vec<ReadValue> {
 /// results, it reads.
 pub fn traffic(draft: &Draft) -> Traffic {
     let read: Bytes = reads(draft).iter().map(|value| value.bytes).sum();
-    let written: Bytes = draft.outputs.iter().map(|&id| Bytes(draft.graph.node(id).bytes() as u64)).sum();
+    let bytes = |&id: &NodeId| Bytes(draft.graph.node(written(draft.graph, id)).bytes() as u64);
+    let written: Bytes = draft.outputs.iter().map(bytes).sum();
     let described = draft.nodes.iter().map(|&id| match &draft.graph.node(id).op {
         Op::Opaque(opaque) => opaque.bytes.unwrap_or(0),
         _ => 0,
@@ -70,6 +75,12 @@ pub fn traffic(draft: &Draft) -> Traffic {
         0 => Traffic { read, written },
         bytes => Traffic { read: Bytes(bytes) - written, written },
     }
+}
+
+/// What is written for a result: itself, or the new rows of a cache.
+pub(crate) fn written(graph: &Graph, id: NodeId) -> NodeId {
+    let node = graph.node(id);
+    if let Op::Append { .. } = node.op { node.inputs[1] } else { id }
 }
 
 /// Distinct elements under the value's strides; of a gathered table only the rows that are picked.

@@ -86,7 +86,7 @@ impl<'a> Boundary<'a> {
             // A table that is handed in is there before any kernel runs.
             Op::Gather => self.is_input(self.root(self.graph.node(id).inputs[0])),
             Op::Input { .. } | Op::ColumnSum | Op::Matmul { .. } => false,
-            Op::ScatterAdd { .. } | Op::Concat { .. } | Op::Opaque(_) => false,
+            Op::ScatterAdd { .. } | Op::Append { .. } | Op::Concat { .. } | Op::Opaque(_) => false,
         }
     }
 

@@ -318,6 +318,7 @@ fn hash_op(op: &Op, hasher: &mut DefaultHasher) {
         Op::RowReduce(op) => op.hash(hasher),
         Op::Matmul { transpose_a, transpose_b } => (transpose_a, transpose_b).hash(hasher),
         Op::ScatterAdd { rows } => rows.hash(hasher),
+        Op::Append { batch } => batch.hash(hasher),
         Op::View(view) => view.hash(hasher),
         Op::Opaque(opaque) => (&opaque.name, opaque.bytes, opaque.flops, opaque.elementwise).hash(hasher),
     }

@@ -101,6 +101,7 @@ fn with_facts<R>(body: &Body, launch: &Launch, target: &CudaTarget, f: impl FnOn
         | Geometry::Product { .. }
         | Geometry::Attention(_)
         | Geometry::ScatterAdd { .. }
+        | Geometry::Append(_)
         | Geometry::Copy(_) => (0, 0),
     };
     let layouts = layouts(body, launch);

@@ -5,7 +5,8 @@
 //! - Shapes: `q, o, do, dq: [batch, heads, queries, width]`, `k, v, dk, dv: [batch, kv_heads, keys, width]`; head `h` reads
 //!   key head `h / (heads / kv_heads)`. `logsumexp: f32[batch, heads, queries]`. Any strides, `width` contiguous.
 //! - Of `keys` the first `used` count, a number given at run time; what lies beyond is not read. Causal: query `i` sees
-//!   keys `j <= i + used - queries`.
+//!   keys `j <= i + used - queries`. In a cache each sequence has a number of its own: `used = position + queries`, where
+//!   `position` is that of its first query.
 //! - An additive mask is read at `[batch, head, query, key]`, keys contiguous; a stride of 0 repeats.
 //! - Dropout: Philox under key `(seed, offset)`, element index `((batch * heads + head) * queries + query) * keys + key`.
 //!   The sum of the softmax is over all probabilities, kept or not.

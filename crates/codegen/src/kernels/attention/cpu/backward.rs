@@ -55,7 +55,7 @@ pub struct Backward<'a> {
 pub unsafe fn backward(isa: Isa, backward: &Backward, task: usize, scratch: &mut Scratch) {
     let Backward { attention, inputs, .. } = *backward;
     assert_eq!(attention.refusal(), None, "sizes of attention");
-    assert!(inputs.used <= attention.keys, "{} keys used of {}", inputs.used, attention.keys);
+    inputs.used.check(attention);
     let places = scratch.places(attention);
     isa.dispatch(Ranges { backward, task, places });
 }
@@ -90,7 +90,7 @@ impl Task for Ranges<'_> {
             }
             for key in (split * range..end).step_by(TILE) {
                 let keys = TILE.min(end - key);
-                let seen = inputs.used.saturating_sub(key).min(keys);
+                let seen = inputs.used.by(attention, batch).saturating_sub(key).min(keys);
                 let tile = KeyTile { batch, kv_head, key, keys, seen, gradient };
                 key_tile(simd, self.backward, tile, self.places);
             }
@@ -180,7 +180,7 @@ unsafe fn key_tile<S: Simd>(simd: S, job: &Backward, tile: KeyTile, places: Plac
         for g in 0..group {
             for query in (0..attention.queries).step_by(TILE) {
                 let rows = TILE.min(attention.queries - query);
-                let sees = attention.visible(query + rows - 1, inputs.used) > key;
+                let sees = attention.visible(query + rows - 1, inputs.used.by(attention, batch)) > key;
                 if seen > 0 && sees {
                     let part = Part { batch, head: kv_head * group + g, query, rows, key, keys: seen };
                     query_tile(simd, job, part, gradient, &engine, places);
@@ -249,7 +249,7 @@ unsafe fn query_tile<S: Simd>(
         simd.enter(Slopes {
             attention,
             part,
-            used: inputs.used,
+            used: inputs.used.by(attention, part.batch),
             scores: places.scores,
             slopes: places.slopes,
             mask: inputs.mask.map(|_| places.weights.cast_const()),

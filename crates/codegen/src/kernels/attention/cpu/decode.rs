@@ -32,14 +32,15 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
         std::slice::from_raw_parts_mut(places.each_sum, group * queries).fill(0.0);
         std::slice::from_raw_parts_mut(places.each_row, group * queries * padded).fill(0.0);
 
-        let end = attention.visible(queries - 1, inputs.used).min(work.end);
+        let used = inputs.used.by(attention, batch);
+        let end = attention.visible(queries - 1, used).min(work.end);
         for key in (work.first..end).step_by(TILE) {
             let keys = TILE.min(end - key);
             let k = stored(attention, &inputs.k, (batch, kv_head, key), keys);
             let v = stored(attention, &inputs.v, (batch, kv_head, key), keys);
             for row in 0..group * queries {
                 let (head, query) = (kv_head * group + row / queries, row % queries);
-                let seen = attention.visible(query, inputs.used).saturating_sub(key).min(keys);
+                let seen = attention.visible(query, used).saturating_sub(key).min(keys);
                 if seen == 0 {
                     continue;
                 }

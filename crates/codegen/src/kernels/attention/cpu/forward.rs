@@ -42,7 +42,7 @@ pub struct Forward<'a> {
 pub unsafe fn forward(isa: Isa, forward: &Forward, output: &mut Output, task: usize, scratch: &mut Scratch) {
     let Forward { attention, inputs, .. } = *forward;
     assert_eq!(attention.refusal(), None, "sizes of attention");
-    assert!(inputs.used <= attention.keys, "{} keys used of {}", inputs.used, attention.keys);
+    inputs.used.check(attention);
     let places = scratch.places(attention);
     isa.dispatch(Job { forward, output, work: attention.task(task), places });
 }
@@ -89,7 +89,7 @@ unsafe fn tile<S: Simd>(simd: S, forward: &Forward, output: &mut Output, work: W
         let engine = Engine::new::<S>(attention, forward.amx, lanes);
         engine.pack(simd, places.lanes, padded, places.query_pairs);
 
-        let end = attention.visible(work.query + work.rows - 1, inputs.used).min(work.end);
+        let end = attention.visible(work.query + work.rows - 1, inputs.used.by(attention, work.batch)).min(work.end);
         for key in (work.first..end).step_by(TILE) {
             let keys = TILE.min(end - key);
             let Work { batch, head, query, rows, .. } = work;
@@ -132,7 +132,8 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
             product.run(simd);
         }
 
-        let first = (part.query + inputs.used) as isize - (attention.queries + part.key) as isize;
+        let first =
+            (part.query + inputs.used.by(attention, part.batch)) as isize - (attention.queries + part.key) as isize;
         let diagonal = (attention.causal && first < part.keys as isize - 1).then_some(Diagonal { first });
         let mut scale = attention.scale;
         if inputs.mask.is_some() || diagonal.is_some() {

@@ -32,6 +32,8 @@ pub use scratch::Scratch;
 
 use deuteron_graph::Dtype;
 
+use super::Attention;
+
 /// Queries or keys of a tile.
 pub(crate) const TILE: usize = 64;
 
@@ -86,7 +88,46 @@ pub struct Inputs {
     /// Added to the scores.
     pub mask: Option<Mask>,
     /// Keys that count: at most `keys`.
-    pub used: usize,
+    pub used: Used,
+}
+
+/// How many of the keys of a sequence count.
+#[derive(Debug, Clone, Copy)]
+pub enum Used {
+    /// So many of each.
+    Of(usize),
+    /// Those up to the last query, where these are the positions of each sequence's first query: `[batch]`, any alignment.
+    To(*const i32),
+}
+
+// SAFETY: as for `Heads`.
+unsafe impl Send for Used {}
+// SAFETY: as for `Heads`.
+unsafe impl Sync for Used {}
+
+impl Used {
+    /// # Panics
+    /// If it is more than there are.
+    fn check(self, attention: &Attention) {
+        if let Used::Of(used) = self {
+            assert!(used <= attention.keys, "{used} keys used of {}", attention.keys);
+        }
+    }
+
+    /// Keys of a sequence that count. Positions may be any number: keys beyond the last are not seen by anyone.
+    ///
+    /// # Safety
+    /// There is a position for each sequence.
+    unsafe fn by(self, attention: &Attention, batch: usize) -> usize {
+        match self {
+            Used::Of(keys) => keys,
+            Used::To(positions) => {
+                // SAFETY: the caller's promise.
+                let first = unsafe { positions.add(batch).read_unaligned() };
+                (first as isize + attention.queries as isize).max(0) as usize
+            }
+        }
+    }
 }
 
 /// Rows of `o` that are done, in `f32`, for the caller to go on with.

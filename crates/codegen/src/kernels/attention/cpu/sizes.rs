@@ -131,7 +131,8 @@ impl Attention {
 
     /// Keys that a query may see, of those in use.
     pub(super) fn visible(&self, query: usize, used: usize) -> usize {
-        if self.causal { (query + 1 + used).saturating_sub(self.queries).min(used) } else { used }
+        let seen = if self.causal { (query + 1 + used).saturating_sub(self.queries).min(used) } else { used };
+        seen.min(self.keys)
     }
 
     fn query_tiles(&self) -> usize {

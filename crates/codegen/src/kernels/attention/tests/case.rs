@@ -8,7 +8,7 @@ use super::formula::Formula;
 use crate::cpu::simd::Isa;
 use crate::cpu::simd::amx::Amx;
 use crate::kernels::attention::cpu::{
-    Backward, Forward, Heads, Inputs, Mask, Output, Scratch, Shared, backward, combine, finish, forward,
+    Backward, Forward, Heads, Inputs, Mask, Output, Scratch, Shared, Used, backward, combine, finish, forward,
 };
 use crate::kernels::attention::{Attention, Dropout};
 
@@ -178,7 +178,7 @@ impl Case {
             k: self.k.heads(),
             v: self.v.heads(),
             mask: self.mask.as_mut().map(|mask| Mask { dtype: mask.dtype, elements: mask.heads() }),
-            used: self.used,
+            used: Used::Of(self.used),
         };
         let mut partials = vec![f32::NAN; attention.partial_elements()];
         let job = Forward {

@@ -4,7 +4,7 @@ use deuteron_graph::Dtype;
 
 use super::case::{dropout, plain};
 use super::{Case, LENGTHS, Layout, MaskKind, Numbers, WIDTHS, machines};
-use crate::kernels::attention::cpu::{Finished, Forward, Inputs, Output, Scratch, Shared, forward};
+use crate::kernels::attention::cpu::{Finished, Forward, Inputs, Output, Scratch, Shared, Used, forward};
 use crate::kernels::attention::{Attention, Dropout};
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
@@ -170,7 +170,8 @@ fn finished_rows_are_handed_on_in_f32() {
         let attention = plain(Dtype::Bf16, [2, 2], [queries, 70, 40]);
         let mut case = Case::new(attention, 70, Layout::HeadsFirst, None, &mut numbers);
         let formula = case.formula();
-        let inputs = Inputs { q: case.q.heads(), k: case.k.heads(), v: case.v.heads(), mask: None, used: case.used };
+        let inputs =
+            Inputs { q: case.q.heads(), k: case.k.heads(), v: case.v.heads(), mask: None, used: Used::Of(case.used) };
         let job = Forward {
             attention: &attention,
             inputs: &inputs,
