@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use deuteron::{Dtype, Engine, Session, Strategy, Tensor, seed};
+use deuteron::{Engine, Session, Strategy, Tensor, seed};
 
 use crate::cache::{Cache, Projection};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Weight};
 use crate::config::{Config, SizeError};
 use crate::model::{last_logits, next_logits};
 use crate::sampler::SamplingError;
-use crate::weights;
+use crate::weights::{self, Weights};
 
 /// The shortest sequence that is compiled for.
 const SHORTEST: usize = 16;
@@ -33,9 +33,6 @@ enum Key {
 /// Why a model does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Weights in a type that arithmetic does not work on.
-    #[error("weights are f32, f16 or bf16, got {0}")]
-    Dtype(Dtype),
     /// No prompts, or more than positions can be counted for.
     #[error("expected from 1 to {most} prompts, got {got}")]
     Batch {
@@ -85,32 +82,34 @@ pub enum Error {
 pub struct Gpt2 {
     engine: Engine,
     config: Config,
-    dtype: Dtype,
+    kind: Weights,
     strategy: Strategy,
     weights: Vec<Tensor>,
     sessions: HashMap<Key, Session>,
 }
 
 impl Gpt2 {
-    /// The model of a checkpoint. Weights and activations are of `dtype`; weights that are stored otherwise are converted once.
-    pub fn new(engine: &Engine, checkpoint: &Checkpoint, dtype: Dtype) -> Result<Gpt2, Error> {
-        check_dtype(dtype)?;
-        Ok(Gpt2::of(engine, checkpoint.config(), dtype, weights::upload(engine, checkpoint, dtype)?))
+    /// The model of a checkpoint. Weights that are stored otherwise than they are kept are converted once.
+    pub fn new(engine: &Engine, checkpoint: &Checkpoint, kind: Weights) -> Result<Gpt2, Error> {
+        Ok(Gpt2::of(engine, checkpoint.config(), kind, weights::upload(engine, checkpoint, kind)?))
     }
 
-    /// A model of any size, with weights made from a seed.
-    pub fn synthetic(engine: &Engine, config: &Config, dtype: Dtype, seed: u64) -> Result<Gpt2, Error> {
-        check_dtype(dtype)?;
+    /// A model of any size, with weights made from a seed; bytes are those of the `f32` weights.
+    pub fn synthetic(engine: &Engine, config: &Config, kind: Weights, seed: u64) -> Result<Gpt2, Error> {
         config.check()?;
-        let graph = last_logits(config, 1, 1, dtype).map_err(deuteron::Error::from)?;
-        let inputs = seed::inputs(&graph, seed)?.into_iter().skip(DATA);
-        let weights = inputs.map(|weight| weight.to_device(engine)).collect::<Result<_, _>>()?;
-        Ok(Gpt2::of(engine, config, dtype, weights))
+        let floats = if kind == Weights::Int8 { Weights::F32 } else { kind };
+        let graph = last_logits(config, 1, 1, floats).map_err(deuteron::Error::from)?;
+        let mut weights = Vec::new();
+        for (tensor, (name, shape)) in seed::inputs(&graph, seed)?.into_iter().skip(DATA).zip(config.weights()) {
+            let weight = Weight { dtype: tensor.dtype(), shape: &shape, bytes: &tensor.to_bytes()? };
+            weights::push(&mut weights, engine, &name, weight, kind)?;
+        }
+        Ok(Gpt2::of(engine, config, kind, weights))
     }
 
-    fn of(engine: &Engine, config: &Config, dtype: Dtype, weights: Vec<Tensor>) -> Gpt2 {
+    fn of(engine: &Engine, config: &Config, kind: Weights, weights: Vec<Tensor>) -> Gpt2 {
         let sessions = HashMap::new();
-        Gpt2 { engine: engine.clone(), config: *config, dtype, strategy: Strategy::Fused, weights, sessions }
+        Gpt2 { engine: engine.clone(), config: *config, kind, strategy: Strategy::Fused, weights, sessions }
     }
 
     /// The same model under another plan than the fused one.
@@ -173,7 +172,7 @@ impl Gpt2 {
         let counts: Vec<usize> = sequences.iter().map(|sequence| sequence.len()).collect();
         let longest = counts.iter().copied().max().unwrap_or(1);
         let capacity = bucket(longest + 1, self.config.context);
-        let mut cache = Cache::new(&self.config, self.dtype, sequences.len(), capacity)?;
+        let mut cache = Cache::new(&self.config, self.kind.activations(), sequences.len(), capacity)?;
         self.remember(key, &mut cache, &counts)?;
         Ok((logits, cache))
     }
@@ -200,7 +199,7 @@ impl Gpt2 {
 
     /// Runs the graph of a key, compiled now if it is new; the logits.
     fn run(&mut self, key: Key, data: &[&Tensor]) -> Result<Vec<Vec<f32>>, Error> {
-        let Gpt2 { engine, config, dtype, strategy, weights, sessions } = self;
+        let Gpt2 { engine, config, kind, strategy, weights, sessions } = self;
         if sessions.len() >= SESSIONS && !sessions.contains_key(&key) {
             sessions.clear();
         }
@@ -208,8 +207,8 @@ impl Gpt2 {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(free) => {
                 let graph = match key {
-                    Key::Start { batch, sequence } => last_logits(config, batch, sequence, *dtype),
-                    Key::Next { batch, capacity } => next_logits(config, batch, capacity, *dtype),
+                    Key::Start { batch, sequence } => last_logits(config, batch, sequence, *kind),
+                    Key::Next { batch, capacity } => next_logits(config, batch, capacity, *kind),
                 };
                 free.insert(Session::new(engine, &graph.map_err(deuteron::Error::from)?, *strategy)?)
             }
@@ -238,10 +237,6 @@ fn bucket(length: usize, context: usize) -> usize {
     length.next_power_of_two().max(SHORTEST).min(context)
 }
 
-fn check_dtype(dtype: Dtype) -> Result<(), Error> {
-    if dtype.is_float() { Ok(()) } else { Err(Error::Dtype(dtype)) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,12 +251,12 @@ mod tests {
     #[test]
     fn inputs_of_the_graph_are_data_then_weights() {
         for config in [Config::SMALL, Config { tied: false, inner: Some(7), ..Config::SMALL }] {
-            let graph = last_logits(&config, 2, 5, Dtype::F32).unwrap();
+            let graph = last_logits(&config, 2, 5, Weights::F32).unwrap();
             let names: Vec<String> = graph.inputs().iter().map(|&id| graph.label(id)).collect();
             let weights = config.weights().into_iter().map(|(name, _)| name);
             let expected: Vec<String> = ["tokens", "last"].map(String::from).into_iter().chain(weights).collect();
             assert_eq!(names, expected);
-            let next = next_logits(&config, 2, 5, Dtype::F32).unwrap();
+            let next = next_logits(&config, 2, 5, Weights::F32).unwrap();
             let weights = config.weights().len();
             let names: Vec<String> = next.inputs().iter().rev().take(weights).rev().map(|&id| next.label(id)).collect();
             assert_eq!(names, expected[2..]);

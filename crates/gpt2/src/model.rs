@@ -1,8 +1,10 @@
-//! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`.
+//! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`. Of bytes they are `[out, in]`,
+//! and a scale for each row follows.
 
-use deuteron::{BinaryOp, Dtype, Gelu, Graph, GraphError, Mask, NodeId, ReduceOp, UnaryOp, differentiate};
+use deuteron::{BinaryOp, Dtype, Gelu, Graph, GraphError, Mask, NodeId, Quantized, ReduceOp, UnaryOp, differentiate};
 
 use crate::config::{Activation, Config};
+use crate::weights::Weights;
 
 /// What the graph is built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,8 +13,8 @@ pub struct Options {
     pub batch: usize,
     /// tokens of each
     pub sequence: usize,
-    /// storage type of weights and activations
-    pub dtype: Dtype,
+    /// how weights are kept; bytes have no gradient
+    pub weights: Weights,
     /// with the loss and the gradients of all weights
     pub backward: bool,
 }
@@ -35,11 +37,11 @@ pub fn model(config: &Config, options: &Options) -> Result<Graph, GraphError> {
 
 /// The model as generation needs it: the logits of one position a sequence.
 ///
-/// Inputs are `tokens: i32[batch, sequence]`, `last: i32[batch]`, then the weights in the order of [`Config::weights`]. `last`
+/// Inputs are `tokens: i32[batch, sequence]`, `last: i32[batch]`, then the weights in the order of [`Config::weights`] (of bytes each with its scales behind it). `last`
 /// counts positions over the whole batch: `index * sequence + position`. Tokens after that position change nothing.
 /// Outputs are the logits, then for each layer its queries, keys and values `[batch, sequence, 3 * hidden]`.
-pub fn last_logits(config: &Config, batch: usize, sequence: usize, dtype: Dtype) -> Result<Graph, GraphError> {
-    let options = &Options { batch, sequence, dtype, backward: false };
+pub fn last_logits(config: &Config, batch: usize, sequence: usize, weights: Weights) -> Result<Graph, GraphError> {
+    let options = &Options { batch, sequence, weights, backward: false };
     check_sequence(config, options)?;
     let mut builder = Builder::new(&format!("{}-last", config.name), config, options);
     let tokens = builder.graph.input("tokens", Dtype::I32, [batch, sequence])?;
@@ -53,8 +55,8 @@ pub fn last_logits(config: &Config, batch: usize, sequence: usize, dtype: Dtype)
 /// Inputs are `tokens: i32[batch, 1]`, `positions: i32[batch, 1]`, `mask: f32[batch, 1, 1, capacity]` (0 where there is a token
 /// before, else `-inf`), for each layer keys and values `[batch, heads, capacity, head]`, then the weights in the order of
 /// [`Config::weights`]. Outputs are as of [`last_logits`].
-pub fn next_logits(config: &Config, batch: usize, capacity: usize, dtype: Dtype) -> Result<Graph, GraphError> {
-    let options = &Options { batch, sequence: 1, dtype, backward: false };
+pub fn next_logits(config: &Config, batch: usize, capacity: usize, weights: Weights) -> Result<Graph, GraphError> {
+    let options = &Options { batch, sequence: 1, weights, backward: false };
     check_sequence(config, &Options { sequence: capacity, ..*options })?;
     let mut builder = Builder::new(&format!("{}-next", config.name), config, options);
     let tokens = builder.graph.input("tokens", Dtype::I32, [batch, 1])?;
@@ -63,8 +65,8 @@ pub fn next_logits(config: &Config, batch: usize, capacity: usize, dtype: Dtype)
     let mut past = Past { positions, mask, layers: Vec::new() };
     for layer in 0..config.layers {
         let shape = [batch, config.heads, capacity, config.head()];
-        let keys = builder.graph.input(&format!("h.{layer}.keys"), dtype, shape)?;
-        let values = builder.graph.input(&format!("h.{layer}.values"), dtype, shape)?;
+        let keys = builder.graph.input(&format!("h.{layer}.keys"), weights.activations(), shape)?;
+        let values = builder.graph.input(&format!("h.{layer}.values"), weights.activations(), shape)?;
         past.layers.push([keys, values]);
     }
     builder.past = Some(past);
@@ -77,7 +79,7 @@ pub fn next_logits(config: &Config, batch: usize, capacity: usize, dtype: Dtype)
 pub fn block(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     check_sequence(config, options)?;
     let mut builder = Builder::new(&format!("{}-block", config.name), config, options);
-    let x = builder.graph.input("x", options.dtype, [options.batch, options.sequence, config.hidden])?;
+    let x = builder.graph.input("x", options.weights.activations(), [options.batch, options.sequence, config.hidden])?;
     let y = builder.block(x, "h.0")?;
     builder.graph.output("y", y)?;
     if options.backward { with_gradients(builder.graph) } else { Ok(builder.graph) }
@@ -112,6 +114,13 @@ struct Builder<'a> {
     projections: Vec<NodeId>,
 }
 
+/// A row for each token: what the input looks up, and what the head multiplies with.
+#[derive(Clone, Copy)]
+enum Table {
+    Floats(NodeId),
+    Bytes(Quantized),
+}
+
 /// What came before the tokens.
 struct Past {
     positions: NodeId,
@@ -137,9 +146,9 @@ impl<'a> Builder<'a> {
     /// Of every position, or of the rows `last` alone: the final norm and the head's product then have `batch` rows.
     fn logits(&mut self, tokens: NodeId, last: Option<NodeId>) -> Result<NodeId, GraphError> {
         let (config, options) = (self.config, self.options);
-        let wte = self.graph.weight("wte.weight", options.dtype, [config.vocabulary, config.hidden])?;
-        let wpe = self.graph.weight("wpe.weight", options.dtype, [config.context, config.hidden])?;
-        let token = self.graph.gather(wte, tokens)?;
+        let wte = self.table("wte")?;
+        let wpe = self.graph.weight("wpe.weight", options.weights.activations(), [config.context, config.hidden])?;
+        let token = self.embedding(wte, tokens)?;
         let position = match &self.past {
             Some(past) => self.graph.gather(wpe, past.positions)?,
             None => self.graph.slice(wpe, 0, 0, options.sequence)?,
@@ -155,9 +164,43 @@ impl<'a> Builder<'a> {
         let x = self.norm(x, "ln_f")?;
         let head = match config.tied {
             true => wte,
-            false => self.graph.weight("lm_head.weight", options.dtype, [config.vocabulary, config.hidden])?,
+            false => self.table("lm_head")?,
         };
-        self.graph.matmul_transposed(x, head, false, true)
+        match head {
+            Table::Floats(head) => self.graph.matmul_transposed(x, head, false, true),
+            Table::Bytes(head) => {
+                let x = self.graph.quantize_int8(x)?;
+                self.graph.quantized_linear(x, head, None, Dtype::F32)
+            }
+        }
+    }
+
+    /// A row for each token.
+    fn table(&mut self, name: &str) -> Result<Table, GraphError> {
+        let shape = [self.config.vocabulary, self.config.hidden];
+        match self.options.weights {
+            Weights::Int8 => Ok(Table::Bytes(self.bytes(name, shape)?)),
+            weights => {
+                Ok(Table::Floats(self.graph.weight(&format!("{name}.weight"), weights.activations(), shape)?))
+            }
+        }
+    }
+
+    fn embedding(&mut self, table: Table, tokens: NodeId) -> Result<NodeId, GraphError> {
+        let Quantized { q, scale } = match table {
+            Table::Floats(table) => return self.graph.gather(table, tokens),
+            Table::Bytes(bytes) => bytes,
+        };
+        let scale = self.graph.reshape(scale, [self.config.vocabulary, 1])?;
+        let (q, scale) = (self.graph.gather(q, tokens)?, self.graph.gather(scale, tokens)?);
+        self.graph.dequantize(q, scale, Dtype::F32)
+    }
+
+    /// A matrix of bytes with a scale for each row.
+    fn bytes(&mut self, name: &str, [rows, columns]: [usize; 2]) -> Result<Quantized, GraphError> {
+        let q = self.graph.weight(&format!("{name}.weight"), Dtype::I8, [rows, columns])?;
+        let scale = self.graph.weight(&format!("{name}.scale"), Dtype::F32, [rows])?;
+        Ok(Quantized { q, scale })
     }
 
     fn block(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
@@ -210,7 +253,7 @@ impl<'a> Builder<'a> {
         mask: NodeId,
         scale: f64,
     ) -> Result<NodeId, GraphError> {
-        let dtype = self.options.dtype;
+        let dtype = self.options.weights.activations();
         let g = &mut self.graph;
         let to = |g: &mut Graph, x: NodeId, wanted: Dtype| if dtype == Dtype::F32 { Ok(x) } else { g.cast(x, wanted) };
         let (q, k, v) = (to(g, own[0], Dtype::F32)?, to(g, own[1], Dtype::F32)?, to(g, own[2], Dtype::F32)?);
@@ -240,16 +283,23 @@ impl<'a> Builder<'a> {
     }
 
     fn norm(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
-        let (dtype, hidden) = (self.options.dtype, self.config.hidden);
+        let (dtype, hidden) = (self.options.weights.activations(), self.config.hidden);
         let w = self.graph.weight(&format!("{name}.weight"), dtype, [hidden])?;
         let b = self.graph.weight(&format!("{name}.bias"), dtype, [hidden])?;
         Ok(self.graph.layer_norm(x, w, b, self.config.epsilon)?.y)
     }
 
     fn linear(&mut self, x: NodeId, name: &str, from: usize, to: usize) -> Result<NodeId, GraphError> {
-        let dtype = self.options.dtype;
+        let dtype = self.options.weights.activations();
+        let bias = format!("{name}.bias");
+        if self.options.weights == Weights::Int8 {
+            let w = self.bytes(name, [to, from])?;
+            let b = self.graph.weight(&bias, dtype, [to])?;
+            let x = self.graph.quantize_int8(x)?;
+            return self.graph.quantized_linear(x, w, Some(b), dtype);
+        }
         let w = self.graph.weight(&format!("{name}.weight"), dtype, [from, to])?;
-        let b = self.graph.weight(&format!("{name}.bias"), dtype, [to])?;
+        let b = self.graph.weight(&bias, dtype, [to])?;
         self.graph.linear(x, w, Some(b))
     }
 }
