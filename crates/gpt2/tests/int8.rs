@@ -4,8 +4,10 @@ mod support;
 
 use std::ops::ControlFlow;
 
+use deuteron::cuda::{self, Search};
 use deuteron::{Engine, Strategy};
 use deuteron_gpt2::{Checkpoint, Config, GenerateOptions, Gpt2, Sampling, Weights};
+use deuteron_testkit::hardware;
 use support::{Expected, fixture};
 
 /// The largest error of a logit, of the spread of its row's logits.
@@ -109,6 +111,20 @@ fn odd_sizes_give_the_same_logits_under_every_plan_and_with_a_cache() {
             tokens.push(token);
         }
     }
+}
+
+/// The same bytes and the same sums on a GPU.
+#[test]
+fn a_gpu_gives_the_logits_of_the_cpu() {
+    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
+    let Some(engine) = hardware::gpu(|| cuda::open(&cuda::Options { search, ..cuda::Options::default() })) else {
+        return;
+    };
+    let checkpoint = Checkpoint::open(&fixture("gelu")).unwrap();
+    let mut models = [engine, Engine::cpu()].map(|engine| Gpt2::new(&engine, &checkpoint, Weights::Int8).unwrap());
+    let sequences = [(0..40).map(|at| at * 7 % 100).collect()];
+    let Compared { error, .. } = compare(&mut models, &sequences);
+    assert!(error < LOGIT_ERROR, "{error}");
 }
 
 #[test]
