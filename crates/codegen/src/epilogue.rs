@@ -118,7 +118,14 @@ pub fn recognise(draft: &Draft) -> Option<Fused> {
     let operands = draft.graph.node(node.inputs[0]).dtype;
     if operands == Dtype::I8 {
         let (epilogue, bias, residual) = (Epilogue::None, None, None);
-        return rest.is_empty().then_some(Fused { epilogue, dtype: operands, product, bias, residual, result: product });
+        return rest.is_empty().then_some(Fused {
+            epilogue,
+            dtype: operands,
+            product,
+            bias,
+            residual,
+            result: product,
+        });
     }
     let mut chain = Chain { draft, shape: &node.shape, dtype: node.dtype, at: product, rest };
     let (mut bias, mut gelu, mut residual) = (None, false, None);

@@ -79,7 +79,8 @@ pub fn next_logits(config: &Config, batch: usize, capacity: usize, weights: Weig
 pub fn block(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     check_sequence(config, options)?;
     let mut builder = Builder::new(&format!("{}-block", config.name), config, options);
-    let x = builder.graph.input("x", options.weights.activations(), [options.batch, options.sequence, config.hidden])?;
+    let x =
+        builder.graph.input("x", options.weights.activations(), [options.batch, options.sequence, config.hidden])?;
     let y = builder.block(x, "h.0")?;
     builder.graph.output("y", y)?;
     if options.backward { with_gradients(builder.graph) } else { Ok(builder.graph) }
@@ -180,9 +181,7 @@ impl<'a> Builder<'a> {
         let shape = [self.config.vocabulary, self.config.hidden];
         match self.options.weights {
             Weights::Int8 => Ok(Table::Bytes(self.bytes(name, shape)?)),
-            weights => {
-                Ok(Table::Floats(self.graph.weight(&format!("{name}.weight"), weights.activations(), shape)?))
-            }
+            weights => Ok(Table::Floats(self.graph.weight(&format!("{name}.weight"), weights.activations(), shape)?)),
         }
     }
 

@@ -53,7 +53,8 @@ fn check_logits(what: &str, prompt: &[u32], kind: Weights, got: Vec<f32>) -> f64
     inputs.splice(0..0, [tokens(prompt), Array::new([1], vec![prompt.len() as f64 - 1.0])]);
     let exact = interpret(&graph, &inputs, Rounding::Exact).unwrap();
     let rounded = interpret(&graph, &inputs, Rounding::Storage).unwrap();
-    let allowance = Allowance { dtype: kind.activations(), reduction: longest_reduction(&graph), factor: Allowance::FORWARD };
+    let allowance =
+        Allowance { dtype: kind.activations(), reduction: longest_reduction(&graph), factor: Allowance::FORWARD };
     let got = Array::new([1, CONFIG.vocabulary], got.into_iter().map(f64::from).collect());
     let slack = exact.slack[0].as_deref();
     let comparison = compare(&exact.outputs[0], &rounded.outputs[0], slack, &got, &allowance);

@@ -202,7 +202,10 @@ impl Graph {
                 ensure(shape(0).cols() == shape(2)[1], "a weight whose inner size is the last axis of x")?;
                 ensure(*shape(1) == shape(0).with_cols(1), "a scale for each row of x, [.., rows, 1]")?;
                 let columns = Shape::from([shape(2)[0]]);
-                ensure((3..inputs.len()).all(|i| *shape(i) == columns), "scales and a bias of the weight's outer size")?;
+                ensure(
+                    (3..inputs.len()).all(|i| *shape(i) == columns),
+                    "scales and a bias of the weight's outer size",
+                )?;
                 ensure(inputs.len() < 5 || dtype(4).is_float(), "a float bias")?;
                 ensure(to.is_float(), "a float result")
             }

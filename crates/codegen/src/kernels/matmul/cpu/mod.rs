@@ -41,6 +41,9 @@ pub use store::Store;
 /// Rows of A, at most, for which B is streamed.
 pub const STREAMED_ROWS: usize = 8;
 
+/// Bytes of B that a part streams, about: 0.2 ms of a core's share of the memory.
+const STREAMED_BYTES: usize = 2 << 20;
+
 /// Elements in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
@@ -266,8 +269,11 @@ impl Kernel {
     pub fn part(&self, columns: usize, threads: usize) -> (usize, usize) {
         let rows = self.spec.rows.max(1);
         if matches!(self.method.0, Way::Stream | Way::StreamBytes(_)) {
-            // One run of columns a worker, in whole cache lines of bytes.
-            return (rows, columns.div_ceil(threads.max(1)).next_multiple_of(64));
+            // Runs of columns in whole cache lines of bytes: one a worker, several where B is large, so that a worker that is
+            // held up leaves some to the others.
+            let share = columns.div_ceil(threads.max(1));
+            let runs = (share * self.spec.k * self.spec.right.bytes()).div_ceil(STREAMED_BYTES).clamp(1, 16);
+            return (rows, share.div_ceil(runs).next_multiple_of(64));
         }
         // Two parts a worker even out what workers lose; a packed part of A and its sums should stay within the L2.
         let wanted = 2 * threads.max(1);
