@@ -25,7 +25,7 @@ pub struct GraphArguments {
     /// Columns of an op of the catalogue
     #[arg(long, default_value_t = 768)]
     cols: usize,
-    /// f32, f16 or bf16
+    /// f32, f16 or bf16; of a model also int8, its weights as bytes
     #[arg(long, default_value = "f32")]
     dtype: String,
     /// Gradients too: of all weights of a model, of all operands of an op
@@ -82,7 +82,7 @@ impl GraphArguments {
 
     /// A model of ours or an op of the catalogue.
     fn built(&self, sizes: Sizes) -> Result<Graph> {
-        let options = || {
+        let options = || -> Result<Options> {
             let weights: Weights = self.dtype.parse()?;
             Ok(Options { batch: sizes.batch, sequence: sizes.sequence, weights, backward: self.backward })
         };
