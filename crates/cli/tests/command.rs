@@ -200,7 +200,7 @@ fn bad_usage_and_bad_input_exit_with_2() {
         (&["fuse", "gpt2", "--seq", "4096"], "seq must be from 1 to 1024, got 4096"),
         (&["fuse", "gpt2", "--seq", "0"], "seq must be from 1 to 1024, got 0"),
         (&["fuse", "gpt2", "--dtype", "i8"], "unknown weights `i8`; expected f32, f16, bf16 or int8"),
-        (&["fuse", "gpt2", "--dtype", "f99"], "unknown dtype `f99`"),
+        (&["fuse", "gpt2", "--dtype", "f99"], "unknown weights `f99`"),
         (&["fuse", "norm_act", "--device", "cuda:99"], "device `cuda:99`"),
         (&["fuse", "norm_act", "--threads", "0"], "--threads must be from 1"),
         (&["fuse", "norm_act", "--rows", "99999999999", "--cols", "99999999999"], "too large"),
