@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deuteron::{Dtype, Engine};
+use deuteron::Engine;
 use deuteron_gpt2::{
     Checkpoint, Config, Decoder, GenerateOptions, Generation, Gpt2, Hub, HubError, Sampler, Sampling, Stop, Times,
-    Tokenizer, find_model, hub_folder,
+    Tokenizer, Weights, find_model, hub_folder,
 };
 use serde::Serialize;
 
@@ -45,9 +45,9 @@ pub struct Arguments {
     /// Seed of the draws and of synthetic weights; the second prompt draws with the next seed, and so on
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Type of weights and activations: f32, f16 or bf16
+    /// How weights are kept: f32, f16 or bf16, activations too; or int8, a scale a column, activations f32
     #[arg(long, default_value = "f32")]
-    weights: Dtype,
+    weights: Weights,
     #[command(flatten)]
     device: DeviceArguments,
     /// Print {model, device, weights, prompt_tokens, generated_tokens, seconds, compile_seconds, prompt_tokens_per_second,

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{Knob, Variants};
 use deuteron::{Dtype, FusedOp, Graph};
-use deuteron_gpt2::{Config, Options};
+use deuteron_gpt2::{Config, Options, Weights};
 
 /// Which graph, and how large.
 #[derive(Args)]
@@ -25,7 +25,7 @@ pub struct GraphArguments {
     /// Columns of an op of the catalogue
     #[arg(long, default_value_t = 768)]
     cols: usize,
-    /// f32, f16 or bf16
+    /// f32, f16 or bf16; of a model also int8, its weights as bytes
     #[arg(long, default_value = "f32")]
     dtype: String,
     /// Gradients too: of all weights of a model, of all operands of an op
@@ -82,21 +82,24 @@ impl GraphArguments {
 
     /// A model of ours or an op of the catalogue.
     fn built(&self, sizes: Sizes) -> Result<Graph> {
-        let dtype = float(&self.dtype)?;
-        let options = Options { batch: sizes.batch, sequence: sizes.sequence, dtype, backward: self.backward };
+        let options = || -> Result<Options> {
+            let weights: Weights = self.dtype.parse()?;
+            Ok(Options { batch: sizes.batch, sequence: sizes.sequence, weights, backward: self.backward })
+        };
         let resized = |config: Config| match sizes.hidden {
             // Heads keep their 64 features.
             Some(hidden) => Config { hidden, heads: (hidden / config.head()).max(1), ..config },
             None => config,
         };
         if let Some(size) = self.graph.strip_suffix("-block") {
-            return Ok(deuteron_gpt2::block(&resized(Config::find(size)?), &options)?);
+            return Ok(deuteron_gpt2::block(&resized(Config::find(size)?), &options()?)?);
         }
         if let Ok(config) = Config::find(&self.graph) {
-            return Ok(deuteron_gpt2::model(&resized(config), &options)?);
+            return Ok(deuteron_gpt2::model(&resized(config), &options()?)?);
         }
         match FusedOp::find(&self.graph) {
             Ok(op) => {
+                let dtype = float(&self.dtype)?;
                 let types = op.operand_types(sizes.rows, sizes.cols, dtype);
                 Ok(if self.backward { op.backward_graph(&types)? } else { op.graph(&types)? })
             }

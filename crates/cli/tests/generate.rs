@@ -154,8 +154,8 @@ fn bad_settings_exit_with_2() {
         (&["--temperature=-1"], "temperature must be 0 or a positive number, got -1"),
         (&["--top-k", "0"], "top-k must be at least 1"),
         (&["--top-p", "2"], "top-p must be above 0 and at most 1, got 2"),
-        (&["--weights", "i8"], "weights are f32, f16 or bf16, got i8"),
-        (&["--weights", "f99"], "unknown dtype `f99`"),
+        (&["--weights", "i8"], "unknown weights `i8`; expected f32, f16, bf16 or int8"),
+        (&["--weights", "f99"], "unknown weights `f99`"),
         (&[&long], "prompt 2 has 97 tokens, the model's context 96"),
         (&["--model", "a/b/c"], "`a/b/c` is no folder"),
     ];

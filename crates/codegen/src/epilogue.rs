@@ -94,7 +94,7 @@ impl Epilogue {
 pub struct Fused {
     /// which parts there are
     pub epilogue: Epilogue,
-    /// storage type of everything
+    /// storage type of everything; a product of i8 stands alone, and its result is f32
     pub dtype: Dtype,
     /// the product
     pub product: NodeId,
@@ -114,6 +114,18 @@ pub fn recognise(draft: &Draft) -> Option<Fused> {
     let leaks = draft.nodes.len() > 1 && draft.outputs != [*draft.nodes.last()?];
     if !matches!(node.op, Op::Matmul { .. }) || leaks {
         return None;
+    }
+    let operands = draft.graph.node(node.inputs[0]).dtype;
+    if operands == Dtype::I8 {
+        let (epilogue, bias, residual) = (Epilogue::None, None, None);
+        return rest.is_empty().then_some(Fused {
+            epilogue,
+            dtype: operands,
+            product,
+            bias,
+            residual,
+            result: product,
+        });
     }
     let mut chain = Chain { draft, shape: &node.shape, dtype: node.dtype, at: product, rest };
     let (mut bias, mut gelu, mut residual) = (None, false, None);

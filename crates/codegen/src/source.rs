@@ -75,7 +75,7 @@ pub enum Source {
 /// A matrix product of a library: what is known of it before its sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MatmulKernel {
-    /// storage type of operands and result; sums are f32
+    /// storage type of operands and result; of i8 the result is f32. Sums are f32, of i8 i32
     pub dtype: Dtype,
     /// what is done with the sums before they are stored
     pub epilogue: Epilogue,
@@ -90,6 +90,14 @@ impl MatmulKernel {
     /// Its arguments, in order.
     pub fn operands(&self) -> &'static [Operand] {
         self.epilogue.operands()
+    }
+
+    /// The storage type of an argument.
+    pub fn operand_dtype(&self, operand: Operand) -> Dtype {
+        match (self.dtype, operand) {
+            (Dtype::I8, Operand::Bias | Operand::Residual | Operand::C) => Dtype::F32,
+            (dtype, _) => dtype,
+        }
     }
 }
 
@@ -316,12 +324,16 @@ impl fmt::Display for Source {
         match self {
             Source::Row(program) => write!(f, "{program}"),
             Source::Cuda(source) => f.write_str(&source.text),
+            Source::Matmul(MatmulKernel { dtype: Dtype::I8, .. }) => {
+                writeln!(f, "matrix product, i8 in, f32 out, i32 sums (plain kernel)")
+            }
             Source::Matmul(MatmulKernel { dtype, epilogue }) => {
                 writeln!(f, "matrix product{}, {dtype} in and out, f32 sums (library kernel)", epilogue.name())
             }
             Source::Product(product) => {
                 let Product { left, right, result, tail } = &**product;
-                writeln!(f, "matrix product, {left} by {right}, f32 sums, blocks of the result")?;
+                let sums = if (*left, *right) == (Dtype::I8, Dtype::I8) { "exact" } else { "f32" };
+                writeln!(f, "matrix product, {left} by {right}, {sums} sums, blocks of the result")?;
                 match tail {
                     Some(tail) => {
                         write!(f, "each block, while its sums (argument {}) are hot:\n{}", tail.sums, tail.body)

@@ -135,7 +135,7 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
         let (dtype_bytes, written) = match form {
             Form::Row(kernel) => (kernel.args[position].dtype.bytes(), kernel.args[position].written),
             Form::ScatterAdd(_) if position == 0 => (4, false),
-            Form::Matmul(kernel) => (kernel.dtype.bytes(), position == last),
+            Form::Matmul(kernel) => (kernel.operand_dtype(kernel.operands()[position]).bytes(), position == last),
             Form::Product(dtypes) => (dtypes[position].bytes(), position == 2),
             Form::ProductRow(dtypes, ..) if position < 2 => (dtypes[position].bytes(), false),
             Form::ProductRow(_, kernel, sums) => {

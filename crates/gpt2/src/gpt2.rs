@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
-use deuteron::{Dtype, Engine, Launching, Session, Strategy, Tensor, seed};
+use deuteron::{Engine, Launching, Session, Strategy, Tensor, seed};
 
 use crate::cache::Cache;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Weight};
 use crate::config::{Config, SizeError};
 use crate::model::{Piece, Start, next_logits};
 use crate::sampler::SamplingError;
-use crate::weights;
+use crate::weights::{self, Weights};
 
 /// The shortest sequence that is compiled for.
 const SHORTEST: usize = 16;
@@ -40,9 +40,6 @@ pub struct Times {
 /// Why a model does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Weights in a type that arithmetic does not work on.
-    #[error("weights are f32, f16 or bf16, got {0}")]
-    Dtype(Dtype),
     /// No prompts, or more than positions can be counted for.
     #[error("expected from 1 to {most} prompts, got {got}")]
     Batch {
@@ -92,7 +89,7 @@ pub enum Error {
 pub struct Gpt2 {
     engine: Engine,
     config: Config,
-    dtype: Dtype,
+    kind: Weights,
     strategy: Strategy,
     weights: Vec<Tensor>,
     sessions: HashMap<Piece, Session>,
@@ -100,26 +97,29 @@ pub struct Gpt2 {
 }
 
 impl Gpt2 {
-    /// The model of a checkpoint. Weights and activations are of `dtype`; weights that are stored otherwise are converted once.
-    pub fn new(engine: &Engine, checkpoint: &Checkpoint, dtype: Dtype) -> Result<Gpt2, Error> {
-        check_dtype(dtype)?;
-        Ok(Gpt2::of(engine, checkpoint.config(), dtype, weights::upload(engine, checkpoint, dtype)?))
+    /// The model of a checkpoint. Weights that are stored otherwise than they are kept are converted once.
+    pub fn new(engine: &Engine, checkpoint: &Checkpoint, kind: Weights) -> Result<Gpt2, Error> {
+        Ok(Gpt2::of(engine, checkpoint.config(), kind, weights::upload(engine, checkpoint, kind)?))
     }
 
-    /// A model of any size, with weights made from a seed.
-    pub fn synthetic(engine: &Engine, config: &Config, dtype: Dtype, seed: u64) -> Result<Gpt2, Error> {
-        check_dtype(dtype)?;
+    /// A model of any size, with weights made from a seed; bytes are those of the `f32` weights.
+    pub fn synthetic(engine: &Engine, config: &Config, kind: Weights, seed: u64) -> Result<Gpt2, Error> {
         config.check()?;
+        let floats = if kind == Weights::Int8 { Weights::F32 } else { kind };
         let piece = Piece { batch: 1, sequence: 1, capacity: 1, start: Start::Anywhere };
-        let graph = next_logits(config, &piece, dtype).map_err(deuteron::Error::from)?;
+        let graph = next_logits(config, &piece, floats).map_err(deuteron::Error::from)?;
         let inputs = seed::inputs(&graph, seed)?.into_iter().skip(DATA + config.layers);
-        let weights = inputs.map(|weight| weight.to_device(engine)).collect::<Result<_, _>>()?;
-        Ok(Gpt2::of(engine, config, dtype, weights))
+        let mut weights = Vec::new();
+        for (tensor, (name, shape)) in inputs.zip(config.weights()) {
+            let weight = Weight { dtype: tensor.dtype(), shape: &shape, bytes: &tensor.to_bytes()? };
+            weights::push(&mut weights, engine, &name, weight, kind)?;
+        }
+        Ok(Gpt2::of(engine, config, kind, weights))
     }
 
-    fn of(engine: &Engine, config: &Config, dtype: Dtype, weights: Vec<Tensor>) -> Gpt2 {
+    fn of(engine: &Engine, config: &Config, kind: Weights, weights: Vec<Tensor>) -> Gpt2 {
         let (engine, strategy, sessions) = (engine.clone(), Strategy::Fused, HashMap::new());
-        Gpt2 { engine, config: *config, dtype, strategy, weights, sessions, times: Times::default() }
+        Gpt2 { engine, config: *config, kind, strategy, weights, sessions, times: Times::default() }
     }
 
     /// The same model under another plan than the fused one.
@@ -169,7 +169,7 @@ impl Gpt2 {
     pub(crate) fn start(&mut self, sequences: &[&[u32]]) -> Result<(Vec<Vec<f32>>, Cache), Error> {
         let longest = sequences.iter().map(|sequence| sequence.len()).max().unwrap_or(1);
         let (batch, capacity) = (sequences.len(), bucket(longest + 1, self.config.context));
-        let mut cache = Cache::new(&self.engine, &self.config, self.dtype, batch, capacity)?;
+        let mut cache = Cache::new(&self.engine, &self.config, self.kind.activations(), batch, capacity)?;
         let piece = Piece { batch, sequence: bucket(longest, self.config.context), capacity, start: Start::Zero };
         let (logits, time) = self.run(piece, &mut cache, sequences)?;
         self.times.prompt_tokens += sequences.iter().map(|sequence| sequence.len()).sum::<usize>();
@@ -205,14 +205,14 @@ impl Gpt2 {
         sequences: &[&[u32]],
     ) -> Result<(Vec<Vec<f32>>, Duration), Error> {
         let begin = Instant::now();
-        let Gpt2 { engine, config, dtype, strategy, weights, sessions, times } = self;
+        let Gpt2 { engine, config, kind, strategy, weights, sessions, times } = self;
         if sessions.len() >= SESSIONS && !sessions.contains_key(&piece) {
             sessions.clear();
         }
         let session = match sessions.entry(piece) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(free) => {
-                let graph = next_logits(config, &piece, *dtype).map_err(deuteron::Error::from)?;
+                let graph = next_logits(config, &piece, *kind).map_err(deuteron::Error::from)?;
                 let states = &graph.inputs()[DATA..DATA + config.layers];
                 let mut session = Session::with_states(engine, &graph, *strategy, states)?;
                 // Steps run again and again on the same memory.
@@ -258,10 +258,6 @@ fn bucket(length: usize, context: usize) -> usize {
     length.next_power_of_two().max(SHORTEST).min(context)
 }
 
-fn check_dtype(dtype: Dtype) -> Result<(), Error> {
-    if dtype.is_float() { Ok(()) } else { Err(Error::Dtype(dtype)) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,7 +274,7 @@ mod tests {
         for config in [Config::SMALL, Config { tied: false, inner: Some(7), ..Config::SMALL }] {
             for start in [Start::Zero, Start::Anywhere] {
                 let piece = Piece { batch: 2, sequence: 5, capacity: 8, start };
-                let graph = next_logits(&config, &piece, Dtype::F32).unwrap();
+                let graph = next_logits(&config, &piece, Weights::F32).unwrap();
                 let names: Vec<String> = graph.inputs().iter().map(|&id| graph.label(id)).collect();
                 let data = ["tokens", "places", "positions", "last"].map(String::from).into_iter();
                 let caches = (0..config.layers).map(|layer| format!("h.{layer}.cache"));

@@ -3,15 +3,15 @@
 //! ```no_run
 //! use std::ops::ControlFlow;
 //!
-//! use deuteron::{Dtype, Engine};
-//! use deuteron_gpt2::{Checkpoint, GenerateOptions, Gpt2, Sampling, Tokenizer, find_model, hub_folder};
+//! use deuteron::Engine;
+//! use deuteron_gpt2::{Checkpoint, GenerateOptions, Gpt2, Sampling, Tokenizer, Weights, find_model, hub_folder};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let hub = hub_folder(|name| std::env::var_os(name));
 //! let folder = find_model("gpt2", hub.as_deref())?;
 //! let checkpoint = Checkpoint::open(&folder)?;
 //! let tokenizer = Tokenizer::open(&folder, checkpoint.config())?;
-//! let mut gpt2 = Gpt2::new(&Engine::cpu(), &checkpoint, Dtype::F32)?;
+//! let mut gpt2 = Gpt2::new(&Engine::cpu(), &checkpoint, Weights::F32)?;
 //! let prompt = tokenizer.encode("Hello, world");
 //! let sampling = Sampling { temperature: 0.8, top_k: Some(40), ..Sampling::GREEDY };
 //! let options = GenerateOptions { max_tokens: 32, sampling, end_of_text: tokenizer.end_of_text() };
@@ -32,6 +32,7 @@ mod generate;
 mod gpt2;
 mod hub;
 mod model;
+mod quantize;
 mod safetensors;
 mod sampler;
 mod tokenizer;
@@ -49,3 +50,4 @@ pub use model::{Options, Piece, Start, block, model, next_logits};
 pub use safetensors::HeaderError;
 pub use sampler::{Sampler, Sampling, SamplingError};
 pub use tokenizer::{Decoder, END_OF_TEXT, FormatError, Tokenizer, TokenizerError};
+pub use weights::{UnknownWeights, Weights};

@@ -1,8 +1,10 @@
-//! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`.
+//! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`. Of bytes they are `[out, in]`,
+//! and a scale for each row follows.
 
-use deuteron::{Dtype, Gelu, Graph, GraphError, Mask, NodeId, differentiate};
+use deuteron::{Dtype, Gelu, Graph, GraphError, Mask, NodeId, Quantized, differentiate};
 
 use crate::config::{Activation, Config};
+use crate::weights::Weights;
 
 /// What the graph is built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,8 +13,8 @@ pub struct Options {
     pub batch: usize,
     /// tokens of each
     pub sequence: usize,
-    /// storage type of weights and activations
-    pub dtype: Dtype,
+    /// how weights are kept; bytes have no gradient
+    pub weights: Weights,
     /// with the loss and the gradients of all weights
     pub backward: bool,
 }
@@ -60,11 +62,11 @@ pub enum Start {
 /// Inputs are `tokens: i32[batch, sequence]`, `places: i32[batch, sequence]` (where each token stands), `positions: i32[batch]`
 /// (where the first does), `last: i32[batch]` (of which token the logits are wanted, counted over the whole batch:
 /// `index * sequence + token`), for each layer its cache `[2, batch, heads, capacity, head]`, keys and then values, then the
-/// weights in the order of [`Config::weights`]. Tokens after the last change nothing but the cache behind it.
+/// weights in the order of [`Config::weights`], of bytes each with its scales behind it. Tokens after the last change nothing but the cache behind it.
 /// Outputs are the logits `[batch, vocabulary]`, then the caches.
-pub fn next_logits(config: &Config, piece: &Piece, dtype: Dtype) -> Result<Graph, GraphError> {
+pub fn next_logits(config: &Config, piece: &Piece, weights: Weights) -> Result<Graph, GraphError> {
     let Piece { batch, sequence, capacity, start } = *piece;
-    let options = &Options { batch, sequence, dtype, backward: false };
+    let options = &Options { batch, sequence, weights, backward: false };
     check_sequence(config, options)?;
     check_sequence(config, &Options { sequence: capacity, ..*options })?;
     let mut builder = Builder::new(&format!("{}-next", config.name), config, options);
@@ -73,7 +75,7 @@ pub fn next_logits(config: &Config, piece: &Piece, dtype: Dtype) -> Result<Graph
     let positions = builder.graph.input("positions", Dtype::I32, [batch])?;
     let last = builder.graph.input("last", Dtype::I32, [batch])?;
     let shape = [2, batch, config.heads, capacity, config.head()];
-    let cache = |layer: usize| builder.graph.input(&format!("h.{layer}.cache"), dtype, shape);
+    let cache = |layer: usize| builder.graph.input(&format!("h.{layer}.cache"), weights.activations(), shape);
     let caches = (0..config.layers).map(cache).collect::<Result<Vec<NodeId>, GraphError>>()?;
     builder.past = Some(Past { places, positions, caches, start });
     let logits = builder.logits(tokens, Some(last))?;
@@ -88,7 +90,8 @@ pub fn next_logits(config: &Config, piece: &Piece, dtype: Dtype) -> Result<Graph
 pub fn block(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     check_sequence(config, options)?;
     let mut builder = Builder::new(&format!("{}-block", config.name), config, options);
-    let x = builder.graph.input("x", options.dtype, [options.batch, options.sequence, config.hidden])?;
+    let x =
+        builder.graph.input("x", options.weights.activations(), [options.batch, options.sequence, config.hidden])?;
     let y = builder.block(x, "h.0")?;
     builder.graph.output("y", y)?;
     if options.backward { with_gradients(builder.graph) } else { Ok(builder.graph) }
@@ -123,6 +126,13 @@ struct Builder<'a> {
     appended: Vec<NodeId>,
 }
 
+/// A row for each token: what the input looks up, and what the head multiplies with.
+#[derive(Clone, Copy)]
+enum Table {
+    Floats(NodeId),
+    Bytes(Quantized),
+}
+
 /// What came before the tokens.
 struct Past {
     places: NodeId,
@@ -139,9 +149,9 @@ impl<'a> Builder<'a> {
     /// Of every position, or of the rows `last` alone: the final norm and the head's product then have `batch` rows.
     fn logits(&mut self, tokens: NodeId, last: Option<NodeId>) -> Result<NodeId, GraphError> {
         let (config, options) = (self.config, self.options);
-        let wte = self.graph.weight("wte.weight", options.dtype, [config.vocabulary, config.hidden])?;
-        let wpe = self.graph.weight("wpe.weight", options.dtype, [config.context, config.hidden])?;
-        let token = self.graph.gather(wte, tokens)?;
+        let wte = self.table("wte")?;
+        let wpe = self.graph.weight("wpe.weight", options.weights.activations(), [config.context, config.hidden])?;
+        let token = self.embedding(wte, tokens)?;
         let position = match &self.past {
             Some(past) => self.graph.gather(wpe, past.places)?,
             None => self.graph.slice(wpe, 0, 0, options.sequence)?,
@@ -157,9 +167,41 @@ impl<'a> Builder<'a> {
         let x = self.norm(x, "ln_f")?;
         let head = match config.tied {
             true => wte,
-            false => self.graph.weight("lm_head.weight", options.dtype, [config.vocabulary, config.hidden])?,
+            false => self.table("lm_head")?,
         };
-        self.graph.matmul_transposed(x, head, false, true)
+        match head {
+            Table::Floats(head) => self.graph.matmul_transposed(x, head, false, true),
+            Table::Bytes(head) => {
+                let x = self.graph.quantize_int8(x)?;
+                self.graph.quantized_linear(x, head, None, Dtype::F32)
+            }
+        }
+    }
+
+    /// A row for each token.
+    fn table(&mut self, name: &str) -> Result<Table, GraphError> {
+        let shape = [self.config.vocabulary, self.config.hidden];
+        match self.options.weights {
+            Weights::Int8 => Ok(Table::Bytes(self.bytes(name, shape)?)),
+            weights => Ok(Table::Floats(self.graph.weight(&format!("{name}.weight"), weights.activations(), shape)?)),
+        }
+    }
+
+    fn embedding(&mut self, table: Table, tokens: NodeId) -> Result<NodeId, GraphError> {
+        let Quantized { q, scale } = match table {
+            Table::Floats(table) => return self.graph.gather(table, tokens),
+            Table::Bytes(bytes) => bytes,
+        };
+        let scale = self.graph.reshape(scale, [self.config.vocabulary, 1])?;
+        let (q, scale) = (self.graph.gather(q, tokens)?, self.graph.gather(scale, tokens)?);
+        self.graph.dequantize(q, scale, Dtype::F32)
+    }
+
+    /// A matrix of bytes with a scale for each row.
+    fn bytes(&mut self, name: &str, [rows, columns]: [usize; 2]) -> Result<Quantized, GraphError> {
+        let q = self.graph.weight(&format!("{name}.weight"), Dtype::I8, [rows, columns])?;
+        let scale = self.graph.weight(&format!("{name}.scale"), Dtype::F32, [rows])?;
+        Ok(Quantized { q, scale })
     }
 
     fn block(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
@@ -224,16 +266,23 @@ impl<'a> Builder<'a> {
     }
 
     fn norm(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
-        let (dtype, hidden) = (self.options.dtype, self.config.hidden);
+        let (dtype, hidden) = (self.options.weights.activations(), self.config.hidden);
         let w = self.graph.weight(&format!("{name}.weight"), dtype, [hidden])?;
         let b = self.graph.weight(&format!("{name}.bias"), dtype, [hidden])?;
         Ok(self.graph.layer_norm(x, w, b, self.config.epsilon)?.y)
     }
 
     fn linear(&mut self, x: NodeId, name: &str, from: usize, to: usize) -> Result<NodeId, GraphError> {
-        let dtype = self.options.dtype;
+        let dtype = self.options.weights.activations();
+        let bias = format!("{name}.bias");
+        if self.options.weights == Weights::Int8 {
+            let w = self.bytes(name, [to, from])?;
+            let b = self.graph.weight(&bias, dtype, [to])?;
+            let x = self.graph.quantize_int8(x)?;
+            return self.graph.quantized_linear(x, w, Some(b), dtype);
+        }
         let w = self.graph.weight(&format!("{name}.weight"), dtype, [from, to])?;
-        let b = self.graph.weight(&format!("{name}.bias"), dtype, [to])?;
+        let b = self.graph.weight(&bias, dtype, [to])?;
         self.graph.linear(x, w, Some(b))
     }
 }

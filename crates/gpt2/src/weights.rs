@@ -1,19 +1,108 @@
-//! Stored weights as an engine takes them.
+//! How weights are kept, and stored weights as an engine takes them.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
 
-use deuteron::{Dtype, Engine, Tensor};
+use deuteron::{Dtype, Engine, Shape, Tensor};
 use half::{bf16, f16};
 
 use crate::checkpoint::{Checkpoint, Weight};
+use crate::quantize::{Bytes, columns, rows};
 
-/// Every weight where the engine's kernels read it, in the order of [`Config::weights`](crate::Config::weights). A weight that
-/// is stored as `dtype` is copied once, straight from the mapped file.
-pub fn upload(engine: &Engine, checkpoint: &Checkpoint, dtype: Dtype) -> Result<Vec<Tensor>, deuteron::Error> {
-    let names = checkpoint.config().weights();
-    // An open checkpoint has every weight of its configuration.
-    let weights = names.iter().filter_map(|(name, _)| checkpoint.weight(name));
-    weights.map(|weight| Tensor::upload(engine, dtype, weight.shape.clone(), &converted(weight, dtype))).collect()
+/// How a model keeps its weights, and what it computes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Weights {
+    /// weights and activations `f32`
+    F32,
+    /// weights and activations `f16`
+    F16,
+    /// weights and activations `bf16`
+    Bf16,
+    /// Matrices are bytes with a scale an output column, the token table bytes with a scale a token; biases, norms and positions
+    /// are `f32`. Activations are `f32`, and bytes with a scale a row on their way into a product, whose sums are exact.
+    ///
+    /// Against `f32`, on the four small random models of the tests, whose weights are far from trained ones: logits are off by less
+    /// than 10 % of their spread (largest less smallest), and perplexity by less than 2 %. With the sizes of GPT-2 and seeded
+    /// weights logits are off by 2 % of their spread.
+    Int8,
+}
+
+/// A word that names no kind of weights.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown weights `{0}`; expected f32, f16, bf16 or int8")]
+pub struct UnknownWeights(pub String);
+
+impl Weights {
+    /// All kinds.
+    pub const ALL: [Weights; 4] = [Weights::F32, Weights::F16, Weights::Bf16, Weights::Int8];
+
+    /// The name in JSON and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Weights::Int8 => "int8",
+            Weights::F32 | Weights::F16 | Weights::Bf16 => self.activations().name(),
+        }
+    }
+
+    /// The storage type of activations.
+    pub fn activations(self) -> Dtype {
+        match self {
+            Weights::F32 | Weights::Int8 => Dtype::F32,
+            Weights::F16 => Dtype::F16,
+            Weights::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+impl fmt::Display for Weights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Weights {
+    type Err = UnknownWeights;
+    fn from_str(text: &str) -> Result<Self, UnknownWeights> {
+        Weights::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| UnknownWeights(text.to_string()))
+    }
+}
+
+/// Every weight where the engine's kernels read it, in the order of the graph's inputs: that of
+/// [`Config::weights`](crate::Config::weights), with the scales of bytes behind them. A weight that is stored as it is kept is
+/// copied once, straight from the mapped file.
+pub fn upload(engine: &Engine, checkpoint: &Checkpoint, kind: Weights) -> Result<Vec<Tensor>, deuteron::Error> {
+    let mut tensors = Vec::new();
+    for (name, _) in checkpoint.config().weights() {
+        // An open checkpoint has every weight of its configuration.
+        let Some(weight) = checkpoint.weight(&name) else { continue };
+        push(&mut tensors, engine, &name, weight, kind)?;
+    }
+    Ok(tensors)
+}
+
+/// Appends a weight as it is kept.
+pub(crate) fn push(
+    tensors: &mut Vec<Tensor>,
+    engine: &Engine,
+    name: &str,
+    weight: Weight<'_>,
+    kind: Weights,
+) -> Result<(), deuteron::Error> {
+    let quantized = match name {
+        _ if kind != Weights::Int8 || weight.shape.rank() < 2 || name == "wpe.weight" => None,
+        "wte.weight" | "lm_head.weight" => Some(rows(weight)),
+        _ => Some(columns(weight)),
+    };
+    let Some(Bytes { bytes, scales, width }) = quantized else {
+        let dtype = kind.activations();
+        tensors.push(Tensor::upload(engine, dtype, weight.shape.clone(), &converted(weight, dtype))?);
+        return Ok(());
+    };
+    tensors.push(Tensor::upload(engine, Dtype::I8, Shape::from([scales.len(), width]), &bytes)?);
+    let scale_bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    tensors.push(Tensor::upload(engine, Dtype::F32, Shape::from([scales.len()]), &scale_bytes)?);
+    Ok(())
 }
 
 /// The elements of a weight as `dtype`, rounded once.

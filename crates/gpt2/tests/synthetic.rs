@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 
 use deuteron::cuda::{self, Search};
 use deuteron::reference::{Allowance, Array, Rounding, compare, interpret, longest_reduction};
-use deuteron::{Dtype, Engine, Graph, Strategy, seed};
-use deuteron_gpt2::{Config, GenerateOptions, Gpt2, Options, Piece, Sampling, Start, model, next_logits};
+use deuteron::{Engine, Graph, Strategy, seed};
+use deuteron_gpt2::{Config, GenerateOptions, Gpt2, Options, Piece, Sampling, Start, Weights, model, next_logits};
 use deuteron_testkit::hardware;
 
 const CONFIG: Config =
@@ -31,25 +31,25 @@ fn gpu() -> Option<Engine> {
 fn check(engine: &Engine) {
     let prompt = |length: u32| (0..length).map(|position| (position * 37 + length) % 1000).collect();
     let prompts: [Vec<u32>; 3] = [1, 7, 33].map(prompt);
-    for dtype in Dtype::FLOATS {
+    for weights in [Weights::F32, Weights::F16, Weights::Bf16] {
         for strategy in [Strategy::Unfused, Strategy::Fused] {
-            let mut gpt2 = Gpt2::synthetic(engine, &CONFIG, dtype, SEED).unwrap().with_strategy(strategy);
+            let mut gpt2 = Gpt2::synthetic(engine, &CONFIG, weights, SEED).unwrap().with_strategy(strategy);
             let logits = gpt2.logits(&prompts).unwrap();
             let options = GenerateOptions { max_tokens: 20, sampling: Sampling::GREEDY, end_of_text: None };
             let texts = gpt2.generate(&prompts, &options, |_, _| ControlFlow::Continue(())).unwrap();
             for ((prompt, logits), text) in prompts.iter().zip(logits).zip(texts) {
-                let what = format!("{dtype} {strategy:?}, {} tokens", prompt.len());
-                let bound = check_logits(&what, prompt, dtype, logits);
-                check_tokens(&what, prompt, &text.tokens, dtype, bound);
+                let what = format!("{weights} {strategy:?}, {} tokens", prompt.len());
+                let bound = check_logits(&what, prompt, weights, logits);
+                check_tokens(&what, prompt, &text.tokens, weights, bound);
             }
         }
     }
 }
 
 /// The logits are within the bound of their dtype, which is returned.
-fn check_logits(what: &str, prompt: &[u32], dtype: Dtype, got: Vec<f32>) -> f64 {
+fn check_logits(what: &str, prompt: &[u32], kind: Weights, got: Vec<f32>) -> f64 {
     let length = prompt.len();
-    let graph = from_start(length, dtype);
+    let graph = from_start(length, kind);
     let places = Array::new([1, length], (0..length).map(|place| place as f64).collect());
     let mut inputs =
         vec![tokens(prompt), places, Array::new([1], vec![0.0]), Array::new([1], vec![length as f64 - 1.0])];
@@ -58,7 +58,8 @@ fn check_logits(what: &str, prompt: &[u32], dtype: Dtype, got: Vec<f32>) -> f64 
     inputs.extend(weights(&graph));
     let exact = interpret(&graph, &inputs, Rounding::Exact).unwrap();
     let rounded = interpret(&graph, &inputs, Rounding::Storage).unwrap();
-    let allowance = Allowance { dtype, reduction: longest_reduction(&graph), factor: Allowance::FORWARD };
+    let allowance =
+        Allowance { dtype: kind.activations(), reduction: longest_reduction(&graph), factor: Allowance::FORWARD };
     let got = Array::new([1, CONFIG.vocabulary], got.into_iter().map(f64::from).collect());
     let slack = exact.slack[0].as_deref();
     let comparison = compare(&exact.outputs[0], &rounded.outputs[0], slack, &got, &allowance);
@@ -67,13 +68,13 @@ fn check_logits(what: &str, prompt: &[u32], dtype: Dtype, got: Vec<f32>) -> f64 
 }
 
 /// Each token is the likeliest, up to the rounding of two logits, and of a sequence a little longer.
-fn check_tokens(what: &str, prompt: &[u32], generated: &[u32], dtype: Dtype, bound: f64) {
+fn check_tokens(what: &str, prompt: &[u32], generated: &[u32], kind: Weights, bound: f64) {
     assert_eq!(generated.len(), 20, "{what}");
     let sequence = [prompt, generated].concat();
-    let options = Options { batch: 1, sequence: sequence.len(), dtype, backward: false };
+    let options = Options { batch: 1, sequence: sequence.len(), weights: kind, backward: false };
     let graph = model(&CONFIG, &options).unwrap();
     // The weights of the graph for generation: what a seed makes depends on the position among the inputs.
-    let mut inputs = weights(&from_start(1, dtype));
+    let mut inputs = weights(&from_start(1, kind));
     inputs.insert(0, tokens(&sequence));
     let exact = interpret(&graph, &inputs, Rounding::Exact).unwrap().outputs.remove(0);
     let rows = exact.values.chunks_exact(CONFIG.vocabulary).skip(prompt.len() - 1);
@@ -85,7 +86,7 @@ fn check_tokens(what: &str, prompt: &[u32], generated: &[u32], dtype: Dtype, bou
 }
 
 /// The graph of a prompt.
-fn from_start(length: usize, dtype: Dtype) -> Graph {
+fn from_start(length: usize, kind: Weights) -> Graph {
     next_logits(&CONFIG, &Piece { batch: 1, sequence: length, capacity: length, start: Start::Zero }, dtype).unwrap()
 }
 

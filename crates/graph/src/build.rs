@@ -325,6 +325,12 @@ impl Graph {
         self.call_one(Composite::Dequantize { dtype }, &[q, scale])
     }
 
+    /// `(x w^T) xs ws + bias` from bytes: `x` by rows, `w: [out, in]` by output columns.
+    pub fn quantized_linear(&mut self, x: Quantized, w: Quantized, bias: Option<NodeId>, dtype: Dtype) -> Value {
+        let inputs: Vec<NodeId> = [x.q, x.scale, w.q, w.scale].into_iter().chain(bias).collect();
+        self.call_one(Composite::QuantizedLinear { dtype }, &inputs)
+    }
+
     /// Mean cross entropy of logits `[.., classes]` and targets `[..]`.
     pub fn cross_entropy(&mut self, logits: NodeId, targets: NodeId) -> Result<CrossEntropyResult, GraphError> {
         let out = self.call(Composite::CrossEntropy, &[logits, targets])?;

@@ -70,12 +70,16 @@ pub enum Composite {
     /// `dropout(softmax(scale q k^T + mask)) v`. Operands: q, k, v, the mask if additive or
     /// positions if cached, the seed if `p > 0`.
     Attention { mask: Mask, scale: f64, p: f64, offset: u32 },
-    /// Rows as `i8` with a scale a row: `scale = absmax / 127`. Operand: x. Results: q, scale.
+    /// Rows as `i8` with a scale a row: `scale = absmax / 127`. A row of zeros has zeros and the scale 0; the scale of a row
+    /// with a NaN or an infinity is NaN or infinite, so that what it scales is NaN. Operand: x. Results: q, scale.
     QuantizeInt8,
     /// Rows as `f8e4m3` with a scale a row: `scale = absmax / 448`. Operand: x. Results: q, scale.
     QuantizeFp8,
     /// `q scale`. Operands: q (`i8`), scale.
     Dequantize { dtype: Dtype },
+    /// `(x w^T) xs ws + b` from bytes with a scale a row of x and of w; the sums of bytes are exact. Operands: x (`i8`), xs
+    /// `[.., 1]`, w (`i8[out, in]`), ws `[out]`, optionally b.
+    QuantizedLinear { dtype: Dtype },
     /// Mean over rows of `log sum e^x - x[target]`. Operands: logits, targets. Results: loss, logsumexp.
     CrossEntropy,
 }
@@ -100,6 +104,7 @@ impl Composite {
             Composite::QuantizeInt8 => "quantize_int8",
             Composite::QuantizeFp8 => "quantize_fp8",
             Composite::Dequantize { .. } => "dequantize",
+            Composite::QuantizedLinear { .. } => "quantized_linear",
             Composite::CrossEntropy => "cross_entropy",
         }
     }
@@ -114,6 +119,7 @@ impl Composite {
             Composite::Swiglu | Composite::Geglu { .. } | Composite::Dropout { .. } => (2, 2),
             Composite::Dequantize { .. } | Composite::CrossEntropy => (2, 2),
             Composite::Linear { .. } => (2, 3),
+            Composite::QuantizedLinear { .. } => (4, 5),
             Composite::AttentionScores { mask, .. } => {
                 let n = 2 + mask.operands();
                 (n, n)
@@ -157,7 +163,7 @@ impl Graph {
         let ensure = |holds: bool, expected: &str| {
             if holds { Ok(()) } else { Err(self.refuse(composite, inputs, expected)) }
         };
-        let float_first = !matches!(composite, Composite::Dequantize { .. });
+        let float_first = !matches!(composite, Composite::Dequantize { .. } | Composite::QuantizedLinear { .. });
         ensure(!float_first || dtype(0).is_float(), "a float operand (f32, f16 or bf16)")?;
         match composite {
             Composite::LayerNorm { .. } | Composite::RmsNorm { .. } => {
@@ -206,6 +212,20 @@ impl Graph {
             }
             Composite::Dequantize { dtype: to } => {
                 ensure(dtype(0) == Dtype::I8 && dtype(1) == Dtype::F32 && to.is_float(), "i8 rows and f32 scales")
+            }
+            Composite::QuantizedLinear { dtype: to } => {
+                let bytes = dtype(0) == Dtype::I8 && dtype(2) == Dtype::I8;
+                ensure(bytes && dtype(1) == Dtype::F32 && dtype(3) == Dtype::F32, "i8 rows, each with f32 scales")?;
+                ensure(shape(0).rank() >= 2 && shape(2).rank() == 2, "x [.., rows, in] and a weight [out, in]")?;
+                ensure(shape(0).cols() == shape(2)[1], "a weight whose inner size is the last axis of x")?;
+                ensure(*shape(1) == shape(0).with_cols(1), "a scale for each row of x, [.., rows, 1]")?;
+                let columns = Shape::from([shape(2)[0]]);
+                ensure(
+                    (3..inputs.len()).all(|i| *shape(i) == columns),
+                    "scales and a bias of the weight's outer size",
+                )?;
+                ensure(inputs.len() < 5 || dtype(4).is_float(), "a float bias")?;
+                ensure(to.is_float(), "a float result")
             }
             Composite::CrossEntropy => {
                 ensure(shape(0).rank() >= 1 && shape(0).elements() > 0, "logits that are not empty")?;
@@ -271,6 +291,7 @@ impl Expansion<'_> {
                 let x = self.mul(q, inputs[1])?;
                 Ok(vec![self.cast(x, dtype)?])
             }
+            Composite::QuantizedLinear { dtype } => self.quantized_linear(inputs, dtype),
             Composite::CrossEntropy => self.cross_entropy(inputs),
         }
     }
@@ -490,6 +511,20 @@ impl Expansion<'_> {
         let inverse = self.unary(UnaryOp::Reciprocal, divisor)?;
         let scaled = self.mul(x, inverse)?;
         Ok(vec![self.cast(scaled, to)?, scale])
+    }
+
+    /// Parts: 0 the product, 1 scales, bias and cast.
+    fn quantized_linear(&mut self, inputs: &[NodeId], dtype: Dtype) -> Result<Vec<NodeId>, GraphError> {
+        let product = Op::Matmul { transpose_a: false, transpose_b: true };
+        let sums = self.graph.push(product, &[inputs[0], inputs[2]])?;
+        self.graph.set_part(1);
+        let scaled = self.mul(sums, inputs[1])?;
+        let mut y = self.mul(scaled, inputs[3])?;
+        if let Some(&bias) = inputs.get(4) {
+            let bias = self.cast(bias, Dtype::F32)?;
+            y = self.add(y, bias)?;
+        }
+        Ok(vec![self.cast(y, dtype)?])
     }
 
     fn cross_entropy(&mut self, inputs: &[NodeId]) -> Result<Vec<NodeId>, GraphError> {

@@ -36,6 +36,10 @@ pub fn differentiate(graph: &Graph, wrt: &[NodeId]) -> Result<Differentiated, Gr
             return Err(GraphError::NoGradient { operand: graph.operand(node), why: "its dtype is not a float" });
         }
     }
+    if let Some(product) = product_of_bytes(graph, wrt) {
+        let why = "it is a product of bytes, through which no gradient flows";
+        return Err(GraphError::NoGradient { operand: graph.operand(product), why });
+    }
     let mut reverse = Reverse::new(graph, wrt);
     let seeds = reverse.seed_outputs()?;
     for call in (0..graph.calls().len()).rev() {
@@ -43,6 +47,21 @@ pub fn differentiate(graph: &Graph, wrt: &[NodeId]) -> Result<Differentiated, Gr
     }
     let gradients = reverse.finish(wrt)?;
     Ok(Differentiated { graph: reverse.graph, seeds, gradients, first_backward: graph.nodes().len() })
+}
+
+/// A product of bytes that depends on one of `wrt`.
+fn product_of_bytes(graph: &Graph, wrt: &[NodeId]) -> Option<NodeId> {
+    let mut depends = vec![false; graph.nodes().len()];
+    for id in graph.ids() {
+        let node = graph.node(id);
+        let stops = matches!(node.op, Op::StopGradient);
+        depends[id.index()] = wrt.contains(&id) || (!stops && node.inputs.iter().any(|input| depends[input.index()]));
+    }
+    graph.ids().find(|&id| {
+        let node = graph.node(id);
+        let bytes = matches!(node.op, Op::Matmul { .. }) && graph.node(node.inputs[0]).dtype == Dtype::I8;
+        bytes && depends[id.index()]
+    })
 }
 
 /// The name of the block in which everything that arrived at an input is summed.

@@ -7,6 +7,9 @@ use crate::shape::Shape;
 
 type Rule = Result<(Shape, Dtype), String>;
 
+/// So many products of bytes, each at most 2^14, may leave `i32`.
+const MOST_BYTES: usize = 1 << 17;
+
 /// Shape and dtype of `op` applied to `operands`.
 pub(crate) fn infer(op: &Op, operands: &[&Node]) -> Rule {
     match op {
@@ -88,7 +91,8 @@ pub(crate) fn infer(op: &Op, operands: &[&Node]) -> Rule {
         Op::Matmul { transpose_a, transpose_b } => matmul(operands, *transpose_a, *transpose_b),
         Op::Gather => {
             arity(operands, 2)?;
-            ensure(operands[0].shape.rank() == 2 && operands[0].dtype.is_float(), "a float table [n, c]")?;
+            let values = operands[0].dtype.is_float() || operands[0].dtype == Dtype::I8;
+            ensure(operands[0].shape.rank() == 2 && values, "a float or i8 table [n, c]")?;
             ensure(operands[1].dtype == Dtype::I32, "i32 indices")?;
             let mut dims = operands[1].shape.to_vec();
             dims.push(operands[0].shape.cols());
@@ -145,7 +149,11 @@ fn cast(from: Dtype, to: Dtype) -> Result<Dtype, String> {
 fn matmul(operands: &[&Node], transpose_a: bool, transpose_b: bool) -> Rule {
     arity(operands, 2)?;
     let (a, b) = (&operands[0].shape, &operands[1].shape);
-    ensure(operands[0].dtype == operands[1].dtype && operands[0].dtype.is_float(), "float operands of one dtype")?;
+    let dtype = match (operands[0].dtype, operands[1].dtype) {
+        (Dtype::I8, Dtype::I8) => Dtype::F32,
+        (a, b) if a == b && a.is_float() => a,
+        _ => return Err("float operands of one dtype, or i8 operands".to_string()),
+    };
     ensure(a.rank() >= 2 && b.rank() >= 2, "matrices (rank 2 or more)")?;
     let batch = &a[..a.rank() - 2];
     ensure(b.rank() == 2 || b[..b.rank() - 2] == *batch, "equal leading axes, or a second operand of rank 2")?;
@@ -154,9 +162,11 @@ fn matmul(operands: &[&Node], transpose_a: bool, transpose_b: bool) -> Rule {
     let (m, k) = if transpose_a { (a1, a0) } else { (a0, a1) };
     let (k_b, n) = if transpose_b { (b1, b0) } else { (b0, b1) };
     ensure(k == k_b, &format!("equal inner sizes, not {k} and {k_b}"))?;
+    let exact = operands[0].dtype != Dtype::I8 || k < MOST_BYTES;
+    ensure(exact, &format!("an inner size below {MOST_BYTES}, whose sums of bytes i32 holds"))?;
     let mut dims = batch.to_vec();
     dims.extend([m, n]);
-    Ok((Shape::new(dims), operands[0].dtype))
+    Ok((Shape::new(dims), dtype))
 }
 
 fn append(operands: &[&Node], batch: usize) -> Rule {

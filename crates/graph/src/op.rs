@@ -177,14 +177,15 @@ pub enum Op {
     RowReduce(ReduceOp),
     /// Sum over all axes but the last; the result has the shape of the last axis alone.
     ColumnSum,
-    /// `[.., m, k] x [.., k, n] -> [.., m, n]`; a rank-2 second operand serves every batch.
+    /// `[.., m, k] x [.., k, n] -> [.., m, n]`; a rank-2 second operand serves every batch. Products of two `i8` are `f32`:
+    /// their sums are exact in `i32` and rounded once. No gradient flows through those.
     Matmul {
         /// the first operand is stored `[.., k, m]`
         transpose_a: bool,
         /// the second operand is stored `[.., n, k]`
         transpose_b: bool,
     },
-    /// Rows of a table `[n, c]` picked by `i32` indices `[..]`: `[.., c]`.
+    /// Rows of a float or `i8` table `[n, c]` picked by `i32` indices `[..]`: `[.., c]`.
     Gather,
     /// Operands: indices `[..]`, rows `[.., c]`. Adds each row to row `index` of a zero table `[rows, c]`.
     ScatterAdd {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use deuteron_graph::{Dtype, Graph, GraphError, Mask, differentiate, extract};
+use deuteron_graph::{Dtype, Graph, GraphError, Mask, Quantized, differentiate, extract};
 use deuteron_testkit::fixtures::{GRAPHS, MALFORMED};
 use deuteron_testkit::fuzz;
 
@@ -87,6 +87,31 @@ fn builder_errors_name_the_op_the_operands_and_the_shapes() {
     let error = graph.dropout(x, r, 1.0, 0).unwrap_err();
     assert_eq!(error.to_string(), "dropout: p must be in [0, 1), got 1");
     assert_eq!(graph, before, "an error leaves the graph as it was");
+}
+
+#[test]
+fn products_of_bytes_are_floats_and_have_no_gradient() {
+    let mut graph = Graph::new("bytes");
+    let x = graph.input("x", Dtype::F32, [3, 70]).unwrap();
+    let x = graph.quantize_int8(x).unwrap();
+    let (q, scale) =
+        (graph.weight("w", Dtype::I8, [5, 70]).unwrap(), graph.weight("w_scale", Dtype::F32, [5]).unwrap());
+    let sums = graph.matmul_transposed(x.q, q, false, true).unwrap();
+    assert_eq!(graph.node(sums).dtype, Dtype::F32);
+    let y = graph.quantized_linear(x, Quantized { q, scale }, None, Dtype::Bf16).unwrap();
+    graph.output("y", y).unwrap();
+    round_trip(&graph);
+    assert!(differentiate(&graph, &[scale]).is_ok(), "nothing flows through the bytes");
+    let input = graph.inputs()[0];
+    assert!(matches!(differentiate(&graph, &[input]), Err(GraphError::NoGradient { .. })));
+    let error = graph.quantized_linear(x, Quantized { q, scale: x.scale }, None, Dtype::F32).unwrap_err();
+    assert!(error.to_string().contains("scales and a bias of the weight's outer size"), "{error}");
+    let float = graph.input("f", Dtype::F32, [3, 70]).unwrap();
+    assert!(graph.matmul_transposed(float, q, false, true).is_err());
+    for (inner, fits) in [((1 << 17) - 1, true), (1 << 17, false)] {
+        let a = graph.input(&format!("a{inner}"), Dtype::I8, [1, inner]).unwrap();
+        assert_eq!(graph.matmul_transposed(a, a, false, true).is_ok(), fits);
+    }
 }
 
 /// A bounded run of what cargo-fuzz does without bounds.

@@ -28,6 +28,7 @@ pub fn formula(composite: &Composite, inputs: &[Array]) -> Vec<Array> {
         Composite::QuantizeInt8 => quantize(x, 127.0, Dtype::I8),
         Composite::QuantizeFp8 => quantize(x, 448.0, Dtype::F8e4m3),
         Composite::Dequantize { .. } => vec![dequantize(x, &inputs[1])],
+        Composite::QuantizedLinear { .. } => vec![quantized_linear(inputs)],
         Composite::CrossEntropy => cross_entropy(x, &inputs[1]),
     }
 }
@@ -208,6 +209,17 @@ fn quantize(x: &Array, largest: f64, to: Dtype) -> Vec<Array> {
 fn dequantize(q: &Array, scale: &Array) -> Array {
     let shape = q.shape.broadcast(&scale.shape).unwrap_or_else(|| q.shape.clone());
     Array::from_fn(shape.clone(), |index| broadcast_at(q, &shape, index) * broadcast_at(scale, &shape, index))
+}
+
+fn quantized_linear(inputs: &[Array]) -> Array {
+    let (x, w) = (&inputs[0], &inputs[2]);
+    let columns = w.rows();
+    Array::from_fn(x.shape.with_cols(columns), |index| {
+        let (row, column) = (index / columns, index % columns);
+        let sum: f64 = x.row(row).iter().zip(w.row(column)).map(|(x, w)| x * w).sum();
+        let scale = inputs[1].values[row] * inputs[3].values[column];
+        sum * scale + inputs.get(4).map_or(0.0, |bias| bias.values[column])
+    })
 }
 
 /// Mean over rows of `log sum e^x - x[target]`, and the logarithms.

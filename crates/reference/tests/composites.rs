@@ -174,6 +174,28 @@ fn linear_layers() {
 }
 
 #[test]
+fn quantized_linear_layers() {
+    let bytes = |shape: Vec<usize>, seed: usize| {
+        (Dtype::I8, Array::from_fn(shape, |index| ((index * 37 + seed * 11) % 256) as f64 - 128.0))
+    };
+    for (inner, outputs) in [(1, 1), (7, 129), (127, 2), (1500, 3)] {
+        for leading in [vec![3], vec![2, 5]] {
+            let x = bytes([leading.clone(), vec![inner]].concat(), 1);
+            let x_scale = float(Array::uniform([leading, vec![1]].concat(), 2, 0.0, 1.0));
+            let w = bytes(vec![outputs, inner], 3);
+            let w_scale = float(Array::uniform([outputs], 4, 0.0, 1.0));
+            let b = float(Array::normal([outputs], 5));
+            for dtype in Dtype::FLOATS {
+                let composite = Composite::QuantizedLinear { dtype };
+                let operands = [x.clone(), x_scale.clone(), w.clone(), w_scale.clone(), b.clone()];
+                check(composite, &operands[..4], 1);
+                check(composite, &operands, 1);
+            }
+        }
+    }
+}
+
+#[test]
 fn attentions() {
     for (queries, keys, features) in [(1, 1, 1), (7, 7, 3), (5, 129, 8), (64, 2, 7)] {
         let operand = |length, seed| float(Array::normal([2, 3, length, features], seed));

@@ -1,7 +1,7 @@
 //! Graphs in text form: one of each kind of statement, and what users write first.
 
 /// Well-formed graphs. Together they hold every operation.
-pub const GRAPHS: [&str; 10] = [
+pub const GRAPHS: [&str; 11] = [
     "graph norm_gelu
 x = input f32[4,8]
 w = weight f32[8] ; b = weight f32[8]
@@ -49,6 +49,9 @@ out a b c d e f g h i j k l m n r",
     "x = input f32[4,16] ; g = input f32[4,16]
 a = silu x ; b = relu x ; c = swiglu x g ; d = geglu x g kind=erf ; e = linear x w[16,3] bias[3] ; f = linear x v[5,16] transposed
 out a b c d e f",
+    "tokens = input i32[3] ; table = weight i8[9,70] ; x = gather table tokens ; xs = input f32[3,1]
+y = quantized_linear x xs w:i8[33,70] ws[33] b[33] bf16
+out y",
     "x = input f32[2,2] # a comment
 grad(add) {
   %1 = add x x

@@ -294,7 +294,8 @@ fn product_work(dtype: Dtype, shape: &MatmulShape) -> Work {
     // A first operand that lies transposed is packed element by element, and so is any that is widened first.
     let a = if shape.a.1 == 1 { 0 } else { m * k * if n > m { blocks } else { 1 } };
     work.copied = (batch * a) as f64;
-    if dtype != Dtype::F32 {
+    // Bytes are multiplied as they are.
+    if !matches!(dtype, Dtype::F32 | Dtype::I8) {
         work.add(Class::Convert, work.packed / LANES as f64);
         let b = if shape.b.1 == 1 { 0 } else { k * n * if n > m { 1 } else { blocks } };
         work.copied += (batch * b) as f64;

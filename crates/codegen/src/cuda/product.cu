@@ -5,11 +5,11 @@
 // - Shapes: a [m, k], b [k, n], c and residual [m, n], each with a row and a column stride; bias [n]. Batch axes, outermost
 //   first, shift a, b, c and the residual by a stride each; a stride of 0 repeats.
 // - Numerics: f32 sums, added in the order of l by one thread: the same bits every time. k may be 0. Rounded once, in the
-//   store.
+//   store. Sums of bytes are exact for k below 2^17, and stored as f32.
 // - A block makes a tile of 64 x 64, a thread 4 x 4 of it; operands pass through shared memory 16 of l at a time, read along
 //   whichever axis is contiguous. Blocks take further tiles where there are more tiles than blocks.
 //
-// STORAGE (0 f32, 1 f16, 2 bf16), BIAS, GELU and RESIDUAL are constants that stand before this file.
+// STORAGE (0 f32, 1 f16, 2 bf16, 3 i8 with an f32 result), BIAS, GELU and RESIDUAL are constants that stand before this file.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -19,17 +19,21 @@ constexpr int DEPTH = 16;
 constexpr int THREADS = 256;
 constexpr int AXES = 6;
 
-template <int S> struct Stored { typedef unsigned short Element; };
-template <> struct Stored<0> { typedef float Element; };
+// What operands and result are stored as, and what is multiplied and summed.
+template <int S> struct Stored { typedef unsigned short Element; typedef unsigned short Result; typedef float Lane; };
+template <> struct Stored<0> { typedef float Element; typedef float Result; typedef float Lane; };
+template <> struct Stored<3> { typedef signed char Element; typedef float Result; typedef int Lane; };
 typedef Stored<STORAGE>::Element Element;
+typedef Stored<STORAGE>::Result Result;
+typedef Stored<STORAGE>::Lane Lane;
 
 // The parameter: 64-bit words, in the order in which the launch lists them.
 struct Product {
     const Element* g_a;
     const Element* g_b;
-    const Element* g_bias;
-    const Element* g_residual;
-    Element* g_c;
+    const Result* g_bias;
+    const Result* g_residual;
+    Result* g_c;
     u64 m, n, k;
     u64 a_row, a_column, b_row, b_column, c_row, c_column;
     u64 batches;
@@ -37,8 +41,8 @@ struct Product {
     u64 axes[AXES][4];
 };
 
-template <class E> static __device__ __forceinline__ float widen(E x) {
-    if constexpr (STORAGE == 0) {
+template <class E> static __device__ __forceinline__ Lane widen(E x) {
+    if constexpr (STORAGE == 0 || STORAGE == 3) {
         return x;
     } else if constexpr (STORAGE == 1) {
         float y;
@@ -49,8 +53,16 @@ template <class E> static __device__ __forceinline__ float widen(E x) {
     }
 }
 
-static __device__ __forceinline__ Element narrow(float x) {
-    if constexpr (STORAGE == 0) {
+static __device__ __forceinline__ Lane multiply_add(Lane a, Lane b, Lane c) {
+    if constexpr (STORAGE == 3) {
+        return a * b + c;
+    } else {
+        return fmaf(a, b, c);
+    }
+}
+
+static __device__ __forceinline__ Result narrow(float x) {
+    if constexpr (STORAGE == 0 || STORAGE == 3) {
         return x;
     } else if constexpr (STORAGE == 1) {
         unsigned short y;
@@ -73,8 +85,8 @@ static __device__ __forceinline__ u64 tiles(u64 size) { return (size + TILE - 1)
 
 extern "C" __global__ void __launch_bounds__(THREADS) product(const Product p) {
     // One column more than a tile, so that a column of threads does not write to one bank.
-    __shared__ float s_a[DEPTH][TILE + 1];
-    __shared__ float s_b[DEPTH][TILE + 1];
+    __shared__ Lane s_a[DEPTH][TILE + 1];
+    __shared__ Lane s_b[DEPTH][TILE + 1];
     const int thread = threadIdx.x, x = thread % 16, y = thread / 16;
     const u64 across = tiles(p.n), down = tiles(p.m);
     for (u64 tile = blockIdx.x; tile < p.batches * down * across; tile += gridDim.x) {
@@ -88,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const Product p) {
             b_start += index * p.axes[axis][2];
             c_start += index * p.axes[axis][3];
         }
-        float r_sum[4][4] = {};
+        Lane r_sum[4][4] = {};
         for (u64 first = 0; first < p.k; first += DEPTH) {
 #pragma unroll
             for (int i = 0; i < TILE * DEPTH / THREADS; ++i) {
@@ -100,13 +112,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const Product p) {
                 const int b_l = b_turned ? short_l : long_l, b_at = b_turned ? short_at : long_at;
                 const u64 row = first_row + a_at, column = first_column + b_at;
                 const bool a_in = row < p.m && first + a_l < p.k, b_in = column < p.n && first + b_l < p.k;
-                s_a[a_l][a_at] = a_in ? widen(p.g_a[a_start + row * p.a_row + (first + a_l) * p.a_column]) : 0.0f;
-                s_b[b_l][b_at] = b_in ? widen(p.g_b[b_start + (first + b_l) * p.b_row + column * p.b_column]) : 0.0f;
+                s_a[a_l][a_at] = a_in ? widen(p.g_a[a_start + row * p.a_row + (first + a_l) * p.a_column]) : Lane(0);
+                s_b[b_l][b_at] = b_in ? widen(p.g_b[b_start + (first + b_l) * p.b_row + column * p.b_column]) : Lane(0);
             }
             __syncthreads();
 #pragma unroll
             for (int l = 0; l < DEPTH; ++l) {
-                float r_a[4], r_b[4];
+                Lane r_a[4], r_b[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) r_a[i] = s_a[l][y + 16 * i];
 #pragma unroll
@@ -114,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const Product p) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) r_sum[i][j] = fmaf(r_a[i], r_b[j], r_sum[i][j]);
+                    for (int j = 0; j < 4; ++j) r_sum[i][j] = multiply_add(r_a[i], r_b[j], r_sum[i][j]);
                 }
             }
             __syncthreads();
@@ -126,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const Product p) {
                 const u64 row = first_row + y + 16 * i, column = first_column + x + 16 * j;
                 if (row >= p.m || column >= p.n) continue;
                 const u64 at = c_start + row * p.c_row + column * p.c_column;
-                float value = r_sum[i][j];
+                float value = (float)r_sum[i][j];
                 if constexpr (BIAS) value += widen(p.g_bias[column]);
                 if constexpr (GELU) value = gelu(value);
                 if constexpr (RESIDUAL) value += widen(p.g_residual[at]);

@@ -21,6 +21,7 @@ pub fn product_source(kernel: &MatmulKernel) -> CudaSource {
     let storage = match kernel.dtype {
         Dtype::F16 => 1,
         Dtype::Bf16 => 2,
+        Dtype::I8 => 3,
         _ => 0,
     };
     let prelude = format!(
@@ -53,7 +54,7 @@ pub fn product_grids(kernel: &MatmulKernel, shape: &MatmulShape, offsets: &[usiz
     let argument = |operand: Operand| {
         let position = kernel.operands().iter().position(|&known| known == operand);
         position.map_or(Word::Number(0), |position| {
-            let offset = offsets.get(position).copied().unwrap_or(0) * kernel.dtype.bytes();
+            let offset = offsets.get(position).copied().unwrap_or(0) * kernel.operand_dtype(operand).bytes();
             Word::Argument { position, offset }
         })
     };
@@ -98,6 +99,13 @@ mod tests {
         expected.extend([3, 455, 0, 8320]);
         assert_eq!(numbers, expected);
         assert_eq!((grid.blocks, grid.threads), ([3 * 2 * 2, 1, 1], 256));
+    }
+
+    #[test]
+    fn bytes_give_floats() {
+        let grids = product_grids(&MatmulKernel::plain(Dtype::I8), &shape(vec![]), &[1, 2, 3]);
+        let at = |position: usize, offset: usize| Word::Argument { position, offset };
+        assert_eq!(grids.list[0].words[..5], [at(0, 1), at(1, 2), Word::Number(0), Word::Number(0), at(2, 12)]);
     }
 
     #[test]

@@ -108,7 +108,7 @@ fn composite_attributes(composite: &Composite) -> String {
         Composite::Attention { mask, scale, p, offset } => {
             format!(" mask={} scale={scale:?} p={p:?} offset={offset}", mask_word(*mask))
         }
-        Composite::Dequantize { dtype } => format!(" {dtype}"),
+        Composite::Dequantize { dtype } | Composite::QuantizedLinear { dtype } => format!(" {dtype}"),
         Composite::Softmax | Composite::CausalMask | Composite::Silu | Composite::Relu => String::new(),
         Composite::Swiglu | Composite::QuantizeInt8 | Composite::QuantizeFp8 => String::new(),
         Composite::CrossEntropy => String::new(),

@@ -626,8 +626,8 @@ fn large_products_are_the_same_bits_every_time() {
 fn our_kernel_compiles_for_every_architecture() {
     let Some(compiler) = compiler() else { return };
     for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
-        for kernel in kernels().filter(|kernel| matches!(kernel.epilogue, Epilogue::BiasGelu | Epilogue::BiasResidual))
-        {
+        let last = |kernel: &MatmulKernel| matches!(kernel.epilogue, Epilogue::BiasGelu | Epilogue::BiasResidual);
+        for kernel in kernels().filter(last).chain([MatmulKernel::plain(Dtype::I8)]) {
             let cubins = compile(&compiler, None, arch.name(), &[&product_source(&kernel)]);
             let cubins = cubins.unwrap_or_else(|error| panic!("{error}"));
             let usage = cubins[0].entry("product").unwrap_or_else(|| panic!("{arch}: {:?}", cubins[0].entries));

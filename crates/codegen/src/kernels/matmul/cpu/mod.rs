@@ -1,14 +1,15 @@
 //! Matrix products on the CPU: one part of the result at a time, on the thread that calls.
 //!
-//! | method  | operands (A, B)               | sums                                                    |
-//! |---------|-------------------------------|---------------------------------------------------------|
-//! | stream  | 1 to 8 rows of any, B of any  | f32; B is read once, where it lies                      |
-//! | floats  | any; widened to f32 on load   | f32, one chain of multiply-adds an element, `k` upwards |
-//! | bf16    | bf16, bf16, with AMX          | f32, pairs of `k` in order; denormals count as 0        |
-//! | bytes   | i8, i8, with AMX or VNNI      | i32, exact up to `k = 2^17`                             |
+//! | method       | operands (A, B)                       | sums                                                    |
+//! |--------------|---------------------------------------|---------------------------------------------------------|
+//! | stream       | 1 to 8 rows of any, B of any          | f32; B is read once, where it lies                      |
+//! | floats       | any; widened to f32 on load           | f32, one chain of multiply-adds an element, `k` upwards |
+//! | bf16         | bf16, bf16, with AMX                  | f32, pairs of `k` in order; denormals count as 0        |
+//! | stream bytes | 1 to 8 rows of i8, i8 `[n, k]`        | i32, exact; B is read once, where it lies               |
+//! | bytes        | i8, i8, with AMX, VNNI or any vectors | i32, exact                                              |
 //!
 //! - The bits of an element depend on the method, the instruction set, `k` and the operands: not on the part, the threads
-//!   or where its row lies. Without AMX and VNNI, products of bytes are rounded as f32 sums.
+//!   or where its row lies. Sums of bytes are exact for `k < 2^17` and rounded once to f32: the same bits by every method.
 //! - Values that do not fit stay what they are: NaN and infinities go through, zeros are not skipped, `k = 0` gives zeros.
 //! - Nothing is allocated by [`Kernel::run`]; nothing outside of the operands is read.
 
@@ -19,8 +20,10 @@
 mod bytes;
 mod floats;
 mod pack;
+mod plain_bytes;
 mod store;
 mod stream;
+mod stream_bytes;
 mod tiles;
 mod words;
 
@@ -37,6 +40,9 @@ pub use store::Store;
 
 /// Rows of A, at most, for which B is streamed.
 pub const STREAMED_ROWS: usize = 8;
+
+/// Bytes of B that a part streams, about: 0.2 ms of a core's share of the memory.
+const STREAMED_BYTES: usize = 2 << 20;
 
 /// Elements in memory.
 #[derive(Clone, Copy, Debug)]
@@ -78,9 +84,11 @@ enum Way {
     Stream,
     Floats,
     Bf16(Amx),
+    StreamBytes(stream_bytes::Unit),
     Bytes(Amx),
     #[cfg(target_arch = "x86_64")]
     BytesOfVectors(bytes::Vnni),
+    PlainBytes,
 }
 
 impl Method {
@@ -90,9 +98,13 @@ impl Method {
             Way::Stream => "stream",
             Way::Floats => "floats",
             Way::Bf16(_) => "bf16 tiles",
+            Way::StreamBytes(stream_bytes::Unit::Plain) => "plain byte stream",
+            #[cfg(target_arch = "x86_64")]
+            Way::StreamBytes(stream_bytes::Unit::Vnni(_)) => "byte stream",
             Way::Bytes(_) => "byte tiles",
             #[cfg(target_arch = "x86_64")]
             Way::BytesOfVectors(_) => "byte vectors",
+            Way::PlainBytes => "plain bytes",
         }
     }
 }
@@ -214,22 +226,33 @@ impl Kernel {
         let known = |dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::I8);
         assert!(known(spec.left) && known(spec.right), "expected f32, f16, bf16 or i8: {spec:?}");
         assert!((1..=2).contains(&spec.rights), "expected one or two B: {spec:?}");
+        if (spec.left, spec.right) == (Dtype::I8, Dtype::I8) {
+            return Kernel::methods_of_bytes(isa, spec);
+        }
         let mut found = Vec::new();
         if spec.rows <= STREAMED_ROWS && (spec.right_strides.0 == 1 || spec.right_strides.1 == 1) {
             found.push(Method(Way::Stream));
         }
-        let amx = if isa.is_avx512() { Amx::detect() } else { None };
-        match (spec.left, spec.right) {
-            (Dtype::Bf16, Dtype::Bf16) => found.extend(amx.map(|amx| Method(Way::Bf16(amx)))),
-            (Dtype::I8, Dtype::I8) => {
-                found.extend(amx.map(|amx| Method(Way::Bytes(amx))));
-                #[cfg(target_arch = "x86_64")]
-                found.extend(bytes::Vnni::detect(isa).map(|vnni| Method(Way::BytesOfVectors(vnni))));
-            }
-            _ => {}
+        if (spec.left, spec.right) == (Dtype::Bf16, Dtype::Bf16) {
+            found.extend(amx(isa).map(|amx| Method(Way::Bf16(amx))));
         }
         found.push(Method(Way::Floats));
         found
+    }
+
+    fn methods_of_bytes(isa: Isa, spec: Spec) -> Vec<Method> {
+        use stream_bytes::Unit;
+        let mut found = Vec::new();
+        if spec.rows <= STREAMED_ROWS && spec.right_strides.0 == 1 {
+            #[cfg(target_arch = "x86_64")]
+            found.extend(bytes::Vnni::detect(isa).map(|vnni| Way::StreamBytes(Unit::Vnni(vnni))));
+            found.push(Way::StreamBytes(Unit::Plain));
+        }
+        found.extend(amx(isa).map(Way::Bytes));
+        #[cfg(target_arch = "x86_64")]
+        found.extend(bytes::Vnni::detect(isa).map(Way::BytesOfVectors));
+        found.push(Way::PlainBytes);
+        found.into_iter().map(Method).collect()
     }
 
     /// The method in use.
@@ -245,9 +268,12 @@ impl Kernel {
     /// Rows and columns of the parts that `threads` workers share best: all parts of one size but the last ones.
     pub fn part(&self, columns: usize, threads: usize) -> (usize, usize) {
         let rows = self.spec.rows.max(1);
-        if self.method.0 == Way::Stream {
-            // One run of columns a worker, in whole cache lines of bytes.
-            return (rows, columns.div_ceil(threads.max(1)).next_multiple_of(64));
+        if matches!(self.method.0, Way::Stream | Way::StreamBytes(_)) {
+            // Runs of columns in whole cache lines of bytes: one a worker, several where B is large, so that a worker that is
+            // held up leaves some to the others.
+            let share = columns.div_ceil(threads.max(1));
+            let runs = (share * self.spec.k * self.spec.right.bytes()).div_ceil(STREAMED_BYTES).clamp(1, 16);
+            return (rows, share.div_ceil(runs).next_multiple_of(64));
         }
         // Two parts a worker even out what workers lose; a packed part of A and its sums should stay within the L2.
         let wanted = 2 * threads.max(1);
@@ -293,6 +319,11 @@ impl Kernel {
     }
 }
 
+/// AMX, where it is there and `isa` lets it be used.
+fn amx(isa: Isa) -> Option<Amx> {
+    if isa.is_avx512() { Amx::detect() } else { None }
+}
+
 /// One call of [`Kernel::run`].
 #[derive(Clone, Copy)]
 struct Job<'a> {
@@ -323,7 +354,8 @@ impl Task for Size<'_> {
         match self.kernel.method.0 {
             Way::Stream => stream::scratch(spec, rows),
             Way::Floats => floats::scratch::<S>(spec, rows, columns),
-            Way::Bf16(_) | Way::Bytes(_) => tiles::scratch(spec, rows, columns),
+            Way::StreamBytes(_) => stream_bytes::scratch(spec, rows),
+            Way::Bf16(_) | Way::Bytes(_) | Way::PlainBytes => tiles::scratch(spec, rows, columns),
             #[cfg(target_arch = "x86_64")]
             Way::BytesOfVectors(_) => tiles::scratch(spec, rows, columns),
         }
@@ -349,6 +381,11 @@ impl Task for Run<'_, '_, '_> {
                 Way::Stream => stream::run(simd, &job, values, scratch, finish),
                 Way::Floats => floats::run(simd, &job, values, scratch, finish),
                 Way::Bf16(amx) => tiles::run(simd, tiles::Bf16(amx), &job, values, scratch, finish),
+                Way::StreamBytes(unit) => stream_bytes::run(simd, unit, &job, values, scratch, finish),
+                Way::PlainBytes => {
+                    let machine = plain_bytes::PlainBytes(simd);
+                    tiles::run(simd, machine, &job, values, scratch, finish);
+                }
                 Way::Bytes(amx) => tiles::run(simd, tiles::Bytes(amx), &job, values, scratch, finish),
                 #[cfg(target_arch = "x86_64")]
                 Way::BytesOfVectors(vnni) => tiles::run(simd, vnni, &job, values, scratch, finish),

@@ -287,21 +287,47 @@ fn parts_do_not_change_a_bit() {
     }
 }
 
-#[test]
-fn products_of_bytes_are_exact() {
-    // -128 times -128, the largest sums there are.
-    let mut case = Case::new((40, 1000, 40), (Dtype::I8, Dtype::I8), (Lie::Rows, Lie::Rows));
+/// The sums of a case without scales, by every method.
+fn each_sum_of_bytes(mut case: Case, check: impl Fn(&Case, &[f32], &str)) {
     case.row_scales = None;
     case.column_scales = None;
-    for stored in [&mut case.left, &mut case.rights[0]] {
-        stored.bytes.fill(0x80);
-        stored.values.fill(-128.0);
-    }
     for isa in Isa::available() {
         for method in Kernel::methods(isa, case.spec) {
             let result = case.run(Kernel::with(isa, case.spec, method), isa, &[case.whole()], false);
-            assert!(result[0].iter().all(|&x| x == 16_384_000.0), "{} {}", isa.name(), method.name());
+            check(&case, &result[0], &format!("{} {} {:?}", isa.name(), method.name(), case.spec));
         }
+    }
+}
+
+#[test]
+fn products_of_bytes_are_exact() {
+    for rows in [1, 2, 3, 5, 8, 40] {
+        for lie in LIES {
+            for k in [1, 63, 64, 65, 770, 3072] {
+                let case = Case::new((rows, k, 37), (Dtype::I8, Dtype::I8), (Lie::Rows, lie));
+                each_sum_of_bytes(case, |case, result, name| {
+                    for (at, &got) in result.iter().enumerate() {
+                        let inner = 0..case.spec.k;
+                        let of = |i: usize| case.left.at(at / 37, i) * case.rights[0].at(i, at % 37);
+                        assert_eq!(got, inner.map(of).sum::<f64>() as f32, "{name}: {at}");
+                    }
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_sums_of_bytes_are_exact() {
+    // -128 times -128, as often as i32 holds their sum.
+    for (rows, k) in [(1, 1000), (40, 1000), (2, (1 << 17) - 1), (17, (1 << 17) - 1)] {
+        let mut case = Case::new((rows, k, 3), (Dtype::I8, Dtype::I8), (Lie::Rows, Lie::Columns));
+        for stored in [&mut case.left, &mut case.rights[0]] {
+            stored.bytes.fill(0x80);
+            stored.values.fill(-128.0);
+        }
+        let expected = (k * 128 * 128) as i32 as f32;
+        each_sum_of_bytes(case, |_, result, name| assert!(result.iter().all(|&x| x == expected), "{name}"));
     }
 }
 
