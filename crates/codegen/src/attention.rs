@@ -37,6 +37,8 @@ pub enum AttentionMask {
     Causal,
     /// what an argument of this type, added to the scores, makes small
     Additive(Dtype),
+    /// keys beyond the query's position, counted from where an argument says that the sequence goes on
+    Cached,
 }
 
 /// Which probabilities are dropped, but for the seed.
@@ -59,6 +61,8 @@ pub enum AttentionOperand {
     V,
     /// added to the scores
     Mask,
+    /// one `i32` a sequence: the position of its first query among the keys
+    Positions,
     /// one `i32`: first word of the generator's key
     Seed,
     /// the result
@@ -68,19 +72,21 @@ pub enum AttentionOperand {
 impl AttentionKernel {
     /// Its arguments, in order.
     pub fn operands(&self) -> &'static [AttentionOperand] {
-        use AttentionOperand::{K, Mask, O, Q, Seed, V};
+        use AttentionOperand::{K, Mask, O, Positions, Q, Seed, V};
         match (self.mask, self.dropout) {
             (AttentionMask::Full | AttentionMask::Causal, None) => &[Q, K, V, O],
             (AttentionMask::Full | AttentionMask::Causal, Some(_)) => &[Q, K, V, Seed, O],
             (AttentionMask::Additive(_), None) => &[Q, K, V, Mask, O],
             (AttentionMask::Additive(_), Some(_)) => &[Q, K, V, Mask, Seed, O],
+            (AttentionMask::Cached, None) => &[Q, K, V, Positions, O],
+            (AttentionMask::Cached, Some(_)) => &[Q, K, V, Positions, Seed, O],
         }
     }
 
     /// The storage type of an argument.
     pub fn operand_dtype(&self, operand: AttentionOperand) -> Dtype {
         match (operand, self.mask) {
-            (AttentionOperand::Seed, _) => Dtype::I32,
+            (AttentionOperand::Positions | AttentionOperand::Seed, _) => Dtype::I32,
             (AttentionOperand::Mask, AttentionMask::Additive(dtype)) => dtype,
             (_, _) => self.dtype,
         }
@@ -110,6 +116,7 @@ impl AttentionKernel {
             AttentionMask::Full => "",
             AttentionMask::Causal => "causal ",
             AttentionMask::Additive(_) => "masked ",
+            AttentionMask::Cached => "cached ",
         };
         let group = if self.group > 1 { format!(", {} heads a key head", self.group) } else { String::new() };
         let dropout = self.dropout.map_or(String::new(), |rule| format!(", dropout {}", rule.probability));
@@ -270,6 +277,7 @@ pub(crate) fn lower(draft: &Draft) -> Lowered {
         AttentionOperand::K => read(k),
         AttentionOperand::V => read(v),
         AttentionOperand::Mask => read(mask.expect("the kernel has a mask")),
+        AttentionOperand::Positions => unreachable!("no graph gives positions"),
         AttentionOperand::Seed => read(seed.expect("the kernel has a seed")),
         AttentionOperand::O => binding(result, 0, true),
     });

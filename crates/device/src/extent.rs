@@ -80,6 +80,7 @@ fn attention(kernel: &AttentionKernel, shape: &AttentionShape, position: usize) 
         AttentionOperand::V => ([batch, key_heads, keys], shape.v, kernel.width),
         AttentionOperand::Mask => ([batch, heads, queries], shape.mask, keys),
         AttentionOperand::O => ([batch, heads, queries], shape.o, kernel.width),
+        AttentionOperand::Positions => return batch,
         AttentionOperand::Seed => return 1,
     };
     if sizes.contains(&0) || run == 0 {

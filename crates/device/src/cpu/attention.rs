@@ -80,7 +80,7 @@ impl AttentionTask {
             AttentionMask::Additive(dtype) => {
                 Some(Mask { dtype, elements: heads(AttentionOperand::Mask, self.shape.mask) })
             }
-            AttentionMask::Full | AttentionMask::Causal => None,
+            AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => None,
         };
         let inputs = Inputs {
             q: heads(AttentionOperand::Q, self.shape.q),

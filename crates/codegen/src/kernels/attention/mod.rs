@@ -21,6 +21,7 @@
 
 #[allow(unsafe_code)]
 pub mod cpu;
+pub mod cuda;
 
 #[cfg(test)]
 #[allow(unsafe_code)]
