@@ -7,6 +7,8 @@
 //! Sizes and strides are launch data: a kernel is compiled once for a width, a storage type, a mask and dropout. A hidden key
 //! is not seen, but where another query of the same tile sees it: then 0 times a value that is not finite is NaN.
 
+use std::fmt;
+
 use deuteron_graph::Dtype;
 
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, DropoutRule, HeadStrides};
@@ -100,6 +102,17 @@ impl Tiles {
     }
 }
 
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Plain => write!(f, "{PLAIN_QUERIES} queries by 64 keys, f32 arithmetic"),
+            Way::Tensor(tiles) => write!(f, "{} queries by {} keys on matrix units", tiles.queries(), tiles.keys),
+            Way::Decode { rows: 1, .. } => f.write_str("ranges of keys, a row a block"),
+            Way::Decode { rows, .. } => write!(f, "ranges of keys, {rows} rows a block"),
+        }
+    }
+}
+
 /// Why CUDA does not take attention that the contract allows, if so.
 pub fn refusal(kernel: &AttentionKernel, shape: &AttentionShape) -> Option<&'static str> {
     match () {
@@ -110,7 +123,7 @@ pub fn refusal(kernel: &AttentionKernel, shape: &AttentionShape) -> Option<&'sta
 }
 
 /// The kernel for a launch.
-pub(crate) fn render(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> CudaSource {
+pub fn render(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> CudaSource {
     let way = match &launch.geometry {
         Geometry::Attention(shape) => choose(&kernel, shape, launch, target),
         _ => Way::Plain,
