@@ -15,7 +15,7 @@ use deuteron_codegen::{
 use deuteron_device::cuda::Options;
 use deuteron_device::cuda::library::{self, Search};
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
-use deuteron_device::{Cuda, CudaError, Device, Job, Launching, Place, Step};
+use deuteron_device::{Cuda, CudaError, Device, Executable, Job, Launching, Memory, Place, Step};
 use deuteron_graph::{Dtype, Graph, NodeId};
 use half::{bf16, f16};
 
@@ -272,8 +272,8 @@ impl Case {
         self.shape.batch * self.shape.heads * self.shape.queries * self.kernel.width
     }
 
-    /// Runs it by a kernel, twice and once more as a graph; the bits must be the same.
-    fn run(&self, device: &Cuda, way: Option<Way>) -> Vec<f64> {
+    /// Made ready by a kernel, with its inputs.
+    fn load(&self, device: &Cuda, way: Option<Way>) -> (Box<dyn Executable>, Vec<Memory>) {
         let launch = self.launch();
         let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
         let source = match way {
@@ -286,8 +286,15 @@ impl Case {
         let places = (0..inputs).map(Place::Input).chain([Place::Output(0)]).collect();
         let bytes = self.result_elements() * self.kernel.dtype.bytes();
         let job = Job { steps: vec![Step { kernel, launch, places }], inputs, outputs: vec![bytes], arena: 0 };
-        let mut executable = device.load(job).unwrap();
-        let memory: Vec<_> = operands[..inputs].iter().map(|&o| device.upload(&self.bytes(o)).unwrap()).collect();
+        let executable = device.load(job).unwrap();
+        let memory = operands[..inputs].iter().map(|&operand| device.upload(&self.bytes(operand)).unwrap());
+        (executable, memory.collect())
+    }
+
+    /// Runs it by a kernel, twice and once more as a graph; the bits must be the same.
+    fn run(&self, device: &Cuda, way: Option<Way>) -> Vec<f64> {
+        let (mut executable, memory) = self.load(device, way);
+        let bytes = self.result_elements() * self.kernel.dtype.bytes();
         let mut results = [Launching::Eager, Launching::Eager, Launching::Graph].map(|launching| {
             executable.poison().unwrap();
             executable.run(&|index| &memory[index], launching).unwrap();
@@ -492,4 +499,41 @@ fn what_a_cache_does_not_hold_yet_is_not_read_and_nan_is_kept() {
             assert!(got[queries * 64..].iter().all(|x| x.is_finite()), "{dtype} {queries}");
         }
     }
+}
+
+/// Not a test of right or wrong: `cargo test -p deuteron-device --test attention -- --ignored --nocapture` where a GPU is.
+#[test]
+#[ignore = "prints times"]
+fn tiles_side_by_side() {
+    let Some(device) = gpu() else { return };
+    let tiles = |warps, atoms, keys, blocks| Some(Way::Tensor(Tiles { warps, atoms, keys, blocks }));
+    let prompt = [tiles(4, 2, 64, 2), tiles(4, 1, 64, 2), tiles(4, 1, 64, 3), tiles(8, 1, 64, 1), tiles(4, 1, 32, 3)];
+    let step = |rows| [Some(Way::Decode { rows, vector: true })];
+    let causal = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, false);
+    let wide = named_kernel(Dtype::Bf16, 128, AttentionMask::Causal, false);
+    let single = named_kernel(Dtype::F32, 64, AttentionMask::Causal, false);
+    let dropped = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, true);
+    let mut print = |kernel: AttentionKernel, sizes: [usize; 4], ways: &[Option<Way>]| {
+        let case = Case::new(kernel, sizes, 1.0);
+        for &way in ways {
+            let (mut executable, memory) = case.load(&device, way);
+            let input = |index: usize| &memory[index];
+            executable.run(&input, Launching::Eager).unwrap();
+            let mut times: Vec<f64> =
+                (0..5).map(|_| executable.time(&[&input], 20, Launching::Graph).unwrap().as_secs_f64() * 1e6).collect();
+            times.sort_by(f64::total_cmp);
+            let way = way.map_or("as chosen".to_string(), |way| format!("{way:?}"));
+            println!("{:8.1} us  {sizes:?} {} of {}, {way}", times[2], kernel.dtype, kernel.width);
+        }
+    };
+    print(causal, [8, 12, 1024, 1024], &prompt);
+    print(causal, [1, 12, 1024, 1024], &prompt);
+    print(causal, [4, 12, 4096, 4096], &prompt);
+    print(dropped, [8, 12, 1024, 1024], &[None, prompt[0], prompt[1]]);
+    print(wide, [8, 16, 1024, 1024], &[None, tiles(4, 1, 32, 2), tiles(8, 1, 64, 1)]);
+    print(single, [8, 12, 1024, 1024], &[None]);
+    for (batch, keys) in [(1, 1024), (8, 1024), (1, 16384), (32, 4096)] {
+        print(causal, [batch, 12, 1, keys], &step(1));
+    }
+    print(AttentionKernel { group: 4, ..wide }, [8, 32, 1, 4096], &step(4));
 }

@@ -82,9 +82,9 @@ impl Tiles {
         let plain = kernel.dropout.is_none() && !matches!(kernel.mask, AttentionMask::Additive(_));
         match kernel.width {
             0..=64 if many && plain => Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 },
-            0..=96 => Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 },
-            97..=128 if plain => Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 },
-            97..=128 => Tiles { warps: 4, atoms: 1, keys: 32, blocks: 2 },
+            0..=64 => Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 },
+            65..=128 if plain => Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 },
+            65..=128 => Tiles { warps: 4, atoms: 1, keys: 32, blocks: 2 },
             _ => Tiles { warps: 4, atoms: 1, keys: 32, blocks: 1 },
         }
     }

@@ -14,6 +14,8 @@ constexpr int DEPTH = 32;
 // A row more than the depth: eight rows, read four numbers at a time, lie in different banks.
 constexpr int PADDED = DEPTH + 4;
 constexpr int VALUES = 16;
+// Two blocks of a multiprocessor where their registers are enough: one loads while the other computes.
+constexpr int BLOCKS = WIDTH <= 64 && !DROPOUT ? 2 : 1;
 constexpr int COLUMNS = (WIDTH + 15) / 16;
 constexpr int WIDE = 16 * COLUMNS;
 constexpr int OPERANDS = 2 * TILE * PADDED > VALUES * WIDE ? 2 * TILE * PADDED : VALUES * WIDE;
@@ -28,7 +30,7 @@ static __device__ __forceinline__ void load_tile(float* s_to, const Element* g_f
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant__ Attention p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(const __grid_constant__ Attention p) {
     __shared__ __align__(16) float s_operands[OPERANDS];
     __shared__ __align__(16) float s_p[TILE][TILE + 4];
     float *s_q = s_operands, *s_k = s_operands + TILE * PADDED, *s_v = s_operands;

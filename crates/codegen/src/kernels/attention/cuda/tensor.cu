@@ -45,17 +45,23 @@ struct Place {
     u32 seed;
 };
 
-// Rows of a tile on their way to shared memory; zeros from `end` on.
+// Rows of a tile on their way to shared memory; zeros from `end` on, where nothing is read.
 template <int ROWS>
 static __device__ __forceinline__ void load_rows(Element* s_to, const Element* g_from, u64 stride, int first, int end) {
+    // Where rows divide the threads, a thread keeps its column, and its rows are equally far apart.
+    constexpr bool EVEN = THREADS % PIECES == 0;
+    constexpr int APART = THREADS / PIECES;
+    const Element* g_even = g_from + (u64)(first + (int)threadIdx.x / PIECES) * stride + threadIdx.x % PIECES * 8;
 #pragma unroll
     for (int i = 0; i < (ROWS * PIECES + THREADS - 1) / THREADS; ++i) {
         const int piece = threadIdx.x + i * THREADS;
         if (ROWS * PIECES % THREADS == 0 || piece < ROWS * PIECES) {
-            const int row = piece / PIECES, column = piece % PIECES * 8;
-            const bool in = first + row < end;
-            copy_async(s_to + row * ROW + column, g_from + (in ? (u64)(first + row) * stride + column : 0), in);
+            const int row = EVEN ? (int)threadIdx.x / PIECES + i * APART : piece / PIECES;
+            const int column = (EVEN ? (int)threadIdx.x % PIECES : piece % PIECES) * 8;
+            const Element* g_row = EVEN ? g_even : g_from + (u64)(first + row) * stride + column;
+            copy_async(s_to + row * ROW + column, g_row, first + row < end);
         }
+        g_even += APART * stride;
     }
 }
 
