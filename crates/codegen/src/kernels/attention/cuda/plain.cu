@@ -15,7 +15,7 @@ constexpr int DEPTH = 32;
 constexpr int PADDED = DEPTH + 4;
 constexpr int VALUES = 16;
 // Two blocks of a multiprocessor where their registers are enough: one loads while the other computes.
-constexpr int BLOCKS = WIDTH <= 64 && !DROPOUT ? 2 : 1;
+constexpr int BLOCKS = WIDTH <= 64 && !DROPOUT && MASK <= CAUSAL ? 2 : 1;
 constexpr int COLUMNS = (WIDTH + 15) / 16;
 constexpr int WIDE = 16 * COLUMNS;
 constexpr int OPERANDS = 2 * TILE * PADDED > VALUES * WIDE ? 2 * TILE * PADDED : VALUES * WIDE;
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
             load_tile<TILE, DEPTH, PADDED>(s_q, g_q, p.q.position, first, end, depth);
             load_tile<TILE, DEPTH, PADDED>(s_k, g_k, p.k.position, key, keys, depth);
             __syncthreads();
-#pragma unroll
+#pragma unroll 2
             for (int l = 0; l < DEPTH; l += 4) {
                 float4 r_q[4], r_k[4];
 #pragma unroll
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
             __syncthreads();
             load_tile<VALUES, WIDE, WIDE>(s_v, g_v, p.v.position, key + part, keys, 0);
             __syncthreads();
-#pragma unroll
+#pragma unroll 1
             for (int l = 0; l < VALUES; l += 4) {
                 float4 r_p[4];
 #pragma unroll
