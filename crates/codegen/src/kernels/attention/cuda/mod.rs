@@ -78,7 +78,8 @@ impl Tiles {
     /// Two sixteens of queries a warp halve what is read of shared memory for a product, and cost registers: for narrow heads,
     /// and where tiles of half the height are not needed to fill the machine. Nothing spills up to a width of 128.
     fn new(kernel: &AttentionKernel, shape: &AttentionShape, processors: usize) -> Tiles {
-        let many = shape.queries > 64 && shape.batch * shape.heads * shape.queries.div_ceil(128) >= processors;
+        let tall = shape.batch * shape.heads * shape.queries.div_ceil(128);
+        let many = shape.queries > 64 && tall >= 2 * processors;
         let plain = kernel.dropout.is_none() && !matches!(kernel.mask, AttentionMask::Additive(_));
         match kernel.width {
             0..=64 if many && plain => Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 },
