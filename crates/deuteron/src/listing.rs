@@ -190,6 +190,7 @@ impl Compiled {
     fn new(source: &CudaSource, grids: &Grids, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
         let (config, key) = match &source.family {
             Family::Row(kernel) => (kernel.config.to_string(), kernel.key.clone()),
+            Family::Attention(attention) => (attention.way.to_string(), String::new()),
             Family::Copy(_) | Family::ScatterAdd(_) | Family::Append(_) | Family::Product(_) => Default::default(),
         };
         let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);

@@ -12,7 +12,8 @@ use deuteron::listing::kernels;
 use deuteron::tune::{DropReason, tune};
 use deuteron::verify::Expected;
 use deuteron::{
-    Activation, DeviceError, Dtype, Engine, Error, FusedOp, Graph, Launching, Norm, Session, Strategy, Tensor, seed,
+    Activation, DeviceError, Dtype, Engine, Error, FusedOp, Graph, GroupKind, Launching, Norm, Session, Strategy,
+    Tensor, seed,
 };
 use deuteron_testkit::hardware;
 use half::bf16;
@@ -58,6 +59,44 @@ fn random_graphs_match_the_reference() {
     let Some(engine) = guarded_gpu() else { return };
     let report = check(&[engine], 40, 1_000_001, None, |_| {}).unwrap();
     assert_eq!(report.failures, 0, "{:#?}", report.failed);
+}
+
+/// Attention whose heads are slices of one tensor, with masks, dropout, shared keys, a token at a time.
+const ATTENTION: [&str; 7] = [
+    "x = input float[2,167,288]
+q1 = slice x axis=2 start=0 length=96 ; q4 = reshape q1 [2,167,3,32] ; q = transpose q4 [0,2,1,3]
+k1 = slice x axis=2 start=96 length=96 ; k4 = reshape k1 [2,167,3,32] ; k = transpose k4 [0,2,1,3]
+v1 = slice x axis=2 start=192 length=96 ; v4 = reshape v1 [2,167,3,32] ; v = transpose v4 [0,2,1,3]
+a = attention q k v mask=causal ; t = transpose a [0,2,1,3] ; y = reshape t [2,167,96] ; out y",
+    "q = input float[2,2,100,40] ; k = input float[2,2,130,40] ; m = input f32[2,1,100,130]
+a = attention q k k m mask=additive ; out a",
+    "q = input float[2,3,90,64] ; seed = input i32[] ; a = attention q q q seed mask=causal p=0.4 offset=9 ; out a",
+    "q = input float[2,2,3,50,16] ; k1 = input float[2,2,1,70,16] ; k = broadcast k1 [2,2,3,70,16]
+a = attention q k k mask=causal ; out a",
+    "q = input float[2,6,1,64] ; k1 = input float[2,1,600,64] ; v1 = input float[2,1,600,64]
+k = broadcast k1 [2,6,600,64] ; v = broadcast v1 [2,6,600,64] ; a = attention q k v ; out a",
+    "q = input float[1,12,1,64] ; k = input float[1,12,1500,64] ; a = attention q k k mask=causal ; out a",
+    "q = input float[1,1,65,256] ; k = input float[1,1,66,256] ; a = attention q k k scale=0.3 ; out a",
+];
+
+#[test]
+fn attention_is_one_kernel() {
+    let Some(engine) = guarded_gpu() else { return };
+    for (text, dtype) in ATTENTION.iter().flat_map(|text| Dtype::FLOATS.map(|dtype| (text, dtype))) {
+        let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
+        let inputs = seed::inputs(&graph, 11).unwrap();
+        let arrays: Vec<_> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
+        let expected = Expected::new(&graph, &arrays, false).unwrap();
+        for strategy in [Strategy::Unfused, Strategy::Greedy, Strategy::Fused] {
+            let mut session = Session::new(&engine, &graph, strategy).unwrap();
+            session.poison().unwrap();
+            session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
+            let verification = expected.verify(&graph, &outputs(&session)).unwrap();
+            assert!(verification.holds(), "{dtype} {strategy}: {:?}\n{text}", verification.worst());
+            let found = session.plan().groups.iter().filter(|group| group.kind == GroupKind::Attention).count();
+            assert!(found == 1 || strategy == Strategy::Fused, "{dtype} {strategy}: {found}\n{text}");
+        }
+    }
 }
 
 #[test]

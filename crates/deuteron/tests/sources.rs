@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use deuteron::listing::{Absent, kernels_for};
 use deuteron::reference::random_case;
-use deuteron::{Dtype, FusedOp, Graph, GroupKind, Machine, NodeId, Strategy, Target, plan};
+use deuteron::{Dtype, FusedOp, Graph, GroupKind, Machine, Mask, NodeId, Strategy, Target, plan};
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, grids};
 use deuteron_codegen::{Backend, Source, TaggedLine, render, tagged_source};
 use deuteron_device::cuda::library::{self, Search};
@@ -119,6 +119,28 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
     add(catalogue(&long, Dtype::Bf16, [64, 32768]), &[Arch::Sm80, Arch::Sm90a]);
     let failures = compile(&compiler, cases);
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn attention_is_one_kernel_of_its_own() {
+    let compiler = compiler();
+    for (mask, dtype, expected) in [
+        (Mask::Causal, Dtype::Bf16, "attention_tensor"),
+        (Mask::Full, Dtype::F16, "attention_tensor"),
+        (Mask::Causal, Dtype::F32, "attention"),
+    ] {
+        let op = FusedOp::Attention { mask, p: 0.0, group: 1 };
+        let graph = op.graph(&op.operand_types(8192, 768, dtype)).unwrap();
+        for strategy in [Strategy::Unfused, Strategy::Greedy, Strategy::Fused] {
+            let names: Vec<String> =
+                sources(&graph, Arch::Sm90a, strategy).into_iter().map(|source| source.name).collect();
+            assert_eq!(names, [expected], "{mask:?} {dtype} {strategy}");
+        }
+        let all = sources(&graph, Arch::Sm90a, Strategy::Greedy).into_iter();
+        let case = |source| Case { label: expected.to_string(), source, arch: Arch::Sm90a, ready_made: true };
+        let failures = compiler.as_ref().map_or(Vec::new(), |compiler| compile(compiler, all.map(case).collect()));
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+    }
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn check_tokens(what: &str, prompt: &[u32], generated: &[u32], kind: Weights, bo
 
 /// The graph of a prompt.
 fn from_start(length: usize, kind: Weights) -> Graph {
-    next_logits(&CONFIG, &Piece { batch: 1, sequence: length, capacity: length, start: Start::Zero }, dtype).unwrap()
+    next_logits(&CONFIG, &Piece { batch: 1, sequence: length, capacity: length, start: Start::Zero }, kind).unwrap()
 }
 
 /// The weights of a graph for generation; before them are data and caches.

@@ -2,9 +2,11 @@
 
 use deuteron_plan::{Catalog, Draft, Form, MatmulForm, Reach, Work, primitive_work};
 
-use crate::epilogue;
+use crate::kernels::attention::cuda;
+use crate::{attention, epilogue};
 
-/// What can be generated for a GPU: row kernels, products with the epilogues that a library has, copies, scatters.
+/// What can be generated for a GPU: row kernels, products with the epilogues that a library has, attention, copies,
+/// scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CudaCatalog;
 
@@ -13,13 +15,15 @@ impl Catalog for CudaCatalog {
         match form {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::Matmul(MatmulForm { prologue: Reach::None, epilogue, products: 1 }) => epilogue != Reach::Rows,
-            Form::Matmul(_) | Form::Attention(_) | Form::AttentionBackward | Form::Opaque => false,
+            Form::Attention(_) => form == Form::ATTENTION,
+            Form::Matmul(_) | Form::AttentionBackward | Form::Opaque => false,
         }
     }
 
     fn offers(&self, draft: &Draft) -> bool {
         match draft.form {
             Form::Matmul(_) => self.offers_form(draft.form) && epilogue::recognise(draft).is_some(),
+            Form::Attention(_) => self.offers_form(draft.form) && attends(draft),
             form => self.offers_form(form),
         }
     }
@@ -31,4 +35,8 @@ impl Catalog for CudaCatalog {
     fn work(&self, draft: &Draft) -> Work {
         primitive_work(draft)
     }
+}
+
+fn attends(draft: &Draft) -> bool {
+    attention::recognise(draft).is_some_and(|found| cuda::refusal(&found.kernel, &found.shape).is_none())
 }

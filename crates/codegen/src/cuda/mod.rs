@@ -26,6 +26,7 @@ use deuteron_plan::Draft;
 
 use crate::body::{Body, Origin};
 use crate::cuda::row::{Line, Lines, PRELUDE};
+use crate::kernels::attention::cuda::{self as attention, CudaAttention};
 use crate::linear::{Earlier, earlier_sums};
 use crate::lower::lower;
 use crate::source::{Backend, Kernel, Launch, MatmulKernel, Source};
@@ -64,7 +65,7 @@ pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
 /// A CUDA translation unit and the shape of its launches. Two sources that are equal are one compiled kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CudaSource {
-    /// for messages: `row`, `copy`, `scatter_add`, `append`
+    /// for messages: `row`, `copy`, `scatter_add`, `append`, `attention`
     pub name: String,
     /// the text
     pub text: String,
@@ -85,6 +86,8 @@ pub enum Family {
     Append(usize),
     /// a matrix product that the vendor's library does not do
     Product(MatmulKernel),
+    /// attention
+    Attention(CudaAttention),
 }
 
 /// Renders a kernel. Matrix products stay with the vendor's library.
@@ -93,7 +96,7 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
         Kernel::Row(body) => Source::Cuda(row::render(&earlier_sums(&body).body, launch, target)),
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
         Kernel::Product(_) => unreachable!("products of our own are made for CPUs"),
-        Kernel::Attention(kernel) => Source::Attention(kernel),
+        Kernel::Attention(kernel) => Source::Cuda(attention::render(kernel, launch, target)),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Append(bytes) => Source::Cuda(append::source(bytes)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
@@ -169,5 +172,6 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::ScatterAdd(dtype) => scatter::grids(*dtype, launch),
         Family::Append(bytes) => append::grids(*bytes, launch),
         Family::Product(kernel) => product::grids(kernel, launch),
+        Family::Attention(attention) => attention::grids(attention, launch, target),
     }
 }

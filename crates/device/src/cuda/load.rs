@@ -17,7 +17,7 @@ use crate::job::{Job, Kernel, Place};
 /// Parameters are read from the words by address, and no kernel takes more than this; old drivers do not tell how many
 /// one takes, so as many words follow the last one.
 const LONGEST_PARAMETER: usize = 4096 / 8;
-/// Row kernels and products use the widest vectors wherever strides allow it, so their buffers start at one.
+/// Row kernels, products and attention use the widest vectors wherever strides allow it, so their buffers start at one.
 const VECTOR: usize = 16;
 
 /// All steps of a job.
@@ -173,7 +173,7 @@ impl Program {
     /// Arena offsets must be multiples of the widest vector; inputs are asked for what their readers need.
     fn check_alignment(&mut self, index: usize, step: &crate::job::Step) -> Result<(), DeviceError> {
         let wide = match &step.kernel.source {
-            Source::Cuda(source) => matches!(source.family, Family::Row(_)),
+            Source::Cuda(source) => matches!(source.family, Family::Row(_) | Family::Attention(_)),
             _ => true,
         };
         for (position, (place, arg)) in step.places.iter().zip(&step.launch.args).enumerate() {
@@ -274,6 +274,7 @@ fn form(source: &Source) -> Option<Form<'_>> {
             Family::ScatterAdd(dtype) => Form::ScatterAdd(*dtype),
             Family::Append(bytes) => Form::Append(*bytes),
             Family::Product(kernel) => Form::Matmul(*kernel),
+            Family::Attention(attention) => Form::Attention(attention.kernel),
         }),
         Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
         Source::Row(_) | Source::Product(_) | Source::Attention(_) => None,

@@ -10,8 +10,8 @@
 //! - An additive mask is read at `[batch, head, query, key]`, keys contiguous; a stride of 0 repeats.
 //! - Dropout: Philox under key `(seed, offset)`, element index `((batch * heads + head) * queries + query) * keys + key`.
 //!   The sum of the softmax is over all probabilities, kept or not.
-//! - Numbers: products and sums in `f32`, in an order that sizes and instruction set alone decide. With AMX, a bf16 kernel
-//!   rounds the probabilities (before the division by their sum, after dropout) to bf16, ties away from 0, for their
+//! - Numbers: products and sums in `f32`, in an order that sizes and instruction set alone decide. With AMX a bf16 kernel, and
+//!   on a GPU's matrix units (there ties to even) a bf16 or f16 one, rounds the probabilities (before the division by their sum, after dropout) to its storage, ties away from 0, for their
 //!   product with `v`; nothing else is rounded before the result. Backward never rounds them.
 //! - A row that sees no key, or only scores of `-inf`, gives zeros and a logsumexp of `-inf`; its gradients are 0.
 //!   A key that causality or `used` hides is not seen: NaN there does not reach the row. One that an additive `-inf`
@@ -22,6 +22,7 @@
 
 #[allow(unsafe_code)]
 pub mod cpu;
+pub mod cuda;
 
 #[cfg(test)]
 #[allow(unsafe_code)]

@@ -1,0 +1,232 @@
+// Attention of few queries over many keys: memory's speed is what counts.
+//
+//   o = dropout(softmax(scale q k^T + mask)) v, keys in ranges; `attention_combine` joins the ranges in order
+//
+// - Numbers: products and sums in f32, in an order that sizes, positions and the number of ranges decide.
+// - A block takes one range of keys of one head of keys, and up to ROWS rows of queries: queries times the heads that share
+//   the keys, so that each key is read once for all of them.
+// - LANES neighbouring lanes share a key, 16 bytes each (PARTS times): they are one stream with a softmax of its own over every
+//   so many keys, FLIGHT keys at a time, all of their loads ahead of the arithmetic. Streams are joined at the end, first
+//   in the warp, then in the block. Scores are powers of 2.
+//
+// ROWS and VECTOR (whether rows start at multiples of 16 bytes and end there) are constants that stand before this file.
+
+constexpr int WARPS = 4;
+constexpr int THREADS = 32 * WARPS;
+constexpr int PIECE = 16 / sizeof(Element);
+constexpr int PIECES = (WIDTH + PIECE - 1) / PIECE;
+constexpr int LANES = PIECES <= 1 ? 1 : PIECES <= 2 ? 2 : PIECES <= 4 ? 4 : PIECES <= 8 ? 8 : PIECES <= 16 ? 16 : 32;
+constexpr int PARTS = (PIECES + LANES - 1) / LANES;
+constexpr int OWN = PARTS * PIECE;  // elements of a lane
+constexpr int STREAMS = 32 / LANES * WARPS;
+constexpr int FLIGHT = ROWS * PARTS > 4 ? 2 : 4;
+
+union Piece {
+    uint4 whole;
+    Element elements[PIECE];
+};
+
+// The lane's part of a row; zeros beyond the width, and everywhere if the row is not `in`.
+static __device__ __forceinline__ void load_row(Piece (&r)[PARTS], const Element* g_row, int lane, bool in) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        const int first = (part * LANES + lane) * PIECE;
+        if constexpr (VECTOR) {
+            r[part].whole = make_uint4(0, 0, 0, 0);
+            if (in && first < WIDTH) r[part].whole = *(const uint4*)(g_row + first);
+        } else {
+#pragma unroll
+            for (int i = 0; i < PIECE; ++i) r[part].elements[i] = in && first + i < WIDTH ? g_row[first + i] : (Element)0;
+        }
+    }
+}
+
+static __device__ __forceinline__ float element(const Piece (&r)[PARTS], int i) {
+    return widen<STORAGE>(r[i / PIECE].elements[i % PIECE]);
+}
+
+struct Row {
+    float q[OWN], o[OWN];
+    float maximum, sum;
+};
+
+// Joins a stream that goes on elsewhere.
+static __device__ __forceinline__ void join(Row& r, int mask) {
+    const float maximum = neighbour(r.maximum, mask), most = fmaxf(r.maximum, maximum), shift = shift_of(most);
+    const float own = ex2(r.maximum - shift), other = ex2(maximum - shift);
+    r.maximum = most;
+    r.sum = r.sum * own + neighbour(r.sum, mask) * other;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) r.o[i] = r.o[i] * own + neighbour(r.o[i], mask) * other;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __grid_constant__ Attention p) {
+    __shared__ float s_o[WARPS][ROWS][WIDTH];
+    __shared__ float s_maximum[WARPS][ROWS], s_sum[WARPS][ROWS];
+    const u64 rows = p.group * p.queries, chunks = (rows + ROWS - 1) / ROWS, key_heads = p.heads / p.group;
+    const u64 split = blockIdx.x % p.splits, chunk = blockIdx.x / p.splits % chunks;
+    const u64 of_all = blockIdx.x / p.splits / chunks, sequence = of_all / key_heads, key_head = of_all % key_heads;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES, stream = threadIdx.x / LANES;
+    const Element* g_k = p.g_k + start(p.k, sequence, key_head);
+    const Element* g_v = p.g_v + start(p.v, sequence, key_head);
+    const u32 seed = DROPOUT ? (u32)*p.g_seed : 0;
+    const long long last = last_key(p, sequence);
+
+    // Rows are queries, and within a query the heads of the group.
+    Row r[ROWS];
+    int ends[ROWS];
+    const MaskElement* g_masks[ROWS];
+    u64 elements[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        const u64 row = chunk * ROWS + i;
+        const bool exists = row < rows;
+        const u64 query = exists ? row / p.group : 0, head = key_head * p.group + (exists ? row % p.group : 0);
+        Piece r_q[PARTS];
+        load_row(r_q, p.g_q + start(p.q, sequence, head) + query * p.q.position, lane, exists);
+#pragma unroll
+        for (int e = 0; e < OWN; ++e) {
+            r[i].q[e] = element(r_q, e) * (SCALE * LOG2E);
+            r[i].o[e] = 0.0f;
+        }
+        r[i].maximum = never();
+        r[i].sum = 0.0f;
+        ends[i] = exists ? seen(p, last, (int)query) : 0;
+        g_masks[i] = mask_row(p, sequence, head, query);
+        elements[i] = row_elements(p, sequence, head, query);
+    }
+    // The range: equal parts of the keys that the last row sees, in whole steps of all streams.
+    const u64 last_row = min(chunk * ROWS + ROWS, rows) - 1;
+    const u64 used = (u64)seen(p, last, (int)(last_row / p.group));
+    const u64 range = ((used + p.splits - 1) / p.splits + STREAMS - 1) / STREAMS * STREAMS;
+    const int begin = (int)min(split * range, used), end = (int)min(split * range + range, used);
+
+    for (int key = begin + stream; any_of_warp(key < end); key += STREAMS * FLIGHT) {
+        Piece r_k[FLIGHT][PARTS], r_v[FLIGHT][PARTS];
+#pragma unroll
+        for (int f = 0; f < FLIGHT; ++f) {
+            const int at = key + f * STREAMS;
+            load_row(r_k[f], g_k + (u64)at * p.k.position, lane, at < end);
+        }
+#pragma unroll
+        for (int f = 0; f < FLIGHT; ++f) {
+            const int at = key + f * STREAMS;
+            load_row(r_v[f], g_v + (u64)at * p.v.position, lane, at < end);
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            float s[FLIGHT], most = r[i].maximum;
+#pragma unroll
+            for (int f = 0; f < FLIGHT; ++f) {
+                const int at = key + f * STREAMS;
+                s[f] = 0.0f;
+#pragma unroll
+                for (int e = 0; e < OWN; ++e) s[f] = fmaf(r[i].q[e], element(r_k[f], e), s[f]);
+#pragma unroll
+                for (int mask = LANES / 2; mask > 0; mask /= 2) s[f] += neighbour(s[f], mask);
+                const bool sees = at < end && at < ends[i];
+                if constexpr (MASK == ADDITIVE) {
+                    if (sees) s[f] += widen<MASK_STORAGE>(g_masks[i][at]) * LOG2E;
+                }
+                if (!sees) s[f] = never();
+                most = fmaxf(most, s[f]);
+            }
+            const float shift = shift_of(most), factor = ex2(r[i].maximum - shift);
+            r[i].maximum = most;
+            r[i].sum *= factor;
+#pragma unroll
+            for (int e = 0; e < OWN; ++e) r[i].o[e] *= factor;
+#pragma unroll
+            for (int f = 0; f < FLIGHT; ++f) {
+                float probability = ex2(s[f] - shift);
+                r[i].sum += probability;
+                if constexpr (DROPOUT) {
+                    if (!keeps(elements[i] + key + f * STREAMS, seed)) probability = 0.0f;
+                }
+#pragma unroll
+                for (int e = 0; e < OWN; ++e) r[i].o[e] = fmaf(probability, element(r_v[f], e), r[i].o[e]);
+            }
+        }
+    }
+
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+        for (int mask = LANES; mask < 32; mask *= 2) join(r[i], mask);
+        if (threadIdx.x % 32 < LANES) {
+#pragma unroll
+            for (int e = 0; e < OWN; ++e) {
+                const int column = (e / PIECE * LANES + lane) * PIECE + e % PIECE;
+                if (column < WIDTH) s_o[warp][i][column] = r[i].o[e];
+            }
+            if (lane == 0) {
+                s_maximum[warp][i] = r[i].maximum;
+                s_sum[warp][i] = r[i].sum;
+            }
+        }
+    }
+    __syncthreads();
+    for (int i = 0; i < ROWS && chunk * ROWS + i < rows; ++i) {
+        float most = s_maximum[0][i], sum = 0.0f, weights[WARPS];
+#pragma unroll
+        for (int w = 1; w < WARPS; ++w) most = fmaxf(most, s_maximum[w][i]);
+        const float shift = shift_of(most);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            weights[w] = ex2(s_maximum[w][i] - shift);
+            sum = fmaf(s_sum[w][i], weights[w], sum);
+        }
+        const u64 row = chunk * ROWS + i, query = row / p.group, head = key_head * p.group + row % p.group;
+        const u64 part = ((sequence * p.heads + head) * p.queries + query) * p.splits + split;
+        const float factor = ending(sum);
+        for (int column = threadIdx.x; column < WIDTH; column += THREADS) {
+            float value = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) value = fmaf(s_o[w][i][column], weights[w], value);
+            if (p.splits == 1) {
+                // A row without a key is zeros whatever was multiplied by 0.
+                value = sum == 0.0f ? 0.0f : value * factor;
+                p.g_o[start(p.o, sequence, head) + query * p.o.position + column] = narrow<STORAGE>(value);
+            } else {
+                p.g_values[part * WIDTH + column] = value;
+            }
+        }
+        if (threadIdx.x == 0 && p.splits > 1) {
+            p.g_sums[2 * part] = most;
+            p.g_sums[2 * part + 1] = sum;
+        }
+    }
+}
+
+// A warp a row of the result.
+extern "C" __global__ void __launch_bounds__(THREADS) attention_combine(const __grid_constant__ Attention p) {
+    const u64 row = (u64)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    if (row >= p.batch * p.heads * p.queries) return;
+    const float* g_sums = p.g_sums + 2 * row * p.splits;
+    const float* g_values = p.g_values + row * p.splits * WIDTH;
+    float most = never(), sum = 0.0f;
+    for (int split = lane; split < (int)p.splits; split += 32) most = fmaxf(most, g_sums[2 * split]);
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, neighbour(most, mask));
+    const float shift = shift_of(most);
+    float r_o[(WIDTH + 31) / 32] = {};
+#pragma unroll 4
+    for (int split = 0; split < (int)p.splits; ++split) {
+        const float weight = ex2(g_sums[2 * split] - shift);
+        sum = fmaf(g_sums[2 * split + 1], weight, sum);
+#pragma unroll
+        for (int i = 0; i < (WIDTH + 31) / 32; ++i) {
+            const int column = lane + 32 * i;
+            if (column < WIDTH) r_o[i] = fmaf(g_values[(u64)split * WIDTH + column], weight, r_o[i]);
+        }
+    }
+    const u64 query = row % p.queries, head = row / p.queries % p.heads, sequence = row / p.queries / p.heads;
+    Element* g_o = p.g_o + start(p.o, sequence, head) + query * p.o.position;
+    const float factor = ending(sum);
+#pragma unroll
+    for (int i = 0; i < (WIDTH + 31) / 32; ++i) {
+        const int column = lane + 32 * i;
+        if (column < WIDTH) g_o[column] = narrow<STORAGE>(sum == 0.0f ? 0.0f : r_o[i] * factor);
+    }
+}

@@ -1,0 +1,281 @@
+//! Attention on CUDA: three kernels of one contract, that of [`kernels::attention`](super).
+//!
+//! - `tensor.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
+//! - `decode.cu`: few queries over many keys, in ranges of keys that a second grid joins.
+//! - `plain.cu`: all the rest.
+//!
+//! Sizes and strides are launch data: a kernel is compiled once for a width, a storage type, a mask and dropout. A hidden key
+//! is not seen, but where another query of the same tile sees it: then 0 times a value that is not finite is NaN.
+
+use std::fmt;
+
+use deuteron_graph::Dtype;
+
+use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, DropoutRule, HeadStrides};
+use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, Word};
+use crate::source::{Geometry, Launch};
+
+/// Up to this many queries attention is decoded: a tile of queries would be mostly empty.
+const DECODE_QUERIES: usize = 8;
+/// Rows of a block that decodes, at most: each holds a row of queries and of results in registers.
+const DECODE_ROWS: usize = 8;
+/// Keys of a range, at least: one trip of the block's loop at a width of 64.
+const RANGE: usize = 64;
+/// Ranges of keys, at most.
+const MAX_RANGES: usize = 64;
+/// Blocks that decode on one multiprocessor: enough loads in flight for its share of the memory's speed.
+const DECODE_BLOCKS: usize = 4;
+/// Threads of a block that decodes or joins, as in `decode.cu`.
+const DECODE_THREADS: u32 = 128;
+/// Rows of the result of a block that joins, as in `decode.cu`.
+const COMBINE_ROWS: usize = 4;
+/// Queries of a block, as in `plain.cu`.
+const PLAIN_QUERIES: usize = 64;
+/// Threads of a block, as in `plain.cu`.
+const PLAIN_THREADS: u32 = 256;
+/// Positions are 32-bit numbers on the device, with room for a tile beyond the last.
+const MAX_POSITIONS: usize = 1 << 30;
+
+/// Attention and the kernel that does it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudaAttention {
+    /// what is computed
+    pub kernel: AttentionKernel,
+    /// by which kernel
+    pub way: Way,
+}
+
+/// The kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// `plain.cu`
+    Plain,
+    /// `tensor.cu`
+    Tensor(Tiles),
+    /// `decode.cu`
+    Decode {
+        /// rows of queries of a block
+        rows: usize,
+        /// whether rows of keys and values are made of whole 16-byte pieces
+        vector: bool,
+    },
+}
+
+/// How a block of `tensor.cu` is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiles {
+    /// warps of a block
+    pub warps: usize,
+    /// sixteens of queries of a warp
+    pub atoms: usize,
+    /// keys of a tile; twice as many are at least the queries of a block
+    pub keys: usize,
+    /// blocks of a multiprocessor that registers are left for
+    pub blocks: usize,
+}
+
+impl Tiles {
+    /// Two sixteens of queries a warp halve what is read of shared memory for a product, and cost registers: for narrow heads,
+    /// and where tiles of half the height are not needed to fill the machine. Nothing spills up to a width of 128.
+    fn new(kernel: &AttentionKernel, shape: &AttentionShape, processors: usize) -> Tiles {
+        let tall = shape.batch * shape.heads * shape.queries.div_ceil(128);
+        let many = shape.queries > 64 && tall >= 2 * processors;
+        let plain = kernel.dropout.is_none() && !matches!(kernel.mask, AttentionMask::Additive(_));
+        match kernel.width {
+            0..=64 if many && plain => Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 },
+            0..=64 => Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 },
+            65..=128 if plain => Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 },
+            65..=128 => Tiles { warps: 4, atoms: 1, keys: 32, blocks: 2 },
+            _ => Tiles { warps: 4, atoms: 1, keys: 32, blocks: 1 },
+        }
+    }
+
+    /// Queries of a block.
+    pub fn queries(&self) -> usize {
+        self.warps * self.atoms * 16
+    }
+
+    /// Bytes of shared memory: two stages of keys and values; wide queries stay beside them.
+    pub fn shared(&self, width: usize) -> usize {
+        let row = (width + 8) * 2;
+        let held = if width <= 128 { 0 } else { self.queries() };
+        (4 * self.keys + held) * row
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Plain => write!(f, "{PLAIN_QUERIES} queries by 64 keys, f32 arithmetic"),
+            Way::Tensor(tiles) => write!(f, "{} queries by {} keys on matrix units", tiles.queries(), tiles.keys),
+            Way::Decode { rows: 1, .. } => f.write_str("ranges of keys, a row a block"),
+            Way::Decode { rows, .. } => write!(f, "ranges of keys, {rows} rows a block"),
+        }
+    }
+}
+
+/// Why CUDA does not take attention that the contract allows, if so.
+pub fn refusal(kernel: &AttentionKernel, shape: &AttentionShape) -> Option<&'static str> {
+    match () {
+        () if shape.queries > MAX_POSITIONS || shape.keys > MAX_POSITIONS => Some("expected at most 2^30 positions"),
+        () if !kernel.scale.is_finite() => Some("expected a finite scale"),
+        () => None,
+    }
+}
+
+/// The kernel for a launch.
+pub fn render(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> CudaSource {
+    let way = match &launch.geometry {
+        Geometry::Attention(shape) => choose(&kernel, shape, launch, target),
+        _ => Way::Plain,
+    };
+    source(CudaAttention { kernel, way })
+}
+
+fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, target: &CudaTarget) -> Way {
+    let vector = is_aligned(kernel, shape, launch);
+    if shape.queries <= DECODE_QUERIES {
+        let rows = (kernel.group * shape.queries).next_power_of_two().clamp(1, DECODE_ROWS);
+        return Way::Decode { rows, vector };
+    }
+    let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16);
+    if narrow && vector && kernel.width.is_multiple_of(16) && target.arch.is_ampere() {
+        return Way::Tensor(Tiles::new(kernel, shape, target.processors));
+    }
+    Way::Plain
+}
+
+/// Whether every row of queries, keys, values and result starts at a multiple of 16 bytes and ends at one.
+fn is_aligned(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch) -> bool {
+    let &AttentionShape { batch, heads, queries, keys, .. } = shape;
+    let whole = |elements: usize| (elements * kernel.dtype.bytes()).is_multiple_of(16);
+    let key_heads = heads / kernel.group.max(1);
+    let starts = |operand: &AttentionOperand, offset: usize| {
+        let (strides, sizes) = match operand {
+            AttentionOperand::Q => (shape.q, [batch, heads, queries]),
+            AttentionOperand::K => (shape.k, [batch, key_heads, keys]),
+            AttentionOperand::V => (shape.v, [batch, key_heads, keys]),
+            AttentionOperand::O => (shape.o, [batch, heads, queries]),
+            AttentionOperand::Mask | AttentionOperand::Positions | AttentionOperand::Seed => return true,
+        };
+        let steps = [strides.batch, strides.head, strides.position];
+        whole(offset) && sizes.iter().zip(steps).all(|(&size, step)| size <= 1 || whole(step))
+    };
+    let offsets = launch.args.iter().map(|arg| arg.offset);
+    whole(kernel.width) && kernel.operands().iter().zip(offsets).all(|(operand, offset)| starts(operand, offset))
+}
+
+/// The text of a kernel.
+pub fn source(attention: CudaAttention) -> CudaSource {
+    let (name, constants, own) = match attention.way {
+        Way::Plain => ("attention", String::new(), include_str!("plain.cu")),
+        Way::Tensor(Tiles { warps, atoms, keys, blocks }) => {
+            let constants = format!(
+                "constexpr int WARPS = {warps};\nconstexpr int ATOMS = {atoms};\nconstexpr int KEYS = {keys};\n\
+                 constexpr int BLOCKS = {blocks};\n"
+            );
+            ("attention_tensor", constants, include_str!("tensor.cu"))
+        }
+        Way::Decode { rows, vector } => {
+            let constants = format!("constexpr int ROWS = {rows};\nconstexpr bool VECTOR = {vector};\n");
+            ("attention_decode", constants, include_str!("decode.cu"))
+        }
+    };
+    let shared = [include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
+    let text = format!("{}{constants}\n{shared}\n{own}", prelude(&attention.kernel));
+    CudaSource { name: name.into(), text, family: Family::Attention(attention) }
+}
+
+/// The constants of all kernels.
+fn prelude(kernel: &AttentionKernel) -> String {
+    let storage = |dtype: Dtype| match dtype {
+        Dtype::F16 => 1,
+        Dtype::Bf16 => 2,
+        _ => 0,
+    };
+    let (mask, mask_storage) = match kernel.mask {
+        AttentionMask::Full => (0, 0),
+        AttentionMask::Causal => (1, 0),
+        AttentionMask::Additive(dtype) => (2, storage(dtype)),
+        AttentionMask::Cached => (3, 0),
+    };
+    let DropoutRule { probability, offset } = kernel.dropout.unwrap_or(DropoutRule { probability: 0.0, offset: 0 });
+    // As the CPU has it: exact below 1, where the product is below 2^32.
+    let threshold = (probability * 4_294_967_296.0).floor() as u32;
+    let kept = if probability < 1.0 { (1.0 / (1.0 - probability)) as f32 } else { 0.0 };
+    format!(
+        "constexpr int STORAGE = {};\nconstexpr int MASK_STORAGE = {mask_storage};\nconstexpr int WIDTH = {};\n\
+         constexpr float SCALE = {:e}f;\nconstexpr int MASK = {mask};\nconstexpr bool DROPOUT = {};\n\
+         constexpr unsigned THRESHOLD = {threshold}u;\nconstexpr unsigned OFFSET = {offset}u;\n\
+         constexpr float KEPT = {kept:e}f;\n",
+        storage(kernel.dtype),
+        kernel.width,
+        kernel.scale,
+        kernel.dropout.is_some(),
+    )
+}
+
+/// The grids of a launch; none where there is nothing to write.
+pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTarget) -> Grids {
+    let Geometry::Attention(shape) = &launch.geometry else { return Grids::default() };
+    let &AttentionShape { batch, heads, queries, .. } = shape;
+    let all_rows = batch * heads * queries;
+    if all_rows == 0 {
+        return Grids::default();
+    }
+    let width = attention.kernel.width;
+    let grid = |entry: &'static str, blocks: usize, threads: u32, shared: usize, words: &[Word]| {
+        let (blocks, shared, words) = ([blocks as u32, 1, 1], shared as u32, words.to_vec());
+        Grid { entry, blocks, threads, cluster: 1, shared, words }
+    };
+    let one = words(&attention.kernel, shape, launch, 1);
+    let (list, workspace) = match attention.way {
+        Way::Plain => {
+            let blocks = batch * heads * queries.div_ceil(PLAIN_QUERIES);
+            (vec![grid("attention_plain", blocks, PLAIN_THREADS, 0, &one)], 0)
+        }
+        Way::Tensor(tiles) => {
+            let blocks = batch * heads * queries.div_ceil(tiles.queries());
+            let threads = 32 * tiles.warps as u32;
+            (vec![grid("attention_tensor", blocks, threads, tiles.shared(width), &one)], 0)
+        }
+        Way::Decode { rows, .. } => {
+            let group = attention.kernel.group.max(1);
+            let units = batch * (heads / group) * (group * queries).div_ceil(rows);
+            let ranges = (DECODE_BLOCKS * target.processors).div_ceil(units).min(shape.keys.div_ceil(RANGE));
+            let ranges = ranges.clamp(1, MAX_RANGES);
+            let words = words(&attention.kernel, shape, launch, ranges);
+            let mut list = vec![grid("attention_decode", units * ranges, DECODE_THREADS, 0, &words)];
+            if ranges > 1 {
+                list.push(grid("attention_combine", all_rows.div_ceil(COMBINE_ROWS), DECODE_THREADS, 0, &words));
+            }
+            (list, if ranges > 1 { all_rows * ranges * (width + 2) * 4 } else { 0 })
+        }
+    };
+    Grids { list, workspace, checks_indices: false }
+}
+
+/// The parameter, as `common.cuh` lists it.
+fn words(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, ranges: usize) -> Vec<Word> {
+    use AttentionOperand::{K, Mask, O, Positions, Q, Seed, V};
+    let number = |value: usize| Word::Number(value as u64);
+    let argument = |operand: AttentionOperand| {
+        let position = kernel.operands().iter().position(|&known| known == operand);
+        position.map_or(Word::Number(0), |position| {
+            let offset = launch.args.get(position).map_or(0, |arg| arg.offset);
+            Word::Argument { position, offset: offset * kernel.operand_dtype(operand).bytes() }
+        })
+    };
+    let mut words = [Q, K, V, Mask, Seed, Positions, O].map(argument).to_vec();
+    let sums = shape.batch * shape.heads * shape.queries * ranges * 2 * 4;
+    let places = [Word::Workspace(0), Word::Workspace(sums)];
+    words.extend(if ranges > 1 { places } else { [Word::Number(0); 2] });
+    let &AttentionShape { batch, heads, queries, keys, q, k, v, mask, o } = shape;
+    words.extend([batch, heads, kernel.group.max(1), queries, keys, ranges].map(number));
+    let strides = [q, k, v, mask, o].map(|HeadStrides { batch, head, position }| [batch, head, position]);
+    words.extend(strides.into_iter().flatten().map(number));
+    words
+}
+
+#[cfg(test)]
+mod tests;

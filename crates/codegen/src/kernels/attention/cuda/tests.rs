@@ -1,0 +1,116 @@
+use deuteron_graph::{Dtype, Graph};
+
+use super::super::MAX_WIDTH;
+use super::*;
+use crate::cuda::Arch;
+use crate::source::ArgBinding;
+
+const ROW: HeadStrides = HeadStrides { batch: 12 * 100 * 64, head: 100 * 64, position: 64 };
+
+fn kernel(dtype: Dtype, mask: AttentionMask) -> AttentionKernel {
+    AttentionKernel { dtype, width: 64, group: 1, scale: 0.125, mask, dropout: None }
+}
+
+fn shape([batch, heads, queries, keys]: [usize; 4]) -> AttentionShape {
+    AttentionShape { batch, heads, queries, keys, q: ROW, k: ROW, v: ROW, mask: HeadStrides::default(), o: ROW }
+}
+
+fn launch(kernel: &AttentionKernel, shape: AttentionShape, offset: usize) -> Launch {
+    let base = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
+    let binding = |&operand: &AttentionOperand| ArgBinding {
+        base,
+        dtype: kernel.operand_dtype(operand),
+        written: operand == AttentionOperand::O,
+        offset,
+        leading: Vec::new(),
+        table_rows: 0,
+    };
+    Launch { args: kernel.operands().iter().map(binding).collect(), geometry: Geometry::Attention(shape) }
+}
+
+fn way(kernel: AttentionKernel, shape: AttentionShape, offset: usize, arch: Arch) -> Way {
+    let source = render(kernel, &launch(&kernel, shape, offset), &CudaTarget::new(arch, 132));
+    match source.family {
+        Family::Attention(attention) => attention.way,
+        family => panic!("{family:?}"),
+    }
+}
+
+#[test]
+fn the_kernel_follows_from_sizes_storage_and_alignment() {
+    let tall = Way::Tensor(Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 });
+    let low = Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 });
+    let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
+    let prompt = shape([8, 12, 1024, 1024]);
+    assert_eq!(way(causal, prompt, 0, Arch::Sm90a), tall);
+    assert_eq!(way(causal, prompt, 64, Arch::Sm80), tall);
+    // Few blocks; a mask that takes registers; offsets and strides of part of a vector; an old GPU; f32.
+    assert_eq!(way(causal, shape([1, 12, 1024, 1024]), 0, Arch::Sm90a), low);
+    assert_eq!(way(kernel(Dtype::F16, AttentionMask::Additive(Dtype::F32)), prompt, 0, Arch::Sm90a), low);
+    assert_eq!(way(causal, prompt, 4, Arch::Sm90a), Way::Plain);
+    let odd = AttentionShape { k: HeadStrides { position: 65, ..ROW }, ..prompt };
+    assert_eq!(way(causal, odd, 0, Arch::Sm90a), Way::Plain);
+    assert_eq!(way(AttentionKernel { width: 40, ..causal }, prompt, 0, Arch::Sm90a), Way::Plain);
+    assert_eq!(way(causal, prompt, 0, Arch::Sm75), Way::Plain);
+    assert_eq!(way(kernel(Dtype::F32, AttentionMask::Full), prompt, 0, Arch::Sm90a), Way::Plain);
+    // One token more.
+    let cached = kernel(Dtype::Bf16, AttentionMask::Cached);
+    assert_eq!(way(cached, shape([1, 12, 1, 1024]), 0, Arch::Sm90a), Way::Decode { rows: 1, vector: true });
+    let grouped = AttentionKernel { group: 3, ..cached };
+    assert_eq!(way(grouped, shape([1, 12, 1, 1024]), 1, Arch::Sm90a), Way::Decode { rows: 4, vector: false });
+    assert_eq!(way(grouped, shape([1, 12, 8, 1024]), 0, Arch::Sm90a), Way::Decode { rows: 8, vector: true });
+}
+
+#[test]
+fn the_words_are_the_fields_of_the_parameter_in_order() {
+    let dropout = Some(DropoutRule { probability: 0.5, offset: 3 });
+    let kernel = AttentionKernel { group: 2, dropout, ..kernel(Dtype::Bf16, AttentionMask::Additive(Dtype::F32)) };
+    let at = |first: usize| HeadStrides { batch: first, head: first + 1, position: first + 2 };
+    let shape = AttentionShape { q: at(10), k: at(20), v: at(30), mask: at(40), o: at(50), ..shape([3, 4, 5, 600]) };
+    let launch = launch(&kernel, shape, 7);
+    let words = words(&kernel, &shape, &launch, 2);
+    let at = |position: usize, offset: usize| Word::Argument { position, offset };
+    let none = Word::Number(0);
+    assert_eq!(words[..7], [at(0, 14), at(1, 14), at(2, 14), at(3, 28), at(4, 28), none, at(5, 14)]);
+    assert_eq!(words[7..9], [Word::Workspace(0), Word::Workspace(3 * 4 * 5 * 2 * 2 * 4)]);
+    let numbers = [3, 4, 2, 5, 600, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42, 50, 51, 52];
+    assert_eq!(words[9..], numbers.map(Word::Number));
+}
+
+#[test]
+fn launches_fill_the_machine_and_nothing_launches_nothing() {
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let list = |kernel: AttentionKernel, sizes: [usize; 4]| {
+        let launch = launch(&kernel, shape(sizes), 0);
+        let source = render(kernel, &launch, &target);
+        let Family::Attention(attention) = &source.family else { panic!("attention") };
+        let Grids { list, workspace, .. } = grids(attention, &launch, &target);
+        let grids: Vec<_> = list.iter().map(|grid| (grid.entry, grid.blocks[0], grid.threads, grid.shared)).collect();
+        (grids, workspace)
+    };
+    let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
+    assert_eq!(list(causal, [8, 12, 1024, 1024]), (vec![("attention_tensor", 768, 128, 36_864)], 0));
+    let single = kernel(Dtype::F32, AttentionMask::Causal);
+    assert_eq!(list(single, [1, 12, 65, 65]), (vec![("attention_plain", 24, 256, 0)], 0));
+    // Twelve heads in 16 ranges of 64 keys.
+    let decoded = vec![("attention_decode", 192, 128, 0), ("attention_combine", 3, 128, 0)];
+    assert_eq!(list(causal, [1, 12, 1, 1024]), (decoded, 12 * 16 * 66 * 4));
+    assert_eq!(list(causal, [64, 12, 1, 1024]), (vec![("attention_decode", 768, 128, 0)], 0));
+    assert_eq!(list(causal, [1, 12, 1, 0]), (vec![("attention_decode", 12, 128, 0)], 0));
+    for empty in [[0, 12, 9, 9], [1, 0, 9, 9], [1, 12, 0, 9]] {
+        assert_eq!(list(causal, empty), (Vec::new(), 0));
+    }
+}
+
+#[test]
+fn shared_memory_is_what_every_architecture_has() {
+    for width in (16..=MAX_WIDTH).step_by(16) {
+        for mask in [AttentionMask::Causal, AttentionMask::Additive(Dtype::F32)] {
+            let kernel = AttentionKernel { width, ..kernel(Dtype::Bf16, mask) };
+            let tiles = Tiles::new(&kernel, &shape([8, 12, 1024, 1024]), 132);
+            assert!(2 * tiles.keys >= tiles.queries(), "{tiles:?}");
+            let least = Arch::ALL.iter().filter(|arch| arch.is_ampere()).map(|arch| arch.block_shared()).min();
+            assert!(Some(tiles.shared(width)) <= least, "{width}: {} bytes", tiles.shared(width));
+        }
+    }
+}

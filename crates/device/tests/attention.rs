@@ -1,0 +1,536 @@
+//! Attention on CUDA: every kernel through the real compiler, and with a GPU against f64.
+//!
+//! The compiler is looked for as in `nvrtc.rs`, the GPU as in `cuda.rs`; what is not there is said, and its tests pass.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use deuteron_codegen::attention::DropoutRule;
+use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
+use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Tiles, Way, render, source};
+use deuteron_codegen::{
+    ArgBinding, AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, Geometry, HeadStrides,
+    Launch, Source,
+};
+use deuteron_device::cuda::Options;
+use deuteron_device::cuda::library::{self, Search};
+use deuteron_device::cuda::nvrtc::{Compiler, Request};
+use deuteron_device::{Cuda, CudaError, Device, Executable, Job, Launching, Memory, Place, Step};
+use deuteron_graph::{Dtype, Graph, NodeId};
+use half::{bf16, f16};
+
+const MASKS: [AttentionMask; 5] = [
+    AttentionMask::Full,
+    AttentionMask::Causal,
+    AttentionMask::Cached,
+    AttentionMask::Additive(Dtype::F32),
+    AttentionMask::Additive(Dtype::Bf16),
+];
+const DROPOUT: DropoutRule = DropoutRule { probability: 0.4, offset: 9 };
+const SEED: u32 = 1_234_567;
+
+fn named_kernel(dtype: Dtype, width: usize, mask: AttentionMask, dropout: bool) -> AttentionKernel {
+    let scale = 1.0 / (width as f32).sqrt();
+    AttentionKernel { dtype, width, group: 1, scale, mask, dropout: dropout.then_some(DROPOUT) }
+}
+
+// The compiler.
+
+fn compiler() -> Option<Compiler> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
+    let named = std::env::var_os("DEUTERON_NVRTC_ENV").map(PathBuf::from);
+    let search = Search { cuda_home: None, environments: named.into_iter().chain([workspace]).collect() };
+    match library::nvrtc(&search) {
+        Ok(token) => Some(Compiler::new(token)),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "\nSKIPPED, NOT TESTED: NVRTC is not here: {error}\n");
+            None
+        }
+    }
+}
+
+/// Contiguous `[batch, heads, positions, width]`.
+fn shape(sizes: [usize; 4], kernel: &AttentionKernel) -> AttentionShape {
+    let [batch, heads, queries, keys] = sizes;
+    let strides = |heads: usize, positions: usize| HeadStrides {
+        batch: heads * positions * kernel.width,
+        head: positions * kernel.width,
+        position: kernel.width,
+    };
+    let (q, k) = (strides(heads, queries), strides(heads / kernel.group, keys));
+    let mask = match kernel.mask {
+        AttentionMask::Additive(_) => HeadStrides { batch: queries * keys, head: 0, position: keys },
+        AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => HeadStrides::default(),
+    };
+    AttentionShape { batch, heads, queries, keys, q, k, v: k, mask, o: q }
+}
+
+fn launch(kernel: &AttentionKernel, shape: AttentionShape, offsets: impl Fn(AttentionOperand) -> usize) -> Launch {
+    let base: NodeId = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
+    let binding = |&operand: &AttentionOperand| ArgBinding {
+        base,
+        dtype: kernel.operand_dtype(operand),
+        written: operand == AttentionOperand::O,
+        offset: offsets(operand),
+        leading: Vec::new(),
+        table_rows: 0,
+    };
+    Launch { args: kernel.operands().iter().map(binding).collect(), geometry: Geometry::Attention(shape) }
+}
+
+fn compile(compiler: &Compiler, attention: CudaAttention, arch: Arch) {
+    let CudaAttention { kernel, way } = attention;
+    let source = source(attention);
+    let request = Request { name: &source.name, text: &source.text, arch: arch.name(), options: &[] };
+    let cubin = compiler.compile(&request).unwrap_or_else(|error| panic!("{way:?} {kernel:?} for {arch}: {error}"));
+    for entry in &cubin.entries {
+        let spilled = entry.spill_stores + entry.spill_loads;
+        println!("{way} {kernel:?} {arch}: {} takes {} registers, spills {spilled}", entry.name, entry.registers);
+        let wide = matches!(way, Way::Tensor(_)) && kernel.width > 128;
+        assert!(spilled == 0 || wide, "{way:?} {kernel:?} for {arch}: {entry:?}");
+    }
+}
+
+#[test]
+fn every_kernel_compiles_without_spills() {
+    let Some(compiler) = compiler() else { return };
+    let target = CudaTarget::new(Arch::Sm90a, 1);
+    // Storage types, dropout and the other kernels take turns: all combinations would take minutes.
+    for (index, width) in [32, 64, 80, 128, 256].into_iter().enumerate() {
+        for (turn, mask) in MASKS.into_iter().enumerate() {
+            let dtype = if (index + turn).is_multiple_of(2) { Dtype::Bf16 } else { Dtype::F16 };
+            let kernel = named_kernel(dtype, width, mask, (index + turn) % 3 == 1);
+            let launch = launch(&kernel, shape([2, 12, 300, 300], &kernel), |_| 0);
+            let Family::Attention(attention) = render(kernel, &launch, &target).family else { panic!("attention") };
+            assert!(matches!(attention.way, Way::Tensor(_)), "{:?}", attention.way);
+            compile(&compiler, attention, [Arch::Sm80, Arch::Sm90a][turn % 2]);
+            let kernel = AttentionKernel { dtype: [Dtype::F32, dtype][turn % 2], ..kernel };
+            if turn == index {
+                compile(&compiler, CudaAttention { kernel, way: Way::Plain }, Arch::Sm75);
+            } else if (turn + index) % 3 == 0 {
+                let way = Way::Decode { rows: [1, 2, 4, 8][turn % 4], vector: index != 3 };
+                compile(&compiler, CudaAttention { kernel, way }, [Arch::Sm75, Arch::Sm80, Arch::Sm90a][index % 3]);
+            }
+        }
+    }
+    // GPT-2.
+    let kernel = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, false);
+    for atoms in [1, 2] {
+        let way = Way::Tensor(Tiles { warps: 4, atoms, keys: 64, blocks: 2 });
+        [Arch::Sm80, Arch::Sm90a].into_iter().for_each(|arch| compile(&compiler, CudaAttention { kernel, way }, arch));
+    }
+}
+
+// The GPU.
+
+fn gpu() -> Option<Cuda> {
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let mut environments: Vec<PathBuf> = folder("VIRTUAL_ENV").into_iter().chain(folder("CONDA_PREFIX")).collect();
+    environments.extend(["/usr/local", "/usr", "/opt/conda"].map(PathBuf::from));
+    let search = Search { cuda_home: folder("CUDA_HOME"), environments };
+    match Cuda::new(&Options { search, red_zones: true, ..Options::default() }) {
+        Ok(cuda) => Some(cuda),
+        Err(error @ (CudaError::LibraryMissing { .. } | CudaError::NoDevice | CudaError::TooOld { .. })) => {
+            println!("skipped, since this test needs a GPU: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn stored(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        Dtype::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+        Dtype::Bf16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+fn widened(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
+    match dtype {
+        Dtype::F16 => bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f64()).collect(),
+        Dtype::Bf16 => bytes.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect(),
+        _ => bytes.chunks(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect(),
+    }
+}
+
+/// The distance of 1 to the next number.
+fn epsilon(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F16 => f64::powi(2.0, -10),
+        Dtype::Bf16 => f64::powi(2.0, -7),
+        _ => f64::from(f32::EPSILON),
+    }
+}
+
+/// Numbers that look random and are the same each time, of about the size of one.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> f32 {
+        let mut uniform = || {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 40) as f32 / (1 << 24) as f32
+        };
+        2.0 * (uniform() + uniform() + uniform() - 1.5)
+    }
+
+    fn take(&mut self, count: usize, factor: f32) -> Vec<f32> {
+        (0..count).map(|_| self.next() * factor).collect()
+    }
+}
+
+/// Philox4x32-10, from the paper.
+fn philox(index: u64, key: [u32; 2]) -> [u32; 4] {
+    let ([mut a, mut b, mut c, mut d], [mut x, mut y]) = ([index as u32, (index >> 32) as u32, 0, 0], key);
+    for _ in 0..10 {
+        let (even, odd) = (0xD251_1F53_u64 * u64::from(a), 0xCD9E_8D57_u64 * u64::from(c));
+        (a, b, c, d) = ((odd >> 32) as u32 ^ b ^ x, odd as u32, (even >> 32) as u32 ^ d ^ y, even as u32);
+        (x, y) = (x.wrapping_add(0x9E37_79B9), y.wrapping_add(0xBB67_AE85));
+    }
+    [a, b, c, d]
+}
+
+/// One problem with its data.
+struct Case {
+    kernel: AttentionKernel,
+    shape: AttentionShape,
+    /// Elements of the arguments, and where each starts.
+    tensors: Vec<(AttentionOperand, Vec<f32>)>,
+    offsets: Vec<usize>,
+    positions: Vec<i32>,
+}
+
+impl Case {
+    fn new(kernel: AttentionKernel, sizes: [usize; 4], spread: f32) -> Case {
+        let shape = shape(sizes, &kernel);
+        let [batch, heads, queries, keys] = sizes;
+        let mut numbers = Numbers(sizes.iter().fold(kernel.width as u64, |seed, &size| seed * 31 + size as u64));
+        let key_elements = batch * heads / kernel.group * keys * kernel.width;
+        let mut tensors = vec![
+            (AttentionOperand::Q, numbers.take(batch * heads * queries * kernel.width, spread)),
+            (AttentionOperand::K, numbers.take(key_elements, 1.0)),
+            (AttentionOperand::V, numbers.take(key_elements, 1.0)),
+        ];
+        if let AttentionMask::Additive(_) = kernel.mask {
+            let hidden = |x: f32| if x > 1.5 { f32::NEG_INFINITY } else { x };
+            let mut mask: Vec<f32> = numbers.take(batch * queries * keys, 1.0).into_iter().map(hidden).collect();
+            // A row that sees nothing.
+            let row = queries / 2 * keys;
+            mask[row..row + keys].fill(f32::NEG_INFINITY);
+            tensors.push((AttentionOperand::Mask, mask));
+        }
+        let positions = (0..batch).map(|b| keys as i32 - queries as i32 - 11 * b as i32).collect();
+        Case { kernel, shape, tensors, offsets: vec![0; 4], positions }
+    }
+
+    /// Queries, keys and values side by side in one tensor `[batch, positions, 3, heads, width]`, `start` elements in.
+    fn fused(kernel: AttentionKernel, [batch, heads, length]: [usize; 3], start: usize) -> Case {
+        let mut case = Case::new(kernel, [batch, heads, length, length], 1.0);
+        let row = 3 * heads * kernel.width;
+        let strides = HeadStrides { batch: length * row, head: kernel.width, position: row };
+        let o = HeadStrides { batch: length * row / 3, head: kernel.width, position: row / 3 };
+        case.shape = AttentionShape { q: strides, k: strides, v: strides, o, ..case.shape };
+        let all = Numbers(5).take(start + batch * length * row, 1.0);
+        case.offsets = (0..3).map(|part| start + part * heads * kernel.width).chain([0]).collect();
+        case.tensors =
+            [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::V].map(|o| (o, all.clone())).to_vec();
+        case
+    }
+
+    fn offset(&self, operand: AttentionOperand) -> usize {
+        self.kernel
+            .operands()
+            .iter()
+            .position(|&known| known == operand)
+            .map_or(0, |at| *self.offsets.get(at).unwrap_or(&0))
+    }
+
+    fn bytes(&self, operand: AttentionOperand) -> Vec<u8> {
+        match operand {
+            AttentionOperand::Positions => self.positions.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            AttentionOperand::Seed => SEED.to_le_bytes().to_vec(),
+            _ => {
+                let values = self.tensors.iter().find(|(known, _)| *known == operand).map(|(_, values)| values);
+                stored(self.kernel.operand_dtype(operand), values.unwrap())
+            }
+        }
+    }
+
+    fn values(&self, operand: AttentionOperand) -> Vec<f64> {
+        widened(self.kernel.operand_dtype(operand), &self.bytes(operand))
+    }
+
+    fn launch(&self) -> Launch {
+        launch(&self.kernel, self.shape, |operand| self.offset(operand))
+    }
+
+    fn result_elements(&self) -> usize {
+        self.shape.batch * self.shape.heads * self.shape.queries * self.kernel.width
+    }
+
+    /// Made ready by a kernel, with its inputs.
+    fn load(&self, device: &Cuda, way: Option<Way>) -> (Box<dyn Executable>, Vec<Memory>) {
+        let launch = self.launch();
+        let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
+        let source = match way {
+            Some(way) => source(CudaAttention { kernel: self.kernel, way }),
+            None => render(self.kernel, &launch, target),
+        };
+        let kernel = device.compile(vec![Source::Cuda(source)]).unwrap().swap_remove(0);
+        let operands = self.kernel.operands();
+        let inputs = operands.len() - 1;
+        let places = (0..inputs).map(Place::Input).chain([Place::Output(0)]).collect();
+        let bytes = self.result_elements() * self.kernel.dtype.bytes();
+        let job = Job { steps: vec![Step { kernel, launch, places }], inputs, outputs: vec![bytes], arena: 0 };
+        let executable = device.load(job).unwrap();
+        let memory = operands[..inputs].iter().map(|&operand| device.upload(&self.bytes(operand)).unwrap());
+        (executable, memory.collect())
+    }
+
+    /// Runs it by a kernel, twice and once more as a graph; the bits must be the same.
+    fn run(&self, device: &Cuda, way: Option<Way>) -> Vec<f64> {
+        let (mut executable, memory) = self.load(device, way);
+        let bytes = self.result_elements() * self.kernel.dtype.bytes();
+        let mut results = [Launching::Eager, Launching::Eager, Launching::Graph].map(|launching| {
+            executable.poison().unwrap();
+            executable.run(&|index| &memory[index], launching).unwrap();
+            let mut result = vec![0; bytes];
+            executable.read(0, &mut result).unwrap();
+            result
+        });
+        assert!(results[0] == results[1] && results[1] == results[2], "other bits: {:?}", self.kernel);
+        widened(self.kernel.dtype, &std::mem::take(&mut results[0]))
+    }
+
+    /// The result in f64, and the sum of the sizes of its terms; the largest score.
+    fn formula(&self) -> (Vec<[f64; 2]>, f64) {
+        let AttentionKernel { width, group, scale, mask: kind, dropout, .. } = self.kernel;
+        let AttentionShape { batch, heads, queries, keys, q, k, v, mask, .. } = self.shape;
+        let all = [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::V].map(|operand| self.values(operand));
+        let added = match kind {
+            AttentionMask::Additive(_) => self.values(AttentionOperand::Mask),
+            AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => Vec::new(),
+        };
+        let at = |operand: AttentionOperand, strides: HeadStrides, b: usize, h: usize, i: usize| {
+            self.offset(operand) + b * strides.batch + h * strides.head + i * strides.position
+        };
+        let (mut result, mut largest) = (Vec::new(), 0.0_f64);
+        for (b, h, i) in (0..batch * heads * queries).map(|r| (r / queries / heads, r / queries % heads, r % queries)) {
+            let seen = match kind {
+                AttentionMask::Causal => i as i64 + keys as i64 - queries as i64 + 1,
+                AttentionMask::Cached => i64::from(self.positions[b]) + i as i64 + 1,
+                AttentionMask::Full | AttentionMask::Additive(_) => keys as i64,
+            };
+            let seen = seen.clamp(0, keys as i64) as usize;
+            let query = &all[0][at(AttentionOperand::Q, q, b, h, i)..][..width];
+            let mut scores = Vec::new();
+            for j in 0..seen {
+                let key = &all[1][at(AttentionOperand::K, k, b, h / group, j)..][..width];
+                let terms = query.iter().zip(key).map(|(x, y)| x * y * f64::from(scale));
+                largest = largest.max(terms.clone().map(f64::abs).sum());
+                let shift = added.get(at(AttentionOperand::Mask, mask, b, h, i) + j).copied().unwrap_or(0.0);
+                scores.push(terms.sum::<f64>() + shift);
+            }
+            let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let shift = if maximum == f64::NEG_INFINITY { 0.0 } else { maximum };
+            let sum: f64 = scores.iter().map(|score| (score - shift).exp()).sum();
+            let mut row = vec![[0.0; 2]; width];
+            for (j, score) in scores.iter().enumerate().filter(|_| sum != 0.0) {
+                let element = (((b * heads + h) * queries + i) * keys + j) as u64;
+                let kept = dropout.map_or(1.0, |rule| {
+                    let word = philox(element / 4, [SEED, rule.offset])[(element % 4) as usize];
+                    let keeps = f64::from(word) >= (rule.probability * 4_294_967_296.0).floor();
+                    f64::from(u8::from(keeps)) / (1.0 - rule.probability)
+                });
+                let p = (score - shift).exp() / sum * kept;
+                let value = &all[2][at(AttentionOperand::V, v, b, h / group, j)..][..width];
+                for (to, x) in row.iter_mut().zip(value) {
+                    to[0] += p * x;
+                    to[1] += (p * x).abs();
+                }
+            }
+            result.push(row);
+        }
+        // In the order in which the result lies.
+        let mut lies = vec![[0.0; 2]; self.result_elements()];
+        let o = self.shape.o;
+        for (r, row) in result.into_iter().enumerate() {
+            let start = at(AttentionOperand::O, o, r / queries / heads, r / queries % heads, r % queries);
+            lies[start..start + width].copy_from_slice(&row);
+        }
+        (lies, largest)
+    }
+
+    fn check(&self, device: &Cuda, way: Option<Way>) {
+        let (want, largest) = self.formula();
+        let got = self.run(device, way);
+        let AttentionKernel { dtype, width, .. } = self.kernel;
+        // A probability is off by what its score is off, and on matrix units by its own rounding; a sum by the root of its
+        // terms; a few of each. Then the result is rounded.
+        let terms = (width as f64).sqrt() * largest + largest + (self.shape.keys as f64).sqrt();
+        let single =
+            4.0 * f64::from(f32::EPSILON) * (terms + 4.0) + if dtype == Dtype::F32 { 0.0 } else { epsilon(dtype) };
+        let least = if dtype == Dtype::F16 { f64::powi(2.0, -24) } else { f64::from(f32::MIN_POSITIVE) };
+        for (at, (got, [want, size])) in got.into_iter().zip(want).enumerate() {
+            let bound = single * size + epsilon(dtype) * want.abs() + least;
+            let same = got == want || (got - want).abs() <= bound || (got.is_nan() && want.is_nan());
+            assert!(same, "{at}: {got} for {want} within {bound:e}: {:?} {:?} {way:?}", self.kernel, self.shape);
+        }
+    }
+}
+
+/// All kernels that can do a case.
+fn ways(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<Way>> {
+    let mut ways = vec![None, Some(Way::Plain)];
+    let Backend::Cuda(target) = device.backend() else { return ways };
+    if kernel.dtype != Dtype::F32 && kernel.width.is_multiple_of(16) && target.arch.is_ampere() {
+        let tiles = [(1, 32), (1, 64), (2, 64)].into_iter().filter(|&(_, keys)| kernel.width <= 128 || keys == 32);
+        ways.extend(tiles.map(|(atoms, keys)| Some(Way::Tensor(Tiles { warps: 4, atoms, keys, blocks: 1 }))));
+    }
+    ways.extend([1, 4, 8].map(|rows| Some(Way::Decode { rows, vector: false })));
+    ways
+}
+
+#[test]
+fn every_kernel_matches_the_formula() {
+    let Some(device) = gpu() else { return };
+    for dtype in Dtype::FLOATS {
+        for (turn, mask) in MASKS.into_iter().enumerate() {
+            for (width, sizes) in
+                [(64, [2, 3, 129, 129]), (40, [1, 2, 33, 9]), (80, [2, 1, 70, 200]), (17, [1, 1, 1, 1])]
+            {
+                let kernel = named_kernel(dtype, width, mask, turn % 2 == 1);
+                let case = Case::new(kernel, sizes, 1.0);
+                ways(&device, &kernel).into_iter().for_each(|way| case.check(&device, way));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_length_matches_the_formula() {
+    let Some(device) = gpu() else { return };
+    for dtype in Dtype::FLOATS {
+        for length in [1, 17, 64, 127, 128, 129, 1000] {
+            for mask in MASKS {
+                Case::new(named_kernel(dtype, 64, mask, false), [1, 3, length, length], 1.0).check(&device, None);
+            }
+            // Few queries over many keys, heads that share them.
+            for (queries, group) in [(1, 1), (1, 3), (2, 1), (5, 3), (8, 1)] {
+                let kernel = AttentionKernel { group, ..named_kernel(dtype, 64, AttentionMask::Cached, false) };
+                Case::new(kernel, [2, 3, queries, length], 1.0).check(&device, None);
+            }
+        }
+        for width in [1, 8, 16, 96, 112, 128, 192, 256] {
+            for dropout in [false, true] {
+                let kernel = named_kernel(dtype, width, AttentionMask::Causal, dropout);
+                Case::new(kernel, [1, 2, 130, 130], 1.0).check(&device, None);
+                Case::new(kernel, [1, 2, 3, 777], 1.0).check(&device, None);
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_operands_are_read_in_place() {
+    let Some(device) = gpu() else { return };
+    for dtype in Dtype::FLOATS {
+        for length in [3, 67, 200] {
+            for start in [0, 8, 1] {
+                let kernel = named_kernel(dtype, 32, AttentionMask::Causal, false);
+                Case::fused(kernel, [2, 3, length], start).check(&device, None);
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_scores_and_scales_hold() {
+    let Some(device) = gpu() else { return };
+    for dtype in Dtype::FLOATS {
+        for sizes in [[1, 2, 130, 130], [1, 2, 2, 500]] {
+            for scale in [0.125, -0.125, 0.0] {
+                let kernel = AttentionKernel { scale, ..named_kernel(dtype, 64, AttentionMask::Causal, false) };
+                Case::new(kernel, sizes, 1.0).check(&device, None);
+            }
+            // Scores of about 1e4: one key of a row has all the weight.
+            let kernel = named_kernel(dtype, 64, AttentionMask::Full, false);
+            let got = Case::new(kernel, sizes, 1e4).run(&device, None);
+            assert!(got.iter().all(|x| x.is_finite() && x.abs() <= 3.01), "{dtype} {sizes:?}");
+        }
+    }
+}
+
+#[test]
+fn positions_outside_of_the_cache_see_nothing_or_all() {
+    let Some(device) = gpu() else { return };
+    for dtype in Dtype::FLOATS {
+        for sizes in [[2, 2, 1, 300], [2, 2, 100, 300]] {
+            let mut case = Case::new(named_kernel(dtype, 64, AttentionMask::Cached, false), sizes, 1.0);
+            case.positions = vec![-1000, i32::MAX];
+            case.check(&device, None);
+        }
+    }
+}
+
+#[test]
+fn what_a_cache_does_not_hold_yet_is_not_read_and_nan_is_kept() {
+    let Some(device) = gpu() else { return };
+    for dtype in Dtype::FLOATS {
+        for queries in [1, 6, 100] {
+            let kernel = named_kernel(dtype, 64, AttentionMask::Cached, false);
+            let mut case = Case::new(kernel, [1, 2, queries, 400], 1.0);
+            case.positions = vec![150];
+            let (seen, keys) = (150 + queries, 400);
+            for (_, values) in &mut case.tensors[1..] {
+                for head in 0..2 {
+                    values[(head * keys + seen) * 64..(head + 1) * keys * 64].fill(f32::NAN);
+                }
+            }
+            case.check(&device, None);
+            // A key that all queries see.
+            case.tensors[1].1[20 * 64] = f32::NAN;
+            let got = case.run(&device, None);
+            assert!(got[..queries * 64].iter().all(|x| x.is_nan()), "{dtype} {queries}");
+            assert!(got[queries * 64..].iter().all(|x| x.is_finite()), "{dtype} {queries}");
+        }
+    }
+}
+
+/// Not a test of right or wrong: `cargo test -p deuteron-device --test attention -- --ignored --nocapture` where a GPU is.
+#[test]
+#[ignore = "prints times"]
+fn tiles_side_by_side() {
+    let Some(device) = gpu() else { return };
+    let tiles = |warps, atoms, keys, blocks| Some(Way::Tensor(Tiles { warps, atoms, keys, blocks }));
+    let prompt = [tiles(4, 2, 64, 2), tiles(4, 1, 64, 2), tiles(4, 1, 64, 3), tiles(8, 1, 64, 1), tiles(4, 1, 32, 3)];
+    let step = |rows| [Some(Way::Decode { rows, vector: true })];
+    let causal = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, false);
+    let wide = named_kernel(Dtype::Bf16, 128, AttentionMask::Causal, false);
+    let single = named_kernel(Dtype::F32, 64, AttentionMask::Causal, false);
+    let dropped = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, true);
+    let mut print = |kernel: AttentionKernel, sizes: [usize; 4], ways: &[Option<Way>]| {
+        let case = Case::new(kernel, sizes, 1.0);
+        for &way in ways {
+            let (mut executable, memory) = case.load(&device, way);
+            let input = |index: usize| &memory[index];
+            executable.run(&input, Launching::Eager).unwrap();
+            let mut times: Vec<f64> =
+                (0..5).map(|_| executable.time(&[&input], 20, Launching::Graph).unwrap().as_secs_f64() * 1e6).collect();
+            times.sort_by(f64::total_cmp);
+            let way = way.map_or("as chosen".to_string(), |way| format!("{way:?}"));
+            println!("{:8.1} us  {sizes:?} {} of {}, {way}", times[2], kernel.dtype, kernel.width);
+        }
+    };
+    print(causal, [8, 12, 1024, 1024], &prompt);
+    print(causal, [1, 12, 1024, 1024], &prompt);
+    print(causal, [4, 12, 4096, 4096], &prompt);
+    print(dropped, [8, 12, 1024, 1024], &[None, prompt[0], prompt[1]]);
+    print(wide, [8, 16, 1024, 1024], &[None, tiles(4, 1, 32, 2), tiles(8, 1, 64, 1)]);
+    print(single, [8, 12, 1024, 1024], &[None]);
+    for (batch, keys) in [(1, 1024), (8, 1024), (1, 16384), (32, 4096)] {
+        print(causal, [batch, 12, 1, keys], &step(1));
+    }
+    print(AttentionKernel { group: 4, ..wide }, [8, 32, 1, 4096], &step(4));
+}
