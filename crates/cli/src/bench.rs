@@ -5,15 +5,17 @@ use clap::Args;
 use deuteron::bench::{BenchCase, BenchRow, LadderRow, OnceRow, bench, graph, ladder, once, overhead};
 use deuteron::tune::{TunedKernel, tune_all};
 use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Strategy};
+use deuteron_gpt2::Config;
 
 use crate::Outcome;
+use crate::bench_model::{self, ModelArguments};
 use crate::device::DeviceArguments;
 use crate::input::float;
 use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Ops of the catalogue [default: all]
+    /// Ops of the catalogue [default: all]; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl
     ops: Vec<String>,
     /// Rows, one or more
     #[arg(long, value_delimiter = ',', default_value = "1024,65536")]
@@ -24,9 +26,11 @@ pub struct Arguments {
     /// Elements of a tensor of 1024 columns, instead of rows and columns
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["rows", "cols"])]
     elements: Vec<usize>,
-    /// f32, f16 or bf16
+    /// f32, f16 or bf16; of a model also int8, its weights as bytes
     #[arg(long, default_value = "f32")]
     dtype: String,
+    #[command(flatten)]
+    model: ModelArguments,
     /// Activation of the ops that have one: gelu, gelu_erf, silu, relu
     #[arg(long, default_value = "gelu")]
     act: String,
@@ -50,7 +54,7 @@ pub struct Arguments {
     /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
     /// unfused_graph_us, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
     /// bytes_written, registers, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}; with --once of {op,
-    /// direction, rows, cols, dtype, plans}
+    /// direction, rows, cols, dtype, plans}; of a model {model, device, weights, phases}
     #[arg(long)]
     json: bool,
 }
@@ -60,6 +64,17 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         return run_overhead(&arguments.device, arguments.json);
     }
     let mut engine = arguments.device.engine()?;
+    if let [name] = arguments.ops.as_slice()
+        && let Ok(config) = Config::find(name)
+    {
+        let report = arguments.model.run(&engine, &config, arguments.dtype.parse()?)?;
+        if arguments.json {
+            show::json(&report)?;
+        } else {
+            bench_model::print(&report);
+        }
+        return Ok(Outcome::Good);
+    }
     let cases = cases(arguments)?;
     if arguments.once {
         return run_once(&engine, &cases, arguments.json);

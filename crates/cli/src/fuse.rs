@@ -7,11 +7,13 @@ use anyhow::Result;
 use clap::Args;
 use deuteron::fuse::{FuseOptions, FuseReport, GroupReport, Stage, corrected, fuse};
 use deuteron::{Bytes, Engine};
+use deuteron_gpt2::BenchReport;
+use serde::Serialize;
 
 use crate::analyze::PageArguments;
 use crate::device::DeviceArguments;
 use crate::input::GraphArguments;
-use crate::{Outcome, machine_file, show};
+use crate::{Outcome, bench_model, machine_file, show};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -31,9 +33,18 @@ pub struct Arguments {
     #[arg(long)]
     no_learn: bool,
     /// Print the report as JSON: graph, device, verified, max_error, bound, unfused, fused, speedup, groups, refusals,
-    /// model
+    /// model; of a whole model generation too: what a prompt and one more token cost
     #[arg(long)]
     json: bool,
+}
+
+/// The JSON form: the report, and of a model what generating with it costs.
+#[derive(Serialize)]
+struct Job<'a> {
+    #[serde(flatten)]
+    report: &'a FuseReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation: Option<&'a BenchReport>,
 }
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
@@ -65,10 +76,20 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
             None
         }),
     };
+    let generation = match arguments.graph.model()? {
+        Some((config, batch, seq, weights)) => {
+            Some(bench_model::measure(&engine, &config, batch, seq, seq.min(config.context - 1), weights)?)
+        }
+        None => None,
+    };
     if arguments.json {
-        show::json(&report)?;
+        show::json(&Job { report: &report, generation: generation.as_ref() })?;
     } else {
         print(&report, arguments.all);
+        if let Some(generation) = &generation {
+            println!("\nAs generation runs it:");
+            bench_model::print(generation);
+        }
         if let Some(path) = learned {
             println!("The next plan uses what was measured here ({}).", path.display());
         }

@@ -76,6 +76,16 @@ impl GraphArguments {
         Ok(Loaded { graph: self.built(self.sizes())?, notes: Vec::new() })
     }
 
+    /// The model, if a whole one was named to be run forward: with its sequences, their tokens and how weights are kept.
+    pub fn model(&self) -> Result<Option<(Config, usize, usize, Weights)>> {
+        match Config::find(&self.graph) {
+            Ok(config) if !self.backward && !Path::new(&self.graph).is_file() => {
+                Ok(Some((config, self.batch, self.seq, self.dtype.parse()?)))
+            }
+            _ => Ok(None),
+        }
+    }
+
     fn sizes(&self) -> Sizes {
         Sizes { batch: self.batch, sequence: self.seq, hidden: None, rows: self.rows, cols: self.cols }
     }

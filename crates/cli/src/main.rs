@@ -3,6 +3,7 @@
 
 mod analyze;
 mod bench;
+mod bench_model;
 mod check;
 mod device;
 mod doctor;
@@ -40,7 +41,7 @@ enum What {
     Fuse(fuse::Arguments),
     /// Generate text with a GPT-2 from a folder or from the local Hugging Face cache
     Generate(generate::Arguments),
-    /// Time ready-made fused ops against their unfused selves and against a copy
+    /// Time ready-made fused ops, or a model's prompt and step, against their unfused selves
     Bench(bench::Arguments),
     /// List the catalogue of fused ops
     Ops(ops::Arguments),

@@ -15,7 +15,7 @@ use deuteron_codegen::{
 use deuteron_device::cuda::Options;
 use deuteron_device::cuda::library::{self, Search};
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
-use deuteron_device::{Cuda, CudaError, Device, Executable, Job, Launching, Memory, Place, Step};
+use deuteron_device::{Cuda, CudaError, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph, NodeId};
 use half::{bf16, f16};
 
@@ -282,7 +282,8 @@ impl Case {
         let inputs = operands.len() - 1;
         let places = (0..inputs).map(Place::Input).chain([Place::Output(0)]).collect();
         let bytes = self.result_elements() * self.kernel.dtype.bytes();
-        let job = Job { steps: vec![Step { kernel, launch, places }], inputs, outputs: vec![bytes], arena: 0 };
+        let steps = vec![Step { kernel, launch, places }];
+        let job = Job { steps, inputs, states: Vec::new(), outputs: vec![bytes], arena: 0 };
         let executable = device.load(job).unwrap();
         let memory = operands[..inputs].iter().map(|&operand| device.upload(&self.bytes(operand)).unwrap());
         (executable, memory.collect())
@@ -294,7 +295,7 @@ impl Case {
         let bytes = self.result_elements() * self.kernel.dtype.bytes();
         let mut results = [Launching::Eager, Launching::Eager, Launching::Graph].map(|launching| {
             executable.poison().unwrap();
-            executable.run(&|index| &memory[index], launching).unwrap();
+            executable.run(&|index| &memory[index], &mut NoStates, launching).unwrap();
             let mut result = vec![0; bytes];
             executable.read(0, &mut result).unwrap();
             result
@@ -510,14 +511,15 @@ fn tiles_side_by_side() {
     let wide = named_kernel(Dtype::Bf16, 128, AttentionMask::Causal, false);
     let single = named_kernel(Dtype::F32, 64, AttentionMask::Causal, false);
     let dropped = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, true);
-    let mut print = |kernel: AttentionKernel, sizes: [usize; 4], ways: &[Option<Way>]| {
+    let print = |kernel: AttentionKernel, sizes: [usize; 4], ways: &[Option<Way>]| {
         let case = Case::new(kernel, sizes, 1.0);
         for &way in ways {
             let (mut executable, memory) = case.load(&device, way);
             let input = |index: usize| &memory[index];
-            executable.run(&input, Launching::Eager).unwrap();
-            let mut times: Vec<f64> =
-                (0..5).map(|_| executable.time(&[&input], 20, Launching::Graph).unwrap().as_secs_f64() * 1e6).collect();
+            executable.run(&input, &mut NoStates, Launching::Eager).unwrap();
+            let mut times: Vec<f64> = (0..5)
+                .map(|_| executable.time(&[&input], &mut NoStates, 20, Launching::Graph).unwrap().as_secs_f64() * 1e6)
+                .collect();
             times.sort_by(f64::total_cmp);
             let way = way.map_or("as chosen".to_string(), |way| format!("{way:?}"));
             println!("{:8.1} us  {sizes:?} {} of {}, {way}", times[2], kernel.dtype, kernel.width);

@@ -20,7 +20,7 @@ const SHORTEST: usize = 16;
 const SESSIONS: usize = 32;
 
 /// Inputs before the caches: tokens, where they stand, where each sequence's first does, and whose logits are wanted.
-const DATA: usize = 4;
+pub(crate) const DATA: usize = 4;
 
 /// Where the time of runs went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -234,7 +234,12 @@ impl Gpt2 {
 
 /// The inputs that tell tokens and where they stand, after so many tokens of each sequence. What is right of a sequence is
 /// never attended to, so any token at any place will do.
-fn data(config: &Config, piece: &Piece, lengths: &[usize], sequences: &[&[u32]]) -> Result<[Tensor; DATA], Error> {
+pub(crate) fn data(
+    config: &Config,
+    piece: &Piece,
+    lengths: &[usize],
+    sequences: &[&[u32]],
+) -> Result<[Tensor; DATA], Error> {
     let Piece { batch, sequence, .. } = *piece;
     let mut tokens = vec![0; batch * sequence];
     let mut places = vec![0; batch * sequence];

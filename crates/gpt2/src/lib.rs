@@ -22,6 +22,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod bench;
 mod cache;
 mod checkpoint;
 mod config;
@@ -38,6 +39,7 @@ mod sampler;
 mod tokenizer;
 mod weights;
 
+pub use bench::{BenchOptions, BenchReport, LayerTime, Phase, PlanTimes, bench};
 pub use checkpoint::{Checkpoint, CheckpointError, TensorError, Weight};
 pub use config::{Activation, Config, SizeError, UnknownModel};
 pub use config_file::ConfigError;

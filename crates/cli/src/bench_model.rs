@@ -1,0 +1,88 @@
+//! `deuteron bench gpt2`: what a prompt and one more token cost.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use deuteron::{Bytes, Engine};
+use deuteron_gpt2::{BenchOptions, BenchReport, Config, Phase, Weights, bench};
+
+use crate::show;
+
+/// Sizes of a model that is measured.
+#[derive(Args)]
+pub struct ModelArguments {
+    /// Sequences of a model
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Tokens of its prompts
+    #[arg(long, default_value_t = 1024)]
+    seq: usize,
+    /// Tokens before the one that is decoded
+    #[arg(long, default_value_t = 128)]
+    context: usize,
+}
+
+impl ModelArguments {
+    /// Measures a model whose weights are kept in such a way.
+    pub fn run(&self, engine: &Engine, config: &Config, weights: Weights) -> Result<BenchReport> {
+        measure(engine, config, self.batch, self.seq, self.context, weights)
+    }
+}
+
+/// Measures prompts of `seq` tokens, and one token after `context`.
+pub fn measure(
+    engine: &Engine,
+    config: &Config,
+    batch: usize,
+    seq: usize,
+    context: usize,
+    weights: Weights,
+) -> Result<BenchReport> {
+    if batch == 0 || !(1..=config.context).contains(&seq) || context >= config.context {
+        let most = config.context;
+        bail!("expected --batch from 1, --seq from 1 to {most}, --context below {most}; got {batch}, {seq}, {context}");
+    }
+    let budget = Duration::from_millis(2000);
+    let options = BenchOptions { batch, prompt: seq, context, weights, seed: 1, budget };
+    let bar = show::progress(None);
+    bar.set_message("prompt and step");
+    let report = bench(engine, config, &options);
+    bar.finish_and_clear();
+    Ok(report?)
+}
+
+/// As a person reads it.
+pub fn print(report: &BenchReport) {
+    println!("{}, {} weights made from a seed, on {}", report.model, report.weights, report.device);
+    for phase in &report.phases {
+        let (batch, tokens, context) = (phase.batch, phase.tokens, phase.context);
+        match phase.name {
+            "prefill" => println!("\nPrefill: {batch} x {tokens} tokens to the last logits"),
+            _ => println!("\nDecode: one token of {batch}, after {context}"),
+        }
+        print_phase(phase);
+        println!("Fusion: {:.2}x the speed.", phase.speedup);
+    }
+}
+
+fn print_phase(phase: &Phase) {
+    let rows = phase.plans.iter().map(|plan| {
+        let layers: Vec<&deuteron_gpt2::LayerTime> =
+            plan.layers.iter().filter(|layer| layer.layer.starts_with("h.")).collect();
+        let of = |name: &str| plan.layers.iter().find(|layer| layer.layer == name).map_or(0.0, |layer| layer.ms);
+        let each = layers.iter().map(|layer| layer.ms).sum::<f64>() / layers.len().max(1) as f64;
+        vec![
+            plan.plan.clone(),
+            plan.kernels.to_string(),
+            Bytes(plan.bytes).to_string(),
+            show::milliseconds(of("embedding")),
+            format!("{} x {}", layers.len(), show::milliseconds(each)),
+            show::milliseconds(of("head")),
+            show::milliseconds(plan.ms),
+            format!("{:.0}", plan.tokens_per_second),
+        ]
+    });
+    let header = ["plan", "kernels", "moved", "embedding", "layers", "head", "whole", "tokens/s"];
+    println!("{}", show::table(&header, rows.collect(), 1));
+}
