@@ -9,8 +9,11 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Test programs by package. A name that ends in `*` stands for all that begin so.
-const TESTS: [(&str, &[&str]); 3] =
-    [("deuteron-device", &["cuda*", "nvrtc", "cache"]), ("deuteron", &["cuda*"]), ("deuteron-gpt2", &["synthetic"])];
+const TESTS: [(&str, &[&str]); 3] = [
+    ("deuteron-device", &["cuda*", "attention", "nvrtc", "cache"]),
+    ("deuteron", &["cuda*"]),
+    ("deuteron-gpt2", &["parity", "synthetic"]),
+];
 
 /// Packages whose own unit tests use a GPU too.
 const LIBRARIES: [&str; 1] = ["deuteron-device"];

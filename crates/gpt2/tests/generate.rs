@@ -11,9 +11,8 @@ use deuteron_gpt2::{
     Weights, next_logits,
 };
 use half::{bf16, f16};
-use support::{Expected, fixture};
+use support::{Library, fixture};
 
-const MODELS: [&str; 4] = ["gelu", "shards", "bf16", "f16"];
 const STRATEGIES: [Strategy; 2] = [Strategy::Unfused, Strategy::Fused];
 const GREEDY: GenerateOptions = GenerateOptions { max_tokens: 64, sampling: Sampling::GREEDY, end_of_text: None };
 
@@ -29,39 +28,6 @@ fn tiny() -> Gpt2 {
 
 fn go_on(_: usize, _: u32) -> ControlFlow<()> {
     ControlFlow::Continue(())
-}
-
-struct Library {
-    prompts: Vec<Vec<u32>>,
-    greedy: Vec<Vec<u32>>,
-    /// after the last token of each prompt
-    logits: Vec<Vec<f32>>,
-    margin: f64,
-}
-
-impl Library {
-    fn read(name: &str, vocabulary: usize) -> Library {
-        let Expected { margin, cases, logits } = Expected::read(&fixture(name));
-        let ids = |tokens: &[usize]| tokens.iter().map(|&token| token as u32).collect::<Vec<u32>>();
-        Library {
-            prompts: cases.iter().map(|case| ids(&case.prompt)).collect(),
-            greedy: cases.iter().map(|case| ids(&case.greedy)).collect(),
-            logits: logits.iter().map(|rows| rows[rows.len() - vocabulary..].to_vec()).collect(),
-            margin,
-        }
-    }
-}
-
-/// The library and the engine both compute in f32, each off by some roundings of a sum of `inner` terms.
-fn f32_bound(config: &Config, logits: &[f32]) -> f64 {
-    let largest = logits.iter().fold(0.0, |largest: f64, logit| largest.max(f64::from(logit.abs())));
-    2.0 * 8.0 * Dtype::F32.epsilon() * (config.inner() as f64).sqrt() * largest
-}
-
-fn assert_near(what: &str, got: &[f32], expected: &[f32], bound: f64) {
-    assert_eq!(got.len(), expected.len(), "{what}");
-    let error = got.iter().zip(expected).fold(0.0, |most: f64, (a, b)| most.max(f64::from((a - b).abs())));
-    assert!(error < bound, "{what}: off by {error:e}, bound {bound:e}");
 }
 
 /// Every token from the start of its sequence again, against the cache of keys and values, which grows on the way.
@@ -81,40 +47,6 @@ fn a_cache_changes_no_token() {
                 let tie = if weights == Weights::F32 { 0.0 } else { 8.0 * epsilon * best.abs() };
                 assert!(logits[expected as usize] >= best - tie, "{weights}, {} tokens", tokens.len());
                 tokens.push(expected);
-            }
-        }
-    }
-}
-
-/// Prompts of 1, 7 and 32 tokens: together they begin in the bucket of the longest, alone each passes through its own.
-#[test]
-fn logits_and_greedy_tokens_are_those_of_the_library() {
-    for name in MODELS {
-        for strategy in STRATEGIES {
-            let mut model = open(name, Weights::F32).with_strategy(strategy);
-            let config = *model.config();
-            let library = Library::read(name, config.vocabulary);
-            let alone = library.prompts.iter().map(|prompt| vec![prompt.clone()]);
-            let together = [(0, library.prompts.clone())];
-            for (first, prompts) in alone.enumerate().chain(together) {
-                let what = format!("{name} {strategy:?}, {} from {first}", prompts.len());
-                let cases = first..first + prompts.len();
-                let logits = model.logits(&prompts).unwrap();
-                for (got, expected) in logits.iter().zip(&library.logits[cases.clone()]) {
-                    let bound = f32_bound(&config, expected);
-                    assert!(library.margin > 10.0 * bound, "{what}: greedy tokens are not safe from rounding");
-                    assert_near(&what, got, expected, bound);
-                }
-                let mut told = vec![Vec::new(); prompts.len()];
-                let tell = |index: usize, token: u32| {
-                    told[index].push(token);
-                    ControlFlow::Continue(())
-                };
-                let texts = model.generate(&prompts, &GREEDY, tell).unwrap();
-                assert!(texts.iter().all(|text| text.stop == Stop::MaxTokens), "{what}");
-                let tokens: Vec<Vec<u32>> = texts.into_iter().map(|text| text.tokens).collect();
-                assert_eq!(tokens, library.greedy[cases], "{what}");
-                assert_eq!(told, tokens, "{what}");
             }
         }
     }

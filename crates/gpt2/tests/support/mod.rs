@@ -6,8 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::Deserialize;
 
+/// A folder of fixtures. Where this was built is not where it must run: then they are looked for below the present folder.
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let folder = if built.is_dir() { built } else { PathBuf::from("crates/gpt2/tests/fixtures") };
+    folder.join(name)
 }
 
 /// A folder that is removed with its value.
@@ -123,5 +126,27 @@ impl Expected {
             rest = after;
         }
         expected
+    }
+}
+
+/// What the transformers library made of a fixture.
+pub struct Library {
+    pub prompts: Vec<Vec<u32>>,
+    pub greedy: Vec<Vec<u32>>,
+    /// after the last token of each prompt
+    pub logits: Vec<Vec<f32>>,
+    pub margin: f64,
+}
+
+impl Library {
+    pub fn read(name: &str, vocabulary: usize) -> Library {
+        let Expected { margin, cases, logits } = Expected::read(&fixture(name));
+        let ids = |tokens: &[usize]| tokens.iter().map(|&token| token as u32).collect::<Vec<u32>>();
+        Library {
+            prompts: cases.iter().map(|case| ids(&case.prompt)).collect(),
+            greedy: cases.iter().map(|case| ids(&case.greedy)).collect(),
+            logits: logits.iter().map(|rows| rows[rows.len() - vocabulary..].to_vec()).collect(),
+            margin,
+        }
     }
 }
