@@ -393,42 +393,59 @@ fn ways(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<Way>> {
     ways
 }
 
-#[test]
-fn every_kernel_matches_the_formula() {
-    let Some(device) = gpu() else { return };
-    for dtype in Dtype::FLOATS {
-        for (turn, mask) in MASKS.into_iter().enumerate() {
-            for (width, sizes) in
-                [(64, [2, 3, 129, 129]), (40, [1, 2, 33, 9]), (80, [2, 1, 70, 200]), (17, [1, 1, 1, 1])]
-            {
-                let kernel = named_kernel(dtype, width, mask, turn % 2 == 1);
-                let case = Case::new(kernel, sizes, 1.0);
-                ways(&device, &kernel).into_iter().for_each(|way| case.check(&device, way));
-            }
+/// A test for each storage type: the compiler takes one source at a time in a process, and tests may be run one a process.
+macro_rules! for_each_dtype {
+    ($check:ident: $f32:ident, $f16:ident, $bf16:ident) => {
+        #[test]
+        fn $f32() {
+            gpu().iter().for_each(|device| $check(device, Dtype::F32));
+        }
+
+        #[test]
+        fn $f16() {
+            gpu().iter().for_each(|device| $check(device, Dtype::F16));
+        }
+
+        #[test]
+        fn $bf16() {
+            gpu().iter().for_each(|device| $check(device, Dtype::Bf16));
+        }
+    };
+}
+
+for_each_dtype!(check_kernels: every_f32_kernel_matches, every_f16_kernel_matches, every_bf16_kernel_matches);
+for_each_dtype!(check_lengths: every_f32_length_matches, every_f16_length_matches, every_bf16_length_matches);
+for_each_dtype!(check_widths: every_f32_width_matches, every_f16_width_matches, every_bf16_width_matches);
+
+fn check_kernels(device: &Cuda, dtype: Dtype) {
+    for (turn, mask) in MASKS.into_iter().enumerate() {
+        for (width, sizes) in [(64, [2, 3, 129, 129]), (40, [1, 2, 33, 9]), (80, [2, 1, 70, 200]), (17, [1, 1, 1, 1])] {
+            let kernel = named_kernel(dtype, width, mask, turn % 2 == 1);
+            let case = Case::new(kernel, sizes, 1.0);
+            ways(device, &kernel).into_iter().for_each(|way| case.check(device, way));
         }
     }
 }
 
-#[test]
-fn every_length_matches_the_formula() {
-    let Some(device) = gpu() else { return };
-    for dtype in Dtype::FLOATS {
-        for length in [1, 17, 64, 127, 128, 129, 1000] {
-            for mask in MASKS {
-                Case::new(named_kernel(dtype, 64, mask, false), [1, 3, length, length], 1.0).check(&device, None);
-            }
-            // Few queries over many keys, heads that share them.
-            for (queries, group) in [(1, 1), (1, 3), (2, 1), (5, 3), (8, 1)] {
-                let kernel = AttentionKernel { group, ..named_kernel(dtype, 64, AttentionMask::Cached, false) };
-                Case::new(kernel, [2, 3, queries, length], 1.0).check(&device, None);
-            }
+fn check_lengths(device: &Cuda, dtype: Dtype) {
+    for length in [1, 17, 64, 127, 128, 129, 1000] {
+        for mask in MASKS {
+            Case::new(named_kernel(dtype, 64, mask, false), [1, 3, length, length], 1.0).check(device, None);
         }
-        for width in [1, 8, 16, 96, 112, 128, 192, 256] {
-            for dropout in [false, true] {
-                let kernel = named_kernel(dtype, width, AttentionMask::Causal, dropout);
-                Case::new(kernel, [1, 2, 130, 130], 1.0).check(&device, None);
-                Case::new(kernel, [1, 2, 3, 777], 1.0).check(&device, None);
-            }
+        // Few queries over many keys, heads that share them.
+        for (queries, group) in [(1, 1), (1, 3), (2, 1), (5, 3), (8, 1)] {
+            let kernel = AttentionKernel { group, ..named_kernel(dtype, 64, AttentionMask::Cached, false) };
+            Case::new(kernel, [2, 3, queries, length], 1.0).check(device, None);
+        }
+    }
+}
+
+fn check_widths(device: &Cuda, dtype: Dtype) {
+    for width in [1, 8, 16, 96, 112, 128, 192, 256] {
+        for dropout in [false, true] {
+            let kernel = named_kernel(dtype, width, AttentionMask::Causal, dropout);
+            Case::new(kernel, [1, 2, 130, 130], 1.0).check(device, None);
+            Case::new(kernel, [1, 2, 3, 777], 1.0).check(device, None);
         }
     }
 }
