@@ -259,6 +259,11 @@ impl Tensor {
 
     /// All values as `f32`, in row-major order.
     pub fn to_f32(&self) -> Result<Vec<f32>, Error> {
+        if self.dtype == Dtype::F32 && self.layout.is_contiguous() {
+            let bytes = self.bytes()?;
+            let floats = bytes.as_chunks::<4>().0.iter().take(self.shape().elements());
+            return Ok(floats.map(|&bytes| f32::from_le_bytes(bytes)).collect());
+        }
         Ok(self.to_array()?.values.into_iter().map(|value| value as f32).collect())
     }
 
