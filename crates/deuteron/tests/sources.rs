@@ -121,6 +121,28 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// A table of bytes, a norm and its bytes, a product of bytes with scales, bias and GELU.
+#[test]
+fn kernels_around_bytes_compile() {
+    let Some(compiler) = compiler() else { return };
+    let text = "tokens = input i32[64] ; table = weight i8[1000,770] ; scales = weight f32[1000,1]
+q = gather table tokens ; s = gather scales tokens ; x = dequantize q s f32
+y, mean, rstd = layer_norm x w[770] b[770] eps=1e-5
+a, sa = quantize_int8 y
+z = quantized_linear a sa m:i8[3072,770] sm[3072] bm[3072] f32
+g = gelu z kind=tanh
+out g";
+    let graph: Graph = text.parse().unwrap();
+    let mut cases = Vec::new();
+    for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm90a] {
+        let made = sources(&graph, arch, Strategy::Fused).into_iter();
+        cases.extend(made.map(|source| Case { label: "bytes".into(), source, arch, ready_made: true }));
+    }
+    assert!(cases.len() >= 6, "{}", cases.len());
+    let failures = compile(&compiler, cases);
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
 #[test]
 fn attention_is_one_kernel_of_its_own() {
     let compiler = compiler();
