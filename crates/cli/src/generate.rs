@@ -120,7 +120,7 @@ fn generate(arguments: &Arguments) -> Result<()> {
     };
     let seconds = begin.elapsed();
     let texts = texts(&tokenizer, prompts, &generations)?;
-    let report = arguments.report(&engine, &gpt2.times(), texts, seconds);
+    let report = arguments.report(&engine, &tokens, texts, (seconds, gpt2.times()));
     if arguments.json {
         return write(&format!("{}\n", serde_json::to_string_pretty(&report)?));
     }
@@ -177,13 +177,19 @@ impl Arguments {
         Ok((Gpt2::new(engine, &checkpoint, self.weights)?, tokenizer))
     }
 
-    fn report<'a>(&'a self, engine: &Engine, times: &Times, texts: Vec<Text<'a>>, time: Duration) -> Report<'a> {
+    fn report<'a>(
+        &'a self,
+        engine: &Engine,
+        prompts: &[Vec<u32>],
+        texts: Vec<Text<'a>>,
+        (time, times): (Duration, Times),
+    ) -> Report<'a> {
         let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
         Report {
             model: &self.model,
             device: engine.device().describe(),
             weights: self.weights.name(),
-            prompt_tokens: times.prompt_tokens,
+            prompt_tokens: prompts.iter().map(Vec::len).sum(),
             generated_tokens: texts.iter().map(|text| text.tokens.len()).sum(),
             seconds: time.as_secs_f64(),
             compile_seconds: times.compiling.as_secs_f64(),
