@@ -189,7 +189,7 @@ impl Compiled {
     fn new(source: &CudaSource, grids: &Grids, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
         let (config, key) = match &source.family {
             Family::Row(kernel) => (kernel.config.to_string(), kernel.key.clone()),
-            Family::Copy(_) | Family::ScatterAdd(_) | Family::Product(_) => Default::default(),
+            Family::Copy(_) | Family::ScatterAdd(_) | Family::Product(_) | Family::Skinny(_) => Default::default(),
         };
         let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);
         let shared = |grid: &Grid| grid.shared + of(grid).map_or(0, |entry| entry.shared);

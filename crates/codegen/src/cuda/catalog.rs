@@ -3,8 +3,10 @@
 use deuteron_plan::{Catalog, Draft, Form, MatmulForm, Reach, Work, primitive_work};
 
 use crate::epilogue;
+use crate::kernels::matmul::cuda::skinny_parts;
 
-/// What can be generated for a GPU: row kernels, products with the epilogues that a library has, copies, scatters.
+/// What can be generated for a GPU: row kernels, products with the epilogues that a library has, products of few rows with row work
+/// before them and any elementwise work after them, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CudaCatalog;
 
@@ -12,14 +14,16 @@ impl Catalog for CudaCatalog {
     fn offers_form(&self, form: Form) -> bool {
         match form {
             Form::Row | Form::Copy | Form::ScatterAdd => true,
-            Form::Matmul(MatmulForm { prologue: Reach::None, epilogue, products: 1 }) => epilogue != Reach::Rows,
+            Form::Matmul(MatmulForm { epilogue, products: 1, .. }) => epilogue != Reach::Rows,
             Form::Matmul(_) | Form::Attention(_) | Form::AttentionBackward | Form::Opaque => false,
         }
     }
 
     fn offers(&self, draft: &Draft) -> bool {
         match draft.form {
-            Form::Matmul(_) => self.offers_form(draft.form) && epilogue::recognise(draft).is_some(),
+            Form::Matmul(_) => {
+                self.offers_form(draft.form) && (skinny_parts(draft).is_some() || epilogue::recognise(draft).is_some())
+            }
             form => self.offers_form(form),
         }
     }

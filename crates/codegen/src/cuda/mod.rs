@@ -24,7 +24,10 @@ use deuteron_graph::Dtype;
 use deuteron_plan::Draft;
 
 use crate::body::{Body, Origin};
-use crate::cuda::row::{Line, Lines, PRELUDE};
+use crate::cuda::row::{Line, Lines};
+pub(crate) use crate::cuda::row::{PRELUDE, Side, gcd, type_name};
+use crate::kernels::matmul::cuda as skinny;
+use crate::kernels::matmul::cuda::SkinnyKernel;
 use crate::linear::{Earlier, earlier_sums};
 use crate::lower::lower;
 use crate::source::{Backend, Kernel, Launch, MatmulKernel, Source};
@@ -83,14 +86,16 @@ pub enum Family {
     ScatterAdd(Dtype),
     /// a matrix product that the vendor's library does not do
     Product(MatmulKernel),
+    /// a matrix product of few rows, with what stands around it
+    Skinny(Box<SkinnyKernel>),
 }
 
-/// Renders a kernel. Matrix products stay with the vendor's library.
+/// Renders a kernel. Matrix products of many rows stay with the vendor's library.
 pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> Source {
     match kernel {
         Kernel::Row(body) => Source::Cuda(row::render(&earlier_sums(&body).body, launch, target)),
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
-        Kernel::Product(_) => unreachable!("products of our own are made for CPUs"),
+        Kernel::Product(product) => Source::Cuda(skinny::render(product, launch, target)),
         Kernel::Attention(kernel) => Source::Attention(kernel),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
@@ -165,5 +170,6 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::Copy(bytes) => copy::grids(*bytes, launch),
         Family::ScatterAdd(dtype) => scatter::grids(*dtype, launch),
         Family::Product(kernel) => product::grids(kernel, launch),
+        Family::Skinny(kernel) => skinny::grids(kernel, launch),
     }
 }
