@@ -416,14 +416,7 @@ impl RowLowering<'_> {
         };
         let dtype = if self.handed.contains(&id) { Dtype::F32 } else { node.dtype };
         self.args.push(ArgSpec { dtype, access, written: true });
-        self.bindings.push(ArgBinding {
-            base: id,
-            dtype,
-            written: true,
-            offset: 0,
-            leading,
-            table_rows: 0,
-        });
+        self.bindings.push(ArgBinding { base: id, dtype, written: true, offset: 0, leading, table_rows: 0 });
         (self.args.len() - 1) as u16
     }
 }

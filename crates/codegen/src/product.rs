@@ -200,7 +200,8 @@ fn can_be_head(draft: &Draft, product: NodeId, head: &[NodeId]) -> bool {
         let known = is_elementwise(&graph.node(id).op) || matches!(graph.node(id).op, Op::RowReduce(_));
         known && space.rows == m && (space.cols == k || space.cols == 1)
     };
-    (1..=HEAD_ROWS).contains(&m) && in_place && weights && head.iter().all(of_rows)
+    // One column would be a number a row, worked on by other instructions than a row.
+    (1..=HEAD_ROWS).contains(&m) && k > 1 && in_place && weights && head.iter().all(of_rows)
 }
 
 /// Elementwise work on the sums, which it reads in order.

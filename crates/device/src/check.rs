@@ -4,7 +4,8 @@
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::MAX_LEADING;
 use deuteron_codegen::{
-    Access, ArgSpec, AttentionKernel, Body, Geometry, MatmulKernel, MatmulShape, Product, Role, RowArguments, Source, Stage,
+    Access, ArgSpec, AttentionKernel, Body, Geometry, MatmulKernel, MatmulShape, Product, Role, RowArguments, Source,
+    Stage,
 };
 use deuteron_graph::Dtype;
 

@@ -49,9 +49,7 @@ impl Catalog for CpuCatalog {
             (Source::Row(program), &Geometry::Row { rows, cols, .. }) => {
                 Counter { program, launch: &launch, rows, cols }.work()
             }
-            (Source::Product(kernel), Geometry::Product { shape, .. }) => {
-                product_with_sides(kernel, &launch, shape)
-            }
+            (Source::Product(kernel), Geometry::Product { shape, .. }) => product_with_sides(kernel, &launch, shape),
             (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
             (Source::ScatterAdd(_), &Geometry::ScatterAdd { count, cols, rows }) => scatter_work(count, cols, rows),

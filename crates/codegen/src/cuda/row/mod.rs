@@ -63,7 +63,8 @@ pub(crate) fn lines(body: &Body, launch: &Launch, target: &CudaTarget) -> (Lines
         };
         let again = passes(body, facts.shared_rows, false);
         let sweeps = if config.policy == Policy::Streamed { &again } else { facts.passes };
-        let lines = emit::emit(&Emission { body, layouts: facts.layouts, passes: sweeps, config: &config, handed: &[] });
+        let lines =
+            emit::emit(&Emission { body, layouts: facts.layouts, passes: sweeps, config: &config, handed: &[] });
         let kernel = RowKernel {
             args: body.args.clone(),
             cols: body.cols,

@@ -193,7 +193,9 @@ fn config(product: &Product<Body>, shape: &MatmulShape, target: &CudaTarget) -> 
     let (weights, strip, left, blocks) = if is_by_rows(shape) {
         let splits = if target.arch.has_clusters() { [1, 2, 4, 8].as_slice() } else { &[1] };
         let fits = |&split: &usize| split == 1 || k / split >= PART;
-        let all = [8, 4, 2].into_iter().flat_map(|across| splits.iter().copied().filter(fits).map(move |split| (across, split)));
+        let all = [8, 4, 2]
+            .into_iter()
+            .flat_map(|across| splits.iter().copied().filter(fits).map(move |split| (across, split)));
         let blocks = |&(across, split): &(usize, usize)| n.div_ceil(across * wide) * split;
         let enough = all.clone().find(|shape| blocks(shape) >= target.processors);
         let (across, split) = enough.or_else(|| all.max_by_key(blocks)).unwrap_or((8, 1));
@@ -244,7 +246,9 @@ impl SkinnyKernel {
             position.map_or(0, |position| launch.args[position].offset)
         };
         // Bytes that every access is a multiple of, a power of two up to 16.
-        let access = |dtype: Dtype, elements: [usize; 3]| elements.iter().fold(16, |all, &count| gcd(all, count * dtype.bytes()));
+        let access = |dtype: Dtype, elements: [usize; 3]| {
+            elements.iter().fold(16, |all, &count| gcd(all, count * dtype.bytes()))
+        };
         let along = if is_by_rows(shape) { shape.n } else { shape.k };
         let right = access(product.right, [next(shape), along, offset(Role::Right(0))]);
         let left = match shape.a.1 {
@@ -311,13 +315,7 @@ impl SkinnyKernel {
         self.side(launch, &tail.body, &tail.sums, Role::Tail)
     }
 
-    fn side<'a>(
-        &self,
-        launch: &'a Launch,
-        body: &'a Body,
-        handed: &'a [usize],
-        role: fn(usize) -> Role,
-    ) -> Side<'a> {
+    fn side<'a>(&self, launch: &'a Launch, body: &'a Body, handed: &'a [usize], role: fn(usize) -> Role) -> Side<'a> {
         let roles = self.product.roles();
         let arg = |arg: usize| -> Option<(usize, &'a ArgBinding)> {
             let position = roles.iter().position(|&known| known == role(arg))?;
