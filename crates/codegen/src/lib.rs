@@ -21,7 +21,7 @@ pub use attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionS
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use epilogue::{Epilogue, Operand};
 pub use lower::lower;
-pub use product::{Product, Tail};
+pub use product::{Head, Product, Role, RowArguments, Tail};
 pub use source::{
     AppendShape, ArgBinding, Backend, Geometry, Launch, Lowered, MatmulKernel, MatmulShape, Piece, Source, TaggedLine,
     render, tagged_source,

@@ -8,7 +8,8 @@ use deuteron_plan::{Draft, GroupKind, Layout, Placed, Placement, Space, finished
 use crate::attention;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
 use crate::epilogue::{Operand, recognise};
-use crate::product::{lower_product, product};
+use crate::kernels::matmul::cuda::{lower_skinny, skinny_parts};
+use crate::product::{lower_product, parts};
 use crate::source::{
     AppendShape, ArgBinding, Backend, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece,
 };
@@ -18,12 +19,15 @@ use crate::source::{
 pub fn lower(group: &Draft, backend: &Backend) -> Lowered {
     let (graph, placement) = (group.graph, group.placement);
     match group.form.kind() {
-        // A GPU's products are a library's.
         GroupKind::Matmul if *backend == Backend::Cpu => {
-            lower_product(group, product(group).expect("the catalogue offers products that we have"))
+            lower_product(group, &parts(group).expect("the catalogue offers products that we have"))
         }
         GroupKind::Row => lower_row(graph, placement, group),
-        GroupKind::Matmul => lower_matmul(group),
+        // A GPU's products are a library's, unless they have few rows.
+        GroupKind::Matmul => match skinny_parts(group) {
+            Some(parts) => lower_skinny(group, &parts),
+            None => lower_matmul(group),
+        },
         GroupKind::ScatterAdd => lower_scatter(graph, placement, group.nodes[0]),
         GroupKind::Append => lower_append(graph, placement, group.nodes[0]),
         GroupKind::Copy => lower_copy(graph, placement, group.nodes[0]),
@@ -45,18 +49,18 @@ fn lower_row(graph: &Graph, placement: &Placement, group: &Draft) -> Lowered {
     lower_row_with_origins(graph, placement, group).0
 }
 
-/// Lowers a group of elementwise work as rows, even where rows do not matter. What it reads of `sums` comes as `f32` and is
+/// Lowers a group of row work as rows, even where rows do not matter. What it reads or writes of `handed` is `f32`,
 /// rounded to that node's dtype, as it would be if it were stored.
-pub(crate) fn lower_rows(group: &Draft, sums: NodeId) -> Lowered {
-    lower_space(group, Some(sums), |_| false).0
+pub(crate) fn lower_rows(group: &Draft, handed: &[NodeId]) -> Lowered {
+    lower_space(group, handed, |_| false).0
 }
 
 /// Lowers a row group, and says for each expression and stage which node it came from.
 pub(crate) fn lower_row_with_origins(graph: &Graph, placement: &Placement, group: &Draft) -> (Lowered, Origins) {
-    lower_space(group, None, |space| is_flat(graph, placement, group, space))
+    lower_space(group, &[], |space| is_flat(graph, placement, group, space))
 }
 
-fn lower_space(group: &Draft, sums: Option<NodeId>, is_flat: impl Fn(Space) -> bool) -> (Lowered, Origins) {
+fn lower_space(group: &Draft, handed: &[NodeId], is_flat: impl Fn(Space) -> bool) -> (Lowered, Origins) {
     let (graph, placement) = (group.graph, group.placement);
     let first = node_space(graph, group.nodes[0]);
     let space = group.nodes.iter().fold(first, |s, &id| s.join(node_space(graph, id)).unwrap_or(s));
@@ -66,7 +70,7 @@ fn lower_space(group: &Draft, sums: Option<NodeId>, is_flat: impl Fn(Space) -> b
         group,
         space,
         flat: is_flat(space),
-        sums,
+        handed,
         exprs: Exprs::default(),
         args: Vec::new(),
         bindings: Vec::new(),
@@ -132,8 +136,8 @@ struct RowLowering<'a> {
     group: &'a Draft<'a>,
     space: Space,
     flat: bool,
-    /// A product whose sums are handed in.
-    sums: Option<NodeId>,
+    /// Nodes whose values are handed over as `f32`.
+    handed: &'a [NodeId],
     exprs: Exprs,
     args: Vec<ArgSpec>,
     bindings: Vec<ArgBinding>,
@@ -208,6 +212,7 @@ impl RowLowering<'_> {
         if self.group.outputs.contains(&id) {
             let per_row = !self.flat && self.is_per_row(&node.shape);
             let arg = self.output_arg(id, if per_row { Access::PerRow } else { Access::Row });
+            let value = if self.handed.contains(&id) { read } else { value };
             self.stages.push(Stage::Store { value, arg });
         }
     }
@@ -315,7 +320,7 @@ impl RowLowering<'_> {
             self.flat && access.is_identity(self.space.rows, self.space.cols) && layout.shape.elements() != 1;
         let class = if identity || (access.column_stride == 1) { Access::Row } else { Access::PerRow };
         let leading = if self.flat { Vec::new() } else { access.leading };
-        let (dtype, handed_in) = (self.graph.node(base).dtype, self.sums == Some(base));
+        let (dtype, handed_in) = (self.graph.node(base).dtype, self.handed.contains(&base));
         let arg = self.read_arg(
             ArgBinding {
                 base,
@@ -416,15 +421,9 @@ impl RowLowering<'_> {
             Access::PerRow => vec![(self.space.rows, 1)],
             Access::Columns | Access::GatheredRow { .. } => Vec::new(),
         };
-        self.args.push(ArgSpec { dtype: node.dtype, access, written: true });
-        self.bindings.push(ArgBinding {
-            base: id,
-            dtype: node.dtype,
-            written: true,
-            offset: 0,
-            leading,
-            table_rows: 0,
-        });
+        let dtype = if self.handed.contains(&id) { Dtype::F32 } else { node.dtype };
+        self.args.push(ArgSpec { dtype, access, written: true });
+        self.bindings.push(ArgBinding { base: id, dtype, written: true, offset: 0, leading, table_rows: 0 });
         (self.args.len() - 1) as u16
     }
 }

@@ -141,10 +141,12 @@ pub enum Geometry {
     },
     /// a batched product: arguments as [`MatmulKernel::operands`] lists them; a residual lies as c does
     Matmul(MatmulShape),
-    /// a batched product of our own: its operands, then its result, or the arguments of what follows but for the sums
+    /// batched products of our own: arguments as [`Product::roles`] lists them
     Product {
-        /// the product, its result row after row
+        /// the product, or each of two; its result row after row
         shape: MatmulShape,
+        /// (divide, modulo) of each launch axis of what makes the first operand
+        head_axes: Vec<(usize, usize)>,
         /// (divide, modulo) of each launch axis of what follows
         axes: Vec<(usize, usize)>,
     },
@@ -331,12 +333,18 @@ impl fmt::Display for Source {
                 writeln!(f, "matrix product{}, {dtype} in and out, f32 sums (library kernel)", epilogue.name())
             }
             Source::Product(product) => {
-                let Product { left, right, result, tail } = &**product;
+                let Product { left, right, result, rights, head, tail } = &**product;
                 let sums = if (*left, *right) == (Dtype::I8, Dtype::I8) { "exact" } else { "f32" };
-                writeln!(f, "matrix product, {left} by {right}, {sums} sums, blocks of the result")?;
+                let products = if *rights == 1 { "matrix product" } else { "two matrix products of one operand" };
+                writeln!(f, "{products}, {left} by {right}, {sums} sums, blocks of the result")?;
+                if let Some(head) = head {
+                    write!(f, "first its rows of the first operand (argument {}):\n{}", head.made, head.body)?;
+                }
                 match tail {
                     Some(tail) => {
-                        write!(f, "each block, while its sums (argument {}) are hot:\n{}", tail.sums, tail.body)
+                        let sums: Vec<String> = tail.sums.iter().map(usize::to_string).collect();
+                        let sums = sums.join(" and ");
+                        write!(f, "each block, while its sums (argument {sums}) are hot:\n{}", tail.body)
                     }
                     None => writeln!(f, "each block stored as {result}"),
                 }

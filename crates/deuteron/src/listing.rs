@@ -191,7 +191,8 @@ impl Compiled {
         let (config, key) = match &source.family {
             Family::Row(kernel) => (kernel.config.to_string(), kernel.key.clone()),
             Family::Attention(attention) => (attention.way.to_string(), String::new()),
-            Family::Copy(_) | Family::ScatterAdd(_) | Family::Append(_) | Family::Product(_) => Default::default(),
+            Family::Copy(_) | Family::ScatterAdd(_) | Family::Append(_) => Default::default(),
+            Family::Product(_) | Family::Skinny(_) => Default::default(),
         };
         let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);
         let shared = |grid: &Grid| grid.shared + of(grid).map_or(0, |entry| entry.shared);

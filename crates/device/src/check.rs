@@ -3,7 +3,10 @@
 
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::MAX_LEADING;
-use deuteron_codegen::{Access, ArgSpec, AttentionKernel, Geometry, MatmulKernel, Source};
+use deuteron_codegen::{
+    Access, ArgSpec, AttentionKernel, Body, Geometry, MatmulKernel, MatmulShape, Product, Role, RowArguments, Source,
+    Stage,
+};
 use deuteron_graph::Dtype;
 
 use crate::error::DeviceError;
@@ -15,10 +18,7 @@ use crate::{Inputs, States};
 pub(crate) enum Form<'a> {
     Row(RowForm<'a>),
     Matmul(MatmulKernel),
-    /// (left, right, result) of a product that ends with its sums
-    Product([Dtype; 3]),
-    /// (left, right) of a product, and what follows it; which of its arguments are the sums
-    ProductRow([Dtype; 2], RowForm<'a>, usize),
+    Product(ProductForm<'a>),
     Attention(AttentionKernel),
     ScatterAdd(Dtype),
     /// bytes of an element
@@ -45,6 +45,64 @@ impl<'a> From<&'a Program> for RowForm<'a> {
             args: &program.args,
             axes: usize::from(program.axes),
             partials: partials.collect(),
+        }
+    }
+}
+
+impl<'a> From<&'a Body> for RowForm<'a> {
+    fn from(body: &'a Body) -> Self {
+        let partials = body.stages.iter().filter_map(|stage| match *stage {
+            Stage::ColumnSum { arg, width, .. } => Some((usize::from(arg), width)),
+            Stage::RowReduce { .. } | Stage::Store { .. } => None,
+        });
+        RowForm {
+            cols: body.cols,
+            flat: body.flat,
+            args: &body.args,
+            axes: usize::from(body.axes),
+            partials: partials.collect(),
+        }
+    }
+}
+
+/// A product of our own.
+pub(crate) struct ProductForm<'a> {
+    pub left: Dtype,
+    pub right: Dtype,
+    pub result: Dtype,
+    pub roles: Vec<Role>,
+    /// What makes the first operand, and which of its arguments that is.
+    pub head: Option<(RowForm<'a>, usize)>,
+    /// What follows, and which of its arguments are the sums.
+    pub tail: Option<(RowForm<'a>, &'a [usize])>,
+}
+
+impl<'a, T: RowArguments> From<&'a Product<T>> for ProductForm<'a>
+where
+    RowForm<'a>: From<&'a T>,
+{
+    fn from(product: &'a Product<T>) -> Self {
+        ProductForm {
+            left: product.left,
+            right: product.right,
+            result: product.result,
+            roles: product.roles(),
+            head: product.head.as_ref().map(|head| ((&head.body).into(), head.made)),
+            tail: product.tail.as_ref().map(|tail| ((&tail.body).into(), tail.sums.as_slice())),
+        }
+    }
+}
+
+impl ProductForm<'_> {
+    /// Dtype of an argument, and whether it is written.
+    fn argument(&self, role: Role) -> Option<(Dtype, bool)> {
+        let of = |side: Option<&RowForm>, arg: usize| side.map(|side| (side.args[arg].dtype, side.args[arg].written));
+        match role {
+            Role::Left => Some((self.left, false)),
+            Role::Right(_) => Some((self.right, false)),
+            Role::Result => Some((self.result, true)),
+            Role::Head(arg) => of(self.head.as_ref().map(|(form, _)| form), arg),
+            Role::Tail(arg) => of(self.tail.as_ref().map(|(form, _)| form), arg),
         }
     }
 }
@@ -80,9 +138,7 @@ fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &m
     let arguments = match form {
         Form::Row(kernel) => kernel.args.len(),
         Form::Matmul(kernel) => kernel.operands().len(),
-        Form::Product(_) => 3,
-        // The two operands more, the sums less.
-        Form::ProductRow(_, kernel, _) => kernel.args.len() + 1,
+        Form::Product(product) => product.roles.len(),
         Form::Attention(kernel) => kernel.operands().len(),
         Form::ScatterAdd(_) => 3,
         Form::Append(_) => 4,
@@ -136,12 +192,10 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
             Form::Row(kernel) => (kernel.args[position].dtype.bytes(), kernel.args[position].written),
             Form::ScatterAdd(_) if position == 0 => (4, false),
             Form::Matmul(kernel) => (kernel.operand_dtype(kernel.operands()[position]).bytes(), position == last),
-            Form::Product(dtypes) => (dtypes[position].bytes(), position == 2),
-            Form::ProductRow(dtypes, ..) if position < 2 => (dtypes[position].bytes(), false),
-            Form::ProductRow(_, kernel, sums) => {
-                let spec = kernel.args[after_sums(position, *sums)];
-                (spec.dtype.bytes(), spec.written)
-            }
+            Form::Product(product) => match product.argument(product.roles[position]) {
+                Some((dtype, written)) => (dtype.bytes(), written),
+                None => return Err((position, "its product has no such argument")),
+            },
             Form::Attention(kernel) => (kernel.operand_dtype(kernel.operands()[position]).bytes(), position == last),
             Form::ScatterAdd(dtype) => (dtype.bytes(), position == last),
             Form::Append(_) if position == 2 => (4, false),
@@ -154,16 +208,11 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
     }
     match (form, &step.launch.geometry) {
         (Form::Row(kernel), Geometry::Row { cols, axes, .. }) => check_row(step, kernel, *cols, axes),
-        (Form::Matmul(_), Geometry::Matmul(_)) | (Form::Product(_), Geometry::Product { .. }) => Ok(()),
-        (Form::ProductRow(_, kernel, sums), Geometry::Product { shape, axes }) => {
-            let simple = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
-            let known = kernel.args.get(*sums).is_some_and(|spec| spec.dtype == Dtype::F32 && !spec.written);
-            if !known || kernel.flat || !kernel.partials.is_empty() || !kernel.args.iter().all(simple) {
-                return Err((0, "what follows the product is not elementwise"));
-            }
-            check_axes(kernel, shape.n, axes)?;
-            let deep = step.launch.args[2..].iter().position(|arg| arg.leading.len() > MAX_LEADING);
-            deep.map_or(Ok(()), |position| Err((position + 2, "its leading axes are too many")))
+        (Form::Matmul(_), Geometry::Matmul(_)) => Ok(()),
+        (Form::Product(product), Geometry::Product { shape, head_axes, axes }) => {
+            check_product(product, shape, [head_axes, axes])?;
+            let deep = step.launch.args.iter().position(|arg| arg.leading.len() > MAX_LEADING);
+            deep.map_or(Ok(()), |position| Err((position, "its leading axes are too many")))
         }
         (Form::Attention(kernel), Geometry::Attention(shape)) => match kernel.sized(shape, 0).refusal() {
             None => Ok(()),
@@ -194,9 +243,35 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
     }
 }
 
-/// The argument of what follows a product, by its position in the launch.
-pub(crate) fn after_sums(position: usize, sums: usize) -> usize {
-    position - 2 + usize::from(position - 2 >= sums)
+/// What stands around a product reads and writes rows, hands over `f32`, and writes nothing before the product.
+fn check_product(
+    product: &ProductForm,
+    shape: &MatmulShape,
+    [head_axes, axes]: [&[(usize, usize)]; 2],
+) -> Result<(), (usize, &'static str)> {
+    let simple = |form: &RowForm| {
+        let of_rows = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
+        !form.flat && form.partials.is_empty() && form.args.iter().all(of_rows)
+    };
+    if let Some((form, made)) = &product.head {
+        let hands = |(arg, spec): (usize, &ArgSpec)| match arg == *made {
+            true => *spec == ArgSpec { dtype: Dtype::F32, access: Access::Row, written: true },
+            false => !spec.written,
+        };
+        let is_head = *made < form.args.len() && simple(form) && form.args.iter().enumerate().all(hands);
+        if !is_head || !shape.batch.is_empty() {
+            return Err((0, "what makes its first operand is not row work with one result"));
+        }
+        check_axes(form, shape.k, head_axes)?;
+    }
+    if let Some((form, sums)) = &product.tail {
+        let known = |&sum: &usize| form.args.get(sum).is_some_and(|spec| spec.dtype == Dtype::F32 && !spec.written);
+        if !sums.iter().all(known) || !simple(form) {
+            return Err((0, "what follows the product is not elementwise"));
+        }
+        check_axes(form, shape.n, axes)?;
+    }
+    Ok(())
 }
 
 fn check_axes(kernel: &RowForm, cols: usize, axes: &[(usize, usize)]) -> Result<(), (usize, &'static str)> {

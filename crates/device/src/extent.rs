@@ -2,10 +2,10 @@
 
 use deuteron_codegen::{
     Access, AppendShape, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, MatmulShape,
-    Operand, Piece,
+    Operand, Piece, Role,
 };
 
-use crate::check::{Form, RowForm, after_sums};
+use crate::check::{Form, ProductForm, RowForm};
 
 /// Bytes from the start of its buffer that argument `position` may touch.
 pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
@@ -13,14 +13,7 @@ pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
     let elements = match (form, &launch.geometry) {
         (Form::Row(kernel), Geometry::Row { rows, cols, .. }) => row(kernel, arg, position, *rows, *cols),
         (Form::Matmul(kernel), Geometry::Matmul(shape)) => matmul(kernel.operands()[position], shape),
-        (Form::Product(_) | Form::ProductRow(..), Geometry::Product { shape, .. }) if position < 2 => {
-            matmul([Operand::A, Operand::B][position], shape)
-        }
-        (Form::Product(_), Geometry::Product { shape, .. }) => matmul(Operand::C, shape),
-        (Form::ProductRow(_, kernel, sums), Geometry::Product { shape, .. }) => {
-            let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
-            row(kernel, arg, after_sums(position, *sums), rows, shape.n)
-        }
+        (Form::Product(form), Geometry::Product { shape, .. }) => product(form, shape, arg, position),
         (Form::Attention(kernel), Geometry::Attention(shape)) => attention(kernel, shape, position),
         (_, Geometry::ScatterAdd { count, cols, rows }) => match position {
             0 => *count,
@@ -53,6 +46,18 @@ fn row(kernel: &RowForm, arg: &ArgBinding, position: usize, rows: usize, cols: u
         Access::Columns => {
             kernel.partials.iter().filter(|(arg, _)| *arg == position).map(|(_, width)| *width).max().unwrap_or(0)
         }
+    }
+}
+
+fn product(form: &ProductForm, shape: &MatmulShape, arg: &ArgBinding, position: usize) -> usize {
+    let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
+    match (form.roles[position], &form.head, &form.tail) {
+        (Role::Left, ..) => matmul(Operand::A, shape),
+        (Role::Right(_), ..) => matmul(Operand::B, shape),
+        (Role::Result, ..) => matmul(Operand::C, shape),
+        (Role::Head(of_head), Some((head, _)), _) => row(head, arg, of_head, rows, shape.k),
+        (Role::Tail(of_tail), _, Some((tail, _))) => row(tail, arg, of_tail, rows, shape.n),
+        (Role::Head(_) | Role::Tail(_), ..) => 0,
     }
 }
 

@@ -131,6 +131,8 @@ pub struct Work {
     pub matrix_rows: usize,
     /// row-sized values alive at once
     pub live_rows: usize,
+    /// what every worker does for itself before its share of the rest
+    pub each: Option<Box<Work>>,
 }
 
 impl Work {
@@ -147,7 +149,7 @@ impl Work {
     /// Flops of the vector units.
     pub fn vector_flops(&self) -> f64 {
         let vectors: f64 = Class::ALL.iter().map(|&class| self.of(class) * class.flops()).sum();
-        vectors * LANES as f64 + self.row_scalars
+        vectors * LANES as f64 + self.row_scalars + self.each.as_ref().map_or(0.0, |each| each.vector_flops())
     }
 }
 

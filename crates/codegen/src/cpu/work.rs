@@ -8,10 +8,11 @@ use crate::cpu::attention_work::attention_work;
 use crate::cpu::chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
-use crate::product::{Tail, product};
+use crate::product::{Product, Role, parts};
 use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
-/// What can be generated for a CPU: row kernels, products with elementwise work after them, attention, copies, scatters.
+/// What can be generated for a CPU: row kernels, one or two products with elementwise work after them and, for few rows, row work
+/// before them, attention, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
@@ -19,7 +20,7 @@ impl Catalog for CpuCatalog {
     fn offers_form(&self, form: Form) -> bool {
         match form {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
-            Form::Matmul(form) => form.products == 1 && form.prologue == Reach::None && form.epilogue != Reach::Rows,
+            Form::Matmul(form) => form.products <= 2 && form.epilogue != Reach::Rows,
             Form::Attention(_) => form == Form::ATTENTION,
             Form::AttentionBackward | Form::Opaque => false,
         }
@@ -27,7 +28,7 @@ impl Catalog for CpuCatalog {
 
     fn offers(&self, draft: &Draft) -> bool {
         let can = match draft.form {
-            Form::Matmul(_) => product(draft).is_some(),
+            Form::Matmul(_) => parts(draft).is_some(),
             Form::Attention(_) => attention::recognise(draft).is_some(),
             _ => true,
         };
@@ -48,13 +49,7 @@ impl Catalog for CpuCatalog {
             (Source::Row(program), &Geometry::Row { rows, cols, .. }) => {
                 Counter { program, launch: &launch, rows, cols }.work()
             }
-            (Source::Product(kernel), Geometry::Product { shape, .. }) => {
-                let work = product_work(kernel.left, shape);
-                match &kernel.tail {
-                    Some(tail) => with_tail(work, tail, &launch, shape),
-                    None => work,
-                }
-            }
+            (Source::Product(kernel), Geometry::Product { shape, .. }) => product_with_sides(kernel, &launch, shape),
             (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
             (Source::Append(_), Geometry::Append(shape)) => append_work(shape),
@@ -247,32 +242,45 @@ fn unary_class(op: TileUnary) -> Class {
     }
 }
 
-/// Blocks of a batch of products, each packed and multiplied on one thread.
 /// Rows or columns of one block of a product, as its price counts them: the machine's numbers were fitted to products that were
 /// cut so. The kernels cut by threads and caches, which a price does not know.
 const PRODUCT_BLOCK: usize = 256;
 
-/// A product with what follows it: the tile program runs once over the result, whose sums it finds in cache.
-fn with_tail(product: Work, tail: &Tail<Program>, launch: &Launch, shape: &MatmulShape) -> Work {
-    let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
-    let mut args = launch.args[2..].to_vec();
-    let sums =
-        ArgBinding { dtype: Dtype::F32, written: false, offset: 0, leading: Vec::new(), ..launch.args[0].clone() };
-    args.insert(tail.sums, sums);
-    let launch = Launch { args, geometry: launch.geometry.clone() };
-    let after = Counter { program: &tail.body, launch: &launch, rows, cols: shape.n }.work();
-    let mut work = product;
-    for (sum, more) in work.vectors.iter_mut().zip(after.vectors) {
-        *sum += more;
+/// Products with what stands around them: every worker makes the first operand for itself, and the tile program of the tail runs once
+/// over the result, whose sums it finds in cache.
+fn product_with_sides(kernel: &Product<Program>, launch: &Launch, shape: &MatmulShape) -> Work {
+    let mut work = product_work(kernel, shape);
+    let roles = kernel.roles();
+    // The arguments of a side, those that are handed over like any other of f32.
+    let side = |program: &Program, role: fn(usize) -> Role| {
+        let handed =
+            ArgBinding { dtype: Dtype::F32, written: false, offset: 0, leading: Vec::new(), ..launch.args[0].clone() };
+        let known = |arg| roles.iter().position(|&known| known == role(arg)).map(|at| launch.args[at].clone());
+        let args = (0..program.args.len()).map(|arg| known(arg).unwrap_or_else(|| handed.clone())).collect();
+        Launch { args, geometry: launch.geometry.clone() }
+    };
+    if let Some(tail) = &kernel.tail {
+        let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
+        let launch = side(&tail.body, Role::Tail);
+        let after = Counter { program: &tail.body, launch: &launch, rows, cols: shape.n }.work();
+        for (sum, more) in work.vectors.iter_mut().zip(after.vectors) {
+            *sum += more;
+        }
+        work.tails += after.tails;
+        work.dispatches += after.dispatches;
+        work.row_scalars += after.row_scalars;
     }
-    work.tails += after.tails;
-    work.dispatches += after.dispatches;
-    work.row_scalars += after.row_scalars;
+    if let Some(head) = &kernel.head {
+        let launch = side(&head.body, Role::Head);
+        let before = Counter { program: &head.body, launch: &launch, rows: shape.m, cols: shape.k }.work();
+        work.each = Some(Box::new(Work { chunks: 1.0, streams: false, stream_from: 0.0, ..before }));
+    }
     work
 }
 
-fn product_work(dtype: Dtype, shape: &MatmulShape) -> Work {
+fn product_work(kernel: &Product<Program>, shape: &MatmulShape) -> Work {
     let &MatmulShape { m, n, k, .. } = shape;
+    let (dtype, rights) = (kernel.left, kernel.rights);
     let batch: usize = shape.batch.iter().map(|axis| axis[0]).product();
     let side = m.max(n);
     let blocks = side.div_ceil(PRODUCT_BLOCK);
@@ -280,25 +288,25 @@ fn product_work(dtype: Dtype, shape: &MatmulShape) -> Work {
     let mut work = Work {
         chunks: (batch * blocks).max(1) as f64,
         last_chunk: if batch == 1 { last as f64 / PRODUCT_BLOCK.min(side).max(1) as f64 } else { 1.0 },
-        products: (batch * blocks) as f64,
-        matrix_flops: 2.0 * (m * n * k * batch) as f64,
+        products: (batch * blocks * rights) as f64,
+        matrix_flops: 2.0 * (m * n * k * batch * rights) as f64,
         // Kernels hold whole vectors of a row of the result.
-        padded_flops: 2.0 * (m * n.next_multiple_of(LANES) * k * batch) as f64,
+        padded_flops: 2.0 * (m * n.next_multiple_of(LANES) * k * batch * rights) as f64,
         matrix_bits: 8 * dtype.bytes() as u32,
         matrix_rows: m,
         ..Work::default()
     };
     // The operand along the blocks is packed once, the other one for each block.
-    let (cut, whole) = if n > m { (k * n, m * k) } else { (m * k, k * n) };
-    work.packed = (batch * (cut + whole * blocks + m * n)) as f64;
+    let (times_left, times_right) = if n > m { (blocks, 1) } else { (1, blocks) };
+    work.packed = (batch * (m * k * times_left + rights * (k * n * times_right + m * n))) as f64;
     // A first operand that lies transposed is packed element by element, and so is any that is widened first.
-    let a = if shape.a.1 == 1 { 0 } else { m * k * if n > m { blocks } else { 1 } };
+    let a = if shape.a.1 == 1 { 0 } else { m * k * times_left };
     work.copied = (batch * a) as f64;
     // Bytes are multiplied as they are.
     if !matches!(dtype, Dtype::F32 | Dtype::I8) {
         work.add(Class::Convert, work.packed / LANES as f64);
-        let b = if shape.b.1 == 1 { 0 } else { k * n * if n > m { 1 } else { blocks } };
-        work.copied += (batch * b) as f64;
+        let b = if shape.b.1 == 1 { 0 } else { k * n * times_right };
+        work.copied += (batch * rights * b) as f64;
     }
     work
 }

@@ -3,10 +3,11 @@
 use deuteron_plan::{Catalog, Draft, Form, MatmulForm, Reach, Work, primitive_work};
 
 use crate::kernels::attention::cuda;
+use crate::kernels::matmul::cuda::skinny_parts;
 use crate::{attention, epilogue};
 
-/// What can be generated for a GPU: row kernels, products with the epilogues that a library has, attention, copies,
-/// scatters.
+/// What can be generated for a GPU: row kernels, products with the epilogues that a library has, products of few rows with row work
+/// before them and any elementwise work after them, attention, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CudaCatalog;
 
@@ -14,7 +15,7 @@ impl Catalog for CudaCatalog {
     fn offers_form(&self, form: Form) -> bool {
         match form {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
-            Form::Matmul(MatmulForm { prologue: Reach::None, epilogue, products: 1 }) => epilogue != Reach::Rows,
+            Form::Matmul(MatmulForm { epilogue, products: 1, .. }) => epilogue != Reach::Rows,
             Form::Attention(_) => form == Form::ATTENTION,
             Form::Matmul(_) | Form::AttentionBackward | Form::Opaque => false,
         }
@@ -22,7 +23,9 @@ impl Catalog for CudaCatalog {
 
     fn offers(&self, draft: &Draft) -> bool {
         match draft.form {
-            Form::Matmul(_) => self.offers_form(draft.form) && epilogue::recognise(draft).is_some(),
+            Form::Matmul(_) => {
+                self.offers_form(draft.form) && (skinny_parts(draft).is_some() || epilogue::recognise(draft).is_some())
+            }
             Form::Attention(_) => self.offers_form(draft.form) && attends(draft),
             form => self.offers_form(form),
         }

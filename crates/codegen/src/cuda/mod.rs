@@ -25,8 +25,11 @@ use deuteron_graph::Dtype;
 use deuteron_plan::Draft;
 
 use crate::body::{Body, Origin};
-use crate::cuda::row::{Line, Lines, PRELUDE};
+use crate::cuda::row::{Line, Lines};
+pub(crate) use crate::cuda::row::{PRELUDE, Side, gcd, type_name};
 use crate::kernels::attention::cuda::{self as attention, CudaAttention};
+use crate::kernels::matmul::cuda as skinny;
+use crate::kernels::matmul::cuda::SkinnyKernel;
 use crate::linear::{Earlier, earlier_sums};
 use crate::lower::lower;
 use crate::source::{Backend, Kernel, Launch, MatmulKernel, Source};
@@ -88,14 +91,16 @@ pub enum Family {
     Product(MatmulKernel),
     /// attention
     Attention(CudaAttention),
+    /// a matrix product of few rows, with what stands around it
+    Skinny(Box<SkinnyKernel>),
 }
 
-/// Renders a kernel. Matrix products stay with the vendor's library.
+/// Renders a kernel. Matrix products of many rows stay with the vendor's library.
 pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> Source {
     match kernel {
         Kernel::Row(body) => Source::Cuda(row::render(&earlier_sums(&body).body, launch, target)),
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
-        Kernel::Product(_) => unreachable!("products of our own are made for CPUs"),
+        Kernel::Product(product) => Source::Cuda(skinny::render(product, launch, target)),
         Kernel::Attention(kernel) => Source::Cuda(attention::render(kernel, launch, target)),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Append(bytes) => Source::Cuda(append::source(bytes)),
@@ -173,5 +178,6 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::Append(bytes) => append::grids(*bytes, launch),
         Family::Product(kernel) => product::grids(kernel, launch),
         Family::Attention(attention) => attention::grids(attention, launch, target),
+        Family::Skinny(kernel) => skinny::grids(kernel, launch),
     }
 }

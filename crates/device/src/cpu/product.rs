@@ -1,5 +1,5 @@
-//! Matrix products on the pool: parts of the result are tasks, and what follows the product is done on each block of sums
-//! while it is hot.
+//! Matrix products on the pool: parts of the result are tasks. What makes the first operand is done when a part asks for its rows, and
+//! what follows the product on each block of sums while it is hot.
 //!
 //! The bits of an element do not depend on how the result is cut, so neither do they on the number of threads.
 
@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Isa};
-use deuteron_codegen::kernels::matmul::cpu::{Block, Kernel, Left, Matrix, Part, Right, Scratch, Spec, Store, Values};
-use deuteron_codegen::{Geometry, MatmulShape, Product, Source, Tail};
+use deuteron_codegen::kernels::matmul::cpu::{
+    Block, Kernel, Left, Matrix, Part, Right, Scratch, Spec, Store, Values, Wanted,
+};
+use deuteron_codegen::{Geometry, Head, MatmulShape, Product, Role, Source, Tail};
 
-use crate::check::{Form, after_sums};
+use crate::check::{Form, mismatch};
 use crate::cpu::pool::Pool;
 use crate::cpu::row::{PerWorker, bind};
 use crate::error::DeviceError;
@@ -28,6 +30,8 @@ pub(crate) struct ProductTask {
     /// Rows and columns of a part, and how many parts lie below and beside each other.
     part: (usize, usize),
     parts: (usize, usize),
+    roles: Vec<Role>,
+    head_axes: Vec<Axis>,
     axes: Vec<Axis>,
     workers: Vec<PerWorker<Worker>>,
 }
@@ -35,16 +39,22 @@ pub(crate) struct ProductTask {
 /// What one worker has to itself.
 struct Worker {
     product: Scratch,
-    /// Arguments of what follows, the sums among them, and its memory.
-    args: Vec<BoundArg>,
-    after: Option<simd::Scratch>,
+    before: Option<Rows>,
+    after: Option<Rows>,
 }
 
-/// Where the operands and the result of one batch begin.
+/// What a worker needs to run a row program before or after the product.
+struct Rows {
+    /// Its arguments, those among them that are handed over.
+    args: Vec<BoundArg>,
+    memory: simd::Scratch,
+}
+
+/// Where the operands and the result of the first batch begin; those that there are.
 #[derive(Clone, Copy)]
 struct Operands {
     a: *const u8,
-    b: *const u8,
+    b: [*const u8; 2],
     c: *mut u8,
 }
 
@@ -55,10 +65,10 @@ unsafe impl Sync for Operands {}
 
 impl ProductTask {
     pub fn new(step: &Step, threads: usize, isa: Isa) -> Result<ProductTask, DeviceError> {
-        let (Source::Product(product), Geometry::Product { shape, axes }) =
+        let (Source::Product(product), Geometry::Product { shape, head_axes, axes }) =
             (&step.kernel.source, &step.launch.geometry)
         else {
-            return Err(DeviceError::Job { step: 0, argument: 0, problem: "not a product".into() });
+            return Err(mismatch(0, 0, "not a product".into()));
         };
         let spec = Spec {
             rows: shape.m,
@@ -66,20 +76,25 @@ impl ProductTask {
             left: product.left,
             right: product.right,
             right_strides: shape.b,
-            rights: 1,
+            rights: product.rights,
         };
         let kernel = Kernel::new(isa, spec);
+        if product.head.is_some() && !kernel.fills_whole_rows() {
+            return Err(mismatch(0, 0, "rows of its first operand are asked for in pieces".into()));
+        }
         let batches: usize = shape.batch.iter().map(|axis| axis[0]).product();
         // Where there are many products, each is one part.
         let sharing = if batches >= threads { 1 } else { threads };
         let part = kernel.part(shape.n, sharing);
         let floats = kernel.scratch(part.0.min(shape.m), part.1.min(shape.n));
-        let args = tail_arguments(step, product, shape.m * batches);
+        let roles = product.roles();
+        let rows = shape.m * batches;
         let worker = || Worker {
             product: Scratch::new(floats),
-            args: args.clone(),
-            after: product.tail.as_ref().map(|tail| simd::Scratch::for_program(&tail.body)),
+            before: product.head.as_ref().map(|head| Rows::new(step, &head.body, rows, &roles, Role::Head)),
+            after: product.tail.as_ref().map(|tail| Rows::new(step, &tail.body, rows, &roles, Role::Tail)),
         };
+        let bound = |axes: &[(usize, usize)]| axes.iter().map(|&(divide, modulo)| Axis { divide, modulo }).collect();
         Ok(ProductTask {
             isa,
             kernel,
@@ -87,10 +102,12 @@ impl ProductTask {
             offsets: step.launch.args.iter().map(|arg| arg.offset * arg.dtype.bytes()).collect(),
             part,
             parts: (shape.m.div_ceil(part.0.max(1)), shape.n.div_ceil(part.1.max(1))),
-            axes: axes.iter().map(|&(divide, modulo)| Axis { divide, modulo }).collect(),
+            head_axes: bound(head_axes),
+            axes: bound(axes),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
             shape: shape.clone(),
             source: step.kernel.clone(),
+            roles,
         })
     }
 
@@ -102,16 +119,21 @@ impl ProductTask {
     /// # Safety
     /// As for a row task: addresses valid for the checked extents, what is written overlaps nothing and is ours alone.
     pub unsafe fn run(&mut self, pool: &Pool, addresses: &[*mut u8], step: usize) -> Result<(), DeviceError> {
-        // An argument without elements may lie anywhere: numbers until they are used.
-        let base = |position: usize| addresses[position].wrapping_add(self.offsets[position]);
-        let operands = Operands { a: base(0), b: base(1), c: base(2) };
-        let sums = self.product().tail.as_ref().map(|tail| tail.sums);
-        if let Some(sums) = sums {
-            for position in 2..addresses.len() {
-                let address = base(position);
-                for worker in &mut self.workers {
-                    worker.0.get_mut().args[after_sums(position, sums)].base = address;
-                }
+        let null = std::ptr::null_mut();
+        let mut operands = Operands { a: null, b: [null; 2], c: null };
+        for (position, &role) in self.roles.iter().enumerate() {
+            // An argument without elements may lie anywhere: a number until it is used.
+            let address = addresses[position].wrapping_add(self.offsets[position]);
+            match role {
+                Role::Left => operands.a = address,
+                Role::Right(which) => operands.b[which] = address,
+                Role::Result => operands.c = address,
+                Role::Head(arg) => self.workers.iter_mut().for_each(|worker| {
+                    worker.0.get_mut().before.iter_mut().for_each(|rows| rows.args[arg].base = address);
+                }),
+                Role::Tail(arg) => self.workers.iter_mut().for_each(|worker| {
+                    worker.0.get_mut().after.iter_mut().for_each(|rows| rows.args[arg].base = address);
+                }),
             }
         }
         let this = &*self;
@@ -136,12 +158,15 @@ impl ProductTask {
         let product = self.product();
         let [in_a, in_b, in_c] = self.batch_offset(batch);
         let left = Matrix { base: operands.a.wrapping_add(in_a * product.left.bytes()), strides: self.shape.a };
-        let right = Matrix { base: operands.b.wrapping_add(in_b * product.right.bytes()), strides: self.shape.b };
+        let right = |base: *const u8| Right {
+            matrix: Matrix { base: base.wrapping_add(in_b * product.right.bytes()), strides: self.shape.b },
+            scales: None,
+        };
         // SAFETY: a worker runs one task at a time, so this is its own.
-        let Worker { product: scratch, args, after } = unsafe { &mut *self.workers[worker].0.get() };
+        let Worker { product: scratch, before, after } = unsafe { &mut *self.workers[worker].0.get() };
         let mut finish = |block: Block<'_>| match (&product.tail, &mut *after) {
             // SAFETY: the caller's promise; blocks are disjoint.
-            (Some(tail), Some(after)) => unsafe { self.follow(tail, block, batch, args, after) },
+            (Some(tail), Some(rows)) => unsafe { self.follow(tail, block, batch, rows) },
             _ => {
                 let to = operands.c.wrapping_add(in_c * product.result.bytes());
                 let store = Store { base: to, dtype: product.result, strides: self.shape.c };
@@ -149,31 +174,50 @@ impl ProductTask {
                 unsafe { store.block(self.isa, &block) };
             }
         };
-        let left = Left { values: Values::Lie(left), scales: None };
-        let right = Right { matrix: right, scales: None };
+        let mut fill = |wanted: Wanted<'_>| {
+            if let (Some(head), Some(rows)) = (&product.head, &mut *before) {
+                // SAFETY: the caller's promise; nothing is written but what is wanted.
+                unsafe { self.make(head, wanted, rows) };
+            }
+        };
+        let values = if product.head.is_some() { Values::Fill(&mut fill) } else { Values::Lie(left) };
+        let rights = operands.b.map(right);
         // SAFETY: batch, row and column are inside the sizes, so all elements are inside the checked extents.
-        unsafe { self.kernel.run(left, &[right], part, scratch, &mut finish) };
+        unsafe {
+            let left = Left { values, scales: None };
+            self.kernel.run(left, &rights[..product.rights], part, scratch, &mut finish);
+        }
+    }
+
+    /// Makes rows of the first operand.
+    unsafe fn make(&self, head: &Head<Program>, wanted: Wanted<'_>, rows: &mut Rows) {
+        debug_assert_eq!((wanted.inner, wanted.count), (0, self.shape.k), "whole rows");
+        // The program counts rows of the whole operand; those that are wanted lie at `to`.
+        let made = &mut rows.args[head.made];
+        made.base = wanted.to.as_mut_ptr().wrapping_sub(wanted.row * wanted.stride).cast();
+        made.dims[0].stride = wanted.stride;
+        let launch = simd::Launch { program: &head.body, args: &rows.args, axes: &self.head_axes, window: None };
+        let span = wanted.row..wanted.row + wanted.rows;
+        // SAFETY: the caller's promise for these rows of what is read; `to` has room for whole rows. No index is looked up, so
+        // there is no fault.
+        let _ = unsafe { simd::run(self.isa, &launch, span, &mut rows.memory, &mut []) };
     }
 
     /// Does what follows the product on a block of sums.
-    unsafe fn follow(
-        &self,
-        tail: &Tail<Program>,
-        block: Block<'_>,
-        batch: usize,
-        args: &mut [BoundArg],
-        scratch: &mut simd::Scratch,
-    ) {
+    unsafe fn follow(&self, tail: &Tail<Program>, block: Block<'_>, batch: usize, rows: &mut Rows) {
         let first = batch * self.shape.m + block.row;
         // The program counts rows and columns of the whole result; the block is where its own are.
-        let sums = &mut args[tail.sums];
-        sums.base = block.sums.as_mut_ptr().wrapping_sub(first * block.stride + block.column).cast();
-        sums.dims[0].stride = block.stride;
+        let back = first * block.stride + block.column;
+        for (&arg, values) in tail.sums.iter().zip([block.sums, block.second]) {
+            let sums = &mut rows.args[arg];
+            sums.base = values.as_mut_ptr().wrapping_sub(back).cast();
+            sums.dims[0].stride = block.stride;
+        }
         let window = Some((block.column, block.column + block.columns));
-        let launch = simd::Launch { program: &tail.body, args, axes: &self.axes, window };
+        let launch = simd::Launch { program: &tail.body, args: &rows.args, axes: &self.axes, window };
         // SAFETY: the caller's promise for the rows and columns of the block; its sums are the worker's own. No index is
         // looked up, so there is no fault.
-        let _ = unsafe { simd::run(self.isa, &launch, first..first + block.rows, scratch, &mut []) };
+        let _ = unsafe { simd::run(self.isa, &launch, first..first + block.rows, &mut rows.memory, &mut []) };
     }
 
     /// Elements from the start of a, b and c to a batch.
@@ -189,16 +233,22 @@ impl ProductTask {
     }
 }
 
-/// Arguments of what follows a product of so many rows, without addresses.
-fn tail_arguments(step: &Step, product: &Product<Program>, rows: usize) -> Vec<BoundArg> {
-    let Some(tail) = &product.tail else { return Vec::new() };
-    let form = Form::ProductRow([product.left, product.right], (&tail.body).into(), tail.sums);
-    let touched: usize = (0..step.launch.args.len()).map(|position| extent(&form, &step.launch, position)).sum();
-    let others = step.launch.args[2..].iter().map(|arg| bind(&arg.leading, arg.table_rows, touched));
-    let mut args: Vec<BoundArg> = others.collect();
-    // How far its rows are apart is known with each block.
-    args.insert(tail.sums, bind(&[(rows, 0)], 0, 0));
-    args
+impl Rows {
+    /// For a program over so many rows, without addresses.
+    fn new(step: &Step, program: &Program, rows: usize, roles: &[Role], role: fn(usize) -> Role) -> Rows {
+        let Source::Product(product) = &step.kernel.source else { unreachable!("checked by the caller") };
+        let form = Form::Product((&**product).into());
+        let touched: usize = (0..step.launch.args.len()).map(|position| extent(&form, &step.launch, position)).sum();
+        let bound = |arg: usize| match roles.iter().position(|&known| known == role(arg)) {
+            Some(position) => {
+                let arg = &step.launch.args[position];
+                bind(&arg.leading, arg.table_rows, touched)
+            }
+            // Handed over: how far its rows are apart is known with each block.
+            None => bind(&[(rows, 0)], 0, 0),
+        };
+        Rows { args: (0..program.args.len()).map(bound).collect(), memory: simd::Scratch::for_program(program) }
+    }
 }
 
 #[cfg(test)]

@@ -99,10 +99,7 @@ impl CpuExecutable {
 fn form(source: &Source) -> Option<Form<'_>> {
     match source {
         Source::Row(program) => Some(Form::Row(program.into())),
-        Source::Product(product) => Some(match &product.tail {
-            Some(tail) => Form::ProductRow([product.left, product.right], (&tail.body).into(), tail.sums),
-            None => Form::Product([product.left, product.right, product.result]),
-        }),
+        Source::Product(product) => Some(Form::Product((&**product).into())),
         Source::Attention(kernel) => Some(Form::Attention(*kernel)),
         Source::ScatterAdd(dtype) => Some(Form::ScatterAdd(*dtype)),
         Source::Append(bytes) => Some(Form::Append(*bytes)),

@@ -173,7 +173,9 @@ impl Program {
     /// Arena offsets must be multiples of the widest vector; inputs are asked for what their readers need.
     fn check_alignment(&mut self, index: usize, step: &crate::job::Step) -> Result<(), DeviceError> {
         let wide = match &step.kernel.source {
-            Source::Cuda(source) => matches!(source.family, Family::Row(_) | Family::Attention(_)),
+            Source::Cuda(source) => {
+                matches!(source.family, Family::Row(_) | Family::Attention(_) | Family::Skinny(_))
+            }
             _ => true,
         };
         for (position, (place, arg)) in step.places.iter().zip(&step.launch.args).enumerate() {
@@ -275,6 +277,7 @@ fn form(source: &Source) -> Option<Form<'_>> {
             Family::Append(bytes) => Form::Append(*bytes),
             Family::Product(kernel) => Form::Matmul(*kernel),
             Family::Attention(attention) => Form::Attention(attention.kernel),
+            Family::Skinny(kernel) => Form::Product((&kernel.product).into()),
         }),
         Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
         Source::Row(_) | Source::Product(_) | Source::Attention(_) => None,

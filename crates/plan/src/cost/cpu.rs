@@ -16,7 +16,8 @@ use crate::machine::{Machine, Quantity};
 pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic) -> Parts {
     let processors = machine.get(Quantity::Processors);
     let busy = busy_share(work, processors);
-    let alone = work.finished * machine.get(Quantity::FinishNs);
+    let each = work.each.as_ref().map_or(0.0, |each| vector_ns(machine, each));
+    let alone = work.finished * machine.get(Quantity::FinishNs) + each;
     let matrix = Seconds(work.padded_flops / matrix_rate(machine, work.matrix_bits).per_second) * (busy * processors);
     let products = work.products * machine.get(Quantity::ProductNs) + work.packed * machine.get(Quantity::PackNs);
     let shared = work.chunks > 1.0 && processors > 1.0;

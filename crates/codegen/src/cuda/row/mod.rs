@@ -8,9 +8,12 @@ mod config;
 mod emit;
 mod layout;
 mod passes;
+mod sides;
 
 pub use config::{Policy, RowConfig};
-pub(crate) use emit::{Line, Lines, PRELUDE};
+pub(crate) use emit::{Line, Lines, PRELUDE, type_name};
+pub(crate) use layout::gcd;
+pub(crate) use sides::Side;
 
 use crate::body::{Access, ArgSpec, Body};
 use crate::cuda::row::config::Facts;
@@ -18,7 +21,7 @@ use crate::cuda::row::emit::{Emission, partials};
 use crate::cuda::row::layout::layouts;
 use crate::cuda::row::passes::passes;
 use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, Word};
-use crate::source::{Geometry, Launch};
+use crate::source::{ArgBinding, Geometry, Launch};
 
 /// What is known of a compiled row kernel.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,7 +63,8 @@ pub(crate) fn lines(body: &Body, launch: &Launch, target: &CudaTarget) -> (Lines
         };
         let again = passes(body, facts.shared_rows, false);
         let sweeps = if config.policy == Policy::Streamed { &again } else { facts.passes };
-        let lines = emit::emit(&Emission { body, layouts: facts.layouts, passes: sweeps, config: &config });
+        let lines =
+            emit::emit(&Emission { body, layouts: facts.layouts, passes: sweeps, config: &config, handed: &[] });
         let kernel = RowKernel {
             args: body.args.clone(),
             cols: body.cols,
@@ -124,6 +128,29 @@ fn key(facts: &Facts) -> String {
     format!("{}-{hash:016x}-{}", facts.target.arch, length.max(1).next_power_of_two().trailing_zeros())
 }
 
+/// The words of an argument: its address, then what its rows' numbers are taken apart by.
+fn argument_words(spec: &ArgSpec, flat: bool, binding: &ArgBinding, position: usize) -> Vec<Word> {
+    let size = spec.dtype.bytes();
+    let mut words = vec![Word::Argument { position, offset: binding.offset * size }];
+    let layout = layout::layout(spec.access, flat, binding);
+    if matches!(spec.access, Access::GatheredRow { .. }) {
+        let stride = layout.axes.first().map_or(0, |&(_, stride)| stride);
+        words.extend([Word::Number((stride * size) as u64), Word::Number(binding.table_rows as u64)]);
+        return words;
+    }
+    for (axis, &(count, stride)) in layout.axes.iter().enumerate() {
+        words.push(Word::Number((stride * size) as u64));
+        if axis > 0 {
+            words.push(Word::Number(count as u64));
+        }
+    }
+    words
+}
+
+fn axis_words(axes: &[(usize, usize)]) -> impl Iterator<Item = Word> {
+    axes.iter().flat_map(|&(divide, modulo)| [Word::Number(divide as u64), Word::Number(modulo as u64)])
+}
+
 /// The grids of a launch: the kernel, then the sums of its blocks added up.
 pub(crate) fn grids(kernel: &RowKernel, launch: &Launch, target: &CudaTarget) -> Grids {
     let Geometry::Row { rows, cols, ref axes } = launch.geometry else { return Grids::default() };
@@ -132,25 +159,9 @@ pub(crate) fn grids(kernel: &RowKernel, launch: &Launch, target: &CudaTarget) ->
     let blocks = config.blocks(length, target.processors);
     let mut words = Vec::new();
     for (position, (spec, binding)) in kernel.args.iter().zip(&launch.args).enumerate() {
-        let size = spec.dtype.bytes();
-        words.push(Word::Argument { position, offset: binding.offset * size });
-        let layout = layout::layout(spec.access, kernel.flat, binding);
-        if matches!(spec.access, Access::GatheredRow { .. }) {
-            let stride = layout.axes.first().map_or(0, |&(_, stride)| stride);
-            words.push(Word::Number((stride * size) as u64));
-            words.push(Word::Number(binding.table_rows as u64));
-            continue;
-        }
-        for (axis, &(count, stride)) in layout.axes.iter().enumerate() {
-            words.push(Word::Number((stride * size) as u64));
-            if axis > 0 {
-                words.push(Word::Number(count as u64));
-            }
-        }
+        words.extend(argument_words(spec, kernel.flat, binding, position));
     }
-    for &(divide, modulo) in axes {
-        words.extend([Word::Number(divide as u64), Word::Number(modulo as u64)]);
-    }
+    words.extend(axis_words(axes));
     words.extend([Word::Number(length as u64), Word::Fault, Word::Workspace(0)]);
     let mut list = Vec::new();
     if blocks > 0 {

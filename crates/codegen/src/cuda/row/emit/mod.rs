@@ -5,6 +5,7 @@
 //! row, a loop over the thread's chunks of columns, then the reductions of the sweep, all behind one barrier.
 
 mod names;
+mod sides;
 mod sums;
 mod values;
 
@@ -12,7 +13,9 @@ use std::collections::HashMap;
 
 use deuteron_graph::{Dtype, ReduceOp};
 
-use self::names::{Kind, reduce_name, scalar_type, shared_name, type_name};
+pub(crate) use self::names::type_name;
+use self::names::{Kind, reduce_name, scalar_type, shared_name};
+pub(crate) use self::sides::{emit_head, emit_tail};
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
 use crate::cuda::row::config::{Policy, RowConfig};
 use crate::cuda::row::layout::ArgLayout;
@@ -40,11 +43,13 @@ pub(crate) struct Emission<'a> {
     pub layouts: &'a [ArgLayout],
     pub passes: &'a Passes,
     pub config: &'a RowConfig,
+    /// Arguments that are no memory: what a product hands over, or is handed.
+    pub handed: &'a [usize],
 }
 
 /// The lines of a row kernel.
 pub(crate) fn emit(emission: &Emission) -> Lines {
-    let mut writer = Writer { it: emission, lines: Vec::new(), depth: 0, origin: None, names: HashMap::new() };
+    let mut writer = Writer::new(emission);
     writer.constants();
     let constants = std::mem::take(&mut writer.lines);
     writer.line("");
@@ -58,9 +63,12 @@ pub(crate) fn emit(emission: &Emission) -> Lines {
 }
 
 /// Fields of the parameter after the arguments' own: the order in which [`super::grids`] fills them.
-pub(crate) fn fields(body: &Body, layouts: &[ArgLayout]) -> Vec<String> {
+pub(crate) fn fields(body: &Body, layouts: &[ArgLayout], handed: &[usize]) -> Vec<String> {
     let mut fields = Vec::new();
     for (arg, (spec, layout)) in body.args.iter().zip(layouts).enumerate() {
+        if handed.contains(&arg) {
+            continue;
+        }
         fields.push(format!("a{arg}"));
         if matches!(spec.access, Access::GatheredRow { .. }) {
             fields.push(format!("s{arg}_0"));
@@ -100,6 +108,12 @@ struct Writer<'a> {
     names: HashMap<ExprId, String>,
 }
 
+impl<'a> Writer<'a> {
+    fn new(emission: &'a Emission<'a>) -> Writer<'a> {
+        Writer { it: emission, lines: Vec::new(), depth: 0, origin: None, names: HashMap::new() }
+    }
+}
+
 impl Writer<'_> {
     fn line(&mut self, text: impl AsRef<str>) {
         let text = text.as_ref();
@@ -134,7 +148,7 @@ impl Writer<'_> {
 
     fn parameters(&mut self) {
         self.open("struct Parameters {");
-        for field in fields(self.it.body, self.it.layouts) {
+        for field in fields(self.it.body, self.it.layouts, self.it.handed) {
             self.line(format!("unsigned long long {field};"));
         }
         self.depth -= 1;
@@ -562,8 +576,9 @@ impl Writer<'_> {
         let wide = if self.it.config.wide { "u64" } else { "u32" };
         // Indices first: a gathered row waits for its index.
         let order = |arg: &usize| matches!(body.args[*arg].access, Access::GatheredRow { .. });
+        let is_memory = |arg: usize| !self.is_hoisted(arg) && !self.it.handed.contains(&arg);
         let mut args: Vec<usize> =
-            (0..body.args.len()).filter(|&arg| !self.is_hoisted(arg) && wanted(&body.args[arg])).collect();
+            (0..body.args.len()).filter(|&arg| is_memory(arg) && wanted(&body.args[arg])).collect();
         args.sort_by_key(order);
         for arg in args {
             let constant = if body.args[arg].written { "" } else { "const " };
@@ -730,6 +745,13 @@ impl Writer<'_> {
                         )),
                     }
                 }
+                Stage::Store { arg, .. } if self.it.handed.contains(&usize::from(arg)) => {
+                    let value = self.name_for(stored(self.it.body, &stage), Kind::Float);
+                    self.line("#pragma unroll");
+                    self.line(format!(
+                        "for (int i = 0; i < V; ++i) if (live && in) put((int)row, col + i, at({value}, i));"
+                    ));
+                }
                 Stage::Store { arg, .. } if !self.is_per_row_store(&stage) => {
                     let value = self.name_for(stored(self.it.body, &stage), self.kind_stored(arg));
                     let (ty, size) = (self.type_of(arg as usize), self.size_of(arg as usize));
@@ -821,6 +843,7 @@ impl Writer<'_> {
         let along = |arg: &usize| {
             let spec = &self.it.body.args[*arg];
             !spec.written
+                && !self.it.handed.contains(arg)
                 && matches!(spec.access, Access::Row | Access::GatheredRow { .. })
                 && !self.sweeps_of(*arg).is_empty()
         };

@@ -12,7 +12,7 @@ pub(super) enum Kind {
     Truth,
 }
 
-pub(super) fn type_name(dtype: Dtype) -> &'static str {
+pub(crate) fn type_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "F32",
         Dtype::F16 => "F16",

@@ -24,6 +24,7 @@ impl Writer<'_> {
                 self.origin = None;
                 return;
             }
+            Expr::Load(arg) if let Some(sums) = self.handed_sums(arg) => format!("at({sums}, 0)"),
             Expr::Load(arg) => {
                 let at = if body.flat { format!("(const char*)p.a{arg}") } else { format!("g{arg}") };
                 format!("load_one({}{{}}, {at})", self.type_of(arg as usize))
@@ -45,6 +46,7 @@ impl Writer<'_> {
         let name = format!("e{}", id.index());
         self.origin = Some(Origin::Expr(id));
         let value = match body.expr(id) {
+            Expr::Load(arg) if let Some(sums) = self.handed_sums(arg) => sums,
             Expr::Load(arg) => {
                 let arg = arg as usize;
                 let raw = match config.policy {
@@ -89,6 +91,12 @@ impl Writer<'_> {
             self.line(format!("k{}[{slot}] = Packer<{held}>::pack({name});", id.index()));
         }
         self.origin = None;
+    }
+
+    /// The sums that an argument is, where a product hands them over.
+    fn handed_sums(&self, arg: u16) -> Option<String> {
+        let position = self.it.handed.iter().position(|&handed| handed == usize::from(arg))?;
+        Some(format!("sums[{position}]"))
     }
 
     /// How many expressions and stages read a value.

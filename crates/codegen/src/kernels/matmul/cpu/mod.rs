@@ -260,6 +260,11 @@ impl Kernel {
         self.method
     }
 
+    /// Whether a part asks for its rows of A as a whole, each once.
+    pub fn fills_whole_rows(&self) -> bool {
+        self.method.0 == Way::Stream
+    }
+
     /// Floats of [`Scratch`] that a part of at most so many rows and columns needs.
     pub fn scratch(&self, rows: usize, columns: usize) -> usize {
         self.isa.dispatch(Size { kernel: self, rows, columns })

@@ -1,0 +1,95 @@
+//! Row work beside a product, spread over the threads of the product's kernel.
+
+use crate::body::{Access, ArgSpec, Body};
+use crate::cuda::Word;
+use crate::cuda::row::config::{Policy, RowConfig};
+use crate::cuda::row::emit::{Emission, emit_head, emit_tail};
+use crate::cuda::row::layout::{ArgLayout, layout};
+use crate::cuda::row::passes::passes;
+use crate::cuda::row::{argument_words, axis_words};
+use crate::source::ArgBinding;
+
+/// Columns of one argument that a thread of a head holds in registers, at most; longer rows are read by every sweep.
+const HELD: usize = 32;
+
+/// What makes the first operand of a product, or what follows it.
+pub(crate) struct Side<'a> {
+    pub body: &'a Body,
+    /// How each argument lies and its position in the launch; none of those that are handed over.
+    pub args: Vec<Option<(usize, &'a ArgBinding)>>,
+    /// Arguments that are handed over.
+    pub handed: &'a [usize],
+    /// (divide, modulo) of each launch axis.
+    pub axes: &'a [(usize, usize)],
+    /// Columns that a thread takes at once; they divide the columns of both sides.
+    pub vector: usize,
+}
+
+impl Side<'_> {
+    /// The text of a head, for a block of so many threads and as many rows as it can have.
+    pub fn head(&self, rows: usize, threads: usize) -> String {
+        // A warp has a row to itself, or the whole block has the only row: so no barrier is between several rows.
+        let threads_per_row = if rows == 1 { threads } else { 32 };
+        let chunks = self.body.cols.div_ceil(threads_per_row * self.vector).max(1);
+        let policy = if chunks * self.vector <= HELD { Policy::Registers } else { Policy::Streamed };
+        let config = self.config(policy, threads_per_row, threads / threads_per_row, chunks);
+        let layouts = self.layouts();
+        let sweeps = passes(self.body, &self.shared(&layouts), policy == Policy::Registers);
+        let emission =
+            Emission { body: self.body, layouts: &layouts, passes: &sweeps, config: &config, handed: self.handed };
+        emit_head(&emission)
+    }
+
+    /// The text of a tail.
+    pub fn tail(&self) -> String {
+        let config = self.config(Policy::Streamed, 1, 1, 1);
+        let layouts = self.layouts();
+        let sweeps = passes(self.body, &self.shared(&layouts), false);
+        let emission =
+            Emission { body: self.body, layouts: &layouts, passes: &sweeps, config: &config, handed: self.handed };
+        emit_tail(&emission)
+    }
+
+    /// The words of its parameter, as [`crate::cuda::row::emit::fields`] names them.
+    pub fn words(&self, rows: usize) -> Vec<Word> {
+        let mut words = Vec::new();
+        for (spec, &(position, binding)) in self.specs() {
+            words.extend(argument_words(spec, false, binding, position));
+        }
+        words.extend(axis_words(self.axes));
+        // It looks up nothing and sums over no rows, so it needs neither fault nor workspace.
+        words.extend([Word::Number(rows as u64), Word::Number(0), Word::Number(0)]);
+        words
+    }
+
+    fn specs(&self) -> impl Iterator<Item = (&ArgSpec, &(usize, &ArgBinding))> {
+        self.body.args.iter().zip(&self.args).filter_map(|(spec, arg)| Some((spec, arg.as_ref()?)))
+    }
+
+    fn layouts(&self) -> Vec<ArgLayout> {
+        let handed = ArgLayout { axes: Vec::new(), alignment: 16 };
+        let args = self.body.args.iter().zip(&self.args);
+        args.map(|(spec, arg)| arg.map_or(handed.clone(), |(_, binding)| layout(spec.access, false, binding))).collect()
+    }
+
+    fn shared(&self, layouts: &[ArgLayout]) -> Vec<bool> {
+        let args = self.body.args.iter().zip(layouts);
+        args.map(|(spec, layout)| spec.access == Access::Row && layout.axes.is_empty()).collect()
+    }
+
+    fn config(&self, policy: Policy, threads_per_row: usize, rows_per_block: usize, chunks: usize) -> RowConfig {
+        RowConfig {
+            policy,
+            vector: self.vector,
+            threads_per_row,
+            rows_per_block,
+            chunks,
+            parts: 1,
+            cluster: false,
+            resident: 0,
+            stages: 0,
+            wide: false,
+            why: String::new(),
+        }
+    }
+}

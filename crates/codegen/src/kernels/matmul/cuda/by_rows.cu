@@ -1,0 +1,92 @@
+
+// B is [K, N]. A block owns STRIP columns; its threads stand ACROSS by DOWN, and a thread takes 16 bytes of DEEP neighbouring rows
+// at a time. K is cut into SPLIT parts of PART rows, one a block of a cluster.
+
+constexpr int DOWN = THREADS / ACROSS;
+constexpr int STRIP = ACROSS * WIDE;
+
+struct alignas(4 * DEEP) Run { float v[DEEP]; };
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __grid_constant__ Parameters p) {
+    extern __shared__ float4 s_dynamic[];
+    float* const s_left = (float*)s_dynamic;
+#if __CUDA_ARCH__ >= 900
+    // Every block of the cluster must run before another one writes into its shared memory.
+    if (SPLIT > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+    const int x = threadIdx.x % ACROSS, y = threadIdx.x / ACROSS;
+    const int strip = blockIdx.x / SPLIT * STRIP, part = blockIdx.x % SPLIT;
+    const int first = part * PART, last = min(first + PART, K);
+    const int width = N - (strip + x * WIDE);
+    const char* const g_right = (const char*)p.right + (i64)(strip + x * WIDE) * Right::SIZE;
+    auto load = [&](Weights* to, int inner) {
+#pragma unroll
+        for (int d = 0; d < DEEP; ++d) {
+            const int k = first + inner + d;
+            to[d] = load_weights(g_right + (i64)k * (i64)p.right_next, k < last ? width : 0);
+        }
+    };
+    Weights now[DEEP], next[DEEP];
+    load(now, y * DEEP);
+    fill_left(p, s_left, first, last);
+    __syncthreads();
+    float sums[M * WIDE];
+#pragma unroll
+    for (int i = 0; i < M * WIDE; ++i) sums[i] = 0.0f;
+    for (int inner = y * DEEP; inner < last - first; inner += DOWN * DEEP) {
+        load(next, inner + DOWN * DEEP);
+        Run left[M];
+#pragma unroll
+        for (int r = 0; r < M; ++r) left[r] = *(const Run*)(s_left + r * LEFT + inner);
+#pragma unroll
+        for (int d = 0; d < DEEP; ++d) {
+#pragma unroll
+            for (int i = 0; i < WIDE; ++i) {
+                const float weight = element(Right{}, now[d].w, i);
+#pragma unroll
+                for (int r = 0; r < M; ++r) sums[r * WIDE + i] = fmaf(left[r].v[d], weight, sums[r * WIDE + i]);
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < DEEP; ++d) now[d] = next[d];
+    }
+    // Threads below each other in a warp, then warps, then blocks. The sums take the place of A.
+    constexpr int BELOW = 32 / ACROSS, HELD = M * WIDE > BELOW ? M * WIDE / BELOW : 1;
+    constexpr int ALIKE = BELOW * HELD / (M * WIDE);
+    add_lanes<M * WIDE, 16, ACROSS>(sums);
+    __syncthreads();
+    float* const s_sums = s_left;
+    const int below = threadIdx.x % 32 / ACROSS;
+    if (below % ALIKE == 0) {
+#pragma unroll
+        for (int i = 0; i < HELD; ++i) {
+            const int index = below / ALIKE * HELD + i;
+            s_sums[(threadIdx.x / 32 * M + index / WIDE) * STRIP + x * WIDE + index % WIDE] = sums[i];
+        }
+    }
+    __syncthreads();
+    constexpr int VECTORS = M * STRIP / V;
+#if __CUDA_ARCH__ >= 900
+    if (SPLIT > 1) {
+        // Vector e of every part goes to block e % SPLIT of the cluster, behind what that block may still use as A and sums.
+        constexpr int SHARE = (VECTORS + SPLIT - 1) / SPLIT * V;
+        float* const s_parts = s_left + PARTS_AT;
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        for (int e = threadIdx.x; e < VECTORS; e += THREADS) {
+            const F sum = add_pieces(s_sums + e * V, WARPS, M * STRIP);
+#pragma unroll
+            for (int i = 0; i < V; ++i) put(s_parts + part * SHARE + e / SPLIT * V + i, sum.v[i], e % SPLIT);
+        }
+        __syncwarp();
+        cluster_barrier();
+        for (int e = threadIdx.x * SPLIT + part; e < VECTORS; e += THREADS * SPLIT) {
+            const F sum = add_pieces(s_parts + e / SPLIT * V, SPLIT, SHARE);
+            finish(p, e * V / STRIP, strip + e * V % STRIP, sum);
+        }
+        return;
+    }
+#endif
+    for (int e = threadIdx.x; e < VECTORS; e += THREADS) {
+        finish(p, e * V / STRIP, strip + e * V % STRIP, add_pieces(s_sums + e * V, WARPS, M * STRIP));
+    }
+}

@@ -1,0 +1,332 @@
+//! Products of 1 to 8 rows on CUDA: each weight is read once, at the speed of the memory.
+//!
+//! | layout of B | a block                                                | sums of K are added over           |
+//! |-------------|--------------------------------------------------------|------------------------------------|
+//! | `[k, n]`    | a strip of columns; a cluster shares K                 | threads, warps, blocks of a cluster|
+//! | `[n, k]`    | walks over strips; a warp has four columns at a time   | lanes, warps that share K          |
+//!
+//! - Operands are f32, f16 or bf16, sums f32 in a fixed order. Row work may make the first operand: every block does it for
+//!   itself. Elementwise work may follow.
+//! - Traffic: weights once; A once a block, from the L2. Loads are of 16 bytes where sizes and strides allow it.
+//! - Limits: the rows of A as floats take at most 56 KiB, what every GPU of ours has for a block.
+
+use deuteron_graph::Dtype;
+use deuteron_plan::Draft;
+
+use crate::body::{Access, ArgSpec, Body, Expr, Exprs, Stage};
+use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PRELUDE, Side, Word, gcd, type_name};
+use crate::linear::earlier_sums;
+use crate::lower::lower_matmul_shape;
+use crate::product::{HEAD_ROWS, Parts, Product, Role, Tail, lower_product, parts};
+use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered, MatmulShape};
+
+/// Threads of a block, as in `skinny.cuh`.
+const THREADS: usize = 256;
+/// Warps of a block.
+const WARPS: usize = THREADS / 32;
+/// Columns of a warp where B is `[n, k]`.
+const NEAR: usize = 4;
+/// Bytes of A in shared memory, at most.
+const LEFT_BYTES: usize = 56 << 10;
+/// Columns, at most: they are counted by 32 bits, as are strips beyond the last one.
+const COLUMNS: usize = 1 << 30;
+/// Rows of B that a part of a cluster has, at least.
+const PART: usize = 32;
+
+/// A product of few rows, compiled for its sizes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SkinnyKernel {
+    /// the product; it always has a tail
+    pub product: Product<Body>,
+    /// how it is spread over threads
+    pub config: SkinnyConfig,
+}
+
+/// How a product of few rows is spread over threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SkinnyConfig {
+    /// rows, rounded up to a power of two
+    pub rows: usize,
+    /// columns of a block
+    pub strip: usize,
+    /// floats from one row of A to the next
+    pub left: usize,
+    /// blocks that stay on a multiprocessor
+    pub resident: usize,
+    /// blocks of a launch
+    pub blocks: usize,
+    /// columns that head and tail take at once
+    pub vector: usize,
+    /// which way B lies
+    pub weights: Weights,
+}
+
+/// How the weights lie, and who reads which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weights {
+    /// `[k, n]`
+    ByRows {
+        /// threads side by side
+        across: usize,
+        /// rows that a thread takes at once
+        deep: usize,
+        /// blocks of a cluster, each with a part of K
+        split: usize,
+        /// rows of a part
+        part: usize,
+    },
+    /// `[n, k]`
+    ByColumns {
+        /// warps that share K
+        slices: usize,
+    },
+}
+
+/// A draft as a product of few rows that this kernel computes.
+pub(crate) fn skinny_parts(draft: &Draft) -> Option<Parts> {
+    let found = parts(draft)?;
+    let &[product] = found.products.as_slice() else { return None };
+    let (shape, [a, b]) = lower_matmul_shape(draft.graph, draft.placement, product);
+    let floats = |dtype: Dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
+    let one = shape.batch.is_empty() && (1..=HEAD_ROWS).contains(&shape.m) && (1..COLUMNS).contains(&shape.n);
+    // The longest row of A that a config pads it to.
+    let left = shape.k.next_multiple_of(512) * shape.m.next_power_of_two() * 4;
+    let held = shape.k > 0 && left <= LEFT_BYTES;
+    let alike = shape.b.0 == 1 || shape.b.1 == 1;
+    (one && held && alike && floats(a.dtype) && floats(b.dtype) && floats(draft.graph.node(product).dtype))
+        .then_some(found)
+}
+
+/// Lowers a draft that consists of `parts`; where nothing follows the product, its sums are stored by a tail.
+pub(crate) fn lower_skinny(draft: &Draft, parts: &Parts) -> Lowered {
+    let Lowered { kernel, mut launch } = lower_product(draft, parts);
+    let (Kernel::Product(mut product), Geometry::Product { shape, .. }) = (kernel, &launch.geometry) else {
+        unreachable!("a product was lowered")
+    };
+    if product.tail.is_none() {
+        let mut exprs = Exprs::default();
+        let value = exprs.make(Expr::Load(0));
+        let spec = |dtype, written| ArgSpec { dtype, access: Access::Row, written };
+        let body = Body {
+            cols: shape.n,
+            args: vec![spec(Dtype::F32, false), spec(product.result, true)],
+            exprs: exprs.finish(),
+            stages: vec![Stage::Store { value, arg: 1 }],
+            ..Body::default()
+        };
+        product.tail = Some(Tail { body, sums: vec![0] });
+        if let Some(result) = launch.args.last_mut() {
+            result.leading = vec![(shape.m, shape.n)];
+        }
+    }
+    Lowered { kernel: Kernel::Product(product), launch }
+}
+
+/// Renders a product of few rows for its launch.
+pub(crate) fn render(mut product: Product<Body>, launch: &Launch, target: &CudaTarget) -> CudaSource {
+    if let Some(head) = &mut product.head {
+        head.body = earlier_sums(&head.body).body;
+    }
+    let Geometry::Product { shape, .. } = &launch.geometry else { unreachable!("a product has its sizes") };
+    let config = config(&product, shape, target);
+    let kernel = SkinnyKernel { product, config };
+    let text = kernel.constants(shape, launch)
+        + PRELUDE
+        + &kernel.sides(launch)
+        + include_str!("skinny.cuh")
+        + match config.weights {
+            Weights::ByRows { .. } => include_str!("by_rows.cu"),
+            Weights::ByColumns { .. } => include_str!("by_columns.cu"),
+        };
+    CudaSource { name: "skinny".into(), text, family: Family::Skinny(Box::new(kernel)) }
+}
+
+/// The grid of a launch.
+pub(crate) fn grids(kernel: &SkinnyKernel, launch: &Launch) -> Grids {
+    let Geometry::Product { shape, .. } = &launch.geometry else { return Grids::default() };
+    let config = &kernel.config;
+    let mut words = match kernel.head(launch) {
+        Some(head) => head.words(shape.m),
+        None => vec![Word::Number(0)],
+    };
+    words.extend(kernel.tail(launch).words(shape.m));
+    let address = |role: Role| {
+        let position = kernel.product.roles().iter().position(|&known| known == role);
+        position.map_or(Word::Number(0), |position| {
+            let arg = &launch.args[position];
+            Word::Argument { position, offset: arg.offset * arg.dtype.bytes() }
+        })
+    };
+    let bytes = |elements: usize, dtype: Dtype| Word::Number((elements * dtype.bytes()) as u64);
+    let (left, right) = (kernel.product.left, kernel.product.right);
+    words.extend([address(Role::Left), bytes(shape.a.0, left), bytes(shape.a.1, left)]);
+    words.extend([address(Role::Right(0)), bytes(next(shape), right), Word::Number(shape.m as u64)]);
+    let cluster = if let Weights::ByRows { split, .. } = config.weights { split as u32 } else { 1 };
+    let grid = Grid {
+        entry: "skinny",
+        blocks: [config.blocks as u32, 1, 1],
+        threads: THREADS as u32,
+        cluster,
+        shared: config.shared() as u32,
+        words,
+    };
+    Grids { list: vec![grid], workspace: 0, checks_indices: false }
+}
+
+/// Whether B is `[k, n]`.
+fn is_by_rows(shape: &MatmulShape) -> bool {
+    shape.b.1 == 1
+}
+
+/// Elements from one row of B to the next, or from one column to the next.
+fn next(shape: &MatmulShape) -> usize {
+    if is_by_rows(shape) { shape.b.0 } else { shape.b.1 }
+}
+
+/// Enough blocks for all multiprocessors, of strips as wide and parts of K as long as that allows.
+fn config(product: &Product<Body>, shape: &MatmulShape, target: &CudaTarget) -> SkinnyConfig {
+    let &MatmulShape { m, n, k, .. } = shape;
+    let rows = m.next_power_of_two();
+    let wide = 16 / product.right.bytes();
+    let vector = gcd(gcd(n, k), 4);
+    // Two rows of 16 bytes each take more registers than three blocks leave: NVRTC 13 spills 8 bytes.
+    let resident = if rows == 1 { 3 } else { 2 };
+    let (weights, strip, left, blocks) = if is_by_rows(shape) {
+        let splits = if target.arch.has_clusters() { [1, 2, 4, 8].as_slice() } else { &[1] };
+        let fits = |&split: &usize| split == 1 || k / split >= PART;
+        let all = [8, 4, 2]
+            .into_iter()
+            .flat_map(|across| splits.iter().copied().filter(fits).map(move |split| (across, split)));
+        let blocks = |&(across, split): &(usize, usize)| n.div_ceil(across * wide) * split;
+        let enough = all.clone().find(|shape| blocks(shape) >= target.processors);
+        let (across, split) = enough.or_else(|| all.max_by_key(blocks)).unwrap_or((8, 1));
+        let deep = if rows == 8 { 2 } else { 4 };
+        // A whole number of vectors, whatever the type.
+        let part = k.div_ceil(split).next_multiple_of(8);
+        let left = part.next_multiple_of(THREADS / across * deep);
+        (Weights::ByRows { across, deep, split, part }, across * wide, left, blocks(&(across, split)))
+    } else {
+        let step = 32 * wide;
+        let steps = k.div_ceil(step);
+        let strip = |slices: usize| WARPS / slices * NEAR;
+        let possible = [1, 2, 4, 8].into_iter().filter(|&slices| slices <= steps);
+        let enough = possible.clone().find(|&slices| n.div_ceil(strip(slices)) >= target.processors);
+        let slices = enough.or(possible.last()).unwrap_or(1);
+        let strips = n.div_ceil(strip(slices));
+        // Every block walks over as many strips as any other, but for the last ones.
+        let turns = strips.div_ceil((target.processors * resident).max(1));
+        (Weights::ByColumns { slices }, strip(slices), steps * step, strips.div_ceil(turns))
+    };
+    SkinnyConfig { rows, strip, left, resident, blocks, vector, weights }
+}
+
+impl SkinnyConfig {
+    /// Floats before those that the blocks of a cluster give each other: A, or the sums of the warps, which take its place.
+    fn parts_at(&self) -> usize {
+        let sums = if let Weights::ByRows { .. } = self.weights { WARPS * self.rows * self.strip } else { 0 };
+        (self.rows * self.left).max(sums)
+    }
+
+    /// Bytes of shared memory.
+    fn shared(&self) -> usize {
+        let parts = match self.weights {
+            Weights::ByRows { split, .. } if split > 1 => {
+                (self.rows * self.strip / self.vector).div_ceil(split) * self.vector * split
+            }
+            Weights::ByRows { .. } | Weights::ByColumns { .. } => 0,
+        };
+        4 * (self.parts_at() + parts)
+    }
+}
+
+impl SkinnyKernel {
+    fn constants(&self, shape: &MatmulShape, launch: &Launch) -> String {
+        let (config, product) = (&self.config, &self.product);
+        let offset = |role: Role| {
+            let position = product.roles().iter().position(|&known| known == role);
+            position.map_or(0, |position| launch.args[position].offset)
+        };
+        // Bytes that every access is a multiple of, a power of two up to 16.
+        let access = |dtype: Dtype, elements: [usize; 3]| {
+            elements.iter().fold(16, |all, &count| gcd(all, count * dtype.bytes()))
+        };
+        let along = if is_by_rows(shape) { shape.n } else { shape.k };
+        let right = access(product.right, [next(shape), along, offset(Role::Right(0))]);
+        let left = match shape.a.1 {
+            1 => access(product.left, [shape.a.0, shape.k, offset(Role::Left)]),
+            _ => product.left.bytes(),
+        };
+        let mut text = format!("// {}\n", self.describe(shape));
+        let mut number = |name: &str, value: usize| text += &format!("constexpr int {name} = {value};\n");
+        number("V", config.vector);
+        number("M", config.rows);
+        number("N", shape.n);
+        number("K", shape.k);
+        number("ACCESS", right);
+        number("LEFT_ACCESS", left);
+        number("LEFT", config.left);
+        number("RESIDENT", config.resident);
+        match config.weights {
+            Weights::ByRows { across, deep, split, part } => {
+                number("ACROSS", across);
+                number("DEEP", deep);
+                number("SPLIT", split);
+                number("PART", part);
+                number("PARTS_AT", config.parts_at());
+            }
+            Weights::ByColumns { slices } => {
+                number("NEAR", NEAR);
+                number("SLICES", slices);
+            }
+        }
+        text += &format!("constexpr bool BY_ROWS = {};\n", is_by_rows(shape));
+        text += &format!("constexpr bool HEAD = {};\n\n", product.head.is_some());
+        text
+    }
+
+    fn describe(&self, shape: &MatmulShape) -> String {
+        let MatmulShape { m, n, k, .. } = shape;
+        let how = match self.config.weights {
+            Weights::ByRows { split: 1, .. } => "weights by rows".to_string(),
+            Weights::ByRows { split, .. } => format!("weights by rows, K over {split} blocks of a cluster"),
+            Weights::ByColumns { slices: 1 } => "weights by columns".to_string(),
+            Weights::ByColumns { slices } => format!("weights by columns, K over {slices} warps"),
+        };
+        format!("product of {m} rows, {n} columns, inner size {k}: {how}, {} blocks", self.config.blocks)
+    }
+
+    /// The types of the operands, and the functions of head and tail.
+    fn sides(&self, launch: &Launch) -> String {
+        let product = &self.product;
+        let head = match self.head(launch) {
+            Some(head) => head.head(self.config.rows, THREADS),
+            None => include_str!("no_head.cuh").to_string(),
+        };
+        let (left, right) = (type_name(product.left), type_name(product.right));
+        format!("\ntypedef {left} Left;\ntypedef {right} Right;\n\n{head}\n{}", self.tail(launch).tail())
+    }
+
+    fn head<'a>(&'a self, launch: &'a Launch) -> Option<Side<'a>> {
+        let head = self.product.head.as_ref()?;
+        Some(self.side(launch, &head.body, std::slice::from_ref(&head.made), Role::Head))
+    }
+
+    fn tail<'a>(&'a self, launch: &'a Launch) -> Side<'a> {
+        let tail = self.product.tail.as_ref().expect("`lower_skinny` gives every product a tail");
+        self.side(launch, &tail.body, &tail.sums, Role::Tail)
+    }
+
+    fn side<'a>(&self, launch: &'a Launch, body: &'a Body, handed: &'a [usize], role: fn(usize) -> Role) -> Side<'a> {
+        let roles = self.product.roles();
+        let arg = |arg: usize| -> Option<(usize, &'a ArgBinding)> {
+            let position = roles.iter().position(|&known| known == role(arg))?;
+            Some((position, &launch.args[position]))
+        };
+        let axes: &[(usize, usize)] = match (&launch.geometry, role(0)) {
+            (Geometry::Product { head_axes, .. }, Role::Head(_)) => head_axes,
+            (Geometry::Product { axes, .. }, _) => axes,
+            _ => &[],
+        };
+        Side { body, args: (0..body.args.len()).map(arg).collect(), handed, axes, vector: self.config.vector }
+    }
+}

@@ -1,0 +1,154 @@
+//! Products of few rows on a GPU: each is one kernel of ours, and right by f64, whatever the sizes, the dtype, the layout of the weights
+//! and the work around it. Each test needs a GPU and says so where there is none.
+
+use deuteron::cuda::{self, Options, Search};
+use deuteron::reference::Array;
+use deuteron::verify::Expected;
+use deuteron::{Dtype, Engine, Error, Graph, Session, Strategy, Tensor, seed};
+use deuteron_codegen::Source;
+use deuteron_codegen::cuda::Family;
+use deuteron_testkit::hardware;
+
+/// With red zones around all memory.
+fn gpu() -> Option<Engine> {
+    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
+    hardware::gpu(|| -> Result<Engine, Error> {
+        cuda::open(&Options { search, red_zones: true, ..Options::default() })
+    })
+}
+
+fn parsed(text: &str, dtype: Dtype) -> Graph {
+    text.replace("float", &dtype.to_string()).parse().unwrap()
+}
+
+/// Runs a graph twice over poisoned results.
+fn run(engine: &Engine, graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
+    let mut session = Session::new(engine, graph, Strategy::Greedy).unwrap();
+    let is_skinny =
+        |source: &Source| matches!(source, Source::Cuda(source) if matches!(source.family, Family::Skinny(_)));
+    let kernels = session.kernels();
+    assert!(kernels.len() == 1 && is_skinny(&kernels[0].source), "one kernel of ours: {}", session.plan());
+    let outputs = |session: &Session| -> Vec<Tensor> {
+        (0..graph.outputs().len()).map(|index| session.output(index).unwrap()).collect()
+    };
+    let mut again: Option<Vec<Tensor>> = None;
+    for _ in 0..2 {
+        session.poison().unwrap();
+        session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
+        let found = outputs(&session);
+        let same = again.iter().flatten().zip(&found).all(|(a, b)| a.is_bitwise(b));
+        assert!(same, "the same bits in every run: {}", session.plan());
+        again = Some(found);
+    }
+    again.unwrap_or_default()
+}
+
+fn check(engine: &Engine, text: &str, dtype: Dtype) {
+    let graph = parsed(text, dtype);
+    let inputs = seed::inputs(&graph, 7).unwrap();
+    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
+    let expected = Expected::new(&graph, &arrays, false).unwrap();
+    let verification = expected.verify(&graph, &run(engine, &graph, &inputs)).unwrap();
+    assert!(verification.holds(), "{dtype}: {:?}\n{text}", verification.worst());
+}
+
+/// Graphs of one kernel: both ways that weights lie, with and without row work before and elementwise work after.
+fn graphs([m, k, n]: [usize; 3]) -> Vec<String> {
+    let x = format!("x = input float[{m},{k}]");
+    let norm = format!("h = layer_norm x w:float[{k}] b:float[{k}]");
+    let tied = format!("m = weight float[{n},{k}] ; t = transpose m [1,0]");
+    let mut all = vec![
+        format!("{x} ; y = matmul x m:float[{k},{n}] ; out y"),
+        format!("{x} ; l = linear x m:float[{k},{n}] c:float[{n}] ; y = gelu l ; out y"),
+        format!("{x} ; {tied} ; y = matmul x t ; out y"),
+        format!("{x} ; {tied} ; y = matmul x t ; z = cast y f32 ; out z"),
+    ];
+    // A head has several columns.
+    if k > 1 {
+        all.extend([
+            format!("{x} ; {norm} ; l = linear h m:float[{k},{n}] c:float[{n}] ; y = gelu l ; out y"),
+            format!(
+                "{x} ; h = rms_norm x w:float[{k}] ; l = matmul h m:float[{k},{n}] ; r = input float[{m},{n}]
+y = add l r ; out y"
+            ),
+            format!("{x} ; seed = input i32[] ; h = dropout x seed p=0.3 offset=5 ; y = matmul h m:float[{k},{n}] ; out y"),
+            format!("{x} ; {tied} ; {norm} ; y = matmul h t ; out y"),
+            format!("{x} ; {tied} ; r = input float[{m},{k}] ; s = add x r ; h = softmax s ; l = matmul h t ; y = silu l ; out y"),
+        ]);
+    }
+    all
+}
+
+#[test]
+fn every_number_of_rows_and_every_dtype() {
+    let Some(engine) = gpu() else { return };
+    for dtype in Dtype::FLOATS {
+        for rows in 1..=8 {
+            graphs([rows, 256, 384]).iter().for_each(|text| check(&engine, text, dtype));
+        }
+    }
+}
+
+#[test]
+fn odd_sizes() {
+    let Some(engine) = gpu() else { return };
+    let sizes =
+        [[1, 1, 1], [1, 2, 1], [2, 127, 129], [3, 129, 127], [7, 1500, 33], [5, 33, 1500], [8, 36, 10], [4, 770, 6]];
+    for dtype in Dtype::FLOATS {
+        for size in sizes {
+            graphs(size).iter().for_each(|text| check(&engine, text, dtype));
+        }
+    }
+}
+
+#[test]
+fn the_products_of_gpt2() {
+    let Some(engine) = gpu() else { return };
+    for size in [[1, 768, 2304], [1, 768, 768], [4, 768, 3072], [1, 3072, 768], [4, 3072, 768], [2, 768, 5000]] {
+        graphs(size).iter().for_each(|text| check(&engine, text, Dtype::Bf16));
+    }
+    let head = graphs([2, 768, 50257]).swap_remove(2);
+    check(&engine, &head, Dtype::Bf16);
+}
+
+#[test]
+fn operands_that_are_parts_of_others() {
+    let Some(engine) = gpu() else { return };
+    for dtype in Dtype::FLOATS {
+        // Rows apart, and addresses and sizes that no vector divides.
+        check(
+            &engine,
+            "a = input float[3,300] ; x = slice a axis=1 start=7 length=129 ; y = matmul x m:float[129,65] ; out y",
+            dtype,
+        );
+        check(
+            &engine,
+            "x = input float[3,64] ; v = weight float[64,130] ; w = slice v axis=1 start=3 length=64 ; y = matmul x w ; out y",
+            dtype,
+        );
+        check(
+            &engine,
+            "x = input float[3,64] ; v = weight float[64,192] ; w = slice v axis=1 start=64 length=64 ; y = matmul x w ; out y",
+            dtype,
+        );
+    }
+}
+
+#[test]
+fn what_is_no_number_stays_in_its_row() {
+    let Some(engine) = gpu() else { return };
+    for text in &graphs([3, 129, 65]) {
+        if text.contains("dropout") || text.contains("softmax") {
+            continue;
+        }
+        let graph = parsed(text, Dtype::F32);
+        let mut inputs = seed::inputs(&graph, 3).unwrap();
+        let mut x = inputs[0].to_f32().unwrap();
+        x[128] = f32::NAN;
+        inputs[0] = Tensor::from_f32(Dtype::F32, [3, 129], &x).unwrap();
+        let outputs = run(&engine, &graph, &inputs);
+        let values = outputs[0].to_f32().unwrap();
+        assert!(values[..65].iter().all(|value| value.is_nan()), "{text}");
+        assert!(values[65..].iter().all(|value| value.is_finite()), "{text}");
+    }
+}

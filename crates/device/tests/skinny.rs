@@ -1,0 +1,156 @@
+//! Products of few rows for CUDA: which groups become one kernel, what it is launched with, and that the real compiler takes it
+//! without spills. No GPU and no driver are needed.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, grids};
+use deuteron_codegen::kernels::matmul::cuda::{SkinnyConfig, Weights};
+use deuteron_codegen::{Backend, Source, render};
+use deuteron_device::cuda::library::{self, Search};
+use deuteron_device::cuda::nvrtc::{Compiler, Request};
+use deuteron_graph::{Dtype, Graph};
+use deuteron_plan::{Machine, Strategy, Target, plan};
+
+fn compiler() -> Option<Compiler> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
+    let named = std::env::var_os("DEUTERON_NVRTC_ENV").map(PathBuf::from);
+    let search = Search { cuda_home: None, environments: named.into_iter().chain([workspace]).collect() };
+    match library::nvrtc(&search) {
+        Ok(token) => Some(Compiler::new(token)),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "\nSKIPPED, NOT TESTED: NVRTC is not here: {error}\n");
+            None
+        }
+    }
+}
+
+/// The sources of a graph's kernels and what they are launched with.
+fn sources(text: &str, dtype: Dtype, arch: Arch) -> Vec<(Source, Vec<Grid>)> {
+    let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
+    let machine = Machine::profile("h200").unwrap();
+    let planned = plan(&graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
+    let target = CudaTarget::new(arch, 132);
+    let made = planned.groups.iter().map(|group| {
+        let (source, launch) = render(&group.draft(&graph, &planned.placement), &Backend::Cuda(target.clone()));
+        let list = if let Source::Cuda(source) = &source { grids(source, &launch, &target).list } else { Vec::new() };
+        (source, list)
+    });
+    made.collect()
+}
+
+/// The only kernel of a graph.
+fn one(text: &str, dtype: Dtype, arch: Arch) -> (CudaSource, SkinnyConfig, Grid) {
+    let mut all = sources(text, dtype, arch);
+    assert_eq!(all.len(), 1, "{text}");
+    let (Source::Cuda(source), mut list) = all.remove(0) else { panic!("no source of ours: {text}") };
+    let Family::Skinny(kernel) = &source.family else { panic!("{:?}: {text}", source.family) };
+    assert_eq!(list.len(), 1, "{text}");
+    let config = kernel.config;
+    (source, config, list.remove(0))
+}
+
+/// Graphs of one kernel: both ways that weights lie, with and without row work before and elementwise work after.
+fn graphs([m, k, n]: [usize; 3]) -> Vec<String> {
+    let x = format!("x = input float[{m},{k}]");
+    let norm = format!("h = layer_norm x w:float[{k}] b:float[{k}]");
+    let tied = format!("m = weight float[{n},{k}] ; t = transpose m [1,0]");
+    vec![
+        format!("{x} ; y = matmul x m:float[{k},{n}] ; out y"),
+        format!("{x} ; l = linear x m:float[{k},{n}] c:float[{n}] ; y = gelu l ; out y"),
+        format!("{x} ; {norm} ; l = linear h m:float[{k},{n}] c:float[{n}] ; y = gelu l ; out y"),
+        format!(
+            "{x} ; h = rms_norm x w:float[{k}] ; l = matmul h m:float[{k},{n}] ; r = input float[{m},{n}] ; y = add l r ; out y"
+        ),
+        format!("{x} ; h = silu x ; y = matmul h m:float[{k},{n}] ; out y"),
+        format!("{x} ; {tied} ; y = matmul x t ; out y"),
+        format!("{x} ; {tied} ; {norm} ; y = matmul h t ; z = cast y f32 ; out z"),
+        format!("{x} ; {tied} ; h = softmax x ; y = matmul h t ; z = silu y ; out z"),
+    ]
+}
+
+const SIZES: [[usize; 3]; 7] =
+    [[1, 768, 3072], [2, 768, 2304], [4, 3072, 768], [8, 768, 50257], [3, 127, 129], [7, 1500, 33], [1, 2, 1]];
+
+#[test]
+fn every_kernel_compiles_without_spills() {
+    let Some(compiler) = compiler() else { return };
+    let (mut failures, mut most, mut count) = (Vec::new(), 0, 0);
+    // Every dtype for one size, each number of rows that is compiled for one dtype.
+    let of_dtypes = Dtype::FLOATS.map(|dtype| (dtype, [8, 768, 384]));
+    for (dtype, size) in of_dtypes
+        .into_iter()
+        .chain([[1, 768, 3072], [2, 768, 2304], [4, 1500, 33], [3, 127, 129]].map(|size| (Dtype::Bf16, size)))
+    {
+        for (text, arch) in graphs(size).iter().flat_map(|text| [(text, Arch::Sm80), (text, Arch::Sm90a)]) {
+            let (source, config, _) = one(text, dtype, arch);
+            let label = format!("{dtype} {arch}: {text}: {config:?}");
+            count += 1;
+            match compiler.compile(&Request { name: "skinny", text: &source.text, arch: arch.name(), options: &[] }) {
+                Ok(cubin) => {
+                    let entry = &cubin.entries[0];
+                    most = most.max(entry.registers);
+                    println!("{} registers: {label}", entry.registers);
+                    if entry.spill_stores + entry.spill_loads > 0 {
+                        failures.push(format!("spills {} bytes: {label}", entry.spill_stores));
+                    }
+                }
+                Err(error) => failures.push(format!("{label}: {error}")),
+            }
+        }
+    }
+    println!("{count} kernels compiled, {most} registers at most");
+    assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn every_launch_is_within_the_limits_of_the_architecture() {
+    for size in SIZES.into_iter().chain([[1, 14000, 100], [8, 1500, 768], [5, 64, 100_000]]) {
+        for dtype in Dtype::FLOATS {
+            for text in graphs(size) {
+                for arch in Arch::ALL {
+                    let (_, config, grid) = one(&text, dtype, arch);
+                    let label = format!("{dtype} {arch}: {text}: {config:?}: {grid:?}");
+                    // Static shared memory: sums of the warps, and what a head reduces with.
+                    assert!(grid.shared as usize + 4096 <= arch.block_shared(), "{label}");
+                    let clusters = if arch.has_clusters() { 8 } else { 1 };
+                    assert!((1..=clusters).contains(&grid.cluster), "{label}");
+                    assert!(grid.blocks[0] > 0 && grid.blocks[0].is_multiple_of(grid.cluster), "{label}");
+                    assert!(grid.words.len() * 8 <= 4096, "{label}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_multiprocessors_have_work_where_there_are_weights_for_them() {
+    // The products of GPT-2 for one token.
+    for ([k, n], split) in [([768, 2304], 4), ([768, 768], 8), ([768, 3072], 4), ([3072, 768], 8)] {
+        let text = format!("x = input float[1,{k}] ; y = matmul x m:float[{k},{n}] ; out y");
+        let (_, config, grid) = one(&text, Dtype::Bf16, Arch::Sm90a);
+        assert!(
+            matches!(config.weights, Weights::ByRows { split: found, .. } if found == split),
+            "{k}x{n}: {config:?}"
+        );
+        assert!(grid.blocks[0] >= 132, "{k}x{n}: {grid:?}");
+    }
+    let head = "x = input float[1,768] ; m = weight float[50257,768] ; t = transpose m [1,0] ; y = matmul x t ; out y";
+    let (_, config, grid) = one(head, Dtype::Bf16, Arch::Sm90a);
+    assert_eq!(config.weights, Weights::ByColumns { slices: 1 });
+    assert!((132 * 2..=132 * 3).contains(&grid.blocks[0]), "{grid:?}");
+}
+
+#[test]
+fn products_of_more_rows_stay_with_the_library() {
+    let library = |text: &str| matches!(sources(text, Dtype::Bf16, Arch::Sm90a)[..], [(Source::Matmul(_), _)]);
+    assert!(library("x = input float[9,768] ; l = linear x m:float[768,768] c:float[768] ; out l"));
+    // More than the shared memory of a block holds.
+    assert!(library("x = input float[8,3072] ; l = linear x m:float[3072,768] c:float[768] ; out l"));
+    // Batches.
+    assert!(library("x = input float[4,1,64] ; y = input float[4,64,100] ; z = matmul x y ; out z"));
+    // A norm of more rows is a kernel of its own.
+    let norm =
+        "x = input float[16,768] ; h = layer_norm x w:float[768] b:float[768] ; y = matmul h m:float[768,768] ; out y";
+    assert_eq!(sources(norm, Dtype::Bf16, Arch::Sm90a).len(), 2);
+}
