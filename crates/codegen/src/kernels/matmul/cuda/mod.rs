@@ -209,9 +209,9 @@ fn config(product: &Product<Body>, shape: &MatmulShape, target: &CudaTarget) -> 
         let step = 32 * wide;
         let steps = k.div_ceil(step);
         let strip = |slices: usize| WARPS / slices * NEAR;
-        let possible = [1, 2, 4, 8].into_iter().filter(|&slices| slices <= steps);
+        let mut possible = [1, 2, 4, 8].into_iter().filter(|&slices| slices <= steps);
         let enough = possible.clone().find(|&slices| n.div_ceil(strip(slices)) >= target.processors);
-        let slices = enough.or(possible.last()).unwrap_or(1);
+        let slices = enough.or(possible.next_back()).unwrap_or(1);
         let strips = n.div_ceil(strip(slices));
         // Every block walks over as many strips as any other, but for the last ones.
         let turns = strips.div_ceil((target.processors * resident).max(1));
