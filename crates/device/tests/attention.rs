@@ -510,7 +510,7 @@ fn tiles_side_by_side() {
     let wide = named_kernel(Dtype::Bf16, 128, AttentionMask::Causal, false);
     let single = named_kernel(Dtype::F32, 64, AttentionMask::Causal, false);
     let dropped = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, true);
-    let mut print = |kernel: AttentionKernel, sizes: [usize; 4], ways: &[Option<Way>]| {
+    let print = |kernel: AttentionKernel, sizes: [usize; 4], ways: &[Option<Way>]| {
         let case = Case::new(kernel, sizes, 1.0);
         for &way in ways {
             let (mut executable, memory) = case.load(&device, way);
