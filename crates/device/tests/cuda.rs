@@ -13,7 +13,7 @@ use deuteron_device::cuda::library::Search;
 use deuteron_device::cuda::{Options, Span};
 use deuteron_device::{
     Buffer, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable, Inputs, Job, Kernel, Launching,
-    Memory, NoStates, Place, States, Step,
+    Memory, NoStates, Place, Step,
 };
 use deuteron_graph::{Dtype, Graph, NodeId};
 
