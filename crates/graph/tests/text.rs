@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use deuteron_graph::{Dtype, Graph, GraphError, Mask, Quantized, differentiate, extract};
-use deuteron_testkit::fixtures::{GRAPHS, MALFORMED};
+use deuteron_testkit::fixtures::{CACHE, GRAPHS, MALFORMED};
 use deuteron_testkit::fuzz;
 
 fn round_trip(graph: &Graph) {
@@ -15,7 +15,7 @@ fn round_trip(graph: &Graph) {
 
 #[test]
 fn printing_and_parsing_are_inverse() {
-    for text in GRAPHS {
+    for text in GRAPHS.into_iter().chain([CACHE]) {
         let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
         round_trip(&graph);
     }

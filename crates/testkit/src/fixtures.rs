@@ -1,7 +1,15 @@
 //! Graphs in text form: one of each kind of statement, and what users write first.
 
-/// Well-formed graphs. Together they hold every operation.
-pub const GRAPHS: [&str; 11] = [
+/// A well-formed graph that has no gradient.
+pub const CACHE: &str = "cache = input bf16[2,3,4,9,8] ; rows = input bf16[2,3,4,2,8] ; p = input i32[3] ; q = input bf16[3,4,2,8]
+c = append cache rows p batch=1
+ks = slice c axis=0 start=0 length=1 ; k = reshape ks [3,4,9,8] ; vs = slice c axis=0 start=1 length=1 ; v = reshape vs [3,4,9,8]
+a = attention q k v p mask=cached
+s = attention_scores q k p mask=cached
+out a s c";
+
+/// Well-formed graphs. With [`CACHE`] they hold every operation.
+pub const GRAPHS: [&str; 10] = [
     "graph norm_gelu
 x = input f32[4,8]
 w = weight f32[8] ; b = weight f32[8]
@@ -29,12 +37,6 @@ b = attention q k v m seed mask=additive scale=0.25 p=0.5 offset=1
 c = attention_scores q k
 d = causal_mask c
 out a b c d",
-    "cache = input bf16[2,3,4,9,8] ; rows = input bf16[2,3,4,2,8] ; p = input i32[3] ; q = input bf16[3,4,2,8]
-c = append cache rows p batch=1
-ks = slice c axis=0 start=0 length=1 ; k = reshape ks [3,4,9,8] ; vs = slice c axis=0 start=1 length=1 ; v = reshape vs [3,4,9,8]
-a = attention q k v p mask=cached
-s = attention_scores q k p mask=cached
-out a s c",
     "x = input f32[6,10]
 a = neg x ; b = abs a ; c = exp a ; d = add b 1.5 ; e = log d ; f = sqrt d ; g = rsqrt d ; h = reciprocal d
 i = tanh c ; j = erf c ; k = sigmoid c ; l = round c ; m = sub x a ; n = mul x -2.5 ; o = div x d ; p = max x a ; q = min x a
