@@ -12,7 +12,7 @@ use serde_json::Value;
 const TESTS: [(&str, &[&str]); 3] = [
     ("deuteron-device", &["cuda*", "attention", "nvrtc", "cache"]),
     ("deuteron", &["cuda*"]),
-    ("deuteron-gpt2", &["parity", "synthetic"]),
+    ("deuteron-gpt2", &["engines"]),
 ];
 
 /// Packages whose own unit tests use a GPU too.

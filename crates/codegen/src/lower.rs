@@ -8,7 +8,7 @@ use deuteron_plan::{Draft, GroupKind, Layout, Placed, Placement, Space, finished
 use crate::attention;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
 use crate::epilogue::{Operand, recognise};
-use crate::kernels::matmul::cuda::{lower_skinny, skinny_parts};
+use crate::kernels::matmul::cuda::{lower_skinny, skinny_parts_on};
 use crate::product::{lower_product, parts};
 use crate::source::{
     AppendShape, ArgBinding, Backend, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece,
@@ -19,14 +19,14 @@ use crate::source::{
 pub fn lower(group: &Draft, backend: &Backend) -> Lowered {
     let (graph, placement) = (group.graph, group.placement);
     match group.form.kind() {
-        GroupKind::Matmul if *backend == Backend::Cpu => {
-            lower_product(group, &parts(group).expect("the catalogue offers products that we have"))
-        }
         GroupKind::Row => lower_row(graph, placement, group),
         // A GPU's products are a library's, unless they have few rows.
-        GroupKind::Matmul => match skinny_parts(group) {
-            Some(parts) => lower_skinny(group, &parts),
-            None => lower_matmul(group),
+        GroupKind::Matmul => match backend {
+            Backend::Cpu => lower_product(group, &parts(group).expect("the catalogue offers products that we have")),
+            Backend::Cuda(target) => match skinny_parts_on(group, target.arch) {
+                Some(parts) => lower_skinny(group, &parts),
+                None => lower_matmul(group),
+            },
         },
         GroupKind::ScatterAdd => lower_scatter(graph, placement, group.nodes[0]),
         GroupKind::Append => lower_append(graph, placement, group.nodes[0]),

@@ -14,7 +14,8 @@ use deuteron_graph::Dtype;
 use deuteron_plan::Draft;
 
 use crate::body::{Access, ArgSpec, Body, Expr, Exprs, Stage};
-use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PRELUDE, Side, Word, gcd, type_name};
+use crate::cuda::{Arch, CudaSource, CudaTarget, Family, Grid, Grids, PRELUDE, Side, Word, gcd, type_name};
+use crate::epilogue::recognise;
 use crate::linear::earlier_sums;
 use crate::lower::lower_matmul_shape;
 use crate::product::{HEAD_ROWS, Parts, Product, Role, Tail, lower_product, parts};
@@ -26,8 +27,10 @@ const THREADS: usize = 256;
 const WARPS: usize = THREADS / 32;
 /// Columns of a warp where B is `[n, k]`.
 const NEAR: usize = 4;
-/// Bytes of A in shared memory, at most.
+/// Bytes of A in shared memory, at most: every architecture has as many.
 const LEFT_BYTES: usize = 56 << 10;
+/// The same where an architecture has more, and the library stands in where it has not.
+const MORE_LEFT_BYTES: usize = 97 << 10;
 /// Columns, at most: they are counted by 32 bits, as are strips beyond the last one.
 const COLUMNS: usize = 1 << 30;
 /// Rows of B that a part of a cluster has, at least.
@@ -82,8 +85,19 @@ pub enum Weights {
     },
 }
 
-/// A draft as a product of few rows that this kernel computes.
+/// A draft as a product of few rows that this kernel computes on any architecture.
 pub(crate) fn skinny_parts(draft: &Draft) -> Option<Parts> {
+    few_rows(draft, LEFT_BYTES)
+}
+
+/// The same for one architecture: longer rows than all take, if the library would do the same.
+pub(crate) fn skinny_parts_on(draft: &Draft, arch: Arch) -> Option<Parts> {
+    let longer = || recognise(draft).and_then(|_| few_rows(draft, arch.block_shared().min(MORE_LEFT_BYTES)));
+    skinny_parts(draft).or_else(longer)
+}
+
+/// A product of few rows whose first operand takes at most so many bytes of shared memory.
+fn few_rows(draft: &Draft, most: usize) -> Option<Parts> {
     let found = parts(draft)?;
     let &[product] = found.products.as_slice() else { return None };
     let (shape, [a, b]) = lower_matmul_shape(draft.graph, draft.placement, product);
@@ -91,7 +105,7 @@ pub(crate) fn skinny_parts(draft: &Draft) -> Option<Parts> {
     let one = shape.batch.is_empty() && (1..=HEAD_ROWS).contains(&shape.m) && (1..COLUMNS).contains(&shape.n);
     // The longest row of A that a config pads it to.
     let left = shape.k.next_multiple_of(512) * shape.m.next_power_of_two() * 4;
-    let held = shape.k > 0 && left <= LEFT_BYTES;
+    let held = shape.k > 0 && left <= most;
     let alike = shape.b.0 == 1 || shape.b.1 == 1;
     (one && held && alike && floats(a.dtype) && floats(b.dtype) && floats(draft.graph.node(product).dtype))
         .then_some(found)

@@ -2,11 +2,11 @@
 
 use std::ops::ControlFlow;
 
-use deuteron::cuda::{self, Search};
 use deuteron::reference::{Allowance, Array, Rounding, compare, interpret, longest_reduction};
 use deuteron::{Engine, Graph, Strategy, seed};
 use deuteron_gpt2::{Config, GenerateOptions, Gpt2, Options, Piece, Sampling, Start, Weights, model, next_logits};
-use deuteron_testkit::hardware;
+
+use crate::gpu;
 
 const CONFIG: Config =
     Config { layers: 2, heads: 4, hidden: 64, vocabulary: 1000, context: 64, tied: false, ..Config::SMALL };
@@ -21,11 +21,6 @@ fn a_cpu_matches_the_reference() {
 fn a_gpu_matches_the_reference() {
     let Some(engine) = gpu() else { return };
     check(&engine);
-}
-
-fn gpu() -> Option<Engine> {
-    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
-    hardware::gpu(|| cuda::open(&cuda::Options { search, ..cuda::Options::default() }))
 }
 
 fn check(engine: &Engine) {

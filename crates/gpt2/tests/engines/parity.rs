@@ -1,14 +1,12 @@
 //! Logits and greedy tokens of the transformers library, on any engine, under two plans, alone and together.
 
-mod support;
-
 use std::ops::ControlFlow;
 
-use deuteron::cuda::{self, Search};
 use deuteron::{Dtype, Engine, Strategy};
 use deuteron_gpt2::{Checkpoint, Config, GenerateOptions, Gpt2, Sampling, Stop, Weights};
-use deuteron_testkit::hardware;
-use support::{Library, fixture};
+
+use crate::gpu;
+use crate::support::{Library, fixture};
 
 const MODELS: [&str; 4] = ["gelu", "shards", "bf16", "f16"];
 const STRATEGIES: [Strategy; 2] = [Strategy::Unfused, Strategy::Fused];
@@ -21,10 +19,7 @@ fn a_cpu_says_what_the_library_says() {
 
 #[test]
 fn a_gpu_says_what_the_library_says() {
-    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
-    let Some(engine) = hardware::gpu(|| cuda::open(&cuda::Options { search, ..cuda::Options::default() })) else {
-        return;
-    };
+    let Some(engine) = gpu() else { return };
     check(&engine);
 }
 
