@@ -4,14 +4,15 @@ use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
 use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
 
 use crate::attention;
-use crate::cpu::attention_work::attention_work;
+use crate::cpu::attention_work::{attention_rows_work, attention_work, backward_work};
 use crate::cpu::chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
 use crate::product::{Tail, product};
 use crate::source::{ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
-/// What can be generated for a CPU: row kernels, products with elementwise work after them, attention, copies, scatters.
+/// What can be generated for a CPU: row kernels, products with elementwise work after them, attention with row work after it,
+/// copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
@@ -20,15 +21,17 @@ impl Catalog for CpuCatalog {
         match form {
             Form::Row | Form::Copy | Form::ScatterAdd => true,
             Form::Matmul(form) => form.products == 1 && form.prologue == Reach::None && form.epilogue != Reach::Rows,
-            Form::Attention(_) => form == Form::ATTENTION,
-            Form::AttentionBackward | Form::Opaque => false,
+            Form::Attention(form) => !form.projection,
+            Form::AttentionBackward => true,
+            Form::Opaque => false,
         }
     }
 
     fn offers(&self, draft: &Draft) -> bool {
         let can = match draft.form {
             Form::Matmul(_) => product(draft).is_some(),
-            Form::Attention(_) => attention::recognise(draft).is_some(),
+            Form::Attention(_) => attention::recognise(draft).is_some() || attention::rows::recognise(draft).is_some(),
+            Form::AttentionBackward => attention::backward::recognise(draft).is_some(),
             _ => true,
         };
         can && self.offers_form(draft.form)
@@ -50,10 +53,18 @@ impl Catalog for CpuCatalog {
             }
             (Source::Product(kernel), Geometry::Product { shape, .. }) => {
                 let work = product_work(kernel.left, shape);
+                let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
                 match &kernel.tail {
-                    Some(tail) => with_tail(work, tail, &launch, shape),
+                    Some(tail) => with_tail(work, tail, &launch, 2, rows),
                     None => work,
                 }
+            }
+            (Source::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => backward_work(kernel, shape),
+            (Source::AttentionRows(kernel), Geometry::AttentionRows { shape, .. }) => {
+                let joined = kernel.tail.body.cols / kernel.attention.width;
+                let work = attention_rows_work(&kernel.attention, shape, joined);
+                let rows = shape.batch * shape.heads / joined * shape.queries;
+                with_tail(work, &kernel.tail, &launch, kernel.operands(), rows)
             }
             (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
@@ -251,22 +262,23 @@ fn unary_class(op: TileUnary) -> Class {
 /// cut so. The kernels cut by threads and caches, which a price does not know.
 const PRODUCT_BLOCK: usize = 256;
 
-/// A product with what follows it: the tile program runs once over the result, whose sums it finds in cache.
-fn with_tail(product: Work, tail: &Tail<Program>, launch: &Launch, shape: &MatmulShape) -> Work {
-    let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
-    let mut args = launch.args[2..].to_vec();
+/// A product or attention of `operands` with what follows it: the tile program runs once over the rows of the result, whose
+/// sums it finds in cache.
+fn with_tail(before: Work, tail: &Tail<Program>, launch: &Launch, operands: usize, rows: usize) -> Work {
+    let mut args = launch.args[operands..].to_vec();
     let sums =
         ArgBinding { dtype: Dtype::F32, written: false, offset: 0, leading: Vec::new(), ..launch.args[0].clone() };
     args.insert(tail.sums, sums);
     let launch = Launch { args, geometry: launch.geometry.clone() };
-    let after = Counter { program: &tail.body, launch: &launch, rows, cols: shape.n }.work();
-    let mut work = product;
+    let after = Counter { program: &tail.body, launch: &launch, rows, cols: tail.body.cols }.work();
+    let mut work = before;
     for (sum, more) in work.vectors.iter_mut().zip(after.vectors) {
         *sum += more;
     }
     work.tails += after.tails;
     work.dispatches += after.dispatches;
     work.row_scalars += after.row_scalars;
+    work.reductions += after.reductions;
     work
 }
 

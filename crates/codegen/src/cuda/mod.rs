@@ -55,9 +55,8 @@ pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
     let lowered = lower(group, &Backend::Cuda(target.clone()));
     match &lowered.kernel {
         Kernel::Row(body) => row::candidates(&earlier_sums(body).body, &lowered.launch, target),
-        Kernel::Matmul(_) | Kernel::Product(_) | Kernel::Attention(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) => {
-            Vec::new()
-        }
+        Kernel::Matmul(_) | Kernel::Product(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) => Vec::new(),
+        Kernel::Attention(_) | Kernel::AttentionRows(_) | Kernel::AttentionBackward(_) => Vec::new(),
     }
 }
 
@@ -91,6 +90,9 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
         Kernel::Row(body) => Source::Cuda(row::render(&earlier_sums(&body).body, launch, target)),
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
         Kernel::Product(_) => unreachable!("products of our own are made for CPUs"),
+        Kernel::AttentionRows(_) | Kernel::AttentionBackward(_) => {
+            unreachable!("attention with row work and its gradient are made for CPUs")
+        }
         Kernel::Attention(kernel) => Source::Attention(kernel),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),

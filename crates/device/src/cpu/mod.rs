@@ -1,6 +1,8 @@
 //! The CPU: a pool of threads that runs tile programs, products, copies and scatters.
 
 mod attention;
+mod attention_backward;
+mod attention_rows;
 mod copy;
 mod measure;
 mod pool;

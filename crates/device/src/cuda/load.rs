@@ -261,7 +261,8 @@ fn form(source: &Source) -> Option<Form<'_>> {
             Family::Product(kernel) => Form::Matmul(*kernel),
         }),
         Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
-        Source::Row(_) | Source::Product(_) | Source::Attention(_) | Source::ScatterAdd(_) | Source::Copy(_) => None,
+        Source::Row(_) | Source::Product(_) | Source::ScatterAdd(_) | Source::Copy(_) => None,
+        Source::Attention(_) | Source::AttentionRows(_) | Source::AttentionBackward(_) => None,
     }
 }
 

@@ -27,8 +27,9 @@ mod weights;
 pub use backward::{Backward, backward};
 pub use combine::combine;
 pub use finish::finish;
-pub use forward::{Forward, forward};
+pub use forward::{Forward, forward, forward_piece};
 pub use scratch::Scratch;
+pub use sizes::Piece;
 
 use deuteron_graph::Dtype;
 

@@ -12,6 +12,23 @@ const SPLIT_KEYS: usize = 256;
 /// The same for backward, where a range costs a gradient of all queries.
 const BACKWARD_TASKS: usize = 16;
 
+/// Queries of a piece: the most that are worth their scratch, as long as every thread gets several pieces, and the fewest,
+/// a vector.
+const PIECE_QUERIES: [usize; 4] = [128, 64, 32, 16];
+
+/// Queries of a sequence, for heads that lie side by side in the rows of the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The sequence.
+    pub batch: usize,
+    /// The first head.
+    pub head: usize,
+    /// The first query.
+    pub query: usize,
+    /// Queries.
+    pub rows: usize,
+}
+
 /// What one forward task does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Task {
@@ -48,6 +65,28 @@ impl Attention {
     /// Tasks of [`combine`](super::combine()): none with one range.
     pub fn combine_tasks(&self) -> usize {
         if self.splits() == 1 { 0 } else { self.row_tasks() }
+    }
+
+    /// Queries of a piece of `joined` heads, where threads share the pieces. The bits do not depend on it.
+    pub fn piece_rows(&self, joined: usize, threads: usize) -> usize {
+        if self.splits() > 1 || self.decodes() {
+            return TILE;
+        }
+        let enough = |&rows: &usize| self.pieces(joined, rows) >= if rows > TILE { 4 } else { 2 } * threads;
+        PIECE_QUERIES.into_iter().find(enough).unwrap_or(PIECE_QUERIES[3])
+    }
+
+    /// Pieces of `joined` heads and `rows` queries.
+    pub fn pieces(&self, joined: usize, rows: usize) -> usize {
+        self.batch * (self.heads / joined) * self.queries.div_ceil(rows)
+    }
+
+    /// The numbered piece: the last queries come first.
+    pub fn piece(&self, joined: usize, rows: usize, index: usize) -> Piece {
+        let blocks = self.heads / joined;
+        let (tile, rest) = (self.queries.div_ceil(rows) - 1 - index / (self.batch * blocks), index % (self.batch * blocks));
+        let query = tile * rows;
+        Piece { batch: rest / blocks, head: rest % blocks * joined, query, rows: rows.min(self.queries - query) }
     }
 
     /// Tasks of [`backward`](super::backward()).
@@ -87,7 +126,7 @@ impl Attention {
         self.queries.clamp(1, TILE)
     }
 
-    pub(super) fn decodes(&self) -> bool {
+    pub(crate) fn decodes(&self) -> bool {
         self.queries <= DECODE_QUERIES
     }
 
@@ -127,6 +166,12 @@ impl Attention {
         let tile = tiles - 1 - index % tiles;
         let (batch, head) = (index / tiles / self.heads, index / tiles % self.heads);
         (batch, head, tile * TILE, TILE.min(self.queries - tile * TILE))
+    }
+
+    /// The number of the tile of a head that a query is in.
+    pub(super) fn row_task_of(&self, batch: usize, head: usize, query: usize) -> usize {
+        let tiles = self.query_tiles();
+        (batch * self.heads + head) * tiles + tiles - 1 - query / TILE
     }
 
     /// Keys that a query may see, of those in use.
