@@ -228,12 +228,7 @@ enum Sharing {
 }
 
 /// The kernel of a rule whose result lies as given, if its operands lie so that there is one.
-fn fit(
-    draft: &Draft,
-    rule: &Rule,
-    result: Layout,
-    sharing: Sharing,
-) -> Option<(AttentionKernel, AttentionShape)> {
+fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(AttentionKernel, AttentionShape)> {
     let (graph, placement) = (draft.graph, draft.placement);
     let &Rule { operands: [q, k, v], mask, seed, kind, scale, p, offset } = rule;
     let dtype = graph.node(q).dtype;

@@ -293,7 +293,9 @@ impl fmt::Display for Source {
                 }
             }
             Source::Attention(kernel) => writeln!(f, "{}", kernel.describe()),
-            Source::AttentionBackward(kernel) => writeln!(f, "gradients of {}, scores computed again", kernel.describe()),
+            Source::AttentionBackward(kernel) => {
+                writeln!(f, "gradients of {}, scores computed again", kernel.describe())
+            }
             Source::AttentionRows(kernel) => {
                 let AttentionRows { attention, tail } = &**kernel;
                 let heads = tail.body.cols / attention.width.max(1);

@@ -1,8 +1,8 @@
 //! The catalogue: every fused op, defined once as a graph. Ready-made functions, `ops`, `bench` and `fuse` all start here.
 
 use deuteron_graph::{
-    Dtype, Gelu, Graph, GraphError, InputKind, Mask, NodeId, Op, Output, Shape, attention_interior,
-    differentiate, extract, recompute,
+    Dtype, Gelu, Graph, GraphError, InputKind, Mask, NodeId, Op, Output, Shape, attention_interior, differentiate,
+    extract, recompute,
 };
 
 use crate::error::Error;

@@ -31,7 +31,8 @@ fn kernels(session: &Session, kind: GroupKind) -> usize {
 /// A graph and its gradients with respect to the inputs whose names start with a letter of `wrt`.
 fn gradients(text: &str, dtype: Dtype, wrt: &str) -> Graph {
     let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
-    let named = |id| graph.given_name(id).and_then(|name| name.chars().next()).is_some_and(|letter| wrt.contains(letter));
+    let named =
+        |id| graph.given_name(id).and_then(|name| name.chars().next()).is_some_and(|letter| wrt.contains(letter));
     let wrt: Vec<_> = graph.inputs().iter().copied().filter(|&id| named(id)).collect();
     let joint = differentiate(&graph, &wrt).unwrap();
     let again = attention_interior(&joint.graph, joint.first_backward);

@@ -175,7 +175,8 @@ fn hidden_nan_stays_hidden() {
                 let (one, other) = (outputs(&fused), outputs(&unfused));
                 for (one, other) in one.iter().zip(&other) {
                     let (one, other) = (one.to_f32().unwrap(), other.to_f32().unwrap());
-                    let same = one.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan());
+                    let same =
+                        one.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan());
                     assert!(same && one[..100 * 32].iter().all(|x| x.is_finite()), "{dtype} {}", isa.name());
                     assert!(one[100 * 32..].iter().any(|x| x.is_nan()));
                 }

@@ -1,8 +1,8 @@
 //! How far each argument of a launch reaches: checked once, when a job is loaded, so that running needs no checks.
 
 use deuteron_codegen::{
-    Access, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, BackwardOperand, Geometry, Launch, MatmulShape, Operand,
-    Piece,
+    Access, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, BackwardOperand, Geometry, Launch,
+    MatmulShape, Operand, Piece,
 };
 
 use crate::check::{Form, RowForm, after_sums, tail_argument};

@@ -49,13 +49,13 @@ pub fn recompute(graph: &Graph, first_backward: usize, again: &[NodeId]) -> Resu
 
 /// Where the backward part of a graph begins that [`crate::differentiate`] made, found by the names of its blocks, so
 /// in a graph read from text too. The inputs just before the first gradient belong to it: they are the incoming
-/// gradients. `None` if no block is a gradient.
+/// gradients. So do the values that are computed again for it. `None` if no block is a gradient.
 pub fn first_backward(graph: &Graph) -> Option<usize> {
-    let is_gradient = |callee: &Callee| match callee {
-        Callee::Block(name) => is_gradient(name),
+    let is_backward = |callee: &Callee| match callee {
+        Callee::Block(name) => is_gradient(name) || name.starts_with(PREFIX),
         Callee::Primitive | Callee::Composite(_) => false,
     };
-    let mut first = graph.calls().iter().position(|call| is_gradient(&call.callee))?;
+    let mut first = graph.calls().iter().position(|call| is_backward(&call.callee))?;
     while first > 0 && matches!(graph.nodes()[graph.calls()[first - 1].start].op, Op::Input { .. }) {
         first -= 1;
     }

@@ -30,7 +30,10 @@ impl AttentionKernel {
         use AttentionOperand::{K, O, Q, V};
         let operands = self.operands().iter().filter(|&&operand| operand != O);
         let gradients = [Q, K, V].map(BackwardOperand::Gradient);
-        operands.map(|&operand| BackwardOperand::Operand(operand)).chain([BackwardOperand::ResultGradient]).chain(gradients)
+        operands
+            .map(|&operand| BackwardOperand::Operand(operand))
+            .chain([BackwardOperand::ResultGradient])
+            .chain(gradients)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Attention with row work on its result: residual, norm, anything that a row kernel does.
 //!
-//! The work is a row body like any other, but for one argument: attention's result, whose rows lie in the worker's scratch as
-//! `f32` and never in memory. The body reads them rounded to the dtype of attention, as it would if they were stored: a fused
+//! The work is a row body like any other, but for one argument: attention's result, whose rows lie in memory of the kernel as
+//! `f32` and are worked on as soon as their last head is done. The body reads them rounded to the dtype of attention, as it would if they were stored: a fused
 //! plan gives the bits of an unfused one.
 
 use deuteron_graph::{Callee, Composite, NodeId, Op};

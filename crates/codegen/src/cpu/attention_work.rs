@@ -5,17 +5,6 @@ use deuteron_plan::{Class, LANES, Work};
 
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape};
 
-/// Attention whose rows are handed on: a piece is all heads of a row.
-pub(super) fn attention_rows_work(kernel: &AttentionKernel, shape: &AttentionShape, joined: usize) -> Work {
-    let attention = kernel.sized(shape, 0);
-    let mut work = attention_work(kernel, shape);
-    if attention.splits() == 1 {
-        // A price does not know the threads: pieces as one thread would cut them are the fewest there are.
-        work.chunks = attention.pieces(joined, attention.piece_rows(joined, 1)).max(1) as f64;
-    }
-    work
-}
-
 /// Attention once more, then five products and an exponential for each score.
 pub(super) fn backward_work(kernel: &AttentionKernel, shape: &AttentionShape) -> Work {
     let attention = kernel.sized(shape, 0);

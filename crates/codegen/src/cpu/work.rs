@@ -4,7 +4,7 @@ use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
 use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
 
 use crate::attention;
-use crate::cpu::attention_work::{attention_rows_work, attention_work, backward_work};
+use crate::cpu::attention_work::{attention_work, backward_work};
 use crate::cpu::chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
@@ -62,7 +62,7 @@ impl Catalog for CpuCatalog {
             (Source::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => backward_work(kernel, shape),
             (Source::AttentionRows(kernel), Geometry::AttentionRows { shape, .. }) => {
                 let joined = kernel.tail.body.cols / kernel.attention.width;
-                let work = attention_rows_work(&kernel.attention, shape, joined);
+                let work = attention_work(&kernel.attention, shape);
                 let rows = shape.batch * shape.heads / joined * shape.queries;
                 with_tail(work, &kernel.tail, &launch, kernel.operands(), rows)
             }

@@ -5,10 +5,10 @@
 
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
+use deuteron_codegen::kernels::attention::Attention;
 use deuteron_codegen::kernels::attention::cpu::{
     Forward, Heads, Inputs, Mask, Output, Scratch, Shared, combine, forward,
 };
-use deuteron_codegen::kernels::attention::Attention;
 use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 
 use crate::cpu::pool::Pool;

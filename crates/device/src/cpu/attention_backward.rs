@@ -124,3 +124,76 @@ impl AttentionBackwardTask {
         pool.run(attention.finish_tasks(), &finish).map_err(failed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use deuteron_codegen::{ArgBinding, AttentionMask, Geometry, Launch, Source};
+    use deuteron_graph::{Dtype, Graph};
+
+    use super::*;
+    use crate::job::{Job, Place, Step};
+    use crate::{Cpu, Device, Launching};
+
+    /// One query of width 2 against two keys, and what is wrong with it.
+    fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), outputs: [usize; 3]) -> Job {
+        let strides = HeadStrides { batch: 4, head: 4, position: 2 };
+        let mut kernel = AttentionKernel {
+            dtype: Dtype::F32,
+            width: 2,
+            group: 1,
+            scale: 1.0,
+            mask: AttentionMask::Full,
+            dropout: None,
+        };
+        let (q, k, v, o) = (strides, strides, strides, strides);
+        let mask = HeadStrides::default();
+        let mut shape = AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, o };
+        change(&mut kernel, &mut shape);
+        // A node to name; the device only looks at places.
+        let graph: Graph = "x = input f32[1] ; out x".parse().unwrap();
+        let base = graph.inputs()[0];
+        let arg = |position: usize| ArgBinding {
+            base,
+            dtype: Dtype::F32,
+            written: position > 3,
+            offset: 0,
+            leading: Vec::new(),
+            table_rows: 0,
+        };
+        let kernel = cpu.compile(vec![Source::AttentionBackward(kernel)]).unwrap().remove(0);
+        let launch = Launch { args: (0..7).map(arg).collect(), geometry: Geometry::AttentionBackward(shape) };
+        let inputs = [0, 1, 1, 2].map(Place::Input);
+        let places = inputs.into_iter().chain([0, 1, 2].map(Place::Output)).collect();
+        Job { steps: vec![Step { kernel, launch, places }], inputs: 3, outputs: outputs.to_vec(), arena: 0 }
+    }
+
+    #[test]
+    fn gradients_of_equal_scores() {
+        let cpu = Cpu::with(2, Isa::detect());
+        let mut executable = cpu.load(job(&cpu, |_, _| {}, [8, 16, 16])).unwrap();
+        let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let inputs = [&[0.0, 0.0][..], &[1.0, 5.0, 3.0, 7.0], &[1.0, 0.0]];
+        let memory = inputs.map(|values| cpu.upload(&bytes(values)).unwrap());
+        executable.run(&|index| &memory[index], Launching::Eager).unwrap();
+        for (index, expected) in [&[1.0, 1.0][..], &[0.0; 4], &[0.5, 0.0, 0.5, 0.0]].into_iter().enumerate() {
+            let mut result = vec![0xff; 4 * expected.len()];
+            executable.read(index, &mut result).unwrap();
+            assert_eq!(result, bytes(expected), "gradient {index}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_refused() {
+        let cpu = Cpu::with(1, Isa::detect());
+        let refused = |change: fn(&mut AttentionKernel, &mut AttentionShape), outputs| {
+            matches!(cpu.load(job(&cpu, change, outputs)), Err(DeviceError::Job { step: 0, .. }))
+        };
+        assert!(!refused(|_, _| {}, [8, 16, 16]));
+        assert!(refused(|_, _| {}, [7, 16, 16]) && refused(|_, _| {}, [8, 15, 16]) && refused(|_, _| {}, [8, 16, 15]));
+        assert!(refused(|_, shape| shape.queries = 2, [8, 16, 16]));
+        assert!(refused(|_, shape| shape.keys = 3, [8, 16, 16]));
+        assert!(refused(|kernel, shape| (kernel.group, shape.heads) = (2, 2), [16, 32, 32]), "keys of their own");
+        assert!(refused(|kernel, _| kernel.width = 300, [4096; 3]));
+        assert!(refused(|kernel, _| kernel.mask = AttentionMask::Additive(Dtype::F32), [8, 16, 16]));
+    }
+}

@@ -1,14 +1,15 @@
-//! Attention with row work on its result: a task owns some queries for all heads of a row. It keeps their rows in scratch, and
-//! what follows is done on them while they are hot.
+//! Attention with row work on its result: tiles of queries of a head are tasks, as for attention alone, and whoever ends the last
+//! head of a tile does what follows on its rows while they are hot.
 //!
-//! The bits of a row do not depend on how many go together, so neither do they on the number of threads.
+//! Tasks depend on the sizes alone, and the bits of a row not on who ends it: so any number of threads gives the same bits.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Isa};
-use deuteron_codegen::kernels::attention::cpu::{Finished, Forward, Output, Piece, Scratch, Shared, forward, forward_piece};
+use deuteron_codegen::kernels::attention::cpu::{Finished, Forward, Output, Scratch, Shared, combine, forward};
 use deuteron_codegen::{AttentionRows, AttentionShape, Geometry, Source};
 
 use crate::check::{Form, tail_argument};
@@ -26,23 +27,31 @@ pub(crate) struct AttentionRowsTask {
     amx: Option<Amx>,
     /// Bytes from the start of each argument's buffer.
     offsets: Vec<usize>,
-    /// Heads of a row, and rows of a piece.
+    /// Heads of a row.
     joined: usize,
-    rows: usize,
     axes: Vec<Axis>,
     workers: Vec<PerWorker<Worker>>,
     /// What ranges of keys leave for the second step.
     partials: Vec<f32>,
+    /// The result of attention, row after row.
+    merged: Vec<f32>,
+    /// Tasks done of each row; of a tile, those of its first row count.
+    done: Vec<AtomicUsize>,
 }
 
 /// What one worker has to itself.
 struct Worker {
     attention: Scratch,
-    /// Rows of a piece.
-    merged: Vec<f32>,
     /// Arguments of what follows, the rows among them, and its memory.
     args: Vec<BoundArg>,
     after: simd::Scratch,
+}
+
+/// What all tasks of a run share.
+struct Run<'a> {
+    kernel: &'a AttentionRows<Program>,
+    job: Forward<'a>,
+    merged: Shared,
 }
 
 impl AttentionRowsTask {
@@ -56,11 +65,10 @@ impl AttentionRowsTask {
         let attention = kernel.attention.sized(shape, 0);
         let cols = kernel.tail.body.cols;
         let joined = cols / attention.width;
-        let rows = attention.piece_rows(joined, threads);
-        let args = tail_arguments(step, kernel, attention.batch * attention.heads / joined * attention.queries);
+        let rows = attention.batch * attention.heads / joined * attention.queries;
+        let args = tail_arguments(step, kernel, rows);
         let worker = || Worker {
             attention: Scratch::new(&attention),
-            merged: vec![0.0; rows.min(attention.queries) * cols],
             args: args.clone(),
             after: simd::Scratch::for_program(&kernel.tail.body),
         };
@@ -70,10 +78,11 @@ impl AttentionRowsTask {
             amx: Amx::detect(),
             offsets: step.launch.args.iter().map(|arg| arg.offset * arg.dtype.bytes()).collect(),
             joined,
-            rows,
             axes: axes.iter().map(|&(divide, modulo)| Axis { divide, modulo }).collect(),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
             partials: vec![0.0; attention.partial_elements()],
+            merged: vec![0.0; rows * cols],
+            done: (0..rows).map(|_| AtomicUsize::new(0)).collect(),
             source: step.kernel.clone(),
         })
     }
@@ -84,13 +93,16 @@ impl AttentionRowsTask {
     pub unsafe fn run(&mut self, pool: &Pool, addresses: &[*mut u8], step: usize) -> Result<(), DeviceError> {
         let source = self.source.clone();
         let Source::AttentionRows(kernel) = &source.source else { unreachable!("checked in `new`") };
-        for position in kernel.operands()..addresses.len() {
-            // An argument without elements may lie anywhere: a number until it is used.
-            let address = addresses[position].wrapping_add(self.offsets[position]);
-            for worker in &mut self.workers {
-                worker.0.get_mut().args[tail_argument(position, kernel.operands(), kernel.tail.sums)].base = address;
+        for worker in &mut self.workers {
+            let args = &mut worker.0.get_mut().args;
+            args[kernel.tail.sums].base = self.merged.as_mut_ptr().cast();
+            for position in kernel.operands()..addresses.len() {
+                // An argument without elements may lie anywhere: a number until it is used.
+                let address = addresses[position].wrapping_add(self.offsets[position]);
+                args[tail_argument(position, kernel.operands(), kernel.tail.sums)].base = address;
             }
         }
+        self.done.iter_mut().for_each(|done| *done.get_mut() = 0);
         // SAFETY: the caller's promise.
         let (attention, inputs) = unsafe { bind(&kernel.attention, &self.shape, addresses, &self.offsets) };
         let job = Forward {
@@ -100,6 +112,7 @@ impl AttentionRowsTask {
             partials: Shared(self.partials.as_mut_ptr()),
             amx: self.amx,
         };
+        let run = Run { kernel, job, merged: Shared(self.merged.as_mut_ptr()) };
         let this = &*self;
         let failed = |_| DeviceError::WorkerPanicked { step };
         if attention.splits() > 1 {
@@ -107,40 +120,53 @@ impl AttentionRowsTask {
                 // SAFETY: a worker runs one task at a time, so this is its own.
                 let scratch = unsafe { &mut (*this.workers[worker].0.get()).attention };
                 // SAFETY: the caller's promise. Ranges of keys are left in the partials, nothing is handed over.
-                unsafe { forward(this.isa, &job, &mut Output::Hand(&mut |_| {}), task, scratch) };
+                unsafe { forward(this.isa, &run.job, &mut Output::Hand(&mut |_| {}), task, scratch) };
             };
             pool.run(attention.forward_tasks(), &first).map_err(failed)?;
         }
-        let work = |worker: usize, task: usize| {
-            let piece = attention.piece(this.joined, this.rows, task);
-            // SAFETY: the caller's promise; a piece has its rows of the results to itself, a worker its scratch.
-            unsafe { this.piece(kernel, &job, piece, &mut *this.workers[worker].0.get()) };
+        let work = |worker: usize, turn: usize| {
+            // SAFETY: the caller's promise; a worker runs one task at a time, so its memory is its own.
+            unsafe { this.end(&run, attention.ending_task(turn), &mut *this.workers[worker].0.get()) };
         };
-        pool.run(attention.pieces(self.joined, self.rows), &work).map_err(failed)
+        pool.run(attention.ending_tasks(), &work).map_err(failed)
     }
 
+    /// Ends some rows of one head (of a group of heads, when decoding), and goes on with rows whose heads are all done.
+    ///
     /// # Safety
-    /// As for [`Self::run`]; the worker is of this thread.
-    unsafe fn piece(&self, kernel: &AttentionRows<Program>, job: &Forward, piece: Piece, worker: &mut Worker) {
-        let Worker { attention: scratch, merged, args, after } = worker;
-        let (width, cols) = (job.attention.width, kernel.tail.body.cols);
-        let mut hand = |done: Finished<'_>| {
-            let column = (done.head - piece.head) * width;
-            for (row, values) in done.values.chunks_exact(done.stride).enumerate() {
-                let to = (done.query - piece.query + row) * cols + column;
-                merged[to..to + width].copy_from_slice(&values[..width]);
+    /// As for [`Self::run`]; the worker is of this thread, and the task runs once.
+    unsafe fn end(&self, run: &Run, task: usize, worker: &mut Worker) {
+        let Run { kernel, ref job, merged } = *run;
+        let attention = job.attention;
+        let (width, cols, o) = (attention.width, kernel.tail.body.cols, self.shape.o);
+        let mut ended = None;
+        let mut hand = |part: Finished<'_>| {
+            let first = part.batch * o.batch + part.head * o.head + part.query * o.position;
+            for (row, values) in part.values.chunks_exact(part.stride).enumerate() {
+                // SAFETY: the check of the launch found all heads inside the rows; these elements are this task's alone.
+                let to = unsafe { std::slice::from_raw_parts_mut(merged.0.add(first + row * cols), width) };
+                to.copy_from_slice(&values[..width]);
             }
+            let row = (first - part.head % self.joined * o.head) / cols;
+            ended = Some(row..row + part.values.len() / part.stride);
         };
+        let output = &mut Output::Hand(&mut hand);
         // SAFETY: the caller's promise.
-        unsafe { forward_piece(self.isa, job, &mut hand, (piece, self.joined), scratch) };
-        let o = self.shape.o;
-        let first = (piece.batch * o.batch + piece.head * o.head + piece.query * o.position) / cols;
-        // The program counts all rows; the piece is where its own are.
-        args[kernel.tail.sums].base = merged.as_mut_ptr().wrapping_sub(first * cols).cast();
-        let launch = simd::Launch { program: &kernel.tail.body, args, axes: &self.axes, window: None };
-        // SAFETY: the caller's promise for the rows of the piece, whose values are the worker's own. No index is looked up, so
-        // there is no fault.
-        let _ = unsafe { simd::run(self.isa, &launch, first..first + piece.rows, after, &mut []) };
+        unsafe {
+            match attention.splits() {
+                1 => forward(self.isa, job, output, task, &mut worker.attention),
+                _ => combine(self.isa, job, output, task, &mut worker.attention),
+            }
+        }
+        let Some(rows) = ended else { return };
+        // What others wrote before they counted is seen by the one who counts last.
+        if self.done[rows.start].fetch_add(1, Ordering::AcqRel) + 1 < attention.tasks_of_row(self.joined) {
+            return;
+        }
+        let launch = simd::Launch { program: &kernel.tail.body, args: &worker.args, axes: &self.axes, window: None };
+        // SAFETY: the caller's promise for these rows, whose values are written and of which nobody else has any left to do. No
+        // index is looked up, so there is no fault.
+        let _ = unsafe { simd::run(self.isa, &launch, rows, &mut worker.after, &mut []) };
     }
 }
 
@@ -152,4 +178,98 @@ fn tail_arguments(step: &Step, kernel: &AttentionRows<Program>, rows: usize) -> 
     let mut args: Vec<BoundArg> = others.map(|arg| row::bind(&arg.leading, arg.table_rows, touched)).collect();
     args.insert(kernel.tail.sums, row::bind(&[(rows, kernel.tail.body.cols)], 0, 0));
     args
+}
+
+#[cfg(test)]
+mod tests {
+    use deuteron_codegen::body::Exprs;
+    use deuteron_codegen::cpu::emit::emit;
+    use deuteron_codegen::{
+        Access, ArgBinding, ArgSpec, AttentionKernel, AttentionMask, Body, Expr, HeadStrides, Launch, Stage, Tail,
+    };
+    use deuteron_graph::{BinaryOp, Dtype, Graph};
+
+    use super::*;
+    use crate::job::{Job, Place};
+    use crate::{Cpu, Device, Launching};
+
+    /// Twice the result of attention: two heads of width 2 side by side, two queries, one key.
+    fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), cols: usize, result: usize) -> Job {
+        let mut attention = AttentionKernel {
+            dtype: Dtype::F32,
+            width: 2,
+            group: 1,
+            scale: 1.0,
+            mask: AttentionMask::Full,
+            dropout: None,
+        };
+        let strides = |head, position| HeadStrides { batch: 0, head, position };
+        let (q, k, o) = (strides(4, 2), strides(2, 2), strides(2, 4));
+        let mask = HeadStrides::default();
+        let mut shape = AttentionShape { batch: 1, heads: 2, queries: 2, keys: 1, q, k, v: k, mask, o };
+        change(&mut attention, &mut shape);
+        let mut exprs = Exprs::default();
+        let load = exprs.make(Expr::Load(0));
+        let value = exprs.make(Expr::Binary(BinaryOp::Add, load, load));
+        let spec = |written| ArgSpec { dtype: Dtype::F32, access: Access::Row, written };
+        let body = Body {
+            cols,
+            flat: false,
+            args: vec![spec(false), spec(true)],
+            exprs: exprs.finish(),
+            axes: 0,
+            row_values: 0,
+            stages: vec![Stage::Store { value, arg: 1 }],
+        };
+        let tail = Tail { body: emit(&body), sums: 0 };
+        // A node to name; the device only looks at places.
+        let graph: Graph = "x = input f32[1] ; out x".parse().unwrap();
+        let base = graph.inputs()[0];
+        let arg = |position: usize| ArgBinding {
+            base,
+            dtype: Dtype::F32,
+            written: position == 3,
+            offset: 0,
+            leading: if position == 3 { vec![(2, 4)] } else { Vec::new() },
+            table_rows: 0,
+        };
+        let kernel =
+            cpu.compile(vec![Source::AttentionRows(Box::new(AttentionRows { attention, tail }))]).unwrap().remove(0);
+        let geometry = Geometry::AttentionRows { shape, axes: Vec::new() };
+        let launch = Launch { args: (0..4).map(arg).collect(), geometry };
+        let places = vec![Place::Input(0), Place::Input(1), Place::Input(1), Place::Output(0)];
+        Job { steps: vec![Step { kernel, launch, places }], inputs: 2, outputs: vec![result], arena: 0 }
+    }
+
+    #[test]
+    fn one_key_gives_its_values_in_rows() {
+        for threads in [1, 3] {
+            let cpu = Cpu::with(threads, Isa::detect());
+            let mut executable = cpu.load(job(&cpu, |_, _| {}, 4, 32)).unwrap();
+            let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+            let memory = [&[0.0; 8][..], &[1.0, 2.0, 3.0, 4.0]].map(|values| cpu.upload(&bytes(values)).unwrap());
+            // Twice: what is counted is counted anew.
+            for _ in 0..2 {
+                executable.poison().unwrap();
+                executable.run(&|index| &memory[index], Launching::Eager).unwrap();
+                let mut result = [0; 32];
+                executable.read(0, &mut result).unwrap();
+                assert_eq!(result.to_vec(), bytes(&[2.0, 4.0, 6.0, 8.0, 2.0, 4.0, 6.0, 8.0]));
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_refused() {
+        let cpu = Cpu::with(1, Isa::detect());
+        let refused = |change: fn(&mut AttentionKernel, &mut AttentionShape), cols, result| {
+            matches!(cpu.load(job(&cpu, change, cols, result)), Err(DeviceError::Job { step: 0, .. }))
+        };
+        assert!(!refused(|_, _| {}, 4, 32));
+        assert!(refused(|_, _| {}, 4, 31), "a result of 32 bytes");
+        assert!(refused(|_, _| {}, 8, 64) && refused(|_, _| {}, 3, 64), "rows that are no whole heads");
+        assert!(refused(|_, shape| shape.o.position = 5, 4, 32) && refused(|_, shape| shape.o.head = 3, 4, 32));
+        assert!(refused(|_, shape| (shape.batch, shape.o.batch) = (2, 16), 4, 64), "beyond the last row");
+        assert!(refused(|kernel, _| kernel.width = 0, 4, 32) && refused(|kernel, _| kernel.group = 3, 4, 32));
+    }
 }

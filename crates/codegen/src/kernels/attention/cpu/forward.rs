@@ -4,12 +4,11 @@ use std::f32::consts::LN_2;
 
 use super::super::Attention;
 use super::amx::Engine;
-use super::combine::combine;
 use super::decode::decode;
 use super::product::{Product, Start};
 use super::rows::{Finite, Rows, Stored, Turn};
 use super::scratch::Places;
-use super::sizes::{Piece, Task as Work};
+use super::sizes::Task as Work;
 use super::softmax::{Diagonal, Divide, Shift, Softmax};
 use super::weights::{self, Part};
 use super::{Finished, Heads, Inputs, Output, Scratch, Shared, TILE};
@@ -46,49 +45,6 @@ pub unsafe fn forward(isa: Isa, forward: &Forward, output: &mut Output, task: us
     assert!(inputs.used <= attention.keys, "{} keys used of {}", inputs.used, attention.keys);
     let places = scratch.places(attention);
     isa.dispatch(Job { forward, output, work: attention.task(task), places });
-}
-
-/// Computes a piece and hands over its rows. Where keys are split, all of [`forward`] is done before.
-///
-/// # Safety
-/// As for [`forward`].
-///
-/// # Panics
-/// As [`forward`].
-pub unsafe fn forward_piece(
-    isa: Isa,
-    job: &Forward,
-    hand: &mut dyn FnMut(Finished<'_>),
-    (piece, joined): (Piece, usize),
-    scratch: &mut Scratch,
-) {
-    let attention = job.attention;
-    let Piece { batch, head: first, query: start, rows } = piece;
-    let output = &mut Output::Hand(hand);
-    let end = start + rows;
-    if attention.splits() == 1 && attention.decodes() {
-        let group = attention.group();
-        for kv_head in first / group..(first + joined) / group {
-            // SAFETY: the caller's promise.
-            unsafe { forward(isa, job, output, batch * attention.kv_heads + kv_head, scratch) };
-        }
-        return;
-    }
-    for head in first..first + joined {
-        for query in (start..end).step_by(TILE) {
-            if attention.splits() > 1 {
-                let task = attention.row_task_of(batch, head, query);
-                // SAFETY: the caller's promise.
-                unsafe { combine(isa, job, output, task, scratch) };
-                continue;
-            }
-            assert_eq!(attention.refusal(), None, "sizes of attention");
-            let rows = TILE.min(end - query);
-            let work = Work { batch, head, query, rows, split: 0, first: 0, end: attention.keys };
-            let places = scratch.places(attention);
-            isa.dispatch(Job { forward: job, output: &mut *output, work, places });
-        }
-    }
 }
 
 struct Job<'a, 'b> {
@@ -133,9 +89,7 @@ unsafe fn tile<S: Simd>(simd: S, forward: &Forward, output: &mut Output, work: W
         let engine = Engine::new::<S>(attention, forward.amx, lanes);
         engine.pack(simd, places.lanes, padded, places.query_pairs);
 
-        // All queries of a tile go over the same keys, however the tile is cut, and so get the same bits.
-        let last = (work.query / TILE * TILE + TILE).min(attention.queries) - 1;
-        let end = attention.visible(last, inputs.used).min(work.end);
+        let end = attention.visible(work.query + work.rows - 1, inputs.used).min(work.end);
         for key in (work.first..end).step_by(TILE) {
             let keys = TILE.min(end - key);
             let Work { batch, head, query, rows, .. } = work;
@@ -178,9 +132,8 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
             product.run(simd);
         }
 
-        let first = |query: usize| (query + inputs.used) as isize - (attention.queries + part.key) as isize;
-        let crosses = attention.causal && first(part.query / TILE * TILE) < part.keys as isize - 1;
-        let diagonal = crosses.then_some(Diagonal { first: first(part.query) });
+        let first = (part.query + inputs.used) as isize - (attention.queries + part.key) as isize;
+        let diagonal = (attention.causal && first < part.keys as isize - 1).then_some(Diagonal { first });
         let mut scale = attention.scale;
         if inputs.mask.is_some() || diagonal.is_some() {
             if let Some(mask) = &inputs.mask {

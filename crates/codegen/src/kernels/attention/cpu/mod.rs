@@ -27,9 +27,8 @@ mod weights;
 pub use backward::{Backward, backward};
 pub use combine::combine;
 pub use finish::finish;
-pub use forward::{Forward, forward, forward_piece};
+pub use forward::{Forward, forward};
 pub use scratch::Scratch;
-pub use sizes::Piece;
 
 use deuteron_graph::Dtype;
 

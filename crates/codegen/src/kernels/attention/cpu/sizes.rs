@@ -12,22 +12,9 @@ const SPLIT_KEYS: usize = 256;
 /// The same for backward, where a range costs a gradient of all queries.
 const BACKWARD_TASKS: usize = 16;
 
-/// Queries of a piece: the most that are worth their scratch, as long as every thread gets several pieces, and the fewest,
-/// a vector.
-const PIECE_QUERIES: [usize; 4] = [128, 64, 32, 16];
-
-/// Queries of a sequence, for heads that lie side by side in the rows of the result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// The sequence.
-    pub batch: usize,
-    /// The first head.
-    pub head: usize,
-    /// The first query.
-    pub query: usize,
-    /// Queries.
-    pub rows: usize,
-}
+/// Tiles of queries that all heads go over before the next ones: few enough for their rows to stay in cache, and enough for
+/// the keys of a head to be used several times.
+const BAND_TILES: usize = 4;
 
 /// What one forward task does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,26 +54,28 @@ impl Attention {
         if self.splits() == 1 { 0 } else { self.row_tasks() }
     }
 
-    /// Queries of a piece of `joined` heads, where threads share the pieces. The bits do not depend on it.
-    pub fn piece_rows(&self, joined: usize, threads: usize) -> usize {
-        if self.splits() > 1 || self.decodes() {
-            return TILE;
+    /// Tasks that end rows: those of [`forward`](super::forward()), or of [`combine`](super::combine()) where keys are split.
+    pub fn ending_tasks(&self) -> usize {
+        if self.splits() == 1 { self.forward_tasks() } else { self.combine_tasks() }
+    }
+
+    /// The ending task to run as number `turn`, so that the heads of a query are done soon after each other.
+    pub fn ending_task(&self, turn: usize) -> usize {
+        if self.splits() == 1 && self.decodes() {
+            return turn;
         }
-        let enough = |&rows: &usize| self.pieces(joined, rows) >= if rows > TILE { 4 } else { 2 } * threads;
-        PIECE_QUERIES.into_iter().find(enough).unwrap_or(PIECE_QUERIES[3])
+        let (tiles, band) = (self.query_tiles(), BAND_TILES * self.heads);
+        let (batch, rest) = (turn / (self.heads * tiles), turn % (self.heads * tiles));
+        // Bands from the last queries on, as tiles are counted.
+        let first = rest / band * BAND_TILES;
+        let length = BAND_TILES.min(tiles - first);
+        let (head, tile) = (rest % band / length, first + rest % band % length);
+        (batch * self.heads + head) * tiles + tile
     }
 
-    /// Pieces of `joined` heads and `rows` queries.
-    pub fn pieces(&self, joined: usize, rows: usize) -> usize {
-        self.batch * (self.heads / joined) * self.queries.div_ceil(rows)
-    }
-
-    /// The numbered piece: the last queries come first.
-    pub fn piece(&self, joined: usize, rows: usize, index: usize) -> Piece {
-        let blocks = self.heads / joined;
-        let (tile, rest) = (self.queries.div_ceil(rows) - 1 - index / (self.batch * blocks), index % (self.batch * blocks));
-        let query = tile * rows;
-        Piece { batch: rest / blocks, head: rest % blocks * joined, query, rows: rows.min(self.queries - query) }
+    /// Ending tasks that a row of `joined` heads waits for.
+    pub fn tasks_of_row(&self, joined: usize) -> usize {
+        if self.splits() == 1 && self.decodes() { joined / self.group() } else { joined }
     }
 
     /// Tasks of [`backward`](super::backward()).
@@ -166,12 +155,6 @@ impl Attention {
         let tile = tiles - 1 - index % tiles;
         let (batch, head) = (index / tiles / self.heads, index / tiles % self.heads);
         (batch, head, tile * TILE, TILE.min(self.queries - tile * TILE))
-    }
-
-    /// The number of the tile of a head that a query is in.
-    pub(super) fn row_task_of(&self, batch: usize, head: usize, query: usize) -> usize {
-        let tiles = self.query_tiles();
-        (batch * self.heads + head) * tiles + tiles - 1 - query / TILE
     }
 
     /// Keys that a query may see, of those in use.
