@@ -1,5 +1,5 @@
 //! Attention with row work on its result: tiles of queries of a head are tasks, as for attention alone, and whoever ends the last
-//! head of a tile does what follows on its rows while they are hot.
+//! head of a tile does what follows on its rows.
 //!
 //! Tasks depend on the sizes alone, and the bits of a row not on who ends it: so any number of threads gives the same bits.
 
@@ -124,9 +124,9 @@ impl AttentionRowsTask {
             };
             pool.run(attention.forward_tasks(), &first).map_err(failed)?;
         }
-        let work = |worker: usize, turn: usize| {
+        let work = |worker: usize, task: usize| {
             // SAFETY: the caller's promise; a worker runs one task at a time, so its memory is its own.
-            unsafe { this.end(&run, attention.ending_task(turn), &mut *this.workers[worker].0.get()) };
+            unsafe { this.end(&run, task, &mut *this.workers[worker].0.get()) };
         };
         pool.run(attention.ending_tasks(), &work).map_err(failed)
     }
@@ -173,7 +173,9 @@ impl AttentionRowsTask {
 /// Arguments of what follows attention of so many rows, without addresses.
 fn tail_arguments(step: &Step, kernel: &AttentionRows<Program>, rows: usize) -> Vec<BoundArg> {
     let form = Form::AttentionRow(kernel.attention, (&kernel.tail.body).into(), kernel.tail.sums);
-    let touched: usize = (0..step.launch.args.len()).map(|position| extent(&form, &step.launch, position)).sum();
+    // What attention reads is read over and over, and is no reason to write past the caches.
+    let touched =
+        (kernel.operands()..step.launch.args.len()).map(|position| extent(&form, &step.launch, position)).sum();
     let others = step.launch.args[kernel.operands()..].iter();
     let mut args: Vec<BoundArg> = others.map(|arg| row::bind(&arg.leading, arg.table_rows, touched)).collect();
     args.insert(kernel.tail.sums, row::bind(&[(rows, kernel.tail.body.cols)], 0, 0));

@@ -12,10 +12,6 @@ const SPLIT_KEYS: usize = 256;
 /// The same for backward, where a range costs a gradient of all queries.
 const BACKWARD_TASKS: usize = 16;
 
-/// Tiles of queries that all heads go over before the next ones: few enough for their rows to stay in cache, and enough for
-/// the keys of a head to be used several times.
-const BAND_TILES: usize = 4;
-
 /// What one forward task does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Task {
@@ -57,20 +53,6 @@ impl Attention {
     /// Tasks that end rows: those of [`forward`](super::forward()), or of [`combine`](super::combine()) where keys are split.
     pub fn ending_tasks(&self) -> usize {
         if self.splits() == 1 { self.forward_tasks() } else { self.combine_tasks() }
-    }
-
-    /// The ending task to run as number `turn`, so that the heads of a query are done soon after each other.
-    pub fn ending_task(&self, turn: usize) -> usize {
-        if self.splits() == 1 && self.decodes() {
-            return turn;
-        }
-        let (tiles, band) = (self.query_tiles(), BAND_TILES * self.heads);
-        let (batch, rest) = (turn / (self.heads * tiles), turn % (self.heads * tiles));
-        // Bands from the last queries on, as tiles are counted.
-        let first = rest / band * BAND_TILES;
-        let length = BAND_TILES.min(tiles - first);
-        let (head, tile) = (rest % band / length, first + rest % band % length);
-        (batch * self.heads + head) * tiles + tile
     }
 
     /// Ending tasks that a row of `joined` heads waits for.
