@@ -3,12 +3,16 @@
 //! `o = dropout(softmax(scale q k^T + mask)) v`, which [`kernels::attention`](crate::kernels::attention) computes without a
 //! scores matrix. A group is taken if it is the nodes of one attention call, and after them at most the copy that writes the
 //! result in the order its reader wants. Scores and probabilities stay in `f32` and inside: a group that hands them out is
-//! not taken.
+//! not taken. Row work on the result is for [`rows`], gradients for [`backward`].
 
-use deuteron_graph::{Callee, Composite, Dtype, Mask, NodeId, Op};
-use deuteron_plan::{Draft, Layout};
+pub mod backward;
+pub mod rows;
+
+use deuteron_graph::{Call, Callee, Composite, Dtype, Mask, NodeId, Op};
+use deuteron_plan::{Draft, Form, Layout};
 
 use crate::kernels::attention::{Attention, Dropout};
+use crate::lower::whole;
 use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered};
 
 /// Attention: what is known of it before its sizes.
@@ -180,8 +184,17 @@ pub struct FoundAttention {
 
 /// Sees a group as attention, or `None` where it is more, less or something that the kernel does not do.
 pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
-    let (graph, placement) = (draft.graph, draft.placement);
+    let graph = draft.graph;
     let call = graph.calls().get(graph.node(*draft.nodes.first()?).call.index())?;
+    let result = *draft.nodes.last()?;
+    let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
+    let alone = draft.nodes.iter().all(|&id| in_call(id) || id == result);
+    if alone && draft.outputs == [result] { find(draft, call, result) } else { None }
+}
+
+/// The attention of a call whose nodes are all in the group, given as `result`: its output, or a copy of that.
+fn find(draft: &Draft, call: &Call, result: NodeId) -> Option<FoundAttention> {
+    let (graph, placement) = (draft.graph, draft.placement);
     let Callee::Composite(Composite::Attention { mask: kind, scale, p, offset }) = call.callee else { return None };
     let (&[output], [q, k, v, rest @ ..]) = (call.outputs.as_slice(), call.inputs.as_slice()) else { return None };
     let mut rest = rest.iter().copied();
@@ -189,21 +202,51 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
     let positions = if kind == Mask::Cached { Some(rest.next()?) } else { None };
     let seed = if p > 0.0 { Some(rest.next()?) } else { None };
 
-    let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
-    let result = *draft.nodes.last()?;
     let whole = (call.start..call.end)
         .filter_map(|index| graph.id(index))
         .all(|id| !placement.needs_kernel(graph, id) || draft.nodes.binary_search(&id).is_ok());
-    let alone = draft.nodes.iter().all(|&id| in_call(id) || id == result);
-    if !whole || !alone || draft.outputs != [result] {
+    if !whole {
         return None;
     }
 
-    let dtype = graph.node(*q).dtype;
-    let (shape, key_shape) = (&graph.node(*q).shape, &graph.node(*k).shape);
+    let (own, operands) = (&graph.node(output).shape, [*q, *k, *v]);
+    let written = if result == output { Layout::contiguous(own) } else { reordered(draft, output, result)? };
+    let rule = Rule { operands, mask, positions, seed, kind, scale, p, offset };
+    let (kernel, shape) = fit(draft, &rule, written, Sharing::Groups)?;
+    Some(FoundAttention { kernel, shape, operands, mask, positions, seed, result })
+}
+
+/// What an attention call computes, of which values.
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    operands: [NodeId; 3],
+    mask: Option<NodeId>,
+    positions: Option<NodeId>,
+    seed: Option<NodeId>,
+    kind: Mask,
+    scale: f64,
+    p: f64,
+    offset: u32,
+}
+
+/// What becomes of heads that share keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    /// they are a group
+    Groups,
+    /// each reads what lies at a stride of 0
+    Alone,
+}
+
+/// The kernel of a rule whose result lies as given, if its operands lie so that there is one.
+fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(AttentionKernel, AttentionShape)> {
+    let (graph, placement) = (draft.graph, draft.placement);
+    let &Rule { operands: [q, k, v], mask, positions, seed, kind, scale, p, offset } = rule;
+    let dtype = graph.node(q).dtype;
+    let (shape, key_shape) = (&graph.node(q).shape, &graph.node(k).shape);
     let leading = shape.rank().checked_sub(2)?;
     let (queries, keys, width) = (shape[leading], key_shape[leading], shape.cols());
-    if graph.node(*v).shape != *key_shape || key_shape[..leading] != shape[..leading] {
+    if graph.node(v).shape != *key_shape || key_shape[..leading] != shape[..leading] {
         return None;
     }
     // A tensor of heads, as the kernel reads it: elements of a head follow each other.
@@ -212,7 +255,6 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
         let placed = placement.get(value)?;
         (graph.node(placed.base).dtype == dtype && in_rows(&placed.layout)).then_some(&placed.layout)
     };
-    let written = if result == output { Layout::contiguous(shape) } else { reordered(draft, output, result)? };
     let (scores, mut mask_dtype) = (shape.with_cols(keys), None);
     let added = match mask {
         None => Layout { shape: scores.clone(), strides: vec![0; scores.rank()], offset: 0 },
@@ -234,9 +276,10 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
         (graph.node(base).dtype == Dtype::I32).then_some(())?;
     }
 
-    let layouts = [heads(*q)?, heads(*k)?, heads(*v)?, &added, Some(&written).filter(|layout| in_rows(layout))?];
+    let layouts = [heads(q)?, heads(k)?, heads(v)?, &added, Some(&result).filter(|layout| in_rows(layout))?];
+    let told_apart = positions.is_some();
     let split =
-        if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts, positions.is_some())? };
+        if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts, sharing, told_apart)? };
     let strides = |operand: usize| HeadStrides {
         batch: split.batch.strides[operand],
         head: split.head.strides[operand],
@@ -267,21 +310,26 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
         o: strides(O),
     };
     kernel.sized(&shape, 0).refusal().is_none().then_some(())?;
-    Some(FoundAttention { kernel, shape, operands: [*q, *k, *v], mask, positions, seed, result })
+    Some((kernel, shape))
 }
 
-/// Lowers a group that [`recognise`] takes.
+/// Lowers a group of attention that the catalogue offers.
 pub(crate) fn lower(draft: &Draft) -> Lowered {
+    if draft.form == Form::AttentionBackward {
+        return backward::lower(draft);
+    }
+    if let Some(found) = rows::recognise(draft) {
+        return rows::lower(draft, found);
+    }
     let found = recognise(draft).expect("the catalogue offers attention that the kernel does");
-    let FoundAttention { kernel, shape, operands: [q, k, v], mask, positions, seed, result } = found;
-    let binding = |base: NodeId, offset: usize, written: bool| {
-        let dtype = draft.graph.node(base).dtype;
-        ArgBinding { base, dtype, written, offset, leading: Vec::new(), table_rows: 0 }
-    };
-    let read = |value: NodeId| {
-        let placed = draft.placement.get(value).expect("operands of attention are placed");
-        binding(placed.base, placed.layout.offset, false)
-    };
+    let launch = Launch { args: arguments(draft, &found), geometry: Geometry::Attention(found.shape) };
+    Lowered { kernel: Kernel::Attention(found.kernel), launch }
+}
+
+/// The arguments of attention, as [`AttentionKernel::operands`] lists them.
+fn arguments(draft: &Draft, found: &FoundAttention) -> Vec<ArgBinding> {
+    let FoundAttention { kernel, operands: [q, k, v], mask, positions, seed, result, .. } = *found;
+    let read = |value: NodeId| read(draft, value);
     let args = kernel.operands().iter().map(|operand| match operand {
         AttentionOperand::Q => read(q),
         AttentionOperand::K => read(k),
@@ -289,10 +337,15 @@ pub(crate) fn lower(draft: &Draft) -> Lowered {
         AttentionOperand::Mask => read(mask.expect("the kernel has a mask")),
         AttentionOperand::Positions => read(positions.expect("the kernel has positions")),
         AttentionOperand::Seed => read(seed.expect("the kernel has a seed")),
-        AttentionOperand::O => binding(result, 0, true),
+        AttentionOperand::O => whole(draft.graph, result, 0, true),
     });
-    let launch = Launch { args: args.collect(), geometry: Geometry::Attention(shape) };
-    Lowered { kernel: Kernel::Attention(kernel), launch }
+    args.collect()
+}
+
+/// The argument that a value is read from.
+fn read(draft: &Draft, value: NodeId) -> ArgBinding {
+    let placed = draft.placement.get(value).expect("operands of attention are placed");
+    whole(draft.graph, placed.base, placed.layout.offset, false)
 }
 
 /// How the output lies in the buffer of a copy of it: the copy's axes are the output's in another order.
@@ -356,7 +409,7 @@ impl Split {
 
 /// Merges axes that follow each other in every operand; `None` where more than two are left. The first axis is kept as the
 /// sequences if those are `told_apart`.
-fn split(sizes: &[usize], layouts: [&Layout; 5], told_apart: bool) -> Option<Split> {
+fn split(sizes: &[usize], layouts: [&Layout; 5], sharing: Sharing, told_apart: bool) -> Option<Split> {
     let axis = |at: usize| Axis { size: sizes[at], strides: layouts.map(|layout| layout.strides[at]) };
     let mut axes: Vec<Axis> = Vec::new();
     for at in (usize::from(told_apart)..sizes.len()).filter(|&at| sizes[at] != 1) {
@@ -370,7 +423,7 @@ fn split(sizes: &[usize], layouts: [&Layout; 5], told_apart: bool) -> Option<Spl
     }
     let mut head = axes.pop().unwrap_or(Axis::ONE);
     let mut group = 1;
-    if head.size > 1 && head.strides[K] == 0 && head.strides[V] == 0 {
+    if sharing == Sharing::Groups && head.size > 1 && head.strides[K] == 0 && head.strides[V] == 0 {
         // Heads that share keys: with the axis before them they are all heads.
         let outer = axes.last().copied().unwrap_or(Axis::ONE);
         if axes.is_empty() || [Q, MASK, O].iter().all(|&operand| outer.continues(&head, operand)) {

@@ -17,6 +17,8 @@ mod lower;
 pub mod product;
 pub mod source;
 
+pub use attention::backward::BackwardOperand;
+pub use attention::rows::AttentionRows;
 pub use attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use epilogue::{Epilogue, Operand};

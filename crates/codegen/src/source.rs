@@ -5,6 +5,7 @@ use std::fmt;
 use deuteron_graph::{Dtype, NodeId};
 use deuteron_plan::{Draft, Form};
 
+use crate::attention::rows::AttentionRows;
 use crate::attention::{AttentionKernel, AttentionShape};
 use crate::body::{Body, Origin};
 use crate::cpu::emit::{emit, emit_with_origins};
@@ -34,6 +35,10 @@ pub enum Kernel {
     Product(Product<Body>),
     /// attention
     Attention(AttentionKernel),
+    /// attention and row work on its result
+    AttentionRows(AttentionRows<Body>),
+    /// the gradient of attention
+    AttentionBackward(AttentionKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// rows of elements of this many bytes written into a cache
@@ -64,6 +69,10 @@ pub enum Source {
     Product(Box<Product<Program>>),
     /// attention
     Attention(AttentionKernel),
+    /// attention and row work on its result
+    AttentionRows(Box<AttentionRows<Program>>),
+    /// the gradient of attention
+    AttentionBackward(AttentionKernel),
     /// rows added into a table of this storage type
     ScatterAdd(Dtype),
     /// rows of elements of this many bytes written into a cache
@@ -152,6 +161,15 @@ pub enum Geometry {
     },
     /// arguments as [`AttentionKernel::operands`] lists them
     Attention(AttentionShape),
+    /// operands of attention but for its result, then the arguments of what follows but for that result
+    AttentionRows {
+        /// strides of the result are those of the rows that follow
+        shape: AttentionShape,
+        /// (divide, modulo) of each launch axis of what follows
+        axes: Vec<(usize, usize)>,
+    },
+    /// arguments as [`AttentionKernel::backward_operands`] lists them; strides of the result are those of its gradient
+    AttentionBackward(AttentionShape),
     /// arguments indices, updates, table
     ScatterAdd {
         /// how many rows are added
@@ -272,6 +290,8 @@ fn render_cpu(kernel: Kernel) -> Source {
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
         Kernel::Product(product) => Source::Product(Box::new(product.map(|body| emit(&body)))),
         Kernel::Attention(kernel) => Source::Attention(kernel),
+        Kernel::AttentionBackward(kernel) => Source::AttentionBackward(kernel),
+        Kernel::AttentionRows(kernel) => Source::AttentionRows(Box::new(kernel.map(|body| emit(&body)))),
         Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
         Kernel::Append(bytes) => Source::Append(bytes),
         Kernel::Copy(bytes) => Source::Copy(bytes),
@@ -350,6 +370,16 @@ impl fmt::Display for Source {
                 }
             }
             Source::Attention(kernel) => writeln!(f, "{}", kernel.describe()),
+            Source::AttentionBackward(kernel) => {
+                writeln!(f, "gradients of {}, scores computed again", kernel.describe())
+            }
+            Source::AttentionRows(kernel) => {
+                let AttentionRows { attention, tail, result } = &**kernel;
+                let heads = tail.cols / attention.width.max(1);
+                writeln!(f, "{}", attention.describe())?;
+                writeln!(f, "rows of {heads} heads side by side, while they (argument {result}) are hot:")?;
+                write!(f, "{tail}")
+            }
             Source::ScatterAdd(dtype) => writeln!(f, "rows added into a table, {dtype}, in order of the indices"),
             Source::Append(bytes) => writeln!(f, "rows of {bytes}-byte elements written into a cache"),
             Source::Copy(bytes) => writeln!(f, "strided copy of {bytes}-byte elements"),

@@ -1,7 +1,8 @@
 //! The catalogue: every fused op, defined once as a graph. Ready-made functions, `ops`, `bench` and `fuse` all start here.
 
 use deuteron_graph::{
-    Dtype, Gelu, Graph, GraphError, InputKind, Mask, NodeId, Op, Output, Shape, differentiate, extract,
+    Dtype, Gelu, Graph, GraphError, InputKind, Mask, NodeId, Op, Output, Shape, attention_interior, differentiate,
+    extract, recompute,
 };
 
 mod products;
@@ -418,11 +419,14 @@ impl FusedOp {
         let is_float = |&&id: &&NodeId| graph.node(id).dtype.is_float() && graph.given_name(id) != Some("mask");
         let wrt: Vec<NodeId> = graph.inputs().iter().filter(is_float).copied().collect();
         let joint = differentiate(&graph, &wrt)?;
+        // Scores are computed again next to their gradient, where one kernel may hold both.
+        let scores = attention_interior(&joint.graph, joint.first_backward);
+        let joint = recompute(&joint.graph, joint.first_backward, &scores)?.graph;
         let forward_outputs = graph.outputs().len();
-        let outputs: Vec<Output> = joint.graph.outputs()[forward_outputs..].to_vec();
+        let outputs: Vec<Output> = joint.outputs()[forward_outputs..].to_vec();
         let boundary: Vec<NodeId> =
-            joint.graph.inputs().iter().copied().chain(built.saved.iter().map(|&(_, node)| node)).collect();
-        let mut backward = extract(&joint.graph, &outputs, &boundary)?;
+            joint.inputs().iter().copied().chain(built.saved.iter().map(|&(_, node)| node)).collect();
+        let mut backward = extract(&joint, &outputs, &boundary)?;
         backward.set_name(&format!("{}_backward", self.name()));
         Ok(backward)
     }

@@ -159,6 +159,8 @@ fn list(
             | Source::Matmul(_)
             | Source::Product(_)
             | Source::Attention(_)
+            | Source::AttentionRows(_)
+            | Source::AttentionBackward(_)
             | Source::ScatterAdd(_)
             | Source::Append(_)
             | Source::Copy(_) => (0, 0, 0),

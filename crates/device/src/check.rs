@@ -4,8 +4,8 @@
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::MAX_LEADING;
 use deuteron_codegen::{
-    Access, ArgSpec, AttentionKernel, Body, Geometry, MatmulKernel, MatmulShape, Product, Role, RowArguments, Source,
-    Stage,
+    Access, ArgSpec, AttentionKernel, BackwardOperand, Body, Geometry, MatmulKernel, MatmulShape, Product, Role,
+    RowArguments, Source, Stage,
 };
 use deuteron_graph::Dtype;
 
@@ -20,6 +20,9 @@ pub(crate) enum Form<'a> {
     Matmul(MatmulKernel),
     Product(ProductForm<'a>),
     Attention(AttentionKernel),
+    /// attention, and what follows it; which of its arguments is the result of attention
+    AttentionRow(AttentionKernel, RowForm<'a>, usize),
+    AttentionBackward(AttentionKernel),
     ScatterAdd(Dtype),
     /// bytes of an element
     Append(usize),
@@ -140,6 +143,9 @@ fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &m
         Form::Matmul(kernel) => kernel.operands().len(),
         Form::Product(product) => product.roles.len(),
         Form::Attention(kernel) => kernel.operands().len(),
+        Form::AttentionBackward(kernel) => kernel.backward_operands().count(),
+        // The result of attention less on both sides.
+        Form::AttentionRow(kernel, rows, _) => kernel.operands().len() + rows.args.len() - 2,
         Form::ScatterAdd(_) => 3,
         Form::Append(_) => 4,
         // A destination at least.
@@ -197,6 +203,18 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
                 None => return Err((position, "its product has no such argument")),
             },
             Form::Attention(kernel) => (kernel.operand_dtype(kernel.operands()[position]).bytes(), position == last),
+            Form::AttentionBackward(kernel) => match kernel.backward_operands().nth(position) {
+                Some(BackwardOperand::Operand(operand)) => (kernel.operand_dtype(operand).bytes(), false),
+                Some(BackwardOperand::Gradient(_)) => (kernel.dtype.bytes(), true),
+                Some(BackwardOperand::ResultGradient) | None => (kernel.dtype.bytes(), false),
+            },
+            Form::AttentionRow(kernel, ..) if position + 1 < kernel.operands().len() => {
+                (kernel.operand_dtype(kernel.operands()[position]).bytes(), false)
+            }
+            Form::AttentionRow(kernel, rows, sums) => {
+                let spec = rows.args[tail_argument(position, kernel.operands().len() - 1, *sums)];
+                (spec.dtype.bytes(), spec.written)
+            }
             Form::ScatterAdd(dtype) => (dtype.bytes(), position == last),
             Form::Append(_) if position == 2 => (4, false),
             Form::Append(bytes) => (*bytes, position == last),
@@ -214,10 +232,32 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
             let deep = step.launch.args.iter().position(|arg| arg.leading.len() > MAX_LEADING);
             deep.map_or(Ok(()), |position| Err((position, "its leading axes are too many")))
         }
-        (Form::Attention(kernel), Geometry::Attention(shape)) => match kernel.sized(shape, 0).refusal() {
-            None => Ok(()),
-            Some(problem) => Err((0, problem)),
-        },
+        (Form::Attention(kernel), Geometry::Attention(shape))
+        | (Form::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => {
+            let shared = matches!(form, Form::AttentionBackward(_)) && kernel.group != 1;
+            match kernel.sized(shape, 0).refusal() {
+                None if shared => Err((0, "gradients of keys are those of one head each")),
+                None => Ok(()),
+                Some(problem) => Err((0, problem)),
+            }
+        }
+        (Form::AttentionRow(kernel, rows, sums), Geometry::AttentionRows { shape, axes }) => {
+            if let Some(problem) = kernel.sized(shape, 0).refusal() {
+                return Err((0, problem));
+            }
+            let simple = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
+            let known = rows.args.get(*sums).is_some_and(|spec| spec.dtype == Dtype::F32 && !spec.written);
+            if !known || rows.flat || !rows.partials.is_empty() || !rows.args.iter().all(simple) {
+                return Err((0, "what follows attention is not row work"));
+            }
+            check_axes(rows, rows.cols, axes)?;
+            if kernel.joined(shape, rows.cols).is_none() {
+                return Err((0, "its heads do not lie in rows of what follows"));
+            }
+            let first = kernel.operands().len() - 1;
+            let deep = step.launch.args[first..].iter().position(|arg| arg.leading.len() > MAX_LEADING);
+            deep.map_or(Ok(()), |position| Err((position + first, "its leading axes are too many")))
+        }
         (Form::ScatterAdd(_), Geometry::ScatterAdd { count, rows, .. }) => {
             // Positions and rows share one 64-bit key.
             let fits = |number: usize| number <= u32::MAX as usize;
@@ -272,6 +312,11 @@ fn check_product(
         check_axes(form, shape.n, axes)?;
     }
     Ok(())
+}
+
+/// The argument of what follows, by its position in the launch, where `first` arguments are others' and `sums` is handed in.
+pub(crate) fn tail_argument(position: usize, first: usize, sums: usize) -> usize {
+    position - first + usize::from(position - first >= sums)
 }
 
 fn check_axes(kernel: &RowForm, cols: usize, axes: &[(usize, usize)]) -> Result<(), (usize, &'static str)> {

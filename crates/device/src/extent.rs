@@ -1,11 +1,11 @@
 //! How far each argument of a launch reaches: checked once, when a job is loaded, so that running needs no checks.
 
 use deuteron_codegen::{
-    Access, AppendShape, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, MatmulShape,
-    Operand, Piece, Role,
+    Access, AppendShape, ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, BackwardOperand, Geometry,
+    Launch, MatmulShape, Operand, Piece, Role,
 };
 
-use crate::check::{Form, ProductForm, RowForm};
+use crate::check::{Form, ProductForm, RowForm, tail_argument};
 
 /// Bytes from the start of its buffer that argument `position` may touch.
 pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
@@ -14,7 +14,16 @@ pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
         (Form::Row(kernel), Geometry::Row { rows, cols, .. }) => row(kernel, arg, position, *rows, *cols),
         (Form::Matmul(kernel), Geometry::Matmul(shape)) => matmul(kernel.operands()[position], shape),
         (Form::Product(form), Geometry::Product { shape, .. }) => product(form, shape, arg, position),
-        (Form::Attention(kernel), Geometry::Attention(shape)) => attention(kernel, shape, position),
+        (Form::Attention(kernel), Geometry::Attention(shape)) => attention(kernel, shape, kernel.operands()[position]),
+        (Form::AttentionRow(kernel, rows, sums), Geometry::AttentionRows { shape, .. }) => {
+            let (operands, joined) = (kernel.operands().len() - 1, rows.cols / kernel.width.max(1));
+            if position < operands {
+                attention(kernel, shape, kernel.operands()[position])
+            } else {
+                let count = shape.batch * shape.heads * shape.queries / joined.max(1);
+                row(rows, arg, tail_argument(position, operands, *sums), count, rows.cols)
+            }
+        }
         (_, Geometry::ScatterAdd { count, cols, rows }) => match position {
             0 => *count,
             1 => count * cols,
@@ -22,7 +31,18 @@ pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
         },
         (_, Geometry::Append(shape)) => append(shape, position),
         (_, Geometry::Copy(pieces)) => copy(pieces, position, launch.args.len()),
-        (_, Geometry::Row { .. } | Geometry::Matmul(_) | Geometry::Product { .. } | Geometry::Attention(_)) => 0,
+        (_, Geometry::Row { .. } | Geometry::Matmul(_) | Geometry::Product { .. }) => 0,
+        (Form::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => {
+            let AttentionShape { batch, heads, queries, keys, .. } = *shape;
+            match kernel.backward_operands().nth(position) {
+                Some(BackwardOperand::Operand(operand)) => attention(kernel, shape, operand),
+                Some(BackwardOperand::Gradient(AttentionOperand::Q)) => batch * heads * queries * kernel.width,
+                Some(BackwardOperand::Gradient(_)) => batch * heads * keys * kernel.width,
+                Some(BackwardOperand::ResultGradient) => attention(kernel, shape, AttentionOperand::O),
+                None => 0,
+            }
+        }
+        (_, Geometry::Attention(_) | Geometry::AttentionRows { .. } | Geometry::AttentionBackward(_)) => 0,
     };
     if elements == 0 { 0 } else { (arg.offset + elements) * arg.dtype.bytes() }
 }
@@ -76,11 +96,11 @@ fn matmul(operand: Operand, shape: &MatmulShape) -> usize {
     batch + (sizes.0 - 1) * strides.0 + (sizes.1 - 1) * strides.1 + 1
 }
 
-fn attention(kernel: &AttentionKernel, shape: &AttentionShape, position: usize) -> usize {
+fn attention(kernel: &AttentionKernel, shape: &AttentionShape, operand: AttentionOperand) -> usize {
     let &AttentionShape { batch, heads, queries, keys, .. } = shape;
     let key_heads = kernel.sized(shape, 0).kv_heads;
     // Sizes, strides, and elements that follow each other.
-    let (sizes, strides, run) = match kernel.operands()[position] {
+    let (sizes, strides, run) = match operand {
         AttentionOperand::Q => ([batch, heads, queries], shape.q, kernel.width),
         AttentionOperand::K => ([batch, key_heads, keys], shape.k, kernel.width),
         AttentionOperand::V => ([batch, key_heads, keys], shape.v, kernel.width),

@@ -26,5 +26,5 @@ pub use extract::extract;
 pub use gradient::{Differentiated, differentiate};
 pub use graph::{Call, CallId, Callee, Graph, Node, NodeId, Output};
 pub use op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View};
-pub use recompute::{Recomputed, first_backward, is_recomputed, recompute};
+pub use recompute::{Recomputed, attention_interior, first_backward, is_recomputed, recompute};
 pub use shape::{MAX_RANK, Shape};

@@ -5,6 +5,7 @@
 //! are worth a copy is not decided here. A copy is the same primitive on the same operands, so it has the same bits; a
 //! random mask is its seed and its offset, so a copy of it is the same mask.
 
+use crate::composite::Composite;
 use crate::error::GraphError;
 use crate::gradient::is_gradient;
 use crate::graph::{Callee, Graph, NodeId};
@@ -48,17 +49,47 @@ pub fn recompute(graph: &Graph, first_backward: usize, again: &[NodeId]) -> Resu
 
 /// Where the backward part of a graph begins that [`crate::differentiate`] made, found by the names of its blocks, so
 /// in a graph read from text too. The inputs just before the first gradient belong to it: they are the incoming
-/// gradients. `None` if no block is a gradient.
+/// gradients. So do the values that are computed again for it. `None` if no block is a gradient.
 pub fn first_backward(graph: &Graph) -> Option<usize> {
-    let is_gradient = |callee: &Callee| match callee {
-        Callee::Block(name) => is_gradient(name),
+    let is_backward = |callee: &Callee| match callee {
+        Callee::Block(name) => is_gradient(name) || name.starts_with(PREFIX),
         Callee::Primitive | Callee::Composite(_) => false,
     };
-    let mut first = graph.calls().iter().position(|call| is_gradient(&call.callee))?;
+    let mut first = graph.calls().iter().position(|call| is_backward(&call.callee))?;
     while first > 0 && matches!(graph.nodes()[graph.calls()[first - 1].start].op, Op::Input { .. }) {
         first -= 1;
     }
     Some(graph.calls()[first].start)
+}
+
+/// What attention computes between its operands and what its gradient reads: a backward kernel computes scores again from
+/// queries and keys instead of reading a matrix of them.
+pub fn attention_interior(graph: &Graph, first: usize) -> Vec<NodeId> {
+    let mut read = vec![false; first];
+    for node in &graph.nodes()[first..] {
+        node.inputs.iter().filter(|input| input.index() < first).for_each(|input| read[input.index()] = true);
+    }
+    let mut interior = Vec::new();
+    for call in graph.calls().iter().filter(|call| call.start < first) {
+        if !matches!(call.callee, Callee::Composite(Composite::Attention { .. })) {
+            continue;
+        }
+        let mut wanted = vec![false; call.end - call.start];
+        for index in (call.start..call.end).rev() {
+            let Some(id) = graph.id(index) else { continue };
+            let is_result = call.outputs.contains(&id);
+            let at = index - call.start;
+            wanted[at] |= read[index] && !is_result;
+            if wanted[at] {
+                let inside = graph.node(id).inputs.iter().filter(|input| input.index() >= call.start);
+                inside.for_each(|input| wanted[input.index() - call.start] = true);
+                if !matches!(graph.node(id).op, Op::Input { .. }) {
+                    interior.push(id);
+                }
+            }
+        }
+    }
+    interior
 }
 
 /// Whether a node is in a block that [`recompute`] made. A kernel that makes it must not hold forward nodes: there the

@@ -11,7 +11,7 @@ use deuteron_graph::{Graph, NodeId, Op, first_backward};
 use crate::between::Between;
 use crate::catalog::{Catalog, Draft};
 use crate::layout::Placement;
-use crate::legal::{Form, Rules, is_attention};
+use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention};
 use crate::plan::{Strategy, Target};
 use crate::reason::Reason;
 
@@ -150,6 +150,7 @@ impl<'a> Grouping<'a> {
         for call in graph.calls().iter().filter(|call| is_attention(call)) {
             let nodes: Vec<NodeId> = (call.start..call.end).filter_map(|index| graph.id(index)).collect();
             let nodes: Vec<NodeId> = nodes.into_iter().filter(|id| self.group_of[id.index()].is_some()).collect();
+            let nodes = self.with_recomputed_scores(nodes);
             let mut groups: Vec<usize> = nodes.iter().filter_map(|id| self.group_of[id.index()]).collect();
             groups.sort_unstable();
             groups.dedup();
@@ -160,6 +161,23 @@ impl<'a> Grouping<'a> {
                 self.groups[groups[0]] = nodes;
             }
         }
+    }
+
+    /// Nodes of the gradient of attention and the scores that are computed again for them, in order.
+    fn with_recomputed_scores(&self, mut nodes: Vec<NodeId>) -> Vec<NodeId> {
+        let graph = self.rules.graph;
+        let mut next = 0;
+        while next < nodes.len() {
+            for base in self.bases(nodes[next]) {
+                let again = graph.call_name(graph.node(base).call) == RECOMPUTED_ATTENTION;
+                if again && self.group_of[base.index()].is_some() && !nodes.contains(&base) {
+                    nodes.push(base);
+                }
+            }
+            next += 1;
+        }
+        nodes.sort_unstable();
+        nodes
     }
 
     pub fn bases(&self, id: NodeId) -> Vec<NodeId> {

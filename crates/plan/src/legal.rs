@@ -626,8 +626,9 @@ impl Rules<'_> {
         if let Some(&sum) = rows.iter().find(|&&id| matches!(self.graph.node(id).op, Op::ColumnSum)) {
             return Err(Reason::NeedsAllRows { value: sum });
         }
-        // Row work follows the rows of tokens that attention or its projection gives.
-        if space.rows != tokens && Space::of(shape) != space {
+        // Row work follows the rows of tokens that attention or its projection gives: heads side by side, some or all of them.
+        let joins = space.cols.is_multiple_of(shape.cols()) && space.rows * space.cols == shape.elements();
+        if space.rows != tokens && (projection || !joins) {
             let producer = Space { rows: tokens, cols: width };
             return Err(Reason::DifferentSpace { producer, consumer: space });
         }

@@ -5,6 +5,24 @@ use deuteron_plan::{Class, LANES, Work};
 
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape};
 
+/// Attention once more, then five products and an exponential for each score.
+pub(super) fn backward_work(kernel: &AttentionKernel, shape: &AttentionShape) -> Work {
+    let attention = kernel.sized(shape, 0);
+    let forward = attention_work(kernel, shape);
+    let mut work = Work { chunks: attention.backward_tasks().max(1) as f64, ..forward.clone() };
+    work.products += 5.0 * attention.backward_tasks() as f64;
+    work.matrix_flops += 2.5 * forward.matrix_flops;
+    work.padded_flops += 2.5 * forward.padded_flops;
+    for (sum, more) in work.vectors.iter_mut().zip(forward.vectors) {
+        *sum += more;
+    }
+    // Gradients of queries are summed in memory of their own for each tile of keys.
+    let scores = attention.computed_scores() as f64 * (shape.batch * shape.heads) as f64 / LANES as f64;
+    work.add(Class::Simple, 3.0 * scores);
+    work.add(Class::Move, 4.0 * scores);
+    work
+}
+
 /// Two products and an exponential for each score that is seen; nothing is packed.
 pub(super) fn attention_work(kernel: &AttentionKernel, shape: &AttentionShape) -> Work {
     let attention = kernel.sized(shape, 0);

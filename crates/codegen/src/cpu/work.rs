@@ -4,7 +4,7 @@ use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
 use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
 
 use crate::attention;
-use crate::cpu::attention_work::attention_work;
+use crate::cpu::attention_work::{attention_work, backward_work};
 use crate::cpu::chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
@@ -12,7 +12,7 @@ use crate::product::{Product, Role, parts};
 use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
 /// What can be generated for a CPU: row kernels, one or two products with elementwise work after them and, for few rows, row work
-/// before them, attention, copies, scatters.
+/// before them, attention with row work after it and its gradient, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
@@ -21,15 +21,17 @@ impl Catalog for CpuCatalog {
         match form {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::Matmul(form) => form.products <= 2 && form.epilogue != Reach::Rows,
-            Form::Attention(_) => form == Form::ATTENTION,
-            Form::AttentionBackward | Form::Opaque => false,
+            Form::Attention(form) => !form.projection,
+            Form::AttentionBackward => true,
+            Form::Opaque => false,
         }
     }
 
     fn offers(&self, draft: &Draft) -> bool {
         let can = match draft.form {
             Form::Matmul(_) => parts(draft).is_some(),
-            Form::Attention(_) => attention::recognise(draft).is_some(),
+            Form::Attention(_) => attention::recognise(draft).is_some() || attention::rows::recognise(draft).is_some(),
+            Form::AttentionBackward => attention::backward::recognise(draft).is_some(),
             _ => true,
         };
         can && self.offers_form(draft.form)
@@ -50,6 +52,15 @@ impl Catalog for CpuCatalog {
                 Counter { program, launch: &launch, rows, cols }.work()
             }
             (Source::Product(kernel), Geometry::Product { shape, .. }) => product_with_sides(kernel, &launch, shape),
+            (Source::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => backward_work(kernel, shape),
+            (Source::AttentionRows(kernel), Geometry::AttentionRows { shape, .. }) => {
+                let joined = kernel.tail.cols / kernel.attention.width;
+                let rows = shape.batch * shape.heads / joined * shape.queries;
+                let mut args = launch.args[kernel.operands()..].to_vec();
+                args.insert(kernel.result, handed(&launch));
+                let tail = Launch { args, geometry: launch.geometry.clone() };
+                with_tail(attention_work(&kernel.attention, shape), &kernel.tail, &tail, rows)
+            }
             (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
             (Source::Append(_), Geometry::Append(shape)) => append_work(shape),
@@ -253,28 +264,38 @@ fn product_with_sides(kernel: &Product<Program>, launch: &Launch, shape: &Matmul
     let roles = kernel.roles();
     // The arguments of a side, those that are handed over like any other of f32.
     let side = |program: &Program, role: fn(usize) -> Role| {
-        let handed =
-            ArgBinding { dtype: Dtype::F32, written: false, offset: 0, leading: Vec::new(), ..launch.args[0].clone() };
         let known = |arg| roles.iter().position(|&known| known == role(arg)).map(|at| launch.args[at].clone());
-        let args = (0..program.args.len()).map(|arg| known(arg).unwrap_or_else(|| handed.clone())).collect();
+        let args = (0..program.args.len()).map(|arg| known(arg).unwrap_or_else(|| handed(launch))).collect();
         Launch { args, geometry: launch.geometry.clone() }
     };
     if let Some(tail) = &kernel.tail {
         let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
-        let launch = side(&tail.body, Role::Tail);
-        let after = Counter { program: &tail.body, launch: &launch, rows, cols: shape.n }.work();
-        for (sum, more) in work.vectors.iter_mut().zip(after.vectors) {
-            *sum += more;
-        }
-        work.tails += after.tails;
-        work.dispatches += after.dispatches;
-        work.row_scalars += after.row_scalars;
+        work = with_tail(work, &tail.body, &side(&tail.body, Role::Tail), rows);
     }
     if let Some(head) = &kernel.head {
         let launch = side(&head.body, Role::Head);
         let before = Counter { program: &head.body, launch: &launch, rows: shape.m, cols: shape.k }.work();
         work.each = Some(Box::new(Work { chunks: 1.0, streams: false, stream_from: 0.0, ..before }));
     }
+    work
+}
+
+/// An argument that is handed over in cache.
+fn handed(launch: &Launch) -> ArgBinding {
+    ArgBinding { dtype: Dtype::F32, written: false, offset: 0, leading: Vec::new(), ..launch.args[0].clone() }
+}
+
+/// A product or attention with what follows it: the tile program runs once over the rows of the result, which it finds in cache.
+fn with_tail(before: Work, tail: &Program, launch: &Launch, rows: usize) -> Work {
+    let after = Counter { program: tail, launch, rows, cols: tail.cols }.work();
+    let mut work = before;
+    for (sum, more) in work.vectors.iter_mut().zip(after.vectors) {
+        *sum += more;
+    }
+    work.tails += after.tails;
+    work.dispatches += after.dispatches;
+    work.row_scalars += after.row_scalars;
+    work.reductions += after.reductions;
     work
 }
 

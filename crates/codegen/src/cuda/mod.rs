@@ -60,7 +60,8 @@ pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
     let lowered = lower(group, &Backend::Cuda(target.clone()));
     match &lowered.kernel {
         Kernel::Row(body) => row::candidates(&earlier_sums(body).body, &lowered.launch, target),
-        Kernel::Matmul(_) | Kernel::Product(_) | Kernel::Attention(_) => Vec::new(),
+        Kernel::Matmul(_) | Kernel::Product(_) => Vec::new(),
+        Kernel::Attention(_) | Kernel::AttentionRows(_) | Kernel::AttentionBackward(_) => Vec::new(),
         Kernel::ScatterAdd(_) | Kernel::Append(_) | Kernel::Copy(_) => Vec::new(),
     }
 }
@@ -102,6 +103,9 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
         Kernel::Product(product) => Source::Cuda(skinny::render(product, launch, target)),
         Kernel::Attention(kernel) => Source::Cuda(attention::render(kernel, launch, target)),
+        Kernel::AttentionRows(_) | Kernel::AttentionBackward(_) => {
+            unreachable!("attention with row work and its gradient are made for CPUs")
+        }
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Append(bytes) => Source::Cuda(append::source(bytes)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),

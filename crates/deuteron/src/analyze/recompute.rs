@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use deuteron_graph::{Callee, Composite, Graph, NodeId, Op, first_backward, recompute};
-use deuteron_plan::{Bytes, MachineKind, Plan, Saving, Strategy, plan, store_or_recompute, stored_when_fused};
+use deuteron_graph::{Graph, NodeId, attention_interior, first_backward, recompute};
+use deuteron_plan::{Bytes, Form, Plan, Saving, Strategy, plan, store_or_recompute, stored_when_fused};
 use deuteron_report::RecomputeSheet;
 
 use crate::analyze::{AnalyzeOptions, target_of};
@@ -12,15 +12,15 @@ use crate::error::Error;
 /// The graph to plan, and what was decided on the way. A graph without gradients is itself.
 pub(super) fn decide(graph: &Graph, options: &AnalyzeOptions) -> Result<(Graph, Option<RecomputeSheet>), Error> {
     let Some(first) = first_backward(graph).filter(|_| !options.keep_all) else { return Ok((graph.clone(), None)) };
+    let target = target_of(options);
     let stored = stored_when_fused(graph, first);
     let decision = store_or_recompute(graph, first, &|id| stored[id.index()], Saving::Traffic);
     let mut again = decision.again.clone();
-    if options.machine.kind == MachineKind::Gpu {
+    if target.catalog.offers_form(Form::AttentionBackward) {
         again.extend(attention_interior(graph, first));
     }
     again.sort_unstable();
     again.dedup();
-    let target = target_of(options);
     let before = plan(graph, target, Strategy::Fused, &[])?;
     let rewritten = recompute(graph, first, &again)?.graph;
     let after = plan(&rewritten, target, Strategy::Fused, &[])?;
@@ -31,36 +31,6 @@ pub(super) fn decide(graph: &Graph, options: &AnalyzeOptions) -> Result<(Graph, 
     let (kept, chosen) = if faster { (kept, &after) } else { (kept_before, &before) };
     let sheet = sheet(graph, &again, [kept_before, kept], [&before, chosen], faster);
     Ok((if faster { rewritten } else { graph.clone() }, Some(sheet)))
-}
-
-/// What attention computes between its operands and what its gradient reads: a backward kernel computes scores again from
-/// queries and keys instead of reading a matrix of them.
-fn attention_interior(graph: &Graph, first: usize) -> Vec<NodeId> {
-    let mut read = vec![false; first];
-    for node in &graph.nodes()[first..] {
-        node.inputs.iter().filter(|input| input.index() < first).for_each(|input| read[input.index()] = true);
-    }
-    let mut interior = Vec::new();
-    for call in graph.calls().iter().filter(|call| call.start < first) {
-        if !matches!(call.callee, Callee::Composite(Composite::Attention { .. })) {
-            continue;
-        }
-        let mut wanted = vec![false; call.end - call.start];
-        for index in (call.start..call.end).rev() {
-            let Some(id) = graph.id(index) else { continue };
-            let is_result = call.outputs.contains(&id);
-            let at = index - call.start;
-            wanted[at] |= read[index] && !is_result;
-            if wanted[at] {
-                let inside = graph.node(id).inputs.iter().filter(|input| input.index() >= call.start);
-                inside.for_each(|input| wanted[input.index() - call.start] = true);
-                if !matches!(graph.node(id).op, Op::Input { .. }) {
-                    interior.push(id);
-                }
-            }
-        }
-    }
-    interior
 }
 
 fn sheet(graph: &Graph, again: &[NodeId], kept: [Bytes; 2], plans: [&Plan; 2], faster: bool) -> RecomputeSheet {

@@ -3,16 +3,16 @@
 //! Tasks depend on the sizes alone, so the bits do not depend on the number of threads. Scratch and the sums of ranges
 //! are allocated when the job is loaded.
 
-use std::cell::UnsafeCell;
-
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
+use deuteron_codegen::kernels::attention::Attention;
 use deuteron_codegen::kernels::attention::cpu::{
     Forward, Heads, Inputs, Mask, Output, Scratch, Shared, Used, combine, forward,
 };
 use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 
 use crate::cpu::pool::Pool;
+use crate::cpu::row::PerWorker;
 use crate::error::DeviceError;
 
 pub(crate) struct AttentionTask {
@@ -23,15 +23,10 @@ pub(crate) struct AttentionTask {
     /// Bytes from the start of each argument's buffer.
     offsets: Vec<usize>,
     /// One a worker.
-    scratch: Vec<PerWorker>,
+    scratch: Vec<PerWorker<Scratch>>,
     /// What ranges of keys leave for the second step.
     partials: Vec<f32>,
 }
-
-struct PerWorker(UnsafeCell<Scratch>);
-
-// SAFETY: `run` gives each worker its own element.
-unsafe impl Sync for PerWorker {}
 
 impl AttentionTask {
     /// The sizes are checked: [`deuteron_codegen::kernels::attention::Attention::refusal`] is none. `offsets` are the first
@@ -51,7 +46,7 @@ impl AttentionTask {
             isa,
             amx: Amx::detect(),
             offsets: offsets.zip(bytes).map(|(elements, bytes)| elements * bytes).collect(),
-            scratch: (0..threads).map(|_| PerWorker(UnsafeCell::new(Scratch::new(&attention)))).collect(),
+            scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(&attention))).collect(),
             partials: vec![0.0; attention.partial_elements()],
         }
     }
@@ -60,39 +55,9 @@ impl AttentionTask {
     /// `addresses` are the starts of the arguments' buffers, valid for the checked extents; the result overlaps nothing and
     /// is ours alone.
     pub unsafe fn run(&mut self, pool: &Pool, addresses: &[*mut u8], step: usize) -> Result<(), DeviceError> {
-        let operands = self.kernel.operands();
-        let address = |wanted: AttentionOperand| {
-            let position = operands.iter().position(|&operand| operand == wanted)?;
-            // An argument without elements may lie anywhere, so this is no more than a number until it is used.
-            Some(addresses[position].wrapping_add(self.offsets[position]))
-        };
-        let heads = |operand: AttentionOperand, strides: HeadStrides| {
-            let HeadStrides { batch, head, position } = strides;
-            Heads { address: address(operand).unwrap_or(std::ptr::null_mut()), batch, head, position }
-        };
-        let seed = match address(AttentionOperand::Seed) {
-            // SAFETY: the seed's extent is one element.
-            Some(address) => unsafe { address.cast::<u32>().read_unaligned() },
-            None => 0,
-        };
-        let attention = self.kernel.sized(&self.shape, seed);
-        let mask = match self.kernel.mask {
-            AttentionMask::Additive(dtype) => {
-                Some(Mask { dtype, elements: heads(AttentionOperand::Mask, self.shape.mask) })
-            }
-            AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => None,
-        };
-        let inputs = Inputs {
-            q: heads(AttentionOperand::Q, self.shape.q),
-            k: heads(AttentionOperand::K, self.shape.k),
-            v: heads(AttentionOperand::V, self.shape.v),
-            mask,
-            used: match address(AttentionOperand::Positions) {
-                Some(positions) => Used::To(positions.cast_const().cast()),
-                None => Used::Of(self.shape.keys),
-            },
-        };
-        let result = heads(AttentionOperand::O, self.shape.o);
+        // SAFETY: the caller's promise.
+        let (attention, inputs) = unsafe { bind(&self.kernel, &self.shape, addresses, &self.offsets) };
+        let result = heads(&self.kernel, AttentionOperand::O, self.shape.o, addresses, &self.offsets);
         let job = Forward {
             attention: &attention,
             inputs: &inputs,
@@ -115,6 +80,60 @@ impl AttentionTask {
         }
         Ok(())
     }
+}
+
+/// What attention computes and reads, its seed read from memory.
+///
+/// # Safety
+/// `addresses` are the starts of the arguments' buffers, in the order of the operands, valid for the checked extents.
+pub(super) unsafe fn bind(
+    kernel: &AttentionKernel,
+    shape: &AttentionShape,
+    addresses: &[*mut u8],
+    offsets: &[usize],
+) -> (Attention, Inputs) {
+    let heads = |operand, strides| heads(kernel, operand, strides, addresses, offsets);
+    let seed = match kernel.dropout {
+        // SAFETY: the seed's extent is one element.
+        Some(_) => unsafe {
+            heads(AttentionOperand::Seed, HeadStrides::default()).address.cast::<u32>().read_unaligned()
+        },
+        None => 0,
+    };
+    let mask = match kernel.mask {
+        AttentionMask::Additive(dtype) => Some(Mask { dtype, elements: heads(AttentionOperand::Mask, shape.mask) }),
+        AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => None,
+    };
+    let inputs = Inputs {
+        q: heads(AttentionOperand::Q, shape.q),
+        k: heads(AttentionOperand::K, shape.k),
+        v: heads(AttentionOperand::V, shape.v),
+        mask,
+        used: match kernel.mask {
+            AttentionMask::Cached => {
+                Used::To(heads(AttentionOperand::Positions, HeadStrides::default()).address.cast_const().cast())
+            }
+            AttentionMask::Full | AttentionMask::Causal | AttentionMask::Additive(_) => Used::Of(shape.keys),
+        },
+    };
+    (kernel.sized(shape, seed), inputs)
+}
+
+/// Where an operand lies.
+fn heads(
+    kernel: &AttentionKernel,
+    wanted: AttentionOperand,
+    strides: HeadStrides,
+    addresses: &[*mut u8],
+    offsets: &[usize],
+) -> Heads {
+    let HeadStrides { batch, head, position } = strides;
+    let address = match kernel.operands().iter().position(|&operand| operand == wanted) {
+        // An argument without elements may lie anywhere, so this is no more than a number until it is used.
+        Some(position) => addresses[position].wrapping_add(offsets[position]),
+        None => std::ptr::null_mut(),
+    };
+    Heads { address, batch, head, position }
 }
 
 #[cfg(test)]

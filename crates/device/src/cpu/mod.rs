@@ -2,6 +2,8 @@
 
 mod append;
 mod attention;
+mod attention_backward;
+mod attention_rows;
 mod copy;
 mod measure;
 mod pool;

@@ -84,6 +84,8 @@ impl RowTask {
             | Source::Matmul(_)
             | Source::Product(_)
             | Source::Attention(_)
+            | Source::AttentionRows(_)
+            | Source::AttentionBackward(_)
             | Source::ScatterAdd(_)
             | Source::Append(_)
             | Source::Copy(_) => {

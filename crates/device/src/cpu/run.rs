@@ -10,6 +10,8 @@ use crate::buffer::Buffer;
 use crate::check::{Form, check, check_inputs, check_states, mismatch};
 use crate::cpu::append::AppendTask;
 use crate::cpu::attention::AttentionTask;
+use crate::cpu::attention_backward::AttentionBackwardTask;
+use crate::cpu::attention_rows::AttentionRowsTask;
 use crate::cpu::copy::CopyTask;
 use crate::cpu::pool::Pool;
 use crate::cpu::product::ProductTask;
@@ -47,6 +49,8 @@ enum Task {
     Row(RowTask),
     Product(Box<ProductTask>),
     Attention(AttentionTask),
+    AttentionRows(Box<AttentionRowsTask>),
+    AttentionBackward(Box<AttentionBackwardTask>),
     ScatterAdd(ScatterTask),
     Append(AppendTask),
     Copy(CopyTask),
@@ -66,6 +70,14 @@ impl CpuExecutable {
                 (Source::Attention(kernel), Geometry::Attention(shape)) => {
                     let offsets = step.launch.args.iter().map(|arg| arg.offset);
                     Task::Attention(AttentionTask::new(*kernel, shape, offsets, threads, isa))
+                }
+                (Source::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => {
+                    let offsets = step.launch.args.iter().map(|arg| arg.offset * arg.dtype.bytes());
+                    let task = AttentionBackwardTask::new(*kernel, shape, offsets.collect(), threads, isa)?;
+                    Task::AttentionBackward(Box::new(task))
+                }
+                (Source::AttentionRows(_), Geometry::AttentionRows { .. }) => {
+                    Task::AttentionRows(Box::new(AttentionRowsTask::new(&step, threads, isa)?))
                 }
                 (Source::ScatterAdd(dtype), Geometry::ScatterAdd { count, cols, rows }) => {
                     let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
@@ -101,6 +113,10 @@ fn form(source: &Source) -> Option<Form<'_>> {
         Source::Row(program) => Some(Form::Row(program.into())),
         Source::Product(product) => Some(Form::Product((&**product).into())),
         Source::Attention(kernel) => Some(Form::Attention(*kernel)),
+        Source::AttentionBackward(kernel) => Some(Form::AttentionBackward(*kernel)),
+        Source::AttentionRows(kernel) => {
+            Some(Form::AttentionRow(kernel.attention, (&kernel.tail).into(), kernel.result))
+        }
         Source::ScatterAdd(dtype) => Some(Form::ScatterAdd(*dtype)),
         Source::Append(bytes) => Some(Form::Append(*bytes)),
         Source::Copy(bytes) => Some(Form::Copy(*bytes)),
@@ -146,6 +162,8 @@ impl CpuExecutable {
                     Task::Row(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Product(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::AttentionRows(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::AttentionBackward(task) => task.run(&self.pool, &self.addresses, index),
                     Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Append(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Copy(task) => task.run(&self.pool, &self.addresses, index),

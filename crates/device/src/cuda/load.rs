@@ -280,7 +280,8 @@ fn form(source: &Source) -> Option<Form<'_>> {
             Family::Skinny(kernel) => Form::Product((&kernel.product).into()),
         }),
         Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
-        Source::Row(_) | Source::Product(_) | Source::Attention(_) => None,
+        Source::Row(_) | Source::Product(_) => None,
+        Source::Attention(_) | Source::AttentionRows(_) | Source::AttentionBackward(_) => None,
         Source::ScatterAdd(_) | Source::Append(_) | Source::Copy(_) => None,
     }
 }

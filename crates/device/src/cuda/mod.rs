@@ -346,6 +346,8 @@ impl Device for Cuda {
                     Source::Row(_)
                     | Source::Product(_)
                     | Source::Attention(_)
+                    | Source::AttentionRows(_)
+                    | Source::AttentionBackward(_)
                     | Source::ScatterAdd(_)
                     | Source::Append(_)
                     | Source::Copy(_) => {

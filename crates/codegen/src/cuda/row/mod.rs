@@ -104,6 +104,8 @@ fn with_facts<R>(body: &Body, launch: &Launch, target: &CudaTarget, f: impl FnOn
         Geometry::Matmul(_)
         | Geometry::Product { .. }
         | Geometry::Attention(_)
+        | Geometry::AttentionRows { .. }
+        | Geometry::AttentionBackward(_)
         | Geometry::ScatterAdd { .. }
         | Geometry::Append(_)
         | Geometry::Copy(_) => (0, 0),

@@ -50,6 +50,16 @@ impl Attention {
         if self.splits() == 1 { 0 } else { self.row_tasks() }
     }
 
+    /// Tasks that end rows: those of [`forward`](super::forward()), or of [`combine`](super::combine()) where keys are split.
+    pub fn ending_tasks(&self) -> usize {
+        if self.splits() == 1 { self.forward_tasks() } else { self.combine_tasks() }
+    }
+
+    /// Ending tasks that a row of `joined` heads waits for.
+    pub fn tasks_of_row(&self, joined: usize) -> usize {
+        if self.splits() == 1 && self.decodes() { joined / self.group() } else { joined }
+    }
+
     /// Tasks of [`backward`](super::backward()).
     pub fn backward_tasks(&self) -> usize {
         self.batch * self.kv_heads * self.backward_splits()
@@ -87,7 +97,7 @@ impl Attention {
         self.queries.clamp(1, TILE)
     }
 
-    pub(super) fn decodes(&self) -> bool {
+    pub(crate) fn decodes(&self) -> bool {
         self.queries <= DECODE_QUERIES
     }
 

@@ -1,0 +1,135 @@
+//! Attention with row work on its result: residual, norm, anything that a row kernel does.
+//!
+//! The work is a row body like any other, but for one argument: attention's result, whose rows lie in memory of the kernel as
+//! `f32` and are worked on as soon as their last head is done. The body reads them rounded to the dtype of attention, as it would if they were stored: a fused
+//! plan gives the bits of an unfused one.
+
+use deuteron_graph::{Callee, Composite, NodeId, Op};
+use deuteron_plan::{Draft, Space, node_space};
+
+use super::{AttentionKernel, AttentionOperand, AttentionShape, FoundAttention, arguments, find};
+use crate::lower::lower_rows;
+use crate::source::{Geometry, Kernel, Launch, Lowered};
+
+/// Attention, and the work on its rows as a body or as what the body became.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionRows<T> {
+    /// attention, its result handed on
+    pub attention: AttentionKernel,
+    /// what follows, its columns heads side by side
+    pub tail: T,
+    /// which of its arguments is the result of attention
+    pub result: usize,
+}
+
+impl<T> AttentionRows<T> {
+    /// The same attention with another kind of tail.
+    pub fn map<U>(self, make: impl FnOnce(T) -> U) -> AttentionRows<U> {
+        AttentionRows { attention: self.attention, tail: make(self.tail), result: self.result }
+    }
+
+    /// How many arguments are attention's: all but its result.
+    pub fn operands(&self) -> usize {
+        self.attention.operands().len() - 1
+    }
+}
+
+/// Attention found in a group, and the nodes that follow it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FoundRows {
+    /// attention; its result is no buffer
+    pub attention: FoundAttention,
+    /// what follows, in order
+    pub rows: Vec<NodeId>,
+}
+
+/// Sees a group as attention and row work on its result, or `None`.
+pub fn recognise(draft: &Draft) -> Option<FoundRows> {
+    let (graph, placement) = (draft.graph, draft.placement);
+    let is_attention = |id: &&NodeId| {
+        let callee = &graph.calls()[graph.node(**id).call.index()].callee;
+        matches!(callee, Callee::Composite(Composite::Attention { .. }))
+    };
+    let call = &graph.calls()[graph.node(*draft.nodes.iter().find(is_attention)?).call.index()];
+    let &[output] = call.outputs.as_slice() else { return None };
+    let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
+    let mut rest: Vec<NodeId> = draft.nodes.iter().copied().filter(|&id| !in_call(id)).collect();
+    let is_copy = |&id: &NodeId| {
+        let node = graph.node(id);
+        let moves = matches!(node.op, Op::View(_) | Op::StopGradient);
+        moves && node.inputs.first().and_then(|&input| placement.base(input)) == Some(output)
+    };
+    let result = rest.iter().position(is_copy).map_or(output, |position| rest.remove(position));
+    let inside = |&id: &NodeId| in_call(id) || id == result;
+    if rest.is_empty() || draft.outputs.iter().any(inside) {
+        return None;
+    }
+    let attention = find(draft, call, result)?;
+    // Where heads lie side by side without a copy, only those who read them say how long a row is.
+    let space = rest.iter().try_fold(node_space(graph, rest[0]), |space, &id| space.join(node_space(graph, id)))?;
+    let Space { rows, cols } = space;
+    if graph.node(result).shape.elements() != rows * cols {
+        return None;
+    }
+    let follows = |&id: &NodeId| {
+        let node = graph.node(id);
+        let is_row_work = match node.op {
+            Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => true,
+            Op::RowReduce(_) | Op::Random { .. } => true,
+            _ => false,
+        };
+        let reader = if matches!(node.op, Op::RowReduce(_)) { &graph.node(node.inputs[0]).shape } else { &node.shape };
+        let in_order = node.inputs.iter().all(|&input| match placement.get(input) {
+            Some(placed) if placed.base == result => {
+                let access = placed.layout.row_access(reader);
+                placed.layout.shape.cols() == cols && access.is_some_and(|access| access.is_identity(rows, cols))
+            }
+            Some(placed) => !in_call(placed.base),
+            None => true,
+        });
+        is_row_work && in_order
+    };
+    let reads = rest.iter().any(|&id| graph.node(id).inputs.iter().any(|&input| placement.base(input) == Some(result)));
+    let taken = reads && rest.iter().all(follows);
+    attention.kernel.joined(&attention.shape, cols)?;
+    taken.then_some(FoundRows { attention, rows: rest })
+}
+
+impl AttentionKernel {
+    /// Heads that lie side by side in a row of so many columns, where blocks of heads are whole rows of the result, queries
+    /// that follow each other are rows that do, and a task that decodes gives whole rows.
+    pub fn joined(&self, shape: &AttentionShape, cols: usize) -> Option<usize> {
+        let &AttentionShape { batch, heads, queries, o, .. } = shape;
+        let joined = cols.checked_div(self.width).filter(|&joined| joined * self.width == cols && joined > 0)?;
+        let steps = [(batch, o.batch), (heads, o.head), (queries, o.position)];
+        let last: usize = steps.iter().map(|&(size, step)| size.saturating_sub(1) * step).sum();
+        let elements = batch * heads * queries * self.width;
+        let lies = heads.is_multiple_of(joined)
+            && last + self.width <= elements
+            && (joined == 1 || o.head == self.width)
+            && (queries == 1 || o.position == cols)
+            && (heads == joined || (joined * o.head).is_multiple_of(cols))
+            && (batch == 1 || o.batch.is_multiple_of(cols))
+            && (joined.is_multiple_of(self.group) || !self.sized(shape, 0).decodes());
+        lies.then_some(joined)
+    }
+}
+
+/// Lowers a group that [`recognise`] takes.
+pub(crate) fn lower(draft: &Draft, found: FoundRows) -> Lowered {
+    let FoundRows { attention, rows } = found;
+    let chain = Draft { nodes: &rows, ..*draft };
+    let Lowered { kernel: Kernel::Row(body), launch } = lower_rows(&chain, &[attention.result]) else {
+        unreachable!("what follows attention is a row kernel")
+    };
+    let Geometry::Row { axes, .. } = launch.geometry else { unreachable!("a row kernel has rows") };
+    let result = launch.args.iter().position(|arg| arg.base == attention.result && !arg.written);
+    let result = result.expect("what follows attention reads it");
+    let mut args = arguments(draft, &attention);
+    debug_assert_eq!(attention.kernel.operands().last(), Some(&AttentionOperand::O));
+    args.pop();
+    args.extend(launch.args.into_iter().enumerate().filter(|&(position, _)| position != result).map(|(_, arg)| arg));
+    let kernel = AttentionRows { attention: attention.kernel, tail: body, result };
+    let launch = Launch { args, geometry: Geometry::AttentionRows { shape: attention.shape, axes } };
+    Lowered { kernel: Kernel::AttentionRows(kernel), launch }
+}
