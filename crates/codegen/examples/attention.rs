@@ -146,6 +146,7 @@ impl Problem {
             attention: &attention,
             inputs: &inputs,
             output: self.heads(3),
+            output_dtype: attention.dtype,
             logsumexp: Shared(self.logsumexp.as_mut_ptr()),
             output_gradient: self.heads(4),
             query_gradient: self.heads(5),

@@ -74,7 +74,7 @@ const SIZES: [[usize; 5]; 7] = [
     [2, 3, 64, 64, 64],
     [1, 2, 127, 127, 40],
     [2, 2, 129, 129, 17],
-    [1, 1, 1, 1, 1],
+    [1, 1, 2, 2, 1],
     [2, 2, 1, 300, 16],
     [1, 2, 17, 600, 24],
     [1, 1, 33, 9, 8],
@@ -148,10 +148,12 @@ fn hidden_rows_have_no_gradient() {
     assert!(slopes[..50 * 8].iter().all(|x| x.is_finite()) && slopes[50 * 8..].iter().any(|x| x.is_nan()));
 }
 
-/// A gradient of the mask, or not all three gradients, is not the kernel's: parts, and right.
+/// A gradient of the mask, not all three gradients, or a single key is not the kernel's: parts, and right.
 #[test]
 fn what_stays_apart() {
+    let single = "k1 = input float[1,2,1,8] ; v1 = input float[1,2,1,8] ; a = attention q k1 v1 ; out a";
     for (rest, wrt) in [
+        (single, "qkv"),
         ("m = input float[20,20] ; a = attention q k v m mask=additive ; out a", "qkvm"),
         ("a = attention q k v mask=causal ; out a", "q"),
         ("a = attention q k v mask=causal ; out a", "kv"),

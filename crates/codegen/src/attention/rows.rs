@@ -73,11 +73,16 @@ pub fn recognise(draft: &Draft) -> Option<FoundRows> {
     }
     let follows = |&id: &NodeId| {
         let node = graph.node(id);
-        let is_row_work = match node.op {
-            Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => true,
-            Op::RowReduce(_) | Op::Random { .. } => true,
-            _ => false,
-        };
+        let is_row_work = matches!(
+            node.op,
+            Op::Unary(_)
+                | Op::Binary(_)
+                | Op::Compare(_)
+                | Op::Select
+                | Op::Cast(_)
+                | Op::RowReduce(_)
+                | Op::Random { .. }
+        );
         let reader = if matches!(node.op, Op::RowReduce(_)) { &graph.node(node.inputs[0]).shape } else { &node.shape };
         let in_order = node.inputs.iter().all(|&input| match placement.get(input) {
             Some(placed) if placed.base == result => {

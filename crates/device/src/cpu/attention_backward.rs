@@ -6,15 +6,18 @@
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::kernels::attention::cpu::{
-    Backward, Forward, Heads, Output, Scratch, Shared, backward, combine, finish, forward,
+    Backward, Finished, Forward, Heads, Output, Scratch, Shared, backward, combine, finish, forward,
 };
 use deuteron_codegen::{AttentionKernel, AttentionShape, HeadStrides};
+use deuteron_graph::Dtype;
 
-use crate::buffer::Buffer;
 use crate::cpu::attention::bind;
 use crate::cpu::pool::Pool;
 use crate::cpu::row::PerWorker;
 use crate::error::DeviceError;
+
+/// Queries from which bf16 attention is computed again on matrix tiles.
+const MANY_QUERIES: usize = 64;
 
 pub(crate) struct AttentionBackwardTask {
     kernel: AttentionKernel,
@@ -26,7 +29,7 @@ pub(crate) struct AttentionBackwardTask {
     /// One a worker.
     scratch: Vec<PerWorker<Scratch>>,
     /// What attention gave, computed again, and what its ranges of keys leave for the second step.
-    result: Buffer,
+    result: Vec<f32>,
     logsumexp: Vec<f32>,
     partials: Vec<f32>,
     /// Gradients of queries by ranges of keys.
@@ -41,21 +44,21 @@ impl AttentionBackwardTask {
         offsets: Vec<usize>,
         threads: usize,
         isa: Isa,
-    ) -> Result<AttentionBackwardTask, DeviceError> {
+    ) -> AttentionBackwardTask {
         let attention = kernel.sized(&shape, 0);
         let rows = shape.batch * shape.heads * shape.queries;
-        Ok(AttentionBackwardTask {
+        AttentionBackwardTask {
             kernel,
             shape,
             isa,
             amx: Amx::detect(),
             offsets,
             scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(&attention))).collect(),
-            result: Buffer::new(rows * kernel.width * kernel.dtype.bytes())?,
+            result: vec![0.0; rows * kernel.width],
             logsumexp: vec![0.0; rows],
             partials: vec![0.0; attention.partial_elements()],
             gradients: vec![0.0; attention.gradient_elements()],
-        })
+        }
     }
 
     /// # Safety
@@ -78,21 +81,24 @@ impl AttentionBackwardTask {
             position: width,
         };
         let HeadStrides { batch, head, position } = rows_of(queries);
-        let result = Heads { address: self.result.bytes_mut().as_mut_ptr(), batch, head, position };
+        let result = Shared(self.result.as_mut_ptr());
+        let output = Heads { address: result.0.cast(), batch, head, position };
         let logsumexp = Shared(self.logsumexp.as_mut_ptr());
         let again = Forward {
             attention: &attention,
             inputs: &inputs,
             logsumexp: Some(logsumexp),
             partials: Shared(self.partials.as_mut_ptr()),
-            amx: self.amx,
+            // Matrix tiles round probabilities, which does not average out over a few rows.
+            amx: self.amx.filter(|_| queries >= MANY_QUERIES),
         };
         // The gradient of the result, and the three that are written, are the last arguments.
         let first = addresses.len() - 4;
         let job = Backward {
             attention: &attention,
             inputs: &inputs,
-            output: result,
+            output,
+            output_dtype: Dtype::F32,
             logsumexp,
             output_gradient: place(first, self.shape.o),
             query_gradient: place(first + 1, rows_of(queries)),
@@ -106,13 +112,21 @@ impl AttentionBackwardTask {
         // SAFETY: the caller's promise; a worker runs one task at a time, so its scratch is its own. A later step runs when
         // all tasks of the one before are done.
         let own = |worker: usize| unsafe { &mut *scratch[worker].0.get() };
+        let keep = move |part: Finished<'_>| {
+            let first = part.batch * batch + part.head * head + part.query * position;
+            for (row, values) in part.values.chunks_exact(part.stride).enumerate() {
+                // SAFETY: the result has these rows, and they are the task's own.
+                let to = unsafe { std::slice::from_raw_parts_mut({ result }.0.add(first + row * width), width) };
+                to.copy_from_slice(&values[..width]);
+            }
+        };
         // SAFETY: as above.
         let forward = |worker: usize, task: usize| unsafe {
-            forward(isa, &again, &mut Output::Store(result), task, own(worker));
+            forward(isa, &again, &mut Output::Hand(&mut { keep }), task, own(worker));
         };
         // SAFETY: as above.
         let combine = |worker: usize, task: usize| unsafe {
-            combine(isa, &again, &mut Output::Store(result), task, own(worker));
+            combine(isa, &again, &mut Output::Hand(&mut { keep }), task, own(worker));
         };
         // SAFETY: as above.
         let backward = |worker: usize, task: usize| unsafe { backward(isa, &job, task, own(worker)) };
@@ -128,7 +142,7 @@ impl AttentionBackwardTask {
 #[cfg(test)]
 mod tests {
     use deuteron_codegen::{ArgBinding, AttentionMask, Geometry, Launch, Source};
-    use deuteron_graph::{Dtype, Graph};
+    use deuteron_graph::Graph;
 
     use super::*;
     use crate::job::{Job, Place, Step};

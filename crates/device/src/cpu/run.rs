@@ -73,7 +73,7 @@ impl CpuExecutable {
                 }
                 (Source::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => {
                     let offsets = step.launch.args.iter().map(|arg| arg.offset * arg.dtype.bytes());
-                    let task = AttentionBackwardTask::new(*kernel, shape, offsets.collect(), threads, isa)?;
+                    let task = AttentionBackwardTask::new(*kernel, shape, offsets.collect(), threads, isa);
                     Task::AttentionBackward(Box::new(task))
                 }
                 (Source::AttentionRows(_), Geometry::AttentionRows { .. }) => {

@@ -6,11 +6,13 @@
 //! A key is a lane. `dk` and `dv` are summed in scratch, over the heads of a group in order. `dq` of a range of keys is
 //! summed in memory of its own, and [`finish`](super::finish()) adds the ranges in order.
 
+use deuteron_graph::Dtype;
+
 use super::super::Attention;
 use super::amx::Engine;
 use super::forward::stored;
 use super::product::{Product, Start};
-use super::rows::Turn;
+use super::rows::{Stored, Turn};
 use super::scratch::Places;
 use super::weights::{self, Part};
 use super::{Heads, Inputs, Scratch, Shared, TILE};
@@ -28,6 +30,8 @@ pub struct Backward<'a> {
     pub inputs: &'a Inputs,
     /// What forward gave.
     pub output: Heads,
+    /// How it is stored: `F32` where it was not rounded, which matters where slopes nearly cancel.
+    pub output_dtype: Dtype,
     /// What forward gave.
     pub logsumexp: Shared,
     /// The gradient of the output.
@@ -110,7 +114,10 @@ unsafe fn row_sums<S: Simd>(simd: S, job: &Backward, batch: usize, head: usize, 
         // SAFETY: a tile of rows fits; the tensors hold the positions.
         unsafe {
             let at = (batch, head, query);
-            stored(attention, &job.output, at, rows).widen(simd, places.rows, padded, rows);
+            let address = job.output.at(job.output_dtype, batch, head, query);
+            let (stride, width) = (job.output.position, attention.width);
+            let output = Stored { dtype: job.output_dtype, address, stride, rows, width };
+            output.widen(simd, places.rows, padded, rows);
             stored(attention, &job.output_gradient, at, rows).widen(simd, places.values, padded, rows);
             simd.enter(RowSums { a: places.rows, b: places.values, rows, padded, to: to.add(query) });
         }

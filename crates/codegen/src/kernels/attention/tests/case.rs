@@ -207,6 +207,7 @@ impl Case {
                 attention: &attention,
                 inputs: &inputs,
                 output: run.o.heads(),
+                output_dtype: attention.dtype,
                 logsumexp: Shared(run.logsumexp.as_mut_ptr()),
                 output_gradient: self.output_gradient.heads(),
                 query_gradient: q.heads(),
