@@ -52,7 +52,7 @@ pub struct Arguments {
     #[command(flatten)]
     device: DeviceArguments,
     /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
-    /// unfused_graph_us, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
+    /// unfused_graph_us, eager_us, bytes_eager, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
     /// bytes_written, registers, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}; with --once of {op,
     /// direction, rows, cols, dtype, plans}; of a model {model, device, weights, phases}
     #[arg(long)]

@@ -94,7 +94,9 @@ fn generate(arguments: &Arguments) -> Result<()> {
     let engine = arguments.device.engine()?;
     let bar = show::progress(None);
     bar.set_message("reading the model");
+    let begin = Instant::now();
     let (mut gpt2, tokenizer) = arguments.open(&engine)?;
+    let load = begin.elapsed();
     bar.finish_and_clear();
     let nothing = [String::new()];
     let prompts = if arguments.prompts.is_empty() { &nothing[..] } else { &arguments.prompts };
@@ -134,7 +136,9 @@ fn generate(arguments: &Arguments) -> Result<()> {
     // A standard error that is closed keeps nothing from the user.
     let _ = writeln!(
         io::stderr(),
-        "{} prompt + {} generated tokens in {:.2} s, {:.2} s of it to compile: {:.1} prompt tokens/s, then {:.1} tokens/s{full}",
+        "read in {:.2} s; {} prompt + {} generated tokens in {:.2} s, {:.2} s of it to compile: {:.1} prompt tokens/s, then {:.1} \
+         tokens/s{full}",
+        load.as_secs_f64(),
         report.prompt_tokens,
         report.generated_tokens,
         report.seconds,

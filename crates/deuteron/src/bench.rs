@@ -46,6 +46,10 @@ pub struct BenchRow {
     pub unfused_us: f64,
     /// the same from a recording
     pub unfused_graph_us: Option<f64>,
+    /// the same with every step of attention a kernel, scores in memory, from a recording where there is one; of an op that attends
+    pub eager_us: Option<f64>,
+    /// compulsory bytes of that plan
+    pub bytes_eager: Option<u64>,
     /// unfused over fused time, from recordings where there are such
     pub speedup: f64,
     /// what the planner predicts, fused
@@ -129,10 +133,19 @@ pub fn bench(engine: &Engine, case: &BenchCase) -> Result<BenchRow, Error> {
     let bytes_fused = fused.plan().bytes().0;
     let mut probe = engine.device().copy_probe(bytes_fused as usize / 2)?;
     let tensors = seed::inputs(&graph, 1)?;
-    let measured = match engine.device().machine().kind {
-        MachineKind::Cpu => host::measure(&mut unfused, &mut fused, &tensors.iter().collect::<Vec<_>>(), &mut *probe)?,
-        MachineKind::Gpu => device::measure(engine, &mut unfused, &mut fused, &tensors, &mut *probe)?,
+    let mut measure = |unfused: &mut Session, fused: &mut Session| match engine.device().machine().kind {
+        MachineKind::Cpu => host::measure(unfused, fused, &tensors.iter().collect::<Vec<_>>(), &mut *probe),
+        MachineKind::Gpu => device::measure(engine, unfused, fused, &tensors, &mut *probe),
     };
+    let measured = measure(&mut unfused, &mut fused)?;
+    let mut eager = None;
+    if !case.op.is_rows() {
+        let mut session = Session::new(engine, &graph, Strategy::Eager)?;
+        if session.plan().groups.len() != unfused.plan().groups.len() {
+            let measured = measure(&mut session, &mut fused)?;
+            eager = Some((measured.unfused_graph.unwrap_or(measured.unfused), session.plan().bytes().0));
+        }
+    }
     let copy_gbps = gbps(probe.bytes() as u64, measured.copy);
     let kernels = unfused.plan().groups.iter().zip(&measured.kernels);
     let row_kernels = kernels.filter(|(group, _)| group.kind == GroupKind::Row);
@@ -157,6 +170,8 @@ pub fn bench(engine: &Engine, case: &BenchCase) -> Result<BenchRow, Error> {
         fused_graph_us: measured.fused_graph.map(microseconds),
         unfused_us: microseconds(measured.unfused),
         unfused_graph_us: measured.unfused_graph.map(microseconds),
+        eager_us: eager.map(|(time, _)| microseconds(time)),
+        bytes_eager: eager.map(|(_, bytes)| bytes),
         speedup: microseconds(best_unfused) / microseconds(best_fused).max(1e-6),
         predicted_us: fused.plan().time().us(),
         predicted_unfused_us: unfused.plan().time().us(),
