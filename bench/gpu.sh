@@ -6,8 +6,9 @@
 # Runs from the repository or from the bundle. `cargo xtask bundle` makes the binaries, so the machine with the GPU has
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
-# in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv, bench.json and machine.toml.
-# Exit code 0 if every part passed. The parts took 12 minutes together on an H200.
+# in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
+# gpt2-cuda.csv, bench.json and machine.toml.
+# Exit code 0 if every part passed. The parts took 14 minutes together on an H200.
 set -u
 
 # part       seconds  lines of its output that are shown
@@ -18,8 +19,10 @@ check        260      60
 repeat       30       6
 sanitize     150      12
 calibrate    70       8
-bench        240      110
-ncu          100      60
+bench        120      90
+peers        200      40
+gpt2         150      30
+ncu          110      60
 "
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -173,7 +176,18 @@ part_bench() {
     run overhead_row
     run "$deuteron" bench add_act --ladder --device cuda
     run "$deuteron" bench norm_act --ladder --device cuda
-    run python3 "$here/peers_gpu.py" --binary "$deuteron" --commit "$commit" --seconds $((230 - SECONDS))
+}
+
+part_peers() {
+    run python3 "$here/peers_gpu.py" --binary "$deuteron" --commit "$commit" --seconds $((190 - SECONDS))
+}
+
+# GPT-2 beside torch, eager and compiled, all as CUDA graphs.
+part_gpt2() {
+    run "$deuteron" bench gpt2 --device cuda --dtype bf16
+    run "$deuteron" bench gpt2 --device cuda --dtype bf16 --batch 8 --context 1000
+    run python3 "$here/peers_gpt2.py" --binary "$deuteron" --commit "$commit" --device cuda --dtypes bf16 --batches 1 8 \
+        --contexts 128 --rounds 2
 }
 
 # What a call costs beside its kernel, as the row of h200-overhead.csv.
