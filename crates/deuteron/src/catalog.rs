@@ -365,7 +365,10 @@ impl FusedOp {
                 ("q" | "k" | "v", _) if attends => (dtype, Shape::from([batch, heads, sequence, cols / heads])),
                 ("r", _) if attends => (dtype, Shape::from([batch, sequence, cols])),
                 ("weight", FusedOp::AttentionBlock { .. } | FusedOp::Ffn { .. }) => (dtype, Shape::from([cols, cols])),
-                ("weight", FusedOp::LinearCrossEntropy) => (dtype, Shape::from([50257, cols])),
+                // GPT-2's tokens for a sequence of its length; for more rows fewer, so that the work stays.
+                ("weight", FusedOp::LinearCrossEntropy) => {
+                    (dtype, Shape::from([(50257 * 1024 / rows.max(1024)).max(512), cols]))
+                }
                 ("weight", FusedOp::Qkv) => (dtype, Shape::from([cols, 3 * cols])),
                 ("bias", FusedOp::Qkv) => (dtype, Shape::from([3 * cols])),
                 ("targets", _) => (Dtype::I32, Shape::from([rows])),

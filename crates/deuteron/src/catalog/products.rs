@@ -2,8 +2,11 @@
 
 use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Graph, GraphError, Mask, NodeId, Shape, UnaryOp};
 
-/// Rows whose logits exist at once in [`linear_cross_entropy`] and its gradient.
-const CHUNK: usize = 256;
+/// Logits that exist at once in [`linear_cross_entropy`] and its gradient, about: 64 MB of `f32`.
+const LOGITS: usize = 16 << 20;
+
+/// The fewest rows whose logits are made at once: products of fewer waste the machine.
+const FEWEST: usize = 256;
 
 /// Attention over `[batch, heads, sequence, features]`, scaled by the root of the features. `group` heads of queries share
 /// a head of keys. Operands: q, k, v, the mask if additive, the seed if `p > 0`.
@@ -42,9 +45,18 @@ pub(super) fn merged_heads(g: &mut Graph, v: &[NodeId], mask: Mask) -> Result<No
     g.reshape(merged, [shape[0], shape[2], shape[1] * shape[3]])
 }
 
-/// Rows of `x`, a few at a time: where they start and how many there are.
-fn chunks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..rows).step_by(CHUNK).map(move |start| (start, CHUNK.min(rows - start)))
+/// Rows of `x`, a few at a time, by the classes of the weight: where they start and how many there are. Each time one row less
+/// than before: chunks of one size would share a kernel, for which all their logits wait.
+fn chunks(g: &Graph, x: NodeId, weight: NodeId) -> Vec<(usize, usize)> {
+    let (rows, classes) = (g.node(x).shape.rows(), g.node(weight).shape.rows());
+    let most = (LOGITS / classes.max(1)).max(FEWEST);
+    let (mut start, mut all) = (0, Vec::new());
+    while start < rows {
+        let length = (most - all.len() % (most / 2)).min(rows - start);
+        all.push((start, length));
+        start += length;
+    }
+    all
 }
 
 /// The logits of a few rows, `x [rows, hidden]` and `weight [classes, hidden]`, and the rows.
@@ -65,7 +77,7 @@ pub(super) fn linear_cross_entropy(
 ) -> Result<(NodeId, NodeId), GraphError> {
     let rows = g.node(x).shape.rows();
     let (mut total, mut sums) = (None, Vec::new());
-    for (start, length) in chunks(rows) {
+    for (start, length) in chunks(g, x, weight) {
         let (logits, _) = some_logits(g, x, weight, (start, length))?;
         let targets = g.slice(targets, 0, start, length)?;
         let result = g.cross_entropy(logits, targets)?;
@@ -98,7 +110,7 @@ pub(super) fn linear_cross_entropy_gradient(
     let rows = g.node(x).shape.rows();
     let factor = g.scale(d_loss, 1.0 / rows.max(1) as f64)?;
     let (mut d_x, mut d_weight) = (Vec::new(), None);
-    for (start, length) in chunks(rows) {
+    for (start, length) in chunks(g, x, weight) {
         let (logits, x) = some_logits(g, x, weight, (start, length))?;
         let shape = g.node(logits).shape.clone();
         let logits = cast(g, logits, Dtype::F32)?;
