@@ -75,27 +75,39 @@ pub(super) fn linear_cross_entropy(
     g: &mut Graph,
     [x, weight, targets]: [NodeId; 3],
 ) -> Result<(NodeId, NodeId), GraphError> {
-    let rows = g.node(x).shape.rows();
-    let (mut total, mut sums) = (None, Vec::new());
+    let rows = some_rows(g, x)?;
+    let (mut shares, mut sums) = (Vec::new(), Vec::new());
     for (start, length) in chunks(g, x, weight) {
         let (logits, _) = some_logits(g, x, weight, (start, length))?;
         let targets = g.slice(targets, 0, start, length)?;
         let result = g.cross_entropy(logits, targets)?;
-        let share = g.scale(result.loss, length as f64 / rows as f64)?;
-        total = Some(match total {
-            Some(total) => g.add(total, share)?,
-            None => share,
-        });
+        shares.push(g.scale(result.loss, length as f64 / rows as f64)?);
         sums.push(result.logsumexp);
     }
-    let refused = || GraphError::Attribute {
-        op: "linear_cross_entropy".into(),
-        attribute: "rows",
-        expected: "at least 1".into(),
-        got: "0".into(),
-    };
-    let logsumexp = if sums.len() == 1 { sums[0] } else { g.concat(&sums, 0)? };
-    Ok((total.ok_or_else(refused)?, logsumexp))
+    Ok((total(g, &shares)?, side_by_side(g, &sums)?))
+}
+
+/// The rows of a tensor, of which there must be some.
+fn some_rows(g: &Graph, x: NodeId) -> Result<usize, GraphError> {
+    match g.node(x).shape.rows() {
+        0 => Err(GraphError::Attribute {
+            op: "linear_cross_entropy".into(),
+            attribute: "rows",
+            expected: "at least 1: the mean of no losses is no number".into(),
+            got: "0".into(),
+        }),
+        rows => Ok(rows),
+    }
+}
+
+/// The sum of one or more values.
+fn total(g: &mut Graph, parts: &[NodeId]) -> Result<NodeId, GraphError> {
+    parts[1..].iter().try_fold(parts[0], |sum, &part| g.add(sum, part))
+}
+
+/// One or more tensors, row after row.
+fn side_by_side(g: &mut Graph, parts: &[NodeId]) -> Result<NodeId, GraphError> {
+    if let [part] = parts { Ok(*part) } else { g.concat(parts, 0) }
 }
 
 /// Its gradients with respect to `x` and `weight`, few rows at a time from the start to the end, so that each chunk's logits
@@ -107,9 +119,9 @@ pub(super) fn linear_cross_entropy_gradient(
     d_loss: NodeId,
 ) -> Result<[NodeId; 2], GraphError> {
     let dtype = g.node(x).dtype;
-    let rows = g.node(x).shape.rows();
-    let factor = g.scale(d_loss, 1.0 / rows.max(1) as f64)?;
-    let (mut d_x, mut d_weight) = (Vec::new(), None);
+    let factor = 1.0 / some_rows(g, x)? as f64;
+    let factor = g.scale(d_loss, factor)?;
+    let (mut d_x, mut d_weight) = (Vec::new(), Vec::new());
     for (start, length) in chunks(g, x, weight) {
         let (logits, x) = some_logits(g, x, weight, (start, length))?;
         let shape = g.node(logits).shape.clone();
@@ -128,15 +140,10 @@ pub(super) fn linear_cross_entropy_gradient(
         let slope = cast(g, slope, dtype)?;
         d_x.push(g.matmul(slope, weight)?);
         let part = g.matmul_transposed(slope, x, true, false)?;
-        let part = cast(g, part, Dtype::F32)?;
-        d_weight = Some(match d_weight {
-            Some(sum) => g.add(sum, part)?,
-            None => part,
-        });
+        d_weight.push(cast(g, part, Dtype::F32)?);
     }
-    let d_x = if d_x.len() == 1 { d_x[0] } else { g.concat(&d_x, 0)? };
-    let d_weight = d_weight.unwrap_or(weight);
-    Ok([d_x, cast(g, d_weight, dtype)?])
+    let d_weight = total(g, &d_weight)?;
+    Ok([side_by_side(g, &d_x)?, cast(g, d_weight, dtype)?])
 }
 
 fn cast(g: &mut Graph, x: NodeId, dtype: Dtype) -> Result<NodeId, GraphError> {
