@@ -14,8 +14,9 @@ set -u
 # part       seconds  lines of its output that are shown
 PARTS="
 info         20       12
-test         150      24
-check        260      60
+test         170      24
+check        160      40
+matrix       220      40
 repeat       30       6
 sanitize     150      12
 calibrate    70       8
@@ -64,6 +65,7 @@ part_info() {
 part_test() {
     local logs program name
     logs=$(mktemp -d)
+    trap 'echo "not passed when time was up:"; grep -L "^result: passed" "$logs"/*; exit 124' TERM
     for program in "$bundle"/tests/*; do
         [ -x "$program" ] || continue
         case ${program##*/} in
@@ -95,12 +97,9 @@ test_program() {
     echo "$words"
 }
 
-# Several processes, as the compiler takes one source at a time in each: first random graphs, then the op matrix.
-part_check() {
-    local count=16
-    spread $count random_graphs
-    spread $count op_matrix
-}
+# Several processes, as the compiler takes one source at a time in each: random graphs, and the op matrix.
+part_check() { spread 16 random_graphs; }
+part_matrix() { spread 16 op_matrix; }
 random_graphs() { "$deuteron" check --device cuda --cases $((2000 / $2)) --seed $((1000 * $1)) --red-zones; }
 op_matrix() { "$deuteron" check --device cuda --catalog --part "$1/$2" --red-zones; }
 

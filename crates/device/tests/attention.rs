@@ -422,7 +422,9 @@ fn check_kernels(device: &Cuda, dtype: Dtype) {
         for (width, sizes) in [(64, [2, 3, 129, 129]), (40, [1, 2, 33, 9]), (80, [2, 1, 70, 200]), (17, [1, 1, 1, 1])] {
             let kernel = named_kernel(dtype, width, mask, turn % 2 == 1);
             let case = Case::new(kernel, sizes, 1.0);
-            ways(device, &kernel).into_iter().for_each(|way| case.check(device, way));
+            // Each way takes a compilation: all of them for the width that models have.
+            let ways = if width == 64 { ways(device, &kernel) } else { vec![None] };
+            ways.into_iter().for_each(|way| case.check(device, way));
         }
     }
 }
