@@ -1,36 +1,16 @@
 //! The gradient of attention as one kernel that computes scores again: its results against f64, and where it stays apart.
 
-use std::sync::Arc;
-
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{
-    Cpu, Dtype, Engine, Graph, GroupKind, Isa, Session, Strategy, Tensor, attention_interior, differentiate, recompute,
-    seed,
+    Dtype, Engine, Graph, GroupKind, Isa, Session, Strategy, Tensor, attention_interior, differentiate, recompute, seed,
 };
 
-fn ran(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) -> Session {
-    let mut session = Session::new(engine, graph, strategy).unwrap();
-    session.poison().unwrap();
-    session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-    session
-}
-
-fn outputs(session: &Session) -> Vec<Tensor> {
-    (0..session.graph().outputs().len()).map(|index| session.output(index).unwrap()).collect()
-}
-
-fn bits(session: &Session) -> Vec<u32> {
-    outputs(session).iter().flat_map(|output| output.to_f32().unwrap()).map(f32::to_bits).collect()
-}
-
-fn kernels(session: &Session, kind: GroupKind) -> usize {
-    session.plan().groups.iter().filter(|group| group.kind == kind).count()
-}
+use crate::{bits, count, engine, outputs, parsed, ran, sized};
 
 /// A graph and its gradients with respect to the inputs whose names start with a letter of `wrt`.
 fn gradients(text: &str, dtype: Dtype, wrt: &str) -> Graph {
-    let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
+    let graph = parsed(text, dtype);
     let named =
         |id| graph.given_name(id).and_then(|name| name.chars().next()).is_some_and(|letter| wrt.contains(letter));
     let wrt: Vec<_> = graph.inputs().iter().copied().filter(|&id| named(id)).collect();
@@ -46,10 +26,10 @@ fn check(text: &str, dtype: Dtype) {
     let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
     let expected = Expected::new(&graph, &arrays, true).unwrap();
     for isa in Isa::available() {
-        let on = |threads: usize| Engine::on(Arc::new(Cpu::with(threads, isa)));
+        let on = |threads: usize| engine(threads, isa);
         let one = ran(&on(1), &graph, Strategy::Greedy, &inputs);
-        assert_eq!(kernels(&one, GroupKind::Attention), 2, "{dtype} {}\n{text}\n{}", isa.name(), one.plan());
-        assert_eq!(kernels(&one, GroupKind::Matmul), 0, "{dtype} {}\n{text}", isa.name());
+        assert_eq!(count(&one, GroupKind::Attention), 2, "{dtype} {}\n{text}\n{}", isa.name(), one.plan());
+        assert_eq!(count(&one, GroupKind::Matmul), 0, "{dtype} {}\n{text}", isa.name());
         let verification = expected.verify(&graph, &outputs(&one)).unwrap();
         assert!(verification.holds(), "{dtype} {}: {:?}\n{text}", isa.name(), verification.worst());
         for threads in [2, 7] {
@@ -60,14 +40,6 @@ fn check(text: &str, dtype: Dtype) {
     let fused = ran(&Engine::cpu(), &graph, Strategy::Fused, &inputs);
     let verification = expected.verify(&graph, &outputs(&fused)).unwrap();
     assert!(verification.holds(), "{dtype}: {:?}\n{text}", verification.worst());
-}
-
-fn sized([batch, heads, queries, keys, width]: [usize; 5], rest: &str) -> String {
-    format!(
-        "q = input float[{batch},{heads},{queries},{width}]
-k = input float[{batch},{heads},{keys},{width}] ; v = input float[{batch},{heads},{keys},{width}]
-{rest}"
-    )
 }
 
 const SIZES: [[usize; 5]; 7] = [
@@ -134,7 +106,7 @@ fn hidden_rows_have_no_gradient() {
     let mask: Vec<f32> = (0..400).map(|at| if at < 40 { f32::NEG_INFINITY } else { 0.0 }).collect();
     inputs[3] = Tensor::from_f32(Dtype::F32, [20, 20], &mask).unwrap();
     let session = ran(&Engine::cpu(), &graph, Strategy::Unfused, &inputs);
-    assert_eq!(kernels(&session, GroupKind::Attention), 2);
+    assert_eq!(count(&session, GroupKind::Attention), 2);
     let slopes = session.output(1).unwrap().to_f32().unwrap();
     assert!(slopes[..16].iter().all(|&x| x == 0.0) && slopes[16..].iter().all(|&x| x.is_finite() && x != 0.0));
 
@@ -165,7 +137,7 @@ fn what_stays_apart() {
         for strategy in [Strategy::Greedy, Strategy::Fused] {
             let session = ran(&Engine::cpu(), &graph, strategy, &inputs);
             assert!(expected.verify(&graph, &outputs(&session)).unwrap().holds(), "{strategy} {wrt}");
-            assert!(kernels(&session, GroupKind::Attention) <= 1, "{strategy} {wrt}");
+            assert!(count(&session, GroupKind::Attention) <= 1, "{strategy} {wrt}");
         }
     }
 }

@@ -1,29 +1,10 @@
 //! Attention and the row work on its result as one kernel: its results against f64, and the bits of the unfused plan.
 
-use std::sync::Arc;
-
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
-use deuteron::{Cpu, Dtype, Engine, Graph, GroupKind, Isa, Session, Strategy, Tensor, seed};
+use deuteron::{Dtype, Graph, GroupKind, Isa, Session, Strategy, Tensor, seed};
 
-fn engine(threads: usize, isa: Isa) -> Engine {
-    Engine::on(Arc::new(Cpu::with(threads, isa)))
-}
-
-fn ran(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) -> Session {
-    let mut session = Session::new(engine, graph, strategy).unwrap();
-    session.poison().unwrap();
-    session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-    session
-}
-
-fn outputs(session: &Session) -> Vec<Tensor> {
-    (0..session.graph().outputs().len()).map(|index| session.output(index).unwrap()).collect()
-}
-
-fn bits(session: &Session) -> Vec<u32> {
-    outputs(session).iter().flat_map(|output| output.to_f32().unwrap()).map(f32::to_bits).collect()
-}
+use crate::{bits, engine, outputs, parsed, ran, sized};
 
 /// Kinds of a session's kernels.
 fn kinds(session: &Session) -> Vec<GroupKind> {
@@ -33,7 +14,7 @@ fn kinds(session: &Session) -> Vec<GroupKind> {
 /// Attention, heads merged, residual, norm: everything is one kernel, right, and bit for bit what the unfused plan gives,
 /// for any number of threads and on every instruction set.
 fn check(text: &str, dtype: Dtype) {
-    let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
+    let graph = parsed(text, dtype);
     let inputs = seed::inputs(&graph, 11).unwrap();
     let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
     let expected = Expected::new(&graph, &arrays, false).unwrap();
@@ -52,15 +33,14 @@ fn check(text: &str, dtype: Dtype) {
 
 fn merged([batch, heads, queries, keys, width]: [usize; 5], operands: &str, attention: &str, rest: &str) -> String {
     let cols = heads * width;
-    format!(
-        "q = input float[{batch},{heads},{queries},{width}]
-k = input float[{batch},{heads},{keys},{width}] ; v = input float[{batch},{heads},{keys},{width}]
-r = input float[{batch},{queries},{cols}] ; w = weight float[{cols}] ; b = weight float[{cols}]
+    let rest = format!(
+        "r = input float[{batch},{queries},{cols}] ; w = weight float[{cols}] ; b = weight float[{cols}]
 {operands}
 a = attention q k v {attention}
 t = transpose a [0,2,1,3] ; m = reshape t [{batch},{queries},{cols}]
 {rest}"
-    )
+    );
+    sized([batch, heads, queries, keys, width], &rest)
 }
 
 const ADD_NORM: &str = "s = add r m ; y = layer_norm s w b ; out y ; out s";

@@ -1,41 +1,21 @@
 //! Attention on the CPU: one kernel where the plan allows it, its results against f64, and where it stays apart.
 
-use std::sync::Arc;
-
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
-use deuteron::{Cpu, Dtype, Engine, Graph, GroupKind, Isa, Session, Strategy, Tensor, seed};
+use deuteron::{Dtype, Engine, GroupKind, Isa, Session, Strategy, seed};
 
-fn parsed(text: &str, dtype: Dtype) -> Graph {
-    text.replace("float", &dtype.to_string()).parse().unwrap()
-}
-
-/// Kernels of a kind.
-fn count(session: &Session, kind: GroupKind) -> usize {
-    session.plan().groups.iter().filter(|group| group.kind == kind).count()
-}
-
-fn session(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) -> Session {
-    let mut session = Session::new(engine, graph, strategy).unwrap();
-    session.poison().unwrap();
-    session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-    session
-}
-
-fn outputs(session: &Session) -> Vec<Tensor> {
-    (0..session.graph().outputs().len()).map(|index| session.output(index).unwrap()).collect()
-}
+use crate::{count, engine, outputs, parsed, ran, sized};
 
 /// Runs a graph by every strategy, compares with f64, and expects `kernels` of attention and no product beside them where
 /// attention is one kernel.
 fn check(text: &str, dtype: Dtype, kernels: usize) {
-    let engine = Engine::on(Arc::new(Cpu::with(2, Isa::detect())));
+    let engine = engine(2, Isa::detect());
     let graph = parsed(text, dtype);
     let inputs = seed::inputs(&graph, 11).unwrap();
     let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
     let expected = Expected::new(&graph, &arrays, false).unwrap();
     for strategy in Strategy::ALL {
-        let session = session(&engine, &graph, strategy, &inputs);
+        let session = ran(&engine, &graph, strategy, &inputs);
         let verification = expected.verify(&graph, &outputs(&session)).unwrap();
         assert!(verification.holds(), "{dtype} {strategy}: {:?}\n{text}", verification.worst());
         let found = count(&session, GroupKind::Attention);
@@ -50,14 +30,6 @@ fn check(text: &str, dtype: Dtype, kernels: usize) {
             assert_eq!(count(&session, GroupKind::Matmul), 0, "{dtype} {strategy}\n{text}");
         }
     }
-}
-
-fn sized([batch, heads, queries, keys, width]: [usize; 5], rest: &str) -> String {
-    format!(
-        "q = input float[{batch},{heads},{queries},{width}]
-k = input float[{batch},{heads},{keys},{width}] ; v = input float[{batch},{heads},{keys},{width}]
-{rest}"
-    )
 }
 
 /// Whole tiles, parts of tiles, few queries against many keys, more queries than keys.
@@ -186,8 +158,8 @@ fn any_number_of_threads_gives_the_same_bits() {
             for isa in Isa::available() {
                 for strategy in [Strategy::Unfused, Strategy::Fused] {
                     let bits = |threads| {
-                        let engine = Engine::on(Arc::new(Cpu::with(threads, isa)));
-                        let output = outputs(&session(&engine, &graph, strategy, &inputs)).remove(0);
+                        let engine = engine(threads, isa);
+                        let output = outputs(&ran(&engine, &graph, strategy, &inputs)).remove(0);
                         output.to_f32().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
                     };
                     let one = bits(1);
@@ -211,7 +183,7 @@ fn rows_without_a_key_are_zeros() {
     let engine = Engine::cpu();
     let graph = parsed("q = input f32[6,8] ; k = input f32[4,8] ; a = attention q k k mask=causal ; out a", Dtype::F32);
     let inputs = seed::inputs(&graph, 5).unwrap();
-    let values = outputs(&session(&engine, &graph, Strategy::Unfused, &inputs)).remove(0).to_f32().unwrap();
+    let values = outputs(&ran(&engine, &graph, Strategy::Unfused, &inputs)).remove(0).to_f32().unwrap();
     assert!(values[..16].iter().all(|&x| x == 0.0) && values[16..].iter().all(|&x| x != 0.0), "{values:?}");
 }
 
@@ -225,7 +197,7 @@ fn gradients_read_scores_and_are_planned_in_parts() {
         let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
         let expected = Expected::new(&graph, &arrays, true).unwrap();
         for strategy in Strategy::ALL {
-            let session = session(&engine, &graph, strategy, &inputs);
+            let session = ran(&engine, &graph, strategy, &inputs);
             assert!(expected.verify(&graph, &outputs(&session)).unwrap().holds(), "{dtype} {strategy}");
             assert_eq!(count(&session, GroupKind::Attention), 0, "{strategy}: its scores leave");
         }
