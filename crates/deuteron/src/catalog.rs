@@ -1,13 +1,14 @@
 //! The catalogue: every fused op, defined once as a graph. Ready-made functions, `ops`, `bench` and `fuse` all start here.
 
 use deuteron_graph::{
-    Dtype, Gelu, Graph, GraphError, InputKind, Mask, NodeId, Op, Output, Shape, attention_interior, differentiate,
-    extract, recompute,
+    Dtype, Gelu, Graph, InputKind, Mask, NodeId, Op, Output, Shape, attention_interior, differentiate, extract,
+    recompute,
 };
 
+mod build;
 mod products;
 
-use products::{attend, linear_cross_entropy, linear_cross_entropy_gradient, logsumexp_shape, merged_heads};
+use products::{linear_cross_entropy_gradient, logsumexp_shape};
 
 use crate::error::Error;
 
@@ -83,15 +84,6 @@ impl Activation {
             Activation::GeluErf => "gelu_erf",
             Activation::Silu => "silu",
             Activation::Relu => "relu",
-        }
-    }
-
-    fn apply(self, graph: &mut Graph, x: NodeId) -> Result<NodeId, GraphError> {
-        match self {
-            Activation::GeluTanh => graph.gelu(x, Gelu::Tanh),
-            Activation::GeluErf => graph.gelu(x, Gelu::Erf),
-            Activation::Silu => graph.silu(x),
-            Activation::Relu => graph.relu(x),
         }
     }
 }
@@ -476,135 +468,6 @@ impl FusedOp {
         }
         Ok((graph, built))
     }
-
-    fn build(&self, g: &mut Graph, v: &[NodeId]) -> Result<Built, GraphError> {
-        let y = |node| Ok(Built { outputs: vec![("y", node)], saved: Vec::new() });
-        match *self {
-            FusedOp::Act { act } => y(act.apply(g, v[0])?),
-            FusedOp::MulAddAct { act } => {
-                let product = g.mul(v[0], v[1])?;
-                let sum = g.add(product, v[2])?;
-                y(act.apply(g, sum)?)
-            }
-            FusedOp::AddAct { act } | FusedOp::BiasAct { act } => {
-                let sum = g.add(v[0], v[1])?;
-                y(act.apply(g, sum)?)
-            }
-            FusedOp::ActDropout { act, p } => {
-                let activated = act.apply(g, v[0])?;
-                y(g.dropout(activated, v[1], p, 0)?)
-            }
-            FusedOp::ActDropoutAdd { act, p } => {
-                let activated = act.apply(g, v[0])?;
-                let dropped = g.dropout(activated, v[2], p, 0)?;
-                y(g.add(dropped, v[1])?)
-            }
-            FusedOp::BiasDropoutAdd { p } => {
-                let sum = g.add(v[0], v[1])?;
-                let dropped = g.dropout(sum, v[3], p, 0)?;
-                y(g.add(dropped, v[2])?)
-            }
-            FusedOp::Swiglu { packed } => {
-                let (x, gate) = gate_operands(g, v, packed)?;
-                y(g.swiglu(x, gate)?)
-            }
-            FusedOp::Geglu { kind, packed } => {
-                let (x, gate) = gate_operands(g, v, packed)?;
-                y(g.geglu(x, gate, kind)?)
-            }
-            FusedOp::LayerNorm { eps } => {
-                let normed = g.layer_norm(v[0], v[1], v[2], eps)?;
-                let saved = vec![("mean", normed.mean), ("rstd", normed.rstd)];
-                Ok(Built { outputs: vec![("y", normed.y)], saved })
-            }
-            FusedOp::RmsNorm { eps } => {
-                let normed = g.rms_norm(v[0], v[1], eps)?;
-                Ok(Built { outputs: vec![("y", normed.y)], saved: vec![("rstd", normed.rstd)] })
-            }
-            FusedOp::NormAct { norm, eps, act } => {
-                let normed = apply_norm(g, norm, v[0], &v[1..], eps)?;
-                y(act.apply(g, normed)?)
-            }
-            FusedOp::NormBiasAct { norm, eps, act } => {
-                let normed = apply_norm(g, norm, v[0], &v[2..], eps)?;
-                let sum = g.add(normed, v[1])?;
-                y(act.apply(g, sum)?)
-            }
-            FusedOp::AddNorm { norm, eps } => {
-                let s = g.add(v[0], v[1])?;
-                let y = apply_norm(g, norm, s, &v[2..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
-            }
-            FusedOp::DropoutAddNorm { norm, eps, p } => {
-                let sum = g.add(v[0], v[1])?;
-                let dropped = g.dropout(sum, v[3], p, 0)?;
-                let s = g.add(v[2], dropped)?;
-                let y = apply_norm(g, norm, s, &v[4..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
-            }
-            FusedOp::NormQuantize { norm, eps, residual } => {
-                let (x, weights) = if residual { (g.add(v[0], v[1])?, &v[2..]) } else { (v[0], &v[1..]) };
-                let normed = apply_norm(g, norm, x, weights, eps)?;
-                let quantized = g.quantize_int8(normed)?;
-                let mut outputs = vec![("q", quantized.q), ("scale", quantized.scale)];
-                outputs.extend(residual.then_some(("s", x)));
-                Ok(Built { outputs, saved: Vec::new() })
-            }
-            FusedOp::Softmax { scale, mask, p } => y(build_softmax(g, v, scale, mask, p)?),
-            FusedOp::AttentionScores { mask, scale } => {
-                y(g.attention_scores(v[0], v[1], v.get(2).copied(), mask, scale)?)
-            }
-            FusedOp::EmbedNorm { norm, eps } => {
-                let positions = g.node(v[0]).shape.cols();
-                let token = g.gather(v[1], v[0])?;
-                let position = g.slice(v[2], 0, 0, positions)?;
-                let s = g.add(token, position)?;
-                let y = apply_norm(g, norm, s, &v[3..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
-            }
-            FusedOp::LinearAct { act, residual } => {
-                let product = g.linear(v[0], v[1], Some(v[2]))?;
-                let activated = act.apply(g, product)?;
-                y(if residual { g.add(activated, v[3])? } else { activated })
-            }
-            FusedOp::NormLinear { norm, eps } => {
-                let normed = apply_norm(g, norm, v[0], &v[3..], eps)?;
-                y(g.linear(normed, v[1], Some(v[2]))?)
-            }
-            FusedOp::Qkv => y(g.linear(v[0], v[1], Some(v[2]))?),
-            FusedOp::Ffn { norm, eps, act, single: true } => {
-                let normed = apply_norm(g, norm, v[0], &v[3..], eps)?;
-                let wide = g.linear(normed, v[1], Some(v[2]))?;
-                let activated = act.apply(g, wide)?;
-                y(g.add(v[0], activated)?)
-            }
-            FusedOp::Ffn { norm, eps, act, single: false } => {
-                let normed = apply_norm(g, norm, v[0], &v[5..], eps)?;
-                let wide = g.linear(normed, v[1], Some(v[2]))?;
-                let activated = act.apply(g, wide)?;
-                let narrow = g.linear(activated, v[3], Some(v[4]))?;
-                y(g.add(v[0], narrow)?)
-            }
-            FusedOp::Attention { mask, p, group } => y(attend(g, v, mask, p, group)?),
-            FusedOp::LinearCrossEntropy => {
-                let (loss, logsumexp) = linear_cross_entropy(g, [v[0], v[1], v[2]])?;
-                Ok(Built { outputs: vec![("loss", loss)], saved: vec![("logsumexp", logsumexp)] })
-            }
-            FusedOp::AttentionAddNorm { mask, norm, eps } => {
-                let merged = merged_heads(g, v, mask)?;
-                let s = g.add(v[3], merged)?;
-                let y = apply_norm(g, norm, s, &v[4..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
-            }
-            FusedOp::AttentionBlock { mask, norm, eps } => {
-                let merged = merged_heads(g, v, mask)?;
-                let projected = g.linear(merged, v[3], Some(v[4]))?;
-                let s = g.add(v[5], projected)?;
-                let y = apply_norm(g, norm, s, &v[6..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
-            }
-        }
-    }
 }
 
 fn input_kind(operand: &str) -> InputKind {
@@ -613,41 +476,4 @@ fn input_kind(operand: &str) -> InputKind {
         "weight" | "weight1" | "weight2" | "bias1" | "bias2" => InputKind::Weight,
         _ => InputKind::Data,
     }
-}
-
-fn gate_operands(g: &mut Graph, v: &[NodeId], packed: bool) -> Result<(NodeId, NodeId), GraphError> {
-    if !packed {
-        return Ok((v[0], v[1]));
-    }
-    let shape = g.node(v[0]).shape.clone();
-    let (axis, half) = (shape.rank().saturating_sub(1), shape.cols() / 2);
-    Ok((g.slice(v[0], axis, 0, half)?, g.slice(v[0], axis, half, half)?))
-}
-
-fn apply_norm(g: &mut Graph, norm: Norm, x: NodeId, weights: &[NodeId], eps: f64) -> Result<NodeId, GraphError> {
-    match norm {
-        Norm::Layer => Ok(g.layer_norm(x, weights[0], weights[1], eps)?.y),
-        Norm::Rms => Ok(g.rms_norm(x, weights[0], eps)?.y),
-    }
-}
-
-fn build_softmax(g: &mut Graph, v: &[NodeId], scale: Option<f64>, mask: Mask, p: f64) -> Result<NodeId, GraphError> {
-    let mut x = v[0];
-    if let Some(scale) = scale {
-        x = g.scale(x, scale)?;
-    }
-    match mask {
-        Mask::Full => {}
-        Mask::Causal => x = g.causal_mask(x)?,
-        Mask::Cached => {
-            let (expected, got) = ("full, causal or additive".to_string(), "cached".to_string());
-            return Err(GraphError::Attribute { op: "softmax".to_string(), attribute: "mask", expected, got });
-        }
-        Mask::Additive => x = g.add(x, v[1])?,
-    }
-    let mut y = g.softmax(x)?;
-    if p > 0.0 {
-        y = g.dropout(y, v[v.len() - 1], p, 0)?;
-    }
-    Ok(y)
 }
