@@ -155,15 +155,7 @@ fn list(
         let (source, launch) = render(&group.draft(graph, &plan.placement), backend);
         let (tiles, kept_rows, passes) = match &source {
             Source::Row(program) => (program.tiles, program.kept, program.passes.len()),
-            Source::Cuda(_)
-            | Source::Matmul(_)
-            | Source::Product(_)
-            | Source::Attention(_)
-            | Source::AttentionRows(_)
-            | Source::AttentionBackward(_)
-            | Source::ScatterAdd(_)
-            | Source::Append(_)
-            | Source::Copy(_) => (0, 0, 0),
+            _ => (0, 0, 0),
         };
         let compiled = match (&source, backend) {
             (Source::Cuda(cuda), Backend::Cuda(cuda_target)) => {

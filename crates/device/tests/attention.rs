@@ -1,9 +1,8 @@
 //! Attention on CUDA: every kernel through the real compiler, and with a GPU against f64.
 //!
-//! The compiler is looked for as in `nvrtc.rs`, the GPU as in `cuda.rs`; what is not there is said, and its tests pass.
+//! What is not there is said, and its tests pass.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+mod support;
 
 use deuteron_codegen::attention::DropoutRule;
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
@@ -12,12 +11,11 @@ use deuteron_codegen::{
     ArgBinding, AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, Geometry, HeadStrides,
     Launch, Source,
 };
-use deuteron_device::cuda::Options;
-use deuteron_device::cuda::library::{self, Search};
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
-use deuteron_device::{Cuda, CudaError, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
+use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph, NodeId};
 use half::{bf16, f16};
+use support::{compiler, gpu};
 
 const MASKS: [AttentionMask; 5] = [
     AttentionMask::Full,
@@ -35,19 +33,6 @@ fn named_kernel(dtype: Dtype, width: usize, mask: AttentionMask, dropout: bool) 
 }
 
 // The compiler.
-
-fn compiler() -> Option<Compiler> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
-    let named = std::env::var_os("DEUTERON_NVRTC_ENV").map(PathBuf::from);
-    let search = Search { cuda_home: None, environments: named.into_iter().chain([workspace]).collect() };
-    match library::nvrtc(&search) {
-        Ok(token) => Some(Compiler::new(token)),
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "\nSKIPPED, NOT TESTED: NVRTC is not here: {error}\n");
-            None
-        }
-    }
-}
 
 /// Contiguous `[batch, heads, positions, width]`.
 fn shape(sizes: [usize; 4], kernel: &AttentionKernel) -> AttentionShape {
@@ -122,21 +107,6 @@ fn every_kernel_compiles_without_spills() {
 }
 
 // The GPU.
-
-fn gpu() -> Option<Cuda> {
-    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let mut environments: Vec<PathBuf> = folder("VIRTUAL_ENV").into_iter().chain(folder("CONDA_PREFIX")).collect();
-    environments.extend(["/usr/local", "/usr", "/opt/conda"].map(PathBuf::from));
-    let search = Search { cuda_home: folder("CUDA_HOME"), environments };
-    match Cuda::new(&Options { search, red_zones: true, ..Options::default() }) {
-        Ok(cuda) => Some(cuda),
-        Err(error @ (CudaError::LibraryMissing { .. } | CudaError::NoDevice | CudaError::TooOld { .. })) => {
-            println!("skipped, since this test needs a GPU: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 fn stored(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
@@ -393,29 +363,61 @@ fn ways(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<Way>> {
     ways
 }
 
-/// A test for each storage type: the compiler takes one source at a time in a process, and tests may be run one a process.
-macro_rules! for_each_dtype {
-    ($check:ident: $f32:ident, $f16:ident, $bf16:ident) => {
-        #[test]
-        fn $f32() {
-            gpu().iter().for_each(|device| $check(device, Dtype::F32));
-        }
+// Tests by storage type: the compiler takes one source at a time in a process, and tests may be run one a process.
 
-        #[test]
-        fn $f16() {
-            gpu().iter().for_each(|device| $check(device, Dtype::F16));
-        }
-
-        #[test]
-        fn $bf16() {
-            gpu().iter().for_each(|device| $check(device, Dtype::Bf16));
-        }
-    };
+#[test]
+fn every_f32_kernel_matches() {
+    let Some(device) = gpu(true) else { return };
+    check_kernels(&device, Dtype::F32);
 }
 
-for_each_dtype!(check_kernels: every_f32_kernel_matches, every_f16_kernel_matches, every_bf16_kernel_matches);
-for_each_dtype!(check_lengths: every_f32_length_matches, every_f16_length_matches, every_bf16_length_matches);
-for_each_dtype!(check_widths: every_f32_width_matches, every_f16_width_matches, every_bf16_width_matches);
+#[test]
+fn every_f16_kernel_matches() {
+    let Some(device) = gpu(true) else { return };
+    check_kernels(&device, Dtype::F16);
+}
+
+#[test]
+fn every_bf16_kernel_matches() {
+    let Some(device) = gpu(true) else { return };
+    check_kernels(&device, Dtype::Bf16);
+}
+
+#[test]
+fn every_f32_length_matches() {
+    let Some(device) = gpu(true) else { return };
+    check_lengths(&device, Dtype::F32);
+}
+
+#[test]
+fn every_f16_length_matches() {
+    let Some(device) = gpu(true) else { return };
+    check_lengths(&device, Dtype::F16);
+}
+
+#[test]
+fn every_bf16_length_matches() {
+    let Some(device) = gpu(true) else { return };
+    check_lengths(&device, Dtype::Bf16);
+}
+
+#[test]
+fn every_f32_width_matches() {
+    let Some(device) = gpu(true) else { return };
+    check_widths(&device, Dtype::F32);
+}
+
+#[test]
+fn every_f16_width_matches() {
+    let Some(device) = gpu(true) else { return };
+    check_widths(&device, Dtype::F16);
+}
+
+#[test]
+fn every_bf16_width_matches() {
+    let Some(device) = gpu(true) else { return };
+    check_widths(&device, Dtype::Bf16);
+}
 
 fn check_kernels(device: &Cuda, dtype: Dtype) {
     for (turn, mask) in MASKS.into_iter().enumerate() {
@@ -454,7 +456,7 @@ fn check_widths(device: &Cuda, dtype: Dtype) {
 
 #[test]
 fn fused_operands_are_read_in_place() {
-    let Some(device) = gpu() else { return };
+    let Some(device) = gpu(true) else { return };
     for dtype in Dtype::FLOATS {
         for length in [3, 67, 200] {
             for start in [0, 8, 1] {
@@ -467,7 +469,7 @@ fn fused_operands_are_read_in_place() {
 
 #[test]
 fn extreme_scores_and_scales_hold() {
-    let Some(device) = gpu() else { return };
+    let Some(device) = gpu(true) else { return };
     for dtype in Dtype::FLOATS {
         for sizes in [[1, 2, 130, 130], [1, 2, 2, 500]] {
             for scale in [0.125, -0.125, 0.0] {
@@ -484,7 +486,7 @@ fn extreme_scores_and_scales_hold() {
 
 #[test]
 fn positions_outside_of_the_cache_see_nothing_or_all() {
-    let Some(device) = gpu() else { return };
+    let Some(device) = gpu(true) else { return };
     for dtype in Dtype::FLOATS {
         for sizes in [[2, 2, 1, 300], [2, 2, 100, 300]] {
             let mut case = Case::new(named_kernel(dtype, 64, AttentionMask::Cached, false), sizes, 1.0);
@@ -496,7 +498,7 @@ fn positions_outside_of_the_cache_see_nothing_or_all() {
 
 #[test]
 fn what_a_cache_does_not_hold_yet_is_not_read_and_nan_is_kept() {
-    let Some(device) = gpu() else { return };
+    let Some(device) = gpu(true) else { return };
     for dtype in Dtype::FLOATS {
         for queries in [1, 6, 100] {
             let kernel = named_kernel(dtype, 64, AttentionMask::Cached, false);
@@ -522,7 +524,7 @@ fn what_a_cache_does_not_hold_yet_is_not_read_and_nan_is_kept() {
 #[test]
 #[ignore = "prints times"]
 fn tiles_side_by_side() {
-    let Some(device) = gpu() else { return };
+    let Some(device) = gpu(true) else { return };
     let tiles = |warps, atoms, keys, blocks| Some(Way::Tensor(Tiles { warps, atoms, keys, blocks }));
     let prompt = [tiles(4, 2, 64, 2), tiles(4, 1, 64, 2), tiles(4, 1, 64, 3), tiles(8, 1, 64, 1), tiles(4, 1, 32, 3)];
     let step = |rows| [Some(Way::Decode { rows, vector: true })];

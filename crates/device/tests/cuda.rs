@@ -1,41 +1,20 @@
 //! The CUDA device itself: copies, scatters, recordings, borrowed streams, failures. Needs a GPU; says so and passes where
 //! there is none.
-//!
-//! Libraries are looked for in `CUDA_HOME`, in the Python environment that is active, and where systems keep them.
 
-use std::path::PathBuf;
+mod support;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deuteron_codegen::cuda::{copy_source, scatter_source};
 use deuteron_codegen::{ArgBinding, Geometry, Launch, Piece, Source};
-use deuteron_device::cuda::library::Search;
-use deuteron_device::cuda::{Options, Span};
+use deuteron_device::cuda::Span;
 use deuteron_device::{
     Buffer, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable, Inputs, Job, Kernel, Launching,
     Memory, NoStates, Place, Step,
 };
 use deuteron_graph::{Dtype, Graph, NodeId};
-
-fn options(red_zones: bool) -> Options {
-    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let mut environments: Vec<PathBuf> = folder("VIRTUAL_ENV").into_iter().chain(folder("CONDA_PREFIX")).collect();
-    environments.extend(["/usr/local", "/usr", "/opt/conda"].map(PathBuf::from));
-    let search = Search { cuda_home: folder("CUDA_HOME"), environments };
-    Options { search, red_zones, ..Options::default() }
-}
-
-/// The GPU, or a word that there is none. Any other failure is one of the test.
-fn gpu(red_zones: bool) -> Option<Cuda> {
-    match Cuda::new(&options(red_zones)) {
-        Ok(cuda) => Some(cuda),
-        Err(error @ (CudaError::LibraryMissing { .. } | CudaError::NoDevice | CudaError::TooOld { .. })) => {
-            println!("skipped, since this test needs a GPU: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+use support::gpu;
 
 /// Something to call a buffer by.
 fn node() -> NodeId {

@@ -3,13 +3,13 @@
 //! It is looked for in the Python environment named by `DEUTERON_NVRTC_ENV`, in `target/nvrtc` of the workspace, and
 //! where a user's would be found.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+mod support;
 
 use deuteron_device::cuda::cache::{DiskCache, Key, Origin};
 use deuteron_device::cuda::error::CudaError;
-use deuteron_device::cuda::library::{self, Search};
-use deuteron_device::cuda::nvrtc::{Compiler, Cubin, Request};
+use deuteron_device::cuda::library;
+use deuteron_device::cuda::nvrtc::{Cubin, Request};
+use support::compiler;
 
 /// One entry that needs little, one with static shared memory and a barrier, one that must spill 96 values a thread.
 const KERNELS: &str = r#"
@@ -42,21 +42,6 @@ extern "C" __global__ void __launch_bounds__(1024) spills(float* y, const float*
 const HOPPER: &str = r#"
 extern "C" __global__ void __launch_bounds__(128) hopper() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
 "#;
-
-fn compiler() -> Option<Compiler> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
-    let named = std::env::var_os("DEUTERON_NVRTC_ENV").map(PathBuf::from);
-    let search = Search { cuda_home: None, environments: named.iter().cloned().chain([workspace]).collect() };
-    match library::nvrtc(&search) {
-        Ok(token) => Some(Compiler::new(token)),
-        Err(error) if named.is_some() => panic!("DEUTERON_NVRTC_ENV is set, and {error}"),
-        Err(error) => {
-            // Past the capture of the test harness: a skipped test must not look like one that ran.
-            let _ = writeln!(std::io::stderr(), "\nSKIPPED, NOT TESTED: NVRTC is not here: {error}\n");
-            None
-        }
-    }
-}
 
 fn request<'a>(text: &'a str, arch: &'a str) -> Request<'a> {
     Request { name: "kernels.cu", text, arch, options: &[] }

@@ -1,29 +1,15 @@
 //! Products of few rows for CUDA: which groups become one kernel, what it is launched with, and that the real compiler takes it
 //! without spills. No GPU and no driver are needed.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+mod support;
 
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, grids};
 use deuteron_codegen::kernels::matmul::cuda::{SkinnyConfig, Weights};
 use deuteron_codegen::{Backend, Source, render};
-use deuteron_device::cuda::library::{self, Search};
-use deuteron_device::cuda::nvrtc::{Compiler, Request};
+use deuteron_device::cuda::nvrtc::Request;
 use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Machine, Strategy, Target, plan};
-
-fn compiler() -> Option<Compiler> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
-    let named = std::env::var_os("DEUTERON_NVRTC_ENV").map(PathBuf::from);
-    let search = Search { cuda_home: None, environments: named.into_iter().chain([workspace]).collect() };
-    match library::nvrtc(&search) {
-        Ok(token) => Some(Compiler::new(token)),
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "\nSKIPPED, NOT TESTED: NVRTC is not here: {error}\n");
-            None
-        }
-    }
-}
+use support::compiler;
 
 /// The sources of a graph's kernels and what they are launched with.
 fn sources(text: &str, dtype: Dtype, arch: Arch) -> Vec<(Source, Vec<Grid>)> {

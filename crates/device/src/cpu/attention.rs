@@ -137,7 +137,7 @@ fn heads(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use deuteron_codegen::{ArgBinding, Geometry, Launch, Source};
     use deuteron_graph::{Dtype, Graph};
 
@@ -145,34 +145,32 @@ mod tests {
     use crate::job::{Job, Place, Step};
     use crate::{Cpu, Device, Launching, NoStates};
 
-    /// One query of width 2 against two keys, and what is wrong with it.
-    fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), result: usize) -> Job {
+    /// One query of width 2 against two keys.
+    pub(in crate::cpu) fn tiny() -> (AttentionKernel, AttentionShape) {
         let strides = HeadStrides { batch: 4, head: 4, position: 2 };
-        let mut kernel = AttentionKernel {
-            dtype: Dtype::F32,
-            width: 2,
-            group: 1,
-            scale: 1.0,
-            mask: AttentionMask::Full,
-            dropout: None,
-        };
+        let (dtype, mask) = (Dtype::F32, AttentionMask::Full);
+        let kernel = AttentionKernel { dtype, width: 2, group: 1, scale: 1.0, mask, dropout: None };
         let (q, k, v, o) = (strides, strides, strides, strides);
         let mask = HeadStrides::default();
-        let mut shape = AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, o };
-        change(&mut kernel, &mut shape);
-        // A node to name; the device only looks at places.
+        (kernel, AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, o })
+    }
+
+    /// An argument of a job; the device only looks at places, so any node will do as a name.
+    pub(in crate::cpu) fn argument(written: bool) -> ArgBinding {
         let graph: Graph = "x = input f32[1] ; out x".parse().unwrap();
-        let base = graph.inputs()[0];
-        let arg = |position: usize| ArgBinding {
-            base,
-            dtype: Dtype::F32,
-            written: position == 3,
-            offset: 0,
-            leading: Vec::new(),
-            table_rows: 0,
-        };
+        let (base, dtype) = (graph.inputs()[0], Dtype::F32);
+        ArgBinding { base, dtype, written, offset: 0, leading: Vec::new(), table_rows: 0 }
+    }
+
+    /// The same, and what is wrong with it.
+    fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), result: usize) -> Job {
+        let (mut kernel, mut shape) = tiny();
+        change(&mut kernel, &mut shape);
         let kernel = cpu.compile(vec![Source::Attention(kernel)]).unwrap().remove(0);
-        let launch = Launch { args: (0..4).map(arg).collect(), geometry: Geometry::Attention(shape) };
+        let launch = Launch {
+            args: (0..4).map(|position| argument(position == 3)).collect(),
+            geometry: Geometry::Attention(shape),
+        };
         let places = vec![Place::Input(0), Place::Input(1), Place::Input(1), Place::Output(0)];
         Job { steps: vec![Step { kernel, launch, places }], inputs: 2, states: vec![], outputs: vec![result], arena: 0 }
     }

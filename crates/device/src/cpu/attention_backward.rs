@@ -141,41 +141,22 @@ impl AttentionBackwardTask {
 
 #[cfg(test)]
 mod tests {
-    use deuteron_codegen::{ArgBinding, AttentionMask, Geometry, Launch, Source};
-    use deuteron_graph::Graph;
+    use deuteron_codegen::{AttentionMask, Geometry, Launch, Source};
 
     use super::*;
+    use crate::cpu::attention::tests::{argument, tiny};
     use crate::job::{Job, Place, Step};
     use crate::{Cpu, Device, Launching, NoStates};
 
     /// One query of width 2 against two keys, and what is wrong with it.
     fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), outputs: [usize; 3]) -> Job {
-        let strides = HeadStrides { batch: 4, head: 4, position: 2 };
-        let mut kernel = AttentionKernel {
-            dtype: Dtype::F32,
-            width: 2,
-            group: 1,
-            scale: 1.0,
-            mask: AttentionMask::Full,
-            dropout: None,
-        };
-        let (q, k, v, o) = (strides, strides, strides, strides);
-        let mask = HeadStrides::default();
-        let mut shape = AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, o };
+        let (mut kernel, mut shape) = tiny();
         change(&mut kernel, &mut shape);
-        // A node to name; the device only looks at places.
-        let graph: Graph = "x = input f32[1] ; out x".parse().unwrap();
-        let base = graph.inputs()[0];
-        let arg = |position: usize| ArgBinding {
-            base,
-            dtype: Dtype::F32,
-            written: position > 3,
-            offset: 0,
-            leading: Vec::new(),
-            table_rows: 0,
-        };
         let kernel = cpu.compile(vec![Source::AttentionBackward(kernel)]).unwrap().remove(0);
-        let launch = Launch { args: (0..7).map(arg).collect(), geometry: Geometry::AttentionBackward(shape) };
+        let launch = Launch {
+            args: (0..7).map(|position| argument(position > 3)).collect(),
+            geometry: Geometry::AttentionBackward(shape),
+        };
         let inputs = [0, 1, 1, 2].map(Place::Input);
         let places = inputs.into_iter().chain([0, 1, 2].map(Place::Output)).collect();
         Job {

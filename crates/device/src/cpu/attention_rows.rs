@@ -189,9 +189,10 @@ mod tests {
     use deuteron_codegen::{
         Access, ArgBinding, ArgSpec, AttentionKernel, AttentionMask, Body, Expr, HeadStrides, Launch, Stage,
     };
-    use deuteron_graph::{BinaryOp, Dtype, Graph};
+    use deuteron_graph::{BinaryOp, Dtype};
 
     use super::*;
+    use crate::cpu::attention::tests::argument;
     use crate::job::{Job, Place};
     use crate::{Cpu, Device, Launching, NoStates};
 
@@ -224,16 +225,9 @@ mod tests {
             stages: vec![Stage::Store { value, arg: 1 }],
         };
         let tail = emit(&body);
-        // A node to name; the device only looks at places.
-        let graph: Graph = "x = input f32[1] ; out x".parse().unwrap();
-        let base = graph.inputs()[0];
         let arg = |position: usize| ArgBinding {
-            base,
-            dtype: Dtype::F32,
-            written: position == 3,
-            offset: 0,
             leading: if position == 3 { vec![(2, 4)] } else { Vec::new() },
-            table_rows: 0,
+            ..argument(position == 3)
         };
         let kernel = cpu
             .compile(vec![Source::AttentionRows(Box::new(AttentionRows { attention, tail, result: 0 }))])

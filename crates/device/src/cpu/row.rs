@@ -78,20 +78,8 @@ impl RowTask {
     }
 
     fn program(&self) -> &Program {
-        match &self.kernel.source {
-            Source::Row(program) => program,
-            Source::Cuda(_)
-            | Source::Matmul(_)
-            | Source::Product(_)
-            | Source::Attention(_)
-            | Source::AttentionRows(_)
-            | Source::AttentionBackward(_)
-            | Source::ScatterAdd(_)
-            | Source::Append(_)
-            | Source::Copy(_) => {
-                unreachable!("checked in `new`")
-            }
-        }
+        let Source::Row(program) = &self.kernel.source else { unreachable!("checked in `new`") };
+        program
     }
 
     /// # Safety
