@@ -70,6 +70,7 @@ pub(crate) struct ProductForm<'a> {
     pub left: Dtype,
     pub right: Dtype,
     pub result: Dtype,
+    pub routed: bool,
     pub roles: Vec<Role>,
     /// What makes the first operand, and which of its arguments that is.
     pub head: Option<(RowForm<'a>, usize)>,
@@ -86,6 +87,7 @@ where
             left: product.left,
             right: product.right,
             result: product.result,
+            routed: product.routed,
             roles: product.roles(),
             head: product.head.as_ref().map(|head| ((&head.body).into(), head.made)),
             tail: product.tail.as_ref().map(|tail| ((&tail.body).into(), tail.sums.as_slice())),
@@ -100,6 +102,7 @@ impl ProductForm<'_> {
         match role {
             Role::Left => Some((self.left, false)),
             Role::Right(_) => Some((self.right, false)),
+            Role::Indices => Some((Dtype::I32, false)),
             Role::Result => Some((self.result, true)),
             Role::Head(arg) => of(self.head.as_ref().map(|(form, _)| form), arg),
             Role::Tail(arg) => of(self.tail.as_ref().map(|(form, _)| form), arg),
@@ -211,6 +214,7 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
         (Form::Matmul(_), Geometry::Matmul(_)) => Ok(()),
         (Form::Product(product), Geometry::Product { shape, head_axes, axes }) => {
             check_product(product, shape, [head_axes, axes])?;
+            check_routed(product, shape, step)?;
             let deep = step.launch.args.iter().position(|arg| arg.leading.len() > MAX_LEADING);
             deep.map_or(Ok(()), |position| Err((position, "its leading axes are too many")))
         }
@@ -250,7 +254,12 @@ fn check_product(
     [head_axes, axes]: [&[(usize, usize)]; 2],
 ) -> Result<(), (usize, &'static str)> {
     let simple = |form: &RowForm| {
-        let of_rows = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
+        // What follows a routed product takes rows of tables too; their indices are arguments of theirs.
+        let of_rows = |spec: &ArgSpec| match spec.access {
+            Access::Row | Access::PerRow => true,
+            Access::GatheredRow { index } => product.routed && usize::from(index) < form.args.len(),
+            Access::Columns => false,
+        };
         !form.flat && form.partials.is_empty() && form.args.iter().all(of_rows)
     };
     if let Some((form, made)) = &product.head {
@@ -270,6 +279,18 @@ fn check_product(
             return Err((0, "what follows the product is not elementwise"));
         }
         check_axes(form, shape.n, axes)?;
+    }
+    Ok(())
+}
+
+/// A routed product has one table of matrices of bytes, each by columns, and no head.
+fn check_routed(product: &ProductForm, shape: &MatmulShape, step: &Step) -> Result<(), (usize, &'static str)> {
+    let bytes = (product.left, product.right) == (Dtype::I8, Dtype::I8) && shape.b.0 == 1;
+    let alone = product.head.is_none() && shape.batch.is_empty() && product.roles.get(1) == Some(&Role::Right(0));
+    let rows = (shape.k <= 1 || shape.a.1 == 1) && product.roles.get(2) == Some(&Role::Indices);
+    let table = || step.launch.args[1].leading.len() == 1;
+    if product.routed && !(bytes && alone && rows && table()) {
+        return Err((1, "it is not a table of matrices of bytes"));
     }
     Ok(())
 }
