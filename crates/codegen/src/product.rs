@@ -272,8 +272,9 @@ pub(crate) fn lower_product(draft: &Draft, parts: &Parts) -> Lowered {
     }
     match parts.picked {
         Some(picked) => args.extend([b, routed::indices(draft, picked)]),
-        None => args
-            .extend(parts.products.iter().map(|&id| lower_matmul_shape(graph, draft.placement, id).1[1].clone())),
+        None => {
+            args.extend(parts.products.iter().map(|&id| lower_matmul_shape(graph, draft.placement, id).1[1].clone()))
+        }
     }
     if parts.tail.is_empty() {
         args.push(whole(graph, first, 0, true));

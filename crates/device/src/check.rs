@@ -283,16 +283,26 @@ fn check_product(
     Ok(())
 }
 
-/// A routed product has one table of matrices of bytes, each by columns, and no head.
+/// A routed product has one table of matrices of bytes, each by columns, and no head; what follows may pick from tables.
 fn check_routed(product: &ProductForm, shape: &MatmulShape, step: &Step) -> Result<(), (usize, &'static str)> {
     let bytes = (product.left, product.right) == (Dtype::I8, Dtype::I8) && shape.b.0 == 1;
     let alone = product.head.is_none() && shape.batch.is_empty() && product.roles.get(1) == Some(&Role::Right(0));
     let rows = (shape.k <= 1 || shape.a.1 == 1) && product.roles.get(2) == Some(&Role::Indices);
-    let table = || step.launch.args[1].leading.len() == 1;
-    if product.routed && !(bytes && alone && rows && table()) {
+    if !product.routed {
+        return Ok(());
+    }
+    if !(bytes && alone && rows && step.launch.args[1].leading.len() == 1) {
         return Err((1, "it is not a table of matrices of bytes"));
     }
-    Ok(())
+    let gathered = |arg: usize| {
+        let spec = product.tail.as_ref().map(|(form, _)| form.args[arg]);
+        spec.is_some_and(|spec| matches!(spec.access, Access::GatheredRow { .. }))
+    };
+    let other = product.roles.iter().zip(&step.launch.args).position(|(&role, arg)| {
+        let is_table = arg.leading.len() == 1 && arg.leading[0].0 == arg.table_rows;
+        matches!(role, Role::Tail(of_tail) if gathered(of_tail)) && !is_table
+    });
+    other.map_or(Ok(()), |position| Err((position, "its leading axes are not those of a table")))
 }
 
 fn check_axes(kernel: &RowForm, cols: usize, axes: &[(usize, usize)]) -> Result<(), (usize, &'static str)> {

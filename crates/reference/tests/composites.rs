@@ -208,8 +208,7 @@ fn expert_linear_layers() {
         let w_scale = float(Array::uniform([experts, outputs], 4, 0.0, 1.0));
         let b = float(Array::normal([experts, outputs], 5));
         for dtype in Dtype::FLOATS {
-            let operands =
-                [x.clone(), x_scale.clone(), picked.clone(), w.clone(), w_scale.clone(), b.clone()];
+            let operands = [x.clone(), x_scale.clone(), picked.clone(), w.clone(), w_scale.clone(), b.clone()];
             check(Composite::ExpertLinear { dtype }, &operands[..5], 1);
             check(Composite::ExpertLinear { dtype }, &operands, 1);
         }

@@ -89,7 +89,10 @@ pub const MALFORMED: [(&str, &str); 27] = [
     ("c = input f32[2,4,3] ; r = input f32[2,1,2] ; p = input i32[2] ; y = append c r p batch=0", "only in axis 1"),
     ("c = input f32[2,4,3] ; r = input f32[2,1,3] ; p = input i32[2] ; y = append c r p batch=1", "hold the batch"),
     ("q = input f32[2,3,4] ; p = input i32[3] ; y = attention q q q p mask=cached", "for each sequence"),
-    ("x = input i8[5,7] ; s = input f32[5,1] ; e = input i32[4] ; y = expert_linear x s e w:i8[3,9,7] v[3,9] f32", "an i32 expert"),
+    (
+        "x = input i8[5,7] ; s = input f32[5,1] ; e = input i32[4] ; y = expert_linear x s e w:i8[3,9,7] v[3,9] f32",
+        "an i32 expert",
+    ),
     ("x = input f32[2,2] ; y = transpose x [0,0]", "permutation"),
     ("x = input f32[2,2] ; y = const nan f32", "expected"),
     ("out nothing", "unknown value"),

@@ -45,11 +45,8 @@ pub(super) fn shape(draft: &Draft, product: NodeId, picked: NodeId) -> (MatmulSh
     let (rows, n, k) = (node.shape[0], node.shape[2], a.layout.shape.cols());
     let experts = table.layout.shape[0];
     let shape = MatmulShape { m: rows, n, k, batch: vec![], a: (a.layout.strides[0], 1), b: (1, k), c: (n, 1) };
-    let table = ArgBinding {
-        leading: vec![(experts, table.layout.strides[0])],
-        table_rows: experts,
-        ..binding(draft, table)
-    };
+    let table =
+        ArgBinding { leading: vec![(experts, table.layout.strides[0])], table_rows: experts, ..binding(draft, table) };
     (shape, [binding(draft, a), table])
 }
 

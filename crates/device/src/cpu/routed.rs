@@ -119,7 +119,7 @@ impl RoutedTask {
             order: vec![0; shape.m],
             starts: vec![0; experts + 1],
             together: vec![0; shape.m * shape.k],
-            parts: Vec::new(),
+            parts: Vec::with_capacity(most_parts(shape, experts, columns)),
             shape: shape.clone(),
             source: step.kernel.clone(),
             roles,
@@ -136,8 +136,7 @@ impl RoutedTask {
     pub unsafe fn run(&mut self, pool: &Pool, addresses: &[*mut u8], step: usize) -> Result<(), DeviceError> {
         let null = std::ptr::null_mut();
         let together = self.together.as_mut_ptr();
-        let mut operands =
-            Operands { left: null, table: null, indices: null.cast(), result: null, together };
+        let mut operands = Operands { left: null, table: null, indices: null.cast(), result: null, together };
         for (position, &role) in self.roles.iter().enumerate() {
             // An argument without elements may lie anywhere: a number until it is used.
             let address = addresses[position].wrapping_add(self.offsets[position]);
@@ -255,8 +254,7 @@ impl RoutedTask {
                         done = done.and(ran);
                     }
                     _ => {
-                        let store =
-                            Store { base: operands.result, dtype: product.result, strides: self.shape.c };
+                        let store = Store { base: operands.result, dtype: product.result, strides: self.shape.c };
                         // SAFETY: as above.
                         unsafe { store.block(self.isa, &piece) };
                     }
@@ -269,6 +267,12 @@ impl RoutedTask {
         unsafe { kernel.run(left, &[right], part, scratch, &mut finish) };
         done
     }
+}
+
+/// Parts, at most: each expert may have few rows, and strips of many rows come besides.
+fn most_parts(shape: &MatmulShape, experts: usize, columns: [usize; 2]) -> usize {
+    let across = columns.map(|wide| shape.n.div_ceil(wide));
+    (experts.min(shape.m) + shape.m / TILED.0) * across[0].max(across[1])
 }
 
 /// Columns of a task of few rows, and of one of many: no more than a worker's share, whole cache lines of bytes.
