@@ -239,10 +239,12 @@ impl RoutedTask {
             let mut start = 0;
             // Rows that lie side by side are finished together.
             for run in rows.chunk_by(|one, next| one + 1 == *next) {
+                // The last row ends with its last sum.
+                let end = ((start + run.len()) * block.stride).min(block.sums.len());
                 let piece = Block {
                     row: run[0],
                     rows: run.len(),
-                    sums: &mut block.sums[start * block.stride..],
+                    sums: &mut block.sums[start * block.stride..end],
                     second: &mut [],
                     ..block
                 };
