@@ -5,7 +5,9 @@
 //! be if it were stored: a fused plan gives the bits of an unfused one.
 
 use deuteron_graph::{Dtype, NodeId, Op, Shape};
-use deuteron_plan::{Draft, Space, node_space};
+use deuteron_plan::{Draft, Form, Space, node_space};
+
+mod routed;
 
 use crate::body::{Access, ArgSpec, Body};
 use crate::cpu::program::Program;
@@ -27,6 +29,8 @@ pub struct Product<T> {
     pub result: Dtype,
     /// second operands, which lie alike: 1 or 2
     pub rights: usize,
+    /// whether the second operand is a table of matrices, of which an index picks one for each row
+    pub routed: bool,
     /// what makes the first operand; none: it lies in memory
     pub head: Option<Head<T>>,
     /// what follows; none: the sums are stored
@@ -60,6 +64,8 @@ pub enum Role {
     Head(usize),
     /// a second operand
     Right(usize),
+    /// `i32`: which matrix of the second operand each row takes
+    Indices,
     /// the product
     Result,
     /// an argument of the tail
@@ -92,6 +98,7 @@ impl<T> Product<T> {
             right: self.right,
             result: self.result,
             rights: self.rights,
+            routed: self.routed,
             head: self.head.map(|head| Head { body: make(head.body), made: head.made }),
             tail: self.tail.map(|tail| Tail { body: make(tail.body), sums: tail.sums }),
         }
@@ -99,8 +106,8 @@ impl<T> Product<T> {
 }
 
 impl<T: RowArguments> Product<T> {
-    /// The arguments of a launch, in order: what the first operand is or is made of, the second operands, then the result or what
-    /// the tail reads and writes besides the sums.
+    /// The arguments of a launch, in order: what the first operand is or is made of, the second operands, the indices where
+    /// there are any, then the result or what the tail reads and writes besides the sums.
     pub fn roles(&self) -> Vec<Role> {
         let mut roles = match &self.head {
             Some(Head { body, made }) => {
@@ -109,6 +116,7 @@ impl<T: RowArguments> Product<T> {
             None => vec![Role::Left],
         };
         roles.extend((0..self.rights).map(Role::Right));
+        roles.extend(self.routed.then_some(Role::Indices));
         match &self.tail {
             Some(Tail { body, sums }) => {
                 roles.extend((0..body.row_arguments().len()).filter(|arg| !sums.contains(arg)).map(Role::Tail));
@@ -128,14 +136,22 @@ pub struct Parts {
     pub head: Vec<NodeId>,
     /// what follows them, in order
     pub tail: Vec<NodeId>,
+    /// what picks the second operand of each row
+    pub picked: Option<NodeId>,
 }
 
 /// Sees a draft as one product, or two of one operand, with row work that makes the operand of few rows and elementwise work on the
 /// sums; none where it is something else.
 pub fn parts(draft: &Draft) -> Option<Parts> {
     let is_product = |id: &NodeId| matches!(draft.graph.node(*id).op, Op::Matmul { .. });
-    let (products, rest): (Vec<NodeId>, Vec<NodeId>) = draft.nodes.iter().partition(|id| is_product(id));
+    let (products, mut rest): (Vec<NodeId>, Vec<NodeId>) = draft.nodes.iter().partition(|id| is_product(id));
     let &first = products.first()?;
+    if let Form::Routed { .. } = draft.form {
+        let picked = draft.placement.base(draft.graph.node(first).inputs[1])?;
+        rest.retain(|&id| id != picked);
+        let parts = Parts { products, head: Vec::new(), tail: rest, picked: Some(picked) };
+        return routed::fits(draft, &parts).then_some(parts);
+    }
     let head = feeding(draft, first, &rest);
     let tail: Vec<NodeId> = rest.iter().copied().filter(|id| !head.contains(id)).collect();
     let stored = |id: &NodeId| draft.outputs.contains(id);
@@ -145,7 +161,7 @@ pub fn parts(draft: &Draft) -> Option<Parts> {
     let fits = can_be_together(draft, &products, &tail)
         && (head.is_empty() || can_be_head(draft, first, &head))
         && can_be_tail(draft, &products, &head, &tail);
-    fits.then_some(Parts { products, head, tail })
+    fits.then_some(Parts { products, head, tail, picked: None })
 }
 
 /// Those of `rest` that the first operand of a product is made of.
@@ -204,21 +220,24 @@ fn can_be_head(draft: &Draft, product: NodeId, head: &[NodeId]) -> bool {
     (1..=HEAD_ROWS).contains(&m) && k > 1 && in_place && weights && head.iter().all(of_rows)
 }
 
-/// Elementwise work on the sums, which it reads in order.
-fn can_be_tail(draft: &Draft, products: &[NodeId], head: &[NodeId], tail: &[NodeId]) -> bool {
+/// Elementwise work on the sums, which it reads in order, and on nothing that is gone by then.
+fn can_be_tail(draft: &Draft, products: &[NodeId], before: &[NodeId], tail: &[NodeId]) -> bool {
+    tail.iter().all(|&id| is_elementwise(&draft.graph.node(id).op) && is_in_order(draft, products, before, id))
+}
+
+/// Whether a node has an element for each sum, reads the sums in order, and nothing of `before`.
+fn is_in_order(draft: &Draft, products: &[NodeId], before: &[NodeId], id: NodeId) -> bool {
     let shape: &Shape = &draft.graph.node(products[0]).shape;
-    tail.iter().all(|&id| {
-        let node = draft.graph.node(id);
-        let same = node.shape.elements() == shape.elements() && node.shape.cols() == shape.cols();
-        let in_order = node.inputs.iter().all(|&input| match draft.placement.get(input) {
-            Some(placed) if products.contains(&placed.base) => {
-                placed.layout.is_contiguous() && placed.layout.shape.cols() == shape.cols()
-            }
-            Some(placed) => !head.contains(&placed.base),
-            None => true,
-        });
-        is_elementwise(&node.op) && same && in_order
-    })
+    let node = draft.graph.node(id);
+    let same = node.shape.elements() == shape.elements() && node.shape.cols() == shape.cols();
+    let in_order = node.inputs.iter().all(|&input| match draft.placement.get(input) {
+        Some(placed) if products.contains(&placed.base) => {
+            placed.layout.is_contiguous() && placed.layout.shape.cols() == shape.cols()
+        }
+        Some(placed) => !before.contains(&placed.base),
+        None => true,
+    });
+    same && in_order
 }
 
 fn is_elementwise(op: &Op) -> bool {
@@ -229,12 +248,16 @@ fn is_elementwise(op: &Op) -> bool {
 pub(crate) fn lower_product(draft: &Draft, parts: &Parts) -> Lowered {
     let graph = draft.graph;
     let &first = parts.products.first().expect("there is a product");
-    let (shape, [a, b]) = lower_matmul_shape(graph, draft.placement, first);
+    let (shape, [a, b]) = match parts.picked {
+        Some(picked) => routed::shape(draft, first, picked),
+        None => lower_matmul_shape(graph, draft.placement, first),
+    };
     let mut kernel = Product {
         left: a.dtype,
         right: b.dtype,
         result: graph.node(first).dtype,
         rights: parts.products.len(),
+        routed: parts.picked.is_some(),
         head: None,
         tail: None,
     };
@@ -247,7 +270,12 @@ pub(crate) fn lower_product(draft: &Draft, parts: &Parts) -> Lowered {
         kernel.head = Some(Head { made: rows.handed[0], body: rows.body });
         args.extend(rows.others);
     }
-    args.extend(parts.products.iter().map(|&id| lower_matmul_shape(graph, draft.placement, id).1[1].clone()));
+    match parts.picked {
+        Some(picked) => args.extend([b, routed::indices(draft, picked)]),
+        None => {
+            args.extend(parts.products.iter().map(|&id| lower_matmul_shape(graph, draft.placement, id).1[1].clone()))
+        }
+    }
     if parts.tail.is_empty() {
         args.push(whole(graph, first, 0, true));
     } else {

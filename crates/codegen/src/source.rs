@@ -353,9 +353,13 @@ impl fmt::Display for Source {
                 writeln!(f, "matrix product{}, {dtype} in and out, f32 sums (library kernel)", epilogue.name())
             }
             Source::Product(product) => {
-                let Product { left, right, result, rights, head, tail } = &**product;
+                let Product { left, right, result, rights, routed, head, tail } = &**product;
                 let sums = if (*left, *right) == (Dtype::I8, Dtype::I8) { "exact" } else { "f32" };
-                let products = if *rights == 1 { "matrix product" } else { "two matrix products of one operand" };
+                let products = match (*routed, *rights) {
+                    (true, _) => "matrix products of rows and the experts that indices pick for them",
+                    (false, 1) => "matrix product",
+                    (false, _) => "two matrix products of one operand",
+                };
                 writeln!(f, "{products}, {left} by {right}, {sums} sums, blocks of the result")?;
                 if let Some(head) = head {
                     write!(f, "first its rows of the first operand (argument {}):\n{}", head.made, head.body)?;

@@ -68,6 +68,7 @@ pub enum FusedOp {
     AttentionAddNorm { mask: Mask, norm: Norm, eps: f64 },
     AttentionBlock { mask: Mask, norm: Norm, eps: f64 },
     LinearCrossEntropy,
+    MoeInt8 { act: Option<Activation>, requantize: bool },
 }
 
 /// An operand's type.
@@ -127,6 +128,7 @@ impl FusedOp {
             FusedOp::AttentionAddNorm { mask: Mask::Causal, norm, eps },
             FusedOp::AttentionBlock { mask: Mask::Causal, norm, eps },
             FusedOp::LinearCrossEntropy,
+            FusedOp::MoeInt8 { act: Some(act), requantize: true },
         ]
     }
 
@@ -138,6 +140,7 @@ impl FusedOp {
                 | FusedOp::NormLinear { .. }
                 | FusedOp::Qkv
                 | FusedOp::LinearCrossEntropy
+                | FusedOp::MoeInt8 { .. }
                 | FusedOp::Ffn { .. }
                 | FusedOp::Attention { .. }
                 | FusedOp::AttentionAddNorm { .. }
@@ -174,6 +177,8 @@ impl FusedOp {
             FusedOp::Attention { mask: Mask::Full, p: 0.0, group: 1 },
             FusedOp::Attention { mask: Mask::Additive, p: 0.1, group: 1 },
             FusedOp::AttentionAddNorm { mask: Mask::Full, norm, eps },
+            FusedOp::MoeInt8 { act: None, requantize: false },
+            FusedOp::MoeInt8 { act: Some(Activation::Relu), requantize: false },
         ]);
         all
     }
@@ -196,6 +201,7 @@ impl FusedOp {
             FusedOp::NormBiasAct { act, .. } | FusedOp::LinearAct { act, .. } | FusedOp::Ffn { act, .. } => {
                 *act = activation;
             }
+            FusedOp::MoeInt8 { act, .. } => *act = act.map(|_| activation),
             FusedOp::NormLinear { .. } | FusedOp::Attention { .. } | FusedOp::Qkv => {}
             FusedOp::LinearCrossEntropy => {}
             FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. } => {}
@@ -237,6 +243,7 @@ impl FusedOp {
             FusedOp::AttentionAddNorm { .. } => "attention_add_norm",
             FusedOp::AttentionBlock { .. } => "attention_block",
             FusedOp::LinearCrossEntropy => "linear_cross_entropy",
+            FusedOp::MoeInt8 { .. } => "moe_int8",
         }
     }
 
@@ -269,13 +276,14 @@ impl FusedOp {
             FusedOp::Attention { .. } => "dropout(softmax(q k^T / sqrt(d) + mask)) v; heads may share keys",
             FusedOp::AttentionAddNorm { .. } => "s = r + attention(q, k, v); y = norm(s); returns both",
             FusedOp::AttentionBlock { .. } => "s = r + attention(q, k, v) W + b; y = norm(s); returns both",
+            FusedOp::MoeInt8 { .. } => "act(x W[expert] + b) of int8 rows routed to int8 experts; int8 rows, or floats",
             FusedOp::LinearCrossEntropy => "mean cross entropy of x W^T, logits of few rows at a time",
         }
     }
 
     /// Whether it has a backward.
     pub fn has_backward(&self) -> bool {
-        !matches!(self, FusedOp::NormQuantize { .. })
+        !matches!(self, FusedOp::NormQuantize { .. } | FusedOp::MoeInt8 { .. })
     }
 
     /// Names of its operands, in order.
@@ -329,6 +337,7 @@ impl FusedOp {
                 ["q", "k", "v"].into_iter().chain(mask).chain((*p > 0.0).then_some("seed")).collect()
             }
             FusedOp::LinearCrossEntropy => vec!["x", "weight", "targets"],
+            FusedOp::MoeInt8 { .. } => vec!["x", "x_scale", "experts", "weight", "weight_scale", "bias"],
             FusedOp::AttentionAddNorm { norm, .. } => with_norm(&["q", "k", "v", "r"], norm),
             FusedOp::AttentionBlock { norm, .. } => with_norm(&["q", "k", "v", "weight", "bias", "r"], norm),
         }
@@ -344,9 +353,16 @@ impl FusedOp {
             self,
             FusedOp::Attention { .. } | FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. }
         );
+        let routed = routed_columns(rows, cols);
         let of = |name: &str| -> OperandType {
             let vector = Shape::from([cols]);
             match (name, self) {
+                ("x", FusedOp::MoeInt8 { .. }) => (Dtype::I8, full.clone()),
+                ("x_scale", _) => (Dtype::F32, Shape::from([rows, 1])),
+                ("experts", _) => (Dtype::I32, Shape::from([rows])),
+                ("weight", FusedOp::MoeInt8 { .. }) => (Dtype::I8, Shape::from([EXPERTS, routed, cols])),
+                ("weight_scale", _) => (Dtype::F32, Shape::from([EXPERTS, routed])),
+                ("bias", FusedOp::MoeInt8 { .. }) => (dtype, Shape::from([EXPERTS, routed])),
                 ("seed", _) => (Dtype::I32, Shape::scalar()),
                 ("xg", _) => (dtype, Shape::from([rows, 2 * cols])),
                 ("w" | "b", FusedOp::MulAddAct { .. }) => (dtype, full.clone()),
@@ -470,10 +486,19 @@ impl FusedOp {
     }
 }
 
+/// Experts, as `bench` and `fuse` have them.
+const EXPERTS: usize = 8;
+
+/// Columns of an expert: as of any first layer, but no more than let the weights of all rows, one by one, be 2^28 elements. A plan
+/// that fuses nothing writes them down, and so does the reference.
+fn routed_columns(rows: usize, cols: usize) -> usize {
+    (4 * cols).min(((1 << 28) / (rows * cols).max(1)).max(16))
+}
+
 fn input_kind(operand: &str) -> InputKind {
     match operand {
         "w" | "b" | "bias" | "wte" | "wpe" => InputKind::Weight,
-        "weight" | "weight1" | "weight2" | "bias1" | "bias2" => InputKind::Weight,
+        "weight" | "weight1" | "weight2" | "weight_scale" | "bias1" | "bias2" => InputKind::Weight,
         _ => InputKind::Data,
     }
 }

@@ -11,7 +11,8 @@ use crate::tensor::Tensor;
 pub const PERIOD: usize = 1_048_573;
 
 /// One tensor for each input of the graph. Data is normal, weights are normal of deviation 0.02 as GPT-2 begins, scales
-/// of norms are about 1, indices are within what they pick from.
+/// of norms are about 1, indices are within what they pick from,
+/// bytes fill their range.
 pub fn inputs(graph: &Graph, seed: u64) -> Result<Vec<Tensor>, Error> {
     graph.inputs().iter().enumerate().map(|(position, &id)| input(graph, id, seed, position as u64)).collect()
 }
@@ -22,6 +23,10 @@ fn input(graph: &Graph, id: NodeId, seed: u64, position: u64) -> Result<Tensor, 
     if node.dtype == Dtype::I32 {
         let limit = index_limit(graph, id);
         return Tensor::tiled(Dtype::I32, node.shape.clone(), PERIOD, |_| generator.below(limit) as f64);
+    }
+    if node.dtype == Dtype::I8 {
+        // Three deviations fill the range.
+        return Tensor::tiled(Dtype::I8, node.shape.clone(), PERIOD, |_| 42.0 * quick_normal(&mut generator));
     }
     let is_weight = matches!(node.op, Op::Input { kind: InputKind::Weight, .. });
     let (centre, deviation) = match (is_norm_scale(graph, id), is_weight) {

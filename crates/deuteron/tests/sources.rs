@@ -121,7 +121,7 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// A table of bytes, a norm and its bytes, a product of bytes with scales, bias and GELU.
+/// A table of bytes, a norm and its bytes, a product of bytes with scales, bias and GELU; experts of bytes, which are gathered.
 #[test]
 fn kernels_around_bytes_compile() {
     let Some(compiler) = compiler() else { return };
@@ -132,13 +132,17 @@ a, sa = quantize_int8 y
 z = quantized_linear a sa m:i8[3072,770] sm[3072] bm[3072] f32
 g = gelu z kind=tanh
 out g";
-    let graph: Graph = text.parse().unwrap();
+    let op = FusedOp::find("moe_int8").unwrap();
+    let experts =
+        [[64, 96], [3, 770]].map(|[rows, cols]| op.graph(&op.operand_types(rows, cols, Dtype::Bf16)).unwrap());
     let mut cases = Vec::new();
-    for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm90a] {
-        let made = sources(&graph, arch, Strategy::Fused).into_iter();
-        cases.extend(made.map(|source| Case { label: "bytes".into(), source, arch, ready_made: true }));
+    for graph in [text.parse().unwrap()].iter().chain(&experts) {
+        for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm90a] {
+            let made = sources(graph, arch, Strategy::Fused).into_iter();
+            cases.extend(made.map(|source| Case { label: "bytes".into(), source, arch, ready_made: true }));
+        }
     }
-    assert!(cases.len() >= 6, "{}", cases.len());
+    assert!(cases.len() >= 18, "{}", cases.len());
     let failures = compile(&compiler, cases);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

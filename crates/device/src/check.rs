@@ -73,6 +73,7 @@ pub(crate) struct ProductForm<'a> {
     pub left: Dtype,
     pub right: Dtype,
     pub result: Dtype,
+    pub routed: bool,
     pub roles: Vec<Role>,
     /// What makes the first operand, and which of its arguments that is.
     pub head: Option<(RowForm<'a>, usize)>,
@@ -89,6 +90,7 @@ where
             left: product.left,
             right: product.right,
             result: product.result,
+            routed: product.routed,
             roles: product.roles(),
             head: product.head.as_ref().map(|head| ((&head.body).into(), head.made)),
             tail: product.tail.as_ref().map(|tail| ((&tail.body).into(), tail.sums.as_slice())),
@@ -103,6 +105,7 @@ impl ProductForm<'_> {
         match role {
             Role::Left => Some((self.left, false)),
             Role::Right(_) => Some((self.right, false)),
+            Role::Indices => Some((Dtype::I32, false)),
             Role::Result => Some((self.result, true)),
             Role::Head(arg) => of(self.head.as_ref().map(|(form, _)| form), arg),
             Role::Tail(arg) => of(self.tail.as_ref().map(|(form, _)| form), arg),
@@ -229,6 +232,7 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
         (Form::Matmul(_), Geometry::Matmul(_)) => Ok(()),
         (Form::Product(product), Geometry::Product { shape, head_axes, axes }) => {
             check_product(product, shape, [head_axes, axes])?;
+            check_routed(product, shape, step)?;
             let deep = step.launch.args.iter().position(|arg| arg.leading.len() > MAX_LEADING);
             deep.map_or(Ok(()), |position| Err((position, "its leading axes are too many")))
         }
@@ -290,7 +294,12 @@ fn check_product(
     [head_axes, axes]: [&[(usize, usize)]; 2],
 ) -> Result<(), (usize, &'static str)> {
     let simple = |form: &RowForm| {
-        let of_rows = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
+        // What follows a routed product takes rows of tables too; their indices are arguments of theirs.
+        let of_rows = |spec: &ArgSpec| match spec.access {
+            Access::Row | Access::PerRow => true,
+            Access::GatheredRow { index } => product.routed && usize::from(index) < form.args.len(),
+            Access::Columns => false,
+        };
         !form.flat && form.partials.is_empty() && form.args.iter().all(of_rows)
     };
     if let Some((form, made)) = &product.head {
@@ -317,6 +326,28 @@ fn check_product(
 /// The argument of what follows, by its position in the launch, where `first` arguments are others' and `sums` is handed in.
 pub(crate) fn tail_argument(position: usize, first: usize, sums: usize) -> usize {
     position - first + usize::from(position - first >= sums)
+}
+
+/// A routed product has one table of matrices of bytes, each by columns, and no head; what follows may pick from tables.
+fn check_routed(product: &ProductForm, shape: &MatmulShape, step: &Step) -> Result<(), (usize, &'static str)> {
+    let bytes = (product.left, product.right) == (Dtype::I8, Dtype::I8) && shape.b.0 == 1;
+    let alone = product.head.is_none() && shape.batch.is_empty() && product.roles.get(1) == Some(&Role::Right(0));
+    let rows = (shape.k <= 1 || shape.a.1 == 1) && product.roles.get(2) == Some(&Role::Indices);
+    if !product.routed {
+        return Ok(());
+    }
+    if !(bytes && alone && rows && step.launch.args[1].leading.len() == 1) {
+        return Err((1, "it is not a table of matrices of bytes"));
+    }
+    let gathered = |arg: usize| {
+        let spec = product.tail.as_ref().map(|(form, _)| form.args[arg]);
+        spec.is_some_and(|spec| matches!(spec.access, Access::GatheredRow { .. }))
+    };
+    let other = product.roles.iter().zip(&step.launch.args).position(|(&role, arg)| {
+        let is_table = arg.leading.len() == 1 && arg.leading[0].0 == arg.table_rows;
+        matches!(role, Role::Tail(of_tail) if gathered(of_tail)) && !is_table
+    });
+    other.map_or(Ok(()), |position| Err((position, "its leading axes are not those of a table")))
 }
 
 fn check_axes(kernel: &RowForm, cols: usize, axes: &[(usize, usize)]) -> Result<(), (usize, &'static str)> {

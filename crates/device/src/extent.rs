@@ -73,6 +73,12 @@ fn product(form: &ProductForm, shape: &MatmulShape, arg: &ArgBinding, position: 
     let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
     match (form.roles[position], &form.head, &form.tail) {
         (Role::Left, ..) => matmul(Operand::A, shape),
+        // Of a table that is routed to, every matrix.
+        (Role::Right(_), ..) if form.routed => match (matmul(Operand::B, shape), arg.leading.as_slice()) {
+            (0, _) | (_, [] | [(0, _), ..]) => 0,
+            (matrix, [(experts, stride), ..]) => (experts - 1) * stride + matrix,
+        },
+        (Role::Indices, ..) => shape.m,
         (Role::Right(_), ..) => matmul(Operand::B, shape),
         (Role::Result, ..) => matmul(Operand::C, shape),
         (Role::Head(of_head), Some((head, _)), _) => row(head, arg, of_head, rows, shape.k),

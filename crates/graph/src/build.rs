@@ -331,6 +331,20 @@ impl Graph {
         self.call_one(Composite::QuantizedLinear { dtype }, &inputs)
     }
 
+    /// The same with weights `w: [experts, out, in]`, of which row `i` of `x: [rows, in]` takes `experts[i]`; scales and bias are
+    /// `[experts, out]`. A row that goes to several experts is given once for each.
+    pub fn expert_linear(
+        &mut self,
+        x: Quantized,
+        experts: NodeId,
+        w: Quantized,
+        bias: Option<NodeId>,
+        dtype: Dtype,
+    ) -> Value {
+        let inputs: Vec<NodeId> = [x.q, x.scale, experts, w.q, w.scale].into_iter().chain(bias).collect();
+        self.call_one(Composite::ExpertLinear { dtype }, &inputs)
+    }
+
     /// Mean cross entropy of logits `[.., classes]` and targets `[..]`.
     pub fn cross_entropy(&mut self, logits: NodeId, targets: NodeId) -> Result<CrossEntropyResult, GraphError> {
         let out = self.call(Composite::CrossEntropy, &[logits, targets])?;

@@ -80,6 +80,9 @@ pub enum Composite {
     /// `(x w^T) xs ws + b` from bytes with a scale a row of x and of w; the sums of bytes are exact. Operands: x (`i8`), xs
     /// `[.., 1]`, w (`i8[out, in]`), ws `[out]`, optionally b.
     QuantizedLinear { dtype: Dtype },
+    /// The same with a weight for each row, one of several: row `i` goes to expert `experts[i]`. Operands: x (`i8[rows, in]`),
+    /// xs `[rows, 1]`, experts (`i32[rows]`), w (`i8[n, out, in]`), ws `[n, out]`, optionally b `[n, out]`.
+    ExpertLinear { dtype: Dtype },
     /// Mean over rows of `log sum e^x - x[target]`. Operands: logits, targets. Results: loss, logsumexp.
     CrossEntropy,
 }
@@ -105,6 +108,7 @@ impl Composite {
             Composite::QuantizeFp8 => "quantize_fp8",
             Composite::Dequantize { .. } => "dequantize",
             Composite::QuantizedLinear { .. } => "quantized_linear",
+            Composite::ExpertLinear { .. } => "expert_linear",
             Composite::CrossEntropy => "cross_entropy",
         }
     }
@@ -120,6 +124,7 @@ impl Composite {
             Composite::Dequantize { .. } | Composite::CrossEntropy => (2, 2),
             Composite::Linear { .. } => (2, 3),
             Composite::QuantizedLinear { .. } => (4, 5),
+            Composite::ExpertLinear { .. } => (5, 6),
             Composite::AttentionScores { mask, .. } => {
                 let n = 2 + mask.operands();
                 (n, n)
@@ -163,7 +168,10 @@ impl Graph {
         let ensure = |holds: bool, expected: &str| {
             if holds { Ok(()) } else { Err(self.refuse(composite, inputs, expected)) }
         };
-        let float_first = !matches!(composite, Composite::Dequantize { .. } | Composite::QuantizedLinear { .. });
+        let float_first = !matches!(
+            composite,
+            Composite::Dequantize { .. } | Composite::QuantizedLinear { .. } | Composite::ExpertLinear { .. }
+        );
         ensure(!float_first || dtype(0).is_float(), "a float operand (f32, f16 or bf16)")?;
         match composite {
             Composite::LayerNorm { .. } | Composite::RmsNorm { .. } => {
@@ -225,6 +233,20 @@ impl Graph {
                     "scales and a bias of the weight's outer size",
                 )?;
                 ensure(inputs.len() < 5 || dtype(4).is_float(), "a float bias")?;
+                ensure(to.is_float(), "a float result")
+            }
+            Composite::ExpertLinear { dtype: to } => {
+                let bytes = dtype(0) == Dtype::I8 && dtype(3) == Dtype::I8;
+                ensure(bytes && dtype(1) == Dtype::F32 && dtype(4) == Dtype::F32, "i8 rows, each with f32 scales")?;
+                ensure(shape(0).rank() == 2 && shape(3).rank() == 3, "x [rows, in] and weights [experts, out, in]")?;
+                ensure(shape(0).cols() == shape(3).cols(), "weights whose inner size is the last axis of x")?;
+                ensure(*shape(1) == shape(0).with_cols(1), "a scale for each row of x, [rows, 1]")?;
+                let picked = dtype(2) == Dtype::I32 && shape(2)[..] == shape(0)[..1];
+                ensure(picked, "an i32 expert for each row of x")?;
+                let columns = &shape(3)[..2];
+                let whole = (4..inputs.len()).all(|i| shape(i)[..] == *columns);
+                ensure(whole, "scales and biases [experts, out] of the weights")?;
+                ensure(inputs.len() < 6 || dtype(5).is_float(), "a float bias")?;
                 ensure(to.is_float(), "a float result")
             }
             Composite::CrossEntropy => {
@@ -292,6 +314,7 @@ impl Expansion<'_> {
                 Ok(vec![self.cast(x, dtype)?])
             }
             Composite::QuantizedLinear { dtype } => self.quantized_linear(inputs, dtype),
+            Composite::ExpertLinear { dtype } => self.expert_linear(inputs, dtype),
             Composite::CrossEntropy => self.cross_entropy(inputs),
         }
     }
@@ -527,6 +550,28 @@ impl Expansion<'_> {
         Ok(vec![self.cast(y, dtype)?])
     }
 
+    /// Parts: 0 the products, each row with the weight that is picked for it, 1 scales, bias and cast.
+    fn expert_linear(&mut self, inputs: &[NodeId], dtype: Dtype) -> Result<Vec<NodeId>, GraphError> {
+        let weights = self.graph.node(inputs[3]).shape.clone();
+        let (rows, inner) = (self.graph.node(inputs[0]).shape[0], weights[2]);
+        let table = self.reshape(inputs[3], [weights[0], weights[1] * inner])?;
+        let picked = self.graph.push(Op::Gather, &[table, inputs[2]])?;
+        let picked = self.reshape(picked, [rows, weights[1], inner])?;
+        let x = self.reshape(inputs[0], [rows, 1, inner])?;
+        let sums = self.graph.push(Op::Matmul { transpose_a: false, transpose_b: true }, &[x, picked])?;
+        let sums = self.reshape(sums, [rows, weights[1]])?;
+        self.graph.set_part(1);
+        let scaled = self.mul(sums, inputs[1])?;
+        let scales = self.graph.push(Op::Gather, &[inputs[4], inputs[2]])?;
+        let mut y = self.mul(scaled, scales)?;
+        if let Some(&biases) = inputs.get(5) {
+            let bias = self.graph.push(Op::Gather, &[biases, inputs[2]])?;
+            let bias = self.cast(bias, Dtype::F32)?;
+            y = self.add(y, bias)?;
+        }
+        Ok(vec![self.cast(y, dtype)?])
+    }
+
     fn cross_entropy(&mut self, inputs: &[NodeId]) -> Result<Vec<NodeId>, GraphError> {
         let logits = self.cast(inputs[0], Dtype::F32)?;
         let shape = self.graph.node(logits).shape.clone();
@@ -549,6 +594,10 @@ impl Expansion<'_> {
         let total = self.graph.push(Op::ColumnSum, &[share])?;
         let mean = self.graph.push(Op::View(View::Reshape(Shape::scalar())), &[total])?;
         Ok(vec![mean, logsumexp])
+    }
+
+    fn reshape(&mut self, x: NodeId, shape: impl Into<Shape>) -> Value {
+        self.graph.push(Op::View(View::Reshape(shape.into())), &[x])
     }
 
     fn on_f32(&mut self, x: NodeId, body: impl FnOnce(&mut Self, NodeId) -> Value) -> Result<Vec<NodeId>, GraphError> {

@@ -82,6 +82,11 @@ pub enum Form {
     Row,
     /// products
     Matmul(MatmulForm),
+    /// products of a row each, whose second operands are picked from a table
+    Routed {
+        /// applied to the accumulators
+        epilogue: Reach,
+    },
     /// attention by online softmax
     Attention(AttentionForm),
     /// its gradient
@@ -101,7 +106,7 @@ impl Form {
     pub fn kind(self) -> GroupKind {
         match self {
             Form::Row => GroupKind::Row,
-            Form::Matmul(_) => GroupKind::Matmul,
+            Form::Matmul(_) | Form::Routed { .. } => GroupKind::Matmul,
             Form::Attention(_) | Form::AttentionBackward => GroupKind::Attention,
             Form::ScatterAdd => GroupKind::ScatterAdd,
             Form::Append => GroupKind::Append,
@@ -131,6 +136,8 @@ impl Form {
             }
             Form::Matmul(MatmulForm { prologue: Reach::Pointwise, .. }) => "matmul with prologue",
             Form::Matmul(MatmulForm { prologue: Reach::Rows, .. }) => "norm, then matmul of few rows",
+            Form::Routed { epilogue: Reach::None } => "routed matmul",
+            Form::Routed { .. } => "routed matmul with epilogue",
             Form::Attention(AttentionForm { projection: true, .. }) => "attention block",
             Form::Attention(AttentionForm { epilogue: Reach::None, .. }) => "attention",
             Form::Attention(AttentionForm { epilogue: Reach::Pointwise, .. }) => "attention with residual",
@@ -378,6 +385,9 @@ impl Rules<'_> {
         }
         self.check_shared_operand(&products)?;
         let rows: Vec<NodeId> = nodes.iter().copied().filter(|id| !products.contains(id)).collect();
+        if let Some(picked) = self.picked_operand(&rows, &products) {
+            return self.form_of_picked(&rows, &products, picked, leaves);
+        }
         let (before, after) = self.sides(&rows, &products)?;
         if let Some(&value) = before.iter().find(|&&id| leaves(id)) {
             return Err(Reason::ReadElsewhere { value });
@@ -389,6 +399,46 @@ impl Rules<'_> {
             self.check_few_rows(products[0])?;
         }
         Ok(Form::Matmul(MatmulForm { prologue, epilogue, products: products.len() as u8 }))
+    }
+
+    /// The second operands of a batch of products of one row, if each is a row of a table.
+    fn picked_operand(&self, rows: &[NodeId], products: &[NodeId]) -> Option<NodeId> {
+        let &[product] = products else { return None };
+        let node = self.graph.node(product);
+        let picked = self.placement.base(node.inputs[1]).filter(|base| rows.contains(base))?;
+        let batch: usize = node.shape[..node.shape.rank() - 2].iter().product();
+        let gather = self.graph.node(picked);
+        let one_each = gather.shape.rows() == batch && node.shape[node.shape.rank() - 2] == 1;
+        (matches!(gather.op, Op::Gather) && one_each).then_some(picked)
+    }
+
+    /// A product whose second operand is picked from a table, and what follows it. The table and the indices lie in memory, and
+    /// nobody else reads what is picked.
+    fn form_of_picked(
+        &self,
+        rows: &[NodeId],
+        products: &[NodeId],
+        picked: NodeId,
+        leaves: &dyn Fn(NodeId) -> bool,
+    ) -> Result<Form, Reason> {
+        let others: Vec<NodeId> = rows.iter().copied().filter(|&id| id != picked).collect();
+        let before = self.feeding(&others, &[products[0], picked]);
+        let read_again = others.iter().any(|&id| {
+            let mut reads = false;
+            self.placement.for_reads(self.graph, id, &mut |value| reads |= self.placement.base(value) == Some(picked));
+            reads
+        });
+        if let Some(&value) = before.first() {
+            return Err(Reason::NeedsAllRows { value });
+        }
+        if read_again || leaves(picked) {
+            return Err(Reason::ReadElsewhere { value: picked });
+        }
+        let epilogue = self.check_side(&others, products, leaves)?;
+        if epilogue == Reach::Rows {
+            self.check_few_rows(products[0])?;
+        }
+        Ok(Form::Routed { epilogue })
     }
 
     /// Several products in one kernel read one first operand, over one size of rows.

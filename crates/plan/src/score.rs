@@ -128,7 +128,7 @@ fn registers(machine: MachineKind, form: Form, cost: &Cost, occupancy_ratio: f64
 fn maintainability(form: Form) -> f64 {
     match form {
         Form::Row => 0.7,
-        Form::Matmul(_) => 0.6,
+        Form::Matmul(_) | Form::Routed { .. } => 0.6,
         Form::Attention(_) | Form::AttentionBackward => 0.4,
         Form::Copy | Form::ScatterAdd | Form::Append | Form::Opaque => 1.0,
     }

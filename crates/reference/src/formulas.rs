@@ -29,6 +29,7 @@ pub fn formula(composite: &Composite, inputs: &[Array]) -> Vec<Array> {
         Composite::QuantizeFp8 => quantize(x, 448.0, Dtype::F8e4m3),
         Composite::Dequantize { .. } => vec![dequantize(x, &inputs[1])],
         Composite::QuantizedLinear { .. } => vec![quantized_linear(inputs)],
+        Composite::ExpertLinear { .. } => vec![expert_linear(inputs)],
         Composite::CrossEntropy => cross_entropy(x, &inputs[1]),
     }
 }
@@ -219,6 +220,18 @@ fn quantized_linear(inputs: &[Array]) -> Array {
         let sum: f64 = x.row(row).iter().zip(w.row(column)).map(|(x, w)| x * w).sum();
         let scale = inputs[1].values[row] * inputs[3].values[column];
         sum * scale + inputs.get(4).map_or(0.0, |bias| bias.values[column])
+    })
+}
+
+fn expert_linear(inputs: &[Array]) -> Array {
+    let (x, weights) = (&inputs[0], &inputs[3]);
+    let columns = weights.shape[1];
+    Array::from_fn([x.rows(), columns], |index| {
+        let (row, column) = (index / columns, index % columns);
+        let place = inputs[2].values[row] as usize * columns + column;
+        let sum: f64 = x.row(row).iter().zip(weights.row(place)).map(|(x, w)| x * w).sum();
+        let scale = inputs[1].values[row] * inputs[4].values[place];
+        sum * scale + inputs.get(5).map_or(0.0, |bias| bias.values[place])
     })
 }
 

@@ -196,6 +196,26 @@ fn quantized_linear_layers() {
 }
 
 #[test]
+fn expert_linear_layers() {
+    let bytes = |shape: Vec<usize>, seed: usize| {
+        (Dtype::I8, Array::from_fn(shape, |index| ((index * 37 + seed * 11) % 256) as f64 - 128.0))
+    };
+    for (rows, inner, outputs, experts) in [(1, 1, 1, 1), (5, 7, 129, 3), (9, 127, 2, 8), (3, 1500, 3, 4)] {
+        let x = bytes(vec![rows, inner], 1);
+        let x_scale = float(Array::uniform([rows, 1], 2, 0.0, 1.0));
+        let picked = integer(Array::from_fn([rows], |row| ((row * 5 + 2) % experts) as f64));
+        let w = bytes(vec![experts, outputs, inner], 3);
+        let w_scale = float(Array::uniform([experts, outputs], 4, 0.0, 1.0));
+        let b = float(Array::normal([experts, outputs], 5));
+        for dtype in Dtype::FLOATS {
+            let operands = [x.clone(), x_scale.clone(), picked.clone(), w.clone(), w_scale.clone(), b.clone()];
+            check(Composite::ExpertLinear { dtype }, &operands[..5], 1);
+            check(Composite::ExpertLinear { dtype }, &operands, 1);
+        }
+    }
+}
+
+#[test]
 fn attentions() {
     for (queries, keys, features) in [(1, 1, 1), (7, 7, 3), (5, 129, 8), (64, 2, 7)] {
         let operand = |length, seed| float(Array::normal([2, 3, length, features], seed));

@@ -9,7 +9,7 @@ s = attention_scores q k p mask=cached
 out a s c";
 
 /// Well-formed graphs. With [`CACHE`] they hold every operation.
-pub const GRAPHS: [&str; 10] = [
+pub const GRAPHS: [&str; 11] = [
     "graph norm_gelu
 x = input f32[4,8]
 w = weight f32[8] ; b = weight f32[8]
@@ -54,6 +54,9 @@ out a b c d e f",
     "tokens = input i32[3] ; table = weight i8[9,70] ; x = gather table tokens ; xs = input f32[3,1]
 y = quantized_linear x xs w:i8[33,70] ws[33] b[33] bf16
 out y",
+    "x = input i8[5,70] ; xs = input f32[5,1] ; experts = input i32[5]
+y = expert_linear x xs experts w:i8[3,33,70] ws[3,33] b[3,33] f16
+out y",
     "x = input f32[2,2] # a comment
 grad(add) {
   %1 = add x x
@@ -64,7 +67,7 @@ out y=%2 x",
 ];
 
 /// Texts that must be refused, and a word of the message.
-pub const MALFORMED: [(&str, &str); 26] = [
+pub const MALFORMED: [(&str, &str); 27] = [
     ("y = add x x", "unknown value"),
     ("x = input f32[2,3] ; y = frobnicate x", "unknown operation"),
     ("x = input f32[2,3] ; r = input f32[4] ; y = add x r ; out y", "broadcast"),
@@ -88,6 +91,10 @@ pub const MALFORMED: [(&str, &str); 26] = [
     ("c = input f32[2,4,3] ; r = input f32[2,1,2] ; p = input i32[2] ; y = append c r p batch=0", "only in axis 1"),
     ("c = input f32[2,4,3] ; r = input f32[2,1,3] ; p = input i32[2] ; y = append c r p batch=1", "hold the batch"),
     ("q = input f32[2,3,4] ; p = input i32[3] ; y = attention q q q p mask=cached", "for each sequence"),
+    (
+        "x = input i8[5,7] ; s = input f32[5,1] ; e = input i32[4] ; y = expert_linear x s e w:i8[3,9,7] v[3,9] f32",
+        "an i32 expert",
+    ),
     ("x = input f32[2,2] ; y = transpose x [0,0]", "permutation"),
     ("x = input f32[2,2] ; y = const nan f32", "expected"),
     ("out nothing", "unknown value"),

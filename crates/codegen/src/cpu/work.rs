@@ -12,7 +12,7 @@ use crate::product::{Product, Role, parts};
 use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
 /// What can be generated for a CPU: row kernels, one or two products with elementwise work after them and, for few rows, row work
-/// before them, attention with row work after it and its gradient, copies, scatters.
+/// before them, products of rows with weights picked for them, attention with row work after it and its gradient, copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
@@ -21,6 +21,7 @@ impl Catalog for CpuCatalog {
         match form {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::Matmul(form) => form.products <= 2 && form.epilogue != Reach::Rows,
+            Form::Routed { epilogue } => epilogue != Reach::Rows,
             Form::Attention(form) => !form.projection,
             Form::AttentionBackward => true,
             Form::Opaque => false,
@@ -29,7 +30,7 @@ impl Catalog for CpuCatalog {
 
     fn offers(&self, draft: &Draft) -> bool {
         let can = match draft.form {
-            Form::Matmul(_) => parts(draft).is_some(),
+            Form::Matmul(_) | Form::Routed { .. } => parts(draft).is_some(),
             Form::Attention(_) => attention::recognise(draft).is_some() || attention::rows::recognise(draft).is_some(),
             Form::AttentionBackward => attention::backward::recognise(draft).is_some(),
             _ => true,

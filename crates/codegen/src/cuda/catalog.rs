@@ -17,7 +17,7 @@ impl Catalog for CudaCatalog {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::Matmul(MatmulForm { epilogue, products: 1, .. }) => epilogue != Reach::Rows,
             Form::Attention(_) => form == Form::ATTENTION,
-            Form::Matmul(_) | Form::AttentionBackward | Form::Opaque => false,
+            Form::Matmul(_) | Form::Routed { .. } | Form::AttentionBackward | Form::Opaque => false,
         }
     }
 

@@ -1,6 +1,6 @@
 //! What each op computes, written out.
 
-use deuteron_graph::{Gelu, Graph, GraphError, Mask, NodeId};
+use deuteron_graph::{Gelu, Graph, GraphError, Mask, NodeId, Quantized};
 
 use super::products::{attend, linear_cross_entropy, merged_heads};
 use super::{Activation, Built, FusedOp, Norm};
@@ -130,6 +130,19 @@ impl FusedOp {
             FusedOp::LinearCrossEntropy => {
                 let (loss, logsumexp) = linear_cross_entropy(g, [v[0], v[1], v[2]])?;
                 Ok(Built { outputs: vec![("loss", loss)], saved: vec![("logsumexp", logsumexp)] })
+            }
+            FusedOp::MoeInt8 { act, requantize } => {
+                let x = Quantized { q: v[0], scale: v[1] };
+                let dtype = g.node(v[5]).dtype;
+                let mut product = g.expert_linear(x, v[2], Quantized { q: v[3], scale: v[4] }, Some(v[5]), dtype)?;
+                if let Some(act) = act {
+                    product = act.apply(g, product)?;
+                }
+                if !requantize {
+                    return y(product);
+                }
+                let rows = g.quantize_int8(product)?;
+                Ok(Built { outputs: vec![("q", rows.q), ("scale", rows.scale)], saved: Vec::new() })
             }
             FusedOp::AttentionAddNorm { mask, norm, eps } => {
                 let merged = merged_heads(g, v, mask)?;

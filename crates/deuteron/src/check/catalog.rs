@@ -285,6 +285,8 @@ fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<OperandTyp
         match *name {
             "wte" => *shape = Shape::from([if cols <= 4099 { 301 } else { 5 }, cols]),
             "wpe" => *shape = Shape::from([rows + 2, cols]),
+            "weight" if matches!(op, FusedOp::MoeInt8 { .. }) => *shape = Shape::from([3, 37, cols]),
+            "weight_scale" | "bias" if matches!(op, FusedOp::MoeInt8 { .. }) => *shape = Shape::from([3, 37]),
             "weight" if matches!(op, FusedOp::LinearCrossEntropy) => *shape = Shape::from([301, cols]),
             _ => {}
         }

@@ -2,7 +2,7 @@
 
 use deuteron_graph::{Mask, View};
 
-use super::{Dropout, NormWeights, NormedSum, forward, normed_sum, one};
+use super::{Dropout, NormWeights, NormedSum, QuantizedRows, forward, normed_sum, one};
 use crate::catalog::{Activation, FusedOp};
 use crate::engine::Engine;
 use crate::error::Error;
@@ -149,6 +149,48 @@ pub fn attention_block(
 ) -> Result<NormedSum, Error> {
     let op = FusedOp::AttentionBlock { mask, norm: weights.norm(), eps: weights.eps };
     normed_sum(engine, op, &weights.after(&[q, k, v, projection.weight, projection.bias, r]))
+}
+
+/// Weights of routed experts: bytes, a scale and a bias for each column of each expert.
+#[derive(Debug, Clone, Copy)]
+pub struct Experts<'a> {
+    /// `i8[experts, out, in]`
+    pub weight: &'a Tensor,
+    /// `f32[experts, out]`
+    pub scale: &'a Tensor,
+    /// `[experts, out]`, of the type that sums are rounded to
+    pub bias: &'a Tensor,
+}
+
+/// `act(x weight[expert]^T + bias[expert])` as rows of bytes: `x` is `i8[rows, in]` with a scale a row, `chosen` an `i32[rows]`. A row
+/// that goes to several experts is given once for each. `x.s` is not read.
+pub fn moe_int8(
+    engine: &Engine,
+    x: &QuantizedRows,
+    chosen: &Tensor,
+    experts: Experts,
+    act: Option<Activation>,
+) -> Result<QuantizedRows, Error> {
+    let mut results = forward(engine, &FusedOp::MoeInt8 { act, requantize: true }, &experts.of(x, chosen))?;
+    let scale = results.swap_remove(1);
+    Ok(QuantizedRows { q: results.swap_remove(0), scale, s: None })
+}
+
+/// The same as floats of the bias' type.
+pub fn moe_int8_dequantized(
+    engine: &Engine,
+    x: &QuantizedRows,
+    chosen: &Tensor,
+    experts: Experts,
+    act: Option<Activation>,
+) -> Result<Tensor, Error> {
+    one(engine, FusedOp::MoeInt8 { act, requantize: false }, &experts.of(x, chosen))
+}
+
+impl<'a> Experts<'a> {
+    fn of(self, x: &'a QuantizedRows, chosen: &'a Tensor) -> [&'a Tensor; 6] {
+        [&x.q, &x.scale, chosen, self.weight, self.scale, self.bias]
+    }
 }
 
 /// Mean cross entropy of `x weight^T` and a target a row, with the logits of few rows at a time: `x [rows, in]`, `weight

@@ -8,6 +8,7 @@ mod copy;
 mod measure;
 mod pool;
 mod product;
+mod routed;
 mod row;
 mod run;
 mod scatter;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use deuteron_codegen::cpu::program::Program;
-use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Isa};
+use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
 use deuteron_codegen::kernels::matmul::cpu::{
     Block, Kernel, Left, Matrix, Part, Right, Scratch, Spec, Store, Values, Wanted,
 };
@@ -44,9 +44,9 @@ struct Worker {
 }
 
 /// What a worker needs to run a row program before or after the product.
-struct Rows {
+pub(super) struct Rows {
     /// Its arguments, those among them that are handed over.
-    args: Vec<BoundArg>,
+    pub args: Vec<BoundArg>,
     memory: simd::Scratch,
 }
 
@@ -128,6 +128,8 @@ impl ProductTask {
                 Role::Left => operands.a = address,
                 Role::Right(which) => operands.b[which] = address,
                 Role::Result => operands.c = address,
+                // A routed product is another task.
+                Role::Indices => {}
                 Role::Head(arg) => self.workers.iter_mut().for_each(|worker| {
                     worker.0.get_mut().before.iter_mut().for_each(|rows| rows.args[arg].base = address);
                 }),
@@ -166,7 +168,11 @@ impl ProductTask {
         let Worker { product: scratch, before, after } = unsafe { &mut *self.workers[worker].0.get() };
         let mut finish = |block: Block<'_>| match (&product.tail, &mut *after) {
             // SAFETY: the caller's promise; blocks are disjoint.
-            (Some(tail), Some(rows)) => unsafe { self.follow(tail, block, batch, rows) },
+            (Some(tail), Some(rows)) => unsafe {
+                let row = batch * self.shape.m + block.row;
+                // No index is looked up, so there is no fault.
+                let _ = rows.follow(self.isa, tail, &self.axes, Block { row, ..block });
+            },
             _ => {
                 let to = operands.c.wrapping_add(in_c * product.result.bytes());
                 let store = Store { base: to, dtype: product.result, strides: self.shape.c };
@@ -203,23 +209,6 @@ impl ProductTask {
         let _ = unsafe { simd::run(self.isa, &launch, span, &mut rows.memory, &mut []) };
     }
 
-    /// Does what follows the product on a block of sums.
-    unsafe fn follow(&self, tail: &Tail<Program>, block: Block<'_>, batch: usize, rows: &mut Rows) {
-        let first = batch * self.shape.m + block.row;
-        // The program counts rows and columns of the whole result; the block is where its own are.
-        let back = first * block.stride + block.column;
-        for (&arg, values) in tail.sums.iter().zip([block.sums, block.second]) {
-            let sums = &mut rows.args[arg];
-            sums.base = values.as_mut_ptr().wrapping_sub(back).cast();
-            sums.dims[0].stride = block.stride;
-        }
-        let window = Some((block.column, block.column + block.columns));
-        let launch = simd::Launch { program: &tail.body, args: &rows.args, axes: &self.axes, window };
-        // SAFETY: the caller's promise for the rows and columns of the block; its sums are the worker's own. No index is
-        // looked up, so there is no fault.
-        let _ = unsafe { simd::run(self.isa, &launch, first..first + block.rows, &mut rows.memory, &mut []) };
-    }
-
     /// Elements from the start of a, b and c to a batch.
     fn batch_offset(&self, batch: usize) -> [usize; 3] {
         let mut rest = batch;
@@ -235,7 +224,7 @@ impl ProductTask {
 
 impl Rows {
     /// For a program over so many rows, without addresses.
-    fn new(step: &Step, program: &Program, rows: usize, roles: &[Role], role: fn(usize) -> Role) -> Rows {
+    pub fn new(step: &Step, program: &Program, rows: usize, roles: &[Role], role: fn(usize) -> Role) -> Rows {
         let Source::Product(product) = &step.kernel.source else { unreachable!("checked by the caller") };
         let form = Form::Product((&**product).into());
         let touched: usize = (0..step.launch.args.len()).map(|position| extent(&form, &step.launch, position)).sum();
@@ -248,6 +237,30 @@ impl Rows {
             None => bind(&[(rows, 0)], 0, 0),
         };
         Rows { args: (0..program.args.len()).map(bound).collect(), memory: simd::Scratch::for_program(program) }
+    }
+
+    /// Does what follows a product on a block of sums, whose rows are counted over all batches.
+    ///
+    /// # Safety
+    /// The arguments have addresses, valid for the rows and columns of the block, and what is written there is ours alone.
+    pub unsafe fn follow(
+        &mut self,
+        isa: Isa,
+        tail: &Tail<Program>,
+        axes: &[Axis],
+        block: Block<'_>,
+    ) -> Result<(), Fault> {
+        // The program counts rows and columns of the whole result; the block is where its own are.
+        let back = block.row * block.stride + block.column;
+        for (&arg, values) in tail.sums.iter().zip([block.sums, block.second]) {
+            let sums = &mut self.args[arg];
+            sums.base = values.as_mut_ptr().wrapping_sub(back).cast();
+            sums.dims[0].stride = block.stride;
+        }
+        let window = Some((block.column, block.column + block.columns));
+        let launch = simd::Launch { program: &tail.body, args: &self.args, axes, window };
+        // SAFETY: the caller's promise for the rows and columns of the block; its sums are the worker's own.
+        unsafe { simd::run(isa, &launch, block.row..block.row + block.rows, &mut self.memory, &mut []) }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::cpu::attention_rows::AttentionRowsTask;
 use crate::cpu::copy::CopyTask;
 use crate::cpu::pool::Pool;
 use crate::cpu::product::ProductTask;
+use crate::cpu::routed::RoutedTask;
 use crate::cpu::row::RowTask;
 use crate::cpu::scatter::ScatterTask;
 use crate::error::DeviceError;
@@ -48,6 +49,7 @@ struct Prepared {
 enum Task {
     Row(RowTask),
     Product(Box<ProductTask>),
+    Routed(Box<RoutedTask>),
     Attention(AttentionTask),
     AttentionRows(Box<AttentionRowsTask>),
     AttentionBackward(Box<AttentionBackwardTask>),
@@ -64,6 +66,9 @@ impl CpuExecutable {
         for (index, step) in job.steps.into_iter().enumerate() {
             let task = match (&step.kernel.source, step.launch.geometry.clone()) {
                 (Source::Row(_), Geometry::Row { .. }) => Task::Row(RowTask::new(&step, threads, isa)?),
+                (Source::Product(product), Geometry::Product { .. }) if product.routed => {
+                    Task::Routed(Box::new(RoutedTask::new(&step, threads, isa)?))
+                }
                 (Source::Product(_), Geometry::Product { .. }) => {
                     Task::Product(Box::new(ProductTask::new(&step, threads, isa)?))
                 }
@@ -161,6 +166,7 @@ impl CpuExecutable {
                 match &mut prepared.task {
                     Task::Row(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Product(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::Routed(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
                     Task::AttentionRows(task) => task.run(&self.pool, &self.addresses, index),
                     Task::AttentionBackward(task) => task.run(&self.pool, &self.addresses, index),

@@ -281,6 +281,7 @@ impl Parser {
             "quantize_fp8" => Composite::QuantizeFp8,
             "dequantize" => Composite::Dequantize { dtype: arguments.dtype(op)? },
             "quantized_linear" => Composite::QuantizedLinear { dtype: arguments.dtype(op)? },
+            "expert_linear" => Composite::ExpertLinear { dtype: arguments.dtype(op)? },
             "cross_entropy" => Composite::CrossEntropy,
             _ => return Ok(None),
         }))

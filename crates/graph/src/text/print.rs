@@ -109,6 +109,7 @@ fn composite_attributes(composite: &Composite) -> String {
             format!(" mask={} scale={scale:?} p={p:?} offset={offset}", mask_word(*mask))
         }
         Composite::Dequantize { dtype } | Composite::QuantizedLinear { dtype } => format!(" {dtype}"),
+        Composite::ExpertLinear { dtype } => format!(" {dtype}"),
         Composite::Softmax | Composite::CausalMask | Composite::Silu | Composite::Relu => String::new(),
         Composite::Swiglu | Composite::QuantizeInt8 | Composite::QuantizeFp8 => String::new(),
         Composite::CrossEntropy => String::new(),

@@ -27,6 +27,10 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
             row(draft, machine, work, traffic, cached)
         }
         Form::Matmul(form) => matmul(draft, machine, work, traffic, cached, form),
+        Form::Routed { epilogue } => {
+            let form = MatmulForm { prologue: Reach::None, epilogue, products: 1 };
+            matmul(draft, machine, work, traffic, cached, form)
+        }
         Form::Attention(_) | Form::AttentionBackward => attention(draft, machine, work, traffic, cached),
     }
 }
