@@ -126,6 +126,9 @@ pub(crate) fn row_lines(body: &Body, launch: &Launch, target: &CudaTarget) -> Ve
     all.map(|line| (line.text, line.origin.map(before))).collect()
 }
 
+/// Random words, as every kernel with dropout makes them.
+pub(crate) const PHILOX: &str = include_str!("philox.cuh");
+
 /// One word of a kernel's parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {

@@ -7,8 +7,6 @@
 
 typedef unsigned char u8;
 typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
 typedef long long i64;
 
 struct F { float v[V]; };
@@ -508,25 +506,6 @@ static __device__ __forceinline__ void store_one(F8, char* p, float x) { store_u
 static __device__ __forceinline__ void store_one(Bool, char* p, float x) { store_u8(p, x != 0.0f); }
 static __device__ __forceinline__ void store_one(Bool, char* p, bool x) { store_u8(p, x); }
 
-// Philox4x32-10 (Salmon and others, SC'11). Element e takes word e % 4 of the block of counter e / 4.
-
-struct Words4 { u32 w[4]; };
-
-static __device__ __forceinline__ Words4 philox(u64 block, u32 seed, u32 offset) {
-    u32 c0 = (u32)block, c1 = (u32)(block >> 32), c2 = 0, c3 = 0, k0 = seed, k1 = offset;
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        const u64 even = (u64)0xd2511f53u * c0, odd = (u64)0xcd9e8d57u * c2;
-        c0 = (u32)(odd >> 32) ^ c1 ^ k0;
-        c1 = (u32)odd;
-        c2 = (u32)(even >> 32) ^ c3 ^ k1;
-        c3 = (u32)even;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    return Words4{{c0, c1, c2, c3}};
-}
-
 // Which of V elements from `first` on are kept. IN_STEP: `first` is always a multiple of the smaller of V and 4.
 template <bool IN_STEP> static __device__ __forceinline__ B keep(u64 first, u32 seed, u32 offset, u32 threshold) {
     B kept;
@@ -541,9 +520,7 @@ template <bool IN_STEP> static __device__ __forceinline__ B keep(u64 first, u32 
         const Words4 words = philox(first >> 2, seed, offset);
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-            const int lane = (int)(first & 3) + i;
-            const u32 low = lane & 1 ? words.w[1] : words.w[0], high = lane & 1 ? words.w[3] : words.w[2];
-            kept.v[i] = (lane & 2 ? high : low) >= threshold;
+            kept.v[i] = word(words, (u32)(first & 3) + i) >= threshold;
         }
     } else {
         u64 block = first >> 2;
@@ -555,9 +532,7 @@ template <bool IN_STEP> static __device__ __forceinline__ B keep(u64 first, u32 
                 block = e >> 2;
                 words = philox(block, seed, offset);
             }
-            const int lane = (int)(e & 3);
-            const u32 low = lane & 1 ? words.w[1] : words.w[0], high = lane & 1 ? words.w[3] : words.w[2];
-            kept.v[i] = (lane & 2 ? high : low) >= threshold;
+            kept.v[i] = word(words, (u32)(e & 3)) >= threshold;
         }
     }
     return kept;

@@ -22,7 +22,7 @@ use crate::cuda::row::layout::ArgLayout;
 use crate::cuda::row::passes::{Pass, Passes, stored};
 
 /// What every row kernel stands on.
-pub(crate) const PRELUDE: &str = include_str!("../../prelude.cuh");
+pub(crate) const PRELUDE: &str = concat!(include_str!("../../philox.cuh"), include_str!("../../prelude.cuh"));
 
 /// A line of the text and what it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]

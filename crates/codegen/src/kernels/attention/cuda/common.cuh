@@ -60,46 +60,21 @@ static __device__ __forceinline__ float shift_of(float maximum) { return maximum
 // What ends a row: division by the sum of all probabilities, and what dropout multiplies by.
 static __device__ __forceinline__ float ending(float sum) { return sum == 0.0f ? 0.0f : KEPT / sum; }
 
-// Philox4x32-10 (Salmon and others, SC'11). Element e takes word e % 4 of the block of counter e / 4.
-struct Words4 {
-    u32 w[4];
-};
-
-static __device__ __forceinline__ Words4 philox(u64 block, u32 seed) {
-    u32 c0 = (u32)block, c1 = (u32)(block >> 32), c2 = 0, c3 = 0, k0 = seed, k1 = OFFSET;
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        const u64 even = (u64)0xd2511f53u * c0, odd = (u64)0xcd9e8d57u * c2;
-        c0 = (u32)(odd >> 32) ^ c1 ^ k0;
-        c1 = (u32)odd;
-        c2 = (u32)(even >> 32) ^ c3 ^ k1;
-        c3 = (u32)even;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    return Words4{{c0, c1, c2, c3}};
-}
-
-static __device__ __forceinline__ u32 word(const Words4& words, u32 lane) {
-    const u32 low = lane & 1 ? words.w[1] : words.w[0], high = lane & 1 ? words.w[3] : words.w[2];
-    return lane & 2 ? high : low;
-}
-
 // The index of key 0 of a row of probabilities among all of them.
 static __device__ __forceinline__ u64 row_elements(const Attention& p, u64 sequence, u64 head, u64 query) {
     return ((sequence * p.heads + head) * p.queries + query) * p.keys;
 }
 
 static __device__ __forceinline__ bool keeps(u64 element, u32 seed) {
-    return word(philox(element >> 2, seed), (u32)element & 3) >= THRESHOLD;
+    return word(philox(element >> 2, seed, OFFSET), (u32)element & 3) >= THRESHOLD;
 }
 
 // Drops what is to be dropped of two neighbouring probabilities.
 static __device__ __forceinline__ void drop2(float& first, float& second, u64 element, u32 seed) {
     const u32 lane = (u32)element & 3;
-    const Words4 words = philox(element >> 2, seed);
+    const Words4 words = philox(element >> 2, seed, OFFSET);
     u32 next = word(words, (lane + 1) & 3);
-    if (lane == 3) next = philox((element >> 2) + 1, seed).w[0];
+    if (lane == 3) next = philox((element >> 2) + 1, seed, OFFSET).w[0];
     if (word(words, lane) < THRESHOLD) first = 0.0f;
     if (next < THRESHOLD) second = 0.0f;
 }

@@ -1,8 +1,6 @@
 // The instructions that attention is made of, each a function.
 
 typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
 
 static __device__ __forceinline__ float ex2(float x) {
     float y;

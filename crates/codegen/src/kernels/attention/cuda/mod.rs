@@ -12,7 +12,7 @@ use std::fmt;
 use deuteron_graph::Dtype;
 
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, DropoutRule, HeadStrides};
-use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, Word};
+use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PHILOX, Word};
 use crate::source::{Geometry, Launch};
 
 /// Up to this many queries attention is decoded: a tile of queries would be mostly empty.
@@ -181,7 +181,7 @@ pub fn source(attention: CudaAttention) -> CudaSource {
             ("attention_decode", constants, include_str!("decode.cu"))
         }
     };
-    let shared = [include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
+    let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
     let text = format!("{}{constants}\n{shared}\n{own}", prelude(&attention.kernel));
     CudaSource { name: name.into(), text, family: Family::Attention(attention) }
 }
