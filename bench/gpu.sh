@@ -61,7 +61,8 @@ part_info() {
 }
 
 # A test that finds no GPU says that it is skipped, and here that is a failure. Programs that leave memory to others run side by
-# side, each test of attention in a process of its own as its kernels take long to compile; then those that run out of it.
+# side, each test of attention and of products in a process of its own as their kernels take long to compile; then those that run
+# out of it.
 part_test() {
     local logs program name
     logs=$(mktemp -d)
@@ -69,17 +70,17 @@ part_test() {
     for program in "$bundle"/tests/*; do
         [ -x "$program" ] || continue
         case ${program##*/} in
-            *-cuda | *-cuda_*) continue ;;
-            *-attention)
+            *-attention | *-cuda_products)
                 for name in $("$program" --list --format terse | sed -n 's/: test$//p'); do
                     test_program "$program" --exact "$name" >"$logs/${program##*/}-$name" 2>&1 &
                 done ;;
+            *-cuda | *-cuda_*) continue ;;
             *) test_program "$program" --test-threads 4 >"$logs/${program##*/}" 2>&1 & ;;
         esac
     done
     wait
     for program in "$bundle"/tests/*-cuda "$bundle"/tests/*-cuda_*; do
-        [ -x "$program" ] || continue
+        [ -x "$program" ] && [ "${program##*/}" = "${program##*/*-cuda_products}" ] || continue
         test_program "$program" --test-threads 8 >"$logs/${program##*/}" 2>&1
     done
     [ -n "$(ls "$logs")" ] || { echo "no test programs in $bundle/tests"; failed=1; }
@@ -237,7 +238,7 @@ for row in rows:
     words = f"{slowest['name']} {slowest['fraction_of_copy']:.0%}" if slowest else ""
     print(f"{name:<40}{fused:9.1f}{unfused:9.1f}{unfused / fused:8.2f}x{of_bytes:9.0%}{row['fraction_of_copy']:9.0%}"
           f"{row['predicted_us']:10.1f}  {words}")
-    if row["op"].startswith("attention") or row["op"] in ("linear_act", "norm_linear", "qkv", "ffn", "linear_cross_entropy"):
+    if row["op"].startswith("attention") or row["op"] in ("linear_act", "norm_linear", "qkv", "ffn", "linear_cross_entropy", "moe_int8"):
         continue  # a matrix product is not held to the speed of a copy
     least = 0.8 if row["direction"] == "backward" else 0.9
     bars = {"of bytes": (of_bytes, 0.85), "of copy": (row["fraction_of_copy"], least),
