@@ -34,11 +34,12 @@ pub(crate) struct ProductTask {
     head_axes: Vec<Axis>,
     axes: Vec<Axis>,
     workers: Vec<PerWorker<Worker>>,
+    /// What a worker's scratch must hold.
+    floats: usize,
 }
 
 /// What one worker has to itself.
 struct Worker {
-    product: Scratch,
     before: Option<Rows>,
     after: Option<Rows>,
 }
@@ -90,7 +91,6 @@ impl ProductTask {
         let roles = product.roles();
         let rows = shape.m * batches;
         let worker = || Worker {
-            product: Scratch::new(floats),
             before: product.head.as_ref().map(|head| Rows::new(step, &head.body, rows, &roles, Role::Head)),
             after: product.tail.as_ref().map(|tail| Rows::new(step, &tail.body, rows, &roles, Role::Tail)),
         };
@@ -105,6 +105,7 @@ impl ProductTask {
             head_axes: bound(head_axes),
             axes: bound(axes),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
+            floats,
             shape: shape.clone(),
             source: step.kernel.clone(),
             roles,
@@ -116,9 +117,21 @@ impl ProductTask {
         product
     }
 
+    /// Floats that each worker's scratch must have.
+    pub fn floats(&self) -> usize {
+        self.floats
+    }
+
     /// # Safety
-    /// As for a row task: addresses valid for the checked extents, what is written overlaps nothing and is ours alone.
-    pub unsafe fn run(&mut self, pool: &Pool, addresses: &[*mut u8], step: usize) -> Result<(), DeviceError> {
+    /// As for a row task: addresses valid for the checked extents, what is written overlaps nothing and is ours alone. Each
+    /// worker's scratch has [`ProductTask::floats`].
+    pub unsafe fn run(
+        &mut self,
+        pool: &Pool,
+        addresses: &[*mut u8],
+        scratch: &[PerWorker<Scratch>],
+        step: usize,
+    ) -> Result<(), DeviceError> {
         let null = std::ptr::null_mut();
         let mut operands = Operands { a: null, b: [null; 2], c: null };
         for (position, &role) in self.roles.iter().enumerate() {
@@ -140,14 +153,15 @@ impl ProductTask {
         }
         let this = &*self;
         let work = |worker: usize, task: usize| {
-            // SAFETY: each task has a part of one batch to itself, each worker its scratch.
-            unsafe { this.part(worker, task, operands) };
+            // SAFETY: each task has a part of one batch to itself, and a worker runs one task at a time, so its scratch is its
+            // own.
+            unsafe { this.part(worker, task, operands, &mut *scratch[worker].0.get()) };
         };
         let tasks = self.batches * self.parts.0 * self.parts.1;
         pool.run(tasks, &work).map_err(|_| DeviceError::WorkerPanicked { step })
     }
 
-    unsafe fn part(&self, worker: usize, task: usize, operands: Operands) {
+    unsafe fn part(&self, worker: usize, task: usize, operands: Operands, scratch: &mut Scratch) {
         let (down, across) = self.parts;
         let (batch, rest) = (task / (down * across), task % (down * across));
         let (row, column) = (rest % down * self.part.0, rest / down * self.part.1);
@@ -165,7 +179,7 @@ impl ProductTask {
             scales: None,
         };
         // SAFETY: a worker runs one task at a time, so this is its own.
-        let Worker { product: scratch, before, after } = unsafe { &mut *self.workers[worker].0.get() };
+        let Worker { before, after } = unsafe { &mut *self.workers[worker].0.get() };
         let mut finish = |block: Block<'_>| match (&product.tail, &mut *after) {
             // SAFETY: the caller's promise; blocks are disjoint.
             (Some(tail), Some(rows)) => unsafe {

@@ -44,7 +44,10 @@ pub(crate) struct RoutedTask {
     offsets: Vec<usize>,
     roles: Vec<Role>,
     axes: Vec<Axis>,
-    workers: Vec<PerWorker<Worker>>,
+    /// What each worker needs after a product, if anything follows.
+    workers: Vec<PerWorker<Option<Rows>>>,
+    /// What a worker's scratch must hold.
+    floats: usize,
     /// Rows by expert, those of one in order.
     order: Vec<usize>,
     /// Where each expert's rows begin in `order`, and where the last one's end.
@@ -53,11 +56,6 @@ pub(crate) struct RoutedTask {
     together: Vec<u8>,
     /// (expert, rows and columns of its product)
     parts: Vec<(usize, Part)>,
-}
-
-struct Worker {
-    product: Scratch,
-    after: Option<Rows>,
 }
 
 /// Where the operands and the result begin.
@@ -98,14 +96,13 @@ impl RoutedTask {
         let (few, many) = (Kernel::new(isa, spec(STREAMED_ROWS)), Kernel::new(isa, spec(shape.m.max(1))));
         let columns = widths(shape, threads);
         let floats = few.scratch(STREAMED_ROWS, columns[0]).max(many.scratch(TILED.0.min(shape.m), columns[1]));
-        let worker = || Worker {
-            product: Scratch::new(floats),
-            after: product.tail.as_ref().map(|tail| {
+        let after = || {
+            product.tail.as_ref().map(|tail| {
                 let mut rows = Rows::new(step, &tail.body, shape.m, &roles, Role::Tail);
                 // What is written is little next to the matrices, and is read soon.
                 rows.args.iter_mut().for_each(|arg| arg.streaming = false);
                 rows
-            }),
+            })
         };
         Ok(RoutedTask {
             isa,
@@ -115,7 +112,8 @@ impl RoutedTask {
             stride,
             offsets: step.launch.args.iter().map(|arg| arg.offset * arg.dtype.bytes()).collect(),
             axes: axes.iter().map(|&(divide, modulo)| Axis { divide, modulo }).collect(),
-            workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
+            workers: (0..threads).map(|_| PerWorker::new(after())).collect(),
+            floats,
             order: vec![0; shape.m],
             starts: vec![0; experts + 1],
             together: vec![0; shape.m * shape.k],
@@ -131,9 +129,21 @@ impl RoutedTask {
         product
     }
 
+    /// Floats that each worker's scratch must have.
+    pub fn floats(&self) -> usize {
+        self.floats
+    }
+
     /// # Safety
-    /// As for a row task: addresses valid for the checked extents, what is written overlaps nothing and is ours alone.
-    pub unsafe fn run(&mut self, pool: &Pool, addresses: &[*mut u8], step: usize) -> Result<(), DeviceError> {
+    /// As for a product: addresses valid for the checked extents, what is written overlaps nothing and is ours alone. Each
+    /// worker's scratch has [`RoutedTask::floats`].
+    pub unsafe fn run(
+        &mut self,
+        pool: &Pool,
+        addresses: &[*mut u8],
+        scratch: &[PerWorker<Scratch>],
+        step: usize,
+    ) -> Result<(), DeviceError> {
         let null = std::ptr::null_mut();
         let together = self.together.as_mut_ptr();
         let mut operands = Operands { left: null, table: null, indices: null.cast(), result: null, together };
@@ -147,7 +157,7 @@ impl RoutedTask {
                 Role::Result => operands.result = address,
                 Role::Head(_) => {}
                 Role::Tail(arg) => self.workers.iter_mut().for_each(|worker| {
-                    worker.0.get_mut().after.iter_mut().for_each(|rows| rows.args[arg].base = address);
+                    worker.0.get_mut().iter_mut().for_each(|rows| rows.args[arg].base = address);
                 }),
             }
         }
@@ -163,8 +173,9 @@ impl RoutedTask {
         pool.run(self.shape.m.div_ceil(COPIED), &bring).map_err(|_| DeviceError::WorkerPanicked { step })?;
         let fault: Mutex<Option<Fault>> = Mutex::new(None);
         let multiply = |worker: usize, task: usize| {
-            // SAFETY: each task has a part of one expert's rows to itself, each worker its scratch.
-            if let Err(found) = unsafe { this.part(worker, task, operands) } {
+            // SAFETY: each task has a part of one expert's rows to itself, and a worker runs one task at a time, so its scratch
+            // is its own.
+            if let Err(found) = unsafe { this.part(worker, task, operands, &mut *scratch[worker].0.get()) } {
                 fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
             }
         };
@@ -225,14 +236,14 @@ impl RoutedTask {
         }
     }
 
-    unsafe fn part(&self, worker: usize, task: usize, operands: Operands) -> Result<(), Fault> {
+    unsafe fn part(&self, worker: usize, task: usize, operands: Operands, scratch: &mut Scratch) -> Result<(), Fault> {
         let (expert, part) = self.parts[task];
         let (product, k, first) = (self.product(), self.shape.k, self.starts[expert]);
         let kernel = if part.rows <= STREAMED_ROWS && part.row == 0 { &self.few } else { &self.many };
         let left = Matrix { base: operands.together.wrapping_add(first * k), strides: (k, 1) };
         let right = Matrix { base: operands.table.wrapping_add(expert * self.stride), strides: self.shape.b };
         // SAFETY: a worker runs one task at a time, so this is its own.
-        let Worker { product: scratch, after } = unsafe { &mut *self.workers[worker].0.get() };
+        let after = unsafe { &mut *self.workers[worker].0.get() };
         let mut done = Ok(());
         let mut finish = |block: Block<'_>| {
             let rows = &self.order[first + block.row..first + block.row + block.rows];

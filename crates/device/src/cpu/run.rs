@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deuteron_codegen::cpu::simd::Isa;
+use deuteron_codegen::kernels::matmul::cpu::Scratch;
 use deuteron_codegen::{Geometry, Source};
 
 use crate::buffer::Buffer;
@@ -16,7 +17,7 @@ use crate::cpu::copy::CopyTask;
 use crate::cpu::pool::Pool;
 use crate::cpu::product::ProductTask;
 use crate::cpu::routed::RoutedTask;
-use crate::cpu::row::RowTask;
+use crate::cpu::row::{PerWorker, RowTask};
 use crate::cpu::scatter::ScatterTask;
 use crate::error::DeviceError;
 use crate::job::{Job, Place};
@@ -34,6 +35,8 @@ pub(crate) struct CpuExecutable {
     states: Vec<*mut u8>,
     outputs: Vec<Buffer>,
     arena: Buffer,
+    /// What each worker needs for a product. Products run one after the other, so all have the same.
+    scratch: Vec<PerWorker<Scratch>>,
     /// Addresses of one step's arguments, reused by every step.
     addresses: Vec<*mut u8>,
 }
@@ -56,6 +59,17 @@ enum Task {
     ScatterAdd(ScatterTask),
     Append(AppendTask),
     Copy(CopyTask),
+}
+
+impl Task {
+    /// Floats that it needs of each worker's scratch.
+    fn floats(&self) -> usize {
+        match self {
+            Task::Product(task) => task.floats(),
+            Task::Routed(task) => task.floats(),
+            _ => 0,
+        }
+    }
 }
 
 impl CpuExecutable {
@@ -98,6 +112,7 @@ impl CpuExecutable {
             };
             tasks.push(Prepared { task, places: step.places });
         }
+        let floats = tasks.iter().map(|prepared| prepared.task.floats()).max().unwrap_or(0);
         let widest = tasks.iter().map(|prepared| prepared.places.len()).max().unwrap_or(0);
         Ok(CpuExecutable {
             pool,
@@ -107,6 +122,7 @@ impl CpuExecutable {
             state_bytes: job.states,
             outputs: job.outputs.iter().map(|&bytes| Buffer::new(bytes)).collect::<Result<_, _>>()?,
             arena: Buffer::new(job.arena)?,
+            scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(floats))).collect(),
             addresses: Vec::with_capacity(widest),
         })
     }
@@ -165,8 +181,8 @@ impl CpuExecutable {
             let done = unsafe {
                 match &mut prepared.task {
                     Task::Row(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::Product(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::Routed(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::Product(task) => task.run(&self.pool, &self.addresses, &self.scratch, index),
+                    Task::Routed(task) => task.run(&self.pool, &self.addresses, &self.scratch, index),
                     Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
                     Task::AttentionRows(task) => task.run(&self.pool, &self.addresses, index),
                     Task::AttentionBackward(task) => task.run(&self.pool, &self.addresses, index),
