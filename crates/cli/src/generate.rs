@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deuteron::Engine;
+use deuteron::{Bytes, Engine};
 use deuteron_gpt2::{
     Checkpoint, Config, Decoder, GenerateOptions, Generation, Gpt2, Hub, HubError, Sampler, Sampling, Stop, Times,
     Tokenizer, Weights, find_model, hub_folder,
@@ -50,9 +50,10 @@ pub struct Arguments {
     weights: Weights,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Print {model, device, weights, prompt_tokens, generated_tokens, seconds, compile_seconds, prompt_tokens_per_second,
-    /// tokens_per_second, texts}, each text {prompt, text, tokens, stop}; stop is end_of_text, max_tokens or context_full.
-    /// The rates are of prompts and of the tokens after the first, without compilation
+    /// Print {model, device, weights, load_seconds, prompt_tokens, generated_tokens, seconds, compile_seconds,
+    /// prompt_tokens_per_second, tokens_per_second, peak_memory_bytes, texts}, each text {prompt, text, tokens, stop}; stop is
+    /// end_of_text, max_tokens or context_full. The rates are of prompts and of the tokens after the first, without compilation;
+    /// memory is the most that the process held, the mapped file's among it
     #[arg(long)]
     json: bool,
 }
@@ -62,12 +63,14 @@ struct Report<'a> {
     model: &'a str,
     device: String,
     weights: &'static str,
+    load_seconds: f64,
     prompt_tokens: usize,
     generated_tokens: usize,
     seconds: f64,
     compile_seconds: f64,
     prompt_tokens_per_second: f64,
     tokens_per_second: f64,
+    peak_memory_bytes: Option<u64>,
     texts: Vec<Text<'a>>,
 }
 
@@ -122,7 +125,7 @@ fn generate(arguments: &Arguments) -> Result<()> {
     };
     let seconds = begin.elapsed();
     let texts = texts(&tokenizer, prompts, &generations)?;
-    let report = arguments.report(&engine, &tokens, texts, (seconds, gpt2.times()));
+    let report = arguments.report(&engine, &tokens, texts, (load, seconds, gpt2.times()));
     if arguments.json {
         return write(&format!("{}\n", serde_json::to_string_pretty(&report)?));
     }
@@ -133,12 +136,14 @@ fn generate(arguments: &Arguments) -> Result<()> {
     }
     let full = generations.iter().any(|generation| generation.stop == Stop::ContextFull);
     let full = if full { format!("; the context of {} tokens is full", gpt2.config().context) } else { String::new() };
+    let memory =
+        report.peak_memory_bytes.map(|bytes| format!("; at most {} of memory", Bytes(bytes))).unwrap_or_default();
     // A standard error that is closed keeps nothing from the user.
     let _ = writeln!(
         io::stderr(),
         "read in {:.2} s; {} prompt + {} generated tokens in {:.2} s, {:.2} s of it to compile: {:.1} prompt tokens/s, then {:.1} \
-         tokens/s{full}",
-        load.as_secs_f64(),
+         tokens/s{memory}{full}",
+        report.load_seconds,
         report.prompt_tokens,
         report.generated_tokens,
         report.seconds,
@@ -186,19 +191,21 @@ impl Arguments {
         engine: &Engine,
         prompts: &[Vec<u32>],
         texts: Vec<Text<'a>>,
-        (time, times): (Duration, Times),
+        (load, time, times): (Duration, Duration, Times),
     ) -> Report<'a> {
         let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
         Report {
             model: &self.model,
             device: engine.device().describe(),
             weights: self.weights.name(),
+            load_seconds: load.as_secs_f64(),
             prompt_tokens: prompts.iter().map(Vec::len).sum(),
             generated_tokens: texts.iter().map(|text| text.tokens.len()).sum(),
             seconds: time.as_secs_f64(),
             compile_seconds: times.compiling.as_secs_f64(),
             prompt_tokens_per_second: rate(times.prompt_tokens, times.prompt),
             tokens_per_second: rate(times.step_tokens, times.steps),
+            peak_memory_bytes: peak_memory(),
             texts,
         }
     }
@@ -249,6 +256,13 @@ impl<'a> Live<'a> {
         self.written?;
         write(&format!("{}\n", self.decoder.finish()))
     }
+}
+
+/// The most memory that this process has held so far, as Linux counts it.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kibibytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
+    Some(kibibytes.trim().parse::<u64>().ok()? * 1024)
 }
 
 /// Text to standard output at once, unlike `print!` without a panic if nobody reads it.

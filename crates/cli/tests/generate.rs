@@ -102,6 +102,10 @@ fn json_holds_every_text() {
     assert_eq!(report["generated_tokens"].as_u64(), Some(counts.sum::<usize>() as u64));
     assert!(report["seconds"].as_f64() > Some(0.0) && report["tokens_per_second"].as_f64() > Some(0.0), "{report}");
     assert!(report["device"].as_str().unwrap().starts_with("cpu"));
+    assert!(report["load_seconds"].as_f64() > Some(0.0), "{report}");
+    if cfg!(target_os = "linux") {
+        assert!(report["peak_memory_bytes"].as_u64() > Some(1 << 20), "{report}");
+    }
     let tokenizer = Tokenizer::open(&folder, Checkpoint::open(&folder).unwrap().config()).unwrap();
     for (text, prompt) in report["texts"].as_array().unwrap().iter().zip(["one", "two three"]) {
         assert_eq!(text["prompt"], prompt);

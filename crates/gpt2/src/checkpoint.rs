@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use deuteron::{Dtype, Shape};
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use serde::Deserialize;
 
 use crate::config::Config;
@@ -172,6 +172,19 @@ impl Checkpoint {
         let Place { shard, dtype, entry } = self.places.get(name)?;
         let bytes = self.shards.get(*shard)?.get(entry.bytes.clone())?;
         Some(Weight { dtype: *dtype, shape: &entry.shape, bytes })
+    }
+
+    /// Gives the memory that a weight's part of the file took back to the system. Whoever reads the weight again reads the file
+    /// again.
+    #[expect(unsafe_code, reason = "advice about the one memory map")]
+    pub fn release(&self, name: &str) {
+        let Some(Place { shard, entry, .. }) = self.places.get(name) else { return };
+        let Some(map) = self.shards.get(*shard) else { return };
+        // SAFETY: the map is of a file and nobody writes to it, so a page that is dropped comes back as the file has it.
+        let advised =
+            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, entry.bytes.start, entry.bytes.len()) };
+        // Advice that the system does not take costs memory, not the weight.
+        drop(advised);
     }
 }
 

@@ -70,13 +70,14 @@ impl FromStr for Weights {
 
 /// Every weight where the engine's kernels read it, in the order of the graph's inputs: that of
 /// [`Config::weights`](crate::Config::weights), with the scales of bytes behind them. A weight that is stored as it is kept is
-/// copied once, straight from the mapped file.
+/// copied once, straight from the mapped file, whose memory is given back at once: no moment holds two copies of the model.
 pub fn upload(engine: &Engine, checkpoint: &Checkpoint, kind: Weights) -> Result<Vec<Tensor>, deuteron::Error> {
     let mut tensors = Vec::new();
     for (name, _) in checkpoint.config().weights() {
         // An open checkpoint has every weight of its configuration.
         let Some(weight) = checkpoint.weight(&name) else { continue };
         push(&mut tensors, engine, &name, weight, kind)?;
+        checkpoint.release(&name);
     }
     Ok(tensors)
 }
