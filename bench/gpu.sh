@@ -20,7 +20,7 @@ matrix       220      40
 repeat       30       6
 sanitize     150      12
 calibrate    70       8
-bench        120      90
+bench        150      90
 peers        200      40
 gpt2         150      30
 ncu          110      60

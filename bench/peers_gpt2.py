@@ -3,9 +3,10 @@
 
     python3 bench/peers_gpt2.py [--device cpu|cuda] [--rounds N] [--dtypes f32 bf16 int8] [--contexts 128 1000] [--commit HASH]
 
-Ours is `deuteron bench gpt2 --json`; peers are torch with transformers, eager and compiled (on a GPU both as CUDA graphs), and for
-int8 CTranslate2, where they are installed. All have weights made from a seed in the sizes of GPT-2, and run in turn, `rounds` times;
-each row has the median of its rounds. On a CPU every one has as many threads as the machine has cores.
+Ours is `deuteron bench gpt2 --json`; peers are torch with transformers, eager and compiled (on a GPU both as CUDA graphs), and on a
+CPU llama.cpp (packages llama-cpp-python and gguf), ONNX Runtime (f32, with its fused attention; packages onnxruntime and onnx) and
+CTranslate2 (int8), where they are installed. All have weights made from a seed in the sizes of GPT-2, and run in turn, `rounds`
+times; each row has the median of its rounds. On a CPU every one has as many threads as the machine has cores.
 
 Rows go to gpt2-DEVICE.csv in the folder named by OUT (default ./out).
 """
@@ -27,8 +28,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BINARIES = [ROOT / "bundle/deuteron", ROOT / "deuteron", ROOT / "target/release/deuteron"]
 PROMPT = 1024
-# Steps after a context, at most.
-STEPS = 600
+WIDTH, HEADS, LAYERS, WORDS = 768, 12, 12, 50257
+# The matrices of a layer: their names in a file of llama.cpp, inner size, columns.
+MATRICES = [("attn_qkv", WIDTH, 3 * WIDTH), ("attn_output", WIDTH, WIDTH), ("ffn_up", WIDTH, 4 * WIDTH),
+            ("ffn_down", 4 * WIDTH, WIDTH)]
+# Steps after a context before the cache is set back to it, and calls and captures before the first is measured.
+STEPS, ROOM = 10, 16
 
 
 def ours(arguments, dtype, batch, context):
@@ -51,9 +56,9 @@ class Torch:
         torch.manual_seed(1)
         config = transformers.GPT2Config()
         self.model = transformers.GPT2LMHeadModel(config).eval().to(device, self.dtype)
-        # A cache of fixed size is what can be compiled and recorded; it counts its steps, so there must be room for all of them.
+        # A cache of fixed size is what can be compiled and recorded. All of it is read, so it is hardly longer than the context.
         self.fixed = fixed = compiled or device == "cuda"
-        self.cache = lambda context: (transformers.StaticCache(config=config, max_cache_len=context + STEPS) if fixed
+        self.cache = lambda context: (transformers.StaticCache(config=config, max_cache_len=context + ROOM) if fixed
                                       else transformers.DynamicCache(config=config))
         self.call = torch.compile(self.model, dynamic=False) if compiled else self.model
         self.known = {}
@@ -72,16 +77,19 @@ class Torch:
             token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
             place = torch.full((1,), context, dtype=torch.long, device=self.device)
             positions = place[None].expand(batch, 1)
-            def step():
-                # A cache that grows is cut back to the context.
+            def rewind():
                 if not self.fixed and cache.get_seq_length() > context:
                     cache.crop(context - cache.get_seq_length())
+                for layer in cache.layers if self.fixed else []:
+                    if hasattr(layer, "cumulative_length"):
+                        layer.cumulative_length.fill_(context)
+            def step():
                 return self.call(token, past_key_values=cache, use_cache=True, cache_position=place, position_ids=positions).logits
-            return step
+            return step, rewind
         key = ("decode", batch, context)
-        return self.measured(key, self.known.get(key) or make())
+        return self.measured(key, *(self.known.get(key) or make()))
 
-    def measured(self, key, step):
+    def measured(self, key, step, rewind=lambda: None):
         """Milliseconds of a step; on a GPU of a replay of its graph."""
         torch = self.torch
         with torch.inference_mode():
@@ -97,23 +105,21 @@ class Torch:
                     with torch.cuda.graph(graph):
                         step()
                     step = graph.replay
-                self.known[key] = step
-            step = self.known[key]
+                self.known[key] = (step, rewind)
+            step, rewind = self.known[key]
+            if self.device == "cpu":
+                return timed(step, rewind)
             times = []
             begin = time.perf_counter()
             while len(times) < 3 or (time.perf_counter() - begin < 1 and len(times) < 50):
-                if self.device == "cuda":
-                    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                    start.record()
-                    for _ in range(10):
-                        step()
-                    end.record()
-                    torch.cuda.synchronize()
-                    times.append(start.elapsed_time(end) / 10)
-                else:
-                    start = time.perf_counter()
+                rewind()
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record()
+                for _ in range(STEPS):
                     step()
-                    times.append(1e3 * (time.perf_counter() - start))
+                end.record()
+                torch.cuda.synchronize()
+                times.append(start.elapsed_time(end) / STEPS)
         return statistics.median(times)
 
 
@@ -146,6 +152,162 @@ class CTranslate2:
         few, many = 2, 18
         run(few)
         return statistics.median((run(many) - run(few)) / (many - few) for _ in range(3))
+
+
+class LlamaCpp:
+    """llama.cpp on a file of the same sizes; int8 are its blocks of 32 bytes with a scale."""
+
+    def __init__(self, dtype, threads):
+        import gguf
+        import llama_cpp
+        import numpy
+        kind = {"f32": gguf.GGMLQuantizationType.F32, "bf16": gguf.GGMLQuantizationType.BF16,
+                "int8": gguf.GGMLQuantizationType.Q8_0}[dtype]
+        folder = Path(tempfile.mkdtemp())
+        writer = gguf.GGUFWriter(folder / "model.gguf", "gpt2")
+        writer.add_context_length(PROMPT)
+        writer.add_embedding_length(WIDTH)
+        writer.add_feed_forward_length(4 * WIDTH)
+        writer.add_block_count(LAYERS)
+        writer.add_head_count(HEADS)
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list([f"t{index}" for index in range(WORDS)])
+        writer.add_token_types([gguf.TokenType.NORMAL] * WORDS)
+        writer.add_token_merges(["t 0"])
+        writer.add_bos_token_id(WORDS - 1)
+        writer.add_eos_token_id(WORDS - 1)
+        random = numpy.random.default_rng(1)
+
+        def matrix(name, *shape, kind=kind):
+            values = random.standard_normal(shape, "float32") * 0.02
+            writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+        def vector(name, size):
+            writer.add_tensor(name, numpy.ones(size, "float32"))
+
+        matrix("token_embd", WORDS, WIDTH)
+        matrix("position_embd", PROMPT, WIDTH, kind=gguf.GGMLQuantizationType.F32)
+        norms = ["output_norm"]
+        for layer in range(LAYERS):
+            norms += [f"blk.{layer}.attn_norm", f"blk.{layer}.ffn_norm"]
+            for name, inner, columns in MATRICES:
+                matrix(f"blk.{layer}.{name}", columns, inner)
+                vector(f"blk.{layer}.{name}.bias", columns)
+        for name in norms:
+            vector(f"{name}.weight", WIDTH)
+            vector(f"{name}.bias", WIDTH)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        self.model = llama_cpp.Llama(str(folder / "model.gguf"), n_ctx=PROMPT, n_batch=PROMPT, n_ubatch=PROMPT, n_threads=threads,
+                                     n_threads_batch=threads, verbose=False)
+        shutil.rmtree(folder)
+
+    def prefill(self, batch):
+        return timed(lambda: self.model.eval([7] * PROMPT), self.model.reset) if batch == 1 else None
+
+    def decode(self, batch, context):
+        if batch > 1:
+            return None
+        self.model.reset()
+        self.model.eval([7] * context)
+        def rewind():
+            self.model.n_tokens = context  # what lies behind it is cut off
+        return timed(lambda: self.model.eval([7]), rewind)
+
+
+class OnnxRuntime:
+    """A graph with ONNX Runtime's own fused nodes: attention with a cache, norms with the residual, GELU with the bias."""
+
+    def __init__(self, threads):
+        import numpy
+        import onnx
+        import onnxruntime
+        self.numpy = numpy
+        random = numpy.random.default_rng(1)
+        weights, nodes = {}, []
+
+        def weight(name, *shape):
+            values = random.standard_normal(shape, "float32") * 0.02 if len(shape) > 1 else numpy.ones(shape, "float32")
+            weights[name] = onnx.numpy_helper.from_array(values, name)
+            return name
+
+        def node(kind, inputs, outputs, **attributes):
+            domain = "com.microsoft" if kind in ("Attention", "SkipLayerNormalization", "FastGelu") else ""
+            nodes.append(onnx.helper.make_node(kind, inputs, outputs, domain=domain, **attributes))
+            return outputs[0]
+
+        def norm(name, x, residual=None):
+            """The normalised sum, and the sum."""
+            parts = [weight(f"{name}.w", WIDTH), weight(f"{name}.b", WIDTH)]
+            if residual is None:
+                return node("LayerNormalization", [x, *parts], [f"{name}.y"], axis=-1, epsilon=1e-5), x
+            outputs = [f"{name}.y", "", "", f"{name}.sum"]
+            return node("SkipLayerNormalization", [x, residual, *parts], outputs, epsilon=1e-5), f"{name}.sum"
+
+        def product(name, x, inner, columns):
+            return node("MatMul", [x, weight(f"{name}.w", inner, columns)], [f"{name}.product"])
+
+        node("Add", [node("Gather", [weight("words", WORDS, WIDTH), "tokens"], ["word"]),
+                     node("Gather", [weight("places", PROMPT, WIDTH), "positions"], ["place"])], ["h"])
+        y, total = norm("first", "h")
+        for layer in range(LAYERS):
+            at = f"layer{layer}"
+            inputs = [y, weight(f"{at}.qkv.w", WIDTH, 3 * WIDTH), weight(f"{at}.qkv.b", 3 * WIDTH), "", f"past{layer}"]
+            node("Attention", inputs, [f"{at}.attention", f"present{layer}"], num_heads=HEADS, unidirectional=1)
+            out = node("Add", [product(f"{at}.out", f"{at}.attention", WIDTH, WIDTH), weight(f"{at}.out.b", WIDTH)], [f"{at}.out"])
+            y, total = norm(f"{at}.norm", out, total)
+            wide = node("FastGelu", [product(f"{at}.up", y, WIDTH, 4 * WIDTH), weight(f"{at}.up.b", 4 * WIDTH)], [f"{at}.gelu"])
+            out = node("Add", [product(f"{at}.down", wide, 4 * WIDTH, WIDTH), weight(f"{at}.down.b", WIDTH)], [f"{at}.down"])
+            y, total = norm(f"{at}.next", out, total)
+        last = node("Gather", [y, "last"], ["row"], axis=1)
+        weights["last"] = onnx.numpy_helper.from_array(numpy.array([-1]), "last")
+        node("MatMul", [last, weight("head", WIDTH, WORDS)], ["logits"])
+        value, float32, int64 = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+        inputs = [value(name, int64, ["batch", "rows"]) for name in ("tokens", "positions")]
+        cache = [2, "batch", HEADS, "length", WIDTH // HEADS]
+        inputs += [value(f"past{layer}", float32, cache) for layer in range(LAYERS)]
+        outputs = [value("logits", float32, ["batch", 1, WORDS])]
+        outputs += [value(f"present{layer}", float32, [*cache[:3], "all", cache[4]]) for layer in range(LAYERS)]
+        graph = onnx.helper.make_graph(nodes, "gpt2", inputs, outputs, list(weights.values()))
+        opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self.session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    def feed(self, batch, rows, past):
+        numpy = self.numpy
+        feeds = {"tokens": numpy.full((batch, rows), 7), "positions": numpy.tile(numpy.arange(past, past + rows), (batch, 1))}
+        empty = numpy.zeros((2, batch, HEADS, past, WIDTH // HEADS), "float32")
+        return feeds | {f"past{layer}": empty for layer in range(LAYERS)}
+
+    def prefill(self, batch):
+        feeds = self.feed(batch, PROMPT, 0)
+        return timed(lambda: self.session.run(["logits"], feeds))
+
+    def decode(self, batch, context):
+        feeds = self.feed(batch, 1, context)
+        names = ["logits", *[f"present{layer}" for layer in range(LAYERS)]]
+        return timed(lambda: self.session.run(names, feeds))
+
+
+def timed(call, before=lambda: None):
+    """Milliseconds of a call on the CPU; `before` is called before each and not timed."""
+    for _ in range(2):
+        before()
+        call()
+    times = []
+    begin = time.perf_counter()
+    while len(times) < 3 or (time.perf_counter() - begin < 1 and len(times) < 50):
+        before()
+        start = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
 
 
 def attempt(make, name):
@@ -182,8 +344,12 @@ def main():
             for compiled in [False] if arguments.no_compile else [False, True]:
                 name = "torch.compile" if compiled else "torch"
                 peers[name] = attempt(lambda: Torch(arguments.device, dtype, compiled), name)
-        elif arguments.device == "cpu":
-            peers["ctranslate2"] = attempt(lambda: CTranslate2(threads), "ctranslate2")
+        if arguments.device == "cpu":
+            peers["llama.cpp"] = attempt(lambda: LlamaCpp(dtype, threads), "llama.cpp")
+            if dtype == "f32":
+                peers["onnxruntime"] = attempt(lambda: OnnxRuntime(threads), "onnxruntime")
+            if dtype == "int8":
+                peers["ctranslate2"] = attempt(lambda: CTranslate2(threads), "ctranslate2")
         for _ in range(arguments.rounds):
             for batch in arguments.batches:
                 for context in arguments.contexts:
@@ -202,7 +368,7 @@ def main():
 
     out = Path(os.environ.get("OUT") or "out")
     out.mkdir(parents=True, exist_ok=True)
-    names = ["deuteron", "torch", "torch.compile", "ctranslate2"]
+    names = ["deuteron", "torch", "torch.compile", "onnxruntime", "llama.cpp", "ctranslate2"]
     print(f"{'milliseconds':<28}" + "".join(f"{name:>15}" for name in names) + f"{'best peer/ours':>16}")
     with (out / f"gpt2-{arguments.device}.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
