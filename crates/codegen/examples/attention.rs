@@ -76,6 +76,7 @@ impl Problem {
     fn new(dtype: Dtype, queries: usize, amx: Option<Amx>) -> Problem {
         let attention = Attention {
             dtype,
+            kv: dtype,
             batch: 1,
             heads: 12,
             kv_heads: 12,

@@ -239,7 +239,9 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
         (Form::Attention(kernel), Geometry::Attention(shape))
         | (Form::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => {
             let shared = matches!(form, Form::AttentionBackward(_)) && kernel.group != 1;
+            let mixed = matches!(form, Form::AttentionBackward(_)) && kernel.kv != kernel.dtype;
             match kernel.sized(shape, 0).refusal() {
+                None if mixed => Err((0, "a gradient's keys and values are stored as its queries")),
                 None if shared => Err((0, "gradients of keys are those of one head each")),
                 None => Ok(()),
                 Some(problem) => Err((0, problem)),

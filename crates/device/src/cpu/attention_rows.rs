@@ -200,6 +200,7 @@ mod tests {
     fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), cols: usize, result: usize) -> Job {
         let mut attention = AttentionKernel {
             dtype: Dtype::F32,
+            kv: Dtype::F32,
             width: 2,
             group: 1,
             scale: 1.0,

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use deuteron_graph::Dtype;
 
-use super::forward::{Forward, end_rows, stored};
+use super::forward::{Forward, end_rows, stored, stored_keys};
 use super::rows::{Stored, sum_sixteen};
 use super::scratch::Places;
 use super::sizes::Task as Work;
@@ -36,8 +36,8 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
         let end = attention.visible(queries - 1, used).min(work.end);
         for key in (work.first..end).step_by(TILE) {
             let keys = TILE.min(end - key);
-            let k = stored(attention, &inputs.k, (batch, kv_head, key), keys);
-            let v = stored(attention, &inputs.v, (batch, kv_head, key), keys);
+            let k = stored_keys(attention, &inputs.k, (batch, kv_head, key), keys);
+            let v = stored_keys(attention, &inputs.v, (batch, kv_head, key), keys);
             for row in 0..group * queries {
                 let (head, query) = (kv_head * group + row / queries, row % queries);
                 let seen = attention.visible(query, used).saturating_sub(key).min(keys);
@@ -65,7 +65,7 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
                     sum: places.each_sum.add(row),
                     sums: places.each_row.add(row * padded),
                 };
-                match attention.dtype {
+                match attention.kv {
                     Dtype::F16 => simd.enter(In { query, format: PhantomData::<HalfFloat> }),
                     Dtype::Bf16 => simd.enter(In { query, format: PhantomData::<BrainFloat> }),
                     _ => simd.enter(In { query, format: PhantomData::<Word> }),
