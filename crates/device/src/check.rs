@@ -252,7 +252,7 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
                 return Err((0, problem));
             }
             let simple = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
-            let known = rows.args.get(*sums).is_some_and(|spec| spec.dtype == Dtype::F32 && !spec.written);
+            let known = rows.args.get(*sums).is_some_and(|spec| spec.dtype == kernel.dtype && !spec.written);
             if !known || rows.flat || !rows.partials.is_empty() || !rows.args.iter().all(simple) {
                 return Err((0, "what follows attention is not row work"));
             }
