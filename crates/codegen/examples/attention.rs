@@ -1,7 +1,8 @@
 //! Times attention on the CPU: `cargo run --release -p deuteron-codegen --example attention [threads]`.
 //!
 //! 12 heads of 64, 1024 positions, as `[heads, positions, width]` and as a fused `[positions, 3, heads, width]`: causal
-//! forward and backward; and one query against a cache of 1024 keys. Variants take turns; medians in milliseconds.
+//! forward and backward; and one query against the caches of 12 layers in turn, 1024 keys each, so that keys and values come
+//! from as far away as in a model. Variants take turns; medians in milliseconds, of one layer.
 #![allow(missing_docs)]
 
 use std::sync::Barrier;
@@ -17,8 +18,9 @@ use deuteron_codegen::kernels::attention::cpu::{
 use deuteron_graph::Dtype;
 
 const ROUNDS: usize = 15;
-/// Runs of a short problem that are timed together.
-const DECODES: usize = 50;
+/// Layers of a short problem, and how often all of them run while it is timed.
+const LAYERS: usize = 12;
+const DECODES: usize = 5;
 
 fn main() {
     let threads = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(2);
@@ -33,9 +35,10 @@ fn main() {
     for _ in 0..ROUNDS {
         for (problem, times) in problems.iter_mut().zip(&mut times) {
             let start = Instant::now();
-            let runs = if problem.attention.queries == 1 { DECODES } else { 1 };
+            let layers = problem.layers;
+            let runs = if layers > 1 { DECODES } else { 1 };
             problem.forward(threads, runs);
-            times[0].push(start.elapsed().as_secs_f64() * 1e3 / runs as f64);
+            times[0].push(start.elapsed().as_secs_f64() * 1e3 / (runs * layers) as f64);
             if problem.attention.queries > 1 {
                 let start = Instant::now();
                 problem.backward(threads);
@@ -62,6 +65,7 @@ struct Problem {
     attention: Attention,
     amx: Option<Amx>,
     fused: bool,
+    layers: usize,
     tensors: Vec<Vec<u8>>,
     logsumexp: Vec<f32>,
     partials: Vec<f32>,
@@ -72,6 +76,7 @@ impl Problem {
     fn new(dtype: Dtype, queries: usize, amx: Option<Amx>) -> Problem {
         let attention = Attention {
             dtype,
+            kv: dtype,
             batch: 1,
             heads: 12,
             kv_heads: 12,
@@ -82,10 +87,12 @@ impl Problem {
             causal: true,
             dropout: None,
         };
+        let layers = if queries == 1 { LAYERS } else { 1 };
+        let positions = if queries == 1 { layers } else { 3 } * 1024;
         let mut state = 1u32;
         let tensors = (0..8).map(|_| {
             let mut bytes = Vec::new();
-            for _ in 0..3 * 12 * 1024 * 64 {
+            for _ in 0..12 * positions * 64 {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let x = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
                 match dtype {
@@ -100,6 +107,7 @@ impl Problem {
             attention,
             amx,
             fused: false,
+            layers,
             tensors: tensors.collect(),
             logsumexp: vec![0.0; 12 * queries],
             partials: vec![0.0; attention.partial_elements()],
@@ -114,34 +122,36 @@ impl Problem {
         Heads { address, batch: 0, head, position }
     }
 
-    fn inputs(&mut self) -> Inputs {
-        Inputs { q: self.heads(0), k: self.heads(1), v: self.heads(2), mask: None, used: Used::Of(1024) }
+    fn inputs(&mut self, layer: usize) -> Inputs {
+        let first = layer * 12 * 1024 * 64 * self.attention.dtype.bytes();
+        let [k, v] = [1, 2].map(|tensor| {
+            let heads = self.heads(tensor);
+            Heads { address: heads.address.wrapping_add(first), ..heads }
+        });
+        Inputs { q: self.heads(0), k, v, mask: None, used: Used::Of(1024) }
     }
 
     fn forward(&mut self, threads: usize, runs: usize) {
-        let (isa, attention, inputs) = (Isa::detect(), self.attention, self.inputs());
-        let output = self.heads(3);
-        let job = Forward {
-            attention: &attention,
-            inputs: &inputs,
-            logsumexp: Some(Shared(self.logsumexp.as_mut_ptr())),
-            partials: Shared(self.partials.as_mut_ptr()),
-            amx: self.amx,
-        };
-        let first = |task: usize, scratch: &mut Scratch| {
+        let (isa, attention) = (Isa::detect(), self.attention);
+        let inputs: Vec<Inputs> = (0..self.layers).map(|layer| self.inputs(layer)).collect();
+        let (output, amx) = (self.heads(3), self.amx);
+        let logsumexp = Some(Shared(self.logsumexp.as_mut_ptr()));
+        let partials = Shared(self.partials.as_mut_ptr());
+        let job = |layer: usize| Forward { attention: &attention, inputs: &inputs[layer], logsumexp, partials, amx };
+        let first = |layer: usize, task: usize, scratch: &mut Scratch| {
             // SAFETY: the tensors have these sizes, and each task writes its own part.
-            unsafe { forward(isa, &job, &mut Output::Store(output), task, scratch) }
+            unsafe { forward(isa, &job(layer), &mut Output::Store(output), task, scratch) }
         };
-        let second = |task: usize, scratch: &mut Scratch| {
+        let second = |layer: usize, task: usize, scratch: &mut Scratch| {
             // SAFETY: as above.
-            unsafe { combine(isa, &job, &mut Output::Store(output), task, scratch) }
+            unsafe { combine(isa, &job(layer), &mut Output::Store(output), task, scratch) }
         };
         let steps: [Step; 2] = [(attention.forward_tasks(), &first), (attention.combine_tasks(), &second)];
-        each(threads, runs, &attention, steps);
+        each(threads, runs * self.layers, &attention, steps);
     }
 
     fn backward(&mut self, threads: usize) {
-        let (isa, attention, inputs) = (Isa::detect(), self.attention, self.inputs());
+        let (isa, attention, inputs) = (Isa::detect(), self.attention, self.inputs(0));
         let job = Backward {
             attention: &attention,
             inputs: &inputs,
@@ -155,11 +165,11 @@ impl Problem {
             partials: Shared(self.gradients.as_mut_ptr()),
             amx: self.amx,
         };
-        let first = |task: usize, scratch: &mut Scratch| {
+        let first = |_: usize, task: usize, scratch: &mut Scratch| {
             // SAFETY: the tensors have these sizes, and each task writes its own part.
             unsafe { backward(isa, &job, task, scratch) }
         };
-        let second = |task: usize, scratch: &mut Scratch| {
+        let second = |_: usize, task: usize, scratch: &mut Scratch| {
             // SAFETY: as above.
             unsafe { finish(isa, &job, task, scratch) }
         };
@@ -168,22 +178,22 @@ impl Problem {
     }
 }
 
-/// A number of tasks, and how to run one.
-type Step<'a> = (usize, &'a (dyn Fn(usize, &mut Scratch) + Sync));
+/// A number of tasks, and how to run one of a layer.
+type Step<'a> = (usize, &'a (dyn Fn(usize, usize, &mut Scratch) + Sync));
 
 /// Runs the steps in order, `runs` times, on threads that take the next task; this thread is one of them.
 fn each(threads: usize, runs: usize, attention: &Attention, steps: [Step; 2]) {
     let (next, barrier) = ([AtomicUsize::new(0), AtomicUsize::new(0)], Barrier::new(threads));
     let work = || {
         let mut scratch = Scratch::new(attention);
-        for _ in 0..runs {
-            for (step, (tasks, run)) in steps.iter().enumerate() {
+        for run in 0..runs {
+            for (step, (tasks, work)) in steps.iter().enumerate() {
                 loop {
                     let task = next[step].fetch_add(1, Ordering::Relaxed);
                     if task >= *tasks {
                         break;
                     }
-                    run(task, &mut scratch);
+                    work(run % LAYERS, task, &mut scratch);
                 }
                 if barrier.wait().is_leader() {
                     next[1 - step].store(0, Ordering::Relaxed);

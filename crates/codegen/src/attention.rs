@@ -18,8 +18,10 @@ use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered};
 /// Attention: what is known of it before its sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionKernel {
-    /// storage type of queries, keys, values and result
+    /// storage type of queries and result
     pub dtype: Dtype,
+    /// storage type of keys and values
+    pub kv: Dtype,
     /// elements of a head
     pub width: usize,
     /// heads that share a head of keys and values
@@ -92,6 +94,7 @@ impl AttentionKernel {
         match (operand, self.mask) {
             (AttentionOperand::Seed | AttentionOperand::Positions, _) => Dtype::I32,
             (AttentionOperand::Mask, AttentionMask::Additive(dtype)) => dtype,
+            (AttentionOperand::K | AttentionOperand::V, _) => self.kv,
             (_, _) => self.dtype,
         }
     }
@@ -102,6 +105,7 @@ impl AttentionKernel {
         let dropout = |DropoutRule { probability, offset }| Dropout { probability, seed, offset };
         Attention {
             dtype: self.dtype,
+            kv: self.kv,
             batch,
             heads,
             kv_heads: heads / self.group.max(1),
@@ -125,7 +129,10 @@ impl AttentionKernel {
         let group = if self.group > 1 { format!(", {} heads a key head", self.group) } else { String::new() };
         let dropout = self.dropout.map_or(String::new(), |rule| format!(", dropout {}", rule.probability));
         let (dtype, width) = (self.dtype, self.width);
-        format!("{mask}attention by online softmax, heads of {width}{group}{dropout}, {dtype} in and out, f32 sums")
+        let keys = if self.kv == dtype { String::new() } else { format!(", {} keys and values", self.kv) };
+        format!(
+            "{mask}attention by online softmax, heads of {width}{group}{dropout}, {dtype} in and out{keys}, f32 sums"
+        )
     }
 }
 
@@ -242,7 +249,7 @@ enum Sharing {
 fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(AttentionKernel, AttentionShape)> {
     let (graph, placement) = (draft.graph, draft.placement);
     let &Rule { operands: [q, k, v], mask, positions, seed, kind, scale, p, offset } = rule;
-    let dtype = graph.node(q).dtype;
+    let [dtype, kv] = [q, k].map(|value| graph.node(value).dtype);
     let (shape, key_shape) = (&graph.node(q).shape, &graph.node(k).shape);
     let leading = shape.rank().checked_sub(2)?;
     let (queries, keys, width) = (shape[leading], key_shape[leading], shape.cols());
@@ -251,7 +258,7 @@ fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(
     }
     // A tensor of heads, as the kernel reads it: elements of a head follow each other.
     let in_rows = |layout: &Layout| layout.shape.cols() == 1 || layout.strides.last() == Some(&1);
-    let heads = |value: NodeId| {
+    let heads = |value: NodeId, dtype: Dtype| {
         let placed = placement.get(value)?;
         (graph.node(placed.base).dtype == dtype && in_rows(&placed.layout)).then_some(&placed.layout)
     };
@@ -276,7 +283,8 @@ fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(
         (graph.node(base).dtype == Dtype::I32).then_some(())?;
     }
 
-    let layouts = [heads(q)?, heads(k)?, heads(v)?, &added, Some(&result).filter(|layout| in_rows(layout))?];
+    let result = Some(&result).filter(|layout| in_rows(layout))?;
+    let layouts = [heads(q, dtype)?, heads(k, kv)?, heads(v, kv)?, &added, result];
     let told_apart = positions.is_some();
     let split =
         if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts, sharing, told_apart)? };
@@ -287,6 +295,7 @@ fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(
     };
     let kernel = AttentionKernel {
         dtype,
+        kv,
         width,
         group: split.group,
         scale: scale as f32,

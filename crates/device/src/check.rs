@@ -239,7 +239,9 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
         (Form::Attention(kernel), Geometry::Attention(shape))
         | (Form::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => {
             let shared = matches!(form, Form::AttentionBackward(_)) && kernel.group != 1;
+            let mixed = matches!(form, Form::AttentionBackward(_)) && kernel.kv != kernel.dtype;
             match kernel.sized(shape, 0).refusal() {
+                None if mixed => Err((0, "a gradient's keys and values are stored as its queries")),
                 None if shared => Err((0, "gradients of keys are those of one head each")),
                 None => Ok(()),
                 Some(problem) => Err((0, problem)),
@@ -250,7 +252,7 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
                 return Err((0, problem));
             }
             let simple = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
-            let known = rows.args.get(*sums).is_some_and(|spec| spec.dtype == Dtype::F32 && !spec.written);
+            let known = rows.args.get(*sums).is_some_and(|spec| spec.dtype == kernel.dtype && !spec.written);
             if !known || rows.flat || !rows.partials.is_empty() || !rows.args.iter().all(simple) {
                 return Err((0, "what follows attention is not row work"));
             }

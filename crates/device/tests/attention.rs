@@ -29,7 +29,7 @@ const SEED: u32 = 1_234_567;
 
 fn named_kernel(dtype: Dtype, width: usize, mask: AttentionMask, dropout: bool) -> AttentionKernel {
     let scale = 1.0 / (width as f32).sqrt();
-    AttentionKernel { dtype, width, group: 1, scale, mask, dropout: dropout.then_some(DROPOUT) }
+    AttentionKernel { dtype, kv: dtype, width, group: 1, scale, mask, dropout: dropout.then_some(DROPOUT) }
 }
 
 // The compiler.
@@ -89,7 +89,9 @@ fn every_kernel_compiles_without_spills() {
             let Family::Attention(attention) = render(kernel, &launch, &target).family else { panic!("attention") };
             assert!(matches!(attention.way, Way::Tensor(_)), "{:?}", attention.way);
             compile(&compiler, attention, [Arch::Sm80, Arch::Sm90a][turn % 2]);
-            let kernel = AttentionKernel { dtype: [Dtype::F32, dtype][turn % 2], ..kernel };
+            // Of single queries keys and values of both types.
+            let single = [AttentionKernel { dtype: Dtype::F32, kv: Dtype::F32, ..kernel }, kernel][turn % 2];
+            let kernel = AttentionKernel { kv: if index % 2 == 0 { single.kv } else { dtype }, ..single };
             if turn == index {
                 compile(&compiler, CudaAttention { kernel, way: Way::Plain }, Arch::Sm75);
             } else if (turn + index) % 3 == 0 {
@@ -98,7 +100,11 @@ fn every_kernel_compiles_without_spills() {
             }
         }
     }
-    // GPT-2.
+    // GPT-2, and one more token of it over a cache of a narrower type.
+    let cached = AttentionKernel { kv: Dtype::Bf16, ..named_kernel(Dtype::F32, 64, AttentionMask::Cached, false) };
+    for (way, arch) in [(Way::Plain, Arch::Sm80), (Way::Decode { rows: 1, vector: true }, Arch::Sm90a)] {
+        compile(&compiler, CudaAttention { kernel: cached, way }, arch);
+    }
     let kernel = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, false);
     for atoms in [1, 2] {
         let way = Way::Tensor(Tiles { warps: 4, atoms, keys: 64, blocks: 2 });
@@ -355,7 +361,11 @@ impl Case {
 fn ways(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<Way>> {
     let mut ways = vec![None, Some(Way::Plain)];
     let Backend::Cuda(target) = device.backend() else { return ways };
-    if kernel.dtype != Dtype::F32 && kernel.width.is_multiple_of(16) && target.arch.is_ampere() {
+    if kernel.dtype != Dtype::F32
+        && kernel.kv == kernel.dtype
+        && kernel.width.is_multiple_of(16)
+        && target.arch.is_ampere()
+    {
         let tiles = [(1, 32), (1, 64), (2, 64)].into_iter().filter(|&(_, keys)| kernel.width <= 128 || keys == 32);
         ways.extend(tiles.map(|(atoms, keys)| Some(Way::Tensor(Tiles { warps: 4, atoms, keys, blocks: 1 }))));
     }
@@ -417,6 +427,23 @@ fn every_f16_width_matches() {
 fn every_bf16_width_matches() {
     let Some(device) = gpu(true) else { return };
     check_widths(&device, Dtype::Bf16);
+}
+
+#[test]
+fn every_kernel_over_keys_of_another_type_matches() {
+    let Some(device) = gpu(true) else { return };
+    for kv in [Dtype::Bf16, Dtype::F16] {
+        for (width, sizes) in [(64, [2, 3, 129, 129]), (40, [1, 2, 1, 1000]), (17, [1, 2, 33, 9]), (64, [2, 3, 5, 700])]
+        {
+            let cached = named_kernel(Dtype::F32, width, AttentionMask::Cached, false);
+            for kernel in
+                [AttentionKernel { kv, ..cached }, AttentionKernel { kv, mask: AttentionMask::Full, ..cached }]
+            {
+                let ways = if width == 64 { ways(&device, &kernel) } else { vec![None] };
+                ways.into_iter().for_each(|way| Case::new(kernel, sizes, 1.0).check(&device, way));
+            }
+        }
+    }
 }
 
 fn check_kernels(device: &Cuda, dtype: Dtype) {

@@ -120,7 +120,7 @@ fn phase(
     for tensor in data(config, &piece, &vec![context; piece.batch], &sequences)?.into_iter().chain(weights) {
         inputs.push(tensor.to_device(engine)?);
     }
-    let mut cache = Cache::new(engine, config, options.weights.activations(), piece.batch, piece.capacity)?;
+    let mut cache = Cache::new(engine, config, options.weights.cache(), piece.batch, piece.capacity)?;
     let states = &graph.inputs()[DATA..DATA + config.layers];
     let mut runs = Vec::new();
     for strategy in [Strategy::Unfused, Strategy::Fused] {

@@ -169,7 +169,7 @@ impl Gpt2 {
     pub(crate) fn start(&mut self, sequences: &[&[u32]]) -> Result<(Vec<Vec<f32>>, Cache), Error> {
         let longest = sequences.iter().map(|sequence| sequence.len()).max().unwrap_or(1);
         let (batch, capacity) = (sequences.len(), bucket(longest + 1, self.config.context));
-        let mut cache = Cache::new(&self.engine, &self.config, self.kind.activations(), batch, capacity)?;
+        let mut cache = Cache::new(&self.engine, &self.config, self.kind.cache(), batch, capacity)?;
         let piece = Piece { batch, sequence: bucket(longest, self.config.context), capacity, start: Start::Zero };
         let (logits, time) = self.run(piece, &mut cache, sequences)?;
         self.times.prompt_tokens += sequences.iter().map(|sequence| sequence.len()).sum::<usize>();
@@ -272,6 +272,48 @@ mod tests {
         let buckets = [1, 16, 17, 64, 65, 96].map(|length| bucket(length, 96));
         assert_eq!(buckets, [16, 16, 32, 64, 96, 96]);
         assert_eq!(bucket(3, 5), 5);
+    }
+
+    /// Token by token, so that all keys and values but those of the first token are read from the cache: as near to floats as
+    /// what `tests/int8.rs` allows a prompt, which attends to its keys and values before they are rounded.
+    #[test]
+    fn steps_of_bytes_over_a_cache_of_16_bits_are_near_those_of_floats() {
+        for name in ["gelu", "shards", "bf16", "f16"] {
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+            let checkpoint = Checkpoint::open(&folder).unwrap();
+            let mut models =
+                [Weights::F32, Weights::Int8].map(|kind| Gpt2::new(&Engine::cpu(), &checkpoint, kind).unwrap());
+            let mut caches = Vec::new();
+            let mut logits = models.each_mut().map(|model| {
+                let (logits, cache) = model.start(&[&[7]]).unwrap();
+                caches.push(cache);
+                logits
+            });
+            let (mut worst, mut entropy, tokens) = (0.0f64, [0.0; 2], 40);
+            for _ in 0..tokens {
+                let [floats, bytes] = logits.each_ref().map(|logits| logits[0].as_slice());
+                let (most, least) = floats.iter().fold((f32::MIN, f32::MAX), |(a, b), &x| (a.max(x), b.min(x)));
+                let error = floats.iter().zip(bytes).fold(0.0, |worst: f32, (a, b)| worst.max((a - b).abs()));
+                worst = worst.max(f64::from(error / (most - least)));
+                let token = floats.iter().position(|&x| x == most).unwrap();
+                for (entropy, logits) in entropy.iter_mut().zip([floats, bytes]) {
+                    let sum: f64 = logits.iter().map(|&x| f64::from(x - most).exp()).sum();
+                    *entropy += sum.ln() - f64::from(logits[token] - most);
+                }
+                for ((model, cache), logits) in models.iter_mut().zip(&mut caches).zip(&mut logits) {
+                    *logits = model.next(cache, &[token as u32]).unwrap();
+                }
+            }
+            let perplexity = entropy.map(|sum| (sum / f64::from(tokens)).exp());
+            let change = (perplexity[1] / perplexity[0] - 1.0).abs();
+            println!(
+                "{name}: logits off by {:.2} % of their spread, perplexity by {:.2} %",
+                100.0 * worst,
+                100.0 * change
+            );
+            assert!(worst > 0.0 && worst < 0.1, "{name}: {worst}");
+            assert!(change < 0.02, "{name}: {perplexity:?}");
+        }
     }
 
     #[test]

@@ -61,7 +61,8 @@ pub enum Start {
 ///
 /// Inputs are `tokens: i32[batch, sequence]`, `places: i32[batch, sequence]` (where each token stands), `positions: i32[batch]`
 /// (where the first does), `last: i32[batch]` (of which token the logits are wanted, counted over the whole batch:
-/// `index * sequence + token`), for each layer its cache `[2, batch, heads, capacity, head]`, keys and then values, then the
+/// `index * sequence + token`), for each layer its cache `[2, batch, heads, capacity, head]`, keys and then values as [`Weights::cache`] has
+/// them, then the
 /// weights in the order of [`Config::weights`], of bytes each with its scales behind it. Tokens after the last change nothing but the cache behind it.
 /// Outputs are the logits `[batch, vocabulary]`, then the caches.
 pub fn next_logits(config: &Config, piece: &Piece, weights: Weights) -> Result<Graph, GraphError> {
@@ -75,7 +76,7 @@ pub fn next_logits(config: &Config, piece: &Piece, weights: Weights) -> Result<G
     let positions = builder.graph.input("positions", Dtype::I32, [batch])?;
     let last = builder.graph.input("last", Dtype::I32, [batch])?;
     let shape = [2, batch, config.heads, capacity, config.head()];
-    let cache = |layer: usize| builder.graph.input(&format!("h.{layer}.cache"), weights.activations(), shape);
+    let cache = |layer: usize| builder.graph.input(&format!("h.{layer}.cache"), weights.cache(), shape);
     let caches = (0..config.layers).map(cache).collect::<Result<Vec<NodeId>, GraphError>>()?;
     builder.past = Some(Past { places, positions, caches, start });
     let logits = builder.logits(tokens, Some(last))?;
@@ -249,6 +250,9 @@ impl<'a> Builder<'a> {
         let (hidden, heads, head) = (self.config.hidden, self.config.heads, self.config.head());
         let (batch, sequence) = (self.options.batch, self.options.sequence);
         let (positions, cache, start) = (*positions, caches[self.appended.len()], *start);
+        // Of all columns, queries too: so it is work on the rows of the product that makes them.
+        let narrow = self.options.weights.cache();
+        let qkv = if self.graph.node(qkv).dtype == narrow { qkv } else { self.graph.cast(qkv, narrow)? };
         let rows = self.graph.slice(qkv, 2, hidden, 2 * hidden)?;
         let rows = self.graph.reshape(rows, [batch, sequence, 2, heads, head])?;
         let rows = self.graph.transpose(rows, &[2, 0, 3, 1, 4])?;

@@ -209,7 +209,14 @@ impl Graph {
                     "q [.., m, d] and k [.., n, d]",
                 )?;
                 ensure(k[k.rank() - 2] > 0 && q.cols() > 0, "at least one key and one feature")?;
-                ensure(dtype(1) == dtype(0), "operands of one dtype")?;
+                match composite {
+                    Composite::Attention { .. } => {
+                        let narrow = dtype(0) == Dtype::F32 && dtype(1).is_float();
+                        let fits = dtype(2) == dtype(1) && (dtype(1) == dtype(0) || narrow);
+                        ensure(fits, "operands of one dtype, or f32 queries over 16-bit keys and values")?;
+                    }
+                    _ => ensure(dtype(1) == dtype(0), "operands of one dtype")?,
+                }
                 let positions = match composite {
                     Composite::AttentionScores { mask: Mask::Cached, .. } => 2,
                     Composite::Attention { mask: Mask::Cached, .. } => 3,
@@ -478,6 +485,7 @@ impl Expansion<'_> {
 
     /// Parts: 0 scores, 1 scale and mask, 2 softmax.
     fn scores(&mut self, q: NodeId, k: NodeId, mask: Option<NodeId>, kind: Mask, scale: f64) -> Value {
+        let k = self.cast(k, self.graph.node(q).dtype)?;
         let product = self.graph.push(Op::Matmul { transpose_a: false, transpose_b: true }, &[q, k])?;
         self.graph.set_part(1);
         let wide = self.cast(product, Dtype::F32)?;
@@ -517,8 +525,9 @@ impl Expansion<'_> {
         let dtype = self.graph.node(inputs[0]).dtype;
         let probabilities = self.cast(probabilities, dtype)?;
         self.graph.set_part(4);
+        let values = self.cast(inputs[2], dtype)?;
         let product = Op::Matmul { transpose_a: false, transpose_b: false };
-        Ok(vec![self.graph.push(product, &[probabilities, inputs[2]])?])
+        Ok(vec![self.graph.push(product, &[probabilities, values])?])
     }
 
     fn quantize(&mut self, x: NodeId, largest: f64, to: Dtype) -> Result<Vec<NodeId>, GraphError> {

@@ -115,6 +115,26 @@ fn products_of_bytes_are_floats_and_have_no_gradient() {
 }
 
 /// A bounded run of what cargo-fuzz does without bounds.
+/// Keys and values may be narrower than the queries, both alike; a gradient of theirs is as narrow.
+#[test]
+fn attention_takes_narrow_keys_and_values() {
+    let text = |q: &str, k: &str, v: &str| {
+        format!("q = input {q}[2,3,4,8] ; k = input {k}[2,3,5,8] ; v = input {v}[2,3,5,8]\na = attention q k v ; out a")
+    };
+    for narrow in ["bf16", "f16"] {
+        let graph: Graph = text("f32", narrow, narrow).parse().unwrap();
+        round_trip(&graph);
+        assert_eq!(graph.node(graph.outputs()[0].node).dtype, Dtype::F32);
+        let joint = differentiate(&graph, graph.inputs()).unwrap();
+        let dtypes = joint.gradients.iter().map(|&(_, gradient)| joint.graph.node(gradient).dtype.to_string());
+        assert_eq!(dtypes.collect::<Vec<_>>(), ["f32", narrow, narrow]);
+    }
+    for (q, k, v) in [("f32", "bf16", "f16"), ("f32", "bf16", "f32"), ("bf16", "f32", "f32"), ("f16", "bf16", "bf16")] {
+        let error = text(q, k, v).parse::<Graph>().unwrap_err().to_string();
+        assert!(error.contains("f32 queries over 16-bit keys and values"), "{error}");
+    }
+}
+
 #[test]
 fn no_text_panics() {
     let corpus: Vec<&str> = GRAPHS.into_iter().chain(MALFORMED.map(|(text, _)| text)).collect();

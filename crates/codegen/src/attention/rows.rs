@@ -1,8 +1,7 @@
 //! Attention with row work on its result: residual, norm, anything that a row kernel does.
 //!
-//! The work is a row body like any other, but for one argument: attention's result, whose rows lie in memory of the kernel as
-//! `f32` and are worked on as soon as their last head is done. The body reads them rounded to the dtype of attention, as it would if they were stored: a fused
-//! plan gives the bits of an unfused one.
+//! The work is a row body like any other, but for one argument: attention's result, whose rows lie in memory of the kernel, in the
+//! dtype of attention, and are worked on as soon as their last head is done. A fused plan gives the bits of an unfused one.
 
 use deuteron_graph::{Callee, Composite, NodeId, Op};
 use deuteron_plan::{Draft, Space, node_space};
@@ -124,7 +123,7 @@ impl AttentionKernel {
 pub(crate) fn lower(draft: &Draft, found: FoundRows) -> Lowered {
     let FoundRows { attention, rows } = found;
     let chain = Draft { nodes: &rows, ..*draft };
-    let Lowered { kernel: Kernel::Row(body), launch } = lower_rows(&chain, &[attention.result]) else {
+    let Lowered { kernel: Kernel::Row(body), launch } = lower_rows(&chain, &[]) else {
         unreachable!("what follows attention is a row kernel")
     };
     let Geometry::Row { axes, .. } = launch.geometry else { unreachable!("a row kernel has rows") };

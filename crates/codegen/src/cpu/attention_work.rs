@@ -41,7 +41,7 @@ pub(super) fn attention_work(kernel: &AttentionKernel, shape: &AttentionShape) -
     };
     let scores = computed / LANES as f64;
     work.add(Class::Exp, scores);
-    if kernel.dtype != Dtype::F32 {
+    if kernel.kv != Dtype::F32 {
         // Keys and values are widened for each tile of queries.
         work.add(Class::Convert, scores * 2.0 * width / attention.tile_queries() as f64);
     }

@@ -58,7 +58,7 @@ impl Catalog for CpuCatalog {
                 let joined = kernel.tail.cols / kernel.attention.width;
                 let rows = shape.batch * shape.heads / joined * shape.queries;
                 let mut args = launch.args[kernel.operands()..].to_vec();
-                args.insert(kernel.result, handed(&launch));
+                args.insert(kernel.result, ArgBinding { dtype: kernel.attention.dtype, ..handed(&launch) });
                 let tail = Launch { args, geometry: launch.geometry.clone() };
                 with_tail(attention_work(&kernel.attention, shape), &kernel.tail, &tail, rows)
             }

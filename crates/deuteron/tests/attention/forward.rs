@@ -55,6 +55,21 @@ fn causal_and_full() {
     }
 }
 
+/// As over a cache: nobody writes wide keys and values.
+#[test]
+fn narrow_keys_and_values_are_read_in_place() {
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for [batch, heads, queries, keys, width] in SIZES {
+            let text = format!(
+                "q = input f32[{batch},{heads},{queries},{width}]
+k = input float[{batch},{heads},{keys},{width}] ; v = input float[{batch},{heads},{keys},{width}]
+p = input i32[{batch}] ; a = attention q k v mask=causal ; b = attention q k v p mask=cached ; out a b"
+            );
+            check(&text, dtype, 2);
+        }
+    }
+}
+
 #[test]
 fn added_masks_repeat_over_heads_and_queries() {
     for dtype in Dtype::FLOATS {

@@ -149,7 +149,7 @@ pub(super) mod tests {
     pub(in crate::cpu) fn tiny() -> (AttentionKernel, AttentionShape) {
         let strides = HeadStrides { batch: 4, head: 4, position: 2 };
         let (dtype, mask) = (Dtype::F32, AttentionMask::Full);
-        let kernel = AttentionKernel { dtype, width: 2, group: 1, scale: 1.0, mask, dropout: None };
+        let kernel = AttentionKernel { dtype, kv: dtype, width: 2, group: 1, scale: 1.0, mask, dropout: None };
         let (q, k, v, o) = (strides, strides, strides, strides);
         let mask = HeadStrides::default();
         (kernel, AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, o })
@@ -202,7 +202,7 @@ pub(super) mod tests {
         assert!(refused(|_, shape| shape.queries = 2, 8));
         assert!(refused(|kernel, _| kernel.group = 2, 8), "heads are a multiple of key heads");
         assert!(refused(|kernel, _| kernel.width = 300, 4096));
-        assert!(refused(|kernel, _| kernel.dtype = Dtype::I8, 8));
+        assert!(refused(|kernel, _| kernel.dtype = Dtype::I8, 8) && refused(|kernel, _| kernel.kv = Dtype::I8, 8));
         assert!(refused(|kernel, _| kernel.mask = AttentionMask::Additive(Dtype::F32), 8), "an argument is missing");
     }
 }

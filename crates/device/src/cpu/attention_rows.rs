@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Isa};
-use deuteron_codegen::kernels::attention::cpu::{Finished, Forward, Output, Scratch, Shared, combine, forward};
-use deuteron_codegen::{AttentionRows, AttentionShape, Geometry, Source};
+use deuteron_codegen::kernels::attention::cpu::{Ended, Forward, Heads, Output, Scratch, Shared, combine, forward};
+use deuteron_codegen::{AttentionRows, AttentionShape, Geometry, HeadStrides, Source};
 
 use crate::check::{Form, tail_argument};
 use crate::cpu::attention::bind;
@@ -33,8 +33,8 @@ pub(crate) struct AttentionRowsTask {
     workers: Vec<PerWorker<Worker>>,
     /// What ranges of keys leave for the second step.
     partials: Vec<f32>,
-    /// The result of attention, row after row.
-    merged: Vec<f32>,
+    /// The result of attention, row after row, in its dtype.
+    merged: Vec<u32>,
     /// Tasks done of each row; of a tile, those of its first row count.
     done: Vec<AtomicUsize>,
 }
@@ -51,7 +51,7 @@ struct Worker {
 struct Run<'a> {
     kernel: &'a AttentionRows<Program>,
     job: Forward<'a>,
-    merged: Shared,
+    merged: Heads,
 }
 
 impl AttentionRowsTask {
@@ -81,7 +81,7 @@ impl AttentionRowsTask {
             axes: axes.iter().map(|&(divide, modulo)| Axis { divide, modulo }).collect(),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
             partials: vec![0.0; attention.partial_elements()],
-            merged: vec![0.0; rows * cols],
+            merged: vec![0; (rows * cols * attention.dtype.bytes()).div_ceil(4)],
             done: (0..rows).map(|_| AtomicUsize::new(0)).collect(),
             source: step.kernel.clone(),
         })
@@ -112,15 +112,17 @@ impl AttentionRowsTask {
             partials: Shared(self.partials.as_mut_ptr()),
             amx: self.amx,
         };
-        let run = Run { kernel, job, merged: Shared(self.merged.as_mut_ptr()) };
+        let HeadStrides { batch, head, position } = self.shape.o;
+        let merged = Heads { address: self.merged.as_mut_ptr().cast(), batch, head, position };
+        let run = Run { kernel, job, merged };
         let this = &*self;
         let failed = |_| DeviceError::WorkerPanicked { step };
         if attention.splits() > 1 {
             let first = |worker: usize, task: usize| {
                 // SAFETY: a worker runs one task at a time, so this is its own.
                 let scratch = unsafe { &mut (*this.workers[worker].0.get()).attention };
-                // SAFETY: the caller's promise. Ranges of keys are left in the partials, nothing is handed over.
-                unsafe { forward(this.isa, &run.job, &mut Output::Hand(&mut |_| {}), task, scratch) };
+                // SAFETY: the caller's promise. Ranges of keys are left in the partials, nothing is stored.
+                unsafe { forward(this.isa, &run.job, &mut Output::Store(run.merged), task, scratch) };
             };
             pool.run(attention.forward_tasks(), &first).map_err(failed)?;
         }
@@ -138,27 +140,17 @@ impl AttentionRowsTask {
     unsafe fn end(&self, run: &Run, task: usize, worker: &mut Worker) {
         let Run { kernel, ref job, merged } = *run;
         let attention = job.attention;
-        let (width, cols, o) = (attention.width, kernel.tail.cols, self.shape.o);
-        let mut ended = None;
-        let mut hand = |part: Finished<'_>| {
-            let first = part.batch * o.batch + part.head * o.head + part.query * o.position;
-            for (row, values) in part.values.chunks_exact(part.stride).enumerate() {
-                // SAFETY: the check of the launch found all heads inside the rows; these elements are this task's alone.
-                let to = unsafe { std::slice::from_raw_parts_mut(merged.0.add(first + row * cols), width) };
-                to.copy_from_slice(&values[..width]);
-            }
-            let row = (first - part.head % self.joined * o.head) / cols;
-            ended = Some(row..row + part.values.len() / part.stride);
-        };
-        let output = &mut Output::Hand(&mut hand);
-        // SAFETY: the caller's promise.
+        let output = &mut Output::Store(merged);
+        // SAFETY: the caller's promise; the check of the launch found all heads inside the rows, and these are this task's alone.
         unsafe {
             match attention.splits() {
                 1 => forward(self.isa, job, output, task, &mut worker.attention),
                 _ => combine(self.isa, job, output, task, &mut worker.attention),
             }
         }
-        let Some(rows) = ended else { return };
+        let Ended { batch, head, query, rows } = attention.ended(task);
+        let first = batch * merged.batch + head / self.joined * self.joined * merged.head + query * merged.position;
+        let rows = first / kernel.tail.cols..first / kernel.tail.cols + rows;
         // What others wrote before they counted is seen by the one who counts last.
         if self.done[rows.start].fetch_add(1, Ordering::AcqRel) + 1 < attention.tasks_of_row(self.joined) {
             return;
@@ -200,6 +192,7 @@ mod tests {
     fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), cols: usize, result: usize) -> Job {
         let mut attention = AttentionKernel {
             dtype: Dtype::F32,
+            kv: Dtype::F32,
             width: 2,
             group: 1,
             scale: 1.0,

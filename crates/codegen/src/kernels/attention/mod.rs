@@ -10,6 +10,7 @@
 //! - An additive mask is read at `[batch, head, query, key]`, keys contiguous; a stride of 0 repeats.
 //! - Dropout: Philox under key `(seed, offset)`, element index `((batch * heads + head) * queries + query) * keys + key`.
 //!   The sum of the softmax is over all probabilities, kept or not.
+//! - Keys and values may be stored in another type than the rest, as in a cache; backward takes one type.
 //! - Numbers: products and sums in `f32`, in an order that sizes and instruction set alone decide. With AMX a bf16 kernel, and
 //!   on a GPU's matrix units (there ties to even) a bf16 or f16 one, rounds the probabilities (before the division by their sum, after dropout) to its storage, ties away from 0, for their
 //!   product with `v`; nothing else is rounded before the result. Backward never rounds them.
@@ -36,8 +37,10 @@ pub const MAX_WIDTH: usize = 256;
 /// What is computed: with the length in use, all that decides the bits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
-    /// Storage of `q`, `k`, `v`, `o` and gradients: `F32`, `F16` or `Bf16`.
+    /// Storage of `q`, `o` and gradients: `F32`, `F16` or `Bf16`.
     pub dtype: Dtype,
+    /// Storage of `k` and `v`: of these, too.
+    pub kv: Dtype,
     /// Sequences.
     pub batch: usize,
     /// Query heads: a multiple of `kv_heads`.
@@ -77,9 +80,10 @@ impl Attention {
 
     /// Why no kernel takes it, if none does.
     pub fn refusal(&self) -> Option<&'static str> {
+        let stored = |dtype: Dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
         let dropped = self.dropout.is_none_or(|dropout| (0.0..=1.0).contains(&dropout.probability));
         match () {
-            () if !matches!(self.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) => Some("expected f32, f16 or bf16"),
+            () if !stored(self.dtype) || !stored(self.kv) => Some("expected f32, f16 or bf16"),
             () if self.width == 0 || self.width > MAX_WIDTH => Some("expected a head of 1 to 256 elements"),
             () if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) => {
                 Some("expected heads to be a multiple of key heads")

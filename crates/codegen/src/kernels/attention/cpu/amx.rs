@@ -26,7 +26,8 @@ pub(super) struct Engine {
 impl Engine {
     /// For this many lanes. Without tiles if the caller or the storage type has none.
     pub fn new<S: Simd>(attention: &Attention, amx: Option<Amx>, lanes: usize) -> Engine {
-        let amx = if attention.dtype == Dtype::Bf16 && S::WIDTH == 16 { amx } else { None };
+        let narrow = attention.dtype == Dtype::Bf16 && attention.kv == Dtype::Bf16;
+        let amx = if narrow && S::WIDTH == 16 { amx } else { None };
         let inner = attention.width.next_multiple_of(BLOCK);
         Engine { tiles: amx.map(|amx| amx.configure(&[Form::FULL; 8])), lanes, inner }
     }

@@ -59,6 +59,7 @@ pub struct Backward<'a> {
 pub unsafe fn backward(isa: Isa, backward: &Backward, task: usize, scratch: &mut Scratch) {
     let Backward { attention, inputs, .. } = *backward;
     assert_eq!(attention.refusal(), None, "sizes of attention");
+    assert_eq!(attention.kv, attention.dtype, "storage of a gradient");
     inputs.used.check(attention);
     let places = scratch.places(attention);
     isa.dispatch(Ranges { backward, task, places });

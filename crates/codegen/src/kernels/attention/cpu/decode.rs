@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 
 use deuteron_graph::Dtype;
 
-use super::forward::{Forward, end_rows, stored};
-use super::rows::{Stored, turn_sixteen};
+use super::forward::{Forward, end_rows, stored, stored_keys};
+use super::rows::{Stored, sum_sixteen};
 use super::scratch::Places;
 use super::sizes::Task as Work;
 use super::weights::{self, Part};
@@ -36,8 +36,8 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
         let end = attention.visible(queries - 1, used).min(work.end);
         for key in (work.first..end).step_by(TILE) {
             let keys = TILE.min(end - key);
-            let k = stored(attention, &inputs.k, (batch, kv_head, key), keys);
-            let v = stored(attention, &inputs.v, (batch, kv_head, key), keys);
+            let k = stored_keys(attention, &inputs.k, (batch, kv_head, key), keys);
+            let v = stored_keys(attention, &inputs.v, (batch, kv_head, key), keys);
             for row in 0..group * queries {
                 let (head, query) = (kv_head * group + row / queries, row % queries);
                 let seen = attention.visible(query, used).saturating_sub(key).min(keys);
@@ -56,6 +56,7 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
                     keys: k,
                     values: v,
                     count: seen,
+                    ahead: TILE.min(end - key - keys),
                     scale: attention.scale,
                     mask: inputs.mask.map(|_| places.weights.cast_const()),
                     kept: attention.dropout.map(|_| places.turned.cast_const()),
@@ -64,7 +65,7 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
                     sum: places.each_sum.add(row),
                     sums: places.each_row.add(row * padded),
                 };
-                match attention.dtype {
+                match attention.kv {
                     Dtype::F16 => simd.enter(In { query, format: PhantomData::<HalfFloat> }),
                     Dtype::Bf16 => simd.enter(In { query, format: PhantomData::<BrainFloat> }),
                     _ => simd.enter(In { query, format: PhantomData::<Word> }),
@@ -123,6 +124,8 @@ struct Query {
     keys: Stored,
     values: Stored,
     count: usize,
+    /// Keys of the next tile.
+    ahead: usize,
     scale: f32,
     mask: Option<*const f32>,
     kept: Option<*const f32>,
@@ -168,42 +171,63 @@ impl Query {
     /// Scores of 16 keys from `key` on, scaled and masked; `-inf` beyond the last.
     #[inline(always)]
     unsafe fn dots<S: Simd, F: Format>(&self, simd: S, key: usize) {
-        let width = self.keys.width;
-        let mut sums = [simd.splat(0.0); 16];
-        let mut lanes = [0.0f32; 256];
-        // SAFETY: rows beyond the last are read as the last one; columns beyond `width` are not read. `lanes` holds 16
-        // vectors, and scores a tile.
+        let mut totals = [0.0f32; 16];
+        // SAFETY: `totals` holds 16 numbers, and scores a tile.
         unsafe {
-            for (row, sum) in sums.iter_mut().enumerate() {
-                let from = self.keys.address.add((key + row).min(self.count - 1) * self.keys.stride * F::BYTES);
-                // The keys after these and the values of these are wanted next.
-                let next = self.keys.address.wrapping_add((key + row + 16) * self.keys.stride * F::BYTES);
-                let values = self.values.address.wrapping_add((key + row) * self.values.stride * F::BYTES);
-                for line in (0..width * F::BYTES).step_by(64) {
-                    simd.prefetch(next.wrapping_add(line));
-                    simd.prefetch(values.wrapping_add(line));
-                }
-                let mut at = 0;
-                while at < width {
-                    let k = load::<S, F>(simd, from.add(at * F::BYTES), width - at);
-                    *sum = simd.mul_add(k, simd.load(self.query.add(at)), *sum);
-                    at += S::WIDTH;
-                }
-            }
-            // Now the lanes of a key are one below the other.
-            turn_sixteen(simd, sums, lanes.as_mut_ptr());
+            sum_sixteen(simd, |rows| self.products::<S, F>(simd, rows.map(|row| key + row)), totals.as_mut_ptr());
             for lane in (0..16).step_by(S::WIDTH) {
-                let mut total = simd.load(lanes.as_ptr().add(lane));
-                for i in 1..S::WIDTH {
-                    total = simd.add(total, simd.load(lanes.as_ptr().add(16 * i + lane)));
-                }
-                let mut score = simd.mul(simd.splat(self.scale), total);
+                let mut score = simd.mul(simd.splat(self.scale), simd.load(totals.as_ptr().add(lane)));
                 if let Some(mask) = self.mask {
                     score = simd.add(score, simd.load(mask.add(key + lane)));
                 }
                 let seen = self.count.saturating_sub(key + lane).min(S::WIDTH);
                 let score = simd.select(simd.first(seen), score, simd.splat(f32::NEG_INFINITY));
                 simd.store(self.scores.add(key + lane), score);
+            }
+        }
+    }
+
+    /// Products with four keys, one below the other. Their values are wanted next.
+    #[inline(always)]
+    unsafe fn products<S: Simd, F: Format>(&self, simd: S, keys: [usize; 4]) -> [S::Float; 4] {
+        let width = self.keys.width;
+        let mut sums = [simd.splat(0.0); 4];
+        for key in keys {
+            self.values.fetch::<S, F>(simd, key);
+        }
+        // SAFETY: rows beyond the last are read as the last one, columns beyond `width` not at all.
+        unsafe {
+            let rows = keys.map(|key| self.keys.row::<F>(key.min(self.count - 1)));
+            let mut at = 0;
+            while at + 4 * S::WIDTH <= width {
+                self.add_products::<S, F, 4>(simd, rows, at, &mut sums);
+                at += 4 * S::WIDTH;
+            }
+            while at < width {
+                self.add_products::<S, F, 1>(simd, rows, at, &mut sums);
+                at += S::WIDTH;
+            }
+        }
+        sums
+    }
+
+    /// Those of `V` vectors from column `at` on.
+    #[inline(always)]
+    unsafe fn add_products<S: Simd, F: Format, const V: usize>(
+        &self,
+        simd: S,
+        rows: [*const u8; 4],
+        at: usize,
+        sums: &mut [S::Float; 4],
+    ) {
+        // SAFETY: as for `products`.
+        unsafe {
+            let query = load::<S, Word, V>(simd, self.query.add(at).cast(), S::WIDTH);
+            for (sum, row) in sums.iter_mut().zip(rows) {
+                let keys = load::<S, F, V>(simd, row.add(at * F::BYTES), self.keys.width - at);
+                for (k, q) in keys.into_iter().zip(query) {
+                    *sum = simd.mul_add(k, q, *sum);
+                }
             }
         }
     }
@@ -248,6 +272,11 @@ impl Query {
                 *sum = simd.mul(simd.splat(factor), simd.load(at_vector(v)));
             }
             for key in (0..self.count / 2 * 2).step_by(2) {
+                // Keys of the next tile are wanted after these.
+                if at == 0 && key < self.ahead {
+                    self.keys.fetch::<S, F>(simd, key + TILE);
+                    self.keys.fetch::<S, F>(simd, key + 1 + TILE);
+                }
                 self.add_value::<S, F, V>(simd, key, at, &mut even);
                 self.add_value::<S, F, V>(simd, key + 1, at, &mut odd);
             }
@@ -271,28 +300,43 @@ impl Query {
         // SAFETY: as for `add_values`.
         unsafe {
             let p = simd.splat(*self.scores.add(key));
-            let from = self.values.address.add((key * self.values.stride + at) * F::BYTES);
-            for (v, sum) in sums.iter_mut().enumerate() {
-                let left = self.values.width - at - v * S::WIDTH;
-                let value = load::<S, F>(simd, from.add(v * S::WIDTH * F::BYTES), left);
+            let from = self.values.row::<F>(key).add(at * F::BYTES);
+            let values = load::<S, F, V>(simd, from, self.values.width - at);
+            for (sum, value) in sums.iter_mut().zip(values) {
                 *sum = simd.mul_add(p, value, *sum);
             }
         }
     }
 }
 
-/// A vector of which `left` elements can be read.
+/// `V` vectors, or one of which `left` elements can be read.
 #[inline(always)]
-unsafe fn load<S: Simd, F: Format>(simd: S, from: *const u8, left: usize) -> S::Float {
+unsafe fn load<S: Simd, F: Format, const V: usize>(simd: S, from: *const u8, left: usize) -> [S::Float; V] {
+    let mut vectors = [simd.splat(0.0); V];
     // SAFETY: the caller's promise.
-    unsafe { if left < S::WIDTH { F::read_partial(simd, from, left) } else { F::read(simd, from) } }
+    unsafe {
+        if V == 1 && left < S::WIDTH {
+            return [F::read_partial(simd, from, left); V];
+        }
+        for (v, vector) in vectors.iter_mut().enumerate() {
+            *vector = F::read(simd, from.add(v * S::WIDTH * F::BYTES));
+        }
+    }
+    vectors
 }
 
-/// The lanes joined in order.
+/// The lanes joined, neighbours last.
 #[inline(always)]
 pub(super) fn across<S: Simd>(simd: S, lanes: S::Float, join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut numbers = [0.0f32; 16];
     // SAFETY: `numbers` holds the widest vector.
     unsafe { simd.store(numbers.as_mut_ptr(), lanes) };
-    numbers[1..S::WIDTH].iter().fold(numbers[0], |a, &b| join(a, b))
+    let mut half = S::WIDTH / 2;
+    while half > 0 {
+        for lane in 0..half {
+            numbers[lane] = join(numbers[lane], numbers[lane + half]);
+        }
+        half /= 2;
+    }
+    numbers[0]
 }

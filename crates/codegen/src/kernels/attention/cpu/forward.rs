@@ -112,8 +112,8 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
     let Places { scores, weights, turned, maximum, sum, factor, .. } = places;
     // SAFETY: as for `tile`.
     unsafe {
-        let keys = stored(attention, &inputs.k, (part.batch, kv_head, part.key), part.keys);
-        let values = stored(attention, &inputs.v, (part.batch, kv_head, part.key), part.keys);
+        let keys = stored_keys(attention, &inputs.k, (part.batch, kv_head, part.key), part.keys);
+        let values = stored_keys(attention, &inputs.v, (part.batch, kv_head, part.key), part.keys);
         if !engine.scores(simd, keys, places.query_pairs, scores, places.key_pairs) {
             let rows = keys.in_place_or(simd, places.keys, padded);
             let product = Product {
@@ -252,7 +252,22 @@ pub(super) unsafe fn end_rows<S: Simd>(
     }
 }
 
-/// The rows of a tensor from (batch, head, position) on.
+/// The rows of keys or values from (batch, head, position) on.
+///
+/// # Safety
+/// The tensor holds them.
+pub(super) unsafe fn stored_keys(
+    attention: &Attention,
+    heads: &Heads,
+    (batch, head, position): (usize, usize, usize),
+    rows: usize,
+) -> Stored {
+    // SAFETY: the caller's promise.
+    let address = unsafe { heads.at(attention.kv, batch, head, position) };
+    Stored { dtype: attention.kv, address, stride: heads.position, rows, width: attention.width }
+}
+
+/// The rows of any other tensor from (batch, head, position) on.
 ///
 /// # Safety
 /// The tensor holds them.

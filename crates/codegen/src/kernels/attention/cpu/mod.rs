@@ -29,6 +29,7 @@ pub use combine::combine;
 pub use finish::finish;
 pub use forward::{Forward, forward};
 pub use scratch::Scratch;
+pub use sizes::Ended;
 
 use deuteron_graph::Dtype;
 

@@ -26,6 +26,25 @@ pub(super) struct Rows {
 }
 
 impl Stored {
+    /// A row, whose elements are of the format.
+    ///
+    /// # Safety
+    /// There is such a row.
+    #[inline(always)]
+    pub unsafe fn row<F: Format>(&self, row: usize) -> *const u8 {
+        // SAFETY: the caller's promise.
+        unsafe { self.address.add(row * self.stride * F::BYTES) }
+    }
+
+    /// Asks for a row, which need not be there.
+    #[inline(always)]
+    pub fn fetch<S: Simd, F: Format>(&self, simd: S, row: usize) {
+        let row = self.address.wrapping_add(row * self.stride * F::BYTES);
+        for line in (0..self.width * F::BYTES).step_by(64) {
+            simd.prefetch(row.wrapping_add(line));
+        }
+    }
+
     /// The rows in `f32`: where they are, or widened into `to` with rows of `padded` elements.
     ///
     /// # Safety
@@ -199,6 +218,34 @@ pub(super) unsafe fn turn_sixteen<S: Simd>(simd: S, rows: [S::Float; 16], to: *m
         for v in 0..4 {
             let parts = [0, 1, 2, 3].map(|g| simd.load(half.add(g * quarter + v * S::WIDTH)));
             simd.store_interleaved(to.add(v * quarter), parts);
+        }
+    }
+}
+
+/// `to[r]` = the sum of the lanes of row `r` of 16, which are asked for by fours. Interleaved, as in [`turn_sixteen`], four rows are
+/// four vectors with every row in every fourth lane: these are added before the four results are interleaved.
+///
+/// # Safety
+/// 16 elements can be written at `to`.
+#[inline(always)]
+pub(super) unsafe fn sum_sixteen<S: Simd>(simd: S, four: impl Fn([usize; 4]) -> [S::Float; 4], to: *mut f32) {
+    let mut lanes = [0.0f32; 64];
+    let lanes = lanes.as_mut_ptr();
+    let mut parts = [simd.splat(0.0); 4];
+    // SAFETY: `lanes` holds four of the widest vectors.
+    unsafe {
+        for (g, part) in parts.iter_mut().enumerate() {
+            simd.store_interleaved(lanes, four([g, g + 4, g + 8, g + 12]));
+            let [a, b, c, d] = [0, 1, 2, 3].map(|v| simd.load(lanes.add(v * S::WIDTH)));
+            *part = simd.add(simd.add(a, b), simd.add(c, d));
+        }
+        simd.store_interleaved(lanes, parts);
+        for row in (0..16).step_by(S::WIDTH) {
+            let mut sum = simd.load(lanes.add(row));
+            for part in 1..S::WIDTH / 4 {
+                sum = simd.add(sum, simd.load(lanes.add(16 * part + row)));
+            }
+            simd.store(to.add(row), sum);
         }
     }
 }

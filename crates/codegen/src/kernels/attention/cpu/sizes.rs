@@ -26,6 +26,19 @@ pub(super) struct Task {
     pub end: usize,
 }
 
+/// The rows that a task ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// The sequence.
+    pub batch: usize,
+    /// The head; of a group that is decoded, its first.
+    pub head: usize,
+    /// The first query.
+    pub query: usize,
+    /// Queries.
+    pub rows: usize,
+}
+
 impl Attention {
     /// Tasks of [`forward`](super::forward()).
     pub fn forward_tasks(&self) -> usize {
@@ -53,6 +66,17 @@ impl Attention {
     /// Tasks that end rows: those of [`forward`](super::forward()), or of [`combine`](super::combine()) where keys are split.
     pub fn ending_tasks(&self) -> usize {
         if self.splits() == 1 { self.forward_tasks() } else { self.combine_tasks() }
+    }
+
+    /// What one of [`ending_tasks`](Self::ending_tasks) ends.
+    pub fn ended(&self, task: usize) -> Ended {
+        let (batch, head, query, rows) = if self.splits() == 1 && self.decodes() {
+            let Task { batch, head, query, rows, .. } = self.task(task);
+            (batch, head * self.group(), query, rows)
+        } else {
+            self.row_task(task)
+        };
+        Ended { batch, head, query, rows }
     }
 
     /// Ending tasks that a row of `joined` heads waits for.

@@ -1,6 +1,6 @@
 // What the kernels of attention share: the parameter, which keys a query sees, masks, dropout.
 //
-// STORAGE and MASK_STORAGE (0 f32, 1 f16, 2 bf16), WIDTH, SCALE, MASK, DROPOUT, THRESHOLD, OFFSET and KEPT are constants
+// STORAGE, KV_STORAGE and MASK_STORAGE (0 f32, 1 f16, 2 bf16), WIDTH, SCALE, MASK, DROPOUT, THRESHOLD, OFFSET and KEPT are constants
 // that stand before this file.
 
 constexpr int FULL = 0, CAUSAL = 1, ADDITIVE = 2, CACHED = 3;
@@ -8,6 +8,7 @@ constexpr float LOG2E = 1.44269504f;
 static __device__ __forceinline__ float never() { return __int_as_float(0xff800000); }
 
 typedef Stored<STORAGE>::Element Element;
+typedef Stored<KV_STORAGE>::Element KeyElement;
 typedef Stored<MASK_STORAGE>::Element MaskElement;
 
 // Elements from one index to the next.
@@ -18,8 +19,8 @@ struct Strides {
 // The parameter: 64-bit words, in the order in which the launch lists them.
 struct Attention {
     const Element* g_q;
-    const Element* g_k;
-    const Element* g_v;
+    const KeyElement* g_k;
+    const KeyElement* g_v;
     const MaskElement* g_mask;
     const int* g_seed;
     const int* g_positions;

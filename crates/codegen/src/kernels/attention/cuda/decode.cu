@@ -13,7 +13,7 @@
 
 constexpr int WARPS = 4;
 constexpr int THREADS = 32 * WARPS;
-constexpr int PIECE = 16 / sizeof(Element);
+constexpr int PIECE = 16 / sizeof(KeyElement);
 constexpr int PIECES = (WIDTH + PIECE - 1) / PIECE;
 constexpr int LANES = PIECES <= 1 ? 1 : PIECES <= 2 ? 2 : PIECES <= 4 ? 4 : PIECES <= 8 ? 8 : PIECES <= 16 ? 16 : 32;
 constexpr int PARTS = (PIECES + LANES - 1) / LANES;
@@ -23,11 +23,11 @@ constexpr int FLIGHT = ROWS * PARTS > 4 ? 2 : 4;
 
 union Piece {
     uint4 whole;
-    Element elements[PIECE];
+    KeyElement elements[PIECE];
 };
 
 // The lane's part of a row; zeros beyond the width, and everywhere if the row is not `in`.
-static __device__ __forceinline__ void load_row(Piece (&r)[PARTS], const Element* g_row, int lane, bool in) {
+static __device__ __forceinline__ void load_row(Piece (&r)[PARTS], const KeyElement* g_row, int lane, bool in) {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
         const int first = (part * LANES + lane) * PIECE;
@@ -36,13 +36,29 @@ static __device__ __forceinline__ void load_row(Piece (&r)[PARTS], const Element
             if (in && first < WIDTH) r[part].whole = *(const uint4*)(g_row + first);
         } else {
 #pragma unroll
-            for (int i = 0; i < PIECE; ++i) r[part].elements[i] = in && first + i < WIDTH ? g_row[first + i] : (Element)0;
+            for (int i = 0; i < PIECE; ++i) r[part].elements[i] = in && first + i < WIDTH ? g_row[first + i] : (KeyElement)0;
         }
     }
 }
 
 static __device__ __forceinline__ float element(const Piece (&r)[PARTS], int i) {
-    return widen<STORAGE>(r[i / PIECE].elements[i % PIECE]);
+    return widen<KV_STORAGE>(r[i / PIECE].elements[i % PIECE]);
+}
+
+// The lane's part of a row of queries, in pieces like those of keys.
+static __device__ __forceinline__ void load_query(float (&r)[OWN], const Element* g_row, int lane, bool in) {
+    if constexpr (STORAGE == KV_STORAGE) {
+        Piece r_q[PARTS];
+        load_row(r_q, (const KeyElement*)g_row, lane, in);
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) r[i] = element(r_q, i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const int column = (i / PIECE * LANES + lane) * PIECE + i % PIECE;
+            r[i] = in && column < WIDTH ? widen<STORAGE>(g_row[column]) : 0.0f;
+        }
+    }
 }
 
 struct Row {
@@ -67,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __g
     const u64 split = blockIdx.x % p.splits, chunk = blockIdx.x / p.splits % chunks;
     const u64 of_all = blockIdx.x / p.splits / chunks, sequence = of_all / key_heads, key_head = of_all % key_heads;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES, stream = threadIdx.x / LANES;
-    const Element* g_k = p.g_k + start(p.k, sequence, key_head);
-    const Element* g_v = p.g_v + start(p.v, sequence, key_head);
+    const KeyElement* g_k = p.g_k + start(p.k, sequence, key_head);
+    const KeyElement* g_v = p.g_v + start(p.v, sequence, key_head);
     const u32 seed = DROPOUT ? (u32)*p.g_seed : 0;
     const long long last = last_key(p, sequence);
 
@@ -82,11 +98,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __g
         const u64 row = chunk * ROWS + i;
         const bool exists = row < rows;
         const u64 query = exists ? row / p.group : 0, head = key_head * p.group + (exists ? row % p.group : 0);
-        Piece r_q[PARTS];
-        load_row(r_q, p.g_q + start(p.q, sequence, head) + query * p.q.position, lane, exists);
+        load_query(r[i].q, p.g_q + start(p.q, sequence, head) + query * p.q.position, lane, exists);
 #pragma unroll
         for (int e = 0; e < OWN; ++e) {
-            r[i].q[e] = element(r_q, e) * (SCALE * LOG2E);
+            r[i].q[e] *= SCALE * LOG2E;
             r[i].o[e] = 0.0f;
         }
         r[i].maximum = never();

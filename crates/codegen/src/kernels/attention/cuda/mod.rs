@@ -1,6 +1,6 @@
 //! Attention on CUDA: three kernels of one contract, that of [`kernels::attention`](super).
 //!
-//! - `tensor.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
+//! - `tensor.cu`: 16-bit storage of one type on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `decode.cu`: few queries over many keys, in ranges of keys that a second grid joins.
 //! - `plain.cu`: all the rest.
 //!
@@ -138,7 +138,7 @@ fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, tar
         let rows = (kernel.group * shape.queries).next_power_of_two().clamp(1, DECODE_ROWS);
         return Way::Decode { rows, vector };
     }
-    let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16);
+    let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16) && kernel.kv == kernel.dtype;
     if narrow && vector && kernel.width.is_multiple_of(16) && target.arch.is_ampere() {
         return Way::Tensor(Tiles::new(kernel, shape, target.processors));
     }
@@ -148,7 +148,7 @@ fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, tar
 /// Whether every row of queries, keys, values and result starts at a multiple of 16 bytes and ends at one.
 fn is_aligned(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch) -> bool {
     let &AttentionShape { batch, heads, queries, keys, .. } = shape;
-    let whole = |elements: usize| (elements * kernel.dtype.bytes()).is_multiple_of(16);
+    let whole = |dtype: Dtype, elements: usize| (elements * dtype.bytes()).is_multiple_of(16);
     let key_heads = heads / kernel.group.max(1);
     let starts = |operand: &AttentionOperand, offset: usize| {
         let (strides, sizes) = match operand {
@@ -159,10 +159,12 @@ fn is_aligned(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch)
             AttentionOperand::Mask | AttentionOperand::Positions | AttentionOperand::Seed => return true,
         };
         let steps = [strides.batch, strides.head, strides.position];
+        let whole = |elements: usize| whole(kernel.operand_dtype(*operand), elements);
         whole(offset) && sizes.iter().zip(steps).all(|(&size, step)| size <= 1 || whole(step))
     };
     let offsets = launch.args.iter().map(|arg| arg.offset);
-    whole(kernel.width) && kernel.operands().iter().zip(offsets).all(|(operand, offset)| starts(operand, offset))
+    let rows = [kernel.dtype, kernel.kv].iter().all(|&dtype| whole(dtype, kernel.width));
+    rows && kernel.operands().iter().zip(offsets).all(|(operand, offset)| starts(operand, offset))
 }
 
 /// The text of a kernel.
@@ -204,11 +206,12 @@ fn prelude(kernel: &AttentionKernel) -> String {
     let threshold = (probability * 4_294_967_296.0).floor() as u32;
     let kept = if probability < 1.0 { (1.0 / (1.0 - probability)) as f32 } else { 0.0 };
     format!(
-        "constexpr int STORAGE = {};\nconstexpr int MASK_STORAGE = {mask_storage};\nconstexpr int WIDTH = {};\n\
+        "constexpr int STORAGE = {};\nconstexpr int KV_STORAGE = {};\nconstexpr int MASK_STORAGE = {mask_storage};\nconstexpr int WIDTH = {};\n\
          constexpr float SCALE = {:e}f;\nconstexpr int MASK = {mask};\nconstexpr bool DROPOUT = {};\n\
          constexpr unsigned THRESHOLD = {threshold}u;\nconstexpr unsigned OFFSET = {offset}u;\n\
          constexpr float KEPT = {kept:e}f;\n",
         storage(kernel.dtype),
+        storage(kernel.kv),
         kernel.width,
         kernel.scale,
         kernel.dropout.is_some(),

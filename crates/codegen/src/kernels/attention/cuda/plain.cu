@@ -21,12 +21,13 @@ constexpr int WIDE = 16 * COLUMNS;
 constexpr int OPERANDS = 2 * TILE * PADDED > VALUES * WIDE ? 2 * TILE * PADDED : VALUES * WIDE;
 
 // Rows of a tile, `COUNT` columns of them from `column` on, into rows of PITCH; zeros beyond `end` and beyond the width.
-template <int ROWS, int COUNT, int PITCH>
-static __device__ __forceinline__ void load_tile(float* s_to, const Element* g_from, u64 stride, int first, int end, int column) {
+template <int KIND, int ROWS, int COUNT, int PITCH>
+static __device__ __forceinline__ void load_tile(float* s_to, const typename Stored<KIND>::Element* g_from, u64 stride, int first,
+                                                 int end, int column) {
     for (int i = threadIdx.x; i < ROWS * COUNT; i += THREADS) {
         const int row = i / COUNT, at = i % COUNT;
         const bool in = first + row < end && column + at < WIDTH;
-        s_to[row * PITCH + at] = in ? widen<STORAGE>(g_from[(u64)(first + row) * stride + column + at]) : 0.0f;
+        s_to[row * PITCH + at] = in ? widen<KIND>(g_from[(u64)(first + row) * stride + column + at]) : 0.0f;
     }
 }
 
@@ -40,8 +41,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
     const int first = (int)(gridDim.x / all_heads - 1 - blockIdx.x / all_heads) * TILE;
     const int end = min(first + TILE, (int)p.queries);
     const Element* g_q = p.g_q + start(p.q, sequence, head);
-    const Element* g_k = p.g_k + start(p.k, sequence, head / p.group);
-    const Element* g_v = p.g_v + start(p.v, sequence, head / p.group);
+    const KeyElement* g_k = p.g_k + start(p.k, sequence, head / p.group);
+    const KeyElement* g_v = p.g_v + start(p.v, sequence, head / p.group);
     const long long last = last_key(p, sequence);
     const int keys = seen(p, last, end - 1);
     const u32 seed = DROPOUT ? (u32)*p.g_seed : 0;
@@ -51,8 +52,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
         float r_s[4][4] = {};
         for (int depth = 0; depth < WIDTH; depth += DEPTH) {
             __syncthreads();
-            load_tile<TILE, DEPTH, PADDED>(s_q, g_q, p.q.position, first, end, depth);
-            load_tile<TILE, DEPTH, PADDED>(s_k, g_k, p.k.position, key, keys, depth);
+            load_tile<STORAGE, TILE, DEPTH, PADDED>(s_q, g_q, p.q.position, first, end, depth);
+            load_tile<KV_STORAGE, TILE, DEPTH, PADDED>(s_k, g_k, p.k.position, key, keys, depth);
             __syncthreads();
 #pragma unroll 2
             for (int l = 0; l < DEPTH; l += 4) {
@@ -110,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
         }
         for (int part = 0; part < TILE && key + part < keys; part += VALUES) {
             __syncthreads();
-            load_tile<VALUES, WIDE, WIDE>(s_v, g_v, p.v.position, key + part, keys, 0);
+            load_tile<KV_STORAGE, VALUES, WIDE, WIDE>(s_v, g_v, p.v.position, key + part, keys, 0);
             __syncthreads();
 #pragma unroll 1
             for (int l = 0; l < VALUES; l += 4) {

@@ -8,7 +8,7 @@ use crate::source::ArgBinding;
 const ROW: HeadStrides = HeadStrides { batch: 12 * 100 * 64, head: 100 * 64, position: 64 };
 
 fn kernel(dtype: Dtype, mask: AttentionMask) -> AttentionKernel {
-    AttentionKernel { dtype, width: 64, group: 1, scale: 0.125, mask, dropout: None }
+    AttentionKernel { dtype, kv: dtype, width: 64, group: 1, scale: 0.125, mask, dropout: None }
 }
 
 fn shape([batch, heads, queries, keys]: [usize; 4]) -> AttentionShape {
@@ -53,12 +53,30 @@ fn the_kernel_follows_from_sizes_storage_and_alignment() {
     assert_eq!(way(AttentionKernel { width: 40, ..causal }, prompt, 0, Arch::Sm90a), Way::Plain);
     assert_eq!(way(causal, prompt, 0, Arch::Sm75), Way::Plain);
     assert_eq!(way(kernel(Dtype::F32, AttentionMask::Full), prompt, 0, Arch::Sm90a), Way::Plain);
+    // Keys and values of another type have no matrix units; their rows must be whole pieces as well.
+    let mixed = AttentionKernel { kv: Dtype::Bf16, ..kernel(Dtype::F32, AttentionMask::Cached) };
+    assert_eq!(way(mixed, prompt, 0, Arch::Sm90a), Way::Plain);
+    assert_eq!(
+        way(AttentionKernel { dtype: Dtype::Bf16, kv: Dtype::F16, ..mixed }, prompt, 0, Arch::Sm90a),
+        Way::Plain
+    );
+    assert_eq!(way(mixed, shape([1, 12, 1, 1024]), 8, Arch::Sm90a), Way::Decode { rows: 1, vector: true });
+    assert_eq!(way(mixed, shape([1, 12, 1, 1024]), 4, Arch::Sm90a), Way::Decode { rows: 1, vector: false });
     // One token more.
     let cached = kernel(Dtype::Bf16, AttentionMask::Cached);
     assert_eq!(way(cached, shape([1, 12, 1, 1024]), 0, Arch::Sm90a), Way::Decode { rows: 1, vector: true });
     let grouped = AttentionKernel { group: 3, ..cached };
     assert_eq!(way(grouped, shape([1, 12, 1, 1024]), 1, Arch::Sm90a), Way::Decode { rows: 4, vector: false });
     assert_eq!(way(grouped, shape([1, 12, 8, 1024]), 0, Arch::Sm90a), Way::Decode { rows: 8, vector: true });
+}
+
+#[test]
+fn offsets_are_in_bytes_of_each_operand() {
+    let kernel = AttentionKernel { kv: Dtype::Bf16, ..kernel(Dtype::F32, AttentionMask::Cached) };
+    let shape = shape([1, 12, 1, 100]);
+    let words = words(&kernel, &shape, &launch(&kernel, shape, 8), 1);
+    let at = |position: usize, offset: usize| Word::Argument { position, offset };
+    assert_eq!(words[..3], [at(0, 32), at(1, 16), at(2, 16)]);
 }
 
 #[test]

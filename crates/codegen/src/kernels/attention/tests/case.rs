@@ -116,13 +116,14 @@ impl Case {
         numbers: &mut Numbers,
     ) -> Case {
         let Attention { batch, heads, kv_heads, queries, keys, .. } = attention;
+        let of_keys = Attention { dtype: attention.kv, ..attention };
         let mut case = Case {
             attention,
             used,
             layout,
             q: tensor(&attention, layout, heads, queries, 0),
-            k: tensor(&attention, layout, kv_heads, keys, 1),
-            v: tensor(&attention, layout, kv_heads, keys, 2),
+            k: tensor(&of_keys, layout, kv_heads, keys, 1),
+            v: tensor(&of_keys, layout, kv_heads, keys, 2),
             output_gradient: tensor(&attention, layout, heads, queries, 0),
             mask: None,
             first_tasks_first: false,
@@ -258,7 +259,8 @@ pub fn each(sizes: [usize; 4], mut visit: impl FnMut([usize; 4])) {
 
 pub fn plain(dtype: Dtype, [heads, kv_heads]: [usize; 2], [queries, keys, width]: [usize; 3]) -> Attention {
     let scale = 1.0 / (width as f32).sqrt();
-    Attention { dtype, batch: 2, heads, kv_heads, queries, keys, width, scale, causal: false, dropout: None }
+    let (kv, batch, causal, dropout) = (dtype, 2, false, None);
+    Attention { dtype, kv, batch, heads, kv_heads, queries, keys, width, scale, causal, dropout }
 }
 
 pub fn dropout() -> Option<Dropout> {

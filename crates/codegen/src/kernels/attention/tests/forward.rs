@@ -57,6 +57,19 @@ fn every_width_in_every_dtype() {
 }
 
 #[test]
+fn keys_and_values_of_another_type() {
+    let mut numbers = Numbers(12);
+    for (dtype, kv) in [(Dtype::F32, Dtype::Bf16), (Dtype::F32, Dtype::F16), (Dtype::Bf16, Dtype::F32)] {
+        for (queries, keys) in [(1, 1000), (3, 129), (17, 64), (129, 127)] {
+            for (width, layout) in [(64, Layout::HeadsFirst), (80, Layout::Fused), (7, Layout::HeadsFirst)] {
+                let attention = Attention { kv, causal: true, ..plain(dtype, [2, 1], [queries, keys, width]) };
+                check(Case::new(attention, keys, layout, None, &mut numbers), false, "another type");
+            }
+        }
+    }
+}
+
+#[test]
 fn masks_alone_and_together() {
     let mut numbers = Numbers(3);
     for causal in [false, true] {
