@@ -22,6 +22,7 @@ constexpr int K_ROWS = 16 * K_ATOMS * K_WARPS;
 constexpr int K_STAGE = 2 * K_QUERIES * ROW;
 constexpr int COLUMNS = WIDTH / PARTS;
 
+static_assert(K_INNER <= 64, "a bit each of four words");
 static_assert(Q_KEYS % Q_INNER == 0 && K_QUERIES % K_INNER == 0 && COLUMNS % 16 == 0 && WIDTH % PARTS == 0, "whole tiles and parts");
 
 // What a warp has of a tile: scores, and slopes of probabilities where those are kept.
@@ -203,6 +204,35 @@ struct Facing {
     int query;  // the first
 };
 
+// Which probabilities of sixteen keys are kept: bit 4 i of word e is for element e of the i-th eight of queries. Four lanes
+// have four keys in a row; where those share their random words, each lane makes them for one element e of all four.
+static __device__ __forceinline__ void find_kept(u32 (&r_kept)[4], const Attention& p, const Place& at, int first_query, int first_key) {
+    const int pair = (at.lane & 3) * 2, group = at.lane >> 2, of_four = group & 3;
+    if (p.keys % 4 == 0) {
+        u32 kept = 0;
+        const int key = first_key + of_four / 2 * 8 + (group & 4);
+#pragma unroll
+        for (int i = 0; i < K_INNER / 8; ++i) {
+            const u64 elements = row_elements(p, at.sequence, at.head, first_query + 8 * i + pair + of_four % 2) + key;
+            const Words4 words = philox(elements >> 2, at.seed, OFFSET);
+#pragma unroll
+            for (int w = 0; w < 4; ++w) kept |= (words.w[w] >= THRESHOLD ? 1u : 0u) << (4 * i + w);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) r_kept[e] = from_lane(kept, (at.lane & ~12) + 4 * e) >> of_four;
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            r_kept[e] = 0;
+#pragma unroll 1
+            for (int i = 0; i < K_INNER / 8; ++i) {
+                const u64 row = row_elements(p, at.sequence, at.head, first_query + 8 * i + pair + e % 2);
+                r_kept[e] |= (keeps(row + first_key + e / 2 * 8 + group, at.seed) ? 1u : 0u) << 4 * i;
+            }
+        }
+    }
+}
+
 template <bool HIDES>
 static __device__ __forceinline__ void add_dk_dv(const Attention& p, const Place& at, const Keys& own, const Facing& facing,
                                                  float (&r_dk)[K_ATOMS][COLUMNS / 8][4], float (&r_dv)[K_ATOMS][COLUMNS / 8][4],
@@ -210,6 +240,11 @@ static __device__ __forceinline__ void add_dk_dv(const Attention& p, const Place
     KeyTile r_s = {}, r_slope = {};
     multiply_rows<K_HELD>(r_s, own.k, own.s_k, facing.s_q, at.lane);
     multiply_rows<K_HELD>(r_slope, own.v, own.s_v, facing.s_slope, at.lane);
+    u32 r_kept[K_ATOMS][4];
+    if constexpr (DROPOUT) {
+#pragma unroll
+        for (int atom = 0; atom < K_ATOMS; ++atom) find_kept(r_kept[atom], p, at, facing.query, own.first + atom * 16);
+    }
 #pragma unroll
     for (int i = 0; i < K_INNER / 8; ++i) {
         const int of_two = 8 * i + (at.lane & 3) * 2;
@@ -222,8 +257,7 @@ static __device__ __forceinline__ void add_dk_dv(const Attention& p, const Place
                 float &s = r_s[atom][i][e], &slope = r_slope[atom][i][e];
                 s = masked_score<SCALED, HIDES>(p, at.sequence, at.head, at.last, s, query, key);
                 float probability = ex2(fmaf(s, FACTOR, e % 2 ? -rows.z : -rows.x));
-                bool kept = true;
-                if constexpr (DROPOUT) kept = keeps(row_elements(p, at.sequence, at.head, query) + key, at.seed);
+                const bool kept = !DROPOUT || (r_kept[atom][e] >> 4 * i & 1);
                 slope = slope_of(probability, kept ? slope : 0.0f, e % 2 ? rows.w : rows.y);
                 s = kept ? probability : 0.0f;
             }

@@ -14,6 +14,9 @@ use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, Attenti
 use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PHILOX, Word};
 use crate::source::{Geometry, Launch};
 
+/// Queries, and keys, from which the matrix units are used: a tile of fewer would be mostly empty, and what is rounded for them
+/// does not average out over a few.
+const MANY: usize = 16;
 /// Bytes of logsumexp and delta of a row.
 const STATISTICS: usize = 8;
 
@@ -92,10 +95,7 @@ impl BackwardTiles {
             }
             65..=128 => {
                 let queries = SideTiles { tile: 32, inner, ..low };
-                // A mask and dropout together leave no registers for whole rows of both gradients.
-                let both = matches!(kernel.mask, AttentionMask::Additive(_)) && kernel.dropout.is_some();
-                let parts = if both && kernel.width.is_multiple_of(32) { 2 } else { 1 };
-                (queries, SideTiles { held: false, ..queries }, parts)
+                (queries, SideTiles { held: false, ..queries }, 1)
             }
             _ => {
                 let queries = SideTiles { tile: 16, inner: 16, blocks: 1, held: false, ..low };
@@ -133,9 +133,10 @@ pub fn render(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> 
 
 fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, target: &CudaTarget) -> BackwardWay {
     let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16);
+    let many = shape.queries.min(shape.keys) >= MANY;
     // Gradients of wide keys and values are made in two halves of whole sixteens.
     let whole = kernel.width.is_multiple_of(if kernel.width > 128 { 32 } else { 16 });
-    if narrow && whole && target.arch.is_ampere() && is_aligned(kernel, shape, launch) {
+    if narrow && many && whole && target.arch.is_ampere() && is_aligned(kernel, shape, launch) {
         return BackwardWay::Tensor(BackwardTiles::new(kernel, shape, target.processors));
     }
     BackwardWay::Plain

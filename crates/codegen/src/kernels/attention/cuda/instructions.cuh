@@ -50,6 +50,7 @@ template <int KIND> static __device__ __forceinline__ u32 narrow2(float low, flo
 }
 
 static __device__ __forceinline__ float neighbour(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+static __device__ __forceinline__ u32 from_lane(u32 x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 static __device__ __forceinline__ bool any_of_warp(bool x) { return __any_sync(0xffffffffu, x); }
 
 // Sixteen bytes of global memory on their way to shared memory; zeros where `in` is not true.

@@ -153,6 +153,7 @@ mod gradient {
         let prompt = shape([8, 12, 1024, 1024]);
         assert_eq!(atoms(causal, prompt, 0, Arch::Sm90a), Some((2, 2)));
         assert_eq!(atoms(causal, prompt, 64, Arch::Sm80), Some((2, 2)));
+        assert_eq!(atoms(causal, shape([8, 12, 1024, 15]), 0, Arch::Sm90a), None);
         // Few keys; few blocks; dropout that takes registers; offsets of part of a vector; an old GPU; f32; halves of odd size.
         assert_eq!(atoms(causal, shape([8, 12, 1024, 64]), 0, Arch::Sm90a), Some((2, 1)));
         assert_eq!(atoms(causal, shape([1, 12, 1024, 1024]), 0, Arch::Sm90a), Some((1, 1)));
@@ -191,7 +192,7 @@ mod gradient {
     fn the_words_are_those_of_attention_and_then_what_is_made() {
         let dropout = Some(DropoutRule { probability: 0.5, offset: 3 });
         let kernel = AttentionKernel { dropout, ..kernel(Dtype::Bf16, AttentionMask::Additive(Dtype::F32)) };
-        let shape = shape([3, 4, 5, 600]);
+        let shape = shape([3, 4, 50, 600]);
         let launch = backward_launch(&kernel, shape, 8);
         let words = grids(&chosen(kernel, shape, 8, Arch::Sm90a), &launch).list.remove(0).words;
         let at = |position: usize, offset: usize| Word::Argument { position, offset };
