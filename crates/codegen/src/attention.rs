@@ -8,6 +8,8 @@
 pub mod backward;
 pub mod rows;
 
+pub use backward::BackwardOperand;
+
 use deuteron_graph::{Call, Callee, Composite, Dtype, Mask, NodeId, Op};
 use deuteron_plan::{Draft, Form, Layout};
 

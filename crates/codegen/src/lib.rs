@@ -17,9 +17,8 @@ mod lower;
 pub mod product;
 pub mod source;
 
-pub use attention::backward::BackwardOperand;
 pub use attention::rows::AttentionRows;
-pub use attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
+pub use attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand, HeadStrides};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use epilogue::{Epilogue, Operand};
 pub use lower::lower;

@@ -13,7 +13,7 @@ use deuteron::tune::{DropReason, tune};
 use deuteron::verify::Expected;
 use deuteron::{
     Activation, DeviceError, Dtype, Engine, Error, FusedOp, Graph, GroupKind, Launching, Norm, Session, Strategy,
-    Tensor, seed,
+    Tensor, attention_interior, differentiate, recompute, seed,
 };
 use deuteron_testkit::hardware;
 use half::bf16;
@@ -96,6 +96,49 @@ fn attention_is_one_kernel() {
             let found = session.plan().groups.iter().filter(|group| group.kind == GroupKind::Attention).count();
             assert!(found == 1 || strategy == Strategy::Fused, "{dtype} {strategy}: {found}\n{text}");
         }
+    }
+}
+
+/// The gradient of attention: heads that are slices of one tensor, a mask, dropout, shared keys, few rows, wide heads.
+const GRADIENTS: [&str; 7] = [
+    ATTENTION[0],
+    "q = input float[2,2,100,40] ; k = input float[2,2,130,40] ; v = input float[2,2,130,40] ; m = input f32[2,1,100,130]
+a = attention q k v m mask=additive ; out a",
+    "q = input float[2,3,90,64] ; k = input float[2,3,90,64] ; v = input float[2,3,90,64] ; seed = input i32[]
+a = attention q k v seed mask=causal p=0.4 offset=9 ; out a",
+    "q = input float[2,2,3,50,16] ; k1 = input float[2,2,1,70,16] ; v1 = input float[2,2,1,70,16]
+k = broadcast k1 [2,2,3,70,16] ; v = broadcast v1 [2,2,3,70,16] ; a = attention q k v mask=causal ; out a",
+    "q = input float[1,2,2,16] ; k = input float[1,2,3,16] ; v = input float[1,2,3,16] ; a = attention q k v ; out a",
+    "q = input float[1,1,65,256] ; k = input float[1,1,66,256] ; v = input float[1,1,66,256]
+a = attention q k v scale=0.3 ; out a",
+    "q = input float[2,70,129,64] ; k = input float[2,70,129,64] ; v = input float[2,70,129,64]
+a = attention q k v mask=causal ; out a",
+];
+
+#[test]
+fn the_gradient_of_attention_is_one_launch() {
+    let Some(engine) = guarded_gpu() else { return };
+    for (text, dtype) in GRADIENTS.iter().flat_map(|text| Dtype::FLOATS.map(|dtype| (text, dtype))) {
+        let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
+        let wrt = graph
+            .inputs()
+            .iter()
+            .copied()
+            .filter(|&id| graph.node(id).dtype.is_float() && graph.given_name(id) != Some("m"));
+        let joint = differentiate(&graph, &wrt.collect::<Vec<_>>()).unwrap();
+        let again = attention_interior(&joint.graph, joint.first_backward);
+        let graph = recompute(&joint.graph, joint.first_backward, &again).unwrap().graph;
+        let inputs = seed::inputs(&graph, 11).unwrap();
+        let arrays: Vec<_> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
+        let expected = Expected::new(&graph, &arrays, true).unwrap();
+        let mut session = Session::new(&engine, &graph, Strategy::Greedy).unwrap();
+        session.poison().unwrap();
+        session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
+        let verification = expected.verify(&graph, &outputs(&session)).unwrap();
+        assert!(verification.holds(), "{dtype}: {:?}\n{text}", verification.worst());
+        let count = |kind: GroupKind| session.plan().groups.iter().filter(|group| group.kind == kind).count();
+        let found = (count(GroupKind::Attention), count(GroupKind::Matmul));
+        assert_eq!(found, (2, 0), "{dtype}: attention and its gradient\n{text}\n{}", session.plan());
     }
 }
 

@@ -162,8 +162,16 @@ fn attention_is_one_kernel_of_its_own() {
                 sources(&graph, Arch::Sm90a, strategy).into_iter().map(|source| source.name).collect();
             assert_eq!(names, [expected], "{mask:?} {dtype} {strategy}");
         }
-        let all = sources(&graph, Arch::Sm90a, Strategy::Greedy).into_iter();
-        let case = |source| Case { label: expected.to_string(), source, arch: Arch::Sm90a, ready_made: true };
+        let gradient = op.backward_graph(&op.operand_types(8192, 768, dtype)).unwrap();
+        for strategy in [Strategy::Unfused, Strategy::Greedy, Strategy::Fused] {
+            let names: Vec<String> =
+                sources(&gradient, Arch::Sm90a, strategy).into_iter().map(|source| source.name).collect();
+            assert_eq!(names, ["attention_backward"], "{mask:?} {dtype} {strategy}");
+        }
+        let of = |graph: &Graph| sources(graph, Arch::Sm90a, Strategy::Greedy);
+        let all = of(&graph).into_iter().chain(of(&gradient));
+        let case =
+            |source: CudaSource| Case { label: source.name.clone(), source, arch: Arch::Sm90a, ready_made: true };
         let failures = compiler.as_ref().map_or(Vec::new(), |compiler| compile(compiler, all.map(case).collect()));
         assert!(failures.is_empty(), "{}", failures.join("\n"));
     }

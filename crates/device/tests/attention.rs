@@ -4,7 +4,6 @@
 
 mod support;
 
-use deuteron_codegen::attention::DropoutRule;
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
 use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Tiles, Way, render, source};
 use deuteron_codegen::{
@@ -14,41 +13,10 @@ use deuteron_codegen::{
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph, NodeId};
-use half::{bf16, f16};
+use support::attention::{MASKS, Numbers, SEED, epsilon, named_kernel, philox, shape, stored, widened};
 use support::{compiler, gpu};
 
-const MASKS: [AttentionMask; 5] = [
-    AttentionMask::Full,
-    AttentionMask::Causal,
-    AttentionMask::Cached,
-    AttentionMask::Additive(Dtype::F32),
-    AttentionMask::Additive(Dtype::Bf16),
-];
-const DROPOUT: DropoutRule = DropoutRule { probability: 0.4, offset: 9 };
-const SEED: u32 = 1_234_567;
-
-fn named_kernel(dtype: Dtype, width: usize, mask: AttentionMask, dropout: bool) -> AttentionKernel {
-    let scale = 1.0 / (width as f32).sqrt();
-    AttentionKernel { dtype, kv: dtype, width, group: 1, scale, mask, dropout: dropout.then_some(DROPOUT) }
-}
-
 // The compiler.
-
-/// Contiguous `[batch, heads, positions, width]`.
-fn shape(sizes: [usize; 4], kernel: &AttentionKernel) -> AttentionShape {
-    let [batch, heads, queries, keys] = sizes;
-    let strides = |heads: usize, positions: usize| HeadStrides {
-        batch: heads * positions * kernel.width,
-        head: positions * kernel.width,
-        position: kernel.width,
-    };
-    let (q, k) = (strides(heads, queries), strides(heads / kernel.group, keys));
-    let mask = match kernel.mask {
-        AttentionMask::Additive(_) => HeadStrides { batch: queries * keys, head: 0, position: keys },
-        AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => HeadStrides::default(),
-    };
-    AttentionShape { batch, heads, queries, keys, q, k, v: k, mask, o: q }
-}
 
 fn launch(kernel: &AttentionKernel, shape: AttentionShape, offsets: impl Fn(AttentionOperand) -> usize) -> Launch {
     let base: NodeId = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
@@ -113,59 +81,6 @@ fn every_kernel_compiles_without_spills() {
 }
 
 // The GPU.
-
-fn stored(dtype: Dtype, values: &[f32]) -> Vec<u8> {
-    match dtype {
-        Dtype::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
-        Dtype::Bf16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-    }
-}
-
-fn widened(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
-    match dtype {
-        Dtype::F16 => bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f64()).collect(),
-        Dtype::Bf16 => bytes.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect(),
-        _ => bytes.chunks(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect(),
-    }
-}
-
-/// The distance of 1 to the next number.
-fn epsilon(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::F16 => f64::powi(2.0, -10),
-        Dtype::Bf16 => f64::powi(2.0, -7),
-        _ => f64::from(f32::EPSILON),
-    }
-}
-
-/// Numbers that look random and are the same each time, of about the size of one.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> f32 {
-        let mut uniform = || {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 40) as f32 / (1 << 24) as f32
-        };
-        2.0 * (uniform() + uniform() + uniform() - 1.5)
-    }
-
-    fn take(&mut self, count: usize, factor: f32) -> Vec<f32> {
-        (0..count).map(|_| self.next() * factor).collect()
-    }
-}
-
-/// Philox4x32-10, from the paper.
-fn philox(index: u64, key: [u32; 2]) -> [u32; 4] {
-    let ([mut a, mut b, mut c, mut d], [mut x, mut y]) = ([index as u32, (index >> 32) as u32, 0, 0], key);
-    for _ in 0..10 {
-        let (even, odd) = (0xD251_1F53_u64 * u64::from(a), 0xCD9E_8D57_u64 * u64::from(c));
-        (a, b, c, d) = ((odd >> 32) as u32 ^ b ^ x, odd as u32, (even >> 32) as u32 ^ d ^ y, even as u32);
-        (x, y) = (x.wrapping_add(0x9E37_79B9), y.wrapping_add(0xBB67_AE85));
-    }
-    [a, b, c, d]
-}
 
 /// One problem with its data.
 struct Case {

@@ -27,6 +27,7 @@ use deuteron_plan::Draft;
 use crate::body::{Body, Origin};
 use crate::cuda::row::{Line, Lines};
 pub(crate) use crate::cuda::row::{PRELUDE, Side, gcd, type_name};
+use crate::kernels::attention::cuda::backward::{self as attention_backward, CudaBackward};
 use crate::kernels::attention::cuda::{self as attention, CudaAttention};
 use crate::kernels::matmul::cuda as skinny;
 use crate::kernels::matmul::cuda::SkinnyKernel;
@@ -69,7 +70,7 @@ pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
 /// A CUDA translation unit and the shape of its launches. Two sources that are equal are one compiled kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CudaSource {
-    /// for messages: `row`, `copy`, `scatter_add`, `append`, `attention`
+    /// for messages: `row`, `copy`, `scatter_add`, `append`, `attention`, `attention_backward`
     pub name: String,
     /// the text
     pub text: String,
@@ -92,6 +93,8 @@ pub enum Family {
     Product(MatmulKernel),
     /// attention
     Attention(CudaAttention),
+    /// the gradient of attention
+    AttentionBackward(CudaBackward),
     /// a matrix product of few rows, with what stands around it
     Skinny(Box<SkinnyKernel>),
 }
@@ -103,9 +106,8 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
         Kernel::Matmul(kernel) => Source::Matmul(kernel),
         Kernel::Product(product) => Source::Cuda(skinny::render(product, launch, target)),
         Kernel::Attention(kernel) => Source::Cuda(attention::render(kernel, launch, target)),
-        Kernel::AttentionRows(_) | Kernel::AttentionBackward(_) => {
-            unreachable!("attention with row work and its gradient are made for CPUs")
-        }
+        Kernel::AttentionBackward(kernel) => Source::Cuda(attention_backward::render(kernel, launch, target)),
+        Kernel::AttentionRows(_) => unreachable!("attention with row work is made for CPUs"),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Append(bytes) => Source::Cuda(append::source(bytes)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
@@ -185,6 +187,7 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::Append(bytes) => append::grids(*bytes, launch),
         Family::Product(kernel) => product::grids(kernel, launch),
         Family::Attention(attention) => attention::grids(attention, launch, target),
+        Family::AttentionBackward(backward) => attention_backward::grids(backward, launch),
         Family::Skinny(kernel) => skinny::grids(kernel, launch),
     }
 }

@@ -174,7 +174,8 @@ impl Program {
     fn check_alignment(&mut self, index: usize, step: &crate::job::Step) -> Result<(), DeviceError> {
         let wide = match &step.kernel.source {
             Source::Cuda(source) => {
-                matches!(source.family, Family::Row(_) | Family::Attention(_) | Family::Skinny(_))
+                let attends = matches!(source.family, Family::Attention(_) | Family::AttentionBackward(_));
+                attends || matches!(source.family, Family::Row(_) | Family::Skinny(_))
             }
             _ => true,
         };
@@ -277,6 +278,7 @@ fn form(source: &Source) -> Option<Form<'_>> {
             Family::Append(bytes) => Form::Append(*bytes),
             Family::Product(kernel) => Form::Matmul(*kernel),
             Family::Attention(attention) => Form::Attention(attention.kernel),
+            Family::AttentionBackward(backward) => Form::AttentionBackward(backward.kernel),
             Family::Skinny(kernel) => Form::Product((&kernel.product).into()),
         }),
         Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),

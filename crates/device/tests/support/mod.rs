@@ -1,6 +1,8 @@
 //! The compiler and the GPU that tests use, where they are there.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub mod attention;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

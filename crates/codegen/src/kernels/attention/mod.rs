@@ -13,7 +13,8 @@
 //! - Keys and values may be stored in another type than the rest, as in a cache; backward takes one type.
 //! - Numbers: products and sums in `f32`, in an order that sizes and instruction set alone decide. With AMX a bf16 kernel, and
 //!   on a GPU's matrix units (there ties to even) a bf16 or f16 one, rounds the probabilities (before the division by their sum, after dropout) to its storage, ties away from 0, for their
-//!   product with `v`; nothing else is rounded before the result. Backward never rounds them.
+//!   product with `v`; nothing else is rounded before the result. Backward never rounds them, but on a GPU's
+//!   matrix units, where also the slopes of scores are rounded for the products with `q` and `k`.
 //! - A row that sees no key, or only scores of `-inf`, gives zeros and a logsumexp of `-inf`; its gradients are 0.
 //!   A key that causality or `used` hides is not seen: NaN there does not reach the row. One that an additive `-inf`
 //!   hides has probability 0, and 0 times NaN is NaN. A score of NaN or `+inf` makes its row NaN.

@@ -50,12 +50,18 @@ template <int KIND> static __device__ __forceinline__ u32 narrow2(float low, flo
 }
 
 static __device__ __forceinline__ float neighbour(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+static __device__ __forceinline__ u32 from_lane(u32 x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 static __device__ __forceinline__ bool any_of_warp(bool x) { return __any_sync(0xffffffffu, x); }
 
 // Sixteen bytes of global memory on their way to shared memory; zeros where `in` is not true.
 static __device__ __forceinline__ void copy_async(void* s_to, const void* g_from, bool in) {
     const u32 to = (u32)__cvta_generic_to_shared(s_to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(g_from), "r"(in ? 16 : 0) : "memory");
+}
+// The same of two numbers.
+static __device__ __forceinline__ void copy_two_async(float2* s_to, const float2* g_from, bool in) {
+    const u32 to = (u32)__cvta_generic_to_shared(s_to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(g_from), "r"(in ? 8 : 0) : "memory");
 }
 // All that this thread has on its way is there.
 static __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

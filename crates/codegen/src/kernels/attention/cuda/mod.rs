@@ -1,4 +1,4 @@
-//! Attention on CUDA: three kernels of one contract, that of [`kernels::attention`](super).
+//! Attention on CUDA: three kernels of one contract, that of [`kernels::attention`](super). The gradient is in [`backward`].
 //!
 //! - `tensor.cu`: 16-bit storage of one type on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `decode.cu`: few queries over many keys, in ranges of keys that a second grid joins.
@@ -6,6 +6,8 @@
 //!
 //! Sizes and strides are launch data: a kernel is compiled once for a width, a storage type, a mask and dropout. A hidden key
 //! is not seen, but where another query of the same tile sees it: then 0 times a value that is not finite is NaN.
+
+pub mod backward;
 
 use std::fmt;
 
@@ -170,17 +172,17 @@ fn is_aligned(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch)
 /// The text of a kernel.
 pub fn source(attention: CudaAttention) -> CudaSource {
     let (name, constants, own) = match attention.way {
-        Way::Plain => ("attention", String::new(), include_str!("plain.cu")),
+        Way::Plain => ("attention", String::new(), [include_str!("plain.cuh"), include_str!("plain.cu")].join("\n")),
         Way::Tensor(Tiles { warps, atoms, keys, blocks }) => {
             let constants = format!(
                 "constexpr int WARPS = {warps};\nconstexpr int ATOMS = {atoms};\nconstexpr int KEYS = {keys};\n\
                  constexpr int BLOCKS = {blocks};\n"
             );
-            ("attention_tensor", constants, include_str!("tensor.cu"))
+            ("attention_tensor", constants, [include_str!("tensor.cuh"), include_str!("tensor.cu")].join("\n"))
         }
         Way::Decode { rows, vector } => {
             let constants = format!("constexpr int ROWS = {rows};\nconstexpr bool VECTOR = {vector};\n");
-            ("attention_decode", constants, include_str!("decode.cu"))
+            ("attention_decode", constants, include_str!("decode.cu").to_string())
         }
     };
     let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");

@@ -132,3 +132,108 @@ fn shared_memory_is_what_every_architecture_has() {
         }
     }
 }
+
+mod gradient {
+    use super::super::backward::{BackwardTiles, BackwardWay, CudaBackward, SideTiles, grids, render};
+    use super::*;
+    use crate::attention::BackwardOperand;
+
+    fn backward_launch(kernel: &AttentionKernel, shape: AttentionShape, offset: usize) -> Launch {
+        let base = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
+        let binding = |operand: BackwardOperand| {
+            let written = matches!(operand, BackwardOperand::Gradient(_));
+            let dtype = match operand {
+                BackwardOperand::Operand(operand) => kernel.operand_dtype(operand),
+                BackwardOperand::ResultGradient | BackwardOperand::Gradient(_) => kernel.dtype,
+            };
+            let offset = if written { 0 } else { offset };
+            ArgBinding { base, dtype, written, offset, leading: Vec::new(), table_rows: 0 }
+        };
+        let args = kernel.backward_operands().map(binding).collect();
+        Launch { args, geometry: Geometry::AttentionBackward(shape) }
+    }
+
+    fn chosen(kernel: AttentionKernel, shape: AttentionShape, offset: usize, arch: Arch) -> CudaBackward {
+        let launch = backward_launch(&kernel, shape, offset);
+        match render(kernel, &launch, &CudaTarget::new(arch, 132)).family {
+            Family::AttentionBackward(backward) => backward,
+            family => panic!("{family:?}"),
+        }
+    }
+
+    #[test]
+    fn kernels_follow_from_sizes_storage_and_alignment() {
+        let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
+        let atoms = |kernel, shape, offset, arch| match chosen(kernel, shape, offset, arch).way {
+            BackwardWay::Tensor(BackwardTiles { queries, keys, .. }) => Some((queries.atoms, keys.atoms)),
+            BackwardWay::Plain => None,
+        };
+        let prompt = shape([8, 12, 1024, 1024]);
+        assert_eq!(atoms(causal, prompt, 0, Arch::Sm90a), Some((2, 2)));
+        assert_eq!(atoms(causal, prompt, 64, Arch::Sm80), Some((2, 2)));
+        assert_eq!(atoms(causal, shape([8, 12, 1024, 15]), 0, Arch::Sm90a), None);
+        // Few keys; few blocks; dropout that takes registers; offsets of part of a vector; an old GPU; f32; halves of odd size.
+        assert_eq!(atoms(causal, shape([8, 12, 1024, 64]), 0, Arch::Sm90a), Some((2, 1)));
+        assert_eq!(atoms(causal, shape([1, 12, 1024, 1024]), 0, Arch::Sm90a), Some((1, 1)));
+        let dropout = Some(DropoutRule { probability: 0.5, offset: 3 });
+        assert_eq!(atoms(AttentionKernel { dropout, ..causal }, prompt, 0, Arch::Sm90a), Some((1, 1)));
+        assert_eq!(atoms(causal, prompt, 4, Arch::Sm90a), None);
+        assert_eq!(atoms(causal, prompt, 0, Arch::Sm75), None);
+        assert_eq!(atoms(kernel(Dtype::F32, AttentionMask::Full), prompt, 0, Arch::Sm90a), None);
+        assert_eq!(atoms(AttentionKernel { width: 176, ..causal }, prompt, 0, Arch::Sm90a), None);
+        assert_eq!(atoms(AttentionKernel { width: 192, ..causal }, prompt, 0, Arch::Sm90a), Some((1, 1)));
+    }
+
+    #[test]
+    fn a_launch_is_two_grids_and_what_they_share() {
+        let list = |kernel: AttentionKernel, sizes: [usize; 4]| {
+            let shape = shape(sizes);
+            let Grids { list, workspace, .. } =
+                grids(&chosen(kernel, shape, 0, Arch::Sm90a), &backward_launch(&kernel, shape, 0));
+            let grids: Vec<_> =
+                list.iter().map(|grid| (grid.entry, grid.blocks[0], grid.threads, grid.shared)).collect();
+            (grids, workspace)
+        };
+        let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
+        let both = vec![("backward_queries", 768, 128, 73_728), ("backward_keys", 768, 128, 74_752)];
+        assert_eq!(list(causal, [8, 12, 1024, 1024]), (both, 8 * 12 * 1024 * 8));
+        let single = kernel(Dtype::F32, AttentionMask::Causal);
+        let both = vec![("backward_queries", 24, 256, 0), ("backward_keys", 36, 256, 0)];
+        assert_eq!(list(single, [1, 12, 65, 129]), (both, 12 * 65 * 8));
+        // Without keys or queries the other side is written all the same.
+        assert_eq!(list(single, [1, 12, 65, 0]).0, [("backward_queries", 24, 256, 0)]);
+        assert_eq!(list(single, [1, 12, 0, 65]).0, [("backward_keys", 24, 256, 0)]);
+        assert_eq!(list(causal, [0, 12, 9, 9]), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn the_words_are_those_of_attention_and_then_what_is_made() {
+        let dropout = Some(DropoutRule { probability: 0.5, offset: 3 });
+        let kernel = AttentionKernel { dropout, ..kernel(Dtype::Bf16, AttentionMask::Additive(Dtype::F32)) };
+        let shape = shape([3, 4, 50, 600]);
+        let launch = backward_launch(&kernel, shape, 8);
+        let words = grids(&chosen(kernel, shape, 8, Arch::Sm90a), &launch).list.remove(0).words;
+        let at = |position: usize, offset: usize| Word::Argument { position, offset };
+        // The gradient that comes in is where attention has its result.
+        let none = Word::Number(0);
+        assert_eq!(words[..7], [at(0, 16), at(1, 16), at(2, 16), at(3, 32), at(4, 32), none, at(5, 16)]);
+        assert_eq!(words[words.len() - 4..], [Word::Workspace(0), at(6, 0), at(7, 0), at(8, 0)]);
+        assert_eq!(words.len(), 9 + 6 + 15 + 4);
+    }
+
+    #[test]
+    fn shared_memory_is_what_every_architecture_has() {
+        let least = Arch::ALL.iter().filter(|arch| arch.is_ampere()).map(|arch| arch.block_shared()).min().unwrap();
+        for width in (16..=MAX_WIDTH).step_by(16).filter(|width| *width <= 128 || width.is_multiple_of(32)) {
+            for mask in [AttentionMask::Causal, AttentionMask::Additive(Dtype::F32)] {
+                let kernel = AttentionKernel { width, ..kernel(Dtype::Bf16, mask) };
+                let BackwardWay::Tensor(tiles) = chosen(kernel, shape([8, 12, 1024, 1024]), 0, Arch::Sm90a).way else {
+                    panic!("matrix units for {width}")
+                };
+                assert!(tiles.shared(width).iter().all(|&bytes| bytes <= least), "{width}: {:?}", tiles.shared(width));
+                let whole = |side: SideTiles| side.tile.is_multiple_of(side.inner) && side.inner.is_multiple_of(16);
+                assert!(whole(tiles.queries) && whole(tiles.keys) && (width / 16).is_multiple_of(tiles.parts));
+            }
+        }
+    }
+}

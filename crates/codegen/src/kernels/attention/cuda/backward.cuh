@@ -1,0 +1,73 @@
+// What the kernels of the gradient share: the parameter, statistics of rows, slopes of scores.
+//
+//   p = exp(s - logsumexp), dp = kept (do v^T), delta = sum of p dp over the row, ds = p (dp - delta)
+//   dq = scale ds k, dk = scale ds^T q, dv = (kept p)^T do
+//
+// - Numbers: delta is a sum over the very products that it is subtracted from, in f32, not over a rounded result: where one
+//   key has all the weight, slopes that cancel still do.
+// - Every head has keys of its own, at a stride of 0 where they are shared. Gradients are contiguous.
+// - Every element is written once, by one block, its sum in one order: the same bits on every run.
+
+// The parameter: that of attention, whose result is here the gradient that comes in, then what is made.
+struct Backward {
+    Attention of;
+    // Of each row of queries: logsumexp as a power of 2, infinite where nothing is seen, and delta.
+    float2* g_rows;
+    Element* g_dq;
+    Element* g_dk;
+    Element* g_dv;
+};
+
+// Of a row, as far as a thread has seen it: the largest score, sums of powers of 2 below it, alone and times slopes.
+struct Statistics {
+    float maximum, sum, slope;
+};
+
+static __device__ __forceinline__ void clear(Statistics& r) {
+    r.maximum = never();
+    r.sum = r.slope = 0.0f;
+}
+
+// Scores follow of which `most` is the largest, as a power of 2.
+static __device__ __forceinline__ void raise(Statistics& r, float most) {
+    const float now = fmaxf(r.maximum, most), factor = ex2(r.maximum - shift_of(now));
+    r.maximum = now;
+    r.sum *= factor;
+    r.slope *= factor;
+}
+
+// Joins what LANES neighbouring lanes have seen: logsumexp and delta of the row.
+template <int LANES> static __device__ __forceinline__ float2 finish(Statistics r) {
+#pragma unroll
+    for (int mask = 1; mask < LANES; mask *= 2) {
+        const float maximum = neighbour(r.maximum, mask), most = fmaxf(r.maximum, maximum), shift = shift_of(most);
+        const float own = ex2(r.maximum - shift), other = ex2(maximum - shift);
+        r.maximum = most;
+        r.sum = r.sum * own + neighbour(r.sum, mask) * other;
+        r.slope = r.slope * own + neighbour(r.slope, mask) * other;
+    }
+    if (r.sum == 0.0f) return make_float2(-never(), 0.0f);
+    return make_float2(r.maximum + log2f(r.sum), r.slope * ending(r.sum));
+}
+
+// ds but for the scale: of a probability, its slope where it is kept, else 0, and its row.
+static __device__ __forceinline__ float slope_of(float probability, float slope, float delta) {
+    return probability * (DROPOUT ? fmaf(slope, KEPT, -delta) : slope - delta);
+}
+
+// A score as it is exponentiated, but for a factor: scaled if `SCALED`, masked, hidden.
+template <bool SCALED, bool HIDES>
+static __device__ __forceinline__ float masked_score(const Attention& p, u64 sequence, u64 head, long long last, float s, int query,
+                                                     int key) {
+    if constexpr (SCALED) s *= SCALE;
+    if constexpr (MASK == ADDITIVE) {
+        if (query < (int)p.queries && key < (int)p.keys) s += widen<MASK_STORAGE>(mask_row(p, sequence, head, query)[key]);
+    }
+    return HIDES && key >= seen(p, last, query) ? never() : s;
+}
+
+// The first query that sees a key.
+static __device__ __forceinline__ int first_query(const Attention& p, long long last, int key) {
+    const long long first = MASK == CAUSAL ? (long long)key - last : 0;
+    return (int)max(0ll, min(first, (long long)p.queries));
+}

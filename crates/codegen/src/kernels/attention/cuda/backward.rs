@@ -1,0 +1,207 @@
+//! The gradient of attention on CUDA: two kernels that compute scores again, of one contract.
+//!
+//! - `backward.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
+//! - `backward_plain.cu`: all the rest.
+//!
+//! The first grid leaves two numbers a row of queries, logsumexp and delta, for the second.
+
+use std::fmt;
+
+use deuteron_graph::Dtype;
+
+use super::{PLAIN_QUERIES, PLAIN_THREADS, is_aligned, prelude, words};
+use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand};
+use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PHILOX, Word};
+use crate::source::{Geometry, Launch};
+
+/// Queries, and keys, from which the matrix units are used: a tile of fewer would be mostly empty, and what is rounded for them
+/// does not average out over a few.
+const MANY: usize = 16;
+/// Bytes of logsumexp and delta of a row.
+const STATISTICS: usize = 8;
+
+/// The gradient of attention and the kernels that do it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CudaBackward {
+    /// what is computed
+    pub kernel: AttentionKernel,
+    /// by which kernels
+    pub way: BackwardWay,
+}
+
+/// The kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackwardWay {
+    /// `backward_plain.cu`
+    Plain,
+    /// `backward.cu`
+    Tensor(BackwardTiles),
+}
+
+/// How blocks of `backward.cu` are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackwardTiles {
+    /// of the kernel whose blocks own queries
+    pub queries: SideTiles,
+    /// of the kernel whose blocks own keys
+    pub keys: SideTiles,
+    /// parts of the columns of gradients of keys and values, a block each
+    pub parts: usize,
+}
+
+/// How a block of one of the kernels is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SideTiles {
+    /// warps of a block
+    pub warps: usize,
+    /// sixteens of rows that a warp owns
+    pub atoms: usize,
+    /// rows of the other side in a tile
+    pub tile: usize,
+    /// of them those that are worked on at a time
+    pub inner: usize,
+    /// blocks of a multiprocessor that registers are left for
+    pub blocks: usize,
+    /// whether what a warp owns stays in registers
+    pub held: bool,
+}
+
+impl SideTiles {
+    /// Rows that a block owns.
+    pub fn rows(&self) -> usize {
+        self.warps * self.atoms * 16
+    }
+
+    /// Bytes of shared memory for rows: two tensors of what is owned, and of two stages of the other side.
+    fn shared(&self, width: usize) -> usize {
+        (2 * self.rows() + 4 * self.tile) * (width + 8) * 2
+    }
+}
+
+impl BackwardTiles {
+    /// As for attention, two sixteens of rows a warp halve what is read of shared memory for a product. Of keys and values
+    /// there are then no registers to hold them, but twice as many queries at a time.
+    fn new(kernel: &AttentionKernel, shape: &AttentionShape, processors: usize) -> BackwardTiles {
+        let plain = kernel.dropout.is_none() && !matches!(kernel.mask, AttentionMask::Additive(_));
+        let heads = shape.batch * shape.heads;
+        let many = |rows: usize| rows > 64 && heads * rows.div_ceil(128) >= 2 * processors && plain;
+        let low = SideTiles { warps: 4, atoms: 1, tile: 64, inner: 32, blocks: 2, held: true };
+        let inner = if plain { 32 } else { 16 };
+        let (queries, keys, parts) = match kernel.width {
+            0..=64 => {
+                let queries = SideTiles { atoms: 2, inner: 16, ..low };
+                let keys = SideTiles { atoms: 2, held: false, ..low };
+                (if many(shape.queries) { queries } else { low }, if many(shape.keys) { keys } else { low }, 1)
+            }
+            65..=128 => {
+                let queries = SideTiles { tile: 32, inner, ..low };
+                (queries, SideTiles { held: false, ..queries }, 1)
+            }
+            _ => {
+                let queries = SideTiles { tile: 16, inner: 16, blocks: 1, held: false, ..low };
+                (queries, SideTiles { warps: 2, ..queries }, 2)
+            }
+        };
+        BackwardTiles { queries, keys, parts }
+    }
+
+    /// Bytes of shared memory of a block that owns queries, and of one that owns keys.
+    pub fn shared(&self, width: usize) -> [usize; 2] {
+        [self.queries.shared(width), self.keys.shared(width) + 2 * self.keys.tile * STATISTICS]
+    }
+}
+
+impl fmt::Display for BackwardWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BackwardWay::Plain => write!(f, "{PLAIN_QUERIES} queries by 64 keys, f32 arithmetic"),
+            BackwardWay::Tensor(BackwardTiles { queries, keys, .. }) => {
+                write!(f, "{} queries, then {} keys a block, on matrix units", queries.rows(), keys.rows())
+            }
+        }
+    }
+}
+
+/// The kernels for a launch.
+pub fn render(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> CudaSource {
+    let way = match &launch.geometry {
+        Geometry::AttentionBackward(shape) => choose(&kernel, shape, launch, target),
+        _ => BackwardWay::Plain,
+    };
+    source(CudaBackward { kernel, way })
+}
+
+fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, target: &CudaTarget) -> BackwardWay {
+    let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16);
+    let many = shape.queries.min(shape.keys) >= MANY;
+    // Gradients of wide keys and values are made in two halves of whole sixteens.
+    let whole = kernel.width.is_multiple_of(if kernel.width > 128 { 32 } else { 16 });
+    if narrow && many && whole && target.arch.is_ampere() && is_aligned(kernel, shape, launch) {
+        return BackwardWay::Tensor(BackwardTiles::new(kernel, shape, target.processors));
+    }
+    BackwardWay::Plain
+}
+
+/// The text of the kernels.
+pub fn source(backward: CudaBackward) -> CudaSource {
+    let own = match backward.way {
+        BackwardWay::Plain => {
+            [include_str!("plain.cuh"), include_str!("backward.cuh"), include_str!("backward_plain.cu")].join("\n")
+        }
+        BackwardWay::Tensor(tiles) => {
+            [&constants(&tiles), include_str!("tensor.cuh"), include_str!("backward.cuh"), include_str!("backward.cu")]
+                .join("\n")
+        }
+    };
+    let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
+    let text = format!("{}\n{shared}\n{own}", prelude(&backward.kernel));
+    CudaSource { name: "attention_backward".into(), text, family: Family::AttentionBackward(backward) }
+}
+
+fn constants(tiles: &BackwardTiles) -> String {
+    let of_side = |side: char, other: &str, tiles: SideTiles| {
+        let SideTiles { warps, atoms, tile, inner, blocks, held } = tiles;
+        format!(
+            "constexpr int {side}_WARPS = {warps};\nconstexpr int {side}_ATOMS = {atoms};\nconstexpr int {side}_{other} = {tile};\n\
+             constexpr int {side}_INNER = {inner};\nconstexpr int {side}_BLOCKS = {blocks};\nconstexpr bool {side}_HELD = {held};\n"
+        )
+    };
+    let (queries, keys) = (of_side('Q', "KEYS", tiles.queries), of_side('K', "QUERIES", tiles.keys));
+    format!("{queries}{keys}constexpr int PARTS = {};\n", tiles.parts)
+}
+
+/// The grids of a launch; none where there is nothing to write.
+pub(crate) fn grids(backward: &CudaBackward, launch: &Launch) -> Grids {
+    let Geometry::AttentionBackward(shape) = &launch.geometry else { return Grids::default() };
+    let (kernel, heads) = (&backward.kernel, shape.batch * shape.heads);
+    let [of_queries, of_keys] = match backward.way {
+        BackwardWay::Plain => [(PLAIN_QUERIES, PLAIN_THREADS, 0, 1); 2],
+        BackwardWay::Tensor(tiles) => {
+            let [of_queries, of_keys] = tiles.shared(kernel.width);
+            let side = |side: SideTiles, shared, parts| (side.rows(), 32 * side.warps as u32, shared, parts);
+            [side(tiles.queries, of_queries, 1), side(tiles.keys, of_keys, tiles.parts)]
+        }
+    };
+    let words = backward_words(kernel, shape, launch);
+    let sides = [("backward_queries", shape.queries, of_queries), ("backward_keys", shape.keys, of_keys)];
+    let list = sides.into_iter().filter_map(|(entry, positions, (rows, threads, shared, parts))| {
+        let blocks = [(heads * positions.div_ceil(rows) * parts) as u32, 1, 1];
+        let grid = Grid { entry, blocks, threads, cluster: 1, shared: shared as u32, words: words.clone() };
+        (blocks[0] > 0).then_some(grid)
+    });
+    Grids { list: list.collect(), workspace: heads * shape.queries * STATISTICS, checks_indices: false }
+}
+
+/// The parameter, as `backward.cuh` lists it.
+fn backward_words(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch) -> Vec<Word> {
+    // The gradient that comes in stands where attention has its result.
+    let mut words = words(kernel, shape, launch, 1);
+    words.push(Word::Workspace(0));
+    for operand in [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::V] {
+        let gradient = BackwardOperand::Gradient(operand);
+        let position = kernel.backward_operands().position(|known| known == gradient).unwrap_or_default();
+        let offset = launch.args.get(position).map_or(0, |arg| arg.offset) * kernel.dtype.bytes();
+        words.push(Word::Argument { position, offset });
+    }
+    words
+}

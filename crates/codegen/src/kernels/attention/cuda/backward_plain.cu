@@ -1,0 +1,147 @@
+// The gradient of attention for any storage, any width, any strides, in f32 arithmetic, by computing scores again.
+//
+// - Numbers: products and sums in f32, in an order that the sizes alone decide.
+// - `backward_queries`: a block 64 queries, all keys twice: statistics of its rows, which it leaves for the other kernel, then
+//   dq. `backward_keys`: a block 64 keys, all queries that see it: dk and dv.
+// - Tiles that no row of the block sees, or is seen by, are not read. Blocks with most to do come first.
+
+// Scores of 4 x 4 pairs, and slopes of probabilities where those are kept, else 0.
+struct Pairs {
+    float s[4][4], slope[4][4];
+    bool kept[4][4];
+};
+
+// Queries are rows, or keys are; `row` and `column` are the first of this thread, rows follow by one and columns by sixteen.
+template <bool QUERIES>
+static __device__ __forceinline__ void compute(Pairs& r, Memory& s, const Attention& p, u64 of_all, u32 seed,
+                                               const Tile<STORAGE> (&left)[2], const Tile<STORAGE> (&right)[2], int row, int column) {
+    r = Pairs{};
+    multiply_tiles(r.s, s, left[0], right[0]);
+    multiply_tiles(r.slope, s, left[1], right[1]);
+    const u64 sequence = of_all / p.heads, head = of_all % p.heads;
+    const long long last = last_key(p, sequence);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int query = QUERIES ? row + i : column + 16 * j, key = QUERIES ? column + 16 * j : row + i;
+            r.s[i][j] = masked_score<true, true>(p, sequence, head, last, r.s[i][j], query, key);
+            r.kept[i][j] = !DROPOUT || keeps(row_elements(p, sequence, head, query) + key, seed);
+            if (!r.kept[i][j]) r.slope[i][j] = 0.0f;
+        }
+    }
+}
+
+// Rows of a gradient, times a factor.
+static __device__ __forceinline__ void store(Element* g_to, const float (&r)[4][COLUMNS], float factor, int row, int end) {
+    const int x = threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            const int column = x + 16 * c;
+            if (row + i < end && column < WIDTH) g_to[(u64)(row + i) * WIDTH + column] = narrow<STORAGE>(r[i][c] * factor);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const __grid_constant__ Backward p) {
+    __shared__ __align__(16) Memory s;
+    const Attention& of = p.of;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const u64 all_heads = of.batch * of.heads, of_all = blockIdx.x % all_heads;
+    const u64 sequence = of_all / of.heads, head = of_all % of.heads;
+    const int first = (int)(gridDim.x / all_heads - 1 - blockIdx.x / all_heads) * TILE;
+    const int end = min(first + TILE, (int)of.queries), row = first + 4 * y;
+    const int keys = seen(of, last_key(of, sequence), end - 1);
+    const u32 seed = DROPOUT ? (u32)*of.g_seed : 0;
+    const Tile<STORAGE> own[2] = {{of.g_q + start(of.q, sequence, head), of.q.position, first, end},
+                         {of.g_o + start(of.o, sequence, head), of.o.position, first, end}};
+    Tile<STORAGE> facing[2] = {{of.g_k + start(of.k, sequence, head), of.k.position, 0, keys},
+                      {of.g_v + start(of.v, sequence, head), of.v.position, 0, keys}};
+
+    Pairs r;
+    Statistics r_statistics[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) clear(r_statistics[i]);
+    for (int key = 0; key < keys; key += TILE) {
+        facing[0].first = facing[1].first = key;
+        compute<true>(r, s, of, of_all, seed, own, facing, row, key + x);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float most = fmaxf(fmaxf(r.s[i][0], r.s[i][1]), fmaxf(r.s[i][2], r.s[i][3]));
+            raise(r_statistics[i], most * LOG2E);
+            const float shift = shift_of(r_statistics[i].maximum);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float power = ex2(fmaf(r.s[i][j], LOG2E, -shift));
+                r_statistics[i].sum += power;
+                r_statistics[i].slope = fmaf(power, r.slope[i][j], r_statistics[i].slope);
+            }
+        }
+    }
+    float2 r_rows[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        r_rows[i] = finish<16>(r_statistics[i]);
+        if (x == 0 && row + i < end) p.g_rows[of_all * of.queries + row + i] = r_rows[i];
+    }
+
+    float r_dq[4][COLUMNS] = {};
+    for (int key = 0; key < keys; key += TILE) {
+        facing[0].first = facing[1].first = key;
+        compute<true>(r, s, of, of_all, seed, own, facing, row, key + x);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float probability = ex2(fmaf(r.s[i][j], LOG2E, -r_rows[i].x));
+                s.weights[4 * y + i][x + 16 * j] = slope_of(probability, r.slope[i][j], r_rows[i].y);
+            }
+        }
+        add_weighted(r_dq, s, facing[0]);
+    }
+    store(p.g_dq + of_all * of.queries * WIDTH, r_dq, SCALE, row, end);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __grid_constant__ Backward p) {
+    __shared__ __align__(16) Memory s;
+    const Attention& of = p.of;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const u64 all_heads = of.batch * of.heads, of_all = blockIdx.x % all_heads;
+    const u64 sequence = of_all / of.heads, head = of_all % of.heads;
+    const int first = (int)(blockIdx.x / all_heads) * TILE, keys = (int)of.keys, queries = (int)of.queries, row = first + 4 * y;
+    const u32 seed = DROPOUT ? (u32)*of.g_seed : 0;
+    const Tile<STORAGE> own[2] = {{of.g_k + start(of.k, sequence, head), of.k.position, first, keys},
+                         {of.g_v + start(of.v, sequence, head), of.v.position, first, keys}};
+    Tile<STORAGE> facing[2] = {{of.g_q + start(of.q, sequence, head), of.q.position, 0, queries},
+                      {of.g_o + start(of.o, sequence, head), of.o.position, 0, queries}};
+    const float2* g_rows = p.g_rows + of_all * of.queries;
+
+    Pairs r;
+    float r_dk[4][COLUMNS] = {}, r_dv[4][COLUMNS] = {};
+    for (int query = first_query(of, last_key(of, sequence), first); query < queries; query += TILE) {
+        facing[0].first = facing[1].first = query;
+        compute<false>(r, s, of, of_all, seed, own, facing, row, query + x);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int at = query + x + 16 * j;
+            // Zeros beyond the last query: its slopes are zeros too, so nothing is added.
+            const float2 rows = at < queries ? g_rows[at] : make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float probability = ex2(fmaf(r.s[i][j], LOG2E, -rows.x));
+                r.slope[i][j] = slope_of(probability, r.slope[i][j], rows.y);
+                s.weights[4 * y + i][x + 16 * j] = r.kept[i][j] ? probability : 0.0f;
+            }
+        }
+        add_weighted(r_dv, s, facing[1]);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 16; ++i) s.weights[4 * y + i / 4][x + 16 * (i % 4)] = r.slope[i / 4][i % 4];
+        add_weighted(r_dk, s, facing[0]);
+    }
+    const u64 rows = of_all * of.keys * WIDTH;
+    store(p.g_dk + rows, r_dk, SCALE, row, keys);
+    store(p.g_dv + rows, r_dv, DROPOUT ? KEPT : 1.0f, row, keys);
+}
