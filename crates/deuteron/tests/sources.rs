@@ -151,8 +151,8 @@ out g";
 fn attention_is_one_kernel_of_its_own() {
     let compiler = compiler();
     for (mask, dtype, expected) in [
-        (Mask::Causal, Dtype::Bf16, "attention_tensor"),
-        (Mask::Full, Dtype::F16, "attention_tensor"),
+        (Mask::Causal, Dtype::Bf16, "attention_hopper"),
+        (Mask::Full, Dtype::F16, "attention_hopper"),
         (Mask::Causal, Dtype::F32, "attention"),
     ] {
         let op = FusedOp::Attention { mask, p: 0.0, group: 1 };

@@ -78,6 +78,11 @@ impl Arch {
         matches!(self, Arch::Sm90a | Arch::Sm100 | Arch::Sm120)
     }
 
+    /// Products of a warpgroup: Hopper's alone, later ones have others.
+    pub fn has_wgmma(self) -> bool {
+        self == Arch::Sm90a
+    }
+
     /// Bytes of shared memory one block may use.
     pub fn block_shared(self) -> usize {
         match self {

@@ -11,6 +11,7 @@ mod copy;
 mod product;
 mod row;
 mod scatter;
+mod tensor_map;
 mod tuning;
 
 pub use arch::Arch;
@@ -19,6 +20,7 @@ pub use copy::source as copy_source;
 pub use product::{product_grids, product_source};
 pub use row::{Policy, RowConfig, RowKernel};
 pub use scatter::source as scatter_source;
+pub use tensor_map::{MAP_WORDS, TensorMap};
 pub use tuning::{BadTuning, Tuning};
 
 use deuteron_graph::Dtype;
@@ -131,7 +133,7 @@ pub(crate) fn row_lines(body: &Body, launch: &Launch, target: &CudaTarget) -> Ve
 /// Random words, as every kernel with dropout makes them.
 pub(crate) const PHILOX: &str = include_str!("philox.cuh");
 
-/// One word of a kernel's parameter.
+/// One word of a kernel's parameter, or the words of a tensor map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
     /// a number
@@ -148,6 +150,18 @@ pub enum Word {
     /// the address of the step's fault word: an `u64` of all ones, into which a kernel that meets an index outside of its
     /// table puts, by `atomicMin`, `row * 256 + argument`
     Fault,
+    /// a tensor map: [`MAP_WORDS`] words
+    Map(TensorMap),
+}
+
+impl Word {
+    /// How many words it is.
+    pub fn count(&self) -> usize {
+        match self {
+            Word::Map(_) => MAP_WORDS,
+            Word::Number(_) | Word::Argument { .. } | Word::Workspace(_) | Word::Fault => 1,
+        }
+    }
 }
 
 /// One launch of one kernel.

@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 
 use super::Gpu;
+use super::context::Context;
 use super::error::CudaError;
-use super::load::{Fix, Program, Target};
+use super::load::{Fix, Program, Target, Value};
 use super::memory::{Allocation, Copies, Zones};
 use super::stream::Stream;
+use super::tensor_map::encode;
 use crate::error::DeviceError;
 use crate::job::Place;
 
@@ -21,10 +23,10 @@ pub(crate) struct Frame {
     states: Vec<u64>,
     /// The program's words with every address filled in.
     words: Vec<u64>,
-    /// Words that hold addresses of each input.
-    patches: Vec<Vec<(usize, u64)>>,
-    /// Words that hold addresses of each state.
-    state_patches: Vec<Vec<(usize, u64)>>,
+    /// Words that depend on the address of each input.
+    patches: Vec<Vec<Fix>>,
+    /// Words that depend on the address of each state.
+    state_patches: Vec<Vec<Fix>>,
     /// Changes whenever a word does.
     version: u64,
 }
@@ -75,27 +77,29 @@ impl Frame {
             state_patches: vec![Vec::new(); program.state_bytes.len()],
             version: 0,
         };
-        frame.fill_in(&program.fixes, fixed);
+        frame.fill_in(&gpu.context, &program.fixes, fixed)?;
         Ok(frame)
     }
 
-    fn fill_in(&mut self, fixes: &[Fix], fixed: Fixed) {
+    /// Fills in what is known by now, and notes what waits for inputs and states.
+    fn fill_in(&mut self, context: &Context, fixes: &[Fix], fixed: Fixed) -> Result<(), CudaError> {
         for fix in fixes {
             let start = match fix.target {
                 Target::Place(Place::Input(input)) => {
-                    self.patches[input].push((fix.word, fix.offset));
-                    0
+                    self.patches[input].push(fix.clone());
+                    continue;
                 }
                 Target::Place(Place::State(state)) => {
-                    self.state_patches[state].push((fix.word, fix.offset));
-                    0
+                    self.state_patches[state].push(fix.clone());
+                    continue;
                 }
                 Target::Place(place) => self.address(place),
                 Target::Workspace => fixed.workspace,
                 Target::Fault(step) => fixed.faults + 8 * step as u64,
             };
-            self.words[fix.word] = start + fix.offset;
+            put(&mut self.words, context, fix, start)?;
         }
+        Ok(())
     }
 
     /// Where a place is.
@@ -113,27 +117,29 @@ impl Frame {
     }
 
     /// Says where an input is.
-    pub fn set_input(&mut self, input: usize, address: u64) {
+    pub fn set_input(&mut self, context: &Context, input: usize, address: u64) -> Result<(), CudaError> {
         if self.inputs[input] == address {
-            return;
+            return Ok(());
         }
-        for &(word, offset) in &self.patches[input] {
-            self.words[word] = address + offset;
-        }
-        self.inputs[input] = address;
         self.version += 1;
+        // Not known until all words say it.
+        self.inputs[input] = 0;
+        self.patches[input].iter().try_for_each(|fix| put(&mut self.words, context, fix, address))?;
+        self.inputs[input] = address;
+        Ok(())
     }
 
     /// Says where a state is.
-    pub fn set_state(&mut self, state: usize, address: u64) {
+    pub fn set_state(&mut self, context: &Context, state: usize, address: u64) -> Result<(), CudaError> {
         if self.states[state] == address {
-            return;
+            return Ok(());
         }
-        for &(word, offset) in &self.state_patches[state] {
-            self.words[word] = address + offset;
-        }
-        self.states[state] = address;
         self.version += 1;
+        // Not known until all words say it.
+        self.states[state] = 0;
+        self.state_patches[state].iter().try_for_each(|fix| put(&mut self.words, context, fix, address))?;
+        self.states[state] = address;
+        Ok(())
     }
 
     /// Where all states are.
@@ -194,6 +200,18 @@ impl Frame {
             staged.filter_map(|(index, memory)| Some((format!("the copy of input {index}"), memory.as_ref()?)));
         arena.into_iter().chain(outputs).chain(staged).try_for_each(|(name, memory)| check_zone(name, memory, copies))
     }
+}
+
+/// Puts in what depends on an address.
+fn put(words: &mut [u64], context: &Context, fix: &Fix, start: u64) -> Result<(), CudaError> {
+    match &fix.value {
+        Value::Address(offset) => words[fix.word] = start + offset,
+        Value::Map(map) => {
+            let encoded = encode(context, map, start)?;
+            words[fix.word..fix.word + encoded.len()].copy_from_slice(&encoded);
+        }
+    }
+    Ok(())
 }
 
 /// An error if a red zone of a buffer was written to.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use deuteron_codegen::cuda::{Family, Word, grids};
+use deuteron_codegen::cuda::{Family, TensorMap, Word, grids};
 use deuteron_codegen::{Access, Geometry, Launch, Source};
 
 use super::Gpu;
@@ -40,13 +40,21 @@ pub(crate) struct Program {
     pub workspace: usize,
 }
 
-/// A word that is an address.
-#[derive(Debug, Clone, Copy)]
+/// Words that depend on an address.
+#[derive(Debug, Clone)]
 pub(crate) struct Fix {
     pub word: usize,
     pub target: Target,
-    /// Bytes from the start of the target.
-    pub offset: u64,
+    pub value: Value,
+}
+
+/// What stands for an address.
+#[derive(Debug, Clone)]
+pub(crate) enum Value {
+    /// the address, so many bytes from the start of the target
+    Address(u64),
+    /// the words of a tensor map
+    Map(Box<TensorMap>),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -152,20 +160,23 @@ impl Program {
         let start = self.words.len();
         for word in words {
             let at = self.words.len();
-            let mut fix = |target, offset: usize| {
-                self.fixes.push(Fix { word: at, target, offset: offset as u64 });
-                0
+            let place = |position: usize| match places.get(position) {
+                Some(&place) => Ok(Target::Place(place)),
+                None => Err(mismatch(step, position, "its kernel takes more arguments".into())),
             };
-            let number = match *word {
-                Word::Number(number) => number,
-                Word::Argument { position, offset } => match places.get(position) {
-                    Some(&place) => fix(Target::Place(place), offset),
-                    None => return Err(mismatch(step, position, "its kernel takes more arguments".into())),
-                },
-                Word::Workspace(offset) => fix(Target::Workspace, offset),
-                Word::Fault => fix(Target::Fault(step), 0),
+            let address = |offset: usize| Value::Address(offset as u64);
+            self.words.resize(at + word.count(), 0);
+            let (target, value) = match *word {
+                Word::Number(number) => {
+                    self.words[at] = number;
+                    continue;
+                }
+                Word::Argument { position, offset } => (place(position)?, address(offset)),
+                Word::Workspace(offset) => (Target::Workspace, address(offset)),
+                Word::Fault => (Target::Fault(step), address(0)),
+                Word::Map(map) => (place(map.position)?, Value::Map(Box::new(map))),
             };
-            self.words.push(number);
+            self.fixes.push(Fix { word: at, target, value });
         }
         Ok(start..self.words.len())
     }

@@ -19,6 +19,7 @@ mod profile;
 mod record;
 mod run;
 mod stream;
+mod tensor_map;
 
 pub use error::CudaError;
 pub use memory::CudaBuffer;

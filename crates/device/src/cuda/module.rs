@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
-use deuteron_codegen::cuda::Grid;
+use deuteron_codegen::cuda::{Grid, Word};
 
 use super::context::Context;
 use super::error::CudaError;
@@ -79,7 +79,7 @@ impl Module {
             Some(known) => *known,
             None => self.find(grid.entry)?,
         };
-        let words = grid.words.len() * 8;
+        let words = grid.words.iter().map(Word::count).sum::<usize>() * 8;
         if let Some(expected) = known.parameter.filter(|&expected| expected != words) {
             return Err(CudaError::Unsupported {
                 what: format!("a launch of `{}`", grid.entry),

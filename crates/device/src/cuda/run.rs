@@ -242,7 +242,7 @@ impl CudaExecutable {
                     let to = self.frames[frame].staging(&self.gpu, index, expected, &self.stream)?;
                     // SAFETY: the staging buffer has `expected` bytes and lives as long as the frame.
                     unsafe { self.gpu.copies.upload(to, &buffer.bytes()[..expected], &self.stream)? };
-                    self.frames[frame].set_input(index, to);
+                    self.frames[frame].set_input(&self.gpu.context, index, to)?;
                 }
                 Memory::Device(memory) => {
                     let address = memory.address();
@@ -254,7 +254,7 @@ impl CudaExecutable {
                         // SAFETY: both have `expected` bytes; the source is borrowed until the run has ended.
                         let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, address, expected, self.stream.handle()) };
                         self.gpu.context.check("cuMemcpyDtoDAsync", code)?;
-                        self.frames[frame].set_input(index, to);
+                        self.frames[frame].set_input(&self.gpu.context, index, to)?;
                     }
                 }
             }
@@ -282,7 +282,7 @@ impl CudaExecutable {
                 return Err(DeviceError::StatePlace { state, expected: "the GPU" });
             }
             for frame in &mut self.frames[..frames] {
-                frame.set_state(state, address);
+                frame.set_state(&self.gpu.context, state, address)?;
             }
             if expected > 0 && self.frames[0].states()[..state].contains(&address) {
                 return Err(DeviceError::SharedState { state });
@@ -296,7 +296,7 @@ impl CudaExecutable {
         if self.frames[frame].input(index) != address && self.program.input_bytes[index] > 0 {
             self.gpu.check_memory(index, address)?;
         }
-        self.frames[frame].set_input(index, address);
+        self.frames[frame].set_input(&self.gpu.context, index, address)?;
         Ok(())
     }
 

@@ -56,9 +56,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
     const int keys = seen(of, last_key(of, sequence), end - 1);
     const u32 seed = DROPOUT ? (u32)*of.g_seed : 0;
     const Tile<STORAGE> own[2] = {{of.g_q + start(of.q, sequence, head), of.q.position, first, end},
-                         {of.g_o + start(of.o, sequence, head), of.o.position, first, end}};
+                                  {of.g_o + start(of.o, sequence, head), of.o.position, first, end}};
     Tile<STORAGE> facing[2] = {{of.g_k + start(of.k, sequence, head), of.k.position, 0, keys},
-                      {of.g_v + start(of.v, sequence, head), of.v.position, 0, keys}};
+                               {of.g_v + start(of.v, sequence, head), of.v.position, 0, keys}};
 
     Pairs r;
     Statistics r_statistics[4];
@@ -113,9 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
     const int first = (int)(blockIdx.x / all_heads) * TILE, keys = (int)of.keys, queries = (int)of.queries, row = first + 4 * y;
     const u32 seed = DROPOUT ? (u32)*of.g_seed : 0;
     const Tile<STORAGE> own[2] = {{of.g_k + start(of.k, sequence, head), of.k.position, first, keys},
-                         {of.g_v + start(of.v, sequence, head), of.v.position, first, keys}};
+                                  {of.g_v + start(of.v, sequence, head), of.v.position, first, keys}};
     Tile<STORAGE> facing[2] = {{of.g_q + start(of.q, sequence, head), of.q.position, 0, queries},
-                      {of.g_o + start(of.o, sequence, head), of.o.position, 0, queries}};
+                               {of.g_o + start(of.o, sequence, head), of.o.position, 0, queries}};
     const float2* g_rows = p.g_rows + of_all * of.queries;
 
     Pairs r;

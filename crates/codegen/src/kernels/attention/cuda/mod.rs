@@ -1,5 +1,6 @@
-//! Attention on CUDA: three kernels of one contract, that of [`kernels::attention`](super). The gradient is in [`backward`].
+//! Attention on CUDA: four kernels of one contract, that of [`kernels::attention`](super). The gradient is in [`backward`].
 //!
+//! - `hopper.cu`: heads of 64 and 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
 //! - `tensor.cu`: 16-bit storage of one type on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `decode.cu`: few queries over many keys, in ranges of keys that a second grid joins.
 //! - `plain.cu`: all the rest.
@@ -8,6 +9,7 @@
 //! is not seen, but where another query of the same tile sees it: then 0 times a value that is not finite is NaN.
 
 pub mod backward;
+mod hopper;
 
 use std::fmt;
 
@@ -16,6 +18,8 @@ use deuteron_graph::Dtype;
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, DropoutRule, HeadStrides};
 use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PHILOX, Word};
 use crate::source::{Geometry, Launch};
+
+pub use hopper::Groups;
 
 /// Up to this many queries attention is decoded: a tile of queries would be mostly empty.
 const DECODE_QUERIES: usize = 8;
@@ -52,6 +56,8 @@ pub struct CudaAttention {
 pub enum Way {
     /// `plain.cu`
     Plain,
+    /// `hopper.cu`
+    Hopper(Groups),
     /// `tensor.cu`
     Tensor(Tiles),
     /// `decode.cu`
@@ -109,6 +115,7 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Way::Plain => write!(f, "{PLAIN_QUERIES} queries by 64 keys, f32 arithmetic"),
+            Way::Hopper(groups) => write!(f, "{} queries by {} keys by warpgroups", groups.queries(), groups.keys),
             Way::Tensor(tiles) => write!(f, "{} queries by {} keys on matrix units", tiles.queries(), tiles.keys),
             Way::Decode { rows: 1, .. } => f.write_str("ranges of keys, a row a block"),
             Way::Decode { rows, .. } => write!(f, "ranges of keys, {rows} rows a block"),
@@ -141,6 +148,9 @@ fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, tar
         return Way::Decode { rows, vector };
     }
     let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16) && kernel.kv == kernel.dtype;
+    if narrow && vector && let Some(groups) = Groups::new(kernel, shape, target) {
+        return Way::Hopper(groups);
+    }
     if narrow && vector && kernel.width.is_multiple_of(16) && target.arch.is_ampere() {
         return Way::Tensor(Tiles::new(kernel, shape, target.processors));
     }
@@ -173,6 +183,10 @@ fn is_aligned(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch)
 pub fn source(attention: CudaAttention) -> CudaSource {
     let (name, constants, own) = match attention.way {
         Way::Plain => ("attention", String::new(), [include_str!("plain.cuh"), include_str!("plain.cu")].join("\n")),
+        Way::Hopper(groups) => {
+            let own = [include_str!("hopper.cuh"), include_str!("hopper.cu")].join("\n");
+            ("attention_hopper", groups.constants(attention.kernel.width), own)
+        }
         Way::Tensor(Tiles { warps, atoms, keys, blocks }) => {
             let constants = format!(
                 "constexpr int WARPS = {warps};\nconstexpr int ATOMS = {atoms};\nconstexpr int KEYS = {keys};\n\
@@ -239,6 +253,7 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
             let blocks = batch * heads * queries.div_ceil(PLAIN_QUERIES);
             (vec![grid("attention_plain", blocks, PLAIN_THREADS, 0, &one)], 0)
         }
+        Way::Hopper(groups) => (vec![groups.grid(&attention.kernel, shape, launch, target.processors)], 0),
         Way::Tensor(tiles) => {
             let blocks = batch * heads * queries.div_ceil(tiles.queries());
             let threads = 32 * tiles.warps as u32;

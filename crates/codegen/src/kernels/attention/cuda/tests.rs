@@ -1,3 +1,5 @@
+mod hopper;
+
 use deuteron_graph::{Dtype, Graph};
 
 use super::super::MAX_WIDTH;
@@ -42,10 +44,10 @@ fn the_kernel_follows_from_sizes_storage_and_alignment() {
     let low = Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 });
     let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
     let prompt = shape([8, 12, 1024, 1024]);
-    assert_eq!(way(causal, prompt, 0, Arch::Sm90a), tall);
+    assert_eq!(way(causal, prompt, 0, Arch::Sm90a), Way::Hopper(Groups::NARROW));
     assert_eq!(way(causal, prompt, 64, Arch::Sm80), tall);
     // Few blocks; a mask that takes registers; offsets and strides of part of a vector; an old GPU; f32.
-    assert_eq!(way(causal, shape([1, 12, 1024, 1024]), 0, Arch::Sm90a), low);
+    assert_eq!(way(causal, shape([1, 12, 1024, 1024]), 0, Arch::Sm80), low);
     assert_eq!(way(kernel(Dtype::F16, AttentionMask::Additive(Dtype::F32)), prompt, 0, Arch::Sm90a), low);
     assert_eq!(way(causal, prompt, 4, Arch::Sm90a), Way::Plain);
     let odd = AttentionShape { k: HeadStrides { position: 65, ..ROW }, ..prompt };
@@ -97,7 +99,7 @@ fn the_words_are_the_fields_of_the_parameter_in_order() {
 
 #[test]
 fn launches_fill_the_machine_and_nothing_launches_nothing() {
-    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let target = CudaTarget::new(Arch::Sm80, 132);
     let list = |kernel: AttentionKernel, sizes: [usize; 4]| {
         let launch = launch(&kernel, shape(sizes), 0);
         let source = render(kernel, &launch, &target);

@@ -1,0 +1,23 @@
+//! Tensor maps: how a GPU's unit that copies tiles finds them.
+
+/// Words of a map in a parameter.
+pub const MAP_WORDS: usize = 16;
+
+/// What the unit that copies tiles into shared memory has to know of an argument: elements of two bytes, up to five axes, the
+/// innermost first and contiguous. A tile is at most 128 bytes along that axis and swizzled by as much; beyond the sizes it is
+/// zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorMap {
+    /// the argument's position in the launch
+    pub position: usize,
+    /// bytes from its start; a multiple of 16
+    pub offset: usize,
+    /// axes, at least 3
+    pub rank: usize,
+    /// elements along each axis, at least 1 and at most 2^32
+    pub sizes: [u64; 5],
+    /// bytes from one index to the next along each axis but the innermost: multiples of 16 below 2^40
+    pub strides: [u64; 4],
+    /// elements of a tile along each axis, at most 256
+    pub tile: [u32; 5],
+}

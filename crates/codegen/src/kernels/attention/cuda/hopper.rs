@@ -1,0 +1,189 @@
+//! What `hopper.cu` takes, how it is cut, and its launches.
+
+use deuteron_graph::Dtype;
+
+use super::words;
+use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
+use crate::cuda::{CudaTarget, Grid, TensorMap, Word};
+use crate::source::Launch;
+
+/// Fewer keys do not fill a tile.
+const LEAST_KEYS: usize = 64;
+/// The kernel counts tiles in 32-bit numbers.
+const MAX_ROWS: usize = 1 << 31;
+/// A stride of a tensor map is below, in elements of two bytes.
+const MAX_STRIDE: usize = 1 << 39;
+/// Bytes of the L2 cache that keys and values of the heads worked on together may take: of an H200's 50 MB, the rest is
+/// for queries and results.
+const SECTION: usize = 32 << 20;
+/// Threads that multiply.
+const MULTIPLIERS: u32 = 256;
+
+/// How a block of `hopper.cu` is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// keys of a tile, as many as elements of a head
+    pub keys: usize,
+    /// tiles of keys, and of values, in shared memory
+    pub stages: usize,
+    /// blocks of a multiprocessor
+    pub blocks: usize,
+    /// whether the two warpgroups share 64 queries, and else have 64 each
+    pub split: bool,
+    /// whether they take turns at products
+    pub turns: bool,
+    /// whether there are only as many blocks as run at once, and else one a tile
+    pub persistent: bool,
+}
+
+impl Groups {
+    // Times on an H200, 2026-11-15, causal bf16, in microseconds.
+
+    /// Heads of 64: two blocks a multiprocessor hide each other's softmax. 8 x 12 heads of 1024 take 42.9 (cuDNN 50),
+    /// 4 x 12 of 4096 take 239 (cuDNN 262).
+    pub const NARROW: Groups = Groups { keys: 64, stages: 4, blocks: 2, split: false, turns: false, persistent: false };
+    /// Heads of 64 where tiles are few: half the queries a block, half the keys a warpgroup. 12 heads of 1024 take 10.2, with
+    /// [`Groups::NARROW`] 15.9 (cuDNN 16.8).
+    pub const NARROW_FEW: Groups =
+        Groups { keys: 64, stages: 6, blocks: 1, split: true, turns: false, persistent: true };
+    /// Heads of 128. 4 x 16 heads of 4096 take 497, with as many blocks as run at once 575.
+    pub const WIDE: Groups = Groups { keys: 128, stages: 2, blocks: 1, split: false, turns: true, persistent: false };
+    /// Heads of 128 where tiles are few: 2 x 16 heads of 1024 take 22.6, with a block a tile 26.3.
+    pub const WIDE_FEW: Groups = Groups { persistent: true, ..Groups::WIDE };
+
+    /// For a launch whose rows all start at multiples of 16 bytes, if the kernel takes it.
+    pub(super) fn new(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> Option<Groups> {
+        let tiles = shape.batch * shape.heads * shape.queries.div_ceil(128);
+        // Fewer than fill the machine twice leave part of it idle in the second turn.
+        let groups = match (kernel.width, tiles < 2 * target.processors) {
+            (64, false) => Groups::NARROW,
+            (64, true) => Groups::NARROW_FEW,
+            (128, false) => Groups::WIDE,
+            (128, true) => Groups::WIDE_FEW,
+            _ => return None,
+        };
+        let plain = kernel.dropout.is_none() && kernel.scale >= 1e-30;
+        let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16);
+        let masked = match kernel.mask {
+            AttentionMask::Full => true,
+            AttentionMask::Causal => shape.keys.abs_diff(shape.queries).is_multiple_of(groups.keys),
+            AttentionMask::Additive(_) | AttentionMask::Cached => false,
+        };
+        let sized = shape.keys >= LEAST_KEYS && shape.batch * shape.heads * shape.queries < MAX_ROWS;
+        let mapped = Rows::all(kernel, shape).iter().all(Rows::has_map);
+        (target.arch.has_wgmma() && narrow && plain && masked && sized && mapped).then_some(groups)
+    }
+
+    /// Queries of a block.
+    pub fn queries(&self) -> usize {
+        if self.split { 64 } else { 128 }
+    }
+
+    /// Threads of a block: beside one block of a multiprocessor a whole warpgroup fetches, as only such give registers away.
+    pub fn threads(&self) -> u32 {
+        MULTIPLIERS + if self.blocks == 1 { 128 } else { 32 }
+    }
+
+    /// Bytes of shared memory: queries, rings of keys and values, the result; what warpgroups join; barriers; what the start is moved
+    /// by to be a multiple of 1024.
+    pub fn shared(&self, width: usize) -> usize {
+        let rows = 2 * self.queries() + 2 * self.stages * self.keys;
+        let joined = if self.split { (width / 2 + 4) * 128 * 4 } else { 0 };
+        rows * width * 2 + joined + (4 * self.stages + 2) * 8 + 1024
+    }
+
+    /// The constants of the text.
+    pub(super) fn constants(&self, width: usize) -> String {
+        let Groups { keys, stages, blocks, split, turns, .. } = self;
+        format!(
+            "constexpr int KEYS = {keys};\nconstexpr int STAGES = {stages};\nconstexpr int BLOCKS = {blocks};\n\
+             constexpr bool SPLIT = {split};\nconstexpr bool TURNS = {turns};\nconstexpr int SHARED = {};\n",
+            self.shared(width)
+        )
+    }
+
+    /// The grid of a launch.
+    pub(super) fn grid(
+        &self,
+        kernel: &AttentionKernel,
+        shape: &AttentionShape,
+        launch: &Launch,
+        processors: usize,
+    ) -> Grid {
+        let tiles = shape.batch * shape.heads * shape.queries.div_ceil(self.queries());
+        let blocks = if self.persistent { tiles.min(processors * self.blocks) } else { tiles };
+        let rows = |operand| if operand == AttentionOperand::Q { self.queries() } else { self.keys };
+        let maps = Rows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, launch, rows(all.operand))));
+        // As `hopper.cu` lists them. The last one makes the parameter a multiple of a map's alignment.
+        let ending = [Word::Number(section(kernel, shape) as u64), Word::Number(0)];
+        Grid {
+            entry: "attention_hopper",
+            blocks: [blocks as u32, 1, 1],
+            threads: self.threads(),
+            cluster: 1,
+            shared: self.shared(kernel.width) as u32,
+            words: maps.into_iter().chain(words(kernel, shape, launch, 1)).chain(ending).collect(),
+        }
+    }
+}
+
+/// Rows that come by a tensor map.
+#[derive(Debug, Clone, Copy)]
+struct Rows {
+    operand: AttentionOperand,
+    strides: HeadStrides,
+    batch: usize,
+    heads: usize,
+    positions: usize,
+}
+
+impl Rows {
+    fn all(kernel: &AttentionKernel, shape: &AttentionShape) -> [Rows; 3] {
+        let &AttentionShape { batch, heads, queries, keys, q, k, v, .. } = shape;
+        let key_heads = heads / kernel.group.max(1);
+        [
+            Rows { operand: AttentionOperand::Q, strides: q, batch, heads, positions: queries },
+            Rows { operand: AttentionOperand::K, strides: k, batch, heads: key_heads, positions: keys },
+            Rows { operand: AttentionOperand::V, strides: v, batch, heads: key_heads, positions: keys },
+        ]
+    }
+
+    /// Positions, heads and sequences: how many, and elements from one to the next.
+    fn axes(&self) -> [(usize, usize); 3] {
+        let HeadStrides { batch, head, position } = self.strides;
+        [(self.positions, position), (self.heads, head), (self.batch, batch)]
+    }
+
+    /// Whether there is a map: no axis of more than one index repeats, and none goes too far.
+    fn has_map(&self) -> bool {
+        self.axes().iter().all(|&(size, step)| size <= 1 || (1..MAX_STRIDE).contains(&step))
+    }
+
+    /// A row of 128 elements is two pieces of 64, an axis of their own: a tile is the first pieces of its rows, then the
+    /// second ones.
+    fn map(&self, kernel: &AttentionKernel, launch: &Launch, rows: usize) -> TensorMap {
+        let position = kernel.operands().iter().position(|&known| known == self.operand).unwrap_or(0);
+        let offset = launch.args.get(position).map_or(0, |arg| arg.offset * kernel.dtype.bytes());
+        // An axis of one index may have any stride, and a map has none of 0.
+        let [(p, by_p), (h, by_h), (b, by_b)] =
+            self.axes().map(|(size, step)| (size as u64, if size <= 1 { 16 } else { 2 * step as u64 }));
+        let rows = rows as u32;
+        match kernel.width {
+            128 => {
+                let (sizes, strides) = ([64, p, 2, h, b], [by_p, 128, by_h, by_b]);
+                TensorMap { position, offset, rank: 5, sizes, strides, tile: [64, rows, 2, 1, 1] }
+            }
+            _ => {
+                let (sizes, strides) = ([64, p, h, b, 1], [by_p, by_h, by_b, 16]);
+                TensorMap { position, offset, rank: 4, sizes, strides, tile: [64, rows, 1, 1, 1] }
+            }
+        }
+    }
+}
+
+/// Heads worked on together: as many as have room in the cache, evened out.
+fn section(kernel: &AttentionKernel, shape: &AttentionShape) -> usize {
+    let heads = shape.batch * shape.heads;
+    let fit = (SECTION / (shape.keys * kernel.width * 4).max(1)).max(1);
+    heads.div_ceil(heads.div_ceil(fit).max(1)).max(1)
+}
