@@ -78,6 +78,9 @@ unsafe fn tile<S: Simd>(simd: S, forward: &Forward, output: &mut Output, work: W
     let (padded, lanes) = (attention.padded(), work.rows.next_multiple_of(16));
     // SAFETY: a tile of queries and of keys fits every place; the tensors hold the positions of the task.
     unsafe {
+        if let Output::Store(heads) = output {
+            stored(attention, heads, (work.batch, work.head, work.query), work.rows).claim(simd);
+        }
         let queries = stored(attention, &inputs.q, (work.batch, work.head, work.query), work.rows);
         queries.widen(simd, places.rows, padded, lanes);
         let from = places.rows;

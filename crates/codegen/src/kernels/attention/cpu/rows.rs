@@ -45,6 +45,18 @@ impl Stored {
         }
     }
 
+    /// Asks for the rows, to be written later. They may lie far from each other, where the machine does not see what comes next.
+    pub fn claim<S: Simd>(&self, simd: S) {
+        let bytes = self.dtype.bytes();
+        for row in 0..self.rows {
+            let first = self.address.wrapping_add(row * self.stride * bytes);
+            let before = first.addr() % 64;
+            for line in (0..before + self.width * bytes).step_by(64) {
+                simd.prefetch_to_write(first.wrapping_sub(before).wrapping_add(line));
+            }
+        }
+    }
+
     /// The rows in `f32`: where they are, or widened into `to` with rows of `padded` elements.
     ///
     /// # Safety
