@@ -90,7 +90,7 @@ fn needs_of(text: &str) -> Needs {
         let rest = &text[start + attribute.len()..];
         let body = rest.split(&format!("\n{indent}}}")).next().unwrap_or(rest);
         let opens = |words: &[&str]| words.iter().any(|word| body.contains(word));
-        if opens(&["= gpu(", "= guarded_gpu(", "= Gpu::new("]) {
+        if opens(&["= gpu(", "= guarded_gpu(", "= hopper(", "= Gpu::new("]) {
             needs.gpu += 1;
         } else if opens(&["= compiler("]) {
             needs.nvrtc += 1;
