@@ -337,3 +337,40 @@ impl Grid {
         unsafe { sys::cuLaunchKernelEx(&config, self.function.0, parameters.as_mut_ptr(), std::ptr::null_mut()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use deuteron_codegen::cuda::MAP_WORDS;
+
+    use super::*;
+
+    #[test]
+    fn a_map_takes_its_words_and_what_follows_stands_behind_it() {
+        let mut program = Program {
+            steps: Vec::new(),
+            words: vec![7],
+            fixes: Vec::new(),
+            input_bytes: Vec::new(),
+            input_alignment: Vec::new(),
+            state_bytes: Vec::new(),
+            state_alignment: Vec::new(),
+            outputs: Vec::new(),
+            arena: 0,
+            workspace: 0,
+        };
+        let (sizes, strides, tile) = ([64, 9, 2, 1, 1], [128, 1152, 16, 16], [64, 64, 1, 1, 1]);
+        let map = TensorMap { position: 1, offset: 32, rank: 4, sizes, strides, tile };
+        let words = [Word::Map(map), Word::Number(5), Word::Argument { position: 0, offset: 8 }];
+        let places = [Place::Output(0), Place::Input(0)];
+        let taken = program.lay_out(0, &words, &places).unwrap();
+        assert_eq!(taken, 1..1 + MAP_WORDS + 2);
+        assert_eq!(program.words[taken], [[0; MAP_WORDS].as_slice(), &[5, 0]].concat());
+        let [first, second] = &program.fixes[..] else { panic!("{:?}", program.fixes) };
+        assert!(matches!(first.target, Target::Place(Place::Input(0))) && first.word == 1, "{first:?}");
+        assert!(matches!(&first.value, Value::Map(found) if **found == map), "{first:?}");
+        assert!(matches!(second.target, Target::Place(Place::Output(0))) && second.word == 18, "{second:?}");
+        assert!(matches!(second.value, Value::Address(8)), "{second:?}");
+        // A map of what the launch does not have.
+        assert!(program.lay_out(0, &[Word::Map(TensorMap { position: 2, ..map })], &places).is_err());
+    }
+}

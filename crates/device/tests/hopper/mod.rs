@@ -253,6 +253,7 @@ fn maps_follow_inputs_that_move() {
     let Some(device) = hopper() else { return };
     let kernel = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, false);
     let cases = [1.0, 0.5, 2.0].map(|spread| Case::new(kernel, [2, 3, 200, 200], spread));
+    assert!(matches!(chosen(&device, &cases[0]), Way::Hopper(_)));
     let wanted = cases.each_ref().map(|case| case.run(&device, None));
     assert!(wanted[0] != wanted[1] && wanted[1] != wanted[2]);
     let (mut executable, _) = cases[0].load(&device, None);

@@ -101,6 +101,35 @@ static __device__ __forceinline__ void add_dq(const Attention& p, const Place& a
     add_weighted(r_dq, r_s, s_k, at.lane);
 }
 
+// Keys and values that a block goes over: `end` of them, `own` of which its warp works on, in two stages of shared memory.
+struct Walk {
+    Element* s_stages;
+    const Element *g_k, *g_v;
+    u64 k_stride, v_stride;
+    int end, own, stage;
+};
+
+// All tiles, the first of which is there; the last brings the first again if another pass follows.
+template <bool LAST, typename Work> static __device__ __forceinline__ void each_tile(Walk& walk, const Work& work) {
+#pragma unroll 1
+    for (int tile = 0; tile < walk.end; tile += Q_KEYS) {
+        const int next = tile + Q_KEYS < walk.end ? tile + Q_KEYS : 0;
+        if (next > 0 || !LAST) {
+            Element* s_next = walk.s_stages + (walk.stage ^ 1) * Q_STAGE;
+            load_rows<Q_KEYS, Q_THREADS>(s_next, walk.g_k, walk.k_stride, next, walk.end);
+            load_rows<Q_KEYS, Q_THREADS>(s_next + Q_KEYS * ROW, walk.g_v, walk.v_stride, next, walk.end);
+        }
+#pragma unroll 1
+        for (int part = 0; part < Q_KEYS && tile + part < walk.own; part += Q_INNER) {
+            const Element* s_k = walk.s_stages + walk.stage * Q_STAGE + part * ROW;
+            work(s_k, s_k + Q_KEYS * ROW, tile + part);
+        }
+        wait_copies();
+        __syncthreads();
+        walk.stage ^= 1;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queries(const __grid_constant__ Backward p) {
     extern __shared__ uint4 s_memory[];
     const Attention& of = p.of;
@@ -137,32 +166,12 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
         hold_left(own.q, own.s_q, lane);
         hold_left(own.slope, own.s_slope, lane);
     }
-    // All tiles of keys; the last brings the first again if another pass follows.
-    int stage = 0;
-    const auto each_tile = [&](bool last_pass, auto&& work) {
-#pragma unroll 1
-        for (int tile = 0; tile < block_end; tile += Q_KEYS) {
-            const int next = tile + Q_KEYS < block_end ? tile + Q_KEYS : 0;
-            if (next > 0 || !last_pass) {
-                Element* s_next = s_stages + (stage ^ 1) * Q_STAGE;
-                load_rows<Q_KEYS, Q_THREADS>(s_next, g_k, of.k.position, next, block_end);
-                load_rows<Q_KEYS, Q_THREADS>(s_next + Q_KEYS * ROW, g_v, of.v.position, next, block_end);
-            }
-#pragma unroll 1
-            for (int part = 0; part < Q_KEYS && tile + part < warp_end; part += Q_INNER) {
-                const Element* s_k = s_stages + stage * Q_STAGE + part * ROW;
-                work(s_k, s_k + Q_KEYS * ROW, tile + part);
-            }
-            wait_copies();
-            __syncthreads();
-            stage ^= 1;
-        }
-    };
+    Walk walk = {s_stages, g_k, g_v, of.k.position, of.v.position, block_end, warp_end, 0};
 
     Statistics r[2 * Q_ATOMS];
 #pragma unroll
     for (int row = 0; row < 2 * Q_ATOMS; ++row) clear(r[row]);
-    each_tile(false, [&](const Element* s_k, const Element* s_v, int key) {
+    each_tile<false>(walk, [&](const Element* s_k, const Element* s_v, int key) {
         if (key + Q_INNER <= warp_whole) {
             count<false>(of, at, own, r, s_k, s_v, key);
         } else {
@@ -178,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
     }
 
     float r_dq[Q_ATOMS][WIDTH / 8][4] = {};
-    each_tile(true, [&](const Element* s_k, const Element* s_v, int key) {
+    each_tile<true>(walk, [&](const Element* s_k, const Element* s_v, int key) {
         if (key + Q_INNER <= warp_whole) {
             add_dq<false>(of, at, own, r_dq, r_rows, s_k, s_v, key);
         } else {
