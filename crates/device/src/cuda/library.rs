@@ -9,7 +9,8 @@
 //! process uses one copy of a library, the first: a later search with other folders changes nothing. And where the
 //! loader's path holds an unversioned `libnvrtc.so`, cudarc takes that one; `path()` says which one it was.
 //!
-//! NVRTC needs `libnvrtc-builtins` beside it, and finds it there by its own `RPATH=$ORIGIN` (seen in 13.4).
+//! NVRTC opens `libnvrtc-builtins` by name. Some find the file beside them by their own `RPATH=$ORIGIN` (13.4), some do not (13.0, as a
+//! Python package), so it is loaded from there first.
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -78,6 +79,9 @@ pub fn nvrtc(search: &Search) -> Result<Nvrtc, CudaError> {
     })?;
     let version = (major.unsigned_abs(), minor.unsigned_abs());
     new_enough(&NVRTC, &path, version)?;
+    // Where it is missing, the first compilation says so.
+    let builtins = path.with_file_name(format!("libnvrtc-builtins.so.{}.{}", version.0, version.1));
+    let _ = open(builtins.as_os_str(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
     Ok(Nvrtc { path, version })
 }
 

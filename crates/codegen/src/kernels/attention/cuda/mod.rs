@@ -148,7 +148,10 @@ fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, tar
         return Way::Decode { rows, vector };
     }
     let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16) && kernel.kv == kernel.dtype;
-    if narrow && vector && let Some(groups) = Groups::new(kernel, shape, target) {
+    if narrow
+        && vector
+        && let Some(groups) = Groups::new(kernel, shape, target)
+    {
         return Way::Hopper(groups);
     }
     if narrow && vector && kernel.width.is_multiple_of(16) && target.arch.is_ampere() {
