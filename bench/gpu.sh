@@ -176,6 +176,7 @@ part_bench() {
     run overhead_row
     run "$deuteron" bench add_act --ladder --device cuda
     run "$deuteron" bench norm_act --ladder --device cuda
+    run "$deuteron" bench attention --ladder --device cuda
 }
 
 part_peers() {

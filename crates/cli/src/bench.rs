@@ -17,8 +17,8 @@ use crate::show;
 pub struct Arguments {
     /// Ops of the catalogue [default: all]; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl
     ops: Vec<String>,
-    /// Rows, one or more
-    #[arg(long, value_delimiter = ',', default_value = "1024,65536")]
+    /// Rows, one or more [default: 1024,65536; of the ladder of attention 1024,8192]
+    #[arg(long, value_delimiter = ',')]
     rows: Vec<usize>,
     /// Columns, one or more
     #[arg(long, value_delimiter = ',', default_value = "768")]
@@ -26,9 +26,9 @@ pub struct Arguments {
     /// Elements of a tensor of 1024 columns, instead of rows and columns
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["rows", "cols"])]
     elements: Vec<usize>,
-    /// f32, f16 or bf16; of a model also int8, its weights as bytes
-    #[arg(long, default_value = "f32")]
-    dtype: String,
+    /// f32, f16 or bf16; of a model also int8, its weights as bytes [default: f32; of the ladder of attention bf16]
+    #[arg(long)]
+    dtype: Option<String>,
     #[command(flatten)]
     model: ModelArguments,
     /// Activation of the ops that have one: gelu, gelu_erf, silu, relu
@@ -40,7 +40,8 @@ pub struct Arguments {
     /// Run the unfused and the fused plan exactly once each and print their kernels in order: for a profiler
     #[arg(long)]
     once: bool,
-    /// Time every step from a scalar kernel to the generated one instead: add_act and norm_act
+    /// Time every step from a naive kernel to the generated one instead: of add_act and norm_act if no op is
+    /// named, and of attention
     #[arg(long, conflicts_with = "once")]
     ladder: bool,
     /// On a GPU, measure the launch shapes of all kernels first, of both plans, and store what wins for later commands
@@ -54,7 +55,8 @@ pub struct Arguments {
     /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
     /// unfused_graph_us, eager_us, bytes_eager, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
     /// bytes_written, registers, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}; with --once of {op,
-    /// direction, rows, cols, dtype, plans}; of a model {model, device, weights, phases}
+    /// direction, rows, cols, dtype, plans}; with --ladder of {op, rows, cols, dtype, device, rung, about, verified, worst_ratio, us,
+    /// gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}; of a model {model, device, weights, phases}
     #[arg(long)]
     json: bool,
 }
@@ -67,7 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     if let [name] = arguments.ops.as_slice()
         && let Ok(config) = Config::find(name)
     {
-        let report = arguments.model.run(&engine, &config, arguments.dtype.parse()?)?;
+        let report = arguments.model.run(&engine, &config, arguments.dtype.as_deref().unwrap_or("f32").parse()?)?;
         if arguments.json {
             show::json(&report)?;
         } else {
@@ -205,12 +207,23 @@ fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcom
             format!("{:.2}x", row.speedup),
             format!("{:.1}", row.gbps),
             format!("{:.0} %", 100.0 * row.fraction_of_copy),
+            row.tflops.map_or("-".into(), |tflops| format!("{tflops:.1}")),
             row.registers.map_or("-".into(), |registers| registers.to_string()),
             format!("{:.2}{}", row.worst_ratio, if row.verified { "" } else { " WRONG" }),
         ]
     });
-    let header =
-        ["op", "rung", "what is new", "time", "of first", "GB/s", "of copy", "registers", "error of its bound"];
+    let header = [
+        "op",
+        "rung",
+        "what is new",
+        "time",
+        "of first",
+        "GB/s",
+        "of copy",
+        "TFLOP/s",
+        "registers",
+        "error of its bound",
+    ];
     println!("{}", show::table(&header, lines.collect(), 3));
     if let Some(row) = rows.first() {
         println!("{}, medians, rungs in turn.", row.device);
@@ -219,7 +232,6 @@ fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcom
 }
 
 fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
-    let dtype = float(&arguments.dtype)?;
     let ops = match arguments.ops.is_empty() {
         true if arguments.ladder => vec![FusedOp::find("add_act")?, FusedOp::find("norm_act")?],
         true => FusedOp::catalog(),
@@ -228,27 +240,33 @@ fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
     let Some(act) = Activation::ALL.into_iter().find(|act| act.name() == arguments.act) else {
         bail!("unknown activation `{}`; expected gelu, gelu_erf, silu or relu", arguments.act);
     };
-    let mut sizes = Vec::new();
-    for &elements in &arguments.elements {
-        sizes.push((elements.div_ceil(1024), 1024.min(elements)));
-    }
-    if arguments.elements.is_empty() {
-        for &rows in &arguments.rows {
-            sizes.extend(arguments.cols.iter().map(|&cols| (rows, cols)));
+    let mut cases = Vec::new();
+    for op in ops.into_iter().filter(|op| !arguments.backward || op.has_backward()) {
+        // Its rungs are written for bf16, and the first of them have all scores in memory.
+        let (rows, dtype) = match op {
+            FusedOp::Attention { .. } if arguments.ladder => ([1024, 8192], "bf16"),
+            _ => ([1024, 65536], "f32"),
+        };
+        let dtype = float(arguments.dtype.as_deref().unwrap_or(dtype))?;
+        for (rows, cols) in sizes(arguments, &rows)? {
+            cases.push(BenchCase { op: op.with_activation(act), rows, cols, dtype, backward: arguments.backward });
         }
+    }
+    Ok(cases)
+}
+
+/// Rows and columns, of these rows where none are given.
+fn sizes(arguments: &Arguments, rows: &[usize]) -> Result<Vec<(usize, usize)>> {
+    let rows = if arguments.rows.is_empty() { rows } else { &arguments.rows };
+    let elements = arguments.elements.iter().map(|&elements| (elements.div_ceil(1024), 1024.min(elements)));
+    let mut sizes: Vec<(usize, usize)> = elements.collect();
+    if sizes.is_empty() {
+        sizes.extend(rows.iter().flat_map(|&rows| arguments.cols.iter().map(move |&cols| (rows, cols))));
     }
     if sizes.iter().any(|&(rows, cols)| rows == 0 || cols == 0) {
         bail!("rows, columns and elements must be at least 1");
     }
-    let mut cases = Vec::new();
-    for op in ops {
-        for &(rows, cols) in &sizes {
-            if !arguments.backward || op.has_backward() {
-                cases.push(BenchCase { op: op.with_activation(act), rows, cols, dtype, backward: arguments.backward });
-            }
-        }
-    }
-    Ok(cases)
+    Ok(sizes)
 }
 
 fn print(rows: &[BenchRow]) {

@@ -166,11 +166,17 @@ fn plans_run_once_for_a_profiler() {
 
 #[test]
 fn a_ladder_ends_with_the_generated_kernel() {
-    let words = ["bench", "add_act", "--ladder", "--rows", "64", "--cols", "64", "--json", "--device", "cpu"];
-    let rungs = json(&words);
-    let rungs = rungs.as_array().unwrap();
-    assert!(rungs.len() > 1 && rungs.iter().all(|rung| rung["verified"] == true), "{rungs:?}");
-    assert_eq!(rungs[rungs.len() - 1]["rung"], "generated");
+    let ladder = |op: &str| {
+        let rungs = json(&["bench", op, "--ladder", "--rows", "64", "--cols", "64", "--json", "--device", "cpu"]);
+        let rungs = rungs.as_array().unwrap().clone();
+        assert!(rungs.len() > 1 && rungs.iter().all(|rung| rung["verified"] == true), "{rungs:?}");
+        assert_eq!(rungs[rungs.len() - 1]["rung"], "generated");
+        rungs
+    };
+    let rungs = ladder("add_act");
+    assert!(rungs.iter().all(|rung| rung["dtype"] == "f32" && rung["tflops"].is_null()), "{rungs:?}");
+    let rungs = ladder("attention");
+    assert!(rungs.iter().all(|rung| rung["dtype"] == "bf16" && rung["tflops"].as_f64() > Some(0.0)), "{rungs:?}");
 }
 
 #[test]

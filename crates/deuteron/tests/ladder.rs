@@ -4,9 +4,9 @@ use std::io::Write as _;
 
 use deuteron::cuda::{self, Arch, Compiler, Search};
 use deuteron::{Dtype, FusedOp, Machine, Strategy, Target, plan};
-use deuteron_codegen::cuda::{CudaCatalog, CudaTarget, grids};
-use deuteron_codegen::kernels::row::ladder::Ladder;
-use deuteron_codegen::{Backend, Source, render};
+use deuteron_codegen::cuda::{CudaCatalog, CudaSource, CudaTarget, Grids, Word, grids};
+use deuteron_codegen::kernels::ladder::Ladder;
+use deuteron_codegen::{Backend, Launch, Source, render};
 use deuteron_device::cuda::nvrtc::Request;
 use deuteron_testkit::hardware;
 
@@ -20,35 +20,120 @@ fn compiler() -> Option<Compiler> {
     }
 }
 
+/// The only kernel of an op, as it is generated.
+fn generated(name: &str, rows: usize, cols: usize, dtype: Dtype, target: &CudaTarget) -> (CudaSource, Launch) {
+    let machine = Machine::profile("h200").unwrap();
+    let op = FusedOp::find(name).unwrap();
+    let graph = op.graph(&op.operand_types(rows, cols, dtype)).unwrap();
+    let plan = plan(&graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
+    assert_eq!(plan.groups.len(), 1, "{name}");
+    let (source, launch) = render(&plan.groups[0].draft(&graph, &plan.placement), &Backend::Cuda(target.clone()));
+    let Source::Cuda(source) = source else { panic!("{name} is no CUDA kernel") };
+    (source, launch)
+}
+
+/// Compiles a rung and gives the spills of each of its launches.
+fn spills(compiler: &Compiler, source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Vec<u32> {
+    let request = Request { name: &source.name, text: &source.text, arch: target.arch.name(), options: &[] };
+    let cubin = compiler.compile(&request).unwrap_or_else(|error| panic!("{error}"));
+    let grids = grids(source, launch, target).list;
+    assert!(!grids.is_empty(), "{}", source.name);
+    grids.iter().map(|grid| cubin.entry(grid.entry).unwrap().spill_stores).collect()
+}
+
 #[test]
 fn every_rung_compiles_and_none_spills() {
     let Some(compiler) = compiler() else { return };
-    let machine = Machine::profile("h200").unwrap();
     for (name, cols) in [("add_act", 1024), ("norm_act", 768), ("norm_act", 4096)] {
         let ladder = Ladder::of(name).unwrap();
         for dtype in [Dtype::F32, Dtype::Bf16] {
             for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm90a] {
-                let op = FusedOp::find(name).unwrap();
-                let graph = op.graph(&op.operand_types(1000, cols, dtype)).unwrap();
-                let target = Target { machine: &machine, catalog: &CudaCatalog };
-                let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
-                let cuda_target = CudaTarget::new(arch, 132);
-                let backend = Backend::Cuda(cuda_target.clone());
-                let (source, launch) = render(&plan.groups[0].draft(&graph, &plan.placement), &backend);
-                let Source::Cuda(generated) = source else { panic!("{name} is no CUDA kernel") };
+                let target = CudaTarget::new(arch, 132);
+                let (generated, launch) = generated(name, 1000, cols, dtype, &target);
                 for rung in ladder.rungs() {
-                    let source = ladder.source(rung, &generated, dtype).unwrap();
-                    let request = Request { name: rung.name, text: &source.text, arch: arch.name(), options: &[] };
-                    let cubin = compiler.compile(&request).unwrap_or_else(|error| panic!("{error}"));
-                    let entry = cubin.entry("row").unwrap();
+                    let source = rung.source(&generated, &launch, &target).unwrap();
+                    let spills = spills(&compiler, &source, &launch, &target);
                     // The whole row of 4096 columns does not fit a warp's registers: that is what the rung shows.
                     let fits = cols < 4096 || rung.name != "l5_row_in_registers";
-                    assert!(!fits || entry.spill_stores == 0, "{} {dtype} {arch}: {entry:?}", rung.name);
-                    let grid = &grids(&source, &launch, &cuda_target).list[0];
+                    assert!(!fits || spills == [0], "{} {dtype} {arch}: {spills:?}", rung.name);
+                    let grid = &grids(&source, &launch, &target).list[0];
                     assert!(grid.blocks[0] as usize * grid.threads as usize >= 1000, "{}: {grid:?}", rung.name);
                 }
-                assert!(ladder.source(&ladder.rungs()[0], &generated, Dtype::F16).is_none());
             }
         }
     }
+}
+
+#[test]
+fn every_rung_of_attention_compiles_and_none_spills() {
+    let Some(compiler) = compiler() else { return };
+    for rows in [517, 1024, 8192] {
+        // The tiles of the third rung are too much for the shared memory of sm_75.
+        for (arch, count) in [(Arch::Sm75, 2), (Arch::Sm80, 5), (Arch::Sm90a, 6)] {
+            let target = CudaTarget::new(arch, 132);
+            let (generated, launch) = generated("attention", rows, 768, Dtype::Bf16, &target);
+            let rungs: Vec<_> = Ladder::Attention.rungs().iter().filter(|rung| rung.is_for(arch)).collect();
+            assert_eq!(rungs.len(), count, "{arch}");
+            let mut last = None;
+            for rung in rungs {
+                let source = rung.source(&generated, &launch, &target).unwrap();
+                // Only the two shipped kernels have texts that follow from the shape.
+                if rows == 8192 || matches!(rung.name, "l5_pipelined" | "l6_warpgroups") {
+                    let spills = spills(&compiler, &source, &launch, &target);
+                    assert!(spills.iter().all(|&spills| spills == 0), "{} {rows} {arch}: {spills:?}", rung.name);
+                }
+                last = Some(source);
+            }
+            // Where there are matrix units, the highest rung is what is generated.
+            assert_eq!(last.as_ref() == Some(&generated), arch.is_ampere(), "{rows} {arch}");
+        }
+    }
+}
+
+#[test]
+fn a_rung_is_made_only_for_what_it_is_written_for() {
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let all = |ladder: Ladder, generated: &CudaSource, launch: &Launch| {
+        ladder.rungs().iter().filter_map(|rung| rung.source(generated, launch, &target)).count()
+    };
+    let of = |name: &str, cols: usize, dtype: Dtype| generated(name, 1000, cols, dtype, &target);
+    let (source, launch) = of("attention", 768, Dtype::Bf16);
+    assert_eq!(all(Ladder::Attention, &source, &launch), 6);
+    assert_eq!(all(Ladder::NormAct, &source, &launch), 0);
+    for (name, cols, dtype) in [
+        ("attention", 768, Dtype::F16),
+        ("attention", 768, Dtype::F32),
+        ("attention", 80, Dtype::Bf16),
+        ("norm_act", 768, Dtype::F16),
+        ("add_act", 768, Dtype::F16),
+    ] {
+        let (source, launch) = of(name, cols, dtype);
+        assert_eq!(all(Ladder::of(name).unwrap(), &source, &launch), 0, "{name} {cols} {dtype}");
+    }
+}
+
+#[test]
+fn launches_of_attention_cover_all_rows_and_share_scores() {
+    let target = CudaTarget::new(Arch::Sm80, 132);
+    let (generated, launch) = generated("attention", 517, 128, Dtype::Bf16, &target);
+    let made = |index: usize| {
+        let source = Ladder::Attention.rungs()[index].source(&generated, &launch, &target).unwrap();
+        let Grids { list, workspace, .. } = grids(&source, &launch, &target);
+        let grids: Vec<_> = list.iter().map(|grid| (grid.entry, grid.blocks, grid.threads, grid.shared)).collect();
+        (grids, workspace, list[0].words.clone())
+    };
+    // Two heads of 517 positions: 9 tiles, 1034 rows.
+    let scores = 2 * 517 * 517 * 4;
+    let naive = [("scores", [3, 517, 2], 256, 0), ("softmax", [5, 1, 1], 256, 0), ("values", [259, 1, 1], 256, 0)];
+    assert_eq!((&made(0).0[..], made(0).1), (&naive[..], scores));
+    let tiled = [("scores", [9, 9, 2], 256, 0), ("softmax", [130, 1, 1], 256, 0), ("values", [9, 2, 1], 256, 0)];
+    assert_eq!((&made(1).0[..], made(1).1), (&tiled[..], scores));
+    assert_eq!((made(2).0, made(2).1), (vec![("attention", [9, 2, 1], 256, 69_632)], 0));
+    assert_eq!((made(3).0, made(3).1), (vec![("attention", [9, 2, 1], 128, 0)], 0));
+    // As `parameters.cuh` lists them.
+    let arguments = (0..4).map(|position| Word::Argument { position, offset: 0 });
+    let sizes = [Word::Number(2), Word::Number(517)];
+    let expected: Vec<Word> = arguments.clone().chain([Word::Workspace(0)]).chain(sizes).collect();
+    assert_eq!(made(0).2, expected);
+    assert_eq!(made(2).2[4], Word::Number(0));
 }

@@ -1,5 +1,5 @@
 //! Hand-written kernels, a folder a family.
 
 pub mod attention;
+pub mod ladder;
 pub mod matmul;
-pub mod row;

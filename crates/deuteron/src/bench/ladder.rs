@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::kernels::row::ladder::{Ladder, Rung, WIDEST};
-use deuteron_codegen::{Backend, Source, render};
+use deuteron_codegen::cuda::{CudaSource, CudaTarget};
+use deuteron_codegen::kernels::ladder::{Ladder, Rung, WIDEST};
+use deuteron_codegen::{Backend, Launch, Source, render};
 use deuteron_device::{Cpu, Launching};
-use deuteron_graph::Graph;
-use deuteron_plan::{Layout, Strategy, plan};
+use deuteron_graph::{Graph, Mask};
+use deuteron_plan::{Layout, Plan, Strategy, plan};
 use serde::Serialize;
 
 use super::device::{Sets, repeats, rotation};
@@ -24,6 +25,9 @@ use crate::verify::Expected;
 
 /// Rows at which rungs are checked; they are timed at the rows that were asked for.
 const CHECKED_ROWS: usize = 517;
+
+/// Rows and columns at which those of attention are checked as well: two sequences of two heads.
+const CHECKED_SEQUENCES: (usize, usize) = (2048, 128);
 
 /// Samples of each rung, taken in turn.
 const ROUNDS: usize = 7;
@@ -57,6 +61,8 @@ pub struct LadderRow {
     pub copy_gbps: f64,
     /// the ratio of the two
     pub fraction_of_copy: f64,
+    /// multiplications and additions of attention's products a second, of the keys that are seen, in TFLOP/s
+    pub tflops: Option<f64>,
     /// over the first rung
     pub speedup: f64,
     /// registers a thread, on a GPU
@@ -76,33 +82,41 @@ struct Step {
 pub fn ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderRow>, Error> {
     let graph = graph(case)?;
     let tensors = seed::inputs(&graph, 1)?;
+    let checks = checks(case)?;
     let measured = match engine.device().backend() {
-        Backend::Cpu => time_on_host(engine, cpu_steps(engine, case, &graph)?, &tensors)?,
-        Backend::Cuda(_) => time_on_device(engine, cuda_steps(engine, case, &graph)?, &tensors)?,
+        Backend::Cpu => time_on_host(engine, cpu_steps(engine, &checks, &graph)?, &tensors)?,
+        Backend::Cuda(target) => time_on_device(engine, cuda_steps(engine, target, case, &checks, &graph)?, &tensors)?,
     };
     Ok(rows(engine, case, measured))
 }
 
 /// Rungs of a CPU: instruction sets on one thread, narrow to wide, then all threads.
-fn cpu_steps(engine: &Engine, case: &BenchCase, graph: &Graph) -> Result<Vec<Step>, Error> {
+fn cpu_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
     let mut steps = Vec::new();
     for isa in Isa::available().into_iter().rev() {
         let alone = Engine::on(Arc::new(Cpu::with(1, isa)));
         let about = format!("vectors of {}, one thread", isa.name());
         let make = |graph: &Graph| Session::new(&alone, graph, Strategy::Greedy);
-        steps.push(step(isa.name().to_string(), about, case, graph, make)?);
+        steps.push(step(isa.name().to_string(), about, checks, graph, make)?);
     }
     let make = |graph: &Graph| Session::new(engine, graph, Strategy::Greedy);
-    steps.push(step("generated".into(), "all threads".into(), case, graph, make)?);
+    steps.push(step("generated".into(), "all threads".into(), checks, graph, make)?);
     Ok(steps)
 }
 
 /// Rungs of a GPU: kernels written by hand, then the generated one.
-fn cuda_steps(engine: &Engine, case: &BenchCase, graph: &Graph) -> Result<Vec<Step>, Error> {
+fn cuda_steps(
+    engine: &Engine,
+    target: &CudaTarget,
+    case: &BenchCase,
+    checks: &[Check],
+    graph: &Graph,
+) -> Result<Vec<Step>, Error> {
     let refused = || Error::NoLadder { op: case.op.name(), widest: WIDEST };
     let is_written = match case.op {
         FusedOp::AddAct { act } => act == Activation::GeluTanh,
         FusedOp::NormAct { norm, act, .. } => norm == Norm::Layer && act == Activation::GeluTanh,
+        FusedOp::Attention { mask, p, group } => mask == Mask::Causal && p == 0.0 && group == 1,
         _ => false,
     };
     let ladder = Ladder::of(case.op.name()).filter(|_| is_written && !case.backward).ok_or_else(refused)?;
@@ -110,52 +124,98 @@ fn cuda_steps(engine: &Engine, case: &BenchCase, graph: &Graph) -> Result<Vec<St
         return Err(refused());
     }
     let mut steps = Vec::new();
-    for rung in ladder.rungs() {
-        let make = |graph: &Graph| rung_session(engine, graph, ladder, rung, case)?.ok_or_else(refused);
-        steps.push(step(rung.name.to_string(), rung.about.to_string(), case, graph, make)?);
+    for rung in ladder.rungs().iter().filter(|rung| rung.is_for(target.arch)) {
+        let make = |graph: &Graph| {
+            let Generated { plan, source, launch } = generated(engine, graph)?.ok_or_else(refused)?;
+            let source = rung.source(&source, &launch, target).ok_or_else(refused)?;
+            let layouts: Vec<Layout> =
+                graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect();
+            Session::of(engine, graph, plan, vec![(Source::Cuda(source), launch)], &layouts, &[])
+        };
+        steps.push(step(rung.name.to_string(), rung.about.to_string(), checks, graph, make)?);
     }
-    let make = |graph: &Graph| Session::new(engine, graph, Strategy::Greedy);
-    steps.push(step("generated".into(), "what `deuteron kernel` prints".into(), case, graph, make)?);
+    if !ends_with_generated(engine, target, ladder.rungs(), graph)? {
+        let make = |graph: &Graph| Session::new(engine, graph, Strategy::Greedy);
+        steps.push(step("generated".into(), "what `deuteron kernel` prints".into(), checks, graph, make)?);
+    }
     Ok(steps)
 }
 
-/// A session that runs a rung in place of the generated kernel.
-fn rung_session(
-    engine: &Engine,
-    graph: &Graph,
-    ladder: Ladder,
-    rung: &Rung,
-    case: &BenchCase,
-) -> Result<Option<Session>, Error> {
+/// The only kernel of a plan, as it is generated.
+struct Generated {
+    plan: Plan,
+    source: CudaSource,
+    launch: Launch,
+}
+
+/// None where a graph takes another number of kernels than one.
+fn generated(engine: &Engine, graph: &Graph) -> Result<Option<Generated>, Error> {
     let device = engine.device();
     let plan = plan(graph, device.target(), Strategy::Greedy, &[])?;
     let [group] = plan.groups.as_slice() else { return Ok(None) };
     let (source, launch) = render(&group.draft(graph, &plan.placement), device.backend());
-    let Source::Cuda(generated) = source else { return Ok(None) };
-    let Some(source) = ladder.source(rung, &generated, case.dtype) else { return Ok(None) };
-    let inputs = graph.inputs().iter();
-    let layouts: Vec<Layout> = inputs.map(|&input| Layout::contiguous(&graph.node(input).shape)).collect();
-    Session::of(engine, graph, plan, vec![(Source::Cuda(source), launch)], &layouts, &[]).map(Some)
+    let Source::Cuda(source) = source else { return Ok(None) };
+    Ok(Some(Generated { plan, source, launch }))
+}
+
+/// Whether the highest rung that this GPU takes is the generated kernel itself.
+fn ends_with_generated(engine: &Engine, target: &CudaTarget, rungs: &[Rung], graph: &Graph) -> Result<bool, Error> {
+    let highest = rungs.iter().rfind(|rung| rung.is_for(target.arch));
+    let same = |made: Generated| highest?.source(&made.source, &made.launch, target).filter(|own| *own == made.source);
+    Ok(generated(engine, graph)?.and_then(same).is_some())
+}
+
+/// What all rungs are held against: a small graph, its inputs and its results in f64.
+struct Check {
+    graph: Graph,
+    tensors: Vec<Tensor>,
+    expected: Expected,
+}
+
+fn checks(case: &BenchCase) -> Result<Vec<Check>, Error> {
+    let mut cases = vec![BenchCase { rows: CHECKED_ROWS, ..*case }];
+    if let FusedOp::Attention { .. } = case.op {
+        let (rows, cols) = CHECKED_SEQUENCES;
+        cases.push(BenchCase { rows, cols, ..*case });
+    }
+    let check = |case: &BenchCase| {
+        let graph = graph(case)?;
+        let tensors = seed::inputs(&graph, 3)?;
+        let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
+        let expected = Expected::new(&graph, &arrays, false)?;
+        Ok(Check { graph, tensors, expected })
+    };
+    cases.iter().map(check).collect()
+}
+
+impl Check {
+    /// The largest error of a rung, as a share of its bound.
+    fn worst_ratio(&self, mut session: Session) -> Result<f64, Error> {
+        session.poison()?;
+        session.run(&self.tensors.iter().collect::<Vec<_>>())?;
+        let outputs = 0..self.graph.outputs().len();
+        let outputs = outputs.map(|index| session.output(index)).collect::<Result<Vec<_>, _>>()?;
+        let verification = self.expected.verify(&self.graph, &outputs)?;
+        Ok(verification.worst().map_or(0.0, |worst| worst.comparison.ratio))
+    }
 }
 
 /// Checks a rung at few rows, and makes it for all.
 fn step(
     name: String,
     about: String,
-    case: &BenchCase,
+    checks: &[Check],
     full: &Graph,
     make: impl Fn(&Graph) -> Result<Session, Error>,
 ) -> Result<Step, Error> {
-    let small = graph(&BenchCase { rows: CHECKED_ROWS, ..*case })?;
-    let tensors = seed::inputs(&small, 3)?;
-    let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
-    let expected = Expected::new(&small, &arrays, false)?;
-    let mut session = make(&small)?;
-    session.poison()?;
-    session.run(&tensors.iter().collect::<Vec<_>>())?;
-    let outputs = (0..small.outputs().len()).map(|index| session.output(index)).collect::<Result<Vec<_>, _>>()?;
-    let verification = expected.verify(&small, &outputs)?;
-    let worst_ratio = verification.worst().map_or(0.0, |worst| worst.comparison.ratio);
+    let mut worst_ratio: f64 = 0.0;
+    for check in checks {
+        let ratio = check.worst_ratio(make(&check.graph)?)?;
+        // Once NaN, it stays NaN.
+        if ratio.is_nan() || ratio > worst_ratio {
+            worst_ratio = ratio;
+        }
+    }
     Ok(Step { name, about, worst_ratio, session: make(full)?, times: Vec::new() })
 }
 
@@ -211,6 +271,7 @@ fn time_on_host(engine: &Engine, mut steps: Vec<Step>, tensors: &[Tensor]) -> Re
 fn rows(engine: &Engine, case: &BenchCase, measured: Measured) -> Vec<LadderRow> {
     let copy_gbps = gbps(measured.copy_bytes as u64, measured.copy);
     let first = measured.steps.first().map_or(0.0, |step| microseconds(median(step.times.clone())));
+    let flops = flops(case);
     let row = |step: Step| {
         let (registers, bytes) = (step.session.registers(), step.session.plan().bytes().0);
         let time = median(step.times);
@@ -229,9 +290,35 @@ fn rows(engine: &Engine, case: &BenchCase, measured: Measured) -> Vec<LadderRow>
             gbps,
             copy_gbps,
             fraction_of_copy: gbps / copy_gbps,
+            tflops: flops.map(|flops| flops / time.as_secs_f64().max(1e-12) / 1e12),
             speedup: first / microseconds(time).max(1e-6),
             registers,
         }
     };
     measured.steps.into_iter().map(row).collect()
+}
+
+/// Multiplications and additions of the two products of causal attention: a query sees the keys up to its own position.
+fn flops(case: &BenchCase) -> Option<f64> {
+    let FusedOp::Attention { mask: Mask::Causal, .. } = case.op else { return None };
+    let types = case.op.operand_types(case.rows, case.cols, case.dtype);
+    let &[batch, heads, queries, width] = types.first()?.1.dims() else { return None };
+    let pairs = (batch * heads) as f64 * (queries * (queries + 1) / 2) as f64;
+    Some(pairs * 4.0 * width as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use deuteron_graph::Dtype;
+
+    use super::*;
+
+    #[test]
+    fn attention_counts_the_pairs_that_are_seen() {
+        let attention = FusedOp::find("attention").unwrap();
+        let case = |op, rows| BenchCase { op, rows, cols: 768, dtype: Dtype::Bf16, backward: false };
+        assert_eq!(flops(&case(attention, 2)), Some(3.0 * 12.0 * 64.0 * 4.0));
+        assert_eq!(flops(&case(attention, 8192)), Some(8.0 * 12.0 * 524_800.0 * 256.0));
+        assert_eq!(flops(&case(FusedOp::find("norm_act").unwrap(), 2)), None);
+    }
 }

@@ -52,7 +52,7 @@ impl Groups {
     pub const WIDE_FEW: Groups = Groups { persistent: true, ..Groups::WIDE };
 
     /// For a launch whose rows all start at multiples of 16 bytes, if the kernel takes it.
-    pub(super) fn new(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> Option<Groups> {
+    pub(crate) fn new(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> Option<Groups> {
         let tiles = shape.batch * shape.heads * shape.queries.div_ceil(128);
         // Fewer than fill the machine twice leave part of it idle in the second turn.
         let groups = match (kernel.width, tiles < 2 * target.processors) {

@@ -17,6 +17,7 @@ use deuteron_graph::Dtype;
 
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, DropoutRule, HeadStrides};
 use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PHILOX, Word};
+use crate::kernels::ladder::attention::Written;
 use crate::source::{Geometry, Launch};
 
 pub use hopper::Groups;
@@ -67,6 +68,8 @@ pub enum Way {
         /// whether rows of keys and values are made of whole 16-byte pieces
         vector: bool,
     },
+    /// a rung of the ladder, never chosen by itself
+    Written(Written),
 }
 
 /// How a block of `tensor.cu` is cut.
@@ -85,7 +88,7 @@ pub struct Tiles {
 impl Tiles {
     /// Two sixteens of queries a warp halve what is read of shared memory for a product, and cost registers: for narrow heads,
     /// and where tiles of half the height are not needed to fill the machine. Nothing spills up to a width of 128.
-    fn new(kernel: &AttentionKernel, shape: &AttentionShape, processors: usize) -> Tiles {
+    pub(crate) fn new(kernel: &AttentionKernel, shape: &AttentionShape, processors: usize) -> Tiles {
         let tall = shape.batch * shape.heads * shape.queries.div_ceil(128);
         let many = shape.queries > 64 && tall >= 2 * processors;
         let plain = kernel.dropout.is_none() && !matches!(kernel.mask, AttentionMask::Additive(_));
@@ -119,6 +122,7 @@ impl fmt::Display for Way {
             Way::Tensor(tiles) => write!(f, "{} queries by {} keys on matrix units", tiles.queries(), tiles.keys),
             Way::Decode { rows: 1, .. } => f.write_str("ranges of keys, a row a block"),
             Way::Decode { rows, .. } => write!(f, "ranges of keys, {rows} rows a block"),
+            Way::Written(written) => f.write_str(written.name),
         }
     }
 }
@@ -201,6 +205,7 @@ pub fn source(attention: CudaAttention) -> CudaSource {
             let constants = format!("constexpr int ROWS = {rows};\nconstexpr bool VECTOR = {vector};\n");
             ("attention_decode", constants, include_str!("decode.cu").to_string())
         }
+        Way::Written(written) => (written.name, String::new(), written.text()),
     };
     let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
     let text = format!("{}{constants}\n{shared}\n{own}", prelude(&attention.kernel));
@@ -274,6 +279,7 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
             }
             (list, if ranges > 1 { all_rows * ranges * (width + 2) * 4 } else { 0 })
         }
+        Way::Written(written) => return written.grids(shape, launch),
     };
     Grids { list, workspace, checks_indices: false }
 }

@@ -1,0 +1,10 @@
+// o = softmax(q k^T / sqrt(WIDTH)) v, a query seeing the keys up to its own position. All four are bf16[heads][length][WIDTH], the
+// heads of all sequences one after another; sums are f32.
+struct Parameters {
+    const Element* g_q;
+    const Element* g_k;
+    const Element* g_v;
+    Element* g_o;
+    float* g_scores;  // [heads][length][length], of the rungs that have them in memory
+    long long heads, length;
+};
