@@ -155,14 +155,13 @@ class CTranslate2:
 
 
 class LlamaCpp:
-    """llama.cpp on a file of the same sizes; int8 are its blocks of 32 bytes with a scale."""
+    """llama.cpp on a file of the same sizes."""
 
     def __init__(self, dtype, threads):
         import gguf
         import llama_cpp
         import numpy
-        kind = {"f32": gguf.GGMLQuantizationType.F32, "bf16": gguf.GGMLQuantizationType.BF16,
-                "int8": gguf.GGMLQuantizationType.Q8_0}[dtype]
+        kind = {"f32": gguf.GGMLQuantizationType.F32, "bf16": gguf.GGMLQuantizationType.BF16}[dtype]
         folder = Path(tempfile.mkdtemp())
         writer = gguf.GGUFWriter(folder / "model.gguf", "gpt2")
         writer.add_context_length(PROMPT)
@@ -345,7 +344,9 @@ def main():
                 name = "torch.compile" if compiled else "torch"
                 peers[name] = attempt(lambda: Torch(arguments.device, dtype, compiled), name)
         if arguments.device == "cpu":
-            peers["llama.cpp"] = attempt(lambda: LlamaCpp(dtype, threads), "llama.cpp")
+            # With bytes it ends in an illegal instruction on machines with AMX (version 0.3.36 of its package).
+            if dtype != "int8":
+                peers["llama.cpp"] = attempt(lambda: LlamaCpp(dtype, threads), "llama.cpp")
             if dtype == "f32":
                 peers["onnxruntime"] = attempt(lambda: OnnxRuntime(threads), "onnxruntime")
             if dtype == "int8":
