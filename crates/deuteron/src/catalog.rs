@@ -492,7 +492,8 @@ const EXPERTS: usize = 8;
 /// Columns of an expert: as of any first layer, but no more than let the weights of all rows, one by one, be 2^28 elements. A plan
 /// that fuses nothing writes them down, and so does the reference.
 fn routed_columns(rows: usize, cols: usize) -> usize {
-    (4 * cols).min(((1 << 28) / (rows * cols).max(1)).max(16))
+    // Sizes that no tensor can have are refused where it is made.
+    cols.saturating_mul(4).min(((1 << 28) / rows.saturating_mul(cols).max(1)).max(16))
 }
 
 fn input_kind(operand: &str) -> InputKind {
