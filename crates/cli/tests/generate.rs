@@ -81,7 +81,8 @@ fn the_text_is_that_of_the_library() {
 fn speed_is_told_apart_from_the_text() {
     let output = generate(&["--model", fixture("gelu").to_str().unwrap(), "hi", "--max-tokens", "5"]);
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.starts_with("read in ") && text.ends_with(" tokens/s\n"), "{text}");
+    assert!(text.starts_with("read in ") && text.contains(" tokens/s"), "{text}");
+    assert!(!cfg!(target_os = "linux") || text.ends_with(" of memory\n"), "{text}");
     assert!(text.contains(" s; 2 prompt + 5 generated tokens in "), "{text}");
     assert_eq!(text.lines().count(), 1);
     let output = generate(&["--model", fixture("gelu").to_str().unwrap(), "hi", "--max-tokens", "500"]);
