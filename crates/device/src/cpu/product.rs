@@ -34,8 +34,8 @@ pub(crate) struct ProductTask {
     head_axes: Vec<Axis>,
     axes: Vec<Axis>,
     workers: Vec<PerWorker<Worker>>,
-    /// What a worker's scratch must hold.
-    floats: usize,
+    /// Floats that each worker's scratch must have.
+    pub floats: usize,
 }
 
 /// What one worker has to itself.
@@ -112,16 +112,6 @@ impl ProductTask {
         })
     }
 
-    fn product(&self) -> &Product<Program> {
-        let Source::Product(product) = &self.source.source else { unreachable!("checked in `new`") };
-        product
-    }
-
-    /// Floats that each worker's scratch must have.
-    pub fn floats(&self) -> usize {
-        self.floats
-    }
-
     /// # Safety
     /// As for a row task: addresses valid for the checked extents, what is written overlaps nothing and is ours alone. Each
     /// worker's scratch has [`ProductTask::floats`].
@@ -171,7 +161,7 @@ impl ProductTask {
             column,
             columns: self.part.1.min(self.shape.n - column),
         };
-        let product = self.product();
+        let product = product_of(&self.source);
         let [in_a, in_b, in_c] = self.batch_offset(batch);
         let left = Matrix { base: operands.a.wrapping_add(in_a * product.left.bytes()), strides: self.shape.a };
         let right = |base: *const u8| Right {
@@ -234,6 +224,12 @@ impl ProductTask {
         }
         offset
     }
+}
+
+/// The product of a kernel that is known to be one.
+pub(super) fn product_of(kernel: &job::Kernel) -> &Product<Program> {
+    let Source::Product(product) = &kernel.source else { unreachable!("checked by whoever made the task") };
+    product
 }
 
 impl Rows {

@@ -9,17 +9,16 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::{Axis, Fault, Isa};
 use deuteron_codegen::kernels::matmul::cpu::{
     Block, Kernel, Left, Matrix, Part, Right, STREAMED_ROWS, Scratch, Spec, Store, Values,
 };
-use deuteron_codegen::{Geometry, MatmulShape, Product, Role, Source};
+use deuteron_codegen::{Geometry, MatmulShape, Role, Source};
 use deuteron_graph::Dtype;
 
 use crate::check::mismatch;
 use crate::cpu::pool::Pool;
-use crate::cpu::product::Rows;
+use crate::cpu::product::{Rows, product_of};
 use crate::cpu::row::PerWorker;
 use crate::error::DeviceError;
 use crate::job::{self, Step};
@@ -46,8 +45,8 @@ pub(crate) struct RoutedTask {
     axes: Vec<Axis>,
     /// What each worker needs after a product, if anything follows.
     workers: Vec<PerWorker<Option<Rows>>>,
-    /// What a worker's scratch must hold.
-    floats: usize,
+    /// Floats that each worker's scratch must have.
+    pub floats: usize,
     /// Rows by expert, those of one in order.
     order: Vec<usize>,
     /// Where each expert's rows begin in `order`, and where the last one's end.
@@ -122,16 +121,6 @@ impl RoutedTask {
             source: step.kernel.clone(),
             roles,
         })
-    }
-
-    fn product(&self) -> &Product<Program> {
-        let Source::Product(product) = &self.source.source else { unreachable!("checked in `new`") };
-        product
-    }
-
-    /// Floats that each worker's scratch must have.
-    pub fn floats(&self) -> usize {
-        self.floats
     }
 
     /// # Safety
@@ -238,7 +227,7 @@ impl RoutedTask {
 
     unsafe fn part(&self, worker: usize, task: usize, operands: Operands, scratch: &mut Scratch) -> Result<(), Fault> {
         let (expert, part) = self.parts[task];
-        let (product, k, first) = (self.product(), self.shape.k, self.starts[expert]);
+        let (product, k, first) = (product_of(&self.source), self.shape.k, self.starts[expert]);
         let kernel = if part.rows <= STREAMED_ROWS && part.row == 0 { &self.few } else { &self.many };
         let left = Matrix { base: operands.together.wrapping_add(first * k), strides: (k, 1) };
         let right = Matrix { base: operands.table.wrapping_add(expert * self.stride), strides: self.shape.b };

@@ -65,8 +65,8 @@ impl Task {
     /// Floats that it needs of each worker's scratch.
     fn floats(&self) -> usize {
         match self {
-            Task::Product(task) => task.floats(),
-            Task::Routed(task) => task.floats(),
+            Task::Product(task) => task.floats,
+            Task::Routed(task) => task.floats,
             _ => 0,
         }
     }
