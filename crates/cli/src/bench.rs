@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use deuteron::bench::{BenchCase, BenchRow, LadderRow, OnceRow, bench, graph, ladder, once, overhead};
 use deuteron::tune::{TunedKernel, tune_all};
-use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Strategy};
+use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Heads, Strategy};
 use deuteron_gpt2::Config;
 
 use crate::Outcome;
@@ -31,6 +31,9 @@ pub struct Arguments {
     dtype: Option<String>,
     #[command(flatten)]
     model: ModelArguments,
+    /// Features of a head of ops that attend
+    #[arg(long, default_value_t = 64)]
+    head: usize,
     /// Activation of the ops that have one: gelu, gelu_erf, silu, relu
     #[arg(long, default_value = "gelu")]
     act: String,
@@ -240,6 +243,10 @@ fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
     let Some(act) = Activation::ALL.into_iter().find(|act| act.name() == arguments.act) else {
         bail!("unknown activation `{}`; expected gelu, gelu_erf, silu or relu", arguments.act);
     };
+    let heads = Heads { positions: arguments.model.seq, width: arguments.head };
+    if heads.positions == 0 || heads.width == 0 {
+        bail!("expected --seq and --head from 1; got {} and {}", heads.positions, heads.width);
+    }
     let mut cases = Vec::new();
     for op in ops.into_iter().filter(|op| !arguments.backward || op.has_backward()) {
         // Its rungs are written for bf16, and the first of them have all scores in memory.
@@ -249,7 +256,8 @@ fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
         };
         let dtype = float(arguments.dtype.as_deref().unwrap_or(dtype))?;
         for (rows, cols) in sizes(arguments, &rows)? {
-            cases.push(BenchCase { op: op.with_activation(act), rows, cols, dtype, backward: arguments.backward });
+            let op = op.with_activation(act);
+            cases.push(BenchCase { op, rows, cols, dtype, backward: arguments.backward, heads });
         }
     }
     Ok(cases)

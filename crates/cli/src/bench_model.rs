@@ -15,9 +15,9 @@ pub struct ModelArguments {
     /// Sequences of a model
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// Tokens of its prompts
+    /// Tokens of its prompts, and of a sequence of ops that attend
     #[arg(long, default_value_t = 1024)]
-    seq: usize,
+    pub seq: usize,
     /// Tokens before the one that is decoded
     #[arg(long, default_value_t = 128)]
     context: usize,

@@ -17,7 +17,7 @@ use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Bytes, GroupKind, MachineKind, Strategy};
 use serde::Serialize;
 
-use crate::catalog::FusedOp;
+use crate::catalog::{FusedOp, Heads, OperandType};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
@@ -108,6 +108,15 @@ pub struct BenchCase {
     pub dtype: Dtype,
     /// its gradient instead of itself
     pub backward: bool,
+    /// sequences and heads of an op that attends
+    pub heads: Heads,
+}
+
+impl BenchCase {
+    /// Types of its operands.
+    pub fn operand_types(&self) -> Vec<OperandType> {
+        self.op.operand_types_of_heads(self.rows, self.cols, self.dtype, self.heads)
+    }
 }
 
 /// Median times of one case.
@@ -190,7 +199,7 @@ pub fn bench(engine: &Engine, case: &BenchCase) -> Result<BenchRow, Error> {
 
 /// The graph of a case.
 pub fn graph(case: &BenchCase) -> Result<Graph, Error> {
-    let types = case.op.operand_types(case.rows, case.cols, case.dtype);
+    let types = case.operand_types();
     if case.backward { case.op.backward_graph(&types) } else { case.op.graph(&types) }
 }
 

@@ -96,6 +96,22 @@ struct Built {
     saved: Vec<(&'static str, NodeId)>,
 }
 
+/// How rows and columns of an op that attends are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// positions of a sequence, at most: the rows are sequences of them
+    pub positions: usize,
+    /// features of a head: the columns are heads of them where they divide so, and else one head
+    pub width: usize,
+}
+
+impl Default for Heads {
+    /// Those of GPT-2.
+    fn default() -> Heads {
+        Heads { positions: 1024, width: 64 }
+    }
+}
+
 impl FusedOp {
     /// The catalogue with its usual attributes.
     pub fn catalog() -> Vec<FusedOp> {
@@ -345,10 +361,16 @@ impl FusedOp {
 
     /// Types of its operands for a tensor of `rows` and `cols`, as `bench` and `fuse` use them.
     pub fn operand_types(&self, rows: usize, cols: usize, dtype: Dtype) -> Vec<OperandType> {
+        self.operand_types_of_heads(rows, cols, dtype, Heads::default())
+    }
+
+    /// The same, of an op that attends with other sequences and heads.
+    pub fn operand_types_of_heads(&self, rows: usize, cols: usize, dtype: Dtype, of: Heads) -> Vec<OperandType> {
         let full = Shape::from([rows, cols]);
-        // Sequences of up to 1024 tokens, heads of 64 features where the columns divide so.
-        let sequence = rows.clamp(1, 1024);
-        let (batch, heads) = (rows.div_ceil(sequence), if cols.is_multiple_of(64) { (cols / 64).max(1) } else { 1 });
+        let sequence = rows.clamp(1, of.positions.max(1));
+        let width = of.width.max(1);
+        let (batch, heads) =
+            (rows.div_ceil(sequence), if cols.is_multiple_of(width) { (cols / width).max(1) } else { 1 });
         let attends = matches!(
             self,
             FusedOp::Attention { .. } | FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. }

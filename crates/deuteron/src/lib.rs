@@ -46,7 +46,7 @@ mod tensor;
 pub mod tune;
 pub mod verify;
 
-pub use catalog::{Activation, FusedOp, Norm};
+pub use catalog::{Activation, FusedOp, Heads, Norm};
 pub use deuteron_codegen::cpu::simd::Isa;
 pub use deuteron_codegen::{Backend, render};
 pub use deuteron_device::{Cpu, Device, DeviceError, Kernel, Launching};

@@ -201,7 +201,7 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::Append(bytes) => append::grids(*bytes, launch),
         Family::Product(kernel) => product::grids(kernel, launch),
         Family::Attention(attention) => attention::grids(attention, launch, target),
-        Family::AttentionBackward(backward) => attention_backward::grids(backward, launch),
+        Family::AttentionBackward(backward) => attention_backward::grids(backward, launch, target),
         Family::Skinny(kernel) => skinny::grids(kernel, launch),
     }
 }

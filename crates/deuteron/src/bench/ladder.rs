@@ -301,7 +301,7 @@ fn rows(engine: &Engine, case: &BenchCase, measured: Measured) -> Vec<LadderRow>
 /// Multiplications and additions of the two products of causal attention: a query sees the keys up to its own position.
 fn flops(case: &BenchCase) -> Option<f64> {
     let FusedOp::Attention { mask: Mask::Causal, .. } = case.op else { return None };
-    let types = case.op.operand_types(case.rows, case.cols, case.dtype);
+    let types = case.operand_types();
     let &[batch, heads, queries, width] = types.first()?.1.dims() else { return None };
     let pairs = (batch * heads) as f64 * (queries * (queries + 1) / 2) as f64;
     Some(pairs * 4.0 * width as f64)
@@ -312,11 +312,13 @@ mod tests {
     use deuteron_graph::Dtype;
 
     use super::*;
+    use crate::catalog::Heads;
 
     #[test]
     fn attention_counts_the_pairs_that_are_seen() {
         let attention = FusedOp::find("attention").unwrap();
-        let case = |op, rows| BenchCase { op, rows, cols: 768, dtype: Dtype::Bf16, backward: false };
+        let case =
+            |op, rows| BenchCase { op, rows, cols: 768, dtype: Dtype::Bf16, backward: false, heads: Heads::default() };
         assert_eq!(flops(&case(attention, 2)), Some(3.0 * 12.0 * 64.0 * 4.0));
         assert_eq!(flops(&case(attention, 8192)), Some(8.0 * 12.0 * 524_800.0 * 256.0));
         assert_eq!(flops(&case(FusedOp::find("norm_act").unwrap(), 2)), None);

@@ -1,5 +1,6 @@
-//! The gradient of attention on CUDA: two kernels that compute scores again, of one contract.
+//! The gradient of attention on CUDA: three pairs of kernels that compute scores again, of one contract.
 //!
+//! - `hopper_backward.cu`: heads of 64 and 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
 //! - `backward.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `backward_plain.cu`: all the rest.
 //!
@@ -9,6 +10,7 @@ use std::fmt;
 
 use deuteron_graph::Dtype;
 
+use super::hopper::{self, Rows};
 use super::{PLAIN_QUERIES, PLAIN_THREADS, is_aligned, prelude, words};
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand};
 use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PHILOX, Word};
@@ -19,6 +21,13 @@ use crate::source::{Geometry, Launch};
 const MANY: usize = 16;
 /// Bytes of logsumexp and delta of a row.
 const STATISTICS: usize = 8;
+/// Rows of queries or of keys that a block of `hopper_backward.cu` owns, and of the other side in a tile.
+const HOPPER_ROWS: usize = 128;
+const HOPPER_TILE: usize = 64;
+/// Tiles of the other side in shared memory there.
+const HOPPER_STAGES: usize = 4;
+/// Threads of such a block: two warpgroups multiply, one fetches.
+const HOPPER_THREADS: u32 = 384;
 
 /// The gradient of attention and the kernels that do it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,6 +43,8 @@ pub struct CudaBackward {
 pub enum BackwardWay {
     /// `backward_plain.cu`
     Plain,
+    /// `hopper_backward.cu`
+    Hopper,
     /// `backward.cu`
     Tensor(BackwardTiles),
 }
@@ -115,6 +126,7 @@ impl fmt::Display for BackwardWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BackwardWay::Plain => write!(f, "{PLAIN_QUERIES} queries by 64 keys, f32 arithmetic"),
+            BackwardWay::Hopper => write!(f, "{HOPPER_ROWS} queries, then {HOPPER_ROWS} keys a block, by warpgroups"),
             BackwardWay::Tensor(BackwardTiles { queries, keys, .. }) => {
                 write!(f, "{} queries, then {} keys a block, on matrix units", queries.rows(), keys.rows())
             }
@@ -136,10 +148,39 @@ fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, tar
     let many = shape.queries.min(shape.keys) >= MANY;
     // Gradients of wide keys and values are made in two halves of whole sixteens.
     let whole = kernel.width.is_multiple_of(if kernel.width > 128 { 32 } else { 16 });
-    if narrow && many && whole && target.arch.is_ampere() && is_aligned(kernel, shape, launch) {
+    let aligned = is_aligned(kernel, shape, launch);
+    if many && aligned && takes_hopper(kernel, shape, target) {
+        return BackwardWay::Hopper;
+    }
+    if narrow && many && whole && target.arch.is_ampere() && aligned {
         return BackwardWay::Tensor(BackwardTiles::new(kernel, shape, target.processors));
     }
     BackwardWay::Plain
+}
+
+fn takes_hopper(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> bool {
+    matches!(kernel.width, 64 | 128) && hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(shape))
+}
+
+/// The rows that `hopper_backward.cu` has maps of, as it lists them.
+fn mapped_rows(shape: &AttentionShape) -> [Rows; 4] {
+    use AttentionOperand::{K, O, Q, V};
+    let &AttentionShape { batch, heads, queries, keys, q, k, v, o, .. } = shape;
+    // The gradient that comes in stands where attention has its result.
+    [(Q, q, queries), (O, o, queries), (K, k, keys), (V, v, keys)].map(|(operand, strides, positions)| Rows {
+        operand,
+        strides,
+        batch,
+        heads,
+        positions,
+    })
+}
+
+/// Bytes of shared memory of `hopper_backward.cu`: what a block owns, the ring, barriers, what the start is moved by to be a
+/// multiple of 1024.
+fn hopper_shared(width: usize) -> usize {
+    let tile = 2 * HOPPER_TILE * width * 2 + HOPPER_TILE * STATISTICS;
+    2 * HOPPER_ROWS * width * 2 + HOPPER_STAGES * tile + (2 * HOPPER_STAGES + 2) * 8 + 1024
 }
 
 /// The text of the kernels.
@@ -147,6 +188,12 @@ pub fn source(backward: CudaBackward) -> CudaSource {
     let own = match backward.way {
         BackwardWay::Plain => {
             [include_str!("plain.cuh"), include_str!("backward.cuh"), include_str!("backward_plain.cu")].join("\n")
+        }
+        BackwardWay::Hopper => {
+            let shared = hopper_shared(backward.kernel.width);
+            let constants = format!("constexpr int STAGES = {HOPPER_STAGES};\nconstexpr int SHARED = {shared};\n");
+            let [instructions, common] = [include_str!("hopper.cuh"), include_str!("backward.cuh")];
+            [&constants, instructions, common, include_str!("hopper_backward.cu")].join("\n")
         }
         BackwardWay::Tensor(tiles) => {
             [&constants(&tiles), include_str!("tensor.cuh"), include_str!("backward.cuh"), include_str!("backward.cu")]
@@ -171,25 +218,59 @@ fn constants(tiles: &BackwardTiles) -> String {
 }
 
 /// The grids of a launch; none where there is nothing to write.
-pub(crate) fn grids(backward: &CudaBackward, launch: &Launch) -> Grids {
+pub(crate) fn grids(backward: &CudaBackward, launch: &Launch, target: &CudaTarget) -> Grids {
     let Geometry::AttentionBackward(shape) = &launch.geometry else { return Grids::default() };
     let (kernel, heads) = (&backward.kernel, shape.batch * shape.heads);
-    let [of_queries, of_keys] = match backward.way {
-        BackwardWay::Plain => [(PLAIN_QUERIES, PLAIN_THREADS, 0, 1); 2],
-        BackwardWay::Tensor(tiles) => {
-            let [of_queries, of_keys] = tiles.shared(kernel.width);
-            let side = |side: SideTiles, shared, parts| (side.rows(), 32 * side.warps as u32, shared, parts);
-            [side(tiles.queries, of_queries, 1), side(tiles.keys, of_keys, tiles.parts)]
-        }
+    let grid = |entry, blocks: usize, threads, shared: usize, words: Vec<Word>| Grid {
+        entry,
+        blocks: [blocks as u32, 1, 1],
+        threads,
+        cluster: 1,
+        shared: shared as u32,
+        words,
     };
     let words = backward_words(kernel, shape, launch);
-    let sides = [("backward_queries", shape.queries, of_queries), ("backward_keys", shape.keys, of_keys)];
-    let list = sides.into_iter().filter_map(|(entry, positions, (rows, threads, shared, parts))| {
-        let blocks = [(heads * positions.div_ceil(rows) * parts) as u32, 1, 1];
-        let grid = Grid { entry, blocks, threads, cluster: 1, shared: shared as u32, words: words.clone() };
-        (blocks[0] > 0).then_some(grid)
+    let sides = [("backward_queries", shape.queries), ("backward_keys", shape.keys)];
+    let mut queries = shape.queries;
+    let list = match backward.way {
+        BackwardWay::Plain => sides.map(|(entry, positions)| {
+            grid(entry, heads * positions.div_ceil(PLAIN_QUERIES), PLAIN_THREADS, 0, words.clone())
+        }),
+        BackwardWay::Hopper => {
+            queries = queries.next_multiple_of(HOPPER_ROWS);
+            sides.map(|(entry, positions)| {
+                let blocks = (heads * positions.div_ceil(HOPPER_ROWS)).min(target.processors);
+                let words = hopper_words(kernel, shape, launch, entry == "backward_queries");
+                grid(entry, blocks, HOPPER_THREADS, hopper_shared(kernel.width), words)
+            })
+        }
+        BackwardWay::Tensor(tiles) => {
+            let [(of_queries, queries), (of_keys, keys)] = sides;
+            let [query_bytes, key_bytes] = tiles.shared(kernel.width);
+            let blocks = |side: SideTiles, positions: usize| heads * positions.div_ceil(side.rows());
+            let threads = |side: SideTiles| 32 * side.warps as u32;
+            let (own, other) = (tiles.queries, tiles.keys);
+            [
+                grid(of_queries, blocks(own, queries), threads(own), query_bytes, words.clone()),
+                grid(of_keys, blocks(other, keys) * tiles.parts, threads(other), key_bytes, words),
+            ]
+        }
+    };
+    let list = list.into_iter().filter(|grid| grid.blocks[0] > 0).collect();
+    Grids { list, workspace: heads * queries * STATISTICS, checks_indices: false }
+}
+
+/// The parameter of one of the kernels of `hopper_backward.cu`, as it lists it.
+fn hopper_words(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, owns_queries: bool) -> Vec<Word> {
+    let maps = mapped_rows(shape).map(|rows| {
+        let is_owned = owns_queries == matches!(rows.operand, AttentionOperand::Q | AttentionOperand::O);
+        Word::Map(rows.map(kernel, launch, if is_owned { HOPPER_ROWS } else { HOPPER_TILE }))
     });
-    Grids { list: list.collect(), workspace: heads * shape.queries * STATISTICS, checks_indices: false }
+    let mut words: Vec<Word> = maps.into_iter().chain(backward_words(kernel, shape, launch)).collect();
+    words.push(Word::Number(hopper::section(kernel, shape) as u64));
+    // The parameter is a multiple of a map's alignment.
+    words.extend([Word::Number(0); 13]);
+    words
 }
 
 /// The parameter, as `backward.cuh` lists it.

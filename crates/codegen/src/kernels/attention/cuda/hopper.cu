@@ -391,7 +391,6 @@ static __device__ __forceinline__ void merge(State& r, float* s_merge, int warpg
 
 // A warp's rows of the result, through its own part of shared memory, in whole pieces of 16 bytes.
 static __device__ __forceinline__ void store_rows(const Attention& p, const Tile& tile, const State& r, char* s_o, int first) {
-    const int lane = threadIdx.x & 31, row = lane & 15;
     float end[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -402,7 +401,6 @@ static __device__ __forceinline__ void store_rows(const Attention& p, const Tile
     }
 #pragma unroll
     for (int step = 0; step < WIDTH / 16; ++step) {
-        const int piece = step % 4 * 2 + (lane >> 4);
         const float* o = r.o + 8 * step;
         u32 pairs[4];
 #pragma unroll
@@ -410,18 +408,11 @@ static __device__ __forceinline__ void store_rows(const Attention& p, const Tile
             // A row without a key is zeros whatever was multiplied by 0.
             pairs[i] = end[i & 1] == 0.0f ? 0 : narrow2<STORAGE>(o[2 * i] * end[i & 1], o[2 * i + 1] * end[i & 1]);
         }
-        store_matrices(s_o + step / 4 * 2048 + row * 128 + ((piece ^ (row & 7)) << 4), pairs);
+        stage_pairs<2048>(s_o, step, pairs);
     }
     __syncwarp();
-    Element* g_o = p.g_o + start(p.o, tile.sequence, tile.head);
-#pragma unroll
-    for (int i = 0; i < WIDTH / 16; ++i) {
-        const int piece = lane + 32 * i, line = piece / (WIDTH / 8), column = piece % (WIDTH / 8);
-        if (first + line < tile.end) {
-            const char* s_from = s_o + column / 8 * 2048 + line * 128 + ((column % 8 ^ (line & 7)) << 4);
-            *(uint4*)(g_o + (u64)(first + line) * p.o.position + column * 8) = *(const uint4*)s_from;
-        }
-    }
+    Element* g_o = p.g_o + start(p.o, tile.sequence, tile.head) + (u64)first * p.o.position;
+    store_staged<2048>(s_o, g_o, p.o.position, tile.end - first);
     __syncwarp();
 }
 

@@ -58,6 +58,14 @@ static __device__ __forceinline__ void fetch(u32 to, const TensorMap* map, u32 b
     }
 }
 
+// Bytes that lie together on their way to shared memory: a multiple of 16 from one on. The barrier gets them.
+static __device__ __forceinline__ void fetch_bytes(u32 to, const void* g_from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(g_from), "r"(bytes), "r"(barrier) : "memory");
+}
+// What this thread wrote to shared memory comes before copies to the same place that are allowed later.
+static __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Registers of a warp's threads from here on.
 template <int COUNT> static __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -71,6 +79,25 @@ template <int COUNT> static __device__ __forceinline__ void take_registers() {
 static __device__ __forceinline__ void store_matrices(void* s_row, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(shared_address(s_row)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+
+// Sixteen rows of a warp on their way out, through shared memory in whole pieces of 16 bytes, swizzled. BEYOND: bytes to the next 64
+// columns. First sixteen columns at a time, as a product leaves them; then up to `rows` of them all.
+template <int BEYOND> static __device__ __forceinline__ void stage_pairs(char* s_rows, int step, const u32 (&pairs)[4]) {
+    const int lane = threadIdx.x & 31, row = lane & 15, piece = step % 4 * 2 + (lane >> 4);
+    store_matrices(s_rows + step / 4 * BEYOND + row * 128 + ((piece ^ (row & 7)) << 4), pairs);
+}
+template <int BEYOND>
+static __device__ __forceinline__ void store_staged(const char* s_rows, Element* g_to, u64 stride, int rows) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int i = 0; i < WIDTH / 16; ++i) {
+        const int piece = lane + 32 * i, row = piece / (WIDTH / 8), column = piece % (WIDTH / 8);
+        if (row < rows) {
+            const char* s_from = s_rows + column / 8 * BEYOND + row * 128 + ((column % 8 ^ (row & 7)) << 4);
+            *(uint4*)(g_to + (u64)row * stride + column * 8) = *(const uint4*)s_from;
+        }
+    }
 }
 
 // Products of a warpgroup go on while the program does. What they read and write may not be touched between the fence before

@@ -60,16 +60,8 @@ impl Groups {
             (128, true) => Groups::WIDE_FEW,
             _ => return None,
         };
-        let plain = kernel.dropout.is_none() && kernel.scale >= 1e-30;
-        let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16);
-        let masked = match kernel.mask {
-            AttentionMask::Full => true,
-            AttentionMask::Causal => shape.keys.abs_diff(shape.queries).is_multiple_of(groups.keys),
-            AttentionMask::Additive(_) | AttentionMask::Cached => false,
-        };
-        let sized = shape.keys >= LEAST_KEYS && shape.batch * shape.heads * shape.queries < MAX_ROWS;
-        let mapped = Rows::all(kernel, shape).iter().all(Rows::has_map);
-        (target.arch.has_wgmma() && narrow && plain && masked && sized && mapped).then_some(groups)
+        let rows = Rows::all(kernel, shape);
+        (shape.keys >= LEAST_KEYS && fits(kernel, shape, target, groups.keys, &rows)).then_some(groups)
     }
 
     /// Queries of a block.
@@ -125,14 +117,33 @@ impl Groups {
     }
 }
 
+/// Whether attention, or its gradient, is one for warpgroups, with tiles of so many keys and these rows by tensor maps.
+pub(super) fn fits(
+    kernel: &AttentionKernel,
+    shape: &AttentionShape,
+    target: &CudaTarget,
+    tile: usize,
+    rows: &[Rows],
+) -> bool {
+    let plain = kernel.dropout.is_none() && kernel.scale >= 1e-30;
+    let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16) && kernel.kv == kernel.dtype;
+    let masked = match kernel.mask {
+        AttentionMask::Full => true,
+        AttentionMask::Causal => shape.keys.abs_diff(shape.queries).is_multiple_of(tile),
+        AttentionMask::Additive(_) | AttentionMask::Cached => false,
+    };
+    let sized = shape.batch * shape.heads * shape.queries.max(shape.keys) < MAX_ROWS;
+    target.arch.has_wgmma() && narrow && plain && masked && sized && rows.iter().all(Rows::has_map)
+}
+
 /// Rows that come by a tensor map.
 #[derive(Debug, Clone, Copy)]
-struct Rows {
-    operand: AttentionOperand,
-    strides: HeadStrides,
-    batch: usize,
-    heads: usize,
-    positions: usize,
+pub(super) struct Rows {
+    pub operand: AttentionOperand,
+    pub strides: HeadStrides,
+    pub batch: usize,
+    pub heads: usize,
+    pub positions: usize,
 }
 
 impl Rows {
@@ -159,7 +170,7 @@ impl Rows {
 
     /// A row of 128 elements is two pieces of 64, an axis of their own: a tile is the first pieces of its rows, then the
     /// second ones.
-    fn map(&self, kernel: &AttentionKernel, launch: &Launch, rows: usize) -> TensorMap {
+    pub fn map(&self, kernel: &AttentionKernel, launch: &Launch, rows: usize) -> TensorMap {
         let position = kernel.operands().iter().position(|&known| known == self.operand).unwrap_or(0);
         let offset = launch.args.get(position).map_or(0, |arg| arg.offset * kernel.dtype.bytes());
         // An axis of one index may have any stride, and a map has none of 0.
@@ -180,7 +191,7 @@ impl Rows {
 }
 
 /// Heads worked on together: as many as have room in the cache, evened out.
-fn section(kernel: &AttentionKernel, shape: &AttentionShape) -> usize {
+pub(super) fn section(kernel: &AttentionKernel, shape: &AttentionShape) -> usize {
     let heads = shape.batch * shape.heads;
     let fit = (SECTION / (shape.keys * kernel.width * 4).max(1)).max(1);
     heads.div_ceil(heads.div_ceil(fit).max(1)).max(1)

@@ -168,18 +168,18 @@ mod gradient {
         let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
         let atoms = |kernel, shape, offset, arch| match chosen(kernel, shape, offset, arch).way {
             BackwardWay::Tensor(BackwardTiles { queries, keys, .. }) => Some((queries.atoms, keys.atoms)),
-            BackwardWay::Plain => None,
+            BackwardWay::Plain | BackwardWay::Hopper => None,
         };
         let prompt = shape([8, 12, 1024, 1024]);
-        assert_eq!(atoms(causal, prompt, 0, Arch::Sm90a), Some((2, 2)));
+        assert_eq!(atoms(causal, prompt, 0, Arch::Sm80), Some((2, 2)));
         assert_eq!(atoms(causal, prompt, 64, Arch::Sm80), Some((2, 2)));
-        assert_eq!(atoms(causal, shape([8, 12, 1024, 15]), 0, Arch::Sm90a), None);
+        assert_eq!(atoms(causal, shape([8, 12, 1024, 15]), 0, Arch::Sm80), None);
         // Few keys; few blocks; dropout that takes registers; offsets of part of a vector; an old GPU; f32; halves of odd size.
-        assert_eq!(atoms(causal, shape([8, 12, 1024, 64]), 0, Arch::Sm90a), Some((2, 1)));
-        assert_eq!(atoms(causal, shape([1, 12, 1024, 1024]), 0, Arch::Sm90a), Some((1, 1)));
+        assert_eq!(atoms(causal, shape([8, 12, 1024, 64]), 0, Arch::Sm80), Some((2, 1)));
+        assert_eq!(atoms(causal, shape([1, 12, 1024, 1024]), 0, Arch::Sm80), Some((1, 1)));
         let dropout = Some(DropoutRule { probability: 0.5, offset: 3 });
         assert_eq!(atoms(AttentionKernel { dropout, ..causal }, prompt, 0, Arch::Sm90a), Some((1, 1)));
-        assert_eq!(atoms(causal, prompt, 4, Arch::Sm90a), None);
+        assert_eq!(atoms(causal, prompt, 4, Arch::Sm80), None);
         assert_eq!(atoms(causal, prompt, 0, Arch::Sm75), None);
         assert_eq!(atoms(kernel(Dtype::F32, AttentionMask::Full), prompt, 0, Arch::Sm90a), None);
         assert_eq!(atoms(AttentionKernel { width: 176, ..causal }, prompt, 0, Arch::Sm90a), None);
@@ -187,25 +187,56 @@ mod gradient {
     }
 
     #[test]
+    fn warpgroups_are_for_plain_gradients_of_hopper() {
+        let takes = |kernel, shape, offset, arch| chosen(kernel, shape, offset, arch).way == BackwardWay::Hopper;
+        let prompt = shape([8, 12, 1024, 1024]);
+        for (dtype, mask) in [(Dtype::Bf16, AttentionMask::Causal), (Dtype::F16, AttentionMask::Full)] {
+            let plain = kernel(dtype, mask);
+            assert!(takes(plain, prompt, 0, Arch::Sm90a) && !takes(plain, prompt, 0, Arch::Sm80));
+            assert!(takes(AttentionKernel { width: 128, ..plain }, prompt, 0, Arch::Sm90a));
+            assert!(!takes(AttentionKernel { width: 32, ..plain }, prompt, 0, Arch::Sm90a));
+            assert!(!takes(AttentionKernel { scale: -1.0, ..plain }, prompt, 0, Arch::Sm90a));
+            let dropout = Some(DropoutRule { probability: 0.5, offset: 3 });
+            assert!(!takes(AttentionKernel { dropout, ..plain }, prompt, 0, Arch::Sm90a));
+            assert!(!takes(plain, prompt, 4, Arch::Sm90a), "rows that start at part of a vector");
+            assert!(!takes(plain, shape([8, 12, 1024, 15]), 0, Arch::Sm90a), "few keys");
+            // A map has no stride of 0.
+            let shared = AttentionShape { k: HeadStrides { head: 0, ..ROW }, ..prompt };
+            assert!(!takes(plain, shared, 0, Arch::Sm90a));
+            // A diagonal through tiles would have values in a block's last tile that none of its queries sees.
+            assert!(takes(plain, shape([8, 12, 1000, 1064]), 0, Arch::Sm90a));
+            assert_eq!(takes(plain, shape([8, 12, 1000, 1001]), 0, Arch::Sm90a), mask == AttentionMask::Full);
+        }
+        assert!(!takes(kernel(Dtype::Bf16, AttentionMask::Additive(Dtype::F32)), prompt, 0, Arch::Sm90a));
+        assert!(!takes(kernel(Dtype::F32, AttentionMask::Causal), prompt, 0, Arch::Sm90a));
+    }
+
+    #[test]
     fn a_launch_is_two_grids_and_what_they_share() {
-        let list = |kernel: AttentionKernel, sizes: [usize; 4]| {
+        let list = |kernel: AttentionKernel, sizes: [usize; 4], arch: Arch| {
             let shape = shape(sizes);
+            let target = CudaTarget::new(arch, 132);
             let Grids { list, workspace, .. } =
-                grids(&chosen(kernel, shape, 0, Arch::Sm90a), &backward_launch(&kernel, shape, 0));
+                grids(&chosen(kernel, shape, 0, arch), &backward_launch(&kernel, shape, 0), &target);
             let grids: Vec<_> =
                 list.iter().map(|grid| (grid.entry, grid.blocks[0], grid.threads, grid.shared)).collect();
             (grids, workspace)
         };
         let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
         let both = vec![("backward_queries", 768, 128, 73_728), ("backward_keys", 768, 128, 74_752)];
-        assert_eq!(list(causal, [8, 12, 1024, 1024]), (both, 8 * 12 * 1024 * 8));
+        assert_eq!(list(causal, [8, 12, 1024, 1024], Arch::Sm80), (both, 8 * 12 * 1024 * 8));
+        // Blocks that run at once go over all rows; statistics have room for whole blocks.
+        let both = vec![("backward_queries", 132, 384, 101_456), ("backward_keys", 132, 384, 101_456)];
+        assert_eq!(list(causal, [8, 12, 1024, 1024], Arch::Sm90a), (both, 8 * 12 * 1024 * 8));
+        let both = vec![("backward_queries", 24, 384, 101_456), ("backward_keys", 12, 384, 101_456)];
+        assert_eq!(list(causal, [1, 12, 129, 65], Arch::Sm90a), (both, 12 * 256 * 8));
         let single = kernel(Dtype::F32, AttentionMask::Causal);
         let both = vec![("backward_queries", 24, 256, 0), ("backward_keys", 36, 256, 0)];
-        assert_eq!(list(single, [1, 12, 65, 129]), (both, 12 * 65 * 8));
+        assert_eq!(list(single, [1, 12, 65, 129], Arch::Sm90a), (both, 12 * 65 * 8));
         // Without keys or queries the other side is written all the same.
-        assert_eq!(list(single, [1, 12, 65, 0]).0, [("backward_queries", 24, 256, 0)]);
-        assert_eq!(list(single, [1, 12, 0, 65]).0, [("backward_keys", 24, 256, 0)]);
-        assert_eq!(list(causal, [0, 12, 9, 9]), (Vec::new(), 0));
+        assert_eq!(list(single, [1, 12, 65, 0], Arch::Sm90a).0, [("backward_queries", 24, 256, 0)]);
+        assert_eq!(list(single, [1, 12, 0, 65], Arch::Sm90a).0, [("backward_keys", 24, 256, 0)]);
+        assert_eq!(list(causal, [0, 12, 9, 9], Arch::Sm90a), (Vec::new(), 0));
     }
 
     #[test]
@@ -214,7 +245,8 @@ mod gradient {
         let kernel = AttentionKernel { dropout, ..kernel(Dtype::Bf16, AttentionMask::Additive(Dtype::F32)) };
         let shape = shape([3, 4, 50, 600]);
         let launch = backward_launch(&kernel, shape, 8);
-        let words = grids(&chosen(kernel, shape, 8, Arch::Sm90a), &launch).list.remove(0).words;
+        let target = CudaTarget::new(Arch::Sm90a, 132);
+        let words = grids(&chosen(kernel, shape, 8, Arch::Sm90a), &launch, &target).list.remove(0).words;
         let at = |position: usize, offset: usize| Word::Argument { position, offset };
         // The gradient that comes in is where attention has its result.
         let none = Word::Number(0);
@@ -229,7 +261,7 @@ mod gradient {
         for width in (16..=MAX_WIDTH).step_by(16).filter(|width| *width <= 128 || width.is_multiple_of(32)) {
             for mask in [AttentionMask::Causal, AttentionMask::Additive(Dtype::F32)] {
                 let kernel = AttentionKernel { width, ..kernel(Dtype::Bf16, mask) };
-                let BackwardWay::Tensor(tiles) = chosen(kernel, shape([8, 12, 1024, 1024]), 0, Arch::Sm90a).way else {
+                let BackwardWay::Tensor(tiles) = chosen(kernel, shape([8, 12, 1024, 1024]), 0, Arch::Sm80).way else {
                     panic!("matrix units for {width}")
                 };
                 assert!(tiles.shared(width).iter().all(|&bytes| bytes <= least), "{width}: {:?}", tiles.shared(width));
