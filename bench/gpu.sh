@@ -7,7 +7,7 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# gpt2-cuda.csv, bench.json and machine.toml.
+# h200-attention-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. All parts but `peers` took 13 minutes on an H200.
 set -u
 
@@ -23,6 +23,7 @@ calibrate    70       8
 bench        150      90
 peers        200      40
 gpt2         150      30
+attention    150      24
 ncu          110      60
 "
 
@@ -183,6 +184,11 @@ part_bench() {
 
 part_peers() {
     run python3 "$here/peers_gpu.py" --binary "$deuteron" --commit "$commit" --seconds $((190 - SECONDS))
+}
+
+# Attention and its gradient beside torch's flash and cuDNN.
+part_attention() {
+    run python3 "$here/peers_attention.py" --binary "$deuteron" --commit "$commit"
 }
 
 # GPT-2 beside torch, eager and compiled, all as CUDA graphs.

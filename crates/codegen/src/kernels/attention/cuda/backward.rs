@@ -1,6 +1,6 @@
 //! The gradient of attention on CUDA: three pairs of kernels that compute scores again, of one contract.
 //!
-//! - `hopper_backward.cu`: heads of 64 and 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
+//! - `hopper_dq.cu` and `hopper_dkv.cu`: heads of 64 and 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
 //! - `backward.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `backward_plain.cu`: all the rest.
 //!
@@ -21,7 +21,7 @@ use crate::source::{Geometry, Launch};
 const MANY: usize = 16;
 /// Bytes of logsumexp and delta of a row.
 const STATISTICS: usize = 8;
-/// Rows of queries or of keys that a block of `hopper_backward.cu` owns, and of the other side in a tile.
+/// Rows of queries or of keys that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
 const HOPPER_ROWS: usize = 128;
 const HOPPER_TILE: usize = 64;
 /// Tiles of the other side in shared memory there.
@@ -43,7 +43,7 @@ pub struct CudaBackward {
 pub enum BackwardWay {
     /// `backward_plain.cu`
     Plain,
-    /// `hopper_backward.cu`
+    /// `hopper_dq.cu` and `hopper_dkv.cu`
     Hopper,
     /// `backward.cu`
     Tensor(BackwardTiles),
@@ -162,7 +162,7 @@ fn takes_hopper(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaT
     matches!(kernel.width, 64 | 128) && hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(shape))
 }
 
-/// The rows that `hopper_backward.cu` has maps of, as it lists them.
+/// The rows that `hopper_backward.cuh` has maps of, as it lists them.
 fn mapped_rows(shape: &AttentionShape) -> [Rows; 4] {
     use AttentionOperand::{K, O, Q, V};
     let &AttentionShape { batch, heads, queries, keys, q, k, v, o, .. } = shape;
@@ -176,11 +176,13 @@ fn mapped_rows(shape: &AttentionShape) -> [Rows; 4] {
     })
 }
 
-/// Bytes of shared memory of `hopper_backward.cu`: what a block owns, the ring, barriers, what the start is moved by to be a
+/// Bytes of shared memory of `hopper_backward.cuh`: what a block owns, the ring, barriers, what the start is moved by to be a
 /// multiple of 1024.
 fn hopper_shared(width: usize) -> usize {
     let tile = 2 * HOPPER_TILE * width * 2 + HOPPER_TILE * STATISTICS;
-    2 * HOPPER_ROWS * width * 2 + HOPPER_STAGES * tile + (2 * HOPPER_STAGES + 2) * 8 + 1024
+    // Narrow results have a place of their own on their way out.
+    let owned = if width == 64 { 4 } else { 2 } * HOPPER_ROWS * width * 2;
+    owned + HOPPER_STAGES * tile + (2 * HOPPER_STAGES + 2) * 8 + 1024
 }
 
 /// The text of the kernels.
@@ -192,8 +194,10 @@ pub fn source(backward: CudaBackward) -> CudaSource {
         BackwardWay::Hopper => {
             let shared = hopper_shared(backward.kernel.width);
             let constants = format!("constexpr int STAGES = {HOPPER_STAGES};\nconstexpr int SHARED = {shared};\n");
-            let [instructions, common] = [include_str!("hopper.cuh"), include_str!("backward.cuh")];
-            [&constants, instructions, common, include_str!("hopper_backward.cu")].join("\n")
+            let common =
+                [include_str!("hopper.cuh"), include_str!("backward.cuh"), include_str!("hopper_backward.cuh")];
+            let own = [include_str!("hopper_dq.cu"), include_str!("hopper_dkv.cu")];
+            [&[constants.as_str()], &common[..], &own].concat().join("\n")
         }
         BackwardWay::Tensor(tiles) => {
             [&constants(&tiles), include_str!("tensor.cuh"), include_str!("backward.cuh"), include_str!("backward.cu")]
@@ -260,7 +264,7 @@ pub(crate) fn grids(backward: &CudaBackward, launch: &Launch, target: &CudaTarge
     Grids { list, workspace: heads * queries * STATISTICS, checks_indices: false }
 }
 
-/// The parameter of one of the kernels of `hopper_backward.cu`, as it lists it.
+/// The parameter of one of the kernels of `hopper_backward.cuh`, as it lists it.
 fn hopper_words(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, owns_queries: bool) -> Vec<Word> {
     let maps = mapped_rows(shape).map(|rows| {
         let is_owned = owns_queries == matches!(rows.operand, AttentionOperand::Q | AttentionOperand::O);

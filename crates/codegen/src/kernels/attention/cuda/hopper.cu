@@ -211,18 +211,6 @@ static __device__ __forceinline__ void issue_values(float (&r_o)[WIDTH / 2], con
     commit_products();
 }
 
-// Hides keys from `end` on, of each of the two rows. `end` counts from this thread's first key.
-static __device__ __forceinline__ void hide(float (&r_s)[KEYS / 2], int end0, int end1) {
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            if (8 * j + e >= end0) r_s[4 * j + e] = never();
-            if (8 * j + e >= end1) r_s[4 * j + 2 + e] = never();
-        }
-    }
-}
-
 // Scores become probabilities, but for their sum. True where the result has to be multiplied by the factors.
 static __device__ __forceinline__ bool soften(State& r, float (&r_s)[KEYS / 2], float (&factor)[2], const Place& in, int i) {
     const int key = in.key(i);
@@ -230,16 +218,7 @@ static __device__ __forceinline__ bool soften(State& r, float (&r_s)[KEYS / 2], 
     bool grows = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        // Two chains: a maximum waits for the one before it.
-        float most = fmaxf(r_s[2 * half], r_s[2 * half + 1]), other = fmaxf(r_s[4 + 2 * half], r_s[5 + 2 * half]);
-#pragma unroll
-        for (int j = 2; j < KEYS / 8; j += 2) {
-            most = fmaxf(most, fmaxf(r_s[4 * j + 2 * half], r_s[4 * j + 2 * half + 1]));
-            other = fmaxf(other, fmaxf(r_s[4 * j + 4 + 2 * half], r_s[4 * j + 5 + 2 * half]));
-        }
-        most = fmaxf(most, other);
-        most = fmaxf(most, neighbour(most, 1));
-        most = fmaxf(most, neighbour(most, 2)) * FACTOR;
+        const float most = largest(r_s, half) * FACTOR;
         const float before = r.maximum[half];
         if (most > before + SLACK) {
             r.maximum[half] = most;

@@ -167,3 +167,31 @@ template <> struct Product<128> {
                            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TURNED));
     }
 };
+
+// Scores as a product leaves them: two rows of a thread, eight apart, and keys 8 j and the next one from its first on.
+
+// Hides keys from `end` on, of each of the two rows. `end` counts from this thread's first key.
+template <int N> static __device__ __forceinline__ void hide(float (&r_s)[N], int end0, int end1) {
+#pragma unroll
+    for (int j = 0; j < N / 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            if (8 * j + e >= end0) r_s[4 * j + e] = never();
+            if (8 * j + e >= end1) r_s[4 * j + 2 + e] = never();
+        }
+    }
+}
+
+// The largest score of one of the two rows, over all lanes.
+template <int N> static __device__ __forceinline__ float largest(const float (&r_s)[N], int half) {
+    // Two chains: a maximum waits for the one before it.
+    float most = fmaxf(r_s[2 * half], r_s[2 * half + 1]), other = fmaxf(r_s[4 + 2 * half], r_s[5 + 2 * half]);
+#pragma unroll
+    for (int j = 2; j < N / 4; j += 2) {
+        most = fmaxf(most, fmaxf(r_s[4 * j + 2 * half], r_s[4 * j + 2 * half + 1]));
+        other = fmaxf(other, fmaxf(r_s[4 * j + 4 + 2 * half], r_s[4 * j + 5 + 2 * half]));
+    }
+    most = fmaxf(most, other);
+    most = fmaxf(most, neighbour(most, 1));
+    return fmaxf(most, neighbour(most, 2));
+}

@@ -226,9 +226,9 @@ mod gradient {
         let both = vec![("backward_queries", 768, 128, 73_728), ("backward_keys", 768, 128, 74_752)];
         assert_eq!(list(causal, [8, 12, 1024, 1024], Arch::Sm80), (both, 8 * 12 * 1024 * 8));
         // Blocks that run at once go over all rows; statistics have room for whole blocks.
-        let both = vec![("backward_queries", 132, 384, 101_456), ("backward_keys", 132, 384, 101_456)];
+        let both = vec![("backward_queries", 132, 384, 134_224), ("backward_keys", 132, 384, 134_224)];
         assert_eq!(list(causal, [8, 12, 1024, 1024], Arch::Sm90a), (both, 8 * 12 * 1024 * 8));
-        let both = vec![("backward_queries", 24, 384, 101_456), ("backward_keys", 12, 384, 101_456)];
+        let both = vec![("backward_queries", 24, 384, 134_224), ("backward_keys", 12, 384, 134_224)];
         assert_eq!(list(causal, [1, 12, 129, 65], Arch::Sm90a), (both, 12 * 256 * 8));
         let single = kernel(Dtype::F32, AttentionMask::Causal);
         let both = vec![("backward_queries", 24, 256, 0), ("backward_keys", 36, 256, 0)];

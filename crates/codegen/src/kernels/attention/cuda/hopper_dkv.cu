@@ -1,0 +1,157 @@
+// The gradients of keys and values by warpgroups, from the statistics that `hopper_dq.cu` leaves.
+
+// Two wide results leave no registers for the weights of products that are still on their way.
+constexpr bool TIGHT = WIDTH > 64;
+
+// Earlier keys are seen by more.
+static __device__ __forceinline__ bool find_keys(const Mapped& p, int round, Work& work) {
+    const Attention& of = p.backward.of;
+    int rank;
+    if (!find_work(p, (int)of.keys, round, work, rank)) return false;
+    work.first = rank * OWN;
+    work.begin = first_query(of, last_key(of, 0), work.first);
+    work.count = ((int)of.queries - work.begin + TILE - 1) / TILE;
+    return true;
+}
+
+static __device__ __forceinline__ void fetch_for_keys(const Mapped& p, Ring ring) {
+    u32 at = 0, turn = 0;
+    Work work;
+    for (int round = 0; find_keys(p, round, work); ++round) {
+        if (work.head < 0) continue;
+        fetch_own(ring, &p.k, &p.v, work, turn++);
+        for (int i = 0; i < work.count; ++i, ++at) {
+            const int row = work.begin + i * TILE;
+            wait(ring.empty(at), Ring::parity(at) ^ 1);
+            expect(ring.full(at), 2 * TILE_BYTES + ROWS_BYTES);
+            fetch<PIECES>(ring.tile(at, 0), &p.q, ring.full(at), row, work.head, work.sequence);
+            fetch<PIECES>(ring.tile(at, 1), &p.slope, ring.full(at), row, work.head, work.sequence);
+            fetch_bytes(ring.rows(at), rows_of(p, work) + row, ROWS_BYTES, ring.full(at));
+        }
+    }
+}
+
+// Probabilities of a tile, keys in rows; `hidden` is how many of the tile's queries, counted from this thread's first column, do not
+// see its first row.
+template <bool HIDES>
+static __device__ __forceinline__ void make_probabilities(Scores& r_s, const float4* s_rows, int hidden) {
+#pragma unroll
+    for (int j = 0; j < TILE / 8; ++j) {
+        const float4 rows = s_rows[4 * j];  // of two queries
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float& s = r_s[4 * j + e];
+            s = ex2(fmaf(s, FACTOR, e % 2 ? -rows.z : -rows.x));
+            if (HIDES && 8 * j + e % 2 < hidden + e / 2 * 8) s = 0.0f;
+        }
+    }
+}
+
+static __device__ __forceinline__ void make_slopes(Scores& r_slope, const Scores& r_s, const float4* s_rows) {
+#pragma unroll
+    for (int j = 0; j < TILE / 8; ++j) {
+        const float4 rows = s_rows[4 * j];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) r_slope[4 * j + e] = slope_of(r_s[4 * j + e], r_slope[4 * j + e], e % 2 ? rows.w : rows.y);
+    }
+}
+
+// The queries that a warpgroup goes over: tiles from `begin` to `end`, of which those before `whole` do not see all its keys.
+struct Facing {
+    u32 begin, end, whole;
+    int hidden;  // for the first of them
+};
+
+// What the scores of a tile weight joins dk and dv, on its way; the scores are there.
+static __device__ __forceinline__ void weight_tile(Result& r_dk, Result& r_dv, Scores& r_s, Scores& r_slope, Weights& r_p, Weights& r_ds, Ring ring,
+                                                   const float4* s_all_rows, const Facing& facing, u32 at) {
+    const float4* s_rows = s_all_rows + at % STAGES * (ROWS_BYTES / 16);
+    if ((int)(facing.whole - at) > 0) {
+        make_probabilities<true>(r_s, s_rows, facing.hidden - (int)(at - facing.begin) * TILE);
+    } else {
+        make_probabilities<false>(r_s, s_rows, 0);
+    }
+    narrow_weights(r_p, r_s);
+    wait_products<0>();
+    pin(r_slope);
+    issue_weighted(r_dv, r_p, ring.tile(at, 1));
+    if constexpr (TIGHT) {
+        wait_products<0>();
+        pin(r_dv);
+    }
+    make_slopes(r_slope, r_s, s_rows);
+    narrow_weights(r_ds, r_slope);
+    issue_weighted(r_dk, r_ds, ring.tile(at, 0));
+}
+
+// dk, but for the scale, and dv.
+template <int COUNT>
+static __device__ __forceinline__ void add_dk_dv(Result& r_dk, Result& r_dv, Ring ring, const float4* s_all_rows, const Thread& thread,
+                                                 const Held<COUNT>& held, const Facing& facing) {
+    Scores r_s, r_slope;
+    Weights r_p, r_ds;
+    if (facing.begin == facing.end) return;
+    issue(r_s, r_slope, ring, thread, held, facing.begin);
+    wait_scores(r_s);
+    const u32 last = facing.end - 1;
+#pragma unroll 1
+    for (u32 at = facing.begin; at != last; ++at) {
+        weight_tile(r_dk, r_dv, r_s, r_slope, r_p, r_ds, ring, s_all_rows, facing, at);
+        issue(r_s, r_slope, ring, thread, held, at + 1);
+        wait_scores(r_s);
+        pin(r_dk);
+        pin(r_dv);
+        ring.release(at);
+    }
+    weight_tile(r_dk, r_dv, r_s, r_slope, r_p, r_ds, ring, s_all_rows, facing, last);
+    wait_products<0>();
+    pin(r_dk);
+    pin(r_dv);
+    ring.release(last);
+}
+
+static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, char* s_base) {
+    const Attention& of = p.backward.of;
+    const Thread thread = find_thread(ring);
+    const int keys = (int)of.keys;
+    u32 at = 0, turn = 0;
+    Work work;
+    for (int round = 0; find_keys(p, round, work); ++round) {
+        if (work.head < 0) continue;
+        const int last = (int)last_key(of, 0), first = work.first + thread.group * 64;
+        // Queries that see the first and the last key of the warpgroup; the number of those that do not see a thread's first row.
+        const int begin = min(first_query(of, last, first), (int)of.queries), whole = first_query(of, last, first + 63);
+        const int skipped = min((begin - work.begin + TILE - 1) / TILE, work.count), tiles = first < keys ? work.count : skipped;
+        const int hidden = MASK == CAUSAL ? work.first + thread.row - last - (work.begin + skipped * TILE) - thread.column : 0;
+        wait(ring.own_full(), turn++ & 1);
+        Held<KEYS_HELD> held;
+        held.load(s_base, thread);
+        if constexpr (FREED) release_own(ring, thread);
+        skip_tiles(ring, at, at + skipped);
+        Result r_dk, r_dv;
+        clear(r_dk);
+        clear(r_dv);
+        const Facing facing = {at + skipped, at + tiles, at + (whole - work.begin + TILE - 1) / TILE, hidden};
+        add_dk_dv(r_dk, r_dv, ring, (const float4*)(s_base + AT_ROWS) + thread.column / 2, thread, held, facing);
+        skip_tiles(ring, at + tiles, at + work.count);
+        at += work.count;
+        if constexpr (!FREED) named_sync(GROUP_BARRIER + thread.group, 128);
+        const u64 rows = (work.sequence * of.heads + work.head) * of.keys * WIDTH;
+        store_gradient(s_base, thread, 0, p.backward.g_dk + rows, work.first, keys, r_dk, SCALE);
+        store_gradient(s_base, thread, 1, p.backward.g_dv + rows, work.first, keys, r_dv, 1.0f);
+        if constexpr (!FREED) release_own(ring, thread);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __grid_constant__ Mapped p) {
+    extern __shared__ char s_memory[];
+    char* s_base = s_memory + (-shared_address(s_memory) & 1023);
+    const Ring ring = make_ring(s_base);
+    if (threadIdx.x >= MULTIPLIERS) {
+        give_registers<24>();
+        if (threadIdx.x == MULTIPLIERS) fetch_for_keys(p, ring);
+    } else {
+        take_registers<240>();
+        work_on_keys(p, ring, s_base);
+    }
+}
