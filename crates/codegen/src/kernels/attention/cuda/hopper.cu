@@ -23,6 +23,9 @@
 //   at issuing them. SPLIT: both warpgroups have the same 64 queries and every second tile of keys each, so that few queries
 //   fill more multiprocessors; their sums are joined at the end.
 //
+// Takes, of NVRTC 13.4: heads of 64 with two blocks 90 registers, 99,472 bytes of shared memory a block, 18 of 64 warps; with one,
+// SPLIT, 168 (240 for those who multiply, 24 for the others), 134,352, 12 warps; heads of 128 168, 197,712, 12. No spills.
+//
 // KEYS (of a tile), STAGES, BLOCKS (of a multiprocessor), SPLIT and TURNS are constants that stand before this file.
 
 constexpr float SLACK = 8.0f;

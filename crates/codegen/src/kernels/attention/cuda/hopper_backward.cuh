@@ -13,6 +13,8 @@
 // - A grid of as many blocks as run at once goes over all tiles forth and back, those with most to do first.
 // - Needs sm_90a, a full or causal mask, no dropout, WIDTH 64 or 128, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
 //   If causal, keys less queries are a multiple of 64.
+// - Takes, of NVRTC 13.4, in both kernels: 168 registers (240 for those who multiply, 24 for the others), 12 of 64 warps; 134,224 bytes of
+//   shared memory for heads of 64, 199,760 for heads of 128. No spills.
 //
 // STAGES (of the ring) and SHARED (bytes) are constants that stand before this file.
 
