@@ -47,7 +47,7 @@ impl Recording {
             match code {
                 sys::CUresult::CUDA_SUCCESS => return Ok(old),
                 // Another shape: the old one is dropped and a new one made.
-                sys::CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE => {}
+                sys::CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE | sys::CUresult::CUDA_ERROR_NOT_SUPPORTED => {}
                 code => context.check("cuGraphExecUpdate", code)?,
             }
         }

@@ -186,7 +186,8 @@ pub(crate) fn grids(backward: &CudaBackward, launch: &Launch) -> Grids {
     let sides = [("backward_queries", shape.queries, of_queries), ("backward_keys", shape.keys, of_keys)];
     let list = sides.into_iter().filter_map(|(entry, positions, (rows, threads, shared, parts))| {
         let blocks = [(heads * positions.div_ceil(rows) * parts) as u32, 1, 1];
-        let grid = Grid { entry, blocks, threads, cluster: 1, shared: shared as u32, words: words.clone() };
+        let grid =
+            Grid { entry, blocks, threads, cluster: 1, shared: shared as u32, waits: false, words: words.clone() };
         (blocks[0] > 0).then_some(grid)
     });
     Grids { list: list.collect(), workspace: heads * shape.queries * STATISTICS, checks_indices: false }
