@@ -22,6 +22,9 @@ constexpr int PARTS = (PIECES + LANES - 1) / LANES;
 constexpr int OWN = PARTS * PIECE;  // elements of a lane
 constexpr int STREAMS = 32 / LANES * WARPS;
 constexpr int FLIGHT = ROWS * PARTS > 4 ? 2 : 4;
+// Blocks of a multiprocessor that registers are left for. Without a number the compiler wants more of them, and to save registers does one
+// load after another.
+constexpr int RESIDENT = ROWS * OWN <= 16 ? 4 : 1;
 constexpr int JOINED = WIDTH + 2;  // floats of a row of a range: values, largest score, sum
 constexpr int LINES = (WIDTH * sizeof(KeyElement) + 127) / 128;
 
@@ -90,10 +93,11 @@ struct Range {
     int begin, end;
 };
 
-static __device__ __forceinline__ Range range_of(const Attention& p, u64 chunk, u64 split, long long last) {
-    const u64 last_row = min(chunk * ROWS + ROWS, p.group * p.queries) - 1;
-    const u64 used = (u64)seen(p, last, (int)(last_row / p.group));
-    const u64 range = ((used + p.splits - 1) / p.splits + STREAMS - 1) / STREAMS * STREAMS;
+static __device__ __forceinline__ Range range_of(const Attention& p, u32 chunk, u32 split, long long last) {
+    const u32 group = (u32)p.group, splits = (u32)p.splits;
+    const u32 last_row = min(chunk * ROWS + ROWS, group * (u32)p.queries) - 1;
+    const u32 used = (u32)seen(p, last, (int)(last_row / group));
+    const u32 range = ((used + splits - 1) / splits + STREAMS - 1) / STREAMS * STREAMS;
     return {(int)min(split * range, used), (int)min(split * range + range, used)};
 }
 
@@ -109,21 +113,23 @@ static __device__ __forceinline__ void store(const Attention& p, u64 sequence, u
     p.g_o[start(p.o, sequence, head) + query * p.o.position + column] = narrow<STORAGE>(ended);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __grid_constant__ Decode p) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode(const __grid_constant__ Decode p) {
     extern __shared__ float s_joined[];
     __shared__ float s_o[WARPS][ROWS][WIDTH];
     __shared__ float s_maximum[WARPS][ROWS], s_sum[WARPS][ROWS];
     start_next();
-    const u64 rows = p.group * p.queries, chunks = (rows + ROWS - 1) / ROWS, key_heads = p.heads / p.group;
-    const u64 split = blockIdx.x % p.splits, chunk = blockIdx.x / p.splits % chunks;
-    const u64 of_all = blockIdx.x / p.splits / chunks, sequence = of_all / key_heads, key_head = of_all % key_heads;
+    // Counts of 32 bits, as blocks have: a division of 64 is a hundred instructions, and all of them wait for the position.
+    const u32 group = (u32)p.group, splits = (u32)p.splits, rows = group * (u32)p.queries, chunks = (rows + ROWS - 1) / ROWS;
+    const u32 split = blockIdx.x % splits, chunk = blockIdx.x / splits % chunks;
+    const u32 of_all = blockIdx.x / splits / chunks, key_heads = (u32)p.heads / group;
+    const u32 sequence = of_all / key_heads, key_head = of_all % key_heads;
     const bool joins = p.splits > 1 && p.g_values == nullptr;
 #if __CUDA_ARCH__ >= 900
     // Row i of the chunk is joined by block i of the cluster, or by the one that comes round to it.
     __shared__ u64 s_sent;
     if (joins) {
-        const u64 own = (min(rows - chunk * ROWS, (u64)ROWS) + p.splits - 1 - split) / p.splits;
-        if (threadIdx.x == 0) expect(&s_sent, (u32)(own * p.splits * JOINED * sizeof(float)));
+        const u32 own = (min(rows - chunk * ROWS, (u32)ROWS) + splits - 1 - split) / splits;
+        if (threadIdx.x == 0) expect(&s_sent, own * splits * JOINED * (u32)sizeof(float));
         cluster_start();
     }
 #endif
@@ -147,9 +153,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __g
     u64 elements[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        const u64 row = chunk * ROWS + i;
+        const u32 row = chunk * ROWS + i;
         const bool exists = row < rows;
-        const u64 query = exists ? row / p.group : 0, head = key_head * p.group + (exists ? row % p.group : 0);
+        const u32 query = exists ? row / group : 0, head = key_head * group + (exists ? row % group : 0);
         load_query(r[i].q, p.g_q + start(p.q, sequence, head) + query * p.q.position, lane, exists);
 #pragma unroll
         for (int e = 0; e < OWN; ++e) {
@@ -242,11 +248,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __g
             weights[w] = ex2(s_maximum[w][i] - shift);
             sum = fmaf(s_sum[w][i], weights[w], sum);
         }
-        const u64 row = chunk * ROWS + i, query = row / p.group, head = key_head * p.group + row % p.group;
+        const u32 row = chunk * ROWS + i, query = row / group, head = key_head * group + row % group;
         const u64 part = ((sequence * p.heads + head) * p.queries + query) * p.splits + split;
 #if __CUDA_ARCH__ >= 900
-        const u32 joiner = (u32)(i % p.splits);
-        float* const s_row = s_joined + ((u64)i * p.splits + split) * JOINED;
+        const u32 joiner = i % splits;
+        float* const s_row = s_joined + (i * splits + split) * JOINED;
 #endif
         for (int column = threadIdx.x; column < WIDTH; column += THREADS) {
             float value = 0.0f;
@@ -275,15 +281,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __g
 #if __CUDA_ARCH__ >= 900
     if (!joins) return;
     await_sent(&s_sent);
-    for (int i = (int)split; i < ROWS && chunk * ROWS + i < rows; i += (int)p.splits) {
-        const float* const s_row = s_joined + (u64)i * p.splits * JOINED;
+    for (int i = (int)split; i < ROWS && chunk * ROWS + i < rows; i += (int)splits) {
+        const float* const s_row = s_joined + i * splits * JOINED;
         float most = never();
-        for (int other = 0; other < (int)p.splits; ++other) most = fmaxf(most, s_row[other * JOINED + WIDTH]);
+        for (int other = 0; other < (int)splits; ++other) most = fmaxf(most, s_row[other * JOINED + WIDTH]);
         const float shift = shift_of(most);
-        const u64 row = chunk * ROWS + i, query = row / p.group, head = key_head * p.group + row % p.group;
+        const u32 row = chunk * ROWS + i, query = row / group, head = key_head * group + row % group;
         for (int column = threadIdx.x; column < WIDTH; column += THREADS) {
             float value = 0.0f, sum = 0.0f;
-            for (int other = 0; other < (int)p.splits; ++other) {
+            for (int other = 0; other < (int)splits; ++other) {
                 const float* const s_part = s_row + other * JOINED;
                 const float weight = ex2(s_part[WIDTH] - shift);
                 sum = fmaf(s_part[WIDTH + 1], weight, sum);

@@ -8,6 +8,9 @@
 //! - Operands are f32, f16 or bf16, sums f32 in a fixed order. Row work may make the first operand: every block does it for
 //!   itself. Elementwise work may follow.
 //! - Traffic: weights once; A once a block, from the L2. Loads are of 16 bytes where sizes and strides allow it.
+//! - In flight: up to 32 KiB of weights a block, before A is there. Of GPT-2's products for one token that is all of a layer's, 9 KiB
+//!   (768 x 768) to 36 KiB (768 x 3072) on each of 132 multiprocessors, and 96 KiB of the head's. An H200 needs some 40 KiB for the
+//!   speed of its memory; grids that follow each other closely have theirs in flight together.
 //! - Limits: the rows of A as floats take at most 56 KiB, what every GPU of ours has for a block.
 
 use deuteron_graph::Dtype;
