@@ -5,6 +5,7 @@
 constexpr int DOWN = THREADS / ACROSS;
 constexpr int STRIP = ACROSS * WIDE;
 constexpr int TRIP = DOWN * DEEP;
+constexpr bool SEVERAL = LEFT > TRIP;
 constexpr int VECTORS = M * STRIP / V;
 
 struct alignas(4 * DEEP) Run { float v[DEEP]; };
@@ -36,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     Weights now[DEEP], next[DEEP];
     if (p.right_given == 0) wait_for_previous();
     load(now, y * DEEP);
-    load(next, y * DEEP + TRIP);
+    if (SEVERAL) load(next, y * DEEP + TRIP);
     bring_shared(p, blockIdx.x / SPLIT);
     wait_for_previous();
     fill_left(p, s_left, first, last);
@@ -60,9 +61,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     };
     for (int inner = y * DEEP; inner < last - first; inner += 2 * TRIP) {
         add(now, inner);
-        load(now, inner + 2 * TRIP);
-        if (inner + TRIP < last - first) add(next, inner + TRIP);
-        load(next, inner + 3 * TRIP);
+        if (SEVERAL) load(now, inner + 2 * TRIP);
+        if (SEVERAL && inner + TRIP < last - first) add(next, inner + TRIP);
+        if (SEVERAL) load(next, inner + 3 * TRIP);
     }
     // Threads below each other in a warp, then warps, then blocks. The sums take the place of A.
     constexpr int BELOW = 32 / ACROSS, HELD = M * WIDE > BELOW ? M * WIDE / BELOW : 1;
