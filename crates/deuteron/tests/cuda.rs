@@ -191,6 +191,56 @@ fn a_thousand_runs_give_the_same_bits_beside_other_work() {
     .unwrap();
 }
 
+/// Small kernels, each of what the one before it wrote: in a recording they start before it has ended. Every third product has
+/// weights that a kernel just made, so that they must not be fetched early.
+fn chain(links: usize) -> Graph {
+    let mut text = String::from("x0 = input bf16[1,256]");
+    for i in 0..links {
+        let next = i + 1;
+        text += &match i % 3 {
+            2 => format!(
+                "\nm{i} = mul a{i}:bf16[256,256] b{i}:bf16[256,256] ; y{i} = matmul x{i} m{i} ; x{next} = tanh y{i}"
+            ),
+            _ => format!(
+                "\nn{i} = layer_norm x{i} w{i}:bf16[256] b{i}:bf16[256]
+l{i} = linear n{i} m{i}:bf16[256,256] c{i}:bf16[256] ; x{next} = add x{i} l{i}"
+            ),
+        };
+    }
+    let graph = format!("{text}\ny = softmax x{links} ; out x{links} ; out y");
+    graph.parse().unwrap_or_else(|error| panic!("{error}: {graph}"))
+}
+
+#[test]
+fn recorded_kernels_that_start_early_give_the_bits_of_kernels_one_by_one() {
+    let Some(engine) = gpu() else { return };
+    let graph = chain(24);
+    // What another run left behind has other bits.
+    let sets = [5, 6].map(|seed| {
+        let inputs = seed::inputs(&graph, seed).unwrap();
+        inputs.iter().map(|tensor| tensor.to_device(&engine).unwrap()).collect::<Vec<Tensor>>()
+    });
+    for strategy in [Strategy::Unfused, Strategy::Greedy, Strategy::Fused] {
+        let mut session = Session::new(&engine, &graph, strategy).unwrap();
+        let expected = sets.each_ref().map(|set| {
+            session.run(&set.iter().collect::<Vec<_>>()).unwrap();
+            outputs(&session)
+        });
+        assert!(!expected[0][0].is_bitwise(&expected[1][0]));
+        session.set_launching(Launching::Graph);
+        for turn in 0..600 {
+            // Runs of the same recording, then of one that was changed.
+            let set = turn / 3 % 2;
+            if turn % 2 == 0 {
+                session.poison().unwrap();
+            }
+            session.run(&sets[set].iter().collect::<Vec<_>>()).unwrap();
+            let same = outputs(&session).iter().zip(&expected[set]).all(|(again, first)| again.is_bitwise(first));
+            assert!(same, "{strategy}: run {turn} gives other bits");
+        }
+    }
+}
+
 #[test]
 fn masks_are_those_of_the_cpu() {
     let Some(engine) = gpu() else { return };

@@ -54,6 +54,8 @@ __device__ __forceinline__ void move(unsigned char* g_to, const unsigned char* g
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) append_rows(const __grid_constant__ Rows p) {
+    start_next();
+    wait_for_previous();
     const unsigned lane = threadIdx.x & 31;
     const u64 item = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (item < p.sequences && lane == 0) {
@@ -102,6 +104,8 @@ __device__ __forceinline__ void copy(const Copy& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) append_copy(const __grid_constant__ Copy p) {
+    start_next();
+    wait_for_previous();
     if ((((u64)p.g_cache | (u64)p.g_result | p.bytes) & 15) == 0) {
         copy<uint4>(p);
     } else {

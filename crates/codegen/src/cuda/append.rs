@@ -1,6 +1,6 @@
 //! Rows written into a cache on CUDA: a warp a row. A cache that is not kept in place is copied first.
 
-use super::{CudaSource, Family, Grid, Grids, Word};
+use super::{CudaSource, CudaTarget, DEPENDENT, Family, Grid, Grids, Word};
 use crate::source::{AppendShape, Geometry, Launch};
 
 /// Threads of a block, as in `append.cu`.
@@ -14,13 +14,13 @@ const MAX_BLOCKS: usize = 1 << 16;
 
 /// The kernels for elements of so many bytes.
 pub(super) fn source(element: usize) -> CudaSource {
-    let text = format!("constexpr int ELEMENT = {element};\n{}", include_str!("append.cu"));
+    let text = format!("constexpr int ELEMENT = {element};\n\n{DEPENDENT}\n{}", include_str!("append.cu"));
     CudaSource { name: "append".into(), text, family: Family::Append(element) }
 }
 
 /// The copy, where there is one, then the rows. There is a warp for each sequence at least, so that every position is looked
 /// at.
-pub(super) fn grids(element: usize, launch: &Launch) -> Grids {
+pub(super) fn grids(element: usize, launch: &Launch, target: &CudaTarget) -> Grids {
     let Geometry::Append(shape) = &launch.geometry else { return Grids::default() };
     let argument = |position: usize, bytes: usize| {
         let offset = launch.args.get(position).map_or(0, |arg| arg.offset * bytes);
@@ -29,6 +29,11 @@ pub(super) fn grids(element: usize, launch: &Launch) -> Grids {
     let number = |value: usize| Word::Number(value as u64);
     let [cache, rows, positions, result] = [0, 1, 2, 3].map(|i| argument(i, if i == 2 { 4 } else { element }));
     let whole = shape.blocks() * shape.capacity * shape.cols * element;
+    let waits = target.arch.has_dependent_grids();
+    let grid = |entry, blocks: usize, words| {
+        let blocks = [blocks as u32, 1, 1];
+        Grid { entry, blocks, threads: THREADS as u32, cluster: 1, shared: 0, waits, words }
+    };
     let mut list = Vec::new();
     if !shape.in_place {
         let blocks = whole.div_ceil(THREADS * COPIED).min(MAX_BLOCKS);
@@ -50,19 +55,20 @@ fn axes(shape: &AppendShape, element: usize) -> impl Iterator<Item = Word> {
     (0..AXES).flat_map(axis).map(|value| Word::Number(value as u64))
 }
 
-fn grid(entry: &'static str, blocks: usize, words: Vec<Word>) -> Grid {
-    Grid { entry, blocks: [blocks as u32, 1, 1], threads: THREADS as u32, cluster: 1, shared: 0, words }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::Arch;
 
     fn entries(rows: usize, in_place: bool) -> Vec<(&'static str, u32)> {
         let leading = vec![(2, 768), (3, 2304), (12, 64)];
         let shape = AppendShape { leading, batch: 1, rows, stride: 2304, capacity: 128, cols: 64, in_place };
         let launch = Launch { args: Vec::new(), geometry: Geometry::Append(shape) };
-        grids(2, &launch).list.iter().map(|grid| (grid.entry, grid.blocks[0])).collect()
+        grids(2, &launch, &CudaTarget::new(Arch::Sm80, 108))
+            .list
+            .iter()
+            .map(|grid| (grid.entry, grid.blocks[0]))
+            .collect()
     }
 
     #[test]

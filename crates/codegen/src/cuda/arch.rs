@@ -78,6 +78,11 @@ impl Arch {
         matches!(self, Arch::Sm90a | Arch::Sm100 | Arch::Sm120)
     }
 
+    /// Grids that start before the one before them has ended, and wait for it by themselves.
+    pub fn has_dependent_grids(self) -> bool {
+        matches!(self, Arch::Sm90a | Arch::Sm100 | Arch::Sm120)
+    }
+
     /// Products of a warpgroup: Hopper's alone, later ones have others.
     pub fn has_wgmma(self) -> bool {
         self == Arch::Sm90a

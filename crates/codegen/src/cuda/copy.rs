@@ -169,7 +169,7 @@ fn count(axes: &[Axis]) -> usize {
 }
 
 fn grid(entry: &'static str, blocks: usize, words: Vec<Word>) -> Grid {
-    Grid { entry, blocks: [blocks as u32, 1, 1], threads: THREADS as u32, cluster: 1, shared: 0, words }
+    Grid { entry, blocks: [blocks as u32, 1, 1], threads: THREADS as u32, cluster: 1, shared: 0, waits: false, words }
 }
 
 /// Size, divisor and strides in bytes of every axis the kernel has room for; those that are not there have size 1.

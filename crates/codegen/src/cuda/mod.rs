@@ -130,6 +130,12 @@ pub(crate) fn row_lines(body: &Body, launch: &Launch, target: &CudaTarget) -> Ve
     all.map(|line| (line.text, line.origin.map(before))).collect()
 }
 
+/// How grids start before the one before them has ended.
+pub(crate) const DEPENDENT: &str = include_str!("dependent.cuh");
+
+/// How blocks of a cluster send each other numbers.
+pub(crate) const CLUSTER: &str = include_str!("cluster.cuh");
+
 /// Random words, as every kernel with dropout makes them.
 pub(crate) const PHILOX: &str = include_str!("philox.cuh");
 
@@ -140,6 +146,13 @@ pub enum Word {
     Number(u64),
     /// the address of an argument of the launch, plus so many bytes
     Argument {
+        /// its position
+        position: usize,
+        /// bytes from its start
+        offset: usize,
+    },
+    /// the same where no kernel of the job writes the argument, so that it may be read before earlier grids have ended; else 0
+    Given {
         /// its position
         position: usize,
         /// bytes from its start
@@ -159,7 +172,7 @@ impl Word {
     pub fn count(&self) -> usize {
         match self {
             Word::Map(_) => MAP_WORDS,
-            Word::Number(_) | Word::Argument { .. } | Word::Workspace(_) | Word::Fault => 1,
+            Word::Number(_) | Word::Argument { .. } | Word::Given { .. } | Word::Workspace(_) | Word::Fault => 1,
         }
     }
 }
@@ -177,6 +190,8 @@ pub struct Grid {
     pub cluster: u32,
     /// bytes of dynamic shared memory
     pub shared: u32,
+    /// whether every thread of it waits for earlier grids (`dependent.cuh`), so that it may be started before they have ended
+    pub waits: bool,
     /// the parameter
     pub words: Vec<Word>,
 }
@@ -198,10 +213,10 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::Row(kernel) => row::grids(kernel, launch, target),
         Family::Copy(bytes) => copy::grids(*bytes, launch),
         Family::ScatterAdd(dtype) => scatter::grids(*dtype, launch),
-        Family::Append(bytes) => append::grids(*bytes, launch),
+        Family::Append(bytes) => append::grids(*bytes, launch, target),
         Family::Product(kernel) => product::grids(kernel, launch),
         Family::Attention(attention) => attention::grids(attention, launch, target),
         Family::AttentionBackward(backward) => attention_backward::grids(backward, launch, target),
-        Family::Skinny(kernel) => skinny::grids(kernel, launch),
+        Family::Skinny(kernel) => skinny::grids(kernel, launch, target),
     }
 }

@@ -343,14 +343,22 @@ static __device__ __forceinline__ float round_f16(float x) { return f16_low(f16x
 // Accesses of V elements by pieces of A bytes, the alignment that the launch promises. Loads are volatile: otherwise the
 // compiler may do one that a condition forbids, and choose afterwards. Stores go past L1, where
 // what is written once is of no use.
+//
+// Memory that is constant is read past all order: the compiler moves such loads over barriers. So a grid that may run while earlier
+// ones still write reads by ordinary loads, which stay behind its wait.
+#if defined(WAITS) && __CUDA_ARCH__ >= 900
+#define READ "ld.global"
+#else
+#define READ "ld.global.nc"
+#endif
 
 template <int A> struct Access;
 template <> struct Access<16> {
     static __device__ __forceinline__ void load(u32* w, const char* p) {
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
+        asm volatile(READ ".L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
     }
     static __device__ __forceinline__ void load_again(u32* w, const char* p) {
-        asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
+        asm volatile(READ ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
     }
     static __device__ __forceinline__ void store(char* p, const u32* w) {
         asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
@@ -358,10 +366,10 @@ template <> struct Access<16> {
 };
 template <> struct Access<8> {
     static __device__ __forceinline__ void load(u32* w, const char* p) {
-        asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
+        asm volatile(READ ".L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
     }
     static __device__ __forceinline__ void load_again(u32* w, const char* p) {
-        asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
+        asm volatile(READ ".v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
     }
     static __device__ __forceinline__ void store(char* p, const u32* w) {
         asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
@@ -369,20 +377,20 @@ template <> struct Access<8> {
 };
 template <> struct Access<4> {
     static __device__ __forceinline__ void load(u32* w, const char* p) {
-        asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(p));
+        asm volatile(READ ".L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(p));
     }
-    static __device__ __forceinline__ void load_again(u32* w, const char* p) { asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(w[0]) : "l"(p)); }
+    static __device__ __forceinline__ void load_again(u32* w, const char* p) { asm volatile(READ ".u32 %0, [%1];" : "=r"(w[0]) : "l"(p)); }
     static __device__ __forceinline__ void store(char* p, const u32* w) { asm volatile("st.global.L1::no_allocate.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory"); }
 };
 
 static __device__ __forceinline__ u32 load_u16(const char* p) {
     u16 x;
-    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(p));
+    asm volatile(READ ".u16 %0, [%1];" : "=h"(x) : "l"(p));
     return x;
 }
 static __device__ __forceinline__ u32 load_u8(const char* p) {
     u32 x;
-    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(x) : "l"(p));
+    asm volatile(READ ".u8 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
 static __device__ __forceinline__ void store_u16(char* p, u32 x) { asm volatile("st.global.L1::no_allocate.u16 [%0], %1;" ::"l"(p), "h"((u16)x) : "memory"); }
@@ -607,14 +615,6 @@ template <class Op, int COUNT> static __device__ __forceinline__ typename Op::Pa
 
 #if __CUDA_ARCH__ >= 900
 static __device__ __forceinline__ u32 cluster_rank() { u32 x; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x)); return x; }
-static __device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-static __device__ __forceinline__ u32 remote(const void* s, u32 rank) {
-    u32 own = (u32)__cvta_generic_to_shared(s), there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(rank));
-    return there;
-}
 static __device__ __forceinline__ void put(float* s, float x, u32 rank) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote(s, rank)), "f"(x) : "memory");
 }

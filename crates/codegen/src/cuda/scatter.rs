@@ -76,7 +76,7 @@ fn sorting(entry: &'static str, blocks: usize, piece: usize, words: Vec<Word>) -
 
 fn grid(entry: &'static str, blocks: [usize; 2], threads: usize, shared: usize, words: Vec<Word>) -> Grid {
     let blocks = [blocks[0] as u32, blocks[1] as u32, 1];
-    Grid { entry, blocks, threads: threads as u32, cluster: 1, shared: shared as u32, words }
+    Grid { entry, blocks, threads: threads as u32, cluster: 1, shared: shared as u32, waits: false, words }
 }
 
 #[cfg(test)]

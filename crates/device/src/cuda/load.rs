@@ -91,6 +91,8 @@ pub(crate) struct Grid {
     pub threads: u32,
     pub cluster: u32,
     pub shared: u32,
+    /// whether it waits for earlier grids by itself
+    pub waits: bool,
     /// its parameter, in the words
     pub words: Range<usize>,
 }
@@ -131,8 +133,8 @@ impl Program {
                 for grid in grids.list.iter().filter(|grid| !grid.blocks.contains(&0)) {
                     let function = module.function(grid)?;
                     let words = self.lay_out(index, &grid.words, &step.places)?;
-                    let (threads, cluster, shared) = (grid.threads, grid.cluster, grid.shared);
-                    list.push(Grid { function, blocks: grid.blocks, threads, cluster, shared, words });
+                    let (threads, cluster, shared, waits) = (grid.threads, grid.cluster, grid.shared, grid.waits);
+                    list.push(Grid { function, blocks: grid.blocks, threads, cluster, shared, waits, words });
                 }
                 Work::Grids(list)
             }
@@ -172,6 +174,11 @@ impl Program {
                     continue;
                 }
                 Word::Argument { position, offset } => (place(position)?, address(offset)),
+                Word::Given { position, offset } => match place(position)? {
+                    // No kernel writes to an input: `check` has seen to it.
+                    input @ Target::Place(Place::Input(_)) => (input, address(offset)),
+                    _ => continue,
+                },
                 Word::Workspace(offset) => (Target::Workspace, address(offset)),
                 Word::Fault => (Target::Fault(step), address(0)),
                 Word::Map(map) => (place(map.position)?, Value::Map(Box::new(map))),
@@ -300,16 +307,17 @@ fn form(source: &Source) -> Option<Form<'_>> {
 }
 
 impl Grid {
-    /// Enqueues it.
+    /// Enqueues it; if it is `early`, it may start before the one before it on the stream has ended.
     ///
     /// # Safety
     /// The stream lives and is of the function's context; `words` are the program's with every address filled in, each
-    /// valid for what the kernel reads and writes there.
-    pub unsafe fn launch(&self, words: &[u64], stream: sys::CUstream) -> sys::CUresult {
+    /// valid for what the kernel reads and writes there. An early one waits by itself, and so does the kernel before it: else what
+    /// that one has not waited for could still run.
+    pub unsafe fn launch(&self, words: &[u64], stream: sys::CUstream, early: bool) -> sys::CUresult {
         let parameter = &words[self.words.start..];
         let mut parameters = [parameter.as_ptr().cast::<std::ffi::c_void>().cast_mut()];
         let [x, y, z] = self.blocks;
-        if self.cluster <= 1 {
+        if self.cluster <= 1 && !early {
             let none = std::ptr::null_mut();
             let parameters = parameters.as_mut_ptr();
             // SAFETY: the caller's; the driver copies the parameter before it returns, and at least a longest one follows.
@@ -317,10 +325,16 @@ impl Grid {
                 sys::cuLaunchKernel(self.function.0, x, y, z, self.threads, 1, 1, self.shared, stream, parameters, none)
             };
         }
+        use sys::CUlaunchAttributeID_enum as Id;
         // SAFETY: all zeros is a value of this plain structure of numbers.
-        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        attribute.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        attributes[0].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attributes[0].value.clusterDim =
+            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+        attributes[1].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attributes[1].value.programmaticStreamSerializationAllowed = 1;
+        // A grid without clusters does not mention them.
+        let used = &mut attributes[usize::from(self.cluster <= 1)..1 + usize::from(early)];
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
@@ -330,10 +344,10 @@ impl Grid {
             blockDimZ: 1,
             sharedMemBytes: self.shared,
             hStream: stream,
-            attrs: &mut attribute,
-            numAttrs: 1,
+            attrs: used.as_mut_ptr(),
+            numAttrs: used.len() as u32,
         };
-        // SAFETY: as above; the attribute outlives the call.
+        // SAFETY: as above; the attributes outlive the call.
         unsafe { sys::cuLaunchKernelEx(&config, self.function.0, parameters.as_mut_ptr(), std::ptr::null_mut()) }
     }
 }
@@ -344,11 +358,10 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_map_takes_its_words_and_what_follows_stands_behind_it() {
-        let mut program = Program {
+    fn empty() -> Program {
+        Program {
             steps: Vec::new(),
-            words: vec![7],
+            words: Vec::new(),
             fixes: Vec::new(),
             input_bytes: Vec::new(),
             input_alignment: Vec::new(),
@@ -357,7 +370,26 @@ mod tests {
             outputs: Vec::new(),
             arena: 0,
             workspace: 0,
+        }
+    }
+
+    #[test]
+    fn only_inputs_are_given() {
+        let mut program = empty();
+        let places = [Place::Input(3), Place::State(0), Place::Output(0), Place::Arena { offset: 0, bytes: 16 }];
+        let words = [0, 1, 2, 3].map(|position| Word::Given { position, offset: 8 });
+        assert_eq!(program.lay_out(0, &words, &places).unwrap(), 0..4);
+        assert_eq!(program.words, [0; 4]);
+        let [Fix { word: 0, target: Target::Place(Place::Input(3)), value: Value::Address(8) }] = program.fixes[..]
+        else {
+            panic!("{:?}", program.fixes)
         };
+        assert!(program.lay_out(0, &[Word::Given { position: 4, offset: 0 }], &places).is_err());
+    }
+
+    #[test]
+    fn a_map_takes_its_words_and_what_follows_stands_behind_it() {
+        let mut program = Program { words: vec![7], ..empty() };
         let (sizes, strides, tile) = ([64, 9, 2, 1, 1], [128, 1152, 16, 16], [64, 64, 1, 1, 1]);
         let map = TensorMap { position: 1, offset: 32, rank: 4, sizes, strides, tile };
         let words = [Word::Map(map), Word::Number(5), Word::Argument { position: 0, offset: 8 }];

@@ -233,12 +233,14 @@ impl Gpu {
             threads: 1,
             cluster: 1,
             shared: 0,
+            waits: false,
             words: words.map(Word::Number).to_vec(),
         };
         let function = module.function(&grid)?;
-        let launch = load::Grid { function, blocks: [1, 1, 1], threads: 1, cluster: 1, shared: 0, words: 0..1 };
+        let (blocks, words_at) = ([1, 1, 1], 0..1);
+        let launch = load::Grid { function, blocks, threads: 1, cluster: 1, shared: 0, waits: false, words: words_at };
         // SAFETY: the stream lives; the parameter is one number.
-        self.context.check("cuLaunchKernel", unsafe { launch.launch(&words, stream.handle()) })
+        self.context.check("cuLaunchKernel", unsafe { launch.launch(&words, stream.handle(), false) })
     }
 
     /// An error if an address is not in memory of this GPU. The context must be entered.

@@ -29,6 +29,8 @@ pub struct Span {
     pub bytes: usize,
 }
 
+/// The oldest driver whose recordings keep it that a grid may start before the one before it has ended.
+const EARLY_IN_RECORDINGS: (u32, u32) = (12, 3);
 /// Rounds of [`CudaExecutable::launch_cost`].
 const COST_ROUNDS: usize = 20;
 
@@ -300,25 +302,52 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Enqueues steps.
+    /// Enqueues steps, each grid after the end of the one before it.
     ///
     /// # Safety
     /// The stream lives and is of our context; the inputs of the frame were set to memory that lives until it is done.
     unsafe fn launch(&self, frame: usize, stream: sys::CUstream, steps: Range<usize>) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.launch_steps(frame, stream, steps, false) }
+    }
+
+    /// Enqueues all steps for a recording: grids that wait by themselves may start before the one before them has ended.
+    ///
+    /// # Safety
+    /// The inputs of the frame were set to memory that lives until replays are done, or will be changed before.
+    unsafe fn record(&self, frame: usize) -> Result<(), CudaError> {
+        let early = self.gpu.context.driver().version() >= EARLY_IN_RECORDINGS;
+        // SAFETY: the caller's; the stream is our own.
+        unsafe { self.launch_steps(frame, self.stream.handle(), self.all(), early) }
+    }
+
+    /// # Safety
+    /// As of [`CudaExecutable::launch`].
+    unsafe fn launch_steps(
+        &self,
+        frame: usize,
+        stream: sys::CUstream,
+        steps: Range<usize>,
+        early: bool,
+    ) -> Result<(), CudaError> {
         let words = self.frames[frame].words();
+        // Whether the launch before is a grid of this run that waits by itself.
+        let mut follows = false;
         for step in &self.program.steps[steps] {
             match &step.work {
                 Work::Grids(grids) => {
                     for grid in grids {
                         // SAFETY: `Program::new` checked that arguments stay inside their buffers, which live as long as
                         // the frame; inputs and stream are the caller's.
-                        let code = unsafe { grid.launch(words, stream) };
+                        let code = unsafe { grid.launch(words, stream, early && follows && grid.waits) };
                         self.gpu.context.check("cuLaunchKernel", code)?;
+                        follows = grid.waits;
                     }
                 }
                 Work::Product { product, words: range } => {
                     // SAFETY: as above.
                     unsafe { product.launch(stream, &words[range.clone()], self.fixed.workspace)? };
+                    follows = false;
                 }
             }
         }
@@ -343,7 +372,7 @@ impl CudaExecutable {
             Some(recording) if recorded == Some(version) => recording,
             old => Recording::new(&self.gpu.context, &self.stream, old, || {
                 // SAFETY: as above; a recording for other inputs is changed before it is replayed.
-                unsafe { self.launch(0, self.stream.handle(), self.all()) }
+                unsafe { self.record(0) }
             })?,
         };
         let replayed = recording.replay(&self.stream);
@@ -442,7 +471,7 @@ impl CudaExecutable {
             Some(recording) if recorded.as_ref() == Some(&versions) => recording,
             old => Recording::new(&self.gpu.context, &self.stream, old, || {
                 // SAFETY: our stream; every frame was bound to inputs that live until the replays were waited for.
-                (0..sets).try_for_each(|frame| unsafe { self.launch(frame, self.stream.handle(), self.all()) })
+                (0..sets).try_for_each(|frame| unsafe { self.record(frame) })
             })?,
         };
         self.series = Some((versions, recording));

@@ -74,6 +74,12 @@ impl RowConfig {
         self.threads_per_row * self.rows_per_block
     }
 
+    /// Whether its grid waits for earlier ones by itself, and may start before they have ended. One whose blocks walk over rows
+    /// counts on its blocks being spread evenly, which only an empty machine does.
+    pub fn waits(&self) -> bool {
+        self.resident == 0
+    }
+
     /// Blocks of a launch over so many rows (elements, in a flat kernel).
     pub fn blocks(&self, rows: usize, processors: usize) -> usize {
         let a_block = match self.policy {

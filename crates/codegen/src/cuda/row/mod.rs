@@ -173,6 +173,7 @@ pub(crate) fn grids(kernel: &RowKernel, launch: &Launch, target: &CudaTarget) ->
             threads: config.threads() as u32,
             cluster: if config.cluster { config.parts as u32 } else { 1 },
             shared: kernel.shared as u32,
+            waits: config.waits() && target.arch.has_dependent_grids(),
             words,
         });
     }
@@ -184,7 +185,7 @@ pub(crate) fn grids(kernel: &RowKernel, launch: &Launch, target: &CudaTarget) ->
             offset: launch.args[position].offset * kernel.args[position].dtype.bytes(),
         }));
         let blocks = [widest.div_ceil(32).max(1) as u32, kernel.partials.len() as u32, 1];
-        list.push(Grid { entry: "finish", blocks, threads: 1024, cluster: 1, shared: 0, words });
+        list.push(Grid { entry: "finish", blocks, threads: 1024, cluster: 1, shared: 0, waits: false, words });
     }
     let checks_indices = kernel.args.iter().any(|spec| matches!(spec.access, Access::GatheredRow { .. }));
     Grids { list, workspace: blocks * width * 4, checks_indices }

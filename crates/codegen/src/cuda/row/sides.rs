@@ -1,5 +1,7 @@
 //! Row work beside a product, spread over the threads of the product's kernel.
 
+use deuteron_graph::Dtype;
+
 use crate::body::{Access, ArgSpec, Body};
 use crate::cuda::Word;
 use crate::cuda::row::config::{Policy, RowConfig};
@@ -60,6 +62,16 @@ impl Side<'_> {
         // It looks up nothing and sums over no rows, so it needs neither fault nor workspace.
         words.extend([Word::Number(rows as u64), Word::Number(0), Word::Number(0)]);
         words
+    }
+
+    /// Arguments of which all rows read the same columns: position in the launch, how they lie, and their type.
+    pub fn shared_rows(&self) -> impl Iterator<Item = (usize, &ArgBinding, Dtype)> {
+        let shared = |spec: &ArgSpec, binding: &ArgBinding| {
+            !spec.written && spec.access == Access::Row && layout(spec.access, false, binding).axes.is_empty()
+        };
+        self.specs()
+            .filter(move |(spec, (_, binding))| shared(spec, binding))
+            .map(|(spec, &(position, binding))| (position, binding, spec.dtype))
     }
 
     fn specs(&self) -> impl Iterator<Item = (&ArgSpec, &(usize, &ArgBinding))> {

@@ -183,7 +183,15 @@ impl Written {
                 Over::Pairs => [tiles, tiles, all_heads],
             };
             let &Pass { entry, threads, shared, .. } = pass;
-            Grid { entry, blocks: blocks.map(|count| count as u32), threads, cluster: 1, shared, words: words.clone() }
+            Grid {
+                entry,
+                blocks: blocks.map(|count| count as u32),
+                threads,
+                cluster: 1,
+                shared,
+                waits: false,
+                words: words.clone(),
+            }
         };
         Grids { list: self.passes.iter().map(grid).collect(), workspace: scores, checks_indices: false }
     }

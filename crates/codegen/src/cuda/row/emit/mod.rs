@@ -22,7 +22,12 @@ use crate::cuda::row::layout::ArgLayout;
 use crate::cuda::row::passes::{Pass, Passes, stored};
 
 /// What every row kernel stands on.
-pub(crate) const PRELUDE: &str = concat!(include_str!("../../philox.cuh"), include_str!("../../prelude.cuh"));
+pub(crate) const PRELUDE: &str = concat!(
+    include_str!("../../philox.cuh"),
+    include_str!("../../dependent.cuh"),
+    include_str!("../../cluster.cuh"),
+    include_str!("../../prelude.cuh")
+);
 
 /// A line of the text and what it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,6 +139,9 @@ impl Writer<'_> {
     fn constants(&mut self) {
         let (config, cols) = (self.it.config, self.it.body.cols);
         self.line(format!("// {config}"));
+        if config.waits() {
+            self.line("#define WAITS");
+        }
         self.line(format!("constexpr int V = {};", config.vector));
         self.line(format!("constexpr int T = {};", config.threads_per_row));
         self.line(format!("constexpr int ROWS = {};", config.rows_per_block));
@@ -163,6 +171,7 @@ impl Writer<'_> {
         self.open(format!(
             "extern \"C\" __global__ void __launch_bounds__({threads}) row(const __grid_constant__ Parameters p) {{"
         ));
+        self.wait();
         self.flat_numbers();
         self.line("const i64 first = ((i64)blockIdx.x * CHUNKS * T + threadIdx.x) * V;");
         self.line("const bool whole = first + (i64)(CHUNKS - 1) * T * V + V <= (i64)p.rows;");
@@ -245,6 +254,9 @@ impl Writer<'_> {
             (_, true) => "const int part = cluster_rank();",
         });
         self.shared_memory();
+        if config.waits() {
+            self.wait();
+        }
         self.sums();
         self.hoisted();
         match config.resident {
@@ -255,6 +267,12 @@ impl Writer<'_> {
         }
         self.write_sums();
         self.close();
+    }
+
+    /// The next grid may start; from here on, earlier ones have ended.
+    fn wait(&mut self) {
+        self.line("start_next();");
+        self.line("wait_for_previous();");
     }
 
     /// A block has its rows and no others.

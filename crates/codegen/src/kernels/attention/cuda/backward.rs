@@ -231,6 +231,7 @@ pub(crate) fn grids(backward: &CudaBackward, launch: &Launch, target: &CudaTarge
         threads,
         cluster: 1,
         shared: shared as u32,
+        waits: false,
         words,
     };
     let words = backward_words(kernel, shape, launch);

@@ -1,6 +1,7 @@
 // Attention of few queries over many keys: memory's speed is what counts.
 //
-//   o = dropout(softmax(scale q k^T + mask)) v, keys in ranges; `attention_combine` joins the ranges in order
+//   o = dropout(softmax(scale q k^T + mask)) v, keys in ranges that are joined in order: by the blocks of a cluster, which are the
+//   ranges of the same rows, or by `attention_combine`
 //
 // - Numbers: products and sums in f32, in an order that sizes, positions and the number of ranges decide.
 // - A block takes one range of keys of one head of keys, and up to ROWS rows of queries: queries times the heads that share
@@ -8,6 +9,7 @@
 // - LANES neighbouring lanes share a key, 16 bytes each (PARTS times): they are one stream with a softmax of its own over every
 //   so many keys, FLIGHT keys at a time, all of their loads ahead of the arithmetic. Streams are joined at the end, first
 //   in the warp, then in the block. Scores are powers of 2.
+// - Keys and values are asked for before earlier grids have ended. Only those of the new tokens are theirs, and the L2 sees both.
 //
 // ROWS and VECTOR (whether rows start at multiples of 16 bytes and end there) are constants that stand before this file.
 
@@ -20,6 +22,16 @@ constexpr int PARTS = (PIECES + LANES - 1) / LANES;
 constexpr int OWN = PARTS * PIECE;  // elements of a lane
 constexpr int STREAMS = 32 / LANES * WARPS;
 constexpr int FLIGHT = ROWS * PARTS > 4 ? 2 : 4;
+// Blocks of a multiprocessor that registers are left for. Without a number the compiler wants more of them, and to save registers does one
+// load after another.
+constexpr int RESIDENT = ROWS * OWN <= 16 ? 4 : 1;
+constexpr int JOINED = WIDTH + 2;  // floats of a row of a range: values, largest score, sum
+constexpr int LINES = (WIDTH * sizeof(KeyElement) + 127) / 128;
+
+// The parameter, and the positions once more if no kernel of the job makes them, else null.
+struct Decode : Attention {
+    const int* g_given_positions;
+};
 
 union Piece {
     uint4 whole;
@@ -76,15 +88,61 @@ static __device__ __forceinline__ void join(Row& r, int mask) {
     for (int i = 0; i < OWN; ++i) r.o[i] = r.o[i] * own + neighbour(r.o[i], mask) * other;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __grid_constant__ Attention p) {
+// The keys of a range: equal parts of those that the last row sees, in whole steps of all streams.
+struct Range {
+    int begin, end;
+};
+
+static __device__ __forceinline__ Range range_of(const Attention& p, u32 chunk, u32 split, long long last) {
+    const u32 group = (u32)p.group, splits = (u32)p.splits;
+    const u32 last_row = min(chunk * ROWS + ROWS, group * (u32)p.queries) - 1;
+    const u32 used = (u32)seen(p, last, (int)(last_row / group));
+    const u32 range = ((used + splits - 1) / splits + STREAMS - 1) / STREAMS * STREAMS;
+    return {(int)min(split * range, used), (int)min(split * range + range, used)};
+}
+
+static __device__ __forceinline__ void bring_rows(const KeyElement* g_rows, u64 position, Range keys) {
+    for (int line = threadIdx.x; line < (keys.end - keys.begin) * LINES; line += THREADS) {
+        bring_line((u64)(g_rows + (u64)(keys.begin + line / LINES) * position) + line % LINES * 128);
+    }
+}
+
+// An element of the result. A row without a key is zeros whatever was multiplied by 0.
+static __device__ __forceinline__ void store(const Attention& p, u64 sequence, u64 head, u64 query, int column, float value, float sum) {
+    const float ended = sum == 0.0f ? 0.0f : value * ending(sum);
+    p.g_o[start(p.o, sequence, head) + query * p.o.position + column] = narrow<STORAGE>(ended);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode(const __grid_constant__ Decode p) {
+    extern __shared__ float s_joined[];
     __shared__ float s_o[WARPS][ROWS][WIDTH];
     __shared__ float s_maximum[WARPS][ROWS], s_sum[WARPS][ROWS];
-    const u64 rows = p.group * p.queries, chunks = (rows + ROWS - 1) / ROWS, key_heads = p.heads / p.group;
-    const u64 split = blockIdx.x % p.splits, chunk = blockIdx.x / p.splits % chunks;
-    const u64 of_all = blockIdx.x / p.splits / chunks, sequence = of_all / key_heads, key_head = of_all % key_heads;
+    start_next();
+    // Counts of 32 bits, as blocks have: a division of 64 is a hundred instructions, and all of them wait for the position.
+    const u32 group = (u32)p.group, splits = (u32)p.splits, rows = group * (u32)p.queries, chunks = (rows + ROWS - 1) / ROWS;
+    const u32 split = blockIdx.x % splits, chunk = blockIdx.x / splits % chunks;
+    const u32 of_all = blockIdx.x / splits / chunks, key_heads = (u32)p.heads / group;
+    const u32 sequence = of_all / key_heads, key_head = of_all % key_heads;
+    const bool joins = p.splits > 1 && p.g_values == nullptr;
+#if __CUDA_ARCH__ >= 900
+    // Row i of the chunk is joined by block i of the cluster, or by the one that comes round to it.
+    __shared__ u64 s_sent;
+    if (joins) {
+        const u32 own = (min(rows - chunk * ROWS, (u32)ROWS) + splits - 1 - split) / splits;
+        if (threadIdx.x == 0) expect(&s_sent, own * splits * JOINED * (u32)sizeof(float));
+        cluster_start();
+    }
+#endif
     const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES, stream = threadIdx.x / LANES;
     const KeyElement* g_k = p.g_k + start(p.k, sequence, key_head);
     const KeyElement* g_v = p.g_v + start(p.v, sequence, key_head);
+    if (MASK != CACHED || p.g_given_positions != nullptr) {
+        const long long last = MASK == CACHED ? p.g_given_positions[sequence] : last_key(p, sequence);
+        const Range keys = range_of(p, chunk, split, last);
+        bring_rows(g_k, p.k.position, keys);
+        bring_rows(g_v, p.v.position, keys);
+    }
+    wait_for_previous();
     const u32 seed = DROPOUT ? (u32)*p.g_seed : 0;
     const long long last = last_key(p, sequence);
 
@@ -95,9 +153,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __g
     u64 elements[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        const u64 row = chunk * ROWS + i;
+        const u32 row = chunk * ROWS + i;
         const bool exists = row < rows;
-        const u64 query = exists ? row / p.group : 0, head = key_head * p.group + (exists ? row % p.group : 0);
+        const u32 query = exists ? row / group : 0, head = key_head * group + (exists ? row % group : 0);
         load_query(r[i].q, p.g_q + start(p.q, sequence, head) + query * p.q.position, lane, exists);
 #pragma unroll
         for (int e = 0; e < OWN; ++e) {
@@ -110,11 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __g
         g_masks[i] = mask_row(p, sequence, head, query);
         elements[i] = row_elements(p, sequence, head, query);
     }
-    // The range: equal parts of the keys that the last row sees, in whole steps of all streams.
-    const u64 last_row = min(chunk * ROWS + ROWS, rows) - 1;
-    const u64 used = (u64)seen(p, last, (int)(last_row / p.group));
-    const u64 range = ((used + p.splits - 1) / p.splits + STREAMS - 1) / STREAMS * STREAMS;
-    const int begin = (int)min(split * range, used), end = (int)min(split * range + range, used);
+    const auto [begin, end] = range_of(p, chunk, split, last);
 
     for (int key = begin + stream; any_of_warp(key < end); key += STREAMS * FLIGHT) {
         Piece r_k[FLIGHT][PARTS], r_v[FLIGHT][PARTS];
@@ -181,6 +235,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __g
         }
     }
     __syncthreads();
+#if __CUDA_ARCH__ >= 900
+    if (joins) cluster_started();
+#endif
     for (int i = 0; i < ROWS && chunk * ROWS + i < rows; ++i) {
         float most = s_maximum[0][i], sum = 0.0f, weights[WARPS];
 #pragma unroll
@@ -191,30 +248,63 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_decode(const __g
             weights[w] = ex2(s_maximum[w][i] - shift);
             sum = fmaf(s_sum[w][i], weights[w], sum);
         }
-        const u64 row = chunk * ROWS + i, query = row / p.group, head = key_head * p.group + row % p.group;
+        const u32 row = chunk * ROWS + i, query = row / group, head = key_head * group + row % group;
         const u64 part = ((sequence * p.heads + head) * p.queries + query) * p.splits + split;
-        const float factor = ending(sum);
+#if __CUDA_ARCH__ >= 900
+        const u32 joiner = i % splits;
+        float* const s_row = s_joined + (i * splits + split) * JOINED;
+#endif
         for (int column = threadIdx.x; column < WIDTH; column += THREADS) {
             float value = 0.0f;
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) value = fmaf(s_o[w][i][column], weights[w], value);
             if (p.splits == 1) {
-                // A row without a key is zeros whatever was multiplied by 0.
-                value = sum == 0.0f ? 0.0f : value * factor;
-                p.g_o[start(p.o, sequence, head) + query * p.o.position + column] = narrow<STORAGE>(value);
-            } else {
+                store(p, sequence, head, query, column, value, sum);
+            } else if (!joins) {
                 p.g_values[part * WIDTH + column] = value;
             }
+#if __CUDA_ARCH__ >= 900
+            if (joins) send(s_row + column, value, joiner, &s_sent);
+#endif
         }
-        if (threadIdx.x == 0 && p.splits > 1) {
+        if (threadIdx.x == 0 && p.splits > 1 && !joins) {
             p.g_sums[2 * part] = most;
             p.g_sums[2 * part + 1] = sum;
         }
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x == 0 && joins) {
+            send(s_row + WIDTH, most, joiner, &s_sent);
+            send(s_row + WIDTH + 1, sum, joiner, &s_sent);
+        }
+#endif
     }
+#if __CUDA_ARCH__ >= 900
+    if (!joins) return;
+    await_sent(&s_sent);
+    for (int i = (int)split; i < ROWS && chunk * ROWS + i < rows; i += (int)splits) {
+        const float* const s_row = s_joined + i * splits * JOINED;
+        float most = never();
+        for (int other = 0; other < (int)splits; ++other) most = fmaxf(most, s_row[other * JOINED + WIDTH]);
+        const float shift = shift_of(most);
+        const u32 row = chunk * ROWS + i, query = row / group, head = key_head * group + row % group;
+        for (int column = threadIdx.x; column < WIDTH; column += THREADS) {
+            float value = 0.0f, sum = 0.0f;
+            for (int other = 0; other < (int)splits; ++other) {
+                const float* const s_part = s_row + other * JOINED;
+                const float weight = ex2(s_part[WIDTH] - shift);
+                sum = fmaf(s_part[WIDTH + 1], weight, sum);
+                value = fmaf(s_part[column], weight, value);
+            }
+            store(p, sequence, head, query, column, value, sum);
+        }
+    }
+#endif
 }
 
 // A warp a row of the result.
-extern "C" __global__ void __launch_bounds__(THREADS) attention_combine(const __grid_constant__ Attention p) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention_combine(const __grid_constant__ Decode p) {
+    start_next();
+    wait_for_previous();
     const u64 row = (u64)blockIdx.x * WARPS + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     if (row >= p.batch * p.heads * p.queries) return;
@@ -237,11 +327,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_combine(const __
         }
     }
     const u64 query = row % p.queries, head = row / p.queries % p.heads, sequence = row / p.queries / p.heads;
-    Element* g_o = p.g_o + start(p.o, sequence, head) + query * p.o.position;
-    const float factor = ending(sum);
 #pragma unroll
     for (int i = 0; i < (WIDTH + 31) / 32; ++i) {
         const int column = lane + 32 * i;
-        if (column < WIDTH) g_o[column] = narrow<STORAGE>(sum == 0.0f ? 0.0f : r_o[i] * factor);
+        if (column < WIDTH) store(p, sequence, head, query, column, r_o[i], sum);
     }
 }

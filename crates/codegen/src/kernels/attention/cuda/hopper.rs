@@ -112,6 +112,7 @@ impl Groups {
             threads: self.threads(),
             cluster: 1,
             shared: self.shared(kernel.width) as u32,
+            waits: false,
             words: maps.into_iter().chain(words(kernel, shape, launch, 1)).chain(ending).collect(),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! - `hopper.cu`: heads of 64 and 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
 //! - `tensor.cu`: 16-bit storage of one type on the matrix units, where rows lie at multiples of 16 bytes.
-//! - `decode.cu`: few queries over many keys, in ranges of keys that a second grid joins.
+//! - `decode.cu`: few queries over many keys, in ranges of keys that a cluster or a second grid joins.
 //! - `plain.cu`: all the rest.
 //!
 //! Sizes and strides are launch data: a kernel is compiled once for a width, a storage type, a mask and dropout. A hidden key
@@ -16,7 +16,7 @@ use std::fmt;
 use deuteron_graph::Dtype;
 
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, DropoutRule, HeadStrides};
-use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PHILOX, Word};
+use crate::cuda::{CLUSTER, CudaSource, CudaTarget, DEPENDENT, Family, Grid, Grids, PHILOX, Word};
 use crate::kernels::ladder::attention::Written;
 use crate::source::{Geometry, Launch};
 
@@ -30,6 +30,10 @@ const DECODE_ROWS: usize = 8;
 const RANGE: usize = 64;
 /// Ranges of keys, at most.
 const MAX_RANGES: usize = 64;
+/// Blocks of a cluster that joins its ranges, at most: what every GPU with clusters can run.
+const JOINED_RANGES: usize = 8;
+/// Bytes of shared memory that a cluster joins its ranges in, at most: more would leave room for fewer blocks.
+const JOINED_BYTES: usize = 32 << 10;
 /// Blocks that decode on one multiprocessor: enough loads in flight for its share of the memory's speed.
 const DECODE_BLOCKS: usize = 4;
 /// Threads of a block that decodes or joins, as in `decode.cu`.
@@ -203,7 +207,7 @@ pub fn source(attention: CudaAttention) -> CudaSource {
         }
         Way::Decode { rows, vector } => {
             let constants = format!("constexpr int ROWS = {rows};\nconstexpr bool VECTOR = {vector};\n");
-            ("attention_decode", constants, include_str!("decode.cu").to_string())
+            ("attention_decode", constants, [DEPENDENT, CLUSTER, include_str!("decode.cu")].join("\n"))
         }
         Way::Written(written) => (written.name, String::new(), written.text()),
     };
@@ -253,7 +257,7 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
     let width = attention.kernel.width;
     let grid = |entry: &'static str, blocks: usize, threads: u32, shared: usize, words: &[Word]| {
         let (blocks, shared, words) = ([blocks as u32, 1, 1], shared as u32, words.to_vec());
-        Grid { entry, blocks, threads, cluster: 1, shared, words }
+        Grid { entry, blocks, threads, cluster: 1, shared, waits: false, words }
     };
     let one = words(&attention.kernel, shape, launch, 1);
     let (list, workspace) = match attention.way {
@@ -272,17 +276,47 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
             let units = batch * (heads / group) * (group * queries).div_ceil(rows);
             let ranges = (DECODE_BLOCKS * target.processors).div_ceil(units).min(shape.keys.div_ceil(RANGE));
             let ranges = ranges.clamp(1, MAX_RANGES);
-            let words = words(&attention.kernel, shape, launch, ranges);
-            let mut list = vec![grid("attention_decode", units * ranges, DECODE_THREADS, 0, &words)];
-            if ranges > 1 {
-                list.push(grid("attention_combine", all_rows.div_ceil(COMBINE_ROWS), DECODE_THREADS, 0, &words));
+            let waits = target.arch.has_dependent_grids();
+            let waiting = |grid: Grid| Grid { waits, ..grid };
+            let joined = clustered(ranges, rows * (width + 2) * 4).filter(|_| target.arch.has_clusters());
+            let ranges = joined.map_or(ranges, |(cluster, _)| cluster);
+            let mut words = words(&attention.kernel, shape, launch, ranges);
+            words.push(given_positions(&attention.kernel, launch));
+            if let Some((cluster, shared)) = joined {
+                // No place in the workspace tells the kernel to join.
+                words[PARTS_AT..PARTS_AT + 2].fill(Word::Number(0));
+                let decode = grid("attention_decode", units * ranges, DECODE_THREADS, shared, &words);
+                (vec![waiting(Grid { cluster: cluster as u32, ..decode })], 0)
+            } else {
+                let mut list = vec![waiting(grid("attention_decode", units * ranges, DECODE_THREADS, 0, &words))];
+                if ranges > 1 {
+                    let blocks = all_rows.div_ceil(COMBINE_ROWS);
+                    list.push(waiting(grid("attention_combine", blocks, DECODE_THREADS, 0, &words)));
+                }
+                (list, if ranges > 1 { all_rows * ranges * (width + 2) * 4 } else { 0 })
             }
-            (list, if ranges > 1 { all_rows * ranges * (width + 2) * 4 } else { 0 })
         }
         Way::Written(written) => return written.grids(shape, launch),
     };
     Grids { list, workspace, checks_indices: false }
 }
+
+/// Blocks of a cluster that joins so many ranges, each of so many bytes, and its shared memory; none where a second grid should.
+/// Half as many ranges, each twice as long, cost less than that grid.
+fn clustered(ranges: usize, bytes: usize) -> Option<(usize, usize)> {
+    let cluster = ranges.next_power_of_two().min(JOINED_RANGES);
+    (ranges > 1 && ranges <= 2 * JOINED_RANGES && cluster * bytes <= JOINED_BYTES).then_some((cluster, cluster * bytes))
+}
+
+/// The positions, if no kernel of the job makes them.
+fn given_positions(kernel: &AttentionKernel, launch: &Launch) -> Word {
+    let position = kernel.operands().iter().position(|&operand| operand == AttentionOperand::Positions);
+    let offset = |position: usize| launch.args.get(position).map_or(0, |arg| arg.offset * Dtype::I32.bytes());
+    position.map_or(Word::Number(0), |position| Word::Given { position, offset: offset(position) })
+}
+
+/// Where the parameter has the places of ranges in the workspace.
+const PARTS_AT: usize = 7;
 
 /// The parameter, as `common.cuh` lists it.
 fn words(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, ranges: usize) -> Vec<Word> {

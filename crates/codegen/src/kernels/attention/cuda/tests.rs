@@ -98,6 +98,31 @@ fn the_words_are_the_fields_of_the_parameter_in_order() {
 }
 
 #[test]
+fn a_cluster_joins_few_ranges_and_a_second_grid_joins_many() {
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let list = |kernel: AttentionKernel, sizes: [usize; 4]| {
+        let launch = launch(&kernel, shape(sizes), 0);
+        let source = render(kernel, &launch, &target);
+        let Family::Attention(attention) = &source.family else { panic!("attention") };
+        let Grids { list, workspace, .. } = grids(attention, &launch, &target);
+        assert!(list.iter().all(|grid| grid.waits && grid.blocks[0].is_multiple_of(grid.cluster)));
+        let grids: Vec<_> = list.iter().map(|grid| (grid.entry, grid.blocks[0], grid.cluster, grid.shared)).collect();
+        (grids, workspace, list[0].words[PARTS_AT..PARTS_AT + 2].to_vec())
+    };
+    let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
+    let nowhere = vec![Word::Number(0); 2];
+    // Three ranges of 64 keys are four of a cluster; sixteen are eight, each twice as long.
+    let joined =
+        |blocks, cluster: u32| (vec![("attention_decode", blocks, cluster, cluster * 66 * 4)], 0, nowhere.clone());
+    assert_eq!(list(causal, [1, 12, 1, 129]), joined(48, 4));
+    assert_eq!(list(causal, [1, 12, 1, 1024]), joined(96, 8));
+    assert_eq!(list(causal, [1, 12, 1, 64]), (vec![("attention_decode", 12, 1, 0)], 0, nowhere.clone()));
+    let (grids, workspace, words) = list(causal, [1, 12, 1, 1088]);
+    assert_eq!(grids, [("attention_decode", 12 * 17, 1, 0), ("attention_combine", 3, 1, 0)]);
+    assert_eq!((workspace, words[0]), (12 * 17 * 66 * 4, Word::Workspace(0)));
+}
+
+#[test]
 fn launches_fill_the_machine_and_nothing_launches_nothing() {
     let target = CudaTarget::new(Arch::Sm80, 132);
     let list = |kernel: AttentionKernel, sizes: [usize; 4]| {

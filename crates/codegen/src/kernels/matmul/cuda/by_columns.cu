@@ -10,6 +10,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     extern __shared__ float4 s_dynamic[];
     float* const s_left = (float*)s_dynamic;
     __shared__ float s_sums[WARPS][M * NEAR];
+    start_next();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int slice = warp % SLICES, beside = warp / SLICES * NEAR;
     const char* const g_right = (const char*)p.right + lane * 16;
@@ -23,7 +24,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     };
     Weights now[NEAR], next[NEAR];
     int strip = blockIdx.x * STRIP, step = slice;
+    if (p.right_given == 0) wait_for_previous();
     load(now, strip, step);
+    bring_shared(p, blockIdx.x);
+    wait_for_previous();
     fill_left(p, s_left, 0, K);
     __syncthreads();
     float sums[M * NEAR];

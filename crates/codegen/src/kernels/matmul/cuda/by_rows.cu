@@ -1,21 +1,29 @@
 
 // B is [K, N]. A block owns STRIP columns; its threads stand ACROSS by DOWN, and a thread takes 16 bytes of DEEP neighbouring rows
-// at a time. K is cut into SPLIT parts of PART rows, one a block of a cluster.
+// at a time, twice, before it adds the first. K is cut into SPLIT parts of PART rows, one a block of a cluster.
 
 constexpr int DOWN = THREADS / ACROSS;
 constexpr int STRIP = ACROSS * WIDE;
+constexpr int TRIP = DOWN * DEEP;
+constexpr bool SEVERAL = LEFT > TRIP;
+constexpr int VECTORS = M * STRIP / V;
 
 struct alignas(4 * DEEP) Run { float v[DEEP]; };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __grid_constant__ Parameters p) {
     extern __shared__ float4 s_dynamic[];
     float* const s_left = (float*)s_dynamic;
-#if __CUDA_ARCH__ >= 900
-    // Every block of the cluster must run before another one writes into its shared memory.
-    if (SPLIT > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
+    start_next();
     const int x = threadIdx.x % ACROSS, y = threadIdx.x / ACROSS;
     const int strip = blockIdx.x / SPLIT * STRIP, part = blockIdx.x % SPLIT;
+#if __CUDA_ARCH__ >= 900
+    // Vector e of every part goes to block e % SPLIT of the cluster.
+    __shared__ u64 s_sent;
+    if (SPLIT > 1) {
+        if (threadIdx.x == 0) expect(&s_sent, (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));
+        cluster_start();
+    }
+#endif
     const int first = part * PART, last = min(first + PART, K);
     const int width = N - (strip + x * WIDE);
     const char* const g_right = (const char*)p.right + (i64)(strip + x * WIDE) * Right::SIZE;
@@ -27,14 +35,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
         }
     };
     Weights now[DEEP], next[DEEP];
+    if (p.right_given == 0) wait_for_previous();
     load(now, y * DEEP);
+    if (SEVERAL) load(next, y * DEEP + TRIP);
+    bring_shared(p, blockIdx.x / SPLIT);
+    wait_for_previous();
     fill_left(p, s_left, first, last);
     __syncthreads();
     float sums[M * WIDE];
 #pragma unroll
     for (int i = 0; i < M * WIDE; ++i) sums[i] = 0.0f;
-    for (int inner = y * DEEP; inner < last - first; inner += DOWN * DEEP) {
-        load(next, inner + DOWN * DEEP);
+    auto add = [&](const Weights* weights, int inner) {
         Run left[M];
 #pragma unroll
         for (int r = 0; r < M; ++r) left[r] = *(const Run*)(s_left + r * LEFT + inner);
@@ -42,13 +53,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
         for (int d = 0; d < DEEP; ++d) {
 #pragma unroll
             for (int i = 0; i < WIDE; ++i) {
-                const float weight = element(Right{}, now[d].w, i);
+                const float weight = element(Right{}, weights[d].w, i);
 #pragma unroll
                 for (int r = 0; r < M; ++r) sums[r * WIDE + i] = fmaf(left[r].v[d], weight, sums[r * WIDE + i]);
             }
         }
-#pragma unroll
-        for (int d = 0; d < DEEP; ++d) now[d] = next[d];
+    };
+    for (int inner = y * DEEP; inner < last - first; inner += 2 * TRIP) {
+        add(now, inner);
+        if (SEVERAL) load(now, inner + 2 * TRIP);
+        if (SEVERAL && inner + TRIP < last - first) add(next, inner + TRIP);
+        if (SEVERAL) load(next, inner + 3 * TRIP);
     }
     // Threads below each other in a warp, then warps, then blocks. The sums take the place of A.
     constexpr int BELOW = 32 / ACROSS, HELD = M * WIDE > BELOW ? M * WIDE / BELOW : 1;
@@ -65,20 +80,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
         }
     }
     __syncthreads();
-    constexpr int VECTORS = M * STRIP / V;
 #if __CUDA_ARCH__ >= 900
     if (SPLIT > 1) {
-        // Vector e of every part goes to block e % SPLIT of the cluster, behind what that block may still use as A and sums.
+        // Behind what the other block may still use as A and sums.
         constexpr int SHARE = (VECTORS + SPLIT - 1) / SPLIT * V;
         float* const s_parts = s_left + PARTS_AT;
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        cluster_started();
         for (int e = threadIdx.x; e < VECTORS; e += THREADS) {
             const F sum = add_pieces(s_sums + e * V, WARPS, M * STRIP);
 #pragma unroll
-            for (int i = 0; i < V; ++i) put(s_parts + part * SHARE + e / SPLIT * V + i, sum.v[i], e % SPLIT);
+            for (int i = 0; i < V; ++i) send(s_parts + part * SHARE + e / SPLIT * V + i, sum.v[i], e % SPLIT, &s_sent);
         }
-        __syncwarp();
-        cluster_barrier();
+        await_sent(&s_sent);
         for (int e = threadIdx.x * SPLIT + part; e < VECTORS; e += THREADS * SPLIT) {
             const F sum = add_pieces(s_parts + e / SPLIT * V, SPLIT, SHARE);
             finish(p, e * V / STRIP, strip + e * V % STRIP, sum);

@@ -8,6 +8,9 @@
 //! - Operands are f32, f16 or bf16, sums f32 in a fixed order. Row work may make the first operand: every block does it for
 //!   itself. Elementwise work may follow.
 //! - Traffic: weights once; A once a block, from the L2. Loads are of 16 bytes where sizes and strides allow it.
+//! - In flight: up to 32 KiB of weights a block, before A is there. Of GPT-2's products for one token that is all of a layer's, 9 KiB
+//!   (768 x 768) to 36 KiB (768 x 3072) on each of 132 multiprocessors, and 96 KiB of the head's. An H200 needs some 40 KiB for the
+//!   speed of its memory; grids that follow each other closely have theirs in flight together.
 //! - Limits: the rows of A as floats take at most 56 KiB, what every GPU of ours has for a block.
 
 use deuteron_graph::Dtype;
@@ -156,7 +159,7 @@ pub(crate) fn render(mut product: Product<Body>, launch: &Launch, target: &CudaT
 }
 
 /// The grid of a launch.
-pub(crate) fn grids(kernel: &SkinnyKernel, launch: &Launch) -> Grids {
+pub(crate) fn grids(kernel: &SkinnyKernel, launch: &Launch, target: &CudaTarget) -> Grids {
     let Geometry::Product { shape, .. } = &launch.geometry else { return Grids::default() };
     let config = &kernel.config;
     let mut words = match kernel.head(launch) {
@@ -164,17 +167,19 @@ pub(crate) fn grids(kernel: &SkinnyKernel, launch: &Launch) -> Grids {
         None => vec![Word::Number(0)],
     };
     words.extend(kernel.tail(launch).words(shape.m));
-    let address = |role: Role| {
-        let position = kernel.product.roles().iter().position(|&known| known == role);
-        position.map_or(Word::Number(0), |position| {
-            let arg = &launch.args[position];
-            Word::Argument { position, offset: arg.offset * arg.dtype.bytes() }
-        })
+    let place = |role: Role| {
+        let position = kernel.product.roles().iter().position(|&known| known == role)?;
+        let arg = &launch.args[position];
+        Some((position, arg.offset * arg.dtype.bytes()))
     };
+    let address = |role| place(role).map_or(Word::Number(0), |(position, offset)| Word::Argument { position, offset });
+    let given = |role| place(role).map_or(Word::Number(0), |(position, offset)| Word::Given { position, offset });
     let bytes = |elements: usize, dtype: Dtype| Word::Number((elements * dtype.bytes()) as u64);
     let (left, right) = (kernel.product.left, kernel.product.right);
     words.extend([address(Role::Left), bytes(shape.a.0, left), bytes(shape.a.1, left)]);
     words.extend([address(Role::Right(0)), bytes(next(shape), right), Word::Number(shape.m as u64)]);
+    words.push(given(Role::Right(0)));
+    words.extend(kernel.shared_words(launch));
     let cluster = if let Weights::ByRows { split, .. } = config.weights { split as u32 } else { 1 };
     let grid = Grid {
         entry: "skinny",
@@ -182,6 +187,7 @@ pub(crate) fn grids(kernel: &SkinnyKernel, launch: &Launch) -> Grids {
         threads: THREADS as u32,
         cluster,
         shared: config.shared() as u32,
+        waits: target.arch.has_dependent_grids(),
         words,
     };
     Grids { list: vec![grid], workspace: 0, checks_indices: false }
@@ -270,7 +276,7 @@ impl SkinnyKernel {
             1 => access(product.left, [shape.a.0, shape.k, offset(Role::Left)]),
             _ => product.left.bytes(),
         };
-        let mut text = format!("// {}\n", self.describe(shape));
+        let mut text = format!("// {}\n#define WAITS\n", self.describe(shape));
         let mut number = |name: &str, value: usize| text += &format!("constexpr int {name} = {value};\n");
         number("V", config.vector);
         number("M", config.rows);
@@ -280,6 +286,7 @@ impl SkinnyKernel {
         number("LEFT_ACCESS", left);
         number("LEFT", config.left);
         number("RESIDENT", config.resident);
+        number("SHARED", self.shared_words(launch).len() / 3);
         match config.weights {
             Weights::ByRows { across, deep, split, part } => {
                 number("ACROSS", across);
@@ -296,6 +303,22 @@ impl SkinnyKernel {
         text += &format!("constexpr bool BY_ROWS = {};\n", is_by_rows(shape));
         text += &format!("constexpr bool HEAD = {};\n\n", product.head.is_some());
         text
+    }
+
+    /// What all rows share beside the weights, three words each: the address if it is given, the bytes, and those of a strip of
+    /// columns, 0 for what every block reads as a whole. One that is nothing where there is none.
+    fn shared_words(&self, launch: &Launch) -> Vec<Word> {
+        let all = |side: &Side, strip: usize| -> Vec<Word> {
+            let words = |(position, binding, dtype): (usize, &ArgBinding, Dtype)| {
+                let size = dtype.bytes();
+                let numbers = [side.body.cols * size, strip * size].map(|bytes| Word::Number(bytes as u64));
+                [Word::Given { position, offset: binding.offset * size }, numbers[0], numbers[1]]
+            };
+            side.shared_rows().flat_map(words).collect()
+        };
+        let mut words = self.head(launch).map_or(Vec::new(), |head| all(&head, 0));
+        words.extend(all(&self.tail(launch), self.config.strip));
+        if words.is_empty() { vec![Word::Number(0); 3] } else { words }
     }
 
     fn describe(&self, shape: &MatmulShape) -> String {

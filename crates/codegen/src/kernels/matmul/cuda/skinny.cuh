@@ -3,7 +3,8 @@
 //
 // - A block holds the rows of A that it needs as floats in shared memory: copied, or made there by `head`.
 // - Sums are f32, in an order that the constants alone decide; `tail` gets them, V columns of a row at a time.
-// - Weights are loaded one step ahead, and the first ones before A is there: they do not depend on it.
+// - Weights are loaded one step ahead, and the first ones before A is there: they do not depend on it. Where no kernel of the job
+//   makes them, they are on their way before earlier grids have ended, and so is what all rows share beside them.
 //
 // M is the number of rows, rounded up to a power of two; LEFT the floats from one row of A to the next.
 
@@ -18,7 +19,18 @@ struct Parameters {
     u64 left, left_row, left_column; // address, bytes from row to row and from column to column
     u64 right, right_next;           // address, bytes from row to row, or from column to column
     u64 rows;
+    u64 right_given;                 // address, or 0 if a kernel of the job makes it
+    struct { u64 address, bytes, strip; } shared[SHARED];
 };
+
+// What all rows share beside the weights: the whole of it, or what belongs to a strip of columns.
+static __device__ __forceinline__ void bring_shared(const Parameters& p, int strip) {
+#pragma unroll
+    for (int i = 0; i < SHARED; ++i) {
+        const u64 bytes = p.shared[i].bytes, own = p.shared[i].strip, first = strip * own;
+        if (p.shared[i].address != 0 && first < bytes) bring_near(p.shared[i].address + first, own == 0 ? bytes : min(own, bytes - first));
+    }
+}
 
 struct Weights { u32 w[4]; };
 
