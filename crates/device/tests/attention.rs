@@ -14,7 +14,9 @@ use deuteron_codegen::{
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph, NodeId};
-use support::attention::{MASKS, Numbers, SEED, epsilon, named_kernel, philox, shape, stored, widened};
+use support::attention::{
+    MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
+};
 use support::{compiler, gpu};
 
 // The compiler.
@@ -427,6 +429,25 @@ fn extreme_scores_and_scales_hold() {
     }
 }
 
+/// torch's math path computes in f32 and rounds once: its error is that of rounding.
+#[test]
+fn errors_are_at_most_twice_those_of_the_math_path() {
+    let Some(device) = gpu(true) else { return };
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for (width, mask) in [(64, AttentionMask::Causal), (64, AttentionMask::Full), (128, AttentionMask::Causal)] {
+            let case = Case::new(named_kernel(dtype, width, mask, false), [1, 2, 512, 512], 1.0);
+            let want: Vec<f64> = case.formula().0.iter().map(|&[value, _]| value).collect();
+            for way in [None, Some(Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 }))] {
+                let [mean, largest] = errors_over_rounding(dtype, &case.run(&device, way), &want);
+                println!(
+                    "{dtype} {width} {mask:?} {way:?}: {mean:.2} times the error of the math path, {largest:.2} the largest"
+                );
+                assert!(mean <= 2.0 && largest <= 2.0, "{dtype} {width} {mask:?} {way:?}: {mean} {largest}");
+            }
+        }
+    }
+}
+
 #[test]
 fn positions_outside_of_the_cache_see_nothing_or_all() {
     let Some(device) = gpu(true) else { return };
@@ -496,7 +517,7 @@ fn tiles_side_by_side() {
     print(dropped, [8, 12, 1024, 1024], &prompt[..3]);
     print(wide, [8, 16, 1024, 1024], &[None, tiles(4, 1, 32, 2), tiles(8, 1, 64, 1)]);
     print(single, [8, 12, 1024, 1024], &[None]);
-    for (batch, keys) in [(1, 1024), (8, 1024), (1, 16384), (32, 4096)] {
+    for (batch, keys) in [(1, 1024), (8, 1024), (32, 1024), (64, 1024), (1, 16384), (32, 4096)] {
         print(causal, [batch, 12, 1, keys], &step(1));
     }
     print(AttentionKernel { group: 4, ..wide }, [8, 32, 1, 4096], &step(4));

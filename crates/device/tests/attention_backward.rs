@@ -15,7 +15,9 @@ use deuteron_codegen::{
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph, NodeId};
-use support::attention::{MASKS, Numbers, SEED, epsilon, named_kernel, philox, shape, stored, widened};
+use support::attention::{
+    MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
+};
 use support::{compiler, gpu};
 
 use AttentionOperand::{K, Mask, Q, V};
@@ -481,6 +483,27 @@ fn extreme_scores_and_scales_hold() {
         let kernel = named_kernel(dtype, 64, AttentionMask::Full, false);
         let got = Case::new(kernel, [1, 2, 130, 130], 1e4).run(&device, None);
         assert!(got.iter().flatten().all(|x| x.is_finite()), "{dtype}");
+    }
+}
+
+/// torch's math path computes in f32 and rounds once: its error is that of rounding.
+#[test]
+fn errors_are_at_most_three_times_those_of_the_math_path() {
+    let Some(device) = gpu(true) else { return };
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for (width, mask) in [(64, AttentionMask::Causal), (64, AttentionMask::Full), (128, AttentionMask::Causal)] {
+            let case = Case::new(named_kernel(dtype, width, mask, false), [1, 2, 512, 512], 1.0);
+            let (want, _) = case.formula(0.0);
+            for way in [None, tensor(LOW, LOW)] {
+                for ((got, want), of) in case.run(&device, way).iter().zip(&want).zip(["queries", "keys", "values"]) {
+                    let want: Vec<f64> = want.iter().map(|&[value, _]| value).collect();
+                    let [mean, largest] = errors_over_rounding(dtype, got, &want);
+                    let name = format!("{of} {dtype} {width} {mask:?} {way:?}");
+                    println!("{name}: {mean:.2} times the error of the math path, {largest:.2} the largest");
+                    assert!(mean <= 3.0 && largest <= 3.0, "{name}: {mean} {largest}");
+                }
+            }
+        }
     }
 }
 

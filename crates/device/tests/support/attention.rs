@@ -88,3 +88,19 @@ pub fn philox(index: u64, key: [u32; 2]) -> [u32; 4] {
     }
     [a, b, c, d]
 }
+
+/// Errors of a result over those of the exact one rounded to storage, which is what torch's math path gives (it computes in f32): the root
+/// mean square, and the largest.
+pub fn errors_over_rounding(dtype: Dtype, got: &[f64], want: &[f64]) -> [f64; 2] {
+    let single: Vec<f32> = want.iter().map(|&x| x as f32).collect();
+    let rounded = widened(dtype, &stored(dtype, &single));
+    let errors = |values: &[f64]| {
+        values
+            .iter()
+            .zip(want)
+            .map(|(x, y)| (x - y).abs())
+            .fold([0.0, 0.0_f64], |[sum, most], x| [sum + x * x, most.max(x)])
+    };
+    let ([own, own_most], [other, other_most]) = (errors(got), errors(&rounded));
+    [(own / other).sqrt(), own_most / other_most]
+}
