@@ -1,4 +1,5 @@
 // 128 threads a block, 1 x 8 elements a thread: no row structure
+#define WAITS
 constexpr int V = 8;
 constexpr int T = 128;
 constexpr int ROWS = 1;
@@ -16,6 +17,8 @@ struct Parameters {
 };
 
 extern "C" __global__ void __launch_bounds__(128) row(const __grid_constant__ Parameters p) {
+    start_next();
+    wait_for_previous();
     const i64 first = ((i64)blockIdx.x * CHUNKS * T + threadIdx.x) * V;
     const bool whole = first + (i64)(CHUNKS - 1) * T * V + V <= (i64)p.rows;
     if (whole) {

@@ -1,4 +1,5 @@
 // 96 threads a row, 1 rows a block, 8 columns a thread by 8: columns do not depend on each other
+#define WAITS
 constexpr int V = 8;
 constexpr int T = 96;
 constexpr int ROWS = 1;
@@ -20,6 +21,8 @@ struct Parameters {
 extern "C" __global__ void __launch_bounds__(96) row(const __grid_constant__ Parameters p) {
     const int lane = threadIdx.x % T, group = threadIdx.x / T;
     const int part = 0;
+    start_next();
+    wait_for_previous();
     const i64 start = (i64)(blockIdx.x / PARTS) * ROWS;
     const int turn = 0;
     {

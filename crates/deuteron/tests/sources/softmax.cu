@@ -1,4 +1,5 @@
 // 32 threads a row, 4 rows a block, 24 columns a thread by 8: a warp holds the row
+#define WAITS
 constexpr int V = 8;
 constexpr int T = 32;
 constexpr int ROWS = 4;
@@ -19,6 +20,8 @@ struct Parameters {
 extern "C" __global__ void __launch_bounds__(128) row(const __grid_constant__ Parameters p) {
     const int lane = threadIdx.x % T, group = threadIdx.x / T;
     const int part = 0;
+    start_next();
+    wait_for_previous();
     const i64 start = (i64)(blockIdx.x / PARTS) * ROWS;
     const int turn = 0;
     {
