@@ -1,8 +1,9 @@
 //! The work of kernels, counted on their tile programs, and what it is taken to cost.
 
 use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_graph::Graph;
-use deuteron_plan::{Catalog, Class, Machine, Plan, Strategy, Target, Work, plan};
+use deuteron_codegen::cuda::CudaCatalog;
+use deuteron_graph::{Graph, attention_interior, differentiate, recompute};
+use deuteron_plan::{Catalog, Class, Form, Machine, Plan, Quantity, Strategy, Target, Work, plan};
 
 fn planned(text: &str, strategy: Strategy) -> (Graph, Plan) {
     let graph: Graph = text.parse().unwrap();
@@ -130,4 +131,30 @@ a = attention q k v mask={mask} ; out a"
         let (parts, one) = (predicted(&text(mask), Strategy::Eager), predicted(&text(mask), Strategy::Unfused));
         assert!(one < parts, "{mask}: {one} us and {parts} us");
     }
+}
+
+/// The matrix flops and the seconds on matrix units of a gradient of attention on a GPU, over those of one product of all scores.
+fn products_of_gradient(attention: &str, width: usize) -> (f64, f64) {
+    let shape = format!("bf16[2,16,2048,{width}]");
+    let operands = ["q", "k", "v"].map(|name| format!("{name} = input {shape} ; ")).concat();
+    let graph: Graph = format!("{operands} a = attention q k v {attention} ; out a").parse().unwrap();
+    let joint = differentiate(&graph, graph.inputs()).unwrap();
+    let scores = attention_interior(&joint.graph, joint.first_backward);
+    let graph = recompute(&joint.graph, joint.first_backward, &scores).unwrap().graph;
+    let machine = Machine::profile("h200").unwrap();
+    let plan = plan(&graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
+    let is_gradient = |form: Form| matches!(form, Form::AttentionBackward);
+    let group = plan.groups.iter().find(|group| is_gradient(group.draft(&graph, &plan.placement).form)).unwrap();
+    let one = 2.0 * (2 * 16 * 2048 * 2048 * width) as f64;
+    let rate = machine.tflops(Quantity::Matrix16Tflops).per_second * machine.get(Quantity::AttentionShare);
+    (group.cost.matrix_flops / one, group.cost.matrix.0 * rate / one)
+}
+
+#[test]
+fn kernels_of_a_gradient_of_attention_make_scores_three_times() {
+    assert_eq!(products_of_gradient("", 64).0, 9.0, "scores and slopes three times, three gradients");
+    assert_eq!(products_of_gradient("", 256).0, 11.0, "and once more for the second half of wide keys and values");
+    // A causal mask hides half of each.
+    let (full, causal) = (products_of_gradient("", 64).1, products_of_gradient("mask=causal", 64).1);
+    assert!((full - 9.0).abs() < 1e-9 && (causal - 4.5).abs() < 1e-9, "{full} and {causal}");
 }

@@ -1,7 +1,8 @@
 //! What can be generated for CUDA, and the work of it.
 
-use deuteron_plan::{Catalog, Draft, Form, MatmulForm, Reach, Work, primitive_work};
+use deuteron_plan::{Catalog, Class, Draft, Form, LANES, MatmulForm, Reach, Work, primitive_work};
 
+use crate::attention::backward::FoundBackward;
 use crate::kernels::attention::cuda;
 use crate::kernels::matmul::cuda::skinny_parts;
 use crate::{attention, epilogue};
@@ -37,8 +38,29 @@ impl Catalog for CudaCatalog {
     }
 
     fn work(&self, draft: &Draft) -> Work {
-        primitive_work(draft)
+        let work = primitive_work(draft);
+        match draft.form {
+            Form::AttentionBackward => backward_work(draft, work),
+            _ => work,
+        }
     }
+}
+
+/// The work of a gradient of attention whose kernels make scores again, given that of its operations. Other numbers of a pair
+/// of a query and a key are made again with them; only those that cost much are counted.
+fn backward_work(draft: &Draft, mut work: Work) -> Work {
+    let Some(FoundBackward { kernel, shape, .. }) = attention::backward::recognise(draft) else { return work };
+    let heads = shape.batch * shape.heads;
+    let pairs = (heads * shape.queries * shape.keys) as f64;
+    let products = cuda::backward::products(&kernel) as f64;
+    work.matrix_flops = 2.0 * products * pairs * kernel.width as f64;
+    work.padded_flops = work.matrix_flops;
+    work.products = products * heads as f64;
+    work.add(Class::Exp, 2.0 * pairs / LANES as f64);
+    if kernel.dropout.is_some() {
+        work.add(Class::Random, 2.0 * pairs / LANES as f64);
+    }
+    work
 }
 
 fn attends(draft: &Draft) -> bool {

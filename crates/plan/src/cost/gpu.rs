@@ -246,13 +246,18 @@ fn attention(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, ca
     let rate = |bits| matrix_rate(machine, bits).per_second * share;
     let halved = if is_causal(draft) { 0.5 } else { 1.0 };
     // Scores and product see half of the keys under a causal mask; a projection is a product like any other.
-    let score_flops: f64 = all.iter().filter(|p| p.batch > 1).map(|p| 2.0 * (p.m * p.n * p.k * p.batch) as f64).sum();
+    let of_scores = |p: &&Product| p.batch > 1;
+    let score_flops = match draft.form {
+        // There are no other products in a gradient, and its kernels may do some of them more than once.
+        Form::AttentionBackward => work.matrix_flops,
+        _ => all.iter().filter(of_scores).map(|p| 2.0 * (p.m * p.n * p.k * p.batch) as f64).sum(),
+    };
     let other_flops = work.matrix_flops - score_flops;
     let matrix = Seconds((score_flops * halved + other_flops) / rate(work.matrix_bits));
     let vector = Seconds(work.vector_flops() * halved / machine.tflops(Quantity::VectorTflops).per_second);
     let blocks: f64 =
-        all.iter().filter(|p| p.batch > 1).map(|p| (p.m.div_ceil(QUERY_TILE) * p.batch) as f64).fold(1.0, f64::max);
-    let first = all.iter().find(|p| p.batch > 1);
+        all.iter().filter(of_scores).map(|p| (p.m.div_ceil(QUERY_TILE) * p.batch) as f64).fold(1.0, f64::max);
+    let first = all.iter().find(of_scores);
     let reread =
         first.map_or(0.0, |p| (2 * p.n * p.k * p.element * p.batch) as f64 * p.m.div_ceil(QUERY_TILE) as f64 * halved);
     let reread = Bytes((reread - traffic.read.0 as f64).max(0.0) as u64);
@@ -272,10 +277,12 @@ fn attention(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, ca
 }
 
 fn is_causal(draft: &Draft) -> bool {
-    use deuteron_graph::{Callee, Composite, Mask};
+    use deuteron_graph::{Callee, CompareOp, Composite, Mask};
+    // A gradient has no such call; only its causal mask asks which of two numbers is smaller, a softmax which are equal.
     draft.nodes.iter().any(|&id| {
         let call = &draft.graph.calls()[draft.graph.node(id).call.index()];
         matches!(call.callee, Callee::Composite(Composite::Attention { mask: Mask::Causal, .. }))
-            || (matches!(draft.form, Form::AttentionBackward) && matches!(draft.graph.node(id).op, Op::Compare(_)))
+            || (matches!(draft.form, Form::AttentionBackward)
+                && matches!(draft.graph.node(id).op, Op::Compare(CompareOp::Le)))
     })
 }

@@ -29,6 +29,11 @@ const HOPPER_STAGES: usize = 4;
 /// Threads of such a block: two warpgroups multiply, one fetches.
 const HOPPER_THREADS: u32 = 384;
 
+/// Head widths up to which a block makes all columns of gradients of keys and values.
+const NARROW: usize = 128;
+/// Parts of the columns of wider heads.
+const PARTS: usize = 2;
+
 /// The gradient of attention and the kernels that do it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CudaBackward {
@@ -77,6 +82,14 @@ pub struct SideTiles {
     pub held: bool,
 }
 
+/// Products with a number for each pair of a query and a key. Scores and slopes of probabilities are made three times: for the
+/// statistics, for the gradient of queries, and for those of keys and values, there again for each part of the columns. Then
+/// the three gradients.
+pub fn products(kernel: &AttentionKernel) -> usize {
+    let parts = if kernel.width > NARROW && is_narrow(kernel.dtype) { PARTS } else { 1 };
+    2 + 2 + 2 * parts + 3
+}
+
 impl SideTiles {
     /// Rows that a block owns.
     pub fn rows(&self) -> usize {
@@ -104,13 +117,13 @@ impl BackwardTiles {
                 let keys = SideTiles { atoms: 2, held: false, ..low };
                 (if many(shape.queries) { queries } else { low }, if many(shape.keys) { keys } else { low }, 1)
             }
-            65..=128 => {
+            65..=NARROW => {
                 let queries = SideTiles { tile: 32, inner, ..low };
                 (queries, SideTiles { held: false, ..queries }, 1)
             }
             _ => {
                 let queries = SideTiles { tile: 16, inner: 16, blocks: 1, held: false, ..low };
-                (queries, SideTiles { warps: 2, ..queries }, 2)
+                (queries, SideTiles { warps: 2, ..queries }, PARTS)
             }
         };
         BackwardTiles { queries, keys, parts }
@@ -143,16 +156,20 @@ pub fn render(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> 
     source(CudaBackward { kernel, way })
 }
 
+/// Whether the matrix units take it.
+fn is_narrow(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::Bf16)
+}
+
 fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, target: &CudaTarget) -> BackwardWay {
-    let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16);
     let many = shape.queries.min(shape.keys) >= MANY;
     // Gradients of wide keys and values are made in two halves of whole sixteens.
-    let whole = kernel.width.is_multiple_of(if kernel.width > 128 { 32 } else { 16 });
+    let whole = kernel.width.is_multiple_of(if kernel.width > NARROW { 32 } else { 16 });
     let aligned = is_aligned(kernel, shape, launch);
     if many && aligned && takes_hopper(kernel, shape, target) {
         return BackwardWay::Hopper;
     }
-    if narrow && many && whole && target.arch.is_ampere() && aligned {
+    if is_narrow(kernel.dtype) && many && whole && target.arch.is_ampere() && aligned {
         return BackwardWay::Tensor(BackwardTiles::new(kernel, shape, target.processors));
     }
     BackwardWay::Plain

@@ -1,23 +1,38 @@
-//! Products of `f32`: A and B are packed, and a tile of sums stays in registers while `k` runs.
+//! Products of `f32`: B is packed, and a tile of sums stays in registers while `k` runs.
 //!
-//! Per block of [`DEPTH`] inner indices: all rows of the part's A, then a block of columns of B at a time. Packed rows of
-//! A are [`STRIDE`] floats apart, so that every row is at a fixed distance from the first and the filled block needs no
-//! transposition. The sums of a tile are loaded again for the next block: one chain of multiply-adds an element.
+//! Per block of [`DEPTH`] inner indices: all rows of the part's A, then a block of columns of B at a time. The sums of a tile
+//! are loaded again for the next block: one chain of multiply-adds an element.
+//!
+//! - A that lies as rows of `f32` is read there; another is packed in rows that are [`STRIDE`] floats apart.
+//! - B that lies as rows of `f32` is packed by the tiles of the first rows, which need its vectors anyway: beside their
+//!   multiply-adds the copy is almost free. Another is packed before.
+//! - The other tiles ask for the next block of B meanwhile: with few rows it is used too seldom to wait for it.
+
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use deuteron_graph::Dtype;
 
 use super::pack::{LeftBlock, Source, left, panels};
 use super::store::{Sums, finish_block};
-use super::{Block, Job, Spec, Values};
+use super::{Block, Job, LINE, Spec, Values};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 
 /// Inner indices of a block: a panel of A (24 KiB) stays in the L1 while those of B stream from the L2.
 const DEPTH: usize = 768;
 /// Floats from one packed row of A to the next: not a power of two, for the sets of the cache.
 const STRIDE: usize = DEPTH + 16;
-/// Columns of B that are packed at a time: 576 KiB. A multiple of every panel's width, also when halved.
-const COLUMNS: usize = 192;
+/// Columns of B that are packed at a time. Multiples of every panel's width, also when halved.
+///
+/// 288 KiB leave room in the L2 for A and the next block: with 128 rows 3 % faster than 576 KiB on two cores of a Xeon. Many
+/// rows read A from further away, and rather read it half as often: from 512 on 2 to 4 % the other way.
+const fn block_columns(rows: usize) -> usize {
+    if rows <= 256 { 96 } else { 192 }
+}
 
-/// Inner indices between two tests for the end.
+/// Inner indices between two tests for the end; a line of the next block is asked for with each.
 const UNROLLED: usize = 4;
+/// Rows of B that are asked for before they are packed.
+const ROWS_AHEAD: usize = 8;
 
 /// Rows and vectors of the tile in registers. 8 by 3 against 14 by 2: the same on an idle core, 8 % more where two
 /// threads share its front end (fewer instructions a product).
@@ -52,7 +67,7 @@ impl Layout {
         let (tile_rows, vectors) = tile_shape::<S>();
         let width = vectors * S::WIDTH;
         let padded = columns.next_multiple_of(width);
-        let block = (COLUMNS / spec.rights).min(padded);
+        let block = (block_columns(rows) / spec.rights).min(padded);
         let single = spec.k <= DEPTH;
         let sums_stride = if single { block } else { padded } + 16;
         let sums_rows = if single { tile_rows } else { rows.next_multiple_of(tile_rows) };
@@ -93,40 +108,48 @@ pub(super) unsafe fn run<S: Simd>(
         let right = memory.add(layout.left);
         (memory, right, right.add(spec.rights * layout.right))
     };
+    // The first rows pack what they multiply if their tile is a whole one.
+    let packs = spec.right == Dtype::F32 && spec.right_strides.1 == 1 && part.rows >= layout.rows;
     let blocks = spec.k.div_ceil(DEPTH).max(1);
     for block in 0..blocks {
         let inner = block * DEPTH;
         let depth = DEPTH.min(spec.k - inner);
-        for row in (0..part.rows).step_by(layout.rows) {
-            let rows = layout.rows.min(part.rows - row);
-            let wanted = LeftBlock { row: part.row + row, rows, inner, count: depth, stride: STRIDE };
-            // SAFETY: the rows are the part's, and there is room for each of them.
-            unsafe { left(simd, job, &mut values, wanted, packed_left.add(row * STRIDE)) };
-        }
+        // SAFETY: there is room for the part's rows.
+        let left = unsafe { left_block(simd, job, &mut values, (inner, depth), layout.rows, packed_left) };
         for column in (0..part.columns).step_by(layout.columns) {
             let columns = layout.columns.min(part.columns - column);
-            for (which, matrix) in job.rights[..spec.rights].iter().enumerate() {
-                let offset = inner * matrix.strides.0 + (part.column + column) * matrix.strides.1;
-                let base = matrix.base.wrapping_add(offset * spec.right.bytes());
-                let source = Source { base, dtype: spec.right, strides: matrix.strides, rows: depth, columns };
-                // SAFETY: the block is inside of B, and its panels fill at most `layout.right` floats.
-                unsafe {
-                    panels(simd, source, packed_right.add(which * layout.right), layout.width, layout.panel);
+            let whole = if packs { columns / layout.width * layout.width } else { 0 };
+            for which in 0..spec.rights {
+                if whole < columns {
+                    let source = right_block(job, which, (inner, depth), (column + whole, columns - whole));
+                    // SAFETY: the block is inside of B, and its panels fill at most `layout.right` floats.
+                    unsafe {
+                        let to = packed_right.add(which * layout.right + whole / layout.width * layout.panel);
+                        panels(simd, source, to, layout.width, layout.panel);
+                    }
                 }
             }
+            let across = columns.div_ceil(layout.width);
             for row in (0..part.rows).step_by(layout.rows) {
                 let rows = layout.rows.min(part.rows - row);
                 let offset = if layout.single { 0 } else { row * layout.sums_stride + column };
                 for which in 0..spec.rights {
+                    let packing = packs && row == 0;
+                    let ahead = Ahead::new(job, which, &layout, (inner, column)).filter(|_| !packing);
+                    let source = right_block(job, which, (inner, depth), (column, columns));
                     // SAFETY: panels and sums of these rows and columns are inside of the scratch.
                     unsafe {
                         simd.enter(Tiles {
                             depth,
                             rows,
-                            panels: columns.div_ceil(layout.width),
+                            panels: across,
                             panel: layout.panel,
-                            left: packed_left.add(row * STRIDE),
+                            left: (left.0.add(row * left.1), left.1),
                             right: packed_right.add(which * layout.right),
+                            packs: if packing { whole / layout.width } else { 0 },
+                            source: (source.base.cast(), source.strides.0),
+                            ahead,
+                            number: (row / layout.rows - usize::from(packs && row > 0)) * across,
                             sums: sums.add(which * layout.sums + offset),
                             stride: layout.sums_stride,
                             first: block == 0,
@@ -146,14 +169,99 @@ pub(super) unsafe fn run<S: Simd>(
     }
 }
 
+/// The part's rows of A at the inner indices given as (first, number): the first of them, and the floats from row to row.
+///
+/// # Safety
+/// The promise of [`super::Kernel::run`]; the part's rows, each of [`STRIDE`] floats, can be written at `to`.
+unsafe fn left_block<S: Simd>(
+    simd: S,
+    job: &Job,
+    values: &mut Values,
+    (inner, depth): (usize, usize),
+    tile_rows: usize,
+    to: *mut f32,
+) -> (*const f32, usize) {
+    let part = &job.part;
+    if let Values::Lie(matrix) = values
+        && job.spec.left == Dtype::F32
+        && matrix.strides.1 == 1
+    {
+        let offset = (part.row * matrix.strides.0 + inner) * job.spec.left.bytes();
+        return (matrix.base.wrapping_add(offset).cast(), matrix.strides.0);
+    }
+    for row in (0..part.rows).step_by(tile_rows) {
+        let rows = tile_rows.min(part.rows - row);
+        let wanted = LeftBlock { row: part.row + row, rows, inner, count: depth, stride: STRIDE };
+        // SAFETY: the rows are the part's, and there is room for each of them.
+        unsafe { left(simd, job, values, wanted, to.add(row * STRIDE)) };
+    }
+    (to, STRIDE)
+}
+
+/// A block of one B: inner indices and the part's columns, each as (first, number).
+fn right_block(job: &Job, which: usize, (inner, rows): (usize, usize), (column, columns): (usize, usize)) -> Source {
+    let strides = job.rights[which].strides;
+    let offset = inner * strides.0 + (job.part.column + column) * strides.1;
+    let base = job.rights[which].base.wrapping_add(offset * job.spec.right.bytes());
+    Source { base, dtype: job.spec.right, strides, rows, columns }
+}
+
+/// Rows of the next block of B, to be asked for.
+#[derive(Clone, Copy)]
+struct Ahead {
+    base: *const u8,
+    row_bytes: usize,
+    rows: usize,
+    /// Cache lines of a row.
+    lines: usize,
+}
+
+impl Ahead {
+    /// What follows the block at these first inner index and column; nothing if it is the part's last one, or if columns of B
+    /// are not contiguous.
+    fn new(job: &Job, which: usize, layout: &Layout, (inner, column): (usize, usize)) -> Option<Ahead> {
+        let beside = column + layout.columns;
+        let (inner, column) = if beside < job.part.columns { (inner, beside) } else { (inner + DEPTH, 0) };
+        if inner >= job.spec.k || job.spec.right_strides.1 != 1 {
+            return None;
+        }
+        let rows = DEPTH.min(job.spec.k - inner);
+        let columns = layout.columns.min(job.part.columns - column);
+        let block = right_block(job, which, (inner, rows), (column, columns));
+        let bytes = job.spec.right.bytes();
+        Some(Ahead {
+            base: block.base,
+            row_bytes: block.strides.0 * bytes,
+            rows,
+            lines: (columns * bytes).div_ceil(LINE),
+        })
+    }
+
+    /// The rows that a tile of so many inner indices has the time to ask for, by the tile's number.
+    fn of_tile(self, number: usize, depth: usize) -> Ahead {
+        let share = depth / UNROLLED / self.lines;
+        let first = self.rows.min(number * share);
+        let base = self.base.wrapping_add(first * self.row_bytes);
+        Ahead { base, rows: share.min(self.rows - first), ..self }
+    }
+}
+
 /// Rows of A against panels of B.
 struct Tiles {
     depth: usize,
     rows: usize,
     panels: usize,
     panel: usize,
-    left: *const f32,
-    right: *const f32,
+    /// The first row, and floats to the next.
+    left: (*const f32, usize),
+    right: *mut f32,
+    /// Panels, from the first on, that are not packed yet: these rows, a whole tile, do that.
+    packs: usize,
+    /// B as it lies, and floats from row to row; used for panels that are not packed.
+    source: (*const f32, usize),
+    ahead: Option<Ahead>,
+    /// Tiles of this block that asked for something before.
+    number: usize,
     sums: *mut f32,
     stride: usize,
     first: bool,
@@ -206,86 +314,181 @@ impl Kernel for Tiles {
 
 impl Tiles {
     /// # Safety
-    /// `R` is the number of rows; panels of A and B and the sums of `R` rows can be read, the sums written.
+    /// `R` is the number of rows; panels of A and B and the sums of `R` rows can be read, the sums written, and panels that
+    /// are not packed as well.
     #[inline(always)]
     unsafe fn tiles<S: Simd, const R: usize, const V: usize>(self, simd: S) {
         for panel in 0..self.panels {
-            // SAFETY: the caller's promise for this panel.
+            // SAFETY: the caller's promise for this panel; B has all columns of a panel that is not packed.
             unsafe {
                 let right = self.right.add(panel * self.panel);
-                let sums = self.sums.add(panel * V * S::WIDTH);
-                tile::<S, R, V>(simd, self.depth, self.left, right, (sums, self.stride), self.first);
+                let at = panel * V * S::WIDTH;
+                let sums = (self.sums.add(at), self.stride);
+                let mut tile = sums_of::<S, R, V>(simd, sums, self.first);
+                if R == tile_shape::<S>().0 && panel < self.packs {
+                    let source = (self.source.0.wrapping_add(at), self.source.1);
+                    packing_tile(simd, self.depth, self.left, source, right, &mut tile);
+                } else {
+                    let ahead = self.ahead.map(|ahead| ahead.of_tile(self.number + panel, self.depth));
+                    packed_tile(simd, self.depth, self.left, right, ahead, &mut tile);
+                }
+                for row in 0..R {
+                    for vector in 0..V {
+                        simd.store(sums.0.add(row * sums.1 + vector * S::WIDTH), tile[row][vector]);
+                    }
+                }
             }
         }
     }
 }
 
-/// `sums[r][c] += left[r][i] * right[i][c]`, from zero if `first`.
+/// The sums of a tile so far: zeros if it is the first one.
+///
+/// # Safety
+/// As [`Tiles::tiles`], for the sums of one panel.
+#[inline(always)]
+unsafe fn sums_of<S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    (sums, stride): (*mut f32, usize),
+    first: bool,
+) -> [[S::Float; V]; R] {
+    let mut tile = [[simd.splat(0.0); V]; R];
+    // SAFETY: rows below R and columns below V * WIDTH are there.
+    unsafe {
+        for row in 0..R {
+            if first {
+                simd.prefetch_to_write(sums.add(row * stride).cast());
+                continue;
+            }
+            for vector in 0..V {
+                tile[row][vector] = simd.load(sums.add(row * stride + vector * S::WIDTH));
+            }
+        }
+    }
+    tile
+}
+
+/// `tile[r][c] += left[r][i] * right[i][c]`.
+///
+/// # Safety
+/// As [`Tiles::tiles`], for one packed panel.
+#[inline(always)]
+unsafe fn packed_tile<S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    depth: usize,
+    left: (*const f32, usize),
+    right: *const f32,
+    ahead: Option<Ahead>,
+    tile: &mut [[S::Float; V]; R],
+) {
+    let mut inner = 0;
+    // SAFETY: rows below R, columns below V * WIDTH and inner indices below `depth` are there.
+    unsafe {
+        if let Some(ahead) = ahead {
+            for row in 0..ahead.rows {
+                for line in 0..ahead.lines {
+                    simd.prefetch(ahead.base.wrapping_add(row * ahead.row_bytes + line * LINE));
+                    for next in inner..inner + UNROLLED {
+                        packed_step(simd, left, right, next, tile);
+                    }
+                    inner += UNROLLED;
+                }
+            }
+        }
+        while inner + UNROLLED <= depth {
+            for next in inner..inner + UNROLLED {
+                packed_step(simd, left, right, next, tile);
+            }
+            inner += UNROLLED;
+        }
+        for next in inner..depth {
+            packed_step(simd, left, right, next, tile);
+        }
+    }
+}
+
+/// One inner index of [`packed_tile`].
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn packed_step<S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    left: (*const f32, usize),
+    right: *const f32,
+    inner: usize,
+    tile: &mut [[S::Float; V]; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let lanes = vectors(simd, right.add(inner * V * S::WIDTH));
+        multiply_add(simd, (left.0.add(inner), left.1), lanes, tile);
+    }
+}
+
+/// As [`packed_tile`], for a panel that is not packed, which this does.
 ///
 /// # Safety
 /// As [`Tiles::tiles`], for one panel.
 #[inline(always)]
-unsafe fn tile<S: Simd, const R: usize, const V: usize>(
+unsafe fn packing_tile<S: Simd, const R: usize, const V: usize>(
     simd: S,
     depth: usize,
-    left: *const f32,
-    right: *const f32,
-    (sums, stride): (*mut f32, usize),
-    first: bool,
+    left: (*const f32, usize),
+    source: (*const f32, usize),
+    to: *mut f32,
+    tile: &mut [[S::Float; V]; R],
 ) {
-    let mut tile = [[simd.splat(0.0); V]; R];
-    // SAFETY: rows below R, columns below V * WIDTH and inner indices below `depth` are there.
-    unsafe {
-        if first {
-            for row in 0..R {
-                simd.prefetch_to_write(sums.add(row * stride).cast());
+    // Not unrolled: the compiler would mix the steps, and a load that follows a store often waits for it.
+    for inner in 0..depth {
+        // SAFETY: rows below R, columns below V * WIDTH and inner indices below `depth` are there.
+        unsafe {
+            let from = source.0.add(inner * source.1);
+            let lanes = vectors::<S, V>(simd, from);
+            let ahead = from.wrapping_add(ROWS_AHEAD * source.1).cast::<u8>();
+            for line in (0..V * S::WIDTH * size_of::<f32>()).step_by(LINE) {
+                simd.prefetch(ahead.wrapping_add(line));
             }
-        } else {
-            for row in 0..R {
-                for vector in 0..V {
-                    tile[row][vector] = simd.load(sums.add(row * stride + vector * S::WIDTH));
-                }
+            for (vector, lanes) in lanes.into_iter().enumerate() {
+                simd.store(to.add((inner * V + vector) * S::WIDTH), lanes);
             }
-        }
-        let whole = depth / UNROLLED * UNROLLED;
-        for inner in (0..whole).step_by(UNROLLED) {
-            for next in 0..UNROLLED {
-                multiply_add(simd, left.add(inner + next), right.add((inner + next) * V * S::WIDTH), &mut tile);
-            }
-        }
-        for inner in whole..depth {
-            multiply_add(simd, left.add(inner), right.add(inner * V * S::WIDTH), &mut tile);
-        }
-        for row in 0..R {
-            for vector in 0..V {
-                simd.store(sums.add(row * stride + vector * S::WIDTH), tile[row][vector]);
-            }
+            multiply_add(simd, (left.0.add(inner), left.1), lanes, tile);
         }
     }
+}
+
+/// `V` vectors, one after the other.
+///
+/// # Safety
+/// They can be read.
+#[inline(always)]
+unsafe fn vectors<S: Simd, const V: usize>(simd: S, from: *const f32) -> [S::Float; V] {
+    let mut lanes = [simd.splat(0.0); V];
+    for vector in 0..V {
+        // SAFETY: the caller's promise.
+        lanes[vector] = unsafe { simd.load(from.add(vector * S::WIDTH)) };
+    }
+    lanes
 }
 
 /// One inner index of a tile.
 ///
 /// # Safety
-/// The `R` values of A and `V` vectors of B can be read.
+/// The `R` values of A, the given floats apart, can be read.
 #[inline(always)]
 unsafe fn multiply_add<S: Simd, const R: usize, const V: usize>(
     simd: S,
-    left: *const f32,
-    right: *const f32,
+    (left, stride): (*const f32, usize),
+    lanes: [S::Float; V],
     tile: &mut [[S::Float; V]; R],
 ) {
-    let mut lanes = [simd.splat(0.0); V];
-    // SAFETY: the caller's promise.
-    unsafe {
-        for (vector, lanes) in lanes.iter_mut().enumerate() {
-            *lanes = simd.load(right.add(vector * S::WIDTH));
-        }
-        for (row, sums) in tile.iter_mut().enumerate() {
-            let value = simd.splat(*left.add(row * STRIDE));
-            for (sum, lanes) in sums.iter_mut().zip(lanes) {
-                *sum = simd.mul_add(value, lanes, *sum);
-            }
+    for row in 0..R {
+        // SAFETY: the caller's promise; rows of A may lie at any alignment.
+        let value = simd.splat(unsafe { left.add(row * stride).read_unaligned() });
+        for vector in 0..V {
+            tile[row][vector] = simd.mul_add(value, lanes[vector], tile[row][vector]);
         }
     }
+    // Nothing is loaded for a later index before this one is done: the compiler would run out of registers.
+    compiler_fence(Ordering::SeqCst);
 }

@@ -44,6 +44,9 @@ pub const STREAMED_ROWS: usize = 8;
 /// Bytes of B that a part streams, about: 0.2 ms of a core's share of the memory.
 const STREAMED_BYTES: usize = 2 << 20;
 
+/// Bytes of a cache line: one request is enough for it.
+const LINE: usize = 64;
+
 /// Elements in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {

@@ -8,7 +8,7 @@ use deuteron_graph::Dtype;
 
 use super::pack::{LeftBlock, left};
 use super::store::{Sums, finish_block};
-use super::{Block, Job, Spec, Values};
+use super::{Block, Job, LINE, Spec, Values};
 use crate::cpu::simd::format::{BrainFloat, Format, HalfFloat, SignedByte, Word};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 
@@ -16,9 +16,6 @@ use crate::cpu::simd::lanes::{Kernel, Simd};
 const SUMS: usize = 4096;
 /// Rows of B at a time.
 const DEEP: usize = 8;
-
-/// Bytes of a cache line: one request is enough for it.
-const LINE: usize = 64;
 
 /// Columns of a run.
 fn run_columns(spec: &Spec, rows: usize) -> usize {

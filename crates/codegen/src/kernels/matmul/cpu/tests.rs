@@ -20,6 +20,8 @@ impl Numbers {
 /// A matrix in storage, and what its elements are worth.
 struct Stored {
     bytes: Vec<u8>,
+    /// Where in them the first element lies.
+    start: usize,
     values: Vec<f64>,
     columns: usize,
     strides: (usize, usize),
@@ -56,11 +58,11 @@ impl Stored {
                 values.push(encode(dtype, x, &mut bytes[at..at + dtype.bytes()]));
             }
         }
-        Stored { bytes, values, columns, strides }
+        Stored { bytes, start: 0, values, columns, strides }
     }
 
     fn matrix(&self) -> Matrix {
-        Matrix { base: self.bytes.as_ptr(), strides: self.strides }
+        Matrix { base: self.bytes[self.start..].as_ptr(), strides: self.strides }
     }
 
     fn at(&self, row: usize, column: usize) -> f64 {
@@ -200,7 +202,7 @@ impl Case {
     }
 }
 
-const SIZES: [(usize, usize, usize); 13] = [
+const SIZES: [(usize, usize, usize); 16] = [
     (1, 1, 1),
     (1, 127, 129),
     (3, 1500, 33),
@@ -212,6 +214,12 @@ const SIZES: [(usize, usize, usize); 13] = [
     (129, 64, 127),
     (31, 385, 401),
     (47, 1500, 129),
+    // One tile of rows, one column more than two blocks, two inner indices more than one.
+    (8, 770, 193),
+    // Rows for which blocks of columns are wide, and a row and a column more than whole tiles.
+    (257, 20, 241),
+    // Whole tiles and blocks.
+    (24, 1536, 192),
     (16, 0, 5),
     (2, 0, 5),
 ];
@@ -239,6 +247,20 @@ fn strides_are_right() {
                     Case::new(size, (dtype, dtype), (left, right)).check(false);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn operands_may_lie_at_any_alignment() {
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        for lie in [Lie::Rows, Lie::Columns] {
+            let mut case = Case::new((21, 800, 103), (dtype, dtype), (Lie::Rows, lie));
+            for stored in [&mut case.left, &mut case.rights[0]] {
+                stored.bytes.insert(0, 0xff);
+                stored.start = 1;
+            }
+            case.check(false);
         }
     }
 }
