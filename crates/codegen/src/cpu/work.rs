@@ -1,7 +1,7 @@
 //! What the CPU's kernels do, counted on the programs that would run.
 
 use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
-use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
+use deuteron_plan::{AttentionForm, Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
 
 use crate::attention;
 use crate::cpu::attention_work::{attention_work, backward_work};
@@ -12,7 +12,8 @@ use crate::product::{Product, Role, parts};
 use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
 /// What can be generated for a CPU: row kernels, one or two products with elementwise work after them and, for few rows, row work
-/// before them, products of rows with weights picked for them, attention with row work after it and its gradient, copies, scatters.
+/// before them, products of rows with weights picked for them, attention with its projection and row work after it and its gradient,
+/// copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
@@ -22,8 +23,7 @@ impl Catalog for CpuCatalog {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::Matmul(form) => form.products <= 2 && form.epilogue != Reach::Rows,
             Form::Routed { epilogue } => epilogue != Reach::Rows,
-            Form::Attention(form) => !form.projection,
-            Form::AttentionBackward => true,
+            Form::Attention(_) | Form::AttentionBackward => true,
             Form::Opaque => false,
         }
     }
@@ -31,6 +31,7 @@ impl Catalog for CpuCatalog {
     fn offers(&self, draft: &Draft) -> bool {
         let can = match draft.form {
             Form::Matmul(_) | Form::Routed { .. } => parts(draft).is_some(),
+            Form::Attention(AttentionForm { projection: true, .. }) => attention::block::recognise(draft).is_some(),
             Form::Attention(_) => attention::recognise(draft).is_some() || attention::rows::recognise(draft).is_some(),
             Form::AttentionBackward => attention::backward::recognise(draft).is_some(),
             _ => true,
@@ -61,6 +62,15 @@ impl Catalog for CpuCatalog {
                 args.insert(kernel.result, ArgBinding { dtype: kernel.attention.dtype, ..handed(&launch) });
                 let tail = Launch { args, geometry: launch.geometry.clone() };
                 with_tail(attention_work(&kernel.attention, shape), &kernel.tail, &tail, rows)
+            }
+            (Source::AttentionBlock(kernel), Geometry::AttentionBlock { attention, product, .. }) => {
+                let left = ArgBinding { dtype: kernel.attention.dtype, ..handed(&launch) };
+                let args = [left].into_iter().chain(launch.args[kernel.operands()..].iter().cloned()).collect();
+                let second = Launch { args, geometry: launch.geometry.clone() };
+                let mut next = product_with_sides(&kernel.product, &second, product);
+                // Sums that wait for the rest of their row are copied.
+                next.add(Class::Move, 2.0 * (product.m * product.n.div_ceil(LANES)) as f64);
+                Work { next: Some(Box::new(next)), ..attention_work(&kernel.attention, attention) }
             }
             (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),

@@ -2,6 +2,7 @@
 
 mod backward;
 mod forward;
+mod block;
 mod rows;
 
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 
 use super::pack::{LeftBlock, Source, left, panels};
 use super::store::{Sums, finish_block};
-use super::{Block, Job, Spec, Values};
+use super::{Block, Job, Matrix, Packed, Spec, Values};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 
 /// Inner indices of a block: a panel of A (24 KiB) stays in the L1 while those of B stream from the L2.
@@ -77,6 +77,47 @@ pub(super) fn scratch<S: Simd>(spec: &Spec, rows: usize, columns: usize) -> usiz
     layout.left + spec.rights * (layout.right + layout.sums)
 }
 
+/// Blocks of inner indices and columns of a packed B.
+pub(super) fn pieces(spec: &Spec, columns: usize) -> usize {
+    spec.k.div_ceil(DEPTH) * columns.div_ceil(COLUMNS)
+}
+
+/// Floats of each.
+pub(super) fn piece_floats<S: Simd>(spec: &Spec, columns: usize) -> usize {
+    Layout::new::<S>(spec, 0, columns).right
+}
+
+/// # Safety
+/// The promise of [`super::Kernel::pack`], which has such a piece.
+pub(super) unsafe fn pack_piece<S: Simd>(simd: S, spec: &Spec, right: Matrix, to: Packed, piece: usize) {
+    let layout = Layout::new::<S>(spec, 0, to.columns);
+    let across = to.columns.div_ceil(COLUMNS);
+    let (inner, column) = (piece / across * DEPTH, piece % across * COLUMNS);
+    let (depth, columns) = (DEPTH.min(spec.k - inner), COLUMNS.min(to.columns - column));
+    // SAFETY: the block is inside of B, and each piece has room for its panels.
+    unsafe { pack_block(simd, spec, &right, (inner, depth), (column, columns), &layout, to.base.add(piece * layout.right)) };
+}
+
+/// Packs a block of B: inner indices and columns, given as (first, number).
+///
+/// # Safety
+/// The block can be read, and `layout.right` floats be written.
+unsafe fn pack_block<S: Simd>(
+    simd: S,
+    spec: &Spec,
+    right: &Matrix,
+    (inner, depth): (usize, usize),
+    (column, columns): (usize, usize),
+    layout: &Layout,
+    to: *mut f32,
+) {
+    let offset = inner * right.strides.0 + column * right.strides.1;
+    let base = right.base.wrapping_add(offset * spec.right.bytes());
+    let source = Source { base, dtype: spec.right, strides: right.strides, rows: depth, columns };
+    // SAFETY: the caller's promise.
+    unsafe { panels(simd, source, to, layout.width, layout.panel) };
+}
+
 /// # Safety
 /// The promise of [`super::Kernel::run`]; `memory` has the floats that [`scratch`] asks for, the part is not empty.
 pub(super) unsafe fn run<S: Simd>(
@@ -105,13 +146,22 @@ pub(super) unsafe fn run<S: Simd>(
         }
         for column in (0..part.columns).step_by(layout.columns) {
             let columns = layout.columns.min(part.columns - column);
-            for (which, matrix) in job.rights[..spec.rights].iter().enumerate() {
-                let offset = inner * matrix.strides.0 + (part.column + column) * matrix.strides.1;
-                let base = matrix.base.wrapping_add(offset * spec.right.bytes());
-                let source = Source { base, dtype: spec.right, strides: matrix.strides, rows: depth, columns };
-                // SAFETY: the block is inside of B, and its panels fill at most `layout.right` floats.
-                unsafe {
-                    panels(simd, source, packed_right.add(which * layout.right), layout.width, layout.panel);
+            let mut right = packed_right.cast_const();
+            match job.packed {
+                // SAFETY: the pieces of earlier blocks lie before this one.
+                Some(Packed { base, .. }) => unsafe {
+                    let across = part.columns.div_ceil(layout.columns);
+                    right = base.add((block * across + column / layout.columns) * layout.right);
+                },
+                None => {
+                    for (which, matrix) in job.rights[..spec.rights].iter().enumerate() {
+                        // SAFETY: the block is inside of B, and its panels fill at most `layout.right` floats.
+                        unsafe {
+                            let to = packed_right.add(which * layout.right);
+                            let first = part.column + column;
+                            pack_block(simd, spec, matrix, (inner, depth), (first, columns), &layout, to);
+                        }
+                    }
                 }
             }
             for row in (0..part.rows).step_by(layout.rows) {
@@ -126,7 +176,7 @@ pub(super) unsafe fn run<S: Simd>(
                             panels: columns.div_ceil(layout.width),
                             panel: layout.panel,
                             left: packed_left.add(row * STRIDE),
-                            right: packed_right.add(which * layout.right),
+                            right: right.add(which * layout.right),
                             sums: sums.add(which * layout.sums + offset),
                             stride: layout.sums_stride,
                             first: block == 0,
