@@ -133,7 +133,7 @@ pub struct Work {
     pub live_rows: usize,
     /// what every worker does for itself before its share of the rest
     pub each: Option<Box<Work>>,
-    /// what follows when all of the rest is done, shared anew
+    /// a product, with what follows it, that is begun when all of the rest is done, and is shared anew
     pub next: Option<Box<Work>>,
 }
 

@@ -12,6 +12,7 @@ use crate::cost::traffic::{Traffic, reads};
 use crate::cost::units::{Bytes, Seconds};
 use crate::cost::{Parts, Resources, matrix_rate};
 use crate::machine::{Machine, Quantity};
+use crate::plan::GroupKind;
 
 pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic) -> Parts {
     let processors = machine.get(Quantity::Processors);
@@ -25,7 +26,8 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
         vector: Seconds(0.0),
         serial: 1.0,
     };
-    let mut busiest: f64 = 0.0;
+    // The first part is corrected as its kernel is.
+    let (mut busiest, mut correction): (f64, f64) = (0.0, 1.0);
     let mut phase = Some(work);
     while let Some(work) = phase {
         let busy = busy_share(work, processors);
@@ -36,10 +38,12 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
         let shared = work.chunks > 1.0 && processors > 1.0;
         let fork = if shared { machine.get(Quantity::ForkUs) } else { 0.0 };
         parts.launch = parts.launch + Seconds::from_us(fork);
-        parts.matrix = parts.matrix + matrix * (busy * processors) + Seconds(products * busy * 1e-9);
-        parts.vector = parts.vector + Seconds((vector_ns(machine, work) * busy + alone) * 1e-9);
+        let vector = Seconds((vector_ns(machine, work) * busy + alone) * 1e-9);
+        parts.matrix = parts.matrix + (matrix * (busy * processors) + Seconds(products * busy * 1e-9)) * correction;
+        parts.vector = parts.vector + vector * correction;
         busiest = busiest.max(busy);
         phase = work.next.as_deref();
+        correction = machine.correction(GroupKind::Matmul) / machine.correction(draft.form.kind());
     }
     // One thread alone moves its share of the bytes a second.
     parts.memory = memory(draft, machine, work, traffic) * (busiest * processors);
