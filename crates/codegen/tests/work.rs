@@ -1,8 +1,9 @@
 //! The work of kernels, counted on their tile programs, and what it is taken to cost.
 
 use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_graph::Graph;
-use deuteron_plan::{Catalog, Class, Machine, Plan, Strategy, Target, Work, plan};
+use deuteron_codegen::cuda::CudaCatalog;
+use deuteron_graph::{Graph, NodeId, Op};
+use deuteron_plan::{Catalog, Class, Form, Machine, Plan, Strategy, Target, Work, plan};
 
 fn planned(text: &str, strategy: Strategy) -> (Graph, Plan) {
     let graph: Graph = text.parse().unwrap();
@@ -129,5 +130,51 @@ a = attention q k v mask={mask} ; out a"
         assert_eq!(plan.groups[0].cost.traffic.total().0, 4 * 4 * 2 * 3 * 256 * 64);
         let (parts, one) = (predicted(&text(mask), Strategy::Eager), predicted(&text(mask), Strategy::Unfused));
         assert!(one < parts, "{mask}: {one} us and {parts} us");
+    }
+}
+
+/// Attention, projection, residual and norm of so many tokens in heads of 64, side by side.
+fn block(tokens: usize, heads: usize) -> String {
+    let cols = 64 * heads;
+    format!(
+        "q = input f32[{heads},{tokens},64] ; k = input f32[{heads},{tokens},64] ; v = input f32[{heads},{tokens},64]
+r = input f32[{tokens},{cols}] ; a = attention q k v mask=causal ; t = transpose a [1,0,2] ; m = reshape t [{tokens},{cols}]
+l = linear m w[{cols},{cols}] c[{cols}] ; s = add r l ; y = layer_norm s g[{cols}] b[{cols}] ; out y ; out s"
+    )
+}
+
+#[test]
+fn a_projection_is_shared_anew_after_attention() {
+    let block_work = work(&block(512, 12));
+    let attention = work(
+        "q = input f32[12,512,64] ; k = input f32[12,512,64] ; v = input f32[12,512,64]
+a = attention q k v mask=causal ; out a",
+    );
+    assert_eq!(Work { next: None, ..block_work.clone() }, attention);
+    let next = block_work.next.as_ref().unwrap();
+    assert_eq!(next.matrix_flops, 2.0 * (512 * 768 * 768) as f64);
+    assert_eq!(block_work.all_matrix_flops(), attention.matrix_flops + next.matrix_flops);
+    assert_eq!((next.chunks, next.reductions), (3.0, 2.0 * 512.0), "blocks of 256; mean and variance of each row");
+    for tokens in [1, 64, 512] {
+        let text = block(tokens, 12);
+        assert!(predicted(&text, Strategy::Greedy) < predicted(&text, Strategy::Unfused), "{tokens} tokens");
+    }
+    // One kernel moves less, and is what the search takes but where one worker would end all rows.
+    assert_eq!(planned(&block(512, 12), Strategy::Fused).1.groups.len(), 1);
+    assert_eq!(planned(&block(64, 12), Strategy::Fused).1.groups.len(), 2);
+}
+
+#[test]
+fn a_gpu_keeps_attention_and_its_projection_apart() {
+    let graph: Graph = block(512, 12).parse().unwrap();
+    for strategy in [Strategy::Greedy, Strategy::Fused] {
+        let target = Target { machine: &Machine::profile("h200").unwrap(), catalog: &CudaCatalog };
+        let plan = plan(&graph, target, strategy, &[]).unwrap();
+        let apart = plan.groups.iter().all(|group| {
+            let is_product = |id: &&NodeId| matches!(graph.node(**id).op, Op::Matmul { .. });
+            let products = group.nodes.iter().filter(is_product).count();
+            products <= if group.form == Form::ATTENTION { 2 } else { 1 }
+        });
+        assert!(apart && plan.groups.len() > 2, "{plan}");
     }
 }

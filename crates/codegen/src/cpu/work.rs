@@ -8,6 +8,7 @@ use crate::cpu::attention_work::{attention_work, backward_work};
 use crate::cpu::chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
+use crate::kernels::matmul::cpu::STRIP_ROWS;
 use crate::product::{Product, Role, parts};
 use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
@@ -67,9 +68,7 @@ impl Catalog for CpuCatalog {
                 let left = ArgBinding { dtype: kernel.attention.dtype, ..handed(&launch) };
                 let args = [left].into_iter().chain(launch.args[kernel.operands()..].iter().cloned()).collect();
                 let second = Launch { args, geometry: launch.geometry.clone() };
-                let mut next = product_with_sides(&kernel.product, &second, product);
-                // Sums that wait for the rest of their row are copied.
-                next.add(Class::Move, 2.0 * (product.m * product.n.div_ceil(LANES)) as f64);
+                let next = product_with_sides(&kernel.product, &second, product);
                 Work { next: Some(Box::new(next)), ..attention_work(&kernel.attention, attention) }
             }
             (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
@@ -281,7 +280,17 @@ fn product_with_sides(kernel: &Product<Program>, launch: &Launch, shape: &Matmul
     };
     if let Some(tail) = &kernel.tail {
         let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
-        work = with_tail(work, &tail.body, &side(&tail.body, Role::Tail), rows);
+        let launch = side(&tail.body, Role::Tail);
+        let whole_rows = tail.body.needs_whole_rows();
+        if whole_rows {
+            // Sums that wait for the rest of their row are copied.
+            work.add(Class::Move, 2.0 * (rows * tail.body.cols.div_ceil(LANES)) as f64);
+        }
+        match whole_rows && rows <= STRIP_ROWS.0 {
+            // One strip of rows, whose columns are shared: one worker ends it.
+            true => work.each = Some(Box::new(with_tail(Work::default(), &tail.body, &launch, rows))),
+            false => work = with_tail(work, &tail.body, &launch, rows),
+        }
     }
     if let Some(head) = &kernel.head {
         let launch = side(&head.body, Role::Head);

@@ -75,7 +75,8 @@ fn masks_and_dropout() {
             let (seed, attention) = ("seed = input i32[]", "seed mask=causal p=0.3");
             check(&projected([1, 2, queries, keys, 24], 48, seed, attention, BLOCK), dtype);
             // And what follows drops elements of its own.
-            let dropped = "l = linear m p c ; d = dropout l seed p=0.5 ; s = add r d ; y = layer_norm s w b ; out y ; out s";
+            let dropped =
+                "l = linear m p c ; d = dropout l seed p=0.5 ; s = add r d ; y = layer_norm s w b ; out y ; out s";
             check(&projected([1, 2, queries, keys, 24], 48, seed, attention, dropped), dtype);
         }
     }
@@ -150,7 +151,8 @@ fn the_search_gives_the_same_bits() {
         let graph = parsed(&projected(sizes, wide, "", "mask=causal", BLOCK), Dtype::F32);
         let inputs = seed::inputs(&graph, 5).unwrap();
         let engine = engine(2, Isa::detect());
-        let [fused, unfused] = [Strategy::Fused, Strategy::Unfused].map(|strategy| ran(&engine, &graph, strategy, &inputs));
+        let [fused, unfused] =
+            [Strategy::Fused, Strategy::Unfused].map(|strategy| ran(&engine, &graph, strategy, &inputs));
         assert!(bits(&fused) == bits(&unfused), "{sizes:?}");
     }
 }

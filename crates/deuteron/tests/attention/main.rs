@@ -1,8 +1,8 @@
 //! Attention on the CPU: alone, with row work on its result, and its gradient.
 
 mod backward;
-mod forward;
 mod block;
+mod forward;
 mod rows;
 
 use std::sync::Arc;

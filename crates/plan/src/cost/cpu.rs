@@ -27,7 +27,7 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
         serial: 1.0,
     };
     // The first part is corrected as its kernel is.
-    let (mut busiest, mut correction): (f64, f64) = (0.0, 1.0);
+    let (mut phases, mut shares, mut correction) = (0.0, 0.0, 1.0);
     let mut phase = Some(work);
     while let Some(work) = phase {
         let busy = busy_share(work, processors);
@@ -41,12 +41,12 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
         let vector = Seconds((vector_ns(machine, work) * busy + alone) * 1e-9);
         parts.matrix = parts.matrix + (matrix * (busy * processors) + Seconds(products * busy * 1e-9)) * correction;
         parts.vector = parts.vector + vector * correction;
-        busiest = busiest.max(busy);
+        (phases, shares) = (phases + 1.0, shares + busy);
         phase = work.next.as_deref();
         correction = machine.correction(GroupKind::Matmul) / machine.correction(draft.form.kind());
     }
-    // One thread alone moves its share of the bytes a second.
-    parts.memory = memory(draft, machine, work, traffic) * (busiest * processors);
+    // One thread alone moves its share of the bytes a second; of several phases, each is taken to move as much.
+    parts.memory = memory(draft, machine, work, traffic) * (shares / phases * processors);
     parts
 }
 

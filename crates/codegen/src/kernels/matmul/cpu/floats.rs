@@ -95,7 +95,9 @@ pub(super) unsafe fn pack_piece<S: Simd>(simd: S, spec: &Spec, right: Matrix, to
     let (inner, column) = (piece / across * DEPTH, piece % across * COLUMNS);
     let (depth, columns) = (DEPTH.min(spec.k - inner), COLUMNS.min(to.columns - column));
     // SAFETY: the block is inside of B, and each piece has room for its panels.
-    unsafe { pack_block(simd, spec, &right, (inner, depth), (column, columns), &layout, to.base.add(piece * layout.right)) };
+    unsafe {
+        pack_block(simd, spec, &right, (inner, depth), (column, columns), &layout, to.base.add(piece * layout.right))
+    };
 }
 
 /// Packs a block of B: inner indices and columns, given as (first, number).
