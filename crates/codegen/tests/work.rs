@@ -154,14 +154,17 @@ a = attention q k v mask=causal ; out a",
     let next = block_work.next.as_ref().unwrap();
     assert_eq!(next.matrix_flops, 2.0 * (512 * 768 * 768) as f64);
     assert_eq!(block_work.all_matrix_flops(), attention.matrix_flops + next.matrix_flops);
-    assert_eq!((next.chunks, next.reductions), (3.0, 2.0 * 512.0), "blocks of 256; mean and variance of each row");
+    assert_eq!((next.chunks, next.reductions), (3.0, 0.0), "blocks of 256");
+    let last = next.next.as_ref().unwrap();
+    assert_eq!((last.chunks, last.reductions), (8.0, 2.0 * 512.0), "strips of 64; mean and variance of each row");
     for tokens in [1, 64, 512] {
         let text = block(tokens, 12);
         assert!(predicted(&text, Strategy::Greedy) < predicted(&text, Strategy::Unfused), "{tokens} tokens");
     }
-    // One kernel moves less, and is what the search takes but where one worker would end all rows.
-    assert_eq!(planned(&block(512, 12), Strategy::Fused).1.groups.len(), 1);
-    assert_eq!(planned(&block(64, 12), Strategy::Fused).1.groups.len(), 2);
+    // The search keeps the projection with attention; whether the norm is there too is a matter of few percent.
+    let (chosen, plan) = (predicted(&block(512, 12), Strategy::Fused), planned(&block(512, 12), Strategy::Fused).1);
+    assert!(plan.groups.len() <= 2 && plan.groups[0].form.name() == "attention block", "{plan}");
+    assert!(predicted(&block(512, 12), Strategy::Greedy) < 1.02 * chosen);
 }
 
 #[test]

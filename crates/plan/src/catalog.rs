@@ -133,7 +133,7 @@ pub struct Work {
     pub live_rows: usize,
     /// what every worker does for itself before its share of the rest
     pub each: Option<Box<Work>>,
-    /// a product, with what follows it, that is begun when all of the rest is done, and is shared anew
+    /// what is begun when all of the rest is done, and is shared anew: a product of attention's kernel, or what follows a product
     pub next: Option<Box<Work>>,
 }
 

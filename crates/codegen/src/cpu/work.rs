@@ -281,15 +281,18 @@ fn product_with_sides(kernel: &Product<Program>, launch: &Launch, shape: &Matmul
     if let Some(tail) = &kernel.tail {
         let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
         let launch = side(&tail.body, Role::Tail);
-        let whole_rows = tail.body.needs_whole_rows();
-        if whole_rows {
-            // Sums that wait for the rest of their row are copied.
+        if tail.body.needs_whole_rows() {
+            // Sums that wait for the rest of their row are copied. Strips of rows share what follows: of few rows, one worker does it.
             work.add(Class::Move, 2.0 * (rows * tail.body.cols.div_ceil(LANES)) as f64);
-        }
-        match whole_rows && rows <= STRIP_ROWS.0 {
-            // One strip of rows, whose columns are shared: one worker ends it.
-            true => work.each = Some(Box::new(with_tail(Work::default(), &tail.body, &launch, rows))),
-            false => work = with_tail(work, &tail.body, &launch, rows),
+            let (least, strips) = (STRIP_ROWS.0, rows.div_ceil(STRIP_ROWS.0).max(1));
+            let shared = Work {
+                chunks: strips as f64,
+                last_chunk: (rows - (strips - 1) * least) as f64 / least as f64,
+                ..Work::default()
+            };
+            work.next = Some(Box::new(with_tail(shared, &tail.body, &launch, rows)));
+        } else {
+            work = with_tail(work, &tail.body, &launch, rows);
         }
     }
     if let Some(head) = &kernel.head {

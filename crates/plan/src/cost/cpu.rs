@@ -26,8 +26,9 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
         vector: Seconds(0.0),
         serial: 1.0,
     };
-    // The first part is corrected as its kernel is.
-    let (mut phases, mut shares, mut correction) = (0.0, 0.0, 1.0);
+    // The first part is corrected as its kernel is, what follows it as products are.
+    let mut correction = 1.0;
+    let mut shares = Vec::new();
     let mut phase = Some(work);
     while let Some(work) = phase {
         let busy = busy_share(work, processors);
@@ -38,15 +39,19 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
         let shared = work.chunks > 1.0 && processors > 1.0;
         let fork = if shared { machine.get(Quantity::ForkUs) } else { 0.0 };
         parts.launch = parts.launch + Seconds::from_us(fork);
-        let vector = Seconds((vector_ns(machine, work) * busy + alone) * 1e-9);
-        parts.matrix = parts.matrix + (matrix * (busy * processors) + Seconds(products * busy * 1e-9)) * correction;
-        parts.vector = parts.vector + vector * correction;
-        (phases, shares) = (phases + 1.0, shares + busy);
+        let matrix = (matrix * (busy * processors) + Seconds(products * busy * 1e-9)) * correction;
+        let vector = Seconds((vector_ns(machine, work) * busy + alone) * 1e-9) * correction;
+        (parts.matrix, parts.vector) = (parts.matrix + matrix, parts.vector + vector);
+        shares.push((busy, (matrix + vector).0));
         phase = work.next.as_deref();
         correction = machine.correction(GroupKind::Matmul) / machine.correction(draft.form.kind());
     }
-    // One thread alone moves its share of the bytes a second; of several phases, each is taken to move as much.
-    parts.memory = memory(draft, machine, work, traffic) * (shares / phases * processors);
+    // One thread alone moves its share of the bytes a second; of several phases, each moves as much as it computes.
+    let all: f64 = shares.iter().map(|&(_, seconds)| seconds).sum();
+    let first = busy_share(work, processors);
+    let others: f64 = shares.iter().map(|&(busy, seconds)| (busy - first) * seconds / all.max(f64::MIN_POSITIVE)).sum();
+    let busy = first + others;
+    parts.memory = memory(draft, machine, work, traffic) * (busy * processors);
     parts
 }
 
