@@ -88,7 +88,7 @@ fn measure(name: &str, isa: Isa, (rows, k, columns): (usize, usize, usize), tran
                             // SAFETY: the result has the block's rows and columns, and parts do not overlap.
                             let mut finish = |block: Block<'_>| unsafe { store.block(isa, &block) };
                             let left = Left { values: Values::Lie(left), scales: by_row };
-                            let rights = [Right { matrix: right, scales: by_column }];
+                            let rights = [Right { matrix: right, scales: by_column, packed: None }];
                             // SAFETY: the operands are whole matrices of these strides.
                             unsafe { kernel.run(left, &rights, part, scratch, &mut finish) };
                         }

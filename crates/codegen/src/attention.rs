@@ -3,9 +3,10 @@
 //! `o = dropout(softmax(scale q k^T + mask)) v`, which [`kernels::attention`](crate::kernels::attention) computes without a
 //! scores matrix. A group is taken if it is the nodes of one attention call, and after them at most the copy that writes the
 //! result in the order its reader wants. Scores and probabilities stay in `f32` and inside: a group that hands them out is
-//! not taken. Row work on the result is for [`rows`], gradients for [`backward`].
+//! not taken. Row work on the result is for [`rows`], its projection for [`block`], gradients for [`backward`].
 
 pub mod backward;
+pub mod block;
 pub mod rows;
 
 pub use backward::BackwardOperand;
@@ -201,6 +202,44 @@ pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
     if alone && draft.outputs == [result] { find(draft, call, result) } else { None }
 }
 
+/// Attention in a group of more, none of whose own values is stored.
+struct Followed<'a> {
+    call: &'a Call,
+    /// its output, or the copy of that
+    result: NodeId,
+    /// what follows, in order
+    rest: Vec<NodeId>,
+}
+
+impl Followed<'_> {
+    /// Whether a node is attention's.
+    fn inside(&self, id: NodeId) -> bool {
+        (self.call.start..self.call.end).contains(&id.index()) || id == self.result
+    }
+}
+
+/// The attention of a group in which something follows it.
+fn followed<'a>(draft: &Draft<'a>) -> Option<Followed<'a>> {
+    let (graph, placement) = (draft.graph, draft.placement);
+    let is_attention = |id: &&NodeId| {
+        let callee = &graph.calls()[graph.node(**id).call.index()].callee;
+        matches!(callee, Callee::Composite(Composite::Attention { .. }))
+    };
+    let call = &graph.calls()[graph.node(*draft.nodes.iter().find(is_attention)?).call.index()];
+    let &[output] = call.outputs.as_slice() else { return None };
+    let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
+    let mut rest: Vec<NodeId> = draft.nodes.iter().copied().filter(|&id| !in_call(id)).collect();
+    let is_copy = |&id: &NodeId| {
+        let node = graph.node(id);
+        let moves = matches!(node.op, Op::View(_) | Op::StopGradient);
+        moves && node.inputs.first().and_then(|&input| placement.base(input)) == Some(output)
+    };
+    let result = rest.iter().position(is_copy).map_or(output, |position| rest.remove(position));
+    let followed = Followed { call, result, rest };
+    let stored = draft.outputs.iter().any(|&id| followed.inside(id));
+    (!followed.rest.is_empty() && !stored).then_some(followed)
+}
+
 /// The attention of a call whose nodes are all in the group, given as `result`: its output, or a copy of that.
 fn find(draft: &Draft, call: &Call, result: NodeId) -> Option<FoundAttention> {
     let (graph, placement) = (draft.graph, draft.placement);
@@ -331,6 +370,9 @@ pub(crate) fn lower(draft: &Draft) -> Lowered {
     }
     if let Some(found) = rows::recognise(draft) {
         return rows::lower(draft, found);
+    }
+    if let Some(found) = block::recognise(draft) {
+        return block::lower(draft, found);
     }
     let found = recognise(draft).expect("the catalogue offers attention that the kernel does");
     let launch = Launch { args: arguments(draft, &found), geometry: Geometry::Attention(found.shape) };

@@ -17,6 +17,7 @@ mod lower;
 pub mod product;
 pub mod source;
 
+pub use attention::block::AttentionBlock;
 pub use attention::rows::AttentionRows;
 pub use attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand, HeadStrides};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};

@@ -5,6 +5,7 @@ use std::fmt;
 use deuteron_graph::{Dtype, NodeId};
 use deuteron_plan::{Draft, Form};
 
+use crate::attention::block::AttentionBlock;
 use crate::attention::rows::AttentionRows;
 use crate::attention::{AttentionKernel, AttentionShape};
 use crate::body::{Body, Origin};
@@ -37,6 +38,8 @@ pub enum Kernel {
     Attention(AttentionKernel),
     /// attention and row work on its result
     AttentionRows(AttentionRows<Body>),
+    /// attention, the projection of its result and row work on that
+    AttentionBlock(AttentionBlock<Body>),
     /// the gradient of attention
     AttentionBackward(AttentionKernel),
     /// rows added into a table of this storage type
@@ -71,6 +74,8 @@ pub enum Source {
     Attention(AttentionKernel),
     /// attention and row work on its result
     AttentionRows(Box<AttentionRows<Program>>),
+    /// attention, the projection of its result and row work on that
+    AttentionBlock(Box<AttentionBlock<Program>>),
     /// the gradient of attention
     AttentionBackward(AttentionKernel),
     /// rows added into a table of this storage type
@@ -165,6 +170,15 @@ pub enum Geometry {
     AttentionRows {
         /// strides of the result are those of the rows that follow
         shape: AttentionShape,
+        /// (divide, modulo) of each launch axis of what follows
+        axes: Vec<(usize, usize)>,
+    },
+    /// operands of attention but for its result, then the arguments of the product but for that result
+    AttentionBlock {
+        /// strides of the result are those that the product reads
+        attention: AttentionShape,
+        /// the product; its result row after row
+        product: MatmulShape,
         /// (divide, modulo) of each launch axis of what follows
         axes: Vec<(usize, usize)>,
     },
@@ -292,6 +306,7 @@ fn render_cpu(kernel: Kernel) -> Source {
         Kernel::Attention(kernel) => Source::Attention(kernel),
         Kernel::AttentionBackward(kernel) => Source::AttentionBackward(kernel),
         Kernel::AttentionRows(kernel) => Source::AttentionRows(Box::new(kernel.map(|body| emit(&body)))),
+        Kernel::AttentionBlock(kernel) => Source::AttentionBlock(Box::new(kernel.map(|body| emit(&body)))),
         Kernel::ScatterAdd(dtype) => Source::ScatterAdd(dtype),
         Kernel::Append(bytes) => Source::Append(bytes),
         Kernel::Copy(bytes) => Source::Copy(bytes),
@@ -352,27 +367,7 @@ impl fmt::Display for Source {
             Source::Matmul(MatmulKernel { dtype, epilogue }) => {
                 writeln!(f, "matrix product{}, {dtype} in and out, f32 sums (library kernel)", epilogue.name())
             }
-            Source::Product(product) => {
-                let Product { left, right, result, rights, routed, head, tail } = &**product;
-                let sums = if (*left, *right) == (Dtype::I8, Dtype::I8) { "exact" } else { "f32" };
-                let products = match (*routed, *rights) {
-                    (true, _) => "matrix products of rows and the experts that indices pick for them",
-                    (false, 1) => "matrix product",
-                    (false, _) => "two matrix products of one operand",
-                };
-                writeln!(f, "{products}, {left} by {right}, {sums} sums, blocks of the result")?;
-                if let Some(head) = head {
-                    write!(f, "first its rows of the first operand (argument {}):\n{}", head.made, head.body)?;
-                }
-                match tail {
-                    Some(tail) => {
-                        let sums: Vec<String> = tail.sums.iter().map(usize::to_string).collect();
-                        let sums = sums.join(" and ");
-                        write!(f, "each block, while its sums (argument {sums}) are hot:\n{}", tail.body)
-                    }
-                    None => writeln!(f, "each block stored as {result}"),
-                }
-            }
+            Source::Product(product) => write_product(f, product),
             Source::Attention(kernel) => writeln!(f, "{}", kernel.describe()),
             Source::AttentionBackward(kernel) => {
                 writeln!(f, "gradients of {}, scores computed again", kernel.describe())
@@ -384,9 +379,37 @@ impl fmt::Display for Source {
                 writeln!(f, "rows of {heads} heads side by side, while they (argument {result}) are hot:")?;
                 write!(f, "{tail}")
             }
+            Source::AttentionBlock(kernel) => {
+                writeln!(f, "{}", kernel.attention.describe())?;
+                f.write_str("then, of its rows and a weight: ")?;
+                write_product(f, &kernel.product)
+            }
             Source::ScatterAdd(dtype) => writeln!(f, "rows added into a table, {dtype}, in order of the indices"),
             Source::Append(bytes) => writeln!(f, "rows of {bytes}-byte elements written into a cache"),
             Source::Copy(bytes) => writeln!(f, "strided copy of {bytes}-byte elements"),
         }
+    }
+}
+
+fn write_product(f: &mut fmt::Formatter<'_>, product: &Product<Program>) -> fmt::Result {
+    let Product { left, right, result, rights, routed, head, tail } = product;
+    let sums = if (*left, *right) == (Dtype::I8, Dtype::I8) { "exact" } else { "f32" };
+    let products = match (*routed, *rights) {
+        (true, _) => "matrix products of rows and the experts that indices pick for them",
+        (false, 1) => "matrix product",
+        (false, _) => "two matrix products of one operand",
+    };
+    writeln!(f, "{products}, {left} by {right}, {sums} sums, blocks of the result")?;
+    if let Some(head) = head {
+        write!(f, "first its rows of the first operand (argument {}):\n{}", head.made, head.body)?;
+    }
+    match tail {
+        Some(tail) => {
+            let sums: Vec<String> = tail.sums.iter().map(usize::to_string).collect();
+            let sums = sums.join(" and ");
+            let unit = if tail.body.needs_whole_rows() { "each row" } else { "each block" };
+            write!(f, "{unit}, while its sums (argument {sums}) are hot:\n{}", tail.body)
+        }
+        None => writeln!(f, "each block stored as {result}"),
     }
 }

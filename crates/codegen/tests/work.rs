@@ -2,7 +2,7 @@
 
 use deuteron_codegen::cpu::CpuCatalog;
 use deuteron_codegen::cuda::CudaCatalog;
-use deuteron_graph::{Graph, attention_interior, differentiate, recompute};
+use deuteron_graph::{Graph, NodeId, Op, attention_interior, differentiate, recompute};
 use deuteron_plan::{Catalog, Class, Form, Machine, Plan, Quantity, Strategy, Target, Work, plan};
 
 fn planned(text: &str, strategy: Strategy) -> (Graph, Plan) {
@@ -157,4 +157,53 @@ fn kernels_of_a_gradient_of_attention_make_scores_three_times() {
     // A causal mask hides half of each.
     let (full, causal) = (products_of_gradient("", 64).1, products_of_gradient("mask=causal", 64).1);
     assert!((full - 9.0).abs() < 1e-9 && (causal - 4.5).abs() < 1e-9, "{full} and {causal}");
+}
+
+/// Attention, projection, residual and norm of so many tokens in heads of 64, side by side.
+fn block(tokens: usize, heads: usize) -> String {
+    let cols = 64 * heads;
+    format!(
+        "q = input f32[{heads},{tokens},64] ; k = input f32[{heads},{tokens},64] ; v = input f32[{heads},{tokens},64]
+r = input f32[{tokens},{cols}] ; a = attention q k v mask=causal ; t = transpose a [1,0,2] ; m = reshape t [{tokens},{cols}]
+l = linear m w[{cols},{cols}] c[{cols}] ; s = add r l ; y = layer_norm s g[{cols}] b[{cols}] ; out y ; out s"
+    )
+}
+
+#[test]
+fn a_projection_is_shared_anew_after_attention() {
+    let block_work = work(&block(512, 12));
+    let attention = work(
+        "q = input f32[12,512,64] ; k = input f32[12,512,64] ; v = input f32[12,512,64]
+a = attention q k v mask=causal ; out a",
+    );
+    assert_eq!(Work { next: None, ..block_work.clone() }, attention);
+    let next = block_work.next.as_ref().unwrap();
+    assert_eq!(next.matrix_flops, 2.0 * (512 * 768 * 768) as f64);
+    assert_eq!(block_work.all_matrix_flops(), attention.matrix_flops + next.matrix_flops);
+    assert_eq!((next.chunks, next.reductions), (3.0, 0.0), "blocks of 256");
+    let last = next.next.as_ref().unwrap();
+    assert_eq!((last.chunks, last.reductions), (8.0, 2.0 * 512.0), "strips of 64; mean and variance of each row");
+    for tokens in [1, 64, 512] {
+        let text = block(tokens, 12);
+        assert!(predicted(&text, Strategy::Greedy) < predicted(&text, Strategy::Unfused), "{tokens} tokens");
+    }
+    // The search keeps the projection with attention; whether the norm is there too is a matter of few percent.
+    let (chosen, plan) = (predicted(&block(512, 12), Strategy::Fused), planned(&block(512, 12), Strategy::Fused).1);
+    assert!(plan.groups.len() <= 2 && plan.groups[0].form.name() == "attention block", "{plan}");
+    assert!(predicted(&block(512, 12), Strategy::Greedy) < 1.02 * chosen);
+}
+
+#[test]
+fn a_gpu_keeps_attention_and_its_projection_apart() {
+    let graph: Graph = block(512, 12).parse().unwrap();
+    for strategy in [Strategy::Greedy, Strategy::Fused] {
+        let target = Target { machine: &Machine::profile("h200").unwrap(), catalog: &CudaCatalog };
+        let plan = plan(&graph, target, strategy, &[]).unwrap();
+        let apart = plan.groups.iter().all(|group| {
+            let is_product = |id: &&NodeId| matches!(graph.node(**id).op, Op::Matmul { .. });
+            let products = group.nodes.iter().filter(is_product).count();
+            products <= if group.form == Form::ATTENTION { 2 } else { 1 }
+        });
+        assert!(apart && plan.groups.len() > 2, "{plan}");
+    }
 }

@@ -81,3 +81,15 @@ fn row_ops_become_one_kernel() {
         assert_eq!(session.plan().groups.len(), expected, "{op:?}\n{}", session.plan().explain());
     }
 }
+
+#[test]
+fn attention_with_what_follows_it_is_one_kernel() {
+    let follows = |op: &FusedOp| matches!(op, FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. });
+    for op in FusedOp::variants().into_iter().filter(follows) {
+        for (rows, dtype) in [(1, Dtype::F32), (64, Dtype::Bf16), (300, Dtype::F16)] {
+            let graph = op.graph(&op.operand_types(rows, 96, dtype)).unwrap();
+            let session = Session::new(&Engine::cpu(), &graph, Strategy::Greedy).unwrap();
+            assert_eq!(session.plan().groups.len(), 1, "{op:?}\n{}", session.plan().explain());
+        }
+    }
+}

@@ -55,6 +55,7 @@ fn the_second_run_allocates_nothing_and_costs_little() {
         }
     }
     attention(&engine);
+    block(&engine);
     cache(&engine);
     overhead(&engine);
 }
@@ -70,6 +71,26 @@ a = attention q k v seed mask=causal p=0.1 ; out a"
         let tensors = seed::inputs(&graph, 1).unwrap();
         let inputs: Vec<&Tensor> = tensors.iter().collect();
         let mut session = Session::new(engine, &graph, Strategy::Unfused).unwrap();
+        assert_eq!(session.plan().groups.len(), 1);
+        session.run(&inputs).unwrap();
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        session.run(&inputs).unwrap();
+        assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before, "{queries} queries");
+    }
+}
+
+/// Attention with its projection: rows enough for strips of their own, and few, whose columns are shared.
+fn block(engine: &Engine) {
+    for queries in [1, 300] {
+        let text = format!(
+            "q = input f32[2,{queries},64] ; k = input f32[2,700,64] ; v = input f32[2,700,64] ; r = input f32[{queries},96]
+a = attention q k v mask=causal ; t = transpose a [1,0,2] ; m = reshape t [{queries},128]
+l = linear m w[128,96] c[96] ; s = add l r ; y = layer_norm s g[96] b[96] ; out y ; out s"
+        );
+        let graph: Graph = text.parse().unwrap();
+        let tensors = seed::inputs(&graph, 1).unwrap();
+        let inputs: Vec<&Tensor> = tensors.iter().collect();
+        let mut session = Session::new(engine, &graph, Strategy::Greedy).unwrap();
         assert_eq!(session.plan().groups.len(), 1);
         session.run(&inputs).unwrap();
         let before = ALLOCATIONS.load(Ordering::SeqCst);

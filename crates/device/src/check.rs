@@ -4,13 +4,13 @@
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::MAX_LEADING;
 use deuteron_codegen::{
-    Access, ArgSpec, AttentionKernel, BackwardOperand, Body, Geometry, MatmulKernel, MatmulShape, Product, Role,
-    RowArguments, Source, Stage,
+    Access, ArgSpec, AttentionKernel, AttentionOperand, AttentionShape, BackwardOperand, Body, Geometry, MatmulKernel,
+    MatmulShape, Operand, Product, Role, RowArguments, Source, Stage,
 };
 use deuteron_graph::Dtype;
 
 use crate::error::DeviceError;
-use crate::extent::extent;
+use crate::extent::{self, extent};
 use crate::job::{Job, Place, Step};
 use crate::{Inputs, States};
 
@@ -22,6 +22,8 @@ pub(crate) enum Form<'a> {
     Attention(AttentionKernel),
     /// attention, and what follows it; which of its arguments is the result of attention
     AttentionRow(AttentionKernel, RowForm<'a>, usize),
+    /// attention, and the product whose first operand is its result
+    AttentionBlock(AttentionKernel, ProductForm<'a>),
     AttentionBackward(AttentionKernel),
     ScatterAdd(Dtype),
     /// bytes of an element
@@ -149,6 +151,7 @@ fn check_step(index: usize, step: &Step, form: &Form, job: &Job, input_bytes: &m
         Form::AttentionBackward(kernel) => kernel.backward_operands().count(),
         // The result of attention less on both sides.
         Form::AttentionRow(kernel, rows, _) => kernel.operands().len() + rows.args.len() - 2,
+        Form::AttentionBlock(kernel, product) => kernel.operands().len() + product.roles.len() - 2,
         Form::ScatterAdd(_) => 3,
         Form::Append(_) => 4,
         // A destination at least.
@@ -211,6 +214,15 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
                 Some(BackwardOperand::Gradient(_)) => (kernel.dtype.bytes(), true),
                 Some(BackwardOperand::ResultGradient) | None => (kernel.dtype.bytes(), false),
             },
+            Form::AttentionBlock(kernel, _) if position + 1 < kernel.operands().len() => {
+                (kernel.operand_dtype(kernel.operands()[position]).bytes(), false)
+            }
+            Form::AttentionBlock(kernel, product) => {
+                match product.argument(product.roles[position + 2 - kernel.operands().len()]) {
+                    Some((dtype, written)) => (dtype.bytes(), written),
+                    None => return Err((position, "its product has no such argument")),
+                }
+            }
             Form::AttentionRow(kernel, ..) if position + 1 < kernel.operands().len() => {
                 (kernel.operand_dtype(kernel.operands()[position]).bytes(), false)
             }
@@ -264,6 +276,16 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
             let deep = step.launch.args[first..].iter().position(|arg| arg.leading.len() > MAX_LEADING);
             deep.map_or(Ok(()), |position| Err((position + first, "its leading axes are too many")))
         }
+        (Form::AttentionBlock(kernel, product), Geometry::AttentionBlock { attention, product: shape, axes }) => {
+            if let Some(problem) = kernel.sized(attention, 0).refusal() {
+                return Err((0, problem));
+            }
+            check_projection(kernel, product, attention, shape)?;
+            check_product(product, shape, [&[], axes])?;
+            let first = kernel.operands().len() - 1;
+            let deep = step.launch.args[first..].iter().position(|arg| arg.leading.len() > MAX_LEADING);
+            deep.map_or(Ok(()), |position| Err((position + first, "its leading axes are too many")))
+        }
         (Form::ScatterAdd(_), Geometry::ScatterAdd { count, rows, .. }) => {
             // Positions and rows share one 64-bit key.
             let fits = |number: usize| number <= u32::MAX as usize;
@@ -286,6 +308,24 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
             if known { Ok(()) } else { Err((last, "its pieces come from arguments that are no sources")) }
         }
         _ => Err((0, "its sizes are those of another kind of kernel")),
+    }
+}
+
+/// The first operand of one product is what attention gives, and nothing beyond it.
+fn check_projection(
+    kernel: &AttentionKernel,
+    product: &ProductForm,
+    attention: &AttentionShape,
+    shape: &MatmulShape,
+) -> Result<(), (usize, &'static str)> {
+    let alone = product.roles.first() == Some(&Role::Left) && product.head.is_none() && !product.routed;
+    let rights = product.roles.iter().filter(|role| matches!(role, Role::Right(_))).count();
+    let given = extent::attention(kernel, attention, AttentionOperand::O);
+    match () {
+        () if !alone || rights != 1 || !shape.batch.is_empty() => Err((0, "what follows attention is not one product")),
+        () if product.left != kernel.dtype => Err((0, "its product is of another dtype than attention")),
+        () if extent::matmul(Operand::A, shape) > given => Err((0, "its product reads beyond what attention gives")),
+        () => Ok(()),
     }
 }
 

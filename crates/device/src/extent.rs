@@ -24,6 +24,13 @@ pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
                 row(rows, arg, tail_argument(position, operands, *sums), count, rows.cols)
             }
         }
+        (Form::AttentionBlock(kernel, form), Geometry::AttentionBlock { attention: shape, product: of, .. }) => {
+            let operands = kernel.operands().len() - 1;
+            match position.checked_sub(operands) {
+                None => attention(kernel, shape, kernel.operands()[position]),
+                Some(other) => product(form, of, arg, other + 1),
+            }
+        }
         (_, Geometry::ScatterAdd { count, cols, rows }) => match position {
             0 => *count,
             1 => count * cols,
@@ -42,7 +49,8 @@ pub(crate) fn extent(form: &Form, launch: &Launch, position: usize) -> usize {
                 None => 0,
             }
         }
-        (_, Geometry::Attention(_) | Geometry::AttentionRows { .. } | Geometry::AttentionBackward(_)) => 0,
+        (_, Geometry::Attention(_) | Geometry::AttentionBackward(_)) => 0,
+        (_, Geometry::AttentionRows { .. } | Geometry::AttentionBlock { .. }) => 0,
     };
     if elements == 0 { 0 } else { (arg.offset + elements) * arg.dtype.bytes() }
 }
@@ -87,7 +95,7 @@ fn product(form: &ProductForm, shape: &MatmulShape, arg: &ArgBinding, position: 
     }
 }
 
-fn matmul(operand: Operand, shape: &MatmulShape) -> usize {
+pub(crate) fn matmul(operand: Operand, shape: &MatmulShape) -> usize {
     // Sizes, strides, and which of the batch strides counts.
     let (sizes, strides, batch) = match operand {
         Operand::A => ((shape.m, shape.k), shape.a, Some(1)),
@@ -102,7 +110,7 @@ fn matmul(operand: Operand, shape: &MatmulShape) -> usize {
     batch + (sizes.0 - 1) * strides.0 + (sizes.1 - 1) * strides.1 + 1
 }
 
-fn attention(kernel: &AttentionKernel, shape: &AttentionShape, operand: AttentionOperand) -> usize {
+pub(crate) fn attention(kernel: &AttentionKernel, shape: &AttentionShape, operand: AttentionOperand) -> usize {
     let &AttentionShape { batch, heads, queries, keys, .. } = shape;
     let key_heads = kernel.sized(shape, 0).kv_heads;
     // Sizes, strides, and elements that follow each other.

@@ -133,6 +133,8 @@ pub struct Work {
     pub live_rows: usize,
     /// what every worker does for itself before its share of the rest
     pub each: Option<Box<Work>>,
+    /// what is begun when all of the rest is done, and is shared anew: a product of attention's kernel, or what follows a product
+    pub next: Option<Box<Work>>,
 }
 
 impl Work {
@@ -149,7 +151,13 @@ impl Work {
     /// Flops of the vector units.
     pub fn vector_flops(&self) -> f64 {
         let vectors: f64 = Class::ALL.iter().map(|&class| self.of(class) * class.flops()).sum();
-        vectors * LANES as f64 + self.row_scalars + self.each.as_ref().map_or(0.0, |each| each.vector_flops())
+        let others: f64 = [&self.each, &self.next].into_iter().flatten().map(|work| work.vector_flops()).sum();
+        vectors * LANES as f64 + self.row_scalars + others
+    }
+
+    /// Flops of matrix products, those of what follows among them.
+    pub fn all_matrix_flops(&self) -> f64 {
+        self.matrix_flops + self.next.as_ref().map_or(0.0, |next| next.all_matrix_flops())
     }
 }
 

@@ -640,7 +640,7 @@ impl Rules<'_> {
         let shape = &self.graph.node(output).shape;
         let heads = if shape.rank() >= 3 { shape[shape.rank() - 3] } else { 1 };
         let (tokens, width) = (shape.rows() / heads.max(1), shape.cols() * heads);
-        let (mut rows, mut projection) = (Vec::new(), false);
+        let (mut rows, mut projected) = (Vec::new(), None);
         for &id in rest {
             let node = self.graph.node(id);
             match kernel_kind(self.graph, self.placement, id) {
@@ -654,14 +654,16 @@ impl Rules<'_> {
                 GroupKind::Matmul => {
                     let operand = self.placement.base(node.inputs[0]);
                     let reads_core = operand.is_some_and(|base| nodes.binary_search(&base).is_ok());
+                    // Its rows are heads side by side, some or all of them.
+                    let joined = self.graph.node(node.inputs[0]).shape.cols();
                     let is_projection = reads_core
-                        && node.shape.rows() == tokens
-                        && self.graph.node(node.inputs[0]).shape.cols() == width
+                        && joined.is_multiple_of(shape.cols())
+                        && node.shape.rows() * joined == shape.elements()
                         && self.placement.base(node.inputs[1]).is_none_or(|base| nodes.binary_search(&base).is_err());
                     if !is_projection {
                         return Err(Reason::SeveralProducts { products: 3 });
                     }
-                    projection = true;
+                    projected = Some(node.shape.rows());
                 }
                 GroupKind::Row => rows.push(id),
                 consumer @ (GroupKind::ScatterAdd | GroupKind::Append | GroupKind::Opaque | GroupKind::Attention) => {
@@ -669,6 +671,7 @@ impl Rules<'_> {
                 }
             }
         }
+        let projection = projected.is_some();
         if rows.is_empty() {
             return Ok(Form::Attention(AttentionForm { projection, epilogue: Reach::None }));
         }
@@ -678,8 +681,9 @@ impl Rules<'_> {
         }
         // Row work follows the rows of tokens that attention or its projection gives: heads side by side, some or all of them.
         let joins = space.cols.is_multiple_of(shape.cols()) && space.rows * space.cols == shape.elements();
-        if space.rows != tokens && (projection || !joins) {
-            let producer = Space { rows: tokens, cols: width };
+        let in_rows = projected.map_or(space.rows == tokens || joins, |rows| space.rows == rows);
+        if !in_rows {
+            let producer = Space { rows: projected.unwrap_or(tokens), cols: width };
             return Err(Reason::DifferentSpace { producer, consumer: space });
         }
         // What stands before attention is no part of its kernel.

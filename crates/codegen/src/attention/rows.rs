@@ -3,10 +3,10 @@
 //! The work is a row body like any other, but for one argument: attention's result, whose rows lie in memory of the kernel, in the
 //! dtype of attention, and are worked on as soon as their last head is done. A fused plan gives the bits of an unfused one.
 
-use deuteron_graph::{Callee, Composite, NodeId, Op};
+use deuteron_graph::{NodeId, Op};
 use deuteron_plan::{Draft, Space, node_space};
 
-use super::{AttentionKernel, AttentionOperand, AttentionShape, FoundAttention, arguments, find};
+use super::{AttentionKernel, AttentionOperand, AttentionShape, Followed, FoundAttention, arguments, find, followed};
 use crate::lower::lower_rows;
 use crate::source::{Geometry, Kernel, Launch, Lowered};
 
@@ -44,32 +44,27 @@ pub struct FoundRows {
 
 /// Sees a group as attention and row work on its result, or `None`.
 pub fn recognise(draft: &Draft) -> Option<FoundRows> {
-    let (graph, placement) = (draft.graph, draft.placement);
-    let is_attention = |id: &&NodeId| {
-        let callee = &graph.calls()[graph.node(**id).call.index()].callee;
-        matches!(callee, Callee::Composite(Composite::Attention { .. }))
-    };
-    let call = &graph.calls()[graph.node(*draft.nodes.iter().find(is_attention)?).call.index()];
-    let &[output] = call.outputs.as_slice() else { return None };
-    let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
-    let mut rest: Vec<NodeId> = draft.nodes.iter().copied().filter(|&id| !in_call(id)).collect();
-    let is_copy = |&id: &NodeId| {
-        let node = graph.node(id);
-        let moves = matches!(node.op, Op::View(_) | Op::StopGradient);
-        moves && node.inputs.first().and_then(|&input| placement.base(input)) == Some(output)
-    };
-    let result = rest.iter().position(is_copy).map_or(output, |position| rest.remove(position));
-    let inside = |&id: &NodeId| in_call(id) || id == result;
-    if rest.is_empty() || draft.outputs.iter().any(inside) {
-        return None;
-    }
-    let attention = find(draft, call, result)?;
+    let followed = followed(draft)?;
+    let (graph, Followed { call, result, rest }) = (draft.graph, &followed);
+    let attention = find(draft, call, *result)?;
     // Where heads lie side by side without a copy, only those who read them say how long a row is.
     let space = rest.iter().try_fold(node_space(graph, rest[0]), |space, &id| space.join(node_space(graph, id)))?;
-    let Space { rows, cols } = space;
-    if graph.node(result).shape.elements() != rows * cols {
-        return None;
-    }
+    let in_rows = graph.node(*result).shape.elements() == space.rows * space.cols;
+    let in_call = |id: NodeId| id != *result && followed.inside(id);
+    let taken = in_rows && is_row_work(draft, rest, *result, space, &in_call);
+    attention.kernel.joined(&attention.shape, space.cols)?;
+    taken.then_some(FoundRows { attention, rows: followed.rest })
+}
+
+/// Whether nodes are row work over a space on a value that they read in order, and on nothing that is `gone` by then.
+pub(super) fn is_row_work(
+    draft: &Draft,
+    nodes: &[NodeId],
+    value: NodeId,
+    space: Space,
+    gone: &dyn Fn(NodeId) -> bool,
+) -> bool {
+    let (graph, placement, Space { rows, cols }) = (draft.graph, draft.placement, space);
     let follows = |&id: &NodeId| {
         let node = graph.node(id);
         let is_row_work = matches!(
@@ -84,19 +79,17 @@ pub fn recognise(draft: &Draft) -> Option<FoundRows> {
         );
         let reader = if matches!(node.op, Op::RowReduce(_)) { &graph.node(node.inputs[0]).shape } else { &node.shape };
         let in_order = node.inputs.iter().all(|&input| match placement.get(input) {
-            Some(placed) if placed.base == result => {
+            Some(placed) if placed.base == value => {
                 let access = placed.layout.row_access(reader);
                 placed.layout.shape.cols() == cols && access.is_some_and(|access| access.is_identity(rows, cols))
             }
-            Some(placed) => !in_call(placed.base),
+            Some(placed) => !gone(placed.base),
             None => true,
         });
         is_row_work && in_order
     };
-    let reads = rest.iter().any(|&id| graph.node(id).inputs.iter().any(|&input| placement.base(input) == Some(result)));
-    let taken = reads && rest.iter().all(follows);
-    attention.kernel.joined(&attention.shape, cols)?;
-    taken.then_some(FoundRows { attention, rows: rest })
+    let reads = |&id: &NodeId| graph.node(id).inputs.iter().any(|&input| placement.base(input) == Some(value));
+    nodes.iter().any(reads) && nodes.iter().all(follows)
 }
 
 impl AttentionKernel {

@@ -43,6 +43,14 @@ pub struct Program {
     pub passes: Vec<Pass>,
 }
 
+impl Program {
+    /// Whether a row is worked on as a whole: part of its columns would give another result, or one that is stored twice.
+    pub fn needs_whole_rows(&self) -> bool {
+        let reduces = |pass: &Pass| pass.strip.iter().any(|inst| matches!(inst, Inst::Reduce { .. }));
+        self.passes.iter().any(reduces) || self.args.iter().any(|spec| spec.written && spec.access == Access::PerRow)
+    }
+}
+
 /// A sum over rows, one for each column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Partial {

@@ -1,18 +1,20 @@
 //! What the CPU's kernels do, counted on the programs that would run.
 
 use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
-use deuteron_plan::{Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
+use deuteron_plan::{AttentionForm, Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
 
 use crate::attention;
 use crate::cpu::attention_work::{attention_work, backward_work};
 use crate::cpu::chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
+use crate::kernels::matmul::cpu::STRIP_ROWS;
 use crate::product::{Product, Role, parts};
 use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
 /// What can be generated for a CPU: row kernels, one or two products with elementwise work after them and, for few rows, row work
-/// before them, products of rows with weights picked for them, attention with row work after it and its gradient, copies, scatters.
+/// before them, products of rows with weights picked for them, attention with its projection and row work after it and its gradient,
+/// copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
@@ -22,8 +24,7 @@ impl Catalog for CpuCatalog {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::Matmul(form) => form.products <= 2 && form.epilogue != Reach::Rows,
             Form::Routed { epilogue } => epilogue != Reach::Rows,
-            Form::Attention(form) => !form.projection,
-            Form::AttentionBackward => true,
+            Form::Attention(_) | Form::AttentionBackward => true,
             Form::Opaque => false,
         }
     }
@@ -31,6 +32,7 @@ impl Catalog for CpuCatalog {
     fn offers(&self, draft: &Draft) -> bool {
         let can = match draft.form {
             Form::Matmul(_) | Form::Routed { .. } => parts(draft).is_some(),
+            Form::Attention(AttentionForm { projection: true, .. }) => attention::block::recognise(draft).is_some(),
             Form::Attention(_) => attention::recognise(draft).is_some() || attention::rows::recognise(draft).is_some(),
             Form::AttentionBackward => attention::backward::recognise(draft).is_some(),
             _ => true,
@@ -61,6 +63,13 @@ impl Catalog for CpuCatalog {
                 args.insert(kernel.result, ArgBinding { dtype: kernel.attention.dtype, ..handed(&launch) });
                 let tail = Launch { args, geometry: launch.geometry.clone() };
                 with_tail(attention_work(&kernel.attention, shape), &kernel.tail, &tail, rows)
+            }
+            (Source::AttentionBlock(kernel), Geometry::AttentionBlock { attention, product, .. }) => {
+                let left = ArgBinding { dtype: kernel.attention.dtype, ..handed(&launch) };
+                let args = [left].into_iter().chain(launch.args[kernel.operands()..].iter().cloned()).collect();
+                let second = Launch { args, geometry: launch.geometry.clone() };
+                let next = product_with_sides(&kernel.product, &second, product);
+                Work { next: Some(Box::new(next)), ..attention_work(&kernel.attention, attention) }
             }
             (Source::Attention(kernel), Geometry::Attention(shape)) => attention_work(kernel, shape),
             (Source::Copy(bytes), Geometry::Copy(pieces)) => copy_work(*bytes, pieces),
@@ -271,7 +280,20 @@ fn product_with_sides(kernel: &Product<Program>, launch: &Launch, shape: &Matmul
     };
     if let Some(tail) = &kernel.tail {
         let rows = shape.m * shape.batch.iter().map(|axis| axis[0]).product::<usize>();
-        work = with_tail(work, &tail.body, &side(&tail.body, Role::Tail), rows);
+        let launch = side(&tail.body, Role::Tail);
+        if tail.body.needs_whole_rows() {
+            // Sums that wait for the rest of their row are copied. Strips of rows share what follows: of few rows, one worker does it.
+            work.add(Class::Move, 2.0 * (rows * tail.body.cols.div_ceil(LANES)) as f64);
+            let (least, strips) = (STRIP_ROWS.0, rows.div_ceil(STRIP_ROWS.0).max(1));
+            let shared = Work {
+                chunks: strips as f64,
+                last_chunk: (rows - (strips - 1) * least) as f64 / least as f64,
+                ..Work::default()
+            };
+            work.next = Some(Box::new(with_tail(shared, &tail.body, &launch, rows)));
+        } else {
+            work = with_tail(work, &tail.body, &launch, rows);
+        }
     }
     if let Some(head) = &kernel.head {
         let launch = side(&head.body, Role::Head);

@@ -64,7 +64,8 @@ pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
     match &lowered.kernel {
         Kernel::Row(body) => row::candidates(&earlier_sums(body).body, &lowered.launch, target),
         Kernel::Matmul(_) | Kernel::Product(_) => Vec::new(),
-        Kernel::Attention(_) | Kernel::AttentionRows(_) | Kernel::AttentionBackward(_) => Vec::new(),
+        Kernel::Attention(_) | Kernel::AttentionBackward(_) => Vec::new(),
+        Kernel::AttentionRows(_) | Kernel::AttentionBlock(_) => Vec::new(),
         Kernel::ScatterAdd(_) | Kernel::Append(_) | Kernel::Copy(_) => Vec::new(),
     }
 }
@@ -109,7 +110,9 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
         Kernel::Product(product) => Source::Cuda(skinny::render(product, launch, target)),
         Kernel::Attention(kernel) => Source::Cuda(attention::render(kernel, launch, target)),
         Kernel::AttentionBackward(kernel) => Source::Cuda(attention_backward::render(kernel, launch, target)),
-        Kernel::AttentionRows(_) => unreachable!("attention with row work is made for CPUs"),
+        Kernel::AttentionRows(_) | Kernel::AttentionBlock(_) => {
+            unreachable!("attention with what follows it is made for CPUs")
+        }
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Append(bytes) => Source::Cuda(append::source(bytes)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),

@@ -1,6 +1,7 @@
 //! Attention on the CPU: alone, with row work on its result, and its gradient.
 
 mod backward;
+mod block;
 mod forward;
 mod rows;
 

@@ -7,13 +7,13 @@ use deuteron::{Dtype, Graph, GroupKind, Isa, Session, Strategy, Tensor, seed};
 use crate::{bits, engine, outputs, parsed, ran, sized};
 
 /// Kinds of a session's kernels.
-fn kinds(session: &Session) -> Vec<GroupKind> {
+pub(crate) fn kinds(session: &Session) -> Vec<GroupKind> {
     session.plan().groups.iter().map(|group| group.kind).collect()
 }
 
 /// Attention, heads merged, residual, norm: everything is one kernel, right, and bit for bit what the unfused plan gives,
 /// for any number of threads and on every instruction set.
-fn check(text: &str, dtype: Dtype) {
+pub(crate) fn check(text: &str, dtype: Dtype) {
     let graph = parsed(text, dtype);
     let inputs = seed::inputs(&graph, 11).unwrap();
     let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();

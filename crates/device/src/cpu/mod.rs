@@ -3,6 +3,7 @@
 mod append;
 mod attention;
 mod attention_backward;
+mod attention_block;
 mod attention_rows;
 mod copy;
 mod measure;

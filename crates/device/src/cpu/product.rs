@@ -1,16 +1,20 @@
 //! Matrix products on the pool: parts of the result are tasks. What makes the first operand is done when a part asks for its rows, and
-//! what follows the product on each block of sums while it is hot.
+//! what follows the product on each block of sums while it is hot. Where that needs whole rows, parts are strips of rows: their sums wait
+//! in memory of the worker, or in that of the strip where rows are too few and columns are shared, and whoever ends a strip goes on.
+//! The second operand is packed once for all strips.
 //!
 //! The bits of an element do not depend on how the result is cut, so neither do they on the number of threads.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
 use deuteron_codegen::kernels::matmul::cpu::{
-    Block, Kernel, Left, Matrix, Part, Right, Scratch, Spec, Store, Values, Wanted,
+    Block, Kernel, Left, Matrix, Packed, Part, Right, Scratch, Spec, Store, Values, Wanted,
 };
 use deuteron_codegen::{Geometry, Head, MatmulShape, Product, Role, Source, Tail};
+use deuteron_graph::Dtype;
 
 use crate::check::{Form, mismatch};
 use crate::cpu::pool::Pool;
@@ -34,8 +38,22 @@ pub(crate) struct ProductTask {
     head_axes: Vec<Axis>,
     axes: Vec<Axis>,
     workers: Vec<PerWorker<Worker>>,
+    strips: Option<Strips>,
     /// Floats that each worker's scratch must have.
     pub floats: usize,
+}
+
+/// Rows whose sums wait until all their columns are there.
+struct Strips {
+    /// Sums of a strip: one set for each worker, or for each strip where columns are shared.
+    sums: Scratch,
+    /// Floats from one row of sums to the next, and from one set to the next.
+    stride: usize,
+    set: usize,
+    /// Parts done of each strip.
+    done: Vec<AtomicUsize>,
+    /// The second operand, where all parts share it.
+    packed: Option<Scratch>,
 }
 
 /// What one worker has to itself.
@@ -57,6 +75,9 @@ struct Operands {
     a: *const u8,
     b: [*const u8; 2],
     c: *mut u8,
+    /// Sums of strips, and the second operand as it was packed.
+    sums: *mut f32,
+    packed: Option<Packed>,
 }
 
 // SAFETY: only numbers; the tasks that use them write to disjoint blocks of the results.
@@ -66,11 +87,10 @@ unsafe impl Sync for Operands {}
 
 impl ProductTask {
     pub fn new(step: &Step, threads: usize, isa: Isa) -> Result<ProductTask, DeviceError> {
-        let (Source::Product(product), Geometry::Product { shape, head_axes, axes }) =
-            (&step.kernel.source, &step.launch.geometry)
-        else {
+        let Geometry::Product { shape, head_axes, axes } = &step.launch.geometry else {
             return Err(mismatch(0, 0, "not a product".into()));
         };
+        let product = product_of(&step.kernel);
         let spec = Spec {
             rows: shape.m,
             k: shape.k,
@@ -86,7 +106,12 @@ impl ProductTask {
         let batches: usize = shape.batch.iter().map(|axis| axis[0]).product();
         // Where there are many products, each is one part.
         let sharing = if batches >= threads { 1 } else { threads };
-        let part = kernel.part(shape.n, sharing);
+        let whole_rows = product.tail.as_ref().is_some_and(|tail| tail.body.needs_whole_rows());
+        if whole_rows && (!shape.batch.is_empty() || product.rights != 1) {
+            return Err(mismatch(0, 0, "what follows it needs whole rows of several products".into()));
+        }
+        let part = if whole_rows { kernel.strip(shape.n, threads) } else { kernel.part(shape.n, sharing) };
+        let parts = (shape.m.div_ceil(part.0.max(1)), shape.n.div_ceil(part.1.max(1)));
         let floats = kernel.scratch(part.0.min(shape.m), part.1.min(shape.n));
         let roles = product.roles();
         let rows = shape.m * batches;
@@ -101,7 +126,8 @@ impl ProductTask {
             batches,
             offsets: step.launch.args.iter().map(|arg| arg.offset * arg.dtype.bytes()).collect(),
             part,
-            parts: (shape.m.div_ceil(part.0.max(1)), shape.n.div_ceil(part.1.max(1))),
+            parts,
+            strips: whole_rows.then(|| Strips::new(&kernel, shape, part.0, parts, threads)),
             head_axes: bound(head_axes),
             axes: bound(axes),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
@@ -123,7 +149,13 @@ impl ProductTask {
         step: usize,
     ) -> Result<(), DeviceError> {
         let null = std::ptr::null_mut();
-        let mut operands = Operands { a: null, b: [null; 2], c: null };
+        let mut operands = Operands { a: null, b: [null; 2], c: null, sums: std::ptr::null_mut(), packed: None };
+        if let Some(strips) = &mut self.strips {
+            operands.sums = strips.sums.pointer();
+            let pack = |memory: &mut Scratch| Packed { base: memory.pointer(), columns: self.shape.n };
+            operands.packed = strips.packed.as_mut().map(pack);
+            strips.done.iter_mut().for_each(|done| *done.get_mut() = 0);
+        }
         for (position, &role) in self.roles.iter().enumerate() {
             // An argument without elements may lie anywhere: a number until it is used.
             let address = addresses[position].wrapping_add(self.offsets[position]);
@@ -142,13 +174,20 @@ impl ProductTask {
             }
         }
         let this = &*self;
+        let panicked = |_| DeviceError::WorkerPanicked { step };
+        if let Some(packed) = operands.packed {
+            let right = Matrix { base: operands.b[0], strides: self.shape.b };
+            // SAFETY: the caller's promise for the second operand; pieces are disjoint.
+            let pack = |_: usize, piece: usize| unsafe { this.kernel.pack(right, packed, piece) };
+            pool.run(self.kernel.pieces(self.shape.n), &pack).map_err(panicked)?;
+        }
         let work = |worker: usize, task: usize| {
             // SAFETY: each task has a part of one batch to itself, and a worker runs one task at a time, so its scratch is its
             // own.
             unsafe { this.part(worker, task, operands, &mut *scratch[worker].0.get()) };
         };
         let tasks = self.batches * self.parts.0 * self.parts.1;
-        pool.run(tasks, &work).map_err(|_| DeviceError::WorkerPanicked { step })
+        pool.run(tasks, &work).map_err(panicked)
     }
 
     unsafe fn part(&self, worker: usize, task: usize, operands: Operands, scratch: &mut Scratch) {
@@ -167,12 +206,23 @@ impl ProductTask {
         let right = |base: *const u8| Right {
             matrix: Matrix { base: base.wrapping_add(in_b * product.right.bytes()), strides: self.shape.b },
             scales: None,
+            packed: operands.packed,
         };
         // SAFETY: a worker runs one task at a time, so this is its own.
         let Worker { before, after } = unsafe { &mut *self.workers[worker].0.get() };
-        let mut finish = |block: Block<'_>| match (&product.tail, &mut *after) {
+        let waiting = self.strips.as_ref().map(|strips| {
+            let set = if across == 1 { worker } else { rest % down };
+            (strips, operands.sums.wrapping_add(set * strips.set))
+        });
+        let mut finish = |block: Block<'_>| match (waiting, &product.tail, &mut *after) {
+            (Some((strips, sums)), ..) => {
+                let base = sums.wrapping_sub(row * strips.stride).cast();
+                let store = Store { base, dtype: Dtype::F32, strides: (strips.stride, 1) };
+                // SAFETY: a set has room for the rows of a part, and these columns of it are this part's alone.
+                unsafe { store.block(self.isa, &block) };
+            }
             // SAFETY: the caller's promise; blocks are disjoint.
-            (Some(tail), Some(rows)) => unsafe {
+            (None, Some(tail), Some(rows)) => unsafe {
                 let row = batch * self.shape.m + block.row;
                 // No index is looked up, so there is no fault.
                 let _ = rows.follow(self.isa, tail, &self.axes, Block { row, ..block });
@@ -196,6 +246,18 @@ impl ProductTask {
         unsafe {
             let left = Left { values, scales: None };
             self.kernel.run(left, &rights[..product.rights], part, scratch, &mut finish);
+        }
+        let (Some((strips, sums)), Some(tail), Some(rows)) = (waiting, &product.tail, after) else { return };
+        // What others wrote before they counted is seen by the one who counts last.
+        if strips.done[rest % down].fetch_add(1, Ordering::AcqRel) + 1 < across {
+            return;
+        }
+        // SAFETY: all sums of the strip are there, and nobody else has any left to do; the caller's promise for its rows.
+        unsafe {
+            let sums = std::slice::from_raw_parts_mut(sums, strips.set);
+            let (columns, stride, second) = (self.shape.n, strips.stride, &mut [][..]);
+            let block = Block { row, rows: part.rows, column: 0, columns, stride, sums, second };
+            let _ = rows.follow(self.isa, tail, &self.axes, block);
         }
     }
 
@@ -226,17 +288,36 @@ impl ProductTask {
     }
 }
 
-/// The product of a kernel that is known to be one.
+impl Strips {
+    fn new(kernel: &Kernel, shape: &MatmulShape, rows: usize, parts: (usize, usize), threads: usize) -> Strips {
+        // A cache line more, for the sets of the cache.
+        let stride = shape.n.next_multiple_of(16) + 16;
+        let set = rows.min(shape.m) * stride;
+        let (down, across) = parts;
+        let packed = if across == 1 && down > 1 { kernel.packed(shape.n) } else { None };
+        Strips {
+            sums: Scratch::new(set * if across == 1 { threads } else { down }),
+            stride,
+            set,
+            done: (0..down).map(|_| AtomicUsize::new(0)).collect(),
+            packed: packed.map(Scratch::new),
+        }
+    }
+}
+
+/// The product of a kernel that is known to have one.
 pub(super) fn product_of(kernel: &job::Kernel) -> &Product<Program> {
-    let Source::Product(product) = &kernel.source else { unreachable!("checked by whoever made the task") };
-    product
+    match &kernel.source {
+        Source::Product(product) => product,
+        Source::AttentionBlock(block) => &block.product,
+        _ => unreachable!("checked by whoever made the task"),
+    }
 }
 
 impl Rows {
     /// For a program over so many rows, without addresses.
     pub fn new(step: &Step, program: &Program, rows: usize, roles: &[Role], role: fn(usize) -> Role) -> Rows {
-        let Source::Product(product) = &step.kernel.source else { unreachable!("checked by the caller") };
-        let form = Form::Product((&**product).into());
+        let form = Form::Product(product_of(&step.kernel).into());
         let touched: usize = (0..step.launch.args.len()).map(|position| extent(&form, &step.launch, position)).sum();
         let bound = |arg: usize| match roles.iter().position(|&known| known == role(arg)) {
             Some(position) => {
@@ -267,7 +348,7 @@ impl Rows {
             sums.base = values.as_mut_ptr().wrapping_sub(back).cast();
             sums.dims[0].stride = block.stride;
         }
-        let window = Some((block.column, block.column + block.columns));
+        let window = (block.columns < tail.body.cols).then_some((block.column, block.column + block.columns));
         let launch = simd::Launch { program: &tail.body, args: &self.args, axes, window };
         // SAFETY: the caller's promise for the rows and columns of the block; its sums are the worker's own.
         unsafe { simd::run(isa, &launch, block.row..block.row + block.rows, &mut self.memory, &mut []) }
@@ -277,7 +358,6 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use deuteron_codegen::{Epilogue, Launch, MatmulKernel};
-    use deuteron_graph::Dtype;
 
     use super::*;
     use crate::{Cpu, Device, Job};

@@ -264,7 +264,7 @@ impl RoutedTask {
             }
         };
         let left = Left { values: Values::Lie(left), scales: None };
-        let right = Right { matrix: right, scales: None };
+        let right = Right { matrix: right, scales: None, packed: None };
         // SAFETY: the part is inside the expert's rows and columns, all inside the checked extents and `together`.
         unsafe { kernel.run(left, &[right], part, scratch, &mut finish) };
         done

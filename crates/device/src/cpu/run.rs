@@ -12,6 +12,7 @@ use crate::check::{Form, check, check_inputs, check_states, mismatch};
 use crate::cpu::append::AppendTask;
 use crate::cpu::attention::AttentionTask;
 use crate::cpu::attention_backward::AttentionBackwardTask;
+use crate::cpu::attention_block::AttentionBlockTask;
 use crate::cpu::attention_rows::AttentionRowsTask;
 use crate::cpu::copy::CopyTask;
 use crate::cpu::pool::Pool;
@@ -55,6 +56,7 @@ enum Task {
     Routed(Box<RoutedTask>),
     Attention(AttentionTask),
     AttentionRows(Box<AttentionRowsTask>),
+    AttentionBlock(Box<AttentionBlockTask>),
     AttentionBackward(Box<AttentionBackwardTask>),
     ScatterAdd(ScatterTask),
     Append(AppendTask),
@@ -67,6 +69,7 @@ impl Task {
         match self {
             Task::Product(task) => task.floats,
             Task::Routed(task) => task.floats,
+            Task::AttentionBlock(task) => task.floats(),
             _ => 0,
         }
     }
@@ -97,6 +100,9 @@ impl CpuExecutable {
                 }
                 (Source::AttentionRows(_), Geometry::AttentionRows { .. }) => {
                     Task::AttentionRows(Box::new(AttentionRowsTask::new(&step, threads, isa)?))
+                }
+                (Source::AttentionBlock(_), Geometry::AttentionBlock { .. }) => {
+                    Task::AttentionBlock(Box::new(AttentionBlockTask::new(&step, threads, isa)?))
                 }
                 (Source::ScatterAdd(dtype), Geometry::ScatterAdd { count, cols, rows }) => {
                     let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
@@ -138,6 +144,7 @@ fn form(source: &Source) -> Option<Form<'_>> {
         Source::AttentionRows(kernel) => {
             Some(Form::AttentionRow(kernel.attention, (&kernel.tail).into(), kernel.result))
         }
+        Source::AttentionBlock(kernel) => Some(Form::AttentionBlock(kernel.attention, (&kernel.product).into())),
         Source::ScatterAdd(dtype) => Some(Form::ScatterAdd(*dtype)),
         Source::Append(bytes) => Some(Form::Append(*bytes)),
         Source::Copy(bytes) => Some(Form::Copy(*bytes)),
@@ -185,6 +192,7 @@ impl CpuExecutable {
                     Task::Routed(task) => task.run(&self.pool, &self.addresses, &self.scratch, index),
                     Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
                     Task::AttentionRows(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::AttentionBlock(task) => task.run(&self.pool, &self.addresses, &self.scratch, index),
                     Task::AttentionBackward(task) => task.run(&self.pool, &self.addresses, index),
                     Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Append(task) => task.run(&self.pool, &self.addresses, index),

@@ -301,7 +301,8 @@ fn form(source: &Source) -> Option<Form<'_>> {
         }),
         Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
         Source::Row(_) | Source::Product(_) => None,
-        Source::Attention(_) | Source::AttentionRows(_) | Source::AttentionBackward(_) => None,
+        Source::Attention(_) | Source::AttentionBackward(_) => None,
+        Source::AttentionRows(_) | Source::AttentionBlock(_) => None,
         Source::ScatterAdd(_) | Source::Append(_) | Source::Copy(_) => None,
     }
 }

@@ -350,6 +350,7 @@ impl Device for Cuda {
                     | Source::Product(_)
                     | Source::Attention(_)
                     | Source::AttentionRows(_)
+                    | Source::AttentionBlock(_)
                     | Source::AttentionBackward(_)
                     | Source::ScatterAdd(_)
                     | Source::Append(_)

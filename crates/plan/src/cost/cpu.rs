@@ -12,27 +12,47 @@ use crate::cost::traffic::{Traffic, reads};
 use crate::cost::units::{Bytes, Seconds};
 use crate::cost::{Parts, Resources, matrix_rate};
 use crate::machine::{Machine, Quantity};
+use crate::plan::GroupKind;
 
 pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic) -> Parts {
     let processors = machine.get(Quantity::Processors);
-    let busy = busy_share(work, processors);
-    let each = work.each.as_ref().map_or(0.0, |each| vector_ns(machine, each));
-    let alone = work.finished * machine.get(Quantity::FinishNs) + each;
-    let matrix = Seconds(work.padded_flops / matrix_rate(machine, work.matrix_bits).per_second) * (busy * processors);
-    let products = work.products * machine.get(Quantity::ProductNs) + work.packed * machine.get(Quantity::PackNs);
-    let shared = work.chunks > 1.0 && processors > 1.0;
-    let fork = if shared { machine.get(Quantity::ForkUs) } else { 0.0 };
-    Parts {
+    let mut parts = Parts {
         reread: Bytes(0),
         resources: Resources::NONE,
-        launch: Seconds::from_us(machine.get(Quantity::LaunchUs) + fork),
-        // One thread alone moves its share of the bytes a second.
-        memory: memory(draft, machine, work, traffic) * (busy * processors),
+        launch: Seconds::from_us(machine.get(Quantity::LaunchUs)),
+        memory: Seconds(0.0),
         cache: Seconds(0.0),
-        matrix: matrix + Seconds(products * busy * 1e-9),
-        vector: Seconds((vector_ns(machine, work) * busy + alone) * 1e-9),
+        matrix: Seconds(0.0),
+        vector: Seconds(0.0),
         serial: 1.0,
+    };
+    // The first part is corrected as its kernel is, what follows it as products are.
+    let mut correction = 1.0;
+    let mut shares = Vec::new();
+    let mut phase = Some(work);
+    while let Some(work) = phase {
+        let busy = busy_share(work, processors);
+        let each = work.each.as_ref().map_or(0.0, |each| vector_ns(machine, each));
+        let alone = work.finished * machine.get(Quantity::FinishNs) + each;
+        let matrix = Seconds(work.padded_flops / matrix_rate(machine, work.matrix_bits).per_second);
+        let products = work.products * machine.get(Quantity::ProductNs) + work.packed * machine.get(Quantity::PackNs);
+        let shared = work.chunks > 1.0 && processors > 1.0;
+        let fork = if shared { machine.get(Quantity::ForkUs) } else { 0.0 };
+        parts.launch = parts.launch + Seconds::from_us(fork);
+        let matrix = (matrix * (busy * processors) + Seconds(products * busy * 1e-9)) * correction;
+        let vector = Seconds((vector_ns(machine, work) * busy + alone) * 1e-9) * correction;
+        (parts.matrix, parts.vector) = (parts.matrix + matrix, parts.vector + vector);
+        shares.push((busy, (matrix + vector).0));
+        phase = work.next.as_deref();
+        correction = machine.correction(GroupKind::Matmul) / machine.correction(draft.form.kind());
     }
+    // One thread alone moves its share of the bytes a second; of several phases, each moves as much as it computes.
+    let all: f64 = shares.iter().map(|&(_, seconds)| seconds).sum();
+    let first = busy_share(work, processors);
+    let others: f64 = shares.iter().map(|&(busy, seconds)| (busy - first) * seconds / all.max(f64::MIN_POSITIVE)).sum();
+    let busy = first + others;
+    parts.memory = memory(draft, machine, work, traffic) * (busy * processors);
+    parts
 }
 
 /// The share of all work that the busiest thread does.

@@ -152,7 +152,7 @@ impl Parts {
             traffic,
             cached,
             reread: self.reread,
-            matrix_flops: work.matrix_flops,
+            matrix_flops: work.all_matrix_flops(),
             vector_flops: work.vector_flops(),
             resources: self.resources,
             launch: self.launch,

@@ -105,6 +105,7 @@ fn with_facts<R>(body: &Body, launch: &Launch, target: &CudaTarget, f: impl FnOn
         | Geometry::Product { .. }
         | Geometry::Attention(_)
         | Geometry::AttentionRows { .. }
+        | Geometry::AttentionBlock { .. }
         | Geometry::AttentionBackward(_)
         | Geometry::ScatterAdd { .. }
         | Geometry::Append(_)

@@ -6,6 +6,7 @@
 //! - A that lies as rows of `f32` is read there; another is packed in rows that are [`STRIDE`] floats apart.
 //! - B that lies as rows of `f32` is packed by the tiles of the first rows, which need its vectors anyway: beside their
 //!   multiply-adds the copy is almost free. Another is packed before.
+//! - B that was packed once for all parts ([`Packed`]) is read from there.
 //! - The other tiles ask for the next block of B meanwhile: with few rows it is used too seldom to wait for it.
 
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -14,7 +15,7 @@ use deuteron_graph::Dtype;
 
 use super::pack::{LeftBlock, Source, left, panels};
 use super::store::{Sums, finish_block};
-use super::{Block, Job, LINE, Spec, Values};
+use super::{Block, Job, LINE, Matrix, Packed, Spec, Values};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 
 /// Inner indices of a block: a panel of A (24 KiB) stays in the L1 while those of B stream from the L2.
@@ -28,6 +29,9 @@ const STRIDE: usize = DEPTH + 16;
 const fn block_columns(rows: usize) -> usize {
     if rows <= 256 { 96 } else { 192 }
 }
+
+/// The same of a B that is packed once, whatever rows its parts have.
+const PACKED_COLUMNS: usize = 192;
 
 /// Inner indices between two tests for the end; a line of the next block is asked for with each.
 const UNROLLED: usize = 4;
@@ -64,10 +68,19 @@ struct Layout {
 
 impl Layout {
     fn new<S: Simd>(spec: &Spec, rows: usize, columns: usize) -> Layout {
+        Layout::of_blocks::<S>(spec, rows, columns, block_columns(rows))
+    }
+
+    /// Of parts of a B that is packed once.
+    fn packed<S: Simd>(spec: &Spec, rows: usize, columns: usize) -> Layout {
+        Layout::of_blocks::<S>(spec, rows, columns, PACKED_COLUMNS)
+    }
+
+    fn of_blocks<S: Simd>(spec: &Spec, rows: usize, columns: usize, block: usize) -> Layout {
         let (tile_rows, vectors) = tile_shape::<S>();
         let width = vectors * S::WIDTH;
         let padded = columns.next_multiple_of(width);
-        let block = (block_columns(rows) / spec.rights).min(padded);
+        let block = (block / spec.rights).min(padded);
         let single = spec.k <= DEPTH;
         let sums_stride = if single { block } else { padded } + 16;
         let sums_rows = if single { tile_rows } else { rows.next_multiple_of(tile_rows) };
@@ -88,8 +101,31 @@ impl Layout {
 
 /// Floats of scratch.
 pub(super) fn scratch<S: Simd>(spec: &Spec, rows: usize, columns: usize) -> usize {
-    let layout = Layout::new::<S>(spec, rows, columns);
-    layout.left + spec.rights * (layout.right + layout.sums)
+    let floats = |layout: &Layout, right: usize| layout.left + spec.rights * (right + layout.sums);
+    let own = Layout::new::<S>(spec, rows, columns);
+    floats(&own, own.right).max(floats(&Layout::packed::<S>(spec, rows, columns), 0))
+}
+
+/// Blocks of inner indices and columns of a packed B.
+pub(super) fn pieces(spec: &Spec, columns: usize) -> usize {
+    spec.k.div_ceil(DEPTH) * columns.div_ceil(PACKED_COLUMNS)
+}
+
+/// Floats of each.
+pub(super) fn piece_floats<S: Simd>(spec: &Spec, columns: usize) -> usize {
+    Layout::packed::<S>(spec, 0, columns).right
+}
+
+/// # Safety
+/// The promise of [`super::Kernel::pack`], which has such a piece.
+pub(super) unsafe fn pack_piece<S: Simd>(simd: S, spec: &Spec, right: Matrix, to: Packed, piece: usize) {
+    let layout = Layout::packed::<S>(spec, 0, to.columns);
+    let across = to.columns.div_ceil(PACKED_COLUMNS);
+    let (inner, column) = (piece / across * DEPTH, piece % across * PACKED_COLUMNS);
+    let (depth, columns) = (DEPTH.min(spec.k - inner), PACKED_COLUMNS.min(to.columns - column));
+    let source = right_block(spec, &right, (inner, depth), (column, columns));
+    // SAFETY: the block is inside of B, and each piece has room for its panels.
+    unsafe { panels(simd, source, to.base.add(piece * layout.right), layout.width, layout.panel) };
 }
 
 /// # Safety
@@ -102,14 +138,18 @@ pub(super) unsafe fn run<S: Simd>(
     finish: &mut dyn FnMut(Block<'_>),
 ) {
     let Job { spec, part, .. } = job;
-    let layout = Layout::new::<S>(spec, part.rows, part.columns);
+    let layout = match job.packed {
+        Some(_) => Layout::packed::<S>(spec, part.rows, part.columns),
+        None => Layout::new::<S>(spec, part.rows, part.columns),
+    };
     // SAFETY: the scratch has this many floats, in this order.
     let (packed_left, packed_right, sums) = unsafe {
         let right = memory.add(layout.left);
-        (memory, right, right.add(spec.rights * layout.right))
+        (memory, right, right.add(if job.packed.is_some() { 0 } else { spec.rights * layout.right }))
     };
     // The first rows pack what they multiply if their tile is a whole one.
-    let packs = spec.right == Dtype::F32 && spec.right_strides.1 == 1 && part.rows >= layout.rows;
+    let lies = spec.right == Dtype::F32 && spec.right_strides.1 == 1;
+    let packs = job.packed.is_none() && lies && part.rows >= layout.rows;
     let blocks = spec.k.div_ceil(DEPTH).max(1);
     for block in 0..blocks {
         let inner = block * DEPTH;
@@ -119,9 +159,18 @@ pub(super) unsafe fn run<S: Simd>(
         for column in (0..part.columns).step_by(layout.columns) {
             let columns = layout.columns.min(part.columns - column);
             let whole = if packs { columns / layout.width * layout.width } else { 0 };
+            let right = match job.packed {
+                None => packed_right,
+                // SAFETY: the pieces of earlier blocks lie before this one.
+                Some(Packed { base, .. }) => unsafe {
+                    let across = part.columns.div_ceil(layout.columns);
+                    base.add((block * across + column / layout.columns) * layout.right)
+                },
+            };
             for which in 0..spec.rights {
-                if whole < columns {
-                    let source = right_block(job, which, (inner, depth), (column + whole, columns - whole));
+                if job.packed.is_none() && whole < columns {
+                    let first = part.column + column + whole;
+                    let source = right_block(spec, &job.rights[which], (inner, depth), (first, columns - whole));
                     // SAFETY: the block is inside of B, and its panels fill at most `layout.right` floats.
                     unsafe {
                         let to = packed_right.add(which * layout.right + whole / layout.width * layout.panel);
@@ -136,7 +185,8 @@ pub(super) unsafe fn run<S: Simd>(
                 for which in 0..spec.rights {
                     let packing = packs && row == 0;
                     let ahead = Ahead::new(job, which, &layout, (inner, column)).filter(|_| !packing);
-                    let source = right_block(job, which, (inner, depth), (column, columns));
+                    let first = part.column + column;
+                    let source = right_block(spec, &job.rights[which], (inner, depth), (first, columns));
                     // SAFETY: panels and sums of these rows and columns are inside of the scratch.
                     unsafe {
                         simd.enter(Tiles {
@@ -145,7 +195,7 @@ pub(super) unsafe fn run<S: Simd>(
                             panels: across,
                             panel: layout.panel,
                             left: (left.0.add(row * left.1), left.1),
-                            right: packed_right.add(which * layout.right),
+                            right: right.add(which * layout.right),
                             packs: if packing { whole / layout.width } else { 0 },
                             source: (source.base.cast(), source.strides.0),
                             ahead,
@@ -198,12 +248,16 @@ unsafe fn left_block<S: Simd>(
     (to, STRIDE)
 }
 
-/// A block of one B: inner indices and the part's columns, each as (first, number).
-fn right_block(job: &Job, which: usize, (inner, rows): (usize, usize), (column, columns): (usize, usize)) -> Source {
-    let strides = job.rights[which].strides;
-    let offset = inner * strides.0 + (job.part.column + column) * strides.1;
-    let base = job.rights[which].base.wrapping_add(offset * job.spec.right.bytes());
-    Source { base, dtype: job.spec.right, strides, rows, columns }
+/// A block of one B: inner indices and columns, each as (first, number).
+fn right_block(
+    spec: &Spec,
+    right: &Matrix,
+    (inner, rows): (usize, usize),
+    (column, columns): (usize, usize),
+) -> Source {
+    let offset = inner * right.strides.0 + column * right.strides.1;
+    let base = right.base.wrapping_add(offset * spec.right.bytes());
+    Source { base, dtype: spec.right, strides: right.strides, rows, columns }
 }
 
 /// Rows of the next block of B, to be asked for.
@@ -217,17 +271,18 @@ struct Ahead {
 }
 
 impl Ahead {
-    /// What follows the block at these first inner index and column; nothing if it is the part's last one, or if columns of B
-    /// are not contiguous.
+    /// What follows the block at these first inner index and column; nothing if it is the part's last one, if columns of B
+    /// are not contiguous, or if all of B is packed.
     fn new(job: &Job, which: usize, layout: &Layout, (inner, column): (usize, usize)) -> Option<Ahead> {
         let beside = column + layout.columns;
         let (inner, column) = if beside < job.part.columns { (inner, beside) } else { (inner + DEPTH, 0) };
-        if inner >= job.spec.k || job.spec.right_strides.1 != 1 {
+        if inner >= job.spec.k || job.spec.right_strides.1 != 1 || job.packed.is_some() {
             return None;
         }
         let rows = DEPTH.min(job.spec.k - inner);
         let columns = layout.columns.min(job.part.columns - column);
-        let block = right_block(job, which, (inner, rows), (column, columns));
+        let first = job.part.column + column;
+        let block = right_block(&job.spec, &job.rights[which], (inner, rows), (first, columns));
         let bytes = job.spec.right.bytes();
         Some(Ahead {
             base: block.base,

@@ -41,6 +41,10 @@ pub use store::Store;
 /// Rows of A, at most, for which B is streamed.
 pub const STREAMED_ROWS: usize = 8;
 
+/// Rows of a strip, at least and at most. B comes by once a strip: of 1024 x 768 x 768, strips of 64 rows took 2 % to 5 % longer with
+/// the attention before them than those of 256, whose sums stay within the L2 (Xeon, 2026-11-15).
+pub const STRIP_ROWS: (usize, usize) = (64, 256);
+
 /// Bytes of B that a part streams, about: 0.2 ms of a core's share of the memory.
 const STREAMED_BYTES: usize = 2 << 20;
 
@@ -164,7 +168,23 @@ pub struct Right<'a> {
     pub matrix: Matrix,
     /// What the sums of a column are multiplied with, by column of the product.
     pub scales: Option<&'a [f32]>,
+    /// All of its columns as [`Kernel::pack`] left them; none: each part packs what it needs.
+    pub packed: Option<Packed>,
 }
+
+/// A right operand that was packed once, for parts of all its columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Packed {
+    /// [`Kernel::packed`] floats, from a cache line on.
+    pub base: *mut f32,
+    /// Columns of the product.
+    pub columns: usize,
+}
+
+// SAFETY: an address is only a number until `Kernel::run` or `Kernel::pack` uses it, and their callers answer for that.
+unsafe impl Send for Packed {}
+// SAFETY: as above.
+unsafe impl Sync for Packed {}
 
 /// Finished sums: element `(r, c)` at `r * stride + c` is that of row `row + r` and column `column + c`.
 pub struct Block<'a> {
@@ -192,6 +212,11 @@ impl Scratch {
     /// At least `floats` of them.
     pub fn new(floats: usize) -> Scratch {
         Scratch(Lines::new(floats))
+    }
+
+    /// The first float, which starts a cache line.
+    pub fn pointer(&mut self) -> *mut f32 {
+        self.0.pointer()
     }
 }
 
@@ -291,16 +316,59 @@ impl Kernel {
         (rows.div_ceil(strips).next_multiple_of(32), wide)
     }
 
+    /// Rows and columns of parts for work that needs whole rows of the result: parts of all columns where rows are enough for
+    /// `threads` workers, so that sums stay with the one who made them.
+    pub fn strip(&self, columns: usize, threads: usize) -> (usize, usize) {
+        let rows = self.spec.rows.max(1);
+        if matches!(self.method.0, Way::Stream | Way::StreamBytes(_)) {
+            return self.part(columns, threads);
+        }
+        // Two strips a worker even out what workers lose.
+        let tall = rows.div_ceil(2 * threads.max(1)).clamp(STRIP_ROWS.0, STRIP_ROWS.1).next_multiple_of(32);
+        let across = threads.max(1).div_ceil(rows.div_ceil(tall));
+        let wide = if across == 1 { columns } else { columns.div_ceil(across).max(192) };
+        (tall, wide.next_multiple_of(32))
+    }
+
+    /// Floats of a B of so many columns, packed; none where a part reads B as it lies, or several B.
+    pub fn packed(&self, columns: usize) -> Option<usize> {
+        let pieces = self.pieces(columns);
+        (pieces > 0).then(|| pieces * self.isa.dispatch(Piece { kernel: self, columns }))
+    }
+
+    /// Pieces that a B of so many columns is packed in; 0 where it is not packed.
+    pub fn pieces(&self, columns: usize) -> usize {
+        match self.method.0 {
+            Way::Floats if self.spec.rights == 1 => floats::pieces(&self.spec, columns),
+            Way::Bf16(_) if self.spec.rights == 1 => tiles::pieces(&self.spec, columns),
+            _ => 0,
+        }
+    }
+
+    /// Packs one of the [`Kernel::pieces`] of B. Pieces are disjoint.
+    ///
+    /// # Panics
+    /// If there is no such piece, or the strides are not those of the spec.
+    ///
+    /// # Safety
+    /// B's columns can be read, at the strides given, and the piece's part of [`Kernel::packed`] floats be written.
+    pub unsafe fn pack(&self, right: Matrix, to: Packed, piece: usize) {
+        assert!(piece < self.pieces(to.columns), "piece {piece} of {}", self.pieces(to.columns));
+        assert_eq!(right.strides, self.spec.right_strides, "strides of B");
+        self.isa.dispatch(Pack { kernel: self, right, to, piece });
+    }
+
     /// Computes a part and hands every element of it to `finish` once, in blocks.
     ///
     /// # Panics
     /// If B operands or their strides are not those of the spec, the part has rows that the product has not, the scratch is
-    /// too small, or scales do not reach the part's end.
+    /// too small, scales do not reach the part's end, or B is packed and the part has not all of its columns.
     ///
     /// # Safety
     /// - Elements of the part's rows of A (if it lies) and of the part's columns of every B can be read, at the strides
     ///   given.
     /// - `finish` and the filling of A do not write to them.
+    /// - Where B is packed, all of its pieces were, by a kernel of the same spec and method, and nobody writes to them.
     pub unsafe fn run(
         &self,
         left: Left<'_>,
@@ -317,12 +385,16 @@ impl Kernel {
         let reaches = |scales: Option<&[f32]>, end: usize| scales.is_none_or(|scales| scales.len() >= end);
         assert!(reaches(left.scales, part.row + part.rows), "scales of rows");
         assert!(rights.iter().all(|right| reaches(right.scales, part.column + part.columns)), "scales of columns");
+        let packed = rights[0].packed;
+        let whole =
+            |packed: Packed| part.column == 0 && part.columns == packed.columns && self.pieces(part.columns) > 0;
+        assert!(packed.is_none_or(whole), "packed columns of a part {part:?}");
         if part.rows == 0 || part.columns == 0 {
             return;
         }
         let scales = Scales { rows: left.scales, columns: [rights[0].scales, rights.last().and_then(|r| r.scales)] };
         let matrices = [rights[0].matrix, rights[rights.len() - 1].matrix];
-        let job = Job { spec: self.spec, part, rights: matrices, scales };
+        let job = Job { spec: self.spec, part, rights: matrices, packed, scales };
         self.isa.dispatch(Run { method: self.method, job, values: left.values, scratch: scratch.0.pointer(), finish });
     }
 }
@@ -339,6 +411,7 @@ struct Job<'a> {
     part: Part,
     /// The first `spec.rights` count.
     rights: [Matrix; 2],
+    packed: Option<Packed>,
     scales: Scales<'a>,
 }
 
@@ -366,6 +439,45 @@ impl Task for Size<'_> {
             Way::Bf16(_) | Way::Bytes(_) | Way::PlainBytes => tiles::scratch(spec, rows, columns),
             #[cfg(target_arch = "x86_64")]
             Way::BytesOfVectors(_) => tiles::scratch(spec, rows, columns),
+        }
+    }
+}
+
+/// Floats of a piece of a packed B.
+struct Piece<'a> {
+    kernel: &'a Kernel,
+    columns: usize,
+}
+
+impl Task for Piece<'_> {
+    type Output = usize;
+
+    fn with<S: Simd>(self, _: S) -> usize {
+        match self.kernel.method.0 {
+            Way::Bf16(_) => tiles::piece_floats(&self.kernel.spec, self.columns),
+            _ => floats::piece_floats::<S>(&self.kernel.spec, self.columns),
+        }
+    }
+}
+
+struct Pack<'a> {
+    kernel: &'a Kernel,
+    right: Matrix,
+    to: Packed,
+    piece: usize,
+}
+
+impl Task for Pack<'_> {
+    type Output = ();
+
+    fn with<S: Simd>(self, simd: S) {
+        let Pack { kernel, right, to, piece } = self;
+        // SAFETY: `Kernel::pack` found that there is such a piece, and passes on the caller's promise.
+        unsafe {
+            match kernel.method.0 {
+                Way::Bf16(amx) => tiles::pack_piece(simd, tiles::Bf16(amx), &kernel.spec, right, to, piece),
+                _ => floats::pack_piece(simd, &kernel.spec, right, to, piece),
+            }
         }
     }
 }

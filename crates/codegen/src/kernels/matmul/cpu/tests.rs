@@ -102,6 +102,8 @@ struct Case {
     rights: Vec<Stored>,
     row_scales: Option<Vec<f32>>,
     column_scales: Option<Vec<f32>>,
+    /// Whether B is packed once for all parts, where the method does so.
+    packs: bool,
 }
 
 impl Case {
@@ -113,7 +115,7 @@ impl Case {
         let scales = |count: usize, numbers: &mut Numbers| (0..count).map(|_| 0.01 + numbers.next().abs()).collect();
         let row_scales = (left == Dtype::I8).then(|| scales(rows, &mut numbers));
         let column_scales = (right == Dtype::I8).then(|| scales(columns, &mut numbers));
-        Case { spec, columns, left: a, rights: vec![b], row_scales, column_scales }
+        Case { spec, columns, left: a, rights: vec![b], row_scales, column_scales, packs: false }
     }
 
     fn with_second(mut self) -> Case {
@@ -138,6 +140,15 @@ impl Case {
 
     fn run(&self, kernel: Kernel, isa: Isa, parts: &[Part], filled: bool) -> Vec<Vec<f32>> {
         let mut results = vec![vec![f32::NAN; self.spec.rows * self.columns]; self.rights.len()];
+        let mut memory = kernel.packed(self.columns).filter(|_| self.packs).map(Scratch::new);
+        let packed = memory.as_mut().map(|memory| {
+            memory.0.fill(f32::NAN);
+            let packed = Packed { base: memory.pointer(), columns: self.columns };
+            // SAFETY: the operand has all columns and inner indices, and there is room for every piece.
+            let pack = |piece| unsafe { kernel.pack(self.rights[0].matrix(), packed, piece) };
+            (0..kernel.pieces(self.columns)).rev().for_each(pack);
+            packed
+        });
         for &part in parts {
             let mut scratch = Scratch::new(kernel.scratch(part.rows, part.columns));
             scratch.0.fill(f32::NAN);
@@ -151,7 +162,8 @@ impl Case {
             };
             let values = if filled { Values::Fill(&mut fill) } else { Values::Lie(self.left.matrix()) };
             let left = Left { values, scales: self.row_scales.as_deref() };
-            let right = |stored: &Stored| Right { matrix: stored.matrix(), scales: self.column_scales.as_deref() };
+            let scales = self.column_scales.as_deref();
+            let right = |stored: &Stored| Right { matrix: stored.matrix(), scales, packed };
             let rights: Vec<Right> = self.rights.iter().map(right).collect();
             let strides = (self.columns, 1);
             let store = Store { base: results[0].as_mut_ptr().cast(), dtype: Dtype::F32, strides };
@@ -305,6 +317,49 @@ fn parts_do_not_change_a_bit() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_packed_operand_does_not_change_a_bit() {
+    for size in [(61, 900, 301), (40, 1600, 90), (9, 31, 500), (70, 768, 384), (10, 0, 5)] {
+        for dtypes in [(Dtype::F32, Dtype::F32), (Dtype::F16, Dtype::F16), (Dtype::Bf16, Dtype::Bf16)] {
+            for lie in LIES {
+                let mut case = Case::new(size, dtypes, (Lie::Rows, lie));
+                let part = |row, rows| Part { row, rows, ..case.whole() };
+                let parts = [part(0, 7), part(7, size.0 - 7)];
+                for isa in Isa::available() {
+                    for method in Kernel::methods(isa, case.spec) {
+                        let kernel = Kernel::with(isa, case.spec, method);
+                        assert_eq!(kernel.packed(size.2).is_some(), method.0 != Way::Stream && size.1 > 0);
+                        case.packs = false;
+                        let whole = case.run(kernel, isa, &[case.whole()], false);
+                        case.packs = true;
+                        let packed = case.run(kernel, isa, &parts, false);
+                        let bits = |x: &Vec<Vec<f32>>| x[0].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                        assert_eq!(bits(&whole), bits(&packed), "{} {} {size:?} {lie:?}", isa.name(), method.name());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Strips cover all rows and columns, are no fewer than workers where columns allow it, and share columns only where rows are few.
+#[test]
+fn strips_are_enough_for_all_workers() {
+    for rows in [1, 8, 9, 64, 100, 1000, 5000] {
+        for threads in [1, 2, 7, 64] {
+            let spec = Spec { rows, k: 768, left: Dtype::F32, right: Dtype::F32, right_strides: (768, 1), rights: 1 };
+            let kernel = Kernel::new(Isa::detect(), spec);
+            let (tall, wide) = kernel.strip(768, threads);
+            let (down, across) = (rows.div_ceil(tall), 768usize.div_ceil(wide));
+            assert!(
+                across == 1 || down < threads || rows <= STREAMED_ROWS,
+                "{rows} rows, {threads} threads: {tall} by {wide}"
+            );
+            assert!(down * across >= threads.min(4), "{rows} rows, {threads} threads: {tall} by {wide}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use super::pack::{LeftBlock, left};
 use super::store::{Sums, finish_block};
 use super::words::{Words, pack_right};
-use super::{Block, Job, Matrix, Spec, Values};
+use super::{Block, Job, Matrix, Packed, Spec, Values};
 use crate::cpu::simd::amx::{Amx, Form, Tiles};
 use crate::cpu::simd::format::{BrainFloat, Format, SignedByte};
 use crate::cpu::simd::lanes::{Kernel, Simd};
@@ -103,6 +103,58 @@ pub(super) fn scratch(spec: &Spec, rows: usize, columns: usize) -> usize {
     SIDE * STAGE_STRIDE + layout.left + spec.rights * (layout.right + layout.sums)
 }
 
+/// Blocks of inner indices and columns of a packed B.
+pub(super) fn pieces(spec: &Spec, columns: usize) -> usize {
+    (spec.k * spec.right.bytes()).div_ceil(STEPS * STEP) * columns.div_ceil(COLUMNS)
+}
+
+/// Floats of each.
+pub(super) fn piece_floats(spec: &Spec, columns: usize) -> usize {
+    Layout::new(spec, 0, columns).right
+}
+
+/// # Safety
+/// The promise of [`super::Kernel::pack`], which has such a piece, of the machine's element.
+pub(super) unsafe fn pack_piece<S: Simd, M: Machine>(
+    simd: S,
+    machine: M,
+    spec: &Spec,
+    right: Matrix,
+    to: Packed,
+    piece: usize,
+) {
+    let (across, deepest) = (to.columns.div_ceil(COLUMNS), STEPS * STEP / M::Element::BYTES);
+    let (inner, column) = (piece / across * deepest, piece % across * COLUMNS);
+    let (depth, columns) = (deepest.min(spec.k - inner), COLUMNS.min(to.columns - column));
+    // SAFETY: the block is inside of B, and each piece has room for its panels.
+    unsafe {
+        let place = to.base.add(piece * piece_floats(spec, to.columns)).cast();
+        pack_block(simd, machine, &right, (inner, depth), (column, columns), place);
+    }
+}
+
+/// Packs a block of B: inner indices and columns, given as (first, number).
+///
+/// # Safety
+/// The block can be read, and a panel for each 32 columns be written.
+unsafe fn pack_block<S: Simd, M: Machine>(
+    simd: S,
+    machine: M,
+    right: &Matrix,
+    (inner, depth): (usize, usize),
+    (column, columns): (usize, usize),
+    to: *mut u8,
+) {
+    let offset = inner * right.strides.0 + column * right.strides.1;
+    let steps = (depth * M::Element::BYTES).div_ceil(STEP);
+    let from = Matrix { base: right.base.wrapping_add(offset * M::Element::BYTES), ..*right };
+    // SAFETY: the caller's promise.
+    unsafe {
+        pack_right(simd, Words { from, depth, columns, element: M::Element::BYTES, steps, to });
+        (0..columns.div_ceil(SIDE)).for_each(|panel| machine.prepare(to.add(panel * RIGHT_PANEL), steps));
+    }
+}
+
 /// # Safety
 /// The promise of [`super::Kernel::run`]; `memory` has the floats that [`scratch`] asks for and starts a cache line, the
 /// part is not empty, both operands have the machine's element.
@@ -141,14 +193,22 @@ pub(super) unsafe fn run<S: Simd, M: Machine>(
         for column in (0..part.columns).step_by(layout.columns) {
             let columns = layout.columns.min(part.columns - column);
             let panels = columns.div_ceil(SIDE);
-            for (which, matrix) in job.rights[..spec.rights].iter().enumerate() {
-                let offset = inner * matrix.strides.0 + (part.column + column) * matrix.strides.1;
-                // SAFETY: the block is inside of B, and there is room for its panels.
-                unsafe {
-                    let to = packed_right.add(which * layout.right * 4);
-                    let from = Matrix { base: matrix.base.wrapping_add(offset * M::Element::BYTES), ..*matrix };
-                    pack_right(simd, Words { from, depth, columns, element: M::Element::BYTES, steps, to });
-                    (0..panels).for_each(|panel| machine.prepare(to.add(panel * RIGHT_PANEL), steps));
+            let mut all_rights = packed_right.cast_const();
+            match job.packed {
+                // SAFETY: the pieces of earlier blocks lie before this one.
+                Some(Packed { base, .. }) => unsafe {
+                    let across = part.columns.div_ceil(layout.columns);
+                    all_rights = base.add((block * across + column / layout.columns) * layout.right).cast();
+                },
+                None => {
+                    for (which, matrix) in job.rights[..spec.rights].iter().enumerate() {
+                        // SAFETY: the block is inside of B, and there is room for its panels.
+                        unsafe {
+                            let to = packed_right.add(which * layout.right * 4);
+                            let first = part.column + column;
+                            pack_block(simd, machine, matrix, (inner, depth), (first, columns), to);
+                        }
+                    }
                 }
             }
             for row in (0..part.rows).step_by(SIDE) {
@@ -161,13 +221,13 @@ pub(super) unsafe fn run<S: Simd, M: Machine>(
                         for panel in 0..panels {
                             // SAFETY: both panels are packed, and their sums are inside of the scratch.
                             unsafe {
-                                let right = packed_right.add(right + panel * RIGHT_PANEL);
+                                let right = all_rights.add(right + panel * RIGHT_PANEL);
                                 let pair = PanelPair {
                                     left: packed_left.add(row * STEPS * STEP + step * STEP_PANEL),
                                     right: right.add(step * STEP_PANEL),
                                     steps: NEAR.min(steps - step),
                                     rows,
-                                    notes: (step == 0).then_some(right.add(RIGHT_PANEL - NOTES).cast_const()),
+                                    notes: (step == 0).then_some(right.add(RIGHT_PANEL - NOTES)),
                                 };
                                 let sums = sums.add(which * layout.sums + offset + panel * SIDE);
                                 M::multiply(&session, pair, sums, layout.sums_stride, block == 0 && step == 0);

@@ -1,0 +1,87 @@
+//! Attention and the projection of its result: a product with a weight, and row work on the sums, as bias, residual and norm.
+//!
+//! Attention and its result are those of [`super`], the product and what follows it those of [`crate::product`], but that the work may
+//! need whole rows. The result of attention lies in memory of the kernel, in the dtype of attention. A fused plan gives the bits of an
+//! unfused one.
+
+use deuteron_graph::{Dtype, NodeId, Op};
+use deuteron_plan::{Draft, Space, node_space};
+
+use super::rows::is_row_work;
+use super::{AttentionKernel, AttentionOperand, Followed, FoundAttention, arguments, find, followed};
+use crate::lower::lower_matmul_shape;
+use crate::product::{Parts, Product, lower_product};
+use crate::source::{Geometry, Kernel, Launch, Lowered};
+
+/// Attention, and the product of its result and a weight.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionBlock<T> {
+    /// attention, its result the first operand of the product
+    pub attention: AttentionKernel,
+    /// the product, without a head, and what follows it
+    pub product: Product<T>,
+}
+
+impl<T> AttentionBlock<T> {
+    /// The same with another kind of tail.
+    pub fn map<U>(self, make: impl FnMut(T) -> U) -> AttentionBlock<U> {
+        AttentionBlock { attention: self.attention, product: self.product.map(make) }
+    }
+
+    /// How many arguments are attention's: all but its result.
+    pub fn operands(&self) -> usize {
+        self.attention.operands().len() - 1
+    }
+}
+
+/// Attention found in a group, and the product that follows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FoundBlock {
+    /// attention; its result is no buffer
+    pub attention: FoundAttention,
+    /// one product, and the row work on its sums
+    pub parts: Parts,
+}
+
+/// Sees a group as attention, a product of its result and a weight, and row work on that, or `None`.
+pub fn recognise(draft: &Draft) -> Option<FoundBlock> {
+    let followed = followed(draft)?;
+    let (graph, Followed { call, result, rest }) = (draft.graph, &followed);
+    let is_product = |id: &NodeId| matches!(graph.node(*id).op, Op::Matmul { .. });
+    let (products, tail): (Vec<NodeId>, Vec<NodeId>) = rest.iter().partition(|id| is_product(id));
+    let &[product] = products.as_slice() else { return None };
+    let attention = find(draft, call, *result)?;
+    let (shape, [a, b]) = lower_matmul_shape(graph, draft.placement, product);
+    let of_floats = [a.dtype, b.dtype].iter().all(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16));
+    let is_weight = draft.nodes.binary_search(&b.base).is_err() && shape.batch.is_empty();
+    if a.base != *result || a.offset != 0 || !of_floats || !is_weight {
+        return None;
+    }
+    let space = Space { rows: shape.m, cols: shape.n };
+    let in_space = |&id: &NodeId| node_space(graph, id).join(space) == Some(space);
+    // One column would be a number a row, worked on by other instructions than a row.
+    let follows = tail.is_empty()
+        || shape.n > 1
+            && !draft.outputs.contains(&product)
+            && tail.iter().all(in_space)
+            && is_row_work(draft, &tail, product, space, &|id| followed.inside(id));
+    let parts = Parts { products, head: Vec::new(), tail, picked: None };
+    follows.then_some(FoundBlock { attention, parts })
+}
+
+/// Lowers a group that [`recognise`] takes.
+pub(crate) fn lower(draft: &Draft, found: FoundBlock) -> Lowered {
+    let FoundBlock { attention, parts } = found;
+    let Lowered { kernel: Kernel::Product(product), launch } = lower_product(draft, &parts) else {
+        unreachable!("a product was asked for")
+    };
+    let Geometry::Product { shape, axes, .. } = launch.geometry else { unreachable!("a product has its sizes") };
+    let mut args = arguments(draft, &attention);
+    debug_assert_eq!(attention.kernel.operands().last(), Some(&AttentionOperand::O));
+    args.pop();
+    // The first operand of the product is the result of attention.
+    args.extend(launch.args.into_iter().skip(1));
+    let kernel = AttentionBlock { attention: attention.kernel, product };
+    let geometry = Geometry::AttentionBlock { attention: attention.shape, product: shape, axes };
+    Lowered { kernel: Kernel::AttentionBlock(kernel), launch: Launch { args, geometry } }
+}
