@@ -24,8 +24,8 @@ pub enum Weights {
     /// holds keys and values as `bf16`: what a step reads of it, beside its weights, is half as much.
     ///
     /// Against `f32`, on the four small random models of the tests, whose weights are far from trained ones: logits are off by less
-    /// than 10 % of their spread (largest less smallest), and perplexity by less than 2 %. With the sizes of GPT-2 and seeded
-    /// weights logits are off by 2 % of their spread.
+    /// than [`Weights::INT8_LOGIT_ERROR`] of their spread, and perplexity by less than [`Weights::INT8_PERPLEXITY_ERROR`]. With
+    /// the sizes of GPT-2 and seeded weights logits are off by 2 % of their spread.
     Int8,
 }
 
@@ -35,6 +35,12 @@ pub enum Weights {
 pub struct UnknownWeights(pub String);
 
 impl Weights {
+    /// How far a logit of [`Weights::Int8`] may be from that of [`Weights::F32`], as a share of the spread (largest less smallest)
+    /// of its row's logits.
+    pub const INT8_LOGIT_ERROR: f64 = 0.1;
+    /// How much perplexity of [`Weights::Int8`] may be above or below that of [`Weights::F32`], as a share of it.
+    pub const INT8_PERPLEXITY_ERROR: f64 = 0.02;
+
     /// All kinds.
     pub const ALL: [Weights; 4] = [Weights::F32, Weights::F16, Weights::Bf16, Weights::Int8];
 
