@@ -111,7 +111,7 @@ fn attention(kernel: &AttentionKernel, shape: &AttentionShape, operand: Attentio
         AttentionOperand::K => ([batch, key_heads, keys], shape.k, kernel.width),
         AttentionOperand::V => ([batch, key_heads, keys], shape.v, kernel.width),
         AttentionOperand::Mask => ([batch, heads, queries], shape.mask, keys),
-        AttentionOperand::O => ([batch, heads, queries], shape.o, kernel.width),
+        AttentionOperand::O => ([batch, heads, queries], shape.o, kernel.result_row(shape)),
         AttentionOperand::Positions => return batch,
         AttentionOperand::Seed => return 1,
     };

@@ -24,7 +24,8 @@ impl Catalog for CpuCatalog {
             Form::Routed { epilogue } => epilogue != Reach::Rows,
             Form::Attention(form) => !form.projection,
             Form::AttentionBackward => true,
-            Form::Opaque => false,
+            // Probabilities are a product and row work: the row is still in cache when it is softened.
+            Form::AttentionScores | Form::Opaque => false,
         }
     }
 
