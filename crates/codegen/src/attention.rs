@@ -3,7 +3,8 @@
 //! `o = dropout(softmax(scale q k^T + mask)) v`, which [`kernels::attention`](crate::kernels::attention) computes without a
 //! scores matrix. A group is taken if it is the nodes of one attention call, and after them at most the copy that writes the
 //! result in the order its reader wants. Scores and probabilities stay in `f32` and inside: a group that hands them out is
-//! not taken. Row work on the result is for [`rows`], its projection for [`block`], gradients for [`backward`].
+//! not taken, unless probabilities are all that the call is for. Row work on the result is for [`rows`], its projection for
+//! [`block`], gradients for [`backward`].
 
 pub mod backward;
 pub mod block;
@@ -35,6 +36,17 @@ pub struct AttentionKernel {
     pub mask: AttentionMask,
     /// dropout of the probabilities
     pub dropout: Option<DropoutRule>,
+    /// what is stored
+    pub result: AttentionResult,
+}
+
+/// What attention stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionResult {
+    /// probabilities times values: a row of the width for each query
+    Values,
+    /// the probabilities alone: a row of all keys for each query; there are no values and no dropout
+    Probabilities,
 }
 
 /// What attention leaves out.
@@ -82,6 +94,13 @@ impl AttentionKernel {
     /// Its arguments, in order.
     pub fn operands(&self) -> &'static [AttentionOperand] {
         use AttentionOperand::{K, Mask, O, Positions, Q, Seed, V};
+        if self.result == AttentionResult::Probabilities {
+            return match self.mask {
+                AttentionMask::Full | AttentionMask::Causal => &[Q, K, O],
+                AttentionMask::Additive(_) => &[Q, K, Mask, O],
+                AttentionMask::Cached => &[Q, K, Positions, O],
+            };
+        }
         match (self.mask, self.dropout) {
             (AttentionMask::Full | AttentionMask::Causal, None) => &[Q, K, V, O],
             (AttentionMask::Full | AttentionMask::Causal, Some(_)) => &[Q, K, V, Seed, O],
@@ -99,6 +118,14 @@ impl AttentionKernel {
             (AttentionOperand::Mask, AttentionMask::Additive(dtype)) => dtype,
             (AttentionOperand::K | AttentionOperand::V, _) => self.kv,
             (_, _) => self.dtype,
+        }
+    }
+
+    /// Elements of a row of the result.
+    pub fn result_row(&self, shape: &AttentionShape) -> usize {
+        match self.result {
+            AttentionResult::Values => self.width,
+            AttentionResult::Probabilities => shape.keys,
         }
     }
 
@@ -133,9 +160,11 @@ impl AttentionKernel {
         let dropout = self.dropout.map_or(String::new(), |rule| format!(", dropout {}", rule.probability));
         let (dtype, width) = (self.dtype, self.width);
         let keys = if self.kv == dtype { String::new() } else { format!(", {} keys and values", self.kv) };
-        format!(
-            "{mask}attention by online softmax, heads of {width}{group}{dropout}, {dtype} in and out{keys}, f32 sums"
-        )
+        let what = match self.result {
+            AttentionResult::Values => "attention by online softmax",
+            AttentionResult::Probabilities => "probabilities of attention",
+        };
+        format!("{mask}{what}, heads of {width}{group}{dropout}, {dtype} in and out{keys}, f32 sums")
     }
 }
 
@@ -180,7 +209,7 @@ pub struct FoundAttention {
     pub kernel: AttentionKernel,
     /// the run-time half
     pub shape: AttentionShape,
-    /// queries, keys and values
+    /// queries, keys and values; keys once more where only probabilities are wanted
     pub operands: [NodeId; 3],
     /// what is added to the scores
     pub mask: Option<NodeId>,
@@ -243,12 +272,18 @@ fn followed<'a>(draft: &Draft<'a>) -> Option<Followed<'a>> {
 /// The attention of a call whose nodes are all in the group, given as `result`: its output, or a copy of that.
 fn find(draft: &Draft, call: &Call, result: NodeId) -> Option<FoundAttention> {
     let (graph, placement) = (draft.graph, draft.placement);
-    let Callee::Composite(Composite::Attention { mask: kind, scale, p, offset }) = call.callee else { return None };
-    let (&[output], [q, k, v, rest @ ..]) = (call.outputs.as_slice(), call.inputs.as_slice()) else { return None };
-    let mut rest = rest.iter().copied();
-    let mask = if kind == Mask::Additive { Some(rest.next()?) } else { None };
-    let positions = if kind == Mask::Cached { Some(rest.next()?) } else { None };
-    let seed = if p > 0.0 { Some(rest.next()?) } else { None };
+    let asked = Asked::of(&call.callee)?;
+    let &[output] = call.outputs.as_slice() else { return None };
+    let mut rest = call.inputs.iter().copied();
+    let (q, k) = (rest.next()?, rest.next()?);
+    let v = match asked.wanted {
+        AttentionResult::Values => rest.next()?,
+        AttentionResult::Probabilities if result == output => k,
+        AttentionResult::Probabilities => return None,
+    };
+    let mask = if asked.kind == Mask::Additive { Some(rest.next()?) } else { None };
+    let positions = if asked.kind == Mask::Cached { Some(rest.next()?) } else { None };
+    let seed = if asked.p > 0.0 { Some(rest.next()?) } else { None };
 
     let whole = (call.start..call.end)
         .filter_map(|index| graph.id(index))
@@ -257,24 +292,45 @@ fn find(draft: &Draft, call: &Call, result: NodeId) -> Option<FoundAttention> {
         return None;
     }
 
-    let (own, operands) = (&graph.node(output).shape, [*q, *k, *v]);
+    let (own, operands) = (&graph.node(output).shape, [q, k, v]);
     let written = if result == output { Layout::contiguous(own) } else { reordered(draft, output, result)? };
-    let rule = Rule { operands, mask, positions, seed, kind, scale, p, offset };
+    let rule = Rule { asked, operands, mask, positions, seed };
     let (kernel, shape) = fit(draft, &rule, written, Sharing::Groups)?;
     Some(FoundAttention { kernel, shape, operands, mask, positions, seed, result })
 }
 
-/// What an attention call computes, of which values.
+/// What an attention call computes.
 #[derive(Debug, Clone, Copy)]
-struct Rule {
-    operands: [NodeId; 3],
-    mask: Option<NodeId>,
-    positions: Option<NodeId>,
-    seed: Option<NodeId>,
+struct Asked {
     kind: Mask,
     scale: f64,
     p: f64,
     offset: u32,
+    wanted: AttentionResult,
+}
+
+impl Asked {
+    fn of(callee: &Callee) -> Option<Asked> {
+        match *callee {
+            Callee::Composite(Composite::Attention { mask: kind, scale, p, offset }) => {
+                Some(Asked { kind, scale, p, offset, wanted: AttentionResult::Values })
+            }
+            Callee::Composite(Composite::AttentionScores { mask: kind, scale }) => {
+                Some(Asked { kind, scale, p: 0.0, offset: 0, wanted: AttentionResult::Probabilities })
+            }
+            Callee::Composite(_) | Callee::Primitive | Callee::Block(_) => None,
+        }
+    }
+}
+
+/// The same, of which values.
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    asked: Asked,
+    operands: [NodeId; 3],
+    mask: Option<NodeId>,
+    positions: Option<NodeId>,
+    seed: Option<NodeId>,
 }
 
 /// What becomes of heads that share keys and values.
@@ -289,7 +345,7 @@ enum Sharing {
 /// The kernel of a rule whose result lies as given, if its operands lie so that there is one.
 fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(AttentionKernel, AttentionShape)> {
     let (graph, placement) = (draft.graph, draft.placement);
-    let &Rule { operands: [q, k, v], mask, positions, seed, kind, scale, p, offset } = rule;
+    let &Rule { asked: Asked { kind, scale, p, offset, wanted }, operands: [q, k, v], mask, positions, seed } = rule;
     let [dtype, kv] = [q, k].map(|value| graph.node(value).dtype);
     let (shape, key_shape) = (&graph.node(q).shape, &graph.node(k).shape);
     let leading = shape.rank().checked_sub(2)?;
@@ -347,6 +403,7 @@ fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(
             (Mask::Full | Mask::Additive, _) => AttentionMask::Full,
         },
         dropout: seed.map(|_| DropoutRule { probability: p, offset }),
+        result: wanted,
     };
     let shape = AttentionShape {
         batch: split.batch.size,

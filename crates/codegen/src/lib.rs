@@ -19,7 +19,9 @@ pub mod source;
 
 pub use attention::block::AttentionBlock;
 pub use attention::rows::AttentionRows;
-pub use attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand, HeadStrides};
+pub use attention::{
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, BackwardOperand, HeadStrides,
+};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use epilogue::{Epilogue, Operand};
 pub use lower::lower;

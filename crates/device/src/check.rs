@@ -4,8 +4,8 @@
 use deuteron_codegen::cpu::program::Program;
 use deuteron_codegen::cpu::simd::MAX_LEADING;
 use deuteron_codegen::{
-    Access, ArgSpec, AttentionKernel, AttentionOperand, AttentionShape, BackwardOperand, Body, Geometry, MatmulKernel,
-    MatmulShape, Operand, Product, Role, RowArguments, Source, Stage,
+    Access, ArgSpec, AttentionKernel, AttentionOperand, AttentionResult, AttentionShape, BackwardOperand, Body,
+    Geometry, MatmulKernel, MatmulShape, Operand, Product, Role, RowArguments, Source, Stage,
 };
 use deuteron_graph::Dtype;
 
@@ -252,7 +252,12 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
         | (Form::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => {
             let shared = matches!(form, Form::AttentionBackward(_)) && kernel.group != 1;
             let mixed = matches!(form, Form::AttentionBackward(_)) && kernel.kv != kernel.dtype;
+            let stores = kernel.result == AttentionResult::Probabilities;
             match kernel.sized(shape, 0).refusal() {
+                None if stores && matches!(form, Form::AttentionBackward(_)) => {
+                    Err((0, "probabilities have no values"))
+                }
+                None if stores && kernel.dropout.is_some() => Err((0, "probabilities that are stored are not dropped")),
                 None if mixed => Err((0, "a gradient's keys and values are stored as its queries")),
                 None if shared => Err((0, "gradients of keys are those of one head each")),
                 None => Ok(()),
@@ -262,6 +267,9 @@ fn check_launch(step: &Step, form: &Form) -> Result<(), (usize, &'static str)> {
         (Form::AttentionRow(kernel, rows, sums), Geometry::AttentionRows { shape, axes }) => {
             if let Some(problem) = kernel.sized(shape, 0).refusal() {
                 return Err((0, problem));
+            }
+            if kernel.result == AttentionResult::Probabilities {
+                return Err((0, "probabilities have no values"));
             }
             let simple = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
             let known = rows.args.get(*sums).is_some_and(|spec| spec.dtype == kernel.dtype && !spec.written);

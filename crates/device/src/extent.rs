@@ -119,7 +119,7 @@ pub(crate) fn attention(kernel: &AttentionKernel, shape: &AttentionShape, operan
         AttentionOperand::K => ([batch, key_heads, keys], shape.k, kernel.width),
         AttentionOperand::V => ([batch, key_heads, keys], shape.v, kernel.width),
         AttentionOperand::Mask => ([batch, heads, queries], shape.mask, keys),
-        AttentionOperand::O => ([batch, heads, queries], shape.o, kernel.width),
+        AttentionOperand::O => ([batch, heads, queries], shape.o, kernel.result_row(shape)),
         AttentionOperand::Positions => return batch,
         AttentionOperand::Seed => return 1,
     };

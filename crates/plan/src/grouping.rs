@@ -11,7 +11,7 @@ use deuteron_graph::{Graph, NodeId, Op, first_backward};
 use crate::between::Between;
 use crate::catalog::{Catalog, Draft};
 use crate::layout::Placement;
-use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention};
+use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention, stores_scores};
 use crate::plan::{Strategy, Target};
 use crate::reason::Reason;
 
@@ -143,11 +143,11 @@ impl<'a> Grouping<'a> {
         }
     }
 
-    /// Attention by online softmax is one kernel wherever it is offered: its half-steps are not legal, so no merging of
-    /// pairs would find it.
+    /// Attention by online softmax is one kernel wherever it is offered, and so are its probabilities: the half-steps are not
+    /// legal or not offered, so no merging of pairs would find it.
     fn merge_attention(&mut self) {
         let graph = self.rules.graph;
-        for call in graph.calls().iter().filter(|call| is_attention(call)) {
+        for call in graph.calls().iter().filter(|call| is_attention(call) || stores_scores(call)) {
             let nodes: Vec<NodeId> = (call.start..call.end).filter_map(|index| graph.id(index)).collect();
             let nodes: Vec<NodeId> = nodes.into_iter().filter(|id| self.group_of[id.index()].is_some()).collect();
             let nodes = self.with_recomputed_scores(nodes);

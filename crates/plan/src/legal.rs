@@ -89,7 +89,9 @@ pub enum Form {
     },
     /// attention by online softmax
     Attention(AttentionForm),
-    /// its gradient
+    /// probabilities of attention, stored
+    AttentionScores,
+    /// the gradient of attention
     AttentionBackward,
     /// rows added into a table
     ScatterAdd,
@@ -107,7 +109,7 @@ impl Form {
         match self {
             Form::Row => GroupKind::Row,
             Form::Matmul(_) | Form::Routed { .. } => GroupKind::Matmul,
-            Form::Attention(_) | Form::AttentionBackward => GroupKind::Attention,
+            Form::Attention(_) | Form::AttentionScores | Form::AttentionBackward => GroupKind::Attention,
             Form::ScatterAdd => GroupKind::ScatterAdd,
             Form::Append => GroupKind::Append,
             Form::Copy => GroupKind::Copy,
@@ -142,6 +144,7 @@ impl Form {
             Form::Attention(AttentionForm { epilogue: Reach::None, .. }) => "attention",
             Form::Attention(AttentionForm { epilogue: Reach::Pointwise, .. }) => "attention with residual",
             Form::Attention(AttentionForm { epilogue: Reach::Rows, .. }) => "attention with residual and norm",
+            Form::AttentionScores => "attention scores",
             Form::AttentionBackward => "attention backward",
             Form::ScatterAdd => "scatter_add",
             Form::Append => "append",
@@ -379,6 +382,9 @@ impl Rules<'_> {
         if let Some(core) = self.attention_core(&products) {
             return self.form_of_attention(nodes, kinds, leaves, core);
         }
+        if self.is_whole_scores_call(nodes) {
+            return Ok(Form::AttentionScores);
+        }
         let other = kinds.iter().copied().find(|kind| !matches!(kind, GroupKind::Matmul | GroupKind::Row));
         if let Some(consumer) = other {
             return Err(Reason::OtherKernel { producer: GroupKind::Matmul, consumer });
@@ -558,6 +564,14 @@ impl Rules<'_> {
             .find(|&call| is_attention(&self.graph.calls()[call]))
     }
 
+    /// Whether nodes are those of one call that stores its probabilities, all of them and no others. Parts of such a call are a
+    /// product and row work like any other.
+    fn is_whole_scores_call(&self, nodes: &[NodeId]) -> bool {
+        let call = &self.graph.calls()[self.graph.node(nodes[0]).call.index()];
+        let made = (call.start..call.end).filter_map(|index| self.graph.id(index));
+        stores_scores(call) && made.filter(|&id| self.placement.needs_kernel(self.graph, id)).eq(nodes.iter().copied())
+    }
+
     /// Attention needs its whole call; what follows it may be its output in another order, a projection, and row work.
     fn form_of_attention(
         &self,
@@ -699,6 +713,11 @@ impl Rules<'_> {
 
 /// The block in which scores are computed again for a gradient.
 pub(crate) const RECOMPUTED_ATTENTION: &str = "recompute(attention)";
+
+/// Whether a call is made of scores that are stored as probabilities.
+pub(crate) fn stores_scores(call: &Call) -> bool {
+    matches!(call.callee, Callee::Composite(Composite::AttentionScores { .. }))
+}
 
 /// Whether a call is attention, or its gradient.
 pub(crate) fn is_attention(call: &Call) -> bool {

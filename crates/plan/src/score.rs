@@ -129,7 +129,7 @@ fn maintainability(form: Form) -> f64 {
     match form {
         Form::Row => 0.7,
         Form::Matmul(_) | Form::Routed { .. } => 0.6,
-        Form::Attention(_) | Form::AttentionBackward => 0.4,
+        Form::Attention(_) | Form::AttentionScores | Form::AttentionBackward => 0.4,
         Form::Copy | Form::ScatterAdd | Form::Append | Form::Opaque => 1.0,
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use deuteron_graph::{BinaryOp, Composite, Dtype, Graph, Mask, NodeId, Op, differentiate};
 use deuteron_plan::Draft;
 
-use super::{AttentionKernel, AttentionOperand, AttentionShape, Rule, Sharing, fit, read};
+use super::{Asked, AttentionKernel, AttentionOperand, AttentionResult, AttentionShape, Rule, Sharing, fit, read};
 use crate::lower::whole;
 use crate::source::{Geometry, Kernel, Launch, Lowered};
 
@@ -84,7 +84,8 @@ pub fn recognise(draft: &Draft) -> Option<FoundBackward> {
     if graph.node(placed.base).dtype != dtype {
         return None;
     }
-    let rule = Rule { operands, mask, positions: None, seed, kind, scale, p, offset };
+    let asked = Asked { kind, scale, p, offset, wanted: AttentionResult::Values };
+    let rule = Rule { asked, operands, mask, positions: None, seed };
     let (kernel, shape) = fit(draft, &rule, placed.layout.clone(), Sharing::Alone)?;
     // The score of a single key has no slope at all. The kernel subtracts two sums to get there, and they differ by rounding.
     if shape.keys == 1 {

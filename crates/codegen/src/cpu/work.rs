@@ -25,7 +25,8 @@ impl Catalog for CpuCatalog {
             Form::Matmul(form) => form.products <= 2 && form.epilogue != Reach::Rows,
             Form::Routed { epilogue } => epilogue != Reach::Rows,
             Form::Attention(_) | Form::AttentionBackward => true,
-            Form::Opaque => false,
+            // Probabilities are a product and row work: the row is still in cache when it is softened.
+            Form::AttentionScores | Form::Opaque => false,
         }
     }
 

@@ -138,7 +138,7 @@ fn heads(
 
 #[cfg(test)]
 pub(super) mod tests {
-    use deuteron_codegen::{ArgBinding, Geometry, Launch, Source};
+    use deuteron_codegen::{ArgBinding, AttentionResult, Geometry, Launch, Source};
     use deuteron_graph::{Dtype, Graph};
 
     use super::*;
@@ -149,7 +149,8 @@ pub(super) mod tests {
     pub(in crate::cpu) fn tiny() -> (AttentionKernel, AttentionShape) {
         let strides = HeadStrides { batch: 4, head: 4, position: 2 };
         let (dtype, mask) = (Dtype::F32, AttentionMask::Full);
-        let kernel = AttentionKernel { dtype, kv: dtype, width: 2, group: 1, scale: 1.0, mask, dropout: None };
+        let result = AttentionResult::Values;
+        let kernel = AttentionKernel { dtype, kv: dtype, width: 2, group: 1, scale: 1.0, mask, dropout: None, result };
         let (q, k, v, o) = (strides, strides, strides, strides);
         let mask = HeadStrides::default();
         (kernel, AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, o })
@@ -204,5 +205,7 @@ pub(super) mod tests {
         assert!(refused(|kernel, _| kernel.width = 300, 4096));
         assert!(refused(|kernel, _| kernel.dtype = Dtype::I8, 8) && refused(|kernel, _| kernel.kv = Dtype::I8, 8));
         assert!(refused(|kernel, _| kernel.mask = AttentionMask::Additive(Dtype::F32), 8), "an argument is missing");
+        let stored = cpu.load(job(&cpu, |kernel, _| kernel.result = AttentionResult::Probabilities, 8));
+        assert!(matches!(stored, Err(DeviceError::ForeignKernel { step: 0 })), "a GPU's kernel");
     }
 }

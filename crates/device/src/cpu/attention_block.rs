@@ -87,8 +87,8 @@ mod tests {
     use deuteron_codegen::body::Exprs;
     use deuteron_codegen::cpu::emit::emit;
     use deuteron_codegen::{
-        Access, ArgSpec, AttentionBlock, AttentionKernel, AttentionMask, AttentionShape, Body, Expr, HeadStrides,
-        MatmulShape, Product, Stage, Tail,
+        Access, ArgSpec, AttentionBlock, AttentionKernel, AttentionMask, AttentionResult, AttentionShape, Body, Expr,
+        HeadStrides, MatmulShape, Product, Stage, Tail,
     };
     use deuteron_graph::{BinaryOp, Dtype, ReduceOp};
 
@@ -133,6 +133,7 @@ mod tests {
             scale: 1.0,
             mask: AttentionMask::Full,
             dropout: None,
+            result: AttentionResult::Values,
         };
         let product = Product {
             left: Dtype::F32,

@@ -179,7 +179,8 @@ mod tests {
     use deuteron_codegen::body::Exprs;
     use deuteron_codegen::cpu::emit::emit;
     use deuteron_codegen::{
-        Access, ArgBinding, ArgSpec, AttentionKernel, AttentionMask, Body, Expr, HeadStrides, Launch, Stage,
+        Access, ArgBinding, ArgSpec, AttentionKernel, AttentionMask, AttentionResult, Body, Expr, HeadStrides, Launch,
+        Stage,
     };
     use deuteron_graph::{BinaryOp, Dtype};
 
@@ -198,6 +199,7 @@ mod tests {
             scale: 1.0,
             mask: AttentionMask::Full,
             dropout: None,
+            result: AttentionResult::Values,
         };
         let strides = |head, position| HeadStrides { batch: 0, head, position };
         let (q, k, o) = (strides(4, 2), strides(2, 2), strides(2, 4));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::kernels::matmul::cpu::Scratch;
-use deuteron_codegen::{Geometry, Source};
+use deuteron_codegen::{AttentionResult, Geometry, Source};
 
 use crate::buffer::Buffer;
 use crate::check::{Form, check, check_inputs, check_states, mismatch};
@@ -139,7 +139,8 @@ fn form(source: &Source) -> Option<Form<'_>> {
     match source {
         Source::Row(program) => Some(Form::Row(program.into())),
         Source::Product(product) => Some(Form::Product((&**product).into())),
-        Source::Attention(kernel) => Some(Form::Attention(*kernel)),
+        // Probabilities that are stored are a GPU's kernel.
+        Source::Attention(kernel) => (kernel.result == AttentionResult::Values).then_some(Form::Attention(*kernel)),
         Source::AttentionBackward(kernel) => Some(Form::AttentionBackward(*kernel)),
         Source::AttentionRows(kernel) => {
             Some(Form::AttentionRow(kernel.attention, (&kernel.tail).into(), kernel.result))

@@ -1,7 +1,7 @@
 //! Problems of attention: kernels, sizes, numbers.
 
 use deuteron_codegen::attention::DropoutRule;
-use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
+use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
 use deuteron_graph::Dtype;
 use half::{bf16, f16};
 
@@ -17,7 +17,8 @@ pub const SEED: u32 = 1_234_567;
 
 pub fn named_kernel(dtype: Dtype, width: usize, mask: AttentionMask, dropout: bool) -> AttentionKernel {
     let scale = 1.0 / (width as f32).sqrt();
-    AttentionKernel { dtype, kv: dtype, width, group: 1, scale, mask, dropout: dropout.then_some(DROPOUT) }
+    let (dropout, result) = (dropout.then_some(DROPOUT), AttentionResult::Values);
+    AttentionKernel { dtype, kv: dtype, width, group: 1, scale, mask, dropout, result }
 }
 
 /// Contiguous `[batch, heads, positions, width]`.
@@ -33,7 +34,13 @@ pub fn shape(sizes: [usize; 4], kernel: &AttentionKernel) -> AttentionShape {
         AttentionMask::Additive(_) => HeadStrides { batch: queries * keys, head: 0, position: keys },
         AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => HeadStrides::default(),
     };
-    AttentionShape { batch, heads, queries, keys, q, k, v: k, mask, o: q }
+    let o = match kernel.result {
+        AttentionResult::Values => q,
+        AttentionResult::Probabilities => {
+            HeadStrides { batch: heads * queries * keys, head: queries * keys, position: keys }
+        }
+    };
+    AttentionShape { batch, heads, queries, keys, q, k, v: k, mask, o }
 }
 
 pub fn stored(dtype: Dtype, values: &[f32]) -> Vec<u8> {

@@ -9,7 +9,7 @@ use crate::assess::describe::group_of;
 use crate::cost::units::{Bytes, Seconds};
 use crate::cost::{Cost, Resources};
 use crate::legal::{Form, MatmulForm, Reach};
-use crate::plan::Plan;
+use crate::plan::{GroupKind, Plan};
 use crate::reason::Reason;
 use crate::score::{Evidence, Score, score};
 use crate::search::pins::atom_name;
@@ -109,7 +109,7 @@ fn pairs(solver: &Solver, before: &[usize]) -> Vec<[usize; 2]> {
 fn templates(solver: &Solver, after: &[usize]) -> Vec<Vec<Atom>> {
     let mut sets: BTreeSet<Vec<Atom>> = BTreeSet::new();
     for candidate in &solver.candidates.groups {
-        if matches!(candidate.price.form, Form::Attention(_) | Form::AttentionBackward) {
+        if candidate.price.form.kind() == GroupKind::Attention {
             sets.insert(candidate.atoms.clone());
         }
     }

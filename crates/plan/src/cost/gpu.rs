@@ -1,7 +1,7 @@
 //! Time on a GPU: registers and shared memory give occupancy, occupancy and waves give the share of the peak that a
 //! kernel can reach.
 
-use crate::catalog::{Draft, Work, product_size};
+use crate::catalog::{Class, Draft, LANES, Work, product_size};
 use crate::cost::traffic::Traffic;
 use crate::cost::units::{Bytes, Seconds};
 use crate::cost::{Parts, Resources, matrix_rate};
@@ -32,6 +32,7 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
             matmul(draft, machine, work, traffic, cached, form)
         }
         Form::Attention(_) | Form::AttentionBackward => attention(draft, machine, work, traffic, cached),
+        Form::AttentionScores => scores(draft, machine, work, traffic, cached),
     }
 }
 
@@ -276,12 +277,51 @@ fn attention(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, ca
     }
 }
 
+/// Threads, registers and shared memory of a block that stores probabilities.
+const SCORES_BLOCK: f64 = 128.0;
+const SCORES_REGISTERS: u32 = 128;
+const SCORES_SHARED: Bytes = Bytes(36 << 10);
+
+/// Probabilities that are stored: keys are gone over twice, with a product and an exponential each time, and the result is written
+/// once. Scores of f32 wait in the result instead of being computed again: it is written, read and written.
+fn scores(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes) -> Parts {
+    let halved = if is_causal(draft) { 0.5 } else { 1.0 };
+    let waits = work.matrix_bits > 16;
+    let rate = matrix_rate(machine, work.matrix_bits).per_second * machine.get(Quantity::AttentionShare);
+    let matrix = Seconds(work.matrix_flops * halved * if waits { 1.0 } else { 2.0 } / rate);
+    let again = work.of(Class::Exp) * Class::Exp.flops() * LANES as f64;
+    let vector = Seconds((work.vector_flops() + again) * halved / machine.tflops(Quantity::VectorTflops).per_second);
+    let all = products(draft);
+    let blocks: f64 = all.iter().map(|p| (p.m.div_ceil(QUERY_TILE) * p.batch) as f64).fold(1.0, f64::max);
+    let keys = |p: &Product| (p.n * p.k * p.element * p.batch * p.m.div_ceil(QUERY_TILE)) as f64;
+    let reread = all.iter().map(keys).sum::<f64>() * halved * if waits { 1.0 } else { 2.0 };
+    let reread = Bytes((reread - traffic.read.0 as f64).max(0.0) as u64);
+    let held = Bytes((traffic.written.0 as f64 * halved * if waits { 2.0 } else { 0.0 }) as u64);
+    let busy = (blocks / machine.get(Quantity::Processors)).min(1.0).max(1e-3);
+    Parts {
+        reread,
+        resources: resources(machine, SCORES_REGISTERS, SCORES_SHARED, SCORES_BLOCK, blocks),
+        launch: Seconds::from_us(machine.get(Quantity::LaunchUs)),
+        memory: (traffic.total() - cached + held) / machine.gbps(Quantity::DramGbps),
+        cache: (cached + reread) / machine.gbps(Quantity::CacheGbps),
+        matrix: matrix * (1.0 / busy),
+        vector: vector * (1.0 / busy),
+        serial: 0.3,
+    }
+}
+
 fn is_causal(draft: &Draft) -> bool {
     use deuteron_graph::{Callee, CompareOp, Composite, Mask};
     // A gradient has no such call; only its causal mask asks which of two numbers is smaller, a softmax which are equal.
     draft.nodes.iter().any(|&id| {
         let call = &draft.graph.calls()[draft.graph.node(id).call.index()];
-        matches!(call.callee, Callee::Composite(Composite::Attention { mask: Mask::Causal, .. }))
+        let of_composite = match call.callee {
+            Callee::Composite(Composite::Attention { mask, .. } | Composite::AttentionScores { mask, .. }) => {
+                mask == Mask::Causal
+            }
+            Callee::Composite(_) | Callee::Primitive | Callee::Block(_) => false,
+        };
+        of_composite
             || (matches!(draft.form, Form::AttentionBackward)
                 && matches!(draft.graph.node(id).op, Op::Compare(CompareOp::Le)))
     })

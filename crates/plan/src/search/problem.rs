@@ -15,7 +15,7 @@ use crate::catalog::Draft;
 use crate::cost::{Cost, cost};
 use crate::grouping::Grouping;
 use crate::layout::pattern_source;
-use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention};
+use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention, stores_scores};
 use crate::plan::Target;
 use crate::reason::Reason;
 
@@ -127,7 +127,7 @@ impl<'a> Problem<'a> {
                 (&node.shape, node.dtype, placement.is_copied(id)).hash(&mut hasher);
                 // Attention is known by its call, and so is what a causal mask halves.
                 let call = &graph.calls()[node.call.index()];
-                (is_attention(call), node.part).hash(&mut hasher);
+                (is_attention(call), stores_scores(call), node.part).hash(&mut hasher);
                 if let Some(placed) = placement.get(id) {
                     placed.layout.hash(&mut hasher);
                 }
@@ -139,7 +139,7 @@ impl<'a> Problem<'a> {
     /// The atoms of each attention call and of each of its gradients: what no merging of pairs reaches.
     pub fn seeds(&self) -> Vec<Vec<Atom>> {
         let graph = self.rules.graph;
-        let attention = graph.calls().iter().filter(|call| is_attention(call));
+        let attention = graph.calls().iter().filter(|call| is_attention(call) || stores_scores(call));
         let atoms = attention.map(|call| {
             let mut atoms: Vec<Atom> = (call.start..call.end).filter_map(|index| self.atom_of[index]).collect();
             let again: Vec<Atom> = atoms

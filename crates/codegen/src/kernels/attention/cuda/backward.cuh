@@ -55,17 +55,6 @@ static __device__ __forceinline__ float slope_of(float probability, float slope,
     return probability * (DROPOUT ? fmaf(slope, KEPT, -delta) : slope - delta);
 }
 
-// A score as it is exponentiated, but for a factor: scaled if `SCALED`, masked, hidden.
-template <bool SCALED, bool HIDES>
-static __device__ __forceinline__ float masked_score(const Attention& p, u64 sequence, u64 head, long long last, float s, int query,
-                                                     int key) {
-    if constexpr (SCALED) s *= SCALE;
-    if constexpr (MASK == ADDITIVE) {
-        if (query < (int)p.queries && key < (int)p.keys) s += widen<MASK_STORAGE>(mask_row(p, sequence, head, query)[key]);
-    }
-    return HIDES && key >= seen(p, last, query) ? never() : s;
-}
-
 // The first query that sees a key.
 static __device__ __forceinline__ int first_query(const Attention& p, long long last, int key) {
     const long long first = MASK == CAUSAL ? (long long)key - last : 0;

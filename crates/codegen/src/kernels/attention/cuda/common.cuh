@@ -55,6 +55,17 @@ static __device__ __forceinline__ const MaskElement* mask_row(const Attention& p
     return p.g_mask + start(p.mask, sequence, head) + query * p.mask.position;
 }
 
+// A score as it is exponentiated, but for a factor: scaled if `SCALED`, masked, hidden.
+template <bool SCALED, bool HIDES>
+static __device__ __forceinline__ float masked_score(const Attention& p, u64 sequence, u64 head, long long last, float s, int query,
+                                                     int key) {
+    if constexpr (SCALED) s *= SCALE;
+    if constexpr (MASK == ADDITIVE) {
+        if (query < (int)p.queries && key < (int)p.keys) s += widen<MASK_STORAGE>(mask_row(p, sequence, head, query)[key]);
+    }
+    return HIDES && key >= seen(p, last, query) ? never() : s;
+}
+
 // A finite number for a row that has seen only -inf: the zeros it needs come out.
 static __device__ __forceinline__ float shift_of(float maximum) { return maximum == never() ? 0.0f : maximum; }
 

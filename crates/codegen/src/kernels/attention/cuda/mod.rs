@@ -1,4 +1,5 @@
-//! Attention on CUDA: four kernels of one contract, that of [`kernels::attention`](super). The gradient is in [`backward`].
+//! Attention on CUDA: four kernels of one contract, that of [`kernels::attention`](super). The gradient is in [`backward`],
+//! probabilities that are stored in [`scores`].
 //!
 //! - `hopper.cu`: heads of 64 and 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
 //! - `tensor.cu`: 16-bit storage of one type on the matrix units, where rows lie at multiples of 16 bytes.
@@ -10,17 +11,21 @@
 
 pub mod backward;
 mod hopper;
+pub mod scores;
 
 use std::fmt;
 
 use deuteron_graph::Dtype;
 
-use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, DropoutRule, HeadStrides};
+use crate::attention::{
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, DropoutRule, HeadStrides,
+};
 use crate::cuda::{CLUSTER, CudaSource, CudaTarget, DEPENDENT, Family, Grid, Grids, PHILOX, Word};
 use crate::kernels::ladder::attention::Written;
 use crate::source::{Geometry, Launch};
 
 pub use hopper::Groups;
+use scores::Scores;
 
 /// Up to this many queries attention is decoded: a tile of queries would be mostly empty.
 const DECODE_QUERIES: usize = 8;
@@ -72,18 +77,20 @@ pub enum Way {
         /// whether rows of keys and values are made of whole 16-byte pieces
         vector: bool,
     },
+    /// probabilities: `scores.cu` or `scores_plain.cu`
+    Scores(Scores),
     /// a rung of the ladder, never chosen by itself
     Written(Written),
 }
 
-/// How a block of `tensor.cu` is cut.
+/// How a block of `tensor.cu` or of `scores.cu` is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiles {
     /// warps of a block
     pub warps: usize,
     /// sixteens of queries of a warp
     pub atoms: usize,
-    /// keys of a tile; twice as many are at least the queries of a block
+    /// keys of a tile; in `tensor.cu` twice as many are at least the queries of a block
     pub keys: usize,
     /// blocks of a multiprocessor that registers are left for
     pub blocks: usize,
@@ -110,6 +117,14 @@ impl Tiles {
         self.warps * self.atoms * 16
     }
 
+    fn constants(&self) -> String {
+        let Tiles { warps, atoms, keys, blocks } = self;
+        format!(
+            "constexpr int WARPS = {warps};\nconstexpr int ATOMS = {atoms};\nconstexpr int KEYS = {keys};\n\
+             constexpr int BLOCKS = {blocks};\n"
+        )
+    }
+
     /// Bytes of shared memory: two stages of keys and values; wide queries stay beside them.
     pub fn shared(&self, width: usize) -> usize {
         let row = (width + 8) * 2;
@@ -126,6 +141,7 @@ impl fmt::Display for Way {
             Way::Tensor(tiles) => write!(f, "{} queries by {} keys on matrix units", tiles.queries(), tiles.keys),
             Way::Decode { rows: 1, .. } => f.write_str("ranges of keys, a row a block"),
             Way::Decode { rows, .. } => write!(f, "ranges of keys, {rows} rows a block"),
+            Way::Scores(scores) => scores.fmt(f),
             Way::Written(written) => f.write_str(written.name),
         }
     }
@@ -150,6 +166,9 @@ pub fn render(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> 
 }
 
 fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, target: &CudaTarget) -> Way {
+    if kernel.result == AttentionResult::Probabilities {
+        return Way::Scores(Scores::new(kernel, shape, launch, target));
+    }
     let vector = is_aligned(kernel, shape, launch);
     if shape.queries <= DECODE_QUERIES {
         let rows = (kernel.group * shape.queries).next_power_of_two().clamp(1, DECODE_ROWS);
@@ -170,24 +189,35 @@ fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, tar
 
 /// Whether every row of queries, keys, values and result starts at a multiple of 16 bytes and ends at one.
 fn is_aligned(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch) -> bool {
+    let whole = |dtype: Dtype| (kernel.width * dtype.bytes()).is_multiple_of(16);
+    let rows = [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::V, AttentionOperand::O];
+    let start = |&operand: &AttentionOperand| rows_start_at(kernel, shape, launch, operand, 16);
+    whole(kernel.dtype) && whole(kernel.kv) && rows.iter().all(start)
+}
+
+/// Whether every row of an operand starts at a multiple of so many bytes; so it is for an operand that there is not.
+fn rows_start_at(
+    kernel: &AttentionKernel,
+    shape: &AttentionShape,
+    launch: &Launch,
+    operand: AttentionOperand,
+    bytes: usize,
+) -> bool {
     let &AttentionShape { batch, heads, queries, keys, .. } = shape;
-    let whole = |dtype: Dtype, elements: usize| (elements * dtype.bytes()).is_multiple_of(16);
     let key_heads = heads / kernel.group.max(1);
-    let starts = |operand: &AttentionOperand, offset: usize| {
-        let (strides, sizes) = match operand {
-            AttentionOperand::Q => (shape.q, [batch, heads, queries]),
-            AttentionOperand::K => (shape.k, [batch, key_heads, keys]),
-            AttentionOperand::V => (shape.v, [batch, key_heads, keys]),
-            AttentionOperand::O => (shape.o, [batch, heads, queries]),
-            AttentionOperand::Mask | AttentionOperand::Positions | AttentionOperand::Seed => return true,
-        };
-        let steps = [strides.batch, strides.head, strides.position];
-        let whole = |elements: usize| whole(kernel.operand_dtype(*operand), elements);
-        whole(offset) && sizes.iter().zip(steps).all(|(&size, step)| size <= 1 || whole(step))
+    let Some(position) = kernel.operands().iter().position(|&known| known == operand) else { return true };
+    let (strides, sizes) = match operand {
+        AttentionOperand::Q => (shape.q, [batch, heads, queries]),
+        AttentionOperand::K => (shape.k, [batch, key_heads, keys]),
+        AttentionOperand::V => (shape.v, [batch, key_heads, keys]),
+        AttentionOperand::Mask => (shape.mask, [batch, heads, queries]),
+        AttentionOperand::O => (shape.o, [batch, heads, queries]),
+        AttentionOperand::Positions | AttentionOperand::Seed => return true,
     };
-    let offsets = launch.args.iter().map(|arg| arg.offset);
-    let rows = [kernel.dtype, kernel.kv].iter().all(|&dtype| whole(dtype, kernel.width));
-    rows && kernel.operands().iter().zip(offsets).all(|(operand, offset)| starts(operand, offset))
+    let whole = |elements: usize| (elements * kernel.operand_dtype(operand).bytes()).is_multiple_of(bytes);
+    let steps = [strides.batch, strides.head, strides.position];
+    let offset = launch.args.get(position).map_or(0, |arg| arg.offset);
+    whole(offset) && sizes.iter().zip(steps).all(|(&size, step)| size <= 1 || whole(step))
 }
 
 /// The text of a kernel.
@@ -198,17 +228,15 @@ pub fn source(attention: CudaAttention) -> CudaSource {
             let own = [include_str!("hopper.cuh"), include_str!("hopper.cu")].join("\n");
             ("attention_hopper", groups.constants(attention.kernel.width), own)
         }
-        Way::Tensor(Tiles { warps, atoms, keys, blocks }) => {
-            let constants = format!(
-                "constexpr int WARPS = {warps};\nconstexpr int ATOMS = {atoms};\nconstexpr int KEYS = {keys};\n\
-                 constexpr int BLOCKS = {blocks};\n"
-            );
-            ("attention_tensor", constants, [include_str!("tensor.cuh"), include_str!("tensor.cu")].join("\n"))
+        Way::Tensor(tiles) => {
+            let own = [include_str!("tensor.cuh"), include_str!("tensor.cu")].join("\n");
+            ("attention_tensor", tiles.constants(), own)
         }
         Way::Decode { rows, vector } => {
             let constants = format!("constexpr int ROWS = {rows};\nconstexpr bool VECTOR = {vector};\n");
             ("attention_decode", constants, [DEPENDENT, CLUSTER, include_str!("decode.cu")].join("\n"))
         }
+        Way::Scores(scores) => ("attention_scores", scores.constants(), scores.text()),
         Way::Written(written) => (written.name, String::new(), written.text()),
     };
     let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
@@ -295,6 +323,10 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
                 }
                 (list, if ranges > 1 { all_rows * ranges * (width + 2) * 4 } else { 0 })
             }
+        }
+        Way::Scores(scores) => {
+            let blocks = batch * heads * queries.div_ceil(scores.queries());
+            (vec![grid(scores.entry(), blocks, scores.threads(), scores.shared(width), &one)], 0)
         }
         Way::Written(written) => return written.grids(shape, launch),
     };

@@ -1,4 +1,5 @@
 mod hopper;
+mod scores;
 
 use deuteron_graph::{Dtype, Graph};
 
@@ -10,7 +11,8 @@ use crate::source::ArgBinding;
 const ROW: HeadStrides = HeadStrides { batch: 12 * 100 * 64, head: 100 * 64, position: 64 };
 
 fn kernel(dtype: Dtype, mask: AttentionMask) -> AttentionKernel {
-    AttentionKernel { dtype, kv: dtype, width: 64, group: 1, scale: 0.125, mask, dropout: None }
+    let result = AttentionResult::Values;
+    AttentionKernel { dtype, kv: dtype, width: 64, group: 1, scale: 0.125, mask, dropout: None, result }
 }
 
 fn shape([batch, heads, queries, keys]: [usize; 4]) -> AttentionShape {
