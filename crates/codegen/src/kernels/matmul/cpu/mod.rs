@@ -41,8 +41,8 @@ pub use store::Store;
 /// Rows of A, at most, for which B is streamed.
 pub const STREAMED_ROWS: usize = 8;
 
-/// Rows of a strip, at least and at most. B comes by once a strip: of 1024 x 768 x 768, strips of 64 rows took 2 % to 5 % longer with
-/// the attention before them than those of 256, whose sums stay within the L2 (Xeon, 2026-11-15).
+/// Rows of a strip, at least and at most. B comes by once a strip: of 1024 x 768 x 768 in f32, strips of 64 rows took 1 % to 5 % longer
+/// with the attention before them than those of 256, whose sums stay within the L2 (Xeon shared with others, 2026-11-15).
 pub const STRIP_ROWS: (usize, usize) = (64, 256);
 
 /// Bytes of B that a part streams, about: 0.2 ms of a core's share of the memory.
