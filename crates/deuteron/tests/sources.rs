@@ -200,18 +200,26 @@ fn probabilities_of_attention_are_one_kernel() {
             assert!(failures.is_empty(), "{}", failures.join("\n"));
         }
     }
-    // What else is asked of a row of probabilities stands beside their call, and a call whose parts leave stays in parts.
-    let text = "q = input bf16[12,256,64] ; k = input bf16[12,256,64]
-p = attention_scores q k mask=causal ; y = gelu p kind=tanh ; out p y";
     let names = |text: &str| -> Vec<String> {
         let graph: Graph = text.parse().unwrap();
         sources(&graph, Arch::Sm90a, Strategy::Greedy).into_iter().map(|source| source.name).collect()
     };
+    // In a cache, over keys that heads share, of slices of one tensor, of a single head.
+    for text in [
+        "q = input bf16[2,6,9,64] ; k1 = input bf16[2,1,300,64] ; k = broadcast k1 [2,6,300,64] ; at = input i32[2]
+p = attention_scores q k at mask=cached ; out p",
+        "x = input bf16[2,167,192]
+q1 = slice x axis=2 start=0 length=96 ; q4 = reshape q1 [2,167,3,32] ; q = transpose q4 [0,2,1,3]
+k1 = slice x axis=2 start=96 length=96 ; k4 = reshape k1 [2,167,3,32] ; k = transpose k4 [0,2,1,3]
+m = input f32[2,1,1,167] ; p = attention_scores q k m mask=additive ; out p",
+        "q = input f16[33,48] ; k = input f16[17,48] ; p = attention_scores q k scale=-0.3 ; out p",
+    ] {
+        assert_eq!(names(text), ["attention_scores"], "{text}");
+    }
+    // What follows stands beside it.
+    let text = "q = input bf16[12,256,64] ; k = input bf16[12,256,64]
+p = attention_scores q k mask=causal ; y = gelu p kind=tanh ; out p y";
     assert_eq!(names(text), ["attention_scores", "row"]);
-    // In a cache, with rows of keys of another tensor.
-    let text = "q = input bf16[2,12,9,64] ; k = input bf16[2,12,300,64] ; at = input i32[2]
-p = attention_scores q k at mask=cached ; out p";
-    assert_eq!(names(text), ["attention_scores"]);
 }
 
 #[test]

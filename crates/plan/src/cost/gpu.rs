@@ -292,12 +292,16 @@ fn scores(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
     let again = work.of(Class::Exp) * Class::Exp.flops() * LANES as f64;
     let vector = Seconds((work.vector_flops() + again) * halved / machine.tflops(Quantity::VectorTflops).per_second);
     let all = products(draft);
-    let blocks: f64 = all.iter().map(|p| (p.m.div_ceil(QUERY_TILE) * p.batch) as f64).fold(1.0, f64::max);
-    let keys = |p: &Product| (p.n * p.k * p.element * p.batch * p.m.div_ceil(QUERY_TILE)) as f64;
+    // Tiles of half the height where tall ones are too few.
+    let processors = machine.get(Quantity::Processors);
+    let count = |tile: usize| all.iter().map(|p| (p.m.div_ceil(tile) * p.batch) as f64).fold(1.0, f64::max);
+    let tile = if count(QUERY_TILE) < 2.0 * processors { QUERY_TILE / 2 } else { QUERY_TILE };
+    let blocks = count(tile);
+    let keys = |p: &Product| (p.n * p.k * p.element * p.batch * p.m.div_ceil(tile)) as f64;
     let reread = all.iter().map(keys).sum::<f64>() * halved * if waits { 1.0 } else { 2.0 };
     let reread = Bytes((reread - traffic.read.0 as f64).max(0.0) as u64);
     let held = Bytes((traffic.written.0 as f64 * halved * if waits { 2.0 } else { 0.0 }) as u64);
-    let busy = (blocks / machine.get(Quantity::Processors)).min(1.0).max(1e-3);
+    let busy = (blocks / processors).clamp(1e-3, 1.0);
     Parts {
         reread,
         resources: resources(machine, SCORES_REGISTERS, SCORES_SHARED, SCORES_BLOCK, blocks),
