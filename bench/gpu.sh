@@ -71,7 +71,7 @@ part_test() {
     for program in "$bundle"/tests/*; do
         [ -x "$program" ] || continue
         case ${program##*/} in
-            *-attention | *-attention_backward | *-cuda_products)
+            *-attention | *-attention_backward | *-attention_scores | *-cuda_products)
                 for name in $("$program" --list --format terse | sed -n 's/: test$//p'); do
                     test_program "$program" --exact "$name" >"$logs/${program##*/}-$name" 2>&1 &
                 done ;;
