@@ -18,6 +18,8 @@
 //! - A row that sees no key, or only scores of `-inf`, gives zeros and a logsumexp of `-inf`; its gradients are 0.
 //!   A key that causality or `used` hides is not seen: NaN there does not reach the row. One that an additive `-inf`
 //!   hides has probability 0, and 0 times NaN is NaN. A score of NaN or `+inf` makes its row NaN.
+//! - On CUDA the probabilities alone can be the result, `o: [batch, heads, queries, keys]`: there a row with a score of NaN or `+inf` is
+//!   NaN whole, and hidden keys of other rows are zeros.
 //! - Traffic: a task reads its queries once and all keys and values that it sees once; backward reads `q, o, do` once a
 //!   range of keys.
 //! - Limits: `width` in 1..=256.

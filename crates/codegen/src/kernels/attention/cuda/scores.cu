@@ -11,7 +11,7 @@
 // - Keys lie in shared memory in the order in which a product hands a thread eight that follow each other: 16 bytes of a row of the
 //   result go from registers to memory at once, four threads side by side.
 // - Keys beyond those that some query of the warp sees are zeros, which are written first: they drain while products run. Tiles of
-//   late queries, which see most, come first.
+//   late queries, which compute most, and of early ones, which mostly write zeros, take turns.
 // - Needs sm_80, WIDTH a multiple of 16, rows of queries and keys that start at multiples of 16 bytes.
 //
 // WARPS, ATOMS, KEYS (of a tile), BLOCKS (of a multiprocessor, at least) and TOGETHER (8, 4, 2 or 1: elements of a row of the result
@@ -205,7 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_scores(c
     extern __shared__ uint4 s_memory[];
     Element *s_stages = (Element*)s_memory, *s_q = s_stages + 2 * STAGE;
     const u64 all_heads = p.batch * p.heads, head = blockIdx.x % all_heads;
-    const int tile = (int)(gridDim.x / all_heads - 1 - blockIdx.x / all_heads);
+    const int turn = (int)(blockIdx.x / all_heads), tiles = (int)(gridDim.x / all_heads);
+    const int tile = turn % 2 ? turn / 2 : tiles - 1 - turn / 2;
     const int lane = threadIdx.x & 31, first = tile * QUERIES, end = min(first + QUERIES, (int)p.queries);
     const int warp_row = (int)threadIdx.x / 32 * 16 * ATOMS, warp_first = first + warp_row;
     const int warp_end = min(warp_first + 16 * ATOMS, end);
