@@ -16,7 +16,7 @@ PARTS="
 info         20       12
 test         300      24
 check        160      40
-matrix       220      40
+matrix       300      40
 repeat       30       6
 sanitize     150      12
 calibrate    70       8
@@ -71,7 +71,7 @@ part_test() {
     for program in "$bundle"/tests/*; do
         [ -x "$program" ] || continue
         case ${program##*/} in
-            *-attention | *-attention_backward | *-attention_scores | *-cuda_products)
+            *-attention | *-cuda_products)
                 for name in $("$program" --list --format terse | sed -n 's/: test$//p'); do
                     test_program "$program" --exact "$name" >"$logs/${program##*/}-$name" 2>&1 &
                 done ;;

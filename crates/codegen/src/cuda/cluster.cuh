@@ -1,8 +1,9 @@
 
 // Floats that the blocks of a cluster send into each other's shared memory.
 //
-// A block says how many bytes it will get (`expect`, one thread) and starts (`cluster_start`, all); when all have started
-// (`cluster_started`, all), they `send`; a block that has all of its bytes (`await_sent`, all) reads them. It gets nothing more, so it may end.
+// A block makes the counter of what it gets (`count_sent`, one thread) and starts (`cluster_start`, all); when all have started
+// (`cluster_started`, all), it says how many bytes that will be (`expect`, one thread), and they `send`, in any order; a block that has all
+// of its bytes (`await_sent`, all) reads them. It gets nothing more, so it may end.
 // The bytes are counted where they arrive: a barrier of the cluster would first wait for all that the threads have under way.
 
 #if __CUDA_ARCH__ >= 900
@@ -14,10 +15,13 @@ static __device__ __forceinline__ u32 remote(const void* s, u32 rank) {
 static __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-static __device__ __forceinline__ void expect(u64* s_sent, u32 bytes) {
+static __device__ __forceinline__ void count_sent(u64* s_sent) {
     const u32 sent = (u32)__cvta_generic_to_shared(s_sent);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(sent) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+static __device__ __forceinline__ void expect(u64* s_sent, u32 bytes) {
+    const u32 sent = (u32)__cvta_generic_to_shared(s_sent);
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(sent), "r"(bytes) : "memory");
 }
 static __device__ __forceinline__ void cluster_start() {

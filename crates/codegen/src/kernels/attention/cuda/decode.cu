@@ -128,8 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode
     // Row i of the chunk is joined by block i of the cluster, or by the one that comes round to it.
     __shared__ u64 s_sent;
     if (joins) {
-        const u32 own = (min(rows - chunk * ROWS, (u32)ROWS) + splits - 1 - split) / splits;
-        if (threadIdx.x == 0) expect(&s_sent, own * splits * JOINED * (u32)sizeof(float));
+        if (threadIdx.x == 0) count_sent(&s_sent);
         cluster_start();
     }
 #endif
@@ -236,7 +235,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode
     }
     __syncthreads();
 #if __CUDA_ARCH__ >= 900
-    if (joins) cluster_started();
+    if (joins) {
+        cluster_started();
+        const u32 own = (min(rows - chunk * ROWS, (u32)ROWS) + splits - 1 - split) / splits;
+        if (threadIdx.x == 0) expect(&s_sent, own * splits * JOINED * (u32)sizeof(float));
+    }
 #endif
     for (int i = 0; i < ROWS && chunk * ROWS + i < rows; ++i) {
         float most = s_maximum[0][i], sum = 0.0f, weights[WARPS];

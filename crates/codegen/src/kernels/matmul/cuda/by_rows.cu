@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     // Vector e of every part goes to block e % SPLIT of the cluster.
     __shared__ u64 s_sent;
     if (SPLIT > 1) {
-        if (threadIdx.x == 0) expect(&s_sent, (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));
+        if (threadIdx.x == 0) count_sent(&s_sent);
         cluster_start();
     }
 #endif
@@ -86,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
         constexpr int SHARE = (VECTORS + SPLIT - 1) / SPLIT * V;
         float* const s_parts = s_left + PARTS_AT;
         cluster_started();
+        if (threadIdx.x == 0) expect(&s_sent, (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));
         for (int e = threadIdx.x; e < VECTORS; e += THREADS) {
             const F sum = add_pieces(s_sums + e * V, WARPS, M * STRIP);
 #pragma unroll

@@ -1,10 +1,11 @@
-//! Attention on CUDA: every kernel through the real compiler, and with a GPU against f64.
-//!
-//! What is not there is said, and its tests pass.
+//! Attention.
 
 mod hopper;
-mod support;
 
+use crate::support::attention::{
+    MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
+};
+use crate::support::{compiler, gpu};
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
 use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Tiles, Way, render, source};
 use deuteron_codegen::{
@@ -14,10 +15,6 @@ use deuteron_codegen::{
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph, NodeId};
-use support::attention::{
-    MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
-};
-use support::{compiler, gpu};
 
 // The compiler.
 

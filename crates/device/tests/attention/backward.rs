@@ -1,9 +1,9 @@
-//! The gradient of attention on CUDA: every kernel through the real compiler, and with a GPU against f64.
-//!
-//! What is not there is said, and its tests pass.
+//! The gradient of attention.
 
-mod support;
-
+use crate::support::attention::{
+    MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
+};
+use crate::support::{compiler, gpu};
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
 use deuteron_codegen::kernels::attention::cuda::backward::{
     BackwardTiles, BackwardWay, CudaBackward, SideTiles, render, source,
@@ -15,10 +15,6 @@ use deuteron_codegen::{
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph, NodeId};
-use support::attention::{
-    MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
-};
-use support::{compiler, gpu};
 
 use AttentionOperand::{K, Mask, Q, V};
 use BackwardOperand::{Gradient, Operand, ResultGradient};

@@ -1,9 +1,7 @@
-//! Probabilities of attention that are stored, on CUDA: every kernel through the real compiler, and with a GPU against f64.
-//!
-//! What is not there is said, and its tests pass.
+//! Probabilities of attention that are stored.
 
-mod support;
-
+use crate::support::attention::{MASKS, Numbers, epsilon, named_kernel, shape, stored, widened};
+use crate::support::{compiler, gpu};
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
 use deuteron_codegen::kernels::attention::cuda::scores::Scores;
 use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Tiles, Way, render, source};
@@ -14,8 +12,6 @@ use deuteron_codegen::{
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph, NodeId};
-use support::attention::{MASKS, Numbers, epsilon, named_kernel, shape, stored, widened};
-use support::{compiler, gpu};
 
 fn kernel(dtype: Dtype, width: usize, mask: AttentionMask) -> AttentionKernel {
     AttentionKernel { result: AttentionResult::Probabilities, ..named_kernel(dtype, width, mask, false) }
