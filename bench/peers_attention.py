@@ -81,11 +81,10 @@ def theirs(line, rounds):
     batch, heads, positions, width = line
     sets = min(64, max(1, round(ROTATED / (batch * heads * positions * width * 8))))
     inputs = [[torch.randn(batch, heads, positions, width, device="cuda", dtype=torch.bfloat16) for _ in range(4)] for _ in range(sets)]
-    graphs = {}
-    for name, make in [("flash", flash), ("cudnn", cudnn)]:
-        pairs = [make(*tensors) for tensors in inputs]
-        for at, direction in enumerate(["forward", "backward"]):
-            graphs[name, direction] = recorded([pair[at] for pair in pairs])
+    # What the calls read lives as long as their graphs.
+    pairs = {name: [make(*tensors) for tensors in inputs] for name, make in [("flash", flash), ("cudnn", cudnn)]}
+    graphs = {(name, direction): recorded([pair[at] for pair in of_peer])
+              for name, of_peer in pairs.items() for at, direction in enumerate(["forward", "backward"])}
     times = {key: [] for key in graphs}
     for _ in range(5 * rounds):
         for key, graph in graphs.items():
