@@ -11,7 +11,7 @@ use deuteron_codegen::{ArgBinding, AttentionOperand, Geometry, Launch, Source};
 use crate::check::mismatch;
 use crate::cpu::attention::AttentionTask;
 use crate::cpu::pool::Pool;
-use crate::cpu::product::ProductTask;
+use crate::cpu::product::{LINE_FLOATS, ProductTask};
 use crate::cpu::row::PerWorker;
 use crate::error::DeviceError;
 use crate::extent::attention;
@@ -22,8 +22,8 @@ pub(crate) struct AttentionBlockTask {
     product: ProductTask,
     /// How many arguments are attention's.
     operands: usize,
-    /// The result of attention, in its dtype.
-    result: Vec<u32>,
+    /// Floats that the result of attention takes of the kernel's memory, in its dtype.
+    result: usize,
     /// Addresses of the arguments of one of the two.
     addresses: Vec<*mut u8>,
 }
@@ -49,7 +49,7 @@ impl AttentionBlockTask {
             attention: AttentionTask::new(kernel.attention, shape, offsets, threads, isa),
             product: ProductTask::new(&second, threads, isa)?,
             operands,
-            result: vec![0; (elements * dtype.bytes()).div_ceil(4)],
+            result: (elements * dtype.bytes()).div_ceil(4).next_multiple_of(LINE_FLOATS),
             addresses: Vec::with_capacity(step.launch.args.len() + 1),
         })
     }
@@ -59,17 +59,24 @@ impl AttentionBlockTask {
         self.product.floats
     }
 
+    /// Floats of the memory that all workers share while it runs.
+    pub fn kernel_floats(&self) -> usize {
+        self.result + self.product.kernel_floats()
+    }
+
     /// # Safety
     /// `addresses` are the starts of the arguments' buffers, valid for the checked extents; what is written overlaps nothing
-    /// and is ours alone. Each worker's scratch has [`AttentionBlockTask::floats`].
+    /// and is ours alone. Each worker's scratch has [`AttentionBlockTask::floats`], and `memory`, from a cache line on,
+    /// [`AttentionBlockTask::kernel_floats`].
     pub unsafe fn run(
         &mut self,
         pool: &Pool,
         addresses: &[*mut u8],
         scratch: &[PerWorker<Scratch>],
+        memory: *mut f32,
         step: usize,
     ) -> Result<(), DeviceError> {
-        let result: *mut u8 = self.result.as_mut_ptr().cast();
+        let result: *mut u8 = memory.cast();
         let (operands, others) = addresses.split_at(self.operands);
         self.addresses.clear();
         self.addresses.extend(operands.iter().copied().chain([result]));
@@ -78,7 +85,7 @@ impl AttentionBlockTask {
         self.addresses.clear();
         self.addresses.extend([result].into_iter().chain(others.iter().copied()));
         // SAFETY: the caller's promise; the check of the launch found the first operand inside of the result.
-        unsafe { self.product.run(pool, &self.addresses, scratch, step) }
+        unsafe { self.product.run(pool, &self.addresses, scratch, memory.add(self.result), step) }
     }
 }
 

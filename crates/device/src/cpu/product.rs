@@ -43,17 +43,20 @@ pub(crate) struct ProductTask {
     pub floats: usize,
 }
 
+/// Floats of a cache line.
+pub(super) const LINE_FLOATS: usize = 16;
+
 /// Rows whose sums wait until all their columns are there.
 struct Strips {
-    /// Sums of a strip: one set for each worker, or for each strip where columns are shared.
-    sums: Scratch,
+    /// Floats of all sums: one set for each worker, or for each strip where columns are shared.
+    sums: usize,
     /// Floats from one row of sums to the next, and from one set to the next.
     stride: usize,
     set: usize,
     /// Parts done of each strip.
     done: Vec<AtomicUsize>,
-    /// The second operand, where all parts share it.
-    packed: Option<Scratch>,
+    /// Floats of the second operand, where all parts share it.
+    packed: Option<usize>,
 }
 
 /// What one worker has to itself.
@@ -138,22 +141,28 @@ impl ProductTask {
         })
     }
 
+    /// Floats of the memory that all workers share while it runs.
+    pub fn kernel_floats(&self) -> usize {
+        self.strips.as_ref().map_or(0, |strips| strips.sums + strips.packed.unwrap_or(0))
+    }
+
     /// # Safety
     /// As for a row task: addresses valid for the checked extents, what is written overlaps nothing and is ours alone. Each
-    /// worker's scratch has [`ProductTask::floats`].
+    /// worker's scratch has [`ProductTask::floats`], and `memory`, from a cache line on, [`ProductTask::kernel_floats`].
     pub unsafe fn run(
         &mut self,
         pool: &Pool,
         addresses: &[*mut u8],
         scratch: &[PerWorker<Scratch>],
+        memory: *mut f32,
         step: usize,
     ) -> Result<(), DeviceError> {
         let null = std::ptr::null_mut();
         let mut operands = Operands { a: null, b: [null; 2], c: null, sums: std::ptr::null_mut(), packed: None };
         if let Some(strips) = &mut self.strips {
-            operands.sums = strips.sums.pointer();
-            let pack = |memory: &mut Scratch| Packed { base: memory.pointer(), columns: self.shape.n };
-            operands.packed = strips.packed.as_mut().map(pack);
+            operands.sums = memory;
+            let base = memory.wrapping_add(strips.sums);
+            operands.packed = strips.packed.map(|_| Packed { base, columns: self.shape.n });
             strips.done.iter_mut().for_each(|done| *done.get_mut() = 0);
         }
         for (position, &role) in self.roles.iter().enumerate() {
@@ -296,11 +305,11 @@ impl Strips {
         let (down, across) = parts;
         let packed = if across == 1 && down > 1 { kernel.packed(shape.n) } else { None };
         Strips {
-            sums: Scratch::new(set * if across == 1 { threads } else { down }),
+            sums: (set * if across == 1 { threads } else { down }).next_multiple_of(LINE_FLOATS),
             stride,
             set,
             done: (0..down).map(|_| AtomicUsize::new(0)).collect(),
-            packed: packed.map(Scratch::new),
+            packed,
         }
     }
 }

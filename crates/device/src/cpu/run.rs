@@ -36,8 +36,9 @@ pub(crate) struct CpuExecutable {
     states: Vec<*mut u8>,
     outputs: Vec<Buffer>,
     arena: Buffer,
-    /// What each worker needs for a product. Products run one after the other, so all have the same.
+    /// What each worker needs for a product, and what all of them share. Products run one after the other, so all have the same.
     scratch: Vec<PerWorker<Scratch>>,
+    memory: Scratch,
     /// Addresses of one step's arguments, reused by every step.
     addresses: Vec<*mut u8>,
 }
@@ -70,6 +71,15 @@ impl Task {
             Task::Product(task) => task.floats,
             Task::Routed(task) => task.floats,
             Task::AttentionBlock(task) => task.floats(),
+            _ => 0,
+        }
+    }
+
+    /// Floats of the memory that its workers share.
+    fn kernel_floats(&self) -> usize {
+        match self {
+            Task::Product(task) => task.kernel_floats(),
+            Task::AttentionBlock(task) => task.kernel_floats(),
             _ => 0,
         }
     }
@@ -119,6 +129,7 @@ impl CpuExecutable {
             tasks.push(Prepared { task, places: step.places });
         }
         let floats = tasks.iter().map(|prepared| prepared.task.floats()).max().unwrap_or(0);
+        let kernel_floats = tasks.iter().map(|prepared| prepared.task.kernel_floats()).max().unwrap_or(0);
         let widest = tasks.iter().map(|prepared| prepared.places.len()).max().unwrap_or(0);
         Ok(CpuExecutable {
             pool,
@@ -129,6 +140,7 @@ impl CpuExecutable {
             outputs: job.outputs.iter().map(|&bytes| Buffer::new(bytes)).collect::<Result<_, _>>()?,
             arena: Buffer::new(job.arena)?,
             scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(floats))).collect(),
+            memory: Scratch::new(kernel_floats),
             addresses: Vec::with_capacity(widest),
         })
     }
@@ -163,6 +175,7 @@ impl CpuExecutable {
     ) -> Result<(), DeviceError> {
         check_inputs(&self.input_bytes, input)?;
         self.bind_states(states)?;
+        let memory = self.memory.pointer();
         for (index, prepared) in self.tasks.iter_mut().enumerate() {
             self.addresses.clear();
             for place in &prepared.places {
@@ -189,11 +202,11 @@ impl CpuExecutable {
             let done = unsafe {
                 match &mut prepared.task {
                     Task::Row(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::Product(task) => task.run(&self.pool, &self.addresses, &self.scratch, index),
+                    Task::Product(task) => task.run(&self.pool, &self.addresses, &self.scratch, memory, index),
                     Task::Routed(task) => task.run(&self.pool, &self.addresses, &self.scratch, index),
                     Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
                     Task::AttentionRows(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::AttentionBlock(task) => task.run(&self.pool, &self.addresses, &self.scratch, index),
+                    Task::AttentionBlock(task) => task.run(&self.pool, &self.addresses, &self.scratch, memory, index),
                     Task::AttentionBackward(task) => task.run(&self.pool, &self.addresses, index),
                     Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
                     Task::Append(task) => task.run(&self.pool, &self.addresses, index),
