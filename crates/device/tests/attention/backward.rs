@@ -1,5 +1,6 @@
 //! The gradient of attention.
 
+use crate::shared::{added, argument, loaded, microseconds, outputs};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
 };
@@ -9,12 +10,12 @@ use deuteron_codegen::kernels::attention::cuda::backward::{
     BackwardTiles, BackwardWay, CudaBackward, SideTiles, render, source,
 };
 use deuteron_codegen::{
-    ArgBinding, AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, BackwardOperand, Geometry,
-    HeadStrides, Launch, Source,
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, BackwardOperand, Geometry, HeadStrides,
+    Launch,
 };
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
-use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
-use deuteron_graph::{Dtype, Graph, NodeId};
+use deuteron_device::{Cuda, Device, Executable, Memory};
+use deuteron_graph::Dtype;
 
 use AttentionOperand::{K, Mask, Q, V};
 use BackwardOperand::{Gradient, Operand, ResultGradient};
@@ -25,14 +26,8 @@ fn masks() -> impl Iterator<Item = AttentionMask> {
 }
 
 fn launch(kernel: &AttentionKernel, shape: AttentionShape, offsets: impl Fn(BackwardOperand) -> usize) -> Launch {
-    let base: NodeId = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
-    let binding = |operand: BackwardOperand| ArgBinding {
-        base,
-        dtype: dtype_of(kernel, operand),
-        written: matches!(operand, Gradient(_)),
-        offset: offsets(operand),
-        leading: Vec::new(),
-        table_rows: 0,
+    let binding = |operand: BackwardOperand| {
+        argument(dtype_of(kernel, operand), matches!(operand, Gradient(_)), offsets(operand))
     };
     Launch { args: kernel.backward_operands().map(binding).collect(), geometry: Geometry::AttentionBackward(shape) }
 }
@@ -135,11 +130,7 @@ impl Case {
             (ResultGradient, numbers.take(rows * queries, 1.0), 0),
         ];
         if let AttentionMask::Additive(_) = kernel.mask {
-            let hidden = |x: f32| if x > 1.5 { f32::NEG_INFINITY } else { x };
-            let mut mask: Vec<f32> = numbers.take(batch * queries * keys, 1.0).into_iter().map(hidden).collect();
-            // A row that sees nothing.
-            let row = queries / 2 * keys;
-            mask[row..row + keys].fill(f32::NEG_INFINITY);
+            let mask = added(&mut numbers, [batch, queries, keys]);
             tensors.push((Operand(Mask), mask, 0));
         }
         Case { kernel, shape, tensors }
@@ -193,33 +184,20 @@ impl Case {
             Some(way) => source(CudaBackward { kernel: self.kernel, way }),
             None => render(self.kernel, &launch, target),
         };
-        let kernel = device.compile(vec![Source::Cuda(source)]).unwrap().swap_remove(0);
         let operands: Vec<BackwardOperand> = self.kernel.backward_operands().collect();
-        let inputs = operands.len() - 3;
-        let places = (0..inputs).map(Place::Input).chain((0..3).map(Place::Output)).collect();
-        let outputs = self.elements().map(|elements| elements * self.kernel.dtype.bytes()).to_vec();
-        let steps = vec![Step { kernel, launch, places }];
-        let executable = device.load(Job { steps, inputs, states: Vec::new(), outputs, arena: 0 }).unwrap();
-        let memory = operands[..inputs].iter().map(|&operand| device.upload(&self.bytes(operand)).unwrap());
-        (executable, memory.collect())
+        let inputs: Vec<Vec<u8>> = operands[..operands.len() - 3].iter().map(|&operand| self.bytes(operand)).collect();
+        loaded(device, source, launch, &inputs, self.gradient_bytes().to_vec())
+    }
+
+    fn gradient_bytes(&self) -> [usize; 3] {
+        self.elements().map(|elements| elements * self.kernel.dtype.bytes())
     }
 
     /// Runs it, twice and once more as a graph; the bits must be the same. Gradients of queries, keys and values.
     fn run(&self, device: &Cuda, way: Option<BackwardWay>) -> [Vec<f64>; 3] {
         let (mut executable, memory) = self.load(device, way);
-        let results = [Launching::Eager, Launching::Eager, Launching::Graph].map(|launching| {
-            executable.poison().unwrap();
-            executable.run(&|index| &memory[index], &mut NoStates, launching).unwrap();
-            let mut index = 0..3;
-            self.elements().map(|elements| {
-                let mut result = vec![0; elements * self.kernel.dtype.bytes()];
-                executable.read(index.next().unwrap(), &mut result).unwrap();
-                result
-            })
-        });
-        assert!(results[0] == results[1] && results[1] == results[2], "other bits: {:?} {way:?}", self.kernel);
-        let [first, ..] = results;
-        first.map(|bytes| widened(self.kernel.dtype, &bytes))
+        let all = outputs(&mut *executable, &memory, &self.gradient_bytes());
+        [0, 1, 2].map(|output| widened(self.kernel.dtype, &all[output]))
     }
 
     /// The rows of an operand: by sequence, head and position.
@@ -567,14 +545,9 @@ fn backward_tiles_side_by_side() {
         let case = Case::new(kernel, sizes, 1.0);
         for &way in ways {
             let (mut executable, memory) = case.load(&device, way);
-            let input = |index: usize| &memory[index];
-            executable.run(&input, &mut NoStates, Launching::Eager).unwrap();
-            let mut times: Vec<f64> = (0..5)
-                .map(|_| executable.time(&[&input], &mut NoStates, 20, Launching::Graph).unwrap().as_secs_f64() * 1e6)
-                .collect();
-            times.sort_by(f64::total_cmp);
+            let us = microseconds(&mut *executable, &memory);
             let way = way.map_or("as chosen".to_string(), |way| format!("{way:?}"));
-            println!("{:8.1} us  {sizes:?} {} of {}, {way}", times[2], kernel.dtype, kernel.width);
+            println!("{:8.1} us  {sizes:?} {} of {}, {way}", us, kernel.dtype, kernel.width);
         }
     };
     print(causal, [8, 12, 1024, 1024], &narrow);

@@ -2,6 +2,7 @@
 
 mod hopper;
 
+use crate::shared::{added, launch, loaded, microseconds, outputs};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
 };
@@ -9,27 +10,13 @@ use crate::support::{compiler, gpu};
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
 use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Tiles, Way, render, source};
 use deuteron_codegen::{
-    ArgBinding, AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, Geometry, HeadStrides,
-    Launch, Source,
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, HeadStrides, Launch,
 };
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
-use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
-use deuteron_graph::{Dtype, Graph, NodeId};
+use deuteron_device::{Cuda, Device, Executable, Launching, Memory, NoStates};
+use deuteron_graph::Dtype;
 
 // The compiler.
-
-fn launch(kernel: &AttentionKernel, shape: AttentionShape, offsets: impl Fn(AttentionOperand) -> usize) -> Launch {
-    let base: NodeId = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
-    let binding = |&operand: &AttentionOperand| ArgBinding {
-        base,
-        dtype: kernel.operand_dtype(operand),
-        written: operand == AttentionOperand::O,
-        offset: offsets(operand),
-        leading: Vec::new(),
-        table_rows: 0,
-    };
-    Launch { args: kernel.operands().iter().map(binding).collect(), geometry: Geometry::Attention(shape) }
-}
 
 fn compile(compiler: &Compiler, attention: CudaAttention, arch: Arch) {
     let CudaAttention { kernel, way } = attention;
@@ -104,11 +91,7 @@ impl Case {
             (AttentionOperand::V, numbers.take(key_elements, 1.0)),
         ];
         if let AttentionMask::Additive(_) = kernel.mask {
-            let hidden = |x: f32| if x > 1.5 { f32::NEG_INFINITY } else { x };
-            let mut mask: Vec<f32> = numbers.take(batch * queries * keys, 1.0).into_iter().map(hidden).collect();
-            // A row that sees nothing.
-            let row = queries / 2 * keys;
-            mask[row..row + keys].fill(f32::NEG_INFINITY);
+            let mask = added(&mut numbers, [batch, queries, keys]);
             tensors.push((AttentionOperand::Mask, mask));
         }
         let positions = (0..batch).map(|b| keys as i32 - queries as i32 - 11 * b as i32).collect();
@@ -160,6 +143,10 @@ impl Case {
         self.shape.batch * self.shape.heads * self.shape.queries * self.kernel.width
     }
 
+    fn result_bytes(&self) -> usize {
+        self.result_elements() * self.kernel.dtype.bytes()
+    }
+
     /// Made ready by a kernel, with its inputs.
     fn load(&self, device: &Cuda, way: Option<Way>) -> (Box<dyn Executable>, Vec<Memory>) {
         let launch = self.launch();
@@ -168,31 +155,15 @@ impl Case {
             Some(way) => source(CudaAttention { kernel: self.kernel, way }),
             None => render(self.kernel, &launch, target),
         };
-        let kernel = device.compile(vec![Source::Cuda(source)]).unwrap().swap_remove(0);
         let operands = self.kernel.operands();
-        let inputs = operands.len() - 1;
-        let places = (0..inputs).map(Place::Input).chain([Place::Output(0)]).collect();
-        let bytes = self.result_elements() * self.kernel.dtype.bytes();
-        let steps = vec![Step { kernel, launch, places }];
-        let job = Job { steps, inputs, states: Vec::new(), outputs: vec![bytes], arena: 0 };
-        let executable = device.load(job).unwrap();
-        let memory = operands[..inputs].iter().map(|&operand| device.upload(&self.bytes(operand)).unwrap());
-        (executable, memory.collect())
+        let inputs: Vec<Vec<u8>> = operands[..operands.len() - 1].iter().map(|&operand| self.bytes(operand)).collect();
+        loaded(device, source, launch, &inputs, vec![self.result_bytes()])
     }
 
     /// Runs it by a kernel, twice and once more as a graph; the bits must be the same.
     fn run(&self, device: &Cuda, way: Option<Way>) -> Vec<f64> {
         let (mut executable, memory) = self.load(device, way);
-        let bytes = self.result_elements() * self.kernel.dtype.bytes();
-        let mut results = [Launching::Eager, Launching::Eager, Launching::Graph].map(|launching| {
-            executable.poison().unwrap();
-            executable.run(&|index| &memory[index], &mut NoStates, launching).unwrap();
-            let mut result = vec![0; bytes];
-            executable.read(0, &mut result).unwrap();
-            result
-        });
-        assert!(results[0] == results[1] && results[1] == results[2], "other bits: {:?}", self.kernel);
-        widened(self.kernel.dtype, &std::mem::take(&mut results[0]))
+        widened(self.kernel.dtype, &outputs(&mut *executable, &memory, &[self.result_bytes()])[0])
     }
 
     /// The result in f64, and the sum of the sizes of its terms; the largest score.
@@ -498,14 +469,9 @@ fn tiles_side_by_side() {
         let case = Case::new(kernel, sizes, 1.0);
         for &way in ways {
             let (mut executable, memory) = case.load(&device, way);
-            let input = |index: usize| &memory[index];
-            executable.run(&input, &mut NoStates, Launching::Eager).unwrap();
-            let mut times: Vec<f64> = (0..5)
-                .map(|_| executable.time(&[&input], &mut NoStates, 20, Launching::Graph).unwrap().as_secs_f64() * 1e6)
-                .collect();
-            times.sort_by(f64::total_cmp);
+            let us = microseconds(&mut *executable, &memory);
             let way = way.map_or("as chosen".to_string(), |way| format!("{way:?}"));
-            println!("{:8.1} us  {sizes:?} {} of {}, {way}", times[2], kernel.dtype, kernel.width);
+            println!("{:8.1} us  {sizes:?} {} of {}, {way}", us, kernel.dtype, kernel.width);
         }
     };
     print(causal, [8, 12, 1024, 1024], &prompt);

@@ -5,5 +5,6 @@
 mod backward;
 mod forward;
 mod scores;
+mod shared;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,33 +1,20 @@
 //! Probabilities of attention that are stored.
 
+use crate::shared::{added, launch, loaded, microseconds, outputs};
 use crate::support::attention::{MASKS, Numbers, epsilon, named_kernel, shape, stored, widened};
 use crate::support::{compiler, gpu};
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
 use deuteron_codegen::kernels::attention::cuda::scores::Scores;
 use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Tiles, Way, render, source};
 use deuteron_codegen::{
-    ArgBinding, AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, Backend, Geometry,
-    HeadStrides, Launch, Source,
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, Backend, HeadStrides, Launch,
 };
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
-use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
-use deuteron_graph::{Dtype, Graph, NodeId};
+use deuteron_device::{Cuda, Device, Executable, Memory};
+use deuteron_graph::Dtype;
 
 fn kernel(dtype: Dtype, width: usize, mask: AttentionMask) -> AttentionKernel {
     AttentionKernel { result: AttentionResult::Probabilities, ..named_kernel(dtype, width, mask, false) }
-}
-
-fn launch(kernel: &AttentionKernel, shape: AttentionShape, offsets: impl Fn(AttentionOperand) -> usize) -> Launch {
-    let base: NodeId = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
-    let binding = |&operand: &AttentionOperand| ArgBinding {
-        base,
-        dtype: kernel.operand_dtype(operand),
-        written: operand == AttentionOperand::O,
-        offset: offsets(operand),
-        leading: Vec::new(),
-        table_rows: 0,
-    };
-    Launch { args: kernel.operands().iter().map(binding).collect(), geometry: Geometry::Attention(shape) }
 }
 
 fn chosen(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> Scores {
@@ -107,11 +94,7 @@ impl Case {
         let k = numbers.take(batch * heads / kernel.group * keys * kernel.width, 1.0);
         let mut mask = Vec::new();
         if let AttentionMask::Additive(_) = kernel.mask {
-            let hidden = |x: f32| if x > 1.5 { f32::NEG_INFINITY } else { x };
-            mask = numbers.take(batch * queries * keys, 1.0).into_iter().map(hidden).collect();
-            // A row that sees nothing.
-            let row = queries / 2 * keys;
-            mask[row..row + keys].fill(f32::NEG_INFINITY);
+            mask = added(&mut numbers, [batch, queries, keys]);
         }
         let positions = (0..batch).map(|b| keys as i32 - queries as i32 - 11 * b as i32).collect();
         Case { kernel, shape: shape(sizes, &kernel), q, k, mask, positions, starts: [0; 2] }
@@ -168,29 +151,15 @@ impl Case {
             Some(way) => source(CudaAttention { kernel: self.kernel, way: Way::Scores(way) }),
             None => render(self.kernel, &launch, target),
         };
-        let kernel = device.compile(vec![Source::Cuda(source)]).unwrap().swap_remove(0);
         let operands = self.kernel.operands();
-        let inputs = operands.len() - 1;
-        let places = (0..inputs).map(Place::Input).chain([Place::Output(0)]).collect();
-        let steps = vec![Step { kernel, launch, places }];
-        let job = Job { steps, inputs, states: Vec::new(), outputs: vec![self.result_bytes()], arena: 0 };
-        let executable = device.load(job).unwrap();
-        let memory = operands[..inputs].iter().map(|&operand| device.upload(&self.bytes(operand)).unwrap());
-        (executable, memory.collect())
+        let inputs: Vec<Vec<u8>> = operands[..operands.len() - 1].iter().map(|&operand| self.bytes(operand)).collect();
+        loaded(device, source, launch, &inputs, vec![self.result_bytes()])
     }
 
     /// Runs it by a kernel, twice and once more as a graph, over poison; the bits must be the same.
     fn run(&self, device: &Cuda, way: Option<Scores>) -> Vec<f64> {
         let (mut executable, memory) = self.load(device, way);
-        let mut results = [Launching::Eager, Launching::Eager, Launching::Graph].map(|launching| {
-            executable.poison().unwrap();
-            executable.run(&|index| &memory[index], &mut NoStates, launching).unwrap();
-            let mut result = vec![0; self.result_bytes()];
-            executable.read(0, &mut result).unwrap();
-            result
-        });
-        assert!(results[0] == results[1] && results[1] == results[2], "other bits: {:?}", self.kernel);
-        widened(self.kernel.dtype, &std::mem::take(&mut results[0]))
+        widened(self.kernel.dtype, &outputs(&mut *executable, &memory, &[self.result_bytes()])[0])
     }
 
     /// Each row in f64: its probabilities, how many keys it sees, and the largest sum of sizes of the terms of a score.
@@ -450,18 +419,10 @@ fn tiles_side_by_side() {
         let case = Case::new(kernel, sizes, 1.0);
         for &way in ways {
             let (mut executable, memory) = case.load(&device, way);
-            let input = |index: usize| &memory[index];
-            executable.run(&input, &mut NoStates, Launching::Eager).unwrap();
-            let mut times: Vec<f64> = (0..5)
-                .map(|_| executable.time(&[&input], &mut NoStates, 20, Launching::Graph).unwrap().as_secs_f64() * 1e6)
-                .collect();
-            times.sort_by(f64::total_cmp);
-            let rate = case.result_bytes() as f64 / times[2] * 1e-3;
+            let us = microseconds(&mut *executable, &memory);
+            let rate = case.result_bytes() as f64 / us * 1e-3;
             let (dtype, mask) = (kernel.dtype, kernel.mask);
-            println!(
-                "{:8.1} us, {rate:6.0} GB/s written  {sizes:?} {mask:?} {dtype} of {}, {way:?}",
-                times[2], kernel.width
-            );
+            println!("{:8.1} us, {rate:6.0} GB/s written  {sizes:?} {mask:?} {dtype} of {}, {way:?}", us, kernel.width);
         }
     };
     let cut = TIMED.map(|tiles| Some(Scores::Tensor { tiles, together: 8 }));

@@ -1,0 +1,73 @@
+//! What all tests of attention do with a kernel: bind its arguments, load it, run it, time it.
+
+use deuteron_codegen::cuda::CudaSource;
+use deuteron_codegen::{ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, Source};
+use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
+use deuteron_graph::{Dtype, Graph};
+
+use crate::support::attention::Numbers;
+
+/// An argument of a launch: its type, whether it is written, and the element at which it starts.
+pub fn argument(dtype: Dtype, written: bool, offset: usize) -> ArgBinding {
+    let base = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
+    ArgBinding { base, dtype, written, offset, leading: Vec::new(), table_rows: 0 }
+}
+
+/// A launch of attention.
+pub fn launch(kernel: &AttentionKernel, shape: AttentionShape, offsets: impl Fn(AttentionOperand) -> usize) -> Launch {
+    let bound = |&operand: &AttentionOperand| {
+        argument(kernel.operand_dtype(operand), operand == AttentionOperand::O, offsets(operand))
+    };
+    Launch { args: kernel.operands().iter().map(bound).collect(), geometry: Geometry::Attention(shape) }
+}
+
+/// What is added to scores: some keys are hidden, and there is a row that sees nothing.
+pub fn added(numbers: &mut Numbers, [batch, queries, keys]: [usize; 3]) -> Vec<f32> {
+    let hidden = |x: f32| if x > 1.5 { f32::NEG_INFINITY } else { x };
+    let mut mask: Vec<f32> = numbers.take(batch * queries * keys, 1.0).into_iter().map(hidden).collect();
+    let row = queries / 2 * keys;
+    mask[row..row + keys].fill(f32::NEG_INFINITY);
+    mask
+}
+
+/// A kernel made ready, whose arguments are its inputs and then its outputs of so many bytes.
+pub fn loaded(
+    device: &Cuda,
+    source: CudaSource,
+    launch: Launch,
+    inputs: &[Vec<u8>],
+    outputs: Vec<usize>,
+) -> (Box<dyn Executable>, Vec<Memory>) {
+    let kernel = device.compile(vec![Source::Cuda(source)]).unwrap().swap_remove(0);
+    let places = (0..inputs.len()).map(Place::Input).chain((0..outputs.len()).map(Place::Output)).collect();
+    let steps = vec![Step { kernel, launch, places }];
+    let job = Job { steps, inputs: inputs.len(), states: Vec::new(), outputs, arena: 0 };
+    let executable = device.load(job).unwrap();
+    (executable, inputs.iter().map(|bytes| device.upload(bytes).unwrap()).collect())
+}
+
+/// Runs it over poison, twice and once more as a graph: the outputs, whose bits must be the same.
+pub fn outputs(executable: &mut dyn Executable, memory: &[Memory], sizes: &[usize]) -> Vec<Vec<u8>> {
+    let mut results = [Launching::Eager, Launching::Eager, Launching::Graph].map(|launching| {
+        executable.poison().unwrap();
+        executable.run(&|index| &memory[index], &mut NoStates, launching).unwrap();
+        let read = |(output, &bytes): (usize, &usize)| {
+            let mut result = vec![0; bytes];
+            executable.read(output, &mut result).unwrap();
+            result
+        };
+        sizes.iter().enumerate().map(read).collect::<Vec<_>>()
+    });
+    assert!(results[0] == results[1] && results[1] == results[2], "other bits");
+    std::mem::take(&mut results[0])
+}
+
+/// Microseconds of a run as a graph: the median of five times twenty.
+pub fn microseconds(executable: &mut dyn Executable, memory: &[Memory]) -> f64 {
+    let input = |index: usize| &memory[index];
+    executable.run(&input, &mut NoStates, Launching::Eager).unwrap();
+    let mut time = || executable.time(&[&input], &mut NoStates, 20, Launching::Graph).unwrap().as_secs_f64() * 1e6;
+    let mut times = [(); 5].map(|()| time());
+    times.sort_by(f64::total_cmp);
+    times[2]
+}
