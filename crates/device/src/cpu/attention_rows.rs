@@ -33,8 +33,8 @@ pub(crate) struct AttentionRowsTask {
     workers: Vec<PerWorker<Worker>>,
     /// What ranges of keys leave for the second step.
     partials: Vec<f32>,
-    /// The result of attention, row after row, in its dtype.
-    merged: Vec<u32>,
+    /// Floats that the result of attention takes of the kernel's memory: row after row, in its dtype.
+    merged: usize,
     /// Tasks done of each row; of a tile, those of its first row count.
     done: Vec<AtomicUsize>,
 }
@@ -81,21 +81,32 @@ impl AttentionRowsTask {
             axes: axes.iter().map(|&(divide, modulo)| Axis { divide, modulo }).collect(),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
             partials: vec![0.0; attention.partial_elements()],
-            merged: vec![0; (rows * cols * attention.dtype.bytes()).div_ceil(4)],
+            merged: (rows * cols * attention.dtype.bytes()).div_ceil(4),
             done: (0..rows).map(|_| AtomicUsize::new(0)).collect(),
             source: step.kernel.clone(),
         })
     }
 
+    /// Floats of the memory that all workers share while it runs.
+    pub fn kernel_floats(&self) -> usize {
+        self.merged
+    }
+
     /// # Safety
     /// `addresses` are the starts of the arguments' buffers, valid for the checked extents; what is written overlaps nothing
-    /// and is ours alone.
-    pub unsafe fn run(&mut self, pool: &Pool, addresses: &[*mut u8], step: usize) -> Result<(), DeviceError> {
+    /// and is ours alone. `memory`, from a cache line on, has [`AttentionRowsTask::kernel_floats`].
+    pub unsafe fn run(
+        &mut self,
+        pool: &Pool,
+        addresses: &[*mut u8],
+        memory: *mut f32,
+        step: usize,
+    ) -> Result<(), DeviceError> {
         let source = self.source.clone();
         let Source::AttentionRows(kernel) = &source.source else { unreachable!("checked in `new`") };
         for worker in &mut self.workers {
             let args = &mut worker.0.get_mut().args;
-            args[kernel.result].base = self.merged.as_mut_ptr().cast();
+            args[kernel.result].base = memory.cast();
             for position in kernel.operands()..addresses.len() {
                 // An argument without elements may lie anywhere: a number until it is used.
                 let address = addresses[position].wrapping_add(self.offsets[position]);
@@ -113,7 +124,7 @@ impl AttentionRowsTask {
             amx: self.amx,
         };
         let HeadStrides { batch, head, position } = self.shape.o;
-        let merged = Heads { address: self.merged.as_mut_ptr().cast(), batch, head, position };
+        let merged = Heads { address: memory.cast(), batch, head, position };
         let run = Run { kernel, job, merged };
         let this = &*self;
         let failed = |_| DeviceError::WorkerPanicked { step };

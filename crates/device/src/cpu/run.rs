@@ -36,7 +36,7 @@ pub(crate) struct CpuExecutable {
     states: Vec<*mut u8>,
     outputs: Vec<Buffer>,
     arena: Buffer,
-    /// What each worker needs for a product, and what all of them share. Products run one after the other, so all have the same.
+    /// What each worker needs for a product, and what all of them share in a kernel. These run one after the other, so all have the same.
     scratch: Vec<PerWorker<Scratch>>,
     memory: Scratch,
     /// Addresses of one step's arguments, reused by every step.
@@ -79,6 +79,7 @@ impl Task {
     fn kernel_floats(&self) -> usize {
         match self {
             Task::Product(task) => task.kernel_floats(),
+            Task::AttentionRows(task) => task.kernel_floats(),
             Task::AttentionBlock(task) => task.kernel_floats(),
             _ => 0,
         }
@@ -205,7 +206,7 @@ impl CpuExecutable {
                     Task::Product(task) => task.run(&self.pool, &self.addresses, &self.scratch, memory, index),
                     Task::Routed(task) => task.run(&self.pool, &self.addresses, &self.scratch, index),
                     Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::AttentionRows(task) => task.run(&self.pool, &self.addresses, index),
+                    Task::AttentionRows(task) => task.run(&self.pool, &self.addresses, memory, index),
                     Task::AttentionBlock(task) => task.run(&self.pool, &self.addresses, &self.scratch, memory, index),
                     Task::AttentionBackward(task) => task.run(&self.pool, &self.addresses, index),
                     Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
