@@ -135,15 +135,18 @@ part_repeat() {
 # Kernels come from the cache on disk: a run without a sanitizer fills it first. The four tools then run side by side.
 part_sanitize() {
     local logs tool
-    local words=("$deuteron" check --device cuda --catalog --small)
+    local checks=("$deuteron" check --device cuda --catalog --small)
+    local ladder=("$deuteron" bench attention --ladder --rows 64 --cols 64 --device cuda)
     logs=$(mktemp -d)
-    run "${words[@]}"
+    run "${checks[@]}"
+    run "${ladder[@]}"
     trap 'tail -n 40 "$logs"/*; exit 124' TERM  # out of time: say how far each got
     declare -A process
     # One core each: the race checker loses track of launches that come from several threads at once.
     local core=0
     for tool in memcheck racecheck initcheck synccheck; do
-        taskset -c $core compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 "${words[@]}" >"$logs/$tool" 2>&1 &
+        local sanitizer=(taskset -c $core compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20)
+        { "${sanitizer[@]}" "${checks[@]}" && "${sanitizer[@]}" "${ladder[@]}"; } >"$logs/$tool" 2>&1 &
         process[$tool]=$!
         core=$((core + 1))
     done

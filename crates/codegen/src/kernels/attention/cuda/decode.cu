@@ -9,7 +9,8 @@
 // - LANES neighbouring lanes share a key, 16 bytes each (PARTS times): they are one stream with a softmax of its own over every
 //   so many keys, FLIGHT keys at a time, all of their loads ahead of the arithmetic. Streams are joined at the end, first
 //   in the warp, then in the block. Scores are powers of 2.
-// - Keys and values are asked for before earlier grids have ended. Only those of the new tokens are theirs, and the L2 sees both.
+// - The first keys and values are asked for before earlier grids have ended. Only those of the new tokens are theirs, and the L2 sees
+//   both. Not all of them: those of all blocks together would be more than the L2 holds, and be read twice.
 //
 // ROWS and VECTOR (whether rows start at multiples of 16 bytes and end there) are constants that stand before this file.
 
@@ -27,6 +28,7 @@ constexpr int FLIGHT = ROWS * PARTS > 4 ? 2 : 4;
 constexpr int RESIDENT = ROWS * OWN <= 16 ? 4 : 1;
 constexpr int JOINED = WIDTH + 2;  // floats of a row of a range: values, largest score, sum
 constexpr int LINES = (WIDTH * sizeof(KeyElement) + 127) / 128;
+constexpr int BROUGHT = 16384 / (LINES * 128);  // keys of a block that are asked for early, at most
 
 // The parameter, and the positions once more if no kernel of the job makes them, else null.
 struct Decode : Attention {
@@ -102,7 +104,8 @@ static __device__ __forceinline__ Range range_of(const Attention& p, u32 chunk, 
 }
 
 static __device__ __forceinline__ void bring_rows(const KeyElement* g_rows, u64 position, Range keys) {
-    for (int line = threadIdx.x; line < (keys.end - keys.begin) * LINES; line += THREADS) {
+    const int count = min(keys.end - keys.begin, BROUGHT);
+    for (int line = threadIdx.x; line < count * LINES; line += THREADS) {
         bring_line((u64)(g_rows + (u64)(keys.begin + line / LINES) * position) + line % LINES * 128);
     }
 }

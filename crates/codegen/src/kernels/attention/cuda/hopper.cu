@@ -218,19 +218,7 @@ static __device__ __forceinline__ void issue_values(float (&r_o)[WIDTH / 2], con
 static __device__ __forceinline__ bool soften(State& r, float (&r_s)[KEYS / 2], float (&factor)[2], const Place& in, int i) {
     const int key = in.key(i);
     if (key + KEYS > in.whole) hide(r_s, in.end0 - key, in.end1 - key);
-    bool grows = false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float most = largest(r_s, half) * FACTOR;
-        const float before = r.maximum[half];
-        if (most > before + SLACK) {
-            r.maximum[half] = most;
-            grows = true;
-        }
-        // Exactly 1 where the largest score stays.
-        factor[half] = ex2(before - shift_of(r.maximum[half]));
-    }
-    grows = any_of_warp(grows);
+    const bool grows = raise_maxima(r.maximum, factor, r_s, FACTOR, SLACK);
     // Before the first score a factor is 2^-inf, also where nothing grows.
     if (grows) {
         r.sum[0] *= factor[0];

@@ -195,3 +195,21 @@ template <int N> static __device__ __forceinline__ float largest(const float (&r
     most = fmaxf(most, neighbour(most, 1));
     return fmaxf(most, neighbour(most, 2));
 }
+
+// Raises the largest scores of the two rows where some score of this tile is larger by `slack` powers of 2; `scale` makes powers of 2 of
+// scores. True where sums have to be multiplied by the factors.
+template <int N>
+static __device__ __forceinline__ bool raise_maxima(float (&maximum)[2], float (&factor)[2], const float (&r_s)[N], float scale, float slack) {
+    bool grows = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float most = largest(r_s, half) * scale, before = maximum[half];
+        if (most > before + slack) {
+            maximum[half] = most;
+            grows = true;
+        }
+        // Exactly 1 where the largest score stays.
+        factor[half] = ex2(before - shift_of(maximum[half]));
+    }
+    return any_of_warp(grows);
+}

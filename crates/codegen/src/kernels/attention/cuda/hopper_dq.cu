@@ -140,23 +140,6 @@ struct Running {
     Result weighted, plain;  // sums of p (dp - centre) k and of p k
 };
 
-// The largest scores of two rows, over all lanes, as powers of 2; true where sums have to be multiplied by the factors.
-static __device__ __forceinline__ bool raise_maxima(Running& r, const Scores& r_s, float (&factor)[2]) {
-    bool grows = false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float most = largest(r_s, half) * FACTOR;
-        const float before = r.maximum[half];
-        if (most > before + SLACK) {
-            r.maximum[half] = most;
-            grows = true;
-        }
-        // Exactly 1 where the largest score stays.
-        factor[half] = ex2(before - shift_of(r.maximum[half]));
-    }
-    return grows;
-}
-
 // Sums of the tile join those of the row over all lanes, and the centre becomes its delta so far.
 static __device__ __forceinline__ void set_centre(Running& r, const float (&factor)[2], const float (&sum)[2], const float (&slope)[2]) {
     float moved[2];
@@ -184,7 +167,7 @@ static __device__ __forceinline__ void set_centre(Running& r, const float (&fact
 static __device__ __forceinline__ void weigh(Running& r, Weights& r_p, Weights& r_weighted, Scores& r_s, Scores& r_slope, const Seen& sight, int i) {
     sight.hide(r_s, i);
     float factor[2], sum[2] = {}, slope[2] = {};
-    bool moves = raise_maxima(r, r_s, factor);
+    bool moves = raise_maxima(r.maximum, factor, r_s, FACTOR, SLACK);
 #pragma unroll
     for (int j = 0; j < TILE / 2; ++j) {
         r_s[j] = ex2(fmaf(r_s[j], FACTOR, -shift_of(r.maximum[j / 2 & 1])));

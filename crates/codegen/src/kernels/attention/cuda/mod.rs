@@ -39,8 +39,6 @@ const MAX_RANGES: usize = 64;
 const JOINED_RANGES: usize = 8;
 /// Bytes of shared memory that a cluster joins its ranges in, at most: more would leave room for fewer blocks.
 const JOINED_BYTES: usize = 32 << 10;
-/// Blocks that decode on one multiprocessor: enough loads in flight for its share of the memory's speed.
-const DECODE_BLOCKS: usize = 4;
 /// Threads of a block that decodes or joins, as in `decode.cu`.
 const DECODE_THREADS: u32 = 128;
 /// Rows of the result of a block that joins, as in `decode.cu`.
@@ -302,8 +300,8 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
         Way::Decode { rows, .. } => {
             let group = attention.kernel.group.max(1);
             let units = batch * (heads / group) * (group * queries).div_ceil(rows);
-            let ranges = (DECODE_BLOCKS * target.processors).div_ceil(units).min(shape.keys.div_ceil(RANGE));
-            let ranges = ranges.clamp(1, MAX_RANGES);
+            let most = shape.keys.div_ceil(RANGE).clamp(1, MAX_RANGES);
+            let ranges = even_ranges(units, most, decode_blocks(rows) * target.processors);
             let waits = target.arch.has_dependent_grids();
             let waiting = |grid: Grid| Grid { waits, ..grid };
             let joined = clustered(ranges, rows * (width + 2) * 4).filter(|_| target.arch.has_clusters());
@@ -333,10 +331,28 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
     Grids { list, workspace, checks_indices: false }
 }
 
+/// Blocks that decode so many rows each and fit on a multiprocessor: what their registers leave room for.
+fn decode_blocks(rows: usize) -> usize {
+    match rows {
+        1 => 6,
+        2 => 5,
+        3..=4 => 3,
+        _ => 2,
+    }
+}
+
+/// Ranges of keys of each of so many units: the fewest that keep nine tenths of the places for blocks busy until the end, else
+/// those that keep most of them busy.
+fn even_ranges(units: usize, most: usize, places: usize) -> usize {
+    let busy = |ranges: usize| (units * ranges) as f64 / (units * ranges).next_multiple_of(places.max(1)) as f64;
+    let best = (1..=most).fold(1, |best, ranges| if busy(ranges) > busy(best) { ranges } else { best });
+    (1..=most).find(|&ranges| busy(ranges) >= 0.9).unwrap_or(best)
+}
+
 /// Blocks of a cluster that joins so many ranges, each of so many bytes, and its shared memory; none where a second grid should.
 /// Half as many ranges, each twice as long, cost less than that grid.
 fn clustered(ranges: usize, bytes: usize) -> Option<(usize, usize)> {
-    let cluster = ranges.next_power_of_two().min(JOINED_RANGES);
+    let cluster = ranges.min(JOINED_RANGES);
     (ranges > 1 && ranges <= 2 * JOINED_RANGES && cluster * bytes <= JOINED_BYTES).then_some((cluster, cluster * bytes))
 }
 

@@ -113,15 +113,24 @@ fn a_cluster_joins_few_ranges_and_a_second_grid_joins_many() {
     };
     let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
     let nowhere = vec![Word::Number(0); 2];
-    // Three ranges of 64 keys are four of a cluster; sixteen are eight, each twice as long.
+    // Sixteen ranges of 64 keys are eight of a cluster, each twice as long.
     let joined =
         |blocks, cluster: u32| (vec![("attention_decode", blocks, cluster, cluster * 66 * 4)], 0, nowhere.clone());
-    assert_eq!(list(causal, [1, 12, 1, 129]), joined(48, 4));
+    assert_eq!(list(causal, [1, 12, 1, 129]), joined(36, 3));
     assert_eq!(list(causal, [1, 12, 1, 1024]), joined(96, 8));
     assert_eq!(list(causal, [1, 12, 1, 64]), (vec![("attention_decode", 12, 1, 0)], 0, nowhere.clone()));
     let (grids, workspace, words) = list(causal, [1, 12, 1, 1088]);
     assert_eq!(grids, [("attention_decode", 12 * 17, 1, 0), ("attention_combine", 3, 1, 0)]);
     assert_eq!((workspace, words[0]), (12 * 17 * 66 * 4, Word::Workspace(0)));
+}
+
+#[test]
+fn ranges_keep_all_places_for_blocks_busy() {
+    let ranges = |units, most, rows| even_ranges(units, most, decode_blocks(rows) * 132);
+    // GPT-2's twelve heads of 1, 8, 32 and 64 sequences; then heads that share keys by four.
+    assert_eq!([12, 96, 384, 768].map(|units| ranges(units, 16, 1)), [16, 8, 2, 1]);
+    assert_eq!(ranges(64, 64, 4), 6);
+    assert_eq!((ranges(500, 64, 1), ranges(1, 1, 1), ranges(0, 1, 8)), (3, 1, 1));
 }
 
 #[test]
