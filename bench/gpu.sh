@@ -136,7 +136,7 @@ part_repeat() {
 part_sanitize() {
     local logs tool
     local checks=("$deuteron" check --device cuda --catalog --small)
-    local ladder=("$deuteron" bench attention --ladder --rows 64 --cols 64 --device cuda)
+    local ladder=("$deuteron" bench attention --ladder --once --rows 129 --cols 128 --device cuda)
     logs=$(mktemp -d)
     run "${checks[@]}"
     run "${ladder[@]}"

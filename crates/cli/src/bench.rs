@@ -2,7 +2,9 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use deuteron::bench::{BenchCase, BenchRow, LadderRow, OnceRow, bench, graph, ladder, once, overhead};
+use deuteron::bench::{
+    BenchCase, BenchRow, LadderCheck, LadderRow, OnceRow, bench, check_ladder, graph, ladder, once, overhead,
+};
 use deuteron::tune::{TunedKernel, tune_all};
 use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Heads, Strategy};
 use deuteron_gpt2::Config;
@@ -40,12 +42,13 @@ pub struct Arguments {
     /// The gradients instead of the ops
     #[arg(long)]
     backward: bool,
-    /// Run the unfused and the fused plan exactly once each and print their kernels in order: for a profiler
+    /// Run the unfused and the fused plan exactly once each and print their kernels in order: for a profiler; of a ladder, run and
+    /// check every step once
     #[arg(long)]
     once: bool,
     /// Time every step from a naive kernel to the generated one instead: of add_act and norm_act if no op is
     /// named, and of attention
-    #[arg(long, conflicts_with = "once")]
+    #[arg(long)]
     ladder: bool,
     /// On a GPU, measure the launch shapes of all kernels first, of both plans, and store what wins for later commands
     #[arg(long, conflicts_with_all = ["once", "ladder"])]
@@ -59,7 +62,7 @@ pub struct Arguments {
     /// unfused_graph_us, eager_us, bytes_eager, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
     /// bytes_written, registers, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}; with --once of {op,
     /// direction, rows, cols, dtype, plans}; with --ladder of {op, rows, cols, dtype, device, rung, about, verified, worst_ratio, us,
-    /// gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}; of a model {model, device, weights, phases}
+    /// gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}, with --once too of {op, rung, verified, worst_ratio}; of a model {model, device, weights, phases}
     #[arg(long)]
     json: bool,
 }
@@ -81,6 +84,9 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         return Ok(Outcome::Good);
     }
     let cases = cases(arguments)?;
+    if arguments.once && arguments.ladder {
+        return run_ladder_once(&engine, &cases, arguments.json);
+    }
     if arguments.once {
         return run_once(&engine, &cases, arguments.json);
     }
@@ -185,6 +191,23 @@ fn run_once(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome>
         }
     }
     Ok(Outcome::Good)
+}
+
+fn run_ladder_once(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {
+    let mut rows: Vec<LadderCheck> = Vec::new();
+    for case in cases {
+        rows.extend(check_ladder(engine, case)?);
+    }
+    let outcome = if rows.iter().all(|row| row.verified) { Outcome::Good } else { Outcome::Failed };
+    if json {
+        show::json(&rows)?;
+        return Ok(outcome);
+    }
+    for row in &rows {
+        let wrong = if row.verified { "" } else { " WRONG" };
+        println!("{} {}: error {:.2} of its bound{wrong}", row.op, row.rung, row.worst_ratio);
+    }
+    Ok(outcome)
 }
 
 fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {

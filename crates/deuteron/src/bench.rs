@@ -7,7 +7,7 @@ mod once;
 mod overhead;
 
 pub(crate) use device::{Sets, copies, repeats, rotation, runs_of_a_sample};
-pub use ladder::{LadderRow, ladder};
+pub use ladder::{LadderCheck, LadderRow, check_ladder, ladder};
 pub use once::{OnceKernel, OncePlan, OnceRow, once};
 pub use overhead::{OverheadRow, overhead};
 

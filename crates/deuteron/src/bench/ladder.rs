@@ -69,6 +69,19 @@ pub struct LadderRow {
     pub registers: Option<u32>,
 }
 
+/// One rung that ran once. The JSON form of `bench --ladder --once` is an array of these.
+#[derive(Debug, Clone, Serialize)]
+pub struct LadderCheck {
+    /// name in the catalogue
+    pub op: String,
+    /// the rung's file, or `generated`
+    pub rung: String,
+    /// whether it is within its bound of the f64 reference
+    pub verified: bool,
+    /// the largest error as a share of its bound
+    pub worst_ratio: f64,
+}
+
 /// A rung made ready to be timed.
 struct Step {
     name: String,
@@ -88,6 +101,22 @@ pub fn ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderRow>, Error
         Backend::Cuda(target) => time_on_device(engine, cuda_steps(engine, target, case, &checks, &graph)?, &tensors)?,
     };
     Ok(rows(engine, case, measured))
+}
+
+/// Runs every rung of the ladder of an op once, at the rows and columns asked for: for a checker of memory, under which timing takes long.
+pub fn check_ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderCheck>, Error> {
+    let (graph, checks) = (graph(case)?, [check(case)?]);
+    let steps = match engine.device().backend() {
+        Backend::Cpu => cpu_steps(engine, &checks, &graph)?,
+        Backend::Cuda(target) => cuda_steps(engine, target, case, &checks, &graph)?,
+    };
+    let checked = |step: Step| LadderCheck {
+        op: case.op.name().to_string(),
+        rung: step.name,
+        verified: step.worst_ratio <= 1.0,
+        worst_ratio: step.worst_ratio,
+    };
+    Ok(steps.into_iter().map(checked).collect())
 }
 
 /// Rungs of a CPU: instruction sets on one thread, narrow to wide, then all threads.
@@ -178,14 +207,15 @@ fn checks(case: &BenchCase) -> Result<Vec<Check>, Error> {
         let (rows, cols) = CHECKED_SEQUENCES;
         cases.push(BenchCase { rows, cols, ..*case });
     }
-    let check = |case: &BenchCase| {
-        let graph = graph(case)?;
-        let tensors = seed::inputs(&graph, 3)?;
-        let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
-        let expected = Expected::new(&graph, &arrays, false)?;
-        Ok(Check { graph, tensors, expected })
-    };
     cases.iter().map(check).collect()
+}
+
+fn check(case: &BenchCase) -> Result<Check, Error> {
+    let graph = graph(case)?;
+    let tensors = seed::inputs(&graph, 3)?;
+    let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
+    let expected = Expected::new(&graph, &arrays, false)?;
+    Ok(Check { graph, tensors, expected })
 }
 
 impl Check {

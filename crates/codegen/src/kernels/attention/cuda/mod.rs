@@ -37,8 +37,12 @@ const RANGE: usize = 64;
 const MAX_RANGES: usize = 64;
 /// Blocks of a cluster that joins its ranges, at most: what every GPU with clusters can run.
 const JOINED_RANGES: usize = 8;
+/// Keys of a range, at most, where a cluster has fewer ranges than there are places for blocks.
+const JOINED_KEYS: usize = 256;
 /// Bytes of shared memory that a cluster joins its ranges in, at most: more would leave room for fewer blocks.
 const JOINED_BYTES: usize = 32 << 10;
+/// Blocks that decode and that a multiprocessor is given at once: 6, 3 or 2 of them have room at a time for blocks of 1, 4 or 8 rows.
+const DECODE_BLOCKS: usize = 6;
 /// Threads of a block that decodes or joins, as in `decode.cu`.
 const DECODE_THREADS: u32 = 128;
 /// Rows of the result of a block that joins, as in `decode.cu`.
@@ -301,10 +305,10 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
             let group = attention.kernel.group.max(1);
             let units = batch * (heads / group) * (group * queries).div_ceil(rows);
             let most = shape.keys.div_ceil(RANGE).clamp(1, MAX_RANGES);
-            let ranges = even_ranges(units, most, decode_blocks(rows) * target.processors);
+            let ranges = even_ranges(units, most, DECODE_BLOCKS * target.processors);
             let waits = target.arch.has_dependent_grids();
             let waiting = |grid: Grid| Grid { waits, ..grid };
-            let joined = clustered(ranges, rows * (width + 2) * 4).filter(|_| target.arch.has_clusters());
+            let joined = clustered(ranges, shape.keys, rows * (width + 2) * 4).filter(|_| target.arch.has_clusters());
             let ranges = joined.map_or(ranges, |(cluster, _)| cluster);
             let mut words = words(&attention.kernel, shape, launch, ranges);
             words.push(given_positions(&attention.kernel, launch));
@@ -331,16 +335,6 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
     Grids { list, workspace, checks_indices: false }
 }
 
-/// Blocks that decode so many rows each and fit on a multiprocessor: what their registers leave room for.
-fn decode_blocks(rows: usize) -> usize {
-    match rows {
-        1 => 6,
-        2 => 5,
-        3..=4 => 3,
-        _ => 2,
-    }
-}
-
 /// Ranges of keys of each of so many units: the fewest that keep nine tenths of the places for blocks busy until the end, else
 /// those that keep most of them busy.
 fn even_ranges(units: usize, most: usize, places: usize) -> usize {
@@ -349,11 +343,12 @@ fn even_ranges(units: usize, most: usize, places: usize) -> usize {
     (1..=most).find(|&ranges| busy(ranges) >= 0.9).unwrap_or(best)
 }
 
-/// Blocks of a cluster that joins so many ranges, each of so many bytes, and its shared memory; none where a second grid should.
-/// Half as many ranges, each twice as long, cost less than that grid.
-fn clustered(ranges: usize, bytes: usize) -> Option<(usize, usize)> {
+/// Blocks of a cluster that joins so many ranges of some keys, each of so many bytes, and its shared memory; none where a second grid
+/// should. Half as many ranges, each twice as long, cost less than that grid where they are short.
+fn clustered(ranges: usize, keys: usize, bytes: usize) -> Option<(usize, usize)> {
     let cluster = ranges.min(JOINED_RANGES);
-    (ranges > 1 && ranges <= 2 * JOINED_RANGES && cluster * bytes <= JOINED_BYTES).then_some((cluster, cluster * bytes))
+    let halved = ranges <= 2 * JOINED_RANGES && keys.div_ceil(cluster) <= JOINED_KEYS;
+    (ranges > 1 && (ranges == cluster || halved) && cluster * bytes <= JOINED_BYTES).then_some((cluster, cluster * bytes))
 }
 
 /// The positions, if no kernel of the job makes them.

@@ -126,11 +126,12 @@ fn a_cluster_joins_few_ranges_and_a_second_grid_joins_many() {
 
 #[test]
 fn ranges_keep_all_places_for_blocks_busy() {
-    let ranges = |units, most, rows| even_ranges(units, most, decode_blocks(rows) * 132);
-    // GPT-2's twelve heads of 1, 8, 32 and 64 sequences; then heads that share keys by four.
-    assert_eq!([12, 96, 384, 768].map(|units| ranges(units, 16, 1)), [16, 8, 2, 1]);
-    assert_eq!(ranges(64, 64, 4), 6);
-    assert_eq!((ranges(500, 64, 1), ranges(1, 1, 1), ranges(0, 1, 8)), (3, 1, 1));
+    let ranges = |units, most| even_ranges(units, most, 6 * 132);
+    // GPT-2's twelve heads of 1, 8, 32 and 64 sequences.
+    assert_eq!([12, 96, 384, 768].map(|units| ranges(units, 16)), [16, 8, 2, 1]);
+    assert_eq!((ranges(64, 64), ranges(500, 64), ranges(1, 1), ranges(0, 1)), (12, 3, 1, 1));
+    // Short ranges are halved for a cluster, long ones are not.
+    assert_eq!((clustered(12, 2048, 264), clustered(12, 4096, 264)), (Some((8, 2112)), None));
 }
 
 #[test]
