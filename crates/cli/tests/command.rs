@@ -171,7 +171,8 @@ fn a_ladder_ends_with_the_generated_kernel() {
         let rungs = rungs.as_array().unwrap().clone();
         assert!(rungs.len() > 1 && rungs.iter().all(|rung| rung["verified"] == true), "{rungs:?}");
         assert_eq!(rungs[rungs.len() - 1]["rung"], "generated");
-        let once = json(&["bench", op, "--ladder", "--once", "--rows", "17", "--cols", "64", "--json", "--device", "cpu"]);
+        let once =
+            json(&["bench", op, "--ladder", "--once", "--rows", "17", "--cols", "64", "--json", "--device", "cpu"]);
         let once = once.as_array().unwrap();
         assert!(once.iter().all(|rung| rung["verified"] == true), "{once:?}");
         assert!(once.iter().map(|rung| &rung["rung"]).eq(rungs.iter().map(|rung| &rung["rung"])), "{once:?}");

@@ -11,7 +11,7 @@
 // The parameter: that of attention, whose result is here the gradient that comes in, then what is made.
 struct Backward {
     Attention of;
-    // Of each row of queries: logsumexp as a power of 2, infinite where nothing is seen, and delta.
+    // Of each row of queries: logsumexp as a power of 2, infinite where nothing is seen, and delta; or as the kernels say.
     float2* g_rows;
     Element* g_dq;
     Element* g_dk;
@@ -36,8 +36,8 @@ static __device__ __forceinline__ void raise(Statistics& r, float most) {
     r.slope *= factor;
 }
 
-// Joins what LANES neighbouring lanes have seen: logsumexp and delta of the row.
-template <int LANES> static __device__ __forceinline__ float2 finish(Statistics r) {
+// Joins what LANES neighbouring lanes have seen.
+template <int LANES> static __device__ __forceinline__ Statistics join(Statistics r) {
 #pragma unroll
     for (int mask = 1; mask < LANES; mask *= 2) {
         const float maximum = neighbour(r.maximum, mask), most = fmaxf(r.maximum, maximum), shift = shift_of(most);
@@ -46,6 +46,12 @@ template <int LANES> static __device__ __forceinline__ float2 finish(Statistics 
         r.sum = r.sum * own + neighbour(r.sum, mask) * other;
         r.slope = r.slope * own + neighbour(r.slope, mask) * other;
     }
+    return r;
+}
+
+// The same as logsumexp and delta of the row.
+template <int LANES> static __device__ __forceinline__ float2 finish(const Statistics& seen) {
+    const Statistics r = join<LANES>(seen);
     if (r.sum == 0.0f) return make_float2(-never(), 0.0f);
     return make_float2(r.maximum + log2f(r.sum), r.slope * ending(r.sum));
 }

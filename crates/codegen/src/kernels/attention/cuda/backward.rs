@@ -21,6 +21,8 @@ use crate::source::{Geometry, Launch};
 const MANY: usize = 16;
 /// Bytes of logsumexp and delta of a row.
 const STATISTICS: usize = 8;
+/// The same, as `backward_plain.cu` keeps them.
+const PLAIN_STATISTICS: usize = 12;
 /// Rows of queries or of keys that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
 const HOPPER_ROWS: usize = 128;
 const HOPPER_TILE: usize = 64;
@@ -253,11 +255,14 @@ pub(crate) fn grids(backward: &CudaBackward, launch: &Launch, target: &CudaTarge
     };
     let words = backward_words(kernel, shape, launch);
     let sides = [("backward_queries", shape.queries), ("backward_keys", shape.keys)];
-    let mut queries = shape.queries;
+    let (mut queries, mut statistics) = (shape.queries, STATISTICS);
     let list = match backward.way {
-        BackwardWay::Plain => sides.map(|(entry, positions)| {
-            grid(entry, heads * positions.div_ceil(PLAIN_QUERIES), PLAIN_THREADS, 0, words.clone())
-        }),
+        BackwardWay::Plain => {
+            statistics = PLAIN_STATISTICS;
+            sides.map(|(entry, positions)| {
+                grid(entry, heads * positions.div_ceil(PLAIN_QUERIES), PLAIN_THREADS, 0, words.clone())
+            })
+        }
         BackwardWay::Hopper => {
             queries = queries.next_multiple_of(HOPPER_ROWS);
             sides.map(|(entry, positions)| {
@@ -279,7 +284,7 @@ pub(crate) fn grids(backward: &CudaBackward, launch: &Launch, target: &CudaTarge
         }
     };
     let list = list.into_iter().filter(|grid| grid.blocks[0] > 0).collect();
-    Grids { list, workspace: heads * queries * STATISTICS, checks_indices: false }
+    Grids { list, workspace: heads * queries * statistics, checks_indices: false }
 }
 
 /// The parameter of one of the kernels of `hopper_backward.cuh`, as it lists it.

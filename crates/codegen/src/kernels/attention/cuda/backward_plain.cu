@@ -1,6 +1,7 @@
 // The gradient of attention for any storage, any width, any strides, in f32 arithmetic, by computing scores again.
 //
-// - Numbers: products and sums in f32, in an order that the sizes alone decide.
+// - Numbers: products and sums in f32, in an order that the sizes alone decide. Of a row the largest score and the sum stay apart: a
+//   logsumexp would be rounded to the size of the scores.
 // - `backward_queries`: a block 64 queries, all keys twice: statistics of its rows, which it leaves for the other kernel, then
 //   dq. `backward_keys`: a block 64 keys, all queries that see it: dk and dv.
 // - Tiles that no row of the block sees, or is seen by, are not read. Blocks with most to do come first.
@@ -30,6 +31,18 @@ static __device__ __forceinline__ void compute(Pairs& r, Memory& s, const Attent
             if (!r.kept[i][j]) r.slope[i][j] = 0.0f;
         }
     }
+}
+
+// What makes probabilities of the scores of a row, and its delta: in place of `g_rows`.
+struct Ended {
+    float shift, factor, delta;
+
+    __device__ __forceinline__ float probability(float score) const { return ex2(fmaf(score, LOG2E, -shift)) * factor; }
+};
+
+static __device__ __forceinline__ Ended end_row(const Statistics& seen) {
+    const Statistics r = join<16>(seen);
+    return {shift_of(r.maximum), r.sum == 0.0f ? 0.0f : 1.0f / r.sum, r.slope * ending(r.sum)};
 }
 
 // Rows of a gradient, times a factor.
@@ -80,11 +93,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
             }
         }
     }
-    float2 r_rows[4];
+    Ended r_rows[4], *g_rows = (Ended*)p.g_rows + of_all * of.queries;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        r_rows[i] = finish<16>(r_statistics[i]);
-        if (x == 0 && row + i < end) p.g_rows[of_all * of.queries + row + i] = r_rows[i];
+        r_rows[i] = end_row(r_statistics[i]);
+        if (x == 0 && row + i < end) g_rows[row + i] = r_rows[i];
     }
 
     float r_dq[4][COLUMNS] = {};
@@ -95,8 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const float probability = ex2(fmaf(r.s[i][j], LOG2E, -r_rows[i].x));
-                s.weights[4 * y + i][x + 16 * j] = slope_of(probability, r.slope[i][j], r_rows[i].y);
+                s.weights[4 * y + i][x + 16 * j] = slope_of(r_rows[i].probability(r.s[i][j]), r.slope[i][j], r_rows[i].delta);
             }
         }
         add_weighted(r_dq, s, facing[0]);
@@ -116,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
                                   {of.g_v + start(of.v, sequence, head), of.v.position, first, keys}};
     Tile<STORAGE> facing[2] = {{of.g_q + start(of.q, sequence, head), of.q.position, 0, queries},
                                {of.g_o + start(of.o, sequence, head), of.o.position, 0, queries}};
-    const float2* g_rows = p.g_rows + of_all * of.queries;
+    const Ended* g_rows = (const Ended*)p.g_rows + of_all * of.queries;
 
     Pairs r;
     float r_dk[4][COLUMNS] = {}, r_dv[4][COLUMNS] = {};
@@ -127,11 +139,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
         for (int j = 0; j < 4; ++j) {
             const int at = query + x + 16 * j;
             // Zeros beyond the last query: its slopes are zeros too, so nothing is added.
-            const float2 rows = at < queries ? g_rows[at] : make_float2(0.0f, 0.0f);
+            const Ended ended = at < queries ? g_rows[at] : Ended{};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float probability = ex2(fmaf(r.s[i][j], LOG2E, -rows.x));
-                r.slope[i][j] = slope_of(probability, r.slope[i][j], rows.y);
+                const float probability = ended.probability(r.s[i][j]);
+                r.slope[i][j] = slope_of(probability, r.slope[i][j], ended.delta);
                 s.weights[4 * y + i][x + 16 * j] = r.kept[i][j] ? probability : 0.0f;
             }
         }

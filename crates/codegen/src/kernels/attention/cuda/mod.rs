@@ -348,7 +348,8 @@ fn even_ranges(units: usize, most: usize, places: usize) -> usize {
 fn clustered(ranges: usize, keys: usize, bytes: usize) -> Option<(usize, usize)> {
     let cluster = ranges.min(JOINED_RANGES);
     let halved = ranges <= 2 * JOINED_RANGES && keys.div_ceil(cluster) <= JOINED_KEYS;
-    (ranges > 1 && (ranges == cluster || halved) && cluster * bytes <= JOINED_BYTES).then_some((cluster, cluster * bytes))
+    (ranges > 1 && (ranges == cluster || halved) && cluster * bytes <= JOINED_BYTES)
+        .then_some((cluster, cluster * bytes))
 }
 
 /// The positions, if no kernel of the job makes them.
