@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use deuteron::check::{Breadth, CatalogReport, CheckReport, Part, check, check_catalog, cpu_engines};
-use deuteron::{Engine, MachineKind};
+use deuteron::{Engine, FusedOp, MachineKind};
 
 use crate::Outcome;
 use crate::device::{DeviceArguments, RedZones};
@@ -25,6 +25,9 @@ pub struct Arguments {
     /// Every op of the catalogue instead: each direction, dtype, odd shape and layout
     #[arg(long, conflicts_with_all = ["cases", "seed"])]
     catalog: bool,
+    /// With --catalog, only these ops
+    #[arg(long = "op", requires = "catalog", value_name = "NAME", value_delimiter = ',')]
+    ops: Vec<String>,
     /// With --catalog, a handful of cases an op
     #[arg(long, requires = "catalog")]
     small: bool,
@@ -89,7 +92,9 @@ fn run_catalog(engine: &Engine, arguments: &Arguments) -> Result<Outcome> {
         (times, _) => Breadth::Repeated(times),
     };
     let bar = show::progress(Some(1));
-    let report = check_catalog(engine, breadth, arguments.part, |done, all| {
+    let names: Vec<&str> =
+        arguments.ops.iter().map(|name| FusedOp::find(name).map(|op| op.name())).collect::<Result<_, _>>()?;
+    let report = check_catalog(engine, breadth, &names, arguments.part, |done, all| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
     })?;

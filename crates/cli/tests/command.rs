@@ -189,6 +189,9 @@ fn the_catalogue_is_checked() {
     let report = json(&["check", "--catalog", "--small", "--json", "--device", "cpu"]);
     assert_eq!(report["failures"], 0, "{report}");
     assert!(report["cases"].as_u64() > Some(400));
+    let report = json(&["check", "--catalog", "--small", "--op", "attention,softmax", "--json", "--device", "cpu"]);
+    let names: Vec<_> = report["ops"].as_object().unwrap().keys().cloned().collect();
+    assert_eq!((names, report["failures"].as_u64()), (vec!["attention".into(), "softmax".into()], Some(0)), "{report}");
     let report = json(&["check", "--catalog", "--repeat", "3", "--json", "--device", "cpu"]);
     assert_eq!((report["failures"].as_u64(), report["repeats"].as_u64()), (Some(0), Some(3)), "{report}");
 }

@@ -168,15 +168,18 @@ struct Answer {
     problem: Option<String>,
 }
 
-/// Runs the catalogue on an engine. `progress` is told how many of all graphs are done.
+/// Runs the catalogue on an engine, or those of its ops that are named. `progress` is told how many of all graphs are done.
 pub fn check_catalog(
     engine: &Engine,
     breadth: Breadth,
+    names: &[&str],
     part: Part,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<CatalogReport, Error> {
     let begin = Instant::now();
-    let pieces: Vec<Piece> = pieces(breadth).into_iter().skip(part.index).step_by(part.count.max(1)).collect();
+    let asked = |piece: &Piece| names.is_empty() || names.contains(&piece.op.name());
+    let pieces = pieces(breadth).into_iter().filter(asked);
+    let pieces: Vec<Piece> = pieces.skip(part.index).step_by(part.count.max(1)).collect();
     let bed = Bed::new(engine);
     let mut report = CatalogReport {
         device: engine.device().describe(),

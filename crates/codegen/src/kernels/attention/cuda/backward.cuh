@@ -36,8 +36,8 @@ static __device__ __forceinline__ void raise(Statistics& r, float most) {
     r.slope *= factor;
 }
 
-// Joins what LANES neighbouring lanes have seen.
-template <int LANES> static __device__ __forceinline__ Statistics join(Statistics r) {
+// Joins what LANES neighbouring lanes have seen: logsumexp and delta of the row.
+template <int LANES> static __device__ __forceinline__ float2 finish(Statistics r) {
 #pragma unroll
     for (int mask = 1; mask < LANES; mask *= 2) {
         const float maximum = neighbour(r.maximum, mask), most = fmaxf(r.maximum, maximum), shift = shift_of(most);
@@ -46,12 +46,6 @@ template <int LANES> static __device__ __forceinline__ Statistics join(Statistic
         r.sum = r.sum * own + neighbour(r.sum, mask) * other;
         r.slope = r.slope * own + neighbour(r.slope, mask) * other;
     }
-    return r;
-}
-
-// The same as logsumexp and delta of the row.
-template <int LANES> static __device__ __forceinline__ float2 finish(const Statistics& seen) {
-    const Statistics r = join<LANES>(seen);
     if (r.sum == 0.0f) return make_float2(-never(), 0.0f);
     return make_float2(r.maximum + log2f(r.sum), r.slope * ending(r.sum));
 }

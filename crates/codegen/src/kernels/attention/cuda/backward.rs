@@ -22,7 +22,7 @@ const MANY: usize = 16;
 /// Bytes of logsumexp and delta of a row.
 const STATISTICS: usize = 8;
 /// The same, as `backward_plain.cu` keeps them.
-const PLAIN_STATISTICS: usize = 12;
+const PLAIN_STATISTICS: usize = 16;
 /// Rows of queries or of keys that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
 const HOPPER_ROWS: usize = 128;
 const HOPPER_TILE: usize = 64;

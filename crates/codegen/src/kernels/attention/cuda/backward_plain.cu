@@ -1,7 +1,8 @@
 // The gradient of attention for any storage, any width, any strides, in f32 arithmetic, by computing scores again.
 //
 // - Numbers: products and sums in f32, in an order that the sizes alone decide. Of a row the largest score and the sum stay apart: a
-//   logsumexp would be rounded to the size of the scores.
+//   logsumexp would be rounded to the size of the scores. Delta is counted from the slope of the largest score: where one key has most of
+//   the weight, what is left of its slope is as exact as the weights of the others.
 // - `backward_queries`: a block 64 queries, all keys twice: statistics of its rows, which it leaves for the other kernel, then
 //   dq. `backward_keys`: a block 64 keys, all queries that see it: dk and dv.
 // - Tiles that no row of the block sees, or is seen by, are not read. Blocks with most to do come first.
@@ -28,21 +29,64 @@ static __device__ __forceinline__ void compute(Pairs& r, Memory& s, const Attent
             const int query = QUERIES ? row + i : column + 16 * j, key = QUERIES ? column + 16 * j : row + i;
             r.s[i][j] = masked_score<true, true>(p, sequence, head, last, r.s[i][j], query, key);
             r.kept[i][j] = !DROPOUT || keeps(row_elements(p, sequence, head, query) + key, seed);
-            if (!r.kept[i][j]) r.slope[i][j] = 0.0f;
+            r.slope[i][j] = !r.kept[i][j] ? 0.0f : DROPOUT ? r.slope[i][j] * KEPT : r.slope[i][j];
         }
     }
 }
 
-// What makes probabilities of the scores of a row, and its delta: in place of `g_rows`.
-struct Ended {
-    float shift, factor, delta;
+// Statistics whose slopes are counted from a centre, the slope of the largest score so far.
+struct Centred {
+    float maximum, sum, slope, centre;
 
-    __device__ __forceinline__ float probability(float score) const { return ex2(fmaf(score, LOG2E, -shift)) * factor; }
+    // Scores follow of which one, as a power of 2, and its slope are given: the largest.
+    __device__ __forceinline__ void raise(float most, float its_slope) {
+        if (!(most > maximum)) return;
+        const float factor = ex2(maximum - shift_of(most));
+        maximum = most;
+        sum *= factor;
+        // What is not finite is no centre: it would reach keys of no weight.
+        move(isfinite(its_slope) ? its_slope : 0.0f, factor);
+    }
+    __device__ __forceinline__ void move(float to, float factor) {
+        slope = fmaf(centre - to, sum, slope * factor);
+        centre = to;
+    }
+    __device__ __forceinline__ void add(float power, float its_slope) {
+        sum += power;
+        slope = fmaf(power, its_slope - centre, slope);
+    }
 };
 
-static __device__ __forceinline__ Ended end_row(const Statistics& seen) {
-    const Statistics r = join<16>(seen);
-    return {shift_of(r.maximum), r.sum == 0.0f ? 0.0f : 1.0f / r.sum, r.slope * ending(r.sum)};
+// What makes slopes of the scores of a row, in place of `g_rows`.
+struct __align__(16) Ended {
+    float shift, factor, centre, delta;
+
+    __device__ __forceinline__ float probability(float score) const { return ex2(fmaf(score, LOG2E, -shift)) * factor; }
+    __device__ __forceinline__ float slope(float probability, float of_probability) const {
+        return probability * (of_probability - centre - delta);
+    }
+};
+
+// Joins what sixteen lanes have seen of a row.
+static __device__ __forceinline__ Ended end_row(Centred r) {
+#pragma unroll
+    for (int mask = 1; mask < 16; mask *= 2) {
+        Centred other = {neighbour(r.maximum, mask), neighbour(r.sum, mask), neighbour(r.slope, mask), neighbour(r.centre, mask)};
+        const float most = fmaxf(r.maximum, other.maximum), shift = shift_of(most);
+        const float of_own = ex2(r.maximum - shift), of_other = ex2(other.maximum - shift);
+        r.sum *= of_own;
+        other.sum *= of_other;
+        // Both lanes take the same one.
+        const bool mine = r.maximum != other.maximum ? r.maximum > other.maximum : r.centre > other.centre;
+        const float centre = mine ? r.centre : other.centre;
+        r.move(centre, of_own);
+        other.move(centre, of_other);
+        r.maximum = most;
+        r.sum += other.sum;
+        r.slope += other.slope;
+    }
+    const bool seen = r.sum != 0.0f;
+    return {shift_of(r.maximum), seen ? 1.0f / r.sum : 0.0f, r.centre, seen ? r.slope / r.sum : 0.0f};
 }
 
 // Rows of a gradient, times a factor.
@@ -74,23 +118,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
                                {of.g_v + start(of.v, sequence, head), of.v.position, 0, keys}};
 
     Pairs r;
-    Statistics r_statistics[4];
+    Centred r_statistics[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) clear(r_statistics[i]);
+    for (int i = 0; i < 4; ++i) r_statistics[i] = {never(), 0.0f, 0.0f, 0.0f};
     for (int key = 0; key < keys; key += TILE) {
         facing[0].first = facing[1].first = key;
         compute<true>(r, s, of, of_all, seed, own, facing, row, key + x);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float most = fmaxf(fmaxf(r.s[i][0], r.s[i][1]), fmaxf(r.s[i][2], r.s[i][3]));
-            raise(r_statistics[i], most * LOG2E);
+            float most = r.s[i][0], its_slope = r.slope[i][0];
+#pragma unroll
+            for (int j = 1; j < 4; ++j) {
+                its_slope = r.s[i][j] > most ? r.slope[i][j] : its_slope;
+                most = fmaxf(most, r.s[i][j]);
+            }
+            r_statistics[i].raise(most * LOG2E, its_slope);
             const float shift = shift_of(r_statistics[i].maximum);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float power = ex2(fmaf(r.s[i][j], LOG2E, -shift));
-                r_statistics[i].sum += power;
-                r_statistics[i].slope = fmaf(power, r.slope[i][j], r_statistics[i].slope);
-            }
+            for (int j = 0; j < 4; ++j) r_statistics[i].add(ex2(fmaf(r.s[i][j], LOG2E, -shift)), r.slope[i][j]);
         }
     }
     Ended r_rows[4], *g_rows = (Ended*)p.g_rows + of_all * of.queries;
@@ -108,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                s.weights[4 * y + i][x + 16 * j] = slope_of(r_rows[i].probability(r.s[i][j]), r.slope[i][j], r_rows[i].delta);
+                s.weights[4 * y + i][x + 16 * j] = r_rows[i].slope(r_rows[i].probability(r.s[i][j]), r.slope[i][j]);
             }
         }
         add_weighted(r_dq, s, facing[0]);
@@ -143,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float probability = ended.probability(r.s[i][j]);
-                r.slope[i][j] = slope_of(probability, r.slope[i][j], ended.delta);
+                r.slope[i][j] = ended.slope(probability, r.slope[i][j]);
                 s.weights[4 * y + i][x + 16 * j] = r.kept[i][j] ? probability : 0.0f;
             }
         }
