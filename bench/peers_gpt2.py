@@ -61,7 +61,7 @@ class Torch:
         self.cache = lambda context: (transformers.StaticCache(config=config, max_cache_len=context + ROOM) if fixed
                                       else transformers.DynamicCache(config=config))
         self.call = torch.compile(self.model, dynamic=False) if compiled else self.model
-        self.known = {}
+        self.known, self.recorded = {}, []
 
     def prefill(self, batch):
         tokens = self.torch.zeros(batch, PROMPT, dtype=self.torch.long, device=self.device)
@@ -104,6 +104,8 @@ class Torch:
                     graph = torch.cuda.CUDAGraph()
                     with torch.cuda.graph(graph):
                         step()
+                    # A graph reads the tensors that it was recorded with: whoever holds them stays.
+                    self.recorded.append(step)
                     step = graph.replay
                 self.known[key] = (step, rewind)
             step, rewind = self.known[key]
