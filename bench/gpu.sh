@@ -8,7 +8,8 @@
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
 # h200-attention-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
-# Exit code 0 if every part passed. On an H200 all parts but `peers` and `attention` took 13 minutes, when `matrix` took three of them.
+# Exit code 0 if every part passed. On an H200 all parts but `peers` and `attention` took 13 minutes; `matrix` takes a minute more since, and
+# `attention` 102 s.
 set -u
 
 # part       seconds  lines of its output that are shown

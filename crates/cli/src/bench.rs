@@ -62,7 +62,8 @@ pub struct Arguments {
     /// unfused_graph_us, eager_us, bytes_eager, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
     /// bytes_written, registers, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}; with --once of {op,
     /// direction, rows, cols, dtype, plans}; with --ladder of {op, rows, cols, dtype, device, rung, about, verified, worst_ratio, us,
-    /// gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}, with --once too of {op, rung, verified, worst_ratio}; of a model {model, device, weights, phases}
+    /// gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}, with --once too of {op, rung, verified, worst_ratio}; of a
+    /// model {model, device, weights, phases}
     #[arg(long)]
     json: bool,
 }

@@ -510,7 +510,7 @@ fn without_queries_or_keys_gradients_are_zeros() {
     }
 }
 
-/// Not a test of right or wrong: `cargo test -p deuteron-device --test attention_backward -- --ignored --nocapture` where a GPU is.
+/// Not a test of right or wrong: `cargo test -p deuteron-device --test attention -- --ignored --nocapture` where a GPU is.
 #[test]
 #[ignore = "prints times"]
 fn backward_tiles_side_by_side() {

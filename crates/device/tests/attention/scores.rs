@@ -410,7 +410,7 @@ const TIMED: [Tiles; 5] = [
     Tiles { warps: 4, atoms: 2, keys: 128, blocks: 3 },
 ];
 
-/// Not a test of right or wrong: `cargo test -p deuteron-device --test attention_scores -- --ignored --nocapture` where a GPU is.
+/// Not a test of right or wrong: `cargo test -p deuteron-device --test attention -- --ignored --nocapture` where a GPU is.
 #[test]
 #[ignore = "prints times"]
 fn tiles_side_by_side() {

@@ -9,7 +9,7 @@
 //   seen are not read, and only those that are not seen whole are masked. Blocks with most to do come first.
 // - Wide heads: a block makes a part of the columns of dk and dv, and makes the scores again for each.
 // - Needs sm_80, WIDTH a multiple of 16, rows that start at multiples of 16 bytes.
-// - Takes, of NVRTC 13.4, causal: heads of 64 with two sixteens of rows a warp 255 and 229 registers, 73,728 and 74,752 bytes of shared
+// - Takes, of NVRTC 13.4 for sm_90a, causal: heads of 64 with two sixteens of rows a warp 255 and 229 registers, 73,728 and 74,752 bytes of shared
 //   memory, 8 of 64 warps; with one 200 and 166, 55,296 and 56,320, 8 and 12 warps; heads of 128 241 and 239, 69,632 and 70,144, 8. No spills.
 //
 // Constants that stand before this file: of `backward_queries` Q_WARPS, Q_ATOMS (sixteens of queries of a warp), Q_KEYS (of a

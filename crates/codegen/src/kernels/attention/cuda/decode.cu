@@ -11,7 +11,7 @@
 //   in the warp, then in the block. Scores are powers of 2.
 // - The first keys and values are asked for before earlier grids have ended. Only those of the new tokens are theirs, and the L2 sees
 //   both. Not all of them: those of all blocks together would be more than the L2 holds, and be read twice.
-// - Takes, of NVRTC 13.4, heads of 64 in bf16: a row a block 80 registers and 1,072 bytes of shared memory, 24 of 64 warps; four rows 150
+// - Takes, of NVRTC 13.4 for sm_90a, heads of 64 in bf16: a row a block 80 registers and 1,072 bytes of shared memory, 24 of 64 warps; four rows 150
 //   and 4,240, 12 warps; eight 233 and 8,464, 8 warps; 264 bytes of a row and range more where a cluster joins. No spills.
 //
 // ROWS and VECTOR (whether rows start at multiples of 16 bytes and end there) are constants that stand before this file.

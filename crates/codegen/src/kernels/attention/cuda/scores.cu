@@ -13,7 +13,7 @@
 // - Keys beyond those that some query of the warp sees are zeros, which are written first: they drain while products run. Tiles of
 //   late queries, which compute most, and of early ones, which mostly write zeros, take turns.
 // - Needs sm_80, WIDTH a multiple of 16, rows of queries and keys that start at multiples of 16 bytes.
-// - Takes, of NVRTC 13.4, causal, heads of 64: with one sixteen of queries a warp 94 registers and 27,648 bytes of shared memory, 20 of
+// - Takes, of NVRTC 13.4 for sm_90a, causal, heads of 64: with one sixteen of queries a warp 94 registers and 27,648 bytes of shared memory, 20 of
 //   64 warps; with two 128 and 36,864, 16 warps. No spills.
 //
 // WARPS, ATOMS, KEYS (of a tile), BLOCKS (of a multiprocessor, at least) and TOGETHER (8, 4, 2 or 1: elements of a row of the result

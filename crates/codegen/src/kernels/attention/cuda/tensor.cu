@@ -12,7 +12,7 @@
 //   are zeros in shared memory. Tiles of late queries, which see most, come first.
 // - The largest score stays behind by up to 2^SLACK before sums are scaled anew.
 // - Needs sm_80, WIDTH a multiple of 16, rows that start at multiples of 16 bytes.
-// - Takes, of NVRTC 13.4, causal, with 4 warps: heads of 64 with two sixteens of queries a warp 255 registers and 36,864 bytes of shared
+// - Takes, of NVRTC 13.4 for sm_90a, causal, with 4 warps: heads of 64 with two sixteens of queries a warp 255 registers and 36,864 bytes of shared
 //   memory, 8 of 64 warps; with one 166 and as many bytes, 12 warps; heads of 128 219 and 69,632, 8 warps. No spills.
 //
 // WARPS, ATOMS, KEYS (of a tile) and BLOCKS (of a multiprocessor, at least) are constants that stand before this file.
