@@ -1,6 +1,6 @@
 //! The gradient of attention.
 
-use crate::shared::{added, argument, loaded, microseconds, outputs};
+use crate::shared::{added, argument, loaded, microseconds, outputs, part, same};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
 };
@@ -134,6 +134,13 @@ impl Case {
             tensors.push((Operand(Mask), mask, 0));
         }
         Case { kernel, shape, tensors }
+    }
+
+    /// One of its sequences, which lie one after another.
+    fn sequence(&self, index: usize) -> Case {
+        let own = |values: &[f32]| part(values, self.shape.batch, index).to_vec();
+        let tensors = self.tensors.iter().map(|(operand, values, start)| (*operand, own(values), *start)).collect();
+        Case { kernel: self.kernel, shape: AttentionShape { batch: 1, ..self.shape }, tensors }
     }
 
     /// All heads of a sequence read the same keys and values.
@@ -323,6 +330,24 @@ fn ways(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<BackwardWay>> {
         ways.extend([tensor(LOW, LOW), Some(tall()), Some(BackwardWay::Tensor(halves))]);
     }
     ways
+}
+
+/// Whatever stands beside it, as for attention.
+#[test]
+fn a_gradient_has_the_same_bits_alone() {
+    let Some(device) = gpu(true) else { return };
+    for (dtype, mask) in [Dtype::Bf16, Dtype::F32, Dtype::F16].into_iter().zip(masks()) {
+        let (kernel, sizes) = (named_kernel(dtype, 64, mask, false), [3, 2, 129, 129]);
+        let case = Case::new(kernel, sizes, 1.0);
+        for way in ways(&device, &kernel) {
+            let whole = case.run(&device, way);
+            for index in 0..sizes[0] {
+                let alone = case.sequence(index).run(&device, way);
+                let equal = whole.iter().zip(&alone).all(|(whole, alone)| same(part(whole, sizes[0], index), alone));
+                assert!(equal, "{index} of {sizes:?}: {kernel:?} {way:?}");
+            }
+        }
+    }
 }
 
 // Tests by storage type: the compiler takes one source at a time in a process, and tests may be run one a process.

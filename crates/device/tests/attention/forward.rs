@@ -2,7 +2,7 @@
 
 mod hopper;
 
-use crate::shared::{added, launch, loaded, microseconds, outputs};
+use crate::shared::{added, launch, loaded, microseconds, outputs, part, same};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
 };
@@ -110,6 +110,18 @@ impl Case {
         case.tensors =
             [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::V].map(|o| (o, all.clone())).to_vec();
         case
+    }
+
+    /// One of its sequences, which lie one after another.
+    fn sequence(&self, index: usize) -> Case {
+        let own = |values: &[f32]| part(values, self.shape.batch, index).to_vec();
+        Case {
+            kernel: self.kernel,
+            shape: AttentionShape { batch: 1, ..self.shape },
+            tensors: self.tensors.iter().map(|(operand, values)| (*operand, own(values))).collect(),
+            offsets: self.offsets.clone(),
+            positions: vec![self.positions[index]],
+        }
     }
 
     fn offset(&self, operand: AttentionOperand) -> usize {
@@ -363,6 +375,26 @@ fn check_widths(device: &Cuda, dtype: Dtype) {
             let kernel = named_kernel(dtype, width, AttentionMask::Causal, dropout);
             Case::new(kernel, [1, 2, 130, 130], 1.0).check(device, None);
             Case::new(kernel, [1, 2, 3, 777], 1.0).check(device, None);
+        }
+    }
+}
+
+/// A kernel gives a sequence the same bits whatever stands beside it. Which kernel is chosen, and how keys are cut into ranges, may
+/// depend on how many there are.
+#[test]
+fn a_sequence_has_the_same_bits_alone() {
+    let Some(device) = gpu(true) else { return };
+    for (dtype, mask) in [Dtype::Bf16, Dtype::F32, Dtype::F16].into_iter().cycle().zip(MASKS) {
+        let kernel = named_kernel(dtype, 64, mask, false);
+        for sizes in [[3, 2, 129, 129], [3, 2, 5, 300]] {
+            let case = Case::new(kernel, sizes, 1.0);
+            for way in ways(&device, &kernel) {
+                let whole = case.run(&device, way);
+                for index in 0..sizes[0] {
+                    let alone = case.sequence(index).run(&device, way);
+                    assert!(same(part(&whole, sizes[0], index), &alone), "{index} of {sizes:?}: {kernel:?} {way:?}");
+                }
+            }
         }
     }
 }

@@ -71,3 +71,15 @@ pub fn microseconds(executable: &mut dyn Executable, memory: &[Memory]) -> f64 {
     times.sort_by(f64::total_cmp);
     times[2]
 }
+
+/// What belongs to one of so many sequences that lie one after another.
+pub fn part<T>(values: &[T], batch: usize, index: usize) -> &[T] {
+    let length = values.len() / batch;
+    &values[index * length..][..length]
+}
+
+/// Whether numbers are the same, or both none.
+pub fn same(left: &[f64], right: &[f64]) -> bool {
+    let equal = |(left, right): (&f64, &f64)| left.to_bits() == right.to_bits() || (left.is_nan() && right.is_nan());
+    left.len() == right.len() && left.iter().zip(right).all(equal)
+}
