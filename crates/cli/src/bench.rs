@@ -10,6 +10,7 @@ use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Heads, Strategy};
 use deuteron_gpt2::Config;
 
 use crate::Outcome;
+use crate::bench_crossover;
 use crate::bench_model::{self, ModelArguments};
 use crate::device::DeviceArguments;
 use crate::input::float;
@@ -47,9 +48,13 @@ pub struct Arguments {
     #[arg(long)]
     once: bool,
     /// Time every step from a naive kernel to the generated one instead: of add_act and norm_act if no op is
-    /// named, and of attention
+    /// named, and of attention; or from many launches to one: of attention_add_norm and attention_block
     #[arg(long)]
     ladder: bool,
+    /// Time attention_add_norm and attention_block as one launch against the best plan without it, over batches, sequences and columns,
+    /// beside what the planner predicts and takes; of the rows, columns and sequence that are given, if rows are
+    #[arg(long, conflicts_with_all = ["once", "ladder", "tune", "backward"])]
+    crossover: bool,
     /// On a GPU, measure the launch shapes of all kernels first, of both plans, and store what wins for later commands
     #[arg(long, conflicts_with_all = ["once", "ladder"])]
     tune: bool,
@@ -61,9 +66,11 @@ pub struct Arguments {
     /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
     /// unfused_graph_us, eager_us, bytes_eager, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
     /// bytes_written, registers, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}; with --once of {op,
-    /// direction, rows, cols, dtype, plans}; with --ladder of {op, rows, cols, dtype, device, rung, about, verified, worst_ratio, us,
-    /// gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}, with --once too of {op, rung, verified, worst_ratio}; of a
-    /// model {model, device, weights, phases}
+    /// direction, rows, cols, dtype, plans}; with --ladder of {op, rows, cols, dtype, device, rung, about, kernels, verified,
+    /// worst_ratio, us, gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}, with --once too of {op, rung, verified,
+    /// worst_ratio}; with --crossover of {op, batch, sequence, hidden, head, dtype, device, apart_kernels, apart_us,
+    /// apart_predicted_us, one_kernels, one_us, one_predicted_us, takes_one, over_best}; of a model {model, device, weights, phases,
+    /// attention_layer}
     #[arg(long)]
     json: bool,
 }
@@ -83,6 +90,9 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
             bench_model::print(&report);
         }
         return Ok(Outcome::Good);
+    }
+    if arguments.crossover {
+        return bench_crossover::run(&engine, &crossover_cases(arguments, &engine)?, arguments.json);
     }
     let cases = cases(arguments)?;
     if arguments.once && arguments.ladder {
@@ -230,6 +240,7 @@ fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcom
             format!("{} {}x{} {}", row.op, row.rows, row.cols, row.dtype),
             row.rung.clone(),
             row.about.clone(),
+            row.kernels.to_string(),
             show::milliseconds(row.us / 1e3),
             format!("{:.2}x", row.speedup),
             format!("{:.1}", row.gbps),
@@ -243,6 +254,7 @@ fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcom
         "op",
         "rung",
         "what is new",
+        "kernels",
         "time",
         "of first",
         "GB/s",
@@ -258,12 +270,42 @@ fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcom
     Ok(outcome)
 }
 
+/// Both ops that attend and go on, if none is named; at sizes from small to large, if no rows are given.
+fn crossover_cases(arguments: &Arguments, engine: &Engine) -> Result<Vec<BenchCase>> {
+    let named = !arguments.ops.is_empty();
+    let ops =
+        if named { arguments.ops.clone() } else { ["attention_add_norm", "attention_block"].map(String::from).into() };
+    let mut cases = Vec::new();
+    for name in &ops {
+        let own = op_cases(arguments, FusedOp::find(name)?)?;
+        match own.first() {
+            Some(case) if arguments.rows.is_empty() && arguments.elements.is_empty() => {
+                cases.extend(bench_crossover::cases(engine, case.op, case.dtype, case.heads.width));
+            }
+            _ => cases.extend(own),
+        }
+    }
+    Ok(cases)
+}
+
+/// The storage type of ops that attend, where their launches or rungs are compared.
+const ATTENTION_DTYPE: &str = "bf16";
+
 fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
     let ops = match arguments.ops.is_empty() {
         true if arguments.ladder => vec![FusedOp::find("add_act")?, FusedOp::find("norm_act")?],
         true => FusedOp::catalog(),
         false => arguments.ops.iter().map(|name| FusedOp::find(name)).collect::<Result<_, _>>()?,
     };
+    let mut cases = Vec::new();
+    for op in ops.into_iter().filter(|op| !arguments.backward || op.has_backward()) {
+        cases.extend(op_cases(arguments, op)?);
+    }
+    Ok(cases)
+}
+
+/// An op at the sizes that are asked for.
+fn op_cases(arguments: &Arguments, op: FusedOp) -> Result<Vec<BenchCase>> {
     let Some(act) = Activation::ALL.into_iter().find(|act| act.name() == arguments.act) else {
         bail!("unknown activation `{}`; expected gelu, gelu_erf, silu or relu", arguments.act);
     };
@@ -271,20 +313,15 @@ fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
     if heads.positions == 0 || heads.width == 0 {
         bail!("expected --seq and --head from 1; got {} and {}", heads.positions, heads.width);
     }
-    let mut cases = Vec::new();
-    for op in ops.into_iter().filter(|op| !arguments.backward || op.has_backward()) {
-        // Its rungs are written for bf16, and the first of them have all scores in memory.
-        let (rows, dtype) = match op {
-            FusedOp::Attention { .. } if arguments.ladder => ([1024, 8192], "bf16"),
-            _ => ([1024, 65536], "f32"),
-        };
-        let dtype = float(arguments.dtype.as_deref().unwrap_or(dtype))?;
-        for (rows, cols) in sizes(arguments, &rows)? {
-            let op = op.with_activation(act);
-            cases.push(BenchCase { op, rows, cols, dtype, backward: arguments.backward, heads });
-        }
-    }
-    Ok(cases)
+    // Rungs of attention are written for bf16, and the first of them have all scores in memory.
+    let (rows, dtype) = match op.attends() && (arguments.ladder || arguments.crossover) {
+        true => ([1024, 8192], ATTENTION_DTYPE),
+        false => ([1024, 65536], "f32"),
+    };
+    let dtype = float(arguments.dtype.as_deref().unwrap_or(dtype))?;
+    let (op, backward) = (op.with_activation(act), arguments.backward);
+    let case = |(rows, cols)| BenchCase { op, rows, cols, dtype, backward, heads };
+    Ok(sizes(arguments, &rows)?.into_iter().map(case).collect())
 }
 
 /// Rows and columns, of these rows where none are given.

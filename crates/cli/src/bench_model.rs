@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use deuteron::bench::Crossing;
 use deuteron::{Bytes, Engine};
 use deuteron_gpt2::{BenchOptions, BenchReport, Config, Phase, Weights, bench};
 
@@ -64,6 +65,26 @@ pub fn print(report: &BenchReport) {
         print_phase(phase);
         println!("Fusion: {:.2}x the speed.", phase.speedup);
     }
+    if let Some(layer) = &report.attention_layer {
+        print_layer(layer);
+    }
+}
+
+fn print_layer(layer: &Crossing) {
+    let time = |us: f64| show::milliseconds(us / 1e3);
+    let Crossing { apart_kernels, apart_us, .. } = *layer;
+    println!("\nAttention layer of the prompt, queries, keys and values to the norm after the residual");
+    println!("{apart_kernels} kernels: {}.", time(apart_us));
+    let Some((kernels, us)) = layer.one_kernels.zip(layer.one_us) else {
+        println!("There is no kernel here for attention, projection, residual and norm in one launch.");
+        return;
+    };
+    let taken = if layer.takes_one { "takes it" } else { "does not take it" };
+    let speed = apart_us / us.max(1e-6);
+    println!(
+        "{kernels} kernels, all after the first product in one launch: {}, {speed:.2}x the speed. The plan {taken}.",
+        time(us)
+    );
 }
 
 fn print_phase(phase: &Phase) {

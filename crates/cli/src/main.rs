@@ -3,6 +3,7 @@
 
 mod analyze;
 mod bench;
+mod bench_crossover;
 mod bench_model;
 mod check;
 mod device;

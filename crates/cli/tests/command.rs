@@ -170,7 +170,6 @@ fn a_ladder_ends_with_the_generated_kernel() {
         let rungs = json(&["bench", op, "--ladder", "--rows", "64", "--cols", "64", "--json", "--device", "cpu"]);
         let rungs = rungs.as_array().unwrap().clone();
         assert!(rungs.len() > 1 && rungs.iter().all(|rung| rung["verified"] == true), "{rungs:?}");
-        assert_eq!(rungs[rungs.len() - 1]["rung"], "generated");
         let once =
             json(&["bench", op, "--ladder", "--once", "--rows", "17", "--cols", "64", "--json", "--device", "cpu"]);
         let once = once.as_array().unwrap();
@@ -178,10 +177,47 @@ fn a_ladder_ends_with_the_generated_kernel() {
         assert!(once.iter().map(|rung| &rung["rung"]).eq(rungs.iter().map(|rung| &rung["rung"])), "{once:?}");
         rungs
     };
+    let last = |rungs: &[Value]| rungs[rungs.len() - 1]["rung"].as_str().map(str::to_string);
     let rungs = ladder("add_act");
+    assert_eq!(last(&rungs).as_deref(), Some("generated"));
     assert!(rungs.iter().all(|rung| rung["dtype"] == "f32" && rung["tflops"].is_null()), "{rungs:?}");
     let rungs = ladder("attention");
+    assert_eq!(last(&rungs).as_deref(), Some("generated"));
     assert!(rungs.iter().all(|rung| rung["dtype"] == "bf16" && rung["tflops"].as_f64() > Some(0.0)), "{rungs:?}");
+}
+
+#[test]
+fn ladders_of_launches_end_with_one() {
+    let kernels = |op: &str| -> Vec<u64> {
+        let rungs = json(&["bench", op, "--ladder", "--rows", "64", "--cols", "64", "--json", "--device", "cpu"]);
+        let rungs = rungs.as_array().unwrap();
+        assert!(rungs.iter().all(|rung| rung["verified"] == true && rung["dtype"] == "bf16"), "{rungs:?}");
+        rungs.iter().map(|rung| rung["kernels"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(kernels("attention_add_norm"), [3, 2, 1]);
+    assert_eq!(kernels("attention_block"), [4, 3, 1]);
+}
+
+#[test]
+fn one_launch_is_measured_against_several() {
+    let sizes = ["--rows", "64,96", "--seq", "32", "--cols", "64", "--dtype", "f32"];
+    let rows = json(&[&["bench", "--crossover", "--json", "--device", "cpu"][..], &sizes].concat());
+    let rows = rows.as_array().unwrap();
+    let found: Vec<_> = rows.iter().map(|row| (row["op"].as_str().unwrap(), row["batch"].as_u64().unwrap())).collect();
+    let both = |batch| [("attention_add_norm", batch), ("attention_block", batch)];
+    assert_eq!(found, [both(2)[0], both(3)[0], both(2)[1], both(3)[1]]);
+    for row in rows {
+        assert!(row["apart_kernels"].as_u64() > Some(1) && row["one_kernels"].as_u64() == Some(1), "{row}");
+        for field in ["apart_us", "apart_predicted_us", "one_us", "one_predicted_us"] {
+            assert!(row[field].as_f64() > Some(0.0), "{field} of {row}");
+        }
+        // What the plan takes is what is predicted to be faster.
+        let faster = row["one_predicted_us"].as_f64() <= row["apart_predicted_us"].as_f64();
+        assert!(row["takes_one"].as_bool() == Some(faster) && row["over_best"].as_f64() >= Some(1.0), "{row}");
+    }
+    let refused = deuteron(&["bench", "softmax", "--crossover", "--rows", "64", "--device", "cpu"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("expected attention_add_norm or attention_block"));
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! Ready-made fused ops against their unfused selves, beside the speed of a copy of the same bytes.
 
+mod crossover;
+mod cuts;
 mod device;
 mod host;
 mod ladder;
 mod once;
 mod overhead;
+mod turns;
 
+pub use crossover::{Crossing, CrossoverRow, crossing, crossover};
 pub(crate) use device::{Sets, copies, repeats, rotation, runs_of_a_sample};
 pub use ladder::{LadderCheck, LadderRow, check_ladder, ladder};
 pub use once::{OnceKernel, OncePlan, OnceRow, once};

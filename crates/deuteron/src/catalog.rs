@@ -164,6 +164,11 @@ impl FusedOp {
         )
     }
 
+    /// Whether it is attention, or begins with it.
+    pub fn attends(&self) -> bool {
+        matches!(self, FusedOp::Attention { .. } | FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. })
+    }
+
     /// Every op with every attribute that changes its arithmetic: what the tests run.
     pub fn variants() -> Vec<FusedOp> {
         let mut all = FusedOp::catalog();
@@ -371,10 +376,7 @@ impl FusedOp {
         let width = of.width.max(1);
         let (batch, heads) =
             (rows.div_ceil(sequence), if cols.is_multiple_of(width) { (cols / width).max(1) } else { 1 });
-        let attends = matches!(
-            self,
-            FusedOp::Attention { .. } | FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. }
-        );
+        let attends = self.attends();
         let routed = routed_columns(rows, cols);
         let of = |name: &str| -> OperandType {
             let vector = Shape::from([cols]);

@@ -121,7 +121,8 @@ pub enum Error {
     /// An op, a size or a storage type without hand-written rungs.
     #[error(
         "{op} has no ladder here; there is one of add_act and one of norm_act (layer norm, a multiple of 8 columns, at most \
-         {widest}), with gelu, in f32 and bf16, and one of attention (causal, heads of 64, bf16), each forward"
+         {widest}), with gelu, in f32 and bf16, one of attention (causal, heads of 64, bf16), and ones of \
+         attention_add_norm and attention_block, each forward"
     )]
     NoLadder {
         /// the op

@@ -6,7 +6,7 @@ use std::time::Duration;
 use deuteron_codegen::{Geometry, Launch, Source, render};
 use deuteron_device::{Device, Executable, Inputs, Job, Kernel, Launching, Memory, Place, States, Step};
 use deuteron_graph::{Graph, NodeId, Op};
-use deuteron_plan::{Layout, Plan, Strategy, plan};
+use deuteron_plan::{Layout, Pin, Plan, Strategy, plan, plan_pinned};
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -53,6 +53,13 @@ impl Session {
         Session::planned(engine, graph, strategy, &contiguous(graph), states)
     }
 
+    /// The fused plan of a graph with fusions forced or forbidden. An error says which of them cannot be kept to, and why.
+    pub fn with_pins(engine: &Engine, graph: &Graph, pins: &[Pin]) -> Result<Session, Error> {
+        refuse_opaque(graph)?;
+        let plan = plan_pinned(graph, engine.device().target(), Strategy::Fused, &[], pins)?;
+        Session::rendered(engine, graph, plan, &contiguous(graph), &[])
+    }
+
     fn planned(
         engine: &Engine,
         graph: &Graph,
@@ -60,12 +67,22 @@ impl Session {
         layouts: &[Layout],
         states: &[NodeId],
     ) -> Result<Session, Error> {
-        let device = engine.device();
         refuse_opaque(graph)?;
-        let plan = plan(graph, device.target(), strategy, layouts)?;
-        let rendered = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), device.backend()));
-        let rendered = rendered.collect();
-        Session::of(engine, graph, plan, rendered, layouts, states)
+        let plan = plan(graph, engine.device().target(), strategy, layouts)?;
+        Session::rendered(engine, graph, plan, layouts, states)
+    }
+
+    /// A plan whose kernels are generated as its device does.
+    fn rendered(
+        engine: &Engine,
+        graph: &Graph,
+        plan: Plan,
+        layouts: &[Layout],
+        states: &[NodeId],
+    ) -> Result<Session, Error> {
+        let backend = engine.device().backend();
+        let sources = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), backend)).collect();
+        Session::of(engine, graph, plan, sources, layouts, states)
     }
 
     /// A plan with a source and a launch for each of its groups.

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use deuteron::bench::{Crossing, crossing};
 use deuteron::{Engine, Graph, Group, Launching, MachineKind, Session, Strategy, Tensor, seed};
 use serde::Serialize;
 
 use crate::cache::Cache;
 use crate::config::Config;
 use crate::gpt2::{DATA, Error, data};
-use crate::model::{Piece, Start, next_logits};
+use crate::model::{Options, Piece, Start, attention_layer, next_logits};
 use crate::weights::Weights;
 
 /// What is measured.
@@ -39,6 +40,9 @@ pub struct BenchReport {
     pub weights: String,
     /// the prompt, then one more token
     pub phases: Vec<Phase>,
+    /// the prompt's attention layer, from the product of queries, keys and values to the norm after the residual, with attention,
+    /// projection, residual and norm in one launch and without; none of bytes, which are projected by other kernels
+    pub attention_layer: Option<Crossing>,
 }
 
 /// A prompt, or one more token.
@@ -100,7 +104,16 @@ pub fn bench(engine: &Engine, config: &Config, options: &BenchOptions) -> Result
         device: engine.device().describe(),
         weights: options.weights.to_string(),
         phases: phases.collect::<Result<_, Error>>()?,
+        attention_layer: layer(engine, config, options)?,
     })
+}
+
+/// The attention layer of a prompt.
+fn layer(engine: &Engine, config: &Config, options: &BenchOptions) -> Result<Option<Crossing>, Error> {
+    let BenchOptions { batch, prompt, weights, .. } = *options;
+    let options = Options { batch, sequence: prompt, weights, backward: false };
+    let graph = attention_layer(config, &options).map_err(deuteron::Error::from)?;
+    Ok(crossing(engine, &graph)?)
 }
 
 /// Both plans of one piece, run in turn.
@@ -224,6 +237,12 @@ mod tests {
             let options = BenchOptions { batch: 2, prompt: 8, context: 5, weights, seed: 1, budget: Duration::ZERO };
             let report = bench(&Engine::cpu(), &config, &options).unwrap();
             assert_eq!(report.phases.len(), 2);
+            // Attention, its projection, residual and norm are one kernel beside the product before them, wherever bytes are not.
+            let layer = report.attention_layer;
+            assert_eq!(layer.is_some(), weights != Weights::Int8);
+            assert!(
+                layer.is_none_or(|own| own.one_kernels == Some(2) && own.apart_kernels > 2 && own.one_us > Some(0.0))
+            );
             for phase in &report.phases {
                 for plan in &phase.plans {
                     let names: Vec<&str> = plan.layers.iter().map(|layer| layer.layer.as_str()).collect();

@@ -98,6 +98,19 @@ pub fn block(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     if options.backward { with_gradients(builder.graph) } else { Ok(builder.graph) }
 }
 
+/// Half a transformer block: from the product that makes queries, keys and values of normed rows to the residual stream with their
+/// attention, and its norm.
+pub fn attention_layer(config: &Config, options: &Options) -> Result<Graph, GraphError> {
+    check_sequence(config, options)?;
+    let mut builder = Builder::new(&format!("{}-attention-layer", config.name), config, options);
+    let (dtype, shape) = (options.weights.activations(), [options.batch, options.sequence, config.hidden]);
+    let [x, normed] = [builder.graph.input("x", dtype, shape)?, builder.graph.input("normed", dtype, shape)?];
+    let Stream { x, normed } = builder.attend(Stream { x, normed }, "h.0")?;
+    builder.graph.output("x", x)?;
+    builder.graph.output("normed", normed)?;
+    Ok(builder.graph)
+}
+
 fn check_sequence(config: &Config, options: &Options) -> Result<(), GraphError> {
     if options.sequence == 0 || options.sequence > config.context {
         return Err(GraphError::Attribute {
@@ -132,6 +145,12 @@ struct Builder<'a> {
 enum Table {
     Floats(NodeId),
     Bytes(Quantized),
+}
+
+/// The residual stream, and its norm.
+struct Stream {
+    x: NodeId,
+    normed: NodeId,
 }
 
 /// What came before the tokens.
@@ -208,10 +227,7 @@ impl<'a> Builder<'a> {
     fn block(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
         let (hidden, inner) = (self.config.hidden, self.config.inner());
         let normed = self.norm(x, &format!("{name}.ln_1"))?;
-        let attended = self.attention(normed, name)?;
-        let projected = self.linear(attended, &format!("{name}.attn.c_proj"), hidden, hidden)?;
-        let x = self.graph.add(x, projected)?;
-        let normed = self.norm(x, &format!("{name}.ln_2"))?;
+        let Stream { x, normed } = self.attend(Stream { x, normed }, name)?;
         let wide = self.linear(normed, &format!("{name}.mlp.c_fc"), hidden, inner)?;
         let activated = match self.config.activation {
             Activation::GeluTanh => self.graph.gelu(wide, Gelu::Tanh)?,
@@ -221,6 +237,15 @@ impl<'a> Builder<'a> {
         };
         let narrow = self.linear(activated, &format!("{name}.mlp.c_proj"), inner, hidden)?;
         self.graph.add(x, narrow)
+    }
+
+    /// The first half of a block.
+    fn attend(&mut self, Stream { x, normed }: Stream, name: &str) -> Result<Stream, GraphError> {
+        let hidden = self.config.hidden;
+        let attended = self.attention(normed, name)?;
+        let projected = self.linear(attended, &format!("{name}.attn.c_proj"), hidden, hidden)?;
+        let x = self.graph.add(x, projected)?;
+        Ok(Stream { x, normed: self.norm(x, &format!("{name}.ln_2"))? })
     }
 
     /// Heads are views of the fused projection: no copy splits them.

@@ -1,23 +1,22 @@
-//! The road from a scalar kernel to ours: every rung checked against one reference, then timed in turn.
+//! The road from a scalar kernel to ours, or from many launches to one: every rung checked against one reference, then timed in turn.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cuda::{CudaSource, CudaTarget};
 use deuteron_codegen::kernels::ladder::{Ladder, Rung, WIDEST};
 use deuteron_codegen::{Backend, Launch, Source, render};
-use deuteron_device::{Cpu, Launching};
+use deuteron_device::Cpu;
 use deuteron_graph::{Graph, Mask};
-use deuteron_plan::{Layout, Plan, Strategy, plan};
+use deuteron_plan::{Layout, Plan, PlanError, Strategy, plan};
 use serde::Serialize;
 
-use super::device::{Sets, repeats, rotation};
+use super::cuts::{Chain, Cut};
+use super::turns::{Turns, in_turn};
 use super::{BenchCase, gbps, graph, microseconds};
 use crate::catalog::{Activation, FusedOp, Norm};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fuse::median;
 use crate::seed;
 use crate::session::Session;
 use crate::tensor::Tensor;
@@ -28,9 +27,6 @@ const CHECKED_ROWS: usize = 517;
 
 /// Rows and columns at which those of attention are checked as well: two sequences of two heads.
 const CHECKED_SEQUENCES: (usize, usize) = (2048, 128);
-
-/// Samples of each rung, taken in turn.
-const ROUNDS: usize = 7;
 
 /// One rung. The JSON form of `bench --ladder` is an array of these.
 #[derive(Debug, Clone, Serialize)]
@@ -45,10 +41,12 @@ pub struct LadderRow {
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// the rung's file, or `generated`
+    /// the rung's file, `generated`, or how many launches it is
     pub rung: String,
     /// what it does better than the one before
     pub about: String,
+    /// launches of a run: kernels of its plan
+    pub kernels: usize,
     /// whether it is within its bound of the f64 reference
     pub verified: bool,
     /// the largest error as a share of its bound
@@ -74,7 +72,7 @@ pub struct LadderRow {
 pub struct LadderCheck {
     /// name in the catalogue
     pub op: String,
-    /// the rung's file, or `generated`
+    /// as in [`LadderRow`]
     pub rung: String,
     /// whether it is within its bound of the f64 reference
     pub verified: bool,
@@ -88,34 +86,60 @@ struct Step {
     about: String,
     worst_ratio: f64,
     session: Session,
-    times: Vec<Duration>,
 }
 
 /// Runs the ladder of an op, the generated kernel last.
 pub fn ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderRow>, Error> {
     let graph = graph(case)?;
     let tensors = seed::inputs(&graph, 1)?;
-    let checks = checks(case)?;
-    let measured = match engine.device().backend() {
-        Backend::Cpu => time_on_host(engine, cpu_steps(engine, &checks, &graph)?, &tensors)?,
-        Backend::Cuda(target) => time_on_device(engine, cuda_steps(engine, target, case, &checks, &graph)?, &tensors)?,
-    };
-    Ok(rows(engine, case, measured))
+    let (mut rungs, mut sessions) = (Vec::new(), Vec::new());
+    for Step { name, about, worst_ratio, session } in steps(engine, case, &checks(case)?, &graph)? {
+        rungs.push((name, about, worst_ratio));
+        sessions.push(session);
+    }
+    let turns = in_turn(engine, &mut sessions, &tensors)?;
+    let rows = rungs.into_iter().zip(&sessions).enumerate();
+    Ok(rows.map(|(index, (rung, session))| row(engine, case, rung, session, &turns, index)).collect())
 }
 
 /// Runs every rung of the ladder of an op once, at the rows and columns asked for: for a checker of memory, under which timing takes long.
 pub fn check_ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderCheck>, Error> {
     let check = check(case)?;
     // Checked here, on the session that each step has anyway.
-    let steps = match engine.device().backend() {
-        Backend::Cpu => cpu_steps(engine, &[], &check.graph)?,
-        Backend::Cuda(target) => cuda_steps(engine, target, case, &[], &check.graph)?,
-    };
     let checked = |step: Step| {
         let worst_ratio = check.worst_ratio(step.session)?;
         Ok(LadderCheck { op: case.op.name().to_string(), rung: step.name, verified: worst_ratio <= 1.0, worst_ratio })
     };
-    steps.into_iter().map(checked).collect()
+    steps(engine, case, &[], &check.graph)?.into_iter().map(checked).collect()
+}
+
+fn steps(engine: &Engine, case: &BenchCase, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
+    if let Some(chain) = Chain::of(graph, engine.device().target())? {
+        return cut_steps(engine, &chain, checks, graph);
+    }
+    match engine.device().backend() {
+        Backend::Cpu => cpu_steps(engine, checks, graph),
+        Backend::Cuda(target) => cuda_steps(engine, target, case, checks, graph),
+    }
+}
+
+/// Fewer and fewer launches; those that a device has no kernels for are left out.
+fn cut_steps(engine: &Engine, chain: &Chain, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
+    let mut steps = Vec::new();
+    for together in 1..=chain.steps() {
+        // Another size may have other operations: one head needs no order of its own.
+        let make = |graph: &Graph| {
+            let chain = Chain::of(graph, engine.device().target())?;
+            let pins = chain.map_or(Vec::new(), |chain| chain.cut(together).pins);
+            Session::with_pins(engine, graph, &pins)
+        };
+        let Cut { name, about, .. } = chain.cut(together);
+        match step(name, about, checks, graph, make) {
+            Err(Error::Plan(PlanError::Pin { .. })) => {}
+            made => steps.push(made?),
+        }
+    }
+    Ok(steps)
 }
 
 /// Rungs of a CPU: instruction sets on one thread, narrow to wide, then all threads.
@@ -202,7 +226,7 @@ struct Check {
 
 fn checks(case: &BenchCase) -> Result<Vec<Check>, Error> {
     let mut cases = vec![BenchCase { rows: CHECKED_ROWS, ..*case }];
-    if let FusedOp::Attention { .. } = case.op {
+    if case.op.attends() {
         let (rows, cols) = CHECKED_SEQUENCES;
         cases.push(BenchCase { rows, cols, ..*case });
     }
@@ -245,86 +269,39 @@ fn step(
             worst_ratio = ratio;
         }
     }
-    Ok(Step { name, about, worst_ratio, session: make(full)?, times: Vec::new() })
+    Ok(Step { name, about, worst_ratio, session: make(full)? })
 }
 
-/// Steps with their times, and the time and bytes of a copy.
-struct Measured {
-    steps: Vec<Step>,
-    copy: Duration,
-    copy_bytes: usize,
-}
-
-fn time_on_device(engine: &Engine, mut steps: Vec<Step>, tensors: &[Tensor]) -> Result<Measured, Error> {
-    let Some(first) = steps.first() else {
-        return Ok(Measured { steps, copy: Duration::ZERO, copy_bytes: 0 });
-    };
-    let mut probe = engine.device().copy_probe(first.session.plan().bytes().0 as usize / 2)?;
-    let sets: Sets = rotation(engine, &first.session, tensors)?;
-    let runs: Vec<usize> = steps.iter_mut().map(|step| repeats(&mut step.session, &sets)).collect::<Result<_, _>>()?;
-    let mut copies: [Vec<Duration>; 2] = Default::default();
-    for _ in 0..ROUNDS {
-        for (step, &runs) in steps.iter_mut().zip(&runs) {
-            step.times.push(step.session.time(&sets, runs, Launching::Graph)?);
-        }
-        copies[0].push(probe.ordinary()?);
-        copies[1].push(probe.streaming()?);
+fn row(
+    engine: &Engine,
+    case: &BenchCase,
+    (rung, about, worst_ratio): (String, String, f64),
+    session: &Session,
+    turns: &Turns,
+    index: usize,
+) -> LadderRow {
+    let copy_gbps = gbps(turns.copy_bytes as u64, turns.copy);
+    let (first, time) = (turns.times[0], turns.times[index]);
+    let gbps = gbps(session.plan().bytes().0, time);
+    LadderRow {
+        op: case.op.name().to_string(),
+        rows: case.rows,
+        cols: case.cols,
+        dtype: case.dtype.to_string(),
+        device: engine.device().describe(),
+        rung,
+        about,
+        kernels: session.plan().groups.len(),
+        verified: worst_ratio <= 1.0,
+        worst_ratio,
+        us: microseconds(time),
+        gbps,
+        copy_gbps,
+        fraction_of_copy: gbps / copy_gbps,
+        tflops: flops(case).map(|flops| flops / time.as_secs_f64().max(1e-12) / 1e12),
+        speedup: microseconds(first) / microseconds(time).max(1e-6),
+        registers: session.registers(),
     }
-    let copy = copies.into_iter().map(median).min().unwrap_or_default();
-    Ok(Measured { steps, copy, copy_bytes: probe.bytes() })
-}
-
-fn time_on_host(engine: &Engine, mut steps: Vec<Step>, tensors: &[Tensor]) -> Result<Measured, Error> {
-    let bytes = steps.first().map_or(0, |step| step.session.plan().bytes().0 as usize);
-    let mut probe = engine.device().copy_probe(bytes / 2)?;
-    let inputs: Vec<&Tensor> = tensors.iter().collect();
-    let mut copies: [Vec<Duration>; 2] = Default::default();
-    for _ in 0..ROUNDS {
-        for step in &mut steps {
-            // The first run finds the caches full of another's data.
-            for repeat in 0..3 {
-                let start = Instant::now();
-                step.session.run(&inputs)?;
-                if repeat > 0 {
-                    step.times.push(start.elapsed());
-                }
-            }
-        }
-        copies[0].push(probe.ordinary()?);
-        copies[1].push(probe.streaming()?);
-    }
-    let copy = copies.into_iter().map(median).min().unwrap_or_default();
-    Ok(Measured { steps, copy, copy_bytes: probe.bytes() })
-}
-
-fn rows(engine: &Engine, case: &BenchCase, measured: Measured) -> Vec<LadderRow> {
-    let copy_gbps = gbps(measured.copy_bytes as u64, measured.copy);
-    let first = measured.steps.first().map_or(0.0, |step| microseconds(median(step.times.clone())));
-    let flops = flops(case);
-    let row = |step: Step| {
-        let (registers, bytes) = (step.session.registers(), step.session.plan().bytes().0);
-        let time = median(step.times);
-        let gbps = gbps(bytes, time);
-        LadderRow {
-            op: case.op.name().to_string(),
-            rows: case.rows,
-            cols: case.cols,
-            dtype: case.dtype.to_string(),
-            device: engine.device().describe(),
-            rung: step.name,
-            about: step.about,
-            verified: step.worst_ratio <= 1.0,
-            worst_ratio: step.worst_ratio,
-            us: microseconds(time),
-            gbps,
-            copy_gbps,
-            fraction_of_copy: gbps / copy_gbps,
-            tflops: flops.map(|flops| flops / time.as_secs_f64().max(1e-12) / 1e12),
-            speedup: first / microseconds(time).max(1e-6),
-            registers,
-        }
-    };
-    measured.steps.into_iter().map(row).collect()
 }
 
 /// Multiplications and additions of the two products of causal attention: a query sees the keys up to its own position.

@@ -1,0 +1,109 @@
+//! Where one launch wins: attention and what follows it as one kernel, against the best plan without that, measured beside predicted.
+
+use std::time::Duration;
+
+use deuteron_graph::Graph;
+use deuteron_plan::{GroupKind, Plan, PlanError, Strategy, plan};
+use serde::Serialize;
+
+use super::cuts::Chain;
+use super::turns::in_turn;
+use super::{BenchCase, graph, microseconds};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::seed;
+use crate::session::Session;
+
+/// One size. The JSON form of `bench --crossover` is an array of these.
+#[derive(Debug, Clone, Serialize)]
+pub struct CrossoverRow {
+    /// name in the catalogue
+    pub op: String,
+    /// sequences
+    pub batch: usize,
+    /// positions of each
+    pub sequence: usize,
+    /// columns of a row
+    pub hidden: usize,
+    /// features of a head
+    pub head: usize,
+    /// the storage type
+    pub dtype: String,
+    /// where it ran
+    pub device: String,
+    /// what was found
+    #[serde(flatten)]
+    pub crossing: Crossing,
+}
+
+/// A graph with attention and what follows it in one launch, and without.
+#[derive(Debug, Clone, Serialize)]
+pub struct Crossing {
+    /// kernels of the best plan without the launch
+    pub apart_kernels: usize,
+    /// its median microseconds
+    pub apart_us: f64,
+    /// what the planner predicts for it
+    pub apart_predicted_us: f64,
+    /// kernels of the best plan with it; none where the device has no such kernel
+    pub one_kernels: Option<usize>,
+    /// its median microseconds
+    pub one_us: Option<f64>,
+    /// what the planner predicts for it
+    pub one_predicted_us: Option<f64>,
+    /// whether the plan takes the one launch
+    pub takes_one: bool,
+    /// time of what the plan takes over that of the faster
+    pub over_best: f64,
+}
+
+/// Measures an op at one size. None for an op that is not attention and what follows it.
+pub fn crossover(engine: &Engine, case: &BenchCase) -> Result<Option<CrossoverRow>, Error> {
+    let Some(crossing) = crossing(engine, &graph(case)?)? else { return Ok(None) };
+    let types = case.operand_types();
+    let sizes = types.first().map_or(&[][..], |(_, shape)| shape.dims());
+    let size = |axis: usize| sizes.get(axis).copied().unwrap_or(0);
+    Ok(Some(CrossoverRow {
+        op: case.op.name().to_string(),
+        batch: size(0),
+        sequence: size(2),
+        hidden: case.cols,
+        head: size(3),
+        dtype: case.dtype.to_string(),
+        device: engine.device().describe(),
+        crossing,
+    }))
+}
+
+/// Measures a graph that ends with attention and what follows it: residual and norm, or a projection before them. None for another.
+pub fn crossing(engine: &Engine, graph: &Graph) -> Result<Option<Crossing>, Error> {
+    let Some(chain) = Chain::of(graph, engine.device().target())? else { return Ok(None) };
+    let mut sessions = vec![Session::with_pins(engine, graph, &chain.apart())?];
+    match Session::with_pins(engine, graph, &chain.one()) {
+        Err(Error::Plan(PlanError::Pin { .. })) => {}
+        session => sessions.push(session?),
+    }
+    let times = in_turn(engine, &mut sessions, &seed::inputs(graph, 1)?)?.times;
+    let takes_one = is_one(graph, &plan(graph, engine.device().target(), Strategy::Fused, &[])?);
+    let best = times.iter().min().copied().unwrap_or(Duration::ZERO);
+    let taken = times[if takes_one { times.len() - 1 } else { 0 }];
+    let (kernels, predicted) = (|own: &Session| own.plan().groups.len(), |own: &Session| own.plan().time().us());
+    Ok(Some(Crossing {
+        apart_kernels: kernels(&sessions[0]),
+        apart_us: microseconds(times[0]),
+        apart_predicted_us: predicted(&sessions[0]),
+        one_kernels: sessions.get(1).map(kernels),
+        one_us: times.get(1).copied().map(microseconds),
+        one_predicted_us: sessions.get(1).map(predicted),
+        takes_one,
+        over_best: taken.as_secs_f64() / best.as_secs_f64().max(1e-12),
+    }))
+}
+
+/// Whether the kernel that ends the graph attends.
+fn is_one(graph: &Graph, plan: &Plan) -> bool {
+    let last = graph.outputs().last().map(|output| output.node);
+    let ends =
+        |kind: GroupKind, nodes: &[_]| kind == GroupKind::Attention && last.is_some_and(|id| nodes.contains(&id));
+    plan.groups.iter().any(|group| ends(group.kind, &group.nodes))
+}
