@@ -89,11 +89,15 @@ impl Activation {
     }
 }
 
-/// What a builder hands back: values to return, and statistics that backward takes again.
+/// What a builder hands back.
 #[derive(Default)]
 struct Built {
+    /// values to return
     outputs: Vec<(&'static str, NodeId)>,
+    /// statistics that backward takes again
     saved: Vec<(&'static str, NodeId)>,
+    /// of the values that are returned, those that backward takes again: computing them anew would cost attention
+    taken: Vec<NodeId>,
 }
 
 /// How rows and columns of an op that attends are cut.
@@ -438,7 +442,8 @@ impl FusedOp {
         Ok(graph)
     }
 
-    /// The backward graph: takes operands, saved statistics and incoming gradients (`d_<output>`), gives `d_<operand>`.
+    /// The backward graph: takes operands, saved statistics, of ops that attend and go on `s`, and incoming gradients (`d_<output>`),
+    /// gives `d_<operand>`.
     /// Inputs that it does not need are left out, so callers bind by name.
     pub fn backward_graph(&self, operands: &[OperandType]) -> Result<Graph, Error> {
         if !self.has_backward() {
@@ -459,8 +464,8 @@ impl FusedOp {
         let joint = recompute(&joint.graph, joint.first_backward, &scores)?.graph;
         let forward_outputs = graph.outputs().len();
         let outputs: Vec<Output> = joint.outputs()[forward_outputs..].to_vec();
-        let boundary: Vec<NodeId> =
-            joint.inputs().iter().copied().chain(built.saved.iter().map(|&(_, node)| node)).collect();
+        let again = built.saved.iter().map(|&(_, node)| node).chain(built.taken);
+        let boundary: Vec<NodeId> = joint.inputs().iter().copied().chain(again).collect();
         let mut backward = extract(&joint, &outputs, &boundary)?;
         backward.set_name(&format!("{}_backward", self.name()));
         Ok(backward)

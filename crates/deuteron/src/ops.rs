@@ -112,8 +112,9 @@ pub fn forward(engine: &Engine, op: &FusedOp, operands: &[&Tensor]) -> Result<Ve
     engine.call(format!("{op:?}"), operands, || op.graph(&types(operands)))
 }
 
-/// Runs the backward of any op of the catalogue. `saved` are the statistics a norm returned, by name; `gradients` are
-/// the incoming gradients of the op's outputs, by name (`y`, `s`).
+/// Runs the backward of any op of the catalogue. `saved` are the statistics a norm returned, by name, and what
+/// [`attention_add_norm`] and [`attention_block`] returned as `s`; `gradients` are the incoming gradients of the op's outputs, by name
+/// (`y`, `s`).
 pub fn backward(
     engine: &Engine,
     op: &FusedOp,

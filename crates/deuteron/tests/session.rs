@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use deuteron::reference::Array;
+use deuteron::reference::{Array, Rounding, interpret};
 use deuteron::verify::Expected;
 use deuteron::{
-    Activation, Cpu, Dtype, Engine, Error, FusedOp, Gelu, Graph, Isa, Mask, Session, Shape, Strategy, Tensor, View,
-    ops, seed,
+    Activation, Cpu, Dtype, Engine, Error, FusedOp, Gelu, Graph, Isa, Mask, Norm, Session, Shape, Strategy, Tensor,
+    View, differentiate, ops, seed,
 };
 
 fn run(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[&Tensor]) -> Vec<Vec<u32>> {
@@ -31,7 +31,7 @@ out y";
     let text = text.replace("f32[", &format!("{dtype}[")).replace("wq[", &format!("wq:{dtype}["));
     let graph: Graph = text.replace("bq[", &format!("bq:{dtype}[")).parse().unwrap();
     let wrt: Vec<_> = graph.inputs().iter().filter(|&&id| graph.node(id).dtype.is_float()).copied().collect();
-    deuteron::differentiate(&graph, &wrt).unwrap().graph
+    differentiate(&graph, &wrt).unwrap().graph
 }
 
 #[test]
@@ -243,4 +243,44 @@ fn an_index_outside_of_the_table_is_an_error() {
     assert_eq!(text, "input `t`: expected i32[3], got f32[4,8]");
     let text = session.run(&[&w]).unwrap_err().to_string();
     assert!(text.ends_with("expected 2 inputs (t, w), got 1"), "{text}");
+}
+
+#[test]
+fn backward_of_attention_and_a_norm_takes_their_sum() {
+    let engine = Engine::cpu();
+    let tensor = |shape: &[usize], seed| Tensor::from_array(Dtype::F32, &Array::normal(shape, seed)).unwrap();
+    let [q, k, v] = [1, 2, 3].map(|seed| tensor(&[2, 3, 10, 8], seed));
+    let [r, dy, ds] = [4, 5, 6].map(|seed| tensor(&[2, 10, 24], seed));
+    let (w, b) = (tensor(&[24], 7), tensor(&[24], 8));
+    let (weight, bias) = (tensor(&[24, 24], 9), tensor(&[24], 10));
+    let (mask, norm, eps) = (Mask::Causal, Norm::Layer, 1e-5);
+    let alone = (FusedOp::AttentionAddNorm { mask, norm, eps }, vec![&q, &k, &v, &r, &w, &b]);
+    let projected = (FusedOp::AttentionBlock { mask, norm, eps }, vec![&q, &k, &v, &weight, &bias, &r, &w, &b]);
+    for (op, operands) in [alone, projected] {
+        let results = ops::forward(&engine, &op, &operands).unwrap();
+        let gradients = [("y", &dy), ("s", &ds)];
+        let got = ops::backward(&engine, &op, &operands, &[("s", &results[1])], &gradients).unwrap();
+        // The same from the operands alone.
+        let types: Vec<_> = operands.iter().map(|t| (t.dtype(), t.shape().clone())).collect();
+        let graph = op.graph(&types).unwrap();
+        let joint = differentiate(&graph, graph.inputs()).unwrap().graph;
+        let named = |name: &str| op.operands().iter().position(|known| *known == name).map(|at| operands[at]);
+        let given = |name: &str| named(name).unwrap_or(if name == "d_y" { &dy } else { &ds });
+        let arrays: Vec<Array> = joint.inputs().iter().map(|&id| given(&joint.label(id)).to_array().unwrap()).collect();
+        let exact = interpret(&joint, &arrays, Rounding::Exact).unwrap().outputs;
+        for (index, gradient) in got.iter().enumerate() {
+            let expected = &exact[graph.outputs().len() + index];
+            for (&a, &b) in gradient.value.to_array().unwrap().values.iter().zip(&expected.values) {
+                assert!((a - b).abs() <= 2e-4 * (1.0 + b.abs()), "{} of {}: {a} and {b}", gradient.operand, op.name());
+            }
+        }
+        assert_eq!(got.len(), operands.len());
+        let missing = ops::backward(&engine, &op, &operands, &[], &gradients).unwrap_err().to_string();
+        assert!(missing.contains("`s`"), "{missing}");
+    }
+    // Attention is gone through for its gradient alone.
+    let (op, types) = (FusedOp::AttentionAddNorm { mask, norm, eps }, [&q, &k, &v, &r, &w, &b]);
+    let types: Vec<_> = types.iter().map(|t| (t.dtype(), t.shape().clone())).collect();
+    let session = Session::new(&engine, &op.backward_graph(&types).unwrap(), Strategy::Greedy).unwrap();
+    assert_eq!(session.plan().groups.len(), 2, "{}", session.plan());
 }

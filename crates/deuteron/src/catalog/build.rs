@@ -19,7 +19,7 @@ impl Activation {
 impl FusedOp {
     /// The op over operands that are there.
     pub(super) fn build(&self, g: &mut Graph, v: &[NodeId]) -> Result<Built, GraphError> {
-        let y = |node| Ok(Built { outputs: vec![("y", node)], saved: Vec::new() });
+        let y = |node| Ok(Built { outputs: vec![("y", node)], ..Built::default() });
         match *self {
             FusedOp::Act { act } => y(act.apply(g, v[0])?),
             FusedOp::MulAddAct { act } => {
@@ -56,11 +56,11 @@ impl FusedOp {
             FusedOp::LayerNorm { eps } => {
                 let normed = g.layer_norm(v[0], v[1], v[2], eps)?;
                 let saved = vec![("mean", normed.mean), ("rstd", normed.rstd)];
-                Ok(Built { outputs: vec![("y", normed.y)], saved })
+                Ok(Built { outputs: vec![("y", normed.y)], saved, ..Built::default() })
             }
             FusedOp::RmsNorm { eps } => {
                 let normed = g.rms_norm(v[0], v[1], eps)?;
-                Ok(Built { outputs: vec![("y", normed.y)], saved: vec![("rstd", normed.rstd)] })
+                Ok(Built { outputs: vec![("y", normed.y)], saved: vec![("rstd", normed.rstd)], ..Built::default() })
             }
             FusedOp::NormAct { norm, eps, act } => {
                 let normed = apply_norm(g, norm, v[0], &v[1..], eps)?;
@@ -74,14 +74,14 @@ impl FusedOp {
             FusedOp::AddNorm { norm, eps } => {
                 let s = g.add(v[0], v[1])?;
                 let y = apply_norm(g, norm, s, &v[2..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+                Ok(Built { outputs: vec![("y", y), ("s", s)], ..Built::default() })
             }
             FusedOp::DropoutAddNorm { norm, eps, p } => {
                 let sum = g.add(v[0], v[1])?;
                 let dropped = g.dropout(sum, v[3], p, 0)?;
                 let s = g.add(v[2], dropped)?;
                 let y = apply_norm(g, norm, s, &v[4..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+                Ok(Built { outputs: vec![("y", y), ("s", s)], ..Built::default() })
             }
             FusedOp::NormQuantize { norm, eps, residual } => {
                 let (x, weights) = if residual { (g.add(v[0], v[1])?, &v[2..]) } else { (v[0], &v[1..]) };
@@ -89,7 +89,7 @@ impl FusedOp {
                 let quantized = g.quantize_int8(normed)?;
                 let mut outputs = vec![("q", quantized.q), ("scale", quantized.scale)];
                 outputs.extend(residual.then_some(("s", x)));
-                Ok(Built { outputs, saved: Vec::new() })
+                Ok(Built { outputs, ..Built::default() })
             }
             FusedOp::Softmax { scale, mask, p } => y(build_softmax(g, v, scale, mask, p)?),
             FusedOp::AttentionScores { mask, scale } => {
@@ -101,7 +101,7 @@ impl FusedOp {
                 let position = g.slice(v[2], 0, 0, positions)?;
                 let s = g.add(token, position)?;
                 let y = apply_norm(g, norm, s, &v[3..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+                Ok(Built { outputs: vec![("y", y), ("s", s)], ..Built::default() })
             }
             FusedOp::LinearAct { act, residual } => {
                 let product = g.linear(v[0], v[1], Some(v[2]))?;
@@ -129,7 +129,7 @@ impl FusedOp {
             FusedOp::Attention { mask, p, group } => y(attend(g, v, mask, p, group)?),
             FusedOp::LinearCrossEntropy => {
                 let (loss, logsumexp) = linear_cross_entropy(g, [v[0], v[1], v[2]])?;
-                Ok(Built { outputs: vec![("loss", loss)], saved: vec![("logsumexp", logsumexp)] })
+                Ok(Built { outputs: vec![("loss", loss)], saved: vec![("logsumexp", logsumexp)], ..Built::default() })
             }
             FusedOp::MoeInt8 { act, requantize } => {
                 let x = Quantized { q: v[0], scale: v[1] };
@@ -142,20 +142,20 @@ impl FusedOp {
                     return y(product);
                 }
                 let rows = g.quantize_int8(product)?;
-                Ok(Built { outputs: vec![("q", rows.q), ("scale", rows.scale)], saved: Vec::new() })
+                Ok(Built { outputs: vec![("q", rows.q), ("scale", rows.scale)], ..Built::default() })
             }
             FusedOp::AttentionAddNorm { mask, norm, eps } => {
                 let merged = merged_heads(g, v, mask)?;
                 let s = g.add(v[3], merged)?;
                 let y = apply_norm(g, norm, s, &v[4..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+                Ok(Built { outputs: vec![("y", y), ("s", s)], taken: vec![s], ..Built::default() })
             }
             FusedOp::AttentionBlock { mask, norm, eps } => {
                 let merged = merged_heads(g, v, mask)?;
                 let projected = g.linear(merged, v[3], Some(v[4]))?;
                 let s = g.add(v[5], projected)?;
                 let y = apply_norm(g, norm, s, &v[6..], eps)?;
-                Ok(Built { outputs: vec![("y", y), ("s", s)], saved: Vec::new() })
+                Ok(Built { outputs: vec![("y", y), ("s", s)], taken: vec![s], ..Built::default() })
             }
         }
     }
