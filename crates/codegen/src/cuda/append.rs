@@ -46,7 +46,7 @@ pub(super) fn grids(element: usize, launch: &Launch, target: &CudaTarget) -> Gri
     words.push(number(shape.leading.len()));
     words.extend(axes(shape, element));
     list.push(grid("append_rows", count.max(shape.sequences()).div_ceil(THREADS / 32), words));
-    Grids { list, workspace: 0, checks_indices: shape.sequences() > 0 }
+    Grids { list, checks_indices: shape.sequences() > 0, ..Grids::default() }
 }
 
 /// Size and stride in bytes of every axis the kernel has room for, outermost first.

@@ -46,7 +46,7 @@ pub(super) fn grids(element: usize, launch: &Launch) -> Grids {
             None => block.runs(&mut list),
         }
     }
-    Grids { list, workspace: 0, checks_indices: false }
+    Grids { list, ..Grids::default() }
 }
 
 /// An axis of a block: strides in elements.

@@ -20,7 +20,7 @@ pub use copy::source as copy_source;
 pub use product::{product_grids, product_source};
 pub use row::{Policy, RowConfig, RowKernel};
 pub use scatter::source as scatter_source;
-pub use tensor_map::{MAP_WORDS, TensorMap};
+pub use tensor_map::{MAP_WORDS, Mapped, TensorMap};
 pub use tuning::{BadTuning, Tuning};
 
 use deuteron_graph::Dtype;
@@ -163,6 +163,8 @@ pub enum Word {
     },
     /// an address inside of the launch's workspace
     Workspace(usize),
+    /// an address inside of what the launch keeps from one run to the next
+    Kept(usize),
     /// the address of the step's fault word: an `u64` of all ones, into which a kernel that meets an index outside of its
     /// table puts, by `atomicMin`, `row * 256 + argument`
     Fault,
@@ -175,7 +177,8 @@ impl Word {
     pub fn count(&self) -> usize {
         match self {
             Word::Map(_) => MAP_WORDS,
-            Word::Number(_) | Word::Argument { .. } | Word::Given { .. } | Word::Workspace(_) | Word::Fault => 1,
+            Word::Number(_) | Word::Argument { .. } | Word::Given { .. } => 1,
+            Word::Workspace(_) | Word::Kept(_) | Word::Fault => 1,
         }
     }
 }
@@ -204,8 +207,10 @@ pub struct Grid {
 pub struct Grids {
     /// run one after another
     pub list: Vec<Grid>,
-    /// bytes of scratch memory they share
+    /// bytes of scratch memory they share, with other launches too: each finds what the one before it left
     pub workspace: usize,
+    /// bytes of memory of their own: zeros before the first run, then what the run before left
+    pub kept: usize,
     /// whether a fault word must be looked at afterwards
     pub checks_indices: bool,
 }

@@ -68,7 +68,7 @@ pub fn product_grids(kernel: &MatmulKernel, shape: &MatmulShape, offsets: &[usiz
     words.extend(std::iter::repeat_n([1, 0, 0, 0], missing).chain(shape.batch.iter().copied()).flatten().map(number));
     let blocks = [tiles.min(MAX_BLOCKS) as u32, 1, 1];
     let grid = Grid { entry: "product", blocks, threads: THREADS, cluster: 1, shared: 0, waits: false, words };
-    Grids { list: vec![grid], workspace: 0, checks_indices: false }
+    Grids { list: vec![grid], ..Grids::default() }
 }
 
 #[cfg(test)]

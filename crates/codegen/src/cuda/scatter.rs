@@ -67,7 +67,8 @@ pub(super) fn grids(dtype: Dtype, launch: &Launch) -> Grids {
         let words = vec![keys, updates, table, number(count), number(cols), number(rows)];
         list.push(grid("scatter_add", blocks, ADD_THREADS, 0, words));
     }
-    Grids { list, workspace: if count > 0 { total * 8 } else { 0 }, checks_indices: count > 0 }
+    let workspace = if count > 0 { total * 8 } else { 0 };
+    Grids { list, workspace, checks_indices: count > 0, ..Grids::default() }
 }
 
 fn sorting(entry: &'static str, blocks: usize, piece: usize, words: Vec<Word>) -> Grid {

@@ -3,13 +3,22 @@
 /// Words of a map in a parameter.
 pub const MAP_WORDS: usize = 16;
 
-/// What the unit that copies tiles into shared memory has to know of an argument: elements of two bytes, up to five axes, the
+/// Memory that has a map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mapped {
+    /// the argument of the launch at this position
+    Argument(usize),
+    /// the launch's workspace
+    Workspace,
+}
+
+/// What the unit that copies tiles into shared memory has to know of a tensor: elements of two bytes, up to five axes, the
 /// innermost first and contiguous. A tile is at most 128 bytes along that axis and swizzled by as much; beyond the sizes it is
 /// zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap {
-    /// the argument's position in the launch
-    pub position: usize,
+    /// what it is a map of
+    pub of: Mapped,
     /// bytes from its start; a multiple of 16
     pub offset: usize,
     /// axes, at least 3

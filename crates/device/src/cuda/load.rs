@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use deuteron_codegen::cuda::{Family, TensorMap, Word, grids};
+use deuteron_codegen::cuda::{Family, Mapped, TensorMap, Word, grids};
 use deuteron_codegen::{Access, Geometry, Launch, Source};
 
 use super::Gpu;
@@ -19,6 +19,8 @@ use crate::job::{Job, Kernel, Place};
 const LONGEST_PARAMETER: usize = 4096 / 8;
 /// Row kernels, products and attention use the widest vectors wherever strides allow it, so their buffers start at one.
 const VECTOR: usize = 16;
+/// What a step keeps begins at a multiple of this: no line of the cache is shared with another.
+const KEPT_ALIGNMENT: usize = 256;
 
 /// All steps of a job.
 pub(crate) struct Program {
@@ -38,6 +40,8 @@ pub(crate) struct Program {
     pub outputs: Vec<usize>,
     pub arena: usize,
     pub workspace: usize,
+    /// Bytes that steps keep from run to run, each its own.
+    pub kept: usize,
 }
 
 /// Words that depend on an address.
@@ -61,6 +65,7 @@ pub(crate) enum Value {
 pub(crate) enum Target {
     Place(Place),
     Workspace,
+    Kept,
     /// the fault word of a step
     Fault(usize),
 }
@@ -112,6 +117,7 @@ impl Program {
             outputs: job.outputs,
             arena: job.arena,
             workspace: 0,
+            kept: 0,
         };
         for step in job.steps {
             program.push(gpu, step)?;
@@ -128,11 +134,13 @@ impl Program {
             (Source::Cuda(source), Some(module), _) => {
                 let grids = grids(source, &step.launch, &gpu.target);
                 self.workspace = self.workspace.max(grids.workspace);
+                let kept = self.kept;
+                self.kept += grids.kept.next_multiple_of(KEPT_ALIGNMENT);
                 checks_indices = grids.checks_indices;
                 let mut list = Vec::new();
                 for grid in grids.list.iter().filter(|grid| !grid.blocks.contains(&0)) {
                     let function = module.function(grid)?;
-                    let words = self.lay_out(index, &grid.words, &step.places)?;
+                    let words = self.lay_out(index, &grid.words, &step.places, kept)?;
                     let (threads, cluster, shared, waits) = (grid.threads, grid.cluster, grid.shared, grid.waits);
                     list.push(Grid { function, blocks: grid.blocks, threads, cluster, shared, waits, words });
                 }
@@ -147,7 +155,7 @@ impl Program {
                 self.workspace = self.workspace.max(product.workspace());
                 let arguments: Vec<Word> =
                     (0..step.places.len()).map(|position| Word::Argument { position, offset: 0 }).collect();
-                let words = self.lay_out(index, &arguments, &step.places)?;
+                let words = self.lay_out(index, &arguments, &step.places, 0)?;
                 Work::Product { product, words }
             }
             _ => return Err(DeviceError::ForeignKernel { step: index }),
@@ -157,8 +165,14 @@ impl Program {
         Ok(())
     }
 
-    /// Appends the words of a parameter and notes which are addresses.
-    fn lay_out(&mut self, step: usize, words: &[Word], places: &[Place]) -> Result<Range<usize>, DeviceError> {
+    /// Appends the words of a parameter and notes which are addresses. What the step keeps begins at `kept`.
+    fn lay_out(
+        &mut self,
+        step: usize,
+        words: &[Word],
+        places: &[Place],
+        kept: usize,
+    ) -> Result<Range<usize>, DeviceError> {
         let start = self.words.len();
         for word in words {
             let at = self.words.len();
@@ -181,7 +195,14 @@ impl Program {
                 },
                 Word::Workspace(offset) => (Target::Workspace, address(offset)),
                 Word::Fault => (Target::Fault(step), address(0)),
-                Word::Map(map) => (place(map.position)?, Value::Map(Box::new(map))),
+                Word::Kept(offset) => (Target::Kept, address(kept + offset)),
+                Word::Map(map) => {
+                    let target = match map.of {
+                        Mapped::Argument(position) => place(position)?,
+                        Mapped::Workspace => Target::Workspace,
+                    };
+                    (target, Value::Map(Box::new(map)))
+                }
             };
             self.fixes.push(Fix { word: at, target, value });
         }
@@ -371,6 +392,7 @@ mod tests {
             outputs: Vec::new(),
             arena: 0,
             workspace: 0,
+            kept: 0,
         }
     }
 
@@ -379,23 +401,23 @@ mod tests {
         let mut program = empty();
         let places = [Place::Input(3), Place::State(0), Place::Output(0), Place::Arena { offset: 0, bytes: 16 }];
         let words = [0, 1, 2, 3].map(|position| Word::Given { position, offset: 8 });
-        assert_eq!(program.lay_out(0, &words, &places).unwrap(), 0..4);
+        assert_eq!(program.lay_out(0, &words, &places, 0).unwrap(), 0..4);
         assert_eq!(program.words, [0; 4]);
         let [Fix { word: 0, target: Target::Place(Place::Input(3)), value: Value::Address(8) }] = program.fixes[..]
         else {
             panic!("{:?}", program.fixes)
         };
-        assert!(program.lay_out(0, &[Word::Given { position: 4, offset: 0 }], &places).is_err());
+        assert!(program.lay_out(0, &[Word::Given { position: 4, offset: 0 }], &places, 0).is_err());
     }
 
     #[test]
     fn a_map_takes_its_words_and_what_follows_stands_behind_it() {
         let mut program = Program { words: vec![7], ..empty() };
         let (sizes, strides, tile) = ([64, 9, 2, 1, 1], [128, 1152, 16, 16], [64, 64, 1, 1, 1]);
-        let map = TensorMap { position: 1, offset: 32, rank: 4, sizes, strides, tile };
+        let map = TensorMap { of: Mapped::Argument(1), offset: 32, rank: 4, sizes, strides, tile };
         let words = [Word::Map(map), Word::Number(5), Word::Argument { position: 0, offset: 8 }];
         let places = [Place::Output(0), Place::Input(0)];
-        let taken = program.lay_out(0, &words, &places).unwrap();
+        let taken = program.lay_out(0, &words, &places, 0).unwrap();
         assert_eq!(taken, 1..1 + MAP_WORDS + 2);
         assert_eq!(program.words[taken], [[0; MAP_WORDS].as_slice(), &[5, 0]].concat());
         let [first, second] = &program.fixes[..] else { panic!("{:?}", program.fixes) };
@@ -404,6 +426,6 @@ mod tests {
         assert!(matches!(second.target, Target::Place(Place::Output(0))) && second.word == 18, "{second:?}");
         assert!(matches!(second.value, Value::Address(8)), "{second:?}");
         // A map of what the launch does not have.
-        assert!(program.lay_out(0, &[Word::Map(TensorMap { position: 2, ..map })], &places).is_err());
+        assert!(program.lay_out(0, &[Word::Map(TensorMap { of: Mapped::Argument(2), ..map })], &places, 0).is_err());
     }
 }

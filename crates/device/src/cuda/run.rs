@@ -50,6 +50,8 @@ pub struct CudaExecutable {
     /// The first serves runs; the others are for timing over rotating memory.
     frames: Vec<Frame>,
     workspace: Option<Allocation>,
+    /// What steps keep from run to run.
+    kept: Option<Allocation>,
     faults: Option<Faults>,
     fixed: Fixed,
     /// One run, and the version of the frame it was recorded for.
@@ -85,6 +87,14 @@ impl CudaExecutable {
         if let Some(workspace) = &workspace {
             workspace.paint(&stream)?;
         }
+        let kept = match program.kept {
+            0 => None,
+            bytes => Some(Allocation::new(&gpu.context, bytes, gpu.zones)?),
+        };
+        if let Some(kept) = &kept {
+            kept.paint(&stream)?;
+            kept.fill(0, &stream)?;
+        }
         let faults = match program.steps.iter().any(|step| step.checks_indices) {
             false => None,
             true => {
@@ -96,6 +106,7 @@ impl CudaExecutable {
         };
         let fixed = Fixed {
             workspace: workspace.as_ref().map_or(0, Allocation::address),
+            kept: kept.as_ref().map_or(0, Allocation::address),
             faults: faults.as_ref().map_or(0, |faults| faults.words.address()),
         };
         let frame = Frame::new(&gpu, &program, fixed, &stream)?;
@@ -105,6 +116,7 @@ impl CudaExecutable {
             program,
             frames: vec![frame],
             workspace,
+            kept,
             faults,
             fixed,
             recording: None,
@@ -398,6 +410,9 @@ impl CudaExecutable {
             }
             if let Some(workspace) = &self.workspace {
                 check_zone("the workspace".into(), workspace, &self.gpu.copies)?;
+            }
+            if let Some(kept) = &self.kept {
+                check_zone("what steps keep".into(), kept, &self.gpu.copies)?;
             }
         }
         Ok(())

@@ -189,5 +189,5 @@ pub(crate) fn grids(kernel: &RowKernel, launch: &Launch, target: &CudaTarget) ->
         list.push(Grid { entry: "finish", blocks, threads: 1024, cluster: 1, shared: 0, waits: false, words });
     }
     let checks_indices = kernel.args.iter().any(|spec| matches!(spec.access, Access::GatheredRow { .. }));
-    Grids { list, workspace: blocks * width * 4, checks_indices }
+    Grids { list, workspace: blocks * width * 4, checks_indices, ..Grids::default() }
 }

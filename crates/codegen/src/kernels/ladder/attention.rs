@@ -193,6 +193,6 @@ impl Written {
                 words: words.clone(),
             }
         };
-        Grids { list: self.passes.iter().map(grid).collect(), workspace: scores, checks_indices: false }
+        Grids { list: self.passes.iter().map(grid).collect(), workspace: scores, ..Grids::default() }
     }
 }

@@ -288,7 +288,8 @@ impl Case {
                 .map(|word| match *word {
                     Word::Number(number) => number,
                     Word::Argument { position, offset } => addresses[position] + offset as u64,
-                    Word::Given { .. } | Word::Workspace(_) | Word::Fault | Word::Map(_) => panic!("{grid:?}"),
+                    Word::Given { .. } | Word::Workspace(_) | Word::Kept(_) => panic!("{grid:?}"),
+                    Word::Fault | Word::Map(_) => panic!("{grid:?}"),
                 })
                 .collect();
             let mut parameters = [words.as_mut_ptr().cast::<std::ffi::c_void>()];

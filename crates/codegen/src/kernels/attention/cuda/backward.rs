@@ -213,8 +213,12 @@ pub fn source(backward: CudaBackward) -> CudaSource {
         BackwardWay::Hopper => {
             let shared = hopper_shared(backward.kernel.width);
             let constants = format!("constexpr int STAGES = {HOPPER_STAGES};\nconstexpr int SHARED = {shared};\n");
-            let common =
-                [include_str!("hopper.cuh"), include_str!("backward.cuh"), include_str!("hopper_backward.cuh")];
+            let common = [
+                super::HOPPER,
+                include_str!("hopper.cuh"),
+                include_str!("backward.cuh"),
+                include_str!("hopper_backward.cuh"),
+            ];
             let own = [include_str!("hopper_dq.cu"), include_str!("hopper_dkv.cu")];
             [&[constants.as_str()], &common[..], &own].concat().join("\n")
         }
@@ -284,7 +288,7 @@ pub(crate) fn grids(backward: &CudaBackward, launch: &Launch, target: &CudaTarge
         }
     };
     let list = list.into_iter().filter(|grid| grid.blocks[0] > 0).collect();
-    Grids { list, workspace: heads * queries * statistics, checks_indices: false }
+    Grids { list, workspace: heads * queries * statistics, ..Grids::default() }
 }
 
 /// The parameter of one of the kernels of `hopper_backward.cuh`, as it lists it.

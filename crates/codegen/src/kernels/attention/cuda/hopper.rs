@@ -4,7 +4,7 @@ use deuteron_graph::Dtype;
 
 use super::words;
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
-use crate::cuda::{CudaTarget, Grid, TensorMap, Word};
+use crate::cuda::{CudaTarget, Grid, Mapped, TensorMap, Word};
 use crate::source::Launch;
 
 /// Fewer keys do not fill a tile.
@@ -174,6 +174,7 @@ impl Rows {
     pub fn map(&self, kernel: &AttentionKernel, launch: &Launch, rows: usize) -> TensorMap {
         let position = kernel.operands().iter().position(|&known| known == self.operand).unwrap_or(0);
         let offset = launch.args.get(position).map_or(0, |arg| arg.offset * kernel.dtype.bytes());
+        let of = Mapped::Argument(position);
         // An axis of one index may have any stride, and a map has none of 0.
         let [(p, by_p), (h, by_h), (b, by_b)] =
             self.axes().map(|(size, step)| (size as u64, if size <= 1 { 16 } else { 2 * step as u64 }));
@@ -181,11 +182,11 @@ impl Rows {
         match kernel.width {
             128 => {
                 let (sizes, strides) = ([64, p, 2, h, b], [by_p, 128, by_h, by_b]);
-                TensorMap { position, offset, rank: 5, sizes, strides, tile: [64, rows, 2, 1, 1] }
+                TensorMap { of, offset, rank: 5, sizes, strides, tile: [64, rows, 2, 1, 1] }
             }
             _ => {
                 let (sizes, strides) = ([64, p, h, b, 1], [by_p, by_h, by_b, 16]);
-                TensorMap { position, offset, rank: 4, sizes, strides, tile: [64, rows, 1, 1, 1] }
+                TensorMap { of, offset, rank: 4, sizes, strides, tile: [64, rows, 1, 1, 1] }
             }
         }
     }

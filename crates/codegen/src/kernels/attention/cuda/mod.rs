@@ -54,6 +54,9 @@ const PLAIN_THREADS: u32 = 256;
 /// Positions are 32-bit numbers on the device, with room for a tile beyond the last.
 const MAX_POSITIONS: usize = 1 << 30;
 
+/// The instructions that only Hopper has.
+const HOPPER: &str = include_str!("hopper_instructions.cuh");
+
 /// Attention and the kernel that does it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CudaAttention {
@@ -227,7 +230,7 @@ pub fn source(attention: CudaAttention) -> CudaSource {
     let (name, constants, own) = match attention.way {
         Way::Plain => ("attention", String::new(), [include_str!("plain.cuh"), include_str!("plain.cu")].join("\n")),
         Way::Hopper(groups) => {
-            let own = [include_str!("hopper.cuh"), include_str!("hopper.cu")].join("\n");
+            let own = [HOPPER, include_str!("hopper.cuh"), include_str!("hopper.cu")].join("\n");
             ("attention_hopper", groups.constants(attention.kernel.width), own)
         }
         Way::Tensor(tiles) => {
@@ -332,7 +335,7 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
         }
         Way::Written(written) => return written.grids(shape, launch),
     };
-    Grids { list, workspace, checks_indices: false }
+    Grids { list, workspace, ..Grids::default() }
 }
 
 /// Ranges of keys of each of so many units: the fewest that keep nine tenths of the places for blocks busy until the end, else

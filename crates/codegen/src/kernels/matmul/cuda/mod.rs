@@ -190,7 +190,7 @@ pub(crate) fn grids(kernel: &SkinnyKernel, launch: &Launch, target: &CudaTarget)
         waits: target.arch.has_dependent_grids(),
         words,
     };
-    Grids { list: vec![grid], workspace: 0, checks_indices: false }
+    Grids { list: vec![grid], ..Grids::default() }
 }
 
 /// Whether B is `[k, n]`.

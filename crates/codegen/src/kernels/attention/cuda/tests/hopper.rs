@@ -1,5 +1,5 @@
 use super::*;
-use crate::cuda::TensorMap;
+use crate::cuda::{Mapped, TensorMap};
 
 const PLAIN: [AttentionMask; 2] = [AttentionMask::Full, AttentionMask::Causal];
 
@@ -110,7 +110,7 @@ fn the_parameter_is_three_maps_the_fields_and_the_section() {
                 1 => (4, [64, 1024, 12, 8, 1], [p, h, b, 16], [64, rows, 1, 1, 1]),
                 _ => (5, [64, 1024, 2, 12, 8], [p, 128, h, b], [64, rows, 2, 1, 1]),
             };
-            Word::Map(TensorMap { position, offset: 128, rank, sizes, strides, tile })
+            Word::Map(TensorMap { of: Mapped::Argument(position), offset: 128, rank, sizes, strides, tile })
         };
         let keys = groups.keys as u32;
         assert_eq!(grid.words[..3], [map(0, 128), map(1, keys), map(2, keys)]);
