@@ -265,10 +265,11 @@ fn attention(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, ca
     let resources =
         resources(machine, TILE_REGISTERS + epilogue_registers(draft), Bytes(160 << 10), TILE_BLOCK, blocks);
     let busy = (blocks / machine.get(Quantity::Processors)).min(1.0);
+    let waits = Seconds::from_us(machine.get(Quantity::BarrierUs)) * work.waits;
     Parts {
         reread,
         resources,
-        launch: Seconds::from_us(machine.get(Quantity::LaunchUs)),
+        launch: Seconds::from_us(machine.get(Quantity::LaunchUs)) + waits,
         memory: (traffic.total() - cached) / machine.gbps(Quantity::DramGbps),
         cache: (cached + reread) / machine.gbps(Quantity::CacheGbps),
         matrix: matrix * (1.0 / busy.max(1e-3)),
