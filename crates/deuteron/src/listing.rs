@@ -185,6 +185,7 @@ impl Compiled {
         let (config, key) = match &source.family {
             Family::Row(kernel) => (kernel.config.to_string(), kernel.key.clone()),
             Family::Attention(attention) => (attention.way.to_string(), String::new()),
+            Family::AttentionRows(rows) => (rows.to_string(), String::new()),
             Family::AttentionBackward(backward) => (backward.way.to_string(), String::new()),
             Family::Copy(_) | Family::ScatterAdd(_) | Family::Append(_) => Default::default(),
             Family::Product(_) | Family::Skinny(_) => Default::default(),

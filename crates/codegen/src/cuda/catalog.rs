@@ -1,14 +1,15 @@
 //! What can be generated for CUDA, and the work of it.
 
-use deuteron_plan::{Catalog, Class, Draft, Form, LANES, MatmulForm, Reach, Work, primitive_work};
+use deuteron_plan::{AttentionForm, Catalog, Class, Draft, Form, LANES, MatmulForm, Reach, Work, primitive_work};
 
 use crate::attention::backward::FoundBackward;
-use crate::kernels::attention::cuda;
+use crate::kernels::attention::cuda::{self, rows};
 use crate::kernels::matmul::cuda::skinny_parts;
 use crate::{attention, epilogue};
 
 /// What can be generated for a GPU: row kernels, products with the epilogues that a library has, products of few rows with row work
-/// before them and any elementwise work after them, attention, its probabilities and its gradient, copies, scatters.
+/// before them and any elementwise work after them, attention alone and with row work after it, its probabilities and its gradient,
+/// copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CudaCatalog;
 
@@ -18,7 +19,7 @@ impl Catalog for CudaCatalog {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::AttentionScores | Form::AttentionBackward => true,
             Form::Matmul(MatmulForm { epilogue, products: 1, .. }) => epilogue != Reach::Rows,
-            Form::Attention(_) => form == Form::ATTENTION,
+            Form::Attention(AttentionForm { projection, .. }) => !projection,
             Form::Matmul(_) | Form::Routed { .. } | Form::Opaque => false,
         }
     }
@@ -28,7 +29,9 @@ impl Catalog for CudaCatalog {
             Form::Matmul(_) => {
                 self.offers_form(draft.form) && (skinny_parts(draft).is_some() || epilogue::recognise(draft).is_some())
             }
-            Form::Attention(_) | Form::AttentionScores => self.offers_form(draft.form) && attends(draft),
+            Form::Attention(AttentionForm { projection: true, .. }) => false,
+            Form::Attention(AttentionForm { epilogue: Reach::None, .. }) | Form::AttentionScores => attends(draft),
+            Form::Attention(_) => attends_with_rows(draft),
             Form::AttentionBackward => differentiates(draft),
             form => self.offers_form(form),
         }
@@ -42,6 +45,9 @@ impl Catalog for CudaCatalog {
         let work = primitive_work(draft);
         match draft.form {
             Form::AttentionBackward => backward_work(draft, work),
+            Form::Attention(AttentionForm { projection: false, epilogue: Reach::Pointwise | Reach::Rows }) => {
+                Work { waits: rows::WAITS, ..work }
+            }
             _ => work,
         }
     }
@@ -66,6 +72,11 @@ fn backward_work(draft: &Draft, mut work: Work) -> Work {
 
 fn attends(draft: &Draft) -> bool {
     attention::recognise(draft).is_some_and(|found| cuda::refusal(&found.kernel, &found.shape).is_none())
+}
+
+fn attends_with_rows(draft: &Draft) -> bool {
+    let found = attention::rows::recognise(draft);
+    found.is_some_and(|found| rows::refusal(&found.attention.kernel, &found.attention.shape).is_none())
 }
 
 fn differentiates(draft: &Draft) -> bool {

@@ -27,9 +27,10 @@ use deuteron_graph::Dtype;
 use deuteron_plan::Draft;
 
 use crate::body::{Body, Origin};
+pub(crate) use crate::cuda::row::{Following, PRELUDE, Side, following, following_words, gcd, type_name};
 use crate::cuda::row::{Line, Lines};
-pub(crate) use crate::cuda::row::{PRELUDE, Side, gcd, type_name};
 use crate::kernels::attention::cuda::backward::{self as attention_backward, CudaBackward};
+use crate::kernels::attention::cuda::rows::{self as attention_rows, CudaRows};
 use crate::kernels::attention::cuda::{self as attention, CudaAttention};
 use crate::kernels::matmul::cuda as skinny;
 use crate::kernels::matmul::cuda::SkinnyKernel;
@@ -73,7 +74,7 @@ pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
 /// A CUDA translation unit and the shape of its launches. Two sources that are equal are one compiled kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CudaSource {
-    /// for messages: `row`, `copy`, `scatter_add`, `append`, `attention`, `attention_backward`
+    /// for messages: `row`, `copy`, `scatter_add`, `append`, `attention`, `attention_rows`, `attention_backward`
     pub name: String,
     /// the text
     pub text: String,
@@ -96,6 +97,8 @@ pub enum Family {
     Product(MatmulKernel),
     /// attention
     Attention(CudaAttention),
+    /// attention and row work on its result
+    AttentionRows(Box<CudaRows>),
     /// the gradient of attention
     AttentionBackward(CudaBackward),
     /// a matrix product of few rows, with what stands around it
@@ -110,9 +113,8 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
         Kernel::Product(product) => Source::Cuda(skinny::render(product, launch, target)),
         Kernel::Attention(kernel) => Source::Cuda(attention::render(kernel, launch, target)),
         Kernel::AttentionBackward(kernel) => Source::Cuda(attention_backward::render(kernel, launch, target)),
-        Kernel::AttentionRows(_) | Kernel::AttentionBlock(_) => {
-            unreachable!("attention with what follows it is made for CPUs")
-        }
+        Kernel::AttentionRows(kernel) => Source::Cuda(attention_rows::render(kernel, launch, target)),
+        Kernel::AttentionBlock(_) => unreachable!("attention with its projection is made for CPUs"),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Append(bytes) => Source::Cuda(append::source(bytes)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
@@ -224,6 +226,7 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::Append(bytes) => append::grids(*bytes, launch, target),
         Family::Product(kernel) => product::grids(kernel, launch),
         Family::Attention(attention) => attention::grids(attention, launch, target),
+        Family::AttentionRows(rows) => attention_rows::grids(rows, launch, target),
         Family::AttentionBackward(backward) => attention_backward::grids(backward, launch, target),
         Family::Skinny(kernel) => skinny::grids(kernel, launch, target),
     }

@@ -345,8 +345,8 @@ static __device__ __forceinline__ float round_f16(float x) { return f16_low(f16x
 // what is written once is of no use.
 //
 // Memory that is constant is read past all order: the compiler moves such loads over barriers. So a grid that may run while earlier
-// ones still write reads by ordinary loads, which stay behind its wait.
-#if defined(WAITS) && __CUDA_ARCH__ >= 900
+// ones still write reads by ordinary loads, which stay behind its wait, and so does one whose blocks read what others of it wrote.
+#if defined(MEETS) || defined(WAITS) && __CUDA_ARCH__ >= 900
 #define READ "ld.global"
 #else
 #define READ "ld.global.nc"

@@ -214,7 +214,7 @@ impl Program {
         let wide = match &step.kernel.source {
             Source::Cuda(source) => {
                 let attends = matches!(source.family, Family::Attention(_) | Family::AttentionBackward(_));
-                attends || matches!(source.family, Family::Row(_) | Family::Skinny(_))
+                attends || matches!(source.family, Family::AttentionRows(_) | Family::Row(_) | Family::Skinny(_))
             }
             _ => true,
         };
@@ -317,6 +317,9 @@ fn form(source: &Source) -> Option<Form<'_>> {
             Family::Append(bytes) => Form::Append(*bytes),
             Family::Product(kernel) => Form::Matmul(*kernel),
             Family::Attention(attention) => Form::Attention(attention.kernel),
+            Family::AttentionRows(rows) => {
+                Form::AttentionRow(rows.kernel.attention, (&rows.kernel.tail).into(), rows.kernel.result)
+            }
             Family::AttentionBackward(backward) => Form::AttentionBackward(backward.kernel),
             Family::Skinny(kernel) => Form::Product((&kernel.product).into()),
         }),

@@ -385,19 +385,7 @@ impl Facts<'_> {
         let vector = self.vector();
         let pieces = self.cols.div_ceil(vector);
         let held = (point.held / vector).max(1);
-        let base = RowConfig {
-            policy: Policy::Registers,
-            vector,
-            threads_per_row: 32,
-            rows_per_block: 1,
-            chunks: 1,
-            parts: 1,
-            cluster: false,
-            resident: 0,
-            stages: 0,
-            wide: self.rows > i32::MAX as usize,
-            why: String::new(),
-        };
+        let base = self.base(vector);
         let config = if pieces <= 32 * held {
             self.within_a_warp(base, pieces, held, point.block)
         } else if !self.reduces() {
@@ -420,6 +408,42 @@ impl Facts<'_> {
             let held = HELD / 4;
             self.rows(Point { held, resident: self.resident(held, false), staged: false, ..point })
         })
+    }
+
+    /// A warp a row, before anything is chosen.
+    fn base(&self, vector: usize) -> RowConfig {
+        RowConfig {
+            policy: Policy::Registers,
+            vector,
+            threads_per_row: 32,
+            rows_per_block: 1,
+            chunks: 1,
+            parts: 1,
+            cluster: false,
+            resident: 0,
+            stages: 0,
+            wide: self.rows > i32::MAX as usize,
+            why: String::new(),
+        }
+    }
+
+    /// For a block of another kernel that walks over some rows with all of its threads and their registers: a warp or a part of one a
+    /// row, else all of the block. Rows that no registers hold are read again for each sweep.
+    pub fn following(&self, threads: usize, registers: usize) -> RowConfig {
+        let vector = self.vector();
+        let pieces = self.cols.div_ceil(vector).max(1);
+        let fits = |columns: &usize| self.registers(*columns, false) <= registers as f64;
+        let held = ((1..=HELD).rev().find(fits).unwrap_or(1) / vector).max(1);
+        let base = RowConfig { resident: 1, ..self.base(vector) };
+        if pieces <= 32 * held {
+            return self.within_a_warp(base, pieces, held, threads);
+        }
+        let chunks = pieces.div_ceil(threads);
+        let (policy, why) = match chunks <= held {
+            true => (Policy::Registers, format!("{} warps hold the row", threads / 32)),
+            false => (Policy::Streamed, "the row does not fit registers".into()),
+        };
+        RowConfig { policy, threads_per_row: threads, chunks, why, ..base }
     }
 
     /// A warp or a part of one a row: no barrier is needed.

@@ -6,12 +6,14 @@
 
 mod config;
 mod emit;
+mod following;
 mod layout;
 mod passes;
 mod sides;
 
 pub use config::{Policy, RowConfig};
 pub(crate) use emit::{Line, Lines, PRELUDE, type_name};
+pub(crate) use following::{Following, following, following_words};
 pub(crate) use layout::gcd;
 pub(crate) use sides::Side;
 
@@ -133,8 +135,14 @@ fn key(facts: &Facts) -> String {
 
 /// The words of an argument: its address, then what its rows' numbers are taken apart by.
 fn argument_words(spec: &ArgSpec, flat: bool, binding: &ArgBinding, position: usize) -> Vec<Word> {
+    let address = Word::Argument { position, offset: binding.offset * spec.dtype.bytes() };
+    words_at(address, spec, flat, binding)
+}
+
+/// The same of what lies at an address.
+fn words_at(address: Word, spec: &ArgSpec, flat: bool, binding: &ArgBinding) -> Vec<Word> {
     let size = spec.dtype.bytes();
-    let mut words = vec![Word::Argument { position, offset: binding.offset * size }];
+    let mut words = vec![address];
     let layout = layout::layout(spec.access, flat, binding);
     if matches!(spec.access, Access::GatheredRow { .. }) {
         let stride = layout.axes.first().map_or(0, |&(_, stride)| stride);

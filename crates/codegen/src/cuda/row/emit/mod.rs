@@ -15,7 +15,7 @@ use deuteron_graph::{Dtype, ReduceOp};
 
 pub(crate) use self::names::type_name;
 use self::names::{Kind, reduce_name, scalar_type, shared_name};
-pub(crate) use self::sides::{emit_head, emit_tail};
+pub(crate) use self::sides::{emit_following, emit_head, emit_tail};
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
 use crate::cuda::row::config::{Policy, RowConfig};
 use crate::cuda::row::layout::ArgLayout;
@@ -111,11 +111,36 @@ struct Writer<'a> {
     origin: Option<Origin>,
     /// names of values that are known where the text stands
     names: HashMap<ExprId, String>,
+    span: Span,
+}
+
+/// Which rows a block works on, each an expression of the text.
+struct Span {
+    begin: &'static str,
+    /// from one turn to the next, where it walks over rows
+    step: &'static str,
+    /// behind the last
+    end: &'static str,
+    /// shared memory that it is given, if it has none of its own
+    memory: Option<&'static str>,
+}
+
+impl Span {
+    /// Those of the whole launch, shared by all blocks.
+    const LAUNCH: Span = Span {
+        begin: "(i64)(blockIdx.x / PARTS) * ROWS",
+        step: "(i64)(gridDim.x / PARTS) * ROWS",
+        end: "(i64)p.rows",
+        memory: None,
+    };
+
+    /// Those that the function is called for.
+    const GIVEN: Span = Span { begin: "first", step: "ROWS", end: "end", memory: Some("s_memory") };
 }
 
 impl<'a> Writer<'a> {
     fn new(emission: &'a Emission<'a>) -> Writer<'a> {
-        Writer { it: emission, lines: Vec::new(), depth: 0, origin: None, names: HashMap::new() }
+        Writer { it: emission, lines: Vec::new(), depth: 0, origin: None, names: HashMap::new(), span: Span::LAUNCH }
     }
 }
 
@@ -258,15 +283,22 @@ impl Writer<'_> {
             self.wait();
         }
         self.sums();
-        self.hoisted();
         match config.resident {
             0 => self.one_row(),
-            _ if config.stages > 0 => self.rows_in_stages(),
-            _ if config.policy == Policy::Registers => self.rows_ahead(),
-            _ => self.row_after_row(),
+            _ => self.walked(),
         }
         self.write_sums();
         self.close();
+    }
+
+    /// Row after row.
+    fn walked(&mut self) {
+        self.hoisted();
+        match self.it.config {
+            config if config.stages > 0 => self.rows_in_stages(),
+            config if config.policy == Policy::Registers => self.rows_ahead(),
+            _ => self.row_after_row(),
+        }
     }
 
     /// The next grid may start; from here on, earlier ones have ended.
@@ -277,7 +309,7 @@ impl Writer<'_> {
 
     /// A block has its rows and no others.
     fn one_row(&mut self) {
-        self.line("const i64 start = (i64)(blockIdx.x / PARTS) * ROWS;");
+        self.line(format!("const i64 start = {};", self.span.begin));
         self.line("const int turn = 0;");
         self.open("{");
         self.place("start");
@@ -303,7 +335,7 @@ impl Writer<'_> {
         let (loads, numbers) = (self.own_loads(), self.row_numbers());
         self.open("{");
         self.declare_row("w", "u", &loads, &numbers);
-        self.line("const i64 begin = (i64)(blockIdx.x / PARTS) * ROWS;");
+        self.line(format!("const i64 begin = {};", self.span.begin));
         self.open("{");
         self.fetch_row("begin", ["w", "u"], &loads, &numbers);
         self.close();
@@ -311,8 +343,8 @@ impl Writer<'_> {
         self.line("#pragma unroll 2");
         self.walk();
         self.declare_row("n", "v", &loads, &numbers);
-        self.line("const i64 next = start + (i64)(gridDim.x / PARTS) * ROWS;");
-        self.open("if (next < (i64)p.rows) {");
+        self.line(format!("const i64 next = start + {};", self.span.step));
+        self.open(format!("if (next < {}) {{", self.span.end));
         self.fetch_row("next", ["n", "v"], &loads, &numbers);
         self.close();
         self.this_row(&numbers);
@@ -452,15 +484,15 @@ impl Writer<'_> {
     }
 
     fn walk(&mut self) {
-        self.open(
-            "for (i64 start = (i64)(blockIdx.x / PARTS) * ROWS; start < (i64)p.rows; start += (i64)(gridDim.x / PARTS) * ROWS, turn ^= 1) {",
-        );
+        let Span { begin, step, end, .. } = self.span;
+        self.open(format!("for (i64 start = {begin}; start < {end}; start += {step}, turn ^= 1) {{"));
     }
 
     /// Which row this thread works on. A thread without one works on the last, and stores nothing.
     fn place(&mut self, start: &str) {
-        self.line(format!("const bool live = ROWS == 1 || {start} + group < (i64)p.rows;"));
-        self.line(format!("const i64 row = live ? {start} + group : (i64)p.rows - 1;"));
+        let end = self.span.end;
+        self.line(format!("const bool live = ROWS == 1 || {start} + group < {end};"));
+        self.line(format!("const i64 row = live ? {start} + group : {end} - 1;"));
     }
 
     fn sweeps(&mut self) {
@@ -478,9 +510,10 @@ impl Writer<'_> {
         let most = counts.iter().sum::<usize>();
         if warps * config.parts > 1 && most > 0 && self.communicates() {
             let parts = if config.cluster { config.parts } else { 1 };
-            self.line(format!("__shared__ float s_reduce[2][{most}][{}];", warps * parts));
+            let sizes = format!("[2][{most}][{}]", warps * parts);
+            self.shared_array("float", "s_reduce", &sizes, "");
             if self.has_argmax() {
-                self.line(format!("__shared__ Best s_best[2][{most}][{}];", warps * parts));
+                self.shared_array("Best", "s_best", &sizes, " + sizeof(s_reduce)");
             }
         }
         if config.cluster {
@@ -495,6 +528,14 @@ impl Writer<'_> {
                 offset = format!("{offset} + sizeof(Raw<{ty}>) * CHUNKS * T");
             }
         }
+    }
+
+    /// An array of shared memory: its own, or a part of what is given.
+    fn shared_array(&mut self, ty: &str, name: &str, sizes: &str, offset: &str) {
+        self.line(match self.span.memory {
+            None => format!("__shared__ {ty} {name}{sizes};"),
+            Some(memory) => format!("{ty} (&{name}){sizes} = *({ty} (*){sizes})({memory}{offset});"),
+        });
     }
 
     /// Arrays that hold what waits for a later sweep, in the order they lie in shared memory: name and type.

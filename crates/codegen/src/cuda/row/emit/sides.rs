@@ -1,6 +1,7 @@
-//! Row work beside a product, as functions that the product's kernel calls: what makes its first operand, and what follows its sums.
+//! Row work as functions that another kernel calls: what makes the first operand of a product, what follows its sums, and what
+//! follows rows that a block has finished.
 
-use super::{Emission, Writer};
+use super::{Emission, Span, Writer};
 use crate::cuda::row::config::Policy;
 
 /// `head::run(p, put)`: all threads of a block make the operand and call `put(row, column, value)` for each element.
@@ -44,6 +45,25 @@ pub(crate) fn emit_tail(emission: &Emission) -> String {
         writer.lane_stages(0, pass, &[]);
     }
     writer.close();
+    writer.close();
+    writer.text()
+}
+
+/// `run(p, first, end, s_memory)`: all threads of a block do the work of the rows from `first` to before `end`, of which there is one at
+/// least. Where several warps share a row, they meet in `s_memory`.
+pub(crate) fn emit_following(emission: &Emission) -> String {
+    let mut writer = Writer::new(emission);
+    writer.span = Span::GIVEN;
+    writer.constants_of_rows();
+    writer.line("");
+    writer.parameters();
+    writer.open(
+        "static __device__ __forceinline__ void run(const Parameters& p, const i64 first, const i64 end, char* s_memory) {",
+    );
+    writer.line("const int lane = threadIdx.x % T, group = threadIdx.x / T;");
+    writer.line("const int part = 0;");
+    writer.shared_memory();
+    writer.walked();
     writer.close();
     writer.text()
 }

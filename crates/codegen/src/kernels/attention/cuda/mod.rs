@@ -1,5 +1,5 @@
 //! Attention on CUDA: four kernels of one contract, that of [`kernels::attention`](super). The gradient is in [`backward`],
-//! probabilities that are stored in [`scores`].
+//! probabilities that are stored in [`scores`], row work in the same launch in [`rows`].
 //!
 //! - `hopper.cu`: heads of 64 and 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
 //! - `tensor.cu`: 16-bit storage of one type on the matrix units, where rows lie at multiples of 16 bytes.
@@ -11,6 +11,7 @@
 
 pub mod backward;
 mod hopper;
+pub mod rows;
 pub mod scores;
 
 use std::fmt;
@@ -228,15 +229,12 @@ fn rows_start_at(
 /// The text of a kernel.
 pub fn source(attention: CudaAttention) -> CudaSource {
     let (name, constants, own) = match attention.way {
-        Way::Plain => ("attention", String::new(), [include_str!("plain.cuh"), include_str!("plain.cu")].join("\n")),
+        Way::Plain => ("attention", String::new(), plain_text(NOTHING)),
         Way::Hopper(groups) => {
             let own = [HOPPER, include_str!("hopper.cuh"), include_str!("hopper.cu")].join("\n");
             ("attention_hopper", groups.constants(attention.kernel.width), own)
         }
-        Way::Tensor(tiles) => {
-            let own = [include_str!("tensor.cuh"), include_str!("tensor.cu")].join("\n");
-            ("attention_tensor", tiles.constants(), own)
-        }
+        Way::Tensor(tiles) => ("attention_tensor", tiles.constants(), tensor_text(NOTHING)),
         Way::Decode { rows, vector } => {
             let constants = format!("constexpr int ROWS = {rows};\nconstexpr bool VECTOR = {vector};\n");
             ("attention_decode", constants, [DEPENDENT, CLUSTER, include_str!("decode.cu")].join("\n"))
@@ -244,9 +242,27 @@ pub fn source(attention: CudaAttention) -> CudaSource {
         Way::Scores(scores) => ("attention_scores", scores.constants(), scores.text()),
         Way::Written(written) => (written.name, String::new(), written.text()),
     };
-    let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
-    let text = format!("{}{constants}\n{shared}\n{own}", prelude(&attention.kernel));
+    let text = text(&attention.kernel, &constants, &own);
     CudaSource { name: name.into(), text, family: Family::Attention(attention) }
+}
+
+/// What all kernels share, with the constants before it and the kernel's own text behind it.
+fn text(kernel: &AttentionKernel, constants: &str, own: &str) -> String {
+    let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
+    format!("{}{constants}\n{shared}\n{own}", prelude(kernel))
+}
+
+/// What follows attention where nothing does.
+const NOTHING: &str = include_str!("no_rows.cuh");
+
+/// The kernel in f32 arithmetic, and what follows it.
+fn plain_text(follows: &str) -> String {
+    [include_str!("plain.cuh"), follows, include_str!("plain.cu")].join("\n")
+}
+
+/// The kernel on the matrix units, and what follows it.
+fn tensor_text(follows: &str) -> String {
+    [include_str!("tensor.cuh"), follows, include_str!("tensor.cu")].join("\n")
 }
 
 /// The constants of all kernels.

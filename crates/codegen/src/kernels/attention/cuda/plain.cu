@@ -10,7 +10,7 @@
 // Two blocks of a multiprocessor where their registers are enough: one loads while the other computes.
 constexpr int BLOCKS = WIDTH <= 64 && !DROPOUT && MASK <= CAUSAL ? 2 : 1;
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(const __grid_constant__ Attention p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(const __grid_constant__ Parameter p) {
     __shared__ __align__(16) Memory s;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     const u64 all_heads = p.batch * p.heads, of_all = blockIdx.x % all_heads;
@@ -82,4 +82,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
             if (column < WIDTH) g_o[(u64)query * p.o.position + column] = narrow<STORAGE>(value);
         }
     }
+    follow(p, sequence, head, first, end, &s);
 }

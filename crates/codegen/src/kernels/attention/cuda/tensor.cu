@@ -119,7 +119,7 @@ static __device__ __forceinline__ void finish(State& r) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_tensor(const __grid_constant__ Attention p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_tensor(const __grid_constant__ Parameter p) {
     extern __shared__ uint4 s_memory[];
     Element* s_stages = (Element*)s_memory;
     Element* s_q = s_stages + (HELD ? STAGE : 2 * STAGE);
@@ -190,4 +190,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_tensor(c
     Element* g_o = p.g_o + start(p.o, at.sequence, at.head);
     Element* s_o = s_stages + (int)threadIdx.x / 32 * 16 * ATOMS * ROW;
     store_rows(s_o, g_o, p.o.position, warp_first, (int)p.queries, r.o, lane);
+    follow(p, at.sequence, at.head, first, end, s_memory);
 }

@@ -1,4 +1,5 @@
 mod hopper;
+mod rows;
 mod scores;
 
 use deuteron_graph::{Dtype, Graph};

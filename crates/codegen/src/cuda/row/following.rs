@@ -1,0 +1,50 @@
+//! Row work that a block of another kernel goes on with, as soon as it knows that some rows are whole.
+//!
+//! The text is a namespace, `rows`, with all that row kernels stand on, a parameter and `run(p, first, end, s_memory)`. What is read may
+//! have been written by other blocks of the same launch, so no load is of constant memory.
+
+use crate::body::Body;
+use crate::cuda::row::config::{Policy, RowConfig};
+use crate::cuda::row::emit::{Emission, PRELUDE, emit_following};
+use crate::cuda::row::passes::passes;
+use crate::cuda::row::{axis_words, with_facts, words_at};
+use crate::cuda::{CudaTarget, Word};
+use crate::source::{Geometry, Launch};
+
+/// Row work as text, and how it is spread over the threads of the block.
+pub(crate) struct Following {
+    pub text: String,
+    pub config: RowConfig,
+}
+
+/// The work of a body on the rows of a launch, for a block of so many threads with so many registers each.
+pub(crate) fn following(
+    body: &Body,
+    launch: &Launch,
+    target: &CudaTarget,
+    threads: usize,
+    registers: usize,
+) -> Following {
+    with_facts(body, launch, target, |facts| {
+        let config = facts.following(threads, registers);
+        let again = passes(body, facts.shared_rows, false);
+        let sweeps = if config.policy == Policy::Streamed { &again } else { facts.passes };
+        let own =
+            emit_following(&Emission { body, layouts: facts.layouts, passes: sweeps, config: &config, handed: &[] });
+        let vector = config.vector;
+        let text = format!("#define MEETS\nnamespace rows {{\nconstexpr int V = {vector};\n{PRELUDE}\n{own}}}\n");
+        Following { text, config }
+    })
+}
+
+/// The words of its parameter; `address` says where each argument of the launch lies.
+pub(crate) fn following_words(body: &Body, launch: &Launch, address: impl Fn(usize) -> Word) -> Vec<Word> {
+    let Geometry::Row { rows, ref axes, .. } = launch.geometry else { return Vec::new() };
+    let args = body.args.iter().zip(&launch.args).enumerate();
+    let mut words: Vec<Word> =
+        args.flat_map(|(arg, (spec, binding))| words_at(address(arg), spec, false, binding)).collect();
+    words.extend(axis_words(axes));
+    // It looks up nothing and sums over no rows, so it needs neither fault nor workspace.
+    words.extend([Word::Number(rows as u64), Word::Number(0), Word::Number(0)]);
+    words
+}
