@@ -168,7 +168,7 @@ static __device__ __forceinline__ void issue(Scores& r_s, Scores& r_slope, Ring 
             if (which < COUNT) {
                 Product<TILE>::template of_registers<0>(which ? r_slope : r_s, held.r[which][step], b, step > 0);
             } else {
-                Product<TILE>::of_shared(which ? r_slope : r_s, left + (step / 4 * OWN * 128 + inside) / 16, b, step > 0);
+                Product<TILE>::template of_shared<0>(which ? r_slope : r_s, left + (step / 4 * OWN * 128 + inside) / 16, b, step > 0);
             }
         }
         commit_products();

@@ -23,6 +23,13 @@ static __device__ __forceinline__ bool is_over(u32 barrier, u32 parity) {
                  : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
     return over != 0;
 }
+// The same without the while that the instruction before may wait for.
+static __device__ __forceinline__ bool is_over_now(u32 barrier, u32 parity) {
+    u32 over;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
+    return over != 0;
+}
 // Waits for the end of the phase of this parity. Of a new barrier the phase of parity 1 counts as over.
 static __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
     while (!is_over(barrier, parity)) {
@@ -65,6 +72,61 @@ static __device__ __forceinline__ void fetch_bytes(u32 to, const void* g_from, u
 }
 // What this thread wrote to shared memory comes before copies to the same place that are allowed later.
 static __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The same for copies from any memory, of what this thread knows to be written.
+static __device__ __forceinline__ void fence_all_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// A tile of a matrix on its way to shared memory: rows from `row` on of 128 bytes from `column` on, zeros beyond the last.
+static __device__ __forceinline__ void fetch_piece(u32 to, const TensorMap* map, u32 barrier, int column, int row, int sequence) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+                 ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(sequence) : "memory");
+}
+// The same on its way to the L2 cache.
+static __device__ __forceinline__ void prefetch_piece(const TensorMap* map, int column, int row, int sequence) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];"
+                 ::"l"(map), "r"(column), "r"(row), "r"(sequence) : "memory");
+}
+
+// Words of global memory by which blocks tell each other of what they have done.
+static __device__ __forceinline__ u64 read_word(const u64* g_word) {
+    u64 word;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(g_word) : "memory");
+    return word;
+}
+static __device__ __forceinline__ void write_word(u64* g_word, u64 word) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(g_word), "l"(word) : "memory");
+}
+// What this thread, and those it knows of, did before comes before the sum; the sum before was.
+static __device__ __forceinline__ u32 add_released(u32* g_sum, u32 more) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(g_sum), "r"(more) : "memory");
+    return before;
+}
+static __device__ __forceinline__ u32 load_acquired(const u32* g_sum) {
+    u32 sum;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(sum) : "l"(g_sum) : "memory");
+    return sum;
+}
+// The same within a block, in shared memory.
+static __device__ __forceinline__ void add_released_shared(u32 s_sum, u32 more) {
+    asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(s_sum), "r"(more) : "memory");
+}
+static __device__ __forceinline__ void store_released_shared(u32 s_at, u32 value) {
+    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(s_at), "r"(value) : "memory");
+}
+static __device__ __forceinline__ u32 load_acquired_shared(u32 s_at) {
+    u32 value;
+    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(s_at) : "memory");
+    return value;
+}
+// The number of this thread, asked for anew: what follows from it need not stay in registers meanwhile.
+static __device__ __forceinline__ int thread_anew() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+// For who looks again and again.
+static __device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 %0;" ::"n"(40) : "memory"); }
 
 // Registers of a warp's threads from here on.
 template <int COUNT> static __device__ __forceinline__ void give_registers() {
@@ -109,7 +171,8 @@ template <int BEYOND> static __device__ __forceinline__ u64 descriptor(u32 tile)
 // g = lane / 4 and t = lane % 4 its registers 4 j on are (g, 8 j + 2 t), the next column, and both of row g + 8. Each d is one
 // instruction, so its registers stand in a list.
 // - of_shared: a lies in shared memory, its rows along the sum.
-// - of_registers: a is in registers as d lies, narrowed to pairs. TURNED: columns of b lie together, not what is summed.
+// - of_registers: a is in registers as d lies, narrowed to pairs.
+// TURNED: columns of b lie together, not what is summed.
 template <int N> struct Product;
 #define PRODUCT(TYPES, N, D, REST, ADD, ...) \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " " D \
@@ -128,8 +191,9 @@ template <int N> struct Product;
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 
 template <> struct Product<64> {
-    static __device__ __forceinline__ void of_shared(float (&d)[32], u64 a, u64 b, int add) {
-        PRODUCT_OF_STORAGE(64, SUMS_64, "%32, %33, p, 1, 1, 0, 0", "%34", SIXTEEN(0), SIXTEEN(16) : "l"(a), "l"(b), "r"(add));
+    template <int TURNED> static __device__ __forceinline__ void of_shared(float (&d)[32], u64 a, u64 b, int add) {
+        PRODUCT_OF_STORAGE(64, SUMS_64, "%32, %33, p, 1, 1, 0, %35", "%34", SIXTEEN(0), SIXTEEN(16)
+                           : "l"(a), "l"(b), "r"(add), "n"(TURNED));
     }
     template <int TURNED> static __device__ __forceinline__ void of_registers(float (&d)[32], const u32 (&a)[4], u64 b, int add) {
         PRODUCT_OF_STORAGE(64, SUMS_64, "{%32, %33, %34, %35}, %36, p, 1, 1, %38", "%37", SIXTEEN(0), SIXTEEN(16)
@@ -138,9 +202,9 @@ template <> struct Product<64> {
 };
 
 template <> struct Product<128> {
-    static __device__ __forceinline__ void of_shared(float (&d)[64], u64 a, u64 b, int add) {
-        PRODUCT_OF_STORAGE(128, SUMS_128, "%64, %65, p, 1, 1, 0, 0", "%66",
-                           SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48) : "l"(a), "l"(b), "r"(add));
+    template <int TURNED> static __device__ __forceinline__ void of_shared(float (&d)[64], u64 a, u64 b, int add) {
+        PRODUCT_OF_STORAGE(128, SUMS_128, "%64, %65, p, 1, 1, 0, %67", "%66",
+                           SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48) : "l"(a), "l"(b), "r"(add), "n"(TURNED));
     }
     template <int TURNED> static __device__ __forceinline__ void of_registers(float (&d)[64], const u32 (&a)[4], u64 b, int add) {
         PRODUCT_OF_STORAGE(128, SUMS_128, "{%64, %65, %66, %67}, %68, p, 1, 1, %70", "%69",

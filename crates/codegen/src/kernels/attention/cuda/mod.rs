@@ -57,6 +57,8 @@ const MAX_POSITIONS: usize = 1 << 30;
 
 /// The instructions that only Hopper has.
 const HOPPER: &str = include_str!("hopper_instructions.cuh");
+/// Attention of a tile by them.
+const HOPPER_ATTEND: &str = include_str!("hopper_attend.cuh");
 
 /// Attention and the kernel that does it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -231,7 +233,7 @@ pub fn source(attention: CudaAttention) -> CudaSource {
     let (name, constants, own) = match attention.way {
         Way::Plain => ("attention", String::new(), plain_text(NOTHING)),
         Way::Hopper(groups) => {
-            let own = [HOPPER, include_str!("hopper.cuh"), include_str!("hopper.cu")].join("\n");
+            let own = [HOPPER, include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper.cu")].join("\n");
             ("attention_hopper", groups.constants(attention.kernel.width), own)
         }
         Way::Tensor(tiles) => ("attention_tensor", tiles.constants(), tensor_text(NOTHING)),

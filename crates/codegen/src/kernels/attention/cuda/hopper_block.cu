@@ -1,0 +1,272 @@
+// Attention, its projection, a residual and a norm in one launch, on Hopper's matrix units.
+//
+//   o = attention(q, k, v), heads side by side;  s = residual + (o weight + bias);  y = norm(s)
+//
+// `hopper.cu` says how a tile of a head is computed, `hopper_norm.cuh` how rows meet and how work is drawn. Here:
+// - A number is a tile of queries of one head, or a part: as many columns of the product of these queries. Parts of some queries come `lag`
+//   groups of queries after their heads, so that o is there by then and hardly anyone waits; meanwhile blocks do one beside the
+//   other, and products, which want the L2 cache, share a multiprocessor with softmax, which does not.
+// - o goes to the workspace, and from there by a tensor map to the products: it stays in the L2 cache. A count for each tile of queries says
+//   how many warps have stored theirs; it only grows, and a launch knows by how much.
+// - A part has its operands in the rings of keys and values, 64 of the inner size at a time, and its sums in registers, bias first.
+//   They are handed to the helpers 64 or 128 columns at a time.
+// - Needs what `hopper.cu` does, columns that are a multiple of PART, an inner size that is one of 64, fewer parts than a board has places.
+//
+// TURNED (whether columns of the weight lie together, and else what is summed) and BIASED stand before this file.
+
+constexpr int PART = QUERIES;
+constexpr int CHUNK_BYTES = QUERIES * 128;  // of either operand
+constexpr int CHUNKS = STAGES * KV_BYTES / CHUNK_BYTES;
+constexpr int AT_CHUNKS = AT_REST;  // barriers: full, then empty
+constexpr u32 STORING = SPLIT ? 4 : 8;  // warps that store a tile of o
+static_assert(AT_CHUNKS + 2 * CHUNKS * 8 + 1024 == SHARED, "the host asks for as much");
+static_assert(UNITS * UNIT == PART && HANDOFFS * WIDTH == PART && CHUNKS * CHUNK_BYTES == STAGES * KV_BYTES, "a part is handed over whole");
+
+// The parameter.
+struct Projected {
+    Maps maps;
+    TensorMap o, weight;
+    Attention attention;
+    Norm norm;
+    const Element* g_bias;
+    u32* g_ready;  // of each tile of queries: warps that have stored o, over all launches
+    u64 section, inner, lag;
+    u64 filler[2];
+};
+static_assert(sizeof(Projected) % 128 == 0, "as maps are aligned");
+
+static __device__ __forceinline__ int tiles_of(const Projected& p) { return ((int)p.attention.queries + QUERIES - 1) / QUERIES; }
+
+// Queries of a group, in the order of their work.
+static __device__ __forceinline__ Drawn queries_of(const Projected& p, int group, int which) {
+    const int tiles = tiles_of(p), section = (int)p.section, from = group / (section * tiles) * section;
+    const int rest = group - from * tiles, together = min(section, (int)p.attention.batch - from);
+    const int first = (tiles - 1 - rest / together) * QUERIES;
+    return {from + rest % together, first, min(first + QUERIES, (int)p.attention.queries), which};
+}
+
+// What a number stands for. Parts are counted down from -1.
+static __device__ __forceinline__ Drawn find_item(const Projected& p, int number) {
+    if (number < 0) return {-1, 0, 0, 0};
+    const int heads = (int)p.attention.heads, parts = (int)p.norm.cols / PART, lag = (int)p.lag;
+    const int groups = (int)p.attention.batch * tiles_of(p), both = heads + parts;
+    // First heads alone, then heads of a group and parts of an earlier one, then parts alone.
+    if (number < lag * heads) return queries_of(p, number / heads, number % heads);
+    number -= lag * heads;
+    if (number < (groups - lag) * both) {
+        const int step = number / both, at = number - step * both;
+        return at < heads ? queries_of(p, lag + step, at) : queries_of(p, step, -1 - (at - heads));
+    }
+    number -= (groups - lag) * both;
+    return queries_of(p, groups - lag + number / parts, -1 - number % parts);
+}
+
+static __device__ __forceinline__ u32* ready_of(const Projected& p, const Drawn& drawn) {
+    return p.g_ready + drawn.sequence * tiles_of(p) + drawn.first / QUERIES;
+}
+
+// ---- operands of parts, in the memory of the rings. Chunks are counted over all parts.
+
+static __device__ __forceinline__ u32 left_of(Rings rings, u32 chunk) { return rings.base + AT_K + chunk % CHUNKS * CHUNK_BYTES; }
+static __device__ __forceinline__ u32 right_of(Rings rings, u32 chunk) { return rings.base + AT_V + chunk % CHUNKS * CHUNK_BYTES; }
+static __device__ __forceinline__ u32 chunk_full(Rings rings, u32 chunk) { return rings.base + AT_CHUNKS + chunk % CHUNKS * 8; }
+static __device__ __forceinline__ u32 chunk_empty(Rings rings, u32 chunk) { return rings.base + AT_CHUNKS + (CHUNKS + chunk % CHUNKS) * 8; }
+static __device__ __forceinline__ u32 chunk_parity(u32 chunk) { return chunk / CHUNKS & 1; }
+
+// Waits until no tile of keys or values, of `at` so far, is where a chunk will be.
+static __device__ __forceinline__ void wait_for_tiles(Rings rings, u32 at, u32 place) {
+    const u32 first = place * CHUNK_BYTES / KV_BYTES, last = ((place + 1) * CHUNK_BYTES - 1) / KV_BYTES;
+    for (u32 stage = first; stage <= last; ++stage) {
+        if (at <= stage) continue;
+        const u32 user = stage + (at - 1 - stage) / STAGES * STAGES;
+        wait(rings.k_empty(user), Rings::parity(user));
+        wait(rings.v_empty(user), Rings::parity(user));
+    }
+}
+// Waits until no chunk, of so many so far, is used.
+static __device__ __forceinline__ void wait_for_chunks(Rings rings, u32 chunks) {
+    for (u32 place = 0; place < CHUNKS; ++place) {
+        if (chunks <= place) continue;
+        const u32 user = place + (chunks - 1 - place) / CHUNKS * CHUNKS;
+        wait(chunk_empty(rings, user), chunk_parity(user));
+    }
+}
+
+static __device__ __forceinline__ void fetch_part(const Projected& p, Rings rings, const Drawn& drawn, u32 at, u32& chunks) {
+    const int part = -1 - drawn.which, count = (int)p.inner / 64;
+    for (int i = 0; i < count; ++i) {
+        const u32 now = chunks + i, full = chunk_full(rings, now);
+        if (i < CHUNKS) wait_for_tiles(rings, at, now % CHUNKS);
+        wait(chunk_empty(rings, now), chunk_parity(now) ^ 1);
+        expect(full, 2 * CHUNK_BYTES);
+        fetch_piece(left_of(rings, now), &p.o, full, i * 64, drawn.first, drawn.sequence);
+        if constexpr (TURNED) {
+            for (int piece = 0; piece < PART / 64; ++piece) {
+                fetch_piece(right_of(rings, now) + piece * 8192, &p.weight, full, part * PART + piece * 64, i * 64, 0);
+            }
+        } else {
+            fetch_piece(right_of(rings, now), &p.weight, full, i * 64, part * PART, 0);
+        }
+    }
+    chunks += count;
+}
+
+static __device__ __forceinline__ void fetch_drawn(const Projected& p, Rings rings, char* s_base) {
+    const u32 target = (launches_before(p.norm) + 1) * (u32)p.attention.heads * STORING;
+    u32 at = 0, queries = 0, chunks = 0, parts = 0;
+    for (u32 round = 0;; ++round) {
+        wait_for_place(board_of(s_base), parts);
+        const Drawn drawn = find_item(p, draw_number(p.norm, round));
+        if (drawn.sequence < 0 || drawn.which < 0) {
+            board_of(s_base)->drawn[parts % PLACES] = {drawn.sequence, drawn.first, drawn.end, -1 - drawn.which};
+            ++parts;
+        }
+        put_item(rings, s_base, round, drawn);
+        if (drawn.sequence < 0) return;
+        if (drawn.which < 0) {
+            const u32* g_ready = ready_of(p, drawn);
+            while ((int)(load_acquired(g_ready) - target) < 0) pause();
+            // Stored as numbers, and now copied.
+            fence_all_copies();
+            fetch_part(p, rings, drawn, at, chunks);
+        } else {
+            wait_for_chunks(rings, chunks);
+            fetch_tile(p.maps, rings, tile_of(p.attention, drawn.sequence, drawn.which, drawn.first), at, queries);
+        }
+    }
+}
+
+// ---- the warpgroups that multiply
+
+// Adds the sums of the second warpgroup to those of the first.
+static __device__ __forceinline__ void merge_sums(float (&r_sums)[WIDTH / 2], float* s_merge, int warpgroup) {
+    float* s_mine = s_merge + threadIdx.x % 128;
+    if (warpgroup == 1) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i) s_mine[i * 128] = r_sums[i];
+    }
+    named_sync(MERGE_BARRIER, MULTIPLIERS);
+    if (warpgroup == 0) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i) r_sums[i] += s_mine[i * 128];
+    }
+    named_sync(MERGE_BARRIER, MULTIPLIERS);
+}
+
+static __device__ __forceinline__ void project(const Projected& p, Rings rings, char* s_base, const Rank& rank, int part, u32& chunks,
+                                               u32& handoffs) {
+    // As many columns as are handed over at once are one product.
+    float r_sums[HANDOFFS][WIDTH / 2];
+    const bool first = !SPLIT || rank.warpgroup == 0;
+#pragma unroll
+    for (int j = 0; j < PART / 8; ++j) {
+        u32 pair = 0;
+        if (BIASED && first) pair = *(const u32*)(p.g_bias + part * PART + j * 8 + (threadIdx.x & 3) * 2);
+        float* sums = r_sums[j / (WIDTH / 8)] + j % (WIDTH / 8) * 4;
+        sums[0] = sums[2] = low_half(pair);
+        sums[1] = sums[3] = high_half(pair);
+    }
+#pragma unroll
+    for (int turn = 0; turn < HANDOFFS; ++turn) pin(r_sums[turn]);
+    const int count = (int)p.inner / 64;
+    int i = SPLIT ? rank.warpgroup : 0, before = -1;
+    for (; i < count; i += STEP) {
+        const u32 now = chunks + i;
+        wait(chunk_full(rings, now), chunk_parity(now));
+        const u64 left = descriptor<16>(left_of(rings, now) + rank.part * 64 * 128);
+        const u64 right = descriptor<TURNED ? 8192 : 16>(right_of(rings, now));
+        fence_products();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+#pragma unroll
+            for (int turn = 0; turn < HANDOFFS; ++turn) {
+                // Columns of a turn are pieces or rows of their own.
+                const u64 columns = right + turn * WIDTH * 128 / 16 + step * (TURNED ? 128 : 2);
+                Product<WIDTH>::template of_shared<TURNED>(r_sums[turn], left + step * 2, columns, 1);
+            }
+        }
+        commit_products();
+        wait_products<1>();
+        if (before >= 0) release(chunk_empty(rings, chunks + before));
+        before = i;
+    }
+    wait_products<0>();
+#pragma unroll
+    for (int turn = 0; turn < HANDOFFS; ++turn) pin(r_sums[turn]);
+    if (before >= 0) release(chunk_empty(rings, chunks + before));
+    chunks += count;
+    if constexpr (SPLIT) merge_sums(r_sums[0], (float*)(s_base + AT_MERGE), rank.warpgroup);
+    if (!first) return;
+#pragma unroll
+    for (int turn = 0; turn < HANDOFFS; ++turn) {
+        wait_for_helpers(rings, handoffs++);
+#pragma unroll
+        for (int step = 0; step < WIDTH / 16; ++step) {
+            const float* sums = r_sums[turn] + 8 * step;
+            u32 pairs[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) pairs[j] = narrow2<STORAGE>(sums[2 * j], sums[2 * j + 1]);
+            stage_pairs<2048>(staging(s_base, rank), step, pairs);
+        }
+        __syncwarp();
+        release(rings.barrier(O_FULL));
+    }
+}
+
+static __device__ __forceinline__ void compute_drawn(const Projected& p, Rings rings, char* s_base) {
+    const Rank rank = rank_of_warp();
+    const bool gives = !SPLIT || rank.warpgroup == 0;
+    // The first warpgroup has the first turn.
+    if (rank.warpgroup == 1) end_turn(rank.warpgroup);
+    u32 at = 0, queries = 0, chunks = 0, handoffs = 0;
+    for (u32 round = 0;; ++round) {
+        const Drawn drawn = take_item(rings, s_base, round);
+        if (drawn.sequence < 0) {
+            if (gives) {
+                wait_for_helpers(rings, handoffs);
+                release(rings.barrier(O_FULL));
+            }
+            return;
+        }
+        if (drawn.which < 0) {
+            project(p, rings, s_base, rank, -1 - drawn.which, chunks, handoffs);
+            continue;
+        }
+        State r;
+        const Tile tile = tile_of(p.attention, drawn.sequence, drawn.which, drawn.first);
+        attend(r, p.attention, rings, s_base, rank, tile, at, queries);
+        if (gives) {
+            // Helpers may still read what was staged here.
+            wait_for_helpers(rings, handoffs);
+            store_rows(p.attention, tile, r, staging(s_base, rank), tile.first + rank.part * 64 + rank.warp * 16);
+            // Copies by other blocks come after it.
+            fence_all_copies();
+            __threadfence();
+            __syncwarp();
+            if ((threadIdx.x & 31) == 0) add_released(ready_of(p, drawn), 1);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_block_hopper(const __grid_constant__ Projected p) {
+    extern __shared__ char s_memory[];
+    char* s_base = s_memory + (-shared_address(s_memory) & 1023);
+    const Rings rings = {shared_address(s_base)};
+    if (threadIdx.x == 0) {
+        init_norm(rings, s_base, p.norm);
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            init_barrier(chunk_full(rings, chunk), 1);
+            init_barrier(chunk_empty(rings, chunk), STORING);
+        }
+        rings.init();
+    }
+    __syncthreads();
+    if (threadIdx.x >= MULTIPLIERS) {
+        give_registers<AHEAD ? 56 : 48>();
+        if (threadIdx.x == MULTIPLIERS) fetch_drawn(p, rings, s_base);
+        if (threadIdx.x >= MULTIPLIERS + 32) follow(p.norm, rings, s_base, p.attention.queries);
+    } else {
+        take_registers<AHEAD ? 224 : 96>();
+        compute_drawn(p, rings, s_base);
+    }
+}
