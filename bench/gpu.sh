@@ -7,9 +7,10 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-attention-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
-# Exit code 0 if every part passed. On an H200 all parts but `peers` and `attention` took 13 minutes; `matrix` takes a minute more since, and
-# `attention` 102 s.
+# h200-attention-ladder.csv, h200-attention-peers.csv, h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv,
+# gpt2-cuda.csv, bench.json and machine.toml.
+# Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
+# minute more since, and `attention` 102 s.
 set -u
 
 # part       seconds  lines of its output that are shown
@@ -19,12 +20,13 @@ test         300      24
 check        160      40
 matrix       300      40
 repeat       30       6
-sanitize     150      12
+sanitize     180      12
 calibrate    70       8
 bench        150      90
 peers        200      40
 gpt2         150      30
 attention    150      24
+launches     200      60
 ncu          110      60
 "
 
@@ -137,10 +139,18 @@ part_repeat() {
 part_sanitize() {
     local logs tool
     local checks=("$deuteron" check --device cuda --catalog --small)
-    local ladder=("$deuteron" bench attention --ladder --once --rows 129 --cols 128 --device cuda)
+    # Sequences of an odd length, two of them, and rows that fill no tile.
+    local ladder=("$deuteron" bench attention attention_add_norm attention_block --ladder --once --rows 258 --seq 129 --cols 128
+        --device cuda)
     logs=$(mktemp -d)
     run "${checks[@]}"
-    run "${ladder[@]}"
+    run "${ladder[@]}" >"$logs/rungs"
+    cat "$logs/rungs"
+    local op
+    for op in attention_add_norm attention_block; do
+        grep -q "^$op one launch" "$logs/rungs" || echo "NOT CHECKED: $op has no one launch at this size"
+    done
+    rm "$logs/rungs"
     trap 'tail -n 40 "$logs"/*; exit 124' TERM  # out of time: say how far each got
     declare -A process
     # One core each: the race checker loses track of launches that come from several threads at once.
@@ -183,7 +193,41 @@ part_bench() {
     run overhead_row
     run "$deuteron" bench add_act --ladder --device cuda
     run "$deuteron" bench norm_act --ladder --device cuda
-    run "$deuteron" bench attention --ladder --device cuda
+    run ladder_rows
+}
+
+# The ladders of attention, and of attention and what follows it from many launches to one.
+ladder_rows() {
+    "$deuteron" bench attention attention_add_norm attention_block --ladder --device cuda --json |
+        csv_rows h200-attention-ladder op rows cols rung kernels launches us speedup tflops worst_ratio
+}
+
+# Where one launch of attention and what follows it wins, measured beside predicted.
+crossover_rows() {
+    "$deuteron" bench --crossover --device cuda --json |
+        csv_rows h200-crossover op batch sequence hidden apart_launches apart_us one_launches one_us one_predicted_us takes_one over_best
+}
+
+# Writes rows of JSON into OUT/$1.csv, with commit and date, and shows the columns that are named.
+csv_rows() {
+    python3 -c '
+import csv, datetime, json, sys
+folder, commit, name, *shown = sys.argv[1:]
+text = sys.stdin.read()
+rows = json.loads(text) if text.strip() else []
+if not rows:
+    sys.exit(f"no rows for {name}.csv")
+last = {"commit": commit, "date": datetime.date.today()}
+with open(f"{folder}/{name}.csv", "w") as file:
+    table = csv.DictWriter(file, [*rows[0], *last], lineterminator="\n")
+    table.writeheader()
+    for row in rows:
+        table.writerow({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()} | last)
+cells = [shown] + [[f"{row[key]:.2f}" if isinstance(row[key], float) else str(row[key]) for key in shown] for row in rows]
+widths = [max(map(len, column)) for column in zip(*cells)]
+for line in cells:
+    print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+sys.exit(any(row.get("verified") is False for row in rows))' "$OUT" "${commit:-unknown}" "$@"
 }
 
 part_peers() {
@@ -193,6 +237,12 @@ part_peers() {
 # Attention and its gradient beside torch's flash and cuDNN.
 part_attention() {
     run python3 "$here/peers_attention.py" --binary "$deuteron" --commit "$commit"
+}
+
+# Attention and what follows it in many launches and in one, beside torch, with the bytes that are moved; then where one launch wins.
+part_launches() {
+    run python3 "$here/peers_launches.py" --binary "$deuteron" --commit "$commit"
+    run crossover_rows
 }
 
 # GPT-2 beside torch, eager and compiled, all as CUDA graphs.

@@ -62,7 +62,7 @@ class Failure(Exception):
     """Why nothing could be measured."""
 
 
-def parse(text):
+def parse(text, metrics=METRICS):
     """The launches in ncu's CSV, in order: {kernel, metric: value}."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if '"Metric Name"' in line), None)
@@ -71,33 +71,37 @@ def parse(text):
     launches = {}
     for row in csv.DictReader(line for line in lines[start:] if line.startswith('"')):
         launch = launches.setdefault(int(row["ID"]), {"kernel": row["Kernel Name"]})
-        if row["Metric Name"] in METRICS:
+        if row["Metric Name"] in metrics:
             value, unit = row["Metric Value"].replace(",", ""), row["Metric Unit"]
             if unit not in UNITS:
                 raise Failure(f"{row['Metric Name']} has the unit `{unit}`; known are {', '.join(UNITS)}")
             launch[row["Metric Name"]] = float(value) * UNITS[unit]
-    incomplete = [launch for launch in launches.values() if not all(metric in launch for metric in METRICS)]
+    incomplete = [launch for launch in launches.values() if not all(metric in launch for metric in metrics)]
     if incomplete:
-        missing = [metric for metric in METRICS if metric not in incomplete[0]]
+        missing = [metric for metric in metrics if metric not in incomplete[0]]
         raise Failure(f"ncu did not measure {', '.join(missing)} of {incomplete[0]['kernel']}")
     return [launches[number] for number in sorted(launches)]
 
 
-def profile(binary, ops, size, backward):
-    """Runs our binary once under ncu: its rows, and the launches."""
+def run_once(binary, ops, size, backward):
+    """The command that runs both plans of the ops once."""
     rows, cols, dtype = size
-    words = [binary, "bench", *ops, "--rows", str(rows), "--cols", str(cols), "--dtype", dtype, "--device", "cuda",
-             "--once", "--json", *["--backward"] * backward]
+    return [binary, "bench", *ops, "--rows", str(rows), "--cols", str(cols), "--dtype", dtype, "--device", "cuda",
+            "--once", "--json", *["--backward"] * backward]
+
+
+def profile(words, metrics=METRICS, caches="all"):
+    """Runs our command once under ncu: its rows, and the launches. `caches` are emptied before each launch, or `none` are."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
-        profiler = ["ncu", "--clock-control", "none", "--cache-control", "all", "--print-units", "base", "--csv",
-                    "--log-file", log, "--metrics", ",".join(METRICS)]
+        profiler = ["ncu", "--clock-control", "none", "--cache-control", caches, "--print-units", "base", "--csv",
+                    "--log-file", log, "--metrics", ",".join(metrics)]
         done = subprocess.run([*profiler, *words], stdout=PIPE, stderr=PIPE, text=True)
         text = log.read_text() if log.exists() else ""
     if done.returncode:
         command = " ".join(map(str, words[1:]))
         raise Failure(f"`deuteron {command}` under ncu: {(done.stderr + text).strip()[-1000:]}")
-    return json.loads(done.stdout[done.stdout.index("["):]), parse(text)
+    return json.loads(done.stdout[done.stdout.index("["):]), parse(text, metrics)
 
 
 def function_of(kernel):
@@ -204,7 +208,7 @@ def main():
         for size, ops, backward in sizes:
             if not ops:
                 continue
-            found = profile(binary, ops, size, backward)
+            found = profile(run_once(binary, ops, size, backward))
             new = [record(*matched) for matched in match(*found)]
             print("{}x{} {}".format(*size) + ", gradients" * backward)
             show(new)
