@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use deuteron::bench::{
-    BenchCase, BenchRow, LadderCheck, LadderRow, OnceRow, bench, check_ladder, graph, ladder, once, overhead,
+    BenchCase, BenchRow, LadderCheck, LadderRow, OnceRow, OpPlan, bench, check_ladder, graph, ladder, once, overhead,
 };
 use deuteron::tune::{TunedKernel, tune_all};
 use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Heads, Strategy};
@@ -43,10 +43,19 @@ pub struct Arguments {
     /// The gradients instead of the ops
     #[arg(long)]
     backward: bool,
-    /// Run the unfused and the fused plan exactly once each and print their kernels in order: for a profiler; of a ladder, run and
-    /// check every step once
+    /// Run plans exactly once each and print their kernels in order: for a profiler; of a ladder, run and check every step once
     #[arg(long)]
     once: bool,
+    /// Plans to run once, in this order: eager (attention with its scores in memory), unfused, fused
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = op_plan,
+        default_value = "unfused,fused",
+        requires = "once",
+        conflicts_with = "ladder"
+    )]
+    plan: Vec<OpPlan>,
     /// Time every step from a naive kernel to the generated one instead: of add_act and norm_act if no op is
     /// named, and of attention; or from many launches to one: of attention_add_norm and attention_block
     #[arg(long)]
@@ -66,10 +75,10 @@ pub struct Arguments {
     /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
     /// unfused_graph_us, eager_us, bytes_eager, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
     /// bytes_written, registers, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}; with --once of {op,
-    /// direction, rows, cols, dtype, plans}; with --ladder of {op, rows, cols, dtype, device, rung, about, kernels, verified,
-    /// worst_ratio, us, gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}, with --once too of {op, rung, verified,
-    /// worst_ratio}; with --crossover of {op, batch, sequence, hidden, head, dtype, device, apart_kernels, apart_us,
-    /// apart_predicted_us, one_kernels, one_us, one_predicted_us, takes_one, over_best}; of a model {model, device, weights, phases,
+    /// direction, rows, cols, dtype, plans}; with --ladder of {op, rows, cols, dtype, device, rung, about, kernels, launches,
+    /// other_nodes, verified, worst_ratio, us, gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}, with --once too of {op, rung, verified,
+    /// worst_ratio}; with --crossover of {op, batch, sequence, hidden, head, dtype, device, apart_kernels,
+    /// apart_launches, apart_us, apart_predicted_us, one_kernels, one_launches, one_us, one_predicted_us, takes_one, over_best}; of a model {model, device, weights, phases,
     /// attention_layer}
     #[arg(long)]
     json: bool,
@@ -99,7 +108,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         return run_ladder_once(&engine, &cases, arguments.json);
     }
     if arguments.once {
-        return run_once(&engine, &cases, arguments.json);
+        return run_once(&engine, &cases, &arguments.plan, arguments.json);
     }
     if arguments.ladder {
         return run_ladder(&engine, &cases, arguments.json);
@@ -186,8 +195,13 @@ fn tuned_line(kernel: &TunedKernel) -> String {
     line + "]"
 }
 
-fn run_once(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {
-    let rows: Vec<OnceRow> = cases.iter().map(|case| once(engine, case)).collect::<Result<_, _>>()?;
+fn op_plan(word: &str) -> Result<OpPlan, String> {
+    let known = OpPlan::ALL.into_iter().find(|plan| plan.name() == word);
+    known.ok_or_else(|| "expected eager, unfused or fused".to_string())
+}
+
+fn run_once(engine: &Engine, cases: &[BenchCase], plans: &[OpPlan], json: bool) -> Result<Outcome> {
+    let rows: Vec<OnceRow> = cases.iter().map(|case| once(engine, case, plans)).collect::<Result<_, _>>()?;
     if json {
         show::json(&rows)?;
         return Ok(Outcome::Good);
@@ -241,6 +255,7 @@ fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcom
             row.rung.clone(),
             row.about.clone(),
             row.kernels.to_string(),
+            launches(row),
             show::milliseconds(row.us / 1e3),
             format!("{:.2}x", row.speedup),
             format!("{:.1}", row.gbps),
@@ -255,6 +270,7 @@ fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcom
         "rung",
         "what is new",
         "kernels",
+        "launches",
         "time",
         "of first",
         "GB/s",
@@ -268,6 +284,15 @@ fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcom
         println!("{}, medians, rungs in turn.", row.device);
     }
     Ok(outcome)
+}
+
+/// Launches that the driver counts, and what it finds beside them.
+fn launches(row: &LadderRow) -> String {
+    match (row.launches, row.other_nodes) {
+        (Some(launches), Some(0)) => launches.to_string(),
+        (Some(launches), Some(others)) => format!("{launches} + {others} other"),
+        _ => "-".to_string(),
+    }
 }
 
 /// Both ops that attend and go on, if none is named; at sizes from small to large, if no rows are given.

@@ -133,7 +133,7 @@ mod tests {
         use deuteron::cuda::{Arch, CudaCatalog, CudaTarget};
         let graph = "x = input f32[99,768] ; y, m, r = layer_norm x w[768] b[768] ; out y".parse().unwrap();
         let machine = deuteron::Machine::profile("h200").unwrap();
-        let target = deuteron::Target { machine: &machine, catalog: &CudaCatalog };
+        let target = deuteron::Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
         let (strategy, cuda) = (deuteron::Strategy::Greedy, CudaTarget::new(Arch::Sm90a, 132));
         let (_, configs) = deuteron::tune::launch_shapes(&graph, strategy, target, &cuda).unwrap().swap_remove(0);
         let mut tuning = Tuning::default();

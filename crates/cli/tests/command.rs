@@ -165,6 +165,32 @@ fn plans_run_once_for_a_profiler() {
 }
 
 #[test]
+fn a_plan_runs_alone_for_a_profiler() {
+    let sizes = ["--rows", "64", "--seq", "32", "--head", "16", "--cols", "64", "--dtype", "bf16", "--device", "cpu"];
+    let kernels = |op: &str, plan: &str| -> usize {
+        let rows = json(&[&["bench", op, "--once", "--plan", plan, "--json"][..], &sizes].concat());
+        let plans = rows[0]["plans"].as_array().unwrap();
+        let names: Vec<_> = plans.iter().map(|own| own["plan"].as_str().unwrap()).collect();
+        assert_eq!(names, plan.split(',').collect::<Vec<_>>());
+        plans[0]["kernels"].as_array().unwrap().len()
+    };
+    // Unfused, heads are put together by a kernel of its own.
+    for (op, counts) in [("attention_add_norm", [7, 4, 1]), ("attention_block", [8, 5, 1])] {
+        assert_eq!(["eager", "unfused", "fused"].map(|plan| kernels(op, plan)), counts, "{op}");
+    }
+    assert_eq!(kernels("attention_block", "fused,eager"), 1);
+    for (words, message) in [
+        (&["--once", "--plan", "naive"][..], "expected eager, unfused or fused"),
+        (&["--plan", "eager"], "--once"),
+        (&["--once", "--ladder", "--plan", "eager"], "--ladder"),
+    ] {
+        let refused = deuteron(&[&["bench", "attention_block"][..], words, &sizes].concat());
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains(message), "{words:?}: {refused:?}");
+    }
+}
+
+#[test]
 fn a_ladder_ends_with_the_generated_kernel() {
     let ladder = |op: &str| {
         let rungs = json(&["bench", op, "--ladder", "--rows", "64", "--cols", "64", "--json", "--device", "cpu"]);
@@ -192,6 +218,8 @@ fn ladders_of_launches_end_with_one() {
         let rungs = json(&["bench", op, "--ladder", "--rows", "64", "--cols", "64", "--json", "--device", "cpu"]);
         let rungs = rungs.as_array().unwrap();
         assert!(rungs.iter().all(|rung| rung["verified"] == true && rung["dtype"] == "bf16"), "{rungs:?}");
+        // A CPU has no recordings in which a driver could count.
+        assert!(rungs.iter().all(|rung| rung["launches"].is_null() && rung["other_nodes"].is_null()), "{rungs:?}");
         rungs.iter().map(|rung| rung["kernels"].as_u64().unwrap()).collect()
     };
     assert_eq!(kernels("attention_add_norm"), [3, 2, 1]);

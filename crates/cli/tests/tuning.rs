@@ -45,7 +45,7 @@ fn shapes(op: &str, rows: usize, cols: usize, dtype: Dtype) -> (String, Vec<RowC
     let op = FusedOp::find(op).unwrap();
     let graph = op.graph(&op.operand_types(rows, cols, dtype)).unwrap();
     let machine = Machine::profile("h200").unwrap();
-    let target = Target { machine: &machine, catalog: &CudaCatalog };
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
     let cuda = CudaTarget::new(Arch::Sm90a, 132);
     launch_shapes(&graph, Strategy::Fused, target, &cuda).unwrap().swap_remove(0)
 }

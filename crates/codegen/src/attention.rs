@@ -8,6 +8,7 @@
 
 pub mod backward;
 pub mod block;
+pub mod norm;
 pub mod rows;
 
 pub use backward::BackwardOperand;

@@ -373,7 +373,7 @@ impl fmt::Display for Source {
                 writeln!(f, "gradients of {}, scores computed again", kernel.describe())
             }
             Source::AttentionRows(kernel) => {
-                let AttentionRows { attention, tail, result } = &**kernel;
+                let AttentionRows { attention, tail, result, .. } = &**kernel;
                 let heads = tail.cols / attention.width.max(1);
                 writeln!(f, "{}", attention.describe())?;
                 writeln!(f, "rows of {heads} heads side by side, while they (argument {result}) are hot:")?;

@@ -1,7 +1,7 @@
 //! The work of kernels, counted on their tile programs, and what it is taken to cost.
 
 use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_codegen::cuda::CudaCatalog;
+use deuteron_codegen::cuda::{Arch, CudaCatalog};
 use deuteron_graph::{Graph, NodeId, Op, attention_interior, differentiate, recompute};
 use deuteron_plan::{Catalog, Class, Form, Machine, Plan, Quantity, Strategy, Target, Work, plan};
 
@@ -142,7 +142,8 @@ fn products_of_gradient(attention: &str, width: usize) -> (f64, f64) {
     let scores = attention_interior(&joint.graph, joint.first_backward);
     let graph = recompute(&joint.graph, joint.first_backward, &scores).unwrap().graph;
     let machine = Machine::profile("h200").unwrap();
-    let plan = plan(&graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
+    let plan = plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) }, Strategy::Greedy, &[])
+        .unwrap();
     let is_gradient = |form: Form| matches!(form, Form::AttentionBackward);
     let group = plan.groups.iter().find(|group| is_gradient(group.draft(&graph, &plan.placement).form)).unwrap();
     let one = 2.0 * (2 * 16 * 2048 * 2048 * width) as f64;
@@ -197,7 +198,7 @@ a = attention q k v mask=causal ; out a",
 fn a_gpu_keeps_attention_and_its_projection_apart() {
     let graph: Graph = block(512, 12).parse().unwrap();
     for strategy in [Strategy::Greedy, Strategy::Fused] {
-        let target = Target { machine: &Machine::profile("h200").unwrap(), catalog: &CudaCatalog };
+        let target = Target { machine: &Machine::profile("h200").unwrap(), catalog: CudaCatalog::of(Arch::Sm90a) };
         let plan = plan(&graph, target, strategy, &[]).unwrap();
         let apart = plan.groups.iter().all(|group| {
             let is_product = |id: &&NodeId| matches!(graph.node(**id).op, Op::Matmul { .. });

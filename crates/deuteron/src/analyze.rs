@@ -89,7 +89,8 @@ pub(crate) fn target_of(options: &AnalyzeOptions) -> Target<'_> {
 pub(crate) fn generated(machine: &Machine) -> &'static dyn Catalog {
     match machine.kind {
         MachineKind::Cpu => &CpuCatalog,
-        MachineKind::Gpu => &CudaCatalog,
+        // What every GPU of today does, where the name says nothing.
+        MachineKind::Gpu => CudaCatalog::of(Arch::of_profile(&machine.name).unwrap_or(Arch::Sm80)),
     }
 }
 

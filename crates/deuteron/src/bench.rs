@@ -12,7 +12,7 @@ mod turns;
 pub use crossover::{Crossing, CrossoverRow, crossing, crossover};
 pub(crate) use device::{Sets, copies, repeats, rotation, runs_of_a_sample};
 pub use ladder::{LadderCheck, LadderRow, check_ladder, ladder};
-pub use once::{OnceKernel, OncePlan, OnceRow, once};
+pub use once::{OnceKernel, OncePlan, OnceRow, OpPlan, once};
 pub use overhead::{OverheadRow, overhead};
 
 use std::time::Duration;

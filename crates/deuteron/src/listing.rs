@@ -133,7 +133,7 @@ pub fn kernels_for(absent: &Absent, graph: &Graph, strategy: Strategy) -> Result
         let Source::Cuda(source) = source else { return Ok(Vec::new()) };
         self::usage(&absent.compiler, source, target)
     };
-    let planned_for = Target { machine: &absent.machine, catalog: &CudaCatalog };
+    let planned_for = Target { machine: &absent.machine, catalog: CudaCatalog::of(target.arch) };
     list(graph, strategy, planned_for, &absent.backend, &usage)
 }
 
@@ -186,6 +186,7 @@ impl Compiled {
             Family::Row(kernel) => (kernel.config.to_string(), kernel.key.clone()),
             Family::Attention(attention) => (attention.way.to_string(), String::new()),
             Family::AttentionRows(rows) => (rows.to_string(), String::new()),
+            Family::AttentionBlock(block) => (block.to_string(), String::new()),
             Family::AttentionBackward(backward) => (backward.way.to_string(), String::new()),
             Family::Copy(_) | Family::ScatterAdd(_) | Family::Append(_) => Default::default(),
             Family::Product(_) | Family::Skinny(_) => Default::default(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deuteron_codegen::{Geometry, Launch, Source, render};
-use deuteron_device::{Device, Executable, Inputs, Job, Kernel, Launching, Memory, Place, States, Step};
+use deuteron_device::{Device, Executable, Inputs, Job, Kernel, Launching, Memory, Place, Recorded, States, Step};
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Pin, Plan, Strategy, plan, plan_pinned};
 
@@ -200,6 +200,13 @@ impl Session {
     /// Registers a thread of its kernels, the most of them; none on a device without such a number.
     pub fn registers(&self) -> Option<u32> {
         self.kernels.iter().flat_map(|kernel| kernel.usage()).map(|entry| entry.registers).max()
+    }
+
+    /// What the driver counts in the recording of one run: launches of kernels, and all else. None where there is no recording: on a
+    /// CPU, and before a run from one. The first run of all is not from one ([`Session::set_launching`]); those of
+    /// [`Session::time`] are.
+    pub fn recorded_launches(&self) -> Result<Option<Recorded>, Error> {
+        Ok(self.executable.recorded()?)
     }
 
     fn check(&self, inputs: &[&Tensor], states: &mut [Tensor]) -> Result<(), Error> {

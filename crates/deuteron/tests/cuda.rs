@@ -12,8 +12,8 @@ use deuteron::listing::kernels;
 use deuteron::tune::{DropReason, tune};
 use deuteron::verify::Expected;
 use deuteron::{
-    Activation, DeviceError, Dtype, Engine, Error, FusedOp, Graph, GroupKind, Launching, Norm, Session, Strategy,
-    Tensor, attention_interior, differentiate, recompute, seed,
+    Activation, DeviceError, Dtype, Engine, Error, FusedOp, Graph, GroupKind, Launching, Norm, Recorded, Session,
+    Strategy, Tensor, attention_interior, differentiate, recompute, seed,
 };
 use deuteron_testkit::hardware;
 use half::bf16;
@@ -265,6 +265,36 @@ fn recorded_kernels_that_start_early_give_the_bits_of_kernels_one_by_one() {
             session.run(&sets[set].iter().collect::<Vec<_>>()).unwrap();
             let same = outputs(&session).iter().zip(&expected[set]).all(|(again, first)| again.is_bitwise(first));
             assert!(same, "{strategy}: run {turn} gives other bits");
+        }
+    }
+}
+
+#[test]
+fn a_recording_launches_the_kernels_of_its_plan() {
+    let Some(engine) = gpu() else { return };
+    let plans = [
+        ("norm_act", Strategy::Unfused, 2),
+        ("norm_act", Strategy::Greedy, 1),
+        ("attention", Strategy::Greedy, 1),
+        ("attention_add_norm", Strategy::Unfused, 3),
+        ("attention_block", Strategy::Unfused, 4),
+    ];
+    for (name, strategy, count) in plans {
+        let op = FusedOp::find(name).unwrap();
+        let graph = op.graph(&op.operand_types(256, 128, Dtype::Bf16)).unwrap();
+        let tensors = uploaded(&engine, &graph);
+        let inputs: Vec<&Tensor> = tensors.iter().collect();
+        let mut session = Session::new(&engine, &graph, strategy).unwrap();
+        session.set_launching(Launching::Graph);
+        // The first run is launched kernel by kernel.
+        (0..2).for_each(|_| session.run(&inputs).unwrap());
+        let recorded = session.recorded_launches().unwrap().unwrap();
+        println!("{name} {strategy}: {recorded:?}");
+        assert_eq!(session.plan().groups.len(), count, "{name} {strategy}");
+        // What a library launches for a product is its own affair.
+        match name == "attention_block" {
+            true => assert!(recorded.kernels >= count, "{name} {strategy}: {recorded:?}"),
+            false => assert_eq!(recorded, Recorded { kernels: count, others: 0 }, "{name} {strategy}"),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use deuteron::reference::{Array, Rounding, interpret};
 use deuteron::verify::Expected;
 use deuteron::{
-    Activation, Cpu, Dtype, Engine, Error, FusedOp, Gelu, Graph, Isa, Mask, Norm, Session, Shape, Strategy, Tensor,
-    View, differentiate, ops, seed,
+    Activation, Cpu, Dtype, Engine, Error, FusedOp, Gelu, Graph, Isa, Launching, Mask, Norm, Session, Shape, Strategy,
+    Tensor, View, differentiate, ops, seed,
 };
 
 fn run(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[&Tensor]) -> Vec<Vec<u32>> {
@@ -71,6 +71,17 @@ fn a_second_run_gives_the_same_bits_and_other_rows_the_same_kernels() {
     let graph = op.graph(&op.operand_types(7, 767, Dtype::F32)).unwrap();
     Session::new(&engine, &graph, Strategy::Fused).unwrap();
     assert_eq!(cpu.compiled(), compiled + 1, "a new number of columns compiles one kernel");
+}
+
+#[test]
+fn a_cpu_records_nothing() {
+    let op = FusedOp::find("norm_act").unwrap();
+    let graph = op.graph(&op.operand_types(7, 33, Dtype::F32)).unwrap();
+    let tensors = seed::inputs(&graph, 3).unwrap();
+    let mut session = Session::new(&Engine::cpu(), &graph, Strategy::Greedy).unwrap();
+    session.set_launching(Launching::Graph);
+    (0..2).for_each(|_| session.run(&tensors.iter().collect::<Vec<_>>()).unwrap());
+    assert_eq!(session.recorded_launches().unwrap(), None);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use deuteron::listing::{Absent, kernels_for};
 use deuteron::reference::random_case;
-use deuteron::{Dtype, FusedOp, Graph, GroupKind, Machine, Mask, NodeId, Strategy, Target, plan};
+use deuteron::{Dtype, FusedOp, Graph, GroupKind, Heads, Machine, Mask, NodeId, Norm, Strategy, Target, plan};
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, grids};
 use deuteron_codegen::{Backend, Source, TaggedLine, render, tagged_source};
 use deuteron_device::cuda::library::{self, Search};
@@ -26,7 +26,7 @@ struct Case {
 /// The CUDA sources of a graph's kernels.
 fn sources(graph: &Graph, arch: Arch, strategy: Strategy) -> Vec<CudaSource> {
     let machine = Machine::profile("h200").unwrap();
-    let target = Target { machine: &machine, catalog: &CudaCatalog };
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(arch) };
     let plan = plan(graph, target, strategy, &[]).unwrap();
     let backend = Backend::Cuda(CudaTarget::new(arch, 132));
     let rendered = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), &backend).0);
@@ -181,6 +181,45 @@ fn attention_is_one_kernel_of_its_own() {
     }
 }
 
+/// For rows that a part of a warp, a warp or a block holds, and for those that nobody does; the usual ones on every architecture.
+#[test]
+fn attention_with_row_work_is_one_kernel() {
+    let compiler = compiler();
+    let mut cases = Vec::new();
+    let mut add = |mask: Mask, norm: Norm, dtype: Dtype, [cols, width]: [usize; 2], archs: &[Arch]| {
+        let op = FusedOp::AttentionAddNorm { mask, norm, eps: 1e-5 };
+        let heads = Heads { positions: 300, width };
+        let graph = op.graph(&op.operand_types_of_heads(2400, cols, dtype, heads)).unwrap();
+        for &arch in archs {
+            let made = sources(&graph, arch, Strategy::Greedy);
+            let names: Vec<&str> = made.iter().map(|source| source.name.as_str()).collect();
+            let label = format!("{mask:?} {norm:?} {dtype} {cols} columns, heads of {width}");
+            assert_eq!(names, ["attention_rows"], "{label} {arch}");
+            cases.extend(made.into_iter().map(|source| Case { label: label.clone(), source, arch, ready_made: true }));
+        }
+    };
+    for dtype in Dtype::FLOATS {
+        add(Mask::Causal, Norm::Layer, dtype, [768, 64], &[Arch::Sm75, Arch::Sm80, Arch::Sm90a]);
+    }
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        for sizes in [[64, 64], [1600, 64], [8192, 64], [96, 32], [768, 96], [1024, 128]] {
+            add(Mask::Full, Norm::Rms, dtype, sizes, &[Arch::Sm80]);
+        }
+    }
+    let failures = compiler.as_ref().map_or(Vec::new(), |compiler| compile(compiler, cases));
+    assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// The last block of a tile does its rows alone: the search finds two kernels cheaper where attention is short.
+#[test]
+fn the_search_weighs_one_launch_by_what_its_blocks_wait_for() {
+    let op = FusedOp::AttentionAddNorm { mask: Mask::Causal, norm: Norm::Layer, eps: 1e-5 };
+    let graph = op.graph(&op.operand_types(1024, 768, Dtype::Bf16)).unwrap();
+    let names: Vec<String> =
+        sources(&graph, Arch::Sm90a, Strategy::Fused).into_iter().map(|source| source.name).collect();
+    assert_eq!(names, ["attention_hopper", "row"]);
+}
+
 #[test]
 fn probabilities_of_attention_are_one_kernel() {
     let compiler = compiler();
@@ -307,7 +346,9 @@ fn every_line_that_computes_names_its_operation() {
     let long: Vec<FusedOp> = row_ops().into_iter().filter(is_long).collect();
     graphs.extend([[64, 32768], [3, 131072]].into_iter().flat_map(|size| catalogue(&long, Dtype::Bf16, size)));
     for (label, graph) in graphs {
-        let plan = plan(&graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
+        let plan =
+            plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) }, Strategy::Greedy, &[])
+                .unwrap();
         for group in plan.groups.iter().filter(|group| group.kind == GroupKind::Row) {
             let draft = group.draft(&graph, &plan.placement);
             let (source, lines) = (render(&draft, &backend).0.to_string(), tagged_source(&draft, &backend));
@@ -350,7 +391,8 @@ fn registers_are_about_what_the_planner_expects() {
 /// Every grid that a launch of a graph's kernels would start, with what it belongs to.
 fn launches(graph: &Graph, arch: Arch) -> Vec<(String, Grid)> {
     let machine = Machine::profile("h200").unwrap();
-    let plan = plan(graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
+    let plan =
+        plan(graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, Strategy::Greedy, &[]).unwrap();
     let target = CudaTarget::new(arch, 132);
     let mut all = Vec::new();
     for group in &plan.groups {

@@ -11,14 +11,14 @@ const ARCH: Arch = Arch::Sm90a;
 /// The keys and launch shapes of the row kernels of a graph.
 fn shapes(graph: &Graph, arch: Arch) -> Vec<(String, Vec<RowConfig>)> {
     let machine = Machine::profile("h200").unwrap();
-    let target = Target { machine: &machine, catalog: &CudaCatalog };
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(arch) };
     launch_shapes(graph, Strategy::Greedy, target, &CudaTarget::new(arch, 132)).unwrap()
 }
 
 /// The launch shapes that kernels are rendered with.
 fn rendered(graph: &Graph, tuning: Tuning) -> Vec<RowConfig> {
     let machine = Machine::profile("h200").unwrap();
-    let target = Target { machine: &machine, catalog: &CudaCatalog };
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
     let plan = plan(graph, target, Strategy::Greedy, &[]).unwrap();
     let backend = Backend::Cuda(CudaTarget { tuning, ..CudaTarget::new(ARCH, 132) });
     let sources = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), &backend).0);

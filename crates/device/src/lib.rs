@@ -92,6 +92,15 @@ pub enum Launching {
     Graph,
 }
 
+/// What is in the recording of one run, as the driver counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recorded {
+    /// launches of kernels
+    pub kernels: usize,
+    /// all else: fills, copies, calls of the host
+    pub others: usize,
+}
+
 /// A job ready to run.
 pub trait Executable: Send {
     /// Runs every step in order and waits for the end. `input(i)` gives the memory of the job's i-th input.
@@ -118,4 +127,9 @@ pub trait Executable: Send {
     /// Fills all outputs and intermediates with `0xFF` bytes (NaN in every float type), so that what a run does not
     /// write shows.
     fn poison(&mut self) -> Result<(), DeviceError>;
+    /// What the recording of one run holds. None where there is no recording: on a device without such a thing, and before a run
+    /// from one.
+    fn recorded(&self) -> Result<Option<Recorded>, DeviceError> {
+        Ok(None)
+    }
 }

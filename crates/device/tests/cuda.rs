@@ -11,7 +11,7 @@ use deuteron_codegen::{ArgBinding, Geometry, Launch, Piece, Source};
 use deuteron_device::cuda::Span;
 use deuteron_device::{
     Buffer, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable, Inputs, Job, Kernel, Launching,
-    Memory, NoStates, Place, Step,
+    Memory, NoStates, Place, Recorded, Step,
 };
 use deuteron_graph::{Dtype, Graph, NodeId};
 use support::gpu;
@@ -397,6 +397,31 @@ fn recordings_follow_their_inputs() {
             }
         }
     }
+}
+
+#[test]
+fn the_driver_counts_what_is_recorded() {
+    let Some(device) = gpu(false) else { return };
+    let data = bytes(130 * 77 * 2, 1);
+    let inputs: Vec<Memory> = (0..2).map(|_| device.upload(&data).unwrap()).collect();
+    let three = Some(Recorded { kernels: 3, others: 0 });
+    let mut executable = device.load(chain(&device, 130, 77)).unwrap();
+    // The first run is launched one by one, whatever is asked for, and so is what is asked to be.
+    for launching in [Launching::Graph, Launching::Eager] {
+        executable.run(&|_| &inputs[0], &mut NoStates, launching).unwrap();
+        assert_eq!(executable.recorded().unwrap(), None, "{launching:?}");
+    }
+    // A new recording, the same again, and one that is changed for another input.
+    for input in [&inputs[0], &inputs[0], &inputs[1]] {
+        executable.run(&|_| input, &mut NoStates, Launching::Graph).unwrap();
+        assert_eq!(executable.recorded().unwrap(), three);
+    }
+    // A recording of several runs counts as one of them.
+    let mut executable = device.load(chain(&device, 130, 77)).unwrap();
+    let sources: Vec<_> = inputs.iter().map(|memory| move |_: usize| memory).collect();
+    let sets: Vec<Inputs> = sources.iter().map(|source| source as Inputs).collect();
+    executable.time(&sets, &mut NoStates, 4, Launching::Graph).unwrap();
+    assert_eq!(executable.recorded().unwrap(), three);
 }
 
 #[test]

@@ -15,7 +15,8 @@ use support::compiler;
 fn sources(text: &str, dtype: Dtype, arch: Arch) -> Vec<(Source, Vec<Grid>)> {
     let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
     let machine = Machine::profile("h200").unwrap();
-    let planned = plan(&graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Greedy, &[]).unwrap();
+    let planned =
+        plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, Strategy::Greedy, &[]).unwrap();
     let target = CudaTarget::new(arch, 132);
     let made = planned.groups.iter().map(|group| {
         let (source, launch) = render(&group.draft(&graph, &planned.placement), &Backend::Cuda(target.clone()));

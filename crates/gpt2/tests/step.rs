@@ -18,7 +18,8 @@ fn step(arch: Arch) -> Vec<Launched> {
     let piece = Piece { batch: 1, sequence: 1, capacity: 129, start: Start::Anywhere };
     let graph = next_logits(&Config::SMALL, &piece, Weights::Bf16).unwrap();
     let machine = Machine::profile("h200").unwrap();
-    let plan = plan(&graph, Target { machine: &machine, catalog: &CudaCatalog }, Strategy::Fused, &[]).unwrap();
+    let plan =
+        plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, Strategy::Fused, &[]).unwrap();
     let target = CudaTarget::new(arch, 132);
     let launched = plan.groups.iter().map(|group| {
         let draft = group.draft(&graph, &plan.placement);

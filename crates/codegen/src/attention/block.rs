@@ -7,6 +7,7 @@
 use deuteron_graph::{Dtype, NodeId, Op};
 use deuteron_plan::{Draft, Space, node_space};
 
+use super::norm::{self, AddNorm};
 use super::rows::is_row_work;
 use super::{AttentionKernel, AttentionOperand, Followed, FoundAttention, arguments, find, followed};
 use crate::lower::lower_matmul_shape;
@@ -20,12 +21,14 @@ pub struct AttentionBlock<T> {
     pub attention: AttentionKernel,
     /// the product, without a head, and what follows it
     pub product: Product<T>,
+    /// what follows it, where that is just a bias, a residual and a norm
+    pub norm: Option<AddNorm>,
 }
 
 impl<T> AttentionBlock<T> {
     /// The same with another kind of tail.
     pub fn map<U>(self, make: impl FnMut(T) -> U) -> AttentionBlock<U> {
-        AttentionBlock { attention: self.attention, product: self.product.map(make) }
+        AttentionBlock { attention: self.attention, product: self.product.map(make), norm: self.norm }
     }
 
     /// How many arguments are attention's: all but its result.
@@ -81,7 +84,9 @@ pub(crate) fn lower(draft: &Draft, found: FoundBlock) -> Lowered {
     args.pop();
     // The first operand of the product is the result of attention.
     args.extend(launch.args.into_iter().skip(1));
-    let kernel = AttentionBlock { attention: attention.kernel, product };
+    let from = attention.kernel.operands().len() - 1;
+    let norm = norm::recognise(draft, &parts.tail, parts.products[0], &args, from);
+    let kernel = AttentionBlock { attention: attention.kernel, product, norm };
     let geometry = Geometry::AttentionBlock { attention: attention.shape, product: shape, axes };
     Lowered { kernel: Kernel::AttentionBlock(kernel), launch: Launch { args, geometry } }
 }

@@ -6,6 +6,7 @@
 use deuteron_graph::{NodeId, Op};
 use deuteron_plan::{Draft, Space, node_space};
 
+use super::norm::{self, AddNorm};
 use super::{AttentionKernel, AttentionOperand, AttentionShape, Followed, FoundAttention, arguments, find, followed};
 use crate::lower::lower_rows;
 use crate::source::{Geometry, Kernel, Launch, Lowered};
@@ -19,12 +20,14 @@ pub struct AttentionRows<T> {
     pub tail: T,
     /// which of its arguments is the result of attention
     pub result: usize,
+    /// the tail, where it is just a residual and a norm
+    pub norm: Option<AddNorm>,
 }
 
 impl<T> AttentionRows<T> {
     /// The same attention with another kind of tail.
     pub fn map<U>(self, make: impl FnOnce(T) -> U) -> AttentionRows<U> {
-        AttentionRows { attention: self.attention, tail: make(self.tail), result: self.result }
+        AttentionRows { attention: self.attention, tail: make(self.tail), result: self.result, norm: self.norm }
     }
 
     /// How many arguments are attention's: all but its result.
@@ -126,7 +129,8 @@ pub(crate) fn lower(draft: &Draft, found: FoundRows) -> Lowered {
     debug_assert_eq!(attention.kernel.operands().last(), Some(&AttentionOperand::O));
     args.pop();
     args.extend(launch.args.into_iter().enumerate().filter(|&(position, _)| position != result).map(|(_, arg)| arg));
-    let kernel = AttentionRows { attention: attention.kernel, tail: body, result };
+    let norm = norm::recognise(draft, &rows, attention.result, &args, attention.kernel.operands().len() - 1);
+    let kernel = AttentionRows { attention: attention.kernel, tail: body, result, norm };
     let launch = Launch { args, geometry: Geometry::AttentionRows { shape: attention.shape, axes } };
     Lowered { kernel: Kernel::AttentionRows(kernel), launch }
 }

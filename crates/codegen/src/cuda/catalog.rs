@@ -3,15 +3,59 @@
 use deuteron_plan::{AttentionForm, Catalog, Class, Draft, Form, LANES, MatmulForm, Reach, Work, primitive_work};
 
 use crate::attention::backward::FoundBackward;
-use crate::kernels::attention::cuda::{self, rows};
+use crate::cuda::{Arch, CudaTarget};
+use crate::kernels::attention::cuda::{self, Meeting, block, rows};
 use crate::kernels::matmul::cuda::skinny_parts;
+use crate::source::{Kernel, Lowered};
 use crate::{attention, epilogue};
 
 /// What can be generated for a GPU: row kernels, products with the epilogues that a library has, products of few rows with row work
 /// before them and any elementwise work after them, attention alone and with row work after it, its probabilities and its gradient,
 /// copies, scatters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CudaCatalog;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaCatalog {
+    arch: Arch,
+}
+
+impl CudaCatalog {
+    /// That of an instruction set.
+    pub fn of(arch: Arch) -> &'static CudaCatalog {
+        static ALL: [CudaCatalog; Arch::ALL.len()] = {
+            let mut all = [CudaCatalog { arch: Arch::Sm75 }; Arch::ALL.len()];
+            let mut at = 0;
+            while at < all.len() {
+                all[at].arch = Arch::ALL[at];
+                at += 1;
+            }
+            all
+        };
+        // Every one is there.
+        ALL.iter().find(|catalog| catalog.arch == arch).unwrap_or(&ALL[0])
+    }
+
+    /// What a draft would be launched for. How many multiprocessors there are decides how blocks are cut, and nothing here.
+    fn target(&self) -> CudaTarget {
+        CudaTarget::new(self.arch, 132)
+    }
+
+    /// How blocks of a launch meet, where they do.
+    fn meeting(&self, draft: &Draft) -> Option<Meeting> {
+        let Form::Attention(AttentionForm { projection, epilogue: Reach::Rows }) = draft.form else { return None };
+        if !self.arch.has_wgmma() {
+            return None;
+        }
+        let found = match projection {
+            true => attention::block::recognise(draft).map(|found| attention::block::lower(draft, found)),
+            false => attention::rows::recognise(draft).map(|found| attention::rows::lower(draft, found)),
+        };
+        let Lowered { kernel, launch } = found?;
+        match kernel {
+            Kernel::AttentionRows(kernel) => rows::meeting(&kernel, &launch, &self.target()),
+            Kernel::AttentionBlock(kernel) => block::meeting(&kernel, &launch, &self.target()),
+            _ => None,
+        }
+    }
+}
 
 impl Catalog for CudaCatalog {
     fn offers_form(&self, form: Form) -> bool {
@@ -19,7 +63,10 @@ impl Catalog for CudaCatalog {
             Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
             Form::AttentionScores | Form::AttentionBackward => true,
             Form::Matmul(MatmulForm { epilogue, products: 1, .. }) => epilogue != Reach::Rows,
-            Form::Attention(AttentionForm { projection, .. }) => !projection,
+            Form::Attention(AttentionForm { projection: true, epilogue }) => {
+                self.arch.has_wgmma() && epilogue == Reach::Rows
+            }
+            Form::Attention(AttentionForm { projection: false, .. }) => true,
             Form::Matmul(_) | Form::Routed { .. } | Form::Opaque => false,
         }
     }
@@ -29,7 +76,9 @@ impl Catalog for CudaCatalog {
             Form::Matmul(_) => {
                 self.offers_form(draft.form) && (skinny_parts(draft).is_some() || epilogue::recognise(draft).is_some())
             }
-            Form::Attention(AttentionForm { projection: true, .. }) => false,
+            Form::Attention(AttentionForm { projection: true, .. }) => {
+                self.meeting(draft).is_some() && attends_with_projection(draft)
+            }
             Form::Attention(AttentionForm { epilogue: Reach::None, .. }) | Form::AttentionScores => attends(draft),
             Form::Attention(_) => attends_with_rows(draft),
             Form::AttentionBackward => differentiates(draft),
@@ -45,8 +94,8 @@ impl Catalog for CudaCatalog {
         let work = primitive_work(draft);
         match draft.form {
             Form::AttentionBackward => backward_work(draft, work),
-            Form::Attention(AttentionForm { projection: false, epilogue: Reach::Pointwise | Reach::Rows }) => {
-                Work { waits: rows::WAITS, ..work }
+            Form::Attention(AttentionForm { epilogue: Reach::Pointwise | Reach::Rows, .. }) => {
+                Work { waits: self.meeting(draft).map_or(rows::WAITS, |meeting| meeting.waits()), ..work }
             }
             _ => work,
         }
@@ -76,6 +125,11 @@ fn attends(draft: &Draft) -> bool {
 
 fn attends_with_rows(draft: &Draft) -> bool {
     let found = attention::rows::recognise(draft);
+    found.is_some_and(|found| rows::refusal(&found.attention.kernel, &found.attention.shape).is_none())
+}
+
+fn attends_with_projection(draft: &Draft) -> bool {
+    let found = attention::block::recognise(draft);
     found.is_some_and(|found| rows::refusal(&found.attention.kernel, &found.attention.shape).is_none())
 }
 

@@ -30,6 +30,7 @@ use crate::body::{Body, Origin};
 pub(crate) use crate::cuda::row::{Following, PRELUDE, Side, following, following_words, gcd, type_name};
 use crate::cuda::row::{Line, Lines};
 use crate::kernels::attention::cuda::backward::{self as attention_backward, CudaBackward};
+use crate::kernels::attention::cuda::block::{self as attention_block, CudaBlock};
 use crate::kernels::attention::cuda::rows::{self as attention_rows, CudaRows};
 use crate::kernels::attention::cuda::{self as attention, CudaAttention};
 use crate::kernels::matmul::cuda as skinny;
@@ -99,6 +100,8 @@ pub enum Family {
     Attention(CudaAttention),
     /// attention and row work on its result
     AttentionRows(Box<CudaRows>),
+    /// attention, its projection, a residual and a norm
+    AttentionBlock(Box<CudaBlock>),
     /// the gradient of attention
     AttentionBackward(CudaBackward),
     /// a matrix product of few rows, with what stands around it
@@ -114,7 +117,7 @@ pub(crate) fn render(kernel: Kernel, launch: &Launch, target: &CudaTarget) -> So
         Kernel::Attention(kernel) => Source::Cuda(attention::render(kernel, launch, target)),
         Kernel::AttentionBackward(kernel) => Source::Cuda(attention_backward::render(kernel, launch, target)),
         Kernel::AttentionRows(kernel) => Source::Cuda(attention_rows::render(kernel, launch, target)),
-        Kernel::AttentionBlock(_) => unreachable!("attention with its projection is made for CPUs"),
+        Kernel::AttentionBlock(kernel) => Source::Cuda(attention_block::render(kernel, launch, target)),
         Kernel::ScatterAdd(dtype) => Source::Cuda(scatter::source(dtype)),
         Kernel::Append(bytes) => Source::Cuda(append::source(bytes)),
         Kernel::Copy(bytes) => Source::Cuda(copy::source(bytes)),
@@ -227,6 +230,7 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::Product(kernel) => product::grids(kernel, launch),
         Family::Attention(attention) => attention::grids(attention, launch, target),
         Family::AttentionRows(rows) => attention_rows::grids(rows, launch, target),
+        Family::AttentionBlock(block) => attention_block::grids(block, launch, target),
         Family::AttentionBackward(backward) => attention_backward::grids(backward, launch, target),
         Family::Skinny(kernel) => skinny::grids(kernel, launch, target),
     }

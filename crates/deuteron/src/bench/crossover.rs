@@ -41,12 +41,16 @@ pub struct CrossoverRow {
 pub struct Crossing {
     /// kernels of the best plan without the launch
     pub apart_kernels: usize,
+    /// launches in a recording of it, counted by the driver; none on a device without recordings
+    pub apart_launches: Option<usize>,
     /// its median microseconds
     pub apart_us: f64,
     /// what the planner predicts for it
     pub apart_predicted_us: f64,
     /// kernels of the best plan with it; none where the device has no such kernel
     pub one_kernels: Option<usize>,
+    /// launches in a recording of it, counted by the driver
+    pub one_launches: Option<usize>,
     /// its median microseconds
     pub one_us: Option<f64>,
     /// what the planner predicts for it
@@ -87,12 +91,16 @@ pub fn crossing(engine: &Engine, graph: &Graph) -> Result<Option<Crossing>, Erro
     let takes_one = is_one(graph, &plan(graph, engine.device().target(), Strategy::Fused, &[])?);
     let best = times.iter().min().copied().unwrap_or(Duration::ZERO);
     let taken = times[if takes_one { times.len() - 1 } else { 0 }];
+    let recorded = sessions.iter().map(Session::recorded_launches).collect::<Result<Vec<_>, Error>>()?;
+    let launches = |index: usize| recorded.get(index).copied().flatten().map(|recorded| recorded.kernels);
     let (kernels, predicted) = (|own: &Session| own.plan().groups.len(), |own: &Session| own.plan().time().us());
     Ok(Some(Crossing {
         apart_kernels: kernels(&sessions[0]),
+        apart_launches: launches(0),
         apart_us: microseconds(times[0]),
         apart_predicted_us: predicted(&sessions[0]),
         one_kernels: sessions.get(1).map(kernels),
+        one_launches: launches(1),
         one_us: times.get(1).copied().map(microseconds),
         one_predicted_us: sessions.get(1).map(predicted),
         takes_one,

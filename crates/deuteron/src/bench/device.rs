@@ -139,7 +139,7 @@ fn part(graph: &Graph, group: &Group) -> Result<Graph, Error> {
 
 #[cfg(test)]
 mod tests {
-    use deuteron_codegen::cuda::CudaCatalog;
+    use deuteron_codegen::cuda::{Arch, CudaCatalog};
     use deuteron_graph::Dtype;
     use deuteron_plan::{Target, plan};
 
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn every_unfused_kernel_stands_alone() {
         let machine = Machine::profile("h200").unwrap();
-        let target = Target { machine: &machine, catalog: &CudaCatalog };
+        let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
         for op in FusedOp::variants() {
             for backward in [false, true].into_iter().filter(|backward| !backward || op.has_backward()) {
                 let types = op.operand_types(64, 48, Dtype::Bf16);

@@ -45,8 +45,12 @@ pub struct LadderRow {
     pub rung: String,
     /// what it does better than the one before
     pub about: String,
-    /// launches of a run: kernels of its plan
+    /// kernels of its plan
     pub kernels: usize,
+    /// launches of kernels in a recording of a run, counted by the driver; none on a device without recordings
+    pub launches: Option<usize>,
+    /// what the recording has beside them
+    pub other_nodes: Option<usize>,
     /// whether it is within its bound of the f64 reference
     pub verified: bool,
     /// the largest error as a share of its bound
@@ -99,7 +103,7 @@ pub fn ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderRow>, Error
     }
     let turns = in_turn(engine, &mut sessions, &tensors)?;
     let rows = rungs.into_iter().zip(&sessions).enumerate();
-    Ok(rows.map(|(index, (rung, session))| row(engine, case, rung, session, &turns, index)).collect())
+    rows.map(|(index, (rung, session))| row(engine, case, rung, session, &turns, index)).collect()
 }
 
 /// Runs every rung of the ladder of an op once, at the rows and columns asked for: for a checker of memory, under which timing takes long.
@@ -279,11 +283,12 @@ fn row(
     session: &Session,
     turns: &Turns,
     index: usize,
-) -> LadderRow {
+) -> Result<LadderRow, Error> {
+    let recorded = session.recorded_launches()?;
     let copy_gbps = gbps(turns.copy_bytes as u64, turns.copy);
     let (first, time) = (turns.times[0], turns.times[index]);
     let gbps = gbps(session.plan().bytes().0, time);
-    LadderRow {
+    Ok(LadderRow {
         op: case.op.name().to_string(),
         rows: case.rows,
         cols: case.cols,
@@ -292,6 +297,8 @@ fn row(
         rung,
         about,
         kernels: session.plan().groups.len(),
+        launches: recorded.map(|recorded| recorded.kernels),
+        other_nodes: recorded.map(|recorded| recorded.others),
         verified: worst_ratio <= 1.0,
         worst_ratio,
         us: microseconds(time),
@@ -301,7 +308,7 @@ fn row(
         tflops: flops(case).map(|flops| flops / time.as_secs_f64().max(1e-12) / 1e12),
         speedup: microseconds(first) / microseconds(time).max(1e-6),
         registers: session.registers(),
-    }
+    })
 }
 
 /// Multiplications and additions of the two products of causal attention: a query sees the keys up to its own position.

@@ -1,4 +1,4 @@
-//! Both plans run exactly once, for profilers: what was launched, in order, and what was predicted of it.
+//! Plans run exactly once, for profilers: what was launched, in order, and what was predicted of it.
 
 use deuteron_plan::Strategy;
 use serde::Serialize;
@@ -10,6 +10,39 @@ use crate::listing::launches;
 use crate::seed;
 use crate::session::Session;
 use crate::tensor::Tensor;
+
+/// How an op is cut into kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpPlan {
+    /// a kernel a composite, attention with its scores in memory
+    Eager,
+    /// a kernel a builder call
+    Unfused,
+    /// as the ready-made op runs
+    Fused,
+}
+
+impl OpPlan {
+    /// All of them, from least to most fused.
+    pub const ALL: [OpPlan; 3] = [OpPlan::Eager, OpPlan::Unfused, OpPlan::Fused];
+
+    /// The word in reports and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            OpPlan::Eager => "eager",
+            OpPlan::Unfused => "unfused",
+            OpPlan::Fused => "fused",
+        }
+    }
+
+    fn strategy(self) -> Strategy {
+        match self {
+            OpPlan::Eager => Strategy::Eager,
+            OpPlan::Unfused => Strategy::Unfused,
+            OpPlan::Fused => Strategy::Greedy,
+        }
+    }
+}
 
 /// One op at one size. The JSON form of `bench --once` is an array of these.
 #[derive(Debug, Clone, Serialize)]
@@ -24,14 +57,14 @@ pub struct OnceRow {
     pub cols: usize,
     /// its storage type
     pub dtype: String,
-    /// unfused, then fused, in the order they ran
+    /// in the order they ran
     pub plans: Vec<OncePlan>,
 }
 
 /// One plan that ran.
 #[derive(Debug, Clone, Serialize)]
 pub struct OncePlan {
-    /// `unfused` or `fused`
+    /// `eager`, `unfused` or `fused`
     pub plan: String,
     /// in order
     pub kernels: Vec<OnceKernel>,
@@ -60,15 +93,15 @@ pub struct OnceKernel {
     pub predicted_occupancy: f64,
 }
 
-/// Runs the unfused plan once and the fused plan once, on inputs that are on the device.
-pub fn once(engine: &Engine, case: &BenchCase) -> Result<OnceRow, Error> {
+/// Runs each of these plans once, on inputs that are on the device.
+pub fn once(engine: &Engine, case: &BenchCase, wanted: &[OpPlan]) -> Result<OnceRow, Error> {
     let graph = graph(case)?;
     let tensors =
         seed::inputs(&graph, 1)?.iter().map(|tensor| tensor.to_device(engine)).collect::<Result<Vec<_>, _>>()?;
     let inputs: Vec<&Tensor> = tensors.iter().collect();
     let mut plans = Vec::new();
-    for (name, strategy) in [("unfused", Strategy::Unfused), ("fused", Strategy::Greedy)] {
-        let mut session = Session::new(engine, &graph, strategy)?;
+    for plan in wanted {
+        let mut session = Session::new(engine, &graph, plan.strategy())?;
         session.run(&inputs)?;
         let kernels = session.plan().groups.iter().map(|group| OnceKernel {
             name: group.name.clone(),
@@ -81,7 +114,7 @@ pub fn once(engine: &Engine, case: &BenchCase) -> Result<OnceRow, Error> {
             predicted_registers: group.cost.resources.registers,
             predicted_occupancy: group.cost.resources.occupancy,
         });
-        plans.push(OncePlan { plan: name.to_string(), kernels: kernels.collect() });
+        plans.push(OncePlan { plan: plan.name().to_string(), kernels: kernels.collect() });
     }
     Ok(OnceRow {
         op: case.op.name().to_string(),

@@ -251,7 +251,7 @@ mod tests {
     fn configs(count: usize) -> Vec<RowConfig> {
         let graph = "x = input f32[99,768] ; y = relu x ; out y".parse().unwrap();
         let machine = Machine::profile("h200").unwrap();
-        let target = Target { machine: &machine, catalog: &CudaCatalog };
+        let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
         let cuda = CudaTarget::new(Arch::Sm90a, 132);
         let (_, configs) = super::super::launch_shapes(&graph, Strategy::Greedy, target, &cuda).unwrap().swap_remove(0);
         configs.into_iter().cycle().take(count).collect()

@@ -155,7 +155,7 @@ mod tests {
         let (q, k, o) = (strides(4, 2), strides(2, 2), strides(2, 4));
         let mask = HeadStrides::default();
         Parts {
-            kernel: AttentionBlock { attention, product },
+            kernel: AttentionBlock { attention, product, norm: None },
             attention: AttentionShape { batch: 1, heads: 2, queries: 2, keys: 1, q, k, v: k, mask, o },
             product: MatmulShape { m: 2, n: 3, k: 4, batch: vec![], a: (4, 1), b: (3, 1), c: (3, 1) },
             result: 24,

@@ -236,7 +236,7 @@ mod tests {
             ..argument(position == 3)
         };
         let kernel = cpu
-            .compile(vec![Source::AttentionRows(Box::new(AttentionRows { attention, tail, result: 0 }))])
+            .compile(vec![Source::AttentionRows(Box::new(AttentionRows { attention, tail, result: 0, norm: None }))])
             .unwrap()
             .remove(0);
         let geometry = Geometry::AttentionRows { shape, axes: Vec::new() };

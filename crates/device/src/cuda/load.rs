@@ -214,7 +214,9 @@ impl Program {
         let wide = match &step.kernel.source {
             Source::Cuda(source) => {
                 let attends = matches!(source.family, Family::Attention(_) | Family::AttentionBackward(_));
-                attends || matches!(source.family, Family::AttentionRows(_) | Family::Row(_) | Family::Skinny(_))
+                attends
+                    || matches!(source.family, Family::AttentionRows(_) | Family::AttentionBlock(_))
+                    || matches!(source.family, Family::Row(_) | Family::Skinny(_))
             }
             _ => true,
         };
@@ -319,6 +321,9 @@ fn form(source: &Source) -> Option<Form<'_>> {
             Family::Attention(attention) => Form::Attention(attention.kernel),
             Family::AttentionRows(rows) => {
                 Form::AttentionRow(rows.kernel.attention, (&rows.kernel.tail).into(), rows.kernel.result)
+            }
+            Family::AttentionBlock(block) => {
+                Form::AttentionBlock(block.kernel.attention, (&block.kernel.product).into())
             }
             Family::AttentionBackward(backward) => Form::AttentionBackward(backward.kernel),
             Family::Skinny(kernel) => Form::Product((&kernel.product).into()),

@@ -324,7 +324,7 @@ impl Device for Cuda {
     }
 
     fn catalog(&self) -> &dyn Catalog {
-        &deuteron_codegen::cuda::CudaCatalog
+        deuteron_codegen::cuda::CudaCatalog::of(self.gpu.target.arch)
     }
 
     fn backend(&self) -> &Backend {

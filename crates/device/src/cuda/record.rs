@@ -7,14 +7,17 @@ use cudarc::driver::sys;
 use super::context::Context;
 use super::error::CudaError;
 use super::stream::Stream;
+use crate::Recorded;
 
 /// A recording that can be replayed.
 pub(crate) struct Recording {
     context: Arc<Context>,
     handle: sys::CUgraphExec,
+    /// What it was made of, or was last changed to.
+    graph: Graph,
 }
 
-// SAFETY: the handle may be used from any thread, by one at a time: whoever replays or changes it has `&mut`, or is alone.
+// SAFETY: the handles may be used from any thread, by one at a time: there is no `Sync`.
 unsafe impl Send for Recording {}
 
 /// What was recorded, before it is made ready.
@@ -39,7 +42,7 @@ impl Recording {
         enqueue: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<Recording, CudaError> {
         let graph = capture(context, stream, enqueue)?;
-        if let Some(old) = old {
+        if let Some(mut old) = old {
             let mut info = std::mem::MaybeUninit::<sys::CUgraphExecUpdateResultInfo>::zeroed();
             // SAFETY: both graphs live, and the old one is not replayed now: a run waits for its end. The driver fills in
             // `info`, which is not read.
@@ -47,6 +50,7 @@ impl Recording {
             // Of another shape, or of one that this driver cannot change, the old one is dropped and a new one made. A context that is
             // lost shows there.
             if code == sys::CUresult::CUDA_SUCCESS {
+                old.graph = graph;
                 return Ok(old);
             }
         }
@@ -54,7 +58,7 @@ impl Recording {
         // SAFETY: the graph lives; the pointer is to a handle of ours.
         let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut handle, graph.handle, 0) };
         context.check("cuGraphInstantiate", code)?;
-        let recording = Recording { context: context.clone(), handle };
+        let recording = Recording { context: context.clone(), handle, graph };
         // SAFETY: both live. Without it the first replay would carry the cost.
         context.check("cuGraphUpload", unsafe { sys::cuGraphUpload(recording.handle, stream.handle()) })?;
         Ok(recording)
@@ -64,6 +68,31 @@ impl Recording {
     pub fn replay(&mut self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both live. What the recording points to is kept by whoever keeps the recording.
         self.context.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.handle, stream.handle()) })
+    }
+
+    /// What the driver finds in it.
+    pub fn nodes(&self) -> Result<Recorded, CudaError> {
+        let mut count = 0;
+        // SAFETY: the graph lives; where no list is given, the driver tells the number of nodes alone.
+        let code = unsafe { sys::cuGraphGetNodes(self.graph.handle, std::ptr::null_mut(), &mut count) };
+        self.context.check("cuGraphGetNodes", code)?;
+        let mut nodes: Vec<sys::CUgraphNode> = vec![std::ptr::null_mut(); count];
+        // SAFETY: the graph lives; the list has room for `count` nodes.
+        let code = unsafe { sys::cuGraphGetNodes(self.graph.handle, nodes.as_mut_ptr(), &mut count) };
+        self.context.check("cuGraphGetNodes", code)?;
+        let mut recorded = Recorded { kernels: 0, others: 0 };
+        for &node in &nodes {
+            // A number, as a newer driver may know kinds that the enumeration does not.
+            let mut kind = 0u32;
+            // SAFETY: a node of a graph that lives; the enumeration is stored as such a number.
+            let code = unsafe { sys::cuGraphNodeGetType(node, (&raw mut kind).cast()) };
+            self.context.check("cuGraphNodeGetType", code)?;
+            match kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32 {
+                true => recorded.kernels += 1,
+                false => recorded.others += 1,
+            }
+        }
+        Ok(recorded)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::check::{check_inputs, check_states};
 use crate::error::DeviceError;
 use crate::job::Job;
 use crate::memory::Memory;
-use crate::{Executable, Inputs, Launching, NoStates, States};
+use crate::{Executable, Inputs, Launching, NoStates, Recorded, States};
 
 /// A range of the GPU's memory that someone else owns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -565,6 +565,17 @@ impl Executable for CudaExecutable {
         self.join()?;
         self.frames.iter().try_for_each(|frame| frame.poison(&self.stream))?;
         Ok(self.stream.wait()?)
+    }
+
+    fn recorded(&self) -> Result<Option<Recorded>, DeviceError> {
+        let _entered = self.gpu.context.enter()?;
+        if let Some((_, recording)) = &self.recording {
+            return Ok(Some(recording.nodes()?));
+        }
+        let Some((versions, recording)) = &self.series else { return Ok(None) };
+        // Every run of a series launches the same; what is no kernel is not rounded away.
+        let (all, runs) = (recording.nodes()?, versions.len().max(1));
+        Ok(Some(Recorded { kernels: all.kernels.div_ceil(runs), others: all.others.div_ceil(runs) }))
     }
 }
 

@@ -82,14 +82,19 @@ impl Groups {
         rows * width * 2 + joined + (4 * self.stages + 2) * 8 + 1024
     }
 
-    /// The constants of the text.
-    pub(super) fn constants(&self, width: usize) -> String {
+    /// The constants of a text that takes so many bytes of shared memory.
+    pub(super) fn constants(&self, shared: usize) -> String {
         let Groups { keys, stages, blocks, split, turns, .. } = self;
         format!(
             "constexpr int KEYS = {keys};\nconstexpr int STAGES = {stages};\nconstexpr int BLOCKS = {blocks};\n\
-             constexpr bool SPLIT = {split};\nconstexpr bool TURNS = {turns};\nconstexpr int SHARED = {};\n",
-            self.shared(width)
+             constexpr bool SPLIT = {split};\nconstexpr bool TURNS = {turns};\nconstexpr int SHARED = {shared};\n"
         )
+    }
+
+    /// How queries, keys and values are found.
+    pub(super) fn maps(&self, kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch) -> [Word; 3] {
+        let rows = |operand| if operand == AttentionOperand::Q { self.queries() } else { self.keys };
+        Rows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, launch, rows(all.operand))))
     }
 
     /// The grid of a launch.
@@ -102,8 +107,7 @@ impl Groups {
     ) -> Grid {
         let tiles = shape.batch * shape.heads * shape.queries.div_ceil(self.queries());
         let blocks = if self.persistent { tiles.min(processors * self.blocks) } else { tiles };
-        let rows = |operand| if operand == AttentionOperand::Q { self.queries() } else { self.keys };
-        let maps = Rows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, launch, rows(all.operand))));
+        let maps = self.maps(kernel, shape, launch);
         // As `hopper.cu` lists them. The last one makes the parameter a multiple of a map's alignment.
         let ending = [Word::Number(section(kernel, shape) as u64), Word::Number(0)];
         Grid {

@@ -10,7 +10,9 @@
 //! is not seen, but where another query of the same tile sees it: then 0 times a value that is not finite is NaN.
 
 pub mod backward;
+pub mod block;
 mod hopper;
+mod hopper_norm;
 pub mod rows;
 pub mod scores;
 
@@ -26,6 +28,7 @@ use crate::kernels::ladder::attention::Written;
 use crate::source::{Geometry, Launch};
 
 pub use hopper::Groups;
+pub use hopper_norm::{Meeting, Projection};
 use scores::Scores;
 
 /// Up to this many queries attention is decoded: a tile of queries would be mostly empty.
@@ -234,7 +237,7 @@ pub fn source(attention: CudaAttention) -> CudaSource {
         Way::Plain => ("attention", String::new(), plain_text(NOTHING)),
         Way::Hopper(groups) => {
             let own = [HOPPER, include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper.cu")].join("\n");
-            ("attention_hopper", groups.constants(attention.kernel.width), own)
+            ("attention_hopper", groups.constants(groups.shared(attention.kernel.width)), own)
         }
         Way::Tensor(tiles) => ("attention_tensor", tiles.constants(), tensor_text(NOTHING)),
         Way::Decode { rows, vector } => {

@@ -1,4 +1,5 @@
-//! Attention and the row work that follows it, as one launch.
+//! Attention and the row work that follows it, as one launch: in general as below, and where a residual and a norm follow what
+//! `hopper.cu` computes, by `hopper_rows.cu`, whose text is its contract.
 //!
 //! `o = attention(q, k, v)`, heads side by side in rows, then any row work on them: `s = o + r`, `y = norm(s) * w + b`.
 //!
@@ -17,6 +18,7 @@
 
 use std::fmt;
 
+use super::hopper_norm::{Asked, Meeting};
 use super::{
     CudaAttention, DECODE_QUERIES, PLAIN_THREADS, Tiles, Way, choose as choose_alone, grids as grids_alone, plain_text,
     tensor_text, text,
@@ -44,15 +46,20 @@ pub struct CudaRows {
     pub kernel: AttentionRows<Body>,
     /// by which kernel
     pub way: RowsWay,
-    /// how row work is spread over the threads of a block
-    pub config: RowConfig,
 }
 
 /// The kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RowsWay {
-    /// the last block of the heads that share rows goes on with them; attention is [`Way::Plain`] or [`Way::Tensor`]
-    Last(Way),
+    /// the last block of the heads that share rows goes on with them
+    Last {
+        /// attention: [`Way::Plain`] or [`Way::Tensor`]
+        way: Way,
+        /// how row work is spread over the threads of a block
+        config: RowConfig,
+    },
+    /// warps beside those who multiply normalise what all blocks made of a row: `hopper_rows.cu`
+    Meeting(Meeting),
 }
 
 impl CudaRows {
@@ -64,10 +71,16 @@ impl CudaRows {
 
 impl fmt::Display for CudaRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RowsWay::Last(way) = self.way;
-        // That it walks over rows goes without saying.
-        let config = RowConfig { resident: 0, ..self.config.clone() };
-        write!(f, "{way}; rows by the last of {} heads, {config}", self.joined())
+        match &self.way {
+            RowsWay::Last { way, config } => {
+                // That it walks over rows goes without saying.
+                let config = RowConfig { resident: 0, ..config.clone() };
+                write!(f, "{way}; rows by the last of {} heads, {config}", self.joined())
+            }
+            RowsWay::Meeting(meeting) => {
+                write!(f, "{}; rows by warps beside them, as {} heads meet", Way::Hopper(meeting.groups), self.joined())
+            }
+        }
     }
 }
 
@@ -81,9 +94,13 @@ pub fn refusal(kernel: &AttentionKernel, shape: &AttentionShape) -> Option<&'sta
 
 /// The kernel for a launch.
 pub(crate) fn render(mut kernel: AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> CudaSource {
+    if let Some(meeting) = meeting(&kernel, launch, target) {
+        let text = meeting.text(&kernel.attention);
+        let rows = CudaRows { kernel, way: RowsWay::Meeting(meeting) };
+        return CudaSource { name: meeting.name().into(), text, family: Family::AttentionRows(Box::new(rows)) };
+    }
     kernel.tail = earlier_sums(&kernel.tail).body;
-    let way = choose(&kernel, launch, target);
-    let RowsWay::Last(alone) = way;
+    let alone = choose(&kernel, launch, target);
     let Block { threads, registers } = block(&kernel.attention, alone);
     let tail = tail_launch(&kernel, launch);
     let Following { text: rows, config } = following(&kernel.tail, &tail, target, threads, registers);
@@ -91,7 +108,7 @@ pub(crate) fn render(mut kernel: AttentionRows<Body>, launch: &Launch, target: &
         Way::Tensor(tiles) => (tiles.constants(), tensor_text(FOLLOWS)),
         _ => (String::new(), plain_text(FOLLOWS)),
     };
-    let source = CudaRows { kernel, way, config };
+    let source = CudaRows { kernel, way: RowsWay::Last { way: alone, config } };
     let constants = format!("{constants}constexpr int JOINED = {};\n", source.joined());
     let text = rows + "\n" + &text(&source.kernel.attention, &constants, &own);
     CudaSource { name: "attention_rows".into(), text, family: Family::AttentionRows(Box::new(source)) }
@@ -100,15 +117,26 @@ pub(crate) fn render(mut kernel: AttentionRows<Body>, launch: &Launch, target: &
 /// How a block goes on with rows.
 const FOLLOWS: &str = include_str!("rows.cuh");
 
+/// The meeting of a launch, where only a residual and a norm follow and attention alone is for warpgroups.
+pub(crate) fn meeting(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> Option<Meeting> {
+    Meeting::new(asked(kernel, launch)?, target)
+}
+
+fn asked<'a>(kernel: &'a AttentionRows<Body>, launch: &'a Launch) -> Option<Asked<'a>> {
+    let Geometry::AttentionRows { shape, .. } = &launch.geometry else { return None };
+    let AttentionRows { attention: kernel, norm, .. } = kernel;
+    Some(Asked { kernel, shape, norm: norm.as_ref(), product: None, launch })
+}
+
 /// As attention alone, but for what only Hopper has.
-fn choose(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> RowsWay {
-    let Some((alone, shape)) = attention_launch(kernel, launch) else { return RowsWay::Last(Way::Plain) };
-    RowsWay::Last(match choose_alone(&kernel.attention, &shape, &alone, target) {
+fn choose(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> Way {
+    let Some((alone, shape)) = attention_launch(kernel, launch) else { return Way::Plain };
+    match choose_alone(&kernel.attention, &shape, &alone, target) {
         way @ (Way::Plain | Way::Tensor(_)) => way,
         Way::Hopper(_) => Way::Tensor(Tiles::new(&kernel.attention, &shape, target.processors)),
         // Few queries are refused, and nothing else is stored than values.
         Way::Decode { .. } | Way::Scores(_) | Way::Written(_) => Way::Plain,
-    })
+    }
 }
 
 /// What a block of attention has for the rows that follow.
@@ -164,7 +192,13 @@ fn result(
 
 /// The grid of a launch; none where there is nothing to write.
 pub(crate) fn grids(rows: &CudaRows, launch: &Launch, target: &CudaTarget) -> Grids {
-    let CudaRows { kernel, way: RowsWay::Last(way), .. } = rows;
+    let CudaRows { kernel, way } = rows;
+    let way = match way {
+        RowsWay::Last { way, .. } => way,
+        RowsWay::Meeting(meeting) => {
+            return asked(kernel, launch).map_or_else(Grids::default, |asked| meeting.grids(asked, target));
+        }
+    };
     let Some((alone, shape)) = attention_launch(kernel, launch) else { return Grids::default() };
     let attention = CudaAttention { kernel: kernel.attention, way: *way };
     let mut grids = grids_alone(&attention, &alone, target);

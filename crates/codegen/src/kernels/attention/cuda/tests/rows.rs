@@ -61,7 +61,7 @@ fn make(attention: AttentionKernel, sizes: [usize; 4], joined: usize, offset: us
     let tail = tail(attention.dtype, joined * attention.width);
     let shape = in_rows(&attention, sizes, joined);
     assert_eq!(attention.joined(&shape, tail.cols), Some(joined));
-    let kernel = AttentionRows { attention, tail, result: 1 };
+    let kernel = AttentionRows { attention, tail, result: 1, norm: None };
     let launch = rows_launch(&kernel, shape, offset);
     let target = CudaTarget::new(arch, 132);
     let source = rows_render(kernel, &launch, &target);
@@ -70,16 +70,24 @@ fn make(attention: AttentionKernel, sizes: [usize; 4], joined: usize, offset: us
     Made { rows: *rows, text: source.text, grids }
 }
 
+/// Of a kernel whose rows are the last block's.
+fn last(way: RowsWay) -> (Way, RowConfig) {
+    match way {
+        RowsWay::Last { way, config } => (way, config),
+        RowsWay::Meeting(meeting) => panic!("{meeting:?}"),
+    }
+}
+
 #[test]
 fn the_kernel_is_that_of_attention_alone_but_for_hopper() {
     let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
-    let way = |kernel, sizes, joined, offset, arch| make(kernel, sizes, joined, offset, arch).rows.way;
-    let tall = RowsWay::Last(Way::Tensor(Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 }));
-    let low = RowsWay::Last(Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 }));
+    let way = |kernel, sizes, joined, offset, arch| last(make(kernel, sizes, joined, offset, arch).rows.way).0;
+    let tall = Way::Tensor(Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 });
+    let low = Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 });
     let (many, few) = ([8, 12, 1024, 1024], [1, 12, 200, 200]);
     assert_eq!([Arch::Sm80, Arch::Sm90a].map(|arch| way(causal, many, 12, 0, arch)), [tall; 2]);
     assert_eq!([Arch::Sm80, Arch::Sm90a].map(|arch| way(causal, few, 12, 0, arch)), [low; 2]);
-    let plain = RowsWay::Last(Way::Plain);
+    let plain = Way::Plain;
     assert_eq!(way(causal, many, 12, 0, Arch::Sm75), plain);
     assert_eq!(way(causal, many, 12, 4, Arch::Sm80), plain);
     assert_eq!(way(kernel(Dtype::F32, AttentionMask::Full), many, 12, 0, Arch::Sm90a), plain);
@@ -100,7 +108,7 @@ fn a_launch_is_one_grid_with_counters_of_its_own() {
     for (joined, sizes) in [(12, [3, 12, 200, 200]), (1, [3, 12, 200, 200]), (4, [2, 4, 65, 70])] {
         let [batch, heads, queries, _] = sizes;
         let Made { rows, grids, .. } = make(causal, sizes, joined, 8, Arch::Sm80);
-        let RowsWay::Last(way) = rows.way;
+        let way = last(rows.way).0;
         let Way::Tensor(tiles) = way else { panic!("{way:?}") };
         let [grid] = grids.list.as_slice() else { panic!("{grids:?}") };
         let tiles_of_a_head = queries.div_ceil(tiles.queries());
@@ -124,7 +132,7 @@ fn a_launch_is_one_grid_with_counters_of_its_own() {
 fn rows_are_spread_over_the_threads_of_the_block() {
     let of = |dtype, heads: usize, arch| {
         let made = make(kernel(dtype, AttentionMask::Causal), [1, heads, 200, 200], heads, 0, arch);
-        let RowConfig { policy, threads_per_row, rows_per_block, chunks, vector, resident, .. } = made.rows.config;
+        let RowConfig { policy, threads_per_row, rows_per_block, chunks, vector, resident, .. } = last(made.rows.way).1;
         assert_eq!(threads_per_row * rows_per_block, made.grids.list[0].threads as usize);
         assert!(chunks * vector * threads_per_row >= heads * 64 && resident == 1);
         assert!(rows_per_block == 1 || threads_per_row <= 32, "several warps meet for one row alone");

@@ -1,0 +1,312 @@
+//! What `hopper_rows.cu` and `hopper_block.cu` take, and their launches: attention, a projection or none, a residual and a norm.
+
+use super::hopper::{Groups, section};
+use super::{HOPPER, HOPPER_ATTEND, is_aligned, text, words};
+use crate::attention::norm::{AddNorm, NormKind};
+use crate::attention::{AttentionKernel, AttentionShape};
+use crate::cuda::{CudaTarget, Grid, Grids, MAP_WORDS, Mapped, TensorMap, Word};
+use crate::source::{ArgBinding, Geometry, Launch, MatmulShape};
+use deuteron_graph::Dtype;
+
+/// Columns whose statistics blocks tell each other, as in `hopper_norm.cuh`.
+const UNIT: usize = 64;
+/// Numbers of a block that wait for others, at most; those that wait for each other are fewer. As in `hopper_norm.cuh`.
+const PLACES: usize = 64;
+/// Threads of a block: two warpgroups that multiply, a warp that fetches and three that normalise.
+const THREADS: u32 = 384;
+/// Barriers and the board, as in `hopper_norm.cuh`.
+const NORM_BYTES: usize = 4 * 8 + (1 + PLACES) * 16 + 12 * 4;
+/// What is kept begins with how many numbers were drawn and how often it was launched.
+const STATE_BYTES: usize = 256;
+/// Elements have 32-bit numbers.
+const MAX_ELEMENTS: usize = 1 << 31;
+
+/// A projection between attention and the residual.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Projection {
+    /// columns of its result
+    pub cols: usize,
+    /// whether columns of the weight lie together, and else what is summed
+    pub turned: bool,
+    /// elements from one row of the weight, as it lies, to the next
+    pub stride: usize,
+    /// the weight's position in the launch
+    pub weight: usize,
+}
+
+/// One launch of attention and all that follows it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Meeting {
+    /// how a block is cut
+    pub groups: Groups,
+    /// what follows
+    pub norm: AddNorm,
+    /// what stands in between
+    pub projection: Option<Projection>,
+}
+
+/// What is computed, and where it lies.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub kernel: &'a AttentionKernel,
+    pub shape: &'a AttentionShape,
+    pub norm: Option<&'a AddNorm>,
+    /// of the projection
+    pub product: Option<&'a MatmulShape>,
+    /// operands of attention but for its result, the weight if there is one, then the rest
+    pub launch: &'a Launch,
+}
+
+impl Asked<'_> {
+    fn rows(&self) -> usize {
+        self.shape.batch * self.shape.queries
+    }
+
+    /// Columns of a row of attention's result.
+    fn inner(&self) -> usize {
+        self.shape.heads * self.kernel.width
+    }
+
+    /// The launch of attention alone, its result in the workspace.
+    fn alone(&self) -> Option<Launch> {
+        let operands = self.kernel.operands().len() - 1;
+        let mut args = self.launch.args.get(..operands)?.to_vec();
+        let &ArgBinding { base, .. } = args.first()?;
+        let dtype = self.kernel.dtype;
+        args.push(ArgBinding { base, dtype, written: true, offset: 0, leading: Vec::new(), table_rows: 0 });
+        Some(Launch { args, geometry: Geometry::Attention(*self.shape) })
+    }
+
+    /// Whether heads lie side by side in rows that follow each other, queries after queries.
+    fn lies_in_rows(&self) -> bool {
+        let &AttentionShape { batch, heads, queries, o, .. } = self.shape;
+        let (width, inner) = (self.kernel.width, self.inner());
+        let steps = [(heads, o.head, width), (queries, o.position, inner), (batch, o.batch, queries * inner)];
+        steps.iter().all(|&(size, step, expected)| size <= 1 || step == expected)
+    }
+
+    /// Elements from one row of an argument to the next, where that is the same for all.
+    fn row_stride(&self, position: usize) -> Option<usize> {
+        let mut stride = None;
+        let mut inner = 1;
+        for &(size, step) in self.launch.args.get(position)?.leading.iter().rev().filter(|&&(size, _)| size > 1) {
+            match stride {
+                None => stride = Some(step),
+                Some(first) if step == first * inner => {}
+                Some(_) => return None,
+            }
+            inner *= size;
+        }
+        stride.or(Some(self.cols())).filter(|&step| step > 0)
+    }
+
+    fn cols(&self) -> usize {
+        self.product.map_or(self.inner(), |product| product.n)
+    }
+
+    fn starts_whole(&self, position: usize) -> bool {
+        self.launch.args.get(position).is_some_and(|arg| (arg.offset * arg.dtype.bytes()).is_multiple_of(16))
+    }
+}
+
+impl Meeting {
+    /// For a launch, if a kernel takes it.
+    pub(super) fn new(asked: Asked<'_>, target: &CudaTarget) -> Option<Meeting> {
+        let (Some(&norm), Some(alone)) = (asked.norm, asked.alone()) else { return None };
+        let cols = asked.cols();
+        let groups = Groups::new(asked.kernel, asked.shape, target)?;
+        // Columns that do not fill a part of 128 have parts of 64.
+        let groups = match asked.product {
+            Some(_) if !cols.is_multiple_of(groups.queries()) && asked.kernel.width == 64 => Groups::NARROW_FEW,
+            _ => groups,
+        };
+        let groups = Groups { persistent: true, ..groups };
+        let projection = match asked.product {
+            None => None,
+            Some(product) => {
+                let weight = asked.kernel.operands().len() - 1;
+                let (turned, stride) = match product.b {
+                    (stride, 1) => (true, stride),
+                    (1, stride) => (false, stride),
+                    _ => return None,
+                };
+                let alike = product.k == asked.inner() && product.m == asked.rows() && product.batch.is_empty();
+                let of_type = asked.launch.args.get(weight).is_some_and(|arg| arg.dtype == asked.kernel.dtype);
+                let whole = (stride * 2).is_multiple_of(16) && stride < MAX_ELEMENTS && product.a == (product.k, 1);
+                // Whatever the cut, which depends on the machine, a launch is taken or not.
+                let parts = cols.is_multiple_of(groups.queries()) && cols / asked.kernel.width < PLACES;
+                let fits = alike && of_type && whole && parts && asked.starts_whole(weight);
+                Some(Projection { cols, turned, stride, weight }).filter(|_| fits)?.into()
+            }
+        };
+        let AddNorm { added, residual, weight, bias, sum, result, .. } = norm;
+        let given = [Some(residual), Some(weight), bias, sum, Some(result), added].into_iter().flatten();
+        let stride = asked.row_stride(residual)?;
+        let fits = asked.lies_in_rows()
+            && is_aligned(asked.kernel, asked.shape, &alone)
+            && cols.is_multiple_of(UNIT)
+            && asked.shape.heads < PLACES
+            && norm.weights.is_float()
+            && norm.eps >= f64::from(f32::MIN_POSITIVE)
+            && given.into_iter().all(|position| asked.starts_whole(position))
+            && (stride * 2).is_multiple_of(16)
+            && asked.rows() * cols.max(stride).max(asked.inner()) < MAX_ELEMENTS;
+        fits.then_some(Meeting { groups, norm, projection })
+    }
+
+    /// How often blocks wait for each other, in meetings of all of them. First values, to be fitted.
+    pub fn waits(&self) -> f64 {
+        if self.projection.is_some() { 4.0 } else { 3.0 }
+    }
+
+    /// The kernel's name.
+    pub fn name(&self) -> &'static str {
+        if self.projection.is_some() { "attention_block_hopper" } else { "attention_rows_hopper" }
+    }
+
+    /// In how many parts a number is handed to those who normalise.
+    fn handoffs(&self, width: usize) -> usize {
+        self.projection.map_or(1, |_| self.groups.queries() / width)
+    }
+
+    fn shared(&self, width: usize) -> usize {
+        let Groups { stages, keys, .. } = self.groups;
+        let chunks = self.projection.map_or(0, |_| stages * keys * width / (self.groups.queries() * UNIT));
+        self.groups.shared(width) + NORM_BYTES + 2 * chunks * 8
+    }
+
+    /// The text.
+    pub(super) fn text(&self, kernel: &AttentionKernel) -> String {
+        let storage = match self.norm.weights {
+            Dtype::F16 => 1,
+            Dtype::Bf16 => 2,
+            _ => 0,
+        };
+        let mut constants = self.groups.constants(self.shared(kernel.width));
+        constants += &format!(
+            "constexpr bool RMS = {};\nconstexpr float EPSILON = {:e}f;\nconstexpr int WEIGHT_STORAGE = {storage};\n\
+             constexpr int HANDOFFS = {};\n",
+            self.norm.norm == NormKind::RootMeanSquare,
+            self.norm.eps as f32,
+            self.handoffs(kernel.width)
+        );
+        let own = match self.projection {
+            None => include_str!("hopper_rows.cu"),
+            Some(projection) => {
+                let biased = self.norm.added.is_some();
+                let turned = projection.turned;
+                constants += &format!("constexpr bool TURNED = {turned};\nconstexpr bool BIASED = {biased};\n");
+                include_str!("hopper_block.cu")
+            }
+        };
+        let own = [HOPPER, include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper_norm.cuh"), own].join("\n");
+        text(kernel, &constants, &own)
+    }
+
+    /// The grid of a launch; none where there is nothing to write.
+    pub(super) fn grids(&self, asked: Asked<'_>, target: &CudaTarget) -> Grids {
+        let Asked { kernel, shape, launch, .. } = asked;
+        let (Some(alone), Some(stride)) = (asked.alone(), asked.row_stride(self.norm.residual)) else {
+            return Grids::default();
+        };
+        let (rows, cols, queries) = (asked.rows(), asked.cols(), self.groups.queries());
+        if rows == 0 {
+            return Grids::default();
+        }
+        let groups = shape.batch * shape.queries.div_ceil(queries);
+        let parts = self.projection.map_or(0, |projection| projection.cols / queries);
+        let numbers = groups * (shape.heads + parts);
+        let places = target.processors * self.groups.blocks;
+        let blocks = numbers.min(places);
+
+        let ready = self.projection.map_or(0, |_| (groups * 4).next_multiple_of(STATE_BYTES));
+        let o_bytes = self.projection.map_or(0, |_| rows * asked.inner() * 2);
+        // A sum that nobody wants is still read once more.
+        let sum_bytes = if self.norm.sum.is_some() { 0 } else { rows * cols * 2 };
+        let sum = self.norm.sum.map_or(Word::Workspace(o_bytes), |position| argument(launch, position));
+
+        let mut attention = words(kernel, shape, &alone, 1);
+        attention[RESULT_AT] = if self.projection.is_some() { Word::Workspace(0) } else { Word::Number(0) };
+        let map = |of: Mapped, offset: usize, [x, y, z]: [usize; 3], [by_y, by_z]: [usize; 2], rows: usize| {
+            let sizes = [x, y, z, 1, 1].map(|size| size as u64);
+            let strides = [2 * by_y as u64, if z > 1 { 2 * by_z as u64 } else { 16 }, 16, 16];
+            let tile = [UNIT as u32, rows as u32, 1, 1, 1];
+            Word::Map(TensorMap { of, offset, rank: 3, sizes, strides, tile })
+        };
+        let in_launch = |position: usize| {
+            let offset = launch.args.get(position).map_or(0, |arg| arg.offset * arg.dtype.bytes());
+            (Mapped::Argument(position), offset)
+        };
+        let sized = [shape.batch, shape.queries];
+        let rows_map = |of: Mapped, offset: usize, cols: usize, stride: usize| {
+            map(of, offset, [cols, sized[1], sized[0]], [stride, sized[1] * stride], queries)
+        };
+        let mut words: Vec<Word> = self.groups.maps(kernel, shape, &alone).to_vec();
+        match self.projection {
+            None => {
+                let (of, offset) = in_launch(self.norm.residual);
+                words.push(rows_map(of, offset, cols, stride));
+            }
+            Some(projection) => {
+                let (of, offset) = in_launch(projection.weight);
+                let inner = asked.inner();
+                words.push(rows_map(Mapped::Workspace, 0, inner, inner));
+                words.push(match projection.turned {
+                    true => map(of, offset, [projection.cols, inner, 1], [projection.stride, 0], UNIT),
+                    false => map(of, offset, [inner, projection.cols, 1], [projection.stride, 0], queries),
+                });
+            }
+        }
+        words.extend(attention);
+        let optional = |position: Option<usize>| position.map_or(Word::Number(0), |at| argument(launch, at));
+        let number = |value: usize| Word::Number(value as u64);
+        words.extend([
+            argument(launch, self.norm.residual),
+            sum,
+            argument(launch, self.norm.result),
+            argument(launch, self.norm.weight),
+            optional(self.norm.bias),
+            Word::Kept(STATE_BYTES + ready),
+            Word::Kept(0),
+            number(cols),
+            number(stride),
+            number(numbers),
+            Word::Number(u64::from(of_one(cols / UNIT)) | u64::from(of_one(cols)) << 32),
+        ]);
+        let together = (section(kernel, shape) / shape.heads).max(1);
+        if self.projection.is_some() {
+            // Parts of some queries come as much later as all places and a quarter take to finish their heads.
+            let lag = ((places + places / 4) / shape.heads).clamp(1, groups);
+            words.extend([optional(self.norm.added), Word::Kept(STATE_BYTES)]);
+            words.extend([number(together), number(asked.inner()), number(lag)]);
+        } else {
+            words.push(number(together));
+        }
+        let count: usize = words.iter().map(Word::count).sum();
+        words.extend(std::iter::repeat_n(Word::Number(0), count.next_multiple_of(MAP_WORDS) - count));
+        let grid = Grid {
+            entry: self.name(),
+            blocks: [blocks as u32, 1, 1],
+            threads: THREADS,
+            cluster: 1,
+            shared: self.shared(kernel.width) as u32,
+            waits: false,
+            words,
+        };
+        let kept = STATE_BYTES + ready + rows * (cols / UNIT) * 8;
+        Grids { list: vec![grid], workspace: o_bytes + sum_bytes, kept, checks_indices: false }
+    }
+}
+
+/// Where the parameter of attention has the address of its result.
+const RESULT_AT: usize = 6;
+
+fn argument(launch: &Launch, position: usize) -> Word {
+    let offset = launch.args.get(position).map_or(0, |arg| arg.offset * arg.dtype.bytes());
+    Word::Argument { position, offset }
+}
+
+/// The bits of one over a count.
+fn of_one(count: usize) -> u32 {
+    (1.0 / count as f32).to_bits()
+}

@@ -1,0 +1,369 @@
+//! Kernels for Hopper on a CPU: the text that a GPU would be given runs on the machine of `emulator/emulator.h`, which stands
+//! in for the instructions. It checks synchronisation and index arithmetic, not speed. It needs a C++ compiler: `$CXX`, else
+//! `c++`.
+//!
+//! A kernel has a driver of its own in `emulator/`, which makes its operands and knows what it should compute.
+
+use std::fmt::Write;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use deuteron_codegen::attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Mapped, Word, grids};
+use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Groups, Tiles, Way, source};
+use deuteron_codegen::{ArgBinding, AttentionOperand, Geometry, Launch};
+use deuteron_graph::{Dtype, Graph};
+
+/// What is cut out of a text, and what stands there instead.
+const REPLACED: [(&str, &str); 2] = [
+    (include_str!("../src/kernels/attention/cuda/instructions.cuh"), ""),
+    (
+        include_str!("../src/kernels/attention/cuda/hopper_instructions.cuh"),
+        "template <int N> using Product = ProductOf<N, STORAGE>;\n",
+    ),
+];
+
+/// A text for the emulator.
+fn emulated(text: &str) -> String {
+    let mut text = REPLACED.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+    const EXTERN: &str = "extern __shared__ ";
+    while let Some(start) = text.find(EXTERN) {
+        let end = start + text[start..].find("[];").expect("an array of unknown size");
+        let (element, name) = text[start + EXTERN.len()..end].rsplit_once(' ').expect("a type and a name");
+        let pointer = format!("{element}* const {name} = ({element}*)shared_memory();");
+        text.replace_range(start..end + "[];".len(), &pointer);
+    }
+    text
+}
+
+/// The C++ compiler, if there is one.
+fn compiler() -> Option<String> {
+    let name = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let found = Command::new(&name).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !found {
+        // Not by a macro, whose lines are shown of tests that fail alone.
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), b"skipped: no C++ compiler\n");
+    }
+    found.then_some(name)
+}
+
+/// A kernel that is compiled, and where its files are.
+struct Program {
+    folder: PathBuf,
+}
+
+impl Program {
+    /// `driver` is a file of `emulator/` that includes `kernel.h`, the text, and runs ENTRY.
+    fn compile(compiler: &str, name: &str, driver: &str, entry: &str, text: &str) -> Program {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated").join(name);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("kernel.h"), emulated(text)).unwrap();
+        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator");
+        let output = Command::new(compiler)
+            .args(["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-I"])
+            .arg(&own)
+            .arg(format!("-DENTRY={entry}"))
+            .arg("-I")
+            .arg(&folder)
+            .arg(own.join(driver))
+            .arg("-o")
+            .arg(folder.join("program"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        Program { folder }
+    }
+
+    /// What it says of a launch, and whether all went well. A text may have mistakes, of which this one is made; none is 0.
+    fn run(&self, launch: &str, resident: usize, lanes: Lanes, seeds: Range<u64>, mistake: usize) -> (bool, String) {
+        let file = self.folder.join("launch");
+        fs::write(&file, launch).unwrap();
+        let lanes = if lanes == Lanes::Apart { "apart" } else { "together" };
+        let mut command = Command::new(self.folder.join("program"));
+        command.arg(file).arg(resident.to_string()).arg(lanes).args(seeds.map(|seed| seed.to_string()));
+        let output = command.env("MISTAKE", mistake.to_string()).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (output.status.success(), said.concat())
+    }
+}
+
+/// Whether the lanes of a warp run one after another before another warp does, as they mostly do on a GPU, or at any time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lanes {
+    Together,
+    Apart,
+}
+
+/// A grid as `emulator/launch.h` reads it.
+fn written(grid: &Grid) -> String {
+    assert_eq!((grid.cluster, &grid.blocks[1..]), (1, &[1, 1][..]));
+    let mut text = format!("grid {} {} {}\n", grid.blocks[0], grid.threads, grid.shared);
+    for word in &grid.words {
+        match word {
+            Word::Number(number) => writeln!(text, "n {number}"),
+            Word::Argument { position, offset } | Word::Given { position, offset } => {
+                writeln!(text, "a {position} {offset}")
+            }
+            Word::Workspace(offset) => writeln!(text, "w {offset}"),
+            Word::Kept(offset) => writeln!(text, "k {offset}"),
+            Word::Fault => panic!("no kernel here takes indices"),
+            Word::Map(map) => {
+                let position = match map.of {
+                    Mapped::Argument(position) => position as i64,
+                    Mapped::Workspace => -1,
+                };
+                let list = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+                let (sizes, strides, tile) = (list(&map.sizes), list(&map.strides), list(&map.tile.map(u64::from)));
+                writeln!(text, "m {position} {} {} {sizes} {strides} {tile}", map.offset, map.rank)
+            }
+        }
+        .unwrap();
+    }
+    text + "end\n"
+}
+
+// ---- attention
+
+/// How rows of heads lie.
+#[derive(Debug, Clone, Copy)]
+enum Order {
+    /// positions of a head together
+    Heads,
+    /// heads of a position together
+    Positions,
+}
+
+/// Attention of some sizes on a machine.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    batch: usize,
+    heads: usize,
+    queries: usize,
+    keys: usize,
+    order: Order,
+    /// multiprocessors, for a grid of as many blocks as run at once
+    processors: usize,
+    /// blocks that run at once
+    resident: usize,
+    seeds: u64,
+}
+
+impl Case {
+    const fn new([batch, heads, queries, keys]: [usize; 4]) -> Case {
+        Case { batch, heads, queries, keys, order: Order::Heads, processors: 2, resident: 2, seeds: 2 }
+    }
+
+    fn strides(&self, heads: usize, positions: usize, width: usize) -> HeadStrides {
+        let batch = heads * positions * width;
+        match self.order {
+            Order::Heads => HeadStrides { batch, head: positions * width, position: width },
+            Order::Positions => HeadStrides { batch, head: width, position: heads * width },
+        }
+    }
+
+    fn shape(&self, kernel: &AttentionKernel) -> AttentionShape {
+        let &Case { batch, heads, queries, keys, .. } = self;
+        let q = self.strides(heads, queries, kernel.width);
+        let k = self.strides(heads / kernel.group, keys, kernel.width);
+        AttentionShape { batch, heads, queries, keys, q, k, v: k, mask: HeadStrides::default(), o: q }
+    }
+
+    /// As `emulator/attention.h` and `emulator/launch.h` read it.
+    fn text(&self, source: &CudaSource, kernel: &AttentionKernel) -> String {
+        let shape = self.shape(kernel);
+        let base = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
+        let binding = |&operand: &AttentionOperand| ArgBinding {
+            base,
+            dtype: kernel.operand_dtype(operand),
+            written: operand == AttentionOperand::O,
+            offset: 0,
+            leading: Vec::new(),
+            table_rows: 0,
+        };
+        let args = kernel.operands().iter().map(binding).collect();
+        let launch = Launch { args, geometry: Geometry::Attention(shape) };
+        let grids = grids(source, &launch, &CudaTarget::new(Arch::Sm90a, self.processors));
+        assert_eq!(grids.list.len(), 1);
+        let &Case { batch, heads, queries, keys, .. } = self;
+        let mut text = format!("shape {batch} {heads} {} {queries} {keys}", kernel.group);
+        for HeadStrides { batch, head, position } in [shape.q, shape.k, shape.v, shape.o] {
+            write!(text, " {batch} {head} {position}").unwrap();
+        }
+        text + "\n" + &written(&grids.list[0])
+    }
+}
+
+fn kernel(dtype: Dtype, width: usize, mask: AttentionMask) -> AttentionKernel {
+    let (scale, result) = (1.0 / (width as f32).sqrt(), AttentionResult::Values);
+    AttentionKernel { dtype, kv: dtype, width, group: 1, scale, mask, dropout: None, result }
+}
+
+const DRIVER: &str = "attention.cpp";
+const HOPPER: &str = "attention_hopper";
+
+/// Runs attention in every case; the ways differ in nothing that the text has.
+fn check(name: &str, entry: &str, ways: &[Way], kernel: AttentionKernel, cases: &[Case]) {
+    let Some(compiler) = compiler() else { return };
+    let sources: Vec<_> = ways.iter().map(|&way| source(CudaAttention { kernel, way })).collect();
+    assert!(sources.iter().all(|source| source.text == sources[0].text));
+    let program = Program::compile(&compiler, name, DRIVER, entry, &sources[0].text);
+    for source in &sources {
+        for case in cases {
+            let launch = case.text(source, &kernel);
+            for (lanes, seeds) in [(Lanes::Together, 1..case.seeds + 1), (Lanes::Apart, 101..102)] {
+                let (ok, said) = program.run(&launch, case.resident, lanes, seeds, 0);
+                assert!(ok, "{name}, {case:?}, {lanes:?}:\n{said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_of_64() {
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    let positions = Case { order: Order::Positions, ..Case::new([2, 2, 200, 200]) };
+    let cases = [
+        Case { resident: 4, ..Case::new([1, 2, 129, 129]) },
+        positions,
+        Case { resident: 1, ..Case::new([1, 1, 320, 320]) },
+        Case::new([1, 2, 65, 193]),
+        // The first queries see no key.
+        Case::new([1, 1, 193, 65]),
+        Case { seeds: 1, ..Case::new([1, 1, 700, 700]) },
+    ];
+    check("heads_of_64_causal", HOPPER, &[Way::Hopper(Groups::NARROW)], causal, &cases);
+    let grouped = AttentionKernel { group: 2, ..kernel(Dtype::F16, 64, AttentionMask::Full) };
+    let cases = [Case { order: Order::Positions, ..Case::new([1, 4, 129, 200]) }, Case::new([2, 2, 9, 64])];
+    check("heads_of_64_full", HOPPER, &[Way::Hopper(Groups::NARROW)], grouped, &cases);
+}
+
+#[test]
+fn few_heads_of_64() {
+    let cases = [
+        Case { resident: 4, ..Case::new([1, 2, 129, 129]) },
+        Case { order: Order::Positions, processors: 3, ..Case::new([2, 1, 200, 200]) },
+        Case { resident: 1, processors: 1, ..Case::new([1, 1, 320, 320]) },
+        Case::new([1, 2, 64, 64]),
+        Case { seeds: 1, processors: 3, ..Case::new([1, 1, 900, 900]) },
+    ];
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    check("few_heads_of_64_causal", HOPPER, &[Way::Hopper(Groups::NARROW_FEW)], causal, &cases);
+    let cases = [Case::new([1, 2, 129, 200]), Case::new([1, 1, 200, 65])];
+    let full = kernel(Dtype::Bf16, 64, AttentionMask::Full);
+    check("few_heads_of_64_full", HOPPER, &[Way::Hopper(Groups::NARROW_FEW)], full, &cases);
+}
+
+#[test]
+fn heads_of_128() {
+    let cases = [
+        Case { resident: 4, ..Case::new([1, 2, 129, 129]) },
+        Case { order: Order::Positions, processors: 3, ..Case::new([2, 1, 200, 200]) },
+        Case { resident: 1, processors: 1, ..Case::new([1, 1, 320, 320]) },
+        Case { seeds: 1, ..Case::new([1, 1, 72, 200]) },
+    ];
+    let wide = [Groups::WIDE, Groups::WIDE_FEW].map(Way::Hopper);
+    check("heads_of_128_causal", HOPPER, &wide, kernel(Dtype::Bf16, 128, AttentionMask::Causal), &cases);
+    let cases = [Case::new([1, 1, 129, 300]), Case { seeds: 1, ..Case::new([1, 1, 64, 64]) }];
+    check("heads_of_128_full", HOPPER, &wide, kernel(Dtype::F16, 128, AttentionMask::Full), &cases);
+}
+
+#[test]
+fn matrix_units_of_a_warp() {
+    let tiles = Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 32, blocks: 2 });
+    let cases = [Case::new([1, 2, 129, 129]), Case { order: Order::Positions, ..Case::new([2, 1, 65, 200]) }];
+    let causal = kernel(Dtype::F16, 80, AttentionMask::Causal);
+    check("matrix_units_of_a_warp", "attention_tensor", &[tiles], causal, &cases);
+}
+
+#[test]
+fn the_machine_itself() {
+    let Some(compiler) = compiler() else { return };
+    let program = Program::compile(&compiler, "the_machine_itself", "machine.cpp", "", "");
+    let run = |which: &str, resident: &str, seed: &str| {
+        let output = Command::new(program.folder.join("program")).args([which, resident, seed]).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for seed in ["1", "2", "3"] {
+        assert_eq!(run("products", "1", seed), (true, String::new()));
+        assert_eq!(run("waiting", "8", seed), (true, String::new()));
+        assert_eq!(
+            run("waiting", "2", seed),
+            (true, String::new()),
+            "block 0 stays, the others come one after another"
+        );
+        let (ok, said) = run("waiting", "1", seed);
+        assert!(!ok && said.contains("nothing goes on") && said.contains("polls"), "{said}");
+    }
+}
+
+/// What stands in a text, what stands there by mistake, and what is said of it.
+type Mistake = (&'static str, &'static str, &'static str);
+
+/// Every mistake of a list is noticed, alone, for some seed; a text without one is right.
+fn check_mistakes(name: &str, groups: Groups, kernel: AttentionKernel, case: Case, mistakes: &[Mistake]) {
+    let Some(compiler) = compiler() else { return };
+    let source = source(CudaAttention { kernel, way: Way::Hopper(groups) });
+    let mut text = String::from("static const int mistake = atoi(getenv(\"MISTAKE\"));\n");
+    text += &source.text;
+    for (i, (right, wrong, _)) in mistakes.iter().enumerate() {
+        assert_eq!(text.matches(right).count(), 1, "{right}");
+        let number = i + 1;
+        let both = match right.strip_suffix(';') {
+            Some(_) => format!("if (mistake == {number}) {{ {wrong} }} else {{ {right} }}"),
+            None => format!("(mistake == {number} ? {wrong} : {right})"),
+        };
+        text = text.replace(right, &both);
+    }
+    let program = Program::compile(&compiler, name, DRIVER, HOPPER, &text);
+    let launch = case.text(&source, &kernel);
+    let run = |mistake: usize| program.run(&launch, case.resident, Lanes::Together, 1..case.seeds + 1, mistake);
+    let (ok, said) = run(0);
+    assert!(ok, "{said}");
+    for (i, (right, _, notice)) in mistakes.iter().enumerate() {
+        let (ok, said) = run(i + 1);
+        assert!(!ok && said.contains("FAILED") && said.contains(notice), "a mistake at {right}:\n{said}");
+    }
+}
+
+#[test]
+fn mistakes_in_order() {
+    let mistakes: [Mistake; 7] = [
+        ("wait(in.rings.k_full(now), Rings::parity(now));", "", "on its way"),
+        ("wait(rings.v_empty(now), Rings::parity(now) ^ 1);", "", "a copy to"),
+        ("if ((threadIdx.x & 31) == 0) arrive(barrier);", "arrive(barrier);", "FAILED"),
+        ("expect(rings.v_full(now), KV_BYTES);", "expect(rings.v_full(now), KV_BYTES + 16);", "nothing goes on"),
+        ("in.end1 - key", "in.end1 - key + 1", "of what rounding allows"),
+        (
+            "if (soften(r, r_s, factor, in, i)) scale_result(r, factor);",
+            "soften(r, r_s, factor, in, i);",
+            "of what rounding allows",
+        ),
+        (
+            "store_staged<2048>(s_o, g_o, p.o.position, tile.end - first);",
+            "store_staged<2048>(s_o, g_o, p.o.position, 16);",
+            "wrote beside the result",
+        ),
+    ];
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    let case = Case { seeds: 3, ..Case::new([1, 1, 450, 450]) };
+    check_mistakes("mistakes_in_order", Groups::NARROW, causal, case, &mistakes);
+}
+
+#[test]
+fn mistakes_ahead() {
+    let mistakes: [Mistake; 4] = [
+        ("wait_products<1>();", "", "FAILED"),
+        ("release(rings.q_empty());", "", "nothing goes on"),
+        ("named_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "a named barrier"),
+        (
+            "named_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);",
+            "named_sync(TURN_BARRIER + warpgroup, 128);",
+            "threads and of",
+        ),
+    ];
+    let causal = kernel(Dtype::Bf16, 128, AttentionMask::Causal);
+    let case = Case { processors: 1, ..Case::new([1, 1, 300, 300]) };
+    check_mistakes("mistakes_ahead", Groups::WIDE_FEW, causal, case, &mistakes);
+}

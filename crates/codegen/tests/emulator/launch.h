@@ -1,0 +1,115 @@
+// What a kernel is launched with, read from text: `grid` with blocks, threads and bytes of shared memory, then the words of the
+// parameter up to `end`.
+//
+//   n VALUE                                   a number
+//   a POSITION OFFSET                         the address of an argument, plus so many bytes
+//   w OFFSET                                  an address in the workspace
+//   k OFFSET                                  an address in what is kept from run to run
+//   m POSITION OFFSET RANK sizes strides tile a tensor map of an argument, of the workspace if POSITION is -1: the last three
+//                                             are 5, 4 and 5 numbers
+#pragma once
+
+#include <stdio.h>
+
+#include <string>
+#include <vector>
+
+#include "emulator.h"
+
+namespace host {
+
+struct Reader {
+    FILE* file;
+
+    explicit Reader(const char* path) : file(fopen(path, "r")) {
+        if (!file) emulator::fail("no file %s", path);
+    }
+    std::string name() {
+        char text[64];
+        if (fscanf(file, "%63s", text) != 1) emulator::fail("the launch ends too early");
+        return text;
+    }
+    long long number() {
+        long long x;
+        if (fscanf(file, "%lld", &x) != 1) emulator::fail("the launch has no number where one should be");
+        return x;
+    }
+    void expect_name(const char* expected) {
+        const std::string found = name();
+        if (found != expected) emulator::fail("the launch has %s where %s should be", found.c_str(), expected);
+    }
+};
+
+struct Word {
+    char kind;
+    long long position, offset;
+    int rank;
+    u64 sizes[5], strides[4], tile[5];
+};
+
+struct Launch {
+    u32 blocks, threads, shared;
+    std::vector<Word> words;
+};
+
+static Launch read_launch(Reader& reader) {
+    reader.expect_name("grid");
+    Launch launch;
+    launch.blocks = (u32)reader.number();
+    launch.threads = (u32)reader.number();
+    launch.shared = (u32)reader.number();
+    for (std::string kind = reader.name(); kind != "end"; kind = reader.name()) {
+        Word word = {};
+        word.kind = kind[0];
+        if (kind == "a" || kind == "m") word.position = reader.number();
+        word.offset = reader.number();
+        if (kind == "m") {
+            word.rank = (int)reader.number();
+            for (u64& size : word.sizes) size = (u64)reader.number();
+            for (u64& stride : word.strides) stride = (u64)reader.number();
+            for (u64& size : word.tile) size = (u64)reader.number();
+        }
+        launch.words.push_back(word);
+    }
+    return launch;
+}
+
+// Where the arguments of a launch are, its workspace, and what it keeps.
+struct Places {
+    std::vector<char*> arguments;
+    char* workspace = nullptr;
+    char* kept = nullptr;
+};
+
+// The words of a launch's parameter.
+static std::vector<u64> words_of(const Launch& launch, const Places& places) {
+    std::vector<u64> words;
+    for (const Word& word : launch.words) {
+        const bool named = word.kind == 'a' || (word.kind == 'm' && word.position >= 0);
+        if (named && (size_t)word.position >= places.arguments.size()) emulator::fail("no argument %lld", word.position);
+        const char* place = named ? places.arguments[word.position] : word.kind == 'k' ? places.kept : places.workspace;
+        if (word.kind == 'n') {
+            words.push_back((u64)word.offset);
+        } else if (word.kind == 'm') {
+            const TensorMap map = emulator::describe(place + word.offset, word.rank, word.sizes, word.strides, word.tile);
+            words.insert(words.end(), map.opaque, map.opaque + 16);
+        } else {
+            words.push_back((u64)(place + word.offset));
+        }
+    }
+    return words;
+}
+
+template <class Parameter>
+static void run(void (*kernel)(Parameter), const Launch& launch, const Places& places, emulator::Settings settings) {
+    settings.blocks = launch.blocks;
+    settings.threads = launch.threads;
+    settings.shared = launch.shared;
+    const std::vector<u64> words = words_of(launch, places);
+    Parameter parameter;
+    if (words.size() * 8 != sizeof parameter) emulator::fail("%zu words for %zu bytes", words.size(), sizeof parameter);
+    memcpy((void*)&parameter, words.data(), sizeof parameter);
+    emulator::run(kernel, parameter, settings);
+}
+
+}  // namespace host

@@ -1,0 +1,104 @@
+// The machine on small kernels: blocks that wait for each other, copies of pieces, products of shared memory alone where the
+// columns of the right operand lie together. Arguments of the program: which, blocks that run at once, a seed.
+#include "emulator.h"
+
+struct Waiting {
+    u64* g_words;
+    u32* g_sum;
+};
+
+// Block 0 waits for what all others say.
+static void wait_for_others(Waiting p) {
+    if (threadIdx.x == 0) {
+        if (blockIdx.x == 0) {
+            for (u32 i = 1; i < gridDim.x; ++i) {
+                while (read_word(p.g_words + i) != i) pause();
+            }
+            while (load_acquired(p.g_sum) != gridDim.x - 1) pause();
+            write_word(p.g_words, 1);
+        } else {
+            write_word(p.g_words + blockIdx.x, blockIdx.x);
+            add_released(p.g_sum, 1);
+        }
+    }
+    __syncthreads();
+}
+
+struct Multiplied {
+    TensorMap a, b;
+    float* g_d;
+};
+
+// d = a b of 64 x 64 and 64 x 128, rows of a and of b one after another.
+template <int N> using Product = ProductOf<N, 1>;
+static void multiply_tiles(Multiplied p) {
+    char* s_memory = (char*)shared_memory();
+    const u32 a = shared_address(s_memory) + (-shared_address(s_memory) & 1023), b = a + 8192, barrier = b + 16384;
+    if (threadIdx.x == 0) {
+        init_barrier(barrier, 1);
+        fence_barriers();
+        expect(barrier, 8192 + 16384);
+        fetch_piece(a, &p.a, barrier, 0, 0, 1);
+        fetch_piece(b, &p.b, barrier, 0, 0, 1);
+        fetch_piece(b + 8192, &p.b, barrier, 64, 0, 1);
+    }
+    __syncthreads();
+    wait(barrier, 0);
+    float d[64];
+    fence_products();
+    for (int step = 0; step < 4; ++step) {
+        Product<128>::of_shared<1>(d, descriptor<16>(a) + step * 2, descriptor<8192>(b) + step * 128, step > 0);
+    }
+    commit_products();
+    wait_products<0>();
+    for (int i = 0; i < 64; ++i) {
+        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+        const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        p.g_d[row * 128 + column] = d[i];
+    }
+}
+
+static bool check_waiting(emulator::Settings settings) {
+    std::vector<u64> words(8);
+    u32 sum = 0;
+    settings.blocks = 8;
+    settings.threads = 64;
+    emulator::run(wait_for_others, Waiting{words.data(), &sum}, settings);
+    return words[0] == 1;
+}
+
+// The maps have 60 rows: what is beyond them is zeros.
+static bool check_products(emulator::Settings settings) {
+    alignas(16) static u16 a[2][60][64], b[2][60][128];
+    static float d[64][128];
+    for (int i = 0; i < 2 * 60 * 64; ++i) a[0][0][i] = emulator::narrowed(1, (float)(i * 7 % 23 - 11));
+    for (int i = 0; i < 2 * 60 * 128; ++i) b[0][0][i] = emulator::narrowed(1, (float)(i * 5 % 19 - 9));
+    Multiplied p;
+    p.a = emulator::describe(a, 3, {64, 60, 2, 1, 1}, {128, 60 * 128, 16, 16}, {64, 64, 1, 1, 1});
+    p.b = emulator::describe(b, 3, {128, 60, 2, 1, 1}, {256, 60 * 256, 16, 16}, {64, 64, 1, 1, 1});
+    p.g_d = d[0];
+    settings.threads = 128;
+    settings.shared = 1024 + 8192 + 16384 + 8;
+    emulator::run(multiply_tiles, p, settings);
+    for (int row = 0; row < 64; ++row) {
+        for (int column = 0; column < 128; ++column) {
+            float sum = 0.0f;
+            for (int k = 0; k < 60 && row < 60; ++k) {
+                sum += emulator::widened(1, a[1][row][k]) * emulator::widened(1, b[1][k][column]);
+            }
+            if (d[row][column] != sum) return false;
+        }
+    }
+    return true;
+}
+
+int main(int count, char** arguments) {
+    if (count != 4) emulator::fail("expected what to run, blocks at once, a seed");
+    emulator::Settings settings;
+    settings.resident = (u32)atoi(arguments[2]);
+    settings.seed = (u64)atoll(arguments[3]);
+    const std::string which = arguments[1];
+    const bool ok = which == "waiting" ? check_waiting(settings) : check_products(settings);
+    printf("%s: %s\n", arguments[1], ok ? "ok" : "FAILED");
+    return ok ? 0 : 1;
+}
