@@ -194,7 +194,9 @@ fn attention_with_row_work_is_one_kernel() {
             let made = sources(&graph, arch, Strategy::Greedy);
             let names: Vec<&str> = made.iter().map(|source| source.name.as_str()).collect();
             let label = format!("{mask:?} {norm:?} {dtype} {cols} columns, heads of {width}");
-            assert_eq!(names, ["attention_rows"], "{label} {arch}");
+            // By warpgroups where attention alone is, else by whoever ends the last head of some rows.
+            let by_warpgroups = arch == Arch::Sm90a && names == ["attention_rows_hopper"];
+            assert!(by_warpgroups || names == ["attention_rows"], "{label} {arch}: {names:?}");
             cases.extend(made.into_iter().map(|source| Case { label: label.clone(), source, arch, ready_made: true }));
         }
     };
@@ -216,8 +218,8 @@ fn the_search_weighs_one_launch_by_what_its_blocks_wait_for() {
     let op = FusedOp::AttentionAddNorm { mask: Mask::Causal, norm: Norm::Layer, eps: 1e-5 };
     let graph = op.graph(&op.operand_types(1024, 768, Dtype::Bf16)).unwrap();
     let names: Vec<String> =
-        sources(&graph, Arch::Sm90a, Strategy::Fused).into_iter().map(|source| source.name).collect();
-    assert_eq!(names, ["attention_hopper", "row"]);
+        sources(&graph, Arch::Sm80, Strategy::Fused).into_iter().map(|source| source.name).collect();
+    assert_eq!(names, ["attention_tensor", "row"]);
 }
 
 #[test]
