@@ -276,8 +276,8 @@ fn a_recording_launches_the_kernels_of_its_plan() {
         ("norm_act", Strategy::Unfused, 2),
         ("norm_act", Strategy::Greedy, 1),
         ("attention", Strategy::Greedy, 1),
-        ("attention_add_norm", Strategy::Unfused, 3),
-        ("attention_block", Strategy::Unfused, 4),
+        ("attention_add_norm", Strategy::Unfused, 4),
+        ("attention_block", Strategy::Unfused, 5),
     ];
     for (name, strategy, count) in plans {
         let op = FusedOp::find(name).unwrap();
