@@ -8,6 +8,7 @@ use deuteron::{Dtype, Engine, Error, Graph, Launching, Recorded, Session, Strate
 use deuteron_codegen::Source;
 use deuteron_codegen::cuda::Family;
 use deuteron_codegen::kernels::attention::cuda::rows::RowsWay;
+use deuteron_codegen::kernels::attention::cuda::{Groups, Way};
 use deuteron_testkit::hardware;
 
 fn open(red_zones: bool) -> Option<Engine> {
@@ -35,14 +36,21 @@ fn ran(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) ->
 fn way(session: &Session) -> Option<RowsWay> {
     let [kernel] = session.kernels() else { return None };
     let Source::Cuda(source) = &kernel.source else { return None };
-    if let Family::AttentionRows(rows) = &source.family { Some(rows.way) } else { None }
+    if let Family::AttentionRows(rows) = &source.family { Some(rows.way.clone()) } else { None }
 }
 
 /// Whether the separate kernel of attention goes the same way, and so has the same bits.
-fn goes_as(separate: &Session, way: RowsWay) -> bool {
+fn goes_as(separate: &Session, way: &RowsWay) -> bool {
     separate.kernels().iter().any(|kernel| match &kernel.source {
         Source::Cuda(source) => match &source.family {
-            Family::Attention(attention) => RowsWay::Last(attention.way) == way,
+            Family::Attention(attention) => match (attention.way, way) {
+                (alone, RowsWay::Last { way, .. }) => alone == *way,
+                // Which block has which tile changes no bit.
+                (Way::Hopper(groups), RowsWay::Meeting(meeting)) => {
+                    Groups { persistent: true, ..groups } == meeting.groups
+                }
+                _ => false,
+            },
             _ => false,
         },
         _ => false,
@@ -74,7 +82,7 @@ fn check(engine: &Engine, text: &str, dtype: Dtype, alone: usize) {
     assert!(same, "{dtype} {way:?}: other bits in the second run\n{text}");
     let separate = ran(engine, &graph, Strategy::Unfused, &inputs);
     assert!(separate.kernels().len() > 1, "{text}");
-    if goes_as(&separate, way) {
+    if goes_as(&separate, &way) {
         let first = found.len() - alone;
         let same = outputs(&separate)[first..].iter().zip(&found[first..]).all(|(a, b)| a.is_bitwise(b));
         assert!(same, "{dtype} {way:?}: not the bits of separate kernels\n{text}");
