@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use deuteron_codegen::attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
-use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Mapped, Word, grids};
+use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, Grids, Mapped, Word, grids};
 use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Groups, Tiles, Way, source};
-use deuteron_codegen::{ArgBinding, AttentionOperand, Geometry, Launch};
-use deuteron_graph::{Dtype, Graph};
+use deuteron_codegen::{ArgBinding, AttentionOperand, Backend, Geometry, Launch, Source, render};
+use deuteron_graph::{Dtype, Graph, NodeId};
+use deuteron_plan::{Machine, Strategy, Target, plan};
 
 /// What is cut out of a text, and what stands there instead.
 const REPLACED: [(&str, &str); 2] = [
@@ -366,4 +367,168 @@ fn mistakes_ahead() {
     let causal = kernel(Dtype::Bf16, 128, AttentionMask::Causal);
     let case = Case { processors: 1, ..Case::new([1, 1, 300, 300]) };
     check_mistakes("mistakes_ahead", Groups::WIDE_FEW, causal, case, &mistakes);
+}
+
+// ---- attention and what follows it in one launch
+
+/// What stands after attention.
+#[derive(Debug, Clone, Copy)]
+struct After {
+    /// columns of a projection, and whether they lie together in the weight
+    projection: Option<(usize, bool)>,
+    rms: bool,
+    /// whether the sum is a result too
+    stored: bool,
+    /// the norm's weights
+    weights: Dtype,
+}
+
+const LAYER: After = After { projection: None, rms: false, stored: true, weights: Dtype::Bf16 };
+
+/// A graph of one launch: heads as they lie in a fused projection of queries, keys and values.
+fn meeting_graph(kernel: &AttentionKernel, case: &Case, after: After) -> Graph {
+    let (dtype, width, weights) = (kernel.dtype, kernel.width, after.weights);
+    let &Case { batch, heads, queries, keys, .. } = case;
+    let inner = heads * width;
+    let cols = after.projection.map_or(inner, |(cols, _)| cols);
+    let mask = if kernel.mask == AttentionMask::Causal { "mask=causal" } else { "" };
+    let projection = match after.projection {
+        None => "".into(),
+        Some((_, true)) => {
+            format!("p = weight {dtype}[{inner},{cols}] ; c = weight {dtype}[{cols}] ; x = linear m p c")
+        }
+        Some((_, false)) => format!(
+            "p = weight {dtype}[{cols},{inner}] ; c = weight {dtype}[{cols}] ; x = linear m p c transposed=true"
+        ),
+    };
+    let x = if after.projection.is_some() { "x" } else { "m" };
+    let norm = if after.rms { "rms_norm s w" } else { "layer_norm s w b" };
+    let bias = if after.rms { String::new() } else { format!("b = weight {weights}[{cols}]") };
+    let sum = if after.stored { "out s" } else { "" };
+    let text = format!(
+        "q = input {dtype}[{batch},{heads},{queries},{width}] ; k = input {dtype}[{batch},{heads},{keys},{width}]
+v = input {dtype}[{batch},{heads},{keys},{width}] ; r = input {dtype}[{batch},{queries},{cols}]
+w = weight {weights}[{cols}]
+{bias}
+a = attention q k v {mask}
+t = transpose a [0,2,1,3] ; m = reshape t [{batch},{queries},{inner}]
+{projection}
+s = add r {x}
+y = {norm}
+out y
+{sum}"
+    );
+    text.parse().unwrap_or_else(|error| panic!("{error:?}\n{text}"))
+}
+
+/// The kernel of such a graph and, as `emulator/meeting.cpp` reads it, its launch.
+fn meeting(kernel: &AttentionKernel, case: &Case, after: After) -> (CudaSource, String) {
+    let graph = meeting_graph(kernel, case, after);
+    let machine = Machine::profile("h200").unwrap();
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
+    let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
+    let [group] = plan.groups.as_slice() else { panic!("not one kernel: {plan}") };
+    let cuda = CudaTarget::new(Arch::Sm90a, case.processors);
+    let (source, launch) = render(&group.draft(&graph, &plan.placement), &Backend::Cuda(cuda.clone()));
+    let Source::Cuda(source) = source else { panic!("{source}") };
+    let Grids { list, workspace, kept, .. } = grids(&source, &launch, &cuda);
+    let [grid] = list.as_slice() else { panic!("{} grids", list.len()) };
+
+    let named = |base: NodeId| {
+        let output = graph.outputs().iter().position(|output| plan.placement.base(output.node) == Some(base));
+        match output {
+            Some(0) => "y".to_owned(),
+            Some(_) => "s".to_owned(),
+            None => graph.given_name(base).unwrap_or("?").to_owned(),
+        }
+    };
+    let names: Vec<String> = launch.args.iter().map(|arg| named(arg.base)).collect();
+    let shape = case.shape(kernel);
+    let mut text = format!("shape {} {} 1 {} {}", case.batch, case.heads, case.queries, case.keys);
+    for HeadStrides { batch, head, position } in [shape.q, shape.k, shape.v, shape.o] {
+        write!(text, " {batch} {head} {position}").unwrap();
+    }
+    let cols = after.projection.map_or(case.heads * kernel.width, |(cols, _)| cols);
+    let turned = after.projection.is_some_and(|(_, turned)| turned);
+    writeln!(text, "\nmeeting {cols} {cols} {} 1e-5 {workspace} {kept}", u8::from(turned)).unwrap();
+    writeln!(text, "arguments {} {}", names.len(), names.join(" ")).unwrap();
+    (source, text + &written(grid))
+}
+
+fn check_meeting(name: &str, kernel: AttentionKernel, after: After, cases: &[Case]) {
+    let Some(compiler) = compiler() else { return };
+    let mut made: Option<(String, Program)> = None;
+    for case in cases {
+        let (source, launch) = meeting(&kernel, case, after);
+        let entry = source.name.as_str();
+        assert!(entry.ends_with("_hopper"), "{entry}: {case:?}");
+        let known = made.take().filter(|(text, _)| *text == source.text);
+        let (text, program) = known.unwrap_or_else(|| {
+            let program = Program::compile(&compiler, name, "meeting.cpp", entry, &source.text);
+            (source.text.clone(), program)
+        });
+        for (lanes, seeds) in [(Lanes::Together, 1..case.seeds + 1), (Lanes::Apart, 101..102)] {
+            let (ok, said) = program.run(&launch, case.resident, lanes, seeds, 0);
+            assert!(ok, "{name}, {case:?}, {lanes:?}:\n{said}");
+        }
+        made = Some((text, program));
+    }
+}
+
+/// Few multiprocessors make few tiles enough for blocks of 128 queries.
+#[test]
+fn heads_of_64_that_meet() {
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    let one = Case { processors: 1, ..Case::new([1, 2, 129, 129]) };
+    let cases = [
+        one,
+        // Fewer blocks run than have heads of the same rows.
+        Case { resident: 1, seeds: 1, ..Case::new([1, 3, 300, 300]) },
+        Case { resident: 4, ..Case::new([2, 3, 200, 200]) },
+        Case { resident: 3, seeds: 1, ..Case::new([3, 5, 130, 194]) },
+    ];
+    check_meeting("heads_of_64_that_meet", causal, LAYER, &cases);
+    let full = kernel(Dtype::F16, 64, AttentionMask::Full);
+    let rms = After { rms: true, weights: Dtype::F32, ..LAYER };
+    check_meeting("heads_of_64_that_meet_full", full, rms, &[one, Case::new([2, 2, 150, 70])]);
+}
+
+#[test]
+fn few_heads_that_meet() {
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    let few = |sizes| Case { processors: 16, ..Case::new(sizes) };
+    let cases = [
+        few([1, 2, 129, 129]),
+        Case { resident: 1, seeds: 1, ..few([1, 4, 100, 100]) },
+        Case { resident: 3, ..few([2, 3, 130, 130]) },
+        Case { seeds: 1, ..few([1, 1, 77, 77]) },
+    ];
+    check_meeting("few_heads_that_meet", causal, After { stored: false, ..LAYER }, &cases[..2]);
+    check_meeting("few_heads_that_meet_stored", causal, LAYER, &cases);
+    let wide = kernel(Dtype::Bf16, 128, AttentionMask::Causal);
+    check_meeting(
+        "wide_heads_that_meet",
+        wide,
+        LAYER,
+        &[few([1, 2, 129, 129]), Case { resident: 1, ..few([1, 2, 200, 200]) }],
+    );
+}
+
+#[test]
+fn projections_that_meet() {
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    let after = |cols, turned| After { projection: Some((cols, turned)), ..LAYER };
+    let cases = [
+        Case { processors: 1, ..Case::new([1, 2, 129, 129]) },
+        Case { processors: 1, resident: 1, seeds: 1, ..Case::new([1, 3, 300, 300]) },
+        Case { resident: 3, ..Case::new([2, 3, 200, 200]) },
+    ];
+    check_meeting("projections_that_meet", causal, after(256, true), &cases);
+    check_meeting("turned_projections_that_meet", causal, after(128, false), &cases[..1]);
+    let few = |sizes| Case { processors: 16, ..Case::new(sizes) };
+    let cases = [few([1, 2, 129, 129]), Case { resident: 1, seeds: 1, ..few([1, 3, 70, 70]) }, few([2, 1, 130, 130])];
+    check_meeting("few_projections_that_meet", causal, after(192, true), &cases);
+    let wide = kernel(Dtype::Bf16, 128, AttentionMask::Causal);
+    let cases = [few([1, 2, 129, 129]), Case { resident: 1, seeds: 1, ..few([1, 2, 200, 200]) }];
+    check_meeting("wide_projections_that_meet", wide, after(256, true), &cases);
 }

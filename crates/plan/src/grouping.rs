@@ -15,6 +15,10 @@ use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention, stores_score
 use crate::plan::{Strategy, Target};
 use crate::reason::Reason;
 
+/// Groups of a chain that begins with attention, at most: the order its result is written in, a projection, its bias, a residual, a norm,
+/// and one to spare.
+const CHAIN: usize = 7;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     /// parts of calls: the atoms of the search
@@ -110,6 +114,7 @@ impl<'a> Grouping<'a> {
                 self.merge(Scope::Call);
                 self.merge_attention();
                 self.watch();
+                self.merge_chains();
                 self.merge(Scope::Everything);
             }
         }
@@ -163,6 +168,64 @@ impl<'a> Grouping<'a> {
         }
     }
 
+    /// Attention and what follows it are one kernel as far as one is offered. A chain is tried whole, reader after reader: with a
+    /// projection alone it may be no kernel, and with the norm behind that it is.
+    fn merge_chains(&mut self) {
+        let graph = self.rules.graph;
+        for call in graph.calls().iter().filter(|call| is_attention(call)) {
+            let first = call.outputs.first().and_then(|output| self.group_of[output.index()]);
+            let Some(first) =
+                first.filter(|&group| self.groups[group].iter().all(|id| (call.start..call.end).contains(&id.index())))
+            else {
+                continue;
+            };
+            let (mut chain, mut whole) = (vec![first], 1);
+            while chain.len() < CHAIN
+                && let Some(next) = self.next_reader(&chain)
+            {
+                chain.push(next);
+                let mut nodes: Vec<NodeId> =
+                    chain.iter().flat_map(|&group| self.groups[group].iter().copied()).collect();
+                nodes.sort_unstable();
+                match self.allowed(&nodes, &chain) {
+                    Ok(()) if !self.comes_back(&chain) => whole = chain.len(),
+                    Ok(()) | Err(Reason::NotOffered { .. }) => {}
+                    Err(_) => break,
+                }
+            }
+            for &group in &chain[1..whole] {
+                self.join(first, group);
+            }
+        }
+    }
+
+    /// The group of the first node that reads a value of some groups and is in none of them.
+    fn next_reader(&self, groups: &[usize]) -> Option<usize> {
+        let made = groups.iter().flat_map(|&group| &self.groups[group]);
+        let readers = made.flat_map(|id| &self.readers[id.index()]);
+        let outside =
+            readers.filter(|reader| self.group_of[reader.index()].is_some_and(|group| !groups.contains(&group)));
+        self.group_of[outside.min()?.index()]
+    }
+
+    /// Whether a way leads from some groups through another one back to them.
+    fn comes_back(&self, groups: &[usize]) -> bool {
+        let mut seen: HashSet<usize> = HashSet::new();
+        let mut stack = groups.to_vec();
+        while let Some(group) = stack.pop() {
+            let inside = groups.contains(&group);
+            for reader in self.groups[group].iter().flat_map(|id| &self.readers[id.index()]) {
+                let Some(next) = self.group_of[reader.index()].filter(|&next| next != group) else { continue };
+                match groups.contains(&next) {
+                    true if !inside => return true,
+                    false if seen.insert(next) => stack.push(next),
+                    _ => {}
+                }
+            }
+        }
+        false
+    }
+
     /// Nodes of the gradient of attention and the scores that are computed again for them, in order.
     fn with_recomputed_scores(&self, mut nodes: Vec<NodeId>) -> Vec<NodeId> {
         let graph = self.rules.graph;
@@ -209,6 +272,12 @@ impl<'a> Grouping<'a> {
             Err(Reason::NotOffered { .. }) => return Merged::NotOffered,
             Err(_) => return Merged::Settled,
         }
+        self.join(first, second);
+        Merged::Settled
+    }
+
+    /// Makes two groups one, the first.
+    fn join(&mut self, first: usize, second: usize) {
         if let Some(between) = &mut self.between {
             between.merge(first, second);
         }
@@ -216,7 +285,6 @@ impl<'a> Grouping<'a> {
         moved.iter().for_each(|id| self.group_of[id.index()] = Some(first));
         self.groups[first].extend(moved);
         self.groups[first].sort();
-        Merged::Settled
     }
 
     /// Whether two groups may be one.

@@ -39,6 +39,7 @@ struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct uint2 { u32 x, y; };
 struct alignas(16) uint4 { u32 x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
 struct dim3 { u32 x = 0, y = 0, z = 0; };
 
 // What the unit that copies knows of a tensor, as `emulator::describe` writes it.

@@ -111,12 +111,13 @@ static __device__ __forceinline__ void fetch_part(const Projected& p, Rings ring
     chunks += count;
 }
 
-static __device__ __forceinline__ void fetch_drawn(const Projected& p, Rings rings, char* s_base) {
-    const u32 target = (launches_before(p.norm) + 1) * (u32)p.attention.heads * STORING;
+static __device__ __forceinline__ void fetch_drawn(const Projected& p, Rings rings, char* s_base, u64 drawn_first) {
+    const u32 launches = (u32)(drawn_first >> 32), target = (launches + 1) * (u32)p.attention.heads * STORING;
+    board_of(s_base)->mark = mark_of(launches);
     u32 at = 0, queries = 0, chunks = 0, parts = 0;
     for (u32 round = 0;; ++round) {
         wait_for_place(board_of(s_base), parts);
-        const Drawn drawn = find_item(p, draw_number(p.norm, round));
+        const Drawn drawn = find_item(p, number_of(p.norm, round == 0 ? drawn_first : draw(p.norm)));
         if (drawn.sequence < 0 || drawn.which < 0) {
             board_of(s_base)->drawn[parts % PLACES] = {drawn.sequence, drawn.first, drawn.end, -1 - drawn.which};
             ++parts;
@@ -252,8 +253,11 @@ extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_block_hopper
     extern __shared__ char s_memory[];
     char* s_base = s_memory + (-shared_address(s_memory) & 1023);
     const Rings rings = {shared_address(s_base)};
+    // On its way while barriers are made.
+    u64 drawn_first = 0;
+    if (threadIdx.x == MULTIPLIERS) drawn_first = draw(p.norm);
     if (threadIdx.x == 0) {
-        init_norm(rings, s_base, p.norm);
+        init_norm(rings, s_base);
         for (int chunk = 0; chunk < CHUNKS; ++chunk) {
             init_barrier(chunk_full(rings, chunk), 1);
             init_barrier(chunk_empty(rings, chunk), STORING);
@@ -263,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_block_hopper
     __syncthreads();
     if (threadIdx.x >= MULTIPLIERS) {
         give_registers<AHEAD ? 56 : 48>();
-        if (threadIdx.x == MULTIPLIERS) fetch_drawn(p, rings, s_base);
+        if (threadIdx.x == MULTIPLIERS) fetch_drawn(p, rings, s_base, drawn_first);
         if (threadIdx.x >= MULTIPLIERS + 32) follow(p.norm, rings, s_base, p.attention.queries);
     } else {
         take_registers<AHEAD ? 224 : 96>();

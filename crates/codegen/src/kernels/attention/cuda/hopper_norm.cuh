@@ -33,16 +33,26 @@ struct Norm {
     const WeightElement* g_weight;
     const WeightElement* g_bias;
     u64* g_moments;  // rows by units
-    u32* g_state;    // how many numbers were drawn, and launches before this one
+    u64* g_state;    // how many numbers were drawn, and in the upper half launches before this one
     u64 cols, residual_row, numbers;  // all elements have 32-bit numbers
     float by_units, by_cols;  // one over how many there are
 };
 
 // ---- numbers
 
-static __device__ __forceinline__ u32 launches_before(const Norm& p) { return p.g_state[1]; }
-// The last bit of the words of this launch: memory begins as zeros.
+// The last bit of the words of a launch: memory begins as zeros.
 static __device__ __forceinline__ u32 mark_of(u32 launches) { return (launches & 1) ^ 1; }
+
+// What a draw gives: a number, and in the upper half how many launches there were before.
+static __device__ __forceinline__ u64 draw(const Norm& p) {
+    const u64 drawn = atomicAdd(p.g_state, 1ull);
+    // Every block draws one too many; then all have drawn.
+    if ((u32)drawn == (u32)p.numbers + gridDim.x - 1) *p.g_state = ((drawn >> 32) + 1) << 32;
+    return drawn;
+}
+static __device__ __forceinline__ int number_of(const Norm& p, u64 drawn) {
+    return (u32)drawn < (u32)p.numbers ? (int)(u32)drawn : -1;
+}
 
 // What a number stands for: some queries of a sequence, and which head or columns of them. Only who draws has to take numbers apart.
 struct alignas(16) Drawn {
@@ -57,30 +67,15 @@ struct Board {
     u32 done[HELPERS];   // numbers that a helper is done with
     u32 begun[HELPERS];  // parts of numbers whose rows it has begun
     u32 eight[HELPERS];  // of the oldest one that it is not done with, the next rows
-    u32 mark;            // of this launch
+    u32 mark;            // of this launch, known with the first number
     u32 filler[2];
 };
 
-static __device__ __forceinline__ void clear(Board* s_board, u32 launches) {
+static __device__ __forceinline__ void clear(Board* s_board) {
     for (int helper = 0; helper < HELPERS; ++helper) {
         s_board->done[helper] = s_board->begun[helper] = 0;
         s_board->eight[helper] = helper;
     }
-    s_board->mark = mark_of(launches);
-}
-
-// The next number of this block, or -1. The first ones need no draw.
-static __device__ __forceinline__ int draw_number(const Norm& p, u32 round) {
-    const u32 numbers = (u32)p.numbers, grid = gridDim.x;
-    if (round == 0) return (int)blockIdx.x;
-    const u32 before = atomicAdd(p.g_state, 1), number = grid + before;
-    if (number < numbers) return (int)number;
-    // Every block draws one too many.
-    if (before == numbers - 1) {
-        p.g_state[0] = 0;
-        p.g_state[1] += 1;
-    }
-    return -1;
 }
 
 static __device__ __forceinline__ u32 look_at(const u32* s_at) { return *(const volatile u32*)s_at; }
@@ -264,13 +259,12 @@ static_assert(AT_BOARD % 16 == 0, "a board is aligned");
 
 static __device__ __forceinline__ Board* board_of(char* s_base) { return (Board*)(s_base + AT_BOARD); }
 
-static __device__ __forceinline__ void init_norm(Rings rings, char* s_base, const Norm& p) {
+static __device__ __forceinline__ void init_norm(Rings rings, char* s_base) {
     init_barrier(rings.barrier(O_FULL), SPLIT ? 4 : 8);
     init_barrier(rings.barrier(O_EMPTY), HELPERS);
     init_barrier(rings.barrier(ITEM_FULL), 1);
     init_barrier(rings.barrier(ITEM_EMPTY), 8);
-    // Before the block draws, so before the last draw.
-    clear(board_of(s_base), launches_before(p));
+    clear(board_of(s_base));
 }
 
 // Tells those who multiply what comes next; they have read what came before.

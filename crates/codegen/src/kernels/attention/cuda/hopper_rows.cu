@@ -38,11 +38,12 @@ static __device__ __forceinline__ Drawn find_queries(const Followed& p, int numb
     return {from + rest % together, first, min(first + QUERIES, (int)p.attention.queries), number % heads};
 }
 
-static __device__ __forceinline__ void fetch_drawn(const Followed& p, Rings rings, char* s_base) {
+static __device__ __forceinline__ void fetch_drawn(const Followed& p, Rings rings, char* s_base, u64 drawn_first) {
+    board_of(s_base)->mark = mark_of((u32)(drawn_first >> 32));
     u32 at = 0, queries = 0;
     for (u32 round = 0;; ++round) {
         wait_for_place(board_of(s_base), round);
-        const Drawn drawn = find_queries(p, draw_number(p.norm, round));
+        const Drawn drawn = find_queries(p, number_of(p.norm, round == 0 ? drawn_first : draw(p.norm)));
         board_of(s_base)->drawn[round % PLACES] = drawn;
         put_item(rings, s_base, round, drawn);
         if (drawn.sequence < 0) return;
@@ -80,14 +81,17 @@ extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_rows_hopper(
     extern __shared__ char s_memory[];
     char* s_base = s_memory + (-shared_address(s_memory) & 1023);
     const Rings rings = {shared_address(s_base)};
+    // On its way while barriers are made.
+    u64 drawn_first = 0;
+    if (threadIdx.x == MULTIPLIERS) drawn_first = draw(p.norm);
     if (threadIdx.x == 0) {
-        init_norm(rings, s_base, p.norm);
+        init_norm(rings, s_base);
         rings.init();
     }
     __syncthreads();
     if (threadIdx.x >= MULTIPLIERS) {
         give_registers<AHEAD ? 56 : 48>();
-        if (threadIdx.x == MULTIPLIERS) fetch_drawn(p, rings, s_base);
+        if (threadIdx.x == MULTIPLIERS) fetch_drawn(p, rings, s_base, drawn_first);
         if (threadIdx.x >= MULTIPLIERS + 32) follow(p.norm, rings, s_base, p.attention.queries);
     } else {
         take_registers<AHEAD ? 224 : 96>();
