@@ -397,9 +397,9 @@ fn meeting_graph(kernel: &AttentionKernel, case: &Case, after: After) -> Graph {
         Some((_, true)) => {
             format!("p = weight {dtype}[{inner},{cols}] ; c = weight {dtype}[{cols}] ; x = linear m p c")
         }
-        Some((_, false)) => format!(
-            "p = weight {dtype}[{cols},{inner}] ; c = weight {dtype}[{cols}] ; x = linear m p c transposed=true"
-        ),
+        Some((_, false)) => {
+            format!("p = weight {dtype}[{cols},{inner}] ; c = weight {dtype}[{cols}] ; x = linear m p c transposed")
+        }
     };
     let x = if after.projection.is_some() { "x" } else { "m" };
     let norm = if after.rms { "rms_norm s w" } else { "layer_norm s w b" };

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::Way;
-use super::hopper_norm::{Asked, Meeting};
+use super::hopper_norm::{Asked, Meeting, by_rows};
 use crate::attention::block::AttentionBlock;
 use crate::body::Body;
 use crate::cuda::{CudaSource, CudaTarget, Family, Grids};
@@ -36,6 +36,7 @@ pub(crate) fn meeting(kernel: &AttentionBlock<Body>, launch: &Launch, target: &C
 fn asked<'a>(kernel: &'a AttentionBlock<Body>, launch: &'a Launch) -> Option<Asked<'a>> {
     let Geometry::AttentionBlock { attention: shape, product, .. } = &launch.geometry else { return None };
     let AttentionBlock { attention: kernel, norm, .. } = kernel;
+    let shape = by_rows(kernel, shape, product.k);
     Some(Asked { kernel, shape, norm: norm.as_ref(), product: Some(product), launch })
 }
 

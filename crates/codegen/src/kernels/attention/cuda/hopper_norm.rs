@@ -3,7 +3,7 @@
 use super::hopper::{Groups, section};
 use super::{HOPPER, HOPPER_ATTEND, is_aligned, text, words};
 use crate::attention::norm::{AddNorm, NormKind};
-use crate::attention::{AttentionKernel, AttentionShape};
+use crate::attention::{AttentionKernel, AttentionShape, HeadStrides};
 use crate::cuda::{CudaTarget, Grid, Grids, MAP_WORDS, Mapped, TensorMap, Word};
 use crate::source::{ArgBinding, Geometry, Launch, MatmulShape};
 use deuteron_graph::Dtype;
@@ -49,12 +49,27 @@ pub struct Meeting {
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'a> {
     pub kernel: &'a AttentionKernel,
-    pub shape: &'a AttentionShape,
+    /// heads of one sequence side by side
+    pub shape: AttentionShape,
     pub norm: Option<&'a AddNorm>,
     /// of the projection
     pub product: Option<&'a MatmulShape>,
     /// operands of attention but for its result, the weight if there is one, then the rest
     pub launch: &'a Launch,
+}
+
+/// The shape in which heads are those side by side in a row of so many columns: one head of each sequence is found as a sequence of
+/// many heads.
+pub(super) fn by_rows(kernel: &AttentionKernel, shape: &AttentionShape, cols: usize) -> AttentionShape {
+    let joined = cols / kernel.width;
+    let splits = shape.batch == 1 && kernel.group == 1 && joined > 0 && shape.heads.is_multiple_of(joined);
+    if !splits || shape.heads == joined {
+        return *shape;
+    }
+    let with_batch = |strides: HeadStrides| HeadStrides { batch: strides.head * joined, ..strides };
+    let &AttentionShape { heads, q, k, v, mask, o, .. } = shape;
+    let [q, k, v, mask, o] = [q, k, v, mask, o].map(with_batch);
+    AttentionShape { batch: heads / joined, heads: joined, q, k, v, mask, o, ..*shape }
 }
 
 impl Asked<'_> {
@@ -74,12 +89,12 @@ impl Asked<'_> {
         let &ArgBinding { base, .. } = args.first()?;
         let dtype = self.kernel.dtype;
         args.push(ArgBinding { base, dtype, written: true, offset: 0, leading: Vec::new(), table_rows: 0 });
-        Some(Launch { args, geometry: Geometry::Attention(*self.shape) })
+        Some(Launch { args, geometry: Geometry::Attention(self.shape) })
     }
 
     /// Whether heads lie side by side in rows that follow each other, queries after queries.
     fn lies_in_rows(&self) -> bool {
-        let &AttentionShape { batch, heads, queries, o, .. } = self.shape;
+        let AttentionShape { batch, heads, queries, o, .. } = self.shape;
         let (width, inner) = (self.kernel.width, self.inner());
         let steps = [(heads, o.head, width), (queries, o.position, inner), (batch, o.batch, queries * inner)];
         steps.iter().all(|&(size, step, expected)| size <= 1 || step == expected)
@@ -114,7 +129,7 @@ impl Meeting {
     pub(super) fn new(asked: Asked<'_>, target: &CudaTarget) -> Option<Meeting> {
         let (Some(&norm), Some(alone)) = (asked.norm, asked.alone()) else { return None };
         let cols = asked.cols();
-        let groups = Groups::new(asked.kernel, asked.shape, target)?;
+        let groups = Groups::new(asked.kernel, &asked.shape, target)?;
         // Columns that do not fill a part of 128 have parts of 64.
         let groups = match asked.product {
             Some(_) if !cols.is_multiple_of(groups.queries()) && asked.kernel.width == 64 => Groups::NARROW_FEW,
@@ -143,7 +158,7 @@ impl Meeting {
         let given = [Some(residual), Some(weight), bias, sum, Some(result), added].into_iter().flatten();
         let stride = asked.row_stride(residual)?;
         let fits = asked.lies_in_rows()
-            && is_aligned(asked.kernel, asked.shape, &alone)
+            && is_aligned(asked.kernel, &asked.shape, &alone)
             && cols.is_multiple_of(UNIT)
             && asked.shape.heads < PLACES
             && norm.weights.is_float()
@@ -205,7 +220,7 @@ impl Meeting {
 
     /// The grid of a launch; none where there is nothing to write.
     pub(super) fn grids(&self, asked: Asked<'_>, target: &CudaTarget) -> Grids {
-        let Asked { kernel, shape, launch, .. } = asked;
+        let Asked { kernel, ref shape, launch, .. } = asked;
         let (Some(alone), Some(stride)) = (asked.alone(), asked.row_stride(self.norm.residual)) else {
             return Grids::default();
         };

@@ -18,7 +18,7 @@
 
 use std::fmt;
 
-use super::hopper_norm::{Asked, Meeting};
+use super::hopper_norm::{Asked, Meeting, by_rows};
 use super::{
     CudaAttention, DECODE_QUERIES, PLAIN_THREADS, Tiles, Way, choose as choose_alone, grids as grids_alone, plain_text,
     tensor_text, text,
@@ -124,7 +124,8 @@ pub(crate) fn meeting(kernel: &AttentionRows<Body>, launch: &Launch, target: &Cu
 
 fn asked<'a>(kernel: &'a AttentionRows<Body>, launch: &'a Launch) -> Option<Asked<'a>> {
     let Geometry::AttentionRows { shape, .. } = &launch.geometry else { return None };
-    let AttentionRows { attention: kernel, norm, .. } = kernel;
+    let AttentionRows { attention: kernel, norm, tail, .. } = kernel;
+    let shape = by_rows(kernel, shape, tail.cols);
     Some(Asked { kernel, shape, norm: norm.as_ref(), product: None, launch })
 }
 
