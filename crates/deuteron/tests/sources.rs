@@ -212,6 +212,42 @@ fn attention_with_row_work_is_one_kernel() {
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// By warpgroups: with two blocks a multiprocessor or one, heads of 64 and 128, with a projection and without.
+#[test]
+fn attention_and_all_that_follows_is_one_kernel_of_warpgroups() {
+    let compiler = compiler();
+    let (mask, eps, arch) = (Mask::Causal, 1e-5, Arch::Sm90a);
+    let mut cases = Vec::new();
+    for (rows, cols, width) in
+        [(8192, 768, 64), (1024, 768, 64), (8192, 1024, 128), (1024, 1024, 128), (8192, 1600, 64)]
+    {
+        for (dtype, norm) in [(Dtype::Bf16, Norm::Layer), (Dtype::F16, Norm::Rms)] {
+            for (op, name) in [
+                (FusedOp::AttentionAddNorm { mask, norm, eps }, "attention_rows_hopper"),
+                (FusedOp::AttentionBlock { mask, norm, eps }, "attention_block_hopper"),
+            ] {
+                let heads = Heads { positions: 1024, width };
+                let graph = op.graph(&op.operand_types_of_heads(rows, cols, dtype, heads)).unwrap();
+                let made = sources(&graph, arch, Strategy::Greedy);
+                let names: Vec<&str> = made.iter().map(|source| source.name.as_str()).collect();
+                let label = format!("{name} {dtype} {rows} x {cols}, heads of {width}");
+                assert_eq!(names, [name], "{label}");
+                cases.extend(made.into_iter().map(|source| Case {
+                    label: label.clone(),
+                    source,
+                    arch,
+                    ready_made: true,
+                }));
+                // What comes before Hopper has a kernel for attention with row work, and none with a projection.
+                let before = sources(&graph, Arch::Sm80, Strategy::Greedy);
+                assert!(before.iter().all(|source| !source.name.ends_with("_hopper")), "{label}");
+            }
+        }
+    }
+    let failures = compiler.as_ref().map_or(Vec::new(), |compiler| compile(compiler, cases));
+    assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+}
+
 /// The last block of a tile does its rows alone: the search finds two kernels cheaper where attention is short.
 #[test]
 fn the_search_weighs_one_launch_by_what_its_blocks_wait_for() {

@@ -95,7 +95,7 @@ impl Catalog for CudaCatalog {
         match draft.form {
             Form::AttentionBackward => backward_work(draft, work),
             Form::Attention(AttentionForm { epilogue: Reach::Pointwise | Reach::Rows, .. }) => {
-                Work { waits: self.meeting(draft).map_or(rows::WAITS, |meeting| meeting.waits()), ..work }
+                Work { waits: self.meeting(draft).map_or(rows::WAITS, |_| cuda::MEETING_WAITS), ..work }
             }
             _ => work,
         }

@@ -18,6 +18,9 @@ const THREADS: u32 = 384;
 const NORM_BYTES: usize = 4 * 8 + (1 + PLACES) * 16 + 12 * 4;
 /// What is kept begins with how many numbers were drawn and how often it was launched.
 const STATE_BYTES: usize = 256;
+/// What a launch waits for beyond the sums of its kernels, in meetings of all blocks. It is not measured yet: as much as where one block does
+/// the rows of a tile alone, so that no search takes it for cheap. Ready-made ops are these kernels at any price.
+pub const WAITS: f64 = super::rows::WAITS;
 /// Elements have 32-bit numbers.
 const MAX_ELEMENTS: usize = 1 << 31;
 
@@ -167,11 +170,6 @@ impl Meeting {
             && (stride * 2).is_multiple_of(16)
             && asked.rows() * cols.max(stride).max(asked.inner()) < MAX_ELEMENTS;
         fits.then_some(Meeting { groups, norm, projection })
-    }
-
-    /// How often blocks wait for each other, in meetings of all of them. First values, to be fitted.
-    pub fn waits(&self) -> f64 {
-        if self.projection.is_some() { 4.0 } else { 3.0 }
     }
 
     /// The kernel's name.
