@@ -15,7 +15,7 @@ use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, Gr
 use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Groups, Tiles, Way, source};
 use deuteron_codegen::{ArgBinding, AttentionOperand, Backend, Geometry, Launch, Source, render};
 use deuteron_graph::{Dtype, Graph, NodeId};
-use deuteron_plan::{Machine, Strategy, Target, plan};
+use deuteron_plan::{Machine, Plan, Strategy, Target, plan};
 
 /// What is cut out of a text, and what stands there instead.
 const REPLACED: [(&str, &str); 2] = [
@@ -421,17 +421,33 @@ out y
     text.parse().unwrap_or_else(|error| panic!("{error:?}\n{text}"))
 }
 
+/// The only kernel of a graph, its launch and its grids.
+fn only(graph: &Graph, plan: &Plan, processors: usize) -> (CudaSource, Launch, Grids) {
+    let [group] = plan.groups.as_slice() else { panic!("not one kernel: {plan}") };
+    let cuda = CudaTarget::new(Arch::Sm90a, processors);
+    let (source, launch) = render(&group.draft(graph, &plan.placement), &Backend::Cuda(cuda.clone()));
+    let Source::Cuda(source) = source else { panic!("{source}") };
+    let grids = grids(&source, &launch, &cuda);
+    (source, launch, grids)
+}
+
+fn greedy(graph: &Graph) -> Plan {
+    let machine = Machine::profile("h200").unwrap();
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
+    plan(graph, target, Strategy::Greedy, &[]).unwrap()
+}
+
+fn meeting_grids(kernel: &AttentionKernel, case: &Case, after: After) -> (CudaSource, Grids) {
+    let graph = meeting_graph(kernel, case, after);
+    let (source, _, grids) = only(&graph, &greedy(&graph), case.processors);
+    (source, grids)
+}
+
 /// The kernel of such a graph and, as `emulator/meeting.cpp` reads it, its launch.
 fn meeting(kernel: &AttentionKernel, case: &Case, after: After) -> (CudaSource, String) {
     let graph = meeting_graph(kernel, case, after);
-    let machine = Machine::profile("h200").unwrap();
-    let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
-    let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
-    let [group] = plan.groups.as_slice() else { panic!("not one kernel: {plan}") };
-    let cuda = CudaTarget::new(Arch::Sm90a, case.processors);
-    let (source, launch) = render(&group.draft(&graph, &plan.placement), &Backend::Cuda(cuda.clone()));
-    let Source::Cuda(source) = source else { panic!("{source}") };
-    let Grids { list, workspace, kept, .. } = grids(&source, &launch, &cuda);
+    let plan = greedy(&graph);
+    let (source, launch, Grids { list, workspace, kept, .. }) = only(&graph, &plan, case.processors);
     let [grid] = list.as_slice() else { panic!("{} grids", list.len()) };
 
     let named = |base: NodeId| {
@@ -531,4 +547,53 @@ fn projections_that_meet() {
     let wide = kernel(Dtype::Bf16, 128, AttentionMask::Causal);
     let cases = [few([1, 2, 129, 129]), Case { resident: 1, seeds: 1, ..few([1, 2, 200, 200]) }];
     check_meeting("wide_projections_that_meet", wide, after(256, true), &cases);
+}
+
+/// A word too many, or one too few, would shift all that follow.
+#[test]
+fn a_meeting_has_the_words_of_its_parameter_and_memory_of_its_own() {
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    let case = Case { processors: 132, ..Case::new([8, 12, 1024, 1024]) };
+    let cols = 768;
+    for (projection, words, numbers) in [(None, 112, 64 * 12), (Some((cols, true)), 128, 64 * (12 + 6))] {
+        let (source, grids) = meeting_grids(&causal, &case, After { projection, ..LAYER });
+        let [grid] = grids.list.as_slice() else { panic!("{} grids", grids.list.len()) };
+        assert_eq!(grid.words.iter().map(Word::count).sum::<usize>(), words, "{}", source.name);
+        assert_eq!((grid.blocks, grid.threads), ([264, 1, 1], 384));
+        // No more than two blocks have room for.
+        assert!(2 * (grid.shared as usize + 1024) <= 228 << 10, "{} bytes", grid.shared);
+        assert!(grid.words.contains(&Word::Number(numbers)));
+        let ready = if projection.is_some() { 64 * 4 } else { 0 };
+        assert_eq!(grids.kept, 256 + ready + 8 * 1024 * cols / 64 * 8);
+        assert_eq!(grids.workspace, if projection.is_some() { 8 * 1024 * cols * 2 } else { 0 });
+    }
+}
+
+/// Other GPUs and what the kernels do not do have other kernels.
+#[test]
+fn what_does_not_meet() {
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    let names = |kernel: &AttentionKernel, case: Case, after: After, arch: Arch| -> Vec<String> {
+        let graph = meeting_graph(kernel, &case, after);
+        let machine = Machine::profile("h200").unwrap();
+        let target = Target { machine: &machine, catalog: CudaCatalog::of(arch) };
+        let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
+        let backend = Backend::Cuda(CudaTarget::new(arch, 132));
+        let name = |source: Source| if let Source::Cuda(source) = source { source.name } else { "library".into() };
+        plan.groups.iter().map(|group| name(render(&group.draft(&graph, &plan.placement), &backend).0)).collect()
+    };
+    let (hopper, usual) = (Arch::Sm90a, Case::new([2, 12, 300, 300]));
+    let projected = |cols| After { projection: Some((cols, true)), ..LAYER };
+    assert_eq!(names(&causal, usual, LAYER, hopper), ["attention_rows_hopper"]);
+    assert_eq!(names(&causal, usual, projected(768), hopper), ["attention_block_hopper"]);
+    assert_eq!(names(&causal, usual, LAYER, Arch::Sm80), ["attention_rows"]);
+    assert!(names(&causal, usual, projected(768), Arch::Sm80).len() > 1);
+    // Columns that are no multiple of 64, more than 63 parts, widths without warpgroups, f32, few keys.
+    assert!(names(&causal, usual, projected(96), hopper).len() > 1);
+    assert!(names(&causal, usual, projected(4096), hopper).len() > 1);
+    assert!(names(&kernel(Dtype::Bf16, 96, AttentionMask::Causal), usual, projected(768), hopper).len() > 1);
+    assert!(names(&kernel(Dtype::F32, 64, AttentionMask::Causal), usual, projected(768), hopper).len() > 1);
+    assert_eq!(names(&kernel(Dtype::Bf16, 80, AttentionMask::Causal), usual, LAYER, hopper), ["attention_rows"]);
+    assert_eq!(names(&causal, Case::new([1, 64, 100, 100]), LAYER, hopper), ["attention_rows"]);
+    assert_eq!(names(&causal, Case::new([1, 2, 40, 40]), LAYER, hopper), ["attention_rows"]);
 }

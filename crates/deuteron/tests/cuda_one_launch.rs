@@ -5,10 +5,10 @@ use deuteron::cuda::{self, Options, Search};
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, Error, Graph, Launching, Recorded, Session, Strategy, Tensor, seed};
-use deuteron_codegen::{Backend, Source};
 use deuteron_codegen::cuda::Family;
 use deuteron_codegen::kernels::attention::cuda::rows::RowsWay;
 use deuteron_codegen::kernels::attention::cuda::{Groups, Way};
+use deuteron_codegen::{Backend, Source};
 use deuteron_testkit::hardware;
 
 fn open(red_zones: bool) -> Option<Engine> {
