@@ -302,10 +302,26 @@ fn the_machine_itself() {
 /// What stands in a text, what stands there by mistake, and what is said of it.
 type Mistake = (&'static str, &'static str, &'static str);
 
+/// A kernel, its launch as its driver reads it, and the driver.
+struct Launched {
+    source: CudaSource,
+    entry: &'static str,
+    launch: String,
+    driver: &'static str,
+}
+
+impl Launched {
+    fn attention(groups: Groups, kernel: &AttentionKernel, case: &Case) -> Launched {
+        let source = source(CudaAttention { kernel: *kernel, way: Way::Hopper(groups) });
+        let launch = case.text(&source, kernel);
+        Launched { source, entry: HOPPER, launch, driver: DRIVER }
+    }
+}
+
 /// Every mistake of a list is noticed, alone, for some seed; a text without one is right.
-fn check_mistakes(name: &str, groups: Groups, kernel: AttentionKernel, case: Case, mistakes: &[Mistake]) {
+fn check_mistakes(name: &str, launched: Launched, case: Case, mistakes: &[Mistake]) {
     let Some(compiler) = compiler() else { return };
-    let source = source(CudaAttention { kernel, way: Way::Hopper(groups) });
+    let Launched { source, entry, launch, driver } = launched;
     let mut text = String::from("static const int mistake = atoi(getenv(\"MISTAKE\"));\n");
     text += &source.text;
     for (i, (right, wrong, _)) in mistakes.iter().enumerate() {
@@ -317,8 +333,7 @@ fn check_mistakes(name: &str, groups: Groups, kernel: AttentionKernel, case: Cas
         };
         text = text.replace(right, &both);
     }
-    let program = Program::compile(&compiler, name, DRIVER, HOPPER, &text);
-    let launch = case.text(&source, &kernel);
+    let program = Program::compile(&compiler, name, driver, entry, &text);
     let run = |mistake: usize| program.run(&launch, case.resident, Lanes::Together, 1..case.seeds + 1, mistake);
     let (ok, said) = run(0);
     assert!(ok, "{said}");
@@ -349,7 +364,7 @@ fn mistakes_in_order() {
     ];
     let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
     let case = Case { seeds: 3, ..Case::new([1, 1, 450, 450]) };
-    check_mistakes("mistakes_in_order", Groups::NARROW, causal, case, &mistakes);
+    check_mistakes("mistakes_in_order", Launched::attention(Groups::NARROW, &causal, &case), case, &mistakes);
 }
 
 #[test]
@@ -366,7 +381,7 @@ fn mistakes_ahead() {
     ];
     let causal = kernel(Dtype::Bf16, 128, AttentionMask::Causal);
     let case = Case { processors: 1, ..Case::new([1, 1, 300, 300]) };
-    check_mistakes("mistakes_ahead", Groups::WIDE_FEW, causal, case, &mistakes);
+    check_mistakes("mistakes_ahead", Launched::attention(Groups::WIDE_FEW, &causal, &case), case, &mistakes);
 }
 
 // ---- attention and what follows it in one launch
@@ -596,4 +611,34 @@ fn what_does_not_meet() {
     assert_eq!(names(&kernel(Dtype::Bf16, 80, AttentionMask::Causal), usual, LAYER, hopper), ["attention_rows"]);
     assert_eq!(names(&causal, Case::new([1, 64, 100, 100]), LAYER, hopper), ["attention_rows"]);
     assert_eq!(names(&causal, Case::new([1, 2, 40, 40]), LAYER, hopper), ["attention_rows"]);
+}
+
+#[test]
+fn mistakes_where_rows_meet() {
+    let mistakes: [Mistake; 4] = [
+        ("if (any_of_warp(!here)) return false;", "", "FAILED"),
+        ("wait_for_helpers(rings, round);", "", "nothing goes on"),
+        ("(u32)(word >> 32) & ~1u", "(u32)(word >> 32)", "other bits in another launch"),
+        ("release(rings.barrier(O_EMPTY));", "", "nothing goes on"),
+    ];
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    let case = Case { processors: 1, seeds: 3, ..Case::new([1, 3, 300, 300]) };
+    let (source, launch) = meeting(&causal, &case, LAYER);
+    let launched = Launched { source, entry: "attention_rows_hopper", launch, driver: "meeting.cpp" };
+    check_mistakes("mistakes_where_rows_meet", launched, case, &mistakes);
+}
+
+#[test]
+fn mistakes_where_parts_meet() {
+    let mistakes: [Mistake; 4] = [
+        ("wait_for_chunks(rings, chunks);", "", "a copy to"),
+        ("if (i < CHUNKS) wait_for_tiles(rings, at, now % CHUNKS);", "", "a copy to"),
+        ("while ((int)(load_acquired(g_ready) - target) < 0) pause();", "", "FAILED"),
+        ("wait(chunk_full(rings, now), chunk_parity(now));", "", "on its way"),
+    ];
+    let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
+    let case = Case { processors: 1, seeds: 3, ..Case::new([1, 3, 300, 300]) };
+    let (source, launch) = meeting(&causal, &case, After { projection: Some((128, true)), ..LAYER });
+    let launched = Launched { source, entry: "attention_block_hopper", launch, driver: "meeting.cpp" };
+    check_mistakes("mistakes_where_parts_meet", launched, case, &mistakes);
 }

@@ -60,7 +60,7 @@ struct Settings {
 constexpr u32 ARENA = 1024;      // the address at which shared memory's allocation starts
 constexpr u32 ZONE = 1024;       // bytes before and after shared memory that nobody may write
 constexpr size_t STACK = 96 << 10;
-constexpr u64 QUIET = 400000;    // steps without progress after which nothing will happen any more
+constexpr u64 QUIET = 1000000;   // steps without progress after which nothing will happen any more
 constexpr u32 POISON = 0x7fc0dead;
 constexpr int ZONE_BYTE = 0xa5;
 
@@ -331,6 +331,9 @@ static bool is_runnable(const Thread& thread) {
     return !thread.ended && (!thread.ready || thread.ready(thread.of, thread.number));
 }
 
+// Lanes that wait for each other may do so in a loop that looks for something.
+static bool meeting_is_over(const void* of, u64);
+
 // True if some thread ran.
 static bool step(Unit& unit) {
     u32 order[32], count = 0;
@@ -340,7 +343,7 @@ static bool step(Unit& unit) {
     for (u32 i = count; i > 1; --i) std::swap(order[i - 1], order[draw(i)]);
     for (u32 i = 0; i < count; ++i) {
         Thread* thread = unit.block->threads[order[i]].get();
-        if (thread->ready || !thread->polls) progress();
+        if (thread->ready ? thread->ready != meeting_is_over : !thread->polls) progress();
         thread->ready = nullptr;
         thread->polls = false;
         resume(thread);
@@ -589,7 +592,6 @@ template <size_t N> static Meeting* meet(u32 mask, const char* what, const u64 (
         for (size_t i = 0; i < warp.open.size(); ++i) {
             if (warp.open[i] == meeting) warp.open.erase(warp.open.begin() + i--);
         }
-        progress();
     }
     wait_until(what, 0, meeting_is_over, meeting, meeting->arrived);
     return meeting;
