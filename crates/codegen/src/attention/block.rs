@@ -84,7 +84,8 @@ pub(crate) fn lower(draft: &Draft, found: FoundBlock) -> Lowered {
     args.pop();
     // The first operand of the product is the result of attention.
     args.extend(launch.args.into_iter().skip(1));
-    let from = attention.kernel.operands().len() - 1;
+    // Behind the operands of attention and the weight.
+    let from = attention.kernel.operands().len();
     let norm = norm::recognise(draft, &parts.tail, parts.products[0], &args, from);
     let kernel = AttentionBlock { attention: attention.kernel, product, norm };
     let geometry = Geometry::AttentionBlock { attention: attention.shape, product: shape, axes };

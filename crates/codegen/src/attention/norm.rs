@@ -92,9 +92,12 @@ pub(crate) fn recognise(
         return None;
     }
 
+    // An argument of whole rows: one element for a whole row lies otherwise.
+    let space = &graph.node(sum).shape;
     let read = |value: NodeId| {
         let placed = placement.get(value)?;
-        let is_it = |arg: &ArgBinding| !arg.written && arg.base == placed.base && arg.offset == placed.layout.offset;
+        let access = placed.layout.row_access(space).filter(|access| access.column_stride == 1)?;
+        let is_it = |arg: &ArgBinding| !arg.written && arg.base == placed.base && arg.offset == access.offset;
         args.iter().skip(from).position(is_it).map(|position| from + position)
     };
     let written = |base: NodeId| {

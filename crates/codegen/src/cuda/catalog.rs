@@ -38,21 +38,24 @@ impl CudaCatalog {
         CudaTarget::new(self.arch, 132)
     }
 
-    /// How blocks of a launch meet, where they do.
+    /// How blocks of a launch with a projection meet, where they do.
     fn meeting(&self, draft: &Draft) -> Option<Meeting> {
-        let Form::Attention(AttentionForm { projection, epilogue: Reach::Rows }) = draft.form else { return None };
-        if !self.arch.has_wgmma() {
+        let found = attention::block::recognise(draft).filter(|_| self.arch.has_wgmma())?;
+        let refused = rows::refusal(&found.attention.kernel, &found.attention.shape).is_some();
+        let Lowered { kernel: Kernel::AttentionBlock(kernel), launch } = attention::block::lower(draft, found) else {
             return None;
-        }
-        let found = match projection {
-            true => attention::block::recognise(draft).map(|found| attention::block::lower(draft, found)),
-            false => attention::rows::recognise(draft).map(|found| attention::rows::lower(draft, found)),
         };
-        let Lowered { kernel, launch } = found?;
-        match kernel {
-            Kernel::AttentionRows(kernel) => rows::meeting(&kernel, &launch, &self.target()),
-            Kernel::AttentionBlock(kernel) => block::meeting(&kernel, &launch, &self.target()),
-            _ => None,
+        block::meeting(&kernel, &launch, &self.target()).filter(|_| !refused)
+    }
+
+    /// What attention with what follows it waits for.
+    fn waits(&self, draft: &Draft) -> f64 {
+        let found = attention::rows::recognise(draft).map(|found| attention::rows::lower(draft, found));
+        match found {
+            Some(Lowered { kernel: Kernel::AttentionRows(kernel), launch }) => {
+                rows::waits(&kernel, &launch, &self.target())
+            }
+            _ => cuda::MEETING_WAITS,
         }
     }
 }
@@ -76,9 +79,7 @@ impl Catalog for CudaCatalog {
             Form::Matmul(_) => {
                 self.offers_form(draft.form) && (skinny_parts(draft).is_some() || epilogue::recognise(draft).is_some())
             }
-            Form::Attention(AttentionForm { projection: true, .. }) => {
-                self.meeting(draft).is_some() && attends_with_projection(draft)
-            }
+            Form::Attention(AttentionForm { projection: true, .. }) => self.meeting(draft).is_some(),
             Form::Attention(AttentionForm { epilogue: Reach::None, .. }) | Form::AttentionScores => attends(draft),
             Form::Attention(_) => attends_with_rows(draft),
             Form::AttentionBackward => differentiates(draft),
@@ -95,7 +96,7 @@ impl Catalog for CudaCatalog {
         match draft.form {
             Form::AttentionBackward => backward_work(draft, work),
             Form::Attention(AttentionForm { epilogue: Reach::Pointwise | Reach::Rows, .. }) => {
-                Work { waits: self.meeting(draft).map_or(rows::WAITS, |_| cuda::MEETING_WAITS), ..work }
+                Work { waits: self.waits(draft), ..work }
             }
             _ => work,
         }
@@ -125,11 +126,6 @@ fn attends(draft: &Draft) -> bool {
 
 fn attends_with_rows(draft: &Draft) -> bool {
     let found = attention::rows::recognise(draft);
-    found.is_some_and(|found| rows::refusal(&found.attention.kernel, &found.attention.shape).is_none())
-}
-
-fn attends_with_projection(draft: &Draft) -> bool {
-    let found = attention::block::recognise(draft);
     found.is_some_and(|found| rows::refusal(&found.attention.kernel, &found.attention.shape).is_none())
 }
 

@@ -60,7 +60,7 @@ struct Settings {
 constexpr u32 ARENA = 1024;      // the address at which shared memory's allocation starts
 constexpr u32 ZONE = 1024;       // bytes before and after shared memory that nobody may write
 constexpr size_t STACK = 96 << 10;
-constexpr u64 QUIET = 1000000;   // steps without progress after which nothing will happen any more
+constexpr u64 QUIET = 500000;    // steps without progress after which nothing will happen any more
 constexpr u32 POISON = 0x7fc0dead;
 constexpr int ZONE_BYTE = 0xa5;
 
@@ -1177,7 +1177,6 @@ static u32* shared_word(u32 s_at) {
     if (s_at % 4) emulator::fail("a word at %u", s_at);
     return (u32*)emulator::bytes_at(*emulator::current->block, s_at, 4);
 }
-static void add_released_shared(u32 s_sum, u32 more) { atomicAdd(shared_word(s_sum), more); }
 static void store_released_shared(u32 s_at, u32 value) { atomicExch(shared_word(s_at), value); }
 static u32 load_acquired_shared(u32 s_at) { return load_acquired(shared_word(s_at)); }
 static int thread_anew() { return (int)threadIdx.x; }

@@ -108,9 +108,6 @@ static __device__ __forceinline__ u32 load_acquired(const u32* g_sum) {
     return sum;
 }
 // The same within a block, in shared memory.
-static __device__ __forceinline__ void add_released_shared(u32 s_sum, u32 more) {
-    asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(s_sum), "r"(more) : "memory");
-}
 static __device__ __forceinline__ void store_released_shared(u32 s_at, u32 value) {
     asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(s_at), "r"(value) : "memory");
 }

@@ -4,11 +4,11 @@
 //
 // - A unit is 64 columns of a row. Whoever has made x for a unit adds the residual, stores s and says the unit's mean and the sum of
 //   squares about it in a word of global memory (`begin_eight`). Once the words of all units of a row are there, each block
-//   normalises its own columns (`finish_eight`): no block waits before it has given what others wait for.
+//   normalises its own columns (`finish_eight`); it waits for that only after it has given its own.
 // - A word's last bit says in which launch it was written: odd and even ones differ, and every launch writes all words. So
 //   nothing has to be cleared, and a word that is there is whole.
 // - Numbers: x is rounded to the storage type and so is s, as they would be between kernels. Squares are about the unit's first
-//   element, then about the first unit's mean: as these are among the numbers, at most a factor of 65 cancels. All blocks
+//   element, then about the first unit's mean: as these are among the numbers, no more cancels than a factor of one more than there are. All blocks
 //   compute a row's statistics from the same words in the same order.
 // - Work is drawn: a block takes the next number when it has room for it. The last draw of all resets the count and counts launches.
 //   Numbers of a block stand on a board in its shared memory until its helpers are done with them. No block draws while its board
@@ -60,6 +60,14 @@ struct alignas(16) Drawn {
     int first, end;
     int which;
 };
+
+// Queries of a group: groups that see most come first, in sections of sequences whose keys and values stay in the L2 cache.
+static __device__ __forceinline__ Drawn queries_of(const Attention& p, int section, int group, int which) {
+    const int tiles = ((int)p.queries + QUERIES - 1) / QUERIES, from = group / (section * tiles) * section;
+    const int rest = group - from * tiles, together = min(section, (int)p.batch - from);
+    const int first = (tiles - 1 - rest / together) * QUERIES;
+    return {from + rest % together, first, min(first + QUERIES, (int)p.queries), which};
+}
 
 struct Board {
     Drawn item;           // what those who multiply do next

@@ -1,7 +1,7 @@
 //! What `hopper_rows.cu` and `hopper_block.cu` take, and their launches: attention, a projection or none, a residual and a norm.
 
 use super::hopper::{Groups, section};
-use super::{HOPPER, HOPPER_ATTEND, is_aligned, text, words};
+use super::{HOPPER, HOPPER_ATTEND, RESULT_AT, is_aligned, text, words};
 use crate::attention::norm::{AddNorm, NormKind};
 use crate::attention::{AttentionKernel, AttentionShape, HeadStrides};
 use crate::cuda::{CudaTarget, Grid, Grids, MAP_WORDS, Mapped, TensorMap, Word};
@@ -18,9 +18,9 @@ const THREADS: u32 = 384;
 const NORM_BYTES: usize = 4 * 8 + (1 + PLACES) * 16 + 12 * 4;
 /// What is kept begins with how many numbers were drawn and how often it was launched.
 const STATE_BYTES: usize = 256;
-/// What a launch waits for beyond the sums of its kernels, in meetings of all blocks. It is not measured yet: as much as where one block does
-/// the rows of a tile alone, so that no search takes it for cheap. Ready-made ops are these kernels at any price.
-pub const WAITS: f64 = super::rows::WAITS;
+/// What a launch waits for beyond the sums of its kernels, in meetings of all blocks. It is not measured yet: so much that no search takes it.
+/// Ready-made ops are these kernels at any price.
+pub const WAITS: f64 = 1e4;
 /// Elements have 32-bit numbers.
 const MAX_ELEMENTS: usize = 1 << 31;
 
@@ -150,7 +150,9 @@ impl Meeting {
                 };
                 let alike = product.k == asked.inner() && product.m == asked.rows() && product.batch.is_empty();
                 let of_type = asked.launch.args.get(weight).is_some_and(|arg| arg.dtype == asked.kernel.dtype);
-                let whole = (stride * 2).is_multiple_of(16) && stride < MAX_ELEMENTS && product.a == (product.k, 1);
+                let least = if turned { product.n } else { product.k };
+                let whole = (stride * 2).is_multiple_of(16) && (least..MAX_ELEMENTS).contains(&stride);
+                let whole = whole && product.a == (product.k, 1);
                 // Whatever the cut, which depends on the machine, a launch is taken or not.
                 let parts = cols.is_multiple_of(groups.queries()) && cols / asked.kernel.width < PLACES;
                 let fits = alike && of_type && whole && parts && asked.starts_whole(weight);
@@ -310,9 +312,6 @@ impl Meeting {
         Grids { list: vec![grid], workspace: o_bytes + sum_bytes, kept, checks_indices: false }
     }
 }
-
-/// Where the parameter of attention has the address of its result.
-const RESULT_AT: usize = 6;
 
 fn argument(launch: &Launch, position: usize) -> Word {
     let offset = launch.args.get(position).map_or(0, |arg| arg.offset * arg.dtype.bytes());

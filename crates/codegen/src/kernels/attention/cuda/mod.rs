@@ -383,6 +383,8 @@ fn given_positions(kernel: &AttentionKernel, launch: &Launch) -> Word {
     position.map_or(Word::Number(0), |position| Word::Given { position, offset: offset(position) })
 }
 
+/// Where the parameter has the address of the result.
+const RESULT_AT: usize = 6;
 /// Where the parameter has the places of ranges in the workspace.
 const PARTS_AT: usize = 7;
 

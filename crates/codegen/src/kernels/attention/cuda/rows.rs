@@ -20,8 +20,8 @@ use std::fmt;
 
 use super::hopper_norm::{Asked, Meeting, by_rows};
 use super::{
-    CudaAttention, DECODE_QUERIES, PLAIN_THREADS, Tiles, Way, choose as choose_alone, grids as grids_alone, plain_text,
-    tensor_text, text,
+    CudaAttention, DECODE_QUERIES, MEETING_WAITS, PLAIN_THREADS, RESULT_AT, Tiles, Way, choose as choose_alone,
+    grids as grids_alone, plain_text, tensor_text, text,
 };
 use crate::attention::rows::AttentionRows;
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape};
@@ -36,8 +36,6 @@ pub const WAITS: f64 = 32.0;
 
 /// Registers of a multiprocessor, on every GPU.
 const REGISTERS: usize = 65536;
-/// Where the parameter of attention has the address of its result.
-const RESULT_AT: usize = 6;
 
 /// Attention, what follows it, and the kernel that does both.
 #[derive(Debug, Clone, PartialEq)]
@@ -127,6 +125,14 @@ fn asked<'a>(kernel: &'a AttentionRows<Body>, launch: &'a Launch) -> Option<Aske
     let AttentionRows { attention: kernel, norm, tail, .. } = kernel;
     let shape = by_rows(kernel, shape, tail.cols);
     Some(Asked { kernel, shape, norm: norm.as_ref(), product: None, launch })
+}
+
+/// What a launch waits for, in meetings of all blocks. Where attention alone is by warpgroups, without them it is slower, which the
+/// price of attention does not know; so much is said of it that no search takes it.
+pub(crate) fn waits(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> f64 {
+    let alone = attention_launch(kernel, launch);
+    let way = alone.map(|(alone, shape)| choose_alone(&kernel.attention, &shape, &alone, target));
+    if matches!(way, Some(Way::Hopper(_))) { MEETING_WAITS } else { WAITS }
 }
 
 /// As attention alone, but for what only Hopper has.
