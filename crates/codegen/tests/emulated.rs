@@ -526,7 +526,7 @@ fn heads_of_64_that_meet() {
     ];
     check_meeting("heads_of_64_that_meet", causal, LAYER, &cases);
     let full = kernel(Dtype::F16, 64, AttentionMask::Full);
-    let rms = After { rms: true, weights: Dtype::F32, ..LAYER };
+    let rms = After { rms: true, stored: false, weights: Dtype::F32, ..LAYER };
     check_meeting("heads_of_64_that_meet_full", full, rms, &[one, Case::new([2, 2, 150, 70])]);
 }
 
@@ -544,8 +544,7 @@ fn few_heads_that_meet() {
         // More numbers than a board has places, all of one block.
         Case { seeds: 1, resident: 1, ..few([70, 2, 9, 73]) },
     ];
-    check_meeting("few_heads_that_meet", causal, After { stored: false, ..LAYER }, &cases[..2]);
-    check_meeting("few_heads_that_meet_stored", causal, LAYER, &cases);
+    check_meeting("few_heads_that_meet", causal, LAYER, &cases);
     let wide = kernel(Dtype::Bf16, 128, AttentionMask::Causal);
     check_meeting(
         "wide_heads_that_meet",

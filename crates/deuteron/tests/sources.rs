@@ -63,6 +63,13 @@ fn compiler() -> Option<Compiler> {
     }
 }
 
+/// Where warps give registers to others, those that are given are those that are taken: with fewer to begin with some would wait for ever.
+fn uneven(text: &str, registers: usize) -> Option<String> {
+    let meets = text.contains("attention_rows_hopper") || text.contains("attention_block_hopper");
+    let expected = if text.contains("constexpr int BLOCKS = 2;") { 80 } else { 168 };
+    (meets && registers != expected).then(|| format!("expected {expected} registers to be shared out, got {registers}"))
+}
+
 /// Compiles all cases on all cores, each text once, and reports what fails and what spills.
 fn compile(compiler: &Compiler, cases: Vec<Case>) -> Vec<String> {
     let mut distinct: BTreeMap<(Arch, String), (String, bool)> = BTreeMap::new();
@@ -79,10 +86,11 @@ fn compile(compiler: &Compiler, cases: Vec<Case>) -> Vec<String> {
                     let registers = cubin.entries.iter().map(|entry| entry.registers as usize).max().unwrap_or(0);
                     most.fetch_max(registers, Ordering::Relaxed);
                     let spills = cubin.entries.iter().find(|entry| entry.spill_stores + entry.spill_loads > 0);
-                    spills.filter(|_| *ready_made).map(|entry| {
+                    let spilt = spills.filter(|_| *ready_made).map(|entry| {
                         let (name, bytes) = (&entry.name, entry.spill_stores);
                         format!("{label} for {arch}: `{name}` spills {bytes} bytes at {} registers", entry.registers)
-                    })
+                    });
+                    spilt.or_else(|| uneven(text, registers).map(|problem| format!("{label} for {arch}: {problem}")))
                 }
                 Err(error) => Some(format!("{label} for {arch}: {error}")),
             };
@@ -219,9 +227,7 @@ fn attention_and_all_that_follows_is_one_kernel_of_warpgroups() {
     let compiler = compiler();
     let (mask, eps, arch) = (Mask::Causal, 1e-5, Arch::Sm90a);
     let mut cases = Vec::new();
-    for (rows, cols, width) in
-        [(8192, 768, 64), (1024, 768, 64), (8192, 1024, 128), (1024, 1024, 128), (8192, 1600, 64)]
-    {
+    for (rows, cols, width) in [(8192, 768, 64), (1024, 768, 64), (8192, 1024, 128), (8192, 1600, 64)] {
         for (dtype, norm) in [(Dtype::Bf16, Norm::Layer), (Dtype::F16, Norm::Rms)] {
             for (op, name) in [
                 (FusedOp::AttentionAddNorm { mask, norm, eps }, "attention_rows_hopper"),
@@ -246,13 +252,6 @@ fn attention_and_all_that_follows_is_one_kernel_of_warpgroups() {
         }
     }
     let Some(compiler) = compiler else { return };
-    // Registers that warps give are those that others take: with fewer to begin with they would wait for ever.
-    for Case { label, source, .. } in &cases {
-        let request = Request { name: label, text: &source.text, arch: arch.name(), options: &[] };
-        let registers = compiler.compile(&request).unwrap().entries[0].registers;
-        let expected = if source.text.contains("constexpr int BLOCKS = 2;") { 80 } else { 168 };
-        assert_eq!(registers, expected, "{label}");
-    }
     let failures = compile(&compiler, cases);
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
