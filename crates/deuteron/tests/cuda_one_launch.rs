@@ -32,6 +32,14 @@ fn ran(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) ->
     session
 }
 
+/// What a session has made is within the bound of f64.
+fn assert_right(session: &Session, inputs: &[Tensor], what: &str) {
+    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
+    let graph = session.graph();
+    let verification = Expected::new(graph, &arrays, false).unwrap().verify(graph, &outputs(session)).unwrap();
+    assert!(verification.holds(), "{what}: {:?}", verification.worst());
+}
+
 /// The only kernel of a plan: attention with row work, or with its projection and row work.
 fn way(session: &Session) -> Option<Family> {
     let [kernel] = session.kernels() else { return None };
@@ -69,8 +77,6 @@ fn is_one_launch(session: &mut Session, inputs: &[Tensor]) -> bool {
 fn check(engine: &Engine, text: &str, dtype: Dtype, alone: usize) {
     let graph = parsed(text, dtype);
     let inputs = seed::inputs(&graph, 11).unwrap();
-    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-    let expected = Expected::new(&graph, &arrays, false).unwrap();
     let mut session = ran(engine, &graph, Strategy::Greedy, &inputs);
     let found = outputs(&session);
     let Some(family) = way(&session) else { panic!("{dtype}: not one kernel\n{text}\n{}", session.plan()) };
@@ -79,8 +85,7 @@ fn check(engine: &Engine, text: &str, dtype: Dtype, alone: usize) {
         Family::AttentionBlock(block) => block.to_string(),
         family => panic!("{family:?}"),
     };
-    let verification = expected.verify(&graph, &found).unwrap();
-    assert!(verification.holds(), "{dtype} {way}: {:?}\n{text}", verification.worst());
+    assert_right(&session, &inputs, &format!("{dtype} {way}\n{text}"));
     session.poison().unwrap();
     assert!(is_one_launch(&mut session, &inputs), "{dtype}: more than one launch\n{text}");
     let same = outputs(&session).iter().zip(&found).all(|(a, b)| a.is_bitwise(b));
@@ -258,11 +263,9 @@ fn few_queries_are_more_launches() {
     for (sequence, dtype) in [1, 8].into_iter().flat_map(|sequence| Dtype::FLOATS.map(|dtype| (sequence, dtype))) {
         let graph = parsed(&merged([2, 12, sequence, 64], "", "mask=causal", ADD_NORM), dtype);
         let inputs = seed::inputs(&graph, 11).unwrap();
-        let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
         let session = ran(&engine, &graph, Strategy::Greedy, &inputs);
         assert!(session.kernels().len() > 1 && way(&session).is_none());
-        let verification = Expected::new(&graph, &arrays, false).unwrap().verify(&graph, &outputs(&session)).unwrap();
-        assert!(verification.holds(), "{dtype}: {:?}", verification.worst());
+        assert_right(&session, &inputs, &dtype.to_string());
     }
 }
 
@@ -284,11 +287,9 @@ fn extreme_scores() {
         };
         inputs[0] = spread(|_| 1.0);
         inputs[1] = spread(|position| if position % 3 == 0 { -1.0 } else { 1.0 });
-        let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
         let session = ran(&engine, &graph, Strategy::Greedy, &inputs);
         assert!(way(&session).is_some());
-        let verification = Expected::new(&graph, &arrays, false).unwrap().verify(&graph, &outputs(&session)).unwrap();
-        assert!(verification.holds(), "{dtype} {mask}: {:?}", verification.worst());
+        assert_right(&session, &inputs, &format!("{dtype} {mask}"));
     }
 }
 

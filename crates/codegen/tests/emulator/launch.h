@@ -112,4 +112,18 @@ static void run(void (*kernel)(Parameter), const Launch& launch, const Places& p
     emulator::run(kernel, parameter, settings);
 }
 
+// Arguments of a program behind its file: blocks that run at once, `together` or `apart` for the lanes of a warp, seeds. Whether all
+// seeds went well, as an exit code.
+template <class Run> static int run_seeds(int count, char** arguments, Run run) {
+    emulator::Settings settings;
+    settings.resident = (u32)atoi(arguments[2]);
+    settings.apart = std::string(arguments[3]) == "apart";
+    bool ok = true;
+    for (int i = 4; i < count; ++i) {
+        settings.seed = (u64)atoll(arguments[i]);
+        ok = run(settings) && ok;
+    }
+    return ok ? 0 : 1;
+}
+
 }  // namespace host

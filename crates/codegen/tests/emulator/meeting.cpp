@@ -184,13 +184,5 @@ int main(int count, char** arguments) {
     const host::Shape shape = host::read_shape(reader);
     const Meeting meeting = read_meeting(reader);
     const host::Launch launch = host::read_launch(reader);
-    emulator::Settings settings;
-    settings.resident = (u32)atoi(arguments[2]);
-    settings.apart = std::string(arguments[3]) == "apart";
-    bool ok = true;
-    for (int i = 4; i < count; ++i) {
-        settings.seed = (u64)atoll(arguments[i]);
-        ok = run_seed(shape, meeting, launch, settings) && ok;
-    }
-    return ok ? 0 : 1;
+    return host::run_seeds(count, arguments, [&](emulator::Settings settings) { return run_seed(shape, meeting, launch, settings); });
 }

@@ -346,3 +346,28 @@ static __device__ __forceinline__ void follow(const Norm& p, Rings rings, char* 
         if (last) put_down(&s_board->done[helper_anew()], look_at(&s_board->done[helper_anew()]) + 1);
     }
 }
+
+// A block of 384 threads: one fetches what the block draws, warps beside it help, the others compute. `init` makes the barriers that the
+// kernel has besides.
+template <class Init, class Fetch, class Compute>
+static __device__ __forceinline__ void run_block(const Norm& p, u64 queries, char* s_memory, Init init, Fetch fetch, Compute compute) {
+    char* s_base = s_memory + (-shared_address(s_memory) & 1023);
+    const Rings rings = {shared_address(s_base)};
+    // On its way while barriers are made.
+    u64 drawn_first = 0;
+    if (threadIdx.x == MULTIPLIERS) drawn_first = draw(p);
+    if (threadIdx.x == 0) {
+        init_norm(rings, s_base);
+        init(rings);
+        rings.init();
+    }
+    __syncthreads();
+    if (threadIdx.x >= MULTIPLIERS) {
+        give_registers<AHEAD ? 56 : 48>();
+        if (threadIdx.x == MULTIPLIERS) fetch(rings, s_base, drawn_first);
+        if (threadIdx.x >= MULTIPLIERS + 32) follow(p, rings, s_base, queries);
+    } else {
+        take_registers<AHEAD ? 224 : 96>();
+        compute(rings, s_base);
+    }
+}

@@ -80,22 +80,8 @@ static __device__ __forceinline__ void attend_drawn(const Followed& p, Rings rin
 
 extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_rows_hopper(const __grid_constant__ Followed p) {
     extern __shared__ char s_memory[];
-    char* s_base = s_memory + (-shared_address(s_memory) & 1023);
-    const Rings rings = {shared_address(s_base)};
-    // On its way while barriers are made.
-    u64 drawn_first = 0;
-    if (threadIdx.x == MULTIPLIERS) drawn_first = draw(p.norm);
-    if (threadIdx.x == 0) {
-        init_norm(rings, s_base);
-        rings.init();
-    }
-    __syncthreads();
-    if (threadIdx.x >= MULTIPLIERS) {
-        give_registers<AHEAD ? 56 : 48>();
-        if (threadIdx.x == MULTIPLIERS) fetch_drawn(p, rings, s_base, drawn_first);
-        if (threadIdx.x >= MULTIPLIERS + 32) follow(p.norm, rings, s_base, p.attention.queries);
-    } else {
-        take_registers<AHEAD ? 224 : 96>();
-        attend_drawn(p, rings, s_base);
-    }
+    run_block(
+        p.norm, p.attention.queries, s_memory, [](Rings) {},
+        [&](Rings rings, char* s_base, u64 drawn_first) { fetch_drawn(p, rings, s_base, drawn_first); },
+        [&](Rings rings, char* s_base) { attend_drawn(p, rings, s_base); });
 }
