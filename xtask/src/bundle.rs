@@ -8,10 +8,10 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Test programs by package. A name that ends in `*` stands for all that begin so.
+/// Test programs by package.
 const TESTS: [(&str, &[&str]); 3] = [
-    ("deuteron-device", &["cuda*", "attention*", "nvrtc", "cache"]),
-    ("deuteron", &["cuda*"]),
+    ("deuteron-device", &["cuda", "attention", "nvrtc", "cache"]),
+    ("deuteron", &["cuda"]),
     ("deuteron-gpt2", &["engines"]),
 ];
 
@@ -72,16 +72,16 @@ struct Program {
 fn build(root: &Path) -> Result<Vec<Program>> {
     let command = executables(root, &["build", "--release", "--package", "deuteron-cli", "--bin", "deuteron"])?;
     let mut programs: Vec<Program> = command.into_iter().map(|(name, built)| Program { built, place: name }).collect();
-    for (package, patterns) in TESTS {
-        let found = test_names(root, package, patterns)?;
+    for (package, wanted) in TESTS {
+        let found = test_names(root, package, wanted);
         if found.is_empty() {
             continue;
         }
-        let names = found.iter().flat_map(|name| ["--test", name]);
+        let names = found.iter().flat_map(|&name| ["--test", name]);
         let words: Vec<&str> =
             ["test", "--release", "--no-run", "--package", package].into_iter().chain(names).collect();
         // Where a test starts the command, cargo builds that too; it is in the bundle already.
-        let tests = executables(root, &words)?.into_iter().filter(|(name, _)| found.contains(name));
+        let tests = executables(root, &words)?.into_iter().filter(|(name, _)| found.contains(&name.as_str()));
         programs.extend(tests.map(|(name, built)| Program { built, place: format!("tests/{package}-{name}") }));
     }
     for package in LIBRARIES {
@@ -91,25 +91,16 @@ fn build(root: &Path) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Names of a package's tests that match, sorted. Says which patterns match nothing.
-fn test_names(root: &Path, package: &str, patterns: &[&str]) -> Result<Vec<String>> {
+/// Those of these tests that a package has. Says which it has not.
+fn test_names<'a>(root: &Path, package: &str, wanted: &[&'a str]) -> Vec<&'a str> {
     let folder = root.join("crates").join(package.trim_start_matches("deuteron-")).join("tests");
-    let mut names = Vec::new();
-    for entry in fs::read_dir(&folder).into_iter().flatten() {
-        let path = entry?.path();
-        let is_test = path.extension().is_some_and(|extension| extension == "rs") || path.join("main.rs").is_file();
-        names.extend(path.file_stem().filter(|_| is_test).map(|stem| stem.to_string_lossy().into_owned()));
+    let is_there =
+        |name: &str| folder.join(name).join("main.rs").is_file() || folder.join(format!("{name}.rs")).is_file();
+    let (found, missing): (Vec<&str>, Vec<&str>) = wanted.iter().copied().partition(|name| is_there(name));
+    for name in missing {
+        println!("{package} has no test `{name}`: it is not in the bundle");
     }
-    let matches = |pattern: &str, name: &str| match pattern.strip_suffix('*') {
-        Some(start) => name.starts_with(start),
-        None => name == pattern,
-    };
-    for pattern in patterns.iter().filter(|pattern| !names.iter().any(|name| matches(pattern, name))) {
-        println!("{package} has no test `{pattern}`: it is not in the bundle");
-    }
-    names.retain(|name| patterns.iter().any(|pattern| matches(pattern, name)));
-    names.sort();
-    Ok(names)
+    found
 }
 
 /// Runs cargo and returns the executables it made or found up to date: name and path.

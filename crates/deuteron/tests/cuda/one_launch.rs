@@ -1,28 +1,15 @@
 //! Attention and the row work that follows it as one launch on a GPU: against f64, and against the separate kernels, whatever the
-//! sizes, the dtype, the mask and what follows. Each test needs a GPU and says so where there is none.
+//! sizes, the dtype, the mask and what follows.
 
-use deuteron::cuda::{self, Options, Search};
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
-use deuteron::{Dtype, Engine, Error, Graph, Launching, Recorded, Session, Strategy, Tensor, seed};
+use deuteron::{Dtype, Engine, Graph, Launching, Recorded, Session, Strategy, Tensor, seed};
 use deuteron_codegen::cuda::Family;
 use deuteron_codegen::kernels::attention::cuda::rows::RowsWay;
 use deuteron_codegen::kernels::attention::cuda::{Groups, Way};
 use deuteron_codegen::{Backend, Source};
-use deuteron_testkit::hardware;
 
-fn open(red_zones: bool) -> Option<Engine> {
-    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
-    hardware::gpu(|| -> Result<Engine, Error> { cuda::open(&Options { search, red_zones, ..Options::default() }) })
-}
-
-fn parsed(text: &str, dtype: Dtype) -> Graph {
-    text.replace("float", &dtype.to_string()).parse().unwrap()
-}
-
-fn outputs(session: &Session) -> Vec<Tensor> {
-    (0..session.graph().outputs().len()).map(|index| session.output(index).unwrap()).collect()
-}
+use super::{gpu, guarded_gpu, outputs, parsed};
 
 /// A session that has run over poisoned results.
 fn ran(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) -> Session {
@@ -117,7 +104,7 @@ const ADD_NORM: &str = "s = add r m ; y = layer_norm s w b ; out y ; out s";
 
 #[test]
 fn add_and_norm_of_every_size() {
-    let Some(engine) = open(true) else { return };
+    let Some(engine) = guarded_gpu() else { return };
     // Hidden sizes from 64 to 1600 and 8192, whole and partial tiles of queries, one head and many.
     let sizes = [
         [1, 1, 17, 64],
@@ -170,7 +157,7 @@ s = add r x ; y = {norm} ; out y ; out s"
 
 #[test]
 fn projection_add_and_norm_of_every_size() {
-    let Some(engine) = open(true) else { return };
+    let Some(engine) = guarded_gpu() else { return };
     if !has_warpgroups(&engine) {
         println!("SKIPPED: one launch with a projection is for Hopper");
         return;
@@ -202,7 +189,7 @@ fn has_warpgroups(engine: &Engine) -> bool {
 /// Who comes first differs from run to run, also beside a busy GPU; the bits do not.
 #[test]
 fn a_thousand_projected_runs_give_the_same_bits() {
-    let Some(engine) = open(false) else { return };
+    let Some(engine) = gpu() else { return };
     if !has_warpgroups(&engine) {
         println!("SKIPPED: one launch with a projection is for Hopper");
         return;
@@ -219,7 +206,7 @@ fn a_thousand_projected_runs_give_the_same_bits() {
 /// Enough tiles that two sixteens of queries go to a warp.
 #[test]
 fn many_tiles() {
-    let Some(engine) = open(false) else { return };
+    let Some(engine) = gpu() else { return };
     for dtype in [Dtype::F16, Dtype::Bf16] {
         check(&engine, &merged([8, 8, 300, 64], "", "mask=causal", ADD_NORM), dtype, 1);
         check(&engine, &merged([16, 12, 200, 32], "", "", ADD_NORM), dtype, 1);
@@ -228,7 +215,7 @@ fn many_tiles() {
 
 #[test]
 fn other_masks_and_other_work() {
-    let Some(engine) = open(true) else { return };
+    let Some(engine) = guarded_gpu() else { return };
     let sizes = [2, 3, 90, 64];
     for dtype in Dtype::FLOATS {
         let mask = "x = input float[90,90]";
@@ -259,7 +246,7 @@ a = attention q k v mask=causal ; s = add a r ; y = rms_norm s w ; out y ; out s
 /// Few queries are decoded by kernels of their own: more launches, and as right.
 #[test]
 fn few_queries_are_more_launches() {
-    let Some(engine) = open(true) else { return };
+    let Some(engine) = guarded_gpu() else { return };
     for (sequence, dtype) in [1, 8].into_iter().flat_map(|sequence| Dtype::FLOATS.map(|dtype| (sequence, dtype))) {
         let graph = parsed(&merged([2, 12, sequence, 64], "", "mask=causal", ADD_NORM), dtype);
         let inputs = seed::inputs(&graph, 11).unwrap();
@@ -272,7 +259,7 @@ fn few_queries_are_more_launches() {
 /// Scores of 10^4, 0 and -10^4: every weight is 1, 0, or one of equal ones.
 #[test]
 fn extreme_scores() {
-    let Some(engine) = open(true) else { return };
+    let Some(engine) = guarded_gpu() else { return };
     let [batch, heads, sequence, width] = [2, 3, 150, 64];
     for (mask, dtype) in ["", "mask=causal"].into_iter().flat_map(|mask| Dtype::FLOATS.map(|dtype| (mask, dtype))) {
         let graph = parsed(&merged([batch, heads, sequence, width], "", mask, ADD_NORM), dtype);
@@ -296,7 +283,7 @@ fn extreme_scores() {
 /// A query that is NaN makes its own row NaN, a key that is NaN the rows that see it; all other rows keep their bits.
 #[test]
 fn nan_reaches_only_rows_that_see_it() {
-    let Some(engine) = open(true) else { return };
+    let Some(engine) = guarded_gpu() else { return };
     let [batch, heads, sequence, width] = [2, 3, 150, 64];
     let cols = heads * width;
     for dtype in Dtype::FLOATS {
@@ -333,7 +320,7 @@ fn nan_reaches_only_rows_that_see_it() {
 /// Who comes last differs from run to run, the bits do not; nor do they by launching.
 #[test]
 fn a_thousand_runs_give_the_same_bits() {
-    let Some(engine) = open(false) else { return };
+    let Some(engine) = gpu() else { return };
     for (sizes, dtype) in [
         ([2, 12, 200, 64], Dtype::Bf16),
         ([24, 12, 300, 64], Dtype::Bf16),
@@ -364,7 +351,7 @@ fn repeat(engine: &Engine, text: &str, dtype: Dtype) {
 /// More numbers than all boards have places for: the same sums as separate kernels give, twice.
 #[test]
 fn more_numbers_than_places() {
-    let Some(engine) = open(false) else { return };
+    let Some(engine) = gpu() else { return };
     let graph = parsed(&merged([700, 25, 65, 64], "", "mask=causal", ADD_NORM), Dtype::Bf16);
     let inputs = seed::inputs(&graph, 5).unwrap();
     let mut session = ran(&engine, &graph, Strategy::Greedy, &inputs);
@@ -379,7 +366,7 @@ fn more_numbers_than_places() {
 /// Several launches of one session, each with counters of its own.
 #[test]
 fn layers_in_a_row() {
-    let Some(engine) = open(true) else { return };
+    let Some(engine) = guarded_gpu() else { return };
     let text = "x = input float[2,100,192] ; w = weight float[192] ; u = weight float[192]
 h1 = reshape x [2,100,3,64] ; q1 = transpose h1 [0,2,1,3] ; a1 = attention q1 q1 q1 mask=causal
 t1 = transpose a1 [0,2,1,3] ; m1 = reshape t1 [2,100,192] ; s1 = add x m1 ; y1 = rms_norm s1 w

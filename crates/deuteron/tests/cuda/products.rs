@@ -1,25 +1,13 @@
 //! Products of few rows on a GPU: each is one kernel of ours, and right by f64, whatever the sizes, the dtype, the layout of the weights
-//! and the work around it. Each test needs a GPU and says so where there is none.
+//! and the work around it.
 
-use deuteron::cuda::{self, Options, Search};
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
-use deuteron::{Dtype, Engine, Error, Graph, Session, Strategy, Tensor, seed};
+use deuteron::{Dtype, Engine, Graph, Session, Strategy, Tensor, seed};
 use deuteron_codegen::Source;
 use deuteron_codegen::cuda::Family;
-use deuteron_testkit::hardware;
 
-/// With red zones around all memory.
-fn gpu() -> Option<Engine> {
-    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
-    hardware::gpu(|| -> Result<Engine, Error> {
-        cuda::open(&Options { search, red_zones: true, ..Options::default() })
-    })
-}
-
-fn parsed(text: &str, dtype: Dtype) -> Graph {
-    text.replace("float", &dtype.to_string()).parse().unwrap()
-}
+use super::{guarded_gpu, outputs, parsed};
 
 /// Runs a graph twice over poisoned results.
 fn run(engine: &Engine, graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
@@ -28,9 +16,6 @@ fn run(engine: &Engine, graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
         |source: &Source| matches!(source, Source::Cuda(source) if matches!(source.family, Family::Skinny(_)));
     let kernels = session.kernels();
     assert!(kernels.len() == 1 && is_skinny(&kernels[0].source), "one kernel of ours: {}", session.plan());
-    let outputs = |session: &Session| -> Vec<Tensor> {
-        (0..graph.outputs().len()).map(|index| session.output(index).unwrap()).collect()
-    };
     let mut again: Option<Vec<Tensor>> = None;
     for _ in 0..2 {
         session.poison().unwrap();
@@ -81,7 +66,7 @@ y = add l r ; out y"
 
 /// A test for each type: the compiler takes one source at a time in a process.
 fn every_number_of_rows(dtype: Dtype) {
-    let Some(engine) = gpu() else { return };
+    let Some(engine) = guarded_gpu() else { return };
     for rows in 1..=8 {
         graphs([rows, 256, 384]).iter().for_each(|text| check(&engine, text, dtype));
     }
@@ -104,7 +89,7 @@ fn every_number_of_rows_in_bf16() {
 
 #[test]
 fn odd_sizes() {
-    let Some(engine) = gpu() else { return };
+    let Some(engine) = guarded_gpu() else { return };
     let sizes =
         [[1, 1, 1], [1, 2, 1], [2, 127, 129], [3, 129, 127], [7, 1500, 33], [5, 33, 1500], [8, 36, 10], [4, 770, 6]];
     for dtype in Dtype::FLOATS {
@@ -116,7 +101,7 @@ fn odd_sizes() {
 
 #[test]
 fn the_products_of_gpt2() {
-    let Some(engine) = gpu() else { return };
+    let Some(engine) = guarded_gpu() else { return };
     for size in [[1, 768, 2304], [1, 768, 768], [4, 768, 3072], [1, 3072, 768], [4, 3072, 768], [2, 768, 5000]] {
         graphs(size).iter().for_each(|text| check(&engine, text, Dtype::Bf16));
     }
@@ -126,7 +111,7 @@ fn the_products_of_gpt2() {
 
 #[test]
 fn operands_that_are_parts_of_others() {
-    let Some(engine) = gpu() else { return };
+    let Some(engine) = guarded_gpu() else { return };
     for dtype in Dtype::FLOATS {
         // Rows apart, and addresses and sizes that no vector divides.
         check(
@@ -149,7 +134,7 @@ fn operands_that_are_parts_of_others() {
 
 #[test]
 fn what_is_no_number_stays_in_its_row() {
-    let Some(engine) = gpu() else { return };
+    let Some(engine) = guarded_gpu() else { return };
     for text in &graphs([3, 129, 65]) {
         if text.contains("dropout") || text.contains("softmax") {
             continue;

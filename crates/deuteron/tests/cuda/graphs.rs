@@ -1,7 +1,5 @@
 //! Whole graphs on a GPU: against f64, against the CPU, again and again, very large, and after failures.
-//!
-//! Each test needs a GPU and says so where there is none. The whole op matrix and two thousand random graphs are `deuteron
-//! check --device cuda`; here a small part of both runs.
+//! The whole op matrix and two thousand random graphs are `deuteron check --device cuda`; here a small part of both runs.
 
 use std::time::Duration;
 
@@ -18,25 +16,10 @@ use deuteron::{
 use deuteron_testkit::hardware;
 use half::bf16;
 
-fn open(red_zones: bool) -> Result<Engine, Error> {
-    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
-    cuda::open(&Options { search, red_zones, ..Options::default() })
-}
-
-fn gpu() -> Option<Engine> {
-    hardware::gpu(|| open(false))
-}
-
-fn guarded_gpu() -> Option<Engine> {
-    hardware::gpu(|| open(true))
-}
+use super::{gpu, guarded_gpu, outputs};
 
 fn uploaded(engine: &Engine, graph: &Graph) -> Vec<Tensor> {
     seed::inputs(graph, 5).unwrap().iter().map(|tensor| tensor.to_device(engine).unwrap()).collect()
-}
-
-fn outputs(session: &Session) -> Vec<Tensor> {
-    (0..session.graph().outputs().len()).map(|index| session.output(index).unwrap()).collect()
 }
 
 fn run(engine: &Engine, graph: &Graph, inputs: &[&Tensor]) -> Vec<Tensor> {
