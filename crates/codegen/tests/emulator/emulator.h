@@ -55,6 +55,7 @@ struct Settings {
     u64 seed = 1;
     bool apart = false;     // lanes of a warp do not run together
     bool shuffled = false;  // blocks start in any order, else from the first on
+    bool aligned = false;   // shared memory starts at a multiple of 1024
 };
 
 constexpr u32 ARENA = 1024;      // the address at which shared memory's allocation starts
@@ -136,6 +137,8 @@ struct Thread {
     std::vector<std::unique_ptr<Flight>> flights;
     std::vector<int> registers;  // counts it was given
     std::vector<std::function<void()>> copies;
+    // Stores from shared memory: how many there were, are committed, are read, and are written; when the last one will be.
+    u64 stores = 0, stores_committed = 0, stores_read = 0, stores_written = 0, last_store = 0;
 };
 
 struct Warp {
@@ -254,6 +257,7 @@ static void enter() {
     Thread* thread = current;
     for (auto& copy : thread->copies) copy();
     if (!thread->flights.empty()) fail("ended with products on their way");
+    if (thread->stores_read < thread->stores) fail("ended with stores that are not read");
     thread->ended = true;
     --thread->block->live;
     end_sync(thread->block);
@@ -264,8 +268,8 @@ static void start_block(u32 index) {
     const Settings& settings = machine.settings;
     auto block = std::make_unique<Block>();
     block->index.x = index;
-    // At an odd multiple of 16 bytes.
-    block->base = ARENA + ZONE + 16 * (2 * draw(32) + 1);
+    // At an odd multiple of 16 bytes, if that is not asked for otherwise.
+    block->base = ARENA + ZONE + (settings.aligned ? 0 : 16 * (2 * draw(32) + 1));
     block->arena_bytes = (settings.shared + 3 * ZONE + 1023) / 1024 * 1024;
     if (block->arena_bytes + ARENA > 1 << 18) fail("%u bytes of shared memory", settings.shared);
     block->arena = (char*)aligned_alloc(1024, block->arena_bytes);
@@ -683,29 +687,36 @@ static void copy_later(u32 to, u32 bytes, u32 barrier, std::function<void()> cop
     machine.events.emplace(machine.now + delay(), event);
 }
 
-static void copy_tile(Block& block, u32 to, const TensorMap& map, const int (&first)[5]) {
+// Elements of a tile in order: which it is, where it is, and whether it is one of the tensor.
+template <class Visit> static void each_of_tile(const TensorMap& map, const int (&first)[5], Visit visit) {
     const u64* sizes = map.opaque + 2;
     const u64* strides = map.opaque + 7;
     const u64* tile = map.opaque + 11;
     u64 at[5] = {};
-    for (u32 offset = to;; offset += (u32)tile[0] * 2) {
+    for (size_t index = 0;;) {
         bool in = true;
-        const char* g_from = (const char*)map.opaque[0];
+        char* g_row = (char*)map.opaque[0];
         for (int axis = 1; axis < 5; ++axis) {
-            const long long index = first[axis] + (long long)at[axis];
-            in = in && index >= 0 && index < (long long)sizes[axis];
-            g_from += index * (long long)strides[axis - 1];
+            const long long position = first[axis] + (long long)at[axis];
+            in = in && position >= 0 && position < (long long)sizes[axis];
+            g_row += position * (long long)strides[axis - 1];
         }
         for (u32 i = 0; i < tile[0]; ++i) {
             const long long column = first[0] + (long long)i;
-            u16 x = 0;
-            if (in && column >= 0 && column < (long long)sizes[0]) memcpy(&x, g_from + 2 * column, 2);
-            memcpy(bytes_at(block, swizzled(offset + 2 * i), 2), &x, 2);
+            visit(index++, g_row + 2 * column, in && column >= 0 && column < (long long)sizes[0]);
         }
         int axis = 1;
         while (axis < 5 && ++at[axis] == tile[axis]) at[axis++] = 0;
         if (axis == 5) return;
     }
+}
+
+static void copy_tile(Block& block, u32 to, const TensorMap& map, const int (&first)[5]) {
+    each_of_tile(map, first, [&](size_t index, const char* g_at, bool in) {
+        u16 x = 0;
+        if (in) memcpy(&x, g_at, 2);
+        memcpy(bytes_at(block, swizzled(to + 2 * (u32)index), 2), &x, 2);
+    });
 }
 
 static void fetch_tile(u32 to, const TensorMap* map, u32 barrier, int rank, const int (&first)[5]) {
@@ -719,6 +730,44 @@ static void fetch_tile(u32 to, const TensorMap* map, u32 barrier, int rank, cons
     memcpy(from.of, first, sizeof first);
     copy_later(to, bytes, barrier, [=] { copy_tile(*block, to, kept, from.of); });
 }
+
+// A tile of shared memory on its way to where a map says: read some time later, and written still later, one store after the other.
+static void store_tile(const TensorMap* map, u32 from, int rank, const int (&first)[5]) {
+    if (map->opaque[1] != (u64)rank) fail("a map of rank %llu as one of %d", map->opaque[1], rank);
+    if (from % 1024) fail("a tile at %u bytes from a multiple of 1024", from % 1024);
+    Thread* thread = current;
+    Block* block = thread->block;
+    const TensorMap kept = *map;
+    struct First { int of[5]; } to;
+    memcpy(to.of, first, sizeof first);
+    u32 bytes = 2;
+    for (int axis = 0; axis < 5; ++axis) bytes *= (u32)map->opaque[11 + axis];
+    bytes_at(*block, from, bytes);
+    check_settled(*block, from, bytes);
+    ++thread->stores;
+    const u64 reading = std::max(machine.now, thread->last_store) + delay();
+    thread->last_store = reading + delay();
+    auto read = std::make_shared<std::vector<u16>>();
+    machine.events.emplace(reading, [=] {
+        for (u32 offset = 0; offset < bytes; offset += 2) {
+            u16 x;
+            memcpy(&x, bytes_at(*block, swizzled(from + offset), 2), 2);
+            read->push_back(x);
+        }
+        ++thread->stores_read;
+        progress();
+    });
+    machine.events.emplace(thread->last_store, [=] {
+        each_of_tile(kept, to.of, [&](size_t index, char* g_at, bool in) {
+            if (in) memcpy(g_at, &(*read)[index], 2);
+        });
+        ++thread->stores_written;
+        progress();
+    });
+}
+
+static bool stores_are_read(const void* of, u64 count) { return ((const Thread*)of)->stores_read >= count; }
+static bool stores_are_written(const void* of, u64 count) { return ((const Thread*)of)->stores_written >= count; }
 
 // ---- products of warpgroups
 
@@ -961,6 +1010,7 @@ static void give_or_take(int count) {
 // Some systems have a function of this name.
 #define pause emulated_pause
 
+#define __align__(bytes)
 // The dynamic shared memory of a block: what stands for `extern __shared__ T name[];`.
 static void* shared_memory() { return emulator::current->block->arena + emulator::current->block->base - emulator::ARENA; }
 
@@ -1154,8 +1204,17 @@ static void fence_device() {}
 static void fetch_piece(u32 to, const TensorMap* map, u32 barrier, int column, int row, int sequence) {
     emulator::fetch_tile(to, map, barrier, 3, {column, row, sequence, 0, 0});
 }
-static void prefetch_piece(const TensorMap* map, int, int, int) {
-    if (map->opaque[1] != 3) emulator::fail("a map of rank %llu as one of 3", map->opaque[1]);
+static void store_piece(const TensorMap* map, u32 from, int column, int row, int sequence) {
+    emulator::store_tile(map, from, 3, {column, row, sequence, 0, 0});
+}
+static void commit_stores() { emulator::current->stores_committed = emulator::current->stores; }
+static void wait_stores_read() {
+    const emulator::Thread* self = emulator::current;
+    emulator::wait_until("stores that are read", 0, emulator::stores_are_read, self, self->stores_committed);
+}
+static void wait_stores() {
+    const emulator::Thread* self = emulator::current;
+    emulator::wait_until("stores that are written", 0, emulator::stores_are_written, self, self->stores_committed);
 }
 
 // Others may run before a look at a word.

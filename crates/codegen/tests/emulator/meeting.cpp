@@ -124,6 +124,7 @@ static bool run_seed(const host::Shape& shape, const Meeting& meeting, const hos
         s.each([&](u16* row) { std::fill_n(row, cols, host::Rows::FILL); });
         y.each([&](u16* row) { std::fill_n(row, cols, host::Rows::FILL); });
         settings.seed += turn * 1000;
+        settings.aligned = true;  // as the text says
         host::run(ENTRY, launch, places, settings);
         std::vector<u16> now = y.all;
         now.insert(now.end(), s.all.begin(), s.all.end());

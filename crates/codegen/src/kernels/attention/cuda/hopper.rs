@@ -26,6 +26,8 @@ pub struct Groups {
     pub keys: usize,
     /// tiles of keys, and of values, in shared memory
     pub stages: usize,
+    /// tiles of results in shared memory
+    pub slots: usize,
     /// blocks of a multiprocessor
     pub blocks: usize,
     /// whether the two warpgroups share 64 queries, and else have 64 each
@@ -40,12 +42,14 @@ impl Groups {
     // Times on an H200, causal bf16, in microseconds, by the ignored test `tiles_side_by_side`.
 
     /// Heads of 64: two blocks a multiprocessor hide each other's softmax. 8 x 12 heads of 1024 take 43, 4 x 12 of 4096 take 231.
-    pub const NARROW: Groups = Groups { keys: 64, stages: 4, blocks: 2, split: false, turns: false, persistent: false };
+    pub const NARROW: Groups =
+        Groups { keys: 64, stages: 4, slots: 1, blocks: 2, split: false, turns: false, persistent: false };
     /// Heads of 64 where tiles are few: half the queries a block, half the keys a warpgroup. 12 heads of 1024 take 11.4.
     pub const NARROW_FEW: Groups =
-        Groups { keys: 64, stages: 6, blocks: 1, split: true, turns: false, persistent: true };
+        Groups { keys: 64, stages: 6, slots: 1, blocks: 1, split: true, turns: false, persistent: true };
     /// Heads of 128. 8 x 16 heads of 1024 take 93.
-    pub const WIDE: Groups = Groups { keys: 128, stages: 2, blocks: 1, split: false, turns: true, persistent: false };
+    pub const WIDE: Groups =
+        Groups { keys: 128, stages: 2, slots: 1, blocks: 1, split: false, turns: true, persistent: false };
     /// Heads of 128 where tiles are few: as many blocks as run at once, each with long and short tiles.
     pub const WIDE_FEW: Groups = Groups { persistent: true, ..Groups::WIDE };
 
@@ -74,20 +78,24 @@ impl Groups {
         MULTIPLIERS + if self.blocks == 1 { 128 } else { 32 }
     }
 
-    /// Bytes of shared memory: queries, rings of keys and values, the result; what warpgroups join; barriers; what the start is moved
-    /// by to be a multiple of 1024.
-    pub fn shared(&self, width: usize) -> usize {
-        let rows = 2 * self.queries() + 2 * self.stages * self.keys;
+    /// Bytes of shared memory that are used: queries, rings of keys and values, results; what warpgroups join; barriers.
+    pub(super) fn used(&self, width: usize) -> usize {
+        let rows = (1 + self.slots) * self.queries() + 2 * self.stages * self.keys;
         let joined = if self.split { (width / 2 + 4) * 128 * 4 } else { 0 };
-        rows * width * 2 + joined + (4 * self.stages + 2) * 8 + 1024
+        rows * width * 2 + joined + (4 * self.stages + 2) * 8
+    }
+
+    /// The same, and what the start is moved by to be a multiple of 1024.
+    pub fn shared(&self, width: usize) -> usize {
+        self.used(width) + 1024
     }
 
     /// The constants of a text that takes so many bytes of shared memory.
     pub(super) fn constants(&self, shared: usize) -> String {
-        let Groups { keys, stages, blocks, split, turns, .. } = self;
+        let Groups { keys, stages, slots, blocks, split, turns, .. } = self;
         format!(
-            "constexpr int KEYS = {keys};\nconstexpr int STAGES = {stages};\nconstexpr int BLOCKS = {blocks};\n\
-             constexpr bool SPLIT = {split};\nconstexpr bool TURNS = {turns};\nconstexpr int SHARED = {shared};\n"
+            "constexpr int KEYS = {keys};\nconstexpr int STAGES = {stages};\nconstexpr int SLOTS = {slots};\n\
+             constexpr int BLOCKS = {blocks};\nconstexpr bool SPLIT = {split};\nconstexpr bool TURNS = {turns};\nconstexpr int SHARED = {shared};\n"
         )
     }
 

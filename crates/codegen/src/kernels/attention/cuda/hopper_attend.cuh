@@ -1,6 +1,7 @@
 // Attention of a tile of queries by warpgroups: what the kernels on Hopper's matrix units share. `hopper.cu` says how it works.
 //
-// KEYS (of a tile), STAGES, BLOCKS (of a multiprocessor), SPLIT, TURNS and SHARED are constants that stand before this file.
+// KEYS (of a tile), STAGES, SLOTS (tiles of results), BLOCKS (of a multiprocessor), SPLIT, TURNS and SHARED are constants that stand before
+// this file.
 
 constexpr float SLACK = 8.0f;
 constexpr float FACTOR = SCALE * LOG2E;
@@ -20,7 +21,7 @@ constexpr int TURN_BARRIER = 1, MERGE_BARRIER = 3;
 constexpr int AT_K = Q_BYTES;
 constexpr int AT_V = AT_K + STAGES * KV_BYTES;
 constexpr int AT_O = AT_V + STAGES * KV_BYTES;
-constexpr int AT_MERGE = AT_O + Q_BYTES;
+constexpr int AT_MERGE = AT_O + SLOTS * Q_BYTES;
 constexpr int AT_BARRIERS = AT_MERGE + MERGE_BYTES;
 constexpr int BARRIERS = 4 * STAGES + 2;
 constexpr int AT_MORE = AT_BARRIERS + BARRIERS * 8;  // what else a kernel has
@@ -359,33 +360,43 @@ static __device__ __forceinline__ char* staging(char* s_base, const Rank& rank) 
     return s_base + AT_O + (rank.part * 4 + rank.warp) * 16 * WIDTH * 2;
 }
 
-// A warp's rows of the result, divided by their sums, to its part of shared memory.
-static __device__ __forceinline__ void stage_rows(const State& r, char* s_o) {
+// How a thread's two rows are divided by their sums.
+struct Divided {
     float end[2];
+    __device__ __forceinline__ explicit Divided(const State& r) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float sum = r.sum[half];
-        sum += neighbour(sum, 1);
-        sum += neighbour(sum, 2);
-        end[half] = ending(sum);
+        for (int half = 0; half < 2; ++half) {
+            float sum = r.sum[half];
+            sum += neighbour(sum, 1);
+            sum += neighbour(sum, 2);
+            end[half] = ending(sum);
+        }
     }
-#pragma unroll
-    for (int step = 0; step < WIDTH / 16; ++step) {
+    // Of 16 columns. A row without a key is zeros whatever was multiplied by 0.
+    __device__ __forceinline__ void pairs(const State& r, int step, u32 (&pairs)[4]) const {
         const float* o = r.o + 8 * step;
-        u32 pairs[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            // A row without a key is zeros whatever was multiplied by 0.
             pairs[i] = end[i & 1] == 0.0f ? 0 : narrow2<STORAGE>(o[2 * i] * end[i & 1], o[2 * i + 1] * end[i & 1]);
         }
-        stage_pairs<2048>(s_o, step, pairs);
+    }
+};
+
+// A warp's rows of the result, divided by their sums, to its part of shared memory.
+template <int BEYOND> static __device__ __forceinline__ void stage_rows(const State& r, char* s_o) {
+    const Divided divided(r);
+#pragma unroll
+    for (int step = 0; step < WIDTH / 16; ++step) {
+        u32 pairs[4];
+        divided.pairs(r, step, pairs);
+        stage_pairs<BEYOND>(s_o, step, pairs);
     }
     __syncwarp();
 }
 
 // The same, and from there in whole pieces of 16 bytes to where the result lies.
 static __device__ __forceinline__ void store_rows(const Attention& p, const Tile& tile, const State& r, char* s_o, int first) {
-    stage_rows(r, s_o);
+    stage_rows<2048>(r, s_o);
     Element* g_o = p.g_o + start(p.o, tile.sequence, tile.head) + (u64)first * p.o.position;
     store_staged<2048>(s_o, g_o, p.o.position, tile.end - first);
     __syncwarp();

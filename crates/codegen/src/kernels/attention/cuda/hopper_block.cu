@@ -6,15 +6,12 @@
 // - A number is a tile of queries of one head, or a part: as many columns of the product of these queries. Parts of some queries come `lag`
 //   groups of queries after their heads, so that o is there by then and hardly anyone waits; meanwhile blocks do one beside the
 //   other, and products, which want the L2 cache, share a multiprocessor with softmax, which does not.
-// - o goes to the workspace, and from there by a tensor map to the products: it stays in the L2 cache. A count for each tile of queries says
-//   how many warps have stored theirs; it only grows, and a launch knows by how much.
+// - o goes to the workspace, and from there by a tensor map to the products: it stays in the L2 cache. Helpers copy it from slots. A count
+//   for each tile of queries says how many of them have; it only grows, and a launch knows by how much.
 // - A part has its operands in the rings of keys and values, 64 of the inner size at a time, and its sums in registers, bias first.
 //   They are handed to the helpers 64 or 128 columns at a time.
 // - Needs what `hopper.cu` does, columns that are a multiple of PART, an inner size that is one of 64, fewer parts than a board has places.
 // - A part waits for heads that have smaller numbers, which others have drawn before it: so there is always a number that goes on.
-//
-// Takes, of NVRTC 13.4: with two blocks 80 registers (96 for those who multiply, 48 for the others), 100,624 bytes of shared memory a block,
-// 24 of 64 warps; with one 168 (224 and 56), 135,568 of heads of 64 and 198,896 of heads of 128, 12 warps. No spills.
 //
 // TURNED (whether columns of the weight lie together, and else what is summed) and BIASED stand before this file.
 
@@ -22,44 +19,38 @@ constexpr int PART = QUERIES;
 constexpr int CHUNK_BYTES = QUERIES * 128;  // of either operand
 constexpr int CHUNKS = STAGES * KV_BYTES / CHUNK_BYTES;
 constexpr int AT_CHUNKS = AT_REST;  // barriers: full, then empty
-constexpr u32 STORING = SPLIT ? 4 : 8;  // warps that store a tile of o
-static_assert(AT_CHUNKS + 2 * CHUNKS * 8 + 1024 == SHARED, "the host asks for as much");
+static_assert(AT_CHUNKS + 2 * CHUNKS * 8 == SHARED, "the host asks for as much");
 static_assert(UNITS * UNIT == PART && HANDOFFS * WIDTH == PART && CHUNKS * CHUNK_BYTES == STAGES * KV_BYTES, "a part is handed over whole");
 
 // The parameter.
 struct Projected {
     Maps maps;
-    TensorMap o, weight;
+    NormMaps norm_maps;
+    TensorMap kept, o, weight;  // o as it is stored, and as it is fetched
     Attention attention;
     Norm norm;
     const Element* g_bias;
-    u32* g_ready;  // of each tile of queries: warps that have stored o, over all launches
+    u32* g_ready;  // of each tile of queries: helpers that have stored o, over all launches
     u64 section, inner, lag;
-    u64 filler[2];
+    u64 filler[4];
 };
 static_assert(sizeof(Projected) % 128 == 0, "as maps are aligned");
 
-static __device__ __forceinline__ int tiles_of(const Projected& p) { return ((int)p.attention.queries + QUERIES - 1) / QUERIES; }
-
-// What a number stands for. Parts are counted down from -1.
-static __device__ __forceinline__ Drawn find_item(const Projected& p, int number) {
-    if (number < 0) return {-1, 0, 0, 0};
+// What a number stands for. Heads are counted down from -1.
+static __device__ __forceinline__ Number find_number(const Projected& p, int number) {
+    if (number < 0) return {-1, 0};
     const int heads = (int)p.attention.heads, parts = (int)p.norm.cols / PART, lag = (int)p.lag;
-    const int groups = (int)p.attention.batch * tiles_of(p), both = heads + parts;
-    const auto queries = [&](int group, int which) { return queries_of(p.attention, (int)p.section, group, which); };
+    const int groups = (int)p.attention.batch * tiles_of(p.attention), both = heads + parts;
+    const auto tile = [&](int group) { return tile_of_group(p.attention, (int)p.section, group); };
     // First heads alone, then heads of a group and parts of an earlier one, then parts alone.
-    if (number < lag * heads) return queries(number / heads, number % heads);
+    if (number < lag * heads) return {tile(number / heads), -1 - number % heads};
     number -= lag * heads;
     if (number < (groups - lag) * both) {
         const int step = number / both, at = number - step * both;
-        return at < heads ? queries(lag + step, at) : queries(step, -1 - (at - heads));
+        return at < heads ? Number{tile(lag + step), -1 - at} : Number{tile(step), at - heads};
     }
     number -= (groups - lag) * both;
-    return queries(groups - lag + number / parts, -1 - number % parts);
-}
-
-static __device__ __forceinline__ u32* ready_of(const Projected& p, const Drawn& drawn) {
-    return p.g_ready + drawn.sequence * tiles_of(p) + drawn.first / QUERIES;
+    return {tile(groups - lag + number / parts), number % parts};
 }
 
 // ---- operands of parts, in the memory of the rings. Chunks are counted over all parts.
@@ -89,14 +80,14 @@ static __device__ __forceinline__ void wait_for_chunks(Rings rings, u32 chunks) 
     }
 }
 
-static __device__ __forceinline__ void fetch_part(const Projected& p, Rings rings, const Drawn& drawn, u32 at, u32& chunks) {
-    const int part = -1 - drawn.which, count = (int)p.inner / 64;
+static __device__ __forceinline__ void fetch_part(const Projected& p, Rings rings, const TileRows& rows, int part, u32 at, u32& chunks) {
+    const int count = (int)p.inner / 64;
     for (int i = 0; i < count; ++i) {
         const u32 now = chunks + i, full = chunk_full(rings, now);
         if (i < CHUNKS) wait_for_tiles(rings, at, now % CHUNKS);
         wait(chunk_empty(rings, now), chunk_parity(now) ^ 1);
         expect(full, 2 * CHUNK_BYTES);
-        fetch_piece(left_of(rings, now), &p.o, full, i * 64, drawn.first, drawn.sequence);
+        fetch_piece(left_of(rings, now), &p.o, full, i * 64, rows.first, rows.sequence);
         if constexpr (TURNED) {
             for (int piece = 0; piece < PART / 64; ++piece) {
                 fetch_piece(right_of(rings, now) + piece * 8192, &p.weight, full, part * PART + piece * 64, i * 64, 0);
@@ -109,27 +100,25 @@ static __device__ __forceinline__ void fetch_part(const Projected& p, Rings ring
 }
 
 static __device__ __forceinline__ void fetch_drawn(const Projected& p, Rings rings, char* s_base, u64 drawn_first) {
-    const u32 launches = (u32)(drawn_first >> 32), target = (launches + 1) * (u32)p.attention.heads * STORING;
+    const u32 launches = (u32)(drawn_first >> 32), target = (launches + 1) * (u32)p.attention.heads * HELPERS;
     board_of(s_base)->mark = mark_of(launches);
-    u32 at = 0, queries = 0, chunks = 0, parts = 0;
+    u32 at = 0, queries = 0, chunks = 0, uses = 0;
     for (u32 round = 0;; ++round) {
-        wait_for_place(board_of(s_base), parts);
-        const Drawn drawn = find_item(p, number_of(p.norm, round == 0 ? drawn_first : draw(p.norm)));
-        if (drawn.sequence < 0 || drawn.which < 0) {
-            board_of(s_base)->drawn[parts % PLACES] = {drawn.sequence, drawn.first, drawn.end, -1 - drawn.which};
-            ++parts;
-        }
-        put_item(rings, s_base, round, drawn);
-        if (drawn.sequence < 0) return;
-        if (drawn.which < 0) {
-            const u32* g_ready = ready_of(p, drawn);
-            while ((int)(load_acquired(g_ready) - target) < 0) pause();
-            // Stored as numbers, and now copied.
-            fence_all_copies();
-            fetch_part(p, rings, drawn, at, chunks);
-        } else {
+        wait_for_place(board_of(s_base), round);
+        const Number number = find_number(p, number_of(p.norm, round == 0 ? drawn_first : draw(p.norm)));
+        put_number(rings, s_base, round, number);
+        if (number.tile < 0) return;
+        const TileRows rows = rows_of(p.attention, number.tile);
+        if (number.which < 0) {
             wait_for_chunks(rings, chunks);
-            fetch_tile(p.maps, rings, tile_of(p.attention, drawn.sequence, drawn.which, drawn.first), at, queries);
+            fetch_tile(p.maps, rings, tile_of(p.attention, rows.sequence, -1 - number.which, rows.first), at, queries);
+            open_slot(rings, uses);
+        } else {
+            while ((int)(load_acquired(p.g_ready + number.tile) - target) < 0) pause();
+            // Stored by other blocks, and now copied.
+            fence_all_copies();
+            fetch_part(p, rings, rows, number.which, at, chunks);
+            fetch_residual(&p.norm_maps.residual, rings, rows, number.which, uses);
         }
     }
 }
@@ -151,8 +140,9 @@ static __device__ __forceinline__ void merge_sums(float (&r_sums)[WIDTH / 2], fl
     named_sync(MERGE_BARRIER, MULTIPLIERS);
 }
 
-static __device__ __forceinline__ void project(const Projected& p, Rings rings, char* s_base, const Rank& rank, int part, u32& chunks,
-                                               u32& handoffs) {
+static __device__ __forceinline__ void project(const Projected& p, Rings rings, char* s_base, const Rank& rank, Number number,
+                                               u32& chunks, u32& uses) {
+    const int part = number.which;
     // As many columns as are handed over at once are one product.
     float r_sums[HANDOFFS][WIDTH / 2];
     const bool first = !SPLIT || rank.warpgroup == 0;
@@ -195,19 +185,16 @@ static __device__ __forceinline__ void project(const Projected& p, Rings rings, 
     chunks += count;
     if constexpr (SPLIT) merge_sums(r_sums[0], (float*)(s_base + AT_MERGE), rank.warpgroup);
     if (!first) return;
+    const int count_of_rows = rows_of(p.attention, number.tile).count;
 #pragma unroll
-    for (int turn = 0; turn < HANDOFFS; ++turn) {
-        wait_for_helpers(rings, handoffs++);
+    for (int turn = 0; turn < HANDOFFS; ++turn, ++uses) {
+        add_rows(p.norm, take_slot(rings, s_base, rank, uses), number.tile, part * UNITS + turn * TOGETHER, rank.part * 64 + rank.warp * 16,
+                 count_of_rows, look_at(&board_of(s_base)->mark), [&](int step, u32 (&pairs)[4]) {
+                     const float* sums = r_sums[turn] + 8 * step;
 #pragma unroll
-        for (int step = 0; step < WIDTH / 16; ++step) {
-            const float* sums = r_sums[turn] + 8 * step;
-            u32 pairs[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) pairs[j] = narrow2<STORAGE>(sums[2 * j], sums[2 * j + 1]);
-            stage_pairs<2048>(staging(s_base, rank), step, pairs);
-        }
-        __syncwarp();
-        release(rings.barrier(O_FULL));
+                     for (int i = 0; i < 4; ++i) pairs[i] = narrow2<STORAGE>(sums[2 * i], sums[2 * i + 1]);
+                 });
+        give_slot(rings, uses);
     }
 }
 
@@ -216,47 +203,58 @@ static __device__ __forceinline__ void compute_drawn(const Projected& p, Rings r
     const bool gives = !SPLIT || rank.warpgroup == 0;
     // The first warpgroup has the first turn.
     if (rank.warpgroup == 1) end_turn(rank.warpgroup);
-    u32 at = 0, queries = 0, chunks = 0, handoffs = 0;
+    u32 at = 0, queries = 0, chunks = 0, uses = 0;
     for (u32 round = 0;; ++round) {
-        const Drawn drawn = take_item(rings, s_base, round);
-        if (drawn.sequence < 0) {
-            if (gives) {
-                wait_for_helpers(rings, handoffs);
-                release(rings.barrier(O_FULL));
-            }
+        const Number number = take_number(rings, s_base, round);
+        if (number.tile < 0) {
+            if (gives) give_end(rings, uses);
             return;
         }
-        if (drawn.which < 0) {
-            project(p, rings, s_base, rank, -1 - drawn.which, chunks, handoffs);
+        if (number.which >= 0) {
+            project(p, rings, s_base, rank, number, chunks, uses);
             continue;
         }
         State r;
-        const Tile tile = tile_of(p.attention, drawn.sequence, drawn.which, drawn.first);
-        attend(r, p.attention, rings, s_base, rank, tile, at, queries);
+        const TileRows rows = rows_of(p.attention, number.tile);
+        attend(r, p.attention, rings, s_base, rank, tile_of(p.attention, rows.sequence, -1 - number.which, rows.first), at, queries);
         if (gives) {
-            // Helpers may still read what was staged here.
-            wait_for_helpers(rings, handoffs);
-            store_rows(p.attention, tile, r, staging(s_base, rank), tile.first + rank.part * 64 + rank.warp * 16);
-            // Copies by other blocks come after it.
-            fence_all_copies();
-            __threadfence();
-            __syncwarp();
-            if ((threadIdx.x & 31) == 0) add_released(ready_of(p, drawn), 1);
+            stage_rows<UNIT_BYTES>(r, take_slot(rings, s_base, rank, uses));
+            give_slot(rings, uses);
+            ++uses;
         }
     }
+}
+
+// A helper's rows of o from a slot to where parts find them.
+static __device__ __forceinline__ void keep_rows(const Projected& p, Rings rings, char* s_base, u32 use, u32 round) {
+    const int column = (-1 - number_anew(s_base, round).which) * WIDTH;
+#pragma unroll 1
+    for (int batch = first_batch(round); batch < rows_anew(p.attention, s_base, round); batch += NEXT_BATCH) {
+        store_batch(&p.kept, p.attention, rings, s_base, round, slot_of(use), column, batch, TOGETHER);
+    }
+    if ((thread_anew() & 31) == 0) {
+        wait_stores();
+        // Copies by other blocks come after it.
+        fence_all_copies();
+        add_released(p.g_ready + number_anew(s_base, round).tile, 1);
+    }
+    __syncwarp();
 }
 
 static __device__ __forceinline__ void init_chunks(Rings rings) {
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         init_barrier(chunk_full(rings, chunk), 1);
-        init_barrier(chunk_empty(rings, chunk), STORING);
+        init_barrier(chunk_empty(rings, chunk), SPLIT ? 4 : 8);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_block_hopper(const __grid_constant__ Projected p) {
-    extern __shared__ char s_memory[];
+    extern __shared__ __align__(1024) char s_base[];
     run_block(
-        p.norm, p.attention.queries, s_memory, [](Rings rings) { init_chunks(rings); },
-        [&](Rings rings, char* s_base, u64 drawn_first) { fetch_drawn(p, rings, s_base, drawn_first); },
-        [&](Rings rings, char* s_base) { compute_drawn(p, rings, s_base); });
+        p.norm, s_base, [](Rings rings) { init_chunks(rings); },
+        [&](Rings rings, u64 drawn_first) { fetch_drawn(p, rings, s_base, drawn_first); },
+        [&](Rings rings) {
+            follow(p.norm, p.norm_maps, p.attention, rings, s_base, [&](u32 use, u32 round) { keep_rows(p, rings, s_base, use, round); });
+        },
+        [&](Rings rings) { compute_drawn(p, rings, s_base); });
 }

@@ -81,11 +81,16 @@ static __device__ __forceinline__ void fetch_piece(u32 to, const TensorMap* map,
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
                  ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(sequence) : "memory");
 }
-// The same on its way to the L2 cache.
-static __device__ __forceinline__ void prefetch_piece(const TensorMap* map, int column, int row, int sequence) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];"
-                 ::"l"(map), "r"(column), "r"(row), "r"(sequence) : "memory");
+// The same the other way: nothing is written beyond the last. What this thread stores so is counted in groups; what it wrote to shared
+// memory before needs a fence.
+static __device__ __forceinline__ void store_piece(const TensorMap* map, u32 from, int column, int row, int sequence) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+                 ::"l"(map), "r"(from), "r"(column), "r"(row), "r"(sequence) : "memory");
 }
+static __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// All that this thread has committed is read, or written too.
+static __device__ __forceinline__ void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+static __device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Words of global memory by which blocks tell each other of what they have done.
 static __device__ __forceinline__ u64 read_word(const u64* g_word) {

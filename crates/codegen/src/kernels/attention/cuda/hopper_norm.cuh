@@ -2,39 +2,52 @@
 //
 //   s = residual + x;  y = norm(s)
 //
-// - A unit is 64 columns of a row. Whoever has made x for a unit adds the residual, stores s and says the unit's mean and the sum of
-//   squares about it in a word of global memory (`begin_eight`). Once the words of all units of a row are there, each block
-//   normalises its own columns (`finish_eight`); it waits for that only after it has given its own.
+// - A unit is 64 columns of a row. Those who multiply hand over x in a slot, which is as many rows of shared memory as a tile has
+//   queries, WIDTH columns of them. The residual is copied there while they multiply; they add x to it in place and say each unit's
+//   mean and its squares about that in a word of global memory (`add_rows`).
+// - Three warps beside them (helpers) have slots next. Once the words of all units of a row are there, they know its statistics and
+//   normalise their block's columns of it in the slot; s and y leave by the unit that copies. So no helper loads or stores rows
+//   itself, and a slot is free again once the other blocks of the same rows are as far.
+// - Blocks may start late, and one block may have several parts of a row. So helpers wait for words with patience, and then let the
+//   slot go: s is in global memory, and y is made of that as soon as the words are there (`finish_late`).
 // - A word's last bit says in which launch it was written: odd and even ones differ, and every launch writes all words. So
 //   nothing has to be cleared, and a word that is there is whole.
 // - Numbers: x is rounded to the storage type and so is s, as they would be between kernels. Squares are about the unit's first
-//   element, then about the first unit's mean: as these are among the numbers, no more cancels than a factor of one more than there are. All blocks
-//   compute a row's statistics from the same words in the same order.
+//   element, then about the first unit's mean: as these are among the numbers, no more cancels than a factor of one more than there
+//   are. All blocks compute a row's statistics from the same words in the same order.
 // - Work is drawn: a block takes the next number when it has room for it. The last draw of all resets the count and counts launches.
 //   Numbers of a block stand on a board in its shared memory until its helpers are done with them. No block draws while its board
 //   is full, and a board has more places than there are numbers that wait for each other: so the first numbers that are waited
 //   for always go on, however few blocks run at once.
 //
-// RMS (whether the norm is of the root mean square, and else a layer's), EPSILON, WEIGHT_STORAGE and HANDOFFS (in how many parts x of
-// a number comes) stand before this file.
+// RMS (whether the norm is of the root mean square, and else a layer's), EPSILON, WEIGHT_STORAGE, STORED (whether s is a result, and
+// else memory for those who let their slots go) and HANDOFFS (slots that x of a number takes) stand before this file.
 
 constexpr int UNIT = 64;
-constexpr int TOGETHER = WIDTH / UNIT;         // units that come at once
-constexpr int UNITS = HANDOFFS * TOGETHER;     // units of a number
-constexpr int HELPERS = 3;                     // warps that normalise
-constexpr int PLACES = 64;                     // numbers on a board
+constexpr int TOGETHER = WIDTH / UNIT;      // units of a slot
+constexpr int UNITS = HANDOFFS * TOGETHER;  // units of a number
+constexpr int UNIT_BYTES = QUERIES * 128;   // of a slot: a unit of all its rows
+constexpr int HELPERS = 3;                  // warps that normalise
+constexpr int BATCH = 32;                   // rows that a warp normalises together, a lane each
+constexpr int PATIENCE = 100;               // looks
+constexpr int PLACES = 64;                  // numbers on a board
+static_assert(HANDOFFS <= SLOTS && QUERIES % BATCH == 0, "a number has its slots at once");
 
 typedef Stored<WEIGHT_STORAGE>::Element WeightElement;
 
+// How rows are found: all at once for the residual, BATCH of them for the others.
+struct NormMaps {
+    TensorMap residual, sum, y;
+};
+
 struct Norm {
-    const Element* g_residual;
     Element* g_sum;
     Element* g_y;
     const WeightElement* g_weight;
     const WeightElement* g_bias;
-    u64* g_moments;  // rows by units
+    u64* g_moments;  // tiles of queries by units by QUERIES
     u64* g_state;    // how many numbers were drawn, and in the upper half launches before this one
-    u64 cols, residual_row, numbers;  // all elements have 32-bit numbers
+    u64 cols, numbers;  // all elements have 32-bit numbers
     float by_units, by_cols;  // one over how many there are
 };
 
@@ -54,51 +67,43 @@ static __device__ __forceinline__ int number_of(const Norm& p, u64 drawn) {
     return (u32)drawn < (u32)p.numbers ? (int)(u32)drawn : -1;
 }
 
-// What a number stands for: some queries of a sequence, and which head or columns of them. Only who draws has to take numbers apart.
-struct alignas(16) Drawn {
-    int sequence;  // -1 after the last number
-    int first, end;
+// What a number stands for: a tile of queries, counted over all sequences, and which columns of their rows; what is below zero has none.
+struct alignas(8) Number {
+    int tile;  // -1 after the last number
     int which;
 };
 
-// Queries of a group: groups that see most come first, in sections of sequences whose keys and values stay in the L2 cache.
-static __device__ __forceinline__ Drawn queries_of(const Attention& p, int section, int group, int which) {
-    const int tiles = ((int)p.queries + QUERIES - 1) / QUERIES, from = group / (section * tiles) * section;
+static __device__ __forceinline__ int tiles_of(const Attention& p) { return ((int)p.queries + QUERIES - 1) / QUERIES; }
+
+// The tile of a group of numbers: tiles that see most come first, in sections of sequences whose keys and values stay in the L2 cache.
+static __device__ __forceinline__ int tile_of_group(const Attention& p, int section, int group) {
+    const int tiles = tiles_of(p), from = group / (section * tiles) * section;
     const int rest = group - from * tiles, together = min(section, (int)p.batch - from);
-    const int first = (tiles - 1 - rest / together) * QUERIES;
-    return {from + rest % together, first, min(first + QUERIES, (int)p.queries), which};
+    return (from + rest % together) * tiles + tiles - 1 - rest / together;
+}
+
+// The rows of a tile.
+struct TileRows {
+    int sequence, first, count;
+};
+static __device__ __forceinline__ TileRows rows_of(const Attention& p, int tile) {
+    const int tiles = tiles_of(p), sequence = tile / tiles, first = (tile - sequence * tiles) * QUERIES;
+    return {sequence, first, min(QUERIES, (int)p.queries - first)};
 }
 
 struct Board {
-    Drawn item;           // what those who multiply do next
-    Drawn drawn[PLACES];  // numbers whose rows helpers have
-    u32 done[HELPERS];   // numbers that a helper is done with
-    u32 begun[HELPERS];  // parts of numbers whose rows it has begun
-    u32 eight[HELPERS];  // of the oldest one that it is not done with, the next rows
-    u32 mark;            // of this launch, known with the first number
-    u32 filler[2];
+    Number numbers[PLACES];
+    u32 done[HELPERS];  // numbers that a helper is done with
+    u32 mark;           // of this launch, known with the first number
 };
 
-static __device__ __forceinline__ void clear(Board* s_board) {
-    for (int helper = 0; helper < HELPERS; ++helper) {
-        s_board->done[helper] = s_board->begun[helper] = 0;
-        s_board->eight[helper] = helper;
-    }
-}
-
 static __device__ __forceinline__ u32 look_at(const u32* s_at) { return *(const volatile u32*)s_at; }
-static __device__ __forceinline__ void put_down(u32* s_at, u32 value) {
-    __syncwarp();
-    if ((thread_anew() & 31) == 0) store_released_shared(shared_address(s_at), value);
-    __syncwarp();
+static __device__ __forceinline__ Number look_at(const Number* s_at) {
+    const volatile Number* s_same = s_at;
+    return {s_same->tile, s_same->which};
 }
 // Warps after those who multiply: the first fetches.
 static __device__ __forceinline__ int helper_anew() { return thread_anew() / 32 - MULTIPLIERS / 32 - 1; }
-
-static __device__ __forceinline__ Drawn look_at(const Drawn* s_at) {
-    const int4 all = *(const int4*)s_at;
-    return {all.x, all.y, all.z, all.w};
-}
 
 // Waits until a number of this round has a place.
 static __device__ __forceinline__ void wait_for_place(const Board* s_board, u32 round) {
@@ -107,10 +112,148 @@ static __device__ __forceinline__ void wait_for_place(const Board* s_board, u32 
     }
 }
 
-// ---- rows
+// ---- barriers of a block
+
+// Slots are used in turn, and uses of all slots counted. One is ready when the residual is there, or nothing if none is added; full
+// when x is; and empty when helpers are done.
+constexpr int READY = BARRIERS, FILLED = READY + SLOTS, EMPTY = FILLED + SLOTS;
+constexpr int ITEM_FULL = EMPTY + SLOTS, ITEM_EMPTY = ITEM_FULL + 1;
+constexpr int AT_BOARD = AT_MORE + (3 * SLOTS + 2) * 8;
+constexpr int AT_REST = AT_BOARD + sizeof(Board);
+static_assert(AT_BOARD % 8 == 0, "a board is aligned");
+
+static __device__ __forceinline__ Board* board_of(char* s_base) { return (Board*)(s_base + AT_BOARD); }
+static __device__ __forceinline__ u32 slot_of(u32 use) { return AT_O + use % SLOTS * Q_BYTES; }
+static __device__ __forceinline__ u32 turn_of(u32 use) { return use / SLOTS & 1; }
+
+static __device__ __forceinline__ void init_norm(Rings rings, char* s_base) {
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        init_barrier(rings.barrier(READY + slot), 1);
+        init_barrier(rings.barrier(FILLED + slot), SPLIT ? 4 : 8);
+        init_barrier(rings.barrier(EMPTY + slot), HELPERS);
+    }
+    init_barrier(rings.barrier(ITEM_FULL), 1);
+    init_barrier(rings.barrier(ITEM_EMPTY), 8);
+    for (int helper = 0; helper < HELPERS; ++helper) board_of(s_base)->done[helper] = 0;
+}
+
+// ---- the thread that fetches
+
+// Puts the number of a round on the board, and tells those who multiply; they have read what came before.
+static __device__ __forceinline__ void put_number(Rings rings, char* s_base, u32 round, Number number) {
+    wait(rings.barrier(ITEM_EMPTY), (round & 1) ^ 1);
+    board_of(s_base)->numbers[round % PLACES] = number;
+    arrive(rings.barrier(ITEM_FULL));
+}
+
+// Makes a slot ready that has no residual.
+static __device__ __forceinline__ void open_slot(Rings rings, u32& uses) {
+    wait(rings.barrier(EMPTY + uses % SLOTS), turn_of(uses) ^ 1);
+    arrive(rings.barrier(READY + uses % SLOTS));
+    ++uses;
+}
+// Makes the slots of a number ready.
+static __device__ __forceinline__ void fetch_residual(const TensorMap* map, Rings rings, const TileRows& rows, int which, u32& uses) {
+    for (int i = 0; i < HANDOFFS; ++i, ++uses) {
+        const u32 ready = rings.barrier(READY + uses % SLOTS), to = rings.base + slot_of(uses);
+        wait(rings.barrier(EMPTY + uses % SLOTS), turn_of(uses) ^ 1);
+        expect(ready, Q_BYTES);
+        for (int unit = 0; unit < TOGETHER; ++unit) {
+            fetch_piece(to + unit * UNIT_BYTES, map, ready, (which * UNITS + i * TOGETHER + unit) * UNIT, rows.first, rows.sequence);
+        }
+    }
+}
+
+// ---- the warpgroups that multiply
+
+static __device__ __forceinline__ Number take_number(Rings rings, char* s_base, u32 round) {
+    wait(rings.barrier(ITEM_FULL), round & 1);
+    const Number number = look_at(&board_of(s_base)->numbers[round % PLACES]);
+    __syncwarp();
+    release(rings.barrier(ITEM_EMPTY));
+    return number;
+}
+
+// Of a slot that is ready: this warp's rows.
+static __device__ __forceinline__ char* take_slot(Rings rings, char* s_base, const Rank& rank, u32 use) {
+    wait(rings.barrier(READY + use % SLOTS), turn_of(use));
+    return s_base + slot_of(use) + (rank.part * 64 + rank.warp * 16) * 128;
+}
+static __device__ __forceinline__ void give_slot(Rings rings, u32 use) {
+    fence_copies();
+    __syncwarp();
+    release(rings.barrier(FILLED + use % SLOTS));
+}
+// After the last number: helpers are told of it.
+static __device__ __forceinline__ void give_end(Rings rings, u32 use) {
+    wait(rings.barrier(EMPTY + use % SLOTS), turn_of(use) ^ 1);
+    release(rings.barrier(FILLED + use % SLOTS));
+}
 
 static __device__ __forceinline__ float low_half(u32 pair) { return widen<STORAGE>((u16)pair); }
 static __device__ __forceinline__ float high_half(u32 pair) { return widen<STORAGE>((u16)(pair >> 16)); }
+
+// Where the words of a tile's unit are.
+static __device__ __forceinline__ u64* words_of(const Norm& p, int tile, int unit) {
+    return p.g_moments + ((u32)tile * ((u32)p.cols / UNIT) + unit) * QUERIES;
+}
+
+// Adds a warp's 16 rows of x to the residual, which is in its part of a slot, and says their moments. `pairs` gives what a product leaves
+// of 16 columns, narrowed; `row` is the first of the rows in their tile, of which `count` there are.
+template <class Pairs>
+static __device__ __forceinline__ void add_rows(const Norm& p, char* s_rows, int tile, int first_unit, int row, int count, u32 mark,
+                                                Pairs pairs_of) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int unit = 0; unit < TOGETHER; ++unit) {
+        float pivot[2] = {0.0f, 0.0f}, sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            char* s_at = s_rows + unit * UNIT_BYTES + (lane & 15) * 128 + ((step * 2 + (lane >> 4) ^ (lane & 7)) << 4);
+            u32 left[4], pairs[4];
+            pairs_of(unit * 4 + step, pairs);
+            load_matrices(left, s_at);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                pairs[i] = narrow2<STORAGE>(low_half(left[i]) + low_half(pairs[i]), high_half(left[i]) + high_half(pairs[i]));
+            }
+            store_matrices(s_at, pairs);
+            if (!RMS && step == 0) {
+                pivot[0] = __shfl_sync(0xffffffffu, low_half(pairs[0]), lane & 28);
+                pivot[1] = __shfl_sync(0xffffffffu, low_half(pairs[1]), lane & 28);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float a = low_half(pairs[i]) - pivot[i & 1], b = high_half(pairs[i]) - pivot[i & 1];
+                if constexpr (!RMS) sum[i & 1] += a + b;
+                squares[i & 1] = fmaf(a, a, fmaf(b, b, squares[i & 1]));
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int mask = 1; mask < 4; mask *= 2) {
+                if constexpr (!RMS) sum[half] += neighbour(sum[half], mask);
+                squares[half] += neighbour(squares[half], mask);
+            }
+        }
+        // Two lanes of four say a row's.
+        const int half = lane & 3, at = row + lane / 4 + half * 8;
+        if (half < 2 && at < count) {
+            const float of_row = half ? sum[1] : sum[0], mean = of_row * (1.0f / UNIT);
+            const float about = (half ? squares[1] : squares[0]) - of_row * mean;
+            // Not a number stays so.
+            const u32 bits = (__float_as_uint(about < 0.0f ? 0.0f : about) & ~1u) | mark;
+            write_word(words_of(p, tile, first_unit + unit) + at, (u64)bits << 32 | __float_as_uint((half ? pivot[1] : pivot[0]) + mean));
+        }
+    }
+}
+
+// ---- helpers
+
+static __device__ __forceinline__ float mean_of(u64 word) { return __uint_as_float((u32)word); }
+static __device__ __forceinline__ float squares_of(u64 word) { return __uint_as_float((u32)(word >> 32) & ~1u); }
+static __device__ __forceinline__ bool is_marked(u64 word, u32 mark) { return ((u32)(word >> 32) & 1) == mark; }
 
 // Eight weights as they lie, which become numbers where they are used: so few registers hold them.
 struct Weights {
@@ -132,226 +275,240 @@ struct Weights {
     }
 };
 
-// x of eight rows and a unit, of which `rows` there are, from shared memory: a row is 128 bytes, its pieces of 16 swizzled. A warp
-// does it: half the rows at a time, eight lanes a row.
-static __device__ __forceinline__ void begin_eight(const Norm& p, const char* s_eight, u32 row, int rows, int unit, u32 mark) {
-    const int lane = thread_anew() & 31, piece = lane % 8;
-    const int column = unit * UNIT + piece * 8;
-    const u32 cols = (u32)p.cols, stride = (u32)p.residual_row;
-    uint4 r_residual[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int at = half * 4 + lane / 8;
-        if (at < rows) r_residual[half] = *(const uint4*)(p.g_residual + (row + at) * stride + column);
+// Whether the words of all units of a row are there. Those of the next rows are then on their way at least: whoever has said the first of
+// a tile waits for nobody before it says the others.
+static __device__ __forceinline__ bool is_here(const Norm& p, int tile, int row, u32 mark) {
+    bool here = true;
+    for (int unit = thread_anew() & 31; unit < (int)p.cols / UNIT; unit += 32) {
+        here = here && is_marked(read_word(words_of(p, tile, unit) + row), mark);
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int at = half * 4 + lane / 8;
-        const uint4 x = *(const uint4*)(s_eight + at * 128 + ((piece ^ at) << 4));
-        const u32 left[4] = {r_residual[half].x, r_residual[half].y, r_residual[half].z, r_residual[half].w};
-        const u32 right[4] = {x.x, x.y, x.z, x.w};
-        u32 pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            pairs[i] = narrow2<STORAGE>(low_half(left[i]) + low_half(right[i]), high_half(left[i]) + high_half(right[i]));
-        }
-        const float pivot = RMS ? 0.0f : __shfl_sync(0xffffffffu, low_half(pairs[0]), lane & 24);
-        float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float a = low_half(pairs[i]) - pivot, b = high_half(pairs[i]) - pivot;
-            if constexpr (!RMS) sum += a + b;
-            squares = fmaf(a, a, fmaf(b, b, squares));
-        }
-#pragma unroll
-        for (int mask = 1; mask < 8; mask *= 2) {
-            if constexpr (!RMS) sum += neighbour(sum, mask);
-            squares += neighbour(squares, mask);
-        }
-        if (at < rows) {
-            *(uint4*)(p.g_sum + (row + at) * cols + column) = {pairs[0], pairs[1], pairs[2], pairs[3]};
-            if (piece == 0) {
-                const float mean = sum * (1.0f / UNIT), about = squares - sum * mean;
-                // Not a number stays so.
-                const u32 bits = (__float_as_uint(about < 0.0f ? 0.0f : about) & ~1u) | mark;
-                write_word(p.g_moments + (row + at) * (cols / UNIT) + unit, (u64)bits << 32 | __float_as_uint(pivot + mean));
-            }
-        }
-    }
+    return !any_of_warp(!here);
 }
 
-static __device__ __forceinline__ float mean_of(u64 word) { return __uint_as_float((u32)word); }
-static __device__ __forceinline__ float squares_of(u64 word) { return __uint_as_float((u32)(word >> 32) & ~1u); }
-static __device__ __forceinline__ bool is_marked(u64 word, u32 mark) { return ((u32)(word >> 32) & 1) == mark; }
-
-// y of eight rows and `COUNT` units, of which this warp, or another of the block, has begun all; false where another unit is missing.
-template <int COUNT>
-static __device__ __forceinline__ bool finish_eight(const Norm& p, u32 row, int rows, int first_unit, u32 mark) {
-    const int lane = thread_anew() & 31, units = (int)p.cols / UNIT;
-    bool here = true;
-    float pivot = 0.0f, means = 0.0f, squared = 0.0f, squares = 0.0f;
-    if (lane / 4 < rows) {
-        const u64* g_row = p.g_moments + (row + lane / 4) * units;
-        if constexpr (!RMS) {
-            const u64 first = read_word(g_row);
-            here = is_marked(first, mark);
-            pivot = mean_of(first);
-        }
-#pragma unroll 2
-        for (int unit = lane % 4; unit < units; unit += 4) {
-            const u64 word = read_word(g_row + unit);
+// Of the rows from one on, a lane each: how they are normalised.
+struct Moments {
+    float mean, rstd;
+};
+static __device__ __forceinline__ Moments moments_of(const Norm& p, int tile, int row, int count, u32 mark) {
+    const int at = min(row + (thread_anew() & 31), count - 1);
+    while (true) {
+        const u64* g_words = words_of(p, tile, 0) + at;
+        bool here = true;
+        float pivot = 0.0f, means = 0.0f, squared = 0.0f, squares = 0.0f;
+        if constexpr (!RMS) pivot = mean_of(read_word(g_words));
+#pragma unroll 4
+        for (int unit = 0; unit < (int)p.cols / UNIT; ++unit) {
+            const u64 word = read_word(g_words + unit * QUERIES);
             here = here && is_marked(word, mark);
             const float mean = mean_of(word) - pivot;
             means += mean;
             squared = fmaf(mean, mean, squared);
             squares += squares_of(word);
         }
-    }
-    if (any_of_warp(!here)) return false;
-#pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2) {
-        means += neighbour(means, mask);
-        squared += neighbour(squared, mask);
-        squares += neighbour(squares, mask);
-    }
-    float mean = 0.0f;
-    if constexpr (!RMS) {
-        const float of_means = means * p.by_units, between = squared - means * of_means;
-        squares += UNIT * (between < 0.0f ? 0.0f : between);
-        mean = pivot + of_means;
-    }
-    const float rstd = rsqrtf(fmaf(squares, p.by_cols, EPSILON));
-#pragma unroll 1
-    for (int i = 0; i < COUNT; ++i) {
-        const int same = thread_anew() & 31, column = (first_unit + i) * UNIT + same % 8 * 8;
-        const u32 cols = (u32)p.cols, offset = (row + same / 8) * cols + column;
-        uint4 s[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int at = half * 4 + same / 8;
-            if (at < rows) s[half] = *(const uint4*)(p.g_sum + offset + half * 4 * cols);
+        if (any_of_warp(!here)) continue;
+        float mean = 0.0f;
+        if constexpr (!RMS) {
+            const float of_means = means * p.by_units, between = squared - means * of_means;
+            squares += UNIT * (between < 0.0f ? 0.0f : between);
+            mean = pivot + of_means;
         }
+        return {mean, rsqrtf(fmaf(squares, p.by_cols, EPSILON))};
+    }
+}
+
+// y of eight elements of a row.
+static __device__ __forceinline__ uint4 normalised(uint4 s, float mean, float rstd, const Weights& w, const Weights& b) {
+    const u32 from[4] = {s.x, s.y, s.z, s.w};
+    u32 pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float low = low_half(from[i]), high = high_half(from[i]);
+        if constexpr (RMS) {
+            low = low * rstd * w[2 * i];
+            high = high * rstd * w[2 * i + 1];
+        } else {
+            low = fmaf((low - mean) * rstd, w[2 * i], b[2 * i]);
+            high = fmaf((high - mean) * rstd, w[2 * i + 1], b[2 * i + 1]);
+        }
+        pairs[i] = narrow2<STORAGE>(low, high);
+    }
+    return {pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
+// The weights of eight columns.
+static __device__ __forceinline__ void load_weights(const Norm& p, int column, Weights& w, Weights& b) {
+    w.load(p.g_weight + column);
+    if constexpr (!RMS) b.load(p.g_bias + column);
+}
+
+// Rows of a number and a helper: every HELPERS-th batch. Which helper begins differs from number to number, so that all have alike.
+static __device__ __forceinline__ int first_batch(u32 round) { return (helper_anew() + round) % HELPERS * BATCH; }
+constexpr int NEXT_BATCH = HELPERS * BATCH;
+
+// What helpers know from number to number is on the board and read anew where it is needed, so that registers are left for rows.
+static __device__ __forceinline__ Number number_anew(char* s_base, u32 round) { return look_at(&board_of(s_base)->numbers[round % PLACES]); }
+static __device__ __forceinline__ u32 mark_anew(char* s_base) { return look_at(&board_of(s_base)->mark); }
+static __device__ __forceinline__ int rows_anew(const Attention& q, char* s_base, u32 round) {
+    return rows_of(q, number_anew(s_base, round).tile).count;
+}
+
+// A batch of rows in `count` units of a slot on its way to where a map says, from a column on.
+static __device__ __forceinline__ void store_batch(const TensorMap* map, const Attention& q, Rings rings, char* s_base, u32 round, u32 slot,
+                                                   int column, int batch, int count) {
+    if ((thread_anew() & 31) == 0) {
+        const TileRows rows = rows_of(q, number_anew(s_base, round).tile);
+        for (int unit = 0; unit < count; ++unit) {
+            const u32 from = rings.base + slot + unit * UNIT_BYTES + batch * 128;
+            store_piece(map, from, column + unit * UNIT, rows.first + batch, rows.sequence);
+        }
+        commit_stores();
+    }
+}
+// A helper's rows of s in a slot of a number, which has several.
+static __device__ __forceinline__ void store_sums(const NormMaps& maps, const Attention& q, Rings rings, char* s_base, u32 round, u32 use,
+                                                  int turn) {
+    const int column = (number_anew(s_base, round).which * UNITS + turn * TOGETHER) * UNIT;
+#pragma unroll 1
+    for (int batch = first_batch(round); batch < rows_anew(q, s_base, round); batch += NEXT_BATCH) {
+        store_batch(&maps.sum, q, rings, s_base, round, slot_of(use + turn), column, batch, TOGETHER);
+    }
+}
+
+// y of a batch of rows in its slots, and from there to where it belongs. `use` is the number's first slot.
+static __device__ __forceinline__ void finish_batch(const Norm& p, const NormMaps& maps, const Attention& q, Rings rings, char* s_base,
+                                                    u32 round, u32 use, int batch) {
+    const Moments of = moments_of(p, number_anew(s_base, round).tile, batch, rows_anew(q, s_base, round), mark_anew(s_base));
+    // s has left its place.
+    wait_stores_read();
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < UNITS; ++i) {
+        const int lane = thread_anew() & 31, piece = lane % 8, column = (number_anew(s_base, round).which * UNITS + i) * UNIT;
+        const u32 slot = slot_of(use + i / TOGETHER) + i % TOGETHER * UNIT_BYTES;
         Weights w, b;
-        w.load(p.g_weight + column);
-        if constexpr (!RMS) b.load(p.g_bias + column);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int at = half * 4 + same / 8;
-            const float of_row = __shfl_sync(0xffffffffu, mean, at * 4), by = __shfl_sync(0xffffffffu, rstd, at * 4);
-            const u32 from[4] = {s[half].x, s[half].y, s[half].z, s[half].w};
-            u32 pairs[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float low = low_half(from[j]), high = high_half(from[j]);
-                if constexpr (RMS) {
-                    low = low * by * w[2 * j];
-                    high = high * by * w[2 * j + 1];
-                } else {
-                    low = fmaf((low - of_row) * by, w[2 * j], b[2 * j]);
-                    high = fmaf((high - of_row) * by, w[2 * j + 1], b[2 * j + 1]);
-                }
-                pairs[j] = narrow2<STORAGE>(low, high);
-            }
-            if (at < rows) *(uint4*)(p.g_y + offset + half * 4 * cols) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        load_weights(p, column + piece * 8, w, b);
+        char* s_rows = s_base + slot + (batch + lane / 8) * 128;
+#pragma unroll 2
+        for (int j = 0; j < BATCH / 4; ++j) {
+            const int at = j * 4 + lane / 8;
+            const float mean = __shfl_sync(0xffffffffu, of.mean, at), rstd = __shfl_sync(0xffffffffu, of.rstd, at);
+            uint4* s_at = (uint4*)(s_rows + j * 4 * 128 + ((piece ^ (at & 7)) << 4));
+            *s_at = normalised(*s_at, mean, rstd, w, b);
+        }
+        fence_copies();
+        __syncwarp();
+        store_batch(&maps.y, q, rings, s_base, round, slot, column, batch, 1);
+    }
+}
+
+// Whether all words are there for a helper's rows of a number, or come while it looks so often.
+static __device__ __forceinline__ bool are_here(const Norm& p, const Attention& q, char* s_base, u32 round, int looks) {
+#pragma unroll 1
+    for (int batch = first_batch(round); batch < rows_anew(q, s_base, round); batch += NEXT_BATCH) {
+        while (!is_here(p, number_anew(s_base, round).tile, batch, mark_anew(s_base))) {
+            if (--looks <= 0) return false;
+            pause();
         }
     }
     return true;
 }
 
-// ---- barriers of a block, and helpers
-
-constexpr int O_FULL = BARRIERS, O_EMPTY = BARRIERS + 1, ITEM_FULL = BARRIERS + 2, ITEM_EMPTY = BARRIERS + 3;
-constexpr int AT_BOARD = AT_MORE + 4 * 8;
-constexpr int AT_REST = AT_BOARD + sizeof(Board);
-static_assert(AT_BOARD % 16 == 0, "a board is aligned");
-
-static __device__ __forceinline__ Board* board_of(char* s_base) { return (Board*)(s_base + AT_BOARD); }
-
-static __device__ __forceinline__ void init_norm(Rings rings, char* s_base) {
-    init_barrier(rings.barrier(O_FULL), SPLIT ? 4 : 8);
-    init_barrier(rings.barrier(O_EMPTY), HELPERS);
-    init_barrier(rings.barrier(ITEM_FULL), 1);
-    init_barrier(rings.barrier(ITEM_EMPTY), 8);
-    clear(board_of(s_base));
-}
-
-// Tells those who multiply what comes next; they have read what came before.
-static __device__ __forceinline__ void put_item(Rings rings, char* s_base, u32 round, const Drawn& drawn) {
-    wait(rings.barrier(ITEM_EMPTY), (round & 1) ^ 1);
-    board_of(s_base)->item = drawn;
-    arrive(rings.barrier(ITEM_FULL));
-}
-static __device__ __forceinline__ Drawn take_item(Rings rings, char* s_base, u32 round) {
-    wait(rings.barrier(ITEM_FULL), round & 1);
-    const Drawn drawn = look_at(&board_of(s_base)->item);
-    __syncwarp();
-    release(rings.barrier(ITEM_EMPTY));
-    return drawn;
-}
-
-// Waits until helpers have taken what was left for them before, given how often something was.
-static __device__ __forceinline__ void wait_for_helpers(Rings rings, u32 handoffs) {
-    wait(rings.barrier(O_EMPTY), (handoffs & 1) ^ 1);
-}
-
-// Begins the rows of what those who multiply have left. False where it was the end.
-static __device__ __forceinline__ bool begin_rows(const Norm& p, Rings rings, char* s_base, u64 queries, u32 begun) {
-    const Drawn drawn = look_at(&board_of(s_base)->drawn[begun / HANDOFFS % PLACES]);
-    if (drawn.sequence < 0) return false;
-    const u32 first = drawn.sequence * (u32)queries + drawn.first;
-    const int rows = drawn.end - drawn.first, unit = drawn.which * UNITS + begun % HANDOFFS * TOGETHER;
+// y of a helper's rows of a number that let its slots go.
+static __device__ __forceinline__ void finish_late(const Norm& p, const Attention& q, char* s_base, u32 round) {
 #pragma unroll 1
-    for (int i = helper_anew(); i * 8 < rows; i += HELPERS) {
+    for (int batch = first_batch(round); batch < rows_anew(q, s_base, round); batch += NEXT_BATCH) {
+        const Moments of = moments_of(p, number_anew(s_base, round).tile, batch, rows_anew(q, s_base, round), mark_anew(s_base));
 #pragma unroll 1
-        for (int piece = 0; piece < TOGETHER; ++piece) {
-            const char* s_eight = s_base + AT_O + i / 2 * 16 * WIDTH * 2 + piece * 2048 + i % 2 * 1024;
-            begin_eight(p, s_eight, first + i * 8, rows - i * 8, unit + piece, look_at(&board_of(s_base)->mark));
+        for (int i = 0; i < UNITS * BATCH / 4; ++i) {
+            const Number number = number_anew(s_base, round);
+            const TileRows rows = rows_of(q, number.tile);
+            const int lane = thread_anew() & 31, at = i % (BATCH / 4) * 4 + lane / 8;
+            const int column = (number.which * UNITS + i / (BATCH / 4)) * UNIT + lane % 8 * 8;
+            const float mean = __shfl_sync(0xffffffffu, of.mean, at), rstd = __shfl_sync(0xffffffffu, of.rstd, at);
+            const u32 offset = ((u32)rows.sequence * (u32)q.queries + rows.first + batch + at) * (u32)p.cols + column;
+            Weights w, b;
+            load_weights(p, column, w, b);
+            if (batch + at < rows.count) *(uint4*)(p.g_y + offset) = normalised(*(const uint4*)(p.g_sum + offset), mean, rstd, w, b);
         }
     }
-    __syncwarp();
-    release(rings.barrier(O_EMPTY));
-    return true;
 }
 
-// What helpers do, until they are told of the end. Eights of rows are taken by them in turn. What one knows from number to number is on
-// the board, so that registers are left for rows. What is new comes first, as other blocks wait for its units; then the oldest rows
-// all of whose units are there.
-static __device__ __forceinline__ void follow(const Norm& p, Rings rings, char* s_base, u64 queries) {
-    Board* s_board = board_of(s_base);
+static __device__ __forceinline__ u32 done_numbers(char* s_base) { return look_at(&board_of(s_base)->done[helper_anew()]); }
+static __device__ __forceinline__ void one_more_done(char* s_base) {
+    __syncwarp();
+    u32* s_at = &board_of(s_base)->done[helper_anew()];
+    if ((thread_anew() & 31) == 0) store_released_shared(shared_address(s_at), look_at(s_at) + 1);
+    __syncwarp();
+}
+
+// What helpers do, until they are told of the end: numbers as they are handed over, and meanwhile the oldest one that let its slots go.
+// `keep` has slots of numbers without columns.
+template <class Keep>
+static __device__ __forceinline__ void follow(const Norm& p, const NormMaps& maps, const Attention& q, Rings rings, char* s_base, Keep keep) {
+    u32 uses = 0, round = 0;
     bool ended = false;
     while (true) {
-        const u32 begun = look_at(&s_board->begun[helper_anew()]);
-        const bool behind = look_at(&s_board->done[helper_anew()]) < begun / HANDOFFS;
-        if (ended && !behind) return;
-        const u32 full = rings.barrier(O_FULL);
-        if (!ended && (!behind || any_of_warp(is_over_now(full, begun & 1)))) {
-            wait(full, begun & 1);
-            ended = !begin_rows(p, rings, s_base, queries, begun);
-            if (!ended) put_down(&s_board->begun[helper_anew()], look_at(&s_board->begun[helper_anew()]) + 1);
-            continue;
-        }
-        const Drawn drawn = look_at(&s_board->drawn[look_at(&s_board->done[helper_anew()]) % PLACES]);
-        const int row = drawn.first + look_at(&s_board->eight[helper_anew()]) * 8, rows = drawn.end - row;
-        if (rows > 0) {
-            const u32 from = drawn.sequence * (u32)queries + row;
-            if (!finish_eight<UNITS>(p, from, rows, drawn.which * UNITS, look_at(&s_board->mark))) {
+        const bool behind = done_numbers(s_base) < round;
+        if (ended && !behind) break;
+        const u32 full = rings.barrier(FILLED + uses % SLOTS);
+        if (ended || (behind && !any_of_warp(is_over_now(full, turn_of(uses))))) {
+            const u32 oldest = done_numbers(s_base);
+            const bool has_rows = number_anew(s_base, oldest).which >= 0;
+            if (has_rows && !are_here(p, q, s_base, oldest, 1)) {
                 pause();
                 continue;
             }
+            if (has_rows) finish_late(p, q, s_base, oldest);
+            one_more_done(s_base);
+            continue;
         }
-        // The next rows, or those of the next number.
-        const bool last = rows <= HELPERS * 8;
-        const u32 next = last ? helper_anew() : look_at(&s_board->eight[helper_anew()]) + HELPERS;
-        put_down(&s_board->eight[helper_anew()], next);
-        if (last) put_down(&s_board->done[helper_anew()], look_at(&s_board->done[helper_anew()]) + 1);
+        wait(full, turn_of(uses));
+        if (number_anew(s_base, round).tile < 0) {
+            ended = true;
+            continue;
+        }
+        bool at_once = !behind;
+        const bool has_rows = number_anew(s_base, round).which >= 0;
+        if (has_rows) {
+#pragma unroll 1
+            for (int turn = 0; turn < HANDOFFS; ++turn) {
+                wait(rings.barrier(FILLED + (uses + turn) % SLOTS), turn_of(uses + turn));
+                if constexpr (STORED) store_sums(maps, q, rings, s_base, round, uses, turn);
+            }
+            at_once = at_once && are_here(p, q, s_base, round, PATIENCE);
+            if (at_once) {
+#pragma unroll 1
+                for (int batch = first_batch(round); batch < rows_anew(q, s_base, round); batch += NEXT_BATCH) {
+                    finish_batch(p, maps, q, rings, s_base, round, uses, batch);
+                }
+                wait_stores_read();
+            } else {
+                if constexpr (!STORED) {
+#pragma unroll 1
+                    for (int turn = 0; turn < HANDOFFS; ++turn) store_sums(maps, q, rings, s_base, round, uses, turn);
+                }
+                // Read from there later.
+                wait_stores();
+                fence_all_copies();
+            }
+            __syncwarp();
+        } else {
+            keep(uses, round);
+        }
+        for (int left = number_anew(s_base, round).which >= 0 ? HANDOFFS : 1; left > 0; --left, ++uses) {
+            release(rings.barrier(EMPTY + uses % SLOTS));
+        }
+        // From now on its place may have another number.
+        if (at_once) one_more_done(s_base);
+        ++round;
     }
+    wait_stores();
 }
 
 // A block of 384 threads: one fetches what the block draws, warps beside it help, the others compute. `init` makes the barriers that the
 // kernel has besides.
-template <class Init, class Fetch, class Compute>
-static __device__ __forceinline__ void run_block(const Norm& p, u64 queries, char* s_memory, Init init, Fetch fetch, Compute compute) {
-    char* s_base = s_memory + (-shared_address(s_memory) & 1023);
+template <class Init, class Fetch, class Help, class Compute>
+static __device__ __forceinline__ void run_block(const Norm& p, char* s_base, Init init, Fetch fetch, Help help, Compute compute) {
     const Rings rings = {shared_address(s_base)};
     // On its way while barriers are made.
     u64 drawn_first = 0;
@@ -364,10 +521,10 @@ static __device__ __forceinline__ void run_block(const Norm& p, u64 queries, cha
     __syncthreads();
     if (threadIdx.x >= MULTIPLIERS) {
         give_registers<AHEAD ? 56 : 48>();
-        if (threadIdx.x == MULTIPLIERS) fetch(rings, s_base, drawn_first);
-        if (threadIdx.x >= MULTIPLIERS + 32) follow(p, rings, s_base, queries);
+        if (threadIdx.x == MULTIPLIERS) fetch(rings, drawn_first);
+        if (threadIdx.x >= MULTIPLIERS + 32) help(rings);
     } else {
         take_registers<AHEAD ? 224 : 96>();
-        compute(rings, s_base);
+        compute(rings);
     }
 }

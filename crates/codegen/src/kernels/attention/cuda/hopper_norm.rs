@@ -14,8 +14,10 @@ const UNIT: usize = 64;
 const PLACES: usize = 64;
 /// Threads of a block: two warpgroups that multiply, a warp that fetches and three that normalise.
 const THREADS: u32 = 384;
-/// Barriers and the board, as in `hopper_norm.cuh`.
-const NORM_BYTES: usize = 4 * 8 + (1 + PLACES) * 16 + 12 * 4;
+/// The board of a block, as in `hopper_norm.cuh`.
+const BOARD_BYTES: usize = PLACES * 8 + 4 * 4;
+/// Rows that are stored together.
+const BATCH: usize = 32;
 /// What is kept begins with how many numbers were drawn and how often it was launched.
 const STATE_BYTES: usize = 256;
 /// What a launch waits for beyond the sums of its kernels, in meetings of all blocks. It is not measured yet: so much that no search takes it.
@@ -138,7 +140,9 @@ impl Meeting {
             Some(_) if !cols.is_multiple_of(groups.queries()) && asked.kernel.width == 64 => Groups::NARROW_FEW,
             _ => groups,
         };
-        let groups = Groups { persistent: true, ..groups };
+        // Heads of 128 leave room for one slot.
+        let slots = if asked.kernel.width == 64 { 2 } else { 1 };
+        let groups = Groups { persistent: true, slots, ..groups };
         let projection = match asked.product {
             None => None,
             Some(product) => {
@@ -184,10 +188,12 @@ impl Meeting {
         self.projection.map_or(1, |_| self.groups.queries() / width)
     }
 
+    /// Bytes of shared memory, which starts at a multiple of 1024: that of attention, barriers of slots and numbers, the board, barriers of
+    /// parts.
     fn shared(&self, width: usize) -> usize {
-        let Groups { stages, keys, .. } = self.groups;
+        let Groups { stages, keys, slots, .. } = self.groups;
         let chunks = self.projection.map_or(0, |_| stages * keys * width / (self.groups.queries() * UNIT));
-        self.groups.shared(width) + NORM_BYTES + 2 * chunks * 8
+        self.groups.used(width) + (3 * slots + 2) * 8 + BOARD_BYTES + 2 * chunks * 8
     }
 
     /// The text.
@@ -200,9 +206,10 @@ impl Meeting {
         let mut constants = self.groups.constants(self.shared(kernel.width));
         constants += &format!(
             "constexpr bool RMS = {};\nconstexpr float EPSILON = {:e}f;\nconstexpr int WEIGHT_STORAGE = {storage};\n\
-             constexpr int HANDOFFS = {};\n",
+             constexpr bool STORED = {};\nconstexpr int HANDOFFS = {};\n",
             self.norm.norm == NormKind::RootMeanSquare,
             self.norm.eps as f32,
+            self.norm.sum.is_some(),
             self.handoffs(kernel.width)
         );
         let own = match self.projection {
@@ -241,7 +248,7 @@ impl Meeting {
         let sum = self.norm.sum.map_or(Word::Workspace(o_bytes), |position| argument(launch, position));
 
         let mut attention = words(kernel, shape, &alone, 1);
-        attention[RESULT_AT] = if self.projection.is_some() { Word::Workspace(0) } else { Word::Number(0) };
+        attention[RESULT_AT] = Word::Number(0);
         let map = |of: Mapped, offset: usize, [x, y, z]: [usize; 3], [by_y, by_z]: [usize; 2], rows: usize| {
             let sizes = [x, y, z, 1, 1].map(|size| size as u64);
             let strides = [2 * by_y as u64, if z > 1 { 2 * by_z as u64 } else { 16 }, 16, 16];
@@ -252,31 +259,27 @@ impl Meeting {
             let offset = launch.args.get(position).map_or(0, |arg| arg.offset * arg.dtype.bytes());
             (Mapped::Argument(position), offset)
         };
-        let sized = [shape.batch, shape.queries];
-        let rows_map = |of: Mapped, offset: usize, cols: usize, stride: usize| {
-            map(of, offset, [cols, sized[1], sized[0]], [stride, sized[1] * stride], queries)
+        let rows_map = |(of, offset): (Mapped, usize), cols: usize, stride: usize, rows: usize| {
+            map(of, offset, [cols, shape.queries, shape.batch], [stride, shape.queries * stride], rows)
         };
+        let inner = asked.inner();
+        let kept_o = (Mapped::Workspace, 0);
+        let kept_sum = self.norm.sum.map_or((Mapped::Workspace, o_bytes), in_launch);
         let mut words: Vec<Word> = self.groups.maps(kernel, shape, &alone).to_vec();
-        match self.projection {
-            None => {
-                let (of, offset) = in_launch(self.norm.residual);
-                words.push(rows_map(of, offset, cols, stride));
-            }
-            Some(projection) => {
-                let (of, offset) = in_launch(projection.weight);
-                let inner = asked.inner();
-                words.push(rows_map(Mapped::Workspace, 0, inner, inner));
-                words.push(match projection.turned {
-                    true => map(of, offset, [projection.cols, inner, 1], [projection.stride, 0], UNIT),
-                    false => map(of, offset, [inner, projection.cols, 1], [projection.stride, 0], queries),
-                });
-            }
+        words.push(rows_map(in_launch(self.norm.residual), cols, stride, queries));
+        words.extend([kept_sum, in_launch(self.norm.result)].map(|place| rows_map(place, cols, cols, BATCH)));
+        if let Some(projection) = self.projection {
+            words.extend([BATCH, queries].map(|rows| rows_map(kept_o, inner, inner, rows)));
+            let (of, offset) = in_launch(projection.weight);
+            words.push(match projection.turned {
+                true => map(of, offset, [projection.cols, inner, 1], [projection.stride, 0], UNIT),
+                false => map(of, offset, [inner, projection.cols, 1], [projection.stride, 0], queries),
+            });
         }
         words.extend(attention);
         let optional = |position: Option<usize>| position.map_or(Word::Number(0), |at| argument(launch, at));
         let number = |value: usize| Word::Number(value as u64);
         words.extend([
-            argument(launch, self.norm.residual),
             sum,
             argument(launch, self.norm.result),
             argument(launch, self.norm.weight),
@@ -284,7 +287,6 @@ impl Meeting {
             Word::Kept(STATE_BYTES + ready),
             Word::Kept(0),
             number(cols),
-            number(stride),
             number(numbers),
             Word::Number(u64::from(of_one(cols / UNIT)) | u64::from(of_one(cols)) << 32),
         ]);
@@ -293,7 +295,7 @@ impl Meeting {
             // Parts of some queries come as much later as all places and a quarter take to finish their heads.
             let lag = ((places + places / 4) / shape.heads).clamp(1, groups);
             words.extend([optional(self.norm.added), Word::Kept(STATE_BYTES)]);
-            words.extend([number(together), number(asked.inner()), number(lag)]);
+            words.extend([number(together), number(inner), number(lag)]);
         } else {
             words.push(number(together));
         }
@@ -308,7 +310,7 @@ impl Meeting {
             waits: false,
             words,
         };
-        let kept = STATE_BYTES + ready + rows * (cols / UNIT) * 8;
+        let kept = STATE_BYTES + ready + groups * queries * (cols / UNIT) * 8;
         Grids { list: vec![grid], workspace: o_bytes + sum_bytes, kept, checks_indices: false }
     }
 }
