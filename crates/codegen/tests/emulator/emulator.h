@@ -1185,6 +1185,7 @@ static void named_sync(int id, int threads) {
 }
 static void named_arrive(int id, int threads) { emulator::arrive_named(id, threads); }
 
+static void expect_map(const TensorMap*) {}
 template <int PIECES> static void fetch(u32 to, const TensorMap* map, u32 barrier, int row, int head, int sequence) {
     if constexpr (PIECES == 1) {
         emulator::fetch_tile(to, map, barrier, 4, {0, row, head, sequence, 0});
@@ -1240,6 +1241,11 @@ static void store_released_shared(u32 s_at, u32 value) { atomicExch(shared_word(
 static u32 load_acquired_shared(u32 s_at) { return load_acquired(shared_word(s_at)); }
 static int thread_anew() { return (int)threadIdx.x; }
 static void pause() { emulator::yield(true); }
+
+template <int KIND> static u32 add_pairs(u32 a, u32 b) {
+    const auto sum = [](u32 x, u32 y) { return emulator::narrowed(KIND, emulator::widened(KIND, (u16)x) + emulator::widened(KIND, (u16)y)); };
+    return sum(a, b) | (u32)sum(a >> 16, b >> 16) << 16;
+}
 
 template <int COUNT> static void give_registers() { emulator::give_or_take(COUNT); }
 template <int COUNT> static void take_registers() { emulator::give_or_take(COUNT); }

@@ -42,8 +42,11 @@ fn goes_as(separate: &Session, family: &Family) -> bool {
         Source::Cuda(source) => match (&source.family, &rows.way) {
             (Family::Attention(attention), RowsWay::Last { way, .. }) => attention.way == *way,
             (Family::Attention(attention), RowsWay::Meeting(meeting)) => match attention.way {
-                // Which block has which tile changes no bit.
-                Way::Hopper(groups) => Groups { persistent: true, ..groups } == meeting.groups,
+                // Neither which block has which tile nor how many are in shared memory changes a bit.
+                Way::Hopper(groups) => {
+                    let Groups { stages, slots, .. } = meeting.groups;
+                    Groups { persistent: true, stages, slots, ..groups } == meeting.groups
+                }
                 _ => false,
             },
             _ => false,

@@ -73,7 +73,7 @@ static __device__ __forceinline__ void attend_tiles(const Mapped& mapped, Rings 
         asm volatile("" : "+r"(same));
         find_tile(mapped, same, tile);
         if (!SPLIT || rank.warpgroup == 0) {
-            store_rows(p, tile, r, staging(s_base, rank), tile.first + rank.part * 64 + rank.warp * 16);
+            store_rows<2048>(p, tile, r, staging(s_base, rank), tile.first + rank.part * 64 + rank.warp * 16);
         }
     }
 }
@@ -83,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_hopper(c
     char* s_base = s_memory + (-shared_address(s_memory) & 1023);
     const Rings rings = {shared_address(s_base)};
     if (threadIdx.x == 0) rings.init();
+    if (threadIdx.x == MULTIPLIERS) expect_maps(p.maps);
     __syncthreads();
     if (threadIdx.x >= MULTIPLIERS) {
         if constexpr (AHEAD) give_registers<24>();

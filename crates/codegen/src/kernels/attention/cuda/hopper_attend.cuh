@@ -15,7 +15,7 @@ constexpr int MULTIPLIERS = 256;
 constexpr int THREADS = MULTIPLIERS + (AHEAD ? 128 : 32);
 constexpr int Q_BYTES = QUERIES * WIDTH * 2, KV_BYTES = KEYS * WIDTH * 2;
 constexpr int MERGE_BYTES = SPLIT ? (WIDTH / 2 + 4) * 128 * 4 : 0;
-constexpr int TURN_BARRIER = 1, MERGE_BARRIER = 3;
+constexpr int TURN_BARRIER = 1, MERGE_BARRIER = 3, LENT_BARRIER = 4;
 
 // Where things lie in shared memory, from a multiple of 1024 bytes on, as the swizzle wants it.
 constexpr int AT_K = Q_BYTES;
@@ -31,6 +31,13 @@ static_assert(MASK == FULL || MASK == CAUSAL, "how many keys a query sees depend
 struct Maps {
     TensorMap q, k, v;
 };
+
+// They are on their way to where the unit that copies has them.
+static __device__ __forceinline__ void expect_maps(const Maps& maps) {
+    expect_map(&maps.q);
+    expect_map(&maps.k);
+    expect_map(&maps.v);
+}
 
 // A tile of queries of one head.
 struct Tile {
@@ -323,7 +330,8 @@ static __device__ __forceinline__ Rank rank_of_warp() {
     return {warpgroup, all_warps % 4, SPLIT ? 0 : warpgroup};
 }
 
-// Attention of a tile, but for the division by the sum.
+// Attention of a tile, but for the division by the sum. LENDS: the memory of its queries is let go of by whoever calls.
+template <bool LENDS = false>
 static __device__ __forceinline__ void attend(State& r, const Attention& p, Rings rings, char* s_base, const Rank& rank,
                                               const Tile& tile, u32& at, u32& queries) {
     const int lane = threadIdx.x & 31;
@@ -349,7 +357,7 @@ static __device__ __forceinline__ void attend(State& r, const Attention& p, Ring
         } else {
             attend_in_order(r, r_q, in, i);
         }
-        release(rings.q_empty());
+        if constexpr (!LENDS) release(rings.q_empty());
         at += tile.count;
     }
     if constexpr (SPLIT) merge(r, (float*)(s_base + AT_MERGE), rank.warpgroup);
@@ -395,9 +403,10 @@ template <int BEYOND> static __device__ __forceinline__ void stage_rows(const St
 }
 
 // The same, and from there in whole pieces of 16 bytes to where the result lies.
+template <int BEYOND>
 static __device__ __forceinline__ void store_rows(const Attention& p, const Tile& tile, const State& r, char* s_o, int first) {
-    stage_rows<2048>(r, s_o);
+    stage_rows<BEYOND>(r, s_o);
     Element* g_o = p.g_o + start(p.o, tile.sequence, tile.head) + (u64)first * p.o.position;
-    store_staged<2048>(s_o, g_o, p.o.position, tile.end - first);
+    store_staged<BEYOND>(s_o, g_o, p.o.position, tile.end - first);
     __syncwarp();
 }

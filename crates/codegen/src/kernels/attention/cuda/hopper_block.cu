@@ -6,11 +6,11 @@
 // - A number is a tile of queries of one head, or a part: as many columns of the product of these queries. Parts of some queries come `lag`
 //   groups of queries after their heads, so that o is there by then and hardly anyone waits; meanwhile blocks do one beside the
 //   other, and products, which want the L2 cache, share a multiprocessor with softmax, which does not.
-// - o goes to the workspace, and from there by a tensor map to the products: it stays in the L2 cache. Helpers copy it from slots. A count
-//   for each tile of queries says how many of them have; it only grows, and a launch knows by how much.
+// - o goes to the workspace, by way of the memory of its queries, and from there by a tensor map to the products: it stays in the L2
+//   cache. A count for each tile of queries says how many warps have stored theirs; it only grows, and a launch knows by how much.
 // - A part has its operands in the rings of keys and values, 64 of the inner size at a time, and its sums in registers, bias first.
 //   They are handed to the helpers 64 or 128 columns at a time.
-// - Needs what `hopper.cu` does, columns that are a multiple of PART, an inner size that is one of 64, fewer parts than a board has places.
+// - Needs what `hopper.cu` does, a key for every query, columns that are a multiple of PART, an inner size that is one of 64, fewer parts than a board has places.
 // - A part waits for heads that have smaller numbers, which others have drawn before it: so there is always a number that goes on.
 //
 // TURNED (whether columns of the weight lie together, and else what is summed) and BIASED stand before this file.
@@ -19,6 +19,7 @@ constexpr int PART = QUERIES;
 constexpr int CHUNK_BYTES = QUERIES * 128;  // of either operand
 constexpr int CHUNKS = STAGES * KV_BYTES / CHUNK_BYTES;
 constexpr int AT_CHUNKS = AT_REST;  // barriers: full, then empty
+constexpr u32 STORING = SPLIT ? 4 : 8;  // warps that store a tile of o
 static_assert(AT_CHUNKS + 2 * CHUNKS * 8 == SHARED, "the host asks for as much");
 static_assert(UNITS * UNIT == PART && HANDOFFS * WIDTH == PART && CHUNKS * CHUNK_BYTES == STAGES * KV_BYTES, "a part is handed over whole");
 
@@ -26,20 +27,20 @@ static_assert(UNITS * UNIT == PART && HANDOFFS * WIDTH == PART && CHUNKS * CHUNK
 struct Projected {
     Maps maps;
     NormMaps norm_maps;
-    TensorMap kept, o, weight;  // o as it is stored, and as it is fetched
+    TensorMap o, weight;
     Attention attention;
     Norm norm;
     const Element* g_bias;
-    u32* g_ready;  // of each tile of queries: helpers that have stored o, over all launches
+    u32* g_ready;  // of each tile of queries: warps that have stored o, over all launches
     u64 section, inner, lag;
-    u64 filler[4];
+    u64 filler[5];
 };
 static_assert(sizeof(Projected) % 128 == 0, "as maps are aligned");
 
 // What a number stands for. Heads are counted down from -1.
 static __device__ __forceinline__ Number find_number(const Projected& p, int number) {
     if (number < 0) return {-1, 0};
-    const int heads = (int)p.attention.heads, parts = (int)p.norm.cols / PART, lag = (int)p.lag;
+    const int heads = (int)p.attention.heads, parts = COLS / PART, lag = (int)p.lag;
     const int groups = (int)p.attention.batch * tiles_of(p.attention), both = heads + parts;
     const auto tile = [&](int group) { return tile_of_group(p.attention, (int)p.section, group); };
     // First heads alone, then heads of a group and parts of an earlier one, then parts alone.
@@ -100,25 +101,27 @@ static __device__ __forceinline__ void fetch_part(const Projected& p, Rings ring
 }
 
 static __device__ __forceinline__ void fetch_drawn(const Projected& p, Rings rings, char* s_base, u64 drawn_first) {
-    const u32 launches = (u32)(drawn_first >> 32), target = (launches + 1) * (u32)p.attention.heads * HELPERS;
+    const u32 launches = (u32)(drawn_first >> 32), target = (launches + 1) * (u32)p.attention.heads * STORING;
     board_of(s_base)->mark = mark_of(launches);
-    u32 at = 0, queries = 0, chunks = 0, uses = 0;
+    u32 at = 0, queries = 0, chunks = 0, parts = 0;
     for (u32 round = 0;; ++round) {
-        wait_for_place(board_of(s_base), round);
+        wait_for_place(board_of(s_base), parts);
         const Number number = find_number(p, number_of(p.norm, round == 0 ? drawn_first : draw(p.norm)));
-        put_number(rings, s_base, round, number);
+        if (number.which >= 0) board_of(s_base)->numbers[parts % PLACES] = number;
+        put_item(rings, s_base, round, number);
         if (number.tile < 0) return;
-        const TileRows rows = rows_of(p.attention, number.tile);
+        const TileRows rows = rows_of(p.norm, p.attention, number.tile);
         if (number.which < 0) {
             wait_for_chunks(rings, chunks);
             fetch_tile(p.maps, rings, tile_of(p.attention, rows.sequence, -1 - number.which, rows.first), at, queries);
-            open_slot(rings, uses);
         } else {
             while ((int)(load_acquired(p.g_ready + number.tile) - target) < 0) pause();
-            // Stored by other blocks, and now copied.
+            // Stored as numbers, and now copied.
             fence_all_copies();
             fetch_part(p, rings, rows, number.which, at, chunks);
+            u32 uses = parts * HANDOFFS;
             fetch_residual(&p.norm_maps.residual, rings, rows, number.which, uses);
+            ++parts;
         }
     }
 }
@@ -143,7 +146,7 @@ static __device__ __forceinline__ void merge_sums(float (&r_sums)[WIDTH / 2], fl
 static __device__ __forceinline__ void project(const Projected& p, Rings rings, char* s_base, const Rank& rank, Number number,
                                                u32& chunks, u32& uses) {
     const int part = number.which;
-    // As many columns as are handed over at once are one product.
+    // As many columns as are handed over at once are one product: more would take more registers than the block begins with.
     float r_sums[HANDOFFS][WIDTH / 2];
     const bool first = !SPLIT || rank.warpgroup == 0;
 #pragma unroll
@@ -185,7 +188,7 @@ static __device__ __forceinline__ void project(const Projected& p, Rings rings, 
     chunks += count;
     if constexpr (SPLIT) merge_sums(r_sums[0], (float*)(s_base + AT_MERGE), rank.warpgroup);
     if (!first) return;
-    const int count_of_rows = rows_of(p.attention, number.tile).count;
+    const int count_of_rows = rows_of(p.norm, p.attention, number.tile).count;
 #pragma unroll
     for (int turn = 0; turn < HANDOFFS; ++turn, ++uses) {
         add_rows(p.norm, take_slot(rings, s_base, rank, uses), number.tile, part * UNITS + turn * TOGETHER, rank.part * 64 + rank.warp * 16,
@@ -198,6 +201,23 @@ static __device__ __forceinline__ void project(const Projected& p, Rings rings, 
     }
 }
 
+// A warp's rows of o, by way of the memory of their queries, to where parts find them.
+static __device__ __forceinline__ void keep_rows(const Projected& p, Rings rings, char* s_base, const Rank& rank, const State& r, Number number,
+                                                 const Tile& tile) {
+    // Its warpgroup's products have read queries; where two share them, both have been waited for.
+    if constexpr (!SPLIT) {
+        if (rank.warpgroup == 0) named_sync(LENT_BARRIER, 128);
+        if (rank.warpgroup == 1) named_sync(LENT_BARRIER + 1, 128);
+    }
+    const int first = tile.first + rank.part * 64 + rank.warp * 16;
+    store_rows<UNIT_BYTES>(p.attention, tile, r, s_base + (rank.part * 64 + rank.warp * 16) * 128, first);
+    // Copies of queries come after it. Whoever copies o sees to it that this comes after too.
+    fence_copies();
+    __syncwarp();
+    release(rings.q_empty());
+    if ((threadIdx.x & 31) == 0) add_released(p.g_ready + number.tile, 1);
+}
+
 static __device__ __forceinline__ void compute_drawn(const Projected& p, Rings rings, char* s_base) {
     const Rank rank = rank_of_warp();
     const bool gives = !SPLIT || rank.warpgroup == 0;
@@ -205,7 +225,7 @@ static __device__ __forceinline__ void compute_drawn(const Projected& p, Rings r
     if (rank.warpgroup == 1) end_turn(rank.warpgroup);
     u32 at = 0, queries = 0, chunks = 0, uses = 0;
     for (u32 round = 0;; ++round) {
-        const Number number = take_number(rings, s_base, round);
+        const Number number = take_item(rings, s_base, round);
         if (number.tile < 0) {
             if (gives) give_end(rings, uses);
             return;
@@ -215,46 +235,34 @@ static __device__ __forceinline__ void compute_drawn(const Projected& p, Rings r
             continue;
         }
         State r;
-        const TileRows rows = rows_of(p.attention, number.tile);
-        attend(r, p.attention, rings, s_base, rank, tile_of(p.attention, rows.sequence, -1 - number.which, rows.first), at, queries);
+        const TileRows rows = rows_of(p.norm, p.attention, number.tile);
+        const Tile tile = tile_of(p.attention, rows.sequence, -1 - number.which, rows.first);
+        attend<true>(r, p.attention, rings, s_base, rank, tile, at, queries);
         if (gives) {
-            stage_rows<UNIT_BYTES>(r, take_slot(rings, s_base, rank, uses));
-            give_slot(rings, uses);
-            ++uses;
+            keep_rows(p, rings, s_base, rank, r, number, tile);
+        } else {
+            release(rings.q_empty());
         }
     }
-}
-
-// A helper's rows of o from a slot to where parts find them.
-static __device__ __forceinline__ void keep_rows(const Projected& p, Rings rings, char* s_base, u32 use, u32 round) {
-    const int column = (-1 - number_anew(s_base, round).which) * WIDTH;
-#pragma unroll 1
-    for (int batch = first_batch(round); batch < rows_anew(p.attention, s_base, round); batch += NEXT_BATCH) {
-        store_batch(&p.kept, p.attention, rings, s_base, round, slot_of(use), column, batch, TOGETHER);
-    }
-    if ((thread_anew() & 31) == 0) {
-        wait_stores();
-        // Copies by other blocks come after it.
-        fence_all_copies();
-        add_released(p.g_ready + number_anew(s_base, round).tile, 1);
-    }
-    __syncwarp();
 }
 
 static __device__ __forceinline__ void init_chunks(Rings rings) {
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         init_barrier(chunk_full(rings, chunk), 1);
-        init_barrier(chunk_empty(rings, chunk), SPLIT ? 4 : 8);
+        init_barrier(chunk_empty(rings, chunk), STORING);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_block_hopper(const __grid_constant__ Projected p) {
     extern __shared__ __align__(1024) char s_base[];
     run_block(
-        p.norm, s_base, [](Rings rings) { init_chunks(rings); },
-        [&](Rings rings, u64 drawn_first) { fetch_drawn(p, rings, s_base, drawn_first); },
-        [&](Rings rings) {
-            follow(p.norm, p.norm_maps, p.attention, rings, s_base, [&](u32 use, u32 round) { keep_rows(p, rings, s_base, use, round); });
+        p.norm, p.norm_maps, s_base, [&](Rings rings) {
+            init_chunks(rings);
+            expect_maps(p.maps);
+            expect_map(&p.o);
+            expect_map(&p.weight);
         },
+        [&](Rings rings, u64 drawn_first) { fetch_drawn(p, rings, s_base, drawn_first); },
+        [&](Rings rings) { follow(p.norm, p.norm_maps, p.attention, rings, s_base); },
         [&](Rings rings) { compute_drawn(p, rings, s_base); });
 }

@@ -49,6 +49,11 @@ struct alignas(128) TensorMap {
     u64 opaque[16];
 };
 
+// It will be used.
+static __device__ __forceinline__ void expect_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // A tile on its way to shared memory: rows from `row` on of one head, zeros beyond the last. The barrier gets its bytes. A row
 // is pieces of 64 elements (128 bytes); of two pieces the first ones of all rows come first. In eight rows of 128 bytes, 16 bytes
 // lie at their place xor the row (the 128-byte swizzle), so that neither rows nor columns of small matrices meet in a bank.
@@ -129,6 +134,17 @@ static __device__ __forceinline__ int thread_anew() {
 }
 // For who looks again and again.
 static __device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 %0;" ::"n"(40) : "memory"); }
+
+// The sums of two pairs, rounded once. A sum of two such numbers has so few digits between that rounding it to f32 before changes nothing.
+template <int KIND> static __device__ __forceinline__ u32 add_pairs(u32 a, u32 b) {
+    u32 sums;
+    if constexpr (KIND == 2) {
+        asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sums) : "r"(a), "r"(b));
+    } else {
+        asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sums) : "r"(a), "r"(b));
+    }
+    return sums;
+}
 
 // Registers of a warp's threads from here on.
 template <int COUNT> static __device__ __forceinline__ void give_registers() {

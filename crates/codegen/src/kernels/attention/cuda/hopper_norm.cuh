@@ -21,15 +21,17 @@
 //   for always go on, however few blocks run at once.
 //
 // RMS (whether the norm is of the root mean square, and else a layer's), EPSILON, WEIGHT_STORAGE, STORED (whether s is a result, and
-// else memory for those who let their slots go) and HANDOFFS (slots that x of a number takes) stand before this file.
+// else memory for those who let their slots go), COLS (of a row) and HANDOFFS (slots that x of a number takes) stand before this file.
 
 constexpr int UNIT = 64;
 constexpr int TOGETHER = WIDTH / UNIT;      // units of a slot
 constexpr int UNITS = HANDOFFS * TOGETHER;  // units of a number
+constexpr int ROW_UNITS = COLS / UNIT;      // units of a row
 constexpr int UNIT_BYTES = QUERIES * 128;   // of a slot: a unit of all its rows
 constexpr int HELPERS = 3;                  // warps that normalise
 constexpr int BATCH = 32;                   // rows that a warp normalises together, a lane each
 constexpr int PATIENCE = 100;               // looks
+constexpr int AT_ONCE = ROW_UNITS <= 12 ? ROW_UNITS : 6;  // words that a lane has on their way
 constexpr int PLACES = 64;                  // numbers on a board
 static_assert(HANDOFFS <= SLOTS && QUERIES % BATCH == 0, "a number has its slots at once");
 
@@ -47,8 +49,8 @@ struct Norm {
     const WeightElement* g_bias;
     u64* g_moments;  // tiles of queries by units by QUERIES
     u64* g_state;    // how many numbers were drawn, and in the upper half launches before this one
-    u64 cols, numbers;  // all elements have 32-bit numbers
-    float by_units, by_cols;  // one over how many there are
+    u64 numbers;    // all elements have 32-bit numbers
+    u64 by_tiles;   // 2^32 over how many tiles of queries a sequence has, and a bit more
 };
 
 // ---- numbers
@@ -86,15 +88,16 @@ static __device__ __forceinline__ int tile_of_group(const Attention& p, int sect
 struct TileRows {
     int sequence, first, count;
 };
-static __device__ __forceinline__ TileRows rows_of(const Attention& p, int tile) {
-    const int tiles = tiles_of(p), sequence = tile / tiles, first = (tile - sequence * tiles) * QUERIES;
-    return {sequence, first, min(QUERIES, (int)p.queries - first)};
+static __device__ __forceinline__ TileRows rows_of(const Norm& p, const Attention& q, int tile) {
+    const int sequence = (int)((u64)tile * p.by_tiles >> 32), first = (tile - sequence * tiles_of(q)) * QUERIES;
+    return {sequence, first, min(QUERIES, (int)q.queries - first)};
 }
 
 struct Board {
-    Number numbers[PLACES];
-    u32 done[HELPERS];  // numbers that a helper is done with
-    u32 mark;           // of this launch, known with the first number
+    Number item;             // what those who multiply do next
+    Number numbers[PLACES];  // numbers with columns, which helpers have next
+    u32 done[HELPERS];       // of these, how many a helper is done with
+    u32 mark;                // of this launch, known with the first number
 };
 
 static __device__ __forceinline__ u32 look_at(const u32* s_at) { return *(const volatile u32*)s_at; }
@@ -105,7 +108,7 @@ static __device__ __forceinline__ Number look_at(const Number* s_at) {
 // Warps after those who multiply: the first fetches.
 static __device__ __forceinline__ int helper_anew() { return thread_anew() / 32 - MULTIPLIERS / 32 - 1; }
 
-// Waits until a number of this round has a place.
+// Waits until one more number with columns, after so many of them, has a place.
 static __device__ __forceinline__ void wait_for_place(const Board* s_board, u32 round) {
     for (int helper = 0; helper < HELPERS; ++helper) {
         while (round - load_acquired_shared(shared_address(&s_board->done[helper])) >= PLACES) pause();
@@ -114,8 +117,8 @@ static __device__ __forceinline__ void wait_for_place(const Board* s_board, u32 
 
 // ---- barriers of a block
 
-// Slots are used in turn, and uses of all slots counted. One is ready when the residual is there, or nothing if none is added; full
-// when x is; and empty when helpers are done.
+// Slots are used in turn, and uses of all slots counted. One is ready when the residual is there, filled when x is, and empty when helpers
+// are done.
 constexpr int READY = BARRIERS, FILLED = READY + SLOTS, EMPTY = FILLED + SLOTS;
 constexpr int ITEM_FULL = EMPTY + SLOTS, ITEM_EMPTY = ITEM_FULL + 1;
 constexpr int AT_BOARD = AT_MORE + (3 * SLOTS + 2) * 8;
@@ -139,19 +142,13 @@ static __device__ __forceinline__ void init_norm(Rings rings, char* s_base) {
 
 // ---- the thread that fetches
 
-// Puts the number of a round on the board, and tells those who multiply; they have read what came before.
-static __device__ __forceinline__ void put_number(Rings rings, char* s_base, u32 round, Number number) {
+// Tells those who multiply of the number of a round; they have read what came before.
+static __device__ __forceinline__ void put_item(Rings rings, char* s_base, u32 round, Number number) {
     wait(rings.barrier(ITEM_EMPTY), (round & 1) ^ 1);
-    board_of(s_base)->numbers[round % PLACES] = number;
+    board_of(s_base)->item = number;
     arrive(rings.barrier(ITEM_FULL));
 }
 
-// Makes a slot ready that has no residual.
-static __device__ __forceinline__ void open_slot(Rings rings, u32& uses) {
-    wait(rings.barrier(EMPTY + uses % SLOTS), turn_of(uses) ^ 1);
-    arrive(rings.barrier(READY + uses % SLOTS));
-    ++uses;
-}
 // Makes the slots of a number ready.
 static __device__ __forceinline__ void fetch_residual(const TensorMap* map, Rings rings, const TileRows& rows, int which, u32& uses) {
     for (int i = 0; i < HANDOFFS; ++i, ++uses) {
@@ -166,9 +163,9 @@ static __device__ __forceinline__ void fetch_residual(const TensorMap* map, Ring
 
 // ---- the warpgroups that multiply
 
-static __device__ __forceinline__ Number take_number(Rings rings, char* s_base, u32 round) {
+static __device__ __forceinline__ Number take_item(Rings rings, char* s_base, u32 round) {
     wait(rings.barrier(ITEM_FULL), round & 1);
-    const Number number = look_at(&board_of(s_base)->numbers[round % PLACES]);
+    const Number number = look_at(&board_of(s_base)->item);
     __syncwarp();
     release(rings.barrier(ITEM_EMPTY));
     return number;
@@ -195,7 +192,7 @@ static __device__ __forceinline__ float high_half(u32 pair) { return widen<STORA
 
 // Where the words of a tile's unit are.
 static __device__ __forceinline__ u64* words_of(const Norm& p, int tile, int unit) {
-    return p.g_moments + ((u32)tile * ((u32)p.cols / UNIT) + unit) * QUERIES;
+    return p.g_moments + ((u32)tile * ROW_UNITS + unit) * QUERIES;
 }
 
 // Adds a warp's 16 rows of x to the residual, which is in its part of a slot, and says their moments. `pairs` gives what a product leaves
@@ -214,9 +211,7 @@ static __device__ __forceinline__ void add_rows(const Norm& p, char* s_rows, int
             pairs_of(unit * 4 + step, pairs);
             load_matrices(left, s_at);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                pairs[i] = narrow2<STORAGE>(low_half(left[i]) + low_half(pairs[i]), high_half(left[i]) + high_half(pairs[i]));
-            }
+            for (int i = 0; i < 4; ++i) pairs[i] = add_pairs<STORAGE>(left[i], pairs[i]);
             store_matrices(s_at, pairs);
             if (!RMS && step == 0) {
                 pivot[0] = __shfl_sync(0xffffffffu, low_half(pairs[0]), lane & 28);
@@ -255,35 +250,31 @@ static __device__ __forceinline__ float mean_of(u64 word) { return __uint_as_flo
 static __device__ __forceinline__ float squares_of(u64 word) { return __uint_as_float((u32)(word >> 32) & ~1u); }
 static __device__ __forceinline__ bool is_marked(u64 word, u32 mark) { return ((u32)(word >> 32) & 1) == mark; }
 
-// Eight weights as they lie, which become numbers where they are used: so few registers hold them.
+// Weights of eight columns.
 struct Weights {
-    uint4 raw[WEIGHT_STORAGE == 0 ? 2 : 1];
-    __device__ __forceinline__ void load(const WeightElement* g_from) {
-#pragma unroll
-        for (int i = 0; i < (WEIGHT_STORAGE == 0 ? 2 : 1); ++i) raw[i] = ((const uint4*)g_from)[i];
+    float w[8], b[8];
+    __device__ __forceinline__ Weights(const Norm& p, int column) {
+        load(w, p.g_weight + column);
+        if constexpr (!RMS) load(b, p.g_bias + column);
     }
-    // Number `at`, which the compiler knows.
-    __device__ __forceinline__ float operator[](int at) const {
-        const int word = WEIGHT_STORAGE == 0 ? at : at / 2;
-        const uint4& four = raw[word / 4];
-        const u32 bits = word % 4 == 0 ? four.x : word % 4 == 1 ? four.y : word % 4 == 2 ? four.z : four.w;
-        if constexpr (WEIGHT_STORAGE == 0) {
-            return __uint_as_float(bits);
-        } else {
-            return widen<WEIGHT_STORAGE>((u16)(at % 2 ? bits >> 16 : bits));
+    static __device__ __forceinline__ void load(float (&to)[8], const WeightElement* g_from) {
+        constexpr int EACH = 16 / sizeof(WeightElement);
+#pragma unroll
+        for (int i = 0; i < 8 / EACH; ++i) {
+            const uint4 raw = ((const uint4*)g_from)[i];
+            const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                if constexpr (WEIGHT_STORAGE == 0) {
+                    to[i * 4 + j] = __uint_as_float(words[j]);
+                } else {
+                    to[2 * j] = widen<WEIGHT_STORAGE>((u16)words[j]);
+                    to[2 * j + 1] = widen<WEIGHT_STORAGE>((u16)(words[j] >> 16));
+                }
+            }
         }
     }
 };
-
-// Whether the words of all units of a row are there. Those of the next rows are then on their way at least: whoever has said the first of
-// a tile waits for nobody before it says the others.
-static __device__ __forceinline__ bool is_here(const Norm& p, int tile, int row, u32 mark) {
-    bool here = true;
-    for (int unit = thread_anew() & 31; unit < (int)p.cols / UNIT; unit += 32) {
-        here = here && is_marked(read_word(words_of(p, tile, unit) + row), mark);
-    }
-    return !any_of_warp(!here);
-}
 
 // Of the rows from one on, a lane each: how they are normalised.
 struct Moments {
@@ -295,50 +286,52 @@ static __device__ __forceinline__ Moments moments_of(const Norm& p, int tile, in
         const u64* g_words = words_of(p, tile, 0) + at;
         bool here = true;
         float pivot = 0.0f, means = 0.0f, squared = 0.0f, squares = 0.0f;
-        if constexpr (!RMS) pivot = mean_of(read_word(g_words));
-#pragma unroll 4
-        for (int unit = 0; unit < (int)p.cols / UNIT; ++unit) {
-            const u64 word = read_word(g_words + unit * QUERIES);
-            here = here && is_marked(word, mark);
-            const float mean = mean_of(word) - pivot;
-            means += mean;
-            squared = fmaf(mean, mean, squared);
-            squares += squares_of(word);
+#pragma unroll 1
+        for (int unit = 0; unit < ROW_UNITS; unit += AT_ONCE) {
+            u64 words[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (unit + i < ROW_UNITS) words[i] = read_word(g_words + (unit + i) * QUERIES);
+            }
+            if (!RMS && unit == 0) pivot = mean_of(words[0]);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (unit + i >= ROW_UNITS) continue;
+                here = here && is_marked(words[i], mark);
+                const float mean = mean_of(words[i]) - pivot;
+                means += mean;
+                squared = fmaf(mean, mean, squared);
+                squares += squares_of(words[i]);
+            }
         }
         if (any_of_warp(!here)) continue;
         float mean = 0.0f;
         if constexpr (!RMS) {
-            const float of_means = means * p.by_units, between = squared - means * of_means;
+            const float of_means = means * (1.0f / ROW_UNITS), between = squared - means * of_means;
             squares += UNIT * (between < 0.0f ? 0.0f : between);
             mean = pivot + of_means;
         }
-        return {mean, rsqrtf(fmaf(squares, p.by_cols, EPSILON))};
+        return {mean, rsqrtf(fmaf(squares, 1.0f / COLS, EPSILON))};
     }
 }
 
 // y of eight elements of a row.
-static __device__ __forceinline__ uint4 normalised(uint4 s, float mean, float rstd, const Weights& w, const Weights& b) {
+static __device__ __forceinline__ uint4 normalised(uint4 s, float mean, float rstd, const Weights& by) {
     const u32 from[4] = {s.x, s.y, s.z, s.w};
     u32 pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         float low = low_half(from[i]), high = high_half(from[i]);
         if constexpr (RMS) {
-            low = low * rstd * w[2 * i];
-            high = high * rstd * w[2 * i + 1];
+            low = low * rstd * by.w[2 * i];
+            high = high * rstd * by.w[2 * i + 1];
         } else {
-            low = fmaf((low - mean) * rstd, w[2 * i], b[2 * i]);
-            high = fmaf((high - mean) * rstd, w[2 * i + 1], b[2 * i + 1]);
+            low = fmaf((low - mean) * rstd, by.w[2 * i], by.b[2 * i]);
+            high = fmaf((high - mean) * rstd, by.w[2 * i + 1], by.b[2 * i + 1]);
         }
         pairs[i] = narrow2<STORAGE>(low, high);
     }
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
-}
-
-// The weights of eight columns.
-static __device__ __forceinline__ void load_weights(const Norm& p, int column, Weights& w, Weights& b) {
-    w.load(p.g_weight + column);
-    if constexpr (!RMS) b.load(p.g_bias + column);
 }
 
 // Rows of a number and a helper: every HELPERS-th batch. Which helper begins differs from number to number, so that all have alike.
@@ -348,15 +341,15 @@ constexpr int NEXT_BATCH = HELPERS * BATCH;
 // What helpers know from number to number is on the board and read anew where it is needed, so that registers are left for rows.
 static __device__ __forceinline__ Number number_anew(char* s_base, u32 round) { return look_at(&board_of(s_base)->numbers[round % PLACES]); }
 static __device__ __forceinline__ u32 mark_anew(char* s_base) { return look_at(&board_of(s_base)->mark); }
-static __device__ __forceinline__ int rows_anew(const Attention& q, char* s_base, u32 round) {
-    return rows_of(q, number_anew(s_base, round).tile).count;
+static __device__ __forceinline__ int rows_anew(const Norm& p, const Attention& q, char* s_base, u32 round) {
+    return rows_of(p, q, number_anew(s_base, round).tile).count;
 }
 
 // A batch of rows in `count` units of a slot on its way to where a map says, from a column on.
-static __device__ __forceinline__ void store_batch(const TensorMap* map, const Attention& q, Rings rings, char* s_base, u32 round, u32 slot,
-                                                   int column, int batch, int count) {
+static __device__ __forceinline__ void store_batch(const TensorMap* map, const Norm& p, const Attention& q, Rings rings, char* s_base,
+                                                   u32 round, u32 slot, int column, int batch, int count) {
     if ((thread_anew() & 31) == 0) {
-        const TileRows rows = rows_of(q, number_anew(s_base, round).tile);
+        const TileRows rows = rows_of(p, q, number_anew(s_base, round).tile);
         for (int unit = 0; unit < count; ++unit) {
             const u32 from = rings.base + slot + unit * UNIT_BYTES + batch * 128;
             store_piece(map, from, column + unit * UNIT, rows.first + batch, rows.sequence);
@@ -365,70 +358,72 @@ static __device__ __forceinline__ void store_batch(const TensorMap* map, const A
     }
 }
 // A helper's rows of s in a slot of a number, which has several.
-static __device__ __forceinline__ void store_sums(const NormMaps& maps, const Attention& q, Rings rings, char* s_base, u32 round, u32 use,
-                                                  int turn) {
+static __device__ __forceinline__ void store_sums(const NormMaps& maps, const Norm& p, const Attention& q, Rings rings, char* s_base,
+                                                  u32 round, u32 use, int turn) {
     const int column = (number_anew(s_base, round).which * UNITS + turn * TOGETHER) * UNIT;
 #pragma unroll 1
-    for (int batch = first_batch(round); batch < rows_anew(q, s_base, round); batch += NEXT_BATCH) {
-        store_batch(&maps.sum, q, rings, s_base, round, slot_of(use + turn), column, batch, TOGETHER);
+    for (int batch = first_batch(round); batch < rows_anew(p, q, s_base, round); batch += NEXT_BATCH) {
+        store_batch(&maps.sum, p, q, rings, s_base, round, slot_of(use + turn), column, batch, TOGETHER);
     }
 }
 
 // y of a batch of rows in its slots, and from there to where it belongs. `use` is the number's first slot.
 static __device__ __forceinline__ void finish_batch(const Norm& p, const NormMaps& maps, const Attention& q, Rings rings, char* s_base,
                                                     u32 round, u32 use, int batch) {
-    const Moments of = moments_of(p, number_anew(s_base, round).tile, batch, rows_anew(q, s_base, round), mark_anew(s_base));
-    // s has left its place.
-    wait_stores_read();
-    __syncwarp();
+    const Moments of = moments_of(p, number_anew(s_base, round).tile, batch, rows_anew(p, q, s_base, round), mark_anew(s_base));
 #pragma unroll 1
     for (int i = 0; i < UNITS; ++i) {
         const int lane = thread_anew() & 31, piece = lane % 8, column = (number_anew(s_base, round).which * UNITS + i) * UNIT;
         const u32 slot = slot_of(use + i / TOGETHER) + i % TOGETHER * UNIT_BYTES;
-        Weights w, b;
-        load_weights(p, column + piece * 8, w, b);
+        const Weights by(p, column + piece * 8);
         char* s_rows = s_base + slot + (batch + lane / 8) * 128;
 #pragma unroll 2
         for (int j = 0; j < BATCH / 4; ++j) {
             const int at = j * 4 + lane / 8;
             const float mean = __shfl_sync(0xffffffffu, of.mean, at), rstd = __shfl_sync(0xffffffffu, of.rstd, at);
             uint4* s_at = (uint4*)(s_rows + j * 4 * 128 + ((piece ^ (at & 7)) << 4));
-            *s_at = normalised(*s_at, mean, rstd, w, b);
+            *s_at = normalised(*s_at, mean, rstd, by);
         }
         fence_copies();
         __syncwarp();
-        store_batch(&maps.y, q, rings, s_base, round, slot, column, batch, 1);
+        store_batch(&maps.y, p, q, rings, s_base, round, slot, column, batch, 1);
     }
 }
 
-// Whether all words are there for a helper's rows of a number, or come while it looks so often.
+// Whether words of all units are there for a helper's rows of a number, or come while it looks so often. It looks at the first row of a batch:
+// words of the others are then on their way at least, as whoever has said the first waits for nobody before it says them.
 static __device__ __forceinline__ bool are_here(const Norm& p, const Attention& q, char* s_base, u32 round, int looks) {
+    while (true) {
+        bool here = true;
 #pragma unroll 1
-    for (int batch = first_batch(round); batch < rows_anew(q, s_base, round); batch += NEXT_BATCH) {
-        while (!is_here(p, number_anew(s_base, round).tile, batch, mark_anew(s_base))) {
-            if (--looks <= 0) return false;
-            pause();
+        for (int batch = first_batch(round); batch < rows_anew(p, q, s_base, round); batch += NEXT_BATCH) {
+#pragma unroll
+            for (int unit = 0; unit < ROW_UNITS; unit += 32) {
+                const int mine = min(unit + (thread_anew() & 31), ROW_UNITS - 1);
+                here = here && is_marked(read_word(words_of(p, number_anew(s_base, round).tile, mine) + batch), mark_anew(s_base));
+            }
         }
+        if (!any_of_warp(!here)) return true;
+        if (--looks <= 0) return false;
+        pause();
     }
-    return true;
 }
 
 // y of a helper's rows of a number that let its slots go.
 static __device__ __forceinline__ void finish_late(const Norm& p, const Attention& q, char* s_base, u32 round) {
 #pragma unroll 1
-    for (int batch = first_batch(round); batch < rows_anew(q, s_base, round); batch += NEXT_BATCH) {
-        const Moments of = moments_of(p, number_anew(s_base, round).tile, batch, rows_anew(q, s_base, round), mark_anew(s_base));
+    for (int batch = first_batch(round); batch < rows_anew(p, q, s_base, round); batch += NEXT_BATCH) {
+        const Moments of = moments_of(p, number_anew(s_base, round).tile, batch, rows_anew(p, q, s_base, round), mark_anew(s_base));
 #pragma unroll 1
         for (int i = 0; i < UNITS * BATCH / 4; ++i) {
             const Number number = number_anew(s_base, round);
-            const TileRows rows = rows_of(q, number.tile);
+            const TileRows rows = rows_of(p, q, number.tile);
             const int lane = thread_anew() & 31, at = i % (BATCH / 4) * 4 + lane / 8;
             const int column = (number.which * UNITS + i / (BATCH / 4)) * UNIT + lane % 8 * 8;
             const float mean = __shfl_sync(0xffffffffu, of.mean, at), rstd = __shfl_sync(0xffffffffu, of.rstd, at);
-            const u32 offset = ((u32)rows.sequence * (u32)q.queries + rows.first + batch + at) * (u32)p.cols + column;
-            Weights w, b;
-            load_weights(p, column, w, b);
-            if (batch + at < rows.count) *(uint4*)(p.g_y + offset) = normalised(*(const uint4*)(p.g_sum + offset), mean, rstd, w, b);
+            const u32 offset = ((u32)rows.sequence * (u32)q.queries + rows.first + batch + at) * COLS + column;
+            const Weights by(p, column);
+            if (batch + at < rows.count) *(uint4*)(p.g_y + offset) = normalised(*(const uint4*)(p.g_sum + offset), mean, rstd, by);
         }
     }
 }
@@ -442,64 +437,53 @@ static __device__ __forceinline__ void one_more_done(char* s_base) {
 }
 
 // What helpers do, until they are told of the end: numbers as they are handed over, and meanwhile the oldest one that let its slots go.
-// `keep` has slots of numbers without columns.
-template <class Keep>
-static __device__ __forceinline__ void follow(const Norm& p, const NormMaps& maps, const Attention& q, Rings rings, char* s_base, Keep keep) {
-    u32 uses = 0, round = 0;
+static __device__ __forceinline__ void follow(const Norm& p, const NormMaps& maps, const Attention& q, Rings rings, char* s_base) {
+    u32 round = 0;
     bool ended = false;
     while (true) {
         const bool behind = done_numbers(s_base) < round;
         if (ended && !behind) break;
-        const u32 full = rings.barrier(FILLED + uses % SLOTS);
-        if (ended || (behind && !any_of_warp(is_over_now(full, turn_of(uses))))) {
-            const u32 oldest = done_numbers(s_base);
-            const bool has_rows = number_anew(s_base, oldest).which >= 0;
-            if (has_rows && !are_here(p, q, s_base, oldest, 1)) {
+        const u32 use = round * HANDOFFS, filled = rings.barrier(FILLED + use % SLOTS);
+        if (ended || (behind && !any_of_warp(is_over_now(filled, turn_of(use))))) {
+            if (are_here(p, q, s_base, done_numbers(s_base), 1)) {
+                finish_late(p, q, s_base, done_numbers(s_base));
+                one_more_done(s_base);
+            } else {
                 pause();
-                continue;
             }
-            if (has_rows) finish_late(p, q, s_base, oldest);
-            one_more_done(s_base);
             continue;
         }
-        wait(full, turn_of(uses));
+        wait(filled, turn_of(use));
         if (number_anew(s_base, round).tile < 0) {
             ended = true;
             continue;
         }
-        bool at_once = !behind;
-        const bool has_rows = number_anew(s_base, round).which >= 0;
-        if (has_rows) {
 #pragma unroll 1
-            for (int turn = 0; turn < HANDOFFS; ++turn) {
-                wait(rings.barrier(FILLED + (uses + turn) % SLOTS), turn_of(uses + turn));
-                if constexpr (STORED) store_sums(maps, q, rings, s_base, round, uses, turn);
-            }
-            at_once = at_once && are_here(p, q, s_base, round, PATIENCE);
-            if (at_once) {
-#pragma unroll 1
-                for (int batch = first_batch(round); batch < rows_anew(q, s_base, round); batch += NEXT_BATCH) {
-                    finish_batch(p, maps, q, rings, s_base, round, uses, batch);
-                }
-                wait_stores_read();
-            } else {
-                if constexpr (!STORED) {
-#pragma unroll 1
-                    for (int turn = 0; turn < HANDOFFS; ++turn) store_sums(maps, q, rings, s_base, round, uses, turn);
-                }
-                // Read from there later.
-                wait_stores();
-                fence_all_copies();
-            }
+        for (int turn = 0; turn < HANDOFFS; ++turn) {
+            wait(rings.barrier(FILLED + (use + turn) % SLOTS), turn_of(use + turn));
+            if constexpr (STORED) store_sums(maps, p, q, rings, s_base, round, use, turn);
+        }
+        if (!behind && are_here(p, q, s_base, round, PATIENCE)) {
+            // s has left its place.
+            wait_stores_read();
             __syncwarp();
+#pragma unroll 1
+            for (int batch = first_batch(round); batch < rows_anew(p, q, s_base, round); batch += NEXT_BATCH) {
+                finish_batch(p, maps, q, rings, s_base, round, use, batch);
+            }
+            one_more_done(s_base);
+            wait_stores_read();
         } else {
-            keep(uses, round);
+            if constexpr (!STORED) {
+#pragma unroll 1
+                for (int turn = 0; turn < HANDOFFS; ++turn) store_sums(maps, p, q, rings, s_base, round, use, turn);
+            }
+            // Read from there later.
+            wait_stores();
+            fence_all_copies();
         }
-        for (int left = number_anew(s_base, round).which >= 0 ? HANDOFFS : 1; left > 0; --left, ++uses) {
-            release(rings.barrier(EMPTY + uses % SLOTS));
-        }
-        // From now on its place may have another number.
-        if (at_once) one_more_done(s_base);
+        __syncwarp();
+        for (int turn = 0; turn < HANDOFFS; ++turn) release(rings.barrier(EMPTY + (use + turn) % SLOTS));
         ++round;
     }
     wait_stores();
@@ -508,7 +492,7 @@ static __device__ __forceinline__ void follow(const Norm& p, const NormMaps& map
 // A block of 384 threads: one fetches what the block draws, warps beside it help, the others compute. `init` makes the barriers that the
 // kernel has besides.
 template <class Init, class Fetch, class Help, class Compute>
-static __device__ __forceinline__ void run_block(const Norm& p, char* s_base, Init init, Fetch fetch, Help help, Compute compute) {
+static __device__ __forceinline__ void run_block(const Norm& p, const NormMaps& maps, char* s_base, Init init, Fetch fetch, Help help, Compute compute) {
     const Rings rings = {shared_address(s_base)};
     // On its way while barriers are made.
     u64 drawn_first = 0;
@@ -517,6 +501,11 @@ static __device__ __forceinline__ void run_block(const Norm& p, char* s_base, In
         init_norm(rings, s_base);
         init(rings);
         rings.init();
+    }
+    if (threadIdx.x == MULTIPLIERS + 32) {
+        expect_map(&maps.residual);
+        expect_map(&maps.sum);
+        expect_map(&maps.y);
     }
     __syncthreads();
     if (threadIdx.x >= MULTIPLIERS) {

@@ -3,7 +3,7 @@
 use super::hopper::{Groups, section};
 use super::{HOPPER, HOPPER_ATTEND, RESULT_AT, is_aligned, text, words};
 use crate::attention::norm::{AddNorm, NormKind};
-use crate::attention::{AttentionKernel, AttentionShape, HeadStrides};
+use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
 use crate::cuda::{CudaTarget, Grid, Grids, MAP_WORDS, Mapped, TensorMap, Word};
 use crate::source::{ArgBinding, Geometry, Launch, MatmulShape};
 use deuteron_graph::Dtype;
@@ -15,7 +15,7 @@ const PLACES: usize = 64;
 /// Threads of a block: two warpgroups that multiply, a warp that fetches and three that normalise.
 const THREADS: u32 = 384;
 /// The board of a block, as in `hopper_norm.cuh`.
-const BOARD_BYTES: usize = PLACES * 8 + 4 * 4;
+const BOARD_BYTES: usize = (1 + PLACES) * 8 + 4 * 4;
 /// Rows that are stored together.
 const BATCH: usize = 32;
 /// What is kept begins with how many numbers were drawn and how often it was launched.
@@ -44,6 +44,8 @@ pub struct Projection {
 pub struct Meeting {
     /// how a block is cut
     pub groups: Groups,
+    /// columns of a row
+    pub cols: usize,
     /// what follows
     pub norm: AddNorm,
     /// what stands in between
@@ -140,9 +142,13 @@ impl Meeting {
             Some(_) if !cols.is_multiple_of(groups.queries()) && asked.kernel.width == 64 => Groups::NARROW_FEW,
             _ => groups,
         };
-        // Heads of 128 leave room for one slot.
-        let slots = if asked.kernel.width == 64 { 2 } else { 1 };
-        let groups = Groups { persistent: true, slots, ..groups };
+        // What is left of shared memory. A part has two slots, and 64 of the inner size of both operands fill two stages.
+        let (stages, slots) = match (asked.kernel.width, groups.blocks, asked.product) {
+            (64, 2, None) => (3, 3),
+            (64, ..) => (groups.stages, 2),
+            _ => (groups.stages, 1),
+        };
+        let groups = Groups { persistent: true, stages, slots, ..groups };
         let projection = match asked.product {
             None => None,
             Some(product) => {
@@ -170,12 +176,16 @@ impl Meeting {
             && is_aligned(asked.kernel, &asked.shape, &alone)
             && cols.is_multiple_of(UNIT)
             && asked.shape.heads < PLACES
+            && asked.shape.batch * asked.shape.queries.div_ceil(groups.queries()).pow(2) < 1 << 32
+            && (asked.product.is_none()
+                || asked.kernel.mask == AttentionMask::Full
+                || asked.shape.keys >= asked.shape.queries)
             && norm.weights.is_float()
             && norm.eps >= f64::from(f32::MIN_POSITIVE)
             && given.into_iter().all(|position| asked.starts_whole(position))
             && (stride * 2).is_multiple_of(16)
             && asked.rows() * cols.max(stride).max(asked.inner()) < MAX_ELEMENTS;
-        fits.then_some(Meeting { groups, norm, projection })
+        fits.then_some(Meeting { groups, cols, norm, projection })
     }
 
     /// The kernel's name.
@@ -198,6 +208,7 @@ impl Meeting {
 
     /// The text.
     pub(super) fn text(&self, kernel: &AttentionKernel) -> String {
+        let cols = self.cols;
         let storage = match self.norm.weights {
             Dtype::F16 => 1,
             Dtype::Bf16 => 2,
@@ -206,7 +217,7 @@ impl Meeting {
         let mut constants = self.groups.constants(self.shared(kernel.width));
         constants += &format!(
             "constexpr bool RMS = {};\nconstexpr float EPSILON = {:e}f;\nconstexpr int WEIGHT_STORAGE = {storage};\n\
-             constexpr bool STORED = {};\nconstexpr int HANDOFFS = {};\n",
+             constexpr bool STORED = {};\nconstexpr int COLS = {cols};\nconstexpr int HANDOFFS = {};\n",
             self.norm.norm == NormKind::RootMeanSquare,
             self.norm.eps as f32,
             self.norm.sum.is_some(),
@@ -235,7 +246,8 @@ impl Meeting {
         if rows == 0 {
             return Grids::default();
         }
-        let groups = shape.batch * shape.queries.div_ceil(queries);
+        let tiles = shape.queries.div_ceil(queries);
+        let groups = shape.batch * tiles;
         let parts = self.projection.map_or(0, |projection| projection.cols / queries);
         let numbers = groups * (shape.heads + parts);
         let places = target.processors * self.groups.blocks;
@@ -248,7 +260,7 @@ impl Meeting {
         let sum = self.norm.sum.map_or(Word::Workspace(o_bytes), |position| argument(launch, position));
 
         let mut attention = words(kernel, shape, &alone, 1);
-        attention[RESULT_AT] = Word::Number(0);
+        attention[RESULT_AT] = if self.projection.is_some() { Word::Workspace(0) } else { Word::Number(0) };
         let map = |of: Mapped, offset: usize, [x, y, z]: [usize; 3], [by_y, by_z]: [usize; 2], rows: usize| {
             let sizes = [x, y, z, 1, 1].map(|size| size as u64);
             let strides = [2 * by_y as u64, if z > 1 { 2 * by_z as u64 } else { 16 }, 16, 16];
@@ -263,13 +275,12 @@ impl Meeting {
             map(of, offset, [cols, shape.queries, shape.batch], [stride, shape.queries * stride], rows)
         };
         let inner = asked.inner();
-        let kept_o = (Mapped::Workspace, 0);
         let kept_sum = self.norm.sum.map_or((Mapped::Workspace, o_bytes), in_launch);
         let mut words: Vec<Word> = self.groups.maps(kernel, shape, &alone).to_vec();
         words.push(rows_map(in_launch(self.norm.residual), cols, stride, queries));
         words.extend([kept_sum, in_launch(self.norm.result)].map(|place| rows_map(place, cols, cols, BATCH)));
         if let Some(projection) = self.projection {
-            words.extend([BATCH, queries].map(|rows| rows_map(kept_o, inner, inner, rows)));
+            words.push(rows_map((Mapped::Workspace, 0), inner, inner, queries));
             let (of, offset) = in_launch(projection.weight);
             words.push(match projection.turned {
                 true => map(of, offset, [projection.cols, inner, 1], [projection.stride, 0], UNIT),
@@ -286,14 +297,13 @@ impl Meeting {
             optional(self.norm.bias),
             Word::Kept(STATE_BYTES + ready),
             Word::Kept(0),
-            number(cols),
             number(numbers),
-            Word::Number(u64::from(of_one(cols / UNIT)) | u64::from(of_one(cols)) << 32),
+            number((1 << 32) / tiles + 1),
         ]);
         let together = (section(kernel, shape) / shape.heads).max(1);
         if self.projection.is_some() {
-            // Parts of some queries come as much later as all places and a quarter take to finish their heads.
-            let lag = ((places + places / 4) / shape.heads).clamp(1, groups);
+            // Parts of some queries come as much later as all places take to finish their heads, and three quarters.
+            let lag = ((places + places * 3 / 4) / shape.heads).clamp(1, groups);
             words.extend([optional(self.norm.added), Word::Kept(STATE_BYTES)]);
             words.extend([number(together), number(inner), number(lag)]);
         } else {
@@ -318,9 +328,4 @@ impl Meeting {
 fn argument(launch: &Launch, position: usize) -> Word {
     let offset = launch.args.get(position).map_or(0, |arg| arg.offset * arg.dtype.bytes());
     Word::Argument { position, offset }
-}
-
-/// The bits of one over a count.
-fn of_one(count: usize) -> u32 {
-    (1.0 / count as f32).to_bits()
 }

@@ -17,7 +17,7 @@ struct Followed {
     Attention attention;
     Norm norm;
     u64 section;  // sequences whose tiles are worked on together
-    u64 filler[8];
+    u64 filler[9];
 };
 static_assert(sizeof(Followed) % 128 == 0, "as maps are aligned");
 
@@ -33,9 +33,10 @@ static __device__ __forceinline__ void fetch_drawn(const Followed& p, Rings ring
     for (u32 round = 0;; ++round) {
         wait_for_place(board_of(s_base), round);
         const Number number = find_number(p, number_of(p.norm, round == 0 ? drawn_first : draw(p.norm)));
-        put_number(rings, s_base, round, number);
+        board_of(s_base)->numbers[round % PLACES] = number;
+        put_item(rings, s_base, round, number);
         if (number.tile < 0) return;
-        const TileRows rows = rows_of(p.attention, number.tile);
+        const TileRows rows = rows_of(p.norm, p.attention, number.tile);
         fetch_tile(p.maps, rings, tile_of(p.attention, rows.sequence, number.which, rows.first), at, queries);
         fetch_residual(&p.norm_maps.residual, rings, rows, number.which, uses);
     }
@@ -47,14 +48,14 @@ static __device__ __forceinline__ void attend_drawn(const Followed& p, Rings rin
     if (rank.warpgroup == 1) end_turn(rank.warpgroup);
     u32 at = 0, queries = 0;
     for (u32 round = 0;; ++round) {
-        const Number number = take_number(rings, s_base, round);
+        const Number number = take_item(rings, s_base, round);
         if (number.tile < 0) {
             if (!SPLIT || rank.warpgroup == 0) give_end(rings, round);
             return;
         }
         State r;
         {
-            const TileRows rows = rows_of(p.attention, number.tile);
+            const TileRows rows = rows_of(p.norm, p.attention, number.tile);
             attend(r, p.attention, rings, s_base, rank, tile_of(p.attention, rows.sequence, number.which, rows.first), at, queries);
         }
         if (!SPLIT || rank.warpgroup == 0) {
@@ -62,7 +63,7 @@ static __device__ __forceinline__ void attend_drawn(const Followed& p, Rings rin
             const Number same = look_at(&board_of(s_base)->numbers[round % PLACES]);
             const Divided divided(r);
             add_rows(p.norm, take_slot(rings, s_base, rank, round), same.tile, same.which * UNITS, rank.part * 64 + rank.warp * 16,
-                     rows_of(p.attention, same.tile).count, look_at(&board_of(s_base)->mark),
+                     rows_of(p.norm, p.attention, same.tile).count, look_at(&board_of(s_base)->mark),
                      [&](int step, u32 (&pairs)[4]) { divided.pairs(r, step, pairs); });
             give_slot(rings, round);
         }
@@ -72,9 +73,8 @@ static __device__ __forceinline__ void attend_drawn(const Followed& p, Rings rin
 extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_rows_hopper(const __grid_constant__ Followed p) {
     extern __shared__ __align__(1024) char s_base[];
     run_block(
-        p.norm, s_base, [](Rings) {}, [&](Rings rings, u64 drawn_first) { fetch_drawn(p, rings, s_base, drawn_first); },
-        [&](Rings rings) {
-            follow(p.norm, p.norm_maps, p.attention, rings, s_base, [](u32, u32) {});
-        },
+        p.norm, p.norm_maps, s_base, [&](Rings) { expect_maps(p.maps); },
+        [&](Rings rings, u64 drawn_first) { fetch_drawn(p, rings, s_base, drawn_first); },
+        [&](Rings rings) { follow(p.norm, p.norm_maps, p.attention, rings, s_base); },
         [&](Rings rings) { attend_drawn(p, rings, s_base); });
 }
