@@ -363,8 +363,8 @@ fn mistakes_in_order() {
             "of what rounding allows",
         ),
         (
-            "store_staged<2048>(s_o, g_o, p.o.position, tile.end - first);",
-            "store_staged<2048>(s_o, g_o, p.o.position, 16);",
+            "store_staged<BEYOND>(s_o, g_o, p.o.position, tile.end - first);",
+            "store_staged<BEYOND>(s_o, g_o, p.o.position, 16);",
             "wrote beside the result",
         ),
     ];
@@ -669,7 +669,7 @@ fn mistakes_where_rows_meet() {
         ("(helper_anew() + round) % HELPERS * BATCH", "helper_anew() * BATCH + 1", "FAILED"),
     ];
     let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
-    let case = Case { processors: 1, seeds: 2, ..Case::new([1, 5, 200, 200]) };
+    let case = Case { processors: 1, seeds: 2, ..Case::new([1, 7, 200, 200]) };
     let (source, launch) = meeting(&causal, &case, LAYER);
     let launched = Launched { source, entry: "attention_rows_hopper", launch, driver: "meeting.cpp" };
     check_mistakes("mistakes_where_rows_meet", launched, case, &mistakes);

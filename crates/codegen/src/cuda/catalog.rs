@@ -55,7 +55,7 @@ impl CudaCatalog {
             Some(Lowered { kernel: Kernel::AttentionRows(kernel), launch }) => {
                 rows::waits(&kernel, &launch, &self.target())
             }
-            _ => cuda::MEETING_WAITS,
+            _ => cuda::PROJECTED_WAITS,
         }
     }
 }

@@ -18,6 +18,10 @@ const TILE_BLOCK: f64 = 384.0;
 /// Rows of queries that a block of attention owns.
 const QUERY_TILE: usize = 128;
 
+/// The share of the matrix rate that a projection reaches in the launch of its attention, whose softmax goes on beside it. Fitted to
+/// `h200-launches-peers.csv`.
+const PROJECTION_SHARE: f64 = 0.67;
+
 /// Accumulators and addresses of a matmul or attention kernel, before any epilogue.
 const TILE_REGISTERS: u32 = 168;
 
@@ -244,7 +248,7 @@ fn best_tile(machine: &Machine, product: &Product) -> Tile {
 fn attention(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes) -> Parts {
     let all = products(draft);
     let share = machine.get(Quantity::AttentionShare);
-    let rate = |bits| matrix_rate(machine, bits).per_second * share;
+    let rate = matrix_rate(machine, work.matrix_bits).per_second;
     let halved = if is_causal(draft) { 0.5 } else { 1.0 };
     // Scores and product see half of the keys under a causal mask; a projection is a product like any other.
     let of_scores = |p: &&Product| p.batch > 1;
@@ -254,7 +258,7 @@ fn attention(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, ca
         _ => all.iter().filter(of_scores).map(|p| 2.0 * (p.m * p.n * p.k * p.batch) as f64).sum(),
     };
     let other_flops = work.matrix_flops - score_flops;
-    let matrix = Seconds((score_flops * halved + other_flops) / rate(work.matrix_bits));
+    let matrix = Seconds((score_flops * halved / share + other_flops / PROJECTION_SHARE) / rate);
     let vector = Seconds(work.vector_flops() * halved / machine.tflops(Quantity::VectorTflops).per_second);
     let blocks: f64 =
         all.iter().filter(of_scores).map(|p| (p.m.div_ceil(QUERY_TILE) * p.batch) as f64).fold(1.0, f64::max);

@@ -31,7 +31,13 @@ constexpr int UNIT_BYTES = QUERIES * 128;   // of a slot: a unit of all its rows
 constexpr int HELPERS = 3;                  // warps that normalise
 constexpr int BATCH = 32;                   // rows that a warp normalises together, a lane each
 constexpr int PATIENCE = 100;               // looks
-constexpr int AT_ONCE = ROW_UNITS <= 12 ? ROW_UNITS : 6;  // words that a lane has on their way
+// Words that a lane has on their way: of more than these, as many as go into them.
+constexpr int AT_ONCE = ROW_UNITS <= 12      ? ROW_UNITS
+                        : ROW_UNITS % 5 == 0 ? 5
+                        : ROW_UNITS % 4 == 0 ? 4
+                        : ROW_UNITS % 3 == 0 ? 3
+                        : ROW_UNITS % 2 == 0 ? 2
+                                             : 1;
 constexpr int PLACES = 64;                  // numbers on a board
 static_assert(HANDOFFS <= SLOTS && QUERIES % BATCH == 0, "a number has its slots at once");
 
@@ -290,13 +296,10 @@ static __device__ __forceinline__ Moments moments_of(const Norm& p, int tile, in
         for (int unit = 0; unit < ROW_UNITS; unit += AT_ONCE) {
             u64 words[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                if (unit + i < ROW_UNITS) words[i] = read_word(g_words + (unit + i) * QUERIES);
-            }
+            for (int i = 0; i < AT_ONCE; ++i) words[i] = read_word(g_words + (unit + i) * QUERIES);
             if (!RMS && unit == 0) pivot = mean_of(words[0]);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                if (unit + i >= ROW_UNITS) continue;
                 here = here && is_marked(words[i], mark);
                 const float mean = mean_of(words[i]) - pivot;
                 means += mean;

@@ -20,9 +20,11 @@ const BOARD_BYTES: usize = (1 + PLACES) * 8 + 4 * 4;
 const BATCH: usize = 32;
 /// What is kept begins with how many numbers were drawn and how often it was launched.
 const STATE_BYTES: usize = 256;
-/// What a launch waits for beyond the sums of its kernels, in meetings of all blocks. It is not measured yet: so much that no search takes it.
-/// Ready-made ops are these kernels at any price.
-pub const WAITS: f64 = 1e4;
+/// What a launch waits for beyond the sums of its kernels, in meetings of all blocks: the last rows are normalised when all else is done.
+/// Fitted to `h200-launches-peers.csv`.
+pub const WAITS: f64 = 1.5;
+/// The same with a projection: besides, the first parts wait for heads, and while the last ones are computed blocks run out of work.
+pub const PROJECTED_WAITS: f64 = 7.5;
 /// Elements have 32-bit numbers.
 const MAX_ELEMENTS: usize = 1 << 31;
 

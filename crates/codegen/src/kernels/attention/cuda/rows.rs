@@ -18,10 +18,10 @@
 
 use std::fmt;
 
-use super::hopper_norm::{Asked, Meeting, by_rows};
+use super::hopper_norm::{self, Asked, Meeting, by_rows};
 use super::{
-    CudaAttention, DECODE_QUERIES, MEETING_WAITS, PLAIN_THREADS, RESULT_AT, Tiles, Way, choose as choose_alone,
-    grids as grids_alone, plain_text, tensor_text, text,
+    CudaAttention, DECODE_QUERIES, PLAIN_THREADS, RESULT_AT, Tiles, Way, choose as choose_alone, grids as grids_alone,
+    plain_text, tensor_text, text,
 };
 use crate::attention::rows::AttentionRows;
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape};
@@ -33,6 +33,9 @@ use crate::source::{ArgBinding, Geometry, Launch};
 /// What the launch waits for beyond the sums of both kernels, in meetings of all blocks: the last block of each tile works on 64 or 128 rows
 /// alone, row after row, while the others of its multiprocessor have ended. A first value, to be fitted.
 pub const WAITS: f64 = 32.0;
+/// Where attention alone is by warpgroups, without them it is slower, which the price of attention does not know: so much is said of it
+/// that no search takes it.
+const SLOWER: f64 = 1e4;
 
 /// Registers of a multiprocessor, on every GPU.
 const REGISTERS: usize = 65536;
@@ -127,12 +130,14 @@ fn asked<'a>(kernel: &'a AttentionRows<Body>, launch: &'a Launch) -> Option<Aske
     Some(Asked { kernel, shape, norm: norm.as_ref(), product: None, launch })
 }
 
-/// What a launch waits for, in meetings of all blocks. Where attention alone is by warpgroups, without them it is slower, which the
-/// price of attention does not know; so much is said of it that no search takes it.
+/// What a launch waits for, in meetings of all blocks.
 pub(crate) fn waits(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> f64 {
+    if meeting(kernel, launch, target).is_some() {
+        return hopper_norm::WAITS;
+    }
     let alone = attention_launch(kernel, launch);
     let way = alone.map(|(alone, shape)| choose_alone(&kernel.attention, &shape, &alone, target));
-    if matches!(way, Some(Way::Hopper(_))) { MEETING_WAITS } else { WAITS }
+    if matches!(way, Some(Way::Hopper(_))) { SLOWER } else { WAITS }
 }
 
 /// As attention alone, but for what only Hopper has.
