@@ -13,6 +13,14 @@
 // - Needs what `hopper.cu` does, a key for every query, columns that are a multiple of PART, an inner size that is one of 64, fewer parts than a board has places.
 // - A part waits for heads that have smaller numbers, which others have drawn before it: so there is always a number that goes on.
 //
+// Takes, of NVRTC 13.4: with two blocks 80 registers (96 for those who multiply, 48 for the others), 115,464 bytes of shared memory a block,
+// 24 of 64 warps; with one 168 (224 and 56), 142,216 of heads of 64 and 197,328 of heads of 128, 12 warps. No spills.
+//
+// Times are in `bench/results/h200-launches-peers.csv`. At 8 x 12 x 1024 x 64, by texts with one thing left out: attention 42 us, products 16,
+// norms 6, counts that others wait for 3, and 5 for o on its way and for the end, where the last parts wait for the last heads and leave
+// blocks without work. Tried: parts after all heads (1 us slower), a shorter lag, o by way of slots (8 us slower, as parts keep both), helpers
+// that load rows themselves (30 us slower).
+//
 // TURNED (whether columns of the weight lie together, and else what is summed) and BIASED stand before this file.
 
 constexpr int PART = QUERIES;

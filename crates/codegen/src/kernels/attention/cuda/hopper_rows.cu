@@ -7,6 +7,20 @@
 // - A number is a tile of queries of one head. Heads of the same queries follow each other, so they are computed at about the same time;
 //   queries that see most come first, in sections of sequences whose keys and values stay in the L2 cache.
 // - Needs what `hopper.cu` does, rows of 64 columns times some, fewer heads than a board has places.
+//
+// Takes, of NVRTC 13.4: with two blocks 80 registers (96 for those who multiply, 48 for the others), 115,424 bytes of shared memory a block,
+// 24 of 64 warps; with one 168 (224 and 56), 142,120 of heads of 64 and 197,264 of heads of 128, 12 warps. No spills. What is given and
+// taken evens out, so the compiler has to begin with just as many.
+//
+// Times are in `bench/results/h200-launches-peers.csv`. At 8 x 12 x 1024 x 64 what goes beyond attention alone is mostly the end: the last rows
+// have to be told of, looked for, normalised and stored when all products are done; the rest is instructions of helpers beside those of
+// the softmax. Designs that were measured there before it, by programs outside of the repository or by earlier texts of this file, attention
+// alone at 42 us:
+// - a cluster of 6 blocks of 2 heads, statistics exchanged through distributed shared memory: 69 us, as the blocks of a cluster start and
+//   end together;
+// - rows normalised by the warp that ends last: 82 us, as its warpgroup waits for it;
+// - helpers that load the residual, and s again, themselves: 79 us, as a warp has too few loads on their way;
+// - slots, but one of them: 64 us; words looked for by all rows in three rounds of loads: 56 us.
 
 static_assert(AT_REST == SHARED, "the host asks for as much");
 
