@@ -10,9 +10,9 @@ projects, the residual and F.layer_norm; eager with the flash and with the cuDNN
 result is held against float64 before it is timed. All masks are causal. Both sides go through several copies of their inputs, so that
 none is in the cache from the call before. They run in turn, `rounds` times; each row has the medians.
 
-Bytes are those of `deuteron bench OP --once --plan PLAN`, summed over all launches of the plan: once from cold caches for every launch,
-and once with caches as the launch before left them, so that what the cache passes on is not counted. What a launch leaves in the cache
-and no later one displaces is not counted as written.
+Bytes, and times without what is between launches, are those of `deuteron bench OP --once --plan PLAN`, summed over all launches of the
+plan: once from cold caches for every launch, and once with caches as the launch before left them, so that what the cache passes on is
+not counted. What a launch leaves in the cache and no later one displaces is not counted as written.
 
 Rows go to h200-launches-peers.csv and h200-launches-ncu.csv in the folder named by OUT (default ./out).
 Exit code 0: all was measured; 1: some of it is wrong or missing, and named; 2: could not be measured.
@@ -21,6 +21,7 @@ Exit code 0: all was measured; 1: some of it is wrong or missing, and named; 2: 
 import argparse
 import csv
 import datetime
+import itertools
 import json
 import math
 import os
@@ -31,12 +32,12 @@ import types
 from pathlib import Path
 
 import ncu_table
-from ncu_table import BINARIES, READ, WRITTEN, Failure
+from ncu_table import BINARIES, READ, TIME, WRITTEN, Failure
 
 OPS = ["attention_add_norm", "attention_block"]
 # Sequences, heads, positions, features of a head.
 LINES = [(1, 12, 1024, 64), (8, 12, 1024, 64), (32, 12, 1024, 64), (4, 12, 4096, 64)]
-COUNTED = (8, 12, 1024, 64)
+COUNTED = [(8, 12, 1024, 64), (32, 12, 1024, 64)]
 PLANS = ["eager", "unfused", "fused"]
 # Whether `ncu` empties caches before each launch, and what that is called here.
 CACHES = {"all": "cold", "none": "kept"}
@@ -214,21 +215,21 @@ def time_all(torch, binary, rounds, table):
 def count_all(binary, table):
     """Writes a row a plan with the bytes that `ncu` counts. Gives the lines of the table to be shown."""
     shown = []
-    for op in OPS:
+    for op, line in itertools.product(OPS, COUNTED):
         for plan in PLANS:
-            words = [binary, "bench", op, "--once", "--plan", plan, *size_words(COUNTED)]
+            words = [binary, "bench", op, "--once", "--plan", plan, *size_words(line)]
             moved = {}
             for control, caches in CACHES.items():
-                (row,), launches = ncu_table.profile(words, [READ, WRITTEN], control)
+                (row,), launches = ncu_table.profile(words, [TIME, READ, WRITTEN], control)
                 kernels = row["plans"][0]["kernels"]
-                read, written = (sum(launch[metric] for launch in launches) for metric in (READ, WRITTEN))
-                moved[caches] = read + written
+                us, read, written = (sum(launch[metric] for launch in launches) for metric in (TIME, READ, WRITTEN))
+                moved[caches] = (read + written, us)
                 predicted = {f"predicted_{what}": sum(kernel[f"bytes_{what}"] for kernel in kernels) for what in ("read", "written")}
-                table({"op": op, **dict(zip(SHAPE, COUNTED)), "plan": plan, "caches": caches, "kernels": len(kernels),
-                       "launches": len(launches), "read_bytes": read, "written_bytes": written, **predicted})
-            megabytes = ", ".join(f"{value / 1e6:.1f} MB with caches {caches}" for caches, value in moved.items())
+                table({"op": op, **dict(zip(SHAPE, line)), "plan": plan, "caches": caches, "kernels": len(kernels),
+                       "launches": len(launches), "us": us, "read_bytes": read, "written_bytes": written, **predicted})
+            megabytes = ", ".join(f"{value / 1e6:.1f} MB and {us:.1f} us with caches {caches}" for caches, (value, us) in moved.items())
             compulsory = sum(predicted.values()) / 1e6
-            shown.append(f"{op} {plan}: {len(launches)} launches, {megabytes}; compulsory {compulsory:.1f} MB")
+            shown.append(f"{op} B{line[0]} {plan}: {len(launches)} launches, {megabytes}; compulsory {compulsory:.1f} MB")
             print(shown[-1], flush=True)
     return shown
 
@@ -267,9 +268,9 @@ def main():
     columns = ["op", *SHAPE, "contender", "launches", "other_nodes", "us"]
     last = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **origin}
     timed, wrong = time_all(torch, binary, arguments.rounds, Table(out / "h200-launches-peers.csv", columns, last))
-    columns = ["op", *SHAPE, *"plan caches kernels launches read_bytes written_bytes predicted_read predicted_written".split()]
+    columns = ["op", *SHAPE, *"plan caches kernels launches us read_bytes written_bytes predicted_read predicted_written".split()]
     counted = count_all(binary, Table(out / "h200-launches-ncu.csv", columns, {**ncu_table.machine(), **origin}))
-    print("\n".join(["", "causal, bf16, microseconds", *timed, "bytes of B{} H{} S{} D{}".format(*COUNTED), *counted,
+    print("\n".join(["", "causal, bf16, microseconds", *timed, "bytes and kernel times by ncu, S1024", *counted,
                      *(["wrong or missing:", *wrong] if wrong else ["nothing wrong or missing"])]))
     return 1 if wrong else 0
 
