@@ -26,7 +26,7 @@ bench        150      90
 peers        200      40
 gpt2         150      30
 attention    150      24
-launches     200      60
+launches     280      60
 ncu          110      60
 "
 
