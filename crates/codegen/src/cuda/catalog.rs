@@ -55,7 +55,7 @@ impl CudaCatalog {
             Some(Lowered { kernel: Kernel::AttentionRows(kernel), launch }) => {
                 rows::waits(&kernel, &launch, &self.target())
             }
-            _ => cuda::PROJECTED_WAITS,
+            _ => self.meeting(draft).map_or(0.0, |meeting| meeting.waits()),
         }
     }
 }

@@ -379,16 +379,17 @@ fn check_widths(device: &Cuda, dtype: Dtype) {
     }
 }
 
-/// A kernel gives a sequence the same bits whatever stands beside it. Which kernel is chosen, and how keys are cut into ranges, may
-/// depend on how many there are.
+/// A kernel gives a sequence the same bits whatever stands beside it. Which kernel is chosen may depend on how many there are; and so does,
+/// for few queries, how keys are cut into ranges, so that kernel is left out.
 #[test]
 fn a_sequence_has_the_same_bits_alone() {
     let Some(device) = gpu(true) else { return };
     for (dtype, mask) in [Dtype::Bf16, Dtype::F32, Dtype::F16].into_iter().cycle().zip(MASKS) {
         let kernel = named_kernel(dtype, 64, mask, false);
-        for sizes in [[3, 2, 129, 129], [3, 2, 5, 300]] {
+        for sizes in [[3, 2, 129, 129], [3, 2, 20, 300]] {
             let case = Case::new(kernel, sizes, 1.0);
-            for way in ways(&device, &kernel) {
+            let cuts = |way: &Option<Way>| matches!(way, Some(Way::Decode { .. }));
+            for way in ways(&device, &kernel).into_iter().filter(|way| !cuts(way)) {
                 let whole = case.run(&device, way);
                 for index in 0..sizes[0] {
                     let alone = case.sequence(index).run(&device, way);

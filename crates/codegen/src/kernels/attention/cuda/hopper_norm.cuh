@@ -169,12 +169,15 @@ static __device__ __forceinline__ void fetch_residual(const TensorMap* map, Ring
 
 // ---- the warpgroups that multiply
 
+// One lane reads it, and says that it has.
 static __device__ __forceinline__ Number take_item(Rings rings, char* s_base, u32 round) {
     wait(rings.barrier(ITEM_FULL), round & 1);
-    const Number number = look_at(&board_of(s_base)->item);
-    __syncwarp();
-    release(rings.barrier(ITEM_EMPTY));
-    return number;
+    Number number = {0, 0};
+    if ((threadIdx.x & 31) == 0) {
+        number = look_at(&board_of(s_base)->item);
+        arrive(rings.barrier(ITEM_EMPTY));
+    }
+    return {__shfl_sync(0xffffffffu, number.tile, 0), __shfl_sync(0xffffffffu, number.which, 0)};
 }
 
 // Of a slot that is ready: this warp's rows.

@@ -22,9 +22,13 @@ const BATCH: usize = 32;
 const STATE_BYTES: usize = 256;
 /// What a launch waits for beyond the sums of its kernels, in meetings of all blocks: the last rows are normalised when all else is done.
 /// Fitted to `h200-launches-peers.csv`.
-pub const WAITS: f64 = 1.5;
+const WAITS: f64 = 1.5;
 /// The same with a projection: besides, the first parts wait for heads, and while the last ones are computed blocks run out of work.
-pub const PROJECTED_WAITS: f64 = 7.5;
+/// Fitted so that `h200-crossover.csv` is right on which side of it batches of 1, 8 and 32 are.
+const PROJECTED_WAITS: f64 = 12.0;
+/// Columns that do not fill parts of 128 have heads cut for few tiles, whatever their number; the price of attention does not know how slow
+/// that is. So much is said of it that no search takes it.
+const NARROW_WAITS: f64 = 1e4;
 /// Elements have 32-bit numbers.
 const MAX_ELEMENTS: usize = 1 << 31;
 
@@ -188,6 +192,15 @@ impl Meeting {
             && (stride * 2).is_multiple_of(16)
             && asked.rows() * cols.max(stride).max(asked.inner()) < MAX_ELEMENTS;
         fits.then_some(Meeting { groups, cols, norm, projection })
+    }
+
+    /// What a launch waits for beyond the sums of its kernels, in meetings of all blocks.
+    pub fn waits(&self) -> f64 {
+        match self.projection {
+            None => WAITS,
+            Some(projection) if projection.cols.is_multiple_of(128) => PROJECTED_WAITS,
+            Some(_) => NARROW_WAITS,
+        }
     }
 
     /// The kernel's name.

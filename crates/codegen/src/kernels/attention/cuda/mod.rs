@@ -28,7 +28,7 @@ use crate::kernels::ladder::attention::Written;
 use crate::source::{Geometry, Launch};
 
 pub use hopper::Groups;
-pub use hopper_norm::{Meeting, PROJECTED_WAITS, Projection};
+pub use hopper_norm::{Meeting, Projection};
 use scores::Scores;
 
 /// Up to this many queries attention is decoded: a tile of queries would be mostly empty.

@@ -18,7 +18,7 @@
 
 use std::fmt;
 
-use super::hopper_norm::{self, Asked, Meeting, by_rows};
+use super::hopper_norm::{Asked, Meeting, by_rows};
 use super::{
     CudaAttention, DECODE_QUERIES, PLAIN_THREADS, RESULT_AT, Tiles, Way, choose as choose_alone, grids as grids_alone,
     plain_text, tensor_text, text,
@@ -132,8 +132,8 @@ fn asked<'a>(kernel: &'a AttentionRows<Body>, launch: &'a Launch) -> Option<Aske
 
 /// What a launch waits for, in meetings of all blocks.
 pub(crate) fn waits(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> f64 {
-    if meeting(kernel, launch, target).is_some() {
-        return hopper_norm::WAITS;
+    if let Some(meeting) = meeting(kernel, launch, target) {
+        return meeting.waits();
     }
     let alone = attention_launch(kernel, launch);
     let way = alone.map(|(alone, shape)| choose_alone(&kernel.attention, &shape, &alone, target));
