@@ -142,7 +142,7 @@ static __device__ __forceinline__ void init_norm(Rings rings, char* s_base) {
         init_barrier(rings.barrier(EMPTY + slot), HELPERS);
     }
     init_barrier(rings.barrier(ITEM_FULL), 1);
-    init_barrier(rings.barrier(ITEM_EMPTY), 8);
+    init_barrier(rings.barrier(ITEM_EMPTY), MULTIPLIERS);
     for (int helper = 0; helper < HELPERS; ++helper) board_of(s_base)->done[helper] = 0;
 }
 
@@ -169,15 +169,13 @@ static __device__ __forceinline__ void fetch_residual(const TensorMap* map, Ring
 
 // ---- the warpgroups that multiply
 
-// One lane reads it, and says that it has.
+// All lanes read it, so that the compiler knows it to be the same for all, and each says that it has: checkers of races follow no lane that
+// speaks for its warp here.
 static __device__ __forceinline__ Number take_item(Rings rings, char* s_base, u32 round) {
     wait(rings.barrier(ITEM_FULL), round & 1);
-    Number number = {0, 0};
-    if ((threadIdx.x & 31) == 0) {
-        number = look_at(&board_of(s_base)->item);
-        arrive(rings.barrier(ITEM_EMPTY));
-    }
-    return {__shfl_sync(0xffffffffu, number.tile, 0), __shfl_sync(0xffffffffu, number.which, 0)};
+    const Number number = look_at(&board_of(s_base)->item);
+    arrive(rings.barrier(ITEM_EMPTY));
+    return number;
 }
 
 // Of a slot that is ready: this warp's rows.
