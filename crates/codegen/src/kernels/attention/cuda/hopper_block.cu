@@ -16,7 +16,8 @@
 // Takes, of NVRTC 13.4: with two blocks 80 registers (96 for those who multiply, 48 for the others), 115,464 bytes of shared memory a block,
 // 24 of 64 warps; with one 168 (224 and 56), 142,216 of heads of 64 and 197,328 of heads of 128, 12 warps. No spills.
 //
-// Times are in `bench/results/h200-launches-peers.csv`. At 8 x 12 x 1024 x 64, by texts with one thing left out: attention 42 us, products 16,
+// Times are in `bench/results/h200-launches-peers.csv`. At 8 x 12 x 1024 x 64, by texts with one
+// thing left out, which were not kept: attention 42 us, products 16,
 // norms 6, counts that others wait for 3, and 5 for o on its way and for the end, where the last parts wait for the last heads and leave
 // blocks without work. Tried: parts after all heads (1 us slower), a shorter lag, o by way of slots (with norms left
 // out no better, and with them parts keep both), helpers that load rows themselves (102 us in all).

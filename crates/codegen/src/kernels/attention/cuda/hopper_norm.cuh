@@ -55,8 +55,8 @@ struct Norm {
     const WeightElement* g_bias;
     u64* g_moments;  // tiles of queries by units by QUERIES
     u64* g_state;    // how many numbers were drawn, and in the upper half launches before this one
-    u64 numbers;    // all elements have 32-bit numbers
-    u64 by_tiles;   // 2^32 over how many tiles of queries a sequence has, and a bit more
+    u64 numbers;     // of a launch
+    u64 by_tiles;    // 2^32 over how many tiles of queries a sequence has, and a bit more
 };
 
 // ---- numbers

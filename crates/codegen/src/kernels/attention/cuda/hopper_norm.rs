@@ -1,7 +1,7 @@
 //! What `hopper_rows.cu` and `hopper_block.cu` take, and their launches: attention, a projection or none, a residual and a norm.
 
 use super::hopper::{Groups, section};
-use super::{HOPPER, HOPPER_ATTEND, RESULT_AT, is_aligned, text, words};
+use super::{HOPPER, HOPPER_ATTEND, RESULT_AT, SLOWER, is_aligned, text, words};
 use crate::attention::norm::{AddNorm, NormKind};
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
 use crate::cuda::{CudaTarget, Grid, Grids, MAP_WORDS, Mapped, TensorMap, Word};
@@ -26,17 +26,12 @@ const WAITS: f64 = 1.5;
 /// The same with a projection: besides, the first parts wait for heads, and while the last ones are computed blocks run out of work.
 /// So much that no search takes it at the sizes of `h200-crossover.csv`, where it wins 2 % at most; the layers of GPT-2 lose as much by it.
 const PROJECTED_WAITS: f64 = 25.0;
-/// Columns that do not fill parts of 128 have heads cut for few tiles, whatever their number; the price of attention does not know how slow
-/// that is. So much is said of it that no search takes it.
-const NARROW_WAITS: f64 = 1e4;
 /// Elements have 32-bit numbers.
 const MAX_ELEMENTS: usize = 1 << 31;
 
 /// A projection between attention and the residual.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Projection {
-    /// columns of its result
-    pub cols: usize,
     /// whether columns of the weight lie together, and else what is summed
     pub turned: bool,
     /// elements from one row of the weight, as it lies, to the next
@@ -172,7 +167,7 @@ impl Meeting {
                 // Whatever the cut, which depends on the machine, a launch is taken or not.
                 let parts = cols.is_multiple_of(groups.queries()) && cols / asked.kernel.width < PLACES;
                 let fits = alike && of_type && whole && parts && asked.starts_whole(weight);
-                Some(Projection { cols, turned, stride, weight }).filter(|_| fits)?.into()
+                Some(Projection { turned, stride, weight }).filter(|_| fits)?.into()
             }
         };
         let AddNorm { added, residual, weight, bias, sum, result, .. } = norm;
@@ -198,8 +193,9 @@ impl Meeting {
     pub fn waits(&self) -> f64 {
         match self.projection {
             None => WAITS,
-            Some(projection) if projection.cols.is_multiple_of(128) => PROJECTED_WAITS,
-            Some(_) => NARROW_WAITS,
+            Some(_) if self.cols.is_multiple_of(128) => PROJECTED_WAITS,
+            // Columns that do not fill parts of 128 have heads cut for few tiles, whatever their number.
+            Some(_) => SLOWER,
         }
     }
 
@@ -263,7 +259,7 @@ impl Meeting {
         }
         let tiles = shape.queries.div_ceil(queries);
         let groups = shape.batch * tiles;
-        let parts = self.projection.map_or(0, |projection| projection.cols / queries);
+        let parts = self.projection.map_or(0, |_| cols / queries);
         let numbers = groups * (shape.heads + parts);
         let places = target.processors * self.groups.blocks;
         let blocks = numbers.min(places);
@@ -298,8 +294,8 @@ impl Meeting {
             words.push(rows_map((Mapped::Workspace, 0), inner, inner, queries));
             let (of, offset) = in_launch(projection.weight);
             words.push(match projection.turned {
-                true => map(of, offset, [projection.cols, inner, 1], [projection.stride, 0], UNIT),
-                false => map(of, offset, [inner, projection.cols, 1], [projection.stride, 0], queries),
+                true => map(of, offset, [cols, inner, 1], [projection.stride, 0], UNIT),
+                false => map(of, offset, [inner, cols, 1], [projection.stride, 0], queries),
             });
         }
         words.extend(attention);

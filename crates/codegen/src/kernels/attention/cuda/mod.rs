@@ -385,6 +385,10 @@ fn given_positions(kernel: &AttentionKernel, launch: &Launch) -> Word {
 
 /// Where the parameter has the address of the result.
 const RESULT_AT: usize = 6;
+
+/// What is said to be waited for, in meetings of all blocks, by one launch that is far slower than its kernels, which the price of attention
+/// does not know: so much that no search takes it.
+const SLOWER: f64 = 1e4;
 /// Where the parameter has the places of ranges in the workspace.
 const PARTS_AT: usize = 7;
 

@@ -20,8 +20,8 @@ use std::fmt;
 
 use super::hopper_norm::{Asked, Meeting, by_rows};
 use super::{
-    CudaAttention, DECODE_QUERIES, PLAIN_THREADS, RESULT_AT, Tiles, Way, choose as choose_alone, grids as grids_alone,
-    plain_text, tensor_text, text,
+    CudaAttention, DECODE_QUERIES, PLAIN_THREADS, RESULT_AT, SLOWER, Tiles, Way, choose as choose_alone,
+    grids as grids_alone, plain_text, tensor_text, text,
 };
 use crate::attention::rows::AttentionRows;
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape};
@@ -33,9 +33,6 @@ use crate::source::{ArgBinding, Geometry, Launch};
 /// What the launch waits for beyond the sums of both kernels, in meetings of all blocks: the last block of each tile works on 64 or 128 rows
 /// alone, row after row, while the others of its multiprocessor have ended. A first value, to be fitted.
 pub const WAITS: f64 = 32.0;
-/// Where attention alone is by warpgroups, without them it is slower, which the price of attention does not know: so much is said of it
-/// that no search takes it.
-const SLOWER: f64 = 1e4;
 
 /// Registers of a multiprocessor, on every GPU.
 const REGISTERS: usize = 65536;
@@ -137,6 +134,7 @@ pub(crate) fn waits(kernel: &AttentionRows<Body>, launch: &Launch, target: &Cuda
     }
     let alone = attention_launch(kernel, launch);
     let way = alone.map(|(alone, shape)| choose_alone(&kernel.attention, &shape, &alone, target));
+    // Where attention alone is by warpgroups, without them it is slower.
     if matches!(way, Some(Way::Hopper(_))) { SLOWER } else { WAITS }
 }
 
