@@ -1,5 +1,6 @@
 //! `deuteron analyze`: what to fuse, why, and what it is worth.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +15,7 @@ use crate::show;
 use crate::tuning_file::Choice;
 use crate::{Outcome, device, machine_file};
 
+/// Words of the command.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -52,9 +54,10 @@ pub struct Arguments {
     json: bool,
 }
 
+/// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let loaded = arguments.graph.load()?;
-    let usual = usual_options(&arguments.device)?;
+    let usual = usual_options(&arguments.device, &[])?;
     if arguments.compile && !matches!(usual.backend, Some(Backend::Cuda(_))) {
         bail!("--compile is for cuda, a100, h100, h200 and rtx4090; got --device {}", arguments.device);
     }
@@ -62,7 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         pins: pins(&arguments.force, &arguments.forbid)?,
         // A saved analysis has sources, so one that is held against it needs them too.
         sources: arguments.pages.html.is_some() || arguments.json || arguments.diff.is_some(),
-        compiler: arguments.compile.then(device::compiler).transpose()?,
+        compiler: arguments.compile.then(|| device::compiler(&[])).transpose()?,
         keep_all: arguments.keep_all,
         ..usual
     };
@@ -84,7 +87,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         (Some(changes), true) => show::json(changes)?,
         (Some(changes), false) => print!("{changes}"),
         (None, true) => show::json(&analysis)?,
-        (None, false) => print(&analysis, arguments.all),
+        (None, false) => print!("{}", text(&analysis, arguments.all)?),
     }
     violations.iter().for_each(|violation| eprintln!("{violation}"));
     Ok(if violations.is_empty() { Outcome::Good } else { Outcome::Failed })
@@ -118,12 +121,12 @@ fn read(path: &Path) -> Result<Analysis> {
 }
 
 /// How to analyse for a profile, this machine, or a file. What runs here is planned with what can be generated.
-fn usual_options(device: &str) -> Result<AnalyzeOptions> {
+pub fn usual_options(device: &str, packages: &[PathBuf]) -> Result<AnalyzeOptions> {
     let at_hand = |machine| AnalyzeOptions { kernels: Kernels::Generated, ..AnalyzeOptions::on(machine) };
     Ok(match device::parse(device)? {
         Some(Wanted::Auto | Wanted::Cpu) => at_hand(machine_file::load("cpu")?.unwrap_or_else(Machine::cpu)),
         Some(Wanted::Cuda(ordinal)) => {
-            let engine = device::gpu(ordinal, RedZones::Off, &Choice::Stored)?;
+            let engine = device::gpu(ordinal, RedZones::Off, &Choice::Stored, packages)?;
             let gpu = engine.device();
             AnalyzeOptions { backend: Some(gpu.backend().clone()), ..at_hand(gpu.machine().clone()) }
         }
@@ -155,17 +158,19 @@ fn pins(force: &[String], forbid: &[String]) -> Result<Vec<Pin>> {
     forced.chain(forbid.iter().map(|text| names(text).map(Pin::Forbid))).collect()
 }
 
-fn print(analysis: &Analysis, all: bool) {
-    println!("{} on {}\n", analysis.graph, analysis.device);
-    println!("{}\n{}; planned in {:.0} ms.\n", analysis.verdict, capital(&analysis.search.text), analysis.planning_ms);
-    println!("{}\n", plans_table(analysis));
-    println!("The chosen plan\n{}\n", kernels_table(analysis, all));
-    println!("Fusions considered{}\n{}\n", if all { "" } else { ", the weightiest" }, candidates_table(analysis, all));
-    let section = |title: &str, lines: Vec<String>| {
+/// An analysis in words, short or with every kernel and fusion.
+pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let (search, ms) = (capital(&analysis.search.text), analysis.planning_ms);
+    writeln!(out, "{} on {}\n", analysis.graph, analysis.device)?;
+    writeln!(out, "{}\n{search}; planned in {ms:.0} ms.\n", analysis.verdict)?;
+    writeln!(out, "{}\n", plans_table(analysis))?;
+    writeln!(out, "The chosen plan\n{}\n", kernels_table(analysis, all))?;
+    let which = if all { "" } else { ", the weightiest" };
+    writeln!(out, "Fusions considered{which}\n{}\n", candidates_table(analysis, all))?;
+    let mut section = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {
-            println!("{title}");
-            lines.iter().for_each(|line| println!("  {line}"));
-            println!();
+            out.push_str(&format!("{title}\n  {}\n\n", lines.join("\n  ")));
         }
     };
     section("Refused, and why", refusals(analysis, all));
@@ -182,9 +187,11 @@ fn print(analysis: &Analysis, all: bool) {
         section("Store or recompute", vec![recompute.text.clone(), memory]);
     }
     section("Notes", analysis.notes.clone());
-    println!(
+    writeln!(
+        out,
         "--html FILE writes the whole report, --all prints every kernel and fusion, `deuteron explain CODE` a reason."
-    );
+    )?;
+    Ok(out)
 }
 
 fn capital(text: &str) -> String {

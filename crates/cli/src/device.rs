@@ -28,15 +28,20 @@ pub struct DeviceArguments {
 /// What the words mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
+    /// a GPU if there is one, else the CPU
     Auto,
+    /// the CPU
     Cpu,
+    /// the GPU of that number
     Cuda(usize),
 }
 
 /// Whether buffers on a GPU are surrounded by bytes that are checked after each run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RedZones {
+    /// they are not
     Off,
+    /// they are
     On,
 }
 
@@ -69,9 +74,9 @@ impl DeviceArguments {
         match self.wanted()? {
             Wanted::Cpu => Ok(cpu),
             Wanted::Cuda(ordinal) => {
-                gpu(ordinal, red_zones, tuning).with_context(|| format!("device `{}`", self.device))
+                gpu(ordinal, red_zones, tuning, &[]).with_context(|| format!("device `{}`", self.device))
             }
-            Wanted::Auto => Ok(gpu(0, red_zones, tuning).unwrap_or_else(|error| {
+            Wanted::Auto => Ok(gpu(0, red_zones, tuning, &[]).unwrap_or_else(|error| {
                 if is_surprising(&error) {
                     eprintln!("note: running on the CPU: {error:#}");
                 }
@@ -87,7 +92,7 @@ impl DeviceArguments {
             Wanted::Auto => 0,
             Wanted::Cpu => bail!("this is measured on a GPU; expected --device cuda or cuda:N, got `{}`", self.device),
         };
-        let opened = open_gpu(ordinal, RedZones::Off, &self.tuning.choice()?);
+        let opened = open_gpu(ordinal, RedZones::Off, &self.tuning.choice()?, &[]);
         Ok(opened.with_context(|| format!("device `{}`", self.device))?.1)
     }
 
@@ -125,16 +130,17 @@ pub fn parse(text: &str) -> Result<Option<Wanted>> {
     })
 }
 
-/// An engine on a GPU, planned for by what was measured on it, if it was.
-pub fn gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice) -> Result<Engine> {
-    Ok(open_gpu(ordinal, red_zones, tuning)?.0)
+/// An engine on a GPU, planned for by what was measured on it, if it was. Libraries are looked for in `packages` too, folders of
+/// Python's packages or roots of such environments.
+pub fn gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice, packages: &[PathBuf]) -> Result<Engine> {
+    Ok(open_gpu(ordinal, red_zones, tuning, packages)?.0)
 }
 
 /// The same, with how it was opened.
-fn open_gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice) -> Result<(Engine, Options)> {
+fn open_gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice, packages: &[PathBuf]) -> Result<(Engine, Options)> {
     let mut options = Options {
         ordinal,
-        search: search(),
+        search: search(packages),
         cache: cache_folder(),
         red_zones: red_zones == RedZones::On,
         ..Options::default()
@@ -156,8 +162,8 @@ fn open_gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice) -> Result<(Eng
 }
 
 /// NVRTC alone, for kernels that are not run here.
-pub fn compiler() -> Result<Compiler> {
-    let mut search = search();
+pub fn compiler(packages: &[PathBuf]) -> Result<Compiler> {
+    let mut search = search(packages);
     let mut found = cuda::compiler(&search);
     if found.as_ref().is_err_and(cuda::is_missing_library) {
         search.environments.extend(python_packages());
@@ -171,12 +177,13 @@ fn is_surprising(error: &anyhow::Error) -> bool {
     error.downcast_ref::<deuteron::Error>().is_none_or(|error| !cuda::is_no_gpu(error))
 }
 
-/// Where CUDA's libraries may be, by what the environment says.
-pub fn search() -> Search {
+/// Where CUDA's libraries may be: in folders of packages that are known, then where the environment says.
+pub fn search(packages: &[PathBuf]) -> Search {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(folder);
     Search {
         cuda_home: folder("CUDA_HOME").or_else(|| folder("CUDA_PATH")),
-        environments: ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(folder).collect(),
+        environments: packages.iter().cloned().chain(named).collect(),
     }
 }
 

@@ -1,18 +1,20 @@
 //! `deuteron doctor`: what this machine has, and what the planner knows of it.
 
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use clap::Args;
 use deuteron::calibrate::{CaseRow, TimeErrors, Validation, calibrate, validate};
 use deuteron::cuda;
-use deuteron::doctor::{CudaReport, doctor};
+use deuteron::doctor::{CudaReport, DoctorReport, doctor};
 use deuteron::{Bytes, Engine};
 
 use crate::Outcome;
 use crate::device::DeviceArguments;
 use crate::{device, machine_file, show};
 
+/// Words of the command.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -29,6 +31,7 @@ pub struct Arguments {
     json: bool,
 }
 
+/// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let engine = arguments.device.engine()?;
     match (arguments.calibrate, arguments.validate) {
@@ -41,12 +44,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
 fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
     let bar = show::progress(None);
     bar.set_message("measuring copies");
-    let mut search = device::search();
-    if cuda::compiler(&search).is_err() {
-        search.environments.extend(device::python_packages());
-    }
-    let cache = device::cache_folder();
-    let report = doctor(engine, &[256 << 10, 4 << 20, 32 << 20, 1 << 30], &search, cache.as_deref())?;
+    let report = report(engine, &[256 << 10, 4 << 20, 32 << 20, 1 << 30], &[])?;
     bar.finish_and_clear();
     if json {
         show::json(&report)?;
@@ -69,6 +67,15 @@ fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
     println!("{}", show::table(&header, lines.collect(), 1));
     println!("Read and written bytes both counted, medians. \"copy\" is the faster of the two.");
     Ok(Outcome::Good)
+}
+
+/// What this machine has, with copies of so many bytes.
+pub fn report(engine: &Engine, sizes: &[usize], packages: &[PathBuf]) -> Result<DoctorReport> {
+    let mut search = device::search(packages);
+    if cuda::compiler(&search).is_err() {
+        search.environments.extend(device::python_packages());
+    }
+    Ok(doctor(engine, sizes, &search, device::cache_folder().as_deref())?)
 }
 
 fn print_cuda(cuda: &CudaReport) {

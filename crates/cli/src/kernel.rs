@@ -1,5 +1,8 @@
 //! `deuteron kernel`: the generated source.
 
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
 use anyhow::Result;
 use clap::Args;
 use deuteron::cuda::Arch;
@@ -12,6 +15,7 @@ use crate::input::GraphArguments;
 use crate::show;
 use crate::tuning_file::{Choice, TuningArguments};
 
+/// Words of the command.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -34,6 +38,7 @@ pub struct Arguments {
     json: bool,
 }
 
+/// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let strategy: Strategy = arguments.plan.parse()?;
     let graph = arguments.graph.graph()?;
@@ -41,40 +46,55 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         print!("{graph}");
         return Ok(Outcome::Good);
     }
-    let listings = listings(&arguments.device, arguments.tuning.choice()?, &graph, strategy)?;
+    let listings = listings(&arguments.device, arguments.tuning.choice()?, &graph, strategy, &[])?;
     if arguments.json {
         show::json(&listings)?;
         return Ok(Outcome::Good);
     }
+    print!("{}", text(&listings)?);
+    Ok(Outcome::Good)
+}
+
+/// Kernels in words.
+pub fn text(listings: &[KernelListing]) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
     for (index, listing) in listings.iter().enumerate() {
         let (read, written) = (Bytes(listing.bytes_read), Bytes(listing.bytes_written));
-        println!("kernel {index}: {}  [{}; reads {read}, writes {written}]", listing.name, listing.kind);
+        writeln!(out, "kernel {index}: {}  [{}; reads {read}, writes {written}]", listing.name, listing.kind)?;
         if let Some(compiled) = &listing.compiled {
             if !compiled.config.is_empty() {
-                println!("{}", compiled.config);
+                writeln!(out, "{}", compiled.config)?;
             }
-            println!(
+            writeln!(
+                out,
                 "{} registers ({} predicted), {} bytes spilled, {} shared memory a block, {:.0} % occupancy",
                 compiled.registers,
                 compiled.predicted_registers,
                 compiled.spill_bytes,
                 Bytes(compiled.shared_bytes.into()),
                 100.0 * compiled.occupancy
-            );
+            )?;
         }
-        println!("{}", listing.source);
+        writeln!(out, "{}", listing.source)?;
     }
-    Ok(Outcome::Good)
+    Ok(out)
 }
 
-fn listings(device: &str, tuning: Choice, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>> {
+/// The kernels of a graph for a device, by its words.
+pub fn listings(
+    device: &str,
+    tuning: Choice,
+    graph: &Graph,
+    strategy: Strategy,
+    packages: &[PathBuf],
+) -> Result<Vec<KernelListing>> {
     let engine = match device::parse(device)? {
         Some(Wanted::Auto | Wanted::Cpu) => device::cpu(None)?,
-        Some(Wanted::Cuda(ordinal)) => device::gpu(ordinal, RedZones::Off, &tuning)?,
+        Some(Wanted::Cuda(ordinal)) => device::gpu(ordinal, RedZones::Off, &tuning, packages)?,
         None => {
             let absent = match Arch::of_profile(device) {
-                Some(arch) => Absent::new(arch, Machine::profile(device)?, device::compiler()?),
-                None => Absent::of_arch(device.parse()?, device::compiler()?)?,
+                Some(arch) => Absent::new(arch, Machine::profile(device)?, device::compiler(packages)?),
+                None => Absent::of_arch(device.parse()?, device::compiler(packages)?)?,
             };
             return Ok(kernels_for(&absent.with_tuning(tuning.of_none()), graph, strategy)?);
         }

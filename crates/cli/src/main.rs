@@ -1,84 +1,8 @@
-//! The `deuteron` command. It converts words into calls of the library, and results into words.
+//! The `deuteron` command.
 #![forbid(unsafe_code)]
-
-mod analyze;
-mod bench;
-mod bench_crossover;
-mod bench_model;
-mod check;
-mod device;
-mod doctor;
-mod explain;
-mod fuse;
-mod generate;
-mod input;
-mod kernel;
-mod machine_file;
-mod ops;
-mod show;
-mod stored_file;
-mod tuning_file;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-
-/// Kernel fusion for transformers: find what to fuse, generate the fused kernels, prove them right, measure the gain.
-#[derive(Parser)]
-#[command(name = "deuteron", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 all is well, 1 a verification or an expectation failed, 2 bad usage or input.")]
-struct Command {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(Subcommand)]
-enum What {
-    /// Say what to fuse on which machine, why, and what it is worth; runs nothing
-    Analyze(analyze::Arguments),
-    /// Explain a code of the planner, such as E-PLAN-004
-    Explain(explain::Arguments),
-    /// Plan a graph, run it unfused and fused, verify both against f64, measure
-    Fuse(fuse::Arguments),
-    /// Generate text with a GPT-2 from a folder or from the local Hugging Face cache
-    Generate(generate::Arguments),
-    /// Time ready-made fused ops, or a model's prompt and step, against their unfused selves
-    Bench(bench::Arguments),
-    /// List the catalogue of fused ops
-    Ops(ops::Arguments),
-    /// Print the generated kernels of an op or a graph
-    Kernel(kernel::Arguments),
-    /// Run random graphs under every plan against the f64 reference
-    Check(check::Arguments),
-    /// Show devices, instruction sets and copy bandwidth
-    Doctor(doctor::Arguments),
-}
-
-/// How a command ended, short of an error.
-enum Outcome {
-    Good,
-    Failed,
-}
-
 fn main() -> ExitCode {
-    let command = Command::parse();
-    let outcome = match command.what {
-        What::Analyze(arguments) => analyze::run(&arguments),
-        What::Explain(arguments) => explain::run(&arguments),
-        What::Fuse(arguments) => fuse::run(&arguments),
-        What::Generate(arguments) => generate::run(&arguments),
-        What::Bench(arguments) => bench::run(&arguments),
-        What::Ops(arguments) => ops::run(&arguments),
-        What::Kernel(arguments) => kernel::run(&arguments),
-        What::Check(arguments) => check::run(&arguments),
-        What::Doctor(arguments) => doctor::run(&arguments),
-    };
-    match outcome {
-        Ok(Outcome::Good) => ExitCode::SUCCESS,
-        Ok(Outcome::Failed) => ExitCode::from(1),
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(2)
-        }
-    }
+    ExitCode::from(deuteron_cli::run(std::env::args_os()))
 }

@@ -1,16 +1,15 @@
 //! The catalogue: every fused op, defined once as a graph. Ready-made functions, `ops`, `bench` and `fuse` all start here.
 
-use deuteron_graph::{
-    Dtype, Gelu, Graph, InputKind, Mask, NodeId, Op, Output, Shape, attention_interior, differentiate, extract,
-    recompute,
-};
+use deuteron_graph::{Dtype, Gelu, Graph, InputKind, Mask, NodeId, Op, Shape};
 
 mod build;
 mod products;
+mod words;
 
 use products::{linear_cross_entropy_gradient, logsumexp_shape};
 
 use crate::error::Error;
+use crate::training::Training;
 
 /// The usual epsilon of norms.
 pub const EPS: f64 = 1e-5;
@@ -368,6 +367,18 @@ impl FusedOp {
         }
     }
 
+    /// Names of what it returns, in order; statistics that a norm returns besides for its gradient are none of it.
+    pub fn outputs(&self) -> Vec<&'static str> {
+        match self {
+            FusedOp::AddNorm { .. } | FusedOp::DropoutAddNorm { .. } | FusedOp::EmbedNorm { .. } => vec!["y", "s"],
+            FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. } => vec!["y", "s"],
+            FusedOp::NormQuantize { residual: true, .. } => vec!["q", "scale", "s"],
+            FusedOp::NormQuantize { .. } | FusedOp::MoeInt8 { requantize: true, .. } => vec!["q", "scale"],
+            FusedOp::LinearCrossEntropy => vec!["loss"],
+            _ => vec!["y"],
+        }
+    }
+
     /// Types of its operands for a tensor of `rows` and `cols`, as `bench` and `fuse` use them.
     pub fn operand_types(&self, rows: usize, cols: usize, dtype: Dtype) -> Vec<OperandType> {
         self.operand_types_of_heads(rows, cols, dtype, Heads::default())
@@ -452,23 +463,19 @@ impl FusedOp {
         if let FusedOp::LinearCrossEntropy = self {
             return self.cross_entropy_backward(operands);
         }
+        let training = self.training(operands)?;
+        let wrt: Vec<bool> = self.operands().iter().map(|&name| name != "mask").collect();
+        training.backward(&vec![true; training.forward().outputs().len()], &wrt)
+    }
+
+    /// The forward graph with what its gradient takes again, for an op that has one. That of [`FusedOp::LinearCrossEntropy`] is
+    /// [`FusedOp::backward_graph`].
+    pub fn training(&self, operands: &[OperandType]) -> Result<Training, Error> {
         let (mut graph, built) = self.start(operands)?;
         for (name, node) in &built.outputs {
             graph.output(name, *node)?;
         }
-        let is_float = |&&id: &&NodeId| graph.node(id).dtype.is_float() && graph.given_name(id) != Some("mask");
-        let wrt: Vec<NodeId> = graph.inputs().iter().filter(is_float).copied().collect();
-        let joint = differentiate(&graph, &wrt)?;
-        // Scores are computed again next to their gradient, where one kernel may hold both.
-        let scores = attention_interior(&joint.graph, joint.first_backward);
-        let joint = recompute(&joint.graph, joint.first_backward, &scores)?.graph;
-        let forward_outputs = graph.outputs().len();
-        let outputs: Vec<Output> = joint.outputs()[forward_outputs..].to_vec();
-        let again = built.saved.iter().map(|&(_, node)| node).chain(built.taken);
-        let boundary: Vec<NodeId> = joint.inputs().iter().copied().chain(again).collect();
-        let mut backward = extract(&joint, &outputs, &boundary)?;
-        backward.set_name(&format!("{}_backward", self.name()));
-        Ok(backward)
+        Ok(Training::keeping(graph, built.saved.iter().map(|&(_, node)| node).chain(built.taken).collect()))
     }
 
     /// Written out by hand: see [`linear_cross_entropy_gradient`].

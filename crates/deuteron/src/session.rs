@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deuteron_codegen::{Geometry, Launch, Source, render};
-use deuteron_device::{Device, Executable, Inputs, Job, Kernel, Launching, Memory, Place, Recorded, States, Step};
+use deuteron_device::{
+    Device, Executable, Inputs, Job, Kernel, Launching, Lending, Memory, Place, Recorded, States, Step,
+};
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Pin, Plan, Strategy, plan, plan_pinned};
 
@@ -38,7 +40,7 @@ impl Session {
         strategy: Strategy,
         layouts: &[Layout],
     ) -> Result<Session, Error> {
-        Session::planned(engine, graph, strategy, layouts, &[])
+        Session::with(engine, graph, strategy, layouts, &[])
     }
 
     /// Plans and compiles a graph of which some inputs are states: memory of the caller that [`Session::run_with`] writes to
@@ -50,7 +52,7 @@ impl Session {
         strategy: Strategy,
         states: &[NodeId],
     ) -> Result<Session, Error> {
-        Session::planned(engine, graph, strategy, &contiguous(graph), states)
+        Session::with(engine, graph, strategy, &contiguous(graph), states)
     }
 
     /// The fused plan of a graph with fusions forced or forbidden. An error says which of them cannot be kept to, and why.
@@ -60,7 +62,8 @@ impl Session {
         Session::rendered(engine, graph, plan, &contiguous(graph), &[])
     }
 
-    fn planned(
+    /// The same, with a layout for each input; those of states are contiguous.
+    pub fn with(
         engine: &Engine,
         graph: &Graph,
         strategy: Strategy,
@@ -135,6 +138,17 @@ impl Session {
         self.check(inputs, states)?;
         let input = |index: usize| inputs[index].memory();
         Ok(self.executable.run(&input, &mut Owned(states), self.launching)?)
+    }
+
+    /// Runs the graph on memory that someone else owns: inputs that are no states, in order; states as they were declared; and a place
+    /// for each of [`Session::results`]. Layouts are those that the session was made for. See [`Executable::run_lent`].
+    pub fn run_lent(&mut self, lending: &Lending<'_>) -> Result<(), Error> {
+        Ok(self.executable.run_lent(lending)?)
+    }
+
+    /// The values that it hands out, each once: its outputs that are no states.
+    pub fn results(&self) -> &[NodeId] {
+        &self.homes.outputs
     }
 
     /// Runs the graph and measures each kernel.

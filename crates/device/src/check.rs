@@ -12,6 +12,7 @@ use deuteron_graph::Dtype;
 use crate::error::DeviceError;
 use crate::extent::{self, extent};
 use crate::job::{Job, Place, Step};
+use crate::memory::Lending;
 use crate::{Inputs, States};
 
 /// What the checks need to know of a kernel, whatever it is made of.
@@ -131,6 +132,46 @@ pub(crate) fn check_inputs(input_bytes: &[usize], input: Inputs<'_, '_>) -> Resu
         let got = input(index).len();
         if got < expected {
             return Err(DeviceError::InputSize { input: index, expected, got });
+        }
+    }
+    Ok(())
+}
+
+/// What outputs of others must start at a multiple of: the widest vector that kernels store.
+pub(crate) const OUTPUT_ALIGNMENT: usize = 16;
+
+/// Checks that what is lent has the numbers and sizes of a job, and that outputs stand where vectors may.
+pub(crate) fn check_lending(
+    lending: &Lending<'_>,
+    inputs: &[usize],
+    states: &[usize],
+    outputs: &[usize],
+) -> Result<(), DeviceError> {
+    let Lending { inputs: given, states: kept, outputs: results, .. } = lending;
+    if given.len() != inputs.len() {
+        return Err(DeviceError::InputCount { expected: inputs.len(), got: given.len() });
+    }
+    if kept.len() != states.len() {
+        return Err(DeviceError::StateCount { expected: states.len(), got: kept.len() });
+    }
+    if results.len() != outputs.len() {
+        return Err(DeviceError::OutputCount { expected: outputs.len(), got: results.len() });
+    }
+    for (input, (span, &expected)) in given.iter().zip(inputs).enumerate() {
+        if span.bytes < expected {
+            return Err(DeviceError::InputSize { input, expected, got: span.bytes });
+        }
+    }
+    for (state, (span, &expected)) in kept.iter().zip(states).enumerate() {
+        if span.bytes < expected {
+            return Err(DeviceError::StateSize { state, expected, got: span.bytes });
+        }
+    }
+    for (output, (span, &expected)) in results.iter().zip(outputs).enumerate() {
+        let aligned = expected == 0 || span.address.is_multiple_of(OUTPUT_ALIGNMENT as u64);
+        if span.bytes < expected || !aligned {
+            let (alignment, got, address) = (OUTPUT_ALIGNMENT, span.bytes, span.address);
+            return Err(DeviceError::OutputPlace { output, expected, alignment, got, address });
         }
     }
     Ok(())

@@ -79,6 +79,38 @@ pub enum DeviceError {
         /// bytes of an element
         bytes: usize,
     },
+    /// An index of an earlier run that was not waited for.
+    #[error(
+        "an earlier run picked a row that its table does not have, at row {row} of step {step}: look at its indices"
+    )]
+    EarlierIndex {
+        /// the step that met it
+        step: usize,
+        /// where
+        row: usize,
+    },
+    /// An output of someone else that does not fit.
+    #[error("output {output}: expected {expected} bytes at a multiple of {alignment}, got {got} at {address:#x}")]
+    OutputPlace {
+        /// which
+        output: usize,
+        /// bytes that it has
+        expected: usize,
+        /// what its address must be a multiple of
+        alignment: usize,
+        /// bytes given
+        got: usize,
+        /// where
+        address: u64,
+    },
+    /// A run with fewer or more outputs than its job.
+    #[error("expected {expected} outputs, got {got}")]
+    OutputCount {
+        /// of the job
+        expected: usize,
+        /// of the run
+        got: usize,
+    },
     /// A run with fewer or more inputs than its job.
     #[error("expected {expected} inputs, got {got}")]
     InputCount {

@@ -17,7 +17,7 @@ pub use cpu::Cpu;
 pub use cuda::{Cuda, CudaError};
 pub use error::DeviceError;
 pub use job::{Job, Kernel, Place, Step};
-pub use memory::{DeviceMemory, Memory};
+pub use memory::{DeviceMemory, Lending, Memory, Span};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,6 +105,11 @@ pub struct Recorded {
 pub trait Executable: Send {
     /// Runs every step in order and waits for the end. `input(i)` gives the memory of the job's i-th input.
     fn run(&mut self, input: Inputs<'_, '_>, states: &mut dyn States, launching: Launching) -> Result<(), DeviceError>;
+    /// Runs every step in order on memory that someone else owns: inputs are read and states and outputs written where they
+    /// are. On a device with streams it is enqueued on the stream of the lending, and this returns without waiting; the
+    /// stream may be in the middle of a recording, and then the executable must live as long as that is replayed. An index
+    /// outside of its table shows at a later call there.
+    fn run_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError>;
     /// Runs every step in order, one by one; `times` receives one duration a step.
     fn run_timed(
         &mut self,

@@ -1,9 +1,40 @@
-//! Memory that tensors live in: the host's, or a device's.
+//! Memory that tensors live in: the host's, a device's, or someone else's.
 
 use std::fmt;
 
 use crate::buffer::Buffer;
 use crate::error::DeviceError;
+
+/// A range of memory that someone else owns, by its address on the host or on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// where it begins
+    pub address: u64,
+    /// its length
+    pub bytes: usize,
+}
+
+/// All that a run works on where none of it is ours: tensors of PyTorch, arrays of NumPy.
+#[derive(Debug, Clone, Copy)]
+pub struct Lending<'a> {
+    pub(crate) inputs: &'a [Span],
+    pub(crate) states: &'a [Span],
+    pub(crate) outputs: &'a [Span],
+    pub(crate) stream: u64,
+}
+
+impl<'a> Lending<'a> {
+    /// Memory for one run, and the stream that it is enqueued on: a handle of the driver, 0 for its default stream. A device
+    /// without streams has no use for it.
+    ///
+    /// # Safety
+    /// Each span is valid for its bytes, where the device that runs can use it, until the run has ended. Nothing writes to inputs
+    /// meanwhile, nothing else reads or writes states and outputs, and no state or output overlaps another span. The stream
+    /// lives.
+    pub unsafe fn new(inputs: &'a [Span], states: &'a [Span], outputs: &'a [Span], stream: u64) -> Lending<'a> {
+        Lending { inputs, states, outputs, stream }
+    }
+}
 
 /// Bytes on the host or on a device.
 #[derive(Debug)]

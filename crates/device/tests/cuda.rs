@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use deuteron_codegen::cuda::{copy_source, scatter_source};
 use deuteron_codegen::{ArgBinding, Geometry, Launch, Piece, Source};
-use deuteron_device::cuda::Span;
 use deuteron_device::{
     Buffer, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable, Inputs, Job, Kernel, Launching,
-    Memory, NoStates, Place, Recorded, Step,
+    Lending, Memory, NoStates, Place, Recorded, Span, Step,
 };
 use deuteron_graph::{Dtype, Graph, NodeId};
 use support::gpu;
@@ -212,6 +211,15 @@ fn span(memory: &Memory) -> Span {
         Memory::Device(memory) => Span { address: memory.address(), bytes: memory.len() },
         Memory::Host(_) => panic!("expected device memory"),
     }
+}
+
+fn downloaded(memory: &Memory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    match memory {
+        Memory::Device(memory) => memory.read(&mut bytes).unwrap(),
+        Memory::Host(_) => panic!("expected device memory"),
+    }
+    bytes
 }
 
 #[test]
@@ -474,14 +482,20 @@ fn a_stream_of_someone_else_is_used_as_it_is() {
     let context = cudarc::driver::CudaContext::new(0).unwrap();
     let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
     let handles = [0, streams[0].cu_stream() as u64, streams[1].cu_stream() as u64, 0];
+    let mut results = Vec::new();
     for (round, handle) in handles.into_iter().cycle().take(12).enumerate() {
-        let (input, data) = (&inputs[round % 2], &data[round % 2]);
-        // SAFETY: the streams live to the end of the test, and so do the inputs.
-        unsafe { executable.enqueue(&[span(input)], handle).unwrap() };
+        let result = device.upload(&vec![0; data[0].len()]).unwrap();
+        let (given, taken) = ([span(&inputs[round % 2])], [span(&result)]);
+        // SAFETY: the streams live to the end of the test, and so do the inputs and the results.
+        executable.run_lent(&unsafe { Lending::new(&given, &[], &taken, handle) }).unwrap();
         if round % 3 == 0 {
             executable.finish().unwrap();
         }
-        assert_eq!(&read(&executable, 0, data.len()), data, "round {round}");
+        results.push(result);
+    }
+    executable.finish().unwrap();
+    for (round, result) in results.iter().enumerate() {
+        assert_eq!(downloaded(result), data[round % 2], "round {round}");
     }
     // Our own stream goes on after theirs.
     executable.run(&|_| &inputs[0], &mut NoStates, Launching::Eager).unwrap();
@@ -500,14 +514,16 @@ fn a_run_may_be_part_of_a_recording_of_someone_else() {
     executable.run(&|_| &input, &mut NoStates, Launching::Eager).unwrap();
     let context = cudarc::driver::CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
+    let result = device.upload(&vec![0; data.len()]).unwrap();
     stream.begin_capture(CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    // SAFETY: the stream and the input live to the end of the test.
-    unsafe { executable.enqueue(&[span(&input)], stream.cu_stream() as u64).unwrap() };
+    let (given, taken) = ([span(&input)], [span(&result)]);
+    // SAFETY: the stream, the input and the result live to the end of the test.
+    executable.run_lent(&unsafe { Lending::new(&given, &[], &taken, stream.cu_stream() as u64) }).unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().expect("three kernels were recorded");
     executable.poison().unwrap();
     graph.launch().unwrap();
     stream.synchronize().unwrap();
-    assert_eq!(read(&executable, 0, data.len()), data);
+    assert_eq!(downloaded(&result), data);
 }
 
 // Failures.
@@ -518,25 +534,37 @@ fn inputs_that_kernels_cannot_read_are_refused() {
     let mut executable = device.executable(chain(&device, 16, 16)).unwrap();
     let memory = device.upload(&bytes(512, 1)).unwrap();
     let good = span(&memory);
-    let on_host = bytes(512, 2);
+    let result = device.upload(&[0; 512]).unwrap();
+    let taken = span(&result);
+    let misplaced = |span: Span| DeviceError::OutputPlace {
+        output: 0,
+        expected: 512,
+        alignment: 16,
+        got: span.bytes,
+        address: span.address,
+    };
+    let (short, shifted) = (Span { bytes: 511, ..taken }, Span { address: taken.address + 8, ..taken });
     let wrong = [
-        (vec![], DeviceError::InputCount { expected: 1, got: 0 }),
-        (vec![Span { bytes: 511, ..good }], DeviceError::InputSize { input: 0, expected: 512, got: 511 }),
-        (vec![Span { address: good.address + 1, ..good }], DeviceError::InputAlignment { input: 0, bytes: 2 }),
-        (vec![Span { address: 0x1000, bytes: 512 }], DeviceError::ForeignMemory { input: 0, ordinal: 0 }),
+        (vec![], vec![taken], DeviceError::InputCount { expected: 1, got: 0 }),
+        (vec![Span { bytes: 511, ..good }], vec![taken], DeviceError::InputSize { input: 0, expected: 512, got: 511 }),
         (
-            vec![Span { address: on_host.as_ptr() as u64 & !15, bytes: 512 }],
-            DeviceError::ForeignMemory { input: 0, ordinal: 0 },
+            vec![Span { address: good.address + 1, ..good }],
+            vec![taken],
+            DeviceError::InputAlignment { input: 0, bytes: 2 },
         ),
+        (vec![good], vec![], DeviceError::OutputCount { expected: 1, got: 0 }),
+        (vec![good], vec![short], misplaced(short)),
+        (vec![good], vec![shifted], misplaced(shifted)),
     ];
-    for (spans, expected) in wrong {
+    for (given, taken, expected) in wrong {
         // SAFETY: the default stream; each of these is refused before it is used.
-        assert_eq!(unsafe { executable.enqueue(&spans, 0) }, Err(expected));
+        assert_eq!(executable.run_lent(&unsafe { Lending::new(&given, &[], &taken, 0) }), Err(expected));
     }
+    let (given, taken) = ([good], [taken]);
     // SAFETY: as above, with memory that lives.
-    unsafe { executable.enqueue(&[good], 0).unwrap() };
+    executable.run_lent(&unsafe { Lending::new(&given, &[], &taken, 0) }).unwrap();
     executable.finish().unwrap();
-    assert_eq!(read(&executable, 0, 512), bytes(512, 1));
+    assert_eq!(downloaded(&result), bytes(512, 1));
     let short = host(&bytes(10, 1));
     let error = executable.run(&|_| &short, &mut NoStates, Launching::Eager).unwrap_err();
     assert_eq!(error, DeviceError::InputSize { input: 0, expected: 512, got: 10 });

@@ -240,6 +240,12 @@ impl Graph {
         Ok(())
     }
 
+    /// Hands out only those outputs for which a function says so, by position.
+    pub fn retain_outputs(&mut self, keep: impl Fn(usize) -> bool) {
+        let mut position = 0..;
+        self.outputs.retain(|_| position.next().is_some_and(&keep));
+    }
+
     /// Appends a primitive as a call of its own, or, inside an open call, to that call.
     pub(crate) fn push(&mut self, op: Op, inputs: &[NodeId]) -> Result<NodeId, GraphError> {
         for &input in inputs {

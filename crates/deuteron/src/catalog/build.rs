@@ -33,16 +33,16 @@ impl FusedOp {
             }
             FusedOp::ActDropout { act, p } => {
                 let activated = act.apply(g, v[0])?;
-                y(g.dropout(activated, v[1], p, 0)?)
+                y(dropped(g, activated, v[1], p)?)
             }
             FusedOp::ActDropoutAdd { act, p } => {
                 let activated = act.apply(g, v[0])?;
-                let dropped = g.dropout(activated, v[2], p, 0)?;
+                let dropped = dropped(g, activated, v[2], p)?;
                 y(g.add(dropped, v[1])?)
             }
             FusedOp::BiasDropoutAdd { p } => {
                 let sum = g.add(v[0], v[1])?;
-                let dropped = g.dropout(sum, v[3], p, 0)?;
+                let dropped = dropped(g, sum, v[3], p)?;
                 y(g.add(dropped, v[2])?)
             }
             FusedOp::Swiglu { packed } => {
@@ -78,7 +78,7 @@ impl FusedOp {
             }
             FusedOp::DropoutAddNorm { norm, eps, p } => {
                 let sum = g.add(v[0], v[1])?;
-                let dropped = g.dropout(sum, v[3], p, 0)?;
+                let dropped = dropped(g, sum, v[3], p)?;
                 let s = g.add(v[2], dropped)?;
                 let y = apply_norm(g, norm, s, &v[4..], eps)?;
                 Ok(Built { outputs: vec![("y", y), ("s", s)], ..Built::default() })
@@ -159,6 +159,11 @@ impl FusedOp {
             }
         }
     }
+}
+
+/// Dropout, and nothing where nothing is dropped: evaluation costs no random numbers.
+fn dropped(g: &mut Graph, x: NodeId, seed: NodeId, p: f64) -> Result<NodeId, GraphError> {
+    if p == 0.0 { Ok(x) } else { g.dropout(x, seed, p, 0) }
 }
 
 fn gate_operands(g: &mut Graph, v: &[NodeId], packed: bool) -> Result<(NodeId, NodeId), GraphError> {

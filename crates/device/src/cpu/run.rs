@@ -8,7 +8,7 @@ use deuteron_codegen::kernels::matmul::cpu::Scratch;
 use deuteron_codegen::{AttentionResult, Geometry, Source};
 
 use crate::buffer::Buffer;
-use crate::check::{Form, check, check_inputs, check_states, mismatch};
+use crate::check::{Form, check, check_inputs, check_lending, check_states, mismatch};
 use crate::cpu::append::AppendTask;
 use crate::cpu::attention::AttentionTask;
 use crate::cpu::attention_backward::AttentionBackwardTask;
@@ -22,7 +22,7 @@ use crate::cpu::row::{PerWorker, RowTask};
 use crate::cpu::scatter::ScatterTask;
 use crate::error::DeviceError;
 use crate::job::{Job, Place};
-use crate::memory::Memory;
+use crate::memory::{Lending, Memory, Span};
 use crate::{Executable, Inputs, Launching, States};
 
 pub(crate) struct CpuExecutable {
@@ -32,9 +32,12 @@ pub(crate) struct CpuExecutable {
     input_bytes: Vec<usize>,
     /// Bytes each state must have.
     state_bytes: Vec<usize>,
-    /// Where each state is, within a run.
-    states: Vec<*mut u8>,
+    /// Bytes each output has.
+    output_bytes: Vec<usize>,
+    /// Our own outputs, made for the first run that is not on memory of others.
     outputs: Vec<Buffer>,
+    /// Where everything that is handed in or out is, within a run.
+    bound: Bound,
     arena: Buffer,
     /// What each worker needs for a product, and what all of them share in a kernel. These run one after the other, so all have the same.
     scratch: Vec<PerWorker<Scratch>>,
@@ -43,7 +46,15 @@ pub(crate) struct CpuExecutable {
     addresses: Vec<*mut u8>,
 }
 
-// SAFETY: `addresses` and `states` are filled anew within each `run`; the other fields own what they point to.
+/// Addresses of inputs, states and outputs.
+#[derive(Default)]
+struct Bound {
+    inputs: Vec<*mut u8>,
+    states: Vec<*mut u8>,
+    outputs: Vec<*mut u8>,
+}
+
+// SAFETY: `addresses` and `bound` are filled anew within each `run`; the other fields own what they point to.
 unsafe impl Send for CpuExecutable {}
 
 struct Prepared {
@@ -135,10 +146,15 @@ impl CpuExecutable {
         Ok(CpuExecutable {
             pool,
             tasks,
+            bound: Bound {
+                inputs: Vec::with_capacity(input_bytes.len()),
+                states: Vec::with_capacity(job.states.len()),
+                outputs: Vec::with_capacity(job.outputs.len()),
+            },
             input_bytes,
-            states: Vec::with_capacity(job.states.len()),
             state_bytes: job.states,
-            outputs: job.outputs.iter().map(|&bytes| Buffer::new(bytes)).collect::<Result<_, _>>()?,
+            outputs: Vec::new(),
+            output_bytes: job.outputs,
             arena: Buffer::new(job.arena)?,
             scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(floats))).collect(),
             memory: Scratch::new(kernel_floats),
@@ -167,39 +183,27 @@ fn form(source: &Source) -> Option<Form<'_>> {
 }
 
 impl CpuExecutable {
-    /// Runs every step in order.
-    fn steps(
-        &mut self,
-        input: Inputs<'_, '_>,
-        states: &mut dyn States,
-        mut times: Option<&mut [Duration]>,
-    ) -> Result<(), DeviceError> {
-        check_inputs(&self.input_bytes, input)?;
-        self.bind_states(states)?;
+    /// Runs every step in order on what was bound.
+    ///
+    /// # Safety
+    /// Every address of `bound` is valid for the bytes that the job has there until this returns; nothing else writes to inputs,
+    /// or uses states and outputs, of which none overlaps another address.
+    unsafe fn steps(&mut self, mut times: Option<&mut [Duration]>) -> Result<(), DeviceError> {
         let memory = self.memory.pointer();
         for (index, prepared) in self.tasks.iter_mut().enumerate() {
             self.addresses.clear();
             for place in &prepared.places {
                 self.addresses.push(match *place {
-                    // The slice that is used is the one that is checked, whatever the function answers next time.
-                    Place::Input(position) => {
-                        let (bytes, expected) = (on_host(input, position)?, self.input_bytes[position]);
-                        if bytes.len() < expected {
-                            let got = bytes.len();
-                            return Err(DeviceError::InputSize { input: position, expected, got });
-                        }
-                        bytes.as_ptr().cast_mut()
-                    }
-                    Place::State(state) => self.states[state],
-                    Place::Output(output) => self.outputs[output].address(),
+                    Place::Input(input) => self.bound.inputs[input],
+                    Place::State(state) => self.bound.states[state],
+                    Place::Output(output) => self.bound.outputs[output],
                     // SAFETY: `check` found the range inside the arena.
                     Place::Arena { offset, .. } => unsafe { self.arena.address().add(offset) },
                 });
             }
             let start = times.is_some().then(Instant::now);
-            // SAFETY: `check`, `check_inputs` and `bind_states` found that every argument's reach lies inside its buffer,
-            // that inputs are only read, and that what is written overlaps nothing else; `&mut self`, the borrowed inputs
-            // and the states, borrowed for writing, keep the memory alive and unshared while the task runs.
+            // SAFETY: `check` found that every argument's reach lies inside its buffer, that inputs are only read, and that what
+            // is written overlaps nothing else of the arena; what is bound is the caller's promise.
             let done = unsafe {
                 match &mut prepared.task {
                     Task::Row(task) => task.run(&self.pool, &self.addresses, index),
@@ -225,10 +229,48 @@ impl CpuExecutable {
 }
 
 impl CpuExecutable {
+    /// Runs on memory that is borrowed for it, and on our own outputs.
+    fn run_borrowed(
+        &mut self,
+        input: Inputs<'_, '_>,
+        states: &mut dyn States,
+        times: Option<&mut [Duration]>,
+    ) -> Result<(), DeviceError> {
+        check_inputs(&self.input_bytes, input)?;
+        self.bind_inputs(input)?;
+        self.bind_states(states)?;
+        self.own_outputs()?;
+        self.bound.outputs.clear();
+        self.bound.outputs.extend(self.outputs.iter_mut().map(Buffer::address));
+        // SAFETY: the inputs are borrowed, the states borrowed for writing and the outputs ours, each of the size that was checked.
+        unsafe { self.steps(times) }
+    }
+
+    /// Notes where each input is.
+    fn bind_inputs(&mut self, input: Inputs<'_, '_>) -> Result<(), DeviceError> {
+        self.bound.inputs.clear();
+        for (position, &expected) in self.input_bytes.iter().enumerate() {
+            // The slice that is used is the one that is checked, whatever the function answers next time.
+            let bytes = input(position).host().ok_or(DeviceError::InputPlace { input: position })?;
+            if bytes.len() < expected {
+                return Err(DeviceError::InputSize { input: position, expected, got: bytes.len() });
+            }
+            self.bound.inputs.push(bytes.as_ptr().cast_mut());
+        }
+        Ok(())
+    }
+
+    fn own_outputs(&mut self) -> Result<(), DeviceError> {
+        if self.outputs.len() < self.output_bytes.len() {
+            self.outputs = self.output_bytes.iter().map(|&bytes| Buffer::new(bytes)).collect::<Result<_, _>>()?;
+        }
+        Ok(())
+    }
+
     /// Notes where each state is.
     fn bind_states(&mut self, states: &mut dyn States) -> Result<(), DeviceError> {
         check_states(&self.state_bytes, states)?;
-        self.states.clear();
+        self.bound.states.clear();
         for (state, &expected) in self.state_bytes.iter().enumerate() {
             let memory = states.state(state).ok_or(DeviceError::SharedState { state })?;
             let address = match memory {
@@ -238,23 +280,31 @@ impl CpuExecutable {
                 }
                 Memory::Device(_) => return Err(DeviceError::StatePlace { state, expected: "the host" }),
             };
-            if self.states.contains(&address) {
+            if self.bound.states.contains(&address) {
                 return Err(DeviceError::SharedState { state });
             }
-            self.states.push(address);
+            self.bound.states.push(address);
         }
         Ok(())
     }
 }
 
-/// The bytes of an input, which must be where the CPU reads.
-fn on_host<'a>(input: Inputs<'_, 'a>, position: usize) -> Result<&'a [u8], DeviceError> {
-    input(position).host().ok_or(DeviceError::InputPlace { input: position })
-}
-
 impl Executable for CpuExecutable {
     fn run(&mut self, input: Inputs<'_, '_>, states: &mut dyn States, _: Launching) -> Result<(), DeviceError> {
-        self.steps(input, states, None)
+        self.run_borrowed(input, states, None)
+    }
+
+    fn run_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError> {
+        check_lending(lending, &self.input_bytes, &self.state_bytes, &self.output_bytes)?;
+        let at = |spans: &[Span], list: &mut Vec<*mut u8>| {
+            list.clear();
+            list.extend(spans.iter().map(|span| span.address as usize as *mut u8));
+        };
+        at(lending.inputs, &mut self.bound.inputs);
+        at(lending.states, &mut self.bound.states);
+        at(lending.outputs, &mut self.bound.outputs);
+        // SAFETY: the promise of whoever made the lending, whose sizes were checked.
+        unsafe { self.steps(None) }
     }
 
     fn run_timed(
@@ -263,7 +313,7 @@ impl Executable for CpuExecutable {
         states: &mut dyn States,
         times: &mut [Duration],
     ) -> Result<(), DeviceError> {
-        self.steps(input, states, Some(times))
+        self.run_borrowed(input, states, Some(times))
     }
 
     fn time(
@@ -283,11 +333,14 @@ impl Executable for CpuExecutable {
     }
 
     fn read(&self, index: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        into.copy_from_slice(self.outputs[index].bytes());
+        let outputs = self.output_bytes.len();
+        let output = self.outputs.get(index).ok_or(DeviceError::Output { outputs, index })?;
+        into.copy_from_slice(output.bytes());
         Ok(())
     }
 
     fn poison(&mut self) -> Result<(), DeviceError> {
+        self.own_outputs()?;
         self.arena.bytes_mut().fill(0xFF);
         self.outputs.iter_mut().for_each(|output| output.bytes_mut().fill(0xFF));
         Ok(())

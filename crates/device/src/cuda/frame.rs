@@ -14,7 +14,10 @@ use crate::job::Place;
 
 pub(crate) struct Frame {
     arena: Arena,
-    outputs: Vec<Allocation>,
+    /// Our own outputs, made for the first run that is not on memory of others.
+    own: Vec<Allocation>,
+    /// Where each output is, as the words say.
+    outputs: Vec<u64>,
     /// Copies of inputs that are on the host, or where kernels cannot read them.
     staged: Vec<Option<Allocation>>,
     /// Where each input is, as the words say.
@@ -27,6 +30,8 @@ pub(crate) struct Frame {
     patches: Vec<Vec<Fix>>,
     /// Words that depend on the address of each state.
     state_patches: Vec<Vec<Fix>>,
+    /// Words that depend on the address of each output.
+    output_patches: Vec<Vec<Fix>>,
     /// Changes whenever a word does.
     version: u64,
 }
@@ -69,20 +74,22 @@ impl Frame {
         let inputs = program.input_bytes.len();
         let mut frame = Frame {
             arena,
-            outputs: program.outputs.iter().map(|&bytes| allocate(bytes)).collect::<Result<_, _>>()?,
+            own: Vec::new(),
+            outputs: vec![0; program.outputs.len()],
             staged: (0..inputs).map(|_| None).collect(),
             inputs: vec![0; inputs],
             states: vec![0; program.state_bytes.len()],
             words: program.words.clone(),
             patches: vec![Vec::new(); inputs],
             state_patches: vec![Vec::new(); program.state_bytes.len()],
+            output_patches: vec![Vec::new(); program.outputs.len()],
             version: 0,
         };
         frame.fill_in(&gpu.context, &program.fixes, fixed)?;
         Ok(frame)
     }
 
-    /// Fills in what is known by now, and notes what waits for inputs and states.
+    /// Fills in what is known by now, and notes what waits for inputs, states and outputs.
     fn fill_in(&mut self, context: &Context, fixes: &[Fix], fixed: Fixed) -> Result<(), CudaError> {
         for fix in fixes {
             let start = match fix.target {
@@ -92,6 +99,10 @@ impl Frame {
                 }
                 Target::Place(Place::State(state)) => {
                     self.state_patches[state].push(fix.clone());
+                    continue;
+                }
+                Target::Place(Place::Output(output)) => {
+                    self.output_patches[output].push(fix.clone());
                     continue;
                 }
                 Target::Place(place) => self.address(place),
@@ -109,7 +120,7 @@ impl Frame {
         match (place, &self.arena) {
             (Place::Input(input), _) => self.inputs[input],
             (Place::State(state), _) => self.states[state],
-            (Place::Output(output), _) => self.outputs[output].address(),
+            (Place::Output(output), _) => self.outputs[output],
             (Place::Arena { offset, .. }, Arena::Whole(memory)) => memory.address() + offset as u64,
             // Every range of the program has one.
             (Place::Arena { offset, bytes }, Arena::Ranges(ranges)) => {
@@ -120,27 +131,35 @@ impl Frame {
 
     /// Says where an input is.
     pub fn set_input(&mut self, context: &Context, input: usize, address: u64) -> Result<(), CudaError> {
-        if self.inputs[input] == address {
-            return Ok(());
-        }
-        self.version += 1;
-        // Not known until all words say it.
-        self.inputs[input] = 0;
-        self.patches[input].iter().try_for_each(|fix| put(&mut self.words, context, fix, address))?;
-        self.inputs[input] = address;
+        let changed = set(&mut self.inputs[input], &mut self.words, context, &self.patches[input], address)?;
+        self.version += u64::from(changed);
         Ok(())
     }
 
     /// Says where a state is.
     pub fn set_state(&mut self, context: &Context, state: usize, address: u64) -> Result<(), CudaError> {
-        if self.states[state] == address {
-            return Ok(());
+        let changed = set(&mut self.states[state], &mut self.words, context, &self.state_patches[state], address)?;
+        self.version += u64::from(changed);
+        Ok(())
+    }
+
+    /// Says where an output is.
+    pub fn set_output(&mut self, context: &Context, output: usize, address: u64) -> Result<(), CudaError> {
+        let changed = set(&mut self.outputs[output], &mut self.words, context, &self.output_patches[output], address)?;
+        self.version += u64::from(changed);
+        Ok(())
+    }
+
+    /// Makes outputs of our own where there are none, and uses them. The context must be entered.
+    pub fn use_own_outputs(&mut self, gpu: &Gpu, program: &Program, stream: &Stream) -> Result<(), CudaError> {
+        for &bytes in &program.outputs[self.own.len()..] {
+            let memory = Allocation::new(&gpu.context, bytes, gpu.zones)?;
+            memory.paint(stream)?;
+            self.own.push(memory);
         }
-        self.version += 1;
-        // Not known until all words say it.
-        self.states[state] = 0;
-        self.state_patches[state].iter().try_for_each(|fix| put(&mut self.words, context, fix, address))?;
-        self.states[state] = address;
+        for output in 0..self.own.len() {
+            self.set_output(&gpu.context, output, self.own[output].address())?;
+        }
         Ok(())
     }
 
@@ -166,8 +185,9 @@ impl Frame {
         Ok(address)
     }
 
+    /// An output of our own, once there are such.
     pub fn output(&self, index: usize) -> Option<&Allocation> {
-        self.outputs.get(index)
+        self.own.get(index)
     }
 
     pub fn words(&self) -> &[u64] {
@@ -184,7 +204,7 @@ impl Frame {
             Arena::Whole(memory) => vec![memory],
             Arena::Ranges(ranges) => ranges.values().collect(),
         };
-        arena.into_iter().chain(&self.outputs).try_for_each(|memory| memory.fill(0xFF, stream))
+        arena.into_iter().chain(&self.own).try_for_each(|memory| memory.fill(0xFF, stream))
     }
 
     /// Looks at every red zone. All work is done.
@@ -196,12 +216,30 @@ impl Frame {
                 ranges.iter().map(|(range, memory)| (name(range), memory)).collect()
             }
         };
-        let outputs = self.outputs.iter().enumerate().map(|(index, memory)| (format!("output {index}"), memory));
+        let outputs = self.own.iter().enumerate().map(|(index, memory)| (format!("output {index}"), memory));
         let staged = self.staged.iter().enumerate();
         let staged =
             staged.filter_map(|(index, memory)| Some((format!("the copy of input {index}"), memory.as_ref()?)));
         arena.into_iter().chain(outputs).chain(staged).try_for_each(|(name, memory)| check_zone(name, memory, copies))
     }
+}
+
+/// Says where something is in all words that depend on it. Gives whether that was new.
+fn set(
+    known: &mut u64,
+    words: &mut [u64],
+    context: &Context,
+    patches: &[Fix],
+    address: u64,
+) -> Result<bool, CudaError> {
+    if *known == address {
+        return Ok(false);
+    }
+    // Not known until all words say it.
+    *known = 0;
+    patches.iter().try_for_each(|fix| put(words, context, fix, address))?;
+    *known = address;
+    Ok(true)
 }
 
 /// Puts in what depends on an address.

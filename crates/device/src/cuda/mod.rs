@@ -25,7 +25,7 @@ pub use error::CudaError;
 pub use memory::CudaBuffer;
 pub(crate) use module::Module;
 pub use nvrtc::EntryUsage;
-pub use run::{CudaExecutable, LaunchCost, Span};
+pub use run::{CudaExecutable, LaunchCost};
 
 use std::collections::HashMap;
 use std::path::PathBuf;

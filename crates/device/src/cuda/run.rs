@@ -14,20 +14,11 @@ use super::load::{Program, Work};
 use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
 use super::stream::{Event, Stream};
-use crate::check::{check_inputs, check_states};
+use crate::check::{check_inputs, check_lending, check_states};
 use crate::error::DeviceError;
 use crate::job::Job;
-use crate::memory::Memory;
+use crate::memory::{Lending, Memory, Span};
 use crate::{Executable, Inputs, Launching, NoStates, Recorded, States};
-
-/// A range of the GPU's memory that someone else owns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// where it begins
-    pub address: u64,
-    /// its length
-    pub bytes: usize,
-}
 
 /// The oldest driver whose recordings keep it that a grid may start before the one before it has ended.
 const EARLY_IN_RECORDINGS: (u32, u32) = (12, 3);
@@ -39,7 +30,7 @@ const COST_ROUNDS: usize = 20;
 pub struct LaunchCost {
     /// by bare calls of the driver
     pub bare: Duration,
-    /// with all checks
+    /// by [`Executable::run_lent`]
     pub enqueued: Duration,
 }
 
@@ -129,66 +120,8 @@ impl CudaExecutable {
         })
     }
 
-    /// Enqueues a run on a stream that someone else owns, and returns without waiting. Inputs are read in place. Outputs
-    /// are those of [`CudaExecutable::output`]; they are ready when the stream has come that far. The stream may be in
-    /// the middle of a recording; then the executable must live as long as the recording is replayed.
-    ///
-    /// A job with states is refused: whoever owns the stream orders runs, and states are borrowed for one of ours.
-    ///
-    /// An index outside of its table shows at the next [`Executable::run`] or [`CudaExecutable::finish`].
-    ///
-    /// # Safety
-    /// The stream lives (0 is the default stream). The inputs stay allocated until the run has ended, and nothing writes
-    /// to them meanwhile; where the job picks rows by index, until the next call of this executable has returned.
-    pub unsafe fn enqueue(&mut self, inputs: &[Span], stream: u64) -> Result<(), DeviceError> {
-        let gpu = self.gpu.clone();
-        let _entered = gpu.context.enter()?;
-        let stream = stream as usize as sys::CUstream;
-        // SAFETY: the caller's promise.
-        unsafe { gpu.check_stream(stream)? };
-        if !self.program.state_bytes.is_empty() {
-            return Err(DeviceError::StateCount { expected: self.program.state_bytes.len(), got: 0 });
-        }
-        let expected = self.program.input_bytes.len();
-        if inputs.len() != expected {
-            return Err(DeviceError::InputCount { expected, got: inputs.len() });
-        }
-        for (input, span) in inputs.iter().enumerate() {
-            let (expected, got) = (self.program.input_bytes[input], span.bytes);
-            if got < expected {
-                return Err(DeviceError::InputSize { input, expected, got });
-            }
-            let bytes = self.program.input_alignment[input];
-            if expected > 0 && !span.address.is_multiple_of(bytes as u64) {
-                return Err(DeviceError::InputAlignment { input, bytes });
-            }
-            self.place_input(0, input, span.address)?;
-        }
-        // SAFETY: the caller's promise.
-        let recording = unsafe { gpu.is_recording(stream)? };
-        // A recording may not depend on what is outside of it; its owner orders replays and other work.
-        if !recording
-            && let Some((event, before)) = &self.outside
-            && *before != stream as usize
-        {
-            // SAFETY: the caller's promise.
-            unsafe { event.hold_back(stream)? };
-        }
-        // SAFETY: the caller's promise for the stream; the addresses are checked or our own.
-        unsafe { self.launch(0, stream, self.all())? };
-        if !recording {
-            let known = self.outside.take().map(|(event, _)| event).or_else(|| self.marker.take());
-            let event = known.map_or_else(|| Event::marker(&gpu.context), Ok)?;
-            // SAFETY: the caller's promise.
-            unsafe { event.record(stream)? };
-            self.outside = Some((event, stream as usize));
-            self.warm = true;
-        }
-        Ok(())
-    }
-
     /// Host time of one run, the least of several rounds of `runs`: by bare calls of the driver, and by
-    /// [`CudaExecutable::enqueue`].
+    /// [`Executable::run_lent`].
     pub fn launch_cost(&mut self, input: Inputs<'_, '_>, runs: u32) -> Result<LaunchCost, DeviceError> {
         self.run(input, &mut NoStates, Launching::Eager)?;
         let gpu = self.gpu.clone();
@@ -196,6 +129,7 @@ impl CudaExecutable {
         let handle = self.stream.handle();
         let span = |(index, &bytes): (usize, &usize)| Span { address: self.frames[0].input(index), bytes };
         let inputs: Vec<Span> = self.program.input_bytes.iter().enumerate().map(span).collect();
+        let outputs: Vec<Span> = (0..self.program.outputs.len()).filter_map(|index| self.output(index)).collect();
         let mut cost = LaunchCost { bare: Duration::MAX, enqueued: Duration::MAX };
         for _ in 0..COST_ROUNDS {
             let start = Instant::now();
@@ -207,8 +141,8 @@ impl CudaExecutable {
             self.stream.wait()?;
             let start = Instant::now();
             for _ in 0..runs {
-                // SAFETY: as above.
-                unsafe { self.enqueue(&inputs, handle as u64)? };
+                // SAFETY: as above; the outputs are ours.
+                self.run_lent(&unsafe { Lending::new(&inputs, &[], &outputs, handle as u64) })?;
             }
             cost.enqueued = cost.enqueued.min(start.elapsed() / runs);
             self.join()?;
@@ -223,7 +157,7 @@ impl CudaExecutable {
         self.join()
     }
 
-    /// Where an output is. It stays there.
+    /// Where an output of our own is, after the first run that has such. It stays there.
     pub fn output(&self, index: usize) -> Option<Span> {
         let memory = self.frames[0].output(index)?;
         Some(Span { address: memory.address(), bytes: memory.len() })
@@ -235,12 +169,66 @@ impl CudaExecutable {
         let waited = event.wait();
         self.marker = Some(event);
         waited?;
-        self.check_results(1)
+        if let Some(error) = self.earlier_fault(self.stream.handle())? {
+            self.stream.wait()?;
+            return Err(error);
+        }
+        self.check_red_zones(1)
+    }
+
+    /// The fault of an earlier run on memory of others, which has ended. That memory may be gone, so no step runs again to find
+    /// the index. The words are cleared on a stream.
+    fn earlier_fault(&self, stream: sys::CUstream) -> Result<Option<DeviceError>, CudaError> {
+        let Some((step, word)) = self.first_fault() else { return Ok(None) };
+        if let Some(faults) = &self.faults {
+            // SAFETY: the run that wrote them has ended, and nothing else reads or writes them now.
+            unsafe { faults.seen.as_ptr().write_bytes(0xFF, faults.seen.len()) };
+            // SAFETY: the words have so many bytes and live as long as we do; the stream is ours or the caller's of this run.
+            let code = unsafe { sys::cuMemsetD8Async(faults.words.address(), 0xFF, faults.words.len(), stream) };
+            self.gpu.context.check("cuMemsetD8Async", code)?;
+        }
+        Ok(Some(DeviceError::EarlierIndex { step, row: (word / 256) as usize }))
+    }
+
+    /// Enqueues a copy of the fault words to where the host looks at them.
+    ///
+    /// # Safety
+    /// The stream lives and is of our context.
+    unsafe fn copy_faults(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+        let Some(faults) = &self.faults else { return Ok(()) };
+        let (to, from) = (faults.seen.as_ptr().cast(), faults.words.address());
+        // SAFETY: both have as many bytes, and the host's are looked at only when this copy has been waited for.
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, faults.seen.len(), stream) };
+        self.gpu.context.check("cuMemcpyDtoHAsync", code)
+    }
+
+    /// Says where everything is that was lent.
+    fn bind_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError> {
+        let context = &self.gpu.context;
+        for (input, span) in lending.inputs.iter().enumerate() {
+            let bytes = self.program.input_alignment[input];
+            if self.program.input_bytes[input] > 0 && !span.address.is_multiple_of(bytes as u64) {
+                return Err(DeviceError::InputAlignment { input, bytes });
+            }
+            self.frames[0].set_input(context, input, span.address)?;
+        }
+        for (state, span) in lending.states.iter().enumerate() {
+            let alignment = self.program.state_alignment[state];
+            if self.program.state_bytes[state] > 0 && !span.address.is_multiple_of(alignment as u64) {
+                return Err(DeviceError::StatePlace { state, expected: "the GPU" });
+            }
+            self.frames[0].set_state(context, state, span.address)?;
+        }
+        for (output, span) in lending.outputs.iter().enumerate() {
+            self.frames[0].set_output(context, output, span.address)?;
+        }
+        Ok(())
     }
 
     /// Puts the inputs of a run where kernels read them, and their addresses into the words.
     fn bind(&mut self, frame: usize, input: Inputs<'_, '_>) -> Result<(), DeviceError> {
         check_inputs(&self.program.input_bytes, input)?;
+        self.frames[frame].use_own_outputs(&self.gpu, &self.program, &self.stream)?;
         for index in 0..self.program.input_bytes.len() {
             let expected = self.program.input_bytes[index];
             let memory = input(index);
@@ -394,16 +382,17 @@ impl CudaExecutable {
 
     /// Waits for the end, then looks at the fault words and the red zones of the first `frames` frames.
     fn check_results(&mut self, frames: usize) -> Result<(), DeviceError> {
-        if let Some(faults) = &self.faults {
-            let (to, from) = (faults.seen.as_ptr().cast(), faults.words.address());
-            // SAFETY: both have as many bytes, and nothing else reads or writes the host's until the wait below.
-            let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, faults.seen.len(), self.stream.handle()) };
-            self.gpu.context.check("cuMemcpyDtoHAsync", code)?;
-        }
+        // SAFETY: our stream.
+        unsafe { self.copy_faults(self.stream.handle())? };
         self.stream.wait()?;
         if let Some((step, word)) = self.first_fault() {
             return Err(self.explain_fault(step, word, frames)?);
         }
+        self.check_red_zones(frames)
+    }
+
+    /// Looks at the red zones of the first `frames` frames. All work is done.
+    fn check_red_zones(&self, frames: usize) -> Result<(), DeviceError> {
         if self.gpu.zones == Zones::On {
             for frame in &self.frames[..frames.min(self.frames.len())] {
                 frame.check_zones(&self.gpu.copies)?;
@@ -504,6 +493,46 @@ impl Executable for CudaExecutable {
         self.settle(started, 1)
     }
 
+    fn run_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError> {
+        let gpu = self.gpu.clone();
+        let _entered = gpu.context.enter()?;
+        let stream = lending.stream as usize as sys::CUstream;
+        // SAFETY: whoever made the lending promised that the stream lives.
+        let recording = unsafe {
+            gpu.check_stream(stream)?;
+            gpu.is_recording(stream)?
+        };
+        let program = &self.program;
+        check_lending(lending, &program.input_bytes, &program.state_bytes, &program.outputs)?;
+        // A recording may not depend on what is outside of it; its owner orders replays and other work.
+        if !recording && let Some((event, before)) = &self.outside {
+            if self.faults.is_some()
+                && event.has_happened()?
+                && let Some(error) = self.earlier_fault(stream)?
+            {
+                return Err(error);
+            }
+            if *before != stream as usize {
+                // SAFETY: the stream lives.
+                unsafe { event.hold_back(stream)? };
+            }
+        }
+        self.bind_lent(lending)?;
+        // SAFETY: the promise of whoever made the lending, whose sizes were checked.
+        unsafe { self.launch(0, stream, self.all())? };
+        if !recording {
+            // SAFETY: the stream lives.
+            unsafe { self.copy_faults(stream)? };
+            let known = self.outside.take().map(|(event, _)| event).or_else(|| self.marker.take());
+            let event = known.map_or_else(|| Event::marker(&gpu.context), Ok)?;
+            // SAFETY: the stream lives.
+            unsafe { event.record(stream)? };
+            self.outside = Some((event, stream as usize));
+            self.warm = true;
+        }
+        Ok(())
+    }
+
     fn run_timed(
         &mut self,
         input: Inputs<'_, '_>,
@@ -563,7 +592,10 @@ impl Executable for CudaExecutable {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
         self.join()?;
-        self.frames.iter().try_for_each(|frame| frame.poison(&self.stream))?;
+        for frame in &mut self.frames {
+            frame.use_own_outputs(&self.gpu, &self.program, &self.stream)?;
+            frame.poison(&self.stream)?;
+        }
         Ok(self.stream.wait()?)
     }
 

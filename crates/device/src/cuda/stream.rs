@@ -86,6 +86,15 @@ impl Event {
         self.context.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream, self.handle, 0) })
     }
 
+    /// Whether it has happened.
+    pub fn has_happened(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event lives.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => self.context.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
     /// Waits in this thread.
     pub fn wait(&self) -> Result<(), CudaError> {
         // SAFETY: the event lives.

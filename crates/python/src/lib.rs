@@ -1,0 +1,99 @@
+//! What the Python package runs on: [`Program`]s over tensors of PyTorch, arrays of NumPy and whatever speaks DLPack, and the
+//! command.
+//!
+//! A call reads the address, shape and strides of each operand, finds what was compiled for such ([`program`]), has the library of
+//! the first operand allocate the results, and runs on all of them in place. Memory of Python's libraries is lent for
+//! the run alone; nothing here copies or keeps it.
+
+mod array;
+mod dlpack;
+mod engines;
+mod errors;
+mod numpy;
+mod operand;
+mod program;
+mod run;
+mod torch;
+
+use std::ffi::OsString;
+
+use deuteron::analyze::{AnalyzeOptions, analyze as analyze_graph};
+use deuteron::report::{html, parse};
+use deuteron::{Graph, differentiate};
+use deuteron_cli::analyze::{text, usual_options};
+use pyo3::prelude::*;
+
+use crate::array::Array;
+use crate::errors::{bad_value, failed};
+use crate::program::Program;
+
+/// The engine of the package `deuteron`.
+#[pymodule(name = "_native")]
+fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<Program>()?;
+    module.add_class::<Array>()?;
+    module.add_function(wrap_pyfunction!(analyze, module)?)?;
+    module.add_function(wrap_pyfunction!(analysis_html, module)?)?;
+    module.add_function(wrap_pyfunction!(analysis_text, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor, module)?)?;
+    module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(forked, module)?)
+}
+
+/// What to fuse in a graph, as JSON. Runs nothing.
+#[pyfunction]
+#[pyo3(signature = (graph, device = "auto", backward = false))]
+fn analyze(py: Python<'_>, graph: &str, device: &str, backward: bool) -> PyResult<String> {
+    let places = engines::package_folders(py)?;
+    py.detach(|| {
+        let mut graph: Graph = graph.parse().map_err(bad_value)?;
+        if graph.name().is_empty() {
+            graph.set_name("graph");
+        }
+        if backward {
+            let wrt: Vec<_> = graph.inputs().iter().copied().filter(|&id| graph.node(id).dtype.is_float()).collect();
+            graph = differentiate(&graph, &wrt).map_err(bad_value)?.graph;
+        }
+        let usual = usual_options(device, &places).map_err(|error| bad_value(format!("{error:#}")))?;
+        let options = AnalyzeOptions { sources: true, ..usual };
+        let analysis = analyze_graph(&graph, &options).map_err(|error| errors::of("analyze", error))?;
+        serde_json::to_string(&analysis).map_err(failed)
+    })
+}
+
+/// The page of an analysis.
+#[pyfunction]
+fn analysis_html(py: Python<'_>, analysis: &str) -> PyResult<String> {
+    py.detach(|| Ok(html(&parse(analysis).map_err(bad_value)?)))
+}
+
+/// An analysis as the command prints it.
+#[pyfunction]
+fn analysis_text(py: Python<'_>, analysis: &str) -> PyResult<String> {
+    py.detach(|| text(&parse(analysis).map_err(bad_value)?, false).map_err(failed))
+}
+
+/// Devices and libraries, as JSON.
+#[pyfunction]
+fn doctor(py: Python<'_>) -> PyResult<String> {
+    let places = engines::package_folders(py)?;
+    py.detach(|| {
+        let wrong = |error: anyhow::Error| failed(format!("{error:#}"));
+        let engine = deuteron_cli::device::cpu(None).map_err(wrong)?;
+        let report = deuteron_cli::doctor::report(&engine, &[32 << 20], &places).map_err(wrong)?;
+        serde_json::to_string(&report).map_err(failed)
+    })
+}
+
+/// The command `deuteron`. Gives its exit code.
+#[pyfunction]
+fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| deuteron_cli::run([OsString::from("deuteron")].into_iter().chain(arguments)))
+}
+
+/// Forgets what the process had that this one was forked from: its threads and its GPUs are not here.
+#[pyfunction(name = "_forked")]
+fn forked() {
+    engines::forget();
+}

@@ -1,0 +1,420 @@
+//! Programs: ops of the catalogue and graphs of users, compiled for the operands they meet.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deuteron::catalog::OperandType;
+use deuteron::training::Training;
+use deuteron::{Error, FusedOp, Graph, Layout, NodeId, Session, Shape, Strategy};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::engines::{self, Place};
+use crate::errors::{self, bad_value, failed};
+use crate::operand::Element;
+use crate::run::{self, Given};
+
+/// Calls kept of one program, at most; beyond, those are dropped that are not running.
+const CALLS: usize = 256;
+
+/// What runs as fused kernels.
+#[pyclass(frozen, module = "deuteron._native")]
+pub(crate) struct Program {
+    text: String,
+    source: Source,
+    states: Vec<String>,
+    operands: Vec<String>,
+    outputs: Vec<String>,
+    calls: Mutex<Calls>,
+}
+
+enum Source {
+    Op(FusedOp),
+    Graph(Box<Training>),
+}
+
+/// What was compiled since the process began.
+#[derive(Default)]
+struct Calls {
+    generation: u64,
+    known: HashMap<Key, Arc<Call>>,
+}
+
+/// What a call depends on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub place: Place,
+    pub what: What,
+    /// operands, and for backward then what was kept and the gradients that come in; none where one does not
+    pub given: Vec<Option<(Element, Layout)>>,
+}
+
+/// What is asked of a program.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum What {
+    Forward,
+    /// forward, and what backward takes again
+    Saving,
+    /// the gradients of these operands
+    Backward(Vec<bool>),
+}
+
+/// A compiled call.
+pub(crate) struct Call {
+    pub work: Work,
+    /// which of what is given each input of the work is
+    pub inputs: Vec<usize>,
+    /// the same for states
+    pub states: Vec<usize>,
+    /// type of each result
+    pub results: Vec<(Element, Shape)>,
+    /// which result each output is, or none: an output of forward, a gradient of an operand
+    pub outputs: Vec<Option<usize>>,
+    /// which outputs of forward backward takes again
+    pub kept: Vec<usize>,
+}
+
+/// How a call is done.
+pub(crate) enum Work {
+    Session(Box<Mutex<Session>>),
+    /// in `f64`, by the interpreter
+    Reference(Box<Graph>),
+}
+
+#[pymethods]
+impl Program {
+    #[new]
+    #[pyo3(signature = (text, states = Vec::new()))]
+    fn new(text: &str, states: Vec<String>) -> PyResult<Program> {
+        let first = text.split_whitespace().next().unwrap_or_default();
+        let is_op = !text.contains('\n') && !text.contains(';') && FusedOp::find(first).is_ok();
+        let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+        let (source, operands, outputs) = if is_op {
+            let op: FusedOp = text.parse().map_err(|error| errors::of(first, error))?;
+            let outputs = names(&op.outputs());
+            (Source::Op(op), names(&op.operands()), outputs)
+        } else {
+            let mut graph: Graph = text.parse().map_err(bad_value)?;
+            if graph.name().is_empty() {
+                graph.set_name("graph");
+            }
+            let operands: Vec<String> = graph.inputs().iter().map(|&input| graph.label(input)).collect();
+            if let Some(unknown) = states.iter().find(|state| !operands.contains(state)) {
+                return Err(bad_value(format!(
+                    "{}: expected states among {}, got `{unknown}`",
+                    graph.name(),
+                    operands.join(", ")
+                )));
+            }
+            let outputs = graph.outputs().iter().map(|output| output.name.clone()).collect();
+            let training = if states.is_empty() { Training::new(graph) } else { Ok(Training::plain(graph)) };
+            let training = training.map_err(|error| errors::of("graph", error))?;
+            (Source::Graph(Box::new(training)), operands, outputs)
+        };
+        Ok(Program { text: text.to_string(), source, states, operands, outputs, calls: Mutex::default() })
+    }
+
+    #[getter]
+    pub fn name(&self) -> &str {
+        match &self.source {
+            Source::Op(op) => op.name(),
+            Source::Graph(training) => training.forward().name(),
+        }
+    }
+
+    #[getter]
+    fn text(&self) -> &str {
+        &self.text
+    }
+
+    #[getter]
+    fn operands<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.operands)
+    }
+
+    #[getter]
+    fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.outputs)
+    }
+
+    #[getter]
+    fn differentiable(&self) -> bool {
+        match &self.source {
+            Source::Op(op) => op.has_backward(),
+            Source::Graph(_) => self.states.is_empty(),
+        }
+    }
+
+    /// Dtype and shape of each result; with `saving`, of all that forward hands out then, and which of those backward takes.
+    #[pyo3(signature = (operands, saving = false))]
+    #[allow(clippy::type_complexity)] // a tuple of Python's
+    fn types<'py>(
+        &self,
+        py: Python<'py>,
+        operands: Vec<(String, Vec<usize>)>,
+        saving: bool,
+    ) -> PyResult<(Vec<(&'static str, Bound<'py, PyTuple>)>, Vec<usize>)> {
+        let types = self.given_types(&operands)?;
+        let training = self.training(&types)?;
+        let saved = training.saving().map_err(|error| self.error(error))?;
+        let (graph, kept) = if saving { (&saved.graph, saved.kept) } else { (training.forward(), Vec::new()) };
+        let doubles = types.iter().any(|(element, _)| *element == Element::F64);
+        let results = graph.outputs().iter().map(|output| {
+            let node = graph.node(output.node);
+            Ok((result_element(node.dtype, doubles).name(), PyTuple::new(py, node.shape.dims())?))
+        });
+        Ok((results.collect::<PyResult<_>>()?, kept))
+    }
+
+    /// Runs it.
+    fn forward<'py>(&self, py: Python<'py>, operands: Vec<Bound<'py, PyAny>>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let given = Given::of(py, self, &operands, &[], &[])?;
+        let (_, results) = run::run(py, self, What::Forward, &given)?;
+        Ok(results.into_iter().flatten().collect())
+    }
+
+    /// Runs it for a gradient: all that forward hands out, and which of that backward takes.
+    #[allow(clippy::type_complexity)] // a tuple of Python's
+    fn forward_saving<'py>(
+        &self,
+        py: Python<'py>,
+        operands: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<usize>)> {
+        let given = Given::of(py, self, &operands, &[], &[])?;
+        let (call, results) = run::run(py, self, What::Saving, &given)?;
+        Ok((results.into_iter().flatten().collect(), call.kept.clone()))
+    }
+
+    /// Gradients of the operands that are wanted.
+    fn backward<'py>(
+        &self,
+        py: Python<'py>,
+        operands: Vec<Bound<'py, PyAny>>,
+        saved: Vec<Bound<'py, PyAny>>,
+        gradients: Vec<Option<Bound<'py, PyAny>>>,
+        wanted: Vec<bool>,
+    ) -> PyResult<Vec<Option<Bound<'py, PyAny>>>> {
+        if wanted.len() != self.operands.len() || gradients.len() != self.outputs.len() {
+            let expected = format!("{} operands and {} outputs", self.operands.len(), self.outputs.len());
+            let got = format!("{} and {}", wanted.len(), gradients.len());
+            return Err(bad_value(format!("{}: expected gradients for {expected}, got {got}", self.name())));
+        }
+        let given = Given::of(py, self, &operands, &saved, &gradients)?;
+        Ok(run::run(py, self, What::Backward(wanted), &given)?.1)
+    }
+
+    /// The plan for operands of these types.
+    #[pyo3(signature = (operands, device = "auto"))]
+    fn explain(&self, py: Python<'_>, operands: Vec<(String, Vec<usize>)>, device: &str) -> PyResult<String> {
+        let graph = self.graph(&operands)?;
+        let places = engines::package_folders(py)?;
+        py.detach(|| {
+            let options = deuteron_cli::analyze::usual_options(device, &places)
+                .map_err(|error| bad_value(format!("{error:#}")))?;
+            let analysis = deuteron::analyze::analyze(&graph, &options).map_err(|error| self.error(error))?;
+            deuteron_cli::analyze::text(&analysis, true).map_err(failed)
+        })
+    }
+
+    /// The kernels for operands of these types.
+    #[pyo3(signature = (operands, device = "auto"))]
+    fn kernels(&self, py: Python<'_>, operands: Vec<(String, Vec<usize>)>, device: &str) -> PyResult<String> {
+        let graph = self.graph(&operands)?;
+        let places = engines::package_folders(py)?;
+        let choice = deuteron_cli::tuning_file::Choice::Stored;
+        py.detach(|| {
+            let listed = deuteron_cli::kernel::listings(device, choice, &graph, self.strategy(), &places);
+            let listed = listed.map_err(|error| bad_value(format!("{error:#}")))?;
+            deuteron_cli::kernel::text(&listed).map_err(failed)
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Program({:?})", self.text)
+    }
+}
+
+impl Program {
+    /// Names of its operands.
+    pub fn operand_names(&self) -> &[String] {
+        &self.operands
+    }
+
+    pub fn output_names(&self) -> &[String] {
+        &self.outputs
+    }
+
+    /// An error with the program's name.
+    pub fn error(&self, error: Error) -> PyErr {
+        errors::of(self.name(), error)
+    }
+
+    /// A ready-made op is the fused kernel it is named for, at every size; graphs are searched.
+    fn strategy(&self) -> Strategy {
+        match &self.source {
+            Source::Op(_) => Strategy::Greedy,
+            Source::Graph(_) => Strategy::Fused,
+        }
+    }
+
+    /// The call for a key: known, or compiled now.
+    pub fn call(&self, py: Python<'_>, key: Key) -> PyResult<Arc<Call>> {
+        let generation = engines::generation();
+        {
+            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            if calls.generation != generation {
+                // Sessions of the process that this one was forked from: their threads are not here.
+                std::mem::forget(std::mem::take(&mut calls.known));
+                calls.generation = generation;
+            }
+            if let Some(call) = calls.known.get(&key) {
+                return Ok(call.clone());
+            }
+        }
+        let engine = engines::engine(py, key.place)?;
+        let made = py.detach(|| self.compile(&engine, &key))?;
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        if calls.known.len() >= CALLS {
+            calls.known.retain(|_, call| Arc::strong_count(call) > 1);
+        }
+        Ok(calls.known.entry(key).or_insert(Arc::new(made)).clone())
+    }
+
+    fn compile(&self, engine: &deuteron::Engine, key: &Key) -> PyResult<Call> {
+        let operands: Vec<(Element, Shape)> = key.given[..self.operands.len()]
+            .iter()
+            .flatten()
+            .map(|(element, layout)| (*element, layout.shape.clone()))
+            .collect();
+        let training = self.training(&operands)?;
+        let wrong = |error| self.error(error);
+        let (graph, kept) = match &key.what {
+            What::Forward => (training.forward().clone(), Vec::new()),
+            What::Saving => {
+                let saving = training.saving().map_err(wrong)?;
+                (saving.graph, saving.kept)
+            }
+            What::Backward(wanted) => {
+                let first = key.given.len() - self.outputs.len();
+                let of: Vec<bool> = key.given[first..].iter().map(Option::is_some).collect();
+                (self.backward_graph(&training, &operands, &of, wanted).map_err(wrong)?, Vec::new())
+            }
+        };
+        let doubles = operands.iter().any(|(element, _)| *element == Element::F64);
+        let kept_names = training.kept_names();
+        let position = |name: &str| -> Option<usize> {
+            let among =
+                |names: &[String], start: usize| names.iter().position(|known| known == name).map(|at| start + at);
+            let gradient = || {
+                let at = self.outputs.iter().position(|known| Some(known.as_str()) == name.strip_prefix("d_"))?;
+                Some(self.operands.len() + kept_names.len() + at)
+            };
+            among(&self.operands, 0).or_else(|| among(&kept_names, self.operands.len())).or_else(gradient)
+        };
+        let states: Vec<NodeId> = self
+            .states
+            .iter()
+            .filter_map(|state| graph.inputs().iter().copied().find(|&id| graph.label(id) == *state))
+            .collect();
+        let from = |id: NodeId| {
+            let name = graph.label(id);
+            let found = position(&name).filter(|&at| key.given.get(at).is_some_and(Option::is_some));
+            found.ok_or_else(|| failed(format!("{}: nothing is given for `{name}`", self.name())))
+        };
+        let inputs = graph
+            .inputs()
+            .iter()
+            .copied()
+            .filter(|id| !states.contains(id))
+            .map(from)
+            .collect::<PyResult<Vec<usize>>>()?;
+        let state_positions = states.iter().copied().map(from).collect::<PyResult<Vec<usize>>>()?;
+        let (work, nodes) = if doubles {
+            let nodes = graph.outputs().iter().map(|output| output.node).collect::<Vec<_>>();
+            (Work::Reference(Box::new(graph.clone())), nodes)
+        } else {
+            let layouts = graph.inputs().iter().map(|&id| {
+                let given = from(id)?;
+                Ok(key.given[given]
+                    .as_ref()
+                    .map_or_else(|| Layout::contiguous(&graph.node(id).shape), |(_, layout)| layout.clone()))
+            });
+            let layouts = layouts.collect::<PyResult<Vec<Layout>>>()?;
+            let session = Session::with(engine, &graph, self.strategy(), &layouts, &states).map_err(wrong)?;
+            let nodes = session.results().to_vec();
+            (Work::Session(Box::new(Mutex::new(session))), nodes)
+        };
+        let results =
+            nodes.iter().map(|&node| (result_element(graph.node(node).dtype, doubles), graph.node(node).shape.clone()));
+        let slot = |node: NodeId| nodes.iter().position(|&known| known == node);
+        let outputs = match &key.what {
+            What::Forward | What::Saving => graph.outputs().iter().map(|output| slot(output.node)).collect(),
+            What::Backward(_) => {
+                let gradient =
+                    |name: &String| graph.outputs().iter().find(|output| output.name.strip_prefix("d_") == Some(name));
+                self.operands.iter().map(|name| gradient(name).and_then(|output| slot(output.node))).collect()
+            }
+        };
+        Ok(Call { work, inputs, states: state_positions, results: results.collect(), outputs, kept })
+    }
+
+    fn backward_graph(
+        &self,
+        training: &Training,
+        operands: &[(Element, Shape)],
+        of: &[bool],
+        wrt: &[bool],
+    ) -> Result<Graph, Error> {
+        match &self.source {
+            Source::Op(op) if !op.has_backward() => Err(Error::NoBackward(op.name())),
+            Source::Op(op @ FusedOp::LinearCrossEntropy) => op.backward_graph(&types(operands)),
+            _ => training.backward(of, wrt),
+        }
+    }
+
+    /// The graph over operands of these types, with what its gradient takes.
+    fn training(&self, operands: &[(Element, Shape)]) -> PyResult<Training> {
+        match &self.source {
+            Source::Op(op) => op.training(&types(operands)).map_err(|error| self.error(error)),
+            Source::Graph(training) => {
+                let graph = training.forward();
+                for (&input, (element, shape)) in graph.inputs().iter().zip(operands) {
+                    let node = graph.node(input);
+                    let fits =
+                        *element == Element::Of(node.dtype) || (*element == Element::F64 && node.dtype.is_float());
+                    if !fits || *shape != node.shape {
+                        let got = format!("{}{shape}", element.name());
+                        let expected = format!("{}{}", node.dtype, node.shape);
+                        return Err(bad_value(format!(
+                            "{}: expected `{}` to be {expected}, got {got}",
+                            graph.name(),
+                            graph.label(input)
+                        )));
+                    }
+                }
+                Ok((**training).clone())
+            }
+        }
+    }
+
+    /// The types of operands by their words.
+    fn given_types(&self, operands: &[(String, Vec<usize>)]) -> PyResult<Vec<(Element, Shape)>> {
+        if operands.len() != self.operands.len() {
+            return Err(run::wrong_count(self, operands.len()));
+        }
+        operands.iter().map(|(dtype, sizes)| Ok((Element::find(dtype)?, Shape::new(sizes.clone())))).collect()
+    }
+
+    fn graph(&self, operands: &[(String, Vec<usize>)]) -> PyResult<Graph> {
+        Ok(self.training(&self.given_types(operands)?)?.forward().clone())
+    }
+}
+
+fn types(operands: &[(Element, Shape)]) -> Vec<OperandType> {
+    operands.iter().map(|(element, shape)| (element.dtype(), shape.clone())).collect()
+}
+
+/// The type of a result of a graph: where operands are `f64`, its floats are.
+fn result_element(dtype: deuteron::Dtype, doubles: bool) -> Element {
+    if doubles && dtype.is_float() { Element::F64 } else { Element::Of(dtype) }
+}

@@ -1,0 +1,219 @@
+//! A call on operands that are there: results are allocated, memory is lent, the call is run.
+
+use std::sync::{Arc, PoisonError};
+
+use deuteron::reference::{Array as Values, Rounding, interpret};
+use deuteron::{Dtype, Graph, Lending, Shape, Span};
+use pyo3::prelude::*;
+
+use crate::engines::Place;
+use crate::errors::{self, bad_type};
+use crate::operand::{Element, Library, Operand};
+use crate::program::{Call, Key, Program, What, Work};
+use crate::{array, numpy, torch};
+
+/// All that a call is given: operands, kept values, gradients.
+pub(crate) struct Given<'py> {
+    list: Vec<Option<Operand<'py>>>,
+    place: Place,
+}
+
+impl<'py> Given<'py> {
+    /// Looks at every object, and that they are together.
+    pub fn of(
+        py: Python<'py>,
+        program: &Program,
+        operands: &[Bound<'py, PyAny>],
+        saved: &[Bound<'py, PyAny>],
+        gradients: &[Option<Bound<'py, PyAny>>],
+    ) -> PyResult<Given<'py>> {
+        let names = program.operand_names();
+        if operands.len() != names.len() {
+            return Err(wrong_count(program, operands.len()));
+        }
+        let mut list = Vec::with_capacity(operands.len() + saved.len() + gradients.len());
+        for (object, operand) in operands.iter().zip(names) {
+            list.push(Some(Operand::of(object, &|| format!("{}: `{operand}`", program.name()))?));
+        }
+        for object in saved {
+            list.push(Some(Operand::of(object, &|| format!("{}: a kept value", program.name()))?));
+        }
+        for (object, output) in gradients.iter().zip(program.output_names()) {
+            let name = || format!("{}: the gradient of `{output}`", program.name());
+            list.push(object.as_ref().map(|object| Operand::of(object, &name)).transpose()?);
+        }
+        let mut given = Given { list, place: Place::Cpu };
+        given.place = given.common_place(program)?;
+        given.check_doubles(program)?;
+        let _ = py;
+        Ok(given)
+    }
+
+    /// Where they all are. A number on the CPU beside tensors of a GPU is a mistake too: kernels read it there.
+    fn common_place(&self, program: &Program) -> PyResult<Place> {
+        let mut places = self.list.iter().flatten().map(|operand| operand.place);
+        let first = places.next().unwrap_or(Place::Cpu);
+        match self
+            .list
+            .iter()
+            .enumerate()
+            .find(|(_, operand)| operand.as_ref().is_some_and(|operand| operand.place != first))
+        {
+            None => Ok(first),
+            Some((position, operand)) => {
+                let names = program.operand_names();
+                let label = names.get(position).map_or_else(|| "a gradient".to_string(), |name| format!("`{name}`"));
+                let place = operand.as_ref().map_or(Place::Cpu, |operand| operand.place);
+                let first_name = names.first().map_or("", String::as_str);
+                Err(bad_type(format!(
+                    "{}: expected all tensors on one device, got `{first_name}` on {first} and {label} on {place}",
+                    program.name()
+                )))
+            }
+        }
+    }
+
+    /// That `f64` is everywhere or nowhere.
+    fn check_doubles(&self, program: &Program) -> PyResult<()> {
+        let mut floats = self.list.iter().flatten().filter(|operand| operand.element.is_float());
+        let doubles = self.list.iter().flatten().any(|operand| operand.element == Element::F64);
+        if doubles && let Some(other) = floats.find(|operand| operand.element != Element::F64) {
+            return Err(bad_type(format!(
+                "{}: expected all floats to be float64 or none, got one of {}",
+                program.name(),
+                other.element.name()
+            )));
+        }
+        if doubles && self.place != Place::Cpu {
+            return Err(bad_type(format!(
+                "{}: float64 is computed on the CPU alone, got tensors on {}",
+                program.name(),
+                self.place
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// An error for a call with too few or too many operands.
+pub(crate) fn wrong_count(program: &Program, got: usize) -> PyErr {
+    let names = program.operand_names();
+    errors::bad_type(format!("{}: expected {} operands ({}), got {got}", program.name(), names.len(), names.join(", ")))
+}
+
+/// Runs a call. Outputs that nothing was asked of are none.
+#[allow(clippy::type_complexity)] // the call, and an object an output
+pub(crate) fn run<'py>(
+    py: Python<'py>,
+    program: &Program,
+    what: What,
+    given: &Given<'py>,
+) -> PyResult<(Arc<Call>, Vec<Option<Bound<'py, PyAny>>>)> {
+    let types =
+        given.list.iter().map(|operand| operand.as_ref().map(|operand| (operand.element, operand.layout.clone())));
+    let call = program.call(py, Key { place: given.place, what, given: types.collect() })?;
+    let mut objects = Vec::with_capacity(call.results.len());
+    let mut outputs = Vec::with_capacity(call.results.len());
+    for (element, shape) in &call.results {
+        let (object, address) = empty(py, given, *element, shape)?;
+        outputs.push(Span { address, bytes: shape.elements() * element.bytes() });
+        objects.push(object);
+    }
+    let spans = |positions: &[usize]| -> Vec<Span> {
+        positions.iter().filter_map(|&at| given.list[at].as_ref()).map(|operand| operand.span).collect()
+    };
+    let (inputs, states) = (spans(&call.inputs), spans(&call.states));
+    match &call.work {
+        Work::Session(session) => {
+            let stream = match given.place {
+                Place::Cpu => 0,
+                Place::Cuda(ordinal) => torch::stream(py, ordinal)?,
+            };
+            py.detach(|| {
+                // SAFETY: `given` and `objects` hold the objects whose memory this is, for the host until this call returns. On a GPU the
+                // run is enqueued on the stream that torch orders its own work and the reuse of its memory by.
+                let lending = unsafe { Lending::new(&inputs, &states, &outputs, stream) };
+                session.lock().unwrap_or_else(PoisonError::into_inner).run_lent(&lending)
+            })
+            .map_err(|error| program.error(error))?;
+        }
+        Work::Reference(graph) => {
+            let values: Vec<Values> =
+                call.inputs.iter().filter_map(|&at| given.list[at].as_ref()).map(values).collect();
+            py.detach(|| refer(graph, &values, &call.results, &outputs)).map_err(|error| program.error(error))?;
+        }
+    }
+    let results = call.outputs.iter().map(|slot| slot.map(|slot| objects[slot].clone())).collect();
+    Ok((call, results))
+}
+
+/// An object for a result, of the library of the first operand.
+fn empty<'py>(
+    py: Python<'py>,
+    given: &Given<'py>,
+    element: Element,
+    shape: &Shape,
+) -> PyResult<(Bound<'py, PyAny>, u64)> {
+    let first = given.list.iter().flatten().next();
+    match first.map(|operand| (operand.library, &operand.object)) {
+        Some((Library::Torch, beside)) => torch::empty(beside, element, shape),
+        Some((Library::Numpy, beside)) => numpy::empty(beside, element, shape),
+        Some((Library::Dlpack, _)) | None => array::empty(py, element, shape),
+    }
+}
+
+/// The values of an operand on the CPU, as `f64`.
+fn values(operand: &Operand<'_>) -> Values {
+    let (shape, strides) = (&operand.layout.shape, &operand.layout.strides);
+    let at = |element: usize| -> f64 {
+        let address = operand.span.address as usize + element * operand.element.bytes();
+        // SAFETY: the layout spans the operand's memory, which its object keeps; an element may stand at any address.
+        unsafe {
+            match operand.element {
+                Element::F64 => (address as *const f64).read_unaligned(),
+                Element::Of(Dtype::I32) => f64::from((address as *const i32).read_unaligned()),
+                Element::Of(Dtype::I8) => f64::from((address as *const i8).read()),
+                // Floats are all of 64 bits here; what is left are truth values.
+                Element::Of(_) => f64::from((address as *const u8).read()),
+            }
+        }
+    };
+    let mut index = vec![0; shape.rank()];
+    let mut list = Vec::with_capacity(shape.elements());
+    for _ in 0..shape.elements() {
+        list.push(at(index.iter().zip(strides).map(|(i, stride)| i * stride).sum()));
+        for axis in (0..shape.rank()).rev() {
+            index[axis] += 1;
+            if index[axis] < shape[axis] {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+    Values::new(shape.clone(), list)
+}
+
+/// Computes a graph in `f64` and stores its outputs, each where its first result is.
+fn refer(
+    graph: &Graph,
+    values: &[Values],
+    results: &[(Element, Shape)],
+    outputs: &[Span],
+) -> Result<(), deuteron::Error> {
+    let computed = interpret(graph, values, Rounding::Exact)?.outputs;
+    for ((array, (element, _)), span) in computed.iter().zip(results).zip(outputs) {
+        for (index, &value) in array.values.iter().enumerate() {
+            let address = span.address as usize + index * element.bytes();
+            // SAFETY: the span has as many elements as the result, and nobody else has seen its object.
+            unsafe {
+                match element {
+                    Element::F64 => (address as *mut f64).write_unaligned(value),
+                    Element::Of(Dtype::I32) => (address as *mut i32).write_unaligned(value as i32),
+                    Element::Of(Dtype::I8) => (address as *mut i8).write(value as i8),
+                    Element::Of(_) => (address as *mut u8).write(u8::from(value != 0.0)),
+                }
+            }
+        }
+    }
+    Ok(())
+}

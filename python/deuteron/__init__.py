@@ -1,0 +1,73 @@
+"""Kernel fusion for transformers: fused ops for PyTorch and NumPy, your own fusions, and what to fuse, in numbers.
+
+>>> import numpy, deuteron
+>>> x = numpy.random.default_rng(0).standard_normal((4, 8), dtype="float32")
+>>> y = deuteron.norm_act(x, numpy.ones(8, "float32"), numpy.zeros(8, "float32"), act="gelu")
+>>> y.shape
+(4, 8)
+
+Functions of the catalogue are in this module, `deuteron.nn` has them as modules of PyTorch, `deuteron.patch` puts them into GPT-2 of
+Hugging Face, `deuteron.fuse` makes one of your own function, and `deuteron.analyze` says what to fuse. Nothing here loads PyTorch, and
+no GPU is touched before the first call on one.
+"""
+
+from __future__ import annotations
+
+import os as _os
+from typing import TYPE_CHECKING, Any
+
+from . import _native
+from ._native import Array, Program, __version__
+from .functions import *
+from .functions import __all__ as _functions
+
+if TYPE_CHECKING:
+    from . import nn
+    from ._analyze import Analysis, analyze
+    from ._doctor import doctor
+    from ._fuse import fuse
+    from ._gpt2 import patch, patched, unpatch
+
+__all__ = [
+    *_functions,
+    "Analysis",
+    "Array",
+    "Program",
+    "__version__",
+    "analyze",
+    "doctor",
+    "fuse",
+    "nn",
+    "patch",
+    "patched",
+    "unpatch",
+]
+
+_LAZY = {
+    "Analysis": "_analyze",
+    "analyze": "_analyze",
+    "doctor": "_doctor",
+    "fuse": "_fuse",
+    "patch": "_gpt2",
+    "patched": "_gpt2",
+    "unpatch": "_gpt2",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what needs PyTorch, or more time, when it is first asked for."""
+    from importlib import import_module
+
+    if name in ("nn", "trace"):
+        return import_module(f".{name}", __name__)
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module 'deuteron' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if hasattr(_os, "register_at_fork"):
+    _os.register_at_fork(after_in_child=_native._forked)

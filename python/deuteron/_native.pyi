@@ -1,0 +1,83 @@
+"""The engine, written in Rust."""
+
+from typing import Any, Sequence, final
+
+__version__: str
+
+@final
+class Program:
+    """What runs as fused kernels: an op of the catalogue with its attributes, or a graph in text form.
+
+    Safe to share between threads. Kernels are compiled at the first call with operands of some shapes, and kept.
+    """
+
+    def __new__(cls, text: str, states: Sequence[str] = ()) -> Program:
+        """`text` is `"norm_act norm=layer act=gelu eps=1e-05"`, say, or a graph. `states` are inputs of a graph that one
+        `append` reads: it writes to them in place."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def operands(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def differentiable(self) -> bool: ...
+    def types(
+        self, operands: Sequence[tuple[str, Sequence[int]]], saving: bool = False
+    ) -> tuple[list[tuple[str, tuple[int, ...]]], list[int]]:
+        """Dtype and shape of each output, for operands of these dtypes (`"f32"`, `"bf16"`, ...) and shapes; with `saving`, of
+        all that `forward_saving` hands out, and which of that `backward` takes again."""
+
+    def forward(self, operands: Sequence[Any]) -> list[Any]:
+        """Runs it. Results are of the kind of the first operand, on its device."""
+
+    def forward_saving(self, operands: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """Runs it for a gradient: its outputs followed by other values that are kept, and which of all these `backward` takes."""
+
+    def backward(
+        self,
+        operands: Sequence[Any],
+        saved: Sequence[Any],
+        gradients: Sequence[Any | None],
+        wanted: Sequence[bool],
+    ) -> list[Any | None]:
+        """Gradients of the operands that are wanted, from those of the outputs; none where one is not wanted or does not
+        depend on them. `saved` are the results of `forward_saving` that it named, in its order."""
+
+    def explain(self, operands: Sequence[tuple[str, Sequence[int]]], device: str = "auto") -> str:
+        """The plan: what shares a kernel, and why not more does."""
+
+    def kernels(self, operands: Sequence[tuple[str, Sequence[int]]], device: str = "auto") -> str:
+        """The generated kernels."""
+
+@final
+class Array:
+    """An array on the CPU, the result of a call on objects that came by DLPack. Takes part in DLPack itself."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    def __dlpack__(self, **_options: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+def analyze(graph: str, device: str = "auto", backward: bool = False) -> str:
+    """What to fuse, as JSON; runs nothing."""
+
+def analysis_html(analysis: str) -> str:
+    """The page of an analysis."""
+
+def analysis_text(analysis: str) -> str:
+    """An analysis as the command prints it."""
+
+def doctor() -> str:
+    """Devices and libraries, as JSON."""
+
+def main(arguments: Sequence[str]) -> int:
+    """The command `deuteron`; gives its exit code."""
+
+def _forked() -> None:
+    """Forgets what the process had that this one was forked from."""

@@ -1,0 +1,226 @@
+"""Programs as operators of PyTorch.
+
+Outside of a compiler, a call goes straight to the engine, by a `torch.autograd.Function` where a gradient is wanted. Where torch
+looks at the call instead of doing it (`torch.compile`, fake tensors, modes), it goes by two operators of the library
+`deuteron`: `forward` and `backward`, whose first argument is the text of the program.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence
+
+import torch
+
+from ._call import program as find
+from ._native import Program
+
+# Programs that multiply matrices: under autocast all their floats are of its dtype, as those of torch's are.
+_PRODUCTS = frozenset(
+    "linear_act norm_linear qkv ffn attention attention_scores attention_add_norm attention_block linear_cross_entropy".split()
+)
+
+# Norms take weights of another dtype than their rows.
+_MIXING = frozenset(("layer_norm", "rms_norm", "norm_act"))
+
+_NAMES = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float64: "f64",
+    torch.int32: "i32",
+    torch.int64: "i32",
+    torch.int8: "i8",
+    torch.bool: "bool",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items() if dtype != torch.int64}
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def call(program: Program, operands: Sequence[Any]) -> list[Any]:
+    """Runs a program on tensors and gives its outputs."""
+    for operand in operands:
+        if type(operand) not in _PLAIN and isinstance(operand, torch.Tensor):
+            return compiled(program.text, operands)
+    if _is_looked_at():
+        return compiled(program.text, operands)
+    if torch._C._is_any_autocast_enabled():
+        operands = _cast(program.name, operands)
+    if torch.is_grad_enabled():
+        for operand in operands:
+            if isinstance(operand, torch.Tensor) and operand.requires_grad:
+                if not program.differentiable:
+                    raise _no_gradient(program.name)
+                return list(_Function.apply(program, *operands))
+    return program.forward(operands)
+
+
+def _is_looked_at() -> bool:
+    """Whether a mode or a transform of functorch takes calls of operators."""
+    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _no_gradient(name: str) -> TypeError:
+    return TypeError(
+        f"{name}: it has no gradient, and an operand requires one; call it under torch.no_grad() or detach its operands"
+    )
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, program: Program, *operands: Any) -> Any:
+        results, kept = program.forward_saving(operands)
+        outputs = results[: len(program.outputs)]
+        ctx.program = program
+        ctx.operands = len(operands)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*operands, *[results[index] for index in kept])
+        whole = [output for output in outputs if not output.is_floating_point()]
+        if whole:
+            ctx.mark_non_differentiable(*whole)
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        tensors = ctx.saved_tensors
+        operands, saved = tensors[: ctx.operands], tensors[ctx.operands :]
+        wanted = ctx.needs_input_grad[1:]
+        if all(gradient is None for gradient in gradients):
+            return (None,) * (1 + ctx.operands)
+        return (None, *ctx.program.backward(operands, saved, [_dense(gradient) for gradient in gradients], wanted))
+
+
+def _dense(gradient: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """A gradient whose elements are there, each once: that of a sum is one number, repeated."""
+    return None if gradient is None else gradient.contiguous()
+
+
+def _cast(name: str, operands: Sequence[Any]) -> Sequence[Any]:
+    """Operands as autocast would have them: of its dtype for products, else of the widest dtype among them."""
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    kind = tensors[0].device.type
+    floats = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    if not torch.is_autocast_enabled(kind) or torch.float64 in floats:
+        return operands
+    if name in _PRODUCTS:
+        target = torch.get_autocast_dtype(kind)
+    elif len(floats) > 1 and name not in _MIXING:
+        target = torch.float32
+    else:
+        return operands
+
+    def one(operand: Any) -> Any:
+        if isinstance(operand, torch.Tensor) and operand.is_floating_point() and operand.dtype != target:
+            return operand.to(target)
+        return operand
+
+    return [one(operand) for operand in operands]
+
+
+# Operators for compilers.
+
+_library = torch.library.Library("deuteron", "DEF")
+_library.define("forward(str program, Tensor[] operands, bool saving) -> Tensor[]")
+_library.define(
+    "backward(str program, Tensor[] operands, Tensor[] saved, Tensor?[] gradients, bool[] wanted) -> Tensor[]"
+)
+
+
+@torch.compiler.assume_constant_result
+def _about(text: str) -> tuple[str, int, bool]:
+    """Name, outputs and whether it has a gradient."""
+    program = find(text)
+    return program.name, len(program.outputs), program.differentiable
+
+
+def compiled(text: str, operands: Sequence[Any]) -> list[Any]:
+    """Runs the program of a text by the operators."""
+    name, outputs, differentiable = _about(text)
+    if torch.is_autocast_enabled(operands[0].device.type):
+        operands = _cast(name, operands)
+    saving = torch.is_grad_enabled() and any([operand.requires_grad for operand in operands])
+    if saving and not differentiable:
+        raise _no_gradient(name)
+    results = torch.ops.deuteron.forward(text, list(operands), saving)
+    return list(results[:outputs])
+
+
+def _forward(program: str, operands: List[torch.Tensor], saving: bool) -> List[torch.Tensor]:
+    known = find(program)
+    results: List[torch.Tensor] = known.forward_saving(operands)[0] if saving else known.forward(operands)
+    return results
+
+
+def _backward(
+    program: str,
+    operands: List[torch.Tensor],
+    saved: List[torch.Tensor],
+    gradients: List[Optional[torch.Tensor]],
+    wanted: List[bool],
+) -> List[torch.Tensor]:
+    found = find(program).backward(operands, saved, [_dense(gradient) for gradient in gradients], wanted)
+    zipped = zip(found, operands, wanted)
+    return [torch.zeros_like(operand) if one is None else one for one, operand, is_wanted in zipped if is_wanted]
+
+
+def _types(tensors: Sequence[torch.Tensor]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(_NAMES[tensor.dtype], tuple(int(size) for size in tensor.shape)) for tensor in tensors]
+
+
+def _fake_forward(program: str, operands: List[torch.Tensor], saving: bool) -> List[torch.Tensor]:
+    types, _ = find(program).types(_types(operands), saving)
+    return [operands[0].new_empty(shape, dtype=_DTYPES[dtype]) for dtype, shape in types]
+
+
+def _fake_backward(
+    program: str,
+    operands: List[torch.Tensor],
+    saved: List[torch.Tensor],
+    gradients: List[Optional[torch.Tensor]],
+    wanted: List[bool],
+) -> List[torch.Tensor]:
+    return [
+        torch.empty_like(operand, memory_format=torch.contiguous_format)
+        for operand, is_wanted in zip(operands, wanted)
+        if is_wanted
+    ]
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    program, operands, saving = inputs
+    known = find(program)
+    kept = known.types(_types(operands), True)[1] if saving else []
+    ctx.program = program
+    ctx.operands = len(operands)
+    ctx.outputs = len(known.outputs)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*operands, *[output[index] for index in kept])
+
+
+def _gradient(ctx: Any, gradients: Any) -> Any:
+    tensors = ctx.saved_tensors
+    operands, saved = list(tensors[: ctx.operands]), list(tensors[ctx.operands :])
+    gradients = list(gradients[: ctx.outputs])
+    wanted = [bool(one) and operand.is_floating_point() for one, operand in zip(ctx.needs_input_grad[1], operands)]
+    if all(gradient is None for gradient in gradients):
+        return None, [None] * ctx.operands, None
+    found = iter(torch.ops.deuteron.backward(ctx.program, operands, saved, gradients, wanted))
+    return None, [next(found) if is_wanted else None for is_wanted in wanted], None
+
+
+def _no_batching(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    raise NotImplementedError(
+        "deuteron: vmap is not supported; the ops take any leading axes, so call them with the batch as one of those"
+    )
+
+
+for _name, _implementation, _fake in (
+    ("forward", _forward, _fake_forward),
+    ("backward", _backward, _fake_backward),
+):
+    _library.impl(_name, _implementation, "CPU")
+    _library.impl(_name, _implementation, "CUDA")
+    torch.library.register_fake(f"deuteron::{_name}", _fake, lib=_library)
+    torch.library.register_vmap(f"deuteron::{_name}", _no_batching, lib=_library)
+torch.library.register_autograd("deuteron::forward", _gradient, setup_context=_setup, lib=_library)
