@@ -8,7 +8,7 @@
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
 # h200-attention-ladder.csv, h200-attention-peers.csv, h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv,
-# gpt2-cuda.csv, bench.json and machine.toml.
+# h200-python-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
 set -u
@@ -28,6 +28,8 @@ gpt2         150      30
 attention    150      24
 launches     280      60
 ncu          110      60
+python       150      30
+pypeers      150      40
 "
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -309,6 +311,27 @@ for row in rows:
 print("\n".join(["bars missed:", *missed] if missed else ["no bar missed"]))
 sys.exit(bool(missed) or not rows)
 PYTHON
+}
+
+# The Python package from its wheel, beside torch: tests that need a GPU.
+part_python() {
+    unpack_python
+    run python3 -m pytest -p no:cacheprovider -c "$bundle/python/pyproject.toml" --rootdir "$bundle/python/tests" -m gpu \
+        "$bundle/python/tests"
+}
+
+# The same timed beside torch: calls of ops, GPT-2 of Hugging Face, generation, training.
+part_pypeers() {
+    unpack_python
+    HF_HUB_OFFLINE=1 run python3 "$here/peers_python.py" --commit "$commit" --out "$OUT/h200-python-peers.csv"
+}
+
+# A wheel is a zip file: unpacked beside pytest, it is installed.
+unpack_python() {
+    local folder=${TMPDIR:-/tmp}/deuteron-python
+    mkdir -p "$folder"
+    python3 -m zipfile -e "$bundle"/python/*.whl "$folder"
+    export PYTHONPATH=$folder:$bundle/python/site
 }
 
 part_ncu() {

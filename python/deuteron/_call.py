@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from typing import Any, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from ._native import Program
+
+# The class of values of a trace and what an op does with them, once `deuteron.trace` is loaded.
+traced: Optional[tuple[type, Callable[..., Any]]] = None
+
+# The class of tensors and how programs meet them, once torch is loaded.
+_tensor: Any = None
+_call: Any = None
 
 
 @lru_cache(maxsize=4096)
@@ -15,10 +22,15 @@ def program(text: str, states: tuple[str, ...] = ()) -> Program:
     return Program(text, states)
 
 
+def is_compiling() -> bool:
+    """Whether a compiler of torch is looking."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
 def run(text: str, operands: Sequence[Any]) -> list[Any]:
     """Runs the program of a text on operands and gives its outputs. A compiler of torch sees one operator."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
+    if is_compiling():
         from ._torch import compiled
 
         return compiled(text, operands)
@@ -27,12 +39,21 @@ def run(text: str, operands: Sequence[Any]) -> list[Any]:
 
 def call(program: Program, operands: Sequence[Any]) -> list[Any]:
     """Runs a program on operands and gives its outputs."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        tensor = torch.Tensor
-        for operand in operands:
-            if isinstance(operand, tensor):
-                from . import _torch
-
-                return _torch.call(program, operands)
+    if _tensor is None and not _has_torch():
+        return program.forward(operands)
+    for operand in operands:
+        if isinstance(operand, _tensor):
+            return _call(program, operands)  # type: ignore[no-any-return]
     return program.forward(operands)
+
+
+def _has_torch() -> bool:
+    """Looks whether someone has loaded torch by now."""
+    global _tensor, _call
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "compiler"):
+        return False
+    from . import _torch
+
+    _tensor, _call = torch.Tensor, _torch.call
+    return True

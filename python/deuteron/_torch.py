@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence
 
 import torch
+from torch.autograd import forward_ad
 
 from ._call import program as find
 from ._native import Program
@@ -34,36 +35,48 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items() if dtype != torch.int64}
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_autocast = torch._C._is_any_autocast_enabled
+_gradients = torch.is_grad_enabled
 
 
 def call(program: Program, operands: Sequence[Any]) -> list[Any]:
     """Runs a program on tensors and gives its outputs."""
+    wants = False
     for operand in operands:
-        if type(operand) not in _PLAIN and isinstance(operand, torch.Tensor):
+        kind = type(operand)
+        if kind is _TENSOR or kind is _PARAMETER:
+            wants = wants or operand.requires_grad
+        elif isinstance(operand, _TENSOR):
             return compiled(program.text, operands)
-    if _is_looked_at():
+    # A mode or a transform of functorch takes calls of operators.
+    if _modes() or _transforms() is not None:
         return compiled(program.text, operands)
-    if torch._C._is_any_autocast_enabled():
+    if _autocast():
         operands = _cast(program.name, operands)
-    if torch.is_grad_enabled():
-        for operand in operands:
-            if isinstance(operand, torch.Tensor) and operand.requires_grad:
-                if not program.differentiable:
-                    raise _no_gradient(program.name)
-                return list(_Function.apply(program, *operands))
+    if wants and _gradients():
+        if not program.differentiable:
+            raise _no_gradient(program.name)
+        return list(_apply(program, *operands))
     return program.forward(operands)
 
 
-def _is_looked_at() -> bool:
-    """Whether a mode or a transform of functorch takes calls of operators."""
-    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
+def _check_tensors(name: str, operands: Sequence[Any]) -> None:
+    for operand in operands:
+        if not isinstance(operand, torch.Tensor):
+            raise TypeError(f"{name}: expected tensors of PyTorch beside one, got {type(operand).__name__}")
 
 
 def _no_gradient(name: str) -> TypeError:
     return TypeError(
         f"{name}: it has no gradient, and an operand requires one; call it under torch.no_grad() or detach its operands"
     )
+
+
+def _no_second(name: str) -> RuntimeError:
+    return RuntimeError(f"{name}: second derivatives are not supported")
 
 
 class _Function(torch.autograd.Function):
@@ -81,14 +94,34 @@ class _Function(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
-        tensors = ctx.saved_tensors
-        operands, saved = tensors[: ctx.operands], tensors[ctx.operands :]
-        wanted = ctx.needs_input_grad[1:]
         if all(gradient is None for gradient in gradients):
             return (None,) * (1 + ctx.operands)
-        return (None, *ctx.program.backward(operands, saved, [_dense(gradient) for gradient in gradients], wanted))
+        tensors = ctx.saved_tensors
+        operands, saved = tensors[: ctx.operands], tensors[ctx.operands :]
+        dense = [_dense(gradient) for gradient in gradients]
+        found = ctx.program.backward(operands, saved, dense, ctx.needs_input_grad[1:])
+        if torch.is_grad_enabled():
+            # The gradient itself may be differentiated: without this, it would be a constant to whoever tries.
+            found = _Once.apply(ctx.program.name, len(found), *found, *operands, *gradients)
+        return (None, *found)
+
+
+class _Once(torch.autograd.Function):
+    """Gradients as they are, of which none can be taken: they depend on the operands and on the gradients that came in."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: Any) -> Any:
+        ctx.name = name
+        return tuple(None if one is None else one.detach() for one in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise _no_second(ctx.name)
+
+
+# That of the base class looks for transforms of functorch, which were looked for before.
+_apply = super(torch.autograd.Function, _Function).apply
 
 
 def _dense(gradient: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -137,6 +170,7 @@ def _about(text: str) -> tuple[str, int, bool]:
 def compiled(text: str, operands: Sequence[Any]) -> list[Any]:
     """Runs the program of a text by the operators."""
     name, outputs, differentiable = _about(text)
+    _check_tensors(name, operands)
     if torch.is_autocast_enabled(operands[0].device.type):
         operands = _cast(name, operands)
     saving = torch.is_grad_enabled() and any([operand.requires_grad for operand in operands])
@@ -209,6 +243,14 @@ def _gradient(ctx: Any, gradients: Any) -> Any:
     return None, [next(found) if is_wanted else None for is_wanted in wanted], None
 
 
+def _refuse_second(ctx: Any, gradients: Any) -> Any:
+    raise _no_second(ctx.name)
+
+
+def _keep_name(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.name = find(inputs[0]).name
+
+
 def _no_batching(info: Any, in_dims: Any, *arguments: Any) -> Any:
     raise NotImplementedError(
         "deuteron: vmap is not supported; the ops take any leading axes, so call them with the batch as one of those"
@@ -224,3 +266,4 @@ for _name, _implementation, _fake in (
     torch.library.register_fake(f"deuteron::{_name}", _fake, lib=_library)
     torch.library.register_vmap(f"deuteron::{_name}", _no_batching, lib=_library)
 torch.library.register_autograd("deuteron::forward", _gradient, setup_context=_setup, lib=_library)
+torch.library.register_autograd("deuteron::backward", _refuse_second, setup_context=_keep_name, lib=_library)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Optional, Sequence, Union
 
-from ._call import run
+from . import _call
+from ._native import Program
 
 Tensor = Any
 """A tensor of PyTorch, an array of NumPy, or an object with `__dlpack__`."""
@@ -48,16 +49,30 @@ __all__ = [
 
 def _run(name: str, operands: Sequence[Tensor], **attributes: Any) -> Any:
     """Runs an op of the catalogue, or adds it to the graph that is being traced. One result comes alone, several as a tuple."""
-    if "deuteron.trace" in sys.modules:
-        from . import trace
+    if _call.traced is not None and any(isinstance(operand, _call.traced[0]) for operand in operands):
+        return _call.traced[1](name, attributes, operands)
+    if _call.is_compiling():
+        results = _call.run(_text(name, attributes), operands)
+    else:
+        # A function names its attributes in one order, so their values tell programs apart.
+        key = (name, *attributes.values())
+        known = _PROGRAMS.get(key)
+        if known is None:
+            known = _PROGRAMS[key] = _call.program(_text(name, attributes))
+        results = _call.call(known, operands)
+    return results[0] if len(results) == 1 else tuple(results)
 
-        if any(isinstance(operand, trace.Value) for operand in operands):
-            return trace.trace_op(name, attributes, operands)
+
+_PROGRAMS: dict[tuple[Any, ...], Program] = {}
+
+
+def _text(name: str, attributes: dict[str, Any]) -> str:
     text = name
     for key, value in attributes.items():
+        if isinstance(value, str) and not value.isidentifier():
+            raise ValueError(f"{name}: expected one word or a number for {key}, got {value!r}")
         text += f" {key}={str(value).lower() if isinstance(value, bool) else value}"
-    results = run(text, operands)
-    return results[0] if len(results) == 1 else tuple(results)
+    return text
 
 
 def _norm(b: Optional[Tensor]) -> str:
@@ -87,11 +102,8 @@ def _seed(name: str, like: Tensor, seed: Union[None, int, Tensor], p: float) -> 
         if seed is None:
             return torch.randint(-(2**31), 2**31 - 1, (), dtype=torch.int32, device=like.device)
         return torch.full((), _wrapped(seed), dtype=torch.int32, device=like.device)
-    if "deuteron.trace" in sys.modules:
-        from . import trace
-
-        if isinstance(like, trace.Value):
-            raise TypeError(f"{name}: expected a seed that is an argument of the function, got none; inside `fuse` none is drawn")
+    if _call.traced is not None and isinstance(like, _call.traced[0]):
+        raise TypeError(f"{name}: expected a seed that is an argument of the function, got none; `fuse` draws none")
     import numpy
 
     drawn = numpy.random.randint(-(2**31), 2**31 - 1) if seed is None and p > 0.0 else _wrapped(seed or 0)
@@ -101,6 +113,21 @@ def _seed(name: str, like: Tensor, seed: Union[None, int, Tensor], p: float) -> 
 def _wrapped(seed: int) -> int:
     """A whole number as an i32 of the same low bits."""
     return (seed + 2**31) % 2**32 - 2**31
+
+
+def _shape(name: str, label: str, operand: Tensor) -> Sequence[int]:
+    """The sizes of an operand that is looked at before the engine does."""
+    shape = getattr(operand, "shape", None)
+    if shape is None:
+        raise TypeError(f"{name}: `{label}`: expected a tensor, got {type(operand).__name__}")
+    return shape  # type: ignore[no-any-return]
+
+
+def _words_alone(name: str, mask: Optional[str]) -> str:
+    """The word of a mask where none can be added."""
+    if mask is None or isinstance(mask, str):
+        return _mask(name, mask)[0]
+    raise TypeError(f"{name}: expected a mask that is None, 'full' or 'causal', got {type(mask).__name__}")
 
 
 def _mask(name: str, mask: Union[None, str, Tensor]) -> tuple[str, list[Tensor]]:
@@ -271,7 +298,9 @@ def attention_scores(
 ) -> Tensor:
     """`softmax(scale * q k^T + mask)`, written out; the scale is `1 / sqrt(features)` unless one is given."""
     word, operands = _mask("attention_scores", mask)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        features = _shape("attention_scores", "q", q)[-1:]
+        scale = features[0] ** -0.5 if features and features[0] else 1.0
     return _run("attention_scores", [q, k, *operands], mask=word, scale=scale)
 
 
@@ -300,15 +329,17 @@ def qkv(
     """Queries, keys and values of `x [batch, sequence, in]` in one pass: `[batch, heads, sequence, features]` each, views of one
     tensor. The columns of `weight [in, out]` are `heads` heads of queries, then `key_heads` of keys and as many of values."""
     shared = heads if key_heads is None else key_heads
+    if not isinstance(heads, int) or not isinstance(shared, int):
+        raise TypeError(f"qkv: expected whole numbers of heads, got {heads!r} and {shared!r}")
     every = heads + 2 * shared
-    columns = weight.shape[-1]
-    if len(x.shape) != 3 or heads < 1 or shared < 1 or columns % every:
+    rows, columns = _shape("qkv", "x", x), _shape("qkv", "weight", weight)[-1:]
+    if len(rows) != 3 or heads < 1 or shared < 1 or not columns or columns[0] % every:
         raise ValueError(
             f"qkv: expected x [batch, sequence, in] and a weight whose columns are {every} heads,"
-            f" got x {list(x.shape)} and weight {list(weight.shape)}"
+            f" got x {list(rows)} and weight {list(weight.shape)}"
         )
     joint = _run("qkv", [x, weight, bias])
-    parts = joint.reshape(x.shape[0], x.shape[1], every, columns // every)
+    parts = joint.reshape(rows[0], rows[1], every, columns[0] // every)
 
     def part(start: int, length: int) -> Tensor:
         return parts[:, :, start : start + length].swapaxes(1, 2)
@@ -349,9 +380,11 @@ def attention(
     heads, each shared by as many heads of queries."""
     p = _probability("attention", p, training)
     word, operands = _mask("attention", mask)
-    if len(q.shape) == 4 and len(k.shape) == 4 and k.shape[1] and q.shape[1] % k.shape[1]:
-        raise ValueError(f"attention: expected heads of q to be a multiple of those of k, got {q.shape[1]} and {k.shape[1]}")
-    group = max(q.shape[1] // max(k.shape[1], 1), 1) if len(q.shape) == 4 else 1
+    queries, keys, group = _shape("attention", "q", q), _shape("attention", "k", k), 1
+    if len(queries) == 4 and len(keys) == 4 and keys[1]:
+        if queries[1] % keys[1]:
+            raise ValueError(f"attention: expected heads of q to be a multiple of those of k, got {queries[1]} and {keys[1]}")
+        group = max(queries[1] // keys[1], 1)
     seeds = [_seed("attention", q, seed, p)] if p > 0.0 else []
     return _run("attention", [q, k, v, *operands, *seeds], mask=word, p=p, group=group)
 
@@ -367,7 +400,7 @@ def attention_add_norm(
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """`s = r + attention(q, k, v)`, `y = norm(s)` in one launch; gives `(y, s)`. `r [batch, sequence, heads * features]`."""
-    word, _ = _mask("attention_add_norm", mask)
+    word = _words_alone("attention_add_norm", mask)
     return _run("attention_add_norm", _given(q, k, v, r, w, b), mask=word, norm=_norm(b), eps=eps)  # type: ignore[no-any-return]
 
 
@@ -384,7 +417,7 @@ def attention_block(
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """`s = r + attention(q, k, v) weight + bias`, `y = norm(s)` in one launch: GPT-2's order. Gives `(y, s)`."""
-    word, _ = _mask("attention_block", mask)
+    word = _words_alone("attention_block", mask)
     operands = _given(q, k, v, weight, bias, r, w, b)
     return _run("attention_block", operands, mask=word, norm=_norm(b), eps=eps)  # type: ignore[no-any-return]
 

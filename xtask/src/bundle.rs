@@ -58,6 +58,7 @@ pub fn run() -> Result<()> {
         note_paths(&root, &folder.join(&program.place))?;
     }
     copy_scripts(&root.join("bench"), &folder.join("bench"))?;
+    python(&root, &folder)?;
     fs::write(folder.join("commit"), commit(&root)?)?;
     check_size(&folder)?;
     check_flags(&folder.join("deuteron"))
@@ -120,6 +121,21 @@ fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>> {
         Some((message["target"]["name"].as_str()?.to_string(), PathBuf::from(path)))
     };
     Ok(messages.iter().filter_map(made).collect())
+}
+
+/// The wheel and the tests of the Python package.
+fn python(root: &Path, folder: &Path) -> Result<()> {
+    let Some(python) = crate::python::environment(root)? else { return Ok(()) };
+    let wheel = crate::python::wheel(root, &python, "release")?;
+    fs::create_dir_all(folder.join("python").join("tests"))?;
+    fs::copy(&wheel, folder.join("python").join(wheel.file_name().context("a wheel without a name")?))?;
+    fs::copy(root.join("python/pyproject.toml"), folder.join("python/pyproject.toml"))?;
+    let site = folder.join("python/site");
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "pytest", "--target"];
+    if !Command::new(&python).args(pip).arg(&site).status()?.success() {
+        bail!("pip could not install pytest for the bundle");
+    }
+    copy_scripts(&root.join("python/tests"), &folder.join("python/tests"))
 }
 
 fn strip(program: &Program, destination: &Path) -> Result<()> {

@@ -6,6 +6,7 @@ mod bench;
 mod bundle;
 mod fuzz;
 mod hardware;
+mod python;
 
 use std::process::Command;
 
@@ -40,6 +41,7 @@ fn test() -> Result<()> {
     println!("cargo xtask fuzz --seconds 12");
     fuzz::run(&["--seconds", "12"])?;
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
+    python::test(&root)?;
     let nvrtc = hardware::nvrtc(&root);
     let needs = hardware::needs(&root)?;
     let skipped = |count: usize, there: bool| if there { 0 } else { count };

@@ -475,7 +475,7 @@ impl FusedOp {
         for (name, node) in &built.outputs {
             graph.output(name, *node)?;
         }
-        Ok(Training::keeping(graph, built.saved.iter().map(|&(_, node)| node).chain(built.taken).collect()))
+        Training::keeping(graph, built.saved.iter().map(|&(_, node)| node).chain(built.taken).collect())
     }
 
     /// Written out by hand: see [`linear_cross_entropy_gradient`].

@@ -30,20 +30,21 @@ pub struct SavingGraph {
 
 impl Training {
     /// A graph of which backward takes these values again.
-    pub(crate) fn keeping(graph: Graph, kept: Vec<NodeId>) -> Training {
-        Training { graph, kept, again: Vec::new() }
+    pub(crate) fn keeping(mut graph: Graph, kept: Vec<NodeId>) -> Result<Training, Error> {
+        name_all(&mut graph, &kept)?;
+        Ok(Training { graph, kept, again: Vec::new() })
     }
 
     /// A graph whose gradient nobody will ask for.
     pub fn plain(graph: Graph) -> Training {
-        Training::keeping(graph, Vec::new())
+        Training { graph, kept: Vec::new(), again: Vec::new() }
     }
 
     /// A graph whose values are kept or made again, whatever moves fewer bytes.
-    pub fn new(graph: Graph) -> Result<Training, Error> {
+    pub fn new(mut graph: Graph) -> Result<Training, Error> {
         let wrt: Vec<NodeId> = differentiable(&graph).collect();
         if wrt.is_empty() || !graph.outputs().iter().any(|output| graph.node(output.node).dtype.is_float()) {
-            return Ok(Training::keeping(graph, Vec::new()));
+            return Ok(Training::plain(graph));
         }
         let joint = differentiate(&graph, &wrt)?;
         let first = joint.first_backward;
@@ -62,6 +63,7 @@ impl Training {
             }
         }
         kept.sort_unstable();
+        name_all(&mut graph, &kept)?;
         Ok(Training { graph, kept, again })
     }
 
@@ -89,7 +91,7 @@ impl Training {
 
     /// Names of what backward takes again, in order.
     pub fn kept_names(&self) -> Vec<String> {
-        self.kept.iter().map(|&node| kept_name(&self.graph, node)).collect()
+        self.kept.iter().map(|&node| self.graph.label(node)).collect()
     }
 
     /// The graph that takes operands, kept values and the gradients `d_<output>` of some outputs, and gives `d_<input>` of some
@@ -140,8 +142,18 @@ fn is_made_by_readers(op: &Op) -> bool {
     matches!(op, Op::Const { .. } | Op::Iota { .. } | Op::Random { .. })
 }
 
-fn kept_name(graph: &Graph, node: NodeId) -> String {
-    graph.given_name(node).map_or_else(|| format!("node{}", node.index()), str::to_string)
+/// Gives values names, by which forward and backward know them, that nothing else has.
+fn name_all(graph: &mut Graph, values: &[NodeId]) -> Result<(), Error> {
+    let mut numbers = 0..;
+    for &value in values {
+        while graph.given_name(value).is_none() {
+            let name = format!("kept{}", numbers.next().unwrap_or(0));
+            if graph.find(&name).is_none() {
+                graph.set_node_name(value, &name)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

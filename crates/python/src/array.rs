@@ -2,14 +2,14 @@
 
 use std::sync::Mutex;
 
-use deuteron::{Layout, Shape, Span, Tensor};
+use deuteron::{Shape, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::dlpack;
 use crate::engines::Place;
 use crate::errors::{bad_type, bad_value};
-use crate::operand::{Element, Library, Operand};
+use crate::operand::{Axes, Element, Library, Operand};
 
 /// An array on the CPU. `numpy.from_dlpack`, `torch.from_dlpack` and others take it without a copy; `numpy.asarray` too.
 #[pyclass(frozen, module = "deuteron")]
@@ -68,13 +68,8 @@ pub(crate) fn empty<'py>(py: Python<'py>, element: Element, shape: &Shape) -> Py
 pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Operand<'py>>> {
     let Ok(array) = object.cast::<Array>() else { return Ok(None) };
     let array = array.get();
-    let bytes = array.shape.elements() * array.element.bytes();
-    Ok(Some(Operand {
-        library: Library::Dlpack,
-        element: array.element,
-        layout: Layout::contiguous(&array.shape),
-        span: Span { address: array.address, bytes },
-        place: Place::Cpu,
-        object: object.clone(),
-    }))
+    let sizes: Vec<i64> = array.shape.dims().iter().map(|&size| size as i64).collect();
+    let axes = Axes::new(&sizes, None).ok_or_else(|| bad_type("an array with too many axes"))?;
+    let (library, element, address) = (Library::Dlpack, array.element, array.address);
+    Ok(Some(Operand { library, element, axes, address, place: Place::Cpu, object: object.clone() }))
 }

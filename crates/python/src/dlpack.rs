@@ -2,17 +2,24 @@
 
 use std::ffi::{CStr, c_void};
 
-use deuteron::{Dtype, Span};
+use deuteron::Dtype;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::engines::Place;
 use crate::errors::bad_type;
-use crate::operand::{Element, Library, Operand, layout, reads_in_place};
+use crate::operand::{Axes, Element, Library, Operand};
 
 const NAME: &CStr = c"dltensor";
+/// Of the functions that a library offers for its class.
+const EXCHANGE: &CStr = c"dlpack_exchange_api";
+/// The version whose structures these are.
+const MAJOR: u32 = 1;
 const CPU: i32 = 1;
+const CUDA: i32 = 2;
+/// Memory of the host that GPUs reach.
+const PINNED: i32 = 3;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -47,64 +54,152 @@ struct Managed {
     deleter: Option<unsafe extern "C" fn(*mut Managed)>,
 }
 
+/// The functions that a library offers for its class, of which two are used.
+#[repr(C)]
+struct Functions {
+    major: u32,
+    minor: u32,
+    earlier: *const c_void,
+    allocate: *const c_void,
+    export: *const c_void,
+    import: *const c_void,
+    look: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Tensor) -> i32>,
+    stream: Option<unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> i32>,
+}
+
 /// code, bits: 0 signed whole numbers, 2 floats, 4 bfloat, 6 truth values
-const DTYPES: [(u8, u8, Element); 7] = [
-    (2, 32, Element::Of(Dtype::F32)),
-    (2, 16, Element::Of(Dtype::F16)),
-    (4, 16, Element::Of(Dtype::Bf16)),
-    (2, 64, Element::F64),
-    (0, 32, Element::Of(Dtype::I32)),
-    (0, 8, Element::Of(Dtype::I8)),
-    (6, 8, Element::Of(Dtype::Bool)),
+const DTYPES: [(u8, u8, Stored); 8] = [
+    (2, 32, Stored::As(Element::Of(Dtype::F32))),
+    (2, 16, Stored::As(Element::Of(Dtype::F16))),
+    (4, 16, Stored::As(Element::Of(Dtype::Bf16))),
+    (2, 64, Stored::As(Element::F64)),
+    (0, 32, Stored::As(Element::Of(Dtype::I32))),
+    (0, 8, Stored::As(Element::Of(Dtype::I8))),
+    (6, 8, Stored::As(Element::Of(Dtype::Bool))),
+    (0, 64, Stored::Long),
 ];
+
+/// How elements are stored: as kernels take them, or as whole numbers of 64 bits, of which kernels take the lower half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    As(Element),
+    Long,
+}
+
+/// What the structure of a tensor says.
+pub(crate) struct Described {
+    /// none where we have no such type
+    pub stored: Option<Stored>,
+    /// none where it has too many axes or runs backwards
+    pub axes: Option<Axes>,
+    pub address: u64,
+    /// none where it is on a device that we know nothing of
+    pub place: Option<Place>,
+}
+
+/// # Safety
+/// The tensor's sizes and strides are there.
+unsafe fn described(tensor: &Tensor) -> Described {
+    let DataType { code, bits, lanes } = tensor.dtype;
+    let known = DTYPES.iter().find(|(of, wide, _)| lanes == 1 && *of == code && *wide == bits);
+    let rank = usize::try_from(tensor.axes).unwrap_or(0);
+    // SAFETY: the protocol says that there are so many sizes, and as many strides where there are any.
+    let numbers = |from: *const i64| match rank == 0 || from.is_null() {
+        true => &[][..],
+        false => unsafe { std::slice::from_raw_parts(from, rank) },
+    };
+    let strides = (!tensor.strides.is_null()).then(|| numbers(tensor.strides));
+    let place = match (tensor.device.kind, usize::try_from(tensor.device.id)) {
+        (CPU | PINNED, _) => Some(Place::Cpu),
+        (CUDA, Ok(ordinal)) => Some(Place::Cuda(ordinal)),
+        _ => None,
+    };
+    Described {
+        stored: known.map(|&(_, _, stored)| stored),
+        axes: Axes::new(numbers(tensor.shape), strides),
+        address: tensor.data as u64 + tensor.byte_offset,
+        place,
+    }
+}
+
+/// The functions of a library's class, if it offers them.
+#[derive(Clone, Copy)]
+pub(crate) struct Exchange(&'static Functions);
+
+// SAFETY: the structure is never written to, and its functions are called with the interpreter held.
+unsafe impl Send for Exchange {}
+// SAFETY: as above.
+unsafe impl Sync for Exchange {}
+
+impl Exchange {
+    /// Looks for them on a class.
+    pub fn of(class: &Bound<'_, PyAny>) -> Option<Exchange> {
+        let capsule = class.getattr("__dlpack_c_exchange_api__").ok()?;
+        // SAFETY: a call of Python's on an object that lives; a capsule of another name is refused.
+        let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), EXCHANGE.as_ptr()) };
+        if pointer.is_null() {
+            let _ = PyErr::take(class.py());
+            return None;
+        }
+        // SAFETY: a capsule of that name holds such a structure, which the protocol says lives as long as the process; its first two
+        // numbers are the same in all versions.
+        let functions = unsafe { &*pointer.cast::<Functions>() };
+        (functions.major == MAJOR).then_some(Exchange(functions))
+    }
+
+    /// What an object of the class is; an error of Python's where it has no memory to show.
+    pub fn describe(self, object: &Bound<'_, PyAny>) -> PyResult<Option<Described>> {
+        let Some(look) = self.0.look else { return Ok(None) };
+        let mut tensor = std::mem::MaybeUninit::<Tensor>::uninit();
+        // SAFETY: the object is of the class, and the interpreter is held; the structure is ours.
+        if unsafe { look(object.as_ptr(), tensor.as_mut_ptr()) } != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        // SAFETY: it was filled in, with sizes and strides that live as long as the object.
+        Ok(Some(unsafe { described(&tensor.assume_init()) }))
+    }
+
+    /// The stream that the library enqueues on at present.
+    pub fn stream(self, ordinal: usize) -> Option<u64> {
+        let mut stream: *mut c_void = std::ptr::null_mut();
+        // SAFETY: the interpreter is held; the pointer is to a handle of ours.
+        let code = unsafe { self.0.stream?(CUDA, ordinal as i32, &mut stream) };
+        (code == 0).then_some(stream as u64)
+    }
+}
 
 /// The operand that an object with `__dlpack__` is; none of another object.
 pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String) -> PyResult<Option<Operand<'py>>> {
     let py = object.py();
     let Some(method) = object.getattr_opt(intern!(py, "__dlpack__"))? else { return Ok(None) };
     let (kind, _): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
-    if kind != CPU {
-        return Err(bad_type(format!(
-            "{}: expected an array on the CPU, got one on DLPack's device {kind}; use torch tensors there",
-            name()
-        )));
+    if kind != CPU && kind != PINNED {
+        let problem = "expected an array on the CPU, got one on another device; use tensors of PyTorch there";
+        return Err(bad_type(format!("{}: {problem}", name())));
     }
     let capsule = method.call0()?;
-    // SAFETY: a call of Python's on an object that lives; the name is that of the protocol, and a capsule of another name is refused.
+    // SAFETY: a call of Python's on an object that lives; a capsule of another name is refused.
     let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) };
     if pointer.is_null() {
-        return Err(
-            PyErr::take(py).unwrap_or_else(|| bad_type(format!("{}: its `__dlpack__` gives no capsule", name())))
-        );
+        let error = PyErr::take(py);
+        return Err(error.unwrap_or_else(|| bad_type(format!("{}: its `__dlpack__` gives no capsule", name()))));
     }
     // SAFETY: a capsule of that name holds such a structure, which lives as long as the capsule: its name is left as it is, so that
     // its own destructor frees it.
-    let tensor = unsafe { &(*pointer.cast::<Managed>()).tensor };
-    let axes = usize::try_from(tensor.axes).unwrap_or(0);
-    // SAFETY: the protocol says that there are so many sizes.
-    let sizes: Vec<i64> = (0..axes).map(|axis| unsafe { *tensor.shape.add(axis) }).collect();
-    let sizes: Vec<usize> = sizes.into_iter().map(|size| usize::try_from(size).unwrap_or(0)).collect();
-    let strides: Vec<isize> = if tensor.strides.is_null() {
-        deuteron::Shape::new(sizes.clone()).strides().into_iter().map(|stride| stride as isize).collect()
-    } else {
-        // SAFETY: as many as sizes, where there are any.
-        (0..axes).map(|axis| unsafe { *tensor.strides.add(axis) } as isize).collect()
+    let Described { stored, axes, address, .. } = unsafe { described(&(*pointer.cast::<Managed>()).tensor) };
+    let Some(Stored::As(element)) = stored else {
+        let expected = "float32, float16, bfloat16, float64, int32, int8 or bool";
+        return Err(bad_type(format!("{}: expected {expected}, got another type of DLPack's", name())));
     };
-    let DataType { code, bits, lanes } = tensor.dtype;
-    let known = DTYPES.iter().find(|(of, wide, _)| lanes == 1 && *of == code && *wide == bits);
-    let element = known.map(|&(_, _, element)| element).ok_or_else(|| {
-        bad_type(format!("{}: expected float32, float16, bfloat16, float64, int32, int8 or bool, got DLPack's type {code} of {bits} bits", name()))
-    })?;
-    let address = tensor.data as u64 + tensor.byte_offset;
-    match layout(&sizes, &strides, element) {
-        Some((layout, bytes)) if reads_in_place(&layout) && address.is_multiple_of(element.bytes() as u64) => {
-            let span = Span { address, bytes };
-            Ok(Some(Operand { library: Library::Dlpack, element, layout, span, place: Place::Cpu, object: capsule }))
+    match axes {
+        Some(axes) if axes.reads_in_place() && address.is_multiple_of(element.bytes() as u64) => {
+            let (library, place) = (Library::Dlpack, Place::Cpu);
+            Ok(Some(Operand { library, element, axes, address, place, object: capsule }))
         }
-        _ => Err(bad_type(format!(
-            "{}: expected its last axis to be contiguous and aligned, got strides {strides:?}; copy it first",
-            name()
-        ))),
+        _ => {
+            let expected = "its last axis to be contiguous and aligned; copy it first";
+            Err(bad_type(format!("{}: expected {expected}", name())))
+        }
     }
 }
 
@@ -123,7 +218,7 @@ pub(crate) fn export<'py>(
     sizes: &[usize],
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = owner.py();
-    let known = DTYPES.iter().find(|(_, _, known)| *known == element);
+    let known = DTYPES.iter().find(|(_, _, known)| *known == Stored::As(element));
     let &(code, bits, _) = known.ok_or_else(|| bad_type(format!("DLPack has no type for {}", element.name())))?;
     let strides = deuteron::Shape::new(sizes.to_vec()).strides();
     let numbers: Vec<i64> = sizes.iter().chain(&strides).map(|&number| number as i64).collect();

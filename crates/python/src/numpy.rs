@@ -1,13 +1,13 @@
 //! Arrays of NumPy, by what `__array_interface__` says.
 
-use deuteron::{Dtype, Shape, Span};
+use deuteron::{Dtype, MAX_RANK};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::engines::Place;
 use crate::errors::bad_type;
-use crate::operand::{Element, Library, Operand, layout, reads_in_place};
+use crate::operand::{Axes, Element, Library, Operand};
 
 /// The operand that an array is; none of an object that does not say where its elements lie.
 pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String) -> PyResult<Option<Operand<'py>>> {
@@ -25,17 +25,19 @@ pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String
             name()
         ))
     })?;
-    let sizes: Vec<usize> = object.getattr(intern!(py, "shape"))?.extract()?;
-    let strides: Vec<isize> = object.getattr(intern!(py, "strides"))?.extract()?;
+    let sizes: Vec<i64> = object.getattr(intern!(py, "shape"))?.extract()?;
+    let strides: Vec<i64> = object.getattr(intern!(py, "strides"))?.extract()?;
     let (address, _): (u64, bool) = interface.get_item(intern!(py, "data"))?.extract()?;
-    let size = element.bytes() as isize;
+    let size = element.bytes() as i64;
     let whole = strides.iter().all(|stride| stride % size == 0) && address.is_multiple_of(size as u64);
-    let strides: Vec<isize> = strides.iter().map(|stride| stride / size).collect();
-    match layout(&sizes, &strides, element) {
-        Some((layout, bytes)) if whole && reads_in_place(&layout) => {
-            let span = Span { address, bytes };
-            let object = object.clone();
-            Ok(Some(Operand { library: Library::Numpy, element, layout, span, place: Place::Cpu, object }))
+    let strides: Vec<i64> = strides.iter().map(|stride| stride / size).collect();
+    if sizes.len() > MAX_RANK {
+        return Err(bad_type(format!("{}: expected at most {MAX_RANK} axes, got {}", name(), sizes.len())));
+    }
+    match Axes::new(&sizes, Some(&strides)) {
+        Some(axes) if whole && axes.reads_in_place() => {
+            let (library, place, object) = (Library::Numpy, Place::Cpu, object.clone());
+            Ok(Some(Operand { library, element, axes, address, place, object }))
         }
         _ => {
             let order = PyDict::new(py);
@@ -62,10 +64,9 @@ fn element(dtype: &str) -> Option<Element> {
 pub(crate) fn empty<'py>(
     beside: &Bound<'py, PyAny>,
     element: Element,
-    shape: &Shape,
+    sizes: &Bound<'py, PyTuple>,
 ) -> PyResult<(Bound<'py, PyAny>, u64)> {
     let py = beside.py();
-    let sizes = PyTuple::new(py, shape.dims())?;
     let module = py.import(intern!(py, "numpy"))?;
     let name = match element {
         Element::Of(Dtype::F32) => "float32",

@@ -1,6 +1,6 @@
 //! What a Python object is as an operand: where it lies, and how.
 
-use deuteron::{Dtype, Layout, Shape, Span};
+use deuteron::{Dtype, Layout, MAX_RANK, Shape, Span};
 use pyo3::prelude::*;
 
 use crate::engines::Place;
@@ -61,12 +61,78 @@ pub(crate) enum Library {
     Dlpack,
 }
 
+/// How the elements of an operand lie: sizes and strides in elements.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Axes {
+    rank: usize,
+    sizes: [usize; MAX_RANK],
+    strides: [usize; MAX_RANK],
+}
+
+impl Axes {
+    /// From sizes and strides, if there are not too many and no stride is negative.
+    pub fn new(sizes: &[i64], strides: Option<&[i64]>) -> Option<Axes> {
+        let rank = sizes.len();
+        if rank > MAX_RANK {
+            return None;
+        }
+        let mut axes = Axes { rank, sizes: [0; MAX_RANK], strides: [0; MAX_RANK] };
+        let mut usual = 1usize;
+        for axis in (0..rank).rev() {
+            let size = usize::try_from(sizes[axis]).ok()?;
+            axes.sizes[axis] = size;
+            // Where there is one element, the stride says nothing.
+            axes.strides[axis] = match strides {
+                Some(strides) if size > 1 => usize::try_from(strides[axis]).ok()?,
+                _ => usual,
+            };
+            usual = usual.checked_mul(size)?;
+        }
+        Some(axes)
+    }
+
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes[..self.rank]
+    }
+
+    pub fn strides(&self) -> &[usize] {
+        &self.strides[..self.rank]
+    }
+
+    pub fn shape(&self) -> Shape {
+        Shape::new(self.sizes().to_vec())
+    }
+
+    pub fn layout(&self) -> Layout {
+        Layout { shape: self.shape(), strides: self.strides().to_vec(), offset: 0 }
+    }
+
+    /// Elements from the first to the last.
+    pub fn reach(&self) -> usize {
+        if self.sizes().contains(&0) {
+            return 0;
+        }
+        self.sizes().iter().zip(self.strides()).map(|(size, stride)| (size - 1) * stride).sum::<usize>() + 1
+    }
+
+    /// Whether kernels read it in place: its columns follow each other.
+    pub fn reads_in_place(&self) -> bool {
+        self.rank == 0 || self.sizes[self.rank - 1] <= 1 || self.strides[self.rank - 1] == 1
+    }
+
+    /// Appends what tells it from others.
+    pub fn sign(&self, signature: &mut Vec<u64>) {
+        signature.push(self.rank as u64);
+        signature.extend(self.sizes().iter().chain(self.strides()).map(|&number| number as u64));
+    }
+}
+
 /// An object that can be worked on, and what keeps its memory alive.
 pub(crate) struct Operand<'py> {
     pub library: Library,
     pub element: Element,
-    pub layout: Layout,
-    pub span: Span,
+    pub axes: Axes,
+    pub address: u64,
     pub place: Place,
     /// the object, or a copy of it that suits
     pub object: Bound<'py, PyAny>,
@@ -93,29 +159,9 @@ impl<'py> Operand<'py> {
             name()
         )))
     }
-}
 
-/// A layout from sizes and strides in elements, if no stride is negative; and the bytes that it spans.
-pub(crate) fn layout(sizes: &[usize], strides: &[isize], element: Element) -> Option<(Layout, usize)> {
-    let shape = Shape::new(sizes.to_vec());
-    shape.checked_elements()?;
-    let usual = shape.strides();
-    let mut own = Vec::with_capacity(sizes.len());
-    for (axis, &stride) in strides.iter().enumerate() {
-        // Where there is one element, the stride says nothing.
-        let stride = if sizes[axis] <= 1 { usual[axis] } else { usize::try_from(stride).ok()? };
-        own.push(stride);
+    /// Its memory.
+    pub fn span(&self) -> Span {
+        Span { address: self.address, bytes: self.axes.reach() * self.element.bytes() }
     }
-    let last: usize = if sizes.contains(&0) {
-        0
-    } else {
-        sizes.iter().zip(&own).map(|(size, stride)| (size - 1) * stride).sum::<usize>() + 1
-    };
-    Some((Layout { shape, strides: own, offset: 0 }, last * element.bytes()))
-}
-
-/// Whether kernels read it in place: its columns follow each other.
-pub(crate) fn reads_in_place(layout: &Layout) -> bool {
-    let rank = layout.shape.rank();
-    rank == 0 || layout.shape[rank - 1] <= 1 || layout.strides[rank - 1] == 1
 }

@@ -7,9 +7,10 @@ use deuteron::catalog::OperandType;
 use deuteron::training::Training;
 use deuteron::{Error, FusedOp, Graph, Layout, NodeId, Session, Shape, Strategy};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
-use crate::engines::{self, Place};
+use crate::engines;
 use crate::errors::{self, bad_value, failed};
 use crate::operand::Element;
 use crate::run::{self, Given};
@@ -37,16 +38,7 @@ enum Source {
 #[derive(Default)]
 struct Calls {
     generation: u64,
-    known: HashMap<Key, Arc<Call>>,
-}
-
-/// What a call depends on.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
-    pub place: Place,
-    pub what: What,
-    /// operands, and for backward then what was kept and the gradients that come in; none where one does not
-    pub given: Vec<Option<(Element, Layout)>>,
+    known: HashMap<(What, Vec<u64>), Arc<Call>>,
 }
 
 /// What is asked of a program.
@@ -72,6 +64,17 @@ pub(crate) struct Call {
     pub outputs: Vec<Option<usize>>,
     /// which outputs of forward backward takes again
     pub kept: Vec<usize>,
+    /// sizes of each result, as Python has them
+    sizes: Vec<PyOnceLock<Py<PyTuple>>>,
+}
+
+impl Call {
+    /// Sizes of a result.
+    pub fn sizes<'py>(&self, py: Python<'py>, result: usize) -> PyResult<Bound<'py, PyTuple>> {
+        let sizes = self.sizes[result]
+            .get_or_try_init(py, || PyTuple::new(py, self.results[result].1.dims()).map(Bound::unbind));
+        Ok(sizes?.bind(py).clone())
+    }
 }
 
 /// How a call is done.
@@ -257,9 +260,10 @@ impl Program {
         }
     }
 
-    /// The call for a key: known, or compiled now.
-    pub fn call(&self, py: Python<'_>, key: Key) -> PyResult<Arc<Call>> {
+    /// The call for what is given: known, or compiled now.
+    pub fn call(&self, py: Python<'_>, what: What, given: &Given<'_>) -> PyResult<Arc<Call>> {
         let generation = engines::generation();
+        let key = (what, given.signature());
         {
             let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
             if calls.generation != generation {
@@ -271,8 +275,9 @@ impl Program {
                 return Ok(call.clone());
             }
         }
-        let engine = engines::engine(py, key.place)?;
-        let made = py.detach(|| self.compile(&engine, &key))?;
+        let engine = engines::engine(py, given.place)?;
+        let types = given.types();
+        let made = py.detach(|| self.compile(&engine, &key.0, &types))?;
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         if calls.known.len() >= CALLS {
             calls.known.retain(|_, call| Arc::strong_count(call) > 1);
@@ -280,23 +285,23 @@ impl Program {
         Ok(calls.known.entry(key).or_insert(Arc::new(made)).clone())
     }
 
-    fn compile(&self, engine: &deuteron::Engine, key: &Key) -> PyResult<Call> {
-        let operands: Vec<(Element, Shape)> = key.given[..self.operands.len()]
+    fn compile(&self, engine: &deuteron::Engine, what: &What, given: &[Option<(Element, Layout)>]) -> PyResult<Call> {
+        let operands: Vec<(Element, Shape)> = given[..self.operands.len()]
             .iter()
             .flatten()
             .map(|(element, layout)| (*element, layout.shape.clone()))
             .collect();
         let training = self.training(&operands)?;
         let wrong = |error| self.error(error);
-        let (graph, kept) = match &key.what {
+        let (graph, kept) = match what {
             What::Forward => (training.forward().clone(), Vec::new()),
             What::Saving => {
                 let saving = training.saving().map_err(wrong)?;
                 (saving.graph, saving.kept)
             }
             What::Backward(wanted) => {
-                let first = key.given.len() - self.outputs.len();
-                let of: Vec<bool> = key.given[first..].iter().map(Option::is_some).collect();
+                let first = given.len() - self.outputs.len();
+                let of: Vec<bool> = given[first..].iter().map(Option::is_some).collect();
                 (self.backward_graph(&training, &operands, &of, wanted).map_err(wrong)?, Vec::new())
             }
         };
@@ -318,7 +323,7 @@ impl Program {
             .collect();
         let from = |id: NodeId| {
             let name = graph.label(id);
-            let found = position(&name).filter(|&at| key.given.get(at).is_some_and(Option::is_some));
+            let found = position(&name).filter(|&at| given.get(at).is_some_and(Option::is_some));
             found.ok_or_else(|| failed(format!("{}: nothing is given for `{name}`", self.name())))
         };
         let inputs = graph
@@ -334,8 +339,8 @@ impl Program {
             (Work::Reference(Box::new(graph.clone())), nodes)
         } else {
             let layouts = graph.inputs().iter().map(|&id| {
-                let given = from(id)?;
-                Ok(key.given[given]
+                let at = from(id)?;
+                Ok(given[at]
                     .as_ref()
                     .map_or_else(|| Layout::contiguous(&graph.node(id).shape), |(_, layout)| layout.clone()))
             });
@@ -347,7 +352,7 @@ impl Program {
         let results =
             nodes.iter().map(|&node| (result_element(graph.node(node).dtype, doubles), graph.node(node).shape.clone()));
         let slot = |node: NodeId| nodes.iter().position(|&known| known == node);
-        let outputs = match &key.what {
+        let outputs = match what {
             What::Forward | What::Saving => graph.outputs().iter().map(|output| slot(output.node)).collect(),
             What::Backward(_) => {
                 let gradient =
@@ -355,7 +360,9 @@ impl Program {
                 self.operands.iter().map(|name| gradient(name).and_then(|output| slot(output.node))).collect()
             }
         };
-        Ok(Call { work, inputs, states: state_positions, results: results.collect(), outputs, kept })
+        let results: Vec<(Element, Shape)> = results.collect();
+        let sizes = results.iter().map(|_| PyOnceLock::new()).collect();
+        Ok(Call { work, inputs, states: state_positions, results, outputs, kept, sizes })
     }
 
     fn backward_graph(

@@ -3,19 +3,20 @@
 use std::sync::{Arc, PoisonError};
 
 use deuteron::reference::{Array as Values, Rounding, interpret};
-use deuteron::{Dtype, Graph, Lending, Shape, Span};
+use deuteron::{Dtype, Graph, Layout, Lending, Shape, Span};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::engines::Place;
 use crate::errors::{self, bad_type};
 use crate::operand::{Element, Library, Operand};
-use crate::program::{Call, Key, Program, What, Work};
+use crate::program::{Call, Program, What, Work};
 use crate::{array, numpy, torch};
 
 /// All that a call is given: operands, kept values, gradients.
 pub(crate) struct Given<'py> {
-    list: Vec<Option<Operand<'py>>>,
-    place: Place,
+    pub list: Vec<Option<Operand<'py>>>,
+    pub place: Place,
 }
 
 impl<'py> Given<'py> {
@@ -47,6 +48,34 @@ impl<'py> Given<'py> {
         given.check_doubles(program)?;
         let _ = py;
         Ok(given)
+    }
+
+    /// What tells this call from others of its program: place, types, sizes and strides.
+    pub fn signature(&self) -> Vec<u64> {
+        let mut signature = Vec::with_capacity(1 + 8 * self.list.len());
+        signature.push(match self.place {
+            Place::Cpu => 0,
+            Place::Cuda(ordinal) => 1 + ordinal as u64,
+        });
+        for operand in &self.list {
+            match operand {
+                None => signature.push(0),
+                Some(operand) => {
+                    signature.push(match operand.element {
+                        Element::F64 => 1,
+                        Element::Of(dtype) => 2 + dtype as u64,
+                    });
+                    operand.axes.sign(&mut signature);
+                }
+            }
+        }
+        signature
+    }
+
+    /// Types and layouts.
+    pub fn types(&self) -> Vec<Option<(Element, Layout)>> {
+        let of = |operand: &Operand<'_>| (operand.element, operand.axes.layout());
+        self.list.iter().map(|operand| operand.as_ref().map(of)).collect()
     }
 
     /// Where they all are. A number on the CPU beside tensors of a GPU is a mistake too: kernels read it there.
@@ -109,18 +138,16 @@ pub(crate) fn run<'py>(
     what: What,
     given: &Given<'py>,
 ) -> PyResult<(Arc<Call>, Vec<Option<Bound<'py, PyAny>>>)> {
-    let types =
-        given.list.iter().map(|operand| operand.as_ref().map(|operand| (operand.element, operand.layout.clone())));
-    let call = program.call(py, Key { place: given.place, what, given: types.collect() })?;
+    let call = program.call(py, what, given)?;
     let mut objects = Vec::with_capacity(call.results.len());
     let mut outputs = Vec::with_capacity(call.results.len());
-    for (element, shape) in &call.results {
-        let (object, address) = empty(py, given, *element, shape)?;
+    for (index, (element, shape)) in call.results.iter().enumerate() {
+        let (object, address) = empty(py, given, *element, shape, &call.sizes(py, index)?)?;
         outputs.push(Span { address, bytes: shape.elements() * element.bytes() });
         objects.push(object);
     }
     let spans = |positions: &[usize]| -> Vec<Span> {
-        positions.iter().filter_map(|&at| given.list[at].as_ref()).map(|operand| operand.span).collect()
+        positions.iter().filter_map(|&at| given.list[at].as_ref()).map(Operand::span).collect()
     };
     let (inputs, states) = (spans(&call.inputs), spans(&call.states));
     match &call.work {
@@ -153,20 +180,21 @@ fn empty<'py>(
     given: &Given<'py>,
     element: Element,
     shape: &Shape,
+    sizes: &Bound<'py, PyTuple>,
 ) -> PyResult<(Bound<'py, PyAny>, u64)> {
     let first = given.list.iter().flatten().next();
-    match first.map(|operand| (operand.library, &operand.object)) {
-        Some((Library::Torch, beside)) => torch::empty(beside, element, shape),
-        Some((Library::Numpy, beside)) => numpy::empty(beside, element, shape),
+    match first.map(|operand| (operand.library, operand)) {
+        Some((Library::Torch, beside)) => torch::empty(beside, element, sizes),
+        Some((Library::Numpy, beside)) => numpy::empty(&beside.object, element, sizes),
         Some((Library::Dlpack, _)) | None => array::empty(py, element, shape),
     }
 }
 
 /// The values of an operand on the CPU, as `f64`.
 fn values(operand: &Operand<'_>) -> Values {
-    let (shape, strides) = (&operand.layout.shape, &operand.layout.strides);
+    let (shape, strides) = (operand.axes.shape(), operand.axes.strides());
     let at = |element: usize| -> f64 {
-        let address = operand.span.address as usize + element * operand.element.bytes();
+        let address = operand.address as usize + element * operand.element.bytes();
         // SAFETY: the layout spans the operand's memory, which its object keeps; an element may stand at any address.
         unsafe {
             match operand.element {
@@ -190,7 +218,7 @@ fn values(operand: &Operand<'_>) -> Values {
             index[axis] = 0;
         }
     }
-    Values::new(shape.clone(), list)
+    Values::new(shape, list)
 }
 
 /// Computes a graph in `f64` and stores its outputs, each where its first result is.

@@ -1,23 +1,24 @@
-//! Tensors of PyTorch, without linking to it: attributes by name, each asked once a call.
+//! Tensors of PyTorch, without linking to it: by the functions that it offers for DLPack, or by attributes where it is too old to.
 
-use deuteron::{Dtype, Shape, Span};
-use pyo3::exceptions::PyTypeError;
+use deuteron::{Dtype, MAX_RANK};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::dlpack::{Described, Exchange, Stored};
 use crate::engines::Place;
 use crate::errors::bad_type;
-use crate::operand::{Element, Library, Operand, layout, reads_in_place};
+use crate::operand::{Axes, Element, Library, Operand};
 
 /// What is needed of the module, found once.
 struct Torch {
     tensor: Py<PyAny>,
+    parameter: Py<PyAny>,
+    exchange: Option<Exchange>,
     dtypes: Vec<(Py<PyAny>, Element)>,
     int64: Py<PyAny>,
     int32: Py<PyAny>,
-    empty: Py<PyAny>,
     /// `torch._C._cuda_getCurrentRawStream`, where torch was built with CUDA
     stream: Option<Py<PyAny>>,
 }
@@ -45,12 +46,20 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
     let modules = py.import("sys")?.getattr("modules")?;
     let Ok(module) = modules.get_item("torch") else { return Ok(None) };
     // While torch itself is being imported there is no tensor yet.
-    let (Ok(tensor), Ok(empty)) = (module.getattr("Tensor"), module.getattr("empty")) else { return Ok(None) };
+    let (Ok(tensor), Ok(nn)) = (module.getattr("Tensor"), module.getattr("nn")) else { return Ok(None) };
+    let Ok(parameter) = nn.getattr("Parameter") else { return Ok(None) };
     let dtype = |name: &str| module.getattr(name).map(Bound::unbind);
     let dtypes = DTYPES.iter().map(|&(name, element)| Ok((dtype(name)?, element))).collect::<PyResult<_>>()?;
     let stream = module.getattr("_C").and_then(|c| c.getattr("_cuda_getCurrentRawStream")).ok().map(Bound::unbind);
-    let (int64, int32) = (dtype("int64")?, dtype("int32")?);
-    let found = Torch { tensor: tensor.unbind(), dtypes, int64, int32, empty: empty.unbind(), stream };
+    let found = Torch {
+        exchange: Exchange::of(&tensor),
+        tensor: tensor.unbind(),
+        parameter: parameter.unbind(),
+        dtypes,
+        int64: dtype("int64")?,
+        int32: dtype("int32")?,
+        stream,
+    };
     Ok(Some(TORCH.get_or_init(py, || found)))
 }
 
@@ -58,95 +67,116 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
 pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String) -> PyResult<Option<Operand<'py>>> {
     let py = object.py();
     let Some(torch) = torch(py)? else { return Ok(None) };
-    if !object.is_instance(torch.tensor.bind(py))? {
+    let class = object.get_type();
+    if !class.is(&torch.tensor) && !class.is(&torch.parameter) && !object.is_instance(torch.tensor.bind(py))? {
         return Ok(None);
     }
-    let dtype = object.getattr(intern!(py, "dtype"))?;
-    if dtype.is(&torch.int64) {
-        let narrow = object.call_method1(intern!(py, "to"), (&torch.int32,))?;
-        return described(&narrow, Element::Of(Dtype::I32), name, Copy::Allowed).map(Some);
-    }
-    let known = torch.dtypes.iter().find(|(known, _)| dtype.is(known)).map(|&(_, element)| element);
-    let element = known.ok_or_else(|| {
-        let got = dtype.str().map_or_else(|_| "another".into(), |text| text.to_string());
-        bad_type(format!(
-            "{}: expected float32, bfloat16, float16, float64, int32, int64, int8 or bool, got {got}",
-            name()
-        ))
-    })?;
-    described(object, element, name, Copy::Allowed).map(Some)
+    suited(torch, object, name, Copied::No).map(Some)
 }
 
+/// Whether a tensor is a copy that we had made.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Copy {
-    Allowed,
-    Made,
+enum Copied {
+    No,
+    Yes,
 }
 
-fn described<'py>(
+/// The operand of a tensor, or of a copy of it that kernels can read.
+fn suited<'py>(
+    torch: &Torch,
     object: &Bound<'py, PyAny>,
-    element: Element,
     name: &dyn Fn() -> String,
-    copy: Copy,
+    copied: Copied,
 ) -> PyResult<Operand<'py>> {
     let py = object.py();
-    let place = place(object, name)?;
-    let sizes: Vec<usize> = object.getattr(intern!(py, "shape"))?.extract()?;
-    let strides: Vec<isize> = object.call_method0(intern!(py, "stride"))?.extract()?;
-    let address: u64 = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
-    let found = layout(&sizes, &strides, element);
-    let aligned = place == Place::Cpu || address.is_multiple_of(VECTOR);
-    match found {
-        Some((layout, bytes)) if aligned && (copy == Copy::Made || reads_in_place(&layout)) => {
-            let span = Span { address, bytes };
-            Ok(Operand { library: Library::Torch, element, layout, span, place, object: object.clone() })
+    let Described { stored, axes, address, place } = describe(torch, object)?;
+    let Some(place) = place else {
+        let device = object.getattr(intern!(py, "device"))?.str()?;
+        return Err(bad_type(format!("{}: expected a tensor on cpu or cuda, got one on {device}", name())));
+    };
+    let element = match stored {
+        Some(Stored::As(element)) => element,
+        Some(Stored::Long) => {
+            let narrow = object.call_method1(intern!(py, "to"), (&torch.int32,))?;
+            return suited(torch, &narrow, name, copied);
         }
-        _ if copy == Copy::Allowed => {
+        None => {
+            let expected = "float32, bfloat16, float16, float64, int32, int64, int8 or bool";
+            let got = object.getattr(intern!(py, "dtype"))?.str()?;
+            return Err(bad_type(format!("{}: expected {expected}, got {got}", name())));
+        }
+    };
+    let aligned = address.is_multiple_of(if place == Place::Cpu { element.bytes() as u64 } else { VECTOR });
+    match axes {
+        Some(axes) if aligned && axes.reads_in_place() => {
+            Ok(Operand { library: Library::Torch, element, axes, address, place, object: object.clone() })
+        }
+        Some(_) if copied == Copied::No => {
             let keywords = PyDict::new(py);
             let module = py.import(intern!(py, "torch"))?;
             keywords.set_item(intern!(py, "memory_format"), module.getattr(intern!(py, "contiguous_format"))?)?;
             let made = object.call_method(intern!(py, "clone"), (), Some(&keywords))?;
-            described(&made, element, name, Copy::Made)
+            suited(torch, &made, name, Copied::Yes)
         }
-        _ => Err(bad_type(format!("{}: its sizes {sizes:?} are too large", name()))),
+        _ => {
+            let shape = object.getattr(intern!(py, "shape"))?.str()?;
+            Err(bad_type(format!("{}: expected at most {MAX_RANK} axes of usual sizes, got {shape}", name())))
+        }
     }
 }
 
-fn place(object: &Bound<'_, PyAny>, name: &dyn Fn() -> String) -> PyResult<Place> {
+fn describe(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Described> {
+    if let Some(exchange) = torch.exchange
+        && let Some(described) = exchange.describe(object)?
+    {
+        return Ok(described);
+    }
     let py = object.py();
-    if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
-        return Ok(Place::Cuda(object.call_method0(intern!(py, "get_device"))?.extract()?));
-    }
-    if object.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
-        return Ok(Place::Cpu);
-    }
-    let device = object.getattr(intern!(py, "device"))?.str()?;
-    Err(PyTypeError::new_err(format!("{}: expected a tensor on cpu or cuda, got one on {device}", name())))
+    let dtype = object.getattr(intern!(py, "dtype"))?;
+    let known = torch.dtypes.iter().find(|(known, _)| dtype.is(known)).map(|&(_, element)| Stored::As(element));
+    let sizes: Vec<i64> = object.getattr(intern!(py, "shape"))?.extract()?;
+    let strides: Vec<i64> = object.call_method0(intern!(py, "stride"))?.extract()?;
+    let place = if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
+        Some(Place::Cuda(object.call_method0(intern!(py, "get_device"))?.extract()?))
+    } else if object.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+        Some(Place::Cpu)
+    } else {
+        None
+    };
+    Ok(Described {
+        stored: if dtype.is(&torch.int64) { Some(Stored::Long) } else { known },
+        axes: Axes::new(&sizes, Some(&strides)),
+        address: object.call_method0(intern!(py, "data_ptr"))?.extract()?,
+        place,
+    })
 }
 
 /// A tensor for a result, beside another one.
 pub(crate) fn empty<'py>(
-    beside: &Bound<'py, PyAny>,
+    beside: &Operand<'py>,
     element: Element,
-    shape: &Shape,
+    sizes: &Bound<'py, PyTuple>,
 ) -> PyResult<(Bound<'py, PyAny>, u64)> {
-    let py = beside.py();
+    let py = beside.object.py();
     let torch = torch(py)?.ok_or_else(|| bad_type("expected torch to be loaded"))?;
-    let dtype = torch.dtypes.iter().find(|(_, known)| *known == element).map(|(dtype, _)| dtype);
-    let dtype = dtype.ok_or_else(|| bad_type(format!("torch has no dtype for {}", element.name())))?;
-    let keywords = PyDict::new(py);
-    keywords.set_item(intern!(py, "dtype"), dtype)?;
-    keywords.set_item(intern!(py, "device"), beside.getattr(intern!(py, "device"))?)?;
-    let sizes = PyTuple::new(py, shape.dims())?;
-    let made = torch.empty.bind(py).call((sizes,), Some(&keywords))?;
-    let address = made.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let made = if element == beside.element {
+        beside.object.call_method1(intern!(py, "new_empty"), (sizes,))?
+    } else {
+        let dtype = torch.dtypes.iter().find(|(_, known)| *known == element).map(|(dtype, _)| dtype);
+        let dtype = dtype.ok_or_else(|| bad_type(format!("torch has no dtype for {}", element.name())))?;
+        let keywords = PyDict::new(py);
+        keywords.set_item(intern!(py, "dtype"), dtype)?;
+        beside.object.call_method(intern!(py, "new_empty"), (sizes,), Some(&keywords))?
+    };
+    let address = describe(torch, &made)?.address;
     Ok((made, address))
 }
 
 /// The stream that torch enqueues on at present.
 pub(crate) fn stream(py: Python<'_>, ordinal: usize) -> PyResult<u64> {
-    match torch(py)?.and_then(|torch| torch.stream.as_ref()) {
-        Some(stream) => stream.bind(py).call1((ordinal,))?.extract(),
-        None => Ok(0),
+    let Some(torch) = torch(py)? else { return Ok(0) };
+    if let Some(stream) = torch.exchange.and_then(|exchange| exchange.stream(ordinal)) {
+        return Ok(stream);
     }
+    torch.stream.as_ref().map_or(Ok(0), |stream| stream.bind(py).call1((ordinal,))?.extract())
 }

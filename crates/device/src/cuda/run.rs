@@ -56,6 +56,10 @@ pub struct CudaExecutable {
     outside: Option<(Event, usize)>,
     /// For the next such end.
     marker: Option<Event>,
+    /// Whether work was enqueued outside whose end nobody marked.
+    unmarked: bool,
+    /// The last stream of others that was looked at.
+    known: Option<u64>,
     /// Declared last: it is destroyed after all that its work uses.
     stream: Stream,
 }
@@ -116,6 +120,8 @@ impl CudaExecutable {
             warm: false,
             outside: None,
             marker: None,
+            unmarked: false,
+            known: None,
             stream,
         })
     }
@@ -165,6 +171,10 @@ impl CudaExecutable {
 
     /// Waits for what was enqueued on streams of others, and looks at what came of it.
     fn join(&mut self) -> Result<(), DeviceError> {
+        if std::mem::take(&mut self.unmarked) {
+            // SAFETY: the context is entered.
+            self.gpu.context.check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
+        }
         let Some((event, _)) = self.outside.take() else { return Ok(()) };
         let waited = event.wait();
         self.marker = Some(event);
@@ -200,6 +210,11 @@ impl CudaExecutable {
         // SAFETY: both have as many bytes, and the host's are looked at only when this copy has been waited for.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, faults.seen.len(), stream) };
         self.gpu.context.check("cuMemcpyDtoHAsync", code)
+    }
+
+    /// Whether its steps use nothing but what is handed in and out.
+    fn shares_nothing(&self) -> bool {
+        self.program.arena == 0 && self.workspace.is_none() && self.kept.is_none() && self.faults.is_none()
     }
 
     /// Says where everything is that was lent.
@@ -497,13 +512,22 @@ impl Executable for CudaExecutable {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
         let stream = lending.stream as usize as sys::CUstream;
-        // SAFETY: whoever made the lending promised that the stream lives.
-        let recording = unsafe {
-            gpu.check_stream(stream)?;
-            gpu.is_recording(stream)?
-        };
+        if self.known != Some(lending.stream) {
+            // SAFETY: whoever made the lending promised that the stream lives.
+            unsafe { gpu.check_stream(stream)? };
+            self.known = Some(lending.stream);
+        }
         let program = &self.program;
         check_lending(lending, &program.input_bytes, &program.state_bytes, &program.outputs)?;
+        if self.shares_nothing() {
+            // Runs have no memory in common but what is lent, whose owner orders them: no end need be marked.
+            self.bind_lent(lending)?;
+            self.unmarked = true;
+            // SAFETY: the promise of whoever made the lending, whose sizes were checked.
+            return Ok(unsafe { self.launch(0, stream, self.all())? });
+        }
+        // SAFETY: the stream lives.
+        let recording = unsafe { gpu.is_recording(stream)? };
         // A recording may not depend on what is outside of it; its owner orders replays and other work.
         if !recording && let Some((event, before)) = &self.outside {
             if self.faults.is_some()
@@ -675,6 +699,10 @@ impl Drop for CudaExecutable {
             let _ = self.stream.wait();
             if let Some((event, _)) = &self.outside {
                 let _ = event.wait();
+            }
+            if self.unmarked {
+                // SAFETY: the context is entered.
+                let _ = unsafe { sys::cuCtxSynchronize() };
             }
         }
         // Before the functions and the memory that they point to.

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""The Python package beside PyTorch on a GPU: calls of ops, GPT-2 of Hugging Face patched and not, generation, training.
+
+    python3 bench/peers_python.py [--parts ops forward generate train] [--out FILE]
+
+Needs torch, transformers and the package `deuteron`. Everything is in bf16 and in one run; times are medians. GPT-2 has the shape of
+124M and seeded weights. A table comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import datetime
+import statistics
+import time
+from typing import Any, Callable
+
+import torch
+
+import deuteron
+
+ROWS: list[dict[str, Any]] = []
+
+
+def wall(function: Callable[[], Any], calls: int, rounds: int = 7, warm: int = 3) -> float:
+    """Microseconds a call, calls back to back and a wait at the end: the median of some rounds."""
+    for _ in range(warm):
+        function()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / calls)
+    return 1e6 * statistics.median(times)
+
+
+def host(function: Callable[[], Any], calls: int = 200, rounds: int = 9) -> float:
+    """Microseconds of host time a call: fewer calls than a stream takes before it makes the host wait."""
+    for _ in range(20):
+        function()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        times.append((time.perf_counter() - start) / calls)
+    torch.cuda.synchronize()
+    return 1e6 * min(times)
+
+
+def row(what: str, contender: str, value: float, unit: str) -> None:
+    ROWS.append({"what": what, "contender": contender, "value": round(value, 3), "unit": unit})
+    print(f"{what:<44} {contender:<16} {value:>10.2f} {unit}", flush=True)
+
+
+def part_ops() -> None:
+    functional = torch.nn.functional
+    cuda = {"device": "cuda", "dtype": torch.bfloat16}
+    small = torch.randn(4, 64, **cuda)
+    w64, b64 = torch.ones(64, **cuda), torch.zeros(64, **cuda)
+    row("host time of a call", "act, one operand", host(lambda: deuteron.act(small)), "us")
+    row("host time of a call", "norm_act", host(lambda: deuteron.norm_act(small, w64, b64)), "us")
+    row("host time of a call", "torch layer_norm", host(lambda: functional.layer_norm(small, (64,), w64, b64)), "us")
+    wanting = small.clone().requires_grad_()
+    row("host time of a call with autograd", "norm_act", host(lambda: deuteron.norm_act(wanting, w64, b64)), "us")
+    row(
+        "host time of a call with autograd",
+        "torch layer_norm",
+        host(lambda: functional.layer_norm(wanting, (64,), w64, b64)),
+        "us",
+    )
+
+    x, r = torch.randn(8192, 768, **cuda), torch.randn(8192, 768, **cuda)
+    w, b = torch.ones(768, **cuda), torch.zeros(768, **cuda)
+
+    def norm_act(x: Any) -> Any:
+        return functional.gelu(functional.layer_norm(x, (768,), w, b), approximate="tanh")
+
+    def add_norm(x: Any, r: Any) -> Any:
+        s = x + r
+        return functional.layer_norm(s, (768,), w, b), s
+
+    def bias_dropout_add(x: Any, r: Any) -> Any:
+        return functional.dropout(x + b, 0.1) + r
+
+    cases: list[tuple[str, Callable[[], Any], Callable[..., Any], tuple[Any, ...]]] = [
+        ("norm_act", lambda: deuteron.norm_act(x, w, b), norm_act, (x,)),
+        ("add_norm", lambda: deuteron.add_norm(x, r, w, b), add_norm, (x, r)),
+        ("bias_dropout_add", lambda: deuteron.bias_dropout_add(x, b, r, p=0.1), bias_dropout_add, (x, r)),
+    ]
+    with torch.no_grad():
+        for name, ours, eager, operands in cases:
+            compiled = torch.compile(eager)
+            what = f"{name} 8192x768, un-graphed"
+            row(what, "ours", wall(ours, 200), "us")
+            row(what, "torch", wall(lambda: eager(*operands), 200), "us")
+            row(what, "torch.compile", wall(lambda: compiled(*operands), 200), "us")
+
+
+def model(dropout: float = 0.0) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)
+    return GPT2LMHeadModel(config).cuda()
+
+
+def part_forward() -> None:
+    plain = model().to(torch.bfloat16).eval()
+    ours = copy.deepcopy(plain)
+    print(deuteron.patch(ours))
+    compiled = torch.compile(plain)
+    for batch in (8, 1):
+        tokens = torch.randint(0, 50257, (batch, 1024), device="cuda")
+        what = f"GPT-2 forward, {batch} x 1024"
+        with torch.no_grad():
+            expected, got = plain(tokens).logits.float(), ours(tokens).logits.float()
+            worst = (expected - got).abs().max() / expected.abs().max()
+            print(f"largest difference of a logit: {worst:.2e} of the largest")
+            for name, contender in (("ours", ours), ("torch", plain), ("torch.compile", compiled)):
+                row(what, name, wall(lambda: contender(tokens, use_cache=False).logits, 10) / 1e3, "ms")
+
+
+def part_generate() -> None:
+    plain = model().to(torch.bfloat16).eval()
+    ours = copy.deepcopy(plain)
+    deuteron.patch(ours)
+    prompt = torch.randint(0, 50257, (1, 128), device="cuda")
+    options = dict(max_new_tokens=128, min_new_tokens=128, do_sample=False, pad_token_id=0)
+    for name, contender in (("ours", ours), ("torch", plain)):
+        row("generate 128 tokens", name, wall(lambda: contender.generate(prompt, **options), 1, rounds=3, warm=1) / 1e3, "ms")
+
+
+def part_train() -> None:
+    plain = model(dropout=0.1).train()
+    ours = copy.deepcopy(plain)
+    deuteron.patch(ours)
+    tokens = torch.randint(0, 50257, (16, 1024), device="cuda")
+
+    def step(contender: Any) -> Callable[[], Any]:
+        optimizer = torch.optim.AdamW(contender.parameters(), lr=1e-4, fused=True)
+
+        def once() -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = contender(tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return once
+
+    for name, contender in (("ours", ours), ("torch", plain)):
+        row("training step, 16 x 1024, AMP", name, wall(step(contender), 5, rounds=5) / 1e3, "ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parts = {"ops": part_ops, "forward": part_forward, "generate": part_generate, "train": part_train}
+    parser.add_argument("--parts", nargs="*", default=list(parts), choices=list(parts))
+    parser.add_argument("--out", default="h200-python-peers.csv")
+    parser.add_argument("--commit", default="")
+    arguments = parser.parse_args()
+    failed = []
+    for name in arguments.parts:
+        start = time.perf_counter()
+        try:
+            parts[name]()
+        except Exception as error:  # noqa: BLE001  one part that fails does not take the others along
+            import traceback
+
+            traceback.print_exc()
+            failed.append(f"{name}: {error}")
+        print(f"-- {name}: {time.perf_counter() - start:.0f} s", flush=True)
+        torch.cuda.empty_cache()
+    about = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "commit": arguments.commit,
+        "date": datetime.date.today().isoformat(),
+    }
+    with open(arguments.out, "w", newline="") as file:
+        writer = csv.DictWriter(file, ["what", "contender", "value", "unit", *about])
+        writer.writeheader()
+        writer.writerows({**one, **about} for one in ROWS)
+    print()
+    for what in dict.fromkeys(one["what"] for one in ROWS):
+        found = {one["contender"]: one for one in ROWS if one["what"] == what}
+        ours = found.get("ours")
+        cells = [f"{name} {one['value']:.2f}" for name, one in found.items()]
+        peers = [one["value"] for name, one in found.items() if name.startswith("torch")]
+        ratio = f"; best of torch / ours {min(peers) / ours['value']:.2f}" if ours and peers else ""
+        print(f"{what}: {', '.join(cells)} {next(iter(found.values()))['unit']}{ratio}")
+    for one in failed:
+        print(f"FAILED {one}")
+    if failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""GPT-2 of Hugging Face on fused kernels: `patch`, `unpatch`, `patched`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Iterator, List, Tuple, Type
+
+try:
+    import torch
+    from transformers.models.gpt2 import modeling_gpt2
+except ImportError as error:
+    raise ImportError("deuteron.patch needs torch and transformers: pip install torch transformers") from error
+
+from ._gpt2_block import BlockForward, NormForward, Patched
+from ._gpt2_mask import MaskMemo
+from ._gpt2_parts import block_refusal, norm_refusal
+from ._gpt2_report import Report
+
+__all__ = ["Report", "patch", "patched", "unpatch"]
+
+
+def patch(model: torch.nn.Module, strict: bool = False) -> Report:
+    """Runs the blocks and the final norm of a Hugging Face GPT-2 as fused kernels, in place.
+
+    `model` is a `GPT2Model` or holds one: a `GPT2LMHeadModel`, another head, a wrapper of DDP or FSDP. Parameters,
+    state dict, module types and hooks stay as they are; only the `forward` of those modules is replaced. What cannot be
+    replaced is left, and the report says why; with `strict` that is a `ValueError`, and nothing is changed. Patching
+    twice changes nothing.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> import deuteron
+    >>> model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=128))
+    >>> report = deuteron.patch(model, strict=True)
+    >>> report.replaced
+    ['transformer.h.0', 'transformer.h.1', 'transformer.ln_f']
+    >>> deuteron.unpatch(model)
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"patch: expected a torch.nn.Module, got {type(model).__name__}")
+    found = _candidates(model)
+    replaced, left, fresh = [], [], []
+    for name, module, kind in found:
+        known = isinstance(module.__dict__.get("forward"), Patched)
+        reason = None if known else (block_refusal if kind is BlockForward else norm_refusal)(module)
+        if reason is not None:
+            left.append((name, reason))
+            continue
+        replaced.append(name)
+        if not known:
+            fresh.append((module, kind))
+    if not found:
+        left.append((type(model).__name__, "it holds no GPT2Model of transformers"))
+    if strict and left:
+        raise ValueError("patch: cannot replace " + "; ".join(f"{name}: {reason}" for name, reason in left))
+    earlier = _forwards(model)
+    report, memo = (earlier[0].report, earlier[0].memo) if earlier else (Report(), MaskMemo())
+    report.replaced[:], report.left[:] = replaced, left
+    for module, kind in fresh:
+        setattr(module, "forward", kind(module, report, memo))
+    return report
+
+
+def unpatch(model: torch.nn.Module) -> None:
+    """Gives the modules of a patched model their own `forward` back. Of another model, nothing is changed."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), Patched):
+            del module.forward
+
+
+@contextmanager
+def patched(model: torch.nn.Module, strict: bool = False) -> Iterator[Report]:
+    """A model that is patched within a `with` block, and as before after it.
+
+    >>> from transformers import GPT2Config, GPT2Model
+    >>> import deuteron
+    >>> model = GPT2Model(GPT2Config(n_layer=1, n_embd=64, n_head=4, vocab_size=128))
+    >>> with deuteron.patched(model) as report:
+    ...     bool(report)
+    True
+    """
+    before = bool(_forwards(model)) if isinstance(model, torch.nn.Module) else False
+    report = patch(model, strict)
+    try:
+        yield report
+    finally:
+        if not before:
+            unpatch(model)
+
+
+def _candidates(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Module, Type[Patched]]]:
+    """Blocks and final norms, by name."""
+    found: List[Tuple[str, torch.nn.Module, Type[Patched]]] = []
+    norms = {id(own.ln_f) for own in model.modules() if isinstance(own, modeling_gpt2.GPT2Model)}
+    for name, module in model.named_modules():
+        if isinstance(module, modeling_gpt2.GPT2Block):
+            found.append((name, module, BlockForward))
+        elif id(module) in norms:
+            found.append((name, module, NormForward))
+    return found
+
+
+def _forwards(model: torch.nn.Module) -> List[Patched]:
+    found = (module.__dict__.get("forward") for module in model.modules())
+    return [forward for forward in found if isinstance(forward, Patched)]

@@ -1,0 +1,193 @@
+"""The modules of a block of GPT-2, and why some cannot be replaced."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+from torch import nn
+from transformers import activations
+from transformers.models.gpt2 import modeling_gpt2
+from transformers.pytorch_utils import Conv1D
+
+from ._gpt2_mask import NAMES
+from ._gpt2_report import Unfit
+
+# The parameters of `GPT2Block.forward` that this file knows.
+SIGNATURE = (
+    "self",
+    "hidden_states",
+    "past_key_values",
+    "attention_mask",
+    "encoder_hidden_states",
+    "encoder_attention_mask",
+    "use_cache",
+    "kwargs",
+)
+
+def _activations() -> Dict[type, Tuple[str, str]]:
+    """Modules of Hugging Face and torch, as composites. Those that a version of transformers lacks are left out."""
+    named = {
+        "NewGELUActivation": ("gelu", "kind=tanh"),
+        "FastGELUActivation": ("gelu", "kind=tanh"),
+        "PytorchGELUTanh": ("gelu", "kind=tanh"),
+        "GELUTanh": ("gelu", "kind=tanh"),
+        "GELUActivation": ("gelu", "kind=erf"),
+        "SiLUActivation": ("silu", ""),
+    }
+    known = {getattr(activations, name): word for name, word in named.items() if hasattr(activations, name)}
+    known.update({nn.ReLU: ("relu", ""), nn.SiLU: ("silu", "")})
+    return known
+
+
+ACTIVATIONS = _activations()
+
+
+class Parts(NamedTuple):
+    """The modules of a block."""
+
+    ln_1: Any
+    attn: Any
+    c_attn: Any
+    c_proj: Any
+    attn_dropout: Any
+    resid_dropout: Any
+    ln_2: Any
+    mlp: Any
+    c_fc: Any
+    mlp_proj: Any
+    act: Any
+    mlp_dropout: Any
+
+
+# Their classes. An activation may be of several.
+CLASSES: Tuple[Optional[type], ...] = (
+    nn.LayerNorm,
+    modeling_gpt2.GPT2Attention,
+    Conv1D,
+    Conv1D,
+    nn.Dropout,
+    nn.Dropout,
+    nn.LayerNorm,
+    modeling_gpt2.GPT2MLP,
+    Conv1D,
+    Conv1D,
+    None,
+    nn.Dropout,
+)
+
+
+def parts_of(block: nn.Module) -> Parts:
+    """The modules of a block as Hugging Face makes it; `Unfit` if one was replaced."""
+    own = block._modules
+    attn, mlp = own.get("attn"), own.get("mlp")
+    if type(attn) is not modeling_gpt2.GPT2Attention or type(mlp) is not modeling_gpt2.GPT2MLP:
+        raise Unfit(f"its attention is a {type(attn).__name__}, its MLP a {type(mlp).__name__}")
+    a, m = attn._modules, mlp._modules
+    parts = Parts(
+        own.get("ln_1"),
+        attn,
+        a.get("c_attn"),
+        a.get("c_proj"),
+        a.get("attn_dropout"),
+        a.get("resid_dropout"),
+        own.get("ln_2"),
+        mlp,
+        m.get("c_fc"),
+        m.get("c_proj"),
+        m.get("act"),
+        m.get("dropout"),
+    )
+    for name, part, expected in zip(Parts._fields, parts, CLASSES):
+        if type(part) is not expected and (expected is not None or type(part) not in ACTIVATIONS):
+            raise Unfit(f"its {name} is a {type(part).__name__}")
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            _refuse_hooks(name, part)
+        if "forward" in part.__dict__:
+            raise Unfit(f"the forward of its {name} is overridden")
+    return parts
+
+
+def _refuse_hooks(name: str, part: nn.Module) -> None:
+    """Hooks see what a module takes and gives; fused, there is no such value.
+
+    Those by which transformers collects attention weights stay where they are after use. They are no obstacle while
+    nothing is collected.
+    """
+    if not (part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks):
+        collecting = "transformers.utils.output_capturing"
+        if all(getattr(hook, "__module__", "") == collecting for hook in part._forward_hooks.values()):
+            from transformers.utils import output_capturing
+
+            collected: Any = output_capturing._active_collector.get()  # type: ignore[no-untyped-call]
+            if not collected or not any("attentions" in key for key in collected):
+                return
+            raise Unfit("attention weights are asked for")
+    raise Unfit(f"its {name} has a hook")
+
+
+def parameters_of(parts: Parts) -> List[torch.Tensor]:
+    """In the order of the program's operands."""
+    found: List[torch.Tensor] = []
+    for module in (parts.ln_1, parts.c_attn, parts.c_proj, parts.ln_2, parts.c_fc, parts.mlp_proj):
+        for name in ("weight", "bias"):
+            tensor = module._parameters.get(name)
+            if tensor is None:
+                # FSDP puts views of its flat parameter there, as plain attributes.
+                tensor = getattr(module, name, None)
+            if tensor is None:
+                raise Unfit("a norm or a linear layer lacks its weight or bias")
+            found.append(tensor)
+    return found
+
+
+def block_refusal(block: nn.Module) -> Optional[str]:
+    """Why a block cannot be replaced."""
+    known = inspect.signature(modeling_gpt2.GPT2Block.forward)
+    if tuple(known.parameters) != SIGNATURE or known.return_annotation not in (torch.Tensor, "torch.Tensor"):
+        return "the GPT2Block of this version of transformers is not known"
+    if type(block).forward is not modeling_gpt2.GPT2Block.forward or "forward" in block.__dict__:
+        return "its forward is overridden"
+    if "crossattention" in block._modules:
+        return "it has cross attention"
+    act = getattr(block._modules.get("mlp"), "act", None)
+    if type(act) not in ACTIVATIONS:
+        return f"its activation is a {type(act).__name__}"
+    try:
+        parts = parts_of(block)
+        tensors = parameters_of(parts)
+        if parts.attn.reorder_and_upcast_attn:
+            return "reorder_and_upcast_attn is set"
+        check_attention(parts.attn)
+    except Unfit as unfit:
+        return str(unfit)
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) != 1 or not dtypes <= set(NAMES):
+        return "its parameters are of " + ", ".join(sorted(map(str, dtypes)))
+    return None
+
+
+def check_attention(attn: modeling_gpt2.GPT2Attention) -> str:
+    """How transformers would compute it; `Unfit` if that is not what the program does."""
+    # Reading a config by its own rules takes longer than all else that is checked.
+    config = attn.config.__dict__
+    implementation = config.get("_attn_implementation_internal") or str(attn.config._attn_implementation)
+    if implementation not in ("eager", "sdpa") and not implementation.startswith("flash_attention"):
+        raise Unfit(f"its attention is implemented by {implementation}")
+    if not attn.is_causal or not config.get("is_causal", True):
+        raise Unfit("its attention is not causal")
+    return str(implementation)
+
+
+def norm_refusal(norm: nn.Module) -> Optional[str]:
+    """Why a final norm cannot be replaced."""
+    if type(norm) is not nn.LayerNorm:
+        return f"it is a {type(norm).__name__}"
+    if "forward" in norm.__dict__:
+        return "its forward is overridden"
+    if norm.weight is None or norm.bias is None or len(norm.normalized_shape) != 1:
+        return "it has no weight or no bias, or is over several axes"
+    if norm.weight.dtype not in NAMES:
+        return f"its parameters are of {norm.weight.dtype}"
+    return None

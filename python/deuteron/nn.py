@@ -1,0 +1,494 @@
+"""Modules of the fused operations, with the parameters of the torch modules that they replace.
+
+Each computes the formula of its docstring in one kernel or few, with gradients. Weights of linear layers are
+`[out, in]` as in `torch.nn.Linear`, so state dicts fit. `from_torch` makes a module of those that it replaces, and
+shares their parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple, TypeVar, Union
+
+try:
+    import torch
+    from torch import Tensor, nn
+except ImportError as error:
+    raise ImportError("deuteron.nn needs torch: pip install torch") from error
+
+from . import functions
+
+Module = TypeVar("Module", bound=nn.Module)
+
+__all__ = [
+    "AddLayerNorm",
+    "BiasDropoutAdd",
+    "DropoutAddLayerNorm",
+    "EmbeddingNorm",
+    "FFN",
+    "FusedAttention",
+    "FusedAttentionBlock",
+    "GEGLU",
+    "LayerNormGELU",
+    "LinearCrossEntropy",
+    "QKVProjection",
+    "RMSNormSiLU",
+    "SwiGLU",
+]
+
+
+class LayerNormGELU(nn.LayerNorm):
+    """`gelu(layer_norm(x))`, in place of `LayerNorm` and `GELU`. State dict: `weight`, `bias`, as of `LayerNorm`.
+
+    `approximate` is that of `torch.nn.GELU`: `"none"` or `"tanh"`.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.LayerNormGELU(16)
+    >>> layer(torch.randn(4, 16)).shape
+    torch.Size([4, 16])
+    """
+
+    def __init__(
+        self, normalized_shape: int, eps: float = 1e-5, approximate: str = "none", device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(_features(normalized_shape), eps, device=device, dtype=dtype)
+        self.act = _gelu(approximate)
+        self.approximate = approximate
+
+    @classmethod
+    def from_torch(cls, norm: nn.LayerNorm, gelu: Optional[nn.GELU] = None) -> LayerNormGELU:
+        """Of a layer norm and the GELU after it."""
+        _check_norm(norm)
+        approximate = gelu.approximate if gelu is not None else "none"
+        module = cls(norm.normalized_shape[0], norm.eps, approximate, device="meta")
+        return _sharing(module, weight=norm.weight, bias=norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = functions.norm_act(x, self.weight, self.bias, act=self.act, eps=self.eps)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, approximate={self.approximate!r}"
+
+
+class RMSNormSiLU(nn.RMSNorm):
+    """`silu(rms_norm(x))`, in place of `RMSNorm` and `SiLU`. State dict: `weight`, as of `RMSNorm`."""
+
+    def __init__(
+        self, normalized_shape: int, eps: Optional[float] = None, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(_features(normalized_shape), eps, device=device, dtype=dtype)
+
+    @classmethod
+    def from_torch(cls, norm: nn.RMSNorm) -> RMSNormSiLU:
+        """Of an RMS norm and the SiLU after it."""
+        if len(norm.normalized_shape) != 1 or norm.weight is None:
+            raise ValueError("expected a norm over one axis with a weight")
+        return _sharing(cls(norm.normalized_shape[0], norm.eps, device="meta"), weight=norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Torch takes the epsilon of the dtype where none is given.
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        y: Tensor = functions.norm_act(x, self.weight, act="silu", eps=eps)
+        return y
+
+
+class AddLayerNorm(nn.LayerNorm):
+    """`s = x + residual`, `y = layer_norm(s)`; gives `y` and `s`. State dict: `weight`, `bias`, as of `LayerNorm`."""
+
+    def __init__(self, normalized_shape: int, eps: float = 1e-5, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(_features(normalized_shape), eps, device=device, dtype=dtype)
+
+    @classmethod
+    def from_torch(cls, norm: nn.LayerNorm) -> AddLayerNorm:
+        """Of the layer norm after an addition."""
+        _check_norm(norm)
+        module = cls(norm.normalized_shape[0], norm.eps, device="meta")
+        return _sharing(module, weight=norm.weight, bias=norm.bias)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:  # type: ignore[override]
+        y, s = functions.add_norm(x, residual, self.weight, self.bias, eps=self.eps)
+        return y, s
+
+
+class BiasDropoutAdd(nn.Module):
+    """`residual + dropout(x + bias)`; nothing is dropped in `eval`.
+
+    State dict: `bias`, that of the linear layer before it.
+    """
+
+    def __init__(self, features: int, p: float = 0.1, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.p = _probability(p)
+        self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+
+    @classmethod
+    def from_torch(cls, linear: nn.Linear, dropout: nn.Dropout) -> BiasDropoutAdd:
+        """Of the bias of a linear layer, which is then called without it, and of the dropout after it."""
+        if linear.bias is None:
+            raise ValueError("expected a linear layer with a bias")
+        return _sharing(cls(linear.out_features, dropout.p, device="meta"), bias=linear.bias)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        y: Tensor = functions.bias_dropout_add(x, self.bias, residual, p=self.p, training=self.training)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"{self.bias.shape[0]}, p={self.p}"
+
+
+class DropoutAddLayerNorm(nn.LayerNorm):
+    """`s = residual + dropout(x)`, `y = layer_norm(s)`; gives `y` and `s`. Nothing is dropped in `eval`.
+
+    State dict: `weight`, `bias`, as of `LayerNorm`.
+    """
+
+    def __init__(
+        self, normalized_shape: int, p: float = 0.1, eps: float = 1e-5, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(_features(normalized_shape), eps, device=device, dtype=dtype)
+        self.p = _probability(p)
+
+    @classmethod
+    def from_torch(cls, dropout: nn.Dropout, norm: nn.LayerNorm) -> DropoutAddLayerNorm:
+        """Of a dropout, and of the layer norm after the addition that follows it."""
+        _check_norm(norm)
+        module = cls(norm.normalized_shape[0], dropout.p, norm.eps, device="meta")
+        return _sharing(module, weight=norm.weight, bias=norm.bias)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tuple[Tensor, Tensor]:  # type: ignore[override]
+        if not self.training or self.p == 0.0:
+            y, s = functions.add_norm(x, residual, self.weight, self.bias, eps=self.eps)
+            return y, s
+        no_bias = x.new_zeros(x.shape[-1])
+        y, s = functions.dropout_add_norm(x, no_bias, residual, self.weight, self.bias, p=self.p, eps=self.eps)
+        return y, s
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, p={self.p}"
+
+
+class SwiGLU(nn.Module):
+    """`silu(x) * gate`; of one tensor, its halves are `x` and `gate`. It has no parameters."""
+
+    def forward(self, x: Tensor, gate: Optional[Tensor] = None) -> Tensor:
+        y: Tensor = functions.swiglu(x, gate)
+        return y
+
+
+class GEGLU(nn.Module):
+    """`gelu(x) * gate`; of one tensor, its halves are `x` and `gate`. It has no parameters.
+
+    `approximate` is that of `torch.nn.GELU`: `"none"` or `"tanh"`.
+    """
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.act = _gelu(approximate)
+        self.approximate = approximate
+
+    def forward(self, x: Tensor, gate: Optional[Tensor] = None) -> Tensor:
+        y: Tensor = functions.geglu(x, gate, act=self.act)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
+
+
+class QKVProjection(nn.Linear):
+    """Queries, keys and values of `x [batch, sequence, in]` in one product.
+
+    Each is `[batch, heads, sequence, features]`, and a view of the product.
+    State dict: `weight`, `bias`, as of the `Linear` whose rows are the heads of queries, then of keys, then of values.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_key_heads: Optional[int] = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        key_heads = num_heads if num_key_heads is None else num_key_heads
+        if num_heads < 1 or embed_dim % num_heads or key_heads < 1 or num_heads % key_heads:
+            raise ValueError(f"expected heads that divide {embed_dim}, and key heads that divide those")
+        features = embed_dim // num_heads
+        super().__init__(embed_dim, (num_heads + 2 * key_heads) * features, device=device, dtype=dtype)
+        self.num_heads, self.num_key_heads = num_heads, key_heads
+
+    @classmethod
+    def from_torch(cls, linear: nn.Linear, num_heads: int, num_key_heads: Optional[int] = None) -> QKVProjection:
+        """Of one linear layer for all three."""
+        if linear.bias is None:
+            raise ValueError("expected a linear layer with a bias")
+        module = cls(linear.in_features, num_heads, num_key_heads, device="meta")
+        if module.weight.shape != linear.weight.shape:
+            raise ValueError(f"expected a weight {list(module.weight.shape)}, got {list(linear.weight.shape)}")
+        return _sharing(module, weight=linear.weight, bias=linear.bias)
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        q, k, v = functions.qkv(x, self.weight.t(), self.bias, self.num_heads, self.num_key_heads)
+        return q, k, v
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, num_heads={self.num_heads}, num_key_heads={self.num_key_heads}"
+
+
+class FusedAttention(nn.Module):
+    """`dropout(softmax(q k^T / sqrt(features) + mask)) v` over `[batch, heads, sequence, features]`.
+
+    It has no parameters. Keys and values may have fewer heads, each shared by several of queries. A mask is added to
+    the scores; with one, `causal` must be off.
+    """
+
+    def __init__(self, causal: bool = True, p: float = 0.0) -> None:
+        super().__init__()
+        self.causal = causal
+        self.p = _probability(p)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        if mask is not None and self.causal:
+            raise ValueError("FusedAttention: expected no mask where attention is causal")
+        seen: Union[str, Tensor] = mask if mask is not None else "causal" if self.causal else "full"
+        y: Tensor = functions.attention(q, k, v, mask=seen, p=self.p, training=self.training)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"causal={self.causal}, p={self.p}"
+
+
+class FusedAttentionBlock(nn.Module):
+    """`s = residual + attention(x) W + b`, `y = layer_norm(s)`; gives `y` and `s`.
+
+    That is the attention sublayer, and the norm of what follows. `x` and `residual` are `[batch, sequence, embed_dim]`.
+    State dict: `in_proj_weight`, `in_proj_bias`, `out_proj.weight` and `out_proj.bias` as of `MultiheadAttention`, then
+    `norm.weight` and `norm.bias`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        causal: bool = True,
+        eps: float = 1e-5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"expected heads that divide {embed_dim}, got {num_heads}")
+        self.embed_dim, self.num_heads, self.causal = embed_dim, num_heads, causal
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, device=device, dtype=dtype))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim, device=device, dtype=dtype))
+        self.out_proj = nn.Linear(embed_dim, embed_dim, device=device, dtype=dtype)
+        self.norm = nn.LayerNorm(embed_dim, eps, device=device, dtype=dtype)
+        # As `MultiheadAttention` begins.
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    @classmethod
+    def from_torch(
+        cls, attention: nn.MultiheadAttention, norm: nn.LayerNorm, causal: bool = True
+    ) -> FusedAttentionBlock:
+        """Of an attention without dropout, and of the norm after the addition that follows it."""
+        _check_norm(norm)
+        plain = attention.in_proj_weight is not None and attention.in_proj_bias is not None
+        if not plain or attention.bias_k is not None or attention.add_zero_attn or attention.dropout:
+            raise ValueError("expected attention of one size, with biases, without dropout, added keys and zeros")
+        module = cls(attention.embed_dim, attention.num_heads, causal, norm.eps, device="meta")
+        _sharing(module.out_proj, weight=attention.out_proj.weight, bias=attention.out_proj.bias)
+        _sharing(module.norm, weight=norm.weight, bias=norm.bias)
+        return _sharing(module, in_proj_weight=attention.in_proj_weight, in_proj_bias=attention.in_proj_bias)
+
+    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+        """`residual` is `x` if there is none."""
+        q, k, v = functions.qkv(x, self.in_proj_weight.t(), self.in_proj_bias, self.num_heads, self.num_heads)
+        y, s = functions.attention_block(
+            q,
+            k,
+            v,
+            self.out_proj.weight.t(),
+            self.out_proj.bias,
+            x if residual is None else residual,
+            self.norm.weight,
+            self.norm.bias,
+            mask="causal" if self.causal else "full",
+            eps=self.norm.eps,
+        )
+        return y, s
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, num_heads={self.num_heads}, causal={self.causal}"
+
+
+class FFN(nn.Module):
+    """`x + act(layer_norm(x) W1 + b1) W2 + b2`: the feed-forward sublayer.
+
+    `act` is `gelu` (tanh form), `gelu_erf`, `silu` or `relu`.
+    State dict: `norm`, `linear1` and `linear2`, each with `weight` and `bias`, as of `LayerNorm` and `Linear`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        hidden_dim: Optional[int] = None,
+        act: str = "gelu",
+        eps: float = 1e-5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        hidden = 4 * embed_dim if hidden_dim is None else hidden_dim
+        if act not in ("gelu", "gelu_erf", "silu", "relu"):
+            raise ValueError(f"expected gelu, gelu_erf, silu or relu, got {act!r}")
+        self.act = act
+        self.norm = nn.LayerNorm(embed_dim, eps, device=device, dtype=dtype)
+        self.linear1 = nn.Linear(embed_dim, hidden, device=device, dtype=dtype)
+        self.linear2 = nn.Linear(hidden, embed_dim, device=device, dtype=dtype)
+
+    @classmethod
+    def from_torch(cls, norm: nn.LayerNorm, linear1: nn.Linear, act: nn.Module, linear2: nn.Linear) -> FFN:
+        """Of the four modules of a feed-forward sublayer whose input is added to its result."""
+        _check_norm(norm)
+        if linear1.bias is None or linear2.bias is None:
+            raise ValueError("expected linear layers with biases")
+        module = cls(linear1.in_features, linear1.out_features, _activation(act), norm.eps, device="meta")
+        module.norm, module.linear1, module.linear2 = norm, linear1, linear2
+        return module
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = functions.ffn(
+            x,
+            self.linear1.weight.t(),
+            self.linear1.bias,
+            self.linear2.weight.t(),
+            self.linear2.bias,
+            w=self.norm.weight,
+            b=self.norm.bias,
+            act=self.act,
+            eps=self.norm.eps,
+        )
+        return y
+
+    def extra_repr(self) -> str:
+        return f"act={self.act!r}"
+
+
+class EmbeddingNorm(nn.Module):
+    """`s = wte[tokens] + wpe[position]`, `y = layer_norm(s)`; gives `y` and `s`.
+
+    Positions count from 0 along the last axis.
+    State dict: `wte.weight`, `wpe.weight`, as of `Embedding`, then `norm.weight` and `norm.bias`.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        num_positions: int,
+        embedding_dim: int,
+        eps: float = 1e-5,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(num_embeddings, embedding_dim, device=device, dtype=dtype)
+        self.wpe = nn.Embedding(num_positions, embedding_dim, device=device, dtype=dtype)
+        self.norm = nn.LayerNorm(embedding_dim, eps, device=device, dtype=dtype)
+
+    @classmethod
+    def from_torch(cls, wte: nn.Embedding, wpe: nn.Embedding, norm: nn.LayerNorm) -> EmbeddingNorm:
+        """Of two embeddings and the norm of their sum."""
+        _check_norm(norm)
+        if any(e.padding_idx is not None or e.max_norm is not None or e.sparse for e in (wte, wpe)):
+            raise ValueError("expected embeddings without padding, largest norm and sparse gradients")
+        module = cls(wte.num_embeddings, wpe.num_embeddings, wte.embedding_dim, norm.eps, device="meta")
+        module.wte, module.wpe, module.norm = wte, wpe, norm
+        return module
+
+    def forward(self, tokens: Tensor) -> Tuple[Tensor, Tensor]:
+        tokens = tokens.to(torch.int32)
+        weights = (self.wte.weight, self.wpe.weight, self.norm.weight, self.norm.bias)
+        y, s = functions.embed_norm(tokens, *weights, eps=self.norm.eps)
+        return y, s
+
+
+class LinearCrossEntropy(nn.Module):
+    """The mean cross entropy of `x W^T`, without its logits in memory.
+
+    It replaces a head `Linear(bias=False)` and `CrossEntropyLoss`. `x` is `[.., in]`, `targets` `[..]`. Rows whose
+    target is `ignore_index` are left out; finding them waits for a GPU, so none are looked for where it is `None`.
+    State dict: `weight`, as of `Linear`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        ignore_index: Optional[int] = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.weight = nn.Parameter(torch.empty(classes, in_features, device=device, dtype=dtype))
+        # As `Linear` begins.
+        nn.init.kaiming_uniform_(self.weight, a=5**0.5)
+
+    @classmethod
+    def from_torch(cls, linear: nn.Linear, ignore_index: Optional[int] = None) -> LinearCrossEntropy:
+        """Of the head that makes logits."""
+        if linear.bias is not None:
+            raise ValueError("expected a linear layer without a bias")
+        module = cls(linear.in_features, linear.out_features, ignore_index, device="meta")
+        return _sharing(module, weight=linear.weight)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+        if self.ignore_index is not None:
+            kept = targets != self.ignore_index
+            x, targets = x[kept], targets[kept]
+        loss: Tensor = functions.linear_cross_entropy(x, self.weight, targets.to(torch.int32))
+        return loss
+
+    def extra_repr(self) -> str:
+        classes, features = self.weight.shape
+        return f"{features}, {classes}, ignore_index={self.ignore_index}"
+
+
+def _features(size: Any) -> int:
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    if len(sizes) != 1:
+        raise ValueError(f"expected one axis to norm over, got {sizes}")
+    return int(sizes[0])
+
+
+def _probability(p: float) -> float:
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"expected a probability in [0, 1), got {p}")
+    return float(p)
+
+
+def _gelu(approximate: str) -> str:
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"expected approximate 'none' or 'tanh', got {approximate!r}")
+    return "gelu" if approximate == "tanh" else "gelu_erf"
+
+
+def _activation(module: nn.Module) -> str:
+    if isinstance(module, nn.GELU):
+        return _gelu(module.approximate)
+    if isinstance(module, (nn.SiLU, nn.ReLU)):
+        return "silu" if isinstance(module, nn.SiLU) else "relu"
+    raise ValueError(f"expected GELU, SiLU or ReLU, got {type(module).__name__}")
+
+
+def _check_norm(norm: nn.LayerNorm) -> None:
+    if len(norm.normalized_shape) != 1 or norm.weight is None or norm.bias is None:
+        raise ValueError("expected a norm over one axis, with weight and bias")
+
+
+def _sharing(module: Module, **parameters: Tensor) -> Module:
+    """The module with parameters of others as its own."""
+    for name, parameter in parameters.items():
+        setattr(module, name, parameter)
+    return module

@@ -1,0 +1,84 @@
+"""Values of a function that is being traced, and the functions on them.
+
+Inside a function under `deuteron.fuse`, tensors are `Value`s: they have a dtype and a shape and no numbers, and what
+is done with them is written down. Methods and functions are called as in torch; most functions of torch (`torch.exp`,
+`torch.nn.functional.layer_norm`, ...) and NumPy (`np.exp`, `np.where`, ...) take values too, and so does the catalogue.
+What the text form cannot say is refused with a `TypeError` or a `ValueError`, when the function is traced.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from deuteron.trace.value import Value  # first: the functions below need it
+from deuteron.trace.elementwise import abs, arange, cat, clamp, erf, exp, full, log, maximum, minimum, reciprocal, round
+from deuteron.trace.elementwise import rsqrt, sigmoid, sqrt, stack, stop_gradient, tanh, where
+from deuteron.trace.named import attention, cross_entropy, dropout, embedding, geglu, gelu, layer_norm, linear, matmul
+from deuteron.trace.named import relu, rms_norm, silu, swiglu
+from deuteron.trace.rows import amax, amin, argmax, log_softmax, logsumexp, mean, softmax, sum, var
+
+__all__ = [
+    "Value",
+    "abs",
+    "amax",
+    "amin",
+    "arange",
+    "argmax",
+    "attention",
+    "cat",
+    "clamp",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "erf",
+    "exp",
+    "full",
+    "geglu",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "log",
+    "log_softmax",
+    "logsumexp",
+    "matmul",
+    "maximum",
+    "mean",
+    "minimum",
+    "reciprocal",
+    "relu",
+    "rms_norm",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "sqrt",
+    "stack",
+    "stop_gradient",
+    "sum",
+    "swiglu",
+    "tanh",
+    "trace_op",
+    "var",
+    "where",
+]
+
+
+def trace_op(name: str, attributes: Mapping[str, Any], operands: Sequence[Any]) -> Any:
+    """An op of the catalogue on values: adds what it computes to the graph, and gives its result or results.
+
+    `name` is that of a `Program` (`"norm_act"`, or `"norm_act norm=rms"`), `operands` are in its order.
+    """
+    from deuteron.trace.catalog import expand
+
+    return expand(name, attributes, operands)
+
+
+def _announce() -> None:
+    """Has functions of the catalogue trace what they are called with."""
+    from deuteron import _call
+
+    _call.traced = (Value, trace_op)
+
+
+_announce()

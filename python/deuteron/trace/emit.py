@@ -1,0 +1,124 @@
+"""Operands and statements: what every function on values begins and ends with."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+
+from deuteron.trace.graph import Number, Trace, dtype_word, elements, is_double
+from deuteron.trace.value import Extremes, Value
+
+Operand = Union[Value, Number]
+
+
+def as_value(operand: Any, op: str) -> Value:
+    """The operand, if it is a value."""
+    if isinstance(operand, Value):
+        return operand
+    if isinstance(operand, (int, float)):
+        raise TypeError(f"{op}: expected a value, got the number {operand}")
+    raise TypeError(f"{op}: expected a value, got {foreign(operand)}")
+
+
+def foreign(operand: Any) -> str:
+    """What something is that is no value, for messages."""
+    kind = type(operand).__name__
+    if isinstance(operand, Extremes):
+        return "the pair of max or min: take its `values`, or use amax or amin"
+    if hasattr(operand, "shape") and hasattr(operand, "dtype"):
+        return f"a {kind} that is no argument of the fused function: pass it as one"
+    return f"a {kind}"
+
+
+def as_operand(operand: Any, op: str) -> Operand:
+    """The operand, if it is a value or a number."""
+    if isinstance(operand, (Value, int, float)):
+        return operand
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(operand, (numpy.bool_, numpy.integer, numpy.floating)):
+        number: Number = operand.item()
+        return number
+    raise TypeError(f"{op}: expected a value or a number, got {foreign(operand)}")
+
+
+def trace_of(op: str, *operands: Any) -> Trace:
+    """The trace that values belong to."""
+    traces = [operand._trace for operand in operands if isinstance(operand, Value)]
+    if not traces:
+        raise TypeError(f"{op}: expected a value of a function that is traced")
+    if any(trace is not traces[0] for trace in traces):
+        raise ValueError(f"{op}: expected values of one trace, got a value that another trace left behind")
+    return traces[0]
+
+
+def emit(
+    op: str, operands: Sequence[Operand], types: Sequence[Tuple[str, Sequence[int]]], *words: str
+) -> Tuple[Value, ...]:
+    """Writes a statement down."""
+    trace = trace_of(op, *operands)
+    results = [operand._node.result(operand._index) if isinstance(operand, Value) else operand for operand in operands]
+    numbers = [int(operand) if isinstance(operand, bool) else operand for operand in results]
+    node = trace.add(op, numbers, [(word, tuple(shape)) for word, shape in types], words)
+    return tuple(Value(trace, node, index) for index in range(len(types)))
+
+
+def axis_of(x: Value, dim: int, op: str) -> int:
+    """An axis counted from the start."""
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise TypeError(f"{op}: expected an axis, got {foreign(dim)}")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"{op}: expected an axis from {-x.ndim} to {x.ndim - 1}, got {dim}")
+    return dim % x.ndim
+
+
+def axes_of(x: Value, dim: Any, op: str) -> List[int]:
+    """Axes counted from the start, in order; all of them for none."""
+    if dim is None:
+        return list(range(x.ndim))
+    axes = [axis_of(x, axis, op) for axis in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{op}: expected each axis once, got {dim}")
+    return sorted(axes)
+
+
+def word_of(x: Value, dtype: Any) -> str:
+    """The word of a dtype that a value is to have."""
+    if is_double(dtype) and not x._trace.doubles:
+        raise TypeError("to: expected a dtype of at most 32 bits, got float64; pass operands of float64 instead")
+    return dtype_word(dtype)
+
+
+def sizes_of(shape: Sequence[Any]) -> List[int]:
+    """`f(2, 3)` and `f((2, 3))` are the same."""
+    return list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)
+
+
+def numpy_words(dim: Any, keepdim: bool, others: Mapping[str, Any], also: Sequence[str] = ()) -> Tuple[Any, bool]:
+    """`dim` and `keepdim`, which NumPy calls `axis` and `keepdims`."""
+    for name in others:
+        if name not in ("axis", "keepdims", *also):
+            raise TypeError(f"unexpected argument {name}")
+    return others.get("axis", dim), bool(others.get("keepdims", keepdim))
+
+
+def correction_of(x: Value, correction: Optional[Number], others: Mapping[str, Any]) -> Number:
+    """What is taken from the count: 1 with torch, 0 with NumPy."""
+    if correction is None or isinstance(correction, bool):
+        usual = 0 if x._trace.framework == "numpy" else 1
+        given = others.get("unbiased", correction)
+        correction = others.get("ddof", usual if given is None else int(given))
+    return correction
+
+
+def full_shape(count: int, shape: Sequence[int], op: str) -> List[int]:
+    """A shape for so many elements; one size may be -1."""
+    sizes = list(shape)
+    if not all(isinstance(size, int) for size in sizes):
+        raise TypeError(f"{op}: expected whole sizes, got {shape}")
+    if sizes.count(-1) == 1:
+        rest = elements([size for size in sizes if size != -1])
+        if rest > 0 and count % rest == 0:
+            sizes[sizes.index(-1)] = count // rest
+    if elements(sizes) != count or any(size < 0 for size in sizes):
+        raise ValueError(f"{op}: expected a shape of {count} elements, got {list(shape)}")
+    return sizes

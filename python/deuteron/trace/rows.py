@@ -1,0 +1,120 @@
+"""Sums, means and extremes along axes, and what is made of them row by row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Optional
+
+from deuteron.trace.elementwise import abs, cast, exp, log, stop_gradient, where
+from deuteron.trace.emit import as_value, axes_of, axis_of, emit, word_of
+from deuteron.trace.graph import FLOATS, Number, elements, shape_text
+from deuteron.trace.value import Value
+from deuteron.trace.views import permute, reshape
+
+
+def _row_reduce(op: str, x: Value) -> Value:
+    if x._word not in FLOATS:
+        raise TypeError(f"{op}: expected a float operand (f32, f16 or bf16), got {x._word}; cast it")
+    word = "i32" if op == "row_argmax" else x._word
+    return emit(op, (x,), [(word, (*x.shape[:-1], 1))])[0]
+
+
+def _reduce(op: str, x: Value, dim: Any, keepdim: bool) -> Value:
+    """Over some axes: they are brought to the end and become one."""
+    axes = axes_of(x, dim, op)
+    if not axes:
+        return x
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    counted = elements([x.shape[axis] for axis in axes])
+    if counted == 0 and op != "row_sum":
+        raise ValueError(f"{op}: expected axes that are not empty, got {shape_text(x.shape)}")
+    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keepdim or axis not in axes]
+    if op == "row_sum" and kept == [x.ndim - 1] and x._word in FLOATS:
+        return reshape(emit("column_sum", (x,), [(x._word, (x.shape[-1],))])[0], shape)
+    last = permute(x, kept + axes)
+    rows = reshape(last, [*(x.shape[axis] for axis in kept), counted]) if len(axes) > 1 else last
+    return reshape(_row_reduce(op, rows), shape)
+
+
+def sum(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Value:
+    """The sum over some axes, or over all."""
+    x = as_value(x, "sum")
+    return _reduce("row_sum", x if dtype is None else cast(x, word_of(x, dtype)), dim, keepdim)
+
+
+def mean(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Value:
+    """The mean over some axes, or over all."""
+    x = as_value(x, "mean")
+    x = x if dtype is None else cast(x, word_of(x, dtype))
+    axes = axes_of(x, dim, "mean")
+    if axes and axes == list(range(x.ndim - 1)) and x._word in FLOATS:
+        # Columns have a sum and no mean of their own. It is rounded once.
+        count = elements([x.shape[axis] for axis in axes])
+        if count == 0:
+            raise ValueError(f"mean: expected axes that are not empty, got {shape_text(x.shape)}")
+        return cast(_reduce("row_sum", cast(x, "f32"), axes, keepdim) * (1.0 / count), x._word)
+    return _reduce("row_mean", x, axes, keepdim)
+
+
+def amax(x: Any, dim: Any = None, keepdim: bool = False) -> Value:
+    """The largest value along some axes, or of all; NaN if any is."""
+    return _reduce("row_max", as_value(x, "amax"), dim, keepdim)
+
+
+def amin(x: Any, dim: Any = None, keepdim: bool = False) -> Value:
+    """The smallest value along some axes, or of all; NaN if any is."""
+    return -_reduce("row_max", -as_value(x, "amin"), dim, keepdim)
+
+
+def argmax(x: Any, dim: Optional[int] = None, keepdim: bool = False) -> Value:
+    """The `i32` index of the first largest value along an axis, or of all."""
+    return _reduce("row_argmax", as_value(x, "argmax"), dim, keepdim)
+
+
+def var(x: Any, dim: Any = None, correction: Number = 1, keepdim: bool = False) -> Value:
+    """The variance over some axes: the sum of squares of centred values over their count less the correction."""
+    x = as_value(x, "var")
+    wide = cast(x, "f32")
+    axes = axes_of(wide, dim, "var")
+    count = elements([x.shape[axis] for axis in axes])
+    if count <= correction:
+        raise ValueError(f"var: expected more than {correction} values, got {count}")
+    centred = wide - mean(wide, axes, keepdim=True)
+    return cast(mean(centred * centred, axes, keepdim) * (count / (count - correction)), x._word)
+
+
+def softmax(x: Any, dim: int = -1, dtype: Any = None) -> Value:
+    """`e^x` over its sum along an axis; a row of `-inf` gives zeros."""
+    x = as_value(x, "softmax")
+    x = x if dtype is None else cast(x, word_of(x, dtype))
+    return _along(x, dim, lambda rows: composite("softmax", rows), "softmax")
+
+
+def logsumexp(x: Any, dim: int = -1, keepdim: bool = False) -> Value:
+    """The logarithm of the sum of `e^x` along an axis."""
+    x = as_value(x, "logsumexp")
+    wide = cast(x, "f32")
+    largest = amax(wide, dim, keepdim=True)
+    shift = stop_gradient(where(abs(largest) == math.inf, 0.0, largest))
+    result = log(sum(exp(wide - shift), dim, keepdim=True)) + shift
+    return cast(result if keepdim else result.squeeze(axis_of(result, dim, "logsumexp")), x._word)
+
+
+def log_softmax(x: Any, dim: int = -1, dtype: Any = None) -> Value:
+    """`x` less its logsumexp along an axis."""
+    x = as_value(x, "log_softmax")
+    word = x._word if dtype is None else word_of(x, dtype)
+    wide = cast(x, "f32")
+    return cast(wide - logsumexp(wide, dim, keepdim=True), word)
+
+
+def _along(x: Value, dim: int, rows: Callable[[Value], Value], op: str) -> Value:
+    """A function of rows along any axis."""
+    return rows(x.transpose(axis_of(x, dim, op), -1)).transpose(dim, -1) if x.ndim else rows(reshape(x, [1]))
+
+
+def composite(op: str, x: Value, *words: str) -> Value:
+    """A statement of one float operand whose result has its type."""
+    if x._word not in FLOATS:
+        raise TypeError(f"{op}: expected a float operand (f32, f16 or bf16), got {x._word}; cast it")
+    return emit(op, (x,), [(x._word, x.shape)], *words)[0]

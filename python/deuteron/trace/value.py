@@ -1,0 +1,467 @@
+"""The value: what stands for a tensor in a function that is traced."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+
+from deuteron.trace.graph import FLOATS, Node, Number, Trace, dtype_name, elements, type_text
+
+Operand = Union["Value", Number]
+
+
+class Unsupported(TypeError, AttributeError):
+    """A value has no such attribute, because the text form has no such operation."""
+
+
+class Extremes(NamedTuple):
+    """The largest or smallest values along an axis, and where they are."""
+
+    values: Value
+    indices: Value
+
+
+class Value:
+    """A tensor of a function that is being traced: a dtype and a shape, and no numbers."""
+
+    __slots__ = ("_trace", "_node", "_index")
+    __array_priority__ = 1000
+
+    def __init__(self, trace: Trace, node: Node, index: int = 0) -> None:
+        self._trace = trace
+        self._node = node
+        self._index = index
+
+    # What it is.
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self._node.types[self._index][1]
+
+    @property
+    def dtype(self) -> Any:
+        """As the operands of the function have it: a dtype of torch or NumPy, or else a word such as `"f32"`."""
+        return framework_dtype(self._trace, self._word)
+
+    @property
+    def _word(self) -> str:
+        return self._node.types[self._index][0]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: Optional[int] = None) -> Any:
+        return self.shape if dim is None else self.shape[emit.axis_of(self, dim, "size")]
+
+    def numel(self) -> int:
+        return elements(self.shape)
+
+    def is_floating_point(self) -> bool:
+        return self._word in FLOATS
+
+    def __repr__(self) -> str:
+        return f"Value({type_text(self._word, self.shape)})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len: expected a value with an axis, got a scalar")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self.unbind(0))
+
+    __hash__ = object.__hash__
+
+    # What it cannot be.
+
+    def __bool__(self) -> bool:
+        _no_numbers("bool(value), `if value` and `while value`", "deuteron.trace.where chooses element by element")
+
+    def __float__(self) -> float:
+        _no_numbers("float(value)", "use the value itself")
+
+    def __int__(self) -> int:
+        _no_numbers("int(value)", "use the value itself, or pass a number as an argument")
+
+    def __index__(self) -> int:
+        _no_numbers("an index from a value", "`table[value]` picks rows")
+
+    def item(self) -> NoReturn:
+        _no_numbers("item()", "return the value, and ask the result")
+
+    def tolist(self) -> NoReturn:
+        _no_numbers("tolist()", "return the value, and ask the result")
+
+    def numpy(self) -> NoReturn:
+        _no_numbers("numpy()", "return the value, and ask the result")
+
+    def __array__(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
+        _no_numbers("conversion to an array", "use functions that take values")
+
+    def __setitem__(self, _index: Any, _item: Any) -> NoReturn:
+        _in_place("value[..] = ..", "deuteron.trace.where or cat make a new value")
+
+    def __iadd__(self, _other: Any) -> NoReturn:
+        _in_place("+=", "write `x = x + y`")
+
+    def __isub__(self, _other: Any) -> NoReturn:
+        _in_place("-=", "write `x = x - y`")
+
+    def __imul__(self, _other: Any) -> NoReturn:
+        _in_place("*=", "write `x = x * y`")
+
+    def __itruediv__(self, _other: Any) -> NoReturn:
+        _in_place("/=", "write `x = x / y`")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Unsupported(f"{name}: a value that is traced has no such attribute; deuteron.trace lists what there is")
+
+    # Arithmetic.
+
+    def __add__(self, other: Any) -> Value:
+        return elementwise.arithmetic("add", self, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return elementwise.arithmetic("add", other, self)
+
+    def __sub__(self, other: Any) -> Value:
+        return elementwise.arithmetic("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return elementwise.arithmetic("sub", other, self)
+
+    def __mul__(self, other: Any) -> Value:
+        return elementwise.arithmetic("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return elementwise.arithmetic("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Value:
+        return elementwise.arithmetic("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return elementwise.arithmetic("div", other, self)
+
+    def __matmul__(self, other: Any) -> Value:
+        return named.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Value:
+        return named.matmul(other, self)
+
+    def __pow__(self, exponent: Any) -> Value:
+        return elementwise.power(self, exponent)
+
+    def __neg__(self) -> Value:
+        return elementwise.unary("neg", self)
+
+    def __pos__(self) -> Value:
+        return self
+
+    def __abs__(self) -> Value:
+        return elementwise.abs(self)
+
+    def __lt__(self, other: Any) -> Value:
+        return elementwise.compare("lt", self, other)
+
+    def __le__(self, other: Any) -> Value:
+        return elementwise.compare("le", self, other)
+
+    def __gt__(self, other: Any) -> Value:
+        return elementwise.compare("gt", self, other)
+
+    def __ge__(self, other: Any) -> Value:
+        return elementwise.compare("ge", self, other)
+
+    def __eq__(self, other: Any) -> Value:  # type: ignore[override]
+        return elementwise.compare("eq", self, other)
+
+    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
+        return elementwise.compare("ne", self, other)
+
+    def __invert__(self) -> Value:
+        return elementwise.logical("not", self)
+
+    def __and__(self, other: Any) -> Value:
+        return elementwise.logical("and", self, other)
+
+    def __or__(self, other: Any) -> Value:
+        return elementwise.logical("or", self, other)
+
+    def __xor__(self, other: Any) -> Value:
+        return elementwise.logical("xor", self, other)
+
+    # Methods that are functions, too.
+
+    def exp(self) -> Value:
+        return elementwise.exp(self)
+
+    def log(self) -> Value:
+        return elementwise.log(self)
+
+    def sqrt(self) -> Value:
+        return elementwise.sqrt(self)
+
+    def rsqrt(self) -> Value:
+        return elementwise.rsqrt(self)
+
+    def reciprocal(self) -> Value:
+        return elementwise.reciprocal(self)
+
+    def square(self) -> Value:
+        return elementwise.power(self, 2)
+
+    def pow(self, exponent: Number) -> Value:
+        return elementwise.power(self, exponent)
+
+    def tanh(self) -> Value:
+        return elementwise.tanh(self)
+
+    def erf(self) -> Value:
+        return elementwise.erf(self)
+
+    def sigmoid(self) -> Value:
+        return elementwise.sigmoid(self)
+
+    def relu(self) -> Value:
+        return named.relu(self)
+
+    def abs(self) -> Value:
+        return elementwise.abs(self)
+
+    def neg(self) -> Value:
+        return -self
+
+    def round(self) -> Value:
+        return elementwise.round(self)
+
+    def clamp(self, min: Optional[Operand] = None, max: Optional[Operand] = None) -> Value:
+        return elementwise.clamp(self, min, max)
+
+    def softmax(self, dim: int = -1, dtype: Any = None) -> Value:
+        return rows.softmax(self, dim, dtype)
+
+    def matmul(self, other: Any) -> Value:
+        return named.matmul(self, other)
+
+    def masked_fill(self, mask: Any, value: Operand) -> Value:
+        return elementwise.where(mask, value, self)
+
+    def sum(self, dim: Any = None, keepdim: bool = False, dtype: Any = None, **others: Any) -> Value:
+        return rows.sum(self, *emit.numpy_words(dim, keepdim, others), dtype=dtype)
+
+    def mean(self, dim: Any = None, keepdim: bool = False, dtype: Any = None, **others: Any) -> Value:
+        return rows.mean(self, *emit.numpy_words(dim, keepdim, others), dtype=dtype)
+
+    def var(self, dim: Any = None, correction: Optional[Number] = None, keepdim: bool = False, **others: Any) -> Value:
+        dim, keepdim = emit.numpy_words(dim, keepdim, others, also=("ddof", "unbiased"))
+        return rows.var(self, dim, emit.correction_of(self, correction, others), keepdim)
+
+    def std(self, dim: Any = None, correction: Optional[Number] = None, keepdim: bool = False, **others: Any) -> Value:
+        return elementwise.sqrt(self.var(dim, correction, keepdim, **others))
+
+    def max(self, dim: Any = None, keepdim: bool = False, **others: Any) -> Any:
+        """All of it, or along an axis: with torch the pair `(values, indices)`, with NumPy the values."""
+        dim, keepdim = emit.numpy_words(dim, keepdim, others)
+        if isinstance(dim, Value):
+            return elementwise.maximum(self, dim)
+        if dim is None or self._trace.framework == "numpy":
+            return rows.amax(self, dim, keepdim)
+        return Extremes(rows.amax(self, dim, keepdim), rows.argmax(self, dim, keepdim))
+
+    def min(self, dim: Any = None, keepdim: bool = False, **others: Any) -> Any:
+        """All of it, or along an axis: with torch the pair `(values, indices)`, with NumPy the values."""
+        dim, keepdim = emit.numpy_words(dim, keepdim, others)
+        if isinstance(dim, Value):
+            return elementwise.minimum(self, dim)
+        if dim is None or self._trace.framework == "numpy":
+            return rows.amin(self, dim, keepdim)
+        return Extremes(rows.amin(self, dim, keepdim), rows.argmax(-self, dim, keepdim))
+
+    def amax(self, dim: Any = None, keepdim: bool = False) -> Value:
+        return rows.amax(self, dim, keepdim)
+
+    def amin(self, dim: Any = None, keepdim: bool = False) -> Value:
+        return rows.amin(self, dim, keepdim)
+
+    def argmax(self, dim: Optional[int] = None, keepdim: bool = False, **others: Any) -> Value:
+        return rows.argmax(self, *emit.numpy_words(dim, keepdim, others))
+
+    # Dtypes.
+
+    def to(self, dtype: Any) -> Value:
+        """To a dtype, or to that of another value. A trace knows no devices."""
+        return elementwise.cast(self, dtype._word if isinstance(dtype, Value) else emit.word_of(self, dtype))
+
+    def astype(self, dtype: Any) -> Value:
+        return elementwise.cast(self, emit.word_of(self, dtype))
+
+    def type_as(self, other: Value) -> Value:
+        return elementwise.cast(self, other._word)
+
+    def float(self) -> Value:
+        return elementwise.cast(self, "f32")
+
+    def half(self) -> Value:
+        return elementwise.cast(self, "f16")
+
+    def bfloat16(self) -> Value:
+        return elementwise.cast(self, "bf16")
+
+    def bool(self) -> Value:
+        return elementwise.cast(self, "bool")
+
+    # Views.
+
+    def reshape(self, *shape: Any) -> Value:
+        return views.reshape(self, emit.sizes_of(shape))
+
+    def view(self, *shape: Any) -> Value:
+        return views.reshape(self, emit.sizes_of(shape))
+
+    def reshape_as(self, other: Value) -> Value:
+        return views.reshape(self, other.shape)
+
+    view_as = reshape_as
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Value:
+        start, end = emit.axis_of(self, start_dim, "flatten"), emit.axis_of(self, end_dim, "flatten")
+        return views.reshape(self, (*self.shape[:start], elements(self.shape[start : end + 1]), *self.shape[end + 1 :]))
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Value:
+        axis = emit.axis_of(self, dim, "unflatten")
+        apart = emit.full_shape(self.shape[axis], sizes, "unflatten")
+        return views.reshape(self, (*self.shape[:axis], *apart, *self.shape[axis + 1 :]))
+
+    def unsqueeze(self, dim: int) -> Value:
+        axis = dim if dim >= 0 else dim + self.ndim + 1
+        if not 0 <= axis <= self.ndim:
+            raise ValueError(f"unsqueeze: expected an axis from {-self.ndim - 1} to {self.ndim}, got {dim}")
+        return views.reshape(self, (*self.shape[:axis], 1, *self.shape[axis:]))
+
+    def squeeze(self, dim: Any = None) -> Value:
+        axes = range(self.ndim) if dim is None else emit.axes_of(self, dim, "squeeze")
+        return views.reshape(self, [size for axis, size in enumerate(self.shape) if size != 1 or axis not in axes])
+
+    def transpose(self, *axes: Any) -> Value:
+        """Two axes swapped; with none all turned round, and with all of them, or a tuple, permuted, as NumPy has it."""
+        order = emit.sizes_of(axes)
+        if len(order) == 2 and not isinstance(axes[0], (tuple, list)):
+            first, second = (emit.axis_of(self, axis, "transpose") for axis in order)
+            swapped = list(range(self.ndim))
+            swapped[first], swapped[second] = second, first
+            return views.permute(self, swapped)
+        return views.permute(self, order or range(self.ndim)[::-1])
+
+    swapaxes = transpose
+
+    def permute(self, *axes: Any) -> Value:
+        return views.permute(self, emit.sizes_of(axes))
+
+    def t(self) -> Value:
+        return views.permute(self, range(self.ndim)[::-1])
+
+    @property
+    def T(self) -> Value:
+        return self.t()
+
+    @property
+    def mT(self) -> Value:
+        return self.transpose(-2, -1)
+
+    def expand(self, *shape: Any) -> Value:
+        sizes = emit.sizes_of(shape)
+        missing = len(sizes) - self.ndim
+        known = [self.shape[i - missing] if size == -1 and i >= missing else size for i, size in enumerate(sizes)]
+        return views.broadcast(self, known)
+
+    def expand_as(self, other: Value) -> Value:
+        return views.broadcast(self, other.shape)
+
+    broadcast_to = expand
+
+    def narrow(self, dim: int, start: int, length: int) -> Value:
+        return views.cut(self, emit.axis_of(self, dim, "narrow"), start, length)
+
+    def select(self, dim: int, index: int) -> Value:
+        axis = emit.axis_of(self, dim, "select")
+        return self[(slice(None),) * axis + (index,)]
+
+    def split(self, split_size: Union[int, Sequence[int]], dim: int = 0) -> Tuple[Value, ...]:
+        axis = emit.axis_of(self, dim, "split")
+        if isinstance(split_size, int):
+            whole = self.shape[axis]
+            sizes = [min(split_size, whole - start) for start in range(0, whole, max(split_size, 1))]
+        else:
+            sizes = list(split_size)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return tuple(views.cut(self, axis, start, size) for start, size in zip(starts, sizes))
+
+    def chunk(self, chunks: int, dim: int = 0) -> Tuple[Value, ...]:
+        return self.split(-(-self.shape[emit.axis_of(self, dim, "chunk")] // chunks), dim)
+
+    def unbind(self, dim: int = 0) -> Tuple[Value, ...]:
+        axis = emit.axis_of(self, dim, "unbind")
+        return tuple(self.select(axis, index) for index in range(self.shape[axis]))
+
+    def contiguous(self) -> Value:
+        return self
+
+    def clone(self) -> Value:
+        return self
+
+    def copy(self) -> Value:
+        return self
+
+    def detach(self) -> Value:
+        return elementwise.stop_gradient(self)
+
+    def __getitem__(self, index: Any) -> Value:
+        return views.item(self, index)
+
+    # Functions of torch and NumPy.
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        from deuteron.trace.tables import torch_call
+
+        return torch_call(function, arguments, keywords or {})
+
+    def __array_ufunc__(self, function: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
+        from deuteron.trace.tables import numpy_ufunc
+
+        return numpy_ufunc(function, method, arguments, keywords)
+
+    def __array_function__(self, function: Any, _types: Any, arguments: Any, keywords: Any) -> Any:
+        from deuteron.trace.tables import numpy_call
+
+        return numpy_call(function, arguments, keywords)
+
+
+
+def _no_numbers(what: str, instead: str) -> NoReturn:
+    raise TypeError(f"{what}: a value that is traced has no numbers; {instead}")
+
+
+def _in_place(what: str, instead: str) -> NoReturn:
+    raise TypeError(f"{what}: a value that is traced is not changed in place; {instead}")
+
+
+def framework_dtype(trace: Trace, word: str) -> Any:
+    """A dtype as torch or NumPy has it, where the trace is of their tensors."""
+    name = "float64" if trace.doubles and word in FLOATS else dtype_name(word)
+    if trace.framework == "torch":
+        import torch
+
+        return getattr(torch, name)
+    if trace.framework == "numpy" and word not in ("bf16", "f8e4m3"):
+        import numpy
+
+        return numpy.dtype(name)
+    return word
+
+
+# The functions need the class above, and its methods need them.
+from deuteron.trace import elementwise, emit, named, rows, views  # noqa: E402
