@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Iterator, List, Tuple, Type
+from typing import Callable, Dict, Iterator, List, Optional, Tuple, Type
 
 try:
     import torch
@@ -11,16 +11,16 @@ try:
 except ImportError as error:
     raise ImportError("deuteron.patch needs torch and transformers: pip install torch transformers") from error
 
-from ._gpt2_block import BlockForward, NormForward, Patched
+from ._gpt2_block import ALIGNED, BlockForward, HeadForward, NormForward, Patched
 from ._gpt2_mask import MaskMemo
-from ._gpt2_parts import block_refusal, norm_refusal
+from ._gpt2_parts import block_refusal, head_refusal, norm_refusal
 from ._gpt2_report import Report
 
 __all__ = ["Report", "patch", "patched", "unpatch"]
 
 
 def patch(model: torch.nn.Module, strict: bool = False) -> Report:
-    """Runs the blocks and the final norm of a Hugging Face GPT-2 as fused kernels, in place.
+    """Runs the blocks and the final norm of a Hugging Face GPT-2 as fused kernels, and its head aligned, in place.
 
     `model` is a `GPT2Model` or holds one: a `GPT2LMHeadModel`, another head, a wrapper of DDP or FSDP. Parameters,
     state dict, module types and hooks stay as they are; only the `forward` of those modules is replaced. What cannot be
@@ -41,7 +41,7 @@ def patch(model: torch.nn.Module, strict: bool = False) -> Report:
     replaced, left, fresh = [], [], []
     for name, module, kind in found:
         known = isinstance(module.__dict__.get("forward"), Patched)
-        reason = None if known else (block_refusal if kind is BlockForward else norm_refusal)(module)
+        reason = None if known else REFUSALS[kind](module)
         if reason is not None:
             left.append((name, reason))
             continue
@@ -87,16 +87,32 @@ def patched(model: torch.nn.Module, strict: bool = False) -> Iterator[Report]:
             unpatch(model)
 
 
+REFUSALS: Dict[Type[Patched], Callable[[torch.nn.Module], Optional[str]]] = {
+    BlockForward: block_refusal,
+    NormForward: norm_refusal,
+    HeadForward: head_refusal,
+}
+
+
 def _candidates(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Module, Type[Patched]]]:
-    """Blocks and final norms, by name."""
+    """Blocks, final norms, and heads whose vocabulary fills no vectors, by name."""
     found: List[Tuple[str, torch.nn.Module, Type[Patched]]] = []
     norms = {id(own.ln_f) for own in model.modules() if isinstance(own, modeling_gpt2.GPT2Model)}
+    heads = {id(own.lm_head) for own in model.modules() if _is_head(own) and own.lm_head.weight.shape[0] % ALIGNED}
     for name, module in model.named_modules():
         if isinstance(module, modeling_gpt2.GPT2Block):
             found.append((name, module, BlockForward))
         elif id(module) in norms:
             found.append((name, module, NormForward))
+        elif id(module) in heads:
+            found.append((name, module, HeadForward))
     return found
+
+
+def _is_head(model: torch.nn.Module) -> bool:
+    """Whether it has a head over the vocabulary."""
+    kinds = (modeling_gpt2.GPT2LMHeadModel, modeling_gpt2.GPT2DoubleHeadsModel)
+    return isinstance(model, kinds) and isinstance(model.lm_head, torch.nn.Linear)
 
 
 def _forwards(model: torch.nn.Module) -> List[Patched]:

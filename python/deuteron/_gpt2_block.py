@@ -23,6 +23,12 @@ HARMLESS = frozenset(
     ("position_ids", "cache_position", "output_hidden_states", "return_dict", "num_items_in_batch", "token_type_ids")
 )
 
+# Elements of 16 bits in a vector of a GPU.
+ALIGNED = 8
+
+# From so many rows on a padded weight pays.
+PADDED_ROWS = 64
+
 # Programs that a block remembers, at most.
 REMEMBERED = 64
 
@@ -70,6 +76,27 @@ class NormForward(Patched):
             return _run(f"layer_norm eps={norm.eps!r}", (input, norm.weight, norm.bias))[0]
         normed: torch.Tensor = self.fall_back(norm, reason, input)
         return normed
+
+
+class HeadForward(Patched):
+    """Of a head over a vocabulary that fills no vectors, as that of GPT-2.
+
+    A product of 16 bits with rows that start anywhere is slow on a GPU: the weight is padded first. Where rows are few, the
+    weight is read once, and padding it would cost more.
+    """
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        head = self.module()
+        weight, bias = head.weight, head.bias
+        compute = _compute_dtype(input)
+        rows = input.numel() // max(input.shape[-1], 1)
+        if input.device.type != "cuda" or compute.itemsize != 2 or rows < PADDED_ROWS:
+            return nn.functional.linear(input, weight, bias)
+        classes = weight.shape[0]
+        missing = -classes % ALIGNED
+        padded = nn.functional.pad(weight.to(compute), (0, 0, 0, missing))
+        shift = None if bias is None else nn.functional.pad(bias.to(compute), (0, missing))
+        return nn.functional.linear(input, padded, shift)[..., :classes]
 
 
 class BlockForward(Patched):

@@ -180,6 +180,13 @@ def check_attention(attn: modeling_gpt2.GPT2Attention) -> str:
     return str(implementation)
 
 
+def head_refusal(head: nn.Module) -> Optional[str]:
+    """Why a head over the vocabulary cannot be replaced."""
+    if type(head) is not nn.Linear:
+        return f"it is a {type(head).__name__}"
+    return "its forward is overridden" if "forward" in head.__dict__ else None
+
+
 def norm_refusal(norm: nn.Module) -> Optional[str]:
     """Why a final norm cannot be replaced."""
     if type(norm) is not nn.LayerNorm:

@@ -29,13 +29,16 @@ class Program:
         self, operands: Sequence[tuple[str, Sequence[int]]], saving: bool = False
     ) -> tuple[list[tuple[str, tuple[int, ...]]], list[int]]:
         """Dtype and shape of each output, for operands of these dtypes (`"f32"`, `"bf16"`, ...) and shapes; with `saving`, of
-        all that `forward_saving` hands out, and which of that `backward` takes again."""
+        all that `forward_whole` hands out, and which of that `backward` takes again."""
 
     def forward(self, operands: Sequence[Any]) -> list[Any]:
         """Runs it. Results are of the kind of the first operand, on its device."""
 
-    def forward_saving(self, operands: Sequence[Any]) -> tuple[list[Any], list[int]]:
-        """Runs it for a gradient: its outputs followed by other values that are kept, and which of all these `backward` takes."""
+    def forward_saving(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+        """Runs it for a gradient: its outputs, and what `backward` takes again."""
+
+    def forward_whole(self, operands: Sequence[Any]) -> list[Any]:
+        """The same: its outputs, then what else `backward` takes, each once."""
 
     def backward(
         self,
@@ -45,7 +48,7 @@ class Program:
         wanted: Sequence[bool],
     ) -> list[Any | None]:
         """Gradients of the operands that are wanted, from those of the outputs; none where one is not wanted or does not
-        depend on them. `saved` are the results of `forward_saving` that it named, in its order."""
+        depend on them. `saved` is what `forward_saving` gave for it."""
 
     def explain(self, operands: Sequence[tuple[str, Sequence[int]]], device: str = "auto") -> str:
         """The plan: what shares a kernel, and why not more does."""

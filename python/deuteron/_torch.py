@@ -44,23 +44,45 @@ _gradients = torch.is_grad_enabled
 
 def call(program: Program, operands: Sequence[Any]) -> list[Any]:
     """Runs a program on tensors and gives its outputs."""
-    wants = False
+    wants, others = False, False
     for operand in operands:
         kind = type(operand)
         if kind is _TENSOR or kind is _PARAMETER:
             wants = wants or operand.requires_grad
         elif isinstance(operand, _TENSOR):
             return compiled(program.text, operands)
+        else:
+            others = True
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(program.name, operands)
     # A mode or a transform of functorch takes calls of operators.
     if _modes() or _transforms() is not None:
+        _refuse_transforms(program.name)
         return compiled(program.text, operands)
     if _autocast():
         operands = _cast(program.name, operands)
     if wants and _gradients():
         if not program.differentiable:
             raise _no_gradient(program.name)
+        if others:
+            _check_tensors(program.name, operands)
         return list(_apply(program, *operands))
     return program.forward(operands)
+
+
+def _refuse_tangents(name: str, operands: Sequence[Any]) -> None:
+    """Refuses derivatives of forward mode, which would be lost."""
+    for operand in operands:
+        if isinstance(operand, torch.Tensor) and forward_ad.unpack_dual(operand).tangent is not None:  # type: ignore[no-untyped-call]
+            raise NotImplementedError(f"{name}: forward-mode derivatives are not supported; use backward()")
+
+
+def _refuse_transforms(name: str) -> None:
+    """Refuses derivatives of functorch, which would be lost."""
+    transform = _transforms()
+    kinds = torch._C._functorch.TransformType
+    if transform is not None and transform.key() in (kinds.Grad, kinds.Jvp):
+        raise NotImplementedError(f"{name}: derivatives by torch.func are not supported; use torch.autograd.grad or backward()")
 
 
 def _check_tensors(name: str, operands: Sequence[Any]) -> None:
@@ -82,16 +104,16 @@ def _no_second(name: str) -> RuntimeError:
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Program, *operands: Any) -> Any:
-        results, kept = program.forward_saving(operands)
-        outputs = results[: len(program.outputs)]
+        outputs, kept = program.forward_saving(operands)
         ctx.program = program
         ctx.operands = len(operands)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*operands, *[results[index] for index in kept])
-        whole = [output for output in outputs if not output.is_floating_point()]
-        if whole:
-            ctx.mark_non_differentiable(*whole)
-        return tuple(outputs)
+        ctx.save_for_backward(*operands, *kept)
+        for output in outputs:
+            if not output.is_floating_point():
+                ctx.mark_non_differentiable(*[one for one in outputs if not one.is_floating_point()])
+                break
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -182,7 +204,7 @@ def compiled(text: str, operands: Sequence[Any]) -> list[Any]:
 
 def _forward(program: str, operands: List[torch.Tensor], saving: bool) -> List[torch.Tensor]:
     known = find(program)
-    results: List[torch.Tensor] = known.forward_saving(operands)[0] if saving else known.forward(operands)
+    results: List[torch.Tensor] = known.forward_whole(operands) if saving else known.forward(operands)
     return results
 
 

@@ -242,7 +242,8 @@ def quantized(lib: Any, y: Any) -> Any:
 
 def heads(lib: Any, x: Any, weight: Any, bias: Any, queries: int, keys: int) -> Any:
     y = x @ weight + bias
-    y = y.reshape(y.shape[0], y.shape[1], queries + 2 * keys, -1).swapaxes(1, 2)
+    every = queries + 2 * keys
+    y = y.reshape(y.shape[0], y.shape[1], every, y.shape[2] // every).swapaxes(1, 2)
     return y[:, :queries], y[:, queries : queries + keys], y[:, queries + keys :]
 
 
@@ -329,7 +330,7 @@ def make(operand: Operand, generator: Any) -> Any:
     if operand.kind == "scale":
         return 1.0 + 0.1 * normal
     # Products of weights stay of size one.
-    share = 1.0 / math.sqrt(operand.shape[0]) if len(operand.shape) > 1 else 0.5
+    share = 1.0 / math.sqrt(max(operand.shape[0], 1)) if len(operand.shape) > 1 else 0.5
     return normal * share if operand.kind == "weight" else normal
 
 

@@ -624,3 +624,18 @@ def test_the_state_dict_is_that_of_the_model() -> None:
         deuteron.patch(model, strict=True)
         model.load_state_dict(other.state_dict())
         torch.testing.assert_close(model(ids).logits, other(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_head_that_fills_no_vectors_is_replaced() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = tiny(vocab_size=101).to(device, torch.bfloat16)
+    ids = tokens(2, 48).to(device) % 101
+    with torch.no_grad():
+        before = model(ids).logits
+        report = deuteron.patch(model, strict=True)
+        after = model(ids).logits
+    assert report.replaced[-1] == "lm_head" and report.fallbacks == {}
+    assert after.shape == before.shape == (2, 48, 101)
+    torch.testing.assert_close(after, before, rtol=0.05, atol=0.05)
+    model(ids, labels=ids).loss.backward()
+    assert model.lm_head.weight.grad.shape == (101, 64)

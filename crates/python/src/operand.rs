@@ -120,6 +120,11 @@ impl Axes {
         self.rank == 0 || self.sizes[self.rank - 1] <= 1 || self.strides[self.rank - 1] == 1
     }
 
+    /// Whether it is of a shape, with all elements one after another.
+    pub fn is_contiguous_as(&self, shape: &Shape) -> bool {
+        self.sizes() == shape.dims() && self.strides().iter().copied().eq(shape.strides())
+    }
+
     /// Appends what tells it from others.
     pub fn sign(&self, signature: &mut Vec<u64>) {
         signature.push(self.rank as u64);

@@ -64,16 +64,18 @@ pub(crate) struct Call {
     pub outputs: Vec<Option<usize>>,
     /// which outputs of forward backward takes again
     pub kept: Vec<usize>,
-    /// sizes of each result, as Python has them
-    sizes: Vec<PyOnceLock<Py<PyTuple>>>,
+    /// sizes and strides of each result, as Python has them
+    sizes: Vec<PyOnceLock<[Py<PyTuple>; 2]>>,
 }
 
 impl Call {
-    /// Sizes of a result.
-    pub fn sizes<'py>(&self, py: Python<'py>, result: usize) -> PyResult<Bound<'py, PyTuple>> {
-        let sizes = self.sizes[result]
-            .get_or_try_init(py, || PyTuple::new(py, self.results[result].1.dims()).map(Bound::unbind));
-        Ok(sizes?.bind(py).clone())
+    /// Sizes and strides of a result.
+    pub fn sizes<'py>(&self, py: Python<'py>, result: usize) -> PyResult<[Bound<'py, PyTuple>; 2]> {
+        let sizes = self.sizes[result].get_or_try_init(py, || -> PyResult<_> {
+            let shape = &self.results[result].1;
+            Ok([PyTuple::new(py, shape.dims())?.unbind(), PyTuple::new(py, shape.strides())?.unbind()])
+        });
+        Ok(sizes?.each_ref().map(|numbers| numbers.bind(py).clone()))
     }
 }
 
@@ -171,21 +173,33 @@ impl Program {
 
     /// Runs it.
     fn forward<'py>(&self, py: Python<'py>, operands: Vec<Bound<'py, PyAny>>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let given = Given::of(py, self, &operands, &[], &[])?;
+        let given = Given::of(self, &operands, &[], &[])?;
         let (_, results) = run::run(py, self, What::Forward, &given)?;
         Ok(results.into_iter().flatten().collect())
     }
 
-    /// Runs it for a gradient: all that forward hands out, and which of that backward takes.
+    /// Runs it for a gradient: its outputs, and what backward takes again.
     #[allow(clippy::type_complexity)] // a tuple of Python's
     fn forward_saving<'py>(
         &self,
         py: Python<'py>,
         operands: Vec<Bound<'py, PyAny>>,
-    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<usize>)> {
-        let given = Given::of(py, self, &operands, &[], &[])?;
+    ) -> PyResult<(Bound<'py, PyTuple>, Vec<Bound<'py, PyAny>>)> {
+        let given = Given::of(self, &operands, &[], &[])?;
         let (call, results) = run::run(py, self, What::Saving, &given)?;
-        Ok((results.into_iter().flatten().collect(), call.kept.clone()))
+        let results: Vec<Bound<'py, PyAny>> = results.into_iter().flatten().collect();
+        let kept = call.kept.iter().map(|&index| results[index].clone()).collect();
+        Ok((PyTuple::new(py, &results[..self.outputs.len()])?, kept))
+    }
+
+    /// The same: its outputs, then what else backward takes, each once.
+    fn forward_whole<'py>(
+        &self,
+        py: Python<'py>,
+        operands: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let given = Given::of(self, &operands, &[], &[])?;
+        Ok(run::run(py, self, What::Saving, &given)?.1.into_iter().flatten().collect())
     }
 
     /// Gradients of the operands that are wanted.
@@ -202,7 +216,7 @@ impl Program {
             let got = format!("{} and {}", wanted.len(), gradients.len());
             return Err(bad_value(format!("{}: expected gradients for {expected}, got {got}", self.name())));
         }
-        let given = Given::of(py, self, &operands, &saved, &gradients)?;
+        let given = Given::of(self, &operands, &saved, &gradients)?;
         Ok(run::run(py, self, What::Backward(wanted), &given)?.1)
     }
 

@@ -22,7 +22,6 @@ pub(crate) struct Given<'py> {
 impl<'py> Given<'py> {
     /// Looks at every object, and that they are together.
     pub fn of(
-        py: Python<'py>,
         program: &Program,
         operands: &[Bound<'py, PyAny>],
         saved: &[Bound<'py, PyAny>],
@@ -46,7 +45,6 @@ impl<'py> Given<'py> {
         let mut given = Given { list, place: Place::Cpu };
         given.place = given.common_place(program)?;
         given.check_doubles(program)?;
-        let _ = py;
         Ok(given)
     }
 
@@ -142,7 +140,7 @@ pub(crate) fn run<'py>(
     let mut objects = Vec::with_capacity(call.results.len());
     let mut outputs = Vec::with_capacity(call.results.len());
     for (index, (element, shape)) in call.results.iter().enumerate() {
-        let (object, address) = empty(py, given, *element, shape, &call.sizes(py, index)?)?;
+        let (object, address) = empty(py, given, *element, shape, call.sizes(py, index)?.each_ref())?;
         outputs.push(Span { address, bytes: shape.elements() * element.bytes() });
         objects.push(object);
     }
@@ -180,12 +178,12 @@ fn empty<'py>(
     given: &Given<'py>,
     element: Element,
     shape: &Shape,
-    sizes: &Bound<'py, PyTuple>,
+    sizes: [&Bound<'py, PyTuple>; 2],
 ) -> PyResult<(Bound<'py, PyAny>, u64)> {
     let first = given.list.iter().flatten().next();
     match first.map(|operand| (operand.library, operand)) {
-        Some((Library::Torch, beside)) => torch::empty(beside, element, sizes),
-        Some((Library::Numpy, beside)) => numpy::empty(&beside.object, element, sizes),
+        Some((Library::Torch, beside)) => torch::empty(beside, element, shape, sizes),
+        Some((Library::Numpy, beside)) => numpy::empty(&beside.object, element, sizes[0]),
         Some((Library::Dlpack, _)) | None => array::empty(py, element, shape),
     }
 }
