@@ -98,7 +98,7 @@ def _candidates(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Module, Type
     """Blocks, final norms, and heads whose vocabulary fills no vectors, by name."""
     found: List[Tuple[str, torch.nn.Module, Type[Patched]]] = []
     norms = {id(own.ln_f) for own in model.modules() if isinstance(own, modeling_gpt2.GPT2Model)}
-    heads = {id(own.lm_head) for own in model.modules() if _is_head(own) and own.lm_head.weight.shape[0] % ALIGNED}
+    heads = {id(head) for head in map(_head, model.modules()) if head is not None and head.weight.shape[0] % ALIGNED}
     for name, module in model.named_modules():
         if isinstance(module, modeling_gpt2.GPT2Block):
             found.append((name, module, BlockForward))
@@ -109,10 +109,11 @@ def _candidates(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Module, Type
     return found
 
 
-def _is_head(model: torch.nn.Module) -> bool:
-    """Whether it has a head over the vocabulary."""
+def _head(model: torch.nn.Module) -> Optional[torch.nn.Linear]:
+    """The head over the vocabulary of a model that has one."""
     kinds = (modeling_gpt2.GPT2LMHeadModel, modeling_gpt2.GPT2DoubleHeadsModel)
-    return isinstance(model, kinds) and isinstance(model.lm_head, torch.nn.Linear)
+    head = model.lm_head if isinstance(model, kinds) else None
+    return head if isinstance(head, torch.nn.Linear) else None
 
 
 def _forwards(model: torch.nn.Module) -> List[Patched]:

@@ -205,7 +205,13 @@ def compiled(text: str, operands: Sequence[Any]) -> list[Any]:
 def _forward(program: str, operands: List[torch.Tensor], saving: bool) -> List[torch.Tensor]:
     known = find(program)
     results: List[torch.Tensor] = known.forward_whole(operands) if saving else known.forward(operands)
-    return results
+    return _apart(results)
+
+
+def _apart(tensors: List[torch.Tensor]) -> List[torch.Tensor]:
+    """Results of an operator, each with memory of its own: to a sum's operands, say, one tensor is the gradient of both."""
+    seen: set[int] = set()
+    return [one.clone() if id(one) in seen or seen.add(id(one)) else one for one in tensors]  # type: ignore[func-returns-value]
 
 
 def _backward(
@@ -217,7 +223,7 @@ def _backward(
 ) -> List[torch.Tensor]:
     found = find(program).backward(operands, saved, [_dense(gradient) for gradient in gradients], wanted)
     zipped = zip(found, operands, wanted)
-    return [torch.zeros_like(operand) if one is None else one for one, operand, is_wanted in zipped if is_wanted]
+    return _apart([torch.zeros_like(operand) if one is None else one for one, operand, is_wanted in zipped if is_wanted])
 
 
 def _types(tensors: Sequence[torch.Tensor]) -> list[tuple[str, tuple[int, ...]]]:

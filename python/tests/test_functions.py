@@ -356,7 +356,6 @@ WRONG: Dict[str, Tuple[Callable[[], Any], type, str]] = {
     "none": (lambda: deuteron.bias_act(X, None), TypeError, "bias_act: `b`: expected a tensor.* got NoneType"),
     "number": (lambda: deuteron.add_act(X, 1.0), TypeError, "add_act: `r`: expected a tensor.* got float"),
     "word": (lambda: deuteron.layer_norm("x", ROW, ROW), TypeError, "layer_norm: `x`: expected a tensor.* got str"),
-    "a class": (lambda: deuteron.act(np.ndarray), TypeError, "act: `x`: expected a tensor.* got type"),
     "q is a list": (lambda: deuteron.attention([1], HEAD, HEAD), TypeError, "attention: `q`: expected a tensor"),
     "k is a list": (lambda: deuteron.attention(HEAD, [1], HEAD), TypeError, "attention: `k`: expected a tensor"),
     "v is a list": (lambda: deuteron.attention(HEAD, HEAD, [1]), TypeError, "attention: `v`: expected a tensor"),

@@ -628,7 +628,7 @@ def test_the_state_dict_is_that_of_the_model() -> None:
 
 def test_a_head_that_fills_no_vectors_is_replaced() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = tiny(vocab_size=101).to(device, torch.bfloat16)
+    model = tiny(vocab_size=101, pad_token_id=0).to(device, torch.bfloat16)
     ids = tokens(2, 48).to(device) % 101
     with torch.no_grad():
         before = model(ids).logits
@@ -636,6 +636,7 @@ def test_a_head_that_fills_no_vectors_is_replaced() -> None:
         after = model(ids).logits
     assert report.replaced[-1] == "lm_head" and report.fallbacks == {}
     assert after.shape == before.shape == (2, 48, 101)
-    torch.testing.assert_close(after, before, rtol=0.05, atol=0.05)
+    # Two computations in bf16: each is some units in the last place off.
+    assert (after - before).abs().max() <= 0.02 * before.abs().max()
     model(ids, labels=ids).loss.backward()
     assert model.lm_head.weight.grad.shape == (101, 64)

@@ -665,12 +665,11 @@ def test_opcheck(program: str) -> None:
     assert set(checked.values()) == {"SUCCESS"}, checked
     if differentiable:
         known = _torch.find(program)
-        results, kept_ones = known.forward_saving(given)
-        saved = [results[index] for index in kept_ones]
-        gradients = upstream(results[: len(known.outputs)])
+        results, saved = known.forward_saving(given)
+        gradients = upstream(results)
         for incoming in (gradients, [gradients[0], *[None] * (len(gradients) - 1)]):
             wanted = [one.is_floating_point() for one in given]
-            arguments = (program, given, saved, incoming, wanted)
+            arguments = (program, given, list(saved), incoming, wanted)
             checked = torch.library.opcheck(torch.ops.deuteron.backward.default, arguments)
             assert set(checked.values()) == {"SUCCESS"}, checked
 
@@ -885,7 +884,6 @@ WRONG: Dict[str, Tuple[Callable[[], Any], Any, str]] = {
         TypeError,
         "bias_act: .*expected .*tensor.* got NoneType",
     ),
-    "class": (lambda: deuteron.act(torch.Tensor), TypeError, "act: `x`: expected a tensor"),
     "f64 and f32": (lambda: deuteron.add_act(X, X.double()), TypeError, "add_act: expected all floats to be float64"),
     "f64 and f32 with gradients": (
         lambda: deuteron.add_act(X.clone().requires_grad_(), X.double()),
@@ -895,7 +893,7 @@ WRONG: Dict[str, Tuple[Callable[[], Any], Any, str]] = {
     "f16 and f32": (lambda: deuteron.add_act(X, X.half()), ValueError, "add_act: .*one dtype"),
     "complex": (lambda: deuteron.act(X.to(torch.complex64)), TypeError, "act: `x`: expected float32.* got torch.complex64"),
     "uint8": (lambda: deuteron.act(X.byte()), TypeError, "act: `x`: expected float32.* got torch.uint8"),
-    "float8": (lambda: deuteron.act(X.to(torch.float8_e4m3fn)), TypeError, "act: `x`: expected float32.* float8"),
+    "float8": (lambda: deuteron.act(X.to(torch.float8_e4m3fn)), TypeError, "act: `x`: expected float32.*float8"),
     "whole numbers": (lambda: deuteron.act(X.int()), ValueError, "act: .*expected a float operand"),
     "meta": (lambda: deuteron.act(X.to("meta")), TypeError, "act: `x`: expected a tensor on cpu or cuda, got one on meta"),
     "sparse": (lambda: deuteron.act(X.to_sparse()), TypeError, "act: `x`: expected a dense tensor"),
