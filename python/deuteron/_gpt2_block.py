@@ -17,6 +17,7 @@ from ._gpt2_parts import ACTIVATIONS, check_attention, parameters_of, parts_of
 from ._gpt2_program import CACHED, CAUSAL, FULL, RETURNED, Block, Mask, Past, program
 from ._gpt2_report import Report, Unfit
 from ._native import Program
+from ._torch import draw
 
 # Keywords that reach a block and change nothing in it.
 HARMLESS = frozenset(
@@ -229,8 +230,7 @@ class BlockForward(Patched):
     ) -> List[torch.Tensor]:
         operands = [call.x]
         if any(call.dropout):
-            # Drawn on the device: `torch.manual_seed` rules it, and a CUDA graph draws anew at each replay.
-            operands.append(torch.randint(-(2**31), 2**31 - 1, (), dtype=torch.int32, device=call.x.device))
+            operands.append(draw(call.x))
         if mask is not None:
             operands.append(mask)
         if place is not None:

@@ -85,6 +85,14 @@ def _refuse_transforms(name: str) -> None:
         raise NotImplementedError(f"{name}: derivatives by torch.func are not supported; use torch.autograd.grad or backward()")
 
 
+def draw(like: torch.Tensor) -> torch.Tensor:
+    """A seed, drawn on the device of a tensor: `torch.manual_seed` rules it, and a CUDA graph draws anew at each replay."""
+    if torch.compiler.is_compiling():
+        return torch.randint(0, 2**31 - 1, (), dtype=torch.int32, device=like.device)
+    # Faster, and no compiler knows it.
+    return like.new_empty((), dtype=torch.int32).random_()
+
+
 def _check_tensors(name: str, operands: Sequence[Any]) -> None:
     for operand in operands:
         if not isinstance(operand, torch.Tensor):

@@ -56,7 +56,10 @@ def _run(name: str, operands: Sequence[Tensor], **attributes: Any) -> Any:
     else:
         # A function names its attributes in one order, so their values tell programs apart.
         key = (name, *attributes.values())
-        known = _PROGRAMS.get(key)
+        try:
+            known = _PROGRAMS.get(key)
+        except TypeError:
+            raise TypeError(f"{name}: expected words and numbers as attributes, got {attributes}") from None
         if known is None:
             known = _PROGRAMS[key] = _call.program(_text(name, attributes))
         results = _call.call(known, operands)
@@ -98,12 +101,19 @@ def _seed(name: str, like: Tensor, seed: Union[None, int, Tensor], p: float) -> 
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         if p == 0.0:
-            return torch.zeros((), dtype=torch.int32, device=like.device)
+            # Nobody reads it.
+            return like.new_empty((), dtype=torch.int32)
         if seed is None:
-            return torch.randint(-(2**31), 2**31 - 1, (), dtype=torch.int32, device=like.device)
+            from ._torch import draw
+
+            return draw(like)
         return torch.full((), _wrapped(seed), dtype=torch.int32, device=like.device)
     if _call.traced is not None and isinstance(like, _call.traced[0]):
-        raise TypeError(f"{name}: expected a seed that is an argument of the function, got none; `fuse` draws none")
+        if seed is None and p > 0.0:
+            raise TypeError(f"{name}: expected a seed that is an argument of the function, got none; `fuse` draws none")
+        from . import trace
+
+        return trace.full((), _wrapped(seed or 0), "i32", like=like)
     import numpy
 
     drawn = numpy.random.randint(-(2**31), 2**31 - 1) if seed is None and p > 0.0 else _wrapped(seed or 0)

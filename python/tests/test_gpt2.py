@@ -79,11 +79,13 @@ def results(model: Any, **inputs: Any) -> Tuple[Any, Any, Dict[str, Any]]:
     return out.logits.detach(), out.loss.detach(), gradients
 
 
-def check_error(name: str, ours: Any, torchs: Any, exact: Any, times: float) -> None:
-    """Off by at most `times` what torch is, and two roundings of the largest value: torch may hit by luck."""
+def check_error(name: str, ours: Any, torchs: Any, exact: Any, times: float, dtype: Any = None) -> None:
+    """Off by at most `times` what torch is, and two roundings of the largest value: torch may hit by luck. Roundings are those of
+    the dtype that it was computed in."""
     scale = exact.abs().max().item()
     error = (ours.double() - exact).abs().max().item()
-    allowed = times * (torchs.double() - exact).abs().max().item() + 2 * torch.finfo(ours.dtype).eps * scale
+    rounding = torch.finfo(dtype or ours.dtype).eps
+    allowed = times * (torchs.double() - exact).abs().max().item() + 2 * rounding * scale
     assert ours.dtype == torchs.dtype and ours.shape == torchs.shape
     assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}, values up to {scale:.3g}"
 
@@ -96,7 +98,7 @@ def compare(model: Any, **inputs: Any) -> Any:
         ours = results(model, **inputs)
     assert report.fallbacks == {}
     check_error("logits", ours[0], torchs[0], exact[0], 2)
-    check_error("loss", ours[1], torchs[1], exact[1], 2)
+    check_error("loss", ours[1], torchs[1], exact[1], 2, model.dtype)
     assert ours[2].keys() == torchs[2].keys()
     for name, gradient in ours[2].items():
         check_error(f"gradient of {name}", gradient, torchs[2][name], exact[2][name], 3)

@@ -358,6 +358,12 @@ def test_a_result_that_is_not_used(name: str, used: int) -> None:
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-3)
 
 
+def test_gradients_of_a_sum_are_two() -> None:
+    x, r = torch.randn(3, 7, requires_grad=True), torch.randn(3, 7, requires_grad=True)
+    deuteron.add_norm(x, r, torch.ones(7))[0].square().sum().backward()
+    assert torch.equal(x.grad, r.grad) and x.grad.data_ptr() != r.grad.data_ptr()
+
+
 def test_gradients_add_up() -> None:
     x = torch.randn(3, 7, requires_grad=True)
     for _ in range(2):

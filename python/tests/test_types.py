@@ -1,0 +1,103 @@
+"""The types of the package: the stubs are those of the native module, and a user's code is checked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import deuteron
+
+pytest.importorskip("mypy")
+
+FOLDER = Path(deuteron.__file__).resolve().parents[1]
+
+USER = '''
+import deuteron
+from deuteron import Array, Program
+
+
+def use(x: object, w: object) -> None:
+    y = deuteron.norm_act(x, w, act="silu", eps=1e-6)
+    normed, s = deuteron.add_norm(x, y, w)
+    q, k, v = deuteron.qkv(x, w, w, heads=12, key_heads=4)
+    z = deuteron.attention(q, k, v, mask="causal", p=0.1, seed=3, training=True)
+    deuteron.softmax(z, scale=0.125, mask=x)
+    program = Program("act act=gelu")
+    names: tuple[str, ...] = program.operands
+    results = program.forward([x])
+    is_one: bool = program.differentiable
+    print(names, results, is_one, normed, s, deuteron.__version__.upper())
+
+
+def shape(array: Array) -> tuple[int, ...]:
+    return array.shape
+'''
+
+WRONG = '''
+import deuteron
+
+deuteron.act()  # E
+deuteron.act(1, act=3)  # E
+deuteron.bias_dropout_add(1, 2, 3, p="high")  # E
+deuteron.layer_norm(1, 2)  # E
+deuteron.attention(1, 2, 3, causal=True)  # E
+deuteron.Program(3)  # E
+deuteron.Program("act act=gelu").shape  # E
+'''
+
+
+# Torch is not looked at: that would take minutes.
+CONFIGURATION = """
+[mypy]
+strict = true
+ignore_missing_imports = true
+[mypy-torch.*,transformers.*,numpy.*]
+follow_imports = skip
+"""
+
+
+def check(*words: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER), "MYPYPATH": str(FOLDER)}
+    return subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, encoding="utf-8", env=environment, timeout=300, cwd=FOLDER
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder, so that what mypy has learnt is kept."""
+    made = tmp_path_factory.mktemp("types")
+    (made / "mypy.ini").write_text(CONFIGURATION)
+    return made
+
+
+def on(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
+    """Mypy over a file of a user."""
+    (folder / "user.py").write_text(text)
+    options = ["--config-file", str(folder / "mypy.ini"), "--cache-dir", str(folder / "cache"), "--no-error-summary"]
+    return check("mypy", *options, "--follow-imports=silent", str(folder / "user.py"))
+
+
+def test_code_of_users_is_well_typed(folder: Path) -> None:
+    ran = on(folder, USER)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_mistakes_of_users_are_found(folder: Path) -> None:
+    ran = on(folder, WRONG)
+    found = {int(line.split(":")[1]) for line in ran.stdout.splitlines() if ": error:" in line}
+    expected = {number for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# E")}
+    assert found == expected, ran.stdout + ran.stderr
+
+
+def test_the_stubs_are_those_of_the_module(folder: Path) -> None:
+    ran = check("mypy.stubtest", "--mypy-config-file", str(folder / "mypy.ini"), "deuteron._native")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (FOLDER / "deuteron" / "py.typed").is_file()
