@@ -231,7 +231,13 @@ def _backward(
 ) -> List[torch.Tensor]:
     found = find(program).backward(operands, saved, [_dense(gradient) for gradient in gradients], wanted)
     zipped = zip(found, operands, wanted)
-    return _apart([torch.zeros_like(operand) if one is None else one for one, operand, is_wanted in zipped if is_wanted])
+    # The gradient of a transposed weight lies as the weight does; compilers were told of a contiguous one.
+    dense = [
+        torch.zeros_like(operand) if one is None else one.contiguous()
+        for one, operand, is_wanted in zipped
+        if is_wanted
+    ]
+    return _apart(dense)
 
 
 def _types(tensors: Sequence[torch.Tensor]) -> list[tuple[str, tuple[int, ...]]]:

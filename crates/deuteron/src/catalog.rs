@@ -446,7 +446,7 @@ impl FusedOp {
 
     /// The forward graph over operands of these types. Statistics that backward takes again are outputs too.
     pub fn graph(&self, operands: &[OperandType]) -> Result<Graph, Error> {
-        let (mut graph, built) = self.start(operands)?;
+        let (mut graph, built) = self.start(operands, &[])?;
         for (name, node) in built.outputs.iter().chain(&built.saved) {
             graph.output(name, *node)?;
         }
@@ -471,7 +471,13 @@ impl FusedOp {
     /// The forward graph with what its gradient takes again, for an op that has one. That of [`FusedOp::LinearCrossEntropy`] is
     /// [`FusedOp::backward_graph`].
     pub fn training(&self, operands: &[OperandType]) -> Result<Training, Error> {
-        let (mut graph, built) = self.start(operands)?;
+        self.training_turned(operands, &[])
+    }
+
+    /// The same with weights of linear layers that lie as `[out, in]`, and are given so: of these positions among the operands,
+    /// each of which [`FusedOp::turns`].
+    pub fn training_turned(&self, operands: &[OperandType], turned: &[usize]) -> Result<Training, Error> {
+        let (mut graph, built) = self.start(operands, turned)?;
         for (name, node) in &built.outputs {
             graph.output(name, *node)?;
         }
@@ -510,9 +516,23 @@ impl FusedOp {
         Ok((graph, nodes))
     }
 
-    fn start(&self, operands: &[OperandType]) -> Result<(Graph, Built), Error> {
+    /// Whether an operand is the weight of a linear layer, which may be read as it lies if it is `[out, in]`.
+    pub fn turns(&self, operand: &str) -> bool {
+        let linear = matches!(
+            self,
+            FusedOp::LinearAct { .. }
+                | FusedOp::NormLinear { .. }
+                | FusedOp::Qkv
+                | FusedOp::Ffn { .. }
+                | FusedOp::AttentionBlock { .. }
+        );
+        linear && matches!(operand, "weight" | "weight1" | "weight2")
+    }
+
+    fn start(&self, operands: &[OperandType], turned: &[usize]) -> Result<(Graph, Built), Error> {
         let (mut graph, nodes) = self.inputs(operands)?;
-        let built = self.build(&mut graph, &nodes)?;
+        let turned: Vec<NodeId> = turned.iter().filter_map(|&position| nodes.get(position).copied()).collect();
+        let built = self.build(&mut graph, &nodes, &turned)?;
         for (name, node) in built.outputs.iter().chain(&built.saved) {
             if !matches!(graph.node(*node).op, Op::Input { .. }) && graph.given_name(*node).is_none() {
                 graph.set_node_name(*node, name)?;

@@ -71,5 +71,6 @@ pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Operan
     let sizes: Vec<i64> = array.shape.dims().iter().map(|&size| size as i64).collect();
     let axes = Axes::new(&sizes, None).ok_or_else(|| bad_type("an array with too many axes"))?;
     let (library, element, address) = (Library::Dlpack, array.element, array.address);
-    Ok(Some(Operand { library, element, axes, address, place: Place::Cpu, object: object.clone() }))
+    let (place, turned, object) = (Place::Cpu, false, object.clone());
+    Ok(Some(Operand { library, element, axes, address, place, turned, object }))
 }

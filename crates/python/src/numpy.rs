@@ -7,17 +7,21 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::engines::Place;
 use crate::errors::bad_type;
-use crate::operand::{Axes, Element, Library, Operand};
+use crate::operand::{Axes, Element, Library, Operand, Turning};
 
 /// The operand that an array is; none of an object that does not say where its elements lie.
-pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String) -> PyResult<Option<Operand<'py>>> {
+pub(crate) fn operand<'py>(
+    object: &Bound<'py, PyAny>,
+    turning: Turning,
+    name: &dyn Fn() -> String,
+) -> PyResult<Option<Operand<'py>>> {
     let py = object.py();
     let Some(interface) = object.getattr_opt(intern!(py, "__array_interface__"))? else { return Ok(None) };
     let dtype = object.getattr(intern!(py, "dtype"))?;
     let dtype = dtype.getattr(intern!(py, "name"))?.extract::<String>()?;
     if dtype == "int64" {
         let narrow = object.call_method1(intern!(py, "astype"), ("int32",))?;
-        return operand(&narrow, name);
+        return operand(&narrow, turning, name);
     }
     let element = element(&dtype).ok_or_else(|| {
         bad_type(format!(
@@ -35,14 +39,15 @@ pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String
         return Err(bad_type(format!("{}: expected at most {MAX_RANK} axes, got {}", name(), sizes.len())));
     }
     match Axes::new(&sizes, Some(&strides)) {
-        Some(axes) if whole && axes.reads_in_place() => {
+        Some(axes) if whole && (axes.reads_in_place() || (turning == Turning::Allowed && axes.turned().is_some())) => {
             let (library, place, object) = (Library::Numpy, Place::Cpu, object.clone());
-            Ok(Some(Operand { library, element, axes, address, place, object }))
+            let (axes, turned) = axes.turned().map_or((axes, false), |axes| (axes, true));
+            Ok(Some(Operand { library, element, axes, address, place, turned, object }))
         }
         _ => {
             let order = PyDict::new(py);
             order.set_item(intern!(py, "order"), "C")?;
-            operand(&object.call_method(intern!(py, "copy"), (), Some(&order))?, name)
+            operand(&object.call_method(intern!(py, "copy"), (), Some(&order))?, turning, name)
         }
     }
 }

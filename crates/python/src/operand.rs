@@ -125,6 +125,17 @@ impl Axes {
         self.sizes() == shape.dims() && self.strides().iter().copied().eq(shape.strides())
     }
 
+    /// The axes of its transpose, if that is read in place and it is not.
+    pub fn turned(&self) -> Option<Axes> {
+        if self.rank != 2 || self.reads_in_place() || self.strides[0] != 1 {
+            return None;
+        }
+        let mut axes = *self;
+        axes.sizes.swap(0, 1);
+        axes.strides.swap(0, 1);
+        Some(axes)
+    }
+
     /// Appends what tells it from others.
     pub fn sign(&self, signature: &mut Vec<u64>) {
         signature.push(self.rank as u64);
@@ -139,20 +150,31 @@ pub(crate) struct Operand<'py> {
     pub axes: Axes,
     pub address: u64,
     pub place: Place,
+    /// whether its two axes are given in the other order
+    pub turned: bool,
     /// the object, or a copy of it that suits
     pub object: Bound<'py, PyAny>,
 }
 
+/// What a kernel can do with an operand that does not lie as usual.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turning {
+    /// read its transpose
+    Allowed,
+    /// nothing
+    Refused,
+}
+
 impl<'py> Operand<'py> {
     /// Looks at an object. `name` is for messages.
-    pub fn of(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String) -> PyResult<Operand<'py>> {
-        if let Some(operand) = torch::operand(object, name)? {
+    pub fn of(object: &Bound<'py, PyAny>, turning: Turning, name: &dyn Fn() -> String) -> PyResult<Operand<'py>> {
+        if let Some(operand) = torch::operand(object, turning, name)? {
             return Ok(operand);
         }
         if let Some(operand) = array::operand(object)? {
             return Ok(operand);
         }
-        if let Some(operand) = numpy::operand(object, name)? {
+        if let Some(operand) = numpy::operand(object, turning, name)? {
             return Ok(operand);
         }
         if let Some(operand) = dlpack::operand(object, name)? {

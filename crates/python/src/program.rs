@@ -12,7 +12,7 @@ use pyo3::types::PyTuple;
 
 use crate::engines;
 use crate::errors::{self, bad_value, failed};
-use crate::operand::Element;
+use crate::operand::{Element, Turning};
 use crate::run::{self, Given};
 
 /// Calls kept of one program, at most; beyond, those are dropped that are not running.
@@ -64,6 +64,8 @@ pub(crate) struct Call {
     pub outputs: Vec<Option<usize>>,
     /// which outputs of forward backward takes again
     pub kept: Vec<usize>,
+    /// whether its outputs are gradients of the operands
+    pub gives_gradients: bool,
     /// sizes and strides of each result, as Python has them
     sizes: Vec<PyOnceLock<[Py<PyTuple>; 2]>>,
 }
@@ -160,7 +162,7 @@ impl Program {
         saving: bool,
     ) -> PyResult<(Vec<(&'static str, Bound<'py, PyTuple>)>, Vec<usize>)> {
         let types = self.given_types(&operands)?;
-        let training = self.training(&types)?;
+        let training = self.training(&types, &[])?;
         let saved = training.saving().map_err(|error| self.error(error))?;
         let (graph, kept) = if saving { (&saved.graph, saved.kept) } else { (training.forward(), Vec::new()) };
         let doubles = types.iter().any(|(element, _)| *element == Element::F64);
@@ -261,6 +263,14 @@ impl Program {
         &self.outputs
     }
 
+    /// Whether an operand may be read as its transpose.
+    pub fn turning(&self, operand: &str) -> Turning {
+        match &self.source {
+            Source::Op(op) if op.turns(operand) => Turning::Allowed,
+            _ => Turning::Refused,
+        }
+    }
+
     /// An error with the program's name.
     pub fn error(&self, error: Error) -> PyErr {
         errors::of(self.name(), error)
@@ -291,7 +301,8 @@ impl Program {
         }
         let engine = engines::engine(py, given.place)?;
         let types = given.types();
-        let made = py.detach(|| self.compile(&engine, &key.0, &types))?;
+        let turned = given.turned();
+        let made = py.detach(|| self.compile(&engine, &key.0, &types, &turned))?;
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         if calls.known.len() >= CALLS {
             calls.known.retain(|_, call| Arc::strong_count(call) > 1);
@@ -299,13 +310,19 @@ impl Program {
         Ok(calls.known.entry(key).or_insert(Arc::new(made)).clone())
     }
 
-    fn compile(&self, engine: &deuteron::Engine, what: &What, given: &[Option<(Element, Layout)>]) -> PyResult<Call> {
+    fn compile(
+        &self,
+        engine: &deuteron::Engine,
+        what: &What,
+        given: &[Option<(Element, Layout)>],
+        turned: &[usize],
+    ) -> PyResult<Call> {
         let operands: Vec<(Element, Shape)> = given[..self.operands.len()]
             .iter()
             .flatten()
             .map(|(element, layout)| (*element, layout.shape.clone()))
             .collect();
-        let training = self.training(&operands)?;
+        let training = self.training(&operands, turned)?;
         let wrong = |error| self.error(error);
         let (graph, kept) = match what {
             What::Forward => (training.forward().clone(), Vec::new()),
@@ -376,7 +393,8 @@ impl Program {
         };
         let results: Vec<(Element, Shape)> = results.collect();
         let sizes = results.iter().map(|_| PyOnceLock::new()).collect();
-        Ok(Call { work, inputs, states: state_positions, results, outputs, kept, sizes })
+        let (states, gives_gradients) = (state_positions, matches!(what, What::Backward(_)));
+        Ok(Call { work, inputs, states, results, outputs, kept, gives_gradients, sizes })
     }
 
     fn backward_graph(
@@ -394,9 +412,9 @@ impl Program {
     }
 
     /// The graph over operands of these types, with what its gradient takes.
-    fn training(&self, operands: &[(Element, Shape)]) -> PyResult<Training> {
+    fn training(&self, operands: &[(Element, Shape)], turned: &[usize]) -> PyResult<Training> {
         match &self.source {
-            Source::Op(op) => op.training(&types(operands)).map_err(|error| self.error(error)),
+            Source::Op(op) => op.training_turned(&types(operands), turned).map_err(|error| self.error(error)),
             Source::Graph(training) => {
                 let graph = training.forward();
                 for (&input, (element, shape)) in graph.inputs().iter().zip(operands) {
@@ -427,7 +445,7 @@ impl Program {
     }
 
     fn graph(&self, operands: &[(String, Vec<usize>)]) -> PyResult<Graph> {
-        Ok(self.training(&self.given_types(operands)?)?.forward().clone())
+        Ok(self.training(&self.given_types(operands)?, &[])?.forward().clone())
     }
 }
 

@@ -4,12 +4,13 @@ use std::sync::{Arc, PoisonError};
 
 use deuteron::reference::{Array as Values, Rounding, interpret};
 use deuteron::{Dtype, Graph, Layout, Lending, Shape, Span};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::engines::Place;
 use crate::errors::{self, bad_type};
-use crate::operand::{Element, Library, Operand};
+use crate::operand::{Element, Library, Operand, Turning};
 use crate::program::{Call, Program, What, Work};
 use crate::{array, numpy, torch};
 
@@ -33,14 +34,16 @@ impl<'py> Given<'py> {
         }
         let mut list = Vec::with_capacity(operands.len() + saved.len() + gradients.len());
         for (object, operand) in operands.iter().zip(names) {
-            list.push(Some(Operand::of(object, &|| format!("{}: `{operand}`", program.name()))?));
+            let name = || format!("{}: `{operand}`", program.name());
+            list.push(Some(Operand::of(object, program.turning(operand), &name)?));
         }
         for object in saved {
-            list.push(Some(Operand::of(object, &|| format!("{}: a kept value", program.name()))?));
+            let name = || format!("{}: a kept value", program.name());
+            list.push(Some(Operand::of(object, Turning::Refused, &name)?));
         }
         for (object, output) in gradients.iter().zip(program.output_names()) {
             let name = || format!("{}: the gradient of `{output}`", program.name());
-            list.push(object.as_ref().map(|object| Operand::of(object, &name)).transpose()?);
+            list.push(object.as_ref().map(|object| Operand::of(object, Turning::Refused, &name)).transpose()?);
         }
         let mut given = Given { list, place: Place::Cpu };
         given.place = given.common_place(program)?;
@@ -63,11 +66,18 @@ impl<'py> Given<'py> {
                         Element::F64 => 1,
                         Element::Of(dtype) => 2 + dtype as u64,
                     });
+                    signature.push(operand.turned.into());
                     operand.axes.sign(&mut signature);
                 }
             }
         }
         signature
+    }
+
+    /// Positions of those whose axes are given in the other order.
+    pub fn turned(&self) -> Vec<usize> {
+        let turned = |operand: &Option<Operand<'_>>| operand.as_ref().is_some_and(|operand| operand.turned);
+        self.list.iter().enumerate().filter(|(_, operand)| turned(operand)).map(|(position, _)| position).collect()
     }
 
     /// Types and layouts.
@@ -168,7 +178,15 @@ pub(crate) fn run<'py>(
             py.detach(|| refer(graph, &values, &call.results, &outputs)).map_err(|error| program.error(error))?;
         }
     }
-    let results = call.outputs.iter().map(|slot| slot.map(|slot| objects[slot].clone())).collect();
+    let mut results: Vec<Option<Bound<'py, PyAny>>> =
+        call.outputs.iter().map(|slot| slot.map(|slot| objects[slot].clone())).collect();
+    if call.gives_gradients {
+        // A gradient lies as its operand does.
+        for position in given.turned() {
+            let result = results[position].take();
+            results[position] = result.map(|gradient| gradient.getattr(intern!(py, "T"))).transpose()?;
+        }
+    }
     Ok((call, results))
 }
 

@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::dlpack::{Described, Exchange, Stored};
 use crate::engines::Place;
 use crate::errors::bad_type;
-use crate::operand::{Axes, Element, Library, Operand};
+use crate::operand::{Axes, Element, Library, Operand, Turning};
 
 /// What is needed of the module, found once.
 struct Torch {
@@ -68,14 +68,18 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
 }
 
 /// The operand that a tensor is; none of another object.
-pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String) -> PyResult<Option<Operand<'py>>> {
+pub(crate) fn operand<'py>(
+    object: &Bound<'py, PyAny>,
+    turning: Turning,
+    name: &dyn Fn() -> String,
+) -> PyResult<Option<Operand<'py>>> {
     let py = object.py();
     let Some(torch) = torch(py)? else { return Ok(None) };
     let class = object.get_type();
     if !class.is(&torch.tensor) && !class.is(&torch.parameter) && !object.is_instance(torch.tensor.bind(py))? {
         return Ok(None);
     }
-    suited(torch, object, name, Copied::No).map(Some)
+    suited(torch, object, turning, name, Copied::No).map(Some)
 }
 
 /// Whether a tensor is a copy that we had made.
@@ -89,6 +93,7 @@ enum Copied {
 fn suited<'py>(
     torch: &Torch,
     object: &Bound<'py, PyAny>,
+    turning: Turning,
     name: &dyn Fn() -> String,
     copied: Copied,
 ) -> PyResult<Operand<'py>> {
@@ -102,7 +107,7 @@ fn suited<'py>(
         Some(Stored::As(element)) => element,
         Some(Stored::Long) => {
             let narrow = object.call_method1(intern!(py, "to"), (&torch.int32,))?;
-            return suited(torch, &narrow, name, copied);
+            return suited(torch, &narrow, turning, name, copied);
         }
         None => {
             let expected = "float32, bfloat16, float16, float64, int32, int64, int8 or bool";
@@ -112,15 +117,19 @@ fn suited<'py>(
     };
     let aligned = address.is_multiple_of(if place == Place::Cpu { element.bytes() as u64 } else { VECTOR });
     match axes {
-        Some(axes) if aligned && axes.reads_in_place() => {
-            Ok(Operand { library: Library::Torch, element, axes, address, place, object: object.clone() })
+        Some(axes)
+            if aligned && (axes.reads_in_place() || (turning == Turning::Allowed && axes.turned().is_some())) =>
+        {
+            let (axes, turned) = axes.turned().map_or((axes, false), |axes| (axes, true));
+            let (library, object) = (Library::Torch, object.clone());
+            Ok(Operand { library, element, axes, address, place, turned, object })
         }
         Some(_) if copied == Copied::No => {
             let keywords = PyDict::new(py);
             let module = py.import(intern!(py, "torch"))?;
             keywords.set_item(intern!(py, "memory_format"), module.getattr(intern!(py, "contiguous_format"))?)?;
             let made = object.call_method(intern!(py, "clone"), (), Some(&keywords))?;
-            suited(torch, &made, name, Copied::Yes)
+            suited(torch, &made, turning, name, Copied::Yes)
         }
         _ => {
             let shape = object.getattr(intern!(py, "shape"))?.str()?;

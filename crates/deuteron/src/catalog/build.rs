@@ -1,6 +1,6 @@
 //! What each op computes, written out.
 
-use deuteron_graph::{Gelu, Graph, GraphError, Mask, NodeId, Quantized};
+use deuteron_graph::{Composite, Gelu, Graph, GraphError, Mask, NodeId, Quantized};
 
 use super::products::{attend, linear_cross_entropy, merged_heads};
 use super::{Activation, Built, FusedOp, Norm};
@@ -17,8 +17,8 @@ impl Activation {
 }
 
 impl FusedOp {
-    /// The op over operands that are there.
-    pub(super) fn build(&self, g: &mut Graph, v: &[NodeId]) -> Result<Built, GraphError> {
+    /// The op over operands that are there. Weights that are `turned` are `[out, in]`.
+    pub(super) fn build(&self, g: &mut Graph, v: &[NodeId], turned: &[NodeId]) -> Result<Built, GraphError> {
         let y = |node| Ok(Built { outputs: vec![("y", node)], ..Built::default() });
         match *self {
             FusedOp::Act { act } => y(act.apply(g, v[0])?),
@@ -104,26 +104,26 @@ impl FusedOp {
                 Ok(Built { outputs: vec![("y", y), ("s", s)], ..Built::default() })
             }
             FusedOp::LinearAct { act, residual } => {
-                let product = g.linear(v[0], v[1], Some(v[2]))?;
+                let product = linear(g, turned, v[0], v[1], v[2])?;
                 let activated = act.apply(g, product)?;
                 y(if residual { g.add(activated, v[3])? } else { activated })
             }
             FusedOp::NormLinear { norm, eps } => {
                 let normed = apply_norm(g, norm, v[0], &v[3..], eps)?;
-                y(g.linear(normed, v[1], Some(v[2]))?)
+                y(linear(g, turned, normed, v[1], v[2])?)
             }
-            FusedOp::Qkv => y(g.linear(v[0], v[1], Some(v[2]))?),
+            FusedOp::Qkv => y(linear(g, turned, v[0], v[1], v[2])?),
             FusedOp::Ffn { norm, eps, act, single: true } => {
                 let normed = apply_norm(g, norm, v[0], &v[3..], eps)?;
-                let wide = g.linear(normed, v[1], Some(v[2]))?;
+                let wide = linear(g, turned, normed, v[1], v[2])?;
                 let activated = act.apply(g, wide)?;
                 y(g.add(v[0], activated)?)
             }
             FusedOp::Ffn { norm, eps, act, single: false } => {
                 let normed = apply_norm(g, norm, v[0], &v[5..], eps)?;
-                let wide = g.linear(normed, v[1], Some(v[2]))?;
+                let wide = linear(g, turned, normed, v[1], v[2])?;
                 let activated = act.apply(g, wide)?;
-                let narrow = g.linear(activated, v[3], Some(v[4]))?;
+                let narrow = linear(g, turned, activated, v[3], v[4])?;
                 y(g.add(v[0], narrow)?)
             }
             FusedOp::Attention { mask, p, group } => y(attend(g, v, mask, p, group)?),
@@ -152,13 +152,18 @@ impl FusedOp {
             }
             FusedOp::AttentionBlock { mask, norm, eps } => {
                 let merged = merged_heads(g, v, mask)?;
-                let projected = g.linear(merged, v[3], Some(v[4]))?;
+                let projected = linear(g, turned, merged, v[3], v[4])?;
                 let s = g.add(v[5], projected)?;
                 let y = apply_norm(g, norm, s, &v[6..], eps)?;
                 Ok(Built { outputs: vec![("y", y), ("s", s)], taken: vec![s], ..Built::default() })
             }
         }
     }
+}
+
+/// `x w + b`
+fn linear(g: &mut Graph, turned: &[NodeId], x: NodeId, w: NodeId, b: NodeId) -> Result<NodeId, GraphError> {
+    Ok(g.call(Composite::Linear { transposed: turned.contains(&w) }, &[x, w, b])?[0])
 }
 
 /// Dropout, and nothing where nothing is dropped: evaluation costs no random numbers.
