@@ -358,7 +358,9 @@ def _pointwise() -> List[Case]:
     d, cases = deuteron, []
     for act in ("gelu", "gelu_erf", "silu", "relu"):
         cases += [
-            Case(f"act-{act}", _of(d.act, act=act), lambda m, x, act=act: m.act(x, act), lambda r, c: [value("x", r, c)]),
+            Case(
+                f"act-{act}", _of(d.act, act=act), lambda m, x, act=act: m.act(x, act), lambda r, c: [value("x", r, c)]
+            ),
             Case(
                 f"add_act-{act}",
                 _of(d.add_act, act=act),
@@ -580,7 +582,12 @@ def _products() -> List[Case]:
                 f"norm_linear-{kind}",
                 _of(d.norm_linear),
                 lambda m, x, weight, bias, *w: m.norm(x, *w) @ weight + bias,
-                lambda r, c, kind=kind: [value("x", r, c), weight("weight", c, 33), weight("bias", 33), *norms(c, kind)],
+                lambda r, c, kind=kind: [
+                    value("x", r, c),
+                    weight("weight", c, 33),
+                    weight("bias", 33),
+                    *norms(c, kind),
+                ],
                 PRODUCTS,
             ),
             Case(

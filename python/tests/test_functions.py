@@ -361,30 +361,64 @@ WRONG: Dict[str, Tuple[Callable[[], Any], type, str]] = {
     "v is a list": (lambda: deuteron.attention(HEAD, HEAD, [1]), TypeError, "attention: `v`: expected a tensor"),
     "scores of a list": (lambda: deuteron.attention_scores([1], [1]), TypeError, "attention_scores: `q`: expected"),
     "qkv of a list": (lambda: deuteron.qkv([1], X, ROW, heads=1), TypeError, "qkv: `x`: expected a tensor"),
-    "count": (lambda: Program("bias_act act=gelu").forward([X]), TypeError, r"bias_act: expected 2 operands \(x, b\), got 1"),
+    "count": (
+        lambda: Program("bias_act act=gelu").forward([X]),
+        TypeError,
+        r"bias_act: expected 2 operands \(x, b\), got 1",
+    ),
     "count of none": (lambda: Program("bias_act act=gelu").forward([]), TypeError, "bias_act: expected 2 operands"),
     "one layer": (lambda: deuteron.ffn(X, normal(4, 4), ROW, normal(4, 4), w=ROW), TypeError, "ffn: expected both"),
     "whole numbers": (lambda: deuteron.act(np.ones((3, 4), "int32")), ValueError, "act: .*expected a float operand"),
     "uint8": (lambda: deuteron.act(np.ones((3, 4), "uint8")), TypeError, "act: `x`: expected float32.* got uint8"),
     "complex": (lambda: deuteron.act(np.ones((3, 4), "complex64")), TypeError, "act: `x`: expected.* got complex64"),
     "objects": (lambda: deuteron.act(np.array([[None]])), TypeError, "act: `x`: expected float32.* got object"),
-    "f64 and f32": (lambda: deuteron.add_act(X, X.astype("f8")), TypeError, "add_act: expected all floats to be float64"),
-    "f16 and f32": (lambda: deuteron.add_act(X, X.astype("f2")), ValueError, "add_act: .*expected operands of one dtype"),
+    "f64 and f32": (
+        lambda: deuteron.add_act(X, X.astype("f8")),
+        TypeError,
+        "add_act: expected all floats to be float64",
+    ),
+    "f16 and f32": (
+        lambda: deuteron.add_act(X, X.astype("f2")),
+        ValueError,
+        "add_act: .*expected operands of one dtype",
+    ),
     "float tokens": (lambda: deuteron.embed_norm(X, X, X, ROW), ValueError, "embed_norm: .*expected i32 indices"),
-    "float targets": (lambda: deuteron.linear_cross_entropy(X, X, normal(3)), ValueError, "linear_cross_entropy: .*i32"),
+    "float targets": (
+        lambda: deuteron.linear_cross_entropy(X, X, normal(3)),
+        ValueError,
+        "linear_cross_entropy: .*i32",
+    ),
     "float experts": (
-        lambda: deuteron.moe_int8(X, normal(3, 1), np.zeros(3, "i4"), np.zeros((2, 5, 4), "i1"), normal(2, 5), normal(2, 5)),
+        lambda: deuteron.moe_int8(
+            X, normal(3, 1), np.zeros(3, "i4"), np.zeros((2, 5, 4), "i1"), normal(2, 5), normal(2, 5)
+        ),
         ValueError,
         "moe_int8: .*expected i8 rows",
     ),
     "shapes": (lambda: deuteron.add_act(X, normal(3, 5)), ValueError, r"add_act: .*expected shapes.* f32\[3,5\]"),
-    "weights": (lambda: deuteron.layer_norm(X, normal(5), normal(5)), ValueError, "layer_norm: expected weights of the size"),
-    "no axis": (lambda: deuteron.layer_norm(normal(), ROW, ROW), ValueError, "layer_norm: expected a tensor with a last axis"),
+    "weights": (
+        lambda: deuteron.layer_norm(X, normal(5), normal(5)),
+        ValueError,
+        "layer_norm: expected weights of the size",
+    ),
+    "no axis": (
+        lambda: deuteron.layer_norm(normal(), ROW, ROW),
+        ValueError,
+        "layer_norm: expected a tensor with a last axis",
+    ),
     "no column": (lambda: deuteron.softmax(normal(3, 0)), ValueError, "softmax: expected a tensor with a last axis"),
-    "inner size": (lambda: deuteron.linear_act(X, normal(5, 6), normal(6)), ValueError, "linear_act: .*expected a weight"),
+    "inner size": (
+        lambda: deuteron.linear_act(X, normal(5, 6), normal(6)),
+        ValueError,
+        "linear_act: .*expected a weight",
+    ),
     "halves": (lambda: deuteron.swiglu(normal(3, 5)), ValueError, "swiglu: .*expected"),
     "halves of geglu": (lambda: deuteron.geglu(normal(3, 5)), ValueError, "geglu: .*expected"),
-    "targets": (lambda: deuteron.linear_cross_entropy(X, X, np.zeros(2, "i4")), ValueError, "linear_cross_entropy: .*expected"),
+    "targets": (
+        lambda: deuteron.linear_cross_entropy(X, X, np.zeros(2, "i4")),
+        ValueError,
+        "linear_cross_entropy: .*expected",
+    ),
     "no rows": (
         lambda: deuteron.linear_cross_entropy(normal(0, 4), X, np.zeros(0, "i4")),
         ValueError,
@@ -397,25 +431,61 @@ WRONG: Dict[str, Tuple[Callable[[], Any], type, str]] = {
     ),
     "axes": (lambda: deuteron.act(np.ones((1,) * 20, "f4")), (TypeError, ValueError), "act: .*(rank 8|8 axes)"),
     "heads": (lambda: deuteron.attention(normal(1, 3, 4, 4), HEAD, HEAD), ValueError, "attention: expected heads of q"),
-    "heads of v": (lambda: deuteron.attention(normal(1, 4, 3, 4), HEAD, normal(1, 4, 3, 4)), ValueError, "attention: .*expected"),
+    "heads of v": (
+        lambda: deuteron.attention(normal(1, 4, 3, 4), HEAD, normal(1, 4, 3, 4)),
+        ValueError,
+        "attention: .*expected",
+    ),
     "features": (lambda: deuteron.attention(HEAD, normal(1, 2, 3, 5), HEAD), ValueError, "attention: expected q"),
     "no keys": (
         lambda: deuteron.attention(HEAD, normal(1, 2, 0, 4), normal(1, 2, 0, 4)),
         ValueError,
         "attention: expected at least one key",
     ),
-    "scores of numbers": (lambda: deuteron.attention_scores(normal(), normal()), ValueError, "attention_scores: expected q"),
-    "columns of qkv": (lambda: deuteron.qkv(normal(1, 3, 4), normal(4, 12), normal(12), 5), ValueError, "qkv: expected x"),
+    "scores of numbers": (
+        lambda: deuteron.attention_scores(normal(), normal()),
+        ValueError,
+        "attention_scores: expected q",
+    ),
+    "columns of qkv": (
+        lambda: deuteron.qkv(normal(1, 3, 4), normal(4, 12), normal(12), 5),
+        ValueError,
+        "qkv: expected x",
+    ),
     "axes of qkv": (lambda: deuteron.qkv(X, normal(4, 12), normal(12), 1), ValueError, r"qkv: expected x \[batch"),
     "no heads": (lambda: deuteron.qkv(normal(1, 3, 4), normal(4, 12), normal(12), 0), ValueError, "qkv: expected x"),
-    "half a head": (lambda: deuteron.qkv(normal(1, 3, 4), normal(4, 12), normal(12), 1.5), TypeError, "qkv: expected whole"),
-    "p of one": (lambda: deuteron.act_dropout(X, 1.0), ValueError, "act_dropout: expected p of at least 0 and below 1, got 1"),
+    "half a head": (
+        lambda: deuteron.qkv(normal(1, 3, 4), normal(4, 12), normal(12), 1.5),
+        TypeError,
+        "qkv: expected whole",
+    ),
+    "p of one": (
+        lambda: deuteron.act_dropout(X, 1.0),
+        ValueError,
+        "act_dropout: expected p of at least 0 and below 1, got 1",
+    ),
     "p below zero": (lambda: deuteron.bias_dropout_add(X, ROW, X, -0.1), ValueError, "bias_dropout_add: expected p"),
-    "p no number": (lambda: deuteron.softmax(X, p=float("nan")), ValueError, "softmax: expected p of at least 0.* got nan"),
-    "p a word": (lambda: deuteron.attention(HEAD, HEAD, HEAD, p="0.1"), TypeError, "attention: expected a number for p"),
-    "p a truth": (lambda: deuteron.act_dropout_add(X, X, True), TypeError, "act_dropout_add: expected a number for p, got bool"),
+    "p no number": (
+        lambda: deuteron.softmax(X, p=float("nan")),
+        ValueError,
+        "softmax: expected p of at least 0.* got nan",
+    ),
+    "p a word": (
+        lambda: deuteron.attention(HEAD, HEAD, HEAD, p="0.1"),
+        TypeError,
+        "attention: expected a number for p",
+    ),
+    "p a truth": (
+        lambda: deuteron.act_dropout_add(X, X, True),
+        TypeError,
+        "act_dropout_add: expected a number for p, got bool",
+    ),
     "p of evaluation": (lambda: deuteron.act_dropout(X, 2.0, training=False), ValueError, "act_dropout: expected p"),
-    "seed": (lambda: deuteron.act_dropout(X, 0.1, 1.5), TypeError, "act_dropout: `seed`: expected a tensor.* got float"),
+    "seed": (
+        lambda: deuteron.act_dropout(X, 0.1, 1.5),
+        TypeError,
+        "act_dropout: `seed`: expected a tensor.* got float",
+    ),
     "seeds": (lambda: deuteron.act_dropout(X, 0.1, np.zeros(3, "i4")), ValueError, "act_dropout: .*one i32 seed"),
     "float seed": (lambda: deuteron.act_dropout(X, 0.1, np.zeros((), "f4")), ValueError, "act_dropout: .*one i32 seed"),
     "act": (lambda: deuteron.act(X, act="tanh"), ValueError, "act: expected act=gelu, .*got `act=tanh`"),
@@ -426,9 +496,17 @@ WRONG: Dict[str, Tuple[Callable[[], Any], type, str]] = {
     "act a list": (lambda: deuteron.act(X, act=["relu"]), (TypeError, ValueError), "act: expected"),
     "eps": (lambda: deuteron.rms_norm(X, ROW, eps=-1.0), ValueError, "rms_norm: expected eps=NUMBER, at least 0"),
     "eps no number": (lambda: deuteron.rms_norm(X, ROW, eps=float("nan")), ValueError, "rms_norm: expected eps=NUMBER"),
-    "eps a word": (lambda: deuteron.layer_norm(X, ROW, ROW, eps="small"), ValueError, "layer_norm: expected eps=NUMBER"),
+    "eps a word": (
+        lambda: deuteron.layer_norm(X, ROW, ROW, eps="small"),
+        ValueError,
+        "layer_norm: expected eps=NUMBER",
+    ),
     "scale": (lambda: deuteron.softmax(X, scale=float("inf")), ValueError, "softmax: expected scale=NUMBER"),
-    "mask": (lambda: deuteron.softmax(X, mask="diagonal"), ValueError, "softmax: expected a mask that is None.* 'diagonal'"),
+    "mask": (
+        lambda: deuteron.softmax(X, mask="diagonal"),
+        ValueError,
+        "softmax: expected a mask that is None.* 'diagonal'",
+    ),
     "mask a list": (lambda: deuteron.softmax(X, mask=[1]), TypeError, "softmax: `mask`: expected a tensor"),
     "mask of truths": (lambda: deuteron.softmax(X, mask=np.ones((3, 4), bool)), ValueError, "softmax: .*one dtype"),
     "mask of a size": (lambda: deuteron.attention(HEAD, HEAD, HEAD, normal(5, 5)), ValueError, "attention: .*expected"),
@@ -440,7 +518,11 @@ WRONG: Dict[str, Tuple[Callable[[], Any], type, str]] = {
     "another device": (lambda: deuteron.act(Dlpack(X, (2, 0))), TypeError, "act: `x`: expected an array on the CPU"),
     "columns of dlpack": (lambda: deuteron.act(Dlpack(X.T)), TypeError, "act: `x`: expected its last axis"),
     "rows of dlpack": (lambda: deuteron.act(Dlpack(X[::-1])), TypeError, "act: `x`: expected"),
-    "int64 of dlpack": (lambda: deuteron.act(Dlpack(np.ones((2, 2), "i8"))), (TypeError, ValueError), "act: .*expected"),
+    "int64 of dlpack": (
+        lambda: deuteron.act(Dlpack(np.ones((2, 2), "i8"))),
+        (TypeError, ValueError),
+        "act: .*expected",
+    ),
     "no capsule": (lambda: deuteron.act(OfDlpack(5)), (TypeError, ValueError), ".*[cC]apsule"),
     "no device": (lambda: deuteron.act(OfDlpack(X.__dlpack__(), None)), TypeError, ""),
     "a program": (lambda: Program("nothing"), ValueError, ".*expected"),
@@ -660,7 +742,9 @@ def test_the_command_lists_every_op() -> None:
 def test_the_command_fails_with_1_where_an_expectation_does(tmp_path: Path) -> None:
     for text, code in (("fused: layer_norm, gelu", 0), ("not fused: layer_norm, gelu", 1)):
         (tmp_path / "expected.txt").write_text(text)
-        ran = python("-m", "deuteron", "analyze", "norm_act", "--device", "h200", "--expect", str(tmp_path / "expected.txt"))
+        ran = python(
+            "-m", "deuteron", "analyze", "norm_act", "--device", "h200", "--expect", str(tmp_path / "expected.txt")
+        )
         assert ran.returncode == code, ran.stderr
 
 

@@ -45,7 +45,9 @@ def test_in_f32(name: str, size: Size) -> None:
     compare(CASES[name], size, torch.float32, "cuda")
 
 
-@pytest.mark.parametrize("name", ["norm_act-layer-gelu", "add_norm-rms", "bias_dropout_add", "attention-causal", "ffn-layer"])
+@pytest.mark.parametrize(
+    "name", ["norm_act-layer-gelu", "add_norm-rms", "bias_dropout_add", "attention-causal", "ffn-layer"]
+)
 def test_of_a_usual_size(name: str) -> None:
     case = CASES[name]
     compare(case, (257, 64) if case.sizes is HEADS else (2048, 768), torch.bfloat16, "cuda")
@@ -55,7 +57,9 @@ def test_the_same_bits_each_time() -> None:
     for name in DIFFERENTIABLE[::3]:
         case = CASES[name]
         given = tensors(case, case.sizes[2], torch.bfloat16, device="cuda")
-        first, again = ([*results, *gradients] for results, gradients, _ in (both_ways(case.call, given) for _ in range(2)))
+        first, again = (
+            [*results, *gradients] for results, gradients, _ in (both_ways(case.call, given) for _ in range(2))
+        )
         assert all(map(torch.equal, first, again)), name
 
 

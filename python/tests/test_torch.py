@@ -151,7 +151,9 @@ def test_every_differentiable_op_says_so() -> None:
 # Which gradients are wanted.
 
 
-@pytest.mark.parametrize("name", ["norm_act-layer-gelu", "add_norm-layer", "linear_act", "ffn-layer", "attention_block-layer"])
+@pytest.mark.parametrize(
+    "name", ["norm_act-layer-gelu", "add_norm-layer", "linear_act", "ffn-layer", "attention_block-layer"]
+)
 def test_gradients_of_some_operands(name: str) -> None:
     case = CASES[name]
     given = tensors(case, SMALL, torch.float32)
@@ -344,7 +346,9 @@ def test_a_result_that_is_used_twice() -> None:
 
 
 @pytest.mark.parametrize("used", [0, 1])
-@pytest.mark.parametrize("name", ["add_norm-layer", "dropout_add_norm-rms", "embed_norm-layer", "attention_block-layer"])
+@pytest.mark.parametrize(
+    "name", ["add_norm-layer", "dropout_add_norm-rms", "embed_norm-layer", "attention_block-layer"]
+)
 def test_a_result_that_is_not_used(name: str, used: int) -> None:
     case = CASES[name]
     given = tensors(case, SMALL, torch.float32)
@@ -394,9 +398,7 @@ def test_results_may_be_changed() -> None:
     x = torch.randn(3, 7, requires_grad=True)
     y = deuteron.act(x)
     y.mul_(3)
-    torch.testing.assert_close(
-        torch.autograd.grad(y.sum(), x)[0], 3 * torch.autograd.grad(deuteron.act(x).sum(), x)[0]
-    )
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 3 * torch.autograd.grad(deuteron.act(x).sum(), x)[0])
 
 
 def test_second_derivatives_are_refused() -> None:
@@ -468,7 +470,9 @@ def test_no_gradient_through_bytes(name: str) -> None:
     for index, one in enumerate(given):
         if not one.is_floating_point():
             continue
-        own = [one.clone().requires_grad_(at == index) if one.is_floating_point() else one for at, one in enumerate(given)]
+        own = [
+            one.clone().requires_grad_(at == index) if one.is_floating_point() else one for at, one in enumerate(given)
+        ]
         with pytest.raises(TypeError, match=f"^{case.op}: it has no gradient, and an operand requires one"):
             case.call(*own)
         with torch.no_grad():
@@ -526,7 +530,9 @@ def test_rows_keep_their_dtype_under_autocast() -> None:
 
 
 def test_a_step_under_autocast_is_as_near_as_that_of_torch() -> None:
-    x, weight, bias, w, b = leaves([torch.randn(16, 64), torch.randn(64, 64) / 8, torch.randn(64), torch.ones(64), torch.zeros(64)])
+    x, weight, bias, w, b = leaves(
+        [torch.randn(16, 64), torch.randn(64, 64) / 8, torch.randn(64), torch.ones(64), torch.zeros(64)]
+    )
     wanted = (x, weight, bias, w, b)
 
     def step(function: Callable[..., Any], double: bool) -> Any:
@@ -766,7 +772,9 @@ class Rows(torch.utils.data.Dataset):
 
 def test_workers_of_a_loader() -> None:
     expected = torch.stack([Rows()[index] for index in range(8)])
-    loader = torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=60)
+    loader = torch.utils.data.DataLoader(
+        Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=60
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         assert torch.equal(torch.cat(list(loader)), expected)
@@ -777,7 +785,9 @@ def test_workers_of_a_loader() -> None:
 
 def test_a_seed_decides_what_is_dropped() -> None:
     x = torch.ones(40, 1000)
-    first, again, other = (deuteron.act_dropout(x, 0.25, seed, act="relu") for seed in (5, torch.tensor(5, dtype=torch.int32), 6))
+    first, again, other = (
+        deuteron.act_dropout(x, 0.25, seed, act="relu") for seed in (5, torch.tensor(5, dtype=torch.int32), 6)
+    )
     assert torch.equal(first, again) and not torch.equal(first, other)
     mask = kept(x.numel(), 5, 0.25).reshape(40, 1000)
     assert ((first != 0).numpy() == mask).all()
@@ -897,11 +907,19 @@ WRONG: Dict[str, Tuple[Callable[[], Any], Any, str]] = {
         "add_act: expected all floats to be float64",
     ),
     "f16 and f32": (lambda: deuteron.add_act(X, X.half()), ValueError, "add_act: .*one dtype"),
-    "complex": (lambda: deuteron.act(X.to(torch.complex64)), TypeError, "act: `x`: expected float32.* got torch.complex64"),
+    "complex": (
+        lambda: deuteron.act(X.to(torch.complex64)),
+        TypeError,
+        "act: `x`: expected float32.* got torch.complex64",
+    ),
     "uint8": (lambda: deuteron.act(X.byte()), TypeError, "act: `x`: expected float32.* got torch.uint8"),
     "float8": (lambda: deuteron.act(X.to(torch.float8_e4m3fn)), TypeError, "act: `x`: expected float32.*float8"),
     "whole numbers": (lambda: deuteron.act(X.int()), ValueError, "act: .*expected a float operand"),
-    "meta": (lambda: deuteron.act(X.to("meta")), TypeError, "act: `x`: expected a tensor on cpu or cuda, got one on meta"),
+    "meta": (
+        lambda: deuteron.act(X.to("meta")),
+        TypeError,
+        "act: `x`: expected a tensor on cpu or cuda, got one on meta",
+    ),
     "sparse": (lambda: deuteron.act(X.to_sparse()), TypeError, "act: `x`: expected a dense tensor"),
     "sparse rows": (lambda: deuteron.act(X.to_sparse_csr()), TypeError, "act: `x`: expected a dense tensor"),
     "nested": (

@@ -15,7 +15,7 @@ pytest.importorskip("mypy")
 
 FOLDER = Path(deuteron.__file__).resolve().parents[1]
 
-USER = '''
+USER = """
 import deuteron
 from deuteron import Array, Program
 
@@ -35,9 +35,9 @@ def use(x: object, w: object) -> None:
 
 def shape(array: Array) -> tuple[int, ...]:
     return array.shape
-'''
+"""
 
-WRONG = '''
+WRONG = """
 import deuteron
 
 deuteron.act()  # E
@@ -47,7 +47,7 @@ deuteron.layer_norm(1, 2)  # E
 deuteron.attention(1, 2, 3, causal=True)  # E
 deuteron.Program(3)  # E
 deuteron.Program("act act=gelu").shape  # E
-'''
+"""
 
 
 # Torch is not looked at: that would take minutes.
