@@ -39,7 +39,7 @@ def wall(function: Callable[[], Any], calls: int, rounds: int = 7, warm: int = 3
     return 1e6 * statistics.median(times)
 
 
-def host(function: Callable[[], Any], calls: int = 200, rounds: int = 9) -> float:
+def host(function: Callable[[], Any], calls: int = 200, rounds: int = 40) -> float:
     """Microseconds of host time a call: fewer calls than a stream takes before it makes the host wait."""
     for _ in range(20):
         function()
