@@ -73,7 +73,7 @@ def call(program: Program, operands: Sequence[Any]) -> list[Any]:
 def _refuse_tangents(name: str, operands: Sequence[Any]) -> None:
     """Refuses derivatives of forward mode, which would be lost."""
     for operand in operands:
-        if isinstance(operand, torch.Tensor) and forward_ad.unpack_dual(operand).tangent is not None:  # type: ignore[no-untyped-call]
+        if isinstance(operand, torch.Tensor) and forward_ad.unpack_dual(operand).tangent is not None:
             raise NotImplementedError(f"{name}: forward-mode derivatives are not supported; use backward()")
 
 
@@ -82,7 +82,7 @@ def _refuse_transforms(name: str) -> None:
     transform = _transforms()
     kinds = torch._C._functorch.TransformType
     if transform is not None and transform.key() in (kinds.Grad, kinds.Jvp):
-        raise NotImplementedError(f"{name}: derivatives by torch.func are not supported; use torch.autograd.grad or backward()")
+        raise NotImplementedError(f"{name}: derivatives by torch.func are not supported; use torch.autograd.grad")
 
 
 def draw(like: torch.Tensor) -> torch.Tensor:
@@ -217,9 +217,11 @@ def _forward(program: str, operands: List[torch.Tensor], saving: bool) -> List[t
 
 
 def _apart(tensors: List[torch.Tensor]) -> List[torch.Tensor]:
-    """Results of an operator, each with memory of its own: to a sum's operands, say, one tensor is the gradient of both."""
-    seen: set[int] = set()
-    return [one.clone() if id(one) in seen or seen.add(id(one)) else one for one in tensors]  # type: ignore[func-returns-value]
+    """Results of an operator, each with memory of its own: one tensor may be the gradient of both operands of a sum."""
+    apart: List[torch.Tensor] = []
+    for one in tensors:
+        apart.append(one.clone() if any(one is other for other in apart) else one)
+    return apart
 
 
 def _backward(
@@ -233,7 +235,7 @@ def _backward(
     zipped = zip(found, operands, wanted)
     # The gradient of a transposed weight lies as the weight does; compilers were told of a contiguous one.
     dense = [
-        torch.zeros_like(operand) if one is None else one.contiguous()
+        torch.zeros_like(operand, memory_format=torch.contiguous_format) if one is None else one.contiguous()
         for one, operand, is_wanted in zipped
         if is_wanted
     ]

@@ -1,7 +1,7 @@
 """Every op of the catalogue: how it is called, what it computes, and operands of a size for it.
 
-A formula is written once, over a `Library`: that of NumPy or that of torch. In `f64` it is what an op is held against; in the dtype
-of the op it is the yardstick of how far off plain code is there.
+A formula is written once, over a library: that of NumPy or that of torch. In `f64` it is what an op is held against;
+in the dtype of the op it is the yardstick of how far off plain code is there.
 """
 
 from __future__ import annotations
@@ -673,7 +673,7 @@ DIFFERENTIABLE = [name for name, case in CASES.items() if case.differentiable]
 
 
 def terms(size: Size) -> int:
-    """Terms of the longest sum. The norm of one column, which has no deviation, multiplies rounding by `1 / sqrt(eps)`."""
+    """Terms of the longest sum. A norm of one column, which has no deviation, multiplies rounding by `1 / sqrt(eps)`."""
     return 100_000 if 1 in size else max(size)
 
 
@@ -700,9 +700,9 @@ def doubles(array: Any) -> Any:
 def check(got: Any, own: Any, exact: Any, dtype: str, terms: int, times: float = 2.0, name: str = "result") -> None:
     """That a result is at most `times` as far off as plain code is in its dtype.
 
-    Plain code is taken to be off by the rounding of the largest element at least, so that it cannot be lucky. Sums of so many
-    terms of size one may be taken in another order in `f32`. Whole numbers are results of a quantisation: they are compared with the exact
-    quotient, and may be off by a half besides.
+    Plain code is taken to be off by the rounding of the largest element at least, so that it cannot be lucky. Sums of
+    so many terms of size one may be taken in another order in `f32`. Whole numbers are results of a quantisation: they
+    are compared with the exact quotient, and may be off by a half besides.
     """
     whole = "int" in str(got.dtype)
     got, own, exact = doubles(got), doubles(own), doubles(exact)

@@ -670,7 +670,7 @@ def test_a_pool_of_processes() -> None:
 # The package: what an import loads, the command, the examples.
 
 
-def python(*words: str) -> "subprocess.CompletedProcess[str]":
+def python(*words: str) -> subprocess.CompletedProcess[str]:
     """Another interpreter with the package."""
     environment = {**os.environ, "PYTHONPATH": str(FOLDER)}
     return subprocess.run(

@@ -135,7 +135,7 @@ def test_memory_is_given_back() -> None:
 
 
 def test_work_is_enqueued_on_the_current_stream() -> None:
-    """An operand that is written late by a stream is read after that, and a result is there when the stream has ended."""
+    """An operand that a stream writes late is read after that, and a result is there when the stream has ended."""
     source, w = normal(1024, 768), normal(768, seed=1)
     expected = deuteron.norm_act(source, w)
     x = torch.zeros_like(source)
@@ -352,7 +352,7 @@ def test_a_token_that_is_not_in_the_table_is_told_later() -> None:
 # Processes.
 
 
-def python(code: str) -> "subprocess.CompletedProcess[str]":
+def python(code: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(FOLDER)}
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=environment, timeout=120, cwd=FOLDER

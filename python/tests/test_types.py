@@ -60,7 +60,7 @@ follow_imports = skip
 """
 
 
-def check(*words: str) -> "subprocess.CompletedProcess[str]":
+def check(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(FOLDER), "MYPYPATH": str(FOLDER)}
     return subprocess.run(
         [sys.executable, "-m", *words], capture_output=True, encoding="utf-8", env=environment, timeout=300, cwd=FOLDER
@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def on(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
+def on(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     """Mypy over a file of a user."""
     (folder / "user.py").write_text(text)
     options = ["--config-file", str(folder / "mypy.ini"), "--cache-dir", str(folder / "cache"), "--no-error-summary"]

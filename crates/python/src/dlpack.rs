@@ -103,9 +103,9 @@ unsafe fn described(tensor: &Tensor) -> Described {
     let DataType { code, bits, lanes } = tensor.dtype;
     let known = DTYPES.iter().find(|(of, wide, _)| lanes == 1 && *of == code && *wide == bits);
     let rank = usize::try_from(tensor.axes).unwrap_or(0);
-    // SAFETY: the protocol says that there are so many sizes, and as many strides where there are any.
     let numbers = |from: *const i64| match rank == 0 || from.is_null() {
         true => &[][..],
+        // SAFETY: the protocol says that there are so many sizes, and as many strides where there are any.
         false => unsafe { std::slice::from_raw_parts(from, rank) },
     };
     let strides = (!tensor.strides.is_null()).then(|| numbers(tensor.strides));
