@@ -31,6 +31,11 @@ class Program:
         """Dtype and shape of each output, for operands of these dtypes (`"f32"`, `"bf16"`, ...) and shapes; with `saving`, of
         all that `forward_whole` hands out, and which of that `backward` takes again."""
 
+    def graph(
+        self, operands: Sequence[tuple[str, Sequence[int]]]
+    ) -> tuple[str, dict[str, tuple[str, tuple[int, ...]]]]:
+        """Its graph for operands of these types in text form, and dtype and shape of each value in it."""
+
     def forward(self, operands: Sequence[Any]) -> list[Any]:
         """Runs it. Results are of the kind of the first operand, on its device."""
 

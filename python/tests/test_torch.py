@@ -298,11 +298,20 @@ def test_versions_of_operands_are_left_alone() -> None:
 # Nothing.
 
 
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """New memory of torch holds no numbers, so that what is not written shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "name", [name for name in DIFFERENTIABLE if CASES[name].sizes is not HEADS and name != "linear_cross_entropy"]
 )
-def test_no_rows(name: str, dtype: Any) -> None:
+def test_no_rows(name: str, dtype: Any, poisoned: None) -> None:
     """No rows give no rows, and gradients of weights are zeros."""
     case = CASES[name]
     given = tensors(case, (0, 7), dtype)
@@ -323,15 +332,19 @@ def test_no_rows_without_a_gradient() -> None:
         assert expected is None or [one.shape for one in got] == [one.shape for one in expected]
 
 
-def test_no_batch_and_no_queries() -> None:
-    none, some = torch.zeros(0, 2, 5, 8, requires_grad=True), torch.zeros(1, 2, 5, 8, requires_grad=True)
-    deuteron.attention(none, none, none).sum().backward()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_no_batch_and_no_queries(mask: Optional[str], dtype: Any, poisoned: None) -> None:
+    none = torch.zeros(0, 2, 5, 8, dtype=dtype, requires_grad=True)
+    deuteron.attention(none, none, none, mask).sum().backward()
     assert none.grad.shape == none.shape
-    query = torch.zeros(1, 2, 0, 8, requires_grad=True)
-    y = deuteron.attention(query, some, some)
+    query = torch.zeros(1, 2, 0, 8, dtype=dtype, requires_grad=True)
+    keys, values = (torch.ones(1, 2, 5, 8, dtype=dtype, requires_grad=True) for _ in range(2))
+    y = deuteron.attention(query, keys, values, mask)
     assert y.shape == (1, 2, 0, 8)
     y.sum().backward()
-    assert query.grad.shape == query.shape and some.grad.abs().max() == 0
+    assert query.grad.shape == query.shape
+    assert keys.grad.abs().max() == 0 and values.grad.abs().max() == 0, "nobody asked, so nothing is to blame"
 
 
 # Manners of autograd.

@@ -94,7 +94,8 @@ impl Program {
     #[pyo3(signature = (text, states = Vec::new()))]
     fn new(text: &str, states: Vec<String>) -> PyResult<Program> {
         let first = text.split_whitespace().next().unwrap_or_default();
-        let is_op = !text.contains('\n') && !text.contains(';') && FusedOp::find(first).is_ok();
+        // A graph has statements.
+        let is_op = !text.contains('\n') && !text.contains(';') && !text.contains(" = ");
         let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
         let (source, operands, outputs) = if is_op {
             let op: FusedOp = text.parse().map_err(|error| errors::of(first, error))?;
@@ -173,6 +174,22 @@ impl Program {
         Ok((results.collect::<PyResult<_>>()?, kept))
     }
 
+    /// Its graph for operands of these types in text form, and dtype and shape of each value in it.
+    #[allow(clippy::type_complexity)] // a tuple of Python's
+    fn graph<'py>(
+        &self,
+        py: Python<'py>,
+        operands: Vec<(String, Vec<usize>)>,
+    ) -> PyResult<(String, HashMap<String, (&'static str, Bound<'py, PyTuple>)>)> {
+        let graph = self.plain_graph(&operands)?;
+        let value = |id: NodeId| {
+            let node = graph.node(id);
+            Ok((graph.label(id), (node.dtype.name(), PyTuple::new(py, node.shape.dims())?)))
+        };
+        let values = graph.ids().map(value).collect::<PyResult<_>>()?;
+        Ok((graph.to_string(), values))
+    }
+
     /// Runs it.
     fn forward<'py>(&self, py: Python<'py>, operands: Vec<Bound<'py, PyAny>>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let given = Given::of(self, &operands, &[], &[])?;
@@ -225,7 +242,7 @@ impl Program {
     /// The plan for operands of these types.
     #[pyo3(signature = (operands, device = "auto"))]
     fn explain(&self, py: Python<'_>, operands: Vec<(String, Vec<usize>)>, device: &str) -> PyResult<String> {
-        let graph = self.graph(&operands)?;
+        let graph = self.plain_graph(&operands)?;
         let places = engines::package_folders(py)?;
         py.detach(|| {
             let options = deuteron_cli::analyze::usual_options(device, &places)
@@ -238,7 +255,7 @@ impl Program {
     /// The kernels for operands of these types.
     #[pyo3(signature = (operands, device = "auto"))]
     fn kernels(&self, py: Python<'_>, operands: Vec<(String, Vec<usize>)>, device: &str) -> PyResult<String> {
-        let graph = self.graph(&operands)?;
+        let graph = self.plain_graph(&operands)?;
         let places = engines::package_folders(py)?;
         let choice = deuteron_cli::tuning_file::Choice::Stored;
         py.detach(|| {
@@ -444,7 +461,7 @@ impl Program {
         operands.iter().map(|(dtype, sizes)| Ok((Element::find(dtype)?, Shape::new(sizes.clone())))).collect()
     }
 
-    fn graph(&self, operands: &[(String, Vec<usize>)]) -> PyResult<Graph> {
+    fn plain_graph(&self, operands: &[(String, Vec<usize>)]) -> PyResult<Graph> {
         Ok(self.training(&self.given_types(operands)?, &[])?.forward().clone())
     }
 }
