@@ -22,7 +22,7 @@ from .functions import *
 from .functions import __all__ as _functions
 
 if TYPE_CHECKING:
-    from . import nn
+    from . import nn, trace
     from ._analyze import Analysis, analyze
     from ._doctor import doctor
     from ._fuse import fuse
@@ -54,15 +54,18 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Loads what needs PyTorch, or more time, when it is first asked for."""
-    from importlib import import_module
+if not TYPE_CHECKING:
+    # Hidden from checkers of types, for which every name would be there.
 
-    if name in ("nn", "trace"):
-        return import_module(f".{name}", __name__)
-    if name in _LAZY:
-        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
-    raise AttributeError(f"module 'deuteron' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Loads what needs PyTorch, or more time, when it is first asked for."""
+        from importlib import import_module
+
+        if name in ("nn", "trace"):
+            return import_module(f".{name}", __name__)
+        if name in _LAZY:
+            return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+        raise AttributeError(f"module 'deuteron' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

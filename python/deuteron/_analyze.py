@@ -150,10 +150,10 @@ def _graph(model: Any, example: Any, keywords: Dict[str, Any], name: Optional[st
 
 def _is_op(text: str) -> bool:
     """Whether it is an op with its attributes, and not a graph."""
-    from deuteron.trace.catalog import NAMES
+    from deuteron.functions import __all__ as names
 
     words = text.split()
-    return bool(words) and words[0] in NAMES and "=" not in words and "\n" not in text.strip() and ";" not in text
+    return bool(words) and words[0] in names and "=" not in words and "\n" not in text.strip() and ";" not in text
 
 
 def _catalog_graph(text: str, operands: Sequence[Any]) -> str:

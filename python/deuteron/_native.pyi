@@ -2,6 +2,18 @@
 
 from typing import Any, Sequence, final
 
+__all__ = [
+    "__version__",
+    "Program",
+    "Array",
+    "analyze",
+    "analysis_html",
+    "analysis_text",
+    "doctor",
+    "main",
+    "_forked",
+]
+
 __version__: str
 
 @final
@@ -11,7 +23,7 @@ class Program:
     Safe to share between threads. Kernels are compiled at the first call with operands of some shapes, and kept.
     """
 
-    def __new__(cls, text: str, states: Sequence[str] = ()) -> Program:
+    def __new__(cls, text: str, states: Sequence[str] = ...) -> Program:
         """`text` is `"norm_act norm=layer act=gelu eps=1e-05"`, say, or a graph. `states` are inputs of a graph that one
         `append` reads: it writes to them in place."""
 

@@ -113,7 +113,8 @@ def _seed(name: str, like: Tensor, seed: Union[None, int, Tensor], p: float) -> 
             raise TypeError(f"{name}: expected a seed that is an argument of the function, got none; `fuse` draws none")
         from . import trace
 
-        return trace.full((), _wrapped(seed or 0), "i32", like=like)
+        value: Any = like
+        return trace.full((), _wrapped(seed or 0), "i32", like=value)
     import numpy
 
     drawn = numpy.random.randint(-(2**31), 2**31 - 1) if seed is None and p > 0.0 else _wrapped(seed or 0)
@@ -434,8 +435,24 @@ def attention_block(
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy of `x weight^T` against `targets`, and its gradient, without the logits in memory. `x [rows, hidden]`,
-    `weight [classes, hidden]`, `targets [rows]`."""
+    `weight [classes, hidden]`, `targets [rows]`. On a GPU a target that is no class is not told."""
+    _check_targets(targets, weight)
     return _run("linear_cross_entropy", [x, weight, targets])
+
+
+def _check_targets(targets: Tensor, weight: Tensor) -> None:
+    """Looks whether targets are classes, where that takes no wait for a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(targets, torch.Tensor):
+        if _call.is_compiling() or type(targets) is not torch.Tensor or targets.device.type != "cpu":
+            return
+    elif not hasattr(targets, "__array_interface__"):
+        return
+    if 0 not in targets.shape and (int(targets.min()) < 0 or int(targets.max()) >= weight.shape[0]):
+        raise IndexError(
+            f"linear_cross_entropy: expected targets of at least 0 and below {weight.shape[0]}, got some from"
+            f" {int(targets.min())} to {int(targets.max())}"
+        )
 
 
 def moe_int8(

@@ -673,7 +673,7 @@ DIFFERENTIABLE = [name for name, case in CASES.items() if case.differentiable]
 
 
 def terms(size: Size) -> int:
-    """Terms of the longest sum. A norm of one column, which has no deviation, multiplies rounding by `1 / sqrt(eps)`."""
+    """Terms of the longest sum. A norm of one column has no deviation: it multiplies rounding by `1 / sqrt(eps)`."""
     return 100_000 if 1 in size else max(size)
 
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use deuteron::reference::ReferenceError;
 use deuteron::{DeviceError, Error, GraphError};
 use pyo3::PyErr;
 use pyo3::exceptions::{PyIndexError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
@@ -13,6 +14,7 @@ pub(crate) fn of(op: &str, error: Error) -> PyErr {
     match &error {
         Error::Device(DeviceError::OutOfMemory { .. }) => PyMemoryError::new_err(text),
         Error::Device(DeviceError::Index { .. } | DeviceError::EarlierIndex { .. }) => PyIndexError::new_err(text),
+        Error::Reference(ReferenceError::IndexRange { .. }) => PyIndexError::new_err(text),
         Error::Device(_) => PyRuntimeError::new_err(text),
         Error::NoBackward(_) | Error::Graph(GraphError::NoGradient { .. }) => PyTypeError::new_err(text),
         _ => PyValueError::new_err(text),

@@ -18,9 +18,15 @@ pub(crate) fn operand<'py>(
     let py = object.py();
     let Some(interface) = object.getattr_opt(intern!(py, "__array_interface__"))? else { return Ok(None) };
     let dtype = object.getattr(intern!(py, "dtype"))?;
+    if !dtype.getattr(intern!(py, "isnative"))?.is_truthy()? {
+        let native = dtype.call_method1(intern!(py, "newbyteorder"), ("=",))?;
+        return operand(&object.call_method1(intern!(py, "astype"), (native,))?, turning, name);
+    }
     let dtype = dtype.getattr(intern!(py, "name"))?.extract::<String>()?;
     if dtype == "int64" {
-        let narrow = object.call_method1(intern!(py, "astype"), ("int32",))?;
+        // What is outside of 32 bits stays outside of every table.
+        let narrow = object.call_method1(intern!(py, "clip"), (-1, i32::MAX))?;
+        let narrow = narrow.call_method1(intern!(py, "astype"), ("int32",))?;
         return operand(&narrow, turning, name);
     }
     let element = element(&dtype).ok_or_else(|| {

@@ -81,9 +81,9 @@ impl Axes {
         for axis in (0..rank).rev() {
             let size = usize::try_from(sizes[axis]).ok()?;
             axes.sizes[axis] = size;
-            // Where there is one element, the stride says nothing.
+            // Where there is one element or none, the stride says nothing.
             axes.strides[axis] = match strides {
-                Some(strides) if size > 1 => usize::try_from(strides[axis]).ok()?,
+                Some(strides) if size > 1 && !sizes.contains(&0) => usize::try_from(strides[axis]).ok()?,
                 _ => usual,
             };
             usual = usual.checked_mul(size)?;

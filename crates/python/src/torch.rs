@@ -98,7 +98,15 @@ fn suited<'py>(
     copied: Copied,
 ) -> PyResult<Operand<'py>> {
     let py = object.py();
-    let Described { stored, axes, address, place } = describe(torch, object)?;
+    // A view that stands for its negative; memory does not show it.
+    if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+        let plain = object.call_method0(intern!(py, "resolve_neg"))?;
+        return suited(torch, &plain, turning, name, copied);
+    }
+    let Described { stored, axes, address, place } = match describe(torch, object) {
+        Ok(described) => described,
+        Err(error) => return Err(no_memory(object, name, error)),
+    };
     let Some(place) = place else {
         let device = object.getattr(intern!(py, "device"))?.str()?;
         return Err(bad_type(format!("{}: expected a tensor on cpu or cuda, got one on {device}", name())));
@@ -106,7 +114,9 @@ fn suited<'py>(
     let element = match stored {
         Some(Stored::As(element)) => element,
         Some(Stored::Long) => {
-            let narrow = object.call_method1(intern!(py, "to"), (&torch.int32,))?;
+            // What is outside of 32 bits stays outside of every table.
+            let narrow = object.call_method1(intern!(py, "clamp"), (-1, i32::MAX))?;
+            let narrow = narrow.call_method1(intern!(py, "to"), (&torch.int32,))?;
             return suited(torch, &narrow, turning, name, copied);
         }
         None => {
@@ -134,6 +144,22 @@ fn suited<'py>(
         _ => {
             let shape = object.getattr(intern!(py, "shape"))?.str()?;
             Err(bad_type(format!("{}: expected at most {MAX_RANK} axes of usual sizes, got {shape}", name())))
+        }
+    }
+}
+
+/// Why a tensor has no memory to show: it is on a device without, or not dense.
+fn no_memory(object: &Bound<'_, PyAny>, name: &dyn Fn() -> String, error: PyErr) -> PyErr {
+    let device =
+        object.getattr("device").and_then(|device| device.getattr("type")).and_then(|kind| kind.extract::<String>());
+    match device {
+        Ok(device) if device != "cpu" && device != "cuda" => {
+            bad_type(format!("{}: expected a tensor on cpu or cuda, got one on {device}", name()))
+        }
+        _ => {
+            let raised = bad_type(format!("{}: expected a dense tensor", name()));
+            raised.set_cause(object.py(), Some(error));
+            raised
         }
     }
 }

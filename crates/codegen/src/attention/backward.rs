@@ -88,7 +88,8 @@ pub fn recognise(draft: &Draft) -> Option<FoundBackward> {
     let rule = Rule { asked, operands, mask, positions: None, seed };
     let (kernel, shape) = fit(draft, &rule, placed.layout.clone(), Sharing::Alone)?;
     // The score of a single key has no slope at all. The kernel subtracts two sums to get there, and they differ by rounding.
-    if shape.keys == 1 {
+    // Without queries there are gradients of keys all the same, zeros, and the sizes do not tell of how many.
+    if shape.keys == 1 || shape.queries == 0 {
         return None;
     }
     Some(FoundBackward { kernel, shape, operands, mask, seed, result_gradient, gradients })

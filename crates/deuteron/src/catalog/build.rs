@@ -177,6 +177,14 @@ fn gate_operands(g: &mut Graph, v: &[NodeId], packed: bool) -> Result<(NodeId, N
     }
     let shape = g.node(v[0]).shape.clone();
     let (axis, half) = (shape.rank().saturating_sub(1), shape.cols() / 2);
+    if !shape.cols().is_multiple_of(2) {
+        return Err(GraphError::Attribute {
+            op: "a packed gate".into(),
+            attribute: "columns",
+            expected: "an even number: x, then its gate".into(),
+            got: shape.cols().to_string(),
+        });
+    }
     Ok((g.slice(v[0], axis, 0, half)?, g.slice(v[0], axis, half, half)?))
 }
 
