@@ -141,11 +141,14 @@ class BlockForward(Patched):
         if cache is None:
             return self.run(call, *self.mask(call, mask, call.sequence), None)[0]
         layer = _layer(cache, call.attn.layer_idx)
-        if isinstance(layer, StaticLayer):
-            return self.static_step(call, layer, mask)
-        if layer.get_seq_length() == 0:
+        if not isinstance(layer, StaticLayer) and layer.get_seq_length() == 0:
             return self.start(call, layer, mask)
-        return self.step(call, layer, mask)
+        if torch.compiler.is_compiling():
+            raise Unfit("a compiler of torch over a cache that is not empty")
+        # Where a compiler gave up on what calls us, it must not begin here: what is written in place it does not see.
+        step: Any = self.static_step if isinstance(layer, StaticLayer) else self.step
+        stepped: torch.Tensor = step(call, layer, mask)
+        return stepped
 
     def start(self, call: Call, layer: GrowingLayer, mask: Any) -> torch.Tensor:
         """The first tokens of a cache: it holds views of the projection."""
@@ -154,6 +157,7 @@ class BlockForward(Patched):
         layer.take(split[1], split[2])
         return y
 
+    @torch.compiler.disable
     def step(self, call: Call, layer: GrowingLayer, mask: Any) -> torch.Tensor:
         """More tokens: their keys and values are written behind those of the cache."""
         call.check_in_place()
@@ -169,6 +173,7 @@ class BlockForward(Patched):
         layer.grow(call.sequence)
         return y
 
+    @torch.compiler.disable
     def static_step(self, call: Call, layer: Any, mask: Any) -> torch.Tensor:
         """Tokens of a cache of fixed size. How many it holds is known on the device alone."""
         call.check_in_place()
@@ -287,8 +292,6 @@ class Call:
         """What a cache holds is written in place, where nothing can be differentiated, nor interpreted in f64."""
         if self.compute == torch.float64:
             raise Unfit("a cache of torch.float64")
-        if torch.compiler.is_compiling():
-            raise Unfit("a compiler of torch over a cache that is not empty")
         if self.differentiates():
             raise Unfit("gradients through a cache that is not empty")
 
@@ -342,7 +345,7 @@ def _unfit_tensor(x: torch.Tensor) -> Optional[str]:
         return f"hidden states of {x.dtype} on {x.device.type}"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit is tracing"
-    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+    if nn.modules.module._has_any_global_hook():
         return "hooks on all modules"
     return None
 

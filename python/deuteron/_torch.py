@@ -89,8 +89,8 @@ def draw(like: torch.Tensor) -> torch.Tensor:
     """A seed, drawn on the device of a tensor: `torch.manual_seed` rules it, and a CUDA graph draws anew at each replay."""
     if torch.compiler.is_compiling():
         return torch.randint(0, 2**31 - 1, (), dtype=torch.int32, device=like.device)
-    # Faster, and no compiler knows it.
-    return like.new_empty((), dtype=torch.int32).random_()
+    # The same number, faster; no compiler knows it.
+    return like.new_empty((), dtype=torch.int32).random_(0, 2**31 - 1)
 
 
 def _check_tensors(name: str, operands: Sequence[Any]) -> None:

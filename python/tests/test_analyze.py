@@ -118,7 +118,7 @@ def test_an_op_of_the_catalogue() -> None:
     analysis = deuteron.analyze("norm_act norm=rms act=silu", (x, w), device="h200")
     assert analysis.graph == (
         "graph norm_act\nx0 = input f16[64,256]\nx1 = input f16[256]\n"
-        "v2 = rms_norm x0 x1 eps=1e-05\nv3 = silu v2\nout y=v3\n"
+        "v2 = rms_norm x0 x1 eps=1e-5\nv3 = silu v2\nout y=v3\n"
     )
     assert [kernel["name"] for kernel in analysis.kernels] == ["rms_norm + silu"]
 

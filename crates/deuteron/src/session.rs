@@ -146,6 +146,11 @@ impl Session {
         Ok(self.executable.run_lent(lending)?)
     }
 
+    /// Whether a recording of someone else uses its memory. See [`Executable::is_kept_by_others`].
+    pub fn is_kept_by_others(&self) -> bool {
+        self.executable.is_kept_by_others()
+    }
+
     /// The values that it hands out, each once: its outputs that are no states.
     pub fn results(&self) -> &[NodeId] {
         &self.homes.outputs

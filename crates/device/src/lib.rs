@@ -132,6 +132,11 @@ pub trait Executable: Send {
     /// Fills all outputs and intermediates with `0xFF` bytes (NaN in every float type), so that what a run does not
     /// write shows.
     fn poison(&mut self) -> Result<(), DeviceError>;
+    /// Whether someone else recorded a run of it on memory of others. Then it must live as long as that is replayed, which is not
+    /// known here.
+    fn is_kept_by_others(&self) -> bool {
+        false
+    }
     /// What the recording of one run holds. None where there is no recording: on a device without such a thing, and before a run
     /// from one.
     fn recorded(&self) -> Result<Option<Recorded>, DeviceError> {

@@ -25,7 +25,7 @@ pub(crate) fn operand<'py>(
     let dtype = dtype.getattr(intern!(py, "name"))?.extract::<String>()?;
     if dtype == "int64" {
         // What is outside of 32 bits stays outside of every table.
-        let narrow = object.call_method1(intern!(py, "clip"), (-1, i32::MAX))?;
+        let narrow = object.call_method1(intern!(py, "clip"), (i32::MIN, i32::MAX))?;
         let narrow = narrow.call_method1(intern!(py, "astype"), ("int32",))?;
         return operand(&narrow, turning, name);
     }

@@ -15,7 +15,7 @@ use crate::errors::{self, bad_value, failed};
 use crate::operand::{Element, Turning};
 use crate::run::{self, Given};
 
-/// Calls kept of one program, at most; beyond, those are dropped that are not running.
+/// Calls kept of one program, at most; beyond, those are dropped that are not running and in no CUDA graph.
 const CALLS: usize = 256;
 
 /// What runs as fused kernels.
@@ -71,6 +71,14 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// Whether a recorded CUDA graph uses its memory.
+    fn is_kept_by_others(&self) -> bool {
+        match &self.work {
+            Work::Session(session) => session.lock().unwrap_or_else(PoisonError::into_inner).is_kept_by_others(),
+            Work::Reference(_) => false,
+        }
+    }
+
     /// Sizes and strides of a result.
     pub fn sizes<'py>(&self, py: Python<'py>, result: usize) -> PyResult<[Bound<'py, PyTuple>; 2]> {
         let sizes = self.sizes[result].get_or_try_init(py, || -> PyResult<_> {
@@ -322,7 +330,7 @@ impl Program {
         let made = py.detach(|| self.compile(&engine, &key.0, &types, &turned))?;
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         if calls.known.len() >= CALLS {
-            calls.known.retain(|_, call| Arc::strong_count(call) > 1);
+            calls.known.retain(|_, call| Arc::strong_count(call) > 1 || call.is_kept_by_others());
         }
         Ok(calls.known.entry(key).or_insert(Arc::new(made)).clone())
     }

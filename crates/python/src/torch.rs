@@ -115,7 +115,7 @@ fn suited<'py>(
         Some(Stored::As(element)) => element,
         Some(Stored::Long) => {
             // What is outside of 32 bits stays outside of every table.
-            let narrow = object.call_method1(intern!(py, "clamp"), (-1, i32::MAX))?;
+            let narrow = object.call_method1(intern!(py, "clamp"), (i32::MIN, i32::MAX))?;
             let narrow = narrow.call_method1(intern!(py, "to"), (&torch.int32,))?;
             return suited(torch, &narrow, turning, name, copied);
         }

@@ -26,6 +26,28 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// While it lives, this thread may allocate and load though some stream is being recorded: what is made is no part of the recording.
+pub(crate) struct Relaxed {
+    before: sys::CUstreamCaptureMode,
+}
+
+impl Relaxed {
+    /// The driver must be loaded.
+    pub fn new() -> Relaxed {
+        let mut before = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the pointer is to a mode of ours. A driver that refuses leaves it as it is, and things as they were.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut before) };
+        Relaxed { before }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+    }
+}
+
 /// The context is current in this thread. Dropping it brings back the context that was, if there was another.
 pub(crate) struct Entered<'a> {
     previous: Option<sys::CUcontext>,

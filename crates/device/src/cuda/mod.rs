@@ -39,7 +39,7 @@ use deuteron_codegen::{Backend, MatmulKernel, MatmulShape, Source};
 use deuteron_plan::{Catalog, Machine};
 
 use self::cache::DiskCache;
-use self::context::Context;
+use self::context::{Context, Relaxed};
 use self::library::Search;
 use self::memory::{Copies, Zones};
 use self::nvrtc::Compiler;
@@ -136,6 +136,7 @@ impl Cuda {
     /// Checks a job and allocates what it needs. As [`Device::load`], with what only CUDA has.
     pub fn executable(&self, job: Job) -> Result<CudaExecutable, DeviceError> {
         let _entered = self.gpu.context.enter()?;
+        let _relaxed = Relaxed::new();
         CudaExecutable::new(self.gpu.clone(), job)
     }
 
@@ -333,6 +334,7 @@ impl Device for Cuda {
 
     fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<Kernel>>, DeviceError> {
         let _entered = self.gpu.context.enter()?;
+        let _relaxed = Relaxed::new();
         let mut missing: Vec<&CudaSource> = Vec::new();
         {
             let kernels = self.lock();

@@ -58,6 +58,8 @@ pub struct CudaExecutable {
     marker: Option<Event>,
     /// Whether work was enqueued outside whose end nobody marked.
     unmarked: bool,
+    /// Whether someone else recorded a run, which uses our memory whenever that is replayed.
+    recorded: bool,
     /// The last stream of others that was looked at.
     known: Option<u64>,
     /// Declared last: it is destroyed after all that its work uses.
@@ -121,6 +123,7 @@ impl CudaExecutable {
             outside: None,
             marker: None,
             unmarked: false,
+            recorded: false,
             known: None,
             stream,
         })
@@ -529,6 +532,7 @@ impl Executable for CudaExecutable {
         }
         // SAFETY: the stream lives.
         let recording = unsafe { gpu.is_recording(stream)? };
+        self.recorded |= recording;
         // A recording may not depend on what is outside of it; its owner orders replays and other work.
         if !recording && let Some((event, before)) = &self.outside {
             if self.faults.is_some()
@@ -622,6 +626,10 @@ impl Executable for CudaExecutable {
             frame.poison(&self.stream)?;
         }
         Ok(self.stream.wait()?)
+    }
+
+    fn is_kept_by_others(&self) -> bool {
+        self.recorded
     }
 
     fn recorded(&self) -> Result<Option<Recorded>, DeviceError> {
