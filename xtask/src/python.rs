@@ -15,14 +15,20 @@ const LARGEST: u64 = 15 << 20;
 /// An interpreter of another environment to use, with torch and transformers, say.
 const VARIABLE: &str = "DEUTERON_PYTHON";
 
-/// Builds, installs and tests the package. Without an environment and without a network it says what was left out.
-pub fn test(root: &Path) -> Result<()> {
-    let Some(python) = environment(root)? else { return Ok(()) };
+/// Builds and installs the package, and gives the interpreter that has it. Without an environment and without a network it says
+/// what will be left out.
+pub fn install(root: &Path) -> Result<Option<PathBuf>> {
+    let Some(python) = environment(root)? else { return Ok(None) };
     let wheel = wheel(root, &python, "dev")?;
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
     run(Command::new(&python).args(install).arg(&wheel), "pip install")?;
+    Ok(Some(python))
+}
+
+/// Tests the package that an interpreter has.
+pub fn test(root: &Path, python: &Path) -> Result<()> {
     let has = |module: &str| {
-        let status = Command::new(&python).args(["-c", &format!("import {module}")]).output();
+        let status = Command::new(python).args(["-c", &format!("import {module}")]).output();
         status.is_ok_and(|output| output.status.success())
     };
     for module in ["torch", "transformers"].into_iter().filter(|module| !has(module)) {
@@ -31,11 +37,11 @@ pub fn test(root: &Path) -> Result<()> {
         );
     }
     println!("mypy and pytest of python/");
-    run(Command::new(&python).args(["-m", "mypy"]).current_dir(root.join("python")), "mypy")?;
+    run(Command::new(python).args(["-m", "mypy"]).current_dir(root.join("python")), "mypy")?;
     // From a folder that does not hold the package, so that the installed one is tested.
     let tests = root.join("python").join("tests");
     let config = root.join("python").join("pyproject.toml");
-    let mut pytest = Command::new(&python);
+    let mut pytest = Command::new(python);
     pytest.args(["-m", "pytest", "-p", "no:cacheprovider", "-c"]).arg(config).arg("--rootdir").arg(&tests).arg(&tests);
     run(pytest.current_dir(root.join("target")), "pytest")
 }
