@@ -25,7 +25,7 @@ from transformers import (  # noqa: E402
 
 VOCABULARY = 128
 
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on_devices = pytest.mark.parametrize("device", DEVICES)
 
 
@@ -472,7 +472,7 @@ def test_a_compiler_over_a_cache_falls_back() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_cuda_graph_replays_it() -> None:
     model, ids = tiny(resid_pdrop=0.1).to("cuda").train(), tokens().to("cuda")
     deuteron.patch(model, strict=True)

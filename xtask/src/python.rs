@@ -75,7 +75,7 @@ pub fn environment(root: &Path) -> Result<Option<PathBuf>> {
             let python = folder.join("bin").join("python");
             let made = python.exists()
                 || Command::new("python3")
-                    .args(["-m", "venv"])
+                    .args(["-m", "venv", "--system-site-packages"])
                     .arg(&folder)
                     .status()
                     .is_ok_and(|status| status.success());

@@ -193,6 +193,15 @@ mod tests {
     }
 
     #[test]
+    fn outputs_are_named_as_graphs_have_them() {
+        for op in FusedOp::variants() {
+            let training = op.training(&op.operand_types(64, 64, deuteron_graph::Dtype::F32)).unwrap();
+            let names: Vec<&str> = training.forward().outputs().iter().map(|output| output.name.as_str()).collect();
+            assert_eq!(names, op.outputs(), "{op:?}");
+        }
+    }
+
+    #[test]
     fn what_an_op_does_not_have_is_told() {
         for (text, hint) in [
             ("norm_act p=0.5", "no `p`"),
