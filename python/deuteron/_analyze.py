@@ -157,6 +157,7 @@ def _is_op(text: str) -> bool:
 
 
 def _catalog_graph(text: str, operands: Sequence[Any]) -> str:
+    from deuteron._call import program
     from deuteron.trace.catalog import expand
 
     if not operands:
@@ -166,8 +167,7 @@ def _catalog_graph(text: str, operands: Sequence[Any]) -> str:
         Value(trace, trace.input(f"x{index}", dtype_word(operand.dtype), tuple(operand.shape)))
         for index, operand in enumerate(operands)
     ]
-    results = expand(text, {}, values)
-    results = results if isinstance(results, tuple) else (results,)
+    results = expand(program(text), values)
     names = trace.output_names(len(results))
     return trace.text([(name, value._node.result(value._index)) for name, value in zip(names, results)])
 

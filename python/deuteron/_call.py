@@ -1,4 +1,4 @@
-"""How a program meets its operands: tensors of PyTorch go by its autograd, all else straight to the engine."""
+"""How a program meets its operands. `Program.__call__` takes plain tensors of torch itself; what it leaves to Python is here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from typing import Any, Callable, Optional, Sequence
 
 from ._native import Program
 
-# The class of values of a trace and what an op does with them, once `deuteron.trace` is loaded.
-traced: Optional[tuple[type, Callable[..., Any]]] = None
-
-# The class of tensors and how programs meet them, once torch is loaded.
-_tensor: Any = None
-_call: Any = None
+# The class of values of a trace and what a program does with them, once `deuteron.trace` is loaded.
+traced: Optional[tuple[type, Callable[[Program, Sequence[Any]], Sequence[Any]]]] = None
 
 
 @lru_cache(maxsize=4096)
@@ -28,32 +24,22 @@ def is_compiling() -> bool:
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
-def run(text: str, operands: Sequence[Any]) -> list[Any]:
+def run(text: str, operands: Sequence[Any]) -> Sequence[Any]:
     """Runs the program of a text on operands and gives its outputs. A compiler of torch sees one operator."""
     if is_compiling():
         from ._torch import compiled
 
         return compiled(text, operands)
-    return call(program(text), operands)
+    return program(text)(*operands)
 
 
-def call(program: Program, operands: Sequence[Any]) -> list[Any]:
-    """Runs a program on operands and gives its outputs."""
-    if _tensor is None and not _has_torch():
-        return program.forward(operands)
-    for operand in operands:
-        if isinstance(operand, _tensor):
-            return _call(program, operands)  # type: ignore[no-any-return]
-    return program.forward(operands)
-
-
-def _has_torch() -> bool:
-    """Looks whether someone has loaded torch by now."""
-    global _tensor, _call
+def general(program: Program, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Runs a program on operands that are not all plain tensors of torch, or where torch looks at calls."""
+    if traced is not None and any(isinstance(operand, traced[0]) for operand in operands):
+        return tuple(traced[1](program, operands))
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "compiler"):
-        return False
-    from . import _torch
+    if torch is not None and hasattr(torch, "compiler") and any(isinstance(one, torch.Tensor) for one in operands):
+        from ._torch import call
 
-    _tensor, _call = torch.Tensor, _torch.call
-    return True
+        return tuple(call(program, operands))
+    return tuple(program.forward(operands))

@@ -228,8 +228,6 @@ class Traced:
 
     def run(self, operands: Sequence[Any]) -> Any:
         """What the function returns for these operands."""
-        from deuteron._call import call
-
         results: Sequence[Any] = ()
         if not all(given for given, _ in self._sources):
             torch = sys.modules.get("torch")
@@ -237,9 +235,9 @@ class Traced:
                 # A graph is of the dtypes that it was traced with.
                 kinds = [operand.device.type for operand in operands if isinstance(operand, torch.Tensor)]
                 with torch.autocast(kinds[0] if kinds else "cpu", enabled=False):
-                    results = call(self.program(), operands)
+                    results = self.program()(*operands)
             else:
-                results = call(self.program(), operands)
+                results = self.program()(*operands)
         return _give(self._structure, [(operands if given else results)[index] for given, index in self._sources])
 
 

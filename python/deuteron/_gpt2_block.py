@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from copy import deepcopy
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer
 
-from ._call import call, run
+from ._call import run
 from ._gpt2_cache import GrowingLayer, positions
 from ._gpt2_mask import NAMES, MaskMemo, additive, check, hides_rows, is_causal
 from ._gpt2_parts import ACTIVATIONS, check_attention, parameters_of, parts_of
@@ -232,7 +232,7 @@ class BlockForward(Patched):
         past: Optional[Past],
         states: Tuple[torch.Tensor, ...] = (),
         place: Optional[torch.Tensor] = None,
-    ) -> List[torch.Tensor]:
+    ) -> Sequence[torch.Tensor]:
         operands = [call.x]
         if any(call.dropout):
             operands.append(draw(call.x))
@@ -380,10 +380,10 @@ def _layer(cache: Cache, index: int) -> Union[GrowingLayer, StaticLayer]:
     return kept
 
 
-def _run(made: Union[str, Program], operands: Tuple[torch.Tensor, ...]) -> List[torch.Tensor]:
+def _run(made: Union[str, Program], operands: Tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:
     device = operands[0].device.type
     if not torch.is_autocast_enabled(device):
-        return run(made, operands) if isinstance(made, str) else call(made, operands)
+        return run(made, operands) if isinstance(made, str) else made(*operands)
     # Programs have their own casts.
     with torch.autocast(device, enabled=False):
-        return run(made, operands) if isinstance(made, str) else call(made, operands)
+        return run(made, operands) if isinstance(made, str) else made(*operands)

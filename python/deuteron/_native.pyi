@@ -48,8 +48,12 @@ class Program:
     ) -> tuple[str, dict[str, tuple[str, tuple[int, ...]]]]:
         """Its graph for operands of these types in text form, and dtype and shape of each value in it."""
 
+    def __call__(self, *operands: Any) -> tuple[Any, ...]:
+        """Runs it as the library of its operands would have it done: with gradients, under autocast and by a compiler's rules
+        where they are tensors of torch. Results are of the kind of the first operand, on its device."""
+
     def forward(self, operands: Sequence[Any]) -> list[Any]:
-        """Runs it. Results are of the kind of the first operand, on its device."""
+        """Runs it on memory as it is, and nothing else."""
 
     def forward_saving(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
         """Runs it for a gradient: its outputs, and what `backward` takes again."""

@@ -7,6 +7,7 @@ looks at the call instead of doing it (`torch.compile`, fake tensors, modes), it
 
 from __future__ import annotations
 
+import threading
 from typing import Any, List, Optional, Sequence
 
 import torch
@@ -39,11 +40,10 @@ _TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 _autocast = torch._C._is_any_autocast_enabled
-_gradients = torch.is_grad_enabled
 
 
-def call(program: Program, operands: Sequence[Any]) -> list[Any]:
-    """Runs a program on tensors and gives its outputs."""
+def call(program: Program, operands: Sequence[Any]) -> Sequence[Any]:
+    """Runs a program on tensors and gives its outputs, whoever looks at calls."""
     wants, others = False, False
     for operand in operands:
         kind = type(operand)
@@ -61,13 +61,18 @@ def call(program: Program, operands: Sequence[Any]) -> list[Any]:
         return compiled(program.text, operands)
     if _autocast():
         operands = _cast(program.name, operands)
-    if wants and _gradients():
-        if not program.differentiable:
-            raise _no_gradient(program.name)
+    if wants and torch.is_grad_enabled():
         if others:
             _check_tensors(program.name, operands)
-        return list(_apply(program, *operands))
+        return differentiate(program, operands)
     return program.forward(operands)
+
+
+def differentiate(program: Program, operands: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Runs a program on plain tensors so that a gradient can be taken."""
+    if not program.differentiable:
+        raise _no_gradient(program.name)
+    return _apply(program, *operands)  # type: ignore[no-any-return]
 
 
 def _refuse_tangents(name: str, operands: Sequence[Any]) -> None:
@@ -88,9 +93,72 @@ def _refuse_transforms(name: str) -> None:
 def draw(like: torch.Tensor) -> torch.Tensor:
     """A seed, drawn on the device of a tensor: `torch.manual_seed` rules it, and a CUDA graph draws anew at each replay."""
     if torch.compiler.is_compiling():
-        return torch.randint(0, 2**31 - 1, (), dtype=torch.int32, device=like.device)
+        return torch.randint(0, _SEEDS, (), dtype=torch.int32, device=like.device)
+    kind = type(like)
+    if (kind is _TENSOR or kind is _PARAMETER) and like.is_cuda and _Deck.works and not _modes():
+        if not torch.cuda.is_current_stream_capturing():
+            with _drawing:
+                return _deck(like.get_device()).draw()
     # The same number, faster; no compiler knows it.
-    return like.new_empty((), dtype=torch.int32).random_(0, 2**31 - 1)
+    return like.new_empty((), dtype=torch.int32).random_(0, _SEEDS)
+
+
+# Seeds are below.
+_SEEDS = 2**31 - 1
+
+
+class _Deck:
+    """Seeds on a GPU, drawn many at a time, as each would take a kernel of its own.
+
+    Which seed comes next is told by the generator of torch alone: its own seed and how far it has come, which a draw moves on as an
+    op of torch would. So a state that is set again, as by a checkpoint, gives the same seeds again.
+    """
+
+    works = hasattr(torch.Generator, "get_offset") and hasattr(torch.Generator, "set_offset")
+
+    # Seeds that are drawn at a time, and by how much one moves the generator on.
+    SIZE, STEP = 256, 4
+
+    def __init__(self, device: int) -> None:
+        self._generator = torch.cuda.default_generators[device]
+        self._drawer = torch.Generator(device=f"cuda:{device}")
+        self._known: Optional[tuple[int, int]] = None
+        self._seeds: Sequence[torch.Tensor] = ()
+
+    def draw(self) -> torch.Tensor:
+        generator = self._generator
+        offset = generator.get_offset()
+        round, place = divmod(offset // self.STEP, self.SIZE)
+        known = (generator.initial_seed(), round)
+        if self._known != known:
+            self._seeds = self._drawn(*known)
+            self._known = known
+        generator.set_offset((offset // self.STEP + 1) * self.STEP)
+        return self._seeds[place]
+
+    def _drawn(self, seed: int, round: int) -> Sequence[torch.Tensor]:
+        # Numbers of its own: torch's are those of the same seed.
+        self._drawer.manual_seed(seed ^ 0x6465757465726F6E)
+        self._drawer.set_offset(round * self.STEP * self.SIZE)
+        device = self._drawer.device
+        # They are saved for gradients, whoever draws them first.
+        with torch.inference_mode(False):
+            return torch.randint(0, _SEEDS, (self.SIZE,), dtype=torch.int32, device=device, generator=self._drawer).unbind()
+
+
+# Of a GPU and a stream: memory that one stream fills is not there for others yet.
+_decks: dict[tuple[int, int], _Deck] = {}
+_drawing = threading.Lock()
+
+
+def _deck(device: int) -> _Deck:
+    key = (device, torch._C._cuda_getCurrentRawStream(device))
+    found = _decks.get(key)
+    if found is None:
+        if len(_decks) >= 64:
+            _decks.clear()
+        found = _decks[key] = _Deck(device)
+    return found
 
 
 def _check_tensors(name: str, operands: Sequence[Any]) -> None:

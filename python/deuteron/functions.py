@@ -49,8 +49,6 @@ __all__ = [
 
 def _run(name: str, operands: Sequence[Tensor], **attributes: Any) -> Any:
     """Runs an op of the catalogue, or adds it to the graph that is being traced. One result comes alone, several as a tuple."""
-    if _call.traced is not None and any(isinstance(operand, _call.traced[0]) for operand in operands):
-        return _call.traced[1](name, attributes, operands)
     if _call.is_compiling():
         results = _call.run(_text(name, attributes), operands)
     else:
@@ -62,7 +60,7 @@ def _run(name: str, operands: Sequence[Tensor], **attributes: Any) -> Any:
             raise TypeError(f"{name}: expected words and numbers as attributes, got {attributes}") from None
         if known is None:
             known = _PROGRAMS[key] = _call.program(_text(name, attributes))
-        results = _call.call(known, operands)
+        results = known(*operands)
     return results[0] if len(results) == 1 else tuple(results)
 
 

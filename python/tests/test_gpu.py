@@ -74,6 +74,63 @@ def test_a_seed_drops_what_it_drops_on_the_cpu() -> None:
     assert not torch.equal(first, deuteron.act_dropout(x.cuda(), 0.25))
 
 
+def test_what_is_dropped_follows_the_state_of_the_generator() -> None:
+    x = torch.ones(40, 129, device="cuda")
+
+    def drop() -> Any:
+        return deuteron.act_dropout(x, 0.5, act="relu")
+
+    torch.cuda.manual_seed(7)
+    # More than are drawn at a time, and between them what torch draws itself.
+    masks = []
+    for index in range(600):
+        masks.append(drop() != 0)
+        if index % 100 == 50:
+            torch.rand(5, device="cuda")
+    every = torch.stack(masks)
+    assert torch.unique(every.flatten(1).int(), dim=0).shape[0] == 600, "no two are alike"
+    kept = every.float().mean()
+    assert abs(kept - 0.5) < 5 * (0.25 / every.numel()) ** 0.5
+    state = torch.cuda.get_rng_state()
+    expected = [drop() for _ in range(3)]
+    torch.rand(5, device="cuda")
+    torch.cuda.set_rng_state(state)
+    assert all(map(torch.equal, expected, [drop() for _ in range(3)])), "a state that is set again"
+    torch.cuda.set_rng_state(state)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        elsewhere = [drop() for _ in range(3)]
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, expected, elsewhere)), "another stream"
+    torch.cuda.set_rng_state(state)
+    torch.cuda.synchronize()
+    plain = torch.rand(5, device="cuda")
+    torch.cuda.set_rng_state(state)
+    drop()
+    assert not torch.equal(plain, torch.rand(5, device="cuda")), "torch does not draw the same again"
+
+
+def test_a_checkpoint_drops_the_same_again() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    torch.cuda.manual_seed(1)
+    x = torch.ones(64, 256, device="cuda", requires_grad=True)
+    y = checkpoint(lambda x: deuteron.act_dropout(x, 0.5, act="relu"), x, use_reentrant=False)
+    deuteron.act_dropout(x.detach(), 0.5)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient, y.detach())
+
+
+def test_what_inference_draws_trains() -> None:
+    """The first of many seeds is drawn under inference mode, the next is saved for a gradient."""
+    torch.cuda.manual_seed(2)
+    x = torch.ones(64, 256, device="cuda", requires_grad=True)
+    with torch.inference_mode():
+        deuteron.act_dropout(x, 0.5)
+    y = deuteron.act_dropout(x, 0.5, act="relu")
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient, y.detach())
+
+
 # Memory.
 
 

@@ -1,4 +1,5 @@
-//! Matrix products against the `gemm` crate, with two threads, alternately: `cargo bench -p deuteron-codegen --bench matmul`.
+//! Matrix products against the `gemm` crate, with two threads, alternately:
+//! `cargo bench -p deuteron-codegen --features gemm --bench matmul`.
 //!
 //! Times are what the threads run, on average: other work on the machine counts only by what it does to caches and memory.
 //! Arguments choose lines that contain them. Streamed products are set against the speed at which the same threads read a

@@ -14,6 +14,13 @@ use crate::engines;
 use crate::errors::{self, bad_value, failed};
 use crate::operand::{Element, Turning};
 use crate::run::{self, Given};
+use crate::torch::{self, Manner};
+
+/// What Python does where a gradient may be asked for.
+static DIFFERENTIATE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// What Python does with operands that are not all plain tensors of torch.
+static GENERAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Calls kept of one program, at most; beyond, those are dropped that are not running and in no CUDA graph.
 const CALLS: usize = 256;
@@ -25,6 +32,8 @@ pub(crate) struct Program {
     source: Source,
     states: Vec<String>,
     operands: Vec<String>,
+    /// what a kernel can do with each operand
+    turnings: Vec<Turning>,
     outputs: Vec<String>,
     calls: Mutex<Calls>,
 }
@@ -127,7 +136,12 @@ impl Program {
             let training = training.map_err(|error| errors::of("graph", error))?;
             (Source::Graph(Box::new(training)), operands, outputs)
         };
-        Ok(Program { text: text.to_string(), source, states, operands, outputs, calls: Mutex::default() })
+        let turning = |operand: &String| match &source {
+            Source::Op(op) if op.turns(operand) => Turning::Allowed,
+            _ => Turning::Refused,
+        };
+        let turnings = operands.iter().map(turning).collect();
+        Ok(Program { text: text.to_string(), source, states, operands, turnings, outputs, calls: Mutex::default() })
     }
 
     #[getter]
@@ -196,6 +210,24 @@ impl Program {
         };
         let values = graph.ids().map(value).collect::<PyResult<_>>()?;
         Ok((graph.to_string(), values))
+    }
+
+    /// Runs it as the library of its operands would have it done.
+    #[pyo3(signature = (*operands))]
+    fn __call__<'py>(slf: &Bound<'py, Program>, operands: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, program) = (slf.py(), slf.get());
+        let objects: Vec<Bound<'py, PyAny>> = operands.iter().collect();
+        match torch::manner(py, &objects)? {
+            Manner::Plain => {
+                let given = Given::of(program, &objects, &[], &[])?;
+                let results: Vec<_> = run::run(py, program, What::Forward, &given)?.1.into_iter().flatten().collect();
+                Ok(PyTuple::new(py, results)?.into_any())
+            }
+            Manner::Differentiated => {
+                DIFFERENTIATE.import(py, "deuteron._torch", "differentiate")?.call1((slf, operands))
+            }
+            Manner::Other => GENERAL.import(py, "deuteron._call", "general")?.call1((slf, operands)),
+        }
     }
 
     /// Runs it.
@@ -288,12 +320,9 @@ impl Program {
         &self.outputs
     }
 
-    /// Whether an operand may be read as its transpose.
-    pub fn turning(&self, operand: &str) -> Turning {
-        match &self.source {
-            Source::Op(op) if op.turns(operand) => Turning::Allowed,
-            _ => Turning::Refused,
-        }
+    /// Which operands may be read as their transpose.
+    pub fn turnings(&self) -> &[Turning] {
+        &self.turnings
     }
 
     /// An error with the program's name.

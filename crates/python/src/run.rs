@@ -33,9 +33,9 @@ impl<'py> Given<'py> {
             return Err(wrong_count(program, operands.len()));
         }
         let mut list = Vec::with_capacity(operands.len() + saved.len() + gradients.len());
-        for (object, operand) in operands.iter().zip(names) {
+        for ((object, operand), &turning) in operands.iter().zip(names).zip(program.turnings()) {
             let name = || format!("{}: `{operand}`", program.name());
-            list.push(Some(Operand::of(object, program.turning(operand), &name)?));
+            list.push(Some(Operand::of(object, turning, &name)?));
         }
         for object in saved {
             let name = || format!("{}: a kept value", program.name());

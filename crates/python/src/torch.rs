@@ -23,6 +23,70 @@ struct Torch {
     empty_strided: Py<PyAny>,
     /// `torch._C._cuda_getCurrentRawStream`, where torch was built with CUDA
     stream: Option<Py<PyAny>>,
+    is_grad_enabled: Py<PyAny>,
+    /// functions that say whether torch looks at calls instead of doing them
+    watches: Watches,
+}
+
+/// What may stand between a call of tensors and its doing.
+struct Watches {
+    /// `torch._C._len_torch_dispatch_stack`
+    modes: Py<PyAny>,
+    /// `torch._C._functorch.peek_interpreter_stack`
+    transforms: Py<PyAny>,
+    /// `torch._C._is_any_autocast_enabled`
+    autocast: Py<PyAny>,
+    /// `torch.autograd.forward_ad`, which knows of tangents
+    tangents: Py<PyAny>,
+}
+
+impl Watches {
+    fn of(torch: &Bound<'_, PyAny>) -> PyResult<Watches> {
+        let native = torch.getattr("_C")?;
+        Ok(Watches {
+            modes: native.getattr("_len_torch_dispatch_stack")?.unbind(),
+            transforms: native.getattr("_functorch")?.getattr("peek_interpreter_stack")?.unbind(),
+            autocast: native.getattr("_is_any_autocast_enabled")?.unbind(),
+            tangents: torch.py().import("torch.autograd.forward_ad")?.into_any().unbind(),
+        })
+    }
+
+    /// Whether any does.
+    fn any(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.modes.bind(py).call0()?.is_truthy()?
+            || !self.transforms.bind(py).call0()?.is_none()
+            || self.autocast.bind(py).call0()?.is_truthy()?
+            || self.tangents.bind(py).getattr(intern!(py, "_current_level"))?.ge(0)?)
+    }
+}
+
+/// How operands are to be met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// at once: plain tensors, and nobody else wants to know
+    Plain,
+    /// so that a gradient can be taken: plain tensors
+    Differentiated,
+    /// by rules of Python: other objects, or someone looks at calls of torch
+    Other,
+}
+
+/// How torch would have a call on these operands done.
+pub(crate) fn manner(py: Python<'_>, operands: &[Bound<'_, PyAny>]) -> PyResult<Manner> {
+    let Some(torch) = torch(py)? else { return Ok(Manner::Other) };
+    let mut wants = false;
+    for operand in operands {
+        let class = operand.get_type();
+        if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
+            return Ok(Manner::Other);
+        }
+        wants = wants || operand.getattr(intern!(py, "requires_grad"))?.is_truthy()?;
+    }
+    if torch.watches.any(py)? {
+        return Ok(Manner::Other);
+    }
+    let differentiated = wants && torch.is_grad_enabled.bind(py).call0()?.is_truthy()?;
+    Ok(if differentiated { Manner::Differentiated } else { Manner::Plain })
 }
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
@@ -63,6 +127,8 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
         empty_like: named("empty_like")?,
         empty_strided: named("empty_strided")?,
         stream,
+        is_grad_enabled: named("is_grad_enabled")?,
+        watches: Watches::of(&module)?,
     };
     Ok(Some(TORCH.get_or_init(py, || found)))
 }
@@ -98,11 +164,6 @@ fn suited<'py>(
     copied: Copied,
 ) -> PyResult<Operand<'py>> {
     let py = object.py();
-    // A view that stands for its negative; memory does not show it.
-    if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
-        let plain = object.call_method0(intern!(py, "resolve_neg"))?;
-        return suited(torch, &plain, turning, name, copied);
-    }
     let Described { stored, axes, address, place } = match describe(torch, object) {
         Ok(described) => described,
         Err(error) => return Err(no_memory(object, name, error)),
@@ -125,6 +186,12 @@ fn suited<'py>(
             return Err(bad_type(format!("{}: expected {expected}, got {got}", name())));
         }
     };
+    // A view that stands for its negative, as the imaginary part of a conjugate does; memory does not show it.
+    let may_negate = element.is_float() && element != Element::Of(Dtype::Bf16);
+    if may_negate && object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+        let plain = object.call_method0(intern!(py, "resolve_neg"))?;
+        return suited(torch, &plain, turning, name, copied);
+    }
     let aligned = address.is_multiple_of(if place == Place::Cpu { element.bytes() as u64 } else { VECTOR });
     match axes {
         Some(axes)

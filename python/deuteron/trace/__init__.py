@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+from deuteron._native import Program
 from deuteron.trace.value import Value  # first: the functions below need it
 from deuteron.trace.elementwise import abs, arange, cat, clamp, erf, exp, full, log, maximum, minimum, reciprocal, round
 from deuteron.trace.elementwise import rsqrt, sigmoid, sqrt, stack, stop_gradient, tanh, where
@@ -69,16 +70,24 @@ def trace_op(name: str, attributes: Mapping[str, Any], operands: Sequence[Any]) 
 
     `name` is that of a `Program` (`"norm_act"`, or `"norm_act norm=rms"`), `operands` are in its order.
     """
+    from deuteron._call import program
+
+    written = [f"{key}={str(value).lower()}" for key, value in attributes.items() if value is not None]
+    results = _expand(program(" ".join([name, *written])), operands)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _expand(program: Program, operands: Sequence[Any]) -> Sequence[Value]:
     from deuteron.trace.catalog import expand
 
-    return expand(name, attributes, operands)
+    return expand(program, operands)
 
 
 def _announce() -> None:
-    """Has functions of the catalogue trace what they are called with."""
+    """Has programs trace what they are called with."""
     from deuteron import _call
 
-    _call.traced = (Value, trace_op)
+    _call.traced = (Value, _expand)
 
 
 _announce()

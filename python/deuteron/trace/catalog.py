@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from deuteron._call import program
+from deuteron._native import Program
 from deuteron.trace.emit import as_value, trace_of
 from deuteron.trace.graph import Trace
 from deuteron.trace.value import Value
 
-Results = Union[Value, Tuple[Value, ...]]
 
-
-def expand(name: str, attributes: Mapping[str, Any], operands: Sequence[Any]) -> Results:
-    """The results of an op: one, or a tuple."""
-    word = name.split()[0]
-    written = [f"{key}={str(value).lower()}" for key, value in attributes.items() if value is not None]
-    known = program(" ".join([name, *written]))
+def expand(known: Program, operands: Sequence[Any]) -> List[Value]:
+    """The results of an op."""
+    word = known.name
     given = [as_value(operand, word) for operand in operands if operand is not None]
     if len(given) != len(known.operands):
         raise TypeError(
@@ -32,7 +28,7 @@ def expand(name: str, attributes: Mapping[str, Any], operands: Sequence[Any]) ->
             results.append(values[words[0].split("=")[-1]])
         elif "=" in words and words[words.index("=") + 1] not in ("input", "weight"):
             _statement(line, trace, values, types)
-    return results[0] if len(results) == 1 else tuple(results)
+    return results
 
 
 def _statement(

@@ -1,7 +1,6 @@
 //! Differences between two analyses.
 
-mod sample;
-
+use crate::sample;
 use deuteron_report::{Event, NumberSheet, diff};
 
 #[test]

@@ -3,12 +3,11 @@
 //! `REPORT_PICTURES=folder` writes pictures of every page there, for a person to look at.
 
 mod chromium;
-#[path = "../sample/mod.rs"]
-mod sample;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crate::sample;
 use chromium::{Browser, Window};
 use serde_json::Value;
 

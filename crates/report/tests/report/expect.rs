@@ -1,8 +1,6 @@
 //! Expectations held against GPT-2: add and norm are fused, attention is one kernel, products stand alone.
 
-mod hostile;
-mod sample;
-
+use crate::{hostile, sample};
 use deuteron_report::{Outcome, ReportError, expect};
 
 fn told(text: &str) -> Vec<String> {

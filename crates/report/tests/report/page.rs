@@ -1,10 +1,8 @@
 //! The page and the picture: nothing foreign gets in as markup, nothing malformed breaks them, and they stay small.
 
-mod hostile;
-mod sample;
-
+use crate::hostile::{ATTACK, attacked, malformed};
+use crate::{hostile, sample};
 use deuteron_report::{html, roofline_svg};
-use hostile::{ATTACK, attacked, malformed};
 
 #[test]
 fn no_string_becomes_markup() {

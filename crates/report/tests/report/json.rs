@@ -1,7 +1,6 @@
 //! The JSON form: its schema is the checked-in one, it reads back, and errors say where.
 
-mod sample;
-
+use crate::sample;
 use deuteron_report::{LARGEST_INPUT, ReportError, VERSION, parse, schema};
 
 const SCHEMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/analysis.schema.json");
