@@ -271,15 +271,17 @@ class Call:
         self.dropout = (_p(parts.attn_dropout), _p(parts.resid_dropout), _p(parts.mlp_dropout))
         if max(self.dropout) >= 1.0:
             raise Unfit("a dropout of everything")
+        dtype = x.dtype
         for tensor in self.parameters:
             # Shards are put together before a call; other classes of tensors have rules of their own.
-            if type(tensor) is not nn.Parameter and type(tensor) is not torch.Tensor:
-                raise Unfit(f"parameters of class {type(tensor).__name__}")
-            if tensor.dtype != x.dtype:
-                raise Unfit(f"hidden states of {x.dtype} with parameters of {tensor.dtype}")
+            kind = type(tensor)
+            if kind is not nn.Parameter and kind is not torch.Tensor:
+                raise Unfit(f"parameters of class {kind.__name__}")
+            if tensor.dtype is not dtype:
+                raise Unfit(f"hidden states of {dtype} with parameters of {tensor.dtype}")
         self.key = (
             x.shape,
-            x.dtype,
+            dtype,
             self.compute,
             self.dropout,
             parts.attn.scaling,

@@ -170,8 +170,8 @@ def block_refusal(block: nn.Module) -> Optional[str]:
 
 def check_attention(attn: modeling_gpt2.GPT2Attention) -> str:
     """How transformers would compute it; `Unfit` if that is not what the program does."""
-    # Reading a config by its own rules takes longer than all else that is checked.
-    config = attn.config.__dict__
+    # Reading a config by its own rules takes longer than all else that is checked; compilers know no others.
+    config = attn.config.__dict__ if torch.compiler.is_compiling() else object.__getattribute__(attn.config, "__dict__")
     implementation = config.get("_attn_implementation_internal") or str(attn.config._attn_implementation)
     if implementation not in ("eager", "sdpa") and not implementation.startswith("flash_attention"):
         raise Unfit(f"its attention is implemented by {implementation}")
