@@ -70,10 +70,12 @@ part_info() {
 # side, each test of attention and of products in a process of its own as their kernels take long to compile; then those that run
 # out of it.
 part_test() {
-    local logs program name
+    local logs tests program name
     logs=$(mktemp -d)
     trap 'echo "not passed when time was up:"; grep -L "^result: passed" "$logs"/*; exit 124' TERM
-    for program in "$bundle"/tests/*; do
+    tests=$(mktemp -d)
+    cp "$bundle"/tests/*.gz "$tests" && gunzip "$tests"/*.gz && chmod +x "$tests"/*
+    for program in "$tests"/*; do
         [ -x "$program" ] || continue
         case ${program##*/} in
             *-attention | *-cuda)
@@ -85,7 +87,7 @@ part_test() {
         esac
     done
     wait
-    for program in "$bundle"/tests/*-cuda; do
+    for program in "$tests"/*-cuda; do
         [ -x "$program" ] || continue
         test_program "$program" --test-threads 8 --skip products:: --skip one_launch:: >"$logs/${program##*/}" 2>&1 &
         wait  # a command in the foreground would keep the trap waiting
@@ -95,7 +97,7 @@ part_test() {
         grep -q '^result: passed' "$name" || { cat "$name"; failed=1; }
     done
     for name in "$logs"/*; do echo "${name##*/}: $(grep '^test result' "$name" || echo 'no result')"; done
-    rm -r "$logs"
+    rm -r "$logs" "$tests"
 }
 
 # Runs a test program, and says at the end how it went.
@@ -128,7 +130,7 @@ spread() {
             failed=1
         fi
     done
-    rm -r "$logs"
+    rm -r "$logs" "$tests"
 }
 
 # Every op again and again beside a stream that keeps the GPU busy: the same bits each time.
@@ -170,7 +172,7 @@ part_sanitize() {
     done
     grep -h 'SUMMARY' "$logs"/*check | sort | uniq -c
     cat "$logs/result"
-    rm -r "$logs"
+    rm -r "$logs" "$tests"
 }
 
 part_calibrate() {

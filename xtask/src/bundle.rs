@@ -43,6 +43,9 @@ const LARGEST: u64 = 40 << 20;
 
 const FOLDER: &str = "bundle";
 
+/// Chosen beside every package: it brings all features of all dependencies, so that nothing is compiled anew for the next one.
+const WHOLE: [&str; 2] = ["--package", "deuteron-python"];
+
 pub fn run() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
     let folder = root.join(FOLDER);
@@ -56,6 +59,9 @@ pub fn run() -> Result<()> {
     for program in &programs {
         strip(program, &folder.join(&program.place))?;
         note_paths(&root, &folder.join(&program.place))?;
+        if program.place.starts_with("tests/") {
+            pack(&folder.join(&program.place))?;
+        }
     }
     copy_scripts(&root.join("bench"), &folder.join("bench"))?;
     python(&root, &folder)?;
@@ -108,7 +114,7 @@ fn test_names<'a>(root: &Path, package: &str, wanted: &[&'a str]) -> Vec<&'a str
 fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     println!("cargo {}", words.join(" "));
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
-    command.args(words).args(["--quiet", "--message-format", "json-render-diagnostics"]).current_dir(root);
+    command.args(words).args(WHOLE).args(["--quiet", "--message-format", "json-render-diagnostics"]).current_dir(root);
     let output = command.stderr(std::process::Stdio::inherit()).output().context("cargo could not be started")?;
     if !output.status.success() {
         bail!("cargo {} failed", words.join(" "));
@@ -142,6 +148,15 @@ fn strip(program: &Program, destination: &Path) -> Result<()> {
     let status = Command::new("strip").arg("-o").arg(destination).arg(&program.built).status();
     if !status.context("`strip` could not be started: install binutils")?.success() {
         bail!("strip failed on {}", program.built.display());
+    }
+    Ok(())
+}
+
+/// Test programs are most of the bundle, and shrink to a third; `bench/gpu.sh` unpacks them.
+fn pack(program: &Path) -> Result<()> {
+    let status = Command::new("gzip").arg("-9").arg(program).status();
+    if !status.context("`gzip` could not be started")?.success() {
+        bail!("gzip failed on {}", program.display());
     }
     Ok(())
 }
