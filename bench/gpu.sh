@@ -28,7 +28,7 @@ gpt2         150      30
 attention    150      24
 launches     280      60
 ncu          110      60
-python       150      30
+python       260      30
 pypeers      150      40
 "
 

@@ -140,10 +140,10 @@ class _Deck:
         # Numbers of its own: torch's are those of the same seed.
         self._drawer.manual_seed(seed ^ 0x6465757465726F6E)
         self._drawer.set_offset(round * self.STEP * self.SIZE)
-        device = self._drawer.device
-        # They are saved for gradients, whoever draws them first.
+        # One in each four: kernels read in place what lies where a vector may. They are saved for gradients, whoever draws them first.
         with torch.inference_mode(False):
-            return torch.randint(0, _SEEDS, (self.SIZE,), dtype=torch.int32, device=device, generator=self._drawer).unbind()
+            drawn = torch.empty((self.SIZE, 4), dtype=torch.int32, device=self._drawer.device)
+            return drawn.random_(0, _SEEDS, generator=self._drawer)[:, 0].unbind()
 
 
 # Of a GPU and a stream: memory that one stream fills is not there for others yet.

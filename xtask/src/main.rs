@@ -4,10 +4,10 @@
 
 mod bench;
 mod bundle;
-mod fuzz;
 mod hardware;
 mod python;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
         ["test"] => test(),
         ["bench", "--machine", name] => bench::run(name),
         ["bundle"] => bundle::run(),
-        ["fuzz", rest @ ..] => fuzz::run(rest),
+        ["fuzz", rest @ ..] => fuzz(rest),
         _ => bail!("{USAGE}"),
     }
 }
@@ -38,9 +38,8 @@ fn test() -> Result<()> {
     cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     check_other_target()?;
     // Here, where numbers that overflow are told, and nothing is compiled once more for it.
-    println!("cargo xtask fuzz --seconds 5");
-    fuzz::run(&["--seconds", "5"])?;
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
+    fuzz(&["--seconds", "5"])?;
+    let root = root()?;
     let python = python::install(&root)?;
     // Tests of the package keep one core busy; the other compiles the tests that come last.
     let mut building = Command::new(program()).args(["test", "--workspace", "--no-run", "--quiet"]).spawn()?;
@@ -58,6 +57,24 @@ fn test() -> Result<()> {
     let folder = nvrtc.map(|folder| folder.to_string_lossy().into_owned());
     let environment: Vec<(&str, &str)> = folder.iter().map(|path| ("DEUTERON_NVRTC_ENV", path.as_str())).collect();
     cargo(&["test", "--workspace"], &environment)
+}
+
+/// Mutated files into every reader. The program is built with the features of the whole workspace, so that what it shares with tests
+/// is compiled once.
+fn fuzz(words: &[&str]) -> Result<()> {
+    cargo(&["build", "--quiet", "--workspace", "--bin", "deuteron-fuzz"], &[])?;
+    println!("deuteron-fuzz {}", words.join(" "));
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root().map(|root| root.join("target")), |path| Ok(path.into()))?;
+    let status = Command::new(target.join("debug").join("deuteron-fuzz")).args(words).status();
+    if !status.context("deuteron-fuzz could not be started")?.success() {
+        bail!("deuteron-fuzz {} failed", words.join(" "));
+    }
+    Ok(())
+}
+
+fn root() -> Result<PathBuf> {
+    Ok(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?)
 }
 
 /// aarch64 must at least compile. Where its standard library is not installed, say so and go on.

@@ -1,7 +1,8 @@
 //! Mutated files into every reader of files: nothing may panic.
 //!
-//! Mutations come from a seed, so a failure is found again by its number. cargo-fuzz drives the same bodies where a
-//! nightly toolchain exists (`fuzz/`).
+//! Mutations come from a seed, so a failure is found again by its number. `cargo xtask fuzz` builds and runs this; cargo-fuzz drives
+//! the same bodies where a nightly toolchain exists (`fuzz/`).
+#![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -32,7 +33,9 @@ const EXPECTATIONS: [&str; 2] = [
     "fused layer_norm + gelu\nnot fused add + add + add\n",
 ];
 
-pub fn run(words: &[&str]) -> Result<()> {
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let (mut limit, mut only) = (Limit::Inputs(100_000), None);
     for pair in words.chunks(2) {
         match pair {
@@ -87,7 +90,7 @@ fn known_analysis() -> Result<Analysis> {
 }
 
 fn corpus(folder: &str) -> Result<Vec<Vec<u8>>> {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
     let entries = std::fs::read_dir(&root).with_context(|| format!("cannot read {folder}"))?;
     let mut paths: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     paths.sort();
