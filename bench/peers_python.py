@@ -24,19 +24,27 @@ import deuteron
 ROWS: list[dict[str, Any]] = []
 
 
-def wall(function: Callable[[], Any], calls: int, rounds: int = 7, warm: int = 3) -> float:
-    """Microseconds a call, calls back to back and a wait at the end: the median of some rounds."""
-    for _ in range(warm):
-        function()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(calls):
+def walls(contenders: dict[str, Callable[[], Any]], calls: int, rounds: int, warm: int = 3) -> dict[str, float]:
+    """Microseconds a call of each, calls back to back and a wait at the end: medians of rounds that take turns, as the speed of a
+    host drifts."""
+    for function in contenders.values():
+        for _ in range(warm):
             function()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / calls)
-    return 1e6 * statistics.median(times)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, function in contenders.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            torch.cuda.synchronize()
+            times[name].append((time.perf_counter() - start) / calls)
+    return {name: 1e6 * statistics.median(all_of) for name, all_of in times.items()}
+
+
+def wall(function: Callable[[], Any], calls: int, rounds: int = 7, warm: int = 3) -> float:
+    """The same of one."""
+    return walls({"": function}, calls, rounds, warm)[""]
 
 
 def host(function: Callable[[], Any], calls: int = 200, rounds: int = 40) -> float:
@@ -97,10 +105,9 @@ def part_ops() -> None:
     with torch.no_grad():
         for name, ours, eager, operands in cases:
             compiled = torch.compile(eager)
-            what = f"{name} 8192x768, un-graphed"
-            row(what, "ours", wall(ours, 200), "us")
-            row(what, "torch", wall(lambda: eager(*operands), 200), "us")
-            row(what, "torch.compile", wall(lambda: compiled(*operands), 200), "us")
+            contenders = {"ours": ours, "torch": lambda: eager(*operands), "torch.compile": lambda: compiled(*operands)}
+            for contender, time_of_call in walls(contenders, 200, 60).items():
+                row(f"{name} 8192x768, un-graphed", contender, time_of_call, "us")
 
 
 def model(dropout: float = 0.0) -> Any:
