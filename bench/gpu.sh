@@ -326,6 +326,8 @@ part_python() {
 part_pypeers() {
     unpack_python
     HF_HUB_OFFLINE=1 run python3 "$here/peers_python.py" --commit "$commit" --out "$OUT/h200-python-peers.csv"
+    # What a call costs is told over a bare launch of the same machine.
+    run overhead_row
 }
 
 # A wheel is a zip file: unpacked beside pytest, it is installed.

@@ -93,7 +93,8 @@ fn build(root: &Path) -> Result<Vec<Program>> {
     }
     for package in LIBRARIES {
         let tests = executables(root, &["test", "--release", "--no-run", "--package", package, "--lib"])?;
-        programs.extend(tests.into_iter().map(|(_, built)| Program { built, place: format!("tests/{package}-lib") }));
+        let own = tests.into_iter().filter(|(name, _)| *name == package.replace('-', "_"));
+        programs.extend(own.map(|(_, built)| Program { built, place: format!("tests/{package}-lib") }));
     }
     Ok(programs)
 }
