@@ -71,9 +71,8 @@ part_info() {
 # out of it.
 part_test() {
     local logs tests program name
-    logs=$(mktemp -d)
-    trap 'echo "not passed when time was up:"; grep -L "^result: passed" "$logs"/*; exit 124' TERM
-    tests=$(mktemp -d)
+    logs=$(mktemp -d) tests=$(mktemp -d)
+    trap 'echo "not passed when time was up:"; grep -L "^result: passed" "$logs"/*; rm -r "$logs" "$tests"; exit 124' TERM
     cp "$bundle"/tests/*.gz "$tests" && gunzip "$tests"/*.gz && chmod +x "$tests"/*
     for program in "$tests"/*; do
         [ -x "$program" ] || continue

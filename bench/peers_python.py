@@ -15,6 +15,7 @@ import csv
 import datetime
 import statistics
 import time
+from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -42,13 +43,8 @@ def walls(contenders: dict[str, Callable[[], Any]], calls: int, rounds: int, war
     return {name: 1e6 * statistics.median(all_of) for name, all_of in times.items()}
 
 
-def wall(function: Callable[[], Any], calls: int, rounds: int = 7, warm: int = 3) -> float:
-    """The same of one."""
-    return walls({"": function}, calls, rounds, warm)[""]
-
-
 def host(function: Callable[[], Any], calls: int = 200, rounds: int = 40) -> float:
-    """Microseconds of host time a call: fewer calls than a stream takes before it makes the host wait."""
+    """Microseconds of host time a call, the least of some rounds: fewer calls than a stream takes before it makes the host wait."""
     for _ in range(20):
         function()
     times = []
@@ -130,8 +126,10 @@ def part_forward() -> None:
             expected, got = plain(tokens).logits.float(), ours(tokens).logits.float()
             worst = (expected - got).abs().max() / expected.abs().max()
             print(f"largest difference of a logit: {worst:.2e} of the largest")
-            for name, contender in (("ours", ours), ("torch", plain), ("torch.compile", compiled)):
-                row(what, name, wall(lambda: contender(tokens, use_cache=False).logits, 10) / 1e3, "ms")
+            models = {"ours": ours, "torch": plain, "torch.compile": compiled}
+            calls = {name: partial(one, tokens, use_cache=False) for name, one in models.items()}
+            for name, time_of_call in walls(calls, 10, 9).items():
+                row(what, name, time_of_call / 1e3, "ms")
 
 
 def part_generate() -> None:
@@ -140,8 +138,9 @@ def part_generate() -> None:
     deuteron.patch(ours)
     prompt = torch.randint(0, 50257, (1, 128), device="cuda")
     options = dict(max_new_tokens=128, min_new_tokens=128, do_sample=False, pad_token_id=0)
-    for name, contender in (("ours", ours), ("torch", plain)):
-        row("generate 128 tokens", name, wall(lambda: contender.generate(prompt, **options), 1, rounds=3, warm=1) / 1e3, "ms")
+    calls = {name: partial(one.generate, prompt, **options) for name, one in (("ours", ours), ("torch", plain))}
+    for name, time_of_call in walls(calls, 1, 3, warm=1).items():
+        row("generate 128 tokens", name, time_of_call / 1e3, "ms")
 
 
 def part_train() -> None:
@@ -162,8 +161,8 @@ def part_train() -> None:
 
         return once
 
-    for name, contender in (("ours", ours), ("torch", plain)):
-        row("training step, 16 x 1024, AMP", name, wall(step(contender), 5, rounds=5) / 1e3, "ms")
+    for name, time_of_call in walls({"ours": step(ours), "torch": step(plain)}, 5, 5).items():
+        row("training step, 16 x 1024, AMP", name, time_of_call / 1e3, "ms")
 
 
 def main() -> None:

@@ -26,16 +26,21 @@ def is_compiling() -> bool:
 
 def run(text: str, operands: Sequence[Any]) -> Sequence[Any]:
     """Runs the program of a text on operands and gives its outputs. A compiler of torch sees one operator."""
-    if is_compiling():
+    if is_compiling() and not _are_traced(operands):
         from ._torch import compiled
 
         return compiled(text, operands)
     return program(text)(*operands)
 
 
+def _are_traced(operands: Sequence[Any]) -> bool:
+    """Whether values of a trace are among them: a compiler may be looking at who traces."""
+    return traced is not None and any([isinstance(operand, traced[0]) for operand in operands])
+
+
 def general(program: Program, operands: Sequence[Any]) -> tuple[Any, ...]:
     """Runs a program on operands that are not all plain tensors of torch, or where torch looks at calls."""
-    if traced is not None and any(isinstance(operand, traced[0]) for operand in operands):
+    if traced is not None and _are_traced(operands):
         return tuple(traced[1](program, operands))
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "compiler") and any(isinstance(one, torch.Tensor) for one in operands):

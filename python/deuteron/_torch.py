@@ -12,6 +12,7 @@ from typing import Any, List, Optional, Sequence
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ._call import program as find
 from ._native import Program
@@ -95,13 +96,23 @@ def draw(like: torch.Tensor) -> torch.Tensor:
     if torch.compiler.is_compiling():
         return torch.randint(0, _SEEDS, (), dtype=torch.int32, device=like.device)
     kind = type(like)
-    if (kind is _TENSOR or kind is _PARAMETER) and like.is_cuda and _Deck.works and not _modes():
+    if (kind is _TENSOR or kind is _PARAMETER) and like.is_cuda and _Deck.works and not _stands_in():
         if not torch.cuda.is_current_stream_capturing():
             with _drawing:
                 return _deck(like.get_device()).draw()
     # The same number, faster; no compiler knows it.
     return like.new_empty((), dtype=torch.int32).random_(0, _SEEDS)
 
+
+def _stands_in() -> bool:
+    """Whether what torch makes now may stand for something else: under a transform of functorch, or where it is not computed."""
+    if _transforms() is not None:
+        return True
+    return bool(_modes()) and any(torch._C._get_dispatch_mode(key) is not None for key in _STANDING_IN)
+
+
+_KEYS = torch._C._TorchDispatchModeKey
+_STANDING_IN = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 
 # Seeds are below.
 _SEEDS = 2**31 - 1
@@ -130,10 +141,12 @@ class _Deck:
         offset = generator.get_offset()
         round, place = divmod(offset // self.STEP, self.SIZE)
         known = (generator.initial_seed(), round)
-        if self._known != known:
-            self._seeds = self._drawn(*known)
-            self._known = known
         generator.set_offset((offset // self.STEP + 1) * self.STEP)
+        if self._known != known:
+            # What modes look at is the call, not how it comes by its seed.
+            with _disable_current_modes():
+                self._seeds = self._drawn(*known)
+            self._known = known
         return self._seeds[place]
 
     def _drawn(self, seed: int, round: int) -> Sequence[torch.Tensor]:

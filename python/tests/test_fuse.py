@@ -652,6 +652,23 @@ def test_dropout_is_a_function_of_its_seed(torch: Any) -> None:
     assert torch.equal(x.grad, first.detach())
 
 
+@pytest.mark.parametrize("how", ["compile", "export"])
+def test_a_compiler_meets_ops_of_the_catalogue_in_a_trace(torch: Any, how: str) -> None:
+    """Nothing was traced before: the function is called while a compiler looks."""
+    fused = deuteron.fuse(lambda x, w: deuteron.norm_act(x, w) + deuteron.act(x))
+
+    class Whole(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def forward(self, x: Any, w: Any) -> Any:
+            return fused(x, w)
+
+    x, w = torch.randn(3, 8), torch.randn(8)
+    if how == "compile":
+        got = torch.compile(Whole(), fullgraph=True, backend="aot_eager")(x, w)
+    else:
+        got = torch.export.export(Whole(), (x, w)).module()(x, w)
+    torch.testing.assert_close(got, deuteron.norm_act(x, w) + deuteron.act(x))
+
+
 def test_a_compiler_sees_one_operator(torch: Any) -> None:
     F = torch.nn.functional
 

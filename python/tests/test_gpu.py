@@ -120,6 +120,23 @@ def test_a_checkpoint_drops_the_same_again() -> None:
     assert torch.equal(gradient, y.detach())
 
 
+def test_who_looks_at_calls_changes_nothing_that_is_dropped() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.ones(64, 256, device="cuda", requires_grad=True)
+    for seed in (11, 12):
+        torch.cuda.manual_seed(seed)
+        expected = deuteron.act_dropout(x, 0.5)
+        torch.cuda.manual_seed(seed + 100)
+        torch.cuda.manual_seed(seed)
+        with FlopCounterMode(display=False):
+            assert torch.equal(expected, deuteron.act_dropout(x, 0.5)), "a mode"
+    torch.cuda.manual_seed(13)
+    with pytest.raises(NotImplementedError):
+        torch.func.grad(lambda x: deuteron.act_dropout(x, 0.5).sum())(x)
+    deuteron.act_dropout(x, 0.5).sum().backward()
+
+
 def test_what_inference_draws_trains() -> None:
     """The first of many seeds is drawn under inference mode, the next is saved for a gradient."""
     torch.cuda.manual_seed(2)

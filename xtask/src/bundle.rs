@@ -112,7 +112,7 @@ fn test_names<'a>(root: &Path, package: &str, wanted: &[&'a str]) -> Vec<&'a str
 }
 
 /// Runs cargo and returns the executables it made or found up to date: name and path.
-fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>> {
+pub fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     println!("cargo {}", words.join(" "));
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
     command.args(words).args(WHOLE).args(["--quiet", "--message-format", "json-render-diagnostics"]).current_dir(root);

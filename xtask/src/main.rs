@@ -7,7 +7,7 @@ mod bundle;
 mod hardware;
 mod python;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -62,11 +62,10 @@ fn test() -> Result<()> {
 /// Mutated files into every reader. The program is built with the features of the whole workspace, so that what it shares with tests
 /// is compiled once.
 fn fuzz(words: &[&str]) -> Result<()> {
-    cargo(&["build", "--quiet", "--workspace", "--bin", "deuteron-fuzz"], &[])?;
+    let built = bundle::executables(&root()?, &["build", "--package", "deuteron-testkit", "--bin", "deuteron-fuzz"])?;
+    let (_, program) = built.into_iter().next().context("cargo built no deuteron-fuzz")?;
     println!("deuteron-fuzz {}", words.join(" "));
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| root().map(|root| root.join("target")), |path| Ok(path.into()))?;
-    let status = Command::new(target.join("debug").join("deuteron-fuzz")).args(words).status();
+    let status = Command::new(program).args(words).status();
     if !status.context("deuteron-fuzz could not be started")?.success() {
         bail!("deuteron-fuzz {} failed", words.join(" "));
     }
@@ -74,7 +73,7 @@ fn fuzz(words: &[&str]) -> Result<()> {
 }
 
 fn root() -> Result<PathBuf> {
-    Ok(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?)
+    Ok(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?)
 }
 
 /// aarch64 must at least compile. Where its standard library is not installed, say so and go on.

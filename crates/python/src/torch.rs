@@ -24,6 +24,8 @@ struct Torch {
     /// `torch._C._cuda_getCurrentRawStream`, where torch was built with CUDA
     stream: Option<Py<PyAny>>,
     is_grad_enabled: Py<PyAny>,
+    /// whether it has complex numbers of two `bf16`
+    complex_bf16: bool,
     /// functions that say whether torch looks at calls instead of doing them
     watches: Watches,
 }
@@ -128,6 +130,7 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
         empty_strided: named("empty_strided")?,
         stream,
         is_grad_enabled: named("is_grad_enabled")?,
+        complex_bf16: module.hasattr("bcomplex32")?,
         watches: Watches::of(&module)?,
     };
     Ok(Some(TORCH.get_or_init(py, || found)))
@@ -187,7 +190,7 @@ fn suited<'py>(
         }
     };
     // A view that stands for its negative, as the imaginary part of a conjugate does; memory does not show it.
-    let may_negate = element.is_float() && element != Element::Of(Dtype::Bf16);
+    let may_negate = element.is_float() && (torch.complex_bf16 || element != Element::Of(Dtype::Bf16));
     if may_negate && object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         let plain = object.call_method0(intern!(py, "resolve_neg"))?;
         return suited(torch, &plain, turning, name, copied);
