@@ -3,8 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use deuteron::listing::{Absent, kernels_for};
 use deuteron::reference::random_case;
@@ -78,56 +76,58 @@ fn compile(compiler: &Compiler, cases: Vec<Case>) -> Vec<String> {
         entry.1 |= case.ready_made;
     }
     let list: Vec<_> = distinct.into_iter().collect();
-    let (next, failures, most) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
-    let work = || {
-        while let Some(((arch, text), (label, ready_made))) = list.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let problem = match compiler.compile(&Request { name: label, text, arch: arch.name(), options: &[] }) {
-                Ok(cubin) => {
-                    let registers = cubin.entries.iter().map(|entry| entry.registers as usize).max().unwrap_or(0);
-                    most.fetch_max(registers, Ordering::Relaxed);
-                    let spills = cubin.entries.iter().find(|entry| entry.spill_stores + entry.spill_loads > 0);
-                    let spilt = spills.filter(|_| *ready_made).map(|entry| {
-                        let (name, bytes) = (&entry.name, entry.spill_stores);
-                        format!("{label} for {arch}: `{name}` spills {bytes} bytes at {} registers", entry.registers)
-                    });
-                    spilt.or_else(|| uneven(text, registers).map(|problem| format!("{label} for {arch}: {problem}")))
-                }
-                Err(error) => Some(format!("{label} for {arch}: {error}")),
-            };
-            failures.lock().unwrap_or_else(PoisonError::into_inner).extend(problem);
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
-    println!("{} kernels compiled, {} registers at most", list.len(), most.into_inner());
-    failures.into_inner().unwrap_or_else(PoisonError::into_inner)
+    let requests: Vec<Request<'_>> = list
+        .iter()
+        .map(|((arch, text), (label, _))| Request { name: label, text, arch: arch.name(), options: &[] })
+        .collect();
+    let (mut failures, mut most) = (Vec::new(), 0);
+    for (((arch, text), (label, ready_made)), made) in list.iter().zip(compiler.compile_all(&requests)) {
+        let cubin = match made {
+            Ok(cubin) => cubin,
+            Err(error) => {
+                failures.push(format!("{label} for {arch}: {error}"));
+                continue;
+            }
+        };
+        let registers = cubin.entries.iter().map(|entry| entry.registers as usize).max().unwrap_or(0);
+        most = most.max(registers);
+        let spills = cubin.entries.iter().filter(|entry| *ready_made && entry.spill_stores + entry.spill_loads > 0);
+        failures.extend(spills.take(1).map(|entry| {
+            let (name, bytes) = (&entry.name, entry.spill_stores);
+            format!("{label} for {arch}: `{name}` spills {bytes} bytes at {} registers", entry.registers)
+        }));
+        failures.extend(uneven(text, registers).map(|problem| format!("{label} for {arch}: {problem}")));
+    }
+    println!("{} kernels compiled, {most} registers at most", list.len());
+    failures
 }
 
 #[test]
 fn every_kernel_of_the_catalogue_compiles_without_spills() {
     let Some(compiler) = compiler() else { return };
     let mut cases = Vec::new();
-    let mut add = |graphs: Vec<(String, Graph)>, archs: &[Arch]| {
-        for (label, graph) in graphs {
-            for &arch in archs {
-                for source in sources(&graph, arch, Strategy::Greedy) {
-                    cases.push(Case { label: label.clone(), source, arch, ready_made: true });
-                }
+    let mut add = |op: &FusedOp, dtype: Dtype, size: [usize; 2], arch: Arch| {
+        for (label, graph) in catalogue(std::slice::from_ref(op), dtype, size) {
+            for source in sources(&graph, arch, Strategy::Greedy) {
+                cases.push(Case { label: label.clone(), source, arch, ready_made: true });
             }
         }
     };
-    let all: Vec<FusedOp> = FusedOp::variants().into_iter().filter(FusedOp::is_rows).collect();
-    add(catalogue(&all, Dtype::Bf16, [8192, 768]), &[Arch::Sm80, Arch::Sm90a]);
-    add(catalogue(&all, Dtype::F32, [8192, 1500]), &[Arch::Sm80, Arch::Sm90a]);
-    // Variants were compiled above; of other sizes and architectures the usual ones.
-    let usual = row_ops();
-    add(catalogue(&usual, Dtype::F16, [4096, 4096]), &[Arch::Sm90a]);
-    for (turn, op) in usual.iter().enumerate() {
-        add(catalogue(std::slice::from_ref(op), Dtype::Bf16, [512, 127]), &[[Arch::Sm75, Arch::Sm89][turn % 2]]);
+    // Every variant for both architectures at one size; at others they take turns.
+    let both = [Arch::Sm80, Arch::Sm90a];
+    for (turn, op) in FusedOp::variants().iter().filter(|op| op.is_rows()).enumerate() {
+        both.into_iter().for_each(|arch| add(op, Dtype::Bf16, [8192, 768], arch));
+        add(op, Dtype::F32, [8192, 1500], both[turn % 2]);
     }
-    // Scores grow with the square of the columns.
-    let long: Vec<FusedOp> = usual.into_iter().filter(|op| !matches!(op, FusedOp::AttentionScores { .. })).collect();
-    add(catalogue(&long, Dtype::Bf16, [64, 32768]), &[Arch::Sm80, Arch::Sm90a]);
+    // Of more sizes and architectures the usual ones.
+    for (turn, op) in row_ops().iter().enumerate() {
+        add(op, Dtype::F16, [4096, 4096], Arch::Sm90a);
+        add(op, Dtype::Bf16, [512, 127], [Arch::Sm75, Arch::Sm89][turn % 2]);
+        // Scores grow with the square of the columns.
+        if !matches!(op, FusedOp::AttentionScores { .. }) {
+            add(op, Dtype::Bf16, [64, 32768], both[turn % 2]);
+        }
+    }
     let failures = compile(&compiler, cases);
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }

@@ -62,31 +62,37 @@ const SIZES: [[usize; 3]; 7] =
 #[test]
 fn every_kernel_compiles_without_spills() {
     let Some(compiler) = compiler() else { return };
-    let (mut failures, mut most, mut count) = (Vec::new(), 0, 0);
     // Every dtype for one size, each number of rows that is compiled for one dtype.
     let of_dtypes = Dtype::FLOATS.map(|dtype| (dtype, [8, 768, 384]));
+    let mut kernels = Vec::new();
     for (dtype, size) in of_dtypes
         .into_iter()
         .chain([[1, 768, 3072], [2, 768, 2304], [4, 1500, 33], [3, 127, 129]].map(|size| (Dtype::Bf16, size)))
     {
         for (text, arch) in graphs(size).iter().flat_map(|text| [(text, Arch::Sm80), (text, Arch::Sm90a)]) {
             let (source, config, _) = one(text, dtype, arch);
-            let label = format!("{dtype} {arch}: {text}: {config:?}");
-            count += 1;
-            match compiler.compile(&Request { name: "skinny", text: &source.text, arch: arch.name(), options: &[] }) {
-                Ok(cubin) => {
-                    let entry = &cubin.entries[0];
-                    most = most.max(entry.registers);
-                    println!("{} registers: {label}", entry.registers);
-                    if entry.spill_stores + entry.spill_loads > 0 {
-                        failures.push(format!("spills {} bytes: {label}", entry.spill_stores));
-                    }
-                }
-                Err(error) => failures.push(format!("{label}: {error}")),
-            }
+            kernels.push((format!("{dtype} {arch}: {text}: {config:?}"), source, arch));
         }
     }
-    println!("{count} kernels compiled, {most} registers at most");
+    let requests: Vec<Request<'_>> = kernels
+        .iter()
+        .map(|(_, source, arch)| Request { name: "skinny", text: &source.text, arch: arch.name(), options: &[] })
+        .collect();
+    let (mut failures, mut most) = (Vec::new(), 0);
+    for ((label, ..), made) in kernels.iter().zip(compiler.compile_all(&requests)) {
+        match made {
+            Ok(cubin) => {
+                let entry = &cubin.entries[0];
+                most = most.max(entry.registers);
+                println!("{} registers: {label}", entry.registers);
+                if entry.spill_stores + entry.spill_loads > 0 {
+                    failures.push(format!("spills {} bytes: {label}", entry.spill_stores));
+                }
+            }
+            Err(error) => failures.push(format!("{label}: {error}")),
+        }
+    }
+    println!("{} kernels compiled, {most} registers at most", kernels.len());
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
 

@@ -20,6 +20,20 @@ pub(crate) fn compile(
     arch: &str,
     sources: &[&CudaSource],
 ) -> Result<Vec<Cubin>, CudaError> {
+    on_all_cores(sources, |source| one(compiler, cache, arch, source)).into_iter().collect()
+}
+
+impl Compiler {
+    /// Compiles all sources on all cores: a result for each, in their order.
+    pub fn compile_all(&self, requests: &[Request<'_>]) -> Vec<Result<Cubin, CudaError>> {
+        on_all_cores(requests, |request| self.compile(request))
+    }
+}
+
+fn on_all_cores<S: Sync>(
+    sources: &[S],
+    build: impl Fn(&S) -> Result<Cubin, CudaError> + Sync,
+) -> Vec<Result<Cubin, CudaError>> {
     let results: Vec<Mutex<Option<Result<Cubin, CudaError>>>> = sources.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let work = || {
@@ -27,7 +41,7 @@ pub(crate) fn compile(
             let index = next.fetch_add(1, Ordering::Relaxed);
             sources.get(index).zip(results.get(index))
         } {
-            let made = one(compiler, cache, arch, source);
+            let made = build(source);
             *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
         }
     };

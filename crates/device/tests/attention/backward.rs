@@ -5,7 +5,7 @@ use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
 };
 use crate::support::{compiler, gpu};
-use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Family};
 use deuteron_codegen::kernels::attention::cuda::backward::{
     BackwardTiles, BackwardWay, CudaBackward, SideTiles, render, source,
 };
@@ -41,18 +41,22 @@ fn dtype_of(kernel: &AttentionKernel, operand: BackwardOperand) -> Dtype {
 
 // The compiler.
 
-fn compile(compiler: &Compiler, backward: CudaBackward, arch: Arch) {
-    let CudaBackward { kernel, way } = backward;
-    let source = source(backward);
-    let request = Request { name: &source.name, text: &source.text, arch: arch.name(), options: &[] };
-    let cubin = compiler.compile(&request).unwrap_or_else(|error| panic!("{way:?} {kernel:?} for {arch}: {error}"));
-    assert_eq!(cubin.entries.len(), 2, "{way:?} {kernel:?} for {arch}");
-    for entry in &cubin.entries {
-        let spilled = entry.spill_stores + entry.spill_loads;
-        println!("{way} {kernel:?} {arch}: {} takes {} registers, spills {spilled}", entry.name, entry.registers);
-        // Older compilers come a register or two short in tall tiles.
-        let few = compiler.version() < (13, 4) && way == tall() && spilled <= 64;
-        assert!(spilled == 0 || few || kernel.width > 128, "{way:?} {kernel:?} for {arch}: {entry:?}");
+fn compile(compiler: &Compiler, kernels: &[(CudaBackward, Arch)]) {
+    let sources: Vec<CudaSource> = kernels.iter().map(|&(backward, _)| source(backward)).collect();
+    let pairs = sources.iter().zip(kernels);
+    let requests: Vec<Request<'_>> = pairs
+        .map(|(source, (_, arch))| Request { name: &source.name, text: &source.text, arch: arch.name(), options: &[] })
+        .collect();
+    for (&(CudaBackward { kernel, way }, arch), made) in kernels.iter().zip(compiler.compile_all(&requests)) {
+        let cubin = made.unwrap_or_else(|error| panic!("{way:?} {kernel:?} for {arch}: {error}"));
+        assert_eq!(cubin.entries.len(), 2, "{way:?} {kernel:?} for {arch}");
+        for entry in &cubin.entries {
+            let spilled = entry.spill_stores + entry.spill_loads;
+            println!("{way} {kernel:?} {arch}: {} takes {} registers, spills {spilled}", entry.name, entry.registers);
+            // Older compilers come a register or two short in tall tiles.
+            let few = compiler.version() < (13, 4) && way == tall() && spilled <= 64;
+            assert!(spilled == 0 || few || kernel.width > 128, "{way:?} {kernel:?} for {arch}: {entry:?}");
+        }
     }
 }
 
@@ -67,6 +71,7 @@ fn chosen(kernel: AttentionKernel, sizes: [usize; 4], arch: Arch) -> CudaBackwar
 #[test]
 fn every_kernel_compiles_without_spills() {
     let Some(compiler) = compiler() else { return };
+    let mut kernels = Vec::new();
     // Storage types and architectures take turns: all combinations would take minutes.
     for (index, width) in [32, 64, 80, 128, 256].into_iter().enumerate() {
         for (turn, mask) in masks().enumerate() {
@@ -78,11 +83,11 @@ fn every_kernel_compiles_without_spills() {
                 let kernel = named_kernel(dtype, width, mask, dropout);
                 let backward = chosen(kernel, [2, 12, 300, 300], arch);
                 assert_ne!(backward.way, BackwardWay::Plain);
-                compile(&compiler, backward, arch);
+                kernels.push((backward, arch));
                 if turn == index {
                     let kernel =
                         AttentionKernel { dtype: [Dtype::F32, dtype][odd], kv: [Dtype::F32, dtype][odd], ..kernel };
-                    compile(&compiler, CudaBackward { kernel, way: BackwardWay::Plain }, Arch::Sm75);
+                    kernels.push((CudaBackward { kernel, way: BackwardWay::Plain }, Arch::Sm75));
                 }
             }
         }
@@ -91,17 +96,18 @@ fn every_kernel_compiles_without_spills() {
     for width in [64, 128] {
         for arch in [Arch::Sm80, Arch::Sm90a] {
             let kernel = named_kernel(Dtype::Bf16, width, AttentionMask::Causal, false);
-            compile(&compiler, chosen(kernel, [8, 12, 1024, 1024], arch), arch);
-            compile(&compiler, chosen(kernel, [1, 12, 1024, 1024], arch), arch);
+            kernels.push((chosen(kernel, [8, 12, 1024, 1024], arch), arch));
+            kernels.push((chosen(kernel, [1, 12, 1024, 1024], arch), arch));
             let apart = chosen(kernel, [8, 12, 1024, 1025], arch);
             assert!(matches!(apart.way, BackwardWay::Tensor(_)), "{:?}", apart.way);
-            compile(&compiler, apart, arch);
+            kernels.push((apart, arch));
         }
         for (dtype, mask) in [(Dtype::Bf16, AttentionMask::Full), (Dtype::F16, AttentionMask::Causal)] {
             let kernel = named_kernel(dtype, width, mask, false);
-            compile(&compiler, CudaBackward { kernel, way: BackwardWay::Hopper }, Arch::Sm90a);
+            kernels.push((CudaBackward { kernel, way: BackwardWay::Hopper }, Arch::Sm90a));
         }
     }
+    compile(&compiler, &kernels);
 }
 
 // The GPU.
