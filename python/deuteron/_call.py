@@ -11,6 +11,9 @@ from ._native import Program
 # The class of values of a trace and what a program does with them, once `deuteron.trace` is loaded.
 traced: Optional[tuple[type, Callable[[Program, Sequence[Any]], Sequence[Any]]]] = None
 
+# What draws a seed beside a tensor of torch, once `deuteron._torch` is loaded.
+draw: Optional[Callable[[Any], Any]] = None
+
 
 @lru_cache(maxsize=4096)
 def program(text: str, states: tuple[str, ...] = ()) -> Program:

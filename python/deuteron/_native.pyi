@@ -1,11 +1,12 @@
 """The engine, written in Rust."""
 
-from typing import Any, Sequence, final
+from typing import Any, Callable, Sequence, final
 
 __all__ = [
     "__version__",
     "Program",
     "Array",
+    "Decks",
     "analyze",
     "analysis_html",
     "analysis_text",
@@ -15,6 +16,16 @@ __all__ = [
 ]
 
 __version__: str
+
+@final
+class Decks:
+    """Seeds on GPUs, drawn many at a time, as each would take a kernel of its own. The generator of torch says which comes next."""
+
+    def __new__(cls, draw: Callable[[int, int, int, int], Sequence[Any]]) -> Decks:
+        """`draw` draws a deck: device, seed, offset and count to tensors."""
+
+    def deal(self, like: Any) -> Any:
+        """The next seed beside a tensor; None where torch must draw it itself."""
 
 @final
 class Program:

@@ -7,15 +7,15 @@ looks at the call instead of doing it (`torch.compile`, fake tensors, modes), it
 
 from __future__ import annotations
 
-import threading
 from typing import Any, List, Optional, Sequence
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
+from . import _call
 from ._call import program as find
-from ._native import Program
+from ._native import Decks, Program
 
 # Programs that multiply matrices: under autocast all their floats are of its dtype, as those of torch's are.
 _PRODUCTS = frozenset(
@@ -95,83 +95,34 @@ def draw(like: torch.Tensor) -> torch.Tensor:
     """A seed, drawn on the device of a tensor: `torch.manual_seed` rules it, and a CUDA graph draws anew at each replay."""
     if torch.compiler.is_compiling():
         return torch.randint(0, _SEEDS, (), dtype=torch.int32, device=like.device)
-    kind = type(like)
-    if (kind is _TENSOR or kind is _PARAMETER) and like.is_cuda and _Deck.works and not _stands_in():
-        if not torch.cuda.is_current_stream_capturing():
-            with _drawing:
-                return _deck(like.get_device()).draw()
-    # The same number, faster; no compiler knows it.
-    return like.new_empty((), dtype=torch.int32).random_(0, _SEEDS)
+    dealt = _decks.deal(like) if _DEALS else None
+    # The same number as `randint` gives, faster; no compiler knows it.
+    return like.new_empty((), dtype=torch.int32).random_(0, _SEEDS) if dealt is None else dealt
 
 
-def _stands_in() -> bool:
-    """Whether what torch makes now may stand for something else: under a transform of functorch, or where it is not computed."""
-    if _transforms() is not None:
-        return True
-    return bool(_modes()) and any(torch._C._get_dispatch_mode(key) is not None for key in _STANDING_IN)
-
-
-_KEYS = torch._C._TorchDispatchModeKey
-_STANDING_IN = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
+_call.draw = draw
 
 # Seeds are below.
 _SEEDS = 2**31 - 1
 
+# Whether its generators say how far they have come.
+_DEALS = hasattr(torch.Generator, "get_offset") and hasattr(torch.Generator, "set_offset")
 
-class _Deck:
-    """Seeds on a GPU, drawn many at a time, as each would take a kernel of its own.
 
-    Which seed comes next is told by the generator of torch alone: its own seed and how far it has come, which a draw moves on as an
-    op of torch would. So a state that is set again, as by a checkpoint, gives the same seeds again.
-    """
-
-    works = hasattr(torch.Generator, "get_offset") and hasattr(torch.Generator, "set_offset")
-
-    # Seeds that are drawn at a time, and by how much one moves the generator on.
-    SIZE, STEP = 256, 4
-
-    def __init__(self, device: int) -> None:
-        self._generator = torch.cuda.default_generators[device]
-        self._drawer = torch.Generator(device=f"cuda:{device}")
-        self._known: Optional[tuple[int, int]] = None
-        self._seeds: Sequence[torch.Tensor] = ()
-
-    def draw(self) -> torch.Tensor:
-        generator = self._generator
-        offset = generator.get_offset()
-        round, place = divmod(offset // self.STEP, self.SIZE)
-        known = (generator.initial_seed(), round)
-        generator.set_offset((offset // self.STEP + 1) * self.STEP)
-        if self._known != known:
-            # What modes look at is the call, not how it comes by its seed.
-            with _disable_current_modes():
-                self._seeds = self._drawn(*known)
-            self._known = known
-        return self._seeds[place]
-
-    def _drawn(self, seed: int, round: int) -> Sequence[torch.Tensor]:
+def _drawn(device: int, seed: int, offset: int, count: int) -> Sequence[torch.Tensor]:
+    """Seeds on a GPU."""
+    # What modes look at is the call, not how it comes by its seed. Seeds are saved for gradients, whoever draws them first.
+    with _disable_current_modes(), torch.inference_mode(False):
+        drawer = torch.Generator(device=f"cuda:{device}")
         # Numbers of its own: torch's are those of the same seed.
-        self._drawer.manual_seed(seed ^ 0x6465757465726F6E)
-        self._drawer.set_offset(round * self.STEP * self.SIZE)
-        # One in each four: kernels read in place what lies where a vector may. They are saved for gradients, whoever draws them first.
-        with torch.inference_mode(False):
-            drawn = torch.empty((self.SIZE, 4), dtype=torch.int32, device=self._drawer.device)
-            return drawn.random_(0, _SEEDS, generator=self._drawer)[:, 0].unbind()
+        drawer.manual_seed(seed ^ 0x6465757465726F6E)
+        drawer.set_offset(offset)
+        # One in each four: kernels read in place what lies where a vector may.
+        drawn = torch.empty((count, 4), dtype=torch.int32, device=drawer.device)
+        return drawn.random_(0, _SEEDS, generator=drawer)[:, 0].unbind()
 
 
-# Of a GPU and a stream: memory that one stream fills is not there for others yet.
-_decks: dict[tuple[int, int], _Deck] = {}
-_drawing = threading.Lock()
-
-
-def _deck(device: int) -> _Deck:
-    key = (device, torch._C._cuda_getCurrentRawStream(device))
-    found = _decks.get(key)
-    if found is None:
-        if len(_decks) >= 64:
-            _decks.clear()
-        found = _decks[key] = _Deck(device)
-    return found
+_decks = Decks(_drawn)
 
 
 def _check_tensors(name: str, operands: Sequence[Any]) -> None:

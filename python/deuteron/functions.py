@@ -7,7 +7,7 @@ results of the same kind. Leading axes may have any strides. Inside a function u
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 from . import _call
 from ._native import Program
@@ -47,10 +47,12 @@ __all__ = [
 ]
 
 
-def _run(name: str, operands: Sequence[Tensor], **attributes: Any) -> Any:
-    """Runs an op of the catalogue, or adds it to the graph that is being traced. One result comes alone, several as a tuple."""
+def _run(name: str, operands: Sequence[Optional[Tensor]], **attributes: Any) -> Any:
+    """Runs an op of the catalogue, or adds it to the graph that is being traced. Operands that it may be without are None then. One
+    result comes alone, several as a tuple."""
     if _call.is_compiling():
-        results = _call.run(_text(name, attributes), operands)
+        given = [operand for operand in operands if operand is not None]
+        results = _call.run(_text(name, attributes), given)
     else:
         # A function names its attributes in one order, so their values tell programs apart.
         key = (name, *attributes.values())
@@ -80,10 +82,6 @@ def _norm(b: Optional[Tensor]) -> str:
     return "rms" if b is None else "layer"
 
 
-def _given(*operands: Optional[Tensor]) -> list[Tensor]:
-    return [operand for operand in operands if operand is not None]
-
-
 def _probability(name: str, p: float, training: bool) -> float:
     if not isinstance(p, (int, float)) or isinstance(p, bool):
         raise TypeError(f"{name}: expected a number for p, got {type(p).__name__}")
@@ -102,9 +100,7 @@ def _seed(name: str, like: Tensor, seed: Union[None, int, Tensor], p: float) -> 
             # Nobody reads it.
             return like.new_empty((), dtype=torch.int32)
         if seed is None:
-            from ._torch import draw
-
-            return draw(like)
+            return (_call.draw or _load_draw())(like)
         return torch.full((), _wrapped(seed), dtype=torch.int32, device=like.device)
     if _call.traced is not None and isinstance(like, _call.traced[0]):
         if seed is None and p > 0.0:
@@ -117,6 +113,12 @@ def _seed(name: str, like: Tensor, seed: Union[None, int, Tensor], p: float) -> 
 
     drawn = numpy.random.randint(-(2**31), 2**31 - 1) if seed is None and p > 0.0 else _wrapped(seed or 0)
     return numpy.asarray(drawn, dtype=numpy.int32)
+
+
+def _load_draw() -> Callable[[Tensor], Tensor]:
+    from ._torch import draw
+
+    return draw
 
 
 def _wrapped(seed: int) -> int:
@@ -217,12 +219,12 @@ def bias_dropout_add(
 
 def swiglu(x: Tensor, g: Optional[Tensor] = None) -> Tensor:
     """`silu(x) * g`; without `g`, `x` and `g` are the halves of one `[.., 2h]` tensor."""
-    return _run("swiglu", _given(x, g), packed=g is None)
+    return _run("swiglu", (x, g), packed=g is None)
 
 
 def geglu(x: Tensor, g: Optional[Tensor] = None, act: str = "gelu") -> Tensor:
     """`gelu(x) * g`; without `g`, `x` and `g` are the halves of one `[.., 2h]` tensor."""
-    return _run("geglu", _given(x, g), act=act, packed=g is None)
+    return _run("geglu", (x, g), act=act, packed=g is None)
 
 
 def layer_norm(x: Tensor, w: Tensor, b: Tensor, eps: float = 1e-5) -> Tensor:
@@ -244,21 +246,21 @@ def norm_act(x: Tensor, w: Tensor, b: Optional[Tensor] = None, act: str = "gelu"
     >>> deuteron.norm_act(x, w, b, act="relu", eps=0.0)
     array([[0., 1.]], dtype=float32)
     """
-    return _run("norm_act", _given(x, w, b), norm=_norm(b), act=act, eps=eps)
+    return _run("norm_act", (x, w, b), norm=_norm(b), act=act, eps=eps)
 
 
 def norm_bias_act(
     x: Tensor, bias: Tensor, w: Tensor, b: Optional[Tensor] = None, act: str = "gelu", eps: float = 1e-5
 ) -> Tensor:
     """`act(norm(x) + bias)`"""
-    return _run("norm_bias_act", _given(x, bias, w, b), norm=_norm(b), act=act, eps=eps)
+    return _run("norm_bias_act", (x, bias, w, b), norm=_norm(b), act=act, eps=eps)
 
 
 def add_norm(
     x: Tensor, r: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """`s = x + r`, `y = norm(s)`; gives `(y, s)`."""
-    return _run("add_norm", _given(x, r, w, b), norm=_norm(b), eps=eps)  # type: ignore[no-any-return]
+    return _run("add_norm", (x, r, w, b), norm=_norm(b), eps=eps)  # type: ignore[no-any-return]
 
 
 def dropout_add_norm(
@@ -274,7 +276,7 @@ def dropout_add_norm(
 ) -> tuple[Tensor, Tensor]:
     """`s = r + dropout(x + bias)`, `y = norm(s)`; gives `(y, s)`."""
     p = _probability("dropout_add_norm", p, training)
-    operands = _given(x, bias, r, _seed("dropout_add_norm", x, seed, p), w, b)
+    operands = (x, bias, r, _seed("dropout_add_norm", x, seed, p), w, b)
     return _run("dropout_add_norm", operands, norm=_norm(b), eps=eps, p=p)  # type: ignore[no-any-return]
 
 
@@ -283,7 +285,7 @@ def norm_quantize(
 ) -> tuple[Tensor, ...]:
     """Rows of `norm(x)` as int8 with a scale a row: `(q, scale)`; with `r` those of `norm(x + r)`: `(q, scale, s)`. It has no
     gradient."""
-    operands = _given(x, r, w, b)
+    operands = (x, r, w, b)
     return _run("norm_quantize", operands, norm=_norm(b), eps=eps, residual=r is not None)  # type: ignore[no-any-return]
 
 
@@ -317,19 +319,19 @@ def embed_norm(
     tokens: Tensor, wte: Tensor, wpe: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """`s = wte[tokens] + wpe[position]`, `y = norm(s)` of tokens `[.., sequence]`; gives `(y, s)`."""
-    return _run("embed_norm", _given(tokens, wte, wpe, w, b), norm=_norm(b), eps=eps)  # type: ignore[no-any-return]
+    return _run("embed_norm", (tokens, wte, wpe, w, b), norm=_norm(b), eps=eps)  # type: ignore[no-any-return]
 
 
 def linear_act(x: Tensor, weight: Tensor, bias: Tensor, act: str = "gelu", r: Optional[Tensor] = None) -> Tensor:
     """`act(x weight + bias)`, or that plus `r`; `weight [in, out]`."""
-    return _run("linear_act", _given(x, weight, bias, r), act=act, residual=r is not None)
+    return _run("linear_act", (x, weight, bias, r), act=act, residual=r is not None)
 
 
 def norm_linear(
     x: Tensor, weight: Tensor, bias: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5
 ) -> Tensor:
     """`norm(x) weight + bias`; `weight [in, out]`."""
-    return _run("norm_linear", _given(x, weight, bias, w, b), norm=_norm(b), eps=eps)
+    return _run("norm_linear", (x, weight, bias, w, b), norm=_norm(b), eps=eps)
 
 
 def qkv(
@@ -372,7 +374,7 @@ def ffn(
     `[in, out]`."""
     if (weight2 is None) != (bias2 is None):
         raise TypeError("ffn: expected both weight2 and bias2, or neither")
-    operands = _given(x, weight1, bias1, weight2, bias2, w, b)
+    operands = (x, weight1, bias1, weight2, bias2, w, b)
     return _run("ffn", operands, norm=_norm(b), eps=eps, act=act, single=weight2 is None)
 
 
@@ -410,7 +412,7 @@ def attention_add_norm(
 ) -> tuple[Tensor, Tensor]:
     """`s = r + attention(q, k, v)`, `y = norm(s)` in one launch; gives `(y, s)`. `r [batch, sequence, heads * features]`."""
     word = _words_alone("attention_add_norm", mask)
-    return _run("attention_add_norm", _given(q, k, v, r, w, b), mask=word, norm=_norm(b), eps=eps)  # type: ignore[no-any-return]
+    return _run("attention_add_norm", (q, k, v, r, w, b), mask=word, norm=_norm(b), eps=eps)  # type: ignore[no-any-return]
 
 
 def attention_block(
@@ -427,7 +429,7 @@ def attention_block(
 ) -> tuple[Tensor, Tensor]:
     """`s = r + attention(q, k, v) weight + bias`, `y = norm(s)` in one launch: GPT-2's order. Gives `(y, s)`."""
     word = _words_alone("attention_block", mask)
-    operands = _given(q, k, v, weight, bias, r, w, b)
+    operands = (q, k, v, weight, bias, r, w, b)
     return _run("attention_block", operands, mask=word, norm=_norm(b), eps=eps)  # type: ignore[no-any-return]
 
 

@@ -13,6 +13,7 @@ mod numpy;
 mod operand;
 mod program;
 mod run;
+mod seeds;
 mod torch;
 
 use std::ffi::OsString;
@@ -26,6 +27,7 @@ use pyo3::prelude::*;
 use crate::array::Array;
 use crate::errors::{bad_value, failed};
 use crate::program::Program;
+use crate::seeds::Decks;
 
 /// The engine of the package `deuteron`.
 #[pymodule(name = "_native")]
@@ -33,6 +35,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<Program>()?;
     module.add_class::<Array>()?;
+    module.add_class::<Decks>()?;
     module.add_function(wrap_pyfunction!(analyze, module)?)?;
     module.add_function(wrap_pyfunction!(analysis_html, module)?)?;
     module.add_function(wrap_pyfunction!(analysis_text, module)?)?;

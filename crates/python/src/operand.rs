@@ -120,11 +120,6 @@ impl Axes {
         self.rank == 0 || self.sizes[self.rank - 1] <= 1 || self.strides[self.rank - 1] == 1
     }
 
-    /// Whether it is of a shape, with all elements one after another.
-    pub fn is_contiguous_as(&self, shape: &Shape) -> bool {
-        self.sizes() == shape.dims() && self.strides().iter().copied().eq(shape.strides())
-    }
-
     /// The axes of its transpose, if that is read in place and it is not.
     pub fn turned(&self) -> Option<Axes> {
         if self.rank != 2 || self.reads_in_place() || self.strides[0] != 1 {

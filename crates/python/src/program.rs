@@ -212,11 +212,12 @@ impl Program {
         Ok((graph.to_string(), values))
     }
 
-    /// Runs it as the library of its operands would have it done.
+    /// Runs it as the library of its operands would have it done. Operands that an op may be without are None then.
     #[pyo3(signature = (*operands))]
     fn __call__<'py>(slf: &Bound<'py, Program>, operands: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
         let (py, program) = (slf.py(), slf.get());
-        let objects: Vec<Bound<'py, PyAny>> = operands.iter().collect();
+        let left_out = |operand: &Bound<'py, PyAny>| operands.len() > program.operands.len() && operand.is_none();
+        let objects: Vec<Bound<'py, PyAny>> = operands.iter().filter(|operand| !left_out(operand)).collect();
         match torch::manner(py, &objects)? {
             Manner::Plain => {
                 let given = Given::of(program, &objects, &[], &[])?;
@@ -224,9 +225,10 @@ impl Program {
                 Ok(PyTuple::new(py, results)?.into_any())
             }
             Manner::Differentiated => {
-                DIFFERENTIATE.import(py, "deuteron._torch", "differentiate")?.call1((slf, operands))
+                let differentiate = DIFFERENTIATE.import(py, "deuteron._torch", "differentiate")?;
+                differentiate.call1((slf, PyTuple::new(py, objects)?))
             }
-            Manner::Other => GENERAL.import(py, "deuteron._call", "general")?.call1((slf, operands)),
+            Manner::Other => GENERAL.import(py, "deuteron._call", "general")?.call1((slf, PyTuple::new(py, objects)?)),
         }
     }
 

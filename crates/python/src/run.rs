@@ -200,7 +200,7 @@ fn empty<'py>(
 ) -> PyResult<(Bound<'py, PyAny>, u64)> {
     let first = given.list.iter().flatten().next();
     match first.map(|operand| (operand.library, operand)) {
-        Some((Library::Torch, beside)) => torch::empty(beside, element, shape, sizes),
+        Some((Library::Torch, beside)) => torch::empty(beside, element, sizes),
         Some((Library::Numpy, beside)) => numpy::empty(&beside.object, element, sizes[0]),
         Some((Library::Dlpack, _)) | None => array::empty(py, element, shape),
     }

@@ -1,6 +1,6 @@
 //! Tensors of PyTorch, without linking to it: by the functions that it offers for DLPack, or by attributes where it is too old to.
 
-use deuteron::{Dtype, MAX_RANK, Shape};
+use deuteron::{Dtype, MAX_RANK};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -19,15 +19,54 @@ struct Torch {
     dtypes: Vec<(Py<PyAny>, Element)>,
     int64: Py<PyAny>,
     int32: Py<PyAny>,
-    empty_like: Py<PyAny>,
     empty_strided: Py<PyAny>,
+    quick: Quick,
+    cuda: Py<PyAny>,
     /// `torch._C._cuda_getCurrentRawStream`, where torch was built with CUDA
     stream: Option<Py<PyAny>>,
+    /// `torch._C._cuda_isCurrentStreamCapturing`, likewise
+    is_capturing: Option<Py<PyAny>>,
     is_grad_enabled: Py<PyAny>,
     /// whether it has complex numbers of two `bf16`
     complex_bf16: bool,
     /// functions that say whether torch looks at calls instead of doing them
     watches: Watches,
+}
+
+/// Functions that make tensors in half the time of `torch.empty_strided`, where torch has them: they ask no dispatcher.
+#[derive(Default)]
+struct Quick {
+    cpu: Option<Py<PyAny>>,
+    /// on the device that is current
+    cuda: Option<Py<PyAny>>,
+    /// `torch._C._cuda_getDevice`: which that is
+    current: Option<Py<PyAny>>,
+}
+
+impl Quick {
+    fn of(torch: &Bound<'_, PyAny>) -> Quick {
+        let Ok(native) = torch.getattr("_C") else { return Quick::default() };
+        let Ok(guards) = native.getattr("_dynamo").and_then(|dynamo| dynamo.getattr("guards")) else {
+            return Quick::default();
+        };
+        let named = |module: &Bound<'_, PyAny>, name: &str| module.getattr(name).ok().map(Bound::unbind);
+        Quick {
+            cpu: named(&guards, "_empty_strided_cpu"),
+            cuda: named(&guards, "_empty_strided_cuda"),
+            current: named(&native, "_cuda_getDevice"),
+        }
+    }
+
+    /// The one that makes tensors at a place.
+    fn at(&self, py: Python<'_>, place: Place) -> PyResult<Option<&Py<PyAny>>> {
+        Ok(match (place, &self.current) {
+            (Place::Cpu, _) => self.cpu.as_ref(),
+            (Place::Cuda(ordinal), Some(current)) if current.bind(py).call0()?.extract::<usize>()? == ordinal => {
+                self.cuda.as_ref()
+            }
+            (Place::Cuda(_), _) => None,
+        })
+    }
 }
 
 /// What may stand between a call of tensors and its doing.
@@ -51,6 +90,24 @@ impl Watches {
             autocast: native.getattr("_is_any_autocast_enabled")?.unbind(),
             tangents: torch.py().import("torch.autograd.forward_ad")?.into_any().unbind(),
         })
+    }
+
+    /// Whether what torch makes now may stand for something else: under a transform of functorch, or where it is not computed.
+    fn stand_in(&self, py: Python<'_>) -> PyResult<bool> {
+        if !self.transforms.bind(py).call0()?.is_none() {
+            return Ok(true);
+        }
+        if !self.modes.bind(py).call0()?.is_truthy()? {
+            return Ok(false);
+        }
+        let native = py.import("torch")?.getattr("_C")?;
+        let keys = native.getattr("_TorchDispatchModeKey")?;
+        for name in ["FAKE", "PROXY", "FUNCTIONAL"] {
+            if !native.call_method1("_get_dispatch_mode", (keys.getattr(name)?,))?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether any does.
@@ -118,7 +175,7 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
     let Ok(parameter) = nn.getattr("Parameter") else { return Ok(None) };
     let named = |name: &str| module.getattr(name).map(Bound::unbind);
     let dtypes = DTYPES.iter().map(|&(name, element)| Ok((named(name)?, element))).collect::<PyResult<_>>()?;
-    let stream = module.getattr("_C").and_then(|c| c.getattr("_cuda_getCurrentRawStream")).ok().map(Bound::unbind);
+    let native = |name: &str| module.getattr("_C").and_then(|c| c.getattr(name)).ok().map(Bound::unbind);
     let found = Torch {
         exchange: Exchange::of(&tensor),
         tensor: tensor.unbind(),
@@ -126,9 +183,11 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
         dtypes,
         int64: named("int64")?,
         int32: named("int32")?,
-        empty_like: named("empty_like")?,
         empty_strided: named("empty_strided")?,
-        stream,
+        quick: Quick::of(&module),
+        cuda: named("cuda")?,
+        stream: native("_cuda_getCurrentRawStream"),
+        is_capturing: native("_cuda_isCurrentStreamCapturing"),
         is_grad_enabled: named("is_grad_enabled")?,
         complex_bf16: module.hasattr("bcomplex32")?,
         watches: Watches::of(&module)?,
@@ -264,17 +323,15 @@ fn describe(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Described> {
 pub(crate) fn empty<'py>(
     beside: &Operand<'py>,
     element: Element,
-    shape: &Shape,
     [sizes, strides]: [&Bound<'py, PyTuple>; 2],
 ) -> PyResult<(Bound<'py, PyAny>, u64)> {
     let py = beside.object.py();
     let torch = torch(py)?.ok_or_else(|| bad_type("expected torch to be loaded"))?;
-    // The fastest ways that torch has.
-    let made = if element == beside.element && beside.axes.is_contiguous_as(shape) {
-        torch.empty_like.bind(py).call1((&beside.object,))?
+    let dtype = torch.dtypes.iter().find(|(_, known)| *known == element).map(|(dtype, _)| dtype.bind(py));
+    let dtype = dtype.ok_or_else(|| bad_type(format!("torch has no dtype for {}", element.name())))?;
+    let made = if let Some(quick) = torch.quick.at(py, beside.place)? {
+        quick.bind(py).call1((sizes, strides, dtype))?
     } else {
-        let dtype = torch.dtypes.iter().find(|(_, known)| *known == element).map(|(dtype, _)| dtype);
-        let dtype = dtype.ok_or_else(|| bad_type(format!("torch has no dtype for {}", element.name())))?;
         let keywords = PyDict::new(py);
         keywords.set_item(intern!(py, "dtype"), dtype)?;
         keywords.set_item(intern!(py, "device"), beside.object.getattr(intern!(py, "device"))?)?;
@@ -282,6 +339,24 @@ pub(crate) fn empty<'py>(
     };
     let address = describe(torch, &made)?.address;
     Ok((made, address))
+}
+
+/// GPU, stream and generator of a plain tensor beside which seeds may be dealt from a deck: what is made now is computed now, stands for
+/// itself and is in no recording.
+pub(crate) fn dealer<'py>(like: &Bound<'py, PyAny>) -> PyResult<Option<(usize, u64, Bound<'py, PyAny>)>> {
+    let py = like.py();
+    let Some(torch) = torch(py)? else { return Ok(None) };
+    let class = like.get_type();
+    if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
+        return Ok(None);
+    }
+    let Ok(Described { place: Some(Place::Cuda(ordinal)), .. }) = describe(torch, like) else { return Ok(None) };
+    let capturing = torch.is_capturing.as_ref().map(|ask| ask.bind(py).call0()?.is_truthy()).transpose()?;
+    if capturing != Some(false) || torch.watches.stand_in(py)? {
+        return Ok(None);
+    }
+    let generator = torch.cuda.bind(py).getattr(intern!(py, "default_generators"))?.get_item(ordinal)?;
+    Ok(Some((ordinal, stream(py, ordinal)?, generator)))
 }
 
 /// The stream that torch enqueues on at present.
