@@ -33,7 +33,7 @@ struct Torch {
     watches: Watches,
 }
 
-/// Functions that make tensors in half the time of `torch.empty_strided`, where torch has them: they ask no dispatcher.
+/// Functions that make tensors faster than `torch.empty_strided` does, where torch has them: they ask no dispatcher.
 #[derive(Default)]
 struct Quick {
     cpu: Option<Py<PyAny>>,
