@@ -27,6 +27,9 @@ class Decks:
     def deal(self, like: Any) -> Any:
         """The next seed beside a tensor; None where torch must draw it itself."""
 
+    def deal_at(self, ordinal: int, stream: int, generator: Any) -> Any:
+        """The next seed of a generator, on a GPU and for a stream."""
+
 @final
 class Program:
     """What runs as fused kernels: an op of the catalogue with its attributes, or a graph in text form.

@@ -7,6 +7,7 @@ looks at the call instead of doing it (`torch.compile`, fake tensors, modes), it
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, List, Optional, Sequence
 
 import torch
@@ -112,7 +113,7 @@ _DEALS = hasattr(torch.Generator, "get_offset") and hasattr(torch.Generator, "se
 def _drawn(device: int, seed: int, offset: int, count: int) -> Sequence[torch.Tensor]:
     """Seeds on a GPU."""
     # What modes look at is the call, not how it comes by its seed. Seeds are saved for gradients, whoever draws them first.
-    with _disable_current_modes(), torch.inference_mode(False):
+    with _disable_current_modes() if _modes() else nullcontext(), torch.inference_mode(False):
         drawer = torch.Generator(device=f"cuda:{device}")
         # Numbers of its own: torch's are those of the same seed.
         drawer.manual_seed(seed ^ 0x6465757465726F6E)
@@ -223,15 +224,18 @@ _library.define(
 
 
 @torch.compiler.assume_constant_result
-def _about(text: str) -> tuple[str, int, bool]:
-    """Name, outputs and whether it has a gradient."""
+def _about(text: str) -> tuple[str, int, int, bool]:
+    """Name, operands, outputs and whether it has a gradient."""
     program = find(text)
-    return program.name, len(program.outputs), program.differentiable
+    return program.name, len(program.operands), len(program.outputs), program.differentiable
 
 
 def compiled(text: str, operands: Sequence[Any]) -> list[Any]:
     """Runs the program of a text by the operators."""
-    name, outputs, differentiable = _about(text)
+    name, expected, outputs, differentiable = _about(text)
+    if len(operands) > expected:
+        given = [operand for operand in operands if operand is not None]
+        operands = given if len(given) == expected else operands
     _check_tensors(name, operands)
     if torch.is_autocast_enabled(operands[0].device.type):
         operands = _cast(name, operands)

@@ -51,8 +51,7 @@ def _run(name: str, operands: Sequence[Optional[Tensor]], **attributes: Any) -> 
     """Runs an op of the catalogue, or adds it to the graph that is being traced. Operands that it may be without are None then. One
     result comes alone, several as a tuple."""
     if _call.is_compiling():
-        given = [operand for operand in operands if operand is not None]
-        results = _call.run(_text(name, attributes), given)
+        results = _call.run(_text(name, attributes), operands)
     else:
         # A function names its attributes in one order, so their values tell programs apart.
         key = (name, *attributes.values())
@@ -100,7 +99,9 @@ def _seed(name: str, like: Tensor, seed: Union[None, int, Tensor], p: float) -> 
             # Nobody reads it.
             return like.new_empty((), dtype=torch.int32)
         if seed is None:
-            return (_call.draw or _load_draw())(like)
+            # A compiler keeps an eye on what it read, and loading `_torch` changes `_call.draw`.
+            draw = None if _call.is_compiling() else _call.draw
+            return (draw or _load_draw())(like)
         return torch.full((), _wrapped(seed), dtype=torch.int32, device=like.device)
     if _call.traced is not None and isinstance(like, _call.traced[0]):
         if seed is None and p > 0.0:

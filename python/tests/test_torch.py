@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -669,10 +672,90 @@ def test_misuse_under_a_compiler_is_told(fresh: None) -> None:
         (lambda x: deuteron.act_dropout(x, p=1.5), "act_dropout: expected p of at least 0"),
         (lambda x: deuteron.rms_norm(x, w[:3]), "rms_norm: expected weights of the size"),
         (lambda x: deuteron.norm_quantize(x.requires_grad_(), w), "norm_quantize: it has no gradient"),
+        (lambda x: deuteron.bias_act(x, None), "bias_act: .*got NoneType"),
     ):
         torch._dynamo.reset()
         with pytest.raises(Exception, match=text):
             torch.compile(call, backend="aot_eager")(x.clone())
+
+
+def test_a_compiler_may_come_first() -> None:
+    """Nothing has been loaded yet by a call that was not compiled."""
+    code = """
+import torch, deuteron
+x, b = torch.ones(4, 8), torch.zeros(8)
+for call in (lambda: deuteron.bias_dropout_add(x, b, x, p=0.5), lambda: deuteron.act(x)):
+    torch.compile(call, backend="aot_eager", fullgraph=True)()
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Dealt:
+    """A generator as one of a GPU is, as far as decks know it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.offset = seed, 0
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+def test_seeds_of_a_deck_are_told_by_the_generator() -> None:
+    drawn: List[Tuple[int, int, int, int]] = []
+
+    def draw(device: int, seed: int, offset: int, count: int) -> Tuple[Any, ...]:
+        drawn.append((device, seed, offset, count))
+        return tuple((device, seed, offset + 4 * place) for place in range(count))
+
+    decks, generator = _torch.Decks(draw), Dealt(2**64 - 1)
+    dealt = [decks.deal_at(0, 7, generator) for _ in range(300)]
+    assert dealt == [(0, 2**64 - 1, 4 * place) for place in range(300)], "each once, in order"
+    assert drawn == [(0, 2**64 - 1, 0, 256), (0, 2**64 - 1, 1024, 256)]
+    assert generator.offset == 1200
+    generator.offset = 40
+    assert decks.deal_at(0, 7, generator) == dealt[10], "a state that is set again deals the same again"
+    generator.offset = 5
+    assert decks.deal_at(0, 7, generator) == dealt[1] and generator.offset == 8, "others moved it by less than a step"
+    assert decks.deal_at(1, 7, Dealt(3)) == (1, 3, 0), "another GPU"
+    before = len(drawn)
+    decks.deal_at(0, 8, generator)
+    assert len(drawn) == before + 1, "another stream has memory of its own"
+    for stream in range(200):
+        assert decks.deal_at(0, stream, Dealt(stream)) == (0, stream, 0)
+
+
+def test_threads_share_no_seed_of_a_deck() -> None:
+    decks, generator = _torch.Decks(lambda device, seed, offset, count: tuple(range(offset, offset + count))), Dealt(1)
+
+    class Slow(Dealt):
+        def set_offset(self, offset: int) -> None:
+            time.sleep(0.001)
+            generator.offset = offset
+
+        def get_offset(self) -> int:
+            return generator.offset
+
+    with ThreadPoolExecutor(4) as pool:
+        dealt = list(pool.map(lambda _: decks.deal_at(0, 0, Slow(1)), range(64)))
+    assert sorted(dealt) == list(range(64))
+
+
+def test_a_deck_that_cannot_be_drawn_is_told_and_the_next_one_can() -> None:
+    def draw(*_: int) -> Tuple[Any, ...]:
+        raise MemoryError("no room")
+
+    generator = Dealt(1)
+    with pytest.raises(MemoryError, match="no room"):
+        _torch.Decks(draw).deal_at(0, 0, generator)
+    with pytest.raises(TypeError):
+        _torch.Decks(lambda *_: 7).deal_at(0, 0, generator)  # type: ignore[arg-type, return-value]
+    assert _torch.draw(torch.ones(2)).dtype == torch.int32, "on the CPU torch draws"
 
 
 PROGRAMS = {

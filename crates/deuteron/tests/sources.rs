@@ -122,10 +122,18 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
     // Of more sizes and architectures the usual ones.
     for (turn, op) in row_ops().iter().enumerate() {
         add(op, Dtype::F16, [4096, 4096], Arch::Sm90a);
-        add(op, Dtype::Bf16, [512, 127], [Arch::Sm75, Arch::Sm89][turn % 2]);
-        // Scores grow with the square of the columns.
+        // The oldest has no instructions for bf16.
+        add(op, Dtype::Bf16, [512, 127], Arch::Sm75);
+        let other = turn % 2 == 0;
+        if other {
+            add(op, Dtype::Bf16, [512, 127], Arch::Sm89);
+        }
+        // Scores grow with the square of the columns. Of so few rows clusters take one together where there are any.
         if !matches!(op, FusedOp::AttentionScores { .. }) {
-            add(op, Dtype::Bf16, [64, 32768], both[turn % 2]);
+            add(op, Dtype::Bf16, [64, 32768], Arch::Sm90a);
+            if other {
+                add(op, Dtype::Bf16, [64, 32768], Arch::Sm80);
+            }
         }
     }
     let failures = compile(&compiler, cases);

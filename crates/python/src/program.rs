@@ -216,8 +216,14 @@ impl Program {
     #[pyo3(signature = (*operands))]
     fn __call__<'py>(slf: &Bound<'py, Program>, operands: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
         let (py, program) = (slf.py(), slf.get());
-        let left_out = |operand: &Bound<'py, PyAny>| operands.len() > program.operands.len() && operand.is_none();
-        let objects: Vec<Bound<'py, PyAny>> = operands.iter().filter(|operand| !left_out(operand)).collect();
+        let mut objects: Vec<Bound<'py, PyAny>> = operands.iter().collect();
+        let expected = program.operands.len();
+        if objects.len() > expected
+            && matches!(program.source, Source::Op(_))
+            && objects.iter().filter(|object| !object.is_none()).count() == expected
+        {
+            objects.retain(|object| !object.is_none());
+        }
         match torch::manner(py, &objects)? {
             Manner::Plain => {
                 let given = Given::of(program, &objects, &[], &[])?;

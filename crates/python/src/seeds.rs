@@ -24,6 +24,8 @@ const DECKS: usize = 64;
 pub(crate) struct Decks {
     /// draws a deck: `(device, seed, offset, count)` to a tuple of tensors
     draw: Py<PyAny>,
+    /// `threading.RLock`, held while a generator is asked and moved on: calls of Python may let other threads go on
+    turn: Py<PyAny>,
     known: Mutex<HashMap<(usize, u64), Deck>>,
 }
 
@@ -36,27 +38,35 @@ struct Deck {
 #[pymethods]
 impl Decks {
     #[new]
-    fn new(draw: Py<PyAny>) -> Decks {
-        Decks { draw, known: Mutex::default() }
+    fn new(py: Python<'_>, draw: Py<PyAny>) -> PyResult<Decks> {
+        let turn = py.import("threading")?.call_method0("RLock")?.unbind();
+        Ok(Decks { draw, turn, known: Mutex::default() })
     }
 
     /// The next seed beside a tensor; none where torch must draw it itself.
     fn deal<'py>(&self, like: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let py = like.py();
-        let Some((ordinal, stream, generator)) = torch::dealer(like)? else { return Ok(None) };
-        // No other thread of Python comes between these two.
-        let turn = generator.call_method0(intern!(py, "get_offset"))?.extract::<u64>()? / STEP;
-        generator.call_method1(intern!(py, "set_offset"), ((turn + 1) * STEP,))?;
-        let of = (generator.call_method0(intern!(py, "initial_seed"))?.extract()?, turn / DECK);
+        let dealer = torch::dealer(like)?;
+        dealer.map(|(ordinal, stream, generator)| self.deal_at(ordinal, stream, &generator)).transpose()
+    }
+
+    /// The next seed of a generator, on a GPU and for a stream.
+    fn deal_at<'py>(&self, ordinal: usize, stream: u64, generator: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = generator.py();
+        let lock = self.turn.bind(py);
+        lock.call_method0(intern!(py, "acquire"))?;
+        let next = next(generator);
+        lock.call_method0(intern!(py, "release"))?;
+        let (turn, seed) = next?;
+        let of = (seed, turn / DECK);
         let place = (turn % DECK) as usize;
         {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(deck) = known.get(&(ordinal, stream)).filter(|deck| deck.of == of) {
-                return deck.seeds.bind(py).get_item(place).map(Some);
+                return deck.seeds.bind(py).get_item(place);
             }
         }
         let drawn = self.draw.bind(py).call1((ordinal, of.0, of.1 * DECK * STEP, DECK))?.cast_into::<PyTuple>()?;
-        let seed = drawn.get_item(place)?;
+        let dealt = drawn.get_item(place)?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let full = known.len() >= DECKS && !known.contains_key(&(ordinal, stream));
         // Tensors are freed when nobody waits for the lock.
@@ -64,6 +74,14 @@ impl Decks {
         let before = known.insert((ordinal, stream), Deck { of, seeds: drawn.unbind() });
         drop(known);
         drop((others, before));
-        Ok(Some(seed))
+        Ok(dealt)
     }
+}
+
+/// How many seeds a generator has dealt, and its own seed. It is moved on.
+fn next(generator: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
+    let py = generator.py();
+    let turn = generator.call_method0(intern!(py, "get_offset"))?.extract::<u64>()? / STEP;
+    generator.call_method1(intern!(py, "set_offset"), ((turn + 1) * STEP,))?;
+    Ok((turn, generator.call_method0(intern!(py, "initial_seed"))?.extract()?))
 }

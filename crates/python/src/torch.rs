@@ -351,6 +351,11 @@ pub(crate) fn dealer<'py>(like: &Bound<'py, PyAny>) -> PyResult<Option<(usize, u
         return Ok(None);
     }
     let Ok(Described { place: Some(Place::Cuda(ordinal)), .. }) = describe(torch, like) else { return Ok(None) };
+    // What is current is asked: tensors of another GPU are left to torch.
+    let current = torch.quick.current.as_ref().map(|ask| ask.bind(py).call0()?.extract::<usize>()).transpose()?;
+    if current != Some(ordinal) {
+        return Ok(None);
+    }
     let capturing = torch.is_capturing.as_ref().map(|ask| ask.bind(py).call0()?.is_truthy()).transpose()?;
     if capturing != Some(false) || torch.watches.stand_in(py)? {
         return Ok(None);
