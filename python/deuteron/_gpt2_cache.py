@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer
 SMALLEST = 64
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """A layer of a `DynamicCache` whose keys and values are the first rows of one buffer.
 
     The buffer is `[2, batch, heads, capacity, width]`. To everyone else this is a `DynamicLayer`: `keys` and `values`
@@ -27,7 +27,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def __init__(self, **kwargs: Any) -> None:
         self._forget()
-        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
+        super().__init__(**kwargs)
 
     @classmethod
     def of(cls, layer: DynamicLayer) -> GrowingLayer:

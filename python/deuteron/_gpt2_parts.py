@@ -81,7 +81,8 @@ CLASSES: Tuple[Optional[type], ...] = (
 def parts_of(block: nn.Module) -> Parts:
     """The modules of a block as Hugging Face makes it; `Unfit` if one was replaced."""
     own = block._modules
-    attn, mlp = own.get("attn"), own.get("mlp")
+    attn: Any = own.get("attn")
+    mlp: Any = own.get("mlp")
     if type(attn) is not modeling_gpt2.GPT2Attention or type(mlp) is not modeling_gpt2.GPT2MLP:
         raise Unfit(f"its attention is a {type(attn).__name__}, its MLP a {type(mlp).__name__}")
     a, m = attn._modules, mlp._modules
@@ -120,7 +121,7 @@ def _refuse_hooks(name: str, part: nn.Module) -> None:
         if all(getattr(hook, "__module__", "") == collecting for hook in part._forward_hooks.values()):
             from transformers.utils import output_capturing
 
-            collected: Any = output_capturing._active_collector.get()  # type: ignore[no-untyped-call]
+            collected: Any = output_capturing._active_collector.get()
             if not collected or not any("attentions" in key for key in collected):
                 return
             raise Unfit("attention weights are asked for")

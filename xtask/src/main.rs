@@ -8,7 +8,7 @@ mod hardware;
 mod python;
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command};
 
 use anyhow::{Context, Result, bail};
 
@@ -26,22 +26,27 @@ fn main() -> Result<()> {
         ["test"] => test(),
         ["bench", "--machine", name] => bench::run(name),
         ["bundle"] => bundle::run(),
-        ["fuzz", rest @ ..] => fuzz(rest),
+        ["fuzz", rest @ ..] => ended(fuzz(rest)?),
         _ => bail!("{USAGE}"),
     }
 }
 
-/// Cheap checks first; the tests last, so that cargo's own summary ends the output.
+/// Cheap checks first; the tests last, so that cargo's own summary ends the output. What keeps one core busy, or none, runs beside
+/// what comes next.
 fn test() -> Result<()> {
+    let root = root()?;
+    let nvrtc = std::thread::spawn({
+        let root = root.clone();
+        move || hardware::nvrtc(&root)
+    });
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])?;
     cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     check_other_target()?;
     // Here, where numbers that overflow are told, and nothing is compiled once more for it.
-    fuzz(&["--seconds", "5"])?;
-    let root = root()?;
+    let fuzzing = fuzz(&["--seconds", "5"])?;
     let python = python::install(&root)?;
-    // Tests of the package keep one core busy; the other compiles the tests that come last.
+    ended(fuzzing)?;
     let mut building = Command::new(program()).args(["test", "--workspace", "--no-run", "--quiet"]).spawn()?;
     let tested = python.map_or(Ok(()), |python| python::test(&root, &python));
     let built = building.wait()?;
@@ -49,7 +54,7 @@ fn test() -> Result<()> {
     if !built.success() {
         bail!("cargo test --no-run failed");
     }
-    let nvrtc = hardware::nvrtc(&root);
+    let nvrtc = nvrtc.join().ok().flatten();
     let needs = hardware::needs(&root)?;
     let skipped = |count: usize, there: bool| if there { 0 } else { count };
     println!("tests that need NVRTC: {}, {} skipped", needs.nvrtc, skipped(needs.nvrtc, nvrtc.is_some()));
@@ -59,15 +64,18 @@ fn test() -> Result<()> {
     cargo(&["test", "--workspace"], &environment)
 }
 
-/// Mutated files into every reader. The program is built with the features of the whole workspace, so that what it shares with tests
-/// is compiled once.
-fn fuzz(words: &[&str]) -> Result<()> {
+/// Starts mutated files into every reader. The program is built with the features of the whole workspace, so that what it shares with
+/// tests is compiled once.
+fn fuzz(words: &[&str]) -> Result<Child> {
     let built = bundle::executables(&root()?, &["build", "--package", "deuteron-testkit", "--bin", "deuteron-fuzz"])?;
     let (_, program) = built.into_iter().next().context("cargo built no deuteron-fuzz")?;
     println!("deuteron-fuzz {}", words.join(" "));
-    let status = Command::new(program).args(words).status();
-    if !status.context("deuteron-fuzz could not be started")?.success() {
-        bail!("deuteron-fuzz {} failed", words.join(" "));
+    Command::new(program).args(words).spawn().context("deuteron-fuzz could not be started")
+}
+
+fn ended(mut fuzzing: Child) -> Result<()> {
+    if !fuzzing.wait()?.success() {
+        bail!("deuteron-fuzz failed");
     }
     Ok(())
 }

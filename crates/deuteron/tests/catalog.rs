@@ -40,10 +40,15 @@ fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<(Dtype, Sh
     types
 }
 
-/// All sizes, of products those that a reference multiplies in little time: in `f32` all of them, the narrow floats take turns.
+/// All sizes, of products those that a reference multiplies in little time, and of scores, which are as many as the square of the
+/// columns, not the longest: in `f32` all of them, the narrow floats take turns.
 fn cases(op: &FusedOp) -> impl Iterator<Item = (Dtype, usize, usize)> {
-    let rows = op.is_rows();
-    let sizes = SIZES.into_iter().filter(move |&(m, n)| rows || (m <= 129 && n <= 129)).enumerate();
+    let largest = match op {
+        FusedOp::AttentionScores { .. } => [usize::MAX, 1500],
+        _ if op.is_rows() => [usize::MAX; 2],
+        _ => [129; 2],
+    };
+    let sizes = SIZES.into_iter().filter(move |&(m, n)| m <= largest[0] && n <= largest[1]).enumerate();
     sizes.flat_map(|(turn, (m, n))| [Dtype::F32, [Dtype::F16, Dtype::Bf16][turn % 2]].map(|dtype| (dtype, m, n)))
 }
 

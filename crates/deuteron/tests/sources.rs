@@ -125,7 +125,7 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
         // The oldest has no instructions for bf16.
         add(op, Dtype::Bf16, [512, 127], Arch::Sm75);
         let other = turn % 2 == 0;
-        if other {
+        if turn % 4 == 0 {
             add(op, Dtype::Bf16, [512, 127], Arch::Sm89);
         }
         // Scores grow with the square of the columns. Of so few rows clusters take one together where there are any.
@@ -355,7 +355,7 @@ fn random_fused_groups_compile() {
     let mut cases = Vec::new();
     // Both architectures take turns.
     let mut seed = 1;
-    while cases.len() < 200 {
+    while cases.len() < 120 {
         let arch = [Arch::Sm80, Arch::Sm90a][seed as usize % 2];
         let made = sources(&random_case(seed).graph, arch, Strategy::Fused).into_iter();
         cases.extend(made.map(|source| Case { label: format!("seed {seed}"), source, arch, ready_made: false }));
@@ -454,7 +454,8 @@ fn registers_are_about_what_the_planner_expects() {
     let Some(compiler) = compiler() else { return };
     let absent = Absent::of_arch(Arch::Sm90a, compiler).unwrap();
     let mut off = Vec::new();
-    for (label, graph) in catalogue(&row_ops(), Dtype::Bf16, [8192, 768]) {
+    // Every other one: another test compiles them all.
+    for (label, graph) in catalogue(&row_ops(), Dtype::Bf16, [8192, 768]).into_iter().step_by(2) {
         for kernel in kernels_for(&absent, &graph, Strategy::Greedy).unwrap() {
             let Some(compiled) = kernel.compiled.filter(|_| kernel.kind == "row") else { continue };
             let (registers, predicted) = (compiled.registers, compiled.predicted_registers);

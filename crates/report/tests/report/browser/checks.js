@@ -133,7 +133,8 @@ window.check = (() => {
       one('#graph-fit').click();
       await frame();
       const taken = performance.now() - started;
-      if (taken > 3000) return `expanding took ${taken.toFixed(0)} ms`;
+      // Generous, since machines may have other work: what goes over all pairs of operations takes minutes.
+      if (taken > 10000) return `expanding took ${taken.toFixed(0)} ms`;
       if (all('.panel[data-side=after] .rest').length) return 'a summary stays';
       button.click();
       one('#graph-fit').click();
