@@ -171,7 +171,7 @@ impl fmt::Display for Reason {
                 write!(f, "together they hold {needed} primitives, {available} are allowed")
             }
             Reason::OtherKernel { producer, consumer } => {
-                write!(f, "a {producer} kernel and a {consumer} kernel do not share a skeleton")
+                write!(f, "{producer} kernels and {consumer} kernels do not share a skeleton")
             }
             Reason::SeveralProducts { products } => {
                 write!(f, "{products} products that share no operand would wait for each other inside one kernel")
