@@ -124,14 +124,13 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
         add(op, Dtype::F16, [4096, 4096], Arch::Sm90a);
         // The oldest has no instructions for bf16.
         add(op, Dtype::Bf16, [512, 127], Arch::Sm75);
-        let other = turn % 2 == 0;
         if turn % 4 == 0 {
             add(op, Dtype::Bf16, [512, 127], Arch::Sm89);
         }
         // Scores grow with the square of the columns. Of so few rows clusters take one together where there are any.
         if !matches!(op, FusedOp::AttentionScores { .. }) {
             add(op, Dtype::Bf16, [64, 32768], Arch::Sm90a);
-            if other {
+            if turn % 2 == 0 {
                 add(op, Dtype::Bf16, [64, 32768], Arch::Sm80);
             }
         }

@@ -6,10 +6,9 @@ mod support;
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, grids};
 use deuteron_codegen::kernels::matmul::cuda::{SkinnyConfig, Weights};
 use deuteron_codegen::{Backend, Source, render};
-use deuteron_device::cuda::nvrtc::Request;
 use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Machine, Strategy, Target, plan};
-use support::compiler;
+use support::{compiled, compiler};
 
 /// The sources of a graph's kernels and what they are launched with.
 fn sources(text: &str, dtype: Dtype, arch: Arch) -> Vec<(Source, Vec<Grid>)> {
@@ -72,29 +71,21 @@ fn every_kernel_compiles_without_spills() {
             let archs = if at < of_dtypes.len() { &both[..] } else { &both[(at + turn) % 2..][..1] };
             for &arch in archs {
                 let (source, config, _) = one(text, dtype, arch);
-                kernels.push((format!("{dtype} {arch}: {text}: {config:?}"), source, arch));
+                kernels.push((format!("{dtype} {arch}: {text}: {config:?}"), (source, arch)));
             }
         }
     }
-    let requests: Vec<Request<'_>> = kernels
-        .iter()
-        .map(|(_, source, arch)| Request { name: "skinny", text: &source.text, arch: arch.name(), options: &[] })
-        .collect();
+    let (labels, sources): (Vec<String>, Vec<_>) = kernels.into_iter().unzip();
     let (mut failures, mut most) = (Vec::new(), 0);
-    for ((label, ..), made) in kernels.iter().zip(compiler.compile_all(&requests)) {
-        match made {
-            Ok(cubin) => {
-                let entry = &cubin.entries[0];
-                most = most.max(entry.registers);
-                println!("{} registers: {label}", entry.registers);
-                if entry.spill_stores + entry.spill_loads > 0 {
-                    failures.push(format!("spills {} bytes: {label}", entry.spill_stores));
-                }
-            }
-            Err(error) => failures.push(format!("{label}: {error}")),
+    for (label, cubin) in labels.iter().zip(compiled(&compiler, sources)) {
+        let entry = &cubin.entries[0];
+        most = most.max(entry.registers);
+        println!("{} registers: {label}", entry.registers);
+        if entry.spill_stores + entry.spill_loads > 0 {
+            failures.push(format!("spills {} bytes: {label}", entry.spill_stores));
         }
     }
-    println!("{} kernels compiled, {most} registers at most", kernels.len());
+    println!("{} kernels compiled, {most} registers at most", labels.len());
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
 

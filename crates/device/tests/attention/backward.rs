@@ -1,10 +1,10 @@
 //! The gradient of attention.
 
-use crate::shared::{added, argument, compiled, loaded, microseconds, outputs, part, same};
+use crate::shared::{added, argument, loaded, microseconds, outputs, part, same};
 use crate::support::attention::{
-    MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
+    MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
-use crate::support::{compiler, gpu};
+use crate::support::{compiled, compiler, gpu};
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
 use deuteron_codegen::kernels::attention::cuda::backward::{
     BackwardTiles, BackwardWay, CudaBackward, SideTiles, render, source,
@@ -72,7 +72,7 @@ fn every_kernel_compiles_without_spills() {
     for (index, width) in [32, 64, 80, 128, 256].into_iter().enumerate() {
         for (turn, mask) in masks().enumerate() {
             // Both, with and without dropout, for the widths that models have.
-            let both = width == 64 || width == 128;
+            let both = is_usual(width);
             for dropout in [false, true].into_iter().filter(|&dropout| both || dropout == (turn / 2 == 1)) {
                 let odd = (index + turn + usize::from(dropout)) % 2;
                 let (dtype, arch) = ([Dtype::Bf16, Dtype::F16][odd], [Arch::Sm80, Arch::Sm90a][(odd + turn) % 2]);

@@ -1,8 +1,8 @@
 //! Probabilities of attention that are stored.
 
-use crate::shared::{added, compiled, launch, loaded, microseconds, outputs};
-use crate::support::attention::{MASKS, Numbers, epsilon, named_kernel, shape, stored, widened};
-use crate::support::{compiler, gpu};
+use crate::shared::{added, launch, loaded, microseconds, outputs};
+use crate::support::attention::{MASKS, Numbers, epsilon, is_usual, named_kernel, shape, stored, widened};
+use crate::support::{compiled, compiler, gpu};
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
 use deuteron_codegen::kernels::attention::cuda::scores::Scores;
 use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Tiles, Way, render, source};
@@ -57,7 +57,7 @@ fn every_kernel_compiles_without_spills() {
             let launch = launch(&own, shape([2, 12, queries, keys], &own), |_| 0);
             let scores = chosen(own, &launch, &target);
             assert!(matches!(scores, Scores::Tensor { .. }), "{scores:?}");
-            if width == 64 || width == 128 || (index + turn) % 3 == 0 {
+            if is_usual(width) || (index + turn) % 3 == 0 {
                 kernels.push((own, scores, [Arch::Sm80, Arch::Sm90a][(turn + index) % 2]));
             }
             if turn == index % 5 {

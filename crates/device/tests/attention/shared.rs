@@ -1,27 +1,11 @@
 //! What all tests of attention do with a kernel: bind its arguments, load it, run it, time it.
 
-use deuteron_codegen::cuda::{Arch, CudaSource};
+use deuteron_codegen::cuda::CudaSource;
 use deuteron_codegen::{ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, Source};
-use deuteron_device::cuda::nvrtc::{Compiler, Cubin, Request};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph};
 
 use crate::support::attention::Numbers;
-
-/// Sources through the compiler, on all cores.
-pub fn compiled(compiler: &Compiler, sources: Vec<(CudaSource, Arch)>) -> Vec<Cubin> {
-    let requests: Vec<Request<'_>> = sources
-        .iter()
-        .map(|(source, arch)| Request { name: &source.name, text: &source.text, arch: arch.name(), options: &[] })
-        .collect();
-    let made = sources.iter().zip(compiler.compile_all(&requests));
-    made.map(|((source, arch), cubin)| {
-        let cubin = cubin.unwrap_or_else(|error| panic!("{:?} for {arch}: {error}", source.family));
-        assert!(!cubin.entries.is_empty(), "{:?} for {arch}", source.family);
-        cubin
-    })
-    .collect()
-}
 
 /// An argument of a launch: its type, whether it is written, and the element at which it starts.
 pub fn argument(dtype: Dtype, written: bool, offset: usize) -> ArgBinding {

@@ -15,6 +15,11 @@ pub const MASKS: [AttentionMask; 5] = [
 pub const DROPOUT: DropoutRule = DropoutRule { probability: 0.4, offset: 9 };
 pub const SEED: u32 = 1_234_567;
 
+/// Whether models have heads of this width.
+pub fn is_usual(width: usize) -> bool {
+    matches!(width, 64 | 128)
+}
+
 pub fn named_kernel(dtype: Dtype, width: usize, mask: AttentionMask, dropout: bool) -> AttentionKernel {
     let scale = 1.0 / (width as f32).sqrt();
     let (dropout, result) = (dropout.then_some(DROPOUT), AttentionResult::Values);

@@ -6,9 +6,10 @@ pub mod attention;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use deuteron_codegen::cuda::{Arch, CudaSource};
 use deuteron_device::cuda::Options;
 use deuteron_device::cuda::library::{self, Search};
-use deuteron_device::cuda::nvrtc::Compiler;
+use deuteron_device::cuda::nvrtc::{Compiler, Cubin, Request};
 use deuteron_device::{Cuda, CudaError};
 
 /// NVRTC in the environment that `DEUTERON_NVRTC_ENV` names or that the test command made, or a loud word that it is not there.
@@ -25,6 +26,21 @@ pub fn compiler() -> Option<Compiler> {
             None
         }
     }
+}
+
+/// Sources through the compiler, on all cores; one that it refuses fails the test.
+pub fn compiled(compiler: &Compiler, sources: Vec<(CudaSource, Arch)>) -> Vec<Cubin> {
+    let requests: Vec<Request<'_>> = sources
+        .iter()
+        .map(|(source, arch)| Request { name: &source.name, text: &source.text, arch: arch.name(), options: &[] })
+        .collect();
+    let made = sources.iter().zip(compiler.compile_all(&requests));
+    made.map(|((source, arch), cubin)| {
+        let cubin = cubin.unwrap_or_else(|error| panic!("{:?} for {arch}: {error}", source.family));
+        assert!(!cubin.entries.is_empty(), "{:?} for {arch}", source.family);
+        cubin
+    })
+    .collect()
 }
 
 /// Libraries in `CUDA_HOME`, in the Python environment that is active, and where systems keep them.
