@@ -3,11 +3,11 @@
 //! - [`Isa`] is a proof that this CPU runs an instruction set. Everything here takes one.
 //! - [`run`] executes a [`Program`](super::program::Program) over a span of rows, [`finish`] adds up its column sums.
 //! - [`amx`] is the tiles of matrix products; the kernels in `kernels/` use them and `lanes.rs`.
-//! - `lanes.rs` is the vector machine as a trait; `avx512.rs`, `avx2.rs`, `neon.rs` and `plain.rs` implement it.
+//! - `lanes.rs` is the vector machine as a trait; `avx512.rs`, `avx2.rs`, `sse2.rs`, `neon.rs` and, for all others, `plain.rs` implement it.
 //!   Every loop and every function (`map.rs`, `math.rs`, `reduce.rs`, `philox.rs`, `format.rs`) is written once above it.
 //!
 //! Numerics: the same program on the same instruction set gives the same bits however rows are split into spans.
-//! Instruction sets may differ in the last bits, because `Plain` has no fused multiply-add.
+//! Instruction sets may differ in the last bits, because `Sse2` and `Plain` have no fused multiply-add.
 //! No loop reads or writes outside `[row, row + cols)` of an argument: tails are masked or copied.
 
 mod ahead;
@@ -22,6 +22,7 @@ pub(crate) mod lines;
 mod map;
 pub mod math;
 pub(crate) mod philox;
+#[cfg(any(test, not(target_arch = "x86_64")))]
 mod plain;
 mod reduce;
 mod run;
@@ -35,6 +36,8 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "x86_64")]
+mod sse2;
 
 #[cfg(test)]
 mod tests;
@@ -59,8 +62,11 @@ enum Proof {
     Avx512(avx512::Avx512),
     #[cfg(target_arch = "x86_64")]
     Avx2(avx2::Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Sse2(sse2::Sse2),
     #[cfg(target_arch = "aarch64")]
     Neon(neon::Neon),
+    #[cfg(not(target_arch = "x86_64"))]
     Plain(plain::Plain),
 }
 
@@ -70,16 +76,18 @@ impl Isa {
         Isa::available()[0]
     }
 
-    /// Every one that this CPU runs, fastest first; `Plain` is always the last.
+    /// Every one that this CPU runs, fastest first; the last one runs on every CPU of the architecture.
     pub fn available() -> Vec<Isa> {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
             found.extend(avx512::Avx512::detect().map(|proof| Isa(Proof::Avx512(proof))));
             found.extend(avx2::Avx2::detect().map(|proof| Isa(Proof::Avx2(proof))));
+            found.push(Isa(Proof::Sse2(sse2::Sse2)));
         }
         #[cfg(target_arch = "aarch64")]
         found.extend(neon::Neon::detect().map(|proof| Isa(Proof::Neon(proof))));
+        #[cfg(not(target_arch = "x86_64"))]
         found.push(Isa(Proof::Plain(plain::Plain)));
         found
     }
@@ -91,8 +99,11 @@ impl Isa {
             Proof::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
             Proof::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Proof::Sse2(_) => "sse2",
             #[cfg(target_arch = "aarch64")]
             Proof::Neon(_) => "neon",
+            #[cfg(not(target_arch = "x86_64"))]
             Proof::Plain(_) => "plain",
         }
     }
@@ -112,8 +123,11 @@ impl Isa {
             Proof::Avx512(simd) => task.with(simd),
             #[cfg(target_arch = "x86_64")]
             Proof::Avx2(simd) => task.with(simd),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Sse2(simd) => task.with(simd),
             #[cfg(target_arch = "aarch64")]
             Proof::Neon(simd) => task.with(simd),
+            #[cfg(not(target_arch = "x86_64"))]
             Proof::Plain(simd) => task.with(simd),
         }
     }

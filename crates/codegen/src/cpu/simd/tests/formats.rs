@@ -161,8 +161,8 @@ fn every_width_and_alignment_of_a_load_agree() {
             let range = if dtype == Dtype::Bool { 2 } else { 256 };
             for width in WIDTHS {
                 let bytes: Vec<u8> = (0..width * dtype.bytes()).map(|i| (scramble(i as u32) % range) as u8).collect();
-                let plain = Isa::available()[Isa::available().len() - 1];
-                let expected = load(plain, dtype, &bytes, 0);
+                let last = Isa::available()[Isa::available().len() - 1];
+                let expected = load(last, dtype, &bytes, 0);
                 for misalign in [0, 1, 2, 4, 60] {
                     let what = format!("{dtype} x {width} at {misalign} on {}", isa.name());
                     assert_same(&load(isa, dtype, &bytes, misalign), &expected, &what);

@@ -1,5 +1,7 @@
 //! Tests of the tile machine, on every instruction set of this CPU, against models of one element at a time.
 
+#[cfg(target_arch = "x86_64")]
+mod baseline;
 mod formats;
 mod guard;
 mod instructions;
