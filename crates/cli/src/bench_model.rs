@@ -63,7 +63,7 @@ pub fn print(report: &BenchReport) {
             _ => println!("\nDecode: one token of {batch}, after {context}"),
         }
         print_phase(phase);
-        println!("Fusion: {:.2}x the speed.", phase.speedup);
+        println!("Fusion: {}.", show::speed(phase.speedup, phase.plans.iter().map(|plan| plan.spread)));
     }
     if let Some(layer) = &report.attention_layer {
         print_layer(layer);

@@ -129,7 +129,8 @@ fn print(report: &FuseReport, all: bool) {
     }
     println!("{}\n", show::table(&header, rows, 1));
     let fewer = 100.0 * (1.0 - report.fused.bytes as f64 / report.unfused.bytes.max(1) as f64);
-    println!("Fusion: {:.2}x the speed, {fewer:.0} % fewer bytes moved.", report.speedup);
+    let speed = show::speed(report.speedup, [report.unfused.spread, report.fused.spread]);
+    println!("Fusion: {fewer:.0} % fewer bytes moved, {speed}.");
     let verdict = if report.verified { "Verified" } else { "NOT VERIFIED" };
     println!(
         "{verdict} against f64: largest error {:.2e}, bound {:.2e} (output {}).",

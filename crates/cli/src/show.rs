@@ -53,6 +53,17 @@ pub fn milliseconds(ms: f64) -> String {
     }
 }
 
+/// What was won, and whether it is more than equal runs differ by; `spreads` are those of the plans that are compared.
+pub fn speed(speedup: f64, spreads: impl IntoIterator<Item = f64>) -> String {
+    let spread = spreads.into_iter().fold(0.0, f64::max);
+    let apart = format!("equal runs are {:.0} % apart", 100.0 * spread);
+    if (speedup - 1.0).abs() <= spread {
+        format!("{speedup:.2}x the speed, which says little: {apart}")
+    } else {
+        format!("{speedup:.2}x the speed ({apart})")
+    }
+}
+
 /// A long name keeps its beginning and its end.
 pub fn shorten(name: &str, longest: usize) -> String {
     let chars: Vec<char> = name.chars().collect();
@@ -78,4 +89,16 @@ pub fn wrapped(text: &str) -> String {
         }
     }
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_speed_within_what_equal_runs_differ_by_is_called_so() {
+        assert_eq!(speed(1.254, [0.012, 0.021]), "1.25x the speed (equal runs are 2 % apart)");
+        assert_eq!(speed(0.96, [0.35, 0.0]), "0.96x the speed, which says little: equal runs are 35 % apart");
+        assert_eq!(speed(1.02, [0.0, 0.03]), "1.02x the speed, which says little: equal runs are 3 % apart");
+    }
 }

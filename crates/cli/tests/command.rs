@@ -56,7 +56,7 @@ fn fuse_reports_what_the_issue_of_fusion_is_worth() {
         assert!(report["max_error"].as_f64().unwrap() > 0.0, "an error of exactly 0 compares nothing");
         assert!(report["bound"].as_f64() > report["max_error"].as_f64());
         for plan in ["unfused", "fused"] {
-            has_fields(&report[plan], &["kernels", "bytes", "ms"]);
+            has_fields(&report[plan], &["kernels", "bytes", "ms", "spread"]);
         }
         assert!(report["fused"]["kernels"].as_u64() < report["unfused"]["kernels"].as_u64());
         assert!(report["fused"]["bytes"].as_u64() < report["unfused"]["bytes"].as_u64());

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::cuda::{CudaError, Options, Search, library};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fuse::median;
+use crate::times::median;
 
 /// What `doctor` found. The JSON form has these fields.
 #[derive(Debug, Clone, Serialize)]

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::seed;
 use crate::session::Session;
 use crate::tensor::Tensor;
+use crate::times::median;
 use crate::verify::{Expected, Verification};
 use measure::{PlanTimes, Times};
 
@@ -66,6 +67,8 @@ pub struct PlanReport {
     pub ms: f64,
     /// the same from a recording of all launches, on a device that has such a thing
     pub graph_ms: Option<f64>,
+    /// how far equal runs lie apart, over the median: of the middle half of them, or of all if they are few
+    pub spread: f64,
     /// what the model predicted
     pub predicted_ms: f64,
     /// bytes of intermediates
@@ -181,12 +184,6 @@ fn verify(session: &mut Session, inputs: &[&Tensor], expected: &Expected) -> Res
     expected.verify(session.graph(), &outputs)
 }
 
-/// The middle of the sorted list; zero of an empty one.
-pub fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or(Duration::ZERO)
-}
-
 fn report(
     engine: &Engine,
     graph: &Graph,
@@ -204,6 +201,7 @@ fn report(
         bytes: plan.bytes().0,
         ms: milliseconds(times.run),
         graph_ms: times.graph.map(milliseconds),
+        spread: times.spread,
         predicted_ms: plan.time().us() / 1e3,
         arena: plan.arena.bytes,
     };

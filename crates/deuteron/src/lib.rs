@@ -43,6 +43,7 @@ mod parallel;
 pub mod seed;
 mod session;
 mod tensor;
+pub mod times;
 pub mod training;
 pub mod tune;
 pub mod verify;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use deuteron::bench::{Crossing, crossing};
+use deuteron::times::{Rounds, median, spread};
 use deuteron::{Engine, Graph, Group, Launching, MachineKind, Session, Strategy, Tensor, seed};
 use serde::Serialize;
 
@@ -73,6 +74,8 @@ pub struct PlanTimes {
     pub bytes: u64,
     /// median of a run; on a GPU as one CUDA graph
     pub ms: f64,
+    /// how far equal runs lie apart, over that median
+    pub spread: f64,
     /// all tokens of all sequences over that time
     pub tokens_per_second: f64,
     /// where the time went, as shares of `ms`: the embedding, each layer, the head
@@ -142,8 +145,13 @@ fn phase(
     }
     let recorded = engine.device().machine().kind == MachineKind::Gpu;
     let sets = [inputs];
-    let begin = Instant::now();
-    while runs[0].whole.len() < 3 || (begin.elapsed() < options.budget && runs[0].whole.len() < 200) {
+    // The first run is slower than all later ones.
+    for run in &mut runs {
+        run.sample(&sets, cache.layers(), recorded)?;
+        run.forget();
+    }
+    let rounds = Rounds::new(options.budget, 3, 200);
+    while rounds.more(&[&runs[0].whole, &runs[1].whole]) {
         runs.iter_mut().try_for_each(|run| run.sample(&sets, cache.layers(), recorded))?;
     }
     let plans: Vec<PlanTimes> = runs.into_iter().map(|run| run.finish(&graph, piece.batch * piece.sequence)).collect();
@@ -171,12 +179,17 @@ impl Run {
         Ok(())
     }
 
+    fn forget(&mut self) {
+        self.whole.clear();
+        self.kernels.clear();
+    }
+
     fn finish(self, graph: &Graph, tokens: usize) -> PlanTimes {
-        // The first run is slower than all later ones.
-        let whole = median(self.whole[1..].to_vec()).as_secs_f64();
+        let spread = spread(&self.whole);
+        let whole = median(self.whole).as_secs_f64();
         let plan = self.session.plan();
         let kernels: Vec<f64> = (0..plan.groups.len())
-            .map(|kernel| median(self.kernels[1..].iter().map(|run| run[kernel]).collect()).as_secs_f64())
+            .map(|kernel| median(self.kernels.iter().map(|run| run[kernel]).collect()).as_secs_f64())
             .collect();
         // What is between kernels is in the whole alone: kernels are given their share of it.
         let share = 1e3 * whole / kernels.iter().sum::<f64>().max(1e-12);
@@ -197,6 +210,7 @@ impl Run {
             kernels: plan.groups.len(),
             bytes: plan.bytes().0,
             ms: 1e3 * whole,
+            spread,
             tokens_per_second: tokens as f64 / whole.max(1e-9),
             layers,
         }
@@ -219,11 +233,6 @@ fn layer_of(graph: &Graph, group: &Group) -> Option<String> {
     let product = group.kind == deuteron::GroupKind::Matmul;
     let head = |name: &str| (product && name.starts_with("wte")).then(|| "head".to_string());
     names.into_iter().find_map(|name| layer(name).or_else(|| head(name)))
-}
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@ use deuteron_plan::{Group, GroupKind, Machine, Quantity, Strategy};
 use super::Measured;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fuse::median;
 use crate::seed;
 use crate::session::Session;
 use crate::tensor::Tensor;
+use crate::times::median;
 
 /// Buffers of all sets together, over the last-level cache.
 const ROTATE: f64 = 4.0;

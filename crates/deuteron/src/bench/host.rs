@@ -6,9 +6,9 @@ use deuteron_device::CopyProbe;
 
 use super::Measured;
 use crate::error::Error;
-use crate::fuse::median;
 use crate::session::Session;
 use crate::tensor::Tensor;
+use crate::times::median;
 
 /// Length of a burst of one variant, about.
 const BURST: Duration = Duration::from_millis(4);

@@ -63,7 +63,7 @@ pub fn overhead(options: &Options, scratch: &Path) -> Result<OverheadRow, Error>
             times.push(start.elapsed());
         }
     }
-    let [cold, disk] = times.map(crate::fuse::median);
+    let [cold, disk] = times.map(crate::times::median);
     Ok(OverheadRow {
         device: gpu.describe(),
         bare_launch_us: microseconds(cost.bare),

@@ -8,9 +8,9 @@ use deuteron_device::Launching;
 use super::device::{Sets, repeats, rotation};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fuse::median;
 use crate::session::Session;
 use crate::tensor::Tensor;
+use crate::times::median;
 
 /// Samples of each plan.
 const ROUNDS: usize = 7;

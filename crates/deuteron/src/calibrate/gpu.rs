@@ -15,10 +15,10 @@ use crate::bench::{repeats, rotation};
 use crate::catalog::FusedOp;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fuse::median;
 use crate::parallel;
 use crate::seed;
 use crate::session::Session;
+use crate::times::median;
 
 /// Samples of each plan, taken in turn.
 const ROUNDS: usize = 5;

@@ -1,16 +1,16 @@
-//! Both plans in turn, so that what disturbs the machine disturbs both; medians.
+//! Both plans in turn, so that what disturbs the machine disturbs both; medians, and how far equal runs lie apart.
 
 use std::time::{Duration, Instant};
 
 use deuteron_device::Launching;
 use deuteron_plan::MachineKind;
 
-use super::median;
 use crate::bench::{repeats, rotation};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::session::Session;
 use crate::tensor::Tensor;
+use crate::times::{Rounds, median, spread};
 
 /// Median times of two plans.
 pub(super) struct Times {
@@ -24,6 +24,8 @@ pub(super) struct PlanTimes {
     pub run: Duration,
     /// one run from a recording, on a device that has such a thing
     pub graph: Option<Duration>,
+    /// of those runs that count: from the recording, or else one by one
+    pub spread: f64,
     /// of each kernel
     pub kernels: Vec<Duration>,
 }
@@ -76,8 +78,14 @@ impl Samples {
         self.kernels.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
     }
 
+    /// Those without the cost of launches, where they can be had.
+    fn best(&self) -> &[Duration] {
+        if self.graphs.is_empty() { &self.runs } else { &self.graphs }
+    }
+
     fn medians(self) -> PlanTimes {
         PlanTimes {
+            spread: spread(self.best()),
             run: median(self.runs),
             graph: Some(self.graphs).filter(|graphs| !graphs.is_empty()).map(median),
             kernels: self.kernels.into_iter().map(median).collect(),
@@ -88,8 +96,8 @@ impl Samples {
 fn on_host(unfused: &mut Session, fused: &mut Session, inputs: &[Tensor], budget: Duration) -> Result<Times, Error> {
     let inputs: Vec<&Tensor> = inputs.iter().collect();
     let mut samples: [Samples; 2] = Default::default();
-    let begin = Instant::now();
-    while samples[0].runs.len() < 3 || (begin.elapsed() < budget && samples[0].runs.len() < 1001) {
+    let rounds = Rounds::new(budget, 3, 1001);
+    while rounds.more(&samples.each_ref().map(Samples::best)) {
         for (samples, session) in samples.iter_mut().zip([&mut *unfused, &mut *fused]) {
             let start = Instant::now();
             let times = session.run_timed(&inputs)?;
@@ -112,8 +120,8 @@ fn on_device(
     let sets = rotation(engine, fused, inputs)?;
     let runs = [repeats(unfused, &sets)?, repeats(fused, &sets)?];
     let mut samples: [Samples; 2] = Default::default();
-    let begin = Instant::now();
-    while samples[0].runs.len() < 5 || (begin.elapsed() < budget && samples[0].runs.len() < 31) {
+    let rounds = Rounds::new(budget, 5, 31);
+    while rounds.more(&samples.each_ref().map(Samples::best)) {
         for ((samples, session), runs) in samples.iter_mut().zip([&mut *unfused, &mut *fused]).zip(runs) {
             samples.graphs.push(session.time(&sets, runs, Launching::Graph)?);
             samples.runs.push(session.time(&sets, runs, Launching::Eager)?);
@@ -134,7 +142,7 @@ mod tests {
     fn shares_add_up_to_the_recording() {
         let [short, long] = [3, 9].map(Duration::from_micros);
         let run = Duration::from_micros(20);
-        let times = PlanTimes { run, graph: Some(Duration::from_micros(8)), kernels: vec![short, long] };
+        let times = PlanTimes { run, graph: Some(Duration::from_micros(8)), spread: 0.0, kernels: vec![short, long] };
         assert_eq!(times.shares(), [2, 6].map(Duration::from_micros));
         assert_eq!(PlanTimes { graph: None, ..times }.shares(), [short, long]);
     }

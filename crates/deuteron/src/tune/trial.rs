@@ -13,8 +13,8 @@ use super::{DropReason, Dropped, Made, Subject, Timed, TunedKernel, in_a_line, i
 use crate::bench::{Sets, copies, runs_of_a_sample};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fuse::median;
 use crate::tensor::Tensor;
+use crate::times::median;
 
 /// Samples of each launch shape while the field is wide.
 const FIRST_LOOK: usize = 3;
