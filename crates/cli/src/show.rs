@@ -58,7 +58,7 @@ pub fn speed(speedup: f64, spreads: impl IntoIterator<Item = f64>) -> String {
     let spread = spreads.into_iter().fold(0.0, f64::max);
     let apart = format!("equal runs are {:.0} % apart", 100.0 * spread);
     if (speedup - 1.0).abs() <= spread {
-        format!("{speedup:.2}x the speed, which says little: {apart}")
+        format!("{speedup:.2}x the speed, within the noise: {apart}")
     } else {
         format!("{speedup:.2}x the speed ({apart})")
     }
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_speed_within_what_equal_runs_differ_by_is_called_so() {
         assert_eq!(speed(1.254, [0.012, 0.021]), "1.25x the speed (equal runs are 2 % apart)");
-        assert_eq!(speed(0.96, [0.35, 0.0]), "0.96x the speed, which says little: equal runs are 35 % apart");
-        assert_eq!(speed(1.02, [0.0, 0.03]), "1.02x the speed, which says little: equal runs are 3 % apart");
+        assert_eq!(speed(0.96, [0.35, 0.0]), "0.96x the speed, within the noise: equal runs are 35 % apart");
+        assert_eq!(speed(1.02, [0.0, 0.03]), "1.02x the speed, within the noise: equal runs are 3 % apart");
     }
 }
