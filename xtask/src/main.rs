@@ -45,8 +45,10 @@ fn test() -> Result<()> {
     check_other_target()?;
     // Here, where numbers that overflow are told, and nothing is compiled once more for it.
     let fuzzing = fuzz(&["--seconds", "5"])?;
-    let python = python::install(&root)?;
+    let python = python::install(&root);
+    // Whatever became of the other, nothing is left running.
     ended(fuzzing)?;
+    let python = python?;
     let mut building = Command::new(program()).args(["test", "--workspace", "--no-run", "--quiet"]).spawn()?;
     let tested = python.map_or(Ok(()), |python| python::test(&root, &python));
     let built = building.wait()?;

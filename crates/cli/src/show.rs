@@ -56,7 +56,10 @@ pub fn milliseconds(ms: f64) -> String {
 /// What was won, and whether it is more than equal runs differ by; `spreads` are those of the plans that are compared.
 pub fn speed(speedup: f64, spreads: impl IntoIterator<Item = f64>) -> String {
     let spread = spreads.into_iter().fold(0.0, f64::max);
-    let apart = format!("equal runs are {:.0} % apart", 100.0 * spread);
+    let apart = match spread {
+        spread if spread < 0.01 => "equal runs are less than 1 % apart".to_string(),
+        spread => format!("equal runs are {:.0} % apart", 100.0 * spread),
+    };
     if (speedup - 1.0).abs() <= spread {
         format!("{speedup:.2}x the speed, within the noise: {apart}")
     } else {
@@ -98,6 +101,7 @@ mod tests {
     #[test]
     fn a_speed_within_what_equal_runs_differ_by_is_called_so() {
         assert_eq!(speed(1.254, [0.012, 0.021]), "1.25x the speed (equal runs are 2 % apart)");
+        assert_eq!(speed(1.1, [0.0, 0.009]), "1.10x the speed (equal runs are less than 1 % apart)");
         assert_eq!(speed(0.96, [0.35, 0.0]), "0.96x the speed, within the noise: equal runs are 35 % apart");
         assert_eq!(speed(1.02, [0.0, 0.03]), "1.02x the speed, within the noise: equal runs are 3 % apart");
     }
