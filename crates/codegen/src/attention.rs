@@ -14,11 +14,10 @@ pub mod rows;
 pub use backward::BackwardOperand;
 
 use deuteron_graph::{Call, Callee, Composite, Dtype, Mask, NodeId, Op};
-use deuteron_plan::{Draft, Form, Layout};
+use deuteron_plan::{Draft, Layout};
 
+use crate::argument::{ArgBinding, Argument};
 use crate::kernels::attention::{Attention, Dropout};
-use crate::lower::whole;
-use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered};
 
 /// Attention: what is known of it before its sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -421,20 +420,51 @@ fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(
     Some((kernel, shape))
 }
 
-/// Lowers a group of attention that the catalogue offers.
-pub(crate) fn lower(draft: &Draft) -> Lowered {
-    if draft.form == Form::AttentionBackward {
-        return backward::lower(draft);
+/// Attention, lowered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoweredAttention {
+    /// the compile-time half
+    pub kernel: AttentionKernel,
+    /// sizes and strides
+    pub shape: AttentionShape,
+    /// as [`AttentionKernel::operands`] lists them
+    pub args: Vec<ArgBinding>,
+}
+
+impl LoweredAttention {
+    /// Lowers attention that was found in a group.
+    pub(crate) fn new(draft: &Draft, found: &FoundAttention) -> LoweredAttention {
+        LoweredAttention { kernel: found.kernel, shape: found.shape, args: arguments(draft, found) }
     }
-    if let Some(found) = rows::recognise(draft) {
-        return rows::lower(draft, found);
+
+    /// What a device has to know of its arguments.
+    pub fn arguments(&self) -> Vec<Argument> {
+        let operands = self.kernel.operands().iter().zip(&self.args);
+        operands.map(|(&operand, arg)| Argument::new(arg, self.kernel.reach(&self.shape, operand))).collect()
     }
-    if let Some(found) = block::recognise(draft) {
-        return block::lower(draft, found);
+}
+
+impl AttentionKernel {
+    /// Elements from its first one on that an operand reaches.
+    pub fn reach(&self, shape: &AttentionShape, operand: AttentionOperand) -> usize {
+        let &AttentionShape { batch, heads, queries, keys, .. } = shape;
+        let key_heads = self.sized(shape, 0).kv_heads;
+        // Sizes, strides, and elements that follow each other.
+        let (sizes, strides, run) = match operand {
+            AttentionOperand::Q => ([batch, heads, queries], shape.q, self.width),
+            AttentionOperand::K => ([batch, key_heads, keys], shape.k, self.width),
+            AttentionOperand::V => ([batch, key_heads, keys], shape.v, self.width),
+            AttentionOperand::Mask => ([batch, heads, queries], shape.mask, keys),
+            AttentionOperand::O => ([batch, heads, queries], shape.o, self.result_row(shape)),
+            AttentionOperand::Positions => return batch,
+            AttentionOperand::Seed => return 1,
+        };
+        if sizes.contains(&0) || run == 0 {
+            return 0;
+        }
+        let steps = [strides.batch, strides.head, strides.position];
+        sizes.iter().zip(steps).map(|(size, step)| (size - 1) * step).sum::<usize>() + run
     }
-    let found = recognise(draft).expect("the catalogue offers attention that the kernel does");
-    let launch = Launch { args: arguments(draft, &found), geometry: Geometry::Attention(found.shape) };
-    Lowered { kernel: Kernel::Attention(found.kernel), launch }
 }
 
 /// The arguments of attention, as [`AttentionKernel::operands`] lists them.
@@ -448,7 +478,7 @@ fn arguments(draft: &Draft, found: &FoundAttention) -> Vec<ArgBinding> {
         AttentionOperand::Mask => read(mask.expect("the kernel has a mask")),
         AttentionOperand::Positions => read(positions.expect("the kernel has positions")),
         AttentionOperand::Seed => read(seed.expect("the kernel has a seed")),
-        AttentionOperand::O => whole(draft.graph, result, 0, true),
+        AttentionOperand::O => ArgBinding::whole(draft.graph, result, 0, true),
     });
     args.collect()
 }
@@ -456,7 +486,7 @@ fn arguments(draft: &Draft, found: &FoundAttention) -> Vec<ArgBinding> {
 /// The argument that a value is read from.
 fn read(draft: &Draft, value: NodeId) -> ArgBinding {
     let placed = draft.placement.get(value).expect("operands of attention are placed");
-    whole(draft.graph, placed.base, placed.layout.offset, false)
+    ArgBinding::whole(draft.graph, placed.base, placed.layout.offset, false)
 }
 
 /// How the output lies in the buffer of a copy of it: the copy's axes are the output's in another order.

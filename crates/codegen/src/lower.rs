@@ -1,39 +1,33 @@
-//! Group to body: nodes become expressions, operands become arguments, strides become launch data.
+//! Row work to a body: nodes become expressions, operands become arguments, strides become launch data.
 
 use std::collections::HashMap;
 
 use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
-use deuteron_plan::{Draft, GroupKind, Layout, Placed, Placement, Space, finished_sum, node_space};
+use deuteron_plan::{Draft, Layout, Placement, Space, finished_sum, node_space};
 
-use crate::attention;
+use crate::argument::ArgBinding;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
-use crate::epilogue::{Operand, recognise};
-use crate::kernels::matmul::cuda::{lower_skinny, skinny_parts_on};
-use crate::product::{lower_product, parts};
-use crate::source::{
-    AppendShape, ArgBinding, Backend, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece,
-};
 
-/// Lowers one group of a plan. The group comes from the planner and is of a form that [`crate::cpu::CpuCatalog`] offers, so
-/// its nodes fit one kernel.
-pub fn lower(group: &Draft, backend: &Backend) -> Lowered {
-    let (graph, placement) = (group.graph, group.placement);
-    match group.form.kind() {
-        GroupKind::Row => lower_row(graph, placement, group),
-        // A GPU's products are a library's, unless they have few rows.
-        GroupKind::Matmul => match backend {
-            Backend::Cpu => lower_product(group, &parts(group).expect("the catalogue offers products that we have")),
-            Backend::Cuda(target) => match skinny_parts_on(group, target.arch) {
-                Some(parts) => lower_skinny(group, &parts),
-                None => lower_matmul(group),
-            },
-        },
-        GroupKind::ScatterAdd => lower_scatter(graph, placement, group.nodes[0]),
-        GroupKind::Append => lower_append(graph, placement, group.nodes[0]),
-        GroupKind::Copy => lower_copy(graph, placement, group.nodes[0]),
-        GroupKind::Attention => attention::lower(group),
-        GroupKind::Opaque => unreachable!("the catalogue offers no such kernel"),
-    }
+/// Row work, lowered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoweredRows {
+    /// the compile-time half
+    pub body: Body,
+    /// the run-time half
+    pub launch: RowLaunch,
+}
+
+/// What is known of row work at run time: rows, strides, which buffers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RowLaunch {
+    /// in the order of the body's arguments
+    pub args: Vec<ArgBinding>,
+    /// rows; elements over columns of a flat body
+    pub rows: usize,
+    /// columns
+    pub cols: usize,
+    /// (divide, modulo) of each launch axis
+    pub axes: Vec<(usize, usize)>,
 }
 
 /// Which node each expression and each stage of a body came from.
@@ -45,22 +39,18 @@ pub struct Origins {
     pub stages: Vec<NodeId>,
 }
 
-fn lower_row(graph: &Graph, placement: &Placement, group: &Draft) -> Lowered {
-    lower_row_with_origins(graph, placement, group).0
-}
-
 /// Lowers a group of row work as rows, even where rows do not matter. What it reads or writes of `handed` is `f32`,
 /// rounded to that node's dtype, as it would be if it were stored.
-pub(crate) fn lower_rows(group: &Draft, handed: &[NodeId]) -> Lowered {
+pub(crate) fn lower_rows(group: &Draft, handed: &[NodeId]) -> LoweredRows {
     lower_space(group, handed, |_| false).0
 }
 
 /// Lowers a row group, and says for each expression and stage which node it came from.
-pub(crate) fn lower_row_with_origins(graph: &Graph, placement: &Placement, group: &Draft) -> (Lowered, Origins) {
-    lower_space(group, &[], |space| is_flat(graph, placement, group, space))
+pub(crate) fn lower_with_origins(group: &Draft) -> (LoweredRows, Origins) {
+    lower_space(group, &[], |space| is_flat(group.graph, group.placement, group, space))
 }
 
-fn lower_space(group: &Draft, handed: &[NodeId], is_flat: impl Fn(Space) -> bool) -> (Lowered, Origins) {
+fn lower_space(group: &Draft, handed: &[NodeId], is_flat: impl Fn(Space) -> bool) -> (LoweredRows, Origins) {
     let (graph, placement) = (group.graph, group.placement);
     let first = node_space(graph, group.nodes[0]);
     let space = group.nodes.iter().fold(first, |s, &id| s.join(node_space(graph, id)).unwrap_or(s));
@@ -96,8 +86,9 @@ fn lower_space(group: &Draft, handed: &[NodeId], is_flat: impl Fn(Space) -> bool
         row_values: row.row_values,
         stages: row.stages,
     };
-    let geometry = Geometry::Row { rows: space.rows, cols: space.cols, axes: row.axes };
-    (Lowered { kernel: Kernel::Row(body), launch: Launch { args: row.bindings, geometry } }, origins)
+    debug_assert_eq!(body.verify(), Ok(()));
+    let launch = RowLaunch { args: row.bindings, rows: space.rows, cols: space.cols, axes: row.axes };
+    (LoweredRows { body, launch }, origins)
 }
 
 /// Purely elementwise, every operand in order or one number: row borders do not matter.
@@ -428,135 +419,3 @@ impl RowLowering<'_> {
     }
 }
 
-fn lower_matmul(group: &Draft) -> Lowered {
-    let (graph, placement) = (group.graph, group.placement);
-    let fused = recognise(group).expect("the catalogue offers products that the library has");
-    let (shape, [a, b]) = lower_matmul_shape(graph, placement, fused.product);
-    let kernel = MatmulKernel { dtype: fused.dtype, epilogue: fused.epilogue };
-    let read = |value: NodeId| {
-        let placed = placement.get(value).expect("operands of a product are placed");
-        whole(graph, placed.base, placed.layout.offset, false)
-    };
-    let args = kernel.operands().iter().map(|operand| match operand {
-        Operand::A => a.clone(),
-        Operand::B => b.clone(),
-        Operand::Bias => read(fused.bias.expect("the epilogue has a bias")),
-        Operand::Residual => read(fused.residual.expect("the epilogue has a residual")),
-        Operand::C => whole(graph, fused.result, 0, true),
-    });
-    let launch = Launch { args: args.collect(), geometry: Geometry::Matmul(shape) };
-    Lowered { kernel: Kernel::Matmul(kernel), launch }
-}
-
-/// Sizes and strides of a product whose result is contiguous, and its operands.
-pub(crate) fn lower_matmul_shape(
-    graph: &Graph,
-    placement: &Placement,
-    product: NodeId,
-) -> (MatmulShape, [ArgBinding; 2]) {
-    let node = graph.node(product);
-    let Op::Matmul { transpose_a, transpose_b } = node.op else { unreachable!("a matmul group holds a matmul") };
-    let place = |operand: usize| placement.get(node.inputs[operand]).expect("operands of a product are placed");
-    let (a, b) = (place(0), place(1));
-    let rank = node.shape.rank();
-    let (m, n) = (node.shape[rank - 2], node.shape[rank - 1]);
-    let a_rank = a.layout.shape.rank();
-    let k = a.layout.shape[if transpose_a { a_rank - 2 } else { a_rank - 1 }];
-    let matrix = |layout: &Layout, transposed: bool| {
-        let rank = layout.strides.len();
-        let (row, column) = (layout.strides[rank - 2], layout.strides[rank - 1]);
-        if transposed { (column, row) } else { (row, column) }
-    };
-    let own = Layout::contiguous(&node.shape);
-    let batch_stride =
-        |layout: &Layout, axis: usize| if layout.strides.len() == rank { layout.strides[axis] } else { 0 };
-    let batch = (0..rank - 2)
-        .map(|axis| [node.shape[axis], batch_stride(&a.layout, axis), batch_stride(&b.layout, axis), own.strides[axis]])
-        .collect();
-    let (a_matrix, b_matrix) = (matrix(&a.layout, transpose_a), matrix(&b.layout, transpose_b));
-    let shape = MatmulShape { m, n, k, batch, a: a_matrix, b: b_matrix, c: (n, 1) };
-    let read = |placed: &Placed| whole(graph, placed.base, placed.layout.offset, false);
-    (merge_batch_into_rows(shape), [read(a), read(b)])
-}
-
-/// Batches that share b and follow each other in a and c are more rows of one product.
-fn merge_batch_into_rows(mut shape: MatmulShape) -> MatmulShape {
-    while let Some(&[size, a, b, c]) = shape.batch.last() {
-        let follows = a == shape.a.0 * shape.m && c == shape.c.0 * shape.m;
-        if b != 0 || !follows {
-            break;
-        }
-        shape.m *= size;
-        shape.batch.pop();
-    }
-    shape
-}
-
-fn lower_scatter(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {
-    let node = graph.node(id);
-    let operand = |position: usize| {
-        let placed = placement.get(node.inputs[position]).expect("operands of a scatter are placed");
-        whole(graph, placed.base, placed.layout.offset, false)
-    };
-    let count = graph.node(node.inputs[0]).shape.elements();
-    let geometry = Geometry::ScatterAdd { count, cols: node.shape[1], rows: node.shape[0] };
-    let args = vec![operand(0), operand(1), whole(graph, id, 0, true)];
-    Lowered { kernel: Kernel::ScatterAdd(node.dtype), launch: Launch { args, geometry } }
-}
-
-fn lower_append(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {
-    let node = graph.node(id);
-    let place = |operand: usize| placement.get(node.inputs[operand]).expect("operands of an append are placed");
-    let read = |operand: usize| whole(graph, place(operand).base, place(operand).layout.offset, false);
-    let Op::Append { batch } = node.op else { unreachable!("an append group holds an append") };
-    let (rows, axis) = (&place(1).layout, node.shape.rank() - 2);
-    let geometry = Geometry::Append(AppendShape {
-        leading: (0..axis).map(|i| (node.shape[i], rows.strides[i])).collect(),
-        batch,
-        rows: rows.shape[axis],
-        stride: rows.strides[axis],
-        capacity: node.shape[axis],
-        cols: node.shape.cols(),
-        in_place: false,
-    });
-    let args = vec![read(0), read(1), read(2), whole(graph, id, 0, true)];
-    Lowered { kernel: Kernel::Append(node.dtype.bytes()), launch: Launch { args, geometry } }
-}
-
-fn lower_copy(graph: &Graph, placement: &Placement, id: NodeId) -> Lowered {
-    let node = graph.node(id);
-    let own = Layout::contiguous(&node.shape);
-    let axis = if let Op::Concat { axis } = node.op { axis } else { 0 };
-    let is_concat = matches!(node.op, Op::Concat { .. });
-    let mut args = Vec::new();
-    let mut pieces = Vec::new();
-    let mut start = 0;
-    for &input in &node.inputs {
-        let placed = placement.get(input).expect("what is copied is placed");
-        // A view may exist only as a copy because strides cannot express it: then the order of elements is its
-        // operand's, and the destination is contiguous.
-        let seen = match (&node.op, is_concat) {
-            (Op::View(view), false) => placed.layout.view(view).unwrap_or_else(|| placed.layout.clone()),
-            _ => placed.layout.clone(),
-        };
-        let to = if is_concat { own.strides.clone() } else { seen.shape.strides() };
-        pieces.push(Piece {
-            source: args.len(),
-            dims: seen.shape.to_vec(),
-            from: seen.strides.clone(),
-            from_offset: seen.offset,
-            to,
-            to_offset: if is_concat { start * own.strides[axis] } else { 0 },
-        });
-        if is_concat {
-            start += seen.shape[axis];
-        }
-        args.push(whole(graph, placed.base, 0, false));
-    }
-    args.push(whole(graph, id, 0, true));
-    Lowered { kernel: Kernel::Copy(node.dtype.bytes()), launch: Launch { args, geometry: Geometry::Copy(pieces) } }
-}
-
-pub(crate) fn whole(graph: &Graph, base: NodeId, offset: usize, written: bool) -> ArgBinding {
-    ArgBinding { base, dtype: graph.node(base).dtype, written, offset, leading: Vec::new(), table_rows: 0 }
-}

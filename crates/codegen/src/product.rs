@@ -11,8 +11,10 @@ mod routed;
 
 use crate::body::{Access, ArgSpec, Body};
 use crate::cpu::program::Program;
-use crate::lower::{lower_matmul_shape, lower_rows, whole};
-use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered, MatmulShape};
+use crate::argument::{ArgBinding, Argument};
+use crate::kernels::matmul::shape::{Matrix, MatmulShape, lower_matmul_shape};
+use crate::kernels::row::reach;
+use crate::lower::{LoweredRows, lower_rows};
 
 /// Rows of a product, at most, that a head is made for: its kernel reads every weight once and holds all of these rows, so the head
 /// runs once for each worker, and not for every block of columns.
@@ -244,8 +246,54 @@ fn is_elementwise(op: &Op) -> bool {
     matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) | Op::Random { .. })
 }
 
+/// A product with what stands around it, lowered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoweredProduct {
+    /// the compile-time half
+    pub product: Product<Body>,
+    /// the run-time half
+    pub launch: ProductLaunch,
+}
+
+/// What is known of a product at run time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProductLaunch {
+    /// as [`Product::roles`] lists them
+    pub args: Vec<ArgBinding>,
+    /// the product, or each of two; its result row after row
+    pub shape: MatmulShape,
+    /// (divide, modulo) of each launch axis of what makes the first operand
+    pub head_axes: Vec<(usize, usize)>,
+    /// (divide, modulo) of each launch axis of what follows
+    pub axes: Vec<(usize, usize)>,
+}
+
+impl<T: RowArguments> Product<T> {
+    /// What a device has to know of the arguments of a launch.
+    pub fn arguments(&self, launch: &ProductLaunch) -> Vec<Argument> {
+        let ProductLaunch { args, shape, .. } = launch;
+        let rows = shape.m * shape.batches();
+        let elements = |role: Role, arg: &ArgBinding| match (role, &self.head, &self.tail) {
+            (Role::Left, ..) => shape.reach(Matrix::A),
+            // Of a table that is routed to, every matrix.
+            (Role::Right(_), ..) if self.routed => match (shape.reach(Matrix::B), arg.leading.as_slice()) {
+                (0, _) | (_, [] | [(0, _), ..]) => 0,
+                (matrix, [(experts, stride), ..]) => (experts - 1) * stride + matrix,
+            },
+            (Role::Right(_), ..) => shape.reach(Matrix::B),
+            (Role::Indices, ..) => shape.m,
+            (Role::Result, ..) => shape.reach(Matrix::C),
+            (Role::Head(at), Some(head), _) => reach(&head.body.row_arguments()[at], arg, rows, shape.k),
+            (Role::Tail(at), _, Some(tail)) => reach(&tail.body.row_arguments()[at], arg, rows, shape.n),
+            (Role::Head(_) | Role::Tail(_), ..) => 0,
+        };
+        let roles = self.roles();
+        roles.iter().zip(args).map(|(&role, arg)| Argument::new(arg, elements(role, arg))).collect()
+    }
+}
+
 /// Lowers a draft that consists of `parts`.
-pub(crate) fn lower_product(draft: &Draft, parts: &Parts) -> Lowered {
+pub(crate) fn lower_product(draft: &Draft, parts: &Parts) -> LoweredProduct {
     let graph = draft.graph;
     let &first = parts.products.first().expect("there is a product");
     let (shape, [a, b]) = match parts.picked {
@@ -277,15 +325,14 @@ pub(crate) fn lower_product(draft: &Draft, parts: &Parts) -> Lowered {
         }
     }
     if parts.tail.is_empty() {
-        args.push(whole(graph, first, 0, true));
+        args.push(ArgBinding::whole(graph, first, 0, true));
     } else {
         let rows = lower_side(&Draft { nodes: &parts.tail, ..*draft }, &parts.products);
         axes = rows.axes;
         kernel.tail = Some(Tail { body: rows.body, sums: rows.handed });
         args.extend(rows.others);
     }
-    let geometry = Geometry::Product { shape, head_axes, axes };
-    Lowered { kernel: Kernel::Product(kernel), launch: Launch { args, geometry } }
+    LoweredProduct { product: kernel, launch: ProductLaunch { args, shape, head_axes, axes } }
 }
 
 /// A head or a tail.
@@ -299,13 +346,11 @@ struct Side {
 }
 
 fn lower_side(draft: &Draft, handed: &[NodeId]) -> Side {
-    let Lowered { kernel: Kernel::Row(body), launch } = lower_rows(draft, handed) else {
-        unreachable!("a row kernel was asked for")
-    };
-    let Geometry::Row { axes, .. } = launch.geometry else { unreachable!("a row kernel has rows") };
+    let LoweredRows { body, launch } = lower_rows(draft, handed);
     let position = |&id: &NodeId| launch.args.iter().position(|arg| arg.base == id).expect("it is read or written");
     let handed: Vec<usize> = handed.iter().map(position).collect();
     debug_assert!(handed.iter().all(|&arg| matches!(body.args[arg].access, Access::Row | Access::PerRow)));
     let others = launch.args.iter().enumerate().filter(|(arg, _)| !handed.contains(arg));
-    Side { handed: handed.clone(), others: others.map(|(_, arg)| arg.clone()).collect(), axes, body }
+    let others = others.map(|(_, arg)| arg.clone()).collect();
+    Side { handed, others, axes: launch.axes, body }
 }

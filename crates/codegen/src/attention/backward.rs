@@ -10,8 +10,7 @@ use deuteron_graph::{BinaryOp, Composite, Dtype, Graph, Mask, NodeId, Op, differ
 use deuteron_plan::Draft;
 
 use super::{Asked, AttentionKernel, AttentionOperand, AttentionResult, AttentionShape, Rule, Sharing, fit, read};
-use crate::lower::whole;
-use crate::source::{Geometry, Kernel, Launch, Lowered};
+use crate::argument::{ArgBinding, Argument};
 
 /// What an argument of the gradient is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,8 +95,7 @@ pub fn recognise(draft: &Draft) -> Option<FoundBackward> {
 }
 
 /// Lowers a group that [`recognise`] takes.
-pub(crate) fn lower(draft: &Draft) -> Lowered {
-    let found = recognise(draft).expect("the catalogue offers gradients that the kernel does");
+pub(crate) fn lower(draft: &Draft, found: FoundBackward) -> LoweredBackward {
     let FoundBackward { kernel, shape, operands: [q, k, v], mask, seed, result_gradient, gradients } = found;
     let args = kernel.backward_operands().map(|operand| match operand {
         BackwardOperand::Operand(AttentionOperand::Q) => read(draft, q),
@@ -108,12 +106,37 @@ pub(crate) fn lower(draft: &Draft) -> Lowered {
         // A guess is never of a cache, and the result is no operand.
         BackwardOperand::Operand(AttentionOperand::Positions | AttentionOperand::O) => read(draft, result_gradient),
         BackwardOperand::ResultGradient => read(draft, result_gradient),
-        BackwardOperand::Gradient(AttentionOperand::Q) => whole(draft.graph, gradients[0], 0, true),
-        BackwardOperand::Gradient(AttentionOperand::K) => whole(draft.graph, gradients[1], 0, true),
-        BackwardOperand::Gradient(_) => whole(draft.graph, gradients[2], 0, true),
+        BackwardOperand::Gradient(AttentionOperand::Q) => ArgBinding::whole(draft.graph, gradients[0], 0, true),
+        BackwardOperand::Gradient(AttentionOperand::K) => ArgBinding::whole(draft.graph, gradients[1], 0, true),
+        BackwardOperand::Gradient(_) => ArgBinding::whole(draft.graph, gradients[2], 0, true),
     });
-    let launch = Launch { args: args.collect(), geometry: Geometry::AttentionBackward(shape) };
-    Lowered { kernel: Kernel::AttentionBackward(kernel), launch }
+    LoweredBackward { args: args.collect(), kernel, shape }
+}
+
+/// The gradient of attention, lowered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoweredBackward {
+    /// the compile-time half
+    pub kernel: AttentionKernel,
+    /// strides of the result are those of its gradient
+    pub shape: AttentionShape,
+    /// as [`AttentionKernel::backward_operands`] lists them
+    pub args: Vec<ArgBinding>,
+}
+
+impl LoweredBackward {
+    /// What a device has to know of its arguments.
+    pub fn arguments(&self) -> Vec<Argument> {
+        let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
+        let elements = |operand: BackwardOperand| match operand {
+            BackwardOperand::Operand(operand) => self.kernel.reach(&self.shape, operand),
+            BackwardOperand::ResultGradient => self.kernel.reach(&self.shape, AttentionOperand::O),
+            BackwardOperand::Gradient(AttentionOperand::Q) => batch * heads * queries * self.kernel.width,
+            BackwardOperand::Gradient(_) => batch * heads * keys * self.kernel.width,
+        };
+        let operands = self.kernel.backward_operands().zip(&self.args);
+        operands.map(|(operand, arg)| Argument::new(arg, elements(operand))).collect()
+    }
 }
 
 /// The attention that a group may be the gradient of: what is read off its nodes, to be confirmed.

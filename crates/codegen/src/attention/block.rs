@@ -9,10 +9,11 @@ use deuteron_plan::{Draft, Space, node_space};
 
 use super::norm::{self, AddNorm};
 use super::rows::is_row_work;
-use super::{AttentionKernel, AttentionOperand, Followed, FoundAttention, arguments, find, followed};
-use crate::lower::lower_matmul_shape;
-use crate::product::{Parts, Product, lower_product};
-use crate::source::{Geometry, Kernel, Launch, Lowered};
+use super::{AttentionKernel, AttentionOperand, AttentionShape, Followed, FoundAttention, arguments, find, followed};
+use crate::argument::{ArgBinding, Argument};
+use crate::body::Body;
+use crate::kernels::matmul::shape::{MatmulShape, lower_matmul_shape};
+use crate::product::{LoweredProduct, Parts, Product, ProductLaunch, RowArguments, lower_product};
 
 /// Attention, and the product of its result and a weight.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,13 +73,32 @@ pub fn recognise(draft: &Draft) -> Option<FoundBlock> {
     follows.then_some(FoundBlock { attention, parts })
 }
 
+/// Attention, its projection and row work, lowered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoweredAttentionBlock {
+    /// the compile-time half
+    pub kernel: AttentionBlock<Body>,
+    /// the run-time half
+    pub launch: AttentionBlockLaunch,
+}
+
+/// What is known of attention with a projection at run time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionBlockLaunch {
+    /// operands of attention but for its result, then the arguments of the product but for that result
+    pub args: Vec<ArgBinding>,
+    /// strides of the result are those that the product reads
+    pub attention: AttentionShape,
+    /// the product; its result row after row
+    pub product: MatmulShape,
+    /// (divide, modulo) of each launch axis of what follows
+    pub axes: Vec<(usize, usize)>,
+}
+
 /// Lowers a group that [`recognise`] takes.
-pub(crate) fn lower(draft: &Draft, found: FoundBlock) -> Lowered {
+pub(crate) fn lower(draft: &Draft, found: FoundBlock) -> LoweredAttentionBlock {
     let FoundBlock { attention, parts } = found;
-    let Lowered { kernel: Kernel::Product(product), launch } = lower_product(draft, &parts) else {
-        unreachable!("a product was asked for")
-    };
-    let Geometry::Product { shape, axes, .. } = launch.geometry else { unreachable!("a product has its sizes") };
+    let LoweredProduct { product, launch } = lower_product(draft, &parts);
     let mut args = arguments(draft, &attention);
     debug_assert_eq!(attention.kernel.operands().last(), Some(&AttentionOperand::O));
     args.pop();
@@ -88,6 +108,25 @@ pub(crate) fn lower(draft: &Draft, found: FoundBlock) -> Lowered {
     let from = attention.kernel.operands().len();
     let norm = norm::recognise(draft, &parts.tail, parts.products[0], &args, from);
     let kernel = AttentionBlock { attention: attention.kernel, product, norm };
-    let geometry = Geometry::AttentionBlock { attention: attention.shape, product: shape, axes };
-    Lowered { kernel: Kernel::AttentionBlock(kernel), launch: Launch { args, geometry } }
+    let launch = AttentionBlockLaunch { args, attention: attention.shape, product: launch.shape, axes: launch.axes };
+    LoweredAttentionBlock { kernel, launch }
+}
+
+impl AttentionBlockLaunch {
+    /// The launch of the product alone, whose first operand is what attention stores in memory of the kernel.
+    pub(crate) fn product_launch<T>(&self, kernel: &AttentionBlock<T>) -> ProductLaunch {
+        let left = self.args[0].internal(kernel.attention.dtype);
+        let args = [left].into_iter().chain(self.args[kernel.operands()..].iter().cloned()).collect();
+        ProductLaunch { args, shape: self.product.clone(), head_axes: Vec::new(), axes: self.axes.clone() }
+    }
+}
+
+impl<T: RowArguments> AttentionBlock<T> {
+    /// What a device has to know of the arguments of a launch.
+    pub fn arguments(&self, launch: &AttentionBlockLaunch) -> Vec<Argument> {
+        let operands = self.attention.operands()[..self.operands()].iter().zip(&launch.args);
+        let attention = operands.map(|(&op, arg)| Argument::new(arg, self.attention.reach(&launch.attention, op)));
+        let product = self.product.arguments(&launch.product_launch(self)).into_iter().skip(1);
+        attention.chain(product).collect()
+    }
 }

@@ -6,7 +6,7 @@
 use deuteron_graph::{BinaryOp, Callee, Composite, Dtype, NodeId, Op};
 use deuteron_plan::Draft;
 
-use crate::source::ArgBinding;
+use crate::argument::ArgBinding;
 
 /// A residual and a norm. Arguments are positions in the launch.
 #[derive(Debug, Clone, Copy, PartialEq)]

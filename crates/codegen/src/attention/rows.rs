@@ -8,8 +8,11 @@ use deuteron_plan::{Draft, Space, node_space};
 
 use super::norm::{self, AddNorm};
 use super::{AttentionKernel, AttentionOperand, AttentionShape, Followed, FoundAttention, arguments, find, followed};
-use crate::lower::lower_rows;
-use crate::source::{Geometry, Kernel, Launch, Lowered};
+use crate::argument::{ArgBinding, Argument};
+use crate::body::Body;
+use crate::kernels::row::reach;
+use crate::lower::{LoweredRows, RowLaunch, lower_rows};
+use crate::product::RowArguments;
 
 /// Attention, and the work on its rows as a body or as what the body became.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,22 +118,58 @@ impl AttentionKernel {
     }
 }
 
+/// Attention with row work on its result, lowered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoweredAttentionRows {
+    /// the compile-time half
+    pub kernel: AttentionRows<Body>,
+    /// the run-time half
+    pub launch: AttentionRowsLaunch,
+}
+
+/// What is known of attention with row work at run time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionRowsLaunch {
+    /// operands of attention but for its result, then the arguments of what follows but for that result
+    pub args: Vec<ArgBinding>,
+    /// strides of the result are those of the rows that follow
+    pub shape: AttentionShape,
+    /// (divide, modulo) of each launch axis of what follows
+    pub axes: Vec<(usize, usize)>,
+}
+
 /// Lowers a group that [`recognise`] takes.
-pub(crate) fn lower(draft: &Draft, found: FoundRows) -> Lowered {
+pub(crate) fn lower(draft: &Draft, found: FoundRows) -> LoweredAttentionRows {
     let FoundRows { attention, rows } = found;
     let chain = Draft { nodes: &rows, ..*draft };
-    let Lowered { kernel: Kernel::Row(body), launch } = lower_rows(&chain, &[]) else {
-        unreachable!("what follows attention is a row kernel")
-    };
-    let Geometry::Row { axes, .. } = launch.geometry else { unreachable!("a row kernel has rows") };
-    let result = launch.args.iter().position(|arg| arg.base == attention.result && !arg.written);
+    let LoweredRows { body, launch: RowLaunch { args: row_args, axes, .. } } = lower_rows(&chain, &[]);
+    let result = row_args.iter().position(|arg| arg.base == attention.result && !arg.written);
     let result = result.expect("what follows attention reads it");
     let mut args = arguments(draft, &attention);
     debug_assert_eq!(attention.kernel.operands().last(), Some(&AttentionOperand::O));
     args.pop();
-    args.extend(launch.args.into_iter().enumerate().filter(|&(position, _)| position != result).map(|(_, arg)| arg));
+    args.extend(row_args.into_iter().enumerate().filter(|&(position, _)| position != result).map(|(_, arg)| arg));
     let norm = norm::recognise(draft, &rows, attention.result, &args, attention.kernel.operands().len() - 1);
     let kernel = AttentionRows { attention: attention.kernel, tail: body, result, norm };
-    let launch = Launch { args, geometry: Geometry::AttentionRows { shape: attention.shape, axes } };
-    Lowered { kernel: Kernel::AttentionRows(kernel), launch }
+    LoweredAttentionRows { kernel, launch: AttentionRowsLaunch { args, shape: attention.shape, axes } }
+}
+
+impl<T: RowArguments> AttentionRows<T> {
+    /// The argument of what follows, by its position in the launch.
+    pub fn tail_argument(&self, position: usize) -> usize {
+        let at = position - self.operands();
+        at + usize::from(at >= self.result)
+    }
+
+    /// What a device has to know of the arguments of a launch over rows of so many columns.
+    pub fn arguments(&self, launch: &AttentionRowsLaunch, cols: usize) -> Vec<Argument> {
+        let AttentionRowsLaunch { args, shape, .. } = launch;
+        let joined = cols / self.attention.width.max(1);
+        let rows = shape.batch * shape.heads * shape.queries / joined.max(1);
+        let elements = |position: usize, arg: &ArgBinding| match self.attention.operands().get(position) {
+            Some(&operand) if position < self.operands() => self.attention.reach(shape, operand),
+            _ => reach(&self.tail.row_arguments()[self.tail_argument(position)], arg, rows, cols),
+        };
+        args.iter().enumerate().map(|(position, arg)| Argument::new(arg, elements(position, arg))).collect()
+    }
 }

@@ -7,7 +7,8 @@ use deuteron_graph::{Dtype, NodeId, Op};
 use deuteron_plan::{Draft, Placed};
 
 use super::{Parts, is_elementwise, is_in_order};
-use crate::source::{ArgBinding, MatmulShape};
+use crate::argument::ArgBinding;
+use crate::kernels::matmul::shape::MatmulShape;
 
 /// Whether the kernel does this: rows and matrices of bytes that lie in order, and after them elementwise work, and rows of tables
 /// that the same indices pick.
@@ -60,5 +61,5 @@ fn operand<'a>(draft: &Draft<'a>, value: NodeId) -> &'a Placed {
 }
 
 fn binding(draft: &Draft, placed: &Placed) -> ArgBinding {
-    crate::lower::whole(draft.graph, placed.base, placed.layout.offset, false)
+    ArgBinding::whole(draft.graph, placed.base, placed.layout.offset, false)
 }

@@ -1,0 +1,207 @@
+//! How the CPU runs a kernel: a launch becomes a task for a number of threads, which forks its work over them.
+//!
+//! A driver lives next to the kernels it drives and knows nothing of pools, buffers or plans: it is handed workers, addresses and
+//! scratch memory. What it does with them is its own; that every address is good for the reach of its argument is the device's.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::cpu::simd::lines::Lines;
+use crate::cpu::simd::{Fault, Isa};
+
+/// A program for the CPU: what two launches of one kernel have in common. It prints as a listing.
+pub trait CpuProgram: fmt::Debug + fmt::Display + Send + Sync + 'static {
+    /// For comparisons.
+    fn as_any(&self) -> &dyn Any;
+    /// Whether both are one kernel.
+    fn is_same(&self, other: &dyn CpuProgram) -> bool;
+}
+
+impl<T: fmt::Debug + fmt::Display + PartialEq + Send + Sync + 'static> CpuProgram for T {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn is_same(&self, other: &dyn CpuProgram) -> bool {
+        other.as_any().downcast_ref::<T>().is_some_and(|other| self == other)
+    }
+}
+
+/// A program as a source.
+#[derive(Clone, Debug)]
+pub struct CpuSource {
+    program: Arc<dyn CpuProgram>,
+    /// What it needs of the tile machine.
+    pub tiles: TileUse,
+}
+
+/// What a program of the tile machine needs; zeros for other kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct TileUse {
+    /// temporaries, a strip each
+    pub tiles: u16,
+    /// rows that are kept from one pass to the next
+    pub kept_rows: u16,
+    /// sweeps over a row
+    pub passes: usize,
+}
+
+impl CpuSource {
+    pub(crate) fn new(program: Arc<dyn CpuProgram>) -> CpuSource {
+        CpuSource { program, tiles: TileUse::default() }
+    }
+}
+
+impl PartialEq for CpuSource {
+    fn eq(&self, other: &CpuSource) -> bool {
+        self.program.is_same(&*other.program)
+    }
+}
+
+impl fmt::Display for CpuSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.program.fmt(f)
+    }
+}
+
+/// A launch on a CPU: the twin of a GPU's grids.
+pub trait CpuLaunch: fmt::Debug + Send + Sync {
+    /// Made ready for so many threads. All that a run needs is allocated here.
+    fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask>;
+}
+
+/// A launch that copies of it share.
+#[derive(Clone, Debug)]
+pub struct Tasks(Arc<dyn CpuLaunch>);
+
+impl Tasks {
+    pub(crate) fn new(launch: impl CpuLaunch + 'static) -> Tasks {
+        Tasks(Arc::new(launch))
+    }
+
+    /// Made ready for so many threads.
+    pub fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
+        self.0.prepare(threads, isa)
+    }
+}
+
+impl PartialEq for Tasks {
+    fn eq(&self, other: &Tasks) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// A launch made ready.
+pub trait CpuTask: Send {
+    /// Memory that it needs beyond its own while it runs.
+    fn scratch(&self) -> ScratchSizes;
+
+    /// Runs it.
+    ///
+    /// # Safety
+    /// `run.addresses` are the starts of the arguments' buffers, each valid for the reach of its argument until this returns. What
+    /// is written overlaps nothing else but what it is in place of, and nobody else touches it; nobody else writes what is read. Each
+    /// worker's scratch, and the shared memory from a cache line on, have the sizes of [`CpuTask::scratch`]; there are as many
+    /// workers as it was prepared for.
+    unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError>;
+}
+
+/// Scratch memory of a task, in floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ScratchSizes {
+    /// of each worker
+    pub worker: usize,
+    /// of all workers together
+    pub shared: usize,
+}
+
+/// What a task runs on.
+#[derive(Clone, Copy)]
+pub struct Run<'a> {
+    /// threads
+    pub workers: &'a dyn Workers,
+    /// where the buffer of each argument starts
+    pub addresses: &'a [*mut u8],
+    /// of each worker
+    pub scratch: &'a [PerWorker<Floats>],
+    /// of all workers together
+    pub shared: *mut f32,
+}
+
+/// Threads that share the tasks of one call.
+pub trait Workers: Sync {
+    /// How many there are.
+    fn threads(&self) -> usize;
+    /// Runs `work(worker, task)` for every task, in no order, and returns when all are done. A worker runs one task at a time.
+    fn run(&self, tasks: usize, work: &(dyn Fn(usize, usize) + Sync)) -> Result<(), Panicked>;
+}
+
+/// A task panicked; some tasks may not have run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Panicked;
+
+/// Why a run did not end well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskError {
+    /// a worker panicked
+    Panicked,
+    /// an index outside of its table
+    Index(Fault),
+}
+
+impl From<Panicked> for TaskError {
+    fn from(_: Panicked) -> TaskError {
+        TaskError::Panicked
+    }
+}
+
+impl From<Fault> for TaskError {
+    fn from(fault: Fault) -> TaskError {
+        TaskError::Index(fault)
+    }
+}
+
+/// A value that only one worker at a time touches.
+pub struct PerWorker<T>(UnsafeCell<T>);
+
+// SAFETY: shared access goes through `get` alone, whose callers give each worker (or each task) an element of its own.
+unsafe impl<T: Send> Sync for PerWorker<T> {}
+
+impl<T> PerWorker<T> {
+    /// One value.
+    pub fn new(value: T) -> Self {
+        PerWorker(UnsafeCell::new(value))
+    }
+
+    /// The value, by whoever has all of them.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
+
+    /// The value, by the worker that it belongs to.
+    ///
+    /// # Safety
+    /// Nobody else uses this element while the reference lives.
+    #[allow(clippy::mut_from_ref)] // that is what the promise is for
+    pub unsafe fn get(&self) -> &mut T {
+        // SAFETY: the caller's promise.
+        unsafe { &mut *self.0.get() }
+    }
+}
+
+/// Floats from a cache line on.
+pub struct Floats(Lines);
+
+impl Floats {
+    /// At least so many of them.
+    pub fn new(floats: usize) -> Floats {
+        Floats(Lines::new(floats))
+    }
+
+    /// The first one, which starts a cache line.
+    pub fn pointer(&mut self) -> *mut f32 {
+        self.0.pointer()
+    }
+}

@@ -1,0 +1,147 @@
+//! What a kernel family returns: plain data that a device compiles, checks and runs without knowing what it computes.
+//!
+//! A [`Family`] looks at a group and makes an [`Offer`]: the work for the cost model, and on request the [`Kernel`], which is a
+//! [`Source`] (what is compiled) and a [`Launch`] (what is run: arguments with their reach, and grids, tasks or a library call).
+
+use deuteron_plan::{Draft, Work};
+
+use crate::argument::{Argument, Lookup};
+use crate::cpu::task::{CpuSource, Tasks};
+use crate::cuda::grid::{CudaSource, Grids};
+use crate::library::{LibraryCall, LibraryLaunch};
+
+/// A kernel of a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kernel {
+    /// the compile-time half
+    pub source: Source,
+    /// the run-time half
+    pub launch: Launch,
+}
+
+/// What is compiled. Two sources that are equal are one compiled kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Source {
+    /// a CUDA translation unit
+    Cuda(CudaSource),
+    /// a program that threads of the CPU run
+    Cpu(CpuSource),
+    /// a call of a vendor's library
+    Library(LibraryCall),
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Source::Cuda(source) => f.write_str(&source.text),
+            Source::Cpu(source) => source.fmt(f),
+            Source::Library(call) => call.fmt(f),
+        }
+    }
+}
+
+/// What is run. Only a family makes one, so a device may rely on the reach of its arguments.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    arguments: Vec<Argument>,
+    lookups: Vec<Lookup>,
+    execution: Execution,
+    variant: Variant,
+}
+
+/// How a launch is run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Execution {
+    /// grids of a GPU, one after another
+    Grids(Grids),
+    /// tasks of a CPU
+    Tasks(Tasks),
+    /// one call of a library
+    Library(Box<LibraryLaunch>),
+}
+
+/// Which of the ways to do it was taken, for a person and for measured launch shapes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Variant {
+    /// in words; empty where there is one way alone
+    pub name: String,
+    /// under which a measured launch shape is kept; empty where none is
+    pub key: String,
+}
+
+impl Launch {
+    pub(crate) fn new(arguments: Vec<Argument>, execution: Execution) -> Launch {
+        Launch { arguments, lookups: Vec::new(), execution, variant: Variant::default() }
+    }
+
+    pub(crate) fn with_lookups(self, lookups: Vec<Lookup>) -> Launch {
+        Launch { lookups, ..self }
+    }
+
+    pub(crate) fn with_variant(self, name: String, key: String) -> Launch {
+        Launch { variant: Variant { name, key }, ..self }
+    }
+
+    /// In the order of the kernel's arguments.
+    pub fn arguments(&self) -> &[Argument] {
+        &self.arguments
+    }
+
+    /// How it is run.
+    pub fn execution(&self) -> &Execution {
+        &self.execution
+    }
+
+    /// The grids, where it is run as such.
+    pub fn grids(&self) -> Option<&Grids> {
+        match &self.execution {
+            Execution::Grids(grids) => Some(grids),
+            Execution::Tasks(_) | Execution::Library(_) => None,
+        }
+    }
+
+    /// Where the index of a fault stands, by the argument that the kernel names.
+    pub fn lookup(&self, argument: usize) -> Option<&Lookup> {
+        self.lookups.iter().find(|lookup| lookup.argument == argument)
+    }
+
+    /// Which way was taken.
+    pub fn variant(&self) -> &Variant {
+        &self.variant
+    }
+}
+
+/// A kernel family for targets of one kind.
+pub(crate) trait Family<T>: Sync {
+    /// What it can make of a group; none where the group is not its own, or beyond what its kernels do.
+    fn offer<'a>(&self, request: Request<'a>, target: &'a T) -> Option<Box<dyn Offer + 'a>>;
+}
+
+/// A kernel that a family can make.
+pub(crate) trait Offer {
+    /// What it computes and moves, for the cost model.
+    fn work(&self) -> Work;
+    /// The kernel.
+    fn kernel(self: Box<Self>) -> Kernel;
+}
+
+/// A group, and what is asked of its kernel.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// the group
+    pub group: Draft<'a>,
+    /// results that are written into the memory of the operand that they update
+    pub in_place: &'a [deuteron_graph::NodeId],
+}
+
+impl<'a> From<Draft<'a>> for Request<'a> {
+    fn from(group: Draft<'a>) -> Request<'a> {
+        Request { group, in_place: &[] }
+    }
+}
+
+impl<'a> From<&Draft<'a>> for Request<'a> {
+    fn from(group: &Draft<'a>) -> Request<'a> {
+        Request::from(*group)
+    }
+}
