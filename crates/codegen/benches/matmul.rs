@@ -8,8 +8,9 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use deuteron_codegen::cpu::simd::Isa;
+use deuteron_codegen::cpu::task::Floats;
 use deuteron_codegen::kernels::matmul::cpu::{
-    Block, Kernel, Left, Matrix, Part, Right, STREAMED_ROWS, Scratch, Spec, Store, Values,
+    Block, Kernel, Left, Matrix, Part, Right, STREAMED_ROWS, Spec, Store, Values,
 };
 use deuteron_graph::Dtype;
 
@@ -67,7 +68,7 @@ fn measure(name: &str, isa: Isa, (rows, k, columns): (usize, usize, usize), tran
         }
     }
     let needed = kernel.scratch(part_rows, part_columns);
-    let mut scratches: Vec<Scratch> = (0..THREADS).map(|_| Scratch::new(needed)).collect();
+    let mut scratches: Vec<Floats> = (0..THREADS).map(|_| Floats::new(needed)).collect();
     let scales = (vec![1.0 / 128.0; rows], vec![1.0 / 128.0; columns]);
     let by_row = (left_dtype == Dtype::I8).then_some(&scales.0[..]);
     let by_column = (dtype == Dtype::I8).then_some(&scales.1[..]);

@@ -3,6 +3,10 @@
 //! A [`Family`] looks at a group and makes an [`Offer`]: the work for the cost model, and on request the [`Kernel`], which is a
 //! [`Source`] (what is compiled) and a [`Launch`] (what is run: arguments with their reach, and grids, tasks or a library call).
 
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+use deuteron_graph::NodeId;
 use deuteron_plan::{Draft, Work};
 
 use crate::argument::{Argument, Lookup};
@@ -19,6 +23,13 @@ pub struct Kernel {
     pub launch: Launch,
 }
 
+impl Kernel {
+    pub(crate) fn new(source: Source, mut launch: Launch) -> Kernel {
+        launch.fingerprint = source.fingerprint();
+        Kernel { source, launch }
+    }
+}
+
 /// What is compiled. Two sources that are equal are one compiled kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Source {
@@ -28,6 +39,19 @@ pub enum Source {
     Cpu(CpuSource),
     /// a call of a vendor's library
     Library(LibraryCall),
+}
+
+impl Source {
+    /// A number that tells sources of devices apart whose launches name entries and parameters of one text. Tasks carry their program.
+    fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match self {
+            Source::Cuda(source) => source.text.hash(&mut hasher),
+            Source::Library(call) => call.hash(&mut hasher),
+            Source::Cpu(_) => {}
+        }
+        hasher.finish()
+    }
 }
 
 impl std::fmt::Display for Source {
@@ -47,6 +71,8 @@ pub struct Launch {
     lookups: Vec<Lookup>,
     execution: Execution,
     variant: Variant,
+    /// of the source it was made with
+    fingerprint: u64,
 }
 
 /// How a launch is run.
@@ -71,7 +97,7 @@ pub struct Variant {
 
 impl Launch {
     pub(crate) fn new(arguments: Vec<Argument>, execution: Execution) -> Launch {
-        Launch { arguments, lookups: Vec::new(), execution, variant: Variant::default() }
+        Launch { arguments, lookups: Vec::new(), execution, variant: Variant::default(), fingerprint: 0 }
     }
 
     pub(crate) fn with_lookups(self, lookups: Vec<Lookup>) -> Launch {
@@ -80,6 +106,11 @@ impl Launch {
 
     pub(crate) fn with_variant(self, name: String, key: String) -> Launch {
         Launch { variant: Variant { name, key }, ..self }
+    }
+
+    /// Whether it was made with a source.
+    pub fn is_of(&self, source: &Source) -> bool {
+        self.fingerprint == source.fingerprint()
     }
 
     /// In the order of the kernel's arguments.
@@ -125,13 +156,36 @@ pub(crate) trait Offer {
     fn kernel(self: Box<Self>) -> Kernel;
 }
 
+/// An offer of two functions.
+pub(crate) fn offered<'a>(
+    work: impl Fn() -> Work + 'a,
+    kernel: impl FnOnce() -> Kernel + 'a,
+) -> Option<Box<dyn Offer + 'a>> {
+    Some(Box::new(Offered { work, kernel }))
+}
+
+struct Offered<W, K> {
+    work: W,
+    kernel: K,
+}
+
+impl<W: Fn() -> Work, K: FnOnce() -> Kernel> Offer for Offered<W, K> {
+    fn work(&self) -> Work {
+        (self.work)()
+    }
+
+    fn kernel(self: Box<Self>) -> Kernel {
+        (self.kernel)()
+    }
+}
+
 /// A group, and what is asked of its kernel.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// the group
     pub group: Draft<'a>,
     /// results that are written into the memory of the operand that they update
-    pub in_place: &'a [deuteron_graph::NodeId],
+    pub in_place: &'a [NodeId],
 }
 
 impl<'a> From<Draft<'a>> for Request<'a> {

@@ -1,32 +1,36 @@
-//! The kernel text: a group of nodes becomes a body, a body becomes a source.
+//! Kernels: a group of nodes becomes a source to compile and a launch to run.
 //!
-//! `lower` turns a group into a [`Body`] (what is compiled: columns, dtypes, arithmetic) and a [`Launch`] (what is known
-//! at run time: rows, strides, which buffers). `render` makes the [`Source`] for a target. Nothing here calls a driver.
-//! `unsafe` is in `cpu/simd` and in the `cpu` folders of `kernels` alone.
+//! [`render`] asks the kernel families of a target, in order, for the kernel of a group. Row work is lowered to a [`Body`]
+//! (what is compiled: columns, dtypes, arithmetic), which every family can take as a prologue or an epilogue. What comes out, a
+//! [`Kernel`], is plain data: a device needs to know nothing of what it computes. Nothing here calls a driver.
+//! `unsafe` is in `cpu/simd`, `cpu/task.rs` and the `cpu` modules of `kernels` alone.
 #![deny(unsafe_code)]
 
+pub mod argument;
 pub mod attention;
 pub mod body;
+pub mod catalog;
 mod compound;
 pub mod cpu;
 pub mod cuda;
-pub mod epilogue;
+pub mod kernel;
 pub mod kernels;
+pub mod library;
 mod linear;
-mod lower;
+pub mod lower;
 pub mod product;
-pub mod source;
 
+pub use argument::{ArgBinding, Argument, Lookup};
 pub use attention::block::AttentionBlock;
 pub use attention::rows::AttentionRows;
 pub use attention::{
     AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, BackwardOperand, HeadStrides,
 };
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
-pub use epilogue::{Epilogue, Operand};
-pub use lower::lower;
+pub use catalog::{Backend, CpuCatalog, CudaCatalog, NoKernel, TaggedLine, candidates, render, tagged_source};
+pub use kernel::{Execution, Kernel, Launch, Request, Source, Variant};
+pub use kernels::append::AppendShape;
+pub use kernels::copy::Piece;
+pub use kernels::matmul::shape::MatmulShape;
+pub use library::{Epilogue, LibraryCall, LibraryLaunch, LibraryMatmul, Operand};
 pub use product::{Head, Product, Role, RowArguments, Tail};
-pub use source::{
-    AppendShape, ArgBinding, Backend, Geometry, Launch, Lowered, MatmulKernel, MatmulShape, Piece, Source, TaggedLine,
-    render, tagged_source,
-};

@@ -418,4 +418,3 @@ impl RowLowering<'_> {
         (self.args.len() - 1) as u16
     }
 }
-

@@ -9,10 +9,10 @@ use deuteron_plan::{Draft, Form, Space, node_space};
 
 mod routed;
 
+use crate::argument::{ArgBinding, Argument};
 use crate::body::{Access, ArgSpec, Body};
 use crate::cpu::program::Program;
-use crate::argument::{ArgBinding, Argument};
-use crate::kernels::matmul::shape::{Matrix, MatmulShape, lower_matmul_shape};
+use crate::kernels::matmul::shape::{MatmulShape, Matrix, lower_matmul_shape};
 use crate::kernels::row::reach;
 use crate::lower::{LoweredRows, lower_rows};
 

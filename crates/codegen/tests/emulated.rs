@@ -10,10 +10,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use deuteron_codegen::attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
-use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, Grids, Mapped, Word, grids};
-use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Groups, Tiles, Way, source};
-use deuteron_codegen::{ArgBinding, AttentionOperand, Backend, Geometry, Launch, Source, render};
+use deuteron_codegen::attention::{
+    AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides, LoweredAttention,
+};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Grids, Mapped, Word};
+use deuteron_codegen::kernels::attention::cuda::forward::{ForwardVariant, with_variant};
+use deuteron_codegen::kernels::attention::cuda::hopper::Groups;
+use deuteron_codegen::kernels::attention::cuda::tiles::Tiles;
+use deuteron_codegen::{ArgBinding, AttentionOperand, Backend, CudaCatalog, Kernel, Launch, Source, render};
 use deuteron_graph::{Dtype, Graph, NodeId};
 use deuteron_plan::{Machine, Plan, Strategy, Target, plan};
 
@@ -112,11 +116,11 @@ fn written(grid: &Grid) -> String {
     for word in &grid.words {
         match word {
             Word::Number(number) => writeln!(text, "n {number}"),
-            Word::Argument { position, offset } | Word::Given { position, offset } => {
+            Word::Argument { position, offset } | Word::Unwritten { position, offset } => {
                 writeln!(text, "a {position} {offset}")
             }
             Word::Workspace(offset) => writeln!(text, "w {offset}"),
-            Word::Kept(offset) => writeln!(text, "k {offset}"),
+            Word::Persistent(offset) => writeln!(text, "k {offset}"),
             Word::Fault => panic!("no kernel here takes indices"),
             Word::Map(map) => {
                 let position = match map.of {
@@ -179,9 +183,8 @@ impl Case {
         AttentionShape { batch, heads, queries, keys, q, k, v: k, mask: HeadStrides::default(), o: q }
     }
 
-    /// As `emulator/attention.h` and `emulator/launch.h` read it.
-    fn text(&self, source: &CudaSource, kernel: &AttentionKernel) -> String {
-        let shape = self.shape(kernel);
+    /// The kernel by a variant.
+    fn made(&self, kernel: &AttentionKernel, variant: ForwardVariant) -> Kernel {
         let base = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
         let binding = |&operand: &AttentionOperand| ArgBinding {
             base,
@@ -192,8 +195,15 @@ impl Case {
             table_rows: 0,
         };
         let args = kernel.operands().iter().map(binding).collect();
-        let launch = Launch { args, geometry: Geometry::Attention(shape) };
-        let grids = grids(source, &launch, &CudaTarget::new(Arch::Sm90a, self.processors));
+        let attention = LoweredAttention { kernel: *kernel, shape: self.shape(kernel), args };
+        with_variant(&attention, &variant, &CudaTarget::new(Arch::Sm90a, self.processors))
+    }
+
+    /// As `emulator/attention.h` and `emulator/launch.h` read it.
+    fn text(&self, variant: ForwardVariant, kernel: &AttentionKernel) -> String {
+        let shape = self.shape(kernel);
+        let made = self.made(kernel, variant);
+        let grids = made.launch.grids().expect("grids");
         assert_eq!(grids.list.len(), 1);
         let &Case { batch, heads, queries, keys, .. } = self;
         let mut text = format!("shape {batch} {heads} {} {queries} {keys}", kernel.group);
@@ -212,15 +222,23 @@ fn kernel(dtype: Dtype, width: usize, mask: AttentionMask) -> AttentionKernel {
 const DRIVER: &str = "attention.cpp";
 const HOPPER: &str = "attention_hopper";
 
-/// Runs attention in every case; the ways differ in nothing that the text has.
-fn check(name: &str, entry: &str, ways: &[Way], kernel: AttentionKernel, cases: &[Case]) {
+/// The text of attention by a variant, which no case has a part in.
+fn source(kernel: &AttentionKernel, variant: ForwardVariant, case: &Case) -> CudaSource {
+    match case.made(kernel, variant).source {
+        Source::Cuda(source) => source,
+        source => panic!("{source}"),
+    }
+}
+
+/// Runs attention in every case; the variants differ in nothing that the text has.
+fn check(name: &str, entry: &str, variants: &[ForwardVariant], kernel: AttentionKernel, cases: &[Case]) {
     let Some(compiler) = compiler() else { return };
-    let sources: Vec<_> = ways.iter().map(|&way| source(CudaAttention { kernel, way })).collect();
-    assert!(sources.iter().all(|source| source.text == sources[0].text));
-    let program = Program::compile(&compiler, name, DRIVER, entry, &sources[0].text);
-    for source in &sources {
+    let text = source(&kernel, variants[0], &cases[0]).text;
+    let program = Program::compile(&compiler, name, DRIVER, entry, &text);
+    for &variant in variants {
         for (at, case) in cases.iter().enumerate() {
-            let launch = case.text(source, &kernel);
+            assert_eq!(source(&kernel, variant, case).text, text, "{name}, {case:?}");
+            let launch = case.text(variant, &kernel);
             for (lanes, seeds) in runs(at, case) {
                 let (ok, said) = program.run(&launch, case.resident, lanes, seeds, 0);
                 assert!(ok, "{name}, {case:?}, {lanes:?}:\n{said}");
@@ -242,10 +260,10 @@ fn heads_of_64() {
         Case::new([1, 1, 193, 65]),
         Case { seeds: 1, ..Case::new([1, 1, 450, 450]) },
     ];
-    check("heads_of_64_causal", HOPPER, &[Way::Hopper(Groups::NARROW)], causal, &cases);
+    check("heads_of_64_causal", HOPPER, &[ForwardVariant::Hopper(Groups::NARROW)], causal, &cases);
     let grouped = AttentionKernel { group: 2, ..kernel(Dtype::F16, 64, AttentionMask::Full) };
     let cases = [Case { order: Order::Positions, ..Case::new([1, 4, 129, 200]) }, Case::new([2, 2, 9, 64])];
-    check("heads_of_64_full", HOPPER, &[Way::Hopper(Groups::NARROW)], grouped, &cases);
+    check("heads_of_64_full", HOPPER, &[ForwardVariant::Hopper(Groups::NARROW)], grouped, &cases);
 }
 
 #[test]
@@ -258,10 +276,10 @@ fn few_heads_of_64() {
         Case { seeds: 1, processors: 3, ..Case::new([1, 1, 500, 500]) },
     ];
     let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
-    check("few_heads_of_64_causal", HOPPER, &[Way::Hopper(Groups::NARROW_FEW)], causal, &cases);
+    check("few_heads_of_64_causal", HOPPER, &[ForwardVariant::Hopper(Groups::NARROW_FEW)], causal, &cases);
     let cases = [Case::new([1, 2, 129, 200]), Case::new([1, 1, 200, 65])];
     let full = kernel(Dtype::Bf16, 64, AttentionMask::Full);
-    check("few_heads_of_64_full", HOPPER, &[Way::Hopper(Groups::NARROW_FEW)], full, &cases);
+    check("few_heads_of_64_full", HOPPER, &[ForwardVariant::Hopper(Groups::NARROW_FEW)], full, &cases);
 }
 
 #[test]
@@ -272,7 +290,7 @@ fn heads_of_128() {
         Case { resident: 1, processors: 1, ..Case::new([1, 1, 320, 320]) },
         Case { seeds: 1, ..Case::new([1, 1, 72, 200]) },
     ];
-    let wide = [Groups::WIDE, Groups::WIDE_FEW].map(Way::Hopper);
+    let wide = [Groups::WIDE, Groups::WIDE_FEW].map(ForwardVariant::Hopper);
     check("heads_of_128_causal", HOPPER, &wide, kernel(Dtype::Bf16, 128, AttentionMask::Causal), &cases);
     let cases = [Case::new([1, 1, 129, 300]), Case { seeds: 1, ..Case::new([1, 1, 64, 64]) }];
     check("heads_of_128_full", HOPPER, &wide, kernel(Dtype::F16, 128, AttentionMask::Full), &cases);
@@ -280,7 +298,7 @@ fn heads_of_128() {
 
 #[test]
 fn matrix_units_of_a_warp() {
-    let tiles = Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 32, blocks: 2 });
+    let tiles = ForwardVariant::Tensor(Tiles { warps: 4, atoms: 1, keys: 32, blocks: 2 });
     let cases = [Case::new([1, 2, 129, 129]), Case { order: Order::Positions, ..Case::new([2, 1, 65, 200]) }];
     let causal = kernel(Dtype::F16, 80, AttentionMask::Causal);
     check("matrix_units_of_a_warp", "attention_tensor", &[tiles], causal, &cases);
@@ -320,8 +338,8 @@ struct Launched {
 
 impl Launched {
     fn attention(groups: Groups, kernel: &AttentionKernel, case: &Case) -> Launched {
-        let source = source(CudaAttention { kernel: *kernel, way: Way::Hopper(groups) });
-        let launch = case.text(&source, kernel);
+        let variant = ForwardVariant::Hopper(groups);
+        let (source, launch) = (source(kernel, variant, case), case.text(variant, kernel));
         Launched { source, entry: HOPPER, launch, driver: DRIVER }
     }
 }
@@ -448,9 +466,9 @@ out y
 fn only(graph: &Graph, plan: &Plan, processors: usize) -> (CudaSource, Launch, Grids) {
     let [group] = plan.groups.as_slice() else { panic!("not one kernel: {plan}") };
     let cuda = CudaTarget::new(Arch::Sm90a, processors);
-    let (source, launch) = render(&group.draft(graph, &plan.placement), &Backend::Cuda(cuda.clone()));
+    let Kernel { source, launch } = render(group.draft(graph, &plan.placement), &Backend::Cuda(cuda)).unwrap();
     let Source::Cuda(source) = source else { panic!("{source}") };
-    let grids = grids(&source, &launch, &cuda);
+    let grids = launch.grids().expect("grids").clone();
     (source, launch, grids)
 }
 
@@ -470,7 +488,7 @@ fn meeting_grids(kernel: &AttentionKernel, case: &Case, after: After) -> (CudaSo
 fn meeting(kernel: &AttentionKernel, case: &Case, after: After) -> (CudaSource, String) {
     let graph = meeting_graph(kernel, case, after);
     let plan = greedy(&graph);
-    let (source, launch, Grids { list, workspace, kept, .. }) = only(&graph, &plan, case.processors);
+    let (source, launch, Grids { list, workspace, persistent, .. }) = only(&graph, &plan, case.processors);
     let [grid] = list.as_slice() else { panic!("{} grids", list.len()) };
 
     let named = |base: NodeId| {
@@ -481,7 +499,7 @@ fn meeting(kernel: &AttentionKernel, case: &Case, after: After) -> (CudaSource, 
             None => graph.given_name(base).unwrap_or("?").to_owned(),
         }
     };
-    let names: Vec<String> = launch.args.iter().map(|arg| named(arg.base)).collect();
+    let names: Vec<String> = launch.arguments().iter().map(|arg| named(arg.base)).collect();
     let shape = case.shape(kernel);
     let mut text = format!("shape {} {} 1 {} {}", case.batch, case.heads, case.queries, case.keys);
     for HeadStrides { batch, head, position } in [shape.q, shape.k, shape.v, shape.o] {
@@ -489,7 +507,7 @@ fn meeting(kernel: &AttentionKernel, case: &Case, after: After) -> (CudaSource, 
     }
     let cols = after.projection.map_or(case.heads * kernel.width, |(cols, _)| cols);
     let turned = after.projection.is_some_and(|(_, turned)| turned);
-    writeln!(text, "\nmeeting {cols} {cols} {} 1e-5 {workspace} {kept}", u8::from(turned)).unwrap();
+    writeln!(text, "\nmeeting {cols} {cols} {} 1e-5 {workspace} {persistent}", u8::from(turned)).unwrap();
     writeln!(text, "arguments {} {}", names.len(), names.join(" ")).unwrap();
     (source, text + &written(grid))
 }
@@ -596,7 +614,7 @@ fn a_meeting_has_the_words_of_its_parameter_and_memory_of_its_own() {
         assert!(2 * (grid.shared as usize + 1024) <= 228 << 10, "{} bytes", grid.shared);
         assert!(grid.words.contains(&Word::Number(numbers)));
         let ready = if projection.is_some() { 64 * 4 } else { 0 };
-        assert_eq!(grids.kept, 256 + ready + 8 * 1024 * cols / 64 * 8);
+        assert_eq!(grids.persistent, 256 + ready + 8 * 1024 * cols / 64 * 8);
         assert_eq!(grids.workspace, if projection.is_some() { 8 * 1024 * cols * 2 } else { 0 });
     }
 }
@@ -624,7 +642,7 @@ w = weight bf16[192] ; b = weight bf16[192]";
         let plan = greedy(&graph);
         let hopper = plan.groups.iter().any(|group| {
             let backend = Backend::Cuda(CudaTarget::new(Arch::Sm90a, 132));
-            let source = render(&group.draft(&graph, &plan.placement), &backend).0;
+            let source = render(group.draft(&graph, &plan.placement), &backend).unwrap().source;
             matches!(source, Source::Cuda(source) if source.name == "attention_rows_hopper")
         });
         assert_eq!(hopper, meets, "{text}");
@@ -642,7 +660,10 @@ fn what_does_not_meet() {
         let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
         let backend = Backend::Cuda(CudaTarget::new(arch, 132));
         let name = |source: Source| if let Source::Cuda(source) = source { source.name } else { "library".into() };
-        plan.groups.iter().map(|group| name(render(&group.draft(&graph, &plan.placement), &backend).0)).collect()
+        plan.groups
+            .iter()
+            .map(|group| name(render(group.draft(&graph, &plan.placement), &backend).unwrap().source))
+            .collect()
     };
     let (hopper, usual) = (Arch::Sm90a, Case::new([2, 12, 300, 300]));
     let projected = |cols| After { projection: Some((cols, true)), ..LAYER };

@@ -1,10 +1,8 @@
 //! Products with what follows them: which chains are one call of a library, and how they are launched.
 
-use deuteron_codegen::Backend;
 use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::epilogue::recognise;
-use deuteron_codegen::source::Kernel;
-use deuteron_codegen::{Epilogue, Geometry, Launch, MatmulKernel, MatmulShape, lower};
+use deuteron_codegen::kernels::matmul::library::recognise;
+use deuteron_codegen::{Backend, Epilogue, Execution, Launch, LibraryCall, MatmulShape, Source, render};
 use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Catalog, Draft, Form, Machine, Plan, Strategy, Target, Work, plan, primitive_work};
 
@@ -42,12 +40,12 @@ fn gpu() -> Backend {
 }
 
 /// Kernels of a plan, and the products among them.
-fn kernels(text: &str, strategy: Strategy) -> (usize, Vec<(MatmulKernel, Launch)>) {
+fn kernels(text: &str, strategy: Strategy) -> (usize, Vec<(LibraryCall, Launch)>) {
     let (graph, plan) = planned(text, strategy);
     let products = plan.groups.iter().filter(|group| matches!(group.form, Form::Matmul(_))).map(|group| {
-        let lowered = lower(&group.draft(&graph, &plan.placement), &gpu());
-        let Kernel::Matmul(kernel) = lowered.kernel else { panic!("{lowered:?}") };
-        (kernel, lowered.launch)
+        let kernel = render(group.draft(&graph, &plan.placement), &gpu()).unwrap();
+        let Source::Library(call) = kernel.source else { panic!("{kernel:?}") };
+        (call, kernel.launch)
     });
     (plan.groups.len(), products.collect())
 }
@@ -64,8 +62,8 @@ fn is_one_in(types: &[(&str, Dtype)], text: &str, expected: Epilogue) {
         for strategy in [Strategy::Greedy, Strategy::Fused] {
             let text = text.replace("T[", &format!("{word}["));
             let (count, products) = kernels(&text, strategy);
-            let found: Vec<MatmulKernel> = products.iter().map(|(kernel, _)| *kernel).collect();
-            assert_eq!((count, found), (1, vec![MatmulKernel { dtype, epilogue: expected }]), "{strategy}: {text}");
+            let found: Vec<LibraryCall> = products.iter().map(|(kernel, _)| *kernel).collect();
+            assert_eq!((count, found), (1, vec![LibraryCall { dtype, epilogue: expected }]), "{strategy}: {text}");
         }
     }
 }
@@ -180,20 +178,22 @@ fn arguments_stand_in_the_order_of_the_operands() {
 r = input bf16[2,16,48] ; p = linear x w b ; y = add r p ; out y";
     let (graph, plan) = planned(text, Strategy::Fused);
     assert_eq!(plan.groups.len(), 1, "{plan}");
-    let launch = lower(&plan.groups[0].draft(&graph, &plan.placement), &gpu()).launch;
+    let launch = render(plan.groups[0].draft(&graph, &plan.placement), &gpu()).unwrap().launch;
+    let Execution::Library(library) = launch.execution() else { panic!("{launch:?}") };
     let inputs: Vec<usize> = graph.inputs().iter().map(|id| id.index()).collect();
-    let args: Vec<(usize, usize, bool)> =
-        launch.args.iter().map(|arg| (arg.base.index(), arg.offset, arg.written)).collect();
+    assert_eq!(launch.arguments().len(), library.offsets.len());
+    let args = launch.arguments().iter().zip(&library.offsets);
+    let args: Vec<(usize, usize, bool)> = args.map(|(arg, &offset)| (arg.base.index(), offset, arg.written)).collect();
     let result = graph.outputs()[0].node.index();
     let [x, w, h, r] = inputs[..] else { panic!("{inputs:?}") };
     assert_eq!(args, [(x, 0, false), (w, 0, false), (h, 48, false), (r, 0, false), (result, 0, true)]);
     let shape = MatmulShape { m: 32, n: 48, k: 32, batch: vec![], a: (32, 1), b: (48, 1), c: (48, 1) };
-    assert_eq!(launch.geometry, Geometry::Matmul(shape));
+    assert_eq!(library.shape, shape);
 }
 
 #[test]
 fn the_source_says_what_follows_the_product() {
-    let name = |epilogue| deuteron_codegen::Source::Matmul(MatmulKernel { dtype: Dtype::Bf16, epilogue }).to_string();
+    let name = |epilogue| Source::Library(LibraryCall { dtype: Dtype::Bf16, epilogue }).to_string();
     assert_eq!(name(Epilogue::None), "matrix product, bf16 in and out, f32 sums (library kernel)\n");
     assert_eq!(name(Epilogue::BiasGelu), "matrix product + bias + gelu, bf16 in and out, f32 sums (library kernel)\n");
 }

@@ -1,15 +1,15 @@
 //! Groups as tile programs: graph in, listing out.
 
-use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_codegen::{Backend, render};
+use deuteron_codegen::{Backend, CpuCatalog, render};
 use deuteron_graph::Graph;
-use deuteron_plan::{Machine, Strategy, Target, plan};
+use deuteron_plan::{Draft, Machine, Strategy, Target, plan};
 
 /// The listings of all kernels of the fused plan.
 fn listing(text: &str) -> String {
     let graph: Graph = text.parse().unwrap();
     let plan = plan(&graph, Target { machine: &Machine::cpu(), catalog: &CpuCatalog }, Strategy::Greedy, &[]).unwrap();
-    plan.groups.iter().map(|group| render(&group.draft(&graph, &plan.placement), &Backend::Cpu).0.to_string()).collect()
+    let listing = |draft: Draft| render(draft, &Backend::Cpu).unwrap().source.to_string();
+    plan.groups.iter().map(|group| listing(group.draft(&graph, &plan.placement))).collect()
 }
 
 fn check(text: &str, expected: &str) {

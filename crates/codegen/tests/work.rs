@@ -1,7 +1,7 @@
 //! The work of kernels, counted on their tile programs, and what it is taken to cost.
 
-use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_codegen::cuda::{Arch, CudaCatalog};
+use deuteron_codegen::cuda::Arch;
+use deuteron_codegen::{CpuCatalog, CudaCatalog};
 use deuteron_graph::{Graph, NodeId, Op, attention_interior, differentiate, recompute};
 use deuteron_plan::{Catalog, Class, Form, Machine, Plan, Quantity, Strategy, Target, Work, plan};
 

@@ -9,9 +9,8 @@ pub use flip::{Knob, Variants, flips};
 
 use std::time::Instant;
 
-use deuteron_codegen::Backend;
-use deuteron_codegen::cpu::CpuCatalog;
-use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaTarget};
+use deuteron_codegen::cuda::{Arch, CudaTarget};
+use deuteron_codegen::{Backend, CpuCatalog, CudaCatalog};
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_graph::Graph;
 use deuteron_plan::{Assessment, Catalog, Machine, MachineKind, Pin, Quantity, Question, Target, assess};

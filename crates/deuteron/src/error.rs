@@ -1,5 +1,6 @@
 //! What a call of the public API can answer instead of a result.
 
+use deuteron_codegen::NoKernel;
 use deuteron_device::DeviceError;
 use deuteron_graph::{Dtype, GraphError, Shape};
 use deuteron_plan::{MachineError, PlanError};
@@ -17,6 +18,9 @@ pub enum Error {
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// No kernel could be generated.
+    #[error(transparent)]
+    NoKernel(#[from] NoKernel),
     /// The reference could not be computed.
     #[error(transparent)]
     Reference(#[from] ReferenceError),

@@ -1,7 +1,8 @@
 //! The kernels of a graph, for a person to read.
 
-use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, Grids, Tuning, grids};
-use deuteron_codegen::{Backend, Source, render};
+use deuteron_codegen::cpu::task::TileUse;
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Tuning};
+use deuteron_codegen::{Backend, CudaCatalog, Kernel, Launch, Source, Variant, render};
 use deuteron_device::DeviceError;
 use deuteron_device::cuda::EntryUsage;
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
@@ -58,7 +59,8 @@ pub struct Compiled {
 
 /// The source of one kernel that can be generated, each line with the operation it came from.
 pub(crate) fn tagged_source(graph: &Graph, plan: &Plan, group: &Group, backend: &Backend) -> Vec<SourceLine> {
-    let lines = deuteron_codegen::tagged_source(&group.draft(graph, &plan.placement), backend);
+    // A group that no family takes has no source.
+    let lines = deuteron_codegen::tagged_source(&group.draft(graph, &plan.placement), backend).unwrap_or_default();
     let op = |node: Option<NodeId>| node.map_or(String::new(), |id| graph.call_name(graph.node(id).call).to_string());
     lines.into_iter().map(|line| SourceLine { op: op(line.node), text: line.text }).collect()
 }
@@ -70,12 +72,9 @@ pub(crate) fn holds_opaque(graph: &Graph, group: &Group) -> bool {
 
 /// The names under which a profiler sees the launches of a kernel, in order; empty where a library chooses them.
 pub(crate) fn launches(draft: &Draft, backend: &Backend) -> Vec<String> {
-    match (render(draft, backend), backend) {
-        ((Source::Cuda(source), launch), Backend::Cuda(target)) => {
-            grids(&source, &launch, target).list.iter().map(|grid| grid.entry.to_string()).collect()
-        }
-        _ => Vec::new(),
-    }
+    let kernel = render(draft, backend).ok();
+    let grids = kernel.as_ref().and_then(|kernel| kernel.launch.grids());
+    grids.map_or(Vec::new(), |grids| grids.list.iter().map(|grid| grid.entry.to_string()).collect())
 }
 
 /// A GPU that need not be there: kernels for it are compiled and not run.
@@ -152,18 +151,15 @@ fn list(
 ) -> Result<Vec<KernelListing>, Error> {
     let plan = plan(graph, target, strategy, &[])?;
     let listing = |group: &Group| -> Result<KernelListing, Error> {
-        let (source, launch) = render(&group.draft(graph, &plan.placement), backend);
-        let (tiles, kept_rows, passes) = match &source {
-            Source::Row(program) => (program.tiles, program.kept, program.passes.len()),
-            _ => (0, 0, 0),
+        let Kernel { source, launch } = render(&group.draft(graph, &plan.placement), backend)?;
+        let TileUse { tiles, kept_rows, passes } = match &source {
+            Source::Cpu(program) => program.tiles,
+            Source::Cuda(_) | Source::Library(_) => TileUse::default(),
         };
-        let compiled = match (&source, backend) {
-            (Source::Cuda(cuda), Backend::Cuda(cuda_target)) => {
-                let grids = grids(cuda, &launch, cuda_target);
-                let predicted = group.cost.resources.registers;
-                Some(Compiled::new(cuda, &grids, &usage(&source)?, target.machine, predicted))
-            }
-            _ => None,
+        let predicted = group.cost.resources.registers;
+        let compiled = match &source {
+            Source::Cuda(_) => Some(Compiled::new(&launch, &usage(&source)?, target.machine, predicted)),
+            Source::Cpu(_) | Source::Library(_) => None,
         };
         Ok(KernelListing {
             name: group.name.clone(),
@@ -181,24 +177,17 @@ fn list(
 }
 
 impl Compiled {
-    fn new(source: &CudaSource, grids: &Grids, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
-        let (config, key) = match &source.family {
-            Family::Row(kernel) => (kernel.config.to_string(), kernel.key.clone()),
-            Family::Attention(attention) => (attention.way.to_string(), String::new()),
-            Family::AttentionRows(rows) => (rows.to_string(), String::new()),
-            Family::AttentionBlock(block) => (block.to_string(), String::new()),
-            Family::AttentionBackward(backward) => (backward.way.to_string(), String::new()),
-            Family::Copy(_) | Family::ScatterAdd(_) | Family::Append(_) => Default::default(),
-            Family::Product(_) | Family::Skinny(_) => Default::default(),
-        };
+    fn new(launch: &Launch, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
+        let Variant { name: config, key } = launch.variant().clone();
+        let grids: &[Grid] = launch.grids().map_or(&[], |grids| &grids.list);
         let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);
         let shared = |grid: &Grid| grid.shared + of(grid).map_or(0, |entry| entry.shared);
-        let first = grids.list.first();
+        let first = grids.first();
         Compiled {
             registers: usage.iter().map(|entry| entry.registers).max().unwrap_or(0),
             predicted_registers: predicted,
             spill_bytes: usage.iter().map(|entry| entry.spill_stores + entry.spill_loads).sum(),
-            shared_bytes: grids.list.iter().map(shared).max().unwrap_or(0),
+            shared_bytes: grids.iter().map(shared).max().unwrap_or(0),
             occupancy: first.map_or(0.0, |grid| {
                 let registers = of(grid).map_or(0, |entry| entry.registers);
                 occupancy(machine, grid.threads, registers, shared(grid))

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deuteron_codegen::{Geometry, Launch, Source, render};
+use deuteron_codegen::{Kernel, Request, render};
 use deuteron_device::{
-    Device, Executable, Inputs, Job, Kernel, Launching, Lending, Memory, Place, Recorded, States, Step,
+    CompiledKernel, Device, Executable, Inputs, Job, Launching, Lending, Memory, Place, Recorded, States, Step,
 };
 use deuteron_graph::{Graph, NodeId, Op};
-use deuteron_plan::{Layout, Pin, Plan, Strategy, plan, plan_pinned};
+use deuteron_plan::{Group, Layout, Pin, Plan, Strategy, plan, plan_pinned};
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -20,7 +20,7 @@ pub struct Session {
     plan: Plan,
     /// of the inputs that are no states, then of the states
     layouts: [Vec<Layout>; 2],
-    kernels: Vec<Arc<Kernel>>,
+    kernels: Vec<Arc<CompiledKernel>>,
     executable: Box<dyn Executable>,
     times: Vec<Duration>,
     launching: Launching,
@@ -84,8 +84,12 @@ impl Session {
         states: &[NodeId],
     ) -> Result<Session, Error> {
         let backend = engine.device().backend();
-        let sources = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), backend)).collect();
-        Session::of(engine, graph, plan, sources, layouts, states)
+        let homes = Homes::new(graph, states)?;
+        let updated: Vec<NodeId> = homes.states.iter().map(|&[_, result]| result).collect();
+        let kernel =
+            |group: &Group| render(Request { group: group.draft(graph, &plan.placement), in_place: &updated }, backend);
+        let kernels = plan.groups.iter().map(kernel).collect::<Result<_, _>>()?;
+        Session::of(engine, graph, plan, kernels, layouts, states)
     }
 
     /// A plan with a source and a launch for each of its groups.
@@ -93,7 +97,7 @@ impl Session {
         engine: &Engine,
         graph: &Graph,
         plan: Plan,
-        rendered: Vec<(Source, Launch)>,
+        rendered: Vec<Kernel>,
         layouts: &[Layout],
         states: &[NodeId],
     ) -> Result<Session, Error> {
@@ -212,7 +216,7 @@ impl Session {
     }
 
     /// Its compiled kernels, one a group of the plan.
-    pub fn kernels(&self) -> &[Arc<Kernel>] {
+    pub fn kernels(&self) -> &[Arc<CompiledKernel>] {
         &self.kernels
     }
 
@@ -288,16 +292,14 @@ pub(crate) fn compile(
     device: &dyn Device,
     graph: &Graph,
     plan: &Plan,
-    rendered: Vec<(Source, Launch)>,
+    rendered: Vec<Kernel>,
     homes: &Homes,
-) -> Result<(Vec<Arc<Kernel>>, Job), Error> {
-    let (sources, launches): (Vec<Source>, Vec<Launch>) = rendered.into_iter().unzip();
+) -> Result<(Vec<Arc<CompiledKernel>>, Job), Error> {
+    let (sources, launches): (Vec<_>, Vec<_>) =
+        rendered.into_iter().map(|Kernel { source, launch }| (source, launch)).unzip();
     let kernels = device.compile(sources)?;
-    let steps = kernels.iter().zip(launches).map(|(kernel, mut launch)| {
-        let places: Vec<Place> = launch.args.iter().map(|arg| homes.place(plan, arg.base)).collect();
-        if let Geometry::Append(shape) = &mut launch.geometry {
-            shape.in_place = matches!(places.last(), Some(Place::State(_)));
-        }
+    let steps = kernels.iter().zip(launches).map(|(kernel, launch)| {
+        let places: Vec<Place> = launch.arguments().iter().map(|argument| homes.place(plan, argument.base)).collect();
         Step { kernel: kernel.clone(), launch, places }
     });
     let bytes = |node: &NodeId| graph.node(*node).bytes();

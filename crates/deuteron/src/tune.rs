@@ -8,9 +8,9 @@ mod values;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use deuteron_codegen::cuda::{CudaTarget, Family, RowConfig, Tuning, candidates};
-use deuteron_codegen::{Backend, Launch, Source, render};
-use deuteron_device::{CudaError, DeviceError, Kernel};
+use deuteron_codegen::cuda::{CudaTarget, RowConfig, Tuning};
+use deuteron_codegen::{Argument, Backend, Kernel, Launch, NoKernel, candidates, render};
+use deuteron_device::{CompiledKernel, CudaError, DeviceError};
 use deuteron_graph::Graph;
 use deuteron_plan::{Group, Plan, Strategy, Target, plan};
 
@@ -128,10 +128,11 @@ pub fn tune_all(
         all.into_iter().filter(|subject| known.insert(subject.key.clone())).collect()
     });
     let subjects: Vec<Vec<Subject>> = subjects.collect();
-    let sources: Vec<Source> = subjects.iter().flatten().flat_map(|subject| subject.render(target)).collect();
-    let (all, mut done) = (sources.len(), 0);
+    let rendered = subjects.iter().flatten().flat_map(|subject| subject.render(target));
+    let rendered: Vec<Kernel> = rendered.collect::<Result<_, _>>()?;
+    let (all, mut done) = (rendered.len(), 0);
     progress(done, all);
-    let mut kernels = compile(engine, sources)?.into_iter();
+    let mut kernels = compile(engine, rendered)?.into_iter();
     let mut report = TuneReport::default();
     for subjects in &subjects {
         let values = Values::new(engine, subjects)?;
@@ -164,21 +165,28 @@ struct Subject<'a> {
     group: &'a Group,
     key: String,
     /// the same whatever the launch shape
-    launch: Launch,
+    arguments: Vec<Argument>,
     configs: Vec<RowConfig>,
 }
 
+/// A kernel with one launch shape, compiled.
+#[derive(Clone)]
+struct Shaped {
+    kernel: Arc<CompiledKernel>,
+    launch: Launch,
+}
+
 /// A compiled kernel, or why there is none.
-type Made = Result<Arc<Kernel>, DropReason>;
+type Made = Result<Shaped, DropReason>;
 
 impl Subject<'_> {
     /// The kernel with each of its launch shapes, as if that were the only one that was ever measured.
-    fn render(&self, target: &CudaTarget) -> Vec<Source> {
+    fn render(&self, target: &CudaTarget) -> Vec<Result<Kernel, NoKernel>> {
         let draft = self.group.draft(self.graph, &self.plan.placement);
         let with = |config: &RowConfig| {
             let mut tuning = Tuning::default();
             tuning.insert(&self.key, config.clone());
-            render(&draft, &Backend::Cuda(CudaTarget { tuning, ..target.clone() })).0
+            render(&draft, &Backend::Cuda(CudaTarget { tuning, ..target.clone() }))
         };
         self.configs.iter().map(with).collect()
     }
@@ -190,29 +198,34 @@ fn row_kernels<'a>(graph: &'a Graph, plan: &'a Plan, target: &CudaTarget) -> Vec
     let mut subjects: Vec<Subject> = Vec::new();
     for group in &plan.groups {
         let draft = group.draft(graph, &plan.placement);
-        let (Source::Cuda(source), launch) = render(&draft, &backend) else { continue };
-        let Family::Row(kernel) = source.family else { continue };
-        if subjects.iter().all(|known| known.key != kernel.key) {
-            let configs = candidates(&draft, &untuned);
-            subjects.push(Subject { graph, plan, group, key: kernel.key, launch, configs });
+        let configs = candidates(&draft, &untuned);
+        let Some(Kernel { launch, .. }) = render(&draft, &backend).ok().filter(|_| !configs.is_empty()) else {
+            continue;
+        };
+        let (key, arguments) = (launch.variant().key.clone(), launch.arguments().to_vec());
+        if subjects.iter().all(|known| known.key != key) {
+            subjects.push(Subject { graph, plan, group, key, arguments, configs });
         }
     }
     subjects
 }
 
 /// Compiles all sources at once. Only if one of them does not compile, each on its own.
-fn compile(engine: &Engine, sources: Vec<Source>) -> Result<Vec<Made>, Error> {
+fn compile(engine: &Engine, rendered: Vec<Kernel>) -> Result<Vec<Made>, Error> {
     let device = engine.device();
+    let (sources, launches): (Vec<_>, Vec<_>) =
+        rendered.into_iter().map(|Kernel { source, launch }| (source, launch)).unzip();
+    let shaped = |(kernel, launch)| Shaped { kernel, launch };
     match device.compile(sources.clone()) {
-        Ok(kernels) => return Ok(kernels.into_iter().map(Ok).collect()),
+        Ok(kernels) => return Ok(kernels.into_iter().zip(launches).map(shaped).map(Ok).collect()),
         Err(error) if !is_of_one_kernel(&error) => return Err(error.into()),
         Err(_) => {}
     }
-    let mut kernels: Vec<Option<Result<Arc<Kernel>, DeviceError>>> = sources.iter().map(|_| None).collect();
+    let mut kernels: Vec<Option<Result<Arc<CompiledKernel>, DeviceError>>> = sources.iter().map(|_| None).collect();
     let one = |index: usize| device.compile(vec![sources[index].clone()]).map(|mut kernels| kernels.swap_remove(0));
     parallel::for_each(sources.len(), one, |index, kernel| kernels[index] = Some(kernel));
-    let kernels = kernels.into_iter().flatten().map(|kernel| match kernel {
-        Ok(kernel) => Ok(Ok(kernel)),
+    let kernels = kernels.into_iter().flatten().zip(launches).map(|(kernel, launch)| match kernel {
+        Ok(kernel) => Ok(Ok(shaped((kernel, launch)))),
         Err(error) if is_of_one_kernel(&error) => Ok(Err(DropReason::NotCompiled(in_a_line(&error)))),
         Err(error) => Err(error.into()),
     });

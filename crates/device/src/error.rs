@@ -25,16 +25,6 @@ pub enum DeviceError {
         /// bytes given
         got: usize,
     },
-    /// An input of a product that does not start where its elements may stand.
-    #[error(
-        "step {step}: expected inputs of a product to start at a multiple of {bytes} bytes; copy them to an aligned buffer"
-    )]
-    Alignment {
-        /// the step
-        step: usize,
-        /// bytes of an element
-        bytes: usize,
-    },
     /// A job that would reach outside of its buffers.
     #[error("step {step}, argument {argument}: {problem}")]
     Job {

@@ -26,17 +26,17 @@ pub enum Place {
 
 /// A compiled kernel.
 #[derive(Debug)]
-pub struct Kernel {
+pub struct CompiledKernel {
     /// what it was made from
     pub source: Source,
     /// Loaded into a GPU's context, if it was made for one.
     pub(crate) module: Option<Module>,
 }
 
-impl Kernel {
+impl CompiledKernel {
     /// A kernel that needs no compiler.
-    pub(crate) fn new(source: Source) -> Kernel {
-        Kernel { source, module: None }
+    pub(crate) fn new(source: Source) -> CompiledKernel {
+        CompiledKernel { source, module: None }
     }
 
     /// What the compiler said of each of its functions: registers, spills, memory. Empty where there was no compiler.
@@ -49,8 +49,8 @@ impl Kernel {
 #[derive(Debug, Clone)]
 pub struct Step {
     /// compiled
-    pub kernel: Arc<Kernel>,
-    /// sizes and strides
+    pub kernel: Arc<CompiledKernel>,
+    /// its arguments, and how it is run
     pub launch: Launch,
     /// one for each argument of the launch
     pub places: Vec<Place>,

@@ -8,7 +8,6 @@ mod check;
 pub mod cpu;
 pub mod cuda;
 mod error;
-mod extent;
 mod job;
 mod memory;
 
@@ -16,7 +15,7 @@ pub use buffer::Buffer;
 pub use cpu::Cpu;
 pub use cuda::{Cuda, CudaError};
 pub use error::DeviceError;
-pub use job::{Job, Kernel, Place, Step};
+pub use job::{CompiledKernel, Job, Place, Step};
 pub use memory::{DeviceMemory, Lending, Memory, Span};
 
 use std::sync::Arc;
@@ -40,7 +39,7 @@ pub trait Device: Send + Sync {
     /// What its sources are rendered for.
     fn backend(&self) -> &Backend;
     /// Compiles sources, or finds them compiled; several at once where that is faster.
-    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<Kernel>>, DeviceError>;
+    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<CompiledKernel>>, DeviceError>;
     /// Checks a job against its kernels and allocates what it needs.
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError>;
     /// Bytes where its kernels read them fastest.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use deuteron_codegen::cuda::{copy_source, scatter_source};
 use deuteron_codegen::{ArgBinding, Geometry, Launch, Piece, Source};
 use deuteron_device::{
-    Buffer, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable, Inputs, Job, Kernel, Launching,
-    Lending, Memory, NoStates, Place, Recorded, Span, Step,
+    Buffer, CompiledKernel, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable, Inputs, Job,
+    Launching, Lending, Memory, NoStates, Place, Recorded, Span, Step,
 };
 use deuteron_graph::{Dtype, Graph, NodeId};
 use support::gpu;
@@ -48,7 +48,7 @@ fn read(executable: &dyn Executable, index: usize, bytes: usize) -> Vec<u8> {
     read
 }
 
-fn compiled(device: &dyn Device, source: Source) -> Arc<Kernel> {
+fn compiled(device: &dyn Device, source: Source) -> Arc<CompiledKernel> {
     device.compile(vec![source]).unwrap().swap_remove(0)
 }
 
@@ -267,7 +267,7 @@ impl Scatter {
         self.rows * self.cols * self.dtype.bytes()
     }
 
-    fn job(&self, kernel: Arc<Kernel>) -> Job {
+    fn job(&self, kernel: Arc<CompiledKernel>) -> Job {
         let geometry = Geometry::ScatterAdd { count: self.indices.len(), cols: self.cols, rows: self.rows };
         let args = vec![arg(Dtype::I32, false, 0), arg(self.dtype, false, 0), arg(self.dtype, true, 0)];
         let places = vec![Place::Input(0), Place::Input(1), Place::Output(0)];

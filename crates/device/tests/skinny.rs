@@ -3,37 +3,41 @@
 
 mod support;
 
-use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, grids};
-use deuteron_codegen::kernels::matmul::cuda::{SkinnyConfig, Weights};
-use deuteron_codegen::{Backend, Source, render};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid};
+use deuteron_codegen::kernels::matmul::cuda::skinny::{SkinnyConfig, SkinnyKernel, Weights};
+use deuteron_codegen::{Backend, CudaCatalog, Kernel, Source, render};
 use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Machine, Strategy, Target, plan};
 use support::{compiled, compiler};
 
-/// The sources of a graph's kernels and what they are launched with.
-fn sources(text: &str, dtype: Dtype, arch: Arch) -> Vec<(Source, Vec<Grid>)> {
+/// The kernels of a graph, and how those of few rows are spread over threads.
+fn kernels(text: &str, dtype: Dtype, arch: Arch) -> Vec<(Kernel, Option<SkinnyConfig>)> {
     let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
     let machine = Machine::profile("h200").unwrap();
     let planned =
         plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, Strategy::Greedy, &[]).unwrap();
     let target = CudaTarget::new(arch, 132);
     let made = planned.groups.iter().map(|group| {
-        let (source, launch) = render(&group.draft(&graph, &planned.placement), &Backend::Cuda(target.clone()));
-        let list = if let Source::Cuda(source) = &source { grids(source, &launch, &target).list } else { Vec::new() };
-        (source, list)
+        let draft = group.draft(&graph, &planned.placement);
+        let made = render(draft, &Backend::Cuda(target.clone())).unwrap();
+        let skinny = SkinnyKernel::of(&draft, &target);
+        // It is the kernel that the group has.
+        assert!(skinny.as_ref().is_none_or(|skinny| skinny.kernel(&target) == made));
+        (made, skinny.map(|skinny| skinny.config))
     });
     made.collect()
 }
 
 /// The only kernel of a graph.
 fn one(text: &str, dtype: Dtype, arch: Arch) -> (CudaSource, SkinnyConfig, Grid) {
-    let mut all = sources(text, dtype, arch);
+    let mut all = kernels(text, dtype, arch);
     assert_eq!(all.len(), 1, "{text}");
-    let (Source::Cuda(source), mut list) = all.remove(0) else { panic!("no source of ours: {text}") };
-    let Family::Skinny(kernel) = &source.family else { panic!("{:?}: {text}", source.family) };
+    let (Kernel { source, launch }, config) = all.remove(0);
+    let Source::Cuda(source) = source else { panic!("no source of ours: {text}") };
+    let Some(config) = config else { panic!("{}: {text}", source.name) };
+    let list = &launch.grids().expect("grids").list;
     assert_eq!(list.len(), 1, "{text}");
-    let config = kernel.config;
-    (source, config, list.remove(0))
+    (source, config, list[0].clone())
 }
 
 /// Graphs of one kernel: both ways that weights lie, with and without row work before and elementwise work after.
@@ -129,17 +133,20 @@ fn all_multiprocessors_have_work_where_there_are_weights_for_them() {
 
 #[test]
 fn products_of_more_rows_stay_with_the_library() {
-    let library = |text: &str| matches!(sources(text, Dtype::Bf16, Arch::Sm90a)[..], [(Source::Matmul(_), _)]);
+    let is_library = |kernels: &[(Kernel, Option<SkinnyConfig>)]| {
+        matches!(kernels, [(Kernel { source: Source::Library(_), .. }, None)])
+    };
+    let library = |text: &str| is_library(&kernels(text, Dtype::Bf16, Arch::Sm90a));
     assert!(library("x = input float[9,768] ; l = linear x m:float[768,768] c:float[768] ; out l"));
     // More than the shared memory of a block holds, on one architecture or on all.
     let long = "x = input float[8,3072] ; l = linear x m:float[3072,768] c:float[768] ; out l";
     assert!(!library(long));
-    assert!(matches!(sources(long, Dtype::F16, Arch::Sm75)[..], [(Source::Matmul(_), _)]));
+    assert!(is_library(&kernels(long, Dtype::F16, Arch::Sm75)));
     assert!(library("x = input float[8,4096] ; l = linear x m:float[4096,768] c:float[768] ; out l"));
     // Batches.
     assert!(library("x = input float[4,1,64] ; y = input float[4,64,100] ; z = matmul x y ; out z"));
     // A norm of more rows is a kernel of its own.
     let norm =
         "x = input float[16,768] ; h = layer_norm x w:float[768] b:float[768] ; y = matmul h m:float[768,768] ; out y";
-    assert_eq!(sources(norm, Dtype::Bf16, Arch::Sm90a).len(), 2);
+    assert_eq!(kernels(norm, Dtype::Bf16, Arch::Sm90a).len(), 2);
 }

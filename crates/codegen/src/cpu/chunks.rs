@@ -14,6 +14,9 @@ const CHUNK: usize = 32 << 10;
 /// Chunks of a kernel with column sums, at most: each has a partial sum of its own.
 const PARTIAL_CHUNKS: usize = 64;
 
+/// Bytes from which moving them is worth a second thread.
+pub const PARALLEL_FROM: usize = 64 << 10;
+
 /// Columns of one task of a scatter.
 pub const SCATTER_COLUMNS: usize = 64;
 

@@ -1,13 +1,15 @@
-//! Row kernels on the CPU: the tile program, how a body becomes one, and the SIMD that runs it.
+//! Row kernels on the CPU: the tile program, how a body becomes one, and the SIMD that runs it. What every kernel of the CPU is for a
+//! device: a task for its threads.
 
-mod attention_work;
 mod chunks;
+pub(crate) mod count;
 pub mod emit;
+pub(crate) mod family;
 mod listing;
 pub mod program;
 #[allow(unsafe_code)]
 pub mod simd;
-mod work;
+#[allow(unsafe_code)]
+pub mod task;
 
-pub use chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
-pub use work::CpuCatalog;
+pub use chunks::{Chunks, PARALLEL_FROM, SCATTER_COLUMNS, STREAM_FROM, chunks};

@@ -52,6 +52,10 @@ impl CpuSource {
     pub(crate) fn new(program: Arc<dyn CpuProgram>) -> CpuSource {
         CpuSource { program, tiles: TileUse::default() }
     }
+
+    pub(crate) fn with_tiles(self, tiles: TileUse) -> CpuSource {
+        CpuSource { tiles, ..self }
+    }
 }
 
 impl PartialEq for CpuSource {
@@ -192,12 +196,18 @@ impl<T> PerWorker<T> {
 }
 
 /// Floats from a cache line on.
+#[derive(Clone, Debug, Default)]
 pub struct Floats(Lines);
 
 impl Floats {
     /// At least so many of them.
     pub fn new(floats: usize) -> Floats {
         Floats(Lines::new(floats))
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.elements()
     }
 
     /// The first one, which starts a cache line.

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::cuda::row::{Policy, RowConfig};
+use crate::cuda::row_config::{Policy, RowConfig};
 
-/// Measured configs, by the key of their kernel ([`crate::cuda::RowKernel::key`]).
+/// Measured configs, by the key of their kernel ([`crate::kernel::Variant::key`]).
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Tuning {
     entries: BTreeMap<String, RowConfig>,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::cuda::{CudaSource, CudaTarget};
+use deuteron_codegen::cuda::CudaTarget;
 use deuteron_codegen::kernels::ladder::{Ladder, Rung, WIDEST};
-use deuteron_codegen::{Backend, Launch, Source, render};
+use deuteron_codegen::{Backend, Kernel, render};
 use deuteron_device::Cpu;
 use deuteron_graph::{Graph, Mask};
 use deuteron_plan::{Layout, Plan, PlanError, Strategy, plan};
@@ -182,11 +182,11 @@ fn cuda_steps(
     let mut steps = Vec::new();
     for rung in ladder.rungs().iter().filter(|rung| rung.is_for(target.arch)) {
         let make = |graph: &Graph| {
-            let Generated { plan, source, launch } = generated(engine, graph)?.ok_or_else(refused)?;
-            let source = rung.source(&source, &launch, target).ok_or_else(refused)?;
+            let plan = one_kernel(engine, graph)?.ok_or_else(refused)?;
+            let kernel = rung_kernel(rung, graph, &plan, target).ok_or_else(refused)?;
             let layouts: Vec<Layout> =
                 graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect();
-            Session::of(engine, graph, plan, vec![(Source::Cuda(source), launch)], &layouts, &[])
+            Session::of(engine, graph, plan, vec![kernel], &layouts, &[])
         };
         steps.push(step(rung.name.to_string(), rung.about.to_string(), checks, graph, make)?);
     }
@@ -197,28 +197,24 @@ fn cuda_steps(
     Ok(steps)
 }
 
-/// The only kernel of a plan, as it is generated.
-struct Generated {
-    plan: Plan,
-    source: CudaSource,
-    launch: Launch,
+/// The plan of a graph; none where it takes another number of kernels than one.
+fn one_kernel(engine: &Engine, graph: &Graph) -> Result<Option<Plan>, Error> {
+    let plan = plan(graph, engine.device().target(), Strategy::Greedy, &[])?;
+    Ok(Some(plan).filter(|plan| plan.groups.len() == 1))
 }
 
-/// None where a graph takes another number of kernels than one.
-fn generated(engine: &Engine, graph: &Graph) -> Result<Option<Generated>, Error> {
-    let device = engine.device();
-    let plan = plan(graph, device.target(), Strategy::Greedy, &[])?;
-    let [group] = plan.groups.as_slice() else { return Ok(None) };
-    let (source, launch) = render(&group.draft(graph, &plan.placement), device.backend());
-    let Source::Cuda(source) = source else { return Ok(None) };
-    Ok(Some(Generated { plan, source, launch }))
+/// A rung in place of the only kernel of a plan.
+fn rung_kernel(rung: &Rung, graph: &Graph, plan: &Plan, target: &CudaTarget) -> Option<Kernel> {
+    rung.kernel(&plan.groups.first()?.draft(graph, &plan.placement), target)
 }
 
 /// Whether the highest rung that this GPU takes is the generated kernel itself.
 fn ends_with_generated(engine: &Engine, target: &CudaTarget, rungs: &[Rung], graph: &Graph) -> Result<bool, Error> {
+    let Some(plan) = one_kernel(engine, graph)? else { return Ok(false) };
     let highest = rungs.iter().rfind(|rung| rung.is_for(target.arch));
-    let same = |made: Generated| highest?.source(&made.source, &made.launch, target).filter(|own| *own == made.source);
-    Ok(generated(engine, graph)?.and_then(same).is_some())
+    let highest = highest.and_then(|rung| rung_kernel(rung, graph, &plan, target));
+    let generated = render(&plan.groups[0].draft(graph, &plan.placement), engine.device().backend())?;
+    Ok(highest.is_some_and(|highest| highest.source == generated.source))
 }
 
 /// What all rungs are held against: a small graph, its inputs and its results in f64.

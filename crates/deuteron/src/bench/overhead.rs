@@ -8,7 +8,7 @@ use deuteron_codegen::render;
 use deuteron_device::cuda::{CudaExecutable, Options};
 use deuteron_device::{Cuda, Device, DeviceError, Executable, Launching, NoStates};
 use deuteron_graph::{Dtype, Graph};
-use deuteron_plan::{Strategy, plan};
+use deuteron_plan::{Group, Strategy, plan};
 use serde::Serialize;
 
 use super::microseconds;
@@ -85,8 +85,8 @@ fn device_inputs(gpu: &Arc<Cuda>, graph: &Graph) -> Result<Vec<Tensor>, Error> {
 
 fn load(gpu: &Cuda, graph: &Graph) -> Result<CudaExecutable, Error> {
     let plan = plan(graph, gpu.target(), Strategy::Greedy, &[])?;
-    let rendered =
-        plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), gpu.backend())).collect();
+    let kernel = |group: &Group| render(&group.draft(graph, &plan.placement), gpu.backend());
+    let rendered = plan.groups.iter().map(kernel).collect::<Result<_, _>>()?;
     let (_, job) = compile(gpu, graph, &plan, rendered, &Homes::new(graph, &[])?)?;
     Ok(gpu.executable(job)?)
 }

@@ -1,15 +1,14 @@
 //! One kernel with each of its launch shapes: proved, then timed in turn with the suggested one.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use deuteron_codegen::cuda::RowConfig;
-use deuteron_device::{DeviceError, Executable, Inputs, Job, Kernel, Launching, NoStates, Place, Step};
+use deuteron_device::{DeviceError, Executable, Inputs, Job, Launching, NoStates, Place, Step};
 use deuteron_graph::{NodeId, Output, extract};
 
 use super::proof::Proof;
 use super::values::{Values, bases};
-use super::{DropReason, Dropped, Made, Subject, Timed, TunedKernel, in_a_line, is_of_one_kernel};
+use super::{DropReason, Dropped, Made, Shaped, Subject, Timed, TunedKernel, in_a_line, is_of_one_kernel};
 use crate::bench::{Sets, copies, runs_of_a_sample};
 use crate::engine::Engine;
 use crate::error::Error;
@@ -45,7 +44,7 @@ pub(super) fn measure(
     let proof = bed.prove(config, &mut suggested)?;
     suggested.warm(&bed.sets).map_err(|problem| bed.broken(config, problem))?;
     let mut dropped = Vec::new();
-    let mut promising: Vec<(f64, &RowConfig, Arc<Kernel>)> = Vec::new();
+    let mut promising: Vec<(f64, &RowConfig, Shaped)> = Vec::new();
     for (config, kernel) in field {
         match bed.first_look(&mut suggested, config, kernel, &proof)? {
             Ok((share, kernel)) => promising.push((share, config, kernel)),
@@ -95,20 +94,20 @@ struct Bed<'a> {
 
 impl<'a> Bed<'a> {
     fn new(engine: &'a Engine, subject: &'a Subject<'a>, values: &Values) -> Result<Bed<'a>, Error> {
-        let (inputs, outputs) = (bases(&subject.launch, false), bases(&subject.launch, true));
+        let (inputs, outputs) = (bases(&subject.arguments, false), bases(&subject.arguments, true));
         let tensors = values.of(&inputs);
         let sets = copies(engine, subject.group.traffic.total().0, &tensors)?;
         Ok(Bed { engine, subject, inputs, outputs, tensors, sets })
     }
 
     /// The kernel alone, ready to run.
-    fn load(&self, kernel: &Arc<Kernel>) -> Result<Trial, DeviceError> {
+    fn load(&self, shaped: &Shaped) -> Result<Trial, DeviceError> {
         let place = |list: &[NodeId], base: NodeId| list.iter().position(|&known| known == base).unwrap_or(0);
-        let places = self.subject.launch.args.iter().map(|arg| match arg.written {
+        let places = shaped.launch.arguments().iter().map(|arg| match arg.written {
             true => Place::Output(place(&self.outputs, arg.base)),
             false => Place::Input(place(&self.inputs, arg.base)),
         });
-        let step = Step { kernel: kernel.clone(), launch: self.subject.launch.clone(), places: places.collect() };
+        let step = Step { kernel: shaped.kernel.clone(), launch: shaped.launch.clone(), places: places.collect() };
         let job = Job {
             inputs: self.inputs.len(),
             states: Vec::new(),
@@ -150,16 +149,16 @@ impl<'a> Bed<'a> {
         config: &RowConfig,
         kernel: Made,
         proof: &Proof,
-    ) -> Result<Result<(f64, Arc<Kernel>), DropReason>, Error> {
-        let kernel = match kernel {
-            Ok(kernel) => kernel,
+    ) -> Result<Result<(f64, Shaped), DropReason>, Error> {
+        let shaped = match kernel {
+            Ok(shaped) => shaped,
             Err(reason) => return Ok(Err(reason)),
         };
-        let spilled: u32 = kernel.usage().iter().map(|entry| entry.spill_stores + entry.spill_loads).sum();
+        let spilled: u32 = shaped.kernel.usage().iter().map(|entry| entry.spill_stores + entry.spill_loads).sum();
         if spilled > 0 {
             return Ok(Err(DropReason::Spilled(spilled)));
         }
-        let loaded = self.load(&kernel).map_err(Error::from);
+        let loaded = self.load(&shaped).map_err(Error::from);
         let tried = loaded.and_then(|mut trial| self.results(&mut trial).map(|results| (trial, results)));
         let (mut trial, results) = match tried {
             Ok(tried) => tried,
@@ -184,7 +183,7 @@ impl<'a> Bed<'a> {
         };
         sample().map_err(|problem| self.broken(config, problem))?;
         let [suggested, own] = times.map(median);
-        Ok(Ok((own.as_secs_f64() / suggested.as_secs_f64().max(1e-12), kernel)))
+        Ok(Ok((own.as_secs_f64() / suggested.as_secs_f64().max(1e-12), shaped)))
     }
 
     /// Median times of all, in turn.
@@ -236,15 +235,16 @@ impl Trial {
 mod tests {
     use super::*;
 
-    use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaTarget};
-    use deuteron_codegen::{Launch, render};
+    use deuteron_codegen::cuda::{Arch, CudaTarget};
+    use deuteron_codegen::{Argument, CudaCatalog, Kernel, render};
     use deuteron_graph::Graph;
     use deuteron_plan::{Group, Machine, Plan, Strategy, Target, plan};
 
     /// A kernel of a plan as a CPU runs it: trials are the same on every device, only launch shapes are not.
-    fn kernel(engine: &Engine, graph: &Graph, plan: &Plan, group: &Group) -> (Arc<Kernel>, Launch) {
-        let (source, launch) = render(&group.draft(graph, &plan.placement), engine.device().backend());
-        (engine.device().compile(vec![source]).unwrap().swap_remove(0), launch)
+    fn kernel(engine: &Engine, graph: &Graph, plan: &Plan, group: &Group) -> Shaped {
+        let draft = group.draft(graph, &plan.placement);
+        let Kernel { source, launch } = render(&draft, engine.device().backend()).unwrap();
+        Shaped { kernel: engine.device().compile(vec![source]).unwrap().swap_remove(0), launch }
     }
 
     /// Launch shapes of any kernel: here they are no more than names.
@@ -274,18 +274,18 @@ mod tests {
         let last = plan.groups.len() - 1;
         let [right, wrong] =
             [0, 1].map(|index| kernel(&engine, &graphs[index], &plans[index], &plans[index].groups[last]));
-        let subject = |index: usize, launch: Launch, count: usize| Subject {
+        let subject = |index: usize, arguments: &[Argument], count: usize| Subject {
             graph,
             plan,
             group: &plan.groups[index],
             key: "key".into(),
-            launch,
+            arguments: arguments.to_vec(),
             configs: configs(count),
         };
-        let tuned = subject(last, right.1.clone(), 4);
+        let tuned = subject(last, right.launch.arguments(), 4);
         let values = Values::new(&engine, std::slice::from_ref(&tuned)).unwrap();
         let broken = DropReason::NotCompiled("error".into());
-        let kernels = vec![Ok(right.0.clone()), Ok(wrong.0.clone()), Err(broken.clone()), Ok(right.0.clone())];
+        let kernels = vec![Ok(right.clone()), Ok(wrong.clone()), Err(broken.clone()), Ok(right)];
         let report = measure(&engine, &tuned, &values, kernels).unwrap();
         assert!(report.suggested.us > 0.0 && report.chosen.us <= report.suggested.us);
         assert_eq!((report.key.as_str(), report.tried), ("key", 4));
@@ -293,12 +293,12 @@ mod tests {
         assert!(matches!(&first.reason, DropReason::Wrong(problem) if problem.contains("f64")), "{first:?}");
         assert_eq!(second, Dropped { config: tuned.configs[2].clone(), reason: broken });
         // What is suggested must be right.
-        let error = measure(&engine, &tuned, &values, vec![Ok(wrong.0)]).unwrap_err();
+        let error = measure(&engine, &tuned, &values, vec![Ok(wrong)]).unwrap_err();
         assert!(matches!(error, Error::WrongKernel { .. }), "{error}");
         // Every other kernel of the plan can be tried on its own too.
         for index in 0..last {
-            let (kernel, launch) = kernel(&engine, graph, plan, &plan.groups[index]);
-            let subject = subject(index, launch, 1);
+            let kernel = kernel(&engine, graph, plan, &plan.groups[index]);
+            let subject = subject(index, kernel.launch.arguments(), 1);
             let values = Values::new(&engine, std::slice::from_ref(&subject)).unwrap();
             let report = measure(&engine, &subject, &values, vec![Ok(kernel)]).unwrap();
             assert_eq!(report.chosen, report.suggested);

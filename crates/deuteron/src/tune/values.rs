@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use deuteron_codegen::Launch;
+use deuteron_codegen::Argument;
 use deuteron_graph::NodeId;
 
 use super::Subject;
@@ -25,7 +25,7 @@ impl Values {
     pub fn new(engine: &Engine, subjects: &[Subject]) -> Result<Values, Error> {
         let Some(Subject { graph, plan, .. }) = subjects.first() else { return Ok(Values { known: HashMap::new() }) };
         let inputs = seed::inputs(graph, SEED)?;
-        let mut made: Vec<NodeId> = subjects.iter().flat_map(|subject| bases(&subject.launch, false)).collect();
+        let mut made: Vec<NodeId> = subjects.iter().flat_map(|subject| bases(&subject.arguments, false)).collect();
         made.retain(|base| !graph.inputs().contains(base));
         made.sort_unstable();
         made.dedup();
@@ -51,10 +51,10 @@ impl Values {
     }
 }
 
-/// The buffers that a launch reads, or those that it writes, each once.
-pub(super) fn bases(launch: &Launch, written: bool) -> Vec<NodeId> {
+/// The buffers that are read, or those that are written, each once.
+pub(super) fn bases(arguments: &[Argument], written: bool) -> Vec<NodeId> {
     let mut bases = Vec::new();
-    for arg in launch.args.iter().filter(|arg| arg.written == written) {
+    for arg in arguments.iter().filter(|arg| arg.written == written) {
         if !bases.contains(&arg.base) {
             bases.push(arg.base);
         }

@@ -1,16 +1,17 @@
-//! How fast this machine copies: the ceiling every row kernel is held against.
+//! How fast this machine copies: the ceiling every kernel is held against.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deuteron_codegen::cpu::simd::{self, Isa};
+use deuteron_codegen::cpu::task::Workers;
 
 use crate::CopyProbe;
 use crate::buffer::Buffer;
 use crate::cpu::pool::Pool;
 use crate::error::DeviceError;
 
-/// Elements of one task, as in a row kernel.
+/// Elements of one task.
 const PIECE: usize = 32 << 10;
 
 /// Two buffers, and copies from one to the other.

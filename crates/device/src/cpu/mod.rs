@@ -1,31 +1,21 @@
-//! The CPU: a pool of threads that runs tile programs, products, copies and scatters.
+//! The CPU: a pool of threads that runs the tasks of kernels.
 
-mod append;
-mod attention;
-mod attention_backward;
-mod attention_block;
-mod attention_rows;
-mod copy;
 mod measure;
 mod pool;
-mod product;
-mod routed;
-mod row;
 mod run;
-mod scatter;
 
 pub use pool::Pool;
 
 use std::sync::{Arc, Mutex};
 
-use deuteron_codegen::cpu::CpuCatalog;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::{Backend, Source};
+use deuteron_codegen::cpu::task::Workers;
+use deuteron_codegen::{Backend, CpuCatalog, Source};
 use deuteron_plan::{Catalog, Machine, Quantity};
 
 use crate::buffer::Buffer;
 use crate::error::DeviceError;
-use crate::job::{Job, Kernel};
+use crate::job::{CompiledKernel, Job};
 use crate::memory::Memory;
 use crate::{CopyProbe, Device, Executable};
 
@@ -35,7 +25,7 @@ pub struct Cpu {
     isa: Isa,
     machine: Machine,
     /// Compiled kernels, each kept once.
-    kernels: Mutex<Vec<Arc<Kernel>>>,
+    kernels: Mutex<Vec<Arc<CompiledKernel>>>,
 }
 
 impl Cpu {
@@ -76,7 +66,7 @@ impl Cpu {
         self.lock().len()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Kernel>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<CompiledKernel>>> {
         // A panic while the list was held cannot leave it half-changed: pushing is the only change.
         self.kernels.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -105,12 +95,12 @@ impl Device for Cpu {
         &Backend::Cpu
     }
 
-    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<Kernel>>, DeviceError> {
+    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<CompiledKernel>>, DeviceError> {
         let mut kernels = self.lock();
         let compiled = sources.into_iter().map(|source| match kernels.iter().find(|known| known.source == source) {
             Some(known) => known.clone(),
             None => {
-                let kernel = Arc::new(Kernel::new(source));
+                let kernel = Arc::new(CompiledKernel::new(source));
                 kernels.push(kernel.clone());
                 kernel
             }

@@ -7,23 +7,21 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use deuteron_codegen::cpu::task::{Panicked, Workers};
+
 /// Turns of the spin loop before a worker sleeps: enough to bridge the gap between two kernels of a plan.
 const SPINS: usize = 2_000;
 
 /// What a worker runs: (worker, task).
 type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
-/// A fixed set of threads. The caller of [`Pool::run`] is worker 0.
+/// A fixed set of threads. The caller of [`Workers::run`] is worker 0.
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
     /// One call at a time.
     turn: Mutex<()>,
 }
-
-/// A task panicked; some tasks may not have run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Panicked;
 
 struct Shared {
     /// Counts calls; a worker wakes when it changes.
@@ -64,14 +62,15 @@ impl Pool {
             .collect();
         Pool { shared, handles, turn: Mutex::new(()) }
     }
+}
 
-    /// How many threads work, the caller among them.
-    pub fn threads(&self) -> usize {
+impl Workers for Pool {
+    /// The caller is one of them.
+    fn threads(&self) -> usize {
         self.handles.len() + 1
     }
 
-    /// Runs `work(worker, task)` for every task, in no order, on all threads, and returns when all are done.
-    pub fn run(&self, tasks: usize, work: Work<'_>) -> Result<(), Panicked> {
+    fn run(&self, tasks: usize, work: Work<'_>) -> Result<(), Panicked> {
         let _turn = lock(&self.turn);
         let shared = &*self.shared;
         shared.panicked.store(false, Ordering::Relaxed);

@@ -3,25 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use deuteron_codegen::Execution;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::kernels::matmul::cpu::Scratch;
-use deuteron_codegen::{AttentionResult, Geometry, Source};
+use deuteron_codegen::cpu::task::{CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError, Tasks, Workers};
 
 use crate::buffer::Buffer;
-use crate::check::{Form, check, check_inputs, check_lending, check_states, mismatch};
-use crate::cpu::append::AppendTask;
-use crate::cpu::attention::AttentionTask;
-use crate::cpu::attention_backward::AttentionBackwardTask;
-use crate::cpu::attention_block::AttentionBlockTask;
-use crate::cpu::attention_rows::AttentionRowsTask;
-use crate::cpu::copy::CopyTask;
+use crate::check::{check, check_inputs, check_lending, check_states};
 use crate::cpu::pool::Pool;
-use crate::cpu::product::ProductTask;
-use crate::cpu::routed::RoutedTask;
-use crate::cpu::row::{PerWorker, RowTask};
-use crate::cpu::scatter::ScatterTask;
 use crate::error::DeviceError;
-use crate::job::{Job, Place};
+use crate::job::{Job, Place, Step};
 use crate::memory::{Lending, Memory, Span};
 use crate::{Executable, Inputs, Launching, States};
 
@@ -39,9 +29,9 @@ pub(crate) struct CpuExecutable {
     /// Where everything that is handed in or out is, within a run.
     bound: Bound,
     arena: Buffer,
-    /// What each worker needs for a product, and what all of them share in a kernel. These run one after the other, so all have the same.
-    scratch: Vec<PerWorker<Scratch>>,
-    memory: Scratch,
+    /// Scratch memory of each worker, and of all of them together.
+    scratch: Vec<PerWorker<Floats>>,
+    shared: Floats,
     /// Addresses of one step's arguments, reused by every step.
     addresses: Vec<*mut u8>,
 }
@@ -57,91 +47,26 @@ struct Bound {
 // SAFETY: `addresses` and `bound` are filled anew within each `run`; the other fields own what they point to.
 unsafe impl Send for CpuExecutable {}
 
+/// A step made ready.
 struct Prepared {
-    task: Task,
+    task: Box<dyn CpuTask>,
     places: Vec<Place>,
-}
-
-enum Task {
-    Row(RowTask),
-    Product(Box<ProductTask>),
-    Routed(Box<RoutedTask>),
-    Attention(AttentionTask),
-    AttentionRows(Box<AttentionRowsTask>),
-    AttentionBlock(Box<AttentionBlockTask>),
-    AttentionBackward(Box<AttentionBackwardTask>),
-    ScatterAdd(ScatterTask),
-    Append(AppendTask),
-    Copy(CopyTask),
-}
-
-impl Task {
-    /// Floats that it needs of each worker's scratch.
-    fn floats(&self) -> usize {
-        match self {
-            Task::Product(task) => task.floats,
-            Task::Routed(task) => task.floats,
-            Task::AttentionBlock(task) => task.floats(),
-            _ => 0,
-        }
-    }
-
-    /// Floats of the memory that its workers share.
-    fn kernel_floats(&self) -> usize {
-        match self {
-            Task::Product(task) => task.kernel_floats(),
-            Task::AttentionRows(task) => task.kernel_floats(),
-            Task::AttentionBlock(task) => task.kernel_floats(),
-            _ => 0,
-        }
-    }
 }
 
 impl CpuExecutable {
     pub fn new(job: Job, pool: Arc<Pool>, isa: Isa) -> Result<Self, DeviceError> {
-        let input_bytes = check(&job, form)?;
         let threads = pool.threads();
-        let mut tasks = Vec::with_capacity(job.steps.len());
-        for (index, step) in job.steps.into_iter().enumerate() {
-            let task = match (&step.kernel.source, step.launch.geometry.clone()) {
-                (Source::Row(_), Geometry::Row { .. }) => Task::Row(RowTask::new(&step, threads, isa)?),
-                (Source::Product(product), Geometry::Product { .. }) if product.routed => {
-                    Task::Routed(Box::new(RoutedTask::new(&step, threads, isa)?))
-                }
-                (Source::Product(_), Geometry::Product { .. }) => {
-                    Task::Product(Box::new(ProductTask::new(&step, threads, isa)?))
-                }
-                (Source::Attention(kernel), Geometry::Attention(shape)) => {
-                    let offsets = step.launch.args.iter().map(|arg| arg.offset);
-                    Task::Attention(AttentionTask::new(*kernel, shape, offsets, threads, isa))
-                }
-                (Source::AttentionBackward(kernel), Geometry::AttentionBackward(shape)) => {
-                    let offsets = step.launch.args.iter().map(|arg| arg.offset * arg.dtype.bytes());
-                    let task = AttentionBackwardTask::new(*kernel, shape, offsets.collect(), threads, isa);
-                    Task::AttentionBackward(Box::new(task))
-                }
-                (Source::AttentionRows(_), Geometry::AttentionRows { .. }) => {
-                    Task::AttentionRows(Box::new(AttentionRowsTask::new(&step, threads, isa)?))
-                }
-                (Source::AttentionBlock(_), Geometry::AttentionBlock { .. }) => {
-                    Task::AttentionBlock(Box::new(AttentionBlockTask::new(&step, threads, isa)?))
-                }
-                (Source::ScatterAdd(dtype), Geometry::ScatterAdd { count, cols, rows }) => {
-                    let offsets = [0, 1, 2].map(|i| step.launch.args[i].offset);
-                    Task::ScatterAdd(ScatterTask::new(*dtype, count, cols, rows, offsets))
-                }
-                (Source::Append(bytes), Geometry::Append(shape)) => {
-                    let offsets = [0, 1, 2, 3].map(|i| step.launch.args[i].offset);
-                    Task::Append(AppendTask::new(*bytes, shape, offsets))
-                }
-                (Source::Copy(bytes), Geometry::Copy(pieces)) => Task::Copy(CopyTask::new(*bytes, pieces)),
-                (Source::Cuda(_) | Source::Matmul(_), _) => return Err(DeviceError::ForeignKernel { step: index }),
-                _ => return Err(mismatch(index, 0, "its sizes are those of another kind of kernel".into())),
-            };
-            tasks.push(Prepared { task, places: step.places });
-        }
-        let floats = tasks.iter().map(|prepared| prepared.task.floats()).max().unwrap_or(0);
-        let kernel_floats = tasks.iter().map(|prepared| prepared.task.kernel_floats()).max().unwrap_or(0);
+        let launched: Vec<Tasks> = job.steps.iter().enumerate().map(tasks).collect::<Result<_, _>>()?;
+        let input_bytes = check(&job)?;
+        let steps = job.steps.into_iter().zip(launched);
+        let prepared = steps.map(|(step, tasks)| Prepared { task: tasks.prepare(threads, isa), places: step.places });
+        let tasks: Vec<Prepared> = prepared.collect();
+        // They run one after the other, so all have the same memory.
+        let scratch = tasks.iter().map(|prepared| prepared.task.scratch());
+        let most = scratch.fold(ScratchSizes::default(), |most, sizes| ScratchSizes {
+            worker: most.worker.max(sizes.worker),
+            shared: most.shared.max(sizes.shared),
+        });
         let widest = tasks.iter().map(|prepared| prepared.places.len()).max().unwrap_or(0);
         Ok(CpuExecutable {
             pool,
@@ -156,29 +81,18 @@ impl CpuExecutable {
             outputs: Vec::new(),
             output_bytes: job.outputs,
             arena: Buffer::new(job.arena)?,
-            scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(floats))).collect(),
-            memory: Scratch::new(kernel_floats),
+            scratch: (0..threads).map(|_| PerWorker::new(Floats::new(most.worker))).collect(),
+            shared: Floats::new(most.shared),
             addresses: Vec::with_capacity(widest),
         })
     }
 }
 
-/// What the checks need to know of a kernel; none if it is for another device.
-fn form(source: &Source) -> Option<Form<'_>> {
-    match source {
-        Source::Row(program) => Some(Form::Row(program.into())),
-        Source::Product(product) => Some(Form::Product((&**product).into())),
-        // Probabilities that are stored are a GPU's kernel.
-        Source::Attention(kernel) => (kernel.result == AttentionResult::Values).then_some(Form::Attention(*kernel)),
-        Source::AttentionBackward(kernel) => Some(Form::AttentionBackward(*kernel)),
-        Source::AttentionRows(kernel) => {
-            Some(Form::AttentionRow(kernel.attention, (&kernel.tail).into(), kernel.result))
-        }
-        Source::AttentionBlock(kernel) => Some(Form::AttentionBlock(kernel.attention, (&kernel.product).into())),
-        Source::ScatterAdd(dtype) => Some(Form::ScatterAdd(*dtype)),
-        Source::Append(bytes) => Some(Form::Append(*bytes)),
-        Source::Copy(bytes) => Some(Form::Copy(*bytes)),
-        Source::Cuda(_) | Source::Matmul(_) => None,
+/// The tasks of a step, unless it is one of another device.
+fn tasks((index, step): (usize, &Step)) -> Result<Tasks, DeviceError> {
+    match step.launch.execution() {
+        Execution::Tasks(tasks) => Ok(tasks.clone()),
+        Execution::Grids(_) | Execution::Library(_) => Err(DeviceError::ForeignKernel { step: index }),
     }
 }
 
@@ -189,7 +103,7 @@ impl CpuExecutable {
     /// Every address of `bound` is valid for the bytes that the job has there until this returns; nothing else writes to inputs,
     /// or uses states and outputs, of which none overlaps another address.
     unsafe fn steps(&mut self, mut times: Option<&mut [Duration]>) -> Result<(), DeviceError> {
-        let memory = self.memory.pointer();
+        let shared = self.shared.pointer();
         for (index, prepared) in self.tasks.iter_mut().enumerate() {
             self.addresses.clear();
             for place in &prepared.places {
@@ -202,23 +116,15 @@ impl CpuExecutable {
                 });
             }
             let start = times.is_some().then(Instant::now);
+            let run = Run { workers: &*self.pool, addresses: &self.addresses, scratch: &self.scratch, shared };
             // SAFETY: `check` found that every argument's reach lies inside its buffer, that inputs are only read, and that what
-            // is written overlaps nothing else of the arena; what is bound is the caller's promise.
-            let done = unsafe {
-                match &mut prepared.task {
-                    Task::Row(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::Product(task) => task.run(&self.pool, &self.addresses, &self.scratch, memory, index),
-                    Task::Routed(task) => task.run(&self.pool, &self.addresses, &self.scratch, index),
-                    Task::Attention(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::AttentionRows(task) => task.run(&self.pool, &self.addresses, memory, index),
-                    Task::AttentionBlock(task) => task.run(&self.pool, &self.addresses, &self.scratch, memory, index),
-                    Task::AttentionBackward(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::ScatterAdd(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::Append(task) => task.run(&self.pool, &self.addresses, index),
-                    Task::Copy(task) => task.run(&self.pool, &self.addresses, index),
-                }
-            };
-            done?;
+            // is written overlaps nothing else of the arena; what is bound is the caller's promise. Scratch is as large as any
+            // task's, and tasks were made ready for as many threads as the pool has.
+            let done = unsafe { prepared.task.run(run) };
+            done.map_err(|error| match error {
+                TaskError::Panicked => DeviceError::WorkerPanicked { step: index },
+                TaskError::Index(fault) => DeviceError::Index { step: index, fault },
+            })?;
             let slot = times.as_deref_mut().and_then(|times| times.get_mut(index));
             if let (Some(slot), Some(start)) = (slot, start) {
                 *slot = start.elapsed();

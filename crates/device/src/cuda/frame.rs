@@ -46,7 +46,7 @@ enum Arena {
 #[derive(Clone, Copy)]
 pub(crate) struct Fixed {
     pub workspace: u64,
-    pub kept: u64,
+    pub persistent: u64,
     pub faults: u64,
 }
 
@@ -107,7 +107,7 @@ impl Frame {
                 }
                 Target::Place(place) => self.address(place),
                 Target::Workspace => fixed.workspace,
-                Target::Kept => fixed.kept,
+                Target::Persistent => fixed.persistent,
                 Target::Fault(step) => fixed.faults + 8 * step as u64,
             };
             put(&mut self.words, context, fix, start)?;

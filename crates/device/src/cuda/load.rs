@@ -4,23 +4,22 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use deuteron_codegen::cuda::{Family, Mapped, TensorMap, Word, grids};
-use deuteron_codegen::{Access, Geometry, Launch, Source};
+use deuteron_codegen::argument::VECTOR_BYTES;
+use deuteron_codegen::cuda::{Grids, Mapped, TensorMap, Word};
+use deuteron_codegen::{Execution, Launch, Source};
 
 use super::Gpu;
-use super::matmul;
-use super::module::Function;
-use crate::check::{Form, RowForm, check, mismatch};
+use super::cublas_lt;
+use super::module::{Function, Module};
+use crate::check::{check, mismatch};
 use crate::error::DeviceError;
-use crate::job::{Job, Kernel, Place};
+use crate::job::{CompiledKernel, Job, Place};
 
 /// Parameters are read from the words by address, and no kernel takes more than this; old drivers do not tell how many
 /// one takes, so as many words follow the last one.
 const LONGEST_PARAMETER: usize = 4096 / 8;
-/// Row kernels, products and attention use the widest vectors wherever strides allow it, so their buffers start at one.
-const VECTOR: usize = 16;
-/// What a step keeps begins at a multiple of this: no line of the cache is shared with another.
-const KEPT_ALIGNMENT: usize = 256;
+/// Persistent memory of a step begins at a multiple of this: no line of the cache is shared with another.
+const PERSISTENT_ALIGNMENT: usize = 256;
 
 /// All steps of a job.
 pub(crate) struct Program {
@@ -40,8 +39,8 @@ pub(crate) struct Program {
     pub outputs: Vec<usize>,
     pub arena: usize,
     pub workspace: usize,
-    /// Bytes that steps keep from run to run, each its own.
-    pub kept: usize,
+    /// Bytes of persistent memory, of all steps together.
+    pub persistent: usize,
 }
 
 /// Words that depend on an address.
@@ -65,7 +64,7 @@ pub(crate) enum Value {
 pub(crate) enum Target {
     Place(Place),
     Workspace,
-    Kept,
+    Persistent,
     /// the fault word of a step
     Fault(usize),
 }
@@ -77,13 +76,13 @@ pub(crate) struct Step {
     /// Whether its fault word must be looked at.
     pub checks_indices: bool,
     /// Keeps the functions loaded.
-    kernel: Arc<Kernel>,
+    _kernel: Arc<CompiledKernel>,
 }
 
 pub(crate) enum Work {
     Grids(Vec<Grid>),
-    Product {
-        product: matmul::Prepared,
+    Library {
+        call: cublas_lt::Prepared,
         /// addresses of the arguments, in the words
         words: Range<usize>,
     },
@@ -105,7 +104,7 @@ pub(crate) struct Grid {
 impl Program {
     /// Checks a job and finds its functions. The context must be entered.
     pub fn new(gpu: &Gpu, job: Job) -> Result<Program, DeviceError> {
-        let input_bytes = check(&job, form)?;
+        let input_bytes = check(&job)?;
         let mut program = Program {
             steps: Vec::with_capacity(job.steps.len()),
             words: Vec::new(),
@@ -117,7 +116,7 @@ impl Program {
             outputs: job.outputs,
             arena: job.arena,
             workspace: 0,
-            kept: 0,
+            persistent: 0,
         };
         for step in job.steps {
             program.push(gpu, step)?;
@@ -129,49 +128,59 @@ impl Program {
     fn push(&mut self, gpu: &Gpu, step: crate::job::Step) -> Result<(), DeviceError> {
         let index = self.steps.len();
         self.check_alignment(index, &step)?;
-        let mut checks_indices = false;
-        let work = match (&step.kernel.source, &step.kernel.module, &step.launch.geometry) {
-            (Source::Cuda(source), Some(module), _) => {
-                let grids = grids(source, &step.launch, &gpu.target);
-                self.workspace = self.workspace.max(grids.workspace);
-                let kept = self.kept;
-                self.kept += grids.kept.next_multiple_of(KEPT_ALIGNMENT);
-                checks_indices = grids.checks_indices;
-                let mut list = Vec::new();
-                for grid in grids.list.iter().filter(|grid| !grid.blocks.contains(&0)) {
-                    let function = module.function(grid)?;
-                    let words = self.lay_out(index, &grid.words, &step.places, kept)?;
-                    let (threads, cluster, shared, waits) = (grid.threads, grid.cluster, grid.shared, grid.waits);
-                    list.push(Grid { function, blocks: grid.blocks, threads, cluster, shared, waits, words });
-                }
-                Work::Grids(list)
+        if !step.launch.is_of(&step.kernel.source) {
+            return Err(mismatch(index, 0, "its launch was made for another kernel".into()));
+        }
+        let mut kernel = step.kernel.clone();
+        let (work, checks_indices) = match (&step.kernel.source, &step.kernel.module, step.launch.execution()) {
+            (Source::Cuda(_), Some(module), Execution::Grids(grids)) => {
+                (self.grids(module, grids, &step.places)?, grids.checks_indices)
             }
-            (Source::Matmul(kernel), _, Geometry::Matmul(shape)) => {
-                let offsets: Vec<usize> = step.launch.args.iter().map(|arg| arg.offset).collect();
-                let Some(product) = gpu.product(kernel, shape, &offsets)? else {
-                    let kernel = gpu.plain_product(kernel)?;
-                    return self.push(gpu, crate::job::Step { kernel, ..step });
-                };
-                self.workspace = self.workspace.max(product.workspace());
-                let arguments: Vec<Word> =
-                    (0..step.places.len()).map(|position| Word::Argument { position, offset: 0 }).collect();
-                let words = self.lay_out(index, &arguments, &step.places, 0)?;
-                Work::Product { product, words }
+            (Source::Library(call), _, Execution::Library(launch)) => {
+                match gpu.library_call(call, &launch.shape, &launch.offsets)? {
+                    Some(call) => {
+                        self.workspace = self.workspace.max(call.workspace());
+                        let arguments: Vec<Word> =
+                            (0..step.places.len()).map(|position| Word::Argument { position, offset: 0 }).collect();
+                        let words = self.lay_out(index, &arguments, &step.places, 0)?;
+                        (Work::Library { call, words }, false)
+                    }
+                    None => {
+                        kernel = gpu.fallback(&launch.fallback)?;
+                        let module = kernel.module.as_ref().ok_or(DeviceError::ForeignKernel { step: index })?;
+                        (self.grids(module, &launch.grids, &step.places)?, false)
+                    }
+                }
             }
             _ => return Err(DeviceError::ForeignKernel { step: index }),
         };
-        let crate::job::Step { kernel, launch, places } = step;
-        self.steps.push(Step { work, launch, places, checks_indices, kernel });
+        let crate::job::Step { launch, places, .. } = step;
+        self.steps.push(Step { work, launch, places, checks_indices, _kernel: kernel });
         Ok(())
     }
 
-    /// Appends the words of a parameter and notes which are addresses. What the step keeps begins at `kept`.
+    /// Finds the functions of grids and lays out their parameters.
+    fn grids(&mut self, module: &Module, grids: &Grids, places: &[Place]) -> Result<Work, DeviceError> {
+        self.workspace = self.workspace.max(grids.workspace);
+        let persistent = self.persistent;
+        self.persistent += grids.persistent.next_multiple_of(PERSISTENT_ALIGNMENT);
+        let mut list = Vec::new();
+        for grid in grids.list.iter().filter(|grid| !grid.blocks.contains(&0)) {
+            let function = module.function(grid)?;
+            let words = self.lay_out(self.steps.len(), &grid.words, places, persistent)?;
+            let (threads, cluster, shared, waits) = (grid.threads, grid.cluster, grid.shared, grid.waits);
+            list.push(Grid { function, blocks: grid.blocks, threads, cluster, shared, waits, words });
+        }
+        Ok(Work::Grids(list))
+    }
+
+    /// Appends the words of a parameter and notes which are addresses. The step's persistent memory begins at `persistent`.
     fn lay_out(
         &mut self,
         step: usize,
         words: &[Word],
         places: &[Place],
-        kept: usize,
+        persistent: usize,
     ) -> Result<Range<usize>, DeviceError> {
         let start = self.words.len();
         for word in words {
@@ -188,14 +197,14 @@ impl Program {
                     continue;
                 }
                 Word::Argument { position, offset } => (place(position)?, address(offset)),
-                Word::Given { position, offset } => match place(position)? {
+                Word::Unwritten { position, offset } => match place(position)? {
                     // No kernel writes to an input: `check` has seen to it.
                     input @ Target::Place(Place::Input(_)) => (input, address(offset)),
                     _ => continue,
                 },
                 Word::Workspace(offset) => (Target::Workspace, address(offset)),
                 Word::Fault => (Target::Fault(step), address(0)),
-                Word::Kept(offset) => (Target::Kept, address(kept + offset)),
+                Word::Persistent(offset) => (Target::Persistent, address(persistent + offset)),
                 Word::Map(map) => {
                     let target = match map.of {
                         Mapped::Argument(position) => place(position)?,
@@ -209,30 +218,20 @@ impl Program {
         Ok(start..self.words.len())
     }
 
-    /// Arena offsets must be multiples of the widest vector; inputs are asked for what their readers need.
+    /// Arena offsets must be multiples of the widest vector; inputs and states must start where their readers need it.
     fn check_alignment(&mut self, index: usize, step: &crate::job::Step) -> Result<(), DeviceError> {
-        let wide = match &step.kernel.source {
-            Source::Cuda(source) => {
-                let attends = matches!(source.family, Family::Attention(_) | Family::AttentionBackward(_));
-                attends
-                    || matches!(source.family, Family::AttentionRows(_) | Family::AttentionBlock(_))
-                    || matches!(source.family, Family::Row(_) | Family::Skinny(_))
-            }
-            _ => true,
-        };
-        for (position, (place, arg)) in step.places.iter().zip(&step.launch.args).enumerate() {
+        for (position, (place, argument)) in step.places.iter().zip(step.launch.arguments()).enumerate() {
             match *place {
-                Place::Arena { offset, .. } if !offset.is_multiple_of(VECTOR) => {
-                    let problem = format!("expected an arena offset that is a multiple of {VECTOR}, got {offset}");
+                Place::Arena { offset, .. } if !offset.is_multiple_of(VECTOR_BYTES) => {
+                    let problem =
+                        format!("expected an arena offset that is a multiple of {VECTOR_BYTES}, got {offset}");
                     return Err(mismatch(index, position, problem));
                 }
                 Place::Input(input) => {
-                    let needed = if wide { VECTOR } else { arg.dtype.bytes() };
-                    self.input_alignment[input] = self.input_alignment[input].max(needed);
+                    self.input_alignment[input] = self.input_alignment[input].max(argument.alignment);
                 }
                 Place::State(state) => {
-                    let needed = if wide { VECTOR } else { arg.dtype.bytes() };
-                    self.state_alignment[state] = self.state_alignment[state].max(needed);
+                    self.state_alignment[state] = self.state_alignment[state].max(argument.alignment);
                 }
                 Place::Arena { .. } | Place::Output(_) => {}
             }
@@ -240,11 +239,11 @@ impl Program {
         Ok(())
     }
 
-    /// Grids and products of one run.
+    /// Grids and library calls of one run.
     pub fn launches(&self) -> usize {
         let count = |step: &Step| match &step.work {
             Work::Grids(grids) => grids.len(),
-            Work::Product { .. } => 1,
+            Work::Library { .. } => 1,
         };
         self.steps.iter().map(count).sum()
     }
@@ -254,85 +253,15 @@ impl Program {
     pub fn ranges_are_separate(&self) -> bool {
         let mut written: Vec<Place> = Vec::new();
         for step in &self.steps {
-            for (place, arg) in step.places.iter().zip(&step.launch.args) {
+            for (place, arg) in step.places.iter().zip(step.launch.arguments()) {
                 if matches!(place, Place::Arena { .. }) && !arg.written && !written.contains(place) {
                     return false;
                 }
             }
-            let args = step.places.iter().zip(&step.launch.args);
+            let args = step.places.iter().zip(step.launch.arguments());
             written.extend(args.filter(|(_, arg)| arg.written).map(|(place, _)| *place));
         }
         true
-    }
-}
-
-impl Step {
-    /// Where the index stands that a fault of `argument` at `row` is about.
-    pub fn index_of(&self, argument: usize, row: usize) -> Option<IndexPlace> {
-        let Source::Cuda(source) = &self.kernel.source else { return None };
-        match (&source.family, &self.launch.geometry) {
-            (Family::Row(kernel), _) => {
-                let Access::GatheredRow { index } = kernel.args.get(argument)?.access else { return None };
-                let binding = self.launch.args.get(usize::from(index))?;
-                let (mut element, mut rest) = (binding.offset, row);
-                for &(size, stride) in binding.leading.iter().rev() {
-                    element += rest % size.max(1) * stride;
-                    rest /= size.max(1);
-                }
-                let table_rows = self.launch.args.get(argument)?.table_rows;
-                Some(IndexPlace { position: usize::from(index), element, table_rows })
-            }
-            (Family::Append(_), Geometry::Append(shape)) => {
-                let element = self.launch.args.get(argument)?.offset + row;
-                Some(IndexPlace { position: argument, element, table_rows: shape.places() })
-            }
-            (Family::ScatterAdd(_), Geometry::ScatterAdd { rows, .. }) => {
-                let element = self.launch.args.first()?.offset + row;
-                Some(IndexPlace { position: 0, element, table_rows: *rows })
-            }
-            _ => None,
-        }
-    }
-}
-
-/// Where an index stands, and the table it picks from.
-pub(crate) struct IndexPlace {
-    /// the argument that holds it
-    pub position: usize,
-    pub element: usize,
-    pub table_rows: usize,
-}
-
-/// What the checks need to know of a kernel; none if it is for another device.
-fn form(source: &Source) -> Option<Form<'_>> {
-    match source {
-        Source::Cuda(source) => Some(match &source.family {
-            Family::Row(kernel) => Form::Row(RowForm {
-                cols: kernel.cols,
-                flat: kernel.flat,
-                args: &kernel.args,
-                axes: usize::from(kernel.axes),
-                partials: kernel.partials.clone(),
-            }),
-            Family::Copy(bytes) => Form::Copy(*bytes),
-            Family::ScatterAdd(dtype) => Form::ScatterAdd(*dtype),
-            Family::Append(bytes) => Form::Append(*bytes),
-            Family::Product(kernel) => Form::Matmul(*kernel),
-            Family::Attention(attention) => Form::Attention(attention.kernel),
-            Family::AttentionRows(rows) => {
-                Form::AttentionRow(rows.kernel.attention, (&rows.kernel.tail).into(), rows.kernel.result)
-            }
-            Family::AttentionBlock(block) => {
-                Form::AttentionBlock(block.kernel.attention, (&block.kernel.product).into())
-            }
-            Family::AttentionBackward(backward) => Form::AttentionBackward(backward.kernel),
-            Family::Skinny(kernel) => Form::Product((&kernel.product).into()),
-        }),
-        Source::Matmul(kernel) => Some(Form::Matmul(*kernel)),
-        Source::Row(_) | Source::Product(_) => None,
-        Source::Attention(_) | Source::AttentionBackward(_) => None,
-        Source::AttentionRows(_) | Source::AttentionBlock(_) => None,
-        Source::ScatterAdd(_) | Source::Append(_) | Source::Copy(_) => None,
     }
 }
 
@@ -400,7 +329,7 @@ mod tests {
             outputs: Vec::new(),
             arena: 0,
             workspace: 0,
-            kept: 0,
+            persistent: 0,
         }
     }
 
@@ -408,14 +337,14 @@ mod tests {
     fn only_inputs_are_given() {
         let mut program = empty();
         let places = [Place::Input(3), Place::State(0), Place::Output(0), Place::Arena { offset: 0, bytes: 16 }];
-        let words = [0, 1, 2, 3].map(|position| Word::Given { position, offset: 8 });
+        let words = [0, 1, 2, 3].map(|position| Word::Unwritten { position, offset: 8 });
         assert_eq!(program.lay_out(0, &words, &places, 0).unwrap(), 0..4);
         assert_eq!(program.words, [0; 4]);
         let [Fix { word: 0, target: Target::Place(Place::Input(3)), value: Value::Address(8) }] = program.fixes[..]
         else {
             panic!("{:?}", program.fixes)
         };
-        assert!(program.lay_out(0, &[Word::Given { position: 4, offset: 0 }], &places, 0).is_err());
+        assert!(program.lay_out(0, &[Word::Unwritten { position: 4, offset: 0 }], &places, 0).is_err());
     }
 
     #[test]

@@ -6,11 +6,11 @@
 pub mod cache;
 mod compile;
 mod context;
+mod cublas_lt;
 pub mod error;
 mod frame;
 pub mod library;
 mod load;
-mod matmul;
 mod memory;
 mod module;
 pub mod nvrtc;
@@ -34,8 +34,8 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
-use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Family, Grid, HOLD, Tuning, Word, product_source};
-use deuteron_codegen::{Backend, MatmulKernel, MatmulShape, Source};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, HOLD, Tuning, Word};
+use deuteron_codegen::{Backend, LibraryCall, MatmulShape, Source};
 use deuteron_plan::{Catalog, Machine};
 
 use self::cache::DiskCache;
@@ -45,7 +45,7 @@ use self::memory::{Copies, Zones};
 use self::nvrtc::Compiler;
 use self::stream::Stream;
 use crate::error::DeviceError;
-use crate::job::{Job, Kernel};
+use crate::job::{CompiledKernel, Job};
 use crate::memory::Memory;
 use crate::{CopyProbe, Device, Executable};
 
@@ -74,7 +74,7 @@ pub struct Cuda {
     name: String,
     memory: usize,
     /// Compiled kernels, each kept once.
-    kernels: Mutex<Vec<Arc<Kernel>>>,
+    kernels: Mutex<Vec<Arc<CompiledKernel>>>,
 }
 
 /// What executables share with the device.
@@ -88,9 +88,9 @@ pub(crate) struct Gpu {
     search: Search,
     compiler: Compiler,
     cache: Option<DiskCache>,
-    products: OnceLock<Result<matmul::Library, CudaError>>,
-    /// Products that the library does not do, by kernels of ours.
-    plain_products: Mutex<HashMap<MatmulKernel, Arc<Kernel>>>,
+    library: OnceLock<Result<cublas_lt::Library, CudaError>>,
+    /// What stands in for calls that the library does not do, by its text.
+    fallbacks: Mutex<HashMap<String, Arc<CompiledKernel>>>,
     hold: OnceLock<Result<Module, CudaError>>,
 }
 
@@ -117,8 +117,8 @@ impl Cuda {
             search: options.search.clone(),
             compiler,
             cache: options.cache.clone().map(DiskCache::open),
-            products: OnceLock::new(),
-            plain_products: Mutex::default(),
+            library: OnceLock::new(),
+            fallbacks: Mutex::default(),
             hold: OnceLock::new(),
             context: context.clone(),
         };
@@ -171,7 +171,7 @@ impl Cuda {
         self.lock().len()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Kernel>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<CompiledKernel>>> {
         // A panic while the list was held cannot leave it half-changed: pushing is the only change.
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -189,39 +189,38 @@ fn architecture(context: &Context) -> Result<Arch, CudaError> {
 }
 
 impl Gpu {
-    /// A product by the library, which is loaded for the first one; `None` where it has nothing for it or is not
+    /// A call of the library, which is loaded for the first one; `None` where it has nothing for it or is not
     /// installed. The context must be entered.
-    fn product(
+    fn library_call(
         &self,
-        kernel: &MatmulKernel,
+        call: &LibraryCall,
         shape: &MatmulShape,
         offsets: &[usize],
-    ) -> Result<Option<matmul::Prepared>, CudaError> {
-        match self.products.get_or_init(|| matmul::Library::new(&self.search)) {
-            Ok(library) => library.prepare(kernel, shape, offsets),
+    ) -> Result<Option<cublas_lt::Prepared>, CudaError> {
+        match self.library.get_or_init(|| cublas_lt::Library::new(&self.search)) {
+            Ok(library) => library.prepare(call, shape, offsets),
             Err(CudaError::LibraryMissing { .. } | CudaError::TooOld { .. }) => Ok(None),
             Err(error) => Err(error.clone()),
         }
     }
 
-    /// A product by a kernel of ours. The context must be entered.
-    fn plain_product(&self, kernel: &MatmulKernel) -> Result<Arc<Kernel>, CudaError> {
-        let mut known = self.plain_products.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = known.get(kernel) {
+    /// A kernel of ours in place of a library's. The context must be entered.
+    fn fallback(&self, source: &CudaSource) -> Result<Arc<CompiledKernel>, CudaError> {
+        let mut known = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = known.get(&source.text) {
             return Ok(kernel.clone());
         }
-        let source = product_source(kernel);
-        let cubins = compile::compile(&self.compiler, self.cache.as_ref(), self.target.arch.name(), &[&source])?;
+        let cubins = compile::compile(&self.compiler, self.cache.as_ref(), self.target.arch.name(), &[source])?;
         let module = cubins.into_iter().next().map(|cubin| Module::new(&self.context, cubin)).transpose()?;
-        let made = Arc::new(Kernel { source: Source::Cuda(source), module });
-        known.insert(*kernel, made.clone());
+        let made = Arc::new(CompiledKernel { source: Source::Cuda(source.clone()), module });
+        known.insert(source.text.clone(), made.clone());
         Ok(made)
     }
 
     /// Keeps a stream busy, so that what is enqueued meanwhile starts without gaps. The context must be entered.
     fn hold(&self, stream: &Stream, time: Duration) -> Result<(), CudaError> {
         let module = self.hold.get_or_init(|| {
-            let source = CudaSource { name: "hold".into(), text: HOLD.into(), family: Family::Copy(1) };
+            let source = CudaSource::new("hold", HOLD.into());
             let cubins = compile::compile(&self.compiler, self.cache.as_ref(), self.target.arch.name(), &[&source])?;
             let cubin = cubins.into_iter().next().ok_or(CudaError::NoDevice)?;
             Module::new(&self.context, cubin)
@@ -325,14 +324,14 @@ impl Device for Cuda {
     }
 
     fn catalog(&self) -> &dyn Catalog {
-        deuteron_codegen::cuda::CudaCatalog::of(self.gpu.target.arch)
+        deuteron_codegen::CudaCatalog::of(self.gpu.target.arch)
     }
 
     fn backend(&self) -> &Backend {
         &self.backend
     }
 
-    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<Kernel>>, DeviceError> {
+    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<CompiledKernel>>, DeviceError> {
         let _entered = self.gpu.context.enter()?;
         let _relaxed = Relaxed::new();
         let mut missing: Vec<&CudaSource> = Vec::new();
@@ -347,18 +346,8 @@ impl Device for Cuda {
                             missing.push(source);
                         }
                     }
-                    Source::Matmul(_) => {}
-                    Source::Row(_)
-                    | Source::Product(_)
-                    | Source::Attention(_)
-                    | Source::AttentionRows(_)
-                    | Source::AttentionBlock(_)
-                    | Source::AttentionBackward(_)
-                    | Source::ScatterAdd(_)
-                    | Source::Append(_)
-                    | Source::Copy(_) => {
-                        return Err(DeviceError::ForeignKernel { step });
-                    }
+                    Source::Library(_) => {}
+                    Source::Cpu(_) => return Err(DeviceError::ForeignKernel { step }),
                 }
             }
         }
@@ -367,7 +356,7 @@ impl Device for Cuda {
         let mut made = Vec::with_capacity(cubins.len());
         for (source, cubin) in missing.into_iter().zip(cubins) {
             let module = Module::new(&self.gpu.context, cubin)?;
-            made.push(Arc::new(Kernel { source: Source::Cuda(source.clone()), module: Some(module) }));
+            made.push(Arc::new(CompiledKernel { source: Source::Cuda(source.clone()), module: Some(module) }));
         }
         let mut kernels = self.lock();
         for kernel in made {
@@ -379,7 +368,7 @@ impl Device for Cuda {
         let found = sources.into_iter().map(|source| match kernels.iter().find(|known| known.source == source) {
             Some(known) => known.clone(),
             None => {
-                let kernel = Arc::new(Kernel::new(source));
+                let kernel = Arc::new(CompiledKernel::new(source));
                 kernels.push(kernel.clone());
                 kernel
             }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use deuteron_codegen::cuda::copy_source;
-use deuteron_codegen::{ArgBinding, Geometry, Launch, Piece, Source};
+use deuteron_codegen::kernels::copy::{self, Copy, Piece};
+use deuteron_codegen::{ArgBinding, Kernel};
 use deuteron_graph::{Dtype, Graph};
 
 use super::error::CudaError;
@@ -130,10 +130,11 @@ fn job(device: &Cuda, length: usize) -> Result<Job, DeviceError> {
     let Ok(base) = graph.input("x", Dtype::F32, [elements]) else {
         return Err(DeviceError::OutOfMemory { bytes: length });
     };
-    let arg = |written| ArgBinding { base, dtype: Dtype::F32, written, offset: 0, leading: Vec::new(), table_rows: 0 };
+    let arg = |written| ArgBinding::whole(&graph, base, 0, written);
     let piece = Piece { source: 0, dims: vec![elements], from: vec![1], from_offset: 0, to: vec![1], to_offset: 0 };
-    let launch = Launch { args: vec![arg(false), arg(true)], geometry: Geometry::Copy(vec![piece]) };
-    let kernel = device.compile(vec![Source::Cuda(copy_source(4))])?.swap_remove(0);
+    let copy = Copy { element: 4, args: vec![arg(false), arg(true)], pieces: vec![piece] };
+    let Kernel { source, launch } = copy::cuda::kernel(&copy);
+    let kernel = device.compile(vec![source])?.swap_remove(0);
     let step = Step { kernel, launch, places: vec![Place::Input(0), Place::Output(0)] };
     Ok(Job { steps: vec![step], inputs: 1, states: Vec::new(), outputs: vec![length], arena: 0 })
 }

@@ -41,8 +41,8 @@ pub struct CudaExecutable {
     /// The first serves runs; the others are for timing over rotating memory.
     frames: Vec<Frame>,
     workspace: Option<Allocation>,
-    /// What steps keep from run to run.
-    kept: Option<Allocation>,
+    /// Persistent memory of steps.
+    persistent: Option<Allocation>,
     faults: Option<Faults>,
     fixed: Fixed,
     /// One run, and the version of the frame it was recorded for.
@@ -84,13 +84,13 @@ impl CudaExecutable {
         if let Some(workspace) = &workspace {
             workspace.paint(&stream)?;
         }
-        let kept = match program.kept {
+        let persistent = match program.persistent {
             0 => None,
             bytes => Some(Allocation::new(&gpu.context, bytes, gpu.zones)?),
         };
-        if let Some(kept) = &kept {
-            kept.paint(&stream)?;
-            kept.fill(0, &stream)?;
+        if let Some(persistent) = &persistent {
+            persistent.paint(&stream)?;
+            persistent.fill(0, &stream)?;
         }
         let faults = match program.steps.iter().any(|step| step.checks_indices) {
             false => None,
@@ -103,7 +103,7 @@ impl CudaExecutable {
         };
         let fixed = Fixed {
             workspace: workspace.as_ref().map_or(0, Allocation::address),
-            kept: kept.as_ref().map_or(0, Allocation::address),
+            persistent: persistent.as_ref().map_or(0, Allocation::address),
             faults: faults.as_ref().map_or(0, |faults| faults.words.address()),
         };
         let frame = Frame::new(&gpu, &program, fixed, &stream)?;
@@ -113,7 +113,7 @@ impl CudaExecutable {
             program,
             frames: vec![frame],
             workspace,
-            kept,
+            persistent,
             faults,
             fixed,
             recording: None,
@@ -217,7 +217,7 @@ impl CudaExecutable {
 
     /// Whether its steps use nothing but what is handed in and out.
     fn shares_nothing(&self) -> bool {
-        self.program.arena == 0 && self.workspace.is_none() && self.kept.is_none() && self.faults.is_none()
+        self.program.arena == 0 && self.workspace.is_none() && self.persistent.is_none() && self.faults.is_none()
     }
 
     /// Says where everything is that was lent.
@@ -362,9 +362,9 @@ impl CudaExecutable {
                         follows = grid.waits;
                     }
                 }
-                Work::Product { product, words: range } => {
+                Work::Library { call, words: range } => {
                     // SAFETY: as above.
-                    unsafe { product.launch(stream, &words[range.clone()], self.fixed.workspace)? };
+                    unsafe { call.launch(stream, &words[range.clone()], self.fixed.workspace)? };
                     follows = false;
                 }
             }
@@ -418,8 +418,8 @@ impl CudaExecutable {
             if let Some(workspace) = &self.workspace {
                 check_zone("the workspace".into(), workspace, &self.gpu.copies)?;
             }
-            if let Some(kept) = &self.kept {
-                check_zone("what steps keep".into(), kept, &self.gpu.copies)?;
+            if let Some(persistent) = &self.persistent {
+                check_zone("persistent memory of steps".into(), persistent, &self.gpu.copies)?;
             }
         }
         Ok(())
@@ -442,14 +442,16 @@ impl CudaExecutable {
     fn explain_fault(&mut self, step: usize, word: u64, frames: usize) -> Result<DeviceError, DeviceError> {
         let (row, arg) = ((word / 256) as usize, (word % 256) as usize);
         let mut fault = Fault { arg, row, index: -1, table_rows: 0 };
-        if let Some(place) = self.program.steps[step].index_of(arg, row) {
-            fault.table_rows = place.table_rows;
-            let argument = self.program.steps[step].places[place.position];
+        let lookup = self.program.steps[step].launch.lookup(arg);
+        let place = lookup.map(|lookup| (lookup.indices, lookup.element(row), lookup.table_rows));
+        if let Some((indices, element, table_rows)) = place {
+            fault.table_rows = table_rows;
+            let argument = self.program.steps[step].places[indices];
             for frame in 0..frames.min(self.frames.len()) {
                 // SAFETY: our stream, and the inputs of the run that is being looked at.
                 unsafe { self.launch(frame, self.stream.handle(), 0..step)? };
                 self.stream.wait()?;
-                let address = self.frames[frame].address(argument) + 4 * place.element as u64;
+                let address = self.frames[frame].address(argument) + 4 * element as u64;
                 let mut index = [0; 4];
                 // SAFETY: the element is one that the kernel read, inside of the argument's checked extent.
                 unsafe { self.gpu.copies.download(address, &mut index)? };

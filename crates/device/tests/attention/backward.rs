@@ -1,17 +1,17 @@
 //! The gradient of attention.
 
-use crate::shared::{added, argument, loaded, microseconds, outputs, part, same};
+use crate::shared::{added, argument, loaded, microseconds, outputs, part, same, text_of};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
 use crate::support::{compiled, compiler, gpu};
-use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
+use deuteron_codegen::attention::backward::LoweredBackward;
+use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_codegen::kernels::attention::cuda::backward::{
-    BackwardTiles, BackwardWay, CudaBackward, SideTiles, render, source,
+    self, BackwardTiles, BackwardVariant, SideTiles, with_variant,
 };
 use deuteron_codegen::{
-    AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, BackwardOperand, Geometry, HeadStrides,
-    Launch,
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, BackwardOperand, HeadStrides,
 };
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_device::{Cuda, Device, Executable, Memory};
@@ -25,11 +25,15 @@ fn masks() -> impl Iterator<Item = AttentionMask> {
     MASKS.into_iter().filter(|&mask| mask != AttentionMask::Cached)
 }
 
-fn launch(kernel: &AttentionKernel, shape: AttentionShape, offsets: impl Fn(BackwardOperand) -> usize) -> Launch {
+fn lowered(
+    kernel: &AttentionKernel,
+    shape: AttentionShape,
+    offsets: impl Fn(BackwardOperand) -> usize,
+) -> LoweredBackward {
     let binding = |operand: BackwardOperand| {
         argument(dtype_of(kernel, operand), matches!(operand, Gradient(_)), offsets(operand))
     };
-    Launch { args: kernel.backward_operands().map(binding).collect(), geometry: Geometry::AttentionBackward(shape) }
+    LoweredBackward { kernel: *kernel, shape, args: kernel.backward_operands().map(binding).collect() }
 }
 
 fn dtype_of(kernel: &AttentionKernel, operand: BackwardOperand) -> Dtype {
@@ -41,26 +45,30 @@ fn dtype_of(kernel: &AttentionKernel, operand: BackwardOperand) -> Dtype {
 
 // The compiler.
 
-fn compile(compiler: &Compiler, kernels: &[(CudaBackward, Arch)]) {
-    let sources = kernels.iter().map(|&(backward, arch)| (source(backward), arch)).collect();
-    for (&(CudaBackward { kernel, way }, arch), cubin) in kernels.iter().zip(compiled(compiler, sources)) {
-        assert_eq!(cubin.entries.len(), 2, "{way:?} {kernel:?} for {arch}");
+fn compile(compiler: &Compiler, kernels: &[(AttentionKernel, BackwardVariant, Arch)]) {
+    let source = |&(kernel, variant, arch): &(AttentionKernel, BackwardVariant, Arch)| {
+        // The text has no part in sizes.
+        let gradient = lowered(&kernel, shape([2, 12, 300, 300], &kernel), |_| 0);
+        (text_of(with_variant(&gradient, &variant, &CudaTarget::new(arch, 132))), arch)
+    };
+    let sources = kernels.iter().map(source).collect();
+    for (&(kernel, variant, arch), cubin) in kernels.iter().zip(compiled(compiler, sources)) {
+        assert_eq!(cubin.entries.len(), 2, "{variant:?} {kernel:?} for {arch}");
         for entry in &cubin.entries {
             let spilled = entry.spill_stores + entry.spill_loads;
-            println!("{way} {kernel:?} {arch}: {} takes {} registers, spills {spilled}", entry.name, entry.registers);
+            println!(
+                "{variant} {kernel:?} {arch}: {} takes {} registers, spills {spilled}",
+                entry.name, entry.registers
+            );
             // Older compilers come a register or two short in tall tiles.
-            let few = compiler.version() < (13, 4) && way == tall() && spilled <= 64;
-            assert!(spilled == 0 || few || kernel.width > 128, "{way:?} {kernel:?} for {arch}: {entry:?}");
+            let few = compiler.version() < (13, 4) && variant == tall() && spilled <= 64;
+            assert!(spilled == 0 || few || kernel.width > 128, "{variant:?} {kernel:?} for {arch}: {entry:?}");
         }
     }
 }
 
-fn chosen(kernel: AttentionKernel, sizes: [usize; 4], arch: Arch) -> CudaBackward {
-    let launch = launch(&kernel, shape(sizes, &kernel), |_| 0);
-    match render(kernel, &launch, &CudaTarget::new(arch, 132)).family {
-        Family::AttentionBackward(backward) => backward,
-        family => panic!("{family:?}"),
-    }
+fn chosen(kernel: AttentionKernel, sizes: [usize; 4], arch: Arch) -> BackwardVariant {
+    backward::choose(&lowered(&kernel, shape(sizes, &kernel), |_| 0), &CudaTarget::new(arch, 132))
 }
 
 #[test]
@@ -77,15 +85,15 @@ fn every_kernel_compiles_without_spills() {
                 let odd = (index + turn + usize::from(dropout)) % 2;
                 let (dtype, arch) = ([Dtype::Bf16, Dtype::F16][odd], [Arch::Sm80, Arch::Sm90a][(odd + turn) % 2]);
                 let kernel = named_kernel(dtype, width, mask, dropout);
-                let backward = chosen(kernel, [2, 12, 300, 300], arch);
-                assert_ne!(backward.way, BackwardWay::Plain);
+                let variant = chosen(kernel, [2, 12, 300, 300], arch);
+                assert_ne!(variant, BackwardVariant::Plain);
                 if both || (index + turn) % 2 == 0 {
-                    kernels.push((backward, arch));
+                    kernels.push((kernel, variant, arch));
                 }
                 if turn == index {
                     let kernel =
                         AttentionKernel { dtype: [Dtype::F32, dtype][odd], kv: [Dtype::F32, dtype][odd], ..kernel };
-                    kernels.push((CudaBackward { kernel, way: BackwardWay::Plain }, Arch::Sm75));
+                    kernels.push((kernel, BackwardVariant::Plain, Arch::Sm75));
                 }
             }
         }
@@ -94,15 +102,15 @@ fn every_kernel_compiles_without_spills() {
     for width in [64, 128] {
         for arch in [Arch::Sm80, Arch::Sm90a] {
             let kernel = named_kernel(Dtype::Bf16, width, AttentionMask::Causal, false);
-            kernels.push((chosen(kernel, [8, 12, 1024, 1024], arch), arch));
-            kernels.push((chosen(kernel, [1, 12, 1024, 1024], arch), arch));
+            kernels.push((kernel, chosen(kernel, [8, 12, 1024, 1024], arch), arch));
+            kernels.push((kernel, chosen(kernel, [1, 12, 1024, 1024], arch), arch));
             let apart = chosen(kernel, [8, 12, 1024, 1025], arch);
-            assert!(matches!(apart.way, BackwardWay::Tensor(_)), "{:?}", apart.way);
-            kernels.push((apart, arch));
+            assert!(matches!(apart, BackwardVariant::Tensor(_)), "{apart:?}");
+            kernels.push((kernel, apart, arch));
         }
         for (dtype, mask) in [(Dtype::Bf16, AttentionMask::Full), (Dtype::F16, AttentionMask::Causal)] {
             let kernel = named_kernel(dtype, width, mask, false);
-            kernels.push((CudaBackward { kernel, way: BackwardWay::Hopper }, Arch::Sm90a));
+            kernels.push((kernel, BackwardVariant::Hopper, Arch::Sm90a));
         }
     }
     compile(&compiler, &kernels);
@@ -188,16 +196,16 @@ impl Case {
     }
 
     /// Made ready by kernels, with its inputs.
-    fn load(&self, device: &Cuda, way: Option<BackwardWay>) -> (Box<dyn Executable>, Vec<Memory>) {
-        let launch = launch(&self.kernel, self.shape, |operand| self.offset(operand));
+    fn load(&self, device: &Cuda, variant: Option<BackwardVariant>) -> (Box<dyn Executable>, Vec<Memory>) {
+        let gradient = lowered(&self.kernel, self.shape, |operand| self.offset(operand));
         let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
-        let source = match way {
-            Some(way) => source(CudaBackward { kernel: self.kernel, way }),
-            None => render(self.kernel, &launch, target),
+        let kernel = match variant {
+            Some(variant) => with_variant(&gradient, &variant, target),
+            None => backward::kernel(&gradient, target),
         };
         let operands: Vec<BackwardOperand> = self.kernel.backward_operands().collect();
         let inputs: Vec<Vec<u8>> = operands[..operands.len() - 3].iter().map(|&operand| self.bytes(operand)).collect();
-        loaded(device, source, launch, &inputs, self.gradient_bytes().to_vec())
+        loaded(device, kernel, &inputs, self.gradient_bytes().to_vec())
     }
 
     fn gradient_bytes(&self) -> [usize; 3] {
@@ -205,8 +213,8 @@ impl Case {
     }
 
     /// Runs it, twice and once more as a graph; the bits must be the same. Gradients of queries, keys and values.
-    fn run(&self, device: &Cuda, way: Option<BackwardWay>) -> [Vec<f64>; 3] {
-        let (mut executable, memory) = self.load(device, way);
+    fn run(&self, device: &Cuda, variant: Option<BackwardVariant>) -> [Vec<f64>; 3] {
+        let (mut executable, memory) = self.load(device, variant);
         let all = outputs(&mut *executable, &memory, &self.gradient_bytes());
         [0, 1, 2].map(|output| widened(self.kernel.dtype, &all[output]))
     }
@@ -279,11 +287,11 @@ impl Case {
         (sums, largest)
     }
 
-    fn check(&self, device: &Cuda, way: Option<BackwardWay>) {
+    fn check(&self, device: &Cuda, variant: Option<BackwardVariant>) {
         let AttentionKernel { dtype, width, .. } = self.kernel;
         let least = if dtype == Dtype::F16 { f64::powi(2.0, -24) } else { f64::from(f32::MIN_POSITIVE) };
         let (want, largest) = self.formula(if dtype == Dtype::F32 { least } else { least / epsilon(dtype) });
-        let got = self.run(device, way);
+        let got = self.run(device, variant);
         // A probability is off by what its score is off, and on matrix units by its own rounding; a sum by the root of its
         // terms; a few of each. Then the result is rounded.
         let positions = (self.shape.keys.max(self.shape.queries) as f64).sqrt();
@@ -295,7 +303,7 @@ impl Case {
                 let bound = single * size + epsilon(dtype) * want.abs() + least;
                 let same = *got == want || (got - want).abs() <= bound;
                 let Case { kernel, shape, .. } = self;
-                assert!(same, "{of} {at}: {got} for {want} within {bound:e}: {kernel:?} {shape:?} {way:?}");
+                assert!(same, "{of} {at}: {got} for {want} within {bound:e}: {kernel:?} {shape:?} {variant:?}");
             }
         }
     }
@@ -312,28 +320,28 @@ fn add(to: &mut [[f64; 2]], [weight, size]: [f64; 2], values: &[f64]) {
     }
 }
 
-fn tensor(queries: SideTiles, keys: SideTiles) -> Option<BackwardWay> {
-    Some(BackwardWay::Tensor(BackwardTiles { queries, keys, parts: 1 }))
+fn tensor(queries: SideTiles, keys: SideTiles) -> Option<BackwardVariant> {
+    Some(BackwardVariant::Tensor(BackwardTiles { queries, keys, parts: 1 }))
 }
 
 const LOW: SideTiles = SideTiles { warps: 4, atoms: 1, tile: 64, inner: 32, blocks: 2, held: true };
 const TALL: SideTiles = SideTiles { atoms: 2, inner: 16, ..LOW };
 const TALL_LOADED: SideTiles = SideTiles { atoms: 2, held: false, ..LOW };
 
-fn tall() -> BackwardWay {
-    BackwardWay::Tensor(BackwardTiles { queries: TALL, keys: TALL_LOADED, parts: 1 })
+fn tall() -> BackwardVariant {
+    BackwardVariant::Tensor(BackwardTiles { queries: TALL, keys: TALL_LOADED, parts: 1 })
 }
 
 /// All kernels that can do a case of heads of 64.
-fn ways(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<BackwardWay>> {
-    let mut ways = vec![None, Some(BackwardWay::Plain)];
-    let Backend::Cuda(target) = device.backend() else { return ways };
+fn variants(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<BackwardVariant>> {
+    let mut variants = vec![None, Some(BackwardVariant::Plain)];
+    let Backend::Cuda(target) = device.backend() else { return variants };
     if kernel.dtype != Dtype::F32 && target.arch.is_ampere() {
         let small = SideTiles { warps: 2, tile: 16, inner: 16, held: false, ..LOW };
         let halves = BackwardTiles { queries: small, keys: small, parts: 2 };
-        ways.extend([tensor(LOW, LOW), Some(tall()), Some(BackwardWay::Tensor(halves))]);
+        variants.extend([tensor(LOW, LOW), Some(tall()), Some(BackwardVariant::Tensor(halves))]);
     }
-    ways
+    variants
 }
 
 /// Whatever stands beside it, as for attention.
@@ -343,12 +351,12 @@ fn a_gradient_has_the_same_bits_alone() {
     for (dtype, mask) in [Dtype::Bf16, Dtype::F32, Dtype::F16].into_iter().zip(masks()) {
         let (kernel, sizes) = (named_kernel(dtype, 64, mask, false), [3, 2, 129, 129]);
         let case = Case::new(kernel, sizes, 1.0);
-        for way in ways(&device, &kernel) {
-            let whole = case.run(&device, way);
+        for variant in variants(&device, &kernel) {
+            let whole = case.run(&device, variant);
             for index in 0..sizes[0] {
-                let alone = case.sequence(index).run(&device, way);
+                let alone = case.sequence(index).run(&device, variant);
                 let equal = whole.iter().zip(&alone).all(|(whole, alone)| same(part(whole, sizes[0], index), alone));
-                assert!(equal, "{index} of {sizes:?}: {kernel:?} {way:?}");
+                assert!(equal, "{index} of {sizes:?}: {kernel:?} {variant:?}");
             }
         }
     }
@@ -416,8 +424,8 @@ fn check_kernels(device: &Cuda, dtype: Dtype) {
             let kernel = named_kernel(dtype, width, mask, turn % 2 == 1);
             let case = Case::new(kernel, sizes, 1.0);
             // Each way takes a compilation: all of them for the width that models have.
-            let ways = if width == 64 { ways(device, &kernel) } else { vec![None] };
-            ways.into_iter().for_each(|way| case.check(device, way));
+            let variants = if width == 64 { variants(device, &kernel) } else { vec![None] };
+            variants.into_iter().for_each(|variant| case.check(device, variant));
         }
     }
 }
@@ -497,11 +505,12 @@ fn errors_are_at_most_three_times_those_of_the_math_path() {
         for (width, mask) in [(64, AttentionMask::Causal), (64, AttentionMask::Full), (128, AttentionMask::Causal)] {
             let case = Case::new(named_kernel(dtype, width, mask, false), [1, 2, 512, 512], 1.0);
             let (want, _) = case.formula(0.0);
-            for way in [None, tensor(LOW, LOW)] {
-                for ((got, want), of) in case.run(&device, way).iter().zip(&want).zip(["queries", "keys", "values"]) {
+            for variant in [None, tensor(LOW, LOW)] {
+                for ((got, want), of) in case.run(&device, variant).iter().zip(&want).zip(["queries", "keys", "values"])
+                {
                     let want: Vec<f64> = want.iter().map(|&[value, _]| value).collect();
                     let [mean, largest] = errors_over_rounding(dtype, got, &want);
-                    let name = format!("{of} {dtype} {width} {mask:?} {way:?}");
+                    let name = format!("{of} {dtype} {width} {mask:?} {variant:?}");
                     println!("{name}: {mean:.2} times the error of the math path, {largest:.2} the largest");
                     assert!(mean <= 3.0 && largest <= 3.0, "{name}: {mean} {largest}");
                 }
@@ -560,7 +569,7 @@ fn backward_tiles_side_by_side() {
     ];
     let short = SideTiles { tile: 32, ..LOW };
     let loaded = SideTiles { held: false, ..short };
-    let wide_ways = [
+    let wide_variants = [
         None,
         tensor(short, loaded),
         tensor(SideTiles { inner: 16, ..short }, loaded),
@@ -570,20 +579,20 @@ fn backward_tiles_side_by_side() {
     let wide = named_kernel(Dtype::Bf16, 128, AttentionMask::Causal, false);
     let single = named_kernel(Dtype::F32, 64, AttentionMask::Causal, false);
     let dropped = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, true);
-    let print = |kernel: AttentionKernel, sizes: [usize; 4], ways: &[Option<BackwardWay>]| {
+    let print = |kernel: AttentionKernel, sizes: [usize; 4], variants: &[Option<BackwardVariant>]| {
         let case = Case::new(kernel, sizes, 1.0);
-        for &way in ways {
-            let (mut executable, memory) = case.load(&device, way);
+        for &variant in variants {
+            let (mut executable, memory) = case.load(&device, variant);
             let us = microseconds(&mut *executable, &memory);
-            let way = way.map_or("as chosen".to_string(), |way| format!("{way:?}"));
-            println!("{:8.1} us  {sizes:?} {} of {}, {way}", us, kernel.dtype, kernel.width);
+            let variant = variant.map_or("as chosen".to_string(), |variant| format!("{variant:?}"));
+            println!("{:8.1} us  {sizes:?} {} of {}, {variant}", us, kernel.dtype, kernel.width);
         }
     };
     print(causal, [8, 12, 1024, 1024], &narrow);
     print(causal, [1, 12, 1024, 1024], &narrow);
     print(causal, [4, 12, 4096, 4096], &narrow);
-    print(wide, [4, 16, 4096, 4096], &wide_ways);
-    print(wide, [8, 16, 1024, 1024], &wide_ways[..2]);
+    print(wide, [4, 16, 4096, 4096], &wide_variants);
+    print(wide, [8, 16, 1024, 1024], &wide_variants[..2]);
     print(dropped, [8, 12, 1024, 1024], &[None]);
     print(single, [8, 12, 1024, 1024], &[None]);
 }

@@ -2,30 +2,38 @@
 
 mod hopper;
 
-use crate::shared::{added, launch, loaded, microseconds, outputs, part, same};
+use crate::shared::{added, loaded, lowered, microseconds, outputs, part, same, text_of};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
 use crate::support::{compiled, compiler, gpu};
-use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
-use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Tiles, Way, render, source};
-use deuteron_codegen::{
-    AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, HeadStrides, Launch,
-};
+use deuteron_codegen::attention::LoweredAttention;
+use deuteron_codegen::cuda::{Arch, CudaTarget};
+use deuteron_codegen::kernels::attention::cuda::forward::{self, ForwardVariant, with_variant};
+use deuteron_codegen::kernels::attention::cuda::tiles::Tiles;
+use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, HeadStrides};
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_device::{Cuda, Device, Executable, Launching, Memory, NoStates};
 use deuteron_graph::Dtype;
 
 // The compiler.
 
-fn compile(compiler: &Compiler, kernels: &[(CudaAttention, Arch)]) {
-    let sources = kernels.iter().map(|&(attention, arch)| (source(attention), arch)).collect();
-    for (&(CudaAttention { kernel, way }, arch), cubin) in kernels.iter().zip(compiled(compiler, sources)) {
+fn compile(compiler: &Compiler, kernels: &[(AttentionKernel, ForwardVariant, Arch)]) {
+    let source = |&(kernel, variant, arch): &(AttentionKernel, ForwardVariant, Arch)| {
+        // The text has no part in sizes.
+        let attention = lowered(&kernel, shape([2, 12, 300, 300], &kernel), |_| 0);
+        (text_of(with_variant(&attention, &variant, &CudaTarget::new(arch, 132))), arch)
+    };
+    let sources = kernels.iter().map(source).collect();
+    for (&(kernel, variant, arch), cubin) in kernels.iter().zip(compiled(compiler, sources)) {
         for entry in &cubin.entries {
             let spilled = entry.spill_stores + entry.spill_loads;
-            println!("{way} {kernel:?} {arch}: {} takes {} registers, spills {spilled}", entry.name, entry.registers);
-            let wide = matches!(way, Way::Tensor(_)) && kernel.width > 128;
-            assert!(spilled == 0 || wide, "{way:?} {kernel:?} for {arch}: {entry:?}");
+            println!(
+                "{variant} {kernel:?} {arch}: {} takes {} registers, spills {spilled}",
+                entry.name, entry.registers
+            );
+            let wide = matches!(variant, ForwardVariant::Tensor(_)) && kernel.width > 128;
+            assert!(spilled == 0 || wide, "{variant:?} {kernel:?} for {arch}: {entry:?}");
         }
     }
 }
@@ -41,32 +49,33 @@ fn every_kernel_compiles_without_spills() {
         for (turn, mask) in MASKS.into_iter().enumerate() {
             let dtype = if (index + turn).is_multiple_of(2) { Dtype::Bf16 } else { Dtype::F16 };
             let kernel = named_kernel(dtype, width, mask, (index + turn) % 3 == 1);
-            let launch = launch(&kernel, shape([2, 12, 300, 300], &kernel), |_| 0);
-            let Family::Attention(attention) = render(kernel, &launch, &target).family else { panic!("attention") };
-            assert!(matches!(attention.way, Way::Tensor(_)), "{:?}", attention.way);
+            let variant = forward::choose(&lowered(&kernel, shape([2, 12, 300, 300], &kernel), |_| 0), &target);
+            assert!(matches!(variant, ForwardVariant::Tensor(_)), "{variant:?}");
             if is_usual(width) || (index + turn) % 5 < 2 {
-                kernels.push((attention, [Arch::Sm80, Arch::Sm90a][turn % 2]));
+                kernels.push((kernel, variant, [Arch::Sm80, Arch::Sm90a][turn % 2]));
             }
             // Of single queries keys and values of both types.
             let single = [AttentionKernel { dtype: Dtype::F32, kv: Dtype::F32, ..kernel }, kernel][turn % 2];
             let kernel = AttentionKernel { kv: if index % 2 == 0 { single.kv } else { dtype }, ..single };
             if turn == index {
-                kernels.push((CudaAttention { kernel, way: Way::Plain }, Arch::Sm75));
+                kernels.push((kernel, ForwardVariant::Plain, Arch::Sm75));
             } else if (turn + index) % 3 == 0 {
-                let way = Way::Decode { rows: [1, 2, 4, 8][turn % 4], vector: index != 3 };
-                kernels.push((CudaAttention { kernel, way }, [Arch::Sm75, Arch::Sm80, Arch::Sm90a][index % 3]));
+                let variant = ForwardVariant::Decode { rows: [1, 2, 4, 8][turn % 4], vector: index != 3 };
+                kernels.push((kernel, variant, [Arch::Sm75, Arch::Sm80, Arch::Sm90a][index % 3]));
             }
         }
     }
     // GPT-2, and one more token of it over a cache of a narrower type.
     let cached = AttentionKernel { kv: Dtype::Bf16, ..named_kernel(Dtype::F32, 64, AttentionMask::Cached, false) };
-    for (way, arch) in [(Way::Plain, Arch::Sm80), (Way::Decode { rows: 1, vector: true }, Arch::Sm90a)] {
-        kernels.push((CudaAttention { kernel: cached, way }, arch));
+    for (variant, arch) in
+        [(ForwardVariant::Plain, Arch::Sm80), (ForwardVariant::Decode { rows: 1, vector: true }, Arch::Sm90a)]
+    {
+        kernels.push((cached, variant, arch));
     }
     let kernel = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, false);
     for atoms in [1, 2] {
-        let way = Way::Tensor(Tiles { warps: 4, atoms, keys: 64, blocks: 2 });
-        kernels.extend([Arch::Sm80, Arch::Sm90a].map(|arch| (CudaAttention { kernel, way }, arch)));
+        let variant = ForwardVariant::Tensor(Tiles { warps: 4, atoms, keys: 64, blocks: 2 });
+        kernels.extend([Arch::Sm80, Arch::Sm90a].map(|arch| (kernel, variant, arch)));
     }
     compile(&compiler, &kernels);
 }
@@ -151,8 +160,8 @@ impl Case {
         widened(self.kernel.operand_dtype(operand), &self.bytes(operand))
     }
 
-    fn launch(&self) -> Launch {
-        launch(&self.kernel, self.shape, |operand| self.offset(operand))
+    fn lowered(&self) -> LoweredAttention {
+        lowered(&self.kernel, self.shape, |operand| self.offset(operand))
     }
 
     fn result_elements(&self) -> usize {
@@ -164,21 +173,20 @@ impl Case {
     }
 
     /// Made ready by a kernel, with its inputs.
-    fn load(&self, device: &Cuda, way: Option<Way>) -> (Box<dyn Executable>, Vec<Memory>) {
-        let launch = self.launch();
+    fn load(&self, device: &Cuda, variant: Option<ForwardVariant>) -> (Box<dyn Executable>, Vec<Memory>) {
         let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
-        let source = match way {
-            Some(way) => source(CudaAttention { kernel: self.kernel, way }),
-            None => render(self.kernel, &launch, target),
+        let kernel = match variant {
+            Some(variant) => with_variant(&self.lowered(), &variant, target),
+            None => forward::kernel(&self.lowered(), target),
         };
         let operands = self.kernel.operands();
         let inputs: Vec<Vec<u8>> = operands[..operands.len() - 1].iter().map(|&operand| self.bytes(operand)).collect();
-        loaded(device, source, launch, &inputs, vec![self.result_bytes()])
+        loaded(device, kernel, &inputs, vec![self.result_bytes()])
     }
 
     /// Runs it by a kernel, twice and once more as a graph; the bits must be the same.
-    fn run(&self, device: &Cuda, way: Option<Way>) -> Vec<f64> {
-        let (mut executable, memory) = self.load(device, way);
+    fn run(&self, device: &Cuda, variant: Option<ForwardVariant>) -> Vec<f64> {
+        let (mut executable, memory) = self.load(device, variant);
         widened(self.kernel.dtype, &outputs(&mut *executable, &memory, &[self.result_bytes()])[0])
     }
 
@@ -241,9 +249,9 @@ impl Case {
         (lies, largest)
     }
 
-    fn check(&self, device: &Cuda, way: Option<Way>) {
+    fn check(&self, device: &Cuda, variant: Option<ForwardVariant>) {
         let (want, largest) = self.formula();
-        let got = self.run(device, way);
+        let got = self.run(device, variant);
         let AttentionKernel { dtype, width, .. } = self.kernel;
         // A probability is off by what its score is off, and on matrix units by its own rounding; a sum by the root of its
         // terms; a few of each. Then the result is rounded.
@@ -254,25 +262,27 @@ impl Case {
         for (at, (got, [want, size])) in got.into_iter().zip(want).enumerate() {
             let bound = single * size + epsilon(dtype) * want.abs() + least;
             let same = got == want || (got - want).abs() <= bound || (got.is_nan() && want.is_nan());
-            assert!(same, "{at}: {got} for {want} within {bound:e}: {:?} {:?} {way:?}", self.kernel, self.shape);
+            assert!(same, "{at}: {got} for {want} within {bound:e}: {:?} {:?} {variant:?}", self.kernel, self.shape);
         }
     }
 }
 
 /// All kernels that can do a case.
-fn ways(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<Way>> {
-    let mut ways = vec![None, Some(Way::Plain)];
-    let Backend::Cuda(target) = device.backend() else { return ways };
+fn variants(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<ForwardVariant>> {
+    let mut variants = vec![None, Some(ForwardVariant::Plain)];
+    let Backend::Cuda(target) = device.backend() else { return variants };
     if kernel.dtype != Dtype::F32
         && kernel.kv == kernel.dtype
         && kernel.width.is_multiple_of(16)
         && target.arch.is_ampere()
     {
         let tiles = [(1, 32), (1, 64), (2, 64)].into_iter().filter(|&(_, keys)| kernel.width <= 128 || keys == 32);
-        ways.extend(tiles.map(|(atoms, keys)| Some(Way::Tensor(Tiles { warps: 4, atoms, keys, blocks: 1 }))));
+        variants.extend(
+            tiles.map(|(atoms, keys)| Some(ForwardVariant::Tensor(Tiles { warps: 4, atoms, keys, blocks: 1 }))),
+        );
     }
-    ways.extend([1, 4, 8].map(|rows| Some(Way::Decode { rows, vector: false })));
-    ways
+    variants.extend([1, 4, 8].map(|rows| Some(ForwardVariant::Decode { rows, vector: false })));
+    variants
 }
 
 // Tests by storage type: the compiler takes one source at a time in a process, and tests may be run one a process.
@@ -341,8 +351,8 @@ fn every_kernel_over_keys_of_another_type_matches() {
             for kernel in
                 [AttentionKernel { kv, ..cached }, AttentionKernel { kv, mask: AttentionMask::Full, ..cached }]
             {
-                let ways = if width == 64 { ways(&device, &kernel) } else { vec![None] };
-                ways.into_iter().for_each(|way| Case::new(kernel, sizes, 1.0).check(&device, way));
+                let variants = if width == 64 { variants(&device, &kernel) } else { vec![None] };
+                variants.into_iter().for_each(|variant| Case::new(kernel, sizes, 1.0).check(&device, variant));
             }
         }
     }
@@ -354,8 +364,8 @@ fn check_kernels(device: &Cuda, dtype: Dtype) {
             let kernel = named_kernel(dtype, width, mask, turn % 2 == 1);
             let case = Case::new(kernel, sizes, 1.0);
             // Each way takes a compilation: all of them for the width that models have.
-            let ways = if width == 64 { ways(device, &kernel) } else { vec![None] };
-            ways.into_iter().for_each(|way| case.check(device, way));
+            let variants = if width == 64 { variants(device, &kernel) } else { vec![None] };
+            variants.into_iter().for_each(|variant| case.check(device, variant));
         }
     }
 }
@@ -392,12 +402,15 @@ fn a_sequence_has_the_same_bits_alone() {
         let kernel = named_kernel(dtype, 64, mask, false);
         for sizes in [[3, 2, 129, 129], [3, 2, 20, 300]] {
             let case = Case::new(kernel, sizes, 1.0);
-            let cuts = |way: &Option<Way>| matches!(way, Some(Way::Decode { .. }));
-            for way in ways(&device, &kernel).into_iter().filter(|way| !cuts(way)) {
-                let whole = case.run(&device, way);
+            let cuts = |variant: &Option<ForwardVariant>| matches!(variant, Some(ForwardVariant::Decode { .. }));
+            for variant in variants(&device, &kernel).into_iter().filter(|variant| !cuts(variant)) {
+                let whole = case.run(&device, variant);
                 for index in 0..sizes[0] {
-                    let alone = case.sequence(index).run(&device, way);
-                    assert!(same(part(&whole, sizes[0], index), &alone), "{index} of {sizes:?}: {kernel:?} {way:?}");
+                    let alone = case.sequence(index).run(&device, variant);
+                    assert!(
+                        same(part(&whole, sizes[0], index), &alone),
+                        "{index} of {sizes:?}: {kernel:?} {variant:?}"
+                    );
                 }
             }
         }
@@ -442,12 +455,12 @@ fn errors_are_at_most_twice_those_of_the_math_path() {
         for (width, mask) in [(64, AttentionMask::Causal), (64, AttentionMask::Full), (128, AttentionMask::Causal)] {
             let case = Case::new(named_kernel(dtype, width, mask, false), [1, 2, 512, 512], 1.0);
             let want: Vec<f64> = case.formula().0.iter().map(|&[value, _]| value).collect();
-            for way in [None, Some(Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 }))] {
-                let [mean, largest] = errors_over_rounding(dtype, &case.run(&device, way), &want);
+            for variant in [None, Some(ForwardVariant::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 }))] {
+                let [mean, largest] = errors_over_rounding(dtype, &case.run(&device, variant), &want);
                 println!(
-                    "{dtype} {width} {mask:?} {way:?}: {mean:.2} times the error of the math path, {largest:.2} the largest"
+                    "{dtype} {width} {mask:?} {variant:?}: {mean:.2} times the error of the math path, {largest:.2} the largest"
                 );
-                assert!(mean <= 2.0 && largest <= 2.0, "{dtype} {width} {mask:?} {way:?}: {mean} {largest}");
+                assert!(mean <= 2.0 && largest <= 2.0, "{dtype} {width} {mask:?} {variant:?}: {mean} {largest}");
             }
         }
     }
@@ -494,21 +507,21 @@ fn what_a_cache_does_not_hold_yet_is_not_read_and_nan_is_kept() {
 #[ignore = "prints times"]
 fn tiles_side_by_side() {
     let Some(device) = gpu(true) else { return };
-    let tiles = |warps, atoms, keys, blocks| Some(Way::Tensor(Tiles { warps, atoms, keys, blocks }));
+    let tiles = |warps, atoms, keys, blocks| Some(ForwardVariant::Tensor(Tiles { warps, atoms, keys, blocks }));
     let prompt =
         [None, tiles(4, 2, 64, 2), tiles(4, 1, 64, 2), tiles(4, 1, 64, 3), tiles(8, 1, 64, 1), tiles(4, 1, 32, 3)];
-    let step = |rows| [Some(Way::Decode { rows, vector: true })];
+    let step = |rows| [Some(ForwardVariant::Decode { rows, vector: true })];
     let causal = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, false);
     let wide = named_kernel(Dtype::Bf16, 128, AttentionMask::Causal, false);
     let single = named_kernel(Dtype::F32, 64, AttentionMask::Causal, false);
     let dropped = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, true);
-    let print = |kernel: AttentionKernel, sizes: [usize; 4], ways: &[Option<Way>]| {
+    let print = |kernel: AttentionKernel, sizes: [usize; 4], variants: &[Option<ForwardVariant>]| {
         let case = Case::new(kernel, sizes, 1.0);
-        for &way in ways {
-            let (mut executable, memory) = case.load(&device, way);
+        for &variant in variants {
+            let (mut executable, memory) = case.load(&device, variant);
             let us = microseconds(&mut *executable, &memory);
-            let way = way.map_or("as chosen".to_string(), |way| format!("{way:?}"));
-            println!("{:8.1} us  {sizes:?} {} of {}, {way}", us, kernel.dtype, kernel.width);
+            let variant = variant.map_or("as chosen".to_string(), |variant| format!("{variant:?}"));
+            println!("{:8.1} us  {sizes:?} {} of {}, {variant}", us, kernel.dtype, kernel.width);
         }
     };
     print(causal, [8, 12, 1024, 1024], &prompt);

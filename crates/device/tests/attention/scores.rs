@@ -1,13 +1,15 @@
 //! Probabilities of attention that are stored.
 
-use crate::shared::{added, launch, loaded, microseconds, outputs};
+use crate::shared::{added, loaded, lowered, microseconds, outputs, text_of};
 use crate::support::attention::{MASKS, Numbers, epsilon, is_usual, named_kernel, shape, stored, widened};
 use crate::support::{compiled, compiler, gpu};
-use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
+use deuteron_codegen::attention::LoweredAttention;
+use deuteron_codegen::cuda::{Arch, CudaTarget};
+use deuteron_codegen::kernels::attention::cuda::forward::{self, ForwardVariant, with_variant};
 use deuteron_codegen::kernels::attention::cuda::scores::Scores;
-use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Tiles, Way, render, source};
+use deuteron_codegen::kernels::attention::cuda::tiles::Tiles;
 use deuteron_codegen::{
-    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, Backend, HeadStrides, Launch,
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, Backend, HeadStrides,
 };
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_device::{Cuda, Device, Executable, Memory};
@@ -17,20 +19,22 @@ fn kernel(dtype: Dtype, width: usize, mask: AttentionMask) -> AttentionKernel {
     AttentionKernel { result: AttentionResult::Probabilities, ..named_kernel(dtype, width, mask, false) }
 }
 
-fn chosen(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> Scores {
-    match render(kernel, launch, target).family {
-        Family::Attention(CudaAttention { way: Way::Scores(scores), .. }) => scores,
-        family => panic!("{family:?}"),
+fn chosen(attention: &LoweredAttention, target: &CudaTarget) -> Scores {
+    match forward::choose(attention, target) {
+        ForwardVariant::Scores(scores) => scores,
+        variant => panic!("{variant:?}"),
     }
 }
 
 // The compiler.
 
 fn compile(compiler: &Compiler, kernels: &[(AttentionKernel, Scores, Arch)]) {
-    let sources = kernels
-        .iter()
-        .map(|&(kernel, scores, arch)| (source(CudaAttention { kernel, way: Way::Scores(scores) }), arch))
-        .collect();
+    let source = |&(kernel, scores, arch): &(AttentionKernel, Scores, Arch)| {
+        // The text has no part in sizes.
+        let attention = lowered(&kernel, shape([2, 12, 300, 300], &kernel), |_| 0);
+        (text_of(with_variant(&attention, &ForwardVariant::Scores(scores), &CudaTarget::new(arch, 132))), arch)
+    };
+    let sources = kernels.iter().map(source).collect();
     for ((kernel, scores, arch), cubin) in kernels.iter().zip(compiled(compiler, sources)) {
         for entry in &cubin.entries {
             let (name, registers, spilled) = (&entry.name, entry.registers, entry.spill_stores + entry.spill_loads);
@@ -54,8 +58,7 @@ fn every_kernel_compiles_without_spills() {
             // Many queries and few, rows of eights and of all else.
             let few = ([9, 64, 40][index % 3], [300, 302, 301][turn % 3]);
             let (queries, keys) = [(1024, 1024), few][(index / 2 + turn) % 2];
-            let launch = launch(&own, shape([2, 12, queries, keys], &own), |_| 0);
-            let scores = chosen(own, &launch, &target);
+            let scores = chosen(&lowered(&own, shape([2, 12, queries, keys], &own), |_| 0), &target);
             assert!(matches!(scores, Scores::Tensor { .. }), "{scores:?}");
             if is_usual(width) || (index + turn) % 3 == 0 {
                 kernels.push((own, scores, [Arch::Sm80, Arch::Sm90a][(turn + index) % 2]));
@@ -141,8 +144,8 @@ impl Case {
         widened(self.kernel.operand_dtype(operand), &self.bytes(operand))
     }
 
-    fn launch(&self) -> Launch {
-        launch(&self.kernel, self.shape, |operand| self.offset(operand))
+    fn lowered(&self) -> LoweredAttention {
+        lowered(&self.kernel, self.shape, |operand| self.offset(operand))
     }
 
     fn result_bytes(&self) -> usize {
@@ -151,21 +154,20 @@ impl Case {
     }
 
     /// Made ready by a kernel, with its inputs.
-    fn load(&self, device: &Cuda, way: Option<Scores>) -> (Box<dyn Executable>, Vec<Memory>) {
-        let launch = self.launch();
+    fn load(&self, device: &Cuda, variant: Option<Scores>) -> (Box<dyn Executable>, Vec<Memory>) {
         let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
-        let source = match way {
-            Some(way) => source(CudaAttention { kernel: self.kernel, way: Way::Scores(way) }),
-            None => render(self.kernel, &launch, target),
+        let kernel = match variant {
+            Some(variant) => with_variant(&self.lowered(), &ForwardVariant::Scores(variant), target),
+            None => forward::kernel(&self.lowered(), target),
         };
         let operands = self.kernel.operands();
         let inputs: Vec<Vec<u8>> = operands[..operands.len() - 1].iter().map(|&operand| self.bytes(operand)).collect();
-        loaded(device, source, launch, &inputs, vec![self.result_bytes()])
+        loaded(device, kernel, &inputs, vec![self.result_bytes()])
     }
 
     /// Runs it by a kernel, twice and once more as a graph, over poison; the bits must be the same.
-    fn run(&self, device: &Cuda, way: Option<Scores>) -> Vec<f64> {
-        let (mut executable, memory) = self.load(device, way);
+    fn run(&self, device: &Cuda, variant: Option<Scores>) -> Vec<f64> {
+        let (mut executable, memory) = self.load(device, variant);
         widened(self.kernel.dtype, &outputs(&mut *executable, &memory, &[self.result_bytes()])[0])
     }
 
@@ -211,8 +213,8 @@ impl Case {
         (0..batch * heads * queries).map(row).collect()
     }
 
-    fn check(&self, device: &Cuda, way: Option<Scores>) {
-        let got = self.run(device, way);
+    fn check(&self, device: &Cuda, variant: Option<Scores>) {
+        let got = self.run(device, variant);
         let AttentionKernel { dtype, width, .. } = self.kernel;
         let keys = self.shape.keys;
         let least = if dtype == Dtype::F16 { f64::powi(2.0, -24) } else { f64::from(f32::MIN_POSITIVE) };
@@ -224,27 +226,27 @@ impl Case {
                 let bound = if j < seen { relative * want + least } else { 0.0 };
                 let same = got == want || (got - want).abs() <= bound || (got.is_nan() && want.is_nan());
                 let (kernel, shape) = (&self.kernel, &self.shape);
-                assert!(same, "row {r} key {j}: {got} for {want} within {bound:e}: {kernel:?} {shape:?} {way:?}");
+                assert!(same, "row {r} key {j}: {got} for {want} within {bound:e}: {kernel:?} {shape:?} {variant:?}");
             }
         }
     }
 
     /// All kernels that can do it.
-    fn ways(&self, device: &Cuda) -> Vec<Option<Scores>> {
+    fn variants(&self, device: &Cuda) -> Vec<Option<Scores>> {
         let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
-        let mut ways = vec![None, Some(Scores::Plain)];
-        if let Scores::Tensor { together, .. } = chosen(self.kernel, &self.launch(), target) {
+        let mut variants = vec![None, Some(Scores::Plain)];
+        if let Scores::Tensor { together, .. } = chosen(&self.lowered(), target) {
             let tiles = |warps, atoms, keys| Tiles { warps, atoms, keys, blocks: 1 };
             let cuts = [tiles(4, 1, 32), tiles(4, 1, 64), tiles(4, 2, 64), tiles(2, 1, 96)];
-            ways.extend(cuts.map(|tiles| Some(Scores::Tensor { tiles, together })));
-            ways.extend(
+            variants.extend(cuts.map(|tiles| Some(Scores::Tensor { tiles, together })));
+            variants.extend(
                 [1, 2, 4]
                     .into_iter()
                     .filter(|&less| less < together)
                     .map(|together| Some(Scores::Tensor { tiles: tiles(4, 2, 64), together })),
             );
         }
-        ways
+        variants
     }
 }
 
@@ -300,7 +302,7 @@ fn check_kernels(device: &Cuda, dtype: Dtype) {
     for mask in MASKS {
         for sizes in [[2, 3, 129, 136], [1, 2, 33, 9], [2, 1, 70, 204]] {
             let case = Case::new(kernel(dtype, 64, mask), sizes, 1.0);
-            case.ways(device).into_iter().for_each(|way| case.check(device, way));
+            case.variants(device).into_iter().for_each(|variant| case.check(device, variant));
         }
         // Heads that share keys.
         let shared = AttentionKernel { group: 3, ..kernel(dtype, 32, mask) };
@@ -350,7 +352,7 @@ fn extreme_scores_and_scales_hold() {
                 }
                 // Scores of about 1e4: one key of a row has all the weight.
                 let case = Case::new(kernel(dtype, 64, mask), sizes, 1e4);
-                case.ways(&device).into_iter().for_each(|way| case.check(&device, way));
+                case.variants(&device).into_iter().for_each(|variant| case.check(&device, variant));
             }
         }
     }
@@ -363,7 +365,7 @@ fn positions_outside_of_the_cache_see_nothing_or_all() {
         for sizes in [[2, 2, 1, 300], [2, 2, 100, 304]] {
             let mut case = Case::new(kernel(dtype, 64, AttentionMask::Cached), sizes, 1.0);
             case.positions = vec![-1000, i32::MAX];
-            case.ways(&device).into_iter().for_each(|way| case.check(&device, way));
+            case.variants(&device).into_iter().for_each(|variant| case.check(&device, variant));
         }
     }
 }
@@ -381,12 +383,12 @@ fn nan_takes_its_rows_and_no_others() {
                 if let Some(added) = case.mask.get_mut(11 * keys + 5) {
                     *added = f32::INFINITY;
                 }
-                for way in case.ways(&device) {
-                    case.check(&device, way);
-                    let got = case.run(&device, way);
+                for variant in case.variants(&device) {
+                    case.check(&device, variant);
+                    let got = case.run(&device, variant);
                     let row = |r: usize| &got[r * keys..][..keys];
-                    assert!(row(queries - 1).iter().all(|x| x.is_nan()), "{dtype} {mask:?} {way:?}");
-                    assert!(row(queries).iter().all(|x| x.is_finite()), "{dtype} {mask:?} {way:?}");
+                    assert!(row(queries - 1).iter().all(|x| x.is_nan()), "{dtype} {mask:?} {variant:?}");
+                    assert!(row(queries).iter().all(|x| x.is_finite()), "{dtype} {mask:?} {variant:?}");
                 }
             }
         }
@@ -403,7 +405,7 @@ fn what_a_cache_does_not_hold_yet_is_not_read() {
             for head in 0..2 {
                 case.k[(head * 400 + 150 + queries) * 64..(head + 1) * 400 * 64].fill(f32::NAN);
             }
-            case.ways(&device).into_iter().for_each(|way| case.check(&device, way));
+            case.variants(&device).into_iter().for_each(|variant| case.check(&device, variant));
         }
     }
 }
@@ -422,28 +424,31 @@ const TIMED: [Tiles; 5] = [
 #[ignore = "prints times"]
 fn tiles_side_by_side() {
     let Some(device) = gpu(true) else { return };
-    let print = |kernel: AttentionKernel, sizes: [usize; 4], ways: &[Option<Scores>]| {
+    let print = |kernel: AttentionKernel, sizes: [usize; 4], variants: &[Option<Scores>]| {
         let case = Case::new(kernel, sizes, 1.0);
-        for &way in ways {
-            let (mut executable, memory) = case.load(&device, way);
+        for &variant in variants {
+            let (mut executable, memory) = case.load(&device, variant);
             let us = microseconds(&mut *executable, &memory);
             let rate = case.result_bytes() as f64 / us * 1e-3;
             let (dtype, mask) = (kernel.dtype, kernel.mask);
-            println!("{:8.1} us, {rate:6.0} GB/s written  {sizes:?} {mask:?} {dtype} of {}, {way:?}", us, kernel.width);
+            println!(
+                "{:8.1} us, {rate:6.0} GB/s written  {sizes:?} {mask:?} {dtype} of {}, {variant:?}",
+                us, kernel.width
+            );
         }
     };
     let cut = TIMED.map(|tiles| Some(Scores::Tensor { tiles, together: 8 }));
-    let ways: Vec<Option<Scores>> = [None].into_iter().chain(cut).collect();
+    let variants: Vec<Option<Scores>> = [None].into_iter().chain(cut).collect();
     for mask in [AttentionMask::Causal, AttentionMask::Full] {
-        print(kernel(Dtype::Bf16, 64, mask), [8, 12, 1024, 1024], &ways);
-        print(kernel(Dtype::Bf16, 64, mask), [1, 12, 1024, 1024], &ways);
-        print(kernel(Dtype::Bf16, 64, mask), [1, 22, 768, 768], &ways);
-        print(kernel(Dtype::Bf16, 64, mask), [1, 4, 4096, 4096], &ways);
-        print(kernel(Dtype::Bf16, 128, mask), [8, 16, 1024, 1024], &ways[..1]);
-        print(kernel(Dtype::Bf16, 64, mask), [8, 12, 1023, 1023], &ways[..1]);
-        print(kernel(Dtype::F32, 64, mask), [8, 12, 1024, 1024], &ways[..1]);
+        print(kernel(Dtype::Bf16, 64, mask), [8, 12, 1024, 1024], &variants);
+        print(kernel(Dtype::Bf16, 64, mask), [1, 12, 1024, 1024], &variants);
+        print(kernel(Dtype::Bf16, 64, mask), [1, 22, 768, 768], &variants);
+        print(kernel(Dtype::Bf16, 64, mask), [1, 4, 4096, 4096], &variants);
+        print(kernel(Dtype::Bf16, 128, mask), [8, 16, 1024, 1024], &variants[..1]);
+        print(kernel(Dtype::Bf16, 64, mask), [8, 12, 1023, 1023], &variants[..1]);
+        print(kernel(Dtype::F32, 64, mask), [8, 12, 1024, 1024], &variants[..1]);
     }
     for mask in [Dtype::Bf16, Dtype::F32] {
-        print(kernel(Dtype::Bf16, 64, AttentionMask::Additive(mask)), [8, 12, 1024, 1024], &ways);
+        print(kernel(Dtype::Bf16, 64, AttentionMask::Additive(mask)), [8, 12, 1024, 1024], &variants);
     }
 }

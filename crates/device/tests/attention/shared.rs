@@ -1,7 +1,8 @@
 //! What all tests of attention do with a kernel: bind its arguments, load it, run it, time it.
 
+use deuteron_codegen::attention::LoweredAttention;
 use deuteron_codegen::cuda::CudaSource;
-use deuteron_codegen::{ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Geometry, Launch, Source};
+use deuteron_codegen::{ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Kernel, Source};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph};
 
@@ -13,12 +14,24 @@ pub fn argument(dtype: Dtype, written: bool, offset: usize) -> ArgBinding {
     ArgBinding { base, dtype, written, offset, leading: Vec::new(), table_rows: 0 }
 }
 
-/// A launch of attention.
-pub fn launch(kernel: &AttentionKernel, shape: AttentionShape, offsets: impl Fn(AttentionOperand) -> usize) -> Launch {
+/// Attention with its arguments.
+pub fn lowered(
+    kernel: &AttentionKernel,
+    shape: AttentionShape,
+    offsets: impl Fn(AttentionOperand) -> usize,
+) -> LoweredAttention {
     let bound = |&operand: &AttentionOperand| {
         argument(kernel.operand_dtype(operand), operand == AttentionOperand::O, offsets(operand))
     };
-    Launch { args: kernel.operands().iter().map(bound).collect(), geometry: Geometry::Attention(shape) }
+    LoweredAttention { kernel: *kernel, shape, args: kernel.operands().iter().map(bound).collect() }
+}
+
+/// What is compiled of a kernel.
+pub fn text_of(kernel: Kernel) -> CudaSource {
+    match kernel.source {
+        Source::Cuda(source) => source,
+        source => panic!("{source}"),
+    }
 }
 
 /// What is added to scores: some keys are hidden, and there is a row that sees nothing.
@@ -33,12 +46,12 @@ pub fn added(numbers: &mut Numbers, [batch, queries, keys]: [usize; 3]) -> Vec<f
 /// A kernel made ready, whose arguments are its inputs and then its outputs of so many bytes.
 pub fn loaded(
     device: &Cuda,
-    source: CudaSource,
-    launch: Launch,
+    kernel: Kernel,
     inputs: &[Vec<u8>],
     outputs: Vec<usize>,
 ) -> (Box<dyn Executable>, Vec<Memory>) {
-    let kernel = device.compile(vec![Source::Cuda(source)]).unwrap().swap_remove(0);
+    let Kernel { source, launch } = kernel;
+    let kernel = device.compile(vec![source]).unwrap().swap_remove(0);
     let places = (0..inputs.len()).map(Place::Input).chain((0..outputs.len()).map(Place::Output)).collect();
     let steps = vec![Step { kernel, launch, places }];
     let job = Job { steps, inputs: inputs.len(), states: Vec::new(), outputs, arena: 0 };

@@ -36,8 +36,8 @@ pub fn compiled(compiler: &Compiler, sources: Vec<(CudaSource, Arch)>) -> Vec<Cu
         .collect();
     let made = sources.iter().zip(compiler.compile_all(&requests));
     made.map(|((source, arch), cubin)| {
-        let cubin = cubin.unwrap_or_else(|error| panic!("{:?} for {arch}: {error}", source.family));
-        assert!(!cubin.entries.is_empty(), "{:?} for {arch}", source.family);
+        let cubin = cubin.unwrap_or_else(|error| panic!("{} for {arch}: {error}", source.name));
+        assert!(!cubin.entries.is_empty(), "{} for {arch}", source.name);
         cubin
     })
     .collect()

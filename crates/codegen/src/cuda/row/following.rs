@@ -4,12 +4,14 @@
 //! have been written by other blocks of the same launch, so no load is of constant memory.
 
 use crate::body::Body;
-use crate::cuda::row::config::{Policy, RowConfig};
+use crate::cuda::grid::Word;
 use crate::cuda::row::emit::{Emission, PRELUDE, emit_following};
+use crate::cuda::row::facts::with_facts;
 use crate::cuda::row::passes::passes;
-use crate::cuda::row::{axis_words, with_facts, words_at};
-use crate::cuda::{CudaTarget, Word};
-use crate::source::{Geometry, Launch};
+use crate::cuda::row::words::{axis_words, words_at};
+use crate::cuda::row_config::{Policy, RowConfig};
+use crate::cuda::target::CudaTarget;
+use crate::lower::RowLaunch;
 
 /// Row work as text, and how it is spread over the threads of the block.
 pub(crate) struct Following {
@@ -20,7 +22,7 @@ pub(crate) struct Following {
 /// The work of a body on the rows of a launch, for a block of so many threads with so many registers each.
 pub(crate) fn following(
     body: &Body,
-    launch: &Launch,
+    launch: &RowLaunch,
     target: &CudaTarget,
     threads: usize,
     registers: usize,
@@ -38,13 +40,13 @@ pub(crate) fn following(
 }
 
 /// The words of its parameter; `address` says where each argument of the launch lies.
-pub(crate) fn following_words(body: &Body, launch: &Launch, address: impl Fn(usize) -> Word) -> Vec<Word> {
-    let Geometry::Row { rows, ref axes, .. } = launch.geometry else { return Vec::new() };
-    let args = body.args.iter().zip(&launch.args).enumerate();
+pub(crate) fn following_words(body: &Body, launch: &RowLaunch, address: impl Fn(usize) -> Word) -> Vec<Word> {
+    let RowLaunch { args, rows, axes, .. } = launch;
+    let args = body.args.iter().zip(args).enumerate();
     let mut words: Vec<Word> =
         args.flat_map(|(arg, (spec, binding))| words_at(address(arg), spec, false, binding)).collect();
     words.extend(axis_words(axes));
     // It looks up nothing and sums over no rows, so it needs neither fault nor workspace.
-    words.extend([Word::Number(rows as u64), Word::Number(0), Word::Number(0)]);
+    words.extend([Word::Number(*rows as u64), Word::Number(0), Word::Number(0)]);
     words
 }

@@ -1,7 +1,7 @@
 //! How arguments lie: what of their strides is compiled in, and what a launch says.
 
+use crate::argument::ArgBinding;
 use crate::body::{Access, Body};
-use crate::source::{ArgBinding, Launch};
 
 /// One argument as a row kernel addresses it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,8 +14,8 @@ pub(crate) struct ArgLayout {
 }
 
 /// Layouts of all arguments of a launch.
-pub(crate) fn layouts(body: &Body, launch: &Launch) -> Vec<ArgLayout> {
-    let specs = body.args.iter().zip(&launch.args);
+pub(crate) fn layouts(body: &Body, args: &[ArgBinding]) -> Vec<ArgLayout> {
+    let specs = body.args.iter().zip(args);
     specs.map(|(spec, binding)| layout(spec.access, body.flat, binding)).collect()
 }
 

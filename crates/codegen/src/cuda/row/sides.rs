@@ -2,14 +2,14 @@
 
 use deuteron_graph::Dtype;
 
+use crate::argument::ArgBinding;
 use crate::body::{Access, ArgSpec, Body};
-use crate::cuda::Word;
-use crate::cuda::row::config::{Policy, RowConfig};
+use crate::cuda::grid::Word;
 use crate::cuda::row::emit::{Emission, emit_head, emit_tail};
 use crate::cuda::row::layout::{ArgLayout, layout};
 use crate::cuda::row::passes::passes;
-use crate::cuda::row::{argument_words, axis_words};
-use crate::source::ArgBinding;
+use crate::cuda::row::words::{argument_words, axis_words};
+use crate::cuda::row_config::{Policy, RowConfig};
 
 /// Columns of one argument that a thread of a head holds in registers, at most; longer rows are read by every sweep.
 const HELD: usize = 32;

@@ -1,7 +1,12 @@
 //! Rows written into a cache on CUDA: a warp a row. A cache that is not kept in place is copied first.
 
-use super::{CudaSource, CudaTarget, DEPENDENT, Family, Grid, Grids, Word};
-use crate::source::{AppendShape, Geometry, Launch};
+use deuteron_plan::primitive_work;
+
+use super::{Append, AppendShape};
+use crate::cuda::DEPENDENT;
+use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
 
 /// Threads of a block, as in `append.cu`.
 const THREADS: usize = 256;
@@ -12,22 +17,32 @@ const COPIED: usize = 64;
 /// Blocks of a copy, at most; then threads move several pieces each.
 const MAX_BLOCKS: usize = 1 << 16;
 
-/// The kernels for elements of so many bytes.
-pub(super) fn source(element: usize) -> CudaSource {
-    let text = format!("constexpr int ELEMENT = {element};\n\n{DEPENDENT}\n{}", include_str!("append.cu"));
-    CudaSource { name: "append".into(), text, family: Family::Append(element) }
+/// Rows written into a cache on a GPU.
+pub(crate) struct AppendFamily;
+
+impl Family<CudaTarget> for AppendFamily {
+    fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+        let append = Append::lower(&request)?;
+        offered(move || primitive_work(&request.group), move || kernel(&append, target))
+    }
 }
 
-/// The copy, where there is one, then the rows. There is a warp for each sequence at least, so that every position is looked
-/// at.
-pub(super) fn grids(element: usize, launch: &Launch, target: &CudaTarget) -> Grids {
-    let Geometry::Append(shape) = &launch.geometry else { return Grids::default() };
-    let argument = |position: usize, bytes: usize| {
-        let offset = launch.args.get(position).map_or(0, |arg| arg.offset * bytes);
-        Word::Argument { position, offset }
-    };
+/// The kernels of an append.
+fn kernel(append: &Append, target: &CudaTarget) -> Kernel {
+    let text = format!("constexpr int ELEMENT = {};\n\n{DEPENDENT}\n{}", append.element, include_str!("append.cu"));
+    let launch = Launch::new(append.arguments(), Execution::Grids(grids(append, target)));
+    let launch = launch.with_lookups(append.lookups());
+    Kernel::new(Source::Cuda(CudaSource::new("append", text)), launch)
+}
+
+/// The copy, where there is one, then the rows. There is a warp for each sequence at least, so that every position is
+/// checked.
+fn grids(append: &Append, target: &CudaTarget) -> Grids {
+    let Append { element, args, shape } = append;
+    let element = *element;
+    let [cache, rows, positions, result] =
+        [0, 1, 2, 3].map(|position| Word::Argument { position, offset: args[position].start() });
     let number = |value: usize| Word::Number(value as u64);
-    let [cache, rows, positions, result] = [0, 1, 2, 3].map(|i| argument(i, if i == 2 { 4 } else { element }));
     let whole = shape.blocks() * shape.capacity * shape.cols * element;
     let waits = target.arch.has_dependent_grids();
     let grid = |entry, blocks: usize, words| {
@@ -57,18 +72,19 @@ fn axes(shape: &AppendShape, element: usize) -> impl Iterator<Item = Word> {
 
 #[cfg(test)]
 mod tests {
+    use deuteron_graph::Graph;
+
     use super::*;
-    use crate::cuda::Arch;
+    use crate::argument::ArgBinding;
+    use crate::cuda::arch::Arch;
 
     fn entries(rows: usize, in_place: bool) -> Vec<(&'static str, u32)> {
         let leading = vec![(2, 768), (3, 2304), (12, 64)];
         let shape = AppendShape { leading, batch: 1, rows, stride: 2304, capacity: 128, cols: 64, in_place };
-        let launch = Launch { args: Vec::new(), geometry: Geometry::Append(shape) };
-        grids(2, &launch, &CudaTarget::new(Arch::Sm80, 108))
-            .list
-            .iter()
-            .map(|grid| (grid.entry, grid.blocks[0]))
-            .collect()
+        let graph: Graph = "x = input bf16[1] ; out x".parse().unwrap();
+        let arg = || ArgBinding::whole(&graph, graph.inputs()[0], 0, false);
+        let append = Append { element: 2, args: [arg(), arg(), arg(), arg()], shape };
+        grids(&append, &CudaTarget::new(Arch::Sm80, 108)).list.iter().map(|grid| (grid.entry, grid.blocks[0])).collect()
     }
 
     #[test]

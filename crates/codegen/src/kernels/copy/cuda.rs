@@ -2,8 +2,12 @@
 //!
 //! All sizes are words of the launch: one kernel for each size of element serves every shape.
 
-use super::{CudaSource, Family, Grid, Grids, Word};
-use crate::source::{Geometry, Launch, Piece};
+use deuteron_plan::primitive_work;
+
+use super::{Copy, Piece};
+use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
 
 /// Threads of a block, as in `copy.cu`.
 const THREADS: usize = 256;
@@ -20,19 +24,30 @@ const LIMIT: usize = 1 << 31;
 /// Axes shorter than this are not worth a tile.
 const TILED_FROM: usize = 8;
 
-/// The kernel for elements of this many bytes: 1, 2 or 4.
-pub fn source(element: usize) -> CudaSource {
-    let text = format!("constexpr int ELEMENT = {element};\n{}", include_str!("copy.cu"));
-    CudaSource { name: "copy".into(), text, family: Family::Copy(element) }
+/// Copies on a GPU.
+pub(crate) struct CopyFamily;
+
+impl Family<CudaTarget> for CopyFamily {
+    fn offer<'a>(&self, request: Request<'a>, _: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+        let copy = Copy::lower(&request.group)?;
+        offered(move || primitive_work(&request.group), move || kernel(&copy))
+    }
 }
 
-/// One grid a piece, and more where a piece has more runs than one grid may.
-pub(super) fn grids(element: usize, launch: &Launch) -> Grids {
-    let Geometry::Copy(pieces) = &launch.geometry else { return Grids::default() };
-    let destination = launch.args.len().saturating_sub(1);
+/// The kernel of a copy: one text for each size of element, 1, 2 or 4 bytes.
+pub fn kernel(copy: &Copy) -> Kernel {
+    let text = format!("constexpr int ELEMENT = {};\n{}", copy.element, include_str!("copy.cu"));
+    let launch = Launch::new(copy.arguments(), Execution::Grids(grids(copy)));
+    Kernel::new(Source::Cuda(CudaSource::new("copy", text)), launch)
+}
+
+/// One grid for each piece, and more where a piece has more runs than one grid may.
+fn grids(copy: &Copy) -> Grids {
+    let Copy { element, args, pieces } = copy;
+    let (element, destination) = (*element, args.len().saturating_sub(1));
     let mut list = Vec::new();
     for piece in pieces.iter().filter(|piece| !piece.dims.contains(&0)) {
-        let offset = |position: usize| launch.args.get(position).map_or(0, |arg| arg.offset);
+        let offset = |position: usize| args.get(position).map_or(0, |arg| arg.offset);
         let block = Block {
             element,
             source: piece.source,
@@ -197,7 +212,7 @@ fn divisor(size: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::ArgBinding;
+    use crate::argument::ArgBinding;
     use deuteron_graph::{Dtype, Graph};
 
     #[test]
@@ -225,8 +240,7 @@ mod tests {
     #[test]
     fn the_kind_of_grid_follows_the_strides() {
         let entries = |pieces: &[Piece]| {
-            let launch = Launch { args: vec![arg(), arg()], geometry: Geometry::Copy(pieces.to_vec()) };
-            let list = grids(2, &launch).list;
+            let list = grids(&Copy { element: 2, args: vec![arg(), arg()], pieces: pieces.to_vec() }).list;
             list.iter().map(|grid| (grid.entry, grid.blocks[0])).collect::<Vec<_>>()
         };
         // 1 MB in chunks of 16 KB, a block each.
@@ -243,8 +257,7 @@ mod tests {
     #[test]
     fn a_block_with_too_many_runs_is_cut() {
         let many = piece(&[5, 1 << 30, 2], &[1 << 34, 8, 2], &[1 << 34, 8, 4]);
-        let launch = Launch { args: vec![arg(), arg()], geometry: Geometry::Copy(vec![many]) };
-        let list = grids(1, &launch).list;
+        let list = grids(&Copy { element: 1, args: vec![arg(), arg()], pieces: vec![many] }).list;
         let total: u64 = list.iter().map(|grid| number(grid.words[2])).sum();
         assert_eq!((list.len(), total), (10, 5 << 31));
         assert!(list.iter().all(|grid| number(grid.words[2]) < 1 << 31));

@@ -9,7 +9,7 @@ pub mod cpu;
 pub mod cuda;
 
 use deuteron_graph::Op;
-use deuteron_plan::{Draft, Layout, Form};
+use deuteron_plan::{Draft, Form, Layout};
 
 use crate::argument::{ArgBinding, Argument};
 

@@ -4,10 +4,16 @@
 
 use deuteron_graph::Dtype;
 
-use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
-use crate::cuda::{Arch, CudaTarget, Grid, Grids, Word};
-use crate::kernels::attention::cuda::{Groups, Tiles, Way};
-use crate::source::{Geometry, Launch};
+use crate::argument::ArgBinding;
+use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides, LoweredAttention};
+use crate::cuda::arch::Arch;
+use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Execution, Kernel, Launch, Source};
+use crate::kernels::attention::cuda::forward::{ForwardVariant, with_variant};
+use crate::kernels::attention::cuda::hopper::Groups;
+use crate::kernels::attention::cuda::text::text;
+use crate::kernels::attention::cuda::tiles::Tiles;
 
 /// Elements of a head, as the rungs are written for.
 const WIDTH: usize = 64;
@@ -117,18 +123,19 @@ impl Step {
         }
     }
 
-    /// How it does attention, if it does it.
-    pub fn way(self, kernel: &AttentionKernel, launch: &Launch, target: &CudaTarget) -> Option<Way> {
-        let Geometry::Attention(shape) = &launch.geometry else { return None };
+    /// Its kernel for attention, if it takes it.
+    pub fn kernel(self, attention: &LoweredAttention, target: &CudaTarget) -> Option<Kernel> {
+        let LoweredAttention { kernel, shape, args } = attention;
         // Rows start at multiples of 16 bytes, where those of contiguous heads do that start at one.
-        if !is_written_for(kernel, shape) || launch.args.iter().any(|arg| !arg.offset.is_multiple_of(8)) {
+        if !is_written_for(kernel, shape) || args.iter().any(|arg| !arg.offset.is_multiple_of(8)) {
             return None;
         }
-        match self {
-            Step::Plain(written) | Step::Matrix(written) => Some(Way::Written(written)),
-            Step::Tensor => Some(Way::Tensor(Tiles::new(kernel, shape, target.processors))),
-            Step::Hopper => Groups::new(kernel, shape, target).map(Way::Hopper),
-        }
+        let variant = match self {
+            Step::Plain(written) | Step::Matrix(written) => return Some(written.kernel(attention)),
+            Step::Tensor => ForwardVariant::Tensor(Tiles::new(kernel, shape, target.processors)),
+            Step::Hopper => ForwardVariant::Hopper(Groups::new(kernel, shape, target)?),
+        };
+        Some(with_variant(attention, &variant, target))
     }
 
     /// The files of a rung that is written here.
@@ -157,18 +164,22 @@ fn is_written_for(kernel: &AttentionKernel, shape: &AttentionShape) -> bool {
 }
 
 impl Written {
-    /// Its own part of the text, after what all kernels of attention share.
-    pub(crate) fn text(&self) -> String {
-        [&[include_str!("attention/parameters.cuh")], self.texts].concat().join("\n")
+    fn kernel(&self, attention: &LoweredAttention) -> Kernel {
+        let LoweredAttention { kernel, shape, args } = attention;
+        // Its own part comes after what all kernels of attention share.
+        let own = [&[include_str!("attention/parameters.cuh")], self.texts].concat().join("\n");
+        let source = CudaSource::new(self.name, text(kernel, "", &own));
+        let launch = Launch::new(attention.arguments(), Execution::Grids(self.grids(shape, args)));
+        Kernel::new(Source::Cuda(source), launch.with_variant(self.name.to_string(), String::new()))
     }
 
     /// The grids of a launch, with the words of `parameters.cuh`.
-    pub(crate) fn grids(&self, shape: &AttentionShape, launch: &Launch) -> Grids {
+    fn grids(&self, shape: &AttentionShape, args: &[ArgBinding]) -> Grids {
         let &AttentionShape { batch, heads, queries, .. } = shape;
         let all_heads = batch * heads;
         let scores = if self.has_scores { all_heads * queries * queries * 4 } else { 0 };
         let address = |position: usize| {
-            let offset = launch.args.get(position).map_or(0, |arg| arg.offset * arg.dtype.bytes());
+            let offset = args.get(position).map_or(0, ArgBinding::start);
             Word::Argument { position, offset }
         };
         let mut words: Vec<Word> = (0..4).map(address).collect();

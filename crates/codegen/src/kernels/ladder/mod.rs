@@ -9,10 +9,16 @@
 pub(crate) mod attention;
 
 use deuteron_graph::Dtype;
+use deuteron_plan::{Draft, Form};
 
-use crate::cuda::{Arch, CudaSource, CudaTarget, Family, Policy, RowConfig, RowKernel};
-use crate::kernels::attention::cuda::{CudaAttention, source as attention_source};
-use crate::source::Launch;
+use crate::attention::{LoweredAttention, recognise};
+use crate::cuda::arch::Arch;
+use crate::cuda::grid::CudaSource;
+use crate::cuda::row_config::{Policy, RowConfig};
+use crate::cuda::target::CudaTarget;
+use crate::kernel::Kernel;
+use crate::kernels::row::cuda::RowVariant;
+use crate::lower::lower_with_origins;
 use attention::Step;
 
 /// The longest row that the rungs take.
@@ -36,12 +42,12 @@ pub struct Rung {
     pub name: &'static str,
     /// what it does better than the one before
     pub about: &'static str,
-    form: Form,
+    text: Text,
 }
 
 /// What a rung is made of.
 #[derive(Debug, Clone, Copy)]
-enum Form {
+enum Text {
     /// a text in place of that of a row kernel
     Row { text: &'static str, spread: Spread },
     /// a kernel of attention
@@ -61,7 +67,7 @@ const ADD_ACT: [Rung; 3] = [
     Rung {
         name: "l1_scalar",
         about: "a thread an element",
-        form: Form::Row {
+        text: Text::Row {
             text: include_str!("add_act/l1_scalar.cu"),
             spread: Spread::Elements { threads: 256, vectors: 0 },
         },
@@ -69,7 +75,7 @@ const ADD_ACT: [Rung; 3] = [
     Rung {
         name: "l2_vector",
         about: "16 bytes a thread",
-        form: Form::Row {
+        text: Text::Row {
             text: include_str!("add_act/l2_vector.cu"),
             spread: Spread::Elements { threads: 256, vectors: 1 },
         },
@@ -77,7 +83,7 @@ const ADD_ACT: [Rung; 3] = [
     Rung {
         name: "l3_in_flight",
         about: "two vectors a thread, loads first",
-        form: Form::Row {
+        text: Text::Row {
             text: include_str!("add_act/l3_in_flight.cu"),
             spread: Spread::Elements { threads: 256, vectors: 2 },
         },
@@ -88,7 +94,7 @@ const NORM_ACT: [Rung; 5] = [
     Rung {
         name: "l1_thread_a_row",
         about: "a thread a row",
-        form: Form::Row {
+        text: Text::Row {
             text: include_str!("norm_act/l1_thread_a_row.cu"),
             spread: Spread::Rows { threads: 1, rows: 128 },
         },
@@ -96,7 +102,7 @@ const NORM_ACT: [Rung; 5] = [
     Rung {
         name: "l2_block_a_row",
         about: "a block a row, sums by a tree in shared memory",
-        form: Form::Row {
+        text: Text::Row {
             text: include_str!("norm_act/l2_block_a_row.cu"),
             spread: Spread::Rows { threads: 256, rows: 1 },
         },
@@ -104,7 +110,7 @@ const NORM_ACT: [Rung; 5] = [
     Rung {
         name: "l3_warp_a_row",
         about: "a warp a row, sums by shuffles",
-        form: Form::Row {
+        text: Text::Row {
             text: include_str!("norm_act/l3_warp_a_row.cu"),
             spread: Spread::Rows { threads: 32, rows: 8 },
         },
@@ -112,12 +118,12 @@ const NORM_ACT: [Rung; 5] = [
     Rung {
         name: "l4_vectors",
         about: "16 bytes a thread",
-        form: Form::Row { text: include_str!("norm_act/l4_vectors.cu"), spread: Spread::Rows { threads: 32, rows: 8 } },
+        text: Text::Row { text: include_str!("norm_act/l4_vectors.cu"), spread: Spread::Rows { threads: 32, rows: 8 } },
     },
     Rung {
         name: "l5_row_in_registers",
         about: "the row read once and held in registers",
-        form: Form::Row {
+        text: Text::Row {
             text: include_str!("norm_act/l5_row_in_registers.cu"),
             spread: Spread::Rows { threads: 32, rows: 4 },
         },
@@ -128,33 +134,33 @@ const ATTENTION: [Rung; 6] = [
     Rung {
         name: attention::NAIVE.name,
         about: "scores, softmax, values: a launch each, a thread an element or a row",
-        form: Form::Attention(Step::Plain(attention::NAIVE)),
+        text: Text::Attention(Step::Plain(attention::NAIVE)),
     },
     Rung {
         name: attention::TILED.name,
         about: "products of tiles in shared memory, a warp a row of the softmax",
-        form: Form::Attention(Step::Plain(attention::TILED)),
+        text: Text::Attention(Step::Plain(attention::TILED)),
     },
     Rung {
         name: attention::ONLINE.name,
         about: "one launch, softmax online, no scores in memory",
-        form: Form::Attention(Step::Plain(attention::ONLINE)),
+        text: Text::Attention(Step::Plain(attention::ONLINE)),
     },
     Rung {
         name: attention::TENSOR_CORES.name,
         about: "products on the tensor cores, probabilities in registers",
-        form: Form::Attention(Step::Matrix(attention::TENSOR_CORES)),
+        text: Text::Attention(Step::Matrix(attention::TENSOR_CORES)),
     },
     // Its rows are padded where others permute them: to the same end, no two of a small matrix in one bank.
     Rung {
         name: "l5_pipelined",
         about: "the next tile by cp.async while this one is worked on; more queries a warp (shipped)",
-        form: Form::Attention(Step::Tensor),
+        text: Text::Attention(Step::Tensor),
     },
     Rung {
         name: "l6_warpgroups",
         about: "wgmma on tiles that TMA brings, a warp that only fetches (shipped)",
-        form: Form::Attention(Step::Hopper),
+        text: Text::Attention(Step::Hopper),
     },
 ];
 
@@ -189,31 +195,29 @@ impl Ladder {
 impl Rung {
     /// Whether a GPU has its instructions and its shared memory.
     pub fn is_for(&self, arch: Arch) -> bool {
-        match self.form {
-            Form::Row { .. } => true,
-            Form::Attention(step) => step.is_for(arch),
+        match self.text {
+            Text::Row { .. } => true,
+            Text::Attention(step) => step.is_for(arch),
         }
     }
 
-    /// The rung in place of the kernel that was generated for the same launch. None where that is no kernel of the kind the
-    /// rung stands for, or of a storage type or shape that it is not written for.
-    pub fn source(&self, generated: &CudaSource, launch: &Launch, target: &CudaTarget) -> Option<CudaSource> {
-        match (self.form, &generated.family) {
-            (Form::Row { text, spread }, Family::Row(kernel)) => {
-                row_source(self, text, spread, kernel, launch.args.first()?.dtype)
+    /// The rung's kernel for a group. None where the group is of another kind than the rung stands for, or of a storage type or shape
+    /// that it is not written for.
+    pub fn kernel(&self, group: &Draft, target: &CudaTarget) -> Option<Kernel> {
+        match self.text {
+            Text::Row { text, spread } if group.form == Form::Row => {
+                row_kernel(self, text, spread, RowVariant::new(lower_with_origins(group).0, target), target)
             }
-            (Form::Attention(step), &Family::Attention(CudaAttention { kernel, .. })) => {
-                let way = step.way(&kernel, launch, target)?;
-                Some(attention_source(CudaAttention { kernel, way }))
-            }
-            _ => None,
+            Text::Row { .. } => None,
+            Text::Attention(step) => step.kernel(&LoweredAttention::new(group, &recognise(group)?), target),
         }
     }
 }
 
 /// A rung in place of a row kernel, of f32 or bf16.
-fn row_source(rung: &Rung, text: &str, spread: Spread, kernel: &RowKernel, dtype: Dtype) -> Option<CudaSource> {
-    let (element, vector) = match dtype {
+fn row_kernel(rung: &Rung, text: &str, spread: Spread, mut variant: RowVariant, target: &CudaTarget) -> Option<Kernel> {
+    let body = &variant.lowered.body;
+    let (element, vector) = match variant.lowered.launch.args.first()?.dtype {
         Dtype::F32 => (include_str!("f32.cuh"), 4),
         Dtype::Bf16 => (include_str!("bf16.cuh"), 8),
         _ => return None,
@@ -222,16 +226,14 @@ fn row_source(rung: &Rung, text: &str, spread: Spread, kernel: &RowKernel, dtype
         Spread::Elements { .. } => (true, 3, include_str!("add_act/parameters.cuh")),
         Spread::Rows { .. } => (false, 4, include_str!("norm_act/parameters.cuh")),
     };
-    if kernel.flat != is_flat || kernel.args.len() != arguments {
+    if body.flat != is_flat || body.args.len() != arguments {
         return None;
     }
-    let constants = format!("constexpr int COLS = {};\nconstexpr float EPS = 1e-5f;\n", kernel.cols);
+    let constants = format!("constexpr int COLS = {};\nconstexpr float EPS = 1e-5f;\n", body.cols);
     let parts = [element, &constants, include_str!("common.cuh"), parameters, text];
-    let mut kernel = Box::new(kernel.clone());
-    kernel.config = spread.config(vector, kernel.config);
-    kernel.config.why = rung.about.to_string();
-    kernel.shared = 0;
-    Some(CudaSource { name: rung.name.into(), text: parts.join("\n"), family: Family::Row(kernel) })
+    variant.config = RowConfig { why: rung.about.to_string(), ..spread.config(vector, variant.config) };
+    variant.shared = 0;
+    Some(variant.with_source(CudaSource::new(rung.name, parts.join("\n")), target))
 }
 
 impl Spread {
@@ -256,9 +258,9 @@ mod tests {
     #[test]
     fn rungs_are_short_and_free_of_includes() {
         for rung in Ladder::ALL.iter().flat_map(|ladder| ladder.rungs()) {
-            let (texts, limit) = match &rung.form {
-                Form::Row { text, .. } => (std::slice::from_ref(text), 80),
-                Form::Attention(step) => (step.texts(), 120),
+            let (texts, limit) = match &rung.text {
+                Text::Row { text, .. } => (std::slice::from_ref(text), 80),
+                Text::Attention(step) => (step.texts(), 120),
             };
             for text in texts {
                 assert!(text.lines().count() < limit, "{}", rung.name);

@@ -5,88 +5,64 @@
 //! border.
 
 use deuteron_graph::{BinaryOp, Dtype, Graph, Node, NodeId, Op, Shape, UnaryOp, View};
-use deuteron_plan::{Draft, Layout};
+use deuteron_plan::{Draft, Layout, primitive_work};
 
-/// What follows a product in its kernel. The list is closed: it is what cuBLASLt has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Epilogue {
-    /// `a b`
-    None,
-    /// `a b + bias`
-    Bias,
-    /// `gelu(a b)`, the tanh form
-    Gelu,
-    /// `gelu(a b + bias)`, the tanh form
-    BiasGelu,
-    /// `a b + residual`
-    Residual,
-    /// `a b + bias + residual`
-    BiasResidual,
+use super::cuda::plain;
+use super::shape::{Matrix, lower_matmul_shape};
+use crate::argument::{ArgBinding, Argument};
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
+use crate::library::{Epilogue, LibraryCall, LibraryLaunch, LibraryMatmul, Operand};
+
+/// Matmuls of a vendor's library.
+pub(crate) struct LibraryFamily;
+
+impl Family<CudaTarget> for LibraryFamily {
+    fn offer<'a>(&self, request: Request<'a>, _: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+        let group = request.group;
+        let lowered = lower(&group, &recognise(&group)?)?;
+        offered(move || primitive_work(&group), move || kernel(&lowered))
+    }
 }
 
-/// What an argument of a product is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Operand {
-    /// the first operand
-    A,
-    /// the second operand
-    B,
-    /// one number a column of the result, each after the other
-    Bias,
-    /// a tensor that lies as the result does
-    Residual,
-    /// the result
-    C,
+/// The call of the library, and a plain kernel of ours where it has no algorithm or is not installed.
+pub fn kernel(matmul: &LibraryMatmul) -> Kernel {
+    let LibraryMatmul { call, shape, args } = matmul;
+    let reach = |operand: Operand| match operand {
+        Operand::A => shape.reach(Matrix::A),
+        Operand::B => shape.reach(Matrix::B),
+        Operand::Bias if shape.reach(Matrix::C) == 0 => 0,
+        Operand::Bias => shape.n,
+        Operand::Residual | Operand::C => shape.reach(Matrix::C),
+    };
+    let operands = call.operands().iter().zip(args);
+    let arguments = operands.map(|(&operand, arg)| Argument::new(arg, reach(operand))).collect();
+    let launch = LibraryLaunch {
+        shape: shape.clone(),
+        offsets: args.iter().map(|arg| arg.offset).collect(),
+        fallback: plain::source(call),
+        grids: plain::grids(matmul),
+    };
+    let launch = Launch::new(arguments, Execution::Library(Box::new(launch)));
+    Kernel::new(Source::Library(*call), launch)
 }
 
-impl Epilogue {
-    /// All of them.
-    pub const ALL: [Epilogue; 6] = [
-        Epilogue::None,
-        Epilogue::Bias,
-        Epilogue::Gelu,
-        Epilogue::BiasGelu,
-        Epilogue::Residual,
-        Epilogue::BiasResidual,
-    ];
-
-    /// Whether a bias is added.
-    pub fn has_bias(self) -> bool {
-        matches!(self, Epilogue::Bias | Epilogue::BiasGelu | Epilogue::BiasResidual)
-    }
-
-    /// Whether GELU is applied.
-    pub fn has_gelu(self) -> bool {
-        matches!(self, Epilogue::Gelu | Epilogue::BiasGelu)
-    }
-
-    /// Whether a residual is added.
-    pub fn has_residual(self) -> bool {
-        matches!(self, Epilogue::Residual | Epilogue::BiasResidual)
-    }
-
-    /// The arguments of a launch, in order.
-    pub fn operands(self) -> &'static [Operand] {
-        use Operand::{A, B, Bias, C, Residual};
-        match self {
-            Epilogue::None | Epilogue::Gelu => &[A, B, C],
-            Epilogue::Bias | Epilogue::BiasGelu => &[A, B, Bias, C],
-            Epilogue::Residual => &[A, B, Residual, C],
-            Epilogue::BiasResidual => &[A, B, Bias, Residual, C],
-        }
-    }
-
-    /// In words, after "matrix product".
-    pub fn name(self) -> &'static str {
-        match self {
-            Epilogue::None => "",
-            Epilogue::Bias => " + bias",
-            Epilogue::Gelu => " + gelu",
-            Epilogue::BiasGelu => " + bias + gelu",
-            Epilogue::Residual => " + residual",
-            Epilogue::BiasResidual => " + bias + residual",
-        }
-    }
+fn lower(group: &Draft, fused: &Fused) -> Option<LibraryMatmul> {
+    let (graph, placement) = (group.graph, group.placement);
+    let (shape, [a, b]) = lower_matmul_shape(graph, placement, fused.product);
+    let call = LibraryCall { dtype: fused.dtype, epilogue: fused.epilogue };
+    let read = |value: Option<NodeId>| {
+        let placed = placement.get(value?)?;
+        Some(ArgBinding::whole(graph, placed.base, placed.layout.offset, false))
+    };
+    let args = call.operands().iter().map(|operand| match operand {
+        Operand::A => Some(a.clone()),
+        Operand::B => Some(b.clone()),
+        Operand::Bias => read(fused.bias),
+        Operand::Residual => read(fused.residual),
+        Operand::C => Some(ArgBinding::whole(graph, fused.result, 0, true)),
+    });
+    Some(LibraryMatmul { call, shape, args: args.collect::<Option<_>>()? })
 }
 
 /// A product and what follows it, found in a draft.

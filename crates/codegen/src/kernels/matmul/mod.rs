@@ -8,3 +8,5 @@
 #[allow(unsafe_code)]
 pub mod cpu;
 pub mod cuda;
+pub mod library;
+pub mod shape;

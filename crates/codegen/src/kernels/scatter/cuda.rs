@@ -4,8 +4,12 @@
 
 use deuteron_graph::Dtype;
 
-use super::{CudaSource, Family, Grid, Grids, Word};
-use crate::source::{Geometry, Launch};
+use deuteron_plan::primitive_work;
+
+use super::Scatter;
+use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
 
 /// Keys that one block sorts: 64 KiB of shared memory, which every GPU has.
 const PIECE: usize = 8192;
@@ -20,25 +24,33 @@ const WARP_COLUMNS: usize = 256;
 /// Blocks of the second axis of a grid, at most.
 const MAX_BLOCKS_Y: usize = 65535;
 
-/// The kernels for a storage type.
-pub fn source(dtype: Dtype) -> CudaSource {
-    let kind = match dtype {
+/// Rows added into a table on a GPU.
+pub(crate) struct ScatterFamily;
+
+impl Family<CudaTarget> for ScatterFamily {
+    fn offer<'a>(&self, request: Request<'a>, _: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+        let scatter = Scatter::lower(&request.group)?;
+        offered(move || primitive_work(&request.group), move || kernel(&scatter))
+    }
+}
+
+/// The kernels of a scatter.
+pub fn kernel(scatter: &Scatter) -> Kernel {
+    let kind = match scatter.dtype {
         Dtype::F16 => 1,
         Dtype::Bf16 => 2,
         _ => 0,
     };
     let text = format!("constexpr int KIND = {kind};\n{}", include_str!("scatter.cu"));
-    CudaSource { name: "scatter_add".into(), text, family: Family::ScatterAdd(dtype) }
+    let launch = Launch::new(scatter.arguments(), Execution::Grids(grids(scatter))).with_lookups(scatter.lookups());
+    Kernel::new(Source::Cuda(CudaSource::new("scatter_add", text)), launch)
 }
 
 /// The sort, then the sums.
-pub(super) fn grids(dtype: Dtype, launch: &Launch) -> Grids {
-    let Geometry::ScatterAdd { count, cols, rows } = launch.geometry else { return Grids::default() };
-    let [indices, updates, table] = [0, 1, 2].map(|position| {
-        let (offset, bytes) = launch.args.get(position).map_or((0, 0), |arg| (arg.offset, arg.dtype.bytes()));
-        let bytes = if position == 0 { bytes } else { dtype.bytes() };
-        Word::Argument { position, offset: offset * bytes }
-    });
+fn grids(scatter: &Scatter) -> Grids {
+    let &Scatter { ref args, count, cols, rows, .. } = scatter;
+    let [indices, updates, table] =
+        [0, 1, 2].map(|position| Word::Argument { position, offset: args[position].start() });
     let keys = Word::Workspace(0);
     let number = |value: usize| Word::Number(value as u64);
     let mut list = Vec::new();
@@ -82,11 +94,16 @@ fn grid(entry: &'static str, blocks: [usize; 2], threads: usize, shared: usize, 
 
 #[cfg(test)]
 mod tests {
+    use deuteron_graph::Graph;
+
     use super::*;
+    use crate::argument::ArgBinding;
 
     fn entries(count: usize, cols: usize, rows: usize) -> Vec<(&'static str, [u32; 3], u32)> {
-        let launch = Launch { args: Vec::new(), geometry: Geometry::ScatterAdd { count, cols, rows } };
-        grids(Dtype::Bf16, &launch).list.iter().map(|grid| (grid.entry, grid.blocks, grid.shared)).collect()
+        let graph: Graph = "x = input bf16[1] ; out x".parse().unwrap();
+        let arg = || ArgBinding::whole(&graph, graph.inputs()[0], 0, false);
+        let scatter = Scatter { dtype: Dtype::Bf16, args: [arg(), arg(), arg()], count, cols, rows };
+        grids(&scatter).list.iter().map(|grid| (grid.entry, grid.blocks, grid.shared)).collect()
     }
 
     #[test]

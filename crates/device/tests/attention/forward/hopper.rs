@@ -1,6 +1,6 @@
 //! `hopper.cu`: through the real compiler, and on a Hopper GPU against f64, every way it is cut at every length.
 
-use deuteron_codegen::kernels::attention::cuda::Groups;
+use deuteron_codegen::kernels::attention::cuda::hopper::Groups;
 use deuteron_device::{DeviceError, DeviceMemory};
 
 use super::*;
@@ -13,8 +13,8 @@ fn groups(width: usize) -> [Groups; 2] {
     if width == 64 { [Groups::NARROW, Groups::NARROW_FEW] } else { [Groups::WIDE, Groups::WIDE_FEW] }
 }
 
-fn ways(width: usize) -> [Option<Way>; 2] {
-    groups(width).map(|groups| Some(Way::Hopper(groups)))
+fn variants(width: usize) -> [Option<ForwardVariant>; 2] {
+    groups(width).map(|groups| Some(ForwardVariant::Hopper(groups)))
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn every_cut_compiles_without_spills() {
         for (mask, dtype) in PLAIN.into_iter().zip([Dtype::F16, Dtype::Bf16]) {
             for groups in groups(width) {
                 let kernel = named_kernel(dtype, width, mask, false);
-                kernels.push((CudaAttention { kernel, way: Way::Hopper(groups) }, Arch::Sm90a));
+                kernels.push((kernel, ForwardVariant::Hopper(groups), Arch::Sm90a));
             }
         }
     }
@@ -47,17 +47,17 @@ fn check_lengths(device: &Cuda, dtype: Dtype, width: usize) {
     for (turn, length) in LENGTHS.into_iter().enumerate() {
         for mask in PLAIN {
             let case = Case::new(named_kernel(dtype, width, mask, false), [1 + turn % 2, 3, length, length], 1.0);
-            ways(width).into_iter().for_each(|way| case.check(device, way));
+            variants(width).into_iter().for_each(|variant| case.check(device, variant));
         }
     }
     // Other numbers of keys than of queries. A causal diagonal stays on the corners of tiles.
     for (queries, keys) in [(70, 300), (500, 100), (9, 1000), (300, 65)] {
         let case = Case::new(named_kernel(dtype, width, AttentionMask::Full, false), [2, 3, queries, keys], 1.0);
-        ways(width).into_iter().for_each(|way| case.check(device, way));
+        variants(width).into_iter().for_each(|variant| case.check(device, variant));
     }
     for (queries, keys) in [(100, 356), (500, 116), (129, 1), (9, 137)] {
         let case = Case::new(named_kernel(dtype, width, AttentionMask::Causal, false), [1, 2, queries, keys], 1.0);
-        ways(width).into_iter().for_each(|way| case.check(device, way));
+        variants(width).into_iter().for_each(|variant| case.check(device, variant));
     }
 }
 
@@ -90,7 +90,7 @@ fn long_sequences_match() {
     let Some(device) = hopper() else { return };
     for width in [64, 128] {
         let case = Case::new(named_kernel(Dtype::Bf16, width, AttentionMask::Causal, false), [1, 1, 4096, 4096], 1.0);
-        ways(width).into_iter().for_each(|way| case.check(&device, way));
+        variants(width).into_iter().for_each(|variant| case.check(&device, variant));
     }
 }
 
@@ -100,11 +100,11 @@ fn rounds_and_sections_match() {
     let Some(device) = hopper() else { return };
     for (width, mask) in [(64, AttentionMask::Causal), (128, AttentionMask::Causal), (128, AttentionMask::Full)] {
         let case = Case::new(named_kernel(Dtype::Bf16, width, mask, false), [7, 11, 300, 300], 1.0);
-        ways(width).into_iter().for_each(|way| case.check(&device, way));
+        variants(width).into_iter().for_each(|variant| case.check(&device, variant));
     }
     let kernel = AttentionKernel { group: 5, ..named_kernel(Dtype::Bf16, 64, AttentionMask::Full, false) };
     let case = Case::new(kernel, [1, 5, 16, 40_000], 1.0);
-    ways(64).into_iter().for_each(|way| case.check(&device, way));
+    variants(64).into_iter().for_each(|variant| case.check(&device, variant));
 }
 
 #[test]
@@ -115,19 +115,16 @@ fn heads_that_share_keys_match() {
             for (mask, length) in PLAIN.into_iter().zip([200, 333]) {
                 let kernel = AttentionKernel { group, ..named_kernel(Dtype::Bf16, width, mask, false) };
                 let case = Case::new(kernel, [3, heads, length, length], 1.0);
-                ways(width).into_iter().for_each(|way| case.check(&device, way));
+                variants(width).into_iter().for_each(|variant| case.check(&device, variant));
             }
         }
     }
 }
 
 /// What is chosen for a case on this GPU.
-fn chosen(device: &Cuda, case: &Case) -> Way {
+fn chosen(device: &Cuda, case: &Case) -> ForwardVariant {
     let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
-    match render(case.kernel, &case.launch(), target).family {
-        Family::Attention(attention) => attention.way,
-        family => panic!("{family:?}"),
-    }
+    forward::choose(&case.lowered(), target)
 }
 
 /// In place where rows start at multiples of 16 bytes, and by another kernel where not.
@@ -140,10 +137,14 @@ fn fused_operands_are_mapped_in_place() {
                 for (start, maps) in [(0, true), (8, true), (1, false), (4, false)] {
                     let kernel = named_kernel(dtype, width, AttentionMask::Causal, false);
                     let case = Case::fused(kernel, [2, 3, length], start);
-                    assert_eq!(matches!(chosen(&device, &case), Way::Hopper(_)), maps, "{width} {length} {start}");
+                    assert_eq!(
+                        matches!(chosen(&device, &case), ForwardVariant::Hopper(_)),
+                        maps,
+                        "{width} {length} {start}"
+                    );
                     case.check(&device, None);
                     if maps {
-                        ways(width).into_iter().for_each(|way| case.check(&device, way));
+                        variants(width).into_iter().for_each(|variant| case.check(&device, variant));
                     }
                 }
             }
@@ -158,11 +159,11 @@ fn extreme_logits_hold() {
         for width in [64, 128] {
             for mask in PLAIN {
                 let kernel = named_kernel(dtype, width, mask, false);
-                for way in ways(width) {
+                for variant in variants(width) {
                     // Scores of about 1e4: one key of a row has all the weight.
-                    let got = Case::new(kernel, [1, 2, 300, 300], 1e4).run(&device, way);
-                    assert!(got.iter().all(|x| x.is_finite() && x.abs() <= 3.01), "{dtype} {width} {way:?}");
-                    rows_of_infinities(&device, kernel, way);
+                    let got = Case::new(kernel, [1, 2, 300, 300], 1e4).run(&device, variant);
+                    assert!(got.iter().all(|x| x.is_finite() && x.abs() <= 3.01), "{dtype} {width} {variant:?}");
+                    rows_of_infinities(&device, kernel, variant);
                 }
             }
         }
@@ -170,22 +171,22 @@ fn extreme_logits_hold() {
 }
 
 /// A row whose scores are all -inf is zeros, one that has a +inf is NaN, and others do not notice.
-fn rows_of_infinities(device: &Cuda, kernel: AttentionKernel, way: Option<Way>) {
+fn rows_of_infinities(device: &Cuda, kernel: AttentionKernel, variant: Option<ForwardVariant>) {
     let (width, length) = (kernel.width, 200);
     let mut case = Case::new(kernel, [1, 1, length, length], 1.0);
     case.tensors[1].1.chunks_mut(width).for_each(|key| key[0] = 1.0);
-    let clean = case.run(device, way);
+    let clean = case.run(device, variant);
     let (hidden, infinite) = (70, 133);
     case.tensors[0].1[hidden * width] = f32::NEG_INFINITY;
     case.tensors[0].1[infinite * width] = f32::INFINITY;
-    let got = case.run(device, way);
+    let got = case.run(device, variant);
     for (row, (got, clean)) in got.chunks(width).zip(clean.chunks(width)).enumerate() {
         let right = match row {
             row if row == hidden => got.iter().all(|&x| x == 0.0),
             row if row == infinite => got.iter().all(|x| x.is_nan()),
             _ => got == clean,
         };
-        assert!(right, "row {row}: {:?} {kernel:?} {way:?}", &got[..4]);
+        assert!(right, "row {row}: {:?} {kernel:?} {variant:?}", &got[..4]);
     }
 }
 
@@ -195,31 +196,31 @@ fn rows_of_infinities(device: &Cuda, kernel: AttentionKernel, way: Option<Way>) 
 fn nan_reaches_who_sees_it_and_no_other_tile() {
     let Some(device) = hopper() else { return };
     for width in [64, 128] {
-        for way in ways(width) {
+        for variant in variants(width) {
             for tensor in [1, 2] {
                 for (queries, keys, bad) in [(500, 500, 130), (500, 500, 300), (500, 500, 499), (300, 428, 290)] {
                     let kernel = named_kernel(Dtype::Bf16, width, AttentionMask::Causal, false);
                     let mut case = Case::new(kernel, [1, 2, queries, keys], 1.0);
-                    let clean = case.run(&device, way);
+                    let clean = case.run(&device, variant);
                     // In the second head.
                     case.tensors[tensor].1[(keys + bad) * width..(keys + bad + 1) * width].fill(f32::NAN);
-                    let got = case.run(&device, way);
+                    let got = case.run(&device, variant);
                     // The first query that sees it, and the first of its tile.
                     let sees = bad + queries - keys;
                     let tile = sees / 128 * 128;
                     let unseen = (queries + tile) * width;
-                    assert!(got[..unseen] == clean[..unseen], "{queries} {keys} {bad} {way:?}");
+                    assert!(got[..unseen] == clean[..unseen], "{queries} {keys} {bad} {variant:?}");
                     let seen = &got[(queries + sees) * width..];
-                    assert!(seen.iter().all(|x| x.is_nan()), "{queries} {keys} {bad} {way:?}");
+                    assert!(seen.iter().all(|x| x.is_nan()), "{queries} {keys} {bad} {variant:?}");
                 }
                 // The tile of the first head's last keys ends beyond them.
                 let kernel = named_kernel(Dtype::Bf16, width, AttentionMask::Full, false);
                 let mut case = Case::new(kernel, [1, 2, 100, 100], 1.0);
-                let clean = case.run(&device, way);
+                let clean = case.run(&device, variant);
                 case.tensors[tensor].1[100 * width..].fill(f32::NAN);
-                let got = case.run(&device, way);
-                assert!(got[..100 * width] == clean[..100 * width], "{way:?}");
-                assert!(got[100 * width..].iter().all(|x| x.is_nan()), "{way:?}");
+                let got = case.run(&device, variant);
+                assert!(got[..100 * width] == clean[..100 * width], "{variant:?}");
+                assert!(got[100 * width..].iter().all(|x| x.is_nan()), "{variant:?}");
             }
         }
     }
@@ -255,7 +256,7 @@ fn maps_follow_inputs_that_move() {
     let Some(device) = hopper() else { return };
     let kernel = named_kernel(Dtype::Bf16, 64, AttentionMask::Causal, false);
     let cases = [1.0, 0.5, 2.0].map(|spread| Case::new(kernel, [2, 3, 200, 200], spread));
-    assert!(matches!(chosen(&device, &cases[0]), Way::Hopper(_)));
+    assert!(matches!(chosen(&device, &cases[0]), ForwardVariant::Hopper(_)));
     let wanted = cases.each_ref().map(|case| case.run(&device, None));
     assert!(wanted[0] != wanted[1] && wanted[1] != wanted[2]);
     let (mut executable, _) = cases[0].load(&device, None);

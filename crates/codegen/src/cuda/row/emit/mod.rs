@@ -17,9 +17,9 @@ pub(crate) use self::names::type_name;
 use self::names::{Kind, reduce_name, scalar_type, shared_name};
 pub(crate) use self::sides::{emit_following, emit_head, emit_tail};
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
-use crate::cuda::row::config::{Policy, RowConfig};
 use crate::cuda::row::layout::ArgLayout;
 use crate::cuda::row::passes::{Pass, Passes, stored};
+use crate::cuda::row_config::{Policy, RowConfig};
 
 /// What every row kernel stands on.
 pub(crate) const PRELUDE: &str = concat!(

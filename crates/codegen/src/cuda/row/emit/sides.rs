@@ -2,7 +2,7 @@
 //! follows rows that a block has finished.
 
 use super::{Emission, Span, Writer};
-use crate::cuda::row::config::Policy;
+use crate::cuda::row_config::Policy;
 
 /// `head::run(p, put)`: all threads of a block make the operand and call `put(row, column, value)` for each element.
 pub(crate) fn emit_head(emission: &Emission) -> String {

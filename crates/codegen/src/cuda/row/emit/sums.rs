@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Writer, partials};
 use crate::body::{Origin, Stage};
-use crate::cuda::row::config::Policy;
+use crate::cuda::row_config::Policy;
 
 impl Writer<'_> {
     pub(super) fn sums(&mut self) {

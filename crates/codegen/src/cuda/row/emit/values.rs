@@ -7,8 +7,8 @@ use super::names::{
     Kind, activation_name, compare_sign, float_literal, int_literal, lane_type, scalar_type, type_name,
 };
 use crate::body::{Expr, ExprId, Origin};
-use crate::cuda::row::config::Policy;
 use crate::cuda::row::passes::{Compound, reads, stored};
+use crate::cuda::row_config::Policy;
 
 impl Writer<'_> {
     /// A number of the row.

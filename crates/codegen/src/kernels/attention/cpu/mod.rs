@@ -9,12 +9,15 @@
 //! - `decode.rs`: few queries; lanes along the width, keys and values are streamed once for all heads that share them.
 //! - `backward.rs`: a range of keys against all queries, a key a lane; gradients of queries are kept for each range and
 //!   added in order.
+//! - `driver/` hands tasks out to threads, `family.rs` makes kernels of groups.
 //! - `product.rs` is the product of `f32` tiles, `amx.rs` that of bf16 tiles.
 
 mod amx;
 mod backward;
 mod combine;
 mod decode;
+mod driver;
+pub mod family;
 mod finish;
 mod forward;
 mod product;
@@ -23,6 +26,7 @@ mod scratch;
 mod sizes;
 mod softmax;
 mod weights;
+mod work;
 
 pub use backward::{Backward, backward};
 pub use combine::combine;

@@ -9,12 +9,20 @@
 use std::fmt;
 
 use deuteron_graph::Dtype;
+use deuteron_plan::{Class, Draft, LANES, Work, primitive_work};
 
+use super::forward::refusal;
 use super::hopper::{self, Rows};
-use super::{PLAIN_QUERIES, PLAIN_THREADS, is_aligned, prelude, words};
+use super::text::{HOPPER, prelude};
+use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS};
+use super::words::{is_aligned, words};
+use crate::argument::ArgBinding;
+use crate::attention::backward::{self, LoweredBackward};
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand};
-use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PHILOX, Word};
-use crate::source::{Geometry, Launch};
+use crate::cuda::PHILOX;
+use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
 
 /// Queries, and keys, from which the matrix units are used: a tile of fewer would be mostly empty, and what is rounded for them
 /// does not average out over a few.
@@ -36,18 +44,38 @@ const NARROW: usize = 128;
 /// Parts of the columns of wider heads.
 const PARTS: usize = 2;
 
-/// The gradient of attention and the kernels that do it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CudaBackward {
-    /// what is computed
-    pub kernel: AttentionKernel,
-    /// by which kernels
-    pub way: BackwardWay,
+/// The gradient of attention on a GPU.
+pub(crate) struct BackwardFamily;
+
+impl Family<CudaTarget> for BackwardFamily {
+    fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+        let group = request.group;
+        let found = backward::recognise(&group).filter(|found| refusal(&found.kernel, &found.shape).is_none())?;
+        let (sized, shape) = (found.kernel, found.shape);
+        offered(move || work(&group, &sized, &shape), move || kernel(&backward::lower(&group, found), target))
+    }
+}
+
+/// The work of kernels that compute scores again, from that of the operations. Other numbers of a pair of a query and a key are computed
+/// again with them; only those that cost much are counted.
+fn work(group: &Draft, kernel: &AttentionKernel, shape: &AttentionShape) -> Work {
+    let mut work = primitive_work(group);
+    let heads = shape.batch * shape.heads;
+    let pairs = (heads * shape.queries * shape.keys) as f64;
+    let products = products(kernel) as f64;
+    work.matrix_flops = 2.0 * products * pairs * kernel.width as f64;
+    work.padded_flops = work.matrix_flops;
+    work.products = products * heads as f64;
+    work.add(Class::Exp, 2.0 * pairs / LANES as f64);
+    if kernel.dropout.is_some() {
+        work.add(Class::Random, 2.0 * pairs / LANES as f64);
+    }
+    work
 }
 
 /// The kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BackwardWay {
+pub enum BackwardVariant {
     /// `backward_plain.cu`
     Plain,
     /// `hopper_dq.cu` and `hopper_dkv.cu`
@@ -137,25 +165,30 @@ impl BackwardTiles {
     }
 }
 
-impl fmt::Display for BackwardWay {
+impl fmt::Display for BackwardVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BackwardWay::Plain => write!(f, "{PLAIN_QUERIES} queries by 64 keys, f32 arithmetic"),
-            BackwardWay::Hopper => write!(f, "{HOPPER_ROWS} queries, then {HOPPER_ROWS} keys a block, by warpgroups"),
-            BackwardWay::Tensor(BackwardTiles { queries, keys, .. }) => {
+            BackwardVariant::Plain => write!(f, "{PLAIN_QUERIES} queries by 64 keys, f32 arithmetic"),
+            BackwardVariant::Hopper => {
+                write!(f, "{HOPPER_ROWS} queries, then {HOPPER_ROWS} keys a block, by warpgroups")
+            }
+            BackwardVariant::Tensor(BackwardTiles { queries, keys, .. }) => {
                 write!(f, "{} queries, then {} keys a block, on matrix units", queries.rows(), keys.rows())
             }
         }
     }
 }
 
-/// The kernels for a launch.
-pub fn render(kernel: AttentionKernel, launch: &Launch, target: &CudaTarget) -> CudaSource {
-    let way = match &launch.geometry {
-        Geometry::AttentionBackward(shape) => choose(&kernel, shape, launch, target),
-        _ => BackwardWay::Plain,
-    };
-    source(CudaBackward { kernel, way })
+/// The kernels of a gradient.
+pub fn kernel(gradient: &LoweredBackward, target: &CudaTarget) -> Kernel {
+    with_variant(gradient, &choose(gradient, target), target)
+}
+
+/// The kernels of a gradient by a variant that takes it.
+pub fn with_variant(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTarget) -> Kernel {
+    let launch = Launch::new(gradient.arguments(), Execution::Grids(grids(gradient, variant, target)))
+        .with_variant(variant.to_string(), String::new());
+    Kernel::new(Source::Cuda(source(&gradient.kernel, variant)), launch)
 }
 
 /// Whether the matrix units take it.
@@ -163,18 +196,20 @@ fn is_narrow(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16)
 }
 
-fn choose(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, target: &CudaTarget) -> BackwardWay {
+/// The variant for a gradient.
+pub fn choose(gradient: &LoweredBackward, target: &CudaTarget) -> BackwardVariant {
+    let LoweredBackward { kernel, shape, args } = gradient;
     let many = shape.queries.min(shape.keys) >= MANY;
     // Gradients of wide keys and values are made in two halves of whole sixteens.
     let whole = kernel.width.is_multiple_of(if kernel.width > NARROW { 32 } else { 16 });
-    let aligned = is_aligned(kernel, shape, launch);
+    let aligned = is_aligned(kernel, shape, args);
     if many && aligned && takes_hopper(kernel, shape, target) {
-        return BackwardWay::Hopper;
+        return BackwardVariant::Hopper;
     }
     if is_narrow(kernel.dtype) && many && whole && target.arch.is_ampere() && aligned {
-        return BackwardWay::Tensor(BackwardTiles::new(kernel, shape, target.processors));
+        return BackwardVariant::Tensor(BackwardTiles::new(kernel, shape, target.processors));
     }
-    BackwardWay::Plain
+    BackwardVariant::Plain
 }
 
 fn takes_hopper(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> bool {
@@ -205,31 +240,27 @@ fn hopper_shared(width: usize) -> usize {
 }
 
 /// The text of the kernels.
-pub fn source(backward: CudaBackward) -> CudaSource {
-    let own = match backward.way {
-        BackwardWay::Plain => {
+fn source(kernel: &AttentionKernel, variant: &BackwardVariant) -> CudaSource {
+    let own = match variant {
+        BackwardVariant::Plain => {
             [include_str!("plain.cuh"), include_str!("backward.cuh"), include_str!("backward_plain.cu")].join("\n")
         }
-        BackwardWay::Hopper => {
-            let shared = hopper_shared(backward.kernel.width);
+        BackwardVariant::Hopper => {
+            let shared = hopper_shared(kernel.width);
             let constants = format!("constexpr int STAGES = {HOPPER_STAGES};\nconstexpr int SHARED = {shared};\n");
-            let common = [
-                super::HOPPER,
-                include_str!("hopper.cuh"),
-                include_str!("backward.cuh"),
-                include_str!("hopper_backward.cuh"),
-            ];
+            let common =
+                [HOPPER, include_str!("hopper.cuh"), include_str!("backward.cuh"), include_str!("hopper_backward.cuh")];
             let own = [include_str!("hopper_dq.cu"), include_str!("hopper_dkv.cu")];
             [&[constants.as_str()], &common[..], &own].concat().join("\n")
         }
-        BackwardWay::Tensor(tiles) => {
-            [&constants(&tiles), include_str!("tensor.cuh"), include_str!("backward.cuh"), include_str!("backward.cu")]
+        BackwardVariant::Tensor(tiles) => {
+            [&constants(tiles), include_str!("tensor.cuh"), include_str!("backward.cuh"), include_str!("backward.cu")]
                 .join("\n")
         }
     };
     let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
-    let text = format!("{}\n{shared}\n{own}", prelude(&backward.kernel));
-    CudaSource { name: "attention_backward".into(), text, family: Family::AttentionBackward(backward) }
+    let text = format!("{}\n{shared}\n{own}", prelude(kernel));
+    CudaSource::new("attention_backward", text)
 }
 
 fn constants(tiles: &BackwardTiles) -> String {
@@ -245,9 +276,9 @@ fn constants(tiles: &BackwardTiles) -> String {
 }
 
 /// The grids of a launch; none where there is nothing to write.
-pub(crate) fn grids(backward: &CudaBackward, launch: &Launch, target: &CudaTarget) -> Grids {
-    let Geometry::AttentionBackward(shape) = &launch.geometry else { return Grids::default() };
-    let (kernel, heads) = (&backward.kernel, shape.batch * shape.heads);
+fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTarget) -> Grids {
+    let LoweredBackward { kernel, shape, args } = gradient;
+    let heads = shape.batch * shape.heads;
     let grid = |entry, blocks: usize, threads, shared: usize, words: Vec<Word>| Grid {
         entry,
         blocks: [blocks as u32, 1, 1],
@@ -257,25 +288,25 @@ pub(crate) fn grids(backward: &CudaBackward, launch: &Launch, target: &CudaTarge
         waits: false,
         words,
     };
-    let words = backward_words(kernel, shape, launch);
+    let words = backward_words(kernel, shape, args);
     let sides = [("backward_queries", shape.queries), ("backward_keys", shape.keys)];
     let (mut queries, mut statistics) = (shape.queries, STATISTICS);
-    let list = match backward.way {
-        BackwardWay::Plain => {
+    let list = match variant {
+        BackwardVariant::Plain => {
             statistics = PLAIN_STATISTICS;
             sides.map(|(entry, positions)| {
                 grid(entry, heads * positions.div_ceil(PLAIN_QUERIES), PLAIN_THREADS, 0, words.clone())
             })
         }
-        BackwardWay::Hopper => {
+        BackwardVariant::Hopper => {
             queries = queries.next_multiple_of(HOPPER_ROWS);
             sides.map(|(entry, positions)| {
                 let blocks = (heads * positions.div_ceil(HOPPER_ROWS)).min(target.processors);
-                let words = hopper_words(kernel, shape, launch, entry == "backward_queries");
+                let words = hopper_words(kernel, shape, args, entry == "backward_queries");
                 grid(entry, blocks, HOPPER_THREADS, hopper_shared(kernel.width), words)
             })
         }
-        BackwardWay::Tensor(tiles) => {
+        BackwardVariant::Tensor(tiles) => {
             let [(of_queries, queries), (of_keys, keys)] = sides;
             let [query_bytes, key_bytes] = tiles.shared(kernel.width);
             let blocks = |side: SideTiles, positions: usize| heads * positions.div_ceil(side.rows());
@@ -292,12 +323,17 @@ pub(crate) fn grids(backward: &CudaBackward, launch: &Launch, target: &CudaTarge
 }
 
 /// The parameter of one of the kernels of `hopper_backward.cuh`, as it lists it.
-fn hopper_words(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch, owns_queries: bool) -> Vec<Word> {
+fn hopper_words(
+    kernel: &AttentionKernel,
+    shape: &AttentionShape,
+    args: &[ArgBinding],
+    owns_queries: bool,
+) -> Vec<Word> {
     let maps = mapped_rows(shape).map(|rows| {
         let is_owned = owns_queries == matches!(rows.operand, AttentionOperand::Q | AttentionOperand::O);
-        Word::Map(rows.map(kernel, launch, if is_owned { HOPPER_ROWS } else { HOPPER_TILE }))
+        Word::Map(rows.map(kernel, args, if is_owned { HOPPER_ROWS } else { HOPPER_TILE }))
     });
-    let mut words: Vec<Word> = maps.into_iter().chain(backward_words(kernel, shape, launch)).collect();
+    let mut words: Vec<Word> = maps.into_iter().chain(backward_words(kernel, shape, args)).collect();
     words.push(Word::Number(hopper::section(kernel, shape) as u64));
     // The parameter is a multiple of a map's alignment.
     words.extend([Word::Number(0); 13]);
@@ -305,14 +341,14 @@ fn hopper_words(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launc
 }
 
 /// The parameter, as `backward.cuh` lists it.
-fn backward_words(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch) -> Vec<Word> {
+fn backward_words(kernel: &AttentionKernel, shape: &AttentionShape, args: &[ArgBinding]) -> Vec<Word> {
     // The gradient that comes in stands where attention has its result.
-    let mut words = words(kernel, shape, launch, 1);
+    let mut words = words(kernel, shape, args, 1);
     words.push(Word::Workspace(0));
     for operand in [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::V] {
         let gradient = BackwardOperand::Gradient(operand);
         let position = kernel.backward_operands().position(|known| known == gradient).unwrap_or_default();
-        let offset = launch.args.get(position).map_or(0, |arg| arg.offset) * kernel.dtype.bytes();
+        let offset = args.get(position).map_or(0, |arg| arg.offset) * kernel.dtype.bytes();
         words.push(Word::Argument { position, offset });
     }
     words

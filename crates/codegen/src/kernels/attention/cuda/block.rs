@@ -1,54 +1,55 @@
 //! Attention, its projection, a residual and a norm as one launch: `hopper_block.cu`, whose text is its contract. Other GPUs and
-//! other tails have separate kernels.
+//! other epilogues have separate kernels.
 
-use std::fmt;
+use deuteron_plan::{Work, primitive_work};
 
-use super::Way;
-use super::hopper_norm::{Asked, Meeting, by_rows};
-use crate::attention::block::AttentionBlock;
-use crate::body::Body;
-use crate::cuda::{CudaSource, CudaTarget, Family, Grids};
-use crate::source::{Geometry, Launch};
+use super::forward::ForwardVariant;
+use super::hopper_norm::{ExchangeRequest, RowExchange, by_rows};
+use super::rows::refusal;
+use crate::attention::block::{self, AttentionBlock, AttentionBlockLaunch, LoweredAttentionBlock};
+use crate::cuda::grid::CudaSource;
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
 
-/// Attention, its projection, what follows, and how a block is cut.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CudaBlock {
-    /// what is computed
-    pub kernel: AttentionBlock<Body>,
-    /// by which kernel
-    pub meeting: Meeting,
-}
+/// Attention with its projection on a GPU.
+pub(crate) struct AttentionBlockFamily;
 
-impl fmt::Display for CudaBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (way, part) = (Way::Hopper(self.meeting.groups), self.meeting.groups.queries());
-        write!(f, "{way}; {part} columns of their projection at a time; rows by warps beside them, as columns meet")
+impl Family<CudaTarget> for AttentionBlockFamily {
+    fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+        let group = request.group;
+        let found = block::recognise(&group).filter(|_| target.arch.has_wgmma())?;
+        if refusal(&found.attention.kernel, &found.attention.shape).is_some() {
+            return None;
+        }
+        let lowered = block::lower(&group, found);
+        let exchange = exchange(&lowered, target)?;
+        let work = move || Work { waits: exchange.waits(), ..primitive_work(&group) };
+        offered(work, move || kernel(&lowered, &exchange, target))
     }
 }
 
-/// The kernel of a launch, if there is one.
-pub(crate) fn meeting(kernel: &AttentionBlock<Body>, launch: &Launch, target: &CudaTarget) -> Option<Meeting> {
-    let product = &kernel.product;
-    let narrow = [product.left, product.right, product.result].iter().all(|&dtype| dtype == kernel.attention.dtype);
-    Meeting::new(asked(kernel, launch)?, target).filter(|_| narrow && product.rights == 1 && product.head.is_none())
+/// How blocks exchange statistics of rows, if the kernel takes it.
+pub(crate) fn exchange(block: &LoweredAttentionBlock, target: &CudaTarget) -> Option<RowExchange> {
+    let AttentionBlock { attention, product, .. } = &block.kernel;
+    let narrow = [product.left, product.right, product.result].iter().all(|&dtype| dtype == attention.dtype);
+    let plain = narrow && product.rights == 1 && product.head.is_none();
+    RowExchange::new(exchange_request(block), target).filter(|_| plain)
 }
 
-fn asked<'a>(kernel: &'a AttentionBlock<Body>, launch: &'a Launch) -> Option<Asked<'a>> {
-    let Geometry::AttentionBlock { attention: shape, product, .. } = &launch.geometry else { return None };
-    let AttentionBlock { attention: kernel, norm, .. } = kernel;
+fn exchange_request(block: &LoweredAttentionBlock) -> ExchangeRequest<'_> {
+    let AttentionBlock { attention: kernel, norm, .. } = &block.kernel;
+    let AttentionBlockLaunch { args, attention: shape, product, .. } = &block.launch;
     let shape = by_rows(kernel, shape, product.k);
-    Some(Asked { kernel, shape, norm: norm.as_ref(), product: Some(product), launch })
+    ExchangeRequest { kernel, shape, norm: norm.as_ref(), product: Some(product), args }
 }
 
-/// The kernel for a launch that [`meeting`] takes.
-pub(crate) fn render(kernel: AttentionBlock<Body>, launch: &Launch, target: &CudaTarget) -> CudaSource {
-    let meeting = meeting(&kernel, launch, target).expect("the catalogue offers blocks that the kernel does");
-    let text = meeting.text(&kernel.attention);
-    let block = CudaBlock { kernel, meeting };
-    CudaSource { name: meeting.name().into(), text, family: Family::AttentionBlock(Box::new(block)) }
-}
-
-/// The grid of a launch; none where there is nothing to write.
-pub(crate) fn grids(block: &CudaBlock, launch: &Launch, target: &CudaTarget) -> Grids {
-    asked(&block.kernel, launch).map_or_else(Grids::default, |asked| block.meeting.grids(asked, target))
+fn kernel(block: &LoweredAttentionBlock, exchange: &RowExchange, target: &CudaTarget) -> Kernel {
+    let (variant, part) = (ForwardVariant::Hopper(exchange.groups), exchange.groups.queries());
+    let name =
+        format!("{variant}; {part} columns of their projection at a time; rows by warps beside them, as columns meet");
+    let text = exchange.text(&block.kernel.attention);
+    let grids = exchange.grids(exchange_request(block), target);
+    let launch = Launch::new(block.kernel.arguments(&block.launch), Execution::Grids(grids));
+    let source = CudaSource::new(exchange.name(), text);
+    Kernel::new(Source::Cuda(source), launch.with_variant(name, String::new()))
 }

@@ -2,10 +2,12 @@
 
 use deuteron_graph::Dtype;
 
-use super::words;
+use super::words::words;
+use crate::argument::ArgBinding;
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
-use crate::cuda::{CudaTarget, Grid, Mapped, TensorMap, Word};
-use crate::source::Launch;
+use crate::cuda::grid::{Grid, Word};
+use crate::cuda::target::CudaTarget;
+use crate::cuda::tensor_map::{Mapped, TensorMap};
 
 /// Fewer keys do not fill a tile.
 const LEAST_KEYS: usize = 64;
@@ -100,9 +102,9 @@ impl Groups {
     }
 
     /// How queries, keys and values are found.
-    pub(super) fn maps(&self, kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch) -> [Word; 3] {
+    pub(super) fn maps(&self, kernel: &AttentionKernel, shape: &AttentionShape, args: &[ArgBinding]) -> [Word; 3] {
         let rows = |operand| if operand == AttentionOperand::Q { self.queries() } else { self.keys };
-        Rows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, launch, rows(all.operand))))
+        Rows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, args, rows(all.operand))))
     }
 
     /// The grid of a launch.
@@ -110,12 +112,12 @@ impl Groups {
         &self,
         kernel: &AttentionKernel,
         shape: &AttentionShape,
-        launch: &Launch,
+        args: &[ArgBinding],
         processors: usize,
     ) -> Grid {
         let tiles = shape.batch * shape.heads * shape.queries.div_ceil(self.queries());
         let blocks = if self.persistent { tiles.min(processors * self.blocks) } else { tiles };
-        let maps = self.maps(kernel, shape, launch);
+        let maps = self.maps(kernel, shape, args);
         // As `hopper.cu` lists them. The last one makes the parameter a multiple of a map's alignment.
         let ending = [Word::Number(section(kernel, shape) as u64), Word::Number(0)];
         Grid {
@@ -125,7 +127,7 @@ impl Groups {
             cluster: 1,
             shared: self.shared(kernel.width) as u32,
             waits: false,
-            words: maps.into_iter().chain(words(kernel, shape, launch, 1)).chain(ending).collect(),
+            words: maps.into_iter().chain(words(kernel, shape, args, 1)).chain(ending).collect(),
         }
     }
 }
@@ -183,9 +185,9 @@ impl Rows {
 
     /// A row of 128 elements is two pieces of 64, an axis of their own: a tile is the first pieces of its rows, then the
     /// second ones.
-    pub fn map(&self, kernel: &AttentionKernel, launch: &Launch, rows: usize) -> TensorMap {
+    pub fn map(&self, kernel: &AttentionKernel, args: &[ArgBinding], rows: usize) -> TensorMap {
         let position = kernel.operands().iter().position(|&known| known == self.operand).unwrap_or(0);
-        let offset = launch.args.get(position).map_or(0, |arg| arg.offset * kernel.dtype.bytes());
+        let offset = args.get(position).map_or(0, |arg| arg.offset * kernel.dtype.bytes());
         let of = Mapped::Argument(position);
         // An axis of one index may have any stride, and a map has none of 0.
         let [(p, by_p), (h, by_h), (b, by_b)] =

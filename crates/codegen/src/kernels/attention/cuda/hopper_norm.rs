@@ -1,12 +1,17 @@
 //! What `hopper_rows.cu` and `hopper_block.cu` take, and their launches: attention, a projection or none, a residual and a norm.
 
+use deuteron_graph::Dtype;
+
 use super::hopper::{Groups, section};
-use super::{HOPPER, HOPPER_ATTEND, RESULT_AT, SLOWER, is_aligned, text, words};
+use super::text::{HOPPER, HOPPER_ATTEND, text};
+use super::words::{RESULT_AT, is_aligned, words};
+use crate::argument::ArgBinding;
 use crate::attention::norm::{AddNorm, NormKind};
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
-use crate::cuda::{CudaTarget, Grid, Grids, MAP_WORDS, Mapped, TensorMap, Word};
-use crate::source::{ArgBinding, Geometry, Launch, MatmulShape};
-use deuteron_graph::Dtype;
+use crate::cuda::grid::{Grid, Grids, Word};
+use crate::cuda::target::CudaTarget;
+use crate::cuda::tensor_map::{MAP_WORDS, Mapped, TensorMap};
+use crate::kernels::matmul::shape::MatmulShape;
 
 /// Columns whose statistics blocks tell each other, as in `hopper_norm.cuh`.
 const UNIT: usize = 64;
@@ -20,12 +25,15 @@ const BOARD_BYTES: usize = (1 + PLACES) * 8 + 4 * 4;
 const BATCH: usize = 32;
 /// What is kept begins with how many numbers were drawn and how often it was launched.
 const STATE_BYTES: usize = 256;
-/// What a launch waits for beyond the sums of its kernels, in meetings of all blocks: the last rows are normalised when all else is done.
+/// What a launch waits for beyond the sums of its kernels, in barriers over all blocks: the last rows are normalised when all else is done.
 /// Fitted to `h200-launches-peers.csv`.
 const WAITS: f64 = 1.5;
 /// The same with a projection: besides, the first parts wait for heads, and while the last ones are computed blocks run out of work.
 /// So much that no search takes it at the sizes of `h200-crossover.csv`, where it wins 2 % at most; the layers of GPT-2 lose as much by it.
 const PROJECTED_WAITS: f64 = 25.0;
+/// What a launch is said to wait for that is far slower than separate kernels, which the price of attention does not know: so much that
+/// no search takes it.
+pub(super) const SLOWER: f64 = 1e4;
 /// Elements have 32-bit numbers.
 const MAX_ELEMENTS: usize = 1 << 31;
 
@@ -33,7 +41,7 @@ const MAX_ELEMENTS: usize = 1 << 31;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Projection {
     /// whether columns of the weight lie together, and else what is summed
-    pub turned: bool,
+    pub transposed: bool,
     /// elements from one row of the weight, as it lies, to the next
     pub stride: usize,
     /// the weight's position in the launch
@@ -42,7 +50,7 @@ pub struct Projection {
 
 /// One launch of attention and all that follows it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Meeting {
+pub struct RowExchange {
     /// how a block is cut
     pub groups: Groups,
     /// columns of a row
@@ -55,7 +63,7 @@ pub struct Meeting {
 
 /// What is computed, and where it lies.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct ExchangeRequest<'a> {
     pub kernel: &'a AttentionKernel,
     /// heads of one sequence side by side
     pub shape: AttentionShape,
@@ -63,7 +71,7 @@ pub(super) struct Asked<'a> {
     /// of the projection
     pub product: Option<&'a MatmulShape>,
     /// operands of attention but for its result, the weight if there is one, then the rest
-    pub launch: &'a Launch,
+    pub args: &'a [ArgBinding],
 }
 
 /// The shape in which heads are those side by side in a row of so many columns: one head of each sequence is found as a sequence of
@@ -80,7 +88,7 @@ pub(super) fn by_rows(kernel: &AttentionKernel, shape: &AttentionShape, cols: us
     AttentionShape { batch: heads / joined, heads: joined, q, k, v, mask, o, ..*shape }
 }
 
-impl Asked<'_> {
+impl ExchangeRequest<'_> {
     fn rows(&self) -> usize {
         self.shape.batch * self.shape.queries
     }
@@ -90,14 +98,13 @@ impl Asked<'_> {
         self.shape.heads * self.kernel.width
     }
 
-    /// The launch of attention alone, its result in the workspace.
-    fn alone(&self) -> Option<Launch> {
+    /// The arguments of attention alone, its result in the workspace.
+    fn alone(&self) -> Option<Vec<ArgBinding>> {
         let operands = self.kernel.operands().len() - 1;
-        let mut args = self.launch.args.get(..operands)?.to_vec();
-        let &ArgBinding { base, .. } = args.first()?;
-        let dtype = self.kernel.dtype;
-        args.push(ArgBinding { base, dtype, written: true, offset: 0, leading: Vec::new(), table_rows: 0 });
-        Some(Launch { args, geometry: Geometry::Attention(self.shape) })
+        let mut args = self.args.get(..operands)?.to_vec();
+        let result = args.first()?.internal(self.kernel.dtype);
+        args.push(ArgBinding { written: true, ..result });
+        Some(args)
     }
 
     /// Whether heads lie side by side in rows that follow each other, queries after queries.
@@ -112,7 +119,7 @@ impl Asked<'_> {
     fn row_stride(&self, position: usize) -> Option<usize> {
         let mut stride = None;
         let mut inner = 1;
-        for &(size, step) in self.launch.args.get(position)?.leading.iter().rev().filter(|&&(size, _)| size > 1) {
+        for &(size, step) in self.args.get(position)?.leading.iter().rev().filter(|&&(size, _)| size > 1) {
             match stride {
                 None => stride = Some(step),
                 Some(first) if step == first * inner => {}
@@ -128,68 +135,68 @@ impl Asked<'_> {
     }
 
     fn starts_whole(&self, position: usize) -> bool {
-        self.launch.args.get(position).is_some_and(|arg| (arg.offset * arg.dtype.bytes()).is_multiple_of(16))
+        self.args.get(position).is_some_and(|arg| (arg.offset * arg.dtype.bytes()).is_multiple_of(16))
     }
 }
 
-impl Meeting {
+impl RowExchange {
     /// For a launch, if a kernel takes it.
-    pub(super) fn new(asked: Asked<'_>, target: &CudaTarget) -> Option<Meeting> {
-        let (Some(&norm), Some(alone)) = (asked.norm, asked.alone()) else { return None };
-        let cols = asked.cols();
-        let groups = Groups::new(asked.kernel, &asked.shape, target)?;
+    pub(super) fn new(request: ExchangeRequest<'_>, target: &CudaTarget) -> Option<RowExchange> {
+        let (Some(&norm), Some(alone)) = (request.norm, request.alone()) else { return None };
+        let cols = request.cols();
+        let groups = Groups::new(request.kernel, &request.shape, target)?;
         // Columns that do not fill a part of 128 have parts of 64.
-        let groups = match asked.product {
-            Some(_) if !cols.is_multiple_of(groups.queries()) && asked.kernel.width == 64 => Groups::NARROW_FEW,
+        let groups = match request.product {
+            Some(_) if !cols.is_multiple_of(groups.queries()) && request.kernel.width == 64 => Groups::NARROW_FEW,
             _ => groups,
         };
         // What is left of shared memory. A part has two slots, and 64 of the inner size of both operands fill two stages.
-        let (stages, slots) = match (asked.kernel.width, groups.blocks, asked.product) {
+        let (stages, slots) = match (request.kernel.width, groups.blocks, request.product) {
             (64, 2, None) => (3, 3),
             (64, ..) => (groups.stages, 2),
             _ => (groups.stages, 1),
         };
         let groups = Groups { persistent: true, stages, slots, ..groups };
-        let projection = match asked.product {
+        let projection = match request.product {
             None => None,
             Some(product) => {
-                let weight = asked.kernel.operands().len() - 1;
-                let (turned, stride) = match product.b {
+                let weight = request.kernel.operands().len() - 1;
+                let (transposed, stride) = match product.b {
                     (stride, 1) => (true, stride),
                     (1, stride) => (false, stride),
                     _ => return None,
                 };
-                let alike = product.k == asked.inner() && product.m == asked.rows() && product.batch.is_empty();
-                let of_type = asked.launch.args.get(weight).is_some_and(|arg| arg.dtype == asked.kernel.dtype);
-                let least = if turned { product.n } else { product.k };
+                let alike = product.k == request.inner() && product.m == request.rows() && product.batch.is_empty();
+                let of_type = request.args.get(weight).is_some_and(|arg| arg.dtype == request.kernel.dtype);
+                let least = if transposed { product.n } else { product.k };
                 let whole = (stride * 2).is_multiple_of(16) && (least..MAX_ELEMENTS).contains(&stride);
                 let whole = whole && product.a == (product.k, 1);
                 // Whatever the cut, which depends on the machine, a launch is taken or not.
-                let parts = cols.is_multiple_of(groups.queries()) && cols / asked.kernel.width < PLACES;
-                let fits = alike && of_type && whole && parts && asked.starts_whole(weight);
-                Some(Projection { turned, stride, weight }).filter(|_| fits)?.into()
+                let parts = cols.is_multiple_of(groups.queries()) && cols / request.kernel.width < PLACES;
+                let fits = alike && of_type && whole && parts && request.starts_whole(weight);
+                Some(Projection { transposed, stride, weight }).filter(|_| fits)?.into()
             }
         };
         let AddNorm { added, residual, weight, bias, sum, result, .. } = norm;
         let given = [Some(residual), Some(weight), bias, sum, Some(result), added].into_iter().flatten();
-        let stride = asked.row_stride(residual)?;
-        let fits = asked.lies_in_rows()
-            && is_aligned(asked.kernel, &asked.shape, &alone)
+        let stride = request.row_stride(residual)?;
+        let fits = request.lies_in_rows()
+            && is_aligned(request.kernel, &request.shape, &alone)
             && cols.is_multiple_of(UNIT)
-            && asked.shape.heads < PLACES
-            && asked.shape.batch * asked.shape.queries.div_ceil(groups.queries()).pow(2) < 1 << 32
-            && (asked.product.is_none()
-                || asked.kernel.mask == AttentionMask::Full
-                || asked.shape.keys >= asked.shape.queries)
+            && request.shape.heads < PLACES
+            && request.shape.batch * request.shape.queries.div_ceil(groups.queries()).pow(2) < 1 << 32
+            && (request.product.is_none()
+                || request.kernel.mask == AttentionMask::Full
+                || request.shape.keys >= request.shape.queries)
             && norm.weights.is_float()
             && norm.eps >= f64::from(f32::MIN_POSITIVE)
-            && given.into_iter().all(|position| asked.starts_whole(position))
+            && given.into_iter().all(|position| request.starts_whole(position))
             && (stride * 2).is_multiple_of(16)
-            && asked.rows() * cols.max(stride).max(asked.inner()) < MAX_ELEMENTS;
-        fits.then_some(Meeting { groups, cols, norm, projection })
+            && request.rows() * cols.max(stride).max(request.inner()) < MAX_ELEMENTS;
+        fits.then_some(RowExchange { groups, cols, norm, projection })
     }
 
-    /// What a launch waits for beyond the sums of its kernels, in meetings of all blocks.
+    /// What a launch waits for beyond the sums of its kernels, in barriers over all blocks.
     pub fn waits(&self) -> f64 {
         match self.projection {
             None => WAITS,
@@ -238,8 +245,8 @@ impl Meeting {
             None => include_str!("hopper_rows.cu"),
             Some(projection) => {
                 let biased = self.norm.added.is_some();
-                let turned = projection.turned;
-                constants += &format!("constexpr bool TURNED = {turned};\nconstexpr bool BIASED = {biased};\n");
+                let transposed = projection.transposed;
+                constants += &format!("constexpr bool TURNED = {transposed};\nconstexpr bool BIASED = {biased};\n");
                 include_str!("hopper_block.cu")
             }
         };
@@ -248,12 +255,12 @@ impl Meeting {
     }
 
     /// The grid of a launch; none where there is nothing to write.
-    pub(super) fn grids(&self, asked: Asked<'_>, target: &CudaTarget) -> Grids {
-        let Asked { kernel, ref shape, launch, .. } = asked;
-        let (Some(alone), Some(stride)) = (asked.alone(), asked.row_stride(self.norm.residual)) else {
+    pub(super) fn grids(&self, request: ExchangeRequest<'_>, target: &CudaTarget) -> Grids {
+        let ExchangeRequest { kernel, ref shape, args, .. } = request;
+        let (Some(alone), Some(stride)) = (request.alone(), request.row_stride(self.norm.residual)) else {
             return Grids::default();
         };
-        let (rows, cols, queries) = (asked.rows(), asked.cols(), self.groups.queries());
+        let (rows, cols, queries) = (request.rows(), request.cols(), self.groups.queries());
         if rows == 0 {
             return Grids::default();
         }
@@ -265,10 +272,10 @@ impl Meeting {
         let blocks = numbers.min(places);
 
         let ready = self.projection.map_or(0, |_| (groups * 4).next_multiple_of(STATE_BYTES));
-        let o_bytes = self.projection.map_or(0, |_| rows * asked.inner() * 2);
+        let o_bytes = self.projection.map_or(0, |_| rows * request.inner() * 2);
         // A sum that nobody wants is still read once more.
         let sum_bytes = if self.norm.sum.is_some() { 0 } else { rows * cols * 2 };
-        let sum = self.norm.sum.map_or(Word::Workspace(o_bytes), |position| argument(launch, position));
+        let sum = self.norm.sum.map_or(Word::Workspace(o_bytes), |position| argument(args, position));
 
         let mut attention = words(kernel, shape, &alone, 1);
         attention[RESULT_AT] = if self.projection.is_some() { Word::Workspace(0) } else { Word::Number(0) };
@@ -279,13 +286,13 @@ impl Meeting {
             Word::Map(TensorMap { of, offset, rank: 3, sizes, strides, tile })
         };
         let in_launch = |position: usize| {
-            let offset = launch.args.get(position).map_or(0, |arg| arg.offset * arg.dtype.bytes());
+            let offset = args.get(position).map_or(0, ArgBinding::start);
             (Mapped::Argument(position), offset)
         };
         let rows_map = |(of, offset): (Mapped, usize), cols: usize, stride: usize, rows: usize| {
             map(of, offset, [cols, shape.queries, shape.batch], [stride, shape.queries * stride], rows)
         };
-        let inner = asked.inner();
+        let inner = request.inner();
         let kept_sum = self.norm.sum.map_or((Mapped::Workspace, o_bytes), in_launch);
         let mut words: Vec<Word> = self.groups.maps(kernel, shape, &alone).to_vec();
         words.push(rows_map(in_launch(self.norm.residual), cols, stride, queries));
@@ -293,21 +300,21 @@ impl Meeting {
         if let Some(projection) = self.projection {
             words.push(rows_map((Mapped::Workspace, 0), inner, inner, queries));
             let (of, offset) = in_launch(projection.weight);
-            words.push(match projection.turned {
+            words.push(match projection.transposed {
                 true => map(of, offset, [cols, inner, 1], [projection.stride, 0], UNIT),
                 false => map(of, offset, [inner, cols, 1], [projection.stride, 0], queries),
             });
         }
         words.extend(attention);
-        let optional = |position: Option<usize>| position.map_or(Word::Number(0), |at| argument(launch, at));
+        let optional = |position: Option<usize>| position.map_or(Word::Number(0), |at| argument(args, at));
         let number = |value: usize| Word::Number(value as u64);
         words.extend([
             sum,
-            argument(launch, self.norm.result),
-            argument(launch, self.norm.weight),
+            argument(args, self.norm.result),
+            argument(args, self.norm.weight),
             optional(self.norm.bias),
-            Word::Kept(STATE_BYTES + ready),
-            Word::Kept(0),
+            Word::Persistent(STATE_BYTES + ready),
+            Word::Persistent(0),
             number(numbers),
             number((1 << 32) / tiles + 1),
         ]);
@@ -315,7 +322,7 @@ impl Meeting {
         if self.projection.is_some() {
             // Parts of some queries come as much later as all places take to finish their heads, and three quarters.
             let lag = ((places + places * 3 / 4) / shape.heads).clamp(1, groups);
-            words.extend([optional(self.norm.added), Word::Kept(STATE_BYTES)]);
+            words.extend([optional(self.norm.added), Word::Persistent(STATE_BYTES)]);
             words.extend([number(together), number(inner), number(lag)]);
         } else {
             words.push(number(together));
@@ -331,12 +338,12 @@ impl Meeting {
             waits: false,
             words,
         };
-        let kept = STATE_BYTES + ready + groups * queries * (cols / UNIT) * 8;
-        Grids { list: vec![grid], workspace: o_bytes + sum_bytes, kept, checks_indices: false }
+        let persistent = STATE_BYTES + ready + groups * queries * (cols / UNIT) * 8;
+        Grids { list: vec![grid], workspace: o_bytes + sum_bytes, persistent, checks_indices: false }
     }
 }
 
-fn argument(launch: &Launch, position: usize) -> Word {
-    let offset = launch.args.get(position).map_or(0, |arg| arg.offset * arg.dtype.bytes());
+fn argument(args: &[ArgBinding], position: usize) -> Word {
+    let offset = args.get(position).map_or(0, ArgBinding::start);
     Word::Argument { position, offset }
 }

@@ -7,78 +7,55 @@
 //!   and count in a word of their own; the one that counts last does the work on the rows of their tile of queries, with all of its
 //!   threads. No block waits for another, so that nothing is asked of how many run at once: every GPU from `sm_75` on takes it.
 //! - Counters wrap to 0 by themselves. They are kept from run to run, and no run has to clear them.
-//! - Numbers: `o` is rounded to its dtype, as if it were stored for another kernel, and has the bits of [`Way::Plain`] or
-//!   [`Way::Tensor`]; so `s` has the bits that separate kernels give, where attention alone goes the same way (which it does not where
-//!   that is [`Way::Hopper`]). Sums along a row are of `f32` in an order that the launch shape decides, not who came last: the same
+//! - Numbers: `o` is rounded to its dtype, as if it were stored for another kernel, and has the bits of [`ForwardVariant::Plain`] or
+//!   [`ForwardVariant::Tensor`]; so `s` has the bits that separate kernels give, where attention alone goes the same way (which it does not where
+//!   that is [`ForwardVariant::Hopper`]). Sums along a row are of `f32` in an order that the launch shape decides, not who came last: the same
 //!   bits on every run, but not those of the separate row kernel, which is spread over other threads.
 //! - Traffic: that of both kernels, with `o` written to and read from the L2 while it is there.
 //! - Cost beyond that: one block does the rows of a whole tile while its multiprocessor has little else to do, [`WAITS`].
 //! - Limits: more than eight queries (fewer are decoded, by blocks that have no rows of their own); what follows is row work without
 //!   indices and without sums over rows; queries that follow each other are rows that do ([`AttentionKernel::joined`]).
 
-use std::fmt;
+use deuteron_plan::{Work, primitive_work};
 
-use super::hopper_norm::{Asked, Meeting, by_rows};
-use super::{
-    CudaAttention, DECODE_QUERIES, PLAIN_THREADS, RESULT_AT, SLOWER, Tiles, Way, choose as choose_alone,
-    grids as grids_alone, plain_text, tensor_text, text,
-};
-use crate::attention::rows::AttentionRows;
-use crate::attention::{AttentionKernel, AttentionMask, AttentionShape};
+use super::forward::{self, DECODE_QUERIES, ForwardVariant};
+use super::hopper_norm::{ExchangeRequest, RowExchange, SLOWER, by_rows};
+use super::text::{plain_text, tensor_text, text};
+use super::tiles::{PLAIN_THREADS, Tiles};
+use super::words::RESULT_AT;
+use crate::argument::ArgBinding;
+use crate::attention::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows};
+use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, LoweredAttention};
 use crate::body::Body;
-use crate::cuda::{CudaSource, CudaTarget, Family, Following, Grids, RowConfig, Word, following, following_words};
+use crate::cuda::grid::{CudaSource, Grids, Word};
+use crate::cuda::row::following::{Following, following, following_words};
+use crate::cuda::row_config::RowConfig;
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
 use crate::linear::earlier_sums;
-use crate::source::{ArgBinding, Geometry, Launch};
+use crate::lower::RowLaunch;
 
-/// What the launch waits for beyond the sums of both kernels, in meetings of all blocks: the last block of each tile works on 64 or 128 rows
+/// What the launch waits for beyond the sums of both kernels, in barriers over all blocks: the last block of each tile works on 64 or 128 rows
 /// alone, row after row, while the others of its multiprocessor have ended. A first value, to be fitted.
 pub const WAITS: f64 = 32.0;
 
 /// Registers of a multiprocessor, on every GPU.
 const REGISTERS: usize = 65536;
 
-/// Attention, what follows it, and the kernel that does both.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CudaRows {
-    /// what is computed
-    pub kernel: AttentionRows<Body>,
-    /// by which kernel
-    pub way: RowsWay,
-}
+/// Attention with row work on a GPU.
+pub(crate) struct AttentionRowsFamily;
 
-/// The kernels.
-#[derive(Debug, Clone, PartialEq)]
-pub enum RowsWay {
-    /// the last block of the heads that share rows goes on with them
-    Last {
-        /// attention: [`Way::Plain`] or [`Way::Tensor`]
-        way: Way,
-        /// how row work is spread over the threads of a block
-        config: RowConfig,
-    },
-    /// warps beside those who multiply normalise what all blocks made of a row: `hopper_rows.cu`
-    Meeting(Meeting),
-}
-
-impl CudaRows {
-    /// Heads side by side in a row.
-    pub fn joined(&self) -> usize {
-        self.kernel.tail.cols / self.kernel.attention.width
-    }
-}
-
-impl fmt::Display for CudaRows {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.way {
-            RowsWay::Last { way, config } => {
-                // That it walks over rows goes without saying.
-                let config = RowConfig { resident: 0, ..config.clone() };
-                write!(f, "{way}; rows by the last of {} heads, {config}", self.joined())
-            }
-            RowsWay::Meeting(meeting) => {
-                write!(f, "{}; rows by warps beside them, as {} heads meet", Way::Hopper(meeting.groups), self.joined())
-            }
+impl Family<CudaTarget> for AttentionRowsFamily {
+    fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+        let group = request.group;
+        let found = rows::recognise(&group)?;
+        if refusal(&found.attention.kernel, &found.attention.shape).is_some() {
+            return None;
         }
+        let lowered = rows::lower(&group, found);
+        let waits = waits(&lowered, target);
+        let work = move || Work { waits, ..primitive_work(&group) };
+        offered(work, move || kernel(lowered, target))
     }
 }
 
@@ -87,65 +64,100 @@ pub fn refusal(kernel: &AttentionKernel, shape: &AttentionShape) -> Option<&'sta
     if shape.queries <= DECODE_QUERIES {
         return Some("expected more than 8 queries: fewer are decoded");
     }
-    super::refusal(kernel, shape)
+    forward::refusal(kernel, shape)
 }
 
-/// The kernel for a launch.
-pub(crate) fn render(mut kernel: AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> CudaSource {
-    if let Some(meeting) = meeting(&kernel, launch, target) {
-        let text = meeting.text(&kernel.attention);
-        let rows = CudaRows { kernel, way: RowsWay::Meeting(meeting) };
-        return CudaSource { name: meeting.name().into(), text, family: Family::AttentionRows(Box::new(rows)) };
+/// The kernel.
+pub fn kernel(lowered: LoweredAttentionRows, target: &CudaTarget) -> Kernel {
+    match exchange(&lowered, target) {
+        Some(exchange) => exchange_kernel(&lowered, &exchange, target),
+        None => last_block_kernel(lowered, target),
     }
-    kernel.tail = earlier_sums(&kernel.tail).body;
-    let alone = choose(&kernel, launch, target);
-    let Block { threads, registers } = block(&kernel.attention, alone);
-    let tail = tail_launch(&kernel, launch);
-    let Following { text: rows, config } = following(&kernel.tail, &tail, target, threads, registers);
-    let (constants, own) = match alone {
-        Way::Tensor(tiles) => (tiles.constants(), tensor_text(FOLLOWS)),
+}
+
+/// Warps beside those that multiply normalise what all blocks computed of a row.
+fn exchange_kernel(lowered: &LoweredAttentionRows, exchange: &RowExchange, target: &CudaTarget) -> Kernel {
+    let (variant, joined) = (ForwardVariant::Hopper(exchange.groups), joined(&lowered.kernel));
+    let name = format!("{variant}; rows by warps beside them, as {joined} heads meet");
+    let source = CudaSource::new(exchange.name(), exchange.text(&lowered.kernel.attention));
+    let grids = exchange.grids(exchange_request(lowered), target);
+    finished(lowered, source, grids, name)
+}
+
+/// The last block of the heads that share rows goes on with them.
+fn last_block_kernel(mut lowered: LoweredAttentionRows, target: &CudaTarget) -> Kernel {
+    lowered.kernel.tail = earlier_sums(&lowered.kernel.tail).body;
+    let (variant, joined) = (choose(&lowered, target), joined(&lowered.kernel));
+    let tail = tail_launch(&lowered);
+    let Following { text: rows, config } = last_block_rows(&lowered, &variant, &tail, target);
+    let (constants, own) = match &variant {
+        ForwardVariant::Tensor(tiles) => (tiles.constants(), tensor_text(FOLLOWS)),
         _ => (String::new(), plain_text(FOLLOWS)),
     };
-    let source = CudaRows { kernel, way: RowsWay::Last { way: alone, config } };
-    let constants = format!("{constants}constexpr int JOINED = {};\n", source.joined());
-    let text = rows + "\n" + &text(&source.kernel.attention, &constants, &own);
-    CudaSource { name: "attention_rows".into(), text, family: Family::AttentionRows(Box::new(source)) }
+    let constants = format!("{constants}constexpr int JOINED = {joined};\n");
+    let text = rows + "\n" + &text(&lowered.kernel.attention, &constants, &own);
+    // That it walks over rows goes without saying.
+    let config = RowConfig { resident: 0, ..config };
+    let name = format!("{variant}; rows by the last of {joined} heads, {config}");
+    let grids = last_block_grids(&lowered, &variant, &tail, target);
+    finished(&lowered, CudaSource::new("attention_rows", text), grids, name)
+}
+
+/// The row work, and how it is spread over the threads of a block of attention.
+pub(super) fn last_block_rows(
+    lowered: &LoweredAttentionRows,
+    variant: &ForwardVariant,
+    tail: &RowLaunch,
+    target: &CudaTarget,
+) -> Following {
+    let Block { threads, registers } = block(&lowered.kernel.attention, variant);
+    following(&lowered.kernel.tail, tail, target, threads, registers)
+}
+
+fn finished(lowered: &LoweredAttentionRows, source: CudaSource, grids: Grids, name: String) -> Kernel {
+    let arguments = lowered.kernel.arguments(&lowered.launch, lowered.kernel.tail.cols);
+    let launch = Launch::new(arguments, Execution::Grids(grids)).with_variant(name, String::new());
+    Kernel::new(Source::Cuda(source), launch)
 }
 
 /// How a block goes on with rows.
 const FOLLOWS: &str = include_str!("rows.cuh");
 
-/// The meeting of a launch, where only a residual and a norm follow and attention alone is for warpgroups.
-pub(crate) fn meeting(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> Option<Meeting> {
-    Meeting::new(asked(kernel, launch)?, target)
+/// Heads side by side in a row.
+fn joined(kernel: &AttentionRows<Body>) -> usize {
+    kernel.tail.cols / kernel.attention.width
 }
 
-fn asked<'a>(kernel: &'a AttentionRows<Body>, launch: &'a Launch) -> Option<Asked<'a>> {
-    let Geometry::AttentionRows { shape, .. } = &launch.geometry else { return None };
-    let AttentionRows { attention: kernel, norm, tail, .. } = kernel;
+/// How blocks exchange statistics of rows, where only a residual and a norm follow and attention alone is for warpgroups.
+pub(crate) fn exchange(lowered: &LoweredAttentionRows, target: &CudaTarget) -> Option<RowExchange> {
+    RowExchange::new(exchange_request(lowered), target)
+}
+
+fn exchange_request(lowered: &LoweredAttentionRows) -> ExchangeRequest<'_> {
+    let AttentionRows { attention: kernel, norm, tail, .. } = &lowered.kernel;
+    let AttentionRowsLaunch { args, shape, .. } = &lowered.launch;
     let shape = by_rows(kernel, shape, tail.cols);
-    Some(Asked { kernel, shape, norm: norm.as_ref(), product: None, launch })
+    ExchangeRequest { kernel, shape, norm: norm.as_ref(), product: None, args }
 }
 
-/// What a launch waits for, in meetings of all blocks.
-pub(crate) fn waits(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> f64 {
-    if let Some(meeting) = meeting(kernel, launch, target) {
-        return meeting.waits();
+/// What a launch waits for, in barriers over all blocks.
+pub(crate) fn waits(lowered: &LoweredAttentionRows, target: &CudaTarget) -> f64 {
+    if let Some(exchange) = exchange(lowered, target) {
+        return exchange.waits();
     }
-    let alone = attention_launch(kernel, launch);
-    let way = alone.map(|(alone, shape)| choose_alone(&kernel.attention, &shape, &alone, target));
     // Where attention alone is by warpgroups, without them it is slower.
-    if matches!(way, Some(Way::Hopper(_))) { SLOWER } else { WAITS }
+    let alone = forward::choose(&attention_alone(lowered), target);
+    if matches!(alone, ForwardVariant::Hopper(_)) { SLOWER } else { WAITS }
 }
 
 /// As attention alone, but for what only Hopper has.
-fn choose(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) -> Way {
-    let Some((alone, shape)) = attention_launch(kernel, launch) else { return Way::Plain };
-    match choose_alone(&kernel.attention, &shape, &alone, target) {
-        way @ (Way::Plain | Way::Tensor(_)) => way,
-        Way::Hopper(_) => Way::Tensor(Tiles::new(&kernel.attention, &shape, target.processors)),
+pub(super) fn choose(lowered: &LoweredAttentionRows, target: &CudaTarget) -> ForwardVariant {
+    let alone = attention_alone(lowered);
+    match forward::choose(&alone, target) {
+        variant @ (ForwardVariant::Plain | ForwardVariant::Tensor(_)) => variant,
+        ForwardVariant::Hopper(_) => ForwardVariant::Tensor(Tiles::new(&alone.kernel, &alone.shape, target.processors)),
         // Few queries are refused, and nothing else is stored than values.
-        Way::Decode { .. } | Way::Scores(_) | Way::Written(_) => Way::Plain,
+        ForwardVariant::Decode { .. } | ForwardVariant::Scores(_) => ForwardVariant::Plain,
     }
 }
 
@@ -156,9 +168,9 @@ struct Block {
     registers: usize,
 }
 
-fn block(kernel: &AttentionKernel, way: Way) -> Block {
-    let (threads, blocks) = match way {
-        Way::Tensor(tiles) => (32 * tiles.warps, tiles.blocks),
+fn block(kernel: &AttentionKernel, variant: &ForwardVariant) -> Block {
+    let (threads, blocks) = match variant {
+        ForwardVariant::Tensor(tiles) => (32 * tiles.warps, tiles.blocks),
         // As in `plain.cu`.
         _ => {
             let seen = matches!(kernel.mask, AttentionMask::Full | AttentionMask::Causal);
@@ -169,64 +181,48 @@ fn block(kernel: &AttentionKernel, way: Way) -> Block {
     Block { threads, registers: (REGISTERS / (threads * blocks)).min(255) }
 }
 
-/// The launch of attention alone: its result is the last argument, and lies in the workspace.
-fn attention_launch(kernel: &AttentionRows<Body>, launch: &Launch) -> Option<(Launch, AttentionShape)> {
-    let Geometry::AttentionRows { shape, .. } = launch.geometry else { return None };
-    let mut args = launch.args.get(..kernel.operands())?.to_vec();
-    args.push(result(kernel, launch, Vec::new(), true)?);
-    Some((Launch { args, geometry: Geometry::Attention(shape) }, shape))
+/// Attention alone: its result is the last argument, and lies in the workspace.
+fn attention_alone(lowered: &LoweredAttentionRows) -> LoweredAttention {
+    let LoweredAttentionRows { kernel, launch } = lowered;
+    let mut args = launch.args[..kernel.operands()].to_vec();
+    args.push(ArgBinding { written: true, ..launch.args[0].internal(kernel.attention.dtype) });
+    LoweredAttention { kernel: kernel.attention, shape: launch.shape, args }
 }
 
 /// The launch of the row work alone: one of its arguments is attention's result.
-fn tail_launch(kernel: &AttentionRows<Body>, launch: &Launch) -> Launch {
-    let Geometry::AttentionRows { shape, axes } = &launch.geometry else { return launch.clone() };
+pub(super) fn tail_launch(lowered: &LoweredAttentionRows) -> RowLaunch {
+    let LoweredAttentionRows { kernel, launch: AttentionRowsLaunch { args, shape, axes } } = lowered;
     let cols = kernel.tail.cols;
     let rows = shape.batch * shape.heads * shape.queries * kernel.attention.width / cols.max(1);
-    let mut args = launch.args[kernel.operands()..].to_vec();
-    if let Some(read) = result(kernel, launch, vec![(rows, cols)], false) {
-        args.insert(kernel.result, read);
-    }
-    Launch { args, geometry: Geometry::Row { rows, cols, axes: axes.clone() } }
+    let result = ArgBinding { leading: vec![(rows, cols)], ..args[0].internal(kernel.attention.dtype) };
+    let mut args = args[kernel.operands()..].to_vec();
+    args.insert(kernel.result, result);
+    RowLaunch { args, rows, cols, axes: axes.clone() }
 }
 
-/// Attention's result as an argument.
-fn result(
-    kernel: &AttentionRows<Body>,
-    launch: &Launch,
-    leading: Vec<(usize, usize)>,
-    written: bool,
-) -> Option<ArgBinding> {
-    let base = launch.args.first()?.base;
-    Some(ArgBinding { base, dtype: kernel.attention.dtype, written, offset: 0, leading, table_rows: 0 })
-}
-
-/// The grid of a launch; none where there is nothing to write.
-pub(crate) fn grids(rows: &CudaRows, launch: &Launch, target: &CudaTarget) -> Grids {
-    let CudaRows { kernel, way } = rows;
-    let way = match way {
-        RowsWay::Last { way, .. } => way,
-        RowsWay::Meeting(meeting) => {
-            return asked(kernel, launch).map_or_else(Grids::default, |asked| meeting.grids(asked, target));
-        }
-    };
-    let Some((alone, shape)) = attention_launch(kernel, launch) else { return Grids::default() };
-    let attention = CudaAttention { kernel: kernel.attention, way: *way };
-    let mut grids = grids_alone(&attention, &alone, target);
-    let tail = tail_launch(kernel, launch);
+/// The grid; none where there is nothing to write.
+fn last_block_grids(
+    lowered: &LoweredAttentionRows,
+    variant: &ForwardVariant,
+    tail: &RowLaunch,
+    target: &CudaTarget,
+) -> Grids {
+    let kernel = &lowered.kernel;
+    let AttentionShape { batch, heads, queries, .. } = lowered.launch.shape;
+    let mut grids = forward::grids(&attention_alone(lowered), variant, target);
     let address = |arg: usize| match arg == kernel.result {
         true => Word::Workspace(0),
         false => {
             let position = kernel.operands() + arg - usize::from(arg > kernel.result);
-            Word::Argument { position, offset: tail.args[arg].offset * tail.args[arg].dtype.bytes() }
+            Word::Argument { position, offset: tail.args[arg].start() }
         }
     };
     for grid in &mut grids.list {
         grid.words[RESULT_AT] = Word::Workspace(0);
-        grid.words.push(Word::Kept(0));
-        grid.words.extend(following_words(&kernel.tail, &tail, address));
-        grids.kept = grid.blocks[0] as usize / rows.joined() * 4;
+        grid.words.push(Word::Persistent(0));
+        grid.words.extend(following_words(&kernel.tail, tail, address));
+        grids.persistent = grid.blocks[0] as usize / joined(kernel) * 4;
     }
-    let elements = shape.batch * shape.heads * shape.queries * kernel.attention.width;
-    grids.workspace = elements * kernel.attention.dtype.bytes();
+    grids.workspace = batch * heads * queries * kernel.attention.width * kernel.attention.dtype.bytes();
     grids
 }

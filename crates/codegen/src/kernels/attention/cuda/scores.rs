@@ -7,10 +7,11 @@ use std::fmt;
 
 use deuteron_graph::Dtype;
 
-use super::{PLAIN_QUERIES, PLAIN_THREADS, Tiles, rows_start_at};
+use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS, Tiles};
+use super::words::rows_start_at;
+use crate::argument::ArgBinding;
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape};
-use crate::cuda::CudaTarget;
-use crate::source::Launch;
+use crate::cuda::target::CudaTarget;
 
 /// The kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,14 +31,14 @@ impl Scores {
     pub(super) fn new(
         kernel: &AttentionKernel,
         shape: &AttentionShape,
-        launch: &Launch,
+        args: &[ArgBinding],
         target: &CudaTarget,
     ) -> Scores {
         use AttentionOperand::{K, Q};
         let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16) && kernel.kv == kernel.dtype;
-        let aligned = [Q, K].into_iter().all(|operand| rows_start_at(kernel, shape, launch, operand, 16));
+        let aligned = [Q, K].into_iter().all(|operand| rows_start_at(kernel, shape, args, operand, 16));
         if narrow && aligned && kernel.width.is_multiple_of(16) && target.arch.is_ampere() {
-            let together = together(kernel, shape, launch);
+            let together = together(kernel, shape, args);
             return Scores::Tensor { tiles: tiles(kernel, shape, together, target.processors), together };
         }
         Scores::Plain
@@ -121,9 +122,9 @@ fn tiles(kernel: &AttentionKernel, shape: &AttentionShape, together: usize, proc
 }
 
 /// The most elements that lie together in every row of the result and of the mask, at a multiple of their size or of 16 bytes.
-fn together(kernel: &AttentionKernel, shape: &AttentionShape, launch: &Launch) -> usize {
+fn together(kernel: &AttentionKernel, shape: &AttentionShape, args: &[ArgBinding]) -> usize {
     let lie = |operand: AttentionOperand, dtype: Dtype, count: usize| {
-        rows_start_at(kernel, shape, launch, operand, (count * dtype.bytes()).min(16))
+        rows_start_at(kernel, shape, args, operand, (count * dtype.bytes()).min(16))
     };
     let masked = |count: usize| match kernel.mask {
         AttentionMask::Additive(dtype) => lie(AttentionOperand::Mask, dtype, count),

@@ -5,9 +5,17 @@ mod scores;
 use deuteron_graph::{Dtype, Graph};
 
 use super::super::MAX_WIDTH;
-use super::*;
-use crate::cuda::Arch;
-use crate::source::ArgBinding;
+use super::forward::{self, ForwardVariant, clustered, even_ranges};
+use super::hopper::Groups;
+use super::tiles::Tiles;
+use super::words::{PARTS_AT, words};
+use crate::argument::ArgBinding;
+use crate::attention::{
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, DropoutRule, HeadStrides,
+    LoweredAttention,
+};
+use crate::cuda::{Arch, CudaTarget, Grids, Word};
+use crate::kernel::Kernel;
 
 const ROW: HeadStrides = HeadStrides { batch: 12 * 100 * 64, head: 100 * 64, position: 64 };
 
@@ -20,7 +28,7 @@ fn shape([batch, heads, queries, keys]: [usize; 4]) -> AttentionShape {
     AttentionShape { batch, heads, queries, keys, q: ROW, k: ROW, v: ROW, mask: HeadStrides::default(), o: ROW }
 }
 
-fn launch(kernel: &AttentionKernel, shape: AttentionShape, offset: usize) -> Launch {
+fn lowered(kernel: &AttentionKernel, shape: AttentionShape, offset: usize) -> LoweredAttention {
     let base = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
     let binding = |&operand: &AttentionOperand| ArgBinding {
         base,
@@ -30,56 +38,72 @@ fn launch(kernel: &AttentionKernel, shape: AttentionShape, offset: usize) -> Lau
         leading: Vec::new(),
         table_rows: 0,
     };
-    Launch { args: kernel.operands().iter().map(binding).collect(), geometry: Geometry::Attention(shape) }
+    LoweredAttention { kernel: *kernel, shape, args: kernel.operands().iter().map(binding).collect() }
 }
 
-fn way(kernel: AttentionKernel, shape: AttentionShape, offset: usize, arch: Arch) -> Way {
-    let source = render(kernel, &launch(&kernel, shape, offset), &CudaTarget::new(arch, 132));
-    match source.family {
-        Family::Attention(attention) => attention.way,
-        family => panic!("{family:?}"),
-    }
+fn variant(kernel: AttentionKernel, shape: AttentionShape, offset: usize, arch: Arch) -> ForwardVariant {
+    forward::choose(&lowered(&kernel, shape, offset), &CudaTarget::new(arch, 132))
+}
+
+/// The grids of a kernel.
+fn grids(kernel: &Kernel) -> Grids {
+    kernel.launch.grids().expect("grids").clone()
 }
 
 #[test]
 fn the_kernel_follows_from_sizes_storage_and_alignment() {
-    let tall = Way::Tensor(Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 });
-    let low = Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 });
+    let tall = ForwardVariant::Tensor(Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 });
+    let low = ForwardVariant::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 });
     let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
     let prompt = shape([8, 12, 1024, 1024]);
-    assert_eq!(way(causal, prompt, 0, Arch::Sm90a), Way::Hopper(Groups::NARROW));
-    assert_eq!(way(causal, prompt, 64, Arch::Sm80), tall);
+    assert_eq!(variant(causal, prompt, 0, Arch::Sm90a), ForwardVariant::Hopper(Groups::NARROW));
+    assert_eq!(variant(causal, prompt, 64, Arch::Sm80), tall);
     // Few blocks; a mask that takes registers; offsets and strides of part of a vector; an old GPU; f32.
-    assert_eq!(way(causal, shape([1, 12, 1024, 1024]), 0, Arch::Sm80), low);
-    assert_eq!(way(kernel(Dtype::F16, AttentionMask::Additive(Dtype::F32)), prompt, 0, Arch::Sm90a), low);
-    assert_eq!(way(causal, prompt, 4, Arch::Sm90a), Way::Plain);
+    assert_eq!(variant(causal, shape([1, 12, 1024, 1024]), 0, Arch::Sm80), low);
+    assert_eq!(variant(kernel(Dtype::F16, AttentionMask::Additive(Dtype::F32)), prompt, 0, Arch::Sm90a), low);
+    assert_eq!(variant(causal, prompt, 4, Arch::Sm90a), ForwardVariant::Plain);
     let odd = AttentionShape { k: HeadStrides { position: 65, ..ROW }, ..prompt };
-    assert_eq!(way(causal, odd, 0, Arch::Sm90a), Way::Plain);
-    assert_eq!(way(AttentionKernel { width: 40, ..causal }, prompt, 0, Arch::Sm90a), Way::Plain);
-    assert_eq!(way(causal, prompt, 0, Arch::Sm75), Way::Plain);
-    assert_eq!(way(kernel(Dtype::F32, AttentionMask::Full), prompt, 0, Arch::Sm90a), Way::Plain);
+    assert_eq!(variant(causal, odd, 0, Arch::Sm90a), ForwardVariant::Plain);
+    assert_eq!(variant(AttentionKernel { width: 40, ..causal }, prompt, 0, Arch::Sm90a), ForwardVariant::Plain);
+    assert_eq!(variant(causal, prompt, 0, Arch::Sm75), ForwardVariant::Plain);
+    assert_eq!(variant(kernel(Dtype::F32, AttentionMask::Full), prompt, 0, Arch::Sm90a), ForwardVariant::Plain);
     // Keys and values of another type have no matrix units; their rows must be whole pieces as well.
     let mixed = AttentionKernel { kv: Dtype::Bf16, ..kernel(Dtype::F32, AttentionMask::Cached) };
-    assert_eq!(way(mixed, prompt, 0, Arch::Sm90a), Way::Plain);
+    assert_eq!(variant(mixed, prompt, 0, Arch::Sm90a), ForwardVariant::Plain);
     assert_eq!(
-        way(AttentionKernel { dtype: Dtype::Bf16, kv: Dtype::F16, ..mixed }, prompt, 0, Arch::Sm90a),
-        Way::Plain
+        variant(AttentionKernel { dtype: Dtype::Bf16, kv: Dtype::F16, ..mixed }, prompt, 0, Arch::Sm90a),
+        ForwardVariant::Plain
     );
-    assert_eq!(way(mixed, shape([1, 12, 1, 1024]), 8, Arch::Sm90a), Way::Decode { rows: 1, vector: true });
-    assert_eq!(way(mixed, shape([1, 12, 1, 1024]), 4, Arch::Sm90a), Way::Decode { rows: 1, vector: false });
+    assert_eq!(
+        variant(mixed, shape([1, 12, 1, 1024]), 8, Arch::Sm90a),
+        ForwardVariant::Decode { rows: 1, vector: true }
+    );
+    assert_eq!(
+        variant(mixed, shape([1, 12, 1, 1024]), 4, Arch::Sm90a),
+        ForwardVariant::Decode { rows: 1, vector: false }
+    );
     // One token more.
     let cached = kernel(Dtype::Bf16, AttentionMask::Cached);
-    assert_eq!(way(cached, shape([1, 12, 1, 1024]), 0, Arch::Sm90a), Way::Decode { rows: 1, vector: true });
+    assert_eq!(
+        variant(cached, shape([1, 12, 1, 1024]), 0, Arch::Sm90a),
+        ForwardVariant::Decode { rows: 1, vector: true }
+    );
     let grouped = AttentionKernel { group: 3, ..cached };
-    assert_eq!(way(grouped, shape([1, 12, 1, 1024]), 1, Arch::Sm90a), Way::Decode { rows: 4, vector: false });
-    assert_eq!(way(grouped, shape([1, 12, 8, 1024]), 0, Arch::Sm90a), Way::Decode { rows: 8, vector: true });
+    assert_eq!(
+        variant(grouped, shape([1, 12, 1, 1024]), 1, Arch::Sm90a),
+        ForwardVariant::Decode { rows: 4, vector: false }
+    );
+    assert_eq!(
+        variant(grouped, shape([1, 12, 8, 1024]), 0, Arch::Sm90a),
+        ForwardVariant::Decode { rows: 8, vector: true }
+    );
 }
 
 #[test]
 fn offsets_are_in_bytes_of_each_operand() {
     let kernel = AttentionKernel { kv: Dtype::Bf16, ..kernel(Dtype::F32, AttentionMask::Cached) };
     let shape = shape([1, 12, 1, 100]);
-    let words = words(&kernel, &shape, &launch(&kernel, shape, 8), 1);
+    let words = words(&kernel, &shape, &lowered(&kernel, shape, 8).args, 1);
     let at = |position: usize, offset: usize| Word::Argument { position, offset };
     assert_eq!(words[..3], [at(0, 32), at(1, 16), at(2, 16)]);
 }
@@ -90,8 +114,7 @@ fn the_words_are_the_fields_of_the_parameter_in_order() {
     let kernel = AttentionKernel { group: 2, dropout, ..kernel(Dtype::Bf16, AttentionMask::Additive(Dtype::F32)) };
     let at = |first: usize| HeadStrides { batch: first, head: first + 1, position: first + 2 };
     let shape = AttentionShape { q: at(10), k: at(20), v: at(30), mask: at(40), o: at(50), ..shape([3, 4, 5, 600]) };
-    let launch = launch(&kernel, shape, 7);
-    let words = words(&kernel, &shape, &launch, 2);
+    let words = words(&kernel, &shape, &lowered(&kernel, shape, 7).args, 2);
     let at = |position: usize, offset: usize| Word::Argument { position, offset };
     let none = Word::Number(0);
     assert_eq!(words[..7], [at(0, 14), at(1, 14), at(2, 14), at(3, 28), at(4, 28), none, at(5, 14)]);
@@ -104,10 +127,8 @@ fn the_words_are_the_fields_of_the_parameter_in_order() {
 fn a_cluster_joins_few_ranges_and_a_second_grid_joins_many() {
     let target = CudaTarget::new(Arch::Sm90a, 132);
     let list = |kernel: AttentionKernel, sizes: [usize; 4]| {
-        let launch = launch(&kernel, shape(sizes), 0);
-        let source = render(kernel, &launch, &target);
-        let Family::Attention(attention) = &source.family else { panic!("attention") };
-        let Grids { list, workspace, .. } = grids(attention, &launch, &target);
+        let made = forward::kernel(&lowered(&kernel, shape(sizes), 0), &target);
+        let Grids { list, workspace, .. } = grids(&made);
         assert!(list.iter().all(|grid| grid.waits && grid.blocks[0].is_multiple_of(grid.cluster)));
         let grids: Vec<_> = list.iter().map(|grid| (grid.entry, grid.blocks[0], grid.cluster, grid.shared)).collect();
         (grids, workspace, list[0].words[PARTS_AT..PARTS_AT + 2].to_vec())
@@ -139,10 +160,8 @@ fn ranges_keep_all_places_for_blocks_busy() {
 fn launches_fill_the_machine_and_nothing_launches_nothing() {
     let target = CudaTarget::new(Arch::Sm80, 132);
     let list = |kernel: AttentionKernel, sizes: [usize; 4]| {
-        let launch = launch(&kernel, shape(sizes), 0);
-        let source = render(kernel, &launch, &target);
-        let Family::Attention(attention) = &source.family else { panic!("attention") };
-        let Grids { list, workspace, .. } = grids(attention, &launch, &target);
+        let made = forward::kernel(&lowered(&kernel, shape(sizes), 0), &target);
+        let Grids { list, workspace, .. } = grids(&made);
         let grids: Vec<_> = list.iter().map(|grid| (grid.entry, grid.blocks[0], grid.threads, grid.shared)).collect();
         (grids, workspace)
     };
@@ -174,11 +193,12 @@ fn shared_memory_is_what_every_architecture_has() {
 }
 
 mod gradient {
-    use super::super::backward::{BackwardTiles, BackwardWay, CudaBackward, SideTiles, grids, render};
+    use super::super::backward::{self, BackwardTiles, BackwardVariant, SideTiles};
     use super::*;
     use crate::attention::BackwardOperand;
+    use crate::attention::backward::LoweredBackward;
 
-    fn backward_launch(kernel: &AttentionKernel, shape: AttentionShape, offset: usize) -> Launch {
+    fn gradient(kernel: &AttentionKernel, shape: AttentionShape, offset: usize) -> LoweredBackward {
         let base = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
         let binding = |operand: BackwardOperand| {
             let written = matches!(operand, BackwardOperand::Gradient(_));
@@ -190,23 +210,19 @@ mod gradient {
             ArgBinding { base, dtype, written, offset, leading: Vec::new(), table_rows: 0 }
         };
         let args = kernel.backward_operands().map(binding).collect();
-        Launch { args, geometry: Geometry::AttentionBackward(shape) }
+        LoweredBackward { kernel: *kernel, shape, args }
     }
 
-    fn chosen(kernel: AttentionKernel, shape: AttentionShape, offset: usize, arch: Arch) -> CudaBackward {
-        let launch = backward_launch(&kernel, shape, offset);
-        match render(kernel, &launch, &CudaTarget::new(arch, 132)).family {
-            Family::AttentionBackward(backward) => backward,
-            family => panic!("{family:?}"),
-        }
+    fn chosen(kernel: AttentionKernel, shape: AttentionShape, offset: usize, arch: Arch) -> BackwardVariant {
+        backward::choose(&gradient(&kernel, shape, offset), &CudaTarget::new(arch, 132))
     }
 
     #[test]
     fn kernels_follow_from_sizes_storage_and_alignment() {
         let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
-        let atoms = |kernel, shape, offset, arch| match chosen(kernel, shape, offset, arch).way {
-            BackwardWay::Tensor(BackwardTiles { queries, keys, .. }) => Some((queries.atoms, keys.atoms)),
-            BackwardWay::Plain | BackwardWay::Hopper => None,
+        let atoms = |kernel, shape, offset, arch| match chosen(kernel, shape, offset, arch) {
+            BackwardVariant::Tensor(BackwardTiles { queries, keys, .. }) => Some((queries.atoms, keys.atoms)),
+            BackwardVariant::Plain | BackwardVariant::Hopper => None,
         };
         let prompt = shape([8, 12, 1024, 1024]);
         assert_eq!(atoms(causal, prompt, 0, Arch::Sm80), Some((2, 2)));
@@ -226,7 +242,7 @@ mod gradient {
 
     #[test]
     fn warpgroups_are_for_plain_gradients_of_hopper() {
-        let takes = |kernel, shape, offset, arch| chosen(kernel, shape, offset, arch).way == BackwardWay::Hopper;
+        let takes = |kernel, shape, offset, arch| chosen(kernel, shape, offset, arch) == BackwardVariant::Hopper;
         let prompt = shape([8, 12, 1024, 1024]);
         for (dtype, mask) in [(Dtype::Bf16, AttentionMask::Causal), (Dtype::F16, AttentionMask::Full)] {
             let plain = kernel(dtype, mask);
@@ -254,8 +270,8 @@ mod gradient {
         let list = |kernel: AttentionKernel, sizes: [usize; 4], arch: Arch| {
             let shape = shape(sizes);
             let target = CudaTarget::new(arch, 132);
-            let Grids { list, workspace, .. } =
-                grids(&chosen(kernel, shape, 0, arch), &backward_launch(&kernel, shape, 0), &target);
+            let made = backward::kernel(&gradient(&kernel, shape, 0), &target);
+            let Grids { list, workspace, .. } = grids(&made);
             let grids: Vec<_> =
                 list.iter().map(|grid| (grid.entry, grid.blocks[0], grid.threads, grid.shared)).collect();
             (grids, workspace)
@@ -282,9 +298,8 @@ mod gradient {
         let dropout = Some(DropoutRule { probability: 0.5, offset: 3 });
         let kernel = AttentionKernel { dropout, ..kernel(Dtype::Bf16, AttentionMask::Additive(Dtype::F32)) };
         let shape = shape([3, 4, 50, 600]);
-        let launch = backward_launch(&kernel, shape, 8);
         let target = CudaTarget::new(Arch::Sm90a, 132);
-        let words = grids(&chosen(kernel, shape, 8, Arch::Sm90a), &launch, &target).list.remove(0).words;
+        let words = grids(&backward::kernel(&gradient(&kernel, shape, 8), &target)).list.remove(0).words;
         let at = |position: usize, offset: usize| Word::Argument { position, offset };
         // The gradient that comes in is where attention has its result.
         let none = Word::Number(0);
@@ -299,7 +314,7 @@ mod gradient {
         for width in (16..=MAX_WIDTH).step_by(16).filter(|width| *width <= 128 || width.is_multiple_of(32)) {
             for mask in [AttentionMask::Causal, AttentionMask::Additive(Dtype::F32)] {
                 let kernel = AttentionKernel { width, ..kernel(Dtype::Bf16, mask) };
-                let BackwardWay::Tensor(tiles) = chosen(kernel, shape([8, 12, 1024, 1024]), 0, Arch::Sm80).way else {
+                let BackwardVariant::Tensor(tiles) = chosen(kernel, shape([8, 12, 1024, 1024]), 0, Arch::Sm80) else {
                     panic!("matrix units for {width}")
                 };
                 assert!(tiles.shared(width).iter().all(|&bytes| bytes <= least), "{width}: {:?}", tiles.shared(width));

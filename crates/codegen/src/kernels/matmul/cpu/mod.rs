@@ -18,14 +18,19 @@
 
 #[cfg(target_arch = "x86_64")]
 mod bytes;
+pub(crate) mod driver;
+pub mod family;
 mod floats;
 mod pack;
 mod plain_bytes;
+pub(crate) mod routed;
+mod row_work;
 mod store;
 mod stream;
 mod stream_bytes;
 mod tiles;
 mod words;
+pub(crate) mod work;
 
 #[cfg(test)]
 mod tests;
@@ -34,8 +39,8 @@ use deuteron_graph::Dtype;
 
 use crate::cpu::simd::amx::Amx;
 use crate::cpu::simd::lanes::Simd;
-use crate::cpu::simd::lines::Lines;
 use crate::cpu::simd::{Isa, Task};
+use crate::cpu::task::Floats;
 pub use store::Store;
 
 /// Rows of A, at most, for which B is streamed.
@@ -204,22 +209,6 @@ pub struct Block<'a> {
     pub second: &'a mut [f32],
 }
 
-/// Memory of one worker.
-#[derive(Clone, Debug, Default)]
-pub struct Scratch(Lines);
-
-impl Scratch {
-    /// At least `floats` of them.
-    pub fn new(floats: usize) -> Scratch {
-        Scratch(Lines::new(floats))
-    }
-
-    /// The first float, which starts a cache line.
-    pub fn pointer(&mut self) -> *mut f32 {
-        self.0.pointer()
-    }
-}
-
 /// A product that is ready to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
@@ -251,14 +240,12 @@ impl Kernel {
     /// # Panics
     /// For other dtypes, and for no or more than two B.
     pub fn methods(isa: Isa, spec: Spec) -> Vec<Method> {
-        let known = |dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::I8);
-        assert!(known(spec.left) && known(spec.right), "expected f32, f16, bf16 or i8: {spec:?}");
-        assert!((1..=2).contains(&spec.rights), "expected one or two B: {spec:?}");
+        assert!(Kernel::computes(spec), "expected f32, f16, bf16 or i8, and one or two B: {spec:?}");
         if (spec.left, spec.right) == (Dtype::I8, Dtype::I8) {
             return Kernel::methods_of_bytes(isa, spec);
         }
         let mut found = Vec::new();
-        if spec.rows <= STREAMED_ROWS && (spec.right_strides.0 == 1 || spec.right_strides.1 == 1) {
+        if Kernel::streams(spec) {
             found.push(Method(Way::Stream));
         }
         if (spec.left, spec.right) == (Dtype::Bf16, Dtype::Bf16) {
@@ -266,6 +253,19 @@ impl Kernel {
         }
         found.push(Method(Way::Floats));
         found
+    }
+
+    /// Whether there is a method for it: of these dtypes, and one or two B.
+    pub fn computes(spec: Spec) -> bool {
+        let known = |dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::I8);
+        known(spec.left) && known(spec.right) && (1..=2).contains(&spec.rights)
+    }
+
+    /// Whether B is streamed as floats, on every instruction set: then a part asks for its rows of A as a whole, each once.
+    pub fn streams(spec: Spec) -> bool {
+        let floats = (spec.left, spec.right) != (Dtype::I8, Dtype::I8);
+        let lies = spec.right_strides.0 == 1 || spec.right_strides.1 == 1;
+        floats && lies && spec.rows <= STREAMED_ROWS
     }
 
     fn methods_of_bytes(isa: Isa, spec: Spec) -> Vec<Method> {
@@ -288,12 +288,7 @@ impl Kernel {
         self.method
     }
 
-    /// Whether a part asks for its rows of A as a whole, each once.
-    pub fn fills_whole_rows(&self) -> bool {
-        self.method.0 == Way::Stream
-    }
-
-    /// Floats of [`Scratch`] that a part of at most so many rows and columns needs.
+    /// [`Floats`] that a part of at most so many rows and columns needs.
     pub fn scratch(&self, rows: usize, columns: usize) -> usize {
         self.isa.dispatch(Size { kernel: self, rows, columns })
     }
@@ -374,14 +369,14 @@ impl Kernel {
         left: Left<'_>,
         rights: &[Right<'_>],
         part: Part,
-        scratch: &mut Scratch,
+        scratch: &mut Floats,
         finish: &mut dyn FnMut(Block<'_>),
     ) {
         assert_eq!(rights.len(), self.spec.rights, "B operands");
         let strides = self.spec.right_strides;
         assert!(rights.iter().all(|right| right.matrix.strides == strides), "expected strides {strides:?} of B");
         assert!(part.row + part.rows <= self.spec.rows, "{part:?} of {} rows", self.spec.rows);
-        assert!(self.scratch(part.rows, part.columns) <= scratch.0.elements(), "scratch of a part {part:?}");
+        assert!(self.scratch(part.rows, part.columns) <= scratch.count(), "scratch of a part {part:?}");
         let reaches = |scales: Option<&[f32]>, end: usize| scales.is_none_or(|scales| scales.len() >= end);
         assert!(reaches(left.scales, part.row + part.rows), "scales of rows");
         assert!(rights.iter().all(|right| reaches(right.scales, part.column + part.columns)), "scales of columns");
@@ -395,7 +390,7 @@ impl Kernel {
         let scales = Scales { rows: left.scales, columns: [rights[0].scales, rights.last().and_then(|r| r.scales)] };
         let matrices = [rights[0].matrix, rights[rights.len() - 1].matrix];
         let job = Job { spec: self.spec, part, rights: matrices, packed, scales };
-        self.isa.dispatch(Run { method: self.method, job, values: left.values, scratch: scratch.0.pointer(), finish });
+        self.isa.dispatch(Run { method: self.method, job, values: left.values, scratch: scratch.pointer(), finish });
     }
 }
 

@@ -140,7 +140,7 @@ impl Case {
 
     fn run(&self, kernel: Kernel, isa: Isa, parts: &[Part], filled: bool) -> Vec<Vec<f32>> {
         let mut results = vec![vec![f32::NAN; self.spec.rows * self.columns]; self.rights.len()];
-        let mut memory = kernel.packed(self.columns).filter(|_| self.packs).map(Scratch::new);
+        let mut memory = kernel.packed(self.columns).filter(|_| self.packs).map(Floats::new);
         let packed = memory.as_mut().map(|memory| {
             memory.0.fill(f32::NAN);
             let packed = Packed { base: memory.pointer(), columns: self.columns };
@@ -150,7 +150,7 @@ impl Case {
             packed
         });
         for &part in parts {
-            let mut scratch = Scratch::new(kernel.scratch(part.rows, part.columns));
+            let mut scratch = Floats::new(kernel.scratch(part.rows, part.columns));
             scratch.0.fill(f32::NAN);
             let mut fill = |wanted: Wanted| {
                 for row in 0..wanted.rows {

@@ -3,21 +3,20 @@
 
 use deuteron_graph::{Dtype, MAX_RANK};
 
-use super::{CudaSource, Family, Grid, Grids, Word};
-use crate::epilogue::Operand;
-use crate::source::{Geometry, Launch, MatmulKernel, MatmulShape};
+use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
+use crate::library::{LibraryCall, LibraryMatmul, Operand};
 
-/// Side of a tile, as in `product.cu`.
+/// Side of a tile, as in `plain.cu`.
 const TILE: usize = 64;
-/// Threads of a block, as in `product.cu`.
+/// Threads of a block, as in `plain.cu`.
 const THREADS: u32 = 256;
-/// Batch axes, as in `product.cu`: a matrix takes two axes of a tensor.
+/// Batch axes, as in `plain.cu`: a matrix takes two axes of a tensor.
 const AXES: usize = MAX_RANK - 2;
 /// Blocks of a grid, at most: blocks take several tiles each beyond that.
 const MAX_BLOCKS: usize = 1 << 30;
 
 /// The kernel for a storage type and an epilogue.
-pub fn product_source(kernel: &MatmulKernel) -> CudaSource {
+pub fn source(kernel: &LibraryCall) -> CudaSource {
     let storage = match kernel.dtype {
         Dtype::F16 => 1,
         Dtype::Bf16 => 2,
@@ -31,21 +30,14 @@ pub fn product_source(kernel: &MatmulKernel) -> CudaSource {
         kernel.epilogue.has_gelu(),
         kernel.epilogue.has_residual(),
     );
-    let text = prelude + include_str!("product.cu");
-    CudaSource { name: "product".into(), text, family: Family::Product(*kernel) }
+    let text = prelude + include_str!("plain.cu");
+    CudaSource::new("product", text)
 }
 
-/// The grids of a launch.
-pub(super) fn grids(kernel: &MatmulKernel, launch: &Launch) -> Grids {
-    let Geometry::Matmul(shape) = &launch.geometry else { return Grids::default() };
-    let offsets: Vec<usize> = launch.args.iter().map(|arg| arg.offset).collect();
-    product_grids(kernel, shape, &offsets)
-}
-
-/// Its one grid; none where there is nothing to write. `offsets` are the first elements of the arguments, in the order of
-/// [`MatmulKernel::operands`].
-pub fn product_grids(kernel: &MatmulKernel, shape: &MatmulShape, offsets: &[usize]) -> Grids {
-    let batches: usize = shape.batch.iter().map(|axis| axis[0]).product();
+/// Its one grid; none where there is nothing to write.
+pub fn grids(matmul: &LibraryMatmul) -> Grids {
+    let LibraryMatmul { call: kernel, shape, args } = matmul;
+    let batches = shape.batches();
     let tiles = batches * shape.m.div_ceil(TILE) * shape.n.div_ceil(TILE);
     if tiles == 0 {
         return Grids::default();
@@ -54,7 +46,7 @@ pub fn product_grids(kernel: &MatmulKernel, shape: &MatmulShape, offsets: &[usiz
     let argument = |operand: Operand| {
         let position = kernel.operands().iter().position(|&known| known == operand);
         position.map_or(Word::Number(0), |position| {
-            let offset = offsets.get(position).copied().unwrap_or(0) * kernel.operand_dtype(operand).bytes();
+            let offset = args.get(position).map_or(0, |arg| arg.offset) * kernel.operand_dtype(operand).bytes();
             Word::Argument { position, offset }
         })
     };
@@ -73,8 +65,19 @@ pub fn product_grids(kernel: &MatmulKernel, shape: &MatmulShape, offsets: &[usiz
 
 #[cfg(test)]
 mod tests {
+    use deuteron_graph::Graph;
+
     use super::*;
-    use crate::epilogue::Epilogue;
+    use crate::argument::ArgBinding;
+    use crate::kernels::matmul::shape::MatmulShape;
+    use crate::library::Epilogue;
+
+    fn product_grids(call: &LibraryCall, shape: &MatmulShape, offsets: &[usize]) -> Grids {
+        let graph: Graph = "x = input bf16[1] ; out x".parse().unwrap();
+        let arg = |&offset: &usize| ArgBinding::whole(&graph, graph.inputs()[0], offset, false);
+        let args = offsets.iter().map(arg).collect();
+        grids(&LibraryMatmul { call: *call, shape: shape.clone(), args })
+    }
 
     fn shape(batch: Vec<[usize; 4]>) -> MatmulShape {
         MatmulShape { m: 65, n: 128, k: 7, batch, a: (7, 1), b: (1, 9), c: (128, 1) }
@@ -82,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_words_are_the_fields_of_the_parameter_in_order() {
-        let kernel = MatmulKernel { dtype: Dtype::Bf16, epilogue: Epilogue::Residual };
+        let kernel = LibraryCall { dtype: Dtype::Bf16, epilogue: Epilogue::Residual };
         let grids = product_grids(&kernel, &shape(vec![[3, 455, 0, 8320]]), &[1, 2, 3, 4]);
         let [grid] = &grids.list[..] else { panic!("one grid") };
         let at = |position: usize, offset: usize| Word::Argument { position, offset };
@@ -103,14 +106,14 @@ mod tests {
 
     #[test]
     fn bytes_give_floats() {
-        let grids = product_grids(&MatmulKernel::plain(Dtype::I8), &shape(vec![]), &[1, 2, 3]);
+        let grids = product_grids(&LibraryCall::plain(Dtype::I8), &shape(vec![]), &[1, 2, 3]);
         let at = |position: usize, offset: usize| Word::Argument { position, offset };
         assert_eq!(grids.list[0].words[..5], [at(0, 1), at(1, 2), Word::Number(0), Word::Number(0), at(2, 12)]);
     }
 
     #[test]
     fn nothing_to_write_is_no_grid_and_nothing_to_sum_is_one() {
-        let plain = MatmulKernel::plain(Dtype::F32);
+        let plain = LibraryCall::plain(Dtype::F32);
         let grids = |shape: &MatmulShape| product_grids(&plain, shape, &[0, 0, 0]).list.len();
         assert_eq!(grids(&MatmulShape { m: 0, ..shape(vec![]) }), 0);
         assert_eq!(grids(&shape(vec![[2, 0, 0, 0], [0, 0, 0, 0]])), 0);
@@ -121,7 +124,7 @@ mod tests {
     fn a_source_differs_by_storage_type_and_epilogue() {
         let mut texts: Vec<String> = Vec::new();
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            texts.extend(Epilogue::ALL.map(|epilogue| product_source(&MatmulKernel { dtype, epilogue }).text));
+            texts.extend(Epilogue::ALL.map(|epilogue| source(&LibraryCall { dtype, epilogue }).text));
         }
         texts.sort();
         texts.dedup();

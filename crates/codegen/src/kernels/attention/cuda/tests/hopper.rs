@@ -15,9 +15,12 @@ fn heads([batch, heads, queries, keys]: [usize; 4], kernel: &AttentionKernel) ->
 }
 
 fn chosen(kernel: AttentionKernel, shape: AttentionShape) -> Option<Groups> {
-    match way(kernel, shape, 0, Arch::Sm90a) {
-        Way::Hopper(groups) => Some(groups),
-        Way::Plain | Way::Tensor(_) | Way::Decode { .. } | Way::Scores(_) | Way::Written(_) => None,
+    match variant(kernel, shape, 0, Arch::Sm90a) {
+        ForwardVariant::Hopper(groups) => Some(groups),
+        ForwardVariant::Plain
+        | ForwardVariant::Tensor(_)
+        | ForwardVariant::Decode { .. }
+        | ForwardVariant::Scores(_) => None,
     }
 }
 
@@ -44,8 +47,8 @@ fn warpgroups_are_for_plain_attention_of_hopper() {
             let dropout = Some(DropoutRule { probability: 0.5, offset: 3 });
             assert_eq!(groups(AttentionKernel { dropout, ..narrow }, [8, 12, 1024, 1024]), None);
             for arch in Arch::ALL.into_iter().filter(|&arch| arch != Arch::Sm90a) {
-                let other = way(narrow, heads([8, 12, 1024, 1024], &narrow), 0, arch);
-                assert!(!matches!(other, Way::Hopper(_)), "{arch}");
+                let other = variant(narrow, heads([8, 12, 1024, 1024], &narrow), 0, arch);
+                assert!(!matches!(other, ForwardVariant::Hopper(_)), "{arch}");
             }
         }
     }
@@ -84,8 +87,8 @@ fn rows_that_no_tensor_map_reaches_are_left_to_others() {
     assert_eq!(with(HeadStrides { position: 1 << 39, ..shape.k }), None);
     assert_eq!(with(HeadStrides { position: 65, ..shape.k }), None);
     // Offsets of part of a piece of 16 bytes.
-    assert_eq!(way(causal, shape, 8, Arch::Sm90a), Way::Hopper(Groups::NARROW));
-    assert_eq!(way(causal, shape, 4, Arch::Sm90a), Way::Plain);
+    assert_eq!(variant(causal, shape, 8, Arch::Sm90a), ForwardVariant::Hopper(Groups::NARROW));
+    assert_eq!(variant(causal, shape, 4, Arch::Sm90a), ForwardVariant::Plain);
     // An axis of one index may have any stride.
     let alone = heads([1, 12, 1024, 1024], &causal);
     let q = HeadStrides { batch: 0, ..alone.q };
@@ -100,9 +103,9 @@ fn the_parameter_is_three_maps_the_fields_and_the_section() {
         let row = 3 * 12 * width;
         let fused = HeadStrides { batch: 1024 * row, head: width, position: row };
         let shape = AttentionShape { q: fused, k: fused, v: fused, ..heads([8, 12, 1024, 1024], &kernel) };
-        let launch = launch(&kernel, shape, 64);
-        let Way::Hopper(groups) = way(kernel, shape, 64, Arch::Sm90a) else { panic!("Hopper") };
-        let grid = groups.grid(&kernel, &shape, &launch, 132);
+        let args = lowered(&kernel, shape, 64).args;
+        let ForwardVariant::Hopper(groups) = variant(kernel, shape, 64, Arch::Sm90a) else { panic!("Hopper") };
+        let grid = groups.grid(&kernel, &shape, &args, 132);
         let bytes = |elements: usize| 2 * elements as u64;
         let map = |position: usize, rows: u32| {
             let (p, h, b) = (bytes(row), bytes(width), bytes(1024 * row));
@@ -114,7 +117,7 @@ fn the_parameter_is_three_maps_the_fields_and_the_section() {
         };
         let keys = groups.keys as u32;
         assert_eq!(grid.words[..3], [map(0, 128), map(1, keys), map(2, keys)]);
-        assert_eq!(grid.words[3..33], words(&kernel, &shape, &launch, 1)[..]);
+        assert_eq!(grid.words[3..33], words(&kernel, &shape, &args, 1)[..]);
         // 96 heads of 256 or 512 KiB of keys and values, in 32 MiB.
         assert_eq!(grid.words[33..], [Word::Number([96, 48][pieces - 1]), Word::Number(0)]);
         // A multiple of the alignment of a map.
@@ -127,7 +130,7 @@ fn warpgroups_fill_the_machine_and_its_shared_memory() {
     let grid = |width: usize, sizes: [usize; 4]| {
         let kernel = AttentionKernel { width, ..kernel(Dtype::Bf16, AttentionMask::Causal) };
         let shape = heads(sizes, &kernel);
-        let grid = chosen(kernel, shape).unwrap().grid(&kernel, &shape, &launch(&kernel, shape, 0), 132);
+        let grid = chosen(kernel, shape).unwrap().grid(&kernel, &shape, &lowered(&kernel, shape, 0).args, 132);
         (grid.entry, grid.blocks, grid.threads, grid.shared)
     };
     let entry = "attention_hopper";

@@ -2,11 +2,13 @@
 
 use deuteron_graph::{BinaryOp, ReduceOp};
 
-use super::super::rows::{CudaRows, RowsWay, grids as rows_grids, refusal as rows_refusal, render as rows_render};
+use super::super::rows::{self, refusal as rows_refusal};
 use super::*;
-use crate::attention::rows::AttentionRows;
+use crate::attention::rows::{AttentionRows, AttentionRowsLaunch, LoweredAttentionRows};
 use crate::body::{Access, ArgSpec, Body, Expr, Exprs, Stage};
 use crate::cuda::{Policy, RowConfig};
+use crate::kernel::Source;
+use crate::linear::earlier_sums;
 
 /// `s = r + o`, `y = s * sum(s)`: the residual is the first argument, attention's result the second.
 fn tail(dtype: Dtype, cols: usize) -> Body {
@@ -38,59 +40,61 @@ fn in_rows(kernel: &AttentionKernel, [batch, heads, queries, keys]: [usize; 4], 
     AttentionShape { o, ..shape([batch, heads, queries, keys]) }
 }
 
-fn rows_launch(kernel: &AttentionRows<Body>, shape: AttentionShape, offset: usize) -> Launch {
+fn rows_launch(kernel: &AttentionRows<Body>, shape: AttentionShape, offset: usize) -> AttentionRowsLaunch {
     let cols = kernel.tail.cols;
     let rows = shape.batch * shape.heads * shape.queries * kernel.attention.width / cols;
-    let mut args = launch(&kernel.attention, shape, offset).args;
+    let mut args = lowered(&kernel.attention, shape, offset).args;
     args.truncate(kernel.operands());
     let base = args[0].base;
     for spec in kernel.tail.args.iter().enumerate().filter(|(arg, _)| *arg != kernel.result).map(|(_, spec)| spec) {
         let leading = vec![(rows, cols)];
         args.push(ArgBinding { base, dtype: spec.dtype, written: spec.written, offset, leading, table_rows: 0 });
     }
-    Launch { args, geometry: Geometry::AttentionRows { shape, axes: Vec::new() } }
+    AttentionRowsLaunch { args, shape, axes: Vec::new() }
 }
 
 struct Made {
-    rows: CudaRows,
+    variant: ForwardVariant,
+    config: RowConfig,
     text: String,
     grids: Grids,
 }
 
+/// A kernel whose rows are the last block's.
 fn make(attention: AttentionKernel, sizes: [usize; 4], joined: usize, offset: usize, arch: Arch) -> Made {
     let tail = tail(attention.dtype, joined * attention.width);
     let shape = in_rows(&attention, sizes, joined);
     assert_eq!(attention.joined(&shape, tail.cols), Some(joined));
     let kernel = AttentionRows { attention, tail, result: 1, norm: None };
     let launch = rows_launch(&kernel, shape, offset);
+    let lowered = LoweredAttentionRows { kernel, launch };
     let target = CudaTarget::new(arch, 132);
-    let source = rows_render(kernel, &launch, &target);
-    let Family::AttentionRows(rows) = source.family else { panic!("{:?}", source.family) };
-    let grids = rows_grids(&rows, &launch, &target);
-    Made { rows: *rows, text: source.text, grids }
-}
-
-/// Of a kernel whose rows are the last block's.
-fn last(way: RowsWay) -> (Way, RowConfig) {
-    match way {
-        RowsWay::Last { way, config } => (way, config),
-        RowsWay::Meeting(meeting) => panic!("{meeting:?}"),
-    }
+    assert_eq!(rows::exchange(&lowered, &target), None);
+    let variant = rows::choose(&lowered, &target);
+    let mut earlier = lowered.clone();
+    earlier.kernel.tail = earlier_sums(&earlier.kernel.tail).body;
+    let config = rows::last_block_rows(&earlier, &variant, &rows::tail_launch(&earlier), &target).config;
+    let made = rows::kernel(lowered, &target);
+    let shown = RowConfig { resident: 0, ..config.clone() };
+    assert_eq!(made.launch.variant().name, format!("{variant}; rows by the last of {joined} heads, {shown}"));
+    let grids = grids(&made);
+    let Source::Cuda(source) = made.source else { panic!("{}", made.source) };
+    Made { variant, config, text: source.text, grids }
 }
 
 #[test]
 fn the_kernel_is_that_of_attention_alone_but_for_hopper() {
     let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
-    let way = |kernel, sizes, joined, offset, arch| last(make(kernel, sizes, joined, offset, arch).rows.way).0;
-    let tall = Way::Tensor(Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 });
-    let low = Way::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 });
+    let variant = |kernel, sizes, joined, offset, arch| make(kernel, sizes, joined, offset, arch).variant;
+    let tall = ForwardVariant::Tensor(Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 });
+    let low = ForwardVariant::Tensor(Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 });
     let (many, few) = ([8, 12, 1024, 1024], [1, 12, 200, 200]);
-    assert_eq!([Arch::Sm80, Arch::Sm90a].map(|arch| way(causal, many, 12, 0, arch)), [tall; 2]);
-    assert_eq!([Arch::Sm80, Arch::Sm90a].map(|arch| way(causal, few, 12, 0, arch)), [low; 2]);
-    let plain = Way::Plain;
-    assert_eq!(way(causal, many, 12, 0, Arch::Sm75), plain);
-    assert_eq!(way(causal, many, 12, 4, Arch::Sm80), plain);
-    assert_eq!(way(kernel(Dtype::F32, AttentionMask::Full), many, 12, 0, Arch::Sm90a), plain);
+    assert_eq!([Arch::Sm80, Arch::Sm90a].map(|arch| variant(causal, many, 12, 0, arch)), [tall; 2]);
+    assert_eq!([Arch::Sm80, Arch::Sm90a].map(|arch| variant(causal, few, 12, 0, arch)), [low; 2]);
+    let plain = ForwardVariant::Plain;
+    assert_eq!(variant(causal, many, 12, 0, Arch::Sm75), plain);
+    assert_eq!(variant(causal, many, 12, 4, Arch::Sm80), plain);
+    assert_eq!(variant(kernel(Dtype::F32, AttentionMask::Full), many, 12, 0, Arch::Sm90a), plain);
 }
 
 #[test]
@@ -107,14 +111,13 @@ fn a_launch_is_one_grid_with_counters_of_its_own() {
     let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
     for (joined, sizes) in [(12, [3, 12, 200, 200]), (1, [3, 12, 200, 200]), (4, [2, 4, 65, 70])] {
         let [batch, heads, queries, _] = sizes;
-        let Made { rows, grids, .. } = make(causal, sizes, joined, 8, Arch::Sm80);
-        let way = last(rows.way).0;
-        let Way::Tensor(tiles) = way else { panic!("{way:?}") };
+        let Made { variant, grids, .. } = make(causal, sizes, joined, 8, Arch::Sm80);
+        let ForwardVariant::Tensor(tiles) = variant else { panic!("{variant:?}") };
         let [grid] = grids.list.as_slice() else { panic!("{grids:?}") };
         let tiles_of_a_head = queries.div_ceil(tiles.queries());
         assert_eq!((grid.entry, grid.blocks), ("attention_tensor", [(batch * heads * tiles_of_a_head) as u32, 1, 1]));
         assert_eq!((grid.threads, grid.cluster, grid.waits), (128, 1, false));
-        assert_eq!(grids.kept, batch * heads / joined * tiles_of_a_head * 4);
+        assert_eq!(grids.persistent, batch * heads / joined * tiles_of_a_head * 4);
         assert_eq!(grids.workspace, batch * heads * queries * 64 * 2);
         let at = |position: usize| Word::Argument { position, offset: 16 };
         let none = Word::Number(0);
@@ -122,7 +125,8 @@ fn a_launch_is_one_grid_with_counters_of_its_own() {
         let number = |value: usize| Word::Number(value as u64);
         let row = number(joined * 64 * 2);
         let all = number(batch * heads * queries / joined);
-        let follows = [Word::Kept(0), at(3), row, Word::Workspace(0), row, at(4), row, at(5), row, all, none, none];
+        let follows =
+            [Word::Persistent(0), at(3), row, Word::Workspace(0), row, at(4), row, at(5), row, all, none, none];
         assert_eq!(grid.words[7 + 2 + 6 + 15..], follows);
     }
 }
@@ -132,7 +136,7 @@ fn a_launch_is_one_grid_with_counters_of_its_own() {
 fn rows_are_spread_over_the_threads_of_the_block() {
     let of = |dtype, heads: usize, arch| {
         let made = make(kernel(dtype, AttentionMask::Causal), [1, heads, 200, 200], heads, 0, arch);
-        let RowConfig { policy, threads_per_row, rows_per_block, chunks, vector, resident, .. } = last(made.rows.way).1;
+        let RowConfig { policy, threads_per_row, rows_per_block, chunks, vector, resident, .. } = made.config;
         assert_eq!(threads_per_row * rows_per_block, made.grids.list[0].threads as usize);
         assert!(chunks * vector * threads_per_row >= heads * 64 && resident == 1);
         assert!(rows_per_block == 1 || threads_per_row <= 32, "several warps meet for one row alone");

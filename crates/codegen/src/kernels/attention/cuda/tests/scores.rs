@@ -15,9 +15,9 @@ fn stored([batch, heads, queries, keys]: [usize; 4]) -> AttentionShape {
 }
 
 fn chosen(kernel: AttentionKernel, shape: AttentionShape, offset: usize, arch: Arch) -> Scores {
-    match way(kernel, shape, offset, arch) {
-        Way::Scores(scores) => scores,
-        way => panic!("{way:?}"),
+    match variant(kernel, shape, offset, arch) {
+        ForwardVariant::Scores(scores) => scores,
+        variant => panic!("{variant:?}"),
     }
 }
 
@@ -60,9 +60,8 @@ fn the_kernel_follows_from_sizes_storage_and_alignment() {
 fn a_launch_is_one_grid() {
     let target = CudaTarget::new(Arch::Sm90a, 132);
     let grid = |kernel: AttentionKernel, sizes: [usize; 4]| {
-        let launch = launch(&kernel, stored(sizes), 0);
-        let Family::Attention(attention) = render(kernel, &launch, &target).family else { panic!("attention") };
-        let Grids { list, workspace, .. } = grids(&attention, &launch, &target);
+        let made = forward::kernel(&lowered(&kernel, stored(sizes), 0), &target);
+        let Grids { list, workspace, .. } = grids(&made);
         assert!(workspace == 0 && list.len() <= 1);
         list.first().map(|grid| (grid.entry, grid.blocks[0], grid.threads, grid.shared))
     };
@@ -95,7 +94,7 @@ fn there_are_no_values_among_the_words() {
     let shape = stored([3, 4, 50, 600]);
     let of = |mask: AttentionMask| {
         let kernel = probabilities(Dtype::Bf16, mask);
-        words(&kernel, &shape, &launch(&kernel, shape, 8), 1)
+        words(&kernel, &shape, &lowered(&kernel, shape, 8).args, 1)
     };
     assert_eq!(of(AttentionMask::Causal)[..9], [at(0, 16), at(1, 16), none, none, none, none, at(2, 16), none, none]);
     let added = of(AttentionMask::Additive(Dtype::F32));

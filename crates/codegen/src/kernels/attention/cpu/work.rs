@@ -3,7 +3,12 @@
 use deuteron_graph::Dtype;
 use deuteron_plan::{Class, LANES, Work};
 
+use crate::attention::block::{AttentionBlock, AttentionBlockLaunch};
+use crate::attention::rows::{AttentionRows, AttentionRowsLaunch};
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape};
+use crate::cpu::count::with_epilogue;
+use crate::cpu::program::Program;
+use crate::kernels::matmul::cpu::work;
 
 /// Attention once more, then five products and an exponential for each score.
 pub(super) fn backward_work(kernel: &AttentionKernel, shape: &AttentionShape) -> Work {
@@ -54,4 +59,20 @@ pub(super) fn attention_work(kernel: &AttentionKernel, shape: &AttentionShape) -
         work.add(Class::Move, 2.0 * scores);
     }
     work
+}
+
+/// Attention, and the tile program of what follows once over its rows.
+pub(super) fn rows_work(kernel: &AttentionRows<Program>, launch: &AttentionRowsLaunch) -> Work {
+    let AttentionRowsLaunch { args, shape, .. } = launch;
+    let joined = kernel.tail.cols / kernel.attention.width;
+    let rows = shape.batch * shape.heads / joined * shape.queries;
+    let mut row_args = args[kernel.operands()..].to_vec();
+    row_args.insert(kernel.result, args[0].internal(kernel.attention.dtype));
+    with_epilogue(attention_work(&kernel.attention, shape), &kernel.tail, &row_args, rows)
+}
+
+/// Attention, and when it is done the matmul of its rows and the weight.
+pub(super) fn block_work(kernel: &AttentionBlock<Program>, launch: &AttentionBlockLaunch) -> Work {
+    let next = work::work(&kernel.product, &launch.product_launch(kernel));
+    Work { next: Some(Box::new(next)), ..attention_work(&kernel.attention, &launch.attention) }
 }

@@ -8,9 +8,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use deuteron_codegen::cuda::{Arch, Word, product_grids, product_source};
-use deuteron_codegen::{Epilogue, MatmulKernel, MatmulShape, Operand};
-use deuteron_graph::Dtype;
+use deuteron_codegen::cuda::{Arch, Word};
+use deuteron_codegen::kernels::matmul::cuda::plain;
+use deuteron_codegen::{ArgBinding, Epilogue, LibraryCall, LibraryMatmul, MatmulShape, Operand};
+use deuteron_graph::{Dtype, Graph};
 use half::{bf16, f16};
 
 use super::{Library, Prepared};
@@ -63,7 +64,7 @@ struct Gpu {
     compiler: Compiler,
     arch: Arch,
     /// Our own kernels, each compiled once.
-    modules: RefCell<HashMap<MatmulKernel, Rc<Module>>>,
+    modules: RefCell<HashMap<LibraryCall, Rc<Module>>>,
 }
 
 impl Gpu {
@@ -91,11 +92,11 @@ impl Gpu {
         Some(Gpu { context, stream, library, compiler, arch, modules: RefCell::default() })
     }
 
-    fn module(&self, kernel: &MatmulKernel) -> Rc<Module> {
+    fn module(&self, kernel: &LibraryCall) -> Rc<Module> {
         if let Some(known) = self.modules.borrow().get(kernel) {
             return known.clone();
         }
-        let compiled = compile(&self.compiler, None, self.arch.name(), &[&product_source(kernel)]);
+        let compiled = compile(&self.compiler, None, self.arch.name(), &[&plain::source(kernel)]);
         let cubin = compiled.unwrap_or_else(|error| panic!("{error}")).swap_remove(0);
         let module = Rc::new(Module::new(&self.context, cubin).unwrap());
         self.modules.borrow_mut().insert(*kernel, module.clone());
@@ -125,7 +126,7 @@ impl Gpu {
 /// A product to try.
 #[derive(Debug, Clone)]
 struct Case {
-    kernel: MatmulKernel,
+    kernel: LibraryCall,
     shape: MatmulShape,
     /// First elements of the arguments.
     offsets: Vec<usize>,
@@ -181,13 +182,13 @@ fn gelu(x: f64) -> f64 {
 }
 
 impl Case {
-    fn new(kernel: MatmulKernel, shape: MatmulShape) -> Case {
+    fn new(kernel: LibraryCall, shape: MatmulShape) -> Case {
         let offsets = vec![0; kernel.operands().len()];
         Case { kernel, shape, offsets }
     }
 
     /// a and b as they lie, or transposed; c row by row.
-    fn plain(kernel: MatmulKernel, (m, n, k): (usize, usize, usize), (turn_a, turn_b): (bool, bool)) -> Case {
+    fn plain(kernel: LibraryCall, (m, n, k): (usize, usize, usize), (turn_a, turn_b): (bool, bool)) -> Case {
         let a = if turn_a { (1, m) } else { (k, 1) };
         let b = if turn_b { (1, k) } else { (n, 1) };
         Case::new(kernel, MatmulShape { m, n, k, batch: vec![], a, b, c: (n, 1) })
@@ -278,9 +279,23 @@ impl Case {
         gpu.stream.wait().unwrap();
     }
 
+    fn matmul(&self) -> LibraryMatmul {
+        let base = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();
+        let operands = self.kernel.operands().iter().zip(&self.offsets);
+        let args = operands.map(|(&operand, &offset)| ArgBinding {
+            base,
+            dtype: self.kernel.operand_dtype(operand),
+            written: operand == Operand::C,
+            offset,
+            leading: Vec::new(),
+            table_rows: 0,
+        });
+        LibraryMatmul { call: self.kernel, shape: self.shape.clone(), args: args.collect() }
+    }
+
     fn run_ours(&self, gpu: &Gpu, addresses: &[u64]) {
         let module = gpu.module(&self.kernel);
-        for grid in product_grids(&self.kernel, &self.shape, &self.offsets).list {
+        for grid in plain::grids(&self.matmul()).list {
             let function = module.function(&grid).unwrap();
             let mut words: Vec<u64> = grid
                 .words
@@ -288,7 +303,7 @@ impl Case {
                 .map(|word| match *word {
                     Word::Number(number) => number,
                     Word::Argument { position, offset } => addresses[position] + offset as u64,
-                    Word::Given { .. } | Word::Workspace(_) | Word::Kept(_) => panic!("{grid:?}"),
+                    Word::Unwritten { .. } | Word::Workspace(_) | Word::Persistent(_) => panic!("{grid:?}"),
                     Word::Fault | Word::Map(_) => panic!("{grid:?}"),
                 })
                 .collect();
@@ -406,8 +421,8 @@ impl Case {
     }
 }
 
-fn kernels() -> impl Iterator<Item = MatmulKernel> {
-    DTYPES.into_iter().flat_map(|dtype| Epilogue::ALL.map(|epilogue| MatmulKernel { dtype, epilogue }))
+fn kernels() -> impl Iterator<Item = LibraryCall> {
+    DTYPES.into_iter().flat_map(|dtype| Epilogue::ALL.map(|epilogue| LibraryCall { dtype, epilogue }))
 }
 
 /// Runs cases one way; prints how near the errors came to their bounds.
@@ -438,7 +453,7 @@ fn every_transpose_of_every_size_in_every_type() {
         for (m, n) in SIZES.into_iter().flat_map(|m| SIZES.map(|n| (m, n))) {
             for k in SIZES {
                 let turns = [(false, false), (false, true), (true, false), (true, true)];
-                cases.extend(turns.map(|turns| Case::plain(MatmulKernel::plain(dtype), (m, n, k), turns)));
+                cases.extend(turns.map(|turns| Case::plain(LibraryCall::plain(dtype), (m, n, k), turns)));
             }
         }
         try_all(&gpu, &format!("{dtype}"), cases, Way::Library);
@@ -457,7 +472,7 @@ fn every_epilogue_in_every_type() {
     }
 }
 
-fn batched(kernel: MatmulKernel) -> Vec<Case> {
+fn batched(kernel: LibraryCall) -> Vec<Case> {
     let (m, n, k) = (33, 40, 17);
     let shape = |batch: Vec<[usize; 4]>| MatmulShape { m, n, k, batch, a: (k, 1), b: (n, 1), c: (n, 1) };
     let (a, b, c) = (m * k, k * n, m * n);
@@ -560,7 +575,7 @@ fn nothing_to_write_launches_nothing() {
     let _entered = gpu.context.enter().unwrap();
     for (m, n, batch) in [(0, 3, vec![]), (3, 0, vec![]), (3, 3, vec![[0, 9, 9, 9]])] {
         let shape = MatmulShape { m, n, k: 3, batch, a: (3, 1), b: (3, 1), c: (3, 1) };
-        let prepared = gpu.library.prepare(&MatmulKernel::plain(Dtype::F32), &shape, &[0, 0, 0]).unwrap().unwrap();
+        let prepared = gpu.library.prepare(&LibraryCall::plain(Dtype::F32), &shape, &[0, 0, 0]).unwrap().unwrap();
         assert_eq!(prepared.workspace(), 0);
         // SAFETY: with nothing to write, no address is used.
         unsafe { prepared.launch(gpu.stream.handle(), &[0, 0, 0], 0).unwrap() };
@@ -610,7 +625,7 @@ fn large_products_are_the_same_bits_every_time() {
     // Long inner axes are what a library likes to split.
     for (m, n, k) in [(64, 64, 65536), (8, 768, 50257), (1024, 3072, 768), (1, 50257, 768)] {
         for dtype in DTYPES {
-            let case = Case::plain(MatmulKernel::plain(dtype), (m, n, k), (false, true));
+            let case = Case::plain(LibraryCall::plain(dtype), (m, n, k), (false, true));
             let host = case.host();
             let first = case.run(&gpu, &host, Way::Library);
             let worst = case.check(&host, &first, Way::Library);
@@ -627,9 +642,9 @@ fn large_products_are_the_same_bits_every_time() {
 fn our_kernel_compiles_for_every_architecture() {
     let Some(compiler) = compiler() else { return };
     for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
-        let last = |kernel: &MatmulKernel| matches!(kernel.epilogue, Epilogue::BiasGelu | Epilogue::BiasResidual);
-        for kernel in kernels().filter(last).chain([MatmulKernel::plain(Dtype::I8)]) {
-            let cubins = compile(&compiler, None, arch.name(), &[&product_source(&kernel)]);
+        let last = |kernel: &LibraryCall| matches!(kernel.epilogue, Epilogue::BiasGelu | Epilogue::BiasResidual);
+        for kernel in kernels().filter(last).chain([LibraryCall::plain(Dtype::I8)]) {
+            let cubins = compile(&compiler, None, arch.name(), &[&plain::source(&kernel)]);
             let cubins = cubins.unwrap_or_else(|error| panic!("{error}"));
             let usage = cubins[0].entry("product").unwrap_or_else(|| panic!("{arch}: {:?}", cubins[0].entries));
             assert_eq!((usage.spill_stores, usage.spill_loads, usage.stack), (0, 0, 0), "{arch} {kernel:?}: {usage:?}");
@@ -639,12 +654,12 @@ fn our_kernel_compiles_for_every_architecture() {
 
 #[test]
 fn alignment_is_that_of_the_worst_call() {
-    let kernel = |epilogue| MatmulKernel { dtype: Dtype::Bf16, epilogue };
+    let kernel = |epilogue| LibraryCall { dtype: Dtype::Bf16, epilogue };
     let starts = [[0, 0, 0], [24, 4, 64]];
     assert_eq!(super::alignment(&kernel(Epilogue::None), &[0, 0, 0], &starts), [16, 8, 16, 16]);
     assert_eq!(super::alignment(&kernel(Epilogue::None), &[8, 1, 2], &starts), [16, 2, 4, 4]);
     // A residual counts for itself.
     assert_eq!(super::alignment(&kernel(Epilogue::BiasResidual), &[0, 0, 0, 1, 0], &starts), [16, 8, 2, 16]);
-    let wide = MatmulKernel::plain(Dtype::F32);
+    let wide = LibraryCall::plain(Dtype::F32);
     assert_eq!(super::alignment(&wide, &[1, 2, 4], &[[0, 0, 0]]), [4, 8, 16, 16]);
 }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::cublaslt::{result, sys as lt};
 use cudarc::driver::sys;
-use deuteron_codegen::{Epilogue, MatmulKernel, MatmulShape, Operand};
+use deuteron_codegen::{Epilogue, LibraryCall, MatmulShape, Operand};
 use deuteron_graph::Dtype;
 
 use super::error::CudaError;
@@ -41,7 +41,7 @@ pub(crate) struct Library {
 /// All that a plan depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
-    kernel: MatmulKernel,
+    kernel: LibraryCall,
     problem: Problem,
     /// Bytes that the addresses of a, b, what is added, and c are multiples of.
     alignment: [usize; 4],
@@ -49,7 +49,7 @@ struct Key {
 
 /// One product, ready to be launched many times.
 pub(crate) struct Prepared {
-    kernel: MatmulKernel,
+    kernel: LibraryCall,
     /// First elements of the arguments.
     offsets: Vec<usize>,
     /// What the library is called with; none where there is nothing to write.
@@ -67,10 +67,10 @@ impl Library {
     }
 
     /// Plans a product, or finds it planned; `None` where the library has nothing for it. `offsets` are the first elements
-    /// of the arguments, as [`MatmulKernel::operands`] lists them, from addresses that are multiples of 16 bytes.
+    /// of the arguments, as [`LibraryCall::operands`] lists them, from addresses that are multiples of 16 bytes.
     pub fn prepare(
         &self,
-        kernel: &MatmulKernel,
+        kernel: &LibraryCall,
         shape: &MatmulShape,
         offsets: &[usize],
     ) -> Result<Option<Prepared>, CudaError> {
@@ -409,7 +409,7 @@ fn epilogue(epilogue: Epilogue) -> lt::cublasLtEpilogue_t {
 }
 
 /// Bytes, up to 16, that the addresses of a, b, what is added, and c are multiples of in every call.
-fn alignment(kernel: &MatmulKernel, offsets: &[usize], starts: &[[usize; 3]]) -> [usize; 4] {
+fn alignment(kernel: &LibraryCall, offsets: &[usize], starts: &[[usize; 3]]) -> [usize; 4] {
     let element = kernel.dtype.bytes();
     // All offsets and starts of an operand in one number: its lowest bit is the lowest of any.
     let bits = |wanted: Operand, start: usize| {

@@ -1,0 +1,95 @@
+//! What can be generated for CUDA, and the work of it.
+
+use deuteron_plan::{AttentionForm, Catalog, Draft, Form, MatmulForm, Reach, Work, primitive_work};
+
+use crate::cuda::arch::Arch;
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Family, Offer, Request};
+use crate::kernels::append::cuda::AppendFamily;
+use crate::kernels::attention::cuda::backward::BackwardFamily;
+use crate::kernels::attention::cuda::block::AttentionBlockFamily;
+use crate::kernels::attention::cuda::forward::AttentionFamily;
+use crate::kernels::attention::cuda::rows::AttentionRowsFamily;
+use crate::kernels::copy::cuda::CopyFamily;
+use crate::kernels::matmul::cuda::skinny::SkinnyFamily;
+use crate::kernels::matmul::library::LibraryFamily;
+use crate::kernels::row::cuda::RowFamily;
+use crate::kernels::scatter::cuda::ScatterFamily;
+
+/// The families of a form, in the order in which they are asked.
+fn families(form: Form) -> &'static [&'static dyn Family<CudaTarget>] {
+    match form {
+        Form::Row => &[&RowFamily],
+        // A GPU's matmuls are a library's, unless they have few rows.
+        Form::Matmul(_) => &[&SkinnyFamily, &LibraryFamily],
+        Form::Attention(AttentionForm { projection: true, .. }) => &[&AttentionBlockFamily],
+        Form::Attention(AttentionForm { epilogue: Reach::None, .. }) | Form::AttentionScores => &[&AttentionFamily],
+        Form::Attention(_) => &[&AttentionRowsFamily],
+        Form::AttentionBackward => &[&BackwardFamily],
+        Form::ScatterAdd => &[&ScatterFamily],
+        Form::Append => &[&AppendFamily],
+        Form::Copy => &[&CopyFamily],
+        Form::Routed { .. } | Form::Opaque => &[],
+    }
+}
+
+/// What the first family that takes a group makes of it.
+pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+    families(request.group.form).iter().find_map(|family| family.offer(request, target))
+}
+
+/// What can be generated for a GPU: row kernels, matmuls with the epilogues that a library has, matmuls of few rows with row work
+/// before them and any elementwise work after them, attention alone and with row work after it, its probabilities and its gradient,
+/// copies, scatters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaCatalog {
+    arch: Arch,
+}
+
+impl CudaCatalog {
+    /// That of an instruction set.
+    pub fn of(arch: Arch) -> &'static CudaCatalog {
+        static ALL: [CudaCatalog; Arch::ALL.len()] = {
+            let mut all = [CudaCatalog { arch: Arch::Sm75 }; Arch::ALL.len()];
+            let mut at = 0;
+            while at < all.len() {
+                all[at].arch = Arch::ALL[at];
+                at += 1;
+            }
+            all
+        };
+        // Every one is there.
+        ALL.iter().find(|catalog| catalog.arch == arch).unwrap_or(&ALL[0])
+    }
+
+    /// What a draft would be launched for. How many multiprocessors there are decides how blocks are cut, and nothing here.
+    fn target(&self) -> CudaTarget {
+        CudaTarget::new(self.arch, 132)
+    }
+}
+
+impl Catalog for CudaCatalog {
+    fn offers_form(&self, form: Form) -> bool {
+        match form {
+            Form::Matmul(MatmulForm { epilogue, products, .. }) => products == 1 && epilogue != Reach::Rows,
+            Form::Attention(AttentionForm { projection: true, epilogue }) => {
+                self.arch.has_wgmma() && epilogue == Reach::Rows
+            }
+            form => !families(form).is_empty(),
+        }
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        self.offers_form(draft.form) && offer(draft.into(), &self.target()).is_some()
+    }
+
+    fn offers_everything(&self) -> bool {
+        false
+    }
+
+    fn work(&self, draft: &Draft) -> Work {
+        let target = self.target();
+        let offer = offer(draft.into(), &target);
+        offer.map_or_else(|| primitive_work(draft), |offer| offer.work())
+    }
+}

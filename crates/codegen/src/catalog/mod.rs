@@ -1,0 +1,85 @@
+//! Which family makes the kernel of a group, for each target.
+
+mod cpu;
+mod cuda;
+
+pub use cpu::CpuCatalog;
+pub use cuda::CudaCatalog;
+
+use deuteron_graph::NodeId;
+use deuteron_plan::{Draft, Form};
+
+use crate::body::Origin;
+use crate::cuda::row_config::RowConfig;
+use crate::cuda::target::CudaTarget;
+use crate::kernel::{Kernel, Request};
+use crate::kernels::row;
+use crate::lower::lower_with_origins;
+
+/// What kernels are generated for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Backend {
+    /// tile programs and hand-written SIMD
+    Cpu,
+    /// CUDA text
+    Cuda(CudaTarget),
+}
+
+/// A group that no family takes. A plan holds none where its catalogue was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no kernel can be generated for a group of kind `{form}` ({nodes} operations); plan it for the device that runs it"
+)]
+pub struct NoKernel {
+    /// the group's kind
+    pub form: &'static str,
+    /// how many operations it holds
+    pub nodes: usize,
+}
+
+/// Generates the kernel of a group.
+pub fn render<'a>(request: impl Into<Request<'a>>, backend: &'a Backend) -> Result<Kernel, NoKernel> {
+    let request = request.into();
+    let offer = match backend {
+        Backend::Cpu => cpu::offer(request),
+        Backend::Cuda(target) => cuda::offer(request, target),
+    };
+    let Draft { form, nodes, .. } = request.group;
+    offer.map(|offer| offer.kernel()).ok_or(NoKernel { form: form.name(), nodes: nodes.len() })
+}
+
+/// Launch shapes worth measuring for a row kernel, the suggested one first; none for a kernel of another kind.
+pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
+    match group.form {
+        Form::Row => row::cuda::candidates(&lower_with_origins(group).0, target),
+        _ => Vec::new(),
+    }
+}
+
+/// One line of a kernel's source, and the node it came from, if it came from one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaggedLine {
+    /// as the source prints it
+    pub text: String,
+    /// the node
+    pub node: Option<NodeId>,
+}
+
+/// The source of a group, line by line, each with the node it came from. What all row kernels of CUDA share is one line.
+pub fn tagged_source(group: &Draft, backend: &Backend) -> Result<Vec<TaggedLine>, NoKernel> {
+    if group.form != Form::Row {
+        let node = group.nodes.first().copied();
+        let source = render(group, backend)?.source.to_string();
+        return Ok(source.lines().map(|text| TaggedLine { text: text.to_string(), node }).collect());
+    }
+    let (lowered, origins) = lower_with_origins(group);
+    let lines = match backend {
+        Backend::Cpu => row::cpu::tagged_lines(&lowered),
+        Backend::Cuda(target) => row::cuda::tagged_lines(&lowered, target),
+    };
+    let node = |origin: Origin| match origin {
+        Origin::Expr(id) => origins.exprs.get(id.index()).copied(),
+        Origin::Stage(position) => origins.stages.get(position).copied(),
+    };
+    Ok(lines.into_iter().map(|(text, origin)| TaggedLine { text, node: origin.and_then(node) }).collect())
+}

@@ -1,0 +1,122 @@
+//! How a row kernel is spread over threads: plain data with its reason.
+
+use std::fmt;
+
+/// Where values wait between sweeps over a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// no rows: every thread takes the next elements
+    Flat,
+    /// in registers
+    Registers,
+    /// in shared memory
+    Shared,
+    /// nowhere: every sweep starts from memory
+    Streamed,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Policy; 4] = [Policy::Flat, Policy::Registers, Policy::Shared, Policy::Streamed];
+
+    /// The word in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Flat => "flat",
+            Policy::Registers => "registers",
+            Policy::Shared => "shared",
+            Policy::Streamed => "streamed",
+        }
+    }
+}
+
+/// A launch shape. Two configs of one body give two kernels that compute the same.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RowConfig {
+    /// where values wait
+    pub policy: Policy,
+    /// neighbouring columns that a thread takes at once
+    pub vector: usize,
+    /// threads that share a row within a block
+    pub threads_per_row: usize,
+    /// rows that a block works on at once
+    pub rows_per_block: usize,
+    /// times `vector` columns that a thread takes of a row
+    pub chunks: usize,
+    /// blocks that share a row
+    pub parts: usize,
+    /// whether those blocks reduce together, as a cluster
+    pub cluster: bool,
+    /// blocks that stay on a multiprocessor and walk over the rows; 0: a block for every few rows
+    pub resident: usize,
+    /// rows that lie in shared memory where a block walks over them: the one at hand and those on their way; 0: the next
+    /// row waits in registers
+    pub stages: usize,
+    /// whether offsets of rows need 64 bits
+    pub wide: bool,
+    /// in words
+    pub why: String,
+}
+
+impl RowConfig {
+    /// Whether another config makes the same kernel.
+    pub fn is_same(&self, other: &RowConfig) -> bool {
+        RowConfig { why: String::new(), ..self.clone() } == RowConfig { why: String::new(), ..other.clone() }
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> usize {
+        self.threads_per_row * self.rows_per_block
+    }
+
+    /// Whether its grid waits for earlier ones by itself, and may start before they have ended. One whose blocks walk over rows
+    /// counts on its blocks being spread evenly, which only an empty machine does.
+    pub fn waits(&self) -> bool {
+        self.resident == 0
+    }
+
+    /// Blocks of a launch over so many rows (elements, in a flat kernel).
+    pub fn blocks(&self, rows: usize, processors: usize) -> usize {
+        let a_block = match self.policy {
+            Policy::Flat => self.threads() * self.vector * self.chunks,
+            _ => self.rows_per_block,
+        };
+        let all = rows.div_ceil(a_block.max(1));
+        match self.resident {
+            0 => all,
+            resident => all.min((resident * processors / self.parts).max(1)),
+        }
+    }
+}
+
+impl fmt::Display for RowConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.vector * self.chunks;
+        match self.policy {
+            Policy::Flat => {
+                write!(f, "{} threads a block, {} x {} elements a thread", self.threads(), self.chunks, self.vector)?
+            }
+            _ => write!(
+                f,
+                "{} threads a row, {} rows a block, {columns} columns a thread by {}",
+                self.threads_per_row, self.rows_per_block, self.vector
+            )?,
+        }
+        match self.policy {
+            Policy::Flat | Policy::Registers => {}
+            Policy::Shared => f.write_str(", row in shared memory")?,
+            Policy::Streamed => f.write_str(", row read again for each sweep")?,
+        }
+        if self.parts > 1 {
+            let how = if self.cluster { " as a cluster" } else { "" };
+            write!(f, ", {} blocks a row{how}", self.parts)?;
+        }
+        if self.resident > 0 {
+            write!(f, ", {} resident blocks a multiprocessor", self.resident)?;
+        }
+        if self.stages > 0 {
+            write!(f, ", {} rows ahead in shared memory", self.stages - 1)?;
+        }
+        write!(f, ": {}", self.why)
+    }
+}

@@ -1,0 +1,22 @@
+//! What CUDA kernels are generated for.
+
+use crate::cuda::arch::Arch;
+use crate::cuda::tuning::Tuning;
+
+/// What CUDA sources are rendered for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CudaTarget {
+    /// the instruction set
+    pub arch: Arch,
+    /// multiprocessors
+    pub processors: usize,
+    /// measured launch shapes; others are chosen by their shape
+    pub tuning: Tuning,
+}
+
+impl CudaTarget {
+    /// Without measured launch shapes.
+    pub fn new(arch: Arch, processors: usize) -> CudaTarget {
+        CudaTarget { arch, processors, tuning: Tuning::default() }
+    }
+}

@@ -1,0 +1,60 @@
+//! The text that all kernels of attention share.
+
+use deuteron_graph::Dtype;
+
+use crate::attention::{AttentionKernel, AttentionMask, DropoutRule};
+use crate::cuda::PHILOX;
+
+/// The instructions that only Hopper has.
+pub(super) const HOPPER: &str = include_str!("hopper_instructions.cuh");
+/// Attention of a tile by them.
+pub(super) const HOPPER_ATTEND: &str = include_str!("hopper_attend.cuh");
+
+/// What all kernels share, with the constants before it and the kernel's own text behind it.
+pub(crate) fn text(kernel: &AttentionKernel, constants: &str, own: &str) -> String {
+    let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
+    format!("{}{constants}\n{shared}\n{own}", prelude(kernel))
+}
+
+/// What follows attention where nothing does.
+pub(super) const NOTHING: &str = include_str!("no_rows.cuh");
+
+/// The kernel in f32 arithmetic, and what follows it.
+pub(super) fn plain_text(follows: &str) -> String {
+    [include_str!("plain.cuh"), follows, include_str!("plain.cu")].join("\n")
+}
+
+/// The kernel on the matrix units, and what follows it.
+pub(super) fn tensor_text(follows: &str) -> String {
+    [include_str!("tensor.cuh"), follows, include_str!("tensor.cu")].join("\n")
+}
+
+/// The constants of all kernels.
+pub(super) fn prelude(kernel: &AttentionKernel) -> String {
+    let storage = |dtype: Dtype| match dtype {
+        Dtype::F16 => 1,
+        Dtype::Bf16 => 2,
+        _ => 0,
+    };
+    let (mask, mask_storage) = match kernel.mask {
+        AttentionMask::Full => (0, 0),
+        AttentionMask::Causal => (1, 0),
+        AttentionMask::Additive(dtype) => (2, storage(dtype)),
+        AttentionMask::Cached => (3, 0),
+    };
+    let DropoutRule { probability, offset } = kernel.dropout.unwrap_or(DropoutRule { probability: 0.0, offset: 0 });
+    // As the CPU has it: exact below 1, where the product is below 2^32.
+    let threshold = (probability * 4_294_967_296.0).floor() as u32;
+    let kept = if probability < 1.0 { (1.0 / (1.0 - probability)) as f32 } else { 0.0 };
+    format!(
+        "constexpr int STORAGE = {};\nconstexpr int KV_STORAGE = {};\nconstexpr int MASK_STORAGE = {mask_storage};\nconstexpr int WIDTH = {};\n\
+         constexpr float SCALE = {:e}f;\nconstexpr int MASK = {mask};\nconstexpr bool DROPOUT = {};\n\
+         constexpr unsigned THRESHOLD = {threshold}u;\nconstexpr unsigned OFFSET = {offset}u;\n\
+         constexpr float KEPT = {kept:e}f;\n",
+        storage(kernel.dtype),
+        storage(kernel.kv),
+        kernel.width,
+        kernel.scale,
+        kernel.dropout.is_some(),
+    )
+}

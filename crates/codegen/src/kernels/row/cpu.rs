@@ -1,0 +1,198 @@
+//! A row kernel on the CPU: rows are cut into chunks, chunks are tasks.
+//!
+//! Chunks depend on the size alone, never on the number of threads, and column sums are kept per chunk and added in
+//! order: so the result has the same bits for any number of threads.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deuteron_plan::{Draft, Form, Work};
+
+use crate::body::{Body, Origin};
+use crate::cpu::count::Counter;
+use crate::cpu::emit::{emit, emit_with_origins};
+use crate::cpu::family::{CpuTarget, assemble, touched};
+use crate::cpu::program::Program;
+use crate::cpu::simd::{self, Axis, BoundArg, Dim, Fault, Isa, MAX_LEADING};
+use crate::cpu::task::{CpuLaunch, CpuSource, CpuTask, PerWorker, Run, ScratchSizes, TaskError, TileUse};
+use crate::cpu::{Chunks, STREAM_FROM, chunks};
+use crate::kernel::{Family, Kernel, Offer, Request};
+use crate::lower::{LoweredRows, RowLaunch, lower_with_origins};
+
+/// Row kernels as tile programs.
+pub(crate) struct RowFamily;
+
+impl Family<CpuTarget> for RowFamily {
+    fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
+        if request.group.form == Form::Row { Some(Box::new(RowOffer { group: request.group })) } else { None }
+    }
+}
+
+struct RowOffer<'a> {
+    group: Draft<'a>,
+}
+
+impl Offer for RowOffer<'_> {
+    fn work(&self) -> Work {
+        let LoweredRows { body, launch } = lower_with_origins(&self.group).0;
+        let RowLaunch { args, rows, cols, .. } = &launch;
+        Counter { program: &emit(&body), args, rows: *rows, cols: *cols }.work()
+    }
+
+    fn kernel(self: Box<Self>) -> Kernel {
+        let lowered = lower_with_origins(&self.group).0;
+        let (program, arguments) = (Arc::new(emit(&lowered.body)), lowered.arguments());
+        let tiles = TileUse { tiles: program.tiles, kept_rows: program.kept, passes: program.passes.len() };
+        let source = CpuSource::new(program.clone()).with_tiles(tiles);
+        let tasks = RowTasks { program, launch: lowered.launch, touched: touched(&arguments) };
+        assemble(source, arguments, tasks)
+    }
+}
+
+/// The lines of a tile program, each with what it came from in the body.
+pub(crate) fn tagged_lines(lowered: &LoweredRows) -> Vec<(String, Option<Origin>)> {
+    let (program, passes) = emit_with_origins(&lowered.body);
+    // The listing has a line an instruction, row work before strip work, after a line for each pass.
+    let mut instructions = passes.iter().flat_map(|pass| pass.row.iter().chain(&pass.strip)).copied();
+    let is_instruction = |text: &str| text.starts_with("  row ") || text.starts_with("  strip ");
+    let listing = program.to_string();
+    let lines = listing.lines().map(|text| {
+        let origin = if is_instruction(text) { instructions.next() } else { None };
+        (text.to_string(), origin)
+    });
+    lines.collect()
+}
+
+/// A launch of a row kernel.
+#[derive(Debug)]
+struct RowTasks {
+    program: Arc<Program>,
+    launch: RowLaunch,
+    /// Bytes within reach of all arguments.
+    touched: usize,
+}
+
+impl CpuLaunch for RowTasks {
+    fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
+        let RowLaunch { args, rows, cols, axes } = &self.launch;
+        let program = &*self.program;
+        let Chunks { length, chunk, chunks } = chunks(program, *rows, *cols);
+        let has_partials = !program.partials.is_empty();
+        let partial_width: usize = program.partials.iter().map(|partial| partial.width).sum();
+        Box::new(RowTask {
+            isa,
+            args: args.iter().map(|arg| bind(&arg.leading, arg.table_rows, self.touched)).collect(),
+            offsets: args.iter().map(|arg| arg.start()).collect(),
+            axes: bind_axes(axes),
+            length,
+            chunk,
+            chunks,
+            scratch: (0..threads).map(|_| PerWorker::new(simd::Scratch::for_program(program))).collect(),
+            partials: match has_partials {
+                true => (0..chunks).map(|_| PerWorker::new(vec![0.0; partial_width])).collect(),
+                false => Vec::new(),
+            },
+            finished: vec![0.0; if has_partials { chunks * partial_width } else { 0 }],
+            program: self.program.clone(),
+        })
+    }
+}
+
+struct RowTask {
+    program: Arc<Program>,
+    isa: Isa,
+    args: Vec<BoundArg>,
+    offsets: Vec<usize>,
+    axes: Vec<Axis>,
+    /// Rows, or elements of a flat kernel.
+    length: usize,
+    chunk: usize,
+    chunks: usize,
+    /// One for each worker.
+    scratch: Vec<PerWorker<simd::Scratch>>,
+    /// `chunks` blocks of partial sums.
+    partials: Vec<PerWorker<Vec<f32>>>,
+    finished: Vec<f32>,
+}
+
+impl CpuTask for RowTask {
+    fn scratch(&self) -> ScratchSizes {
+        ScratchSizes::default()
+    }
+
+    unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
+        for ((arg, &address), &offset) in self.args.iter_mut().zip(run.addresses).zip(&self.offsets) {
+            // An argument without elements may lie anywhere, so this is no more than a number until it is used.
+            arg.base = address.wrapping_add(offset);
+        }
+        let fault: Mutex<Option<Fault>> = Mutex::new(None);
+        let this = &*self;
+        let work = |worker: usize, chunk: usize| {
+            // SAFETY: the caller's promise; chunks are disjoint ranges of rows, each handed out once.
+            if let Err(found) = unsafe { this.run_chunk(worker, chunk) } {
+                let mut first = fault.lock().unwrap_or_else(PoisonError::into_inner);
+                // The lowest row is reported whatever the order of threads.
+                if first.is_none_or(|known| found.row < known.row) {
+                    *first = Some(found);
+                }
+            }
+        };
+        run.workers.run(self.chunks, &work)?;
+        if let Some(fault) = fault.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(fault.into());
+        }
+        if !self.program.partials.is_empty() {
+            // SAFETY: the caller's promise.
+            unsafe { self.finish() };
+        }
+        Ok(())
+    }
+}
+
+impl RowTask {
+    unsafe fn run_chunk(&self, worker: usize, chunk: usize) -> Result<(), Fault> {
+        let span: Range<usize> = chunk * self.chunk..((chunk + 1) * self.chunk).min(self.length);
+        let launch = simd::Launch { program: &self.program, args: &self.args, axes: &self.axes, window: None };
+        // SAFETY: a worker runs one chunk at a time, so its scratch is its own.
+        let scratch = unsafe { self.scratch[worker].get() };
+        let partials: &mut [f32] = match self.partials.get(chunk) {
+            // SAFETY: each chunk is run once, by one worker.
+            Some(partials) => unsafe { partials.get() },
+            None => &mut [],
+        };
+        partials.fill(0.0);
+        // SAFETY: the caller's promise covers all rows of the launch, so these too.
+        unsafe { simd::run(self.isa, &launch, span, scratch, partials) }
+    }
+
+    unsafe fn finish(&mut self) {
+        let width = self.finished.len().checked_div(self.chunks).unwrap_or(0);
+        for (chunk, partials) in self.partials.iter_mut().enumerate() {
+            self.finished[chunk * width..(chunk + 1) * width].copy_from_slice(partials.get_mut());
+        }
+        let launch = simd::Launch { program: &self.program, args: &self.args, axes: &self.axes, window: None };
+        // SAFETY: the caller's promise covers the column sums.
+        unsafe { simd::finish(self.isa, &launch, &self.finished, self.chunks) };
+    }
+}
+
+/// An argument without an address, of a launch that touches so many bytes.
+pub(crate) fn bind(leading: &[(usize, usize)], table_rows: usize, touched: usize) -> BoundArg {
+    let mut dims = [Dim { size: 1, stride: 0 }; MAX_LEADING];
+    for (dim, &(size, stride)) in dims.iter_mut().zip(leading) {
+        *dim = Dim { size, stride };
+    }
+    let streaming = touched >= STREAM_FROM;
+    BoundArg { base: std::ptr::null_mut(), dims, rank: leading.len(), table_rows, streaming }
+}
+
+/// Whether a body has so many columns and these axes.
+pub(crate) fn has_space(body: &Body, cols: usize, axes: &[(usize, usize)]) -> bool {
+    let known = axes.len() == usize::from(body.axes) && axes.iter().all(|&(divide, modulo)| divide > 0 && modulo > 0);
+    known && (body.flat || body.cols == cols)
+}
+
+/// Launch axes, given as (divide, modulo).
+pub(crate) fn bind_axes(axes: &[(usize, usize)]) -> Vec<Axis> {
+    axes.iter().map(|&(divide, modulo)| Axis { divide, modulo }).collect()
+}

@@ -1,0 +1,156 @@
+//! A matmul by a vendor's library, as data: `c = f(a b + bias) + residual`, where each part may be missing, and GELU and residual
+//! exclude each other. The device has the library, or runs the kernel of ours that comes with the call.
+
+use std::fmt;
+
+use deuteron_graph::Dtype;
+
+use crate::argument::ArgBinding;
+use crate::cuda::grid::{CudaSource, Grids};
+use crate::kernels::matmul::shape::MatmulShape;
+
+/// What follows a matmul in its kernel. The list is closed: it is what cuBLASLt has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Epilogue {
+    /// `a b`
+    None,
+    /// `a b + bias`
+    Bias,
+    /// `gelu(a b)`, the tanh form
+    Gelu,
+    /// `gelu(a b + bias)`, the tanh form
+    BiasGelu,
+    /// `a b + residual`
+    Residual,
+    /// `a b + bias + residual`
+    BiasResidual,
+}
+
+/// What an argument of a library call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// the first operand
+    A,
+    /// the second operand
+    B,
+    /// one number a column of the result, each after the other
+    Bias,
+    /// a tensor that lies as the result does
+    Residual,
+    /// the result
+    C,
+}
+
+impl Epilogue {
+    /// All of them.
+    pub const ALL: [Epilogue; 6] = [
+        Epilogue::None,
+        Epilogue::Bias,
+        Epilogue::Gelu,
+        Epilogue::BiasGelu,
+        Epilogue::Residual,
+        Epilogue::BiasResidual,
+    ];
+
+    /// Whether a bias is added.
+    pub fn has_bias(self) -> bool {
+        matches!(self, Epilogue::Bias | Epilogue::BiasGelu | Epilogue::BiasResidual)
+    }
+
+    /// Whether GELU is applied.
+    pub fn has_gelu(self) -> bool {
+        matches!(self, Epilogue::Gelu | Epilogue::BiasGelu)
+    }
+
+    /// Whether a residual is added.
+    pub fn has_residual(self) -> bool {
+        matches!(self, Epilogue::Residual | Epilogue::BiasResidual)
+    }
+
+    /// The arguments of a launch, in order.
+    pub fn operands(self) -> &'static [Operand] {
+        use Operand::{A, B, Bias, C, Residual};
+        match self {
+            Epilogue::None | Epilogue::Gelu => &[A, B, C],
+            Epilogue::Bias | Epilogue::BiasGelu => &[A, B, Bias, C],
+            Epilogue::Residual => &[A, B, Residual, C],
+            Epilogue::BiasResidual => &[A, B, Bias, Residual, C],
+        }
+    }
+
+    /// In words, after "matrix product".
+    pub fn name(self) -> &'static str {
+        match self {
+            Epilogue::None => "",
+            Epilogue::Bias => " + bias",
+            Epilogue::Gelu => " + gelu",
+            Epilogue::BiasGelu => " + bias + gelu",
+            Epilogue::Residual => " + residual",
+            Epilogue::BiasResidual => " + bias + residual",
+        }
+    }
+}
+
+/// A matmul of a library: what is known of it before its sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LibraryCall {
+    /// storage type of operands and result; of i8 the result is f32. Sums are f32, of i8 i32
+    pub dtype: Dtype,
+    /// what is done with the sums before they are stored
+    pub epilogue: Epilogue,
+}
+
+impl LibraryCall {
+    /// A matmul alone.
+    pub fn plain(dtype: Dtype) -> LibraryCall {
+        LibraryCall { dtype, epilogue: Epilogue::None }
+    }
+
+    /// Its arguments, in order.
+    pub fn operands(&self) -> &'static [Operand] {
+        self.epilogue.operands()
+    }
+
+    /// The storage type of an argument.
+    pub fn operand_dtype(&self, operand: Operand) -> Dtype {
+        match (self.dtype, operand) {
+            (Dtype::I8, Operand::Bias | Operand::Residual | Operand::C) => Dtype::F32,
+            (dtype, _) => dtype,
+        }
+    }
+}
+
+impl fmt::Display for LibraryCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.dtype {
+            Dtype::I8 => writeln!(f, "matrix product, i8 in, f32 out, i32 sums (plain kernel)"),
+            dtype => {
+                writeln!(f, "matrix product{}, {dtype} in and out, f32 sums (library kernel)", self.epilogue.name())
+            }
+        }
+    }
+}
+
+/// A call with its sizes and arguments.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LibraryMatmul {
+    /// what is known before the sizes
+    pub call: LibraryCall,
+    /// sizes and strides; a residual lies as c does
+    pub shape: MatmulShape,
+    /// as [`LibraryCall::operands`] lists them
+    pub args: Vec<ArgBinding>,
+}
+
+/// How a call is run: by the library, or by grids of ours.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LibraryLaunch {
+    /// sizes and strides
+    pub shape: MatmulShape,
+    /// the first element of each argument
+    pub offsets: Vec<usize>,
+    /// the kernel of ours
+    pub fallback: CudaSource,
+    /// its grids
+    pub grids: Grids,
+}

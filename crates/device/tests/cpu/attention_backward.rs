@@ -1,0 +1,51 @@
+//! The gradient of attention.
+
+use deuteron_codegen::attention::backward::LoweredBackward;
+use deuteron_codegen::cpu::simd::Isa;
+use deuteron_codegen::kernels::attention::cpu::family;
+use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionShape};
+use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};
+use deuteron_graph::Dtype;
+
+use super::attention::tiny;
+use super::{argument, bytes, loaded};
+
+/// One query of width 2 against two keys, and what is wrong with it.
+fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), outputs: [usize; 3]) -> Option<Job> {
+    let (mut kernel, mut shape) = tiny();
+    change(&mut kernel, &mut shape);
+    let args = (0..7).map(|position| argument(position > 3)).collect();
+    let kernel = family::backward_kernel(LoweredBackward { kernel, shape, args })?;
+    let inputs = [0, 1, 1, 2].map(Place::Input);
+    let places = inputs.into_iter().chain([0, 1, 2].map(Place::Output)).collect();
+    Some(super::job(cpu, kernel, places, 3, &outputs))
+}
+
+#[test]
+fn gradients_of_equal_scores() {
+    let cpu = Cpu::with(2, Isa::detect());
+    let mut executable = loaded(&cpu, job(&cpu, |_, _| {}, [8, 16, 16])).unwrap();
+    let inputs = [&[0.0, 0.0][..], &[1.0, 5.0, 3.0, 7.0], &[1.0, 0.0]];
+    let memory = inputs.map(|values| cpu.upload(&bytes(values)).unwrap());
+    executable.run(&|index| &memory[index], &mut NoStates, Launching::Eager).unwrap();
+    for (index, expected) in [&[1.0, 1.0][..], &[0.0; 4], &[0.5, 0.0, 0.5, 0.0]].into_iter().enumerate() {
+        let mut result = vec![0xff; 4 * expected.len()];
+        executable.read(index, &mut result).unwrap();
+        assert_eq!(result, bytes(expected), "gradient {index}");
+    }
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let cpu = Cpu::with(1, Isa::detect());
+    let refused = |change: fn(&mut AttentionKernel, &mut AttentionShape), outputs| {
+        loaded(&cpu, job(&cpu, change, outputs)).is_none()
+    };
+    assert!(!refused(|_, _| {}, [8, 16, 16]));
+    assert!(refused(|_, _| {}, [7, 16, 16]) && refused(|_, _| {}, [8, 15, 16]) && refused(|_, _| {}, [8, 16, 15]));
+    assert!(refused(|_, shape| shape.queries = 2, [8, 16, 16]));
+    assert!(refused(|_, shape| shape.keys = 3, [8, 16, 16]));
+    assert!(refused(|kernel, shape| (kernel.group, shape.heads) = (2, 2), [16, 32, 32]), "keys of their own");
+    assert!(refused(|kernel, _| kernel.width = 300, [4096; 3]));
+    assert!(refused(|kernel, _| kernel.mask = AttentionMask::Additive(Dtype::F32), [8, 16, 16]));
+}
