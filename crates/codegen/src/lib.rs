@@ -24,7 +24,7 @@ pub use attention::{
 };
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use epilogue::{Epilogue, Operand};
-pub use lower::lower;
+pub use lower::{NoKernel, lower};
 pub use product::{Head, Product, Role, RowArguments, Tail};
 pub use source::{
     AppendShape, ArgBinding, Backend, Geometry, Launch, Lowered, MatmulKernel, MatmulShape, Piece, Source, TaggedLine,

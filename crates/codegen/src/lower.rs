@@ -5,35 +5,48 @@ use std::collections::HashMap;
 use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
 use deuteron_plan::{Draft, GroupKind, Layout, Placed, Placement, Space, finished_sum, node_space};
 
-use crate::attention;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
-use crate::epilogue::{Operand, recognise};
-use crate::kernels::matmul::cuda::{lower_skinny, skinny_parts_on};
-use crate::product::{lower_product, parts};
+use crate::epilogue::{LibraryFit, Operand};
+use crate::kernels::matmul::cuda as skinny;
 use crate::source::{
     AppendShape, ArgBinding, Backend, Geometry, Kernel, Launch, Lowered, MatmulKernel, MatmulShape, Piece,
 };
+use crate::{attention, product};
 
-/// Lowers one group of a plan. The group comes from the planner and is of a form that [`crate::cpu::CpuCatalog`] offers, so
-/// its nodes fit one kernel.
-pub fn lower(group: &Draft, backend: &Backend) -> Lowered {
+/// No kernel of a target computes a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no kernel of the form `{structure}` is generated for {target}, or none that takes these operands")]
+pub struct NoKernel {
+    /// what the group is made of
+    pub structure: &'static str,
+    /// what it was to be generated for
+    pub target: &'static str,
+}
+
+/// Lowers one group of a plan, if one kernel of the backend computes it.
+pub fn lower(group: &Draft, backend: &Backend) -> Result<Lowered, NoKernel> {
     let (graph, placement) = (group.graph, group.placement);
-    match group.form.kind() {
-        GroupKind::Row => lower_row(graph, placement, group),
-        // A GPU's products are a library's, unless they have few rows.
+    let lowered = match group.structure.kind() {
+        GroupKind::Row => Some(lower_row(graph, placement, group)),
+        // A GPU's matmuls are a library's, unless they have few rows.
         GroupKind::Matmul => match backend {
-            Backend::Cpu => lower_product(group, &parts(group).expect("the catalogue offers products that we have")),
-            Backend::Cuda(target) => match skinny_parts_on(group, target.arch) {
-                Some(parts) => lower_skinny(group, &parts),
-                None => lower_matmul(group),
-            },
+            Backend::Cpu => product::fit(group).map(|fit| product::lower_product(group, fit)),
+            Backend::Cuda(target) => skinny::fit(group, target.arch).map(|fit| match fit {
+                skinny::Fit::FewRows(fit) => skinny::lower_skinny(group, fit),
+                skinny::Fit::Library(fit) => lower_matmul(group, fit),
+            }),
         },
-        GroupKind::ScatterAdd => lower_scatter(graph, placement, group.nodes[0]),
-        GroupKind::Append => lower_append(graph, placement, group.nodes[0]),
-        GroupKind::Copy => lower_copy(graph, placement, group.nodes[0]),
+        GroupKind::ScatterAdd => Some(lower_scatter(graph, placement, group.nodes[0])),
+        GroupKind::Append => Some(lower_append(graph, placement, group.nodes[0])),
+        GroupKind::Copy => Some(lower_copy(graph, placement, group.nodes[0])),
         GroupKind::Attention => attention::lower(group),
-        GroupKind::Opaque => unreachable!("the catalogue offers no such kernel"),
-    }
+        GroupKind::Opaque => None,
+    };
+    let target = match backend {
+        Backend::Cpu => "CPUs",
+        Backend::Cuda(_) => "CUDA",
+    };
+    lowered.ok_or(NoKernel { structure: group.structure.name(), target })
 }
 
 /// Which node each expression and each stage of a body came from.
@@ -428,11 +441,10 @@ impl RowLowering<'_> {
     }
 }
 
-fn lower_matmul(group: &Draft) -> Lowered {
+fn lower_matmul(group: &Draft, fit: LibraryFit) -> Lowered {
     let (graph, placement) = (group.graph, group.placement);
-    let fused = recognise(group).expect("the catalogue offers products that the library has");
-    let (shape, [a, b]) = lower_matmul_shape(graph, placement, fused.product);
-    let kernel = MatmulKernel { dtype: fused.dtype, epilogue: fused.epilogue };
+    let (shape, [a, b]) = lower_matmul_shape(graph, placement, fit.matmul);
+    let kernel = MatmulKernel { dtype: fit.dtype, epilogue: fit.epilogue };
     let read = |value: NodeId| {
         let placed = placement.get(value).expect("operands of a product are placed");
         whole(graph, placed.base, placed.layout.offset, false)
@@ -440,9 +452,9 @@ fn lower_matmul(group: &Draft) -> Lowered {
     let args = kernel.operands().iter().map(|operand| match operand {
         Operand::A => a.clone(),
         Operand::B => b.clone(),
-        Operand::Bias => read(fused.bias.expect("the epilogue has a bias")),
-        Operand::Residual => read(fused.residual.expect("the epilogue has a residual")),
-        Operand::C => whole(graph, fused.result, 0, true),
+        Operand::Bias => read(fit.bias.expect("the epilogue has a bias")),
+        Operand::Residual => read(fit.residual.expect("the epilogue has a residual")),
+        Operand::C => whole(graph, fit.result, 0, true),
     });
     let launch = Launch { args: args.collect(), geometry: Geometry::Matmul(shape) };
     Lowered { kernel: Kernel::Matmul(kernel), launch }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use deuteron_graph::{Dtype, NodeId};
-use deuteron_plan::{Draft, Form};
+use deuteron_plan::{Draft, Structure};
 
 use crate::attention::block::AttentionBlock;
 use crate::attention::rows::AttentionRows;
@@ -13,7 +13,7 @@ use crate::cpu::emit::{emit, emit_with_origins};
 use crate::cpu::program::Program;
 use crate::cuda::{self, CudaSource, CudaTarget};
 use crate::epilogue::{Epilogue, Operand};
-use crate::lower::{lower, lower_row_with_origins};
+use crate::lower::{NoKernel, lower, lower_row_with_origins};
 use crate::product::Product;
 
 /// A group, lowered: what is compiled and what is launched.
@@ -286,13 +286,13 @@ pub struct Piece {
 }
 
 /// Lowers a group and renders it for a backend.
-pub fn render(group: &Draft, backend: &Backend) -> (Source, Launch) {
-    let Lowered { kernel, launch } = lower(group, backend);
+pub fn render(group: &Draft, backend: &Backend) -> Result<(Source, Launch), NoKernel> {
+    let Lowered { kernel, launch } = lower(group, backend)?;
     let source = match backend {
         Backend::Cpu => render_cpu(kernel),
         Backend::Cuda(target) => cuda::render(kernel, &launch, target),
     };
-    (source, launch)
+    Ok((source, launch))
 }
 
 fn render_cpu(kernel: Kernel) -> Source {
@@ -323,14 +323,14 @@ pub struct TaggedLine {
 }
 
 /// The source of a group, line by line, each with the node it came from. What all row kernels of CUDA share is one line.
-pub fn tagged_source(group: &Draft, backend: &Backend) -> Vec<TaggedLine> {
-    if group.form != Form::Row {
+pub fn tagged_source(group: &Draft, backend: &Backend) -> Result<Vec<TaggedLine>, NoKernel> {
+    if *group.structure != Structure::Row {
         let node = group.nodes.first().copied();
-        let source = render(group, backend).0.to_string();
-        return source.lines().map(|text| TaggedLine { text: text.to_string(), node }).collect();
+        let source = render(group, backend)?.0.to_string();
+        return Ok(source.lines().map(|text| TaggedLine { text: text.to_string(), node }).collect());
     }
     let (lowered, origins) = lower_row_with_origins(group.graph, group.placement, group);
-    let Kernel::Row(body) = lowered.kernel else { return Vec::new() };
+    let Kernel::Row(body) = lowered.kernel else { return Ok(Vec::new()) };
     let lines = match backend {
         Backend::Cpu => program_lines(&body),
         Backend::Cuda(target) => cuda::row_lines(&body, &lowered.launch, target),
@@ -339,7 +339,7 @@ pub fn tagged_source(group: &Draft, backend: &Backend) -> Vec<TaggedLine> {
         Origin::Expr(id) => origins.exprs.get(id.index()).copied(),
         Origin::Stage(position) => origins.stages.get(position).copied(),
     };
-    lines.into_iter().map(|(text, origin)| TaggedLine { text, node: origin.and_then(node) }).collect()
+    Ok(lines.into_iter().map(|(text, origin)| TaggedLine { text, node: origin.and_then(node) }).collect())
 }
 
 /// The lines of a tile program, each with what it came from in the body.

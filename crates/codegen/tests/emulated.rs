@@ -448,7 +448,7 @@ out y
 fn only(graph: &Graph, plan: &Plan, processors: usize) -> (CudaSource, Launch, Grids) {
     let [group] = plan.groups.as_slice() else { panic!("not one kernel: {plan}") };
     let cuda = CudaTarget::new(Arch::Sm90a, processors);
-    let (source, launch) = render(&group.draft(graph, &plan.placement), &Backend::Cuda(cuda.clone()));
+    let (source, launch) = render(&group.draft(graph, &plan.placement), &Backend::Cuda(cuda.clone())).unwrap();
     let Source::Cuda(source) = source else { panic!("{source}") };
     let grids = grids(&source, &launch, &cuda);
     (source, launch, grids)
@@ -624,7 +624,7 @@ w = weight bf16[192] ; b = weight bf16[192]";
         let plan = greedy(&graph);
         let hopper = plan.groups.iter().any(|group| {
             let backend = Backend::Cuda(CudaTarget::new(Arch::Sm90a, 132));
-            let source = render(&group.draft(&graph, &plan.placement), &backend).0;
+            let source = render(&group.draft(&graph, &plan.placement), &backend).unwrap().0;
             matches!(source, Source::Cuda(source) if source.name == "attention_rows_hopper")
         });
         assert_eq!(hopper, meets, "{text}");
@@ -642,7 +642,10 @@ fn what_does_not_meet() {
         let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
         let backend = Backend::Cuda(CudaTarget::new(arch, 132));
         let name = |source: Source| if let Source::Cuda(source) = source { source.name } else { "library".into() };
-        plan.groups.iter().map(|group| name(render(&group.draft(&graph, &plan.placement), &backend).0)).collect()
+        plan.groups
+            .iter()
+            .map(|group| name(render(&group.draft(&graph, &plan.placement), &backend).unwrap().0))
+            .collect()
     };
     let (hopper, usual) = (Arch::Sm90a, Case::new([2, 12, 300, 300]));
     let projected = |cols| After { projection: Some((cols, true)), ..LAYER };

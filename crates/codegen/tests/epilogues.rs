@@ -2,22 +2,22 @@
 
 use deuteron_codegen::Backend;
 use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::epilogue::recognise;
+use deuteron_codegen::epilogue::fit;
 use deuteron_codegen::source::Kernel;
 use deuteron_codegen::{Epilogue, Geometry, Launch, MatmulKernel, MatmulShape, lower};
 use deuteron_graph::{Dtype, Graph};
-use deuteron_plan::{Catalog, Draft, Form, Machine, Plan, Strategy, Target, Work, plan, primitive_work};
+use deuteron_plan::{Catalog, Draft, Machine, Plan, Strategy, Structure, Target, Work, plan, primitive_work};
 
 /// Row kernels, and products as a library has them.
 struct LibraryProducts;
 
 impl Catalog for LibraryProducts {
-    fn offers_form(&self, form: Form) -> bool {
-        matches!(form, Form::Row | Form::Copy | Form::ScatterAdd | Form::Matmul(_))
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        matches!(structure, Structure::Row | Structure::Copy | Structure::ScatterAdd) || structure.is_matmul()
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        !matches!(draft.form, Form::Matmul(_)) && self.offers_form(draft.form) || recognise(draft).is_some()
+        !draft.structure.is_matmul() && self.offers_structure(draft.structure) || fit(draft).is_some()
     }
 
     fn offers_everything(&self) -> bool {
@@ -44,8 +44,8 @@ fn gpu() -> Backend {
 /// Kernels of a plan, and the products among them.
 fn kernels(text: &str, strategy: Strategy) -> (usize, Vec<(MatmulKernel, Launch)>) {
     let (graph, plan) = planned(text, strategy);
-    let products = plan.groups.iter().filter(|group| matches!(group.form, Form::Matmul(_))).map(|group| {
-        let lowered = lower(&group.draft(&graph, &plan.placement), &gpu());
+    let products = plan.groups.iter().filter(|group| group.structure.is_matmul()).map(|group| {
+        let lowered = lower(&group.draft(&graph, &plan.placement), &gpu()).unwrap();
         let Kernel::Matmul(kernel) = lowered.kernel else { panic!("{lowered:?}") };
         (kernel, lowered.launch)
     });
@@ -180,7 +180,7 @@ fn arguments_stand_in_the_order_of_the_operands() {
 r = input bf16[2,16,48] ; p = linear x w b ; y = add r p ; out y";
     let (graph, plan) = planned(text, Strategy::Fused);
     assert_eq!(plan.groups.len(), 1, "{plan}");
-    let launch = lower(&plan.groups[0].draft(&graph, &plan.placement), &gpu()).launch;
+    let launch = lower(&plan.groups[0].draft(&graph, &plan.placement), &gpu()).unwrap().launch;
     let inputs: Vec<usize> = graph.inputs().iter().map(|id| id.index()).collect();
     let args: Vec<(usize, usize, bool)> =
         launch.args.iter().map(|arg| (arg.base.index(), arg.offset, arg.written)).collect();

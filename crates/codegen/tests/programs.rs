@@ -9,7 +9,10 @@ use deuteron_plan::{Machine, Strategy, Target, plan};
 fn listing(text: &str) -> String {
     let graph: Graph = text.parse().unwrap();
     let plan = plan(&graph, Target { machine: &Machine::cpu(), catalog: &CpuCatalog }, Strategy::Greedy, &[]).unwrap();
-    plan.groups.iter().map(|group| render(&group.draft(&graph, &plan.placement), &Backend::Cpu).0.to_string()).collect()
+    plan.groups
+        .iter()
+        .map(|group| render(&group.draft(&graph, &plan.placement), &Backend::Cpu).unwrap().0.to_string())
+        .collect()
 }
 
 fn check(text: &str, expected: &str) {

@@ -1,5 +1,6 @@
 //! What a call of the public API can answer instead of a result.
 
+use deuteron_codegen::NoKernel;
 use deuteron_device::DeviceError;
 use deuteron_graph::{Dtype, GraphError, Shape};
 use deuteron_plan::{MachineError, PlanError};
@@ -14,6 +15,9 @@ pub enum Error {
     /// The graph could not be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A kernel of the plan cannot be generated.
+    #[error(transparent)]
+    NoKernel(#[from] NoKernel),
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

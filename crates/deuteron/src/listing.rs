@@ -58,7 +58,7 @@ pub struct Compiled {
 
 /// The source of one kernel that can be generated, each line with the operation it came from.
 pub(crate) fn tagged_source(graph: &Graph, plan: &Plan, group: &Group, backend: &Backend) -> Vec<SourceLine> {
-    let lines = deuteron_codegen::tagged_source(&group.draft(graph, &plan.placement), backend);
+    let lines = deuteron_codegen::tagged_source(&group.draft(graph, &plan.placement), backend).unwrap_or_default();
     let op = |node: Option<NodeId>| node.map_or(String::new(), |id| graph.call_name(graph.node(id).call).to_string());
     lines.into_iter().map(|line| SourceLine { op: op(line.node), text: line.text }).collect()
 }
@@ -71,7 +71,7 @@ pub(crate) fn holds_opaque(graph: &Graph, group: &Group) -> bool {
 /// The names under which a profiler sees the launches of a kernel, in order; empty where a library chooses them.
 pub(crate) fn launches(draft: &Draft, backend: &Backend) -> Vec<String> {
     match (render(draft, backend), backend) {
-        ((Source::Cuda(source), launch), Backend::Cuda(target)) => {
+        (Ok((Source::Cuda(source), launch)), Backend::Cuda(target)) => {
             grids(&source, &launch, target).list.iter().map(|grid| grid.entry.to_string()).collect()
         }
         _ => Vec::new(),
@@ -152,7 +152,7 @@ fn list(
 ) -> Result<Vec<KernelListing>, Error> {
     let plan = plan(graph, target, strategy, &[])?;
     let listing = |group: &Group| -> Result<KernelListing, Error> {
-        let (source, launch) = render(&group.draft(graph, &plan.placement), backend);
+        let (source, launch) = render(&group.draft(graph, &plan.placement), backend)?;
         let (tiles, kept_rows, passes) = match &source {
             Source::Row(program) => (program.tiles, program.kept, program.passes.len()),
             _ => (0, 0, 0),

@@ -84,7 +84,8 @@ impl Session {
         states: &[NodeId],
     ) -> Result<Session, Error> {
         let backend = engine.device().backend();
-        let sources = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), backend)).collect();
+        let sources = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), backend));
+        let sources = sources.collect::<Result<_, _>>()?;
         Session::of(engine, graph, plan, sources, layouts, states)
     }
 

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use deuteron_codegen::cuda::{CudaTarget, Family, RowConfig, Tuning, candidates};
-use deuteron_codegen::{Backend, Launch, Source, render};
+use deuteron_codegen::{Backend, Launch, NoKernel, Source, render};
 use deuteron_device::{CudaError, DeviceError, Kernel};
 use deuteron_graph::Graph;
 use deuteron_plan::{Group, Plan, Strategy, Target, plan};
@@ -128,7 +128,9 @@ pub fn tune_all(
         all.into_iter().filter(|subject| known.insert(subject.key.clone())).collect()
     });
     let subjects: Vec<Vec<Subject>> = subjects.collect();
-    let sources: Vec<Source> = subjects.iter().flatten().flat_map(|subject| subject.render(target)).collect();
+    let sources: Vec<Vec<Source>> =
+        subjects.iter().flatten().map(|subject| subject.render(target)).collect::<Result<_, _>>()?;
+    let sources = sources.concat();
     let (all, mut done) = (sources.len(), 0);
     progress(done, all);
     let mut kernels = compile(engine, sources)?.into_iter();
@@ -173,12 +175,12 @@ type Made = Result<Arc<Kernel>, DropReason>;
 
 impl Subject<'_> {
     /// The kernel with each of its launch shapes, as if that were the only one that was ever measured.
-    fn render(&self, target: &CudaTarget) -> Vec<Source> {
+    fn render(&self, target: &CudaTarget) -> Result<Vec<Source>, NoKernel> {
         let draft = self.group.draft(self.graph, &self.plan.placement);
         let with = |config: &RowConfig| {
             let mut tuning = Tuning::default();
             tuning.insert(&self.key, config.clone());
-            render(&draft, &Backend::Cuda(CudaTarget { tuning, ..target.clone() })).0
+            render(&draft, &Backend::Cuda(CudaTarget { tuning, ..target.clone() })).map(|(source, _)| source)
         };
         self.configs.iter().map(with).collect()
     }
@@ -190,7 +192,7 @@ fn row_kernels<'a>(graph: &'a Graph, plan: &'a Plan, target: &CudaTarget) -> Vec
     let mut subjects: Vec<Subject> = Vec::new();
     for group in &plan.groups {
         let draft = group.draft(graph, &plan.placement);
-        let (Source::Cuda(source), launch) = render(&draft, &backend) else { continue };
+        let Ok((Source::Cuda(source), launch)) = render(&draft, &backend) else { continue };
         let Family::Row(kernel) = source.family else { continue };
         if subjects.iter().all(|known| known.key != kernel.key) {
             let configs = candidates(&draft, &untuned);

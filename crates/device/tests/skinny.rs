@@ -18,7 +18,8 @@ fn sources(text: &str, dtype: Dtype, arch: Arch) -> Vec<(Source, Vec<Grid>)> {
         plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, Strategy::Greedy, &[]).unwrap();
     let target = CudaTarget::new(arch, 132);
     let made = planned.groups.iter().map(|group| {
-        let (source, launch) = render(&group.draft(&graph, &planned.placement), &Backend::Cuda(target.clone()));
+        let (source, launch) =
+            render(&group.draft(&graph, &planned.placement), &Backend::Cuda(target.clone())).unwrap();
         let list = if let Source::Cuda(source) = &source { grids(source, &launch, &target).list } else { Vec::new() };
         (source, list)
     });

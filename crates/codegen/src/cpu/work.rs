@@ -1,7 +1,7 @@
 //! What the CPU's kernels do, counted on the programs that would run.
 
 use deuteron_graph::{BinaryOp, Dtype, Op, UnaryOp};
-use deuteron_plan::{AttentionForm, Catalog, Class, Draft, Form, LANES, Reach, Work, primitive_work};
+use deuteron_plan::{Catalog, Class, Draft, GroupKind, LANES, Link, Reach, Structure, Work, primitive_work};
 
 use crate::attention;
 use crate::cpu::attention_work::{attention_work, backward_work};
@@ -9,7 +9,7 @@ use crate::cpu::chunks::{Chunks, SCATTER_COLUMNS, STREAM_FROM, chunks};
 use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
 use crate::kernels::matmul::cpu::STRIP_ROWS;
-use crate::product::{Product, Role, parts};
+use crate::product::{self, Product, Role};
 use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Launch, MatmulShape, Piece, Source, render};
 
 /// What can be generated for a CPU: row kernels, one or two products with elementwise work after them and, for few rows, row work
@@ -19,26 +19,30 @@ use crate::source::{AppendShape, ArgBinding, Backend, Geometry, Launch, MatmulSh
 pub struct CpuCatalog;
 
 impl Catalog for CpuCatalog {
-    fn offers_form(&self, form: Form) -> bool {
-        match form {
-            Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
-            Form::Matmul(form) => form.products <= 2 && form.epilogue != Reach::Rows,
-            Form::Routed { epilogue } => epilogue != Reach::Rows,
-            Form::Attention(_) | Form::AttentionBackward => true,
-            // Probabilities are a product and row work: the row is still in cache when it is softened.
-            Form::AttentionScores | Form::Opaque => false,
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        let chain = match structure {
+            Structure::Row | Structure::Copy | Structure::ScatterAdd | Structure::Append => return true,
+            Structure::Opaque => return false,
+            Structure::Chain(chain) => chain,
+        };
+        match chain.links.as_slice() {
+            [Link::Matmul { nodes }] => nodes.len() <= 2 && chain.epilogue.reach != Reach::Rows,
+            [Link::Routed { .. }] => chain.epilogue.reach != Reach::Rows,
+            [Link::Attention(_), ..] | [Link::AttentionGradient(_)] => true,
+            // Probabilities are a matmul and row work: the row is still in cache when it is softened.
+            _ => false,
         }
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        let can = match draft.form {
-            Form::Matmul(_) | Form::Routed { .. } => parts(draft).is_some(),
-            Form::Attention(AttentionForm { projection: true, .. }) => attention::block::recognise(draft).is_some(),
-            Form::Attention(_) => attention::recognise(draft).is_some() || attention::rows::recognise(draft).is_some(),
-            Form::AttentionBackward => attention::backward::recognise(draft).is_some(),
-            _ => true,
-        };
-        can && self.offers_form(draft.form)
+        self.offers_structure(draft.structure)
+            && match draft.structure.kind() {
+                GroupKind::Matmul => product::fit(draft).is_some(),
+                GroupKind::Attention => attention::fit(draft).is_some(),
+                GroupKind::Row | GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Append | GroupKind::Opaque => {
+                    true
+                }
+            }
     }
 
     fn offers_everything(&self) -> bool {
@@ -47,10 +51,10 @@ impl Catalog for CpuCatalog {
 
     fn work(&self, draft: &Draft) -> Work {
         let described = draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::Opaque(_)));
-        if !self.offers(draft) || described {
+        if !self.offers_structure(draft.structure) || described {
             return primitive_work(draft);
         }
-        let (source, launch) = render(draft, &Backend::Cpu);
+        let Ok((source, launch)) = render(draft, &Backend::Cpu) else { return primitive_work(draft) };
         match (&source, &launch.geometry) {
             (Source::Row(program), &Geometry::Row { rows, cols, .. }) => {
                 Counter { program, launch: &launch, rows, cols }.work()

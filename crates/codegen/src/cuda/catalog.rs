@@ -1,13 +1,14 @@
 //! What can be generated for CUDA, and the work of it.
 
-use deuteron_plan::{AttentionForm, Catalog, Class, Draft, Form, LANES, MatmulForm, Reach, Work, primitive_work};
+use deuteron_plan::{Catalog, Class, Draft, GroupKind, LANES, Link, Reach, Structure, Work, primitive_work};
 
-use crate::attention::backward::FoundBackward;
+use crate::attention::backward::GradientFit;
+use crate::attention::block::BlockFit;
+use crate::attention::{self, AttentionFit, Fit};
 use crate::cuda::{Arch, CudaTarget};
 use crate::kernels::attention::cuda::{self, Meeting, block, rows};
-use crate::kernels::matmul::cuda::skinny_parts;
+use crate::kernels::matmul::cuda as matmul;
 use crate::source::{Kernel, Lowered};
-use crate::{attention, epilogue};
 
 /// What can be generated for a GPU: row kernels, products with the epilogues that a library has, products of few rows with row work
 /// before them and any elementwise work after them, attention alone and with row work after it, its probabilities and its gradient,
@@ -39,52 +40,68 @@ impl CudaCatalog {
     }
 
     /// How blocks of a launch with a projection meet, where they do.
-    fn meeting(&self, draft: &Draft) -> Option<Meeting> {
-        let found = attention::block::recognise(draft).filter(|_| self.arch.has_wgmma())?;
-        let refused = rows::refusal(&found.attention.kernel, &found.attention.shape).is_some();
-        let Lowered { kernel: Kernel::AttentionBlock(kernel), launch } = attention::block::lower(draft, found) else {
+    fn meeting(&self, draft: &Draft, fit: BlockFit) -> Option<Meeting> {
+        let refused = rows::refusal(&fit.attention.kernel, &fit.attention.shape).is_some();
+        if refused || !self.arch.has_wgmma() {
+            return None;
+        }
+        let Lowered { kernel: Kernel::AttentionBlock(kernel), launch } = attention::block::lower(draft, fit) else {
             return None;
         };
-        block::meeting(&kernel, &launch, &self.target()).filter(|_| !refused)
+        block::meeting(&kernel, &launch, &self.target())
     }
 
     /// What attention with what follows it waits for.
     fn waits(&self, draft: &Draft) -> f64 {
-        let found = attention::rows::recognise(draft).map(|found| attention::rows::lower(draft, found));
-        match found {
-            Some(Lowered { kernel: Kernel::AttentionRows(kernel), launch }) => {
-                rows::waits(&kernel, &launch, &self.target())
+        match attention::fit(draft) {
+            Some(Fit::Rows(fit)) => match attention::rows::lower(draft, fit) {
+                Lowered { kernel: Kernel::AttentionRows(kernel), launch } => {
+                    rows::waits(&kernel, &launch, &self.target())
+                }
+                _ => 0.0,
+            },
+            Some(Fit::Block(fit)) => self.meeting(draft, fit).map_or(0.0, |meeting| meeting.waits()),
+            Some(Fit::Alone(_) | Fit::Gradient(_)) | None => 0.0,
+        }
+    }
+
+    /// Whether there is a kernel for a chain that begins with attention.
+    fn attends(&self, draft: &Draft) -> bool {
+        match attention::fit(draft) {
+            Some(Fit::Alone(AttentionFit { kernel, shape, .. }) | Fit::Gradient(GradientFit { kernel, shape, .. })) => {
+                cuda::refusal(&kernel, &shape).is_none()
             }
-            _ => self.meeting(draft).map_or(0.0, |meeting| meeting.waits()),
+            Some(Fit::Rows(fit)) => rows::refusal(&fit.attention.kernel, &fit.attention.shape).is_none(),
+            Some(Fit::Block(fit)) => self.meeting(draft, fit).is_some(),
+            None => false,
         }
     }
 }
 
 impl Catalog for CudaCatalog {
-    fn offers_form(&self, form: Form) -> bool {
-        match form {
-            Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
-            Form::AttentionScores | Form::AttentionBackward => true,
-            Form::Matmul(MatmulForm { epilogue, products: 1, .. }) => epilogue != Reach::Rows,
-            Form::Attention(AttentionForm { projection: true, epilogue }) => {
-                self.arch.has_wgmma() && epilogue == Reach::Rows
-            }
-            Form::Attention(AttentionForm { projection: false, .. }) => true,
-            Form::Matmul(_) | Form::Routed { .. } | Form::Opaque => false,
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        let chain = match structure {
+            Structure::Row | Structure::Copy | Structure::ScatterAdd | Structure::Append => return true,
+            Structure::Opaque => return false,
+            Structure::Chain(chain) => chain,
+        };
+        match chain.links.as_slice() {
+            [Link::Matmul { nodes }] => nodes.len() == 1 && chain.epilogue.reach != Reach::Rows,
+            [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
+            [Link::Attention(_) | Link::AttentionScores(_) | Link::AttentionGradient(_)] => true,
+            _ => false,
         }
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        match draft.form {
-            Form::Matmul(_) => {
-                self.offers_form(draft.form) && (skinny_parts(draft).is_some() || epilogue::recognise(draft).is_some())
+        self.offers_structure(draft.structure)
+            && match draft.structure.kind() {
+                GroupKind::Matmul => matmul::fit(draft, self.arch).is_some(),
+                GroupKind::Attention => self.attends(draft),
+                GroupKind::Row | GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Append | GroupKind::Opaque => {
+                    true
+                }
             }
-            Form::Attention(AttentionForm { projection: true, .. }) => self.meeting(draft).is_some(),
-            Form::Attention(AttentionForm { epilogue: Reach::None, .. }) | Form::AttentionScores => attends(draft),
-            Form::Attention(_) => attends_with_rows(draft),
-            Form::AttentionBackward => differentiates(draft),
-            form => self.offers_form(form),
-        }
     }
 
     fn offers_everything(&self) -> bool {
@@ -93,9 +110,10 @@ impl Catalog for CudaCatalog {
 
     fn work(&self, draft: &Draft) -> Work {
         let work = primitive_work(draft);
-        match draft.form {
-            Form::AttentionBackward => backward_work(draft, work),
-            Form::Attention(AttentionForm { epilogue: Reach::Pointwise | Reach::Rows, .. }) => {
+        let Some(chain) = draft.structure.chain() else { return work };
+        match chain.links.first() {
+            Some(Link::AttentionGradient(_)) => gradient_work(draft, work),
+            Some(Link::Attention(_)) if chain.epilogue.reach != Reach::None => {
                 Work { waits: self.waits(draft), ..work }
             }
             _ => work,
@@ -105,8 +123,8 @@ impl Catalog for CudaCatalog {
 
 /// The work of a gradient of attention whose kernels make scores again, given that of its operations. Other numbers of a pair
 /// of a query and a key are made again with them; only those that cost much are counted.
-fn backward_work(draft: &Draft, mut work: Work) -> Work {
-    let Some(FoundBackward { kernel, shape, .. }) = attention::backward::recognise(draft) else { return work };
+fn gradient_work(draft: &Draft, mut work: Work) -> Work {
+    let Some(Fit::Gradient(GradientFit { kernel, shape, .. })) = attention::fit(draft) else { return work };
     let heads = shape.batch * shape.heads;
     let pairs = (heads * shape.queries * shape.keys) as f64;
     let products = cuda::backward::products(&kernel) as f64;
@@ -118,17 +136,4 @@ fn backward_work(draft: &Draft, mut work: Work) -> Work {
         work.add(Class::Random, 2.0 * pairs / LANES as f64);
     }
     work
-}
-
-fn attends(draft: &Draft) -> bool {
-    attention::recognise(draft).is_some_and(|found| cuda::refusal(&found.kernel, &found.shape).is_none())
-}
-
-fn attends_with_rows(draft: &Draft) -> bool {
-    let found = attention::rows::recognise(draft);
-    found.is_some_and(|found| rows::refusal(&found.attention.kernel, &found.attention.shape).is_none())
-}
-
-fn differentiates(draft: &Draft) -> bool {
-    attention::backward::recognise(draft).is_some_and(|found| cuda::refusal(&found.kernel, &found.shape).is_none())
 }

@@ -62,7 +62,7 @@ impl CudaTarget {
 
 /// Launch shapes worth measuring for a row kernel, the suggested one first; none for a kernel of another kind.
 pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
-    let lowered = lower(group, &Backend::Cuda(target.clone()));
+    let Ok(lowered) = lower(group, &Backend::Cuda(target.clone())) else { return Vec::new() };
     match &lowered.kernel {
         Kernel::Row(body) => row::candidates(&earlier_sums(body).body, &lowered.launch, target),
         Kernel::Matmul(_) | Kernel::Product(_) => Vec::new(),

@@ -209,7 +209,7 @@ fn generated(engine: &Engine, graph: &Graph) -> Result<Option<Generated>, Error>
     let device = engine.device();
     let plan = plan(graph, device.target(), Strategy::Greedy, &[])?;
     let [group] = plan.groups.as_slice() else { return Ok(None) };
-    let (source, launch) = render(&group.draft(graph, &plan.placement), device.backend());
+    let (source, launch) = render(&group.draft(graph, &plan.placement), device.backend())?;
     let Source::Cuda(source) = source else { return Ok(None) };
     Ok(Some(Generated { plan, source, launch }))
 }

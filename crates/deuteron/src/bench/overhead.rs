@@ -85,8 +85,7 @@ fn device_inputs(gpu: &Arc<Cuda>, graph: &Graph) -> Result<Vec<Tensor>, Error> {
 
 fn load(gpu: &Cuda, graph: &Graph) -> Result<CudaExecutable, Error> {
     let plan = plan(graph, gpu.target(), Strategy::Greedy, &[])?;
-    let rendered =
-        plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), gpu.backend())).collect();
-    let (_, job) = compile(gpu, graph, &plan, rendered, &Homes::new(graph, &[])?)?;
+    let rendered = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), gpu.backend()));
+    let (_, job) = compile(gpu, graph, &plan, rendered.collect::<Result<_, _>>()?, &Homes::new(graph, &[])?)?;
     Ok(gpu.executable(job)?)
 }

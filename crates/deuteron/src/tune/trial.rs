@@ -243,7 +243,7 @@ mod tests {
 
     /// A kernel of a plan as a CPU runs it: trials are the same on every device, only launch shapes are not.
     fn kernel(engine: &Engine, graph: &Graph, plan: &Plan, group: &Group) -> (Arc<Kernel>, Launch) {
-        let (source, launch) = render(&group.draft(graph, &plan.placement), engine.device().backend());
+        let (source, launch) = render(&group.draft(graph, &plan.placement), engine.device().backend()).unwrap();
         (engine.device().compile(vec![source]).unwrap().swap_remove(0), launch)
     }
 

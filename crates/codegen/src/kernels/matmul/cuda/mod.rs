@@ -18,10 +18,9 @@ use deuteron_plan::Draft;
 
 use crate::body::{Access, ArgSpec, Body, Expr, Exprs, Stage};
 use crate::cuda::{Arch, CudaSource, CudaTarget, Family, Grid, Grids, PRELUDE, Side, Word, gcd, type_name};
-use crate::epilogue::recognise;
+use crate::epilogue::{self, LibraryFit};
 use crate::linear::earlier_sums;
-use crate::lower::lower_matmul_shape;
-use crate::product::{HEAD_ROWS, Parts, Product, Role, Tail, lower_product, parts};
+use crate::product::{self, HEAD_ROWS, MatmulFit, Product, Role, Tail, lower_product};
 use crate::source::{ArgBinding, Geometry, Kernel, Launch, Lowered, MatmulShape};
 
 /// Threads of a block, as in `skinny.cuh`.
@@ -88,35 +87,44 @@ pub enum Weights {
     },
 }
 
-/// A draft as a product of few rows that this kernel computes on any architecture.
-pub(crate) fn skinny_parts(draft: &Draft) -> Option<Parts> {
-    few_rows(draft, LEFT_BYTES)
+/// Which kernel computes a matmul on a GPU.
+pub(crate) enum Fit<'a> {
+    /// this one
+    FewRows(MatmulFit<'a>),
+    /// the library's
+    Library(LibraryFit),
 }
 
-/// The same for one architecture: longer rows than all take, if the library would do the same.
-pub(crate) fn skinny_parts_on(draft: &Draft, arch: Arch) -> Option<Parts> {
-    let longer = || recognise(draft).and_then(|_| few_rows(draft, arch.block_shared().min(MORE_LEFT_BYTES)));
-    skinny_parts(draft).or_else(longer)
+/// The kernel of a draft that is a matmul, if there is one. Of few rows it is this one, on an architecture with much shared memory also
+/// for longer rows than all take, if the library would do the same elsewhere.
+pub(crate) fn fit<'a>(draft: &Draft<'a>, arch: Arch) -> Option<Fit<'a>> {
+    let library = || epilogue::fit(draft);
+    let Some(few) = product::fit(draft).filter(|fit| is_of_few_rows(draft, fit)) else {
+        return library().map(Fit::Library);
+    };
+    // The longest row of A that a config pads it to.
+    let left = few.shape.k.next_multiple_of(512) * few.shape.m.next_power_of_two() * 4;
+    if left <= LEFT_BYTES {
+        return Some(Fit::FewRows(few));
+    }
+    let longer = left <= arch.block_shared().min(MORE_LEFT_BYTES);
+    library().map(|library| if longer { Fit::FewRows(few) } else { Fit::Library(library) })
 }
 
-/// A product of few rows whose first operand takes at most so many bytes of shared memory.
-fn few_rows(draft: &Draft, most: usize) -> Option<Parts> {
-    let found = parts(draft)?;
-    let &[product] = found.products.as_slice() else { return None };
-    let (shape, [a, b]) = lower_matmul_shape(draft.graph, draft.placement, product);
+/// Whether a matmul is of few rows, and of operands that this kernel reads.
+fn is_of_few_rows(draft: &Draft, fit: &MatmulFit) -> bool {
+    let &[matmul] = fit.matmuls else { return false };
+    let (shape, [a, b]) = (&fit.shape, &fit.operands);
     let floats = |dtype: Dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
     let one = shape.batch.is_empty() && (1..=HEAD_ROWS).contains(&shape.m) && (1..COLUMNS).contains(&shape.n);
-    // The longest row of A that a config pads it to.
-    let left = shape.k.next_multiple_of(512) * shape.m.next_power_of_two() * 4;
-    let held = shape.k > 0 && left <= most;
     let alike = shape.b.0 == 1 || shape.b.1 == 1;
-    (one && held && alike && floats(a.dtype) && floats(b.dtype) && floats(draft.graph.node(product).dtype))
-        .then_some(found)
+    let of_floats = floats(a.dtype) && floats(b.dtype) && floats(draft.graph.node(matmul).dtype);
+    one && shape.k > 0 && alike && of_floats && fit.gather.is_none()
 }
 
-/// Lowers a draft that consists of `parts`; where nothing follows the product, its sums are stored by a tail.
-pub(crate) fn lower_skinny(draft: &Draft, parts: &Parts) -> Lowered {
-    let Lowered { kernel, mut launch } = lower_product(draft, parts);
+/// Lowers a matmul of few rows; where nothing follows it, its sums are stored by an epilogue.
+pub(crate) fn lower_skinny(draft: &Draft, fit: MatmulFit) -> Lowered {
+    let Lowered { kernel, mut launch } = lower_product(draft, fit);
     let (Kernel::Product(mut product), Geometry::Product { shape, .. }) = (kernel, &launch.geometry) else {
         unreachable!("a product was lowered")
     };
