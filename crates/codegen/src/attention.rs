@@ -1,10 +1,9 @@
-//! Attention as one kernel: found in a group, and lowered.
+//! Attention as one kernel: whether a chain fits it, and how it is lowered.
 //!
 //! `o = dropout(softmax(scale q k^T + mask)) v`, which [`kernels::attention`](crate::kernels::attention) computes without a
-//! scores matrix. A group is taken if it is the nodes of one attention call, and after them at most the copy that writes the
-//! result in the order its reader wants. Scores and probabilities stay in `f32` and inside: a group that hands them out is
-//! not taken, unless probabilities are all that the call is for. Row work on the result is for [`rows`], its projection for
-//! [`block`], gradients for [`backward`].
+//! scores matrix. The planner found the chain and its operands; here their layouts and types are checked. Scores and
+//! probabilities stay in `f32` and inside: a group that hands them out does not fit, unless probabilities are all that the
+//! call is for. Row work on the result is for [`rows`], its projection for [`block`], gradients for [`backward`].
 
 pub mod backward;
 pub mod block;
@@ -13,9 +12,12 @@ pub mod rows;
 
 pub use backward::BackwardOperand;
 
-use deuteron_graph::{Call, Callee, Composite, Dtype, Mask, NodeId, Op};
-use deuteron_plan::{Draft, Layout};
+use deuteron_graph::{Dtype, Mask, NodeId, Op};
+use deuteron_plan::{AttentionLink, AttentionRequest, Draft, Layout, Link};
 
+use self::backward::GradientFit;
+use self::block::BlockFit;
+use self::rows::RowsFit;
 use crate::argument::{ArgBinding, Argument};
 use crate::kernels::attention::{Attention, Dropout};
 
@@ -202,135 +204,63 @@ pub struct HeadStrides {
     pub position: usize,
 }
 
-/// Attention found in a group.
+/// A chain that begins with attention, as kernels take it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FoundAttention {
+pub enum Fit<'a> {
+    /// attention or its probabilities
+    Alone(AttentionFit),
+    /// attention and row work on its result
+    Rows(RowsFit<'a>),
+    /// attention, the projection of its result and row work on that
+    Block(BlockFit<'a>),
+    /// the gradient of attention
+    Gradient(GradientFit),
+}
+
+/// Attention and the values it reads and makes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionFit {
     /// the compile-time half
     pub kernel: AttentionKernel,
     /// the run-time half
     pub shape: AttentionShape,
-    /// queries, keys and values; keys once more where only probabilities are wanted
-    pub operands: [NodeId; 3],
-    /// what is added to the scores
-    pub mask: Option<NodeId>,
-    /// the first position of each sequence
-    pub positions: Option<NodeId>,
-    /// the seed of dropout
-    pub seed: Option<NodeId>,
-    /// what is stored
+    /// its operands
+    pub request: AttentionRequest,
+    /// what is stored, or handed on
     pub result: NodeId,
 }
 
-/// Sees a group as attention, or `None` where it is more, less or something that the kernel does not do.
-pub fn recognise(draft: &Draft) -> Option<FoundAttention> {
-    let graph = draft.graph;
-    let call = graph.calls().get(graph.node(*draft.nodes.first()?).call.index())?;
-    let result = *draft.nodes.last()?;
-    let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
-    let alone = draft.nodes.iter().all(|&id| in_call(id) || id == result);
-    if alone && draft.outputs == [result] { find(draft, call, result) } else { None }
-}
-
-/// Attention in a group of more, none of whose own values is stored.
-struct Followed<'a> {
-    call: &'a Call,
-    /// its output, or the copy of that
-    result: NodeId,
-    /// what follows, in order
-    rest: Vec<NodeId>,
-}
-
-impl Followed<'_> {
-    /// Whether a node is attention's.
-    fn inside(&self, id: NodeId) -> bool {
-        (self.call.start..self.call.end).contains(&id.index()) || id == self.result
-    }
-}
-
-/// The attention of a group in which something follows it.
-fn followed<'a>(draft: &Draft<'a>) -> Option<Followed<'a>> {
-    let (graph, placement) = (draft.graph, draft.placement);
-    let is_attention = |id: &&NodeId| {
-        let callee = &graph.calls()[graph.node(**id).call.index()].callee;
-        matches!(callee, Callee::Composite(Composite::Attention { .. }))
-    };
-    let call = &graph.calls()[graph.node(*draft.nodes.iter().find(is_attention)?).call.index()];
-    let &[output] = call.outputs.as_slice() else { return None };
-    let in_call = |id: NodeId| (call.start..call.end).contains(&id.index());
-    let mut rest: Vec<NodeId> = draft.nodes.iter().copied().filter(|&id| !in_call(id)).collect();
-    let is_copy = |&id: &NodeId| {
-        let node = graph.node(id);
-        let moves = matches!(node.op, Op::View(_) | Op::StopGradient);
-        moves && node.inputs.first().and_then(|&input| placement.base(input)) == Some(output)
-    };
-    let result = rest.iter().position(is_copy).map_or(output, |position| rest.remove(position));
-    let followed = Followed { call, result, rest };
-    let stored = draft.outputs.iter().any(|&id| followed.inside(id));
-    (!followed.rest.is_empty() && !stored).then_some(followed)
-}
-
-/// The attention of a call whose nodes are all in the group, given as `result`: its output, or a copy of that.
-fn find(draft: &Draft, call: &Call, result: NodeId) -> Option<FoundAttention> {
-    let (graph, placement) = (draft.graph, draft.placement);
-    let asked = Asked::of(&call.callee)?;
-    let &[output] = call.outputs.as_slice() else { return None };
-    let mut rest = call.inputs.iter().copied();
-    let (q, k) = (rest.next()?, rest.next()?);
-    let v = match asked.wanted {
-        AttentionResult::Values => rest.next()?,
-        AttentionResult::Probabilities if result == output => k,
-        AttentionResult::Probabilities => return None,
-    };
-    let mask = if asked.kind == Mask::Additive { Some(rest.next()?) } else { None };
-    let positions = if asked.kind == Mask::Cached { Some(rest.next()?) } else { None };
-    let seed = if asked.p > 0.0 { Some(rest.next()?) } else { None };
-
-    let whole = (call.start..call.end)
-        .filter_map(|index| graph.id(index))
-        .all(|id| !placement.needs_kernel(graph, id) || draft.nodes.binary_search(&id).is_ok());
-    if !whole {
-        return None;
-    }
-
-    let (own, operands) = (&graph.node(output).shape, [q, k, v]);
-    let written = if result == output { Layout::contiguous(own) } else { reordered(draft, output, result)? };
-    let rule = Rule { asked, operands, mask, positions, seed };
-    let (kernel, shape) = fit(draft, &rule, written, Sharing::Groups)?;
-    Some(FoundAttention { kernel, shape, operands, mask, positions, seed, result })
-}
-
-/// What an attention call computes.
-#[derive(Debug, Clone, Copy)]
-struct Asked {
-    kind: Mask,
-    scale: f64,
-    p: f64,
-    offset: u32,
-    wanted: AttentionResult,
-}
-
-impl Asked {
-    fn of(callee: &Callee) -> Option<Asked> {
-        match *callee {
-            Callee::Composite(Composite::Attention { mask: kind, scale, p, offset }) => {
-                Some(Asked { kind, scale, p, offset, wanted: AttentionResult::Values })
-            }
-            Callee::Composite(Composite::AttentionScores { mask: kind, scale }) => {
-                Some(Asked { kind, scale, p: 0.0, offset: 0, wanted: AttentionResult::Probabilities })
-            }
-            Callee::Composite(_) | Callee::Primitive | Callee::Block(_) => None,
+/// The attention of a draft, if its operands lie so that a kernel takes them.
+pub fn fit<'a>(draft: &Draft<'a>) -> Option<Fit<'a>> {
+    let chain = draft.structure.chain()?;
+    match chain.links.as_slice() {
+        [Link::Attention(link)] if chain.epilogue.nodes.is_empty() => {
+            alone(draft, link, AttentionResult::Values).map(Fit::Alone)
         }
+        [Link::Attention(link)] => rows::fit(draft, link, &chain.epilogue).map(Fit::Rows),
+        [Link::Attention(link), Link::Matmul { nodes }] => {
+            block::fit(draft, link, nodes, &chain.epilogue).map(Fit::Block)
+        }
+        [Link::AttentionScores(link)] => alone(draft, link, AttentionResult::Probabilities).map(Fit::Alone),
+        [Link::AttentionGradient(Some(link))] => backward::fit(draft, link).map(Fit::Gradient),
+        _ => None,
     }
 }
 
-/// The same, of which values.
-#[derive(Debug, Clone, Copy)]
-struct Rule {
-    asked: Asked,
-    operands: [NodeId; 3],
-    mask: Option<NodeId>,
-    positions: Option<NodeId>,
-    seed: Option<NodeId>,
+/// Attention whose result is all that is stored.
+fn alone(draft: &Draft, link: &AttentionLink, wanted: AttentionResult) -> Option<AttentionFit> {
+    fit_link(draft, link, wanted).filter(|fit| draft.outputs == [fit.result])
+}
+
+/// Attention of a link, whatever becomes of its result.
+fn fit_link(draft: &Draft, link: &AttentionLink, wanted: AttentionResult) -> Option<AttentionFit> {
+    let (request, result) = (link.request, link.result()?);
+    let written = match result == link.output {
+        true => Layout::contiguous(&draft.graph.node(result).shape),
+        false => reordered(draft, link.output, result)?,
+    };
+    let (kernel, shape) = fit_layouts(draft, &request, wanted, written, Sharing::Groups)?;
+    Some(AttentionFit { kernel, shape, request, result })
 }
 
 /// What becomes of heads that share keys and values.
@@ -342,10 +272,16 @@ enum Sharing {
     Alone,
 }
 
-/// The kernel of a rule whose result lies as given, if its operands lie so that there is one.
-fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(AttentionKernel, AttentionShape)> {
+/// The kernel of a request whose result lies as given, if its operands lie so that there is one.
+fn fit_layouts(
+    draft: &Draft,
+    request: &AttentionRequest,
+    wanted: AttentionResult,
+    result: Layout,
+    sharing: Sharing,
+) -> Option<(AttentionKernel, AttentionShape)> {
     let (graph, placement) = (draft.graph, draft.placement);
-    let &Rule { asked: Asked { kind, scale, p, offset, wanted }, operands: [q, k, v], mask, positions, seed } = rule;
+    let &AttentionRequest { mask: kind, scale, p, offset, operands: [q, k, v], added, positions, seed } = request;
     let [dtype, kv] = [q, k].map(|value| graph.node(value).dtype);
     let (shape, key_shape) = (&graph.node(q).shape, &graph.node(k).shape);
     let leading = shape.rank().checked_sub(2)?;
@@ -360,7 +296,7 @@ fn fit(draft: &Draft, rule: &Rule, result: Layout, sharing: Sharing) -> Option<(
         (graph.node(placed.base).dtype == dtype && in_rows(&placed.layout)).then_some(&placed.layout)
     };
     let (scores, mut mask_dtype) = (shape.with_cols(keys), None);
-    let added = match mask {
+    let added = match added {
         None => Layout { shape: scores.clone(), strides: vec![0; scores.rank()], offset: 0 },
         Some(value) => {
             let placed = placement.get(value)?;
@@ -432,9 +368,9 @@ pub struct LoweredAttention {
 }
 
 impl LoweredAttention {
-    /// Lowers attention that was found in a group.
-    pub(crate) fn new(draft: &Draft, found: &FoundAttention) -> LoweredAttention {
-        LoweredAttention { kernel: found.kernel, shape: found.shape, args: arguments(draft, found) }
+    /// Lowers attention.
+    pub(crate) fn new(draft: &Draft, fit: &AttentionFit) -> LoweredAttention {
+        LoweredAttention { kernel: fit.kernel, shape: fit.shape, args: arguments(draft, fit) }
     }
 
     /// What a device has to know of its arguments.
@@ -468,17 +404,17 @@ impl AttentionKernel {
 }
 
 /// The arguments of attention, as [`AttentionKernel::operands`] lists them.
-fn arguments(draft: &Draft, found: &FoundAttention) -> Vec<ArgBinding> {
-    let FoundAttention { kernel, operands: [q, k, v], mask, positions, seed, result, .. } = *found;
+fn arguments(draft: &Draft, fit: &AttentionFit) -> Vec<ArgBinding> {
+    let AttentionRequest { operands: [q, k, v], added, positions, seed, .. } = fit.request;
     let read = |value: NodeId| read(draft, value);
-    let args = kernel.operands().iter().map(|operand| match operand {
+    let args = fit.kernel.operands().iter().map(|operand| match operand {
         AttentionOperand::Q => read(q),
         AttentionOperand::K => read(k),
         AttentionOperand::V => read(v),
-        AttentionOperand::Mask => read(mask.expect("the kernel has a mask")),
+        AttentionOperand::Mask => read(added.expect("the kernel has a mask")),
         AttentionOperand::Positions => read(positions.expect("the kernel has positions")),
         AttentionOperand::Seed => read(seed.expect("the kernel has a seed")),
-        AttentionOperand::O => ArgBinding::whole(draft.graph, result, 0, true),
+        AttentionOperand::O => ArgBinding::whole(draft.graph, fit.result, 0, true),
     });
     args.collect()
 }

@@ -5,7 +5,7 @@
 //! be if it were stored: a fused plan gives the bits of an unfused one.
 
 use deuteron_graph::{Dtype, NodeId, Op, Shape};
-use deuteron_plan::{Draft, Form, Space, node_space};
+use deuteron_plan::{Chain, Draft, Link, Space, node_space};
 
 mod routed;
 
@@ -129,115 +129,103 @@ impl<T: RowArguments> Product<T> {
     }
 }
 
-/// A draft as products with a head and a tail.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parts {
-    /// one product or two
-    pub products: Vec<NodeId>,
-    /// what makes their first operand, in order
-    pub head: Vec<NodeId>,
-    /// what follows them, in order
-    pub tail: Vec<NodeId>,
-    /// what picks the second operand of each row
-    pub picked: Option<NodeId>,
+/// A matmul, or two of one left operand, with prologue and epilogue, as our kernels take them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MatmulFit<'a> {
+    /// one matmul or two
+    pub matmuls: &'a [NodeId],
+    /// what picks the right operand of each row
+    pub gather: Option<NodeId>,
+    /// what makes the left operand, in order
+    pub prologue: &'a [NodeId],
+    /// what follows, in order
+    pub epilogue: &'a [NodeId],
+    /// the matmul, or each of two
+    pub shape: MatmulShape,
+    /// left and right operand of the first; of a routed matmul, the rows and the table
+    pub operands: [ArgBinding; 2],
 }
 
-/// Sees a draft as one product, or two of one operand, with row work that makes the operand of few rows and elementwise work on the
-/// sums; none where it is something else.
-pub fn parts(draft: &Draft) -> Option<Parts> {
-    let is_product = |id: &NodeId| matches!(draft.graph.node(*id).op, Op::Matmul { .. });
-    let (products, mut rest): (Vec<NodeId>, Vec<NodeId>) = draft.nodes.iter().partition(|id| is_product(id));
-    let &first = products.first()?;
-    if let Form::Routed { .. } = draft.form {
-        let picked = draft.placement.base(draft.graph.node(first).inputs[1])?;
-        rest.retain(|&id| id != picked);
-        let parts = Parts { products, head: Vec::new(), tail: rest, picked: Some(picked) };
-        return routed::fits(draft, &parts).then_some(parts);
-    }
-    let head = feeding(draft, first, &rest);
-    let tail: Vec<NodeId> = rest.iter().copied().filter(|id| !head.contains(id)).collect();
+/// The matmuls of a draft, if they are one or two of one operand, with row work that makes the operand of few rows and elementwise
+/// work on the sums.
+pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
+    let Chain { prologue, links, epilogue } = draft.structure.chain()?;
+    let fit = match links.as_slice() {
+        [Link::Routed { node, gather }] => return routed::fit(draft, node, *gather, epilogue),
+        [Link::Matmul { nodes }] => {
+            let (shape, operands) = lower_matmul_shape(draft.graph, draft.placement, *nodes.first()?);
+            let (prologue, epilogue) = (prologue.nodes.as_slice(), epilogue.nodes.as_slice());
+            MatmulFit { matmuls: nodes, gather: None, prologue, epilogue, shape, operands }
+        }
+        _ => return None,
+    };
     let stored = |id: &NodeId| draft.outputs.contains(id);
-    if (!tail.is_empty() && products.iter().any(stored)) || head.iter().any(stored) {
+    if !fit.epilogue.is_empty() && fit.matmuls.iter().any(stored) {
         return None;
     }
-    let fits = can_be_together(draft, &products, &tail)
-        && (head.is_empty() || can_be_head(draft, first, &head))
-        && can_be_tail(draft, &products, &head, &tail);
-    fits.then_some(Parts { products, head, tail, picked: None })
+    let fits = can_be_together(draft, &fit)
+        && (fit.prologue.is_empty() || can_be_prologue(draft, &fit))
+        && can_be_epilogue(draft, &fit);
+    fits.then_some(fit)
 }
 
-/// Those of `rest` that the first operand of a product is made of.
-fn feeding(draft: &Draft, product: NodeId, rest: &[NodeId]) -> Vec<NodeId> {
-    let base = |value: NodeId| draft.placement.base(value).filter(|base| rest.contains(base));
-    let mut found: Vec<NodeId> = base(draft.graph.node(product).inputs[0]).into_iter().collect();
-    let mut next = 0;
-    while let Some(&reader) = found.get(next) {
-        next += 1;
-        for value in draft.placement.reads(draft.graph, reader) {
-            found.extend(base(value).filter(|base| !found.contains(base)));
-        }
-    }
-    found.sort_unstable();
-    found
-}
-
-/// One product, or two of one operand whose second operands lie alike and which are both read on.
-fn can_be_together(draft: &Draft, products: &[NodeId], tail: &[NodeId]) -> bool {
-    let &[first, second] = products else { return products.len() == 1 };
-    let (one, two) = (draft.graph.node(first), draft.graph.node(second));
-    let shape = |id: NodeId| lower_matmul_shape(draft.graph, draft.placement, id);
-    let ((shape_one, [a_one, b_one]), (shape_two, [a_two, b_two])) = (shape(first), shape(second));
-    let read = |product: NodeId| {
-        tail.iter().any(|&id| {
-            let reads = draft.placement.reads(draft.graph, id);
-            reads.into_iter().any(|value| draft.placement.base(value) == Some(product))
-        })
+/// One matmul, or two of one left operand whose right operands lie alike and which are both read on.
+fn can_be_together(draft: &Draft, fit: &MatmulFit) -> bool {
+    let &[first, second] = fit.matmuls else { return fit.matmuls.len() == 1 };
+    let [a_one, b_one] = &fit.operands;
+    let (shape_two, [a_two, b_two]) = lower_matmul_shape(draft.graph, draft.placement, second);
+    let dtype = |id: NodeId| draft.graph.node(id).dtype;
+    let alike =
+        *a_one == a_two && b_one.dtype == b_two.dtype && fit.shape == shape_two && dtype(first) == dtype(second);
+    let reads = |id: NodeId, matmul: NodeId| {
+        let reads = draft.placement.reads(draft.graph, id);
+        reads.into_iter().any(|value| draft.placement.base(value) == Some(matmul))
     };
-    let alike = a_one == a_two && b_one.dtype == b_two.dtype && shape_one == shape_two && one.dtype == two.dtype;
-    alike && read(first) && read(second)
+    alike && [first, second].iter().all(|&matmul| fit.epilogue.iter().any(|&id| reads(id, matmul)))
 }
 
 /// Row work over few rows that is read as it would lie, where every weight is read once.
-fn can_be_head(draft: &Draft, product: NodeId, head: &[NodeId]) -> bool {
+fn can_be_prologue(draft: &Draft, fit: &MatmulFit) -> bool {
     let graph = draft.graph;
-    let node = graph.node(product);
-    let (shape, [_, b]) = lower_matmul_shape(graph, draft.placement, product);
-    let MatmulShape { m, k, .. } = shape;
+    let node = graph.node(fit.matmuls[0]);
+    let (MatmulShape { m, k, .. }, [_, b]) = (&fit.shape, &fit.operands);
+    let (&m, &k) = (m, k);
     let Some(placed) = draft.placement.get(node.inputs[0]) else { return false };
     let made = graph.node(placed.base);
-    let in_place = !matches!(node.op, Op::Matmul { transpose_a: true, .. })
+    let in_place = fit.prologue.contains(&placed.base)
+        && !matches!(node.op, Op::Matmul { transpose_a: true, .. })
         && placed.layout.is_contiguous()
         && placed.layout.shape.elements() == made.shape.elements()
         && Space { rows: made.shape.rows(), cols: made.shape.cols() } == Space { rows: m, cols: k };
-    let weights = shape.batch.is_empty()
-        && (shape.b.0 == 1 || shape.b.1 == 1)
-        && !head.contains(&b.base)
+    let weights = fit.shape.batch.is_empty()
+        && (fit.shape.b.0 == 1 || fit.shape.b.1 == 1)
+        && !fit.prologue.contains(&b.base)
         && [made.dtype, b.dtype].iter().all(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16));
     let of_rows = |&id: &NodeId| {
         let space = node_space(graph, id);
         let known = is_elementwise(&graph.node(id).op) || matches!(graph.node(id).op, Op::RowReduce(_));
         known && space.rows == m && (space.cols == k || space.cols == 1)
     };
-    // One column would be a number a row, worked on by other instructions than a row.
-    (1..=HEAD_ROWS).contains(&m) && k > 1 && in_place && weights && head.iter().all(of_rows)
+    // One column would be one number per row, worked on by other instructions than a row.
+    (1..=HEAD_ROWS).contains(&m) && k > 1 && in_place && weights && fit.prologue.iter().all(of_rows)
 }
 
-/// Elementwise work on the sums, which it reads in order, and on nothing that is gone by then.
-fn can_be_tail(draft: &Draft, products: &[NodeId], before: &[NodeId], tail: &[NodeId]) -> bool {
-    tail.iter().all(|&id| is_elementwise(&draft.graph.node(id).op) && is_in_order(draft, products, before, id))
+/// Elementwise work on the sums, which it reads in order.
+fn can_be_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
+    let follows = |&id: &NodeId| is_elementwise(&draft.graph.node(id).op) && is_in_order(draft, fit.matmuls, id);
+    fit.epilogue.iter().all(follows)
 }
 
-/// Whether a node has an element for each sum, reads the sums in order, and nothing of `before`.
-fn is_in_order(draft: &Draft, products: &[NodeId], before: &[NodeId], id: NodeId) -> bool {
-    let shape: &Shape = &draft.graph.node(products[0]).shape;
+/// Whether a node has an element for each sum, and reads the sums in order.
+fn is_in_order(draft: &Draft, matmuls: &[NodeId], id: NodeId) -> bool {
+    let shape: &Shape = &draft.graph.node(matmuls[0]).shape;
     let node = draft.graph.node(id);
     let same = node.shape.elements() == shape.elements() && node.shape.cols() == shape.cols();
     let in_order = node.inputs.iter().all(|&input| match draft.placement.get(input) {
-        Some(placed) if products.contains(&placed.base) => {
+        Some(placed) if matmuls.contains(&placed.base) => {
             placed.layout.is_contiguous() && placed.layout.shape.cols() == shape.cols()
         }
-        Some(placed) => !before.contains(&placed.base),
-        None => true,
+        Some(_) | None => true,
     });
     same && in_order
 }
@@ -292,42 +280,35 @@ impl<T: RowArguments> Product<T> {
     }
 }
 
-/// Lowers a draft that consists of `parts`.
-pub(crate) fn lower_product(draft: &Draft, parts: &Parts) -> LoweredProduct {
+/// Lowers matmuls with prologue and epilogue.
+pub(crate) fn lower_product(draft: &Draft, fit: MatmulFit) -> LoweredProduct {
     let graph = draft.graph;
-    let &first = parts.products.first().expect("there is a product");
-    let (shape, [a, b]) = match parts.picked {
-        Some(picked) => routed::shape(draft, first, picked),
-        None => lower_matmul_shape(graph, draft.placement, first),
-    };
+    let MatmulFit { matmuls, gather, prologue, epilogue, shape, operands: [a, b] } = fit;
     let mut kernel = Product {
         left: a.dtype,
         right: b.dtype,
-        result: graph.node(first).dtype,
-        rights: parts.products.len(),
-        routed: parts.picked.is_some(),
+        result: graph.node(matmuls[0]).dtype,
+        rights: matmuls.len(),
+        routed: gather.is_some(),
         head: None,
         tail: None,
     };
     let (mut args, mut head_axes, mut axes) = (Vec::new(), Vec::new(), Vec::new());
-    if parts.head.is_empty() {
-        args.push(a.clone());
+    if prologue.is_empty() {
+        args.push(a);
     } else {
-        let rows = lower_side(&Draft { nodes: &parts.head, outputs: &[a.base], ..*draft }, &[a.base]);
+        let rows = lower_side(&Draft { nodes: prologue, outputs: &[a.base], ..*draft }, &[a.base]);
         head_axes = rows.axes;
         kernel.head = Some(Head { made: rows.handed[0], body: rows.body });
         args.extend(rows.others);
     }
-    match parts.picked {
-        Some(picked) => args.extend([b, routed::indices(draft, picked)]),
-        None => {
-            args.extend(parts.products.iter().map(|&id| lower_matmul_shape(graph, draft.placement, id).1[1].clone()))
-        }
-    }
-    if parts.tail.is_empty() {
-        args.push(ArgBinding::whole(graph, first, 0, true));
+    args.push(b);
+    args.extend(gather.map(|gather| routed::indices(draft, gather)));
+    args.extend(matmuls[1..].iter().map(|&id| lower_matmul_shape(graph, draft.placement, id).1[1].clone()));
+    if epilogue.is_empty() {
+        args.push(ArgBinding::whole(graph, matmuls[0], 0, true));
     } else {
-        let rows = lower_side(&Draft { nodes: &parts.tail, ..*draft }, &parts.products);
+        let rows = lower_side(&Draft { nodes: epilogue, ..*draft }, matmuls);
         axes = rows.axes;
         kernel.tail = Some(Tail { body: rows.body, sums: rows.handed });
         args.extend(rows.others);

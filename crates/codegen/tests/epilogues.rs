@@ -1,21 +1,21 @@
 //! Products with what follows them: which chains are one call of a library, and how they are launched.
 
 use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::kernels::matmul::library::recognise;
+use deuteron_codegen::kernels::matmul::library::fit;
 use deuteron_codegen::{Backend, Epilogue, Execution, Launch, LibraryCall, MatmulShape, Source, render};
 use deuteron_graph::{Dtype, Graph};
-use deuteron_plan::{Catalog, Draft, Form, Machine, Plan, Strategy, Target, Work, plan, primitive_work};
+use deuteron_plan::{Catalog, Draft, Machine, Plan, Strategy, Structure, Target, Work, plan, primitive_work};
 
 /// Row kernels, and products as a library has them.
 struct LibraryProducts;
 
 impl Catalog for LibraryProducts {
-    fn offers_form(&self, form: Form) -> bool {
-        matches!(form, Form::Row | Form::Copy | Form::ScatterAdd | Form::Matmul(_))
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        matches!(structure, Structure::Row | Structure::Copy | Structure::ScatterAdd) || structure.is_matmul()
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        !matches!(draft.form, Form::Matmul(_)) && self.offers_form(draft.form) || recognise(draft).is_some()
+        !draft.structure.is_matmul() && self.offers_structure(draft.structure) || fit(draft).is_some()
     }
 
     fn offers_everything(&self) -> bool {
@@ -42,7 +42,7 @@ fn gpu() -> Backend {
 /// Kernels of a plan, and the products among them.
 fn kernels(text: &str, strategy: Strategy) -> (usize, Vec<(LibraryCall, Launch)>) {
     let (graph, plan) = planned(text, strategy);
-    let products = plan.groups.iter().filter(|group| matches!(group.form, Form::Matmul(_))).map(|group| {
+    let products = plan.groups.iter().filter(|group| group.structure.is_matmul()).map(|group| {
         let kernel = render(group.draft(&graph, &plan.placement), &gpu()).unwrap();
         let Source::Library(call) = kernel.source else { panic!("{kernel:?}") };
         (call, kernel.launch)

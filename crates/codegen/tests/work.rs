@@ -3,7 +3,7 @@
 use deuteron_codegen::cuda::Arch;
 use deuteron_codegen::{CpuCatalog, CudaCatalog};
 use deuteron_graph::{Graph, NodeId, Op, attention_interior, differentiate, recompute};
-use deuteron_plan::{Catalog, Class, Form, Machine, Plan, Quantity, Strategy, Target, Work, plan};
+use deuteron_plan::{Catalog, Class, Machine, Plan, Quantity, Strategy, Target, Work, plan};
 
 fn planned(text: &str, strategy: Strategy) -> (Graph, Plan) {
     let graph: Graph = text.parse().unwrap();
@@ -144,8 +144,7 @@ fn products_of_gradient(attention: &str, width: usize) -> (f64, f64) {
     let machine = Machine::profile("h200").unwrap();
     let plan = plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) }, Strategy::Greedy, &[])
         .unwrap();
-    let is_gradient = |form: Form| matches!(form, Form::AttentionBackward);
-    let group = plan.groups.iter().find(|group| is_gradient(group.draft(&graph, &plan.placement).form)).unwrap();
+    let group = plan.groups.iter().find(|group| group.structure.is_attention_gradient()).unwrap();
     let one = 2.0 * (2 * 16 * 2048 * 2048 * width) as f64;
     let rate = machine.tflops(Quantity::Matrix16Tflops).per_second * machine.get(Quantity::AttentionShare);
     (group.cost.matrix_flops / one, group.cost.matrix.0 * rate / one)
@@ -190,7 +189,7 @@ a = attention q k v mask=causal ; out a",
     }
     // The search keeps the projection with attention; whether the norm is there too is a matter of few percent.
     let (chosen, plan) = (predicted(&block(512, 12), Strategy::Fused), planned(&block(512, 12), Strategy::Fused).1);
-    assert!(plan.groups.len() <= 2 && plan.groups[0].form.name() == "attention block", "{plan}");
+    assert!(plan.groups.len() <= 2 && plan.groups[0].structure.name() == "attention block", "{plan}");
     assert!(predicted(&block(512, 12), Strategy::Greedy) < 1.02 * chosen);
 }
 
@@ -203,7 +202,7 @@ fn a_gpu_keeps_attention_and_its_projection_apart() {
         let apart = plan.groups.iter().all(|group| {
             let is_product = |id: &&NodeId| matches!(graph.node(**id).op, Op::Matmul { .. });
             let products = group.nodes.iter().filter(is_product).count();
-            products <= if group.form == Form::ATTENTION { 2 } else { 1 }
+            products <= if group.structure.is_plain_attention() { 2 } else { 1 }
         });
         assert!(apart && plan.groups.len() > 2, "{plan}");
     }

@@ -15,12 +15,12 @@ pub enum Error {
     /// The graph could not be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A kernel of the plan cannot be generated.
+    #[error(transparent)]
+    NoKernel(#[from] NoKernel),
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// No kernel could be generated.
-    #[error(transparent)]
-    NoKernel(#[from] NoKernel),
     /// The reference could not be computed.
     #[error(transparent)]
     Reference(#[from] ReferenceError),

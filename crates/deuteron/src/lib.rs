@@ -55,8 +55,9 @@ pub use deuteron_device::{CompiledKernel, Cpu, Device, DeviceError, Launching, L
 pub use deuteron_graph::*;
 pub use deuteron_onnx as onnx;
 pub use deuteron_plan::{
-    Bytes, Cost, Form, Group, GroupKind, Layout, Machine, MachineError, MachineKind, PAGES, Page, Pin, Plan, PlanError,
-    Quantity, Reason, Refusal, Search, Seconds, Strategy, Target, Traffic, page, plan, plan_pinned,
+    Bytes, Chain, Cost, Group, GroupKind, Layout, Link, Machine, MachineError, MachineKind, PAGES, Page, Pin, Plan,
+    PlanError, Quantity, Reason, Refusal, Search, Seconds, Strategy, Structure, Target, Traffic, page, plan,
+    plan_pinned,
 };
 pub use deuteron_reference as reference;
 pub use deuteron_report as report;

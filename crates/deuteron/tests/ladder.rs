@@ -28,7 +28,8 @@ fn generated(name: &str, rows: usize, cols: usize, dtype: Dtype, target: &CudaTa
     let plan = plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) }, Strategy::Greedy, &[])
         .unwrap();
     assert_eq!(plan.groups.len(), 1, "{name}");
-    let (source, launch) = render(&plan.groups[0].draft(&graph, &plan.placement), &Backend::Cuda(target.clone()));
+    let (source, launch) =
+        render(&plan.groups[0].draft(&graph, &plan.placement), &Backend::Cuda(target.clone())).unwrap();
     let Source::Cuda(source) = source else { panic!("{name} is no CUDA kernel") };
     (source, launch)
 }

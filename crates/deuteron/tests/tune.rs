@@ -21,7 +21,7 @@ fn rendered(graph: &Graph, tuning: Tuning) -> Vec<RowConfig> {
     let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
     let plan = plan(graph, target, Strategy::Greedy, &[]).unwrap();
     let backend = Backend::Cuda(CudaTarget { tuning, ..CudaTarget::new(ARCH, 132) });
-    let sources = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), &backend).0);
+    let sources = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), &backend).unwrap().0);
     let config = |source| match source {
         Source::Cuda(source) => match source.family {
             Family::Row(kernel) => Some(kernel.config),

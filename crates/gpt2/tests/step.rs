@@ -23,7 +23,7 @@ fn step(arch: Arch) -> Vec<Launched> {
     let target = CudaTarget::new(arch, 132);
     let launched = plan.groups.iter().map(|group| {
         let draft = group.draft(&graph, &plan.placement);
-        let (Source::Cuda(source), mut launch) = render(&draft, &Backend::Cuda(target.clone())) else {
+        let Ok((Source::Cuda(source), mut launch)) = render(&draft, &Backend::Cuda(target.clone())) else {
             panic!("a kernel of a library")
         };
         // As in a session whose caches are states.

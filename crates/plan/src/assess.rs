@@ -3,31 +3,21 @@
 
 mod describe;
 mod fusions;
+mod question;
 
 pub use describe::AtomSheet;
 pub use fusions::{Fusion, FusionKind};
+pub use question::Question;
 
 use deuteron_graph::{Graph, NodeId};
 
-use crate::catalog::{Catalog, Conceivable};
+use crate::catalog::Conceivable;
+use crate::error::PlanError;
 use crate::grouping::Grouping;
-use crate::plan::{Plan, PlanError, Strategy, Target, check_and_place, plan, plan_pinned, plan_solved};
+use crate::plan::{Plan, check_and_place, plan, plan_pinned, plan_solved};
 use crate::search::{Pin, Solver, pins, solver};
-
-/// What to assess.
-#[derive(Clone, Copy)]
-pub struct Question<'a> {
-    /// the graph
-    pub graph: &'a Graph,
-    /// the graph that the baselines run: the same, or the one before values were recomputed
-    pub baseline: &'a Graph,
-    /// machine and code generation the chosen plan is for
-    pub target: Target<'a>,
-    /// what can be generated here; `None` if nothing can be for this machine
-    pub realizable: Option<&'a dyn Catalog>,
-    /// fusions forced and forbidden
-    pub pins: &'a [Pin],
-}
+use crate::strategy::Strategy;
+use crate::target::Target;
 
 /// A pin and what it costs.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,11 +35,11 @@ pub struct PinPrice {
 pub struct Assessment {
     /// operations as the search sees them
     pub atoms: Vec<AtomSheet>,
-    /// a kernel a primitive
+    /// one kernel per primitive
     pub naive: Plan,
-    /// a kernel a composite, attention in parts
+    /// one kernel per composite, attention in parts
     pub eager: Plan,
-    /// a kernel a call
+    /// one kernel per call
     pub unfused: Plan,
     /// neighbours merged in order
     pub greedy: Plan,
@@ -57,7 +47,7 @@ pub struct Assessment {
     pub apart: Plan,
     /// the cheapest
     pub chosen: Plan,
-    /// the cheapest if every skeleton existed, where that is another one
+    /// the cheapest if every structure had a kernel, where that is another one
     pub conceivable: Option<Plan>,
     /// every fusion considered
     pub fusions: Vec<Fusion>,
@@ -102,7 +92,7 @@ pub fn atoms(graph: &Graph, target: Target) -> Result<Vec<Vec<NodeId>>, PlanErro
     Ok(grouping.topological().into_iter().map(|group| grouping.groups[group].clone()).collect())
 }
 
-/// The plan with every skeleton, if it beats what can be generated.
+/// The plan with every structure, if it beats what can be generated.
 fn conceivable(question: &Question, chosen: &Plan) -> Result<Option<Plan>, PlanError> {
     let Question { graph, target, .. } = *question;
     if target.catalog.offers_everything() {

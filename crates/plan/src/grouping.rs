@@ -9,11 +9,15 @@ use std::collections::{BTreeSet, HashSet};
 use deuteron_graph::{Graph, NodeId, Op, first_backward};
 
 use crate::between::Between;
-use crate::catalog::{Catalog, Draft};
+use crate::calls::{is_attention, is_recomputed_attention, stores_scores};
+use crate::catalog::Catalog;
+use crate::chain::Structure;
+use crate::draft::Draft;
 use crate::layout::Placement;
-use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention, stores_scores};
-use crate::plan::{Strategy, Target};
 use crate::reason::Reason;
+use crate::rules::Rules;
+use crate::strategy::Strategy;
+use crate::target::Target;
 
 /// Groups of a chain that begins with attention, at most: the order its result is written in, a projection, its bias, a residual, a norm,
 /// and one to spare.
@@ -232,7 +236,7 @@ impl<'a> Grouping<'a> {
         let mut next = 0;
         while next < nodes.len() {
             for base in self.bases(nodes[next]) {
-                let again = graph.call_name(graph.node(base).call) == RECOMPUTED_ATTENTION;
+                let again = is_recomputed_attention(graph, base);
                 if again && self.group_of[base.index()].is_some() && !nodes.contains(&base) {
                     nodes.push(base);
                 }
@@ -296,13 +300,13 @@ impl<'a> Grouping<'a> {
     }
 
     fn allowed(&self, nodes: &[NodeId], groups: &[usize]) -> Result<(), Reason> {
-        let form = self.rules.form(nodes, &|id| self.leaves(id, groups))?;
-        let offered = self.catalog.offers_form(form) && {
+        let structure = &self.rules.structure(nodes, &|id| self.leaves(id, groups))?;
+        let offered = self.catalog.offers_structure(structure) && {
             let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| self.leaves(id, groups)).collect();
             let Rules { graph, placement, .. } = self.rules;
-            self.catalog.offers(&Draft { graph, placement, nodes, outputs: &outputs, form })
+            self.catalog.offers(&Draft { graph, placement, nodes, outputs: &outputs, structure })
         };
-        if offered { Ok(()) } else { Err(Reason::NotOffered { form: form.name() }) }
+        if offered { Ok(()) } else { Err(Reason::NotOffered { form: structure.name() }) }
     }
 
     /// Whether a value is read outside of the groups, or handed out.
@@ -399,10 +403,10 @@ impl<'a> Grouping<'a> {
         order
     }
 
-    /// The form of a group that is known to be legal.
-    pub fn form(&self, group: usize) -> Form {
-        let form = self.rules.form(&self.groups[group], &|id| self.leaves(id, &[group]));
-        form.unwrap_or(Form::Opaque)
+    /// What a group that is known to be legal is made of.
+    pub fn structure(&self, group: usize) -> Structure {
+        let found = self.rules.structure(&self.groups[group], &|id| self.leaves(id, &[group]));
+        found.unwrap_or(Structure::Opaque)
     }
 }
 

@@ -8,7 +8,8 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use crate::cost::units::{Bytes, Rate};
+use crate::kind::GroupKind;
+use crate::units::{Bytes, Rate};
 
 /// The kind of a machine: which formulas price its kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -377,8 +378,7 @@ impl Machine {
     }
 
     /// The number that corrects a class of kernels by what was measured.
-    pub fn correction(&self, kind: crate::plan::GroupKind) -> f64 {
-        use crate::plan::GroupKind;
+    pub fn correction(&self, kind: GroupKind) -> f64 {
         match kind {
             GroupKind::Row => self.get(Quantity::CorrectRow),
             GroupKind::Matmul => self.get(Quantity::CorrectMatmul),

@@ -2,7 +2,7 @@
 
 use deuteron_graph::{Graph, NodeId};
 
-use crate::plan::Group;
+use crate::group::Group;
 
 /// Buffers start at multiples of this: what a GPU's allocations start at, and more than a cache line or the widest vector.
 const ALIGNMENT: usize = 256;

@@ -1,121 +1,22 @@
-//! Plan and Group: plain data, printable, comparable.
+//! Plans: plain data, printable, comparable.
 
 use std::fmt;
-use std::str::FromStr;
 
-use deuteron_graph::{Graph, GraphError, NodeId, Op, Shape};
+use deuteron_graph::{Graph, NodeId, Op};
 
-use crate::catalog::{Catalog, Draft, Primitives};
-use crate::cost::traffic::Traffic;
-use crate::cost::units::{Bytes, Seconds};
-use crate::cost::{Cost, cost};
+use crate::chain::Structure;
+use crate::cost::cost;
+use crate::draft::Draft;
+use crate::error::PlanError;
+use crate::group::Group;
 use crate::grouping::Grouping;
 use crate::layout::{Layout, Placement, place};
-use crate::legal::Form;
-use crate::machine::Machine;
 use crate::memory::{Arena, arena};
 use crate::reason::Reason;
 use crate::search::{Pin, Search, Solver, search, solver};
-
-/// How much is merged. All come from one mechanism; they differ in what may share a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Strategy {
-    /// A kernel a primitive.
-    Naive,
-    /// A kernel a composite, attention as scores, mask, softmax, product.
-    Eager,
-    /// A kernel a builder call, attention by online softmax where that is offered.
-    Unfused,
-    /// Neighbours merged in order wherever it is legal.
-    Greedy,
-    /// The cheapest plan.
-    Fused,
-}
-
-impl Strategy {
-    /// All of them, from least to most fused.
-    pub const ALL: [Strategy; 5] =
-        [Strategy::Naive, Strategy::Eager, Strategy::Unfused, Strategy::Greedy, Strategy::Fused];
-
-    /// The word in reports and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Strategy::Naive => "naive",
-            Strategy::Eager => "eager",
-            Strategy::Unfused => "unfused",
-            Strategy::Greedy => "greedy",
-            Strategy::Fused => "fused",
-        }
-    }
-}
-
-impl fmt::Display for Strategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Strategy {
-    type Err = PlanError;
-    fn from_str(text: &str) -> Result<Self, PlanError> {
-        let found = Strategy::ALL.into_iter().find(|strategy| strategy.name() == text);
-        found.ok_or_else(|| PlanError::UnknownStrategy(text.to_string()))
-    }
-}
-
-/// The kind of kernel a group is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum GroupKind {
-    /// Elementwise work, row reductions and column sums over one space.
-    Row,
-    /// Matrix products of one operand, with what stands before and after them.
-    Matmul,
-    /// Attention by online softmax, or its gradient.
-    Attention,
-    /// Rows added into a table.
-    ScatterAdd,
-    /// Rows written into a cache.
-    Append,
-    /// A view or a concatenation written out.
-    Copy,
-    /// Known only by its cost.
-    Opaque,
-}
-
-impl fmt::Display for GroupKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            GroupKind::Row => "row",
-            GroupKind::Matmul => "matmul",
-            GroupKind::Attention => "attention",
-            GroupKind::ScatterAdd => "scatter_add",
-            GroupKind::Append => "append",
-            GroupKind::Copy => "copy",
-            GroupKind::Opaque => "opaque",
-        })
-    }
-}
-
-/// One kernel.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Group {
-    /// What it is for a person: `layer_norm + gelu`.
-    pub name: String,
-    /// Its kind.
-    pub kind: GroupKind,
-    /// The skeleton it needs.
-    pub form: Form,
-    /// What it makes, operands before users.
-    pub nodes: Vec<NodeId>,
-    /// The nodes it reads from buffers, each base once.
-    pub inputs: Vec<NodeId>,
-    /// The nodes it writes to buffers.
-    pub outputs: Vec<NodeId>,
-    /// What it moves.
-    pub traffic: Traffic,
-    /// What it takes, every term.
-    pub cost: Cost,
-}
+use crate::strategy::Strategy;
+use crate::target::Target;
+use crate::units::{Bytes, Seconds};
 
 /// A merge that was not made, and why.
 #[derive(Debug, Clone, PartialEq)]
@@ -143,67 +44,6 @@ pub struct Plan {
     pub arena: Arena,
     /// how the groups were found, where they were searched for
     pub search: Option<Search>,
-}
-
-/// Why there is no plan.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum PlanError {
-    /// The graph is malformed.
-    #[error(transparent)]
-    Graph(#[from] GraphError),
-    /// Nothing to compute.
-    #[error("the graph has no outputs; declare one with `out NAME`")]
-    NoOutputs,
-    /// A strategy name that is none of ours.
-    #[error("unknown plan `{0}`; expected naive, eager, unfused, greedy or fused")]
-    UnknownStrategy(String),
-    /// An input that row kernels cannot read.
-    #[error(
-        "input `{name}`: expected shape {shape} with a last axis of stride 1 (or 0, to repeat), contiguous if it is scattered \
-             into a table, got shape {got} with strides {strides:?}; copy it to a contiguous tensor first"
-    )]
-    InputLayout {
-        /// its name
-        name: String,
-        /// its shape in the graph
-        shape: Shape,
-        /// the shape given
-        got: Shape,
-        /// the strides given
-        strides: Vec<usize>,
-    },
-    /// A fusion that cannot be forced.
-    #[error("cannot force {what}: {why}")]
-    Pin {
-        /// the operations
-        what: String,
-        /// the reason, with its code
-        why: String,
-    },
-    /// The wrong number of input layouts.
-    #[error("expected {expected} input layouts, got {got}")]
-    InputLayouts {
-        /// inputs of the graph
-        expected: usize,
-        /// layouts given
-        got: usize,
-    },
-}
-
-/// What a plan is for: a machine, and the code generation it has.
-#[derive(Clone, Copy)]
-pub struct Target<'a> {
-    /// its numbers
-    pub machine: &'a Machine,
-    /// what can be generated for it
-    pub catalog: &'a dyn Catalog,
-}
-
-impl<'a> Target<'a> {
-    /// A machine for which every skeleton is taken to exist.
-    pub fn conceivable(machine: &'a Machine) -> Target<'a> {
-        Target { machine, catalog: &Primitives }
-    }
 }
 
 /// Plans a graph. `inputs` are the layouts in which the graph's inputs will be handed in; empty means contiguous.
@@ -289,9 +129,10 @@ fn price(grouping: &Grouping, target: Target, groups: &[usize]) -> Seconds {
     let mut nodes: Vec<NodeId> = groups.iter().flat_map(|&group| grouping.groups[group].iter().copied()).collect();
     nodes.sort();
     let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| grouping.leaves(id, groups)).collect();
-    let form = grouping.rules.form(&nodes, &|id| grouping.leaves(id, groups)).unwrap_or(Form::Opaque);
+    let found = grouping.rules.structure(&nodes, &|id| grouping.leaves(id, groups));
+    let structure = &found.unwrap_or(Structure::Opaque);
     let (graph, placement) = (grouping.rules.graph, grouping.rules.placement);
-    cost(&Draft { graph, placement, nodes: &nodes, outputs: &outputs, form }, target.machine, target.catalog).total
+    cost(&Draft { graph, placement, nodes: &nodes, outputs: &outputs, structure }, target.machine, target.catalog).total
 }
 
 /// Any strides of the leading axes; the last one contiguous, or repeated.
@@ -320,10 +161,12 @@ fn describe(grouping: &Grouping, target: Target, group: usize, strategy: Strateg
             }
         }
     }
-    let form = grouping.form(group);
-    let cost = cost(&Draft { graph, placement, nodes, outputs: &outputs, form }, target.machine, target.catalog);
+    let structure = grouping.structure(group);
+    let draft = Draft { graph, placement, nodes, outputs: &outputs, structure: &structure };
+    let cost = cost(&draft, target.machine, target.catalog);
     let name = group_name(graph, nodes, strategy);
-    Group { name, kind: form.kind(), form, nodes: nodes.clone(), inputs, outputs, traffic: cost.traffic, cost }
+    let kind = structure.kind();
+    Group { name, kind, structure, nodes: nodes.clone(), inputs, outputs, traffic: cost.traffic, cost }
 }
 
 /// The calls a group came from, in order, each once in a row: `add + layer_norm`, `3 gelu`.
@@ -334,7 +177,7 @@ fn group_name(graph: &Graph, nodes: &[NodeId], strategy: Strategy) -> String {
         let node = graph.node(id);
         let (word, same) = match strategy {
             Strategy::Naive => (node.op.name().to_string(), false),
-            _ if matches!(node.op, deuteron_graph::Op::Matmul { .. }) && nodes.len() == 1 => {
+            _ if matches!(node.op, Op::Matmul { .. }) && nodes.len() == 1 => {
                 (format!("{} (matmul)", graph.call_name(node.call)), false)
             }
             _ => (graph.call_name(node.call).to_string(), last_call == Some(node.call)),
@@ -351,13 +194,6 @@ fn group_name(graph: &Graph, nodes: &[NodeId], strategy: Strategy) -> String {
     words.join(" + ").replace("matmul (matmul)", "matmul")
 }
 
-impl Group {
-    /// The group as code generation takes it.
-    pub fn draft<'a>(&'a self, graph: &'a Graph, placement: &'a Placement) -> Draft<'a> {
-        Draft { graph, placement, nodes: &self.nodes, outputs: &self.outputs, form: self.form }
-    }
-}
-
 impl Plan {
     /// Bytes all kernels move together.
     pub fn bytes(&self) -> Bytes {
@@ -369,7 +205,7 @@ impl Plan {
         self.groups.iter().map(|group| group.cost.total).sum()
     }
 
-    /// The plan for a person: a line a kernel, and why neighbours stay apart.
+    /// The plan for a person: one line per kernel, and why neighbours stay apart.
     pub fn explain(&self) -> String {
         let mut text = String::new();
         for (index, group) in self.groups.iter().enumerate() {

@@ -4,9 +4,9 @@ use std::fmt;
 
 use deuteron_graph::NodeId;
 
-use crate::cost::units::Seconds;
-use crate::legal::Space;
-use crate::plan::GroupKind;
+use crate::kind::GroupKind;
+use crate::space::Space;
+use crate::units::Seconds;
 
 /// Why a fusion is refused. Codes are stable.
 #[derive(Debug, Clone, PartialEq)]

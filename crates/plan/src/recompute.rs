@@ -42,21 +42,12 @@ mod candidates;
 
 use deuteron_graph::{Graph, NodeId};
 
-use crate::cost::units::Bytes;
+use crate::units::Bytes;
 pub use account::Passed;
 use account::account;
 use boundary::Boundary;
 use candidates::Candidates;
-
-/// What making values again is to save.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Saving {
-    /// Bytes that kernels move.
-    #[default]
-    Traffic,
-    /// Bytes that are alive between forward and backward, whatever that moves.
-    Memory,
-}
+pub use candidates::Saving;
 
 /// A choice of what is kept and what is made again.
 #[derive(Debug, Clone, PartialEq, Eq)]

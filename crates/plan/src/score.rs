@@ -11,10 +11,9 @@
 //! A fusion that is not legal has 0 in the last three. The verdict is FUSE if it is legal and the score is at least 0.6.
 
 use crate::cost::Cost;
-use crate::cost::units::Bytes;
-use crate::legal::Form;
+use crate::kind::GroupKind;
 use crate::machine::MachineKind;
-use crate::plan::GroupKind;
+use crate::units::Bytes;
 
 /// Weights, in the order of the criteria.
 pub const WEIGHTS: [f64; 5] = [0.4, 0.2, 0.2, 0.1, 0.1];
@@ -38,13 +37,13 @@ const PAGE: f64 = 32.0;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evidence<'a> {
     /// of the machine
-    pub kind: MachineKind,
+    pub machine: MachineKind,
     /// what the kernels cost apart
     pub apart: Vec<&'a Cost>,
     /// what one kernel would cost
     pub together: Option<&'a Cost>,
-    /// its form; `None` if it is not legal
-    pub form: Option<Form>,
+    /// its kind; `None` if it is not legal
+    pub kind: Option<GroupKind>,
     /// bytes of one kernel, legal or not
     pub bytes_together: Bytes,
     /// primitives of one kernel
@@ -85,17 +84,17 @@ pub fn score(evidence: &Evidence) -> Score {
     let launch = (launch_saving / (2.0 * LAUNCH_THRESHOLD)).clamp(0.0, 1.0);
     let least = evidence.apart.iter().map(|cost| cost.resources.occupancy).fold(1.0, f64::min);
     let occupancy_ratio = evidence.together.map_or(0.0, |cost| cost.resources.occupancy / least.max(1e-9));
-    let (registers, complexity, maintainability) = match (evidence.form, evidence.together) {
-        (Some(form), Some(cost)) => (
-            registers(evidence.kind, form, cost, occupancy_ratio),
+    let (registers, complexity, maintainability) = match (evidence.kind, evidence.together) {
+        (Some(kind), Some(cost)) => (
+            registers(evidence.machine, kind, cost, occupancy_ratio),
             (1.0 - evidence.primitives as f64 / PAGE).max(0.0),
-            maintainability(form),
+            maintainability(kind),
         ),
         _ => (0.0, 0.0, 0.0),
     };
     let criteria = [bandwidth, launch, registers, complexity, maintainability];
     let total: f64 = criteria.iter().zip(WEIGHTS).map(|(criterion, weight)| criterion * weight).sum();
-    let fuse = evidence.form.is_some() && total >= FUSE_FROM;
+    let fuse = evidence.kind.is_some() && total >= FUSE_FROM;
     Score {
         bandwidth,
         launch,
@@ -110,8 +109,8 @@ pub fn score(evidence: &Evidence) -> Score {
     }
 }
 
-fn registers(machine: MachineKind, form: Form, cost: &Cost, occupancy_ratio: f64) -> f64 {
-    match (machine, form.kind()) {
+fn registers(machine: MachineKind, kind: GroupKind, cost: &Cost, occupancy_ratio: f64) -> f64 {
+    match (machine, kind) {
         (MachineKind::Cpu, _) => 1.0,
         (MachineKind::Gpu, GroupKind::Matmul | GroupKind::Attention) if occupancy_ratio >= 0.9 => 1.0,
         (MachineKind::Gpu, GroupKind::Matmul | GroupKind::Attention) => occupancy_ratio,
@@ -125,11 +124,11 @@ fn registers(machine: MachineKind, form: Form, cost: &Cost, occupancy_ratio: f64
     }
 }
 
-fn maintainability(form: Form) -> f64 {
-    match form {
-        Form::Row => 0.7,
-        Form::Matmul(_) | Form::Routed { .. } => 0.6,
-        Form::Attention(_) | Form::AttentionScores | Form::AttentionBackward => 0.4,
-        Form::Copy | Form::ScatterAdd | Form::Append | Form::Opaque => 1.0,
+fn maintainability(kind: GroupKind) -> f64 {
+    match kind {
+        GroupKind::Row => 0.7,
+        GroupKind::Matmul => 0.6,
+        GroupKind::Attention => 0.4,
+        GroupKind::Copy | GroupKind::ScatterAdd | GroupKind::Append | GroupKind::Opaque => 1.0,
     }
 }

@@ -4,7 +4,7 @@ use deuteron_graph::{Graph, Shape};
 use std::sync::LazyLock;
 
 use deuteron_plan::{
-    Catalog, Draft, Form, Layout, Machine, Plan, Primitives, Quantity, Reason, Strategy, Target, Work, plan,
+    Catalog, Draft, Layout, Machine, Plan, Primitives, Quantity, Reason, Strategy, Structure, Target, Work, plan,
 };
 use deuteron_reference::random_case;
 
@@ -14,12 +14,12 @@ static CPU: LazyLock<Machine> = LazyLock::new(Machine::cpu);
 struct RowKernels;
 
 impl Catalog for RowKernels {
-    fn offers_form(&self, form: Form) -> bool {
-        matches!(form, Form::Row | Form::Copy | Form::ScatterAdd) || form == Form::PRODUCT
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        matches!(structure, Structure::Row | Structure::Copy | Structure::ScatterAdd) || structure.is_plain_matmul()
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        self.offers_form(draft.form)
+        self.offers_structure(draft.structure)
     }
 
     fn offers_everything(&self) -> bool {
@@ -91,8 +91,8 @@ fn a_product_stays_apart_from_row_ops() {
 struct WholeEpilogues;
 
 impl Catalog for WholeEpilogues {
-    fn offers_form(&self, form: Form) -> bool {
-        matches!(form, Form::Matmul(_)) || RowKernels.offers_form(form)
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        structure.is_matmul() || RowKernels.offers_structure(structure)
     }
 
     fn offers(&self, draft: &Draft) -> bool {
@@ -101,7 +101,7 @@ impl Catalog for WholeEpilogues {
             let &[stored] = draft.outputs else { return false };
             draft.nodes.last() == Some(&stored) && dtype(stored) == dtype(draft.nodes[0])
         };
-        RowKernels.offers(draft) || (matches!(draft.form, Form::Matmul(_)) && whole())
+        RowKernels.offers(draft) || (draft.structure.is_matmul() && whole())
     }
 
     fn offers_everything(&self) -> bool {

@@ -78,7 +78,7 @@ fn at_a_few_rows_a_product_and_a_norm_are_allowed_and_priced() {
     let text = "x = input bf16[1,768] ; w = weight bf16[768,768] ; g = weight bf16[768]
          n, mean, rstd = layer_norm x g g ; y = matmul n w ; out y";
     let fusion = pair(text, ["layer_norm", "matmul"]);
-    assert_eq!(fusion.form.unwrap().name(), "norm, then matmul of few rows");
+    assert_eq!(fusion.structure.as_ref().unwrap().name(), "norm, then matmul of few rows");
     assert!(fusion.chosen, "decoding: a launch costs more than reading one row again: {:?}", fusion.worth);
     assert!(fusion.worth.unwrap().us() > 1.0);
 }
@@ -109,7 +109,7 @@ fn a_product_takes_its_activation_in() {
     let (w, y) = (768.0 * 3072.0 * 2.0, 4.0 * T);
     let saving = 1.0 - (T + w + y) / (T + w + 3.0 * y);
     near(fusion.score.bandwidth_saving, saving, "the product's result is never written");
-    assert_eq!(fusion.form.unwrap().name(), "matmul with epilogue");
+    assert_eq!(fusion.structure.as_ref().unwrap().name(), "matmul with epilogue");
     near(fusion.score.registers, 1.0, "the occupancy of the product stays");
     near(fusion.score.maintainability, 0.6, "a generated epilogue");
     assert!(fusion.score.fuse && fusion.chosen);
@@ -164,7 +164,7 @@ fn two_products_of_one_operand_and_their_gate_are_one_kernel() {
          a = matmul x w ; b = matmul x v ; y = swiglu a b ; out y",
     );
     assert_eq!(assessment.chosen.groups.len(), 1, "{}", assessment.chosen);
-    assert_eq!(assessment.chosen.groups[0].form.name(), "products of one operand with epilogue");
+    assert_eq!(assessment.chosen.groups[0].structure.name(), "products of one operand with epilogue");
     // Neither product is written: x, two weights in, y out.
     let bytes = 2 * (8192 * 768 + 2 * 768 * 2048 + 8192 * 2048);
     assert_eq!(assessment.chosen.bytes().0, bytes);

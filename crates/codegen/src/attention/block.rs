@@ -4,16 +4,16 @@
 //! need whole rows. The result of attention lies in memory of the kernel, in the dtype of attention. A fused plan gives the bits of an
 //! unfused one.
 
-use deuteron_graph::{Dtype, NodeId, Op};
-use deuteron_plan::{Draft, Space, node_space};
+use deuteron_graph::{Dtype, NodeId};
+use deuteron_plan::{AttentionLink, Draft, Side, Space, node_space};
 
-use super::norm::{self, AddNorm};
+use super::norm::AddNorm;
 use super::rows::is_row_work;
-use super::{AttentionKernel, AttentionOperand, AttentionShape, Followed, FoundAttention, arguments, find, followed};
+use super::{AttentionFit, AttentionKernel, AttentionOperand, AttentionResult, AttentionShape, arguments, fit_link};
 use crate::argument::{ArgBinding, Argument};
 use crate::body::Body;
 use crate::kernels::matmul::shape::{MatmulShape, lower_matmul_shape};
-use crate::product::{LoweredProduct, Parts, Product, ProductLaunch, RowArguments, lower_product};
+use crate::product::{LoweredProduct, MatmulFit, Product, ProductLaunch, RowArguments, lower_product};
 
 /// Attention, and the product of its result and a weight.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,39 +38,43 @@ impl<T> AttentionBlock<T> {
     }
 }
 
-/// Attention found in a group, and the product that follows it.
+/// Attention, its projection and the row work on that.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FoundBlock {
+pub struct BlockFit<'a> {
     /// attention; its result is no buffer
-    pub attention: FoundAttention,
-    /// one product, and the row work on its sums
-    pub parts: Parts,
+    pub attention: AttentionFit,
+    /// one matmul, and the row work on its sums
+    pub projection: MatmulFit<'a>,
 }
 
-/// Sees a group as attention, a product of its result and a weight, and row work on that, or `None`.
-pub fn recognise(draft: &Draft) -> Option<FoundBlock> {
-    let followed = followed(draft)?;
-    let (graph, Followed { call, result, rest }) = (draft.graph, &followed);
-    let is_product = |id: &NodeId| matches!(graph.node(*id).op, Op::Matmul { .. });
-    let (products, tail): (Vec<NodeId>, Vec<NodeId>) = rest.iter().partition(|id| is_product(id));
-    let &[product] = products.as_slice() else { return None };
-    let attention = find(draft, call, *result)?;
-    let (shape, [a, b]) = lower_matmul_shape(graph, draft.placement, product);
+/// Attention, a matmul of its result and a weight, and row work on that, if a kernel takes them together.
+pub(super) fn fit<'a>(
+    draft: &Draft,
+    link: &AttentionLink,
+    matmuls: &'a [NodeId],
+    epilogue: &'a Side,
+) -> Option<BlockFit<'a>> {
+    let (graph, rows) = (draft.graph, epilogue.nodes.as_slice());
+    let &[matmul] = matmuls else { return None };
+    let stored = |id: &NodeId| if rows.is_empty() { *id == matmul } else { rows.contains(id) };
+    if !draft.outputs.iter().all(stored) {
+        return None;
+    }
+    let attention = fit_link(draft, link, AttentionResult::Values)?;
+    let (shape, operands) = lower_matmul_shape(graph, draft.placement, matmul);
+    let [a, b] = &operands;
     let of_floats = [a.dtype, b.dtype].iter().all(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16));
     let is_weight = draft.nodes.binary_search(&b.base).is_err() && shape.batch.is_empty();
-    if a.base != *result || a.offset != 0 || !of_floats || !is_weight {
+    if a.base != attention.result || a.offset != 0 || !of_floats || !is_weight {
         return None;
     }
     let space = Space { rows: shape.m, cols: shape.n };
     let in_space = |&id: &NodeId| node_space(graph, id).join(space) == Some(space);
-    // One column would be a number a row, worked on by other instructions than a row.
-    let follows = tail.is_empty()
-        || shape.n > 1
-            && !draft.outputs.contains(&product)
-            && tail.iter().all(in_space)
-            && is_row_work(draft, &tail, product, space, &|id| followed.inside(id));
-    let parts = Parts { products, head: Vec::new(), tail, picked: None };
-    follows.then_some(FoundBlock { attention, parts })
+    // One column would be one number per row, worked on by other instructions than a row.
+    let follows =
+        rows.is_empty() || shape.n > 1 && rows.iter().all(in_space) && is_row_work(draft, rows, matmul, space);
+    let projection = MatmulFit { matmuls, gather: None, prologue: &[], epilogue: rows, shape, operands };
+    follows.then_some(BlockFit { attention, projection })
 }
 
 /// Attention, its projection and row work, lowered.
@@ -95,18 +99,17 @@ pub struct AttentionBlockLaunch {
     pub axes: Vec<(usize, usize)>,
 }
 
-/// Lowers a group that [`recognise`] takes.
-pub(crate) fn lower(draft: &Draft, found: FoundBlock) -> LoweredAttentionBlock {
-    let FoundBlock { attention, parts } = found;
-    let LoweredProduct { product, launch } = lower_product(draft, &parts);
+/// Lowers attention, its projection and what follows.
+pub(crate) fn lower(draft: &Draft, fit: BlockFit) -> LoweredAttentionBlock {
+    let BlockFit { attention, projection } = fit;
+    let LoweredProduct { product, launch } = lower_product(draft, projection);
     let mut args = arguments(draft, &attention);
     debug_assert_eq!(attention.kernel.operands().last(), Some(&AttentionOperand::O));
     args.pop();
-    // The first operand of the product is the result of attention.
+    // The left operand of the matmul is the result of attention.
     args.extend(launch.args.into_iter().skip(1));
     // Behind the operands of attention and the weight.
-    let from = attention.kernel.operands().len();
-    let norm = norm::recognise(draft, &parts.tail, parts.products[0], &args, from);
+    let norm = AddNorm::fit(draft, &args, attention.kernel.operands().len());
     let kernel = AttentionBlock { attention: attention.kernel, product, norm };
     let launch = AttentionBlockLaunch { args, attention: attention.shape, product: launch.shape, axes: launch.axes };
     LoweredAttentionBlock { kernel, launch }

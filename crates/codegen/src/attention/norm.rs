@@ -3,8 +3,8 @@
 //! A kernel that computes rows in parts can do this by hand, as it knows which numbers of a row the parts have to tell each other. Other
 //! row work stays a body.
 
-use deuteron_graph::{BinaryOp, Callee, Composite, Dtype, NodeId, Op};
-use deuteron_plan::Draft;
+use deuteron_graph::{Callee, Composite, Dtype, Graph, NodeId};
+use deuteron_plan::{Draft, Step, epilogue_steps};
 
 use crate::argument::ArgBinding;
 
@@ -40,93 +40,78 @@ pub enum NormKind {
     RootMeanSquare,
 }
 
-/// Sees row work on a value as a residual and a norm, or `None` where it is more, less or of another type than the value. Arguments
-/// are found among `args`, from position `from` on.
-pub(crate) fn recognise(
-    draft: &Draft,
-    nodes: &[NodeId],
-    value: NodeId,
-    args: &[ArgBinding],
-    from: usize,
-) -> Option<AddNorm> {
-    let (graph, placement) = (draft.graph, draft.placement);
-    let call_of = |id: NodeId| graph.calls().get(graph.node(id).call.index());
-    let is_norm = |id: &&NodeId| {
-        let callee = call_of(**id).map(|call| &call.callee);
-        matches!(callee, Some(Callee::Composite(Composite::LayerNorm { .. } | Composite::RmsNorm { .. })))
-    };
-    let call = call_of(*nodes.iter().find(is_norm)?)?;
-    let (norm, eps) = match call.callee {
-        Callee::Composite(Composite::LayerNorm { eps }) => (NormKind::Layer, eps),
-        Callee::Composite(Composite::RmsNorm { eps }) => (NormKind::RootMeanSquare, eps),
-        _ => return None,
-    };
-    let (&normed, &y) = (call.inputs.first()?, call.outputs.first()?);
-    let sum = placement.base(normed)?;
-    let node = graph.node(sum);
-    let &[a, b] = node.inputs.as_slice() else { return None };
-    let dtype = graph.node(value).dtype;
-    if !matches!(node.op, Op::Binary(BinaryOp::Add)) || !nodes.contains(&sum) || node.dtype != dtype {
-        return None;
-    }
+impl AddNorm {
+    /// The epilogue of a draft as a residual and a norm, or `None` where it is more, less or of another type than the value it
+    /// follows. Arguments are found among `args`, from position `from` on.
+    pub(crate) fn fit(draft: &Draft, args: &[ArgBinding], from: usize) -> Option<AddNorm> {
+        let (graph, placement) = (draft.graph, draft.placement);
+        let &[value] = draft.structure.chain()?.epilogue.crossing.as_slice() else { return None };
+        let dtype = graph.node(value).dtype;
+        let steps = epilogue_steps(draft);
+        let (added, steps) = without_bias(graph, value, &steps);
+        let &[Step::Add { value: residual, result: sum }, Step::Norm { call, result: y }] = steps else { return None };
+        let stored = |id: &NodeId| *id == sum || *id == y;
+        if graph.node(sum).dtype != dtype || !draft.outputs.iter().all(stored) {
+            return None;
+        }
+        let (norm, eps) = match call.callee {
+            Callee::Composite(Composite::LayerNorm { eps }) => (NormKind::Layer, eps),
+            Callee::Composite(Composite::RmsNorm { eps }) => (NormKind::RootMeanSquare, eps),
+            _ => return None,
+        };
 
-    // What is added to the residual: the value, or the projection that the value is the product of.
-    let projection = call_of(value).filter(|call| matches!(call.callee, Callee::Composite(Composite::Linear { .. })));
-    let projected = projection.and_then(|call| call.outputs.first().copied());
-    let is_x = |id: NodeId| {
-        let base = placement.base(id);
-        base == Some(value) || base.is_some() && base == projected.and_then(|output| placement.base(output))
-    };
-    let residual = match (is_x(a), is_x(b)) {
-        (true, false) => b,
-        (false, true) => a,
-        _ => return None,
-    };
-    let within = |id: NodeId, start: usize, end: usize| (start..end).contains(&id.index());
-    let known = |&id: &NodeId| {
-        let of_projection = projection.is_some_and(|call| within(id, call.start, call.end));
-        id == sum || within(id, call.start, call.end) || of_projection
-    };
-    let stored = |&id: &NodeId| id == sum || Some(id) == placement.base(y);
-    if !nodes.iter().all(known) || !draft.outputs.iter().all(stored) {
-        return None;
+        // An argument of whole rows: one element for a whole row lies otherwise.
+        let space = &graph.node(sum).shape;
+        let read = |value: NodeId| {
+            let placed = placement.get(value)?;
+            let access = placed.layout.row_access(space).filter(|access| access.column_stride == 1)?;
+            let is_it = |arg: &ArgBinding| !arg.written && arg.base == placed.base && arg.offset == access.offset;
+            args.iter().skip(from).position(is_it).map(|position| from + position)
+        };
+        let written = |base: NodeId| {
+            args.iter().skip(from).position(|arg| arg.written && arg.base == base).map(|position| from + position)
+        };
+        let of_one_row =
+            |position: &usize| args[*position].leading.iter().all(|&(size, stride)| size <= 1 || stride == 0);
+        let weight = read(*call.inputs.get(1)?).filter(of_one_row)?;
+        let bias = match norm {
+            NormKind::Layer => Some(read(*call.inputs.get(2)?).filter(of_one_row)?),
+            NormKind::RootMeanSquare => None,
+        };
+        let added = match added {
+            Some(bias) => Some(read(bias).filter(of_one_row)?),
+            None => None,
+        };
+        let residual = read(residual)?;
+        let (result, stored_sum) = (written(y)?, written(sum));
+        let weights = args[weight].dtype;
+        let alike = bias.is_none_or(|bias| args[bias].dtype == weights);
+        let of_type = [Some(residual), Some(result), stored_sum, added].into_iter().flatten();
+        (alike && of_type.into_iter().all(|position| args[position].dtype == dtype)).then_some(AddNorm {
+            norm,
+            eps,
+            weights,
+            added,
+            residual,
+            weight,
+            bias,
+            sum: stored_sum,
+            result,
+        })
     }
+}
 
-    // An argument of whole rows: one element for a whole row lies otherwise.
-    let space = &graph.node(sum).shape;
-    let read = |value: NodeId| {
-        let placed = placement.get(value)?;
-        let access = placed.layout.row_access(space).filter(|access| access.column_stride == 1)?;
-        let is_it = |arg: &ArgBinding| !arg.written && arg.base == placed.base && arg.offset == access.offset;
-        args.iter().skip(from).position(is_it).map(|position| from + position)
+/// The bias that a linear layer adds to its matmul, and the steps after that layer.
+fn without_bias<'s, 'a>(graph: &Graph, matmul: NodeId, steps: &'s [Step<'a>]) -> (Option<NodeId>, &'s [Step<'a>]) {
+    let call = graph.node(matmul).call;
+    let is_layer = matches!(graph.calls()[call.index()].callee, Callee::Composite(Composite::Linear { .. }));
+    let inside = |id: NodeId| is_layer && graph.node(id).call == call;
+    let (added, steps) = match *steps {
+        [Step::Add { value, result }, ref rest @ ..] if inside(result) => (Some(value), rest),
+        ref all => (None, all),
     };
-    let written = |base: NodeId| {
-        args.iter().skip(from).position(|arg| arg.written && arg.base == base).map(|position| from + position)
-    };
-    let of_one_row = |position: &usize| args[*position].leading.iter().all(|&(size, stride)| size <= 1 || stride == 0);
-    let weight = read(*call.inputs.get(1)?).filter(of_one_row)?;
-    let bias = match norm {
-        NormKind::Layer => Some(read(*call.inputs.get(2)?).filter(of_one_row)?),
-        NormKind::RootMeanSquare => None,
-    };
-    let added = match projection.and_then(|call| call.inputs.get(2)) {
-        Some(&bias) => Some(read(bias).filter(of_one_row)?),
-        None => None,
-    };
-    let residual = read(residual)?;
-    let (result, stored_sum) = (written(placement.base(y)?)?, written(sum));
-    let weights = args[weight].dtype;
-    let alike = bias.is_none_or(|bias| args[bias].dtype == weights);
-    let of_type = [Some(residual), Some(result), stored_sum, added].into_iter().flatten();
-    (alike && of_type.into_iter().all(|position| args[position].dtype == dtype)).then_some(AddNorm {
-        norm,
-        eps,
-        weights,
-        added,
-        residual,
-        weight,
-        bias,
-        sum: stored_sum,
-        result,
-    })
+    match *steps {
+        [Step::Round { result, .. }, ref rest @ ..] if inside(result) => (added, rest),
+        ref all => (added, all),
+    }
 }

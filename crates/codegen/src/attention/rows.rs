@@ -4,10 +4,10 @@
 //! dtype of attention, and are worked on as soon as their last head is done. A fused plan gives the bits of an unfused one.
 
 use deuteron_graph::{NodeId, Op};
-use deuteron_plan::{Draft, Space, node_space};
+use deuteron_plan::{AttentionLink, Draft, Side, Space, node_space};
 
-use super::norm::{self, AddNorm};
-use super::{AttentionKernel, AttentionOperand, AttentionShape, Followed, FoundAttention, arguments, find, followed};
+use super::norm::AddNorm;
+use super::{AttentionFit, AttentionKernel, AttentionOperand, AttentionResult, AttentionShape, arguments, fit_link};
 use crate::argument::{ArgBinding, Argument};
 use crate::body::Body;
 use crate::kernels::row::reach;
@@ -39,38 +39,36 @@ impl<T> AttentionRows<T> {
     }
 }
 
-/// Attention found in a group, and the nodes that follow it.
+/// Attention and the row work that follows it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FoundRows {
+pub struct RowsFit<'a> {
     /// attention; its result is no buffer
-    pub attention: FoundAttention,
+    pub attention: AttentionFit,
     /// what follows, in order
-    pub rows: Vec<NodeId>,
+    pub rows: &'a [NodeId],
 }
 
-/// Sees a group as attention and row work on its result, or `None`.
-pub fn recognise(draft: &Draft) -> Option<FoundRows> {
-    let followed = followed(draft)?;
-    let (graph, Followed { call, result, rest }) = (draft.graph, &followed);
-    let attention = find(draft, call, *result)?;
+/// Attention and row work on its result, if a kernel takes both.
+pub(super) fn fit<'a>(draft: &Draft, link: &AttentionLink, epilogue: &'a Side) -> Option<RowsFit<'a>> {
+    let (graph, rows) = (draft.graph, epilogue.nodes.as_slice());
+    if !draft.outputs.iter().all(|id| rows.contains(id)) {
+        return None;
+    }
+    let attention = fit_link(draft, link, AttentionResult::Values)?;
     // Where heads lie side by side without a copy, only those who read them say how long a row is.
-    let space = rest.iter().try_fold(node_space(graph, rest[0]), |space, &id| space.join(node_space(graph, id)))?;
-    let in_rows = graph.node(*result).shape.elements() == space.rows * space.cols;
-    let in_call = |id: NodeId| id != *result && followed.inside(id);
-    let taken = in_rows && is_row_work(draft, rest, *result, space, &in_call);
+    let first = node_space(graph, *rows.first()?);
+    let space = rows.iter().try_fold(first, |space, &id| space.join(node_space(graph, id)))?;
+    let in_rows = graph.node(attention.result).shape.elements() == space.rows * space.cols;
+    let taken = in_rows && is_row_work(draft, rows, attention.result, space);
     attention.kernel.joined(&attention.shape, space.cols)?;
-    taken.then_some(FoundRows { attention, rows: followed.rest })
+    taken.then_some(RowsFit { attention, rows })
 }
 
-/// Whether nodes are row work over a space on a value that they read in order, and on nothing that is `gone` by then.
-pub(super) fn is_row_work(
-    draft: &Draft,
-    nodes: &[NodeId],
-    value: NodeId,
-    space: Space,
-    gone: &dyn Fn(NodeId) -> bool,
-) -> bool {
+/// Whether nodes are row work over a space on a value that they read in order, and on nothing else that the kernel makes before
+/// them.
+pub(super) fn is_row_work(draft: &Draft, nodes: &[NodeId], value: NodeId, space: Space) -> bool {
     let (graph, placement, Space { rows, cols }) = (draft.graph, draft.placement, space);
+    let gone = |base: NodeId| draft.nodes.contains(&base) && !nodes.contains(&base);
     let follows = |&id: &NodeId| {
         let node = graph.node(id);
         let is_row_work = matches!(
@@ -138,18 +136,18 @@ pub struct AttentionRowsLaunch {
     pub axes: Vec<(usize, usize)>,
 }
 
-/// Lowers a group that [`recognise`] takes.
-pub(crate) fn lower(draft: &Draft, found: FoundRows) -> LoweredAttentionRows {
-    let FoundRows { attention, rows } = found;
-    let chain = Draft { nodes: &rows, ..*draft };
-    let LoweredRows { body, launch: RowLaunch { args: row_args, axes, .. } } = lower_rows(&chain, &[]);
+/// Lowers attention and the row work that follows it.
+pub(crate) fn lower(draft: &Draft, fit: RowsFit) -> LoweredAttentionRows {
+    let RowsFit { attention, rows } = fit;
+    let LoweredRows { body, launch: RowLaunch { args: row_args, axes, .. } } =
+        lower_rows(&Draft { nodes: rows, ..*draft }, &[]);
     let result = row_args.iter().position(|arg| arg.base == attention.result && !arg.written);
     let result = result.expect("what follows attention reads it");
     let mut args = arguments(draft, &attention);
     debug_assert_eq!(attention.kernel.operands().last(), Some(&AttentionOperand::O));
     args.pop();
     args.extend(row_args.into_iter().enumerate().filter(|&(position, _)| position != result).map(|(_, arg)| arg));
-    let norm = norm::recognise(draft, &rows, attention.result, &args, attention.kernel.operands().len() - 1);
+    let norm = AddNorm::fit(draft, &args, attention.kernel.operands().len() - 1);
     let kernel = AttentionRows { attention: attention.kernel, tail: body, result, norm };
     LoweredAttentionRows { kernel, launch: AttentionRowsLaunch { args, shape: attention.shape, axes } }
 }

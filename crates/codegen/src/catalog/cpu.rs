@@ -1,31 +1,33 @@
 //! What can be generated for a CPU.
 
 use deuteron_graph::Op;
-use deuteron_plan::{Catalog, Draft, Form, Work, primitive_work};
+use deuteron_plan::{Catalog, Chain, Draft, Link, Structure, Work, primitive_work};
 
 use crate::cpu::family::CpuTarget;
 use crate::kernel::{Family, Offer, Request};
 use crate::kernels::append::cpu::AppendFamily;
-use crate::kernels::attention::cpu::family::{
-    AttentionBackwardFamily, AttentionBlockFamily, AttentionFamily, AttentionRowsFamily,
-};
+use crate::kernels::attention::cpu::family::AttentionFamily;
 use crate::kernels::copy::cpu::CopyFamily;
 use crate::kernels::matmul::cpu::family::{self as matmul, MatmulFamily};
 use crate::kernels::row::cpu::RowFamily;
 use crate::kernels::scatter::cpu::ScatterFamily;
 
-/// Kernel families of the CPU. The first one that makes an offer is taken.
-const FAMILIES: &[&dyn Family<CpuTarget>] = &[
-    &RowFamily,
-    &MatmulFamily,
-    &AttentionFamily,
-    &AttentionRowsFamily,
-    &AttentionBlockFamily,
-    &AttentionBackwardFamily,
-    &CopyFamily,
-    &ScatterFamily,
-    &AppendFamily,
-];
+/// The family of a structure.
+fn family(structure: &Structure) -> Option<&'static dyn Family<CpuTarget>> {
+    match structure {
+        Structure::Row => Some(&RowFamily),
+        Structure::Chain(chain) => match chain.links.first()? {
+            Link::Matmul { .. } | Link::Routed { .. } => Some(&MatmulFamily),
+            Link::Attention(_) | Link::AttentionGradient(_) => Some(&AttentionFamily),
+            // Probabilities are a matmul and row work: the row is still in cache when it is softened.
+            Link::AttentionScores(_) => None,
+        },
+        Structure::Copy => Some(&CopyFamily),
+        Structure::ScatterAdd => Some(&ScatterFamily),
+        Structure::Append => Some(&AppendFamily),
+        Structure::Opaque => None,
+    }
+}
 
 /// What can be generated for a CPU: row kernels, one or two matmuls with elementwise work after them and, for few rows, row work
 /// before them, matmuls of rows with weights picked for them, attention with its projection and row work after it and its gradient,
@@ -35,21 +37,14 @@ pub struct CpuCatalog;
 
 /// What the CPU's families can make of a group.
 pub(super) fn offer<'a>(request: Request<'a>) -> Option<Box<dyn Offer + 'a>> {
-    if !CpuCatalog.offers_form(request.group.form) {
-        return None;
-    }
-    FAMILIES.iter().find_map(|family| family.offer(request, &CpuTarget))
+    family(request.group.structure)?.offer(request, &CpuTarget)
 }
 
 impl Catalog for CpuCatalog {
-    fn offers_form(&self, form: Form) -> bool {
-        match form {
-            Form::Row | Form::Copy | Form::ScatterAdd | Form::Append => true,
-            Form::Matmul(_) | Form::Routed { .. } => matmul::takes(form),
-            Form::Attention(_) | Form::AttentionBackward => true,
-            // Probabilities are a matmul and row work: the row is still in cache when it is softened.
-            Form::AttentionScores | Form::Opaque => false,
-        }
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        let is_matmul = |chain: &Chain| matches!(chain.links.as_slice(), [Link::Matmul { .. } | Link::Routed { .. }]);
+        let taken = structure.chain().is_none_or(|chain| !is_matmul(chain) || matmul::takes(chain));
+        family(structure).is_some() && taken
     }
 
     fn offers(&self, draft: &Draft) -> bool {

@@ -1,6 +1,6 @@
 //! What can be generated for CUDA, and the work of it.
 
-use deuteron_plan::{AttentionForm, Catalog, Draft, Form, MatmulForm, Reach, Work, primitive_work};
+use deuteron_plan::{Catalog, Chain, Draft, Link, Reach, Structure, Work, primitive_work};
 
 use crate::cuda::arch::Arch;
 use crate::cuda::target::CudaTarget;
@@ -16,26 +16,31 @@ use crate::kernels::matmul::library::LibraryFamily;
 use crate::kernels::row::cuda::RowFamily;
 use crate::kernels::scatter::cuda::ScatterFamily;
 
-/// The families of a form, in the order in which they are asked.
-fn families(form: Form) -> &'static [&'static dyn Family<CudaTarget>] {
-    match form {
-        Form::Row => &[&RowFamily],
+/// The families of a structure, in the order in which they are asked.
+fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>] {
+    let chain = match structure {
+        Structure::Row => return &[&RowFamily],
+        Structure::ScatterAdd => return &[&ScatterFamily],
+        Structure::Append => return &[&AppendFamily],
+        Structure::Copy => return &[&CopyFamily],
+        Structure::Opaque => return &[],
+        Structure::Chain(chain) => chain,
+    };
+    match chain.links.as_slice() {
         // A GPU's matmuls are a library's, unless they have few rows.
-        Form::Matmul(_) => &[&SkinnyFamily, &LibraryFamily],
-        Form::Attention(AttentionForm { projection: true, .. }) => &[&AttentionBlockFamily],
-        Form::Attention(AttentionForm { epilogue: Reach::None, .. }) | Form::AttentionScores => &[&AttentionFamily],
-        Form::Attention(_) => &[&AttentionRowsFamily],
-        Form::AttentionBackward => &[&BackwardFamily],
-        Form::ScatterAdd => &[&ScatterFamily],
-        Form::Append => &[&AppendFamily],
-        Form::Copy => &[&CopyFamily],
-        Form::Routed { .. } | Form::Opaque => &[],
+        [Link::Matmul { .. }] => &[&SkinnyFamily, &LibraryFamily],
+        [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
+        [Link::Attention(_)] => &[&AttentionRowsFamily],
+        [Link::Attention(_), Link::Matmul { .. }] => &[&AttentionBlockFamily],
+        [Link::AttentionScores(_)] => &[&AttentionFamily],
+        [Link::AttentionGradient(_)] => &[&BackwardFamily],
+        _ => &[],
     }
 }
 
 /// What the first family that takes a group makes of it.
 pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
-    families(request.group.form).iter().find_map(|family| family.offer(request, target))
+    families(request.group.structure).iter().find_map(|family| family.offer(request, target))
 }
 
 /// What can be generated for a GPU: row kernels, matmuls with the epilogues that a library has, matmuls of few rows with row work
@@ -69,18 +74,17 @@ impl CudaCatalog {
 }
 
 impl Catalog for CudaCatalog {
-    fn offers_form(&self, form: Form) -> bool {
-        match form {
-            Form::Matmul(MatmulForm { epilogue, products, .. }) => products == 1 && epilogue != Reach::Rows,
-            Form::Attention(AttentionForm { projection: true, epilogue }) => {
-                self.arch.has_wgmma() && epilogue == Reach::Rows
-            }
-            form => !families(form).is_empty(),
-        }
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        let takes = |chain: &Chain| match chain.links.as_slice() {
+            [Link::Matmul { nodes }] => nodes.len() == 1 && chain.epilogue.reach != Reach::Rows,
+            [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
+            _ => true,
+        };
+        !families(structure).is_empty() && structure.chain().is_none_or(takes)
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        self.offers_form(draft.form) && offer(draft.into(), &self.target()).is_some()
+        self.offers_structure(draft.structure) && offer(draft.into(), &self.target()).is_some()
     }
 
     fn offers_everything(&self) -> bool {

@@ -7,7 +7,7 @@ pub use cpu::CpuCatalog;
 pub use cuda::CudaCatalog;
 
 use deuteron_graph::NodeId;
-use deuteron_plan::{Draft, Form};
+use deuteron_plan::{Draft, Structure};
 
 use crate::body::Origin;
 use crate::cuda::row_config::RowConfig;
@@ -25,16 +25,14 @@ pub enum Backend {
     Cuda(CudaTarget),
 }
 
-/// A group that no family takes. A plan holds none where its catalogue was asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no kernel can be generated for a group of kind `{form}` ({nodes} operations); plan it for the device that runs it"
-)]
+/// No kernel of a target computes a group. A plan holds no such group where the target's catalogue was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no kernel of the form `{structure}` is generated for {target}, or none that takes these operands")]
 pub struct NoKernel {
-    /// the group's kind
-    pub form: &'static str,
-    /// how many operations it holds
-    pub nodes: usize,
+    /// what the group is made of
+    pub structure: &'static str,
+    /// what it was to be generated for
+    pub target: &'static str,
 }
 
 /// Generates the kernel of a group.
@@ -44,14 +42,18 @@ pub fn render<'a>(request: impl Into<Request<'a>>, backend: &'a Backend) -> Resu
         Backend::Cpu => cpu::offer(request),
         Backend::Cuda(target) => cuda::offer(request, target),
     };
-    let Draft { form, nodes, .. } = request.group;
-    offer.map(|offer| offer.kernel()).ok_or(NoKernel { form: form.name(), nodes: nodes.len() })
+    let target = match backend {
+        Backend::Cpu => "CPUs",
+        Backend::Cuda(_) => "CUDA",
+    };
+    let structure = request.group.structure.name();
+    offer.map(|offer| offer.kernel()).ok_or(NoKernel { structure, target })
 }
 
 /// Launch shapes worth measuring for a row kernel, the suggested one first; none for a kernel of another kind.
 pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
-    match group.form {
-        Form::Row => row::cuda::candidates(&lower_with_origins(group).0, target),
+    match group.structure {
+        Structure::Row => row::cuda::candidates(&lower_with_origins(group).0, target),
         _ => Vec::new(),
     }
 }
@@ -67,7 +69,7 @@ pub struct TaggedLine {
 
 /// The source of a group, line by line, each with the node it came from. What all row kernels of CUDA share is one line.
 pub fn tagged_source(group: &Draft, backend: &Backend) -> Result<Vec<TaggedLine>, NoKernel> {
-    if group.form != Form::Row {
+    if *group.structure != Structure::Row {
         let node = group.nodes.first().copied();
         let source = render(group, backend)?.source.to_string();
         return Ok(source.lines().map(|text| TaggedLine { text: text.to_string(), node }).collect());

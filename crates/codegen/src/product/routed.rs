@@ -4,18 +4,26 @@
 //! their sums are exact, whatever rows come together.
 
 use deuteron_graph::{Dtype, NodeId, Op};
-use deuteron_plan::{Draft, Placed};
+use deuteron_plan::{Draft, Placed, Side};
 
-use super::{Parts, is_elementwise, is_in_order};
+use super::{MatmulFit, is_elementwise, is_in_order};
 use crate::argument::ArgBinding;
 use crate::kernels::matmul::shape::MatmulShape;
 
-/// Whether the kernel does this: rows and matrices of bytes that lie in order, and after them elementwise work, and rows of tables
-/// that the same indices pick.
-pub(super) fn fits(draft: &Draft, parts: &Parts) -> bool {
-    let (&[product], Some(picked)) = (parts.products.as_slice(), parts.picked) else { return false };
+/// Rows times picked matrices, if the kernel does this: rows and matrices of bytes that lie in order, and after them elementwise
+/// work, and rows of tables that the same indices pick.
+pub(super) fn fit<'a>(draft: &Draft, matmul: &'a NodeId, picked: NodeId, epilogue: &'a Side) -> Option<MatmulFit<'a>> {
+    let matmuls = std::slice::from_ref(matmul);
+    fits(draft, matmuls, picked, &epilogue.nodes).then(|| {
+        let (shape, operands) = shape(draft, *matmul, picked);
+        MatmulFit { matmuls, gather: Some(picked), prologue: &[], epilogue: &epilogue.nodes, shape, operands }
+    })
+}
+
+fn fits(draft: &Draft, matmuls: &[NodeId], picked: NodeId, epilogue: &[NodeId]) -> bool {
+    let &[matmul] = matmuls else { return false };
     let graph = draft.graph;
-    let (node, gather) = (graph.node(product), graph.node(picked));
+    let (node, gather) = (graph.node(matmul), graph.node(picked));
     let place = |value: NodeId| draft.placement.get(value);
     let (Some(a), Some(b)) = (place(node.inputs[0]), place(node.inputs[1])) else { return false };
     let (Some(table), Some(indices)) = (place(gather.inputs[0]), place(gather.inputs[1])) else { return false };
@@ -25,22 +33,20 @@ pub(super) fn fits(draft: &Draft, parts: &Parts) -> bool {
     let rows_lie = a.layout.shape.cols() <= 1 || a.layout.strides.last() == Some(&1);
     let lie = rows_lie && in_order(b) && in_order(indices) && b.layout.shape.elements() == gather.shape.elements();
     let stored = |id: NodeId| draft.outputs.contains(&id);
-    let leaves = stored(picked) || (!parts.tail.is_empty() && stored(product));
+    let leaves = stored(picked) || (!epilogue.is_empty() && stored(matmul));
     // An index that one table has, the other has too: it is looked at once.
     let picks = |id: NodeId| {
         let other = graph.node(id);
         let same = matches!(other.op, Op::Gather) && place(other.inputs[1]) == Some(indices);
         same && graph.node(other.inputs[0]).shape[0] == table.layout.shape[0]
     };
-    let follows = |&id: &NodeId| {
-        (is_elementwise(&graph.node(id).op) || picks(id)) && is_in_order(draft, &parts.products, &[picked], id)
-    };
-    bytes && by_columns && lie && !leaves && parts.tail.iter().all(follows)
+    let follows = |&id: &NodeId| (is_elementwise(&graph.node(id).op) || picks(id)) && is_in_order(draft, matmuls, id);
+    bytes && by_columns && lie && !leaves && epilogue.iter().all(follows)
 }
 
 /// All rows as one product, its first operand, and the table of matrices: its leading axis is that of the matrices.
-pub(super) fn shape(draft: &Draft, product: NodeId, picked: NodeId) -> (MatmulShape, [ArgBinding; 2]) {
-    let node = draft.graph.node(product);
+fn shape(draft: &Draft, matmul: NodeId, picked: NodeId) -> (MatmulShape, [ArgBinding; 2]) {
+    let node = draft.graph.node(matmul);
     let a = operand(draft, node.inputs[0]);
     let table = operand(draft, draft.graph.node(picked).inputs[0]);
     let (rows, n, k) = (node.shape[0], node.shape[2], a.layout.shape.cols());

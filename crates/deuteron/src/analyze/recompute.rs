@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use deuteron_graph::{Graph, NodeId, attention_interior, first_backward, recompute};
-use deuteron_plan::{Bytes, Form, Plan, Saving, Strategy, plan, store_or_recompute, stored_when_fused};
+use deuteron_plan::{Bytes, Plan, Saving, Strategy, Structure, plan, store_or_recompute, stored_when_fused};
 use deuteron_report::RecomputeSheet;
 
 use crate::analyze::{AnalyzeOptions, target_of};
@@ -16,7 +16,7 @@ pub(super) fn decide(graph: &Graph, options: &AnalyzeOptions) -> Result<(Graph, 
     let stored = stored_when_fused(graph, first);
     let decision = store_or_recompute(graph, first, &|id| stored[id.index()], Saving::Traffic);
     let mut again = decision.again.clone();
-    if target.catalog.offers_form(Form::AttentionBackward) {
+    if target.catalog.offers_structure(&Structure::attention_gradient()) {
         again.extend(attention_interior(graph, first));
     }
     again.sort_unstable();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use deuteron_graph::{Dtype, Graph, Op};
 use deuteron_plan::{
     Assessment, Bytes, Cost, Fusion, FusionKind, Group, Machine, MachineKind, Pin, Plan, Quantity, Search, Seconds,
-    matrix_rate, node_space, product_size, ridge_points,
+    matmul_size, matrix_rate, node_space, ridge_points,
 };
 use deuteron_report::{
     Analysis, Candidate, CostSheet, Criteria, CriteriaValues, Disagreement, KernelSheet, MachineSheet, NumberSheet,
@@ -152,7 +152,7 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions) -> Vec<KernelSh
 /// Rows and columns, or the sizes of a product.
 pub(crate) fn size(graph: &Graph, group: &Group) -> String {
     let product = group.nodes.iter().find_map(|&id| match graph.node(id).op {
-        Op::Matmul { transpose_a, .. } => Some(product_size(graph, id, transpose_a)),
+        Op::Matmul { transpose_a, .. } => Some(matmul_size(graph, id, transpose_a)),
         _ => None,
     });
     match product {
@@ -243,7 +243,7 @@ fn dram_saving(fusion: &Fusion, machine: &Machine) -> f64 {
 fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
     if let Some(reason) = &fusion.reason {
         let mut text = reason.to_string();
-        if let (None, Some(forced)) = (fusion.form, &fusion.together) {
+        if let (None, Some(forced)) = (&fusion.structure, &fusion.together) {
             text += &format!("; forced, it would take {} instead of {apart}", forced.total);
         }
         return ReasonSheet { code: reason.code().to_string(), text, hint: reason.hint().to_string() };
@@ -267,7 +267,7 @@ fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
 fn disagreements(assessment: &Assessment) -> Vec<Disagreement> {
     let mut all = Vec::new();
     for (candidate, fusion) in assessment.fusions.iter().enumerate() {
-        if fusion.form.is_none() || fusion.score.fuse == fusion.chosen {
+        if fusion.structure.is_none() || fusion.score.fuse == fusion.chosen {
             continue;
         }
         let names = fusion.ops.join(" + ");

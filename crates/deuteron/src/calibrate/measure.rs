@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deuteron_graph::{Dtype, Gelu, Graph};
-use deuteron_plan::{Catalog, Draft, Form, Machine, Plan, Seconds, Strategy, Work, cost};
+use deuteron_plan::{Catalog, Draft, Machine, Plan, Seconds, Strategy, Structure, Work, cost};
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -87,7 +87,7 @@ impl Sample {
 struct Counted<'a>(&'a Work);
 
 impl Catalog for Counted<'_> {
-    fn offers_form(&self, _form: Form) -> bool {
+    fn offers_structure(&self, _structure: &Structure) -> bool {
         true
     }
 

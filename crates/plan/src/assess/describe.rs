@@ -1,6 +1,7 @@
 //! Atoms for a reader.
 
-use crate::plan::{GroupKind, Plan};
+use crate::kind::GroupKind;
+use crate::plan::Plan;
 use crate::search::pins::atom_name;
 use crate::search::problem::Problem;
 
@@ -41,7 +42,7 @@ pub(super) fn atoms(problem: &mut Problem, unfused: &Plan, chosen: &Plan) -> Vec
         sheets.push(AtomSheet {
             name: atom_name(problem, atom),
             label: label.unwrap_or_default().to_string(),
-            kind: price.as_ref().map_or(GroupKind::Opaque, |price| price.form.kind()),
+            kind: price.as_ref().map_or(GroupKind::Opaque, |price| price.kind),
             result: largest.map_or(String::new(), |node| format!("{}{}", node.dtype, node.shape)),
             reads: problem.producers[atom].clone(),
             before: before[atom],

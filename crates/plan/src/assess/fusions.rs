@@ -4,24 +4,27 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use deuteron_graph::{Callee, Composite, NodeId, Op, View};
 
-use crate::assess::Question;
 use crate::assess::describe::group_of;
-use crate::cost::units::{Bytes, Seconds};
-use crate::cost::{Cost, Resources};
-use crate::legal::{Form, MatmulForm, Reach};
-use crate::plan::{GroupKind, Plan};
+use crate::assess::question::Question;
+use crate::chain::{Chain, Link, Reach, Side, Structure};
+use crate::cost::{Bound, Cost, Resources};
+use crate::kind::GroupKind;
+use crate::machine::Quantity;
+use crate::plan::Plan;
 use crate::reason::Reason;
 use crate::score::{Evidence, Score, score};
 use crate::search::pins::atom_name;
-use crate::search::problem::Atom;
+use crate::search::problem::{Atom, Price};
 use crate::search::{Restriction, Solver};
+use crate::traffic::Traffic;
+use crate::units::{Bytes, Seconds};
 
 /// What kind of fusion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FusionKind {
     /// a maker and a reader
     Pair,
-    /// several kernels that one skeleton holds, or all that the chosen plan put together
+    /// several kernels that one template holds, or all that the chosen plan put together
     Template,
     /// a split or a transpose and its reader
     View,
@@ -53,8 +56,8 @@ pub struct Fusion {
     pub score: Score,
     /// why not; `None` where it is legal
     pub reason: Option<Reason>,
-    /// the skeleton, where it is legal
-    pub form: Option<Form>,
+    /// what the kernel is made of, where it is legal
+    pub structure: Option<Structure>,
     /// whether the chosen plan has it
     pub chosen: bool,
     /// whether code for it can be generated here
@@ -109,7 +112,7 @@ fn pairs(solver: &Solver, before: &[usize]) -> Vec<[usize; 2]> {
 fn templates(solver: &Solver, after: &[usize]) -> Vec<Vec<Atom>> {
     let mut sets: BTreeSet<Vec<Atom>> = BTreeSet::new();
     for candidate in &solver.candidates.groups {
-        if candidate.price.form.kind() == GroupKind::Attention {
+        if candidate.price.kind == GroupKind::Attention {
             sets.insert(candidate.atoms.clone());
         }
     }
@@ -154,7 +157,7 @@ impl Finder<'_, '_, '_> {
             return;
         }
         self.known.insert(key, self.found.len());
-        let fusion = self.assess(kind, set, ops, apart, chosen, priced.map(|price| (price.form, price.cost)));
+        let fusion = self.assess(kind, set, ops, apart, chosen, priced);
         self.found.push(fusion);
     }
 
@@ -165,14 +168,14 @@ impl Finder<'_, '_, '_> {
         ops: Vec<String>,
         apart: Vec<Cost>,
         chosen: bool,
-        priced: Result<(Form, Cost), Reason>,
+        priced: Result<Price, Reason>,
     ) -> Fusion {
         let nodes = self.solver.problem.nodes(&set);
-        // Bytes do not depend on the skeleton.
-        let any = self.solver.problem.cost_as(&set, &nodes, Form::Opaque);
+        // Bytes do not depend on the structure.
+        let any = self.solver.problem.cost_as(&set, &nodes, &Structure::Opaque);
         let apart_seconds = Seconds(apart.iter().map(|cost| cost.total.0).sum());
-        let (form, together, reason, worth) = match priced {
-            Ok((form, cost)) => {
+        let (structure, together, reason, worth) = match priced {
+            Ok(Price { cost, .. }) => {
                 let worth = match self.solver.is_large(&set) {
                     // The saving of this fusion by itself.
                     true => Some(apart_seconds - cost.total).filter(|worth| chosen || worth.0 < 0.0),
@@ -180,7 +183,7 @@ impl Finder<'_, '_, '_> {
                 };
                 let slower =
                     worth.filter(|worth| !chosen && worth.0 < 0.0).map(|worth| Reason::Slower { extra: worth * -1.0 });
-                (Some(form), Some(cost), slower, worth)
+                (self.solver.problem.structure(&set, &nodes).ok(), Some(cost), slower, worth)
             }
             Err(reason) => {
                 let forced = self.forced(&set, &nodes, &reason);
@@ -189,20 +192,20 @@ impl Finder<'_, '_, '_> {
             }
         };
         let evidence = Evidence {
-            kind: self.question.target.machine.kind,
+            machine: self.question.target.machine.kind,
             apart: apart.iter().collect(),
             together: together.as_ref(),
-            form,
+            kind: structure.as_ref().map(Structure::kind),
             bytes_together: any.traffic.total(),
             primitives: nodes.len(),
         };
         let score = score(&evidence);
         let outputs = self.solver.problem.outputs(&set, &nodes);
-        let offered = |form| {
-            let draft = self.solver.problem.draft(&nodes, &outputs, form);
+        let offered = |structure: &Structure| {
+            let draft = self.solver.problem.draft(&nodes, &outputs, structure);
             self.question.realizable.is_some_and(|catalog| catalog.offers(&draft))
         };
-        let realizable = form.is_some_and(offered);
+        let realizable = structure.as_ref().is_some_and(offered);
         Fusion {
             kind,
             ops,
@@ -210,7 +213,7 @@ impl Finder<'_, '_, '_> {
             count: 1,
             score,
             reason,
-            form,
+            structure,
             chosen,
             realizable,
             apart,
@@ -225,9 +228,11 @@ impl Finder<'_, '_, '_> {
     fn forced(&self, set: &[Atom], nodes: &[NodeId], reason: &Reason) -> Option<Cost> {
         let Reason::WholeRows { .. } = reason else { return None };
         let graph = self.solver.problem.rules.graph;
-        let products = nodes.iter().filter(|&&id| matches!(graph.node(id).op, Op::Matmul { .. })).count();
-        let form = MatmulForm { prologue: Reach::None, epilogue: Reach::Rows, products: products as u8 };
-        Some(self.solver.problem.cost_as(set, nodes, Form::Matmul(form)))
+        let is_matmul = |id: &NodeId| matches!(graph.node(*id).op, Op::Matmul { .. });
+        let (matmuls, rows): (Vec<NodeId>, Vec<NodeId>) = nodes.iter().partition(|id| is_matmul(id));
+        let epilogue = Side { nodes: rows, reach: Reach::Rows, crossing: matmuls.clone() };
+        let chain = Chain { prologue: Side::NONE, links: vec![Link::Matmul { nodes: matmuls }], epilogue };
+        Some(self.solver.problem.cost_as(set, nodes, &Structure::Chain(chain)))
     }
 
     fn worth(&mut self, set: &[Atom], chosen: bool) -> Option<Seconds> {
@@ -296,9 +301,10 @@ impl Finder<'_, '_, '_> {
             (call.start..call.end).filter_map(|index| self.solver.problem.atom_of[index]).collect();
         atoms.sort_unstable();
         atoms.dedup();
-        let Ok(reader) = self.solver.problem.price(&atoms).or_else(|_| self.solver.problem.price(&atoms[..1])) else {
-            return;
-        };
+        let whole = self.solver.problem.price(&atoms).map(|price| (price, atoms.as_slice()));
+        let priced = whole.or_else(|_| self.solver.problem.price(&atoms[..1]).map(|price| (price, &atoms[..1])));
+        let Ok((reader, set)) = priced else { return };
+        let structure = self.solver.problem.structure(set, &self.solver.problem.nodes(set)).ok();
         let bases: BTreeSet<NodeId> = views.iter().filter_map(|&view| placement.base(view)).collect();
         let slices = views.iter().any(|&view| chain(graph, view).iter().any(|view| matches!(view, View::Slice { .. })));
         let name = if slices && bases.len() < views.len() {
@@ -320,10 +326,10 @@ impl Finder<'_, '_, '_> {
         let worth = copy.total;
         let apart = vec![copy, reader.cost.clone()];
         let evidence = Evidence {
-            kind: self.question.target.machine.kind,
+            machine: self.question.target.machine.kind,
             apart: apart.iter().collect(),
             together: Some(&reader.cost),
-            form: Some(reader.form),
+            kind: Some(reader.kind),
             bytes_together: reader.cost.traffic.total(),
             primitives: 0,
         };
@@ -334,7 +340,7 @@ impl Finder<'_, '_, '_> {
             atoms,
             count: 1,
             reason: None,
-            form: Some(reader.form),
+            structure,
             chosen: true,
             realizable: self.question.realizable.is_some(),
             bytes_together: reader.cost.traffic.total(),
@@ -347,8 +353,6 @@ impl Finder<'_, '_, '_> {
 
     /// A copy kernel that nobody needs to launch.
     fn copy_cost(&self, bytes: Bytes) -> Cost {
-        use crate::cost::traffic::Traffic;
-        use crate::machine::Quantity;
         let machine = self.question.target.machine;
         let memory = bytes / machine.gbps(Quantity::DramGbps);
         let launch = Seconds::from_us(machine.get(Quantity::LaunchUs));
@@ -365,7 +369,7 @@ impl Finder<'_, '_, '_> {
             matrix: Seconds(0.0),
             vector: Seconds(0.0),
             total: launch + memory,
-            bound: crate::cost::Bound::Memory,
+            bound: Bound::Memory,
         }
     }
 }

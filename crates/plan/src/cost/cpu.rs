@@ -7,12 +7,14 @@
 
 use deuteron_graph::{Graph, Op};
 
-use crate::catalog::{Class, Draft, Work};
-use crate::cost::traffic::{Traffic, reads};
-use crate::cost::units::{Bytes, Seconds};
-use crate::cost::{Parts, Resources, matrix_rate};
+use crate::cost::terms::{Parts, Resources};
+use crate::draft::Draft;
+use crate::kind::GroupKind;
 use crate::machine::{Machine, Quantity};
-use crate::plan::GroupKind;
+use crate::rates::matrix_rate;
+use crate::traffic::{Traffic, reads};
+use crate::units::{Bytes, Seconds};
+use crate::work::{Class, Work};
 
 pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic) -> Parts {
     let processors = machine.get(Quantity::Processors);
@@ -44,7 +46,7 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
         (parts.matrix, parts.vector) = (parts.matrix + matrix, parts.vector + vector);
         shares.push((busy, (matrix + vector).0));
         phase = work.next.as_deref();
-        correction = machine.correction(GroupKind::Matmul) / machine.correction(draft.form.kind());
+        correction = machine.correction(GroupKind::Matmul) / machine.correction(draft.structure.kind());
     }
     // One thread alone moves its share of the bytes a second; of several phases, each moves as much as it computes.
     let all: f64 = shares.iter().map(|&(_, seconds)| seconds).sum();

@@ -1,13 +1,17 @@
 //! Time on a GPU: registers and shared memory give occupancy, occupancy and waves give the share of the peak that a
 //! kernel can reach.
 
-use crate::catalog::{Class, Draft, LANES, Work, product_size};
-use crate::cost::traffic::Traffic;
-use crate::cost::units::{Bytes, Seconds};
-use crate::cost::{Parts, Resources, matrix_rate};
-use crate::legal::{Form, MatmulForm, Reach, node_space};
+use deuteron_graph::{CompareOp, Mask, NodeId, Op};
+
+use crate::chain::{Chain, Link, Reach, Structure};
+use crate::cost::terms::{Parts, Resources};
+use crate::draft::Draft;
 use crate::machine::{Machine, Quantity};
-use deuteron_graph::{NodeId, Op};
+use crate::rates::matrix_rate;
+use crate::space::{matmul_size, node_space};
+use crate::traffic::{Traffic, reads};
+use crate::units::{Bytes, Seconds};
+use crate::work::{Class, LANES, Work};
 
 /// Threads of a block of a row kernel.
 const ROW_BLOCK: f64 = 256.0;
@@ -26,17 +30,18 @@ const PROJECTION_SHARE: f64 = 0.67;
 const TILE_REGISTERS: u32 = 168;
 
 pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes) -> Parts {
-    match draft.form {
-        Form::Row | Form::Copy | Form::ScatterAdd | Form::Append | Form::Opaque => {
-            row(draft, machine, work, traffic, cached)
+    let chain = match draft.structure {
+        Structure::Chain(chain) => chain,
+        Structure::Row | Structure::Copy | Structure::ScatterAdd | Structure::Append | Structure::Opaque => {
+            return row(draft, machine, work, traffic, cached);
         }
-        Form::Matmul(form) => matmul(draft, machine, work, traffic, cached, form),
-        Form::Routed { epilogue } => {
-            let form = MatmulForm { prologue: Reach::None, epilogue, products: 1 };
-            matmul(draft, machine, work, traffic, cached, form)
+    };
+    match chain.links.first() {
+        Some(Link::Attention(_) | Link::AttentionGradient(_)) => {
+            attention(draft, machine, work, traffic, cached, chain)
         }
-        Form::Attention(_) | Form::AttentionBackward => attention(draft, machine, work, traffic, cached),
-        Form::AttentionScores => scores(draft, machine, work, traffic, cached),
+        Some(Link::AttentionScores(_)) => scores(draft, machine, work, traffic, cached, chain),
+        Some(Link::Matmul { .. } | Link::Routed { .. }) | None => matmul(draft, machine, work, traffic, cached, chain),
     }
 }
 
@@ -47,7 +52,7 @@ pub(crate) fn row_registers(draft: &Draft, live_rows: usize) -> u32 {
     if reduces {
         return 24 + (cols.div_ceil(threads_per_row(cols)) * live_rows) as u32;
     }
-    let tensors = crate::cost::traffic::reads(draft).len() + draft.outputs.len();
+    let tensors = reads(draft).len() + draft.outputs.len();
     16 + 4 * tensors as u32
 }
 
@@ -119,7 +124,7 @@ struct Product {
 fn product(draft: &Draft, id: NodeId) -> Product {
     let node = draft.graph.node(id);
     let transpose_a = matches!(node.op, Op::Matmul { transpose_a: true, .. });
-    let (m, n, k, batch) = product_size(draft.graph, id, transpose_a);
+    let (m, n, k, batch) = matmul_size(draft.graph, id, transpose_a);
     Product { m, n, k, batch, element: draft.graph.node(node.inputs[0]).dtype.bytes() }
 }
 
@@ -128,24 +133,25 @@ fn products(draft: &Draft) -> Vec<Product> {
     draft.nodes.iter().filter(is_product).map(|&id| product(draft, id)).collect()
 }
 
-fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes, form: MatmulForm) -> Parts {
+fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes, chain: &Chain) -> Parts {
     let all = products(draft);
     let few = all.iter().all(|product| product.m <= machine.count(Quantity::FewRows));
-    let epilogue = epilogue_registers(draft);
-    let whole_rows = form.prologue == Reach::Rows || form.epilogue == Reach::Rows;
+    let registers = epilogue_registers(draft);
+    let (prologue, epilogue) = (chain.prologue.reach, chain.epilogue.reach);
+    let whole_rows = prologue == Reach::Rows || epilogue == Reach::Rows;
     let vector = Seconds(work.vector_flops() / machine.tflops(Quantity::VectorTflops).per_second);
     let mut launch = Seconds::from_us(machine.get(Quantity::LaunchUs));
     let dram = (traffic.total() - cached) / machine.gbps(Quantity::DramGbps);
     if few {
         // Weights are streamed once, whatever the tiles; a norm that needs the whole row waits at a barrier.
-        if form.epilogue == Reach::Rows {
+        if epilogue == Reach::Rows {
             launch = launch + Seconds::from_us(machine.get(Quantity::BarrierUs));
         }
         let blocks = machine.get(Quantity::Processors) * 2.0;
-        let resources = resources(machine, 96 + epilogue, Bytes(32 << 10), ROW_BLOCK, blocks);
+        let resources = resources(machine, 96 + registers, Bytes(32 << 10), ROW_BLOCK, blocks);
         // What is normed is read, and normed, by every multiprocessor.
         let rows: usize = all.iter().map(|product| product.m * product.k * product.element).sum();
-        let again = match form.prologue {
+        let again = match prologue {
             Reach::None => Bytes(0),
             _ => Bytes((rows as f64 * machine.get(Quantity::Processors)) as u64),
         };
@@ -156,7 +162,7 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
             memory: dram,
             cache: (cached + again) / machine.gbps(Quantity::CacheGbps),
             matrix: Seconds(work.matrix_flops / matrix_rate(machine, work.matrix_bits).per_second * 16.0),
-            vector: vector * if form.prologue == Reach::None { 1.0 } else { 8.0 },
+            vector: vector * if prologue == Reach::None { 1.0 } else { 8.0 },
             serial: 0.0,
         };
     }
@@ -171,10 +177,10 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
         loads = loads.max((product.n as f64 / tile.cols as f64).ceil());
     }
     let reread = Bytes((reread - traffic.read.0 as f64).max(0.0) as u64);
-    let registers = TILE_REGISTERS + epilogue + if whole_rows { 255 } else { 0 };
+    let registers = TILE_REGISTERS + registers + if whole_rows { 255 } else { 0 };
     let shared = Bytes(4 * 64 * 2 * (machine.get(Quantity::TileRows) + machine.get(Quantity::TileCols)) as u64);
     // A pointwise prologue runs again for every column of tiles.
-    let vector = if form.prologue == Reach::None { vector } else { vector * loads };
+    let vector = if prologue == Reach::None { vector } else { vector * loads };
     Parts {
         reread,
         resources: resources(
@@ -195,7 +201,7 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
 
 /// Registers that an epilogue adds: each tensor it reads, each row statistic it carries.
 fn epilogue_registers(draft: &Draft) -> u32 {
-    let tensors = crate::cost::traffic::reads(draft).len().saturating_sub(2) + draft.outputs.len().saturating_sub(1);
+    let tensors = reads(draft).len().saturating_sub(2) + draft.outputs.len().saturating_sub(1);
     4 * tensors as u32
 }
 
@@ -245,16 +251,16 @@ fn best_tile(machine: &Machine, product: &Product) -> Tile {
     tiles.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(tiles[0])
 }
 
-fn attention(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes) -> Parts {
+fn attention(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes, chain: &Chain) -> Parts {
     let all = products(draft);
     let share = machine.get(Quantity::AttentionShare);
     let rate = matrix_rate(machine, work.matrix_bits).per_second;
-    let halved = if is_causal(draft) { 0.5 } else { 1.0 };
+    let halved = if is_causal(draft, chain) { 0.5 } else { 1.0 };
     // Scores and product see half of the keys under a causal mask; a projection is a product like any other.
     let of_scores = |p: &&Product| p.batch > 1;
-    let score_flops = match draft.form {
-        // There are no other products in a gradient, and its kernels may do some of them more than once.
-        Form::AttentionBackward => work.matrix_flops,
+    let score_flops = match chain.links.first() {
+        // There are no other matmuls in a gradient, and its kernels may do some of them more than once.
+        Some(Link::AttentionGradient(_)) => work.matrix_flops,
         _ => all.iter().filter(of_scores).map(|p| 2.0 * (p.m * p.n * p.k * p.batch) as f64).sum(),
     };
     let other_flops = work.matrix_flops - score_flops;
@@ -289,8 +295,8 @@ const SCORES_SHARED: Bytes = Bytes(36 << 10);
 
 /// Probabilities that are stored: keys are gone over twice, with a product and an exponential each time, and the result is written
 /// once. Scores of f32 wait in the result instead of being computed again: it is written, read and written.
-fn scores(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes) -> Parts {
-    let halved = if is_causal(draft) { 0.5 } else { 1.0 };
+fn scores(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes, chain: &Chain) -> Parts {
+    let halved = if is_causal(draft, chain) { 0.5 } else { 1.0 };
     let waits = work.matrix_bits > 16;
     let rate = matrix_rate(machine, work.matrix_bits).per_second * machine.get(Quantity::AttentionShare);
     let matrix = Seconds(work.matrix_flops * halved * if waits { 1.0 } else { 2.0 } / rate);
@@ -319,19 +325,13 @@ fn scores(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
     }
 }
 
-fn is_causal(draft: &Draft) -> bool {
-    use deuteron_graph::{Callee, CompareOp, Composite, Mask};
-    // A gradient has no such call; only its causal mask asks which of two numbers is smaller, a softmax which are equal.
-    draft.nodes.iter().any(|&id| {
-        let call = &draft.graph.calls()[draft.graph.node(id).call.index()];
-        let of_composite = match call.callee {
-            Callee::Composite(Composite::Attention { mask, .. } | Composite::AttentionScores { mask, .. }) => {
-                mask == Mask::Causal
-            }
-            Callee::Composite(_) | Callee::Primitive | Callee::Block(_) => false,
-        };
-        of_composite
-            || (matches!(draft.form, Form::AttentionBackward)
-                && matches!(draft.graph.node(id).op, Op::Compare(CompareOp::Le)))
-    })
+fn is_causal(draft: &Draft, chain: &Chain) -> bool {
+    match chain.links.first() {
+        Some(Link::Attention(link) | Link::AttentionScores(link)) => link.request.mask == Mask::Causal,
+        // Its operands may be unknown; only its causal mask asks which of two numbers is smaller, a softmax which are equal.
+        Some(Link::AttentionGradient(_)) => {
+            draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::Compare(CompareOp::Le)))
+        }
+        Some(Link::Matmul { .. } | Link::Routed { .. }) | None => false,
+    }
 }

@@ -3,7 +3,7 @@
 use deuteron_graph::NodeId;
 
 use super::boundary::{Boundary, Reads, WholeRead};
-use crate::cost::units::Bytes;
+use crate::units::Bytes;
 
 /// What passes from forward to backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

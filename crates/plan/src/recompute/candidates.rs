@@ -2,9 +2,18 @@
 
 use deuteron_graph::{NodeId, Op};
 
-use super::Saving;
 use super::boundary::{Boundary, Reads};
 use crate::min_cut::{Network, UNLIMITED};
+
+/// What making values again is to save.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Saving {
+    /// Bytes that kernels move.
+    #[default]
+    Traffic,
+    /// Bytes that are alive between forward and backward, whatever that moves.
+    Memory,
+}
 
 /// The values that may be made again, and who would read what.
 pub(super) struct Candidates<'a> {

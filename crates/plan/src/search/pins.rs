@@ -1,8 +1,9 @@
 //! Pins: names of operations to places in the graph.
 
-use crate::plan::PlanError;
+use crate::error::PlanError;
 use crate::search::problem::{Atom, Problem};
-use crate::search::{Pin, Restriction, Solver};
+use crate::search::restriction::{Pin, Restriction};
+use crate::search::solver::Solver;
 
 /// The name by which a user calls an atom: that of its call.
 pub(crate) fn atom_name(problem: &Problem, atom: Atom) -> String {

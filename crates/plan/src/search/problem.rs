@@ -11,13 +11,16 @@ use deuteron_graph::{NodeId, Op};
 
 use crate::between::Between;
 use crate::bits::Bits;
-use crate::catalog::Draft;
+use crate::calls::{composite_name, is_attention, is_recomputed_attention, stores_scores};
+use crate::chain::Structure;
 use crate::cost::{Cost, cost};
+use crate::draft::Draft;
 use crate::grouping::Grouping;
+use crate::kind::GroupKind;
 use crate::layout::pattern_source;
-use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention, stores_scores};
-use crate::plan::Target;
 use crate::reason::Reason;
+use crate::rules::Rules;
+use crate::target::Target;
 
 /// Position of an atom, in an order in which operands come before users.
 pub(crate) type Atom = usize;
@@ -40,10 +43,10 @@ pub(crate) struct Problem<'a> {
     prices: HashMap<u128, Result<Price, Reason>>,
 }
 
-/// A legal group, priced.
+/// A legal group, priced. Equal groups share it, so it names no nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Price {
-    pub form: Form,
+    pub kind: GroupKind,
     pub cost: Cost,
 }
 
@@ -125,9 +128,9 @@ impl<'a> Problem<'a> {
                 let mut hasher = DefaultHasher::new();
                 hash_op(&node.op, &mut hasher);
                 (&node.shape, node.dtype, placement.is_copied(id)).hash(&mut hasher);
-                // Attention is known by its call, and so is what a causal mask halves.
+                // Attention is known by its call, and so are what a causal mask halves and the steps of an epilogue.
                 let call = &graph.calls()[node.call.index()];
-                (is_attention(call), stores_scores(call), node.part).hash(&mut hasher);
+                (is_attention(call), composite_name(call), node.part).hash(&mut hasher);
                 if let Some(placed) = placement.get(id) {
                     placed.layout.hash(&mut hasher);
                 }
@@ -156,8 +159,7 @@ impl<'a> Problem<'a> {
     }
 
     fn is_recomputed_attention(&self, atom: Atom) -> bool {
-        let graph = self.rules.graph;
-        graph.call_name(graph.node(self.atoms[atom][0]).call) == RECOMPUTED_ATTENTION
+        is_recomputed_attention(self.rules.graph, self.atoms[atom][0])
     }
 
     /// An atom of scores that are computed again, and all of those it needs.
@@ -239,25 +241,30 @@ impl<'a> Problem<'a> {
     }
 
     fn fresh_price(&self, set: &[Atom], nodes: &[NodeId]) -> Result<Price, Reason> {
-        let form = self.rules.form(nodes, &|id| self.leaves(id, set))?;
+        let structure = self.structure(set, nodes)?;
         let Target { machine, catalog } = self.target;
-        let refused = || Reason::NotOffered { form: form.name() };
+        let refused = || Reason::NotOffered { form: structure.name() };
         // An atom is a kernel whatever is offered: there is nothing less to fall back on.
         let asks = set.len() > 1;
-        if asks && !catalog.offers_form(form) {
+        if asks && !catalog.offers_structure(&structure) {
             return Err(refused());
         }
         let outputs = self.outputs(set, nodes);
-        let draft = self.draft(nodes, &outputs, form);
+        let draft = self.draft(nodes, &outputs, &structure);
         if asks && !catalog.offers(&draft) {
             return Err(refused());
         }
-        Ok(Price { form, cost: cost(&draft, machine, catalog) })
+        Ok(Price { kind: structure.kind(), cost: cost(&draft, machine, catalog) })
     }
 
-    /// The cost of a group as a kernel of a given form, legal or not.
-    pub fn cost_as(&self, set: &[Atom], nodes: &[NodeId], form: Form) -> Cost {
-        cost(&self.draft(nodes, &self.outputs(set, nodes), form), self.target.machine, self.target.catalog)
+    /// What a group is made of, or why it is not legal.
+    pub fn structure(&self, set: &[Atom], nodes: &[NodeId]) -> Result<Structure, Reason> {
+        self.rules.structure(nodes, &|id| self.leaves(id, set))
+    }
+
+    /// The cost of a group as a kernel of a given structure, legal or not.
+    pub fn cost_as(&self, set: &[Atom], nodes: &[NodeId], structure: &Structure) -> Cost {
+        cost(&self.draft(nodes, &self.outputs(set, nodes), structure), self.target.machine, self.target.catalog)
     }
 
     /// What a group stores.
@@ -266,8 +273,8 @@ impl<'a> Problem<'a> {
     }
 
     /// A group as the catalogue is asked about it.
-    pub fn draft<'d>(&'d self, nodes: &'d [NodeId], outputs: &'d [NodeId], form: Form) -> Draft<'d> {
-        Draft { graph: self.rules.graph, placement: self.rules.placement, nodes, outputs, form }
+    pub fn draft<'d>(&'d self, nodes: &'d [NodeId], outputs: &'d [NodeId], structure: &'d Structure) -> Draft<'d> {
+        Draft { graph: self.rules.graph, placement: self.rules.placement, nodes, outputs, structure }
     }
 
     /// A number that two groups share only if legality and cost are equal for both.

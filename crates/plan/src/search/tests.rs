@@ -6,9 +6,11 @@ use deuteron_graph::{Gelu, Graph, Mask, NodeId};
 
 use crate::grouping::Grouping;
 use crate::machine::Machine;
-use crate::plan::{Strategy, Target, check_and_place, plan};
+use crate::plan::{check_and_place, plan};
 use crate::search::problem::{Atom, Problem};
 use crate::search::{Pin, Restriction, Solver, solver};
+use crate::strategy::Strategy;
+use crate::target::Target;
 
 /// Steps of a fixed sequence of numbers (Knuth's MMIX constants).
 struct Numbers(u64);
@@ -266,5 +268,5 @@ fn attention_is_found_although_its_halves_are_not_legal() {
     graph.output("y", y).unwrap();
     let plan = plan(&graph, Target::conceivable(&machine), Strategy::Fused, &[]).unwrap();
     assert_eq!(plan.groups.len(), 1, "attention takes the residual in: {plan}");
-    assert_eq!(plan.groups[0].form.name(), "attention with residual");
+    assert_eq!(plan.groups[0].structure.name(), "attention with residual");
 }

@@ -9,7 +9,7 @@ pub mod cpu;
 pub mod cuda;
 
 use deuteron_graph::Op;
-use deuteron_plan::Form;
+use deuteron_plan::Structure;
 
 use crate::argument::{ArgBinding, Argument, Lookup};
 use crate::kernel::Request;
@@ -93,7 +93,7 @@ impl Append {
     /// The append that a group is, if it is one that kernels take.
     pub(crate) fn lower(request: &Request) -> Option<Append> {
         let group = &request.group;
-        let (Form::Append, &[id]) = (group.form, group.nodes) else { return None };
+        let (Structure::Append, &[id]) = (group.structure, group.nodes) else { return None };
         let (graph, placement) = (group.graph, group.placement);
         let node = graph.node(id);
         let Op::Append { batch } = node.op else { return None };

@@ -9,7 +9,7 @@ pub mod cpu;
 pub mod cuda;
 
 use deuteron_graph::Op;
-use deuteron_plan::{Draft, Form, Layout};
+use deuteron_plan::{Draft, Layout, Structure};
 
 use crate::argument::{ArgBinding, Argument};
 
@@ -44,7 +44,7 @@ pub struct Copy {
 impl Copy {
     /// The copy that a group is, if it is one.
     pub(crate) fn lower(group: &Draft) -> Option<Copy> {
-        let (Form::Copy, &[id]) = (group.form, group.nodes) else { return None };
+        let (Structure::Copy, &[id]) = (group.structure, group.nodes) else { return None };
         let (graph, placement) = (group.graph, group.placement);
         let node = graph.node(id);
         let own = Layout::contiguous(&node.shape);

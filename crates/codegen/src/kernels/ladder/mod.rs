@@ -9,9 +9,9 @@
 pub(crate) mod attention;
 
 use deuteron_graph::Dtype;
-use deuteron_plan::{Draft, Form};
+use deuteron_plan::{Draft, Structure};
 
-use crate::attention::{LoweredAttention, recognise};
+use crate::attention::{self as attend, Fit, LoweredAttention};
 use crate::cuda::arch::Arch;
 use crate::cuda::grid::CudaSource;
 use crate::cuda::row_config::{Policy, RowConfig};
@@ -205,11 +205,14 @@ impl Rung {
     /// that it is not written for.
     pub fn kernel(&self, group: &Draft, target: &CudaTarget) -> Option<Kernel> {
         match self.text {
-            Text::Row { text, spread } if group.form == Form::Row => {
+            Text::Row { text, spread } if *group.structure == Structure::Row => {
                 row_kernel(self, text, spread, RowVariant::new(lower_with_origins(group).0, target), target)
             }
             Text::Row { .. } => None,
-            Text::Attention(step) => step.kernel(&LoweredAttention::new(group, &recognise(group)?), target),
+            Text::Attention(step) => match attend::fit(group)? {
+                Fit::Alone(fit) => step.kernel(&LoweredAttention::new(group, &fit), target),
+                Fit::Rows(_) | Fit::Block(_) | Fit::Gradient(_) => None,
+            },
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deuteron_plan::{Draft, Form, Work};
+use deuteron_plan::{Draft, Structure, Work};
 
 use crate::body::{Body, Origin};
 use crate::cpu::count::Counter;
@@ -24,7 +24,8 @@ pub(crate) struct RowFamily;
 
 impl Family<CpuTarget> for RowFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
-        if request.group.form == Form::Row { Some(Box::new(RowOffer { group: request.group })) } else { None }
+        let group = request.group;
+        (*group.structure == Structure::Row).then(|| Box::new(RowOffer { group }) as Box<dyn Offer + 'a>)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Row kernels on CUDA: the same body as on the CPU, spread over threads by a config.
 
-use deuteron_plan::{Form, primitive_work};
+use deuteron_plan::{Structure, primitive_work};
 
 use crate::body::{Access, Origin};
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
@@ -22,7 +22,7 @@ impl Family<CudaTarget> for RowFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
         let kernel = move || RowVariant::new(lower_with_origins(&group).0, target).kernel(target);
-        if group.form == Form::Row { offered(move || primitive_work(&group), kernel) } else { None }
+        if *group.structure == Structure::Row { offered(move || primitive_work(&group), kernel) } else { None }
     }
 }
 

@@ -9,7 +9,7 @@ pub mod cpu;
 pub mod cuda;
 
 use deuteron_graph::Dtype;
-use deuteron_plan::{Draft, Form};
+use deuteron_plan::{Draft, Structure};
 
 use crate::argument::{ArgBinding, Argument, Lookup};
 
@@ -31,7 +31,7 @@ pub struct Scatter {
 impl Scatter {
     /// The scatter that a group is, if it is one that kernels take.
     pub(crate) fn lower(group: &Draft) -> Option<Scatter> {
-        let (Form::ScatterAdd, &[id]) = (group.form, group.nodes) else { return None };
+        let (Structure::ScatterAdd, &[id]) = (group.structure, group.nodes) else { return None };
         let (graph, placement) = (group.graph, group.placement);
         let node = graph.node(id);
         let operand = |position: usize| {

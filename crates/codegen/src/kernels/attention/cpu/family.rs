@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use deuteron_plan::{AttentionForm, Draft, Form, Work};
+use deuteron_plan::{Draft, Work};
 
 use super::driver::alone::AttentionTasks;
 use super::driver::backward::AttentionBackwardTasks;
@@ -11,11 +11,11 @@ use super::driver::block::AttentionBlockTasks;
 use super::driver::rows::AttentionRowsTasks;
 use super::work::{attention_work, backward_work, block_work, rows_work};
 use crate::argument::ArgBinding;
-use crate::attention::backward::{FoundBackward, LoweredBackward};
-use crate::attention::block::{FoundBlock, LoweredAttentionBlock};
-use crate::attention::rows::{AttentionRows, AttentionRowsLaunch, FoundRows, LoweredAttentionRows};
+use crate::attention::backward::{GradientFit, LoweredBackward};
+use crate::attention::block::{BlockFit, LoweredAttentionBlock};
+use crate::attention::rows::{AttentionRows, AttentionRowsLaunch, LoweredAttentionRows, RowsFit};
 use crate::attention::{
-    self, AttentionKernel, AttentionOperand, AttentionResult, BackwardOperand, FoundAttention, LoweredAttention,
+    self, AttentionFit, AttentionKernel, AttentionOperand, AttentionResult, BackwardOperand, Fit, LoweredAttention,
 };
 use crate::body::{Access, ArgSpec};
 use crate::cpu::emit::emit;
@@ -30,59 +30,35 @@ use crate::kernels::matmul::shape::Matrix;
 use crate::kernels::row::cpu::has_space;
 use crate::product::{LoweredProduct, Product};
 
-/// Attention alone.
+/// Attention alone, with row work on its result, with a projection, and its gradient.
 pub(crate) struct AttentionFamily;
-/// Attention with row work on its result.
-pub(crate) struct AttentionRowsFamily;
-/// Attention with a projection of its result, and row work on that.
-pub(crate) struct AttentionBlockFamily;
-/// The gradient of attention.
-pub(crate) struct AttentionBackwardFamily;
 
 impl Family<CpuTarget> for AttentionFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let Form::Attention(AttentionForm { projection: false, .. }) = group.form else { return None };
-        Some(Box::new(AttentionOffer { found: attention::recognise(&group)?, group }))
-    }
-}
-
-impl Family<CpuTarget> for AttentionRowsFamily {
-    fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
-        let group = request.group;
-        let Form::Attention(AttentionForm { projection: false, .. }) = group.form else { return None };
-        Some(Box::new(AttentionRowsOffer { found: attention::rows::recognise(&group)?, group }))
-    }
-}
-
-impl Family<CpuTarget> for AttentionBlockFamily {
-    fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
-        let group = request.group;
-        let Form::Attention(AttentionForm { projection: true, .. }) = group.form else { return None };
-        Some(Box::new(AttentionBlockOffer { found: attention::block::recognise(&group)?, group }))
-    }
-}
-
-impl Family<CpuTarget> for AttentionBackwardFamily {
-    fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
-        let group = request.group;
-        let Form::AttentionBackward = group.form else { return None };
-        Some(Box::new(AttentionBackwardOffer { found: attention::backward::recognise(&group)?, group }))
+        Some(match attention::fit(&group)? {
+            // Probabilities are a matmul and row work: the row is still in cache when it is softened.
+            Fit::Alone(fit) if fit.kernel.result == AttentionResult::Probabilities => return None,
+            Fit::Alone(fit) => Box::new(AttentionOffer { fit, group }),
+            Fit::Rows(fit) => Box::new(AttentionRowsOffer { fit, group }),
+            Fit::Block(fit) => Box::new(AttentionBlockOffer { fit, group }),
+            Fit::Gradient(fit) => Box::new(AttentionBackwardOffer { fit, group }),
+        })
     }
 }
 
 struct AttentionOffer<'a> {
     group: Draft<'a>,
-    found: FoundAttention,
+    fit: AttentionFit,
 }
 
 impl Offer for AttentionOffer<'_> {
     fn work(&self) -> Work {
-        attention_work(&self.found.kernel, &self.found.shape)
+        attention_work(&self.fit.kernel, &self.fit.shape)
     }
 
     fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = LoweredAttention::new(&self.group, &self.found);
+        let lowered = LoweredAttention::new(&self.group, &self.fit);
         debug_assert!(fits(&lowered), "{lowered:?}");
         make(lowered)
     }
@@ -90,12 +66,12 @@ impl Offer for AttentionOffer<'_> {
 
 struct AttentionRowsOffer<'a> {
     group: Draft<'a>,
-    found: FoundRows,
+    fit: RowsFit<'a>,
 }
 
 impl AttentionRowsOffer<'_> {
     fn lower(&self) -> LoweredAttentionRows {
-        attention::rows::lower(&self.group, self.found.clone())
+        attention::rows::lower(&self.group, self.fit.clone())
     }
 }
 
@@ -114,12 +90,12 @@ impl Offer for AttentionRowsOffer<'_> {
 
 struct AttentionBlockOffer<'a> {
     group: Draft<'a>,
-    found: FoundBlock,
+    fit: BlockFit<'a>,
 }
 
 impl AttentionBlockOffer<'_> {
     fn lower(&self) -> LoweredAttentionBlock {
-        attention::block::lower(&self.group, self.found.clone())
+        attention::block::lower(&self.group, self.fit.clone())
     }
 }
 
@@ -138,16 +114,16 @@ impl Offer for AttentionBlockOffer<'_> {
 
 struct AttentionBackwardOffer<'a> {
     group: Draft<'a>,
-    found: FoundBackward,
+    fit: GradientFit,
 }
 
 impl Offer for AttentionBackwardOffer<'_> {
     fn work(&self) -> Work {
-        backward_work(&self.found.kernel, &self.found.shape)
+        backward_work(&self.fit.kernel, &self.fit.shape)
     }
 
     fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = attention::backward::lower(&self.group, self.found);
+        let lowered = attention::backward::lower(&self.group, self.fit);
         debug_assert!(backward_fits(&lowered), "{lowered:?}");
         make_backward(lowered)
     }

@@ -18,7 +18,7 @@ use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS};
 use super::words::{is_aligned, words};
 use crate::argument::ArgBinding;
 use crate::attention::backward::{self, LoweredBackward};
-use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand};
+use crate::attention::{self, AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand, Fit};
 use crate::cuda::PHILOX;
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
@@ -50,9 +50,12 @@ pub(crate) struct BackwardFamily;
 impl Family<CudaTarget> for BackwardFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let found = backward::recognise(&group).filter(|found| refusal(&found.kernel, &found.shape).is_none())?;
-        let (sized, shape) = (found.kernel, found.shape);
-        offered(move || work(&group, &sized, &shape), move || kernel(&backward::lower(&group, found), target))
+        let Some(Fit::Gradient(fit)) = attention::fit(&group) else { return None };
+        let (sized, shape) = (fit.kernel, fit.shape);
+        if refusal(&sized, &shape).is_some() {
+            return None;
+        }
+        offered(move || work(&group, &sized, &shape), move || kernel(&backward::lower(&group, fit), target))
     }
 }
 

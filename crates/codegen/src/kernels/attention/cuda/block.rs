@@ -7,6 +7,7 @@ use super::forward::ForwardVariant;
 use super::hopper_norm::{ExchangeRequest, RowExchange, by_rows};
 use super::rows::refusal;
 use crate::attention::block::{self, AttentionBlock, AttentionBlockLaunch, LoweredAttentionBlock};
+use crate::attention::{self, Fit};
 use crate::cuda::grid::CudaSource;
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
@@ -17,11 +18,11 @@ pub(crate) struct AttentionBlockFamily;
 impl Family<CudaTarget> for AttentionBlockFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let found = block::recognise(&group).filter(|_| target.arch.has_wgmma())?;
-        if refusal(&found.attention.kernel, &found.attention.shape).is_some() {
+        let Some(Fit::Block(fit)) = attention::fit(&group) else { return None };
+        if !target.arch.has_wgmma() || refusal(&fit.attention.kernel, &fit.attention.shape).is_some() {
             return None;
         }
-        let lowered = block::lower(&group, found);
+        let lowered = block::lower(&group, fit);
         let exchange = exchange(&lowered, target)?;
         let work = move || Work { waits: exchange.waits(), ..primitive_work(&group) };
         offered(work, move || kernel(&lowered, &exchange, target))

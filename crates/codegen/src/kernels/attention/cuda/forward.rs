@@ -18,7 +18,7 @@ use super::scores::Scores;
 use super::text::{HOPPER, HOPPER_ATTEND, NOTHING, plain_text, tensor_text, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS, Tiles};
 use super::words::{PARTS_AT, is_aligned, unwritten_positions, words};
-use crate::attention::{AttentionKernel, AttentionResult, AttentionShape, LoweredAttention, recognise};
+use crate::attention::{self, AttentionKernel, AttentionResult, AttentionShape, Fit, LoweredAttention};
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
 use crate::cuda::{CLUSTER, DEPENDENT};
@@ -53,8 +53,11 @@ pub(crate) struct AttentionFamily;
 impl Family<CudaTarget> for AttentionFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let found = recognise(&group).filter(|found| refusal(&found.kernel, &found.shape).is_none())?;
-        let kernel = move || kernel(&LoweredAttention::new(&group, &found), target);
+        let Some(Fit::Alone(fit)) = attention::fit(&group) else { return None };
+        if refusal(&fit.kernel, &fit.shape).is_some() {
+            return None;
+        }
+        let kernel = move || kernel(&LoweredAttention::new(&group, &fit), target);
         offered(move || primitive_work(&group), kernel)
     }
 }

@@ -25,7 +25,7 @@ use super::tiles::{PLAIN_THREADS, Tiles};
 use super::words::RESULT_AT;
 use crate::argument::ArgBinding;
 use crate::attention::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows};
-use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, LoweredAttention};
+use crate::attention::{self, AttentionKernel, AttentionMask, AttentionShape, Fit, LoweredAttention};
 use crate::body::Body;
 use crate::cuda::grid::{CudaSource, Grids, Word};
 use crate::cuda::row::following::{Following, following, following_words};
@@ -48,11 +48,11 @@ pub(crate) struct AttentionRowsFamily;
 impl Family<CudaTarget> for AttentionRowsFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let found = rows::recognise(&group)?;
-        if refusal(&found.attention.kernel, &found.attention.shape).is_some() {
+        let Some(Fit::Rows(fit)) = attention::fit(&group) else { return None };
+        if refusal(&fit.attention.kernel, &fit.attention.shape).is_some() {
             return None;
         }
-        let lowered = rows::lower(&group, found);
+        let lowered = rows::lower(&group, fit);
         let waits = waits(&lowered, target);
         let work = move || Work { waits, ..primitive_work(&group) };
         offered(work, move || kernel(lowered, target))

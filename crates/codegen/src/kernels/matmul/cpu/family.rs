@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use deuteron_graph::Dtype;
-use deuteron_plan::{Draft, Form, Reach, Work};
+use deuteron_plan::{Chain, Draft, Link, Reach, Work};
 
 use super::driver::{MatmulTasks, spec};
 use super::routed::RoutedTasks;
@@ -20,7 +20,7 @@ use crate::kernel::{Family, Kernel, Offer, Request};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::has_space;
 use crate::product::{
-    HEAD_ROWS, Head, LoweredProduct, Parts, Product, ProductLaunch, Role, Tail, lower_product, parts,
+    self, HEAD_ROWS, Head, LoweredProduct, MatmulFit, Product, ProductLaunch, Role, Tail, lower_product,
 };
 
 /// A prologue is made for matmuls whose second operand is streamed: those ask for whole rows.
@@ -32,35 +32,34 @@ pub(crate) struct MatmulFamily;
 impl Family<CpuTarget> for MatmulFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        if !takes(group.form) {
-            return None;
-        }
-        Some(Box::new(MatmulOffer { parts: parts(&group)?, group }))
+        let fit = product::fit(&group).filter(|_| group.structure.chain().is_some_and(takes))?;
+        Some(Box::new(MatmulOffer { fit, group }))
     }
 }
 
-/// Whether a form may be one of this family: a cheap no.
-pub(crate) fn takes(form: Form) -> bool {
-    match form {
-        Form::Matmul(form) => form.products <= 2 && form.epilogue != Reach::Rows,
-        Form::Routed { epilogue } => epilogue != Reach::Rows,
+/// Whether a chain may be one of this family: a cheap no.
+pub(crate) fn takes(chain: &Chain) -> bool {
+    let few = match chain.links.as_slice() {
+        [Link::Matmul { nodes }] => nodes.len() <= 2,
+        [Link::Routed { .. }] => true,
         _ => false,
-    }
+    };
+    few && chain.epilogue.reach != Reach::Rows
 }
 
 struct MatmulOffer<'a> {
     group: Draft<'a>,
-    parts: Parts,
+    fit: MatmulFit<'a>,
 }
 
 impl Offer for MatmulOffer<'_> {
     fn work(&self) -> Work {
-        let LoweredProduct { product, launch } = lower_product(&self.group, &self.parts);
+        let LoweredProduct { product, launch } = lower_product(&self.group, self.fit.clone());
         work::work(&product.map(|body| emit(&body)), &launch)
     }
 
     fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = lower_product(&self.group, &self.parts);
+        let lowered = lower_product(&self.group, self.fit);
         debug_assert!(fits(&lowered), "{lowered:?}");
         make(lowered)
     }

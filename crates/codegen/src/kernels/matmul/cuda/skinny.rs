@@ -25,10 +25,10 @@ use crate::cuda::row::layout::gcd;
 use crate::cuda::row::sides::Side;
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
-use crate::kernels::matmul::library::recognise;
-use crate::kernels::matmul::shape::{MatmulShape, lower_matmul_shape};
+use crate::kernels::matmul::library;
+use crate::kernels::matmul::shape::MatmulShape;
 use crate::linear::earlier_sums;
-use crate::product::{HEAD_ROWS, LoweredProduct, Parts, Product, ProductLaunch, Role, Tail, lower_product, parts};
+use crate::product::{self, HEAD_ROWS, LoweredProduct, MatmulFit, Product, ProductLaunch, Role, Tail, lower_product};
 
 /// Threads of a block, as in `skinny.cuh`.
 const THREADS: usize = 256;
@@ -51,10 +51,10 @@ pub(crate) struct SkinnyFamily;
 impl Family<CudaTarget> for SkinnyFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let parts = skinny_parts(&group, target.arch)?;
+        let fit = fit(&group, target.arch)?;
         offered(
             move || primitive_work(&group),
-            move || SkinnyKernel::new(lower_skinny(&group, &parts), target).kernel(target),
+            move || SkinnyKernel::new(lower_skinny(&group, fit), target).kernel(target),
         )
     }
 }
@@ -110,31 +110,30 @@ pub enum Weights {
     },
 }
 
-/// A draft as a product of few rows: of a length that every architecture takes, or of one that this one takes, if the library would
-/// do the same.
-fn skinny_parts(draft: &Draft, arch: Arch) -> Option<Parts> {
-    let longer = || recognise(draft).and_then(|_| few_rows(draft, arch.block_shared().min(MORE_LEFT_BYTES)));
-    few_rows(draft, LEFT_BYTES).or_else(longer)
+/// The matmul of a draft, if it is of few rows: of a length that every architecture takes, or of one that this architecture takes, if the
+/// library would do the same elsewhere.
+fn fit<'a>(draft: &Draft<'a>, arch: Arch) -> Option<MatmulFit<'a>> {
+    let fit = product::fit(draft).filter(|fit| is_of_few_rows(draft, fit))?;
+    // The longest row of A that a config pads it to.
+    let left = fit.shape.k.next_multiple_of(512) * fit.shape.m.next_power_of_two() * 4;
+    let longer = || left <= arch.block_shared().min(MORE_LEFT_BYTES) && library::fit(draft).is_some();
+    (left <= LEFT_BYTES || longer()).then_some(fit)
 }
 
-/// A product of few rows whose first operand takes at most so many bytes of shared memory.
-fn few_rows(draft: &Draft, most: usize) -> Option<Parts> {
-    let found = parts(draft)?;
-    let &[product] = found.products.as_slice() else { return None };
-    let (shape, [a, b]) = lower_matmul_shape(draft.graph, draft.placement, product);
+/// Whether a matmul is of few rows, and of operands that this kernel reads.
+fn is_of_few_rows(draft: &Draft, fit: &MatmulFit) -> bool {
+    let &[matmul] = fit.matmuls else { return false };
+    let (shape, [a, b]) = (&fit.shape, &fit.operands);
     let floats = |dtype: Dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
     let one = shape.batch.is_empty() && (1..=HEAD_ROWS).contains(&shape.m) && (1..COLUMNS).contains(&shape.n);
-    // The longest row of A that a config pads it to.
-    let left = shape.k.next_multiple_of(512) * shape.m.next_power_of_two() * 4;
-    let held = shape.k > 0 && left <= most;
     let alike = shape.b.0 == 1 || shape.b.1 == 1;
-    (one && held && alike && floats(a.dtype) && floats(b.dtype) && floats(draft.graph.node(product).dtype))
-        .then_some(found)
+    let of_floats = floats(a.dtype) && floats(b.dtype) && floats(draft.graph.node(matmul).dtype);
+    one && shape.k > 0 && alike && of_floats && fit.gather.is_none()
 }
 
-/// Lowers a draft that consists of `parts`; where nothing follows the product, its sums are stored by a tail.
-fn lower_skinny(draft: &Draft, parts: &Parts) -> LoweredProduct {
-    let LoweredProduct { mut product, mut launch } = lower_product(draft, parts);
+/// Lowers a matmul of few rows; where nothing follows it, its sums are stored by an epilogue.
+fn lower_skinny(draft: &Draft, fit: MatmulFit) -> LoweredProduct {
+    let LoweredProduct { mut product, mut launch } = lower_product(draft, fit);
     if product.tail.is_none() {
         let (m, n) = (launch.shape.m, launch.shape.n);
         let mut exprs = Exprs::default();

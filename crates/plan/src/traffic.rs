@@ -2,9 +2,9 @@
 
 use deuteron_graph::{Graph, NodeId, Op};
 
-use crate::catalog::Draft;
-use crate::cost::units::Bytes;
+use crate::draft::Draft;
 use crate::layout::Placement;
+use crate::units::Bytes;
 
 /// Compulsory bytes of one kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,0 +1,32 @@
+//! What a call is to the planner: attention, its gradient, its probabilities.
+
+use deuteron_graph::{Call, Callee, Composite, Graph, NodeId};
+
+/// Whether a call is attention, or its gradient.
+pub(crate) fn is_attention(call: &Call) -> bool {
+    is_attention_gradient(call) || matches!(call.callee, Callee::Composite(Composite::Attention { .. }))
+}
+
+/// Whether a call is the gradient of attention.
+pub(crate) fn is_attention_gradient(call: &Call) -> bool {
+    matches!(&call.callee, Callee::Block(name) if name == "grad(attention)")
+}
+
+/// Whether a call is made of scores that are stored as probabilities.
+pub(crate) fn stores_scores(call: &Call) -> bool {
+    matches!(call.callee, Callee::Composite(Composite::AttentionScores { .. }))
+}
+
+/// The composite that a call is of, by name; empty for primitives and blocks. Epilogues are read by it.
+pub(crate) fn composite_name(call: &Call) -> &'static str {
+    match &call.callee {
+        Callee::Composite(composite) => composite.name(),
+        Callee::Primitive | Callee::Block(_) => "",
+    }
+}
+
+/// Whether a node is part of scores that are computed again for a gradient.
+pub(crate) fn is_recomputed_attention(graph: &Graph, id: NodeId) -> bool {
+    let call = &graph.calls()[graph.node(id).call.index()];
+    matches!(&call.callee, Callee::Block(name) if name == "recompute(attention)")
+}

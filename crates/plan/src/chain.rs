@@ -1,0 +1,260 @@
+//! What a group is made of: found once, by the rules, and read by catalogue, cost model, code generation and reports.
+
+use deuteron_graph::{Call, Callee, Composite, Mask, NodeId};
+
+use crate::kind::GroupKind;
+
+/// What a group is made of.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Structure {
+    /// elementwise work, row reductions, column sums
+    Row,
+    /// matmuls or attention, and the row work around them
+    Chain(Chain),
+    /// rows added into a table
+    ScatterAdd,
+    /// rows written into a cache
+    Append,
+    /// a view or a concatenation written out
+    Copy,
+    /// known only by its cost
+    Opaque,
+}
+
+/// `prologue -> links -> epilogue`. Each link reads the result of the one before it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chain {
+    /// row work that makes the left operand of the first link
+    pub prologue: Side,
+    /// one link, or attention and its projection
+    pub links: Vec<Link>,
+    /// row work on the result of the last link
+    pub epilogue: Side,
+}
+
+/// Row work before or after the links of a chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Side {
+    /// operands before users
+    pub nodes: Vec<NodeId>,
+    /// how much of a row it needs at once
+    pub reach: Reach,
+    /// the values that cross the boundary: those that a prologue makes for the links, those of the links that an epilogue reads
+    pub crossing: Vec<NodeId>,
+}
+
+/// How much of a row a prologue or an epilogue needs at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reach {
+    /// there is none
+    None,
+    /// elementwise work
+    Pointwise,
+    /// work that needs whole rows
+    Rows,
+}
+
+/// A core operation of a chain.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Link {
+    /// one or several matmuls of one left operand
+    Matmul {
+        /// in order
+        nodes: Vec<NodeId>,
+    },
+    /// rows, each times the matrix that an index picks for it
+    Routed {
+        /// the matmul
+        node: NodeId,
+        /// the gather that picks the matrices
+        gather: NodeId,
+    },
+    /// attention by online softmax
+    Attention(AttentionLink),
+    /// probabilities of attention, stored
+    AttentionScores(AttentionLink),
+    /// the gradient of attention; nothing is known of its operands where it is not what differentiating a call gives
+    AttentionGradient(Option<AttentionGradientLink>),
+}
+
+/// What attention computes, and of which values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionRequest {
+    /// kind of mask
+    pub mask: Mask,
+    /// factor of the scores
+    pub scale: f64,
+    /// share of dropped probabilities
+    pub p: f64,
+    /// second word of the key of dropout's generator
+    pub offset: u32,
+    /// queries, keys and values; keys once more where only probabilities are wanted
+    pub operands: [NodeId; 3],
+    /// what is added to the scores
+    pub added: Option<NodeId>,
+    /// the position of each sequence's first query
+    pub positions: Option<NodeId>,
+    /// first word of the key of dropout's generator
+    pub seed: Option<NodeId>,
+}
+
+/// Attention in a chain.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionLink {
+    /// what it computes
+    pub request: AttentionRequest,
+    /// the result of the call
+    pub output: NodeId,
+    /// copies of the output, in the order of elements that their readers want
+    pub copies: Vec<NodeId>,
+}
+
+/// The gradient of attention in a chain.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionGradientLink {
+    /// the attention
+    pub request: AttentionRequest,
+    /// the gradient of its result
+    pub result_gradient: NodeId,
+    /// gradients of queries, keys and values
+    pub gradients: [NodeId; 3],
+}
+
+impl Structure {
+    /// The structure of every gradient of attention, before its operands are known.
+    pub fn attention_gradient() -> Structure {
+        Structure::Chain(Chain::of(Link::AttentionGradient(None)))
+    }
+
+    /// The chain, if it is one.
+    pub fn chain(&self) -> Option<&Chain> {
+        match self {
+            Structure::Chain(chain) => Some(chain),
+            Structure::Row | Structure::ScatterAdd | Structure::Append | Structure::Copy | Structure::Opaque => None,
+        }
+    }
+
+    /// Whether it is one matmul without prologue and epilogue.
+    pub fn is_plain_matmul(&self) -> bool {
+        let one = |chain: &Chain| matches!(chain.links.as_slice(), [Link::Matmul { nodes }] if nodes.len() == 1);
+        self.chain().is_some_and(|chain| chain.is_plain() && one(chain))
+    }
+
+    /// Whether it is attention without projection and epilogue.
+    pub fn is_plain_attention(&self) -> bool {
+        let one = |chain: &Chain| matches!(chain.links.as_slice(), [Link::Attention(_)]);
+        self.chain().is_some_and(|chain| chain.is_plain() && one(chain))
+    }
+
+    /// Whether it is matmuls that share a left operand, with or without prologue and epilogue.
+    pub fn is_matmul(&self) -> bool {
+        self.chain().is_some_and(|chain| matches!(chain.links.as_slice(), [Link::Matmul { .. }]))
+    }
+
+    /// Whether it is the gradient of attention.
+    pub fn is_attention_gradient(&self) -> bool {
+        self.chain().is_some_and(|chain| matches!(chain.links.as_slice(), [Link::AttentionGradient(_)]))
+    }
+
+    /// The kind of kernel.
+    pub fn kind(&self) -> GroupKind {
+        match self {
+            Structure::Row => GroupKind::Row,
+            Structure::Chain(chain) => chain.kind(),
+            Structure::ScatterAdd => GroupKind::ScatterAdd,
+            Structure::Append => GroupKind::Append,
+            Structure::Copy => GroupKind::Copy,
+            Structure::Opaque => GroupKind::Opaque,
+        }
+    }
+
+    /// In words.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Structure::Row => "row",
+            Structure::Chain(chain) => chain.name(),
+            Structure::ScatterAdd => "scatter_add",
+            Structure::Append => "append",
+            Structure::Copy => "copy",
+            Structure::Opaque => "opaque",
+        }
+    }
+}
+
+impl Chain {
+    /// A link alone.
+    pub fn of(link: Link) -> Chain {
+        Chain { prologue: Side::NONE, links: vec![link], epilogue: Side::NONE }
+    }
+
+    /// Whether the links stand alone.
+    pub fn is_plain(&self) -> bool {
+        self.prologue.reach == Reach::None && self.epilogue.reach == Reach::None
+    }
+
+    fn kind(&self) -> GroupKind {
+        let multiplies = |link: &Link| matches!(link, Link::Matmul { .. } | Link::Routed { .. });
+        if self.links.iter().all(multiplies) { GroupKind::Matmul } else { GroupKind::Attention }
+    }
+
+    fn name(&self) -> &'static str {
+        match (self.links.as_slice(), self.prologue.reach, self.epilogue.reach) {
+            ([Link::Matmul { nodes }], _, Reach::None) if nodes.len() > 1 => "products of one operand",
+            ([Link::Matmul { nodes }], ..) if nodes.len() > 1 => "products of one operand with epilogue",
+            ([Link::Matmul { .. }], Reach::None, Reach::None) => "matmul",
+            ([Link::Matmul { .. }], Reach::None, Reach::Pointwise) => "matmul with epilogue",
+            ([Link::Matmul { .. }], Reach::None, Reach::Rows) => "matmul of few rows, then norm",
+            ([Link::Matmul { .. }], Reach::Pointwise, _) => "matmul with prologue",
+            ([Link::Matmul { .. }], Reach::Rows, _) => "norm, then matmul of few rows",
+            ([Link::Routed { .. }], _, Reach::None) => "routed matmul",
+            ([Link::Routed { .. }], ..) => "routed matmul with epilogue",
+            ([Link::Attention(_)], _, Reach::None) => "attention",
+            ([Link::Attention(_)], _, Reach::Pointwise) => "attention with residual",
+            ([Link::Attention(_)], _, Reach::Rows) => "attention with residual and norm",
+            ([Link::Attention(_), ..], ..) => "attention block",
+            ([Link::AttentionScores(_), ..], ..) => "attention scores",
+            ([Link::AttentionGradient(_), ..], ..) => "attention backward",
+            ([] | [Link::Matmul { .. } | Link::Routed { .. }, ..], ..) => "chain of matmuls",
+        }
+    }
+}
+
+impl Side {
+    /// No work.
+    pub const NONE: Side = Side { nodes: Vec::new(), reach: Reach::None, crossing: Vec::new() };
+}
+
+impl AttentionRequest {
+    /// What a call of attention or of its scores asks for; `None` for any other call.
+    pub fn of(call: &Call) -> Option<AttentionRequest> {
+        let mut rest = call.inputs.iter().copied();
+        let (mask, scale, p, offset, wants_values) = match call.callee {
+            Callee::Composite(Composite::Attention { mask, scale, p, offset }) => (mask, scale, p, offset, true),
+            Callee::Composite(Composite::AttentionScores { mask, scale }) => (mask, scale, 0.0, 0, false),
+            Callee::Composite(_) | Callee::Primitive | Callee::Block(_) => return None,
+        };
+        let (q, k) = (rest.next()?, rest.next()?);
+        let v = if wants_values { rest.next()? } else { k };
+        let added = if mask == Mask::Additive { Some(rest.next()?) } else { None };
+        let positions = if mask == Mask::Cached { Some(rest.next()?) } else { None };
+        let seed = if p > 0.0 { Some(rest.next()?) } else { None };
+        Some(AttentionRequest { mask, scale, p, offset, operands: [q, k, v], added, positions, seed })
+    }
+}
+
+impl AttentionLink {
+    /// Attention of a call, and the copies of its output; `None` for a call of another kind.
+    pub fn of(call: &Call, copies: Vec<NodeId>) -> Option<AttentionLink> {
+        let &[output] = call.outputs.as_slice() else { return None };
+        Some(AttentionLink { request: AttentionRequest::of(call)?, output, copies })
+    }
+
+    /// The value that the next link, the epilogue or another kernel reads: the output, or its copy; `None` if there are several.
+    pub fn result(&self) -> Option<NodeId> {
+        match self.copies.as_slice() {
+            [] => Some(self.output),
+            &[copy] => Some(copy),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The terms of a kernel's predicted time, and how they add up.
+
+use crate::machine::{Machine, Quantity};
+use crate::traffic::Traffic;
+use crate::units::{Bytes, Seconds};
+use crate::work::Work;
+
+/// What limits a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Bound {
+    /// starting it
+    Launch,
+    /// main memory
+    Memory,
+    /// the last-level cache
+    Cache,
+    /// matrix units
+    Matrix,
+    /// vector units
+    Vector,
+}
+
+impl Bound {
+    /// The word of the reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bound::Launch => "launch",
+            Bound::Memory => "memory",
+            Bound::Cache => "cache",
+            Bound::Matrix => "matrix",
+            Bound::Vector => "vector",
+        }
+    }
+}
+
+/// Threads, registers and waves of a kernel on a GPU; ones and zeros on a CPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Resources {
+    /// registers a thread
+    pub registers: u32,
+    /// shared memory a block
+    pub shared: Bytes,
+    /// share of the threads a multiprocessor can hold
+    pub occupancy: f64,
+    /// blocks over places for blocks
+    pub waves: f64,
+    /// share of the places of all waves that are filled
+    pub wave_efficiency: f64,
+}
+
+impl Resources {
+    /// Of a kernel for which none of this counts.
+    pub(crate) const NONE: Resources =
+        Resources { registers: 0, shared: Bytes(0), occupancy: 1.0, waves: 1.0, wave_efficiency: 1.0 };
+}
+
+/// Every term of the predicted time of one launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cost {
+    /// unique bytes in and out
+    pub traffic: Traffic,
+    /// of the bytes read, those that an earlier kernel left in the last-level cache
+    pub cached: Bytes,
+    /// bytes read again, served by the last-level cache
+    pub reread: Bytes,
+    /// matrix flops
+    pub matrix_flops: f64,
+    /// vector flops
+    pub vector_flops: f64,
+    /// threads, registers, waves
+    pub resources: Resources,
+    /// to start it
+    pub launch: Seconds,
+    /// main memory
+    pub memory: Seconds,
+    /// last-level cache
+    pub cache: Seconds,
+    /// matrix units
+    pub matrix: Seconds,
+    /// vector units
+    pub vector: Seconds,
+    /// all of it: `launch + max(memory + cache, compute) + exposed * min`
+    pub total: Seconds,
+    /// what limits it
+    pub bound: Bound,
+}
+
+impl Cost {
+    /// Flops over unique bytes.
+    pub fn intensity(&self) -> f64 {
+        (self.matrix_flops + self.vector_flops) / (self.traffic.total().0.max(1) as f64)
+    }
+}
+
+/// Times of the parts, from which the whole is put together.
+pub(crate) struct Parts {
+    pub reread: Bytes,
+    pub resources: Resources,
+    pub launch: Seconds,
+    pub memory: Seconds,
+    pub cache: Seconds,
+    pub matrix: Seconds,
+    pub vector: Seconds,
+    /// how matrix and vector work go together: 1 one after the other, 0 side by side
+    pub serial: f64,
+}
+
+impl Parts {
+    pub fn into_cost(self, machine: &Machine, correction: f64, work: &Work, traffic: Traffic, cached: Bytes) -> Cost {
+        let both = self.matrix.max(self.vector) + self.matrix.min(self.vector) * self.serial;
+        let moved = self.memory + self.cache;
+        let exposed = machine.get(Quantity::Exposed);
+        let busy = both.max(moved) + both.min(moved) * exposed;
+        let total = self.launch + busy * correction;
+        let longest = [
+            (self.launch, Bound::Launch),
+            (self.memory, Bound::Memory),
+            (self.cache, Bound::Cache),
+            (self.matrix, Bound::Matrix),
+            (self.vector, Bound::Vector),
+        ];
+        let bound =
+            longest.into_iter().max_by(|a, b| a.0.0.total_cmp(&b.0.0)).map_or(Bound::Launch, |(_, bound)| bound);
+        Cost {
+            traffic,
+            cached,
+            reread: self.reread,
+            matrix_flops: work.all_matrix_flops(),
+            vector_flops: work.vector_flops(),
+            resources: self.resources,
+            launch: self.launch,
+            memory: self.memory,
+            cache: self.cache,
+            matrix: self.matrix,
+            vector: self.vector,
+            total,
+            bound,
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! What the user forces or forbids, and what it means for the search.
+
+use crate::search::problem::Atom;
+
+/// A fusion that the user forces or forbids, by the operations' names: every place of the graph where they follow each
+/// other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pin {
+    /// They must share a kernel.
+    Force(Vec<String>),
+    /// They must not.
+    Forbid(Vec<String>),
+}
+
+/// Groups that are taken out of the choice, and atoms that must go together.
+#[derive(Default)]
+pub(crate) struct Restriction {
+    pub together: Vec<Vec<Atom>>,
+    pub apart: Vec<Vec<Atom>>,
+}
+
+impl Restriction {
+    pub fn allows(&self, group: &[Atom]) -> bool {
+        let holds = |set: &Vec<Atom>| set.iter().all(|atom| group.binary_search(atom).is_ok());
+        let touches = |set: &Vec<Atom>| set.iter().any(|atom| group.binary_search(atom).is_ok());
+        self.together.iter().all(|set| !touches(set) || holds(set)) && !self.apart.iter().any(holds)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.together.is_empty() && self.apart.is_empty()
+    }
+}

@@ -1,0 +1,138 @@
+//! What one launch computes, counted.
+
+/// Kinds of vector arithmetic, by what they cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// a load or a store of a strip
+    Move,
+    /// between f32 and a narrower type
+    Convert,
+    /// addition, product, comparison, selection
+    Simple,
+    /// division, square root, reciprocal
+    Divide,
+    /// exponential
+    Exp,
+    /// tanh, sigmoid, GELU, SiLU
+    Tanh,
+    /// error function, logarithm
+    Erf,
+    /// random bits
+    Random,
+    /// into a row reduction
+    Reduce,
+    /// into a column sum
+    Column,
+}
+
+impl Class {
+    /// All of them, in the order of [`Work::vectors`].
+    pub const ALL: [Class; 10] = [
+        Class::Move,
+        Class::Convert,
+        Class::Simple,
+        Class::Divide,
+        Class::Exp,
+        Class::Tanh,
+        Class::Erf,
+        Class::Random,
+        Class::Reduce,
+        Class::Column,
+    ];
+
+    /// Floating point operations an element, as a GPU's vector units spend them.
+    pub fn flops(self) -> f64 {
+        match self {
+            Class::Move => 0.0,
+            Class::Convert | Class::Simple | Class::Reduce | Class::Column => 1.0,
+            Class::Divide | Class::Exp => 8.0,
+            Class::Tanh => 16.0,
+            Class::Erf => 24.0,
+            Class::Random => 24.0,
+        }
+    }
+}
+
+/// Lanes of the vectors that [`Work`] counts.
+pub const LANES: usize = 16;
+
+/// What one launch computes.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Work {
+    /// vectors of [`LANES`] elements that each class works on; a part of a vector counts as one
+    pub vectors: [f64; Class::ALL.len()],
+    /// vectors that are not full, one at the end of a row at most: they are masked
+    pub tails: f64,
+    /// scalar operations, all rows together
+    pub row_scalars: f64,
+    /// rows that are started one by one; 0 in a kernel that does not care for rows
+    pub rows: f64,
+    /// sets of rows that are worked on together
+    pub flights: f64,
+    /// arguments read or written along the row, all sets of rows together
+    pub row_arguments: f64,
+    /// row reductions that are finished, all rows together
+    pub reductions: f64,
+    /// instructions of a tile machine handed out, all rows together
+    pub dispatches: f64,
+    /// pieces the work can be split into
+    pub chunks: f64,
+    /// the last piece as a share of the others
+    pub last_chunk: f64,
+    /// elements of column sums that are added up at the end, on one thread
+    pub finished: f64,
+    /// whether what is written goes past the caches
+    pub streams: bool,
+    /// bytes a kernel touches from which that is so; 0 where it never is
+    pub stream_from: f64,
+    /// elements moved one by one by a strided copy
+    pub copied: f64,
+    /// pieces of rows added into a table
+    pub scattered: f64,
+    /// pieces of a table's rows that are written
+    pub cleared: f64,
+    /// products of a batch, each cut into blocks
+    pub products: f64,
+    /// flops of matrix products
+    pub matrix_flops: f64,
+    /// the same with the sides that a block does not fill rounded up to what the machine computes
+    pub padded_flops: f64,
+    /// elements of operands and results that blocks of products copy
+    pub packed: f64,
+    /// bits of the matrix operands
+    pub matrix_bits: u32,
+    /// rows of a product's result, of one product of a batch
+    pub matrix_rows: usize,
+    /// row-sized values alive at once
+    pub live_rows: usize,
+    /// how long blocks of a GPU's kernel wait for others of it, in meetings of all of them
+    pub waits: f64,
+    /// what every worker does for itself before its share of the rest
+    pub each: Option<Box<Work>>,
+    /// what is begun when all of the rest is done, and is shared anew: a product of attention's kernel, or what follows a product
+    pub next: Option<Box<Work>>,
+}
+
+impl Work {
+    /// Adds `count` vectors of a class.
+    pub fn add(&mut self, class: Class, count: f64) {
+        self.vectors[class as usize] += count;
+    }
+
+    /// Vectors of a class.
+    pub fn of(&self, class: Class) -> f64 {
+        self.vectors[class as usize]
+    }
+
+    /// Flops of the vector units.
+    pub fn vector_flops(&self) -> f64 {
+        let vectors: f64 = Class::ALL.iter().map(|&class| self.of(class) * class.flops()).sum();
+        let others: f64 = [&self.each, &self.next].into_iter().flatten().map(|work| work.vector_flops()).sum();
+        vectors * LANES as f64 + self.row_scalars + others
+    }
+
+    /// Flops of matrix products, those of what follows among them.
+    pub fn all_matrix_flops(&self) -> f64 {
+        self.matrix_flops + self.next.as_ref().map_or(0.0, |next| next.all_matrix_flops())
+    }
+}
