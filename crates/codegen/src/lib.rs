@@ -16,6 +16,7 @@ mod linear;
 mod lower;
 pub mod product;
 pub mod source;
+pub mod tile;
 
 pub use attention::block::AttentionBlock;
 pub use attention::rows::AttentionRows;

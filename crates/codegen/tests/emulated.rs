@@ -13,24 +13,26 @@ use std::process::Command;
 use deuteron_codegen::attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, Grids, Mapped, Word, grids};
 use deuteron_codegen::kernels::attention::cuda::{CudaAttention, Groups, Tiles, Way, source};
+use deuteron_codegen::tile::Part;
 use deuteron_codegen::{ArgBinding, AttentionOperand, Backend, Geometry, Launch, Source, render};
 use deuteron_graph::{Dtype, Graph, NodeId};
 use deuteron_plan::{Machine, Plan, Strategy, Target, plan};
 
-/// What is cut out of a text, and what stands there instead.
-const REPLACED: [(&str, &str); 3] = [
-    // Who has less of it lets slots go more often, and sooner where few blocks run.
-    ("constexpr int PATIENCE = 100;", "constexpr int PATIENCE = 5;"),
-    (include_str!("../src/kernels/attention/cuda/instructions.cuh"), ""),
-    (
-        include_str!("../src/kernels/attention/cuda/hopper_instructions.cuh"),
-        "template <int N> using Product = ProductOf<N, STORAGE>;\n",
-    ),
-];
+/// What is replaced in a text, and by what.
+// A kernel with less patience releases slots more often, and sooner where few blocks run.
+const REPLACED: (&str, &str) = ("constexpr int PATIENCE = 100;", "constexpr int PATIENCE = 5;");
+
+/// Parts of the device-side library that the emulator implements in `emulator/tile/`; others are plain C++.
+fn is_emulated(part: Part) -> bool {
+    !matches!(part, Part::Words | Part::Philox | Part::Warp)
+}
 
 /// A text for the emulator.
 fn emulated(text: &str) -> String {
-    let mut text = REPLACED.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+    let mut text = text.replace(REPLACED.0, REPLACED.1);
+    for part in Part::ALL.into_iter().filter(|&part| is_emulated(part)) {
+        text = text.replace(part.text(), "");
+    }
     const EXTERN: &str = "extern __shared__ ";
     while let Some(start) = text.find(EXTERN) {
         let end = start + text[start..].find("[];").expect("an array of unknown size");
@@ -296,6 +298,10 @@ fn the_machine_itself() {
     };
     for seed in ["1", "2", "3"] {
         assert_eq!(run("products", "1", seed), (true, String::new()));
+        assert_eq!(run("cluster", "1", seed), (true, String::new()));
+        assert_eq!(run("cluster", "8", seed), (true, String::new()));
+        let (ok, said) = run("missing", "4", seed);
+        assert!(!ok && said.contains("deadlock") && said.contains("the barrier"), "{said}");
         assert_eq!(run("waiting", "8", seed), (true, String::new()));
         assert_eq!(
             run("waiting", "2", seed),
@@ -303,7 +309,7 @@ fn the_machine_itself() {
             "block 0 stays, the others come one after another"
         );
         let (ok, said) = run("waiting", "1", seed);
-        assert!(!ok && said.contains("nothing goes on") && said.contains("polls"), "{said}");
+        assert!(!ok && said.contains("deadlock") && said.contains("polls"), "{said}");
     }
 }
 
@@ -354,10 +360,14 @@ fn check_mistakes(name: &str, launched: Launched, case: Case, mistakes: &[Mistak
 #[test]
 fn mistakes_in_order() {
     let mistakes: [Mistake; 7] = [
-        ("wait(in.rings.k_full(now), Rings::parity(now));", "", "on its way"),
-        ("wait(rings.v_empty(now), Rings::parity(now) ^ 1);", "", "a copy to"),
-        ("if ((threadIdx.x & 31) == 0) arrive(barrier);", "arrive(barrier);", "FAILED"),
-        ("expect(rings.v_full(now), KV_BYTES);", "expect(rings.v_full(now), KV_BYTES + 16);", "nothing goes on"),
+        ("mbarrier_wait(in.rings.k_full(now), Rings::parity(now));", "", "in flight"),
+        ("mbarrier_wait(rings.v_empty(now), Rings::parity(now) ^ 1);", "", "a copy to"),
+        ("if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);", "mbarrier_arrive(barrier);", "FAILED"),
+        (
+            "mbarrier_arrive_expect_tx(rings.v_full(now), KV_BYTES);",
+            "mbarrier_arrive_expect_tx(rings.v_full(now), KV_BYTES + 16);",
+            "deadlock",
+        ),
         ("in.end1 - key", "in.end1 - key + 1", "of what rounding allows"),
         (
             "if (soften(r, r_s, factor, in, i)) scale_result(r, factor);",
@@ -378,12 +388,12 @@ fn mistakes_in_order() {
 #[test]
 fn mistakes_ahead() {
     let mistakes: [Mistake; 4] = [
-        ("wait_products<1>();", "", "FAILED"),
-        ("release(rings.q_empty());", "", "nothing goes on"),
-        ("named_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "a named barrier"),
+        ("wgmma_wait<1>();", "", "FAILED"),
+        ("release(rings.q_empty());", "", "deadlock"),
+        ("named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "a named barrier"),
         (
-            "named_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);",
-            "named_sync(TURN_BARRIER + warpgroup, 128);",
+            "named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);",
+            "named_barrier_sync(TURN_BARRIER + warpgroup, 128);",
             "threads and of",
         ),
     ];
@@ -664,11 +674,11 @@ fn what_does_not_meet() {
 fn mistakes_where_rows_meet() {
     let mistakes: [Mistake; 7] = [
         ("((u32)(word >> 32) & 1) == mark", "true", "FAILED"),
-        ("wait(rings.barrier(READY + use % SLOTS), turn_of(use));", "", "FAILED"),
-        ("wait(filled, turn_of(use));", "", "FAILED"),
+        ("mbarrier_wait(rings.barrier(READY + use % SLOTS), turn_of(use));", "", "FAILED"),
+        ("mbarrier_wait(filled, turn_of(use));", "", "FAILED"),
         ("(u32)(word >> 32) & ~1u", "(u32)(word >> 32)", "other bits in another launch"),
-        ("release(rings.barrier(EMPTY + (use + turn) % SLOTS));", "", "nothing goes on"),
-        ("if (--looks <= 0) return false;", "", "nothing goes on"),
+        ("release(rings.barrier(EMPTY + (use + turn) % SLOTS));", "", "deadlock"),
+        ("if (--looks <= 0) return false;", "", "deadlock"),
         ("(helper_anew() + round) % HELPERS * BATCH", "helper_anew() * BATCH + 1", "FAILED"),
     ];
     let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
@@ -683,7 +693,7 @@ fn mistakes_where_parts_meet() {
     let mistakes: [Mistake; 3] = [
         ("wait_for_chunks(rings, chunks);", "", "a copy to"),
         ("if (i < CHUNKS) wait_for_tiles(rings, at, now % CHUNKS);", "", "FAILED"),
-        ("wait(chunk_full(rings, now), chunk_parity(now));", "", "on its way"),
+        ("mbarrier_wait(chunk_full(rings, now), chunk_parity(now));", "", "in flight"),
     ];
     check_parts(
         "mistakes_where_parts_meet",
@@ -696,7 +706,7 @@ fn mistakes_where_parts_meet() {
 #[test]
 fn a_part_that_does_not_wait_for_heads() {
     let mistakes: [Mistake; 1] =
-        [("while ((int)(load_acquired(p.g_ready + number.tile) - target) < 0) pause();", "", "FAILED")];
+        [("while ((int)(load_acquire(p.g_ready + number.tile) - target) < 0) back_off();", "", "FAILED")];
     let case = Case { processors: 2, resident: 4, seeds: 3, ..Case::new([1, 2, 129, 129]) };
     check_parts("a_part_that_does_not_wait_for_heads", case, &mistakes);
 }
@@ -706,4 +716,32 @@ fn check_parts(name: &str, case: Case, mistakes: &[Mistake]) {
     let (source, launch) = meeting(&causal, &case, After { projection: Some((128, true)), ..LAYER });
     let launched = Launched { source, entry: "attention_block_hopper", launch, driver: "meeting.cpp" };
     check_mistakes(name, launched, case, mistakes);
+}
+
+/// A part with instructions of a GPU has a file of the emulator, and one without them has none.
+#[test]
+fn the_emulator_mirrors_the_device_side_library() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator/tile");
+    let mut files: Vec<String> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
+        .collect();
+    files.sort();
+    let mut emulated: Vec<&str> = Part::ALL.into_iter().filter(|&part| is_emulated(part)).map(Part::name).collect();
+    emulated.sort_unstable();
+    assert_eq!(files, emulated);
+    for part in Part::ALL {
+        assert!(is_emulated(part) || !part.text().contains("asm"), "{part:?}");
+        for name in functions(part.text()).into_iter().filter(|_| is_emulated(part)) {
+            let file = fs::read_to_string(folder.join(part.name()).with_extension("h")).unwrap();
+            assert!(file.contains(&format!("{name}(")), "{part:?} has {name}");
+        }
+    }
+}
+
+/// Names of the functions that a text defines.
+fn functions(text: &str) -> Vec<&str> {
+    let name = |line: &'_ str| -> Option<usize> { line.contains("__forceinline__").then(|| line.find('('))? };
+    let before = text.lines().filter_map(|line| name(line).map(|end| &line[..end]));
+    before.filter_map(|before| before.rsplit([' ', '*', '&']).next()).collect()
 }

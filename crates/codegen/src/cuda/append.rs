@@ -1,7 +1,8 @@
 //! Rows written into a cache on CUDA: a warp a row. A cache that is not kept in place is copied first.
 
-use super::{CudaSource, CudaTarget, DEPENDENT, Family, Grid, Grids, Word};
+use super::{CudaSource, CudaTarget, Family, Grid, Grids, Word};
 use crate::source::{AppendShape, Geometry, Launch};
+use crate::tile::{self, Part};
 
 /// Threads of a block, as in `append.cu`.
 const THREADS: usize = 256;
@@ -14,7 +15,8 @@ const MAX_BLOCKS: usize = 1 << 16;
 
 /// The kernels for elements of so many bytes.
 pub(super) fn source(element: usize) -> CudaSource {
-    let text = format!("constexpr int ELEMENT = {element};\n\n{DEPENDENT}\n{}", include_str!("append.cu"));
+    let parts = tile::text(&[Part::DependentLaunch]);
+    let text = format!("constexpr int ELEMENT = {element};\n\n{parts}\n{}", include_str!("append.cu"));
     CudaSource { name: "append".into(), text, family: Family::Append(element) }
 }
 

@@ -11,7 +11,6 @@ mod copy;
 mod product;
 mod row;
 mod scatter;
-mod tensor_map;
 mod tuning;
 
 pub use arch::Arch;
@@ -20,8 +19,9 @@ pub use copy::source as copy_source;
 pub use product::{product_grids, product_source};
 pub use row::{Policy, RowConfig, RowKernel};
 pub use scatter::source as scatter_source;
-pub use tensor_map::{MAP_WORDS, Mapped, TensorMap};
 pub use tuning::{BadTuning, Tuning};
+
+pub use crate::tile::tensor_map::{MAP_WORDS, Mapped, TensorMap};
 
 use deuteron_graph::Dtype;
 use deuteron_plan::Draft;
@@ -132,20 +132,11 @@ pub(crate) fn row_lines(body: &Body, launch: &Launch, target: &CudaTarget) -> Ve
         Origin::Expr(id) => Origin::Expr(exprs[id.index()]),
         Origin::Stage(position) => Origin::Stage(stages[position]),
     };
-    let shared = format!("// prelude.cuh: {} lines that all row kernels share", PRELUDE.lines().count());
+    let shared = format!("// prelude: {} lines that all row kernels share", PRELUDE.lines().count());
     let shared = Line { text: shared, origin: None };
     let all = constants.into_iter().chain([shared]).chain(kernel);
     all.map(|line| (line.text, line.origin.map(before))).collect()
 }
-
-/// How grids start before the one before them has ended.
-pub(crate) const DEPENDENT: &str = include_str!("dependent.cuh");
-
-/// How blocks of a cluster send each other numbers.
-pub(crate) const CLUSTER: &str = include_str!("cluster.cuh");
-
-/// Random words, as every kernel with dropout makes them.
-pub(crate) const PHILOX: &str = include_str!("philox.cuh");
 
 /// One word of a kernel's parameter, or the words of a tensor map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,7 +192,7 @@ pub struct Grid {
     pub cluster: u32,
     /// bytes of dynamic shared memory
     pub shared: u32,
-    /// whether every thread of it waits for earlier grids (`dependent.cuh`), so that it may be started before they have ended
+    /// whether every thread of it waits for earlier grids (`tile/dependent_launch.cuh`), so that it may be started before they have ended
     pub waits: bool,
     /// the parameter
     pub words: Vec<Word>,

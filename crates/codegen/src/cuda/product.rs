@@ -6,6 +6,7 @@ use deuteron_graph::{Dtype, MAX_RANK};
 use super::{CudaSource, Family, Grid, Grids, Word};
 use crate::epilogue::Operand;
 use crate::source::{Geometry, Launch, MatmulKernel, MatmulShape};
+use crate::tile::{self, Part};
 
 /// Side of a tile, as in `product.cu`.
 const TILE: usize = 64;
@@ -31,7 +32,7 @@ pub fn product_source(kernel: &MatmulKernel) -> CudaSource {
         kernel.epilogue.has_gelu(),
         kernel.epilogue.has_residual(),
     );
-    let text = prelude + include_str!("product.cu");
+    let text = [&prelude, &tile::text(&[Part::Conversions]), include_str!("product.cu")].join("\n");
     CudaSource { name: "product".into(), text, family: Family::Product(*kernel) }
 }
 

@@ -6,6 +6,7 @@ use deuteron_graph::Dtype;
 
 use super::{CudaSource, Family, Grid, Grids, Word};
 use crate::source::{Geometry, Launch};
+use crate::tile::{self, Part};
 
 /// Keys that one block sorts: 64 KiB of shared memory, which every GPU has.
 const PIECE: usize = 8192;
@@ -27,7 +28,8 @@ pub fn source(dtype: Dtype) -> CudaSource {
         Dtype::Bf16 => 2,
         _ => 0,
     };
-    let text = format!("constexpr int KIND = {kind};\n{}", include_str!("scatter.cu"));
+    let parts = tile::text(&[Part::Conversions]);
+    let text = format!("constexpr int KIND = {kind};\n\n{parts}\n{}", include_str!("scatter.cu"));
     CudaSource { name: "scatter_add".into(), text, family: Family::ScatterAdd(dtype) }
 }
 

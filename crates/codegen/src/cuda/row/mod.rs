@@ -50,7 +50,7 @@ pub struct RowKernel {
 pub(crate) fn render(body: &Body, launch: &Launch, target: &CudaTarget) -> CudaSource {
     let (lines, kernel) = lines(body, launch, target);
     let own = |lines: &[Line]| lines.iter().flat_map(|line| [line.text.as_str(), "\n"]).collect::<String>();
-    let text = own(&lines.constants) + PRELUDE + &own(&lines.kernel);
+    let text = own(&lines.constants) + &PRELUDE + &own(&lines.kernel);
     CudaSource { name: "row".into(), text, family: Family::Row(Box::new(kernel)) }
 }
 

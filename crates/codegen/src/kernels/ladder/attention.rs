@@ -8,6 +8,7 @@ use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrid
 use crate::cuda::{Arch, CudaTarget, Grid, Grids, Word};
 use crate::kernels::attention::cuda::{Groups, Tiles, Way};
 use crate::source::{Geometry, Launch};
+use crate::tile::{self, Part};
 
 /// Elements of a head, as the rungs are written for.
 const WIDTH: usize = 64;
@@ -157,9 +158,14 @@ fn is_written_for(kernel: &AttentionKernel, shape: &AttentionShape) -> bool {
 }
 
 impl Written {
-    /// Its own part of the text, after what all kernels of attention share.
-    pub(crate) fn text(&self) -> String {
-        [&[include_str!("attention/parameters.cuh")], self.texts].concat().join("\n")
+    /// Its text, for scores that are multiplied by `scale`.
+    pub(crate) fn text(&self, scale: f32) -> String {
+        let constants = format!(
+            "constexpr int STORAGE = 2;\nconstexpr int WIDTH = {WIDTH};\nconstexpr float SCALE = {scale:e}f;\n"
+        );
+        let parts = tile::text(&[Part::Conversions, Part::Warp, Part::Matrix]);
+        let before = [constants.as_str(), &parts, include_str!("attention/parameters.cuh")];
+        [&before, self.texts].concat().join("\n")
     }
 
     /// The grids of a launch, with the words of `parameters.cuh`.

@@ -11,9 +11,9 @@ use std::fmt;
 use deuteron_graph::Dtype;
 
 use super::hopper::{self, Rows};
-use super::{PLAIN_QUERIES, PLAIN_THREADS, is_aligned, prelude, words};
+use super::{HOPPER, PLAIN, PLAIN_QUERIES, PLAIN_THREADS, TENSOR, is_aligned, text, words};
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand};
-use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, PHILOX, Word};
+use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, Word};
 use crate::source::{Geometry, Launch};
 
 /// Queries, and keys, from which the matrix units are used: a tile of fewer would be mostly empty, and what is rounded for them
@@ -206,29 +206,25 @@ fn hopper_shared(width: usize) -> usize {
 
 /// The text of the kernels.
 pub fn source(backward: CudaBackward) -> CudaSource {
-    let own = match backward.way {
+    let (parts, own) = match backward.way {
         BackwardWay::Plain => {
-            [include_str!("plain.cuh"), include_str!("backward.cuh"), include_str!("backward_plain.cu")].join("\n")
+            let own = [include_str!("plain.cuh"), include_str!("backward.cuh"), include_str!("backward_plain.cu")];
+            (PLAIN, own.join("\n"))
         }
         BackwardWay::Hopper => {
             let shared = hopper_shared(backward.kernel.width);
             let constants = format!("constexpr int STAGES = {HOPPER_STAGES};\nconstexpr int SHARED = {shared};\n");
-            let common = [
-                super::HOPPER,
-                include_str!("hopper.cuh"),
-                include_str!("backward.cuh"),
-                include_str!("hopper_backward.cuh"),
-            ];
+            let common =
+                [include_str!("hopper.cuh"), include_str!("backward.cuh"), include_str!("hopper_backward.cuh")];
             let own = [include_str!("hopper_dq.cu"), include_str!("hopper_dkv.cu")];
-            [&[constants.as_str()], &common[..], &own].concat().join("\n")
+            (HOPPER, [&[constants.as_str()], &common[..], &own].concat().join("\n"))
         }
         BackwardWay::Tensor(tiles) => {
-            [&constants(&tiles), include_str!("tensor.cuh"), include_str!("backward.cuh"), include_str!("backward.cu")]
-                .join("\n")
+            let common = [include_str!("tensor.cuh"), include_str!("backward.cuh")];
+            (TENSOR, [&[constants(&tiles).as_str()], &common[..], &[include_str!("backward.cu")]].concat().join("\n"))
         }
     };
-    let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
-    let text = format!("{}\n{shared}\n{own}", prelude(&backward.kernel));
+    let text = text(&backward.kernel, "", parts, &own);
     CudaSource { name: "attention_backward".into(), text, family: Family::AttentionBackward(backward) }
 }
 

@@ -243,8 +243,8 @@ impl Meeting {
                 include_str!("hopper_block.cu")
             }
         };
-        let own = [HOPPER, include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper_norm.cuh"), own].join("\n");
-        text(kernel, &constants, &own)
+        let own = [include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper_norm.cuh"), own].join("\n");
+        text(kernel, &constants, HOPPER, &own)
     }
 
     /// The grid of a launch; none where there is nothing to write.

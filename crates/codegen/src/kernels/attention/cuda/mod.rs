@@ -23,9 +23,10 @@ use deuteron_graph::Dtype;
 use crate::attention::{
     AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, DropoutRule, HeadStrides,
 };
-use crate::cuda::{CLUSTER, CudaSource, CudaTarget, DEPENDENT, Family, Grid, Grids, PHILOX, Word};
+use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, Word};
 use crate::kernels::ladder::attention::Written;
 use crate::source::{Geometry, Launch};
+use crate::tile::{self, Part};
 
 pub use hopper::Groups;
 pub use hopper_norm::{Meeting, Projection};
@@ -58,9 +59,26 @@ const PLAIN_THREADS: u32 = 256;
 /// Positions are 32-bit numbers on the device, with room for a tile beyond the last.
 const MAX_POSITIONS: usize = 1 << 30;
 
-/// The instructions that only Hopper has.
-const HOPPER: &str = include_str!("hopper_instructions.cuh");
-/// Attention of a tile by them.
+/// Parts of the device-side library: of the kernels in f32 arithmetic.
+const PLAIN: &[Part] = &[Part::Philox, Part::Conversions, Part::Warp];
+/// Of the kernels on the matrix units of a warp.
+const TENSOR: &[Part] = &[Part::Philox, Part::Conversions, Part::Warp, Part::AsyncCopy, Part::Matrix];
+/// Of the kernel for few queries.
+const DECODE: &[Part] = &[Part::Philox, Part::Conversions, Part::Warp, Part::DependentLaunch, Part::Cluster];
+/// Of the kernels by warpgroups.
+const HOPPER: &[Part] = &[
+    Part::Philox,
+    Part::Conversions,
+    Part::Warp,
+    Part::Matrix,
+    Part::Mbarrier,
+    Part::NamedBarrier,
+    Part::Tma,
+    Part::Signals,
+    Part::Registers,
+    Part::Wgmma,
+];
+/// Attention of a tile by warpgroups.
 const HOPPER_ATTEND: &str = include_str!("hopper_attend.cuh");
 
 /// Attention and the kernel that does it.
@@ -233,28 +251,30 @@ fn rows_start_at(
 
 /// The text of a kernel.
 pub fn source(attention: CudaAttention) -> CudaSource {
-    let (name, constants, own) = match attention.way {
-        Way::Plain => ("attention", String::new(), plain_text(NOTHING)),
+    let (name, constants, parts, own) = match attention.way {
+        Way::Plain => ("attention", String::new(), PLAIN, plain_text(NOTHING)),
         Way::Hopper(groups) => {
-            let own = [HOPPER, include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper.cu")].join("\n");
-            ("attention_hopper", groups.constants(groups.shared(attention.kernel.width)), own)
+            let own = [include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper.cu")].join("\n");
+            ("attention_hopper", groups.constants(groups.shared(attention.kernel.width)), HOPPER, own)
         }
-        Way::Tensor(tiles) => ("attention_tensor", tiles.constants(), tensor_text(NOTHING)),
+        Way::Tensor(tiles) => ("attention_tensor", tiles.constants(), TENSOR, tensor_text(NOTHING)),
         Way::Decode { rows, vector } => {
             let constants = format!("constexpr int ROWS = {rows};\nconstexpr bool VECTOR = {vector};\n");
-            ("attention_decode", constants, [DEPENDENT, CLUSTER, include_str!("decode.cu")].join("\n"))
+            ("attention_decode", constants, DECODE, include_str!("decode.cu").into())
         }
-        Way::Scores(scores) => ("attention_scores", scores.constants(), scores.text()),
-        Way::Written(written) => (written.name, String::new(), written.text()),
+        Way::Scores(scores) => ("attention_scores", scores.constants(), scores.parts(), scores.text()),
+        Way::Written(written) => {
+            let (name, text) = (written.name.into(), written.text(attention.kernel.scale));
+            return CudaSource { name, text, family: Family::Attention(attention) };
+        }
     };
-    let text = text(&attention.kernel, &constants, &own);
+    let text = text(&attention.kernel, &constants, parts, &own);
     CudaSource { name: name.into(), text, family: Family::Attention(attention) }
 }
 
 /// What all kernels share, with the constants before it and the kernel's own text behind it.
-fn text(kernel: &AttentionKernel, constants: &str, own: &str) -> String {
-    let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
-    format!("{}{constants}\n{shared}\n{own}", prelude(kernel))
+fn text(kernel: &AttentionKernel, constants: &str, parts: &[Part], own: &str) -> String {
+    format!("{}{constants}\n{}\n{}\n{own}", prelude(kernel), tile::text(parts), include_str!("common.cuh"))
 }
 
 /// What follows attention where nothing does.

@@ -20,7 +20,7 @@ use std::fmt;
 
 use super::hopper_norm::{Asked, Meeting, by_rows};
 use super::{
-    CudaAttention, DECODE_QUERIES, PLAIN_THREADS, RESULT_AT, SLOWER, Tiles, Way, choose as choose_alone,
+    CudaAttention, DECODE_QUERIES, PLAIN, PLAIN_THREADS, RESULT_AT, SLOWER, TENSOR, Tiles, Way, choose as choose_alone,
     grids as grids_alone, plain_text, tensor_text, text,
 };
 use crate::attention::rows::AttentionRows;
@@ -102,13 +102,13 @@ pub(crate) fn render(mut kernel: AttentionRows<Body>, launch: &Launch, target: &
     let Block { threads, registers } = block(&kernel.attention, alone);
     let tail = tail_launch(&kernel, launch);
     let Following { text: rows, config } = following(&kernel.tail, &tail, target, threads, registers);
-    let (constants, own) = match alone {
-        Way::Tensor(tiles) => (tiles.constants(), tensor_text(FOLLOWS)),
-        _ => (String::new(), plain_text(FOLLOWS)),
+    let (constants, parts, own) = match alone {
+        Way::Tensor(tiles) => (tiles.constants(), TENSOR, tensor_text(FOLLOWS)),
+        _ => (String::new(), PLAIN, plain_text(FOLLOWS)),
     };
     let source = CudaRows { kernel, way: RowsWay::Last { way: alone, config } };
     let constants = format!("{constants}constexpr int JOINED = {};\n", source.joined());
-    let text = rows + "\n" + &text(&source.kernel.attention, &constants, &own);
+    let text = rows + "\n" + &text(&source.kernel.attention, &constants, parts, &own);
     CudaSource { name: "attention_rows".into(), text, family: Family::AttentionRows(Box::new(source)) }
 }
 

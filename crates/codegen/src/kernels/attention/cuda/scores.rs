@@ -7,10 +7,11 @@ use std::fmt;
 
 use deuteron_graph::Dtype;
 
-use super::{PLAIN_QUERIES, PLAIN_THREADS, Tiles, rows_start_at};
+use super::{PLAIN, PLAIN_QUERIES, PLAIN_THREADS, TENSOR, Tiles, rows_start_at};
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape};
 use crate::cuda::CudaTarget;
 use crate::source::Launch;
+use crate::tile::Part;
 
 /// The kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +81,14 @@ impl Scores {
             Scores::Tensor { tiles, together } => {
                 format!("{}constexpr int TOGETHER = {together};\n", tiles.constants())
             }
+        }
+    }
+
+    /// The parts of the device-side library that it uses.
+    pub(super) fn parts(&self) -> &'static [Part] {
+        match self {
+            Scores::Plain => PLAIN,
+            Scores::Tensor { .. } => TENSOR,
         }
     }
 

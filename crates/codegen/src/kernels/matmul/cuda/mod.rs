@@ -148,7 +148,7 @@ pub(crate) fn render(mut product: Product<Body>, launch: &Launch, target: &CudaT
     let config = config(&product, shape, target);
     let kernel = SkinnyKernel { product, config };
     let text = kernel.constants(shape, launch)
-        + PRELUDE
+        + &PRELUDE
         + &kernel.sides(launch)
         + include_str!("skinny.cuh")
         + match config.weights {
