@@ -34,11 +34,24 @@ fn emulated(text: &str) -> String {
         text = text.replace(part.text(), "");
     }
     const EXTERN: &str = "extern __shared__ ";
+    const SHARED: &str = "__shared__ ";
     while let Some(start) = text.find(EXTERN) {
         let end = start + text[start..].find("[];").expect("an array of unknown size");
         let (element, name) = text[start + EXTERN.len()..end].rsplit_once(' ').expect("a type and a name");
         let pointer = format!("{element}* const {name} = ({element}*)shared_memory();");
         text.replace_range(start..end + "[];".len(), &pointer);
+    }
+    let mut number = 0;
+    while let Some(start) = text.find(SHARED) {
+        let end = start + text[start..].find(';').expect("the end of a declaration");
+        let (of, names) = text[start + SHARED.len()..end].split_once(' ').expect("a type and a name");
+        let variable = |name: &str| {
+            number += 1;
+            let (name, sizes) = name.split_at(name.find('[').unwrap_or(name.len()));
+            format!("{of} (&{name}){sizes} = shared_variable<{number}, {of}{sizes}>()")
+        };
+        let variables: Vec<String> = names.split(", ").map(variable).collect();
+        text.replace_range(start..end, &variables.join("; "));
     }
     text
 }
@@ -109,8 +122,8 @@ fn runs(at: usize, case: &Case) -> Vec<(Lanes, Range<u64>)> {
 
 /// A grid as `emulator/launch.h` reads it.
 fn written(grid: &Grid) -> String {
-    assert_eq!((grid.cluster, &grid.blocks[1..]), (1, &[1, 1][..]));
-    let mut text = format!("grid {} {} {}\n", grid.blocks[0], grid.threads, grid.shared);
+    assert_eq!(grid.blocks[1..], [1, 1]);
+    let mut text = format!("grid {} {} {} {}\n", grid.blocks[0], grid.threads, grid.shared, grid.cluster);
     for word in &grid.words {
         match word {
             Word::Number(number) => writeln!(text, "n {number}"),
@@ -716,6 +729,60 @@ fn check_parts(name: &str, case: Case, mistakes: &[Mistake]) {
     let (source, launch) = meeting(&causal, &case, After { projection: Some((128, true)), ..LAYER });
     let launched = Launched { source, entry: "attention_block_hopper", launch, driver: "meeting.cpp" };
     check_mistakes(name, launched, case, mistakes);
+}
+
+// ---- matmuls of few rows
+
+/// The kernel of `y = x w + b` in bf16 and, as `emulator/matmul.cpp` reads it, its launch.
+fn matmul([m, n, k]: [usize; 3], transposed: bool, processors: usize) -> (CudaSource, Grid, String) {
+    let (weight, flag) = if transposed { (format!("{n},{k}"), "transposed") } else { (format!("{k},{n}"), "") };
+    let text = format!(
+        "x = input bf16[{m},{k}] ; w = weight bf16[{weight}] ; b = weight bf16[{n}] ; y = linear x w b {flag} ; out y"
+    );
+    let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error:?}\n{text}"));
+    let (source, launch, grids) = only(&graph, &greedy(&graph), processors);
+    let [grid] = grids.list.as_slice() else { panic!("{} grids", grids.list.len()) };
+    let names: Vec<&str> = launch.args.iter().map(|arg| graph.given_name(arg.base).unwrap_or("y")).collect();
+    let sizes =
+        format!("matmul {m} {n} {k} {} 2\narguments {} {}\n", u8::from(transposed), names.len(), names.join(" "));
+    let launch = sizes + &written(grid);
+    (source, grid.clone(), launch)
+}
+
+/// Weights by rows, whose sums a cluster exchanges, and by columns.
+#[test]
+fn matmuls_of_few_rows() {
+    let Some(compiler) = compiler() else { return };
+    for (name, sizes, transposed, processors, cluster) in [
+        ("matmul_by_rows", [1, 40, 300], false, 1, 1),
+        ("matmul_of_clusters", [3, 100, 1030], false, 7, 4),
+        ("matmul_by_columns", [2, 50, 520], true, 2, 1),
+        ("matmul_of_slices", [5, 9, 520], true, 4, 1),
+    ] {
+        let (source, grid, launch) = matmul(sizes, transposed, processors);
+        assert_eq!((source.name.as_str(), grid.cluster), ("skinny", cluster), "{name}");
+        let program = Program::compile(&compiler, name, "matmul.cpp", "skinny", &source.text);
+        for (lanes, seeds) in [(Lanes::Together, 1..3), (Lanes::Apart, 101..102)] {
+            let (ok, said) = program.run(&launch, 4, lanes, seeds, 0);
+            assert!(ok, "{name}, {lanes:?}:\n{said}");
+        }
+    }
+}
+
+#[test]
+fn mistakes_in_a_cluster() {
+    let mistakes: [Mistake; 3] = [
+        ("await_remote_stores(&s_sent);", "", "FAILED"),
+        ("cluster_wait();", "", "FAILED"),
+        (
+            "if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(&s_sent), (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));",
+            "",
+            "deadlock",
+        ),
+    ];
+    let (source, _, launch) = matmul([3, 100, 1030], false, 7);
+    let launched = Launched { source, entry: "skinny", launch, driver: "matmul.cpp" };
+    check_mistakes("mistakes_in_a_cluster", launched, Case::new([1, 1, 1, 1]), &mistakes);
 }
 
 /// A part with instructions of a GPU has a file of the emulator, and one without them has none.

@@ -189,7 +189,7 @@ impl Compiled {
             Family::AttentionBlock(block) => (block.to_string(), String::new()),
             Family::AttentionBackward(backward) => (backward.way.to_string(), String::new()),
             Family::Copy(_) | Family::ScatterAdd(_) | Family::Append(_) => Default::default(),
-            Family::Product(_) | Family::Skinny(_) => Default::default(),
+            Family::Product(_) | Family::Skinny(_) | Family::FixedAttention(..) => Default::default(),
         };
         let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);
         let shared = |grid: &Grid| grid.shared + of(grid).map_or(0, |entry| entry.shared);

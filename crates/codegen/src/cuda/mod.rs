@@ -26,6 +26,7 @@ pub use crate::tile::tensor_map::{MAP_WORDS, Mapped, TensorMap};
 use deuteron_graph::Dtype;
 use deuteron_plan::Draft;
 
+use crate::attention::AttentionKernel;
 use crate::body::{Body, Origin};
 pub(crate) use crate::cuda::row::{Following, PRELUDE, Side, following, following_words, gcd, type_name};
 use crate::cuda::row::{Line, Lines};
@@ -106,6 +107,8 @@ pub enum Family {
     AttentionBackward(CudaBackward),
     /// a matrix product of few rows, with what stands around it
     Skinny(Box<SkinnyKernel>),
+    /// attention by a text for one launch, with its grids
+    FixedAttention(AttentionKernel, Grids),
 }
 
 /// Renders a kernel. Matrix products of many rows stay with the vendor's library.
@@ -224,5 +227,6 @@ pub fn grids(source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Grids
         Family::AttentionBlock(block) => attention_block::grids(block, launch, target),
         Family::AttentionBackward(backward) => attention_backward::grids(backward, launch, target),
         Family::Skinny(kernel) => skinny::grids(kernel, launch, target),
+        Family::FixedAttention(_, grids) => grids.clone(),
     }
 }

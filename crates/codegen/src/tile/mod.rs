@@ -131,6 +131,9 @@ pub fn text(parts: &[Part]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
     use super::*;
 
     #[test]
@@ -145,6 +148,41 @@ mod tests {
         }
         let twice = text(&[Part::Wgmma, Part::Mbarrier, Part::Mbarrier]);
         assert_eq!(twice, [Part::Words, Part::SharedAddress, Part::Mbarrier, Part::Wgmma].map(Part::text).join("\n"));
+    }
+
+    /// Files of the crate with one of some endings, and their texts.
+    fn files(endings: &[&str]) -> Vec<(PathBuf, String)> {
+        let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        let mut found = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                if path.is_dir() {
+                    folders.push(path);
+                } else if endings.iter().any(|&ending| path.extension().is_some_and(|own| own == ending)) {
+                    let text = fs::read_to_string(&path).unwrap();
+                    found.push((path, text));
+                }
+            }
+        }
+        found
+    }
+
+    /// `hold.cu` reads the clock, which no kernel that computes does.
+    #[test]
+    fn no_other_file_has_instructions_of_its_own() {
+        let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tile");
+        for (path, text) in files(&["cu", "cuh"]) {
+            let allowed = path.starts_with(&library) || path.ends_with("hold.cu");
+            assert!(allowed || !text.contains("asm"), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn no_family_includes_a_file_of_another() {
+        let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels");
+        for (path, text) in files(&["rs"]).into_iter().filter(|(path, _)| path.starts_with(&families)) {
+            assert!(!text.contains("include_str!(\"../"), "{}", path.display());
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __CUDA_ARCH__ 900
 #define __align__(bytes) alignas(bytes)
 #define threadIdx (emulator::current->position)
 #define blockIdx (emulator::current->block->index)
@@ -19,6 +20,21 @@
 
 // The dynamic shared memory of a block: what stands for `extern __shared__ T name[];`.
 static void* shared_memory() { return emulator::current->block->arena + emulator::current->block->base - emulator::ARENA; }
+namespace emulator {
+static u32 reserve_statics(size_t bytes) {
+    const u32 offset = machine.statics;
+    machine.statics += (u32)(bytes + 15) / 16 * 16;
+    if (machine.statics > machine.settings.statics) fail("%u bytes of variables in shared memory", machine.statics);
+    return offset;
+}
+}  // namespace emulator
+// A variable in shared memory: what stands for `__shared__ T name;`, of which each has a number.
+template <int NUMBER, class T> static T& shared_variable() {
+    static const u32 offset = emulator::reserve_statics(sizeof(T));
+    const emulator::Settings& settings = emulator::machine.settings;
+    return *(T*)((char*)shared_memory() + settings.shared - settings.statics + offset);
+}
+static float __fmul_rn(float a, float b) { return a * b; }
 
 namespace emulator {
 static bool sync_is_over(const void* of, u64 sync) { return ((const Block*)of)->syncs > sync; }

@@ -252,6 +252,7 @@ static void end_blocks() {
 // Runs a grid.
 template <class Parameter> static void run(void (*kernel)(Parameter), const Parameter& parameter, const Settings& settings) {
     machine.settings = settings;
+    machine.settings.shared += settings.statics;
     machine.body = [=] { kernel(parameter); };
     machine.state = settings.seed;
     machine.now = machine.quiet = 0;

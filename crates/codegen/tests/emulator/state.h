@@ -34,6 +34,7 @@ namespace emulator {
 
 struct Settings {
     u32 blocks = 1, threads = 32, shared = 0;
+    u32 statics = 0;        // bytes for variables in shared memory, behind the dynamic ones
     u32 cluster = 1;        // blocks of a cluster
     u32 resident = 1;       // blocks at a time
     u64 seed = 1;
@@ -174,6 +175,7 @@ struct Machine {
     std::function<void()> body;
     jmp_buf place;
     u64 state = 1, now = 0, quiet = 0, copies = 0;
+    u32 statics = 0;  // bytes of variables in shared memory
     std::multimap<u64, std::function<void()>> events;
     std::vector<std::unique_ptr<Block>> blocks;
     std::vector<Unit> units;

@@ -216,7 +216,7 @@ impl Program {
                 let attends = matches!(source.family, Family::Attention(_) | Family::AttentionBackward(_));
                 attends
                     || matches!(source.family, Family::AttentionRows(_) | Family::AttentionBlock(_))
-                    || matches!(source.family, Family::Row(_) | Family::Skinny(_))
+                    || matches!(source.family, Family::Row(_) | Family::Skinny(_) | Family::FixedAttention(..))
             }
             _ => true,
         };
@@ -319,6 +319,7 @@ fn form(source: &Source) -> Option<Form<'_>> {
             Family::Append(bytes) => Form::Append(*bytes),
             Family::Product(kernel) => Form::Matmul(*kernel),
             Family::Attention(attention) => Form::Attention(attention.kernel),
+            Family::FixedAttention(kernel, _) => Form::Attention(*kernel),
             Family::AttentionRows(rows) => {
                 Form::AttentionRow(rows.kernel.attention, (&rows.kernel.tail).into(), rows.kernel.result)
             }

@@ -5,8 +5,8 @@
 use deuteron_graph::Dtype;
 
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
-use crate::cuda::{Arch, CudaTarget, Grid, Grids, Word};
-use crate::kernels::attention::cuda::{Groups, Tiles, Way};
+use crate::cuda::{Arch, CudaSource, CudaTarget, Family, Grid, Grids, Word};
+use crate::kernels::attention::cuda::{CudaAttention, Groups, Tiles, Way, source};
 use crate::source::{Geometry, Launch};
 use crate::tile::{self, Part};
 
@@ -118,18 +118,23 @@ impl Step {
         }
     }
 
-    /// How it does attention, if it does it.
-    pub fn way(self, kernel: &AttentionKernel, launch: &Launch, target: &CudaTarget) -> Option<Way> {
+    /// Its kernel for a launch, if it does this attention.
+    pub fn source(self, kernel: &AttentionKernel, launch: &Launch, target: &CudaTarget) -> Option<CudaSource> {
         let Geometry::Attention(shape) = &launch.geometry else { return None };
         // Rows start at multiples of 16 bytes, where those of contiguous heads do that start at one.
         if !is_written_for(kernel, shape) || launch.args.iter().any(|arg| !arg.offset.is_multiple_of(8)) {
             return None;
         }
-        match self {
-            Step::Plain(written) | Step::Matrix(written) => Some(Way::Written(written)),
-            Step::Tensor => Some(Way::Tensor(Tiles::new(kernel, shape, target.processors))),
-            Step::Hopper => Groups::new(kernel, shape, target).map(Way::Hopper),
-        }
+        let way = match self {
+            Step::Plain(written) | Step::Matrix(written) => {
+                let (name, text) = (written.name.into(), written.text(kernel.scale));
+                let family = Family::FixedAttention(*kernel, written.grids(shape, launch));
+                return Some(CudaSource { name, text, family });
+            }
+            Step::Tensor => Way::Tensor(Tiles::new(kernel, shape, target.processors)),
+            Step::Hopper => Way::Hopper(Groups::new(kernel, shape, target)?),
+        };
+        Some(source(CudaAttention { kernel: *kernel, way }))
     }
 
     /// The files of a rung that is written here.
@@ -159,7 +164,7 @@ fn is_written_for(kernel: &AttentionKernel, shape: &AttentionShape) -> bool {
 
 impl Written {
     /// Its text, for scores that are multiplied by `scale`.
-    pub(crate) fn text(&self, scale: f32) -> String {
+    fn text(&self, scale: f32) -> String {
         let constants = format!(
             "constexpr int STORAGE = 2;\nconstexpr int WIDTH = {WIDTH};\nconstexpr float SCALE = {scale:e}f;\n"
         );
@@ -169,9 +174,12 @@ impl Written {
     }
 
     /// The grids of a launch, with the words of `parameters.cuh`.
-    pub(crate) fn grids(&self, shape: &AttentionShape, launch: &Launch) -> Grids {
+    fn grids(&self, shape: &AttentionShape, launch: &Launch) -> Grids {
         let &AttentionShape { batch, heads, queries, .. } = shape;
         let all_heads = batch * heads;
+        if all_heads * queries == 0 {
+            return Grids::default();
+        }
         let scores = if self.has_scores { all_heads * queries * queries * 4 } else { 0 };
         let address = |position: usize| {
             let offset = launch.args.get(position).map_or(0, |arg| arg.offset * arg.dtype.bytes());

@@ -11,7 +11,7 @@ pub(crate) mod attention;
 use deuteron_graph::Dtype;
 
 use crate::cuda::{Arch, CudaSource, CudaTarget, Family, Policy, RowConfig, RowKernel};
-use crate::kernels::attention::cuda::{CudaAttention, source as attention_source};
+use crate::kernels::attention::cuda::CudaAttention;
 use crate::source::Launch;
 use attention::Step;
 
@@ -203,8 +203,7 @@ impl Rung {
                 row_source(self, text, spread, kernel, launch.args.first()?.dtype)
             }
             (Form::Attention(step), &Family::Attention(CudaAttention { kernel, .. })) => {
-                let way = step.way(&kernel, launch, target)?;
-                Some(attention_source(CudaAttention { kernel, way }))
+                step.source(&kernel, launch, target)
             }
             _ => None,
         }

@@ -24,7 +24,6 @@ use crate::attention::{
     AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, DropoutRule, HeadStrides,
 };
 use crate::cuda::{CudaSource, CudaTarget, Family, Grid, Grids, Word};
-use crate::kernels::ladder::attention::Written;
 use crate::source::{Geometry, Launch};
 use crate::tile::{self, Part};
 
@@ -108,8 +107,6 @@ pub enum Way {
     },
     /// probabilities: `scores.cu` or `scores_plain.cu`
     Scores(Scores),
-    /// a rung of the ladder, never chosen by itself
-    Written(Written),
 }
 
 /// How a block of `tensor.cu` or of `scores.cu` is cut.
@@ -171,7 +168,6 @@ impl fmt::Display for Way {
             Way::Decode { rows: 1, .. } => f.write_str("ranges of keys, a row a block"),
             Way::Decode { rows, .. } => write!(f, "ranges of keys, {rows} rows a block"),
             Way::Scores(scores) => scores.fmt(f),
-            Way::Written(written) => f.write_str(written.name),
         }
     }
 }
@@ -263,10 +259,6 @@ pub fn source(attention: CudaAttention) -> CudaSource {
             ("attention_decode", constants, DECODE, include_str!("decode.cu").into())
         }
         Way::Scores(scores) => ("attention_scores", scores.constants(), scores.parts(), scores.text()),
-        Way::Written(written) => {
-            let (name, text) = (written.name.into(), written.text(attention.kernel.scale));
-            return CudaSource { name, text, family: Family::Attention(attention) };
-        }
     };
     let text = text(&attention.kernel, &constants, parts, &own);
     CudaSource { name: name.into(), text, family: Family::Attention(attention) }
@@ -374,7 +366,6 @@ pub(crate) fn grids(attention: &CudaAttention, launch: &Launch, target: &CudaTar
             let blocks = batch * heads * queries.div_ceil(scores.queries());
             (vec![grid(scores.entry(), blocks, scores.threads(), scores.shared(width), &one)], 0)
         }
-        Way::Written(written) => return written.grids(shape, launch),
     };
     Grids { list, workspace, ..Grids::default() }
 }

@@ -145,7 +145,7 @@ fn choose(kernel: &AttentionRows<Body>, launch: &Launch, target: &CudaTarget) ->
         way @ (Way::Plain | Way::Tensor(_)) => way,
         Way::Hopper(_) => Way::Tensor(Tiles::new(&kernel.attention, &shape, target.processors)),
         // Few queries are refused, and nothing else is stored than values.
-        Way::Decode { .. } | Way::Scores(_) | Way::Written(_) => Way::Plain,
+        Way::Decode { .. } | Way::Scores(_) => Way::Plain,
     }
 }
 

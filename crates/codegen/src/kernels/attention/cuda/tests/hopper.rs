@@ -17,7 +17,7 @@ fn heads([batch, heads, queries, keys]: [usize; 4], kernel: &AttentionKernel) ->
 fn chosen(kernel: AttentionKernel, shape: AttentionShape) -> Option<Groups> {
     match way(kernel, shape, 0, Arch::Sm90a) {
         Way::Hopper(groups) => Some(groups),
-        Way::Plain | Way::Tensor(_) | Way::Decode { .. } | Way::Scores(_) | Way::Written(_) => None,
+        Way::Plain | Way::Tensor(_) | Way::Decode { .. } | Way::Scores(_) => None,
     }
 }
 
