@@ -4,7 +4,7 @@
 // STORAGE (2, bf16), WIDTH and SCALE are constants that stand before this file.
 typedef Stored<STORAGE>::Element Element;
 constexpr float LOG2E = 1.44269504f;
-__device__ float never() { return __int_as_float(0xff800000); }
+static __device__ __forceinline__ float never() { return __int_as_float(0xff800000); }
 
 struct Parameters {
     const Element* g_q;
