@@ -19,6 +19,7 @@ pub mod library;
 mod linear;
 pub mod lower;
 pub mod product;
+pub mod tile;
 
 pub use argument::{ArgBinding, Argument, Lookup};
 pub use attention::block::AttentionBlock;

@@ -17,30 +17,45 @@ use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Grids, Mapped, 
 use deuteron_codegen::kernels::attention::cuda::forward::{ForwardVariant, with_variant};
 use deuteron_codegen::kernels::attention::cuda::hopper::Groups;
 use deuteron_codegen::kernels::attention::cuda::tiles::Tiles;
+use deuteron_codegen::tile::Part;
 use deuteron_codegen::{ArgBinding, AttentionOperand, Backend, CudaCatalog, Kernel, Launch, Source, render};
 use deuteron_graph::{Dtype, Graph, NodeId};
 use deuteron_plan::{Machine, Plan, Strategy, Target, plan};
 
-/// What is cut out of a text, and what stands there instead.
-const REPLACED: [(&str, &str); 3] = [
-    // Who has less of it lets slots go more often, and sooner where few blocks run.
-    ("constexpr int PATIENCE = 100;", "constexpr int PATIENCE = 5;"),
-    (include_str!("../src/kernels/attention/cuda/instructions.cuh"), ""),
-    (
-        include_str!("../src/kernels/attention/cuda/hopper_instructions.cuh"),
-        "template <int N> using Product = ProductOf<N, STORAGE>;\n",
-    ),
-];
+/// What is replaced in a text, and by what.
+// A kernel with less patience releases slots more often, and sooner where few blocks run.
+const REPLACED: (&str, &str) = ("constexpr int PATIENCE = 100;", "constexpr int PATIENCE = 5;");
+
+/// Parts of the device-side library that the emulator implements in `emulator/tile/`; others are plain C++.
+fn is_emulated(part: Part) -> bool {
+    !matches!(part, Part::Words | Part::Philox | Part::Warp)
+}
 
 /// A text for the emulator.
 fn emulated(text: &str) -> String {
-    let mut text = REPLACED.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+    let mut text = text.replace(REPLACED.0, REPLACED.1);
+    for part in Part::ALL.into_iter().filter(|&part| is_emulated(part)) {
+        text = text.replace(part.text(), "");
+    }
     const EXTERN: &str = "extern __shared__ ";
+    const SHARED: &str = "__shared__ ";
     while let Some(start) = text.find(EXTERN) {
         let end = start + text[start..].find("[];").expect("an array of unknown size");
         let (element, name) = text[start + EXTERN.len()..end].rsplit_once(' ').expect("a type and a name");
         let pointer = format!("{element}* const {name} = ({element}*)shared_memory();");
         text.replace_range(start..end + "[];".len(), &pointer);
+    }
+    let mut number = 0;
+    while let Some(start) = text.find(SHARED) {
+        let end = start + text[start..].find(';').expect("the end of a declaration");
+        let (of, names) = text[start + SHARED.len()..end].split_once(' ').expect("a type and a name");
+        let variable = |name: &str| {
+            number += 1;
+            let (name, sizes) = name.split_at(name.find('[').unwrap_or(name.len()));
+            format!("{of} (&{name}){sizes} = shared_variable<{number}, {of}{sizes}>()")
+        };
+        let variables: Vec<String> = names.split(", ").map(variable).collect();
+        text.replace_range(start..end, &variables.join("; "));
     }
     text
 }
@@ -111,8 +126,8 @@ fn runs(at: usize, case: &Case) -> Vec<(Lanes, Range<u64>)> {
 
 /// A grid as `emulator/launch.h` reads it.
 fn written(grid: &Grid) -> String {
-    assert_eq!((grid.cluster, &grid.blocks[1..]), (1, &[1, 1][..]));
-    let mut text = format!("grid {} {} {}\n", grid.blocks[0], grid.threads, grid.shared);
+    assert_eq!(grid.blocks[1..], [1, 1]);
+    let mut text = format!("grid {} {} {} {}\n", grid.blocks[0], grid.threads, grid.shared, grid.cluster);
     for word in &grid.words {
         match word {
             Word::Number(number) => writeln!(text, "n {number}"),
@@ -314,6 +329,10 @@ fn the_machine_itself() {
     };
     for seed in ["1", "2", "3"] {
         assert_eq!(run("products", "1", seed), (true, String::new()));
+        assert_eq!(run("cluster", "1", seed), (true, String::new()));
+        assert_eq!(run("cluster", "8", seed), (true, String::new()));
+        let (ok, said) = run("missing", "4", seed);
+        assert!(!ok && said.contains("deadlock") && said.contains("the barrier"), "{said}");
         assert_eq!(run("waiting", "8", seed), (true, String::new()));
         assert_eq!(
             run("waiting", "2", seed),
@@ -321,7 +340,7 @@ fn the_machine_itself() {
             "block 0 stays, the others come one after another"
         );
         let (ok, said) = run("waiting", "1", seed);
-        assert!(!ok && said.contains("nothing goes on") && said.contains("polls"), "{said}");
+        assert!(!ok && said.contains("deadlock") && said.contains("polls"), "{said}");
     }
 }
 
@@ -372,10 +391,14 @@ fn check_mistakes(name: &str, launched: Launched, case: Case, mistakes: &[Mistak
 #[test]
 fn mistakes_in_order() {
     let mistakes: [Mistake; 7] = [
-        ("wait(in.rings.k_full(now), Rings::parity(now));", "", "on its way"),
-        ("wait(rings.v_empty(now), Rings::parity(now) ^ 1);", "", "a copy to"),
-        ("if ((threadIdx.x & 31) == 0) arrive(barrier);", "arrive(barrier);", "FAILED"),
-        ("expect(rings.v_full(now), KV_BYTES);", "expect(rings.v_full(now), KV_BYTES + 16);", "nothing goes on"),
+        ("mbarrier_wait(in.rings.k_full(now), Rings::parity(now));", "", "in flight"),
+        ("mbarrier_wait(rings.v_empty(now), Rings::parity(now) ^ 1);", "", "a copy to"),
+        ("if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);", "mbarrier_arrive(barrier);", "FAILED"),
+        (
+            "mbarrier_arrive_expect_tx(rings.v_full(now), KV_BYTES);",
+            "mbarrier_arrive_expect_tx(rings.v_full(now), KV_BYTES + 16);",
+            "deadlock",
+        ),
         ("in.end1 - key", "in.end1 - key + 1", "of what rounding allows"),
         (
             "if (soften(r, r_s, factor, in, i)) scale_result(r, factor);",
@@ -396,12 +419,12 @@ fn mistakes_in_order() {
 #[test]
 fn mistakes_ahead() {
     let mistakes: [Mistake; 4] = [
-        ("wait_products<1>();", "", "FAILED"),
-        ("release(rings.q_empty());", "", "nothing goes on"),
-        ("named_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "a named barrier"),
+        ("wgmma_wait<1>();", "", "FAILED"),
+        ("release(rings.q_empty());", "", "deadlock"),
+        ("named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "a named barrier"),
         (
-            "named_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);",
-            "named_sync(TURN_BARRIER + warpgroup, 128);",
+            "named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);",
+            "named_barrier_sync(TURN_BARRIER + warpgroup, 128);",
             "threads and of",
         ),
     ];
@@ -685,11 +708,11 @@ fn what_does_not_meet() {
 fn mistakes_where_rows_meet() {
     let mistakes: [Mistake; 7] = [
         ("((u32)(word >> 32) & 1) == mark", "true", "FAILED"),
-        ("wait(rings.barrier(READY + use % SLOTS), turn_of(use));", "", "FAILED"),
-        ("wait(filled, turn_of(use));", "", "FAILED"),
+        ("mbarrier_wait(rings.barrier(READY + use % SLOTS), turn_of(use));", "", "FAILED"),
+        ("mbarrier_wait(filled, turn_of(use));", "", "FAILED"),
         ("(u32)(word >> 32) & ~1u", "(u32)(word >> 32)", "other bits in another launch"),
-        ("release(rings.barrier(EMPTY + (use + turn) % SLOTS));", "", "nothing goes on"),
-        ("if (--looks <= 0) return false;", "", "nothing goes on"),
+        ("release(rings.barrier(EMPTY + (use + turn) % SLOTS));", "", "deadlock"),
+        ("if (--looks <= 0) return false;", "", "deadlock"),
         ("(helper_anew() + round) % HELPERS * BATCH", "helper_anew() * BATCH + 1", "FAILED"),
     ];
     let causal = kernel(Dtype::Bf16, 64, AttentionMask::Causal);
@@ -704,7 +727,7 @@ fn mistakes_where_parts_meet() {
     let mistakes: [Mistake; 3] = [
         ("wait_for_chunks(rings, chunks);", "", "a copy to"),
         ("if (i < CHUNKS) wait_for_tiles(rings, at, now % CHUNKS);", "", "FAILED"),
-        ("wait(chunk_full(rings, now), chunk_parity(now));", "", "on its way"),
+        ("mbarrier_wait(chunk_full(rings, now), chunk_parity(now));", "", "in flight"),
     ];
     check_parts(
         "mistakes_where_parts_meet",
@@ -717,7 +740,7 @@ fn mistakes_where_parts_meet() {
 #[test]
 fn a_part_that_does_not_wait_for_heads() {
     let mistakes: [Mistake; 1] =
-        [("while ((int)(load_acquired(p.g_ready + number.tile) - target) < 0) pause();", "", "FAILED")];
+        [("while ((int)(load_acquire(p.g_ready + number.tile) - target) < 0) back_off();", "", "FAILED")];
     let case = Case { processors: 2, resident: 4, seeds: 3, ..Case::new([1, 2, 129, 129]) };
     check_parts("a_part_that_does_not_wait_for_heads", case, &mistakes);
 }
@@ -727,4 +750,86 @@ fn check_parts(name: &str, case: Case, mistakes: &[Mistake]) {
     let (source, launch) = meeting(&causal, &case, After { projection: Some((128, true)), ..LAYER });
     let launched = Launched { source, entry: "attention_block_hopper", launch, driver: "meeting.cpp" };
     check_mistakes(name, launched, case, mistakes);
+}
+
+// ---- matmuls of few rows
+
+/// The kernel of `y = x w + b` in bf16 and, as `emulator/matmul.cpp` reads it, its launch.
+fn matmul([m, n, k]: [usize; 3], transposed: bool, processors: usize) -> (CudaSource, Grid, String) {
+    let (weight, flag) = if transposed { (format!("{n},{k}"), "transposed") } else { (format!("{k},{n}"), "") };
+    let text = format!(
+        "x = input bf16[{m},{k}] ; w = weight bf16[{weight}] ; b = weight bf16[{n}] ; y = linear x w b {flag} ; out y"
+    );
+    let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error:?}\n{text}"));
+    let (source, launch, grids) = only(&graph, &greedy(&graph), processors);
+    let [grid] = grids.list.as_slice() else { panic!("{} grids", grids.list.len()) };
+    let names: Vec<&str> = launch.arguments().iter().map(|arg| graph.given_name(arg.base).unwrap_or("y")).collect();
+    let sizes =
+        format!("matmul {m} {n} {k} {} 2\narguments {} {}\n", u8::from(transposed), names.len(), names.join(" "));
+    let launch = sizes + &written(grid);
+    (source, grid.clone(), launch)
+}
+
+/// Weights by rows, whose sums a cluster exchanges, and by columns.
+#[test]
+fn matmuls_of_few_rows() {
+    let Some(compiler) = compiler() else { return };
+    for (name, sizes, transposed, processors, cluster) in [
+        ("matmul_by_rows", [1, 40, 300], false, 1, 1),
+        ("matmul_of_clusters", [3, 100, 1030], false, 7, 4),
+        ("matmul_by_columns", [2, 50, 520], true, 2, 1),
+        ("matmul_of_slices", [5, 9, 520], true, 4, 1),
+    ] {
+        let (source, grid, launch) = matmul(sizes, transposed, processors);
+        assert_eq!((source.name.as_str(), grid.cluster), ("skinny", cluster), "{name}");
+        let program = Program::compile(&compiler, name, "matmul.cpp", "skinny", &source.text);
+        for (lanes, seeds) in [(Lanes::Together, 1..3), (Lanes::Apart, 101..102)] {
+            let (ok, said) = program.run(&launch, 4, lanes, seeds, 0);
+            assert!(ok, "{name}, {lanes:?}:\n{said}");
+        }
+    }
+}
+
+#[test]
+fn mistakes_in_a_cluster() {
+    let mistakes: [Mistake; 3] = [
+        ("await_remote_stores(&s_sent);", "", "FAILED"),
+        ("cluster_wait();", "", "FAILED"),
+        (
+            "if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(&s_sent), (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));",
+            "",
+            "deadlock",
+        ),
+    ];
+    let (source, _, launch) = matmul([3, 100, 1030], false, 7);
+    let launched = Launched { source, entry: "skinny", launch, driver: "matmul.cpp" };
+    check_mistakes("mistakes_in_a_cluster", launched, Case::new([1, 1, 1, 1]), &mistakes);
+}
+
+/// A part with instructions of a GPU has a file of the emulator, and one without them has none.
+#[test]
+fn the_emulator_mirrors_the_device_side_library() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator/tile");
+    let mut files: Vec<String> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
+        .collect();
+    files.sort();
+    let mut emulated: Vec<&str> = Part::ALL.into_iter().filter(|&part| is_emulated(part)).map(Part::name).collect();
+    emulated.sort_unstable();
+    assert_eq!(files, emulated);
+    for part in Part::ALL {
+        assert!(is_emulated(part) || !part.text().contains("asm"), "{part:?}");
+        for name in functions(part.text()).into_iter().filter(|_| is_emulated(part)) {
+            let file = fs::read_to_string(folder.join(part.name()).with_extension("h")).unwrap();
+            assert!(file.contains(&format!("{name}(")), "{part:?} has {name}");
+        }
+    }
+}
+
+/// Names of the functions that a text defines.
+fn functions(text: &str) -> Vec<&str> {
+    let name = |line: &'_ str| -> Option<usize> { line.contains("__forceinline__").then(|| line.find('('))? };
+    let before = text.lines().filter_map(|line| name(line).map(|end| &line[..end]));
+    before.filter_map(|before| before.rsplit([' ', '*', '&']).next()).collect()
 }

@@ -433,7 +433,7 @@ fn every_line_that_computes_names_its_operation() {
             let (source, lines) =
                 (render(&draft, &backend).unwrap().0.to_string(), tagged_source(&draft, &backend).unwrap());
             let text = |lines: &[TaggedLine]| lines.iter().map(|line| format!("{}\n", line.text)).collect::<String>();
-            let shared = lines.iter().position(|line| line.text.starts_with("// prelude.cuh")).unwrap();
+            let shared = lines.iter().position(|line| line.text.starts_with("// prelude:")).unwrap();
             let (constants, kernel) = (&lines[..shared], &lines[shared + 1..]);
             assert!(source.starts_with(&text(constants)) && source.ends_with(&text(kernel)), "{label}: {}", group.name);
             let silent = kernel.iter().find(|line| line.node.is_none() && computes(&line.text));

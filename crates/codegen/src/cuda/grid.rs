@@ -3,7 +3,7 @@
 //! A source is free of `#include`, with one or more `extern "C"` kernels that take one parameter each: a structure of words. Words are
 //! numbers, or addresses that the device fills in. So a device knows neither rows nor operations.
 
-use crate::cuda::tensor_map::{MAP_WORDS, TensorMap};
+use crate::tile::tensor_map::{MAP_WORDS, TensorMap};
 
 /// A CUDA translation unit. Two sources that are equal are one compiled kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub struct Grid {
     pub cluster: u32,
     /// bytes of dynamic shared memory
     pub shared: u32,
-    /// whether every thread of it waits for earlier grids (`dependent.cuh`), so that it may be started before they have ended
+    /// whether every thread of it waits for earlier grids (`tile/dependent_launch.cuh`), so that it may be started before they have ended
     pub waits: bool,
     /// the parameter
     pub words: Vec<Word>,

@@ -1,5 +1,5 @@
-// What a kernel is launched with, read from text: `grid` with blocks, threads and bytes of shared memory, then the words of the
-// parameter up to `end`.
+// What a kernel is launched with, read from text: `grid` with blocks, threads, bytes of shared memory and blocks of a cluster,
+// then the words of the parameter up to `end`.
 //
 //   n VALUE                                   a number
 //   a POSITION OFFSET                         the address of an argument, plus so many bytes
@@ -48,7 +48,7 @@ struct Word {
 };
 
 struct Launch {
-    u32 blocks, threads, shared;
+    u32 blocks, threads, shared, cluster;
     std::vector<Word> words;
 };
 
@@ -58,6 +58,7 @@ static Launch read_launch(Reader& reader) {
     launch.blocks = (u32)reader.number();
     launch.threads = (u32)reader.number();
     launch.shared = (u32)reader.number();
+    launch.cluster = (u32)reader.number();
     for (std::string kind = reader.name(); kind != "end"; kind = reader.name()) {
         Word word = {};
         word.kind = kind[0];
@@ -105,6 +106,7 @@ static void run(void (*kernel)(Parameter), const Launch& launch, const Places& p
     settings.blocks = launch.blocks;
     settings.threads = launch.threads;
     settings.shared = launch.shared;
+    settings.cluster = launch.cluster;
     const std::vector<u64> words = words_of(launch, places);
     Parameter parameter;
     if (words.size() * 8 != sizeof parameter) emulator::fail("%zu words for %zu bytes", words.size(), sizeof parameter);

@@ -1,5 +1,5 @@
-// The machine on small kernels: blocks that wait for each other, copies of pieces, products of shared memory alone where the
-// columns of the right operand lie together. Arguments of the program: which, blocks that run at once, a seed.
+// The machine on small kernels: blocks that wait for each other, blocks of a cluster, bulk copies, multiplications of shared memory alone with a transposed
+// right operand. Arguments of the program: which, blocks that run at once, a seed.
 #include "emulator.h"
 
 struct Waiting {
@@ -7,18 +7,18 @@ struct Waiting {
     u32* g_sum;
 };
 
-// Block 0 waits for what all others say.
+// Block 0 waits for signals of all others.
 static void wait_for_others(Waiting p) {
     if (threadIdx.x == 0) {
         if (blockIdx.x == 0) {
             for (u32 i = 1; i < gridDim.x; ++i) {
-                while (read_word(p.g_words + i) != i) pause();
+                while (load_relaxed(p.g_words + i) != i) back_off();
             }
-            while (load_acquired(p.g_sum) != gridDim.x - 1) pause();
-            write_word(p.g_words, 1);
+            while (load_acquire(p.g_sum) != gridDim.x - 1) back_off();
+            store_relaxed(p.g_words, 1);
         } else {
-            write_word(p.g_words + blockIdx.x, blockIdx.x);
-            add_released(p.g_sum, 1);
+            store_relaxed(p.g_words + blockIdx.x, blockIdx.x);
+            add_acq_rel(p.g_sum, 1);
         }
     }
     __syncthreads();
@@ -30,32 +30,73 @@ struct Multiplied {
 };
 
 // d = a b of 64 x 64 and 64 x 128, rows of a and of b one after another.
-template <int N> using Product = ProductOf<N, 1>;
 static void multiply_tiles(Multiplied p) {
     char* s_memory = (char*)shared_memory();
     const u32 a = shared_address(s_memory) + (-shared_address(s_memory) & 1023), b = a + 8192, barrier = b + 16384;
     if (threadIdx.x == 0) {
-        init_barrier(barrier, 1);
-        fence_barriers();
-        expect(barrier, 8192 + 16384);
-        fetch_piece(a, &p.a, barrier, 0, 0, 1);
-        fetch_piece(b, &p.b, barrier, 0, 0, 1);
-        fetch_piece(b + 8192, &p.b, barrier, 64, 0, 1);
+        mbarrier_init(barrier, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(barrier, 8192 + 16384);
+        tma_load_3d(a, &p.a, barrier, 0, 0, 1);
+        tma_load_3d(b, &p.b, barrier, 0, 0, 1);
+        tma_load_3d(b + 8192, &p.b, barrier, 64, 0, 1);
     }
     __syncthreads();
-    wait(barrier, 0);
+    mbarrier_wait(barrier, 0);
     float d[64];
-    fence_products();
+    wgmma_fence();
     for (int step = 0; step < 4; ++step) {
-        Product<128>::of_shared<1>(d, descriptor<16>(a) + step * 2, descriptor<8192>(b) + step * 128, step > 0);
+        Wgmma<128, 1>::from_shared<1>(d, matrix_descriptor<16>(a) + step * 2, matrix_descriptor<8192>(b) + step * 128, step > 0);
     }
-    commit_products();
-    wait_products<0>();
+    wgmma_commit();
+    wgmma_wait<0>();
     for (int i = 0; i < 64; ++i) {
         const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
         const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
         p.g_d[row * 128 + column] = d[i];
     }
+}
+
+struct Exchange {
+    float* g_sums;
+    int skipped;  // sends that are left out
+};
+
+// Every block of a cluster sends a number to all of them, and adds up what it receives. What is left out is expected all the same.
+static void exchange(Exchange p) {
+    struct Received {
+        u64 sent;
+        float numbers[8];
+    }& s = *(Received*)shared_memory();
+    if (threadIdx.x == 0) {
+        mbarrier_init(shared_address(&s.sent), 1);
+        fence_mbarrier_init();
+    }
+    cluster_arrive();
+    cluster_wait();
+    const u32 rank = cluster_rank(), ranks = emulator::machine.settings.cluster;
+    if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(&s.sent), ranks * 4);
+    if (threadIdx.x >= (u32)p.skipped && threadIdx.x < ranks) {
+        store_remote_async(s.numbers + rank, (float)(1 << blockIdx.x), threadIdx.x, &s.sent);
+    }
+    await_remote_stores(&s.sent);
+    if (threadIdx.x != 0) return;
+    float sum = 0.0f;
+    for (u32 i = 0; i < ranks; ++i) sum += s.numbers[i];
+    p.g_sums[blockIdx.x] = sum;
+}
+
+static bool check_cluster(emulator::Settings settings, int skipped) {
+    float sums[8] = {};
+    settings.blocks = 8;
+    settings.cluster = 4;
+    settings.threads = 64;
+    settings.shared = 64;
+    emulator::run(exchange, Exchange{sums, skipped}, settings);
+    for (int i = 0; i < 8; ++i) {
+        if (sums[i] != (i < 4 ? 15.0f : 240.0f)) return false;
+    }
+    return true;
 }
 
 static bool check_waiting(emulator::Settings settings) {
@@ -98,7 +139,10 @@ int main(int count, char** arguments) {
     settings.resident = (u32)atoi(arguments[2]);
     settings.seed = (u64)atoll(arguments[3]);
     const std::string which = arguments[1];
-    const bool ok = which == "waiting" ? check_waiting(settings) : check_products(settings);
+    const bool ok = which == "waiting"   ? check_waiting(settings)
+                    : which == "cluster" ? check_cluster(settings, 0)
+                    : which == "missing" ? check_cluster(settings, 1)
+                                         : check_products(settings);
     printf("%s: %s\n", arguments[1], ok ? "ok" : "FAILED");
     return ok ? 0 : 1;
 }

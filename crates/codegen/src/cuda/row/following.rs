@@ -33,8 +33,8 @@ pub(crate) fn following(
         let sweeps = if config.policy == Policy::Streamed { &again } else { facts.passes };
         let own =
             emit_following(&Emission { body, layouts: facts.layouts, passes: sweeps, config: &config, handed: &[] });
-        let vector = config.vector;
-        let text = format!("#define MEETS\nnamespace rows {{\nconstexpr int V = {vector};\n{PRELUDE}\n{own}}}\n");
+        let (vector, prelude) = (config.vector, PRELUDE.as_str());
+        let text = format!("#define MEETS\nnamespace rows {{\nconstexpr int V = {vector};\n{prelude}\n{own}}}\n");
         Following { text, config }
     })
 }

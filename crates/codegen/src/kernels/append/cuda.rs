@@ -3,10 +3,10 @@
 use deuteron_plan::primitive_work;
 
 use super::{Append, AppendShape};
-use crate::cuda::DEPENDENT;
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
+use crate::tile::{self, Part};
 
 /// Threads of a block, as in `append.cu`.
 const THREADS: usize = 256;
@@ -29,7 +29,8 @@ impl Family<CudaTarget> for AppendFamily {
 
 /// The kernels of an append.
 fn kernel(append: &Append, target: &CudaTarget) -> Kernel {
-    let text = format!("constexpr int ELEMENT = {};\n\n{DEPENDENT}\n{}", append.element, include_str!("append.cu"));
+    let parts = tile::text(&[Part::DependentLaunch]);
+    let text = format!("constexpr int ELEMENT = {};\n\n{parts}\n{}", append.element, include_str!("append.cu"));
     let launch = Launch::new(append.arguments(), Execution::Grids(grids(append, target)));
     let launch = launch.with_lookups(append.lookups());
     Kernel::new(Source::Cuda(CudaSource::new("append", text)), launch)

@@ -12,8 +12,8 @@ use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Kernel, Launch, Source};
 use crate::kernels::attention::cuda::forward::{ForwardVariant, with_variant};
 use crate::kernels::attention::cuda::hopper::Groups;
-use crate::kernels::attention::cuda::text::text;
 use crate::kernels::attention::cuda::tiles::Tiles;
+use crate::tile::{self, Part};
 
 /// Elements of a head, as the rungs are written for.
 const WIDTH: usize = 64;
@@ -166,17 +166,28 @@ fn is_written_for(kernel: &AttentionKernel, shape: &AttentionShape) -> bool {
 impl Written {
     fn kernel(&self, attention: &LoweredAttention) -> Kernel {
         let LoweredAttention { kernel, shape, args } = attention;
-        // Its own part comes after what all kernels of attention share.
-        let own = [&[include_str!("attention/parameters.cuh")], self.texts].concat().join("\n");
-        let source = CudaSource::new(self.name, text(kernel, "", &own));
+        let source = CudaSource::new(self.name, self.text(kernel.scale));
         let launch = Launch::new(attention.arguments(), Execution::Grids(self.grids(shape, args)));
         Kernel::new(Source::Cuda(source), launch.with_variant(self.name.to_string(), String::new()))
+    }
+
+    /// Its text, for scores that are multiplied by `scale`.
+    fn text(&self, scale: f32) -> String {
+        let constants = format!(
+            "constexpr int STORAGE = 2;\nconstexpr int WIDTH = {WIDTH};\nconstexpr float SCALE = {scale:e}f;\n"
+        );
+        let parts = tile::text(&[Part::Conversions, Part::Warp, Part::Matrix]);
+        let before = [constants.as_str(), &parts, include_str!("attention/parameters.cuh")];
+        [&before, self.texts].concat().join("\n")
     }
 
     /// The grids of a launch, with the words of `parameters.cuh`.
     fn grids(&self, shape: &AttentionShape, args: &[ArgBinding]) -> Grids {
         let &AttentionShape { batch, heads, queries, .. } = shape;
         let all_heads = batch * heads;
+        if all_heads * queries == 0 {
+            return Grids::default();
+        }
         let scores = if self.has_scores { all_heads * queries * queries * 4 } else { 0 };
         let address = |position: usize| {
             let offset = args.get(position).map_or(0, ArgBinding::start);

@@ -70,7 +70,7 @@ impl RowVariant {
     pub fn kernel(self, target: &CudaTarget) -> Kernel {
         let lines = self.lines(target);
         let own = |lines: &[Line]| lines.iter().flat_map(|line| [line.text.as_str(), "\n"]).collect::<String>();
-        let text = own(&lines.constants) + PRELUDE + &own(&lines.kernel);
+        let text = own(&lines.constants) + &PRELUDE + &own(&lines.kernel);
         self.with_source(CudaSource::new("row", text), target)
     }
 
@@ -136,7 +136,7 @@ pub(crate) fn tagged_lines(lowered: &LoweredRows, target: &CudaTarget) -> Vec<(S
         Origin::Expr(id) => Origin::Expr(exprs[id.index()]),
         Origin::Stage(position) => Origin::Stage(stages[position]),
     };
-    let shared = format!("// prelude.cuh: {} lines that all row kernels share", PRELUDE.lines().count());
+    let shared = format!("// prelude: {} lines that all row kernels share", PRELUDE.lines().count());
     let shared = Line { text: shared, origin: None };
     let all = constants.into_iter().chain([shared]).chain(kernel);
     all.map(|line| (line.text, line.origin.map(before))).collect()

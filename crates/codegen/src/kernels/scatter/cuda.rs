@@ -10,6 +10,7 @@ use super::Scatter;
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
+use crate::tile::{self, Part};
 
 /// Keys that one block sorts: 64 KiB of shared memory, which every GPU has.
 const PIECE: usize = 8192;
@@ -41,7 +42,8 @@ pub fn kernel(scatter: &Scatter) -> Kernel {
         Dtype::Bf16 => 2,
         _ => 0,
     };
-    let text = format!("constexpr int KIND = {kind};\n{}", include_str!("scatter.cu"));
+    let parts = tile::text(&[Part::Conversions]);
+    let text = format!("constexpr int KIND = {kind};\n\n{parts}\n{}", include_str!("scatter.cu"));
     let launch = Launch::new(scatter.arguments(), Execution::Grids(grids(scatter))).with_lookups(scatter.lookups());
     Kernel::new(Source::Cuda(CudaSource::new("scatter_add", text)), launch)
 }

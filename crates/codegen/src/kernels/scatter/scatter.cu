@@ -7,8 +7,6 @@
 // element of the table is written exactly once, the same bits each time. An index outside of the table sorts behind
 // every row and leaves its position in the fault word.
 
-typedef unsigned long long u64;
-
 constexpr u64 NONE = ~0ull;
 constexpr int SORT_THREADS = 1024;
 constexpr int MERGE_THREADS = 256;
@@ -111,16 +109,8 @@ template <> struct Storage<0> {
 };
 template <> struct Storage<1> {
     typedef unsigned short Bits;
-    static __device__ __forceinline__ float load(Bits x) {
-        float y;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-        return y;
-    }
-    static __device__ __forceinline__ Bits store(float x) {
-        Bits y;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-        return y;
-    }
+    static __device__ __forceinline__ float load(Bits x) { return from_f16(x); }
+    static __device__ __forceinline__ Bits store(float x) { return to_f16(x); }
 };
 template <> struct Storage<2> {
     typedef unsigned short Bits;

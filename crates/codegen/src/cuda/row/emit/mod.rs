@@ -10,6 +10,7 @@ mod sums;
 mod values;
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use deuteron_graph::{Dtype, ReduceOp};
 
@@ -20,14 +21,29 @@ use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
 use crate::cuda::row::layout::ArgLayout;
 use crate::cuda::row::passes::{Pass, Passes, stored};
 use crate::cuda::row_config::{Policy, RowConfig};
+use crate::tile::{self, Part};
 
-/// What every row kernel stands on.
-pub(crate) const PRELUDE: &str = concat!(
-    include_str!("../../philox.cuh"),
-    include_str!("../../dependent.cuh"),
-    include_str!("../../cluster.cuh"),
-    include_str!("../../prelude.cuh")
-);
+/// What every row kernel stands on: parts of the device-side library, then functions of lanes.
+pub(crate) static PRELUDE: LazyLock<String> = LazyLock::new(|| {
+    let parts = tile::text(&[
+        Part::Philox,
+        Part::DependentLaunch,
+        Part::Conversions,
+        Part::Warp,
+        Part::GlobalMemory,
+        Part::AsyncCopy,
+        Part::Cluster,
+    ]);
+    let own = [
+        include_str!("../../prelude/math.cuh"),
+        include_str!("../../prelude/lanes.cuh"),
+        include_str!("../../prelude/storage.cuh"),
+        include_str!("../../prelude/access.cuh"),
+        include_str!("../../prelude/dropout.cuh"),
+        include_str!("../../prelude/reduce.cuh"),
+    ];
+    format!("{parts}\n{}", own.join("\n"))
+});
 
 /// A line of the text and what it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -126,7 +126,7 @@ template <bool LAST, typename Work> static __device__ __forceinline__ void each_
             const Element* s_k = walk.s_stages + walk.stage * Q_STAGE + part * ROW;
             work(s_k, s_k + Q_KEYS * ROW, tile + part);
         }
-        wait_copies();
+        await_all_copies();
         __syncthreads();
         walk.stage ^= 1;
     }
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
         load_rows<Q_KEYS, Q_THREADS>(s_stages, g_k, of.k.position, 0, block_end);
         load_rows<Q_KEYS, Q_THREADS>(s_stages + Q_KEYS * ROW, g_v, of.v.position, 0, block_end);
     }
-    wait_copies();
+    await_all_copies();
     __syncthreads();
     Queries own;
     own.s_q = s_q + warp_row * ROW;
@@ -230,7 +230,7 @@ static __device__ __forceinline__ void find_kept(u32 (&r_kept)[4], const Attenti
             for (int w = 0; w < 4; ++w) kept |= (words.w[w] >= THRESHOLD ? 1u : 0u) << (4 * i + w);
         }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) r_kept[e] = from_lane(kept, (at.lane & ~12) + 4 * e) >> of_four;
+        for (int e = 0; e < 4; ++e) r_kept[e] = shuffle(kept, (at.lane & ~12) + 4 * e) >> of_four;
     } else {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -303,13 +303,13 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, K_BLOCKS) backward_keys(
         load_rows<K_QUERIES, K_THREADS>(s_to + K_QUERIES * ROW, g_slope, of.o.position, query, queries);
         // Zeros beyond the last query: its slopes are zeros too, so nothing is added.
         for (int i = threadIdx.x; i < K_QUERIES; i += K_THREADS) {
-            copy_two_async(s_rows + stage * K_QUERIES + i, g_rows + query + i, query + i < queries);
+            copy_async<8>(shared_address(s_rows + stage * K_QUERIES + i), g_rows + query + i, query + i < queries);
         }
     };
     load_rows<K_ROWS, K_THREADS>(s_k, of.g_k + start(of.k, at.sequence, at.head), of.k.position, first, keys);
     load_rows<K_ROWS, K_THREADS>(s_v, of.g_v + start(of.v, at.sequence, at.head), of.v.position, first, keys);
     if (begin < queries) load(0, begin);
-    wait_copies();
+    await_all_copies();
     __syncthreads();
     Keys own;
     own.s_k = s_k + warp_row * ROW;
@@ -339,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, K_BLOCKS) backward_keys(
                 add_dk_dv<true>(of, at, own, facing, r_dk, r_dv, column);
             }
         }
-        wait_copies();
+        await_all_copies();
         __syncthreads();
         stage ^= 1;
     }

@@ -40,11 +40,11 @@ static __device__ __forceinline__ void raise(Statistics& r, float most) {
 template <int LANES> static __device__ __forceinline__ float2 finish(Statistics r) {
 #pragma unroll
     for (int mask = 1; mask < LANES; mask *= 2) {
-        const float maximum = neighbour(r.maximum, mask), most = fmaxf(r.maximum, maximum), shift = shift_of(most);
+        const float maximum = shuffle_xor(r.maximum, mask), most = fmaxf(r.maximum, maximum), shift = shift_of(most);
         const float own = ex2(r.maximum - shift), other = ex2(maximum - shift);
         r.maximum = most;
-        r.sum = r.sum * own + neighbour(r.sum, mask) * other;
-        r.slope = r.slope * own + neighbour(r.slope, mask) * other;
+        r.sum = r.sum * own + shuffle_xor(r.sum, mask) * other;
+        r.slope = r.slope * own + shuffle_xor(r.slope, mask) * other;
     }
     if (r.sum == 0.0f) return make_float2(-never(), 0.0f);
     return make_float2(r.maximum + log2f(r.sum), r.slope * ending(r.sum));

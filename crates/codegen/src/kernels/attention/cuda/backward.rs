@@ -13,13 +13,12 @@ use deuteron_plan::{Class, Draft, LANES, Work, primitive_work};
 
 use super::forward::refusal;
 use super::hopper::{self, Rows};
-use super::text::{HOPPER, prelude};
+use super::text::{HOPPER, PLAIN, TENSOR, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS};
 use super::words::{is_aligned, words};
 use crate::argument::ArgBinding;
 use crate::attention::backward::{self, LoweredBackward};
 use crate::attention::{self, AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand, Fit};
-use crate::cuda::PHILOX;
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
@@ -244,26 +243,25 @@ fn hopper_shared(width: usize) -> usize {
 
 /// The text of the kernels.
 fn source(kernel: &AttentionKernel, variant: &BackwardVariant) -> CudaSource {
-    let own = match variant {
+    let (parts, own) = match variant {
         BackwardVariant::Plain => {
-            [include_str!("plain.cuh"), include_str!("backward.cuh"), include_str!("backward_plain.cu")].join("\n")
+            let own = [include_str!("plain.cuh"), include_str!("backward.cuh"), include_str!("backward_plain.cu")];
+            (PLAIN, own.join("\n"))
         }
         BackwardVariant::Hopper => {
             let shared = hopper_shared(kernel.width);
             let constants = format!("constexpr int STAGES = {HOPPER_STAGES};\nconstexpr int SHARED = {shared};\n");
             let common =
-                [HOPPER, include_str!("hopper.cuh"), include_str!("backward.cuh"), include_str!("hopper_backward.cuh")];
+                [include_str!("hopper.cuh"), include_str!("backward.cuh"), include_str!("hopper_backward.cuh")];
             let own = [include_str!("hopper_dq.cu"), include_str!("hopper_dkv.cu")];
-            [&[constants.as_str()], &common[..], &own].concat().join("\n")
+            (HOPPER, [&[constants.as_str()], &common[..], &own].concat().join("\n"))
         }
         BackwardVariant::Tensor(tiles) => {
-            [&constants(tiles), include_str!("tensor.cuh"), include_str!("backward.cuh"), include_str!("backward.cu")]
-                .join("\n")
+            let common = [include_str!("tensor.cuh"), include_str!("backward.cuh")];
+            (TENSOR, [&[constants(tiles).as_str()], &common[..], &[include_str!("backward.cu")]].concat().join("\n"))
         }
     };
-    let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
-    let text = format!("{}\n{shared}\n{own}", prelude(kernel));
-    CudaSource::new("attention_backward", text)
+    CudaSource::new("attention_backward", text(kernel, "", parts, &own))
 }
 
 fn constants(tiles: &BackwardTiles) -> String {

@@ -71,7 +71,7 @@ struct __align__(16) Ended {
 static __device__ __forceinline__ Ended end_row(Centred r) {
 #pragma unroll
     for (int mask = 1; mask < 16; mask *= 2) {
-        Centred other = {neighbour(r.maximum, mask), neighbour(r.sum, mask), neighbour(r.slope, mask), neighbour(r.centre, mask)};
+        Centred other = {shuffle_xor(r.maximum, mask), shuffle_xor(r.sum, mask), shuffle_xor(r.slope, mask), shuffle_xor(r.centre, mask)};
         const float most = fmaxf(r.maximum, other.maximum), shift = shift_of(most);
         const float of_own = ex2(r.maximum - shift), of_other = ex2(other.maximum - shift);
         r.sum *= of_own;

@@ -84,12 +84,12 @@ struct Row {
 
 // Joins a stream that goes on elsewhere.
 static __device__ __forceinline__ void join(Row& r, int mask) {
-    const float maximum = neighbour(r.maximum, mask), most = fmaxf(r.maximum, maximum), shift = shift_of(most);
+    const float maximum = shuffle_xor(r.maximum, mask), most = fmaxf(r.maximum, maximum), shift = shift_of(most);
     const float own = ex2(r.maximum - shift), other = ex2(maximum - shift);
     r.maximum = most;
-    r.sum = r.sum * own + neighbour(r.sum, mask) * other;
+    r.sum = r.sum * own + shuffle_xor(r.sum, mask) * other;
 #pragma unroll
-    for (int i = 0; i < OWN; ++i) r.o[i] = r.o[i] * own + neighbour(r.o[i], mask) * other;
+    for (int i = 0; i < OWN; ++i) r.o[i] = r.o[i] * own + shuffle_xor(r.o[i], mask) * other;
 }
 
 // The keys of a range: equal parts of those that the last row sees, in whole steps of all streams.
@@ -108,7 +108,7 @@ static __device__ __forceinline__ Range range_of(const Attention& p, u32 chunk, 
 static __device__ __forceinline__ void bring_rows(const KeyElement* g_rows, u64 position, Range keys) {
     const int count = min(keys.end - keys.begin, BROUGHT);
     for (int line = threadIdx.x; line < count * LINES; line += THREADS) {
-        bring_line((u64)(g_rows + (u64)(keys.begin + line / LINES) * position) + line % LINES * 128);
+        prefetch_line((u64)(g_rows + (u64)(keys.begin + line / LINES) * position) + line % LINES * 128);
     }
 }
 
@@ -133,8 +133,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode
     // Row i of the chunk is joined by block i of the cluster, or by the one that comes round to it.
     __shared__ u64 s_sent;
     if (joins) {
-        if (threadIdx.x == 0) count_sent(&s_sent);
-        cluster_start();
+        if (threadIdx.x == 0) {
+            mbarrier_init(shared_address(&s_sent), 1);
+            fence_mbarrier_init();
+        }
+        cluster_arrive();
     }
 #endif
     const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES, stream = threadIdx.x / LANES;
@@ -196,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode
 #pragma unroll
                 for (int e = 0; e < OWN; ++e) s[f] = fmaf(r[i].q[e], element(r_k[f], e), s[f]);
 #pragma unroll
-                for (int mask = LANES / 2; mask > 0; mask /= 2) s[f] += neighbour(s[f], mask);
+                for (int mask = LANES / 2; mask > 0; mask /= 2) s[f] += shuffle_xor(s[f], mask);
                 const bool sees = at < end && at < ends[i];
                 if constexpr (MASK == ADDITIVE) {
                     if (sees) s[f] += widen<MASK_STORAGE>(g_masks[i][at]) * LOG2E;
@@ -241,9 +244,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode
     __syncthreads();
 #if __CUDA_ARCH__ >= 900
     if (joins) {
-        cluster_started();
+        cluster_wait();
         const u32 own = (min(rows - chunk * ROWS, (u32)ROWS) + splits - 1 - split) / splits;
-        if (threadIdx.x == 0) expect(&s_sent, own * splits * JOINED * (u32)sizeof(float));
+        if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(&s_sent), own * splits * JOINED * (u32)sizeof(float));
     }
 #endif
     for (int i = 0; i < ROWS && chunk * ROWS + i < rows; ++i) {
@@ -272,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode
                 p.g_values[part * WIDTH + column] = value;
             }
 #if __CUDA_ARCH__ >= 900
-            if (joins) send(s_row + column, value, joiner, &s_sent);
+            if (joins) store_remote_async(s_row + column, value, joiner, &s_sent);
 #endif
         }
         if (threadIdx.x == 0 && p.splits > 1 && !joins) {
@@ -281,14 +284,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode
         }
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x == 0 && joins) {
-            send(s_row + WIDTH, most, joiner, &s_sent);
-            send(s_row + WIDTH + 1, sum, joiner, &s_sent);
+            store_remote_async(s_row + WIDTH, most, joiner, &s_sent);
+            store_remote_async(s_row + WIDTH + 1, sum, joiner, &s_sent);
         }
 #endif
     }
 #if __CUDA_ARCH__ >= 900
     if (!joins) return;
-    await_sent(&s_sent);
+    await_remote_stores(&s_sent);
     for (int i = (int)split; i < ROWS && chunk * ROWS + i < rows; i += (int)splits) {
         const float* const s_row = s_joined + i * splits * JOINED;
         float most = never();
@@ -321,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_combine(const __
     float most = never(), sum = 0.0f;
     for (int split = lane; split < (int)p.splits; split += 32) most = fmaxf(most, g_sums[2 * split]);
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, neighbour(most, mask));
+    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, shuffle_xor(most, mask));
     const float shift = shift_of(most);
     float r_o[(WIDTH + 31) / 32] = {};
 #pragma unroll 4

@@ -15,13 +15,12 @@ use deuteron_plan::primitive_work;
 
 use super::hopper::Groups;
 use super::scores::Scores;
-use super::text::{HOPPER, HOPPER_ATTEND, NOTHING, plain_text, tensor_text, text};
+use super::text::{DECODE, HOPPER, HOPPER_ATTEND, NOTHING, PLAIN, TENSOR, plain_text, tensor_text, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS, Tiles};
 use super::words::{PARTS_AT, is_aligned, unwritten_positions, words};
 use crate::attention::{self, AttentionKernel, AttentionResult, AttentionShape, Fit, LoweredAttention};
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
-use crate::cuda::{CLUSTER, DEPENDENT};
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
 
 /// Up to this many queries attention is decoded: a tile of queries would be mostly empty.
@@ -146,20 +145,20 @@ pub fn choose(attention: &LoweredAttention, target: &CudaTarget) -> ForwardVaria
 
 /// The text of a kernel.
 fn source(kernel: &AttentionKernel, variant: &ForwardVariant) -> CudaSource {
-    let (name, constants, own) = match variant {
-        ForwardVariant::Plain => ("attention", String::new(), plain_text(NOTHING)),
+    let (name, constants, parts, own) = match variant {
+        ForwardVariant::Plain => ("attention", String::new(), PLAIN, plain_text(NOTHING)),
         ForwardVariant::Hopper(groups) => {
-            let own = [HOPPER, include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper.cu")].join("\n");
-            ("attention_hopper", groups.constants(groups.shared(kernel.width)), own)
+            let own = [include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper.cu")].join("\n");
+            ("attention_hopper", groups.constants(groups.shared(kernel.width)), HOPPER, own)
         }
-        ForwardVariant::Tensor(tiles) => ("attention_tensor", tiles.constants(), tensor_text(NOTHING)),
+        ForwardVariant::Tensor(tiles) => ("attention_tensor", tiles.constants(), TENSOR, tensor_text(NOTHING)),
         ForwardVariant::Decode { rows, vector } => {
             let constants = format!("constexpr int ROWS = {rows};\nconstexpr bool VECTOR = {vector};\n");
-            ("attention_decode", constants, [DEPENDENT, CLUSTER, include_str!("decode.cu")].join("\n"))
+            ("attention_decode", constants, DECODE, include_str!("decode.cu").into())
         }
-        ForwardVariant::Scores(scores) => ("attention_scores", scores.constants(), scores.text()),
+        ForwardVariant::Scores(scores) => ("attention_scores", scores.constants(), scores.parts(), scores.text()),
     };
-    CudaSource::new(name, text(kernel, &constants, &own))
+    CudaSource::new(name, text(kernel, &constants, parts, &own))
 }
 
 /// The grids of a launch; none where there is nothing to write.

@@ -69,9 +69,7 @@ static __device__ __forceinline__ void attend_tiles(const Mapped& mapped, Rings 
         State r;
         attend(r, p, rings, s_base, rank, tile, at, queries);
         // Found anew: until now nothing of it has to be in registers.
-        int same = round;
-        asm volatile("" : "+r"(same));
-        find_tile(mapped, same, tile);
+        find_tile(mapped, opaque(round), tile);
         if (!SPLIT || rank.warpgroup == 0) {
             store_rows<2048>(p, tile, r, staging(s_base, rank), tile.first + rank.part * 64 + rank.warp * 16);
         }
@@ -83,13 +81,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_hopper(c
     char* s_base = s_memory + (-shared_address(s_memory) & 1023);
     const Rings rings = {shared_address(s_base)};
     if (threadIdx.x == 0) rings.init();
-    if (threadIdx.x == MULTIPLIERS) expect_maps(p.maps);
+    if (threadIdx.x == MULTIPLIERS) prefetch_maps(p.maps);
     __syncthreads();
     if (threadIdx.x >= MULTIPLIERS) {
-        if constexpr (AHEAD) give_registers<24>();
+        if constexpr (AHEAD) setmaxnreg_dec<24>();
         if (threadIdx.x == MULTIPLIERS) fetch_tiles(p, rings);
     } else {
-        if constexpr (AHEAD) take_registers<240>();
+        if constexpr (AHEAD) setmaxnreg_inc<240>();
         attend_tiles(p, rings, s_base);
     }
 }

@@ -1,10 +1,21 @@
-// What the kernels by warpgroups share beside the instructions: rows on their way out, scores in registers.
+// What the kernels by warpgroups share: rows of heads loaded and stored, scores in registers.
+
+// Loads a tile of rows of one head, from `row` on. A row has pieces of 64 elements (128 bytes); of two pieces the first ones of all rows
+// come first.
+template <int PIECES>
+static __device__ __forceinline__ void load_rows(u32 to, const TensorMap* map, u32 barrier, int row, int head, int sequence) {
+    if constexpr (PIECES == 1) {
+        tma_load_4d(to, map, barrier, 0, row, head, sequence);
+    } else {
+        tma_load_5d(to, map, barrier, 0, row, 0, head, sequence);
+    }
+}
 
 // Sixteen rows of a warp on their way out, through shared memory in whole pieces of 16 bytes, swizzled. BEYOND: bytes to the next 64
 // columns. First sixteen columns at a time, as a product leaves them; then up to `rows` of them all.
 template <int BEYOND> static __device__ __forceinline__ void stage_pairs(char* s_rows, int step, const u32 (&pairs)[4]) {
     const int lane = threadIdx.x & 31, row = lane & 15, piece = step % 4 * 2 + (lane >> 4);
-    store_matrices(s_rows + step / 4 * BEYOND + row * 128 + ((piece ^ (row & 7)) << 4), pairs);
+    stmatrix(s_rows + step / 4 * BEYOND + row * 128 + ((piece ^ (row & 7)) << 4), pairs);
 }
 template <int BEYOND>
 static __device__ __forceinline__ void store_staged(const char* s_rows, Element* g_to, u64 stride, int rows) {
@@ -43,8 +54,8 @@ template <int N> static __device__ __forceinline__ float largest(const float (&r
         other = fmaxf(other, fmaxf(r_s[4 * j + 4 + 2 * half], r_s[4 * j + 5 + 2 * half]));
     }
     most = fmaxf(most, other);
-    most = fmaxf(most, neighbour(most, 1));
-    return fmaxf(most, neighbour(most, 2));
+    most = fmaxf(most, shuffle_xor(most, 1));
+    return fmaxf(most, shuffle_xor(most, 2));
 }
 
 // Raises the largest scores of the two rows where some score of this tile is larger by `slack` powers of 2; `scale` makes powers of 2 of

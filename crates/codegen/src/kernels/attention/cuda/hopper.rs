@@ -7,7 +7,7 @@ use crate::argument::ArgBinding;
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 use crate::cuda::grid::{Grid, Word};
 use crate::cuda::target::CudaTarget;
-use crate::cuda::tensor_map::{Mapped, TensorMap};
+use crate::tile::tensor_map::{Mapped, TensorMap};
 
 /// Fewer keys do not fill a tile.
 const LEAST_KEYS: usize = 64;

@@ -33,10 +33,10 @@ struct Maps {
 };
 
 // They are on their way to where the unit that copies has them.
-static __device__ __forceinline__ void expect_maps(const Maps& maps) {
-    expect_map(&maps.q);
-    expect_map(&maps.k);
-    expect_map(&maps.v);
+static __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
+    prefetch_tensor_map(&maps.q);
+    prefetch_tensor_map(&maps.k);
+    prefetch_tensor_map(&maps.v);
 }
 
 // A tile of queries of one head.
@@ -71,14 +71,14 @@ struct Rings {
         // A warpgroup that splits keys uses every second tile, and else both use all; each of its warps says when it is done.
         const u32 users = SPLIT ? 4 : 8;
         for (int stage = 0; stage < STAGES; ++stage) {
-            init_barrier(k_full(stage), 1);
-            init_barrier(v_full(stage), 1);
-            init_barrier(k_empty(stage), users);
-            init_barrier(v_empty(stage), users);
+            mbarrier_init(k_full(stage), 1);
+            mbarrier_init(v_full(stage), 1);
+            mbarrier_init(k_empty(stage), users);
+            mbarrier_init(v_empty(stage), users);
         }
-        init_barrier(q_full(), 1);
-        init_barrier(q_empty(), 8);
-        fence_barriers();
+        mbarrier_init(q_full(), 1);
+        mbarrier_init(q_empty(), 8);
+        fence_mbarrier_init();
     }
 };
 
@@ -87,23 +87,23 @@ struct Rings {
 // Queries, keys and values of a tile. `at` counts tiles of keys so far, `queries` those of queries.
 static __device__ __forceinline__ void fetch_tile(const Maps& maps, Rings rings, const Tile& tile, u32& at, u32& queries) {
     if (tile.count <= 0) return;
-    wait(rings.q_empty(), (queries & 1) ^ 1);
+    mbarrier_wait(rings.q_empty(), (queries & 1) ^ 1);
     ++queries;
-    expect(rings.q_full(), Q_BYTES);
-    fetch<PIECES>(rings.base, &maps.q, rings.q_full(), tile.first, tile.head, tile.sequence);
+    mbarrier_arrive_expect_tx(rings.q_full(), Q_BYTES);
+    load_rows<PIECES>(rings.base, &maps.q, rings.q_full(), tile.first, tile.head, tile.sequence);
     // Keys one tile ahead of values, as they are used.
     for (int i = 0; i <= tile.count; ++i) {
         if (i < tile.count) {
             const u32 now = at + i;
-            wait(rings.k_empty(now), Rings::parity(now) ^ 1);
-            expect(rings.k_full(now), KV_BYTES);
-            fetch<PIECES>(rings.k(now), &maps.k, rings.k_full(now), (tile.count - 1 - i) * KEYS, tile.key_head, tile.sequence);
+            mbarrier_wait(rings.k_empty(now), Rings::parity(now) ^ 1);
+            mbarrier_arrive_expect_tx(rings.k_full(now), KV_BYTES);
+            load_rows<PIECES>(rings.k(now), &maps.k, rings.k_full(now), (tile.count - 1 - i) * KEYS, tile.key_head, tile.sequence);
         }
         if (i > 0) {
             const u32 now = at + i - 1;
-            wait(rings.v_empty(now), Rings::parity(now) ^ 1);
-            expect(rings.v_full(now), KV_BYTES);
-            fetch<PIECES>(rings.v(now), &maps.v, rings.v_full(now), (tile.count - i) * KEYS, tile.key_head, tile.sequence);
+            mbarrier_wait(rings.v_empty(now), Rings::parity(now) ^ 1);
+            mbarrier_arrive_expect_tx(rings.v_full(now), KV_BYTES);
+            load_rows<PIECES>(rings.v(now), &maps.v, rings.v_full(now), (tile.count - i) * KEYS, tile.key_head, tile.sequence);
         }
     }
     at += tile.count;
@@ -131,48 +131,48 @@ struct Place {
 };
 
 static __device__ __forceinline__ void release(u32 barrier) {
-    if ((threadIdx.x & 31) == 0) arrive(barrier);
+    if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
 }
 
 // Warpgroups take turns at issuing products.
 static __device__ __forceinline__ void begin_turn(int warpgroup) {
-    if constexpr (TURNS) named_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);
+    if constexpr (TURNS) named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);
 }
 static __device__ __forceinline__ void end_turn(int warpgroup) {
-    if constexpr (TURNS) named_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);
+    if constexpr (TURNS) named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);
 }
 
 // The scores of a tile of keys, on their way.
 static __device__ __forceinline__ void issue_scores(float (&r_s)[KEYS / 2], const u32 (&r_q)[WIDTH / 16][4], const Place& in,
                                                     int i) {
     const u32 now = in.at + i;
-    wait(in.rings.k_full(now), Rings::parity(now));
-    const u64 q = descriptor<16>(in.s_q), k = descriptor<16>(in.rings.k(now));
-    fence_products();
+    mbarrier_wait(in.rings.k_full(now), Rings::parity(now));
+    const u64 q = matrix_descriptor<16>(in.s_q), k = matrix_descriptor<16>(in.rings.k(now));
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < WIDTH / 16; ++step) {
         const u64 right = k + (step / 4 * KEYS * 128 + step % 4 * 32) / 16;
         if constexpr (HELD) {
-            Product<KEYS>::template of_registers<0>(r_s, r_q[step], right, step > 0);
+            Wgmma<KEYS, STORAGE>::template from_registers<0>(r_s, r_q[step], right, step > 0);
         } else {
-            Product<KEYS>::template of_shared<0>(r_s, q + (step / 4 * QUERIES * 128 + step % 4 * 32) / 16, right, step > 0);
+            Wgmma<KEYS, STORAGE>::template from_shared<0>(r_s, q + (step / 4 * QUERIES * 128 + step % 4 * 32) / 16, right, step > 0);
         }
     }
-    commit_products();
+    wgmma_commit();
 }
 
 // The result's share of a tile of values, on its way.
 static __device__ __forceinline__ void issue_values(float (&r_o)[WIDTH / 2], const u32 (&r_p)[KEYS / 16][4], const Place& in,
                                                     int i) {
     const u32 now = in.at + i;
-    wait(in.rings.v_full(now), Rings::parity(now));
-    const u64 v = descriptor<KEYS * 128>(in.rings.v(now));
-    fence_products();
+    mbarrier_wait(in.rings.v_full(now), Rings::parity(now));
+    const u64 v = matrix_descriptor<KEYS * 128>(in.rings.v(now));
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step) {
-        Product<WIDTH>::template of_registers<1>(r_o, r_p[step], v + step * 16 * 128 / 16, 1);
+        Wgmma<WIDTH, STORAGE>::template from_registers<1>(r_o, r_p[step], v + step * 16 * 128 / 16, 1);
     }
-    commit_products();
+    wgmma_commit();
 }
 
 // Scores become probabilities, but for their sum. True where the result has to be multiplied by the factors.
@@ -222,13 +222,13 @@ static __device__ __forceinline__ void attend_in_order(State& r, const u32 (&r_q
     u32 r_p[KEYS / 16][4];
     for (; i < in.count; i += STEP) {
         issue_scores(r_s, r_q, in, i);
-        wait_products<0>();
+        wgmma_wait<0>();
         pin(r_s);
         release(in.rings.k_empty(in.at + i));
         if (soften(r, r_s, factor, in, i)) scale_result(r, factor);
         narrow_scores(r_p, r_s);
         issue_values(r.o, r_p, in, i);
-        wait_products<0>();
+        wgmma_wait<0>();
         pin(r.o);
         release(in.rings.v_empty(in.at + i));
     }
@@ -242,7 +242,7 @@ static __device__ __forceinline__ void attend_ahead(State& r, const u32 (&r_q)[W
     begin_turn(in.warpgroup);
     issue_scores(r_s, r_q, in, i);
     end_turn(in.warpgroup);
-    wait_products<0>();
+    wgmma_wait<0>();
     pin(r_s);
     release(in.rings.k_empty(in.at + i));
     soften(r, r_s, factor, in, i);
@@ -252,11 +252,11 @@ static __device__ __forceinline__ void attend_ahead(State& r, const u32 (&r_q)[W
         issue_scores(r_s, r_q, in, i);
         issue_values(r.o, r_p, in, i - STEP);
         end_turn(in.warpgroup);
-        wait_products<1>();
+        wgmma_wait<1>();
         pin(r_s);
         release(in.rings.k_empty(in.at + i));
         const bool grows = soften(r, r_s, factor, in, i);
-        wait_products<0>();
+        wgmma_wait<0>();
         pin(r.o);
         pin(r_s);
         release(in.rings.v_empty(in.at + i - STEP));
@@ -264,7 +264,7 @@ static __device__ __forceinline__ void attend_ahead(State& r, const u32 (&r_q)[W
         narrow_scores(r_p, r_s);
     }
     issue_values(r.o, r_p, in, i - STEP);
-    wait_products<0>();
+    wgmma_wait<0>();
     pin(r.o);
     release(in.rings.v_empty(in.at + i - STEP));
 }
@@ -274,9 +274,9 @@ static __device__ __forceinline__ int skip_tiles(const Attention& p, const Place
     const int own = (keys_seen(p, min(group_first + 64, end) - 1) + KEYS - 1) / KEYS, skipped = min(in.count - own, STAGES - 1);
     // Only a tile that has come is let go: so no warp says twice that a place is free before the others have said it once.
     for (u32 at = in.at; at < in.at + skipped; ++at) {
-        wait(in.rings.k_full(at), Rings::parity(at));
+        mbarrier_wait(in.rings.k_full(at), Rings::parity(at));
         release(in.rings.k_empty(at));
-        wait(in.rings.v_full(at), Rings::parity(at));
+        mbarrier_wait(in.rings.v_full(at), Rings::parity(at));
         release(in.rings.v_empty(at));
     }
     return skipped;
@@ -288,7 +288,7 @@ static __device__ __forceinline__ void load_queries(u32 (&r_q)[WIDTH / 16][4], c
 #pragma unroll
     for (int step = 0; step < WIDTH / 16; ++step) {
         const int piece = step % 4 * 2 + (lane >> 4);
-        load_matrices(r_q[step], s_q + step / 4 * QUERIES * 128 + row * 128 + ((piece ^ (row & 7)) << 4));
+        ldmatrix(r_q[step], s_q + step / 4 * QUERIES * 128 + row * 128 + ((piece ^ (row & 7)) << 4));
     }
 }
 
@@ -304,7 +304,7 @@ static __device__ __forceinline__ void merge(State& r, float* s_merge, int warpg
             s_mine[(WIDTH / 2 + 2 + half) * 128] = r.sum[half];
         }
     }
-    named_sync(MERGE_BARRIER, MULTIPLIERS);
+    named_barrier_sync(MERGE_BARRIER, MULTIPLIERS);
     if (warpgroup == 0) {
         float mine[2], other[2];
 #pragma unroll
@@ -317,7 +317,7 @@ static __device__ __forceinline__ void merge(State& r, float* s_merge, int warpg
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i) r.o[i] = r.o[i] * mine[i / 2 & 1] + s_mine[i * 128] * other[i / 2 & 1];
     }
-    named_sync(MERGE_BARRIER, MULTIPLIERS);
+    named_barrier_sync(MERGE_BARRIER, MULTIPLIERS);
 }
 
 // The part of a tile's queries that a warpgroup has, and this thread's warp in it.
@@ -348,7 +348,7 @@ static __device__ __forceinline__ void attend(State& r, const Attention& p, Ring
         if constexpr (MASK == CAUSAL && !AHEAD) {
             if (first < tile.end) i = skip_tiles(p, in, first, tile.end);
         }
-        wait(rings.q_full(), queries & 1);
+        mbarrier_wait(rings.q_full(), queries & 1);
         ++queries;
         u32 r_q[WIDTH / 16][4];
         if constexpr (HELD) load_queries(r_q, s_base + rank.part * 64 * 128, rank.warp, lane);
@@ -375,8 +375,8 @@ struct Divided {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float sum = r.sum[half];
-            sum += neighbour(sum, 1);
-            sum += neighbour(sum, 2);
+            sum += shuffle_xor(sum, 1);
+            sum += shuffle_xor(sum, 2);
             end[half] = ending(sum);
         }
     }

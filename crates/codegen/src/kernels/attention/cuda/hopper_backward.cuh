@@ -87,27 +87,27 @@ struct Ring {
 
     __device__ __forceinline__ void init() const {
         for (int stage = 0; stage < STAGES; ++stage) {
-            init_barrier(full(stage), 1);
-            init_barrier(empty(stage), MULTIPLIERS / 32);
+            mbarrier_init(full(stage), 1);
+            mbarrier_init(empty(stage), MULTIPLIERS / 32);
         }
-        init_barrier(own_full(), 1);
-        init_barrier(own_empty(), MULTIPLIERS / 32);
-        fence_barriers();
+        mbarrier_init(own_full(), 1);
+        mbarrier_init(own_empty(), MULTIPLIERS / 32);
+        fence_mbarrier_init();
     }
-    __device__ __forceinline__ void wait_full(u32 at) const { wait(full(at), parity(at)); }
+    __device__ __forceinline__ void wait_full(u32 at) const { mbarrier_wait(full(at), parity(at)); }
     // A warp is done with a tile, which has come.
     __device__ __forceinline__ void release(u32 at) const {
-        if ((threadIdx.x & 31) == 0) arrive(empty(at));
+        if ((threadIdx.x & 31) == 0) mbarrier_arrive(empty(at));
     }
 };
 
 // ---- the thread that fetches
 
 static __device__ __forceinline__ void fetch_own(Ring ring, const TensorMap* one, const TensorMap* other, const Work& work, u32 turn) {
-    wait(ring.own_empty(), (turn & 1) ^ 1);
-    expect(ring.own_full(), 2 * OWN_BYTES);
-    fetch<PIECES>(ring.own(0), one, ring.own_full(), work.first, work.head, work.sequence);
-    fetch<PIECES>(ring.own(1), other, ring.own_full(), work.first, work.head, work.sequence);
+    mbarrier_wait(ring.own_empty(), (turn & 1) ^ 1);
+    mbarrier_arrive_expect_tx(ring.own_full(), 2 * OWN_BYTES);
+    load_rows<PIECES>(ring.own(0), one, ring.own_full(), work.first, work.head, work.sequence);
+    load_rows<PIECES>(ring.own(1), other, ring.own_full(), work.first, work.head, work.sequence);
 }
 
 // Statistics of a head have room for whole blocks of queries.
@@ -141,7 +141,7 @@ template <int COUNT> struct Held {
         for (int i = 0; i < COUNT * WIDTH / 16; ++i) {
             const int which = i / (WIDTH / 16), step = i % (WIDTH / 16), piece = step % 4 * 2 + (thread.lane >> 4);
             const char* s_row = s_base + which * OWN_BYTES + step / 4 * OWN * 128 + row * 128;
-            load_matrices(r[which][step], s_row + ((piece ^ (row & 7)) << 4));
+            ldmatrix(r[which][step], s_row + ((piece ^ (row & 7)) << 4));
         }
     }
 };
@@ -157,40 +157,40 @@ static __device__ __forceinline__ Thread find_thread(Ring ring) {
 template <int COUNT>
 static __device__ __forceinline__ void issue(Scores& r_s, Scores& r_slope, Ring ring, const Thread& thread, const Held<COUNT>& held, u32 at) {
     ring.wait_full(at);
-    fence_products();
+    wgmma_fence();
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-        const u64 left = descriptor<16>(thread.own[which]), right = descriptor<16>(ring.tile(at, which));
+        const u64 left = matrix_descriptor<16>(thread.own[which]), right = matrix_descriptor<16>(ring.tile(at, which));
 #pragma unroll
         for (int step = 0; step < WIDTH / 16; ++step) {
             const int inside = step % 4 * 32;
             const u64 b = right + (step / 4 * TILE * 128 + inside) / 16;
             if (which < COUNT) {
-                Product<TILE>::template of_registers<0>(which ? r_slope : r_s, held.r[which][step], b, step > 0);
+                Wgmma<TILE, STORAGE>::template from_registers<0>(which ? r_slope : r_s, held.r[which][step], b, step > 0);
             } else {
-                Product<TILE>::template of_shared<0>(which ? r_slope : r_s, left + (step / 4 * OWN * 128 + inside) / 16, b, step > 0);
+                Wgmma<TILE, STORAGE>::template from_shared<0>(which ? r_slope : r_s, left + (step / 4 * OWN * 128 + inside) / 16, b, step > 0);
             }
         }
-        commit_products();
+        wgmma_commit();
     }
 }
 
 // All but the slopes issued last is there. The compiler sees that it is only where this stands in the same turn of a loop as what is
 // waited for; else products wait for each other.
 static __device__ __forceinline__ void wait_scores(Scores& r_s) {
-    wait_products<1>();
+    wgmma_wait<1>();
     pin(r_s);
 }
 
 // sum += weights tile, on its way.
 static __device__ __forceinline__ void issue_weighted(Result& r_sum, const Weights& r_weights, u32 s_tile) {
-    const u64 right = descriptor<TILE * 128>(s_tile);
-    fence_products();
+    const u64 right = matrix_descriptor<TILE * 128>(s_tile);
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < TILE / 16; ++step) {
-        Product<WIDTH>::template of_registers<1>(r_sum, r_weights[step], right + step * 16 * 128 / 16, 1);
+        Wgmma<WIDTH, STORAGE>::template from_registers<1>(r_sum, r_weights[step], right + step * 16 * 128 / 16, 1);
     }
-    commit_products();
+    wgmma_commit();
 }
 
 static __device__ __forceinline__ void narrow_weights(Weights& r_weights, const Scores& r) {
@@ -227,9 +227,9 @@ static __device__ __forceinline__ void store_gradient(char* s_base, const Thread
 
 // What was owned is not needed any more.
 static __device__ __forceinline__ void release_own(Ring ring, const Thread& thread) {
-    fence_copies();
+    fence_proxy_async_shared();
     __syncwarp();
-    if (thread.lane == 0) arrive(ring.own_empty());
+    if (thread.lane == 0) mbarrier_arrive(ring.own_empty());
 }
 
 // Tiles that others of the block see.

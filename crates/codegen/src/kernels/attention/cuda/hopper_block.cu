@@ -77,8 +77,8 @@ static __device__ __forceinline__ void wait_for_tiles(Rings rings, u32 at, u32 p
     for (u32 stage = first; stage <= last; ++stage) {
         if (at <= stage) continue;
         const u32 user = stage + (at - 1 - stage) / STAGES * STAGES;
-        wait(rings.k_empty(user), Rings::parity(user));
-        wait(rings.v_empty(user), Rings::parity(user));
+        mbarrier_wait(rings.k_empty(user), Rings::parity(user));
+        mbarrier_wait(rings.v_empty(user), Rings::parity(user));
     }
 }
 // Waits until no chunk, of so many so far, is used.
@@ -86,7 +86,7 @@ static __device__ __forceinline__ void wait_for_chunks(Rings rings, u32 chunks) 
     for (u32 place = 0; place < CHUNKS; ++place) {
         if (chunks <= place) continue;
         const u32 user = place + (chunks - 1 - place) / CHUNKS * CHUNKS;
-        wait(chunk_empty(rings, user), chunk_parity(user));
+        mbarrier_wait(chunk_empty(rings, user), chunk_parity(user));
     }
 }
 
@@ -95,15 +95,15 @@ static __device__ __forceinline__ void fetch_part(const Projected& p, Rings ring
     for (int i = 0; i < count; ++i) {
         const u32 now = chunks + i, full = chunk_full(rings, now);
         if (i < CHUNKS) wait_for_tiles(rings, at, now % CHUNKS);
-        wait(chunk_empty(rings, now), chunk_parity(now) ^ 1);
-        expect(full, 2 * CHUNK_BYTES);
-        fetch_piece(left_of(rings, now), &p.o, full, i * 64, rows.first, rows.sequence);
+        mbarrier_wait(chunk_empty(rings, now), chunk_parity(now) ^ 1);
+        mbarrier_arrive_expect_tx(full, 2 * CHUNK_BYTES);
+        tma_load_3d(left_of(rings, now), &p.o, full, i * 64, rows.first, rows.sequence);
         if constexpr (TURNED) {
             for (int piece = 0; piece < PART / 64; ++piece) {
-                fetch_piece(right_of(rings, now) + piece * 8192, &p.weight, full, part * PART + piece * 64, i * 64, 0);
+                tma_load_3d(right_of(rings, now) + piece * 8192, &p.weight, full, part * PART + piece * 64, i * 64, 0);
             }
         } else {
-            fetch_piece(right_of(rings, now), &p.weight, full, i * 64, part * PART, 0);
+            tma_load_3d(right_of(rings, now), &p.weight, full, i * 64, part * PART, 0);
         }
     }
     chunks += count;
@@ -124,9 +124,9 @@ static __device__ __forceinline__ void fetch_drawn(const Projected& p, Rings rin
             wait_for_chunks(rings, chunks);
             fetch_tile(p.maps, rings, tile_of(p.attention, rows.sequence, -1 - number.which, rows.first), at, queries);
         } else {
-            while ((int)(load_acquired(p.g_ready + number.tile) - target) < 0) pause();
+            while ((int)(load_acquire(p.g_ready + number.tile) - target) < 0) back_off();
             // Stored as numbers, and now copied.
-            fence_all_copies();
+            fence_proxy_async();
             fetch_part(p, rings, rows, number.which, at, chunks);
             u32 uses = parts * HANDOFFS;
             fetch_residual(&p.norm_maps.residual, rings, rows, number.which, uses);
@@ -144,12 +144,12 @@ static __device__ __forceinline__ void merge_sums(float (&r_sums)[WIDTH / 2], fl
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i) s_mine[i * 128] = r_sums[i];
     }
-    named_sync(MERGE_BARRIER, MULTIPLIERS);
+    named_barrier_sync(MERGE_BARRIER, MULTIPLIERS);
     if (warpgroup == 0) {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i) r_sums[i] += s_mine[i * 128];
     }
-    named_sync(MERGE_BARRIER, MULTIPLIERS);
+    named_barrier_sync(MERGE_BARRIER, MULTIPLIERS);
 }
 
 static __device__ __forceinline__ void project(const Projected& p, Rings rings, char* s_base, const Rank& rank, Number number,
@@ -172,25 +172,25 @@ static __device__ __forceinline__ void project(const Projected& p, Rings rings, 
     int i = SPLIT ? rank.warpgroup : 0, before = -1;
     for (; i < count; i += STEP) {
         const u32 now = chunks + i;
-        wait(chunk_full(rings, now), chunk_parity(now));
-        const u64 left = descriptor<16>(left_of(rings, now) + rank.part * 64 * 128);
-        const u64 right = descriptor<TURNED ? 8192 : 16>(right_of(rings, now));
-        fence_products();
+        mbarrier_wait(chunk_full(rings, now), chunk_parity(now));
+        const u64 left = matrix_descriptor<16>(left_of(rings, now) + rank.part * 64 * 128);
+        const u64 right = matrix_descriptor<TURNED ? 8192 : 16>(right_of(rings, now));
+        wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
 #pragma unroll
             for (int turn = 0; turn < HANDOFFS; ++turn) {
                 // Columns of a turn are pieces or rows of their own.
                 const u64 columns = right + turn * WIDTH * 128 / 16 + step * (TURNED ? 128 : 2);
-                Product<WIDTH>::template of_shared<TURNED>(r_sums[turn], left + step * 2, columns, 1);
+                Wgmma<WIDTH, STORAGE>::template from_shared<TURNED>(r_sums[turn], left + step * 2, columns, 1);
             }
         }
-        commit_products();
-        wait_products<1>();
+        wgmma_commit();
+        wgmma_wait<1>();
         if (before >= 0) release(chunk_empty(rings, chunks + before));
         before = i;
     }
-    wait_products<0>();
+    wgmma_wait<0>();
 #pragma unroll
     for (int turn = 0; turn < HANDOFFS; ++turn) pin(r_sums[turn]);
     if (before >= 0) release(chunk_empty(rings, chunks + before));
@@ -215,16 +215,16 @@ static __device__ __forceinline__ void keep_rows(const Projected& p, Rings rings
                                                  const Tile& tile) {
     // Its warpgroup's products have read queries; where two share them, both have been waited for.
     if constexpr (!SPLIT) {
-        if (rank.warpgroup == 0) named_sync(LENT_BARRIER, 128);
-        if (rank.warpgroup == 1) named_sync(LENT_BARRIER + 1, 128);
+        if (rank.warpgroup == 0) named_barrier_sync(LENT_BARRIER, 128);
+        if (rank.warpgroup == 1) named_barrier_sync(LENT_BARRIER + 1, 128);
     }
     const int first = tile.first + rank.part * 64 + rank.warp * 16;
     store_rows<UNIT_BYTES>(p.attention, tile, r, s_base + (rank.part * 64 + rank.warp * 16) * 128, first);
     // Copies of queries come after it. Whoever copies o sees to it that this comes after too.
-    fence_copies();
+    fence_proxy_async_shared();
     __syncwarp();
     release(rings.q_empty());
-    if ((threadIdx.x & 31) == 0) add_released(p.g_ready + number.tile, 1);
+    if ((threadIdx.x & 31) == 0) add_acq_rel(p.g_ready + number.tile, 1);
 }
 
 static __device__ __forceinline__ void compute_drawn(const Projected& p, Rings rings, char* s_base) {
@@ -257,8 +257,8 @@ static __device__ __forceinline__ void compute_drawn(const Projected& p, Rings r
 
 static __device__ __forceinline__ void init_chunks(Rings rings) {
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        init_barrier(chunk_full(rings, chunk), 1);
-        init_barrier(chunk_empty(rings, chunk), STORING);
+        mbarrier_init(chunk_full(rings, chunk), 1);
+        mbarrier_init(chunk_empty(rings, chunk), STORING);
     }
 }
 
@@ -267,9 +267,9 @@ extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_block_hopper
     run_block(
         p.norm, p.norm_maps, s_base, [&](Rings rings) {
             init_chunks(rings);
-            expect_maps(p.maps);
-            expect_map(&p.o);
-            expect_map(&p.weight);
+            prefetch_maps(p.maps);
+            prefetch_tensor_map(&p.o);
+            prefetch_tensor_map(&p.weight);
         },
         [&](Rings rings, u64 drawn_first) { fetch_drawn(p, rings, s_base, drawn_first); },
         [&](Rings rings) { follow(p.norm, p.norm_maps, p.attention, rings, s_base); },

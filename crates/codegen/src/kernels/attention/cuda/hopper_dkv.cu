@@ -22,11 +22,11 @@ static __device__ __forceinline__ void fetch_for_keys(const Mapped& p, Ring ring
         fetch_own(ring, &p.k, &p.v, work, turn++);
         for (int i = 0; i < work.count; ++i, ++at) {
             const int row = work.begin + i * TILE;
-            wait(ring.empty(at), Ring::parity(at) ^ 1);
-            expect(ring.full(at), 2 * TILE_BYTES + ROWS_BYTES);
-            fetch<PIECES>(ring.tile(at, 0), &p.q, ring.full(at), row, work.head, work.sequence);
-            fetch<PIECES>(ring.tile(at, 1), &p.slope, ring.full(at), row, work.head, work.sequence);
-            fetch_bytes(ring.rows(at), rows_of(p, work) + row, ROWS_BYTES, ring.full(at));
+            mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
+            mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES + ROWS_BYTES);
+            load_rows<PIECES>(ring.tile(at, 0), &p.q, ring.full(at), row, work.head, work.sequence);
+            load_rows<PIECES>(ring.tile(at, 1), &p.slope, ring.full(at), row, work.head, work.sequence);
+            bulk_load(ring.rows(at), rows_of(p, work) + row, ROWS_BYTES, ring.full(at));
         }
     }
 }
@@ -72,11 +72,11 @@ static __device__ __forceinline__ void weight_tile(Result& r_dk, Result& r_dv, S
         make_probabilities<false>(r_s, s_rows, 0);
     }
     narrow_weights(r_p, r_s);
-    wait_products<0>();
+    wgmma_wait<0>();
     pin(r_slope);
     issue_weighted(r_dv, r_p, ring.tile(at, 1));
     if constexpr (TIGHT) {
-        wait_products<0>();
+        wgmma_wait<0>();
         pin(r_dv);
     }
     make_slopes(r_slope, r_s, s_rows);
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void add_dk_dv(Result& r_dk, Result& r_dv, Rin
         ring.release(at);
     }
     weight_tile(r_dk, r_dv, r_s, r_slope, r_p, r_ds, ring, s_all_rows, facing, last);
-    wait_products<0>();
+    wgmma_wait<0>();
     pin(r_dk);
     pin(r_dv);
     ring.release(last);
@@ -123,7 +123,7 @@ static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, 
         const int begin = min(first_query(of, last, first), (int)of.queries), whole = first_query(of, last, first + 63);
         const int skipped = min((begin - work.begin + TILE - 1) / TILE, work.count), tiles = first < keys ? work.count : skipped;
         const int hidden = MASK == CAUSAL ? work.first + thread.row - last - (work.begin + skipped * TILE) - thread.column : 0;
-        wait(ring.own_full(), turn++ & 1);
+        mbarrier_wait(ring.own_full(), turn++ & 1);
         Held<KEYS_HELD> held;
         held.load(s_base, thread);
         if constexpr (FREED) release_own(ring, thread);
@@ -135,7 +135,7 @@ static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, 
         add_dk_dv(r_dk, r_dv, ring, (const float4*)(s_base + AT_ROWS) + thread.column / 2, thread, held, facing);
         skip_tiles(ring, at + tiles, at + work.count);
         at += work.count;
-        if constexpr (!FREED) named_sync(GROUP_BARRIER + thread.group, 128);
+        if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
         const u64 rows = (work.sequence * of.heads + work.head) * of.keys * WIDTH;
         store_gradient(s_base, thread, 0, p.backward.g_dk + rows, work.first, keys, r_dk, SCALE);
         store_gradient(s_base, thread, 1, p.backward.g_dv + rows, work.first, keys, r_dv, 1.0f);
@@ -148,10 +148,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
     char* s_base = s_memory + (-shared_address(s_memory) & 1023);
     const Ring ring = make_ring(s_base);
     if (threadIdx.x >= MULTIPLIERS) {
-        give_registers<24>();
+        setmaxnreg_dec<24>();
         if (threadIdx.x == MULTIPLIERS) fetch_for_keys(p, ring);
     } else {
-        take_registers<240>();
+        setmaxnreg_inc<240>();
         work_on_keys(p, ring, s_base);
     }
 }

@@ -30,10 +30,10 @@ static __device__ __forceinline__ void fetch_for_queries(const Mapped& p, Ring r
         fetch_own(ring, &p.q, &p.slope, work, turn++);
         for (int i = 0; i < (ONCE ? 1 : 2) * work.count; ++i, ++at) {
             const int row = (i < work.count ? i : i - work.count) * TILE;
-            wait(ring.empty(at), Ring::parity(at) ^ 1);
-            expect(ring.full(at), 2 * TILE_BYTES);
-            fetch<PIECES>(ring.tile(at, 0), &p.k, ring.full(at), row, work.head, work.sequence);
-            fetch<PIECES>(ring.tile(at, 1), &p.v, ring.full(at), row, work.head, work.sequence);
+            mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
+            mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES);
+            load_rows<PIECES>(ring.tile(at, 0), &p.k, ring.full(at), row, work.head, work.sequence);
+            load_rows<PIECES>(ring.tile(at, 1), &p.v, ring.full(at), row, work.head, work.sequence);
         }
     }
 }
@@ -84,7 +84,7 @@ static __device__ __forceinline__ void count_tiles(float2 (&rows)[2], Ring ring,
 #pragma unroll 1
     for (int i = 0; i < sight.tiles; ++i) {
         issue(r_s, r_slope, ring, thread, held, at + i);
-        wait_products<0>();
+        wgmma_wait<0>();
         pin(r_s);
         pin(r_slope);
         ring.release(at + i);
@@ -100,7 +100,7 @@ static __device__ __forceinline__ void make_weights(Weights& r_weights, Scores& 
     sight.hide(r_s, i);
 #pragma unroll
     for (int j = 0; j < TILE / 2; ++j) r_s[j] = ex2(fmaf(r_s[j], FACTOR, -rows[j / 2 & 1].x));
-    wait_products<0>();
+    wgmma_wait<0>();
     pin(r_slope);
 #pragma unroll
     for (int j = 0; j < TILE / 2; ++j) r_s[j] = slope_of(r_s[j], r_slope[j], rows[j / 2 & 1].y);
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void add_dq(Result& r_dq, const float2 (&rows)
     }
     make_weights(r_weights, r_s, r_slope, rows, sight, last);
     issue_weighted(r_dq, r_weights, ring.tile(at + last, 0));
-    wait_products<0>();
+    wgmma_wait<0>();
     pin(r_dq);
     ring.release(at + last);
 }
@@ -148,10 +148,10 @@ static __device__ __forceinline__ void set_centre(Running& r, const float (&fact
         r.sum[half] *= factor[half];
         r.slope[half] *= factor[half];
         float all = r.sum[half] + sum[half], slopes = r.slope[half] + slope[half];
-        all += neighbour(all, 1);
-        slopes += neighbour(slopes, 1);
-        all += neighbour(all, 2);
-        slopes += neighbour(slopes, 2);
+        all += shuffle_xor(all, 1);
+        slopes += shuffle_xor(slopes, 1);
+        all += shuffle_xor(all, 2);
+        slopes += shuffle_xor(slopes, 2);
         const float centre = all > 0.0f ? slopes / all : 0.0f;
         moved[half] = r.centre[half] - centre;
         r.centre[half] = centre;
@@ -173,7 +173,7 @@ static __device__ __forceinline__ void weigh(Running& r, Weights& r_p, Weights& 
         r_s[j] = ex2(fmaf(r_s[j], FACTOR, -shift_of(r.maximum[j / 2 & 1])));
         sum[j / 2 & 1] += r_s[j];
     }
-    wait_products<0>();
+    wgmma_wait<0>();
     pin(r_slope);
 #pragma unroll
     for (int j = 0; j < TILE / 2; ++j) {
@@ -222,7 +222,7 @@ static __device__ __forceinline__ void go_once(Result& r_dq, float2 (&rows)[2], 
         weigh(r, r_p, r_weighted, r_s, r_slope, sight, last);
         issue_weighted(r.plain, r_p, ring.tile(at + last, 0));
         issue_weighted(r.weighted, r_weighted, ring.tile(at + last, 0));
-        wait_products<0>();
+        wgmma_wait<0>();
         pin(r.plain);
         pin(r.weighted);
         ring.release(at + last);
@@ -232,8 +232,8 @@ static __device__ __forceinline__ void go_once(Result& r_dq, float2 (&rows)[2], 
     for (int half = 0; half < 2; ++half) {
         rows[half] = finish<4>({r.maximum[half], r.sum[half], r.slope[half]});
         float sum = r.sum[half];
-        sum += neighbour(sum, 1);
-        sum += neighbour(sum, 2);
+        sum += shuffle_xor(sum, 1);
+        sum += shuffle_xor(sum, 2);
         end[half] = ending(sum);
         rest[half] = r.centre[half] - rows[half].y;
     }
@@ -257,7 +257,7 @@ static __device__ __forceinline__ void work_on_queries(const Mapped& p, Ring rin
         const int last = min(first + 64, queries) - 1;
         const Seen sight = {first < queries ? (keys_seen(of, last) + TILE - 1) / TILE : 0, keys_seen(of, first),
                             keys_seen(of, row) - thread.column, keys_seen(of, row + 8) - thread.column};
-        wait(ring.own_full(), turn++ & 1);
+        mbarrier_wait(ring.own_full(), turn++ & 1);
         Held<QUERIES_HELD> held;
         held.load(s_base, thread);
         if constexpr (FREED) release_own(ring, thread);
@@ -279,7 +279,7 @@ static __device__ __forceinline__ void work_on_queries(const Mapped& p, Ring rin
             const bool exists = row + half * 8 < queries;
             if (thread.column == 0) rows_of(p, work)[row + half * 8] = exists ? rows[half] : make_float2(0.0f, 0.0f);
         }
-        if constexpr (!FREED) named_sync(GROUP_BARRIER + thread.group, 128);
+        if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
         Element* g_dq = p.backward.g_dq + (work.sequence * of.heads + work.head) * of.queries * WIDTH;
         store_gradient(s_base, thread, 0, g_dq, work.first, queries, r_dq, SCALE);
         if constexpr (!FREED) release_own(ring, thread);
@@ -291,10 +291,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
     char* s_base = s_memory + (-shared_address(s_memory) & 1023);
     const Ring ring = make_ring(s_base);
     if (threadIdx.x >= MULTIPLIERS) {
-        give_registers<24>();
+        setmaxnreg_dec<24>();
         if (threadIdx.x == MULTIPLIERS) fetch_for_queries(p, ring);
     } else {
-        take_registers<240>();
+        setmaxnreg_inc<240>();
         work_on_queries(p, ring, s_base);
     }
 }

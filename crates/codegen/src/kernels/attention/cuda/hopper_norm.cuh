@@ -112,12 +112,12 @@ static __device__ __forceinline__ Number look_at(const Number* s_at) {
     return {s_same->tile, s_same->which};
 }
 // Warps after those who multiply: the first fetches.
-static __device__ __forceinline__ int helper_anew() { return thread_anew() / 32 - MULTIPLIERS / 32 - 1; }
+static __device__ __forceinline__ int helper_anew() { return reread_thread() / 32 - MULTIPLIERS / 32 - 1; }
 
 // Waits until one more number with columns, after so many of them, has a place.
 static __device__ __forceinline__ void wait_for_place(const Board* s_board, u32 round) {
     for (int helper = 0; helper < HELPERS; ++helper) {
-        while (round - load_acquired_shared(shared_address(&s_board->done[helper])) >= PLACES) pause();
+        while (round - load_acquire_shared(shared_address(&s_board->done[helper])) >= PLACES) back_off();
     }
 }
 
@@ -137,12 +137,12 @@ static __device__ __forceinline__ u32 turn_of(u32 use) { return use / SLOTS & 1;
 
 static __device__ __forceinline__ void init_norm(Rings rings, char* s_base) {
     for (int slot = 0; slot < SLOTS; ++slot) {
-        init_barrier(rings.barrier(READY + slot), 1);
-        init_barrier(rings.barrier(FILLED + slot), SPLIT ? 4 : 8);
-        init_barrier(rings.barrier(EMPTY + slot), HELPERS);
+        mbarrier_init(rings.barrier(READY + slot), 1);
+        mbarrier_init(rings.barrier(FILLED + slot), SPLIT ? 4 : 8);
+        mbarrier_init(rings.barrier(EMPTY + slot), HELPERS);
     }
-    init_barrier(rings.barrier(ITEM_FULL), 1);
-    init_barrier(rings.barrier(ITEM_EMPTY), MULTIPLIERS);
+    mbarrier_init(rings.barrier(ITEM_FULL), 1);
+    mbarrier_init(rings.barrier(ITEM_EMPTY), MULTIPLIERS);
     for (int helper = 0; helper < HELPERS; ++helper) board_of(s_base)->done[helper] = 0;
 }
 
@@ -150,19 +150,19 @@ static __device__ __forceinline__ void init_norm(Rings rings, char* s_base) {
 
 // Tells those who multiply of the number of a round; they have read what came before.
 static __device__ __forceinline__ void put_item(Rings rings, char* s_base, u32 round, Number number) {
-    wait(rings.barrier(ITEM_EMPTY), (round & 1) ^ 1);
+    mbarrier_wait(rings.barrier(ITEM_EMPTY), (round & 1) ^ 1);
     board_of(s_base)->item = number;
-    arrive(rings.barrier(ITEM_FULL));
+    mbarrier_arrive(rings.barrier(ITEM_FULL));
 }
 
 // Makes the slots of a number ready.
 static __device__ __forceinline__ void fetch_residual(const TensorMap* map, Rings rings, const TileRows& rows, int which, u32& uses) {
     for (int i = 0; i < HANDOFFS; ++i, ++uses) {
         const u32 ready = rings.barrier(READY + uses % SLOTS), to = rings.base + slot_of(uses);
-        wait(rings.barrier(EMPTY + uses % SLOTS), turn_of(uses) ^ 1);
-        expect(ready, Q_BYTES);
+        mbarrier_wait(rings.barrier(EMPTY + uses % SLOTS), turn_of(uses) ^ 1);
+        mbarrier_arrive_expect_tx(ready, Q_BYTES);
         for (int unit = 0; unit < TOGETHER; ++unit) {
-            fetch_piece(to + unit * UNIT_BYTES, map, ready, (which * UNITS + i * TOGETHER + unit) * UNIT, rows.first, rows.sequence);
+            tma_load_3d(to + unit * UNIT_BYTES, map, ready, (which * UNITS + i * TOGETHER + unit) * UNIT, rows.first, rows.sequence);
         }
     }
 }
@@ -172,25 +172,25 @@ static __device__ __forceinline__ void fetch_residual(const TensorMap* map, Ring
 // All lanes read it, so that the compiler knows it to be the same for all, and each says that it has: checkers of races follow no lane that
 // speaks for its warp here.
 static __device__ __forceinline__ Number take_item(Rings rings, char* s_base, u32 round) {
-    wait(rings.barrier(ITEM_FULL), round & 1);
+    mbarrier_wait(rings.barrier(ITEM_FULL), round & 1);
     const Number number = look_at(&board_of(s_base)->item);
-    arrive(rings.barrier(ITEM_EMPTY));
+    mbarrier_arrive(rings.barrier(ITEM_EMPTY));
     return number;
 }
 
 // Of a slot that is ready: this warp's rows.
 static __device__ __forceinline__ char* take_slot(Rings rings, char* s_base, const Rank& rank, u32 use) {
-    wait(rings.barrier(READY + use % SLOTS), turn_of(use));
+    mbarrier_wait(rings.barrier(READY + use % SLOTS), turn_of(use));
     return s_base + slot_of(use) + (rank.part * 64 + rank.warp * 16) * 128;
 }
 static __device__ __forceinline__ void give_slot(Rings rings, u32 use) {
-    fence_copies();
+    fence_proxy_async_shared();
     __syncwarp();
     release(rings.barrier(FILLED + use % SLOTS));
 }
 // After the last number: helpers are told of it.
 static __device__ __forceinline__ void give_end(Rings rings, u32 use) {
-    wait(rings.barrier(EMPTY + use % SLOTS), turn_of(use) ^ 1);
+    mbarrier_wait(rings.barrier(EMPTY + use % SLOTS), turn_of(use) ^ 1);
     release(rings.barrier(FILLED + use % SLOTS));
 }
 
@@ -216,10 +216,10 @@ static __device__ __forceinline__ void add_rows(const Norm& p, char* s_rows, int
             char* s_at = s_rows + unit * UNIT_BYTES + (lane & 15) * 128 + ((step * 2 + (lane >> 4) ^ (lane & 7)) << 4);
             u32 left[4], pairs[4];
             pairs_of(unit * 4 + step, pairs);
-            load_matrices(left, s_at);
+            ldmatrix(left, s_at);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) pairs[i] = add_pairs<STORAGE>(left[i], pairs[i]);
-            store_matrices(s_at, pairs);
+            for (int i = 0; i < 4; ++i) pairs[i] = add_packed<STORAGE>(left[i], pairs[i]);
+            stmatrix(s_at, pairs);
             if (!RMS && step == 0) {
                 pivot[0] = __shfl_sync(0xffffffffu, low_half(pairs[0]), lane & 28);
                 pivot[1] = __shfl_sync(0xffffffffu, low_half(pairs[1]), lane & 28);
@@ -235,8 +235,8 @@ static __device__ __forceinline__ void add_rows(const Norm& p, char* s_rows, int
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
             for (int mask = 1; mask < 4; mask *= 2) {
-                if constexpr (!RMS) sum[half] += neighbour(sum[half], mask);
-                squares[half] += neighbour(squares[half], mask);
+                if constexpr (!RMS) sum[half] += shuffle_xor(sum[half], mask);
+                squares[half] += shuffle_xor(squares[half], mask);
             }
         }
         // Two lanes of four say a row's.
@@ -246,7 +246,7 @@ static __device__ __forceinline__ void add_rows(const Norm& p, char* s_rows, int
             const float about = (half ? squares[1] : squares[0]) - of_row * mean;
             // Not a number stays so.
             const u32 bits = (__float_as_uint(about < 0.0f ? 0.0f : about) & ~1u) | mark;
-            write_word(words_of(p, tile, first_unit + unit) + at, (u64)bits << 32 | __float_as_uint((half ? pivot[1] : pivot[0]) + mean));
+            store_relaxed(words_of(p, tile, first_unit + unit) + at, (u64)bits << 32 | __float_as_uint((half ? pivot[1] : pivot[0]) + mean));
         }
     }
 }
@@ -288,7 +288,7 @@ struct Moments {
     float mean, rstd;
 };
 static __device__ __forceinline__ Moments moments_of(const Norm& p, int tile, int row, int count, u32 mark) {
-    const int at = min(row + (thread_anew() & 31), count - 1);
+    const int at = min(row + (reread_thread() & 31), count - 1);
     while (true) {
         const u64* g_words = words_of(p, tile, 0) + at;
         bool here = true;
@@ -297,7 +297,7 @@ static __device__ __forceinline__ Moments moments_of(const Norm& p, int tile, in
         for (int unit = 0; unit < ROW_UNITS; unit += AT_ONCE) {
             u64 words[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) words[i] = read_word(g_words + (unit + i) * QUERIES);
+            for (int i = 0; i < AT_ONCE; ++i) words[i] = load_relaxed(g_words + (unit + i) * QUERIES);
             if (!RMS && unit == 0) pivot = mean_of(words[0]);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
@@ -352,11 +352,11 @@ static __device__ __forceinline__ int rows_anew(const Norm& p, const Attention& 
 // A batch of rows in `count` units of a slot on its way to where a map says, from a column on.
 static __device__ __forceinline__ void store_batch(const TensorMap* map, const Norm& p, const Attention& q, Rings rings, char* s_base,
                                                    u32 round, u32 slot, int column, int batch, int count) {
-    if ((thread_anew() & 31) == 0) {
+    if ((reread_thread() & 31) == 0) {
         const TileRows rows = rows_of(p, q, number_anew(s_base, round).tile);
         for (int unit = 0; unit < count; ++unit) {
             const u32 from = rings.base + slot + unit * UNIT_BYTES + batch * 128;
-            store_piece(map, from, column + unit * UNIT, rows.first + batch, rows.sequence);
+            tma_store_3d(map, from, column + unit * UNIT, rows.first + batch, rows.sequence);
         }
         commit_stores();
     }
@@ -377,7 +377,7 @@ static __device__ __forceinline__ void finish_batch(const Norm& p, const NormMap
     const Moments of = moments_of(p, number_anew(s_base, round).tile, batch, rows_anew(p, q, s_base, round), mark_anew(s_base));
 #pragma unroll 1
     for (int i = 0; i < UNITS; ++i) {
-        const int lane = thread_anew() & 31, piece = lane % 8, column = (number_anew(s_base, round).which * UNITS + i) * UNIT;
+        const int lane = reread_thread() & 31, piece = lane % 8, column = (number_anew(s_base, round).which * UNITS + i) * UNIT;
         const u32 slot = slot_of(use + i / TOGETHER) + i % TOGETHER * UNIT_BYTES;
         const Weights by(p, column + piece * 8);
         char* s_rows = s_base + slot + (batch + lane / 8) * 128;
@@ -388,7 +388,7 @@ static __device__ __forceinline__ void finish_batch(const Norm& p, const NormMap
             uint4* s_at = (uint4*)(s_rows + j * 4 * 128 + ((piece ^ (at & 7)) << 4));
             *s_at = normalised(*s_at, mean, rstd, by);
         }
-        fence_copies();
+        fence_proxy_async_shared();
         __syncwarp();
         store_batch(&maps.y, p, q, rings, s_base, round, slot, column, batch, 1);
     }
@@ -403,13 +403,13 @@ static __device__ __forceinline__ bool are_here(const Norm& p, const Attention& 
         for (int batch = first_batch(round); batch < rows_anew(p, q, s_base, round); batch += NEXT_BATCH) {
 #pragma unroll
             for (int unit = 0; unit < ROW_UNITS; unit += 32) {
-                const int mine = min(unit + (thread_anew() & 31), ROW_UNITS - 1);
-                here = here && is_marked(read_word(words_of(p, number_anew(s_base, round).tile, mine) + batch), mark_anew(s_base));
+                const int mine = min(unit + (reread_thread() & 31), ROW_UNITS - 1);
+                here = here && is_marked(load_relaxed(words_of(p, number_anew(s_base, round).tile, mine) + batch), mark_anew(s_base));
             }
         }
         if (!any_of_warp(!here)) return true;
         if (--looks <= 0) return false;
-        pause();
+        back_off();
     }
 }
 
@@ -422,7 +422,7 @@ static __device__ __forceinline__ void finish_late(const Norm& p, const Attentio
         for (int i = 0; i < UNITS * BATCH / 4; ++i) {
             const Number number = number_anew(s_base, round);
             const TileRows rows = rows_of(p, q, number.tile);
-            const int lane = thread_anew() & 31, at = i % (BATCH / 4) * 4 + lane / 8;
+            const int lane = reread_thread() & 31, at = i % (BATCH / 4) * 4 + lane / 8;
             const int column = (number.which * UNITS + i / (BATCH / 4)) * UNIT + lane % 8 * 8;
             const float mean = __shfl_sync(0xffffffffu, of.mean, at), rstd = __shfl_sync(0xffffffffu, of.rstd, at);
             const u32 offset = ((u32)rows.sequence * (u32)q.queries + rows.first + batch + at) * COLS + column;
@@ -436,7 +436,7 @@ static __device__ __forceinline__ u32 done_numbers(char* s_base) { return look_a
 static __device__ __forceinline__ void one_more_done(char* s_base) {
     __syncwarp();
     u32* s_at = &board_of(s_base)->done[helper_anew()];
-    if ((thread_anew() & 31) == 0) store_released_shared(shared_address(s_at), look_at(s_at) + 1);
+    if ((reread_thread() & 31) == 0) store_release_shared(shared_address(s_at), look_at(s_at) + 1);
     __syncwarp();
 }
 
@@ -448,49 +448,49 @@ static __device__ __forceinline__ void follow(const Norm& p, const NormMaps& map
         const bool behind = done_numbers(s_base) < round;
         if (ended && !behind) break;
         const u32 use = round * HANDOFFS, filled = rings.barrier(FILLED + use % SLOTS);
-        if (ended || (behind && !any_of_warp(is_over_now(filled, turn_of(use))))) {
+        if (ended || (behind && !any_of_warp(mbarrier_test_wait(filled, turn_of(use))))) {
             if (are_here(p, q, s_base, done_numbers(s_base), 1)) {
                 finish_late(p, q, s_base, done_numbers(s_base));
                 one_more_done(s_base);
             } else {
-                pause();
+                back_off();
             }
             continue;
         }
-        wait(filled, turn_of(use));
+        mbarrier_wait(filled, turn_of(use));
         if (number_anew(s_base, round).tile < 0) {
             ended = true;
             continue;
         }
 #pragma unroll 1
         for (int turn = 0; turn < HANDOFFS; ++turn) {
-            wait(rings.barrier(FILLED + (use + turn) % SLOTS), turn_of(use + turn));
+            mbarrier_wait(rings.barrier(FILLED + (use + turn) % SLOTS), turn_of(use + turn));
             if constexpr (STORED) store_sums(maps, p, q, rings, s_base, round, use, turn);
         }
         if (!behind && are_here(p, q, s_base, round, PATIENCE)) {
             // s has left its place.
-            wait_stores_read();
+            await_stores_read();
             __syncwarp();
 #pragma unroll 1
             for (int batch = first_batch(round); batch < rows_anew(p, q, s_base, round); batch += NEXT_BATCH) {
                 finish_batch(p, maps, q, rings, s_base, round, use, batch);
             }
             one_more_done(s_base);
-            wait_stores_read();
+            await_stores_read();
         } else {
             if constexpr (!STORED) {
 #pragma unroll 1
                 for (int turn = 0; turn < HANDOFFS; ++turn) store_sums(maps, p, q, rings, s_base, round, use, turn);
             }
             // Read from there later.
-            wait_stores();
-            fence_all_copies();
+            await_stores();
+            fence_proxy_async();
         }
         __syncwarp();
         for (int turn = 0; turn < HANDOFFS; ++turn) release(rings.barrier(EMPTY + (use + turn) % SLOTS));
         ++round;
     }
-    wait_stores();
+    await_stores();
 }
 
 // A block of 384 threads: one fetches what the block draws, warps beside it help, the others compute. `init` makes the barriers that the
@@ -507,17 +507,17 @@ static __device__ __forceinline__ void run_block(const Norm& p, const NormMaps& 
         rings.init();
     }
     if (threadIdx.x == MULTIPLIERS + 32) {
-        expect_map(&maps.residual);
-        expect_map(&maps.sum);
-        expect_map(&maps.y);
+        prefetch_tensor_map(&maps.residual);
+        prefetch_tensor_map(&maps.sum);
+        prefetch_tensor_map(&maps.y);
     }
     __syncthreads();
     if (threadIdx.x >= MULTIPLIERS) {
-        give_registers<AHEAD ? 56 : 48>();
+        setmaxnreg_dec<AHEAD ? 56 : 48>();
         if (threadIdx.x == MULTIPLIERS) fetch(rings, drawn_first);
         if (threadIdx.x >= MULTIPLIERS + 32) help(rings);
     } else {
-        take_registers<AHEAD ? 224 : 96>();
+        setmaxnreg_inc<AHEAD ? 224 : 96>();
         compute(rings);
     }
 }

@@ -10,8 +10,8 @@ use crate::attention::norm::{AddNorm, NormKind};
 use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
 use crate::cuda::grid::{Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
-use crate::cuda::tensor_map::{MAP_WORDS, Mapped, TensorMap};
 use crate::kernels::matmul::shape::MatmulShape;
+use crate::tile::tensor_map::{MAP_WORDS, Mapped, TensorMap};
 
 /// Columns whose statistics blocks tell each other, as in `hopper_norm.cuh`.
 const UNIT: usize = 64;
@@ -250,8 +250,8 @@ impl RowExchange {
                 include_str!("hopper_block.cu")
             }
         };
-        let own = [HOPPER, include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper_norm.cuh"), own].join("\n");
-        text(kernel, &constants, &own)
+        let own = [include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper_norm.cuh"), own].join("\n");
+        text(kernel, &constants, HOPPER, &own)
     }
 
     /// The grid of a launch; none where there is nothing to write.

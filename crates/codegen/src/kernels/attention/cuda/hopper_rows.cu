@@ -87,7 +87,7 @@ static __device__ __forceinline__ void attend_drawn(const Followed& p, Rings rin
 extern "C" __global__ void __launch_bounds__(384, BLOCKS) attention_rows_hopper(const __grid_constant__ Followed p) {
     extern __shared__ __align__(1024) char s_base[];
     run_block(
-        p.norm, p.norm_maps, s_base, [&](Rings) { expect_maps(p.maps); },
+        p.norm, p.norm_maps, s_base, [&](Rings) { prefetch_maps(p.maps); },
         [&](Rings rings, u64 drawn_first) { fetch_drawn(p, rings, s_base, drawn_first); },
         [&](Rings rings) { follow(p.norm, p.norm_maps, p.attention, rings, s_base); },
         [&](Rings rings) { attend_drawn(p, rings, s_base); });

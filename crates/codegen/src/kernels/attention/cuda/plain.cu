@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
                 most = fmaxf(most, r_s[i][j]);
             }
 #pragma unroll
-            for (int mask = 1; mask < 16; mask *= 2) most = fmaxf(most, neighbour(most, mask));
+            for (int mask = 1; mask < 16; mask *= 2) most = fmaxf(most, shuffle_xor(most, mask));
             most = fmaxf(most * LOG2E, r_maximum[i]);
             const float shift = shift_of(most), factor = ex2(r_maximum[i] - shift);
             r_maximum[i] = most;
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
         const int query = first + 4 * y + i;
         float sum = r_sum[i];
 #pragma unroll
-        for (int mask = 1; mask < 16; mask *= 2) sum += neighbour(sum, mask);
+        for (int mask = 1; mask < 16; mask *= 2) sum += shuffle_xor(sum, mask);
         const float factor = ending(sum);
         if (query >= end) continue;
 #pragma unroll

@@ -20,7 +20,7 @@ use deuteron_plan::{Work, primitive_work};
 
 use super::forward::{self, DECODE_QUERIES, ForwardVariant};
 use super::hopper_norm::{ExchangeRequest, RowExchange, SLOWER, by_rows};
-use super::text::{plain_text, tensor_text, text};
+use super::text::{PLAIN, TENSOR, plain_text, tensor_text, text};
 use super::tiles::{PLAIN_THREADS, Tiles};
 use super::words::RESULT_AT;
 use crate::argument::ArgBinding;
@@ -90,12 +90,12 @@ fn last_block_kernel(mut lowered: LoweredAttentionRows, target: &CudaTarget) -> 
     let (variant, joined) = (choose(&lowered, target), joined(&lowered.kernel));
     let tail = tail_launch(&lowered);
     let Following { text: rows, config } = last_block_rows(&lowered, &variant, &tail, target);
-    let (constants, own) = match &variant {
-        ForwardVariant::Tensor(tiles) => (tiles.constants(), tensor_text(FOLLOWS)),
-        _ => (String::new(), plain_text(FOLLOWS)),
+    let (constants, parts, own) = match &variant {
+        ForwardVariant::Tensor(tiles) => (tiles.constants(), TENSOR, tensor_text(FOLLOWS)),
+        _ => (String::new(), PLAIN, plain_text(FOLLOWS)),
     };
     let constants = format!("{constants}constexpr int JOINED = {joined};\n");
-    let text = rows + "\n" + &text(&lowered.kernel.attention, &constants, &own);
+    let text = rows + "\n" + &text(&lowered.kernel.attention, &constants, parts, &own);
     // That it walks over rows goes without saying.
     let config = RowConfig { resident: 0, ..config };
     let name = format!("{variant}; rows by the last of {joined} heads, {config}");

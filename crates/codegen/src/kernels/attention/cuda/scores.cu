@@ -51,13 +51,13 @@ static __device__ __forceinline__ void load_keys(Element* s_to, const Element* g
 #pragma unroll
         for (int i = 0; i < KEYS / APART; ++i) {
             const int apart = key_of(i * APART);
-            copy_async(s_own + i * APART * ROW, g_own + apart * stride, key + apart < end);
+            copy_async<16>(shared_address(s_own + i * APART * ROW), g_own + apart * stride, key + apart < end);
         }
     } else {
 #pragma unroll 1
         for (int piece = threadIdx.x; piece < KEYS * PIECES; piece += THREADS) {
             const int row = piece / PIECES, column = piece % PIECES * 8, key = first + key_of(row);
-            copy_async(s_to + row * ROW + column, g_from + (u64)key * stride + column, key < end);
+            copy_async<16>(shared_address(s_to + row * ROW + column), g_from + (u64)key * stride + column, key < end);
         }
     }
 }
@@ -190,7 +190,7 @@ static __device__ __forceinline__ void sweep(const Attention& p, const Place& at
                 work_on<STORES, true>(p, at, r, s_keys, key + part);
             }
         }
-        wait_copies();
+        await_all_copies();
         __syncthreads();
         stage ^= 1;
     }
@@ -236,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_scores(c
 #pragma unroll 1
         for (int row = warp_first; row < warp_end; ++row) fill_row(p, g_o + (u64)row * p.o.position, 0, unseen, lane);
     }
-    wait_copies();
+    await_all_copies();
     __syncthreads();
     hold_left(r.q, s_q + warp_row * ROW, lane);
 
@@ -255,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_scores(c
         for (int row = 0; row < 8; ++row) {
 #pragma unroll
             for (int eight = 0; eight < 2 * ATOMS; ++eight) {
-                const float factor = __uint_as_float(from_lane(__float_as_uint(r.ends[eight].factor), 4 * row));
+                const float factor = __uint_as_float(shuffle(__float_as_uint(r.ends[eight].factor), 4 * row));
                 const int query = warp_first + 8 * eight + row;
                 // NaN in both types; each thread writes over its own zeros.
                 if (factor != factor && query < warp_end) fill_row(p, g_o + (u64)query * p.o.position, 0x7fff7fffu, unseen, lane);

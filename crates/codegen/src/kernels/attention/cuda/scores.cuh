@@ -35,9 +35,9 @@ static __device__ __forceinline__ void raise(RowSum& r, float most) {
 template <int LANES> static __device__ __forceinline__ Ending finish(RowSum r) {
 #pragma unroll
     for (int mask = 1; mask < LANES; mask *= 2) {
-        const float most = fmaxf(r.largest, neighbour(r.largest, mask));
+        const float most = fmaxf(r.largest, shuffle_xor(r.largest, mask));
         r.sum *= ex2(r.largest - shift_of(most));
-        r.sum += neighbour(r.sum, mask);
+        r.sum += shuffle_xor(r.sum, mask);
         r.largest = most;
     }
     return Ending{shift_of(r.largest), ending(r.sum)};

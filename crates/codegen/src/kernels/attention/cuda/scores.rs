@@ -7,11 +7,13 @@ use std::fmt;
 
 use deuteron_graph::Dtype;
 
+use super::text::{PLAIN, TENSOR};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS, Tiles};
 use super::words::rows_start_at;
 use crate::argument::ArgBinding;
 use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape};
 use crate::cuda::target::CudaTarget;
+use crate::tile::Part;
 
 /// The kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +83,14 @@ impl Scores {
             Scores::Tensor { tiles, together } => {
                 format!("{}constexpr int TOGETHER = {together};\n", tiles.constants())
             }
+        }
+    }
+
+    /// The parts of the device-side library that it uses.
+    pub(super) fn parts(&self) -> &'static [Part] {
+        match self {
+            Scores::Plain => PLAIN,
+            Scores::Tensor { .. } => TENSOR,
         }
     }
 

@@ -44,8 +44,8 @@ static __device__ __forceinline__ void soften(const Attention& p, const Place& a
             for (int i = 1; i < KEYS / 8; ++i) {
                 most = fmaxf(most, fmaxf(r_s[atom][i][2 * half], r_s[atom][i][2 * half + 1]));
             }
-            most = fmaxf(most, neighbour(most, 1));
-            most = fmaxf(most, neighbour(most, 2)) * FACTOR;
+            most = fmaxf(most, shuffle_xor(most, 1));
+            most = fmaxf(most, shuffle_xor(most, 2)) * FACTOR;
             float& maximum = r.maximum[atom][half];
             before[atom][half] = maximum;
             if (most > maximum + SLACK) {
@@ -105,8 +105,8 @@ static __device__ __forceinline__ void finish(State& r) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float sum = r.sum[atom][half];
-            sum += neighbour(sum, 1);
-            sum += neighbour(sum, 2);
+            sum += shuffle_xor(sum, 1);
+            sum += shuffle_xor(sum, 2);
             const float end = ending(sum);
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i) {
@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_tensor(c
         load_rows<KEYS, THREADS>(s_stages, g_k, p.k.position, 0, block_end);
         load_rows<KEYS, THREADS>(s_stages + KEYS * ROW, g_v, p.v.position, 0, block_end);
     }
-    wait_copies();
+    await_all_copies();
     __syncthreads();
     u32 r_q[STEPS][ATOMS][4];
     const Element* s_own = s_q + (int)threadIdx.x / 32 * 16 * ATOMS * ROW;
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_tensor(c
         } else if (key < warp_end) {
             attend<true>(p, at, r, r_q, s_own, s_k, s_v, key);
         }
-        wait_copies();
+        await_all_copies();
         __syncthreads();
         stage ^= 1;
     }

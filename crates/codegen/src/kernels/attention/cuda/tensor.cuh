@@ -33,7 +33,7 @@ static __device__ __forceinline__ void load_rows(Element* s_to, const Element* g
             const int row = EVEN ? (int)threadIdx.x / PIECES + i * APART : piece / PIECES;
             const int column = (EVEN ? (int)threadIdx.x % PIECES : piece % PIECES) * 8;
             const Element* g_row = EVEN ? g_even : g_from + (u64)(first + row) * stride + column;
-            copy_async(s_to + row * ROW + column, g_row, first + row < end);
+            copy_async<16>(shared_address(s_to + row * ROW + column), g_row, first + row < end);
         }
         g_even += APART * stride;
     }
@@ -44,7 +44,7 @@ template <int ATOMS>
 static __device__ __forceinline__ void load_left(u32 (&r)[ATOMS][4], const Element* s_rows, int step, int lane) {
 #pragma unroll
     for (int atom = 0; atom < ATOMS; ++atom) {
-        load_matrices(r[atom], s_rows + (atom * 16 + (lane & 15)) * ROW + step * 16 + (lane >> 4) * 8);
+        ldmatrix(r[atom], s_rows + (atom * 16 + (lane & 15)) * ROW + step * 16 + (lane >> 4) * 8);
     }
 }
 
@@ -73,11 +73,11 @@ static __device__ __forceinline__ void multiply_rows(float (&r_c)[ATOMS][EIGHTS]
             // Rows 0 to 7 and 8 to 15, each for the lower and the upper half of the step.
             u32 r_right[4];
             const int row = pair * 16 + (lane & 7) + (lane >> 4) * 8;
-            load_matrices(r_right, s_right + row * ROW + step * 16 + (lane >> 3 & 1) * 8);
+            ldmatrix(r_right, s_right + row * ROW + step * 16 + (lane >> 3 & 1) * 8);
 #pragma unroll
             for (int atom = 0; atom < ATOMS; ++atom) {
-                multiply_add<STORAGE>(r_c[atom][2 * pair], r_left[atom], r_right[0], r_right[1]);
-                multiply_add<STORAGE>(r_c[atom][2 * pair + 1], r_left[atom], r_right[2], r_right[3]);
+                mma<STORAGE>(r_c[atom][2 * pair], r_left[atom], r_right[0], r_right[1]);
+                mma<STORAGE>(r_c[atom][2 * pair + 1], r_left[atom], r_right[2], r_right[3]);
             }
         }
     }
@@ -101,11 +101,11 @@ static __device__ __forceinline__ void add_weighted(float (&r_c)[ATOMS][EIGHTS][
 #pragma unroll
         for (int pair = 0; pair < EIGHTS / 2; ++pair) {
             u32 r_right[4];
-            load_turned_matrices(r_right, s_right + (step * 16 + (lane & 15)) * ROW + pair * 16 + (lane >> 4) * 8);
+            ldmatrix_transposed(r_right, s_right + (step * 16 + (lane & 15)) * ROW + pair * 16 + (lane >> 4) * 8);
 #pragma unroll
             for (int atom = 0; atom < ATOMS; ++atom) {
-                multiply_add<STORAGE>(r_c[atom][2 * pair], r_left[atom], r_right[0], r_right[1]);
-                multiply_add<STORAGE>(r_c[atom][2 * pair + 1], r_left[atom], r_right[2], r_right[3]);
+                mma<STORAGE>(r_c[atom][2 * pair], r_left[atom], r_right[0], r_right[1]);
+                mma<STORAGE>(r_c[atom][2 * pair + 1], r_left[atom], r_right[2], r_right[3]);
             }
         }
     }

@@ -3,17 +3,33 @@
 use deuteron_graph::Dtype;
 
 use crate::attention::{AttentionKernel, AttentionMask, DropoutRule};
-use crate::cuda::PHILOX;
+use crate::tile::{self, Part};
 
-/// The instructions that only Hopper has.
-pub(super) const HOPPER: &str = include_str!("hopper_instructions.cuh");
-/// Attention of a tile by them.
+/// Parts of the device-side library: of the kernels in f32 arithmetic.
+pub(super) const PLAIN: &[Part] = &[Part::Philox, Part::Conversions, Part::Warp];
+/// Of the kernels on the matrix units of a warp.
+pub(super) const TENSOR: &[Part] = &[Part::Philox, Part::Conversions, Part::Warp, Part::AsyncCopy, Part::Matrix];
+/// Of the kernel for few queries.
+pub(super) const DECODE: &[Part] = &[Part::Philox, Part::Conversions, Part::Warp, Part::DependentLaunch, Part::Cluster];
+/// Of the kernels by warpgroups.
+pub(super) const HOPPER: &[Part] = &[
+    Part::Philox,
+    Part::Conversions,
+    Part::Warp,
+    Part::Matrix,
+    Part::Mbarrier,
+    Part::NamedBarrier,
+    Part::Tma,
+    Part::Signals,
+    Part::Registers,
+    Part::Wgmma,
+];
+/// Attention of a tile by warpgroups.
 pub(super) const HOPPER_ATTEND: &str = include_str!("hopper_attend.cuh");
 
 /// What all kernels share, with the constants before it and the kernel's own text behind it.
-pub(crate) fn text(kernel: &AttentionKernel, constants: &str, own: &str) -> String {
-    let shared = [PHILOX, include_str!("instructions.cuh"), include_str!("common.cuh")].join("\n");
-    format!("{}{constants}\n{shared}\n{own}", prelude(kernel))
+pub(super) fn text(kernel: &AttentionKernel, constants: &str, parts: &[Part], own: &str) -> String {
+    format!("{}{constants}\n{}\n{}\n{own}", prelude(kernel), tile::text(parts), include_str!("common.cuh"))
 }
 
 /// What follows attention where nothing does.
@@ -30,7 +46,7 @@ pub(super) fn tensor_text(follows: &str) -> String {
 }
 
 /// The constants of all kernels.
-pub(super) fn prelude(kernel: &AttentionKernel) -> String {
+fn prelude(kernel: &AttentionKernel) -> String {
     let storage = |dtype: Dtype| match dtype {
         Dtype::F16 => 1,
         Dtype::Bf16 => 2,

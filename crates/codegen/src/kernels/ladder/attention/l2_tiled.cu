@@ -30,10 +30,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax(const __grid_const
     float most = never(), sum = 0.0f;
     for (int j = lane; j < seen; j += 32) most = fmaxf(most, g_row[j]);
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, neighbour(most, mask));
+    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, shuffle_xor(most, mask));
     for (int j = lane; j < seen; j += 32) sum += expf(g_row[j] - most);
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) sum += neighbour(sum, mask);
+    for (int mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
     for (int j = lane; j < seen; j += 32) g_row[j] = expf(g_row[j] - most) / sum;
 }
 

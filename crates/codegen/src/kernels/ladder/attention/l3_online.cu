@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(const __grid_
             }
             // The sixteen threads of a row. Every query sees key 0, so that there is a largest score from the first tile on.
 #pragma unroll
-            for (int mask = 8; mask > 0; mask /= 2) most = fmaxf(most, neighbour(most, mask));
+            for (int mask = 8; mask > 0; mask /= 2) most = fmaxf(most, shuffle_xor(most, mask));
             const float factor = ex2(r_most[i] - most);
             r_most[i] = most;
             r_sum[i] *= factor;
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(const __grid_
     for (int i = 0; i < 4; ++i) {
         // A thread has summed its own columns alone.
 #pragma unroll
-        for (int mask = 8; mask > 0; mask /= 2) r_sum[i] += neighbour(r_sum[i], mask);
+        for (int mask = 8; mask > 0; mask /= 2) r_sum[i] += shuffle_xor(r_sum[i], mask);
         const int row = first + 4 * y + i;
         if (row >= p.length) continue;
 #pragma unroll

@@ -28,8 +28,8 @@ __device__ void soften(float (&r_s)[TILE / 8][4], float (&r_o)[WIDTH / 8][4], fl
             score = seen ? score * (SCALE * LOG2E) : never();
             most = fmaxf(most, score);
         }
-        most = fmaxf(most, neighbour(most, 1));
-        most = fmaxf(most, neighbour(most, 2));
+        most = fmaxf(most, shuffle_xor(most, 1));
+        most = fmaxf(most, shuffle_xor(most, 2));
         const float factor = ex2(r_most[half] - most);
         r_most[half] = most;
         r_sum[half] *= factor;
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_con
     __syncthreads();
     u32 r_q[WIDTH / 16][4];
 #pragma unroll
-    for (int c = 0; c < WIDTH / 16; ++c) load_matrices(r_q[c], s_q + (16 * warp + lane % 16) * PITCH + 16 * c + lane / 16 * 8);
+    for (int c = 0; c < WIDTH / 16; ++c) ldmatrix(r_q[c], s_q + (16 * warp + lane % 16) * PITCH + 16 * c + lane / 16 * 8);
     float r_o[WIDTH / 8][4] = {}, r_most[2] = {never(), never()}, r_sum[2] = {};
     for (int key = 0; key <= first; key += TILE) {
         load_tile(s_k, p.g_k + start * WIDTH, key, p.length);
@@ -65,9 +65,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_con
 #pragma unroll
             for (int k = 0; k < TILE / 16; ++k) {
                 u32 r_k[4];  // keys 16 k to 16 k + 7, then the next eight, 16 columns of each
-                load_matrices(r_k, s_k + (16 * k + lane % 8 + lane / 16 * 8) * PITCH + 16 * c + lane / 8 % 2 * 8);
-                multiply_add<STORAGE>(r_s[2 * k], r_q[c], r_k[0], r_k[1]);
-                multiply_add<STORAGE>(r_s[2 * k + 1], r_q[c], r_k[2], r_k[3]);
+                ldmatrix(r_k, s_k + (16 * k + lane % 8 + lane / 16 * 8) * PITCH + 16 * c + lane / 8 % 2 * 8);
+                mma<STORAGE>(r_s[2 * k], r_q[c], r_k[0], r_k[1]);
+                mma<STORAGE>(r_s[2 * k + 1], r_q[c], r_k[2], r_k[3]);
             }
         }
         soften(r_s, r_o, r_most, r_sum, query, key + lane % 4 * 2);
@@ -79,17 +79,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_con
 #pragma unroll
             for (int c = 0; c < WIDTH / 16; ++c) {
                 u32 r_v[4];  // 16 keys of columns 16 c to 16 c + 7, then of the next eight
-                load_turned_matrices(r_v, s_v + (16 * k + lane % 16) * PITCH + 16 * c + lane / 16 * 8);
-                multiply_add<STORAGE>(r_o[2 * c], r_p, r_v[0], r_v[1]);
-                multiply_add<STORAGE>(r_o[2 * c + 1], r_p, r_v[2], r_v[3]);
+                ldmatrix_transposed(r_v, s_v + (16 * k + lane % 16) * PITCH + 16 * c + lane / 16 * 8);
+                mma<STORAGE>(r_o[2 * c], r_p, r_v[0], r_v[1]);
+                mma<STORAGE>(r_o[2 * c + 1], r_p, r_v[2], r_v[3]);
             }
         }
         __syncthreads();  // all are done with the tiles
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        float sum = r_sum[half] + neighbour(r_sum[half], 1);
-        sum += neighbour(sum, 2);
+        float sum = r_sum[half] + shuffle_xor(r_sum[half], 1);
+        sum += shuffle_xor(sum, 2);
         const int row = query + 8 * half;
         if (row >= p.length) continue;
         Element* g_o = p.g_o + (start + row) * WIDTH + lane % 4 * 2;

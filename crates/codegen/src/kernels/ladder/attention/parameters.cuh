@@ -1,5 +1,11 @@
 // o = softmax(q k^T / sqrt(WIDTH)) v, a query seeing the keys up to its own position. All four are bf16[heads][length][WIDTH], the
 // heads of all sequences one after another; sums are f32.
+//
+// STORAGE (2, bf16), WIDTH and SCALE are constants that stand before this file.
+typedef Stored<STORAGE>::Element Element;
+constexpr float LOG2E = 1.44269504f;
+static __device__ __forceinline__ float never() { return __int_as_float(0xff800000); }
+
 struct Parameters {
     const Element* g_q;
     const Element* g_k;

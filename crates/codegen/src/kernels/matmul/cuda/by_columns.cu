@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     int strip = blockIdx.x * STRIP, step = slice;
     if (p.right_given == 0) wait_for_previous();
     load(now, strip, step);
-    bring_shared(p, blockIdx.x);
+    prefetch_shared(p, blockIdx.x);
     wait_for_previous();
     fill_left(p, s_left, 0, K);
     __syncthreads();

@@ -20,8 +20,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     // Vector e of every part goes to block e % SPLIT of the cluster.
     __shared__ u64 s_sent;
     if (SPLIT > 1) {
-        if (threadIdx.x == 0) count_sent(&s_sent);
-        cluster_start();
+        if (threadIdx.x == 0) {
+            mbarrier_init(shared_address(&s_sent), 1);
+            fence_mbarrier_init();
+        }
+        cluster_arrive();
     }
 #endif
     const int first = part * PART, last = min(first + PART, K);
@@ -38,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     if (p.right_given == 0) wait_for_previous();
     load(now, y * DEEP);
     if (SEVERAL) load(next, y * DEEP + TRIP);
-    bring_shared(p, blockIdx.x / SPLIT);
+    prefetch_shared(p, blockIdx.x / SPLIT);
     wait_for_previous();
     fill_left(p, s_left, first, last);
     __syncthreads();
@@ -85,14 +88,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
         // Behind what the other block may still use as A and sums.
         constexpr int SHARE = (VECTORS + SPLIT - 1) / SPLIT * V;
         float* const s_parts = s_left + PARTS_AT;
-        cluster_started();
-        if (threadIdx.x == 0) expect(&s_sent, (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));
+        cluster_wait();
+        if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(&s_sent), (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));
         for (int e = threadIdx.x; e < VECTORS; e += THREADS) {
             const F sum = add_pieces(s_sums + e * V, WARPS, M * STRIP);
 #pragma unroll
-            for (int i = 0; i < V; ++i) send(s_parts + part * SHARE + e / SPLIT * V + i, sum.v[i], e % SPLIT, &s_sent);
+            for (int i = 0; i < V; ++i) store_remote_async(s_parts + part * SHARE + e / SPLIT * V + i, sum.v[i], e % SPLIT, &s_sent);
         }
-        await_sent(&s_sent);
+        await_remote_stores(&s_sent);
         for (int e = threadIdx.x * SPLIT + part; e < VECTORS; e += THREADS * SPLIT) {
             const F sum = add_pieces(s_parts + e / SPLIT * V, SPLIT, SHARE);
             finish(p, e * V / STRIP, strip + e * V % STRIP, sum);

@@ -11,21 +11,18 @@
 //
 // STORAGE (0 f32, 1 f16, 2 bf16, 3 i8 with an f32 result), BIAS, GELU and RESIDUAL are constants that stand before this file.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 constexpr int TILE = 64;
 constexpr int DEPTH = 16;
 constexpr int THREADS = 256;
 constexpr int AXES = 6;
 
 // What operands and result are stored as, and what is multiplied and summed.
-template <int S> struct Stored { typedef unsigned short Element; typedef unsigned short Result; typedef float Lane; };
-template <> struct Stored<0> { typedef float Element; typedef float Result; typedef float Lane; };
-template <> struct Stored<3> { typedef signed char Element; typedef float Result; typedef int Lane; };
-typedef Stored<STORAGE>::Element Element;
-typedef Stored<STORAGE>::Result Result;
-typedef Stored<STORAGE>::Lane Lane;
+template <int S> struct Types { typedef u16 Element; typedef u16 Result; typedef float Lane; };
+template <> struct Types<0> { typedef float Element; typedef float Result; typedef float Lane; };
+template <> struct Types<3> { typedef signed char Element; typedef float Result; typedef int Lane; };
+typedef Types<STORAGE>::Element Element;
+typedef Types<STORAGE>::Result Result;
+typedef Types<STORAGE>::Lane Lane;
 
 // The parameter: 64-bit words, in the order in which the launch lists them.
 struct Product {
@@ -41,15 +38,11 @@ struct Product {
     u64 axes[AXES][4];
 };
 
-template <class E> static __device__ __forceinline__ Lane widen(E x) {
-    if constexpr (STORAGE == 0 || STORAGE == 3) {
+template <class E> static __device__ __forceinline__ Lane to_lane(E x) {
+    if constexpr (STORAGE == 3) {
         return x;
-    } else if constexpr (STORAGE == 1) {
-        float y;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-        return y;
     } else {
-        return __uint_as_float((u32)x << 16);
+        return widen<STORAGE>(x);
     }
 }
 
@@ -61,17 +54,11 @@ static __device__ __forceinline__ Lane multiply_add(Lane a, Lane b, Lane c) {
     }
 }
 
-static __device__ __forceinline__ Result narrow(float x) {
-    if constexpr (STORAGE == 0 || STORAGE == 3) {
+static __device__ __forceinline__ Result to_result(float x) {
+    if constexpr (STORAGE == 3) {
         return x;
-    } else if constexpr (STORAGE == 1) {
-        unsigned short y;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-        return y;
     } else {
-        // To the nearest, ties to even; NaN stays NaN.
-        const u32 bits = __float_as_uint(x);
-        return (unsigned short)(x != x ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+        return narrow<STORAGE>(x);
     }
 }
 
@@ -112,8 +99,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const Product p) {
                 const int b_l = b_turned ? short_l : long_l, b_at = b_turned ? short_at : long_at;
                 const u64 row = first_row + a_at, column = first_column + b_at;
                 const bool a_in = row < p.m && first + a_l < p.k, b_in = column < p.n && first + b_l < p.k;
-                s_a[a_l][a_at] = a_in ? widen(p.g_a[a_start + row * p.a_row + (first + a_l) * p.a_column]) : Lane(0);
-                s_b[b_l][b_at] = b_in ? widen(p.g_b[b_start + (first + b_l) * p.b_row + column * p.b_column]) : Lane(0);
+                s_a[a_l][a_at] = a_in ? to_lane(p.g_a[a_start + row * p.a_row + (first + a_l) * p.a_column]) : Lane(0);
+                s_b[b_l][b_at] = b_in ? to_lane(p.g_b[b_start + (first + b_l) * p.b_row + column * p.b_column]) : Lane(0);
             }
             __syncthreads();
 #pragma unroll
@@ -139,10 +126,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const Product p) {
                 if (row >= p.m || column >= p.n) continue;
                 const u64 at = c_start + row * p.c_row + column * p.c_column;
                 float value = (float)r_sum[i][j];
-                if constexpr (BIAS) value += widen(p.g_bias[column]);
+                if constexpr (BIAS) value += to_lane(p.g_bias[column]);
                 if constexpr (GELU) value = gelu(value);
-                if constexpr (RESIDUAL) value += widen(p.g_residual[at]);
-                p.g_c[at] = narrow(value);
+                if constexpr (RESIDUAL) value += to_lane(p.g_residual[at]);
+                p.g_c[at] = to_result(value);
             }
         }
     }

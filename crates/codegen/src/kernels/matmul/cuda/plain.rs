@@ -5,6 +5,7 @@ use deuteron_graph::{Dtype, MAX_RANK};
 
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::library::{LibraryCall, LibraryMatmul, Operand};
+use crate::tile::{self, Part};
 
 /// Side of a tile, as in `plain.cu`.
 const TILE: usize = 64;
@@ -30,7 +31,7 @@ pub fn source(kernel: &LibraryCall) -> CudaSource {
         kernel.epilogue.has_gelu(),
         kernel.epilogue.has_residual(),
     );
-    let text = prelude + include_str!("plain.cu");
+    let text = [&prelude, &tile::text(&[Part::Conversions]), include_str!("plain.cu")].join("\n");
     CudaSource::new("product", text)
 }
 

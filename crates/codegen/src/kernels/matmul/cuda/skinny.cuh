@@ -24,11 +24,11 @@ struct Parameters {
 };
 
 // What all rows share beside the weights: the whole of it, or what belongs to a strip of columns.
-static __device__ __forceinline__ void bring_shared(const Parameters& p, int strip) {
+static __device__ __forceinline__ void prefetch_shared(const Parameters& p, int strip) {
 #pragma unroll
     for (int i = 0; i < SHARED; ++i) {
         const u64 bytes = p.shared[i].bytes, own = p.shared[i].strip, first = strip * own;
-        if (p.shared[i].address != 0 && first < bytes) bring_near(p.shared[i].address + first, own == 0 ? bytes : min(own, bytes - first));
+        if (p.shared[i].address != 0 && first < bytes) prefetch_range(p.shared[i].address + first, own == 0 ? bytes : min(own, bytes - first));
     }
 }
 
@@ -93,11 +93,11 @@ template <int COUNT, int MASK, int LAST> static __device__ __forceinline__ void 
         for (int i = 0; i < COUNT / 2; ++i) {
             const float given = upper ? values[i] : values[i + COUNT / 2];
             const float kept = upper ? values[i + COUNT / 2] : values[i];
-            values[i] = kept + shuffle(given, MASK);
+            values[i] = kept + shuffle_xor(given, MASK);
         }
         add_lanes<COUNT / 2, MASK / 2, LAST>(values);
     } else if constexpr (MASK >= LAST) {
-        values[0] += shuffle(values[0], MASK);
+        values[0] += shuffle_xor(values[0], MASK);
         add_lanes<1, MASK / 2, LAST>(values);
     }
 }

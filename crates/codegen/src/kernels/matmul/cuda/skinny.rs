@@ -232,7 +232,7 @@ impl SkinnyKernel {
 
     fn kernel(self, target: &CudaTarget) -> Kernel {
         let text = self.constants()
-            + PRELUDE
+            + &PRELUDE
             + &self.sides()
             + include_str!("skinny.cuh")
             + match self.config.weights {

@@ -1,4 +1,4 @@
-//! Tensor maps: how a GPU's unit that copies tiles finds them.
+//! Tensor maps: the descriptors by which the tensor memory accelerator copies tiles (`tma.cuh`).
 
 /// Words of a map in a parameter.
 pub const MAP_WORDS: usize = 16;
@@ -12,9 +12,8 @@ pub enum Mapped {
     Workspace,
 }
 
-/// What the unit that copies tiles into shared memory has to know of a tensor: elements of two bytes, up to five axes, the
-/// innermost first and contiguous. A tile is at most 128 bytes along that axis and swizzled by as much; beyond the sizes it is
-/// zeros.
+/// A tensor of two-byte elements with up to five axes, the innermost first and contiguous, and the tiles that are copied of it. A
+/// tile is at most 128 bytes along that axis, in the 128-byte swizzle; beyond the sizes it is zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap {
     /// what it is a map of

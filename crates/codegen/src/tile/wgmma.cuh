@@ -1,0 +1,75 @@
+// wgmma: matrix multiply-accumulate of a warpgroup, 128 threads, on operands in shared memory (sm_90a).
+//
+// Multiplications run asynchronously. Between the fence before them and the wait after them their registers and the shared memory that
+// they read may not be touched. All warps of the warpgroup execute each of these together.
+
+// Orders earlier accesses of registers and shared memory before later multiplications.
+static __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Ends a commit group: all multiplications that were started since the last one.
+static __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most PENDING of the latest commit groups are incomplete.
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// The compiler does not know that multiplications are in flight: it reads and writes pinned registers not across this line.
+template <int N> static __device__ __forceinline__ void pin(float (&r)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
+}
+template <int N> static __device__ __forceinline__ void pin(u32 (&r)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i][0]), "+r"(r[i][1]), "+r"(r[i][2]), "+r"(r[i][3])::"memory");
+}
+
+// The descriptor of a matrix in shared memory, at a multiple of 16 bytes, in the 128-byte swizzle: eight rows take 1024 bytes (the stride
+// dimension byte offset). LEADING: bytes to the next 64 columns (the leading dimension byte offset), for a transposed operand.
+// Adding to a descriptor moves it by units of 16 bytes.
+template <int LEADING> static __device__ __forceinline__ u64 matrix_descriptor(u32 tile) {
+    return (u64)((tile & 0x3ffff) >> 4) | (u64)(LEADING >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+// d += a b of 64 x 16 and 16 x N, N 64 or 128, sums in f32; d = a b where `add` is 0. KIND: 1 is f16, 2 is bf16. In d, warp w of the
+// warpgroup has rows 16 w on; with g = lane / 4 and t = lane % 4 its registers 4 j on are (g, 8 j + 2 t), the next column, and both of
+// row g + 8. Each d is one instruction, so its registers stand in a list.
+// - from_shared: a is a descriptor, its rows along the sum.
+// - from_registers: a is in registers as d lies, narrowed to pairs.
+// TRANSPOSED: columns of b are contiguous, not the axis of the sum.
+template <int N, int KIND> struct Wgmma;
+#define WGMMA(TYPES, N, D, REST, ADD, ...) \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " " D \
+                 ", " REST ";\n}" : __VA_ARGS__)
+#define WGMMA_OF_KIND(...) \
+    if constexpr (KIND == 2) WGMMA("bf16.bf16", __VA_ARGS__); else WGMMA("f16.f16", __VA_ARGS__)
+#define FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
+#define SUMS_64 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define SUMS_128 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+
+template <int KIND> struct Wgmma<64, KIND> {
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_shared(float (&d)[32], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(64, SUMS_64, "%32, %33, p, 1, 1, 0, %35", "%34", SIXTEEN(0), SIXTEEN(16)
+                           : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[32], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(64, SUMS_64, "{%32, %33, %34, %35}, %36, p, 1, 1, %38", "%37", SIXTEEN(0), SIXTEEN(16)
+                           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+};
+
+template <int KIND> struct Wgmma<128, KIND> {
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_shared(float (&d)[64], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(128, SUMS_128, "%64, %65, p, 1, 1, 0, %67", "%66",
+                           SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48) : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[64], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(128, SUMS_128, "{%64, %65, %66, %67}, %68, p, 1, 1, %70", "%69",
+                           SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48)
+                           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+};
