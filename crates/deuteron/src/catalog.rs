@@ -1,6 +1,6 @@
 //! The catalogue: every fused op, defined once as a graph. Ready-made functions, `ops`, `bench` and `fuse` all start here.
 
-use deuteron_graph::{Dtype, Gelu, Graph, InputKind, Mask, NodeId, Op, Shape};
+use deuteron_graph::{Activation, Dtype, Gelu, Graph, InputKind, Mask, NodeId, Op, Shape};
 
 mod build;
 mod products;
@@ -13,19 +13,6 @@ use crate::training::Training;
 
 /// The usual epsilon of norms.
 pub const EPS: f64 = 1e-5;
-
-/// Activations of the catalogue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// GELU, tanh form
-    GeluTanh,
-    /// GELU, erf form
-    GeluErf,
-    /// `x sigmoid(x)`
-    Silu,
-    /// `max(x, 0)`
-    Relu,
-}
 
 /// Norms of the catalogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,21 +59,6 @@ pub enum FusedOp {
 
 /// An operand's type.
 pub type OperandType = (Dtype, Shape);
-
-impl Activation {
-    /// All of them.
-    pub const ALL: [Activation; 4] = [Activation::GeluTanh, Activation::GeluErf, Activation::Silu, Activation::Relu];
-
-    /// The word on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Activation::GeluTanh => "gelu",
-            Activation::GeluErf => "gelu_erf",
-            Activation::Silu => "silu",
-            Activation::Relu => "relu",
-        }
-    }
-}
 
 /// What a builder hands back.
 #[derive(Default)]

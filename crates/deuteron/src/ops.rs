@@ -21,9 +21,9 @@ pub use products::{
     linear_act, linear_cross_entropy, moe_int8, moe_int8_dequantized, norm_linear, qkv,
 };
 
-use deuteron_graph::{Gelu, Mask};
+use deuteron_graph::{Activation, Gelu, Mask};
 
-use crate::catalog::{Activation, FusedOp, Norm, OperandType};
+use crate::catalog::{FusedOp, Norm, OperandType};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::tensor::Tensor;

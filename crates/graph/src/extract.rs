@@ -80,7 +80,7 @@ impl Copying<'_> {
                     let (inputs, outputs) = (moved(&call.inputs), moved(&call.outputs));
                     self.into.close_call(call.callee.clone(), inputs, outputs);
                 }
-                _ => self.into.close_block(self.from.call_name(self.from.node(take[0]).call)),
+                _ => self.into.close_block(self.from.origin(self.from.node(take[0]).call)),
             }
         }
         for &id in &take {

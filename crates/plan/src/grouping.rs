@@ -11,7 +11,7 @@ use deuteron_graph::{Graph, NodeId, Op, first_backward};
 use crate::between::Between;
 use crate::catalog::{Catalog, Draft};
 use crate::layout::Placement;
-use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention, stores_scores};
+use crate::legal::{Form, Rules, is_attention, recomputes_attention, stores_scores};
 use crate::plan::{Strategy, Target};
 use crate::reason::Reason;
 
@@ -232,7 +232,7 @@ impl<'a> Grouping<'a> {
         let mut next = 0;
         while next < nodes.len() {
             for base in self.bases(nodes[next]) {
-                let again = graph.call_name(graph.node(base).call) == RECOMPUTED_ATTENTION;
+                let again = recomputes_attention(&graph.calls()[graph.node(base).call.index()]);
                 if again && self.group_of[base.index()].is_some() && !nodes.contains(&base) {
                     nodes.push(base);
                 }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use deuteron_graph::{Call, Callee, Composite, Graph, NodeId, Op, Shape, is_recomputed};
+use deuteron_graph::{Call, Callee, Composite, CompositeKind, Graph, NodeId, Op, Shape, is_recomputed};
 
 use crate::catalog::product_size;
 use crate::cost::ridge_points;
@@ -607,7 +607,7 @@ impl Rules<'_> {
         if is_backward {
             let other = rest.iter().find(|&&id| {
                 let call = &self.graph.calls()[self.graph.node(id).call.index()];
-                !matches!(&call.callee, Callee::Block(name) if name == RECOMPUTED_ATTENTION)
+                !recomputes_attention(call)
             });
             return match other {
                 None => Ok(Form::AttentionBackward),
@@ -711,8 +711,10 @@ impl Rules<'_> {
     }
 }
 
-/// The block in which scores are computed again for a gradient.
-pub(crate) const RECOMPUTED_ATTENTION: &str = "recompute(attention)";
+/// Whether a call computes scores again for a gradient.
+pub(crate) fn recomputes_attention(call: &Call) -> bool {
+    call.callee.recomputes() == Some(CompositeKind::Attention)
+}
 
 /// Whether a call is made of scores that are stored as probabilities.
 pub(crate) fn stores_scores(call: &Call) -> bool {
@@ -721,9 +723,6 @@ pub(crate) fn stores_scores(call: &Call) -> bool {
 
 /// Whether a call is attention, or its gradient.
 pub(crate) fn is_attention(call: &Call) -> bool {
-    match &call.callee {
-        Callee::Composite(Composite::Attention { .. }) => true,
-        Callee::Block(name) => name == "grad(attention)",
-        Callee::Composite(_) | Callee::Primitive => false,
-    }
+    let forward = matches!(call.callee, Callee::Composite(Composite::Attention { .. }));
+    forward || call.callee.gradient_of() == Some(CompositeKind::Attention)
 }

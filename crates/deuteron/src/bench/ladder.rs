@@ -7,14 +7,14 @@ use deuteron_codegen::cuda::{CudaSource, CudaTarget};
 use deuteron_codegen::kernels::ladder::{Ladder, Rung, WIDEST};
 use deuteron_codegen::{Backend, Launch, Source, render};
 use deuteron_device::Cpu;
-use deuteron_graph::{Graph, Mask};
+use deuteron_graph::{Activation, Graph, Mask};
 use deuteron_plan::{Layout, Plan, PlanError, Strategy, plan};
 use serde::Serialize;
 
 use super::cuts::{Chain, Cut};
 use super::turns::{Turns, in_turn};
 use super::{BenchCase, gbps, graph, microseconds};
-use crate::catalog::{Activation, FusedOp, Norm};
+use crate::catalog::{FusedOp, Norm};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;

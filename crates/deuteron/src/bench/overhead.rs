@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use deuteron_codegen::render;
 use deuteron_device::cuda::{CudaExecutable, Options};
 use deuteron_device::{Cuda, Device, DeviceError, Executable, Launching, NoStates};
-use deuteron_graph::{Dtype, Graph};
+use deuteron_graph::{Activation, Dtype, Graph};
 use deuteron_plan::{Strategy, plan};
 use serde::Serialize;
 
 use super::microseconds;
-use crate::catalog::{Activation, FusedOp, Norm};
+use crate::catalog::{FusedOp, Norm};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;

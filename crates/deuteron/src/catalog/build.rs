@@ -1,42 +1,31 @@
 //! What each op computes, written out.
 
-use deuteron_graph::{Composite, Gelu, Graph, GraphError, Mask, NodeId, Quantized};
+use deuteron_graph::{Composite, Graph, GraphError, Mask, NodeId, Quantized};
 
 use super::products::{attend, linear_cross_entropy, merged_heads};
-use super::{Activation, Built, FusedOp, Norm};
-
-impl Activation {
-    fn apply(self, graph: &mut Graph, x: NodeId) -> Result<NodeId, GraphError> {
-        match self {
-            Activation::GeluTanh => graph.gelu(x, Gelu::Tanh),
-            Activation::GeluErf => graph.gelu(x, Gelu::Erf),
-            Activation::Silu => graph.silu(x),
-            Activation::Relu => graph.relu(x),
-        }
-    }
-}
+use super::{Built, FusedOp, Norm};
 
 impl FusedOp {
     /// The op over operands that are there. Weights that are `turned` are `[out, in]`.
     pub(super) fn build(&self, g: &mut Graph, v: &[NodeId], turned: &[NodeId]) -> Result<Built, GraphError> {
         let y = |node| Ok(Built { outputs: vec![("y", node)], ..Built::default() });
         match *self {
-            FusedOp::Act { act } => y(act.apply(g, v[0])?),
+            FusedOp::Act { act } => y(g.activation(v[0], act)?),
             FusedOp::MulAddAct { act } => {
                 let product = g.mul(v[0], v[1])?;
                 let sum = g.add(product, v[2])?;
-                y(act.apply(g, sum)?)
+                y(g.activation(sum, act)?)
             }
             FusedOp::AddAct { act } | FusedOp::BiasAct { act } => {
                 let sum = g.add(v[0], v[1])?;
-                y(act.apply(g, sum)?)
+                y(g.activation(sum, act)?)
             }
             FusedOp::ActDropout { act, p } => {
-                let activated = act.apply(g, v[0])?;
+                let activated = g.activation(v[0], act)?;
                 y(dropped(g, activated, v[1], p)?)
             }
             FusedOp::ActDropoutAdd { act, p } => {
-                let activated = act.apply(g, v[0])?;
+                let activated = g.activation(v[0], act)?;
                 let dropped = dropped(g, activated, v[2], p)?;
                 y(g.add(dropped, v[1])?)
             }
@@ -64,12 +53,12 @@ impl FusedOp {
             }
             FusedOp::NormAct { norm, eps, act } => {
                 let normed = apply_norm(g, norm, v[0], &v[1..], eps)?;
-                y(act.apply(g, normed)?)
+                y(g.activation(normed, act)?)
             }
             FusedOp::NormBiasAct { norm, eps, act } => {
                 let normed = apply_norm(g, norm, v[0], &v[2..], eps)?;
                 let sum = g.add(normed, v[1])?;
-                y(act.apply(g, sum)?)
+                y(g.activation(sum, act)?)
             }
             FusedOp::AddNorm { norm, eps } => {
                 let s = g.add(v[0], v[1])?;
@@ -105,7 +94,7 @@ impl FusedOp {
             }
             FusedOp::LinearAct { act, residual } => {
                 let product = linear(g, turned, v[0], v[1], v[2])?;
-                let activated = act.apply(g, product)?;
+                let activated = g.activation(product, act)?;
                 y(if residual { g.add(activated, v[3])? } else { activated })
             }
             FusedOp::NormLinear { norm, eps } => {
@@ -116,13 +105,13 @@ impl FusedOp {
             FusedOp::Ffn { norm, eps, act, single: true } => {
                 let normed = apply_norm(g, norm, v[0], &v[3..], eps)?;
                 let wide = linear(g, turned, normed, v[1], v[2])?;
-                let activated = act.apply(g, wide)?;
+                let activated = g.activation(wide, act)?;
                 y(g.add(v[0], activated)?)
             }
             FusedOp::Ffn { norm, eps, act, single: false } => {
                 let normed = apply_norm(g, norm, v[0], &v[5..], eps)?;
                 let wide = linear(g, turned, normed, v[1], v[2])?;
-                let activated = act.apply(g, wide)?;
+                let activated = g.activation(wide, act)?;
                 let narrow = linear(g, turned, activated, v[3], v[4])?;
                 y(g.add(v[0], narrow)?)
             }
@@ -136,7 +125,7 @@ impl FusedOp {
                 let dtype = g.node(v[5]).dtype;
                 let mut product = g.expert_linear(x, v[2], Quantized { q: v[3], scale: v[4] }, Some(v[5]), dtype)?;
                 if let Some(act) = act {
-                    product = act.apply(g, product)?;
+                    product = g.activation(product, act)?;
                 }
                 if !requantize {
                     return y(product);

@@ -2,9 +2,9 @@
 
 use std::str::FromStr;
 
-use deuteron_graph::{Gelu, Mask};
+use deuteron_graph::{Activation, Gelu, Mask};
 
-use super::{Activation, FusedOp, Norm};
+use super::{FusedOp, Norm};
 use crate::error::Error;
 
 impl FromStr for FusedOp {

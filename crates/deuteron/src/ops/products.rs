@@ -1,9 +1,9 @@
 //! Ready-made ops around products: linear layers, heads, attention, a language model's loss.
 
-use deuteron_graph::{Mask, View};
+use deuteron_graph::{Activation, Mask, View};
 
 use super::{Dropout, NormWeights, NormedSum, QuantizedRows, forward, normed_sum, one};
-use crate::catalog::{Activation, FusedOp};
+use crate::catalog::FusedOp;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::tensor::Tensor;

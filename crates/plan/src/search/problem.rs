@@ -15,7 +15,7 @@ use crate::catalog::Draft;
 use crate::cost::{Cost, cost};
 use crate::grouping::Grouping;
 use crate::layout::pattern_source;
-use crate::legal::{Form, RECOMPUTED_ATTENTION, Rules, is_attention, stores_scores};
+use crate::legal::{Form, Rules, is_attention, recomputes_attention, stores_scores};
 use crate::plan::Target;
 use crate::reason::Reason;
 
@@ -157,7 +157,7 @@ impl<'a> Problem<'a> {
 
     fn is_recomputed_attention(&self, atom: Atom) -> bool {
         let graph = self.rules.graph;
-        graph.call_name(graph.node(self.atoms[atom][0]).call) == RECOMPUTED_ATTENTION
+        recomputes_attention(&graph.calls()[graph.node(self.atoms[atom][0]).call.index()])
     }
 
     /// An atom of scores that are computed again, and all of those it needs.
