@@ -30,6 +30,6 @@ pub use error::{GraphError, Operand};
 pub use extract::extract;
 pub use gradient::{Differentiated, differentiate};
 pub use graph::{Call, CallId, Callee, Graph, Node, NodeId, Output};
-pub use op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View};
+pub use op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View, keep_threshold};
 pub use recompute::{Recomputed, attention_interior, first_backward, is_recomputed, recompute};
 pub use shape::{MAX_RANK, Shape};

@@ -18,7 +18,7 @@ pub mod scores;
 
 use std::fmt;
 
-use deuteron_graph::Dtype;
+use deuteron_graph::{Dtype, keep_threshold};
 
 use crate::attention::{
     AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, DropoutRule, HeadStrides,
@@ -284,8 +284,7 @@ fn prelude(kernel: &AttentionKernel) -> String {
         AttentionMask::Cached => (3, 0),
     };
     let DropoutRule { probability, offset } = kernel.dropout.unwrap_or(DropoutRule { probability: 0.0, offset: 0 });
-    // As the CPU has it: exact below 1, where the product is below 2^32.
-    let threshold = (probability * 4_294_967_296.0).floor() as u32;
+    let threshold = keep_threshold(probability);
     let kept = if probability < 1.0 { (1.0 / (1.0 - probability)) as f32 } else { 0.0 };
     format!(
         "constexpr int STORAGE = {};\nconstexpr int KV_STORAGE = {};\nconstexpr int MASK_STORAGE = {mask_storage};\nconstexpr int WIDTH = {};\n\
