@@ -48,7 +48,7 @@ pub mod training;
 pub mod tune;
 pub mod verify;
 
-pub use catalog::{FusedOp, Heads, Norm};
+pub use catalog::{Attributes, FusedOp, Heads, Norm, Sizes};
 pub use deuteron_codegen::cpu::simd::Isa;
 pub use deuteron_codegen::{Backend, render};
 pub use deuteron_device::{Cpu, Device, DeviceError, Kernel, Launching, Lending, Recorded, Span};

@@ -63,15 +63,17 @@ pub struct OpaqueCost {
 impl Graph {
     /// A tensor handed in at run time.
     pub fn input(&mut self, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
-        self.named_input(name, InputKind::Data, dtype, shape.into())
+        self.input_of(InputKind::Data, name, dtype, shape)
     }
 
     /// A parameter of the model.
     pub fn weight(&mut self, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
-        self.named_input(name, InputKind::Weight, dtype, shape.into())
+        self.input_of(InputKind::Weight, name, dtype, shape)
     }
 
-    fn named_input(&mut self, name: &str, kind: InputKind, dtype: Dtype, shape: Shape) -> Value {
+    /// One of either kind.
+    pub fn input_of(&mut self, kind: InputKind, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
+        let shape = shape.into();
         if !is_name(name) {
             return Err(GraphError::BadName(name.to_string()));
         }

@@ -44,10 +44,7 @@ impl Copying<'_> {
                 _ => InputKind::Data,
             };
             let name = self.from.given_name(id).map_or_else(|| format!("node{}", id.index()), str::to_string);
-            let copied = match kind {
-                InputKind::Data => self.into.input(&name, node.dtype, node.shape.clone())?,
-                InputKind::Weight => self.into.weight(&name, node.dtype, node.shape.clone())?,
-            };
+            let copied = self.into.input_of(kind, &name, node.dtype, node.shape.clone())?;
             self.moved.insert(id, copied);
         }
         Ok(())

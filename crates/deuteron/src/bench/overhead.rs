@@ -12,7 +12,7 @@ use deuteron_plan::{Strategy, plan};
 use serde::Serialize;
 
 use super::microseconds;
-use crate::catalog::{FusedOp, Norm};
+use crate::catalog;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
@@ -42,14 +42,14 @@ pub struct OverheadRow {
 
 /// Measures them on a GPU. Compiled kernels go to folders below `scratch`, which the caller removes.
 pub fn overhead(options: &Options, scratch: &Path) -> Result<OverheadRow, Error> {
-    let small = FusedOp::Act { act: Activation::Relu };
+    let small = catalog::ACT.with(|a| a.act = Some(Activation::Relu));
     let small = small.graph(&small.operand_types(4, 64, Dtype::F32))?;
     let gpu = open(options, None)?;
     let inputs = device_inputs(&gpu, &small)?;
     let mut executable = load(&gpu, &small)?;
     let cost = executable.launch_cost(&|index| inputs[index].memory(), LAUNCHES)?;
 
-    let op = FusedOp::NormAct { norm: Norm::Layer, eps: 1e-5, act: Activation::GeluTanh };
+    let op = catalog::NORM_ACT.usual();
     let mut times: [Vec<Duration>; 2] = Default::default();
     for call in 0..FIRST_CALLS {
         // A width of its own makes a kernel that no other call has compiled.

@@ -207,10 +207,7 @@ impl Parser {
         if target.text.starts_with('%') {
             return Err(error(target, "expected a name for an input"));
         }
-        let declared = match kind {
-            InputKind::Data => self.graph.input(&target.text, dtype, shape),
-            InputKind::Weight => self.graph.weight(&target.text, dtype, shape),
-        };
+        let declared = self.graph.input_of(kind, &target.text, dtype, shape);
         declared.map_err(|e| error(target, e.to_string()))
     }
 
