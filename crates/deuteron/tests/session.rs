@@ -5,8 +5,8 @@ use std::sync::Arc;
 use deuteron::reference::{Array, Rounding, interpret};
 use deuteron::verify::Expected;
 use deuteron::{
-    Activation, Cpu, Dtype, Engine, Error, FusedOp, Gelu, Graph, Isa, Launching, Mask, Session, Shape, Strategy,
-    Tensor, View, differentiate, ops, seed,
+    Activation, Cpu, Dtype, Engine, Error, FusedOp, Gelu, Graph, Isa, Launching, Layout, Mask, Pin, PlanError, Session,
+    SessionOptions, Shape, Strategy, Tensor, View, differentiate, ops, seed,
 };
 
 fn run(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[&Tensor]) -> Vec<Vec<u32>> {
@@ -293,4 +293,18 @@ fn backward_of_attention_and_a_norm_takes_their_sum() {
     let types: Vec<_> = types.iter().map(|t| (t.dtype(), t.shape().clone())).collect();
     let session = Session::new(&engine, &op.backward_graph(&types).unwrap(), Strategy::Greedy).unwrap();
     assert_eq!(session.plan().groups.len(), 2, "{}", session.plan());
+}
+
+#[test]
+fn options_that_would_do_nothing_are_refused() {
+    let engine = Engine::cpu();
+    let graph: Graph = "y, m, s = layer_norm x[4,8] w[8] b[8] ; z = gelu y ; out z".parse().unwrap();
+    let pin = Pin::Force(vec!["layer_norm".into(), "gelu".into()]);
+    let session = |strategy| Session::new(&engine, &graph, SessionOptions::from(strategy).pins([pin.clone()]));
+    assert_eq!(session(Strategy::Fused).unwrap().plan().groups.len(), 1);
+    let refused = session(Strategy::Greedy).map(|_| ());
+    assert!(matches!(refused, Err(Error::Pins(Strategy::Greedy))), "{refused:?}");
+    let one = SessionOptions::default().layouts([Layout::contiguous(&Shape::from([4, 8]))]);
+    let refused = Session::new(&engine, &graph, one).map(|_| ());
+    assert!(matches!(refused, Err(Error::Plan(PlanError::InputLayouts { expected: 3, got: 1 }))), "{refused:?}");
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use deuteron::catalog::OperandType;
 use deuteron::training::Training;
-use deuteron::{Error, FusedOp, Graph, Layout, NodeId, Session, Shape, Strategy};
+use deuteron::{Error, FusedOp, Graph, Layout, NodeId, Session, SessionOptions, Shape, Strategy};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
@@ -438,7 +438,8 @@ impl Program {
                     .map_or_else(|| Layout::contiguous(&graph.node(id).shape), |(_, layout)| layout.clone()))
             });
             let layouts = layouts.collect::<PyResult<Vec<Layout>>>()?;
-            let session = Session::with(engine, &graph, self.strategy(), &layouts, &states).map_err(wrong)?;
+            let options = SessionOptions::from(self.strategy()).layouts(layouts).states(states);
+            let session = Session::new(engine, &graph, options).map_err(wrong)?;
             let nodes = session.results().to_vec();
             (Work::Session(Box::new(Mutex::new(session))), nodes)
         };

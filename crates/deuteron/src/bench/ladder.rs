@@ -8,7 +8,7 @@ use deuteron_codegen::kernels::ladder::{Ladder, Rung, WIDEST};
 use deuteron_codegen::{Backend, Launch, Source, render};
 use deuteron_device::Cpu;
 use deuteron_graph::{Graph, Mask};
-use deuteron_plan::{Layout, Plan, PlanError, Strategy, plan};
+use deuteron_plan::{PlanError, Strategy, plan};
 use serde::Serialize;
 
 use super::cuts::{Chain, Cut};
@@ -18,7 +18,7 @@ use crate::catalog;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
-use crate::session::Session;
+use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
 use crate::verify::Expected;
 
@@ -135,7 +135,7 @@ fn cut_steps(engine: &Engine, chain: &Chain, checks: &[Check], graph: &Graph) ->
         let make = |graph: &Graph| {
             let chain = Chain::of(graph, engine.device().target())?;
             let pins = chain.map_or(Vec::new(), |chain| chain.cut(together).pins);
-            Session::with_pins(engine, graph, &pins)
+            Session::new(engine, graph, SessionOptions::default().pins(pins))
         };
         let Cut { name, about, .. } = chain.cut(together);
         match step(name, about, checks, graph, make) {
@@ -177,11 +177,9 @@ fn cuda_steps(
     let mut steps = Vec::new();
     for rung in ladder.rungs().iter().filter(|rung| rung.is_for(target.arch)) {
         let make = |graph: &Graph| {
-            let Generated { plan, source, launch } = generated(engine, graph)?.ok_or_else(refused)?;
+            let Generated { source, launch } = generated(engine, graph)?.ok_or_else(refused)?;
             let source = rung.source(&source, &launch, target).ok_or_else(refused)?;
-            let layouts: Vec<Layout> =
-                graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect();
-            Session::of(engine, graph, plan, vec![(Source::Cuda(source), launch)], &layouts, &[])
+            Session::new(engine, graph, SessionOptions::from(Strategy::Greedy).written([source]))
         };
         steps.push(step(rung.name.to_string(), rung.about.to_string(), checks, graph, make)?);
     }
@@ -194,7 +192,6 @@ fn cuda_steps(
 
 /// The only kernel of a plan, as it is generated.
 struct Generated {
-    plan: Plan,
     source: CudaSource,
     launch: Launch,
 }
@@ -206,7 +203,7 @@ fn generated(engine: &Engine, graph: &Graph) -> Result<Option<Generated>, Error>
     let [group] = plan.groups.as_slice() else { return Ok(None) };
     let (source, launch) = render(&group.draft(graph, &plan.placement), device.backend());
     let Source::Cuda(source) = source else { return Ok(None) };
-    Ok(Some(Generated { plan, source, launch }))
+    Ok(Some(Generated { source, launch }))
 }
 
 /// Whether the highest rung that this GPU takes is the generated kernel itself.

@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::parallel;
 use crate::seed;
-use crate::session::Session;
+use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
 use crate::verify::{Expected, Verification};
 
@@ -324,7 +324,8 @@ impl Piece {
         let placed = tensors.iter().map(|tensor| lying(tensor, lie)?.to_device(bed.engine));
         let placed: Vec<Tensor> = placed.collect::<Result<_, _>>()?;
         let layouts: Vec<Layout> = placed.iter().map(|tensor| tensor.layout().clone()).collect();
-        let mut session = Session::with_layouts(bed.engine, graph, Strategy::Greedy, &layouts)?;
+        let options = SessionOptions::from(Strategy::Greedy).layouts(layouts);
+        let mut session = Session::new(bed.engine, graph, options)?;
         let inputs: Vec<&Tensor> = placed.iter().collect();
         let first = bed.run(&mut session, &inputs)?;
         let mut answer = answer(lie, &expected.verify(graph, &first)?);
