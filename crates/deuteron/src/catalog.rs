@@ -14,7 +14,7 @@ mod sizes;
 mod words;
 
 pub(crate) use entry::Entry;
-use entry::{Backward, Built, Site};
+use entry::{Backward, Builder, Built};
 pub(crate) use matmul_ops::*;
 pub(crate) use row_ops::*;
 pub use sizes::{Heads, OperandType, Sizes};
@@ -284,7 +284,7 @@ impl FusedOp {
         let (mut graph, nodes) = self.inputs(operands)?;
         let transposed: Vec<NodeId> = transposed.iter().filter_map(|&position| nodes.get(position).copied()).collect();
         let (v, a) = (nodes.as_slice(), self.attributes);
-        let built = (self.entry.build)(&mut Site { g: &mut graph, v, a, transposed: &transposed })?;
+        let built = (self.entry.build)(&mut Builder { g: &mut graph, v, a, transposed: &transposed })?;
         for (name, node) in built.outputs.iter().chain(&built.saved) {
             if !matches!(graph.node(*node).op, Op::Input { .. }) && graph.given_name(*node).is_none() {
                 graph.set_node_name(*node, name)?;

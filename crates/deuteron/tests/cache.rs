@@ -196,8 +196,7 @@ fn kept_in_place(engine: &Engine) {
                 };
                 let mut functional = Session::new(engine, &graph, strategy).unwrap();
                 let states = [node(&graph, "c")];
-                let mut in_place =
-                    Session::new(engine, &graph, SessionOptions::from(strategy).states(states.clone())).unwrap();
+                let mut in_place = Session::new(engine, &graph, SessionOptions::from(strategy).states(states)).unwrap();
                 assert_eq!(copies(&in_place), 0, "rows are read where they lie");
                 let mut inputs = inputs(&graph, &positions);
                 inputs[0] = copied;

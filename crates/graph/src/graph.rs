@@ -75,18 +75,14 @@ pub enum Callee {
 impl Callee {
     /// The composite whose gradient this is.
     pub fn gradient_of(&self) -> Option<CompositeKind> {
-        match self {
-            Callee::Block(Block::Gradient(of)) => of.composite(),
-            Callee::Primitive | Callee::Composite(_) | Callee::Block(_) => None,
-        }
+        let Callee::Block(Block::Gradient(of)) = self else { return None };
+        of.composite()
     }
 
     /// The composite of which this computes some values again.
     pub fn recomputes(&self) -> Option<CompositeKind> {
-        match self {
-            Callee::Block(Block::Recompute(of)) => of.composite(),
-            Callee::Primitive | Callee::Composite(_) | Callee::Block(_) => None,
-        }
+        let Callee::Block(Block::Recompute(of)) = self else { return None };
+        of.composite()
     }
 
     /// Whether [`crate::differentiate`] made it.

@@ -3,12 +3,12 @@
 use deuteron_graph::{Composite, GraphError, Mask, NodeId};
 
 use super::Norm;
-use super::entry::{Built, Made, Site};
+use super::entry::{Builder, Built, Made};
 use super::products::attend;
 
 type Value = Result<NodeId, GraphError>;
 
-impl Site<'_> {
+impl Builder<'_> {
     /// The activation, if there is one.
     pub fn act(&mut self, x: NodeId) -> Value {
         self.a.act.map_or(Ok(x), |act| self.g.activation(x, act))

@@ -17,8 +17,8 @@ pub(crate) struct Entry {
     pub usual: Attributes,
     pub operands: &'static [Operand],
     /// names of what it returns
-    pub outputs: fn(&Attributes) -> &'static [&'static str],
-    pub build: fn(&mut Site<'_>) -> Made,
+    pub outputs: Outputs,
+    pub build: fn(&mut Builder<'_>) -> Made,
     pub backward: Backward,
     /// made of row kernels, matmuls of scores aside
     pub is_rows: bool,
@@ -27,24 +27,6 @@ pub(crate) struct Entry {
     /// its result is as long as it is wide
     pub is_square: bool,
 }
-
-/// An op of rows, returning `y`, without attributes and operands.
-pub(super) const ROWS: Entry = Entry {
-    name: "",
-    formula: "",
-    attributes: &[],
-    usual: USUAL,
-    operands: &[],
-    outputs: |_| &["y"],
-    build: |s| y(s.v[0]),
-    backward: Backward::Derived,
-    is_rows: true,
-    attends: false,
-    is_square: false,
-};
-
-/// An op around matmuls.
-pub(super) const MATMUL: Entry = Entry { is_rows: false, ..ROWS };
 
 /// Attributes of most ops.
 pub(super) const USUAL: Attributes = Attributes {
@@ -61,6 +43,8 @@ pub(super) const USUAL: Attributes = Attributes {
     single: false,
     requantize: true,
 };
+
+type Outputs = fn(&Attributes) -> &'static [&'static str];
 
 /// The gradient of an op.
 pub(crate) enum Backward {
@@ -102,7 +86,36 @@ impl Operand {
     }
 }
 
+/// An op of rows with a gradient that returns `y`.
+pub(super) const fn rows(
+    name: &'static str,
+    formula: &'static str,
+    attributes: &'static [Attribute],
+    operands: &'static [Operand],
+    build: fn(&mut Builder<'_>) -> Made,
+) -> Entry {
+    let (usual, outputs, backward): (_, Outputs, _) = (USUAL, |_| &["y"], Backward::Derived);
+    let (is_rows, attends, is_square) = (true, false, false);
+    Entry { name, formula, attributes, usual, operands, outputs, build, backward, is_rows, attends, is_square }
+}
+
+/// An op around matmuls, likewise.
+pub(super) const fn matmul(
+    name: &'static str,
+    formula: &'static str,
+    attributes: &'static [Attribute],
+    operands: &'static [Operand],
+    build: fn(&mut Builder<'_>) -> Made,
+) -> Entry {
+    Entry { is_rows: false, ..rows(name, formula, attributes, operands, build) }
+}
+
 impl Entry {
+    /// Returns other values than `y`.
+    pub(super) const fn returns(self, outputs: Outputs) -> Entry {
+        Entry { outputs, ..self }
+    }
+
     /// The op with its usual attributes.
     pub fn usual(&'static self) -> FusedOp {
         FusedOp { entry: self, attributes: self.usual }
@@ -115,7 +128,7 @@ impl Entry {
 }
 
 /// An op that is being built.
-pub(crate) struct Site<'a> {
+pub(crate) struct Builder<'a> {
     pub g: &'a mut Graph,
     /// its operands, in order
     pub v: &'a [NodeId],

@@ -57,12 +57,12 @@ impl Sizes {
         Sizes { rows, cols, dtype, heads, tokens: 50257, positions, classes, experts }
     }
 
-    fn of<const N: usize>(&self, shape: [usize; N]) -> OperandType {
+    pub(super) fn of<const N: usize>(&self, shape: [usize; N]) -> OperandType {
         (self.dtype, Shape::from(shape))
     }
 
     /// Sequences, heads, positions of a sequence, features of a head.
-    fn attention(&self) -> [usize; 4] {
+    pub(super) fn attention(&self) -> [usize; 4] {
         let sequence = self.rows.clamp(1, self.heads.positions.max(1));
         let width = self.heads.width.max(1);
         let heads = if self.cols.is_multiple_of(width) { (self.cols / width).max(1) } else { 1 };
@@ -84,11 +84,6 @@ pub(super) fn full(s: &Sizes, _: &Attributes) -> OperandType {
 /// A number for each column.
 pub(super) fn vector(s: &Sizes, _: &Attributes) -> OperandType {
     s.of([s.cols])
-}
-
-/// A value and its gate.
-pub(super) fn halves(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of([s.rows, 2 * s.cols])
 }
 
 pub(super) fn seed(_: &Sizes, _: &Attributes) -> OperandType {
@@ -119,23 +114,6 @@ pub(super) fn square(s: &Sizes, _: &Attributes) -> OperandType {
     s.of([s.cols, s.cols])
 }
 
-pub(super) fn tokens(s: &Sizes, _: &Attributes) -> OperandType {
-    (Dtype::I32, Shape::from([1, s.rows]))
-}
-
-pub(super) fn token_table(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of([s.tokens, s.cols])
-}
-
-pub(super) fn position_table(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of([s.positions, s.cols])
-}
-
-/// What a first layer gives.
-pub(super) fn wide(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of([s.rows, 4 * s.cols])
-}
-
 pub(super) fn widening(s: &Sizes, _: &Attributes) -> OperandType {
     s.of([s.cols, 4 * s.cols])
 }
@@ -144,58 +122,7 @@ pub(super) fn wide_vector(s: &Sizes, _: &Attributes) -> OperandType {
     s.of([4 * s.cols])
 }
 
-pub(super) fn narrowing(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of([4 * s.cols, s.cols])
-}
-
-pub(super) fn joint(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of([s.cols, 3 * s.cols])
-}
-
-pub(super) fn joint_vector(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of([3 * s.cols])
-}
-
-pub(super) fn queries(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of(s.attention())
-}
-
 pub(super) fn keys(s: &Sizes, a: &Attributes) -> OperandType {
     let [batch, heads, sequence, width] = s.attention();
     s.of([batch, heads.div_ceil(a.group.max(1)), sequence, width])
-}
-
-pub(super) fn attention_mask(s: &Sizes, _: &Attributes) -> OperandType {
-    let [_, _, sequence, _] = s.attention();
-    s.of([sequence, sequence])
-}
-
-/// Heads side by side.
-pub(super) fn merged(s: &Sizes, _: &Attributes) -> OperandType {
-    let [batch, _, sequence, _] = s.attention();
-    s.of([batch, sequence, s.cols])
-}
-
-pub(super) fn class_table(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of([s.classes, s.cols])
-}
-
-pub(super) fn byte_rows(s: &Sizes, _: &Attributes) -> OperandType {
-    (Dtype::I8, Shape::from([s.rows, s.cols]))
-}
-
-pub(super) fn row_scales(s: &Sizes, _: &Attributes) -> OperandType {
-    (Dtype::F32, Shape::from([s.rows, 1]))
-}
-
-pub(super) fn expert_bytes(s: &Sizes, _: &Attributes) -> OperandType {
-    (Dtype::I8, Shape::from([s.experts[0], s.experts[1], s.cols]))
-}
-
-pub(super) fn expert_scales(s: &Sizes, _: &Attributes) -> OperandType {
-    (Dtype::F32, Shape::from(s.experts))
-}
-
-pub(super) fn expert_vectors(s: &Sizes, _: &Attributes) -> OperandType {
-    s.of(s.experts)
 }

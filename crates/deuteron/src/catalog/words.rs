@@ -15,111 +15,79 @@ pub(crate) struct Attribute {
     /// its name where an op is shown
     field: &'static str,
     /// takes the word after `=`, or says what would be one
-    read: fn(&str, &mut Attributes) -> Result<(), String>,
-    show: fn(&Attributes) -> &dyn fmt::Debug,
+    read: Read,
+    show: Show,
 }
 
-pub(super) const ACT: Attribute = Attribute {
-    key: "act",
-    field: "act",
-    read: |value, a| Ok(a.act = Some(activation(value)?)),
-    show: |a| a.act.as_ref().map_or(&a.act as &dyn fmt::Debug, |act| act),
-};
+type Read = fn(&str, &mut Attributes) -> Result<(), String>;
+type Show = fn(&Attributes) -> &dyn fmt::Debug;
 
-pub(super) const OPTIONAL_ACT: Attribute = Attribute {
-    read: |value, a| Ok(a.act = if value == "none" { None } else { Some(activation(value)?) }),
-    show: |a| &a.act,
-    ..ACT
-};
+const fn attribute(key: &'static str, read: Read, show: Show) -> Attribute {
+    Attribute { key, field: key, read, show }
+}
 
+pub(super) const ACT: Attribute = attribute(
+    "act",
+    |value, a| set(&mut a.act, activation(value).map(Some)),
+    |a| a.act.as_ref().map_or(&a.act as &dyn fmt::Debug, |act| act),
+);
+pub(super) const OPTIONAL_ACT: Attribute = attribute(
+    "act",
+    |value, a| set(&mut a.act, if value == "none" { Ok(None) } else { activation(value).map(Some) }),
+    |a| &a.act,
+);
 pub(super) const GELU: Attribute = Attribute {
     key: "act",
     field: "kind",
-    read: |value, a| Ok(a.gelu = activation(value)?.gelu().ok_or("act=gelu or act=gelu_erf")?),
+    read: |value, a| set(&mut a.gelu, activation(value)?.gelu().ok_or("act=gelu or act=gelu_erf")),
     show: |a| &a.gelu,
 };
-
-pub(super) const NORM: Attribute = Attribute {
-    key: "norm",
-    field: "norm",
-    read: |value, a| Ok(a.norm = choice("norm", value, &[("layer", Norm::Layer), ("rms", Norm::Rms)])?),
-    show: |a| &a.norm,
-};
-
-pub(super) const EPSILON: Attribute = Attribute {
-    key: "eps",
-    field: "eps",
-    read: |value, a| Ok(a.eps = number(value, |eps| eps >= 0.0).ok_or("eps=NUMBER, at least 0")?),
-    show: |a| &a.eps,
-};
-
-pub(super) const DROPOUT: Attribute = Attribute {
-    key: "p",
-    field: "p",
-    read: |value, a| Ok(a.p = number(value, |p| (0.0..1.0).contains(&p)).ok_or("p=NUMBER, at least 0 and below 1")?),
-    show: |a| &a.p,
-};
-
-pub(super) const MASK: Attribute = Attribute {
-    key: "mask",
-    field: "mask",
-    read: |value, a| {
+pub(super) const NORM: Attribute = attribute(
+    "norm",
+    |value, a| set(&mut a.norm, choice("norm", value, &[("layer", Norm::Layer), ("rms", Norm::Rms)])),
+    |a| &a.norm,
+);
+pub(super) const EPSILON: Attribute = attribute(
+    "eps",
+    |value, a| set(&mut a.eps, number(value, |eps| eps >= 0.0).ok_or("eps=NUMBER, at least 0")),
+    |a| &a.eps,
+);
+pub(super) const DROPOUT: Attribute = attribute(
+    "p",
+    |value, a| set(&mut a.p, number(value, |p| (0.0..1.0).contains(&p)).ok_or("p=NUMBER, at least 0 and below 1")),
+    |a| &a.p,
+);
+pub(super) const MASK: Attribute = attribute(
+    "mask",
+    |value, a| {
         let masks = [("full", Mask::Full), ("causal", Mask::Causal), ("additive", Mask::Additive)];
-        Ok(a.mask = choice("mask", value, &masks)?)
+        set(&mut a.mask, choice("mask", value, &masks))
     },
-    show: |a| &a.mask,
-};
-
-pub(super) const SCALE: Attribute = Attribute {
-    key: "scale",
-    field: "scale",
-    read: |value, a| Ok(a.scale = Some(number(value, |_| true).ok_or("scale=NUMBER")?)),
-    show: |a| a.scale.as_ref().map_or(&a.scale as &dyn fmt::Debug, |scale| scale),
-};
-
-pub(super) const OPTIONAL_SCALE: Attribute = Attribute {
-    read: |value, a| if value == "none" { Ok(a.scale = None) } else { (SCALE.read)(value, a) },
-    show: |a| &a.scale,
-    ..SCALE
-};
-
-pub(super) const GROUP: Attribute = Attribute {
-    key: "group",
-    field: "group",
-    read: |value, a| {
-        let group = value.parse().ok().filter(|&number| number > 0);
-        Ok(a.group = group.ok_or("group=NUMBER, at least 1")?)
-    },
-    show: |a| &a.group,
-};
-
-pub(super) const PACKED: Attribute = Attribute {
-    key: "packed",
-    field: "packed",
-    read: |value, a| Ok(a.packed = flag("packed", value)?),
-    show: |a| &a.packed,
-};
-
-pub(super) const RESIDUAL: Attribute = Attribute {
-    key: "residual",
-    field: "residual",
-    read: |value, a| Ok(a.residual = flag("residual", value)?),
-    show: |a| &a.residual,
-};
-
-pub(super) const SINGLE: Attribute = Attribute {
-    key: "single",
-    field: "single",
-    read: |value, a| Ok(a.single = flag("single", value)?),
-    show: |a| &a.single,
-};
-
-pub(super) const REQUANTIZE: Attribute = Attribute {
-    key: "requantize",
-    field: "requantize",
-    read: |value, a| Ok(a.requantize = flag("requantize", value)?),
-    show: |a| &a.requantize,
-};
+    |a| &a.mask,
+);
+pub(super) const SCALE: Attribute = attribute(
+    "scale",
+    |value, a| set(&mut a.scale, number(value, |_| true).map(Some).ok_or("scale=NUMBER")),
+    |a| a.scale.as_ref().map_or(&a.scale as &dyn fmt::Debug, |scale| scale),
+);
+pub(super) const OPTIONAL_SCALE: Attribute = attribute(
+    "scale",
+    |value, a| if value == "none" { set(&mut a.scale, Ok::<_, String>(None)) } else { (SCALE.read)(value, a) },
+    |a| &a.scale,
+);
+pub(super) const GROUP: Attribute = attribute(
+    "group",
+    |value, a| set(&mut a.group, value.parse().ok().filter(|&group| group > 0).ok_or("group=NUMBER, at least 1")),
+    |a| &a.group,
+);
+pub(super) const PACKED: Attribute =
+    attribute("packed", |value, a| set(&mut a.packed, flag("packed", value)), |a| &a.packed);
+pub(super) const RESIDUAL: Attribute =
+    attribute("residual", |value, a| set(&mut a.residual, flag("residual", value)), |a| &a.residual);
+pub(super) const SINGLE: Attribute =
+    attribute("single", |value, a| set(&mut a.single, flag("single", value)), |a| &a.single);
+pub(super) const REQUANTIZE: Attribute =
+    attribute("requantize", |value, a| set(&mut a.requantize, flag("requantize", value)), |a| &a.requantize);
 
 impl Attribute {
     /// Whether it is any activation, and not a form of one.
@@ -159,6 +127,11 @@ impl fmt::Debug for FusedOp {
         }
         shown.finish()
     }
+}
+
+fn set<T, E: Into<String>>(place: &mut T, read: Result<T, E>) -> Result<(), String> {
+    *place = read.map_err(E::into)?;
+    Ok(())
 }
 
 fn activation(value: &str) -> Result<Activation, String> {
