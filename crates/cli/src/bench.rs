@@ -331,7 +331,7 @@ fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
 
 /// An op at the sizes that are asked for.
 fn op_cases(arguments: &Arguments, op: FusedOp) -> Result<Vec<BenchCase>> {
-    let Some(act) = Activation::ALL.into_iter().find(|act| act.name() == arguments.act) else {
+    let Some(act) = Activation::find(&arguments.act) else {
         bail!("unknown activation `{}`; expected gelu, gelu_erf, silu or relu", arguments.act);
     };
     let heads = Heads { positions: arguments.model.seq, width: arguments.head };

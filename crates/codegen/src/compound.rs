@@ -1,21 +1,11 @@
 //! Activations, found again among the primitives they were expanded into: one function instead of ten operations.
 
-use deuteron_graph::{BinaryOp, UnaryOp};
+use deuteron_graph::{Activation, BinaryOp, UnaryOp};
 
 use crate::body::{Body, Expr, ExprId, Stage};
 
-/// A function that a backend computes as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3))`, the tanh form of GELU
-    GeluTanh,
-    /// `x/2 (1 + erf(x / sqrt 2))`
-    GeluErf,
-    /// `x * sigmoid(x)`
-    Silu,
-}
-
-/// The activation that an expression ends, and what it is applied to. Only where nobody else reads what is inside.
+/// The activation that an expression ends, and what it is applied to. Only where nobody else reads what is inside. ReLU is
+/// never found: it is one operation already.
 pub(crate) fn activation(body: &Body, id: ExprId) -> Option<(Activation, ExprId)> {
     let (x, gate) = binary(body, BinaryOp::Mul, id)?;
     if use_count(body, gate) != 1 {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View};
+use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View, keep_threshold};
 use deuteron_plan::{Draft, Layout, Placement, Space, finished_sum, node_space};
 
 use crate::argument::ArgBinding;
@@ -367,9 +367,7 @@ impl RowLowering<'_> {
             Op::Iota { axis, shape } => self.iota(*axis, shape),
             Op::Random { drop, offset, .. } => {
                 let seed = self.operand(node.inputs[0], &Shape::scalar());
-                // Exact: drop is in [0, 1), so the product is below 2^32.
-                let threshold = (drop * 4_294_967_296.0).floor() as u32;
-                self.exprs.make(Expr::Keep { seed, offset: *offset, threshold })
+                self.exprs.make(Expr::Keep { seed, offset: *offset, threshold: keep_threshold(*drop) })
             }
             Op::View(View::Broadcast(_) | View::Reshape(_) | View::Transpose(_) | View::Slice { .. })
             | Op::StopGradient => self.pattern(node.inputs[0]),

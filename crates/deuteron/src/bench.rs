@@ -21,7 +21,7 @@ use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Bytes, GroupKind, MachineKind, Strategy};
 use serde::Serialize;
 
-use crate::catalog::{FusedOp, Heads, OperandType};
+use crate::catalog::{FusedOp, Heads, OperandType, Sizes};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
@@ -119,7 +119,7 @@ pub struct BenchCase {
 impl BenchCase {
     /// Types of its operands.
     pub fn operand_types(&self) -> Vec<OperandType> {
-        self.op.operand_types_of_heads(self.rows, self.cols, self.dtype, self.heads)
+        self.op.operand_types_of(&Sizes { heads: self.heads, ..Sizes::new(self.rows, self.cols, self.dtype) })
     }
 }
 

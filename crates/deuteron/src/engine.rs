@@ -8,7 +8,7 @@ use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Layout, Strategy};
 
 use crate::error::Error;
-use crate::session::Session;
+use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
 
 /// Sessions kept, at most; beyond, the ones not in use are dropped.
@@ -63,7 +63,7 @@ impl Engine {
                 let graph = graph()?;
                 let layouts: Vec<Layout> = inputs.iter().map(|tensor| tensor.layout().clone()).collect();
                 // A ready-made op is the fused kernel it is named for, at every size; the search is for whole graphs.
-                let session = Session::with_layouts(self, &graph, Strategy::Greedy, &layouts)?;
+                let session = Session::new(self, &graph, SessionOptions::from(Strategy::Greedy).layouts(layouts))?;
                 self.keep(key, Arc::new(Mutex::new(session)))
             }
         };

@@ -3,7 +3,7 @@
 use deuteron_codegen::NoKernel;
 use deuteron_device::DeviceError;
 use deuteron_graph::{Dtype, GraphError, Shape};
-use deuteron_plan::{MachineError, PlanError};
+use deuteron_plan::{MachineError, PlanError, Strategy};
 use deuteron_reference::ReferenceError;
 
 /// Why a call failed.
@@ -90,6 +90,12 @@ pub enum Error {
     /// A state that other tensors look into.
     #[error("state `{0}`: expected memory of its own, got a tensor that shares it; drop its clones and views")]
     SharedState(String),
+    /// Pinned fusions in a plan that is not searched for.
+    #[error("expected the strategy fused for a plan with pinned fusions, got {0}")]
+    Pins(Strategy),
+    /// A state with gaps, or in another order.
+    #[error("state `{0}`: expected a contiguous layout")]
+    StateLayout(String),
     /// A node that cannot be kept in place.
     #[error("`{0}` is no state: expected an input that one append reads, and nothing else, whose result is an output")]
     NoState(String),

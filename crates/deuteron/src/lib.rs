@@ -48,7 +48,7 @@ pub mod training;
 pub mod tune;
 pub mod verify;
 
-pub use catalog::{Activation, FusedOp, Heads, Norm};
+pub use catalog::{Attributes, FusedOp, Heads, Norm, Sizes};
 pub use deuteron_codegen::cpu::simd::Isa;
 pub use deuteron_codegen::{Backend, render};
 pub use deuteron_device::{CompiledKernel, Cpu, Device, DeviceError, Launching, Lending, Recorded, Span};
@@ -63,7 +63,7 @@ pub use deuteron_reference as reference;
 pub use deuteron_report as report;
 pub use engine::Engine;
 pub use error::Error;
-pub use session::Session;
+pub use session::{Session, SessionOptions};
 pub use tensor::Tensor;
 
 /// The README's example, compiled and run.

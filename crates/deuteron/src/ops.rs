@@ -21,9 +21,9 @@ pub use products::{
     linear_act, linear_cross_entropy, moe_int8, moe_int8_dequantized, norm_linear, qkv,
 };
 
-use deuteron_graph::{Gelu, Mask};
+use deuteron_graph::{Activation, Gelu, Mask};
 
-use crate::catalog::{Activation, FusedOp, Norm, OperandType};
+use crate::catalog::{self, Entry, FusedOp, Norm, OperandType};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::tensor::Tensor;
@@ -89,8 +89,10 @@ pub struct NormWeights<'a> {
 }
 
 impl<'a> NormWeights<'a> {
-    fn norm(&self) -> Norm {
-        if self.b.is_some() { Norm::Layer } else { Norm::Rms }
+    /// An op with this norm.
+    fn op(&self, entry: &'static Entry) -> FusedOp {
+        let norm = if self.b.is_some() { Norm::Layer } else { Norm::Rms };
+        entry.with(|a| (a.norm, a.eps) = (norm, self.eps))
     }
 
     fn after(&self, first: &[&'a Tensor]) -> Vec<&'a Tensor> {
@@ -164,27 +166,27 @@ fn normed_sum(engine: &Engine, op: FusedOp, operands: &[&Tensor]) -> Result<Norm
 
 /// `act(x)`
 pub fn act(engine: &Engine, x: &Tensor, act: Activation) -> Result<Tensor, Error> {
-    one(engine, FusedOp::Act { act }, &[x])
+    one(engine, catalog::ACT.with(|a| a.act = Some(act)), &[x])
 }
 
 /// `act(x * w + b)`, elementwise; operands repeat where their size is 1.
 pub fn mul_add_act(engine: &Engine, x: &Tensor, w: &Tensor, b: &Tensor, act: Activation) -> Result<Tensor, Error> {
-    one(engine, FusedOp::MulAddAct { act }, &[x, w, b])
+    one(engine, catalog::MUL_ADD_ACT.with(|a| a.act = Some(act)), &[x, w, b])
 }
 
 /// `act(x + r)`
 pub fn add_act(engine: &Engine, x: &Tensor, r: &Tensor, act: Activation) -> Result<Tensor, Error> {
-    one(engine, FusedOp::AddAct { act }, &[x, r])
+    one(engine, catalog::ADD_ACT.with(|a| a.act = Some(act)), &[x, r])
 }
 
 /// `act(x + b)`, `b` per column.
 pub fn bias_act(engine: &Engine, x: &Tensor, b: &Tensor, act: Activation) -> Result<Tensor, Error> {
-    one(engine, FusedOp::BiasAct { act }, &[x, b])
+    one(engine, catalog::BIAS_ACT.with(|a| a.act = Some(act)), &[x, b])
 }
 
 /// `dropout(act(x))`
 pub fn act_dropout(engine: &Engine, x: &Tensor, act: Activation, dropout: Dropout) -> Result<Tensor, Error> {
-    one(engine, FusedOp::ActDropout { act, p: dropout.p }, &[x, dropout.seed])
+    one(engine, catalog::ACT_DROPOUT.with(|a| (a.act, a.p) = (Some(act), dropout.p)), &[x, dropout.seed])
 }
 
 /// `dropout(act(x)) + r`
@@ -195,7 +197,7 @@ pub fn act_dropout_add(
     act: Activation,
     dropout: Dropout,
 ) -> Result<Tensor, Error> {
-    one(engine, FusedOp::ActDropoutAdd { act, p: dropout.p }, &[x, r, dropout.seed])
+    one(engine, catalog::ACT_DROPOUT_ADD.with(|a| (a.act, a.p) = (Some(act), dropout.p)), &[x, r, dropout.seed])
 }
 
 /// `dropout(x + b) + r`
@@ -206,46 +208,46 @@ pub fn bias_dropout_add(
     r: &Tensor,
     dropout: Dropout,
 ) -> Result<Tensor, Error> {
-    one(engine, FusedOp::BiasDropoutAdd { p: dropout.p }, &[x, b, r, dropout.seed])
+    one(engine, catalog::BIAS_DROPOUT_ADD.with(|a| a.p = dropout.p), &[x, b, r, dropout.seed])
 }
 
 /// `silu(x) * g`
 pub fn swiglu(engine: &Engine, x: &Tensor, g: &Tensor) -> Result<Tensor, Error> {
-    one(engine, FusedOp::Swiglu { packed: false }, &[x, g])
+    one(engine, catalog::SWIGLU.usual(), &[x, g])
 }
 
 /// `silu(x) * g`, `x` and `g` the halves of one `[.., 2h]` tensor.
 pub fn swiglu_packed(engine: &Engine, xg: &Tensor) -> Result<Tensor, Error> {
-    one(engine, FusedOp::Swiglu { packed: true }, &[xg])
+    one(engine, catalog::SWIGLU.with(|a| a.packed = true), &[xg])
 }
 
 /// `gelu(x) * g`
 pub fn geglu(engine: &Engine, x: &Tensor, g: &Tensor, kind: Gelu) -> Result<Tensor, Error> {
-    one(engine, FusedOp::Geglu { kind, packed: false }, &[x, g])
+    one(engine, catalog::GEGLU.with(|a| a.gelu = kind), &[x, g])
 }
 
 /// `gelu(x) * g`, `x` and `g` the halves of one `[.., 2h]` tensor.
 pub fn geglu_packed(engine: &Engine, xg: &Tensor, kind: Gelu) -> Result<Tensor, Error> {
-    one(engine, FusedOp::Geglu { kind, packed: true }, &[xg])
+    one(engine, catalog::GEGLU.with(|a| (a.gelu, a.packed) = (kind, true)), &[xg])
 }
 
 /// Layer norm over the last axis, with its statistics.
 pub fn layer_norm(engine: &Engine, x: &Tensor, w: &Tensor, b: &Tensor, eps: f64) -> Result<LayerNormOutput, Error> {
-    let mut results = forward(engine, &FusedOp::LayerNorm { eps }, &[x, w, b])?;
+    let mut results = forward(engine, &catalog::LAYER_NORM.with(|a| a.eps = eps), &[x, w, b])?;
     let (rstd, mean) = (results.swap_remove(2), results.swap_remove(1));
     Ok(LayerNormOutput { y: results.swap_remove(0), mean, rstd })
 }
 
 /// RMS norm over the last axis, with its statistic.
 pub fn rms_norm(engine: &Engine, x: &Tensor, w: &Tensor, eps: f64) -> Result<RmsNormOutput, Error> {
-    let mut results = forward(engine, &FusedOp::RmsNorm { eps }, &[x, w])?;
+    let mut results = forward(engine, &catalog::RMS_NORM.with(|a| a.eps = eps), &[x, w])?;
     let rstd = results.swap_remove(1);
     Ok(RmsNormOutput { y: results.swap_remove(0), rstd })
 }
 
 /// `act(norm(x))`
 pub fn norm_act(engine: &Engine, x: &Tensor, weights: NormWeights, act: Activation) -> Result<Tensor, Error> {
-    let op = FusedOp::NormAct { norm: weights.norm(), eps: weights.eps, act };
+    let op = weights.op(catalog::NORM_ACT).with(|a| a.act = Some(act));
     one(engine, op, &weights.after(&[x]))
 }
 
@@ -257,13 +259,13 @@ pub fn norm_bias_act(
     weights: NormWeights,
     act: Activation,
 ) -> Result<Tensor, Error> {
-    let op = FusedOp::NormBiasAct { norm: weights.norm(), eps: weights.eps, act };
+    let op = weights.op(catalog::NORM_BIAS_ACT).with(|a| a.act = Some(act));
     one(engine, op, &weights.after(&[x, bias]))
 }
 
 /// `s = x + r`, `y = norm(s)`
 pub fn add_norm(engine: &Engine, x: &Tensor, r: &Tensor, weights: NormWeights) -> Result<NormedSum, Error> {
-    let op = FusedOp::AddNorm { norm: weights.norm(), eps: weights.eps };
+    let op = weights.op(catalog::ADD_NORM);
     normed_sum(engine, op, &weights.after(&[x, r]))
 }
 
@@ -276,7 +278,7 @@ pub fn dropout_add_norm(
     dropout: Dropout,
     weights: NormWeights,
 ) -> Result<NormedSum, Error> {
-    let op = FusedOp::DropoutAddNorm { norm: weights.norm(), eps: weights.eps, p: dropout.p };
+    let op = weights.op(catalog::DROPOUT_ADD_NORM).with(|a| a.p = dropout.p);
     normed_sum(engine, op, &weights.after(&[x, bias, r, dropout.seed]))
 }
 
@@ -287,7 +289,7 @@ pub fn norm_quantize(
     r: Option<&Tensor>,
     weights: NormWeights,
 ) -> Result<QuantizedRows, Error> {
-    let op = FusedOp::NormQuantize { norm: weights.norm(), eps: weights.eps, residual: r.is_some() };
+    let op = weights.op(catalog::NORM_QUANTIZE).with(|a| a.residual = r.is_some());
     let first: Vec<&Tensor> = [x].into_iter().chain(r).collect();
     let mut results = forward(engine, &op, &weights.after(&first))?.into_iter();
     match (results.next(), results.next()) {
@@ -318,7 +320,7 @@ impl Default for SoftmaxOptions<'_> {
 /// `dropout(softmax(scale * x + mask))`, any subset in one kernel.
 pub fn softmax(engine: &Engine, x: &Tensor, options: SoftmaxOptions) -> Result<Tensor, Error> {
     let p = options.dropout.map_or(0.0, |dropout| dropout.p);
-    let op = FusedOp::Softmax { scale: options.scale, mask: options.mask, p };
+    let op = catalog::SOFTMAX.with(|a| (a.scale, a.mask, a.p) = (options.scale, options.mask, p));
     let seed = options.dropout.filter(|dropout| dropout.p > 0.0).map(|dropout| dropout.seed);
     let operands: Vec<&Tensor> = [x].into_iter().chain(options.mask_tensor).chain(seed).collect();
     one(engine, op, &operands)
@@ -334,7 +336,7 @@ pub fn attention_scores(
     scale: f64,
 ) -> Result<Tensor, Error> {
     let operands: Vec<&Tensor> = [q, k].into_iter().chain(mask_tensor).collect();
-    one(engine, FusedOp::AttentionScores { mask, scale }, &operands)
+    one(engine, catalog::ATTENTION_SCORES.with(|a| (a.mask, a.scale) = (mask, Some(scale))), &operands)
 }
 
 /// `s = wte[tokens] + wpe[position]`, `y = norm(s)`; `tokens: [.., sequence]`.
@@ -345,6 +347,6 @@ pub fn embed_norm(
     wpe: &Tensor,
     weights: NormWeights,
 ) -> Result<NormedSum, Error> {
-    let op = FusedOp::EmbedNorm { norm: weights.norm(), eps: weights.eps };
+    let op = weights.op(catalog::EMBED_NORM);
     normed_sum(engine, op, &weights.after(&[tokens, wte, wpe]))
 }

@@ -8,7 +8,13 @@ use deuteron_device::{
     CompiledKernel, Device, Executable, Inputs, Job, Launching, Lending, Memory, Place, Recorded, States, Step,
 };
 use deuteron_graph::{Graph, NodeId, Op};
-use deuteron_plan::{Group, Layout, Pin, Plan, Strategy, plan, plan_pinned};
+use deuteron_plan::{Layout, Plan, plan_pinned};
+
+mod options;
+mod storage;
+
+pub use options::SessionOptions;
+pub(crate) use storage::Storage;
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -18,106 +24,41 @@ use crate::tensor::Tensor;
 pub struct Session {
     graph: Graph,
     plan: Plan,
-    /// of the inputs that are no states, then of the states
-    layouts: [Vec<Layout>; 2],
+    /// of the inputs that are no states; those are contiguous
+    layouts: Vec<Layout>,
     kernels: Vec<Arc<CompiledKernel>>,
     executable: Box<dyn Executable>,
     times: Vec<Duration>,
     launching: Launching,
-    homes: Homes,
+    storage: Storage,
 }
 
 impl Session {
-    /// Plans and compiles a graph whose inputs will be contiguous.
-    pub fn new(engine: &Engine, graph: &Graph, strategy: Strategy) -> Result<Session, Error> {
-        Session::with_layouts(engine, graph, strategy, &contiguous(graph))
-    }
-
-    /// The whole path, top to bottom: graph to plan, plan to sources, sources to the device.
-    pub fn with_layouts(
-        engine: &Engine,
-        graph: &Graph,
-        strategy: Strategy,
-        layouts: &[Layout],
-    ) -> Result<Session, Error> {
-        Session::with(engine, graph, strategy, layouts, &[])
-    }
-
-    /// Plans and compiles a graph of which some inputs are states: memory of the caller that [`Session::run_with`] writes to
-    /// and that keeps what was written. A state is read by one append alone, whose result is an output; the append then
-    /// writes the new rows and nothing else, and whoever reads its result reads the state.
-    pub fn with_states(
-        engine: &Engine,
-        graph: &Graph,
-        strategy: Strategy,
-        states: &[NodeId],
-    ) -> Result<Session, Error> {
-        Session::with(engine, graph, strategy, &contiguous(graph), states)
-    }
-
-    /// The fused plan of a graph with fusions forced or forbidden. An error says which of them cannot be kept to, and why.
-    pub fn with_pins(engine: &Engine, graph: &Graph, pins: &[Pin]) -> Result<Session, Error> {
+    /// The whole path, top to bottom: graph to plan, plan to sources, sources to the device. A [`Strategy`](deuteron_plan::Strategy)
+    /// is enough where inputs are contiguous and nothing is kept.
+    pub fn new(engine: &Engine, graph: &Graph, options: impl Into<SessionOptions>) -> Result<Session, Error> {
+        let (options, device) = (options.into(), engine.device());
         refuse_opaque(graph)?;
-        let plan = plan_pinned(graph, engine.device().target(), Strategy::Fused, &[], pins)?;
-        Session::rendered(engine, graph, plan, &contiguous(graph), &[])
-    }
-
-    /// The same, with a layout for each input; those of states are contiguous.
-    pub fn with(
-        engine: &Engine,
-        graph: &Graph,
-        strategy: Strategy,
-        layouts: &[Layout],
-        states: &[NodeId],
-    ) -> Result<Session, Error> {
-        refuse_opaque(graph)?;
-        let plan = plan(graph, engine.device().target(), strategy, layouts)?;
-        Session::rendered(engine, graph, plan, layouts, states)
-    }
-
-    /// A plan whose kernels are generated as its device does.
-    fn rendered(
-        engine: &Engine,
-        graph: &Graph,
-        plan: Plan,
-        layouts: &[Layout],
-        states: &[NodeId],
-    ) -> Result<Session, Error> {
-        let backend = engine.device().backend();
-        let homes = Homes::new(graph, states)?;
-        let updated: Vec<NodeId> = homes.states.iter().map(|&[_, result]| result).collect();
-        let kernel =
-            |group: &Group| render(Request { group: group.draft(graph, &plan.placement), in_place: &updated }, backend);
-        let kernels = plan.groups.iter().map(kernel).collect::<Result<_, _>>()?;
-        Session::of(engine, graph, plan, kernels, layouts, states)
-    }
-
-    /// A plan with a source and a launch for each of its groups.
-    pub(crate) fn of(
-        engine: &Engine,
-        graph: &Graph,
-        plan: Plan,
-        rendered: Vec<Kernel>,
-        layouts: &[Layout],
-        states: &[NodeId],
-    ) -> Result<Session, Error> {
-        let device = engine.device();
-        let homes = Homes::new(graph, states)?;
-        let (kernels, job) = compile(device, graph, &plan, rendered, &homes)?;
+        let layouts = options.check(graph)?;
+        let storage = Storage::new(graph, &options.states)?;
+        let plan = plan_pinned(graph, device.target(), options.strategy, &layouts, &options.pins)?;
+        let in_place = storage.updated();
+        let drafts = plan.groups.iter().map(|group| group.draft(graph, &plan.placement));
+        let rendered = drafts.map(|group| render(Request { group, in_place: &in_place }, device.backend()));
+        let mut rendered: Vec<Kernel> = rendered.collect::<Result<_, _>>()?;
+        rendered.iter_mut().zip(options.kernels).for_each(|(generated, given)| *generated = given);
+        let (kernels, job) = compile(device, graph, &plan, rendered, &storage)?;
         let executable = device.load(job)?;
-        let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| homes.inputs.contains(input));
-        let kept = states.iter().map(|&state| Layout::contiguous(&graph.node(state).shape));
-        let layouts = [data.map(|(_, layout)| layout.clone()).collect(), kept.collect()];
-        let times = vec![Duration::ZERO; plan.groups.len()];
+        let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| !options.states.contains(input));
         Ok(Session {
             graph: graph.clone(),
+            times: vec![Duration::ZERO; plan.groups.len()],
             plan,
-            layouts,
+            layouts: data.map(|(_, layout)| layout).collect(),
             kernels,
             executable,
-            times,
             launching: Launching::Eager,
-            homes,
+            storage,
         })
     }
 
@@ -157,7 +98,7 @@ impl Session {
 
     /// The values that it hands out, each once: its outputs that are no states.
     pub fn results(&self) -> &[NodeId] {
-        &self.homes.outputs
+        &self.storage.outputs
     }
 
     /// Runs the graph and measures each kernel.
@@ -178,7 +119,7 @@ impl Session {
         let outputs = self.graph.outputs();
         let output = outputs.get(index).ok_or(Error::OutputIndex { outputs: outputs.len(), index })?;
         let node = self.graph.node(output.node);
-        let slot = self.homes.outputs.iter().position(|&id| id == output.node);
+        let slot = self.storage.outputs.iter().position(|&id| id == output.node);
         let slot = slot.ok_or_else(|| Error::OutputIsState(output.name.clone()))?;
         Tensor::read(node.dtype, node.shape.clone(), |bytes| Ok(self.executable.read(slot, bytes)?))
     }
@@ -233,7 +174,7 @@ impl Session {
     }
 
     fn check(&self, inputs: &[&Tensor], states: &mut [Tensor]) -> Result<(), Error> {
-        let Homes { inputs: expected, states: kept, .. } = &self.homes;
+        let Storage { inputs: expected, states: kept, .. } = &self.storage;
         let graph = || self.graph.name().to_string();
         if states.len() != kept.len() {
             return Err(Error::StateCount { graph: graph(), expected: kept.len(), got: states.len() });
@@ -243,11 +184,11 @@ impl Session {
             let (expected, names) = (expected.len(), names.join(", "));
             return Err(Error::InputCount { graph: graph(), expected, names, got: inputs.len() });
         }
-        for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts[0]) {
+        for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts) {
             self.check_tensor(id, tensor, layout)?;
         }
-        for ((&[id, _], state), layout) in kept.iter().zip(states).zip(&self.layouts[1]) {
-            self.check_tensor(id, state, layout)?;
+        for (&[id, _], state) in kept.iter().zip(states) {
+            self.check_tensor(id, state, &Layout::contiguous(&self.graph.node(id).shape))?;
             if state.memory_mut().is_none() {
                 return Err(Error::SharedState(self.graph.label(id)));
             }
@@ -283,30 +224,26 @@ impl States for Owned<'_> {
     }
 }
 
-fn contiguous(graph: &Graph) -> Vec<Layout> {
-    graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect()
-}
-
 /// Compiles the sources of a plan and makes a job of them.
 pub(crate) fn compile(
     device: &dyn Device,
     graph: &Graph,
     plan: &Plan,
     rendered: Vec<Kernel>,
-    homes: &Homes,
+    storage: &Storage,
 ) -> Result<(Vec<Arc<CompiledKernel>>, Job), Error> {
     let (sources, launches): (Vec<_>, Vec<_>) =
         rendered.into_iter().map(|Kernel { source, launch }| (source, launch)).unzip();
     let kernels = device.compile(sources)?;
     let steps = kernels.iter().zip(launches).map(|(kernel, launch)| {
-        let places: Vec<Place> = launch.arguments().iter().map(|argument| homes.place(plan, argument.base)).collect();
+        let places: Vec<Place> = launch.arguments().iter().map(|argument| storage.place(plan, argument.base)).collect();
         Step { kernel: kernel.clone(), launch, places }
     });
     let bytes = |node: &NodeId| graph.node(*node).bytes();
     let job = Job {
-        inputs: homes.inputs.len(),
-        states: homes.states.iter().map(|[state, _]| bytes(state)).collect(),
-        outputs: homes.outputs.iter().map(bytes).collect(),
+        inputs: storage.inputs.len(),
+        states: storage.states.iter().map(|[state, _]| bytes(state)).collect(),
+        outputs: storage.outputs.iter().map(bytes).collect(),
         arena: plan.arena.bytes,
         steps: steps.collect(),
     };
@@ -320,66 +257,4 @@ pub(crate) fn refuse_opaque(graph: &Graph) -> Result<(), Error> {
         _ => None,
     });
     opaque.map_or(Ok(()), |name| Err(Error::Opaque(name)))
-}
-
-/// Which value of a graph lives where.
-pub(crate) struct Homes {
-    /// handed in, and no states
-    inputs: Vec<NodeId>,
-    /// states, and what the append of each makes of it
-    states: Vec<[NodeId; 2]>,
-    /// handed out, each once, and no states
-    outputs: Vec<NodeId>,
-}
-
-impl Homes {
-    pub(crate) fn new(graph: &Graph, states: &[NodeId]) -> Result<Homes, Error> {
-        let results = states.iter().enumerate().map(|(index, &state)| {
-            let twice = states[..index].contains(&state);
-            let result = appended(graph, state).filter(|_| !twice);
-            let known = graph.inputs().contains(&state);
-            let name = if known { graph.label(state) } else { format!("%{}", state.index()) };
-            result.map(|result| [state, result]).ok_or(Error::NoState(name))
-        });
-        let states = results.collect::<Result<Vec<[NodeId; 2]>, Error>>()?;
-        let mut outputs: Vec<NodeId> = Vec::new();
-        for output in graph.outputs() {
-            if !outputs.contains(&output.node) && !states.iter().any(|[_, result]| *result == output.node) {
-                outputs.push(output.node);
-            }
-        }
-        let inputs = graph.inputs().iter().copied();
-        let inputs = inputs.filter(|input| !states.iter().any(|[state, _]| state == input)).collect();
-        Ok(Homes { inputs, states, outputs })
-    }
-
-    fn place(&self, plan: &Plan, base: NodeId) -> Place {
-        let of = |nodes: &[NodeId]| nodes.iter().position(|&node| node == base);
-        if let Some(position) = of(&self.inputs) {
-            return Place::Input(position);
-        }
-        if let Some(position) = self.states.iter().position(|pair| pair.contains(&base)) {
-            return Place::State(position);
-        }
-        if let Some(position) = of(&self.outputs) {
-            return Place::Output(position);
-        }
-        // The planner gives every stored value that is no output a slot; a value without one is an error the device
-        // reports.
-        let slot = plan.arena.slot(base);
-        slot.map_or(Place::Arena { offset: 0, bytes: 0 }, |slot| Place::Arena {
-            offset: slot.offset,
-            bytes: slot.bytes,
-        })
-    }
-}
-
-/// What the one append that reads an input makes of it, if nothing else reads it and the result is handed out.
-fn appended(graph: &Graph, state: NodeId) -> Option<NodeId> {
-    let handed_out = |id: NodeId| graph.outputs().iter().any(|output| output.node == id);
-    let mut readers = graph.ids().filter(|&id| graph.node(id).inputs.contains(&state));
-    let reader = readers.next().filter(|_| graph.inputs().contains(&state) && !handed_out(state))?;
-    let node = graph.node(reader);
-    let alone = readers.next().is_none() && node.inputs[0] == state && !node.inputs[1..].contains(&state);
-    (matches!(node.op, Op::Append { .. }) && alone && handed_out(reader)).then_some(reader)
 }

@@ -6,7 +6,8 @@ use deuteron::cuda::{self, Search};
 use deuteron::reference::{Array, Rounding, interpret};
 use deuteron::verify::Expected;
 use deuteron::{
-    Cpu, DeviceError, Dtype, Engine, Error, Graph, GroupKind, Isa, Launching, NodeId, Session, Strategy, Tensor, seed,
+    Cpu, DeviceError, Dtype, Engine, Error, Graph, GroupKind, Isa, Launching, Layout, NodeId, Session, SessionOptions,
+    Strategy, Tensor, View, seed,
 };
 use deuteron_testkit::hardware;
 
@@ -195,7 +196,7 @@ fn kept_in_place(engine: &Engine) {
                 };
                 let mut functional = Session::new(engine, &graph, strategy).unwrap();
                 let states = [node(&graph, "c")];
-                let mut in_place = Session::with_states(engine, &graph, strategy, &states).unwrap();
+                let mut in_place = Session::new(engine, &graph, SessionOptions::from(strategy).states(states)).unwrap();
                 assert_eq!(copies(&in_place), 0, "rows are read where they lie");
                 let mut inputs = inputs(&graph, &positions);
                 inputs[0] = copied;
@@ -224,7 +225,7 @@ fn states_that_are_none_are_refused() {
     let engine = engine();
     let declare = |text: &str, name: &str| {
         let graph: Graph = text.parse().unwrap();
-        Session::with_states(&engine, &graph, Strategy::Fused, &[node(&graph, name)]).map(|_| ())
+        Session::new(&engine, &graph, SessionOptions::default().states([node(&graph, name)])).map(|_| ())
     };
     let head = "c = input f32[2,9,4] ; r = input f32[2,1,4] ; p = input i32[2]";
     assert!(declare(&format!("{head}\ny = append c r p batch=0 ; out y"), "c").is_ok());
@@ -241,11 +242,16 @@ fn states_that_are_none_are_refused() {
     }
     let graph: Graph = format!("{head}\ny = append c r p batch=0 ; out y").parse().unwrap();
     let c = node(&graph, "c");
-    let twice = Session::with_states(&engine, &graph, Strategy::Fused, &[c, c]).map(|_| ());
+    let twice = Session::new(&engine, &graph, SessionOptions::default().states([c, c])).map(|_| ());
     assert!(matches!(twice, Err(Error::NoState(_))));
+    let transposed = Layout::contiguous(&[2, 4, 9].into()).view(&View::Transpose(vec![0, 2, 1])).unwrap();
+    let layouts = [transposed, Layout::contiguous(&[2, 1, 4].into()), Layout::contiguous(&[2].into())];
+    let options = SessionOptions::default().layouts(layouts).states([c]);
+    let lying = Session::new(&engine, &graph, options).map(|_| ());
+    assert!(matches!(lying, Err(Error::StateLayout(name)) if name == "c"));
     let other: Graph = format!("{head}\nx = input f32[3] ; y = append c r p batch=0 ; out y x").parse().unwrap();
     let foreign = *other.inputs().last().unwrap();
-    let foreign = Session::with_states(&engine, &graph, Strategy::Fused, &[foreign]).map(|_| ());
+    let foreign = Session::new(&engine, &graph, SessionOptions::default().states([foreign])).map(|_| ());
     assert!(matches!(foreign, Err(Error::NoState(_))));
 }
 
@@ -254,7 +260,7 @@ fn states_of_a_run_are_checked() {
     let engine = engine();
     let text = "c = input f32[2,9,4] ; r = input f32[2,1,4] ; p = input i32[2] ; y = append c r p batch=0 ; out y";
     let graph: Graph = text.parse().unwrap();
-    let mut session = Session::with_states(&engine, &graph, Strategy::Fused, &[node(&graph, "c")]).unwrap();
+    let mut session = Session::new(&engine, &graph, SessionOptions::default().states([node(&graph, "c")])).unwrap();
     let r = Tensor::filled(Dtype::F32, [2, 1, 4], 1.0).unwrap();
     let p = Tensor::from_i32([2], &[8, 0]).unwrap();
     let state = |shape: [usize; 3]| [Tensor::filled(Dtype::F32, shape, 0.0).unwrap()];

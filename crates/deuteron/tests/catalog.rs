@@ -1,7 +1,7 @@
 //! Every op of the catalogue, every variant, every dtype, both directions, odd sizes: all plans against f64.
 
 use deuteron::verify::Expected;
-use deuteron::{Dtype, Engine, FusedOp, Graph, Session, Shape, Strategy, Tensor, seed};
+use deuteron::{Dtype, Engine, FusedOp, Graph, Session, Shape, Sizes, Strategy, Tensor, seed};
 use deuteron_testkit::cases::SIZES;
 
 /// Runs a graph under every plan on poisoned memory and holds it against the reference.
@@ -27,26 +27,18 @@ fn check(engine: &Engine, graph: &Graph, backward: bool, label: &str) {
 
 /// The types `bench` uses, with a vocabulary that a reference can hold.
 fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<(Dtype, Shape)> {
-    let mut types = op.operand_types(rows, cols, dtype);
-    if matches!(op, FusedOp::MoeInt8 { .. }) {
-        // What is picked is written down by the reference, in f64.
-        types[3].1 = Shape::from([3, 37, cols]);
-        types[4..].iter_mut().for_each(|(_, shape)| *shape = Shape::from([3, 37]));
-    }
-    let vocabulary = if matches!(op, FusedOp::LinearCrossEntropy) { "weight" } else { "wte" };
-    if let Some(position) = op.operands().iter().position(|name| *name == vocabulary) {
-        types[position].1 = Shape::from([301, cols]);
-    }
-    types
+    // What experts are picked is written down by the reference, in f64.
+    let usual = Sizes::new(rows, cols, dtype);
+    op.operand_types_of(&Sizes { tokens: 301, classes: 301, experts: [3, 37], ..usual })
 }
 
 /// All sizes, of products those that a reference multiplies in little time, and of scores, which are as many as the square of the
 /// columns, not the longest: in `f32` all of them, the narrow floats take turns.
 fn cases(op: &FusedOp) -> impl Iterator<Item = (Dtype, usize, usize)> {
-    let largest = match op {
-        FusedOp::AttentionScores { .. } => [usize::MAX, 1500],
-        _ if op.is_rows() => [usize::MAX; 2],
-        _ => [129; 2],
+    let largest = match (op.is_rows(), op.is_square()) {
+        (true, true) => [usize::MAX, 1500],
+        (true, false) => [usize::MAX; 2],
+        (false, _) => [129; 2],
     };
     let sizes = SIZES.into_iter().filter(move |&(m, n)| m <= largest[0] && n <= largest[1]).enumerate();
     sizes.flat_map(|(turn, (m, n))| [Dtype::F32, [Dtype::F16, Dtype::Bf16][turn % 2]].map(|dtype| (dtype, m, n)))
@@ -79,14 +71,14 @@ fn row_ops_become_one_kernel() {
     for op in FusedOp::variants().into_iter().filter(FusedOp::is_rows) {
         let graph = op.graph(&op.operand_types(64, 96, Dtype::F32)).unwrap();
         let session = Session::new(&Engine::cpu(), &graph, Strategy::Greedy).unwrap();
-        let expected = if matches!(op, FusedOp::AttentionScores { .. }) { 2 } else { 1 };
+        let expected = if op.is_square() { 2 } else { 1 };
         assert_eq!(session.plan().groups.len(), expected, "{op:?}\n{}", session.plan().explain());
     }
 }
 
 #[test]
 fn attention_with_what_follows_it_is_one_kernel() {
-    let follows = |op: &FusedOp| matches!(op, FusedOp::AttentionAddNorm { .. } | FusedOp::AttentionBlock { .. });
+    let follows = |op: &FusedOp| op.attends() && op.name() != "attention";
     for op in FusedOp::variants().into_iter().filter(follows) {
         for (rows, dtype) in [(1, Dtype::F32), (64, Dtype::Bf16), (300, Dtype::F16)] {
             let graph = op.graph(&op.operand_types(rows, 96, dtype)).unwrap();

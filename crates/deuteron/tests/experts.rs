@@ -178,7 +178,7 @@ fn a_projection_is_within_its_bound_under_every_plan_with_any_number_of_threads(
 #[test]
 fn a_projection_is_a_product_kernel_and_one_that_quantises() {
     for op in FusedOp::variants().into_iter().filter(|op| op.name() == "moe_int8") {
-        let FusedOp::MoeInt8 { requantize, .. } = op else { panic!("{op:?}") };
+        let requantize = op.attributes().requantize;
         for rows in [1, 8, 64, 1024] {
             let graph = op.graph(&op.operand_types(rows, 96, Dtype::F32)).unwrap();
             let session = Session::new(&Engine::cpu(), &graph, Strategy::Fused).unwrap();

@@ -136,7 +136,7 @@ fn a_loss_without_logits_has_their_loss_and_gradients() {
         let ours = ops::linear_cross_entropy(&engine, &x, &weight, &targets).unwrap();
         close(&ours.loss, &session.output(0).unwrap(), 1e-5);
         let saved = [("logsumexp", &ours.logsumexp)];
-        let op = FusedOp::LinearCrossEntropy;
+        let op = FusedOp::find("linear_cross_entropy").unwrap();
         let gradients = ops::backward(&engine, &op, &[&x, &weight, &targets], &saved, &[("loss", &one)]).unwrap();
         for (index, gradient) in gradients.iter().enumerate() {
             assert_eq!(gradient.operand, ["x", "weight"][index]);
@@ -149,7 +149,7 @@ fn a_loss_without_logits_has_their_loss_and_gradients() {
 #[test]
 fn logits_are_never_all_there() {
     let engine = Engine::cpu();
-    let op = FusedOp::LinearCrossEntropy;
+    let op = FusedOp::find("linear_cross_entropy").unwrap();
     let mut types = op.operand_types(4096, 8, Dtype::F32);
     types[1].1 = [20_001, 8].into();
     for backward in [false, true] {

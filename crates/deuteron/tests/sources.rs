@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use deuteron::listing::{Absent, kernels_for};
 use deuteron::reference::random_case;
-use deuteron::{Dtype, FusedOp, Graph, GroupKind, Heads, Machine, Mask, NodeId, Norm, Strategy, Target, plan};
+use deuteron::{Dtype, FusedOp, Graph, GroupKind, Heads, Machine, Mask, NodeId, Norm, Sizes, Strategy, Target, plan};
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, grids};
 use deuteron_codegen::{Backend, Source, TaggedLine, render, tagged_source};
 use deuteron_device::cuda::library::{self, Search};
@@ -29,6 +29,10 @@ fn sources(graph: &Graph, arch: Arch, strategy: Strategy) -> Vec<CudaSource> {
     let backend = Backend::Cuda(CudaTarget::new(arch, 132));
     let rendered = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), &backend).unwrap().0);
     rendered.filter_map(|source| if let Source::Cuda(source) = source { Some(source) } else { None }).collect()
+}
+
+fn find(name: &str) -> FusedOp {
+    FusedOp::find(name).unwrap()
 }
 
 /// Ops of the catalogue whose kernels are generated.
@@ -128,7 +132,7 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
             add(op, Dtype::Bf16, [512, 127], Arch::Sm89);
         }
         // Scores grow with the square of the columns. Of so few rows clusters take one together where there are any.
-        if !matches!(op, FusedOp::AttentionScores { .. }) {
+        if !op.is_square() {
             add(op, Dtype::Bf16, [64, 32768], Arch::Sm90a);
             if turn % 2 == 0 {
                 add(op, Dtype::Bf16, [64, 32768], Arch::Sm80);
@@ -150,7 +154,7 @@ a, sa = quantize_int8 y
 z = quantized_linear a sa m:i8[3072,770] sm[3072] bm[3072] f32
 g = gelu z kind=tanh
 out g";
-    let op = FusedOp::find("moe_int8").unwrap();
+    let op = find("moe_int8");
     let experts =
         [[64, 96], [3, 770]].map(|[rows, cols]| op.graph(&op.operand_types(rows, cols, Dtype::Bf16)).unwrap());
     let mut cases = Vec::new();
@@ -173,7 +177,7 @@ fn attention_is_one_kernel_of_its_own() {
         (Mask::Full, Dtype::F16, "attention_hopper"),
         (Mask::Causal, Dtype::F32, "attention"),
     ] {
-        let op = FusedOp::Attention { mask, p: 0.0, group: 1 };
+        let op = find("attention").with(|a| a.mask = mask);
         let graph = op.graph(&op.operand_types(8192, 768, dtype)).unwrap();
         for strategy in [Strategy::Unfused, Strategy::Greedy, Strategy::Fused] {
             let names: Vec<String> =
@@ -205,9 +209,9 @@ fn attention_with_row_work_is_one_kernel() {
     let compiler = compiler();
     let mut cases = Vec::new();
     let mut add = |mask: Mask, norm: Norm, dtype: Dtype, [cols, width]: [usize; 2], archs: &[Arch]| {
-        let op = FusedOp::AttentionAddNorm { mask, norm, eps: 1e-5 };
+        let op = find("attention_add_norm").with(|a| (a.mask, a.norm) = (mask, norm));
         let heads = Heads { positions: 300, width };
-        let graph = op.graph(&op.operand_types_of_heads(2400, cols, dtype, heads)).unwrap();
+        let graph = op.graph(&op.operand_types_of(&Sizes { heads, ..Sizes::new(2400, cols, dtype) })).unwrap();
         for &arch in archs {
             let made = sources(&graph, arch, Strategy::Greedy);
             let names: Vec<&str> = made.iter().map(|source| source.name.as_str()).collect();
@@ -235,16 +239,16 @@ fn attention_with_row_work_is_one_kernel() {
 #[test]
 fn attention_and_all_that_follows_is_one_kernel_of_warpgroups() {
     let compiler = compiler();
-    let (mask, eps, arch) = (Mask::Causal, 1e-5, Arch::Sm90a);
+    let (mask, arch) = (Mask::Causal, Arch::Sm90a);
     let mut cases = Vec::new();
     for (rows, cols, width) in [(8192, 768, 64), (1024, 768, 64), (8192, 1024, 128), (8192, 1600, 64)] {
         for (dtype, norm) in [(Dtype::Bf16, Norm::Layer), (Dtype::F16, Norm::Rms)] {
-            for (op, name) in [
-                (FusedOp::AttentionAddNorm { mask, norm, eps }, "attention_rows_hopper"),
-                (FusedOp::AttentionBlock { mask, norm, eps }, "attention_block_hopper"),
-            ] {
+            for (op, name) in
+                [("attention_add_norm", "attention_rows_hopper"), ("attention_block", "attention_block_hopper")]
+            {
+                let op = find(op).with(|a| (a.mask, a.norm) = (mask, norm));
                 let heads = Heads { positions: 1024, width };
-                let graph = op.graph(&op.operand_types_of_heads(rows, cols, dtype, heads)).unwrap();
+                let graph = op.graph(&op.operand_types_of(&Sizes { heads, ..Sizes::new(rows, cols, dtype) })).unwrap();
                 let made = sources(&graph, arch, Strategy::Greedy);
                 let names: Vec<&str> = made.iter().map(|source| source.name.as_str()).collect();
                 let label = format!("{name} {dtype} {rows} x {cols}, heads of {width}");
@@ -269,7 +273,7 @@ fn attention_and_all_that_follows_is_one_kernel_of_warpgroups() {
 /// The last block of a tile does its rows alone: the search finds two kernels cheaper where attention is short.
 #[test]
 fn the_search_weighs_one_launch_by_what_its_blocks_wait_for() {
-    let op = FusedOp::AttentionAddNorm { mask: Mask::Causal, norm: Norm::Layer, eps: 1e-5 };
+    let op = find("attention_add_norm");
     let graph = op.graph(&op.operand_types(1024, 768, Dtype::Bf16)).unwrap();
     let names: Vec<String> =
         sources(&graph, Arch::Sm80, Strategy::Fused).into_iter().map(|source| source.name).collect();
@@ -280,9 +284,7 @@ fn the_search_weighs_one_launch_by_what_its_blocks_wait_for() {
 /// it costs much.
 #[test]
 fn the_search_takes_one_launch_of_warpgroups_where_it_wins() {
-    let (mask, norm, eps) = (Mask::Causal, Norm::Layer, 1e-5);
-    let rows_op = FusedOp::AttentionAddNorm { mask, norm, eps };
-    let block_op = FusedOp::AttentionBlock { mask, norm, eps };
+    let [rows_op, block_op] = ["attention_add_norm", "attention_block"].map(find);
     for (op, rows, cols, positions, one) in [
         (rows_op, 1024, 768, 1024, true),
         (rows_op, 8192, 768, 1024, true),
@@ -296,7 +298,7 @@ fn the_search_takes_one_launch_of_warpgroups_where_it_wins() {
         (block_op, 32768, 1600, 1024, false),
     ] {
         let heads = Heads { positions, width: 64 };
-        let graph = op.graph(&op.operand_types_of_heads(rows, cols, Dtype::Bf16, heads)).unwrap();
+        let graph = op.graph(&op.operand_types_of(&Sizes { heads, ..Sizes::new(rows, cols, Dtype::Bf16) })).unwrap();
         let made = sources(&graph, Arch::Sm90a, Strategy::Fused);
         let names: Vec<&str> = made.iter().map(|source| source.name.as_str()).collect();
         assert_eq!(names.len() == 1, one, "{} {rows} x {cols}: {names:?}", op.name());
@@ -307,7 +309,7 @@ fn the_search_takes_one_launch_of_warpgroups_where_it_wins() {
 fn probabilities_of_attention_are_one_kernel() {
     let compiler = compiler();
     for mask in [Mask::Causal, Mask::Full, Mask::Additive] {
-        let op = FusedOp::AttentionScores { mask, scale: 0.125 };
+        let op = find("attention_scores").with(|a| a.mask = mask);
         for (dtype, arch) in [(Dtype::Bf16, Arch::Sm90a), (Dtype::F16, Arch::Sm80), (Dtype::F32, Arch::Sm75)] {
             let graph = op.graph(&op.operand_types(8192, 768, dtype)).unwrap();
             let of = |strategy| sources(&graph, arch, strategy);
@@ -421,7 +423,7 @@ fn every_line_that_computes_names_its_operation() {
     let backend = Backend::Cuda(CudaTarget::new(Arch::Sm90a, 132));
     let mut graphs = catalogue(&row_ops(), Dtype::Bf16, [8192, 768]);
     // Rows that do not fit registers. Scores grow with the square of the columns.
-    let is_long = |op: &FusedOp| !matches!(op, FusedOp::AttentionScores { .. });
+    let is_long = |op: &FusedOp| !op.is_square();
     let long: Vec<FusedOp> = row_ops().into_iter().filter(is_long).collect();
     graphs.extend([[64, 32768], [3, 131072]].into_iter().flat_map(|size| catalogue(&long, Dtype::Bf16, size)));
     for (label, graph) in graphs {
@@ -492,7 +494,7 @@ fn every_launch_is_within_the_limits_of_the_architecture() {
         [[0, 8], [1, 1], [1, 64], [1, 32768], [3, 131072], [2, 1048576], [7, 50257], [100, 50257], [262144, 64]];
     let more = [[1024, 32768], [4096, 1000], [65536, 768], [16384, 4096], [5, 129], [2048, 8192], [129, 16384]];
     for op in FusedOp::variants().into_iter().filter(FusedOp::is_rows) {
-        if matches!(op, FusedOp::AttentionScores { .. }) {
+        if op.is_square() {
             continue; // its operands grow with the square of the columns
         }
         for [rows, cols] in sizes.into_iter().chain(more) {

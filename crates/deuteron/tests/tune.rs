@@ -2,7 +2,7 @@
 
 use deuteron::cuda::{Arch, CudaCatalog, CudaTarget, RowConfig, Tuning};
 use deuteron::tune::{Timed, TuneReport, TunedKernel, launch_shapes};
-use deuteron::{Dtype, FusedOp, Graph, Machine, Norm, Strategy, Target, plan, render};
+use deuteron::{Dtype, FusedOp, Graph, Machine, Strategy, Target, plan, render};
 use deuteron_codegen::cuda::Family;
 use deuteron_codegen::{Backend, Source};
 
@@ -33,7 +33,7 @@ fn rendered(graph: &Graph, tuning: Tuning) -> Vec<RowConfig> {
 }
 
 fn norm(rows: usize, cols: usize, dtype: Dtype) -> Graph {
-    let op = FusedOp::AddNorm { norm: Norm::Layer, eps: 1e-5 };
+    let op = FusedOp::find("add_norm").unwrap();
     op.graph(&op.operand_types(rows, cols, dtype)).unwrap()
 }
 
@@ -64,7 +64,7 @@ fn a_key_is_that_of_the_kernel_and_of_about_as_many_rows() {
 
 #[test]
 fn every_launch_shape_can_be_kept_and_is_then_used() {
-    let op = FusedOp::AddNorm { norm: Norm::Layer, eps: 1e-5 };
+    let op = FusedOp::find("add_norm").unwrap();
     let backward = op.backward_graph(&op.operand_types(8192, 768, Dtype::Bf16)).unwrap();
     for graph in [norm(8192, 768, Dtype::Bf16), norm(100, 4099, Dtype::F32), backward] {
         let kernels = shapes(&graph, ARCH);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use deuteron::bench::{Crossing, crossing};
 use deuteron::times::{Rounds, median, spread};
-use deuteron::{Engine, Graph, Group, Launching, MachineKind, Session, Strategy, Tensor, seed};
+use deuteron::{Engine, Graph, Group, Launching, MachineKind, Session, SessionOptions, Strategy, Tensor, seed};
 use serde::Serialize;
 
 use crate::cache::Cache;
@@ -140,7 +140,7 @@ fn phase(
     let states = &graph.inputs()[DATA..DATA + config.layers];
     let mut runs = Vec::new();
     for strategy in [Strategy::Unfused, Strategy::Fused] {
-        let session = Session::with_states(engine, &graph, strategy, states)?;
+        let session = Session::new(engine, &graph, SessionOptions::from(strategy).states(states))?;
         runs.push(Run { session, whole: Vec::new(), kernels: Vec::new() });
     }
     let recorded = engine.device().machine().kind == MachineKind::Gpu;

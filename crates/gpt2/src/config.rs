@@ -1,6 +1,6 @@
 //! The sizes of a GPT-2: the four published ones, or those of a `config.json`.
 
-use deuteron::Shape;
+use deuteron::{Activation, Shape};
 
 /// Sizes of a GPT-2, and the little that its kin vary.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,19 +27,6 @@ pub struct Config {
     pub scaled: bool,
     /// whether the head is the token embedding; otherwise it is a weight of its own, `lm_head.weight`
     pub tied: bool,
-}
-
-/// The nonlinearity of the MLP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// GELU by tanh: `gelu_new`, `gelu_pytorch_tanh`
-    GeluTanh,
-    /// GELU by erf: `gelu`
-    GeluErf,
-    /// `relu`
-    Relu,
-    /// `silu`, `swish`
-    Silu,
 }
 
 /// A name that is none of GPT-2's.

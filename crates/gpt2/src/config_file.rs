@@ -1,9 +1,10 @@
 //! `config.json` of a Hugging Face folder.
 
+use deuteron::Activation;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::config::{Activation, Config, SizeError};
+use crate::config::{Config, SizeError};
 
 /// Why a `config.json` is refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

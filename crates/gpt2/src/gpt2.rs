@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
-use deuteron::{Engine, Launching, Session, Strategy, Tensor, seed};
+use deuteron::{Engine, Launching, Session, SessionOptions, Strategy, Tensor, seed};
 
 use crate::cache::Cache;
 use crate::checkpoint::{Checkpoint, Weight};
@@ -214,7 +214,7 @@ impl Gpt2 {
             Entry::Vacant(free) => {
                 let graph = next_logits(config, &piece, *kind).map_err(deuteron::Error::from)?;
                 let states = &graph.inputs()[DATA..DATA + config.layers];
-                let mut session = Session::with_states(engine, &graph, *strategy, states)?;
+                let mut session = Session::new(engine, &graph, SessionOptions::from(*strategy).states(states))?;
                 // Steps run again and again on the same memory.
                 session.set_launching(Launching::Graph);
                 times.compiling += begin.elapsed();

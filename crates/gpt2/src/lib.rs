@@ -41,8 +41,9 @@ mod weights;
 
 pub use bench::{BenchOptions, BenchReport, LayerTime, Phase, PlanTimes, bench};
 pub use checkpoint::{Checkpoint, CheckpointError, TensorError, Weight};
-pub use config::{Activation, Config, SizeError, UnknownModel};
+pub use config::{Config, SizeError, UnknownModel};
 pub use config_file::ConfigError;
+pub use deuteron::Activation;
 pub use download::{DownloadError, Hub};
 pub use folder::FileError;
 pub use generate::{GenerateOptions, Generation, Stop};

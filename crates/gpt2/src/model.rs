@@ -1,9 +1,9 @@
 //! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`. Of bytes they are `[out, in]`,
 //! and a scale for each row follows.
 
-use deuteron::{Dtype, Gelu, Graph, GraphError, Mask, NodeId, Quantized, differentiate};
+use deuteron::{Dtype, Graph, GraphError, Mask, NodeId, Quantized, differentiate};
 
-use crate::config::{Activation, Config};
+use crate::config::Config;
 use crate::weights::Weights;
 
 /// What the graph is built for.
@@ -229,12 +229,7 @@ impl<'a> Builder<'a> {
         let normed = self.norm(x, &format!("{name}.ln_1"))?;
         let Stream { x, normed } = self.attend(Stream { x, normed }, name)?;
         let wide = self.linear(normed, &format!("{name}.mlp.c_fc"), hidden, inner)?;
-        let activated = match self.config.activation {
-            Activation::GeluTanh => self.graph.gelu(wide, Gelu::Tanh)?,
-            Activation::GeluErf => self.graph.gelu(wide, Gelu::Erf)?,
-            Activation::Relu => self.graph.relu(wide)?,
-            Activation::Silu => self.graph.silu(wide)?,
-        };
+        let activated = self.graph.activation(wide, self.config.activation)?;
         let narrow = self.linear(activated, &format!("{name}.mlp.c_proj"), inner, hidden)?;
         self.graph.add(x, narrow)
     }

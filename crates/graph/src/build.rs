@@ -1,6 +1,8 @@
 //! The builder: one method a primitive, one a composite. Each is one call; each refuses bad operands with a typed error.
 
-use crate::composite::{Composite, Gelu, Mask};
+use crate::activation::{Activation, Gelu};
+use crate::block::Block;
+use crate::composite::{Composite, Mask};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::graph::{Graph, NodeId, is_name, readable};
@@ -61,15 +63,17 @@ pub struct OpaqueCost {
 impl Graph {
     /// A tensor handed in at run time.
     pub fn input(&mut self, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
-        self.named_input(name, InputKind::Data, dtype, shape.into())
+        self.input_of(InputKind::Data, name, dtype, shape)
     }
 
     /// A parameter of the model.
     pub fn weight(&mut self, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
-        self.named_input(name, InputKind::Weight, dtype, shape.into())
+        self.input_of(InputKind::Weight, name, dtype, shape)
     }
 
-    fn named_input(&mut self, name: &str, kind: InputKind, dtype: Dtype, shape: Shape) -> Value {
+    /// One of either kind.
+    pub fn input_of(&mut self, kind: InputKind, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
+        let shape = shape.into();
         if !is_name(name) {
             return Err(GraphError::BadName(name.to_string()));
         }
@@ -234,7 +238,10 @@ impl Graph {
                 Err(GraphError::Attribute { op: name, attribute, expected, got: "0".to_string() })
             }
             1 => Ok(vec![self.push(op(0), inputs)?]),
-            count => self.block(&name.clone(), |graph| (0..count).map(|index| graph.push(op(index), inputs)).collect()),
+            count => {
+                let block = Block::named(&name);
+                self.block(block, |graph| (0..count).map(|index| graph.push(op(index), inputs)).collect())
+            }
         }
     }
 
@@ -260,19 +267,24 @@ impl Graph {
         self.call_one(Composite::CausalMask, &[x])
     }
 
+    /// An activation.
+    pub fn activation(&mut self, x: NodeId, activation: Activation) -> Value {
+        self.call_one(Composite::Activation(activation), &[x])
+    }
+
     /// GELU.
     pub fn gelu(&mut self, x: NodeId, kind: Gelu) -> Value {
-        self.call_one(Composite::Gelu { kind }, &[x])
+        self.activation(x, kind.into())
     }
 
     /// `x sigmoid(x)`
     pub fn silu(&mut self, x: NodeId) -> Value {
-        self.call_one(Composite::Silu, &[x])
+        self.activation(x, Activation::Silu)
     }
 
     /// `max(x, 0)`
     pub fn relu(&mut self, x: NodeId) -> Value {
-        self.call_one(Composite::Relu, &[x])
+        self.activation(x, Activation::Relu)
     }
 
     /// `silu(x) gate`

@@ -44,10 +44,7 @@ impl Copying<'_> {
                 _ => InputKind::Data,
             };
             let name = self.from.given_name(id).map_or_else(|| format!("node{}", id.index()), str::to_string);
-            let copied = match kind {
-                InputKind::Data => self.into.input(&name, node.dtype, node.shape.clone())?,
-                InputKind::Weight => self.into.weight(&name, node.dtype, node.shape.clone())?,
-            };
+            let copied = self.into.input_of(kind, &name, node.dtype, node.shape.clone())?;
             self.moved.insert(id, copied);
         }
         Ok(())
@@ -80,7 +77,7 @@ impl Copying<'_> {
                     let (inputs, outputs) = (moved(&call.inputs), moved(&call.outputs));
                     self.into.close_call(call.callee.clone(), inputs, outputs);
                 }
-                _ => self.into.close_block(self.from.call_name(self.from.node(take[0]).call)),
+                _ => self.into.close_block(self.from.origin(self.from.node(take[0]).call)),
             }
         }
         for &id in &take {

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use crate::block::Block;
 use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::graph::{Callee, Graph, NodeId};
@@ -62,14 +63,6 @@ fn product_of_bytes(graph: &Graph, wrt: &[NodeId]) -> Option<NodeId> {
         let bytes = matches!(node.op, Op::Matmul { .. }) && graph.node(node.inputs[0]).dtype == Dtype::I8;
         bytes && depends[id.index()]
     })
-}
-
-/// The name of the block in which everything that arrived at an input is summed.
-const SUM: &str = "grad_sum";
-
-/// Whether a block of this name is one that [`differentiate`] made.
-pub(crate) fn is_gradient(block: &str) -> bool {
-    block == SUM || block.starts_with("grad(")
 }
 
 /// A gradient that arrives at a node: for all of it, or for a range of one axis.
@@ -146,9 +139,9 @@ impl Reverse {
     fn differentiate_call(&mut self, index: usize) -> Result<(), GraphError> {
         let call = self.graph.calls()[index].clone();
         let is_input = matches!(self.graph.nodes()[call.start].op, Op::Input { .. });
-        let name = match is_input {
-            true => SUM.to_string(),
-            false => format!("grad({})", self.graph.call_name(self.graph.nodes()[call.start].call)),
+        let block = match is_input {
+            true => Block::GradientSum,
+            false => Block::Gradient(Box::new(self.graph.origin(self.graph.nodes()[call.start].call))),
         };
         let last_part = self.graph.nodes()[call.start..call.end].iter().map(|node| node.part).max().unwrap_or(0);
         self.recomputed.clear();
@@ -163,7 +156,7 @@ impl Reverse {
             let gradient = self.total(id)?;
             self.backward(id, gradient)?;
         }
-        self.graph.close_block(&name);
+        self.graph.close_block(block);
         Ok(())
     }
 

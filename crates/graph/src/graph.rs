@@ -4,9 +4,11 @@
 //! (`layer_norm`), whose nodes are its expansion, or a block that a pass made (`grad(layer_norm)`). Calls are contiguous
 //! runs of nodes. Planner and reports speak in calls; kernels are made of nodes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use crate::composite::Composite;
+use crate::block::Block;
+use crate::composite::{Composite, CompositeKind};
 use crate::dtype::Dtype;
 use crate::error::{GraphError, Operand};
 use crate::infer::infer;
@@ -66,8 +68,32 @@ pub enum Callee {
     Primitive,
     /// A composite, expanded.
     Composite(Composite),
-    /// Nodes kept together by a pass: a gradient, or what is left of a composite.
-    Block(String),
+    /// Nodes kept together.
+    Block(Block),
+}
+
+impl Callee {
+    /// The composite whose gradient this is.
+    pub fn gradient_of(&self) -> Option<CompositeKind> {
+        let Callee::Block(Block::Gradient(of)) = self else { return None };
+        of.composite()
+    }
+
+    /// The composite of which this computes some values again.
+    pub fn recomputes(&self) -> Option<CompositeKind> {
+        let Callee::Block(Block::Recompute(of)) = self else { return None };
+        of.composite()
+    }
+
+    /// Whether [`crate::differentiate`] made it.
+    pub fn is_gradient(&self) -> bool {
+        matches!(self, Callee::Block(Block::Gradient(_) | Block::GradientSum))
+    }
+
+    /// Whether [`crate::recompute`] made it.
+    pub fn is_recomputed(&self) -> bool {
+        matches!(self, Callee::Block(Block::Recompute(_)))
+    }
 }
 
 /// One call of the builder.
@@ -181,15 +207,24 @@ impl Graph {
     }
 
     /// The name of a call for reports: `layer_norm`, `add`, `grad(gelu)`.
-    pub fn call_name(&self, id: CallId) -> &str {
+    pub fn call_name(&self, id: CallId) -> Cow<'_, str> {
         let call = &self.calls[id.index()];
         match &call.callee {
             Callee::Primitive => match &self.nodes[call.start].op {
-                Op::Opaque(opaque) => &opaque.name,
-                op => op.name(),
+                Op::Opaque(opaque) => Cow::Borrowed(&opaque.name),
+                op => Cow::Borrowed(op.name()),
             },
-            Callee::Composite(composite) => composite.name(),
-            Callee::Block(name) => name,
+            Callee::Composite(composite) => Cow::Borrowed(composite.name()),
+            Callee::Block(block) => Cow::Owned(block.to_string()),
+        }
+    }
+
+    /// A call as the block that is left of it, or that a gradient or a recomputation of it stems from.
+    pub(crate) fn origin(&self, id: CallId) -> Block {
+        match &self.calls[id.index()].callee {
+            Callee::Primitive => Block::named(&self.call_name(id)),
+            Callee::Composite(composite) => Block::Composite(composite.kind()),
+            Callee::Block(block) => block.clone(),
         }
     }
 
@@ -320,7 +355,7 @@ impl Graph {
     /// Builds a block: the nodes that `build` pushes become one call. On an error nothing is left of it.
     pub(crate) fn block(
         &mut self,
-        name: &str,
+        block: Block,
         build: impl FnOnce(&mut Graph) -> Result<Vec<NodeId>, GraphError>,
     ) -> Result<Vec<NodeId>, GraphError> {
         let start = self.nodes.len();
@@ -328,7 +363,7 @@ impl Graph {
         let built = build(self);
         match built {
             Ok(results) => {
-                self.close_block(name);
+                self.close_block(block);
                 Ok(results)
             }
             Err(error) => {
@@ -344,9 +379,9 @@ impl Graph {
         self.open = Some(Open { start: self.nodes.len(), part: 0 });
     }
 
-    /// Closes the block under a name. An empty block leaves no call.
-    pub(crate) fn close_block(&mut self, name: &str) {
-        self.close_call(Callee::Block(name.to_string()), Vec::new(), Vec::new());
+    /// Closes the block. An empty block leaves no call.
+    pub(crate) fn close_block(&mut self, block: Block) {
+        self.close_call(Callee::Block(block), Vec::new(), Vec::new());
     }
 
     /// Closes the open call as whatever it is. An empty one leaves no call.

@@ -4,10 +4,13 @@
 //! It knows no device. Same calls in, same graph out.
 #![forbid(unsafe_code)]
 
+mod activation;
+mod block;
 mod build;
 mod composite;
 mod dtype;
 mod error;
+mod expand;
 mod extract;
 mod gradient;
 mod graph;
@@ -18,13 +21,15 @@ mod shape;
 mod text;
 mod verify;
 
+pub use activation::{Activation, Gelu};
+pub use block::Block;
 pub use build::{CrossEntropyResult, LayerNormResult, OpaqueCost, Quantized, RmsNormResult};
-pub use composite::{Composite, Gelu, Mask};
+pub use composite::{Composite, CompositeKind, Mask};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{GraphError, Operand};
 pub use extract::extract;
 pub use gradient::{Differentiated, differentiate};
 pub use graph::{Call, CallId, Callee, Graph, Node, NodeId, Output};
-pub use op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View};
+pub use op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View, keep_threshold};
 pub use recompute::{Recomputed, attention_interior, first_backward, is_recomputed, recompute};
 pub use shape::{MAX_RANK, Shape};

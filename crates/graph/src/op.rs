@@ -154,7 +154,7 @@ pub enum Op {
         shape: Shape,
     },
     /// Philox4x32-10: true where the element is kept. Operand: the seed, an `i32` scalar.
-    /// An element is kept iff its u32 is at least `floor(drop * 2^32)`; its counter is its row-major index.
+    /// An element is kept iff its u32 is at least [`keep_threshold`] of `drop`; its counter is its row-major index.
     Random {
         /// probability that an element is dropped, in `[0, 1)`
         drop: f64,
@@ -209,6 +209,13 @@ pub enum Op {
     StopGradient,
     /// An operation known only by its cost. Any operands.
     Opaque(Opaque),
+}
+
+/// What the u32 of an element must at least be for [`Op::Random`] to keep it: `floor(drop * 2^32)`, for `drop` in `[0, 1)`.
+/// Philox gives every u32 equally often, so the share of dropped elements is `drop` to within `2^-32`. The product is exact,
+/// since `2^32` is a power of two, and below `2^32`, so that the conversion is exact too.
+pub fn keep_threshold(drop: f64) -> u32 {
+    (drop * 4_294_967_296.0).floor() as u32
 }
 
 impl UnaryOp {

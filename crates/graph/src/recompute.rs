@@ -5,9 +5,9 @@
 //! are worth a copy is not decided here. A copy is the same primitive on the same operands, so it has the same bits; a
 //! random mask is its seed and its offset, so a copy of it is the same mask.
 
+use crate::block::Block;
 use crate::composite::Composite;
 use crate::error::GraphError;
-use crate::gradient::is_gradient;
 use crate::graph::{Callee, Graph, NodeId};
 use crate::op::Op;
 
@@ -47,14 +47,11 @@ pub fn recompute(graph: &Graph, first_backward: usize, again: &[NodeId]) -> Resu
     Ok(Recomputed { graph: rewrite.into, copies: rewrite.copies })
 }
 
-/// Where the backward part of a graph begins that [`crate::differentiate`] made, found by the names of its blocks, so
-/// in a graph read from text too. The inputs just before the first gradient belong to it: they are the incoming
+/// Where the backward part of a graph begins that [`crate::differentiate`] made, found by its blocks, so in a graph
+/// read from text too. The inputs just before the first gradient belong to it: they are the incoming
 /// gradients. So do the values that are computed again for it. `None` if no block is a gradient.
 pub fn first_backward(graph: &Graph) -> Option<usize> {
-    let is_backward = |callee: &Callee| match callee {
-        Callee::Block(name) => is_gradient(name) || name.starts_with(PREFIX),
-        Callee::Primitive | Callee::Composite(_) => false,
-    };
+    let is_backward = |callee: &Callee| callee.is_gradient() || callee.is_recomputed();
     let mut first = graph.calls().iter().position(|call| is_backward(&call.callee))?;
     while first > 0 && matches!(graph.nodes()[graph.calls()[first - 1].start].op, Op::Input { .. }) {
         first -= 1;
@@ -95,13 +92,8 @@ pub fn attention_interior(graph: &Graph, first: usize) -> Vec<NodeId> {
 /// Whether a node is in a block that [`recompute`] made. A kernel that makes it must not hold forward nodes: there the
 /// copy would be the kept value under another name.
 pub fn is_recomputed(graph: &Graph, node: NodeId) -> bool {
-    match &graph.calls()[graph.node(node).call.index()].callee {
-        Callee::Block(name) => name.starts_with(PREFIX),
-        Callee::Primitive | Callee::Composite(_) => false,
-    }
+    graph.calls()[graph.node(node).call.index()].callee.is_recomputed()
 }
-
-const PREFIX: &str = "recompute(";
 
 /// For each forward node: is it copied?
 fn check(graph: &Graph, first_backward: usize, again: &[NodeId]) -> Result<Vec<bool>, GraphError> {
@@ -164,7 +156,7 @@ impl Rewrite<'_> {
                 self.copy_of[id.index()] = Some(copy);
                 self.copies.push((self.moved[id.index()], copy));
             }
-            self.into.close_block(&format!("{PREFIX}{})", from.call_name(from.node(block[0]).call)));
+            self.into.close_block(Block::Recompute(Box::new(from.origin(from.node(block[0]).call))));
         }
         Ok(())
     }

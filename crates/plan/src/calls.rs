@@ -1,6 +1,6 @@
 //! What a call is to the planner: attention, its gradient, its probabilities.
 
-use deuteron_graph::{Call, Callee, Composite, Graph, NodeId};
+use deuteron_graph::{Call, Callee, Composite, CompositeKind, Graph, NodeId};
 
 /// Whether a call is attention, or its gradient.
 pub(crate) fn is_attention(call: &Call) -> bool {
@@ -9,7 +9,7 @@ pub(crate) fn is_attention(call: &Call) -> bool {
 
 /// Whether a call is the gradient of attention.
 pub(crate) fn is_attention_gradient(call: &Call) -> bool {
-    matches!(&call.callee, Callee::Block(name) if name == "grad(attention)")
+    call.callee.gradient_of() == Some(CompositeKind::Attention)
 }
 
 /// Whether a call is made of scores that are stored as probabilities.
@@ -27,6 +27,5 @@ pub(crate) fn composite_name(call: &Call) -> &'static str {
 
 /// Whether a node is part of scores that are computed again for a gradient.
 pub(crate) fn is_recomputed_attention(graph: &Graph, id: NodeId) -> bool {
-    let call = &graph.calls()[graph.node(id).call.index()];
-    matches!(&call.callee, Callee::Block(name) if name == "recompute(attention)")
+    graph.calls()[graph.node(id).call.index()].callee.recomputes() == Some(CompositeKind::Attention)
 }

@@ -123,5 +123,5 @@ impl<'a> Reader<'a, '_> {
 }
 
 fn is_activation(composite: &Composite) -> bool {
-    matches!(composite, Composite::Gelu { .. } | Composite::Silu | Composite::Relu)
+    matches!(composite, Composite::Activation(_))
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use deuteron::catalog::OperandType;
 use deuteron::training::Training;
-use deuteron::{Error, FusedOp, Graph, Layout, NodeId, Session, Shape, Strategy};
+use deuteron::{Error, FusedOp, Graph, Layout, NodeId, Session, SessionOptions, Shape, Strategy};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
@@ -137,7 +137,7 @@ impl Program {
             (Source::Graph(Box::new(training)), operands, outputs)
         };
         let turning = |operand: &String| match &source {
-            Source::Op(op) if op.turns(operand) => Turning::Allowed,
+            Source::Op(op) if op.reads_transposed(operand) => Turning::Allowed,
             _ => Turning::Refused,
         };
         let turnings = operands.iter().map(turning).collect();
@@ -438,7 +438,8 @@ impl Program {
                     .map_or_else(|| Layout::contiguous(&graph.node(id).shape), |(_, layout)| layout.clone()))
             });
             let layouts = layouts.collect::<PyResult<Vec<Layout>>>()?;
-            let session = Session::with(engine, &graph, self.strategy(), &layouts, &states).map_err(wrong)?;
+            let options = SessionOptions::from(self.strategy()).layouts(layouts).states(states);
+            let session = Session::new(engine, &graph, options).map_err(wrong)?;
             let nodes = session.results().to_vec();
             (Work::Session(Box::new(Mutex::new(session))), nodes)
         };
@@ -468,7 +469,7 @@ impl Program {
     ) -> Result<Graph, Error> {
         match &self.source {
             Source::Op(op) if !op.has_backward() => Err(Error::NoBackward(op.name())),
-            Source::Op(op @ FusedOp::LinearCrossEntropy) => op.backward_graph(&types(operands)),
+            Source::Op(op) if op.has_written_backward() => op.backward_graph(&types(operands)),
             _ => training.backward(of, wrt),
         }
     }
@@ -476,7 +477,7 @@ impl Program {
     /// The graph over operands of these types, with what its gradient takes.
     fn training(&self, operands: &[(Element, Shape)], turned: &[usize]) -> PyResult<Training> {
         match &self.source {
-            Source::Op(op) => op.training_turned(&types(operands), turned).map_err(|error| self.error(error)),
+            Source::Op(op) => op.training_transposed(&types(operands), turned).map_err(|error| self.error(error)),
             Source::Graph(training) => {
                 let graph = training.forward();
                 for (&input, (element, shape)) in graph.inputs().iter().zip(operands) {

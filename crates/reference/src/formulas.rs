@@ -2,7 +2,7 @@
 //!
 //! Nothing here looks at an expansion: this is the second opinion that catches a wrong one.
 
-use deuteron_graph::{Composite, Dtype, Gelu, Mask, Shape};
+use deuteron_graph::{Activation, Composite, Dtype, Mask, Shape};
 
 use crate::array::Array;
 use crate::philox::kept;
@@ -16,11 +16,9 @@ pub fn formula(composite: &Composite, inputs: &[Array]) -> Vec<Array> {
         Composite::RmsNorm { eps } => rms_norm(x, &inputs[1], eps),
         Composite::Softmax => vec![by_row(x, softmax)],
         Composite::CausalMask => vec![causal_mask(x)],
-        Composite::Gelu { kind } => vec![by_element(x, |x| gelu(kind, x))],
-        Composite::Silu => vec![by_element(x, silu)],
-        Composite::Relu => vec![by_element(x, |x| if x < 0.0 { 0.0 } else { x })],
-        Composite::Swiglu => vec![gated(x, &inputs[1], silu)],
-        Composite::Geglu { kind } => vec![gated(x, &inputs[1], |x| gelu(kind, x))],
+        Composite::Activation(function) => vec![by_element(x, |x| activation(function, x))],
+        Composite::Swiglu => vec![gated(x, &inputs[1], Activation::Silu)],
+        Composite::Geglu { kind } => vec![gated(x, &inputs[1], kind.into())],
         Composite::Dropout { p, offset } => vec![dropout(x, &inputs[1], p, offset)],
         Composite::Linear { transposed } => vec![linear(x, &inputs[1], inputs.get(2), transposed)],
         Composite::AttentionScores { mask, scale } => vec![probabilities(x, &inputs[1], inputs.get(2), mask, scale)],
@@ -98,22 +96,26 @@ fn causal_mask(x: &Array) -> Array {
     })
 }
 
-fn gelu(kind: Gelu, x: f64) -> f64 {
-    match kind {
-        Gelu::Tanh => {
+fn activation(function: Activation, x: f64) -> f64 {
+    match function {
+        Activation::GeluTanh => {
             let argument = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
             x / 2.0 * (1.0 + argument.tanh())
         }
-        Gelu::Erf => x / 2.0 * (1.0 + libm::erf(x / 2f64.sqrt())),
+        Activation::GeluErf => x / 2.0 * (1.0 + libm::erf(x / 2f64.sqrt())),
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Relu => {
+            if x < 0.0 {
+                0.0
+            } else {
+                x
+            }
+        }
     }
 }
 
-fn silu(x: f64) -> f64 {
-    x / (1.0 + (-x).exp())
-}
-
-fn gated(x: &Array, gate: &Array, activation: impl Fn(f64) -> f64) -> Array {
-    Array::from_fn(x.shape.clone(), |index| activation(x.values[index]) * gate.values[index])
+fn gated(x: &Array, gate: &Array, function: Activation) -> Array {
+    Array::from_fn(x.shape.clone(), |index| activation(function, x.values[index]) * gate.values[index])
 }
 
 fn dropout(x: &Array, seed: &Array, p: f64, offset: u32) -> Array {

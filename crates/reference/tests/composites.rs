@@ -1,6 +1,6 @@
 //! Every composite: its expansion, interpreted, against its formula.
 
-use deuteron_graph::{Composite, Dtype, Gelu, Graph, Mask, Shape};
+use deuteron_graph::{Activation, Composite, Dtype, Gelu, Graph, Mask, Shape};
 use deuteron_reference::{Array, Interpretation, Rounding, formula, interpret};
 
 const SIZES: [usize; 6] = [1, 2, 7, 64, 127, 129];
@@ -68,8 +68,7 @@ fn values(shape: &Shape, seed: u64) -> Array {
 
 #[test]
 fn elementwise_composites() {
-    let unary =
-        [Composite::Gelu { kind: Gelu::Tanh }, Composite::Gelu { kind: Gelu::Erf }, Composite::Silu, Composite::Relu];
+    let unary = Activation::ALL.map(Composite::Activation);
     let gated = [Composite::Swiglu, Composite::Geglu { kind: Gelu::Tanh }, Composite::Geglu { kind: Gelu::Erf }];
     for shape in SIZES.into_iter().flat_map(shapes) {
         for composite in unary {
@@ -86,8 +85,8 @@ fn elementwise_composites() {
 fn elementwise_composites_at_the_edges() {
     let edges = vec![0.0, -0.0, 1e4, -1e4, 1e-300, f64::INFINITY, f64::NAN, 700.0, -700.0];
     let x = || float(Array::new([9], edges.clone()));
-    for composite in [Composite::Gelu { kind: Gelu::Tanh }, Composite::Silu, Composite::Relu] {
-        check(composite, &[x()], 1);
+    for activation in [Activation::GeluTanh, Activation::Silu, Activation::Relu] {
+        check(Composite::Activation(activation), &[x()], 1);
     }
     check(Composite::Swiglu, &[x(), float(Array::filled([9], 2.0))], 1);
 }
@@ -298,5 +297,5 @@ fn cross_entropies() {
 fn narrow_inputs_do_not_change_the_mathematics() {
     let x = Array::normal([5, 129], 19).rounded(Dtype::Bf16);
     check(Composite::Softmax, &[(Dtype::Bf16, x.clone())], 129);
-    check(Composite::Gelu { kind: Gelu::Tanh }, &[(Dtype::F16, x)], 1);
+    check(Composite::Activation(Activation::GeluTanh), &[(Dtype::F16, x)], 1);
 }

@@ -5,7 +5,8 @@
 //! as large; the second is counted: an epsilon of the terms of `L` a node.
 
 use deuteron_graph::{
-    BinaryOp, CompareOp, Composite, Dtype, Gelu, Graph, GraphError, Mask, NodeId, ReduceOp, UnaryOp, differentiate,
+    Activation, BinaryOp, CompareOp, Composite, Dtype, Gelu, Graph, GraphError, Mask, NodeId, ReduceOp, UnaryOp,
+    differentiate,
 };
 use deuteron_reference::{Array, Rounding, interpret};
 
@@ -342,11 +343,11 @@ fn no_gradient_passes_a_stop() {
 #[test]
 fn activations() {
     for kind in [Gelu::Tanh, Gelu::Erf] {
-        composite(Composite::Gelu { kind }, &[normal([3, 7], 42)]);
+        composite(Composite::Activation(kind.into()), &[normal([3, 7], 42)]);
         composite(Composite::Geglu { kind }, &[normal([3, 7], 43), normal([3, 7], 44)]);
     }
-    for one in [Composite::Silu, Composite::Relu] {
-        composite(one, &[normal([3, 7], 45)]);
+    for one in [Activation::Silu, Activation::Relu] {
+        composite(Composite::Activation(one), &[normal([3, 7], 45)]);
     }
     composite(Composite::Swiglu, &[normal([3, 7], 46), normal([3, 7], 47)]);
     // Both halves of one tensor, as a feed-forward layer has them.

@@ -6,10 +6,10 @@
 //!
 //! Compounds are found here: `a*b + c`, sums of products, GELU and SiLU in one sweep each.
 
-use deuteron_graph::{BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
+use deuteron_graph::{Activation, BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
 
 use crate::body::{Body, Expr, ExprId, Origin, Stage};
-use crate::compound::{Activation, activation, binary, use_count};
+use crate::compound::{activation, binary, use_count};
 use crate::cpu::program::{Access, Dst, Inst, LaneKind, Partial, Pass, Program, Src, TileReduce, TileUnary};
 
 /// Emits the tile program of a body.
@@ -497,7 +497,7 @@ impl Finder<'_> {
 
     fn activation(&self, id: ExprId) -> Option<Shape> {
         let (activation, x) = activation(self.body, id)?;
-        Some(Shape::Compound(tile_activation(activation), x))
+        Some(Shape::Compound(tile_activation(activation)?, x))
     }
 
     fn binary(&self, op: BinaryOp, id: ExprId) -> Option<(ExprId, ExprId)> {
@@ -505,10 +505,11 @@ impl Finder<'_> {
     }
 }
 
-fn tile_activation(activation: Activation) -> TileUnary {
+fn tile_activation(activation: Activation) -> Option<TileUnary> {
     match activation {
-        Activation::GeluTanh => TileUnary::GeluTanh,
-        Activation::GeluErf => TileUnary::GeluErf,
-        Activation::Silu => TileUnary::Silu,
+        Activation::GeluTanh => Some(TileUnary::GeluTanh),
+        Activation::GeluErf => Some(TileUnary::GeluErf),
+        Activation::Silu => Some(TileUnary::Silu),
+        Activation::Relu => None,
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use deuteron_graph::Graph;
-use deuteron_plan::{GroupKind, Plan, PlanError, Strategy, plan};
+use deuteron_plan::{GroupKind, Pin, Plan, PlanError, Strategy, plan};
 use serde::Serialize;
 
 use super::cuts::Chain;
@@ -12,7 +12,7 @@ use super::{BenchCase, graph, microseconds};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
-use crate::session::Session;
+use crate::session::{Session, SessionOptions};
 
 /// One size. The JSON form of `bench --crossover` is an array of these.
 #[derive(Debug, Clone, Serialize)]
@@ -82,8 +82,9 @@ pub fn crossover(engine: &Engine, case: &BenchCase) -> Result<Option<CrossoverRo
 /// Measures a graph that ends with attention and what follows it: residual and norm, or a projection before them. None for another.
 pub fn crossing(engine: &Engine, graph: &Graph) -> Result<Option<Crossing>, Error> {
     let Some(chain) = Chain::of(graph, engine.device().target())? else { return Ok(None) };
-    let mut sessions = vec![Session::with_pins(engine, graph, &chain.apart())?];
-    match Session::with_pins(engine, graph, &chain.one()) {
+    let pinned = |pins: Vec<Pin>| Session::new(engine, graph, SessionOptions::default().pins(pins));
+    let mut sessions = vec![pinned(chain.apart())?];
+    match pinned(chain.one()) {
         Err(Error::Plan(PlanError::Pin { .. })) => {}
         session => sessions.push(session?),
     }

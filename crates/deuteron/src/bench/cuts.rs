@@ -29,11 +29,11 @@ impl Chain {
             let call = graph.node(nodes[0]).call;
             let name = graph.call_name(call);
             let attends = matches!(graph.calls()[call.index()].callee, Callee::Composite(Composite::Attention { .. }));
-            match (steps.last_mut(), name) {
-                (None, _) if !attends => {}
+            match steps.last_mut() {
+                None if !attends => {}
                 // Heads are put together by the step that they come from; parts of a call are one step.
-                (Some(last), _) if name == "reshape" || last[0] == name => last.push(name.to_string()),
-                _ => steps.push(vec![name.to_string()]),
+                Some(last) if name == "reshape" || last[0] == name => last.push(name.into_owned()),
+                _ => steps.push(vec![name.into_owned()]),
             }
         }
         let follows = |names: &[&str]| steps.iter().skip(1).map(|step| step[0].as_str()).eq(names.iter().copied());

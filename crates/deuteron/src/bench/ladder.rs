@@ -8,17 +8,17 @@ use deuteron_codegen::kernels::ladder::{Ladder, Rung, WIDEST};
 use deuteron_codegen::{Backend, Kernel, render};
 use deuteron_device::Cpu;
 use deuteron_graph::{Graph, Mask};
-use deuteron_plan::{Layout, Plan, PlanError, Strategy, plan};
+use deuteron_plan::{Plan, PlanError, Strategy, plan};
 use serde::Serialize;
 
 use super::cuts::{Chain, Cut};
 use super::turns::{Turns, in_turn};
 use super::{BenchCase, gbps, graph, microseconds};
-use crate::catalog::{Activation, FusedOp, Norm};
+use crate::catalog;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
-use crate::session::Session;
+use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
 use crate::verify::Expected;
 
@@ -135,7 +135,7 @@ fn cut_steps(engine: &Engine, chain: &Chain, checks: &[Check], graph: &Graph) ->
         let make = |graph: &Graph| {
             let chain = Chain::of(graph, engine.device().target())?;
             let pins = chain.map_or(Vec::new(), |chain| chain.cut(together).pins);
-            Session::with_pins(engine, graph, &pins)
+            Session::new(engine, graph, SessionOptions::default().pins(pins))
         };
         let Cut { name, about, .. } = chain.cut(together);
         match step(name, about, checks, graph, make) {
@@ -169,13 +169,8 @@ fn cuda_steps(
     graph: &Graph,
 ) -> Result<Vec<Step>, Error> {
     let refused = || Error::NoLadder { op: case.op.name(), widest: WIDEST };
-    let is_written = match case.op {
-        FusedOp::AddAct { act } => act == Activation::GeluTanh,
-        FusedOp::NormAct { norm, act, .. } => norm == Norm::Layer && act == Activation::GeluTanh,
-        FusedOp::Attention { mask, p, group } => mask == Mask::Causal && p == 0.0 && group == 1,
-        _ => false,
-    };
-    let ladder = Ladder::of(case.op.name()).filter(|_| is_written && !case.backward).ok_or_else(refused)?;
+    let is_written = case.op.is_usual() && !case.backward;
+    let ladder = Ladder::of(case.op.name()).filter(|_| is_written).ok_or_else(refused)?;
     if ladder == Ladder::NormAct && (case.cols > WIDEST || !case.cols.is_multiple_of(8)) {
         return Err(refused());
     }
@@ -184,9 +179,7 @@ fn cuda_steps(
         let make = |graph: &Graph| {
             let plan = one_kernel(engine, graph)?.ok_or_else(refused)?;
             let kernel = rung_kernel(rung, graph, &plan, target).ok_or_else(refused)?;
-            let layouts: Vec<Layout> =
-                graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect();
-            Session::of(engine, graph, plan, vec![kernel], &layouts, &[])
+            Session::new(engine, graph, SessionOptions::from(Strategy::Greedy).kernels([kernel]))
         };
         steps.push(step(rung.name.to_string(), rung.about.to_string(), checks, graph, make)?);
     }
@@ -309,7 +302,9 @@ fn row(
 
 /// Multiplications and additions of the two products of causal attention: a query sees the keys up to its own position.
 fn flops(case: &BenchCase) -> Option<f64> {
-    let FusedOp::Attention { mask: Mask::Causal, .. } = case.op else { return None };
+    if !case.op.is(catalog::ATTENTION) || case.op.attributes().mask != Mask::Causal {
+        return None;
+    }
     let types = case.operand_types();
     let &[batch, heads, queries, width] = types.first()?.1.dims() else { return None };
     let pairs = (batch * heads) as f64 * (queries * (queries + 1) / 2) as f64;
@@ -321,7 +316,7 @@ mod tests {
     use deuteron_graph::Dtype;
 
     use super::*;
-    use crate::catalog::Heads;
+    use crate::catalog::{FusedOp, Heads};
 
     #[test]
     fn attention_counts_the_pairs_that_are_seen() {

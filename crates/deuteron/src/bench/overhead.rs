@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use deuteron_codegen::render;
 use deuteron_device::cuda::{CudaExecutable, Options};
 use deuteron_device::{Cuda, Device, DeviceError, Executable, Launching, NoStates};
-use deuteron_graph::{Dtype, Graph};
+use deuteron_graph::{Activation, Dtype, Graph};
 use deuteron_plan::{Group, Strategy, plan};
 use serde::Serialize;
 
 use super::microseconds;
-use crate::catalog::{Activation, FusedOp, Norm};
+use crate::catalog;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
-use crate::session::{Homes, compile};
+use crate::session::{Storage, compile};
 use crate::tensor::Tensor;
 
 /// Launches of one round: fewer than a stream takes before it makes the host wait.
@@ -42,14 +42,14 @@ pub struct OverheadRow {
 
 /// Measures them on a GPU. Compiled kernels go to folders below `scratch`, which the caller removes.
 pub fn overhead(options: &Options, scratch: &Path) -> Result<OverheadRow, Error> {
-    let small = FusedOp::Act { act: Activation::Relu };
+    let small = catalog::ACT.with(|a| a.act = Some(Activation::Relu));
     let small = small.graph(&small.operand_types(4, 64, Dtype::F32))?;
     let gpu = open(options, None)?;
     let inputs = device_inputs(&gpu, &small)?;
     let mut executable = load(&gpu, &small)?;
     let cost = executable.launch_cost(&|index| inputs[index].memory(), LAUNCHES)?;
 
-    let op = FusedOp::NormAct { norm: Norm::Layer, eps: 1e-5, act: Activation::GeluTanh };
+    let op = catalog::NORM_ACT.usual();
     let mut times: [Vec<Duration>; 2] = Default::default();
     for call in 0..FIRST_CALLS {
         // A width of its own makes a kernel that no other call has compiled.
@@ -87,6 +87,6 @@ fn load(gpu: &Cuda, graph: &Graph) -> Result<CudaExecutable, Error> {
     let plan = plan(graph, gpu.target(), Strategy::Greedy, &[])?;
     let kernel = |group: &Group| render(&group.draft(graph, &plan.placement), gpu.backend());
     let rendered = plan.groups.iter().map(kernel).collect::<Result<_, _>>()?;
-    let (_, job) = compile(gpu, graph, &plan, rendered, &Homes::new(graph, &[])?)?;
+    let (_, job) = compile(gpu, graph, &plan, rendered, &Storage::new(graph, &[])?)?;
     Ok(gpu.executable(job)?)
 }

@@ -101,8 +101,7 @@ fn catalogue(sizes: &[[usize; 2]]) -> Result<Vec<Graph>, Error> {
     let mut graphs = Vec::new();
     for op in FusedOp::catalog().into_iter().filter(FusedOp::is_rows) {
         for (turn, &[rows, cols]) in sizes.iter().enumerate() {
-            let squares = matches!(op, FusedOp::AttentionScores { .. });
-            if squares && cols > 2048 {
+            if op.is_square() && cols > 2048 {
                 continue;
             }
             for backward in [false, true].into_iter().filter(|backward| !backward || op.has_backward()) {

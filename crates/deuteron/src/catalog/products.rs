@@ -37,14 +37,6 @@ pub(super) fn attend(g: &mut Graph, v: &[NodeId], mask: Mask, p: f64, group: usi
     g.reshape(attended, shape)
 }
 
-/// The same of ungrouped heads, side by side: `[batch, sequence, heads * features]`.
-pub(super) fn merged_heads(g: &mut Graph, v: &[NodeId], mask: Mask) -> Result<NodeId, GraphError> {
-    let attended = attend(g, &v[..3], mask, 0.0, 1)?;
-    let shape = g.node(attended).shape.clone();
-    let merged = g.transpose(attended, &[0, 2, 1, 3])?;
-    g.reshape(merged, [shape[0], shape[2], shape[1] * shape[3]])
-}
-
 /// Rows of `x`, a few at a time, by the classes of the weight: where they start and how many there are. Each time one row less
 /// than before: chunks of one size would share a kernel, for which all their logits wait.
 fn chunks(g: &Graph, x: NodeId, weight: NodeId) -> Vec<(usize, usize)> {
@@ -110,9 +102,19 @@ fn side_by_side(g: &mut Graph, parts: &[NodeId]) -> Result<NodeId, GraphError> {
     if let [part] = parts { Ok(*part) } else { g.concat(parts, 0) }
 }
 
+/// The backward of [`linear_cross_entropy`] over its operands: takes `logsumexp` and `d_loss`, gives `d_x` and `d_weight`.
+pub(super) fn linear_cross_entropy_backward(g: &mut Graph, v: &[NodeId]) -> Result<(), GraphError> {
+    let rows = g.node(v[0]).shape.rows();
+    let logsumexp = g.input("logsumexp", Dtype::F32, [rows, 1])?;
+    let d_loss = g.input("d_loss", Dtype::F32, Shape::scalar())?;
+    let [d_x, d_weight] = linear_cross_entropy_gradient(g, [v[0], v[1], v[2]], logsumexp, d_loss)?;
+    g.output("d_x", d_x)?;
+    g.output("d_weight", d_weight)
+}
+
 /// Its gradients with respect to `x` and `weight`, few rows at a time from the start to the end, so that each chunk's logits
 /// are forgotten before the next ones are made. Differentiating the whole would make all of them first.
-pub(super) fn linear_cross_entropy_gradient(
+fn linear_cross_entropy_gradient(
     g: &mut Graph,
     [x, weight, targets]: [NodeId; 3],
     logsumexp: NodeId,
@@ -148,9 +150,4 @@ pub(super) fn linear_cross_entropy_gradient(
 
 fn cast(g: &mut Graph, x: NodeId, dtype: Dtype) -> Result<NodeId, GraphError> {
     if g.node(x).dtype == dtype { Ok(x) } else { g.cast(x, dtype) }
-}
-
-/// The shape of the logsumexp of so many rows.
-pub(super) fn logsumexp_shape(rows: usize) -> Shape {
-    Shape::from([rows, 1])
 }

@@ -1,11 +1,100 @@
-//! Ops with their attributes in words: `norm_act norm=rms act=silu eps=1e-6`.
+//! Attributes of ops, and ops with their attributes in words: `norm_act norm=rms act=silu eps=1e-6`.
 
+use std::fmt;
 use std::str::FromStr;
 
-use deuteron_graph::{Gelu, Mask};
+use deuteron_graph::{Activation, Mask};
 
-use super::{Activation, FusedOp, Norm};
+use super::{Attributes, FusedOp, Norm};
 use crate::error::Error;
+
+/// An attribute that an op can have.
+pub(crate) struct Attribute {
+    /// the word before `=`
+    key: &'static str,
+    /// its name where an op is shown
+    field: &'static str,
+    /// takes the word after `=`, or says what would be one
+    read: Read,
+    show: Show,
+}
+
+type Read = fn(&str, &mut Attributes) -> Result<(), String>;
+type Show = fn(&Attributes) -> &dyn fmt::Debug;
+
+const fn attribute(key: &'static str, read: Read, show: Show) -> Attribute {
+    Attribute { key, field: key, read, show }
+}
+
+pub(super) const ACT: Attribute = attribute(
+    "act",
+    |value, a| set(&mut a.act, activation(value).map(Some)),
+    |a| a.act.as_ref().map_or(&a.act as &dyn fmt::Debug, |act| act),
+);
+pub(super) const OPTIONAL_ACT: Attribute = attribute(
+    "act",
+    |value, a| set(&mut a.act, if value == "none" { Ok(None) } else { activation(value).map(Some) }),
+    |a| &a.act,
+);
+pub(super) const GELU: Attribute = Attribute {
+    key: "act",
+    field: "kind",
+    read: |value, a| set(&mut a.gelu, activation(value)?.gelu().ok_or("act=gelu or act=gelu_erf")),
+    show: |a| &a.gelu,
+};
+pub(super) const NORM: Attribute = attribute(
+    "norm",
+    |value, a| set(&mut a.norm, choice("norm", value, &[("layer", Norm::Layer), ("rms", Norm::Rms)])),
+    |a| &a.norm,
+);
+pub(super) const EPSILON: Attribute = attribute(
+    "eps",
+    |value, a| set(&mut a.eps, number(value, |eps| eps >= 0.0).ok_or("eps=NUMBER, at least 0")),
+    |a| &a.eps,
+);
+pub(super) const DROPOUT: Attribute = attribute(
+    "p",
+    |value, a| set(&mut a.p, number(value, |p| (0.0..1.0).contains(&p)).ok_or("p=NUMBER, at least 0 and below 1")),
+    |a| &a.p,
+);
+pub(super) const MASK: Attribute = attribute(
+    "mask",
+    |value, a| {
+        let masks = [("full", Mask::Full), ("causal", Mask::Causal), ("additive", Mask::Additive)];
+        set(&mut a.mask, choice("mask", value, &masks))
+    },
+    |a| &a.mask,
+);
+pub(super) const SCALE: Attribute = attribute(
+    "scale",
+    |value, a| set(&mut a.scale, number(value, |_| true).map(Some).ok_or("scale=NUMBER")),
+    |a| a.scale.as_ref().map_or(&a.scale as &dyn fmt::Debug, |scale| scale),
+);
+pub(super) const OPTIONAL_SCALE: Attribute = attribute(
+    "scale",
+    |value, a| if value == "none" { set(&mut a.scale, Ok::<_, String>(None)) } else { (SCALE.read)(value, a) },
+    |a| &a.scale,
+);
+pub(super) const GROUP: Attribute = attribute(
+    "group",
+    |value, a| set(&mut a.group, value.parse().ok().filter(|&group| group > 0).ok_or("group=NUMBER, at least 1")),
+    |a| &a.group,
+);
+pub(super) const PACKED: Attribute =
+    attribute("packed", |value, a| set(&mut a.packed, flag("packed", value)), |a| &a.packed);
+pub(super) const RESIDUAL: Attribute =
+    attribute("residual", |value, a| set(&mut a.residual, flag("residual", value)), |a| &a.residual);
+pub(super) const SINGLE: Attribute =
+    attribute("single", |value, a| set(&mut a.single, flag("single", value)), |a| &a.single);
+pub(super) const REQUANTIZE: Attribute =
+    attribute("requantize", |value, a| set(&mut a.requantize, flag("requantize", value)), |a| &a.requantize);
+
+impl Attribute {
+    /// Whether it is any activation, and not a form of one.
+    pub fn is_activation(&self) -> bool {
+        self.field == ACT.field
+    }
+}
 
 impl FromStr for FusedOp {
     type Err = Error;
@@ -16,177 +105,74 @@ impl FromStr for FusedOp {
         let mut op = FusedOp::find(words.next().unwrap_or_default())?;
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
-            let expected = op.set(key, value);
-            expected.map_err(|expected| Error::Operands { op: op.name(), expected, got: format!("`{word}`") })?;
+            let attribute = op.entry.attributes.iter().find(|attribute| attribute.key == key);
+            let read = match attribute {
+                Some(attribute) => (attribute.read)(value, &mut op.attributes),
+                None => Err(format!("one of its attributes, and it has no `{key}`")),
+            };
+            read.map_err(|expected| Error::Operands { op: op.name(), expected, got: format!("`{word}`") })?;
         }
         Ok(op)
     }
 }
 
-impl FusedOp {
-    /// Sets an attribute, or says what would be one.
-    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        match key {
-            "act" => return self.set_activation(value),
-            "norm" => *self.norm_mut().ok_or_else(|| none("norm"))? = norm(value)?,
-            "eps" => *self.eps_mut().ok_or_else(|| none("eps"))? = positive("eps", value)?,
-            "p" => *self.p_mut().ok_or_else(|| none("p"))? = probability(value)?,
-            "mask" => *self.mask_mut().ok_or_else(|| none("mask"))? = mask(value)?,
-            "scale" => self.set_scale(value)?,
-            "group" => match self {
-                FusedOp::Attention { group, .. } => *group = whole(value)?,
-                _ => return Err(none("group")),
-            },
-            _ => *self.flag_mut(key).ok_or_else(|| none(key))? = flag(key, value)?,
+impl fmt::Debug for FusedOp {
+    /// Its name in capitals and its own attributes: `NormAct { norm: Rms, eps: 1e-6, act: Silu }`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let capital = |word: &str| word[..1].to_uppercase() + &word[1..];
+        let name: String = self.name().split('_').map(capital).collect();
+        let mut shown = f.debug_struct(&name);
+        for attribute in self.entry.attributes {
+            shown.field(attribute.field, (attribute.show)(&self.attributes));
         }
-        Ok(())
-    }
-
-    fn set_activation(&mut self, value: &str) -> Result<(), String> {
-        if let (FusedOp::MoeInt8 { act, .. }, "none") = (&mut *self, value) {
-            *act = None;
-            return Ok(());
-        }
-        let found = Activation::ALL.into_iter().find(|act| act.name() == value);
-        let found = found.ok_or_else(|| "act=gelu, act=gelu_erf, act=silu or act=relu".to_string())?;
-        match (&mut *self, found) {
-            (FusedOp::Geglu { kind, .. }, Activation::GeluTanh) => *kind = Gelu::Tanh,
-            (FusedOp::Geglu { kind, .. }, Activation::GeluErf) => *kind = Gelu::Erf,
-            (FusedOp::Geglu { .. }, _) => return Err("act=gelu or act=gelu_erf".into()),
-            (FusedOp::MoeInt8 { act, .. }, found) => *act = Some(found),
-            _ => {
-                let changed = [Activation::GeluTanh, Activation::Relu].map(|act| self.with_activation(act));
-                if changed[0] == changed[1] {
-                    return Err(none("act"));
-                }
-                *self = self.with_activation(found);
-            }
-        }
-        Ok(())
-    }
-
-    fn set_scale(&mut self, value: &str) -> Result<(), String> {
-        let number = value.parse::<f64>().ok().filter(|scale| scale.is_finite());
-        match (self, value, number) {
-            (FusedOp::Softmax { scale, .. }, "none", _) => *scale = None,
-            (FusedOp::Softmax { scale, .. }, _, Some(number)) => *scale = Some(number),
-            (FusedOp::AttentionScores { scale, .. }, _, Some(number)) => *scale = number,
-            (FusedOp::Softmax { .. } | FusedOp::AttentionScores { .. }, ..) => {
-                return Err("scale=NUMBER".into());
-            }
-            _ => return Err(none("scale")),
-        }
-        Ok(())
-    }
-
-    fn norm_mut(&mut self) -> Option<&mut Norm> {
-        match self {
-            FusedOp::NormAct { norm, .. } | FusedOp::NormBiasAct { norm, .. } | FusedOp::AddNorm { norm, .. } => {
-                Some(norm)
-            }
-            FusedOp::DropoutAddNorm { norm, .. } | FusedOp::NormQuantize { norm, .. } => Some(norm),
-            FusedOp::EmbedNorm { norm, .. } | FusedOp::NormLinear { norm, .. } | FusedOp::Ffn { norm, .. } => {
-                Some(norm)
-            }
-            FusedOp::AttentionAddNorm { norm, .. } | FusedOp::AttentionBlock { norm, .. } => Some(norm),
-            _ => None,
-        }
-    }
-
-    fn eps_mut(&mut self) -> Option<&mut f64> {
-        match self {
-            FusedOp::LayerNorm { eps } | FusedOp::RmsNorm { eps } | FusedOp::NormAct { eps, .. } => Some(eps),
-            FusedOp::NormBiasAct { eps, .. } | FusedOp::AddNorm { eps, .. } => Some(eps),
-            FusedOp::DropoutAddNorm { eps, .. } | FusedOp::NormQuantize { eps, .. } => Some(eps),
-            FusedOp::EmbedNorm { eps, .. } | FusedOp::NormLinear { eps, .. } | FusedOp::Ffn { eps, .. } => Some(eps),
-            FusedOp::AttentionAddNorm { eps, .. } | FusedOp::AttentionBlock { eps, .. } => Some(eps),
-            _ => None,
-        }
-    }
-
-    fn p_mut(&mut self) -> Option<&mut f64> {
-        match self {
-            FusedOp::ActDropout { p, .. } | FusedOp::ActDropoutAdd { p, .. } | FusedOp::BiasDropoutAdd { p } => Some(p),
-            FusedOp::DropoutAddNorm { p, .. } | FusedOp::Softmax { p, .. } | FusedOp::Attention { p, .. } => Some(p),
-            _ => None,
-        }
-    }
-
-    fn mask_mut(&mut self) -> Option<&mut Mask> {
-        match self {
-            FusedOp::Softmax { mask, .. } | FusedOp::AttentionScores { mask, .. } => Some(mask),
-            FusedOp::Attention { mask, .. } | FusedOp::AttentionAddNorm { mask, .. } => Some(mask),
-            FusedOp::AttentionBlock { mask, .. } => Some(mask),
-            _ => None,
-        }
-    }
-
-    fn flag_mut(&mut self, key: &str) -> Option<&mut bool> {
-        match (self, key) {
-            (FusedOp::Swiglu { packed } | FusedOp::Geglu { packed, .. }, "packed") => Some(packed),
-            (FusedOp::NormQuantize { residual, .. } | FusedOp::LinearAct { residual, .. }, "residual") => {
-                Some(residual)
-            }
-            (FusedOp::Ffn { single, .. }, "single") => Some(single),
-            (FusedOp::MoeInt8 { requantize, .. }, "requantize") => Some(requantize),
-            _ => None,
-        }
+        shown.finish()
     }
 }
 
-fn none(key: &str) -> String {
-    format!("one of its attributes, and it has no `{key}`")
+fn set<T, E: Into<String>>(place: &mut T, read: Result<T, E>) -> Result<(), String> {
+    *place = read.map_err(E::into)?;
+    Ok(())
 }
 
-fn norm(value: &str) -> Result<Norm, String> {
-    match value {
-        "layer" => Ok(Norm::Layer),
-        "rms" => Ok(Norm::Rms),
-        _ => Err("norm=layer or norm=rms".into()),
-    }
+fn activation(value: &str) -> Result<Activation, String> {
+    choice("act", value, &Activation::ALL.map(|act| (act.name(), act)))
 }
 
-fn mask(value: &str) -> Result<Mask, String> {
-    match value {
-        "full" => Ok(Mask::Full),
-        "causal" => Ok(Mask::Causal),
-        "additive" => Ok(Mask::Additive),
-        _ => Err("mask=full, mask=causal or mask=additive".into()),
+/// One of some words.
+fn choice<T: Copy>(key: &str, value: &str, choices: &[(&str, T)]) -> Result<T, String> {
+    if let Some((_, found)) = choices.iter().find(|(word, _)| *word == value) {
+        return Ok(*found);
     }
+    let words: Vec<String> = choices.iter().map(|(word, _)| format!("{key}={word}")).collect();
+    let (last, others) = words.split_last().map_or(("", &[][..]), |(last, others)| (last.as_str(), others));
+    Err(format!("{} or {last}", others.join(", ")))
 }
 
 fn flag(key: &str, value: &str) -> Result<bool, String> {
     value.parse().map_err(|_| format!("{key}=true or {key}=false"))
 }
 
-fn whole(value: &str) -> Result<usize, String> {
-    value.parse().ok().filter(|&number| number > 0).ok_or_else(|| "group=NUMBER, at least 1".to_string())
-}
-
-fn positive(key: &str, value: &str) -> Result<f64, String> {
-    let number = value.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
-    number.ok_or_else(|| format!("{key}=NUMBER, at least 0"))
-}
-
-fn probability(value: &str) -> Result<f64, String> {
-    let number = value.parse::<f64>().ok().filter(|p| (0.0..1.0).contains(p));
-    number.ok_or_else(|| "p=NUMBER, at least 0 and below 1".to_string())
+fn number(value: &str, fits: impl Fn(f64) -> bool) -> Option<f64> {
+    value.parse::<f64>().ok().filter(|&number| number.is_finite() && fits(number))
 }
 
 #[cfg(test)]
 mod tests {
+    use deuteron_graph::Gelu;
+
     use super::*;
+    use crate::catalog::{FFN, GEGLU, MOE_INT8, NORM_ACT, QKV, SOFTMAX};
 
     #[test]
     fn attributes_are_set_by_their_words() {
         let op: FusedOp = "norm_act norm=rms act=silu eps=1e-6".parse().unwrap();
-        assert_eq!(op, FusedOp::NormAct { norm: Norm::Rms, eps: 1e-6, act: Activation::Silu });
+        assert_eq!(op, NORM_ACT.with(|a| (a.norm, a.eps, a.act) = (Norm::Rms, 1e-6, Some(Activation::Silu))));
         let op: FusedOp = "softmax scale=0.5 mask=causal p=0.1".parse().unwrap();
-        assert_eq!(op, FusedOp::Softmax { scale: Some(0.5), mask: Mask::Causal, p: 0.1 });
+        assert_eq!(op, SOFTMAX.with(|a| (a.scale, a.mask, a.p) = (Some(0.5), Mask::Causal, 0.1)));
         let op: FusedOp = "geglu act=gelu_erf packed=true".parse().unwrap();
-        assert_eq!(op, FusedOp::Geglu { kind: Gelu::Erf, packed: true });
+        assert_eq!(op, GEGLU.with(|a| (a.gelu, a.packed) = (Gelu::Erf, true)));
         let op: FusedOp = "moe_int8 act=none requantize=false".parse().unwrap();
-        assert_eq!(op, FusedOp::MoeInt8 { act: None, requantize: false });
+        assert_eq!(op, MOE_INT8.with(|a| (a.act, a.requantize) = (None, false)));
         for op in FusedOp::catalog() {
             assert_eq!(op.name().parse::<FusedOp>().unwrap(), op);
         }
@@ -216,6 +202,20 @@ mod tests {
         ] {
             let error = text.parse::<FusedOp>().unwrap_err().to_string();
             assert!(error.contains(hint), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_op_is_shown_with_its_own_attributes() {
+        for (op, shown) in [
+            (NORM_ACT, "NormAct { norm: Layer, eps: 1e-5, act: GeluTanh }"),
+            (SOFTMAX, "Softmax { scale: None, mask: Full, p: 0.0 }"),
+            (GEGLU, "Geglu { kind: Tanh, packed: false }"),
+            (MOE_INT8, "MoeInt8 { act: Some(GeluTanh), requantize: true }"),
+            (FFN, "Ffn { norm: Layer, eps: 1e-5, act: GeluTanh, single: false }"),
+            (QKV, "Qkv"),
+        ] {
+            assert_eq!(format!("{:?}", op.usual()), shown);
         }
     }
 }

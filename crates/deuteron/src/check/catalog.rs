@@ -9,12 +9,12 @@ use deuteron_plan::{Layout, Strategy};
 use serde::Serialize;
 
 use super::Bed;
-use crate::catalog::{FusedOp, OperandType};
+use crate::catalog::{self, FusedOp, OperandType, Sizes};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::parallel;
 use crate::seed;
-use crate::session::Session;
+use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
 use crate::verify::{Expected, Verification};
 
@@ -209,7 +209,7 @@ pub fn check_catalog(
 
 /// Does something while another thread keeps the device busy with rows of its own.
 pub fn beside_other_work<T>(engine: &Engine, work: impl FnOnce() -> T) -> Result<T, Error> {
-    let op = FusedOp::Softmax { scale: None, mask: deuteron_graph::Mask::Full, p: 0.0 };
+    let op = catalog::SOFTMAX.usual();
     let graph = op.graph(&op.operand_types(4096, 2000, Dtype::Bf16))?;
     let mut session = Session::new(engine, &graph, Strategy::Greedy)?;
     let input = seed::inputs(&graph, 3)?.swap_remove(0).to_device(engine)?;
@@ -273,9 +273,9 @@ fn pieces(breadth: Breadth) -> Vec<Piece> {
 /// columns is a sign where they are near each other, and behind a product their order is a matter of rounding. The mean of no losses is
 /// refused.
 fn is_bearable(op: &FusedOp, rows: usize, cols: usize) -> bool {
-    let square = !op.is_rows() || matches!(op, FusedOp::AttentionScores { .. });
+    let square = !op.is_rows() || op.is_square();
     let sign = !op.is_rows() && cols == 2;
-    let nothing = matches!(op, FusedOp::LinearCrossEntropy) && rows == 0;
+    let nothing = op.is(catalog::LINEAR_CROSS_ENTROPY) && rows == 0;
     // Products are compiled for every inner size, which takes the time of all the rest: few of the wide ones.
     let rare = !op.is_rows() && cols == WIDEST_SQUARE && rows != 2;
     !square || (cols <= WIDEST_SQUARE && rows <= WIDEST_SQUARE && !sign && !nothing && !rare)
@@ -283,18 +283,9 @@ fn is_bearable(op: &FusedOp, rows: usize, cols: usize) -> bool {
 
 /// The types `bench` uses, with tables that a reference can hold.
 fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<OperandType> {
-    let mut types = op.operand_types(rows, cols, dtype);
-    for (name, (_, shape)) in op.operands().iter().zip(&mut types) {
-        match *name {
-            "wte" => *shape = Shape::from([if cols <= 4099 { 301 } else { 5 }, cols]),
-            "wpe" => *shape = Shape::from([rows + 2, cols]),
-            "weight" if matches!(op, FusedOp::MoeInt8 { .. }) => *shape = Shape::from([3, 37, cols]),
-            "weight_scale" | "bias" if matches!(op, FusedOp::MoeInt8 { .. }) => *shape = Shape::from([3, 37]),
-            "weight" if matches!(op, FusedOp::LinearCrossEntropy) => *shape = Shape::from([301, cols]),
-            _ => {}
-        }
-    }
-    types
+    let tokens = if cols <= 4099 { 301 } else { 5 };
+    let usual = Sizes::new(rows, cols, dtype);
+    op.operand_types_of(&Sizes { tokens, positions: rows + 2, classes: 301, experts: [3, 37], ..usual })
 }
 
 impl Piece {
@@ -333,7 +324,8 @@ impl Piece {
         let placed = tensors.iter().map(|tensor| lying(tensor, lie)?.to_device(bed.engine));
         let placed: Vec<Tensor> = placed.collect::<Result<_, _>>()?;
         let layouts: Vec<Layout> = placed.iter().map(|tensor| tensor.layout().clone()).collect();
-        let mut session = Session::with_layouts(bed.engine, graph, Strategy::Greedy, &layouts)?;
+        let options = SessionOptions::from(Strategy::Greedy).layouts(layouts);
+        let mut session = Session::new(bed.engine, graph, options)?;
         let inputs: Vec<&Tensor> = placed.iter().collect();
         let first = bed.run(&mut session, &inputs)?;
         let mut answer = answer(lie, &expected.verify(graph, &first)?);
@@ -435,7 +427,7 @@ mod tests {
     #[test]
     fn the_matrix_is_as_wide_as_it_says() {
         let pieces = pieces(Breadth::All);
-        let narrow = |op: &FusedOp| !op.is_rows() || matches!(op, FusedOp::AttentionScores { .. });
+        let narrow = |op: &FusedOp| !op.is_rows() || op.is_square();
         for op in FusedOp::variants().into_iter().filter(|op| !narrow(op)) {
             for dtype in Dtype::FLOATS {
                 let own = pieces.iter().filter(|piece| piece.op == op && piece.dtype == dtype && !piece.backward);

@@ -1,9 +1,9 @@
 //! Ready-made ops around products: linear layers, heads, attention, a language model's loss.
 
-use deuteron_graph::{Mask, View};
+use deuteron_graph::{Activation, Mask, View};
 
 use super::{Dropout, NormWeights, NormedSum, QuantizedRows, forward, normed_sum, one};
-use crate::catalog::{Activation, FusedOp};
+use crate::catalog;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::tensor::Tensor;
@@ -63,12 +63,12 @@ pub fn linear_act(
     residual: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
     let operands: Vec<&Tensor> = [x, linear.weight, linear.bias].into_iter().chain(residual).collect();
-    one(engine, FusedOp::LinearAct { act, residual: residual.is_some() }, &operands)
+    one(engine, catalog::LINEAR_ACT.with(|a| (a.act, a.residual) = (Some(act), residual.is_some())), &operands)
 }
 
 /// `norm(x) weight + bias`
 pub fn norm_linear(engine: &Engine, x: &Tensor, weights: NormWeights, linear: Linear) -> Result<Tensor, Error> {
-    let op = FusedOp::NormLinear { norm: weights.norm(), eps: weights.eps };
+    let op = weights.op(catalog::NORM_LINEAR);
     one(engine, op, &weights.after(&[x, linear.weight, linear.bias]))
 }
 
@@ -85,7 +85,7 @@ pub fn qkv(engine: &Engine, x: &Tensor, linear: Linear, heads: usize, key_heads:
         });
     }
     let (batch, sequence, features) = (x.shape()[0], x.shape()[1], columns / all);
-    let joint = one(engine, FusedOp::Qkv, &[x, linear.weight, linear.bias])?;
+    let joint = one(engine, catalog::QKV.usual(), &[x, linear.weight, linear.bias])?;
     let joint = joint.view(&View::Reshape([batch, sequence, all, features].into()))?;
     let part = |start: usize, length: usize| {
         let part = joint.view(&View::Slice { axis: 2, start, length })?;
@@ -103,7 +103,7 @@ pub fn ffn(
     act: Activation,
     second: Option<Linear>,
 ) -> Result<Tensor, Error> {
-    let op = FusedOp::Ffn { norm: weights.norm(), eps: weights.eps, act, single: second.is_none() };
+    let op = weights.op(catalog::FFN).with(|a| (a.act, a.single) = (Some(act), second.is_none()));
     let mut operands = vec![x, first.weight, first.bias];
     operands.extend(second.iter().flat_map(|second| [second.weight, second.bias]));
     one(engine, op, &weights.after(&operands))
@@ -121,7 +121,8 @@ pub fn attention(
     let heads = |tensor: &Tensor| if tensor.shape().rank() == 4 { tensor.shape()[1] } else { 1 };
     let p = options.dropout.map_or(0.0, |dropout| dropout.p);
     let seed = options.dropout.filter(|dropout| dropout.p > 0.0).map(|dropout| dropout.seed);
-    let op = FusedOp::Attention { mask: options.mask, p, group: heads(q).checked_div(heads(k)).unwrap_or(1).max(1) };
+    let group = heads(q).checked_div(heads(k)).unwrap_or(1).max(1);
+    let op = catalog::ATTENTION.with(|a| (a.mask, a.p, a.group) = (options.mask, p, group));
     let operands: Vec<&Tensor> = [q, k, v].into_iter().chain(options.mask_tensor).chain(seed).collect();
     one(engine, op, &operands)
 }
@@ -134,7 +135,7 @@ pub fn attention_add_norm(
     mask: Mask,
     weights: NormWeights,
 ) -> Result<NormedSum, Error> {
-    let op = FusedOp::AttentionAddNorm { mask, norm: weights.norm(), eps: weights.eps };
+    let op = weights.op(catalog::ATTENTION_ADD_NORM).with(|a| a.mask = mask);
     normed_sum(engine, op, &weights.after(&[q, k, v, r]))
 }
 
@@ -147,7 +148,7 @@ pub fn attention_block(
     mask: Mask,
     weights: NormWeights,
 ) -> Result<NormedSum, Error> {
-    let op = FusedOp::AttentionBlock { mask, norm: weights.norm(), eps: weights.eps };
+    let op = weights.op(catalog::ATTENTION_BLOCK).with(|a| a.mask = mask);
     normed_sum(engine, op, &weights.after(&[q, k, v, projection.weight, projection.bias, r]))
 }
 
@@ -171,7 +172,7 @@ pub fn moe_int8(
     experts: Experts,
     act: Option<Activation>,
 ) -> Result<QuantizedRows, Error> {
-    let mut results = forward(engine, &FusedOp::MoeInt8 { act, requantize: true }, &experts.of(x, chosen))?;
+    let mut results = forward(engine, &catalog::MOE_INT8.with(|a| a.act = act), &experts.of(x, chosen))?;
     let scale = results.swap_remove(1);
     Ok(QuantizedRows { q: results.swap_remove(0), scale, s: None })
 }
@@ -184,7 +185,7 @@ pub fn moe_int8_dequantized(
     experts: Experts,
     act: Option<Activation>,
 ) -> Result<Tensor, Error> {
-    one(engine, FusedOp::MoeInt8 { act, requantize: false }, &experts.of(x, chosen))
+    one(engine, catalog::MOE_INT8.with(|a| (a.act, a.requantize) = (act, false)), &experts.of(x, chosen))
 }
 
 impl<'a> Experts<'a> {
@@ -201,7 +202,7 @@ pub fn linear_cross_entropy(
     weight: &Tensor,
     targets: &Tensor,
 ) -> Result<LossOutput, Error> {
-    let mut results = forward(engine, &FusedOp::LinearCrossEntropy, &[x, weight, targets])?;
+    let mut results = forward(engine, &catalog::LINEAR_CROSS_ENTROPY.usual(), &[x, weight, targets])?;
     let logsumexp = results.swap_remove(1);
     Ok(LossOutput { loss: results.swap_remove(0), logsumexp })
 }

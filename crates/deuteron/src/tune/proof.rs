@@ -1,6 +1,6 @@
 //! Whether a launch shape computes what it should: against f64 where that is quick, else against the suggested one.
 
-use deuteron_graph::{Callee, Dtype, Graph};
+use deuteron_graph::{Dtype, Graph};
 use deuteron_reference::{Allowance, Array, Comparison, compare, longest_reduction};
 
 use crate::error::Error;
@@ -31,8 +31,7 @@ impl Proof {
             return Ok(None);
         }
         let arrays: Vec<Array> = inputs.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
-        let is_gradient = |callee: &Callee| matches!(callee, Callee::Block(name) if name.starts_with("grad"));
-        let backward = part.calls().iter().any(|call| is_gradient(&call.callee));
+        let backward = part.calls().iter().any(|call| call.callee.is_gradient());
         let expected = Box::new(Expected::new(part, &arrays, backward)?);
         Ok(Some(Proof::Exact { part: Box::new(part.clone()), expected }))
     }

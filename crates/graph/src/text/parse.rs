@@ -2,7 +2,9 @@
 
 use std::str::FromStr;
 
-use crate::composite::{Composite, Gelu, Mask};
+use crate::activation::{Activation, Gelu};
+use crate::block::Block;
+use crate::composite::{Composite, Mask};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::graph::{Graph, NodeId, is_name};
@@ -122,7 +124,7 @@ impl Parser {
             }
             ("}", []) => match self.block.take() {
                 Some(name) => {
-                    self.graph.close_block(&name.text);
+                    self.graph.close_block(Block::named(&name.text));
                     Ok(())
                 }
                 None => Err(error(first, "expected an open block before `}`")),
@@ -205,10 +207,7 @@ impl Parser {
         if target.text.starts_with('%') {
             return Err(error(target, "expected a name for an input"));
         }
-        let declared = match kind {
-            InputKind::Data => self.graph.input(&target.text, dtype, shape),
-            InputKind::Weight => self.graph.weight(&target.text, dtype, shape),
-        };
+        let declared = self.graph.input_of(kind, &target.text, dtype, shape);
         declared.map_err(|e| error(target, e.to_string()))
     }
 
@@ -259,9 +258,7 @@ impl Parser {
             "rms_norm" => Composite::RmsNorm { eps: arguments.number("eps", 1e-5)? },
             "softmax" => Composite::Softmax,
             "causal_mask" => Composite::CausalMask,
-            "gelu" => Composite::Gelu { kind: arguments.gelu()? },
-            "silu" => Composite::Silu,
-            "relu" => Composite::Relu,
+            "gelu" => Composite::Activation(arguments.gelu()?.into()),
             "swiglu" => Composite::Swiglu,
             "geglu" => Composite::Geglu { kind: arguments.gelu()? },
             "dropout" => {
@@ -283,7 +280,10 @@ impl Parser {
             "quantized_linear" => Composite::QuantizedLinear { dtype: arguments.dtype(op)? },
             "expert_linear" => Composite::ExpertLinear { dtype: arguments.dtype(op)? },
             "cross_entropy" => Composite::CrossEntropy,
-            _ => return Ok(None),
+            word => {
+                let activation = Activation::ALL.into_iter().find(|activation| activation.kind().name() == word);
+                return Ok(activation.map(Composite::Activation));
+            }
         }))
     }
 }

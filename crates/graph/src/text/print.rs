@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::composite::{Composite, Gelu, Mask};
+use crate::activation::Gelu;
+use crate::block::Block;
+use crate::composite::{Composite, Mask};
 use crate::graph::{Call, Callee, Graph, NodeId};
 use crate::op::{Op, View};
 
@@ -15,7 +17,7 @@ impl fmt::Display for Graph {
             match &call.callee {
                 Callee::Primitive => primitive(f, self, call.start)?,
                 Callee::Composite(composite) => self.print_composite(f, composite, call)?,
-                Callee::Block(name) => self.print_block(f, name, call)?,
+                Callee::Block(block) => self.print_block(f, block, call)?,
             }
         }
         for output in self.outputs() {
@@ -46,8 +48,8 @@ impl Graph {
         Ok(())
     }
 
-    fn print_block(&self, f: &mut fmt::Formatter<'_>, name: &str, call: &Call) -> fmt::Result {
-        writeln!(f, "{name} {{")?;
+    fn print_block(&self, f: &mut fmt::Formatter<'_>, block: &Block, call: &Call) -> fmt::Result {
+        writeln!(f, "{block} {{")?;
         let mut part = 0;
         for position in call.start..call.end {
             let node = &self.nodes()[position];
@@ -101,7 +103,10 @@ fn primitive(f: &mut fmt::Formatter<'_>, graph: &Graph, position: usize) -> fmt:
 fn composite_attributes(composite: &Composite) -> String {
     match composite {
         Composite::LayerNorm { eps } | Composite::RmsNorm { eps } => format!(" eps={eps:?}"),
-        Composite::Gelu { kind } | Composite::Geglu { kind } => format!(" kind={}", gelu_word(*kind)),
+        Composite::Activation(activation) => {
+            activation.gelu().map_or(String::new(), |kind| format!(" kind={}", gelu_word(kind)))
+        }
+        Composite::Geglu { kind } => format!(" kind={}", gelu_word(*kind)),
         Composite::Dropout { p, offset } => format!(" p={p:?} offset={offset}"),
         Composite::Linear { transposed } => if *transposed { " transposed" } else { "" }.to_string(),
         Composite::AttentionScores { mask, scale } => format!(" mask={} scale={scale:?}", mask_word(*mask)),
@@ -110,7 +115,7 @@ fn composite_attributes(composite: &Composite) -> String {
         }
         Composite::Dequantize { dtype } | Composite::QuantizedLinear { dtype } => format!(" {dtype}"),
         Composite::ExpertLinear { dtype } => format!(" {dtype}"),
-        Composite::Softmax | Composite::CausalMask | Composite::Silu | Composite::Relu => String::new(),
+        Composite::Softmax | Composite::CausalMask => String::new(),
         Composite::Swiglu | Composite::QuantizeInt8 | Composite::QuantizeFp8 => String::new(),
         Composite::CrossEntropy => String::new(),
     }

@@ -2,7 +2,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-use deuteron_graph::{BinaryOp, Composite, Gelu, UnaryOp};
+use deuteron_graph::{Activation, BinaryOp, Composite, UnaryOp};
 
 use super::{Match, Miss, Search, or_no};
 use crate::element::Element;
@@ -21,12 +21,12 @@ pub(super) fn gelu(search: &mut Search, root: Id) -> Result<Match, Miss> {
     let sum = product.others.remove(or_no(bell)?);
     let Some((offset, function)) = search.bell(sum) else { return Err(Miss::No) };
     let [x] = product.others[..] else { return Err(Miss::No) };
-    let (kind, name, expected) = match search.kind(function) {
+    let (activation, name, expected) = match search.kind(function) {
         Kind::Unary(UnaryOp::Tanh) => {
             let slope = (2.0 / PI).sqrt();
-            (Gelu::Tanh, "Tanh", [0.0, slope, 0.0, slope * 0.044715])
+            (Activation::GeluTanh, "Tanh", [0.0, slope, 0.0, slope * 0.044715])
         }
-        _ => (Gelu::Erf, "Erf", [0.0, FRAC_1_SQRT_2, 0.0, 0.0]),
+        _ => (Activation::GeluErf, "Erf", [0.0, FRAC_1_SQRT_2, 0.0, 0.0]),
     };
     interior.extend([sum, function]);
     let near = |missing: String| Err(Miss::Near { what: "gelu", heart: function, missing });
@@ -45,7 +45,7 @@ pub(super) fn gelu(search: &mut Search, root: Id) -> Result<Match, Miss> {
     Ok(Match {
         what: "gelu",
         heart: function,
-        kind: Kind::Composite(Composite::Gelu { kind }),
+        kind: Kind::Composite(Composite::Activation(activation)),
         operands: vec![x],
         interior,
     })
@@ -152,7 +152,8 @@ fn multiply(a: &Cubic, b: &Cubic) -> Option<Cubic> {
 /// `x sigmoid(x)`, or `x / (1 + e^-x)`.
 pub(super) fn silu(search: &mut Search, root: Id) -> Result<Match, Miss> {
     let found = |x: Id, interior: Vec<Id>| {
-        Ok(Match { what: "silu", heart: root, kind: Kind::Composite(Composite::Silu), operands: vec![x], interior })
+        let kind = Kind::Composite(Composite::Activation(Activation::Silu));
+        Ok(Match { what: "silu", heart: root, kind, operands: vec![x], interior })
     };
     for (x, gate) in search.orders(root, BinaryOp::Mul) {
         if !matches!(search.kind(gate), Kind::Unary(UnaryOp::Sigmoid)) {
@@ -180,10 +181,11 @@ pub(super) fn silu(search: &mut Search, root: Id) -> Result<Match, Miss> {
 /// `silu(x) g` and `gelu(x) g`.
 pub(super) fn gated(search: &mut Search, root: Id) -> Result<Match, Miss> {
     for (activation, gate) in search.orders(root, BinaryOp::Mul) {
-        let (what, composite) = match search.kind(activation) {
-            Kind::Composite(Composite::Silu) => ("swiglu", Composite::Swiglu),
-            Kind::Composite(Composite::Gelu { kind }) => ("geglu", Composite::Geglu { kind: *kind }),
-            _ => continue,
+        let Kind::Composite(Composite::Activation(function)) = search.kind(activation) else { continue };
+        let (what, composite) = match (function, function.gelu()) {
+            (Activation::Silu, _) => ("swiglu", Composite::Swiglu),
+            (_, Some(kind)) => ("geglu", Composite::Geglu { kind }),
+            (_, None) => continue,
         };
         // An activation that is squared, or scaled by a number, is no gate.
         if search.ir.shape(gate) != search.ir.shape(activation) || search.ir.node(gate).is_fixed || gate == activation {

@@ -1,6 +1,6 @@
 //! Elementwise operators, reductions, and the table of all operators.
 
-use deuteron_graph::{BinaryOp, CompareOp, Composite, Gelu, UnaryOp};
+use deuteron_graph::{Activation, BinaryOp, CompareOp, Composite, UnaryOp};
 
 use super::call::{Results, axes_of, axis_of};
 use super::{Call, Problem, Translator};
@@ -62,12 +62,12 @@ impl<'a> Translator<'a, '_> {
             }
             "Identity" => Ok(vec![call.input(0)?]),
             "Dropout" => self.dropout(call),
-            "Relu" => self.composite(call, Composite::Relu),
+            "Relu" => self.composite(call, Composite::Activation(Activation::Relu)),
             "Gelu" => match call.text("approximate") {
-                Some("tanh") => self.composite(call, Composite::Gelu { kind: Gelu::Tanh }),
-                _ => self.composite(call, Composite::Gelu { kind: Gelu::Erf }),
+                Some("tanh") => self.composite(call, Composite::Activation(Activation::GeluTanh)),
+                _ => self.composite(call, Composite::Activation(Activation::GeluErf)),
             },
-            "Swish" if call.float("alpha", 1.0) == 1.0 => self.composite(call, Composite::Silu),
+            "Swish" if call.float("alpha", 1.0) == 1.0 => self.composite(call, Composite::Activation(Activation::Silu)),
             "LeakyRelu" if (0.0..=1.0).contains(&call.float("alpha", 0.01)) => {
                 let x = call.input(0)?;
                 let scaled = self.ir.scale(x, call.float("alpha", 0.01))?;

@@ -1,6 +1,6 @@
 //! Attention and activations that exporters and optimisers write as one operator.
 
-use deuteron_graph::{BinaryOp, Composite, Gelu, Mask, Shape, UnaryOp};
+use deuteron_graph::{Activation, BinaryOp, Composite, Mask, Shape, UnaryOp};
 
 use super::call::Results;
 use super::{Call, Problem, Translator};
@@ -23,14 +23,14 @@ impl<'a> Translator<'a, '_> {
         match (call.node.op, call.node.domain) {
             ("BiasGelu", _) => {
                 let sum = self.ir.binary(BinaryOp::Add, call.input(0)?, call.input(1)?)?;
-                Ok(vec![self.ir.push(Kind::Composite(Composite::Gelu { kind: Gelu::Erf }), &[sum])?])
+                Ok(vec![self.ir.push(Kind::Composite(Composite::Activation(Activation::GeluErf)), &[sum])?])
             }
             ("FastGelu", _) => {
                 let mut x = call.input(0)?;
                 if let Some(bias) = call.optional(1) {
                     x = self.ir.binary(BinaryOp::Add, x, bias)?;
                 }
-                Ok(vec![self.ir.push(Kind::Composite(Composite::Gelu { kind: Gelu::Tanh }), &[x])?])
+                Ok(vec![self.ir.push(Kind::Composite(Composite::Activation(Activation::GeluTanh)), &[x])?])
             }
             ("QuickGelu", _) => {
                 let x = call.input(0)?;

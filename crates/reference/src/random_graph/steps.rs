@@ -1,6 +1,6 @@
 //! The steps by which a random graph grows: each takes a live value and adds one idiom to the graph.
 
-use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Gelu, Mask, NodeId, ReduceOp, Shape, UnaryOp};
+use deuteron_graph::{Activation, BinaryOp, CompareOp, Composite, Dtype, Gelu, Mask, NodeId, ReduceOp, Shape, UnaryOp};
 
 use super::maker::{LARGE, Live, Made, Maker};
 use crate::array::Array;
@@ -220,8 +220,8 @@ impl Maker {
 
     fn activation(&mut self, x: Live) -> Made {
         let kind = self.gelu_kind();
-        let composite = self.generator.pick(&[Composite::Gelu { kind }, Composite::Silu, Composite::Relu]);
-        let y = self.graph.call(composite, &[x.id])?[0];
+        let activation = self.generator.pick(&[kind.into(), Activation::Silu, Activation::Relu]);
+        let y = self.graph.activation(x.id, activation)?;
         self.result(y, x.size)
     }
 

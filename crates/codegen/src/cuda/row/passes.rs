@@ -6,10 +6,10 @@
 
 use std::collections::HashSet;
 
-use deuteron_graph::{BinaryOp, Dtype, UnaryOp};
+use deuteron_graph::{Activation, BinaryOp, Dtype, UnaryOp};
 
 use crate::body::{Body, Expr, ExprId, Stage};
-use crate::compound::{Activation, activation, gelu_tanh_gradient};
+use crate::compound::{activation, gelu_tanh_gradient};
 
 /// The sweeps of a body.
 #[derive(Debug, Clone, PartialEq)]

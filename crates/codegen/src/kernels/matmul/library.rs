@@ -4,7 +4,7 @@
 //! GELU and residual are `f32`; the result is rounded once, when it is stored, where kernels of their own round at every
 //! border.
 
-use deuteron_graph::{Composite, Dtype, Gelu, NodeId, Shape};
+use deuteron_graph::{Activation, Composite, Dtype, NodeId, Shape};
 use deuteron_plan::{Chain, Draft, Layout, Link, Step, epilogue_steps, primitive_work};
 
 use super::cuda::plain;
@@ -121,7 +121,7 @@ pub fn fit(draft: &Draft) -> Option<LibraryFit> {
                 result = sum;
             }
             // The library's GELU is good to eleven bits: enough for bf16 alone.
-            Step::Activation { function: Composite::Gelu { kind: Gelu::Tanh }, result: y }
+            Step::Activation { function: Composite::Activation(Activation::GeluTanh), result: y }
                 if !gelu && residual.is_none() && dtype == Dtype::Bf16 =>
             {
                 (gelu, result) = (true, y);

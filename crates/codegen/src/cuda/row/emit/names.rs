@@ -1,8 +1,6 @@
 //! What types, operations and numbers are called in the text.
 
-use deuteron_graph::{CompareOp, Dtype, ReduceOp};
-
-use crate::compound::Activation;
+use deuteron_graph::{Activation, CompareOp, Dtype, ReduceOp};
 
 /// What a value is in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,11 +51,13 @@ pub(super) fn shared_name(op: ReduceOp) -> &'static str {
     if op == ReduceOp::ArgMax { "s_best" } else { "s_reduce" }
 }
 
-pub(super) fn activation_name(activation: Activation) -> &'static str {
+/// The function of `prelude.cuh` that computes an activation as a whole.
+pub(super) fn activation_name(activation: Activation) -> Option<&'static str> {
     match activation {
-        Activation::GeluTanh => "gelu_tanh",
-        Activation::GeluErf => "gelu_erf",
-        Activation::Silu => "silu",
+        Activation::GeluTanh => Some("gelu_tanh"),
+        Activation::GeluErf => Some("gelu_erf"),
+        Activation::Silu => Some("silu"),
+        Activation::Relu => None,
     }
 }
 

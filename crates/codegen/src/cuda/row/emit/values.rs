@@ -114,7 +114,9 @@ impl Writer<'_> {
         }
         match self.it.passes.compounds[id.index()] {
             Some(Compound::Activation(activation, x)) => {
-                return format!("{}1({})", activation_name(activation), self.name_for(x, Kind::Float));
+                if let Some(function) = activation_name(activation) {
+                    return format!("{function}1({})", self.name_for(x, Kind::Float));
+                }
             }
             Some(Compound::GeluTanhGradient(g, x)) => {
                 let (g, x) = (self.name_for(g, Kind::Float), self.name_for(x, Kind::Float));

@@ -1,5 +1,7 @@
 //! Additive masks and dropout as tiles: queries are rows, keys are columns.
 
+use deuteron_graph::keep_threshold;
+
 use super::super::{Attention, Dropout};
 use super::rows::Stored;
 use super::{Mask, TILE};
@@ -44,8 +46,7 @@ pub(super) unsafe fn kept<S: Simd>(
     random: *mut f32,
     (to, padded_rows): (*mut f32, usize),
 ) {
-    let threshold = (dropout.probability * 4_294_967_296.0).floor() as u32;
-    let keep = Keep { key: [dropout.seed, dropout.offset], threshold };
+    let keep = Keep { key: [dropout.seed, dropout.offset], threshold: keep_threshold(dropout.probability) };
     let factor = if dropout.probability < 1.0 { (1.0 / (1.0 - dropout.probability)) as f32 } else { 0.0 };
     for row in 0..padded_rows {
         // SAFETY: `random` holds a row and the slack, of which the first 3 elements may be skipped.

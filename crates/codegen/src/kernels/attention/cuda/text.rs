@@ -1,6 +1,6 @@
 //! The text that all kernels of attention share.
 
-use deuteron_graph::Dtype;
+use deuteron_graph::{Dtype, keep_threshold};
 
 use crate::attention::{AttentionKernel, AttentionMask, DropoutRule};
 use crate::tile::{self, Part};
@@ -59,8 +59,7 @@ fn prelude(kernel: &AttentionKernel) -> String {
         AttentionMask::Cached => (3, 0),
     };
     let DropoutRule { probability, offset } = kernel.dropout.unwrap_or(DropoutRule { probability: 0.0, offset: 0 });
-    // As the CPU has it: exact below 1, where the product is below 2^32.
-    let threshold = (probability * 4_294_967_296.0).floor() as u32;
+    let threshold = keep_threshold(probability);
     let kept = if probability < 1.0 { (1.0 / (1.0 - probability)) as f32 } else { 0.0 };
     format!(
         "constexpr int STORAGE = {};\nconstexpr int KV_STORAGE = {};\nconstexpr int MASK_STORAGE = {mask_storage};\nconstexpr int WIDTH = {};\n\

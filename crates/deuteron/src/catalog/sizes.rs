@@ -1,0 +1,128 @@
+//! Types of operands, as `bench` and `fuse` have them.
+
+use deuteron_graph::{Dtype, Mask, Shape};
+
+use super::Attributes;
+
+/// An operand's type.
+pub type OperandType = (Dtype, Shape);
+
+/// An operand's type for some sizes.
+pub(super) type TypeOf = fn(&Sizes, &Attributes) -> OperandType;
+
+/// How rows and columns of an op that attends are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// positions of a sequence, at most: the rows are sequences of them
+    pub positions: usize,
+    /// features of a head: the columns are heads of them where they divide so, and else one head
+    pub width: usize,
+}
+
+impl Default for Heads {
+    /// Those of GPT-2.
+    fn default() -> Heads {
+        Heads { positions: 1024, width: 64 }
+    }
+}
+
+/// What the types of operands follow from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// rows of the main operand
+    pub rows: usize,
+    /// columns of the main operand
+    pub cols: usize,
+    /// storage type
+    pub dtype: Dtype,
+    /// of an op that attends
+    pub heads: Heads,
+    /// tokens of an embedding
+    pub tokens: usize,
+    /// positions of an embedding
+    pub positions: usize,
+    /// classes of a loss
+    pub classes: usize,
+    /// experts, and columns of each
+    pub experts: [usize; 2],
+}
+
+impl Sizes {
+    /// Those of GPT-2 for some rows and columns.
+    pub fn new(rows: usize, cols: usize, dtype: Dtype) -> Sizes {
+        // GPT-2's tokens for a sequence of its length; for more rows fewer, so that the work stays.
+        let classes = (50257 * 1024 / rows.max(1024)).max(512);
+        let (heads, positions) = (Heads::default(), rows.max(1024));
+        let experts = [8, expert_columns(rows, cols)];
+        Sizes { rows, cols, dtype, heads, tokens: 50257, positions, classes, experts }
+    }
+
+    pub(super) fn of<const N: usize>(&self, shape: [usize; N]) -> OperandType {
+        (self.dtype, Shape::from(shape))
+    }
+
+    /// Sequences, heads, positions of a sequence, features of a head.
+    pub(super) fn attention(&self) -> [usize; 4] {
+        let sequence = self.rows.clamp(1, self.heads.positions.max(1));
+        let width = self.heads.width.max(1);
+        let heads = if self.cols.is_multiple_of(width) { (self.cols / width).max(1) } else { 1 };
+        [self.rows.div_ceil(sequence), heads, sequence, self.cols / heads]
+    }
+}
+
+/// Columns of an expert: as of any first layer, but no more than let the weights of all rows, one by one, be 2^28 elements. A plan
+/// that fuses nothing writes them down, and so does the reference.
+fn expert_columns(rows: usize, cols: usize) -> usize {
+    // Sizes that no tensor can have are refused where it is made.
+    cols.saturating_mul(4).min(((1 << 28) / rows.saturating_mul(cols).max(1)).max(16))
+}
+
+pub(super) fn full(s: &Sizes, _: &Attributes) -> OperandType {
+    s.of([s.rows, s.cols])
+}
+
+/// A number for each column.
+pub(super) fn vector(s: &Sizes, _: &Attributes) -> OperandType {
+    s.of([s.cols])
+}
+
+pub(super) fn seed(_: &Sizes, _: &Attributes) -> OperandType {
+    (Dtype::I32, Shape::scalar())
+}
+
+/// An index for each row.
+pub(super) fn indices(s: &Sizes, _: &Attributes) -> OperandType {
+    (Dtype::I32, Shape::from([s.rows]))
+}
+
+/// Scores, which are squares where a causal mask is to mean something.
+pub(super) fn scores(s: &Sizes, a: &Attributes) -> OperandType {
+    let side = s.cols.max(1);
+    match a.mask == Mask::Causal && s.rows.is_multiple_of(side) {
+        true => s.of([s.rows / side, s.cols, s.cols]),
+        false => s.of([s.rows, s.cols]),
+    }
+}
+
+/// Twelve heads of 64 features, as many queries as keys: `rows` counts heads times queries.
+pub(super) fn scored_heads(s: &Sizes, _: &Attributes) -> OperandType {
+    s.of([s.rows.div_ceil(s.cols.max(1)).max(1), s.cols, 64])
+}
+
+/// A weight that keeps the width, or a mask of all columns.
+pub(super) fn square(s: &Sizes, _: &Attributes) -> OperandType {
+    s.of([s.cols, s.cols])
+}
+
+pub(super) fn widening(s: &Sizes, _: &Attributes) -> OperandType {
+    s.of([s.cols, 4 * s.cols])
+}
+
+pub(super) fn wide_vector(s: &Sizes, _: &Attributes) -> OperandType {
+    s.of([4 * s.cols])
+}
+
+pub(super) fn keys(s: &Sizes, a: &Attributes) -> OperandType {
+    let [batch, heads, sequence, width] = s.attention();
+    s.of([batch, heads.div_ceil(a.group.max(1)), sequence, width])
+}

@@ -1,0 +1,76 @@
+//! How a session is made.
+
+use deuteron_codegen::Kernel;
+use deuteron_graph::{Graph, NodeId};
+use deuteron_plan::{Layout, Pin, Strategy};
+
+use crate::error::Error;
+
+/// How a graph is planned and what its inputs are. A [`Strategy`] alone is options too.
+#[derive(Debug, Clone)]
+pub struct SessionOptions {
+    pub(super) strategy: Strategy,
+    pub(super) layouts: Vec<Layout>,
+    pub(super) states: Vec<NodeId>,
+    pub(super) pins: Vec<Pin>,
+    pub(super) kernels: Vec<Kernel>,
+}
+
+impl Default for SessionOptions {
+    /// The cheapest plan, contiguous inputs, no states, no pins.
+    fn default() -> SessionOptions {
+        let (layouts, states, pins, kernels) = Default::default();
+        SessionOptions { strategy: Strategy::Fused, layouts, states, pins, kernels }
+    }
+}
+
+impl From<Strategy> for SessionOptions {
+    fn from(strategy: Strategy) -> SessionOptions {
+        SessionOptions { strategy, ..SessionOptions::default() }
+    }
+}
+
+impl SessionOptions {
+    /// How much is merged.
+    pub fn strategy(self, strategy: Strategy) -> SessionOptions {
+        SessionOptions { strategy, ..self }
+    }
+
+    /// The layout of each input, in the order of [`Graph::inputs`]; none of them means that all are contiguous. Those of states are
+    /// contiguous.
+    pub fn layouts(self, layouts: impl Into<Vec<Layout>>) -> SessionOptions {
+        SessionOptions { layouts: layouts.into(), ..self }
+    }
+
+    /// Inputs that are states: memory of the caller that [`super::Session::run_with`] writes to and that keeps what was written. A
+    /// state is read by one append alone, whose result is an output; the append then writes the new rows and nothing else, and
+    /// whoever reads its result reads the state.
+    pub fn states(self, states: impl Into<Vec<NodeId>>) -> SessionOptions {
+        SessionOptions { states: states.into(), ..self }
+    }
+
+    /// Fusions that are forced or forbidden in a fused plan. An error says which of them cannot be kept to, and why.
+    pub fn pins(self, pins: impl Into<Vec<Pin>>) -> SessionOptions {
+        SessionOptions { pins: pins.into(), ..self }
+    }
+
+    /// Kernels in place of those that would be generated for the first groups of the plan.
+    pub(crate) fn kernels(self, kernels: impl Into<Vec<Kernel>>) -> SessionOptions {
+        SessionOptions { kernels: kernels.into(), ..self }
+    }
+
+    /// The layout of each input of a graph that can be run with these options.
+    pub(super) fn check(&self, graph: &Graph) -> Result<Vec<Layout>, Error> {
+        if !self.pins.is_empty() && self.strategy != Strategy::Fused {
+            return Err(Error::Pins(self.strategy));
+        }
+        if self.layouts.is_empty() {
+            return Ok(graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect());
+        }
+        let mut lying = graph.inputs().iter().zip(&self.layouts);
+        match lying.find(|(input, layout)| self.states.contains(input) && !layout.is_contiguous()) {
+            Some((&state, _)) => Err(Error::StateLayout(graph.label(state))),
+            None => Ok(self.layouts.clone()),
+        }
+    }
+}
