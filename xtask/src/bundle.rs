@@ -116,7 +116,10 @@ pub fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>
     println!("cargo {}", words.join(" "));
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
     command.args(words).args(WHOLE).args(["--quiet", "--message-format", "json-render-diagnostics"]).current_dir(root);
-    let output = command.stderr(std::process::Stdio::inherit()).output().context("cargo could not be started")?;
+    let output = crate::building(&mut command)
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .context("cargo could not be started")?;
     if !output.status.success() {
         bail!("cargo {} failed", words.join(" "));
     }
@@ -132,7 +135,13 @@ pub fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>
 
 /// The wheel and the tests of the Python package.
 fn python(root: &Path, folder: &Path) -> Result<()> {
-    let Some(python) = crate::python::environment(root)? else { return Ok(()) };
+    let python = match crate::python::plain(root) {
+        Ok(python) => python,
+        Err(error) => {
+            println!("warning: the Python package is not in the bundle: {error:#}");
+            return Ok(());
+        }
+    };
     let wheel = crate::python::wheel(root, &python, "release")?;
     fs::create_dir_all(folder.join("python").join("tests"))?;
     fs::copy(&wheel, folder.join("python").join(wheel.file_name().context("a wheel without a name")?))?;

@@ -1,0 +1,152 @@
+//! `cargo xtask test`: format, tests, lints, docs, fuzzing and the Python package, as CI runs them.
+//!
+//! What comes over the network is fetched while cargo works. The first Rust tests end after a minute or two; cargo's own summaries end
+//! the output. What keeps one core busy, or none, runs beside something that cargo does.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use crate::fetch::{self, Download};
+use crate::log::Log;
+use crate::phases::Phases;
+use crate::{building, bundle, hardware, program, python, root};
+
+/// Packages that are tested first: they take least to build, and all others depend on them.
+const FIRST: [&str; 4] = ["deuteron-graph", "deuteron-plan", "deuteron-reference", "deuteron-onnx"];
+
+/// Packages that are tested last: they take seconds, and their summaries end the output.
+const LAST: [&str; 5] = ["deuteron-gpt2", "deuteron-report", "deuteron-cli", "deuteron-testkit", "xtask"];
+
+/// Has no tests of its own, but brings all features of all dependencies, so that nothing is compiled anew for another choice of packages.
+const WHOLE: &str = "deuteron-python";
+
+pub fn run() -> Result<()> {
+    let outcome = all(&root()?);
+    fetch::stop();
+    outcome
+}
+
+fn all(root: &Path) -> Result<()> {
+    let mut phases = Phases::default();
+    let mut nvrtc = Download::start("NVRTC", {
+        let root = root.to_path_buf();
+        move || hardware::nvrtc(&root)
+    });
+    let mut browser = Download::start("a browser for the test of the report page", fetch::browser);
+    let mut environments = python::Environments::start(root);
+
+    phases.time("format", || cargo(&["fmt", "--all", "--check"], &[]))?;
+    phases.time("first tests, with their build", || test(&FIRST, &[]))?;
+    phases.time("clippy", || {
+        cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])
+    })?;
+    phases.time("docs", || {
+        cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+        check_other_target()
+    })?;
+    // Here, where overflow of numbers is checked, and nothing is compiled once more for it.
+    let fuzzing = phases.time("build of the fuzzer", || fuzz(&["--seconds", "5"]))?;
+    let wheel = phases.time("wheel", || python::build(root, &mut environments));
+    let fuzzed = phases.time("rest of fuzzing", || ended(fuzzing));
+    let wheel = wheel?;
+    fuzzed?;
+    let python = wheel.map(|wheel| Job::start(root.to_path_buf(), environments, wheel)).transpose()?;
+    let built = phases.time("build of all other tests", || cargo(&["test", "--workspace", "--no-run", "--quiet"], &[]));
+    phases.time("rest of the Python tests", || python.map_or(Ok(()), Job::wait))?;
+    built?;
+
+    let nvrtc = nvrtc.wait();
+    browser.wait();
+    count_needs(root, nvrtc.is_some())?;
+    let folder = nvrtc.map(|folder| folder.to_string_lossy().into_owned());
+    let environment: Vec<(&str, &str)> = folder.iter().map(|path| ("DEUTERON_NVRTC_ENV", path.as_str())).collect();
+    let others = [&["--workspace"][..], &excluded()].concat();
+    phases.time("tests of the engines", || cargo(&[&["test"], &others[..]].concat(), &environment))?;
+    println!("{phases}");
+    test(&LAST, &environment)
+}
+
+/// All that are tested first or last.
+fn excluded() -> Vec<&'static str> {
+    FIRST.into_iter().chain(LAST).flat_map(|name| ["--exclude", name]).collect()
+}
+
+/// Tests of some packages.
+fn test(packages: &[&str], environment: &[(&str, &str)]) -> Result<()> {
+    let chosen = packages.iter().copied().chain([WHOLE]).flat_map(|name| ["--package", name]);
+    cargo(&["test"].into_iter().chain(chosen).collect::<Vec<_>>(), environment)
+}
+
+/// Says how many tests need what this machine may not have.
+fn count_needs(root: &Path, has_nvrtc: bool) -> Result<()> {
+    let needs = hardware::needs(root)?;
+    for (what, count, is_here) in [("NVRTC", needs.nvrtc, has_nvrtc), ("a GPU", needs.gpu, hardware::has_gpu())] {
+        let skipped = if is_here { 0 } else { count };
+        let word = if is_here { "" } else { "warning: " };
+        println!("{word}tests that need {what}: {count}, {skipped} skipped");
+    }
+    Ok(())
+}
+
+/// The Python tests, while cargo builds.
+struct Job {
+    thread: JoinHandle<(Log, Result<()>)>,
+}
+
+impl Job {
+    fn start(root: PathBuf, mut environments: python::Environments, wheel: PathBuf) -> Result<Self> {
+        let log = Log::new()?;
+        let test = move || {
+            let outcome = python::test(&root, &mut environments, &wheel, &log);
+            (log, outcome)
+        };
+        Ok(Self { thread: std::thread::spawn(test) })
+    }
+
+    /// Waits for the end and shows what was printed.
+    fn wait(self) -> Result<()> {
+        let (log, outcome) = self.thread.join().map_err(|_| anyhow!("the thread of the Python tests panicked"))?;
+        print!("{}", log.text());
+        outcome
+    }
+}
+
+/// Starts mutated files into every reader. The program is built with the features of the whole workspace, so that what it shares with
+/// tests is compiled once.
+pub fn fuzz(words: &[&str]) -> Result<Child> {
+    let built = bundle::executables(&root()?, &["build", "--package", "deuteron-testkit", "--bin", "deuteron-fuzz"])?;
+    let (_, program) = built.into_iter().next().context("cargo built no deuteron-fuzz")?;
+    println!("deuteron-fuzz {}", words.join(" "));
+    Command::new(program).args(words).spawn().context("deuteron-fuzz could not be started")
+}
+
+pub fn ended(mut fuzzing: Child) -> Result<()> {
+    ensure!(fuzzing.wait()?.success(), "deuteron-fuzz failed");
+    Ok(())
+}
+
+/// aarch64 must at least compile. Where its standard library is not installed, say so and go on.
+fn check_other_target() -> Result<()> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let listed = Command::new("rustup").args(["target", "list", "--installed"]).output();
+    let installed = listed.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(TARGET));
+    if !installed {
+        println!("{TARGET} is not installed here: not checked");
+        return Ok(());
+    }
+    cargo(&["check", "--workspace", "--quiet", "--target", TARGET], &[])
+}
+
+fn cargo(arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {
+    println!("cargo {}", arguments.join(" "));
+    let mut command = Command::new(program());
+    command.args(arguments).envs(environment.iter().copied());
+    let status = building(&mut command).status().context("cargo could not be started")?;
+    if !status.success() {
+        bail!("cargo {} failed", arguments.join(" "));
+    }
+    Ok(())
+}
