@@ -21,9 +21,9 @@ use deuteron_plan::{Machine, Plan, Strategy, Target, plan};
 const REPLACED: [(&str, &str); 3] = [
     // Who has less of it lets slots go more often, and sooner where few blocks run.
     ("constexpr int PATIENCE = 100;", "constexpr int PATIENCE = 5;"),
-    (include_str!("../src/kernels/attention/cuda/instructions.cuh"), ""),
+    (include_str!("../../src/kernels/attention/cuda/instructions.cuh"), ""),
     (
-        include_str!("../src/kernels/attention/cuda/hopper_instructions.cuh"),
+        include_str!("../../src/kernels/attention/cuda/hopper_instructions.cuh"),
         "template <int N> using Product = ProductOf<N, STORAGE>;\n",
     ),
 ];

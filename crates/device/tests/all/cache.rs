@@ -78,7 +78,7 @@ fn get(cache: &DiskCache, number: u64) -> Origin {
 
 fn start(task: &str, folder: &Path, seed: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "task_of_a_child", "--nocapture"])
+        .args(["--exact", "cache::task_of_a_child", "--nocapture"])
         .env(TASK, format!("{task} {seed} {}", folder.display()))
         .stdout(Stdio::null())
         .spawn()

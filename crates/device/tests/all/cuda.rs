@@ -1,11 +1,10 @@
 //! The CUDA device itself: copies, scatters, recordings, borrowed streams, failures. Needs a GPU; says so and passes where
 //! there is none.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::gpu;
 use deuteron_codegen::cuda::{copy_source, scatter_source};
 use deuteron_codegen::{ArgBinding, Geometry, Launch, Piece, Source};
 use deuteron_device::{
@@ -13,7 +12,6 @@ use deuteron_device::{
     Lending, Memory, NoStates, Place, Recorded, Span, Step,
 };
 use deuteron_graph::{Dtype, Graph, NodeId};
-use support::gpu;
 
 /// Something to call a buffer by.
 fn node() -> NodeId {

@@ -3,13 +3,11 @@
 //! It is looked for in the Python environment named by `DEUTERON_NVRTC_ENV`, in `target/nvrtc` of the workspace, and
 //! where a user's would be found.
 
-mod support;
-
+use crate::support::compiler;
 use deuteron_device::cuda::cache::{DiskCache, Key, Origin};
 use deuteron_device::cuda::error::CudaError;
 use deuteron_device::cuda::library;
 use deuteron_device::cuda::nvrtc::{Cubin, Request};
-use support::compiler;
 
 /// One entry that needs little, one with static shared memory and a barrier, one that must spill 96 values a thread.
 const KERNELS: &str = r#"

@@ -1,14 +1,12 @@
 //! Products of few rows for CUDA: which groups become one kernel, what it is launched with, and that the real compiler takes it
 //! without spills. No GPU and no driver are needed.
 
-mod support;
-
+use crate::support::{compiled, compiler};
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Family, Grid, grids};
 use deuteron_codegen::kernels::matmul::cuda::{SkinnyConfig, Weights};
 use deuteron_codegen::{Backend, Source, render};
 use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Machine, Strategy, Target, plan};
-use support::{compiled, compiler};
 
 /// The sources of a graph's kernels and what they are launched with.
 fn sources(text: &str, dtype: Dtype, arch: Arch) -> Vec<(Source, Vec<Grid>)> {

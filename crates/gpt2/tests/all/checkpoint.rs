@@ -1,11 +1,9 @@
 //! Checkpoints that the transformers library wrote: sizes, layouts on disk, and the logits that come of them.
 
-mod support;
-
+use crate::support::{Case, Expected, Scratch, Tensor, fixture, safetensors};
 use deuteron::{Dtype, Shape};
 use deuteron_gpt2::{Activation, Checkpoint, Config, Weight};
 use half::{bf16, f16};
-use support::{Case, Expected, Scratch, Tensor, fixture, safetensors};
 
 const MODELS: [(&str, Dtype); 4] =
     [("gelu", Dtype::F32), ("shards", Dtype::F32), ("bf16", Dtype::Bf16), ("f16", Dtype::F16)];

@@ -1,13 +1,11 @@
 //! Damaged and hostile folders: each gets an error that names file and tensor, and nothing outside the folder is read.
 
-mod support;
-
 use std::path::Path;
 
+use crate::support::{Scratch, Tensor, fixture, safetensors, with_header};
 use deuteron_gpt2::{
     Checkpoint, CheckpointError, Config, FileError, HeaderError, TensorError, Tokenizer, TokenizerError,
 };
-use support::{Scratch, Tensor, fixture, safetensors, with_header};
 
 fn open(scratch: &Scratch) -> CheckpointError {
     Checkpoint::open(&scratch.0).expect_err("a damaged folder")

@@ -1,14 +1,12 @@
 //! Downloads from a Hub that is a thread of this test.
 
-mod support;
-
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
+use crate::support::{Scratch, fixture};
 use deuteron_gpt2::{Checkpoint, DownloadError, Hub, find_model};
-use support::{Scratch, fixture};
 
 const REVISION: &str = "607a30d783dfa663caf39e06633721c8d4cfcd7e";
 

@@ -1,9 +1,8 @@
 //! Models that run: logits and tokens of the transformers library, under two plans, alone and together.
 
-mod support;
-
 use std::ops::ControlFlow;
 
+use crate::support::{Library, fixture};
 use deuteron::reference::{Allowance, Array, Rounding, compare, interpret, longest_reduction, round_to};
 use deuteron::{Dtype, Engine, Strategy};
 use deuteron_gpt2::{
@@ -11,7 +10,6 @@ use deuteron_gpt2::{
     Weights, next_logits,
 };
 use half::{bf16, f16};
-use support::{Library, fixture};
 
 const STRATEGIES: [Strategy; 2] = [Strategy::Unfused, Strategy::Fused];
 const GREEDY: GenerateOptions = GenerateOptions { max_tokens: 64, sampling: Sampling::GREEDY, end_of_text: None };

@@ -1,12 +1,10 @@
 //! Models in the cache of Hugging Face's tools.
 
-mod support;
-
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::support::{Scratch, fixture};
 use deuteron_gpt2::{Checkpoint, HubError, find_model, hub_folder};
-use support::{Scratch, fixture};
 
 #[test]
 fn the_cache_is_where_the_variables_say() {

@@ -1,14 +1,12 @@
 //! Weights as bytes: how far logits and perplexity are from those of `f32`, and what odd sizes and broken weights give.
 
-mod support;
-
 use std::ops::ControlFlow;
 
+use crate::support::{Expected, fixture};
 use deuteron::cuda::{self, Search};
 use deuteron::{Engine, Strategy};
 use deuteron_gpt2::{Checkpoint, Config, GenerateOptions, Gpt2, Sampling, Weights};
 use deuteron_testkit::hardware;
-use support::{Expected, fixture};
 
 /// How far logits of two plans may be apart, as a share of a logit or of [`SMALL_LOGIT`], whichever is larger: the plans add up
 /// floats in other orders, and a value between two bytes may fall either way.

@@ -1,12 +1,10 @@
 //! Tokens against the tokenizers library: the fixtures are made by `bench/make_gpt2_fixtures.py`.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::fixture;
 use deuteron::reference::Generator;
 use deuteron_gpt2::{Config, END_OF_TEXT, Tokenizer};
-use support::fixture;
 
 fn expected(name: &str) -> Vec<(String, Vec<u32>)> {
     serde_json::from_slice(&std::fs::read(fixture("tokens").join(name)).unwrap()).unwrap()

@@ -1,11 +1,9 @@
 //! Models as exporters write them: what is recognised in each, exactly, and what the imported graph computes.
 
-mod support;
-
 use std::collections::BTreeMap;
 
+use crate::support::{bytes, check_values, folder, load, options};
 use deuteron_graph::{Callee, Composite, Graph, Mask};
-use support::{bytes, check_values, folder, load, options};
 
 /// Composites of every model: name, composites, masks of its attentions.
 const MODELS: [(&str, &str, &str); 16] = [

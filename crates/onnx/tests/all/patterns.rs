@@ -1,11 +1,9 @@
 //! What is recognised, what is nearly recognised, and what is only described; on models written by hand.
 
-#[path = "support/writer.rs"]
-mod writer;
-
+use crate::support::writer;
+use crate::support::writer::{F32, I64, Message, Size, Value, Writer, node};
 use deuteron_graph::Graph;
 use deuteron_onnx::{Imported, Options, import};
-use writer::{F32, I64, Message, Size, Value, Writer, node};
 
 fn load(writer: Writer) -> Imported {
     let imported = import(&writer.finish(), &Options::default()).unwrap_or_else(|error| panic!("{error}"));

@@ -1,15 +1,13 @@
 //! What is refused, and how it is told: every error, hostile files, external data, and a bounded run of the fuzz target.
 
-#[path = "support/writer.rs"]
-mod writer;
-
+use crate::support::writer;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::support::writer::{F32, I64, Message, Size, Value, Writer, node, tensor};
 use deuteron_graph::GraphError;
 use deuteron_onnx::{ExternalProblem, Imported, Location, OnnxError, Options, import, import_file};
 use deuteron_testkit::fuzz;
-use writer::{F32, I64, Message, Size, Value, Writer, node, tensor};
 
 fn refusal(file: &[u8]) -> OnnxError {
     import(file, &Options::default()).map(|imported| imported.graph.to_string()).expect_err("a refusal")

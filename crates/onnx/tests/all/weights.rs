@@ -1,11 +1,8 @@
 //! Weights in every form that a file may hold them in, and the names and types they get.
 
-#[path = "support/writer.rs"]
-mod writer;
-
+use crate::support::writer::{F32, I64, Message, Size, Value, Writer, tensor};
 use deuteron_graph::Dtype;
 use deuteron_onnx::{Imported, Location, Options, import};
-use writer::{F32, I64, Message, Size, Value, Writer, tensor};
 
 fn load(writer: Writer) -> (Imported, Vec<u8>) {
     let file = writer.finish();

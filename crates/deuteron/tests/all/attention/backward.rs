@@ -6,7 +6,7 @@ use deuteron::{
     Dtype, Engine, Graph, GroupKind, Isa, Session, Strategy, Tensor, attention_interior, differentiate, recompute, seed,
 };
 
-use crate::{bits, count, engine, outputs, parsed, ran, sized};
+use super::{bits, count, engine, outputs, parsed, ran, sized};
 
 /// A graph and its gradients with respect to the inputs whose names start with a letter of `wrt`.
 fn gradients(text: &str, dtype: Dtype, wrt: &str) -> Graph {

@@ -4,8 +4,8 @@ use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Graph, GroupKind, Isa, Session, Strategy, Tensor, seed};
 
-use crate::rows::{check, kinds};
-use crate::{bits, engine, outputs, parsed, ran, sized};
+use super::rows::{check, kinds};
+use super::{bits, engine, outputs, parsed, ran, sized};
 
 /// Attention, heads merged, and `rest`, which finds the result as `m`, the weight `p`, its bias `c` and, as wide as what
 /// the weight gives, the residual `r` and a norm's `w` and `b`.

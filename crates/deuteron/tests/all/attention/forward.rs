@@ -4,7 +4,7 @@ use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, GroupKind, Isa, Session, Strategy, seed};
 
-use crate::{count, engine, outputs, parsed, ran, sized};
+use super::{count, engine, outputs, parsed, ran, sized};
 
 /// Runs a graph by every strategy, compares with f64, and expects `kernels` of attention and no product beside them where
 /// attention is one kernel.

@@ -4,7 +4,7 @@ use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Graph, GroupKind, Isa, Session, Strategy, Tensor, seed};
 
-use crate::{bits, engine, outputs, parsed, ran, sized};
+use super::{bits, engine, outputs, parsed, ran, sized};
 
 /// Kinds of a session's kernels.
 pub(crate) fn kinds(session: &Session) -> Vec<GroupKind> {

@@ -1,6 +1,6 @@
 //! The gradient of attention.
 
-use crate::shared::{added, argument, loaded, microseconds, outputs, part, same};
+use super::shared::{added, argument, loaded, microseconds, outputs, part, same};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
@@ -539,7 +539,7 @@ fn without_queries_or_keys_gradients_are_zeros() {
     }
 }
 
-/// Not a test of right or wrong: `cargo test -p deuteron-device --test attention -- --ignored --nocapture` where a GPU is.
+/// Not a test of right or wrong: `cargo test -p deuteron-device --test all attention -- --ignored --nocapture` where a GPU is.
 #[test]
 #[ignore = "prints times"]
 fn backward_tiles_side_by_side() {

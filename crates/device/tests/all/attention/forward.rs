@@ -2,7 +2,7 @@
 
 mod hopper;
 
-use crate::shared::{added, launch, loaded, microseconds, outputs, part, same};
+use super::shared::{added, launch, loaded, microseconds, outputs, part, same};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
@@ -489,7 +489,7 @@ fn what_a_cache_does_not_hold_yet_is_not_read_and_nan_is_kept() {
     }
 }
 
-/// Not a test of right or wrong: `cargo test -p deuteron-device --test attention -- --ignored --nocapture` where a GPU is.
+/// Not a test of right or wrong: `cargo test -p deuteron-device --test all attention -- --ignored --nocapture` where a GPU is.
 #[test]
 #[ignore = "prints times"]
 fn tiles_side_by_side() {

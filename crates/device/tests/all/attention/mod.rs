@@ -6,5 +6,3 @@ mod backward;
 mod forward;
 mod scores;
 mod shared;
-#[path = "../support/mod.rs"]
-mod support;

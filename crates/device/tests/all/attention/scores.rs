@@ -1,6 +1,6 @@
 //! Probabilities of attention that are stored.
 
-use crate::shared::{added, launch, loaded, microseconds, outputs};
+use super::shared::{added, launch, loaded, microseconds, outputs};
 use crate::support::attention::{MASKS, Numbers, epsilon, is_usual, named_kernel, shape, stored, widened};
 use crate::support::{compiled, compiler, gpu};
 use deuteron_codegen::cuda::{Arch, CudaTarget, Family};
@@ -417,7 +417,7 @@ const TIMED: [Tiles; 5] = [
     Tiles { warps: 4, atoms: 2, keys: 128, blocks: 3 },
 ];
 
-/// Not a test of right or wrong: `cargo test -p deuteron-device --test attention -- --ignored --nocapture` where a GPU is.
+/// Not a test of right or wrong: `cargo test -p deuteron-device --test all attention -- --ignored --nocapture` where a GPU is.
 #[test]
 #[ignore = "prints times"]
 fn tiles_side_by_side() {

@@ -1,5 +1,4 @@
 //! The compiler and the GPU that tests use, where they are there.
-#![allow(dead_code, reason = "each test takes what it needs")]
 
 pub mod attention;
 

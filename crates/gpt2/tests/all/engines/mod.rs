@@ -3,9 +3,6 @@
 mod parity;
 mod synthetic;
 
-#[path = "../support/mod.rs"]
-mod support;
-
 use deuteron::Engine;
 use deuteron::cuda::{self, Search};
 use deuteron_testkit::hardware;

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use deuteron::{Dtype, Engine, Strategy};
 use deuteron_gpt2::{Checkpoint, Config, GenerateOptions, Gpt2, Sampling, Stop, Weights};
 
-use crate::gpu;
+use super::gpu;
 use crate::support::{Library, fixture};
 
 const MODELS: [&str; 4] = ["gelu", "shards", "bf16", "f16"];

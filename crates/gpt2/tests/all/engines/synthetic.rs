@@ -6,7 +6,7 @@ use deuteron::reference::{Allowance, Array, Rounding, compare, interpret, longes
 use deuteron::{Engine, Graph, Strategy, seed};
 use deuteron_gpt2::{Config, GenerateOptions, Gpt2, Options, Piece, Sampling, Start, Weights, model, next_logits};
 
-use crate::gpu;
+use super::gpu;
 
 const CONFIG: Config =
     Config { layers: 2, heads: 4, hidden: 64, vocabulary: 1000, context: 64, tied: false, ..Config::SMALL };

@@ -6,12 +6,15 @@ use deuteron_gpt2::{Checkpoint, Tokenizer};
 
 /// The files of a small model that is in order, each after the number of its kind.
 pub const SEEDS: [(&str, &[u8]); 6] = [
-    ("config.json", include_bytes!("../../../../fuzz/seeds/gpt2_folder/config.json")),
-    ("model.safetensors", include_bytes!("../../../../fuzz/seeds/gpt2_folder/model.safetensors")),
-    ("model.safetensors.index.json", include_bytes!("../../../../fuzz/seeds/gpt2_folder/model.safetensors.index.json")),
-    ("tokenizer.json", include_bytes!("../../../../fuzz/seeds/gpt2_folder/tokenizer.json")),
-    ("vocab.json", include_bytes!("../../../../fuzz/seeds/gpt2_folder/vocab.json")),
-    ("merges.txt", include_bytes!("../../../../fuzz/seeds/gpt2_folder/merges.txt")),
+    ("config.json", include_bytes!("../../../../../fuzz/seeds/gpt2_folder/config.json")),
+    ("model.safetensors", include_bytes!("../../../../../fuzz/seeds/gpt2_folder/model.safetensors")),
+    (
+        "model.safetensors.index.json",
+        include_bytes!("../../../../../fuzz/seeds/gpt2_folder/model.safetensors.index.json"),
+    ),
+    ("tokenizer.json", include_bytes!("../../../../../fuzz/seeds/gpt2_folder/tokenizer.json")),
+    ("vocab.json", include_bytes!("../../../../../fuzz/seeds/gpt2_folder/vocab.json")),
+    ("merges.txt", include_bytes!("../../../../../fuzz/seeds/gpt2_folder/merges.txt")),
 ];
 
 /// Folders for inputs, one for each kind of file.

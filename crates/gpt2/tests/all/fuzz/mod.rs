@@ -1,4 +1,4 @@
-//! A bounded run of the fuzz body. `DEUTERON_FUZZ_SECONDS=300 cargo test -p deuteron-gpt2 --test fuzz -- --nocapture` runs longer.
+//! A bounded run of the fuzz body. `DEUTERON_FUZZ_SECONDS=300 cargo test -p deuteron-gpt2 --test all fuzz -- --nocapture` runs longer.
 
 mod body;
 

@@ -1,5 +1,4 @@
 //! Fixtures and what is expected of them, scratch folders and hand-made safetensors.
-#![allow(dead_code, reason = "each test takes what it needs")]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,6 @@
 //! Stored models with what ONNX Runtime computed of them.
-#![allow(dead_code)]
+
+pub mod writer;
 
 use std::path::PathBuf;
 

@@ -1,5 +1,4 @@
 //! A small writer of ONNX files: enough for tests to say what they mean, and to write what no exporter would.
-#![allow(dead_code)]
 
 /// ONNX's number of `f32`.
 pub const F32: u64 = 1;
@@ -60,8 +59,6 @@ pub enum Value<'a> {
     Int(i64),
     Float(f32),
     Ints(&'a [i64]),
-    Text(&'a str),
-    Tensor(Message),
     Graph(Message),
     /// The attribute of the surrounding function's call.
     Reference(&'a str),
@@ -180,8 +177,6 @@ pub fn node(op: &str, domain: &str, inputs: &[&str], outputs: &[&str], attribute
                 Value::Ints(values) => {
                     values.iter().fold(attribute, |attribute, &value| attribute.number(8, value as u64))
                 }
-                Value::Text(text) => attribute.text(4, text),
-                Value::Tensor(tensor) => attribute.message(5, tensor),
                 Value::Graph(graph) => attribute.message(6, graph),
                 Value::Reference(name) => attribute.text(21, name),
             },

@@ -1,5 +1,4 @@
 //! Analyses that nobody should write and somebody will.
-#![allow(dead_code)] // every test uses some of it
 
 use crate::sample;
 use deuteron_report::*;

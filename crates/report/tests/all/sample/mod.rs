@@ -1,5 +1,4 @@
 //! Analyses to test with: GPT-2 of any depth on an H200, with plausible numbers.
-#![allow(dead_code)] // every test uses some of it
 
 mod costs;
 mod model;

@@ -1,0 +1,5 @@
+//! Plans from outside.
+
+mod plans;
+mod recompute;
+mod score;
