@@ -53,7 +53,8 @@ impl<T: Clone + Send + 'static> Download<T> {
 pub fn pip(python: &Path, packages: &[&str], limit: Duration) -> Result<()> {
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--prefer-binary"]);
-    pip.args(["--retries", "2", "--timeout", "20"]).args(packages);
+    // PyTorch has thousands of modules, of which few are imported: Python compiles those when it does.
+    pip.args(["--no-compile", "--retries", "2", "--timeout", "20"]).args(packages);
     within(&mut pip, limit)
 }
 

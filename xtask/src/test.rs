@@ -31,42 +31,66 @@ pub fn run() -> Result<()> {
 
 fn all(root: &Path) -> Result<()> {
     let mut phases = Phases::default();
-    let mut nvrtc = Download::start("NVRTC", {
-        let root = root.to_path_buf();
-        move || hardware::nvrtc(&root)
-    });
-    let mut browser = Download::start("a browser for the test of the report page", fetch::browser);
+    let downloads = Downloads::start(root);
     let mut environments = python::Environments::start(root);
-
     phases.time("format", || cargo(&["fmt", "--all", "--check"], &[]))?;
     phases.time("first tests, with their build", || test(&FIRST, &[]))?;
-    phases.time("clippy", || {
-        cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])
-    })?;
-    phases.time("docs", || {
-        cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])?;
-        check_other_target()
-    })?;
+    lint(&mut phases)?;
     // Here, where overflow of numbers is checked, and nothing is compiled once more for it.
     let fuzzing = phases.time("build of the fuzzer", || fuzz(&["--seconds", "5"]))?;
     let wheel = phases.time("wheel", || python::build(root, &mut environments));
+    // Whatever became of the other, nothing is left running, here and below.
     let fuzzed = phases.time("rest of fuzzing", || ended(fuzzing));
     let wheel = wheel?;
     fuzzed?;
     let python = wheel.map(|wheel| Job::start(root.to_path_buf(), environments, wheel)).transpose()?;
-    let built = phases.time("build of all other tests", || cargo(&["test", "--workspace", "--no-run", "--quiet"], &[]));
+    let tested = test_engines(root, downloads, &mut phases);
     phases.time("rest of the Python tests", || python.map_or(Ok(()), Job::wait))?;
-    built?;
-
-    let nvrtc = nvrtc.wait();
-    browser.wait();
-    count_needs(root, nvrtc.is_some())?;
-    let folder = nvrtc.map(|folder| folder.to_string_lossy().into_owned());
-    let environment: Vec<(&str, &str)> = folder.iter().map(|path| ("DEUTERON_NVRTC_ENV", path.as_str())).collect();
-    let others = [&["--workspace"][..], &excluded()].concat();
-    phases.time("tests of the engines", || cargo(&[&["test"], &others[..]].concat(), &environment))?;
+    let environment = tested?;
     println!("{phases}");
     test(&LAST, &environment)
+}
+
+/// Environment variables of the tests.
+type Environment = Vec<(&'static str, String)>;
+
+/// What tests of Rust need from the network.
+struct Downloads {
+    nvrtc: Download<PathBuf>,
+    browser: Download<()>,
+}
+
+impl Downloads {
+    fn start(root: &Path) -> Self {
+        let root = root.to_path_buf();
+        Self {
+            nvrtc: Download::start("NVRTC", move || hardware::nvrtc(&root)),
+            browser: Download::start("a browser for the test of the report page", fetch::browser),
+        }
+    }
+}
+
+fn lint(phases: &mut Phases) -> Result<()> {
+    let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+    phases.time("clippy", || cargo(&clippy, &[]))?;
+    let flags = ("RUSTDOCFLAGS", "-D warnings".to_string());
+    phases.time("docs", || cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[flags]))?;
+    phases.time("other targets", check_other_target)
+}
+
+/// Builds all tests and runs those that are neither first nor last. Gives the environment that the last ones need too.
+fn test_engines(root: &Path, mut downloads: Downloads, phases: &mut Phases) -> Result<Environment> {
+    phases.time("build of all other tests", || cargo(&["test", "--workspace", "--no-run", "--quiet"], &[]))?;
+    let nvrtc = phases.time("rest of the downloads", || {
+        downloads.browser.wait();
+        downloads.nvrtc.wait()
+    });
+    count_needs(root, nvrtc.is_some())?;
+    let folder = nvrtc.map(|folder| ("DEUTERON_NVRTC_ENV", folder.to_string_lossy().into_owned()));
+    let environment = Vec::from_iter(folder);
+    let chosen = [&["test", "--workspace"][..], &excluded()].concat();
+    phases.time("tests of the engines", || cargo(&chosen, &environment))?;
+    Ok(environment)
 }
 
 /// All that are tested first or last.
@@ -75,7 +99,7 @@ fn excluded() -> Vec<&'static str> {
 }
 
 /// Tests of some packages.
-fn test(packages: &[&str], environment: &[(&str, &str)]) -> Result<()> {
+fn test(packages: &[&str], environment: &[(&str, String)]) -> Result<()> {
     let chosen = packages.iter().copied().chain([WHOLE]).flat_map(|name| ["--package", name]);
     cargo(&["test"].into_iter().chain(chosen).collect::<Vec<_>>(), environment)
 }
@@ -140,10 +164,10 @@ fn check_other_target() -> Result<()> {
     cargo(&["check", "--workspace", "--quiet", "--target", TARGET], &[])
 }
 
-fn cargo(arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {
+fn cargo(arguments: &[&str], environment: &[(&str, String)]) -> Result<()> {
     println!("cargo {}", arguments.join(" "));
     let mut command = Command::new(program());
-    command.args(arguments).envs(environment.iter().copied());
+    command.args(arguments).envs(environment.iter().cloned());
     let status = building(&mut command).status().context("cargo could not be started")?;
     if !status.success() {
         bail!("cargo {} failed", arguments.join(" "));

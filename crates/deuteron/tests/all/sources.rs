@@ -9,6 +9,7 @@ use deuteron::reference::random_case;
 use deuteron::{Dtype, FusedOp, Graph, GroupKind, Heads, Machine, Mask, NodeId, Norm, Strategy, Target, plan};
 use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, grids};
 use deuteron_codegen::{Backend, Source, TaggedLine, render, tagged_source};
+use deuteron_device::cuda::cache::DiskCache;
 use deuteron_device::cuda::library::{self, Search};
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 
@@ -68,7 +69,7 @@ fn uneven(text: &str, registers: usize) -> Option<String> {
     (meets && registers != expected).then(|| format!("expected {expected} registers to be shared out, got {registers}"))
 }
 
-/// Compiles all cases on all cores, each text once, and reports what fails and what spills.
+/// Compiles all cases on all cores, each text once, and reports what fails and what spills. What an earlier run compiled is kept.
 fn compile(compiler: &Compiler, cases: Vec<Case>) -> Vec<String> {
     let mut distinct: BTreeMap<(Arch, String), (String, bool)> = BTreeMap::new();
     for case in cases {
@@ -80,8 +81,10 @@ fn compile(compiler: &Compiler, cases: Vec<Case>) -> Vec<String> {
         .iter()
         .map(|((arch, text), (label, _))| Request { name: label, text, arch: arch.name(), options: &[] })
         .collect();
+    let kept = DiskCache::open(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"));
+    let compiled = compiler.compile_all(&requests, Some(&kept));
     let (mut failures, mut most) = (Vec::new(), 0);
-    for (((arch, text), (label, ready_made)), made) in list.iter().zip(compiler.compile_all(&requests)) {
+    for (((arch, text), (label, ready_made)), made) in list.iter().zip(compiled) {
         let cubin = match made {
             Ok(cubin) => cubin,
             Err(error) => {

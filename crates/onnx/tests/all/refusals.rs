@@ -355,7 +355,8 @@ fn no_file_panics() {
     let mut accepted = 0;
     for seed in 0..100_000 {
         accepted += fuzz::onnx(&fuzz::mutate_bytes(&corpus, seed)).is_ok() as usize;
-        if Instant::now() > deadline {
+        // A machine that does other things too takes longer.
+        if accepted > 100 && Instant::now() > deadline {
             break;
         }
     }

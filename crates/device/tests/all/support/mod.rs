@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use deuteron_codegen::cuda::{Arch, CudaSource};
 use deuteron_device::cuda::Options;
+use deuteron_device::cuda::cache::DiskCache;
 use deuteron_device::cuda::library::{self, Search};
 use deuteron_device::cuda::nvrtc::{Compiler, Cubin, Request};
 use deuteron_device::{Cuda, CudaError};
@@ -27,13 +28,19 @@ pub fn compiler() -> Option<Compiler> {
     }
 }
 
+/// What earlier runs of the tests compiled, where they were built.
+fn kernels() -> Option<DiskCache> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    folder.is_dir().then(|| DiskCache::open(folder.join("kernels")))
+}
+
 /// Sources through the compiler, on all cores; one that it refuses fails the test.
 pub fn compiled(compiler: &Compiler, sources: Vec<(CudaSource, Arch)>) -> Vec<Cubin> {
     let requests: Vec<Request<'_>> = sources
         .iter()
         .map(|(source, arch)| Request { name: &source.name, text: &source.text, arch: arch.name(), options: &[] })
         .collect();
-    let made = sources.iter().zip(compiler.compile_all(&requests));
+    let made = sources.iter().zip(compiler.compile_all(&requests, kernels().as_ref()));
     made.map(|((source, arch), cubin)| {
         let cubin = cubin.unwrap_or_else(|error| panic!("{:?} for {arch}: {error}", source.family));
         assert!(!cubin.entries.is_empty(), "{:?} for {arch}", source.family);
