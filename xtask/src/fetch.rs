@@ -15,7 +15,7 @@ use crate::log::Log;
 pub const SHORT: Duration = Duration::from_secs(180);
 
 /// For PyTorch with the libraries it brings, some gigabytes, while both cores compile.
-pub const LONG: Duration = Duration::from_secs(600);
+pub const LONG: Duration = Duration::from_secs(900);
 
 /// Set when nobody waits for downloads any more.
 static STOPPED: AtomicBool = AtomicBool::new(false);

@@ -174,3 +174,35 @@ fn cargo(arguments: &[&str], environment: &[(&str, String)]) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A file that no `mod` names is not compiled, and nobody says so.
+    #[test]
+    fn every_file_of_tests_belongs_to_the_program_of_its_crate() {
+        let crates = fs::read_dir(root().unwrap().join("crates")).unwrap();
+        let folders: Vec<PathBuf> = crates.map(|entry| entry.unwrap().path().join("tests/all")).collect();
+        let mut modules = 0;
+        for folder in folders.into_iter().filter(|folder| folder.is_dir()) {
+            let program = fs::read_to_string(folder.join("main.rs")).unwrap();
+            for entry in fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+                let is_named = program.lines().any(|line| line == format!("mod {name};"));
+                assert!(name == "main" || is_named, "{} is in no program", path.display());
+                modules += 1;
+            }
+        }
+        assert!(modules > 40, "{modules}");
+    }
+
+    #[test]
+    fn packages_are_tested_once() {
+        let all: Vec<&str> = FIRST.into_iter().chain(LAST).collect();
+        assert!(all.iter().all(|name| all.iter().filter(|other| *other == name).count() == 1 && *name != WHOLE));
+    }
+}
