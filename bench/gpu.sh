@@ -66,29 +66,21 @@ part_info() {
     run "$deuteron" doctor --device cuda
 }
 
-# A test that finds no GPU says that it is skipped, and here that is a failure. Programs that leave memory to others run side by
-# side, each test of attention and of products in a process of its own as their kernels take long to compile; then those that run
-# out of it.
+# A test that finds no GPU says that it is skipped, and here that is a failure. Tests that leave memory to others run side by side,
+# each of attention and of products in a process of its own as their kernels take long to compile; then those that run out of it.
 part_test() {
     local logs tests program name
     logs=$(mktemp -d) tests=$(mktemp -d)
     trap 'echo "not passed when time was up:"; grep -L "^result: passed" "$logs"/*; rm -r "$logs" "$tests"; exit 124' TERM
     cp "$bundle"/tests/*.gz "$tests" && gunzip "$tests"/*.gz && chmod +x "$tests"/*
-    for program in "$tests"/*; do
-        [ -x "$program" ] || continue
-        case ${program##*/} in
-            *-attention | *-cuda)
-                for name in $("$program" --list --format terse | sed -n 's/: test$//p'); do
-                    case ${program##*/}:$name in *-cuda:products::* | *-cuda:one_launch::* | *-attention:*) ;; *) continue ;; esac
-                    test_program "$program" --exact "$name" >"$logs/${program##*/}-${name//::/-}" 2>&1 &
-                done ;;
-            *) test_program "$program" --test-threads 4 >"$logs/${program##*/}" 2>&1 & ;;
-        esac
-    done
+    apart deuteron-device-all attention::
+    apart deuteron-all cuda::products:: cuda::one_launch::
+    together 4 deuteron-device-all nvrtc:: cache:: &
+    together 4 deuteron-device-lib "" &
+    together 4 deuteron-gpt2-all engines:: &
     wait
-    for program in "$tests"/*-cuda; do
-        [ -x "$program" ] || continue
-        test_program "$program" --test-threads 8 --skip products:: --skip one_launch:: >"$logs/${program##*/}" 2>&1 &
+    for program in deuteron-device-all deuteron-all; do
+        together 8 "$program" cuda:: --skip cuda::products:: --skip cuda::one_launch:: &
         wait  # a command in the foreground would keep the trap waiting
     done
     [ -n "$(ls "$logs")" ] || { echo "no test programs in $bundle/tests"; failed=1; }
@@ -99,10 +91,28 @@ part_test() {
     rm -r "$logs" "$tests"
 }
 
-# Runs a test program, and says at the end how it went.
+# Starts the tests of some modules of a program, each in a process.
+apart() {
+    local program=$1 names name
+    shift
+    names=$("$tests/$program" --list --format terse "$@" | sed -n 's/: test$//p')
+    [ -n "$names" ] || echo "no tests" >"$logs/$program-${1//::/}"
+    for name in $names; do
+        test_program "$tests/$program" --exact "$name" >"$logs/$program-${name//::/-}" 2>&1 &
+    done
+}
+
+# Runs the tests of some modules of a program in one process with so many threads.
+together() {
+    local threads=$1 program=$2
+    shift 2
+    test_program "$tests/$program" --test-threads "$threads" "$@" >"$logs/$program-${1//::/}" 2>&1
+}
+
+# Runs a test program, and says at the end how it went. A choice of no tests is a failure.
 test_program() {
     local words
-    words=$("$@" --show-output 2>&1) && ! grep -qi '\bskipped\b' <<<"$words" && words+=$'\nresult: passed'
+    words=$("$@" --show-output 2>&1) && ! grep -qi '\bskipped\b\|^running 0 tests' <<<"$words" && words+=$'\nresult: passed'
     echo "$words"
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-#[path = "../../crates/gpt2/tests/fuzz/body.rs"]
+#[path = "../../crates/gpt2/tests/all/fuzz/body.rs"]
 mod body;
 
 static FOLDERS: LazyLock<body::Folders> = LazyLock::new(|| {

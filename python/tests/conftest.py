@@ -1,4 +1,4 @@
-"""What all tests share: fixed seeds, and tests that cannot run here are left out loudly."""
+"""What all tests share: fixed seeds, and tests that cannot run here are skipped with a warning and a count."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 
 NO_GPU = "needs a GPU that torch can use"
 
-_left_out: Dict[str, int] = Counter()
+_skipped: Dict[str, int] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a GPU of NVIDIA and a torch that can use it")
-    _left_out.clear()
+    _skipped.clear()
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
@@ -49,7 +49,7 @@ def _seeds() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
-# Counting what was left out. A test asks for a package by `pytest.importorskip`, a file by the same at its top.
+# Counting what was skipped. A test asks for a package by `pytest.importorskip`, a file by the same at its top.
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -66,9 +66,9 @@ def _count(report: Any, tests: int) -> None:
     reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
     missing = re.search(r"could not import '(\w+)", reason)
     if NO_GPU in reason:
-        _left_out["a GPU"] += tests
+        _skipped["a GPU"] += tests
     elif missing:
-        _left_out[missing.group(1)] += tests
+        _skipped[missing.group(1)] += tests
 
 
 def _tests_in(path: Path) -> int:
@@ -80,6 +80,6 @@ def _tests_in(path: Path) -> int:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    for what, tests in sorted(_left_out.items()):
+    for what, tests in sorted(_skipped.items()):
         why = "which this machine does not have" if what == "a GPU" else "which is not installed"
-        terminalreporter.write_line(f"{tests} tests need {what}, {why}: left out", yellow=True, bold=True)
+        terminalreporter.write_line(f"{tests} tests need {what}, {why}: skipped", yellow=True, bold=True)

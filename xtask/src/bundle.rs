@@ -8,12 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Test programs by package.
-const TESTS: [(&str, &[&str]); 3] = [
-    ("deuteron-device", &["cuda", "attention", "nvrtc", "cache"]),
-    ("deuteron", &["cuda"]),
-    ("deuteron-gpt2", &["engines"]),
-];
+/// Packages with tests in the program `all` that use a GPU; `bench/gpu.sh` chooses them by their modules.
+const TESTS: [&str; 3] = ["deuteron-device", "deuteron", "deuteron-gpt2"];
 
 /// Packages whose own unit tests use a GPU too.
 const LIBRARIES: [&str; 1] = ["deuteron-device"];
@@ -79,17 +75,11 @@ struct Program {
 fn build(root: &Path) -> Result<Vec<Program>> {
     let command = executables(root, &["build", "--release", "--package", "deuteron-cli", "--bin", "deuteron"])?;
     let mut programs: Vec<Program> = command.into_iter().map(|(name, built)| Program { built, place: name }).collect();
-    for (package, wanted) in TESTS {
-        let found = test_names(root, package, wanted);
-        if found.is_empty() {
-            continue;
-        }
-        let names = found.iter().flat_map(|&name| ["--test", name]);
-        let words: Vec<&str> =
-            ["test", "--release", "--no-run", "--package", package].into_iter().chain(names).collect();
+    for package in TESTS {
         // Where a test starts the command, cargo builds that too; it is in the bundle already.
-        let tests = executables(root, &words)?.into_iter().filter(|(name, _)| found.contains(&name.as_str()));
-        programs.extend(tests.map(|(name, built)| Program { built, place: format!("tests/{package}-{name}") }));
+        let tests = executables(root, &["test", "--release", "--no-run", "--package", package, "--test", "all"])?;
+        let own = tests.into_iter().filter(|(name, _)| name == "all");
+        programs.extend(own.map(|(name, built)| Program { built, place: format!("tests/{package}-{name}") }));
     }
     for package in LIBRARIES {
         let tests = executables(root, &["test", "--release", "--no-run", "--package", package, "--lib"])?;
@@ -99,24 +89,15 @@ fn build(root: &Path) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Those of these tests that a package has. Says which it has not.
-fn test_names<'a>(root: &Path, package: &str, wanted: &[&'a str]) -> Vec<&'a str> {
-    let folder = root.join("crates").join(package.trim_start_matches("deuteron-")).join("tests");
-    let is_there =
-        |name: &str| folder.join(name).join("main.rs").is_file() || folder.join(format!("{name}.rs")).is_file();
-    let (found, missing): (Vec<&str>, Vec<&str>) = wanted.iter().copied().partition(|name| is_there(name));
-    for name in missing {
-        println!("{package} has no test `{name}`: it is not in the bundle");
-    }
-    found
-}
-
 /// Runs cargo and returns the executables it made or found up to date: name and path.
 pub fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     println!("cargo {}", words.join(" "));
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
     command.args(words).args(WHOLE).args(["--quiet", "--message-format", "json-render-diagnostics"]).current_dir(root);
-    let output = command.stderr(std::process::Stdio::inherit()).output().context("cargo could not be started")?;
+    let output = crate::building(&mut command)
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .context("cargo could not be started")?;
     if !output.status.success() {
         bail!("cargo {} failed", words.join(" "));
     }
@@ -132,7 +113,13 @@ pub fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>
 
 /// The wheel and the tests of the Python package.
 fn python(root: &Path, folder: &Path) -> Result<()> {
-    let Some(python) = crate::python::environment(root)? else { return Ok(()) };
+    let python = match crate::python::plain(root) {
+        Ok(python) => python,
+        Err(error) => {
+            println!("warning: the Python package is not in the bundle: {error:#}");
+            return Ok(());
+        }
+    };
     let wheel = crate::python::wheel(root, &python, "release")?;
     fs::create_dir_all(folder.join("python").join("tests"))?;
     fs::copy(&wheel, folder.join("python").join(wheel.file_name().context("a wheel without a name")?))?;

@@ -2,40 +2,23 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+
+use crate::fetch;
 
 /// Where NVRTC is installed, as a Python environment of its own.
 const ENVIRONMENT: &str = "target/nvrtc";
 
-/// The Python environment with NVRTC, installed if it is not there yet. None, and a loud word, where it cannot be.
-pub fn nvrtc(root: &Path) -> Option<PathBuf> {
+/// The Python environment with NVRTC, installed if it is not there yet.
+pub fn nvrtc(root: &Path) -> Result<PathBuf> {
     let folder = root.join(ENVIRONMENT);
-    if has_nvrtc(&folder) {
-        return Some(folder);
+    if !has_nvrtc(&folder) {
+        fetch::environment(&folder, &[])?;
+        fetch::pip(&folder.join("bin").join("python"), &["nvidia-cuda-nvrtc"], fetch::SHORT)?;
+        ensure!(has_nvrtc(&folder), "the package holds no libnvrtc");
     }
-    println!("installing nvidia-cuda-nvrtc into {ENVIRONMENT}");
-    match install(&folder) {
-        Ok(()) if has_nvrtc(&folder) => Some(folder),
-        outcome => {
-            let why = outcome.err().map_or("the package holds no libnvrtc".to_string(), |error| format!("{error:#}"));
-            println!("\nNVRTC COULD NOT BE INSTALLED: {why}\n");
-            None
-        }
-    }
-}
-
-fn install(folder: &Path) -> Result<()> {
-    let run = |program: &Path, words: &[&str]| -> Result<()> {
-        let output = Command::new(program).args(words).output().with_context(|| program.display().to_string())?;
-        let text = String::from_utf8_lossy(&output.stderr);
-        anyhow::ensure!(output.status.success(), "{}: {}", words.join(" "), text.trim());
-        Ok(())
-    };
-    run(Path::new("python3"), &["-m", "venv", &folder.to_string_lossy()])?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "nvidia-cuda-nvrtc"];
-    run(&folder.join("bin/python"), &pip)
+    Ok(folder)
 }
 
 fn has_nvrtc(folder: &Path) -> bool {

@@ -1,49 +1,191 @@
-//! The Python package: its wheel is built, installed into an environment, and its tests are run there.
+//! The Python package: its wheel is built, installed into environments, and tested there in two passes: one without PyTorch, which the
+//! package must do without, and one with PyTorch and transformers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
-/// What the tests need at least. Tests of torch and transformers run where those are installed.
+use crate::fetch::{self, Download};
+use crate::log::Log;
+
+/// What building and testing the package needs.
 const NEEDED: [&str; 4] = ["maturin>=1.9,<2", "numpy", "pytest", "mypy"];
+
+/// What the second pass needs beside it.
+const PEERS: [&str; 2] = ["torch", "transformers"];
 
 /// A wheel must not be larger.
 const LARGEST: u64 = 15 << 20;
 
-/// An interpreter of another environment to use, with torch and transformers, say.
+/// Names the interpreter for the pass with PyTorch; otherwise PyTorch is installed below `target/`.
 const VARIABLE: &str = "DEUTERON_PYTHON";
 
-/// Builds and installs the package, and gives the interpreter that has it. Without an environment and without a network it says
-/// what will be left out.
-pub fn install(root: &Path) -> Result<Option<PathBuf>> {
-    let Some(python) = environment(root)? else { return Ok(None) };
-    let wheel = wheel(root, &python, "dev")?;
-    let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
-    run(Command::new(&python).args(install).arg(&wheel), "pip install")?;
-    Ok(Some(python))
+/// Tests that call neither PyTorch nor anything that depends on it: after the pass without PyTorch they are not run again.
+const ONCE: [&str; 3] = [
+    "test_types.py",
+    "test_functions.py::test_values_are_those_of_the_formula",
+    "test_functions.py::test_misuse_is_told",
+];
+
+/// The environments of both passes.
+pub struct Environments {
+    plain: Download<PathBuf>,
+    peers: Download<PathBuf>,
 }
 
-/// Tests the package that an interpreter has.
-pub fn test(root: &Path, python: &Path) -> Result<()> {
-    let has = |module: &str| {
-        let status = Command::new(python).args(["-c", &format!("import {module}")]).output();
-        status.is_ok_and(|output| output.status.success())
-    };
-    for module in ["torch", "transformers"].into_iter().filter(|module| !has(module)) {
-        println!(
-            "PYTHON TESTS OF {module} ARE LEFT OUT: it is not installed; name an interpreter that has it in {VARIABLE}"
-        );
+impl Environments {
+    /// Starts to fetch them.
+    pub fn start(root: &Path) -> Self {
+        let (one, other) = (root.to_path_buf(), root.to_path_buf());
+        Self {
+            plain: Download::start("Python with numpy, pytest, mypy and maturin", move || plain(&one)),
+            peers: Download::start("Python with PyTorch and transformers", move || with_peers(&other)),
+        }
     }
-    println!("mypy and pytest of python/");
-    run(Command::new(python).args(["-m", "mypy"]).current_dir(root.join("python")), "mypy")?;
-    // From a folder that does not hold the package, so that the installed one is tested.
+}
+
+/// The environment without PyTorch, unless `python3` itself has it: packages of the system are seen, as they need no network.
+pub fn plain(root: &Path) -> Result<PathBuf> {
+    let folder = root.join("target").join("python");
+    fetch::environment(&folder, &["--system-site-packages"])?;
+    let python = folder.join("bin").join("python");
+    fetch::pip(&python, &NEEDED, fetch::SHORT)?;
+    Ok(python)
+}
+
+fn with_peers(root: &Path) -> Result<PathBuf> {
+    if let Some(python) = std::env::var_os(VARIABLE).map(PathBuf::from) {
+        if !NEEDED.iter().all(|name| has(&python, module(name))) {
+            fetch::pip(&python, &NEEDED, fetch::SHORT).with_context(|| format!("the interpreter of {VARIABLE}"))?;
+        }
+        let missing: Vec<&str> = PEERS.into_iter().filter(|name| !has(&python, name)).collect();
+        ensure!(missing.is_empty(), "the interpreter of {VARIABLE} has no {}", missing.join(" and no "));
+        return Ok(python);
+    }
+    let folder = root.join("target").join("python-torch");
+    fetch::environment(&folder, &["--system-site-packages"])?;
+    let python = folder.join("bin").join("python");
+    fetch::pip(&python, &[&NEEDED[..], &PEERS].concat(), fetch::LONG)?;
+    Ok(python)
+}
+
+/// The name that a requirement is imported by.
+fn module(requirement: &str) -> &str {
+    requirement.split(['>', '<', '=']).next().unwrap_or(requirement)
+}
+
+fn has(python: &Path, module: &str) -> bool {
+    let code = format!("import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)");
+    let status = Command::new(python).args(["-c", &code]).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Builds the wheel that is tested. None where that is not possible, and a warning with the number of tests that are skipped.
+pub fn build(root: &Path, environments: &mut Environments) -> Result<Option<PathBuf>> {
+    let skipped = |why: &str| -> Result<Option<PathBuf>> {
+        println!("warning: {why}: {} Python tests and the type check are skipped", count(root)?);
+        Ok(None)
+    };
+    let Some(python) = environments.plain.wait().or_else(|| environments.peers.wait()) else {
+        return skipped("no environment can build the Python package");
+    };
+    // Maturin asks cargo for the packages of all systems, of which a build for this one fetches only some.
+    let mut metadata = Command::new(crate::program());
+    if !metadata.args(["metadata", "--format-version", "1"]).current_dir(root).output()?.status.success() {
+        return skipped("maturin needs all packages of Cargo.lock (`cargo fetch`)");
+    }
+    wheel(root, &python, "dev").map(Some)
+}
+
+/// Installs the wheel and tests it in both environments.
+pub fn test(root: &Path, environments: &mut Environments, wheel: &Path, log: &Log) -> Result<()> {
+    let plain = environments.plain.wait().filter(|python| !has(python, "torch"));
+    match &plain {
+        Some(python) => {
+            let files = without_torch(root)?;
+            log.line("Python without PyTorch: mypy and pytest; tests that need PyTorch follow in a second pass")?;
+            install(python, wheel, log)?;
+            mypy(root, python, &files, log)?;
+            pytest(root, python, &[], log)?;
+        }
+        None => log.line("warning: no Python here is without PyTorch: that pass is skipped")?,
+    }
+    let Some(python) = environments.peers.wait() else {
+        let modules = modules(root)?.len() - without_torch(root)?.len();
+        return log.line(&format!(
+            "warning: there is no second pass: the tests counted above and the type check of {modules} modules are skipped"
+        ));
+    };
+    log.line("Python with PyTorch and transformers: mypy and pytest")?;
+    install(&python, wheel, log)?;
+    mypy(root, &python, &[], log)?;
+    let once = if plain.is_some() { &ONCE[..] } else { &[] };
+    let deselected: Vec<String> = once.iter().map(|name| format!("--deselect={name}")).collect();
+    pytest(root, &python, &deselected, log)
+}
+
+fn install(python: &Path, wheel: &Path, log: &Log) -> Result<()> {
+    let words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"];
+    log.run(Command::new(python).args(words).arg("--force-reinstall").arg(wheel), "pip install")
+}
+
+/// Checks the types of these files, or of the whole package if none is named.
+fn mypy(root: &Path, python: &Path, files: &[PathBuf], log: &Log) -> Result<()> {
+    log.run(Command::new(python).args(["-m", "mypy"]).args(files).current_dir(root.join("python")), "mypy")
+}
+
+/// From a folder that does not hold the package, so that the installed one is tested.
+fn pytest(root: &Path, python: &Path, options: &[String], log: &Log) -> Result<()> {
     let tests = root.join("python").join("tests");
     let config = root.join("python").join("pyproject.toml");
     let mut pytest = Command::new(python);
-    pytest.args(["-m", "pytest", "-p", "no:cacheprovider", "-c"]).arg(config).arg("--rootdir").arg(&tests).arg(&tests);
-    run(pytest.current_dir(root.join("target")), "pytest")
+    pytest.args(["-m", "pytest", "-p", "no:cacheprovider", "-c"]).arg(config).arg("--rootdir").arg(&tests);
+    log.run(pytest.args(options).arg(&tests).current_dir(root.join("target")), "pytest")
+}
+
+/// The modules of the package.
+fn modules(root: &Path) -> Result<Vec<PathBuf>> {
+    let package = root.join("python").join("deuteron");
+    let mut found = Vec::new();
+    for folder in [package.clone(), package.join("trace")] {
+        for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "py" || extension == "pyi") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Those that do not import PyTorch: their types can be checked without its types.
+fn without_torch(root: &Path) -> Result<Vec<PathBuf>> {
+    let is_import = |line: &str| {
+        let mut words = line.split([' ', '.']).filter(|word| !word.is_empty());
+        matches!(words.next(), Some("import" | "from")) && words.next().is_some_and(|name| PEERS.contains(&name))
+    };
+    let mut found = Vec::new();
+    for path in modules(root)? {
+        if !fs::read_to_string(&path)?.lines().any(is_import) {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// How many functions of the tests are tests; each may run with several parameters.
+fn count(root: &Path) -> Result<usize> {
+    let mut found = 0;
+    for entry in fs::read_dir(root.join("python").join("tests"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "py") {
+            found += fs::read_to_string(path)?.lines().filter(|line| line.starts_with("def test_")).count();
+        }
+    }
+    Ok(found)
 }
 
 /// The wheel, built with a profile of cargo.
@@ -55,7 +197,9 @@ pub fn wheel(root: &Path, python: &Path, profile: &str) -> Result<PathBuf> {
     println!("maturin build --profile {profile}");
     let mut maturin = Command::new(python);
     maturin.args(["-m", "maturin", "build", "--quiet", "--profile", profile, "--out"]).arg(&folder);
-    run(maturin.current_dir(root.join("python")), "maturin build")?;
+    let status =
+        crate::building(maturin.current_dir(root.join("python"))).status().context("maturin could not be started")?;
+    ensure!(status.success(), "maturin build failed");
     let built = fs::read_dir(&folder)?.next().context("maturin built no wheel")??.path();
     let bytes = fs::metadata(&built)?.len();
     println!("{} has {:.1} MB", built.file_name().unwrap_or_default().to_string_lossy(), bytes as f64 / 1e6);
@@ -63,45 +207,4 @@ pub fn wheel(root: &Path, python: &Path, profile: &str) -> Result<PathBuf> {
         bail!("the wheel is too large: at most {} MB", LARGEST >> 20);
     }
     Ok(built)
-}
-
-/// The interpreter to use: the one that is named, or one of an environment below `target/`. None where neither is to be had.
-pub fn environment(root: &Path) -> Result<Option<PathBuf>> {
-    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
-    let python = match &named {
-        Some(python) => python.clone(),
-        None => {
-            let folder = root.join("target").join("python");
-            let python = folder.join("bin").join("python");
-            let made = python.exists()
-                || Command::new("python3")
-                    .args(["-m", "venv", "--system-site-packages"])
-                    .arg(&folder)
-                    .status()
-                    .is_ok_and(|status| status.success());
-            if !made {
-                println!("PYTHON TESTS ARE LEFT OUT: `python3 -m venv` failed");
-                return Ok(None);
-            }
-            python
-        }
-    };
-    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    let installed = Command::new(&python).args(install).args(NEEDED).status().context("Python could not be started")?;
-    match (installed.success(), named.is_some()) {
-        (true, _) => Ok(Some(python)),
-        (false, true) => bail!("pip could not install {} into the environment of {VARIABLE}", NEEDED.join(", ")),
-        (false, false) => {
-            println!("PYTHON TESTS ARE LEFT OUT: pip could not install {}", NEEDED.join(", "));
-            Ok(None)
-        }
-    }
-}
-
-fn run(command: &mut Command, what: &str) -> Result<()> {
-    let status = command.status().with_context(|| format!("{what} could not be started"))?;
-    if !status.success() {
-        bail!("{what} failed");
-    }
-    Ok(())
 }

@@ -24,9 +24,9 @@ pub(crate) fn compile(
 }
 
 impl Compiler {
-    /// Compiles all sources on all cores: a result for each, in their order.
-    pub fn compile_all(&self, requests: &[Request<'_>]) -> Vec<Result<Cubin, CudaError>> {
-        on_all_cores(requests, |request| self.compile(request))
+    /// Compiles all sources on all cores, except those that the cache has: a result for each, in their order.
+    pub fn compile_all(&self, requests: &[Request<'_>], cache: Option<&DiskCache>) -> Vec<Result<Cubin, CudaError>> {
+        on_all_cores(requests, |request| cached(self, cache, request))
     }
 }
 
@@ -62,10 +62,13 @@ fn on_all_cores<S: Sync>(
 }
 
 fn one(compiler: &Compiler, cache: Option<&DiskCache>, arch: &str, source: &CudaSource) -> Result<Cubin, CudaError> {
-    let request = Request { name: &source.name, text: &source.text, arch, options: &[] };
-    let build = || compiler.compile(&request);
+    cached(compiler, cache, &Request { name: &source.name, text: &source.text, arch, options: &[] })
+}
+
+fn cached(compiler: &Compiler, cache: Option<&DiskCache>, request: &Request<'_>) -> Result<Cubin, CudaError> {
+    let build = || compiler.compile(request);
     match cache {
-        Some(cache) => Ok(cache.get_or_build(&Key::new(&request, compiler.version()), build)?.0),
+        Some(cache) => Ok(cache.get_or_build(&Key::new(request, compiler.version()), build)?.0),
         None => build(),
     }
 }

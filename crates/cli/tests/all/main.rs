@@ -1,0 +1,6 @@
+//! The command from outside.
+
+mod analyze;
+mod command;
+mod generate;
+mod tuning;

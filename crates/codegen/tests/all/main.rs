@@ -1,0 +1,6 @@
+//! Code generation from outside: kernels as text, as tile programs, and on an emulator.
+
+mod emulated;
+mod epilogues;
+mod programs;
+mod work;

@@ -1,0 +1,154 @@
+//! The gradient of attention as one kernel that computes scores again: its results against f64, and where it stays apart.
+
+use deuteron::reference::Array;
+use deuteron::verify::Expected;
+use deuteron::{
+    Dtype, Engine, Graph, GroupKind, Isa, Session, Strategy, Tensor, attention_interior, differentiate, recompute, seed,
+};
+
+use super::{bits, count, engine, outputs, parsed, ran, sized};
+
+/// A graph and its gradients with respect to the inputs whose names start with a letter of `wrt`.
+fn gradients(text: &str, dtype: Dtype, wrt: &str) -> Graph {
+    let graph = parsed(text, dtype);
+    let named =
+        |id| graph.given_name(id).and_then(|name| name.chars().next()).is_some_and(|letter| wrt.contains(letter));
+    let wrt: Vec<_> = graph.inputs().iter().copied().filter(|&id| named(id)).collect();
+    let joint = differentiate(&graph, &wrt).unwrap();
+    let again = attention_interior(&joint.graph, joint.first_backward);
+    recompute(&joint.graph, joint.first_backward, &again).unwrap().graph
+}
+
+/// Forward and backward are one kernel each, right, with the same bits for any number of threads.
+fn check(text: &str, dtype: Dtype) {
+    let graph = gradients(text, dtype, "qkvx");
+    let inputs = seed::inputs(&graph, 11).unwrap();
+    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
+    let expected = Expected::new(&graph, &arrays, true).unwrap();
+    for isa in Isa::available() {
+        let on = |threads: usize| engine(threads, isa);
+        let one = ran(&on(1), &graph, Strategy::Greedy, &inputs);
+        assert_eq!(count(&one, GroupKind::Attention), 2, "{dtype} {}\n{text}\n{}", isa.name(), one.plan());
+        assert_eq!(count(&one, GroupKind::Matmul), 0, "{dtype} {}\n{text}", isa.name());
+        let verification = expected.verify(&graph, &outputs(&one)).unwrap();
+        assert!(verification.holds(), "{dtype} {}: {:?}\n{text}", isa.name(), verification.worst());
+        for threads in [2, 7] {
+            let more = ran(&on(threads), &graph, Strategy::Unfused, &inputs);
+            assert!(bits(&more) == bits(&one), "{dtype} {} {threads} threads: other bits\n{text}", isa.name());
+        }
+    }
+    let fused = ran(&Engine::cpu(), &graph, Strategy::Fused, &inputs);
+    let verification = expected.verify(&graph, &outputs(&fused)).unwrap();
+    assert!(verification.holds(), "{dtype}: {:?}\n{text}", verification.worst());
+}
+
+const SIZES: [[usize; 5]; 7] = [
+    [2, 3, 64, 64, 64],
+    [1, 2, 127, 127, 40],
+    [2, 2, 129, 129, 17],
+    [1, 1, 2, 2, 1],
+    [2, 2, 1, 300, 16],
+    [1, 2, 17, 600, 24],
+    [1, 1, 33, 9, 8],
+];
+
+#[test]
+fn causal_and_full() {
+    for dtype in Dtype::FLOATS {
+        for sizes in SIZES {
+            check(&sized(sizes, "a = attention q k v mask=causal ; out a"), dtype);
+            check(&sized(sizes, "a = attention q k v scale=0.3 ; out a"), dtype);
+        }
+    }
+}
+
+#[test]
+fn masks_and_dropout() {
+    for dtype in Dtype::FLOATS {
+        for sizes @ [batch, _, queries, keys, _] in [SIZES[1], SIZES[5], SIZES[6]] {
+            for mask in [format!("float[{queries},{keys}]"), format!("f32[{batch},1,1,{keys}]")] {
+                let text = format!("m = input {mask} ; a = attention q k v m mask=additive ; out a");
+                check(&sized(sizes, &text), dtype);
+            }
+            let text = "seed = input i32[] ; a = attention q k v seed mask=causal p=0.4 offset=9 ; out a";
+            check(&sized(sizes, text), dtype);
+        }
+        let text = "seed = input i32[] ; m = input float[30,30]
+a = attention q k v m seed mask=additive p=0.4 offset=9 ; out a";
+        check(&sized([2, 3, 30, 30, 20], text), dtype);
+    }
+}
+
+#[test]
+fn views_and_shared_heads() {
+    let views = "x = input float[2,67,288]
+q1 = slice x axis=2 start=0 length=96 ; q4 = reshape q1 [2,67,4,24] ; q = transpose q4 [0,2,1,3]
+k1 = slice x axis=2 start=96 length=96 ; k4 = reshape k1 [2,67,4,24] ; k = transpose k4 [0,2,1,3]
+v1 = slice x axis=2 start=192 length=96 ; v4 = reshape v1 [2,67,4,24] ; v = transpose v4 [0,2,1,3]
+a = attention q k v mask=causal
+t = transpose a [0,2,1,3] ; y = reshape t [2,67,96]
+out y";
+    let grouped = "q = input float[2,2,3,50,16] ; k1 = input float[2,2,1,70,16] ; v1 = input float[2,2,1,70,16]
+k = broadcast k1 [2,2,3,70,16] ; v = broadcast v1 [2,2,3,70,16]
+a = attention q k v mask=causal ; out a";
+    let one = "q = input float[9,8] ; a = attention q q q ; out a";
+    for dtype in Dtype::FLOATS {
+        [views, grouped, one].iter().for_each(|text| check(text, dtype));
+    }
+}
+
+/// Rows that see no key, or only keys that a mask hides, have no gradient; NaN that causality hides reaches nobody.
+#[test]
+fn hidden_rows_have_no_gradient() {
+    let text = sized([1, 1, 20, 20, 8], "m = input float[20,20] ; a = attention q k v m mask=additive ; out a");
+    let graph = gradients(&text, Dtype::F32, "qkv");
+    let mut inputs = seed::inputs(&graph, 5).unwrap();
+    let mask: Vec<f32> = (0..400).map(|at| if at < 40 { f32::NEG_INFINITY } else { 0.0 }).collect();
+    inputs[3] = Tensor::from_f32(Dtype::F32, [20, 20], &mask).unwrap();
+    let session = ran(&Engine::cpu(), &graph, Strategy::Unfused, &inputs);
+    assert_eq!(count(&session, GroupKind::Attention), 2);
+    let slopes = session.output(1).unwrap().to_f32().unwrap();
+    assert!(slopes[..16].iter().all(|&x| x == 0.0) && slopes[16..].iter().all(|&x| x.is_finite() && x != 0.0));
+
+    let graph = gradients(&sized([1, 1, 70, 70, 8], "a = attention q k v mask=causal ; out a"), Dtype::F32, "qkv");
+    let mut inputs = seed::inputs(&graph, 5).unwrap();
+    let mut values = inputs[2].to_f32().unwrap();
+    values[50 * 8] = f32::NAN;
+    inputs[2] = Tensor::from_f32(Dtype::F32, [1, 1, 70, 8], &values).unwrap();
+    let session = ran(&Engine::cpu(), &graph, Strategy::Unfused, &inputs);
+    let slopes = session.output(1).unwrap().to_f32().unwrap();
+    assert!(slopes[..50 * 8].iter().all(|x| x.is_finite()) && slopes[50 * 8..].iter().any(|x| x.is_nan()));
+}
+
+/// A gradient of the mask, not all three gradients, or a single key is not the kernel's: parts, and right.
+#[test]
+fn what_stays_apart() {
+    let single = "k1 = input float[1,2,1,8] ; v1 = input float[1,2,1,8] ; a = attention q k1 v1 ; out a";
+    for (rest, wrt) in [
+        (single, "qkv"),
+        ("m = input float[20,20] ; a = attention q k v m mask=additive ; out a", "qkvm"),
+        ("a = attention q k v mask=causal ; out a", "q"),
+        ("a = attention q k v mask=causal ; out a", "kv"),
+    ] {
+        let graph = gradients(&sized([1, 2, 20, 20, 8], rest), Dtype::F32, wrt);
+        let inputs = seed::inputs(&graph, 11).unwrap();
+        let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
+        let expected = Expected::new(&graph, &arrays, true).unwrap();
+        for strategy in [Strategy::Greedy, Strategy::Fused] {
+            let session = ran(&Engine::cpu(), &graph, strategy, &inputs);
+            assert!(expected.verify(&graph, &outputs(&session)).unwrap().holds(), "{strategy} {wrt}");
+            assert!(count(&session, GroupKind::Attention) <= 1, "{strategy} {wrt}");
+        }
+    }
+}
+
+#[test]
+fn the_listing_says_what_it_does() {
+    let graph = gradients(&sized([1, 2, 20, 20, 8], "a = attention q k v mask=causal ; out a"), Dtype::F32, "qkv");
+    let session = Session::new(&Engine::cpu(), &graph, Strategy::Greedy).unwrap();
+    let text = session.kernels()[1].source.to_string();
+    assert_eq!(
+        text,
+        "gradients of causal attention by online softmax, heads of 8, f32 in and out, f32 sums, scores computed again\n"
+    );
+}

@@ -1,0 +1,14 @@
+//! Sessions, ready-made ops and kernels as users of the crate see them. `steady` is a program of its own, as it counts every allocation.
+
+mod attention;
+mod cache;
+mod catalog;
+mod cuda;
+mod experts;
+mod int8;
+mod ladder;
+mod ops;
+mod products;
+mod session;
+mod sources;
+mod tune;

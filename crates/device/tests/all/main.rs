@@ -1,0 +1,9 @@
+//! Devices from outside: the real compiler, the cache of kernels, and a GPU where there is one.
+
+mod attention;
+mod cache;
+mod cpu;
+mod cuda;
+mod nvrtc;
+mod skinny;
+mod support;

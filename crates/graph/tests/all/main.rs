@@ -1,0 +1,4 @@
+//! Graphs from outside.
+
+mod recompute;
+mod text;

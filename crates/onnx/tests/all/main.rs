@@ -1,0 +1,7 @@
+//! The importer from outside.
+
+mod models;
+mod patterns;
+mod refusals;
+mod support;
+mod weights;

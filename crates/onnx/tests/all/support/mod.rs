@@ -1,0 +1,88 @@
+//! Stored models with what ONNX Runtime computed of them.
+
+pub mod writer;
+
+use std::path::PathBuf;
+
+use deuteron_graph::{Dtype, Graph, InputKind, Op};
+use deuteron_onnx::{Imported, Options, TensorData, import_file};
+use deuteron_reference::{Allowance, Array, Comparison, Rounding, compare, interpret, longest_reduction};
+use serde_json::Value;
+
+pub fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/models")
+}
+
+pub fn bytes(name: &str) -> Vec<u8> {
+    std::fs::read(folder().join(format!("{name}.onnx"))).unwrap()
+}
+
+fn record(name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(folder().join(format!("{name}.json"))).unwrap()).unwrap()
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+pub fn options(name: &str) -> Options {
+    let mut options = Options::default();
+    for (dim, size) in record(name)["dims"].as_object().unwrap() {
+        options.dims.insert(dim.clone(), size.as_u64().unwrap() as usize);
+    }
+    options
+}
+
+pub fn load(name: &str) -> Imported {
+    let imported = import_file(&folder().join(format!("{name}.onnx")), &options(name));
+    let imported = imported.unwrap_or_else(|error| panic!("{name}: {error}"));
+    imported.graph.verify().unwrap();
+    imported
+}
+
+/// Values of a weight as the reference takes them.
+pub fn values(data: &TensorData) -> Array {
+    let size = data.dtype.bytes();
+    let decode = |element: &[u8]| match data.dtype {
+        Dtype::F32 => f64::from(f32::from_le_bytes(element.try_into().unwrap())),
+        Dtype::I32 => f64::from(i32::from_le_bytes(element.try_into().unwrap())),
+        Dtype::Bool => f64::from(element[0]),
+        dtype => panic!("no test model has {dtype} weights"),
+    };
+    Array::new(data.shape.clone(), data.bytes.chunks_exact(size).map(decode).collect())
+}
+
+/// The graph's inputs: those stored beside the model, and its weights.
+fn inputs(name: &str, imported: &Imported) -> Vec<Array> {
+    let (file, record) = (bytes(name), record(name));
+    let graph: &Graph = &imported.graph;
+    let array = |&id: &deuteron_graph::NodeId| {
+        let label = graph.label(id);
+        match graph.node(id).op {
+            Op::Input { kind: InputKind::Weight, .. } => values(&imported.weight(&label, &file).unwrap()),
+            _ => Array::new(graph.node(id).shape.clone(), numbers(&record["inputs"][&label])),
+        }
+    };
+    graph.inputs().iter().map(array).collect()
+}
+
+/// Holds the imported graph, computed in f64, against what ONNX Runtime computed in f32: its error is that of the same
+/// graph with every value rounded to f32.
+pub fn check_values(name: &str, imported: &Imported) -> Vec<Comparison> {
+    let inputs = inputs(name, imported);
+    let exact = interpret(&imported.graph, &inputs, Rounding::Exact).unwrap();
+    let rounded = interpret(&imported.graph, &inputs, Rounding::Storage).unwrap();
+    let reduction = longest_reduction(&imported.graph);
+    let stored = record(name);
+    let outputs = stored["outputs"].as_array().unwrap();
+    assert_eq!(outputs.len(), exact.outputs.len(), "{name}: outputs");
+    let mut comparisons = Vec::new();
+    for (index, output) in outputs.iter().enumerate() {
+        let shape: Vec<usize> = numbers(&output["shape"]).iter().map(|&size| size as usize).collect();
+        let got = Array::new(shape, numbers(&output["values"]));
+        let allowance = Allowance { dtype: Dtype::F32, reduction, factor: Allowance::FORWARD };
+        let slack = exact.slack[index].as_deref();
+        comparisons.push(compare(&exact.outputs[index], &rounded.outputs[index], slack, &got, &allowance));
+    }
+    comparisons
+}

@@ -1,0 +1,6 @@
+//! Plans from outside.
+
+mod chains;
+mod plans;
+mod recompute;
+mod score;
