@@ -3,10 +3,10 @@
 use std::io::Write as _;
 
 use deuteron::cuda::{self, Arch, Compiler, Search};
-use deuteron::{Dtype, FusedOp, Machine, Strategy, Target, plan};
-use deuteron_codegen::cuda::{CudaCatalog, CudaSource, CudaTarget, Grids, Word, grids};
-use deuteron_codegen::kernels::ladder::Ladder;
-use deuteron_codegen::{Backend, Launch, Source, render};
+use deuteron::{Dtype, FusedOp, Graph, Machine, Plan, Strategy, Target, plan};
+use deuteron_codegen::cuda::{CudaTarget, Grids, Word};
+use deuteron_codegen::kernels::ladder::{Ladder, Rung};
+use deuteron_codegen::{Backend, CudaCatalog, Kernel, Source, render};
 use deuteron_device::cuda::nvrtc::Request;
 use deuteron_testkit::hardware;
 
@@ -21,24 +21,37 @@ fn compiler() -> Option<Compiler> {
 }
 
 /// The only kernel of an op, as it is generated.
-fn generated(name: &str, rows: usize, cols: usize, dtype: Dtype, target: &CudaTarget) -> (CudaSource, Launch) {
+struct Generated {
+    graph: Graph,
+    plan: Plan,
+    kernel: Kernel,
+}
+
+impl Generated {
+    /// A rung in its place.
+    fn rung(&self, rung: &Rung, target: &CudaTarget) -> Option<Kernel> {
+        rung.kernel(&self.plan.groups[0].draft(&self.graph, &self.plan.placement), target)
+    }
+}
+
+fn generated(name: &str, rows: usize, cols: usize, dtype: Dtype, target: &CudaTarget) -> Generated {
     let machine = Machine::profile("h200").unwrap();
     let op = FusedOp::find(name).unwrap();
     let graph = op.graph(&op.operand_types(rows, cols, dtype)).unwrap();
     let plan = plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) }, Strategy::Greedy, &[])
         .unwrap();
     assert_eq!(plan.groups.len(), 1, "{name}");
-    let (source, launch) =
-        render(&plan.groups[0].draft(&graph, &plan.placement), &Backend::Cuda(target.clone())).unwrap();
-    let Source::Cuda(source) = source else { panic!("{name} is no CUDA kernel") };
-    (source, launch)
+    let kernel = render(plan.groups[0].draft(&graph, &plan.placement), &Backend::Cuda(target.clone())).unwrap();
+    assert!(matches!(kernel.source, Source::Cuda(_)), "{name} is no CUDA kernel");
+    Generated { graph, plan, kernel }
 }
 
 /// Compiles a rung and gives the spills of each of its launches.
-fn spills(compiler: &Compiler, source: &CudaSource, launch: &Launch, target: &CudaTarget) -> Vec<u32> {
+fn spills(compiler: &Compiler, kernel: &Kernel, target: &CudaTarget) -> Vec<u32> {
+    let Source::Cuda(source) = &kernel.source else { panic!("{} is no CUDA kernel", kernel.source) };
     let request = Request { name: &source.name, text: &source.text, arch: target.arch.name(), options: &[] };
     let cubin = compiler.compile(&request).unwrap_or_else(|error| panic!("{error}"));
-    let grids = grids(source, launch, target).list;
+    let grids = &kernel.launch.grids().expect("grids").list;
     assert!(!grids.is_empty(), "{}", source.name);
     grids.iter().map(|grid| cubin.entry(grid.entry).unwrap().spill_stores).collect()
 }
@@ -51,14 +64,14 @@ fn every_rung_compiles_and_none_spills() {
         for dtype in [Dtype::F32, Dtype::Bf16] {
             for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm90a] {
                 let target = CudaTarget::new(arch, 132);
-                let (generated, launch) = generated(name, 1000, cols, dtype, &target);
+                let generated = generated(name, 1000, cols, dtype, &target);
                 for rung in ladder.rungs() {
-                    let source = rung.source(&generated, &launch, &target).unwrap();
-                    let spills = spills(&compiler, &source, &launch, &target);
+                    let kernel = generated.rung(rung, &target).unwrap();
+                    let spills = spills(&compiler, &kernel, &target);
                     // The whole row of 4096 columns does not fit a warp's registers: that is what the rung shows.
                     let fits = cols < 4096 || rung.name != "l5_row_in_registers";
                     assert!(!fits || spills == [0], "{} {dtype} {arch}: {spills:?}", rung.name);
-                    let grid = &grids(&source, &launch, &target).list[0];
+                    let grid = &kernel.launch.grids().expect("grids").list[0];
                     assert!(grid.blocks[0] as usize * grid.threads as usize >= 1000, "{}: {grid:?}", rung.name);
                 }
             }
@@ -73,21 +86,21 @@ fn every_rung_of_attention_compiles_and_none_spills() {
         // The tiles of the third rung are too much for the shared memory of sm_75.
         for (arch, count) in [(Arch::Sm75, 2), (Arch::Sm80, 5), (Arch::Sm90a, 6)] {
             let target = CudaTarget::new(arch, 132);
-            let (generated, launch) = generated("attention", rows, 768, Dtype::Bf16, &target);
+            let generated = generated("attention", rows, 768, Dtype::Bf16, &target);
             let rungs: Vec<_> = Ladder::Attention.rungs().iter().filter(|rung| rung.is_for(arch)).collect();
             assert_eq!(rungs.len(), count, "{arch}");
             let mut last = None;
             for rung in rungs {
-                let source = rung.source(&generated, &launch, &target).unwrap();
+                let kernel = generated.rung(rung, &target).unwrap();
                 // Only the two shipped kernels have texts that follow from the shape.
                 if rows == 8192 || matches!(rung.name, "l5_pipelined" | "l6_warpgroups") {
-                    let spills = spills(&compiler, &source, &launch, &target);
+                    let spills = spills(&compiler, &kernel, &target);
                     assert!(spills.iter().all(|&spills| spills == 0), "{} {rows} {arch}: {spills:?}", rung.name);
                 }
-                last = Some(source);
+                last = Some(kernel);
             }
             // Where there are matrix units, the highest rung is what is generated.
-            assert_eq!(last.as_ref() == Some(&generated), arch.is_ampere(), "{rows} {arch}");
+            assert_eq!(last.as_ref() == Some(&generated.kernel), arch.is_ampere(), "{rows} {arch}");
         }
     }
 }
@@ -95,13 +108,13 @@ fn every_rung_of_attention_compiles_and_none_spills() {
 #[test]
 fn a_rung_is_made_only_for_what_it_is_written_for() {
     let target = CudaTarget::new(Arch::Sm90a, 132);
-    let all = |ladder: Ladder, generated: &CudaSource, launch: &Launch| {
-        ladder.rungs().iter().filter_map(|rung| rung.source(generated, launch, &target)).count()
+    let all = |ladder: Ladder, generated: &Generated| {
+        ladder.rungs().iter().filter_map(|rung| generated.rung(rung, &target)).count()
     };
     let of = |name: &str, cols: usize, dtype: Dtype| generated(name, 1000, cols, dtype, &target);
-    let (source, launch) = of("attention", 768, Dtype::Bf16);
-    assert_eq!(all(Ladder::Attention, &source, &launch), 6);
-    assert_eq!(all(Ladder::NormAct, &source, &launch), 0);
+    let attention = of("attention", 768, Dtype::Bf16);
+    assert_eq!(all(Ladder::Attention, &attention), 6);
+    assert_eq!(all(Ladder::NormAct, &attention), 0);
     for (name, cols, dtype) in [
         ("attention", 768, Dtype::F16),
         ("attention", 768, Dtype::F32),
@@ -109,18 +122,17 @@ fn a_rung_is_made_only_for_what_it_is_written_for() {
         ("norm_act", 768, Dtype::F16),
         ("add_act", 768, Dtype::F16),
     ] {
-        let (source, launch) = of(name, cols, dtype);
-        assert_eq!(all(Ladder::of(name).unwrap(), &source, &launch), 0, "{name} {cols} {dtype}");
+        assert_eq!(all(Ladder::of(name).unwrap(), &of(name, cols, dtype)), 0, "{name} {cols} {dtype}");
     }
 }
 
 #[test]
 fn launches_of_attention_cover_all_rows_and_share_scores() {
     let target = CudaTarget::new(Arch::Sm80, 132);
-    let (generated, launch) = generated("attention", 517, 128, Dtype::Bf16, &target);
+    let generated = generated("attention", 517, 128, Dtype::Bf16, &target);
     let made = |index: usize| {
-        let source = Ladder::Attention.rungs()[index].source(&generated, &launch, &target).unwrap();
-        let Grids { list, workspace, .. } = grids(&source, &launch, &target);
+        let kernel = generated.rung(&Ladder::Attention.rungs()[index], &target).unwrap();
+        let Grids { list, workspace, .. } = kernel.launch.grids().expect("grids").clone();
         let grids: Vec<_> = list.iter().map(|grid| (grid.entry, grid.blocks, grid.threads, grid.shared)).collect();
         (grids, workspace, list[0].words.clone())
     };

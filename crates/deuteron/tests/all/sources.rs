@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use deuteron::listing::{Absent, kernels_for};
 use deuteron::reference::random_case;
 use deuteron::{Dtype, FusedOp, Graph, GroupKind, Heads, Machine, Mask, NodeId, Norm, Sizes, Strategy, Target, plan};
-use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, grids};
-use deuteron_codegen::{Backend, Source, TaggedLine, render, tagged_source};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid};
+use deuteron_codegen::{Backend, CudaCatalog, Kernel, Source, TaggedLine, render, tagged_source};
 use deuteron_device::cuda::cache::DiskCache;
 use deuteron_device::cuda::library::{self, Search};
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
@@ -28,7 +28,8 @@ fn sources(graph: &Graph, arch: Arch, strategy: Strategy) -> Vec<CudaSource> {
     let target = Target { machine: &machine, catalog: CudaCatalog::of(arch) };
     let plan = plan(graph, target, strategy, &[]).unwrap();
     let backend = Backend::Cuda(CudaTarget::new(arch, 132));
-    let rendered = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), &backend).unwrap().0);
+    let rendered =
+        plan.groups.iter().map(|group| render(group.draft(graph, &plan.placement), &backend).unwrap().source);
     rendered.filter_map(|source| if let Source::Cuda(source) = source { Some(source) } else { None }).collect()
 }
 
@@ -435,8 +436,8 @@ fn every_line_that_computes_names_its_operation() {
                 .unwrap();
         for group in plan.groups.iter().filter(|group| group.kind == GroupKind::Row) {
             let draft = group.draft(&graph, &plan.placement);
-            let (source, lines) =
-                (render(&draft, &backend).unwrap().0.to_string(), tagged_source(&draft, &backend).unwrap());
+            let source = render(&draft, &backend).unwrap().source.to_string();
+            let lines = tagged_source(&draft, &backend).unwrap();
             let text = |lines: &[TaggedLine]| lines.iter().map(|line| format!("{}\n", line.text)).collect::<String>();
             let shared = lines.iter().position(|line| line.text.starts_with("// prelude:")).unwrap();
             let (constants, kernel) = (&lines[..shared], &lines[shared + 1..]);
@@ -482,10 +483,11 @@ fn launches(graph: &Graph, arch: Arch) -> Vec<(String, Grid)> {
     let target = CudaTarget::new(arch, 132);
     let mut all = Vec::new();
     for group in &plan.groups {
-        let (source, launch) = render(&group.draft(graph, &plan.placement), &Backend::Cuda(target.clone())).unwrap();
-        if let Source::Cuda(source) = source {
-            let grids = grids(&source, &launch, &target).list;
-            all.extend(grids.into_iter().map(|grid| (format!("{} {:?}", group.name, source.family), grid)));
+        let kernel = render(group.draft(graph, &plan.placement), &Backend::Cuda(target.clone())).unwrap();
+        if let Kernel { source: Source::Cuda(source), launch } = kernel {
+            let label = format!("{} {} {}", group.name, source.name, launch.variant().name);
+            let grids = &launch.grids().expect("grids").list;
+            all.extend(grids.iter().map(|grid| (label.clone(), grid.clone())));
         }
     }
     all

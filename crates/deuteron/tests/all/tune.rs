@@ -2,9 +2,9 @@
 
 use deuteron::cuda::{Arch, CudaCatalog, CudaTarget, RowConfig, Tuning};
 use deuteron::tune::{Timed, TuneReport, TunedKernel, launch_shapes};
-use deuteron::{Dtype, FusedOp, Graph, Machine, Strategy, Target, plan, render};
-use deuteron_codegen::cuda::Family;
-use deuteron_codegen::{Backend, Source};
+use deuteron::{Dtype, FusedOp, Graph, Group, Machine, Strategy, Structure, Target, plan, render};
+use deuteron_codegen::Backend;
+use deuteron_codegen::kernels::row;
 
 const ARCH: Arch = Arch::Sm90a;
 
@@ -20,16 +20,16 @@ fn rendered(graph: &Graph, tuning: Tuning) -> Vec<RowConfig> {
     let machine = Machine::profile("h200").unwrap();
     let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
     let plan = plan(graph, target, Strategy::Greedy, &[]).unwrap();
-    let backend = Backend::Cuda(CudaTarget { tuning, ..CudaTarget::new(ARCH, 132) });
-    let sources = plan.groups.iter().map(|group| render(&group.draft(graph, &plan.placement), &backend).unwrap().0);
-    let config = |source| match source {
-        Source::Cuda(source) => match source.family {
-            Family::Row(kernel) => Some(kernel.config),
-            _ => None,
-        },
-        _ => None,
+    let cuda = CudaTarget { tuning, ..CudaTarget::new(ARCH, 132) };
+    let backend = Backend::Cuda(cuda.clone());
+    let rows = plan.groups.iter().filter(|group| group.structure == Structure::Row);
+    let config = |group: &Group| {
+        let draft = group.draft(graph, &plan.placement);
+        let config = row::cuda::chosen(&draft, &cuda);
+        assert_eq!(render(draft, &backend).unwrap().launch.variant().name, config.to_string());
+        config
     };
-    sources.filter_map(config).collect()
+    rows.map(config).collect()
 }
 
 fn norm(rows: usize, cols: usize, dtype: Dtype) -> Graph {

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::gpu;
-use deuteron_codegen::cuda::{copy_source, scatter_source};
-use deuteron_codegen::{ArgBinding, Geometry, Launch, Piece, Source};
+use deuteron_codegen::kernels::copy::{self, Copy};
+use deuteron_codegen::kernels::scatter;
+use deuteron_codegen::{ArgBinding, Backend, CpuCatalog, Kernel, Piece, Source, render};
 use deuteron_device::{
     Buffer, CompiledKernel, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable, Inputs, Job,
     Launching, Lending, Memory, NoStates, Place, Recorded, Span, Step,
 };
 use deuteron_graph::{Dtype, Graph, NodeId};
+use deuteron_plan::{Machine, Strategy, Target, plan};
 
 /// Something to call a buffer by.
 fn node() -> NodeId {
@@ -48,6 +50,20 @@ fn read(executable: &dyn Executable, index: usize, bytes: usize) -> Vec<u8> {
 
 fn compiled(device: &dyn Device, source: Source) -> Arc<CompiledKernel> {
     device.compile(vec![source]).unwrap().swap_remove(0)
+}
+
+/// One step of a kernel.
+fn step(device: &dyn Device, kernel: Kernel, places: Vec<Place>) -> Step {
+    Step { kernel: compiled(device, kernel.source), launch: kernel.launch, places }
+}
+
+/// The only kernel of a graph on a CPU.
+fn cpu_kernel(text: &str) -> Kernel {
+    let graph: Graph = text.parse().unwrap();
+    let target = Target { machine: &Machine::cpu(), catalog: &CpuCatalog };
+    let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
+    let [group] = plan.groups.as_slice() else { panic!("not one kernel: {plan}") };
+    render(group.draft(&graph, &plan.placement), &Backend::Cpu).unwrap()
 }
 
 // Copies.
@@ -116,10 +132,9 @@ fn copy_job(device: &dyn Device, element: usize, pieces: &[Piece], sources: usiz
     let mut args: Vec<ArgBinding> = (0..sources).map(|_| arg(integer(element), false, 0)).collect();
     args.push(arg(integer(element), true, 0));
     let places = (0..sources).map(Place::Input).chain([Place::Output(0)]).collect();
-    let kernel = compiled(device, Source::Cuda(copy_source(element)));
-    let launch = Launch { args, geometry: Geometry::Copy(pieces.to_vec()) };
+    let kernel = copy::cuda::kernel(&Copy { element, args, pieces: pieces.to_vec() });
     Job {
-        steps: vec![Step { kernel, launch, places }],
+        steps: vec![step(device, kernel, places)],
         inputs: sources,
         states: vec![],
         outputs: vec![to * element],
@@ -265,12 +280,27 @@ impl Scatter {
         self.rows * self.cols * self.dtype.bytes()
     }
 
-    fn job(&self, kernel: Arc<CompiledKernel>) -> Job {
-        let geometry = Geometry::ScatterAdd { count: self.indices.len(), cols: self.cols, rows: self.rows };
-        let args = vec![arg(Dtype::I32, false, 0), arg(self.dtype, false, 0), arg(self.dtype, true, 0)];
+    fn job(&self, device: &dyn Device, kernel: Kernel) -> Job {
         let places = vec![Place::Input(0), Place::Input(1), Place::Output(0)];
-        let steps = vec![Step { kernel, launch: Launch { args, geometry }, places }];
+        let steps = vec![step(device, kernel, places)];
         Job { steps, inputs: 2, states: vec![], outputs: vec![self.table_bytes()], arena: 0 }
+    }
+
+    fn cpu_kernel(&self) -> Kernel {
+        let (count, Scatter { dtype, cols, rows, .. }) = (self.indices.len(), self);
+        cpu_kernel(&format!(
+            "i = input i32[{count}] ; u = input {dtype}[{count},{cols}] ; y = scatter_add i u rows={rows} ; out y"
+        ))
+    }
+
+    fn gpu_kernel(&self) -> Kernel {
+        scatter::cuda::kernel(&scatter::Scatter {
+            dtype: self.dtype,
+            args: [arg(Dtype::I32, false, 0), arg(self.dtype, false, 0), arg(self.dtype, true, 0)],
+            count: self.indices.len(),
+            cols: self.cols,
+            rows: self.rows,
+        })
     }
 
     fn inputs(&self) -> [Memory; 2] {
@@ -280,15 +310,14 @@ impl Scatter {
 
     fn on_cpu(&self) -> Result<Vec<u8>, DeviceError> {
         let cpu = Cpu::new();
-        let mut executable = cpu.load(self.job(compiled(&cpu, Source::ScatterAdd(self.dtype))))?;
+        let mut executable = cpu.load(self.job(&cpu, self.cpu_kernel()))?;
         let inputs = self.inputs();
         executable.run(&|index| &inputs[index], &mut NoStates, Launching::Eager)?;
         Ok(read(&*executable, 0, self.table_bytes()))
     }
 
     fn on_gpu(&self, device: &Cuda, runs: usize) -> Result<Vec<Vec<u8>>, DeviceError> {
-        let kernel = compiled(device, Source::Cuda(scatter_source(self.dtype)));
-        let mut executable = device.load(self.job(kernel))?;
+        let mut executable = device.load(self.job(device, self.gpu_kernel()))?;
         let inputs = self.inputs();
         let mut results = Vec::new();
         for run in 0..runs {
@@ -345,8 +374,7 @@ fn an_index_outside_of_its_table_is_the_error_of_the_cpu_and_does_no_harm() {
         }
         let (expected, got) = (scatter.on_cpu().unwrap_err(), scatter.on_gpu(&device, 1).unwrap_err());
         assert_eq!(got, expected);
-        let kernel = compiled(&device, Source::Cuda(scatter_source(Dtype::F32)));
-        let mut executable = device.load(scatter.job(kernel)).unwrap();
+        let mut executable = device.load(scatter.job(&device, scatter.gpu_kernel())).unwrap();
         let inputs = scatter.inputs();
         for launching in [Launching::Eager, Launching::Graph, Launching::Graph] {
             assert_eq!(
@@ -367,16 +395,11 @@ fn an_index_outside_of_its_table_is_the_error_of_the_cpu_and_does_no_harm() {
 
 /// Three copies, one after another, through two ranges of the arena: a transpose there and back.
 fn chain(device: &dyn Device, rows: usize, cols: usize) -> Job {
-    let kernel = compiled(device, Source::Cuda(copy_source(2)));
     let bytes = 2 * rows * cols;
     let second = bytes.next_multiple_of(256);
-    let step = |piece: Piece, from: Place, to: Place| Step {
-        kernel: kernel.clone(),
-        launch: Launch {
-            args: vec![arg(Dtype::F16, false, 0), arg(Dtype::F16, true, 0)],
-            geometry: Geometry::Copy(vec![piece]),
-        },
-        places: vec![from, to],
+    let step = |piece: Piece, from: Place, to: Place| {
+        let args = vec![arg(Dtype::F16, false, 0), arg(Dtype::F16, true, 0)];
+        step(device, copy::cuda::kernel(&Copy { element: 2, args, pieces: vec![piece] }), vec![from, to])
     };
     let [a, b] = [0, second].map(|offset| Place::Arena { offset, bytes });
     let steps = vec![
@@ -571,25 +594,29 @@ fn inputs_that_kernels_cannot_read_are_refused() {
 #[test]
 fn kernels_of_another_device_are_refused() {
     let Some(device) = gpu(false) else { return };
-    assert_eq!(device.compile(vec![Source::Copy(4)]).unwrap_err(), DeviceError::ForeignKernel { step: 0 });
+    let source = cpu_kernel("x = input f32[2,4] ; t = transpose x [1,0] ; y = copy t ; out y").source;
+    assert_eq!(device.compile(vec![source.clone()]).unwrap_err(), DeviceError::ForeignKernel { step: 0 });
     let cpu = Cpu::new();
     let job = copy_job(&device, 4, &[piece(0, &[8], &[1], 0, 0)], 1);
     assert_eq!(cpu.load(job.clone()).err(), Some(DeviceError::ForeignKernel { step: 0 }));
     let mut foreign = job;
-    foreign.steps[0].kernel = compiled(&cpu, Source::Copy(4));
+    foreign.steps[0].kernel = compiled(&cpu, source);
     assert_eq!(device.load(foreign).err(), Some(DeviceError::ForeignKernel { step: 0 }));
 }
 
 #[test]
 fn a_source_that_does_not_compile_is_an_error_with_its_log() {
     let Some(device) = gpu(false) else { return };
-    let mut source = copy_source(4);
+    let pieces = vec![piece(0, &[8], &[1], 0, 0)];
+    let args = vec![arg(Dtype::F32, false, 0), arg(Dtype::F32, true, 0)];
+    let right = copy::cuda::kernel(&Copy { element: 4, args, pieces }).source;
+    let Source::Cuda(mut source) = right.clone() else { panic!("{right}") };
     source.text.push_str("\nextern \"C\" __global__ void broken() { undefined = 1; }\n");
     match device.compile(vec![Source::Cuda(source)]) {
         Err(DeviceError::Cuda(CudaError::Compile { log, .. })) => assert!(log.contains("undefined"), "{log}"),
         other => panic!("expected a compile error, got {other:?}"),
     }
-    assert!(device.compile(vec![Source::Cuda(copy_source(4))]).is_ok());
+    assert!(device.compile(vec![right]).is_ok());
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! One token of GPT-2 on a Hopper GPU that need not be there: which grids it is, and that each may start before the one before
 //! it has ended.
 
-use deuteron::{Backend, Machine, Strategy, Target, plan, render};
-use deuteron_codegen::cuda::{Arch, CudaCatalog, CudaSource, CudaTarget, Grid, Word, grids};
-use deuteron_codegen::{Geometry, Source};
+use deuteron::{Backend, Form, Machine, Strategy, Target, plan, render};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Word};
+use deuteron_codegen::{CudaCatalog, Kernel, Request, Source};
 use deuteron_gpt2::{Config, Piece, Start, Weights, next_logits};
 
 /// A kernel of the step, its grids, and the positions of its arguments that are inputs of the graph.
@@ -22,17 +22,15 @@ fn step(arch: Arch) -> Vec<Launched> {
         plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, Strategy::Fused, &[]).unwrap();
     let target = CudaTarget::new(arch, 132);
     let launched = plan.groups.iter().map(|group| {
-        let draft = group.draft(&graph, &plan.placement);
-        let Ok((Source::Cuda(source), mut launch)) = render(&draft, &Backend::Cuda(target.clone())) else {
-            panic!("a kernel of a library")
-        };
         // As in a session whose caches are states.
-        if let Geometry::Append(shape) = &mut launch.geometry {
-            shape.in_place = true;
-        }
-        let given = |&position: &usize| graph.inputs().contains(&launch.args[position].base);
-        let inputs = (0..launch.args.len()).filter(given).collect();
-        Launched { grids: grids(&source, &launch, &target).list, source, inputs }
+        let in_place = if group.form == Form::Append { &group.nodes[..] } else { &[] };
+        let request = Request { group: group.draft(&graph, &plan.placement), in_place };
+        let Kernel { source, launch } = render(request, &Backend::Cuda(target.clone())).unwrap();
+        let Source::Cuda(source) = source else { panic!("a kernel of a library") };
+        let args = launch.arguments();
+        let given = |&position: &usize| graph.inputs().contains(&args[position].base);
+        let inputs = (0..args.len()).filter(given).collect();
+        Launched { grids: launch.grids().expect("grids").list.clone(), source, inputs }
     });
     launched.collect()
 }
@@ -73,7 +71,7 @@ fn older_gpus_start_one_grid_after_another() {
 fn weights_are_asked_for_early() {
     for Launched { source, grids, inputs } in step(Arch::Sm90a) {
         // Those that a device finds to be written by a kernel are left out: all that are no inputs.
-        let given = |word: &Word| matches!(word, Word::Given { position, .. } if inputs.contains(position));
+        let given = |word: &Word| matches!(word, Word::Unwritten { position, .. } if inputs.contains(position));
         let early = grids.iter().flat_map(|grid| &grid.words).filter(|word| given(word)).count();
         let expected = match source.name.as_str() {
             // Weights and bias; with a norm what it scales by and adds; of the head no bias.

@@ -1,6 +1,6 @@
 //! Row kernels on CUDA: the same body as on the CPU, spread over threads by a config.
 
-use deuteron_plan::{Structure, primitive_work};
+use deuteron_plan::{Draft, Structure, primitive_work};
 
 use crate::body::{Access, Origin};
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
@@ -24,6 +24,11 @@ impl Family<CudaTarget> for RowFamily {
         let kernel = move || RowVariant::new(lower_with_origins(&group).0, target).kernel(target);
         if *group.structure == Structure::Row { offered(move || primitive_work(&group), kernel) } else { None }
     }
+}
+
+/// The config that the kernel of row work is given: the measured one where it fits, else the suggested one.
+pub fn chosen(group: &Draft, target: &CudaTarget) -> RowConfig {
+    RowVariant::new(lower_with_origins(group).0, target).config
 }
 
 /// A row kernel with its config.

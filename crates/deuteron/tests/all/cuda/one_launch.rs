@@ -4,9 +4,7 @@
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, Graph, Launching, Recorded, Session, Strategy, Tensor, seed};
-use deuteron_codegen::cuda::Family;
-use deuteron_codegen::kernels::attention::cuda::rows::RowsWay;
-use deuteron_codegen::kernels::attention::cuda::{Groups, Way};
+use deuteron_codegen::cuda::CudaSource;
 use deuteron_codegen::{Backend, Source};
 
 use super::{gpu, guarded_gpu, outputs, parsed};
@@ -28,29 +26,30 @@ fn assert_right(session: &Session, inputs: &[Tensor], what: &str) {
 }
 
 /// The only kernel of a plan: attention with row work, or with its projection and row work.
-fn way(session: &Session) -> Option<Family> {
+fn joint(session: &Session) -> Option<CudaSource> {
     let [kernel] = session.kernels() else { return None };
     let Source::Cuda(source) = &kernel.source else { return None };
-    let known = matches!(source.family, Family::AttentionRows(_) | Family::AttentionBlock(_));
-    known.then(|| source.family.clone())
+    let known = ["attention_rows", "attention_rows_hopper", "attention_block_hopper"].contains(&source.name.as_str());
+    known.then(|| source.clone())
 }
 
-/// Whether the separate kernel of attention goes the same way, and so has the same bits.
-fn goes_as(separate: &Session, family: &Family) -> bool {
-    let Family::AttentionRows(rows) = family else { return false };
+/// How blocks are cut, as far as bits follow from it: neither which block has which tile nor how many are in shared memory changes one.
+fn cut(source: &CudaSource) -> Vec<&str> {
+    let names = ["int WARPS", "int ATOMS", "int KEYS", "int BLOCKS", "bool SPLIT", "bool TURNS"];
+    let is_cut = |line: &&str| names.iter().any(|name| line.starts_with(&format!("constexpr {name} = ")));
+    source.text.lines().filter(is_cut).collect()
+}
+
+/// Whether the separate kernel of attention is the same variant, and so has the same bits.
+fn is_variant_of(separate: &Session, joint: &CudaSource) -> bool {
+    let alone = match joint.name.as_str() {
+        "attention_rows_hopper" => "attention_hopper",
+        "attention_rows" if joint.text.contains(" attention_tensor(") => "attention_tensor",
+        "attention_rows" => "attention",
+        _ => return false,
+    };
     separate.kernels().iter().any(|kernel| match &kernel.source {
-        Source::Cuda(source) => match (&source.family, &rows.way) {
-            (Family::Attention(attention), RowsWay::Last { way, .. }) => attention.way == *way,
-            (Family::Attention(attention), RowsWay::Meeting(meeting)) => match attention.way {
-                // Neither which block has which tile nor how many are in shared memory changes a bit.
-                Way::Hopper(groups) => {
-                    let Groups { stages, slots, .. } = meeting.groups;
-                    Groups { persistent: true, stages, slots, ..groups } == meeting.groups
-                }
-                _ => false,
-            },
-            _ => false,
-        },
+        Source::Cuda(source) => source.name == alone && cut(source) == cut(joint),
         _ => false,
     })
 }
@@ -69,23 +68,19 @@ fn check(engine: &Engine, text: &str, dtype: Dtype, alone: usize) {
     let inputs = seed::inputs(&graph, 11).unwrap();
     let mut session = ran(engine, &graph, Strategy::Greedy, &inputs);
     let found = outputs(&session);
-    let Some(family) = way(&session) else { panic!("{dtype}: not one kernel\n{text}\n{}", session.plan()) };
-    let way = match &family {
-        Family::AttentionRows(rows) => rows.to_string(),
-        Family::AttentionBlock(block) => block.to_string(),
-        family => panic!("{family:?}"),
-    };
-    assert_right(&session, &inputs, &format!("{dtype} {way}\n{text}"));
+    let Some(joint) = joint(&session) else { panic!("{dtype}: not one kernel\n{text}\n{}", session.plan()) };
+    let name = format!("{} {:?}", joint.name, cut(&joint));
+    assert_right(&session, &inputs, &format!("{dtype} {name}\n{text}"));
     session.poison().unwrap();
     assert!(is_one_launch(&mut session, &inputs), "{dtype}: more than one launch\n{text}");
     let same = outputs(&session).iter().zip(&found).all(|(a, b)| a.is_bitwise(b));
-    assert!(same, "{dtype} {way}: other bits in the second run\n{text}");
+    assert!(same, "{dtype} {name}: other bits in the second run\n{text}");
     let separate = ran(engine, &graph, Strategy::Unfused, &inputs);
     assert!(separate.kernels().len() > 1, "{text}");
-    if goes_as(&separate, &family) {
+    if is_variant_of(&separate, &joint) {
         let first = found.len() - alone;
         let same = outputs(&separate)[first..].iter().zip(&found[first..]).all(|(a, b)| a.is_bitwise(b));
-        assert!(same, "{dtype} {way}: not the bits of separate kernels\n{text}");
+        assert!(same, "{dtype} {name}: not the bits of separate kernels\n{text}");
     }
 }
 
@@ -254,7 +249,7 @@ fn few_queries_are_more_launches() {
         let graph = parsed(&merged([2, 12, sequence, 64], "", "mask=causal", ADD_NORM), dtype);
         let inputs = seed::inputs(&graph, 11).unwrap();
         let session = ran(&engine, &graph, Strategy::Greedy, &inputs);
-        assert!(session.kernels().len() > 1 && way(&session).is_none());
+        assert!(session.kernels().len() > 1 && joint(&session).is_none());
         assert_right(&session, &inputs, &dtype.to_string());
     }
 }
@@ -278,7 +273,7 @@ fn extreme_scores() {
         inputs[0] = spread(|_| 1.0);
         inputs[1] = spread(|position| if position % 3 == 0 { -1.0 } else { 1.0 });
         let session = ran(&engine, &graph, Strategy::Greedy, &inputs);
-        assert!(way(&session).is_some());
+        assert!(joint(&session).is_some());
         assert_right(&session, &inputs, &format!("{dtype} {mask}"));
     }
 }
@@ -294,7 +289,7 @@ fn nan_reaches_only_rows_that_see_it() {
         let clean = seed::inputs(&graph, 5).unwrap();
         let of = |inputs: &[Tensor]| -> Vec<Vec<f32>> {
             let session = ran(&engine, &graph, Strategy::Greedy, inputs);
-            assert!(way(&session).is_some());
+            assert!(joint(&session).is_some());
             outputs(&session).iter().map(|output| output.to_f32().unwrap()).collect()
         };
         let right = of(&clean);
@@ -340,7 +335,7 @@ fn repeat(engine: &Engine, text: &str, dtype: Dtype) {
     let inputs: Vec<Tensor> =
         seed::inputs(&graph, 5).unwrap().iter().map(|tensor| tensor.to_device(engine).unwrap()).collect();
     let mut session = ran(engine, &graph, Strategy::Greedy, &inputs);
-    assert!(way(&session).is_some(), "{dtype}: not one kernel\n{text}");
+    assert!(joint(&session).is_some(), "{dtype}: not one kernel\n{text}");
     let first = outputs(&session);
     for run in 0..1000 {
         session.set_launching(if run < 500 { Launching::Eager } else { Launching::Graph });
@@ -358,9 +353,9 @@ fn more_numbers_than_places() {
     let graph = parsed(&merged([700, 25, 65, 64], "", "mask=causal", ADD_NORM), Dtype::Bf16);
     let inputs = seed::inputs(&graph, 5).unwrap();
     let mut session = ran(&engine, &graph, Strategy::Greedy, &inputs);
-    let Some(family) = way(&session) else { panic!("not one kernel\n{}", session.plan()) };
+    let Some(joint) = joint(&session) else { panic!("not one kernel\n{}", session.plan()) };
     let (first, separate) = (outputs(&session), ran(&engine, &graph, Strategy::Unfused, &inputs));
-    assert!(!goes_as(&separate, &family) || outputs(&separate)[1].is_bitwise(&first[1]));
+    assert!(!is_variant_of(&separate, &joint) || outputs(&separate)[1].is_bitwise(&first[1]));
     session.poison().unwrap();
     session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
     assert!(outputs(&session).iter().zip(&first).all(|(a, b)| a.is_bitwise(b)));

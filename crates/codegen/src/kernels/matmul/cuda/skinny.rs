@@ -221,6 +221,12 @@ impl SkinnyConfig {
 }
 
 impl SkinnyKernel {
+    /// That of a group, if it is a matmul of few rows.
+    pub fn of(group: &Draft, target: &CudaTarget) -> Option<SkinnyKernel> {
+        let parts = skinny_parts(group, target.arch)?;
+        Some(SkinnyKernel::new(lower_skinny(group, &parts), target))
+    }
+
     fn new(lowered: LoweredProduct, target: &CudaTarget) -> SkinnyKernel {
         let LoweredProduct { mut product, launch } = lowered;
         if let Some(head) = &mut product.head {
@@ -230,7 +236,8 @@ impl SkinnyKernel {
         SkinnyKernel { product, launch, config }
     }
 
-    fn kernel(self, target: &CudaTarget) -> Kernel {
+    /// What is compiled and launched.
+    pub fn kernel(&self, target: &CudaTarget) -> Kernel {
         let text = self.constants()
             + &PRELUDE
             + &self.sides()
