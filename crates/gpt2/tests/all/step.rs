@@ -1,7 +1,7 @@
 //! One token of GPT-2 on a Hopper GPU that need not be there: which grids it is, and that each may start before the one before
 //! it has ended.
 
-use deuteron::{Backend, Form, Machine, Strategy, Target, plan, render};
+use deuteron::{Backend, Machine, Strategy, Structure, Target, plan, render};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Word};
 use deuteron_codegen::{CudaCatalog, Kernel, Request, Source};
 use deuteron_gpt2::{Config, Piece, Start, Weights, next_logits};
@@ -23,7 +23,7 @@ fn step(arch: Arch) -> Vec<Launched> {
     let target = CudaTarget::new(arch, 132);
     let launched = plan.groups.iter().map(|group| {
         // As in a session whose caches are states.
-        let in_place = if group.form == Form::Append { &group.nodes[..] } else { &[] };
+        let in_place = if group.structure == Structure::Append { &group.nodes[..] } else { &[] };
         let request = Request { group: group.draft(&graph, &plan.placement), in_place };
         let Kernel { source, launch } = render(request, &Backend::Cuda(target.clone())).unwrap();
         let Source::Cuda(source) = source else { panic!("a kernel of a library") };

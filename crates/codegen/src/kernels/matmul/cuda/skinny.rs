@@ -223,8 +223,8 @@ impl SkinnyConfig {
 impl SkinnyKernel {
     /// That of a group, if it is a matmul of few rows.
     pub fn of(group: &Draft, target: &CudaTarget) -> Option<SkinnyKernel> {
-        let parts = skinny_parts(group, target.arch)?;
-        Some(SkinnyKernel::new(lower_skinny(group, &parts), target))
+        let fit = fit(group, target.arch)?;
+        Some(SkinnyKernel::new(lower_skinny(group, fit), target))
     }
 
     fn new(lowered: LoweredProduct, target: &CudaTarget) -> SkinnyKernel {
