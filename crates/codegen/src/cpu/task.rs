@@ -214,4 +214,10 @@ impl Floats {
     pub fn pointer(&mut self) -> *mut f32 {
         self.0.pointer()
     }
+
+    /// All of them one value.
+    #[cfg(test)]
+    pub fn fill(&mut self, value: f32) {
+        self.0.fill(value);
+    }
 }

@@ -142,7 +142,7 @@ impl Case {
         let mut results = vec![vec![f32::NAN; self.spec.rows * self.columns]; self.rights.len()];
         let mut memory = kernel.packed(self.columns).filter(|_| self.packs).map(Floats::new);
         let packed = memory.as_mut().map(|memory| {
-            memory.0.fill(f32::NAN);
+            memory.fill(f32::NAN);
             let packed = Packed { base: memory.pointer(), columns: self.columns };
             // SAFETY: the operand has all columns and inner indices, and there is room for every piece.
             let pack = |piece| unsafe { kernel.pack(self.rights[0].matrix(), packed, piece) };
@@ -151,7 +151,7 @@ impl Case {
         });
         for &part in parts {
             let mut scratch = Floats::new(kernel.scratch(part.rows, part.columns));
-            scratch.0.fill(f32::NAN);
+            scratch.fill(f32::NAN);
             let mut fill = |wanted: Wanted| {
                 for row in 0..wanted.rows {
                     for at in 0..wanted.count {
