@@ -7,7 +7,6 @@
 #![deny(unsafe_code)]
 
 pub mod argument;
-pub mod attention;
 pub mod body;
 pub mod catalog;
 mod compound;
@@ -18,20 +17,20 @@ pub mod kernels;
 pub mod library;
 mod linear;
 pub mod lower;
-pub mod product;
 pub mod tile;
 
 pub use argument::{ArgBinding, Argument, Lookup};
-pub use attention::block::AttentionBlock;
-pub use attention::rows::AttentionRows;
-pub use attention::{
-    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, BackwardOperand, HeadStrides,
-};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use catalog::{Backend, CpuCatalog, CudaCatalog, NoKernel, TaggedLine, candidates, render, tagged_source};
 pub use kernel::{Execution, Kernel, Launch, Request, Source, Variant};
 pub use kernels::append::AppendShape;
+pub use kernels::attention::backward::BackwardOperand;
+pub use kernels::attention::block::AttentionBlock;
+pub use kernels::attention::kernel::{
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, HeadStrides,
+};
+pub use kernels::attention::rows::AttentionRows;
 pub use kernels::copy::Piece;
+pub use kernels::matmul::matmul::{Head, Product, Role, RowArguments, Tail};
 pub use kernels::matmul::shape::MatmulShape;
 pub use library::{Epilogue, LibraryCall, LibraryLaunch, LibraryMatmul, Operand};
-pub use product::{Head, Product, Role, RowArguments, Tail};

@@ -10,13 +10,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use deuteron_codegen::attention::{
-    AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides, LoweredAttention,
-};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Grids, Mapped, Word};
 use deuteron_codegen::kernels::attention::cuda::forward::{ForwardVariant, with_variant};
 use deuteron_codegen::kernels::attention::cuda::hopper::Groups;
 use deuteron_codegen::kernels::attention::cuda::tiles::Tiles;
+use deuteron_codegen::kernels::attention::kernel::{
+    AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides, LoweredAttention,
+};
 use deuteron_codegen::tile::Part;
 use deuteron_codegen::{ArgBinding, AttentionOperand, Backend, CudaCatalog, Kernel, Launch, Source, render};
 use deuteron_graph::{Dtype, Graph, NodeId};

@@ -24,9 +24,16 @@
 //!   range of keys.
 //! - Limits: `width` in 1..=256.
 
+pub mod backward;
+pub mod block;
+pub mod chain;
 #[allow(unsafe_code)]
 pub mod cpu;
 pub mod cuda;
+pub mod fit;
+pub mod kernel;
+pub mod norm;
+pub mod rows;
 
 #[cfg(test)]
 #[allow(unsafe_code)]

@@ -5,7 +5,6 @@
 use deuteron_graph::Dtype;
 
 use crate::argument::ArgBinding;
-use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides, LoweredAttention};
 use crate::cuda::arch::Arch;
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
@@ -13,6 +12,9 @@ use crate::kernel::{Execution, Kernel, Launch, Source};
 use crate::kernels::attention::cuda::forward::{ForwardVariant, with_variant};
 use crate::kernels::attention::cuda::hopper::Groups;
 use crate::kernels::attention::cuda::tiles::Tiles;
+use crate::kernels::attention::kernel::{
+    AttentionKernel, AttentionMask, AttentionShape, HeadStrides, LoweredAttention,
+};
 use crate::tile::{self, Part};
 
 /// Elements of a head, as the rungs are written for.

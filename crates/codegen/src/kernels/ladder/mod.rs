@@ -11,12 +11,13 @@ pub(crate) mod attention;
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, Structure};
 
-use crate::attention::{self as attend, Fit, LoweredAttention};
 use crate::cuda::arch::Arch;
 use crate::cuda::grid::CudaSource;
 use crate::cuda::row_config::{Policy, RowConfig};
 use crate::cuda::target::CudaTarget;
 use crate::kernel::Kernel;
+use crate::kernels::attention::chain::{self, Fit};
+use crate::kernels::attention::kernel::LoweredAttention;
 use crate::kernels::row::cuda::RowVariant;
 use crate::lower::lower_with_origins;
 use attention::Step;
@@ -209,7 +210,7 @@ impl Rung {
                 row_kernel(self, text, spread, RowVariant::new(lower_with_origins(group).0, target), target)
             }
             Text::Row { .. } => None,
-            Text::Attention(step) => match attend::fit(group)? {
+            Text::Attention(step) => match chain::fit(group)? {
                 Fit::Alone(fit) => step.kernel(&LoweredAttention::new(group, &fit), target),
                 Fit::Rows(_) | Fit::Block(_) | Fit::Gradient(_) => None,
             },

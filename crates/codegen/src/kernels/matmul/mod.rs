@@ -8,5 +8,8 @@
 #[allow(unsafe_code)]
 pub mod cpu;
 pub mod cuda;
+pub mod fit;
 pub mod library;
+pub mod matmul;
+mod routed;
 pub mod shape;

@@ -5,8 +5,8 @@ use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
 use crate::support::{compiled, compiler, gpu};
-use deuteron_codegen::attention::backward::LoweredBackward;
 use deuteron_codegen::cuda::{Arch, CudaTarget};
+use deuteron_codegen::kernels::attention::backward::LoweredBackward;
 use deuteron_codegen::kernels::attention::cuda::backward::{
     self, BackwardTiles, BackwardVariant, SideTiles, with_variant,
 };

@@ -7,10 +7,10 @@ use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
 use crate::support::{compiled, compiler, gpu};
-use deuteron_codegen::attention::LoweredAttention;
 use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_codegen::kernels::attention::cuda::forward::{self, ForwardVariant, with_variant};
 use deuteron_codegen::kernels::attention::cuda::tiles::Tiles;
+use deuteron_codegen::kernels::attention::kernel::LoweredAttention;
 use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, HeadStrides};
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_device::{Cuda, Device, Executable, Launching, Memory, NoStates};

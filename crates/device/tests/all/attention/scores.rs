@@ -3,11 +3,11 @@
 use super::shared::{added, loaded, lowered, microseconds, outputs, text_of};
 use crate::support::attention::{MASKS, Numbers, epsilon, is_usual, named_kernel, shape, stored, widened};
 use crate::support::{compiled, compiler, gpu};
-use deuteron_codegen::attention::LoweredAttention;
 use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_codegen::kernels::attention::cuda::forward::{self, ForwardVariant, with_variant};
 use deuteron_codegen::kernels::attention::cuda::scores::Scores;
 use deuteron_codegen::kernels::attention::cuda::tiles::Tiles;
+use deuteron_codegen::kernels::attention::kernel::LoweredAttention;
 use deuteron_codegen::{
     AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, Backend, HeadStrides,
 };

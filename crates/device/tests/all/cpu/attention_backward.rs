@@ -1,7 +1,7 @@
 //! The gradient of attention.
 
-use deuteron_codegen::attention::backward::LoweredBackward;
 use deuteron_codegen::cpu::simd::Isa;
+use deuteron_codegen::kernels::attention::backward::LoweredBackward;
 use deuteron_codegen::kernels::attention::cpu::family;
 use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionShape};
 use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};

@@ -1,8 +1,8 @@
 //! Attention with a projection of its result.
 
-use deuteron_codegen::attention::block::{AttentionBlockLaunch, LoweredAttentionBlock};
 use deuteron_codegen::body::Exprs;
 use deuteron_codegen::cpu::simd::Isa;
+use deuteron_codegen::kernels::attention::block::{AttentionBlockLaunch, LoweredAttentionBlock};
 use deuteron_codegen::kernels::attention::cpu::family;
 use deuteron_codegen::{Access, ArgBinding, ArgSpec, AttentionBlock, Body, Expr, MatmulShape, Product, Stage, Tail};
 use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};

@@ -1,9 +1,9 @@
 //! Attention with row work on its result.
 
-use deuteron_codegen::attention::rows::{AttentionRowsLaunch, LoweredAttentionRows};
 use deuteron_codegen::body::Exprs;
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::kernels::attention::cpu::family;
+use deuteron_codegen::kernels::attention::rows::{AttentionRowsLaunch, LoweredAttentionRows};
 use deuteron_codegen::{
     Access, ArgBinding, ArgSpec, AttentionKernel, AttentionMask, AttentionResult, AttentionRows, AttentionShape, Body,
     Expr, HeadStrides, Stage,

@@ -11,12 +11,6 @@ use super::driver::block::AttentionBlockTasks;
 use super::driver::rows::AttentionRowsTasks;
 use super::work::{attention_work, backward_work, block_work, rows_work};
 use crate::argument::ArgBinding;
-use crate::attention::backward::{GradientFit, LoweredBackward};
-use crate::attention::block::{BlockFit, LoweredAttentionBlock};
-use crate::attention::rows::{AttentionRows, AttentionRowsLaunch, LoweredAttentionRows, RowsFit};
-use crate::attention::{
-    self, AttentionFit, AttentionKernel, AttentionOperand, AttentionResult, BackwardOperand, Fit, LoweredAttention,
-};
 use crate::body::{Access, ArgSpec};
 use crate::cpu::emit::emit;
 use crate::cpu::family::{CpuTarget, assemble, touched};
@@ -24,11 +18,18 @@ use crate::cpu::program::Program;
 use crate::cpu::simd::MAX_LEADING;
 use crate::cpu::task::CpuSource;
 use crate::kernel::{Family, Kernel, Offer, Request};
+use crate::kernels::attention::backward::BackwardOperand;
+use crate::kernels::attention::backward::{self, GradientFit, LoweredBackward};
+use crate::kernels::attention::block::{self, BlockFit, LoweredAttentionBlock};
+use crate::kernels::attention::chain::{self, Fit};
+use crate::kernels::attention::fit::AttentionFit;
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionOperand, AttentionResult, LoweredAttention};
+use crate::kernels::attention::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows, RowsFit};
 use crate::kernels::matmul::cpu::driver::MatmulTasks;
 use crate::kernels::matmul::cpu::family as matmul;
+use crate::kernels::matmul::matmul::{LoweredProduct, Product};
 use crate::kernels::matmul::shape::Matrix;
 use crate::kernels::row::cpu::has_space;
-use crate::product::{LoweredProduct, Product};
 
 /// Attention alone, with row work on its result, with a projection, and its gradient.
 pub(crate) struct AttentionFamily;
@@ -36,7 +37,7 @@ pub(crate) struct AttentionFamily;
 impl Family<CpuTarget> for AttentionFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        Some(match attention::fit(&group)? {
+        Some(match chain::fit(&group)? {
             // Probabilities are a matmul and row work: the row is still in cache when it is softened.
             Fit::Alone(fit) if fit.kernel.result == AttentionResult::Probabilities => return None,
             Fit::Alone(fit) => Box::new(AttentionOffer { fit, group }),
@@ -71,7 +72,7 @@ struct AttentionRowsOffer<'a> {
 
 impl AttentionRowsOffer<'_> {
     fn lower(&self) -> LoweredAttentionRows {
-        attention::rows::lower(&self.group, self.fit.clone())
+        rows::lower(&self.group, self.fit.clone())
     }
 }
 
@@ -95,7 +96,7 @@ struct AttentionBlockOffer<'a> {
 
 impl AttentionBlockOffer<'_> {
     fn lower(&self) -> LoweredAttentionBlock {
-        attention::block::lower(&self.group, self.fit.clone())
+        block::lower(&self.group, self.fit.clone())
     }
 }
 
@@ -123,7 +124,7 @@ impl Offer for AttentionBackwardOffer<'_> {
     }
 
     fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = attention::backward::lower(&self.group, self.fit);
+        let lowered = backward::lower(&self.group, self.fit);
         debug_assert!(backward_fits(&lowered), "{lowered:?}");
         make_backward(lowered)
     }

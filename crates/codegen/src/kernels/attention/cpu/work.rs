@@ -3,11 +3,11 @@
 use deuteron_graph::Dtype;
 use deuteron_plan::{Class, LANES, Work};
 
-use crate::attention::block::{AttentionBlock, AttentionBlockLaunch};
-use crate::attention::rows::{AttentionRows, AttentionRowsLaunch};
-use crate::attention::{AttentionKernel, AttentionMask, AttentionShape};
 use crate::cpu::count::with_epilogue;
 use crate::cpu::program::Program;
+use crate::kernels::attention::block::{AttentionBlock, AttentionBlockLaunch};
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionMask, AttentionShape};
+use crate::kernels::attention::rows::{AttentionRows, AttentionRowsLaunch};
 use crate::kernels::matmul::cpu::work;
 
 /// Attention once more, then five products and an exponential for each score.

@@ -17,11 +17,13 @@ use super::text::{HOPPER, PLAIN, TENSOR, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS};
 use super::words::{is_aligned, words};
 use crate::argument::ArgBinding;
-use crate::attention::backward::{self, LoweredBackward};
-use crate::attention::{self, AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand, Fit};
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
+use crate::kernels::attention::backward::BackwardOperand;
+use crate::kernels::attention::backward::{self, LoweredBackward};
+use crate::kernels::attention::chain::{self, Fit};
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape};
 
 /// Queries, and keys, from which the matrix units are used: a tile of fewer would be mostly empty, and what is rounded for them
 /// does not average out over a few.
@@ -49,7 +51,7 @@ pub(crate) struct BackwardFamily;
 impl Family<CudaTarget> for BackwardFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let Some(Fit::Gradient(fit)) = attention::fit(&group) else { return None };
+        let Some(Fit::Gradient(fit)) = chain::fit(&group) else { return None };
         let (sized, shape) = (fit.kernel, fit.shape);
         if refusal(&sized, &shape).is_some() {
             return None;

@@ -6,11 +6,11 @@ use deuteron_plan::{Work, primitive_work};
 use super::forward::ForwardVariant;
 use super::hopper_norm::{ExchangeRequest, RowExchange, by_rows};
 use super::rows::refusal;
-use crate::attention::block::{self, AttentionBlock, AttentionBlockLaunch, LoweredAttentionBlock};
-use crate::attention::{self, Fit};
 use crate::cuda::grid::CudaSource;
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
+use crate::kernels::attention::block::{self, AttentionBlock, AttentionBlockLaunch, LoweredAttentionBlock};
+use crate::kernels::attention::chain::{self, Fit};
 
 /// Attention with its projection on a GPU.
 pub(crate) struct AttentionBlockFamily;
@@ -18,7 +18,7 @@ pub(crate) struct AttentionBlockFamily;
 impl Family<CudaTarget> for AttentionBlockFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let Some(Fit::Block(fit)) = attention::fit(&group) else { return None };
+        let Some(Fit::Block(fit)) = chain::fit(&group) else { return None };
         if !target.arch.has_wgmma() || refusal(&fit.attention.kernel, &fit.attention.shape).is_some() {
             return None;
         }

@@ -18,10 +18,11 @@ use super::scores::Scores;
 use super::text::{DECODE, HOPPER, HOPPER_ATTEND, NOTHING, PLAIN, TENSOR, plain_text, tensor_text, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS, Tiles};
 use super::words::{PARTS_AT, is_aligned, unwritten_positions, words};
-use crate::attention::{self, AttentionKernel, AttentionResult, AttentionShape, Fit, LoweredAttention};
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
+use crate::kernels::attention::chain::{self, Fit};
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionResult, AttentionShape, LoweredAttention};
 
 /// Up to this many queries attention is decoded: a tile of queries would be mostly empty.
 pub(super) const DECODE_QUERIES: usize = 8;
@@ -52,7 +53,7 @@ pub(crate) struct AttentionFamily;
 impl Family<CudaTarget> for AttentionFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let Some(Fit::Alone(fit)) = attention::fit(&group) else { return None };
+        let Some(Fit::Alone(fit)) = chain::fit(&group) else { return None };
         if refusal(&fit.kernel, &fit.shape).is_some() {
             return None;
         }

@@ -4,9 +4,11 @@ use deuteron_graph::Dtype;
 
 use super::words::words;
 use crate::argument::ArgBinding;
-use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 use crate::cuda::grid::{Grid, Word};
 use crate::cuda::target::CudaTarget;
+use crate::kernels::attention::kernel::{
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides,
+};
 use crate::tile::tensor_map::{Mapped, TensorMap};
 
 /// Fewer keys do not fill a tile.

@@ -6,10 +6,10 @@ use super::hopper::{Groups, section};
 use super::text::{HOPPER, HOPPER_ATTEND, text};
 use super::words::{RESULT_AT, is_aligned, words};
 use crate::argument::ArgBinding;
-use crate::attention::norm::{AddNorm, NormKind};
-use crate::attention::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
 use crate::cuda::grid::{Grid, Grids, Word};
 use crate::cuda::target::CudaTarget;
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
+use crate::kernels::attention::norm::{AddNorm, NormKind};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::tile::tensor_map::{MAP_WORDS, Mapped, TensorMap};
 

@@ -24,14 +24,15 @@ use super::text::{PLAIN, TENSOR, plain_text, tensor_text, text};
 use super::tiles::{PLAIN_THREADS, Tiles};
 use super::words::RESULT_AT;
 use crate::argument::ArgBinding;
-use crate::attention::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows};
-use crate::attention::{self, AttentionKernel, AttentionMask, AttentionShape, Fit, LoweredAttention};
 use crate::body::Body;
 use crate::cuda::grid::{CudaSource, Grids, Word};
 use crate::cuda::row::following::{Following, following, following_words};
 use crate::cuda::row_config::RowConfig;
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
+use crate::kernels::attention::chain::{self, Fit};
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionMask, AttentionShape, LoweredAttention};
+use crate::kernels::attention::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows};
 use crate::linear::earlier_sums;
 use crate::lower::RowLaunch;
 
@@ -48,7 +49,7 @@ pub(crate) struct AttentionRowsFamily;
 impl Family<CudaTarget> for AttentionRowsFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let Some(Fit::Rows(fit)) = attention::fit(&group) else { return None };
+        let Some(Fit::Rows(fit)) = chain::fit(&group) else { return None };
         if refusal(&fit.attention.kernel, &fit.attention.shape).is_some() {
             return None;
         }

@@ -11,8 +11,8 @@ use super::text::{PLAIN, TENSOR};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS, Tiles};
 use super::words::rows_start_at;
 use crate::argument::ArgBinding;
-use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape};
 use crate::cuda::target::CudaTarget;
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape};
 use crate::tile::Part;
 
 /// The kernels.

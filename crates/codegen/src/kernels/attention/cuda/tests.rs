@@ -10,12 +10,12 @@ use super::hopper::Groups;
 use super::tiles::Tiles;
 use super::words::{PARTS_AT, words};
 use crate::argument::ArgBinding;
-use crate::attention::{
+use crate::cuda::{Arch, CudaTarget, Grids, Word};
+use crate::kernel::Kernel;
+use crate::kernels::attention::kernel::{
     AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, DropoutRule, HeadStrides,
     LoweredAttention,
 };
-use crate::cuda::{Arch, CudaTarget, Grids, Word};
-use crate::kernel::Kernel;
 
 const ROW: HeadStrides = HeadStrides { batch: 12 * 100 * 64, head: 100 * 64, position: 64 };
 
@@ -195,8 +195,8 @@ fn shared_memory_is_what_every_architecture_has() {
 mod gradient {
     use super::super::backward::{self, BackwardTiles, BackwardVariant, SideTiles};
     use super::*;
-    use crate::attention::BackwardOperand;
-    use crate::attention::backward::LoweredBackward;
+    use crate::kernels::attention::backward::BackwardOperand;
+    use crate::kernels::attention::backward::LoweredBackward;
 
     fn gradient(kernel: &AttentionKernel, shape: AttentionShape, offset: usize) -> LoweredBackward {
         let base = Graph::new("test").input("x", Dtype::F32, [1]).unwrap();

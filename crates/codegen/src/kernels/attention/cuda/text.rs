@@ -2,7 +2,7 @@
 
 use deuteron_graph::{Dtype, keep_threshold};
 
-use crate::attention::{AttentionKernel, AttentionMask, DropoutRule};
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionMask, DropoutRule};
 use crate::tile::{self, Part};
 
 /// Parts of the device-side library: of the kernels in f32 arithmetic.

@@ -1,6 +1,6 @@
 //! How blocks of the kernels without warpgroups are cut.
 
-use crate::attention::{AttentionKernel, AttentionMask, AttentionShape};
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionMask, AttentionShape};
 
 /// Queries of a block, as in `plain.cu`.
 pub(super) const PLAIN_QUERIES: usize = 64;

@@ -3,8 +3,8 @@
 use deuteron_graph::Dtype;
 
 use crate::argument::ArgBinding;
-use crate::attention::{AttentionKernel, AttentionOperand, AttentionShape, HeadStrides};
 use crate::cuda::grid::Word;
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionOperand, AttentionShape, HeadStrides};
 
 /// Where the parameter has the address of the result.
 pub(super) const RESULT_AT: usize = 6;

@@ -16,9 +16,9 @@ use crate::cpu::program::Program;
 use crate::cpu::simd::lines::LINE;
 use crate::cpu::simd::{Axis, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
+use crate::kernels::matmul::matmul::{Product, ProductLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::bind_axes;
-use crate::product::{Product, ProductLaunch, Role};
 
 /// A launch of a matmul.
 #[derive(Debug)]

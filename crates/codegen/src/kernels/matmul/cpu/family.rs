@@ -17,11 +17,10 @@ use crate::cpu::program::Program;
 use crate::cpu::simd::MAX_LEADING;
 use crate::cpu::task::CpuSource;
 use crate::kernel::{Family, Kernel, Offer, Request};
+use crate::kernels::matmul::fit::{self, MatmulFit, lower_product};
+use crate::kernels::matmul::matmul::{HEAD_ROWS, Head, LoweredProduct, Product, ProductLaunch, Role, Tail};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::has_space;
-use crate::product::{
-    self, HEAD_ROWS, Head, LoweredProduct, MatmulFit, Product, ProductLaunch, Role, Tail, lower_product,
-};
 
 /// A prologue is made for matmuls whose second operand is streamed: those ask for whole rows.
 const _: () = assert!(HEAD_ROWS <= STREAMED_ROWS);
@@ -32,7 +31,7 @@ pub(crate) struct MatmulFamily;
 impl Family<CpuTarget> for MatmulFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let fit = product::fit(&group).filter(|_| group.structure.chain().is_some_and(takes))?;
+        let fit = fit::fit(&group).filter(|_| group.structure.chain().is_some_and(takes))?;
         Some(Box::new(MatmulOffer { fit, group }))
     }
 }

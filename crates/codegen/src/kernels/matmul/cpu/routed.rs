@@ -16,9 +16,9 @@ use super::{Block, Kernel, Left, Matrix, Part, Right, STREAMED_ROWS, Spec, Store
 use crate::cpu::program::Program;
 use crate::cpu::simd::{Axis, Fault, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
+use crate::kernels::matmul::matmul::{Product, ProductLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::bind_axes;
-use crate::product::{Product, ProductLaunch, Role};
 
 /// Bytes of a matrix that a task streams for a few rows, about.
 const STREAMED_BYTES: usize = 256 << 10;

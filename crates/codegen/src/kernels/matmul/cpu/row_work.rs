@@ -6,8 +6,8 @@ use super::{Block, Wanted};
 use crate::argument::ArgBinding;
 use crate::cpu::program::Program;
 use crate::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
+use crate::kernels::matmul::matmul::{Head, Product, ProductLaunch, Role, Tail};
 use crate::kernels::row::cpu::bind;
-use crate::product::{Head, Product, ProductLaunch, Role, Tail};
 
 /// What a worker needs to run a row program before or after the matmul.
 pub(super) struct RowWork {

@@ -7,8 +7,8 @@ use super::STRIP_ROWS;
 use super::row_work::SideBindings;
 use crate::cpu::count::{Counter, with_epilogue};
 use crate::cpu::program::Program;
+use crate::kernels::matmul::matmul::{Product, ProductLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
-use crate::product::{Product, ProductLaunch, Role};
 
 /// Rows or columns of one block of a matmul, as its price counts them: the machine's numbers were fitted to matmuls that were
 /// cut so. The kernels cut by threads and caches, which a price does not know.

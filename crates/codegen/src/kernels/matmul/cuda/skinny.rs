@@ -25,10 +25,11 @@ use crate::cuda::row::layout::gcd;
 use crate::cuda::row::sides::Side;
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
+use crate::kernels::matmul::fit::{self, MatmulFit, lower_product};
 use crate::kernels::matmul::library;
+use crate::kernels::matmul::matmul::{HEAD_ROWS, LoweredProduct, Product, ProductLaunch, Role, Tail};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::linear::earlier_sums;
-use crate::product::{self, HEAD_ROWS, LoweredProduct, MatmulFit, Product, ProductLaunch, Role, Tail, lower_product};
 
 /// Threads of a block, as in `skinny.cuh`.
 const THREADS: usize = 256;
@@ -113,7 +114,7 @@ pub enum Weights {
 /// The matmul of a draft, if it is of few rows: of a length that every architecture takes, or of one that this architecture takes, if the
 /// library would do the same elsewhere.
 fn fit<'a>(draft: &Draft<'a>, arch: Arch) -> Option<MatmulFit<'a>> {
-    let fit = product::fit(draft).filter(|fit| is_of_few_rows(draft, fit))?;
+    let fit = fit::fit(draft).filter(|fit| is_of_few_rows(draft, fit))?;
     // The longest row of A that a config pads it to.
     let left = fit.shape.k.next_multiple_of(512) * fit.shape.m.next_power_of_two() * 4;
     let longer = || left <= arch.block_shared().min(MORE_LEFT_BYTES) && library::fit(draft).is_some();

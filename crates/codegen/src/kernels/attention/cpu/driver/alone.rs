@@ -5,10 +5,10 @@
 
 use super::super::{Forward, Output, Scratch, Shared, combine, forward};
 use super::{bind, heads};
-use crate::attention::{AttentionKernel, AttentionOperand, AttentionShape};
 use crate::cpu::simd::Isa;
 use crate::cpu::simd::amx::Amx;
 use crate::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionOperand, AttentionShape};
 
 /// A launch of attention. No kernel refuses its sizes.
 #[derive(Debug)]

@@ -10,10 +10,10 @@ use super::super::{
     Backward, Finished, Forward, Heads, Inputs, Output, Scratch, Shared, backward, combine, finish, forward,
 };
 use super::bind;
-use crate::attention::{AttentionKernel, AttentionShape, HeadStrides};
 use crate::cpu::simd::Isa;
 use crate::cpu::simd::amx::Amx;
 use crate::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
+use crate::kernels::attention::kernel::{AttentionKernel, AttentionShape, HeadStrides};
 
 /// Queries from which bf16 attention is computed again on matrix tiles.
 const MANY_QUERIES: usize = 64;

@@ -7,7 +7,9 @@ pub(crate) mod rows;
 
 use super::super::Attention;
 use super::{Heads, Inputs, Mask, Used};
-use crate::attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
+use crate::kernels::attention::kernel::{
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides,
+};
 
 /// What attention computes and reads, its seed read from memory.
 ///

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::{Ended, Forward, Heads, Output, Scratch, Shared, combine, forward};
 use super::bind;
-use crate::attention::rows::{AttentionRows, AttentionRowsLaunch};
-use crate::attention::{AttentionShape, HeadStrides};
 use crate::cpu::program::Program;
 use crate::cpu::simd::amx::Amx;
 use crate::cpu::simd::{self, Axis, BoundArg, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
+use crate::kernels::attention::kernel::{AttentionShape, HeadStrides};
+use crate::kernels::attention::rows::{AttentionRows, AttentionRowsLaunch};
 use crate::kernels::row::cpu::{bind as bind_row, bind_axes};
 
 /// A launch of attention with row work. No kernel refuses its sizes, and heads lie in rows of what follows.

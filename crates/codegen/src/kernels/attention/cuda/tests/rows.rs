@@ -4,10 +4,10 @@ use deuteron_graph::{BinaryOp, ReduceOp};
 
 use super::super::rows::{self, refusal as rows_refusal};
 use super::*;
-use crate::attention::rows::{AttentionRows, AttentionRowsLaunch, LoweredAttentionRows};
 use crate::body::{Access, ArgSpec, Body, Expr, Exprs, Stage};
 use crate::cuda::{Policy, RowConfig};
 use crate::kernel::Source;
+use crate::kernels::attention::rows::{AttentionRows, AttentionRowsLaunch, LoweredAttentionRows};
 use crate::linear::earlier_sums;
 
 /// `s = r + o`, `y = s * sum(s)`: the residual is the first argument, attention's result the second.

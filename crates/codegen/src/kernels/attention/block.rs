@@ -1,19 +1,21 @@
 //! Attention and the projection of its result: a product with a weight, and row work on the sums, as bias, residual and norm.
 //!
-//! Attention and its result are those of [`super`], the product and what follows it those of [`crate::product`], but that the work may
+//! Attention and its result are those of [`super`], the product and what follows it those of [`crate::kernels::matmul`], but that the work may
 //! need whole rows. The result of attention lies in memory of the kernel, in the dtype of attention. A fused plan gives the bits of an
 //! unfused one.
 
 use deuteron_graph::{Dtype, NodeId};
 use deuteron_plan::{AttentionLink, Draft, Side, Space, node_space};
 
+use super::fit::{AttentionFit, arguments, fit_link};
+use super::kernel::{AttentionKernel, AttentionOperand, AttentionResult, AttentionShape};
 use super::norm::AddNorm;
 use super::rows::is_row_work;
-use super::{AttentionFit, AttentionKernel, AttentionOperand, AttentionResult, AttentionShape, arguments, fit_link};
 use crate::argument::{ArgBinding, Argument};
 use crate::body::Body;
+use crate::kernels::matmul::fit::{MatmulFit, lower_product};
+use crate::kernels::matmul::matmul::{LoweredProduct, Product, ProductLaunch, RowArguments};
 use crate::kernels::matmul::shape::{MatmulShape, lower_matmul_shape};
-use crate::product::{LoweredProduct, MatmulFit, Product, ProductLaunch, RowArguments, lower_product};
 
 /// Attention, and the product of its result and a weight.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,13 +6,14 @@
 use deuteron_graph::{NodeId, Op};
 use deuteron_plan::{AttentionLink, Draft, Side, Space, node_space};
 
+use super::fit::{AttentionFit, arguments, fit_link};
+use super::kernel::{AttentionKernel, AttentionOperand, AttentionResult, AttentionShape};
 use super::norm::AddNorm;
-use super::{AttentionFit, AttentionKernel, AttentionOperand, AttentionResult, AttentionShape, arguments, fit_link};
 use crate::argument::{ArgBinding, Argument};
 use crate::body::Body;
+use crate::kernels::matmul::matmul::RowArguments;
 use crate::kernels::row::reach;
 use crate::lower::{LoweredRows, RowLaunch, lower_rows};
-use crate::product::RowArguments;
 
 /// Attention, and the work on its rows as a body or as what the body became.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,9 +6,9 @@
 use deuteron_graph::{Dtype, NodeId, Op};
 use deuteron_plan::{Draft, Placed, Side};
 
-use super::{MatmulFit, is_elementwise, is_in_order};
+use super::fit::{MatmulFit, is_elementwise, is_in_order};
+use super::shape::MatmulShape;
 use crate::argument::ArgBinding;
-use crate::kernels::matmul::shape::MatmulShape;
 
 /// Rows times picked matrices, if the kernel does this: rows and matrices of bytes that lie in order, and after them elementwise
 /// work, and rows of tables that the same indices pick.

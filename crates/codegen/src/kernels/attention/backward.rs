@@ -2,7 +2,8 @@
 
 use deuteron_plan::{AttentionGradientLink, AttentionRequest, Draft};
 
-use super::{AttentionKernel, AttentionOperand, AttentionResult, AttentionShape, Sharing, fit_layouts, read};
+use super::fit::{Sharing, fit_layouts, read};
+use super::kernel::{AttentionKernel, AttentionOperand, AttentionResult, AttentionShape};
 use crate::argument::{ArgBinding, Argument};
 
 /// What an argument of the gradient is.

@@ -1,0 +1,47 @@
+//! A chain that begins with attention, as kernels take it.
+//!
+//! The planner found the chain and its operands; here their layouts and types are checked. Scores and probabilities stay in `f32` and
+//! inside: a group that hands them out does not fit, unless probabilities are all that the call is for.
+
+use deuteron_plan::{AttentionLink, Draft, Link};
+
+use super::backward::{self, GradientFit};
+use super::block::{self, BlockFit};
+use super::fit::{AttentionFit, fit_link};
+use super::kernel::AttentionResult;
+use super::rows::{self, RowsFit};
+
+/// A chain that begins with attention, as kernels take it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fit<'a> {
+    /// attention or its probabilities
+    Alone(AttentionFit),
+    /// attention and row work on its result
+    Rows(RowsFit<'a>),
+    /// attention, the projection of its result and row work on that
+    Block(BlockFit<'a>),
+    /// the gradient of attention
+    Gradient(GradientFit),
+}
+
+/// The attention of a draft, if its operands lie so that a kernel takes them.
+pub fn fit<'a>(draft: &Draft<'a>) -> Option<Fit<'a>> {
+    let chain = draft.structure.chain()?;
+    match chain.links.as_slice() {
+        [Link::Attention(link)] if chain.epilogue.nodes.is_empty() => {
+            alone(draft, link, AttentionResult::Values).map(Fit::Alone)
+        }
+        [Link::Attention(link)] => rows::fit(draft, link, &chain.epilogue).map(Fit::Rows),
+        [Link::Attention(link), Link::Matmul { nodes }] => {
+            block::fit(draft, link, nodes, &chain.epilogue).map(Fit::Block)
+        }
+        [Link::AttentionScores(link)] => alone(draft, link, AttentionResult::Probabilities).map(Fit::Alone),
+        [Link::AttentionGradient(Some(link))] => backward::fit(draft, link).map(Fit::Gradient),
+        _ => None,
+    }
+}
+
+/// Attention whose result is all that is stored.
+fn alone(draft: &Draft, link: &AttentionLink, wanted: AttentionResult) -> Option<AttentionFit> {
+    fit_link(draft, link, wanted).filter(|fit| draft.outputs == [fit.result])
+}
