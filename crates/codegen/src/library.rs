@@ -11,7 +11,7 @@ use crate::kernels::matmul::shape::MatmulShape;
 
 /// What follows a matmul in its kernel. The list is closed: it is what cuBLASLt has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Epilogue {
+pub enum LibraryEpilogue {
     /// `a b`
     None,
     /// `a b + bias`
@@ -41,52 +41,52 @@ pub enum Operand {
     C,
 }
 
-impl Epilogue {
+impl LibraryEpilogue {
     /// All of them.
-    pub const ALL: [Epilogue; 6] = [
-        Epilogue::None,
-        Epilogue::Bias,
-        Epilogue::Gelu,
-        Epilogue::BiasGelu,
-        Epilogue::Residual,
-        Epilogue::BiasResidual,
+    pub const ALL: [LibraryEpilogue; 6] = [
+        LibraryEpilogue::None,
+        LibraryEpilogue::Bias,
+        LibraryEpilogue::Gelu,
+        LibraryEpilogue::BiasGelu,
+        LibraryEpilogue::Residual,
+        LibraryEpilogue::BiasResidual,
     ];
 
     /// Whether a bias is added.
     pub fn has_bias(self) -> bool {
-        matches!(self, Epilogue::Bias | Epilogue::BiasGelu | Epilogue::BiasResidual)
+        matches!(self, LibraryEpilogue::Bias | LibraryEpilogue::BiasGelu | LibraryEpilogue::BiasResidual)
     }
 
     /// Whether GELU is applied.
     pub fn has_gelu(self) -> bool {
-        matches!(self, Epilogue::Gelu | Epilogue::BiasGelu)
+        matches!(self, LibraryEpilogue::Gelu | LibraryEpilogue::BiasGelu)
     }
 
     /// Whether a residual is added.
     pub fn has_residual(self) -> bool {
-        matches!(self, Epilogue::Residual | Epilogue::BiasResidual)
+        matches!(self, LibraryEpilogue::Residual | LibraryEpilogue::BiasResidual)
     }
 
     /// The arguments of a launch, in order.
     pub fn operands(self) -> &'static [Operand] {
         use Operand::{A, B, Bias, C, Residual};
         match self {
-            Epilogue::None | Epilogue::Gelu => &[A, B, C],
-            Epilogue::Bias | Epilogue::BiasGelu => &[A, B, Bias, C],
-            Epilogue::Residual => &[A, B, Residual, C],
-            Epilogue::BiasResidual => &[A, B, Bias, Residual, C],
+            LibraryEpilogue::None | LibraryEpilogue::Gelu => &[A, B, C],
+            LibraryEpilogue::Bias | LibraryEpilogue::BiasGelu => &[A, B, Bias, C],
+            LibraryEpilogue::Residual => &[A, B, Residual, C],
+            LibraryEpilogue::BiasResidual => &[A, B, Bias, Residual, C],
         }
     }
 
     /// In words, after "matrix product".
     pub fn name(self) -> &'static str {
         match self {
-            Epilogue::None => "",
-            Epilogue::Bias => " + bias",
-            Epilogue::Gelu => " + gelu",
-            Epilogue::BiasGelu => " + bias + gelu",
-            Epilogue::Residual => " + residual",
-            Epilogue::BiasResidual => " + bias + residual",
+            LibraryEpilogue::None => "",
+            LibraryEpilogue::Bias => " + bias",
+            LibraryEpilogue::Gelu => " + gelu",
+            LibraryEpilogue::BiasGelu => " + bias + gelu",
+            LibraryEpilogue::Residual => " + residual",
+            LibraryEpilogue::BiasResidual => " + bias + residual",
         }
     }
 }
@@ -97,13 +97,13 @@ pub struct LibraryCall {
     /// storage type of operands and result; of i8 the result is f32. Sums are f32, of i8 i32
     pub dtype: Dtype,
     /// what is done with the sums before they are stored
-    pub epilogue: Epilogue,
+    pub epilogue: LibraryEpilogue,
 }
 
 impl LibraryCall {
     /// A matmul alone.
     pub fn plain(dtype: Dtype) -> LibraryCall {
-        LibraryCall { dtype, epilogue: Epilogue::None }
+        LibraryCall { dtype, epilogue: LibraryEpilogue::None }
     }
 
     /// Its arguments, in order.

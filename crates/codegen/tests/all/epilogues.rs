@@ -2,7 +2,7 @@
 
 use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_codegen::kernels::matmul::library::fit;
-use deuteron_codegen::{Backend, Epilogue, Execution, Launch, LibraryCall, MatmulShape, Source, render};
+use deuteron_codegen::{Backend, Execution, Launch, LibraryCall, LibraryEpilogue, MatmulShape, Source, render};
 use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Catalog, Draft, Machine, Plan, Strategy, Structure, Target, Work, plan, primitive_work};
 
@@ -52,12 +52,12 @@ fn kernels(text: &str, strategy: Strategy) -> (usize, Vec<(LibraryCall, Launch)>
 
 /// In every storage type and under every strategy that merges calls, a graph is one product with this epilogue.
 #[track_caller]
-fn is_one(text: &str, expected: Epilogue) {
+fn is_one(text: &str, expected: LibraryEpilogue) {
     is_one_in(&[("f32", Dtype::F32), ("f16", Dtype::F16), ("bf16", Dtype::Bf16)], text, expected);
 }
 
 #[track_caller]
-fn is_one_in(types: &[(&str, Dtype)], text: &str, expected: Epilogue) {
+fn is_one_in(types: &[(&str, Dtype)], text: &str, expected: LibraryEpilogue) {
     for &(word, dtype) in types {
         for strategy in [Strategy::Greedy, Strategy::Fused] {
             let text = text.replace("T[", &format!("{word}["));
@@ -83,14 +83,17 @@ const OPERANDS: &str = "x = input T[64,32] ; w = weight T[32,48] ; b = weight T[
 
 #[test]
 fn a_product_alone() {
-    is_one(&format!("{OPERANDS} y = matmul x w ; out y"), Epilogue::None);
+    is_one(&format!("{OPERANDS} y = matmul x w ; out y"), LibraryEpilogue::None);
 }
 
 #[test]
 fn a_bias_along_the_columns() {
-    is_one(&format!("{OPERANDS} y = linear x w b ; out y"), Epilogue::Bias);
-    is_one(&format!("{OPERANDS} p = matmul x w ; y = add b p ; out y"), Epilogue::Bias);
-    is_one("x = input T[4,16,32] ; w = weight T[32,48] ; b = weight T[48] ; y = linear x w b ; out y", Epilogue::Bias);
+    is_one(&format!("{OPERANDS} y = linear x w b ; out y"), LibraryEpilogue::Bias);
+    is_one(&format!("{OPERANDS} p = matmul x w ; y = add b p ; out y"), LibraryEpilogue::Bias);
+    is_one(
+        "x = input T[4,16,32] ; w = weight T[32,48] ; b = weight T[48] ; y = linear x w b ; out y",
+        LibraryEpilogue::Bias,
+    );
 }
 
 #[test]
@@ -99,7 +102,7 @@ fn a_linear_layer_is_one_kernel_a_call() {
         let text = format!("{OPERANDS} y = linear x w b ; z = gelu y ; out z").replace("T[", &format!("{word}["));
         for strategy in [Strategy::Eager, Strategy::Unfused] {
             let (count, products) = kernels(&text, strategy);
-            assert_eq!((count, products[0].0.epilogue), (2, Epilogue::Bias), "{strategy} {word}");
+            assert_eq!((count, products[0].0.epilogue), (2, LibraryEpilogue::Bias), "{strategy} {word}");
         }
     }
 }
@@ -107,27 +110,30 @@ fn a_linear_layer_is_one_kernel_a_call() {
 #[test]
 fn gelu_in_its_tanh_form_where_the_librarys_is_good_enough() {
     let bf16 = [("bf16", Dtype::Bf16)];
-    is_one_in(&bf16, &format!("{OPERANDS} y = linear x w b ; z = gelu y ; out z"), Epilogue::BiasGelu);
-    is_one_in(&bf16, &format!("{OPERANDS} y = matmul x w ; z = gelu y ; out z"), Epilogue::Gelu);
+    is_one_in(&bf16, &format!("{OPERANDS} y = linear x w b ; z = gelu y ; out z"), LibraryEpilogue::BiasGelu);
+    is_one_in(&bf16, &format!("{OPERANDS} y = matmul x w ; z = gelu y ; out z"), LibraryEpilogue::Gelu);
     for word in ["f32", "f16"] {
         let text = format!("{OPERANDS} y = linear x w b ; z = gelu y ; out z").replace("T[", &format!("{word}["));
         let (count, products) = kernels(&text, Strategy::Greedy);
-        assert_eq!((count, products[0].0.epilogue), (2, Epilogue::Bias), "{word}");
+        assert_eq!((count, products[0].0.epilogue), (2, LibraryEpilogue::Bias), "{word}");
     }
 }
 
 #[test]
 fn a_residual_of_the_same_shape() {
-    is_one(&format!("{OPERANDS} p = matmul x w ; y = add r p ; out y"), Epilogue::Residual);
-    is_one(&format!("{OPERANDS} p = linear x w b ; y = add p r ; out y"), Epilogue::BiasResidual);
+    is_one(&format!("{OPERANDS} p = matmul x w ; y = add r p ; out y"), LibraryEpilogue::Residual);
+    is_one(&format!("{OPERANDS} p = linear x w b ; y = add p r ; out y"), LibraryEpilogue::BiasResidual);
     // The first operand itself may be what is added.
-    is_one("x = input T[64,32] ; w = weight T[32,32] ; p = matmul x w ; y = add x p ; out y", Epilogue::Residual);
+    is_one(
+        "x = input T[64,32] ; w = weight T[32,32] ; p = matmul x w ; y = add x p ; out y",
+        LibraryEpilogue::Residual,
+    );
 }
 
 #[test]
 fn batches_have_epilogues_too() {
     let batch = "q = input T[2,3,16,8] ; k = input T[2,3,8,24] ; r = input T[2,3,16,24] ; b = weight T[24] ;";
-    is_one(&format!("{batch} p = matmul q k ; y = add p b ; z = add y r ; out z"), Epilogue::BiasResidual);
+    is_one(&format!("{batch} p = matmul q k ; y = add p b ; z = add y r ; out z"), LibraryEpilogue::BiasResidual);
 }
 
 #[test]
@@ -194,6 +200,9 @@ r = input bf16[2,16,48] ; p = linear x w b ; y = add r p ; out y";
 #[test]
 fn the_source_says_what_follows_the_product() {
     let name = |epilogue| Source::Library(LibraryCall { dtype: Dtype::Bf16, epilogue }).to_string();
-    assert_eq!(name(Epilogue::None), "matrix product, bf16 in and out, f32 sums (library kernel)\n");
-    assert_eq!(name(Epilogue::BiasGelu), "matrix product + bias + gelu, bf16 in and out, f32 sums (library kernel)\n");
+    assert_eq!(name(LibraryEpilogue::None), "matrix product, bf16 in and out, f32 sums (library kernel)\n");
+    assert_eq!(
+        name(LibraryEpilogue::BiasGelu),
+        "matrix product + bias + gelu, bf16 in and out, f32 sums (library kernel)\n"
+    );
 }

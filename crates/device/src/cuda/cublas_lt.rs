@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::cublaslt::{result, sys as lt};
 use cudarc::driver::sys;
-use deuteron_codegen::{Epilogue, LibraryCall, MatmulShape, Operand};
+use deuteron_codegen::{LibraryCall, LibraryEpilogue, MatmulShape, Operand};
 use deuteron_graph::Dtype;
 
 use super::error::CudaError;
@@ -399,12 +399,12 @@ fn operation(transposed: bool) -> i32 {
 }
 
 /// A residual is no epilogue of the library's: it is the C of `alpha A B + beta C`.
-fn epilogue(epilogue: Epilogue) -> lt::cublasLtEpilogue_t {
+fn epilogue(epilogue: LibraryEpilogue) -> lt::cublasLtEpilogue_t {
     match epilogue {
-        Epilogue::None | Epilogue::Residual => lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
-        Epilogue::Bias | Epilogue::BiasResidual => lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-        Epilogue::Gelu => lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU,
-        Epilogue::BiasGelu => lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
+        LibraryEpilogue::None | LibraryEpilogue::Residual => lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+        LibraryEpilogue::Bias | LibraryEpilogue::BiasResidual => lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+        LibraryEpilogue::Gelu => lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU,
+        LibraryEpilogue::BiasGelu => lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
     }
 }
 

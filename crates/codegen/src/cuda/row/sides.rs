@@ -5,13 +5,13 @@ use deuteron_graph::Dtype;
 use crate::argument::ArgBinding;
 use crate::body::{Access, ArgSpec, Body};
 use crate::cuda::grid::Word;
-use crate::cuda::row::emit::{Emission, emit_head, emit_tail};
+use crate::cuda::row::emit::{Emission, emit_epilogue, emit_prologue};
 use crate::cuda::row::layout::{ArgLayout, layout};
 use crate::cuda::row::passes::passes;
 use crate::cuda::row::words::{argument_words, axis_words};
 use crate::cuda::row_config::{Policy, RowConfig};
 
-/// Columns of one argument that a thread of a head holds in registers, at most; longer rows are read by every sweep.
+/// Columns of one argument that a thread of a prologue holds in registers, at most; longer rows are read by every sweep.
 const HELD: usize = 32;
 
 /// What makes the first operand of a product, or what follows it.
@@ -28,8 +28,8 @@ pub(crate) struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// The text of a head, for a block of so many threads and as many rows as it can have.
-    pub fn head(&self, rows: usize, threads: usize) -> String {
+    /// The text of a prologue, for a block of so many threads and as many rows as it can have.
+    pub fn prologue(&self, rows: usize, threads: usize) -> String {
         // A warp has a row to itself, or the whole block has the only row: so no barrier is between several rows.
         let threads_per_row = if rows == 1 { threads } else { 32 };
         let chunks = self.body.cols.div_ceil(threads_per_row * self.vector).max(1);
@@ -39,17 +39,17 @@ impl Side<'_> {
         let sweeps = passes(self.body, &self.shared(&layouts), policy == Policy::Registers);
         let emission =
             Emission { body: self.body, layouts: &layouts, passes: &sweeps, config: &config, handed: self.handed };
-        emit_head(&emission)
+        emit_prologue(&emission)
     }
 
-    /// The text of a tail.
-    pub fn tail(&self) -> String {
+    /// The text of a epilogue.
+    pub fn epilogue(&self) -> String {
         let config = self.config(Policy::Streamed, 1, 1, 1);
         let layouts = self.layouts();
         let sweeps = passes(self.body, &self.shared(&layouts), false);
         let emission =
             Emission { body: self.body, layouts: &layouts, passes: &sweeps, config: &config, handed: self.handed };
-        emit_tail(&emission)
+        emit_epilogue(&emission)
     }
 
     /// The words of its parameter, as [`crate::cuda::row::emit::fields`] names them.

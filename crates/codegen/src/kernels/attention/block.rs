@@ -1,4 +1,4 @@
-//! Attention and the projection of its result: a product with a weight, and row work on the sums, as bias, residual and norm.
+//! Attention and the projection of its result: a matmul with a weight, and row work on the sums, as bias, residual and norm.
 //!
 //! Attention and its result are those of [`super`], the product and what follows it those of [`crate::kernels::matmul`], but that the work may
 //! need whole rows. The result of attention lies in memory of the kernel, in the dtype of attention. A fused plan gives the bits of an
@@ -13,23 +13,23 @@ use super::norm::AddNorm;
 use super::rows::is_row_work;
 use crate::argument::{ArgBinding, Argument};
 use crate::body::Body;
-use crate::kernels::matmul::fit::{MatmulFit, lower_product};
-use crate::kernels::matmul::matmul::{LoweredProduct, Product, ProductLaunch, RowArguments};
+use crate::kernels::matmul::fit::{MatmulFit, lower_matmul};
+use crate::kernels::matmul::matmul::{LoweredMatmul, Matmul, MatmulLaunch, RowArguments};
 use crate::kernels::matmul::shape::{MatmulShape, lower_matmul_shape};
 
-/// Attention, and the product of its result and a weight.
+/// Attention, and the matmul of its result and a weight.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionBlock<T> {
-    /// attention, its result the first operand of the product
+    /// attention, its result the left operand of the matmul
     pub attention: AttentionKernel,
-    /// the product, without a head, and what follows it
-    pub product: Product<T>,
+    /// the matmul, without a head, and what follows it
+    pub product: Matmul<T>,
     /// what follows it, where that is just a bias, a residual and a norm
     pub norm: Option<AddNorm>,
 }
 
 impl<T> AttentionBlock<T> {
-    /// The same with another kind of tail.
+    /// The same with another kind of epilogue.
     pub fn map<U>(self, make: impl FnMut(T) -> U) -> AttentionBlock<U> {
         AttentionBlock { attention: self.attention, product: self.product.map(make), norm: self.norm }
     }
@@ -91,11 +91,11 @@ pub struct LoweredAttentionBlock {
 /// What is known of attention with a projection at run time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionBlockLaunch {
-    /// operands of attention but for its result, then the arguments of the product but for that result
+    /// operands of attention but for its result, then the arguments of the matmul but for that result
     pub args: Vec<ArgBinding>,
-    /// strides of the result are those that the product reads
+    /// strides of the result are those that the matmul reads
     pub attention: AttentionShape,
-    /// the product; its result row after row
+    /// the matmul; its result row after row
     pub product: MatmulShape,
     /// (divide, modulo) of each launch axis of what follows
     pub axes: Vec<(usize, usize)>,
@@ -104,7 +104,7 @@ pub struct AttentionBlockLaunch {
 /// Lowers attention, its projection and what follows.
 pub(crate) fn lower(draft: &Draft, fit: BlockFit) -> LoweredAttentionBlock {
     let BlockFit { attention, projection } = fit;
-    let LoweredProduct { product, launch } = lower_product(draft, projection);
+    let LoweredMatmul { product, launch } = lower_matmul(draft, projection);
     let mut args = arguments(draft, &attention);
     debug_assert_eq!(attention.kernel.operands().last(), Some(&AttentionOperand::O));
     args.pop();
@@ -118,11 +118,11 @@ pub(crate) fn lower(draft: &Draft, fit: BlockFit) -> LoweredAttentionBlock {
 }
 
 impl AttentionBlockLaunch {
-    /// The launch of the product alone, whose first operand is what attention stores in memory of the kernel.
-    pub(crate) fn product_launch<T>(&self, kernel: &AttentionBlock<T>) -> ProductLaunch {
+    /// The launch of the matmul alone, whose left operand is what attention stores in memory of the kernel.
+    pub(crate) fn matmul_launch<T>(&self, kernel: &AttentionBlock<T>) -> MatmulLaunch {
         let left = self.args[0].internal(kernel.attention.dtype);
         let args = [left].into_iter().chain(self.args[kernel.operands()..].iter().cloned()).collect();
-        ProductLaunch { args, shape: self.product.clone(), head_axes: Vec::new(), axes: self.axes.clone() }
+        MatmulLaunch { args, shape: self.product.clone(), prologue_axes: Vec::new(), axes: self.axes.clone() }
     }
 }
 
@@ -131,7 +131,7 @@ impl<T: RowArguments> AttentionBlock<T> {
     pub fn arguments(&self, launch: &AttentionBlockLaunch) -> Vec<Argument> {
         let operands = self.attention.operands()[..self.operands()].iter().zip(&launch.args);
         let attention = operands.map(|(&op, arg)| Argument::new(arg, self.attention.reach(&launch.attention, op)));
-        let product = self.product.arguments(&launch.product_launch(self)).into_iter().skip(1);
+        let product = self.product.arguments(&launch.matmul_launch(self)).into_iter().skip(1);
         attention.chain(product).collect()
     }
 }

@@ -21,17 +21,17 @@ pub struct AttentionRows<T> {
     /// attention, its result handed on
     pub attention: AttentionKernel,
     /// what follows, its columns heads side by side
-    pub tail: T,
+    pub epilogue: T,
     /// which of its arguments is the result of attention
     pub result: usize,
-    /// the tail, where it is just a residual and a norm
+    /// the epilogue, where it is just a residual and a norm
     pub norm: Option<AddNorm>,
 }
 
 impl<T> AttentionRows<T> {
-    /// The same attention with another kind of tail.
+    /// The same attention with another kind of epilogue.
     pub fn map<U>(self, make: impl FnOnce(T) -> U) -> AttentionRows<U> {
-        AttentionRows { attention: self.attention, tail: make(self.tail), result: self.result, norm: self.norm }
+        AttentionRows { attention: self.attention, epilogue: make(self.epilogue), result: self.result, norm: self.norm }
     }
 
     /// How many arguments are attention's: all but its result.
@@ -149,13 +149,13 @@ pub(crate) fn lower(draft: &Draft, fit: RowsFit) -> LoweredAttentionRows {
     args.pop();
     args.extend(row_args.into_iter().enumerate().filter(|&(position, _)| position != result).map(|(_, arg)| arg));
     let norm = AddNorm::fit(draft, &args, attention.kernel.operands().len() - 1);
-    let kernel = AttentionRows { attention: attention.kernel, tail: body, result, norm };
+    let kernel = AttentionRows { attention: attention.kernel, epilogue: body, result, norm };
     LoweredAttentionRows { kernel, launch: AttentionRowsLaunch { args, shape: attention.shape, axes } }
 }
 
 impl<T: RowArguments> AttentionRows<T> {
     /// The argument of what follows, by its position in the launch.
-    pub fn tail_argument(&self, position: usize) -> usize {
+    pub fn epilogue_argument(&self, position: usize) -> usize {
         let at = position - self.operands();
         at + usize::from(at >= self.result)
     }
@@ -167,7 +167,7 @@ impl<T: RowArguments> AttentionRows<T> {
         let rows = shape.batch * shape.heads * shape.queries / joined.max(1);
         let elements = |position: usize, arg: &ArgBinding| match self.attention.operands().get(position) {
             Some(&operand) if position < self.operands() => self.attention.reach(shape, operand),
-            _ => reach(&self.tail.row_arguments()[self.tail_argument(position)], arg, rows, cols),
+            _ => reach(&self.epilogue.row_arguments()[self.epilogue_argument(position)], arg, rows, cols),
         };
         args.iter().enumerate().map(|(position, arg)| Argument::new(arg, elements(position, arg))).collect()
     }

@@ -3,7 +3,7 @@
 use deuteron_graph::{Dtype, NodeId, Op, Shape};
 use deuteron_plan::{Chain, Draft, Link, Space, node_space};
 
-use super::matmul::{HEAD_ROWS, Head, LoweredProduct, Product, ProductLaunch, Tail};
+use super::matmul::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue};
 use super::routed;
 use super::shape::{MatmulShape, lower_matmul_shape};
 use crate::argument::ArgBinding;
@@ -88,7 +88,7 @@ fn can_be_prologue(draft: &Draft, fit: &MatmulFit) -> bool {
         known && space.rows == m && (space.cols == k || space.cols == 1)
     };
     // One column would be one number per row, worked on by other instructions than a row.
-    (1..=HEAD_ROWS).contains(&m) && k > 1 && in_place && weights && fit.prologue.iter().all(of_rows)
+    (1..=PROLOGUE_ROWS).contains(&m) && k > 1 && in_place && weights && fit.prologue.iter().all(of_rows)
 }
 
 /// Elementwise work on the sums, which it reads in order.
@@ -116,25 +116,25 @@ pub(super) fn is_elementwise(op: &Op) -> bool {
 }
 
 /// Lowers matmuls with prologue and epilogue.
-pub(crate) fn lower_product(draft: &Draft, fit: MatmulFit) -> LoweredProduct {
+pub(crate) fn lower_matmul(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
     let graph = draft.graph;
     let MatmulFit { matmuls, gather, prologue, epilogue, shape, operands: [a, b] } = fit;
-    let mut kernel = Product {
+    let mut kernel = Matmul {
         left: a.dtype,
         right: b.dtype,
         result: graph.node(matmuls[0]).dtype,
         rights: matmuls.len(),
         routed: gather.is_some(),
-        head: None,
-        tail: None,
+        prologue: None,
+        epilogue: None,
     };
-    let (mut args, mut head_axes, mut axes) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut args, mut prologue_axes, mut axes) = (Vec::new(), Vec::new(), Vec::new());
     if prologue.is_empty() {
         args.push(a);
     } else {
         let rows = lower_side(&Draft { nodes: prologue, outputs: &[a.base], ..*draft }, &[a.base]);
-        head_axes = rows.axes;
-        kernel.head = Some(Head { made: rows.handed[0], body: rows.body });
+        prologue_axes = rows.axes;
+        kernel.prologue = Some(Prologue { made: rows.handed[0], body: rows.body });
         args.extend(rows.others);
     }
     args.push(b);
@@ -145,13 +145,13 @@ pub(crate) fn lower_product(draft: &Draft, fit: MatmulFit) -> LoweredProduct {
     } else {
         let rows = lower_side(&Draft { nodes: epilogue, ..*draft }, matmuls);
         axes = rows.axes;
-        kernel.tail = Some(Tail { body: rows.body, sums: rows.handed });
+        kernel.epilogue = Some(Epilogue { body: rows.body, sums: rows.handed });
         args.extend(rows.others);
     }
-    LoweredProduct { product: kernel, launch: ProductLaunch { args, shape, head_axes, axes } }
+    LoweredMatmul { product: kernel, launch: MatmulLaunch { args, shape, prologue_axes, axes } }
 }
 
-/// A head or a tail.
+/// A prologue or a epilogue.
 struct Side {
     body: Body,
     /// Arguments that are handed over as `f32`, in the order of their nodes.

@@ -12,7 +12,7 @@ use super::shape::{Matrix, lower_matmul_shape};
 use crate::argument::{ArgBinding, Argument};
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
-use crate::library::{Epilogue, LibraryCall, LibraryLaunch, LibraryMatmul, Operand};
+use crate::library::{LibraryCall, LibraryEpilogue, LibraryLaunch, LibraryMatmul, Operand};
 
 /// Matmuls of a vendor's library.
 pub(crate) struct LibraryFamily;
@@ -69,7 +69,7 @@ fn lower(group: &Draft, fit: &LibraryFit) -> Option<LibraryMatmul> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LibraryFit {
     /// which parts there are
-    pub epilogue: Epilogue,
+    pub epilogue: LibraryEpilogue,
     /// storage type of everything; a matmul of i8 stands alone, and its result is f32
     pub dtype: Dtype,
     /// the matmul
@@ -95,7 +95,7 @@ pub fn fit(draft: &Draft) -> Option<LibraryFit> {
     }
     let operands = draft.graph.node(node.inputs[0]).dtype;
     if operands == Dtype::I8 {
-        let (epilogue, bias, residual) = (Epilogue::None, None, None);
+        let (epilogue, bias, residual) = (LibraryEpilogue::None, None, None);
         let plain = LibraryFit { epilogue, dtype: operands, matmul, bias, residual, result: matmul };
         return side.nodes.is_empty().then_some(plain);
     }
@@ -131,12 +131,12 @@ pub fn fit(draft: &Draft) -> Option<LibraryFit> {
         }
     }
     let epilogue = match (bias.is_some(), gelu, residual.is_some()) {
-        (false, false, false) => Epilogue::None,
-        (true, false, false) => Epilogue::Bias,
-        (false, true, false) => Epilogue::Gelu,
-        (true, true, false) => Epilogue::BiasGelu,
-        (false, false, true) => Epilogue::Residual,
-        (true, false, true) => Epilogue::BiasResidual,
+        (false, false, false) => LibraryEpilogue::None,
+        (true, false, false) => LibraryEpilogue::Bias,
+        (false, true, false) => LibraryEpilogue::Gelu,
+        (true, true, false) => LibraryEpilogue::BiasGelu,
+        (false, false, true) => LibraryEpilogue::Residual,
+        (true, false, true) => LibraryEpilogue::BiasResidual,
         (_, true, true) => return None,
     };
     let fit = LibraryFit { epilogue, dtype, matmul, bias, residual, result };

@@ -1,7 +1,7 @@
-//! Products of our own, with what makes their first operand and what follows them while their sums are hot.
+//! Matmuls of our own, with what makes their left operand and what follows them while their sums are hot.
 //!
 //! Both are row bodies like any other, but for one kind of argument: values that lie in the worker's scratch as `f32` and never in
-//! memory. The *head* writes the first operand, the *tail* reads the sums. Either is rounded to the dtype of its node, as it would
+//! memory. The *prologue* writes the left operand, the *epilogue* reads the sums. Either is rounded to the dtype of its node, as it would
 //! be if it were stored: a fused plan gives the bits of an unfused one.
 
 use deuteron_graph::Dtype;
@@ -12,62 +12,62 @@ use crate::body::{ArgSpec, Body};
 use crate::cpu::program::Program;
 use crate::kernels::row::reach;
 
-/// Rows of a product, at most, that a head is made for: its kernel reads every weight once and holds all of these rows, so the head
+/// Rows of a matmul, at most, that a prologue is made for: its kernel reads every weight once and holds all of these rows, so the prologue
 /// runs once for each worker, and not for every block of columns.
-pub const HEAD_ROWS: usize = 8;
+pub const PROLOGUE_ROWS: usize = 8;
 
-/// One or two products of one first operand, and what stands around them, as bodies or as what the bodies became.
+/// One or two matmuls of one left operand, and what stands around them, as bodies or as what the bodies became.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Product<T> {
-    /// storage type of the first operand
+pub struct Matmul<T> {
+    /// storage type of the left operand
     pub left: Dtype,
-    /// storage type of the second operands
+    /// storage type of the right operands
     pub right: Dtype,
-    /// storage type of the product where it is stored as it is
+    /// storage type of the matmul where it is stored as it is
     pub result: Dtype,
-    /// second operands, which lie alike: 1 or 2
+    /// right operands, which lie alike: 1 or 2
     pub rights: usize,
-    /// whether the second operand is a table of matrices, of which an index picks one for each row
+    /// whether the right operand is a table of matrices, of which an index picks one for each row
     pub routed: bool,
-    /// what makes the first operand; none: it lies in memory
-    pub head: Option<Head<T>>,
+    /// what makes the left operand; none: it lies in memory
+    pub prologue: Option<Prologue<T>>,
     /// what follows; none: the sums are stored
-    pub tail: Option<Tail<T>>,
+    pub epilogue: Option<Epilogue<T>>,
 }
 
-/// What makes the first operand of a product.
+/// What makes the left operand of a matmul.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Head<T> {
-    /// over all rows of the product and its inner size
+pub struct Prologue<T> {
+    /// over all rows of the matmul and its inner size
     pub body: T,
     /// which of its arguments is the operand
     pub made: usize,
 }
 
-/// What follows a product.
+/// What follows a matmul.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Tail<T> {
-    /// over all rows of the product and its columns
+pub struct Epilogue<T> {
+    /// over all rows of the matmul and its columns
     pub body: T,
-    /// which of its arguments are the sums, one a second operand
+    /// which of its arguments are the sums, one a right operand
     pub sums: Vec<usize>,
 }
 
-/// What an argument of a product's launch is.
+/// What an argument of a matmul's launch is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// the first operand
+    /// the left operand
     Left,
-    /// an argument of the head
-    Head(usize),
-    /// a second operand
+    /// an argument of the prologue
+    Prologue(usize),
+    /// a right operand
     Right(usize),
     /// `i32`: which matrix of the second operand each row takes
     Indices,
-    /// the product
+    /// the matmul
     Result,
-    /// an argument of the tail
-    Tail(usize),
+    /// an argument of the epilogue
+    Epilogue(usize),
 }
 
 /// Whatever has the arguments of a row kernel.
@@ -88,36 +88,36 @@ impl RowArguments for Program {
     }
 }
 
-impl<T> Product<T> {
-    /// The same product with another kind of head and tail.
-    pub fn map<U>(self, mut make: impl FnMut(T) -> U) -> Product<U> {
-        Product {
+impl<T> Matmul<T> {
+    /// The same matmul with another kind of prologue and epilogue.
+    pub fn map<U>(self, mut make: impl FnMut(T) -> U) -> Matmul<U> {
+        Matmul {
             left: self.left,
             right: self.right,
             result: self.result,
             rights: self.rights,
             routed: self.routed,
-            head: self.head.map(|head| Head { body: make(head.body), made: head.made }),
-            tail: self.tail.map(|tail| Tail { body: make(tail.body), sums: tail.sums }),
+            prologue: self.prologue.map(|prologue| Prologue { body: make(prologue.body), made: prologue.made }),
+            epilogue: self.epilogue.map(|epilogue| Epilogue { body: make(epilogue.body), sums: epilogue.sums }),
         }
     }
 }
 
-impl<T: RowArguments> Product<T> {
-    /// The arguments of a launch, in order: what the first operand is or is made of, the second operands, the indices where
-    /// there are any, then the result or what the tail reads and writes besides the sums.
+impl<T: RowArguments> Matmul<T> {
+    /// The arguments of a launch, in order: what the left operand is or is made of, the right operands, the indices where
+    /// there are any, then the result or what the epilogue reads and writes besides the sums.
     pub fn roles(&self) -> Vec<Role> {
-        let mut roles = match &self.head {
-            Some(Head { body, made }) => {
-                (0..body.row_arguments().len()).filter(|arg| arg != made).map(Role::Head).collect()
+        let mut roles = match &self.prologue {
+            Some(Prologue { body, made }) => {
+                (0..body.row_arguments().len()).filter(|arg| arg != made).map(Role::Prologue).collect()
             }
             None => vec![Role::Left],
         };
         roles.extend((0..self.rights).map(Role::Right));
         roles.extend(self.routed.then_some(Role::Indices));
-        match &self.tail {
-            Some(Tail { body, sums }) => {
-                roles.extend((0..body.row_arguments().len()).filter(|arg| !sums.contains(arg)).map(Role::Tail));
+        match &self.epilogue {
+            Some(Epilogue { body, sums }) => {
+                roles.extend((0..body.row_arguments().len()).filter(|arg| !sums.contains(arg)).map(Role::Epilogue));
             }
             None => roles.push(Role::Result),
         }
@@ -125,34 +125,34 @@ impl<T: RowArguments> Product<T> {
     }
 }
 
-/// A product with what stands around it, lowered.
+/// A matmul with what stands around it, lowered.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LoweredProduct {
+pub struct LoweredMatmul {
     /// the compile-time half
-    pub product: Product<Body>,
+    pub product: Matmul<Body>,
     /// the run-time half
-    pub launch: ProductLaunch,
+    pub launch: MatmulLaunch,
 }
 
-/// What is known of a product at run time.
+/// What is known of a matmul at run time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ProductLaunch {
-    /// as [`Product::roles`] lists them
+pub struct MatmulLaunch {
+    /// as [`Matmul::roles`] lists them
     pub args: Vec<ArgBinding>,
-    /// the product, or each of two; its result row after row
+    /// the matmul, or each of two; its result row after row
     pub shape: MatmulShape,
-    /// (divide, modulo) of each launch axis of what makes the first operand
-    pub head_axes: Vec<(usize, usize)>,
+    /// (divide, modulo) of each launch axis of what makes the left operand
+    pub prologue_axes: Vec<(usize, usize)>,
     /// (divide, modulo) of each launch axis of what follows
     pub axes: Vec<(usize, usize)>,
 }
 
-impl<T: RowArguments> Product<T> {
+impl<T: RowArguments> Matmul<T> {
     /// What a device has to know of the arguments of a launch.
-    pub fn arguments(&self, launch: &ProductLaunch) -> Vec<Argument> {
-        let ProductLaunch { args, shape, .. } = launch;
+    pub fn arguments(&self, launch: &MatmulLaunch) -> Vec<Argument> {
+        let MatmulLaunch { args, shape, .. } = launch;
         let rows = shape.m * shape.batches();
-        let elements = |role: Role, arg: &ArgBinding| match (role, &self.head, &self.tail) {
+        let elements = |role: Role, arg: &ArgBinding| match (role, &self.prologue, &self.epilogue) {
             (Role::Left, ..) => shape.reach(Matrix::A),
             // Of a table that is routed to, every matrix.
             (Role::Right(_), ..) if self.routed => match (shape.reach(Matrix::B), arg.leading.as_slice()) {
@@ -162,9 +162,9 @@ impl<T: RowArguments> Product<T> {
             (Role::Right(_), ..) => shape.reach(Matrix::B),
             (Role::Indices, ..) => shape.m,
             (Role::Result, ..) => shape.reach(Matrix::C),
-            (Role::Head(at), Some(head), _) => reach(&head.body.row_arguments()[at], arg, rows, shape.k),
-            (Role::Tail(at), _, Some(tail)) => reach(&tail.body.row_arguments()[at], arg, rows, shape.n),
-            (Role::Head(_) | Role::Tail(_), ..) => 0,
+            (Role::Prologue(at), Some(prologue), _) => reach(&prologue.body.row_arguments()[at], arg, rows, shape.k),
+            (Role::Epilogue(at), _, Some(epilogue)) => reach(&epilogue.body.row_arguments()[at], arg, rows, shape.n),
+            (Role::Prologue(_) | Role::Epilogue(_), ..) => 0,
         };
         let roles = self.roles();
         roles.iter().zip(args).map(|(&role, arg)| Argument::new(arg, elements(role, arg))).collect()

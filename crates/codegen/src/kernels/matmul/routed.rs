@@ -1,4 +1,4 @@
-//! Products of a row each with a matrix that an index picks for it: experts.
+//! Matmuls of a row each with a matrix that an index picks for it: experts.
 //!
 //! What is picked is never written down: rows of one expert are multiplied with its matrix together. Bytes alone are taken, because
 //! their sums are exact, whatever rows come together.
@@ -44,7 +44,7 @@ fn fits(draft: &Draft, matmuls: &[NodeId], picked: NodeId, epilogue: &[NodeId]) 
     bytes && by_columns && lie && !leaves && epilogue.iter().all(follows)
 }
 
-/// All rows as one product, its first operand, and the table of matrices: its leading axis is that of the matrices.
+/// All rows as one matmul, its left operand, and the table of matrices: its leading axis is that of the matrices.
 fn shape(draft: &Draft, matmul: NodeId, picked: NodeId) -> (MatmulShape, [ArgBinding; 2]) {
     let node = draft.graph.node(matmul);
     let a = operand(draft, node.inputs[0]);

@@ -5,7 +5,7 @@ use deuteron_plan::{Layout, Placed, Placement};
 
 use crate::argument::ArgBinding;
 
-/// A batched matrix product over strided operands.
+/// A batched matmul over strided operands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MatmulShape {
     /// rows of c
@@ -57,7 +57,7 @@ impl MatmulShape {
     }
 }
 
-/// Sizes and strides of a product whose result is contiguous, and its operands.
+/// Sizes and strides of a matmul whose result is contiguous, and its operands.
 pub(crate) fn lower_matmul_shape(
     graph: &Graph,
     placement: &Placement,
@@ -88,7 +88,7 @@ pub(crate) fn lower_matmul_shape(
     (merge_batch_into_rows(shape), [read(a), read(b)])
 }
 
-/// Batches that share b and follow each other in a and c are more rows of one product.
+/// Batches that share b and follow each other in a and c are more rows of one matmul.
 fn merge_batch_into_rows(mut shape: MatmulShape) -> MatmulShape {
     while let Some(&[size, a, b, c]) = shape.batch.last() {
         let follows = a == shape.a.0 * shape.m && c == shape.c.0 * shape.m;

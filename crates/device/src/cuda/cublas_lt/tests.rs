@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use deuteron_codegen::cuda::{Arch, Word};
 use deuteron_codegen::kernels::matmul::cuda::plain;
-use deuteron_codegen::{ArgBinding, Epilogue, LibraryCall, LibraryMatmul, MatmulShape, Operand};
+use deuteron_codegen::{ArgBinding, LibraryCall, LibraryEpilogue, LibraryMatmul, MatmulShape, Operand};
 use deuteron_graph::{Dtype, Graph};
 use half::{bf16, f16};
 
@@ -422,7 +422,7 @@ impl Case {
 }
 
 fn kernels() -> impl Iterator<Item = LibraryCall> {
-    DTYPES.into_iter().flat_map(|dtype| Epilogue::ALL.map(|epilogue| LibraryCall { dtype, epilogue }))
+    DTYPES.into_iter().flat_map(|dtype| LibraryEpilogue::ALL.map(|epilogue| LibraryCall { dtype, epilogue }))
 }
 
 /// Runs cases one way; prints how near the errors came to their bounds.
@@ -642,7 +642,8 @@ fn large_products_are_the_same_bits_every_time() {
 fn our_kernel_compiles_for_every_architecture() {
     let Some(compiler) = compiler() else { return };
     for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
-        let last = |kernel: &LibraryCall| matches!(kernel.epilogue, Epilogue::BiasGelu | Epilogue::BiasResidual);
+        let last =
+            |kernel: &LibraryCall| matches!(kernel.epilogue, LibraryEpilogue::BiasGelu | LibraryEpilogue::BiasResidual);
         for kernel in kernels().filter(last).chain([LibraryCall::plain(Dtype::I8)]) {
             let cubins = compile(&compiler, None, arch.name(), &[&plain::source(&kernel)]);
             let cubins = cubins.unwrap_or_else(|error| panic!("{error}"));
@@ -656,10 +657,10 @@ fn our_kernel_compiles_for_every_architecture() {
 fn alignment_is_that_of_the_worst_call() {
     let kernel = |epilogue| LibraryCall { dtype: Dtype::Bf16, epilogue };
     let starts = [[0, 0, 0], [24, 4, 64]];
-    assert_eq!(super::alignment(&kernel(Epilogue::None), &[0, 0, 0], &starts), [16, 8, 16, 16]);
-    assert_eq!(super::alignment(&kernel(Epilogue::None), &[8, 1, 2], &starts), [16, 2, 4, 4]);
+    assert_eq!(super::alignment(&kernel(LibraryEpilogue::None), &[0, 0, 0], &starts), [16, 8, 16, 16]);
+    assert_eq!(super::alignment(&kernel(LibraryEpilogue::None), &[8, 1, 2], &starts), [16, 2, 4, 4]);
     // A residual counts for itself.
-    assert_eq!(super::alignment(&kernel(Epilogue::BiasResidual), &[0, 0, 0, 1, 0], &starts), [16, 8, 2, 16]);
+    assert_eq!(super::alignment(&kernel(LibraryEpilogue::BiasResidual), &[0, 0, 0, 1, 0], &starts), [16, 8, 2, 16]);
     let wide = LibraryCall::plain(Dtype::F32);
     assert_eq!(super::alignment(&wide, &[1, 2, 4], &[[0, 0, 0]]), [4, 8, 16, 16]);
 }

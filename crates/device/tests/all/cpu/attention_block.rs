@@ -4,7 +4,7 @@ use deuteron_codegen::body::Exprs;
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::kernels::attention::block::{AttentionBlockLaunch, LoweredAttentionBlock};
 use deuteron_codegen::kernels::attention::cpu::family;
-use deuteron_codegen::{Access, ArgBinding, ArgSpec, AttentionBlock, Body, Expr, MatmulShape, Product, Stage, Tail};
+use deuteron_codegen::{Access, ArgBinding, ArgSpec, AttentionBlock, Body, Epilogue, Expr, Matmul, MatmulShape, Stage};
 use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};
 use deuteron_graph::{BinaryOp, Dtype, ReduceOp};
 
@@ -38,14 +38,14 @@ fn body() -> Body {
 /// Two heads of width 2 side by side, two queries, one key, by a weight of three columns.
 fn parts() -> Parts {
     let (attention, shape) = heads();
-    let product = Product {
+    let product = Matmul {
         left: Dtype::F32,
         right: Dtype::F32,
         result: Dtype::F32,
         rights: 1,
         routed: false,
-        head: None,
-        tail: Some(Tail { body: body(), sums: vec![0] }),
+        prologue: None,
+        epilogue: Some(Epilogue { body: body(), sums: vec![0] }),
     };
     let arg = |position: usize| ArgBinding {
         leading: if position == 4 { vec![(2, 3)] } else { Vec::new() },
@@ -104,6 +104,6 @@ fn sizes_that_do_not_fit_are_refused() {
     assert!(refused(|parts| parts.lowered.kernel.product.left = Dtype::F16), "another dtype than that of attention");
     assert!(refused(|parts| parts.lowered.kernel.attention.width = 0), "no width");
     assert!(refused(|parts| parts.lowered.kernel.attention.group = 3), "heads are a multiple of key heads");
-    let written = |parts: &mut Parts| parts.lowered.kernel.product.tail.as_mut().unwrap().sums = vec![1];
+    let written = |parts: &mut Parts| parts.lowered.kernel.product.epilogue.as_mut().unwrap().sums = vec![1];
     assert!(refused(written), "sums that are written");
 }

@@ -62,7 +62,7 @@ fn job(
         ..argument(position == 3)
     };
     let kernel = family::rows_kernel(LoweredAttentionRows {
-        kernel: AttentionRows { attention, tail: twice(cols), result: 0, norm: None },
+        kernel: AttentionRows { attention, epilogue: twice(cols), result: 0, norm: None },
         launch: AttentionRowsLaunch { args: (0..4).map(arg).collect(), shape, axes: Vec::new() },
     })?;
     let places = vec![Place::Input(0), Place::Input(1), Place::Input(1), Place::Output(0)];

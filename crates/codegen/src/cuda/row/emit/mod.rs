@@ -18,7 +18,7 @@ use deuteron_graph::{Dtype, ReduceOp};
 
 pub(crate) use self::names::type_name;
 use self::names::{Kind, reduce_name, scalar_type, shared_name};
-pub(crate) use self::sides::{emit_following, emit_head, emit_tail};
+pub(crate) use self::sides::{emit_epilogue, emit_following, emit_prologue};
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
 use crate::cuda::row::layout::ArgLayout;
 use crate::cuda::row::passes::{Pass, Passes, stored};

@@ -4,8 +4,8 @@
 use super::{Emission, Span, Writer};
 use crate::cuda::row_config::Policy;
 
-/// `head::run(p, put)`: all threads of a block make the operand and call `put(row, column, value)` for each element.
-pub(crate) fn emit_head(emission: &Emission) -> String {
+/// `prologue::run(p, put)`: all threads of a block make the operand and call `put(row, column, value)` for each element.
+pub(crate) fn emit_prologue(emission: &Emission) -> String {
     let mut writer = Writer::new(emission);
     writer.open("namespace head {");
     writer.constants_of_rows();
@@ -23,8 +23,8 @@ pub(crate) fn emit_head(emission: &Emission) -> String {
     writer.text()
 }
 
-/// `tail::run(p, row, col, sums)`: one thread does what follows V sums of a row, of each product.
-pub(crate) fn emit_tail(emission: &Emission) -> String {
+/// `epilogue::run(p, row, col, sums)`: one thread does what follows V sums of a row, of each product.
+pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     debug_assert_eq!(emission.config.policy, Policy::Streamed, "every value is read where it is needed");
     let mut writer = Writer::new(emission);
     writer.open("namespace tail {");

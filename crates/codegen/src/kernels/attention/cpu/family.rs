@@ -27,7 +27,7 @@ use crate::kernels::attention::kernel::{AttentionKernel, AttentionOperand, Atten
 use crate::kernels::attention::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows, RowsFit};
 use crate::kernels::matmul::cpu::driver::MatmulTasks;
 use crate::kernels::matmul::cpu::family as matmul;
-use crate::kernels::matmul::matmul::{LoweredProduct, Product};
+use crate::kernels::matmul::matmul::{LoweredMatmul, Matmul};
 use crate::kernels::matmul::shape::Matrix;
 use crate::kernels::row::cpu::has_space;
 
@@ -158,7 +158,7 @@ fn make(lowered: LoweredAttention) -> Kernel {
 
 fn make_rows(lowered: LoweredAttentionRows) -> Kernel {
     let LoweredAttentionRows { kernel, launch } = lowered;
-    let arguments = kernel.arguments(&launch, kernel.tail.cols);
+    let arguments = kernel.arguments(&launch, kernel.epilogue.cols);
     // What attention reads is read over and over, and is no reason to write past the caches.
     let touched = touched(&arguments[kernel.operands()..]);
     let kernel = Arc::new(kernel.map(|body| emit(&body)));
@@ -168,7 +168,7 @@ fn make_rows(lowered: LoweredAttentionRows) -> Kernel {
 fn make_block(lowered: LoweredAttentionBlock) -> Kernel {
     let LoweredAttentionBlock { kernel, launch } = lowered;
     let arguments = kernel.arguments(&launch);
-    let second = launch.product_launch(&kernel);
+    let second = launch.matmul_launch(&kernel);
     let touched = touched(&kernel.product.arguments(&second));
     let product = Arc::new(kernel.product.map(|body| emit(&body)));
     let (kernel, shape) = (kernel.attention, launch.attention);
@@ -215,22 +215,23 @@ fn operands_fit(kernel: &AttentionKernel, args: &[ArgBinding]) -> bool {
 }
 
 fn rows_fit(lowered: &LoweredAttentionRows) -> bool {
-    let AttentionRows { attention, tail, result, .. } = &lowered.kernel;
+    let AttentionRows { attention, epilogue, result, .. } = &lowered.kernel;
     let AttentionRowsLaunch { args, shape, axes } = &lowered.launch;
     let computed = attention.sized(shape, 0).refusal().is_none() && attention.result == AttentionResult::Values;
     let simple = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
-    let known = tail.args.get(*result).is_some_and(|spec| spec.dtype == attention.dtype && !spec.written);
-    let row_work = known && !tail.flat && tail.args.iter().all(simple) && has_space(tail, tail.cols, axes);
+    let known = epilogue.args.get(*result).is_some_and(|spec| spec.dtype == attention.dtype && !spec.written);
+    let row_work =
+        known && !epilogue.flat && epilogue.args.iter().all(simple) && has_space(epilogue, epilogue.cols, axes);
     let operands = lowered.kernel.operands();
-    if !computed || !row_work || args.len() + 1 != operands + tail.args.len() || !operands_fit(attention, args) {
+    if !computed || !row_work || args.len() + 1 != operands + epilogue.args.len() || !operands_fit(attention, args) {
         return false;
     }
     let bound = args.iter().enumerate().skip(operands).all(|(position, arg)| {
-        let spec = &tail.args[lowered.kernel.tail_argument(position)];
+        let spec = &epilogue.args[lowered.kernel.epilogue_argument(position)];
         let is_spec = arg.dtype.bytes() == spec.dtype.bytes() && arg.written == spec.written;
         is_spec && arg.leading.len() <= MAX_LEADING
     });
-    bound && attention.joined(shape, tail.cols).is_some()
+    bound && attention.joined(shape, epilogue.cols).is_some()
 }
 
 /// Whether attention gives all that one matmul without a prologue reads, and that is one that kernels compute.
@@ -242,10 +243,10 @@ fn block_fits(lowered: &LoweredAttentionBlock) -> bool {
     if !computed || !operands_fit(attention, &launch.args) {
         return false;
     }
-    let alone = product.head.is_none() && !product.routed && product.rights == 1 && launch.product.batch.is_empty();
+    let alone = product.prologue.is_none() && !product.routed && product.rights == 1 && launch.product.batch.is_empty();
     let given = attention.reach(&launch.attention, AttentionOperand::O);
     let inside = product.left == attention.dtype && launch.product.reach(Matrix::A) <= given;
-    let second = LoweredProduct { product: product.clone(), launch: launch.product_launch(kernel) };
+    let second = LoweredMatmul { product: product.clone(), launch: launch.matmul_launch(kernel) };
     alone && inside && matmul::fits(&second)
 }
 
@@ -289,11 +290,11 @@ impl fmt::Display for AttentionBackwardProgram {
 
 impl fmt::Display for AttentionRows<Program> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AttentionRows { attention, tail, result, .. } = self;
-        let heads = tail.cols / attention.width.max(1);
+        let AttentionRows { attention, epilogue, result, .. } = self;
+        let heads = epilogue.cols / attention.width.max(1);
         writeln!(f, "{}", attention.describe())?;
         writeln!(f, "rows of {heads} heads side by side, while they (argument {result}) are hot:")?;
-        write!(f, "{tail}")
+        write!(f, "{epilogue}")
     }
 }
 
@@ -301,7 +302,7 @@ impl fmt::Display for AttentionRows<Program> {
 #[derive(Debug, PartialEq)]
 struct AttentionBlockProgram {
     attention: AttentionKernel,
-    product: Arc<Product<Program>>,
+    product: Arc<Matmul<Program>>,
 }
 
 impl fmt::Display for AttentionBlockProgram {

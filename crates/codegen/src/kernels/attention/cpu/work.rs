@@ -64,15 +64,15 @@ pub(super) fn attention_work(kernel: &AttentionKernel, shape: &AttentionShape) -
 /// Attention, and the tile program of what follows once over its rows.
 pub(super) fn rows_work(kernel: &AttentionRows<Program>, launch: &AttentionRowsLaunch) -> Work {
     let AttentionRowsLaunch { args, shape, .. } = launch;
-    let joined = kernel.tail.cols / kernel.attention.width;
+    let joined = kernel.epilogue.cols / kernel.attention.width;
     let rows = shape.batch * shape.heads / joined * shape.queries;
     let mut row_args = args[kernel.operands()..].to_vec();
     row_args.insert(kernel.result, args[0].internal(kernel.attention.dtype));
-    with_epilogue(attention_work(&kernel.attention, shape), &kernel.tail, &row_args, rows)
+    with_epilogue(attention_work(&kernel.attention, shape), &kernel.epilogue, &row_args, rows)
 }
 
 /// Attention, and when it is done the matmul of its rows and the weight.
 pub(super) fn block_work(kernel: &AttentionBlock<Program>, launch: &AttentionBlockLaunch) -> Work {
-    let next = work::work(&kernel.product, &launch.product_launch(kernel));
+    let next = work::work(&kernel.product, &launch.matmul_launch(kernel));
     Work { next: Some(Box::new(next)), ..attention_work(&kernel.attention, &launch.attention) }
 }

@@ -33,7 +33,7 @@ impl Family<CudaTarget> for AttentionBlockFamily {
 pub(crate) fn exchange(block: &LoweredAttentionBlock, target: &CudaTarget) -> Option<RowExchange> {
     let AttentionBlock { attention, product, .. } = &block.kernel;
     let narrow = [product.left, product.right, product.result].iter().all(|&dtype| dtype == attention.dtype);
-    let plain = narrow && product.rights == 1 && product.head.is_none();
+    let plain = narrow && product.rights == 1 && product.prologue.is_none();
     RowExchange::new(exchange_request(block), target).filter(|_| plain)
 }
 

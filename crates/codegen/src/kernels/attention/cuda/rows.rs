@@ -87,10 +87,10 @@ fn exchange_kernel(lowered: &LoweredAttentionRows, exchange: &RowExchange, targe
 
 /// The last block of the heads that share rows goes on with them.
 fn last_block_kernel(mut lowered: LoweredAttentionRows, target: &CudaTarget) -> Kernel {
-    lowered.kernel.tail = earlier_sums(&lowered.kernel.tail).body;
+    lowered.kernel.epilogue = earlier_sums(&lowered.kernel.epilogue).body;
     let (variant, joined) = (choose(&lowered, target), joined(&lowered.kernel));
-    let tail = tail_launch(&lowered);
-    let Following { text: rows, config } = last_block_rows(&lowered, &variant, &tail, target);
+    let epilogue = epilogue_launch(&lowered);
+    let Following { text: rows, config } = last_block_rows(&lowered, &variant, &epilogue, target);
     let (constants, parts, own) = match &variant {
         ForwardVariant::Tensor(tiles) => (tiles.constants(), TENSOR, tensor_text(FOLLOWS)),
         _ => (String::new(), PLAIN, plain_text(FOLLOWS)),
@@ -100,7 +100,7 @@ fn last_block_kernel(mut lowered: LoweredAttentionRows, target: &CudaTarget) -> 
     // That it walks over rows goes without saying.
     let config = RowConfig { resident: 0, ..config };
     let name = format!("{variant}; rows by the last of {joined} heads, {config}");
-    let grids = last_block_grids(&lowered, &variant, &tail, target);
+    let grids = last_block_grids(&lowered, &variant, &epilogue, target);
     finished(&lowered, CudaSource::new("attention_rows", text), grids, name)
 }
 
@@ -108,15 +108,15 @@ fn last_block_kernel(mut lowered: LoweredAttentionRows, target: &CudaTarget) -> 
 pub(super) fn last_block_rows(
     lowered: &LoweredAttentionRows,
     variant: &ForwardVariant,
-    tail: &RowLaunch,
+    epilogue: &RowLaunch,
     target: &CudaTarget,
 ) -> Following {
     let Block { threads, registers } = block(&lowered.kernel.attention, variant);
-    following(&lowered.kernel.tail, tail, target, threads, registers)
+    following(&lowered.kernel.epilogue, epilogue, target, threads, registers)
 }
 
 fn finished(lowered: &LoweredAttentionRows, source: CudaSource, grids: Grids, name: String) -> Kernel {
-    let arguments = lowered.kernel.arguments(&lowered.launch, lowered.kernel.tail.cols);
+    let arguments = lowered.kernel.arguments(&lowered.launch, lowered.kernel.epilogue.cols);
     let launch = Launch::new(arguments, Execution::Grids(grids)).with_variant(name, String::new());
     Kernel::new(Source::Cuda(source), launch)
 }
@@ -126,7 +126,7 @@ const FOLLOWS: &str = include_str!("rows.cuh");
 
 /// Heads side by side in a row.
 fn joined(kernel: &AttentionRows<Body>) -> usize {
-    kernel.tail.cols / kernel.attention.width
+    kernel.epilogue.cols / kernel.attention.width
 }
 
 /// How blocks exchange statistics of rows, where only a residual and a norm follow and attention alone is for warpgroups.
@@ -135,9 +135,9 @@ pub(crate) fn exchange(lowered: &LoweredAttentionRows, target: &CudaTarget) -> O
 }
 
 fn exchange_request(lowered: &LoweredAttentionRows) -> ExchangeRequest<'_> {
-    let AttentionRows { attention: kernel, norm, tail, .. } = &lowered.kernel;
+    let AttentionRows { attention: kernel, norm, epilogue, .. } = &lowered.kernel;
     let AttentionRowsLaunch { args, shape, .. } = &lowered.launch;
-    let shape = by_rows(kernel, shape, tail.cols);
+    let shape = by_rows(kernel, shape, epilogue.cols);
     ExchangeRequest { kernel, shape, norm: norm.as_ref(), product: None, args }
 }
 
@@ -191,9 +191,9 @@ fn attention_alone(lowered: &LoweredAttentionRows) -> LoweredAttention {
 }
 
 /// The launch of the row work alone: one of its arguments is attention's result.
-pub(super) fn tail_launch(lowered: &LoweredAttentionRows) -> RowLaunch {
+pub(super) fn epilogue_launch(lowered: &LoweredAttentionRows) -> RowLaunch {
     let LoweredAttentionRows { kernel, launch: AttentionRowsLaunch { args, shape, axes } } = lowered;
-    let cols = kernel.tail.cols;
+    let cols = kernel.epilogue.cols;
     let rows = shape.batch * shape.heads * shape.queries * kernel.attention.width / cols.max(1);
     let result = ArgBinding { leading: vec![(rows, cols)], ..args[0].internal(kernel.attention.dtype) };
     let mut args = args[kernel.operands()..].to_vec();
@@ -205,7 +205,7 @@ pub(super) fn tail_launch(lowered: &LoweredAttentionRows) -> RowLaunch {
 fn last_block_grids(
     lowered: &LoweredAttentionRows,
     variant: &ForwardVariant,
-    tail: &RowLaunch,
+    epilogue: &RowLaunch,
     target: &CudaTarget,
 ) -> Grids {
     let kernel = &lowered.kernel;
@@ -215,13 +215,13 @@ fn last_block_grids(
         true => Word::Workspace(0),
         false => {
             let position = kernel.operands() + arg - usize::from(arg > kernel.result);
-            Word::Argument { position, offset: tail.args[arg].start() }
+            Word::Argument { position, offset: epilogue.args[arg].start() }
         }
     };
     for grid in &mut grids.list {
         grid.words[RESULT_AT] = Word::Workspace(0);
         grid.words.push(Word::Persistent(0));
-        grid.words.extend(following_words(&kernel.tail, tail, address));
+        grid.words.extend(following_words(&kernel.epilogue, epilogue, address));
         grids.persistent = grid.blocks[0] as usize / joined(kernel) * 4;
     }
     grids.workspace = batch * heads * queries * kernel.attention.width * kernel.attention.dtype.bytes();

@@ -1,7 +1,7 @@
-//! Matmuls by threads: parts of the result are tasks. What makes the first operand is done when a part asks for its rows, and what
+//! Matmuls by threads: parts of the result are tasks. What makes the left operand is done when a part asks for its rows, and what
 //! follows the matmul on each block of sums while it is hot. Where that needs whole rows, parts are strips of rows: their sums wait in
 //! memory of the worker, or in that of the strip where rows are too few and columns are shared, and whoever ends a strip goes on. The
-//! second operand is packed once for all strips.
+//! right operand is packed once for all strips.
 //!
 //! The bits of an element do not depend on how the result is cut, so neither do they on the number of threads.
 
@@ -16,7 +16,7 @@ use crate::cpu::program::Program;
 use crate::cpu::simd::lines::LINE;
 use crate::cpu::simd::{Axis, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
-use crate::kernels::matmul::matmul::{Product, ProductLaunch, Role};
+use crate::kernels::matmul::matmul::{Matmul, MatmulLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::bind_axes;
 
@@ -24,9 +24,9 @@ use crate::kernels::row::cpu::bind_axes;
 #[derive(Debug)]
 pub(crate) struct MatmulTasks {
     /// with tile programs around it; not routed
-    pub product: Arc<Product<Program>>,
+    pub product: Arc<Matmul<Program>>,
     /// the run-time half
-    pub launch: ProductLaunch,
+    pub launch: MatmulLaunch,
     /// bytes within reach of all arguments
     pub touched: usize,
 }
@@ -39,7 +39,7 @@ impl CpuLaunch for MatmulTasks {
 
 /// A launch of a matmul made ready.
 pub(crate) struct MatmulTask {
-    product: Arc<Product<Program>>,
+    product: Arc<Matmul<Program>>,
     isa: Isa,
     kernel: Kernel,
     shape: MatmulShape,
@@ -67,7 +67,7 @@ struct Strips {
     set: usize,
     /// Parts done of each strip.
     done: Vec<AtomicUsize>,
-    /// Floats of the second operand, where all parts share it.
+    /// Floats of the right operand, where all parts share it.
     packed: Option<usize>,
 }
 
@@ -83,7 +83,7 @@ struct Operands {
     a: *const u8,
     b: [*const u8; 2],
     c: *mut u8,
-    /// Sums of strips, and the second operand as it was packed.
+    /// Sums of strips, and the right operand as it was packed.
     sums: *mut f32,
     packed: Option<Packed>,
 }
@@ -115,12 +115,12 @@ impl MatmulTask {
     /// Ready for so many threads.
     pub fn new(tasks: &MatmulTasks, threads: usize, isa: Isa) -> MatmulTask {
         let MatmulTasks { product, launch, touched } = tasks;
-        let ProductLaunch { args, shape, head_axes, axes } = launch;
+        let MatmulLaunch { args, shape, prologue_axes, axes } = launch;
         let kernel = Kernel::new(isa, spec(product, shape));
         let batches = shape.batches();
         // Where there are many matmuls, each is one part.
         let sharing = if batches >= threads { 1 } else { threads };
-        let whole_rows = product.tail.as_ref().is_some_and(|epilogue| epilogue.body.needs_whole_rows());
+        let whole_rows = product.epilogue.as_ref().is_some_and(|epilogue| epilogue.body.needs_whole_rows());
         let part = if whole_rows { kernel.strip(shape.n, threads) } else { kernel.part(shape.n, sharing) };
         let parts = (shape.m.div_ceil(part.0.max(1)), shape.n.div_ceil(part.1.max(1)));
         let side = |program: Option<&Program>, role: fn(usize) -> Role| {
@@ -128,8 +128,8 @@ impl MatmulTask {
             program.map(|program| RowWork::new(program, &bindings, shape.m * batches, *touched))
         };
         let worker = || Worker {
-            before: side(product.head.as_ref().map(|prologue| &prologue.body), Role::Head),
-            after: side(product.tail.as_ref().map(|epilogue| &epilogue.body), Role::Tail),
+            before: side(product.prologue.as_ref().map(|prologue| &prologue.body), Role::Prologue),
+            after: side(product.epilogue.as_ref().map(|epilogue| &epilogue.body), Role::Epilogue),
         };
         MatmulTask {
             isa,
@@ -139,7 +139,7 @@ impl MatmulTask {
             part,
             parts,
             strips: whole_rows.then(|| Strips::new(&kernel, shape, part.0, parts, threads)),
-            prologue_axes: bind_axes(head_axes),
+            prologue_axes: bind_axes(prologue_axes),
             axes: bind_axes(axes),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
             floats: kernel.scratch(part.0.min(shape.m), part.1.min(shape.n)),
@@ -167,10 +167,10 @@ impl MatmulTask {
                 Role::Result => operands.c = address,
                 // A routed matmul is another task.
                 Role::Indices => {}
-                Role::Head(arg) => self.workers.iter_mut().for_each(|worker| {
+                Role::Prologue(arg) => self.workers.iter_mut().for_each(|worker| {
                     worker.get_mut().before.iter_mut().for_each(|rows| rows.args[arg].base = address);
                 }),
-                Role::Tail(arg) => self.workers.iter_mut().for_each(|worker| {
+                Role::Epilogue(arg) => self.workers.iter_mut().for_each(|worker| {
                     worker.get_mut().after.iter_mut().for_each(|rows| rows.args[arg].base = address);
                 }),
             }
@@ -213,12 +213,12 @@ impl MatmulTask {
         // SAFETY: the caller's promise; blocks are disjoint.
         let mut finish = |block: Block<'_>| unsafe { self.finish(&piece, &operands, after, block) };
         let mut fill = |wanted: Wanted<'_>| {
-            if let (Some(prologue), Some(rows)) = (&product.head, &mut *before) {
+            if let (Some(prologue), Some(rows)) = (&product.prologue, &mut *before) {
                 // SAFETY: the caller's promise; nothing is written but what is wanted.
                 unsafe { rows.fill(self.isa, prologue, &self.prologue_axes, wanted) };
             }
         };
-        let values = if product.head.is_some() { Values::Fill(&mut fill) } else { Values::Lie(left) };
+        let values = if product.prologue.is_some() { Values::Fill(&mut fill) } else { Values::Lie(left) };
         let rights = operands.b.map(right);
         // SAFETY: batch, row and column are inside the sizes, so all elements are inside the reach of the arguments.
         unsafe {
@@ -235,7 +235,7 @@ impl MatmulTask {
     /// As for [`MatmulTask::part`]; the block is one of the piece.
     unsafe fn finish(&self, piece: &Piece<'_>, operands: &Operands, after: &mut Option<RowWork>, block: Block<'_>) {
         let product = &*self.product;
-        match (piece.strip, &product.tail, after) {
+        match (piece.strip, &product.epilogue, after) {
             (Some(Strip { of, sums, .. }), ..) => {
                 let base = sums.wrapping_sub(piece.part.row * of.stride).cast();
                 let store = Store { base, dtype: Dtype::F32, strides: (of.stride, 1) };
@@ -263,7 +263,7 @@ impl MatmulTask {
     /// # Safety
     /// As for [`MatmulTask::part`]; the sums of the piece are written.
     unsafe fn end_of_part(&self, piece: &Piece<'_>, after: &mut Option<RowWork>) {
-        let (Some(strip), Some(epilogue), Some(rows)) = (piece.strip, &self.product.tail, after) else { return };
+        let (Some(strip), Some(epilogue), Some(rows)) = (piece.strip, &self.product.epilogue, after) else { return };
         // What others wrote before they counted is seen by the one who counts last.
         if strip.of.done[strip.index].fetch_add(1, Ordering::AcqRel) + 1 < self.parts.1 {
             return;
@@ -302,7 +302,7 @@ impl CpuTask for MatmulTask {
         let this = &*self;
         if let Some(packed) = operands.packed {
             let right = Matrix { base: operands.b[0], strides: self.shape.b };
-            // SAFETY: the caller's promise for the second operand; pieces are disjoint.
+            // SAFETY: the caller's promise for the right operand; pieces are disjoint.
             let pack = |_: usize, piece: usize| unsafe { this.kernel.pack(right, packed, piece) };
             run.workers.run(self.kernel.pieces(self.shape.n), &pack)?;
         }
@@ -318,7 +318,7 @@ impl CpuTask for MatmulTask {
 }
 
 /// What its kernel is to know.
-pub(super) fn spec<T>(product: &Product<T>, shape: &MatmulShape) -> Spec {
+pub(super) fn spec<T>(product: &Matmul<T>, shape: &MatmulShape) -> Spec {
     let &MatmulShape { m: rows, k, b: right_strides, .. } = shape;
     Spec { rows, k, left: product.left, right: product.right, right_strides, rights: product.rights }
 }

@@ -17,13 +17,13 @@ use crate::cpu::program::Program;
 use crate::cpu::simd::MAX_LEADING;
 use crate::cpu::task::CpuSource;
 use crate::kernel::{Family, Kernel, Offer, Request};
-use crate::kernels::matmul::fit::{self, MatmulFit, lower_product};
-use crate::kernels::matmul::matmul::{HEAD_ROWS, Head, LoweredProduct, Product, ProductLaunch, Role, Tail};
+use crate::kernels::matmul::fit::{self, MatmulFit, lower_matmul};
+use crate::kernels::matmul::matmul::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::has_space;
 
-/// A prologue is made for matmuls whose second operand is streamed: those ask for whole rows.
-const _: () = assert!(HEAD_ROWS <= STREAMED_ROWS);
+/// A prologue is made for matmuls whose right operand is streamed: those ask for whole rows.
+const _: () = assert!(PROLOGUE_ROWS <= STREAMED_ROWS);
 
 /// One or two matmuls of one operand, or one of rows with matrices that indices pick for them.
 pub(crate) struct MatmulFamily;
@@ -53,24 +53,24 @@ struct MatmulOffer<'a> {
 
 impl Offer for MatmulOffer<'_> {
     fn work(&self) -> Work {
-        let LoweredProduct { product, launch } = lower_product(&self.group, self.fit.clone());
+        let LoweredMatmul { product, launch } = lower_matmul(&self.group, self.fit.clone());
         work::work(&product.map(|body| emit(&body)), &launch)
     }
 
     fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = lower_product(&self.group, self.fit);
+        let lowered = lower_matmul(&self.group, self.fit);
         debug_assert!(fits(&lowered), "{lowered:?}");
         make(lowered)
     }
 }
 
 /// The kernel of a matmul, or none where its sizes contradict each other or no kernel computes it.
-pub fn kernel(lowered: LoweredProduct) -> Option<Kernel> {
+pub fn kernel(lowered: LoweredMatmul) -> Option<Kernel> {
     fits(&lowered).then(|| make(lowered))
 }
 
-fn make(lowered: LoweredProduct) -> Kernel {
-    let LoweredProduct { product, launch } = lowered;
+fn make(lowered: LoweredMatmul) -> Kernel {
+    let LoweredMatmul { product, launch } = lowered;
     let arguments = product.arguments(&launch);
     let product = Arc::new(product.map(|body| emit(&body)));
     let (source, touched) = (CpuSource::new(product.clone()), touched(&arguments));
@@ -81,42 +81,42 @@ fn make(lowered: LoweredProduct) -> Kernel {
 }
 
 /// Matrices of the table that rows are routed to, and elements from one to the next.
-fn experts<T>(product: &Product<T>, args: &[ArgBinding]) -> Option<(usize, usize)> {
+fn experts<T>(product: &Matmul<T>, args: &[ArgBinding]) -> Option<(usize, usize)> {
     let table = args.get(1).filter(|_| product.routed)?;
     table.leading.first().copied()
 }
 
 /// Whether kernels compute it, and its sizes and arguments do not contradict each other.
-pub(crate) fn fits(lowered: &LoweredProduct) -> bool {
-    let LoweredProduct { product, launch } = lowered;
-    let ProductLaunch { args, shape, head_axes, axes } = launch;
+pub(crate) fn fits(lowered: &LoweredMatmul) -> bool {
+    let LoweredMatmul { product, launch } = lowered;
+    let MatmulLaunch { args, shape, prologue_axes, axes } = launch;
     let roles = product.roles();
     let bound = roles.len() == args.len() && roles.iter().zip(args).all(|(&role, arg)| is_bound(product, role, arg));
-    let whole_rows = product.tail.as_ref().is_some_and(|epilogue| needs_whole_rows(&epilogue.body));
+    let whole_rows = product.epilogue.as_ref().is_some_and(|epilogue| needs_whole_rows(&epilogue.body));
     let in_strips = !whole_rows || (shape.batch.is_empty() && product.rights == 1 && !product.routed);
-    let filled = product.head.as_ref().is_none_or(|prologue| fills(product, prologue, shape, head_axes));
-    let followed = product.tail.as_ref().is_none_or(|epilogue| follows(product, epilogue, shape, axes));
+    let filled = product.prologue.as_ref().is_none_or(|prologue| fills(product, prologue, shape, prologue_axes));
+    let followed = product.epilogue.as_ref().is_none_or(|epilogue| follows(product, epilogue, shape, axes));
     let picked = !product.routed || is_routed(product, launch);
     PartKernel::computes(spec(product, shape)) && bound && in_strips && filled && followed && picked
 }
 
 /// Whether an argument has the dtype and direction that the matmul has it in.
-fn is_bound(product: &Product<Body>, role: Role, arg: &ArgBinding) -> bool {
+fn is_bound(product: &Matmul<Body>, role: Role, arg: &ArgBinding) -> bool {
     let of = |spec: Option<&ArgSpec>| spec.map(|spec| (spec.dtype, spec.written));
     let wanted = match role {
         Role::Left => Some((product.left, false)),
         Role::Right(_) => Some((product.right, false)),
         Role::Indices => Some((Dtype::I32, false)),
         Role::Result => Some((product.result, true)),
-        Role::Head(at) => of(product.head.as_ref().and_then(|prologue| prologue.body.args.get(at))),
-        Role::Tail(at) => of(product.tail.as_ref().and_then(|epilogue| epilogue.body.args.get(at))),
+        Role::Prologue(at) => of(product.prologue.as_ref().and_then(|prologue| prologue.body.args.get(at))),
+        Role::Epilogue(at) => of(product.epilogue.as_ref().and_then(|epilogue| epilogue.body.args.get(at))),
     };
     let is_wanted = wanted.is_some_and(|(dtype, written)| arg.dtype.bytes() == dtype.bytes() && arg.written == written);
     is_wanted && arg.leading.len() <= MAX_LEADING
 }
 
 /// Whether a prologue is row work whose only result is the first operand in `f32`, where that is asked for in whole rows.
-fn fills(product: &Product<Body>, prologue: &Head<Body>, shape: &MatmulShape, axes: &[(usize, usize)]) -> bool {
+fn fills(product: &Matmul<Body>, prologue: &Prologue<Body>, shape: &MatmulShape, axes: &[(usize, usize)]) -> bool {
     let hands = |(arg, spec): (usize, &ArgSpec)| match arg == prologue.made {
         true => *spec == ArgSpec { dtype: Dtype::F32, access: Access::Row, written: true },
         false => !spec.written,
@@ -128,7 +128,7 @@ fn fills(product: &Product<Body>, prologue: &Head<Body>, shape: &MatmulShape, ax
 }
 
 /// Whether an epilogue is row work that reads the sums in `f32`.
-fn follows(product: &Product<Body>, epilogue: &Tail<Body>, shape: &MatmulShape, axes: &[(usize, usize)]) -> bool {
+fn follows(product: &Matmul<Body>, epilogue: &Epilogue<Body>, shape: &MatmulShape, axes: &[(usize, usize)]) -> bool {
     let body = &epilogue.body;
     let known = |&sum: &usize| body.args.get(sum).is_some_and(|spec| spec.dtype == Dtype::F32 && !spec.written);
     let sums = epilogue.sums.len() == product.rights && epilogue.sums.iter().all(known);
@@ -136,7 +136,7 @@ fn follows(product: &Product<Body>, epilogue: &Tail<Body>, shape: &MatmulShape, 
 }
 
 /// Whether a body reads and writes rows of so many columns. What follows a routed matmul takes rows of tables, too.
-fn is_row_work(product: &Product<Body>, body: &Body, cols: usize, axes: &[(usize, usize)]) -> bool {
+fn is_row_work(product: &Matmul<Body>, body: &Body, cols: usize, axes: &[(usize, usize)]) -> bool {
     let of_rows = |spec: &ArgSpec| match spec.access {
         Access::Row | Access::PerRow => true,
         Access::GatheredRow { index } => product.routed && usize::from(index) < body.args.len(),
@@ -146,18 +146,18 @@ fn is_row_work(product: &Product<Body>, body: &Body, cols: usize, axes: &[(usize
 }
 
 /// Whether a table of matrices of bytes, each by columns, is picked from, and what follows picks from tables.
-fn is_routed(product: &Product<Body>, launch: &ProductLaunch) -> bool {
+fn is_routed(product: &Matmul<Body>, launch: &MatmulLaunch) -> bool {
     let (roles, shape) = (product.roles(), &launch.shape);
     let bytes = (product.left, product.right) == (Dtype::I8, Dtype::I8) && shape.b.0 == 1;
-    let alone = product.head.is_none() && product.rights == 1 && shape.batch.is_empty();
+    let alone = product.prologue.is_none() && product.rights == 1 && shape.batch.is_empty();
     let rows = shape.k <= 1 || shape.a.1 == 1;
     let table = launch.args.get(1).is_some_and(|table| table.leading.len() == 1);
     let gathered = |arg: usize| {
-        let spec = product.tail.as_ref().and_then(|epilogue| epilogue.body.args.get(arg));
+        let spec = product.epilogue.as_ref().and_then(|epilogue| epilogue.body.args.get(arg));
         spec.is_some_and(|spec| matches!(spec.access, Access::GatheredRow { .. }))
     };
     let tables = roles.iter().zip(&launch.args).all(|(&role, arg)| match role {
-        Role::Tail(at) if gathered(at) => arg.leading.len() == 1 && arg.leading[0].0 == arg.table_rows,
+        Role::Epilogue(at) if gathered(at) => arg.leading.len() == 1 && arg.leading[0].0 == arg.table_rows,
         _ => true,
     });
     bytes && alone && rows && table && tables
@@ -169,9 +169,9 @@ fn needs_whole_rows(body: &Body) -> bool {
     stored || body.row_values > 0
 }
 
-impl fmt::Display for Product<Program> {
+impl fmt::Display for Matmul<Program> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Product { left, right, result, rights, routed, head, tail } = self;
+        let Matmul { left, right, result, rights, routed, prologue, epilogue } = self;
         let sums = if (*left, *right) == (Dtype::I8, Dtype::I8) { "exact" } else { "f32" };
         let products = match (*routed, *rights) {
             (true, _) => "matrix products of rows and the experts that indices pick for them",
@@ -179,10 +179,10 @@ impl fmt::Display for Product<Program> {
             (false, _) => "two matrix products of one operand",
         };
         writeln!(f, "{products}, {left} by {right}, {sums} sums, blocks of the result")?;
-        if let Some(prologue) = head {
+        if let Some(prologue) = prologue {
             write!(f, "first its rows of the first operand (argument {}):\n{}", prologue.made, prologue.body)?;
         }
-        match tail {
+        match epilogue {
             Some(epilogue) => {
                 let sums: Vec<String> = epilogue.sums.iter().map(usize::to_string).collect();
                 let sums = sums.join(" and ");

@@ -16,7 +16,7 @@ use super::{Block, Kernel, Left, Matrix, Part, Right, STREAMED_ROWS, Spec, Store
 use crate::cpu::program::Program;
 use crate::cpu::simd::{Axis, Fault, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
-use crate::kernels::matmul::matmul::{Product, ProductLaunch, Role};
+use crate::kernels::matmul::matmul::{Matmul, MatmulLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::bind_axes;
 
@@ -31,9 +31,9 @@ const COPIED: usize = 64;
 #[derive(Debug)]
 pub(super) struct RoutedTasks {
     /// with a tile program after it; routed
-    pub product: Arc<Product<Program>>,
+    pub product: Arc<Matmul<Program>>,
     /// the run-time half
-    pub launch: ProductLaunch,
+    pub launch: MatmulLaunch,
     /// matrices of the table, and elements from one to the next
     pub experts: (usize, usize),
     /// bytes within reach of all arguments
@@ -43,7 +43,7 @@ pub(super) struct RoutedTasks {
 impl CpuLaunch for RoutedTasks {
     fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
         let RoutedTasks { product, launch, experts: (experts, stride), touched } = self;
-        let ProductLaunch { args, shape, axes, .. } = launch;
+        let MatmulLaunch { args, shape, axes, .. } = launch;
         let spec = |rows: usize| Spec {
             rows,
             k: shape.k,
@@ -54,9 +54,9 @@ impl CpuLaunch for RoutedTasks {
         };
         let (few, many) = (Kernel::new(isa, spec(STREAMED_ROWS)), Kernel::new(isa, spec(shape.m.max(1))));
         let columns = widths(shape, threads);
-        let bindings = SideBindings::new(product, launch, Role::Tail);
+        let bindings = SideBindings::new(product, launch, Role::Epilogue);
         let after = || {
-            product.tail.as_ref().map(|epilogue| {
+            product.epilogue.as_ref().map(|epilogue| {
                 let mut rows = RowWork::new(&epilogue.body, &bindings, shape.m, *touched);
                 // What is written is little next to the matrices, and is read soon.
                 rows.args.iter_mut().for_each(|arg| arg.streaming = false);
@@ -85,7 +85,7 @@ impl CpuLaunch for RoutedTasks {
 }
 
 struct RoutedTask {
-    product: Arc<Product<Program>>,
+    product: Arc<Matmul<Program>>,
     isa: Isa,
     /// For up to eight rows of an expert, and for more.
     few: Kernel,
@@ -105,7 +105,7 @@ struct RoutedTask {
     order: Vec<usize>,
     /// Where each expert's rows begin in `order`, and where the last one's end.
     starts: Vec<usize>,
-    /// The first operand in that order.
+    /// The left operand in that order.
     together: Vec<u8>,
     /// (expert, rows and columns of its matmul)
     parts: Vec<(usize, Part)>,
@@ -172,8 +172,8 @@ impl RoutedTask {
                 Role::Right(_) => operands.table = address,
                 Role::Indices => operands.indices = address.cast(),
                 Role::Result => operands.result = address,
-                Role::Head(_) => {}
-                Role::Tail(arg) => self.workers.iter_mut().for_each(|worker| {
+                Role::Prologue(_) => {}
+                Role::Epilogue(arg) => self.workers.iter_mut().for_each(|worker| {
                     worker.get_mut().iter_mut().for_each(|rows| rows.args[arg].base = address);
                 }),
             }
@@ -223,7 +223,7 @@ impl RoutedTask {
         }
     }
 
-    /// Copies rows of the first operand to their places.
+    /// Copies rows of the left operand to their places.
     unsafe fn bring_together(&self, operands: Operands, places: Range<usize>) {
         let k = self.shape.k;
         for place in places {
@@ -280,7 +280,7 @@ impl RoutedTask {
                 ..block
             };
             start += run.len();
-            match (&self.product.tail, &mut *after) {
+            match (&self.product.epilogue, &mut *after) {
                 (Some(epilogue), Some(rows)) => {
                     // SAFETY: the caller's promise.
                     let ran = unsafe { rows.follow(self.isa, epilogue, &self.axes, piece) };

@@ -1,4 +1,4 @@
-//! Row work around a matmul, as each worker runs it: before it on rows of the first operand, after it on blocks of sums.
+//! Row work around a matmul, as each worker runs it: before it on rows of the left operand, after it on blocks of sums.
 
 use deuteron_graph::Dtype;
 
@@ -6,7 +6,7 @@ use super::{Block, Wanted};
 use crate::argument::ArgBinding;
 use crate::cpu::program::Program;
 use crate::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
-use crate::kernels::matmul::matmul::{Head, Product, ProductLaunch, Role, Tail};
+use crate::kernels::matmul::matmul::{Epilogue, Matmul, MatmulLaunch, Prologue, Role};
 use crate::kernels::row::cpu::bind;
 
 /// What a worker needs to run a row program before or after the matmul.
@@ -30,11 +30,11 @@ impl RowWork {
         RowWork { args: (0..program.args.len()).map(bound).collect(), memory: simd::Scratch::for_program(program) }
     }
 
-    /// Makes rows of the first operand, whole ones.
+    /// Makes rows of the left operand, whole ones.
     ///
     /// # Safety
     /// The arguments have addresses, valid for these rows.
-    pub unsafe fn fill(&mut self, isa: Isa, prologue: &Head<Program>, axes: &[Axis], wanted: Wanted<'_>) {
+    pub unsafe fn fill(&mut self, isa: Isa, prologue: &Prologue<Program>, axes: &[Axis], wanted: Wanted<'_>) {
         debug_assert_eq!((wanted.inner, wanted.count), (0, prologue.body.cols), "whole rows");
         // The program counts rows of the whole operand; those that are wanted lie at `to`.
         let made = &mut self.args[prologue.made];
@@ -54,7 +54,7 @@ impl RowWork {
     pub unsafe fn follow(
         &mut self,
         isa: Isa,
-        epilogue: &Tail<Program>,
+        epilogue: &Epilogue<Program>,
         axes: &[Axis],
         block: Block<'_>,
     ) -> Result<(), Fault> {
@@ -74,13 +74,13 @@ impl RowWork {
 
 /// Where the arguments of a prologue or an epilogue stand in the launch of its matmul.
 pub(super) struct SideBindings<'a> {
-    launch: &'a ProductLaunch,
+    launch: &'a MatmulLaunch,
     roles: Vec<Role>,
     role: fn(usize) -> Role,
 }
 
 impl<'a> SideBindings<'a> {
-    pub fn new(product: &Product<Program>, launch: &'a ProductLaunch, role: fn(usize) -> Role) -> SideBindings<'a> {
+    pub fn new(product: &Matmul<Program>, launch: &'a MatmulLaunch, role: fn(usize) -> Role) -> SideBindings<'a> {
         SideBindings { launch, roles: product.roles(), role }
     }
 

@@ -7,7 +7,7 @@ use super::STRIP_ROWS;
 use super::row_work::SideBindings;
 use crate::cpu::count::{Counter, with_epilogue};
 use crate::cpu::program::Program;
-use crate::kernels::matmul::matmul::{Product, ProductLaunch, Role};
+use crate::kernels::matmul::matmul::{Matmul, MatmulLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 
 /// Rows or columns of one block of a matmul, as its price counts them: the machine's numbers were fitted to matmuls that were
@@ -16,12 +16,12 @@ const MATMUL_BLOCK: usize = 256;
 
 /// Matmuls with what stands around them: every worker makes the first operand for itself, and the tile program of the epilogue runs
 /// once over the result, whose sums it finds in cache.
-pub(crate) fn work(kernel: &Product<Program>, launch: &ProductLaunch) -> Work {
+pub(crate) fn work(kernel: &Matmul<Program>, launch: &MatmulLaunch) -> Work {
     let shape = &launch.shape;
     let mut work = matmul_work(kernel, shape);
-    if let Some(epilogue) = &kernel.tail {
+    if let Some(epilogue) = &kernel.epilogue {
         let rows = shape.m * shape.batches();
-        let args = SideBindings::new(kernel, launch, Role::Tail).arguments(&epilogue.body);
+        let args = SideBindings::new(kernel, launch, Role::Epilogue).arguments(&epilogue.body);
         if epilogue.body.needs_whole_rows() {
             // Sums that wait for the rest of their row are copied. Strips of rows share what follows: of few rows, one worker does it.
             work.add(Class::Move, 2.0 * (rows * epilogue.body.cols.div_ceil(LANES)) as f64);
@@ -36,15 +36,15 @@ pub(crate) fn work(kernel: &Product<Program>, launch: &ProductLaunch) -> Work {
             work = with_epilogue(work, &epilogue.body, &args, rows);
         }
     }
-    if let Some(prologue) = &kernel.head {
-        let args = SideBindings::new(kernel, launch, Role::Head).arguments(&prologue.body);
+    if let Some(prologue) = &kernel.prologue {
+        let args = SideBindings::new(kernel, launch, Role::Prologue).arguments(&prologue.body);
         let before = Counter { program: &prologue.body, args: &args, rows: shape.m, cols: shape.k }.work();
         work.each = Some(Box::new(Work { chunks: 1.0, streams: false, stream_from: 0.0, ..before }));
     }
     work
 }
 
-fn matmul_work(kernel: &Product<Program>, shape: &MatmulShape) -> Work {
+fn matmul_work(kernel: &Matmul<Program>, shape: &MatmulShape) -> Work {
     let &MatmulShape { m, n, k, .. } = shape;
     let (dtype, rights) = (kernel.left, kernel.rights);
     let batch = shape.batches();

@@ -1,15 +1,15 @@
-//! Products of 1 to 8 rows on CUDA: each weight is read once, at the speed of the memory.
+//! Matmuls of 1 to 8 rows on CUDA: each weight is read once, at the speed of the memory.
 //!
 //! | layout of B | a block                                                | sums of K are added over           |
 //! |-------------|--------------------------------------------------------|------------------------------------|
 //! | `[k, n]`    | a strip of columns; a cluster shares K                 | threads, warps, blocks of a cluster|
 //! | `[n, k]`    | walks over strips; a warp has four columns at a time   | lanes, warps that share K          |
 //!
-//! - Operands are f32, f16 or bf16, sums f32 in a fixed order. Row work may make the first operand: every block does it for
+//! - Operands are f32, f16 or bf16, sums f32 in a fixed order. Row work may make the left operand: every block does it for
 //!   itself. Elementwise work may follow.
 //! - Traffic: weights once; A once a block, from the L2. Loads are of 16 bytes where sizes and strides allow it.
-//! - In flight: up to 32 KiB of weights a block, before A is there. Of GPT-2's products for one token that is all of a layer's, 9 KiB
-//!   (768 x 768) to 36 KiB (768 x 3072) on each of 132 multiprocessors, and 96 KiB of the head's. An H200 needs some 40 KiB for the
+//! - In flight: up to 32 KiB of weights a block, before A is there. Of GPT-2's matmuls for one token that is all of a layer's, 9 KiB
+//!   (768 x 768) to 36 KiB (768 x 3072) on each of 132 multiprocessors, and 96 KiB of the prologue's. An H200 needs some 40 KiB for the
 //!   speed of its memory; grids that follow each other closely have theirs in flight together.
 //! - Limits: the rows of A as floats take at most 56 KiB, what every GPU of ours has for a block.
 
@@ -25,9 +25,9 @@ use crate::cuda::row::layout::gcd;
 use crate::cuda::row::sides::Side;
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
-use crate::kernels::matmul::fit::{self, MatmulFit, lower_product};
+use crate::kernels::matmul::fit::{self, MatmulFit, lower_matmul};
 use crate::kernels::matmul::library;
-use crate::kernels::matmul::matmul::{HEAD_ROWS, LoweredProduct, Product, ProductLaunch, Role, Tail};
+use crate::kernels::matmul::matmul::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::linear::earlier_sums;
 
@@ -63,15 +63,15 @@ impl Family<CudaTarget> for SkinnyFamily {
 /// A matmul of few rows, compiled for its sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SkinnyKernel {
-    /// the product; it always has a tail
-    pub product: Product<Body>,
+    /// the matmul; it always has a epilogue
+    pub product: Matmul<Body>,
     /// sizes and arguments
-    pub launch: ProductLaunch,
+    pub launch: MatmulLaunch,
     /// how it is spread over threads
     pub config: SkinnyConfig,
 }
 
-/// How a product of few rows is spread over threads.
+/// How a matmul of few rows is spread over threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SkinnyConfig {
     /// rows, rounded up to a power of two
@@ -84,7 +84,7 @@ pub struct SkinnyConfig {
     pub resident: usize,
     /// blocks of a launch
     pub blocks: usize,
-    /// columns that head and tail take at once
+    /// columns that prologue and epilogue take at once
     pub vector: usize,
     /// which way B lies
     pub weights: Weights,
@@ -126,16 +126,16 @@ fn is_of_few_rows(draft: &Draft, fit: &MatmulFit) -> bool {
     let &[matmul] = fit.matmuls else { return false };
     let (shape, [a, b]) = (&fit.shape, &fit.operands);
     let floats = |dtype: Dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
-    let one = shape.batch.is_empty() && (1..=HEAD_ROWS).contains(&shape.m) && (1..COLUMNS).contains(&shape.n);
+    let one = shape.batch.is_empty() && (1..=PROLOGUE_ROWS).contains(&shape.m) && (1..COLUMNS).contains(&shape.n);
     let alike = shape.b.0 == 1 || shape.b.1 == 1;
     let of_floats = floats(a.dtype) && floats(b.dtype) && floats(draft.graph.node(matmul).dtype);
     one && shape.k > 0 && alike && of_floats && fit.gather.is_none()
 }
 
 /// Lowers a matmul of few rows; where nothing follows it, its sums are stored by an epilogue.
-fn lower_skinny(draft: &Draft, fit: MatmulFit) -> LoweredProduct {
-    let LoweredProduct { mut product, mut launch } = lower_product(draft, fit);
-    if product.tail.is_none() {
+fn lower_skinny(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
+    let LoweredMatmul { mut product, mut launch } = lower_matmul(draft, fit);
+    if product.epilogue.is_none() {
         let (m, n) = (launch.shape.m, launch.shape.n);
         let mut exprs = Exprs::default();
         let value = exprs.make(Expr::Load(0));
@@ -147,12 +147,12 @@ fn lower_skinny(draft: &Draft, fit: MatmulFit) -> LoweredProduct {
             stages: vec![Stage::Store { value, arg: 1 }],
             ..Body::default()
         };
-        product.tail = Some(Tail { body, sums: vec![0] });
+        product.epilogue = Some(Epilogue { body, sums: vec![0] });
         if let Some(result) = launch.args.last_mut() {
             result.leading = vec![(m, n)];
         }
     }
-    LoweredProduct { product, launch }
+    LoweredMatmul { product, launch }
 }
 
 /// Whether B is `[k, n]`.
@@ -166,7 +166,7 @@ fn next(shape: &MatmulShape) -> usize {
 }
 
 /// Enough blocks for all multiprocessors, of strips as wide and parts of K as long as that allows.
-fn config(product: &Product<Body>, shape: &MatmulShape, target: &CudaTarget) -> SkinnyConfig {
+fn config(product: &Matmul<Body>, shape: &MatmulShape, target: &CudaTarget) -> SkinnyConfig {
     let &MatmulShape { m, n, k, .. } = shape;
     let rows = m.next_power_of_two();
     let wide = 16 / product.right.bytes();
@@ -228,10 +228,10 @@ impl SkinnyKernel {
         Some(SkinnyKernel::new(lower_skinny(group, fit), target))
     }
 
-    fn new(lowered: LoweredProduct, target: &CudaTarget) -> SkinnyKernel {
-        let LoweredProduct { mut product, launch } = lowered;
-        if let Some(head) = &mut product.head {
-            head.body = earlier_sums(&head.body).body;
+    fn new(lowered: LoweredMatmul, target: &CudaTarget) -> SkinnyKernel {
+        let LoweredMatmul { mut product, launch } = lowered;
+        if let Some(prologue) = &mut product.prologue {
+            prologue.body = earlier_sums(&prologue.body).body;
         }
         let config = config(&product, &launch.shape, target);
         SkinnyKernel { product, launch, config }
@@ -253,11 +253,11 @@ impl SkinnyKernel {
 
     fn grids(&self, target: &CudaTarget) -> Grids {
         let (shape, config) = (&self.launch.shape, &self.config);
-        let mut words = match self.head() {
-            Some(head) => head.words(shape.m),
+        let mut words = match self.prologue() {
+            Some(prologue) => prologue.words(shape.m),
             None => vec![Word::Number(0)],
         };
-        words.extend(self.tail().iter().flat_map(|tail| tail.words(shape.m)));
+        words.extend(self.epilogue().iter().flat_map(|epilogue| epilogue.words(shape.m)));
         let place = |role: Role| {
             let position = self.product.roles().iter().position(|&known| known == role)?;
             Some((position, self.launch.args[position].start()))
@@ -326,7 +326,7 @@ impl SkinnyKernel {
             }
         }
         text += &format!("constexpr bool BY_ROWS = {};\n", is_by_rows(shape));
-        text += &format!("constexpr bool HEAD = {};\n\n", product.head.is_some());
+        text += &format!("constexpr bool HEAD = {};\n\n", product.prologue.is_some());
         text
     }
 
@@ -341,8 +341,8 @@ impl SkinnyKernel {
             };
             side.shared_rows().flat_map(words).collect()
         };
-        let mut words = self.head().map_or(Vec::new(), |head| all(&head, 0));
-        words.extend(self.tail().map_or(Vec::new(), |tail| all(&tail, self.config.strip)));
+        let mut words = self.prologue().map_or(Vec::new(), |prologue| all(&prologue, 0));
+        words.extend(self.epilogue().map_or(Vec::new(), |epilogue| all(&epilogue, self.config.strip)));
         if words.is_empty() { vec![Word::Number(0); 3] } else { words }
     }
 
@@ -357,28 +357,33 @@ impl SkinnyKernel {
         format!("product of {m} rows, {n} columns, inner size {k}: {how}, {} blocks", self.config.blocks)
     }
 
-    /// The types of the operands, and the functions of head and tail.
+    /// The types of the operands, and the functions of prologue and epilogue.
     fn sides(&self) -> String {
         let product = &self.product;
-        let head = match self.head() {
-            Some(head) => head.head(self.config.rows, THREADS),
+        let prologue = match self.prologue() {
+            Some(prologue) => prologue.prologue(self.config.rows, THREADS),
             None => include_str!("no_head.cuh").to_string(),
         };
         let (left, right) = (type_name(product.left), type_name(product.right));
         format!(
-            "\ntypedef {left} Left;\ntypedef {right} Right;\n\n{head}\n{}",
-            self.tail().map_or(String::new(), |tail| tail.tail())
+            "\ntypedef {left} Left;\ntypedef {right} Right;\n\n{prologue}\n{}",
+            self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue())
         )
     }
 
-    fn head(&self) -> Option<Side<'_>> {
-        let head = self.product.head.as_ref()?;
-        Some(self.side(&head.body, std::slice::from_ref(&head.made), Role::Head, &self.launch.head_axes))
+    fn prologue(&self) -> Option<Side<'_>> {
+        let prologue = self.product.prologue.as_ref()?;
+        Some(self.side(
+            &prologue.body,
+            std::slice::from_ref(&prologue.made),
+            Role::Prologue,
+            &self.launch.prologue_axes,
+        ))
     }
 
-    fn tail(&self) -> Option<Side<'_>> {
-        let tail = self.product.tail.as_ref()?;
-        Some(self.side(&tail.body, &tail.sums, Role::Tail, &self.launch.axes))
+    fn epilogue(&self) -> Option<Side<'_>> {
+        let epilogue = self.product.epilogue.as_ref()?;
+        Some(self.side(&epilogue.body, &epilogue.sums, Role::Epilogue, &self.launch.axes))
     }
 
     fn side<'a>(

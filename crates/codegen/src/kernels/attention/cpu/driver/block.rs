@@ -63,7 +63,7 @@ impl CpuTask for AttentionBlockTask {
         unsafe { self.attention.run(Run { addresses: &self.addresses, ..run })? };
         self.addresses.clear();
         self.addresses.extend([result].into_iter().chain(others.iter().copied()));
-        // SAFETY: the caller's promise; the first operand of the matmul lies inside of the result, and its own shared memory behind it.
+        // SAFETY: the caller's promise; the left operand of the matmul lies inside of the result, and its own shared memory behind it.
         unsafe { self.matmul.run(Run { addresses: &self.addresses, shared: run.shared.add(self.result), ..run }) }
     }
 }

@@ -31,14 +31,14 @@ impl CpuLaunch for AttentionRowsTasks {
     fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
         let AttentionRowsLaunch { args, shape, axes } = &self.launch;
         let attention = self.kernel.attention.sized(shape, 0);
-        let cols = self.kernel.tail.cols;
+        let cols = self.kernel.epilogue.cols;
         let joined = cols / attention.width;
         let rows = attention.batch * attention.heads / joined * attention.queries;
         let bound = self.bound_arguments(rows);
         let worker = || Worker {
             attention: Scratch::new(&attention),
             args: bound.clone(),
-            after: simd::Scratch::for_program(&self.kernel.tail),
+            after: simd::Scratch::for_program(&self.kernel.epilogue),
         };
         Box::new(AttentionRowsTask {
             shape: *shape,
@@ -61,7 +61,7 @@ impl AttentionRowsTasks {
     fn bound_arguments(&self, rows: usize) -> Vec<BoundArg> {
         let others = self.launch.args[self.kernel.operands()..].iter();
         let mut args: Vec<BoundArg> = others.map(|arg| bind_row(&arg.leading, arg.table_rows, self.touched)).collect();
-        args.insert(self.kernel.result, bind_row(&[(rows, self.kernel.tail.cols)], 0, 0));
+        args.insert(self.kernel.result, bind_row(&[(rows, self.kernel.epilogue.cols)], 0, 0));
         args
     }
 }
@@ -147,7 +147,7 @@ impl AttentionRowsTask {
             for position in kernel.operands()..addresses.len() {
                 // An argument without elements may lie anywhere: a number until it is used.
                 let address = addresses[position].wrapping_add(self.offsets[position]);
-                args[kernel.tail_argument(position)].base = address;
+                args[kernel.epilogue_argument(position)].base = address;
             }
         }
         self.done.iter_mut().for_each(|done| *done.get_mut() = 0);
@@ -159,7 +159,7 @@ impl AttentionRowsTask {
     /// As for [`CpuTask::run`]; the worker is of this thread, and the task runs once.
     unsafe fn end(&self, shares: &Shares, task: usize, worker: &mut Worker) {
         let Shares { ref job, merged } = *shares;
-        let (attention, epilogue) = (job.attention, &self.kernel.tail);
+        let (attention, epilogue) = (job.attention, &self.kernel.epilogue);
         let output = &mut Output::Store(merged);
         // SAFETY: the caller's promise; all heads lie inside the rows, and these are this task's alone.
         unsafe {

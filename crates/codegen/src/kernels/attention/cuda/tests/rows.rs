@@ -11,7 +11,7 @@ use crate::kernels::attention::rows::{AttentionRows, AttentionRowsLaunch, Lowere
 use crate::linear::earlier_sums;
 
 /// `s = r + o`, `y = s * sum(s)`: the residual is the first argument, attention's result the second.
-fn tail(dtype: Dtype, cols: usize) -> Body {
+fn epilogue(dtype: Dtype, cols: usize) -> Body {
     let mut exprs = Exprs::default();
     let (r, o) = (exprs.make(Expr::Load(0)), exprs.make(Expr::Load(1)));
     let sum = exprs.make(Expr::Binary(BinaryOp::Add, r, o));
@@ -41,12 +41,12 @@ fn in_rows(kernel: &AttentionKernel, [batch, heads, queries, keys]: [usize; 4], 
 }
 
 fn rows_launch(kernel: &AttentionRows<Body>, shape: AttentionShape, offset: usize) -> AttentionRowsLaunch {
-    let cols = kernel.tail.cols;
+    let cols = kernel.epilogue.cols;
     let rows = shape.batch * shape.heads * shape.queries * kernel.attention.width / cols;
     let mut args = lowered(&kernel.attention, shape, offset).args;
     args.truncate(kernel.operands());
     let base = args[0].base;
-    for spec in kernel.tail.args.iter().enumerate().filter(|(arg, _)| *arg != kernel.result).map(|(_, spec)| spec) {
+    for spec in kernel.epilogue.args.iter().enumerate().filter(|(arg, _)| *arg != kernel.result).map(|(_, spec)| spec) {
         let leading = vec![(rows, cols)];
         args.push(ArgBinding { base, dtype: spec.dtype, written: spec.written, offset, leading, table_rows: 0 });
     }
@@ -62,18 +62,18 @@ struct Made {
 
 /// A kernel whose rows are the last block's.
 fn make(attention: AttentionKernel, sizes: [usize; 4], joined: usize, offset: usize, arch: Arch) -> Made {
-    let tail = tail(attention.dtype, joined * attention.width);
+    let epilogue = epilogue(attention.dtype, joined * attention.width);
     let shape = in_rows(&attention, sizes, joined);
-    assert_eq!(attention.joined(&shape, tail.cols), Some(joined));
-    let kernel = AttentionRows { attention, tail, result: 1, norm: None };
+    assert_eq!(attention.joined(&shape, epilogue.cols), Some(joined));
+    let kernel = AttentionRows { attention, epilogue, result: 1, norm: None };
     let launch = rows_launch(&kernel, shape, offset);
     let lowered = LoweredAttentionRows { kernel, launch };
     let target = CudaTarget::new(arch, 132);
     assert_eq!(rows::exchange(&lowered, &target), None);
     let variant = rows::choose(&lowered, &target);
     let mut earlier = lowered.clone();
-    earlier.kernel.tail = earlier_sums(&earlier.kernel.tail).body;
-    let config = rows::last_block_rows(&earlier, &variant, &rows::tail_launch(&earlier), &target).config;
+    earlier.kernel.epilogue = earlier_sums(&earlier.kernel.epilogue).body;
+    let config = rows::last_block_rows(&earlier, &variant, &rows::epilogue_launch(&earlier), &target).config;
     let made = rows::kernel(lowered, &target);
     let shown = RowConfig { resident: 0, ..config.clone() };
     assert_eq!(made.launch.variant().name, format!("{variant}; rows by the last of {joined} heads, {shown}"));
