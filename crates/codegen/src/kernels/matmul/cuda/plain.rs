@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use crate::argument::ArgBinding;
     use crate::kernels::matmul::shape::MatmulShape;
-    use crate::library::Epilogue;
+    use crate::library::LibraryEpilogue;
 
     fn product_grids(call: &LibraryCall, shape: &MatmulShape, offsets: &[usize]) -> Grids {
         let graph: Graph = "x = input bf16[1] ; out x".parse().unwrap();
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn the_words_are_the_fields_of_the_parameter_in_order() {
-        let kernel = LibraryCall { dtype: Dtype::Bf16, epilogue: Epilogue::Residual };
+        let kernel = LibraryCall { dtype: Dtype::Bf16, epilogue: LibraryEpilogue::Residual };
         let grids = product_grids(&kernel, &shape(vec![[3, 455, 0, 8320]]), &[1, 2, 3, 4]);
         let [grid] = &grids.list[..] else { panic!("one grid") };
         let at = |position: usize, offset: usize| Word::Argument { position, offset };
@@ -125,7 +125,7 @@ mod tests {
     fn a_source_differs_by_storage_type_and_epilogue() {
         let mut texts: Vec<String> = Vec::new();
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            texts.extend(Epilogue::ALL.map(|epilogue| source(&LibraryCall { dtype, epilogue }).text));
+            texts.extend(LibraryEpilogue::ALL.map(|epilogue| source(&LibraryCall { dtype, epilogue }).text));
         }
         texts.sort();
         texts.dedup();
