@@ -32,7 +32,7 @@ pub fn lower(group: &Draft, backend: &Backend) -> Result<Lowered, NoKernel> {
         GroupKind::Matmul => match backend {
             Backend::Cpu => product::fit(group).map(|fit| product::lower_product(group, fit)),
             Backend::Cuda(target) => skinny::fit(group, target.arch).map(|fit| match fit {
-                skinny::Fit::FewRows(fit) => skinny::lower_skinny(group, fit),
+                skinny::Fit::FewRows(fit) => skinny::lower_skinny(group, *fit),
                 skinny::Fit::Library(fit) => lower_matmul(group, fit),
             }),
         },

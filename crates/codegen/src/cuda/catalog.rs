@@ -60,7 +60,7 @@ impl CudaCatalog {
                 }
                 _ => 0.0,
             },
-            Some(Fit::Block(fit)) => self.meeting(draft, fit).map_or(0.0, |meeting| meeting.waits()),
+            Some(Fit::Block(fit)) => self.meeting(draft, *fit).map_or(0.0, |meeting| meeting.waits()),
             Some(Fit::Alone(_) | Fit::Gradient(_)) | None => 0.0,
         }
     }
@@ -72,7 +72,7 @@ impl CudaCatalog {
                 cuda::refusal(&kernel, &shape).is_none()
             }
             Some(Fit::Rows(fit)) => rows::refusal(&fit.attention.kernel, &fit.attention.shape).is_none(),
-            Some(Fit::Block(fit)) => self.meeting(draft, fit).is_some(),
+            Some(Fit::Block(fit)) => self.meeting(draft, *fit).is_some(),
             None => false,
         }
     }

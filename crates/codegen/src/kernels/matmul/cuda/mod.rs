@@ -90,7 +90,7 @@ pub enum Weights {
 /// Which kernel computes a matmul on a GPU.
 pub(crate) enum Fit<'a> {
     /// this one
-    FewRows(MatmulFit<'a>),
+    FewRows(Box<MatmulFit<'a>>),
     /// the library's
     Library(LibraryFit),
 }
@@ -105,10 +105,10 @@ pub(crate) fn fit<'a>(draft: &Draft<'a>, arch: Arch) -> Option<Fit<'a>> {
     // The longest row of A that a config pads it to.
     let left = few.shape.k.next_multiple_of(512) * few.shape.m.next_power_of_two() * 4;
     if left <= LEFT_BYTES {
-        return Some(Fit::FewRows(few));
+        return Some(Fit::FewRows(Box::new(few)));
     }
     let longer = left <= arch.block_shared().min(MORE_LEFT_BYTES);
-    library().map(|library| if longer { Fit::FewRows(few) } else { Fit::Library(library) })
+    library().map(|library| if longer { Fit::FewRows(Box::new(few)) } else { Fit::Library(library) })
 }
 
 /// Whether a matmul is of few rows, and of operands that this kernel reads.
