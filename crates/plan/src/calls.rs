@@ -17,14 +17,6 @@ pub(crate) fn stores_scores(call: &Call) -> bool {
     matches!(call.callee, Callee::Composite(Composite::AttentionScores { .. }))
 }
 
-/// The composite that a call is of, by name; empty for primitives and blocks. Epilogues are read by it.
-pub(crate) fn composite_name(call: &Call) -> &'static str {
-    match &call.callee {
-        Callee::Composite(composite) => composite.name(),
-        Callee::Primitive | Callee::Block(_) => "",
-    }
-}
-
 /// Whether a node is part of scores that are computed again for a gradient.
 pub(crate) fn is_recomputed_attention(graph: &Graph, id: NodeId) -> bool {
     graph.calls()[graph.node(id).call.index()].callee.recomputes() == Some(CompositeKind::Attention)

@@ -2,6 +2,10 @@
 //!
 //! A [`Plan`] is a list of [`Group`]s, each one kernel, in the order they run, with what each moves and takes, and for
 //! every pair that was kept apart the reason. Same graph and machine in, same plan out. It knows no CUDA and no SIMD.
+//!
+//! Modules import one way, each only those before it: vocabulary (`units` to `reason`), what a kernel costs (`draft` to
+//! `cost`), what may be a kernel and is made of what (`rules`), groups and the search for the best of them (`grouping`, `search`),
+//! plans, and what is said about them (`assess`, `recompute`). `tests/layers.rs` has the order.
 #![forbid(unsafe_code)]
 
 mod assess;

@@ -98,6 +98,11 @@ pub enum Reason {
         /// by so much
         extra: Seconds,
     },
+    /// Legal and generated, and known to be slower than separate kernels for a reason that the cost model does not see.
+    Drawback {
+        /// the reason
+        why: &'static str,
+    },
     /// Forbidden by the user.
     Forbidden,
     /// Computed again in the backward part, so that the forward part need not keep it.
@@ -127,6 +132,7 @@ impl Reason {
             Reason::Slower { .. } => "E-PLAN-014",
             Reason::Forbidden => "E-PLAN-015",
             Reason::Recomputed { .. } => "E-PLAN-016",
+            Reason::Drawback { .. } => "E-PLAN-017",
         }
     }
 
@@ -183,6 +189,7 @@ impl fmt::Display for Reason {
                 write!(f, "no generator for this device makes a kernel of the form `{form}` yet")
             }
             Reason::Slower { extra } => write!(f, "legal, and the best plan with it takes {extra} longer"),
+            Reason::Drawback { why } => write!(f, "separate kernels are faster: {why}"),
             Reason::Forbidden => f.write_str("forbidden by the user"),
             Reason::Recomputed { value } => {
                 write!(f, "%{} is computed again in backward so that forward need not keep it", value.index())
@@ -342,5 +349,14 @@ pub const PAGES: &[Page] = &[
                   would bring the waiting back.",
         example: "",
         hint: "analyse with --keep-all to store every value instead",
+    },
+    Page {
+        code: "E-PLAN-017",
+        title: "slower in one kernel",
+        meaning: "One kernel could compute this, and measurements show that separate kernels are faster for these sizes, for \
+                  a reason that the cost model does not see. A search never takes it; ready-made ops that are named for one \
+                  launch do.",
+        example: "",
+        hint: "change the size named in the reason, or keep the kernels separate",
     },
 ];

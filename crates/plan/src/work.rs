@@ -107,6 +107,8 @@ pub struct Work {
     pub live_rows: usize,
     /// how long blocks of a GPU's kernel wait for others of it, in meetings of all of them
     pub waits: f64,
+    /// why separate kernels are faster although the numbers above do not show it: a search does not take it
+    pub drawback: Option<&'static str>,
     /// what every worker does for itself before its share of the rest
     pub each: Option<Box<Work>>,
     /// what is begun when all of the rest is done, and is shared anew: a product of attention's kernel, or what follows a product

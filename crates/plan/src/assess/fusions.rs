@@ -370,6 +370,7 @@ impl Finder<'_, '_, '_> {
             vector: Seconds(0.0),
             total: launch + memory,
             bound: Bound::Memory,
+            drawback: None,
         }
     }
 }

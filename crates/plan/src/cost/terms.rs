@@ -83,6 +83,8 @@ pub struct Cost {
     pub total: Seconds,
     /// what limits it
     pub bound: Bound,
+    /// why a search does not take it
+    pub drawback: Option<&'static str>,
 }
 
 impl Cost {
@@ -135,6 +137,7 @@ impl Parts {
             vector: self.vector,
             total,
             bound,
+            drawback: work.drawback,
         }
     }
 }

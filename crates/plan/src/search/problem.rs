@@ -7,11 +7,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use deuteron_graph::{NodeId, Op};
+use deuteron_graph::{Callee, NodeId, Op, is_recomputed};
 
 use crate::between::Between;
 use crate::bits::Bits;
-use crate::calls::{composite_name, is_attention, is_recomputed_attention, stores_scores};
+use crate::calls::{is_attention, is_recomputed_attention, stores_scores};
 use crate::chain::Structure;
 use crate::cost::{Cost, cost};
 use crate::draft::Draft;
@@ -128,9 +128,13 @@ impl<'a> Problem<'a> {
                 let mut hasher = DefaultHasher::new();
                 hash_op(&node.op, &mut hasher);
                 (&node.shape, node.dtype, placement.is_copied(id)).hash(&mut hasher);
-                // Attention is known by its call, and so are what a causal mask halves and the steps of an epilogue.
+                // Attention is known by its call, and so is what a causal mask halves.
                 let call = &graph.calls()[node.call.index()];
-                (is_attention(call), composite_name(call), node.part).hash(&mut hasher);
+                (is_attention(call), stores_scores(call), node.part).hash(&mut hasher);
+                // The steps of an epilogue are read off calls: what is spelled out in primitives is another epilogue, and so is a
+                // copy of a matmul and what follows it.
+                let is_copy = matches!(node.op, Op::Matmul { .. }) && is_recomputed(graph, id);
+                (matches!(call.callee, Callee::Primitive), is_copy).hash(&mut hasher);
                 if let Some(placed) = placement.get(id) {
                     placed.layout.hash(&mut hasher);
                 }
@@ -254,7 +258,11 @@ impl<'a> Problem<'a> {
         if asks && !catalog.offers(&draft) {
             return Err(refused());
         }
-        Ok(Price { kind: structure.kind(), cost: cost(&draft, machine, catalog) })
+        let cost = cost(&draft, machine, catalog);
+        match cost.drawback {
+            Some(why) if asks => Err(Reason::Drawback { why }),
+            _ => Ok(Price { kind: structure.kind(), cost }),
+        }
     }
 
     /// What a group is made of, or why it is not legal.

@@ -1,6 +1,7 @@
 //! Plans from outside.
 
 mod chains;
+mod layers;
 mod plans;
 mod recompute;
 mod score;

@@ -19,7 +19,7 @@ pub enum Fit<'a> {
     /// attention and row work on its result
     Rows(RowsFit<'a>),
     /// attention, the projection of its result and row work on that
-    Block(BlockFit<'a>),
+    Block(Box<BlockFit<'a>>),
     /// the gradient of attention
     Gradient(GradientFit),
 }
@@ -33,7 +33,7 @@ pub fn fit<'a>(draft: &Draft<'a>) -> Option<Fit<'a>> {
         }
         [Link::Attention(link)] => rows::fit(draft, link, &chain.epilogue).map(Fit::Rows),
         [Link::Attention(link), Link::Matmul { nodes }] => {
-            block::fit(draft, link, nodes, &chain.epilogue).map(Fit::Block)
+            block::fit(draft, link, nodes, &chain.epilogue).map(|fit| Fit::Block(Box::new(fit)))
         }
         [Link::AttentionScores(link)] => alone(draft, link, AttentionResult::Probabilities).map(Fit::Alone),
         [Link::AttentionGradient(Some(link))] => backward::fit(draft, link).map(Fit::Gradient),

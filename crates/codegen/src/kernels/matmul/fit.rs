@@ -44,33 +44,27 @@ pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
     if !fit.epilogue.is_empty() && fit.matmuls.iter().any(stored) {
         return None;
     }
-    let fits = can_be_together(draft, &fit)
+    let fits = can_be_together(draft, &fit, &epilogue.crossing)
         && (fit.prologue.is_empty() || can_be_prologue(draft, &fit))
         && can_be_epilogue(draft, &fit);
     fits.then_some(fit)
 }
 
 /// One matmul, or two of one left operand whose right operands lie alike and which are both read on.
-fn can_be_together(draft: &Draft, fit: &MatmulFit) -> bool {
+fn can_be_together(draft: &Draft, fit: &MatmulFit, read: &[NodeId]) -> bool {
     let &[first, second] = fit.matmuls else { return fit.matmuls.len() == 1 };
     let [a_one, b_one] = &fit.operands;
     let (shape_two, [a_two, b_two]) = lower_matmul_shape(draft.graph, draft.placement, second);
     let dtype = |id: NodeId| draft.graph.node(id).dtype;
-    let alike =
-        *a_one == a_two && b_one.dtype == b_two.dtype && fit.shape == shape_two && dtype(first) == dtype(second);
-    let reads = |id: NodeId, matmul: NodeId| {
-        let reads = draft.placement.reads(draft.graph, id);
-        reads.into_iter().any(|value| draft.placement.base(value) == Some(matmul))
-    };
-    alike && [first, second].iter().all(|&matmul| fit.epilogue.iter().any(|&id| reads(id, matmul)))
+    let alike = *a_one == a_two && b_one.dtype == b_two.dtype && fit.shape == shape_two;
+    alike && dtype(first) == dtype(second) && read == fit.matmuls
 }
 
 /// Row work over few rows that is read as it would lie, where every weight is read once.
 fn can_be_prologue(draft: &Draft, fit: &MatmulFit) -> bool {
     let graph = draft.graph;
     let node = graph.node(fit.matmuls[0]);
-    let (MatmulShape { m, k, .. }, [_, b]) = (&fit.shape, &fit.operands);
-    let (&m, &k) = (m, k);
+    let (&MatmulShape { m, k, .. }, [_, b]) = (&fit.shape, &fit.operands);
     let Some(placed) = draft.placement.get(node.inputs[0]) else { return false };
     let made = graph.node(placed.base);
     let in_place = fit.prologue.contains(&placed.base)

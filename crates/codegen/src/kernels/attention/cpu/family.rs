@@ -91,12 +91,12 @@ impl Offer for AttentionRowsOffer<'_> {
 
 struct AttentionBlockOffer<'a> {
     group: Draft<'a>,
-    fit: BlockFit<'a>,
+    fit: Box<BlockFit<'a>>,
 }
 
 impl AttentionBlockOffer<'_> {
     fn lower(&self) -> LoweredAttentionBlock {
-        block::lower(&self.group, self.fit.clone())
+        block::lower(&self.group, (*self.fit).clone())
     }
 }
 

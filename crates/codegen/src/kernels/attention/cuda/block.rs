@@ -22,9 +22,9 @@ impl Family<CudaTarget> for AttentionBlockFamily {
         if !target.arch.has_wgmma() || refusal(&fit.attention.kernel, &fit.attention.shape).is_some() {
             return None;
         }
-        let lowered = block::lower(&group, fit);
+        let lowered = block::lower(&group, *fit);
         let exchange = exchange(&lowered, target)?;
-        let work = move || Work { waits: exchange.waits(), ..primitive_work(&group) };
+        let work = move || Work { waits: exchange.waits(), drawback: exchange.drawback(), ..primitive_work(&group) };
         offered(work, move || kernel(&lowered, &exchange, target))
     }
 }

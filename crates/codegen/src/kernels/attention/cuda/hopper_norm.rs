@@ -31,9 +31,6 @@ const WAITS: f64 = 1.5;
 /// The same with a projection: besides, the first parts wait for heads, and while the last ones are computed blocks run out of work.
 /// So much that no search takes it at the sizes of `h200-crossover.csv`, where it wins 2 % at most; the layers of GPT-2 lose as much by it.
 const PROJECTED_WAITS: f64 = 25.0;
-/// What a launch is said to wait for that is far slower than separate kernels, which the price of attention does not know: so much that
-/// no search takes it.
-pub(super) const SLOWER: f64 = 1e4;
 /// Elements have 32-bit numbers.
 const MAX_ELEMENTS: usize = 1 << 31;
 
@@ -198,12 +195,13 @@ impl RowExchange {
 
     /// What a launch waits for beyond the sums of its kernels, in barriers over all blocks.
     pub fn waits(&self) -> f64 {
-        match self.projection {
-            None => WAITS,
-            Some(_) if self.cols.is_multiple_of(128) => PROJECTED_WAITS,
-            // Columns that do not fill parts of 128 have heads cut for few tiles, whatever their number.
-            Some(_) => SLOWER,
-        }
+        if self.projection.is_some() { PROJECTED_WAITS } else { WAITS }
+    }
+
+    /// Why separate kernels are faster, if they are: up to 1.9x on an H200 (`h200-crossover.csv`).
+    pub fn drawback(&self) -> Option<&'static str> {
+        let ragged = self.projection.is_some() && !self.cols.is_multiple_of(128);
+        ragged.then_some("columns of the projection do not fill parts of 128, so its heads are cut for few tiles")
     }
 
     /// The kernel's name.

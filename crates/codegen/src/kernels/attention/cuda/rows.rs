@@ -19,7 +19,7 @@
 use deuteron_plan::{Work, primitive_work};
 
 use super::forward::{self, DECODE_QUERIES, ForwardVariant};
-use super::hopper_norm::{ExchangeRequest, RowExchange, SLOWER, by_rows};
+use super::hopper_norm::{ExchangeRequest, RowExchange, by_rows};
 use super::text::{PLAIN, TENSOR, plain_text, tensor_text, text};
 use super::tiles::{PLAIN_THREADS, Tiles};
 use super::words::RESULT_AT;
@@ -54,8 +54,8 @@ impl Family<CudaTarget> for AttentionRowsFamily {
             return None;
         }
         let lowered = rows::lower(&group, fit);
-        let waits = waits(&lowered, target);
-        let work = move || Work { waits, ..primitive_work(&group) };
+        let (waits, drawback) = price(&lowered, target);
+        let work = move || Work { waits, drawback, ..primitive_work(&group) };
         offered(work, move || kernel(lowered, target))
     }
 }
@@ -141,14 +141,14 @@ fn exchange_request(lowered: &LoweredAttentionRows) -> ExchangeRequest<'_> {
     ExchangeRequest { kernel, shape, norm: norm.as_ref(), product: None, args }
 }
 
-/// What a launch waits for, in barriers over all blocks.
-pub(crate) fn waits(lowered: &LoweredAttentionRows, target: &CudaTarget) -> f64 {
+/// What a launch waits for, in barriers over all blocks, and why separate kernels are faster, if they are.
+fn price(lowered: &LoweredAttentionRows, target: &CudaTarget) -> (f64, Option<&'static str>) {
     if let Some(exchange) = exchange(lowered, target) {
-        return exchange.waits();
+        return (exchange.waits(), exchange.drawback());
     }
-    // Where attention alone is by warpgroups, without them it is slower.
     let alone = forward::choose(&attention_alone(lowered), target);
-    if matches!(alone, ForwardVariant::Hopper(_)) { SLOWER } else { WAITS }
+    let by_warpgroups = matches!(alone, ForwardVariant::Hopper(_));
+    (WAITS, by_warpgroups.then_some("attention alone runs on warpgroups, and with this epilogue it does not"))
 }
 
 /// As attention alone, but for what only Hopper has.
