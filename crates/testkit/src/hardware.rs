@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// The GPU that a test needs, or a loud word that the test is skipped. A test that calls this is counted by `cargo xtask
 /// test` as one that needs a GPU.
@@ -32,13 +33,19 @@ pub fn cuda_home() -> Option<PathBuf> {
 /// Places that may hold CUDA's libraries as Python packages: environments that are named, then those of the Python on
 /// the path.
 pub fn environments() -> Vec<PathBuf> {
+    let named = ["DEUTERON_NVRTC_ENV", "VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(folder);
+    named.chain(python_folders().iter().cloned()).collect()
+}
+
+/// Asked once per process: a hundred tests look for a GPU, and Python takes longer to start than most of them to run.
+fn python_folders() -> &'static [PathBuf] {
     const ASK: &str = "import site; print('\\n'.join([*site.getsitepackages(), site.getusersitepackages()]))";
-    let mut found: Vec<PathBuf> =
-        ["DEUTERON_NVRTC_ENV", "VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(folder).collect();
-    if let Ok(answer) = Command::new("python3").args(["-c", ASK]).output() {
-        found.extend(String::from_utf8_lossy(&answer.stdout).lines().map(PathBuf::from));
-    }
-    found
+    static FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    FOLDERS.get_or_init(|| {
+        let answer = Command::new("python3").args(["-c", ASK]).output();
+        let text = answer.map(|answer| String::from_utf8_lossy(&answer.stdout).into_owned()).unwrap_or_default();
+        text.lines().map(PathBuf::from).collect()
+    })
 }
 
 fn folder(name: &str) -> Option<PathBuf> {
