@@ -4,6 +4,7 @@
 
 mod bench;
 mod bundle;
+mod documents;
 mod fetch;
 mod hardware;
 mod log;

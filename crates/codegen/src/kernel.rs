@@ -1,6 +1,6 @@
 //! What a kernel family returns: plain data that a device compiles, checks and runs without knowing what it computes.
 //!
-//! A [`Family`] looks at a group and makes an [`Offer`]: the work for the cost model, and on request the [`Kernel`], which is a
+//! A `Family` looks at a group and makes an `Offer`: the work for the cost model, and on request the [`Kernel`], which is a
 //! [`Source`] (what is compiled) and a [`Launch`] (what is run: arguments with their reach, and grids, tasks or a library call).
 
 use std::collections::hash_map::DefaultHasher;

@@ -4,6 +4,11 @@
 //! this crate has inline assembly for these instructions, so that any family can use them and one emulator (`tests/emulator/tile/`,
 //! with a file per part) stands for them on a CPU. Parts need no `#include` and define only `static` functions and types, so that
 //! what a kernel does not call costs nothing.
+//!
+//! Programmatic dependent launch (`dependent_launch.cuh`): on Hopper and later a recorded grid whose every thread waits for earlier grids by
+//! itself ([`crate::cuda::Grid::waits`]) may start before the grid before it has ended, if that one waits too. Before the wait it prefetches
+//! what no kernel of the job writes ([`crate::cuda::Word::Unwritten`]): weights into registers; norms, bias and cached keys into the L2.
+//! Grids whose blocks walk over rows, and library calls, start after the end of the grid before them.
 
 pub mod tensor_map;
 

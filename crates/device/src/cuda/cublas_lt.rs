@@ -1,4 +1,4 @@
-//! Matrix products through cuBLASLt, each planned once.
+//! Matmuls through cuBLASLt, each planned once.
 //!
 //! A plan is all that the library needs beside addresses: descriptors, and the algorithm that its heuristic takes for the
 //! sizes, strides, types, epilogue and alignments. Plans are kept for as long as the library is.
@@ -7,7 +7,7 @@
 //!   rounded once, when they are stored.
 //! - Bits: an algorithm may split the inner axis only if its parts are added up by a step of their own, in f32. So the same
 //!   problem gives the same bits on every run.
-//! - What the library cannot do, `prepare` answers with `None`: then [`deuteron_codegen::cuda::product_source`] can.
+//! - What the library cannot do, `prepare` answers with `None`: then the kernel of ours that comes with the call runs.
 
 mod mapping;
 #[cfg(test)]

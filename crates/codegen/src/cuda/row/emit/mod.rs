@@ -85,7 +85,7 @@ pub(crate) fn emit(emission: &Emission) -> Lines {
     Lines { constants, kernel: writer.lines }
 }
 
-/// Fields of the parameter after the arguments' own: the order in which [`super::grids`] fills them.
+/// Fields of the parameter after the arguments' own: the order in which the launch fills them.
 pub(crate) fn fields(body: &Body, layouts: &[ArgLayout], handed: &[usize]) -> Vec<String> {
     let mut fields = Vec::new();
     for (arg, (spec, layout)) in body.args.iter().zip(layouts).enumerate() {

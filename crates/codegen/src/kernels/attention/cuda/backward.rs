@@ -4,7 +4,11 @@
 //! - `backward.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `backward_plain.cu`: all the rest.
 //!
-//! The first grid leaves two numbers a row of queries, logsumexp and delta, for the second.
+//! The first grid leaves two numbers per row of queries, logsumexp and delta, for the second. Blocks of queries go over the keys twice:
+//! logsumexp and delta of each row, then dq; blocks of keys go over the queries once for dk and dv. Nine matmuls instead of seven buy a
+//! fixed summation order. Delta is summed over the terms that it is subtracted from, not over a rounded result; in f32 it is counted from
+//! the slope of the largest score, so that little cancels where one key has all the weight. Heads of 64 go over the keys once on Hopper:
+//! what is left of delta is subtracted at the end, from a second sum.
 
 use std::fmt;
 

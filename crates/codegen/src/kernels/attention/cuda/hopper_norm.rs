@@ -1,4 +1,12 @@
 //! What `hopper_rows.cu` and `hopper_block.cu` take, and their launches: attention, a projection or none, a residual and a norm.
+//!
+//! A row spans heads, or parts of the projection, that several blocks compute. A block has slots in shared memory (`hopper_norm.cuh`): the
+//! residual is copied into a slot while the block multiplies, the sum is formed in place, and one word of global memory per 64 columns
+//! publishes their mean and squares; its last bit says in which launch it was written. Warps beside those that multiply wait for the words
+//! of a row, normalise it in the slot and store it while the others go on. A warp that times out releases its slot and normalises later
+//! from memory. Work items are drawn from a counter, and an item only waits for items drawn before it or right after it, so any number of
+//! resident blocks makes progress. Clusters that exchange statistics through distributed shared memory were slower (69 us against 49 at
+//! 8 x 12 heads of 1024 on an H200): their blocks start and end together.
 
 use deuteron_graph::Dtype;
 

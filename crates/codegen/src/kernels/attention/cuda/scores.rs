@@ -1,4 +1,6 @@
-//! Probabilities of attention on CUDA, stored: two kernels of one contract, which `scores.cuh` tells.
+//! Probabilities of attention on CUDA, stored: two kernels of one contract, which is in `scores.cuh`. All keys are read twice, for the sum of
+//! each row and then for its probabilities, so no score is stored. Keys are ordered in shared memory such that a matmul leaves eight
+//! neighbours of a row to a thread, which stores them from registers.
 //!
 //! - `scores.cu`: 16-bit storage on the matrix units, where rows of queries and keys lie at multiples of 16 bytes.
 //! - `scores_plain.cu`: all the rest.
