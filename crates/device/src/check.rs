@@ -3,10 +3,10 @@
 
 use deuteron_codegen::Argument;
 
+use crate::device::{Inputs, States};
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
 use crate::memory::Lending;
-use crate::{Inputs, States};
 
 /// Checks every step; gives the bytes that each input must have.
 pub(crate) fn check(job: &Job) -> Result<Vec<usize>, DeviceError> {

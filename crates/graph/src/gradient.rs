@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use crate::block::Block;
 use crate::dtype::Dtype;
 use crate::error::GraphError;
-use crate::graph::{Callee, Graph, NodeId};
+use crate::graph::{Callee, Graph};
+use crate::node::NodeId;
 use crate::op::{BinaryOp, CompareOp, Op, ReduceOp, UnaryOp, View};
 use crate::shape::Shape;
 

@@ -12,7 +12,30 @@ use crate::engines::Place;
 use crate::errors::{self, bad_type};
 use crate::operand::{Element, Library, Operand, Turning};
 use crate::program::{Call, Program, What, Work};
-use crate::{array, numpy, torch};
+use crate::{array, dlpack, numpy, torch};
+
+impl<'py> Operand<'py> {
+    /// Looks at an object. `name` is for messages.
+    fn of(object: &Bound<'py, PyAny>, turning: Turning, name: &dyn Fn() -> String) -> PyResult<Operand<'py>> {
+        if let Some(operand) = torch::operand(object, turning, name)? {
+            return Ok(operand);
+        }
+        if let Some(operand) = array::operand(object)? {
+            return Ok(operand);
+        }
+        if let Some(operand) = numpy::operand(object, turning, name)? {
+            return Ok(operand);
+        }
+        if let Some(operand) = dlpack::operand(object, name)? {
+            return Ok(operand);
+        }
+        let kind = object.get_type().name()?;
+        Err(bad_type(format!(
+            "{}: expected a tensor of PyTorch, an array of NumPy or an object with `__dlpack__`, got {kind}",
+            name()
+        )))
+    }
+}
 
 /// All that a call is given: operands, kept values, gradients.
 pub(crate) struct Given<'py> {

@@ -10,10 +10,10 @@ use deuteron_codegen::cpu::task::{CpuTask, Floats, PerWorker, Run, ScratchSizes,
 use crate::buffer::Buffer;
 use crate::check::{check, check_inputs, check_lending, check_states};
 use crate::cpu::pool::Pool;
+use crate::device::{Executable, Inputs, Launching, States};
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
 use crate::memory::{Lending, Memory, Span};
-use crate::{Executable, Inputs, Launching, States};
 
 pub(crate) struct CpuExecutable {
     pool: Arc<Pool>,

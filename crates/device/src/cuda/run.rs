@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use deuteron_codegen::cpu::simd::Fault;
 
-use super::Gpu;
 use super::error::CudaError;
 use super::frame::{Fixed, Frame, check_zone};
+use super::gpu::Gpu;
 use super::load::{Program, Work};
 use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
 use super::stream::{Event, Stream};
 use crate::check::{check_inputs, check_lending, check_states};
+use crate::device::{Executable, Inputs, Launching, NoStates, Recorded, States};
 use crate::error::DeviceError;
 use crate::job::Job;
 use crate::memory::{Lending, Memory, Span};
-use crate::{Executable, Inputs, Launching, NoStates, Recorded, States};
 
 /// The oldest driver whose recordings keep it that a grid may start before the one before it has ended.
 const EARLY_IN_RECORDINGS: (u32, u32) = (12, 3);
