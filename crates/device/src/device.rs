@@ -8,7 +8,7 @@ use deuteron_plan::{Catalog, Machine, Target};
 
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job};
-use crate::memory::{Lending, Memory};
+use crate::memory::{BorrowedMemory, Memory};
 
 /// Something that compiles and runs kernels.
 pub trait Device: Send + Sync {
@@ -90,11 +90,11 @@ pub struct Recorded {
 pub trait Executable: Send {
     /// Runs every step in order and waits for the end. `input(i)` gives the memory of the job's i-th input.
     fn run(&mut self, input: Inputs<'_, '_>, states: &mut dyn States, launching: Launching) -> Result<(), DeviceError>;
-    /// Runs every step in order on memory that someone else owns: inputs are read and states and outputs written where they
-    /// are. On a device with streams it is enqueued on the stream of the lending, and this returns without waiting; the
-    /// stream may be in the middle of a recording, and then the executable must live as long as that is replayed. An index
-    /// outside of its table shows at a later call there.
-    fn run_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError>;
+    /// Runs every step in order on memory of the caller: inputs are read and states and outputs written in place. On a device with
+    /// streams the run is enqueued on the stream of `borrowed`, and this returns without waiting. The stream may be capturing a
+    /// CUDA graph; then the executable must live as long as that graph is replayed. An index outside of its table is reported by
+    /// a later call.
+    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError>;
     /// Runs every step in order, one by one; `times` receives one duration a step.
     fn run_timed(
         &mut self,
@@ -117,9 +117,9 @@ pub trait Executable: Send {
     /// Fills all outputs and intermediates with `0xFF` bytes (NaN in every float type), so that what a run does not
     /// write shows.
     fn poison(&mut self) -> Result<(), DeviceError>;
-    /// Whether someone else recorded a run of it on memory of others. Then it must live as long as that is replayed, which is not
-    /// known here.
-    fn is_kept_by_others(&self) -> bool {
+    /// Whether a caller captured a run of it in its own CUDA graph. Then it must live as long as that graph is replayed, which is
+    /// not known here.
+    fn is_captured(&self) -> bool {
         false
     }
     /// What the recording of one run holds. None where there is no recording: on a device without such a thing, and before a run

@@ -18,4 +18,4 @@ pub use cuda::{Cuda, CudaError};
 pub use device::{CopyProbe, Device, Executable, Inputs, Launching, NoStates, Recorded, States};
 pub use error::DeviceError;
 pub use job::{CompiledKernel, Job, Place, Step};
-pub use memory::{DeviceMemory, Lending, Memory, Span};
+pub use memory::{BorrowedMemory, DeviceMemory, Memory, Span};

@@ -1,9 +1,9 @@
-//! A call on operands that are there: results are allocated, memory is lent, the call is run.
+//! A call on operands that are there: results are allocated and the call is run on memory of the caller.
 
 use std::sync::{Arc, PoisonError};
 
 use deuteron::reference::{Array as Values, Rounding, interpret};
-use deuteron::{Dtype, Graph, Layout, Lending, Shape, Span};
+use deuteron::{BorrowedMemory, Dtype, Graph, Layout, Shape, Span};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -190,8 +190,8 @@ pub(crate) fn run<'py>(
             py.detach(|| {
                 // SAFETY: `given` and `objects` hold the objects whose memory this is, for the host until this call returns. On a GPU the
                 // run is enqueued on the stream that torch orders its own work and the reuse of its memory by.
-                let lending = unsafe { Lending::new(&inputs, &states, &outputs, stream) };
-                session.lock().unwrap_or_else(PoisonError::into_inner).run_lent(&lending)
+                let borrowed = unsafe { BorrowedMemory::new(&inputs, &states, &outputs, stream) };
+                session.lock().unwrap_or_else(PoisonError::into_inner).run_borrowed(&borrowed)
             })
             .map_err(|error| program.error(error))?;
         }

@@ -136,15 +136,15 @@ impl Gpu {
         })
     }
 
-    /// Whether work on a stream is being recorded.
+    /// Whether a stream is capturing a CUDA graph.
     ///
     /// # Safety
     /// The stream lives.
-    pub unsafe fn is_recording(&self, stream: sys::CUstream) -> Result<bool, CudaError> {
+    pub unsafe fn is_capturing(&self, stream: sys::CUstream) -> Result<bool, CudaError> {
         let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the caller's; the pointer is to a status of ours.
         match unsafe { sys::cuStreamIsCapturing(stream, &mut status) } {
-            // The default stream while another one records: it cannot be recording itself.
+            // The default stream while another one captures: it cannot be capturing itself.
             sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(false),
             code => {
                 self.context.check("cuStreamIsCapturing", code)?;

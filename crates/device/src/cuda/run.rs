@@ -16,11 +16,11 @@ use super::load::{Program, Work};
 use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
 use super::stream::{Event, Stream};
-use crate::check::check_lending;
+use crate::check::check_borrowed;
 use crate::device::{Executable, Inputs, Launching, NoStates, Recorded, States};
 use crate::error::DeviceError;
 use crate::job::Job;
-use crate::memory::{Lending, Span};
+use crate::memory::{BorrowedMemory, Span};
 
 /// The oldest driver whose recordings keep it that a grid may start before the one before it has ended.
 const EARLY_IN_RECORDINGS: (u32, u32) = (12, 3);
@@ -32,7 +32,7 @@ const COST_ROUNDS: usize = 20;
 pub struct LaunchCost {
     /// by bare calls of the driver
     pub bare: Duration,
-    /// by [`Executable::run_lent`]
+    /// by [`Executable::run_borrowed`]
     pub enqueued: Duration,
 }
 
@@ -60,8 +60,8 @@ pub struct CudaExecutable {
     marker: Option<Event>,
     /// Whether work was enqueued outside whose end nobody marked.
     unmarked: bool,
-    /// Whether someone else recorded a run, which uses our memory whenever that is replayed.
-    recorded: bool,
+    /// Whether a caller captured a run in its own CUDA graph, which uses our memory at every replay.
+    captured: bool,
     /// The last stream of others that was looked at.
     known: Option<u64>,
     /// Declared last: it is destroyed after all that its work uses.
@@ -125,14 +125,14 @@ impl CudaExecutable {
             outside: None,
             marker: None,
             unmarked: false,
-            recorded: false,
+            captured: false,
             known: None,
             stream,
         })
     }
 
     /// Host time of one run, the least of several rounds of `runs`: by bare calls of the driver, and by
-    /// [`Executable::run_lent`].
+    /// [`Executable::run_borrowed`].
     pub fn launch_cost(&mut self, input: Inputs<'_, '_>, runs: u32) -> Result<LaunchCost, DeviceError> {
         self.run(input, &mut NoStates, Launching::Eager)?;
         let gpu = self.gpu.clone();
@@ -153,7 +153,7 @@ impl CudaExecutable {
             let start = Instant::now();
             for _ in 0..runs {
                 // SAFETY: as above; the outputs are ours.
-                self.run_lent(&unsafe { Lending::new(&inputs, &[], &outputs, handle as u64) })?;
+                self.run_borrowed(&unsafe { BorrowedMemory::new(&inputs, &[], &outputs, handle as u64) })?;
             }
             cost.enqueued = cost.enqueued.min(start.elapsed() / runs);
             self.join()?;
@@ -308,30 +308,30 @@ impl Executable for CudaExecutable {
         self.settle(started, 1)
     }
 
-    fn run_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError> {
+    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError> {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
-        let stream = lending.stream as usize as sys::CUstream;
-        if self.known != Some(lending.stream) {
-            // SAFETY: whoever made the lending promised that the stream lives.
+        let stream = borrowed.stream as usize as sys::CUstream;
+        if self.known != Some(borrowed.stream) {
+            // SAFETY: the caller of `BorrowedMemory::new` promised that the stream lives.
             unsafe { gpu.check_stream(stream)? };
-            self.known = Some(lending.stream);
+            self.known = Some(borrowed.stream);
         }
         let program = &self.program;
-        check_lending(lending, &program.input_bytes, &program.state_bytes, &program.outputs)?;
+        check_borrowed(borrowed, &program.input_bytes, &program.state_bytes, &program.outputs)?;
         if self.shares_nothing() {
-            // Runs have no memory in common but what is lent, whose owner orders them: no end need be marked.
-            self.bind_lent(lending)?;
+            // Runs share only borrowed memory, whose owner orders them: no end need be marked.
+            self.bind_borrowed(borrowed)?;
             self.unmarked = true;
-            // SAFETY: the promise of whoever made the lending, whose sizes were checked.
+            // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
             unsafe { self.launch(0, stream, self.all())? };
             return Ok(());
         }
         // SAFETY: the stream lives.
-        let recording = unsafe { gpu.is_recording(stream)? };
-        self.recorded |= recording;
-        // A recording may not depend on what is outside of it; its owner orders replays and other work.
-        if !recording && let Some((event, before)) = &self.outside {
+        let capturing = unsafe { gpu.is_capturing(stream)? };
+        self.captured |= capturing;
+        // A captured graph may not depend on work outside of it; its owner orders replays and other work.
+        if !capturing && let Some((event, before)) = &self.outside {
             if self.faults.is_some()
                 && event.has_happened()?
                 && let Some(error) = self.earlier_fault(stream)?
@@ -343,10 +343,10 @@ impl Executable for CudaExecutable {
                 unsafe { event.hold_back(stream)? };
             }
         }
-        self.bind_lent(lending)?;
-        // SAFETY: the promise of whoever made the lending, whose sizes were checked.
+        self.bind_borrowed(borrowed)?;
+        // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
         unsafe { self.launch(0, stream, self.all())? };
-        if !recording {
+        if !capturing {
             // SAFETY: the stream lives.
             unsafe { self.copy_faults(stream)? };
             let known = self.outside.take().map(|(event, _)| event).or_else(|| self.marker.take());
@@ -425,8 +425,8 @@ impl Executable for CudaExecutable {
         Ok(self.stream.wait()?)
     }
 
-    fn is_kept_by_others(&self) -> bool {
-        self.recorded
+    fn is_captured(&self) -> bool {
+        self.captured
     }
 
     fn recorded(&self) -> Result<Option<Recorded>, DeviceError> {

@@ -7,27 +7,27 @@ use crate::check::{check_inputs, check_states};
 use crate::cuda::frame::Frame;
 use crate::device::{Inputs, States};
 use crate::error::DeviceError;
-use crate::memory::{Lending, Memory};
+use crate::memory::{BorrowedMemory, Memory};
 
 impl CudaExecutable {
-    /// Says where everything is that was lent.
-    pub(super) fn bind_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError> {
+    /// Puts the addresses of borrowed memory into the words.
+    pub(super) fn bind_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError> {
         let context = &self.gpu.context;
-        for (input, span) in lending.inputs.iter().enumerate() {
+        for (input, span) in borrowed.inputs.iter().enumerate() {
             let bytes = self.program.input_alignment[input];
             if self.program.input_bytes[input] > 0 && !span.address.is_multiple_of(bytes as u64) {
                 return Err(DeviceError::InputAlignment { input, bytes });
             }
             self.frames[0].set_input(context, input, span.address)?;
         }
-        for (state, span) in lending.states.iter().enumerate() {
+        for (state, span) in borrowed.states.iter().enumerate() {
             let alignment = self.program.state_alignment[state];
             if self.program.state_bytes[state] > 0 && !span.address.is_multiple_of(alignment as u64) {
                 return Err(DeviceError::StatePlace { state, expected: "the GPU" });
             }
             self.frames[0].set_state(context, state, span.address)?;
         }
-        for (output, span) in lending.outputs.iter().enumerate() {
+        for (output, span) in borrowed.outputs.iter().enumerate() {
             self.frames[0].set_output(context, output, span.address)?;
         }
         Ok(())
