@@ -5,8 +5,8 @@ from typing import Any, Callable, Sequence, final
 __all__ = [
     "__version__",
     "Program",
+    "SeedBatches",
     "Array",
-    "Decks",
     "analyze",
     "analysis_html",
     "analysis_text",
@@ -18,16 +18,16 @@ __all__ = [
 __version__: str
 
 @final
-class Decks:
-    """Seeds on GPUs, drawn many at a time, as each would take a kernel of its own. The generator of torch says which comes next."""
+class SeedBatches:
+    """Seeds on GPUs, drawn in batches, as each would take a kernel of its own. The generator of torch says which comes next."""
 
-    def __new__(cls, draw: Callable[[int, int, int, int], Sequence[Any]]) -> Decks:
-        """`draw` draws a deck: device, seed, offset and count to tensors."""
+    def __new__(cls, draw: Callable[[int, int, int, int], Sequence[Any]]) -> SeedBatches:
+        """`draw` draws a batch: device, seed, offset and count to tensors."""
 
-    def deal(self, like: Any) -> Any:
+    def next_seed(self, like: Any) -> Any:
         """The next seed beside a tensor; None where torch must draw it itself."""
 
-    def deal_at(self, ordinal: int, stream: int, generator: Any) -> Any:
+    def next_seed_at(self, ordinal: int, stream: int, generator: Any) -> Any:
         """The next seed of a generator, on a GPU and for a stream."""
 
 @final

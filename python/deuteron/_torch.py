@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _call
 from ._call import program as find
-from ._native import Decks, Program
+from ._native import Program, SeedBatches
 
 # Programs that multiply matrices: under autocast all their floats are of its dtype, as those of torch's are.
 _PRODUCTS = frozenset(
@@ -96,9 +96,9 @@ def draw(like: torch.Tensor) -> torch.Tensor:
     """A seed, drawn on the device of a tensor: `torch.manual_seed` rules it, and a CUDA graph draws anew at each replay."""
     if torch.compiler.is_compiling():
         return torch.randint(0, _SEEDS, (), dtype=torch.int32, device=like.device)
-    dealt = _decks.deal(like) if _DEALS else None
+    seed = _seed_batches.next_seed(like) if _HAS_OFFSETS else None
     # The same number as `randint` gives, faster; no compiler knows it.
-    return like.new_empty((), dtype=torch.int32).random_(0, _SEEDS) if dealt is None else dealt
+    return like.new_empty((), dtype=torch.int32).random_(0, _SEEDS) if seed is None else seed
 
 
 _call.draw = draw
@@ -106,8 +106,8 @@ _call.draw = draw
 # Seeds are below.
 _SEEDS = 2**31 - 1
 
-# Whether its generators say how far they have come.
-_DEALS = hasattr(torch.Generator, "get_offset") and hasattr(torch.Generator, "set_offset")
+# Whether generators have offsets.
+_HAS_OFFSETS = hasattr(torch.Generator, "get_offset") and hasattr(torch.Generator, "set_offset")
 
 
 def _drawn(device: int, seed: int, offset: int, count: int) -> Sequence[torch.Tensor]:
@@ -123,7 +123,7 @@ def _drawn(device: int, seed: int, offset: int, count: int) -> Sequence[torch.Te
         return drawn.random_(0, _SEEDS, generator=drawer)[:, 0].unbind()
 
 
-_decks = Decks(_drawn)
+_seed_batches = SeedBatches(_drawn)
 
 
 def _check_tensors(name: str, operands: Sequence[Any]) -> None:

@@ -690,8 +690,8 @@ for call in (lambda: deuteron.bias_dropout_add(x, b, x, p=0.5), lambda: deuteron
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-class Dealt:
-    """A generator as one of a GPU is, as far as decks know it."""
+class FakeGenerator:
+    """A generator as one of a GPU is, as far as `SeedBatches` knows it."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.offset = seed, 0
@@ -706,34 +706,36 @@ class Dealt:
         self.offset = offset
 
 
-def test_seeds_of_a_deck_are_told_by_the_generator() -> None:
+def test_seeds_depend_on_the_generator_alone() -> None:
     drawn: List[Tuple[int, int, int, int]] = []
 
     def draw(device: int, seed: int, offset: int, count: int) -> Tuple[Any, ...]:
         drawn.append((device, seed, offset, count))
         return tuple((device, seed, offset + 4 * place) for place in range(count))
 
-    decks, generator = _torch.Decks(draw), Dealt(2**64 - 1)
-    dealt = [decks.deal_at(0, 7, generator) for _ in range(300)]
-    assert dealt == [(0, 2**64 - 1, 4 * place) for place in range(300)], "each once, in order"
+    batches, generator = _torch.SeedBatches(draw), FakeGenerator(2**64 - 1)
+    seeds = [batches.next_seed_at(0, 7, generator) for _ in range(300)]
+    assert seeds == [(0, 2**64 - 1, 4 * place) for place in range(300)], "each once, in order"
     assert drawn == [(0, 2**64 - 1, 0, 256), (0, 2**64 - 1, 1024, 256)]
     assert generator.offset == 1200
     generator.offset = 40
-    assert decks.deal_at(0, 7, generator) == dealt[10], "a state that is set again deals the same again"
+    assert batches.next_seed_at(0, 7, generator) == seeds[10], "a restored state gives the same seed again"
     generator.offset = 5
-    assert decks.deal_at(0, 7, generator) == dealt[1] and generator.offset == 8, "others moved it by less than a step"
-    assert decks.deal_at(1, 7, Dealt(3)) == (1, 3, 0), "another GPU"
+    assert batches.next_seed_at(0, 7, generator) == seeds[1], "others moved it by less than a step"
+    assert generator.offset == 8
+    assert batches.next_seed_at(1, 7, FakeGenerator(3)) == (1, 3, 0), "another GPU"
     before = len(drawn)
-    decks.deal_at(0, 8, generator)
+    batches.next_seed_at(0, 8, generator)
     assert len(drawn) == before + 1, "another stream has memory of its own"
     for stream in range(200):
-        assert decks.deal_at(0, stream, Dealt(stream)) == (0, stream, 0)
+        assert batches.next_seed_at(0, stream, FakeGenerator(stream)) == (0, stream, 0)
 
 
-def test_threads_share_no_seed_of_a_deck() -> None:
-    decks, generator = _torch.Decks(lambda device, seed, offset, count: tuple(range(offset, offset + count))), Dealt(1)
+def test_threads_share_no_seed_of_a_batch() -> None:
+    batches = _torch.SeedBatches(lambda device, seed, offset, count: tuple(range(offset, offset + count)))
+    generator = FakeGenerator(1)
 
-    class Slow(Dealt):
+    class Slow(FakeGenerator):
         def set_offset(self, offset: int) -> None:
             time.sleep(0.001)
             generator.offset = offset
@@ -742,19 +744,19 @@ def test_threads_share_no_seed_of_a_deck() -> None:
             return generator.offset
 
     with ThreadPoolExecutor(4) as pool:
-        dealt = list(pool.map(lambda _: decks.deal_at(0, 0, Slow(1)), range(64)))
-    assert sorted(dealt) == list(range(64))
+        seeds = list(pool.map(lambda _: batches.next_seed_at(0, 0, Slow(1)), range(64)))
+    assert sorted(seeds) == list(range(64))
 
 
-def test_a_deck_that_cannot_be_drawn_is_told_and_the_next_one_can() -> None:
+def test_a_batch_that_cannot_be_drawn_raises_and_the_next_one_can_be() -> None:
     def draw(*_: int) -> Tuple[Any, ...]:
         raise MemoryError("no room")
 
-    generator = Dealt(1)
+    generator = FakeGenerator(1)
     with pytest.raises(MemoryError, match="no room"):
-        _torch.Decks(draw).deal_at(0, 0, generator)
+        _torch.SeedBatches(draw).next_seed_at(0, 0, generator)
     with pytest.raises(TypeError):
-        _torch.Decks(lambda *_: 7).deal_at(0, 0, generator)  # type: ignore[arg-type, return-value]
+        _torch.SeedBatches(lambda *_: 7).next_seed_at(0, 0, generator)  # type: ignore[arg-type, return-value]
     assert _torch.draw(torch.ones(2)).dtype == torch.int32, "on the CPU torch draws"
 
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use deuteron::cuda::Arch;
-use deuteron::listing::{Absent, KernelListing, kernels, kernels_for};
+use deuteron::listing::{KernelListing, OfflineGpu, kernels, kernels_for};
 use deuteron::{Bytes, Graph, Machine, Strategy};
 
 use crate::Outcome;
@@ -92,11 +92,11 @@ pub fn listings(
         Some(Wanted::Auto | Wanted::Cpu) => device::cpu(None)?,
         Some(Wanted::Cuda(ordinal)) => device::gpu(ordinal, RedZones::Off, &tuning, packages)?,
         None => {
-            let absent = match Arch::of_profile(device) {
-                Some(arch) => Absent::new(arch, Machine::profile(device)?, device::compiler(packages)?),
-                None => Absent::of_arch(device.parse()?, device::compiler(packages)?)?,
+            let gpu = match Arch::of_profile(device) {
+                Some(arch) => OfflineGpu::new(arch, Machine::profile(device)?, device::compiler(packages)?),
+                None => OfflineGpu::of_arch(device.parse()?, device::compiler(packages)?)?,
             };
-            return Ok(kernels_for(&absent.with_tuning(tuning.of_none()), graph, strategy)?);
+            return Ok(kernels_for(&gpu.with_tuning(tuning.of_none()), graph, strategy)?);
         }
     };
     Ok(kernels(&engine, graph, strategy)?)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use deuteron_device::{Cpu, Device};
-use deuteron_graph::{Dtype, Graph};
+use deuteron_graph::{Dtype, Graph, Shape};
 use deuteron_plan::{Layout, Strategy};
 
 use crate::error::Error;
@@ -82,5 +82,17 @@ impl Engine {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Arc<Mutex<Session>>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tensor {
+    /// Takes raw bytes in row-major order straight to where the engine's kernels read them fastest: one copy.
+    pub fn upload(engine: &Engine, dtype: Dtype, shape: impl Into<Shape>, bytes: &[u8]) -> Result<Tensor, Error> {
+        Tensor::on(engine.device(), dtype, shape.into(), bytes)
+    }
+
+    /// The same tensor where the engine's kernels read it fastest.
+    pub fn to_device(&self, engine: &Engine) -> Result<Tensor, Error> {
+        self.uploaded(engine.device())
     }
 }

@@ -77,8 +77,8 @@ pub(crate) fn launches(draft: &Draft, backend: &Backend) -> Vec<String> {
     grids.map_or(Vec::new(), |grids| grids.list.iter().map(|grid| grid.entry.to_string()).collect())
 }
 
-/// A GPU that need not be there: kernels for it are compiled and not run.
-pub struct Absent {
+/// A GPU that need not be present: kernels are compiled for it and not run.
+pub struct OfflineGpu {
     /// what the planner assumes
     pub machine: Machine,
     /// what sources are rendered for
@@ -86,30 +86,30 @@ pub struct Absent {
     compiler: Compiler,
 }
 
-impl Absent {
+impl OfflineGpu {
     /// An instruction set with the numbers of a machine.
-    pub fn new(arch: Arch, machine: Machine, compiler: Compiler) -> Absent {
+    pub fn new(arch: Arch, machine: Machine, compiler: Compiler) -> OfflineGpu {
         let backend = Backend::Cuda(CudaTarget::new(arch, machine.count(Quantity::Processors)));
-        Absent { machine, backend, compiler }
+        OfflineGpu { machine, backend, compiler }
     }
 
     /// The same with measured launch shapes.
-    pub fn with_tuning(self, tuning: Tuning) -> Absent {
+    pub fn with_tuning(self, tuning: Tuning) -> OfflineGpu {
         let backend = match self.backend {
             Backend::Cuda(target) => Backend::Cuda(CudaTarget { tuning, ..target }),
             Backend::Cpu => Backend::Cpu,
         };
-        Absent { backend, ..self }
+        OfflineGpu { backend, ..self }
     }
 
     /// An instruction set with the numbers of a profile of its generation.
-    pub fn of_arch(arch: Arch, compiler: Compiler) -> Result<Absent, Error> {
+    pub fn of_arch(arch: Arch, compiler: Compiler) -> Result<OfflineGpu, Error> {
         let profile = match arch {
             Arch::Sm75 | Arch::Sm80 => "a100",
             Arch::Sm86 | Arch::Sm89 | Arch::Sm120 => "rtx4090",
             Arch::Sm90a | Arch::Sm100 => "h200",
         };
-        Ok(Absent::new(arch, Machine::profile(profile)?, compiler))
+        Ok(OfflineGpu::new(arch, Machine::profile(profile)?, compiler))
     }
 }
 
@@ -125,15 +125,15 @@ pub fn kernels(engine: &Engine, graph: &Graph, strategy: Strategy) -> Result<Vec
     list(graph, strategy, device.target(), device.backend(), &usage)
 }
 
-/// Plans a graph for a GPU that need not be there, and compiles each kernel for it.
-pub fn kernels_for(absent: &Absent, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>, Error> {
-    let Backend::Cuda(target) = &absent.backend else { return Ok(Vec::new()) };
+/// Plans a graph for a GPU that need not be present, and compiles each kernel for it.
+pub fn kernels_for(gpu: &OfflineGpu, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>, Error> {
+    let Backend::Cuda(target) = &gpu.backend else { return Ok(Vec::new()) };
     let usage = |source: &Source| -> Result<Vec<EntryUsage>, Error> {
         let Source::Cuda(source) = source else { return Ok(Vec::new()) };
-        self::usage(&absent.compiler, source, target)
+        self::usage(&gpu.compiler, source, target)
     };
-    let planned_for = Target { machine: &absent.machine, catalog: CudaCatalog::of(target.arch) };
-    list(graph, strategy, planned_for, &absent.backend, &usage)
+    let planned_for = Target { machine: &gpu.machine, catalog: CudaCatalog::of(target.arch) };
+    list(graph, strategy, planned_for, &gpu.backend, &usage)
 }
 
 /// What the functions of a source need, by the compiler.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use deuteron_codegen::{Kernel, Request, render};
 use deuteron_device::{
-    CompiledKernel, Device, Executable, Inputs, Job, Launching, Lending, Memory, Place, Recorded, States, Step,
+    BorrowedMemory, CompiledKernel, Device, Executable, Inputs, Job, Launching, Memory, Place, Recorded, States, Step,
 };
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Plan, plan_pinned};
@@ -85,15 +85,15 @@ impl Session {
         Ok(self.executable.run(&input, &mut Owned(states), self.launching)?)
     }
 
-    /// Runs the graph on memory that someone else owns: inputs that are no states, in order; states as they were declared; and a place
-    /// for each of [`Session::results`]. Layouts are those that the session was made for. See [`Executable::run_lent`].
-    pub fn run_lent(&mut self, lending: &Lending<'_>) -> Result<(), Error> {
-        Ok(self.executable.run_lent(lending)?)
+    /// Runs the graph on memory of the caller: inputs that are not states, in order; states as they were declared; and memory for each
+    /// of [`Session::results`]. Layouts are those that the session was made for. See [`Executable::run_borrowed`].
+    pub fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), Error> {
+        Ok(self.executable.run_borrowed(borrowed)?)
     }
 
-    /// Whether a recording of someone else uses its memory. See [`Executable::is_kept_by_others`].
-    pub fn is_kept_by_others(&self) -> bool {
-        self.executable.is_kept_by_others()
+    /// Whether a caller captured a run in its own CUDA graph. See [`Executable::is_captured`].
+    pub fn is_captured(&self) -> bool {
+        self.executable.is_captured()
     }
 
     /// The values that it hands out, each once: its outputs that are no states.

@@ -3,13 +3,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use deuteron_device::{Buffer, Memory};
+use deuteron_device::{Buffer, Device, Memory};
 use deuteron_graph::{Dtype, MAX_RANK, Shape, View};
 use deuteron_plan::Layout;
 use deuteron_reference::{Array, round_to};
 use half::{bf16, f16};
 
-use crate::engine::Engine;
 use crate::error::Error;
 
 /// A dense tensor. Cloning and views share the memory.
@@ -53,11 +52,10 @@ impl Tensor {
         })
     }
 
-    /// Takes raw bytes in row-major order straight to where the engine's kernels read them fastest: one copy.
-    pub fn upload(engine: &Engine, dtype: Dtype, shape: impl Into<Shape>, bytes: &[u8]) -> Result<Tensor, Error> {
-        let shape = shape.into();
+    /// Takes raw bytes in row-major order to memory of a device.
+    pub(crate) fn on(device: &dyn Device, dtype: Dtype, shape: Shape, bytes: &[u8]) -> Result<Tensor, Error> {
         check_bytes(dtype, &shape, bytes)?;
-        let memory = Arc::new(engine.device().upload(bytes)?);
+        let memory = Arc::new(device.upload(bytes)?);
         Ok(Tensor { memory, dtype, layout: Layout::contiguous(&shape) })
     }
 
@@ -164,9 +162,9 @@ impl Tensor {
         Tensor::from_array(self.dtype, &self.to_array()?)
     }
 
-    /// The same tensor where the engine's kernels read it fastest.
-    pub fn to_device(&self, engine: &Engine) -> Result<Tensor, Error> {
-        let memory = Arc::new(engine.device().upload(&self.bytes()?)?);
+    /// The same tensor in memory of a device.
+    pub(crate) fn uploaded(&self, device: &dyn Device) -> Result<Tensor, Error> {
+        let memory = Arc::new(device.upload(&self.bytes()?)?);
         Ok(Tensor { memory, dtype: self.dtype, layout: self.layout.clone() })
     }
 

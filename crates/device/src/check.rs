@@ -3,10 +3,10 @@
 
 use deuteron_codegen::Argument;
 
+use crate::device::{Inputs, States};
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
-use crate::memory::Lending;
-use crate::{Inputs, States};
+use crate::memory::BorrowedMemory;
 
 /// Checks every step; gives the bytes that each input must have.
 pub(crate) fn check(job: &Job) -> Result<Vec<usize>, DeviceError> {
@@ -32,14 +32,14 @@ pub(crate) fn check_inputs(input_bytes: &[usize], input: Inputs<'_, '_>) -> Resu
 /// What outputs of others must start at a multiple of: the widest vector that kernels store.
 pub(crate) const OUTPUT_ALIGNMENT: usize = 16;
 
-/// Checks that what is lent has the numbers and sizes of a job, and that outputs stand where vectors may.
-pub(crate) fn check_lending(
-    lending: &Lending<'_>,
+/// Checks that borrowed memory has the counts and sizes of a job, and that outputs are aligned for vectors.
+pub(crate) fn check_borrowed(
+    borrowed: &BorrowedMemory<'_>,
     inputs: &[usize],
     states: &[usize],
     outputs: &[usize],
 ) -> Result<(), DeviceError> {
-    let Lending { inputs: given, states: kept, outputs: results, .. } = lending;
+    let BorrowedMemory { inputs: given, states: kept, outputs: results, .. } = borrowed;
     if given.len() != inputs.len() {
         return Err(DeviceError::InputCount { expected: inputs.len(), got: given.len() });
     }

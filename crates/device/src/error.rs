@@ -2,7 +2,7 @@
 
 use deuteron_codegen::cpu::simd::Fault;
 
-use crate::cuda::CudaError;
+use crate::cuda::error::CudaError;
 
 /// Why a job could not be loaded or run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

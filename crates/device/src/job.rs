@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use deuteron_codegen::{Launch, Source};
 
-use crate::cuda::{EntryUsage, Module};
+use crate::cuda::module::Module;
+use crate::cuda::nvrtc::EntryUsage;
 
 /// Where an argument lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,16 +14,16 @@ pub struct Span {
     pub bytes: usize,
 }
 
-/// All that a run works on where none of it is ours: tensors of PyTorch, arrays of NumPy.
+/// Memory of the caller for one run: tensors of PyTorch, arrays of NumPy.
 #[derive(Debug, Clone, Copy)]
-pub struct Lending<'a> {
+pub struct BorrowedMemory<'a> {
     pub(crate) inputs: &'a [Span],
     pub(crate) states: &'a [Span],
     pub(crate) outputs: &'a [Span],
     pub(crate) stream: u64,
 }
 
-impl<'a> Lending<'a> {
+impl<'a> BorrowedMemory<'a> {
     /// Memory for one run, and the stream that it is enqueued on: a handle of the driver, 0 for its default stream. A device
     /// without streams has no use for it.
     ///
@@ -31,8 +31,8 @@ impl<'a> Lending<'a> {
     /// Each span is valid for its bytes, where the device that runs can use it, until the run has ended. Nothing writes to inputs
     /// meanwhile, nothing else reads or writes states and outputs, and no state or output overlaps another span. The stream
     /// lives.
-    pub unsafe fn new(inputs: &'a [Span], states: &'a [Span], outputs: &'a [Span], stream: u64) -> Lending<'a> {
-        Lending { inputs, states, outputs, stream }
+    pub unsafe fn new(inputs: &'a [Span], states: &'a [Span], outputs: &'a [Span], stream: u64) -> BorrowedMemory<'a> {
+        BorrowedMemory { inputs, states, outputs, stream }
     }
 }
 

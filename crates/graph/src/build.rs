@@ -5,7 +5,8 @@ use crate::block::Block;
 use crate::composite::{Composite, Mask};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
-use crate::graph::{Graph, NodeId, is_name, readable};
+use crate::graph::{Graph, is_name, readable};
+use crate::node::NodeId;
 use crate::op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View};
 use crate::shape::Shape;
 

@@ -1,14 +1,7 @@
-//! Composites: the operations people name, each defined once, by its expansion into primitives.
-//!
-//! Inputs are widened to `f32` first and results narrowed last, so statistics and intermediates are `f32` whatever the
-//! storage type. Cost, lowering and gradients all derive from what is written here.
+//! Composites: the operations people name, their attributes and operands.
 
 use crate::activation::{Activation, Gelu};
 use crate::dtype::Dtype;
-use crate::error::GraphError;
-use crate::expand::Expansion;
-use crate::graph::{Graph, NodeId};
-use crate::shape::Shape;
 
 /// What a softmax or attention leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -140,6 +133,17 @@ kinds! {
     }
 }
 
+impl Activation {
+    /// What the text form and reports call it.
+    pub(crate) fn kind(self) -> CompositeKind {
+        match self {
+            Activation::GeluTanh | Activation::GeluErf => CompositeKind::Gelu,
+            Activation::Silu => CompositeKind::Silu,
+            Activation::Relu => CompositeKind::Relu,
+        }
+    }
+}
+
 impl Composite {
     /// The word of the text form and of the reports.
     pub fn name(&self) -> &'static str {
@@ -168,150 +172,4 @@ impl Composite {
             }
         }
     }
-}
-
-impl Graph {
-    /// Calls a composite: checks operands and attributes, appends the expansion, returns the results.
-    pub fn call(&mut self, composite: Composite, inputs: &[NodeId]) -> Result<Vec<NodeId>, GraphError> {
-        for &input in inputs {
-            self.check_node(composite.name(), input)?;
-        }
-        let (least, most) = composite.arity();
-        if inputs.len() < least || inputs.len() > most {
-            let count = if least == most { format!("{least} operands") } else { format!("{least} or {most} operands") };
-            return Err(self.refuse(&composite, inputs, &count));
-        }
-        check_attributes(&composite)?;
-        self.check_operands(&composite, inputs)?;
-        self.composite_call(composite, inputs, |graph| Expansion { graph }.expand(composite, inputs))
-    }
-
-    fn refuse(&self, composite: &Composite, inputs: &[NodeId], expected: &str) -> GraphError {
-        GraphError::Operands {
-            op: composite.name().to_string(),
-            expected: expected.to_string(),
-            operands: inputs.iter().map(|&id| self.operand(id)).collect(),
-        }
-    }
-
-    /// What the expansion's primitives would refuse too, but in the words of the composite.
-    fn check_operands(&self, composite: &Composite, inputs: &[NodeId]) -> Result<(), GraphError> {
-        let shape = |i: usize| &self.node(inputs[i]).shape;
-        let dtype = |i: usize| self.node(inputs[i]).dtype;
-        let ensure = |holds: bool, expected: &str| {
-            if holds { Ok(()) } else { Err(self.refuse(composite, inputs, expected)) }
-        };
-        let float_first = !matches!(
-            composite,
-            Composite::Dequantize { .. } | Composite::QuantizedLinear { .. } | Composite::ExpertLinear { .. }
-        );
-        ensure(!float_first || dtype(0).is_float(), "a float operand (f32, f16 or bf16)")?;
-        match composite {
-            Composite::LayerNorm { .. } | Composite::RmsNorm { .. } => {
-                ensure(shape(0).rank() >= 1 && shape(0).cols() > 0, "a tensor with a last axis that is not empty")?;
-                for i in 1..inputs.len() {
-                    ensure(*shape(i) == Shape::from([shape(0).cols()]), "weights of the size of the last axis")?;
-                    ensure(dtype(i).is_float(), "float weights")?;
-                }
-                Ok(())
-            }
-            Composite::Softmax | Composite::QuantizeInt8 | Composite::QuantizeFp8 => {
-                ensure(shape(0).rank() >= 1 && shape(0).cols() > 0, "a tensor with a last axis that is not empty")
-            }
-            Composite::CausalMask => ensure(shape(0).rank() >= 2, "scores of rank 2 or more"),
-            Composite::Activation(_) => Ok(()),
-            Composite::Swiglu | Composite::Geglu { .. } => {
-                ensure(shape(0) == shape(1) && dtype(0) == dtype(1), "two tensors of one shape and dtype")
-            }
-            Composite::Dropout { .. } => {
-                ensure(dtype(1) == Dtype::I32 && shape(1).elements() == 1, "a tensor and one i32 seed")
-            }
-            Composite::Linear { transposed } => {
-                ensure(shape(0).rank() >= 1 && shape(1).rank() == 2, "x [.., in] and a weight of rank 2")?;
-                let (rows, out) = if *transposed { (shape(1)[1], shape(1)[0]) } else { (shape(1)[0], shape(1)[1]) };
-                ensure(shape(0).cols() == rows, "a weight whose inner size is the last axis of x")?;
-                ensure(shape(0).rank() >= 2, "x of rank 2 or more")?;
-                ensure(inputs.len() < 3 || *shape(2) == Shape::from([out]), "a bias of the weight's outer size")?;
-                ensure((1..inputs.len()).all(|i| dtype(i) == dtype(0)), "operands of one dtype")
-            }
-            Composite::AttentionScores { .. } | Composite::Attention { .. } => {
-                let (q, k) = (shape(0), shape(1));
-                ensure(q.rank() >= 2 && k.rank() == q.rank(), "q and k of one rank, at least 2")?;
-                ensure(
-                    q[..q.rank() - 2] == k[..k.rank() - 2] && q.cols() == k.cols(),
-                    "q [.., m, d] and k [.., n, d]",
-                )?;
-                ensure(k[k.rank() - 2] > 0 && q.cols() > 0, "at least one key and one feature")?;
-                match composite {
-                    Composite::Attention { .. } => {
-                        let narrow = dtype(0) == Dtype::F32 && dtype(1).is_float();
-                        let fits = dtype(2) == dtype(1) && (dtype(1) == dtype(0) || narrow);
-                        ensure(fits, "operands of one dtype, or f32 queries over 16-bit keys and values")?;
-                    }
-                    _ => ensure(dtype(1) == dtype(0), "operands of one dtype")?,
-                }
-                let positions = match composite {
-                    Composite::AttentionScores { mask: Mask::Cached, .. } => 2,
-                    Composite::Attention { mask: Mask::Cached, .. } => 3,
-                    _ => return Ok(()),
-                };
-                let given = q.rank() >= 3 && dtype(positions) == Dtype::I32 && shape(positions)[..] == q[..1];
-                ensure(given, "q [batch, .., m, d] and an i32 position for each sequence")
-            }
-            Composite::Dequantize { dtype: to } => {
-                ensure(dtype(0) == Dtype::I8 && dtype(1) == Dtype::F32 && to.is_float(), "i8 rows and f32 scales")
-            }
-            Composite::QuantizedLinear { dtype: to } => {
-                let bytes = dtype(0) == Dtype::I8 && dtype(2) == Dtype::I8;
-                ensure(bytes && dtype(1) == Dtype::F32 && dtype(3) == Dtype::F32, "i8 rows, each with f32 scales")?;
-                ensure(shape(0).rank() >= 2 && shape(2).rank() == 2, "x [.., rows, in] and a weight [out, in]")?;
-                ensure(shape(0).cols() == shape(2)[1], "a weight whose inner size is the last axis of x")?;
-                ensure(*shape(1) == shape(0).with_cols(1), "a scale for each row of x, [.., rows, 1]")?;
-                let columns = Shape::from([shape(2)[0]]);
-                ensure(
-                    (3..inputs.len()).all(|i| *shape(i) == columns),
-                    "scales and a bias of the weight's outer size",
-                )?;
-                ensure(inputs.len() < 5 || dtype(4).is_float(), "a float bias")?;
-                ensure(to.is_float(), "a float result")
-            }
-            Composite::ExpertLinear { dtype: to } => {
-                let bytes = dtype(0) == Dtype::I8 && dtype(3) == Dtype::I8;
-                ensure(bytes && dtype(1) == Dtype::F32 && dtype(4) == Dtype::F32, "i8 rows, each with f32 scales")?;
-                ensure(shape(0).rank() == 2 && shape(3).rank() == 3, "x [rows, in] and weights [experts, out, in]")?;
-                ensure(shape(0).cols() == shape(3).cols(), "weights whose inner size is the last axis of x")?;
-                ensure(*shape(1) == shape(0).with_cols(1), "a scale for each row of x, [rows, 1]")?;
-                let picked = dtype(2) == Dtype::I32 && shape(2)[..] == shape(0)[..1];
-                ensure(picked, "an i32 expert for each row of x")?;
-                let columns = &shape(3)[..2];
-                let whole = (4..inputs.len()).all(|i| shape(i)[..] == *columns);
-                ensure(whole, "scales and biases [experts, out] of the weights")?;
-                ensure(inputs.len() < 6 || dtype(5).is_float(), "a float bias")?;
-                ensure(to.is_float(), "a float result")
-            }
-            Composite::CrossEntropy => {
-                ensure(shape(0).rank() >= 1 && shape(0).elements() > 0, "logits that are not empty")?;
-                ensure(dtype(1) == Dtype::I32 && shape(1)[..] == *shape(0).leading(), "an i32 target for each row")
-            }
-        }
-    }
-}
-
-fn check_attributes(composite: &Composite) -> Result<(), GraphError> {
-    let bad = |attribute, expected: &str, got: f64| {
-        let (op, expected) = (composite.name().to_string(), expected.to_string());
-        Err(GraphError::Attribute { op, attribute, expected, got: got.to_string() })
-    };
-    match *composite {
-        Composite::LayerNorm { eps } | Composite::RmsNorm { eps } if !(eps.is_finite() && eps >= 0.0) => {
-            return bad("eps", "finite and not negative", eps);
-        }
-        Composite::Dropout { p, .. } if !(0.0..1.0).contains(&p) => return bad("p", "in [0, 1)", p),
-        Composite::Attention { p, .. } if !(0.0..1.0).contains(&p) => return bad("p", "in [0, 1)", p),
-        Composite::AttentionScores { scale, .. } | Composite::Attention { scale, .. } if !scale.is_finite() => {
-            return bad("scale", "finite", scale);
-        }
-        _ => {}
-    }
-    Ok(())
 }

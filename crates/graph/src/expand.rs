@@ -1,10 +1,16 @@
-//! The expansion of each composite into primitives.
+//! The expansion of each composite into primitives: its only definition, from which cost, lowering and gradients derive.
+//!
+//! Inputs are widened to `f32` first and results narrowed last, so statistics and intermediates are `f32` whatever the
+//! storage type.
+
+use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use crate::activation::Activation;
 use crate::composite::{Composite, Mask};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::node::NodeId;
 use crate::op::{BinaryOp, CompareOp, Op, ReduceOp, UnaryOp, View};
 use crate::shape::Shape;
 
@@ -13,7 +19,7 @@ pub(crate) struct Expansion<'a> {
     pub graph: &'a mut Graph,
 }
 
-pub(crate) type Value = Result<NodeId, GraphError>;
+type Value = Result<NodeId, GraphError>;
 
 impl Expansion<'_> {
     pub fn expand(&mut self, composite: Composite, inputs: &[NodeId]) -> Result<Vec<NodeId>, GraphError> {
@@ -301,6 +307,42 @@ impl Expansion<'_> {
         Ok(vec![self.cast(y, dtype)?])
     }
 
+    fn activation(&mut self, activation: Activation, x: NodeId) -> Value {
+        match activation {
+            // x/2 (1 + tanh u) is x sigmoid(2u): one exponential, and no cancellation where x is far below 0.
+            Activation::GeluTanh => {
+                let square = self.mul(x, x)?;
+                let cubic = self.constant(0.044715)?;
+                let one = self.constant(1.0)?;
+                let scaled = self.mul(square, cubic)?;
+                let factor = self.add(scaled, one)?;
+                let slope = self.constant(2.0 * (2.0 / PI).sqrt())?;
+                let steep = self.mul(x, slope)?;
+                let argument = self.mul(steep, factor)?;
+                let gate = self.unary(UnaryOp::Sigmoid, argument)?;
+                self.mul(x, gate)
+            }
+            Activation::GeluErf => {
+                let inverse_root = self.constant(FRAC_1_SQRT_2)?;
+                let scaled = self.mul(x, inverse_root)?;
+                let erf = self.unary(UnaryOp::Erf, scaled)?;
+                let one = self.constant(1.0)?;
+                let half = self.constant(0.5)?;
+                let sum = self.add(erf, one)?;
+                let halved = self.mul(x, half)?;
+                self.mul(halved, sum)
+            }
+            Activation::Silu => {
+                let gate = self.unary(UnaryOp::Sigmoid, x)?;
+                self.mul(x, gate)
+            }
+            Activation::Relu => {
+                let zero = self.constant(0.0)?;
+                self.binary(BinaryOp::Max, x, zero)
+            }
+        }
+    }
+
     fn gated(&mut self, inputs: &[NodeId], activation: Activation) -> Result<Vec<NodeId>, GraphError> {
         let gate = inputs[1];
         self.on_f32(inputs[0], |e, x| {
@@ -315,19 +357,19 @@ impl Expansion<'_> {
         if self.graph.node(x).dtype == dtype { Ok(x) } else { self.graph.push(Op::Cast(dtype), &[x]) }
     }
 
-    pub fn constant(&mut self, value: f64) -> Value {
+    fn constant(&mut self, value: f64) -> Value {
         self.graph.push(Op::Const { value, dtype: Dtype::F32 }, &[])
     }
 
-    pub fn unary(&mut self, op: UnaryOp, x: NodeId) -> Value {
+    fn unary(&mut self, op: UnaryOp, x: NodeId) -> Value {
         self.graph.push(Op::Unary(op), &[x])
     }
 
-    pub fn binary(&mut self, op: BinaryOp, a: NodeId, b: NodeId) -> Value {
+    fn binary(&mut self, op: BinaryOp, a: NodeId, b: NodeId) -> Value {
         self.graph.push(Op::Binary(op), &[a, b])
     }
 
-    pub fn add(&mut self, a: NodeId, b: NodeId) -> Value {
+    fn add(&mut self, a: NodeId, b: NodeId) -> Value {
         self.binary(BinaryOp::Add, a, b)
     }
 
@@ -335,7 +377,7 @@ impl Expansion<'_> {
         self.binary(BinaryOp::Sub, a, b)
     }
 
-    pub fn mul(&mut self, a: NodeId, b: NodeId) -> Value {
+    fn mul(&mut self, a: NodeId, b: NodeId) -> Value {
         self.binary(BinaryOp::Mul, a, b)
     }
 

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use crate::error::GraphError;
-use crate::graph::{Callee, Graph, NodeId, Output};
+use crate::graph::{Callee, Graph, Output};
+use crate::node::NodeId;
 use crate::op::{InputKind, Op};
 
 /// The nodes that `outputs` need. Nodes of `boundary` become inputs of the new graph, whatever they were before.

@@ -12,54 +12,9 @@ use crate::composite::{Composite, CompositeKind};
 use crate::dtype::Dtype;
 use crate::error::{GraphError, Operand};
 use crate::infer::infer;
+use crate::node::{CallId, Node, NodeId};
 use crate::op::{Op, View};
-use crate::shape::Shape;
-
-/// Handle of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub(crate) u32);
-
-/// Handle of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CallId(pub(crate) u32);
-
-impl NodeId {
-    /// Position in [`Graph::nodes`].
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl CallId {
-    /// Position in [`Graph::calls`].
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// One primitive with its operands.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Node {
-    /// What it computes.
-    pub op: Op,
-    /// Its operands, all built before it.
-    pub inputs: Vec<NodeId>,
-    /// Shape of the result.
-    pub shape: Shape,
-    /// Dtype of the result.
-    pub dtype: Dtype,
-    /// The call it came from.
-    pub call: CallId,
-    /// The part of the call: composites are split only between parts (attention: scores, mask, softmax, product).
-    pub part: u8,
-}
-
-impl Node {
-    /// Bytes of the result, were it stored.
-    pub fn bytes(&self) -> usize {
-        self.shape.elements() * self.dtype.bytes()
-    }
-}
+use crate::shape::MAX_RANK;
 
 /// What a call was.
 #[derive(Debug, Clone, PartialEq)]
@@ -292,7 +247,7 @@ impl Graph {
             expected,
             operands: inputs.iter().map(|&id| self.operand(id)).collect(),
         })?;
-        if shape.rank() > crate::shape::MAX_RANK || shape.checked_elements().is_none() {
+        if shape.rank() > MAX_RANK || shape.checked_elements().is_none() {
             return Err(GraphError::TooLarge { op: op.name().to_string(), shape });
         }
         let id = NodeId(self.nodes.len() as u32);
@@ -423,7 +378,7 @@ pub(crate) fn readable(name: &str) -> String {
 pub(crate) fn is_name(name: &str) -> bool {
     // Words that mean something else where a value may stand.
     let reserved = matches!(name, "transpose_a" | "transpose_b" | "transposed" | "elementwise" | "inf")
-        || name.parse::<crate::dtype::Dtype>().is_ok();
+        || name.parse::<Dtype>().is_ok();
     if reserved {
         return false;
     }

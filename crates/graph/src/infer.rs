@@ -1,7 +1,7 @@
 //! The shape and dtype rule of every primitive. A refusal is the sentence that says what was expected.
 
 use crate::dtype::Dtype;
-use crate::graph::Node;
+use crate::node::Node;
 use crate::op::{Op, ReduceOp, View};
 use crate::shape::Shape;
 

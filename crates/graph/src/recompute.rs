@@ -8,7 +8,8 @@
 use crate::block::Block;
 use crate::composite::Composite;
 use crate::error::GraphError;
-use crate::graph::{Callee, Graph, NodeId};
+use crate::graph::{Call, Callee, Graph};
+use crate::node::NodeId;
 use crate::op::Op;
 
 /// A graph whose backward part computes some forward values again.
@@ -100,7 +101,7 @@ fn check(graph: &Graph, first_backward: usize, again: &[NodeId]) -> Result<Vec<b
     let refuse = |attribute: &'static str, expected: String, got: String| {
         Err(GraphError::Attribute { op: "recompute".to_string(), attribute, expected, got })
     };
-    let is_start = |call: &crate::graph::Call| call.start == first_backward;
+    let is_start = |call: &Call| call.start == first_backward;
     if first_backward != graph.nodes().len() && !graph.calls().iter().any(is_start) {
         return refuse("first_backward", "the first node of a call".to_string(), format!("%{first_backward}"));
     }

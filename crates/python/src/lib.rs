@@ -2,7 +2,7 @@
 //! command.
 //!
 //! A call reads the address, shape and strides of each operand, finds what was compiled for such ([`program`]), has the library of
-//! the first operand allocate the results, and runs on all of them in place. Memory of Python's libraries is lent for
+//! the first operand allocate the results, and runs on all of them in place. Memory of Python's libraries is borrowed for
 //! the run alone; nothing here copies or keeps it.
 
 mod array;
@@ -27,7 +27,7 @@ use pyo3::prelude::*;
 use crate::array::Array;
 use crate::errors::{bad_value, failed};
 use crate::program::Program;
-use crate::seeds::Decks;
+use crate::seeds::SeedBatches;
 
 /// The engine of the package `deuteron`.
 #[pymodule(name = "_native")]
@@ -35,7 +35,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<Program>()?;
     module.add_class::<Array>()?;
-    module.add_class::<Decks>()?;
+    module.add_class::<SeedBatches>()?;
     module.add_function(wrap_pyfunction!(analyze, module)?)?;
     module.add_function(wrap_pyfunction!(analysis_html, module)?)?;
     module.add_function(wrap_pyfunction!(analysis_text, module)?)?;

@@ -5,7 +5,6 @@ use pyo3::prelude::*;
 
 use crate::engines::Place;
 use crate::errors::bad_type;
-use crate::{array, dlpack, numpy, torch};
 
 /// The type of an element: one that kernels know, or `f64`, which the reference computes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -160,28 +159,7 @@ pub(crate) enum Turning {
     Refused,
 }
 
-impl<'py> Operand<'py> {
-    /// Looks at an object. `name` is for messages.
-    pub fn of(object: &Bound<'py, PyAny>, turning: Turning, name: &dyn Fn() -> String) -> PyResult<Operand<'py>> {
-        if let Some(operand) = torch::operand(object, turning, name)? {
-            return Ok(operand);
-        }
-        if let Some(operand) = array::operand(object)? {
-            return Ok(operand);
-        }
-        if let Some(operand) = numpy::operand(object, turning, name)? {
-            return Ok(operand);
-        }
-        if let Some(operand) = dlpack::operand(object, name)? {
-            return Ok(operand);
-        }
-        let kind = object.get_type().name()?;
-        Err(bad_type(format!(
-            "{}: expected a tensor of PyTorch, an array of NumPy or an object with `__dlpack__`, got {kind}",
-            name()
-        )))
-    }
-
+impl Operand<'_> {
     /// Its memory.
     pub fn span(&self) -> Span {
         Span { address: self.address, bytes: self.axes.reach() * self.element.bytes() }

@@ -81,9 +81,9 @@ pub(crate) struct Call {
 
 impl Call {
     /// Whether a recorded CUDA graph uses its memory.
-    fn is_kept_by_others(&self) -> bool {
+    fn is_captured(&self) -> bool {
         match &self.work {
-            Work::Session(session) => session.lock().unwrap_or_else(PoisonError::into_inner).is_kept_by_others(),
+            Work::Session(session) => session.lock().unwrap_or_else(PoisonError::into_inner).is_captured(),
             Work::Reference(_) => false,
         }
     }
@@ -367,7 +367,7 @@ impl Program {
         let made = py.detach(|| self.compile(&engine, &key.0, &types, &turned))?;
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         if calls.known.len() >= CALLS {
-            calls.known.retain(|_, call| Arc::strong_count(call) > 1 || call.is_kept_by_others());
+            calls.known.retain(|_, call| Arc::strong_count(call) > 1 || call.is_captured());
         }
         Ok(calls.known.entry(key).or_insert(Arc::new(made)).clone())
     }

@@ -1,9 +1,9 @@
-//! A call on operands that are there: results are allocated, memory is lent, the call is run.
+//! A call on operands that are there: results are allocated and the call is run on memory of the caller.
 
 use std::sync::{Arc, PoisonError};
 
 use deuteron::reference::{Array as Values, Rounding, interpret};
-use deuteron::{Dtype, Graph, Layout, Lending, Shape, Span};
+use deuteron::{BorrowedMemory, Dtype, Graph, Layout, Shape, Span};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -12,7 +12,30 @@ use crate::engines::Place;
 use crate::errors::{self, bad_type};
 use crate::operand::{Element, Library, Operand, Turning};
 use crate::program::{Call, Program, What, Work};
-use crate::{array, numpy, torch};
+use crate::{array, dlpack, numpy, torch};
+
+impl<'py> Operand<'py> {
+    /// Looks at an object. `name` is for messages.
+    fn of(object: &Bound<'py, PyAny>, turning: Turning, name: &dyn Fn() -> String) -> PyResult<Operand<'py>> {
+        if let Some(operand) = torch::operand(object, turning, name)? {
+            return Ok(operand);
+        }
+        if let Some(operand) = array::operand(object)? {
+            return Ok(operand);
+        }
+        if let Some(operand) = numpy::operand(object, turning, name)? {
+            return Ok(operand);
+        }
+        if let Some(operand) = dlpack::operand(object, name)? {
+            return Ok(operand);
+        }
+        let kind = object.get_type().name()?;
+        Err(bad_type(format!(
+            "{}: expected a tensor of PyTorch, an array of NumPy or an object with `__dlpack__`, got {kind}",
+            name()
+        )))
+    }
+}
 
 /// All that a call is given: operands, kept values, gradients.
 pub(crate) struct Given<'py> {
@@ -167,8 +190,8 @@ pub(crate) fn run<'py>(
             py.detach(|| {
                 // SAFETY: `given` and `objects` hold the objects whose memory this is, for the host until this call returns. On a GPU the
                 // run is enqueued on the stream that torch orders its own work and the reuse of its memory by.
-                let lending = unsafe { Lending::new(&inputs, &states, &outputs, stream) };
-                session.lock().unwrap_or_else(PoisonError::into_inner).run_lent(&lending)
+                let borrowed = unsafe { BorrowedMemory::new(&inputs, &states, &outputs, stream) };
+                session.lock().unwrap_or_else(PoisonError::into_inner).run_borrowed(&borrowed)
             })
             .map_err(|error| program.error(error))?;
         }

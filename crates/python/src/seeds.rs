@@ -1,7 +1,7 @@
-//! Seeds on a GPU, drawn many at a time, as each would take a kernel of its own.
+//! Seeds on a GPU, drawn in batches, as each would take a kernel of its own.
 //!
-//! Which seed comes next is told by the generator of torch alone: its own seed and how far it has come, which a deal moves on as an op
-//! of torch would. So a state that is set again, as by a checkpoint, gives the same seeds again.
+//! Which seed comes next depends on the generator of torch alone: its seed and its offset, which taking a seed advances as an op of
+//! torch would. So a restored state, as from a checkpoint, gives the same seeds again.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,76 +12,81 @@ use pyo3::types::PyTuple;
 
 use crate::torch;
 
-/// Seeds that are drawn at a time.
-const DECK: u64 = 256;
-/// By how much one moves the generator on.
+/// Seeds of a batch.
+const BATCH: u64 = 256;
+/// By how much one seed advances the generator.
 const STEP: u64 = 4;
-/// Decks kept, at most.
-const DECKS: usize = 64;
+/// Batches kept, at most.
+const BATCHES: usize = 64;
 
-/// Decks of seeds: one for a GPU and a stream, as memory that one stream fills is not there for others yet.
+/// Batches of seeds: one per GPU and stream, as other streams may not read yet what one stream writes.
 #[pyclass(frozen, module = "deuteron._native")]
-pub(crate) struct Decks {
-    /// draws a deck: `(device, seed, offset, count)` to a tuple of tensors
+pub(crate) struct SeedBatches {
+    /// draws a batch: `(device, seed, offset, count)` to a tuple of tensors
     draw: Py<PyAny>,
-    /// `threading.RLock`, held while a generator is asked and moved on: calls of Python may let other threads go on
-    turn: Py<PyAny>,
-    known: Mutex<HashMap<(usize, u64), Deck>>,
+    /// `threading.RLock`, held while a generator is read and advanced: calls of Python may release the interpreter
+    lock: Py<PyAny>,
+    known: Mutex<HashMap<(usize, u64), Batch>>,
 }
 
-struct Deck {
-    /// seed of the generator, and how many decks it had gone through
+struct Batch {
+    /// seed of the generator, and how many batches came before
     of: (u64, u64),
     seeds: Py<PyTuple>,
 }
 
 #[pymethods]
-impl Decks {
+impl SeedBatches {
     #[new]
-    fn new(py: Python<'_>, draw: Py<PyAny>) -> PyResult<Decks> {
-        let turn = py.import("threading")?.call_method0("RLock")?.unbind();
-        Ok(Decks { draw, turn, known: Mutex::default() })
+    fn new(py: Python<'_>, draw: Py<PyAny>) -> PyResult<SeedBatches> {
+        let lock = py.import("threading")?.call_method0("RLock")?.unbind();
+        Ok(SeedBatches { draw, lock, known: Mutex::default() })
     }
 
     /// The next seed beside a tensor; none where torch must draw it itself.
-    fn deal<'py>(&self, like: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let dealer = torch::dealer(like)?;
-        dealer.map(|(ordinal, stream, generator)| self.deal_at(ordinal, stream, &generator)).transpose()
+    fn next_seed<'py>(&self, like: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let source = torch::seed_source(like)?;
+        source.map(|(ordinal, stream, generator)| self.next_seed_at(ordinal, stream, &generator)).transpose()
     }
 
     /// The next seed of a generator, on a GPU and for a stream.
-    fn deal_at<'py>(&self, ordinal: usize, stream: u64, generator: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn next_seed_at<'py>(
+        &self,
+        ordinal: usize,
+        stream: u64,
+        generator: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = generator.py();
-        let lock = self.turn.bind(py);
+        let lock = self.lock.bind(py);
         lock.call_method0(intern!(py, "acquire"))?;
-        let next = next(generator);
+        let advanced = advance(generator);
         lock.call_method0(intern!(py, "release"))?;
-        let (turn, seed) = next?;
-        let of = (seed, turn / DECK);
-        let place = (turn % DECK) as usize;
+        let (count, seed) = advanced?;
+        let of = (seed, count / BATCH);
+        let place = (count % BATCH) as usize;
         {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(deck) = known.get(&(ordinal, stream)).filter(|deck| deck.of == of) {
-                return deck.seeds.bind(py).get_item(place);
+            if let Some(batch) = known.get(&(ordinal, stream)).filter(|batch| batch.of == of) {
+                return batch.seeds.bind(py).get_item(place);
             }
         }
-        let drawn = self.draw.bind(py).call1((ordinal, of.0, of.1 * DECK * STEP, DECK))?.cast_into::<PyTuple>()?;
-        let dealt = drawn.get_item(place)?;
+        let drawn = self.draw.bind(py).call1((ordinal, of.0, of.1 * BATCH * STEP, BATCH))?.cast_into::<PyTuple>()?;
+        let next = drawn.get_item(place)?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let full = known.len() >= DECKS && !known.contains_key(&(ordinal, stream));
+        let full = known.len() >= BATCHES && !known.contains_key(&(ordinal, stream));
         // Tensors are freed when nobody waits for the lock.
         let others = if full { std::mem::take(&mut *known) } else { HashMap::new() };
-        let before = known.insert((ordinal, stream), Deck { of, seeds: drawn.unbind() });
+        let before = known.insert((ordinal, stream), Batch { of, seeds: drawn.unbind() });
         drop(known);
         drop((others, before));
-        Ok(dealt)
+        Ok(next)
     }
 }
 
-/// How many seeds a generator has dealt, and its own seed. It is moved on.
-fn next(generator: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
+/// How many seeds a generator has given, and its own seed. Advances it.
+fn advance(generator: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
     let py = generator.py();
-    let turn = generator.call_method0(intern!(py, "get_offset"))?.extract::<u64>()? / STEP;
-    generator.call_method1(intern!(py, "set_offset"), ((turn + 1) * STEP,))?;
-    Ok((turn, generator.call_method0(intern!(py, "initial_seed"))?.extract()?))
+    let count = generator.call_method0(intern!(py, "get_offset"))?.extract::<u64>()? / STEP;
+    generator.call_method1(intern!(py, "set_offset"), ((count + 1) * STEP,))?;
+    Ok((count, generator.call_method0(intern!(py, "initial_seed"))?.extract()?))
 }

@@ -341,9 +341,9 @@ pub(crate) fn empty<'py>(
     Ok((made, address))
 }
 
-/// GPU, stream and generator of a plain tensor beside which seeds may be dealt from a deck: what is made now is computed now, stands for
-/// itself and is in no recording.
-pub(crate) fn dealer<'py>(like: &Bound<'py, PyAny>) -> PyResult<Option<(usize, u64, Bound<'py, PyAny>)>> {
+/// GPU, stream and generator of a plain tensor whose seeds may come from a batch: torch computes now, under no transform or tracing mode,
+/// and captures no CUDA graph.
+pub(crate) fn seed_source<'py>(like: &Bound<'py, PyAny>) -> PyResult<Option<(usize, u64, Bound<'py, PyAny>)>> {
     let py = like.py();
     let Some(torch) = torch(py)? else { return Ok(None) };
     let class = like.get_type();

@@ -44,6 +44,7 @@ mod scalar;
 mod slack;
 mod store;
 mod strided;
+mod value;
 
 pub use array::Array;
 pub use bounds::{Allowance, Comparison, compare, longest_reduction};

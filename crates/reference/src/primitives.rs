@@ -8,20 +8,21 @@
 
 use std::collections::HashMap;
 
-use deuteron_graph::{Dtype, Graph, Node, NodeId, Op, Opaque, Shape, View};
+use deuteron_graph::{Dtype, Graph, Node, NodeId, Op, Opaque, Shape};
 use rayon::prelude::*;
 
 use crate::array::Array;
 use crate::error::ReferenceError;
 use crate::matmul::matmul;
 use crate::philox::kept;
-use crate::reach::{Reach, reach_of};
+use crate::reach::reach_of;
 use crate::reduce::{OutOfRange, append, append_places, column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
 use crate::slack::{slack_of, slack_of_output};
 use crate::store::{Buffers, Store};
-use crate::strided::{CHUNK, Strided, map, map1, map2};
+use crate::strided::{CHUNK, Strided, concat, map, map1, map2};
+use crate::value::{Reach, Value};
 
 /// When the interpreter rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,14 +75,6 @@ pub fn interpret_all(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Res
         values.push(Some(value));
     }
     Ok(values.into_iter().flatten().map(|value| value.main.to_array()).collect())
-}
-
-/// A computed node.
-#[derive(Debug, Clone)]
-pub(crate) struct Value<'a> {
-    pub main: Strided<'a>,
-    pub slack: Option<Strided<'static>>,
-    pub reach: Reach,
 }
 
 fn check_inputs(graph: &Graph, inputs: &[Array]) -> Result<(), ReferenceError> {
@@ -217,37 +210,13 @@ fn primitive<'a>(node: &Node, operands: &[&Value<'a>], store: Store) -> Result<S
         Op::Gather => gather(&node.shape, operand(0), operand(1))?,
         Op::ScatterAdd { .. } => scatter_add(&node.shape, operand(0), operand(1), store)?,
         Op::Append { batch } => append(operand(0), operand(1), operand(2), *batch)?,
-        Op::View(change) => view(change, operand(0)),
+        Op::View(change) => operand(0).view(change),
         Op::Concat { axis } => {
             let parts: Vec<&Strided> = operands.iter().map(|operand| &operand.main).collect();
             concat(&node.shape, *axis, &parts)
         }
         Op::StopGradient => operand(0).clone(),
     })
-}
-
-/// A change of index.
-pub(crate) fn view<'a>(change: &View, x: &Strided<'a>) -> Strided<'a> {
-    match change {
-        View::Reshape(shape) => x.reshape(shape),
-        View::Transpose(permutation) => x.transpose(permutation),
-        View::Slice { axis, start, length } => x.slice(*axis, *start, *length),
-        View::Broadcast(shape) => x.broadcast(shape),
-    }
-}
-
-/// Operands end to end along an axis.
-pub(crate) fn concat(shape: &Shape, axis: usize, parts: &[&Strided]) -> Strided<'static> {
-    let parts: Vec<Strided> = parts.iter().map(|part| part.packed()).collect();
-    let blocks: usize = shape[..axis].iter().product();
-    let mut values = Vec::with_capacity(shape.elements());
-    for block in 0..blocks {
-        for part in &parts {
-            let length: usize = part.shape[axis..].iter().product();
-            values.extend_from_slice(&part.as_slice().unwrap_or_default()[block * length..][..length]);
-        }
-    }
-    Strided::owned(shape.clone(), values)
 }
 
 fn iota(shape: &Shape, axis: usize) -> Strided<'static> {

@@ -8,13 +8,13 @@ use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp, View};
 use rayon::prelude::*;
 
 use crate::matmul::matmul;
-use crate::primitives::{Value, view};
 use crate::reach::row_scale;
 use crate::reduce::{append, column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
 use crate::store::Store;
-use crate::strided::{Strided, map, map1};
+use crate::strided::{Strided, concat, map, map1};
+use crate::value::Value;
 
 type Slack = Option<Strided<'static>>;
 
@@ -65,12 +65,12 @@ fn carried(node: &Node, operands: &[&Value]) -> Slack {
         Op::Cast(_) | Op::StopGradient => operands[0].slack.clone(),
         Op::View(change @ View::Slice { .. }) => {
             // Packed, so that what is cut away is seen to be gone.
-            operands[0].slack.as_ref().map(|slack| view(change, slack).packed())
+            operands[0].slack.as_ref().map(|slack| slack.view(change).packed())
         }
-        Op::View(change) => operands[0].slack.as_ref().map(|slack| view(change, slack)),
+        Op::View(change) => operands[0].slack.as_ref().map(|slack| slack.view(change)),
         Op::Concat { axis } => {
             let parts: Vec<Strided> = operands.iter().map(|operand| slack_or_zero(operand)).collect();
-            Some(concat_slack(node, *axis, &parts))
+            Some(concat(&node.shape, *axis, &parts.iter().collect::<Vec<_>>()))
         }
         Op::RowReduce(op) => {
             let op = if *op == ReduceOp::AbsMax { ReduceOp::Max } else { *op };
@@ -185,11 +185,6 @@ fn through_matmul(node: &Node, operands: &[&Value], transpose_a: bool, transpose
         }
     }
     total
-}
-
-fn concat_slack(node: &Node, axis: usize, parts: &[Strided]) -> Strided<'static> {
-    let borrowed: Vec<&Strided> = parts.iter().collect();
-    crate::primitives::concat(&node.shape, axis, &borrowed)
 }
 
 /// Where the comparison could fall the other way. Computed values of one reach that are bitwise equal are so by

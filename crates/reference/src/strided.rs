@@ -6,7 +6,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use deuteron_graph::Shape;
+use deuteron_graph::{Shape, View};
 use rayon::prelude::*;
 
 use crate::array::Array;
@@ -119,6 +119,16 @@ impl<'a> Strided<'a> {
         }
     }
 
+    /// A change of index.
+    pub fn view(&self, view: &View) -> Strided<'a> {
+        match view {
+            View::Reshape(shape) => self.reshape(shape),
+            View::Transpose(permutation) => self.transpose(permutation),
+            View::Slice { axis, start, length } => self.slice(*axis, *start, *length),
+            View::Broadcast(shape) => self.broadcast(shape),
+        }
+    }
+
     pub fn reshape(&self, shape: &Shape) -> Strided<'a> {
         let packed = self.packed();
         Strided { shape: shape.clone(), strides: shape.strides(), ..packed }
@@ -178,6 +188,20 @@ impl Run<'_> {
     pub fn at(&self, position: usize) -> f64 {
         self.values[position * self.stride]
     }
+}
+
+/// Operands end to end along an axis.
+pub(crate) fn concat(shape: &Shape, axis: usize, parts: &[&Strided]) -> Strided<'static> {
+    let parts: Vec<Strided> = parts.iter().map(|part| part.packed()).collect();
+    let blocks: usize = shape[..axis].iter().product();
+    let mut values = Vec::with_capacity(shape.elements());
+    for block in 0..blocks {
+        for part in &parts {
+            let length: usize = part.shape[axis..].iter().product();
+            values.extend_from_slice(&part.as_slice().unwrap_or_default()[block * length..][..length]);
+        }
+    }
+    Strided::owned(shape.clone(), values)
 }
 
 /// `f` of one operand.

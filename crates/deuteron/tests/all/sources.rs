@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use deuteron::listing::{Absent, kernels_for};
+use deuteron::listing::{OfflineGpu, kernels_for};
 use deuteron::reference::random_case;
 use deuteron::{Dtype, FusedOp, Graph, GroupKind, Heads, Machine, Mask, NodeId, Norm, Sizes, Strategy, Target, plan};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid};
@@ -458,11 +458,11 @@ const REGISTERS_OFF: f64 = 0.3;
 #[test]
 fn registers_are_about_what_the_planner_expects() {
     let Some(compiler) = compiler() else { return };
-    let absent = Absent::of_arch(Arch::Sm90a, compiler).unwrap();
+    let gpu = OfflineGpu::of_arch(Arch::Sm90a, compiler).unwrap();
     let mut off = Vec::new();
     // Every other one: another test compiles them all.
     for (label, graph) in catalogue(&row_ops(), Dtype::Bf16, [8192, 768]).into_iter().step_by(2) {
-        for kernel in kernels_for(&absent, &graph, Strategy::Greedy).unwrap() {
+        for kernel in kernels_for(&gpu, &graph, Strategy::Greedy).unwrap() {
             let Some(compiled) = kernel.compiled.filter(|_| kernel.kind == "row") else { continue };
             let (registers, predicted) = (compiled.registers, compiled.predicted_registers);
             println!("{label}: {registers} registers, {predicted} predicted");

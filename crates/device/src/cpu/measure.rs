@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use deuteron_codegen::cpu::simd::{self, Isa};
 use deuteron_codegen::cpu::task::Workers;
 
-use crate::CopyProbe;
 use crate::buffer::Buffer;
 use crate::cpu::pool::Pool;
+use crate::device::CopyProbe;
 use crate::error::DeviceError;
 
 /// Elements of one task.

@@ -14,10 +14,10 @@ use deuteron_codegen::{Backend, CpuCatalog, Source};
 use deuteron_plan::{Catalog, Machine, Quantity};
 
 use crate::buffer::Buffer;
+use crate::device::{CopyProbe, Device, Executable};
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job};
 use crate::memory::Memory;
-use crate::{CopyProbe, Device, Executable};
 
 /// The CPU device.
 pub struct Cpu {

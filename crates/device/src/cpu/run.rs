@@ -8,12 +8,12 @@ use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::task::{CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError, Tasks, Workers};
 
 use crate::buffer::Buffer;
-use crate::check::{check, check_inputs, check_lending, check_states};
+use crate::check::{check, check_borrowed, check_inputs, check_states};
 use crate::cpu::pool::Pool;
+use crate::device::{Executable, Inputs, Launching, States};
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
-use crate::memory::{Lending, Memory, Span};
-use crate::{Executable, Inputs, Launching, States};
+use crate::memory::{BorrowedMemory, Memory, Span};
 
 pub(crate) struct CpuExecutable {
     pool: Arc<Pool>,
@@ -200,16 +200,16 @@ impl Executable for CpuExecutable {
         self.run_borrowed(input, states, None)
     }
 
-    fn run_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError> {
-        check_lending(lending, &self.input_bytes, &self.state_bytes, &self.output_bytes)?;
+    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError> {
+        check_borrowed(borrowed, &self.input_bytes, &self.state_bytes, &self.output_bytes)?;
         let at = |spans: &[Span], list: &mut Vec<*mut u8>| {
             list.clear();
             list.extend(spans.iter().map(|span| span.address as usize as *mut u8));
         };
-        at(lending.inputs, &mut self.bound.inputs);
-        at(lending.states, &mut self.bound.states);
-        at(lending.outputs, &mut self.bound.outputs);
-        // SAFETY: the promise of whoever made the lending, whose sizes were checked.
+        at(borrowed.inputs, &mut self.bound.inputs);
+        at(borrowed.states, &mut self.bound.states);
+        at(borrowed.outputs, &mut self.bound.outputs);
+        // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
         unsafe { self.steps(None) }
     }
 

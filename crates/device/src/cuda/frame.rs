@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::Gpu;
 use super::context::Context;
 use super::error::CudaError;
+use super::gpu::Gpu;
 use super::load::{Fix, Program, Target, Value};
 use super::memory::{Allocation, Copies, Zones};
 use super::stream::Stream;

@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys;
 use deuteron_codegen::argument::VECTOR_BYTES;
 use deuteron_codegen::cuda::{Grids, Mapped, TensorMap, Word};
 use deuteron_codegen::{Execution, Launch, Source};
 
-use super::Gpu;
 use super::cublas_lt;
-use super::module::{Function, Module};
+use super::gpu::Gpu;
+use super::launch::Grid;
+use super::module::Module;
 use crate::check::{check, mismatch};
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job, Place};
@@ -86,19 +86,6 @@ pub(crate) enum Work {
         /// addresses of the arguments, in the words
         words: Range<usize>,
     },
-}
-
-/// One launch of a function.
-pub(crate) struct Grid {
-    pub function: Function,
-    pub blocks: [u32; 3],
-    pub threads: u32,
-    pub cluster: u32,
-    pub shared: u32,
-    /// whether it waits for earlier grids by itself
-    pub waits: bool,
-    /// its parameter, in the words
-    pub words: Range<usize>,
 }
 
 impl Program {
@@ -262,52 +249,6 @@ impl Program {
             written.extend(args.filter(|(_, arg)| arg.written).map(|(place, _)| *place));
         }
         true
-    }
-}
-
-impl Grid {
-    /// Enqueues it; if it is `early`, it may start before the one before it on the stream has ended.
-    ///
-    /// # Safety
-    /// The stream lives and is of the function's context; `words` are the program's with every address filled in, each
-    /// valid for what the kernel reads and writes there. An early one waits by itself, and so does the kernel before it: else what
-    /// that one has not waited for could still run.
-    pub unsafe fn launch(&self, words: &[u64], stream: sys::CUstream, early: bool) -> sys::CUresult {
-        let parameter = &words[self.words.start..];
-        let mut parameters = [parameter.as_ptr().cast::<std::ffi::c_void>().cast_mut()];
-        let [x, y, z] = self.blocks;
-        if self.cluster <= 1 && !early {
-            let none = std::ptr::null_mut();
-            let parameters = parameters.as_mut_ptr();
-            // SAFETY: the caller's; the driver copies the parameter before it returns, and at least a longest one follows.
-            return unsafe {
-                sys::cuLaunchKernel(self.function.0, x, y, z, self.threads, 1, 1, self.shared, stream, parameters, none)
-            };
-        }
-        use sys::CUlaunchAttributeID_enum as Id;
-        // SAFETY: all zeros is a value of this plain structure of numbers.
-        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
-        attributes[0].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        attributes[0].value.clusterDim =
-            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
-        attributes[1].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attributes[1].value.programmaticStreamSerializationAllowed = 1;
-        // A grid without clusters does not mention them.
-        let used = &mut attributes[usize::from(self.cluster <= 1)..1 + usize::from(early)];
-        let config = sys::CUlaunchConfig {
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: self.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: self.shared,
-            hStream: stream,
-            attrs: used.as_mut_ptr(),
-            numAttrs: used.len() as u32,
-        };
-        // SAFETY: as above; the attributes outlive the call.
-        unsafe { sys::cuLaunchKernelEx(&config, self.function.0, parameters.as_mut_ptr(), std::ptr::null_mut()) }
     }
 }
 

@@ -9,10 +9,12 @@ mod context;
 mod cublas_lt;
 pub mod error;
 mod frame;
+mod gpu;
+mod launch;
 pub mod library;
 mod load;
 mod memory;
-mod module;
+pub(crate) mod module;
 pub mod nvrtc;
 mod probe;
 mod profile;
@@ -23,31 +25,28 @@ mod tensor_map;
 
 pub use error::CudaError;
 pub use memory::CudaBuffer;
-pub(crate) use module::Module;
 pub use nvrtc::EntryUsage;
 pub use run::{CudaExecutable, LaunchCost};
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
-use cudarc::driver::sys;
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
-use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, HOLD, Tuning, Word};
-use deuteron_codegen::{Backend, LibraryCall, MatmulShape, Source};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Tuning};
+use deuteron_codegen::{Backend, Source};
 use deuteron_plan::{Catalog, Machine};
 
 use self::cache::DiskCache;
 use self::context::{Context, Relaxed};
+use self::gpu::Gpu;
 use self::library::Search;
 use self::memory::{Copies, Zones};
+use self::module::Module;
 use self::nvrtc::Compiler;
-use self::stream::Stream;
+use crate::device::{CopyProbe, Device, Executable};
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job};
 use crate::memory::Memory;
-use crate::{CopyProbe, Device, Executable};
 
 /// How to open a GPU.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -75,23 +74,6 @@ pub struct Cuda {
     memory: usize,
     /// Compiled kernels, each kept once.
     kernels: Mutex<Vec<Arc<CompiledKernel>>>,
-}
-
-/// What executables share with the device.
-pub(crate) struct Gpu {
-    context: Arc<Context>,
-    copies: Arc<Copies>,
-    target: CudaTarget,
-    zones: Zones,
-    /// Bytes of the last-level cache.
-    l2: usize,
-    search: Search,
-    compiler: Compiler,
-    cache: Option<DiskCache>,
-    library: OnceLock<Result<cublas_lt::Library, CudaError>>,
-    /// What stands in for calls that the library does not do, by its text.
-    fallbacks: Mutex<HashMap<String, Arc<CompiledKernel>>>,
-    hold: OnceLock<Result<Module, CudaError>>,
 }
 
 impl Cuda {
@@ -186,120 +168,6 @@ fn architecture(context: &Context) -> Result<Arch, CudaError> {
         expected: "a compute capability of 7.5, 8.0, 8.6, 8.7, 8.9, 9.0, 10.0 or 12.0".into(),
         got: format!("{major}.{minor}"),
     })
-}
-
-impl Gpu {
-    /// A call of the library, which is loaded for the first one; `None` where it has nothing for it or is not
-    /// installed. The context must be entered.
-    fn library_call(
-        &self,
-        call: &LibraryCall,
-        shape: &MatmulShape,
-        offsets: &[usize],
-    ) -> Result<Option<cublas_lt::Prepared>, CudaError> {
-        match self.library.get_or_init(|| cublas_lt::Library::new(&self.search)) {
-            Ok(library) => library.prepare(call, shape, offsets),
-            Err(CudaError::LibraryMissing { .. } | CudaError::TooOld { .. }) => Ok(None),
-            Err(error) => Err(error.clone()),
-        }
-    }
-
-    /// A kernel of ours in place of a library's. The context must be entered.
-    fn fallback(&self, source: &CudaSource) -> Result<Arc<CompiledKernel>, CudaError> {
-        let mut known = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = known.get(&source.text) {
-            return Ok(kernel.clone());
-        }
-        let cubins = compile::compile(&self.compiler, self.cache.as_ref(), self.target.arch.name(), &[source])?;
-        let module = cubins.into_iter().next().map(|cubin| Module::new(&self.context, cubin)).transpose()?;
-        let made = Arc::new(CompiledKernel { source: Source::Cuda(source.clone()), module });
-        known.insert(source.text.clone(), made.clone());
-        Ok(made)
-    }
-
-    /// Keeps a stream busy, so that what is enqueued meanwhile starts without gaps. The context must be entered.
-    fn hold(&self, stream: &Stream, time: Duration) -> Result<(), CudaError> {
-        let module = self.hold.get_or_init(|| {
-            let source = CudaSource::new("hold", HOLD.into());
-            let cubins = compile::compile(&self.compiler, self.cache.as_ref(), self.target.arch.name(), &[&source])?;
-            let cubin = cubins.into_iter().next().ok_or(CudaError::NoDevice)?;
-            Module::new(&self.context, cubin)
-        });
-        let module = module.as_ref().map_err(Clone::clone)?;
-        let words = [time.as_nanos() as u64];
-        let grid = Grid {
-            entry: "hold",
-            blocks: [1, 1, 1],
-            threads: 1,
-            cluster: 1,
-            shared: 0,
-            waits: false,
-            words: words.map(Word::Number).to_vec(),
-        };
-        let function = module.function(&grid)?;
-        let (blocks, words_at) = ([1, 1, 1], 0..1);
-        let launch = load::Grid { function, blocks, threads: 1, cluster: 1, shared: 0, waits: false, words: words_at };
-        // SAFETY: the stream lives; the parameter is one number.
-        self.context.check("cuLaunchKernel", unsafe { launch.launch(&words, stream.handle(), false) })
-    }
-
-    /// An error if an address is not in memory of this GPU. The context must be entered.
-    fn check_memory(&self, input: usize, address: u64) -> Result<(), DeviceError> {
-        let foreign = DeviceError::ForeignMemory { input, ordinal: self.context.ordinal() };
-        let (mut ordinal, mut kind) = (-1i32, 0u32);
-        use sys::CUpointer_attribute_enum::{
-            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as KIND,
-        };
-        // SAFETY: any address may be asked about; each answer has the type that the attribute documents.
-        let codes = unsafe {
-            let first = sys::cuPointerGetAttribute((&raw mut ordinal).cast(), ORDINAL, address);
-            [first, sys::cuPointerGetAttribute((&raw mut kind).cast(), KIND, address)]
-        };
-        for code in codes {
-            if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
-                return Err(foreign);
-            }
-            self.context.check("cuPointerGetAttribute", code)?;
-        }
-        let on_host = kind == sys::CUmemorytype_enum::CU_MEMORYTYPE_HOST as u32;
-        if on_host || ordinal != self.context.ordinal() as i32 { Err(foreign) } else { Ok(()) }
-    }
-
-    /// An error if a stream belongs to another context. Our own must be entered.
-    ///
-    /// # Safety
-    /// The stream lives.
-    unsafe fn check_stream(&self, stream: sys::CUstream) -> Result<(), CudaError> {
-        let mut context: sys::CUcontext = std::ptr::null_mut();
-        // SAFETY: the caller's; the pointer is to a handle of ours.
-        let code = unsafe { sys::cuStreamGetCtx(stream, &mut context) };
-        self.context.check("cuStreamGetCtx", code)?;
-        if context == self.context.handle() {
-            return Ok(());
-        }
-        Err(CudaError::Unsupported {
-            what: "a stream of another context".into(),
-            expected: format!("one of the primary context of GPU {}", self.context.ordinal()),
-            got: "another".into(),
-        })
-    }
-
-    /// Whether work on a stream is being recorded.
-    ///
-    /// # Safety
-    /// The stream lives.
-    unsafe fn is_recording(&self, stream: sys::CUstream) -> Result<bool, CudaError> {
-        let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the caller's; the pointer is to a status of ours.
-        match unsafe { sys::cuStreamIsCapturing(stream, &mut status) } {
-            // The default stream while another one records: it cannot be recording itself.
-            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(false),
-            code => {
-                self.context.check("cuStreamIsCapturing", code)?;
-                Ok(status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE)
-            }
-        }
-    }
 }
 
 impl Device for Cuda {

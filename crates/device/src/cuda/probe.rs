@@ -8,15 +8,17 @@ use deuteron_codegen::kernels::copy::{self, Copy, Piece};
 use deuteron_codegen::{ArgBinding, Kernel};
 use deuteron_graph::{Dtype, Graph};
 
+use super::Cuda;
 use super::error::CudaError;
+use super::gpu::Gpu;
 use super::memory::{Allocation, CudaBuffer, Zones};
 use super::record::Recording;
+use super::run::CudaExecutable;
 use super::stream::{Event, Stream};
-use super::{Cuda, CudaExecutable, Gpu};
+use crate::device::{CopyProbe, Device, Executable, Inputs, Launching, NoStates};
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
 use crate::memory::Memory;
-use crate::{CopyProbe, Device, Executable, Inputs, Launching, NoStates};
 
 /// Buffers together are at least this many times the last-level cache, so that no copy finds its data there.
 const CACHES: usize = 4;

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use super::context::Context;
 use super::error::CudaError;
 use super::stream::Stream;
-use crate::Recorded;
+use crate::device::Recorded;
 
 /// A recording that can be replayed.
 pub(crate) struct Recording {

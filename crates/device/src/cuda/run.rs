@@ -5,20 +5,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use deuteron_codegen::cpu::simd::Fault;
 
-use super::Gpu;
+mod bind;
+mod faults;
+
 use super::error::CudaError;
-use super::frame::{Fixed, Frame, check_zone};
+use super::frame::{Fixed, Frame};
+use super::gpu::Gpu;
 use super::load::{Program, Work};
 use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
 use super::stream::{Event, Stream};
-use crate::check::{check_inputs, check_lending, check_states};
+use crate::check::check_borrowed;
+use crate::device::{Executable, Inputs, Launching, NoStates, Recorded, States};
 use crate::error::DeviceError;
 use crate::job::Job;
-use crate::memory::{Lending, Memory, Span};
-use crate::{Executable, Inputs, Launching, NoStates, Recorded, States};
+use crate::memory::{BorrowedMemory, Span};
 
 /// The oldest driver whose recordings keep it that a grid may start before the one before it has ended.
 const EARLY_IN_RECORDINGS: (u32, u32) = (12, 3);
@@ -30,7 +32,7 @@ const COST_ROUNDS: usize = 20;
 pub struct LaunchCost {
     /// by bare calls of the driver
     pub bare: Duration,
-    /// by [`Executable::run_lent`]
+    /// by [`Executable::run_borrowed`]
     pub enqueued: Duration,
 }
 
@@ -58,8 +60,8 @@ pub struct CudaExecutable {
     marker: Option<Event>,
     /// Whether work was enqueued outside whose end nobody marked.
     unmarked: bool,
-    /// Whether someone else recorded a run, which uses our memory whenever that is replayed.
-    recorded: bool,
+    /// Whether a caller captured a run in its own CUDA graph, which uses our memory at every replay.
+    captured: bool,
     /// The last stream of others that was looked at.
     known: Option<u64>,
     /// Declared last: it is destroyed after all that its work uses.
@@ -123,14 +125,14 @@ impl CudaExecutable {
             outside: None,
             marker: None,
             unmarked: false,
-            recorded: false,
+            captured: false,
             known: None,
             stream,
         })
     }
 
     /// Host time of one run, the least of several rounds of `runs`: by bare calls of the driver, and by
-    /// [`Executable::run_lent`].
+    /// [`Executable::run_borrowed`].
     pub fn launch_cost(&mut self, input: Inputs<'_, '_>, runs: u32) -> Result<LaunchCost, DeviceError> {
         self.run(input, &mut NoStates, Launching::Eager)?;
         let gpu = self.gpu.clone();
@@ -151,7 +153,7 @@ impl CudaExecutable {
             let start = Instant::now();
             for _ in 0..runs {
                 // SAFETY: as above; the outputs are ours.
-                self.run_lent(&unsafe { Lending::new(&inputs, &[], &outputs, handle as u64) })?;
+                self.run_borrowed(&unsafe { BorrowedMemory::new(&inputs, &[], &outputs, handle as u64) })?;
             }
             cost.enqueued = cost.enqueued.min(start.elapsed() / runs);
             self.join()?;
@@ -189,135 +191,9 @@ impl CudaExecutable {
         self.check_red_zones(1)
     }
 
-    /// The fault of an earlier run on memory of others, which has ended. That memory may be gone, so no step runs again to find
-    /// the index. The words are cleared on a stream.
-    fn earlier_fault(&self, stream: sys::CUstream) -> Result<Option<DeviceError>, CudaError> {
-        let Some((step, word)) = self.first_fault() else { return Ok(None) };
-        if let Some(faults) = &self.faults {
-            // SAFETY: the run that wrote them has ended, and nothing else reads or writes them now.
-            unsafe { faults.seen.as_ptr().write_bytes(0xFF, faults.seen.len()) };
-            // SAFETY: the words have so many bytes and live as long as we do; the stream is ours or the caller's of this run.
-            let code = unsafe { sys::cuMemsetD8Async(faults.words.address(), 0xFF, faults.words.len(), stream) };
-            self.gpu.context.check("cuMemsetD8Async", code)?;
-        }
-        Ok(Some(DeviceError::EarlierIndex { step, row: (word / 256) as usize }))
-    }
-
-    /// Enqueues a copy of the fault words to where the host looks at them.
-    ///
-    /// # Safety
-    /// The stream lives and is of our context.
-    unsafe fn copy_faults(&self, stream: sys::CUstream) -> Result<(), CudaError> {
-        let Some(faults) = &self.faults else { return Ok(()) };
-        let (to, from) = (faults.seen.as_ptr().cast(), faults.words.address());
-        // SAFETY: both have as many bytes, and the host's are looked at only when this copy has been waited for.
-        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, faults.seen.len(), stream) };
-        self.gpu.context.check("cuMemcpyDtoHAsync", code)
-    }
-
     /// Whether its steps use nothing but what is handed in and out.
     fn shares_nothing(&self) -> bool {
         self.program.arena == 0 && self.workspace.is_none() && self.persistent.is_none() && self.faults.is_none()
-    }
-
-    /// Says where everything is that was lent.
-    fn bind_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError> {
-        let context = &self.gpu.context;
-        for (input, span) in lending.inputs.iter().enumerate() {
-            let bytes = self.program.input_alignment[input];
-            if self.program.input_bytes[input] > 0 && !span.address.is_multiple_of(bytes as u64) {
-                return Err(DeviceError::InputAlignment { input, bytes });
-            }
-            self.frames[0].set_input(context, input, span.address)?;
-        }
-        for (state, span) in lending.states.iter().enumerate() {
-            let alignment = self.program.state_alignment[state];
-            if self.program.state_bytes[state] > 0 && !span.address.is_multiple_of(alignment as u64) {
-                return Err(DeviceError::StatePlace { state, expected: "the GPU" });
-            }
-            self.frames[0].set_state(context, state, span.address)?;
-        }
-        for (output, span) in lending.outputs.iter().enumerate() {
-            self.frames[0].set_output(context, output, span.address)?;
-        }
-        Ok(())
-    }
-
-    /// Puts the inputs of a run where kernels read them, and their addresses into the words.
-    fn bind(&mut self, frame: usize, input: Inputs<'_, '_>) -> Result<(), DeviceError> {
-        check_inputs(&self.program.input_bytes, input)?;
-        self.frames[frame].use_own_outputs(&self.gpu, &self.program, &self.stream)?;
-        for index in 0..self.program.input_bytes.len() {
-            let expected = self.program.input_bytes[index];
-            let memory = input(index);
-            // The memory that is used is the one that is checked, whatever the function answers next time.
-            if memory.len() < expected {
-                return Err(DeviceError::InputSize { input: index, expected, got: memory.len() });
-            }
-            if expected == 0 {
-                continue;
-            }
-            match memory {
-                Memory::Host(buffer) => {
-                    let to = self.frames[frame].staging(&self.gpu, index, expected, &self.stream)?;
-                    // SAFETY: the staging buffer has `expected` bytes and lives as long as the frame.
-                    unsafe { self.gpu.copies.upload(to, &buffer.bytes()[..expected], &self.stream)? };
-                    self.frames[frame].set_input(&self.gpu.context, index, to)?;
-                }
-                Memory::Device(memory) => {
-                    let address = memory.address();
-                    if address.is_multiple_of(self.program.input_alignment[index] as u64) {
-                        self.place_input(frame, index, address)?;
-                    } else {
-                        self.gpu.check_memory(index, address)?;
-                        let to = self.frames[frame].staging(&self.gpu, index, expected, &self.stream)?;
-                        // SAFETY: both have `expected` bytes; the source is borrowed until the run has ended.
-                        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, address, expected, self.stream.handle()) };
-                        self.gpu.context.check("cuMemcpyDtoDAsync", code)?;
-                        self.frames[frame].set_input(&self.gpu.context, index, to)?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts the addresses of the states into the words of the first `frames` frames. They are used where they are.
-    fn bind_states(&mut self, frames: usize, states: &mut dyn States) -> Result<(), DeviceError> {
-        check_states(&self.program.state_bytes, states)?;
-        for state in 0..self.program.state_bytes.len() {
-            let (expected, alignment) = (self.program.state_bytes[state], self.program.state_alignment[state]);
-            let memory = states.state(state).ok_or(DeviceError::SharedState { state })?;
-            let Memory::Device(memory) = memory else {
-                return Err(DeviceError::StatePlace { state, expected: "the GPU" });
-            };
-            let (address, got) = (memory.address(), memory.len());
-            if got < expected {
-                return Err(DeviceError::StateSize { state, expected, got });
-            }
-            // What is on another GPU, or not where vectors may stand, was not made for this one.
-            let new = self.frames[0].states()[state] != address;
-            let strange = new && expected > 0 && self.gpu.check_memory(state, address).is_err();
-            if strange || !address.is_multiple_of(alignment as u64) {
-                return Err(DeviceError::StatePlace { state, expected: "the GPU" });
-            }
-            for frame in &mut self.frames[..frames] {
-                frame.set_state(&self.gpu.context, state, address)?;
-            }
-            if expected > 0 && self.frames[0].states()[..state].contains(&address) {
-                return Err(DeviceError::SharedState { state });
-            }
-        }
-        Ok(())
-    }
-
-    /// An input that is used in place. An address that is new is looked up first.
-    fn place_input(&mut self, frame: usize, index: usize, address: u64) -> Result<(), DeviceError> {
-        if self.frames[frame].input(index) != address && self.program.input_bytes[index] > 0 {
-            self.gpu.check_memory(index, address)?;
-        }
-        self.frames[frame].set_input(&self.gpu.context, index, address)?;
-        Ok(())
     }
 
     /// Enqueues steps, each grid after the end of the one before it.
@@ -398,91 +274,10 @@ impl CudaExecutable {
         replayed
     }
 
-    /// Waits for the end, then looks at the fault words and the red zones of the first `frames` frames.
-    fn check_results(&mut self, frames: usize) -> Result<(), DeviceError> {
-        // SAFETY: our stream.
-        unsafe { self.copy_faults(self.stream.handle())? };
-        self.stream.wait()?;
-        if let Some((step, word)) = self.first_fault() {
-            return Err(self.explain_fault(step, word, frames)?);
-        }
-        self.check_red_zones(frames)
-    }
-
-    /// Looks at the red zones of the first `frames` frames. All work is done.
-    fn check_red_zones(&self, frames: usize) -> Result<(), DeviceError> {
-        if self.gpu.zones == Zones::On {
-            for frame in &self.frames[..frames.min(self.frames.len())] {
-                frame.check_zones(&self.gpu.copies)?;
-            }
-            if let Some(workspace) = &self.workspace {
-                check_zone("the workspace".into(), workspace, &self.gpu.copies)?;
-            }
-            if let Some(persistent) = &self.persistent {
-                check_zone("persistent memory of steps".into(), persistent, &self.gpu.copies)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The first step with a fault, and its word.
-    fn first_fault(&self) -> Option<(usize, u64)> {
-        let faults = self.faults.as_ref()?;
-        let words = faults.seen.as_ptr().cast::<u64>();
-        let mut steps = self.program.steps.iter().enumerate().filter(|(_, step)| step.checks_indices);
-        steps.find_map(|(index, _)| {
-            // SAFETY: one word a step, aligned to a page; the copy into them was waited for.
-            let word = unsafe { words.add(index).read() };
-            (word != u64::MAX).then_some((index, word))
-        })
-    }
-
-    /// The error that the CPU would give. The steps before the fault run again, since the index may stand in memory that a
-    /// later step used for something else; in each frame, since the word does not tell which one it was.
-    fn explain_fault(&mut self, step: usize, word: u64, frames: usize) -> Result<DeviceError, DeviceError> {
-        let (row, arg) = ((word / 256) as usize, (word % 256) as usize);
-        let mut fault = Fault { arg, row, index: -1, table_rows: 0 };
-        let lookup = self.program.steps[step].launch.lookup(arg);
-        let place = lookup.map(|lookup| (lookup.indices, lookup.element(row), lookup.table_rows));
-        if let Some((indices, element, table_rows)) = place {
-            fault.table_rows = table_rows;
-            let argument = self.program.steps[step].places[indices];
-            for frame in 0..frames.min(self.frames.len()) {
-                // SAFETY: our stream, and the inputs of the run that is being looked at.
-                unsafe { self.launch(frame, self.stream.handle(), 0..step)? };
-                self.stream.wait()?;
-                let address = self.frames[frame].address(argument) + 4 * element as u64;
-                let mut index = [0; 4];
-                // SAFETY: the element is one that the kernel read, inside of the argument's checked extent.
-                unsafe { self.gpu.copies.download(address, &mut index)? };
-                fault.index = i64::from(i32::from_le_bytes(index));
-                if fault.index < 0 || fault.index as usize >= fault.table_rows {
-                    break;
-                }
-            }
-        }
-        if let Some(faults) = &self.faults {
-            faults.words.fill(0xFF, &self.stream)?;
-        }
-        self.stream.wait()?;
-        Ok(DeviceError::Index { step, fault })
-    }
-
     /// At least so many events.
     fn need_events(&mut self, count: usize) -> Result<(), CudaError> {
         while self.events.len() < count {
             self.events.push(Event::new(&self.gpu.context)?);
-        }
-        Ok(())
-    }
-
-    /// Frames for `sets` sets of inputs, bound.
-    fn bind_sets(&mut self, sets: &[Inputs<'_, '_>]) -> Result<(), DeviceError> {
-        while self.frames.len() < sets.len() {
-            self.frames.push(Frame::new(&self.gpu, &self.program, self.fixed, &self.stream)?);
-        }
-        for (frame, input) in sets.iter().enumerate() {
-            self.bind(frame, *input)?;
         }
         Ok(())
     }
@@ -513,30 +308,30 @@ impl Executable for CudaExecutable {
         self.settle(started, 1)
     }
 
-    fn run_lent(&mut self, lending: &Lending<'_>) -> Result<(), DeviceError> {
+    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError> {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
-        let stream = lending.stream as usize as sys::CUstream;
-        if self.known != Some(lending.stream) {
-            // SAFETY: whoever made the lending promised that the stream lives.
+        let stream = borrowed.stream as usize as sys::CUstream;
+        if self.known != Some(borrowed.stream) {
+            // SAFETY: the caller of `BorrowedMemory::new` promised that the stream lives.
             unsafe { gpu.check_stream(stream)? };
-            self.known = Some(lending.stream);
+            self.known = Some(borrowed.stream);
         }
         let program = &self.program;
-        check_lending(lending, &program.input_bytes, &program.state_bytes, &program.outputs)?;
+        check_borrowed(borrowed, &program.input_bytes, &program.state_bytes, &program.outputs)?;
         if self.shares_nothing() {
-            // Runs have no memory in common but what is lent, whose owner orders them: no end need be marked.
-            self.bind_lent(lending)?;
+            // Runs share only borrowed memory, whose owner orders them: no end need be marked.
+            self.bind_borrowed(borrowed)?;
             self.unmarked = true;
-            // SAFETY: the promise of whoever made the lending, whose sizes were checked.
+            // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
             unsafe { self.launch(0, stream, self.all())? };
             return Ok(());
         }
         // SAFETY: the stream lives.
-        let recording = unsafe { gpu.is_recording(stream)? };
-        self.recorded |= recording;
-        // A recording may not depend on what is outside of it; its owner orders replays and other work.
-        if !recording && let Some((event, before)) = &self.outside {
+        let capturing = unsafe { gpu.is_capturing(stream)? };
+        self.captured |= capturing;
+        // A captured graph may not depend on work outside of it; its owner orders replays and other work.
+        if !capturing && let Some((event, before)) = &self.outside {
             if self.faults.is_some()
                 && event.has_happened()?
                 && let Some(error) = self.earlier_fault(stream)?
@@ -548,10 +343,10 @@ impl Executable for CudaExecutable {
                 unsafe { event.hold_back(stream)? };
             }
         }
-        self.bind_lent(lending)?;
-        // SAFETY: the promise of whoever made the lending, whose sizes were checked.
+        self.bind_borrowed(borrowed)?;
+        // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
         unsafe { self.launch(0, stream, self.all())? };
-        if !recording {
+        if !capturing {
             // SAFETY: the stream lives.
             unsafe { self.copy_faults(stream)? };
             let known = self.outside.take().map(|(event, _)| event).or_else(|| self.marker.take());
@@ -630,8 +425,8 @@ impl Executable for CudaExecutable {
         Ok(self.stream.wait()?)
     }
 
-    fn is_kept_by_others(&self) -> bool {
-        self.recorded
+    fn is_captured(&self) -> bool {
+        self.captured
     }
 
     fn recorded(&self) -> Result<Option<Recorded>, DeviceError> {

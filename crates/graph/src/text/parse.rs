@@ -7,7 +7,8 @@ use crate::block::Block;
 use crate::composite::{Composite, Mask};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
-use crate::graph::{Graph, NodeId, is_name};
+use crate::graph::{Graph, is_name};
+use crate::node::NodeId;
 use crate::op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View};
 use crate::shape::{MAX_RANK, Shape};
 

@@ -5,7 +5,8 @@ use std::fmt;
 use crate::activation::Gelu;
 use crate::block::Block;
 use crate::composite::{Composite, Mask};
-use crate::graph::{Call, Callee, Graph, NodeId};
+use crate::graph::{Call, Callee, Graph};
+use crate::node::NodeId;
 use crate::op::{Op, View};
 
 impl fmt::Display for Graph {

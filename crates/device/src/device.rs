@@ -1,0 +1,130 @@
+//! What every device offers: compiling, loading, running, timing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use deuteron_codegen::{Backend, Source};
+use deuteron_plan::{Catalog, Machine, Target};
+
+use crate::error::DeviceError;
+use crate::job::{CompiledKernel, Job};
+use crate::memory::{BorrowedMemory, Memory};
+
+/// Something that compiles and runs kernels.
+pub trait Device: Send + Sync {
+    /// Name and properties for a person.
+    fn describe(&self) -> String;
+    /// What the planner may assume.
+    fn machine(&self) -> &Machine;
+    /// What can be generated for it.
+    fn catalog(&self) -> &dyn Catalog;
+    /// Both: what a plan is for.
+    fn target(&self) -> Target<'_> {
+        Target { machine: self.machine(), catalog: self.catalog() }
+    }
+    /// What its sources are rendered for.
+    fn backend(&self) -> &Backend;
+    /// Compiles sources, or finds them compiled; several at once where that is faster.
+    fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<CompiledKernel>>, DeviceError>;
+    /// Checks a job against its kernels and allocates what it needs.
+    fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError>;
+    /// Bytes where its kernels read them fastest.
+    fn upload(&self, bytes: &[u8]) -> Result<Memory, DeviceError>;
+    /// Copies of `bytes` bytes to time: what "copy" means in every report.
+    fn copy_probe(&self, bytes: usize) -> Result<Box<dyn CopyProbe>, DeviceError>;
+}
+
+/// Copies on a device, timed.
+pub trait CopyProbe {
+    /// Bytes that one copy moves, read and written both counted.
+    fn bytes(&self) -> usize;
+    /// One copy by a kernel like ours: on a CPU with stores that go through the caches.
+    fn ordinary(&mut self) -> Result<Duration, DeviceError>;
+    /// One copy by the other way there is: stores that go past the caches, or the driver's own copy.
+    fn streaming(&mut self) -> Result<Duration, DeviceError>;
+}
+
+/// The memory of each input of a job, by position. A function, so that a run allocates no list.
+pub type Inputs<'f, 'a> = &'f dyn Fn(usize) -> &'a Memory;
+
+/// The memory of each state of a job, which a run reads and writes.
+pub trait States {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// The memory of one of them: one of its own for each `index` below [`States::count`].
+    fn state(&mut self, index: usize) -> Option<&mut Memory>;
+}
+
+/// No states.
+pub struct NoStates;
+
+impl States for NoStates {
+    fn count(&self) -> usize {
+        0
+    }
+
+    fn state(&mut self, _: usize) -> Option<&mut Memory> {
+        None
+    }
+}
+
+/// How the steps of a job are started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Launching {
+    /// one by one
+    Eager,
+    /// all at once, from a recording where the device has such a thing
+    Graph,
+}
+
+/// What is in the recording of one run, as the driver counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recorded {
+    /// launches of kernels
+    pub kernels: usize,
+    /// all else: fills, copies, calls of the host
+    pub others: usize,
+}
+
+/// A job ready to run.
+pub trait Executable: Send {
+    /// Runs every step in order and waits for the end. `input(i)` gives the memory of the job's i-th input.
+    fn run(&mut self, input: Inputs<'_, '_>, states: &mut dyn States, launching: Launching) -> Result<(), DeviceError>;
+    /// Runs every step in order on memory of the caller: inputs are read and states and outputs written in place. On a device with
+    /// streams the run is enqueued on the stream of `borrowed`, and this returns without waiting. The stream may be capturing a
+    /// CUDA graph; then the executable must live as long as that graph is replayed. An index outside of its table is reported by
+    /// a later call.
+    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError>;
+    /// Runs every step in order, one by one; `times` receives one duration a step.
+    fn run_timed(
+        &mut self,
+        input: Inputs<'_, '_>,
+        states: &mut dyn States,
+        times: &mut [Duration],
+    ) -> Result<(), DeviceError>;
+    /// The time of one run as the device sees it: `runs` of them follow each other without a wait. Run `i` takes input set
+    /// `i % sets` and, on a device with a cache worth avoiding, outputs and intermediates of its own for each set. All
+    /// take the same states.
+    fn time(
+        &mut self,
+        sets: &[Inputs<'_, '_>],
+        states: &mut dyn States,
+        runs: usize,
+        launching: Launching,
+    ) -> Result<Duration, DeviceError>;
+    /// Copies an output of the last run to the host. `into` has as many bytes as the output.
+    fn read(&self, index: usize, into: &mut [u8]) -> Result<(), DeviceError>;
+    /// Fills all outputs and intermediates with `0xFF` bytes (NaN in every float type), so that what a run does not
+    /// write shows.
+    fn poison(&mut self) -> Result<(), DeviceError>;
+    /// Whether a caller captured a run of it in its own CUDA graph. Then it must live as long as that graph is replayed, which is
+    /// not known here.
+    fn is_captured(&self) -> bool {
+        false
+    }
+    /// What the recording of one run holds. None where there is no recording: on a device without such a thing, and before a run
+    /// from one.
+    fn recorded(&self) -> Result<Option<Recorded>, DeviceError> {
+        Ok(None)
+    }
+}
