@@ -71,6 +71,6 @@ pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Operan
     let sizes: Vec<i64> = array.shape.dims().iter().map(|&size| size as i64).collect();
     let axes = Axes::new(&sizes, None).ok_or_else(|| bad_type("an array with too many axes"))?;
     let (library, element, address) = (Library::Dlpack, array.element, array.address);
-    let (place, turned, object) = (Place::Cpu, false, object.clone());
-    Ok(Some(Operand { library, element, axes, address, place, turned, object }))
+    let (place, transposed, object) = (Place::Cpu, false, object.clone());
+    Ok(Some(Operand { library, element, axes, address, place, transposed, object }))
 }

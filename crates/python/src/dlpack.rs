@@ -194,7 +194,7 @@ pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String
     match axes {
         Some(axes) if axes.reads_in_place() && address.is_multiple_of(element.bytes() as u64) => {
             let (library, place) = (Library::Dlpack, Place::Cpu);
-            Ok(Some(Operand { library, element, axes, address, place, turned: false, object: capsule }))
+            Ok(Some(Operand { library, element, axes, address, place, transposed: false, object: capsule }))
         }
         _ => {
             let expected = "its last axis to be contiguous and aligned; copy it first";

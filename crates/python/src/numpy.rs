@@ -7,12 +7,12 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::engines::Place;
 use crate::errors::bad_type;
-use crate::operand::{Axes, Element, Library, Operand, Turning};
+use crate::operand::{Axes, Element, Library, Operand, Transposition};
 
 /// The operand that an array is; none of an object that does not say where its elements lie.
 pub(crate) fn operand<'py>(
     object: &Bound<'py, PyAny>,
-    turning: Turning,
+    transposition: Transposition,
     name: &dyn Fn() -> String,
 ) -> PyResult<Option<Operand<'py>>> {
     let py = object.py();
@@ -20,14 +20,14 @@ pub(crate) fn operand<'py>(
     let dtype = object.getattr(intern!(py, "dtype"))?;
     if !dtype.getattr(intern!(py, "isnative"))?.is_truthy()? {
         let native = dtype.call_method1(intern!(py, "newbyteorder"), ("=",))?;
-        return operand(&object.call_method1(intern!(py, "astype"), (native,))?, turning, name);
+        return operand(&object.call_method1(intern!(py, "astype"), (native,))?, transposition, name);
     }
     let dtype = dtype.getattr(intern!(py, "name"))?.extract::<String>()?;
     if dtype == "int64" {
         // What is outside of 32 bits stays outside of every table.
         let narrow = object.call_method1(intern!(py, "clip"), (i32::MIN, i32::MAX))?;
         let narrow = narrow.call_method1(intern!(py, "astype"), ("int32",))?;
-        return operand(&narrow, turning, name);
+        return operand(&narrow, transposition, name);
     }
     let element = element(&dtype).ok_or_else(|| {
         bad_type(format!(
@@ -45,15 +45,19 @@ pub(crate) fn operand<'py>(
         return Err(bad_type(format!("{}: expected at most {MAX_RANK} axes, got {}", name(), sizes.len())));
     }
     match Axes::new(&sizes, Some(&strides)) {
-        Some(axes) if whole && (axes.reads_in_place() || (turning == Turning::Allowed && axes.turned().is_some())) => {
+        Some(axes)
+            if whole
+                && (axes.reads_in_place()
+                    || (transposition == Transposition::Allowed && axes.transposed().is_some())) =>
+        {
             let (library, place, object) = (Library::Numpy, Place::Cpu, object.clone());
-            let (axes, turned) = axes.turned().map_or((axes, false), |axes| (axes, true));
-            Ok(Some(Operand { library, element, axes, address, place, turned, object }))
+            let (axes, transposed) = axes.transposed().map_or((axes, false), |axes| (axes, true));
+            Ok(Some(Operand { library, element, axes, address, place, transposed, object }))
         }
         _ => {
             let order = PyDict::new(py);
             order.set_item(intern!(py, "order"), "C")?;
-            operand(&object.call_method(intern!(py, "copy"), (), Some(&order))?, turning, name)
+            operand(&object.call_method(intern!(py, "copy"), (), Some(&order))?, transposition, name)
         }
     }
 }

@@ -120,7 +120,7 @@ impl Axes {
     }
 
     /// The axes of its transpose, if that is read in place and it is not.
-    pub fn turned(&self) -> Option<Axes> {
+    pub fn transposed(&self) -> Option<Axes> {
         if self.rank != 2 || self.reads_in_place() || self.strides[0] != 1 {
             return None;
         }
@@ -145,14 +145,14 @@ pub(crate) struct Operand<'py> {
     pub address: u64,
     pub place: Place,
     /// whether its two axes are given in the other order
-    pub turned: bool,
+    pub transposed: bool,
     /// the object, or a copy of it that suits
     pub object: Bound<'py, PyAny>,
 }
 
 /// What a kernel can do with an operand that does not lie as usual.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turning {
+pub(crate) enum Transposition {
     /// read its transpose
     Allowed,
     /// nothing

@@ -12,7 +12,7 @@ use pyo3::types::PyTuple;
 
 use crate::engines;
 use crate::errors::{self, bad_value, failed};
-use crate::operand::{Element, Turning};
+use crate::operand::{Element, Transposition};
 use crate::run::{self, Given};
 use crate::torch::{self, Manner};
 
@@ -33,7 +33,7 @@ pub(crate) struct Program {
     states: Vec<String>,
     operands: Vec<String>,
     /// what a kernel can do with each operand
-    turnings: Vec<Turning>,
+    transpositions: Vec<Transposition>,
     outputs: Vec<String>,
     calls: Mutex<Calls>,
 }
@@ -136,12 +136,20 @@ impl Program {
             let training = training.map_err(|error| errors::of("graph", error))?;
             (Source::Graph(Box::new(training)), operands, outputs)
         };
-        let turning = |operand: &String| match &source {
-            Source::Op(op) if op.reads_transposed(operand) => Turning::Allowed,
-            _ => Turning::Refused,
+        let transposition = |operand: &String| match &source {
+            Source::Op(op) if op.reads_transposed(operand) => Transposition::Allowed,
+            _ => Transposition::Refused,
         };
-        let turnings = operands.iter().map(turning).collect();
-        Ok(Program { text: text.to_string(), source, states, operands, turnings, outputs, calls: Mutex::default() })
+        let transpositions = operands.iter().map(transposition).collect();
+        Ok(Program {
+            text: text.to_string(),
+            source,
+            states,
+            operands,
+            transpositions,
+            outputs,
+            calls: Mutex::default(),
+        })
     }
 
     #[getter]
@@ -329,8 +337,8 @@ impl Program {
     }
 
     /// Which operands may be read as their transpose.
-    pub fn turnings(&self) -> &[Turning] {
-        &self.turnings
+    pub fn transpositions(&self) -> &[Transposition] {
+        &self.transpositions
     }
 
     /// An error with the program's name.
@@ -363,8 +371,8 @@ impl Program {
         }
         let engine = engines::engine(py, given.place)?;
         let types = given.types();
-        let turned = given.turned();
-        let made = py.detach(|| self.compile(&engine, &key.0, &types, &turned))?;
+        let transposed = given.transposed();
+        let made = py.detach(|| self.compile(&engine, &key.0, &types, &transposed))?;
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         if calls.known.len() >= CALLS {
             calls.known.retain(|_, call| Arc::strong_count(call) > 1 || call.is_captured());
@@ -377,14 +385,14 @@ impl Program {
         engine: &deuteron::Engine,
         what: &What,
         given: &[Option<(Element, Layout)>],
-        turned: &[usize],
+        transposed: &[usize],
     ) -> PyResult<Call> {
         let operands: Vec<(Element, Shape)> = given[..self.operands.len()]
             .iter()
             .flatten()
             .map(|(element, layout)| (*element, layout.shape.clone()))
             .collect();
-        let training = self.training(&operands, turned)?;
+        let training = self.training(&operands, transposed)?;
         let wrong = |error| self.error(error);
         let (graph, kept) = match what {
             What::Forward => (training.forward().clone(), Vec::new()),
@@ -475,9 +483,9 @@ impl Program {
     }
 
     /// The graph over operands of these types, with what its gradient takes.
-    fn training(&self, operands: &[(Element, Shape)], turned: &[usize]) -> PyResult<Training> {
+    fn training(&self, operands: &[(Element, Shape)], transposed: &[usize]) -> PyResult<Training> {
         match &self.source {
-            Source::Op(op) => op.training_transposed(&types(operands), turned).map_err(|error| self.error(error)),
+            Source::Op(op) => op.training_transposed(&types(operands), transposed).map_err(|error| self.error(error)),
             Source::Graph(training) => {
                 let graph = training.forward();
                 for (&input, (element, shape)) in graph.inputs().iter().zip(operands) {

@@ -10,20 +10,24 @@ use pyo3::types::PyTuple;
 
 use crate::engines::Place;
 use crate::errors::{self, bad_type};
-use crate::operand::{Element, Library, Operand, Turning};
+use crate::operand::{Element, Library, Operand, Transposition};
 use crate::program::{Call, Program, What, Work};
 use crate::{array, dlpack, numpy, torch};
 
 impl<'py> Operand<'py> {
     /// Looks at an object. `name` is for messages.
-    fn of(object: &Bound<'py, PyAny>, turning: Turning, name: &dyn Fn() -> String) -> PyResult<Operand<'py>> {
-        if let Some(operand) = torch::operand(object, turning, name)? {
+    fn of(
+        object: &Bound<'py, PyAny>,
+        transposition: Transposition,
+        name: &dyn Fn() -> String,
+    ) -> PyResult<Operand<'py>> {
+        if let Some(operand) = torch::operand(object, transposition, name)? {
             return Ok(operand);
         }
         if let Some(operand) = array::operand(object)? {
             return Ok(operand);
         }
-        if let Some(operand) = numpy::operand(object, turning, name)? {
+        if let Some(operand) = numpy::operand(object, transposition, name)? {
             return Ok(operand);
         }
         if let Some(operand) = dlpack::operand(object, name)? {
@@ -56,17 +60,17 @@ impl<'py> Given<'py> {
             return Err(wrong_count(program, operands.len()));
         }
         let mut list = Vec::with_capacity(operands.len() + saved.len() + gradients.len());
-        for ((object, operand), &turning) in operands.iter().zip(names).zip(program.turnings()) {
+        for ((object, operand), &transposition) in operands.iter().zip(names).zip(program.transpositions()) {
             let name = || format!("{}: `{operand}`", program.name());
-            list.push(Some(Operand::of(object, turning, &name)?));
+            list.push(Some(Operand::of(object, transposition, &name)?));
         }
         for object in saved {
             let name = || format!("{}: a kept value", program.name());
-            list.push(Some(Operand::of(object, Turning::Refused, &name)?));
+            list.push(Some(Operand::of(object, Transposition::Refused, &name)?));
         }
         for (object, output) in gradients.iter().zip(program.output_names()) {
             let name = || format!("{}: the gradient of `{output}`", program.name());
-            list.push(object.as_ref().map(|object| Operand::of(object, Turning::Refused, &name)).transpose()?);
+            list.push(object.as_ref().map(|object| Operand::of(object, Transposition::Refused, &name)).transpose()?);
         }
         let mut given = Given { list, place: Place::Cpu };
         given.place = given.common_place(program)?;
@@ -89,7 +93,7 @@ impl<'py> Given<'py> {
                         Element::F64 => 1,
                         Element::Of(dtype) => 2 + dtype as u64,
                     });
-                    signature.push(operand.turned.into());
+                    signature.push(operand.transposed.into());
                     operand.axes.sign(&mut signature);
                 }
             }
@@ -98,9 +102,9 @@ impl<'py> Given<'py> {
     }
 
     /// Positions of those whose axes are given in the other order.
-    pub fn turned(&self) -> Vec<usize> {
-        let turned = |operand: &Option<Operand<'_>>| operand.as_ref().is_some_and(|operand| operand.turned);
-        self.list.iter().enumerate().filter(|(_, operand)| turned(operand)).map(|(position, _)| position).collect()
+    pub fn transposed(&self) -> Vec<usize> {
+        let transposed = |operand: &Option<Operand<'_>>| operand.as_ref().is_some_and(|operand| operand.transposed);
+        self.list.iter().enumerate().filter(|(_, operand)| transposed(operand)).map(|(position, _)| position).collect()
     }
 
     /// Types and layouts.
@@ -205,7 +209,7 @@ pub(crate) fn run<'py>(
         call.outputs.iter().map(|slot| slot.map(|slot| objects[slot].clone())).collect();
     if call.gives_gradients {
         // A gradient lies as its operand does.
-        for position in given.turned() {
+        for position in given.transposed() {
             let result = results[position].take();
             results[position] = result.map(|gradient| gradient.getattr(intern!(py, "T"))).transpose()?;
         }

@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::dlpack::{Described, Exchange, Stored};
 use crate::engines::Place;
 use crate::errors::bad_type;
-use crate::operand::{Axes, Element, Library, Operand, Turning};
+use crate::operand::{Axes, Element, Library, Operand, Transposition};
 
 /// What is needed of the module, found once.
 struct Torch {
@@ -198,7 +198,7 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
 /// The operand that a tensor is; none of another object.
 pub(crate) fn operand<'py>(
     object: &Bound<'py, PyAny>,
-    turning: Turning,
+    transposition: Transposition,
     name: &dyn Fn() -> String,
 ) -> PyResult<Option<Operand<'py>>> {
     let py = object.py();
@@ -207,7 +207,7 @@ pub(crate) fn operand<'py>(
     if !class.is(&torch.tensor) && !class.is(&torch.parameter) && !object.is_instance(torch.tensor.bind(py))? {
         return Ok(None);
     }
-    suited(torch, object, turning, name, Copied::No).map(Some)
+    suited(torch, object, transposition, name, Copied::No).map(Some)
 }
 
 /// Whether a tensor is a copy that we had made.
@@ -221,7 +221,7 @@ enum Copied {
 fn suited<'py>(
     torch: &Torch,
     object: &Bound<'py, PyAny>,
-    turning: Turning,
+    transposition: Transposition,
     name: &dyn Fn() -> String,
     copied: Copied,
 ) -> PyResult<Operand<'py>> {
@@ -240,7 +240,7 @@ fn suited<'py>(
             // What is outside of 32 bits stays outside of every table.
             let narrow = object.call_method1(intern!(py, "clamp"), (i32::MIN, i32::MAX))?;
             let narrow = narrow.call_method1(intern!(py, "to"), (&torch.int32,))?;
-            return suited(torch, &narrow, turning, name, copied);
+            return suited(torch, &narrow, transposition, name, copied);
         }
         None => {
             let expected = "float32, bfloat16, float16, float64, int32, int64, int8 or bool";
@@ -252,23 +252,25 @@ fn suited<'py>(
     let may_negate = element.is_float() && (torch.complex_bf16 || element != Element::Of(Dtype::Bf16));
     if may_negate && object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         let plain = object.call_method0(intern!(py, "resolve_neg"))?;
-        return suited(torch, &plain, turning, name, copied);
+        return suited(torch, &plain, transposition, name, copied);
     }
     let aligned = address.is_multiple_of(if place == Place::Cpu { element.bytes() as u64 } else { VECTOR });
     match axes {
         Some(axes)
-            if aligned && (axes.reads_in_place() || (turning == Turning::Allowed && axes.turned().is_some())) =>
+            if aligned
+                && (axes.reads_in_place()
+                    || (transposition == Transposition::Allowed && axes.transposed().is_some())) =>
         {
-            let (axes, turned) = axes.turned().map_or((axes, false), |axes| (axes, true));
+            let (axes, transposed) = axes.transposed().map_or((axes, false), |axes| (axes, true));
             let (library, object) = (Library::Torch, object.clone());
-            Ok(Operand { library, element, axes, address, place, turned, object })
+            Ok(Operand { library, element, axes, address, place, transposed, object })
         }
         Some(_) if copied == Copied::No => {
             let keywords = PyDict::new(py);
             let module = py.import(intern!(py, "torch"))?;
             keywords.set_item(intern!(py, "memory_format"), module.getattr(intern!(py, "contiguous_format"))?)?;
             let made = object.call_method(intern!(py, "clone"), (), Some(&keywords))?;
-            suited(torch, &made, turning, name, Copied::Yes)
+            suited(torch, &made, transposition, name, Copied::Yes)
         }
         _ => {
             let shape = object.getattr(intern!(py, "shape"))?.str()?;

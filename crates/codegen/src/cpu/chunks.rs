@@ -1,7 +1,7 @@
 //! How a row kernel's work is cut, and when its stores go past the caches: rules that the device follows and the planner's
 //! costs count on. They depend on sizes alone, never on the number of threads.
 
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 
 /// Bytes a kernel touches from which its outputs are written past the caches. Below, the next kernel finds them there.
 /// Measured 2026-11-15 on a 2-core Xeon (2 MiB L2 a core) with `deuteron doctor`: copies of 256 KiB run at 25 GB/s with
@@ -32,7 +32,7 @@ pub struct Chunks {
 }
 
 /// Cuts a launch of `program` over `rows` and `cols`.
-pub fn chunks(program: &Program, rows: usize, cols: usize) -> Chunks {
+pub fn chunks(program: &TileProgram, rows: usize, cols: usize) -> Chunks {
     let length = if program.flat { rows * cols } else { rows };
     let width = if program.flat { 1 } else { cols.max(1) };
     let chunk = match program.partials.is_empty() {

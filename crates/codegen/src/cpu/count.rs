@@ -5,13 +5,13 @@ use deuteron_plan::{Class, LANES, Work};
 
 use crate::argument::ArgBinding;
 use crate::cpu::chunks::{Chunks, STREAM_FROM, chunks};
-use crate::cpu::program::{Access, Inst, Program, STRIP, TileReduce, TileUnary};
+use crate::cpu::program::{Access, Inst, STRIP, TileProgram, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
 
 /// Counts a tile program over rows and columns.
 pub(crate) struct Counter<'a> {
     /// the program
-    pub program: &'a Program,
+    pub program: &'a TileProgram,
     /// its arguments
     pub args: &'a [ArgBinding],
     /// rows
@@ -197,7 +197,7 @@ fn unary_class(op: TileUnary) -> Class {
 }
 
 /// A kernel with row work after it: the tile program runs once over the rows of the result, which it finds in cache.
-pub(crate) fn with_epilogue(before: Work, epilogue: &Program, args: &[ArgBinding], rows: usize) -> Work {
+pub(crate) fn with_epilogue(before: Work, epilogue: &TileProgram, args: &[ArgBinding], rows: usize) -> Work {
     let after = Counter { program: epilogue, args, rows, cols: epilogue.cols }.work();
     let mut work = before;
     for (sum, more) in work.vectors.iter_mut().zip(after.vectors) {

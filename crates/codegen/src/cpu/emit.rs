@@ -10,10 +10,10 @@ use deuteron_graph::{Activation, BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
 
 use crate::body::{Body, Expr, ExprId, Origin, Stage};
 use crate::compound::{activation, binary, use_count};
-use crate::cpu::program::{Access, Dst, Inst, LaneKind, Partial, Pass, Program, Src, TileReduce, TileUnary};
+use crate::cpu::program::{Access, Dst, Inst, LaneKind, Partial, Pass, Src, TileProgram, TileReduce, TileUnary};
 
 /// Emits the tile program of a body.
-pub fn emit(body: &Body) -> Program {
+pub fn emit(body: &Body) -> TileProgram {
     emit_with_origins(body).0
 }
 
@@ -27,7 +27,7 @@ pub struct PassOrigins {
 }
 
 /// Emits the tile program of a body, and says for each instruction what it came from.
-pub fn emit_with_origins(body: &Body) -> (Program, Vec<PassOrigins>) {
+pub fn emit_with_origins(body: &Body) -> (TileProgram, Vec<PassOrigins>) {
     let mut emitter = Emitter::new(body);
     for pass in 0..emitter.passes {
         emitter.pass(pass);
@@ -366,8 +366,8 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    fn finish(self) -> Program {
-        Program {
+    fn finish(self) -> TileProgram {
+        TileProgram {
             cols: self.body.cols,
             flat: self.body.flat,
             args: self.body.args.clone(),

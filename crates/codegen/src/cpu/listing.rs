@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::cpu::program::{Dst, Inst, Program, Src, TileReduce, TileUnary};
+use crate::cpu::program::{Dst, Inst, Src, TileProgram, TileReduce, TileUnary};
 
-impl fmt::Display for Program {
+impl fmt::Display for TileProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.flat {
             true => write!(f, "tile program, flat")?,

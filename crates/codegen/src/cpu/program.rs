@@ -22,7 +22,7 @@ pub const LANES: usize = 64;
 
 /// A row kernel for the CPU.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Program {
+pub struct TileProgram {
     /// Columns of the space. 0 for a flat program, whose length is known at launch.
     pub cols: usize,
     /// Reads and writes no row structure; see the module's text.
@@ -43,7 +43,7 @@ pub struct Program {
     pub passes: Vec<Pass>,
 }
 
-impl Program {
+impl TileProgram {
     /// Whether a row is worked on as a whole: part of its columns would give another result, or one that is stored twice.
     pub fn needs_whole_rows(&self) -> bool {
         let reduces = |pass: &Pass| pass.strip.iter().any(|inst| matches!(inst, Inst::Reduce { .. }));

@@ -72,13 +72,13 @@ fn compiler() -> Option<String> {
 }
 
 /// A kernel that is compiled, and where its files are.
-struct Program {
+struct TileProgram {
     folder: PathBuf,
 }
 
-impl Program {
+impl TileProgram {
     /// `driver` is a file of `emulator/` that includes `kernel.h`, the text, and runs ENTRY.
-    fn compile(compiler: &str, name: &str, driver: &str, entry: &str, text: &str) -> Program {
+    fn compile(compiler: &str, name: &str, driver: &str, entry: &str, text: &str) -> TileProgram {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated").join(name);
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("kernel.h"), emulated(text)).unwrap();
@@ -95,7 +95,7 @@ impl Program {
             .output()
             .unwrap();
         assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-        Program { folder }
+        TileProgram { folder }
     }
 
     /// What it says of a launch, and whether all went well. A text may have mistakes, of which this one is made; none is 0.
@@ -249,7 +249,7 @@ fn source(kernel: &AttentionKernel, variant: ForwardVariant, case: &Case) -> Cud
 fn check(name: &str, entry: &str, variants: &[ForwardVariant], kernel: AttentionKernel, cases: &[Case]) {
     let Some(compiler) = compiler() else { return };
     let text = source(&kernel, variants[0], &cases[0]).text;
-    let program = Program::compile(&compiler, name, DRIVER, entry, &text);
+    let program = TileProgram::compile(&compiler, name, DRIVER, entry, &text);
     for &variant in variants {
         for (at, case) in cases.iter().enumerate() {
             assert_eq!(source(&kernel, variant, case).text, text, "{name}, {case:?}");
@@ -322,7 +322,7 @@ fn matrix_units_of_a_warp() {
 #[test]
 fn the_machine_itself() {
     let Some(compiler) = compiler() else { return };
-    let program = Program::compile(&compiler, "the_machine_itself", "machine.cpp", "", "");
+    let program = TileProgram::compile(&compiler, "the_machine_itself", "machine.cpp", "", "");
     let run = |which: &str, resident: &str, seed: &str| {
         let output = Command::new(program.folder.join("program")).args([which, resident, seed]).output().unwrap();
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -378,7 +378,7 @@ fn check_mistakes(name: &str, launched: Launched, case: Case, mistakes: &[Mistak
         };
         text = text.replace(right, &both);
     }
-    let program = Program::compile(&compiler, name, driver, entry, &text);
+    let program = TileProgram::compile(&compiler, name, driver, entry, &text);
     let run = |mistake: usize| program.run(&launch, case.resident, Lanes::Together, 1..case.seeds + 1, mistake);
     let (ok, said) = run(0);
     assert!(ok, "{said}");
@@ -538,14 +538,14 @@ fn meeting(kernel: &AttentionKernel, case: &Case, after: After) -> (CudaSource, 
 /// A kernel knows its columns: cases of as many heads that stand together are compiled once.
 fn check_meeting(name: &str, kernel: AttentionKernel, after: After, cases: &[Case]) {
     let Some(compiler) = compiler() else { return };
-    let mut made: Option<(String, Program)> = None;
+    let mut made: Option<(String, TileProgram)> = None;
     for (at, case) in cases.iter().enumerate() {
         let (source, launch) = meeting(&kernel, case, after);
         let entry = source.name.as_str();
         assert!(entry.ends_with("_hopper"), "{entry}: {case:?}");
         let known = made.take().filter(|(text, _)| *text == source.text);
         let (text, program) = known.unwrap_or_else(|| {
-            let program = Program::compile(&compiler, name, "meeting.cpp", entry, &source.text);
+            let program = TileProgram::compile(&compiler, name, "meeting.cpp", entry, &source.text);
             (source.text.clone(), program)
         });
         for (lanes, seeds) in runs(at, case) {
@@ -782,7 +782,7 @@ fn matmuls_of_few_rows() {
     ] {
         let (source, grid, launch) = matmul(sizes, transposed, processors);
         assert_eq!((source.name.as_str(), grid.cluster), ("skinny", cluster), "{name}");
-        let program = Program::compile(&compiler, name, "matmul.cpp", "skinny", &source.text);
+        let program = TileProgram::compile(&compiler, name, "matmul.cpp", "skinny", &source.text);
         for (lanes, seeds) in [(Lanes::Together, 1..3), (Lanes::Apart, 101..102)] {
             let (ok, said) = program.run(&launch, 4, lanes, seeds, 0);
             assert!(ok, "{name}, {lanes:?}:\n{said}");

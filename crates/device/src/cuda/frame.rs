@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::context::Context;
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::load::{Fix, Program, Target, Value};
+use super::load::{Fix, LoadedJob, Target, Value};
 use super::memory::{Allocation, Copies, Zones};
 use super::stream::Stream;
 use super::tensor_map::encode;
@@ -52,7 +52,7 @@ pub(crate) struct Fixed {
 
 impl Frame {
     /// Allocates. The context must be entered.
-    pub fn new(gpu: &Gpu, program: &Program, fixed: Fixed, stream: &Stream) -> Result<Frame, CudaError> {
+    pub fn new(gpu: &Gpu, program: &LoadedJob, fixed: Fixed, stream: &Stream) -> Result<Frame, CudaError> {
         let allocate = |bytes: usize| -> Result<Allocation, CudaError> {
             let memory = Allocation::new(&gpu.context, bytes, gpu.zones)?;
             memory.paint(stream)?;
@@ -151,7 +151,7 @@ impl Frame {
     }
 
     /// Makes outputs of our own where there are none, and uses them. The context must be entered.
-    pub fn use_own_outputs(&mut self, gpu: &Gpu, program: &Program, stream: &Stream) -> Result<(), CudaError> {
+    pub fn use_own_outputs(&mut self, gpu: &Gpu, program: &LoadedJob, stream: &Stream) -> Result<(), CudaError> {
         for &bytes in &program.outputs[self.own.len()..] {
             let memory = Allocation::new(&gpu.context, bytes, gpu.zones)?;
             memory.paint(stream)?;

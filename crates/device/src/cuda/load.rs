@@ -22,7 +22,7 @@ const LONGEST_PARAMETER: usize = 4096 / 8;
 const PERSISTENT_ALIGNMENT: usize = 256;
 
 /// All steps of a job.
-pub(crate) struct Program {
+pub(crate) struct LoadedJob {
     pub steps: Vec<Step>,
     /// Parameters of all grids, one after another; addresses are 0 until they are known.
     pub words: Vec<u64>,
@@ -88,11 +88,11 @@ pub(crate) enum Work {
     },
 }
 
-impl Program {
+impl LoadedJob {
     /// Checks a job and finds its functions. The context must be entered.
-    pub fn new(gpu: &Gpu, job: Job) -> Result<Program, DeviceError> {
+    pub fn new(gpu: &Gpu, job: Job) -> Result<LoadedJob, DeviceError> {
         let input_bytes = check(&job)?;
-        let mut program = Program {
+        let mut program = LoadedJob {
             steps: Vec::with_capacity(job.steps.len()),
             words: Vec::new(),
             fixes: Vec::new(),
@@ -258,8 +258,8 @@ mod tests {
 
     use super::*;
 
-    fn empty() -> Program {
-        Program {
+    fn empty() -> LoadedJob {
+        LoadedJob {
             steps: Vec::new(),
             words: Vec::new(),
             fixes: Vec::new(),
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_map_takes_its_words_and_what_follows_stands_behind_it() {
-        let mut program = Program { words: vec![7], ..empty() };
+        let mut program = LoadedJob { words: vec![7], ..empty() };
         let (sizes, strides, tile) = ([64, 9, 2, 1, 1], [128, 1152, 16, 16], [64, 64, 1, 1, 1]);
         let map = TensorMap { of: Mapped::Argument(1), offset: 32, rank: 4, sizes, strides, tile };
         let words = [Word::Map(map), Word::Number(5), Word::Argument { position: 0, offset: 8 }];

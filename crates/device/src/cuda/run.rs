@@ -12,7 +12,7 @@ mod faults;
 use super::error::CudaError;
 use super::frame::{Fixed, Frame};
 use super::gpu::Gpu;
-use super::load::{Program, Work};
+use super::load::{LoadedJob, Work};
 use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
 use super::stream::{Event, Stream};
@@ -39,7 +39,7 @@ pub struct LaunchCost {
 /// A job on the GPU, ready to run.
 pub struct CudaExecutable {
     gpu: Arc<Gpu>,
-    program: Program,
+    program: LoadedJob,
     /// The first serves runs; the others are for timing over rotating memory.
     frames: Vec<Frame>,
     workspace: Option<Allocation>,
@@ -77,7 +77,7 @@ struct Faults {
 impl CudaExecutable {
     /// Checks and allocates. The context must be entered.
     pub(crate) fn new(gpu: Arc<Gpu>, job: Job) -> Result<CudaExecutable, DeviceError> {
-        let program = Program::new(&gpu, job)?;
+        let program = LoadedJob::new(&gpu, job)?;
         let stream = Stream::new(&gpu.context)?;
         let workspace = match program.workspace {
             0 => None,
@@ -231,7 +231,7 @@ impl CudaExecutable {
             match &step.work {
                 Work::Grids(grids) => {
                     for grid in grids {
-                        // SAFETY: `Program::new` checked that arguments stay inside their buffers, which live as long as
+                        // SAFETY: `LoadedJob::new` checked that arguments stay inside their buffers, which live as long as
                         // the frame; inputs and stream are the caller's.
                         let code = unsafe { grid.launch(words, stream, early && follows && grid.waits) };
                         self.gpu.context.check("cuLaunchKernel", code)?;

@@ -15,16 +15,16 @@ pub const ROW_BYTES: usize = 64;
 
 /// The form of one tile. A tile of no rows is not used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Form {
+pub struct TileShape {
     /// At most [`ROWS`].
     pub rows: u8,
     /// At most [`ROW_BYTES`], a multiple of 4.
     pub row_bytes: u16,
 }
 
-impl Form {
+impl TileShape {
     /// All of a tile.
-    pub const FULL: Form = Form { rows: ROWS as u8, row_bytes: ROW_BYTES as u16 };
+    pub const FULL: TileShape = TileShape { rows: ROWS as u8, row_bytes: ROW_BYTES as u16 };
 
     /// Whether the CPU takes it.
     fn is_valid(self) -> bool {
@@ -40,7 +40,7 @@ mod machine {
     use std::marker::PhantomData;
     use std::sync::OnceLock;
 
-    use super::Form;
+    use super::TileShape;
 
     /// Proof that this process may use tiles. Only [`Amx::detect`] makes one.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ mod machine {
         ///
         /// # Panics
         /// If a form is none.
-        pub fn configure(self, forms: &[Form; 8]) -> Tiles {
+        pub fn configure(self, forms: &[TileShape; 8]) -> Tiles {
             assert!(forms.iter().all(|form| form.is_valid()), "forms of tiles: {forms:?}");
             let mut config = Config([0; 64]);
             config.0[0] = 1; // the palette of eight tiles
@@ -198,7 +198,7 @@ mod machine {
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 #[allow(missing_docs, clippy::missing_safety_doc)] // as above
 mod machine {
-    use super::Form;
+    use super::TileShape;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Amx {}
@@ -207,7 +207,7 @@ mod machine {
         pub fn detect() -> Option<Amx> {
             None
         }
-        pub fn configure(self, forms: &[Form; 8]) -> Tiles {
+        pub fn configure(self, forms: &[TileShape; 8]) -> Tiles {
             debug_assert!(forms.iter().all(|form| form.is_valid()));
             match self {}
         }
@@ -252,10 +252,10 @@ mod tests {
         let Some(amx) = Amx::detect() else { return };
         // C is 5 by 7, the inner size 12 (bf16) or 24 (bytes): six rows of B.
         let (rows, columns, groups) = (5, 7, 6);
-        let mut forms = [Form::default(); 8];
-        forms[0] = Form { rows: rows as u8, row_bytes: 4 * columns as u16 };
-        forms[1] = Form { rows: rows as u8, row_bytes: 4 * groups as u16 };
-        forms[2] = Form { rows: groups as u8, row_bytes: 4 * columns as u16 };
+        let mut forms = [TileShape::default(); 8];
+        forms[0] = TileShape { rows: rows as u8, row_bytes: 4 * columns as u16 };
+        forms[1] = TileShape { rows: rows as u8, row_bytes: 4 * groups as u16 };
+        forms[2] = TileShape { rows: groups as u8, row_bytes: 4 * columns as u16 };
         for (width, signed) in [(2, true), (4, true), (4, false)] {
             let inner = groups * width;
             let a = |m: usize, i: usize| number(m * inner + i) + if signed { 0 } else { 6 };

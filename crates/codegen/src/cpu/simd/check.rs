@@ -3,7 +3,7 @@
 use deuteron_graph::Dtype;
 
 use super::scratch::{destination, sources};
-use crate::cpu::program::{Access, Dst, Inst, Program, Src};
+use crate::cpu::program::{Access, Dst, Inst, Src, TileProgram};
 
 /// Where an instruction stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -13,7 +13,7 @@ enum Stage {
 }
 
 /// Panics unless every place is in range and every instruction stands where it can run.
-pub(super) fn check(program: &Program) {
+pub(super) fn check(program: &TileProgram) {
     assert!(!program.flat || program.kept == 0, "a flat program keeps no rows, got {}", program.kept);
     for (arg, spec) in program.args.iter().enumerate() {
         if let Access::GatheredRow { index } = spec.access {
@@ -38,7 +38,7 @@ fn in_range(inst: Inst, number: u16, count: usize) {
     assert!(usize::from(number) < count, "expected a place below {count}, got {number} in {inst:?}");
 }
 
-fn check_sources(program: &Program, inst: Inst, stage: Stage) {
+fn check_sources(program: &TileProgram, inst: Inst, stage: Stage) {
     for source in sources(inst).into_iter().flatten() {
         match source {
             Src::Tile(tile) => in_range(inst, tile, usize::from(program.tiles)),
@@ -59,7 +59,7 @@ fn check_sources(program: &Program, inst: Inst, stage: Stage) {
     }
 }
 
-fn check_destination(program: &Program, inst: Inst) {
+fn check_destination(program: &TileProgram, inst: Inst) {
     match destination(inst) {
         Some(Dst::Tile(tile)) => in_range(inst, tile, usize::from(program.tiles)),
         Some(Dst::Kept(kept)) => in_range(inst, kept, usize::from(program.kept)),
@@ -69,7 +69,7 @@ fn check_destination(program: &Program, inst: Inst) {
 }
 
 /// Scalars are row work, lanes are strip work; one element a row is loaded and stored in row work.
-fn check_stage(program: &Program, inst: Inst, stage: Stage) {
+fn check_stage(program: &TileProgram, inst: Inst, stage: Stage) {
     let row = stage == Stage::Row;
     if let Some(dst) = destination(inst) {
         assert_eq!(matches!(dst, Dst::Scalar(_)), row, "expected scalars in row work and only there, got {inst:?}");

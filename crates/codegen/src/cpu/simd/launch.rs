@@ -1,6 +1,6 @@
 //! What a program is run on: addresses, leading axes, and the walk over rows.
 
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 
 /// Leading axes of an argument, at most.
 pub const MAX_LEADING: usize = 7;
@@ -46,7 +46,7 @@ pub struct Axis {
 /// A program and what it runs on.
 pub struct Launch<'a> {
     /// What to run.
-    pub program: &'a Program,
+    pub program: &'a TileProgram,
     /// One for each of `program.args`.
     pub args: &'a [BoundArg],
     /// One for each of `program.axes`.

@@ -1,7 +1,7 @@
 //! Runs tile programs: all intrinsics of the CPU backend.
 //!
 //! - [`Isa`] is a proof that this CPU runs an instruction set. Everything here takes one.
-//! - [`run`] executes a [`Program`](super::program::Program) over a span of rows, [`finish`] adds up its column sums.
+//! - [`run`] executes a [`TileProgram`](super::program::TileProgram) over a span of rows, [`finish`] adds up its column sums.
 //! - [`amx`] is the tiles of matrix products; the kernels in `kernels/` use them and `lanes.rs`.
 //! - `lanes.rs` is the vector machine as a trait; `avx512.rs`, `avx2.rs`, `sse2.rs`, `neon.rs` and, for all others, `plain.rs` implement it.
 //!   Every loop and every function (`map.rs`, `math.rs`, `reduce.rs`, `philox.rs`, `format.rs`) is written once above it.

@@ -10,7 +10,7 @@ use super::check::check;
 use super::launch::Cursor;
 use super::lines::Lines;
 use super::philox::SLACK;
-use crate::cpu::program::{Access, Dst, Inst, LANES, Pass, Program, STRIP, Src, TileReduce};
+use crate::cpu::program::{Access, Dst, Inst, LANES, Pass, STRIP, Src, TileProgram, TileReduce};
 
 /// Equal lanes that stand for a scalar or a constant: the widest vector.
 pub(super) const BLOCK: usize = 16;
@@ -30,7 +30,7 @@ pub struct Scratch {
     /// The same for the rows that come next.
     pub(super) next_offsets: Vec<usize>,
     #[cfg(debug_assertions)]
-    pub(super) program: Program,
+    pub(super) program: TileProgram,
 }
 
 /// One pass, ready to run.
@@ -80,7 +80,7 @@ impl Scratch {
     /// # Panics
     /// If the program is malformed: row work that is not scalar, strip work with a scalar destination, a place out of
     /// range, or a flat program with rows.
-    pub fn for_program(program: &Program) -> Scratch {
+    pub fn for_program(program: &TileProgram) -> Scratch {
         check(program);
         // Scalars are first, at their number; then constants and lanes, as they are met.
         let mut planner = Planner { next: usize::from(program.scalars) * BLOCK, constants: Vec::new() };
@@ -117,7 +117,7 @@ impl Scratch {
 
 /// A reduction ends in a chain of dependent instructions of some 100 cycles, and the next pass waits for it; another row
 /// fills the gap. More rows than fit L1 together would cost more than they hide.
-pub(in crate::cpu) fn rows_in_flight(program: &Program) -> usize {
+pub(in crate::cpu) fn rows_in_flight(program: &TileProgram) -> usize {
     if program.passes.len() < 2 { 1 } else { (ROWS_ELEMENTS / program.cols.max(1)).clamp(1, MOST_ROWS) }
 }
 
@@ -132,7 +132,7 @@ struct Planner {
 }
 
 impl Planner {
-    fn prepare(&mut self, program: &Program, pass: &Pass) -> Prepared {
+    fn prepare(&mut self, program: &TileProgram, pass: &Pass) -> Prepared {
         let row = pass.row.iter().map(|&inst| self.step(inst)).collect();
         let strip = sweeps(program, pass).into_iter().map(|sweep| {
             let mut step = self.step(sweep.inst);
@@ -176,7 +176,7 @@ pub(in crate::cpu) struct Sweep {
 }
 
 /// The sweeps over a strip that a pass takes: its instructions, less those that another one does on its way.
-pub(in crate::cpu) fn sweeps(program: &Program, pass: &Pass) -> Vec<Sweep> {
+pub(in crate::cpu) fn sweeps(program: &TileProgram, pass: &Pass) -> Vec<Sweep> {
     let mut sweeps = Vec::new();
     for (at, &inst) in pass.strip.iter().enumerate() {
         // A store that was folded into its producer is dropped here.
@@ -225,7 +225,7 @@ pub(in crate::cpu) fn destination(inst: Inst) -> Option<Dst> {
 }
 
 /// Scalars that the row work of a pass makes and strips read.
-pub(in crate::cpu) fn spread(program: &Program, pass: &Pass) -> Vec<u16> {
+pub(in crate::cpu) fn spread(program: &TileProgram, pass: &Pass) -> Vec<u16> {
     let strips = || program.passes.iter().flat_map(|pass| pass.strip.iter().copied());
     let made = pass.row.iter().filter_map(|&inst| match destination(inst) {
         Some(Dst::Scalar(scalar)) => Some(scalar),
@@ -261,13 +261,13 @@ fn folded_reduce(pass: &Pass, at: usize) -> Option<(TileReduce, u16)> {
 }
 
 /// The argument that instruction `at` of the strips can write instead of its tile.
-fn folded_store(program: &Program, pass: &Pass, at: usize) -> Option<u16> {
+fn folded_store(program: &TileProgram, pass: &Pass, at: usize) -> Option<u16> {
     folded_store_at(program, pass, at).map(|(_, arg)| arg)
 }
 
 /// The position of the store that instruction `at` can take over, and its argument. The tile must have no other use,
 /// and nothing that touches an argument may stand between the two: arguments may be the same memory.
-fn folded_store_at(program: &Program, pass: &Pass, at: usize) -> Option<(usize, u16)> {
+fn folded_store_at(program: &TileProgram, pass: &Pass, at: usize) -> Option<(usize, u16)> {
     let tile = match (pass.strip[at], destination(pass.strip[at])?) {
         (Inst::Keep { .. }, _) => return None, // goes through a place of its own
         (_, Dst::Tile(tile)) => tile,
@@ -287,20 +287,20 @@ fn folded_store_at(program: &Program, pass: &Pass, at: usize) -> Option<(usize, 
     None
 }
 
-fn instructions(program: &Program) -> impl Iterator<Item = Inst> + '_ {
+fn instructions(program: &TileProgram) -> impl Iterator<Item = Inst> + '_ {
     program.passes.iter().flat_map(|pass| pass.row.iter().chain(&pass.strip)).copied()
 }
 
-fn uses(program: &Program, tile: u16) -> usize {
+fn uses(program: &TileProgram, tile: u16) -> usize {
     instructions(program).flat_map(sources).filter(|&source| source == Some(Src::Tile(tile))).count()
 }
 
-fn makers(program: &Program, tile: u16) -> usize {
+fn makers(program: &TileProgram, tile: u16) -> usize {
     instructions(program).filter(|&inst| destination(inst) == Some(Dst::Tile(tile))).count()
 }
 
 /// Arguments that the strips of a pass read along the row, each once.
-fn row_reads(program: &Program, pass: &Pass) -> Vec<usize> {
+fn row_reads(program: &TileProgram, pass: &Pass) -> Vec<usize> {
     let mut reads = Vec::new();
     for &inst in &pass.strip {
         let loaded = match inst {

@@ -90,14 +90,14 @@ struct CopyTasks {
 impl CpuLaunch for CopyTasks {
     fn prepare(&self, _: usize, _: Isa) -> Box<dyn CpuTask> {
         let pieces = self.pieces.iter().filter(|piece| !piece.dims.contains(&0));
-        let blocks = pieces.map(|piece| Block::new(piece, self.element)).collect();
+        let blocks = pieces.map(|piece| StridedBlock::new(piece, self.element)).collect();
         Box::new(CopyTask { element: self.element, blocks })
     }
 }
 
 struct CopyTask {
     element: usize,
-    blocks: Vec<Block>,
+    blocks: Vec<StridedBlock>,
 }
 
 impl CpuTask for CopyTask {
@@ -125,7 +125,7 @@ impl CpuTask for CopyTask {
 }
 
 /// A piece with neighbouring axes merged and its outermost axis cut into tasks.
-struct Block {
+struct StridedBlock {
     source: usize,
     from_offset: usize,
     to_offset: usize,
@@ -146,8 +146,8 @@ unsafe impl Send for Ends {}
 // SAFETY: as above.
 unsafe impl Sync for Ends {}
 
-impl Block {
-    fn new(piece: &Piece, element: usize) -> Block {
+impl StridedBlock {
+    fn new(piece: &Piece, element: usize) -> StridedBlock {
         let mut axes: Vec<[usize; 3]> = Vec::new();
         for axis in 0..piece.dims.len() {
             let next = [piece.dims[axis], piece.from[axis], piece.to[axis]];
@@ -164,7 +164,7 @@ impl Block {
         }
         let bytes = piece.dims.iter().product::<usize>() * element;
         let tasks = if bytes < PARALLEL_FROM { 1 } else { axes[0][0].min(64) };
-        Block { source: piece.source, from_offset: piece.from_offset, to_offset: piece.to_offset, axes, tasks }
+        StridedBlock { source: piece.source, from_offset: piece.from_offset, to_offset: piece.to_offset, axes, tasks }
     }
 
     unsafe fn run(&self, element: usize, ends: Ends, task: usize) {

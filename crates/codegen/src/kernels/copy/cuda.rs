@@ -48,7 +48,7 @@ fn grids(copy: &Copy) -> Grids {
     let mut list = Vec::new();
     for piece in pieces.iter().filter(|piece| !piece.dims.contains(&0)) {
         let offset = |position: usize| args.get(position).map_or(0, |arg| arg.offset);
-        let block = Block {
+        let block = StridedBlock {
             element,
             source: piece.source,
             destination,
@@ -88,7 +88,7 @@ fn merged(piece: &Piece) -> Vec<Axis> {
 }
 
 /// A strided block to move: offsets in bytes, strides in elements.
-struct Block {
+struct StridedBlock {
     element: usize,
     source: usize,
     destination: usize,
@@ -97,7 +97,7 @@ struct Block {
     axes: Vec<Axis>,
 }
 
-impl Block {
+impl StridedBlock {
     /// One grid of tiles, if two axes change places: the source runs along one, the destination along the other.
     fn tiles(&self) -> Option<Grid> {
         let long = |axis: &Axis| axis.size >= TILED_FROM;

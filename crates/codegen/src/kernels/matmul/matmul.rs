@@ -9,7 +9,7 @@ use deuteron_graph::Dtype;
 use super::shape::{MatmulShape, Matrix};
 use crate::argument::{ArgBinding, Argument};
 use crate::body::{ArgSpec, Body};
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::kernels::row::reach;
 
 /// Rows of a matmul, at most, that a prologue is made for: its kernel reads every weight once and holds all of these rows, so the prologue
@@ -82,7 +82,7 @@ impl RowArguments for Body {
     }
 }
 
-impl RowArguments for Program {
+impl RowArguments for TileProgram {
     fn row_arguments(&self) -> &[ArgSpec] {
         &self.args
     }

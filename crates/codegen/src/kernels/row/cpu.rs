@@ -12,7 +12,7 @@ use crate::body::{Body, Origin};
 use crate::cpu::count::Counter;
 use crate::cpu::emit::{emit, emit_with_origins};
 use crate::cpu::family::{CpuTarget, assemble, touched};
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::cpu::simd::{self, Axis, BoundArg, Dim, Fault, Isa, MAX_LEADING};
 use crate::cpu::task::{CpuLaunch, CpuSource, CpuTask, PerWorker, Run, ScratchSizes, TaskError, TileUse};
 use crate::cpu::{Chunks, STREAM_FROM, chunks};
@@ -67,7 +67,7 @@ pub(crate) fn tagged_lines(lowered: &LoweredRows) -> Vec<(String, Option<Origin>
 /// A launch of a row kernel.
 #[derive(Debug)]
 struct RowTasks {
-    program: Arc<Program>,
+    program: Arc<TileProgram>,
     launch: RowLaunch,
     /// Bytes within reach of all arguments.
     touched: usize,
@@ -100,7 +100,7 @@ impl CpuLaunch for RowTasks {
 }
 
 struct RowTask {
-    program: Arc<Program>,
+    program: Arc<TileProgram>,
     isa: Isa,
     args: Vec<BoundArg>,
     offsets: Vec<usize>,

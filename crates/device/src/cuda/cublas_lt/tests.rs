@@ -139,7 +139,7 @@ struct Host {
 
 /// Which of two ways a product is made.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Way {
+enum Executor {
     Library,
     Ours,
 }
@@ -253,15 +253,15 @@ impl Case {
     }
 
     /// Runs it; the bytes of c, which were all ones before.
-    fn run(&self, gpu: &Gpu, host: &Host, way: Way) -> Vec<u8> {
+    fn run(&self, gpu: &Gpu, host: &Host, way: Executor) -> Vec<u8> {
         let c = self.kernel.operands().len() - 1;
         let mut memory: Vec<Allocation> =
             host.values[..c].iter().map(|values| gpu.upload(&encode(self.kernel.dtype, values))).collect();
         memory.push(gpu.upload(&vec![0xff; self.length(c) * self.kernel.dtype.bytes()]));
         let addresses: Vec<u64> = memory.iter().map(Allocation::address).collect();
         match way {
-            Way::Library => self.run_library(gpu, &self.prepared(gpu), &addresses),
-            Way::Ours => self.run_ours(gpu, &addresses),
+            Executor::Library => self.run_library(gpu, &self.prepared(gpu), &addresses),
+            Executor::Ours => self.run_ours(gpu, &addresses),
         }
         gpu.download(&memory[c])
     }
@@ -331,7 +331,7 @@ impl Case {
     }
 
     /// Compares with f64; the largest share of the bound that an error takes.
-    fn check(&self, host: &Host, got: &[u8], way: Way) -> f64 {
+    fn check(&self, host: &Host, got: &[u8], way: Executor) -> f64 {
         let MatmulShape { m, n, k, a, b, c, .. } = self.shape;
         let (dtype, bytes) = (self.kernel.dtype, self.kernel.dtype.bytes());
         let from = |position: usize| &host.values[position][self.offsets[position]..];
@@ -412,7 +412,7 @@ impl Case {
     }
 
     /// Runs it one way twice and compares: with f64, and bit by bit.
-    fn try_way(&self, gpu: &Gpu, way: Way) -> f64 {
+    fn try_way(&self, gpu: &Gpu, way: Executor) -> f64 {
         let host = self.host();
         let got = self.run(gpu, &host, way);
         let worst = self.check(&host, &got, way);
@@ -426,15 +426,15 @@ fn kernels() -> impl Iterator<Item = LibraryCall> {
 }
 
 /// Runs cases one way; prints how near the errors came to their bounds.
-fn try_all(gpu: &Gpu, what: &str, cases: impl IntoIterator<Item = Case>, way: Way) {
+fn try_all(gpu: &Gpu, what: &str, cases: impl IntoIterator<Item = Case>, way: Executor) {
     let _entered = gpu.context.enter().unwrap();
     let (mut count, mut refused, mut worst) = (0, 0, 0.0f64);
     for case in cases {
         // What the library has no algorithm for, the device gives to our kernel.
         let ours =
-            way == Way::Library && gpu.library.prepare(&case.kernel, &case.shape, &case.offsets).unwrap().is_none();
+            way == Executor::Library && gpu.library.prepare(&case.kernel, &case.shape, &case.offsets).unwrap().is_none();
         assert!(!ours || !case.is_ordinary(), "the library has no algorithm for {case:?}");
-        worst = worst.max(case.try_way(gpu, if ours { Way::Ours } else { way }));
+        worst = worst.max(case.try_way(gpu, if ours { Executor::Ours } else { way }));
         (count, refused) = (count + 1, refused + usize::from(ours));
     }
     say(&format!(
@@ -456,7 +456,7 @@ fn every_transpose_of_every_size_in_every_type() {
                 cases.extend(turns.map(|turns| Case::plain(LibraryCall::plain(dtype), (m, n, k), turns)));
             }
         }
-        try_all(&gpu, &format!("{dtype}"), cases, Way::Library);
+        try_all(&gpu, &format!("{dtype}"), cases, Executor::Library);
     }
 }
 
@@ -468,7 +468,7 @@ fn every_epilogue_in_every_type() {
         let cases = sizes
             .into_iter()
             .flat_map(|size| [(false, false), (false, true)].map(|turns| Case::plain(kernel, size, turns)));
-        try_all(&gpu, &format!("{}{}", kernel.dtype, kernel.epilogue.name()), cases, Way::Library);
+        try_all(&gpu, &format!("{}{}", kernel.dtype, kernel.epilogue.name()), cases, Executor::Library);
     }
 }
 
@@ -509,8 +509,8 @@ fn batches_of_several_axes() {
     let Some(gpu) = Gpu::new() else { return };
     for kernel in kernels() {
         let what = format!("batches, {}{}", kernel.dtype, kernel.epilogue.name());
-        try_all(&gpu, &what, batched(kernel), Way::Library);
-        try_all(&gpu, &what, batched(kernel), Way::Ours);
+        try_all(&gpu, &what, batched(kernel), Executor::Library);
+        try_all(&gpu, &what, batched(kernel), Executor::Ours);
     }
 }
 
@@ -531,7 +531,7 @@ fn rows_that_lie_apart_and_operands_that_start_anywhere() {
                 cases.push(case);
             }
         }
-        try_all(&gpu, &format!("apart, {}{}", kernel.dtype, kernel.epilogue.name()), cases, Way::Library);
+        try_all(&gpu, &format!("apart, {}{}", kernel.dtype, kernel.epilogue.name()), cases, Executor::Library);
     }
 }
 
@@ -560,12 +560,12 @@ fn our_kernel_takes_what_the_library_does_not() {
             assert!(prepared.is_none(), "{case:?}");
         }
         let what = format!("ours, {}{}", kernel.dtype, kernel.epilogue.name());
-        try_all(&gpu, &what, cases, Way::Ours);
+        try_all(&gpu, &what, cases, Executor::Ours);
         let sizes = [(1, 129, 127), (129, 127, 300), (127, 500, 1), (64, 64, 64), (5, 1, 64)];
         let turned = sizes.into_iter().flat_map(|size| {
             [(false, false), (false, true), (true, false), (true, true)].map(|turns| Case::plain(kernel, size, turns))
         });
-        try_all(&gpu, &what, turned, Way::Ours);
+        try_all(&gpu, &what, turned, Executor::Ours);
     }
 }
 
@@ -595,7 +595,7 @@ fn a_recording_gives_the_same_bits_and_a_plan_is_made_once() {
             say(&format!("not recorded, left to our kernel: {case:?}"));
             continue;
         }
-        let expected = case.run(&gpu, &host, Way::Library);
+        let expected = case.run(&gpu, &host, Executor::Library);
         let planned = super::locked(&gpu.library.plans).len();
         let c = case.kernel.operands().len() - 1;
         let mut memory: Vec<Allocation> =
@@ -627,10 +627,10 @@ fn large_products_are_the_same_bits_every_time() {
         for dtype in DTYPES {
             let case = Case::plain(LibraryCall::plain(dtype), (m, n, k), (false, true));
             let host = case.host();
-            let first = case.run(&gpu, &host, Way::Library);
-            let worst = case.check(&host, &first, Way::Library);
+            let first = case.run(&gpu, &host, Executor::Library);
+            let worst = case.check(&host, &first, Executor::Library);
             for _ in 0..10 {
-                assert!(case.run(&gpu, &host, Way::Library) == first, "other bits: {case:?}");
+                assert!(case.run(&gpu, &host, Executor::Library) == first, "other bits: {case:?}");
             }
             let workspace = case.prepared(&gpu).workspace();
             say(&format!("{dtype} {m}x{n}x{k}: {:.0} % of the bound, {workspace} bytes of scratch", 100.0 * worst));

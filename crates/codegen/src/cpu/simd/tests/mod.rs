@@ -13,7 +13,7 @@ mod rows;
 use deuteron_graph::Dtype;
 
 use super::{Axis, BoundArg, Dim, Fault, Isa, Launch, MAX_LEADING, Scratch, run};
-use crate::cpu::program::{Access, ArgSpec, Dst, Inst, Pass, Program, Src};
+use crate::cpu::program::{Access, ArgSpec, Dst, Inst, Pass, Src, TileProgram};
 
 /// Widths around every boundary: vectors of 4, 8 and 16, the 64 lanes of a reduction, strips of 1024.
 pub const WIDTHS: [usize; 17] = [0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 768, 1023, 1024, 1025, 1500, 4096];
@@ -103,17 +103,17 @@ pub fn per_row(dtype: Dtype, written: bool) -> ArgSpec {
 }
 
 /// A program with room for 4 tiles, 2 kept rows and 8 scalars.
-pub fn rows_program(cols: usize, args: Vec<ArgSpec>, passes: Vec<Pass>) -> Program {
-    Program { cols, flat: false, args, tiles: 4, kept: 2, scalars: 8, partials: vec![], axes: 0, passes }
+pub fn rows_program(cols: usize, args: Vec<ArgSpec>, passes: Vec<Pass>) -> TileProgram {
+    TileProgram { cols, flat: false, args, tiles: 4, kept: 2, scalars: 8, partials: vec![], axes: 0, passes }
 }
 
 /// A flat program of one sweep.
-pub fn flat_program(args: Vec<ArgSpec>, strip: Vec<Inst>) -> Program {
+pub fn flat_program(args: Vec<ArgSpec>, strip: Vec<Inst>) -> TileProgram {
     let passes = vec![Pass { row: vec![], strip }];
-    Program { cols: 0, flat: true, args, tiles: 4, kept: 0, scalars: 8, partials: vec![], axes: 0, passes }
+    TileProgram { cols: 0, flat: true, args, tiles: 4, kept: 0, scalars: 8, partials: vec![], axes: 0, passes }
 }
 
-pub fn try_run(isa: Isa, program: &Program, args: &[BoundArg], axes: &[Axis], rows: usize) -> Result<(), Fault> {
+pub fn try_run(isa: Isa, program: &TileProgram, args: &[BoundArg], axes: &[Axis], rows: usize) -> Result<(), Fault> {
     let mut scratch = Scratch::for_program(program);
     let mut partials = vec![0.0; program.partials.iter().map(|partial| partial.width).sum()];
     let launch = Launch { program, args, axes, window: None };
@@ -121,7 +121,7 @@ pub fn try_run(isa: Isa, program: &Program, args: &[BoundArg], axes: &[Axis], ro
     unsafe { run(isa, &launch, 0..rows, &mut scratch, &mut partials) }
 }
 
-pub fn run_all(isa: Isa, program: &Program, args: &[BoundArg], rows: usize) {
+pub fn run_all(isa: Isa, program: &TileProgram, args: &[BoundArg], rows: usize) {
     try_run(isa, program, args, &[], rows).expect("no index is out of range");
 }
 

@@ -3,7 +3,7 @@
 use deuteron_graph::{BinaryOp, Dtype, UnaryOp};
 
 use super::{Buffer, WIDTHS, assert_same, mixed, ordinary, per_row, reads, rows_program, run_all, writes};
-use crate::cpu::program::{Access, ArgSpec, Dst, Inst, LANES, Partial, Pass, Program, Src, TileReduce, TileUnary};
+use crate::cpu::program::{Access, ArgSpec, Dst, Inst, LANES, Partial, Pass, Src, TileProgram, TileReduce, TileUnary};
 use crate::cpu::simd::{Isa, Launch, Scratch, finish, run};
 
 /// The reduction of each row of `a` (and `b`), each of `cols` elements.
@@ -104,7 +104,7 @@ fn maxima_match_the_model() {
 }
 
 /// `y = (x - mean) * rstd * w + b`, as the planner writes it, with the centred row kept.
-pub fn layer_norm(cols: usize) -> Program {
+pub fn layer_norm(cols: usize) -> TileProgram {
     let args = vec![reads(Dtype::F32), reads(Dtype::F32), reads(Dtype::F32), writes(Dtype::F32)];
     let scalar = |scalar, op, a, b| Inst::Binary { op, dst: Dst::Scalar(scalar), a, b };
     let share = 1.0 / cols as f32;

@@ -6,10 +6,10 @@ use super::reductions::layer_norm;
 use super::{
     Buffer, WIDTHS, assert_same, flat_program, mixed, ordinary, reads, rows_program, run_all, try_run, writes,
 };
-use crate::cpu::program::{Access, ArgSpec, Dst, Inst, Pass, Program, Src, TileUnary};
+use crate::cpu::program::{Access, ArgSpec, Dst, Inst, Pass, Src, TileProgram, TileUnary};
 use crate::cpu::simd::{Dim, Fault, Isa, Launch, Scratch, run};
 
-fn add_rows(cols: usize) -> Program {
+fn add_rows(cols: usize) -> TileProgram {
     let add = Inst::Binary { op: BinaryOp::Add, dst: Dst::Tile(0), a: Src::Arg(0), b: Src::Arg(1) };
     let strip = vec![add, Inst::Store { arg: 2, a: Src::Tile(0) }];
     let args = vec![reads(Dtype::F32), reads(Dtype::F32), writes(Dtype::F32)];
@@ -54,7 +54,7 @@ fn no_rows_touch_nothing() {
     }
 }
 
-fn gather_rows(cols: usize, dtype: Dtype) -> Program {
+fn gather_rows(cols: usize, dtype: Dtype) -> TileProgram {
     let table = ArgSpec { dtype, access: Access::GatheredRow { index: 1 }, written: false };
     let index = ArgSpec { dtype: Dtype::I32, access: Access::PerRow, written: false };
     let strip = vec![Inst::Load { dst: Dst::Tile(0), arg: 0 }, Inst::Store { arg: 2, a: Src::Tile(0) }];
@@ -111,7 +111,14 @@ fn an_empty_table_faults_at_once() {
 }
 
 /// The output of a launch whose rows (or elements) are split at `cuts`.
-fn split(isa: Isa, program: &Program, inputs: &[Vec<f32>], length: usize, cuts: &[usize], streaming: bool) -> Vec<u32> {
+fn split(
+    isa: Isa,
+    program: &TileProgram,
+    inputs: &[Vec<f32>],
+    length: usize,
+    cuts: &[usize],
+    streaming: bool,
+) -> Vec<u32> {
     let cols = if program.flat { 1 } else { program.cols };
     let mut buffers: Vec<Buffer> = inputs.iter().map(|input| Buffer::of(input, 0)).collect();
     let mut output = Buffer::new(4 * length * cols, 16);

@@ -1,6 +1,6 @@
 //! Products of bf16 tiles: scores and their slopes, and values by probabilities.
 //!
-//! Rows are read in place where whole tiles of them lie there. Values are turned, two keys to a word.
+//! Rows are read in place where whole tiles of them lie there. Values are transposed, two keys to a word.
 //! Blocks of 32 by 32 are summed in four tiles; what they hold beyond the last key, query or column is not used.
 
 use deuteron_graph::Dtype;
@@ -9,7 +9,7 @@ use super::super::Attention;
 use super::TILE;
 use super::rows::{Stored, Turn};
 use super::scratch::Places;
-use crate::cpu::simd::amx::{Amx, Form, Tiles};
+use crate::cpu::simd::amx::{Amx, TileShape, Tiles};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 
 /// Rows, columns and inner elements of a block.
@@ -29,10 +29,10 @@ impl Engine {
         let narrow = attention.dtype == Dtype::Bf16 && attention.kv == Dtype::Bf16;
         let amx = if narrow && S::WIDTH == 16 { amx } else { None };
         let inner = attention.width.next_multiple_of(BLOCK);
-        Engine { tiles: amx.map(|amx| amx.configure(&[Form::FULL; 8])), lanes, inner }
+        Engine { tiles: amx.map(|amx| amx.configure(&[TileShape::FULL; 8])), lanes, inner }
     }
 
-    /// Packs a turned tile of bf16 numbers for [`Engine::scores`], if there are tiles.
+    /// Packs a transposed tile of bf16 numbers for [`Engine::scores`], if there are tiles.
     ///
     /// # Safety
     /// `from` holds `padded` rows, an even number, and `to` half a row for each column of whole blocks.
@@ -67,7 +67,7 @@ impl Engine {
             for lane in (0..self.lanes).step_by(BLOCK) {
                 // SAFETY: whole blocks of rows can be read; the packed tile and `to` hold whole blocks.
                 unsafe {
-                    let block = Block {
+                    let block = TileBlock {
                         c: to.add(row * TILE + lane),
                         a: address.add(row * stride),
                         a_stride: stride,
@@ -93,7 +93,7 @@ impl Engine {
     pub unsafe fn values<S: Simd>(&self, simd: S, values: Stored, places: Places) -> bool {
         let Some(tiles) = &self.tiles else { return false };
         let keys = values.rows.next_multiple_of(BLOCK);
-        // SAFETY: a tile of values fits, turned and not; sums hold whole blocks.
+        // SAFETY: a tile of values fits, transposed and not; sums hold whole blocks.
         unsafe {
             simd.enter(PairKeys { from: values, to: places.values, inner: self.inner, pairs: keys / 2 });
             let turn = Turn {
@@ -108,7 +108,7 @@ impl Engine {
             simd.enter(Scale { sums: places.sums, factor: places.factor, rows: values.width, lanes: self.lanes });
             for row in (0..self.inner).step_by(BLOCK) {
                 for lane in (0..self.lanes).step_by(BLOCK) {
-                    let block = Block {
+                    let block = TileBlock {
                         c: places.sums.add(row * TILE + lane),
                         a: places.value_pairs.add(row * TILE / 2).cast_const().cast(),
                         a_stride: 2 * TILE,
@@ -124,7 +124,7 @@ impl Engine {
 }
 
 /// 32 rows by 32 lanes; rows of `b` and `c` hold [`TILE`] words.
-struct Block {
+struct TileBlock {
     c: *mut f32,
     a: *const u8,
     a_stride: usize,
@@ -132,7 +132,7 @@ struct Block {
     inner: usize,
 }
 
-impl Block {
+impl TileBlock {
     /// # Safety
     /// `a` and `b` can be read and `c` written for whole blocks.
     unsafe fn run(self, tiles: &Tiles, add: bool) {

@@ -172,15 +172,15 @@ unsafe fn key_tile<S: Simd>(simd: S, job: &Backward, tile: KeyTile, places: Plac
     // SAFETY: tiles of keys and queries fit every place; the tensors hold the positions.
     unsafe {
         let engine = Engine::new::<S>(attention, job.amx, lanes);
-        for (heads, rows, turned, packed) in [
+        for (heads, rows, transposed, packed) in [
             (&inputs.v, places.values, places.value_lanes, places.value_pairs),
             (&inputs.k, places.keys, places.lanes, places.query_pairs),
         ] {
             stored(attention, heads, (batch, kv_head, key), seen).widen(simd, rows, padded, lanes);
             let turn =
-                Turn { from: rows, from_stride: padded, to: turned, to_stride: TILE, rows: lanes, columns: padded };
+                Turn { from: rows, from_stride: padded, to: transposed, to_stride: TILE, rows: lanes, columns: padded };
             turn.run(simd);
-            engine.pack(simd, turned, padded, packed);
+            engine.pack(simd, transposed, padded, packed);
         }
         for sums in [places.sums, places.value_sums] {
             std::slice::from_raw_parts_mut(sums, TILE * padded).fill(0.0);
@@ -251,7 +251,7 @@ unsafe fn query_tile<S: Simd>(
             weights::mask(simd, mask, part, places.weights, part.rows);
         }
         if let Some(dropout) = attention.dropout {
-            weights::kept(simd, attention, dropout, part, places.random, (places.turned, part.rows));
+            weights::kept(simd, attention, dropout, part, places.random, (places.transposed, part.rows));
         }
         let first = (part.batch * attention.heads + part.head) * attention.queries + part.query;
         simd.enter(Slopes {
@@ -261,7 +261,7 @@ unsafe fn query_tile<S: Simd>(
             scores: places.scores,
             slopes: places.slopes,
             mask: inputs.mask.map(|_| places.weights.cast_const()),
-            kept: attention.dropout.map(|_| places.turned.cast_const()),
+            kept: attention.dropout.map(|_| places.transposed.cast_const()),
             logsumexp: job.logsumexp.0.add(first),
             row_sums: places.each.add(row),
         });

@@ -49,7 +49,7 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
                     weights::mask(simd, mask, part, places.weights, 1);
                 }
                 if let Some(dropout) = attention.dropout {
-                    weights::kept(simd, attention, dropout, part, places.random, (places.turned, 1));
+                    weights::kept(simd, attention, dropout, part, places.random, (places.transposed, 1));
                 }
                 let query = Query {
                     query: places.each_query.add(row * padded),
@@ -59,7 +59,7 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
                     ahead: TILE.min(end - key - keys),
                     scale: attention.scale,
                     mask: inputs.mask.map(|_| places.weights.cast_const()),
-                    kept: attention.dropout.map(|_| places.turned.cast_const()),
+                    kept: attention.dropout.map(|_| places.transposed.cast_const()),
                     scores: places.scores,
                     maximum: places.each.add(row),
                     sum: places.each_sum.add(row),

@@ -14,7 +14,7 @@ use crate::argument::ArgBinding;
 use crate::body::{Access, ArgSpec};
 use crate::cpu::emit::emit;
 use crate::cpu::family::{CpuTarget, assemble, touched};
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::cpu::simd::MAX_LEADING;
 use crate::cpu::task::CpuSource;
 use crate::kernel::{Family, Kernel, Offer, Request};
@@ -288,7 +288,7 @@ impl fmt::Display for AttentionBackwardProgram {
     }
 }
 
-impl fmt::Display for AttentionRows<Program> {
+impl fmt::Display for AttentionRows<TileProgram> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AttentionRows { attention, epilogue, result, .. } = self;
         let heads = epilogue.cols / attention.width.max(1);
@@ -302,7 +302,7 @@ impl fmt::Display for AttentionRows<Program> {
 #[derive(Debug, PartialEq)]
 struct AttentionBlockProgram {
     attention: AttentionKernel,
-    product: Arc<Matmul<Program>>,
+    product: Arc<Matmul<TileProgram>>,
 }
 
 impl fmt::Display for AttentionBlockProgram {

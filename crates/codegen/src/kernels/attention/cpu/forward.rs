@@ -112,7 +112,7 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
     let Forward { attention, inputs, .. } = *forward;
     let (padded, lanes, width) = (attention.padded(), part.rows.next_multiple_of(16), attention.width);
     let kv_head = part.head / attention.group();
-    let Places { scores, weights, turned, maximum, sum, factor, .. } = places;
+    let Places { scores, weights, transposed, maximum, sum, factor, .. } = places;
     // SAFETY: as for `tile`.
     unsafe {
         let keys = stored_keys(attention, &inputs.k, (part.batch, kv_head, part.key), part.keys);
@@ -144,7 +144,7 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
                 weights::mask(simd, mask, part, weights, lanes);
                 turn_weights(simd, places, lanes);
             }
-            let mask = inputs.mask.map(|_| turned.cast_const());
+            let mask = inputs.mask.map(|_| transposed.cast_const());
             Shift { scores, keys: part.keys, lanes, scale, mask, diagonal }.run(simd);
             scale = 1.0;
         }
@@ -152,7 +152,7 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
             weights::kept(simd, attention, dropout, part, places.random, (weights, lanes));
             turn_weights(simd, places, lanes);
         }
-        let kept = attention.dropout.map(|_| turned.cast_const());
+        let kept = attention.dropout.map(|_| transposed.cast_const());
 
         // A hidden value is not seen, even where 0 times it is not 0.
         let hidden = diagonal.and_then(|diagonal| {
@@ -189,7 +189,7 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
 /// # Safety
 /// The weights are written for `lanes` rows.
 unsafe fn turn_weights<S: Simd>(simd: S, places: Places, lanes: usize) {
-    let (from, to) = (places.weights, places.turned);
+    let (from, to) = (places.weights, places.transposed);
     // SAFETY: both are tiles.
     unsafe { Turn { from, from_stride: TILE, to, to_stride: TILE, rows: lanes, columns: TILE }.run(simd) }
 }

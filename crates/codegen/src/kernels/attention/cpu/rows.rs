@@ -1,4 +1,4 @@
-//! Rows of tiles: widened from storage, narrowed into it, turned.
+//! Rows of tiles: widened from storage, narrowed into it, transposed.
 
 use std::marker::PhantomData;
 
@@ -189,21 +189,21 @@ impl Kernel for Turn {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut turned = [0.0f32; 256];
-        let turned = turned.as_mut_ptr();
+        let mut transposed = [0.0f32; 256];
+        let transposed = transposed.as_mut_ptr();
         for row in (0..self.rows).step_by(16) {
             for column in (0..self.columns).step_by(S::WIDTH) {
-                // SAFETY: rows and columns are within both tiles; `turned` holds 16 vectors.
+                // SAFETY: rows and columns are within both tiles; `transposed` holds 16 vectors.
                 unsafe {
                     let mut rows = [simd.splat(0.0); 16];
                     for (r, lanes) in rows.iter_mut().enumerate() {
                         *lanes = simd.load(self.from.add((row + r) * self.from_stride + column));
                     }
-                    turn_sixteen(simd, rows, turned);
+                    turn_sixteen(simd, rows, transposed);
                     for c in 0..S::WIDTH {
                         let to = self.to.add((column + c) * self.to_stride + row);
                         for at in (0..16).step_by(S::WIDTH) {
-                            simd.store(to.add(at), simd.load(turned.add(16 * c + at)));
+                            simd.store(to.add(at), simd.load(transposed.add(16 * c + at)));
                         }
                     }
                 }

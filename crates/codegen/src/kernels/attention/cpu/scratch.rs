@@ -23,7 +23,7 @@ pub(super) struct Places {
     pub scores: *mut f32,
     pub slopes: *mut f32,
     pub weights: *mut f32,
-    pub turned: *mut f32,
+    pub transposed: *mut f32,
     /// `[TILE][padded]`: rows in `f32`.
     pub rows: *mut f32,
     pub keys: *mut f32,
@@ -90,7 +90,7 @@ fn places(attention: &Attention, base: *mut f32) -> (Places, usize) {
         scores: take(square),
         slopes: take(square),
         weights: take(square),
-        turned: take(square),
+        transposed: take(square),
         rows: take(wide),
         keys: take(wide),
         values: take(wide),

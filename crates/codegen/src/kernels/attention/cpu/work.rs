@@ -4,7 +4,7 @@ use deuteron_graph::Dtype;
 use deuteron_plan::{Class, LANES, Work};
 
 use crate::cpu::count::with_epilogue;
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::kernels::attention::block::{AttentionBlock, AttentionBlockLaunch};
 use crate::kernels::attention::kernel::{AttentionKernel, AttentionMask, AttentionShape};
 use crate::kernels::attention::rows::{AttentionRows, AttentionRowsLaunch};
@@ -62,7 +62,7 @@ pub(super) fn attention_work(kernel: &AttentionKernel, shape: &AttentionShape) -
 }
 
 /// Attention, and the tile program of what follows once over its rows.
-pub(super) fn rows_work(kernel: &AttentionRows<Program>, launch: &AttentionRowsLaunch) -> Work {
+pub(super) fn rows_work(kernel: &AttentionRows<TileProgram>, launch: &AttentionRowsLaunch) -> Work {
     let AttentionRowsLaunch { args, shape, .. } = launch;
     let joined = kernel.epilogue.cols / kernel.attention.width;
     let rows = shape.batch * shape.heads / joined * shape.queries;
@@ -72,7 +72,7 @@ pub(super) fn rows_work(kernel: &AttentionRows<Program>, launch: &AttentionRowsL
 }
 
 /// Attention, and when it is done the matmul of its rows and the weight.
-pub(super) fn block_work(kernel: &AttentionBlock<Program>, launch: &AttentionBlockLaunch) -> Work {
+pub(super) fn block_work(kernel: &AttentionBlock<TileProgram>, launch: &AttentionBlockLaunch) -> Work {
     let next = work::work(&kernel.product, &launch.matmul_launch(kernel));
     Work { next: Some(Box::new(next)), ..attention_work(&kernel.attention, &launch.attention) }
 }

@@ -16,7 +16,7 @@ use deuteron_graph::Dtype;
 use deuteron_plan::{Class, Draft, LANES, Work, primitive_work};
 
 use super::forward::refusal;
-use super::hopper::{self, Rows};
+use super::hopper::{self, MappedRows};
 use super::text::{HOPPER, PLAIN, TENSOR, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS};
 use super::words::{is_aligned, words};
@@ -36,7 +36,7 @@ const MANY: usize = 16;
 const STATISTICS: usize = 8;
 /// The same, as `backward_plain.cu` keeps them.
 const PLAIN_STATISTICS: usize = 16;
-/// Rows of queries or of keys that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
+/// MappedRows of queries or of keys that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
 const HOPPER_ROWS: usize = 128;
 const HOPPER_TILE: usize = 64;
 /// Tiles of the other side in shared memory there.
@@ -129,7 +129,7 @@ pub fn products(kernel: &AttentionKernel) -> usize {
 }
 
 impl SideTiles {
-    /// Rows that a block owns.
+    /// MappedRows that a block owns.
     pub fn rows(&self) -> usize {
         self.warps * self.atoms * 16
     }
@@ -225,11 +225,11 @@ fn takes_hopper(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaT
 }
 
 /// The rows that `hopper_backward.cuh` has maps of, as it lists them.
-fn mapped_rows(shape: &AttentionShape) -> [Rows; 4] {
+fn mapped_rows(shape: &AttentionShape) -> [MappedRows; 4] {
     use AttentionOperand::{K, O, Q, V};
     let &AttentionShape { batch, heads, queries, keys, q, k, v, o, .. } = shape;
     // The gradient that comes in stands where attention has its result.
-    [(Q, q, queries), (O, o, queries), (K, k, keys), (V, v, keys)].map(|(operand, strides, positions)| Rows {
+    [(Q, q, queries), (O, o, queries), (K, k, keys), (V, v, keys)].map(|(operand, strides, positions)| MappedRows {
         operand,
         strides,
         batch,

@@ -68,7 +68,7 @@ impl Groups {
             (128, true) => Groups::WIDE_FEW,
             _ => return None,
         };
-        let rows = Rows::all(kernel, shape);
+        let rows = MappedRows::all(kernel, shape);
         (shape.keys >= LEAST_KEYS && fits(kernel, shape, target, groups.keys, &rows)).then_some(groups)
     }
 
@@ -106,7 +106,7 @@ impl Groups {
     /// How queries, keys and values are found.
     pub(super) fn maps(&self, kernel: &AttentionKernel, shape: &AttentionShape, args: &[ArgBinding]) -> [Word; 3] {
         let rows = |operand| if operand == AttentionOperand::Q { self.queries() } else { self.keys };
-        Rows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, args, rows(all.operand))))
+        MappedRows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, args, rows(all.operand))))
     }
 
     /// The grid of a launch.
@@ -140,7 +140,7 @@ pub(super) fn fits(
     shape: &AttentionShape,
     target: &CudaTarget,
     tile: usize,
-    rows: &[Rows],
+    rows: &[MappedRows],
 ) -> bool {
     let plain = kernel.dropout.is_none() && kernel.scale >= 1e-30;
     let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16) && kernel.kv == kernel.dtype;
@@ -150,12 +150,12 @@ pub(super) fn fits(
         AttentionMask::Additive(_) | AttentionMask::Cached => false,
     };
     let sized = shape.batch * shape.heads * shape.queries.max(shape.keys) < MAX_ROWS;
-    target.arch.has_wgmma() && narrow && plain && masked && sized && rows.iter().all(Rows::has_map)
+    target.arch.has_wgmma() && narrow && plain && masked && sized && rows.iter().all(MappedRows::has_map)
 }
 
-/// Rows that come by a tensor map.
+/// MappedRows that come by a tensor map.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct MappedRows {
     pub operand: AttentionOperand,
     pub strides: HeadStrides,
     pub batch: usize,
@@ -163,14 +163,14 @@ pub(super) struct Rows {
     pub positions: usize,
 }
 
-impl Rows {
-    fn all(kernel: &AttentionKernel, shape: &AttentionShape) -> [Rows; 3] {
+impl MappedRows {
+    fn all(kernel: &AttentionKernel, shape: &AttentionShape) -> [MappedRows; 3] {
         let &AttentionShape { batch, heads, queries, keys, q, k, v, .. } = shape;
         let key_heads = heads / kernel.group.max(1);
         [
-            Rows { operand: AttentionOperand::Q, strides: q, batch, heads, positions: queries },
-            Rows { operand: AttentionOperand::K, strides: k, batch, heads: key_heads, positions: keys },
-            Rows { operand: AttentionOperand::V, strides: v, batch, heads: key_heads, positions: keys },
+            MappedRows { operand: AttentionOperand::Q, strides: q, batch, heads, positions: queries },
+            MappedRows { operand: AttentionOperand::K, strides: k, batch, heads: key_heads, positions: keys },
+            MappedRows { operand: AttentionOperand::V, strides: v, batch, heads: key_heads, positions: keys },
         ]
     }
 

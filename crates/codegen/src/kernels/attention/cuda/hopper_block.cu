@@ -22,7 +22,7 @@
 // blocks without work. Tried: parts after all heads (1 us slower), a shorter lag, o by way of slots (with norms left
 // out no better, and with them parts keep both), helpers that load rows themselves (102 us in all).
 //
-// TURNED (whether columns of the weight lie together, and else what is summed) and BIASED stand before this file.
+// TRANSPOSED (whether columns of the weight lie together, and else what is summed) and BIASED stand before this file.
 
 constexpr int PART = QUERIES;
 constexpr int CHUNK_BYTES = QUERIES * 128;  // of either operand
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void fetch_part(const Projected& p, Rings ring
         mbarrier_wait(chunk_empty(rings, now), chunk_parity(now) ^ 1);
         mbarrier_arrive_expect_tx(full, 2 * CHUNK_BYTES);
         tma_load_3d(left_of(rings, now), &p.o, full, i * 64, rows.first, rows.sequence);
-        if constexpr (TURNED) {
+        if constexpr (TRANSPOSED) {
             for (int piece = 0; piece < PART / 64; ++piece) {
                 tma_load_3d(right_of(rings, now) + piece * 8192, &p.weight, full, part * PART + piece * 64, i * 64, 0);
             }
@@ -174,15 +174,15 @@ static __device__ __forceinline__ void project(const Projected& p, Rings rings, 
         const u32 now = chunks + i;
         mbarrier_wait(chunk_full(rings, now), chunk_parity(now));
         const u64 left = matrix_descriptor<16>(left_of(rings, now) + rank.part * 64 * 128);
-        const u64 right = matrix_descriptor<TURNED ? 8192 : 16>(right_of(rings, now));
+        const u64 right = matrix_descriptor<TRANSPOSED ? 8192 : 16>(right_of(rings, now));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
 #pragma unroll
             for (int turn = 0; turn < HANDOFFS; ++turn) {
                 // Columns of a turn are pieces or rows of their own.
-                const u64 columns = right + turn * WIDTH * 128 / 16 + step * (TURNED ? 128 : 2);
-                Wgmma<WIDTH, STORAGE>::template from_shared<TURNED>(r_sums[turn], left + step * 2, columns, 1);
+                const u64 columns = right + turn * WIDTH * 128 / 16 + step * (TRANSPOSED ? 128 : 2);
+                Wgmma<WIDTH, STORAGE>::template from_shared<TRANSPOSED>(r_sums[turn], left + step * 2, columns, 1);
             }
         }
         wgmma_commit();

@@ -252,7 +252,7 @@ impl RowExchange {
             Some(projection) => {
                 let biased = self.norm.added.is_some();
                 let transposed = projection.transposed;
-                constants += &format!("constexpr bool TURNED = {transposed};\nconstexpr bool BIASED = {biased};\n");
+                constants += &format!("constexpr bool TRANSPOSED = {transposed};\nconstexpr bool BIASED = {biased};\n");
                 include_str!("hopper_block.cu")
             }
         };

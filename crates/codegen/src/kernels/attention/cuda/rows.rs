@@ -111,7 +111,7 @@ pub(super) fn last_block_rows(
     epilogue: &RowLaunch,
     target: &CudaTarget,
 ) -> Following {
-    let Block { threads, registers } = block(&lowered.kernel.attention, variant);
+    let BlockBudget { threads, registers } = block(&lowered.kernel.attention, variant);
     following(&lowered.kernel.epilogue, epilogue, target, threads, registers)
 }
 
@@ -163,13 +163,13 @@ pub(super) fn choose(lowered: &LoweredAttentionRows, target: &CudaTarget) -> For
 }
 
 /// What a block of attention has for the rows that follow.
-struct Block {
+struct BlockBudget {
     threads: usize,
     /// of a thread
     registers: usize,
 }
 
-fn block(kernel: &AttentionKernel, variant: &ForwardVariant) -> Block {
+fn block(kernel: &AttentionKernel, variant: &ForwardVariant) -> BlockBudget {
     let (threads, blocks) = match variant {
         ForwardVariant::Tensor(tiles) => (32 * tiles.warps, tiles.blocks),
         // As in `plain.cu`.
@@ -179,7 +179,7 @@ fn block(kernel: &AttentionKernel, variant: &ForwardVariant) -> Block {
             (PLAIN_THREADS as usize, if two { 2 } else { 1 })
         }
     };
-    Block { threads, registers: (REGISTERS / (threads * blocks)).min(255) }
+    BlockBudget { threads, registers: (REGISTERS / (threads * blocks)).min(255) }
 }
 
 /// Attention alone: its result is the last argument, and lies in the workspace.

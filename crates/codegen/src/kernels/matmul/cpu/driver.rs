@@ -12,7 +12,7 @@ use deuteron_graph::Dtype;
 
 use super::row_work::{RowWork, SideBindings};
 use super::{Block, Kernel, Left, Matrix, Packed, Part, Right, Spec, Store, Values, Wanted};
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::cpu::simd::lines::LINE;
 use crate::cpu::simd::{Axis, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
@@ -24,7 +24,7 @@ use crate::kernels::row::cpu::bind_axes;
 #[derive(Debug)]
 pub(crate) struct MatmulTasks {
     /// with tile programs around it; not routed
-    pub product: Arc<Matmul<Program>>,
+    pub product: Arc<Matmul<TileProgram>>,
     /// the run-time half
     pub launch: MatmulLaunch,
     /// bytes within reach of all arguments
@@ -39,7 +39,7 @@ impl CpuLaunch for MatmulTasks {
 
 /// A launch of a matmul made ready.
 pub(crate) struct MatmulTask {
-    product: Arc<Matmul<Program>>,
+    product: Arc<Matmul<TileProgram>>,
     isa: Isa,
     kernel: Kernel,
     shape: MatmulShape,
@@ -123,7 +123,7 @@ impl MatmulTask {
         let whole_rows = product.epilogue.as_ref().is_some_and(|epilogue| epilogue.body.needs_whole_rows());
         let part = if whole_rows { kernel.strip(shape.n, threads) } else { kernel.part(shape.n, sharing) };
         let parts = (shape.m.div_ceil(part.0.max(1)), shape.n.div_ceil(part.1.max(1)));
-        let side = |program: Option<&Program>, role: fn(usize) -> Role| {
+        let side = |program: Option<&TileProgram>, role: fn(usize) -> Role| {
             let bindings = SideBindings::new(product, launch, role);
             program.map(|program| RowWork::new(program, &bindings, shape.m * batches, *touched))
         };

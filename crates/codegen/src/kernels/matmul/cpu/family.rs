@@ -13,7 +13,7 @@ use crate::argument::ArgBinding;
 use crate::body::{Access, ArgSpec, Body};
 use crate::cpu::emit::emit;
 use crate::cpu::family::{CpuTarget, assemble, touched};
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::cpu::simd::MAX_LEADING;
 use crate::cpu::task::CpuSource;
 use crate::kernel::{Family, Kernel, Offer, Request};
@@ -169,7 +169,7 @@ fn needs_whole_rows(body: &Body) -> bool {
     stored || body.row_values > 0
 }
 
-impl fmt::Display for Matmul<Program> {
+impl fmt::Display for Matmul<TileProgram> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Matmul { left, right, result, rights, routed, prologue, epilogue } = self;
         let sums = if (*left, *right) == (Dtype::I8, Dtype::I8) { "exact" } else { "f32" };

@@ -89,10 +89,10 @@ pub struct Spec {
 
 /// How a product is computed; see the table above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Method(Way);
+pub struct Method(Algorithm);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Algorithm {
     Stream,
     Floats,
     Bf16(Amx),
@@ -107,16 +107,16 @@ impl Method {
     /// The name in reports.
     pub fn name(self) -> &'static str {
         match self.0 {
-            Way::Stream => "stream",
-            Way::Floats => "floats",
-            Way::Bf16(_) => "bf16 tiles",
-            Way::StreamBytes(stream_bytes::Unit::Plain) => "plain byte stream",
+            Algorithm::Stream => "stream",
+            Algorithm::Floats => "floats",
+            Algorithm::Bf16(_) => "bf16 tiles",
+            Algorithm::StreamBytes(stream_bytes::Unit::Plain) => "plain byte stream",
             #[cfg(target_arch = "x86_64")]
-            Way::StreamBytes(stream_bytes::Unit::Vnni(_)) => "byte stream",
-            Way::Bytes(_) => "byte tiles",
+            Algorithm::StreamBytes(stream_bytes::Unit::Vnni(_)) => "byte stream",
+            Algorithm::Bytes(_) => "byte tiles",
             #[cfg(target_arch = "x86_64")]
-            Way::BytesOfVectors(_) => "byte vectors",
-            Way::PlainBytes => "plain bytes",
+            Algorithm::BytesOfVectors(_) => "byte vectors",
+            Algorithm::PlainBytes => "plain bytes",
         }
     }
 }
@@ -246,12 +246,12 @@ impl Kernel {
         }
         let mut found = Vec::new();
         if Kernel::streams(spec) {
-            found.push(Method(Way::Stream));
+            found.push(Method(Algorithm::Stream));
         }
         if (spec.left, spec.right) == (Dtype::Bf16, Dtype::Bf16) {
-            found.extend(amx(isa).map(|amx| Method(Way::Bf16(amx))));
+            found.extend(amx(isa).map(|amx| Method(Algorithm::Bf16(amx))));
         }
-        found.push(Method(Way::Floats));
+        found.push(Method(Algorithm::Floats));
         found
     }
 
@@ -273,13 +273,13 @@ impl Kernel {
         let mut found = Vec::new();
         if spec.rows <= STREAMED_ROWS && spec.right_strides.0 == 1 {
             #[cfg(target_arch = "x86_64")]
-            found.extend(bytes::Vnni::detect(isa).map(|vnni| Way::StreamBytes(Unit::Vnni(vnni))));
-            found.push(Way::StreamBytes(Unit::Plain));
+            found.extend(bytes::Vnni::detect(isa).map(|vnni| Algorithm::StreamBytes(Unit::Vnni(vnni))));
+            found.push(Algorithm::StreamBytes(Unit::Plain));
         }
-        found.extend(amx(isa).map(Way::Bytes));
+        found.extend(amx(isa).map(Algorithm::Bytes));
         #[cfg(target_arch = "x86_64")]
-        found.extend(bytes::Vnni::detect(isa).map(Way::BytesOfVectors));
-        found.push(Way::PlainBytes);
+        found.extend(bytes::Vnni::detect(isa).map(Algorithm::BytesOfVectors));
+        found.push(Algorithm::PlainBytes);
         found.into_iter().map(Method).collect()
     }
 
@@ -296,7 +296,7 @@ impl Kernel {
     /// Rows and columns of the parts that `threads` workers share best: all parts of one size but the last ones.
     pub fn part(&self, columns: usize, threads: usize) -> (usize, usize) {
         let rows = self.spec.rows.max(1);
-        if matches!(self.method.0, Way::Stream | Way::StreamBytes(_)) {
+        if matches!(self.method.0, Algorithm::Stream | Algorithm::StreamBytes(_)) {
             // Runs of columns in whole cache lines of bytes: one a worker, several where B is large, so that a worker that is
             // held up leaves some to the others.
             let share = columns.div_ceil(threads.max(1));
@@ -315,7 +315,7 @@ impl Kernel {
     /// `threads` workers, so that sums stay with the one who made them.
     pub fn strip(&self, columns: usize, threads: usize) -> (usize, usize) {
         let rows = self.spec.rows.max(1);
-        if matches!(self.method.0, Way::Stream | Way::StreamBytes(_)) {
+        if matches!(self.method.0, Algorithm::Stream | Algorithm::StreamBytes(_)) {
             return self.part(columns, threads);
         }
         // Two strips a worker even out what workers lose.
@@ -334,8 +334,8 @@ impl Kernel {
     /// Pieces that a B of so many columns is packed in; 0 where it is not packed.
     pub fn pieces(&self, columns: usize) -> usize {
         match self.method.0 {
-            Way::Floats if self.spec.rights == 1 => floats::pieces(&self.spec, columns),
-            Way::Bf16(_) if self.spec.rights == 1 => tiles::pieces(&self.spec, columns),
+            Algorithm::Floats if self.spec.rights == 1 => floats::pieces(&self.spec, columns),
+            Algorithm::Bf16(_) if self.spec.rights == 1 => tiles::pieces(&self.spec, columns),
             _ => 0,
         }
     }
@@ -428,12 +428,12 @@ impl Task for Size<'_> {
     fn with<S: Simd>(self, _: S) -> usize {
         let (spec, rows, columns) = (&self.kernel.spec, self.rows, self.columns);
         match self.kernel.method.0 {
-            Way::Stream => stream::scratch(spec, rows),
-            Way::Floats => floats::scratch::<S>(spec, rows, columns),
-            Way::StreamBytes(_) => stream_bytes::scratch(spec, rows),
-            Way::Bf16(_) | Way::Bytes(_) | Way::PlainBytes => tiles::scratch(spec, rows, columns),
+            Algorithm::Stream => stream::scratch(spec, rows),
+            Algorithm::Floats => floats::scratch::<S>(spec, rows, columns),
+            Algorithm::StreamBytes(_) => stream_bytes::scratch(spec, rows),
+            Algorithm::Bf16(_) | Algorithm::Bytes(_) | Algorithm::PlainBytes => tiles::scratch(spec, rows, columns),
             #[cfg(target_arch = "x86_64")]
-            Way::BytesOfVectors(_) => tiles::scratch(spec, rows, columns),
+            Algorithm::BytesOfVectors(_) => tiles::scratch(spec, rows, columns),
         }
     }
 }
@@ -449,7 +449,7 @@ impl Task for Piece<'_> {
 
     fn with<S: Simd>(self, _: S) -> usize {
         match self.kernel.method.0 {
-            Way::Bf16(_) => tiles::piece_floats(&self.kernel.spec, self.columns),
+            Algorithm::Bf16(_) => tiles::piece_floats(&self.kernel.spec, self.columns),
             _ => floats::piece_floats::<S>(&self.kernel.spec, self.columns),
         }
     }
@@ -470,7 +470,7 @@ impl Task for Pack<'_> {
         // SAFETY: `Kernel::pack` found that there is such a piece, and passes on the caller's promise.
         unsafe {
             match kernel.method.0 {
-                Way::Bf16(amx) => tiles::pack_piece(simd, tiles::Bf16(amx), &kernel.spec, right, to, piece),
+                Algorithm::Bf16(amx) => tiles::pack_piece(simd, tiles::Bf16(amx), &kernel.spec, right, to, piece),
                 _ => floats::pack_piece(simd, &kernel.spec, right, to, piece),
             }
         }
@@ -493,17 +493,17 @@ impl Task for Run<'_, '_, '_> {
         // SAFETY: `Kernel::run` checked the scratch, and passes on the caller's promise for the operands.
         unsafe {
             match method.0 {
-                Way::Stream => stream::run(simd, &job, values, scratch, finish),
-                Way::Floats => floats::run(simd, &job, values, scratch, finish),
-                Way::Bf16(amx) => tiles::run(simd, tiles::Bf16(amx), &job, values, scratch, finish),
-                Way::StreamBytes(unit) => stream_bytes::run(simd, unit, &job, values, scratch, finish),
-                Way::PlainBytes => {
+                Algorithm::Stream => stream::run(simd, &job, values, scratch, finish),
+                Algorithm::Floats => floats::run(simd, &job, values, scratch, finish),
+                Algorithm::Bf16(amx) => tiles::run(simd, tiles::Bf16(amx), &job, values, scratch, finish),
+                Algorithm::StreamBytes(unit) => stream_bytes::run(simd, unit, &job, values, scratch, finish),
+                Algorithm::PlainBytes => {
                     let machine = plain_bytes::PlainBytes(simd);
                     tiles::run(simd, machine, &job, values, scratch, finish);
                 }
-                Way::Bytes(amx) => tiles::run(simd, tiles::Bytes(amx), &job, values, scratch, finish),
+                Algorithm::Bytes(amx) => tiles::run(simd, tiles::Bytes(amx), &job, values, scratch, finish),
                 #[cfg(target_arch = "x86_64")]
-                Way::BytesOfVectors(vnni) => tiles::run(simd, vnni, &job, values, scratch, finish),
+                Algorithm::BytesOfVectors(vnni) => tiles::run(simd, vnni, &job, values, scratch, finish),
             }
         }
     }

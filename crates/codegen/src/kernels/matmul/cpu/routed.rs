@@ -13,7 +13,7 @@ use deuteron_graph::Dtype;
 
 use super::row_work::{RowWork, SideBindings};
 use super::{Block, Kernel, Left, Matrix, Part, Right, STREAMED_ROWS, Spec, Store, Values};
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::cpu::simd::{Axis, Fault, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
 use crate::kernels::matmul::matmul::{Matmul, MatmulLaunch, Role};
@@ -31,7 +31,7 @@ const COPIED: usize = 64;
 #[derive(Debug)]
 pub(super) struct RoutedTasks {
     /// with a tile program after it; routed
-    pub product: Arc<Matmul<Program>>,
+    pub product: Arc<Matmul<TileProgram>>,
     /// the run-time half
     pub launch: MatmulLaunch,
     /// matrices of the table, and elements from one to the next
@@ -85,7 +85,7 @@ impl CpuLaunch for RoutedTasks {
 }
 
 struct RoutedTask {
-    product: Arc<Matmul<Program>>,
+    product: Arc<Matmul<TileProgram>>,
     isa: Isa,
     /// For up to eight rows of an expert, and for more.
     few: Kernel,

@@ -4,7 +4,7 @@ use deuteron_graph::Dtype;
 
 use super::{Block, Wanted};
 use crate::argument::ArgBinding;
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
 use crate::kernels::matmul::matmul::{Epilogue, Matmul, MatmulLaunch, Prologue, Role};
 use crate::kernels::row::cpu::bind;
@@ -18,7 +18,7 @@ pub(super) struct RowWork {
 
 impl RowWork {
     /// For a program over so many rows, without addresses, of a launch that touches so many bytes.
-    pub fn new(program: &Program, bindings: &SideBindings<'_>, rows: usize, touched: usize) -> RowWork {
+    pub fn new(program: &TileProgram, bindings: &SideBindings<'_>, rows: usize, touched: usize) -> RowWork {
         let bound = |arg: usize| match bindings.position(arg) {
             Some(position) => {
                 let arg = &bindings.launch.args[position];
@@ -34,7 +34,7 @@ impl RowWork {
     ///
     /// # Safety
     /// The arguments have addresses, valid for these rows.
-    pub unsafe fn fill(&mut self, isa: Isa, prologue: &Prologue<Program>, axes: &[Axis], wanted: Wanted<'_>) {
+    pub unsafe fn fill(&mut self, isa: Isa, prologue: &Prologue<TileProgram>, axes: &[Axis], wanted: Wanted<'_>) {
         debug_assert_eq!((wanted.inner, wanted.count), (0, prologue.body.cols), "whole rows");
         // The program counts rows of the whole operand; those that are wanted lie at `to`.
         let made = &mut self.args[prologue.made];
@@ -54,7 +54,7 @@ impl RowWork {
     pub unsafe fn follow(
         &mut self,
         isa: Isa,
-        epilogue: &Epilogue<Program>,
+        epilogue: &Epilogue<TileProgram>,
         axes: &[Axis],
         block: Block<'_>,
     ) -> Result<(), Fault> {
@@ -80,7 +80,7 @@ pub(super) struct SideBindings<'a> {
 }
 
 impl<'a> SideBindings<'a> {
-    pub fn new(product: &Matmul<Program>, launch: &'a MatmulLaunch, role: fn(usize) -> Role) -> SideBindings<'a> {
+    pub fn new(product: &Matmul<TileProgram>, launch: &'a MatmulLaunch, role: fn(usize) -> Role) -> SideBindings<'a> {
         SideBindings { launch, roles: product.roles(), role }
     }
 
@@ -90,7 +90,7 @@ impl<'a> SideBindings<'a> {
     }
 
     /// All arguments of a program, those that are handed over like any other of `f32`.
-    pub fn arguments(&self, program: &Program) -> Vec<ArgBinding> {
+    pub fn arguments(&self, program: &TileProgram) -> Vec<ArgBinding> {
         let args = &self.launch.args;
         let binding = |arg| match self.position(arg) {
             Some(position) => args[position].clone(),

@@ -332,7 +332,7 @@ fn a_packed_operand_does_not_change_a_bit() {
                 for isa in Isa::available() {
                     for method in Kernel::methods(isa, case.spec) {
                         let kernel = Kernel::with(isa, case.spec, method);
-                        assert_eq!(kernel.packed(size.2).is_some(), method.0 != Way::Stream && size.1 > 0);
+                        assert_eq!(kernel.packed(size.2).is_some(), method.0 != Algorithm::Stream && size.1 > 0);
                         case.packs = false;
                         let whole = case.run(kernel, isa, &[case.whole()], false);
                         case.packs = true;

@@ -10,7 +10,7 @@ use super::pack::{LeftBlock, left};
 use super::store::{Sums, finish_block};
 use super::words::{Words, pack_right};
 use super::{Block, Job, Matrix, Packed, Spec, Values};
-use crate::cpu::simd::amx::{Amx, Form, Tiles};
+use crate::cpu::simd::amx::{Amx, TileShape, Tiles};
 use crate::cpu::simd::format::{BrainFloat, Format, SignedByte};
 use crate::cpu::simd::lanes::{Kernel, Simd};
 
@@ -383,7 +383,7 @@ macro_rules! amx_machine {
             type Session = Tiles;
 
             fn begin(self) -> Tiles {
-                self.0.configure(&[Form::FULL; 8])
+                self.0.configure(&[TileShape::FULL; 8])
             }
 
             unsafe fn prepare(self, _: *mut u8, _: usize) {}

@@ -6,7 +6,7 @@ use deuteron_plan::{Class, LANES, Work};
 use super::STRIP_ROWS;
 use super::row_work::SideBindings;
 use crate::cpu::count::{Counter, with_epilogue};
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::kernels::matmul::matmul::{Matmul, MatmulLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 
@@ -16,7 +16,7 @@ const MATMUL_BLOCK: usize = 256;
 
 /// Matmuls with what stands around them: every worker makes the first operand for itself, and the tile program of the epilogue runs
 /// once over the result, whose sums it finds in cache.
-pub(crate) fn work(kernel: &Matmul<Program>, launch: &MatmulLaunch) -> Work {
+pub(crate) fn work(kernel: &Matmul<TileProgram>, launch: &MatmulLaunch) -> Work {
     let shape = &launch.shape;
     let mut work = matmul_work(kernel, shape);
     if let Some(epilogue) = &kernel.epilogue {
@@ -44,7 +44,7 @@ pub(crate) fn work(kernel: &Matmul<Program>, launch: &MatmulLaunch) -> Work {
     work
 }
 
-fn matmul_work(kernel: &Matmul<Program>, shape: &MatmulShape) -> Work {
+fn matmul_work(kernel: &Matmul<TileProgram>, shape: &MatmulShape) -> Work {
     let &MatmulShape { m, n, k, .. } = shape;
     let (dtype, rights) = (kernel.left, kernel.rights);
     let batch = shape.batches();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::{Ended, Forward, Heads, Output, Scratch, Shared, combine, forward};
 use super::bind;
-use crate::cpu::program::Program;
+use crate::cpu::program::TileProgram;
 use crate::cpu::simd::amx::Amx;
 use crate::cpu::simd::{self, Axis, BoundArg, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
@@ -20,7 +20,7 @@ use crate::kernels::row::cpu::{bind as bind_row, bind_axes};
 #[derive(Debug)]
 pub(crate) struct AttentionRowsTasks {
     /// what is computed
-    pub kernel: Arc<AttentionRows<Program>>,
+    pub kernel: Arc<AttentionRows<TileProgram>>,
     /// the run-time half
     pub launch: AttentionRowsLaunch,
     /// bytes within reach of the arguments of what follows
@@ -67,7 +67,7 @@ impl AttentionRowsTasks {
 }
 
 struct AttentionRowsTask {
-    kernel: Arc<AttentionRows<Program>>,
+    kernel: Arc<AttentionRows<TileProgram>>,
     shape: AttentionShape,
     isa: Isa,
     amx: Option<Amx>,
