@@ -1,4 +1,10 @@
 //! Keys and values of the tokens so far, so that the next token costs no more than itself.
+//!
+//! Capacities are powers of two; each layer has one tensor on the device. One graph serves prompts and steps: each layer *appends* its keys
+//! and values, a view of the fused projection, to its cache, and attends to what the cache holds up to each query's own position
+//! (`Mask::Cached`). With int8 weights the cache is bf16. By its meaning an append gives a new cache; the session declares the cache a
+//! *state*, so the append writes the new rows of the caller's memory and nothing else, and a step costs the length of the context,
+//! not the capacity.
 
 use deuteron::{Dtype, Engine, Error, Tensor};
 

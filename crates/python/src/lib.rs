@@ -4,6 +4,16 @@
 //! A call reads the address, shape and strides of each operand, finds what was compiled for such ([`program`]), has the library of
 //! the first operand allocate the results, and runs on all of them in place. Memory of Python's libraries is borrowed for
 //! the run alone; nothing here copies or keeps it.
+//!
+//! - **One operator for everything.** Ops and graphs of users go through the same two operators of torch, forward and backward, whose first
+//!   argument is text; a new op of the catalogue needs no glue, and a compiled graph shows what it is.
+//! - **Seeds come in batches** ([`seeds`]). A seed is a tensor on the device; drawing each by a kernel of torch cost more than the dropout. 256
+//!   are drawn at a time, and the state of torch's generator, which each draw advances, says which comes next: a checkpoint that
+//!   restores the state drops the same elements again. A CUDA graph that is being captured draws its own, anew at each replay.
+//! - **Outputs are allocated late.** An executable owns outputs only if a run asks for them; runs on borrowed memory never do.
+//! - **Forks.** A child forgets engines and compiled programs without freeing them: its threads are in the parent. Locks that a fork could
+//!   meet are taken with the interpreter held.
+//! - **`float64` runs on the reference interpreter**: exact and slow, so that `gradcheck` checks the graphs themselves.
 
 mod array;
 mod dlpack;
