@@ -31,6 +31,6 @@ pub use kernels::attention::kernel::{
 };
 pub use kernels::attention::rows::AttentionRows;
 pub use kernels::copy::Piece;
-pub use kernels::matmul::matmul::{Epilogue, Matmul, Prologue, Role, RowArguments};
+pub use kernels::matmul::kernel::{Epilogue, Matmul, Prologue, Role, RowArguments};
 pub use kernels::matmul::shape::MatmulShape;
 pub use library::{LibraryCall, LibraryEpilogue, LibraryLaunch, LibraryMatmul, Operand};

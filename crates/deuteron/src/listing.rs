@@ -151,7 +151,7 @@ fn list(
 ) -> Result<Vec<KernelListing>, Error> {
     let plan = plan(graph, target, strategy, &[])?;
     let listing = |group: &Group| -> Result<KernelListing, Error> {
-        let Kernel { source, launch } = render(&group.draft(graph, &plan.placement), backend)?;
+        let Kernel { source, launch } = render(group.draft(graph, &plan.placement), backend)?;
         let TileUse { tiles, kept_rows, passes } = match &source {
             Source::Cpu(program) => program.tiles,
             Source::Cuda(_) | Source::Library(_) => TileUse::default(),

@@ -186,7 +186,7 @@ impl Subject<'_> {
         let with = |config: &RowConfig| {
             let mut tuning = Tuning::default();
             tuning.insert(&self.key, config.clone());
-            render(&draft, &Backend::Cuda(CudaTarget { tuning, ..target.clone() }))
+            render(draft, &Backend::Cuda(CudaTarget { tuning, ..target.clone() }))
         };
         self.configs.iter().map(with).collect()
     }
@@ -199,7 +199,7 @@ fn row_kernels<'a>(graph: &'a Graph, plan: &'a Plan, target: &CudaTarget) -> Vec
     for group in &plan.groups {
         let draft = group.draft(graph, &plan.placement);
         let configs = candidates(&draft, &untuned);
-        let Some(Kernel { launch, .. }) = render(&draft, &backend).ok().filter(|_| !configs.is_empty()) else {
+        let Some(Kernel { launch, .. }) = render(draft, &backend).ok().filter(|_| !configs.is_empty()) else {
             continue;
         };
         let (key, arguments) = (launch.variant().key.clone(), launch.arguments().to_vec());

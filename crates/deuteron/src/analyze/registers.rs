@@ -26,7 +26,7 @@ pub(super) fn fill(
     for (sheets, plan) in sides {
         for sheet in sheets.iter_mut().filter(|sheet| sheet.realizable) {
             let Some(group) = sheet.launches.first().and_then(|&launch| plan.groups.get(launch)) else { continue };
-            let Source::Cuda(source) = render(&group.draft(graph, &plan.placement), &backend)?.source else { continue };
+            let Source::Cuda(source) = render(group.draft(graph, &plan.placement), &backend)?.source else { continue };
             sheet.measured_registers = match known.get(&source.text) {
                 Some(&registers) => registers,
                 None => {

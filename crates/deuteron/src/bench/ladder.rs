@@ -206,7 +206,7 @@ fn ends_with_generated(engine: &Engine, target: &CudaTarget, rungs: &[Rung], gra
     let Some(plan) = one_kernel(engine, graph)? else { return Ok(false) };
     let highest = rungs.iter().rfind(|rung| rung.is_for(target.arch));
     let highest = highest.and_then(|rung| rung_kernel(rung, graph, &plan, target));
-    let generated = render(&plan.groups[0].draft(graph, &plan.placement), engine.device().backend())?;
+    let generated = render(plan.groups[0].draft(graph, &plan.placement), engine.device().backend())?;
     Ok(highest.is_some_and(|highest| highest.source == generated.source))
 }
 

@@ -85,7 +85,7 @@ fn device_inputs(gpu: &Arc<Cuda>, graph: &Graph) -> Result<Vec<Tensor>, Error> {
 
 fn load(gpu: &Cuda, graph: &Graph) -> Result<CudaExecutable, Error> {
     let plan = plan(graph, gpu.target(), Strategy::Greedy, &[])?;
-    let kernel = |group: &Group| render(&group.draft(graph, &plan.placement), gpu.backend());
+    let kernel = |group: &Group| render(group.draft(graph, &plan.placement), gpu.backend());
     let rendered = plan.groups.iter().map(kernel).collect::<Result<_, _>>()?;
     let (_, job) = compile(gpu, graph, &plan, rendered, &Storage::new(graph, &[])?)?;
     Ok(gpu.executable(job)?)

@@ -243,7 +243,7 @@ mod tests {
     /// A kernel of a plan as a CPU runs it: trials are the same on every device, only launch shapes are not.
     fn kernel(engine: &Engine, graph: &Graph, plan: &Plan, group: &Group) -> Shaped {
         let draft = group.draft(graph, &plan.placement);
-        let Kernel { source, launch } = render(&draft, engine.device().backend()).unwrap();
+        let Kernel { source, launch } = render(draft, engine.device().backend()).unwrap();
         Shaped { kernel: engine.device().compile(vec![source]).unwrap().swap_remove(0), launch }
     }
 

@@ -436,7 +436,7 @@ fn every_line_that_computes_names_its_operation() {
                 .unwrap();
         for group in plan.groups.iter().filter(|group| group.kind == GroupKind::Row) {
             let draft = group.draft(&graph, &plan.placement);
-            let source = render(&draft, &backend).unwrap().source.to_string();
+            let source = render(draft, &backend).unwrap().source.to_string();
             let lines = tagged_source(&draft, &backend).unwrap();
             let text = |lines: &[TaggedLine]| lines.iter().map(|line| format!("{}\n", line.text)).collect::<String>();
             let shared = lines.iter().position(|line| line.text.starts_with("// prelude:")).unwrap();

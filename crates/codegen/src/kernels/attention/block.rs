@@ -14,7 +14,7 @@ use super::rows::is_row_work;
 use crate::argument::{ArgBinding, Argument};
 use crate::body::Body;
 use crate::kernels::matmul::fit::{MatmulFit, lower_matmul};
-use crate::kernels::matmul::matmul::{LoweredMatmul, Matmul, MatmulLaunch, RowArguments};
+use crate::kernels::matmul::kernel::{LoweredMatmul, Matmul, MatmulLaunch, RowArguments};
 use crate::kernels::matmul::shape::{MatmulShape, lower_matmul_shape};
 
 /// Attention, and the matmul of its result and a weight.

@@ -11,7 +11,7 @@ use super::kernel::{AttentionKernel, AttentionOperand, AttentionResult, Attentio
 use super::norm::AddNorm;
 use crate::argument::{ArgBinding, Argument};
 use crate::body::Body;
-use crate::kernels::matmul::matmul::RowArguments;
+use crate::kernels::matmul::kernel::RowArguments;
 use crate::kernels::row::reach;
 use crate::lower::{LoweredRows, RowLaunch, lower_rows};
 

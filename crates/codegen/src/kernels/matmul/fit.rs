@@ -3,7 +3,7 @@
 use deuteron_graph::{Dtype, NodeId, Op, Shape};
 use deuteron_plan::{Chain, Draft, Link, Space, node_space};
 
-use super::matmul::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue};
+use super::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue};
 use super::routed;
 use super::shape::{MatmulShape, lower_matmul_shape};
 use crate::argument::ArgBinding;

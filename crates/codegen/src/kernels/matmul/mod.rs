@@ -9,7 +9,7 @@
 pub mod cpu;
 pub mod cuda;
 pub mod fit;
+pub mod kernel;
 pub mod library;
-pub mod matmul;
 mod routed;
 pub mod shape;

@@ -431,8 +431,8 @@ fn try_all(gpu: &Gpu, what: &str, cases: impl IntoIterator<Item = Case>, way: Ex
     let (mut count, mut refused, mut worst) = (0, 0, 0.0f64);
     for case in cases {
         // What the library has no algorithm for, the device gives to our kernel.
-        let ours =
-            way == Executor::Library && gpu.library.prepare(&case.kernel, &case.shape, &case.offsets).unwrap().is_none();
+        let ours = way == Executor::Library
+            && gpu.library.prepare(&case.kernel, &case.shape, &case.offsets).unwrap().is_none();
         assert!(!ours || !case.is_ordinary(), "the library has no algorithm for {case:?}");
         worst = worst.max(case.try_way(gpu, if ours { Executor::Ours } else { way }));
         (count, refused) = (count + 1, refused + usize::from(ours));

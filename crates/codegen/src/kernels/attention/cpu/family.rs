@@ -27,7 +27,7 @@ use crate::kernels::attention::kernel::{AttentionKernel, AttentionOperand, Atten
 use crate::kernels::attention::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows, RowsFit};
 use crate::kernels::matmul::cpu::driver::MatmulTasks;
 use crate::kernels::matmul::cpu::family as matmul;
-use crate::kernels::matmul::matmul::{LoweredMatmul, Matmul};
+use crate::kernels::matmul::kernel::{LoweredMatmul, Matmul};
 use crate::kernels::matmul::shape::Matrix;
 use crate::kernels::row::cpu::has_space;
 

@@ -16,7 +16,7 @@ use crate::cpu::program::TileProgram;
 use crate::cpu::simd::lines::LINE;
 use crate::cpu::simd::{Axis, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
-use crate::kernels::matmul::matmul::{Matmul, MatmulLaunch, Role};
+use crate::kernels::matmul::kernel::{Matmul, MatmulLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::bind_axes;
 

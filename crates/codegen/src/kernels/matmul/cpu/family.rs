@@ -18,7 +18,7 @@ use crate::cpu::simd::MAX_LEADING;
 use crate::cpu::task::CpuSource;
 use crate::kernel::{Family, Kernel, Offer, Request};
 use crate::kernels::matmul::fit::{self, MatmulFit, lower_matmul};
-use crate::kernels::matmul::matmul::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue, Role};
+use crate::kernels::matmul::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::has_space;
 

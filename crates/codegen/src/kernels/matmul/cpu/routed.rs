@@ -16,7 +16,7 @@ use super::{Block, Kernel, Left, Matrix, Part, Right, STREAMED_ROWS, Spec, Store
 use crate::cpu::program::TileProgram;
 use crate::cpu::simd::{Axis, Fault, Isa};
 use crate::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
-use crate::kernels::matmul::matmul::{Matmul, MatmulLaunch, Role};
+use crate::kernels::matmul::kernel::{Matmul, MatmulLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::kernels::row::cpu::bind_axes;
 

@@ -6,7 +6,7 @@ use super::{Block, Wanted};
 use crate::argument::ArgBinding;
 use crate::cpu::program::TileProgram;
 use crate::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
-use crate::kernels::matmul::matmul::{Epilogue, Matmul, MatmulLaunch, Prologue, Role};
+use crate::kernels::matmul::kernel::{Epilogue, Matmul, MatmulLaunch, Prologue, Role};
 use crate::kernels::row::cpu::bind;
 
 /// What a worker needs to run a row program before or after the matmul.

@@ -7,7 +7,7 @@ use super::STRIP_ROWS;
 use super::row_work::SideBindings;
 use crate::cpu::count::{Counter, with_epilogue};
 use crate::cpu::program::TileProgram;
-use crate::kernels::matmul::matmul::{Matmul, MatmulLaunch, Role};
+use crate::kernels::matmul::kernel::{Matmul, MatmulLaunch, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 
 /// Rows or columns of one block of a matmul, as its price counts them: the machine's numbers were fitted to matmuls that were

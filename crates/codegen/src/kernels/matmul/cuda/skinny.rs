@@ -26,8 +26,8 @@ use crate::cuda::row::sides::Side;
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
 use crate::kernels::matmul::fit::{self, MatmulFit, lower_matmul};
+use crate::kernels::matmul::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
 use crate::kernels::matmul::library;
-use crate::kernels::matmul::matmul::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
 use crate::kernels::matmul::shape::MatmulShape;
 use crate::linear::earlier_sums;
 
