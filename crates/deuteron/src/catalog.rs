@@ -1,6 +1,6 @@
 //! The catalogue: every fused op, defined once as a graph. Ready-made functions, `ops`, `bench` and `fuse` all start here.
 //!
-//! An op is an [`Entry`] of a table ([`row_ops`], [`matmul_ops`]) and values of its attributes. All that is known of an op
+//! An op is an entry of a table (`row_ops.rs`, `matmul_ops.rs`) and values of its attributes. All that is known of an op
 //! stands in its entry.
 
 use deuteron_graph::{Activation, Dtype, Gelu, Graph, Mask, NodeId, Op};
