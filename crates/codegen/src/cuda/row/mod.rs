@@ -7,7 +7,7 @@
 //!   fixed order. No float atomics.
 //! - Where a block walks over rows, the next rows wait in shared memory: each thread copies (`cp.async`) what it will read itself, so no
 //!   barrier is needed and registers are left for more columns per thread.
-//! - A linear sum is taken one sweep earlier ([`crate::linear`]): the gradient of a norm needs one barrier instead of two.
+//! - A linear sum is taken one sweep earlier (`linear.rs`): the gradient of a norm needs one barrier instead of two.
 //! - Loads are volatile assembly: the compiler treats a plain load as pure and hoisted it over a condition that forbids it.
 //! - A multiplication whose result is read twice is not contracted (`whole2`, `mul.rn`): otherwise it becomes part of a multiply-add for one
 //!   reader and not for the other, and `x - mean(x)` of one column is not zero.
