@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deuteron_codegen::{Kernel, Request, render};
+use deuteron_codegen::{Kernel, Request, render, render_copy};
 use deuteron_device::{
     CompiledKernel, Device, Executable, Inputs, Job, Launching, Lending, Memory, Place, Recorded, States, Step,
 };
@@ -40,19 +40,21 @@ impl Session {
         let (options, device) = (options.into(), engine.device());
         refuse_opaque(graph)?;
         let layouts = options.check(graph)?;
-        let storage = Storage::new(graph, &options.states)?;
+        let mut storage = Storage::new(graph, &options)?;
         let plan = plan_pinned(graph, device.target(), options.strategy, &layouts, &options.pins)?;
-        let in_place = storage.updated();
+        let in_place = storage.last_reads(&plan);
         let drafts = plan.groups.iter().map(|group| group.draft(graph, &plan.placement));
         let rendered = drafts.map(|group| render(Request { group, in_place: &in_place }, device.backend()));
         let mut rendered: Vec<Kernel> = rendered.collect::<Result<_, _>>()?;
         rendered.iter_mut().zip(options.kernels).for_each(|(generated, given)| *generated = given);
+        storage.settle(graph, &plan, &rendered);
+        rendered.extend(storage.copied().map(|[from, to]| render_copy(graph, from, to, device.backend())));
         let (kernels, job) = compile(device, graph, &plan, rendered, &storage)?;
         let executable = device.load(job)?;
-        let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| !options.states.contains(input));
+        let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| storage.inputs.contains(input));
         Ok(Session {
             graph: graph.clone(),
-            times: vec![Duration::ZERO; plan.groups.len()],
+            times: vec![Duration::ZERO; kernels.len()],
             plan,
             layouts: data.map(|(_, layout)| layout).collect(),
             kernels,
@@ -77,7 +79,7 @@ impl Session {
         self.run_with(inputs, &mut [])
     }
 
-    /// Runs the graph on states, in the order in which they were declared, and writes to them. They are contiguous, where the
+    /// Runs the graph on states, in the order of [`SessionOptions::states`] and then of [`SessionOptions::update`], and writes to them. They are contiguous, where the
     /// engine's kernels write, and share their memory with no other tensor. `inputs` are the others.
     pub fn run_with(&mut self, inputs: &[&Tensor], states: &mut [Tensor]) -> Result<(), Error> {
         self.check(inputs, states)?;
@@ -156,7 +158,7 @@ impl Session {
         Ok(self.executable.time(&inputs, &mut Owned(states), runs, launching)?)
     }
 
-    /// Its compiled kernels, one a group of the plan.
+    /// Its compiled kernels, one for each group of the plan, then a copy for each state that is not written in place.
     pub fn kernels(&self) -> &[Arc<CompiledKernel>] {
         &self.kernels
     }
@@ -187,7 +189,8 @@ impl Session {
         for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts) {
             self.check_tensor(id, tensor, layout)?;
         }
-        for (&[id, _], state) in kept.iter().zip(states) {
+        for (kept, state) in kept.iter().zip(states) {
+            let id = kept.node;
             self.check_tensor(id, state, &Layout::contiguous(&self.graph.node(id).shape))?;
             if state.memory_mut().is_none() {
                 return Err(Error::SharedState(self.graph.label(id)));
@@ -242,9 +245,9 @@ pub(crate) fn compile(
     let bytes = |node: &NodeId| graph.node(*node).bytes();
     let job = Job {
         inputs: storage.inputs.len(),
-        states: storage.states.iter().map(|[state, _]| bytes(state)).collect(),
+        states: storage.states.iter().map(|state| bytes(&state.node)).collect(),
         outputs: storage.outputs.iter().map(bytes).collect(),
-        arena: plan.arena.bytes,
+        arena: storage.arena(plan),
         steps: steps.collect(),
     };
     Ok((kernels, job))
