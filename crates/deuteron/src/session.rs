@@ -24,8 +24,10 @@ use crate::tensor::Tensor;
 pub struct Session {
     graph: Graph,
     plan: Plan,
-    /// of the inputs that are no states; those are contiguous
+    /// of the inputs that are no states
     layouts: Vec<Layout>,
+    /// of the states: contiguous
+    state_layouts: Vec<Layout>,
     kernels: Vec<Arc<CompiledKernel>>,
     executable: Box<dyn Executable>,
     times: Vec<Duration>,
@@ -57,6 +59,11 @@ impl Session {
             times: vec![Duration::ZERO; kernels.len()],
             plan,
             layouts: data.map(|(_, layout)| layout).collect(),
+            state_layouts: storage
+                .states
+                .iter()
+                .map(|state| Layout::contiguous(&graph.node(state.node).shape))
+                .collect(),
             kernels,
             executable,
             launching: Launching::Eager,
@@ -189,11 +196,10 @@ impl Session {
         for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts) {
             self.check_tensor(id, tensor, layout)?;
         }
-        for (kept, state) in kept.iter().zip(states) {
-            let id = kept.node;
-            self.check_tensor(id, state, &Layout::contiguous(&self.graph.node(id).shape))?;
+        for ((kept, state), layout) in kept.iter().zip(states).zip(&self.state_layouts) {
+            self.check_tensor(kept.node, state, layout)?;
             if state.memory_mut().is_none() {
-                return Err(Error::SharedState(self.graph.label(id)));
+                return Err(Error::SharedState(self.graph.label(kept.node)));
             }
         }
         Ok(())
