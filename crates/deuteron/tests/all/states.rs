@@ -293,9 +293,10 @@ s = mul g 0.1 ; y = sub w s ; z = add w g ; out y z";
     let graph: Graph = text.parse().unwrap();
     let declare = |updates: &[(NodeId, NodeId)]| {
         let options = updates.iter().fold(SessionOptions::default(), |all, &(state, to)| all.update(state, to));
-        match Session::new(&engine, &graph, options).map(|_| ()) {
+        match Session::new(&engine, &graph, options) {
+            Ok(_) => Ok(()),
             Err(Error::Update { problem, .. }) => Err(problem),
-            other => Ok(other.unwrap()),
+            Err(error) => panic!("{error}"),
         }
     };
     let [w, g, h, b] = ["w", "g", "h", "b"].map(|name| input(&graph, name));
