@@ -184,8 +184,18 @@ impl<W: Fn() -> Work, K: FnOnce() -> Kernel> Offer for Offered<W, K> {
 pub struct Request<'a> {
     /// the group
     pub group: Draft<'a>,
-    /// results that are written into the memory of the operand that they update
-    pub in_place: &'a [NodeId],
+    /// results that may be written into the memory of the operand that they update
+    pub in_place: &'a [InPlace],
+}
+
+/// A result that may be written into the memory of an operand. A kernel that does so says it in
+/// [`Argument::in_place_of`](crate::Argument::in_place_of).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InPlace {
+    /// the node whose buffer is read
+    pub operand: NodeId,
+    /// the node whose value is stored there
+    pub result: NodeId,
 }
 
 impl<'a> From<Draft<'a>> for Request<'a> {

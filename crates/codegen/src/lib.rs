@@ -21,8 +21,10 @@ pub mod tile;
 
 pub use argument::{ArgBinding, Argument, Lookup};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
-pub use catalog::{Backend, CpuCatalog, CudaCatalog, NoKernel, TaggedLine, candidates, render, tagged_source};
-pub use kernel::{Execution, Kernel, Launch, Request, Source, Variant};
+pub use catalog::{
+    Backend, CpuCatalog, CudaCatalog, NoKernel, TaggedLine, candidates, render, render_copy, tagged_source,
+};
+pub use kernel::{Execution, InPlace, Kernel, Launch, Request, Source, Variant};
 pub use kernels::append::AppendShape;
 pub use kernels::attention::backward::BackwardOperand;
 pub use kernels::attention::block::AttentionBlock;

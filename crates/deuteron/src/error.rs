@@ -99,6 +99,16 @@ pub enum Error {
     /// A node that cannot be kept in place.
     #[error("`{0}` is no state: expected an input that one append reads, and nothing else, whose result is an output")]
     NoState(String),
+    /// An update that cannot be declared.
+    #[error("state `{state}`, updated to `{result}`: {problem}")]
+    Update {
+        /// the state
+        state: String,
+        /// its new value
+        result: String,
+        /// why not
+        problem: UpdateProblem,
+    },
     /// An output that is memory of the caller.
     #[error("output `{0}` is a state; read the tensor that was handed to `run_with`")]
     OutputIsState(String),
@@ -169,4 +179,32 @@ pub enum Error {
     /// The op has no gradient.
     #[error("{0} has no backward: its result is quantised")]
     NoBackward(&'static str),
+}
+
+/// Why a state cannot be updated to a value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UpdateProblem {
+    /// The state is another node.
+    #[error("expected a state that is an input")]
+    NoInput,
+    /// One input, two states.
+    #[error("expected one state for each input, got this one twice")]
+    StateTwice,
+    /// The new value is the state itself, or other memory of the caller.
+    #[error("expected a value that the graph computes, got an input; a view of it is copied")]
+    NotComputed,
+    /// The new value is not handed out.
+    #[error("expected a value that is an output")]
+    NoOutput,
+    /// One value, two states.
+    #[error("expected a value for each state, got the value of another one")]
+    ResultTwice,
+    /// The new value does not fit the state.
+    #[error("expected {expected}, got {got}")]
+    Type {
+        /// dtype and shape of the state
+        expected: String,
+        /// those of the value
+        got: String,
+    },
 }

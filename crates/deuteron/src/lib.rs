@@ -62,7 +62,7 @@ pub use deuteron_plan::{
 pub use deuteron_reference as reference;
 pub use deuteron_report as report;
 pub use engine::Engine;
-pub use error::Error;
+pub use error::{Error, UpdateProblem};
 pub use session::{Session, SessionOptions};
 pub use tensor::Tensor;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deuteron_codegen::{Kernel, Request, render};
+use deuteron_codegen::{Kernel, Request, render, render_copy};
 use deuteron_device::{
     BorrowedMemory, CompiledKernel, Device, Executable, Inputs, Job, Launching, Memory, Place, Recorded, States, Step,
 };
@@ -24,8 +24,10 @@ use crate::tensor::Tensor;
 pub struct Session {
     graph: Graph,
     plan: Plan,
-    /// of the inputs that are no states; those are contiguous
+    /// of the inputs that are no states
     layouts: Vec<Layout>,
+    /// of the states: contiguous
+    state_layouts: Vec<Layout>,
     kernels: Vec<Arc<CompiledKernel>>,
     executable: Box<dyn Executable>,
     times: Vec<Duration>,
@@ -40,21 +42,28 @@ impl Session {
         let (options, device) = (options.into(), engine.device());
         refuse_opaque(graph)?;
         let layouts = options.check(graph)?;
-        let storage = Storage::new(graph, &options.states)?;
+        let mut storage = Storage::new(graph, &options)?;
         let plan = plan_pinned(graph, device.target(), options.strategy, &layouts, &options.pins)?;
-        let in_place = storage.updated();
+        let in_place = storage.last_reads(&plan);
         let drafts = plan.groups.iter().map(|group| group.draft(graph, &plan.placement));
         let rendered = drafts.map(|group| render(Request { group, in_place: &in_place }, device.backend()));
         let mut rendered: Vec<Kernel> = rendered.collect::<Result<_, _>>()?;
         rendered.iter_mut().zip(options.kernels).for_each(|(generated, given)| *generated = given);
+        storage.settle(graph, &plan, &rendered);
+        rendered.extend(storage.copied().map(|[from, to]| render_copy(graph, from, to, device.backend())));
         let (kernels, job) = compile(device, graph, &plan, rendered, &storage)?;
         let executable = device.load(job)?;
-        let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| !options.states.contains(input));
+        let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| storage.inputs.contains(input));
         Ok(Session {
             graph: graph.clone(),
-            times: vec![Duration::ZERO; plan.groups.len()],
+            times: vec![Duration::ZERO; kernels.len()],
             plan,
             layouts: data.map(|(_, layout)| layout).collect(),
+            state_layouts: storage
+                .states
+                .iter()
+                .map(|state| Layout::contiguous(&graph.node(state.node).shape))
+                .collect(),
             kernels,
             executable,
             launching: Launching::Eager,
@@ -77,7 +86,7 @@ impl Session {
         self.run_with(inputs, &mut [])
     }
 
-    /// Runs the graph on states, in the order in which they were declared, and writes to them. They are contiguous, where the
+    /// Runs the graph on states, in the order of [`SessionOptions::states`] and then of [`SessionOptions::update`], and writes to them. They are contiguous, where the
     /// engine's kernels write, and share their memory with no other tensor. `inputs` are the others.
     pub fn run_with(&mut self, inputs: &[&Tensor], states: &mut [Tensor]) -> Result<(), Error> {
         self.check(inputs, states)?;
@@ -156,7 +165,7 @@ impl Session {
         Ok(self.executable.time(&inputs, &mut Owned(states), runs, launching)?)
     }
 
-    /// Its compiled kernels, one a group of the plan.
+    /// Its compiled kernels, one for each group of the plan, then a copy for each state that is not written in place.
     pub fn kernels(&self) -> &[Arc<CompiledKernel>] {
         &self.kernels
     }
@@ -187,10 +196,10 @@ impl Session {
         for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts) {
             self.check_tensor(id, tensor, layout)?;
         }
-        for (&[id, _], state) in kept.iter().zip(states) {
-            self.check_tensor(id, state, &Layout::contiguous(&self.graph.node(id).shape))?;
+        for ((kept, state), layout) in kept.iter().zip(states).zip(&self.state_layouts) {
+            self.check_tensor(kept.node, state, layout)?;
             if state.memory_mut().is_none() {
-                return Err(Error::SharedState(self.graph.label(id)));
+                return Err(Error::SharedState(self.graph.label(kept.node)));
             }
         }
         Ok(())
@@ -242,9 +251,9 @@ pub(crate) fn compile(
     let bytes = |node: &NodeId| graph.node(*node).bytes();
     let job = Job {
         inputs: storage.inputs.len(),
-        states: storage.states.iter().map(|[state, _]| bytes(state)).collect(),
+        states: storage.states.iter().map(|state| bytes(&state.node)).collect(),
         outputs: storage.outputs.iter().map(bytes).collect(),
-        arena: plan.arena.bytes,
+        arena: storage.arena(plan),
         steps: steps.collect(),
     };
     Ok((kernels, job))

@@ -61,6 +61,7 @@ fn the_second_run_allocates_nothing_and_costs_little() {
     attention(&engine);
     block(&engine);
     cache(&engine);
+    updates(&engine);
     overhead(&engine);
 }
 
@@ -115,6 +116,26 @@ vs = slice y axis=0 start=1 length=1 ; v = reshape vs [3,2,700,64] ; a = attenti
     let mut session =
         Session::new(engine, &graph, SessionOptions::from(Strategy::Unfused).states(&graph.inputs()[..1])).unwrap();
     assert_eq!(session.plan().groups.len(), 2);
+    session.run_with(&inputs, &mut states).unwrap();
+    let before = ALLOCATIONS.load(Ordering::SeqCst);
+    session.run_with(&inputs, &mut states).unwrap();
+    session.run_timed_with(&inputs, &mut states).unwrap();
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before);
+}
+
+/// States that are updated in place, and by a copy.
+fn updates(engine: &Engine) {
+    let text = "w = input f32[3,500] ; q = input f32[3,500] ; g = input f32[3,500]
+s = mul g 0.1 ; y = sub w s ; z = softmax q ; out y z";
+    let graph: Graph = text.parse().unwrap();
+    let mut tensors = seed::inputs(&graph, 1).unwrap();
+    let mut states: Vec<Tensor> = tensors.drain(..2).collect();
+    let inputs: Vec<&Tensor> = tensors.iter().collect();
+    let options = SessionOptions::from(Strategy::Unfused);
+    let pairs = graph.inputs().iter().zip(graph.outputs());
+    let options = pairs.fold(options, |options, (&state, output)| options.update(state, output.node));
+    let mut session = Session::new(engine, &graph, options).unwrap();
+    assert_eq!(session.kernels().len(), session.plan().groups.len() + 1);
     session.run_with(&inputs, &mut states).unwrap();
     let before = ALLOCATIONS.load(Ordering::SeqCst);
     session.run_with(&inputs, &mut states).unwrap();

@@ -88,11 +88,8 @@ fn check_step(step: &Step, job: &Job, input_bytes: &mut [usize]) -> Result<(), (
             }
             Place::Output(output) => job.outputs.get(output).copied().unwrap_or(0),
             Place::Arena { offset, bytes } if offset.checked_add(bytes).is_some_and(|end| end <= job.arena) => bytes,
-            // A state is written in place of what it was, and in no other way.
-            Place::State(state) if !argument.written || argument.in_place_of.is_some() => {
-                job.states.get(state).copied().unwrap_or(0)
-            }
-            Place::Input(_) | Place::State(_) | Place::Arena { .. } => 0,
+            Place::State(state) => job.states.get(state).copied().unwrap_or(0),
+            Place::Input(_) | Place::Arena { .. } => 0,
         };
         if argument.reach > available {
             return Err((position, format!("it touches {} bytes, its buffer has {available}", argument.reach)));

@@ -6,13 +6,14 @@ mod cuda;
 pub use cpu::CpuCatalog;
 pub use cuda::CudaCatalog;
 
-use deuteron_graph::NodeId;
+use deuteron_graph::{Graph, NodeId};
 use deuteron_plan::{Draft, Structure};
 
 use crate::body::Origin;
 use crate::cuda::row_config::RowConfig;
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Kernel, Request};
+use crate::kernels::copy::{self, Copy};
 use crate::kernels::row;
 use crate::lower::lower_with_origins;
 
@@ -48,6 +49,15 @@ pub fn render<'a>(request: impl Into<Request<'a>>, backend: &'a Backend) -> Resu
     };
     let structure = request.group.structure.name();
     offer.map(|offer| offer.kernel()).ok_or(NoKernel { structure, target })
+}
+
+/// Generates a copy of a value, whole and contiguous, into the buffer of another node of its type: source, then destination.
+pub fn render_copy(graph: &Graph, from: NodeId, to: NodeId, backend: &Backend) -> Kernel {
+    let whole = Copy::whole(graph, from, to);
+    match backend {
+        Backend::Cpu => copy::cpu::kernel(whole),
+        Backend::Cuda(_) => copy::cuda::kernel(&whole),
+    }
 }
 
 /// Launch shapes worth measuring for a row kernel, the suggested one first; none for a kernel of another kind.

@@ -5,6 +5,7 @@ mod chunks;
 pub(crate) mod count;
 pub mod emit;
 pub(crate) mod family;
+pub(crate) mod in_place;
 mod listing;
 pub mod program;
 #[allow(unsafe_code)]

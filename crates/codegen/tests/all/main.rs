@@ -3,4 +3,5 @@
 mod emulated;
 mod epilogues;
 mod programs;
+mod updates;
 mod work;

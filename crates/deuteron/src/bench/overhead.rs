@@ -16,7 +16,7 @@ use crate::catalog;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
-use crate::session::{Storage, compile};
+use crate::session::{SessionOptions, Storage, compile};
 use crate::tensor::Tensor;
 
 /// Launches of one round: fewer than a stream takes before it makes the host wait.
@@ -87,6 +87,6 @@ fn load(gpu: &Cuda, graph: &Graph) -> Result<CudaExecutable, Error> {
     let plan = plan(graph, gpu.target(), Strategy::Greedy, &[])?;
     let kernel = |group: &Group| render(group.draft(graph, &plan.placement), gpu.backend());
     let rendered = plan.groups.iter().map(kernel).collect::<Result<_, _>>()?;
-    let (_, job) = compile(gpu, graph, &plan, rendered, &Storage::new(graph, &[])?)?;
+    let (_, job) = compile(gpu, graph, &plan, rendered, &Storage::new(graph, &SessionOptions::default())?)?;
     Ok(gpu.executable(job)?)
 }

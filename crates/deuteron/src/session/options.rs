@@ -12,15 +12,23 @@ pub struct SessionOptions {
     pub(super) strategy: Strategy,
     pub(super) layouts: Vec<Layout>,
     pub(super) states: Vec<NodeId>,
+    pub(super) updates: Vec<Update>,
     pub(super) pins: Vec<Pin>,
     pub(super) kernels: Vec<Kernel>,
+}
+
+/// A state and its new value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Update {
+    pub state: NodeId,
+    pub result: NodeId,
 }
 
 impl Default for SessionOptions {
     /// The cheapest plan, contiguous inputs, no states, no pins.
     fn default() -> SessionOptions {
-        let (layouts, states, pins, kernels) = Default::default();
-        SessionOptions { strategy: Strategy::Fused, layouts, states, pins, kernels }
+        let (layouts, states, updates, pins, kernels) = Default::default();
+        SessionOptions { strategy: Strategy::Fused, layouts, states, updates, pins, kernels }
     }
 }
 
@@ -42,11 +50,24 @@ impl SessionOptions {
         SessionOptions { layouts: layouts.into(), ..self }
     }
 
-    /// Inputs that are states: memory of the caller that [`super::Session::run_with`] writes to and that keeps what was written. A
-    /// state is read by one append alone, whose result is an output; the append then writes the new rows and nothing else, and
-    /// whoever reads its result reads the state.
+    /// Inputs that are states: memory of the caller that [`super::Session::run_with`] writes to and that keeps what was written. These
+    /// are caches: each is read by one append alone, whose result is an output; the append then writes the new rows and nothing
+    /// else, and whoever reads its result reads the state. For states of any other kind see [`SessionOptions::update`].
     pub fn states(self, states: impl Into<Vec<NodeId>>) -> SessionOptions {
         SessionOptions { states: states.into(), ..self }
+    }
+
+    /// One more input that is a state, and its new value: an output of the same dtype and shape that the graph computes, such as
+    /// weights after a step of an optimiser. [`super::Session::run_with`] takes these states behind those of
+    /// [`SessionOptions::states`], in the order in which they were declared.
+    ///
+    /// All of the graph reads the state as it was before the run. The new value is written straight into the state where no later
+    /// kernel reads the old one, and the kernel that makes it either does not read it or is elementwise work that reads each element
+    /// before it writes it. Else it is written to memory of the session, and copied into the state at the end of the run. After a run
+    /// that fails these states may hold anything.
+    pub fn update(mut self, state: NodeId, result: NodeId) -> SessionOptions {
+        self.updates.push(Update { state, result });
+        self
     }
 
     /// Fusions that are forced or forbidden in a fused plan. An error says which of them cannot be kept to, and why.
@@ -67,8 +88,9 @@ impl SessionOptions {
         if self.layouts.is_empty() {
             return Ok(graph.inputs().iter().map(|&input| Layout::contiguous(&graph.node(input).shape)).collect());
         }
+        let is_state = |id: &NodeId| self.states.contains(id) || self.updates.iter().any(|update| update.state == *id);
         let mut lying = graph.inputs().iter().zip(&self.layouts);
-        match lying.find(|(input, layout)| self.states.contains(input) && !layout.is_contiguous()) {
+        match lying.find(|(input, layout)| is_state(input) && !layout.is_contiguous()) {
             Some((&state, _)) => Err(Error::StateLayout(graph.label(state))),
             None => Ok(self.layouts.clone()),
         }

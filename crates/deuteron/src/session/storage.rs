@@ -1,45 +1,102 @@
 //! Where the values of a graph are stored.
 
+use deuteron_codegen::{InPlace, Kernel};
 use deuteron_device::Place;
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::Plan;
 
-use crate::error::Error;
+use super::options::{SessionOptions, Update};
+use crate::error::{Error, UpdateProblem};
+
+/// What room for a new value starts at a multiple of: a cache line.
+const ALIGNMENT: usize = 64;
 
 /// Which value of a graph is stored where.
 pub(crate) struct Storage {
     /// handed in, and no states
     pub(super) inputs: Vec<NodeId>,
-    /// states, and what the append of each makes of it
-    pub(super) states: Vec<[NodeId; 2]>,
+    /// handed in and written
+    pub(super) states: Vec<State>,
     /// handed out, each once, and no states
     pub(super) outputs: Vec<NodeId>,
 }
 
+/// A state.
+#[derive(Clone, Copy)]
+pub(super) struct State {
+    /// the input
+    pub node: NodeId,
+    /// its new value
+    result: NodeId,
+    /// where the new value waits for the end of the run, if that is not the state itself
+    room: Option<Room>,
+}
+
+/// A range of the arena.
+#[derive(Clone, Copy)]
+struct Room {
+    offset: usize,
+    bytes: usize,
+}
+
 impl Storage {
-    pub(crate) fn new(graph: &Graph, states: &[NodeId]) -> Result<Storage, Error> {
-        let results = states.iter().enumerate().map(|(index, &state)| {
-            let twice = states[..index].contains(&state);
-            let result = appended(graph, state).filter(|_| !twice);
-            let known = graph.inputs().contains(&state);
-            let name = if known { graph.label(state) } else { format!("%{}", state.index()) };
-            result.map(|result| [state, result]).ok_or(Error::NoState(name))
-        });
-        let states = results.collect::<Result<Vec<[NodeId; 2]>, Error>>()?;
+    pub(crate) fn new(graph: &Graph, options: &SessionOptions) -> Result<Storage, Error> {
+        let mut states: Vec<State> = Vec::new();
+        for &node in &options.states {
+            let twice = states.iter().any(|state| state.node == node);
+            let result = appended(graph, node).filter(|_| !twice).ok_or_else(|| Error::NoState(name(graph, node)))?;
+            states.push(State { node, result, room: None });
+        }
+        for &Update { state: node, result } in &options.updates {
+            if let Some(problem) = problem(graph, &states, node, result) {
+                return Err(Error::Update { state: name(graph, node), result: name(graph, result), problem });
+            }
+            states.push(State { node, result, room: None });
+        }
         let mut outputs: Vec<NodeId> = Vec::new();
         for output in graph.outputs() {
-            if !outputs.contains(&output.node) && !states.iter().any(|[_, result]| *result == output.node) {
+            if !outputs.contains(&output.node) && !states.iter().any(|state| state.result == output.node) {
                 outputs.push(output.node);
             }
         }
         let inputs = graph.inputs().iter().copied();
-        let inputs = inputs.filter(|input| !states.iter().any(|[state, _]| state == input)).collect();
+        let inputs = inputs.filter(|&input| !states.iter().any(|state| state.node == input)).collect();
         Ok(Storage { inputs, states, outputs })
     }
 
-    /// Results that are written into the memory of a state.
-    pub(super) fn updated(&self) -> Vec<NodeId> {
-        self.states.iter().map(|&[_, result]| result).collect()
+    /// States that nothing reads after the group that makes their new value.
+    pub(super) fn last_reads(&self, plan: &Plan) -> Vec<InPlace> {
+        let last = self.states.iter().filter(|state| {
+            let writer = plan.groups.iter().position(|group| group.outputs.contains(&state.result));
+            let later = writer.map_or(&[][..], |writer| &plan.groups[writer + 1..]);
+            !later.iter().any(|group| group.inputs.contains(&state.node))
+        });
+        last.map(|state| InPlace { operand: state.node, result: state.result }).collect()
+    }
+
+    /// Decides where each new value is written, by the kernels of the groups: into its state if nothing reads that later and the
+    /// kernel that writes it can, else into room of its own behind the plan's arena.
+    pub(super) fn settle(&mut self, graph: &Graph, plan: &Plan, kernels: &[Kernel]) {
+        let last = self.last_reads(plan);
+        for at in 0..self.states.len() {
+            let State { node: operand, result, .. } = self.states[at];
+            let writable = kernels.iter().all(|kernel| can_write(kernel, operand, result));
+            if !writable || !last.contains(&InPlace { operand, result }) {
+                let offset = self.arena(plan).next_multiple_of(ALIGNMENT);
+                self.states[at].room = Some(Room { offset, bytes: graph.node(result).bytes() });
+            }
+        }
+    }
+
+    /// New values that are copied at the end of a run: each with its state.
+    pub(super) fn copied(&self) -> impl Iterator<Item = [NodeId; 2]> {
+        self.states.iter().filter(|state| state.room.is_some()).map(|state| [state.result, state.node])
+    }
+
+    /// Bytes of the arena: the plan's, and room for new values behind it.
+    pub(super) fn arena(&self, plan: &Plan) -> usize {
+        let ends = self.states.iter().filter_map(|state| state.room).map(|room| room.offset + room.bytes);
+        ends.fold(plan.arena.bytes, usize::max)
     }
 
     pub(super) fn place(&self, plan: &Plan, base: NodeId) -> Place {
@@ -47,8 +104,12 @@ impl Storage {
         if let Some(position) = of(&self.inputs) {
             return Place::Input(position);
         }
-        if let Some(position) = self.states.iter().position(|pair| pair.contains(&base)) {
-            return Place::State(position);
+        if let Some(position) = self.states.iter().position(|state| state.node == base || state.result == base) {
+            let State { node, room, .. } = self.states[position];
+            return match room {
+                Some(Room { offset, bytes }) if node != base => Place::Arena { offset, bytes },
+                _ => Place::State(position),
+            };
         }
         if let Some(position) = of(&self.outputs) {
             return Place::Output(position);
@@ -61,6 +122,43 @@ impl Storage {
             bytes: slot.bytes,
         })
     }
+}
+
+/// Whether a kernel can have a state's new value in the state: it does not write it, or reads nothing of the state, or writes in
+/// place of what it reads.
+fn can_write(kernel: &Kernel, state: NodeId, result: NodeId) -> bool {
+    let arguments = kernel.launch.arguments();
+    let written = arguments.iter().find(|argument| argument.written && argument.base == result);
+    written.is_none_or(|written| {
+        let mut read = (0..arguments.len()).filter(|&position| arguments[position].base == state);
+        read.all(|position| written.in_place_of == Some(position))
+    })
+}
+
+/// Why an input cannot be a state with this new value, beside others.
+fn problem(graph: &Graph, states: &[State], state: NodeId, result: NodeId) -> Option<UpdateProblem> {
+    if !graph.inputs().contains(&state) {
+        return Some(UpdateProblem::NoInput);
+    }
+    if states.iter().any(|other| other.node == state) {
+        return Some(UpdateProblem::StateTwice);
+    }
+    if graph.inputs().contains(&result) {
+        return Some(UpdateProblem::NotComputed);
+    }
+    if !graph.outputs().iter().any(|output| output.node == result) {
+        return Some(UpdateProblem::NoOutput);
+    }
+    if states.iter().any(|other| other.result == result) {
+        return Some(UpdateProblem::ResultTwice);
+    }
+    let [expected, got] = [state, result].map(|id| format!("{}{}", graph.node(id).dtype, graph.node(id).shape));
+    (expected != got).then_some(UpdateProblem::Type { expected, got })
+}
+
+/// What a node is called, if it is one of the graph's.
+fn name(graph: &Graph, id: NodeId) -> String {
+    if graph.ids().any(|known| known == id) { graph.label(id) } else { format!("%{}", id.index()) }
 }
 
 /// What the one append that reads an input makes of it, if nothing else reads it and the result is handed out.

@@ -103,7 +103,7 @@ impl<'a> Bed<'a> {
     /// The kernel alone, ready to run.
     fn load(&self, shaped: &Shaped) -> Result<Trial, DeviceError> {
         let place = |list: &[NodeId], base: NodeId| list.iter().position(|&known| known == base).unwrap_or(0);
-        let places = shaped.launch.arguments().iter().map(|arg| match arg.written {
+        let places = self.subject.arguments.iter().map(|arg| match arg.written {
             true => Place::Output(place(&self.outputs, arg.base)),
             false => Place::Input(place(&self.inputs, arg.base)),
         });

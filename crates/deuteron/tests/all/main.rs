@@ -11,4 +11,5 @@ mod ops;
 mod products;
 mod session;
 mod sources;
+mod states;
 mod tune;

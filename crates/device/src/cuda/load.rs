@@ -115,7 +115,8 @@ impl LoadedJob {
     fn push(&mut self, gpu: &Gpu, step: crate::job::Step) -> Result<(), DeviceError> {
         let index = self.steps.len();
         self.check_alignment(index, &step)?;
-        if !step.launch.is_of(&step.kernel.source) {
+        let source = &step.kernel.source;
+        if matches!(source, Source::Cuda(_) | Source::Library(_)) && !step.launch.is_of(source) {
             return Err(mismatch(index, 0, "its launch was made for another kernel".into()));
         }
         let mut kernel = step.kernel.clone();

@@ -3,7 +3,7 @@
 
 use deuteron::{Backend, Machine, Strategy, Structure, Target, plan, render};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Word};
-use deuteron_codegen::{CudaCatalog, Kernel, Request, Source};
+use deuteron_codegen::{CudaCatalog, InPlace, Kernel, Request, Source};
 use deuteron_gpt2::{Config, Piece, Start, Weights, next_logits};
 
 /// A kernel of the step, its grids, and the positions of its arguments that are inputs of the graph.
@@ -23,8 +23,10 @@ fn step(arch: Arch) -> Vec<Launched> {
     let target = CudaTarget::new(arch, 132);
     let launched = plan.groups.iter().map(|group| {
         // As in a session whose caches are states.
-        let in_place = if group.structure == Structure::Append { &group.nodes[..] } else { &[] };
-        let request = Request { group: group.draft(&graph, &plan.placement), in_place };
+        let appends = group.nodes.iter().filter(|_| group.structure == Structure::Append);
+        let in_place: Vec<InPlace> =
+            appends.map(|&result| InPlace { operand: graph.node(result).inputs[0], result }).collect();
+        let request = Request { group: group.draft(&graph, &plan.placement), in_place: &in_place };
         let Kernel { source, launch } = render(request, &Backend::Cuda(target.clone())).unwrap();
         let Source::Cuda(source) = source else { panic!("a kernel of a library") };
         let args = launch.arguments();

@@ -12,7 +12,7 @@ use deuteron_graph::Op;
 use deuteron_plan::Structure;
 
 use crate::argument::{ArgBinding, Argument, Lookup};
-use crate::kernel::Request;
+use crate::kernel::{InPlace, Request};
 
 /// The argument that is the cache.
 const CACHE: usize = 0;
@@ -109,9 +109,14 @@ impl Append {
             stride: rows.strides[axis],
             capacity: node.shape[axis],
             cols: node.shape.cols(),
-            in_place: request.in_place.contains(&id),
+            in_place: false,
         };
         let args = [read(CACHE)?, read(1)?, read(POSITIONS)?, ArgBinding::whole(graph, id, 0, true)];
+        // What is written may be the cache, but nothing else that is read.
+        let [cache, rows, positions, result] = args.each_ref().map(|arg| arg.base);
+        let apart = rows != cache && positions != cache && args[CACHE].offset == 0;
+        let wanted = request.in_place.contains(&InPlace { operand: cache, result });
+        let shape = AppendShape { in_place: apart && wanted, ..shape };
         Some(Append { element: node.dtype.bytes(), args, shape })
     }
 

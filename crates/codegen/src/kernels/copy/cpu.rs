@@ -29,10 +29,15 @@ impl Offer for CopyOffer {
     }
 
     fn kernel(self: Box<Self>) -> Kernel {
-        let (arguments, Copy { element, pieces, .. }) = (self.0.arguments(), self.0);
-        let source = CpuSource::new(Arc::new(CopyProgram { element }));
-        assemble(source, arguments, CopyTasks { element, pieces })
+        kernel(self.0)
     }
+}
+
+/// The kernel of a copy.
+pub(crate) fn kernel(copy: Copy) -> Kernel {
+    let (arguments, Copy { element, pieces, .. }) = (copy.arguments(), copy);
+    let source = CpuSource::new(Arc::new(CopyProgram { element }));
+    assemble(source, arguments, CopyTasks { element, pieces })
 }
 
 /// Rows that follow each other are moved as bytes, anything else element by element.

@@ -8,7 +8,7 @@
 pub mod cpu;
 pub mod cuda;
 
-use deuteron_graph::Op;
+use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Draft, Layout, Structure};
 
 use crate::argument::{ArgBinding, Argument};
@@ -75,6 +75,15 @@ impl Copy {
         }
         args.push(ArgBinding::whole(graph, id, 0, true));
         Some(Copy { element: node.dtype.bytes(), args, pieces })
+    }
+
+    /// The copy of a whole contiguous value into the buffer of another node of the same type.
+    pub(crate) fn whole(graph: &Graph, from: NodeId, to: NodeId) -> Copy {
+        let dims = vec![graph.node(from).shape.elements()];
+        let (from_offset, to_offset, strides) = (0, 0, vec![1]);
+        let piece = Piece { source: 0, dims, from: strides.clone(), from_offset, to: strides, to_offset };
+        let args = vec![ArgBinding::whole(graph, from, 0, false), ArgBinding::whole(graph, to, 0, true)];
+        Copy { element: graph.node(from).dtype.bytes(), args, pieces: vec![piece] }
     }
 
     /// What a device has to know of its arguments.

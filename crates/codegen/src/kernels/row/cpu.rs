@@ -6,12 +6,13 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deuteron_plan::{Draft, Structure, Work};
+use deuteron_plan::{Structure, Work};
 
 use crate::body::{Body, Origin};
 use crate::cpu::count::Counter;
 use crate::cpu::emit::{emit, emit_with_origins};
 use crate::cpu::family::{CpuTarget, assemble, touched};
+use crate::cpu::in_place::reads_before_storing;
 use crate::cpu::program::TileProgram;
 use crate::cpu::simd::{self, Axis, BoundArg, Dim, Fault, Isa, MAX_LEADING};
 use crate::cpu::task::{CpuLaunch, CpuSource, CpuTask, PerWorker, Run, ScratchSizes, TaskError, TileUse};
@@ -24,25 +25,25 @@ pub(crate) struct RowFamily;
 
 impl Family<CpuTarget> for RowFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
-        let group = request.group;
-        (*group.structure == Structure::Row).then(|| Box::new(RowOffer { group }) as Box<dyn Offer + 'a>)
+        (*request.group.structure == Structure::Row).then(|| Box::new(RowOffer(request)) as Box<dyn Offer + 'a>)
     }
 }
 
-struct RowOffer<'a> {
-    group: Draft<'a>,
-}
+struct RowOffer<'a>(Request<'a>);
 
 impl Offer for RowOffer<'_> {
     fn work(&self) -> Work {
-        let LoweredRows { body, launch } = lower_with_origins(&self.group).0;
+        let LoweredRows { body, launch } = lower_with_origins(&self.0.group).0;
         let RowLaunch { args, rows, cols, .. } = &launch;
         Counter { program: &emit(&body), args, rows: *rows, cols: *cols }.work()
     }
 
     fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = lower_with_origins(&self.group).0;
-        let (program, arguments) = (Arc::new(emit(&lowered.body)), lowered.arguments());
+        let lowered = lower_with_origins(&self.0.group).0;
+        let program = Arc::new(emit(&lowered.body));
+        let mut updates = lowered.updates(self.0.in_place);
+        updates.retain(|update| reads_before_storing(&program, update.operand as u16, update.result as u16));
+        let arguments = lowered.arguments_in_place(&updates);
         let tiles = TileUse { tiles: program.tiles, kept_rows: program.kept, passes: program.passes.len() };
         let source = CpuSource::new(program.clone()).with_tiles(tiles);
         let tasks = RowTasks { program, launch: lowered.launch, touched: touched(&arguments) };

@@ -12,6 +12,7 @@ use crate::cuda::row::words::{argument_words, axis_words};
 use crate::cuda::row_config::{Policy, RowConfig};
 use crate::cuda::target::CudaTarget;
 use crate::kernel::{Execution, Family, Kernel, Launch, Offer, Request, Source, offered};
+use crate::kernels::row::ArgUpdate;
 use crate::linear::{Earlier, earlier_sums};
 use crate::lower::{LoweredRows, RowLaunch, lower_with_origins};
 
@@ -21,7 +22,11 @@ pub(crate) struct RowFamily;
 impl Family<CudaTarget> for RowFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        let kernel = move || RowVariant::new(lower_with_origins(&group).0, target).kernel(target);
+        let kernel = move || {
+            let lowered = lower_with_origins(&group).0;
+            let updates = lowered.updates(request.in_place);
+            RowVariant { updates, ..RowVariant::new(lowered, target) }.kernel(target)
+        };
         if *group.structure == Structure::Row { offered(move || primitive_work(&group), kernel) } else { None }
     }
 }
@@ -41,6 +46,8 @@ pub(crate) struct RowVariant {
     pub shared: usize,
     /// under which a measured config of it is kept
     pub key: String,
+    /// results in place of operands; of a flat kernel, of which each thread loads all its elements before it stores any
+    pub updates: Vec<ArgUpdate>,
 }
 
 impl RowVariant {
@@ -57,7 +64,7 @@ impl RowVariant {
             };
             (config, shared, key)
         });
-        RowVariant { lowered, config, shared, key }
+        RowVariant { lowered, config, shared, key, updates: Vec::new() }
     }
 
     /// The lines of its text, each with what it came from.
@@ -75,13 +82,15 @@ impl RowVariant {
     pub fn kernel(self, target: &CudaTarget) -> Kernel {
         let lines = self.lines(target);
         let own = |lines: &[Line]| lines.iter().flat_map(|line| [line.text.as_str(), "\n"]).collect::<String>();
-        let text = own(&lines.constants) + &PRELUDE + &own(&lines.kernel);
+        // What the kernel itself writes is no constant memory: loads stay before the stores that follow them.
+        let ordinary = if self.updates.is_empty() { "" } else { "#define MEETS\n" };
+        let text = [ordinary, &own(&lines.constants), &PRELUDE, &own(&lines.kernel)].concat();
         self.with_source(CudaSource::new("row", text), target)
     }
 
     /// The kernel with another text that takes the same parameter.
     pub fn with_source(self, source: CudaSource, target: &CudaTarget) -> Kernel {
-        let launch = Launch::new(self.lowered.arguments(), Execution::Grids(self.grids(target)))
+        let launch = Launch::new(self.lowered.arguments_in_place(&self.updates), Execution::Grids(self.grids(target)))
             .with_lookups(self.lowered.lookups())
             .with_variant(self.config.to_string(), self.key);
         Kernel::new(Source::Cuda(source), launch)

@@ -4,9 +4,19 @@
 pub mod cpu;
 pub mod cuda;
 
+use deuteron_graph::NodeId;
+
 use crate::argument::{Argument, Lookup};
 use crate::body::{Access, ArgSpec, Stage};
+use crate::kernel::InPlace;
 use crate::lower::{LoweredRows, RowLaunch};
+
+/// Positions of an operand and of the result that is written in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ArgUpdate {
+    pub operand: usize,
+    pub result: usize,
+}
 
 /// Elements from its first one on that an argument of row work over so many rows and columns reaches.
 pub(crate) fn reach(spec: &ArgSpec, binding: &crate::argument::ArgBinding, rows: usize, cols: usize) -> usize {
@@ -40,6 +50,33 @@ impl LoweredRows {
         };
         let specs = self.body.args.iter().enumerate();
         specs.map(|(position, spec)| Argument::new(&args[position], elements(position, spec))).collect()
+    }
+
+    /// The same where results are in place of operands.
+    pub(crate) fn arguments_in_place(&self, updates: &[ArgUpdate]) -> Vec<Argument> {
+        let mut arguments = self.arguments();
+        for update in updates {
+            arguments[update.result].in_place_of = Some(update.operand);
+        }
+        arguments
+    }
+
+    /// Results whose elements lie where the elements of their operand do, one for one, and whose operand is read nowhere else.
+    /// Whether each element is read before it is written is for the backend to say. An operand of one element is left out: it
+    /// may be read by many threads.
+    pub(crate) fn updates(&self, wanted: &[InPlace]) -> Vec<ArgUpdate> {
+        let (args, specs) = (&self.launch.args, &self.body.args);
+        let only = |base: NodeId| {
+            let mut positions = (0..args.len()).filter(|&position| args[position].base == base);
+            let whole = |&position: &usize| specs[position].access == Access::Row && args[position].offset == 0;
+            positions.next().filter(|_| positions.next().is_none()).filter(whole)
+        };
+        let found = wanted.iter().filter_map(|&InPlace { operand, result }| {
+            let (operand, result) = (only(operand)?, only(result)?);
+            let fits = !args[operand].written && args[result].written && args[operand].dtype == args[result].dtype;
+            (fits && self.body.flat).then_some(ArgUpdate { operand, result })
+        });
+        found.collect()
     }
 
     /// Where indices of gathered rows stand.

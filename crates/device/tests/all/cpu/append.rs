@@ -91,7 +91,9 @@ fn only_a_cache_kept_in_place_is_written_where_it_is_read() {
     assert!(refused(|shape| shape.capacity = 4, [state, state]), "the state is shorter");
     let copied = [[Place::State(0), Place::Output(0)]; 2];
     assert!(loaded(&cpu, job(&cpu, |shape| shape.in_place = false, copied)).is_some());
-    let onto = [[Place::State(0), Place::State(1)]; 2];
-    let written = loaded(&cpu, job(&cpu, |shape| shape.in_place = false, onto));
-    assert!(written.is_none(), "states are written in place alone");
+    let written = |places: [Place; 2]| loaded(&cpu, job(&cpu, |shape| shape.in_place = false, [places; 2])).is_some();
+    assert!(written([Place::State(0), Place::State(1)]), "another state than the one that is read");
+    assert!(written([Place::Input(0), Place::State(1)]));
+    assert!(!written([Place::State(1), Place::State(1)]), "a state that is read is written in place alone");
+    assert!(!written([Place::State(0), Place::State(2)]), "there is no such state");
 }
