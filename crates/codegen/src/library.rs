@@ -33,7 +33,7 @@ pub enum Operand {
     A,
     /// the second operand
     B,
-    /// one number a column of the result, each after the other
+    /// one number per column of the result, contiguous
     Bias,
     /// a tensor that lies as the result does
     Residual,

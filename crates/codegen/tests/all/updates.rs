@@ -1,4 +1,4 @@
-//! Results in place of operands: which kernels take them, and what a device is told.
+//! Results in place of operands: which kernels support them, and which arguments share memory.
 
 use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_codegen::{Backend, CpuCatalog, CudaCatalog, InPlace, Kernel, Request, render};

@@ -80,7 +80,7 @@ impl Writer<'_> {
         })
     }
 
-    /// Stages that work on one number a row.
+    /// Stages that work on one number per row.
     pub(super) fn row_stages(&mut self, pass: &Pass) {
         for &position in &pass.stages {
             let stage = self.it.body.stages[position];

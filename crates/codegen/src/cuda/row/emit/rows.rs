@@ -152,7 +152,7 @@ impl Writer<'_> {
         self.row_loads().into_iter().filter(own).collect()
     }
 
-    /// Arguments that are one number a row.
+    /// Arguments that are one number per row.
     pub(super) fn row_numbers(&self) -> Vec<usize> {
         let args = &self.it.body.args;
         (0..args.len()).filter(|&arg| !args[arg].written && args[arg].access == Access::PerRow).collect()

@@ -42,7 +42,7 @@ impl Writer<'_> {
         sums.nth(index).map(|(position, _)| Origin::Stage(position))
     }
 
-    /// Sums of one number a row are kept by one thread; in a space of one column, columns and numbers are the same.
+    /// Sums of one number per row are kept by one thread; in a space of one column, columns and numbers are the same.
     pub(super) fn is_lane_sum(&self, width: usize) -> bool {
         width > 1 || self.it.body.cols == 1
     }

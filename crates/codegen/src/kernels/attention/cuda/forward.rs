@@ -92,8 +92,8 @@ impl fmt::Display for ForwardVariant {
             ForwardVariant::Tensor(tiles) => {
                 write!(f, "{} queries by {} keys on matrix units", tiles.queries(), tiles.keys)
             }
-            ForwardVariant::Decode { rows: 1, .. } => f.write_str("ranges of keys, a row a block"),
-            ForwardVariant::Decode { rows, .. } => write!(f, "ranges of keys, {rows} rows a block"),
+            ForwardVariant::Decode { rows: 1, .. } => f.write_str("ranges of keys, one row per block"),
+            ForwardVariant::Decode { rows, .. } => write!(f, "ranges of keys, {rows} rows per block"),
             ForwardVariant::Scores(scores) => scores.fmt(f),
         }
     }

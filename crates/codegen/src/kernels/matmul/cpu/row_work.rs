@@ -24,7 +24,7 @@ impl RowWork {
                 let arg = &bindings.launch.args[position];
                 bind(&arg.leading, arg.table_rows, touched)
             }
-            // Handed over: how far its rows are apart is known with each block.
+            // Handed over: the stride of its rows comes with each block.
             None => bind(&[(rows, 0)], 0, 0),
         };
         RowWork { args: (0..program.args.len()).map(bound).collect(), memory: simd::Scratch::for_program(program) }

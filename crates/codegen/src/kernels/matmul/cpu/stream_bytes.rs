@@ -2,7 +2,7 @@
 //! exact.
 //!
 //! VNNI multiplies unsigned bytes with signed ones. B has its sign bits flipped on its way into a register, which adds 128:
-//! `sum a (b + 128) = sum a b + 128 sum a`. The second term is one number a row.
+//! `sum a (b + 128) = sum a b + 128 sum a`. The second term is one number per row.
 
 use super::pack::{LeftBlock, left};
 use super::store::{Sums, finish_block};
