@@ -24,7 +24,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    pub(crate) fn new(source: Source, mut launch: Launch) -> Kernel {
+    /// A source, and a launch that names its entries and parameters.
+    pub fn new(source: Source, mut launch: Launch) -> Kernel {
         launch.fingerprint = source.fingerprint();
         Kernel { source, launch }
     }
@@ -64,7 +65,10 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// What is run. Only a family makes one, so a device may rely on the reach of its arguments.
+/// What is run. A device checks the reach of every argument against its buffer, and nothing else: that a kernel touches no byte beyond it is for
+/// the family that makes the launch. A launch of the CPU's tasks is therefore made by an unsafe function alone,
+/// [`assemble`](crate::cpu::family::assemble). Grids and library calls are data that say where a GPU reads and writes; whoever makes them
+/// answers for their text as for any CUDA source, because no check stands between it and the memory of the GPU's context.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
     arguments: Vec<Argument>,
@@ -100,11 +104,23 @@ impl Launch {
         Launch { arguments, lookups: Vec::new(), execution, variant: Variant::default(), fingerprint: 0 }
     }
 
-    pub(crate) fn with_lookups(self, lookups: Vec<Lookup>) -> Launch {
+    /// Grids of a GPU, which touch no byte of an argument beyond its reach.
+    pub fn of_grids(arguments: Vec<Argument>, grids: Grids) -> Launch {
+        Launch::new(arguments, Execution::Grids(grids))
+    }
+
+    /// A call of a library, which touches no byte of an argument beyond its reach.
+    pub fn of_library(arguments: Vec<Argument>, call: LibraryLaunch) -> Launch {
+        Launch::new(arguments, Execution::Library(Box::new(call)))
+    }
+
+    /// The same with places of indices, for messages about one outside of its table.
+    pub fn with_lookups(self, lookups: Vec<Lookup>) -> Launch {
         Launch { lookups, ..self }
     }
 
-    pub(crate) fn with_variant(self, name: String, key: String) -> Launch {
+    /// The same with the name of the way that was taken, and the key of its measured launch shape.
+    pub fn with_variant(self, name: String, key: String) -> Launch {
         Launch { variant: Variant { name, key }, ..self }
     }
 
@@ -143,13 +159,13 @@ impl Launch {
 }
 
 /// A kernel family for targets of one kind.
-pub(crate) trait Family<T>: Sync {
+pub trait Family<T>: Sync {
     /// What it can make of a group; none where the group is not its own, or beyond what its kernels do.
     fn offer<'a>(&self, request: Request<'a>, target: &'a T) -> Option<Box<dyn Offer + 'a>>;
 }
 
 /// A kernel that a family can make.
-pub(crate) trait Offer {
+pub trait Offer {
     /// What it computes and moves, for the cost model.
     fn work(&self) -> Work;
     /// The kernel.
@@ -157,10 +173,7 @@ pub(crate) trait Offer {
 }
 
 /// An offer of two functions.
-pub(crate) fn offered<'a>(
-    work: impl Fn() -> Work + 'a,
-    kernel: impl FnOnce() -> Kernel + 'a,
-) -> Option<Box<dyn Offer + 'a>> {
+pub fn offered<'a>(work: impl Fn() -> Work + 'a, kernel: impl FnOnce() -> Kernel + 'a) -> Option<Box<dyn Offer + 'a>> {
     Some(Box::new(Offered { work, kernel }))
 }
 

@@ -1,38 +1,27 @@
-//! Kernels: a group of nodes becomes a source to compile and a launch to run.
+//! What a kernel is, and what kernels are made of.
 //!
-//! [`render`] asks the kernel families of a target, in order, for the kernel of a group. Row work is lowered to a [`Body`]
-//! (what is compiled: columns, dtypes, arithmetic), which every family can take as a prologue or an epilogue. What comes out, a
-//! [`Kernel`], is plain data: a device needs to know nothing of what it computes. Nothing here calls a driver.
-//! `unsafe` is in `cpu/simd`, `cpu/task.rs` and the `cpu` modules of `kernels` alone.
+//! A kernel family takes a group of nodes and returns a [`Kernel`]: plain data, a source to compile and a launch to run, so that a device
+//! needs to know nothing of what it computes. Row work is lowered to a [`Body`] (columns, dtypes, arithmetic), from which programs of
+//! the CPU and CUDA text are generated, and which every family can take as a prologue or an epilogue. The families are in the crates above
+//! this one. Nothing here calls a driver.
+//! `unsafe` is in `cpu/simd`, `cpu/task.rs` and `cpu/family.rs` alone.
 #![deny(unsafe_code)]
 
 pub mod argument;
 pub mod body;
-pub mod catalog;
 mod compound;
 pub mod cpu;
 pub mod cuda;
 pub mod kernel;
-pub mod kernels;
 pub mod library;
-mod linear;
+pub mod linear;
 pub mod lower;
+pub mod matmul_shape;
+pub mod rows;
 pub mod tile;
 
 pub use argument::{ArgBinding, Argument, Lookup};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
-pub use catalog::{
-    Backend, CpuCatalog, CudaCatalog, NoKernel, TaggedLine, candidates, render, render_copy, tagged_source,
-};
-pub use kernel::{Execution, InPlace, Kernel, Launch, Request, Source, Variant};
-pub use kernels::append::AppendShape;
-pub use kernels::attention::backward::BackwardOperand;
-pub use kernels::attention::block::AttentionBlock;
-pub use kernels::attention::kernel::{
-    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, HeadStrides,
-};
-pub use kernels::attention::rows::AttentionRows;
-pub use kernels::copy::Piece;
-pub use kernels::matmul::kernel::{Epilogue, Matmul, Prologue, Role, RowArguments};
-pub use kernels::matmul::shape::MatmulShape;
+pub use kernel::{Execution, Family, InPlace, Kernel, Launch, Offer, Request, Source, Variant};
 pub use library::{LibraryCall, LibraryEpilogue, LibraryLaunch, LibraryMatmul, Operand};
+pub use matmul_shape::MatmulShape;

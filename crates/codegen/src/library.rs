@@ -7,7 +7,7 @@ use deuteron_graph::Dtype;
 
 use crate::argument::ArgBinding;
 use crate::cuda::grid::{CudaSource, Grids};
-use crate::kernels::matmul::shape::MatmulShape;
+use crate::matmul_shape::MatmulShape;
 
 /// What follows a matmul in its kernel. The list is closed: it is what cuBLASLt has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

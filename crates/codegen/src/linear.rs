@@ -9,7 +9,7 @@ use crate::body::{Body, Expr, ExprId, Exprs, Stage};
 const TERMS: usize = 4;
 
 /// A body whose sums have moved, and what its parts were before.
-pub(crate) struct Earlier {
+pub struct Earlier {
     /// the body
     pub body: Body,
     /// the expression that each expression came from
@@ -19,7 +19,7 @@ pub(crate) struct Earlier {
 }
 
 /// The body with every row sum taken as early as its terms allow.
-pub(crate) fn earlier_sums(body: &Body) -> Earlier {
+pub fn earlier_sums(body: &Body) -> Earlier {
     let mut earlier =
         Earlier { body: body.clone(), exprs: body.ids().collect(), stages: (0..body.stages.len()).collect() };
     // A sum that has moved may let another one move; each moves at most once.

@@ -41,12 +41,12 @@ pub struct Origins {
 
 /// Lowers a group of row work as rows, even where rows do not matter. What it reads or writes of `handed` is `f32`,
 /// rounded to that node's dtype, as it would be if it were stored.
-pub(crate) fn lower_rows(group: &Draft, handed: &[NodeId]) -> LoweredRows {
+pub fn lower_rows(group: &Draft, handed: &[NodeId]) -> LoweredRows {
     lower_space(group, handed, |_| false).0
 }
 
 /// Lowers a row group, and says for each expression and stage which node it came from.
-pub(crate) fn lower_with_origins(group: &Draft) -> (LoweredRows, Origins) {
+pub fn lower_with_origins(group: &Draft) -> (LoweredRows, Origins) {
     lower_space(group, &[], |space| is_flat(group.graph, group.placement, group, space))
 }
 

@@ -10,9 +10,9 @@ pub use flip::{Knob, Variants, flips};
 use std::time::Instant;
 
 use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::{Backend, CpuCatalog, CudaCatalog};
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_graph::Graph;
+use deuteron_kernels::{Backend, CpuCatalog, CudaCatalog};
 use deuteron_plan::{Assessment, Catalog, Machine, MachineKind, Pin, Quantity, Question, Target, assess};
 use deuteron_report::Analysis;
 

@@ -1,10 +1,10 @@
 //! NVIDIA GPUs: where they are looked for, and an engine on one of them.
 
-pub use deuteron_codegen::CudaCatalog;
 pub use deuteron_codegen::cuda::{Arch, BadTuning, CudaTarget, RowConfig, Tuning};
 pub use deuteron_device::cuda::library::{self, Search};
 pub use deuteron_device::cuda::nvrtc::Compiler;
 pub use deuteron_device::cuda::{CudaError, Options};
+pub use deuteron_kernels::CudaCatalog;
 
 use std::sync::Arc;
 

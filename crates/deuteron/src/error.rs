@@ -1,8 +1,8 @@
 //! What a call of the public API can answer instead of a result.
 
-use deuteron_codegen::NoKernel;
 use deuteron_device::DeviceError;
 use deuteron_graph::{Dtype, GraphError, Shape};
+use deuteron_kernels::NoKernel;
 use deuteron_plan::{MachineError, PlanError, Strategy};
 use deuteron_reference::ReferenceError;
 

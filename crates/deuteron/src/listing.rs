@@ -2,11 +2,12 @@
 
 use deuteron_codegen::cpu::task::TileUse;
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Tuning};
-use deuteron_codegen::{Backend, CudaCatalog, Kernel, Launch, Source, Variant, render};
+use deuteron_codegen::{Kernel, Launch, Source, Variant};
 use deuteron_device::DeviceError;
 use deuteron_device::cuda::EntryUsage;
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_graph::{Graph, NodeId, Op};
+use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_plan::{Draft, Group, Machine, Plan, Quantity, Strategy, Target, plan};
 use deuteron_report::SourceLine;
 use serde::Serialize;
@@ -60,7 +61,7 @@ pub struct Compiled {
 /// The source of one kernel that can be generated, each line with the operation it came from.
 pub(crate) fn tagged_source(graph: &Graph, plan: &Plan, group: &Group, backend: &Backend) -> Vec<SourceLine> {
     // A group that no family takes has no source.
-    let lines = deuteron_codegen::tagged_source(&group.draft(graph, &plan.placement), backend).unwrap_or_default();
+    let lines = deuteron_kernels::tagged_source(&group.draft(graph, &plan.placement), backend).unwrap_or_default();
     let op = |node: Option<NodeId>| node.map_or(String::new(), |id| graph.call_name(graph.node(id).call).to_string());
     lines.into_iter().map(|line| SourceLine { op: op(line.node), text: line.text }).collect()
 }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deuteron_codegen::{Kernel, Request, render, render_copy};
+use deuteron_codegen::{Kernel, Request};
 use deuteron_device::{
     BorrowedMemory, CompiledKernel, Device, Executable, Inputs, Job, Launching, Memory, Place, Recorded, States, Step,
 };
 use deuteron_graph::{Graph, NodeId, Op};
+use deuteron_kernels::{render, render_copy};
 use deuteron_plan::{Layout, Plan, plan_pinned};
 
 mod options;

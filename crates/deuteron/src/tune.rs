@@ -9,9 +9,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use deuteron_codegen::cuda::{CudaTarget, RowConfig, Tuning};
-use deuteron_codegen::{Argument, Backend, Kernel, Launch, NoKernel, candidates, render};
+use deuteron_codegen::{Argument, Kernel, Launch};
 use deuteron_device::{CompiledKernel, CudaError, DeviceError};
 use deuteron_graph::Graph;
+use deuteron_kernels::{Backend, NoKernel, candidates, render};
 use deuteron_plan::{Group, Plan, Strategy, Target, plan};
 
 use self::values::Values;

@@ -1,5 +1,6 @@
 //! What every device checks when it loads a job, so that running needs no checks: each argument stays inside its buffer,
-//! inputs are not written, and what is written overlaps nothing else but what it takes the place of.
+//! inputs are not written, and what is written overlaps nothing else but what it takes the place of. That a kernel stays inside the reach of
+//! its arguments is what makers of launches answer for ([`Launch`](deuteron_codegen::Launch)).
 
 use deuteron_codegen::Argument;
 

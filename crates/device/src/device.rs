@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deuteron_codegen::{Backend, Source};
+use deuteron_codegen::Source;
+use deuteron_kernels::Backend;
 use deuteron_plan::{Catalog, Machine, Target};
 
 use crate::error::DeviceError;

@@ -9,7 +9,7 @@ use crate::cpu::program::{Access, Inst, STRIP, TileProgram, TileReduce, TileUnar
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
 
 /// Counts a tile program over rows and columns.
-pub(crate) struct Counter<'a> {
+pub struct Counter<'a> {
     /// the program
     pub program: &'a TileProgram,
     /// its arguments
@@ -197,7 +197,7 @@ fn unary_class(op: TileUnary) -> Class {
 }
 
 /// A kernel with row work after it: the tile program runs once over the rows of the result, which it finds in cache.
-pub(crate) fn with_epilogue(before: Work, epilogue: &TileProgram, args: &[ArgBinding], rows: usize) -> Work {
+pub fn with_epilogue(before: Work, epilogue: &TileProgram, args: &[ArgBinding], rows: usize) -> Work {
     let after = Counter { program: epilogue, args, rows, cols: epilogue.cols }.work();
     let mut work = before;
     for (sum, more) in work.vectors.iter_mut().zip(after.vectors) {

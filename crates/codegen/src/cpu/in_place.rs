@@ -8,7 +8,7 @@ use super::simd::sources;
 /// Instructions run in order over one strip after another; each reads an element before it writes the one at the same place. A store
 /// that is folded into the instruction that makes its tile moves past nothing that touches an argument. Tiles are copies: what was
 /// loaded before the store stays valid after it.
-pub(crate) fn reads_before_storing(program: &TileProgram, operand: u16, result: u16) -> bool {
+pub fn reads_before_storing(program: &TileProgram, operand: u16, result: u16) -> bool {
     let [pass] = program.passes.as_slice() else { return false };
     let reads = |&inst: &Inst| {
         let loads = matches!(inst, Inst::Load { arg, .. } if arg == operand);

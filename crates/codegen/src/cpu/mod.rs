@@ -1,11 +1,13 @@
 //! Row kernels on the CPU: the tile program, how a body becomes one, and the SIMD that runs it. What every kernel of the CPU is for a
 //! device: a task for its threads.
 
+pub mod bind;
 mod chunks;
-pub(crate) mod count;
+pub mod count;
 pub mod emit;
-pub(crate) mod family;
-pub(crate) mod in_place;
+#[allow(unsafe_code)]
+pub mod family;
+pub mod in_place;
 mod listing;
 pub mod program;
 #[allow(unsafe_code)]

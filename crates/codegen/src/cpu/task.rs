@@ -49,11 +49,13 @@ pub struct TileUse {
 }
 
 impl CpuSource {
-    pub(crate) fn new(program: Arc<dyn CpuProgram>) -> CpuSource {
+    /// A program that needs nothing of the tile machine.
+    pub fn new(program: Arc<dyn CpuProgram>) -> CpuSource {
         CpuSource { program, tiles: TileUse::default() }
     }
 
-    pub(crate) fn with_tiles(self, tiles: TileUse) -> CpuSource {
+    /// The same with what it needs of the tile machine.
+    pub fn with_tiles(self, tiles: TileUse) -> CpuSource {
         CpuSource { tiles, ..self }
     }
 }
@@ -206,7 +208,7 @@ impl Floats {
     }
 
     /// How many there are.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.elements()
     }
 
@@ -216,7 +218,6 @@ impl Floats {
     }
 
     /// All of them one value.
-    #[cfg(test)]
     pub fn fill(&mut self, value: f32) {
         self.0.fill(value);
     }

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
+use deuteron_codegen::Source;
 use deuteron_codegen::cuda::CudaTarget;
-use deuteron_codegen::{Backend, Source, render};
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_graph::Graph;
+use deuteron_kernels::{Backend, render};
 use deuteron_plan::Assessment;
 use deuteron_report::Analysis;
 

@@ -139,9 +139,9 @@ fn part(graph: &Graph, group: &Group) -> Result<Graph, Error> {
 
 #[cfg(test)]
 mod tests {
-    use deuteron_codegen::CudaCatalog;
     use deuteron_codegen::cuda::Arch;
     use deuteron_graph::Dtype;
+    use deuteron_kernels::CudaCatalog;
     use deuteron_plan::{Target, plan};
 
     use super::*;

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use deuteron_codegen::Kernel;
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cuda::CudaTarget;
-use deuteron_codegen::kernels::ladder::{Ladder, Rung, WIDEST};
-use deuteron_codegen::{Backend, Kernel, render};
 use deuteron_device::Cpu;
 use deuteron_graph::{Graph, Mask};
+use deuteron_kernels::ladder::{Ladder, Rung, WIDEST};
+use deuteron_kernels::{Backend, render};
 use deuteron_plan::{Plan, PlanError, Strategy, plan};
 use serde::Serialize;
 

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deuteron_codegen::render;
 use deuteron_device::cuda::{CudaExecutable, Options};
 use deuteron_device::{Cuda, Device, DeviceError, Executable, Launching, NoStates};
 use deuteron_graph::{Activation, Dtype, Graph};
+use deuteron_kernels::render;
 use deuteron_plan::{Group, Strategy, plan};
 use serde::Serialize;
 

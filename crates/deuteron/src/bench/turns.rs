@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use deuteron_codegen::Backend;
 use deuteron_device::Launching;
+use deuteron_kernels::Backend;
 
 use super::device::{Sets, repeats, rotation};
 use crate::engine::Engine;

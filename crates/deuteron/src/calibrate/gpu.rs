@@ -220,7 +220,7 @@ mod tests {
 
     /// Plans for an H200, "measured" by a machine with other numbers.
     fn planted(truth: &Machine) -> Vec<Timed> {
-        let catalog = deuteron_codegen::CudaCatalog::of(deuteron_codegen::cuda::Arch::Sm90a);
+        let catalog = deuteron_kernels::CudaCatalog::of(deuteron_codegen::cuda::Arch::Sm90a);
         let target = deuteron_plan::Target { machine: truth, catalog };
         let mut plans = Vec::new();
         for graph in graphs().unwrap() {

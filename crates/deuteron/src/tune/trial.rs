@@ -236,8 +236,9 @@ mod tests {
     use super::*;
 
     use deuteron_codegen::cuda::{Arch, CudaTarget};
-    use deuteron_codegen::{Argument, CudaCatalog, Kernel, render};
+    use deuteron_codegen::{Argument, Kernel};
     use deuteron_graph::Graph;
+    use deuteron_kernels::{CudaCatalog, render};
     use deuteron_plan::{Group, Machine, Plan, Strategy, Target, plan};
 
     /// A kernel of a plan as a CPU runs it: trials are the same on every device, only launch shapes are not.

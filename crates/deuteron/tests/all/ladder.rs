@@ -5,9 +5,10 @@ use std::io::Write as _;
 use deuteron::cuda::{self, Arch, Compiler, Search};
 use deuteron::{Dtype, FusedOp, Graph, Machine, Plan, Strategy, Target, plan};
 use deuteron_codegen::cuda::{CudaTarget, Grids, Word};
-use deuteron_codegen::kernels::ladder::{Ladder, Rung};
-use deuteron_codegen::{Backend, CudaCatalog, Kernel, Source, render};
+use deuteron_codegen::{Kernel, Source};
 use deuteron_device::cuda::nvrtc::Request;
+use deuteron_kernels::ladder::{Ladder, Rung};
+use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_testkit::hardware;
 
 fn compiler() -> Option<Compiler> {

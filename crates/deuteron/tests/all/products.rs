@@ -6,7 +6,7 @@ use std::sync::Arc;
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Cpu, Dtype, Engine, Graph, GroupKind, Isa, Machine, Session, Strategy, Target, Tensor, plan, seed};
-use deuteron_codegen::CpuCatalog;
+use deuteron_kernels::CpuCatalog;
 
 fn parsed(text: &str, dtype: Dtype) -> Graph {
     text.replace("float", &dtype.to_string()).parse().unwrap()

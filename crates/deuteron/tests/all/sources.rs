@@ -8,10 +8,11 @@ use deuteron::listing::{OfflineGpu, kernels_for};
 use deuteron::reference::random_case;
 use deuteron::{Dtype, FusedOp, Graph, GroupKind, Heads, Machine, Mask, NodeId, Norm, Sizes, Strategy, Target, plan};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid};
-use deuteron_codegen::{Backend, CudaCatalog, Kernel, Source, TaggedLine, render, tagged_source};
+use deuteron_codegen::{Kernel, Source};
 use deuteron_device::cuda::cache::DiskCache;
 use deuteron_device::cuda::library::{self, Search};
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
+use deuteron_kernels::{Backend, CudaCatalog, TaggedLine, render, tagged_source};
 
 /// One kernel to compile.
 struct Case {

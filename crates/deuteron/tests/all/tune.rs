@@ -3,8 +3,8 @@
 use deuteron::cuda::{Arch, CudaCatalog, CudaTarget, RowConfig, Tuning};
 use deuteron::tune::{Timed, TuneReport, TunedKernel, launch_shapes};
 use deuteron::{Dtype, FusedOp, Graph, Group, Machine, Strategy, Structure, Target, plan, render};
-use deuteron_codegen::Backend;
-use deuteron_codegen::kernels::row;
+use deuteron_kernels::Backend;
+use deuteron_kernels::row;
 
 const ARCH: Arch = Arch::Sm90a;
 

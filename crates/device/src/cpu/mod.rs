@@ -8,9 +8,10 @@ pub use pool::Pool;
 
 use std::sync::{Arc, Mutex};
 
+use deuteron_codegen::Source;
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::task::Workers;
-use deuteron_codegen::{Backend, CpuCatalog, Source};
+use deuteron_kernels::{Backend, CpuCatalog};
 use deuteron_plan::{Catalog, Machine, Quantity};
 
 use crate::buffer::Buffer;

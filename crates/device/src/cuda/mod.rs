@@ -32,8 +32,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
+use deuteron_codegen::Source;
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Tuning};
-use deuteron_codegen::{Backend, Source};
+use deuteron_kernels::Backend;
 use deuteron_plan::{Catalog, Machine};
 
 use self::cache::DiskCache;
@@ -192,7 +193,7 @@ impl Device for Cuda {
     }
 
     fn catalog(&self) -> &dyn Catalog {
-        deuteron_codegen::CudaCatalog::of(self.gpu.target.arch)
+        deuteron_kernels::CudaCatalog::of(self.gpu.target.arch)
     }
 
     fn backend(&self) -> &Backend {

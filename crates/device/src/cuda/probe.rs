@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use deuteron_codegen::kernels::copy::{self, Copy, Piece};
 use deuteron_codegen::{ArgBinding, Kernel};
 use deuteron_graph::{Dtype, Graph};
+use deuteron_kernels::copy::{self, Copy, Piece};
 
 use super::Cuda;
 use super::error::CudaError;

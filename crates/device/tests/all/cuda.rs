@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::gpu;
-use deuteron_codegen::kernels::copy::{self, Copy};
-use deuteron_codegen::kernels::scatter;
-use deuteron_codegen::{ArgBinding, Backend, CpuCatalog, Kernel, Piece, Source, render};
+use deuteron_codegen::{ArgBinding, Kernel, Source};
 use deuteron_device::{
     BorrowedMemory, Buffer, CompiledKernel, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable,
     Inputs, Job, Launching, Memory, NoStates, Place, Recorded, Span, Step,
 };
 use deuteron_graph::{Dtype, Graph, NodeId};
+use deuteron_kernels::copy::{self, Copy};
+use deuteron_kernels::scatter;
+use deuteron_kernels::{Backend, CpuCatalog, Piece, render};
 use deuteron_plan::{Machine, Strategy, Target, plan};
 
 /// Something to call a buffer by.

@@ -3,9 +3,10 @@
 
 use crate::support::{compiled, compiler};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid};
-use deuteron_codegen::kernels::matmul::cuda::skinny::{SkinnyConfig, SkinnyKernel, Weights};
-use deuteron_codegen::{Backend, CudaCatalog, Kernel, Source, render};
+use deuteron_codegen::{Kernel, Source};
 use deuteron_graph::{Dtype, Graph};
+use deuteron_kernels::{Backend, CudaCatalog, render};
+use deuteron_matmul::cuda::skinny::{SkinnyConfig, SkinnyKernel, Weights};
 use deuteron_plan::{Machine, Strategy, Target, plan};
 
 /// The kernels of a graph, and how those of few rows are spread over threads.

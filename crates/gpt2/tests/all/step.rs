@@ -3,8 +3,9 @@
 
 use deuteron::{Backend, Machine, Strategy, Structure, Target, plan, render};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Word};
-use deuteron_codegen::{CudaCatalog, InPlace, Kernel, Request, Source};
+use deuteron_codegen::{InPlace, Kernel, Request, Source};
 use deuteron_gpt2::{Config, Piece, Start, Weights, next_logits};
+use deuteron_kernels::CudaCatalog;
 
 /// A kernel of the step, its grids, and the positions of its arguments that are inputs of the graph.
 struct Launched {

@@ -13,7 +13,8 @@
 use super::lanes::Simd;
 
 /// How one dtype is read into lanes and written from them. `partial` methods touch `count < WIDTH` elements.
-pub(crate) trait Format: Copy {
+pub trait Format: Copy {
+    /// Of an element.
     const BYTES: usize;
 
     /// # Safety
@@ -32,7 +33,7 @@ pub(crate) trait Format: Copy {
 
 /// `f32` and `i32`: lanes as they are.
 #[derive(Clone, Copy)]
-pub(crate) struct Word;
+pub struct Word;
 
 impl Format for Word {
     const BYTES: usize = 4;
@@ -120,7 +121,7 @@ macro_rules! narrow_format {
 
 /// IEEE half floats.
 #[derive(Clone, Copy)]
-pub(crate) struct HalfFloat;
+pub struct HalfFloat;
 narrow_format!(HalfFloat, HalfFormat, u16, load_half, store_half, stream_half);
 
 impl HalfFormat for HalfFloat {
@@ -136,7 +137,7 @@ impl HalfFormat for HalfFloat {
 
 /// The upper half of an `f32`.
 #[derive(Clone, Copy)]
-pub(crate) struct BrainFloat;
+pub struct BrainFloat;
 narrow_format!(BrainFloat, HalfFormat, u16, load_half, store_half, stream_half);
 
 impl HalfFormat for BrainFloat {
@@ -158,7 +159,7 @@ impl HalfFormat for BrainFloat {
 
 /// Signed bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct SignedByte;
+pub struct SignedByte;
 narrow_format!(SignedByte, ByteFormat, u8, load_byte, store_byte, stream_byte);
 
 impl ByteFormat for SignedByte {

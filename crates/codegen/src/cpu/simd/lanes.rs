@@ -5,14 +5,15 @@
 //! instruction set on: outside of it they would be correct, but each a function call.
 
 /// A loop that runs with the instruction set turned on.
-pub(crate) trait Kernel {
+pub trait Kernel {
+    /// What it gives.
     type Output;
     /// Must be `#[inline(always)]` in every implementation, and so must all that it calls on lanes.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
 /// `WIDTH` lanes of 32 bits. Float operations follow IEEE 754 with rounding to nearest even unless they say otherwise.
-pub(crate) trait Simd: Copy {
+pub trait Simd: Copy {
     /// Lanes of a vector: a divisor of 16.
     const WIDTH: usize;
     /// Vectors that stay out of memory.
@@ -31,11 +32,17 @@ pub(crate) trait Simd: Copy {
     /// Runs a kernel with the instruction set turned on.
     fn enter<K: Kernel>(self, kernel: K) -> K::Output;
 
+    /// All lanes `x`.
     fn splat(self, x: f32) -> Self::Float;
+    /// `a + b`.
     fn add(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// `a - b`.
     fn sub(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// `a * b`.
     fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// `a / b`.
     fn div(self, a: Self::Float, b: Self::Float) -> Self::Float;
+    /// The square root.
     fn sqrt(self, a: Self::Float) -> Self::Float;
     /// `a * b + c`, rounded once if the machine has the instruction.
     fn mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
@@ -47,37 +54,53 @@ pub(crate) trait Simd: Copy {
     fn greater(self, a: Self::Float, b: Self::Float) -> Self::Float;
     /// To the nearest integer, ties to even.
     fn round(self, a: Self::Float) -> Self::Float;
+    /// To the next integer below.
     fn floor(self, a: Self::Float) -> Self::Float;
 
+    /// Where `a < b`.
     fn less(self, a: Self::Float, b: Self::Float) -> Self::Mask;
+    /// Where `a <= b`.
     fn less_or_equal(self, a: Self::Float, b: Self::Float) -> Self::Mask;
+    /// Where `a == b`.
     fn equal(self, a: Self::Float, b: Self::Float) -> Self::Mask;
+    /// `yes` where the mask is set, else `no`.
     fn select(self, mask: Self::Mask, yes: Self::Float, no: Self::Float) -> Self::Float;
     /// The first `count` lanes; `count <= WIDTH`.
     fn first(self, count: usize) -> Self::Mask;
 
+    /// All lanes `x`.
     fn splat_int(self, x: i32) -> Self::Int;
     /// 0, 1, 2, ...
     fn count_up(self) -> Self::Int;
+    /// The bits of floats.
     fn bits(self, a: Self::Float) -> Self::Int;
     /// The inverse of `bits`.
     fn reinterpret(self, a: Self::Int) -> Self::Float;
+    /// `a + b`, wrapping.
     fn add_int(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// `a - b`, wrapping.
     fn sub_int(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// `a & b`.
     fn and(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// `a | b`.
     fn or(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// `a ^ b`.
     fn xor(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// `a << N`.
     fn shift_left<const N: u32>(self, a: Self::Int) -> Self::Int;
     /// Zeros come in.
     fn shift_right<const N: u32>(self, a: Self::Int) -> Self::Int;
     /// The sign comes in.
     fn shift_right_signed<const N: u32>(self, a: Self::Int) -> Self::Int;
+    /// Where `a < b`, signed.
     fn less_int(self, a: Self::Int, b: Self::Int) -> Self::Mask;
+    /// Where `a == b`.
     fn equal_int(self, a: Self::Int, b: Self::Int) -> Self::Mask;
     /// Both halves (low, high) of the 64-bit product of `u32` lanes.
     fn mul_wide(self, a: Self::Int, b: Self::Int) -> (Self::Int, Self::Int);
     /// To the nearest integer, ties to even, for `|a| <= 2^21`; any value beyond and for NaN.
     fn to_int(self, a: Self::Float) -> Self::Int;
+    /// Integers as floats.
     fn to_float(self, a: Self::Int) -> Self::Float;
 
     /// `u16` to `i32`.
@@ -165,16 +188,19 @@ pub(crate) trait Simd: Copy {
         self.select(self.equal(a, a), self.lesser(a, b), a)
     }
 
+    /// `yes` where the mask is set, else `no`.
     #[inline(always)]
     fn select_int(self, mask: Self::Mask, yes: Self::Int, no: Self::Int) -> Self::Int {
         self.bits(self.select(mask, self.reinterpret(yes), self.reinterpret(no)))
     }
 
+    /// Without the sign.
     #[inline(always)]
     fn abs(self, a: Self::Float) -> Self::Float {
         self.reinterpret(self.and(self.bits(a), self.splat_int(i32::MAX)))
     }
 
+    /// With the other sign.
     #[inline(always)]
     fn neg(self, a: Self::Float) -> Self::Float {
         self.reinterpret(self.xor(self.bits(a), self.splat_int(i32::MIN)))

@@ -1,11 +1,11 @@
 //! Memory of one thread in whole cache lines, so that every place in it can be a multiple of 64 bytes.
 
 /// Elements of a line.
-pub(crate) const LINE: usize = 16;
+pub const LINE: usize = 16;
 
 /// Elements of `f32`, from a cache line on. What is there is written and read through the pointer.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lines(Vec<Line>);
+pub struct Lines(Vec<Line>);
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
@@ -28,7 +28,6 @@ impl Lines {
     }
 
     /// All of them one value.
-    #[cfg(test)]
     pub fn fill(&mut self, value: f32) {
         self.0.fill(Line([value; LINE]));
     }

@@ -50,7 +50,7 @@ fn polynomial<S: Simd, const N: usize>(simd: S, x: S::Float, coefficients: [f32;
 
 /// `e^x = 2^n e^r`, with `n = round(x / ln 2)`, so that `|r| <= ln(2) / 2`.
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub fn exp<S: Simd>(simd: S, x: S::Float) -> S::Float {
     // Below -126 ln 2 the result would be denormal and is 0: a denormal costs every instruction set a trap, and
     // half of the scores under a causal mask are `-inf`. Above 89 it is infinite. NaN passes.
     let vanishes = simd.less(x, simd.splat(-87.336_54));
@@ -79,15 +79,15 @@ fn exp2_quick<S: Simd>(simd: S, y: S::Float) -> S::Float {
     simd.scale_by_floor(p, y)
 }
 
-/// `2^y` as [`exp2_quick`], never a denormal.
+/// `2^y` as `exp2_quick`, never a denormal.
 #[inline(always)]
-pub(crate) fn exp2<S: Simd>(simd: S, y: S::Float) -> S::Float {
+pub fn exp2<S: Simd>(simd: S, y: S::Float) -> S::Float {
     simd.select(simd.less(y, simd.splat(-126.0)), simd.splat(0.0), exp2_quick(simd, y))
 }
 
 /// `log x = e ln 2 + log m`, with `m` in `[sqrt(1/2), sqrt 2)`.
 #[inline(always)]
-pub(crate) fn log<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub fn log<S: Simd>(simd: S, x: S::Float) -> S::Float {
     let denormal = simd.less(x, simd.splat(f32::MIN_POSITIVE));
     let scaled = simd.select(denormal, simd.mul(x, simd.splat(8_388_608.0)), x);
     let shift = simd.select(denormal, simd.splat(-23.0), simd.splat(0.0));

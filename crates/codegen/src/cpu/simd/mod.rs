@@ -15,13 +15,13 @@ pub mod amx;
 mod bulk;
 mod check;
 mod finish;
-pub(crate) mod format;
-pub(crate) mod lanes;
+pub mod format;
+pub mod lanes;
 mod launch;
-pub(crate) mod lines;
+pub mod lines;
 mod map;
 pub mod math;
-pub(crate) mod philox;
+pub mod philox;
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod plain;
 mod reduce;
@@ -109,7 +109,7 @@ impl Isa {
     }
 
     /// Whether it is AVX-512, beside which AMX and VNNI may be.
-    pub(crate) fn is_avx512(self) -> bool {
+    pub fn is_avx512(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self.0, Proof::Avx512(_));
         #[cfg(not(target_arch = "x86_64"))]
@@ -117,7 +117,7 @@ impl Isa {
     }
 
     /// Runs `task` with the vector machine of this instruction set.
-    pub(crate) fn dispatch<T: Task>(self, task: T) -> T::Output {
+    pub fn dispatch<T: Task>(self, task: T) -> T::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512(simd) => task.with(simd),
@@ -134,7 +134,9 @@ impl Isa {
 }
 
 /// Work that is written for any vector machine; it calls [`Simd::enter`] for its loops.
-pub(crate) trait Task {
+pub trait Task {
+    /// What it gives.
     type Output;
+    /// Runs with one.
     fn with<S: Simd>(self, simd: S) -> Self::Output;
 }

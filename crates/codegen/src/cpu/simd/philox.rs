@@ -10,12 +10,14 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
 /// Elements that [`keep`] may write beyond the ones asked for: it writes whole blocks of whole vectors.
-pub(crate) const SLACK: usize = 4 * 16 + 3;
+pub const SLACK: usize = 4 * 16 + 3;
 
 /// Which elements are kept.
 #[derive(Clone, Copy)]
-pub(crate) struct Keep {
+pub struct Keep {
+    /// (seed, offset)
     pub key: [u32; 2],
+    /// words below it are dropped
     pub threshold: u32,
 }
 
@@ -23,7 +25,7 @@ pub(crate) struct Keep {
 ///
 /// # Safety
 /// `length + SLACK` elements at `to` can be written.
-pub(crate) unsafe fn keep<S: Simd>(simd: S, keep: Keep, first: u64, length: usize, to: *mut f32) {
+pub unsafe fn keep<S: Simd>(simd: S, keep: Keep, first: u64, length: usize, to: *mut f32) {
     simd.enter(Blocks { keep, block: first / 4, elements: (first % 4) as usize + length, to });
 }
 
@@ -88,9 +90,8 @@ fn block_words<S: Simd>(simd: S, key: [u32; 2], counter: [S::Int; 2]) -> [S::Int
     words
 }
 
-/// The words of one block, a number at a time: what the tests compare with.
-#[cfg(test)]
-pub(crate) fn block_words_of_one(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
+/// The words of one block, a number at a time: what tests of this crate and of attention compare with.
+pub fn block_words_of_one(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     let (mut words, mut key) = (counter, key);
     for _ in 0..ROUNDS {
         let a = u64::from(words[0]) * u64::from(MULTIPLIERS[0]);

@@ -14,19 +14,15 @@ use crate::cuda::target::CudaTarget;
 use crate::lower::RowLaunch;
 
 /// Row work as text, and how it is spread over the threads of the block.
-pub(crate) struct Following {
+pub struct Following {
+    /// the namespace
     pub text: String,
+    /// how it is spread
     pub config: RowConfig,
 }
 
 /// The work of a body on the rows of a launch, for a block of so many threads with so many registers each.
-pub(crate) fn following(
-    body: &Body,
-    launch: &RowLaunch,
-    target: &CudaTarget,
-    threads: usize,
-    registers: usize,
-) -> Following {
+pub fn following(body: &Body, launch: &RowLaunch, target: &CudaTarget, threads: usize, registers: usize) -> Following {
     with_facts(body, launch, target, |facts| {
         let config = facts.following(threads, registers);
         let again = passes(body, facts.shared_rows, false);
@@ -40,7 +36,7 @@ pub(crate) fn following(
 }
 
 /// The words of its parameter; `address` says where each argument of the launch lies.
-pub(crate) fn following_words(body: &Body, launch: &RowLaunch, address: impl Fn(usize) -> Word) -> Vec<Word> {
+pub fn following_words(body: &Body, launch: &RowLaunch, address: impl Fn(usize) -> Word) -> Vec<Word> {
     let RowLaunch { args, rows, axes, .. } = launch;
     let args = body.args.iter().zip(args).enumerate();
     let mut words: Vec<Word> =

@@ -49,7 +49,8 @@ fn merged(leading: &[(usize, usize)]) -> Vec<(usize, usize)> {
     axes
 }
 
-pub(crate) fn gcd(a: usize, b: usize) -> usize {
+/// The greatest common divisor.
+pub fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 

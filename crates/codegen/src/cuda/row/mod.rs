@@ -12,11 +12,15 @@
 //! - A multiplication whose result is read twice is not contracted (`whole2`, `mul.rn`): otherwise it becomes part of a multiply-add for one
 //!   reader and not for the other, and `x - mean(x)` of one column is not zero.
 
-pub(crate) mod config;
-pub(crate) mod emit;
-pub(crate) mod facts;
-pub(crate) mod following;
-pub(crate) mod layout;
-pub(crate) mod passes;
-pub(crate) mod sides;
-pub(crate) mod words;
+mod config;
+mod emit;
+mod facts;
+pub mod following;
+mod layout;
+mod passes;
+pub mod sides;
+pub mod variant;
+mod words;
+
+pub use emit::{PRELUDE, type_name};
+pub use layout::gcd;

@@ -15,7 +15,8 @@ use crate::cuda::row_config::{Policy, RowConfig};
 const HELD: usize = 32;
 
 /// What makes the first operand of a product, or what follows it.
-pub(crate) struct Side<'a> {
+pub struct Side<'a> {
+    /// the work
     pub body: &'a Body,
     /// How each argument lies and its position in the launch; none of those that are handed over.
     pub args: Vec<Option<(usize, &'a ArgBinding)>>,
@@ -52,7 +53,7 @@ impl Side<'_> {
         emit_epilogue(&emission)
     }
 
-    /// The words of its parameter, as [`crate::cuda::row::emit::fields`] names them.
+    /// The words of its parameter, as `emit::fields` names them.
     pub fn words(&self, rows: usize) -> Vec<Word> {
         let mut words = Vec::new();
         for (spec, &(position, binding)) in self.specs() {

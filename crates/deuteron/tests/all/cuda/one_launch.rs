@@ -4,8 +4,9 @@
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, Graph, Launching, Recorded, Session, Strategy, Tensor, seed};
+use deuteron_codegen::Source;
 use deuteron_codegen::cuda::CudaSource;
-use deuteron_codegen::{Backend, Source};
+use deuteron_kernels::Backend;
 
 use super::{gpu, guarded_gpu, outputs, parsed};
 

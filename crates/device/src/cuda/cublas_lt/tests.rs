@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use deuteron_codegen::cuda::{Arch, Word};
-use deuteron_codegen::kernels::matmul::cuda::plain;
 use deuteron_codegen::{ArgBinding, LibraryCall, LibraryEpilogue, LibraryMatmul, MatmulShape, Operand};
 use deuteron_graph::{Dtype, Graph};
+use deuteron_matmul::cuda::plain;
 use half::{bf16, f16};
 
 use super::{Library, Prepared};

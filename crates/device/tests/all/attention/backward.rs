@@ -5,17 +5,16 @@ use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
 use crate::support::{compiled, compiler, gpu};
+use deuteron_attention::backward::LoweredBackward;
+use deuteron_attention::cuda::backward::{self, BackwardTiles, BackwardVariant, SideTiles, with_variant};
+use deuteron_attention::{
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, BackwardOperand, HeadStrides,
+};
 use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::kernels::attention::backward::LoweredBackward;
-use deuteron_codegen::kernels::attention::cuda::backward::{
-    self, BackwardTiles, BackwardVariant, SideTiles, with_variant,
-};
-use deuteron_codegen::{
-    AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, BackwardOperand, HeadStrides,
-};
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_device::{Cuda, Device, Executable, Memory};
 use deuteron_graph::Dtype;
+use deuteron_kernels::Backend;
 
 use AttentionOperand::{K, Mask, Q, V};
 use BackwardOperand::{Gradient, Operand, ResultGradient};

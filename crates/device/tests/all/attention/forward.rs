@@ -7,14 +7,15 @@ use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
 use crate::support::{compiled, compiler, gpu};
+use deuteron_attention::cuda::forward::{self, ForwardVariant, with_variant};
+use deuteron_attention::cuda::tiles::Tiles;
+use deuteron_attention::kernel::LoweredAttention;
+use deuteron_attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::kernels::attention::cuda::forward::{self, ForwardVariant, with_variant};
-use deuteron_codegen::kernels::attention::cuda::tiles::Tiles;
-use deuteron_codegen::kernels::attention::kernel::LoweredAttention;
-use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, Backend, HeadStrides};
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_device::{Cuda, Device, Executable, Launching, Memory, NoStates};
 use deuteron_graph::Dtype;
+use deuteron_kernels::Backend;
 
 // The compiler.
 

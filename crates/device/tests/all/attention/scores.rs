@@ -3,17 +3,18 @@
 use super::shared::{added, loaded, lowered, microseconds, outputs, text_of};
 use crate::support::attention::{MASKS, Numbers, epsilon, is_usual, named_kernel, shape, stored, widened};
 use crate::support::{compiled, compiler, gpu};
-use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::kernels::attention::cuda::forward::{self, ForwardVariant, with_variant};
-use deuteron_codegen::kernels::attention::cuda::scores::Scores;
-use deuteron_codegen::kernels::attention::cuda::tiles::Tiles;
-use deuteron_codegen::kernels::attention::kernel::LoweredAttention;
-use deuteron_codegen::{
-    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, Backend, HeadStrides,
+use deuteron_attention::cuda::forward::{self, ForwardVariant, with_variant};
+use deuteron_attention::cuda::scores::Scores;
+use deuteron_attention::cuda::tiles::Tiles;
+use deuteron_attention::kernel::LoweredAttention;
+use deuteron_attention::{
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, HeadStrides,
 };
+use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_device::{Cuda, Device, Executable, Memory};
 use deuteron_graph::Dtype;
+use deuteron_kernels::Backend;
 
 fn kernel(dtype: Dtype, width: usize, mask: AttentionMask) -> AttentionKernel {
     AttentionKernel { result: AttentionResult::Probabilities, ..named_kernel(dtype, width, mask, false) }

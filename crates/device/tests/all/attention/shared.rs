@@ -1,8 +1,9 @@
 //! What all tests of attention do with a kernel: bind its arguments, load it, run it, time it.
 
+use deuteron_attention::kernel::LoweredAttention;
+use deuteron_attention::{AttentionKernel, AttentionOperand, AttentionShape};
 use deuteron_codegen::cuda::CudaSource;
-use deuteron_codegen::kernels::attention::kernel::LoweredAttention;
-use deuteron_codegen::{ArgBinding, AttentionKernel, AttentionOperand, AttentionShape, Kernel, Source};
+use deuteron_codegen::{ArgBinding, Kernel, Source};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph};
 

@@ -1,10 +1,11 @@
 //! Rows written into a cache that is a state.
 
+use deuteron_codegen::ArgBinding;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::kernels::append::{Append, cpu};
-use deuteron_codegen::{AppendShape, ArgBinding};
 use deuteron_device::{Cpu, Device, DeviceError, Job, Launching, Memory, NoStates, Place, States, Step};
 use deuteron_graph::Dtype;
+use deuteron_kernels::AppendShape;
+use deuteron_kernels::append::{Append, cpu};
 
 use super::{argument, loaded, step};
 

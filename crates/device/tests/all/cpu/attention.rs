@@ -1,9 +1,9 @@
 //! Attention alone.
 
+use deuteron_attention::cpu::family;
+use deuteron_attention::kernel::LoweredAttention;
+use deuteron_attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::kernels::attention::cpu::family;
-use deuteron_codegen::kernels::attention::kernel::LoweredAttention;
-use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
 use deuteron_device::{Cpu, Device, DeviceError, Job, Launching, NoStates, Place};
 use deuteron_graph::Dtype;
 

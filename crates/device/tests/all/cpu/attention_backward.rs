@@ -1,9 +1,9 @@
 //! The gradient of attention.
 
+use deuteron_attention::backward::LoweredBackward;
+use deuteron_attention::cpu::family;
+use deuteron_attention::{AttentionKernel, AttentionMask, AttentionShape};
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::kernels::attention::backward::LoweredBackward;
-use deuteron_codegen::kernels::attention::cpu::family;
-use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionShape};
 use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};
 use deuteron_graph::Dtype;
 

@@ -1,12 +1,14 @@
 //! Attention with a projection of its result.
 
+use deuteron_attention::AttentionBlock;
+use deuteron_attention::block::{AttentionBlockLaunch, LoweredAttentionBlock};
+use deuteron_attention::cpu::family;
 use deuteron_codegen::body::Exprs;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::kernels::attention::block::{AttentionBlockLaunch, LoweredAttentionBlock};
-use deuteron_codegen::kernels::attention::cpu::family;
-use deuteron_codegen::{Access, ArgBinding, ArgSpec, AttentionBlock, Body, Epilogue, Expr, Matmul, MatmulShape, Stage};
+use deuteron_codegen::{Access, ArgBinding, ArgSpec, Body, Expr, MatmulShape, Stage};
 use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};
 use deuteron_graph::{BinaryOp, Dtype, ReduceOp};
+use deuteron_matmul::{Epilogue, Matmul};
 
 use super::attention_rows::heads;
 use super::{argument, bytes, loaded};

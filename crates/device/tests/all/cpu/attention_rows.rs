@@ -1,13 +1,11 @@
 //! Attention with row work on its result.
 
+use deuteron_attention::cpu::family;
+use deuteron_attention::rows::{AttentionRowsLaunch, LoweredAttentionRows};
+use deuteron_attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionRows, AttentionShape, HeadStrides};
 use deuteron_codegen::body::Exprs;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::kernels::attention::cpu::family;
-use deuteron_codegen::kernels::attention::rows::{AttentionRowsLaunch, LoweredAttentionRows};
-use deuteron_codegen::{
-    Access, ArgBinding, ArgSpec, AttentionKernel, AttentionMask, AttentionResult, AttentionRows, AttentionShape, Body,
-    Expr, HeadStrides, Stage,
-};
+use deuteron_codegen::{Access, ArgBinding, ArgSpec, Body, Expr, Stage};
 use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};
 use deuteron_graph::{BinaryOp, Dtype};
 

@@ -1,10 +1,10 @@
 //! Kernels of other devices.
 
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::kernels::matmul::library;
 use deuteron_codegen::{LibraryCall, LibraryEpilogue, LibraryMatmul, MatmulShape};
 use deuteron_device::{Cpu, Device, DeviceError};
 use deuteron_graph::Dtype;
+use deuteron_matmul::library;
 
 use super::{argument, job};
 

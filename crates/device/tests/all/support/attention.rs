@@ -1,7 +1,7 @@
 //! Problems of attention: kernels, sizes, numbers.
 
-use deuteron_codegen::kernels::attention::kernel::DropoutRule;
-use deuteron_codegen::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
+use deuteron_attention::kernel::DropoutRule;
+use deuteron_attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
 use deuteron_graph::Dtype;
 use half::{bf16, f16};
 

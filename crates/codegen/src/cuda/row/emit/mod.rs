@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 
 use deuteron_graph::{Dtype, ReduceOp};
 
-pub(crate) use self::names::type_name;
+pub use self::names::type_name;
 use self::names::{Kind, reduce_name, scalar_type, shared_name};
 pub(crate) use self::sides::{emit_epilogue, emit_following, emit_prologue};
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
@@ -26,7 +26,7 @@ use crate::cuda::row_config::{Policy, RowConfig};
 use crate::tile::{self, Part};
 
 /// What every row kernel stands on: parts of the device-side library, then functions of lanes.
-pub(crate) static PRELUDE: LazyLock<String> = LazyLock::new(|| {
+pub static PRELUDE: LazyLock<String> = LazyLock::new(|| {
     let parts = tile::text(&[
         Part::Philox,
         Part::DependentLaunch,

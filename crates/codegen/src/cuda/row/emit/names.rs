@@ -10,7 +10,8 @@ pub(super) enum Kind {
     Truth,
 }
 
-pub(crate) fn type_name(dtype: Dtype) -> &'static str {
+/// The name of a storage type in [`PRELUDE`](super::PRELUDE).
+pub fn type_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "F32",
         Dtype::F16 => "F16",

@@ -1,6 +1,6 @@
 //! `hopper.cu`: through the real compiler, and on a Hopper GPU against f64, every way it is cut at every length.
 
-use deuteron_codegen::kernels::attention::cuda::hopper::Groups;
+use deuteron_attention::cuda::hopper::Groups;
 use deuteron_device::{DeviceError, DeviceMemory};
 
 use super::*;

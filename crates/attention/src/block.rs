@@ -1,0 +1,138 @@
+//! Attention and the projection of its result: a matmul with a weight, and row work on the sums, as bias, residual and norm.
+//!
+//! Attention and its result are those of [`super`], the product and what follows it those of [`deuteron_matmul`], but that the work may
+//! need whole rows. The result of attention lies in memory of the kernel, in the dtype of attention. A fused plan gives the bits of an
+//! unfused one.
+
+use deuteron_codegen::argument::{ArgBinding, Argument};
+use deuteron_codegen::body::Body;
+use deuteron_codegen::matmul_shape::{MatmulShape, lower_matmul_shape};
+use deuteron_codegen::rows::RowArguments;
+use deuteron_graph::{Dtype, NodeId};
+use deuteron_matmul::fit::{MatmulFit, lower_matmul};
+use deuteron_matmul::kernel::{LoweredMatmul, Matmul, MatmulLaunch};
+use deuteron_plan::{AttentionLink, Draft, Side, Space, node_space};
+
+use super::fit::{AttentionFit, arguments, fit_link};
+use super::kernel::{AttentionKernel, AttentionOperand, AttentionResult, AttentionShape};
+use super::norm::AddNorm;
+use super::rows::is_row_work;
+
+/// Attention, and the matmul of its result and a weight.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionBlock<T> {
+    /// attention, its result the left operand of the matmul
+    pub attention: AttentionKernel,
+    /// the matmul, without a head, and what follows it
+    pub product: Matmul<T>,
+    /// what follows it, where that is just a bias, a residual and a norm
+    pub norm: Option<AddNorm>,
+}
+
+impl<T> AttentionBlock<T> {
+    /// The same with another kind of epilogue.
+    pub fn map<U>(self, make: impl FnMut(T) -> U) -> AttentionBlock<U> {
+        AttentionBlock { attention: self.attention, product: self.product.map(make), norm: self.norm }
+    }
+
+    /// How many arguments are attention's: all but its result.
+    pub fn operands(&self) -> usize {
+        self.attention.operands().len() - 1
+    }
+}
+
+/// Attention, its projection and the row work on that.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BlockFit<'a> {
+    /// attention; its result is no buffer
+    pub attention: AttentionFit,
+    /// one matmul, and the row work on its sums
+    pub projection: MatmulFit<'a>,
+}
+
+/// Attention, a matmul of its result and a weight, and row work on that, if a kernel takes them together.
+pub(super) fn fit<'a>(
+    draft: &Draft,
+    link: &AttentionLink,
+    matmuls: &'a [NodeId],
+    epilogue: &'a Side,
+) -> Option<BlockFit<'a>> {
+    let (graph, rows) = (draft.graph, epilogue.nodes.as_slice());
+    let &[matmul] = matmuls else { return None };
+    let stored = |id: &NodeId| if rows.is_empty() { *id == matmul } else { rows.contains(id) };
+    if !draft.outputs.iter().all(stored) {
+        return None;
+    }
+    let attention = fit_link(draft, link, AttentionResult::Values)?;
+    let (shape, operands) = lower_matmul_shape(graph, draft.placement, matmul);
+    let [a, b] = &operands;
+    let of_floats = [a.dtype, b.dtype].iter().all(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16));
+    let is_weight = draft.nodes.binary_search(&b.base).is_err() && shape.batch.is_empty();
+    if a.base != attention.result || a.offset != 0 || !of_floats || !is_weight {
+        return None;
+    }
+    let space = Space { rows: shape.m, cols: shape.n };
+    let in_space = |&id: &NodeId| node_space(graph, id).join(space) == Some(space);
+    // One column would be one number per row, worked on by other instructions than a row.
+    let follows =
+        rows.is_empty() || shape.n > 1 && rows.iter().all(in_space) && is_row_work(draft, rows, matmul, space);
+    let projection = MatmulFit { matmuls, gather: None, prologue: &[], epilogue: rows, shape, operands };
+    follows.then_some(BlockFit { attention, projection })
+}
+
+/// Attention, its projection and row work, lowered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoweredAttentionBlock {
+    /// the compile-time half
+    pub kernel: AttentionBlock<Body>,
+    /// the run-time half
+    pub launch: AttentionBlockLaunch,
+}
+
+/// What is known of attention with a projection at run time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionBlockLaunch {
+    /// operands of attention but for its result, then the arguments of the matmul but for that result
+    pub args: Vec<ArgBinding>,
+    /// strides of the result are those that the matmul reads
+    pub attention: AttentionShape,
+    /// the matmul; its result row after row
+    pub product: MatmulShape,
+    /// (divide, modulo) of each launch axis of what follows
+    pub axes: Vec<(usize, usize)>,
+}
+
+/// Lowers attention, its projection and what follows.
+pub(crate) fn lower(draft: &Draft, fit: BlockFit) -> LoweredAttentionBlock {
+    let BlockFit { attention, projection } = fit;
+    let LoweredMatmul { product, launch } = lower_matmul(draft, projection);
+    let mut args = arguments(draft, &attention);
+    debug_assert_eq!(attention.kernel.operands().last(), Some(&AttentionOperand::O));
+    args.pop();
+    // The left operand of the matmul is the result of attention.
+    args.extend(launch.args.into_iter().skip(1));
+    // Behind the operands of attention and the weight.
+    let norm = AddNorm::fit(draft, &args, attention.kernel.operands().len());
+    let kernel = AttentionBlock { attention: attention.kernel, product, norm };
+    let launch = AttentionBlockLaunch { args, attention: attention.shape, product: launch.shape, axes: launch.axes };
+    LoweredAttentionBlock { kernel, launch }
+}
+
+impl AttentionBlockLaunch {
+    /// The launch of the matmul alone, whose left operand is what attention stores in memory of the kernel.
+    pub(crate) fn matmul_launch<T>(&self, kernel: &AttentionBlock<T>) -> MatmulLaunch {
+        let left = self.args[0].internal(kernel.attention.dtype);
+        let args = [left].into_iter().chain(self.args[kernel.operands()..].iter().cloned()).collect();
+        MatmulLaunch { args, shape: self.product.clone(), prologue_axes: Vec::new(), axes: self.axes.clone() }
+    }
+}
+
+impl<T: RowArguments> AttentionBlock<T> {
+    /// What a device has to know of the arguments of a launch.
+    pub fn arguments(&self, launch: &AttentionBlockLaunch) -> Vec<Argument> {
+        let operands = self.attention.operands()[..self.operands()].iter().zip(&launch.args);
+        let attention = operands.map(|(&op, arg)| Argument::new(arg, self.attention.reach(&launch.attention, op)));
+        let product = self.product.arguments(&launch.matmul_launch(self)).into_iter().skip(1);
+        attention.chain(product).collect()
+    }
+}

@@ -1,0 +1,98 @@
+//! Joins the results of ranges of keys.
+
+use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
+use deuteron_codegen::cpu::simd::math::exp;
+use deuteron_codegen::cpu::simd::{Isa, Task};
+
+use super::decode::{across, divide};
+use super::forward::{Forward, end_rows};
+use super::scratch::Places;
+use super::{Output, Scratch};
+
+/// Runs one of `combine_tasks`, after all of [`forward`](super::forward()): ends the rows of a tile of queries.
+///
+/// # Safety
+/// As for [`forward`](super::forward()), whose tasks are all done.
+///
+/// # Panics
+/// As [`forward`](super::forward()).
+pub unsafe fn combine(isa: Isa, forward: &Forward, output: &mut Output, task: usize, scratch: &mut Scratch) {
+    let attention = forward.attention;
+    assert_eq!(attention.refusal(), None, "sizes of attention");
+    let places = scratch.places(attention);
+    isa.dispatch(Job { forward, output, task, places });
+}
+
+struct Job<'a, 'b> {
+    forward: &'a Forward<'a>,
+    output: &'a mut Output<'b>,
+    task: usize,
+    places: Places,
+}
+
+impl Task for Job<'_, '_> {
+    type Output = ();
+
+    fn with<S: Simd>(self, simd: S) {
+        let Job { forward, output, task, places } = self;
+        let attention = forward.attention;
+        let (batch, head, query, rows) = attention.row_task(task);
+        let first = (batch * attention.heads + head) * attention.queries + query;
+        let (padded, width) = (attention.padded(), attention.width);
+        let stride = width + 2;
+        let next = attention.batch * attention.heads * attention.queries * stride;
+        // SAFETY: the partials hold every row of every range, by the word of the caller; a tile of rows fits its place.
+        unsafe {
+            for row in 0..rows {
+                let from = forward.partials.0.add((first + row) * stride).cast_const();
+                let to = std::slice::from_raw_parts_mut(places.rows.add(row * padded), padded);
+                let ranges = Ranges { from, next, count: attention.splits() };
+                let (maximum, sum) = simd.enter(Join { ranges, to: &mut *to, width });
+                divide(to, sum);
+                if let Some(logsumexp) = forward.logsumexp {
+                    logsumexp.0.add(first + row).write(maximum + sum.ln());
+                }
+            }
+            end_rows(simd, attention, output, (batch, head, query), places.rows, rows);
+        }
+    }
+}
+
+/// A maximum, a sum and `width` sums of values for each range.
+#[derive(Clone, Copy)]
+struct Ranges {
+    from: *const f32,
+    next: usize,
+    count: usize,
+}
+
+/// Gives the maximum and the sum of all ranges, and the sums of values in `to`.
+struct Join<'a> {
+    ranges: Ranges,
+    to: &'a mut [f32],
+    width: usize,
+}
+
+impl Kernel for Join<'_> {
+    type Output = (f32, f32);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> (f32, f32) {
+        let Join { ranges, to, width } = self;
+        to.fill(0.0);
+        // SAFETY: every range holds `width + 2` numbers.
+        unsafe {
+            let range = |i: usize| ranges.from.add(i * ranges.next);
+            let maximum = (0..ranges.count).fold(f32::NEG_INFINITY, |most, i| most.max(*range(i)));
+            let shift = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
+            let mut sum = 0.0;
+            for i in 0..ranges.count {
+                let factor = across(simd, exp(simd, simd.splat(*range(i) - shift)), |first, _| first);
+                sum += factor * *range(i).add(1);
+                let from = std::slice::from_raw_parts(range(i).add(2), width);
+                to.iter_mut().zip(from).for_each(|(to, &x)| *to += factor * x);
+            }
+            (maximum, sum)
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The gradient of attention: attention once more, into memory of our own, then gradients of ranges of keys.
+//!
+//! Tasks depend on the sizes alone, and what they leave for each other is added in order: so the bits do not depend on the
+//! number of threads.
+
+use deuteron_codegen::cpu::simd::Isa;
+use deuteron_codegen::cpu::simd::amx::Amx;
+use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
+use deuteron_graph::Dtype;
+
+use super::super::super::Attention;
+use super::super::{
+    Backward, Finished, Forward, Heads, Inputs, Output, Scratch, Shared, backward, combine, finish, forward,
+};
+use super::bind;
+use crate::kernel::{AttentionKernel, AttentionShape, HeadStrides};
+
+/// Queries from which bf16 attention is computed again on matrix tiles.
+const MANY_QUERIES: usize = 64;
+
+/// A launch of the gradient of attention. No kernel refuses its sizes, and every head has keys of its own.
+#[derive(Debug)]
+pub(crate) struct AttentionBackwardTasks {
+    /// the attention
+    pub kernel: AttentionKernel,
+    /// strides of the result are those of its gradient
+    pub shape: AttentionShape,
+    /// bytes from the start of each argument's buffer
+    pub offsets: Vec<usize>,
+}
+
+impl CpuLaunch for AttentionBackwardTasks {
+    fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
+        let AttentionBackwardTasks { kernel, shape, offsets } = self;
+        let attention = kernel.sized(shape, 0);
+        let rows = shape.batch * shape.heads * shape.queries;
+        Box::new(AttentionBackwardTask {
+            kernel: *kernel,
+            shape: *shape,
+            isa,
+            amx: Amx::detect(),
+            offsets: offsets.clone(),
+            scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(&attention))).collect(),
+            result: vec![0.0; rows * kernel.width],
+            logsumexp: vec![0.0; rows],
+            partials: vec![0.0; attention.partial_elements()],
+            gradients: vec![0.0; attention.gradient_elements()],
+        })
+    }
+}
+
+struct AttentionBackwardTask {
+    kernel: AttentionKernel,
+    shape: AttentionShape,
+    isa: Isa,
+    amx: Option<Amx>,
+    offsets: Vec<usize>,
+    /// One for each worker.
+    scratch: Vec<PerWorker<Scratch>>,
+    /// What attention gave, computed again, and what its ranges of keys leave for the second step.
+    result: Vec<f32>,
+    logsumexp: Vec<f32>,
+    partials: Vec<f32>,
+    /// Gradients of queries by ranges of keys.
+    gradients: Vec<f32>,
+}
+
+impl CpuTask for AttentionBackwardTask {
+    fn scratch(&self) -> ScratchSizes {
+        ScratchSizes::default()
+    }
+
+    unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
+        // SAFETY: the caller's promise.
+        let (attention, inputs) = unsafe { bind(&self.kernel, &self.shape, run.addresses, &self.offsets) };
+        // SAFETY: the caller's promise; the second step runs when all tasks of the first are done.
+        unsafe {
+            self.compute_again(run, &attention, &inputs)?;
+            self.differentiate(run, &attention, &inputs)
+        }
+    }
+}
+
+impl AttentionBackwardTask {
+    /// Strides of rows of heads, one head after the other.
+    fn rows_of(&self, positions: usize) -> HeadStrides {
+        let (heads, width) = (self.shape.heads, self.kernel.width);
+        HeadStrides { batch: heads * positions * width, head: positions * width, position: width }
+    }
+
+    /// Computes the result of attention, and the logarithms of its sums.
+    ///
+    /// # Safety
+    /// As for [`CpuTask::run`].
+    unsafe fn compute_again(&mut self, run: Run<'_>, attention: &Attention, inputs: &Inputs) -> Result<(), TaskError> {
+        let HeadStrides { batch, head, position } = self.rows_of(self.shape.queries);
+        let (result, width) = (Shared(self.result.as_mut_ptr()), self.kernel.width);
+        let again = Forward {
+            attention,
+            inputs,
+            logsumexp: Some(Shared(self.logsumexp.as_mut_ptr())),
+            partials: Shared(self.partials.as_mut_ptr()),
+            // Matrix tiles round probabilities, which does not average out over a few rows.
+            amx: self.amx.filter(|_| self.shape.queries >= MANY_QUERIES),
+        };
+        let (isa, scratch) = (self.isa, &self.scratch);
+        // SAFETY: a worker runs one task at a time, so its scratch is its own.
+        let own = |worker: usize| unsafe { scratch[worker].get() };
+        let keep = move |part: Finished<'_>| {
+            let first = part.batch * batch + part.head * head + part.query * position;
+            for (row, values) in part.values.chunks_exact(part.stride).enumerate() {
+                // SAFETY: the result has these rows, and they are the task's own.
+                let to = unsafe { std::slice::from_raw_parts_mut({ result }.0.add(first + row * width), width) };
+                to.copy_from_slice(&values[..width]);
+            }
+        };
+        // SAFETY: the caller's promise.
+        let forward = |worker: usize, task: usize| unsafe {
+            forward(isa, &again, &mut Output::Hand(&mut { keep }), task, own(worker));
+        };
+        // SAFETY: as above, and all of the first tasks are done.
+        let combine = |worker: usize, task: usize| unsafe {
+            combine(isa, &again, &mut Output::Hand(&mut { keep }), task, own(worker));
+        };
+        run.workers.run(attention.forward_tasks(), &forward)?;
+        run.workers.run(attention.combine_tasks(), &combine)?;
+        Ok(())
+    }
+
+    /// Computes the gradients.
+    ///
+    /// # Safety
+    /// As for [`CpuTask::run`]; the result of attention is there.
+    unsafe fn differentiate(&mut self, run: Run<'_>, attention: &Attention, inputs: &Inputs) -> Result<(), TaskError> {
+        let AttentionShape { queries, keys, .. } = self.shape;
+        let place = |position: usize, strides: HeadStrides| {
+            let HeadStrides { batch, head, position: next } = strides;
+            // An argument without elements may lie anywhere, so this is no more than a number until it is used.
+            let address = run.addresses[position].wrapping_add(self.offsets[position]);
+            Heads { address, batch, head, position: next }
+        };
+        let HeadStrides { batch, head, position } = self.rows_of(queries);
+        // The gradient of the result, and the three that are written, are the last arguments.
+        let first = run.addresses.len() - 4;
+        let job = Backward {
+            attention,
+            inputs,
+            output: Heads { address: self.result.as_mut_ptr().cast(), batch, head, position },
+            output_dtype: Dtype::F32,
+            logsumexp: Shared(self.logsumexp.as_mut_ptr()),
+            output_gradient: place(first, self.shape.o),
+            query_gradient: place(first + 1, self.rows_of(queries)),
+            key_gradient: place(first + 2, self.rows_of(keys)),
+            value_gradient: place(first + 3, self.rows_of(keys)),
+            partials: Shared(self.gradients.as_mut_ptr()),
+            amx: self.amx,
+        };
+        let (isa, scratch) = (self.isa, &self.scratch);
+        // SAFETY: a worker runs one task at a time, so its scratch is its own.
+        let own = |worker: usize| unsafe { scratch[worker].get() };
+        // SAFETY: the caller's promise.
+        let backward = |worker: usize, task: usize| unsafe { backward(isa, &job, task, own(worker)) };
+        // SAFETY: as above, and all of the first tasks are done.
+        let finish = |worker: usize, task: usize| unsafe { finish(isa, &job, task, own(worker)) };
+        run.workers.run(attention.backward_tasks(), &backward)?;
+        run.workers.run(attention.finish_tasks(), &finish)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! Attention with row work on its result: tiles of queries of a head are tasks, as for attention alone, and whoever ends the last
+//! head of a tile does what follows on its rows.
+//!
+//! Tasks depend on the sizes alone, and the bits of a row not on who ends it: so any number of threads gives the same bits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use deuteron_codegen::cpu::bind::{bind as bind_row, bind_axes};
+use deuteron_codegen::cpu::program::TileProgram;
+use deuteron_codegen::cpu::simd::amx::Amx;
+use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Isa};
+use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
+
+use super::super::{Ended, Forward, Heads, Output, Scratch, Shared, combine, forward};
+use super::bind;
+use crate::kernel::{AttentionShape, HeadStrides};
+use crate::rows::{AttentionRows, AttentionRowsLaunch};
+
+/// A launch of attention with row work. No kernel refuses its sizes, and heads lie in rows of what follows.
+#[derive(Debug)]
+pub(crate) struct AttentionRowsTasks {
+    /// what is computed
+    pub kernel: Arc<AttentionRows<TileProgram>>,
+    /// the run-time half
+    pub launch: AttentionRowsLaunch,
+    /// bytes within reach of the arguments of what follows
+    pub touched: usize,
+}
+
+impl CpuLaunch for AttentionRowsTasks {
+    fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
+        let AttentionRowsLaunch { args, shape, axes } = &self.launch;
+        let attention = self.kernel.attention.sized(shape, 0);
+        let cols = self.kernel.epilogue.cols;
+        let joined = cols / attention.width;
+        let rows = attention.batch * attention.heads / joined * attention.queries;
+        let bound = self.bound_arguments(rows);
+        let worker = || Worker {
+            attention: Scratch::new(&attention),
+            args: bound.clone(),
+            after: simd::Scratch::for_program(&self.kernel.epilogue),
+        };
+        Box::new(AttentionRowsTask {
+            shape: *shape,
+            isa,
+            amx: Amx::detect(),
+            offsets: args.iter().map(|arg| arg.start()).collect(),
+            joined,
+            axes: bind_axes(axes),
+            workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
+            partials: vec![0.0; attention.partial_elements()],
+            merged: (rows * cols * attention.dtype.bytes()).div_ceil(4),
+            done: (0..rows).map(|_| AtomicUsize::new(0)).collect(),
+            kernel: self.kernel.clone(),
+        })
+    }
+}
+
+impl AttentionRowsTasks {
+    /// Arguments of what follows attention of so many rows, without addresses.
+    fn bound_arguments(&self, rows: usize) -> Vec<BoundArg> {
+        let others = self.launch.args[self.kernel.operands()..].iter();
+        let mut args: Vec<BoundArg> = others.map(|arg| bind_row(&arg.leading, arg.table_rows, self.touched)).collect();
+        args.insert(self.kernel.result, bind_row(&[(rows, self.kernel.epilogue.cols)], 0, 0));
+        args
+    }
+}
+
+struct AttentionRowsTask {
+    kernel: Arc<AttentionRows<TileProgram>>,
+    shape: AttentionShape,
+    isa: Isa,
+    amx: Option<Amx>,
+    /// Bytes from the start of each argument's buffer.
+    offsets: Vec<usize>,
+    /// Heads of a row.
+    joined: usize,
+    axes: Vec<Axis>,
+    workers: Vec<PerWorker<Worker>>,
+    /// What ranges of keys leave for the second step.
+    partials: Vec<f32>,
+    /// Floats that the result of attention takes of the shared memory: row after row, in its dtype.
+    merged: usize,
+    /// Tasks done of each row; of a tile, those of its first row count.
+    done: Vec<AtomicUsize>,
+}
+
+/// What one worker has to itself.
+struct Worker {
+    attention: Scratch,
+    /// Arguments of what follows, the rows among them, and its memory.
+    args: Vec<BoundArg>,
+    after: simd::Scratch,
+}
+
+/// What all tasks of a run share.
+struct Shares<'a> {
+    job: Forward<'a>,
+    merged: Heads,
+}
+
+impl CpuTask for AttentionRowsTask {
+    fn scratch(&self) -> ScratchSizes {
+        ScratchSizes { worker: 0, shared: self.merged }
+    }
+
+    unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
+        self.bind_rows(run.addresses, run.shared);
+        // SAFETY: the caller's promise.
+        let (attention, inputs) = unsafe { bind(&self.kernel.attention, &self.shape, run.addresses, &self.offsets) };
+        let job = Forward {
+            attention: &attention,
+            inputs: &inputs,
+            logsumexp: None,
+            partials: Shared(self.partials.as_mut_ptr()),
+            amx: self.amx,
+        };
+        let HeadStrides { batch, head, position } = self.shape.o;
+        let merged = Heads { address: run.shared.cast(), batch, head, position };
+        let shares = Shares { job, merged };
+        let this = &*self;
+        if attention.splits() > 1 {
+            let first = |worker: usize, task: usize| {
+                // SAFETY: a worker runs one task at a time, so this is its own.
+                let scratch = unsafe { &mut this.workers[worker].get().attention };
+                // SAFETY: the caller's promise. Ranges of keys are left in the partials, nothing is stored.
+                unsafe { forward(this.isa, &shares.job, &mut Output::Store(shares.merged), task, scratch) };
+            };
+            run.workers.run(attention.forward_tasks(), &first)?;
+        }
+        let work = |worker: usize, task: usize| {
+            // SAFETY: the caller's promise; a worker runs one task at a time, so its memory is its own.
+            unsafe { this.end(&shares, task, this.workers[worker].get()) };
+        };
+        run.workers.run(attention.ending_tasks(), &work)?;
+        Ok(())
+    }
+}
+
+impl AttentionRowsTask {
+    /// Takes note of where the arguments of what follows lie, and counts anew.
+    fn bind_rows(&mut self, addresses: &[*mut u8], shared: *mut f32) {
+        let kernel = &*self.kernel;
+        for worker in &mut self.workers {
+            let args = &mut worker.get_mut().args;
+            args[kernel.result].base = shared.cast();
+            for position in kernel.operands()..addresses.len() {
+                // An argument without elements may lie anywhere: a number until it is used.
+                let address = addresses[position].wrapping_add(self.offsets[position]);
+                args[kernel.epilogue_argument(position)].base = address;
+            }
+        }
+        self.done.iter_mut().for_each(|done| *done.get_mut() = 0);
+    }
+
+    /// Ends some rows of one head (of a group of heads, when decoding), and goes on with rows whose heads are all done.
+    ///
+    /// # Safety
+    /// As for [`CpuTask::run`]; the worker is of this thread, and the task runs once.
+    unsafe fn end(&self, shares: &Shares, task: usize, worker: &mut Worker) {
+        let Shares { ref job, merged } = *shares;
+        let (attention, epilogue) = (job.attention, &self.kernel.epilogue);
+        let output = &mut Output::Store(merged);
+        // SAFETY: the caller's promise; all heads lie inside the rows, and these are this task's alone.
+        unsafe {
+            match attention.splits() {
+                1 => forward(self.isa, job, output, task, &mut worker.attention),
+                _ => combine(self.isa, job, output, task, &mut worker.attention),
+            }
+        }
+        let Ended { batch, head, query, rows } = attention.ended(task);
+        let first = batch * merged.batch + head / self.joined * self.joined * merged.head + query * merged.position;
+        let rows = first / epilogue.cols..first / epilogue.cols + rows;
+        // What others wrote before they counted is seen by the one who counts last.
+        if self.done[rows.start].fetch_add(1, Ordering::AcqRel) + 1 < attention.tasks_of_row(self.joined) {
+            return;
+        }
+        let launch = simd::Launch { program: epilogue, args: &worker.args, axes: &self.axes, window: None };
+        // SAFETY: the caller's promise for these rows, whose values are written and of which nobody else has any left to do. No
+        // index is looked up, so there is no fault.
+        let _ = unsafe { simd::run(self.isa, &launch, rows, &mut worker.after, &mut []) };
+    }
+}

@@ -1,0 +1,321 @@
+//! Attention of the CPU as kernels: alone, with row work on its result, with a projection, and its gradient.
+
+use std::fmt;
+use std::sync::Arc;
+
+use deuteron_codegen::argument::ArgBinding;
+use deuteron_codegen::body::{Access, ArgSpec};
+use deuteron_codegen::cpu::bind::has_space;
+use deuteron_codegen::cpu::emit::emit;
+use deuteron_codegen::cpu::family::{CpuTarget, assemble, touched};
+use deuteron_codegen::cpu::program::TileProgram;
+use deuteron_codegen::cpu::simd::MAX_LEADING;
+use deuteron_codegen::cpu::task::CpuSource;
+use deuteron_codegen::kernel::{Family, Kernel, Offer, Request};
+use deuteron_codegen::matmul_shape::Matrix;
+use deuteron_matmul::cpu::driver::MatmulTasks;
+use deuteron_matmul::cpu::family as matmul;
+use deuteron_matmul::kernel::{LoweredMatmul, Matmul};
+use deuteron_plan::{Draft, Work};
+
+use super::driver::alone::AttentionTasks;
+use super::driver::backward::AttentionBackwardTasks;
+use super::driver::block::AttentionBlockTasks;
+use super::driver::rows::AttentionRowsTasks;
+use super::work::{attention_work, backward_work, block_work, rows_work};
+use crate::backward::BackwardOperand;
+use crate::backward::{self, GradientFit, LoweredBackward};
+use crate::block::{self, BlockFit, LoweredAttentionBlock};
+use crate::chain::{self, Fit};
+use crate::fit::AttentionFit;
+use crate::kernel::{AttentionKernel, AttentionOperand, AttentionResult, LoweredAttention};
+use crate::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows, RowsFit};
+
+/// Attention alone, with row work on its result, with a projection, and its gradient.
+pub struct AttentionFamily;
+
+impl Family<CpuTarget> for AttentionFamily {
+    fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
+        let group = request.group;
+        Some(match chain::fit(&group)? {
+            // Probabilities are a matmul and row work: the row is still in cache when it is softened.
+            Fit::Alone(fit) if fit.kernel.result == AttentionResult::Probabilities => return None,
+            Fit::Alone(fit) => Box::new(AttentionOffer { fit, group }),
+            Fit::Rows(fit) => Box::new(AttentionRowsOffer { fit, group }),
+            Fit::Block(fit) => Box::new(AttentionBlockOffer { fit, group }),
+            Fit::Gradient(fit) => Box::new(AttentionBackwardOffer { fit, group }),
+        })
+    }
+}
+
+struct AttentionOffer<'a> {
+    group: Draft<'a>,
+    fit: AttentionFit,
+}
+
+impl Offer for AttentionOffer<'_> {
+    fn work(&self) -> Work {
+        attention_work(&self.fit.kernel, &self.fit.shape)
+    }
+
+    fn kernel(self: Box<Self>) -> Kernel {
+        let lowered = LoweredAttention::new(&self.group, &self.fit);
+        debug_assert!(fits(&lowered), "{lowered:?}");
+        make(lowered)
+    }
+}
+
+struct AttentionRowsOffer<'a> {
+    group: Draft<'a>,
+    fit: RowsFit<'a>,
+}
+
+impl AttentionRowsOffer<'_> {
+    fn lower(&self) -> LoweredAttentionRows {
+        rows::lower(&self.group, self.fit.clone())
+    }
+}
+
+impl Offer for AttentionRowsOffer<'_> {
+    fn work(&self) -> Work {
+        let LoweredAttentionRows { kernel, launch } = self.lower();
+        rows_work(&kernel.map(|body| emit(&body)), &launch)
+    }
+
+    fn kernel(self: Box<Self>) -> Kernel {
+        let lowered = self.lower();
+        debug_assert!(rows_fit(&lowered), "{lowered:?}");
+        make_rows(lowered)
+    }
+}
+
+struct AttentionBlockOffer<'a> {
+    group: Draft<'a>,
+    fit: Box<BlockFit<'a>>,
+}
+
+impl AttentionBlockOffer<'_> {
+    fn lower(&self) -> LoweredAttentionBlock {
+        block::lower(&self.group, (*self.fit).clone())
+    }
+}
+
+impl Offer for AttentionBlockOffer<'_> {
+    fn work(&self) -> Work {
+        let LoweredAttentionBlock { kernel, launch } = self.lower();
+        block_work(&kernel.map(|body| emit(&body)), &launch)
+    }
+
+    fn kernel(self: Box<Self>) -> Kernel {
+        let lowered = self.lower();
+        debug_assert!(block_fits(&lowered), "{lowered:?}");
+        make_block(lowered)
+    }
+}
+
+struct AttentionBackwardOffer<'a> {
+    group: Draft<'a>,
+    fit: GradientFit,
+}
+
+impl Offer for AttentionBackwardOffer<'_> {
+    fn work(&self) -> Work {
+        backward_work(&self.fit.kernel, &self.fit.shape)
+    }
+
+    fn kernel(self: Box<Self>) -> Kernel {
+        let lowered = backward::lower(&self.group, self.fit);
+        debug_assert!(backward_fits(&lowered), "{lowered:?}");
+        make_backward(lowered)
+    }
+}
+
+/// The kernel of attention, or none where its sizes contradict each other or no kernel computes it.
+pub fn kernel(lowered: LoweredAttention) -> Option<Kernel> {
+    fits(&lowered).then(|| make(lowered))
+}
+
+/// The kernel of attention with row work, or none.
+pub fn rows_kernel(lowered: LoweredAttentionRows) -> Option<Kernel> {
+    rows_fit(&lowered).then(|| make_rows(lowered))
+}
+
+/// The kernel of attention with a projection, or none.
+pub fn block_kernel(lowered: LoweredAttentionBlock) -> Option<Kernel> {
+    block_fits(&lowered).then(|| make_block(lowered))
+}
+
+/// The kernel of the gradient of attention, or none.
+pub fn backward_kernel(lowered: LoweredBackward) -> Option<Kernel> {
+    backward_fits(&lowered).then(|| make_backward(lowered))
+}
+
+fn make(lowered: LoweredAttention) -> Kernel {
+    let LoweredAttention { kernel, shape, .. } = lowered;
+    let source = CpuSource::new(Arc::new(AttentionProgram { kernel }));
+    let tasks = AttentionTasks { kernel, shape, offsets: starts(&lowered.args) };
+    // SAFETY: of attention that fits, tasks touch each operand at the positions of its shape, which its reach is taken of.
+    unsafe { assemble(source, lowered.arguments(), tasks) }
+}
+
+fn make_rows(lowered: LoweredAttentionRows) -> Kernel {
+    let LoweredAttentionRows { kernel, launch } = lowered;
+    let arguments = kernel.arguments(&launch, kernel.epilogue.cols);
+    // What attention reads is read over and over, and is no reason to write past the caches.
+    let touched = touched(&arguments[kernel.operands()..]);
+    let kernel = Arc::new(kernel.map(|body| emit(&body)));
+    let source = CpuSource::new(kernel.clone());
+    // SAFETY: of what fits, tasks touch operands of attention as above, and arguments of the row work by its rows and columns.
+    unsafe { assemble(source, arguments, AttentionRowsTasks { kernel, launch, touched }) }
+}
+
+fn make_block(lowered: LoweredAttentionBlock) -> Kernel {
+    let LoweredAttentionBlock { kernel, launch } = lowered;
+    let arguments = kernel.arguments(&launch);
+    let second = launch.matmul_launch(&kernel);
+    let touched = touched(&kernel.product.arguments(&second));
+    let product = Arc::new(kernel.product.map(|body| emit(&body)));
+    let (kernel, shape) = (kernel.attention, launch.attention);
+    let source = CpuSource::new(Arc::new(AttentionBlockProgram { attention: kernel, product: product.clone() }));
+    let mut offsets = starts(&launch.args[..kernel.operands().len() - 1]);
+    offsets.push(0);
+    let tasks = AttentionBlockTasks {
+        attention: AttentionTasks { kernel, shape, offsets },
+        matmul: MatmulTasks { product, launch: second, touched },
+        handed: kernel.reach(&shape, AttentionOperand::O) * kernel.dtype.bytes(),
+    };
+    // SAFETY: of what fits, tasks touch operands of attention as above, and the others as those of the matmul, whose left operand is the
+    // kernel's own memory.
+    unsafe { assemble(source, arguments, tasks) }
+}
+
+fn make_backward(lowered: LoweredBackward) -> Kernel {
+    let LoweredBackward { kernel, shape, .. } = lowered;
+    let source = CpuSource::new(Arc::new(AttentionBackwardProgram { kernel }));
+    let tasks = AttentionBackwardTasks { kernel, shape, offsets: starts(&lowered.args) };
+    // SAFETY: of a gradient that fits, tasks touch operands of attention and gradients at the positions of the shape.
+    unsafe { assemble(source, lowered.arguments(), tasks) }
+}
+
+/// Bytes from the start of each argument's buffer.
+fn starts(args: &[ArgBinding]) -> Vec<usize> {
+    args.iter().map(ArgBinding::start).collect()
+}
+
+/// Whether kernels compute it, and its arguments are as they are used.
+fn fits(lowered: &LoweredAttention) -> bool {
+    let LoweredAttention { kernel, shape, args } = lowered;
+    let operands = kernel.operands();
+    let bound = operands.len() == args.len() && operands.iter().zip(args).all(|(&op, arg)| is_bound(kernel, op, arg));
+    // Probabilities that are stored are a GPU's kernel.
+    kernel.result == AttentionResult::Values && kernel.sized(shape, 0).refusal().is_none() && bound
+}
+
+/// Whether an argument has the dtype and direction that attention has it in.
+fn is_bound(kernel: &AttentionKernel, operand: AttentionOperand, arg: &ArgBinding) -> bool {
+    arg.dtype.bytes() == kernel.operand_dtype(operand).bytes() && arg.written == (operand == AttentionOperand::O)
+}
+
+/// Whether the operands of attention are those of a launch that has others besides.
+fn operands_fit(kernel: &AttentionKernel, args: &[ArgBinding]) -> bool {
+    let operands = &kernel.operands()[..kernel.operands().len() - 1];
+    args.len() >= operands.len() && operands.iter().zip(args).all(|(&operand, arg)| is_bound(kernel, operand, arg))
+}
+
+fn rows_fit(lowered: &LoweredAttentionRows) -> bool {
+    let AttentionRows { attention, epilogue, result, .. } = &lowered.kernel;
+    let AttentionRowsLaunch { args, shape, axes } = &lowered.launch;
+    let computed = attention.sized(shape, 0).refusal().is_none() && attention.result == AttentionResult::Values;
+    let simple = |spec: &ArgSpec| matches!(spec.access, Access::Row | Access::PerRow);
+    let known = epilogue.args.get(*result).is_some_and(|spec| spec.dtype == attention.dtype && !spec.written);
+    let row_work =
+        known && !epilogue.flat && epilogue.args.iter().all(simple) && has_space(epilogue, epilogue.cols, axes);
+    let operands = lowered.kernel.operands();
+    if !computed || !row_work || args.len() + 1 != operands + epilogue.args.len() || !operands_fit(attention, args) {
+        return false;
+    }
+    let bound = args.iter().enumerate().skip(operands).all(|(position, arg)| {
+        let spec = &epilogue.args[lowered.kernel.epilogue_argument(position)];
+        let is_spec = arg.dtype.bytes() == spec.dtype.bytes() && arg.written == spec.written;
+        is_spec && arg.leading.len() <= MAX_LEADING
+    });
+    bound && attention.joined(shape, epilogue.cols).is_some()
+}
+
+/// Whether attention gives all that one matmul without a prologue reads, and that is one that kernels compute.
+fn block_fits(lowered: &LoweredAttentionBlock) -> bool {
+    let LoweredAttentionBlock { kernel, launch } = lowered;
+    let (attention, product) = (&kernel.attention, &kernel.product);
+    let computed =
+        attention.sized(&launch.attention, 0).refusal().is_none() && attention.result == AttentionResult::Values;
+    if !computed || !operands_fit(attention, &launch.args) {
+        return false;
+    }
+    let alone = product.prologue.is_none() && !product.routed && product.rights == 1 && launch.product.batch.is_empty();
+    let given = attention.reach(&launch.attention, AttentionOperand::O);
+    let inside = product.left == attention.dtype && launch.product.reach(Matrix::A) <= given;
+    let second = LoweredMatmul { product: product.clone(), launch: launch.matmul_launch(kernel) };
+    alone && inside && matmul::fits(&second)
+}
+
+/// Whether kernels compute it: every head has keys of its own, which are stored as its queries.
+fn backward_fits(lowered: &LoweredBackward) -> bool {
+    let LoweredBackward { kernel, shape, args } = lowered;
+    let alone = kernel.group == 1 && kernel.kv == kernel.dtype && kernel.result == AttentionResult::Values;
+    let bound = |(operand, arg): (BackwardOperand, &ArgBinding)| match operand {
+        BackwardOperand::Operand(operand) => is_bound(kernel, operand, arg),
+        BackwardOperand::ResultGradient => arg.dtype.bytes() == kernel.dtype.bytes() && !arg.written,
+        BackwardOperand::Gradient(_) => arg.dtype.bytes() == kernel.dtype.bytes() && arg.written,
+    };
+    let counted = kernel.backward_operands().count() == args.len();
+    let computed = alone && kernel.sized(shape, 0).refusal().is_none();
+    computed && counted && kernel.backward_operands().zip(args).all(bound)
+}
+
+/// Attention before its sizes.
+#[derive(Debug, PartialEq)]
+struct AttentionProgram {
+    kernel: AttentionKernel,
+}
+
+impl fmt::Display for AttentionProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.kernel.describe())
+    }
+}
+
+/// The gradient of attention before its sizes.
+#[derive(Debug, PartialEq)]
+struct AttentionBackwardProgram {
+    kernel: AttentionKernel,
+}
+
+impl fmt::Display for AttentionBackwardProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "gradients of {}, scores computed again", self.kernel.describe())
+    }
+}
+
+impl fmt::Display for AttentionRows<TileProgram> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AttentionRows { attention, epilogue, result, .. } = self;
+        let heads = epilogue.cols / attention.width.max(1);
+        writeln!(f, "{}", attention.describe())?;
+        writeln!(f, "rows of {heads} heads side by side, while they (argument {result}) are hot:")?;
+        write!(f, "{epilogue}")
+    }
+}
+
+/// Attention with a projection before its sizes.
+#[derive(Debug, PartialEq)]
+struct AttentionBlockProgram {
+    attention: AttentionKernel,
+    product: Arc<Matmul<TileProgram>>,
+}
+
+impl fmt::Display for AttentionBlockProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.attention.describe())?;
+        write!(f, "then, of its rows and a weight: {}", self.product)
+    }
+}

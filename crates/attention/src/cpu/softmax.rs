@@ -1,0 +1,226 @@
+//! The online softmax of a tile: keys are rows, a query is a lane.
+
+use std::f32::consts::{LN_2, LOG2_E};
+
+use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
+use deuteron_codegen::cpu::simd::math::{exp, exp2, log};
+
+use super::TILE;
+
+/// How far scores may pass the maximum, as a power of 2, before it follows: `2^8` is harmless in `f32`, and earlier sums
+/// seldom have to be scaled.
+const SLACK: f32 = 8.0;
+
+/// Which keys of a tile a query does not see: row `k` is hidden from lanes below `k - first`.
+#[derive(Clone, Copy)]
+pub(super) struct Diagonal {
+    /// Keys of the tile that its first query sees, less one; below 0 if it sees none.
+    pub first: isize,
+}
+
+impl Diagonal {
+    /// Of `WIDTH` lanes from `lane` on, how many do not see key `row`.
+    #[inline(always)]
+    pub fn hidden<S: Simd>(self, row: usize, lane: usize) -> usize {
+        (row as isize - self.first - lane as isize).clamp(0, S::WIDTH as isize) as usize
+    }
+}
+
+/// Masks scores: `s = scale * s + mask`, and `-inf` where hidden.
+pub(super) struct Shift {
+    pub scores: *mut f32,
+    pub keys: usize,
+    pub lanes: usize,
+    pub scale: f32,
+    /// A tile like the scores, to add.
+    pub mask: Option<*const f32>,
+    pub diagonal: Option<Diagonal>,
+}
+
+impl Shift {
+    /// # Safety
+    /// The tiles hold `keys` rows of `lanes`, a multiple of 16.
+    pub unsafe fn run<S: Simd>(self, simd: S) {
+        simd.enter(self);
+    }
+}
+
+impl Kernel for Shift {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (scale, never) = (simd.splat(self.scale), simd.splat(f32::NEG_INFINITY));
+        for row in 0..self.keys {
+            for lane in (0..self.lanes).step_by(S::WIDTH) {
+                let at = row * TILE + lane;
+                // SAFETY: within the tiles.
+                unsafe {
+                    let mut s = simd.mul(scale, simd.load(self.scores.add(at)));
+                    if let Some(mask) = self.mask {
+                        s = simd.add(s, simd.load(mask.add(at)));
+                    }
+                    if let Some(diagonal) = self.diagonal {
+                        s = simd.select(simd.first(diagonal.hidden::<S>(row, lane)), never, s);
+                    }
+                    simd.store(self.scores.add(at), s);
+                }
+            }
+        }
+    }
+}
+
+/// Turns scores into `exp(scale * s - maximum)` and carries the maximum and the sum of every lane on.
+///
+/// In powers of 2: the maximum is that of `scale * s / ln 2`. It stays behind by up to [`SLACK`].
+pub(super) struct Softmax {
+    pub scores: *mut f32,
+    pub keys: usize,
+    pub lanes: usize,
+    pub scale: f32,
+    pub maximum: *mut f32,
+    pub sum: *mut f32,
+    /// Gets what earlier sums are to be multiplied by.
+    pub factor: *mut f32,
+    /// A tile that multiplies the results, after they are summed.
+    pub kept: Option<*const f32>,
+    /// Gets the results as pairs of bf16 instead: element `2 q + k % 2` of row `k / 2`, up to a multiple of 32 keys.
+    pub pairs: Option<*mut u32>,
+}
+
+impl Softmax {
+    /// # Safety
+    /// The tiles hold `keys` rows of `lanes`, a multiple of 16; `pairs` half the rows, rounded up to 16.
+    pub unsafe fn run<S: Simd>(self, simd: S) {
+        simd.enter(self);
+    }
+}
+
+impl Kernel for Softmax {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let scale = simd.splat(self.scale * LOG2_E);
+        for lane in (0..self.lanes).step_by(S::WIDTH) {
+            // SAFETY: within the tiles.
+            unsafe {
+                let column = self.scores.add(lane);
+                let before = simd.load(self.maximum.add(lane));
+                let mut maxima = [simd.splat(f32::NEG_INFINITY); 4];
+                let fours = self.keys / 4 * 4;
+                for row in (0..fours).step_by(4) {
+                    for (k, most) in maxima.iter_mut().enumerate() {
+                        let s = simd.mul(scale, simd.load(column.add((row + k) * TILE)));
+                        *most = simd.greater(*most, s);
+                    }
+                }
+                for row in fours..self.keys {
+                    let s = simd.mul(scale, simd.load(column.add(row * TILE)));
+                    maxima[0] = simd.greater(maxima[0], s);
+                }
+                let pair = [simd.greater(maxima[0], maxima[1]), simd.greater(maxima[2], maxima[3])];
+                let most = simd.greater(pair[0], pair[1]);
+                let grows = simd.less(simd.add(before, simd.splat(SLACK)), most);
+                let maximum = simd.select(grows, most, before);
+                // A lane that has seen only -inf: any finite shift gives the zeros it needs.
+                let unseen = simd.equal(maximum, simd.splat(f32::NEG_INFINITY));
+                let shift = simd.select(unseen, simd.splat(0.0), maximum);
+                // Exactly 1 where the maximum stays, so that no error piles up over the tiles.
+                let factor = exp(simd, simd.mul(simd.sub(before, shift), simd.splat(LN_2)));
+                let less = simd.neg(shift);
+                let mut sums = [simd.splat(0.0); 2];
+                if let Some(pairs) = self.pairs {
+                    let zero = simd.splat(0.0);
+                    for row in (0..self.keys.next_multiple_of(32)).step_by(2) {
+                        let mut two = [zero; 2];
+                        for k in 0..2 {
+                            if row + k < self.keys {
+                                let at = (row + k) * TILE;
+                                let p = exp2(simd, simd.mul_add(simd.load(column.add(at)), scale, less));
+                                sums[k] = simd.add(sums[k], p);
+                                two[k] = self.keep(simd, p, at + lane);
+                            }
+                        }
+                        let to = pairs.add(row / 2 * TILE + lane).cast::<f32>();
+                        simd.store(to, simd.reinterpret(pair_of(simd, two)));
+                    }
+                } else {
+                    for row in 0..self.keys {
+                        let at = row * TILE;
+                        let p = exp2(simd, simd.mul_add(simd.load(column.add(at)), scale, less));
+                        sums[0] = simd.add(sums[0], p);
+                        simd.store(column.add(at), self.keep(simd, p, at + lane));
+                    }
+                }
+                let sum = simd.mul_add(simd.load(self.sum.add(lane)), factor, simd.add(sums[0], sums[1]));
+                simd.store(self.maximum.add(lane), maximum);
+                simd.store(self.sum.add(lane), sum);
+                simd.store(self.factor.add(lane), factor);
+            }
+        }
+    }
+}
+
+impl Softmax {
+    /// # Safety
+    /// `at` is within the tile.
+    #[inline(always)]
+    unsafe fn keep<S: Simd>(&self, simd: S, p: S::Float, at: usize) -> S::Float {
+        match self.kept {
+            // SAFETY: the caller's promise.
+            Some(kept) => simd.mul(p, unsafe { simd.load(kept.add(at)) }),
+            None => p,
+        }
+    }
+}
+
+/// Two vectors as pairs of bf16, the first in the lower halves: to the nearest, ties away from 0. NaN may come out as
+/// another number: the sum that the results are divided by holds it as well.
+#[inline(always)]
+fn pair_of<S: Simd>(simd: S, [low, high]: [S::Float; 2]) -> S::Int {
+    let [low, high] = [low, high].map(|x| simd.add_int(simd.bits(x), simd.splat_int(0x8000)));
+    simd.or(simd.shift_right::<16>(low), simd.and(high, simd.splat_int(-0x1_0000)))
+}
+
+/// Ends the softmax of a tile: `o / sum`, and the logsumexp.
+pub(super) struct Divide {
+    /// `[width][TILE]`, a query a lane.
+    pub sums: *mut f32,
+    pub width: usize,
+    pub lanes: usize,
+    pub maximum: *const f32,
+    /// Gets the logsumexp.
+    pub sum: *mut f32,
+}
+
+impl Divide {
+    /// # Safety
+    /// The tiles hold their rows of `lanes`, a multiple of 16.
+    pub unsafe fn run<S: Simd>(self, simd: S) {
+        simd.enter(self);
+    }
+}
+
+impl Kernel for Divide {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for lane in (0..self.lanes).step_by(S::WIDTH) {
+            // SAFETY: within the tiles.
+            unsafe {
+                let (sum, zero) = (simd.load(self.sum.add(lane)), simd.splat(0.0));
+                let unseen = simd.equal(sum, zero);
+                let inverse = simd.div(simd.splat(1.0), sum);
+                for row in 0..self.width {
+                    let at = self.sums.add(row * TILE + lane);
+                    simd.store(at, simd.select(unseen, zero, simd.mul(inverse, simd.load(at))));
+                }
+                let maximum = simd.load(self.maximum.add(lane));
+                let logsumexp = simd.mul_add(maximum, simd.splat(LN_2), log(simd, sum));
+                simd.store(self.sum.add(lane), logsumexp);
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What `hopper.cu` takes, how it is cut, and its launches.
+
+use deuteron_codegen::argument::ArgBinding;
+use deuteron_codegen::cuda::grid::{Grid, Word};
+use deuteron_codegen::cuda::target::CudaTarget;
+use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
+use deuteron_graph::Dtype;
+
+use super::words::words;
+use crate::kernel::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
+
+/// Fewer keys do not fill a tile.
+const LEAST_KEYS: usize = 64;
+/// The kernel counts tiles in 32-bit numbers.
+const MAX_ROWS: usize = 1 << 31;
+/// A stride of a tensor map is below, in elements of two bytes.
+const MAX_STRIDE: usize = 1 << 39;
+/// Bytes of the L2 cache that keys and values of the heads worked on together may take: of an H200's 50 MB, the rest is
+/// for queries and results.
+const SECTION: usize = 32 << 20;
+/// Threads that multiply.
+const MULTIPLIERS: u32 = 256;
+
+/// How a block of `hopper.cu` is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// keys of a tile, as many as elements of a head
+    pub keys: usize,
+    /// tiles of keys, and of values, in shared memory
+    pub stages: usize,
+    /// tiles of results in shared memory
+    pub slots: usize,
+    /// blocks of a multiprocessor
+    pub blocks: usize,
+    /// whether the two warpgroups share 64 queries, and else have 64 each
+    pub split: bool,
+    /// whether they take turns at products
+    pub turns: bool,
+    /// whether there are only as many blocks as run at once, and else one a tile
+    pub persistent: bool,
+}
+
+impl Groups {
+    // Times on an H200, causal bf16, in microseconds, by the ignored test `tiles_side_by_side`.
+
+    /// Heads of 64: two blocks a multiprocessor hide each other's softmax. 8 x 12 heads of 1024 take 43, 4 x 12 of 4096 take 231.
+    pub const NARROW: Groups =
+        Groups { keys: 64, stages: 4, slots: 1, blocks: 2, split: false, turns: false, persistent: false };
+    /// Heads of 64 where tiles are few: half the queries a block, half the keys a warpgroup. 12 heads of 1024 take 11.4.
+    pub const NARROW_FEW: Groups =
+        Groups { keys: 64, stages: 6, slots: 1, blocks: 1, split: true, turns: false, persistent: true };
+    /// Heads of 128. 8 x 16 heads of 1024 take 93.
+    pub const WIDE: Groups =
+        Groups { keys: 128, stages: 2, slots: 1, blocks: 1, split: false, turns: true, persistent: false };
+    /// Heads of 128 where tiles are few: as many blocks as run at once, each with long and short tiles.
+    pub const WIDE_FEW: Groups = Groups { persistent: true, ..Groups::WIDE };
+
+    /// For a launch whose rows all start at multiples of 16 bytes, if the kernel takes it.
+    pub fn new(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> Option<Groups> {
+        let tiles = shape.batch * shape.heads * shape.queries.div_ceil(128);
+        // Fewer than fill the machine twice leave part of it idle in the second turn.
+        let groups = match (kernel.width, tiles < 2 * target.processors) {
+            (64, false) => Groups::NARROW,
+            (64, true) => Groups::NARROW_FEW,
+            (128, false) => Groups::WIDE,
+            (128, true) => Groups::WIDE_FEW,
+            _ => return None,
+        };
+        let rows = MappedRows::all(kernel, shape);
+        (shape.keys >= LEAST_KEYS && fits(kernel, shape, target, groups.keys, &rows)).then_some(groups)
+    }
+
+    /// Queries of a block.
+    pub fn queries(&self) -> usize {
+        if self.split { 64 } else { 128 }
+    }
+
+    /// Threads of a block: beside one block of a multiprocessor a whole warpgroup fetches, as only such give registers away.
+    pub fn threads(&self) -> u32 {
+        MULTIPLIERS + if self.blocks == 1 { 128 } else { 32 }
+    }
+
+    /// Bytes of shared memory that are used: queries, rings of keys and values, results; what warpgroups join; barriers.
+    pub(super) fn used(&self, width: usize) -> usize {
+        let rows = (1 + self.slots) * self.queries() + 2 * self.stages * self.keys;
+        let joined = if self.split { (width / 2 + 4) * 128 * 4 } else { 0 };
+        rows * width * 2 + joined + (4 * self.stages + 2) * 8
+    }
+
+    /// The same, and what the start is moved by to be a multiple of 1024.
+    pub fn shared(&self, width: usize) -> usize {
+        self.used(width) + 1024
+    }
+
+    /// The constants of a text that takes so many bytes of shared memory.
+    pub(super) fn constants(&self, shared: usize) -> String {
+        let Groups { keys, stages, slots, blocks, split, turns, .. } = self;
+        format!(
+            "constexpr int KEYS = {keys};\nconstexpr int STAGES = {stages};\nconstexpr int SLOTS = {slots};\n\
+             constexpr int BLOCKS = {blocks};\nconstexpr bool SPLIT = {split};\nconstexpr bool TURNS = {turns};\nconstexpr int SHARED = {shared};\n"
+        )
+    }
+
+    /// How queries, keys and values are found.
+    pub(super) fn maps(&self, kernel: &AttentionKernel, shape: &AttentionShape, args: &[ArgBinding]) -> [Word; 3] {
+        let rows = |operand| if operand == AttentionOperand::Q { self.queries() } else { self.keys };
+        MappedRows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, args, rows(all.operand))))
+    }
+
+    /// The grid of a launch.
+    pub(super) fn grid(
+        &self,
+        kernel: &AttentionKernel,
+        shape: &AttentionShape,
+        args: &[ArgBinding],
+        processors: usize,
+    ) -> Grid {
+        let tiles = shape.batch * shape.heads * shape.queries.div_ceil(self.queries());
+        let blocks = if self.persistent { tiles.min(processors * self.blocks) } else { tiles };
+        let maps = self.maps(kernel, shape, args);
+        // As `hopper.cu` lists them. The last one makes the parameter a multiple of a map's alignment.
+        let ending = [Word::Number(section(kernel, shape) as u64), Word::Number(0)];
+        Grid {
+            entry: "attention_hopper",
+            blocks: [blocks as u32, 1, 1],
+            threads: self.threads(),
+            cluster: 1,
+            shared: self.shared(kernel.width) as u32,
+            waits: false,
+            words: maps.into_iter().chain(words(kernel, shape, args, 1)).chain(ending).collect(),
+        }
+    }
+}
+
+/// Whether attention, or its gradient, is one for warpgroups, with tiles of so many keys and these rows by tensor maps.
+pub(super) fn fits(
+    kernel: &AttentionKernel,
+    shape: &AttentionShape,
+    target: &CudaTarget,
+    tile: usize,
+    rows: &[MappedRows],
+) -> bool {
+    let plain = kernel.dropout.is_none() && kernel.scale >= 1e-30;
+    let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16) && kernel.kv == kernel.dtype;
+    let masked = match kernel.mask {
+        AttentionMask::Full => true,
+        AttentionMask::Causal => shape.keys.abs_diff(shape.queries).is_multiple_of(tile),
+        AttentionMask::Additive(_) | AttentionMask::Cached => false,
+    };
+    let sized = shape.batch * shape.heads * shape.queries.max(shape.keys) < MAX_ROWS;
+    target.arch.has_wgmma() && narrow && plain && masked && sized && rows.iter().all(MappedRows::has_map)
+}
+
+/// MappedRows that come by a tensor map.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MappedRows {
+    pub operand: AttentionOperand,
+    pub strides: HeadStrides,
+    pub batch: usize,
+    pub heads: usize,
+    pub positions: usize,
+}
+
+impl MappedRows {
+    fn all(kernel: &AttentionKernel, shape: &AttentionShape) -> [MappedRows; 3] {
+        let &AttentionShape { batch, heads, queries, keys, q, k, v, .. } = shape;
+        let key_heads = heads / kernel.group.max(1);
+        [
+            MappedRows { operand: AttentionOperand::Q, strides: q, batch, heads, positions: queries },
+            MappedRows { operand: AttentionOperand::K, strides: k, batch, heads: key_heads, positions: keys },
+            MappedRows { operand: AttentionOperand::V, strides: v, batch, heads: key_heads, positions: keys },
+        ]
+    }
+
+    /// Positions, heads and sequences: how many, and elements from one to the next.
+    fn axes(&self) -> [(usize, usize); 3] {
+        let HeadStrides { batch, head, position } = self.strides;
+        [(self.positions, position), (self.heads, head), (self.batch, batch)]
+    }
+
+    /// Whether there is a map: no axis of more than one index repeats, and none goes too far.
+    fn has_map(&self) -> bool {
+        self.axes().iter().all(|&(size, step)| size <= 1 || (1..MAX_STRIDE).contains(&step))
+    }
+
+    /// A row of 128 elements is two pieces of 64, an axis of their own: a tile is the first pieces of its rows, then the
+    /// second ones.
+    pub fn map(&self, kernel: &AttentionKernel, args: &[ArgBinding], rows: usize) -> TensorMap {
+        let position = kernel.operands().iter().position(|&known| known == self.operand).unwrap_or(0);
+        let offset = args.get(position).map_or(0, |arg| arg.offset * kernel.dtype.bytes());
+        let of = Mapped::Argument(position);
+        // An axis of one index may have any stride, and a map has none of 0.
+        let [(p, by_p), (h, by_h), (b, by_b)] =
+            self.axes().map(|(size, step)| (size as u64, if size <= 1 { 16 } else { 2 * step as u64 }));
+        let rows = rows as u32;
+        match kernel.width {
+            128 => {
+                let (sizes, strides) = ([64, p, 2, h, b], [by_p, 128, by_h, by_b]);
+                TensorMap { of, offset, rank: 5, sizes, strides, tile: [64, rows, 2, 1, 1] }
+            }
+            _ => {
+                let (sizes, strides) = ([64, p, h, b, 1], [by_p, by_h, by_b, 16]);
+                TensorMap { of, offset, rank: 4, sizes, strides, tile: [64, rows, 1, 1, 1] }
+            }
+        }
+    }
+}
+
+/// Heads worked on together: as many as have room in the cache, evened out.
+pub(super) fn section(kernel: &AttentionKernel, shape: &AttentionShape) -> usize {
+    let heads = shape.batch * shape.heads;
+    let fit = (SECTION / (shape.keys * kernel.width * 4).max(1)).max(1);
+    heads.div_ceil(heads.div_ceil(fit).max(1)).max(1)
+}

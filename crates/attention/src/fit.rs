@@ -1,0 +1,245 @@
+//! Whether the operands of attention lie so that a kernel takes them, and its arguments.
+
+use deuteron_codegen::argument::ArgBinding;
+use deuteron_graph::{Dtype, Mask, NodeId, Op};
+use deuteron_plan::{AttentionLink, AttentionRequest, Draft, Layout};
+
+use super::kernel::{
+    AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, DropoutRule, HeadStrides,
+    LoweredAttention,
+};
+
+/// Attention and the values it reads and makes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionFit {
+    /// the compile-time half
+    pub kernel: AttentionKernel,
+    /// the run-time half
+    pub shape: AttentionShape,
+    /// its operands
+    pub request: AttentionRequest,
+    /// what is stored, or handed on
+    pub result: NodeId,
+}
+
+/// Attention of a link, whatever becomes of its result.
+pub(super) fn fit_link(draft: &Draft, link: &AttentionLink, wanted: AttentionResult) -> Option<AttentionFit> {
+    let (request, result) = (link.request, link.result()?);
+    let written = match result == link.output {
+        true => Layout::contiguous(&draft.graph.node(result).shape),
+        false => reordered(draft, link.output, result)?,
+    };
+    let (kernel, shape) = fit_layouts(draft, &request, wanted, written, Sharing::Groups)?;
+    Some(AttentionFit { kernel, shape, request, result })
+}
+
+/// What becomes of heads that share keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sharing {
+    /// they are a group
+    Groups,
+    /// each reads what lies at a stride of 0
+    Alone,
+}
+
+/// The kernel of a request whose result lies as given, if its operands lie so that there is one.
+pub(super) fn fit_layouts(
+    draft: &Draft,
+    request: &AttentionRequest,
+    wanted: AttentionResult,
+    result: Layout,
+    sharing: Sharing,
+) -> Option<(AttentionKernel, AttentionShape)> {
+    let (graph, placement) = (draft.graph, draft.placement);
+    let &AttentionRequest { mask: kind, scale, p, offset, operands: [q, k, v], added, positions, seed } = request;
+    let [dtype, kv] = [q, k].map(|value| graph.node(value).dtype);
+    let (shape, key_shape) = (&graph.node(q).shape, &graph.node(k).shape);
+    let leading = shape.rank().checked_sub(2)?;
+    let (queries, keys, width) = (shape[leading], key_shape[leading], shape.cols());
+    if graph.node(v).shape != *key_shape || key_shape[..leading] != shape[..leading] {
+        return None;
+    }
+    // A tensor of heads, as the kernel reads it: elements of a head follow each other.
+    let in_rows = |layout: &Layout| layout.shape.cols() == 1 || layout.strides.last() == Some(&1);
+    let heads = |value: NodeId, dtype: Dtype| {
+        let placed = placement.get(value)?;
+        (graph.node(placed.base).dtype == dtype && in_rows(&placed.layout)).then_some(&placed.layout)
+    };
+    let (scores, mut mask_dtype) = (shape.with_cols(keys), None);
+    let added = match added {
+        None => Layout { shape: scores.clone(), strides: vec![0; scores.rank()], offset: 0 },
+        Some(value) => {
+            let placed = placement.get(value)?;
+            let base = graph.node(placed.base).dtype;
+            mask_dtype = Some(base);
+            let readable = base.is_float() && placed.layout.shape.broadcasts_to(&scores);
+            Some(placed.layout.broadcast(&scores)).filter(|layout| readable && in_rows(layout))?
+        }
+    };
+    if let Some(value) = positions {
+        let placed = placement.get(value)?;
+        let in_order = shape[0] == 1 || placed.layout.strides == [1];
+        (in_order && graph.node(placed.base).dtype == Dtype::I32).then_some(())?;
+    }
+    if let Some(value) = seed {
+        let base = placement.base(value)?;
+        (graph.node(base).dtype == Dtype::I32).then_some(())?;
+    }
+
+    let result = Some(&result).filter(|layout| in_rows(layout))?;
+    let layouts = [heads(q, dtype)?, heads(k, kv)?, heads(v, kv)?, &added, result];
+    let told_apart = positions.is_some();
+    let split =
+        if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts, sharing, told_apart)? };
+    let strides = |operand: usize| HeadStrides {
+        batch: split.batch.strides[operand],
+        head: split.head.strides[operand],
+        position: layouts[operand].strides[leading],
+    };
+    let kernel = AttentionKernel {
+        dtype,
+        kv,
+        width,
+        group: split.group,
+        scale: scale as f32,
+        mask: match (kind, mask_dtype) {
+            (Mask::Causal, _) => AttentionMask::Causal,
+            (Mask::Cached, _) => AttentionMask::Cached,
+            (Mask::Additive, Some(dtype)) => AttentionMask::Additive(dtype),
+            (Mask::Full | Mask::Additive, _) => AttentionMask::Full,
+        },
+        dropout: seed.map(|_| DropoutRule { probability: p, offset }),
+        result: wanted,
+    };
+    let shape = AttentionShape {
+        batch: split.batch.size,
+        heads: split.head.size,
+        queries,
+        keys,
+        q: strides(Q),
+        k: strides(K),
+        v: strides(V),
+        mask: strides(MASK),
+        o: strides(O),
+    };
+    kernel.sized(&shape, 0).refusal().is_none().then_some(())?;
+    Some((kernel, shape))
+}
+
+/// The arguments of attention, as [`AttentionKernel::operands`] lists them.
+pub(super) fn arguments(draft: &Draft, fit: &AttentionFit) -> Vec<ArgBinding> {
+    let AttentionRequest { operands: [q, k, v], added, positions, seed, .. } = fit.request;
+    let read = |value: NodeId| read(draft, value);
+    let args = fit.kernel.operands().iter().map(|operand| match operand {
+        AttentionOperand::Q => read(q),
+        AttentionOperand::K => read(k),
+        AttentionOperand::V => read(v),
+        AttentionOperand::Mask => read(added.expect("the kernel has a mask")),
+        AttentionOperand::Positions => read(positions.expect("the kernel has positions")),
+        AttentionOperand::Seed => read(seed.expect("the kernel has a seed")),
+        AttentionOperand::O => ArgBinding::whole(draft.graph, fit.result, 0, true),
+    });
+    args.collect()
+}
+
+/// The argument that a value is read from.
+pub(super) fn read(draft: &Draft, value: NodeId) -> ArgBinding {
+    let placed = draft.placement.get(value).expect("operands of attention are placed");
+    ArgBinding::whole(draft.graph, placed.base, placed.layout.offset, false)
+}
+
+/// How the output lies in the buffer of a copy of it: the copy's axes are the output's in another order.
+fn reordered(draft: &Draft, output: NodeId, copy: NodeId) -> Option<Layout> {
+    let node = draft.graph.node(copy);
+    let &[input] = node.inputs.as_slice() else { return None };
+    let placed = draft.placement.get(input).filter(|placed| placed.base == output)?;
+    let seen = match &node.op {
+        // Where strides cannot express the view, the order of elements is its operand's.
+        Op::View(view) => placed.layout.view(view).unwrap_or_else(|| placed.layout.clone()),
+        Op::StopGradient => placed.layout.clone(),
+        _ => return None,
+    };
+    let own = Layout::contiguous(&draft.graph.node(output).shape);
+    if seen.offset != 0 || seen.shape.elements() != own.shape.elements() {
+        return None;
+    }
+    let to = seen.shape.strides();
+    let strides = (0..own.shape.rank()).map(|axis| {
+        let (size, stride) = (own.shape[axis], own.strides[axis]);
+        let same = |&there: &usize| seen.shape[there] == size && seen.strides[there] == stride;
+        if size == 1 { Some(0) } else { (0..to.len()).find(same).map(|there| to[there]) }
+    });
+    Some(Layout { strides: strides.collect::<Option<_>>()?, shape: own.shape.clone(), offset: 0 })
+}
+
+/// Positions of the operands among strides.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const MASK: usize = 3;
+const O: usize = 4;
+
+/// A leading axis: its size, and the stride of each operand.
+#[derive(Clone, Copy)]
+struct Axis {
+    size: usize,
+    strides: [usize; 5],
+}
+
+impl Axis {
+    const ONE: Axis = Axis { size: 1, strides: [0; 5] };
+
+    /// Whether an operand goes on where `inner` ends.
+    fn continues(&self, inner: &Axis, operand: usize) -> bool {
+        self.strides[operand] == inner.strides[operand] * inner.size
+    }
+}
+
+/// Leading axes as sequences and heads.
+struct Split {
+    batch: Axis,
+    /// Strides of keys and values are those of a head of keys.
+    head: Axis,
+    group: usize,
+}
+
+impl Split {
+    const EMPTY: Split = Split { batch: Axis { size: 0, ..Axis::ONE }, head: Axis::ONE, group: 1 };
+}
+
+/// Merges axes that follow each other in every operand; `None` where more than two are left. The first axis is kept as the
+/// sequences if those are `told_apart`.
+fn split(sizes: &[usize], layouts: [&Layout; 5], sharing: Sharing, told_apart: bool) -> Option<Split> {
+    let axis = |at: usize| Axis { size: sizes[at], strides: layouts.map(|layout| layout.strides[at]) };
+    let mut axes: Vec<Axis> = Vec::new();
+    for at in (usize::from(told_apart)..sizes.len()).filter(|&at| sizes[at] != 1) {
+        let (axis, size) = (axis(at), sizes[at]);
+        match axes.last_mut() {
+            Some(last) if (0..5).all(|operand| last.continues(&axis, operand)) => {
+                *last = Axis { size: last.size * size, ..axis };
+            }
+            _ => axes.push(axis),
+        }
+    }
+    let mut head = axes.pop().unwrap_or(Axis::ONE);
+    let mut group = 1;
+    if sharing == Sharing::Groups && head.size > 1 && head.strides[K] == 0 && head.strides[V] == 0 {
+        // Heads that share keys: with the axis before them they are all heads.
+        let outer = axes.last().copied().unwrap_or(Axis::ONE);
+        if axes.is_empty() || [Q, MASK, O].iter().all(|&operand| outer.continues(&head, operand)) {
+            axes.pop();
+            group = head.size;
+            head.size *= outer.size;
+            (head.strides[K], head.strides[V]) = (outer.strides[K], outer.strides[V]);
+        }
+    }
+    let batch = if told_apart { axis(0) } else { axes.pop().unwrap_or(Axis::ONE) };
+    axes.is_empty().then_some(Split { batch, head, group })
+}
+
+impl LoweredAttention {
+    /// Lowers attention.
+    pub fn new(draft: &Draft, fit: &AttentionFit) -> LoweredAttention {
+        LoweredAttention { kernel: fit.kernel, shape: fit.shape, args: arguments(draft, fit) }
+    }
+}

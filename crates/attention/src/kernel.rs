@@ -1,0 +1,231 @@
+//! What kernels of attention take: the compile-time half, sizes and strides, arguments.
+
+use deuteron_codegen::argument::{ArgBinding, Argument};
+use deuteron_graph::Dtype;
+
+use super::{Attention, Dropout};
+
+/// Attention: what is known of it before its sizes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionKernel {
+    /// storage type of queries and result
+    pub dtype: Dtype,
+    /// storage type of keys and values
+    pub kv: Dtype,
+    /// elements of a head
+    pub width: usize,
+    /// heads that share a head of keys and values
+    pub group: usize,
+    /// factor of the scores
+    pub scale: f32,
+    /// what is left out
+    pub mask: AttentionMask,
+    /// dropout of the probabilities
+    pub dropout: Option<DropoutRule>,
+    /// what is stored
+    pub result: AttentionResult,
+}
+
+/// What attention stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionResult {
+    /// probabilities times values: a row of the width for each query
+    Values,
+    /// the probabilities alone: a row of all keys for each query; there are no values and no dropout
+    Probabilities,
+}
+
+/// What attention leaves out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionMask {
+    /// nothing
+    Full,
+    /// keys beyond the query's position, counted from the end
+    Causal,
+    /// what an argument of this type, added to the scores, makes small
+    Additive(Dtype),
+    /// keys beyond the query's position, an argument giving that of each sequence's first query
+    Cached,
+}
+
+/// Which probabilities are dropped, but for the seed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DropoutRule {
+    /// share of dropped elements
+    pub probability: f64,
+    /// second word of the generator's key
+    pub offset: u32,
+}
+
+/// What an argument of attention is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionOperand {
+    /// queries
+    Q,
+    /// keys
+    K,
+    /// values
+    V,
+    /// added to the scores
+    Mask,
+    /// an `i32` for each sequence: the position of its first query
+    Positions,
+    /// one `i32`: first word of the generator's key
+    Seed,
+    /// the result
+    O,
+}
+
+impl AttentionKernel {
+    /// Its arguments, in order.
+    pub fn operands(&self) -> &'static [AttentionOperand] {
+        use AttentionOperand::{K, Mask, O, Positions, Q, Seed, V};
+        if self.result == AttentionResult::Probabilities {
+            return match self.mask {
+                AttentionMask::Full | AttentionMask::Causal => &[Q, K, O],
+                AttentionMask::Additive(_) => &[Q, K, Mask, O],
+                AttentionMask::Cached => &[Q, K, Positions, O],
+            };
+        }
+        match (self.mask, self.dropout) {
+            (AttentionMask::Full | AttentionMask::Causal, None) => &[Q, K, V, O],
+            (AttentionMask::Full | AttentionMask::Causal, Some(_)) => &[Q, K, V, Seed, O],
+            (AttentionMask::Additive(_), None) => &[Q, K, V, Mask, O],
+            (AttentionMask::Additive(_), Some(_)) => &[Q, K, V, Mask, Seed, O],
+            (AttentionMask::Cached, None) => &[Q, K, V, Positions, O],
+            (AttentionMask::Cached, Some(_)) => &[Q, K, V, Positions, Seed, O],
+        }
+    }
+
+    /// The storage type of an argument.
+    pub fn operand_dtype(&self, operand: AttentionOperand) -> Dtype {
+        match (operand, self.mask) {
+            (AttentionOperand::Seed | AttentionOperand::Positions, _) => Dtype::I32,
+            (AttentionOperand::Mask, AttentionMask::Additive(dtype)) => dtype,
+            (AttentionOperand::K | AttentionOperand::V, _) => self.kv,
+            (_, _) => self.dtype,
+        }
+    }
+
+    /// Elements of a row of the result.
+    pub fn result_row(&self, shape: &AttentionShape) -> usize {
+        match self.result {
+            AttentionResult::Values => self.width,
+            AttentionResult::Probabilities => shape.keys,
+        }
+    }
+
+    /// What is computed for these sizes and this seed.
+    pub fn sized(&self, shape: &AttentionShape, seed: u32) -> Attention {
+        let &AttentionShape { batch, heads, queries, keys, .. } = shape;
+        let dropout = |DropoutRule { probability, offset }| Dropout { probability, seed, offset };
+        Attention {
+            dtype: self.dtype,
+            kv: self.kv,
+            batch,
+            heads,
+            kv_heads: heads / self.group.max(1),
+            queries,
+            keys,
+            width: self.width,
+            scale: self.scale,
+            causal: matches!(self.mask, AttentionMask::Causal | AttentionMask::Cached),
+            dropout: self.dropout.map(dropout),
+        }
+    }
+
+    /// In words.
+    pub fn describe(&self) -> String {
+        let mask = match self.mask {
+            AttentionMask::Full => "",
+            AttentionMask::Causal => "causal ",
+            AttentionMask::Additive(_) => "masked ",
+            AttentionMask::Cached => "cached ",
+        };
+        let group = if self.group > 1 { format!(", {} heads a key head", self.group) } else { String::new() };
+        let dropout = self.dropout.map_or(String::new(), |rule| format!(", dropout {}", rule.probability));
+        let (dtype, width) = (self.dtype, self.width);
+        let keys = if self.kv == dtype { String::new() } else { format!(", {} keys and values", self.kv) };
+        let what = match self.result {
+            AttentionResult::Values => "attention by online softmax",
+            AttentionResult::Probabilities => "probabilities of attention",
+        };
+        format!("{mask}{what}, heads of {width}{group}{dropout}, {dtype} in and out{keys}, f32 sums")
+    }
+}
+
+/// Sizes and strides of a launch of attention. Elements of a head, and keys of a mask, follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// sequences
+    pub batch: usize,
+    /// heads of queries
+    pub heads: usize,
+    /// queries of a sequence
+    pub queries: usize,
+    /// keys of a sequence
+    pub keys: usize,
+    /// of the queries
+    pub q: HeadStrides,
+    /// of the keys, a head for each group of heads
+    pub k: HeadStrides,
+    /// of the values, likewise
+    pub v: HeadStrides,
+    /// of the mask, by query; zeros without one
+    pub mask: HeadStrides,
+    /// of the result
+    pub o: HeadStrides,
+}
+
+/// Elements from one index to the next; 0 repeats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HeadStrides {
+    /// from one sequence to the next
+    pub batch: usize,
+    /// from one head to the next
+    pub head: usize,
+    /// from one position to the next
+    pub position: usize,
+}
+
+/// Attention, lowered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoweredAttention {
+    /// the compile-time half
+    pub kernel: AttentionKernel,
+    /// sizes and strides
+    pub shape: AttentionShape,
+    /// as [`AttentionKernel::operands`] lists them
+    pub args: Vec<ArgBinding>,
+}
+
+impl LoweredAttention {
+    /// What a device has to know of its arguments.
+    pub fn arguments(&self) -> Vec<Argument> {
+        let operands = self.kernel.operands().iter().zip(&self.args);
+        operands.map(|(&operand, arg)| Argument::new(arg, self.kernel.reach(&self.shape, operand))).collect()
+    }
+}
+
+impl AttentionKernel {
+    /// Elements from its first one on that an operand reaches.
+    pub fn reach(&self, shape: &AttentionShape, operand: AttentionOperand) -> usize {
+        let &AttentionShape { batch, heads, queries, keys, .. } = shape;
+        let key_heads = self.sized(shape, 0).kv_heads;
+        // Sizes, strides, and elements that follow each other.
+        let (sizes, strides, run) = match operand {
+            AttentionOperand::Q => ([batch, heads, queries], shape.q, self.width),
+            AttentionOperand::K => ([batch, key_heads, keys], shape.k, self.width),
+            AttentionOperand::V => ([batch, key_heads, keys], shape.v, self.width),
+            AttentionOperand::Mask => ([batch, heads, queries], shape.mask, keys),
+            AttentionOperand::O => ([batch, heads, queries], shape.o, self.result_row(shape)),
+            AttentionOperand::Positions => return batch,
+            AttentionOperand::Seed => return 1,
+        };
+        if sizes.contains(&0) || run == 0 {
+            return 0;
+        }
+        let steps = [strides.batch, strides.head, strides.position];
+        sizes.iter().zip(steps).map(|(size, step)| (size - 1) * step).sum::<usize>() + run
+    }
+}

@@ -1,7 +1,0 @@
-//! Code generation from outside: kernels as text, as tile programs, and on an emulator.
-
-mod emulated;
-mod epilogues;
-mod programs;
-mod updates;
-mod work;

@@ -1,0 +1,63 @@
+//! What can be generated for a CPU.
+
+use deuteron_attention::cpu::family::AttentionFamily;
+use deuteron_codegen::cpu::family::CpuTarget;
+use deuteron_codegen::kernel::{Family, Offer, Request};
+use deuteron_graph::Op;
+use deuteron_matmul::cpu::family::{self as matmul, MatmulFamily};
+use deuteron_plan::{Catalog, Chain, Draft, Link, Structure, Work, primitive_work};
+
+use crate::append::cpu::AppendFamily;
+use crate::copy::cpu::CopyFamily;
+use crate::row::cpu::RowFamily;
+use crate::scatter::cpu::ScatterFamily;
+
+/// The family of a structure.
+fn family(structure: &Structure) -> Option<&'static dyn Family<CpuTarget>> {
+    match structure {
+        Structure::Row => Some(&RowFamily),
+        Structure::Chain(chain) => match chain.links.first()? {
+            Link::Matmul { .. } | Link::Routed { .. } => Some(&MatmulFamily),
+            Link::Attention(_) | Link::AttentionGradient(_) => Some(&AttentionFamily),
+            // Probabilities are a matmul and row work: the row is still in cache when it is softened.
+            Link::AttentionScores(_) => None,
+        },
+        Structure::Copy => Some(&CopyFamily),
+        Structure::ScatterAdd => Some(&ScatterFamily),
+        Structure::Append => Some(&AppendFamily),
+        Structure::Opaque => None,
+    }
+}
+
+/// What can be generated for a CPU: row kernels, one or two matmuls with elementwise work after them and, for few rows, row work
+/// before them, matmuls of rows with weights picked for them, attention with its projection and row work after it and its gradient,
+/// copies, scatters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuCatalog;
+
+/// What the CPU's families can make of a group.
+pub(super) fn offer<'a>(request: Request<'a>) -> Option<Box<dyn Offer + 'a>> {
+    family(request.group.structure)?.offer(request, &CpuTarget)
+}
+
+impl Catalog for CpuCatalog {
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        let is_matmul = |chain: &Chain| matches!(chain.links.as_slice(), [Link::Matmul { .. } | Link::Routed { .. }]);
+        let taken = structure.chain().is_none_or(|chain| !is_matmul(chain) || matmul::takes(chain));
+        family(structure).is_some() && taken
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        offer(draft.into()).is_some()
+    }
+
+    fn offers_everything(&self) -> bool {
+        false
+    }
+
+    fn work(&self, draft: &Draft) -> Work {
+        let described = draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::Opaque(_)));
+        let offer = if described { None } else { offer(draft.into()) };
+        offer.map_or_else(|| primitive_work(draft), |offer| offer.work())
+    }
+}

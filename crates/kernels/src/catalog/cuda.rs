@@ -1,0 +1,99 @@
+//! What can be generated for CUDA, and the work of it.
+
+use deuteron_attention::cuda::backward::BackwardFamily;
+use deuteron_attention::cuda::block::AttentionBlockFamily;
+use deuteron_attention::cuda::forward::AttentionFamily;
+use deuteron_attention::cuda::rows::AttentionRowsFamily;
+use deuteron_codegen::cuda::arch::Arch;
+use deuteron_codegen::cuda::target::CudaTarget;
+use deuteron_codegen::kernel::{Family, Offer, Request};
+use deuteron_matmul::cuda::skinny::SkinnyFamily;
+use deuteron_matmul::library::LibraryFamily;
+use deuteron_plan::{Catalog, Chain, Draft, Link, Reach, Structure, Work, primitive_work};
+
+use crate::append::cuda::AppendFamily;
+use crate::copy::cuda::CopyFamily;
+use crate::row::cuda::RowFamily;
+use crate::scatter::cuda::ScatterFamily;
+
+/// The families of a structure, in the order in which they are asked.
+fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>] {
+    let chain = match structure {
+        Structure::Row => return &[&RowFamily],
+        Structure::ScatterAdd => return &[&ScatterFamily],
+        Structure::Append => return &[&AppendFamily],
+        Structure::Copy => return &[&CopyFamily],
+        Structure::Opaque => return &[],
+        Structure::Chain(chain) => chain,
+    };
+    match chain.links.as_slice() {
+        // A GPU's matmuls are a library's, unless they have few rows.
+        [Link::Matmul { .. }] => &[&SkinnyFamily, &LibraryFamily],
+        [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
+        [Link::Attention(_)] => &[&AttentionRowsFamily],
+        [Link::Attention(_), Link::Matmul { .. }] => &[&AttentionBlockFamily],
+        [Link::AttentionScores(_)] => &[&AttentionFamily],
+        [Link::AttentionGradient(_)] => &[&BackwardFamily],
+        _ => &[],
+    }
+}
+
+/// What the first family that takes a group makes of it.
+pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+    families(request.group.structure).iter().find_map(|family| family.offer(request, target))
+}
+
+/// What can be generated for a GPU: row kernels, matmuls with the epilogues that a library has, matmuls of few rows with row work
+/// before them and any elementwise work after them, attention alone and with row work after it, its probabilities and its gradient,
+/// copies, scatters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaCatalog {
+    arch: Arch,
+}
+
+impl CudaCatalog {
+    /// That of an instruction set.
+    pub fn of(arch: Arch) -> &'static CudaCatalog {
+        static ALL: [CudaCatalog; Arch::ALL.len()] = {
+            let mut all = [CudaCatalog { arch: Arch::Sm75 }; Arch::ALL.len()];
+            let mut at = 0;
+            while at < all.len() {
+                all[at].arch = Arch::ALL[at];
+                at += 1;
+            }
+            all
+        };
+        // Every one is there.
+        ALL.iter().find(|catalog| catalog.arch == arch).unwrap_or(&ALL[0])
+    }
+
+    /// What a draft would be launched for. How many multiprocessors there are decides how blocks are cut, and nothing here.
+    fn target(&self) -> CudaTarget {
+        CudaTarget::new(self.arch, 132)
+    }
+}
+
+impl Catalog for CudaCatalog {
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        let takes = |chain: &Chain| match chain.links.as_slice() {
+            [Link::Matmul { nodes }] => nodes.len() == 1 && chain.epilogue.reach != Reach::Rows,
+            [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
+            _ => true,
+        };
+        !families(structure).is_empty() && structure.chain().is_none_or(takes)
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        self.offers_structure(draft.structure) && offer(draft.into(), &self.target()).is_some()
+    }
+
+    fn offers_everything(&self) -> bool {
+        false
+    }
+
+    fn work(&self, draft: &Draft) -> Work {
+        let target = self.target();
+        let offer = offer(draft.into(), &target);
+        offer.map_or_else(|| primitive_work(draft), |offer| offer.work())
+    }
+}

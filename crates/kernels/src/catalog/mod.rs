@@ -1,0 +1,98 @@
+//! Which family makes the kernel of a group, for each target.
+
+mod cpu;
+mod cuda;
+
+pub use cpu::CpuCatalog;
+pub use cuda::CudaCatalog;
+
+use deuteron_codegen::body::Origin;
+use deuteron_codegen::cuda::row::variant;
+use deuteron_codegen::cuda::row_config::RowConfig;
+use deuteron_codegen::cuda::target::CudaTarget;
+use deuteron_codegen::kernel::{Kernel, Request};
+use deuteron_codegen::lower::lower_with_origins;
+use deuteron_graph::{Graph, NodeId};
+use deuteron_plan::{Draft, Structure};
+
+use crate::copy::{self, Copy};
+use crate::row;
+
+/// What kernels are generated for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Backend {
+    /// tile programs and hand-written SIMD
+    Cpu,
+    /// CUDA text
+    Cuda(CudaTarget),
+}
+
+/// No kernel of a target computes a group. A plan holds no such group where the target's catalogue was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no kernel of the form `{structure}` is generated for {target}, or none that takes these operands")]
+pub struct NoKernel {
+    /// what the group is made of
+    pub structure: &'static str,
+    /// what it was to be generated for
+    pub target: &'static str,
+}
+
+/// Generates the kernel of a group.
+pub fn render<'a>(request: impl Into<Request<'a>>, backend: &'a Backend) -> Result<Kernel, NoKernel> {
+    let request = request.into();
+    let offer = match backend {
+        Backend::Cpu => cpu::offer(request),
+        Backend::Cuda(target) => cuda::offer(request, target),
+    };
+    let target = match backend {
+        Backend::Cpu => "CPUs",
+        Backend::Cuda(_) => "CUDA",
+    };
+    let structure = request.group.structure.name();
+    offer.map(|offer| offer.kernel()).ok_or(NoKernel { structure, target })
+}
+
+/// Generates a copy of a value, whole and contiguous, into the buffer of another node of its type: source, then destination.
+pub fn render_copy(graph: &Graph, from: NodeId, to: NodeId, backend: &Backend) -> Kernel {
+    let whole = Copy::whole(graph, from, to);
+    match backend {
+        Backend::Cpu => copy::cpu::kernel(whole),
+        Backend::Cuda(_) => copy::cuda::kernel(&whole),
+    }
+}
+
+/// Launch shapes worth measuring for a row kernel, the suggested one first; none for a kernel of another kind.
+pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
+    match group.structure {
+        Structure::Row => variant::candidates(&lower_with_origins(group).0, target),
+        _ => Vec::new(),
+    }
+}
+
+/// One line of a kernel's source, and the node it came from, if it came from one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaggedLine {
+    /// as the source prints it
+    pub text: String,
+    /// the node
+    pub node: Option<NodeId>,
+}
+
+/// The source of a group, line by line, each with the node it came from. What all row kernels of CUDA share is one line.
+pub fn tagged_source(group: &Draft, backend: &Backend) -> Result<Vec<TaggedLine>, NoKernel> {
+    if *group.structure != Structure::Row {
+        let node = group.nodes.first().copied();
+        let source = render(group, backend)?.source.to_string();
+        return Ok(source.lines().map(|text| TaggedLine { text: text.to_string(), node }).collect());
+    }
+    let (lowered, origins) = lower_with_origins(group);
+    let lines = match backend {
+        Backend::Cpu => row::cpu::tagged_lines(&lowered),
+        Backend::Cuda(target) => variant::tagged_lines(&lowered, target),
+    };
+    let node = |origin: Origin| match origin {
+        Origin::Expr(id) => origins.exprs.get(id.index()).copied(),
+        Origin::Stage(position) => origins.stages.get(position).copied(),
+    };
+    Ok(lines.into_iter().map(|(text, origin)| TaggedLine { text, node: origin.and_then(node) }).collect())
+}

@@ -1,0 +1,219 @@
+//! The rungs of attention: causal, bf16, heads of 64 that lie one after another, as many queries as keys.
+//!
+//! Four are written here to be read, with a parameter of their own; the two above them are the kernels that are shipped.
+
+use deuteron_attention::cuda::forward::{ForwardVariant, with_variant};
+use deuteron_attention::cuda::hopper::Groups;
+use deuteron_attention::cuda::tiles::Tiles;
+use deuteron_attention::kernel::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides, LoweredAttention};
+use deuteron_codegen::argument::ArgBinding;
+use deuteron_codegen::cuda::arch::Arch;
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::target::CudaTarget;
+use deuteron_codegen::kernel::{Kernel, Launch, Source};
+use deuteron_codegen::tile::{self, Part};
+use deuteron_graph::Dtype;
+
+/// Elements of a head, as the rungs are written for.
+const WIDTH: usize = 64;
+/// Rows of a tile, as in the rungs that have tiles.
+const TILE: usize = 64;
+/// Blocks along the second and third axis of a grid, at most.
+const MAX_BLOCKS: usize = 65_535;
+
+/// A kernel of a ladder of attention: its text, and its launches one after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// as its file
+    pub name: &'static str,
+    texts: &'static [&'static str],
+    passes: &'static [Pass],
+    /// whether it has scores in memory
+    has_scores: bool,
+}
+
+/// One launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pass {
+    entry: &'static str,
+    threads: u32,
+    /// bytes of dynamic shared memory
+    shared: u32,
+    over: Over,
+}
+
+/// What a launch has a block for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Over {
+    /// so many keys of a query of a head
+    Keys(usize),
+    /// so many rows of all heads
+    Rows(usize),
+    /// a tile of queries of a head
+    Tiles,
+    /// a tile of queries and a tile of keys of a head
+    Pairs,
+}
+
+pub(super) const NAIVE: Written = Written {
+    name: "l1_naive",
+    texts: &[include_str!("attention/l1_naive.cu")],
+    passes: &[
+        Pass { entry: "scores", threads: 256, shared: 0, over: Over::Keys(256) },
+        Pass { entry: "softmax", threads: 256, shared: 0, over: Over::Rows(256) },
+        Pass { entry: "values", threads: 256, shared: 0, over: Over::Rows(256 / WIDTH) },
+    ],
+    has_scores: true,
+};
+
+pub(super) const TILED: Written = Written {
+    name: "l2_tiled",
+    texts: &[include_str!("attention/tiles.cuh"), include_str!("attention/l2_tiled.cu")],
+    passes: &[
+        Pass { entry: "scores", threads: 256, shared: 0, over: Over::Pairs },
+        Pass { entry: "softmax", threads: 256, shared: 0, over: Over::Rows(256 / 32) },
+        Pass { entry: "values", threads: 256, shared: 0, over: Over::Tiles },
+    ],
+    has_scores: true,
+};
+
+pub(super) const ONLINE: Written = Written {
+    name: "l3_online",
+    texts: &[include_str!("attention/tiles.cuh"), include_str!("attention/l3_online.cu")],
+    // Four tiles of f32, rows of four numbers more than the width.
+    passes: &[Pass {
+        entry: "attention",
+        threads: 256,
+        shared: (4 * TILE * (WIDTH + 4) * 4) as u32,
+        over: Over::Tiles,
+    }],
+    has_scores: false,
+};
+
+pub(super) const TENSOR_CORES: Written = Written {
+    name: "l4_tensor_cores",
+    texts: &[include_str!("attention/l4_tensor_cores.cu")],
+    passes: &[Pass { entry: "attention", threads: 128, shared: 0, over: Over::Tiles }],
+    has_scores: false,
+};
+
+/// A kernel of attention as a rung.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// f32 arithmetic, written here
+    Plain(Written),
+    /// on the matrix units, written here
+    Matrix(Written),
+    /// the shipped `tensor.cu`
+    Tensor,
+    /// the shipped `hopper.cu`
+    Hopper,
+}
+
+impl Step {
+    /// Whether a GPU has its instructions and its shared memory.
+    pub fn is_for(self, arch: Arch) -> bool {
+        let fits = |written: Written| written.passes.iter().all(|pass| pass.shared as usize <= arch.block_shared());
+        match self {
+            Step::Plain(written) => fits(written),
+            Step::Matrix(written) => arch.is_ampere() && fits(written),
+            Step::Tensor => arch.is_ampere(),
+            Step::Hopper => arch.has_wgmma(),
+        }
+    }
+
+    /// Its kernel for attention, if it takes it.
+    pub fn kernel(self, attention: &LoweredAttention, target: &CudaTarget) -> Option<Kernel> {
+        let LoweredAttention { kernel, shape, args } = attention;
+        // Rows start at multiples of 16 bytes, where those of contiguous heads do that start at one.
+        if !is_written_for(kernel, shape) || args.iter().any(|arg| !arg.offset.is_multiple_of(8)) {
+            return None;
+        }
+        let variant = match self {
+            Step::Plain(written) | Step::Matrix(written) => return Some(written.kernel(attention)),
+            Step::Tensor => ForwardVariant::Tensor(Tiles::new(kernel, shape, target.processors)),
+            Step::Hopper => ForwardVariant::Hopper(Groups::new(kernel, shape, target)?),
+        };
+        Some(with_variant(attention, &variant, target))
+    }
+
+    /// The files of a rung that is written here.
+    #[cfg(test)]
+    pub fn texts(self) -> &'static [&'static str] {
+        match self {
+            Step::Plain(written) | Step::Matrix(written) => written.texts,
+            Step::Tensor | Step::Hopper => &[],
+        }
+    }
+}
+
+/// Whether this is the attention that the rungs compute.
+fn is_written_for(kernel: &AttentionKernel, shape: &AttentionShape) -> bool {
+    let &AttentionShape { batch, heads, queries, keys, q, k, v, o, .. } = shape;
+    let whole = HeadStrides { batch: heads * queries * WIDTH, head: queries * WIDTH, position: WIDTH };
+    let follow = |strides: HeadStrides| {
+        let (sizes, steps) = ([batch, heads, queries], [strides.batch, strides.head, strides.position]);
+        let expected = [whole.batch, whole.head, whole.position];
+        sizes.iter().zip(steps).zip(expected).all(|((&size, step), expected)| size <= 1 || step == expected)
+    };
+    let same = kernel.dtype == Dtype::Bf16 && kernel.kv == Dtype::Bf16 && kernel.group <= 1 && kernel.dropout.is_none();
+    let causal = kernel.mask == AttentionMask::Causal && queries == keys;
+    let sized = queries <= MAX_BLOCKS && batch * heads <= MAX_BLOCKS;
+    same && causal && sized && kernel.width == WIDTH && [q, k, v, o].into_iter().all(follow)
+}
+
+impl Written {
+    fn kernel(&self, attention: &LoweredAttention) -> Kernel {
+        let LoweredAttention { kernel, shape, args } = attention;
+        let source = CudaSource::new(self.name, self.text(kernel.scale));
+        let launch = Launch::of_grids(attention.arguments(), self.grids(shape, args));
+        Kernel::new(Source::Cuda(source), launch.with_variant(self.name.to_string(), String::new()))
+    }
+
+    /// Its text, for scores that are multiplied by `scale`.
+    fn text(&self, scale: f32) -> String {
+        let constants = format!(
+            "constexpr int STORAGE = 2;\nconstexpr int WIDTH = {WIDTH};\nconstexpr float SCALE = {scale:e}f;\n"
+        );
+        let parts = tile::text(&[Part::Conversions, Part::Warp, Part::Matrix]);
+        let before = [constants.as_str(), &parts, include_str!("attention/parameters.cuh")];
+        [&before, self.texts].concat().join("\n")
+    }
+
+    /// The grids of a launch, with the words of `parameters.cuh`.
+    fn grids(&self, shape: &AttentionShape, args: &[ArgBinding]) -> Grids {
+        let &AttentionShape { batch, heads, queries, .. } = shape;
+        let all_heads = batch * heads;
+        if all_heads * queries == 0 {
+            return Grids::default();
+        }
+        let scores = if self.has_scores { all_heads * queries * queries * 4 } else { 0 };
+        let address = |position: usize| {
+            let offset = args.get(position).map_or(0, ArgBinding::start);
+            Word::Argument { position, offset }
+        };
+        let mut words: Vec<Word> = (0..4).map(address).collect();
+        words.push(if self.has_scores { Word::Workspace(0) } else { Word::Number(0) });
+        words.extend([all_heads, queries].map(|number| Word::Number(number as u64)));
+        let tiles = queries.div_ceil(TILE);
+        let grid = |pass: &Pass| {
+            let blocks = match pass.over {
+                Over::Keys(keys) => [queries.div_ceil(keys), queries, all_heads],
+                Over::Rows(rows) => [(all_heads * queries).div_ceil(rows), 1, 1],
+                Over::Tiles => [tiles, all_heads, 1],
+                Over::Pairs => [tiles, tiles, all_heads],
+            };
+            let &Pass { entry, threads, shared, .. } = pass;
+            Grid {
+                entry,
+                blocks: blocks.map(|count| count as u32),
+                threads,
+                cluster: 1,
+                shared,
+                waits: false,
+                words: words.clone(),
+            }
+        };
+        Grids { list: self.passes.iter().map(grid).collect(), workspace: scores, ..Grids::default() }
+    }
+}

@@ -1,0 +1,275 @@
+//! The road from a naive kernel to the generated one, rung by rung, for `add_act`, `norm_act` and `attention`.
+//!
+//! - Computes: `gelu(x + r)`; `gelu(layer_norm(x))`, with results rounded to the storage type where the graph has them;
+//!   `softmax(q k^T / sqrt(64)) v`, causal.
+//! - Shapes: any count of elements; rows of a multiple of 8 columns, of at most [`WIDEST`]; heads of 64, in bf16.
+//! - Launched in place of the generated kernel, on its arguments, so that one harness runs and checks all of them. The
+//!   generated kernel is the top rung.
+
+pub(crate) mod attention;
+
+use deuteron_attention::chain::{self, Fit};
+use deuteron_attention::kernel::LoweredAttention;
+use deuteron_codegen::cuda::arch::Arch;
+use deuteron_codegen::cuda::grid::CudaSource;
+use deuteron_codegen::cuda::row::variant::RowVariant;
+use deuteron_codegen::cuda::row_config::{Policy, RowConfig};
+use deuteron_codegen::cuda::target::CudaTarget;
+use deuteron_codegen::kernel::Kernel;
+use deuteron_codegen::lower::lower_with_origins;
+use deuteron_graph::Dtype;
+use deuteron_plan::{Draft, Structure};
+
+use attention::Step;
+
+/// The longest row that the rungs take.
+pub const WIDEST: usize = 4096;
+
+/// An op that has a ladder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ladder {
+    /// `gelu(x + r)`
+    AddAct,
+    /// `gelu(layer_norm(x))`
+    NormAct,
+    /// `softmax(q k^T / sqrt(64)) v`, causal
+    Attention,
+}
+
+/// One kernel on the way.
+#[derive(Debug, Clone, Copy)]
+pub struct Rung {
+    /// as its file
+    pub name: &'static str,
+    /// what it does better than the one before
+    pub about: &'static str,
+    text: Text,
+}
+
+/// What a rung is made of.
+#[derive(Debug, Clone, Copy)]
+enum Text {
+    /// a text in place of that of a row kernel
+    Row { text: &'static str, spread: Spread },
+    /// a kernel of attention
+    Attention(Step),
+}
+
+/// How a row kernel is spread over threads.
+#[derive(Debug, Clone, Copy)]
+enum Spread {
+    /// threads of a block, and how many vectors a thread takes; 0: one element
+    Elements { threads: usize, vectors: usize },
+    /// threads a row, rows a block
+    Rows { threads: usize, rows: usize },
+}
+
+const ADD_ACT: [Rung; 3] = [
+    Rung {
+        name: "l1_scalar",
+        about: "a thread an element",
+        text: Text::Row {
+            text: include_str!("add_act/l1_scalar.cu"),
+            spread: Spread::Elements { threads: 256, vectors: 0 },
+        },
+    },
+    Rung {
+        name: "l2_vector",
+        about: "16 bytes a thread",
+        text: Text::Row {
+            text: include_str!("add_act/l2_vector.cu"),
+            spread: Spread::Elements { threads: 256, vectors: 1 },
+        },
+    },
+    Rung {
+        name: "l3_in_flight",
+        about: "two vectors a thread, loads first",
+        text: Text::Row {
+            text: include_str!("add_act/l3_in_flight.cu"),
+            spread: Spread::Elements { threads: 256, vectors: 2 },
+        },
+    },
+];
+
+const NORM_ACT: [Rung; 5] = [
+    Rung {
+        name: "l1_thread_a_row",
+        about: "a thread a row",
+        text: Text::Row {
+            text: include_str!("norm_act/l1_thread_a_row.cu"),
+            spread: Spread::Rows { threads: 1, rows: 128 },
+        },
+    },
+    Rung {
+        name: "l2_block_a_row",
+        about: "a block a row, sums by a tree in shared memory",
+        text: Text::Row {
+            text: include_str!("norm_act/l2_block_a_row.cu"),
+            spread: Spread::Rows { threads: 256, rows: 1 },
+        },
+    },
+    Rung {
+        name: "l3_warp_a_row",
+        about: "a warp a row, sums by shuffles",
+        text: Text::Row {
+            text: include_str!("norm_act/l3_warp_a_row.cu"),
+            spread: Spread::Rows { threads: 32, rows: 8 },
+        },
+    },
+    Rung {
+        name: "l4_vectors",
+        about: "16 bytes a thread",
+        text: Text::Row { text: include_str!("norm_act/l4_vectors.cu"), spread: Spread::Rows { threads: 32, rows: 8 } },
+    },
+    Rung {
+        name: "l5_row_in_registers",
+        about: "the row read once and held in registers",
+        text: Text::Row {
+            text: include_str!("norm_act/l5_row_in_registers.cu"),
+            spread: Spread::Rows { threads: 32, rows: 4 },
+        },
+    },
+];
+
+const ATTENTION: [Rung; 6] = [
+    Rung {
+        name: attention::NAIVE.name,
+        about: "scores, softmax, values: a launch each, a thread an element or a row",
+        text: Text::Attention(Step::Plain(attention::NAIVE)),
+    },
+    Rung {
+        name: attention::TILED.name,
+        about: "products of tiles in shared memory, a warp a row of the softmax",
+        text: Text::Attention(Step::Plain(attention::TILED)),
+    },
+    Rung {
+        name: attention::ONLINE.name,
+        about: "one launch, softmax online, no scores in memory",
+        text: Text::Attention(Step::Plain(attention::ONLINE)),
+    },
+    Rung {
+        name: attention::TENSOR_CORES.name,
+        about: "products on the tensor cores, probabilities in registers",
+        text: Text::Attention(Step::Matrix(attention::TENSOR_CORES)),
+    },
+    // Its rows are padded where others permute them: to the same end, no two of a small matrix in one bank.
+    Rung {
+        name: "l5_pipelined",
+        about: "the next tile by cp.async while this one is worked on; more queries a warp (shipped)",
+        text: Text::Attention(Step::Tensor),
+    },
+    Rung {
+        name: "l6_warpgroups",
+        about: "wgmma on tiles that TMA brings, a warp that only fetches (shipped)",
+        text: Text::Attention(Step::Hopper),
+    },
+];
+
+impl Ladder {
+    /// All of them.
+    pub const ALL: [Ladder; 3] = [Ladder::AddAct, Ladder::NormAct, Ladder::Attention];
+
+    /// The op's name in the catalogue.
+    pub fn op(self) -> &'static str {
+        match self {
+            Ladder::AddAct => "add_act",
+            Ladder::NormAct => "norm_act",
+            Ladder::Attention => "attention",
+        }
+    }
+
+    /// The ladder of an op of the catalogue, if it has one.
+    pub fn of(op: &str) -> Option<Ladder> {
+        Ladder::ALL.into_iter().find(|ladder| ladder.op() == op)
+    }
+
+    /// From the naive one up; the generated kernel comes after the last, if it is not the last.
+    pub fn rungs(self) -> &'static [Rung] {
+        match self {
+            Ladder::AddAct => &ADD_ACT,
+            Ladder::NormAct => &NORM_ACT,
+            Ladder::Attention => &ATTENTION,
+        }
+    }
+}
+
+impl Rung {
+    /// Whether a GPU has its instructions and its shared memory.
+    pub fn is_for(&self, arch: Arch) -> bool {
+        match self.text {
+            Text::Row { .. } => true,
+            Text::Attention(step) => step.is_for(arch),
+        }
+    }
+
+    /// The rung's kernel for a group. None where the group is of another kind than the rung stands for, or of a storage type or shape
+    /// that it is not written for.
+    pub fn kernel(&self, group: &Draft, target: &CudaTarget) -> Option<Kernel> {
+        match self.text {
+            Text::Row { text, spread } if *group.structure == Structure::Row => {
+                row_kernel(self, text, spread, RowVariant::new(lower_with_origins(group).0, target), target)
+            }
+            Text::Row { .. } => None,
+            Text::Attention(step) => match chain::fit(group)? {
+                Fit::Alone(fit) => step.kernel(&LoweredAttention::new(group, &fit), target),
+                Fit::Rows(_) | Fit::Block(_) | Fit::Gradient(_) => None,
+            },
+        }
+    }
+}
+
+/// A rung in place of a row kernel, of f32 or bf16.
+fn row_kernel(rung: &Rung, text: &str, spread: Spread, mut variant: RowVariant, target: &CudaTarget) -> Option<Kernel> {
+    let body = &variant.lowered.body;
+    let (element, vector) = match variant.lowered.launch.args.first()?.dtype {
+        Dtype::F32 => (include_str!("f32.cuh"), 4),
+        Dtype::Bf16 => (include_str!("bf16.cuh"), 8),
+        _ => return None,
+    };
+    let (is_flat, arguments, parameters) = match spread {
+        Spread::Elements { .. } => (true, 3, include_str!("add_act/parameters.cuh")),
+        Spread::Rows { .. } => (false, 4, include_str!("norm_act/parameters.cuh")),
+    };
+    if body.flat != is_flat || body.args.len() != arguments {
+        return None;
+    }
+    let constants = format!("constexpr int COLS = {};\nconstexpr float EPS = 1e-5f;\n", body.cols);
+    let parts = [element, &constants, include_str!("common.cuh"), parameters, text];
+    variant.config = RowConfig { why: rung.about.to_string(), ..spread.config(vector, variant.config) };
+    variant.shared = 0;
+    Some(variant.with_source(CudaSource::new(rung.name, parts.join("\n")), target))
+}
+
+impl Spread {
+    /// The generated kernel's config, changed to what a rung is written for.
+    fn config(self, width: usize, mut config: RowConfig) -> RowConfig {
+        let (policy, threads, rows, vector, chunks) = match self {
+            Spread::Elements { threads, vectors: 0 } => (Policy::Flat, threads, 1, 1, 1),
+            Spread::Elements { threads, vectors } => (Policy::Flat, threads, 1, width, vectors),
+            Spread::Rows { threads, rows } => (Policy::Streamed, threads, rows, 1, 1),
+        };
+        (config.policy, config.threads_per_row, config.rows_per_block) = (policy, threads, rows);
+        (config.vector, config.chunks) = (vector, chunks);
+        (config.parts, config.cluster, config.resident) = (1, false, 0);
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rungs_are_short_and_free_of_includes() {
+        for rung in Ladder::ALL.iter().flat_map(|ladder| ladder.rungs()) {
+            let (texts, limit) = match &rung.text {
+                Text::Row { text, .. } => (std::slice::from_ref(text), 80),
+                Text::Attention(step) => (step.texts(), 120),
+            };
+            for text in texts {
+                assert!(text.lines().count() < limit, "{}", rung.name);
+                assert!(!text.contains("#include") && text.starts_with("//"), "{}", rung.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Kernels from outside: as text, as tile programs, and on an emulator.
+
+mod emulated;
+mod epilogues;
+mod programs;
+mod updates;
+mod work;

@@ -1,0 +1,209 @@
+//! The work of kernels, counted on their tile programs, and what it is taken to cost.
+
+use deuteron_codegen::cuda::Arch;
+use deuteron_graph::{Graph, NodeId, Op, attention_interior, differentiate, recompute};
+use deuteron_kernels::{CpuCatalog, CudaCatalog};
+use deuteron_plan::{Catalog, Class, Machine, Plan, Quantity, Strategy, Target, Work, plan};
+
+fn planned(text: &str, strategy: Strategy) -> (Graph, Plan) {
+    let graph: Graph = text.parse().unwrap();
+    let target = Target { machine: &Machine::cpu(), catalog: &CpuCatalog };
+    let plan = plan(&graph, target, strategy, &[]).unwrap();
+    (graph, plan)
+}
+
+/// The work of the only kernel.
+fn work(text: &str) -> Work {
+    let (graph, plan) = planned(text, Strategy::Greedy);
+    assert_eq!(plan.groups.len(), 1, "{plan}");
+    CpuCatalog.work(&plan.groups[0].draft(&graph, &plan.placement))
+}
+
+/// Predicted microseconds of a plan.
+fn predicted(text: &str, strategy: Strategy) -> f64 {
+    planned(text, strategy).1.time().us()
+}
+
+#[test]
+fn a_layer_norm_takes_three_sweeps_and_two_reductions_a_row() {
+    let work = work("x = input f32[64,768] ; y = layer_norm x w[768] b[768] ; out y");
+    // Four rows of 768 columns are in flight at once; their scalars are worked on together, four instructions a flight.
+    assert_eq!((work.rows, work.flights, work.reductions), (64.0, 16.0, 128.0));
+    assert_eq!(work.dispatches, 64.0 * 3.0 + 16.0 * 4.0);
+    assert_eq!(work.of(Class::Reduce), 2.0 * 64.0 * 48.0);
+    assert_eq!(work.of(Class::Simple), 64.0 * 48.0 + 16.0 * 3.0, "the last sweep; mean, variance, plus epsilon");
+    assert_eq!(work.of(Class::Divide), 16.0, "a reciprocal root for all rows in flight");
+    assert_eq!((work.tails, work.copied, work.finished), (0.0, 0.0, 0.0));
+    assert_eq!((work.chunks, work.streams), (2.0, false));
+}
+
+#[test]
+fn a_flat_kernel_runs_full_vectors_and_a_narrow_row_one_for_each_instruction() {
+    let flat = work("x = input f32[1000,3] ; y = exp x ; out y");
+    assert_eq!((flat.of(Class::Exp), flat.tails, flat.rows), (188.0, 0.0, 0.0));
+    let rows = work("x = input f32[1000,3] ; e = exp x ; y = add e b[3] ; out y");
+    assert_eq!((rows.of(Class::Exp), rows.tails, rows.rows), (1000.0, 2000.0, 1000.0));
+}
+
+#[test]
+fn a_dot_or_store_that_is_folded_in_is_no_sweep_of_its_own() {
+    let sum = work("x = input f32[16,512] ; e = exp x ; y = add e x ; out y");
+    assert_eq!(sum.dispatches, 2.0 * 8.0, "exponential; sum and store");
+    let softmax = work("x = input f32[16,512] ; y = softmax x ; out y");
+    assert_eq!(softmax.reductions, 32.0);
+    assert_eq!(softmax.of(Class::Exp), 16.0 * 32.0);
+}
+
+#[test]
+fn column_sums_are_finished_once() {
+    let work = work("x = input f32[4096,512] ; y = column_sum x ; out y");
+    assert_eq!((work.chunks, work.finished), (64.0, 64.0 * 512.0));
+    assert_eq!(work.of(Class::Column), 4096.0 * 32.0);
+}
+
+#[test]
+fn large_outputs_go_past_the_caches() {
+    assert!(!work("x = input f32[1000,1000] ; y = relu x ; out y").streams);
+    assert!(work("x = input f32[1100,1000] ; y = relu x ; out y").streams);
+}
+
+#[test]
+fn products_are_cut_along_their_longer_side() {
+    let product = work("a = input f32[700,64] ; b = input f32[64,100] ; y = matmul a b ; out y");
+    assert_eq!((product.chunks, product.products), (3.0, 3.0));
+    assert_eq!(product.matrix_flops, 2.0 * 700.0 * 64.0 * 100.0);
+    assert_eq!(product.padded_flops, 2.0 * 700.0 * 64.0 * 112.0);
+}
+
+#[test]
+fn copies_are_runs_or_single_elements() {
+    let turned = work("x = input f32[30,40] ; y = transpose x [1,0] ; out y");
+    assert_eq!((turned.copied, turned.rows), (1200.0, 0.0));
+    let heads = work("x = input f32[10,4,16] ; y = transpose x [1,0,2] ; out y");
+    assert_eq!((heads.copied, heads.rows), (0.0, 40.0));
+}
+
+#[test]
+fn more_rows_never_cost_less() {
+    let texts = [
+        "x = input f32[R,768] ; y = layer_norm x w[768] b[768] ; out y",
+        "x = input f32[R,40] ; g = gelu x ; y = column_sum g ; out y",
+        "x = input f32[R,5] ; y = softmax x ; out y",
+        "x = input f32[R,256] ; w = input f32[256,300] ; y = matmul x w ; out y",
+    ];
+    for text in texts {
+        let mut before = 0.0;
+        // Steps of a half: a chunk more for one thread of two is no more time, and stays within such a step.
+        for rows in [8, 32, 128, 512, 2048, 8192, 32768] {
+            let time = predicted(&text.replace('R', &rows.to_string()), Strategy::Greedy);
+            assert!(time > before, "{text}: {rows} rows take {time} us, fewer took {before}");
+            before = time;
+        }
+    }
+}
+
+#[test]
+fn fusing_into_narrow_rows_is_predicted_to_lose_and_into_long_ones_to_win() {
+    let lost = "x = input f32[20000,3] ; g = gelu x kind=erf ; y = row_sum g ; out y";
+    assert!(predicted(lost, Strategy::Greedy) > 1.2 * predicted(lost, Strategy::Unfused));
+    let won = "x = input f32[8192,768] ; g = gelu x kind=erf ; y = layer_norm g w[768] b[768] ; out y";
+    assert!(predicted(won, Strategy::Greedy) < 0.8 * predicted(won, Strategy::Unfused));
+}
+
+#[test]
+fn attention_computes_what_is_seen_and_moves_its_operands_once() {
+    let text = |mask: &str| {
+        format!(
+            "q = input f32[2,3,256,64] ; k = input f32[2,3,256,64] ; v = input f32[2,3,256,64]
+a = attention q k v mask={mask} ; out a"
+        )
+    };
+    let (full, causal) = (work(&text("full")), work(&text("causal")));
+    assert_eq!(full.matrix_flops, 6.0 * 4.0 * (256 * 256 * 64) as f64);
+    assert_eq!(causal.matrix_flops, 6.0 * 4.0 * (256 * 257 / 2 * 64) as f64);
+    assert_eq!(causal.padded_flops, 6.0 * 4.0 * (64 * (64 + 128 + 192 + 256) * 64) as f64, "whole tiles of 64 queries");
+    assert_eq!(full.of(Class::Exp), (6 * 256 * 256 / 16) as f64);
+    assert_eq!((full.chunks, full.packed, full.of(Class::Convert)), (24.0, 0.0, 0.0));
+    for mask in ["full", "causal"] {
+        let (_, plan) = planned(&text(mask), Strategy::Fused);
+        assert_eq!(plan.groups.len(), 1, "{plan}");
+        assert_eq!(plan.groups[0].cost.traffic.total().0, 4 * 4 * 2 * 3 * 256 * 64);
+        let (parts, one) = (predicted(&text(mask), Strategy::Eager), predicted(&text(mask), Strategy::Unfused));
+        assert!(one < parts, "{mask}: {one} us and {parts} us");
+    }
+}
+
+/// The matrix flops and the seconds on matrix units of a gradient of attention on a GPU, over those of one product of all scores.
+fn products_of_gradient(attention: &str, width: usize) -> (f64, f64) {
+    let shape = format!("bf16[2,16,2048,{width}]");
+    let operands = ["q", "k", "v"].map(|name| format!("{name} = input {shape} ; ")).concat();
+    let graph: Graph = format!("{operands} a = attention q k v {attention} ; out a").parse().unwrap();
+    let joint = differentiate(&graph, graph.inputs()).unwrap();
+    let scores = attention_interior(&joint.graph, joint.first_backward);
+    let graph = recompute(&joint.graph, joint.first_backward, &scores).unwrap().graph;
+    let machine = Machine::profile("h200").unwrap();
+    let plan = plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) }, Strategy::Greedy, &[])
+        .unwrap();
+    let group = plan.groups.iter().find(|group| group.structure.is_attention_gradient()).unwrap();
+    let one = 2.0 * (2 * 16 * 2048 * 2048 * width) as f64;
+    let rate = machine.tflops(Quantity::Matrix16Tflops).per_second * machine.get(Quantity::AttentionShare);
+    (group.cost.matrix_flops / one, group.cost.matrix.0 * rate / one)
+}
+
+#[test]
+fn kernels_of_a_gradient_of_attention_make_scores_three_times() {
+    assert_eq!(products_of_gradient("", 64).0, 9.0, "scores and slopes three times, three gradients");
+    assert_eq!(products_of_gradient("", 256).0, 11.0, "and once more for the second half of wide keys and values");
+    // A causal mask hides half of each.
+    let (full, causal) = (products_of_gradient("", 64).1, products_of_gradient("mask=causal", 64).1);
+    assert!((full - 9.0).abs() < 1e-9 && (causal - 4.5).abs() < 1e-9, "{full} and {causal}");
+}
+
+/// Attention, projection, residual and norm of so many tokens in heads of 64, side by side.
+fn block(tokens: usize, heads: usize) -> String {
+    let cols = 64 * heads;
+    format!(
+        "q = input f32[{heads},{tokens},64] ; k = input f32[{heads},{tokens},64] ; v = input f32[{heads},{tokens},64]
+r = input f32[{tokens},{cols}] ; a = attention q k v mask=causal ; t = transpose a [1,0,2] ; m = reshape t [{tokens},{cols}]
+l = linear m w[{cols},{cols}] c[{cols}] ; s = add r l ; y = layer_norm s g[{cols}] b[{cols}] ; out y ; out s"
+    )
+}
+
+#[test]
+fn a_projection_is_shared_anew_after_attention() {
+    let block_work = work(&block(512, 12));
+    let attention = work(
+        "q = input f32[12,512,64] ; k = input f32[12,512,64] ; v = input f32[12,512,64]
+a = attention q k v mask=causal ; out a",
+    );
+    assert_eq!(Work { next: None, ..block_work.clone() }, attention);
+    let next = block_work.next.as_ref().unwrap();
+    assert_eq!(next.matrix_flops, 2.0 * (512 * 768 * 768) as f64);
+    assert_eq!(block_work.all_matrix_flops(), attention.matrix_flops + next.matrix_flops);
+    assert_eq!((next.chunks, next.reductions), (3.0, 0.0), "blocks of 256");
+    let last = next.next.as_ref().unwrap();
+    assert_eq!((last.chunks, last.reductions), (8.0, 2.0 * 512.0), "strips of 64; mean and variance of each row");
+    for tokens in [1, 64, 512] {
+        let text = block(tokens, 12);
+        assert!(predicted(&text, Strategy::Greedy) < predicted(&text, Strategy::Unfused), "{tokens} tokens");
+    }
+    // The search keeps the projection with attention; whether the norm is there too is a matter of few percent.
+    let (chosen, plan) = (predicted(&block(512, 12), Strategy::Fused), planned(&block(512, 12), Strategy::Fused).1);
+    assert!(plan.groups.len() <= 2 && plan.groups[0].structure.name() == "attention block", "{plan}");
+    assert!(predicted(&block(512, 12), Strategy::Greedy) < 1.02 * chosen);
+}
+
+#[test]
+fn a_gpu_keeps_attention_and_its_projection_apart() {
+    let graph: Graph = block(512, 12).parse().unwrap();
+    for strategy in [Strategy::Greedy, Strategy::Fused] {
+        let target = Target { machine: &Machine::profile("h200").unwrap(), catalog: CudaCatalog::of(Arch::Sm90a) };
+        let plan = plan(&graph, target, strategy, &[]).unwrap();
+        let apart = plan.groups.iter().all(|group| {
+            let is_product = |id: &&NodeId| matches!(graph.node(**id).op, Op::Matmul { .. });
+            let products = group.nodes.iter().filter(is_product).count();
+            products <= if group.structure.is_plain_attention() { 2 } else { 1 }
+        });
+        assert!(apart && plan.groups.len() > 2, "{plan}");
+    }
+}

@@ -1,0 +1,152 @@
+//! Matmuls of our own, with what makes their left operand and what follows them while their sums are hot.
+//!
+//! Both are row bodies like any other, but for one kind of argument: values that lie in the worker's scratch as `f32` and never in
+//! memory. The *prologue* writes the left operand, the *epilogue* reads the sums. Either is rounded to the dtype of its node, as it would
+//! be if it were stored: a fused plan gives the bits of an unfused one.
+
+use deuteron_codegen::argument::{ArgBinding, Argument};
+use deuteron_codegen::body::Body;
+use deuteron_codegen::matmul_shape::{MatmulShape, Matrix};
+use deuteron_codegen::rows::{RowArguments, reach};
+use deuteron_graph::Dtype;
+
+/// Rows of a matmul, at most, that a prologue is made for: its kernel reads every weight once and holds all of these rows, so the prologue
+/// runs once for each worker, and not for every block of columns.
+pub const PROLOGUE_ROWS: usize = 8;
+
+/// One or two matmuls of one left operand, and what stands around them, as bodies or as what the bodies became.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Matmul<T> {
+    /// storage type of the left operand
+    pub left: Dtype,
+    /// storage type of the right operands
+    pub right: Dtype,
+    /// storage type of the matmul where it is stored as it is
+    pub result: Dtype,
+    /// right operands, which lie alike: 1 or 2
+    pub rights: usize,
+    /// whether the right operand is a table of matrices, of which an index picks one for each row
+    pub routed: bool,
+    /// what makes the left operand; none: it lies in memory
+    pub prologue: Option<Prologue<T>>,
+    /// what follows; none: the sums are stored
+    pub epilogue: Option<Epilogue<T>>,
+}
+
+/// What makes the left operand of a matmul.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prologue<T> {
+    /// over all rows of the matmul and its inner size
+    pub body: T,
+    /// which of its arguments is the operand
+    pub made: usize,
+}
+
+/// What follows a matmul.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Epilogue<T> {
+    /// over all rows of the matmul and its columns
+    pub body: T,
+    /// which of its arguments are the sums, one a right operand
+    pub sums: Vec<usize>,
+}
+
+/// What an argument of a matmul's launch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// the left operand
+    Left,
+    /// an argument of the prologue
+    Prologue(usize),
+    /// a right operand
+    Right(usize),
+    /// `i32`: which matrix of the second operand each row takes
+    Indices,
+    /// the matmul
+    Result,
+    /// an argument of the epilogue
+    Epilogue(usize),
+}
+
+impl<T> Matmul<T> {
+    /// The same matmul with another kind of prologue and epilogue.
+    pub fn map<U>(self, mut make: impl FnMut(T) -> U) -> Matmul<U> {
+        Matmul {
+            left: self.left,
+            right: self.right,
+            result: self.result,
+            rights: self.rights,
+            routed: self.routed,
+            prologue: self.prologue.map(|prologue| Prologue { body: make(prologue.body), made: prologue.made }),
+            epilogue: self.epilogue.map(|epilogue| Epilogue { body: make(epilogue.body), sums: epilogue.sums }),
+        }
+    }
+}
+
+impl<T: RowArguments> Matmul<T> {
+    /// The arguments of a launch, in order: what the left operand is or is made of, the right operands, the indices where
+    /// there are any, then the result or what the epilogue reads and writes besides the sums.
+    pub fn roles(&self) -> Vec<Role> {
+        let mut roles = match &self.prologue {
+            Some(Prologue { body, made }) => {
+                (0..body.row_arguments().len()).filter(|arg| arg != made).map(Role::Prologue).collect()
+            }
+            None => vec![Role::Left],
+        };
+        roles.extend((0..self.rights).map(Role::Right));
+        roles.extend(self.routed.then_some(Role::Indices));
+        match &self.epilogue {
+            Some(Epilogue { body, sums }) => {
+                roles.extend((0..body.row_arguments().len()).filter(|arg| !sums.contains(arg)).map(Role::Epilogue));
+            }
+            None => roles.push(Role::Result),
+        }
+        roles
+    }
+}
+
+/// A matmul with what stands around it, lowered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoweredMatmul {
+    /// the compile-time half
+    pub product: Matmul<Body>,
+    /// the run-time half
+    pub launch: MatmulLaunch,
+}
+
+/// What is known of a matmul at run time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MatmulLaunch {
+    /// as [`Matmul::roles`] lists them
+    pub args: Vec<ArgBinding>,
+    /// the matmul, or each of two; its result row after row
+    pub shape: MatmulShape,
+    /// (divide, modulo) of each launch axis of what makes the left operand
+    pub prologue_axes: Vec<(usize, usize)>,
+    /// (divide, modulo) of each launch axis of what follows
+    pub axes: Vec<(usize, usize)>,
+}
+
+impl<T: RowArguments> Matmul<T> {
+    /// What a device has to know of the arguments of a launch.
+    pub fn arguments(&self, launch: &MatmulLaunch) -> Vec<Argument> {
+        let MatmulLaunch { args, shape, .. } = launch;
+        let rows = shape.m * shape.batches();
+        let elements = |role: Role, arg: &ArgBinding| match (role, &self.prologue, &self.epilogue) {
+            (Role::Left, ..) => shape.reach(Matrix::A),
+            // Of a table that is routed to, every matrix.
+            (Role::Right(_), ..) if self.routed => match (shape.reach(Matrix::B), arg.leading.as_slice()) {
+                (0, _) | (_, [] | [(0, _), ..]) => 0,
+                (matrix, [(experts, stride), ..]) => (experts - 1) * stride + matrix,
+            },
+            (Role::Right(_), ..) => shape.reach(Matrix::B),
+            (Role::Indices, ..) => shape.m,
+            (Role::Result, ..) => shape.reach(Matrix::C),
+            (Role::Prologue(at), Some(prologue), _) => reach(&prologue.body.row_arguments()[at], arg, rows, shape.k),
+            (Role::Epilogue(at), _, Some(epilogue)) => reach(&epilogue.body.row_arguments()[at], arg, rows, shape.n),
+            (Role::Prologue(_) | Role::Epilogue(_), ..) => 0,
+        };
+        let roles = self.roles();
+        roles.iter().zip(args).map(|(&role, arg)| Argument::new(arg, elements(role, arg))).collect()
+    }
+}
