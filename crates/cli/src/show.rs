@@ -53,17 +53,17 @@ pub fn milliseconds(ms: f64) -> String {
     }
 }
 
-/// What was won, and whether it is more than equal runs differ by; `spreads` are those of the plans that are compared.
+/// What was won, and whether it is more than the run-to-run spread; `spreads` are those of the plans that are compared.
 pub fn speed(speedup: f64, spreads: impl IntoIterator<Item = f64>) -> String {
     let spread = spreads.into_iter().fold(0.0, f64::max);
-    let apart = match spread {
-        spread if spread < 0.01 => "equal runs are less than 1 % apart".to_string(),
-        spread => format!("equal runs are {:.0} % apart", 100.0 * spread),
+    let noise = match spread {
+        spread if spread < 0.01 => "run-to-run spread below 1 %".to_string(),
+        spread => format!("run-to-run spread {:.0} %", 100.0 * spread),
     };
     if (speedup - 1.0).abs() <= spread {
-        format!("{speedup:.2}x the speed, within the noise: {apart}")
+        format!("{speedup:.2}x the speed, within the noise: {noise}")
     } else {
-        format!("{speedup:.2}x the speed ({apart})")
+        format!("{speedup:.2}x the speed ({noise})")
     }
 }
 
@@ -100,9 +100,9 @@ mod tests {
 
     #[test]
     fn a_speed_within_what_equal_runs_differ_by_is_called_so() {
-        assert_eq!(speed(1.254, [0.012, 0.021]), "1.25x the speed (equal runs are 2 % apart)");
-        assert_eq!(speed(1.1, [0.0, 0.009]), "1.10x the speed (equal runs are less than 1 % apart)");
-        assert_eq!(speed(0.96, [0.35, 0.0]), "0.96x the speed, within the noise: equal runs are 35 % apart");
-        assert_eq!(speed(1.02, [0.0, 0.03]), "1.02x the speed, within the noise: equal runs are 3 % apart");
+        assert_eq!(speed(1.254, [0.012, 0.021]), "1.25x the speed (run-to-run spread 2 %)");
+        assert_eq!(speed(1.1, [0.0, 0.009]), "1.10x the speed (run-to-run spread below 1 %)");
+        assert_eq!(speed(0.96, [0.35, 0.0]), "0.96x the speed, within the noise: run-to-run spread 35 %");
+        assert_eq!(speed(1.02, [0.0, 0.03]), "1.02x the speed, within the noise: run-to-run spread 3 %");
     }
 }

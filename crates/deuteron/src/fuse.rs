@@ -67,7 +67,7 @@ pub struct PlanReport {
     pub ms: f64,
     /// the same from a recording of all launches, on a device that has such a thing
     pub graph_ms: Option<f64>,
-    /// how far equal runs lie apart, over the median: of the middle half of them, or of all if they are few
+    /// the run-to-run spread over the median: of the middle half of them, or of all if they are few
     pub spread: f64,
     /// what the model predicted
     pub predicted_ms: f64,

@@ -1,4 +1,4 @@
-//! Times of equal runs: their middle, how far they lie apart, and how many of them it takes.
+//! Times of equal runs: their middle, the run-to-run spread, and how many of them it takes.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ pub fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or(Duration::ZERO)
 }
 
-/// How far equal runs lie apart: from the first quarter of the sorted list to the last, over the median. Three runs count whole.
+/// The run-to-run spread: from the first quarter of the sorted list to the last, over the median. Three runs count whole.
 pub fn spread(times: &[Duration]) -> f64 {
     let mut times = times.to_vec();
     times.sort_unstable();

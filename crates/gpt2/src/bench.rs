@@ -74,7 +74,7 @@ pub struct PlanTimes {
     pub bytes: u64,
     /// median of a run; on a GPU as one CUDA graph
     pub ms: f64,
-    /// how far equal runs lie apart, over that median
+    /// the run-to-run spread over that median
     pub spread: f64,
     /// all tokens of all sequences over that time
     pub tokens_per_second: f64,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::task::Floats;
 use deuteron_graph::Dtype;
-use deuteron_matmul::cpu::{Block, Kernel, Left, Matrix, Part, Right, STREAMED_ROWS, Spec, Store, Values};
+use deuteron_matmul::cpu::{Left, Matrix, Part, PartKernel, Right, STREAMED_ROWS, Spec, Store, SumBlock, Values};
 
 const THREADS: usize = 2;
 const ROUNDS: usize = 15;
@@ -56,7 +56,7 @@ fn measure(name: &str, isa: Isa, (rows, k, columns): (usize, usize, usize), tran
     let mut other = vec![0.0f32; rows * columns];
 
     let spec = Spec { rows, k, left: left_dtype, right: dtype, right_strides: strides, rights: 1 };
-    let kernel = Kernel::new(isa, spec);
+    let kernel = PartKernel::new(isa, spec);
     let (part_rows, part_columns) = kernel.part(columns, THREADS);
     let mut parts = Vec::new();
     for column in (0..columns).step_by(part_columns) {
@@ -86,7 +86,7 @@ fn measure(name: &str, isa: Isa, (rows, k, columns): (usize, usize, usize), tran
                         let _clock = Clock::start(busy);
                         while let Some(&part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
                             // SAFETY: the result has the block's rows and columns, and parts do not overlap.
-                            let mut finish = |block: Block<'_>| unsafe { store.block(isa, &block) };
+                            let mut finish = |block: SumBlock<'_>| unsafe { store.block(isa, &block) };
                             let left = Left { values: Values::Lie(left), scales: by_row };
                             let rights = [Right { matrix: right, scales: by_column, packed: None }];
                             // SAFETY: the operands are whole matrices of these strides.

@@ -199,9 +199,9 @@ pub struct Machine {
 /// Why a machine file was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum MachineError {
-    /// Not a data file of the right form.
+    /// Not TOML, or a key is missing or not what it must be.
     #[error("machine file: {0}")]
-    Form(String),
+    Malformed(String),
     /// Too large to be one.
     #[error("machine file: expected at most {limit} bytes, got {got}")]
     TooLarge {
@@ -299,18 +299,18 @@ impl Machine {
         if text.len() > MAX_FILE {
             return Err(MachineError::TooLarge { limit: MAX_FILE, got: text.len() });
         }
-        let file: File = toml::from_str(text).map_err(|error| MachineError::Form(error.to_string()))?;
+        let file: File = toml::from_str(text).map_err(|error| MachineError::Malformed(error.to_string()))?;
         let base = match &file.based_on {
-            Some(_) if depth == 0 => return Err(MachineError::Form("`based_on` leads nowhere".into())),
+            Some(_) if depth == 0 => return Err(MachineError::Malformed("`based_on` leads nowhere".into())),
             Some(name) => Some(Machine::parse_within(Machine::profile_text(name)?, depth - 1)?),
             None => None,
         };
         let kind = match (file.kind.as_deref(), &base) {
             (Some("cpu"), _) => MachineKind::Cpu,
             (Some("gpu"), _) => MachineKind::Gpu,
-            (Some(other), _) => return Err(MachineError::Form(format!("kind must be cpu or gpu, got `{other}`"))),
+            (Some(other), _) => return Err(MachineError::Malformed(format!("kind must be cpu or gpu, got `{other}`"))),
             (None, Some(base)) => base.kind,
-            (None, None) => return Err(MachineError::Form("`kind` is missing; expected cpu or gpu".into())),
+            (None, None) => return Err(MachineError::Malformed("`kind` is missing; expected cpu or gpu".into())),
         };
         let mut numbers = base.map(|base| base.numbers).unwrap_or_default();
         for (name, number) in file.numbers {

@@ -1,4 +1,4 @@
-//! Both plans in turn, so that what disturbs the machine disturbs both; medians, and how far equal runs lie apart.
+//! Both plans in turn, so that what disturbs the machine disturbs both; medians, and the run-to-run spread.
 
 use std::time::{Duration, Instant};
 

@@ -17,7 +17,7 @@ use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::Dtype;
 
 use super::row_work::{RowWork, SideBindings};
-use super::{Block, Kernel, Left, Matrix, Packed, Part, Right, Spec, Store, Values, Wanted};
+use super::{Left, Matrix, Packed, Part, PartKernel, Right, Spec, Store, SumBlock, Values, Wanted};
 use crate::kernel::{Matmul, MatmulLaunch, Role};
 
 /// A launch of a matmul.
@@ -41,7 +41,7 @@ impl CpuLaunch for MatmulTasks {
 pub struct MatmulTask {
     product: Arc<Matmul<TileProgram>>,
     isa: Isa,
-    kernel: Kernel,
+    kernel: PartKernel,
     shape: MatmulShape,
     batches: usize,
     /// Bytes from the start of each buffer.
@@ -116,7 +116,7 @@ impl MatmulTask {
     pub fn new(tasks: &MatmulTasks, threads: usize, isa: Isa) -> MatmulTask {
         let MatmulTasks { product, launch, touched } = tasks;
         let MatmulLaunch { args, shape, prologue_axes, axes } = launch;
-        let kernel = Kernel::new(isa, spec(product, shape));
+        let kernel = PartKernel::new(isa, spec(product, shape));
         let batches = shape.batches();
         // Where there are many matmuls, each is one part.
         let sharing = if batches >= threads { 1 } else { threads };
@@ -211,7 +211,7 @@ impl MatmulTask {
         // SAFETY: a worker runs one task at a time, so this is its own.
         let Worker { before, after } = unsafe { self.workers[worker].get() };
         // SAFETY: the caller's promise; blocks are disjoint.
-        let mut finish = |block: Block<'_>| unsafe { self.finish(&piece, &operands, after, block) };
+        let mut finish = |block: SumBlock<'_>| unsafe { self.finish(&piece, &operands, after, block) };
         let mut fill = |wanted: Wanted<'_>| {
             if let (Some(prologue), Some(rows)) = (&product.prologue, &mut *before) {
                 // SAFETY: the caller's promise; nothing is written but what is wanted.
@@ -233,7 +233,7 @@ impl MatmulTask {
     ///
     /// # Safety
     /// As for [`MatmulTask::part`]; the block is one of the piece.
-    unsafe fn finish(&self, piece: &Piece<'_>, operands: &Operands, after: &mut Option<RowWork>, block: Block<'_>) {
+    unsafe fn finish(&self, piece: &Piece<'_>, operands: &Operands, after: &mut Option<RowWork>, block: SumBlock<'_>) {
         let product = &*self.product;
         match (piece.strip, &product.epilogue, after) {
             (Some(Strip { of, sums, .. }), ..) => {
@@ -246,7 +246,7 @@ impl MatmulTask {
             (None, Some(epilogue), Some(rows)) => unsafe {
                 let row = piece.batch * self.shape.m + block.row;
                 // No index is looked up, so there is no fault.
-                let _ = rows.follow(self.isa, epilogue, &self.axes, Block { row, ..block });
+                let _ = rows.follow(self.isa, epilogue, &self.axes, SumBlock { row, ..block });
             },
             _ => {
                 let [.., in_c] = self.batch_offset(piece.batch);
@@ -273,7 +273,7 @@ impl MatmulTask {
             let sums = std::slice::from_raw_parts_mut(strip.sums, strip.of.set);
             let (columns, stride, second) = (self.shape.n, strip.of.stride, &mut [][..]);
             let Part { row, rows: count, .. } = piece.part;
-            let block = Block { row, rows: count, column: 0, columns, stride, sums, second };
+            let block = SumBlock { row, rows: count, column: 0, columns, stride, sums, second };
             let _ = rows.follow(self.isa, epilogue, &self.axes, block);
         }
     }
@@ -324,7 +324,7 @@ pub(super) fn spec<T>(product: &Matmul<T>, shape: &MatmulShape) -> Spec {
 }
 
 impl Strips {
-    fn new(kernel: &Kernel, shape: &MatmulShape, rows: usize, parts: (usize, usize), threads: usize) -> Strips {
+    fn new(kernel: &PartKernel, shape: &MatmulShape, rows: usize, parts: (usize, usize), threads: usize) -> Strips {
         // A cache line more, for the sets of the cache.
         let stride = shape.n.next_multiple_of(LINE) + LINE;
         let set = rows.min(shape.m) * stride;

@@ -18,7 +18,7 @@ use deuteron_plan::{Chain, Draft, Link, Reach, Work};
 
 use super::driver::{MatmulTasks, spec};
 use super::routed::RoutedTasks;
-use super::{Kernel as PartKernel, STREAMED_ROWS, work};
+use super::{PartKernel, STREAMED_ROWS, work};
 use crate::fit::{self, MatmulFit, lower_matmul};
 use crate::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue, Role};
 

@@ -16,7 +16,7 @@ use deuteron_graph::Dtype;
 
 use super::pack::{LeftBlock, Source, left, panels};
 use super::store::{Sums, finish_block};
-use super::{Block, Job, LINE, Matrix, Packed, Spec, Values};
+use super::{Job, LINE, Matrix, Packed, Spec, SumBlock, Values};
 
 /// Inner indices of a block: a panel of A (24 KiB) stays in the L1 while those of B stream from the L2.
 const DEPTH: usize = 768;
@@ -117,7 +117,7 @@ pub(super) fn piece_floats<S: Simd>(spec: &Spec, columns: usize) -> usize {
 }
 
 /// # Safety
-/// The promise of [`super::Kernel::pack`], which has such a piece.
+/// The promise of [`super::PartKernel::pack`], which has such a piece.
 pub(super) unsafe fn pack_piece<S: Simd>(simd: S, spec: &Spec, right: Matrix, to: Packed, piece: usize) {
     let layout = Layout::packed::<S>(spec, 0, to.columns);
     let across = to.columns.div_ceil(PACKED_COLUMNS);
@@ -129,13 +129,13 @@ pub(super) unsafe fn pack_piece<S: Simd>(simd: S, spec: &Spec, right: Matrix, to
 }
 
 /// # Safety
-/// The promise of [`super::Kernel::run`]; `memory` has the floats that [`scratch`] asks for, the part is not empty.
+/// The promise of [`super::PartKernel::run`]; `memory` has the floats that [`scratch`] asks for, the part is not empty.
 pub(super) unsafe fn run<S: Simd>(
     simd: S,
     job: &Job,
     mut values: Values,
     memory: *mut f32,
-    finish: &mut dyn FnMut(Block<'_>),
+    finish: &mut dyn FnMut(SumBlock<'_>),
 ) {
     let Job { spec, part, .. } = job;
     let layout = match job.packed {
@@ -222,7 +222,7 @@ pub(super) unsafe fn run<S: Simd>(
 /// The part's rows of A at the inner indices given as (first, number): the first of them, and the floats from row to row.
 ///
 /// # Safety
-/// The promise of [`super::Kernel::run`]; the part's rows, each of [`STRIDE`] floats, can be written at `to`.
+/// The promise of [`super::PartKernel::run`]; the part's rows, each of [`STRIDE`] floats, can be written at `to`.
 unsafe fn left_block<S: Simd>(
     simd: S,
     job: &Job,

@@ -11,7 +11,7 @@
 //! - The bits of an element depend on the method, the instruction set, `k` and the operands: not on the part, the threads
 //!   or where its row lies. Sums of bytes are exact for `k < 2^17` and rounded once to f32: the same bits by every method.
 //! - Values that do not fit stay what they are: NaN and infinities go through, zeros are not skipped, `k = 0` gives zeros.
-//! - Nothing is allocated by [`Kernel::run`]; nothing outside of the operands is read.
+//! - Nothing is allocated by [`PartKernel::run`]; nothing outside of the operands is read.
 
 // Registers are arrays, indexed by the number that also counts the memory beside them.
 #![allow(clippy::needless_range_loop)]
@@ -64,7 +64,7 @@ pub struct Matrix {
     pub strides: (usize, usize),
 }
 
-// SAFETY: an address is only a number until `Kernel::run` uses it, and its callers answer for that.
+// SAFETY: an address is only a number until `PartKernel::run` uses it, and its callers answer for that.
 unsafe impl Send for Matrix {}
 // SAFETY: as above.
 unsafe impl Sync for Matrix {}
@@ -172,26 +172,26 @@ pub struct Right<'a> {
     pub matrix: Matrix,
     /// What the sums of a column are multiplied with, by column of the product.
     pub scales: Option<&'a [f32]>,
-    /// All of its columns as [`Kernel::pack`] left them; none: each part packs what it needs.
+    /// All of its columns as [`PartKernel::pack`] left them; none: each part packs what it needs.
     pub packed: Option<Packed>,
 }
 
 /// A right operand that was packed once, for parts of all its columns.
 #[derive(Clone, Copy, Debug)]
 pub struct Packed {
-    /// [`Kernel::packed`] floats, from a cache line on.
+    /// [`PartKernel::packed`] floats, from a cache line on.
     pub base: *mut f32,
     /// Columns of the product.
     pub columns: usize,
 }
 
-// SAFETY: an address is only a number until `Kernel::run` or `Kernel::pack` uses it, and their callers answer for that.
+// SAFETY: an address is only a number until `PartKernel::run` or `PartKernel::pack` uses it, and their callers answer for that.
 unsafe impl Send for Packed {}
 // SAFETY: as above.
 unsafe impl Sync for Packed {}
 
 /// Finished sums: element `(r, c)` at `r * stride + c` is that of row `row + r` and column `column + c`.
-pub struct Block<'a> {
+pub struct SumBlock<'a> {
     /// The first row.
     pub row: usize,
     /// How many.
@@ -208,30 +208,30 @@ pub struct Block<'a> {
     pub second: &'a mut [f32],
 }
 
-/// A product that is ready to run.
+/// A matmul that is ready to run, one part of its result at a time.
 #[derive(Clone, Copy, Debug)]
-pub struct Kernel {
+pub struct PartKernel {
     isa: Isa,
     spec: Spec,
     method: Method,
 }
 
-impl Kernel {
+impl PartKernel {
     /// With the fastest method.
     ///
     /// # Panics
-    /// As [`Kernel::methods`].
-    pub fn new(isa: Isa, spec: Spec) -> Kernel {
-        Kernel { isa, spec, method: Kernel::methods(isa, spec)[0] }
+    /// As [`PartKernel::methods`].
+    pub fn new(isa: Isa, spec: Spec) -> PartKernel {
+        PartKernel { isa, spec, method: PartKernel::methods(isa, spec)[0] }
     }
 
-    /// With one of [`Kernel::methods`].
+    /// With one of [`PartKernel::methods`].
     ///
     /// # Panics
     /// If it is none of them for these arguments.
-    pub fn with(isa: Isa, spec: Spec, method: Method) -> Kernel {
-        assert!(Kernel::methods(isa, spec).contains(&method), "{} for {spec:?}", method.name());
-        Kernel { isa, spec, method }
+    pub fn with(isa: Isa, spec: Spec, method: Method) -> PartKernel {
+        assert!(PartKernel::methods(isa, spec).contains(&method), "{} for {spec:?}", method.name());
+        PartKernel { isa, spec, method }
     }
 
     /// Every method that can compute the product, fastest first.
@@ -239,12 +239,12 @@ impl Kernel {
     /// # Panics
     /// For other dtypes, and for no or more than two B.
     pub fn methods(isa: Isa, spec: Spec) -> Vec<Method> {
-        assert!(Kernel::computes(spec), "expected f32, f16, bf16 or i8, and one or two B: {spec:?}");
+        assert!(PartKernel::computes(spec), "expected f32, f16, bf16 or i8, and one or two B: {spec:?}");
         if (spec.left, spec.right) == (Dtype::I8, Dtype::I8) {
-            return Kernel::methods_of_bytes(isa, spec);
+            return PartKernel::methods_of_bytes(isa, spec);
         }
         let mut found = Vec::new();
-        if Kernel::streams(spec) {
+        if PartKernel::streams(spec) {
             found.push(Method(Algorithm::Stream));
         }
         if (spec.left, spec.right) == (Dtype::Bf16, Dtype::Bf16) {
@@ -339,13 +339,13 @@ impl Kernel {
         }
     }
 
-    /// Packs one of the [`Kernel::pieces`] of B. Pieces are disjoint.
+    /// Packs one of the [`PartKernel::pieces`] of B. Pieces are disjoint.
     ///
     /// # Panics
     /// If there is no such piece, or the strides are not those of the spec.
     ///
     /// # Safety
-    /// B's columns can be read, at the strides given, and the piece's part of [`Kernel::packed`] floats be written.
+    /// B's columns can be read, at the strides given, and the piece's part of [`PartKernel::packed`] floats be written.
     pub unsafe fn pack(&self, right: Matrix, to: Packed, piece: usize) {
         assert!(piece < self.pieces(to.columns), "piece {piece} of {}", self.pieces(to.columns));
         assert_eq!(right.strides, self.spec.right_strides, "strides of B");
@@ -369,7 +369,7 @@ impl Kernel {
         rights: &[Right<'_>],
         part: Part,
         scratch: &mut Floats,
-        finish: &mut dyn FnMut(Block<'_>),
+        finish: &mut dyn FnMut(SumBlock<'_>),
     ) {
         assert_eq!(rights.len(), self.spec.rights, "B operands");
         let strides = self.spec.right_strides;
@@ -398,7 +398,7 @@ fn amx(isa: Isa) -> Option<Amx> {
     if isa.is_avx512() { Amx::detect() } else { None }
 }
 
-/// One call of [`Kernel::run`].
+/// One call of [`PartKernel::run`].
 #[derive(Clone, Copy)]
 struct Job<'a> {
     spec: Spec,
@@ -416,7 +416,7 @@ struct Scales<'a> {
 }
 
 struct Size<'a> {
-    kernel: &'a Kernel,
+    kernel: &'a PartKernel,
     rows: usize,
     columns: usize,
 }
@@ -439,7 +439,7 @@ impl Task for Size<'_> {
 
 /// Floats of a piece of a packed B.
 struct Piece<'a> {
-    kernel: &'a Kernel,
+    kernel: &'a PartKernel,
     columns: usize,
 }
 
@@ -455,7 +455,7 @@ impl Task for Piece<'_> {
 }
 
 struct Pack<'a> {
-    kernel: &'a Kernel,
+    kernel: &'a PartKernel,
     right: Matrix,
     to: Packed,
     piece: usize,
@@ -466,7 +466,7 @@ impl Task for Pack<'_> {
 
     fn with<S: Simd>(self, simd: S) {
         let Pack { kernel, right, to, piece } = self;
-        // SAFETY: `Kernel::pack` found that there is such a piece, and passes on the caller's promise.
+        // SAFETY: `PartKernel::pack` found that there is such a piece, and passes on the caller's promise.
         unsafe {
             match kernel.method.0 {
                 Algorithm::Bf16(amx) => tiles::pack_piece(simd, tiles::Bf16(amx), &kernel.spec, right, to, piece),
@@ -481,7 +481,7 @@ struct Run<'job, 'values, 'finish> {
     job: Job<'job>,
     values: Values<'values>,
     scratch: *mut f32,
-    finish: &'finish mut dyn FnMut(Block<'_>),
+    finish: &'finish mut dyn FnMut(SumBlock<'_>),
 }
 
 impl Task for Run<'_, '_, '_> {
@@ -489,7 +489,7 @@ impl Task for Run<'_, '_, '_> {
 
     fn with<S: Simd>(self, simd: S) {
         let Run { method, job, values, scratch, finish } = self;
-        // SAFETY: `Kernel::run` checked the scratch, and passes on the caller's promise for the operands.
+        // SAFETY: `PartKernel::run` checked the scratch, and passes on the caller's promise for the operands.
         unsafe {
             match method.0 {
                 Algorithm::Stream => stream::run(simd, &job, values, scratch, finish),

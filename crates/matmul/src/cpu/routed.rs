@@ -17,7 +17,7 @@ use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::Dtype;
 
 use super::row_work::{RowWork, SideBindings};
-use super::{Block, Kernel, Left, Matrix, Part, Right, STREAMED_ROWS, Spec, Store, Values};
+use super::{Left, Matrix, Part, PartKernel, Right, STREAMED_ROWS, Spec, Store, SumBlock, Values};
 use crate::kernel::{Matmul, MatmulLaunch, Role};
 
 /// Bytes of a matrix that a task streams for a few rows, about.
@@ -52,7 +52,7 @@ impl CpuLaunch for RoutedTasks {
             right_strides: shape.b,
             rights: 1,
         };
-        let (few, many) = (Kernel::new(isa, spec(STREAMED_ROWS)), Kernel::new(isa, spec(shape.m.max(1))));
+        let (few, many) = (PartKernel::new(isa, spec(STREAMED_ROWS)), PartKernel::new(isa, spec(shape.m.max(1))));
         let columns = widths(shape, threads);
         let bindings = SideBindings::new(product, launch, Role::Epilogue);
         let after = || {
@@ -88,8 +88,8 @@ struct RoutedTask {
     product: Arc<Matmul<TileProgram>>,
     isa: Isa,
     /// For up to eight rows of an expert, and for more.
-    few: Kernel,
-    many: Kernel,
+    few: PartKernel,
+    many: PartKernel,
     shape: MatmulShape,
     experts: usize,
     /// Bytes from one expert's matrix to the next.
@@ -244,7 +244,7 @@ impl RoutedTask {
         // SAFETY: a worker runs one task at a time, so this is its own.
         let after = unsafe { self.workers[worker].get() };
         let mut done = Ok(());
-        let mut finish = |block: Block<'_>| {
+        let mut finish = |block: SumBlock<'_>| {
             let rows = &self.order[first + block.row..first + block.row + block.rows];
             // SAFETY: the caller's promise; rows and columns of parts are disjoint.
             done = done.and(unsafe { self.finish(rows, operands, after, block) });
@@ -265,14 +265,14 @@ impl RoutedTask {
         rows: &[usize],
         operands: Operands,
         after: &mut Option<RowWork>,
-        block: Block<'_>,
+        block: SumBlock<'_>,
     ) -> Result<(), Fault> {
         let (mut start, mut done) = (0, Ok(()));
         // Rows that lie side by side are finished together.
         for run in rows.chunk_by(|one, next| one + 1 == *next) {
             // The last row ends with its last sum.
             let end = ((start + run.len()) * block.stride).min(block.sums.len());
-            let piece = Block {
+            let piece = SumBlock {
                 row: run[0],
                 rows: run.len(),
                 sums: &mut block.sums[start * block.stride..end],

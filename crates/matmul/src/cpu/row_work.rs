@@ -6,7 +6,7 @@ use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
 use deuteron_graph::Dtype;
 
-use super::{Block, Wanted};
+use super::{SumBlock, Wanted};
 use crate::kernel::{Epilogue, Matmul, MatmulLaunch, Prologue, Role};
 
 /// What a worker needs to run a row program before or after the matmul.
@@ -56,7 +56,7 @@ impl RowWork {
         isa: Isa,
         epilogue: &Epilogue<TileProgram>,
         axes: &[Axis],
-        block: Block<'_>,
+        block: SumBlock<'_>,
     ) -> Result<(), Fault> {
         // The program counts rows and columns of the whole result; the block is where its own are.
         let back = block.row * block.stride + block.column;

@@ -5,7 +5,7 @@ use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 use deuteron_codegen::cpu::simd::{Isa, Task};
 use deuteron_graph::Dtype;
 
-use super::{Block, Job};
+use super::{Job, SumBlock};
 
 /// Where sums lie.
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ pub(super) unsafe fn finish_block<S: Simd>(
     sums: Sums,
     (row, rows): (usize, usize),
     (column, columns): (usize, usize),
-    finish: &mut dyn FnMut(Block<'_>),
+    finish: &mut dyn FnMut(SumBlock<'_>),
 ) {
     let (row, column) = (job.part.row + row, job.part.column + column);
     let length = (rows - 1) * sums.stride + columns;
@@ -49,7 +49,7 @@ pub(super) unsafe fn finish_block<S: Simd>(
             simd.enter(Scale { line: &mut line[..columns], whole: sums.whole, by_row, by_column });
         }
     }
-    finish(Block { row, rows, column, columns, stride: sums.stride, sums: first, second });
+    finish(SumBlock { row, rows, column, columns, stride: sums.stride, sums: first, second });
 }
 
 struct Scale<'a> {
@@ -110,14 +110,14 @@ impl Store {
     ///
     /// # Safety
     /// The elements of the block's rows and columns can be written, and nobody else reads or writes them.
-    pub unsafe fn block(&self, isa: Isa, block: &Block<'_>) {
+    pub unsafe fn block(&self, isa: Isa, block: &SumBlock<'_>) {
         isa.dispatch(StoreBlock { to: self, block });
     }
 }
 
 struct StoreBlock<'a> {
     to: &'a Store,
-    block: &'a Block<'a>,
+    block: &'a SumBlock<'a>,
 }
 
 impl Task for StoreBlock<'_> {
@@ -137,7 +137,7 @@ impl Task for StoreBlock<'_> {
 struct StoreRows<'a, T> {
     _format: T,
     to: &'a Store,
-    block: &'a Block<'a>,
+    block: &'a SumBlock<'a>,
 }
 
 impl<T: Format> Kernel for StoreRows<'_, T> {

@@ -10,7 +10,7 @@ use deuteron_graph::Dtype;
 
 use super::pack::{LeftBlock, left};
 use super::store::{Sums, finish_block};
-use super::{Block, Job, LINE, Spec, Values};
+use super::{Job, LINE, Spec, SumBlock, Values};
 
 /// Sums that stay in the L1, of all rows with every B: 16 KiB.
 const SUMS: usize = 4096;
@@ -38,13 +38,13 @@ fn row_stride(k: usize) -> usize {
 }
 
 /// # Safety
-/// The promise of [`super::Kernel::run`]; `memory` has the floats that [`scratch`] asks for, the part is not empty.
+/// The promise of [`super::PartKernel::run`]; `memory` has the floats that [`scratch`] asks for, the part is not empty.
 pub(super) unsafe fn run<S: Simd>(
     simd: S,
     job: &Job,
     mut values: Values,
     memory: *mut f32,
-    finish: &mut dyn FnMut(Block<'_>),
+    finish: &mut dyn FnMut(SumBlock<'_>),
 ) {
     let Job { spec, part, .. } = job;
     let stride = row_stride(spec.k);

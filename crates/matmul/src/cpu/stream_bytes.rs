@@ -9,7 +9,7 @@ use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 
 use super::pack::{LeftBlock, left};
 use super::store::{Sums, finish_block};
-use super::{Block, Job, Matrix, Spec, Values};
+use super::{Job, Matrix, Spec, SumBlock, Values};
 
 #[cfg(target_arch = "x86_64")]
 use super::bytes::Vnni;
@@ -46,7 +46,7 @@ pub(super) fn scratch(spec: &Spec, rows: usize) -> usize {
 }
 
 /// # Safety
-/// The promise of [`super::Kernel::run`]; `memory` has the floats that [`scratch`] asks for, the part is not empty, both operands
+/// The promise of [`super::PartKernel::run`]; `memory` has the floats that [`scratch`] asks for, the part is not empty, both operands
 /// are bytes and B's columns are contiguous.
 pub(super) unsafe fn run<S: Simd>(
     simd: S,
@@ -54,7 +54,7 @@ pub(super) unsafe fn run<S: Simd>(
     job: &Job,
     mut values: Values,
     memory: *mut f32,
-    finish: &mut dyn FnMut(Block<'_>),
+    finish: &mut dyn FnMut(SumBlock<'_>),
 ) {
     let Job { spec, part, .. } = job;
     let stride = row_bytes(spec.k);

@@ -138,7 +138,7 @@ impl Case {
         (sums.0 * by_row * by_column, sums.1 * by_row * by_column)
     }
 
-    fn run(&self, kernel: Kernel, isa: Isa, parts: &[Part], filled: bool) -> Vec<Vec<f32>> {
+    fn run(&self, kernel: PartKernel, isa: Isa, parts: &[Part], filled: bool) -> Vec<Vec<f32>> {
         let mut results = vec![vec![f32::NAN; self.spec.rows * self.columns]; self.rights.len()];
         let mut memory = kernel.packed(self.columns).filter(|_| self.packs).map(Floats::new);
         let packed = memory.as_mut().map(|memory| {
@@ -168,7 +168,7 @@ impl Case {
             let strides = (self.columns, 1);
             let store = Store { base: results[0].as_mut_ptr().cast(), dtype: Dtype::F32, strides };
             let mut second: Vec<(usize, f32)> = Vec::new();
-            let mut finish = |block: Block| {
+            let mut finish = |block: SumBlock| {
                 assert!(block.row >= part.row && block.row + block.rows <= part.row + part.rows);
                 assert!(block.column >= part.column && block.column + block.columns <= part.column + part.columns);
                 // SAFETY: blocks are inside of the part, and the result has all rows and columns.
@@ -197,8 +197,8 @@ impl Case {
 
     fn check(&self, filled: bool) {
         for isa in Isa::available() {
-            for method in Kernel::methods(isa, self.spec) {
-                let kernel = Kernel::with(isa, self.spec, method);
+            for method in PartKernel::methods(isa, self.spec) {
+                let kernel = PartKernel::with(isa, self.spec, method);
                 let results = self.run(kernel, isa, &[self.whole()], filled);
                 for (which, result) in results.iter().enumerate() {
                     for (at, &got) in result.iter().enumerate() {
@@ -308,8 +308,8 @@ fn parts_do_not_change_a_bit() {
                     }
                 }
                 for isa in Isa::available() {
-                    for method in Kernel::methods(isa, case.spec) {
-                        let kernel = Kernel::with(isa, case.spec, method);
+                    for method in PartKernel::methods(isa, case.spec) {
+                        let kernel = PartKernel::with(isa, case.spec, method);
                         let whole = case.run(kernel, isa, &[case.whole()], false);
                         let split = case.run(kernel, isa, &parts, false);
                         let bits = |x: &Vec<Vec<f32>>| x[0].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -330,8 +330,8 @@ fn a_packed_operand_does_not_change_a_bit() {
                 let part = |row, rows| Part { row, rows, ..case.whole() };
                 let parts = [part(0, 7), part(7, size.0 - 7)];
                 for isa in Isa::available() {
-                    for method in Kernel::methods(isa, case.spec) {
-                        let kernel = Kernel::with(isa, case.spec, method);
+                    for method in PartKernel::methods(isa, case.spec) {
+                        let kernel = PartKernel::with(isa, case.spec, method);
                         assert_eq!(kernel.packed(size.2).is_some(), method.0 != Algorithm::Stream && size.1 > 0);
                         case.packs = false;
                         let whole = case.run(kernel, isa, &[case.whole()], false);
@@ -352,7 +352,7 @@ fn strips_are_enough_for_all_workers() {
     for rows in [1, 8, 9, 64, 100, 1000, 5000] {
         for threads in [1, 2, 7, 64] {
             let spec = Spec { rows, k: 768, left: Dtype::F32, right: Dtype::F32, right_strides: (768, 1), rights: 1 };
-            let kernel = Kernel::new(Isa::detect(), spec);
+            let kernel = PartKernel::new(Isa::detect(), spec);
             let (tall, wide) = kernel.strip(768, threads);
             let (down, across) = (rows.div_ceil(tall), 768usize.div_ceil(wide));
             assert!(
@@ -369,8 +369,8 @@ fn each_sum_of_bytes(mut case: Case, check: impl Fn(&Case, &[f32], &str)) {
     case.row_scales = None;
     case.column_scales = None;
     for isa in Isa::available() {
-        for method in Kernel::methods(isa, case.spec) {
-            let result = case.run(Kernel::with(isa, case.spec, method), isa, &[case.whole()], false);
+        for method in PartKernel::methods(isa, case.spec) {
+            let result = case.run(PartKernel::with(isa, case.spec, method), isa, &[case.whole()], false);
             check(&case, &result[0], &format!("{} {} {:?}", isa.name(), method.name(), case.spec));
         }
     }
@@ -422,8 +422,8 @@ fn nan_and_infinity_go_through() {
                 let column = case.rights[0].strides.1 * bytes;
                 encode(dtype, 0.0, &mut case.rights[0].bytes[column..column + bytes]);
                 for isa in Isa::available() {
-                    for method in Kernel::methods(isa, case.spec) {
-                        let result = case.run(Kernel::with(isa, case.spec, method), isa, &[case.whole()], false);
+                    for method in PartKernel::methods(isa, case.spec) {
+                        let result = case.run(PartKernel::with(isa, case.spec, method), isa, &[case.whole()], false);
                         let name = (isa.name(), method.name(), dtype, lie);
                         assert!(result[0][..37].iter().all(|x| x.is_nan()), "{name:?}");
                         assert!(result[0][37].is_infinite() && result[0][38].is_nan(), "{name:?}");
@@ -444,7 +444,7 @@ fn a_store_writes_its_elements_only() {
                 let mut sums: Vec<f32> = (0..3 * 48).map(|i| i as f32 - 60.0).collect();
                 let to = Store { base: memory.as_mut_ptr(), dtype, strides };
                 let block =
-                    Block { row: 2, rows: 3, column: 1, columns: 35, stride: 48, sums: &mut sums, second: &mut [] };
+                    SumBlock { row: 2, rows: 3, column: 1, columns: 35, stride: 48, sums: &mut sums, second: &mut [] };
                 // SAFETY: row 4, column 35 are inside of the memory at both strides.
                 unsafe { to.block(isa, &block) };
                 let mut expected = vec![CANARY; 2000 * bytes];

@@ -13,7 +13,7 @@ use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 use super::pack::{LeftBlock, left};
 use super::store::{Sums, finish_block};
 use super::words::{Words, pack_right};
-use super::{Block, Job, Matrix, Packed, Spec, Values};
+use super::{Job, Matrix, Packed, Spec, SumBlock, Values};
 
 /// Rows and columns of a panel.
 pub(super) const SIDE: usize = 32;
@@ -115,7 +115,7 @@ pub(super) fn piece_floats(spec: &Spec, columns: usize) -> usize {
 }
 
 /// # Safety
-/// The promise of [`super::Kernel::pack`], which has such a piece, of the machine's element.
+/// The promise of [`super::PartKernel::pack`], which has such a piece, of the machine's element.
 pub(super) unsafe fn pack_piece<S: Simd, M: Machine>(
     simd: S,
     machine: M,
@@ -157,7 +157,7 @@ unsafe fn pack_block<S: Simd, M: Machine>(
 }
 
 /// # Safety
-/// The promise of [`super::Kernel::run`]; `memory` has the floats that [`scratch`] asks for and starts a cache line, the
+/// The promise of [`super::PartKernel::run`]; `memory` has the floats that [`scratch`] asks for and starts a cache line, the
 /// part is not empty, both operands have the machine's element.
 pub(super) unsafe fn run<S: Simd, M: Machine>(
     simd: S,
@@ -165,7 +165,7 @@ pub(super) unsafe fn run<S: Simd, M: Machine>(
     job: &Job,
     mut values: Values,
     memory: *mut f32,
-    finish: &mut dyn FnMut(Block<'_>),
+    finish: &mut dyn FnMut(SumBlock<'_>),
 ) {
     let Job { spec, part, .. } = job;
     let layout = Layout::new(spec, part.rows, part.columns);
