@@ -16,11 +16,8 @@ Rows go to h200-ncu.csv in the folder named by OUT (default ./out).
 Exit code 0: the median deviations keep their bars; 1: some do not; 2: could not be measured.
 """
 
-import argparse
 import csv
-import datetime
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -29,8 +26,9 @@ import tempfile
 from pathlib import Path
 from subprocess import PIPE
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARIES = [ROOT / "bundle/deuteron", ROOT / "deuteron", ROOT / "target/release/deuteron"]
+import measuring
+from measuring import Failure
+
 OPS = ("act mul_add_act add_act bias_act act_dropout act_dropout_add bias_dropout_add swiglu geglu layer_norm rms_norm "
        "norm_act norm_bias_act add_norm dropout_add_norm norm_quantize softmax embed_norm").split()
 SIZES = [(65536, 768, "bf16"), (16384, 4096, "bf16")]
@@ -56,10 +54,6 @@ UNITS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1, "ms": 1e3, "msecond
 
 LEAST_READ, LEAST_WRITTEN = 1 << 20, 1 << 30
 BARS = {"reads": 0.05, "writes": 0.05, "time": 0.15}
-
-
-class Failure(Exception):
-    """Why nothing could be measured."""
 
 
 def parse(text, metrics=METRICS):
@@ -181,44 +175,25 @@ def judge(records):
     return missed
 
 
-def machine():
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    found = subprocess.run(query, check=True, stdout=PIPE, text=True).stdout.splitlines()[0].split(",")
-    return dict(zip(("device", "driver"), map(str.strip, found)))
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.Arguments(__doc__)
     parser.add_argument("--ops", nargs="+", default=OPS, metavar="OP", help="[default: all row ops]")
-    parser.add_argument("--commit", default="", help="written into the rows")
-    parser.add_argument("--binary", type=Path, help="our command [default: the bundle's, then the release build's]")
     arguments = parser.parse_args()
-    binary = arguments.binary or next(filter(Path.exists, BINARIES), None)
-    if binary is None:
-        parser.error("no `deuteron` binary; run `cargo xtask bundle` or `cargo build --release` first")
-    out = Path(os.environ.get("OUT") or "out")
-    out.mkdir(parents=True, exist_ok=True)
-    last = {**machine(), "commit": arguments.commit, "date": datetime.date.today()}
     sizes = [(size, arguments.ops, False) for size in SIZES]
     sizes.append((LARGE, [op for op in LARGE_OPS if op in arguments.ops], False))
     sizes.append((SIZES[0], [op for op in arguments.ops if op not in NO_GRADIENT], True))
-    records = []
-    with (out / "h200-ncu.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        for size, ops, backward in sizes:
-            if not ops:
-                continue
-            found = profile(run_once(binary, ops, size, backward))
-            new = [record(*matched) for matched in match(*found)]
-            print("{}x{} {}".format(*size) + ", gradients" * backward)
-            show(new)
-            records += new
-            if file.tell() == 0:
-                table.writerow([*new[0], *last])
-            for one in new:
-                cells = (f"{cell:.3f}" if isinstance(cell, float) else cell for cell in one.values())
-                table.writerow([*cells, *last.values()])
-            file.flush()
+    records, table = [], None
+    for size, ops, backward in sizes:
+        if not ops:
+            continue
+        found = profile(run_once(arguments.binary, ops, size, backward))
+        new = [record(*matched) for matched in match(*found)]
+        print("{}x{} {}".format(*size) + ", gradients" * backward)
+        show(new)
+        records += new
+        table = table or measuring.Table("h200-ncu.csv", new[0], **measuring.gpu(), commit=arguments.commit)
+        for one in new:
+            table.add({key: f"{cell:.3f}" if isinstance(cell, float) else cell for key, cell in one.items()})
     return 1 if judge(records) else 0
 
 

@@ -10,23 +10,17 @@ another token. Needs torch and transformers.
 A row goes to gpt2-parity.csv in the folder named by OUT (default ./out). Exit code 0: all tokens are the same; 1: some are not.
 """
 
-import argparse
-import csv
-import datetime
 import json
-import os
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 import transformers
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARIES = [ROOT / "bundle/deuteron", ROOT / "deuteron", ROOT / "target/release/deuteron"]
+import measuring
+
 # Strings with their tokens by GPT-2's vocabulary.
-STRINGS = ROOT / "crates/gpt2/tests/fixtures/tokens/strings.json"
+STRINGS = measuring.ROOT / "crates/gpt2/tests/fixtures/tokens/strings.json"
 STEPS, PROMPTS, SEED = 64, 4, 7
 
 
@@ -42,14 +36,9 @@ def greedy(model, prompt):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.Arguments(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--binary", type=Path)
     arguments = parser.parse_args()
-    binary = arguments.binary or next(filter(Path.exists, BINARIES), None)
-    if binary is None:
-        parser.error("no `deuteron` binary; run `cargo build --release` first")
     strings = [(text, ids) for text, ids in json.loads(STRINGS.read_text()) if 4 <= len(ids) <= 40][:PROMPTS]
     torch.manual_seed(SEED)
     # Weights five times as far spread as at the start of training: logits that differ.
@@ -57,22 +46,18 @@ def main():
     wrong, margins = 0, []
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        words = [binary, "generate", *[text for text, _ in strings], "--model", folder, "--max-tokens", str(STEPS),
-                 "--device", arguments.device, "--json"]
-        report = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
+        words = ["--model", folder, "--max-tokens", str(STEPS), "--device", arguments.device]
+        report = measuring.ours(arguments.binary, "generate", *[text for text, _ in strings], *words)
     for (text, ids), ours in zip(strings, report["texts"], strict=True):
         tokens, margin = greedy(model, ids)
         margins.append(margin)
         same = sum(1 for one, other in zip(tokens, ours["tokens"]) if one == other)
         wrong += STEPS - same
         print(f"{text[:40]!r}: {same} of {STEPS} tokens the same, best two logits at least {margin:.4f} apart")
-    out = Path(os.environ.get("OUT") or "out")
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "gpt2-parity.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["model", "weights", "device", "prompts", "tokens", "wrong", "smallest_margin", "transformers", "commit", "date"])
-        table.writerow(["gpt2", "f32", report["device"], len(strings), STEPS * len(strings), wrong, f"{min(margins):.5f}",
-                        transformers.__version__, arguments.commit, datetime.date.today()])
+    columns = ["model", "weights", "device", "prompts", "tokens", "wrong", "smallest_margin", "transformers"]
+    table = measuring.Table("gpt2-parity.csv", columns, commit=arguments.commit)
+    table.add(["gpt2", "f32", report["device"], len(strings), STEPS * len(strings), wrong, f"{min(margins):.5f}",
+               transformers.__version__])
     return bool(wrong)
 
 

@@ -11,19 +11,12 @@ They run in turn, `rounds` times; each row has the medians.
 Rows go to h200-attention-peers.csv in the folder named by OUT (default ./out).
 """
 
-import argparse
-import csv
-import datetime
-import json
-import os
 import statistics
-import subprocess
-from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARIES = [ROOT / "bundle/deuteron", ROOT / "deuteron", ROOT / "target/release/deuteron"]
+import measuring
+
 # Sequences, heads, positions, features of a head. The first five are the lines of the project's table of peers.
 LINES = [
     (8, 12, 1024, 64), (1, 12, 1024, 64), (32, 12, 1024, 64), (4, 12, 4096, 64), (4, 16, 4096, 128),
@@ -49,33 +42,6 @@ def cudnn(q, k, v, slope):
                 slope, q, k, v, o, sums, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, True))
 
 
-def recorded(calls):
-    """A graph of the calls, one after the other."""
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
-
-
-def replayed(graph, calls):
-    """Microseconds of one of the calls of a graph."""
-    repeats = max(1, 20 // calls)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(repeats):
-        graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / repeats / calls * 1e3
-
-
 def theirs(line, rounds):
     """{(peer, direction): microseconds}."""
     batch, heads, positions, width = line
@@ -83,48 +49,40 @@ def theirs(line, rounds):
     inputs = [[torch.randn(batch, heads, positions, width, device="cuda", dtype=torch.bfloat16) for _ in range(4)] for _ in range(sets)]
     # What the calls read lives as long as their graphs.
     pairs = {name: [make(*tensors) for tensors in inputs] for name, make in [("flash", flash), ("cudnn", cudnn)]}
-    graphs = {(name, direction): recorded([pair[at] for pair in of_peer])
+    graphs = {(name, direction): measuring.Recorded([pair[at] for pair in of_peer])
               for name, of_peer in pairs.items() for at, direction in enumerate(["forward", "backward"])}
     times = {key: [] for key in graphs}
     for _ in range(5 * rounds):
         for key, graph in graphs.items():
-            times[key].append(replayed(graph, sets))
+            times[key].append(graph.microseconds())
     return {key: statistics.median(values) for key, values in times.items()}
 
 
 def ours(binary, line, direction):
     batch, heads, positions, width = line
-    words = [binary, "bench", "attention", "--rows", str(batch * positions), "--cols", str(heads * width), "--seq", str(positions),
-             "--head", str(width), "--dtype", "bf16", "--device", "cuda", "--json"]
-    words += ["--backward"] if direction == "backward" else []
-    row, = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    words = ["--rows", str(batch * positions), "--cols", str(heads * width), "--seq", str(positions), "--head", str(width),
+             "--dtype", "bf16", "--device", "cuda", *["--backward"] * (direction == "backward")]
+    row, = measuring.ours(binary, "bench", "attention", *words)
     return row["fused_graph_us"]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", default=next((path for path in BINARIES if path.exists()), None))
-    parser.add_argument("--commit", default="unknown")
+    parser = measuring.Arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
-    folder = Path(os.environ.get("OUT", "out"))
-    folder.mkdir(exist_ok=True)
-    device = torch.cuda.get_device_name()
     print(f"{'causal, bf16, microseconds':<34}{'ours':>9}{'flash':>9}{'cuDNN':>9}  flash / ours, cuDNN / ours")
-    with open(folder / "h200-attention-peers.csv", "w") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow("direction batch heads positions width us flash_us cudnn_us device torch commit date".split())
-        for line in LINES:
-            peers = theirs(line, arguments.rounds)
-            torch.cuda.empty_cache()
-            for direction in ["forward", "backward"]:
-                us = statistics.median(ours(arguments.binary, line, direction) for _ in range(arguments.rounds))
-                of_peers = [peers[name, direction] for name in ("flash", "cudnn")]
-                numbers = [round(value, 1) for value in [us, *of_peers]]
-                table.writerow([direction, *line, *numbers, device, torch.__version__, arguments.commit, datetime.date.today()])
-                file.flush()
-                name = "{} B{} H{} S{} D{}".format(direction, *line)
-                print(f"{name:<34}{us:9.1f}{of_peers[0]:9.1f}{of_peers[1]:9.1f}  {of_peers[0] / us:.2f} {of_peers[1] / us:.2f}", flush=True)
+    columns = "direction batch heads positions width us flash_us cudnn_us".split()
+    table = measuring.Table("h200-attention-peers.csv", columns, device=torch.cuda.get_device_name(), torch=torch.__version__,
+                            commit=arguments.commit)
+    for line in LINES:
+        peers = theirs(line, arguments.rounds)
+        torch.cuda.empty_cache()
+        for direction in ["forward", "backward"]:
+            us = statistics.median(ours(arguments.binary, line, direction) for _ in range(arguments.rounds))
+            of_peers = [peers[name, direction] for name in ("flash", "cudnn")]
+            table.add([direction, *line, *(round(value, 1) for value in [us, *of_peers])])
+            name = "{} B{} H{} S{} D{}".format(direction, *line)
+            print(f"{name:<34}{us:9.1f}{of_peers[0]:9.1f}{of_peers[1]:9.1f}  {of_peers[0] / us:.2f} {of_peers[1] / us:.2f}", flush=True)
 
 
 if __name__ == "__main__":

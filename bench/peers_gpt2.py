@@ -11,22 +11,19 @@ times; each row has the median of its rounds. On a CPU every one has as many thr
 Rows go to gpt2-DEVICE.csv in the folder named by OUT (default ./out).
 """
 
-import argparse
-import csv
-import datetime
 import json
 import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARIES = [ROOT / "bundle/deuteron", ROOT / "deuteron", ROOT / "target/release/deuteron"]
+import measuring
+from measuring import milliseconds
+
 PROMPT = 1024
 WIDTH, HEADS, LAYERS, WORDS = 768, 12, 12, 50257
 # The matrices of a layer: their names in a file of llama.cpp, inner size, columns.
@@ -38,11 +35,9 @@ STEPS, ROOM = 10, 16
 
 def ours(arguments, dtype, batch, context):
     """(prefill, decode) in milliseconds, fused."""
-    words = [arguments.binary, "bench", "gpt2", "--device", arguments.device, "--dtype", dtype, "--batch", str(batch),
-             "--seq", str(PROMPT), "--context", str(context), "--json"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    phases = json.loads(done.stdout)["phases"]
-    return [phase["plans"][1]["ms"] for phase in phases]
+    words = ["--device", arguments.device, "--dtype", dtype, "--batch", str(batch), "--seq", str(PROMPT), "--context", str(context)]
+    report = measuring.ours(arguments.binary, "bench", "gpt2", *words)
+    return [phase["plans"][1]["ms"] for phase in report["phases"]]
 
 
 class Torch:
@@ -110,7 +105,7 @@ class Torch:
                 self.known[key] = (step, rewind)
             step, rewind = self.known[key]
             if self.device == "cpu":
-                return timed(step, rewind)
+                return milliseconds(step, rewind)
             times = []
             begin = time.perf_counter()
             while len(times) < 3 or (time.perf_counter() - begin < 1 and len(times) < 50):
@@ -208,7 +203,7 @@ class LlamaCpp:
         shutil.rmtree(folder)
 
     def prefill(self, batch):
-        return timed(lambda: self.model.eval([7] * PROMPT), self.model.reset) if batch == 1 else None
+        return milliseconds(lambda: self.model.eval([7] * PROMPT), self.model.reset) if batch == 1 else None
 
     def decode(self, batch, context):
         if batch > 1:
@@ -217,7 +212,7 @@ class LlamaCpp:
         self.model.eval([7] * context)
         def rewind():
             self.model.n_tokens = context  # what lies behind it is cut off
-        return timed(lambda: self.model.eval([7]), rewind)
+        return milliseconds(lambda: self.model.eval([7]), rewind)
 
 
 class OnnxRuntime:
@@ -288,27 +283,12 @@ class OnnxRuntime:
 
     def prefill(self, batch):
         feeds = self.feed(batch, PROMPT, 0)
-        return timed(lambda: self.session.run(["logits"], feeds))
+        return milliseconds(lambda: self.session.run(["logits"], feeds))
 
     def decode(self, batch, context):
         feeds = self.feed(batch, 1, context)
         names = ["logits", *[f"present{layer}" for layer in range(LAYERS)]]
-        return timed(lambda: self.session.run(names, feeds))
-
-
-def timed(call, before=lambda: None):
-    """Milliseconds of a call on the CPU; `before` is called before each and not timed."""
-    for _ in range(2):
-        before()
-        call()
-    times = []
-    begin = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - begin < 1 and len(times) < 50):
-        before()
-        start = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+        return milliseconds(lambda: self.session.run(names, feeds))
 
 
 def attempt(make, name):
@@ -320,19 +300,14 @@ def attempt(make, name):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.Arguments(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtypes", nargs="+", default=["f32", "bf16", "int8"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[128, 1000])
     parser.add_argument("--batches", nargs="+", type=int, default=[1])
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--binary", type=Path)
     arguments = parser.parse_args()
-    arguments.binary = arguments.binary or next(filter(Path.exists, BINARIES), None)
-    if arguments.binary is None:
-        parser.error("no `deuteron` binary; run `cargo build --release` first")
     threads = os.cpu_count()
     samples = {}
 
@@ -369,24 +344,20 @@ def main():
                         if value:
                             add(dtype, "prefill", batch, 0, name, value)
 
-    out = Path(os.environ.get("OUT") or "out")
-    out.mkdir(parents=True, exist_ok=True)
     names = ["deuteron", "torch", "torch.compile", "onnxruntime", "llama.cpp", "ctranslate2"]
     print(f"{'milliseconds':<28}" + "".join(f"{name:>15}" for name in names) + f"{'best peer/ours':>16}")
-    with (out / f"gpt2-{arguments.device}.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["model", "weights", "phase", "batch", "context", *[f"{name}_ms" for name in names], "best_peer_over_ours",
-                        "machine", "commit", "date"])
-        for (dtype, phase, batch, context), found in sorted(samples.items()):
-            medians = {name: statistics.median(values) for name, values in found.items()}
-            best = min((value for name, value in medians.items() if name != "deuteron"), default=None)
-            ratio = best / medians["deuteron"] if best else None
-            cells = [f"{medians[name]:.3f}" if name in medians else "" for name in names]
-            label = f"{phase} {dtype} batch {batch}" + (f" after {context}" if phase == "decode" else "")
-            print(f"{label:<28}" + "".join(f"{cell:>15}" for cell in cells) + (f"{ratio:15.2f}x" if ratio else ""))
-            machine = "NVIDIA H200" if arguments.device == "cuda" else f"{threads} cores of {platform.machine()}"
-            table.writerow(["gpt2", dtype, phase, batch, context if phase == "decode" else 0, *cells,
-                            f"{ratio:.3f}" if ratio else "", machine, arguments.commit, datetime.date.today()])
+    machine = "NVIDIA H200" if arguments.device == "cuda" else f"{threads} cores of {platform.machine()}"
+    columns = ["model", "weights", "phase", "batch", "context", *[f"{name}_ms" for name in names], "best_peer_over_ours"]
+    table = measuring.Table(f"gpt2-{arguments.device}.csv", columns, machine=machine, commit=arguments.commit)
+    for (dtype, phase, batch, context), found in sorted(samples.items()):
+        medians = {name: statistics.median(values) for name, values in found.items()}
+        best = min((value for name, value in medians.items() if name != "deuteron"), default=None)
+        ratio = best / medians["deuteron"] if best else None
+        cells = [f"{medians[name]:.3f}" if name in medians else "" for name in names]
+        label = f"{phase} {dtype} batch {batch}" + (f" after {context}" if phase == "decode" else "")
+        print(f"{label:<28}" + "".join(f"{cell:>15}" for cell in cells) + (f"{ratio:15.2f}x" if ratio else ""))
+        place = context if phase == "decode" else 0
+        table.add(["gpt2", dtype, phase, batch, place, *cells, f"{ratio:.3f}" if ratio else ""])
 
 
 if __name__ == "__main__":

@@ -19,11 +19,8 @@ Rows go to h200.csv in the folder named by OUT (default ./out). Needs torch with
 Exit code 0: ours is the fastest on every line; 1: some peer is faster on some line; 2: something was not measured.
 """
 
-import argparse
 import collections
 import contextlib
-import csv
-import datetime
 import json
 import math
 import os
@@ -34,10 +31,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
+from subprocess import PIPE
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARIES = [ROOT / "bundle/deuteron", ROOT / "deuteron", ROOT / "target/release/deuteron"]
+import measuring
+from measuring import Failure
+
 OURS = "deuteron"
 
 Line = collections.namedtuple("Line", "op rows cols dtype backward")
@@ -119,16 +117,9 @@ def run_ours(binary, device, lines, *more):
         ops = sorted({line.op for line in lines if line.backward or direction == "forward"})
         if not ops:
             continue
-        words = ["bench", *ops, *size, "--json", *["--backward"] * (direction == "backward"), *more]
-        done = subprocess.run([binary, *words], stdout=PIPE, stderr=PIPE, stdin=DEVNULL, text=True)
-        if done.returncode:
-            raise OurFailure(f"`deuteron {' '.join(words)}`: {done.stderr.strip()[-300:]}")
-        found[direction] = {row["op"]: row for row in json.loads(done.stdout)}
+        rows_of_ops = measuring.ours(binary, "bench", *ops, *size, *["--backward"] * (direction == "backward"), *more)
+        found[direction] = {row["op"]: row for row in rows_of_ops}
     return found
-
-
-class OurFailure(Exception):
-    """Our binary did not answer."""
 
 
 def try_ours(binary, device, groups, failures):
@@ -136,11 +127,11 @@ def try_ours(binary, device, groups, failures):
     for group in groups:
         try:
             run_ours(binary, device, group, "--once")
-        except OurFailure:
+        except Failure:
             for line in group:
                 try:
                     run_ours(binary, device, [line], "--once")
-                except OurFailure as failure:
+                except Failure as failure:
                     failures[line, OURS] = str(failure)
 
 
@@ -153,7 +144,7 @@ def record_of(line, found, device):
                  | {key: value for key, value in part.items() if value is not None} for part in parts]
     missing = [key for key in (*summed, "copy_gbps") if any(part.get(key) is None for part in parts)]
     if missing:
-        raise OurFailure(f"`deuteron bench {line.op} --json` has no {', '.join(missing)}")
+        raise Failure(f"`deuteron bench {line.op} --json` has no {', '.join(missing)}")
     record = {key: sum(part[key] for part in parts) for key in summed}
     return record | {"copy_gbps": statistics.fmean(part["copy_gbps"] for part in parts)}
 
@@ -181,8 +172,8 @@ def measure(workers, binary, device, lines, rounds, milliseconds):
     return times, ours
 
 
-HEADER = ("kernel,shape,dtype,direction,variant,baseline,median_us,p20_us,p80_us,gbps,fraction_of_copy,predicted_us,"
-          "device,driver,commit,date").split(",")
+HEADER = ("kernel shape dtype direction variant baseline median_us p20_us p80_us gbps fraction_of_copy "
+          "predicted_us").split()
 
 
 def summarize(line, times, records):
@@ -198,7 +189,7 @@ def summarize(line, times, records):
     return {"line": line, "times": times, "medians": medians, "best": best, **middle}
 
 
-def csv_rows(summary, machine, commit):
+def csv_rows(summary):
     line = summary["line"]
     for kind, at in (("plain", 0), ("graph", 1)):
         for name, pairs in summary["times"].items():
@@ -210,17 +201,14 @@ def csv_rows(summary, machine, commit):
             predicted = f"{summary['predicted_us']:.3f}" if name == OURS else ""
             yield [line.op, f"{line.rows}x{line.cols}", line.dtype, "forward+backward" if line.backward else "forward",
                    f"{name}{' graph' if at else ''}", summary["best"][kind] or "", f"{median:.3f}", f"{fifths[0]:.3f}",
-                   f"{fifths[3]:.3f}", f"{gbps:.1f}", f"{gbps / summary['copy_gbps']:.4f}", predicted, *machine, commit,
-                   datetime.date.today()]
+                   f"{fifths[3]:.3f}", f"{gbps:.1f}", f"{gbps / summary['copy_gbps']:.4f}", predicted]
 
 
 def describe_machine():
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        name, driver = subprocess.run(query, check=True, stdout=PIPE, text=True).stdout.splitlines()[0].split(",")
-        return name.strip(), driver.strip()
+        return measuring.gpu()
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
-        return "unknown", "unknown"
+        return {"device": "unknown", "driver": "unknown"}
 
 
 def table_row(summary, kind):
@@ -260,11 +248,11 @@ def is_slower(summary, kind):
     return bool(counts and best and summary["medians"][kind][OURS] > summary["medians"][kind][best])
 
 
-def drive(arguments, binary, lines, out):
+def drive(arguments, lines):
+    binary = arguments.binary
     device = "cpu" if arguments.dry_run else "cuda"
     rounds, milliseconds = (3, 10) if arguments.quick else (3, 20)
     start = time.monotonic()
-    machine = describe_machine()
     lock = tempfile.NamedTemporaryFile(prefix="gpu-turn-")
     count = min(len(lines), max(1, (os.cpu_count() or 2) - 2), 14)
     workers = [Worker(lines[place::count], device, lock.name) for place in range(count)]
@@ -283,34 +271,32 @@ def drive(arguments, binary, lines, out):
     print(f"{len(lines)} lines compiled and checked by {count} processes in {time.monotonic() - start:.0f} s")
     print(f"in CUDA graphs\n{TABLE}", flush=True)
     summaries, left_out = [], []
-    with (out / "h200.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(HEADER)
-        for group in sizes.values():
-            group = [line for line in group if (line, OURS) not in refused]
-            if time.monotonic() - start > arguments.seconds:
-                left_out += group
-                continue
-            refuse(refused, ask_all(workers, "prepare", group))
-            try:
-                times, records = measure(workers, binary, device, group, rounds, milliseconds) if group else ({}, [])
-            except OurFailure as failure:
-                refused |= {(line, OURS): str(failure) for line in group}
-                group = []
-            for worker in workers:
-                worker.send("release")
-            for worker in workers:
-                worker.answer()
-            for line in group:
-                summary = summarize(line, times[line], [one[line] for one in records])
-                summaries.append(summary)
-                table.writerows(csv_rows(summary, machine, arguments.commit))
-                print(table_row(summary, "graph"), flush=True)
-            file.flush()
+    table = measuring.Table("h200.csv", HEADER, **describe_machine(), commit=arguments.commit)
+    for group in sizes.values():
+        group = [line for line in group if (line, OURS) not in refused]
+        if time.monotonic() - start > arguments.seconds:
+            left_out += group
+            continue
+        refuse(refused, ask_all(workers, "prepare", group))
+        try:
+            times, records = measure(workers, binary, device, group, rounds, milliseconds) if group else ({}, [])
+        except Failure as failure:
+            refused |= {(line, OURS): str(failure) for line in group}
+            group = []
+        for worker in workers:
+            worker.send("release")
+        for worker in workers:
+            worker.answer()
+        for line in group:
+            summary = summarize(line, times[line], [one[line] for one in records])
+            summaries.append(summary)
+            for row in csv_rows(summary):
+                table.add(row)
+            print(table_row(summary, "graph"), flush=True)
     for worker in workers:
         with contextlib.suppress(BrokenPipeError):
             worker.process.stdin.close()
-    print(f"{time.monotonic() - start:.0f} s in all; rows are in {out / 'h200.csv'}")
+    print(f"{time.monotonic() - start:.0f} s in all; rows are in {table.path}")
     return report(summaries, refused, left_out)
 
 
@@ -320,17 +306,12 @@ def refuse(refused, answers):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.Arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer lines and shorter rounds: about two minutes")
     parser.add_argument("--lines", default="", metavar="SUBSTRING", help="only lines whose name contains this")
-    parser.add_argument("--commit", default="", help="written into the rows")
     parser.add_argument("--seconds", type=float, default=270, help="start no further size after this [default: 270]")
-    parser.add_argument("--binary", type=Path, help="our command [default: the bundle's, then the release build's]")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU, to see that the script works")
     arguments = parser.parse_args()
-    binary = arguments.binary or next(filter(Path.exists, BINARIES), None)
-    if binary is None:
-        parser.error("no `deuteron` binary; run `cargo xtask bundle` or `cargo build --release` first")
     lines = [line for line in all_lines() if arguments.lines in name_of(line)]
     if arguments.quick:
         lines = [line for line in lines if is_quick(line)]
@@ -338,9 +319,7 @@ def main():
         lines = list(dict.fromkeys(line._replace(rows=min(line.rows, 48), cols=min(line.cols, 80)) for line in lines))
     if not lines:
         parser.error(f"no such line; there are: {', '.join(map(name_of, all_lines()))}")
-    out = Path(os.environ.get("OUT") or "out")
-    out.mkdir(parents=True, exist_ok=True)
-    return drive(arguments, binary, lines, out)
+    return drive(arguments, lines)
 
 
 if __name__ == "__main__":

@@ -18,21 +18,18 @@ Rows go to h200-launches-peers.csv and h200-launches-ncu.csv in the folder named
 Exit code 0: all was measured; 1: some of it is wrong or missing, and named; 2: could not be measured.
 """
 
-import argparse
-import csv
-import datetime
+import functools
 import itertools
-import json
 import math
-import os
 import statistics
 import subprocess
 import sys
 import types
-from pathlib import Path
 
+import measuring
 import ncu_table
-from ncu_table import BINARIES, READ, TIME, WRITTEN, Failure
+from measuring import Failure
+from ncu_table import READ, TIME, WRITTEN
 
 OPS = ["attention_add_norm", "attention_block"]
 # Sequences, heads, positions, features of a head.
@@ -50,17 +47,13 @@ ROTATE, MOST_SETS, CALLS, SAMPLES = 4, 64, 20, 9
 def size_words(line):
     batch, heads, positions, width = line
     return ["--rows", str(batch * positions), "--cols", str(heads * width), "--seq", str(positions), "--head", str(width),
-            "--dtype", "bf16", "--device", "cuda", "--json"]
+            "--dtype", "bf16", "--device", "cuda"]
 
 
 def ours(binary, line):
     """The rungs of both ops, from many launches to one."""
-    words = [binary, "bench", *OPS, "--ladder", *size_words(line)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     # 1 is a rung that is wrong: it says so itself.
-    if done.returncode not in (0, 1) or not done.stdout.strip():
-        raise Failure(f"`deuteron {' '.join(words[1:])}` ended with exit code {done.returncode}")
-    return json.loads(done.stdout)
+    return measuring.ours(binary, "bench", *OPS, "--ladder", *size_words(line), good=(0, 1))
 
 
 def function_of(op, heads):
@@ -113,32 +106,6 @@ def check(torch, heads, tensors, results):
                              f"typically {typical:.2e} (bound {bound / 2:.2e})")
 
 
-class Recorded:
-    """A function called with each set of operands, as a graph. Results stay, so that they take turns in memory as operands do."""
-
-    def __init__(self, torch, function, sets):
-        self.torch, self.sets = torch, sets
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for tensors in sets[:2]:
-                function(*tensors)
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.results = [function(*tensors) for tensors in sets]
-        self.sample()
-
-    def sample(self):
-        """Microseconds of one call."""
-        repeats = math.ceil(CALLS / len(self.sets))
-        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            self.graph.replay()
-        end.record()
-        self.torch.cuda.synchronize()
-        return start.elapsed_time(end) / repeats / len(self.sets) * 1e3
-
-
 def theirs(torch, op, line, rounds):
     """{contender: microseconds}, and why some are left out."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -156,7 +123,7 @@ def theirs(torch, op, line, rounds):
         try:
             with sdpa_kernel(backends[backend]):
                 check(torch, heads, first, function(*first))
-                ready[name] = Recorded(torch, function, sets)
+                ready[name] = measuring.Recorded([functools.partial(function, *tensors) for tensors in sets])
         except Exception as error:  # a peer that fails is left out, and the run says so
             refused[name] = f"{type(error).__name__}: {str(error)[:300]}"
 
@@ -164,7 +131,7 @@ def theirs(torch, op, line, rounds):
         times = {name: [] for name in names}
         for _ in range(SAMPLES * rounds):
             for name in names:
-                times[name].append(ready[name].sample())
+                times[name].append(ready[name].microseconds(CALLS))
         return {name: statistics.median(values) for name, values in times.items()}
 
     with torch.inference_mode():
@@ -194,8 +161,8 @@ def time_all(torch, binary, rounds, table):
             for of_rung in zip(*own):
                 rung, us = of_rung[0], statistics.median(rung["us"] for rung in of_rung)
                 times[rung["rung"]] = us
-                table({"op": op, **shape, "contender": f"ours {rung['rung']}", "launches": rung["launches"],
-                       "other_nodes": rung["other_nodes"], "us": us})
+                table.add({"op": op, **shape, "contender": f"ours {rung['rung']}", "launches": rung["launches"],
+                           "other_nodes": rung["other_nodes"], "us": round(us, 1)})
                 if not rung["verified"]:
                     wrong.append(f"{op} {line}: {rung['rung']}: error {rung['worst_ratio']:.2f} of its bound")
                 if rung["rung"] == "one launch" and (rung["launches"], rung["other_nodes"]) != (1, 0):
@@ -204,7 +171,7 @@ def time_all(torch, binary, rounds, table):
             if "one launch" not in times:
                 wrong.append(f"{op} {line}: no one launch")
             for name, us in peers[op].items():
-                table({"op": op, **shape, "contender": name, "us": us})
+                table.add({"op": op, **shape, "contender": name, "us": round(us, 1)})
             last, best = list(times.values())[-1], min(peers[op].values(), default=math.nan)
             words = ", ".join(f"{name} {us:.1f}" for name, us in [*times.items(), *peers[op].items()])
             shown.append("{} B{} H{} S{} D{}: ".format(op, *line) + f"{words}; best of torch / last of ours {best / last:.2f}")
@@ -217,7 +184,7 @@ def count_all(binary, table):
     shown = []
     for op, line in itertools.product(OPS, COUNTED):
         for plan in PLANS:
-            words = [binary, "bench", op, "--once", "--plan", plan, *size_words(line)]
+            words = [binary, "bench", op, "--once", "--plan", plan, *size_words(line), "--json"]
             moved = {}
             for control, caches in CACHES.items():
                 (row,), launches = ncu_table.profile(words, [TIME, READ, WRITTEN], control)
@@ -225,8 +192,9 @@ def count_all(binary, table):
                 us, read, written = (sum(launch[metric] for launch in launches) for metric in (TIME, READ, WRITTEN))
                 moved[caches] = (read + written, us)
                 predicted = {f"predicted_{what}": sum(kernel[f"bytes_{what}"] for kernel in kernels) for what in ("read", "written")}
-                table({"op": op, **dict(zip(SHAPE, line)), "plan": plan, "caches": caches, "kernels": len(kernels),
-                       "launches": len(launches), "us": us, "read_bytes": read, "written_bytes": written, **predicted})
+                table.add({"op": op, **dict(zip(SHAPE, line)), "plan": plan, "caches": caches, "kernels": len(kernels),
+                           "launches": len(launches), "us": round(us, 1), "read_bytes": round(read, 1),
+                           "written_bytes": round(written, 1), **predicted})
             megabytes = ", ".join(f"{value / 1e6:.1f} MB and {us:.1f} us with caches {caches}" for caches, (value, us) in moved.items())
             compulsory = sum(predicted.values()) / 1e6
             shown.append(f"{op} B{line[0]} {plan}: {len(launches)} launches, {megabytes}; compulsory {compulsory:.1f} MB")
@@ -234,42 +202,23 @@ def count_all(binary, table):
     return shown
 
 
-class Table:
-    """Rows of a file, written as they come."""
-
-    def __init__(self, path, columns, last):
-        self.file, self.last = path.open("w", newline=""), last
-        self.rows = csv.DictWriter(self.file, [*columns, *last], restval="", lineterminator="\n")
-        self.rows.writeheader()
-
-    def __call__(self, row):
-        self.rows.writerow({key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()} | self.last)
-        self.file.flush()
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", type=Path, help="our command [default: the bundle's, then the release build's]")
-    parser.add_argument("--commit", default="unknown", help="written into the rows")
+    parser = measuring.Arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
-    binary = arguments.binary or next(filter(Path.exists, BINARIES), None)
-    if binary is None:
-        parser.error("no `deuteron` binary; run `cargo xtask bundle` or `cargo build --release` first")
     if arguments.rounds < 1:
         parser.error(f"expected --rounds from 1; got {arguments.rounds}")
     import torch
 
     if not torch.cuda.is_available():
         raise Failure("torch finds no GPU")
-    out = Path(os.environ.get("OUT") or "out")
-    out.mkdir(parents=True, exist_ok=True)
-    origin = {"commit": arguments.commit, "date": datetime.date.today()}
     columns = ["op", *SHAPE, "contender", "launches", "other_nodes", "us"]
-    last = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **origin}
-    timed, wrong = time_all(torch, binary, arguments.rounds, Table(out / "h200-launches-peers.csv", columns, last))
+    table = measuring.Table("h200-launches-peers.csv", columns, device=torch.cuda.get_device_name(), torch=torch.__version__,
+                            commit=arguments.commit)
+    timed, wrong = time_all(torch, arguments.binary, arguments.rounds, table)
     columns = ["op", *SHAPE, *"plan caches kernels launches us read_bytes written_bytes predicted_read predicted_written".split()]
-    counted = count_all(binary, Table(out / "h200-launches-ncu.csv", columns, {**ncu_table.machine(), **origin}))
+    table = measuring.Table("h200-launches-ncu.csv", columns, **measuring.gpu(), commit=arguments.commit)
+    counted = count_all(arguments.binary, table)
     print("\n".join(["", "causal, bf16, microseconds", *timed, "bytes and kernel times by ncu, S1024", *counted,
                      *(["wrong or missing:", *wrong] if wrong else ["nothing wrong or missing"])]))
     return 1 if wrong else 0

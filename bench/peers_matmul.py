@@ -10,25 +10,19 @@ Rows go to matmul-cpu.csv in the folder named by OUT (default ./out).
 Exit code 0: ours is within 10 % of the best peer at every shape; 1: it is not.
 """
 
-import argparse
-import csv
-import datetime
-import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 
 import numpy
 import onnx
 import onnxruntime
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+import measuring
+
 THREADS = os.cpu_count()
 # Rows, inner size, columns: the four products of a layer over a prompt, of a step, and the logits, whose table lies by words.
 SHAPES = [(rows, k, columns) for rows in (1024, 128) for k, columns in ((768, 2304), (768, 768), (768, 3072), (3072, 768))]
@@ -41,8 +35,7 @@ def ours(binary, rows, k, columns):
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(f"x = input f32[{rows},{k}]\nw = weight {weight}\ny = matmul x w{flag}\nout y\n")
         file.flush()
-        words = [binary, "fuse", file.name, "--device", "cpu", "--no-learn", "--json"]
-        return json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)["fused"]["ms"]
+        return measuring.ours(binary, "fuse", file.name, "--device", "cpu", "--no-learn")["fused"]["ms"]
 
 
 def with_torch(rows, k, columns):
@@ -66,49 +59,32 @@ def with_onnxruntime(rows, k, columns):
     return lambda: session.run_with_iobinding(binding)
 
 
-def timed(call):
-    """Milliseconds of a call."""
-    call(), call()
-    times = []
-    begin = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - begin < 0.3:
-        start = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.Arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--binary", type=Path, default=ROOT / "target/release/deuteron")
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     torch.inference_mode().__enter__()
-    out = Path(os.environ.get("OUT") or "out")
-    out.mkdir(parents=True, exist_ok=True)
     names = ["deuteron", "torch", "onnxruntime"]
     behind = []
     print(f"{'microseconds':<18}" + "".join(f"{name:>14}" for name in names) + f"{'best peer/ours':>16}{'GFLOP/s':>10}")
-    with (out / "matmul-cpu.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["rows", "inner", "columns", "dtype", *[f"{name}_us" for name in names], "best_peer_over_ours", "machine", "commit", "date"])
-        for shape in SHAPES:
-            peers = {"torch": with_torch(*shape), "onnxruntime": with_onnxruntime(*shape)}
-            samples = {name: [] for name in names}
-            for _ in range(arguments.rounds):
-                samples["deuteron"].append(ours(arguments.binary, *shape))
-                for name, call in peers.items():
-                    samples[name].append(timed(call))
-            medians = {name: 1e3 * statistics.median(values) for name, values in samples.items()}
-            ratio = min(medians[name] for name in peers) / medians["deuteron"]
-            name = "x".join(map(str, shape))
-            behind += [name] * (ratio < BAR)
-            speed = 2e-3 * shape[0] * shape[1] * shape[2] / medians["deuteron"]
-            print(f"{name:<18}" + "".join(f"{medians[name]:14.1f}" for name in names) + f"{ratio:15.2f}x{speed:10.0f}", flush=True)
-            table.writerow([*shape, "f32", *[f"{medians[name]:.1f}" for name in names], f"{ratio:.3f}",
-                            f"{THREADS} cores of {platform.machine()}", arguments.commit, datetime.date.today()])
+    columns = ["rows", "inner", "columns", "dtype", *[f"{name}_us" for name in names], "best_peer_over_ours"]
+    machine = f"{THREADS} cores of {platform.machine()}"
+    table = measuring.Table("matmul-cpu.csv", columns, machine=machine, commit=arguments.commit)
+    for shape in SHAPES:
+        peers = {"torch": with_torch(*shape), "onnxruntime": with_onnxruntime(*shape)}
+        samples = {name: [] for name in names}
+        for _ in range(arguments.rounds):
+            samples["deuteron"].append(ours(arguments.binary, *shape))
+            for name, call in peers.items():
+                samples[name].append(measuring.milliseconds(call, least=5, most=10**6, seconds=0.3))
+        medians = {name: 1e3 * statistics.median(values) for name, values in samples.items()}
+        ratio = min(medians[name] for name in peers) / medians["deuteron"]
+        name = "x".join(map(str, shape))
+        behind += [name] * (ratio < BAR)
+        speed = 2e-3 * shape[0] * shape[1] * shape[2] / medians["deuteron"]
+        print(f"{name:<18}" + "".join(f"{medians[name]:14.1f}" for name in names) + f"{ratio:15.2f}x{speed:10.0f}", flush=True)
+        table.add([*shape, "f32", *[f"{medians[name]:.1f}" for name in names], f"{ratio:.3f}"])
     print("more than 10 % behind the best: " + (", ".join(behind) or "nowhere"))
     return bool(behind)
 

@@ -11,12 +11,12 @@ Needs the release binary (`cargo build --release`). Rows are appended to bench/r
 import argparse
 import csv
 import datetime
-import json
 import pathlib
 import statistics
-import subprocess
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import measuring
+from measuring import ROOT
+
 BINARY = ROOT / "target" / "release" / "deuteron"
 CASES = [
     ["gpt2", "--batch", "8", "--dtype", "bf16"],
@@ -29,13 +29,8 @@ FIELDS = ["date", "commit", "graph", "device", "planning_ms", "runs", "optimal",
           "chosen_kernels", "unfused_us", "greedy_us", "chosen_us"]
 
 
-def analysis(words):
-    command = [str(BINARY), "analyze", *words, "--device", "h200", "--json"]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
 def row(words, runs, commit):
-    found = [analysis(words) for _ in range(runs)]
+    found = [measuring.ours(BINARY, "analyze", *words, "--device", "h200") for _ in range(runs)]
     last = found[-1]
     plans = last["plans"]
     return {
@@ -62,7 +57,7 @@ def main():
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--onnx")
     options = parser.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    commit = measuring.head()
     rows = []
     for words in CASES + ([[options.onnx]] if options.onnx else []):
         rows.append(row(words, options.runs, commit))

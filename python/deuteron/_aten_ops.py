@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 
 from deuteron import trace as ours
-from deuteron.trace import elementwise, named, tables, views
+from deuteron.trace import elementwise, tables, views
 from deuteron.trace.emit import as_value, axis_of
 from deuteron.trace.value import Value
 
@@ -46,10 +46,6 @@ def _slice(x: Value, dim: int = 0, start: Optional[int] = None, end: Optional[in
     return x[(slice(None),) * axis + (slice(start, end, step),)]
 
 
-def _split(x: Value, sizes: Any, dim: int = 0) -> Tuple[Value, ...]:
-    return x.split(sizes, dim)
-
-
 def _repeat(x: Value, repeats: Sequence[int]) -> Value:
     shape = (1,) * (len(repeats) - x.ndim) + x.shape
     apart = views.reshape(x, [size for pair in zip([1] * len(shape), shape) for size in pair])
@@ -57,39 +53,19 @@ def _repeat(x: Value, repeats: Sequence[int]) -> Value:
     return views.reshape(wide, [count * size for count, size in zip(repeats, shape)])
 
 
-def _masked_fill(x: Value, mask: Any, value: Any) -> Value:
-    return ours.where(mask, value, x)
+def _reduced(function: Handler) -> Handler:
+    """A reduction of ours; no axes are all of them."""
+    return lambda x, dim=None, *others, **keywords: function(x, dim or None, *others, **keywords)
 
 
-def _pow(x: Any, exponent: Any) -> Value:
-    return elementwise.power(x, exponent)
+def _normalized(function: Handler) -> Handler:
+    """A softmax of ours: `softmax.int` has a dtype and `_softmax` a flag after the axis."""
 
+    def handler(x: Any, dim: int, *others: Any, dtype: Any = None) -> Any:
+        given = [other for other in others if isinstance(other, torch.dtype)]
+        return function(x, dim, given[0] if given else dtype)
 
-def _sum(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Value:
-    return ours.sum(x, dim or None, keepdim, dtype)
-
-
-def _mean(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Value:
-    return ours.mean(x, dim or None, keepdim, dtype)
-
-
-def _amax(x: Any, dim: Any = (), keepdim: bool = False) -> Value:
-    return ours.amax(x, list(dim) or None, keepdim)
-
-
-def _amin(x: Any, dim: Any = (), keepdim: bool = False) -> Value:
-    return ours.amin(x, list(dim) or None, keepdim)
-
-
-def _softmax(x: Any, dim: int, *others: Any, dtype: Any = None) -> Value:
-    """`softmax.int` has a dtype and `_softmax` a flag after the axis."""
-    given = [other for other in others if isinstance(other, torch.dtype)]
-    return ours.softmax(x, dim, given[0] if given else dtype)
-
-
-def _log_softmax(x: Any, dim: int, *others: Any, dtype: Any = None) -> Value:
-    given = [other for other in others if isinstance(other, torch.dtype)]
-    return ours.log_softmax(x, dim, given[0] if given else dtype)
+    return handler
 
 
 def _native_layer_norm(x: Value, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Tuple[Any, ...]:
@@ -100,44 +76,20 @@ def _native_layer_norm(x: Value, shape: Sequence[int], weight: Any, bias: Any, e
     return y, Value(y._trace, node, 1), Value(y._trace, node, 2)
 
 
-def _addmm(bias: Any, x: Any, weight: Any, beta: Any = 1, alpha: Any = 1) -> Value:
-    return tables.addmm(bias, x, weight, beta, alpha)
-
-
-def _linear(x: Any, weight: Any, bias: Any = None) -> Value:
-    return named.linear(x, weight, bias)
-
-
-def _gelu(x: Any, approximate: str = "none") -> Value:
-    return ours.gelu(x, approximate)
-
-
-def _full_like(x: Value, value: Any, **others: Any) -> Value:
-    return tables.full_like(x, value, others.get("dtype"))
-
-
-def _zeros_like(x: Value, **others: Any) -> Value:
-    return tables.full_like(x, 0.0, others.get("dtype"))
-
-
-def _ones_like(x: Value, **others: Any) -> Value:
-    return tables.full_like(x, 1.0, others.get("dtype"))
-
-
 def _index_select(x: Value, dim: int, indices: Value) -> Value:
     if axis_of(x, dim, "index_select") != 0:
         raise ValueError("expected indices of the first axis")
     return x[indices]
 
 
-def _max_dim(x: Value, *arguments: Any, **keywords: Any) -> Any:
-    found = x.max(*arguments, **keywords)
-    return tuple(found) if isinstance(found, tuple) else found
+def _extreme(name: str) -> Handler:
+    """Values and places as a plain tuple, as ATen has them."""
 
+    def handler(x: Value, *arguments: Any, **keywords: Any) -> Any:
+        found = getattr(x, name)(*arguments, **keywords)
+        return tuple(found) if isinstance(found, tuple) else found
 
-def _min_dim(x: Value, *arguments: Any, **keywords: Any) -> Any:
-    found = x.min(*arguments, **keywords)
-    return tuple(found) if isinstance(found, tuple) else found
+    return handler
 
 
 # Those that see constants as they are.
@@ -256,17 +208,15 @@ RAW: Dict[str, Handler] = {
 }
 
 HANDLERS: Dict[str, Handler] = {
-    **{name: tables.ELEMENTWISE[name] for name in tables.ELEMENTWISE},
+    **tables.ELEMENTWISE,
     **RAW,
     "__and__": tables.ELEMENTWISE["bitwise_and"],
     "__or__": tables.ELEMENTWISE["bitwise_or"],
-    "pow": _pow,
-    "masked_fill": _masked_fill,
     "mm": tables.ELEMENTWISE["matmul"],
     "bmm": tables.ELEMENTWISE["matmul"],
-    "addmm": _addmm,
-    "linear": _linear,
-    "gelu": _gelu,
+    "addmm": tables.addmm,
+    "linear": ours.linear,
+    "gelu": ours.gelu,
     "silu": ours.silu,
     "relu": ours.relu,
     "softplus": tables.softplus,
@@ -274,32 +224,28 @@ HANDLERS: Dict[str, Handler] = {
     "layer_norm": tables.layer_norm,
     "native_layer_norm": _native_layer_norm,
     "rms_norm": tables.rms_norm,
-    "softmax": _softmax,
-    "_softmax": _softmax,
-    "log_softmax": _log_softmax,
-    "_log_softmax": _log_softmax,
+    "softmax": _normalized(ours.softmax),
+    "_softmax": _normalized(ours.softmax),
+    "log_softmax": _normalized(ours.log_softmax),
+    "_log_softmax": _normalized(ours.log_softmax),
     "logsumexp": ours.logsumexp,
     "cross_entropy_loss": _cross_entropy_loss,
-    "sum": _sum,
-    "mean": _mean,
-    "amax": _amax,
-    "amin": _amin,
-    "max": _max_dim,
-    "min": _min_dim,
+    "sum": _reduced(ours.sum),
+    "mean": _reduced(ours.mean),
+    "amax": _reduced(ours.amax),
+    "amin": _reduced(ours.amin),
+    "max": _extreme("max"),
+    "min": _extreme("min"),
     "argmax": ours.argmax,
-    "var": tables.var,
-    "std": tables.std,
     "cat": ours.cat,
     "stack": ours.stack,
     "slice": _slice,
-    "split": _split,
-    "split_with_sizes": _split,
     "repeat": _repeat,
     "constant_pad_nd": tables.pad,
     "index_select": _index_select,
-    "full_like": _full_like,
-    "zeros_like": _zeros_like,
-    "ones_like": _ones_like,
+    "full_like": tables.full_like,
+    "zeros_like": tables.zeros_like,
+    "ones_like": tables.ones_like,
     "movedim": tables.movedim,
     "tril": tables.tril,
     "triu": tables.triu,
@@ -316,7 +262,8 @@ HANDLERS: Dict[str, Handler] = {
             *(("permute", "permute"), ("transpose", "transpose"), ("t", "t"), ("numpy_T", "t"), ("expand", "expand")),
             *(("expand_as", "expand_as"), ("unsqueeze", "unsqueeze"), ("squeeze", "squeeze"), ("flatten", "flatten")),
             *(("unflatten", "unflatten"), ("narrow", "narrow"), ("select", "select"), ("chunk", "chunk")),
-            *(("unbind", "unbind"), ("unsafe_split", "split"), ("unsafe_chunk", "chunk")),
+            *(("unbind", "unbind"), ("split", "split"), ("split_with_sizes", "split"), ("unsafe_split", "split")),
+            *(("unsafe_chunk", "chunk"), ("masked_fill", "masked_fill"), ("var", "var"), ("std", "std")),
         )
     },
 }

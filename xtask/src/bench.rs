@@ -7,6 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::{printed, succeed};
+
 const HEADER: &str = "date,commit,machine,kernel,shape,dtype,direction,variant,baseline,median_us,baseline_us,speedup,\
 bytes,gbps,copy_gbps,fraction_of_copy,device";
 
@@ -26,10 +28,7 @@ pub fn run(machine: &str) -> Result<()> {
     if machine.is_empty() || !machine.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') {
         bail!("a machine's name has letters, digits, `-` and `_`, got `{machine}`");
     }
-    let build = Command::new("cargo").args(["build", "--release", "--quiet"]).status()?;
-    if !build.success() {
-        bail!("the release build failed");
-    }
+    succeed(Command::new("cargo").args(["build", "--release", "--quiet"]), "the release build")?;
     let mut lines = String::new();
     let mut missed = Vec::new();
     for (ops, size, bars) in CASES {
@@ -103,8 +102,8 @@ fn csv(machine: &str, row: &Value) -> Result<String> {
     let fixed = |key: &str| format!("{:.3}", row[key].as_f64().unwrap_or(0.0));
     let shape = format!("{}x{}", text("rows"), text("cols"));
     let cells = [
-        command("date", &["+%Y-%m-%d"])?,
-        command("git", &["rev-parse", "--short", "HEAD"])?,
+        printed(Command::new("date").arg("+%Y-%m-%d"))?,
+        printed(Command::new("git").args(["rev-parse", "--short", "HEAD"]))?,
         machine.to_string(),
         text("op"),
         shape,
@@ -122,11 +121,6 @@ fn csv(machine: &str, row: &Value) -> Result<String> {
         text("device"),
     ];
     Ok(cells.join(","))
-}
-
-fn command(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program).args(arguments).output().with_context(|| program.to_string())?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
 fn append(machine: &str, lines: &str) -> Result<()> {

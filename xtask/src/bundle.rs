@@ -3,10 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+
+use crate::{building, files, printed, program, root, succeed};
 
 /// Packages with tests in the program `all` that use a GPU; `bench/gpu.sh` chooses them by their modules.
 const TESTS: [&str; 3] = ["deuteron-device", "deuteron", "deuteron-gpt2"];
@@ -15,23 +17,10 @@ const TESTS: [&str; 3] = ["deuteron-device", "deuteron", "deuteron-gpt2"];
 const LIBRARIES: [&str; 1] = ["deuteron-device"];
 
 /// Flags that the scripts pass to the command: an old command is found out here, and not where GPU time is spent.
-const FLAGS: [(&str, &[&str]); 3] = [
-    (
-        "bench",
-        &[
-            "--device",
-            "--once",
-            "--plan",
-            "--ladder",
-            "--crossover",
-            "--backward",
-            "--elements",
-            "--overhead",
-            "--json",
-        ],
-    ),
-    ("check", &["--device", "--cases", "--catalog", "--small", "--repeat", "--red-zones", "--seed"]),
-    ("doctor", &["--device", "--calibrate", "--validate"]),
+const FLAGS: [(&str, &str); 3] = [
+    ("bench", "--device --once --plan --ladder --crossover --backward --elements --overhead --json"),
+    ("check", "--device --cases --catalog --small --repeat --red-zones --seed"),
+    ("doctor", "--device --calibrate --validate"),
 ];
 
 /// The folder travels to other machines, so it is kept small.
@@ -43,7 +32,7 @@ const FOLDER: &str = "bundle";
 const WHOLE: [&str; 2] = ["--package", "deuteron-python"];
 
 pub fn run() -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
+    let root = root()?;
     let folder = root.join(FOLDER);
     let programs = build(&root)?;
     if folder.exists() {
@@ -53,10 +42,12 @@ pub fn run() -> Result<()> {
         fs::create_dir_all(folder.join(part))?;
     }
     for program in &programs {
-        strip(program, &folder.join(&program.place))?;
-        note_paths(&root, &folder.join(&program.place))?;
+        let place = folder.join(&program.place);
+        succeed(Command::new("strip").arg("-o").arg(&place).arg(&program.built), "`strip` of binutils")?;
+        note_paths(&root, &place)?;
         if program.place.starts_with("tests/") {
-            pack(&folder.join(&program.place))?;
+            // Test programs are most of the bundle, and shrink to a third; `bench/gpu.sh` unpacks them.
+            succeed(Command::new("gzip").arg("-9").arg(&place), "`gzip`")?;
         }
     }
     copy_scripts(&root.join("bench"), &folder.join("bench"))?;
@@ -92,15 +83,10 @@ fn build(root: &Path) -> Result<Vec<Program>> {
 /// Runs cargo and returns the executables it made or found up to date: name and path.
 pub fn executables(root: &Path, words: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     println!("cargo {}", words.join(" "));
-    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
+    let mut command = Command::new(program());
     command.args(words).args(WHOLE).args(["--quiet", "--message-format", "json-render-diagnostics"]).current_dir(root);
-    let output = crate::building(&mut command)
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("cargo could not be started")?;
-    if !output.status.success() {
-        bail!("cargo {} failed", words.join(" "));
-    }
+    let output = building(&mut command).stderr(Stdio::inherit()).output().context("cargo could not be started")?;
+    ensure!(output.status.success(), "cargo {} failed", words.join(" "));
     let text = String::from_utf8(output.stdout).context("cargo's messages are not UTF-8")?;
     let messages =
         text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>().context("cargo's messages")?;
@@ -126,27 +112,8 @@ fn python(root: &Path, folder: &Path) -> Result<()> {
     fs::copy(root.join("python/pyproject.toml"), folder.join("python/pyproject.toml"))?;
     let site = folder.join("python/site");
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "pytest", "--target"];
-    if !Command::new(&python).args(pip).arg(&site).status()?.success() {
-        bail!("pip could not install pytest for the bundle");
-    }
+    succeed(Command::new(&python).args(pip).arg(&site), "installing pytest for the bundle")?;
     copy_scripts(&root.join("python/tests"), &folder.join("python/tests"))
-}
-
-fn strip(program: &Program, destination: &Path) -> Result<()> {
-    let status = Command::new("strip").arg("-o").arg(destination).arg(&program.built).status();
-    if !status.context("`strip` could not be started: install binutils")?.success() {
-        bail!("strip failed on {}", program.built.display());
-    }
-    Ok(())
-}
-
-/// Test programs are most of the bundle, and shrink to a third; `bench/gpu.sh` unpacks them.
-fn pack(program: &Path) -> Result<()> {
-    let status = Command::new("gzip").arg("-9").arg(program).status();
-    if !status.context("`gzip` could not be started")?.success() {
-        bail!("gzip failed on {}", program.display());
-    }
-    Ok(())
 }
 
 /// Says which programs know a path of the source tree: there is none where the bundle goes, so they must do without.
@@ -160,22 +127,15 @@ fn note_paths(root: &Path, program: &Path) -> Result<()> {
 }
 
 fn copy_scripts(from: &Path, to: &Path) -> Result<()> {
-    for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
-        let path = entry?.path();
-        let is_script = path.extension().is_some_and(|extension| extension == "py" || extension == "sh");
-        if let Some(name) = path.file_name().filter(|_| is_script) {
-            fs::copy(&path, to.join(name))?;
-        }
+    for path in files::entries(from)?.iter().filter(|path| files::has_extension(path, &["py", "sh"])) {
+        fs::copy(path, to.join(path.file_name().unwrap_or_default()))?;
     }
     Ok(())
 }
 
 /// The commit, and whether the tree differs from it.
 fn commit(root: &Path) -> Result<String> {
-    let git = |words: &[&str]| -> Result<String> {
-        let output = Command::new("git").args(words).current_dir(root).output().context("git could not be started")?;
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
-    };
+    let git = |words: &[&str]| printed(Command::new("git").args(words).current_dir(root));
     let head = git(&["rev-parse", "--short", "HEAD"])?;
     let changed = !git(&["status", "--porcelain"])?.is_empty();
     Ok(format!("{head}{}\n", if changed { "+" } else { "" }))
@@ -187,30 +147,20 @@ fn check_flags(command: &Path) -> Result<()> {
         let help = Command::new(command).args([name, "--help"]).output().context("the command does not start")?;
         let text = String::from_utf8_lossy(&help.stdout).into_owned();
         let known = |flag: &str| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').any(|word| word == flag);
-        missing.extend(flags.iter().filter(|flag| !known(flag)).map(|flag| format!("`{name} {flag}`")));
+        missing.extend(flags.split(' ').filter(|flag| !known(flag)).map(|flag| format!("`{name} {flag}`")));
     }
     if missing.is_empty() { Ok(()) } else { bail!("bench/gpu.sh needs {}", missing.join(", ")) }
 }
 
 fn check_size(folder: &Path) -> Result<()> {
     let mut total = 0;
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(&next)? {
-            let path = entry?.path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let size = fs::metadata(&path)?.len();
-            println!("{:>8.2} MiB  {}", mebibytes(size), path.strip_prefix(folder)?.display());
-            total += size;
-        }
+    for path in files::below(folder)? {
+        let size = fs::metadata(&path)?.len();
+        println!("{:>8.2} MiB  {}", mebibytes(size), path.strip_prefix(folder)?.display());
+        total += size;
     }
     println!("{:>8.2} MiB  in {FOLDER}/, at most {:.0}", mebibytes(total), mebibytes(LARGEST));
-    if total > LARGEST {
-        bail!("the bundle is too large");
-    }
+    ensure!(total <= LARGEST, "the bundle is too large");
     Ok(())
 }
 

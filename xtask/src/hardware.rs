@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
-use crate::fetch;
+use crate::{fetch, files};
 
 /// Where NVRTC is installed, as a Python environment of its own.
 const ENVIRONMENT: &str = "target/nvrtc";
@@ -22,9 +22,7 @@ pub fn nvrtc(root: &Path) -> Result<PathBuf> {
 }
 
 fn has_nvrtc(folder: &Path) -> bool {
-    let inside = |folder: &Path| -> Vec<PathBuf> {
-        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-    };
+    let inside = |folder: &Path| files::entries(folder).unwrap_or_default();
     let packages = inside(&folder.join("lib")).into_iter().map(|python| python.join("site-packages/nvidia"));
     let mut libraries = packages.flat_map(|nvidia| inside(&nvidia)).flat_map(|package| inside(&package.join("lib")));
     libraries.any(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so")))
@@ -45,18 +43,10 @@ pub struct Needs {
 /// Counts the tests that open a GPU, and those that call NVRTC without one: what a test needs is read from its text.
 pub fn needs(root: &Path) -> Result<Needs> {
     let mut needs = Needs::default();
-    let mut folders = vec![root.join("crates")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
-            let path = entry?.path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let found = needs_of(&fs::read_to_string(&path)?);
-                needs.gpu += found.gpu;
-                needs.nvrtc += found.nvrtc;
-            }
-        }
+    for path in files::below(&root.join("crates"))?.iter().filter(|path| files::has_extension(path, &["rs"])) {
+        let found = needs_of(&fs::read_to_string(path)?);
+        needs.gpu += found.gpu;
+        needs.nvrtc += found.nvrtc;
     }
     Ok(needs)
 }
@@ -73,7 +63,7 @@ fn needs_of(text: &str) -> Needs {
         let rest = &text[start + attribute.len()..];
         let body = rest.split(&format!("\n{indent}}}")).next().unwrap_or(rest);
         let opens = |words: &[&str]| words.iter().any(|word| body.contains(word));
-        if opens(&["= gpu(", "= guarded_gpu(", "= hopper(", "= Gpu::new("]) {
+        if opens(&["= gpu(", "on_gpu(", "= guarded_gpu(", "= hopper(", "= Gpu::new("]) {
             needs.gpu += 1;
         } else if opens(&["= compiler("]) {
             needs.nvrtc += 1;

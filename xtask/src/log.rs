@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+
+use crate::succeed;
 
 /// A file in the folder for temporary files, removed in the end.
 pub struct Log(PathBuf);
@@ -32,11 +34,7 @@ impl Log {
     /// Runs a command that must succeed.
     pub fn run(&self, command: &mut Command, what: &str) -> Result<()> {
         command.stdin(Stdio::null()).stdout(self.end()?).stderr(self.end()?);
-        let status = command.status().with_context(|| format!("{what} could not be started"))?;
-        if !status.success() {
-            bail!("{what} failed");
-        }
-        Ok(())
+        succeed(command, what)
     }
 
     pub fn text(&self) -> String {

@@ -4,8 +4,8 @@
 
 mod bench;
 mod bundle;
-mod documents;
 mod fetch;
+mod files;
 mod hardware;
 mod log;
 mod phases;
@@ -15,7 +15,7 @@ mod test;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 const USAGE: &str = "usage:
   cargo xtask test                   format, lints, docs and all tests: what CI runs
@@ -43,6 +43,19 @@ fn root() -> Result<PathBuf> {
 /// The cargo that runs this.
 fn program() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
+}
+
+/// Runs a command that must succeed.
+fn succeed(command: &mut Command, what: &str) -> Result<()> {
+    let status = command.status().with_context(|| format!("{what} could not be started"))?;
+    ensure!(status.success(), "{what} failed");
+    Ok(())
+}
+
+/// What a command prints, without the ends of lines around it.
+fn printed(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("{:?} could not be started", command.get_program()))?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
 /// For every command that builds: CI builds nothing twice, so it keeps nothing for a second time.

@@ -5,10 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::fetch::{self, Download};
 use crate::log::Log;
+use crate::{building, files, succeed};
 
 /// What building and testing the package needs.
 const NEEDED: [&str; 4] = ["maturin>=1.9,<2", "numpy", "pytest", "mypy"];
@@ -147,18 +148,8 @@ fn pytest(root: &Path, python: &Path, options: &[String], log: &Log) -> Result<(
 
 /// The modules of the package.
 fn modules(root: &Path) -> Result<Vec<PathBuf>> {
-    let package = root.join("python").join("deuteron");
-    let mut found = Vec::new();
-    for folder in [package.clone(), package.join("trace")] {
-        for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "py" || extension == "pyi") {
-                found.push(path);
-            }
-        }
-    }
-    found.sort();
-    Ok(found)
+    let package = files::below(&root.join("python").join("deuteron"))?;
+    Ok(package.into_iter().filter(|path| files::has_extension(path, &["py", "pyi"])).collect())
 }
 
 /// Those that do not import PyTorch: their types can be checked without its types.
@@ -179,11 +170,9 @@ fn without_torch(root: &Path) -> Result<Vec<PathBuf>> {
 /// How many functions of the tests are tests; each may run with several parameters.
 fn count(root: &Path) -> Result<usize> {
     let mut found = 0;
-    for entry in fs::read_dir(root.join("python").join("tests"))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "py") {
-            found += fs::read_to_string(path)?.lines().filter(|line| line.starts_with("def test_")).count();
-        }
+    let tests = files::entries(&root.join("python").join("tests"))?;
+    for path in tests.iter().filter(|path| files::has_extension(path, &["py"])) {
+        found += fs::read_to_string(path)?.lines().filter(|line| line.starts_with("def test_")).count();
     }
     Ok(found)
 }
@@ -197,14 +186,10 @@ pub fn wheel(root: &Path, python: &Path, profile: &str) -> Result<PathBuf> {
     println!("maturin build --profile {profile}");
     let mut maturin = Command::new(python);
     maturin.args(["-m", "maturin", "build", "--quiet", "--profile", profile, "--out"]).arg(&folder);
-    let status =
-        crate::building(maturin.current_dir(root.join("python"))).status().context("maturin could not be started")?;
-    ensure!(status.success(), "maturin build failed");
+    succeed(building(maturin.current_dir(root.join("python"))), "maturin build")?;
     let built = fs::read_dir(&folder)?.next().context("maturin built no wheel")??.path();
     let bytes = fs::metadata(&built)?.len();
     println!("{} has {:.1} MB", built.file_name().unwrap_or_default().to_string_lossy(), bytes as f64 / 1e6);
-    if bytes > LARGEST {
-        bail!("the wheel is too large: at most {} MB", LARGEST >> 20);
-    }
+    ensure!(bytes <= LARGEST, "the wheel is too large: at most {} MB", LARGEST >> 20);
     Ok(built)
 }

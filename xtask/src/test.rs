@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::thread::JoinHandle;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::fetch::{self, Download};
 use crate::log::Log;
 use crate::phases::Phases;
-use crate::{building, bundle, hardware, program, python, root};
+use crate::{building, bundle, hardware, program, python, root, succeed};
 
 /// Packages that are tested first: they take least to build, and all others depend on them.
 const FIRST: [&str; 4] = ["deuteron-graph", "deuteron-plan", "deuteron-reference", "deuteron-onnx"];
@@ -168,11 +168,7 @@ fn cargo(arguments: &[&str], environment: &[(&str, String)]) -> Result<()> {
     println!("cargo {}", arguments.join(" "));
     let mut command = Command::new(program());
     command.args(arguments).envs(environment.iter().cloned());
-    let status = building(&mut command).status().context("cargo could not be started")?;
-    if !status.success() {
-        bail!("cargo {} failed", arguments.join(" "));
-    }
-    Ok(())
+    succeed(building(&mut command), &format!("cargo {}", arguments.join(" ")))
 }
 
 #[cfg(test)]

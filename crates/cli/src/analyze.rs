@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         (None, false) => print!("{}", text(&analysis, arguments.all)?),
     }
     violations.iter().for_each(|violation| eprintln!("{violation}"));
-    Ok(if violations.is_empty() { Outcome::Good } else { Outcome::Failed })
+    Ok(Outcome::of(violations.is_empty()))
 }
 
 /// Where the page and the picture go, if they are wanted.

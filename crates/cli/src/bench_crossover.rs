@@ -1,6 +1,6 @@
 //! `deuteron bench --crossover`: where attention and what follows it are better one launch than several.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 use deuteron::bench::{BenchCase, Crossing, CrossoverRow, crossover};
 use deuteron::{Dtype, Engine, FusedOp, Heads, MachineKind};
 
@@ -32,24 +32,20 @@ pub fn cases(engine: &Engine, op: FusedOp, dtype: Dtype, width: usize) -> Vec<Be
 
 /// Measures them all, and prints.
 pub fn run(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {
-    let bar = show::progress(Some(cases.len() as u64));
-    let mut rows: Vec<CrossoverRow> = Vec::new();
-    for case in cases {
+    let measured = |case: &BenchCase| {
         let name = case.op.name();
-        bar.set_message(name);
-        let Some(row) = crossover(engine, case)? else {
-            bail!(
+        crossover(engine, case)?.with_context(|| {
+            format!(
                 "expected attention_add_norm or attention_block; got {name}, which is not attention and what follows it"
-            );
-        };
-        rows.push(row);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    if json {
-        show::json(&rows)?;
-        return Ok(Outcome::Good);
-    }
+            )
+        })
+    };
+    let rows = show::each(cases, |case| case.op.name(), measured)?;
+    show::report(&rows, json, |rows| print(rows))?;
+    Ok(Outcome::Good)
+}
+
+fn print(rows: &[CrossoverRow]) {
     let header = [
         "op",
         "batch x sequence x columns",
@@ -66,7 +62,6 @@ pub fn run(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> 
     if let Some(row) = rows.first() {
         println!("{}, medians, both in turn. Kernels are those of the best plan without the one launch.", row.device);
     }
-    Ok(Outcome::Good)
 }
 
 fn line(row: &CrossoverRow) -> Vec<String> {

@@ -46,11 +46,7 @@ pub fn measure(
     }
     let budget = Duration::from_millis(2000);
     let options = BenchOptions { batch, prompt: seq, context, weights, seed: 1, budget };
-    let bar = show::progress(None);
-    bar.set_message("prompt and step");
-    let report = bench(engine, config, &options);
-    bar.finish_and_clear();
-    Ok(report?)
+    Ok(show::spinning("prompt and step", || bench(engine, config, &options))?)
 }
 
 /// As a person reads it.

@@ -68,12 +68,8 @@ fn run_random(engine: Engine, arguments: &Arguments) -> Result<Outcome> {
     let limit = arguments.seconds.map(Duration::from_secs);
     let report = check(&engines, arguments.cases, arguments.seed, limit, |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();
-    if arguments.json {
-        show::json(&report)?;
-    } else {
-        print(&report);
-    }
-    Ok(if report.failures == 0 { Outcome::Good } else { Outcome::Failed })
+    show::report(&report, arguments.json, print)?;
+    Ok(Outcome::of(report.failures == 0))
 }
 
 /// `I/N`, from 1.
@@ -91,20 +87,11 @@ fn run_catalog(engine: &Engine, arguments: &Arguments) -> Result<Outcome> {
         (0, true) => Breadth::Small,
         (times, _) => Breadth::Repeated(times),
     };
-    let bar = show::progress(Some(1));
     let names: Vec<&str> =
         arguments.ops.iter().map(|name| FusedOp::find(name).map(|op| op.name())).collect::<Result<_, _>>()?;
-    let report = check_catalog(engine, breadth, &names, arguments.part, |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-    })?;
-    bar.finish_and_clear();
-    if arguments.json {
-        show::json(&report)?;
-    } else {
-        print_catalog(&report);
-    }
-    Ok(if report.failures == 0 { Outcome::Good } else { Outcome::Failed })
+    let report = show::counted("", |progress| check_catalog(engine, breadth, &names, arguments.part, progress))?;
+    show::report(&report, arguments.json, print_catalog)?;
+    Ok(Outcome::of(report.failures == 0))
 }
 
 fn print_catalog(report: &CatalogReport) {

@@ -42,10 +42,8 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
 }
 
 fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
-    let bar = show::progress(None);
-    bar.set_message("measuring copies");
-    let report = report(engine, &[256 << 10, 4 << 20, 32 << 20, 1 << 30], &[])?;
-    bar.finish_and_clear();
+    let sizes = [256 << 10, 4 << 20, 32 << 20, 1 << 30];
+    let report = show::spinning("measuring copies", || report(engine, &sizes, &[]))?;
     if json {
         show::json(&report)?;
         return Ok(Outcome::Good);
@@ -122,13 +120,7 @@ fn planner_numbers(name: &str) -> Result<String> {
 }
 
 fn run_calibrate(engine: &Engine) -> Result<Outcome> {
-    let bar = show::progress(Some(1));
-    bar.set_message("measuring kernels");
-    let found = calibrate(engine, &today(), |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-    })?;
-    bar.finish_and_clear();
+    let found = show::counted("measuring kernels", |progress| calibrate(engine, &today(), progress))?;
     let numbers: std::collections::BTreeMap<_, _> = found.machine.numbers().collect();
     let lines = found.changes().map(|(quantity, before, after)| {
         let origin = numbers.get(&quantity).map_or("", |number| number.origin.as_str());
@@ -142,18 +134,8 @@ fn run_calibrate(engine: &Engine) -> Result<Outcome> {
 }
 
 fn run_validate(engine: &Engine, json: bool) -> Result<Outcome> {
-    let bar = show::progress(Some(1));
-    bar.set_message("measuring kernels");
-    let validation = validate(engine, |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-    })?;
-    bar.finish_and_clear();
-    if json {
-        show::json(&validation)?;
-        return Ok(Outcome::Good);
-    }
-    show_validation(&validation);
+    let validation = show::counted("measuring kernels", |progress| validate(engine, progress))?;
+    show::report(&validation, json, show_validation)?;
     Ok(Outcome::Good)
 }
 

@@ -2,8 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use deuteron::{PAGES, Page, page};
-use serde::Serialize;
+use deuteron::{PAGES, page};
 
 use crate::Outcome;
 use crate::show;
@@ -20,21 +19,6 @@ pub struct Arguments {
     schema: bool,
 }
 
-#[derive(Serialize)]
-struct Sheet {
-    code: &'static str,
-    title: &'static str,
-    meaning: &'static str,
-    example: &'static str,
-    hint: &'static str,
-}
-
-impl From<&Page> for Sheet {
-    fn from(page: &Page) -> Sheet {
-        Sheet { code: page.code, title: page.title, meaning: page.meaning, example: page.example, hint: page.hint }
-    }
-}
-
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     if arguments.schema {
         println!("{}", deuteron::report::schema());
@@ -42,7 +26,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     }
     let Some(code) = &arguments.code else {
         match arguments.json {
-            true => show::json(&PAGES.iter().map(Sheet::from).collect::<Vec<_>>())?,
+            true => show::json(&PAGES)?,
             false => PAGES.iter().for_each(|page| println!("{}  {}", page.code, page.title)),
         }
         return Ok(Outcome::Good);
@@ -52,7 +36,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         bail!("unknown code `{code}`; expected E-PLAN-001 to {last}, or no code for the list");
     };
     if arguments.json {
-        show::json(&Sheet::from(page))?;
+        show::json(page)?;
         return Ok(Outcome::Good);
     }
     println!("{}: {}\n\n{}", page.code, page.title, show::wrapped(page.meaning));

@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
             println!("The next plan uses what was measured here ({}).", path.display());
         }
     }
-    Ok(if report.verified { Outcome::Good } else { Outcome::Failed })
+    Ok(Outcome::of(report.verified))
 }
 
 /// Corrects the stored machine by what was measured. Without a place to store it nothing is learned.

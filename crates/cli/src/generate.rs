@@ -95,12 +95,9 @@ fn generate(arguments: &Arguments) -> Result<()> {
     // Wrong settings are told before a model is read.
     Sampler::new(sampling)?;
     let engine = arguments.device.engine()?;
-    let bar = show::progress(None);
-    bar.set_message("reading the model");
     let begin = Instant::now();
-    let (mut gpt2, tokenizer) = arguments.open(&engine)?;
+    let (mut gpt2, tokenizer) = show::spinning("reading the model", || arguments.open(&engine))?;
     let load = begin.elapsed();
-    bar.finish_and_clear();
     let nothing = [String::new()];
     let prompts = if arguments.prompts.is_empty() { &nothing[..] } else { &arguments.prompts };
     let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| encode(&tokenizer, prompt)).collect();

@@ -64,6 +64,13 @@ pub enum Outcome {
     Failed,
 }
 
+impl Outcome {
+    /// Good if all is well.
+    fn of(good: bool) -> Outcome {
+        if good { Outcome::Good } else { Outcome::Failed }
+    }
+}
+
 /// Runs the command with its words, of which the first is its name, and gives its exit code.
 pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
     let command = match Command::try_parse_from(words) {

@@ -1,41 +1,14 @@
 //! The machine files that `deuteron doctor --calibrate` and `deuteron fuse` leave for this user, and every command reads: one
 //! for the CPU, one for each kind of GPU.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use deuteron::{Machine, MachineError};
+use deuteron::Machine;
 
-use crate::stored_file;
+use crate::stored_file::{self, BadFile};
 
-/// A stored machine file that cannot be used.
-#[derive(Debug)]
-pub struct BadMachineFile {
-    path: PathBuf,
-    problem: Problem,
-}
-
-#[derive(Debug)]
-enum Problem {
-    Unreadable(std::io::Error),
-    Malformed(MachineError),
-    Kind { expected: &'static str, got: &'static str },
-}
-
-impl fmt::Display for BadMachineFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.path.display())?;
-        match &self.problem {
-            Problem::Unreadable(error) => write!(f, "{error}")?,
-            Problem::Malformed(error) => write!(f, "{error}")?,
-            Problem::Kind { expected, got } => write!(f, "expected a machine of kind {expected}, got {got}")?,
-        }
-        write!(f, "; delete the file, or run `deuteron doctor --calibrate` again")
-    }
-}
-
-impl std::error::Error for BadMachineFile {}
+const REMEDY: &str = "delete the file, or run `deuteron doctor --calibrate` again";
 
 /// Where the file of a machine is: `$XDG_CONFIG_HOME/deuteron/machines/NAME.toml`, or under `~/.config`. None without a home.
 pub fn path(name: &str) -> Option<PathBuf> {
@@ -56,42 +29,38 @@ pub fn store(machine: &Machine) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn read(path: &Path, kind: &'static str) -> Result<Option<Machine>, BadMachineFile> {
-    let bad = |problem: Problem| BadMachineFile { path: path.to_path_buf(), problem };
-    let text = stored_file::read(path).map_err(|error| bad(Problem::Unreadable(error)))?;
-    let Some(text) = text else { return Ok(None) };
-    let machine = Machine::parse(&text).map_err(|error| bad(Problem::Malformed(error)))?;
-    match machine.kind.name() {
-        got if got == kind => Ok(Some(machine)),
-        got => Err(bad(Problem::Kind { expected: kind, got })),
-    }
+fn read(path: &Path, kind: &str) -> Result<Option<Machine>, BadFile> {
+    stored_file::parsed(path, REMEDY, |text| {
+        let machine = Machine::parse(text).map_err(|error| error.to_string())?;
+        match machine.kind.name() {
+            got if got == kind => Ok(machine),
+            got => Err(format!("expected a machine of kind {kind}, got {got}")),
+        }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stored_file::test_folder;
+    use deuteron_testkit::Scratch;
 
     #[test]
     fn a_machine_is_read_as_it_was_stored() {
-        let folder = test_folder("machine-file");
+        let folder = Scratch::make();
         let path = folder.join("machines").join("cpu.toml");
         assert!(read(&path, "cpu").unwrap().is_none());
         stored_file::write(&path, &Machine::cpu().to_string()).unwrap();
         assert_eq!(read(&path, "cpu").unwrap(), Some(Machine::cpu()));
-        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn a_bad_file_says_what_to_do() {
-        let folder = test_folder("bad-machine-file");
+        let folder = Scratch::make();
         let path = folder.join("cpu.toml");
-        std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(&path, "name = 3").unwrap();
         let message = read(&path, "cpu").unwrap_err().to_string();
         assert!(message.contains("cpu.toml") && message.contains("doctor --calibrate"), "{message}");
         std::fs::write(&path, Machine::profile("h200").unwrap().to_string()).unwrap();
         assert!(read(&path, "cpu").unwrap_err().to_string().contains("kind cpu"));
-        std::fs::remove_dir_all(folder).unwrap();
     }
 }

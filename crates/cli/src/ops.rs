@@ -39,14 +39,12 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
             dtypes: Dtype::FLOATS.iter().map(|dtype| dtype.name()).collect(),
         })
         .collect();
-    if arguments.json {
-        show::json(&rows)?;
-        return Ok(Outcome::Good);
-    }
-    let lines = rows.iter().map(|row| {
-        let backward = if row.backward { "yes" } else { "no" };
-        vec![row.name.into(), row.formula.into(), backward.into(), row.dtypes.join(" ")]
-    });
-    println!("{}", show::table(&["op", "computes", "backward", "dtypes"], lines.collect(), 9));
+    show::report(&rows, arguments.json, |rows| {
+        let lines = rows.iter().map(|row| {
+            let backward = if row.backward { "yes" } else { "no" };
+            vec![row.name.into(), row.formula.into(), backward.into(), row.dtypes.join(" ")]
+        });
+        println!("{}", show::table(&["op", "computes", "backward", "dtypes"], lines.collect(), 9));
+    })?;
     Ok(Outcome::Good)
 }

@@ -27,6 +27,54 @@ pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A report as JSON if that is wanted, and else in words.
+pub fn report<T: Serialize>(report: &T, as_json: bool, print: impl FnOnce(&T)) -> anyhow::Result<()> {
+    if as_json {
+        return json(report);
+    }
+    print(report);
+    Ok(())
+}
+
+/// Does something for each case, with a bar that shows the case's name.
+pub fn each<C, R>(
+    cases: &[C],
+    name: impl Fn(&C) -> &'static str,
+    mut work: impl FnMut(&C) -> anyhow::Result<R>,
+) -> anyhow::Result<Vec<R>> {
+    let bar = progress(Some(cases.len() as u64));
+    let done = cases.iter().map(|case| {
+        bar.set_message(name(case));
+        let result = work(case);
+        bar.inc(1);
+        result
+    });
+    let results = done.collect();
+    bar.finish_and_clear();
+    results
+}
+
+/// Does something that tells how many of all its steps are done, with a bar.
+pub fn counted<R>(message: &'static str, work: impl FnOnce(&mut dyn FnMut(usize, usize)) -> R) -> R {
+    let bar = progress(Some(1));
+    bar.set_message(message);
+    let result = work(&mut |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    result
+}
+
+/// Does something of unknown length, with a spinner.
+pub fn spinning<R>(message: &'static str, work: impl FnOnce() -> R) -> R {
+    let bar = progress(None);
+    bar.set_message(message);
+    let result = work();
+    bar.finish_and_clear();
+    result
+}
+
 /// A bar of `length` steps, or a spinner if there is no length. Hidden unless standard error is a terminal.
 pub fn progress(length: Option<u64>) -> ProgressBar {
     if !std::io::stderr().is_terminal() {

@@ -1,7 +1,7 @@
 //! Files that commands leave for this user: where they are, read with care, complete or not there.
 
 use std::fs::{DirBuilder, File};
-use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::io::{self, Error, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Our files have some KB; one that is longer than this is none of ours.
@@ -20,8 +20,33 @@ fn file_name(name: &str) -> String {
     name.chars().map(plain).collect()
 }
 
+/// A file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}; {remedy}", path.display())]
+pub struct BadFile {
+    path: PathBuf,
+    problem: String,
+    remedy: &'static str,
+}
+
+impl BadFile {
+    pub fn new(path: &Path, problem: impl ToString, remedy: &'static str) -> BadFile {
+        BadFile { path: path.to_path_buf(), problem: problem.to_string(), remedy }
+    }
+}
+
+/// What a file means, if there is one.
+pub fn parsed<T, E: ToString>(
+    path: &Path,
+    remedy: &'static str,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>, BadFile> {
+    let text = read(path).map_err(|error| BadFile::new(path, error, remedy))?;
+    text.map(|text| parse(&text).map_err(|error| BadFile::new(path, error, remedy))).transpose()
+}
+
 /// What a file holds, if there is one.
-pub fn read(path: &Path) -> Result<Option<String>> {
+pub fn read(path: &Path) -> io::Result<Option<String>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -36,7 +61,7 @@ pub fn read(path: &Path) -> Result<Option<String>> {
 }
 
 /// Stores a text. The file is complete or as it was: the text is written under another name first.
-pub fn write(path: &Path, text: &str) -> Result<()> {
+pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     private_folders().create(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -62,19 +87,14 @@ fn private_folders() -> DirBuilder {
     builder
 }
 
-/// A folder for a test, which takes it away at its end.
-#[cfg(test)]
-pub fn test_folder(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("deuteron-{name}-{}", std::process::id()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use deuteron_testkit::Scratch;
 
     #[test]
     fn a_text_is_read_as_it_was_stored() {
-        let folder = test_folder("stored-file");
+        let folder = Scratch::make();
         let path = folder.join("within").join("name.txt");
         assert!(read(&path).unwrap().is_none());
         for text in ["first", "", "second\n"] {
@@ -86,7 +106,6 @@ mod tests {
         std::fs::write(&path, "x".repeat(LONGEST as usize + 1)).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("at most"));
         assert!(write(&path.join("below"), "").is_err(), "a file is no folder");
-        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! The launch shapes that `deuteron bench --tune` stores for this user, one file for each kind of GPU, and those that a
 //! user hands in.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use deuteron::cuda::{BadTuning, Tuning};
+use deuteron::cuda::Tuning;
 
-use crate::stored_file;
+use crate::stored_file::{self, BadFile};
+
+const REMEDY: &str = "or go without with `--tuning none`";
 
 /// Which measured launch shapes kernels for a GPU have.
 #[derive(Args)]
@@ -36,7 +37,7 @@ impl TuningArguments {
             Some("none") => Ok(Choice::none()),
             Some(file) => {
                 let path = Path::new(file);
-                let missing = || BadTuningFile { path: path.to_path_buf(), problem: Problem::Missing };
+                let missing = || BadFile::new(path, "expected a file of launch shapes, got none", REMEDY);
                 Ok(Choice::Frozen(read(path)?.ok_or_else(missing)?))
             }
         }
@@ -79,42 +80,12 @@ impl Choice {
     }
 }
 
-/// A file of launch shapes that cannot be used.
-#[derive(Debug)]
-pub struct BadTuningFile {
-    path: PathBuf,
-    problem: Problem,
-}
-
-#[derive(Debug)]
-enum Problem {
-    Missing,
-    Unreadable(std::io::Error),
-    Malformed(BadTuning),
-}
-
-impl fmt::Display for BadTuningFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.path.display())?;
-        match &self.problem {
-            Problem::Missing => write!(f, "expected a file of launch shapes, got none")?,
-            Problem::Unreadable(error) => write!(f, "{error}")?,
-            Problem::Malformed(error) => write!(f, "{error}")?,
-        }
-        write!(f, "; or go without with `--tuning none`")
-    }
-}
-
-impl std::error::Error for BadTuningFile {}
-
 fn path(name: &str) -> Option<PathBuf> {
     stored_file::path("tuning", name, "txt")
 }
 
-fn read(path: &Path) -> Result<Option<Tuning>, BadTuningFile> {
-    let bad = |problem: Problem| BadTuningFile { path: path.to_path_buf(), problem };
-    let text = stored_file::read(path).map_err(|error| bad(Problem::Unreadable(error)))?;
-    text.map(|text| text.parse().map_err(|error| bad(Problem::Malformed(error)))).transpose()
+fn read(path: &Path) -> Result<Option<Tuning>, BadFile> {
+    stored_file::parsed(path, REMEDY, str::parse)
 }
 
 fn add(path: &Path, newer: Tuning) -> Result<()> {
@@ -126,7 +97,7 @@ fn add(path: &Path, newer: Tuning) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stored_file::test_folder;
+    use deuteron_testkit::Scratch;
 
     /// Entries with launch shapes that differ by their threads.
     fn tuning(entries: &[(&str, usize)]) -> Tuning {
@@ -147,7 +118,7 @@ mod tests {
 
     #[test]
     fn new_launch_shapes_join_the_stored_ones() {
-        let folder = test_folder("tuning-file");
+        let folder = Scratch::make();
         let path = folder.join("tuning").join("h200.txt");
         assert!(read(&path).unwrap().is_none());
         add(&path, tuning(&[("a", 0), ("b", 0)])).unwrap();
@@ -155,12 +126,11 @@ mod tests {
         let stored = read(&path).unwrap().unwrap();
         assert_eq!(text(&stored), text(&tuning(&[("a", 0), ("b", 1), ("c", 1)])));
         assert_ne!(text(&stored), text(&tuning(&[("a", 0), ("b", 0), ("c", 1)])));
-        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn a_frozen_file_is_not_written() {
-        let folder = test_folder("frozen-tuning-file");
+        let folder = Scratch::make();
         let path = folder.join("frozen.txt");
         stored_file::write(&path, &text(&tuning(&[("a", 0)]))).unwrap();
         for tuning_words in [path.to_str().unwrap(), "none"] {
@@ -169,19 +139,18 @@ mod tests {
             assert_eq!(choice.keep("h200", tuning(&[("b", 1)])).unwrap(), None);
         }
         assert_eq!(text(&read(&path).unwrap().unwrap()), text(&tuning(&[("a", 0)])));
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(&*folder).unwrap().count(), 1);
         assert_eq!(TuningArguments { tuning: None }.choice().unwrap(), Choice::Stored);
-        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn a_bad_file_says_what_to_do_and_stays_as_it_is() {
-        let folder = test_folder("bad-tuning-file");
+        let folder = Scratch::make();
         let path = folder.join("h200.txt");
         stored_file::write(&path, "k policy=fast\n").unwrap();
         let arguments = TuningArguments { tuning: path.to_str().map(String::from) };
         for message in [arguments.choice().unwrap_err(), add(&path, tuning(&[("a", 0)])).unwrap_err()] {
-            assert!(message.is::<BadTuningFile>());
+            assert!(message.is::<BadFile>());
             let message = message.to_string();
             for word in ["h200.txt", "line 1", "delete the line", "--tuning none"] {
                 assert!(message.contains(word), "{message}");
@@ -190,6 +159,5 @@ mod tests {
         assert_eq!(stored_file::read(&path).unwrap().as_deref(), Some("k policy=fast\n"));
         let missing = TuningArguments { tuning: Some("missing.txt".into()) }.choice().unwrap_err();
         assert!(missing.to_string().starts_with("missing.txt: expected a file"), "{missing}");
-        std::fs::remove_dir_all(folder).unwrap();
     }
 }

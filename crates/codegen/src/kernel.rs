@@ -177,6 +177,16 @@ pub fn offered<'a>(work: impl Fn() -> Work + 'a, kernel: impl FnOnce() -> Kernel
     Some(Box::new(Offered { work, kernel }))
 }
 
+/// An offer of what a group is lowered to, which is done when it is asked for.
+pub fn offered_lowered<'a, L: 'a>(
+    lower: impl Fn() -> L + Clone + 'a,
+    work: impl Fn(L) -> Work + 'a,
+    kernel: impl FnOnce(L) -> Kernel + 'a,
+) -> Option<Box<dyn Offer + 'a>> {
+    let again = lower.clone();
+    offered(move || work(lower()), move || kernel(again()))
+}
+
 struct Offered<W, K> {
     work: W,
     kernel: K,

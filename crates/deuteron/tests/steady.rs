@@ -65,6 +65,23 @@ fn the_second_run_allocates_nothing_and_costs_little() {
     overhead(&engine);
 }
 
+fn allocates_nothing(what: &str, run: impl FnOnce()) {
+    let before = ALLOCATIONS.load(Ordering::SeqCst);
+    run();
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before, "{what}");
+}
+
+/// A graph that is one kernel.
+fn one_kernel(engine: &Engine, text: &str, strategy: Strategy) {
+    let graph: Graph = text.parse().unwrap();
+    let tensors = seed::inputs(&graph, 1).unwrap();
+    let inputs: Vec<&Tensor> = tensors.iter().collect();
+    let mut session = Session::new(engine, &graph, strategy).unwrap();
+    assert_eq!(session.plan().groups.len(), 1, "{text}");
+    session.run(&inputs).unwrap();
+    allocates_nothing(text, || session.run(&inputs).map(drop).unwrap());
+}
+
 /// Tiles of queries, and one query whose keys are split.
 fn attention(engine: &Engine) {
     for queries in [1, 130] {
@@ -72,15 +89,7 @@ fn attention(engine: &Engine) {
             "q = input bf16[2,{queries},64] ; k = input bf16[2,700,64] ; v = input bf16[2,700,64] ; seed = input i32[]
 a = attention q k v seed mask=causal p=0.1 ; out a"
         );
-        let graph: Graph = text.parse().unwrap();
-        let tensors = seed::inputs(&graph, 1).unwrap();
-        let inputs: Vec<&Tensor> = tensors.iter().collect();
-        let mut session = Session::new(engine, &graph, Strategy::Unfused).unwrap();
-        assert_eq!(session.plan().groups.len(), 1);
-        session.run(&inputs).unwrap();
-        let before = ALLOCATIONS.load(Ordering::SeqCst);
-        session.run(&inputs).unwrap();
-        assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before, "{queries} queries");
+        one_kernel(engine, &text, Strategy::Unfused);
     }
 }
 
@@ -92,15 +101,7 @@ fn block(engine: &Engine) {
 a = attention q k v mask=causal ; t = transpose a [1,0,2] ; m = reshape t [{queries},128]
 l = linear m w[128,96] c[96] ; s = add l r ; y = layer_norm s g[96] b[96] ; out y ; out s"
         );
-        let graph: Graph = text.parse().unwrap();
-        let tensors = seed::inputs(&graph, 1).unwrap();
-        let inputs: Vec<&Tensor> = tensors.iter().collect();
-        let mut session = Session::new(engine, &graph, Strategy::Greedy).unwrap();
-        assert_eq!(session.plan().groups.len(), 1);
-        session.run(&inputs).unwrap();
-        let before = ALLOCATIONS.load(Ordering::SeqCst);
-        session.run(&inputs).unwrap();
-        assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before, "{queries} queries");
+        one_kernel(engine, &text, Strategy::Greedy);
     }
 }
 
@@ -117,10 +118,10 @@ vs = slice y axis=0 start=1 length=1 ; v = reshape vs [3,2,700,64] ; a = attenti
         Session::new(engine, &graph, SessionOptions::from(Strategy::Unfused).states(&graph.inputs()[..1])).unwrap();
     assert_eq!(session.plan().groups.len(), 2);
     session.run_with(&inputs, &mut states).unwrap();
-    let before = ALLOCATIONS.load(Ordering::SeqCst);
-    session.run_with(&inputs, &mut states).unwrap();
-    session.run_timed_with(&inputs, &mut states).unwrap();
-    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before);
+    allocates_nothing(text, || {
+        session.run_with(&inputs, &mut states).unwrap();
+        session.run_timed_with(&inputs, &mut states).unwrap();
+    });
 }
 
 /// States that are updated in place, and by a copy.
@@ -137,10 +138,10 @@ s = mul g 0.1 ; y = sub w s ; z = softmax q ; out y z";
     let mut session = Session::new(engine, &graph, options).unwrap();
     assert_eq!(session.kernels().len(), session.plan().groups.len() + 1);
     session.run_with(&inputs, &mut states).unwrap();
-    let before = ALLOCATIONS.load(Ordering::SeqCst);
-    session.run_with(&inputs, &mut states).unwrap();
-    session.run_timed_with(&inputs, &mut states).unwrap();
-    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before);
+    allocates_nothing(text, || {
+        session.run_with(&inputs, &mut states).unwrap();
+        session.run_timed_with(&inputs, &mut states).unwrap();
+    });
 }
 
 /// The best of many runs of a one-kernel graph, and of its kernel alone.

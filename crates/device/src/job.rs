@@ -35,11 +35,6 @@ pub struct CompiledKernel {
 }
 
 impl CompiledKernel {
-    /// A kernel that needs no compiler.
-    pub(crate) fn new(source: Source) -> CompiledKernel {
-        CompiledKernel { source, module: None }
-    }
-
     /// What the compiler said of each of its functions: registers, spills, memory. Empty where there was no compiler.
     pub fn usage(&self) -> &[EntryUsage] {
         self.module.as_ref().map_or(&[], Module::entries)

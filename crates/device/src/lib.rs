@@ -10,6 +10,7 @@ pub mod cuda;
 mod device;
 mod error;
 mod job;
+mod kept;
 mod memory;
 
 pub use buffer::Buffer;

@@ -2,19 +2,22 @@
 
 use crate::activation::{Activation, Gelu};
 use crate::dtype::Dtype;
+use crate::named;
 
-/// What a softmax or attention leaves out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mask {
-    /// Nothing.
-    Full,
-    /// Columns beyond the row's position, counted from the end: query `i` of `m` sees key `j` of `n` iff `j <= i + n - m`.
-    Causal,
-    /// An operand that is added to the scores.
-    Additive,
-    /// Keys after the query's own place, an operand `i32[batch]` giving each sequence's first place: query `i` of sequence
-    /// `b` sees key `j` iff `j <= positions[b] + i`.
-    Cached,
+named! {
+    /// What a softmax or attention leaves out.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum Mask {
+        /// Nothing.
+        Full = "full",
+        /// Columns beyond the row's position, counted from the end: query `i` of `m` sees key `j` of `n` iff `j <= i + n - m`.
+        Causal = "causal",
+        /// An operand that is added to the scores.
+        Additive = "additive",
+        /// Keys after the query's own place, an operand `i32[batch]` giving each sequence's first place: query `i` of sequence
+        /// `b` sees key `j` iff `j <= positions[b] + i`.
+        Cached = "cached",
+    }
 }
 
 impl Mask {
@@ -71,27 +74,12 @@ pub enum Composite {
 /// Every composite and its word in the text form and in reports.
 macro_rules! kinds {
     (activations { $($activation:ident $word:literal,)* } others { $($own:ident $name:literal,)* }) => {
-        /// Which composite: a [`Composite`] without its attributes.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum CompositeKind {
-            $(#[doc = $word] $activation,)*
-            $(#[doc = $name] $own,)*
-        }
-
-        impl CompositeKind {
-            const ALL: &[CompositeKind] = &[$(CompositeKind::$activation,)* $(CompositeKind::$own),*];
-
-            /// The word of the text form and of the reports.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(CompositeKind::$activation => $word,)*
-                    $(CompositeKind::$own => $name,)*
-                }
-            }
-
-            /// The composite of a word.
-            pub fn find(name: &str) -> Option<CompositeKind> {
-                CompositeKind::ALL.iter().copied().find(|kind| kind.name() == name)
+        named! {
+            /// Which composite: a [`Composite`] without its attributes.
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+            pub enum CompositeKind {
+                $(#[doc = $word] $activation = $word,)*
+                $(#[doc = $name] $own = $name,)*
             }
         }
 

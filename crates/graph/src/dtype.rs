@@ -1,32 +1,31 @@
 //! Element types: what a tensor stores, never what a kernel accumulates in.
 
-use std::fmt;
 use std::str::FromStr;
 
-/// The storage type of a tensor's elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Dtype {
-    /// 32-bit IEEE float.
-    F32,
-    /// 16-bit IEEE float: 5 exponent bits, 10 fraction bits.
-    F16,
-    /// The upper half of an `f32`: 8 exponent bits, 7 fraction bits.
-    Bf16,
-    /// Signed byte, the storage of quantised rows.
-    I8,
-    /// 8-bit float, 4 exponent bits, 3 fraction bits, no infinity. Stores only.
-    F8e4m3,
-    /// Indices: tokens, positions, seeds.
-    I32,
-    /// One byte, 0 or 1.
-    Bool,
+use crate::named;
+
+named! {
+    /// The storage type of a tensor's elements.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Dtype {
+        /// 32-bit IEEE float.
+        F32 = "f32",
+        /// 16-bit IEEE float: 5 exponent bits, 10 fraction bits.
+        F16 = "f16",
+        /// The upper half of an `f32`: 8 exponent bits, 7 fraction bits.
+        Bf16 = "bf16",
+        /// Signed byte, the storage of quantised rows.
+        I8 = "i8",
+        /// 8-bit float, 4 exponent bits, 3 fraction bits, no infinity. Stores only.
+        F8e4m3 = "f8e4m3",
+        /// Indices: tokens, positions, seeds.
+        I32 = "i32",
+        /// One byte, 0 or 1.
+        Bool = "bool",
+    }
 }
 
 impl Dtype {
-    /// Every dtype, in the order of the enum.
-    pub const ALL: [Dtype; 7] =
-        [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::I8, Dtype::F8e4m3, Dtype::I32, Dtype::Bool];
-
     /// The dtypes that arithmetic works on.
     pub const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
@@ -57,31 +56,12 @@ impl Dtype {
             Dtype::I8 | Dtype::I32 | Dtype::Bool => 1.0,
         }
     }
-
-    /// The name in the text form, in JSON and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Dtype::F32 => "f32",
-            Dtype::F16 => "f16",
-            Dtype::Bf16 => "bf16",
-            Dtype::I8 => "i8",
-            Dtype::F8e4m3 => "f8e4m3",
-            Dtype::I32 => "i32",
-            Dtype::Bool => "bool",
-        }
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
 }
 
 impl FromStr for Dtype {
     type Err = UnknownDtype;
     fn from_str(text: &str) -> Result<Self, UnknownDtype> {
-        Dtype::ALL.into_iter().find(|d| d.name() == text).ok_or_else(|| UnknownDtype(text.to_string()))
+        Dtype::find(text).ok_or_else(|| UnknownDtype(text.to_string()))
     }
 }
 

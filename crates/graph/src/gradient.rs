@@ -14,7 +14,7 @@ use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::graph::{Callee, Graph};
 use crate::node::NodeId;
-use crate::op::{BinaryOp, Op, ReduceOp, UnaryOp, View};
+use crate::op::{Op, ReduceOp};
 use crate::shape::Shape;
 
 type Value = Result<NodeId, GraphError>;
@@ -168,11 +168,7 @@ impl Reverse {
         for &input in wrt {
             let gradient = match self.totals.get(&input) {
                 Some(&gradient) => gradient,
-                None => {
-                    let node = self.graph.node(input);
-                    let (shape, dtype) = (node.shape.clone(), node.dtype);
-                    self.zeros(&shape, dtype)?
-                }
+                None => self.zeros_like(input)?,
             };
             let mut name = format!("d_{}", self.graph.label(input).replace('%', "node"));
             while self.graph.outputs().iter().any(|output| output.name == name) {
@@ -201,7 +197,7 @@ impl Reverse {
         }
         let mut total = whole[0];
         for &gradient in &whole[1..] {
-            total = self.binary(BinaryOp::Add, total, gradient)?;
+            total = self.graph.add(total, gradient)?;
         }
         self.totals.insert(id, total);
         Ok(total)
@@ -229,7 +225,7 @@ impl Reverse {
         if end < shape[axis] {
             parts.push(self.gap(&shape, dtype, axis, shape[axis] - end)?);
         }
-        if parts.len() == 1 { Ok(parts[0]) } else { self.graph.push(Op::Concat { axis }, &parts) }
+        if parts.len() == 1 { Ok(parts[0]) } else { self.graph.concat(&parts, axis) }
     }
 
     fn gap(&mut self, shape: &Shape, dtype: Dtype, axis: usize, length: usize) -> Value {
@@ -266,7 +262,7 @@ impl Reverse {
         let mut dims = from.to_vec();
         let last = from.rank() - 1;
         if repeats(last) {
-            g = self.graph.push(Op::RowReduce(ReduceOp::Sum), &[g])?;
+            g = self.graph.reduce(ReduceOp::Sum, g)?;
             dims[last] = 1;
         }
         let summed: Vec<usize> = (0..last).filter(|&axis| repeats(axis)).collect();
@@ -274,12 +270,12 @@ impl Reverse {
             let kept: Vec<usize> = (0..=last).filter(|axis| !summed.contains(axis)).collect();
             let order: Vec<usize> = summed.iter().chain(&kept).copied().collect();
             if !order.iter().enumerate().all(|(position, &axis)| position == axis) {
-                g = self.graph.push(Op::View(View::Transpose(order)), &[g])?;
+                g = self.graph.transpose(g, &order)?;
             }
             let rows: usize = summed.iter().map(|&axis| dims[axis]).product();
             let cols: usize = kept.iter().map(|&axis| dims[axis]).product();
-            g = self.graph.push(Op::View(View::Reshape(Shape::from([rows, cols]))), &[g])?;
-            g = self.graph.push(Op::ColumnSum, &[g])?;
+            g = self.graph.reshape(g, Shape::from([rows, cols]))?;
+            g = self.graph.column_sum(g)?;
         }
         self.reshape_like(g, x)
     }
@@ -325,7 +321,7 @@ impl Reverse {
         if self.graph.node(g).shape == shape {
             return Ok(g);
         }
-        self.graph.push(Op::View(View::Broadcast(shape)), &[g])
+        self.graph.broadcast(g, shape)
     }
 
     fn reshape_like(&mut self, g: NodeId, x: NodeId) -> Value {
@@ -333,24 +329,22 @@ impl Reverse {
         if self.graph.node(g).shape == shape {
             return Ok(g);
         }
-        self.graph.push(Op::View(View::Reshape(shape)), &[g])
-    }
-
-    fn unary(&mut self, op: UnaryOp, x: NodeId) -> Value {
-        self.graph.push(Op::Unary(op), &[x])
-    }
-
-    fn binary(&mut self, op: BinaryOp, a: NodeId, b: NodeId) -> Value {
-        self.graph.push(Op::Binary(op), &[a, b])
+        self.graph.reshape(g, shape)
     }
 
     fn constant_like(&mut self, value: f64, x: NodeId) -> Value {
         let dtype = self.graph.node(x).dtype;
-        self.graph.push(Op::Const { value, dtype }, &[])
+        self.graph.constant(value, dtype)
+    }
+
+    fn zeros_like(&mut self, x: NodeId) -> Value {
+        let node = self.graph.node(x);
+        let (shape, dtype) = (node.shape.clone(), node.dtype);
+        self.zeros(&shape, dtype)
     }
 
     fn zeros(&mut self, shape: &Shape, dtype: Dtype) -> Value {
-        let zero = self.graph.push(Op::Const { value: 0.0, dtype }, &[])?;
-        self.graph.push(Op::View(View::Broadcast(shape.clone())), &[zero])
+        let zero = self.graph.constant(0.0, dtype)?;
+        self.graph.broadcast(zero, shape.clone())
     }
 }

@@ -283,28 +283,9 @@ impl Graph {
         inputs: &[NodeId],
         expand: impl FnOnce(&mut Graph) -> Result<Vec<NodeId>, GraphError>,
     ) -> Result<Vec<NodeId>, GraphError> {
-        let start = self.nodes.len();
-        self.open = Some(Open { start, part: 0 });
-        let outputs = expand(self);
-        self.open = None;
-        match outputs {
-            Ok(outputs) => {
-                let end = self.nodes.len();
-                let call = Call {
-                    callee: Callee::Composite(composite),
-                    inputs: inputs.to_vec(),
-                    outputs: outputs.clone(),
-                    start,
-                    end,
-                };
-                self.calls.push(call);
-                Ok(outputs)
-            }
-            Err(error) => {
-                self.nodes.truncate(start);
-                Err(error)
-            }
-        }
+        let outputs = self.open_for(expand)?;
+        self.close_call(Callee::Composite(composite), inputs.to_vec(), outputs.clone());
+        Ok(outputs)
     }
 
     /// Builds a block: the nodes that `build` pushes become one call. On an error nothing is left of it.
@@ -313,20 +294,19 @@ impl Graph {
         block: Block,
         build: impl FnOnce(&mut Graph) -> Result<Vec<NodeId>, GraphError>,
     ) -> Result<Vec<NodeId>, GraphError> {
+        let results = self.open_for(build)?;
+        self.close_block(block);
+        Ok(results)
+    }
+
+    /// Opens a call for what `build` pushes. On an error it is closed, and nothing is left of it.
+    fn open_for<T>(&mut self, build: impl FnOnce(&mut Graph) -> Result<T, GraphError>) -> Result<T, GraphError> {
         let start = self.nodes.len();
         self.open_block();
-        let built = build(self);
-        match built {
-            Ok(results) => {
-                self.close_block(block);
-                Ok(results)
-            }
-            Err(error) => {
-                self.open = None;
-                self.nodes.truncate(start);
-                Err(error)
-            }
-        }
+        build(self).inspect_err(|_| {
+            self.open = None;
+            self.nodes.truncate(start);
+        })
     }
 
     /// Opens a block: nodes pushed until [`Graph::close_block`] are one call.

@@ -16,6 +16,7 @@ mod extract;
 mod gradient;
 mod graph;
 mod infer;
+mod named;
 mod node;
 mod op;
 mod recompute;

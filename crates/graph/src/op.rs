@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::dtype::Dtype;
+use crate::named;
 use crate::shape::Shape;
 
 /// What a graph input is for. Reports and loaders use it; kernels do not.
@@ -14,80 +15,88 @@ pub enum InputKind {
     Weight,
 }
 
-/// Functions of one value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum UnaryOp {
-    /// `-x`
-    Neg,
-    /// `|x|`
-    Abs,
-    /// `e^x`
-    Exp,
-    /// natural logarithm
-    Log,
-    /// square root
-    Sqrt,
-    /// `1 / sqrt(x)`
-    Rsqrt,
-    /// `1 / x`
-    Reciprocal,
-    /// hyperbolic tangent
-    Tanh,
-    /// the error function
-    Erf,
-    /// `1 / (1 + e^-x)`
-    Sigmoid,
-    /// to the nearest integer, ties to even
-    Round,
+named! {
+    /// Functions of one value.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum UnaryOp {
+        /// `-x`
+        Neg = "neg",
+        /// `|x|`
+        Abs = "abs",
+        /// `e^x`
+        Exp = "exp",
+        /// natural logarithm
+        Log = "log",
+        /// square root
+        Sqrt = "sqrt",
+        /// `1 / sqrt(x)`
+        Rsqrt = "rsqrt",
+        /// `1 / x`
+        Reciprocal = "reciprocal",
+        /// hyperbolic tangent
+        Tanh = "tanh",
+        /// the error function
+        Erf = "erf",
+        /// `1 / (1 + e^-x)`
+        Sigmoid = "sigmoid",
+        /// to the nearest integer, ties to even
+        Round = "round",
+    }
 }
 
-/// Functions of two values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum BinaryOp {
-    /// `a + b`
-    Add,
-    /// `a - b`
-    Sub,
-    /// `a * b`
-    Mul,
-    /// `a / b`
-    Div,
-    /// the larger; NaN if either is NaN
-    Max,
-    /// the smaller; NaN if either is NaN
-    Min,
+named! {
+    /// Functions of two values.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum BinaryOp {
+        /// `a + b`
+        Add = "add",
+        /// `a - b`
+        Sub = "sub",
+        /// `a * b`
+        Mul = "mul",
+        /// `a / b`
+        Div = "div",
+        /// the larger; NaN if either is NaN
+        Max = "max",
+        /// the smaller; NaN if either is NaN
+        Min = "min",
+    }
 }
 
-/// Comparisons; all false when an operand is NaN, except `Ne`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CompareOp {
-    /// `a < b`
-    Lt,
-    /// `a <= b`
-    Le,
-    /// `a == b`
-    Eq,
-    /// `a != b`
-    Ne,
-    /// `a > b`
-    Gt,
-    /// `a >= b`
-    Ge,
+named! {
+    /// Comparisons; all false when an operand is NaN, except `Ne`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum CompareOp {
+        /// `a < b`
+        Lt = "lt",
+        /// `a <= b`
+        Le = "le",
+        /// `a == b`
+        Eq = "eq",
+        /// `a != b`
+        Ne = "ne",
+        /// `a > b`
+        Gt = "gt",
+        /// `a >= b`
+        Ge = "ge",
+    }
 }
 
-/// Reductions over the last axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ReduceOp {
-    /// sum of the row
-    Sum,
-    /// sum of the row over its length
-    Mean,
-    /// largest value; NaN if any is NaN
-    Max,
-    /// largest magnitude; NaN if any is NaN
-    AbsMax,
-    /// index of the first largest value, `i32`; of the first NaN if there is one
-    ArgMax,
+named! {
+    /// Reductions over the last axis.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum ReduceOp {
+        /// sum of the row
+        Sum = "row_sum",
+        /// sum of the row over its length
+        Mean = "row_mean",
+        /// largest value; NaN if any is NaN
+        Max = "row_max",
+        /// largest magnitude; NaN if any is NaN
+        AbsMax = "row_absmax",
+        /// index of the first largest value, `i32`; of the first NaN if there is one
+        ArgMax = "row_argmax",
+    }
 }
 
 /// A change of index: no arithmetic, and no memory traffic unless a reader cannot follow it.
@@ -219,87 +228,36 @@ pub fn keep_threshold(drop: f64) -> u32 {
 }
 
 impl UnaryOp {
-    /// All of them.
-    pub const ALL: [UnaryOp; 11] = [
-        UnaryOp::Neg,
-        UnaryOp::Abs,
-        UnaryOp::Exp,
-        UnaryOp::Log,
-        UnaryOp::Sqrt,
-        UnaryOp::Rsqrt,
-        UnaryOp::Reciprocal,
-        UnaryOp::Tanh,
-        UnaryOp::Erf,
-        UnaryOp::Sigmoid,
-        UnaryOp::Round,
-    ];
-
-    /// The word of the text form.
-    pub fn name(self) -> &'static str {
+    /// Its value in `f64`.
+    #[inline(always)]
+    pub fn apply(self, x: f64) -> f64 {
         match self {
-            UnaryOp::Neg => "neg",
-            UnaryOp::Abs => "abs",
-            UnaryOp::Exp => "exp",
-            UnaryOp::Log => "log",
-            UnaryOp::Sqrt => "sqrt",
-            UnaryOp::Rsqrt => "rsqrt",
-            UnaryOp::Reciprocal => "reciprocal",
-            UnaryOp::Tanh => "tanh",
-            UnaryOp::Erf => "erf",
-            UnaryOp::Sigmoid => "sigmoid",
-            UnaryOp::Round => "round",
-        }
-    }
-}
-
-impl BinaryOp {
-    /// All of them.
-    pub const ALL: [BinaryOp; 6] =
-        [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div, BinaryOp::Max, BinaryOp::Min];
-
-    /// The word of the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            BinaryOp::Add => "add",
-            BinaryOp::Sub => "sub",
-            BinaryOp::Mul => "mul",
-            BinaryOp::Div => "div",
-            BinaryOp::Max => "max",
-            BinaryOp::Min => "min",
+            UnaryOp::Neg => -x,
+            UnaryOp::Abs => x.abs(),
+            UnaryOp::Exp => x.exp(),
+            UnaryOp::Log => x.ln(),
+            UnaryOp::Sqrt => x.sqrt(),
+            UnaryOp::Rsqrt => 1.0 / x.sqrt(),
+            UnaryOp::Reciprocal => 1.0 / x,
+            UnaryOp::Tanh => x.tanh(),
+            UnaryOp::Erf => libm::erf(x),
+            UnaryOp::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            UnaryOp::Round => x.round_ties_even(),
         }
     }
 }
 
 impl CompareOp {
-    /// All of them.
-    pub const ALL: [CompareOp; 6] =
-        [CompareOp::Lt, CompareOp::Le, CompareOp::Eq, CompareOp::Ne, CompareOp::Gt, CompareOp::Ge];
-
-    /// The word of the text form.
-    pub fn name(self) -> &'static str {
+    /// Whether it holds.
+    #[inline(always)]
+    pub fn holds(self, a: f64, b: f64) -> bool {
         match self {
-            CompareOp::Lt => "lt",
-            CompareOp::Le => "le",
-            CompareOp::Eq => "eq",
-            CompareOp::Ne => "ne",
-            CompareOp::Gt => "gt",
-            CompareOp::Ge => "ge",
-        }
-    }
-}
-
-impl ReduceOp {
-    /// All of them.
-    pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::AbsMax, ReduceOp::ArgMax];
-
-    /// The word of the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            ReduceOp::Sum => "row_sum",
-            ReduceOp::Mean => "row_mean",
-            ReduceOp::Max => "row_max",
-            ReduceOp::AbsMax => "row_absmax",
-            ReduceOp::ArgMax => "row_argmax",
+            CompareOp::Lt => a < b,
+            CompareOp::Le => a <= b,
+            CompareOp::Eq => a == b,
+            CompareOp::Ne => a != b,
+            CompareOp::Gt => a > b,
+            CompareOp::Ge => a >= b,
         }
     }
 }

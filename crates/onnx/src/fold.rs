@@ -1,6 +1,6 @@
 //! Operations on known values, within limits: shape arithmetic, masks, tables of positions.
 
-use deuteron_graph::{BinaryOp, CompareOp, Shape, UnaryOp};
+use deuteron_graph::{BinaryOp, Shape, UnaryOp};
 
 use crate::constant::{Constant, Positions};
 use crate::element::Element;
@@ -63,11 +63,11 @@ impl Folder {
         match kind {
             // No constant in a model is an error function.
             Kind::Unary(UnaryOp::Erf) => None,
-            Kind::Unary(op) => map(&|x| unary(*op, x[0])),
+            Kind::Unary(op) => map(&|x| op.apply(x[0])),
             Kind::Binary(op) => map(&|x| binary(*op, x[0], x[1], from)),
             Kind::Power(exponent) => map(&|x| x[0].powf(*exponent)),
             Kind::Function(op) => map(&|x| function(*op, x)),
-            Kind::Compare(op) => map(&|x| f64::from(compare(*op, x[0], x[1]))),
+            Kind::Compare(op) => map(&|x| f64::from(op.holds(x[0], x[1]))),
             Kind::Logic(op) => map(&|x| f64::from(logic(*op, x))),
             Kind::Select => map(&|x| if x[0] != 0.0 { x[1] } else { x[2] }),
             Kind::Cast(_) => map(&|x| x[0]),
@@ -87,22 +87,6 @@ impl Folder {
             Kind::Matmul { .. } | Kind::Composite(_) | Kind::Opaque(_) | Kind::Part(_) => None,
             Kind::Input(_) | Kind::Weight(_) | Kind::Constant => None,
         }
-    }
-}
-
-fn unary(op: UnaryOp, x: f64) -> f64 {
-    match op {
-        UnaryOp::Neg => -x,
-        UnaryOp::Abs => x.abs(),
-        UnaryOp::Exp => x.exp(),
-        UnaryOp::Log => x.ln(),
-        UnaryOp::Sqrt => x.sqrt(),
-        UnaryOp::Rsqrt => 1.0 / x.sqrt(),
-        UnaryOp::Reciprocal => 1.0 / x,
-        UnaryOp::Tanh => x.tanh(),
-        UnaryOp::Erf => f64::NAN,
-        UnaryOp::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-        UnaryOp::Round => x.round_ties_even(),
     }
 }
 
@@ -133,17 +117,6 @@ fn binary(op: BinaryOp, a: f64, b: f64, element: Element) -> f64 {
         BinaryOp::Div => a / b,
         BinaryOp::Max => a.max(b),
         BinaryOp::Min => a.min(b),
-    }
-}
-
-fn compare(op: CompareOp, a: f64, b: f64) -> bool {
-    match op {
-        CompareOp::Lt => a < b,
-        CompareOp::Le => a <= b,
-        CompareOp::Eq => a == b,
-        CompareOp::Ne => a != b,
-        CompareOp::Gt => a > b,
-        CompareOp::Ge => a >= b,
     }
 }
 

@@ -171,12 +171,10 @@ impl Structure {
     /// In words.
     pub fn name(&self) -> &'static str {
         match self {
-            Structure::Row => "row",
             Structure::Chain(chain) => chain.name(),
-            Structure::ScatterAdd => "scatter_add",
-            Structure::Append => "append",
-            Structure::Copy => "copy",
-            Structure::Opaque => "opaque",
+            Structure::Row | Structure::ScatterAdd | Structure::Append | Structure::Copy | Structure::Opaque => {
+                self.kind().name()
+            }
         }
     }
 }

@@ -1,41 +1,27 @@
 //! Kinds of kernels.
 
-use std::fmt;
-
-use deuteron_graph::{Graph, NodeId, Op};
+use deuteron_graph::{Graph, NodeId, Op, named};
 
 use crate::layout::Placement;
 
-/// The kind of kernel a group is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum GroupKind {
-    /// Elementwise work, row reductions and column sums over one space.
-    Row,
-    /// Matmuls of one left operand, with prologue and epilogue.
-    Matmul,
-    /// Attention by online softmax, or its gradient.
-    Attention,
-    /// Rows added into a table.
-    ScatterAdd,
-    /// Rows written into a cache.
-    Append,
-    /// A view or a concatenation written out.
-    Copy,
-    /// Known only by its cost.
-    Opaque,
-}
-
-impl fmt::Display for GroupKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            GroupKind::Row => "row",
-            GroupKind::Matmul => "matmul",
-            GroupKind::Attention => "attention",
-            GroupKind::ScatterAdd => "scatter_add",
-            GroupKind::Append => "append",
-            GroupKind::Copy => "copy",
-            GroupKind::Opaque => "opaque",
-        })
+named! {
+    /// The kind of kernel a group is.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum GroupKind {
+        /// Elementwise work, row reductions and column sums over one space.
+        Row = "row",
+        /// Matmuls of one left operand, with prologue and epilogue.
+        Matmul = "matmul",
+        /// Attention by online softmax, or its gradient.
+        Attention = "attention",
+        /// Rows added into a table.
+        ScatterAdd = "scatter_add",
+        /// Rows written into a cache.
+        Append = "append",
+        /// A view or a concatenation written out.
+        Copy = "copy",
+        /// Known only by its cost.
+        Opaque = "opaque",
     }
 }
 

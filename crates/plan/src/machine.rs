@@ -6,49 +6,34 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use deuteron_graph::named;
 use serde::Deserialize;
 
 use crate::kind::GroupKind;
 use crate::units::{Bytes, Rate};
 
-/// The kind of a machine: which formulas price its kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MachineKind {
-    /// Cores with vector units, and the tile machine.
-    Cpu,
-    /// Multiprocessors with matrix units.
-    Gpu,
-}
-
-impl MachineKind {
-    /// The word of the data file.
-    pub fn name(self) -> &'static str {
-        match self {
-            MachineKind::Cpu => "cpu",
-            MachineKind::Gpu => "gpu",
-        }
+named! {
+    /// The kind of a machine: which formulas price its kernels.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum MachineKind {
+        /// Cores with vector units, and the tile machine.
+        Cpu = "cpu",
+        /// Multiprocessors with matrix units.
+        Gpu = "gpu",
     }
 }
 
 macro_rules! quantities {
     ($($(#[doc = $text:literal])+ $variant:ident = $name:literal,)+) => {
-        /// Every number a machine may have. The name carries the unit.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Quantity {
-            $($(#[doc = $text])+ $variant,)+
+        named! {
+            /// Every number a machine may have. The name carries the unit.
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+            pub enum Quantity {
+                $($(#[doc = $text])+ $variant = $name,)+
+            }
         }
 
         impl Quantity {
-            /// All of them.
-            pub const ALL: &[Quantity] = &[$(Quantity::$variant,)+];
-
-            /// The name in the data file.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Quantity::$variant => $name,)+
-                }
-            }
-
             /// What it is.
             pub fn about(self) -> &'static str {
                 match self {
@@ -314,15 +299,13 @@ impl Machine {
         };
         let mut numbers = base.map(|base| base.numbers).unwrap_or_default();
         for (name, number) in file.numbers {
-            let known = Quantity::ALL.iter().find(|quantity| quantity.name() == name);
-            let Some(&quantity) = known else {
-                let known: Vec<&str> = Quantity::ALL.iter().map(|quantity| quantity.name()).collect();
-                return Err(MachineError::UnknownNumber { name, known: known.join(", ") });
+            let Some(quantity) = Quantity::find(&name) else {
+                return Err(MachineError::UnknownNumber { name, known: Quantity::ALL.map(Quantity::name).join(", ") });
             };
             quantity.check(number.value)?;
             numbers.insert(quantity, number);
         }
-        for &quantity in Quantity::ALL {
+        for quantity in Quantity::ALL {
             if quantity.is_needed(kind) && !numbers.contains_key(&quantity) {
                 return Err(MachineError::Missing { name: quantity.name(), about: quantity.about() });
             }

@@ -1,22 +1,23 @@
 //! Why two groups stay apart: a closed list of codes, each with its numbers, its page and its hint.
 
-use std::fmt;
-
 use deuteron_graph::NodeId;
+use serde::Serialize;
 
 use crate::kind::GroupKind;
 use crate::space::Space;
 use crate::units::Seconds;
 
 /// Why a fusion is refused. Codes are stable.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Reason {
     /// A third group needs the first and is needed by the second.
+    #[error("another kernel stands between them, through %{}", through.index())]
     WouldFormCycle {
         /// a node on the way
         through: NodeId,
     },
     /// Rows or columns differ.
+    #[error("rows and columns differ: {producer} and {consumer}")]
     DifferentSpace {
         /// of the producer
         producer: Space,
@@ -24,11 +25,18 @@ pub enum Reason {
         consumer: Space,
     },
     /// The consumer needs a value that is complete only after the last row.
+    #[error("%{} is complete only after the last row", value.index())]
     NeedsAllRows {
         /// the value
         value: NodeId,
     },
     /// A product beside something that needs whole rows.
+    #[error(
+        "the product is {} here ({intensity:.0} flop/byte {} {ridge:.0}) and its neighbour needs whole rows: a block that owned \
+         all {cols} columns of its rows would lose the tiles that {units} live on ({rows} rows; up to {few} it is allowed)",
+        if intensity > ridge { "compute-bound" } else { "memory-bound" },
+        if intensity > ridge { ">" } else { "<=" }
+    )]
     WholeRows {
         /// flops a byte of the product
         intensity: f64,
@@ -44,11 +52,13 @@ pub enum Reason {
         units: &'static str,
     },
     /// A view between them moves elements across rows or columns.
+    #[error("%{} moves elements to other rows or columns", view.index())]
     ViewMovesData {
         /// the view
         view: NodeId,
     },
     /// Together they would read and write too many tensors.
+    #[error("together they touch {needed} tensors, {available} are allowed")]
     TooManyArguments {
         /// how many
         needed: usize,
@@ -56,6 +66,7 @@ pub enum Reason {
         available: usize,
     },
     /// A row of temporaries would not stay in the cache.
+    #[error("a row of temporaries takes {needed} bytes, {available} stay in the cache")]
     RowTooLong {
         /// bytes of one row
         needed: usize,
@@ -63,8 +74,10 @@ pub enum Reason {
         available: usize,
     },
     /// The strategy keeps calls apart.
+    #[error("this strategy keeps calls apart")]
     Strategy,
     /// Together they would be a kernel of too many primitives.
+    #[error("together they hold {needed} primitives, {available} are allowed")]
     TooManyNodes {
         /// how many
         needed: usize,
@@ -72,6 +85,7 @@ pub enum Reason {
         available: usize,
     },
     /// No skeleton holds both kinds of kernel.
+    #[error("{producer} kernels and {consumer} kernels do not share a skeleton")]
     OtherKernel {
         /// of the producer
         producer: GroupKind,
@@ -79,33 +93,40 @@ pub enum Reason {
         consumer: GroupKind,
     },
     /// Several products that share no operand.
+    #[error("{products} products that share no operand would wait for each other inside one kernel")]
     SeveralProducts {
         /// how many
         products: usize,
     },
     /// A value that only the fused kernel would know is read elsewhere.
+    #[error("%{} would be computed while an operand is loaded, and is read elsewhere too", value.index())]
     ReadElsewhere {
         /// the value
         value: NodeId,
     },
     /// The skeleton exists in the planner, and no generator for this device makes it yet.
+    #[error("no generator for this device makes a kernel of the form `{form}` yet")]
     NotOffered {
         /// the skeleton
         form: &'static str,
     },
     /// Legal, and slower than keeping them apart.
+    #[error("legal, and the best plan with it takes {extra} longer")]
     Slower {
         /// by so much
         extra: Seconds,
     },
     /// Legal and generated, and known to be slower than separate kernels for a reason that the cost model does not see.
+    #[error("separate kernels are faster: {why}")]
     Drawback {
         /// the reason
         why: &'static str,
     },
     /// Forbidden by the user.
+    #[error("forbidden by the user")]
     Forbidden,
     /// Computed again in the backward part, so that the forward part need not keep it.
+    #[error("%{} is computed again in backward so that forward need not keep it", value.index())]
     Recomputed {
         /// the copy
         value: NodeId,
@@ -142,64 +163,8 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Reason::WouldFormCycle { through } => {
-                write!(f, "another kernel stands between them, through %{}", through.index())
-            }
-            Reason::DifferentSpace { producer, consumer } => {
-                write!(f, "rows and columns differ: {producer} and {consumer}")
-            }
-            Reason::NeedsAllRows { value } => {
-                write!(f, "%{} is complete only after the last row", value.index())
-            }
-            Reason::WholeRows { intensity, ridge, rows, few, cols, units } => {
-                let (side, sign) = if intensity > ridge { ("compute-bound", ">") } else { ("memory-bound", "<=") };
-                write!(
-                    f,
-                    "the product is {side} here ({intensity:.0} flop/byte {sign} {ridge:.0}) and its neighbour needs \
-                     whole rows: a block that owned all {cols} columns of its rows would lose the tiles that {units} \
-                     live on ({rows} rows; up to {few} it is allowed)"
-                )
-            }
-            Reason::ViewMovesData { view } => {
-                write!(f, "%{} moves elements to other rows or columns", view.index())
-            }
-            Reason::TooManyArguments { needed, available } => {
-                write!(f, "together they touch {needed} tensors, {available} are allowed")
-            }
-            Reason::RowTooLong { needed, available } => {
-                write!(f, "a row of temporaries takes {needed} bytes, {available} stay in the cache")
-            }
-            Reason::Strategy => f.write_str("this strategy keeps calls apart"),
-            Reason::TooManyNodes { needed, available } => {
-                write!(f, "together they hold {needed} primitives, {available} are allowed")
-            }
-            Reason::OtherKernel { producer, consumer } => {
-                write!(f, "{producer} kernels and {consumer} kernels do not share a skeleton")
-            }
-            Reason::SeveralProducts { products } => {
-                write!(f, "{products} products that share no operand would wait for each other inside one kernel")
-            }
-            Reason::ReadElsewhere { value } => {
-                write!(f, "%{} would be computed while an operand is loaded, and is read elsewhere too", value.index())
-            }
-            Reason::NotOffered { form } => {
-                write!(f, "no generator for this device makes a kernel of the form `{form}` yet")
-            }
-            Reason::Slower { extra } => write!(f, "legal, and the best plan with it takes {extra} longer"),
-            Reason::Drawback { why } => write!(f, "separate kernels are faster: {why}"),
-            Reason::Forbidden => f.write_str("forbidden by the user"),
-            Reason::Recomputed { value } => {
-                write!(f, "%{} is computed again in backward so that forward need not keep it", value.index())
-            }
-        }
-    }
-}
-
 /// The page of a code: what `deuteron explain` prints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Page {
     /// `E-PLAN-004`
     pub code: &'static str,

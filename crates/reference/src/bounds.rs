@@ -240,13 +240,8 @@ mod tests {
 
     #[test]
     fn the_longest_sum_is_found() {
-        let mut graph = Graph::new("sums");
-        let x = graph.input("x", Dtype::F32, [4, 100, 8]).unwrap();
-        let w = graph.weight("w", Dtype::F32, [8, 9]).unwrap();
-        let y = graph.matmul(x, w).unwrap();
-        graph.output("y", y).unwrap();
-        assert_eq!(longest_reduction(&graph), 8);
-        graph.column_sum(y).unwrap();
-        assert_eq!(longest_reduction(&graph), 400);
+        let product = "x = input f32[4,100,8] ; w = weight f32[8,9] ; y = matmul x w ; out y";
+        assert_eq!(longest_reduction(&product.parse().unwrap()), 8);
+        assert_eq!(longest_reduction(&format!("{product} ; s = column_sum y ; out s").parse().unwrap()), 400);
     }
 }

@@ -188,10 +188,10 @@ fn primitive<'a>(node: &Node, operands: &[&Value<'a>], store: Store) -> Result<S
         Op::Random { drop, offset, shape } => random(shape, operand(0), *drop, *offset),
         Op::Unary(op) => match store.rounding {
             Some(_) => map1(operand(0), store, |x| scalar::library(*op, x)),
-            None => map1(operand(0), store, |x| scalar::unary(*op, x)),
+            None => map1(operand(0), store, |x| op.apply(x)),
         },
         Op::Binary(op) => map2(&node.shape, [operand(0), operand(1)], store, |a, b| scalar::binary(*op, a, b)),
-        Op::Compare(op) => map2(&node.shape, [operand(0), operand(1)], store, |a, b| scalar::compare(*op, a, b)),
+        Op::Compare(op) => map2(&node.shape, [operand(0), operand(1)], store, |a, b| f64::from(op.holds(a, b))),
         Op::Select => {
             // What it picks from is rounded already.
             let store = Store { rounding: None, ..store };

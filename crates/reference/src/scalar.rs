@@ -1,23 +1,6 @@
 //! The primitives that work on one element, in `f64`.
 
-use deuteron_graph::{BinaryOp, CompareOp, UnaryOp};
-
-#[inline(always)]
-pub(crate) fn unary(op: UnaryOp, x: f64) -> f64 {
-    match op {
-        UnaryOp::Neg => -x,
-        UnaryOp::Abs => x.abs(),
-        UnaryOp::Exp => x.exp(),
-        UnaryOp::Log => x.ln(),
-        UnaryOp::Sqrt => x.sqrt(),
-        UnaryOp::Rsqrt => 1.0 / x.sqrt(),
-        UnaryOp::Reciprocal => 1.0 / x,
-        UnaryOp::Tanh => x.tanh(),
-        UnaryOp::Erf => libm::erf(x),
-        UnaryOp::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-        UnaryOp::Round => x.round_ties_even(),
-    }
-}
+use deuteron_graph::{BinaryOp, UnaryOp};
 
 /// What CUDA and vector libraries promise of exponentials, logarithms, roots and the like, in units of `f32`.
 pub(crate) const FUNCTION_ULPS: f64 = 2.0;
@@ -25,7 +8,7 @@ pub(crate) const FUNCTION_ULPS: f64 = 2.0;
 /// A function as a kernel's library computes it: off by up to [`FUNCTION_ULPS`], by an amount that depends on `x` alone.
 #[inline(always)]
 pub(crate) fn library(op: UnaryOp, x: f64) -> f64 {
-    let y = unary(op, x);
+    let y = op.apply(x);
     match op {
         UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round | UnaryOp::Sqrt | UnaryOp::Reciprocal => y,
         UnaryOp::Exp | UnaryOp::Log | UnaryOp::Rsqrt | UnaryOp::Tanh | UnaryOp::Erf | UnaryOp::Sigmoid => {
@@ -48,20 +31,6 @@ pub(crate) fn binary(op: BinaryOp, a: f64, b: f64) -> f64 {
     }
 }
 
-/// 1 where the comparison holds, else 0.
-#[inline(always)]
-pub(crate) fn compare(op: CompareOp, a: f64, b: f64) -> f64 {
-    let holds = match op {
-        CompareOp::Lt => a < b,
-        CompareOp::Le => a <= b,
-        CompareOp::Eq => a == b,
-        CompareOp::Ne => a != b,
-        CompareOp::Gt => a > b,
-        CompareOp::Ge => a >= b,
-    };
-    holds as u8 as f64
-}
-
 /// The larger of two; NaN if either is (`f64::max` would drop it).
 #[inline(always)]
 pub(crate) fn larger(a: f64, b: f64) -> f64 {
@@ -70,6 +39,8 @@ pub(crate) fn larger(a: f64, b: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use deuteron_graph::CompareOp;
+
     use super::*;
 
     #[test]
@@ -85,15 +56,15 @@ mod tests {
     #[test]
     fn only_not_equal_holds_for_nan() {
         for op in CompareOp::ALL {
-            assert_eq!(compare(op, f64::NAN, f64::NAN), (op == CompareOp::Ne) as u8 as f64);
+            assert_eq!(op.holds(f64::NAN, f64::NAN), op == CompareOp::Ne);
         }
     }
 
     #[test]
     fn a_sigmoid_reaches_its_limits() {
-        assert_eq!(unary(UnaryOp::Sigmoid, -1e4), 0.0);
-        assert_eq!(unary(UnaryOp::Sigmoid, 1e4), 1.0);
-        assert_eq!(unary(UnaryOp::Round, 2.5), 2.0);
-        assert_eq!(unary(UnaryOp::Round, -3.5), -4.0);
+        assert_eq!(UnaryOp::Sigmoid.apply(-1e4), 0.0);
+        assert_eq!(UnaryOp::Sigmoid.apply(1e4), 1.0);
+        assert_eq!(UnaryOp::Round.apply(2.5), 2.0);
+        assert_eq!(UnaryOp::Round.apply(-3.5), -4.0);
     }
 }

@@ -127,8 +127,8 @@ fn through_unary(op: UnaryOp, x: &Value) -> Strided<'static> {
         if crosses_pole && slack >= x.abs() {
             return f64::INFINITY;
         }
-        let here = scalar::unary(op, x);
-        change(here, scalar::unary(op, x + slack)).max(change(here, scalar::unary(op, x - slack)))
+        let here = op.apply(x);
+        change(here, op.apply(x + slack)).max(change(here, op.apply(x - slack)))
     })
 }
 

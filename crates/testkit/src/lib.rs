@@ -6,3 +6,6 @@ pub mod fixtures;
 pub mod fuzz;
 pub mod hardware;
 pub mod readers;
+mod scratch;
+
+pub use scratch::Scratch;

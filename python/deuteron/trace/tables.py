@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 from deuteron import trace
 from deuteron.trace import elementwise, views
 from deuteron.trace.emit import as_value, axis_of
-from deuteron.trace.graph import dtype_word, elements
+from deuteron.trace.graph import dtype_word
 from deuteron.trace.value import Value
 
 Handler = Callable[..., Any]
@@ -152,14 +152,6 @@ def _min(x: Any, dim: Any = None, keepdim: bool = False, other: Any = None) -> A
     return as_value(x, "min").min(dim if other is None else other, keepdim)
 
 
-def var(x: Any, dim: Any = None, correction: Any = None, keepdim: bool = False, **others: Any) -> Value:
-    return as_value(x, "var").var(dim, correction, keepdim, **others)
-
-
-def std(x: Any, dim: Any = None, correction: Any = None, keepdim: bool = False, **others: Any) -> Value:
-    return as_value(x, "std").std(dim, correction, keepdim, **others)
-
-
 def _where(condition: Any, x: Any = None, other: Any = None, y: Any = None) -> Value:
     other = y if other is None else other
     if x is None or other is None:
@@ -224,16 +216,14 @@ def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: Optional[fl
     return views.reshape(trace.rms_norm(rows, _flat(weight, "rms_norm"), usual if eps is None else eps), x.shape)
 
 
-def _softmax(x: Any, dim: Optional[int] = None, dtype: Any = None) -> Value:
-    if dim is None:
-        raise ValueError("softmax: expected dim, the axis that sums to 1")
-    return trace.softmax(x, dim, dtype)
+def _normalized(name: str) -> Handler:
+    def handler(x: Any, dim: Optional[int] = None, dtype: Any = None) -> Any:
+        if dim is None:
+            raise ValueError(f"{name}: expected dim, the axis that sums to 1")
+        return getattr(trace, name)(x, dim, dtype)
 
-
-def _log_softmax(x: Any, dim: Optional[int] = None, dtype: Any = None) -> Value:
-    if dim is None:
-        raise ValueError("log_softmax: expected dim, the axis that sums to 1")
-    return trace.log_softmax(x, dim, dtype)
+    handler.__name__ = f"_{name}"
+    return handler
 
 
 def _embedding(
@@ -318,11 +308,11 @@ def _clip(x: Any, min: Any = None, max: Any = None, a_min: Any = None, a_max: An
     return trace.clamp(x, a_min if min is None else min, a_max if max is None else max)
 
 
-def _zeros_like(x: Any, dtype: Any = None, **_others: Any) -> Value:
+def zeros_like(x: Any, dtype: Any = None, **_others: Any) -> Value:
     return full_like(x, 0.0, dtype)
 
 
-def _ones_like(x: Any, dtype: Any = None, **_others: Any) -> Value:
+def ones_like(x: Any, dtype: Any = None, **_others: Any) -> Value:
     return full_like(x, 1.0, dtype)
 
 
@@ -379,10 +369,6 @@ def pad(x: Any, pad: Sequence[int], mode: Any = "constant", value: Any = None) -
         ]
         y = trace.cat([*edges[0], y, *edges[1]], axis)
     return y
-
-
-def _numel(x: Any) -> int:
-    return elements(as_value(x, "numel").shape)
 
 
 ELEMENTWISE: Mapping[str, Handler] = {
@@ -464,10 +450,8 @@ _TORCH: Mapping[str, Handler] = {
     "max": _max,
     "min": _min,
     "argmax": trace.argmax,
-    "var": var,
-    "std": std,
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
+    "softmax": _normalized("softmax"),
+    "log_softmax": _normalized("log_softmax"),
     "logsumexp": trace.logsumexp,
     "gelu": trace.gelu,
     "silu": trace.silu,
@@ -484,20 +468,19 @@ _TORCH: Mapping[str, Handler] = {
     "concat": _cat,
     "concatenate": _cat,
     "stack": _stack,
-    "zeros_like": _zeros_like,
-    "ones_like": _ones_like,
+    "zeros_like": zeros_like,
+    "ones_like": ones_like,
     "full_like": full_like,
     "movedim": movedim,
     "tril": tril,
     "triu": triu,
     "pad": pad,
-    "numel": _numel,
-    "is_floating_point": method("is_floating_point"),
     **{
         name: method(name)
         for name in (
             *("reshape", "transpose", "swapaxes", "permute", "flatten", "unflatten", "unsqueeze", "squeeze", "t"),
             *("narrow", "select", "split", "chunk", "unbind", "clone", "detach", "broadcast_to", "masked_fill"),
+            *("var", "std", "numel", "is_floating_point"),
         )
     },
 }
@@ -519,8 +502,8 @@ _NUMPY: Mapping[str, Handler] = {
     "min": trace.amin,
     "amin": trace.amin,
     "argmax": trace.argmax,
-    "var": var,
-    "std": std,
+    "var": method("var"),
+    "std": method("std"),
     "concatenate": _cat,
     "stack": _stack,
     "reshape": _reshape,
@@ -532,8 +515,8 @@ _NUMPY: Mapping[str, Handler] = {
     "moveaxis": movedim,
     "tril": lambda x, k=0: tril(x, k),
     "triu": lambda x, k=0: triu(x, k),
-    "zeros_like": _zeros_like,
-    "ones_like": _ones_like,
+    "zeros_like": zeros_like,
+    "ones_like": ones_like,
     "full_like": full_like,
     "round": trace.round,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 from deuteron.trace.graph import FLOATS, Node, Number, Trace, dtype_name, elements, type_text
 
@@ -18,6 +18,46 @@ class Extremes(NamedTuple):
 
     values: Value
     indices: Value
+
+
+Method = Callable[["Value"], "Value"]
+Operator = Callable[["Value", Any], "Value"]
+
+
+def _arithmetic(op: str) -> Tuple[Operator, Operator]:
+    """An operator with the value on its left, and with the value on its right."""
+    return (lambda x, other: elementwise.arithmetic(op, x, other), lambda x, other: elementwise.arithmetic(op, other, x))
+
+
+def _comparison(op: str) -> Operator:
+    return lambda x, other: elementwise.compare(op, x, other)
+
+
+def _logical(op: str) -> Operator:
+    return lambda x, other: elementwise.logical(op, x, other)
+
+
+def _elementwise(name: str) -> Method:
+    """A method that is a function of the same name, too."""
+    return lambda x: getattr(elementwise, name)(x)
+
+
+def _cast(word: str) -> Method:
+    return lambda x: elementwise.cast(x, word)
+
+
+def _no_numbers(what: str, instead: str) -> Callable[..., NoReturn]:
+    def refused(*_arguments: Any, **_keywords: Any) -> NoReturn:
+        raise TypeError(f"{what}: a value that is traced has no numbers; {instead}")
+
+    return refused
+
+
+def _in_place(what: str, instead: str) -> Callable[..., NoReturn]:
+    def refused(*_arguments: Any) -> NoReturn:
+        raise TypeError(f"{what}: a value that is traced is not changed in place; {instead}")
+
+    return refused
 
 
 class Value:
@@ -77,73 +117,29 @@ class Value:
 
     # What it cannot be.
 
-    def __bool__(self) -> bool:
-        _no_numbers("bool(value), `if value` and `while value`", "deuteron.trace.where chooses element by element")
-
-    def __float__(self) -> float:
-        _no_numbers("float(value)", "use the value itself")
-
-    def __int__(self) -> int:
-        _no_numbers("int(value)", "use the value itself, or pass a number as an argument")
-
-    def __index__(self) -> int:
-        _no_numbers("an index from a value", "`table[value]` picks rows")
-
-    def item(self) -> NoReturn:
-        _no_numbers("item()", "return the value, and ask the result")
-
-    def tolist(self) -> NoReturn:
-        _no_numbers("tolist()", "return the value, and ask the result")
-
-    def numpy(self) -> NoReturn:
-        _no_numbers("numpy()", "return the value, and ask the result")
-
-    def __array__(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        _no_numbers("conversion to an array", "use functions that take values")
-
-    def __setitem__(self, _index: Any, _item: Any) -> NoReturn:
-        _in_place("value[..] = ..", "deuteron.trace.where or cat make a new value")
-
-    def __iadd__(self, _other: Any) -> NoReturn:
-        _in_place("+=", "write `x = x + y`")
-
-    def __isub__(self, _other: Any) -> NoReturn:
-        _in_place("-=", "write `x = x - y`")
-
-    def __imul__(self, _other: Any) -> NoReturn:
-        _in_place("*=", "write `x = x * y`")
-
-    def __itruediv__(self, _other: Any) -> NoReturn:
-        _in_place("/=", "write `x = x / y`")
+    __bool__ = _no_numbers("bool(value), `if value` and `while value`", "deuteron.trace.where chooses element by element")
+    __float__ = _no_numbers("float(value)", "use the value itself")
+    __int__ = _no_numbers("int(value)", "use the value itself, or pass a number as an argument")
+    __index__ = _no_numbers("an index from a value", "`table[value]` picks rows")
+    __array__ = _no_numbers("conversion to an array", "use functions that take values")
+    item = _no_numbers("item()", "return the value, and ask the result")
+    tolist = _no_numbers("tolist()", "return the value, and ask the result")
+    numpy = _no_numbers("numpy()", "return the value, and ask the result")
+    __setitem__ = _in_place("value[..] = ..", "deuteron.trace.where or cat make a new value")
+    __iadd__ = _in_place("+=", "write `x = x + y`")
+    __isub__ = _in_place("-=", "write `x = x - y`")
+    __imul__ = _in_place("*=", "write `x = x * y`")
+    __itruediv__ = _in_place("/=", "write `x = x / y`")
 
     def __getattr__(self, name: str) -> NoReturn:
         raise Unsupported(f"{name}: a value that is traced has no such attribute; deuteron.trace lists what there is")
 
     # Arithmetic.
 
-    def __add__(self, other: Any) -> Value:
-        return elementwise.arithmetic("add", self, other)
-
-    def __radd__(self, other: Any) -> Value:
-        return elementwise.arithmetic("add", other, self)
-
-    def __sub__(self, other: Any) -> Value:
-        return elementwise.arithmetic("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return elementwise.arithmetic("sub", other, self)
-
-    def __mul__(self, other: Any) -> Value:
-        return elementwise.arithmetic("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return elementwise.arithmetic("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Value:
-        return elementwise.arithmetic("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return elementwise.arithmetic("div", other, self)
+    __add__, __radd__ = _arithmetic("add")
+    __sub__, __rsub__ = _arithmetic("sub")
+    __mul__, __rmul__ = _arithmetic("mul")
+    __truediv__, __rtruediv__ = _arithmetic("div")
 
     def __matmul__(self, other: Any) -> Value:
         return named.matmul(self, other)
@@ -160,55 +156,22 @@ class Value:
     def __pos__(self) -> Value:
         return self
 
-    def __abs__(self) -> Value:
-        return elementwise.abs(self)
-
-    def __lt__(self, other: Any) -> Value:
-        return elementwise.compare("lt", self, other)
-
-    def __le__(self, other: Any) -> Value:
-        return elementwise.compare("le", self, other)
-
-    def __gt__(self, other: Any) -> Value:
-        return elementwise.compare("gt", self, other)
-
-    def __ge__(self, other: Any) -> Value:
-        return elementwise.compare("ge", self, other)
-
-    def __eq__(self, other: Any) -> Value:  # type: ignore[override]
-        return elementwise.compare("eq", self, other)
-
-    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
-        return elementwise.compare("ne", self, other)
+    __abs__ = _elementwise("abs")
+    __lt__, __le__ = _comparison("lt"), _comparison("le")
+    __gt__, __ge__ = _comparison("gt"), _comparison("ge")
+    __eq__ = _comparison("eq")  # type: ignore[assignment]
+    __ne__ = _comparison("ne")  # type: ignore[assignment]
+    __and__, __or__, __xor__ = _logical("and"), _logical("or"), _logical("xor")
 
     def __invert__(self) -> Value:
         return elementwise.logical("not", self)
 
-    def __and__(self, other: Any) -> Value:
-        return elementwise.logical("and", self, other)
-
-    def __or__(self, other: Any) -> Value:
-        return elementwise.logical("or", self, other)
-
-    def __xor__(self, other: Any) -> Value:
-        return elementwise.logical("xor", self, other)
-
     # Methods that are functions, too.
 
-    def exp(self) -> Value:
-        return elementwise.exp(self)
-
-    def log(self) -> Value:
-        return elementwise.log(self)
-
-    def sqrt(self) -> Value:
-        return elementwise.sqrt(self)
-
-    def rsqrt(self) -> Value:
-        return elementwise.rsqrt(self)
-
-    def reciprocal(self) -> Value:
-        return elementwise.reciprocal(self)
+    exp, log = _elementwise("exp"), _elementwise("log")
+    sqrt, rsqrt, reciprocal = _elementwise("sqrt"), _elementwise("rsqrt"), _elementwise("reciprocal")
+    tanh, erf, sigmoid = _elementwise("tanh"), _elementwise("erf"), _elementwise("sigmoid")
+    abs, round = _elementwise("abs"), _elementwise("round")
 
     def square(self) -> Value:
         return elementwise.power(self, 2)
@@ -216,26 +179,11 @@ class Value:
     def pow(self, exponent: Number) -> Value:
         return elementwise.power(self, exponent)
 
-    def tanh(self) -> Value:
-        return elementwise.tanh(self)
-
-    def erf(self) -> Value:
-        return elementwise.erf(self)
-
-    def sigmoid(self) -> Value:
-        return elementwise.sigmoid(self)
-
     def relu(self) -> Value:
         return named.relu(self)
 
-    def abs(self) -> Value:
-        return elementwise.abs(self)
-
     def neg(self) -> Value:
         return -self
-
-    def round(self) -> Value:
-        return elementwise.round(self)
 
     def clamp(self, min: Optional[Operand] = None, max: Optional[Operand] = None) -> Value:
         return elementwise.clamp(self, min, max)
@@ -301,17 +249,7 @@ class Value:
     def type_as(self, other: Value) -> Value:
         return elementwise.cast(self, other._word)
 
-    def float(self) -> Value:
-        return elementwise.cast(self, "f32")
-
-    def half(self) -> Value:
-        return elementwise.cast(self, "f16")
-
-    def bfloat16(self) -> Value:
-        return elementwise.cast(self, "bf16")
-
-    def bool(self) -> Value:
-        return elementwise.cast(self, "bool")
+    float, half, bfloat16, bool = _cast("f32"), _cast("f16"), _cast("bf16"), _cast("bool")
 
     # Views.
 
@@ -439,14 +377,6 @@ class Value:
 
         return numpy_call(function, arguments, keywords)
 
-
-
-def _no_numbers(what: str, instead: str) -> NoReturn:
-    raise TypeError(f"{what}: a value that is traced has no numbers; {instead}")
-
-
-def _in_place(what: str, instead: str) -> NoReturn:
-    raise TypeError(f"{what}: a value that is traced is not changed in place; {instead}")
 
 
 def framework_dtype(trace: Trace, word: str) -> Any:

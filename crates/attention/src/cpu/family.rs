@@ -11,25 +11,23 @@ use deuteron_codegen::cpu::family::{CpuTarget, assemble, touched};
 use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::MAX_LEADING;
 use deuteron_codegen::cpu::task::CpuSource;
-use deuteron_codegen::kernel::{Family, Kernel, Offer, Request};
+use deuteron_codegen::kernel::{Family, Kernel, Offer, Request, offered, offered_lowered};
 use deuteron_codegen::matmul_shape::Matrix;
 use deuteron_matmul::cpu::driver::MatmulTasks;
 use deuteron_matmul::cpu::family as matmul;
 use deuteron_matmul::kernel::{LoweredMatmul, Matmul};
-use deuteron_plan::{Draft, Work};
 
+use super::driver::AttentionLaunch;
 use super::driver::alone::AttentionTasks;
 use super::driver::backward::AttentionBackwardTasks;
 use super::driver::block::AttentionBlockTasks;
 use super::driver::rows::AttentionRowsTasks;
 use super::work::{attention_work, backward_work, block_work, rows_work};
-use crate::backward::BackwardOperand;
-use crate::backward::{self, GradientFit, LoweredBackward};
-use crate::block::{self, BlockFit, LoweredAttentionBlock};
+use crate::backward::{self, BackwardOperand, LoweredBackward};
+use crate::block::{self, LoweredAttentionBlock};
 use crate::chain::{self, Fit};
-use crate::fit::AttentionFit;
 use crate::kernel::{AttentionKernel, AttentionOperand, AttentionResult, LoweredAttention};
-use crate::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows, RowsFit};
+use crate::rows::{self, AttentionRows, AttentionRowsLaunch, LoweredAttentionRows};
 
 /// Attention alone, with row work on its result, with a projection, and its gradient.
 pub struct AttentionFamily;
@@ -37,97 +35,35 @@ pub struct AttentionFamily;
 impl Family<CpuTarget> for AttentionFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
-        Some(match chain::fit(&group)? {
+        match chain::fit(&group)? {
             // Probabilities are a matmul and row work: the row is still in cache when it is softened.
-            Fit::Alone(fit) if fit.kernel.result == AttentionResult::Probabilities => return None,
-            Fit::Alone(fit) => Box::new(AttentionOffer { fit, group }),
-            Fit::Rows(fit) => Box::new(AttentionRowsOffer { fit, group }),
-            Fit::Block(fit) => Box::new(AttentionBlockOffer { fit, group }),
-            Fit::Gradient(fit) => Box::new(AttentionBackwardOffer { fit, group }),
-        })
+            Fit::Alone(fit) if fit.kernel.result == AttentionResult::Probabilities => None,
+            Fit::Alone(fit) => offered(
+                move || attention_work(&fit.kernel, &fit.shape),
+                move || checked(LoweredAttention::new(&group, &fit), fits, make),
+            ),
+            Fit::Rows(fit) => offered_lowered(
+                move || rows::lower(&group, fit.clone()),
+                rows_work,
+                |lowered| checked(lowered, rows_fit, make_rows),
+            ),
+            Fit::Block(fit) => offered_lowered(
+                move || block::lower(&group, (*fit).clone()),
+                block_work,
+                |lowered| checked(lowered, block_fits, make_block),
+            ),
+            Fit::Gradient(fit) => offered(
+                move || backward_work(&fit.kernel, &fit.shape),
+                move || checked(backward::lower(&group, fit), backward_fits, make_backward),
+            ),
+        }
     }
 }
 
-struct AttentionOffer<'a> {
-    group: Draft<'a>,
-    fit: AttentionFit,
-}
-
-impl Offer for AttentionOffer<'_> {
-    fn work(&self) -> Work {
-        attention_work(&self.fit.kernel, &self.fit.shape)
-    }
-
-    fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = LoweredAttention::new(&self.group, &self.fit);
-        debug_assert!(fits(&lowered), "{lowered:?}");
-        make(lowered)
-    }
-}
-
-struct AttentionRowsOffer<'a> {
-    group: Draft<'a>,
-    fit: RowsFit<'a>,
-}
-
-impl AttentionRowsOffer<'_> {
-    fn lower(&self) -> LoweredAttentionRows {
-        rows::lower(&self.group, self.fit.clone())
-    }
-}
-
-impl Offer for AttentionRowsOffer<'_> {
-    fn work(&self) -> Work {
-        let LoweredAttentionRows { kernel, launch } = self.lower();
-        rows_work(&kernel.map(|body| emit(&body)), &launch)
-    }
-
-    fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = self.lower();
-        debug_assert!(rows_fit(&lowered), "{lowered:?}");
-        make_rows(lowered)
-    }
-}
-
-struct AttentionBlockOffer<'a> {
-    group: Draft<'a>,
-    fit: Box<BlockFit<'a>>,
-}
-
-impl AttentionBlockOffer<'_> {
-    fn lower(&self) -> LoweredAttentionBlock {
-        block::lower(&self.group, (*self.fit).clone())
-    }
-}
-
-impl Offer for AttentionBlockOffer<'_> {
-    fn work(&self) -> Work {
-        let LoweredAttentionBlock { kernel, launch } = self.lower();
-        block_work(&kernel.map(|body| emit(&body)), &launch)
-    }
-
-    fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = self.lower();
-        debug_assert!(block_fits(&lowered), "{lowered:?}");
-        make_block(lowered)
-    }
-}
-
-struct AttentionBackwardOffer<'a> {
-    group: Draft<'a>,
-    fit: GradientFit,
-}
-
-impl Offer for AttentionBackwardOffer<'_> {
-    fn work(&self) -> Work {
-        backward_work(&self.fit.kernel, &self.fit.shape)
-    }
-
-    fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = backward::lower(&self.group, self.fit);
-        debug_assert!(backward_fits(&lowered), "{lowered:?}");
-        make_backward(lowered)
-    }
+/// The kernel of what was lowered from a group, which always fits.
+fn checked<L: fmt::Debug>(lowered: L, fits: fn(&L) -> bool, make: fn(L) -> Kernel) -> Kernel {
+    debug_assert!(fits(&lowered), "{lowered:?}");
+    make(lowered)
 }
 
 /// The kernel of attention, or none where its sizes contradict each other or no kernel computes it.
@@ -152,8 +88,8 @@ pub fn backward_kernel(lowered: LoweredBackward) -> Option<Kernel> {
 
 fn make(lowered: LoweredAttention) -> Kernel {
     let LoweredAttention { kernel, shape, .. } = lowered;
-    let source = CpuSource::new(Arc::new(AttentionProgram { kernel }));
-    let tasks = AttentionTasks { kernel, shape, offsets: starts(&lowered.args) };
+    let source = CpuSource::described(kernel, kernel.describe() + "\n");
+    let tasks = AttentionTasks(AttentionLaunch { kernel, shape, offsets: starts(&lowered.args) });
     // SAFETY: of attention that fits, tasks touch each operand at the positions of its shape, which its reach is taken of.
     unsafe { assemble(source, lowered.arguments(), tasks) }
 }
@@ -180,7 +116,7 @@ fn make_block(lowered: LoweredAttentionBlock) -> Kernel {
     let mut offsets = starts(&launch.args[..kernel.operands().len() - 1]);
     offsets.push(0);
     let tasks = AttentionBlockTasks {
-        attention: AttentionTasks { kernel, shape, offsets },
+        attention: AttentionTasks(AttentionLaunch { kernel, shape, offsets }),
         matmul: MatmulTasks { product, launch: second, touched },
         handed: kernel.reach(&shape, AttentionOperand::O) * kernel.dtype.bytes(),
     };
@@ -191,8 +127,9 @@ fn make_block(lowered: LoweredAttentionBlock) -> Kernel {
 
 fn make_backward(lowered: LoweredBackward) -> Kernel {
     let LoweredBackward { kernel, shape, .. } = lowered;
-    let source = CpuSource::new(Arc::new(AttentionBackwardProgram { kernel }));
-    let tasks = AttentionBackwardTasks { kernel, shape, offsets: starts(&lowered.args) };
+    let text = format!("gradients of {}, scores computed again\n", kernel.describe());
+    let source = CpuSource::described(kernel, text);
+    let tasks = AttentionBackwardTasks(AttentionLaunch { kernel, shape, offsets: starts(&lowered.args) });
     // SAFETY: of a gradient that fits, tasks touch operands of attention and gradients at the positions of the shape.
     unsafe { assemble(source, lowered.arguments(), tasks) }
 }
@@ -270,30 +207,6 @@ fn backward_fits(lowered: &LoweredBackward) -> bool {
     let counted = kernel.backward_operands().count() == args.len();
     let computed = alone && kernel.sized(shape, 0).refusal().is_none();
     computed && counted && kernel.backward_operands().zip(args).all(bound)
-}
-
-/// Attention before its sizes.
-#[derive(Debug, PartialEq)]
-struct AttentionProgram {
-    kernel: AttentionKernel,
-}
-
-impl fmt::Display for AttentionProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.kernel.describe())
-    }
-}
-
-/// The gradient of attention before its sizes.
-#[derive(Debug, PartialEq)]
-struct AttentionBackwardProgram {
-    kernel: AttentionKernel,
-}
-
-impl fmt::Display for AttentionBackwardProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "gradients of {}, scores computed again", self.kernel.describe())
-    }
 }
 
 impl fmt::Display for AttentionRows<TileProgram> {

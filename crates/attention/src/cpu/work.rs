@@ -1,14 +1,14 @@
 //! What attention does on the CPU.
 
 use deuteron_codegen::cpu::count::with_epilogue;
-use deuteron_codegen::cpu::program::TileProgram;
+use deuteron_codegen::cpu::emit::emit;
 use deuteron_graph::Dtype;
 use deuteron_matmul::cpu::work;
 use deuteron_plan::{Class, LANES, Work};
 
-use crate::block::{AttentionBlock, AttentionBlockLaunch};
+use crate::block::LoweredAttentionBlock;
 use crate::kernel::{AttentionKernel, AttentionMask, AttentionShape};
-use crate::rows::{AttentionRows, AttentionRowsLaunch};
+use crate::rows::{AttentionRowsLaunch, LoweredAttentionRows};
 
 /// Attention once more, then five products and an exponential for each score.
 pub(super) fn backward_work(kernel: &AttentionKernel, shape: &AttentionShape) -> Work {
@@ -62,8 +62,9 @@ pub(super) fn attention_work(kernel: &AttentionKernel, shape: &AttentionShape) -
 }
 
 /// Attention, and the tile program of what follows once over its rows.
-pub(super) fn rows_work(kernel: &AttentionRows<TileProgram>, launch: &AttentionRowsLaunch) -> Work {
-    let AttentionRowsLaunch { args, shape, .. } = launch;
+pub(super) fn rows_work(LoweredAttentionRows { kernel, launch }: LoweredAttentionRows) -> Work {
+    let kernel = kernel.map(|body| emit(&body));
+    let AttentionRowsLaunch { args, shape, .. } = &launch;
     let joined = kernel.epilogue.cols / kernel.attention.width;
     let rows = shape.batch * shape.heads / joined * shape.queries;
     let mut row_args = args[kernel.operands()..].to_vec();
@@ -72,7 +73,8 @@ pub(super) fn rows_work(kernel: &AttentionRows<TileProgram>, launch: &AttentionR
 }
 
 /// Attention, and when it is done the matmul of its rows and the weight.
-pub(super) fn block_work(kernel: &AttentionBlock<TileProgram>, launch: &AttentionBlockLaunch) -> Work {
-    let next = work::work(&kernel.product, &launch.matmul_launch(kernel));
+pub(super) fn block_work(LoweredAttentionBlock { kernel, launch }: LoweredAttentionBlock) -> Work {
+    let kernel = kernel.map(|body| emit(&body));
+    let next = work::work(&kernel.product, &launch.matmul_launch(&kernel));
     Work { next: Some(Box::new(next)), ..attention_work(&kernel.attention, &launch.attention) }
 }

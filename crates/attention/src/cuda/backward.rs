@@ -287,13 +287,8 @@ fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTar
     let LoweredBackward { kernel, shape, args } = gradient;
     let heads = shape.batch * shape.heads;
     let grid = |entry, blocks: usize, threads, shared: usize, words: Vec<Word>| Grid {
-        entry,
-        blocks: [blocks as u32, 1, 1],
-        threads,
-        cluster: 1,
         shared: shared as u32,
-        waits: false,
-        words,
+        ..Grid::new(entry, blocks, threads, words)
     };
     let words = backward_words(kernel, shape, args);
     let sides = [("backward_queries", shape.queries), ("backward_keys", shape.keys)];

@@ -171,9 +171,9 @@ pub(super) fn grids(attention: &LoweredAttention, variant: &ForwardVariant, targ
         return Grids::default();
     }
     let width = kernel.width;
-    let grid = |entry: &'static str, blocks: usize, threads: u32, shared: usize, words: &[Word]| {
-        let (blocks, shared, words) = ([blocks as u32, 1, 1], shared as u32, words.to_vec());
-        Grid { entry, blocks, threads, cluster: 1, shared, waits: false, words }
+    let grid = |entry: &'static str, blocks: usize, threads: u32, shared: usize, words: &[Word]| Grid {
+        shared: shared as u32,
+        ..Grid::new(entry, blocks, threads, words.to_vec())
     };
     let one = words(kernel, shape, args, 1);
     let (list, workspace) = match variant {

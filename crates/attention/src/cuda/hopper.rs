@@ -120,15 +120,9 @@ impl Groups {
         let maps = self.maps(kernel, shape, args);
         // As `hopper.cu` lists them. The last one makes the parameter a multiple of a map's alignment.
         let ending = [Word::Number(section(kernel, shape) as u64), Word::Number(0)];
-        Grid {
-            entry: "attention_hopper",
-            blocks: [blocks as u32, 1, 1],
-            threads: self.threads(),
-            cluster: 1,
-            shared: self.shared(kernel.width) as u32,
-            waits: false,
-            words: maps.into_iter().chain(words(kernel, shape, args, 1)).chain(ending).collect(),
-        }
+        let words = maps.into_iter().chain(words(kernel, shape, args, 1)).chain(ending).collect();
+        let grid = Grid::new("attention_hopper", blocks, self.threads(), words);
+        Grid { shared: self.shared(kernel.width) as u32, ..grid }
     }
 }
 

@@ -335,15 +335,8 @@ impl RowExchange {
         }
         let count: usize = words.iter().map(Word::count).sum();
         words.extend(std::iter::repeat_n(Word::Number(0), count.next_multiple_of(MAP_WORDS) - count));
-        let grid = Grid {
-            entry: self.name(),
-            blocks: [blocks as u32, 1, 1],
-            threads: THREADS,
-            cluster: 1,
-            shared: self.shared(kernel.width) as u32,
-            waits: false,
-            words,
-        };
+        let grid = Grid::new(self.name(), blocks, THREADS, words);
+        let grid = Grid { shared: self.shared(kernel.width) as u32, ..grid };
         let persistent = STATE_BYTES + ready + groups * queries * (cols / UNIT) * 8;
         Grids { list: vec![grid], workspace: o_bytes + sum_bytes, persistent, checks_indices: false }
     }

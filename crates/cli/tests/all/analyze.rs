@@ -1,51 +1,13 @@
 //! `analyze` and `explain` as a person or a script uses them.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
 
 use deuteron::report::{Analysis, parse};
 
-/// A folder that goes away with the test; settings and files of the test live in it.
-struct Folder(PathBuf);
+use crate::support::{Folder, printed};
 
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("deuteron-analyze-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_string()
-    }
-
-    fn write(&self, name: &str, text: &str) -> String {
-        std::fs::write(self.0.join(name), text).unwrap();
-        self.path(name)
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_deuteron"));
-        command.args(arguments).env("XDG_CONFIG_HOME", self.0.join("settings"));
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().unwrap()
-    }
-
-    fn analysis(&self, arguments: &[&str]) -> Analysis {
-        let words = [&["analyze"][..], arguments, &["--json"][..]].concat();
-        let output = self.run(&words);
-        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
-        parse(std::str::from_utf8(&output.stdout).unwrap()).unwrap()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn analyzed(folder: &Folder, arguments: &[&str]) -> Analysis {
+    parse(&printed(folder.run(&[&["analyze"][..], arguments, &["--json"][..]].concat()))).unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -56,8 +18,8 @@ const GPT2: [&str; 7] = ["gpt2", "--device", "h200", "--batch", "8", "--dtype", 
 
 #[test]
 fn gpt2_on_an_h200_is_planned_at_once_and_optimally() {
-    let folder = Folder::new("gpt2");
-    let analysis = folder.analysis(&GPT2);
+    let folder = Folder::new();
+    let analysis = analyzed(&folder, &GPT2);
     assert!(analysis.optimal && analysis.search.text.starts_with("optimal among"), "{}", analysis.search.text);
     let plans = &analysis.plans;
     let kernels = [&plans.naive, &plans.eager, &plans.unfused, &plans.greedy].map(|plan| plan.kernels);
@@ -88,8 +50,8 @@ fn gpt2_on_an_h200_is_planned_at_once_and_optimally() {
 
 #[test]
 fn decoding_turns_the_verdict_on_norm_and_product() {
-    let folder = Folder::new("decode");
-    let analysis = folder.analysis(&["gpt2-block", "--device", "h200", "--seq", "1", "--dtype", "bf16"]);
+    let folder = Folder::new();
+    let analysis = analyzed(&folder, &["gpt2-block", "--device", "h200", "--seq", "1", "--dtype", "bf16"]);
     let fused = analysis.candidates.iter().find(|one| one.ops == ["layer_norm", "linear"]).unwrap();
     assert!(fused.chosen && fused.reason.code == "OK" && fused.worth_us.unwrap() > 0.0, "{:?}", fused.reason);
     // No bytes worth speaking of are saved, so the score says no; a launch less decides. That is listed.
@@ -98,7 +60,7 @@ fn decoding_turns_the_verdict_on_norm_and_product() {
             && analysis.disagreements.iter().any(|one| one.text.contains("layer_norm + linear"))
     );
     let words = ["gpt2-block", "--device", "h200", "--dtype", "bf16", "--batch", "8", "--flip"];
-    let flips = folder.analysis(&words).flips;
+    let flips = analyzed(&folder, &words).flips;
     let turns = flips.iter().find(|flip| flip.text.starts_with("layer_norm + linear") && flip.what == "sequence");
     let turns = turns.unwrap_or_else(|| panic!("{flips:?}"));
     assert!(turns.to.parse::<usize>().unwrap() <= 2, "8 sequences of at most 2 tokens are few rows: {}", turns.text);
@@ -106,27 +68,27 @@ fn decoding_turns_the_verdict_on_norm_and_product() {
 
 #[test]
 fn gradients_store_or_recompute_by_bytes() {
-    let folder = Folder::new("gradients");
+    let folder = Folder::new();
     let words = ["gpt2-block", "--device", "h200", "--dtype", "bf16", "--batch", "8", "--backward"];
-    let decided = folder.analysis(&words);
+    let decided = analyzed(&folder, &words);
     let recompute = decided.recompute.unwrap();
     assert!(recompute.kept_bytes < recompute.kept_bytes_before && recompute.us < recompute.us_before);
     assert!(recompute.peak_bytes < recompute.peak_bytes_before, "no matrix of scores is kept");
-    let kept = folder.analysis(&[&words[..], &["--keep-all"]].concat());
+    let kept = analyzed(&folder, &[&words[..], &["--keep-all"]].concat());
     assert!(kept.recompute.is_none() && kept.plans.chosen.us > decided.plans.chosen.us);
     assert_eq!(kept.plans.unfused, decided.plans.unfused, "the baseline stores everything in both");
 }
 
 #[test]
 fn pins_have_a_price() {
-    let folder = Folder::new("pins");
+    let folder = Folder::new();
     let words = ["norm_act", "--device", "h200", "--rows", "8192", "--dtype", "bf16"];
-    let free = folder.analysis(&words);
-    let pinned = folder.analysis(&[&words[..], &["--forbid", "layer_norm,gelu"]].concat());
+    let free = analyzed(&folder, &words);
+    let pinned = analyzed(&folder, &[&words[..], &["--forbid", "layer_norm,gelu"]].concat());
     assert_eq!((free.plans.chosen.kernels, pinned.plans.chosen.kernels), (1, 2));
     let price = pinned.plans.chosen.us - free.plans.chosen.us;
     assert!(price > 0.0 && (pinned.pins[0].price_us - price).abs() < 1e-6, "{:?}", pinned.pins);
-    let forced = folder.analysis(&[&GPT2[..], &["--force", "gelu,linear"]].concat());
+    let forced = analyzed(&folder, &[&GPT2[..], &["--force", "gelu,linear"]].concat());
     assert!(forced.pins[0].price_us > 0.0 && forced.pins[0].places == 12, "{:?}", forced.pins);
     let refused = folder.run(&[&["analyze"][..], &GPT2, &["--force", "layer_norm,linear"]].concat());
     assert_eq!(refused.status.code(), Some(2));
@@ -135,13 +97,13 @@ fn pins_have_a_price() {
 
 #[test]
 fn an_opaque_operation_is_analysed_with_the_rest_and_never_run() {
-    let folder = Folder::new("opaque");
+    let folder = Folder::new();
     let graph = folder.write(
         "rotary.txt",
         "x = input f32[4096,64] ; a = relu x ; s = opaque a f32[4096,64] name=Rotary flops=1048576 elementwise
          y = add s x ; z = opaque y f32[4096,8] name=TopK bytes=4194304 flops=1 ; out z",
     );
-    let analysis = folder.analysis(&[&graph]);
+    let analysis = analyzed(&folder, &[&graph]);
     let names: Vec<&str> = analysis.ops.iter().map(|op| op.name.as_str()).collect();
     assert_eq!(names, ["relu", "Rotary", "add", "TopK"]);
     assert_eq!(analysis.plans.chosen.kernels, 2, "an elementwise operation is fused, another one stands alone");
@@ -154,7 +116,7 @@ fn an_opaque_operation_is_analysed_with_the_rest_and_never_run() {
 
 #[test]
 fn a_report_is_one_page_that_holds_everything() {
-    let folder = Folder::new("report");
+    let folder = Folder::new();
     let (page, picture) = (folder.path("report.html"), folder.path("roofline.svg"));
     let output = folder.run(&["fuse", "norm_act", "--rows", "64", "--html", &page, "--svg", &picture]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -167,14 +129,14 @@ fn a_report_is_one_page_that_holds_everything() {
     assert!(Path::new(&folder.path("settings/deuteron/machines/cpu.toml")).is_file(), "what was measured is stored");
     let learned = std::fs::read_to_string(folder.path("settings/deuteron/machines/cpu.toml")).unwrap();
     assert!(learned.contains("correct_row") && learned.contains("`fuse norm_act`"), "{learned}");
-    let next = folder.analysis(&["norm_act", "--rows", "64"]);
+    let next = analyzed(&folder, &["norm_act", "--rows", "64"]);
     assert!(next.machine.numbers.iter().any(|number| number.name == "correct_row"), "the next plan uses it");
 }
 
 #[test]
 fn sources_for_a_gpu_name_their_operations() {
-    let folder = Folder::new("cuda-lines");
-    let analysis = folder.analysis(&["norm_act", "--dtype", "bf16", "--device", "h200"]);
+    let folder = Folder::new();
+    let analysis = analyzed(&folder, &["norm_act", "--dtype", "bf16", "--device", "h200"]);
     let fused = analysis.after.iter().find(|kernel| kernel.name == "layer_norm + gelu").unwrap();
     let line = |text: &str| fused.source.iter().find(|line| line.text.contains(text)).unwrap();
     assert_eq!((line("__global__").op.as_str(), line("rsqrt1").op.as_str()), ("", "layer_norm"));
@@ -184,12 +146,9 @@ fn sources_for_a_gpu_name_their_operations() {
 
 #[test]
 fn registers_are_compiled_where_that_is_asked_for() {
-    let folder = Folder::new("compile");
+    let folder = Folder::new();
     let words = ["analyze", "norm_act", "--dtype", "bf16", "--compile", "--json", "--device"];
-    let with_nvrtc = |device: &str| {
-        let environment = std::env::var_os("DEUTERON_NVRTC_ENV").unwrap_or_default();
-        folder.command(&words).arg(device).env("VIRTUAL_ENV", environment).output().unwrap()
-    };
+    let with_nvrtc = |device: &str| folder.run_with_nvrtc(&[&words[..], &[device]].concat());
     let refused = with_nvrtc("cpu");
     assert_eq!(refused.status.code(), Some(2));
     assert!(text(&refused.stderr).contains("--compile is for"), "{}", text(&refused.stderr));
@@ -207,7 +166,7 @@ fn registers_are_compiled_where_that_is_asked_for() {
 
 #[test]
 fn expectations_hold_or_exit_with_1() {
-    let folder = Folder::new("expect");
+    let folder = Folder::new();
     let good = folder.write("good.txt", "# the norm takes the activation in\nfused: layer_norm, gelu\n");
     let bad = folder.write("bad.txt", "not fused: layer_norm, gelu\n");
     let wrong = folder.write("wrong.txt", "glued: layer_norm, gelu\n");
@@ -225,7 +184,7 @@ fn expectations_hold_or_exit_with_1() {
 
 #[test]
 fn two_analyses_are_compared() {
-    let folder = Folder::new("diff");
+    let folder = Folder::new();
     let words = ["analyze", "norm_act", "--device", "h200", "--dtype", "bf16"];
     let old = folder.run(&[&words[..], &["--rows", "8192", "--json"]].concat()).stdout;
     let old = folder.write("old.json", &text(&old));
@@ -240,10 +199,11 @@ fn two_analyses_are_compared() {
 
 #[test]
 fn a_users_machine_file_is_a_device() {
-    let folder = Folder::new("machine");
+    let folder = Folder::new();
     let slow = "name = \"slow\"\nbased_on = \"h200\"\n[numbers]\ndram_gbps = { value = 400, origin = \"a test\" }\n";
     let slow = folder.write("slow.toml", slow);
-    let words = |device: &str| folder.analysis(&["norm_act", "--rows", "65536", "--dtype", "bf16", "--device", device]);
+    let words =
+        |device: &str| analyzed(&folder, &["norm_act", "--rows", "65536", "--dtype", "bf16", "--device", device]);
     let (usual, slow) = (words("h200"), words(&slow));
     assert_eq!(slow.device, "slow");
     assert!(slow.plans.chosen.us > 5.0 * usual.plans.chosen.us);
@@ -255,7 +215,7 @@ fn a_users_machine_file_is_a_device() {
 
 #[test]
 fn codes_are_explained() {
-    let folder = Folder::new("explain");
+    let folder = Folder::new();
     let page = text(&folder.run(&["explain", "E-PLAN-004"]).stdout);
     for word in ["whole rows", "bottlenecks", "What to do", "layer_norm"] {
         assert!(page.contains(word), "{word} is missing in\n{page}");
@@ -268,7 +228,7 @@ fn codes_are_explained() {
 
 #[test]
 fn bad_input_exits_with_2_and_says_what_to_do() {
-    let folder = Folder::new("bad");
+    let folder = Folder::new();
     let empty = folder.write("empty.onnx", "");
     let cases: [(&[&str], &str); 7] = [
         (&["analyze", "norm_act", "--device", "gtx9"], "expected cpu, a100, h100, h200, rtx4090, or a machine file"),

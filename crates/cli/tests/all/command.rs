@@ -1,47 +1,22 @@
 //! The command as a person or a script uses it: output, JSON fields, exit codes.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
-/// Settings of the user who runs the tests are neither read nor written.
+use crate::support::{Folder, printed};
+
 fn deuteron(arguments: &[&str]) -> Output {
-    let settings = std::env::temp_dir().join(format!("deuteron-settings-{}", std::process::id()));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_deuteron"));
-    command.args(arguments).env("XDG_CONFIG_HOME", settings).output().unwrap()
+    Folder::new().run(arguments)
 }
 
 fn json(arguments: &[&str]) -> Value {
-    let output = deuteron(arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    serde_json::from_str(&printed(deuteron(arguments))).unwrap()
 }
 
 fn has_fields(value: &Value, fields: &[&str]) {
     for field in fields {
         assert!(!value[field].is_null(), "{field} is missing in {value}");
-    }
-}
-
-/// A text file that goes away with the test.
-struct TextFile(PathBuf);
-
-impl TextFile {
-    fn new(name: &str, text: &str) -> TextFile {
-        let path = std::env::temp_dir().join(format!("deuteron-{}-{name}", std::process::id()));
-        std::fs::write(&path, text).unwrap();
-        TextFile(path)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for TextFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
     }
 }
 
@@ -72,9 +47,10 @@ fn fuse_reports_what_the_issue_of_fusion_is_worth() {
 #[test]
 fn fuse_takes_a_text_file() {
     let text = "x = input f32[3000,517] ; y = silu x ; s, inv = rms_norm y w[517] ; out s";
-    let file = TextFile::new("graph.txt", text);
-    assert_eq!(json(&["fuse", file.path(), "--json"])["fused"]["kernels"], 1);
-    assert_eq!(json(&["fuse", file.path(), "--json", "--backward"])["verified"], true);
+    let folder = Folder::new();
+    let file = folder.write("graph.txt", text);
+    assert_eq!(json(&["fuse", &file, "--json"])["fused"]["kernels"], 1);
+    assert_eq!(json(&["fuse", &file, "--json", "--backward"])["verified"], true);
 }
 
 #[test]
@@ -119,18 +95,15 @@ fn kernels_are_printed() {
     has_fields(&kernels[0], &["name", "kind", "bytes_read", "bytes_written", "source"]);
     assert!(kernels[0]["source"].as_str().unwrap().contains("gelu_tanh"));
     let text = deuteron(&["kernel", "gpt2", "--backward", "--text", "--seq", "8"]).stdout;
-    let file = TextFile::new("printed.txt", &String::from_utf8(text).unwrap());
-    assert!(deuteron(&["kernel", file.path()]).status.success(), "what is printed can be read again");
+    let folder = Folder::new();
+    let file = folder.write("printed.txt", &String::from_utf8(text).unwrap());
+    assert!(deuteron(&["kernel", &file]).status.success(), "what is printed can be read again");
 }
 
 #[test]
 fn kernels_for_a_gpu_need_no_gpu() {
     let words = ["kernel", "norm_act", "--dtype", "bf16", "--json", "--device"];
-    let with_nvrtc = |device: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_deuteron"));
-        let environment = std::env::var_os("DEUTERON_NVRTC_ENV").unwrap_or_default();
-        command.args(words).arg(device).env("VIRTUAL_ENV", environment).output().unwrap()
-    };
+    let with_nvrtc = |device: &str| Folder::new().run_with_nvrtc(&[&words[..], &[device]].concat());
     for device in ["sm_80", "sm_90a", "h200"] {
         let output = with_nvrtc(device);
         if output.status.code() == Some(2) {
@@ -269,8 +242,9 @@ fn check_runs_random_graphs() {
 
 #[test]
 fn bad_usage_and_bad_input_exit_with_2() {
-    let malformed = TextFile::new("malformed.txt", "x = input f32[2,2]\ny = add x z\nout y");
-    let binary = TextFile::new("empty.txt", "");
+    let folder = Folder::new();
+    let malformed = folder.write("malformed.txt", "x = input f32[2,2]\ny = add x z\nout y");
+    let binary = folder.write("empty.txt", "");
     let cases: [(&[&str], &str); 14] = [
         (&["frobnicate"], "unrecognized subcommand"),
         (&["fuse"], "<GRAPH>"),
@@ -283,8 +257,8 @@ fn bad_usage_and_bad_input_exit_with_2() {
         (&["fuse", "norm_act", "--threads", "0"], "--threads must be from 1"),
         (&["fuse", "norm_act", "--rows", "99999999999", "--cols", "99999999999"], "too large"),
         (&["fuse", "norm_quantize", "--backward"], "no backward"),
-        (&["fuse", malformed.path()], "line 2, column 11: unknown value `z`"),
-        (&["fuse", binary.path()], "no outputs"),
+        (&["fuse", &malformed], "line 2, column 11: unknown value `z`"),
+        (&["fuse", &binary], "no outputs"),
         (&["bench", "nothing"], "unknown op `nothing`"),
     ];
     for (arguments, message) in cases {

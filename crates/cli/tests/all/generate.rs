@@ -7,72 +7,52 @@ use std::process::{Command, Output, Stdio};
 use deuteron_gpt2::{Checkpoint, Tokenizer};
 use serde_json::Value;
 
+use crate::support::{Folder, printed};
+
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpt2/tests/fixtures").join(name)
 }
 
-/// Neither settings nor models of the user who runs the tests are looked at.
-fn command(arguments: &[&str]) -> Command {
-    let nowhere = std::env::temp_dir().join(format!("deuteron-generate-{}", std::process::id()));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_deuteron"));
-    command.env("XDG_CONFIG_HOME", &nowhere).env("HF_HUB_CACHE", nowhere.join("hub"));
-    command.args(["generate", "--device", "cpu"]).args(arguments);
-    command
+fn command(folder: &Folder, arguments: &[&str]) -> Command {
+    folder.command(&[&["generate", "--device", "cpu"], arguments].concat())
 }
 
 fn generate(arguments: &[&str]) -> Output {
-    command(arguments).output().unwrap()
+    command(&Folder::new(), arguments).output().unwrap()
 }
 
 fn stdout(arguments: &[&str]) -> String {
-    let output = generate(arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    printed(generate(arguments))
 }
 
 /// The checkpoint in shards, with a token a byte: it has come without a tokenizer.
-struct Shards(PathBuf);
-
-impl Shards {
-    fn new(test: &str) -> Shards {
-        let folder = std::env::temp_dir().join(format!("deuteron-shards-{}-{test}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        for entry in std::fs::read_dir(fixture("shards")).unwrap() {
-            let path = entry.unwrap().path();
-            std::fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
-        }
-        let words = std::fs::read(fixture("bf16").join("vocab.json")).unwrap();
-        let mut words: serde_json::Map<String, Value> = serde_json::from_slice(&words).unwrap();
-        // After the end of text and 256 bytes come words of several.
-        words.retain(|_, id| id.as_u64().unwrap() < 257);
-        std::fs::write(folder.join("vocab.json"), serde_json::to_string(&words).unwrap()).unwrap();
-        std::fs::write(folder.join("merges.txt"), "#version: 0.2\n").unwrap();
-        Shards(folder)
+fn shards() -> Folder {
+    let folder = Folder::new();
+    for entry in std::fs::read_dir(fixture("shards")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.0.join(path.file_name().unwrap())).unwrap();
     }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for Shards {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    let words = std::fs::read(fixture("bf16").join("vocab.json")).unwrap();
+    let mut words: serde_json::Map<String, Value> = serde_json::from_slice(&words).unwrap();
+    // After the end of text and 256 bytes come words of several.
+    words.retain(|_, id| id.as_u64().unwrap() < 257);
+    folder.write("vocab.json", &serde_json::to_string(&words).unwrap());
+    folder.write("merges.txt", "#version: 0.2\n");
+    folder
 }
 
 #[test]
 fn the_text_is_that_of_the_library() {
-    let shards = Shards::new("text");
+    let shards = shards();
     let tokenizer = Tokenizer::open(&shards.0, Checkpoint::open(&shards.0).unwrap().config()).unwrap();
     let expected: Value = serde_json::from_slice(&std::fs::read(shards.0.join("expected.json")).unwrap()).unwrap();
     let ids =
         |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>();
     let (prompt, greedy) = (ids(&expected["cases"][0]["prompt"]), ids(&expected["cases"][0]["greedy"]));
     let (prompt, text) = (tokenizer.decode(&prompt).unwrap(), tokenizer.decode(&greedy).unwrap());
-    assert_eq!(stdout(&["--model", shards.path(), &prompt]), format!("{prompt}{text}\n"));
+    assert_eq!(stdout(&["--model", &shards.path(""), &prompt]), format!("{prompt}{text}\n"));
     // Printed as it comes or at the end: the same.
-    let two = stdout(&["--model", shards.path(), &prompt, &prompt, "--max-tokens", "9"]);
+    let two = stdout(&["--model", &shards.path(""), &prompt, &prompt, "--max-tokens", "9"]);
     let short = tokenizer.decode(&greedy[..9]).unwrap();
     assert_eq!(two, format!("[1]\n{prompt}{short}\n\n[2]\n{prompt}{short}\n"));
 }
@@ -140,10 +120,10 @@ fn seeded_weights_need_no_files() {
 
 #[test]
 fn a_reader_who_leaves_is_no_error() {
-    let folder = fixture("gelu");
+    let (own, folder) = (Folder::new(), fixture("gelu"));
     for extra in [&[][..], &["again"][..], &["--json"][..]] {
         let mut command =
-            command(&[&["--model", folder.to_str().unwrap(), "hi", "--max-tokens", "90"][..], extra].concat());
+            command(&own, &[&["--model", folder.to_str().unwrap(), "hi", "--max-tokens", "90"][..], extra].concat());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let mut text = String::new();

@@ -3,4 +3,5 @@
 mod analyze;
 mod command;
 mod generate;
+mod support;
 mod tuning;

@@ -1,44 +1,14 @@
 //! Measured launch shapes as a person hands them in and gets them back. No GPU is needed for it, only NVRTC for one test.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Output;
 
 use deuteron::cuda::{Arch, CudaCatalog, CudaTarget, RowConfig, Tuning};
 use deuteron::tune::launch_shapes;
 use deuteron::{Dtype, FusedOp, Machine, Strategy, Target};
 use serde_json::Value;
 
-/// A folder that goes away with the test: the settings of the user who runs it are neither read nor written.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("deuteron-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn file(&self, name: &str, text: &str) -> String {
-        let path = self.0.join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_string()
-    }
-
-    fn deuteron(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_deuteron"));
-        command.args(arguments).env("XDG_CONFIG_HOME", self.0.join("settings"));
-        if let Some(environment) = std::env::var_os("DEUTERON_NVRTC_ENV") {
-            command.env("VIRTUAL_ENV", environment);
-        }
-        command.output().unwrap()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use crate::support::Folder;
 
 /// The key of the only kernel of an op on an H200, and its launch shapes.
 fn shapes(op: &str, rows: usize, cols: usize, dtype: Dtype) -> (String, Vec<RowConfig>) {
@@ -56,11 +26,11 @@ fn text(output: &Output) -> String {
 
 #[test]
 fn a_kernel_is_printed_with_the_launch_shape_of_the_file() {
-    let folder = Folder::new("printed-tuning");
+    let folder = Folder::new();
     let (key, configs) = shapes("norm_act", 4096, 768, Dtype::Bf16);
     let words = ["kernel", "norm_act", "--rows", "4096", "--dtype", "bf16", "--device", "sm_90a", "--json", "--tuning"];
     let printed = |file: &str| {
-        let output = folder.deuteron(&[&words[..], &[file]].concat());
+        let output = folder.run_with_nvrtc(&[&words[..], &[file]].concat());
         if text(&output).contains("nvidia-cuda-nvrtc") {
             eprintln!("skipped: needs NVRTC: a_kernel_is_printed_with_the_launch_shape_of_the_file");
             return None;
@@ -75,21 +45,21 @@ fn a_kernel_is_printed_with_the_launch_shape_of_the_file() {
     for config in &configs[1..] {
         let mut tuning = Tuning::default();
         tuning.insert(&key, config.clone());
-        let file = folder.file("tuning.txt", &tuning.to_string());
+        let file = folder.write("tuning.txt", &tuning.to_string());
         assert_eq!(printed(&file), Some(config.to_string()));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), tuning.to_string(), "a frozen file is not written");
     }
     // Of a kernel with other columns nothing is known.
     let mut other = Tuning::default();
     other.insert(&shapes("norm_act", 4096, 1024, Dtype::Bf16).0, configs[1].clone());
-    assert_eq!(printed(&folder.file("other.txt", &other.to_string())), Some(untuned));
+    assert_eq!(printed(&folder.write("other.txt", &other.to_string())), Some(untuned));
 }
 
 #[test]
 fn bad_files_and_devices_without_launch_shapes_exit_with_2() {
-    let folder = Folder::new("bad-tuning");
-    let bad = folder.file("bad.txt", "\nkey policy=registers vector=3\n");
-    let missing = folder.0.join("missing.txt").to_str().unwrap().to_string();
+    let folder = Folder::new();
+    let bad = folder.write("bad.txt", "\nkey policy=registers vector=3\n");
+    let missing = folder.path("missing.txt");
     let cases: [(&[&str], &[&str]); 6] = [
         (&["bench", "add_act", "--tuning", &bad], &["bad.txt", "line 2", "delete the line", "--tuning none"]),
         (&["fuse", "add_act", "--tuning", &bad], &["line 2"]),
@@ -99,7 +69,7 @@ fn bad_files_and_devices_without_launch_shapes_exit_with_2() {
         (&["bench", "add_act", "--rows", "4", "--device", "cpu", "--tune"], &["expected a GPU"]),
     ];
     for (arguments, words) in cases {
-        let output = folder.deuteron(arguments);
+        let output = folder.run_with_nvrtc(arguments);
         let message = text(&output);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
         assert!(words.iter().all(|word| message.contains(word)), "{arguments:?} should say {words:?}, said\n{message}");

@@ -54,6 +54,14 @@ impl CpuSource {
         CpuSource { program, tiles: TileUse::default() }
     }
 
+    /// A program that is told from others by a value and prints as a text.
+    pub fn described<T>(value: T, text: String) -> CpuSource
+    where
+        T: fmt::Debug + PartialEq + Send + Sync + 'static,
+    {
+        CpuSource::new(Arc::new(Described { value, text }))
+    }
+
     /// The same with what it needs of the tile machine.
     pub fn with_tiles(self, tiles: TileUse) -> CpuSource {
         CpuSource { tiles, ..self }
@@ -69,6 +77,18 @@ impl PartialEq for CpuSource {
 impl fmt::Display for CpuSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.program.fmt(f)
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Described<T> {
+    value: T,
+    text: String,
+}
+
+impl<T> fmt::Display for Described<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 

@@ -68,11 +68,6 @@ impl Arch {
         self >= Arch::Sm80
     }
 
-    /// fp8 conversions.
-    pub fn has_fp8(self) -> bool {
-        self >= Arch::Sm89
-    }
-
     /// Thread-block clusters.
     pub fn has_clusters(self) -> bool {
         matches!(self, Arch::Sm90a | Arch::Sm100 | Arch::Sm120)

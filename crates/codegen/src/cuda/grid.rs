@@ -81,6 +81,13 @@ pub struct Grid {
     pub words: Vec<Word>,
 }
 
+impl Grid {
+    /// Blocks along one axis, without clusters and dynamic shared memory, which start when earlier grids have ended.
+    pub fn new(entry: &'static str, blocks: usize, threads: u32, words: Vec<Word>) -> Grid {
+        Grid { entry, blocks: [blocks as u32, 1, 1], threads, cluster: 1, shared: 0, waits: false, words }
+    }
+}
+
 /// All grids of one launch, in order.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Grids {

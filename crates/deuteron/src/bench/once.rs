@@ -1,5 +1,6 @@
 //! Plans run exactly once, for profilers: what was launched, in order, and what was predicted of it.
 
+use deuteron_graph::named;
 use deuteron_plan::Strategy;
 use serde::Serialize;
 
@@ -11,30 +12,20 @@ use crate::seed;
 use crate::session::Session;
 use crate::tensor::Tensor;
 
-/// How an op is cut into kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OpPlan {
-    /// a kernel a composite, attention with its scores in memory
-    Eager,
-    /// a kernel a builder call
-    Unfused,
-    /// as the ready-made op runs
-    Fused,
+named! {
+    /// How an op is cut into kernels.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum OpPlan {
+        /// a kernel a composite, attention with its scores in memory
+        Eager = "eager",
+        /// a kernel a builder call
+        Unfused = "unfused",
+        /// as the ready-made op runs
+        Fused = "fused",
+    }
 }
 
 impl OpPlan {
-    /// All of them, from least to most fused.
-    pub const ALL: [OpPlan; 3] = [OpPlan::Eager, OpPlan::Unfused, OpPlan::Fused];
-
-    /// The word in reports and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            OpPlan::Eager => "eager",
-            OpPlan::Unfused => "unfused",
-            OpPlan::Fused => "fused",
-        }
-    }
-
     fn strategy(self) -> Strategy {
         match self {
             OpPlan::Eager => Strategy::Eager,

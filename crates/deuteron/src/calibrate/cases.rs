@@ -6,11 +6,8 @@ use deuteron_graph::{Dtype, Graph};
 use crate::catalog::{self, FusedOp};
 use crate::error::Error;
 
-/// A graph in text form at several sizes; `R` stands for the rows and `C` for the columns.
-struct Family {
-    text: &'static str,
-    sizes: &'static [[usize; 2]],
-}
+/// A graph in text form and the sizes it is measured at; `R` stands for the rows and `C` for the columns.
+type Family = (&'static str, &'static [[usize; 2]]);
 
 /// In L1 on one thread, in L2, in the last-level cache, in main memory.
 const FLAT: &[[usize; 2]] = &[[48, 256], [300, 512], [1800, 640], [10000, 1024]];
@@ -24,107 +21,65 @@ const SHORT: &[[usize; 2]] = &[[3000, 40], [2500, 96], [1500, 160]];
 const NARROW: &[[usize; 2]] = &[[6000, 2], [30000, 5], [12000, 9], [5000, 14]];
 
 const FAMILIES: &[Family] = &[
-    Family { text: "x = input f32[R,C] ; y = add x 1 ; out y", sizes: FLAT },
-    Family { text: "x = input f32[R,C] ; z = input f32[R,C] ; y = mul x z ; out y", sizes: FLAT },
-    Family {
-        text: "x = input f32[R,C] ; a = input f32[R,C] ; b = input f32[R,C] ; p = mul x a ; y = add p b ; out y",
-        sizes: FLAT,
-    },
-    Family {
-        text: "x = input f32[R,C] ; a = sub x 1 ; b = max a x ; c = mul b b ; d = min c x ; e = abs d ; y = add e x ; out y",
-        sizes: FLAT,
-    },
-    Family { text: "x = input f32[R,C] ; y = exp x ; out y", sizes: DENSE },
-    Family { text: "x = input f32[R,C] ; a = neg x ; b = exp a ; c = exp b ; y = exp c ; out y", sizes: DENSE },
-    Family { text: "x = input f32[R,C] ; y = tanh x ; out y", sizes: DENSE },
-    Family { text: "x = input f32[R,C] ; y = gelu x ; out y", sizes: FLAT },
-    Family { text: "x = input f32[R,C] ; y = silu x ; out y", sizes: DENSE },
-    Family { text: "x = input f32[R,C] ; y = gelu x kind=erf ; out y", sizes: DENSE },
-    Family { text: "x = input f32[R,C] ; a = abs x ; b = log a ; y = erf b ; out y", sizes: DENSE },
-    Family { text: "x = input f32[R,C] ; z = input f32[R,C] ; y = div x z ; out y", sizes: DENSE },
-    Family { text: "x = input f32[R,C] ; a = abs x ; b = sqrt a ; y = reciprocal b ; out y", sizes: DENSE },
-    Family { text: "x = input f32[R,C] ; s = input i32[] ; y = dropout x s p=0.1 ; out y", sizes: FLAT },
-    Family { text: "x = input f32[R,C] ; b = input f32[C] ; y = add x b ; out y", sizes: ROWS },
-    Family { text: "x = input f32[R,C] ; b = input f32[C] ; y = add x b ; out y", sizes: SHORT },
-    Family { text: "x = input f32[R,C] ; b = input f32[C] ; y = add x b ; out y", sizes: NARROW },
-    Family { text: "x = input f32[R,C] ; y = row_sum x ; out y", sizes: ROWS },
-    Family { text: "x = input f32[R,C] ; y = row_sum x ; out y", sizes: SHORT },
-    Family { text: "x = input f32[R,C] ; y = row_max x ; out y", sizes: NARROW },
-    Family { text: "x = input f32[R,C] ; y = rms_norm x w[C] ; out y", sizes: ROWS },
-    Family { text: "x = input f32[R,C] ; y = layer_norm x w[C] b[C] ; out y", sizes: SHORT },
-    Family { text: "x = input f32[R,C] ; y = layer_norm x w[C] b[C] ; out y", sizes: NARROW },
-    Family { text: "x = input f32[R,C] ; y = softmax x ; out y", sizes: ROWS },
-    Family { text: "x = input f32[R,C] ; y = softmax x ; out y", sizes: SHORT },
-    Family { text: "x = input f32[R,C] ; y = softmax x ; out y", sizes: NARROW },
-    Family { text: "x = input f32[R,C] ; g = gelu x kind=erf ; y = row_sum g ; out y", sizes: NARROW },
-    Family { text: "x = input f32[R,C] ; g = gelu x ; y = row_mean g ; out y", sizes: SHORT },
-    Family { text: "x = input f32[R,C] ; a = exp x ; b = tanh a ; c = sub b x ; y = row_max c ; out y", sizes: NARROW },
-    Family {
-        text: "x = input f32[R,C] ; s = input i32[] ; d = dropout x s p=0.1 ; y = row_sum d ; out y",
-        sizes: NARROW,
-    },
-    Family {
-        text: "x = input f32[R,C] ; v = input f32[R,1] ; a = exp v ; b = tanh a ; c = sqrt b ; y = mul x c ; out y",
-        sizes: NARROW,
-    },
-    Family {
-        text: "x = input f32[R,C] ; v = input f32[R,1] ; a = mul v v ; b = sub a 1 ; y = mul x b ; out y",
-        sizes: SHORT,
-    },
-    Family { text: "x = input f32[R,C] ; y = column_sum x ; out y", sizes: ROWS },
-    Family { text: "x = input f32[R,C] ; g = silu x ; y = column_sum g ; out y", sizes: SHORT },
-    Family { text: "x = input f32[R,C] ; y = column_sum x ; out y", sizes: NARROW },
-    Family { text: "x = input bf16[R,C] ; z = input bf16[R,C] ; y = add x z ; out y", sizes: FLAT },
-    Family { text: "x = input f16[R,C] ; y = gelu x ; out y", sizes: DENSE },
-    Family { text: "x = input bf16[R,C] ; y = layer_norm x w:bf16[C] b:bf16[C] ; out y", sizes: SHORT },
-    Family { text: "x = input f16[R,C] ; y = rms_norm x w:f16[C] ; out y", sizes: ROWS },
-    Family { text: "x = input f32[R,C] ; y = transpose x [1,0] ; out y", sizes: &[[64, 96], [500, 320], [1500, 1000]] },
-    Family { text: "x = input f32[R,8,C] ; y = transpose x [1,0,2] ; out y", sizes: &[[100, 64], [1000, 80]] },
-    Family { text: "a = input f32[R,C] ; b = input f32[R,C] ; y = concat a b axis=1 ; out y", sizes: DENSE },
-    Family {
-        text: "i = input i32[R] ; u = input f32[R,C] ; y = scatter_add i u rows=3000 ; out y",
-        sizes: &[[200, 256], [2000, 640]],
-    },
-    Family {
-        text: "i = input i32[R] ; u = input f32[R,C] ; y = scatter_add i u rows=30000 ; out y",
-        sizes: &[[500, 512]],
-    },
-    Family {
-        text: "i = input i32[1,R] ; t = input f32[40000,C] ; y = gather t i ; out y",
-        sizes: &[[300, 512], [4000, 640]],
-    },
-    Family {
-        text: "a = input f32[R,C] ; b = input f32[C,512] ; y = matmul a b ; out y",
-        sizes: &[[16, 512], [384, 384], [1000, 640]],
-    },
-    Family {
-        text: "a = input f32[R,C] ; b = input f32[C,R] ; y = matmul a b ; out y",
-        sizes: &[[32, 32], [96, 64], [200, 128], [700, 700]],
-    },
-    Family {
-        text: "a = input f32[R,C] ; b = input f32[2000,C] ; y = matmul a b transpose_b ; out y",
-        sizes: &[[40, 320], [640, 512]],
-    },
-    Family {
-        text: "a = input f32[R,C] ; b = input f32[R,300] ; y = matmul a b transpose_a ; out y",
-        sizes: &[[900, 200]],
-    },
-    Family {
-        text: "a = input f32[8,R,C] ; b = input f32[8,R,C] ; y = matmul a b transpose_b ; out y",
-        sizes: &[[32, 64], [200, 64], [384, 64]],
-    },
-    Family {
-        text: "a = input f32[16,R,R] ; b = input f32[16,R,C] ; y = matmul a b ; out y",
-        sizes: &[[48, 64], [256, 64]],
-    },
-    Family {
-        text: "a = input bf16[R,C] ; b = input bf16[C,600] ; y = matmul a b ; out y",
-        sizes: &[[64, 320], [600, 600]],
-    },
-    Family {
-        text: "a = input f16[8,R,C] ; b = input f16[8,R,C] ; y = matmul a b transpose_b ; out y",
-        sizes: &[[160, 64]],
-    },
+    ("x = input f32[R,C] ; y = add x 1 ; out y", FLAT),
+    ("x = input f32[R,C] ; z = input f32[R,C] ; y = mul x z ; out y", FLAT),
+    ("x = input f32[R,C] ; a = input f32[R,C] ; b = input f32[R,C] ; p = mul x a ; y = add p b ; out y", FLAT),
+    (
+        "x = input f32[R,C] ; a = sub x 1 ; b = max a x ; c = mul b b ; d = min c x ; e = abs d ; y = add e x ; out y",
+        FLAT,
+    ),
+    ("x = input f32[R,C] ; y = exp x ; out y", DENSE),
+    ("x = input f32[R,C] ; a = neg x ; b = exp a ; c = exp b ; y = exp c ; out y", DENSE),
+    ("x = input f32[R,C] ; y = tanh x ; out y", DENSE),
+    ("x = input f32[R,C] ; y = gelu x ; out y", FLAT),
+    ("x = input f32[R,C] ; y = silu x ; out y", DENSE),
+    ("x = input f32[R,C] ; y = gelu x kind=erf ; out y", DENSE),
+    ("x = input f32[R,C] ; a = abs x ; b = log a ; y = erf b ; out y", DENSE),
+    ("x = input f32[R,C] ; z = input f32[R,C] ; y = div x z ; out y", DENSE),
+    ("x = input f32[R,C] ; a = abs x ; b = sqrt a ; y = reciprocal b ; out y", DENSE),
+    ("x = input f32[R,C] ; s = input i32[] ; y = dropout x s p=0.1 ; out y", FLAT),
+    ("x = input f32[R,C] ; b = input f32[C] ; y = add x b ; out y", ROWS),
+    ("x = input f32[R,C] ; b = input f32[C] ; y = add x b ; out y", SHORT),
+    ("x = input f32[R,C] ; b = input f32[C] ; y = add x b ; out y", NARROW),
+    ("x = input f32[R,C] ; y = row_sum x ; out y", ROWS),
+    ("x = input f32[R,C] ; y = row_sum x ; out y", SHORT),
+    ("x = input f32[R,C] ; y = row_max x ; out y", NARROW),
+    ("x = input f32[R,C] ; y = rms_norm x w[C] ; out y", ROWS),
+    ("x = input f32[R,C] ; y = layer_norm x w[C] b[C] ; out y", SHORT),
+    ("x = input f32[R,C] ; y = layer_norm x w[C] b[C] ; out y", NARROW),
+    ("x = input f32[R,C] ; y = softmax x ; out y", ROWS),
+    ("x = input f32[R,C] ; y = softmax x ; out y", SHORT),
+    ("x = input f32[R,C] ; y = softmax x ; out y", NARROW),
+    ("x = input f32[R,C] ; g = gelu x kind=erf ; y = row_sum g ; out y", NARROW),
+    ("x = input f32[R,C] ; g = gelu x ; y = row_mean g ; out y", SHORT),
+    ("x = input f32[R,C] ; a = exp x ; b = tanh a ; c = sub b x ; y = row_max c ; out y", NARROW),
+    ("x = input f32[R,C] ; s = input i32[] ; d = dropout x s p=0.1 ; y = row_sum d ; out y", NARROW),
+    ("x = input f32[R,C] ; v = input f32[R,1] ; a = exp v ; b = tanh a ; c = sqrt b ; y = mul x c ; out y", NARROW),
+    ("x = input f32[R,C] ; v = input f32[R,1] ; a = mul v v ; b = sub a 1 ; y = mul x b ; out y", SHORT),
+    ("x = input f32[R,C] ; y = column_sum x ; out y", ROWS),
+    ("x = input f32[R,C] ; g = silu x ; y = column_sum g ; out y", SHORT),
+    ("x = input f32[R,C] ; y = column_sum x ; out y", NARROW),
+    ("x = input bf16[R,C] ; z = input bf16[R,C] ; y = add x z ; out y", FLAT),
+    ("x = input f16[R,C] ; y = gelu x ; out y", DENSE),
+    ("x = input bf16[R,C] ; y = layer_norm x w:bf16[C] b:bf16[C] ; out y", SHORT),
+    ("x = input f16[R,C] ; y = rms_norm x w:f16[C] ; out y", ROWS),
+    ("x = input f32[R,C] ; y = transpose x [1,0] ; out y", &[[64, 96], [500, 320], [1500, 1000]]),
+    ("x = input f32[R,8,C] ; y = transpose x [1,0,2] ; out y", &[[100, 64], [1000, 80]]),
+    ("a = input f32[R,C] ; b = input f32[R,C] ; y = concat a b axis=1 ; out y", DENSE),
+    ("i = input i32[R] ; u = input f32[R,C] ; y = scatter_add i u rows=3000 ; out y", &[[200, 256], [2000, 640]]),
+    ("i = input i32[R] ; u = input f32[R,C] ; y = scatter_add i u rows=30000 ; out y", &[[500, 512]]),
+    ("i = input i32[1,R] ; t = input f32[40000,C] ; y = gather t i ; out y", &[[300, 512], [4000, 640]]),
+    ("a = input f32[R,C] ; b = input f32[C,512] ; y = matmul a b ; out y", &[[16, 512], [384, 384], [1000, 640]]),
+    ("a = input f32[R,C] ; b = input f32[C,R] ; y = matmul a b ; out y", &[[32, 32], [96, 64], [200, 128], [700, 700]]),
+    ("a = input f32[R,C] ; b = input f32[2000,C] ; y = matmul a b transpose_b ; out y", &[[40, 320], [640, 512]]),
+    ("a = input f32[R,C] ; b = input f32[R,300] ; y = matmul a b transpose_a ; out y", &[[900, 200]]),
+    (
+        "a = input f32[8,R,C] ; b = input f32[8,R,C] ; y = matmul a b transpose_b ; out y",
+        &[[32, 64], [200, 64], [384, 64]],
+    ),
+    ("a = input f32[16,R,R] ; b = input f32[16,R,C] ; y = matmul a b ; out y", &[[48, 64], [256, 64]]),
+    ("a = input bf16[R,C] ; b = input bf16[C,600] ; y = matmul a b ; out y", &[[64, 320], [600, 600]]),
+    ("a = input f16[8,R,C] ; b = input f16[8,R,C] ; y = matmul a b transpose_b ; out y", &[[160, 64]]),
 ];
 
 /// Rows and columns at which the catalogue is measured to calibrate.
@@ -144,66 +99,36 @@ const LONG_VALIDATION: &[[usize; 2]] = &[[700, 600], [3000, 1000]];
 /// vectors whatever the shape, becomes one of narrow rows; and where a value of one number a row, cheap on its own, is
 /// made a row at a time.
 const DECISIONS: &[Family] = &[
-    Family { text: "x = input f32[R,C] ; g = gelu x kind=erf ; y = row_sum g ; out y", sizes: NARROW_VALIDATION },
-    Family { text: "x = input f32[R,C] ; g = tanh x ; y = row_max g ; out y", sizes: NARROW_VALIDATION },
-    Family {
-        text: "x = input f32[R,C] ; s = input i32[] ; d = dropout x s p=0.2 ; y = row_sum d ; out y",
-        sizes: NARROW_VALIDATION,
-    },
-    Family {
-        text: "x = input f32[R,C] ; s = input i32[] ; d = dropout x s p=0.2 ; y = softmax d ; out y",
-        sizes: NARROW_VALIDATION,
-    },
-    Family {
-        text: "x = input f32[R,C] ; g = gelu x kind=erf ; y = layer_norm g w[C] b[C] ; out y",
-        sizes: NARROW_VALIDATION,
-    },
-    Family { text: "x = input f32[R,C] ; g = silu x ; y = mul g b[C] ; out y", sizes: NARROW_VALIDATION },
-    Family {
-        text: "x = input f32[R,C] ; a = exp x ; l = log a ; e = erf l ; y = add e b[C] ; out y",
-        sizes: NARROW_VALIDATION,
-    },
-    Family { text: "x = input f32[R,C] ; g = gelu x kind=erf ; y = column_sum g ; out y", sizes: NARROW_VALIDATION },
-    Family { text: "x = input f32[R,C] ; e = exp x ; y = row_mean e ; out y", sizes: NARROW_VALIDATION },
-    Family {
-        text: "x = input f32[R,C] ; v = input f32[R,1] ; s = sigmoid x ; y = mul s v ; out y",
-        sizes: NARROW_VALIDATION,
-    },
-    Family {
-        text: "x = input f32[R,C] ; v = input f32[R,1] ; a = tanh v ; b = exp a ; y = mul x b ; out y",
-        sizes: NARROW_VALIDATION,
-    },
-    Family { text: "x = input f32[R,C] ; g = gelu x ; y = row_mean g ; out y", sizes: SHORT_VALIDATION },
-    Family {
-        text: "x = input f32[R,C] ; v = input f32[R,1] ; a = sqrt v ; b = mul a a ; y = sub x b ; out y",
-        sizes: SHORT_VALIDATION,
-    },
-    Family {
-        text: "x = input f32[R,C] ; s = input i32[] ; d = dropout x s p=0.2 ; y = rms_norm d w[C] ; out y",
-        sizes: SHORT_VALIDATION,
-    },
-    Family { text: "x = input f32[R,C] ; g = gelu x kind=erf ; y = softmax g ; out y", sizes: SHORT_VALIDATION },
-    Family { text: "x = input f32[R,C] ; g = silu x ; y = column_sum g ; out y", sizes: SHORT_VALIDATION },
-    Family { text: "x = input f32[R,C] ; g = gelu x ; y = row_mean g ; out y", sizes: LONG_VALIDATION },
-    Family { text: "x = input f32[R,C] ; g = gelu x kind=erf ; y = row_sum g ; out y", sizes: LONG_VALIDATION },
-    Family {
-        text: "x = input f32[R,C] ; r = input f32[R,C] ; h = add x r ; y = rms_norm h w[C] ; out y h",
-        sizes: LONG_VALIDATION,
-    },
-    Family {
-        text: "x = input f32[R,C] ; a = mul x x ; b = silu a ; c = sub b x ; y = relu c ; out y",
-        sizes: LONG_VALIDATION,
-    },
-    Family { text: "x = input f32[R,C] ; h = mul x w[C] ; g = gelu h ; y = softmax g ; out y", sizes: LONG_VALIDATION },
-    Family { text: "x = input f32[R,C] ; g = silu x ; y = column_sum g ; out y", sizes: LONG_VALIDATION },
+    ("x = input f32[R,C] ; g = gelu x kind=erf ; y = row_sum g ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; g = tanh x ; y = row_max g ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; s = input i32[] ; d = dropout x s p=0.2 ; y = row_sum d ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; s = input i32[] ; d = dropout x s p=0.2 ; y = softmax d ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; g = gelu x kind=erf ; y = layer_norm g w[C] b[C] ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; g = silu x ; y = mul g b[C] ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; a = exp x ; l = log a ; e = erf l ; y = add e b[C] ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; g = gelu x kind=erf ; y = column_sum g ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; e = exp x ; y = row_mean e ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; v = input f32[R,1] ; s = sigmoid x ; y = mul s v ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; v = input f32[R,1] ; a = tanh v ; b = exp a ; y = mul x b ; out y", NARROW_VALIDATION),
+    ("x = input f32[R,C] ; g = gelu x ; y = row_mean g ; out y", SHORT_VALIDATION),
+    ("x = input f32[R,C] ; v = input f32[R,1] ; a = sqrt v ; b = mul a a ; y = sub x b ; out y", SHORT_VALIDATION),
+    ("x = input f32[R,C] ; s = input i32[] ; d = dropout x s p=0.2 ; y = rms_norm d w[C] ; out y", SHORT_VALIDATION),
+    ("x = input f32[R,C] ; g = gelu x kind=erf ; y = softmax g ; out y", SHORT_VALIDATION),
+    ("x = input f32[R,C] ; g = silu x ; y = column_sum g ; out y", SHORT_VALIDATION),
+    ("x = input f32[R,C] ; g = gelu x ; y = row_mean g ; out y", LONG_VALIDATION),
+    ("x = input f32[R,C] ; g = gelu x kind=erf ; y = row_sum g ; out y", LONG_VALIDATION),
+    ("x = input f32[R,C] ; r = input f32[R,C] ; h = add x r ; y = rms_norm h w[C] ; out y h", LONG_VALIDATION),
+    ("x = input f32[R,C] ; a = mul x x ; b = silu a ; c = sub b x ; y = relu c ; out y", LONG_VALIDATION),
+    ("x = input f32[R,C] ; h = mul x w[C] ; g = gelu h ; y = softmax g ; out y", LONG_VALIDATION),
+    ("x = input f32[R,C] ; g = silu x ; y = column_sum g ; out y", LONG_VALIDATION),
 ];
 
 /// Every graph of the calibration.
 pub(crate) fn calibration() -> Result<Vec<Graph>, Error> {
     let mut graphs = Vec::new();
-    for family in FAMILIES {
-        for &[rows, cols] in family.sizes {
-            graphs.push(text_graph(family.text, rows, cols)?);
+    for (text, sizes) in FAMILIES {
+        for &[rows, cols] in *sizes {
+            graphs.push(text_graph(text, rows, cols)?);
         }
     }
     for op in FusedOp::catalog().into_iter().filter(FusedOp::is_rows) {
@@ -230,9 +155,9 @@ pub(crate) fn validation() -> Result<Vec<(Graph, bool)>, Error> {
             }
         }
     }
-    for family in DECISIONS {
-        for &[rows, cols] in family.sizes {
-            graphs.push((text_graph(family.text, rows, cols)?, false));
+    for (text, sizes) in DECISIONS {
+        for &[rows, cols] in *sizes {
+            graphs.push((text_graph(text, rows, cols)?, false));
         }
     }
     Ok(graphs)
@@ -244,7 +169,7 @@ const GPU_DECISIONS: [[usize; 2]; 3] = [[300_000, 6], [40_000, 200], [3000, 10_0
 /// The graphs of the decisions at sizes for a GPU.
 pub(crate) fn gpu_decisions() -> Result<Vec<Graph>, Error> {
     // A text stands there once for each kind of size.
-    let mut texts: Vec<&str> = DECISIONS.iter().map(|family| family.text).collect();
+    let mut texts: Vec<&str> = DECISIONS.iter().map(|(text, _)| *text).collect();
     texts.sort_unstable();
     texts.dedup();
     let sized = texts.iter().flat_map(|text| GPU_DECISIONS.map(|[rows, cols]| text_graph(text, rows, cols)));

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use deuteron_device::Launching;
 use deuteron_graph::{Dtype, Graph};
-use deuteron_plan::{Machine, MachineError, Quantity, Seconds, Strategy};
+use deuteron_plan::{Machine, Quantity, Seconds, Strategy};
 
-use super::fit::{self, Unknown};
 use super::measure::{Sample, Timed};
-use super::{Calibration, TimeErrors, cases, rounded};
+use super::{Calibration, TimeErrors, cases, fitted, rounded};
 use crate::bench::{repeats, rotation};
 use crate::catalog::FusedOp;
 use crate::engine::Engine;
@@ -71,8 +70,9 @@ pub(super) fn calibrate(engine: &Engine, date: &str, progress: impl FnMut(usize,
         .with(Quantity::LaunchUs, rounded(launched), &format!("a small kernel of a CUDA graph, {date}"))?;
     let timed = time_all(engine, &graphs()?, progress)?;
     let plans: Vec<Timed> = timed.into_iter().flatten().collect();
-    let machine = fitted(&started, &plans, date)?;
-    let errors = TimeErrors::of(plans.iter().map(|plan| (plan.predict(&machine), plan.measured)));
+    let origin = format!("fitted by doctor --calibrate to {} plans timed as CUDA graphs, {date}", plans.len());
+    let machine = fitted(&started, &FITTED, &origin, |machine| pairs(&plans, machine))?;
+    let errors = TimeErrors::of(pairs(&plans, &machine).into_iter());
     let kernels = plans.iter().map(|plan| plan.kernels.len()).sum();
     let changed = FITTED.iter().map(|&(quantity, _)| quantity).collect();
     Ok(Calibration { before, machine, kernels, errors, fitted: changed })
@@ -177,25 +177,9 @@ fn launch_us(engine: &Engine) -> Result<f64, Error> {
     Ok(median(times.collect::<Result<_, _>>()?).as_secs_f64() * 1e6)
 }
 
-/// The machine whose predictions are nearest to the plans.
-fn fitted(before: &Machine, plans: &[Timed], date: &str) -> Result<Machine, MachineError> {
-    let unknown = |&(quantity, factor): &(Quantity, f64)| {
-        let start = before.get(quantity).max(1e-3);
-        let high = if quantity == Quantity::Exposed { 1.0 } else { start * factor };
-        Unknown { start: start.min(high), low: start / factor, high }
-    };
-    let unknowns: Vec<Unknown> = FITTED.iter().map(unknown).collect();
-    let origin = format!("fitted by doctor --calibrate to {} plans timed as CUDA graphs, {date}", plans.len());
-    let machine_of = |values: &[f64]| {
-        let mut numbers = FITTED.iter().zip(values);
-        numbers.try_fold(before.clone(), |machine, (&(quantity, _), &value)| machine.with(quantity, value, &origin))
-    };
-    let residuals = |values: &[f64]| -> Vec<f64> {
-        // Values stay within their bounds, which every number's range includes.
-        let machine = machine_of(values).unwrap_or_else(|_| before.clone());
-        plans.iter().map(|plan| (plan.predict(&machine).0 / plan.measured.0.max(1e-9)).ln()).collect()
-    };
-    machine_of(&fit::fit(&unknowns, &residuals).into_iter().map(rounded).collect::<Vec<f64>>())
+/// What a machine predicts for plans, beside what was measured.
+fn pairs(plans: &[Timed], machine: &Machine) -> Vec<(Seconds, Seconds)> {
+    plans.iter().map(|plan| (plan.predict(machine), plan.measured)).collect()
 }
 
 impl Timed {
@@ -246,8 +230,8 @@ mod tests {
             truth.into_iter().fold(before.clone(), |machine, (quantity, factor)| plant(machine, quantity, factor));
         let plans = planted(&truth);
         assert!(plans.len() > 200, "{}", plans.len());
-        let found = fitted(&before, &plans, "2026-11-15").unwrap();
-        let errors = TimeErrors::of(plans.iter().map(|plan| (plan.predict(&found), plan.measured)));
+        let found = fitted(&before, &FITTED, "fitted", |machine| pairs(&plans, machine)).unwrap();
+        let errors = TimeErrors::of(pairs(&plans, &found).into_iter());
         assert!(errors.median < 0.01 && errors.ninetieth_percentile < 0.05, "{errors:?}");
         assert_eq!(Machine::parse(&found.to_string()).unwrap(), found);
         let launch = found.get(Quantity::LaunchUs) / truth.get(Quantity::LaunchUs);

@@ -116,15 +116,18 @@ fn calibrate_on(
     progress(graphs.len(), graphs.len());
     let processors = engine.device().machine().get(Quantity::Processors);
     let before = Machine::cpu().with(Quantity::Processors, processors, "threads in use")?;
-    let machine = fitted(&before, &samples, date)?;
+    let pairs = |machine: &Machine| -> Vec<(Seconds, Seconds)> {
+        samples.iter().filter_map(|sample| Some((sample.predict(machine), sample.measured?))).collect()
+    };
+    let origin = format!("fitted by doctor --calibrate to {} kernels, {date}", samples.len());
+    let machine = fitted(&before, &FITTED, &origin, pairs)?;
     let machine = match middle(&mut anchors) {
         Some(usual) => {
             machine.with(Quantity::AnchorUs, rounded(usual.us()), &format!("GELU of 256x1024 f32, {date}"))?
         }
         None => machine,
     };
-    let pair = |sample: &Sample| Some((sample.predict(&machine), sample.measured?));
-    let errors = TimeErrors::of(samples.iter().filter_map(pair));
+    let errors = TimeErrors::of(pairs(&machine).into_iter());
     let fitted = FITTED.iter().map(|&(quantity, _)| quantity).collect();
     Ok(Calibration { before, machine, kernels: samples.len(), errors, fitted })
 }
@@ -135,28 +138,31 @@ fn distinct(unfused: Timed, greedy: Timed) -> impl Iterator<Item = Sample> {
     unfused.kernels.into_iter().chain(greedy.kernels.into_iter().filter(move |_| !same))
 }
 
-/// The machine whose predictions are nearest to the samples.
-fn fitted(before: &Machine, samples: &[Sample], date: &str) -> Result<Machine, MachineError> {
-    let unknowns: Vec<Unknown> = FITTED.iter().map(|&(quantity, factor)| unknown(before, quantity, factor)).collect();
-    let origin = format!("fitted by doctor --calibrate to {} kernels, {date}", samples.len());
+/// The machine whose predictions are nearest to what was measured: some of its numbers fitted, each within a factor. `pairs` gives
+/// what a machine predicts beside what was measured.
+fn fitted(
+    before: &Machine,
+    numbers: &[(Quantity, f64)],
+    origin: &str,
+    pairs: impl Fn(&Machine) -> Vec<(Seconds, Seconds)>,
+) -> Result<Machine, MachineError> {
+    let unknown = |&(quantity, factor): &(Quantity, f64)| {
+        let start = before.get(quantity).max(1e-6);
+        // More than all of the shorter time cannot be exposed.
+        let high = if quantity == Quantity::Exposed { 1.0 } else { start * factor };
+        Unknown { start: start.min(high), low: start / factor, high }
+    };
+    let unknowns: Vec<Unknown> = numbers.iter().map(unknown).collect();
     let machine_of = |values: &[f64]| {
-        let mut numbers = FITTED.iter().zip(values);
-        numbers.try_fold(before.clone(), |machine, (&(quantity, _), &value)| machine.with(quantity, value, &origin))
+        let mut numbers = numbers.iter().zip(values);
+        numbers.try_fold(before.clone(), |machine, (&(quantity, _), &value)| machine.with(quantity, value, origin))
     };
     let residuals = |values: &[f64]| -> Vec<f64> {
         // Values stay within their bounds, which every number's range includes.
         let machine = machine_of(values).unwrap_or_else(|_| before.clone());
-        let error = |sample: &Sample| Some((sample.predict(&machine).0 / sample.measured?.0.max(1e-9)).ln());
-        samples.iter().filter_map(error).collect()
+        pairs(&machine).into_iter().map(|(predicted, measured)| (predicted.0 / measured.0.max(1e-9)).ln()).collect()
     };
     machine_of(&fit::fit(&unknowns, &residuals).into_iter().map(rounded).collect::<Vec<f64>>())
-}
-
-fn unknown(before: &Machine, quantity: Quantity, factor: f64) -> Unknown {
-    let start = before.get(quantity).max(1e-6);
-    // More than all of the shorter time cannot be exposed.
-    let high = if quantity == Quantity::Exposed { 1.0 } else { start * factor };
-    Unknown { start, low: start / factor, high }
 }
 
 /// The middle of the sorted times.

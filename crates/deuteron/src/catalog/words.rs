@@ -60,7 +60,7 @@ pub(super) const DROPOUT: Attribute = attribute(
 pub(super) const MASK: Attribute = attribute(
     "mask",
     |value, a| {
-        let masks = [("full", Mask::Full), ("causal", Mask::Causal), ("additive", Mask::Additive)];
+        let masks = [Mask::Full, Mask::Causal, Mask::Additive].map(|mask| (mask.name(), mask));
         set(&mut a.mask, choice("mask", value, &masks))
     },
     |a| &a.mask,

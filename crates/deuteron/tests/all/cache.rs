@@ -1,25 +1,20 @@
 //! Rows appended to a cache, attention over it, and caches kept in place: against the reference, and against each other.
 
-use std::sync::Arc;
-
-use deuteron::cuda::{self, Search};
 use deuteron::reference::{Array, Rounding, interpret};
-use deuteron::verify::Expected;
 use deuteron::{
-    Cpu, DeviceError, Dtype, Engine, Error, Graph, GroupKind, Isa, Launching, Layout, NodeId, Session, SessionOptions,
+    DeviceError, Dtype, Engine, Error, Graph, GroupKind, Isa, Launching, Layout, NodeId, Session, SessionOptions,
     Strategy, Tensor, View, seed,
 };
-use deuteron_testkit::hardware;
+
+use crate::support::{assert_holds, cpu, expected, gpu};
 
 fn engine() -> Engine {
-    Engine::on(Arc::new(Cpu::with(2, Isa::detect())))
+    cpu(2, Isa::detect())
 }
 
 /// The CPU, and a GPU if there is one.
 fn engines() -> Vec<Engine> {
-    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
-    let gpu = hardware::gpu(|| cuda::open(&cuda::Options { search, ..cuda::Options::default() }));
-    std::iter::once(engine()).chain(gpu).collect()
+    std::iter::once(engine()).chain(gpu()).collect()
 }
 
 /// Inputs from a seed, but for these positions.
@@ -127,13 +122,16 @@ a = attention q k v p mask=cached ; out a"
             let graph: Graph = text.parse().unwrap();
             assert_eq!(graph.to_string().parse::<Graph>().unwrap(), graph);
             let inputs = inputs(&graph, positions);
-            let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-            let expected = Expected::new(&graph, &arrays, false).unwrap();
+            let expected = expected(&graph, &inputs, false);
             for strategy in Strategy::ALL {
                 let mut session = Session::new(&engine, &graph, strategy).unwrap();
                 run(&mut session, &inputs).unwrap();
-                let verification = expected.verify(&graph, &[session.output(0).unwrap()]).unwrap();
-                assert!(verification.holds(), "{dtype} {strategy}: {:?}\n{text}", verification.worst());
+                assert_holds(
+                    &expected,
+                    &graph,
+                    &[session.output(0).unwrap()],
+                    format_args!("{dtype} {strategy}\n{text}"),
+                );
                 let one = session.plan().groups.iter().any(|group| group.kind == GroupKind::Attention);
                 assert!(one || matches!(strategy, Strategy::Naive | Strategy::Eager | Strategy::Fused), "{text}");
             }

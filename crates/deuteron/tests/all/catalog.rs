@@ -1,21 +1,20 @@
 //! Every op of the catalogue, every variant, every dtype, both directions, odd sizes: all plans against f64.
 
-use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, FusedOp, Graph, Session, Shape, Sizes, Strategy, Tensor, seed};
 use deuteron_testkit::cases::SIZES;
+
+use crate::support::{expected, outputs};
 
 /// Runs a graph under every plan on poisoned memory and holds it against the reference.
 fn check(engine: &Engine, graph: &Graph, backward: bool, label: &str) {
     let tensors = seed::inputs(graph, 7).unwrap();
     let inputs: Vec<&Tensor> = tensors.iter().collect();
-    let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>().unwrap();
-    let expected = Expected::new(graph, &arrays, backward).unwrap();
+    let expected = expected(graph, &tensors, backward);
     for strategy in Strategy::ALL {
         let mut session = Session::new(engine, graph, strategy).unwrap_or_else(|e| panic!("{label} {strategy}: {e}"));
         session.poison().unwrap();
         session.run(&inputs).unwrap_or_else(|e| panic!("{label} {strategy}: {e}"));
-        let outputs: Vec<Tensor> = (0..graph.outputs().len()).map(|i| session.output(i).unwrap()).collect();
-        let verification = expected.verify(graph, &outputs).unwrap();
+        let verification = expected.verify(graph, &outputs(&session)).unwrap();
         assert!(
             verification.holds(),
             "{label} {strategy}: {:?}\n{}\n{graph}",

@@ -1,11 +1,8 @@
 //! Rows of bytes routed to experts: exact under every plan, on every instruction set, with any number of threads.
 
-use std::sync::Arc;
+use deuteron::{Activation, Dtype, Engine, Error, FusedOp, Graph, Isa, Session, Shape, Strategy, Tensor, ops, seed};
 
-use deuteron::verify::Expected;
-use deuteron::{
-    Activation, Cpu, Dtype, Engine, Error, FusedOp, Graph, Isa, Quantized, Session, Shape, Strategy, Tensor, ops, seed,
-};
+use crate::support::{assert_holds, cpu, expected, outputs, ran};
 
 /// (rows, inner size, columns, experts)
 type Size = (usize, usize, usize, usize);
@@ -65,24 +62,18 @@ fn routing(routing: Routing, (rows, _, _, experts): Size) -> Vec<i32> {
 }
 
 fn layer((rows, inner, columns, experts): Size, bias: bool, dtype: Dtype) -> Graph {
-    let mut graph = Graph::new("experts");
-    let q = graph.input("x", Dtype::I8, [rows, inner]).unwrap();
-    let scale = graph.input("x_scale", Dtype::F32, [rows, 1]).unwrap();
-    let chosen = graph.input("experts", Dtype::I32, [rows]).unwrap();
-    let weight = graph.weight("weight", Dtype::I8, [experts, columns, inner]).unwrap();
-    let weight_scale = graph.weight("weight_scale", Dtype::F32, [experts, columns]).unwrap();
-    let bias = bias.then(|| graph.weight("bias", dtype, [experts, columns]).unwrap());
-    let weight = Quantized { q: weight, scale: weight_scale };
-    let y = graph.expert_linear(Quantized { q, scale }, chosen, weight, bias, dtype).unwrap();
-    graph.output("y", y).unwrap();
-    graph
+    let (bias, b) =
+        if bias { (format!("b = weight {dtype}[{experts},{columns}] ; "), "b") } else { (String::new(), "") };
+    let text = format!(
+        "x = input i8[{rows},{inner}] ; x_scale = input f32[{rows},1] ; chosen = input i32[{rows}]
+w = weight i8[{experts},{columns},{inner}] ; w_scale = weight f32[{experts},{columns}]
+{bias}y = expert_linear x x_scale chosen w w_scale {b} {dtype} ; out y"
+    );
+    text.parse().unwrap()
 }
 
 fn run(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) -> Vec<Tensor> {
-    let mut session = Session::new(engine, graph, strategy).unwrap();
-    session.poison().unwrap();
-    session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-    (0..graph.outputs().len()).map(|index| session.output(index).unwrap()).collect()
+    outputs(&ran(engine, graph, strategy, inputs))
 }
 
 #[test]
@@ -110,7 +101,7 @@ fn sums_are_exact_on_every_instruction_set_and_any_number_of_threads() {
             ];
             for isa in Isa::available() {
                 for threads in [1, 3] {
-                    let engine = Engine::on(Arc::new(Cpu::with(threads, isa)));
+                    let engine = cpu(threads, isa);
                     for strategy in [Strategy::Naive, Strategy::Unfused, Strategy::Fused] {
                         let got = run(&engine, &graph, strategy, &inputs).remove(0).to_f32().unwrap();
                         assert_eq!(got, expected, "{} {threads} {strategy} {size:?} {way:?}", isa.name());
@@ -125,16 +116,13 @@ fn sums_are_exact_on_every_instruction_set_and_any_number_of_threads() {
 #[test]
 fn sums_alone_are_stored_where_they_belong() {
     for size @ (rows, inner, columns, experts) in SIZES {
-        let mut graph = Graph::new("sums");
-        let x = graph.input("x", Dtype::I8, [rows, inner]).unwrap();
-        let chosen = graph.input("experts", Dtype::I32, [rows]).unwrap();
-        let weight = graph.weight("weight", Dtype::I8, [experts, columns, inner]).unwrap();
-        let table = graph.reshape(weight, [experts, columns * inner]).unwrap();
-        let picked = graph.gather(table, chosen).unwrap();
-        let picked = graph.reshape(picked, [rows, columns, inner]).unwrap();
-        let x = graph.reshape(x, [rows, 1, inner]).unwrap();
-        let sums = graph.matmul_transposed(x, picked, false, true).unwrap();
-        graph.output("sums", sums).unwrap();
+        let text = format!(
+            "x = input i8[{rows},{inner}] ; chosen = input i32[{rows}] ; w = weight i8[{experts},{columns},{inner}]
+t = reshape w [{experts},{}] ; g = gather t chosen ; p = reshape g [{rows},{columns},{inner}]
+r = reshape x [{rows},1,{inner}] ; sums = matmul r p transpose_b ; out sums",
+            columns * inner
+        );
+        let graph: Graph = text.parse().unwrap();
         let mut inputs = seed::inputs(&graph, 7).unwrap();
         for way in Routing::ALL {
             inputs[1] = indices(&routing(way, size));
@@ -158,15 +146,13 @@ fn a_projection_is_within_its_bound_under_every_plan_with_any_number_of_threads(
                 let graph = op.graph(&types).unwrap();
                 let mut inputs = seed::inputs(&graph, 7).unwrap();
                 inputs[2] = indices(&routing(Routing::Uneven, size));
-                let arrays: Vec<_> = inputs.iter().map(|input| input.to_array().unwrap()).collect();
-                let expected = Expected::new(&graph, &arrays, false).unwrap();
+                let expected = expected(&graph, &inputs, false);
                 for strategy in Strategy::ALL {
                     let [got, other] = [1, 4].map(|threads| {
-                        let engine = Engine::on(Arc::new(Cpu::with(threads, Isa::detect())));
+                        let engine = cpu(threads, Isa::detect());
                         run(&engine, &graph, strategy, &inputs)
                     });
-                    let verification = expected.verify(&graph, &got).unwrap();
-                    assert!(verification.holds(), "{op:?} {dtype} {size:?} {strategy}: {:?}", verification.worst());
+                    assert_holds(&expected, &graph, &got, format_args!("{op:?} {dtype} {size:?} {strategy}"));
                     let same = got.iter().zip(&other).all(|(one, other)| one.is_bitwise(other));
                     assert!(same, "{op:?} {dtype} {size:?} {strategy}");
                 }
@@ -211,11 +197,8 @@ fn two_projections_are_two_calls() {
     let (rows, hidden, inner, experts) = (13, 40, 96, 4);
     let x = Tensor::build(Dtype::F32, [rows, hidden].into(), rows * hidden, |i| (i * 37 % 101) as f64 / 50.0 - 1.0)
         .unwrap();
-    let mut graph = Graph::new("rows");
-    let input = graph.input("x", Dtype::F32, [rows, hidden]).unwrap();
-    let bytes_of = graph.quantize_int8(input).unwrap();
-    graph.output("q", bytes_of.q).unwrap();
-    graph.output("scale", bytes_of.scale).unwrap();
+    let graph: Graph =
+        format!("x = input f32[{rows},{hidden}] ; q, scale = quantize_int8 x ; out q scale").parse().unwrap();
     let mut results = run(&engine, &graph, Strategy::Fused, &[x]);
     let scale = results.remove(1);
     let x = ops::QuantizedRows { q: results.remove(0), scale, s: None };

@@ -1,17 +1,13 @@
 //! Products of bytes: exact on every instruction set, with scales and what follows on the fly; zeros, NaN and extremes.
 
-use std::sync::Arc;
+use deuteron::{Dtype, Engine, Graph, Isa, Session, Shape, Strategy, Tensor, seed};
 
-use deuteron::verify::Expected;
-use deuteron::{Cpu, Dtype, Engine, Graph, Isa, Quantized, Session, Strategy, Tensor, seed};
+use crate::support::{assert_holds, cpu, expected, outputs, ran};
 
 const STRATEGIES: [Strategy; 3] = [Strategy::Naive, Strategy::Unfused, Strategy::Fused];
 
 fn run(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) -> Vec<Vec<f32>> {
-    let mut session = Session::new(engine, graph, strategy).unwrap();
-    session.poison().unwrap();
-    session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-    (0..graph.outputs().len()).map(|index| session.output(index).unwrap().to_f32().unwrap()).collect()
+    outputs(&ran(engine, graph, strategy, inputs)).iter().map(|output| output.to_f32().unwrap()).collect()
 }
 
 fn bytes(count: usize, seed: usize) -> Vec<i8> {
@@ -27,11 +23,10 @@ fn tensor(shape: [usize; 2], bytes: &[i8]) -> Tensor {
 fn sums_are_exact_on_every_instruction_set() {
     for (m, n, k) in [(1, 1, 1), (1, 33, 130), (3, 129, 63), (8, 7, 3072), (9, 64, 1500), (40, 131, 65)] {
         for transpose in [false, true] {
-            let mut graph = Graph::new("bytes");
-            let a = graph.input("a", Dtype::I8, [m, k]).unwrap();
-            let b = graph.weight("b", Dtype::I8, if transpose { [n, k] } else { [k, n] }).unwrap();
-            let c = graph.matmul_transposed(a, b, false, transpose).unwrap();
-            graph.output("c", c).unwrap();
+            let (shape, how) = if transpose { ([n, k], "transpose_b") } else { ([k, n], "") };
+            let text =
+                format!("a = input i8[{m},{k}] ; b = weight i8{} ; c = matmul a b {how} ; out c", Shape::from(shape));
+            let graph: Graph = text.parse().unwrap();
             let (left, right) = (bytes(m * k, 3), bytes(n * k, 8));
             let at = |row: usize, column: usize| if transpose { column * k + row } else { row * n + column };
             let expected: Vec<f32> = (0..m * n)
@@ -40,10 +35,10 @@ fn sums_are_exact_on_every_instruction_set() {
                     (0..k).map(term).sum::<i64>() as f32
                 })
                 .collect();
-            let inputs = [tensor([m, k], &left), tensor(if transpose { [n, k] } else { [k, n] }, &right)];
+            let inputs = [tensor([m, k], &left), tensor(shape, &right)];
             for isa in Isa::available() {
                 for threads in [1, 3] {
-                    let engine = Engine::on(Arc::new(Cpu::with(threads, isa)));
+                    let engine = cpu(threads, isa);
                     let got = run(&engine, &graph, Strategy::Fused, &inputs).remove(0);
                     assert_eq!(got, expected, "{} {m}x{n}x{k} {transpose}", isa.name());
                 }
@@ -54,23 +49,15 @@ fn sums_are_exact_on_every_instruction_set() {
 
 /// A norm, its bytes, a product with scales, bias, GELU, its bytes, a product with a residual.
 fn block(rows: usize, hidden: usize, inner: usize, dtype: Dtype) -> Graph {
-    let mut graph = Graph::new("block");
-    let x = graph.input("x", dtype, [rows, hidden]).unwrap();
-    let [w, b] = ["w", "b"].map(|name| graph.weight(name, dtype, [hidden]).unwrap());
-    let normed = graph.layer_norm(x, w, b, 1e-5).unwrap().y;
-    let linear = |graph: &mut Graph, x, name: &str, from: usize, to: usize| {
-        let q = graph.weight(&format!("{name}.weight"), Dtype::I8, [to, from]).unwrap();
-        let scale = graph.weight(&format!("{name}.scale"), Dtype::F32, [to]).unwrap();
-        let bias = graph.weight(&format!("{name}.bias"), dtype, [to]).unwrap();
-        let x = graph.quantize_int8(x).unwrap();
-        graph.quantized_linear(x, Quantized { q, scale }, Some(bias), dtype).unwrap()
-    };
-    let wide = linear(&mut graph, normed, "fc", hidden, inner);
-    let active = graph.gelu(wide, deuteron::Gelu::Tanh).unwrap();
-    let narrow = linear(&mut graph, active, "proj", inner, hidden);
-    let y = graph.add(x, narrow).unwrap();
-    graph.output("y", y).unwrap();
-    graph
+    let text = format!(
+        "x = input {dtype}[{rows},{hidden}] ; w = weight {dtype}[{hidden}] ; b = weight {dtype}[{hidden}]
+n, mean, rstd = layer_norm x w b ; fc.weight = weight i8[{inner},{hidden}] ; fc.scale = weight f32[{inner}]
+fc.bias = weight {dtype}[{inner}] ; q, s = quantize_int8 n ; fc = quantized_linear q s fc.weight fc.scale fc.bias {dtype}
+a = gelu fc ; proj.weight = weight i8[{hidden},{inner}] ; proj.scale = weight f32[{hidden}]
+proj.bias = weight {dtype}[{hidden}] ; r, u = quantize_int8 a
+proj = quantized_linear r u proj.weight proj.scale proj.bias {dtype} ; y = add x proj ; out y"
+    );
+    text.parse().unwrap()
 }
 
 #[test]
@@ -85,14 +72,17 @@ fn a_block_of_quantised_layers_is_within_its_bound_under_every_plan() {
                     *input = tensor([node.shape[0], node.shape[1]], &bytes(node.shape.elements(), id.index()));
                 }
             }
-            let arrays: Vec<_> = inputs.iter().map(|input| input.to_array().unwrap()).collect();
-            let expected = Expected::new(&graph, &arrays, false).unwrap();
+            let expected = expected(&graph, &inputs, false);
             for strategy in STRATEGIES {
                 let mut session = Session::new(&Engine::cpu(), &graph, strategy).unwrap();
                 session.poison().unwrap();
                 session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-                let verification = expected.verify(&graph, &[session.output(0).unwrap()]).unwrap();
-                assert!(verification.holds(), "{dtype} {rows}x{hidden} {strategy}: {:?}", verification.worst());
+                assert_holds(
+                    &expected,
+                    &graph,
+                    &[session.output(0).unwrap()],
+                    format_args!("{dtype} {rows}x{hidden} {strategy}"),
+                );
             }
             let plan = Session::new(&Engine::cpu(), &graph, Strategy::Fused).unwrap();
             assert!(plan.plan().groups.len() <= 5, "{}", plan.plan().groups.len());
@@ -103,13 +93,9 @@ fn a_block_of_quantised_layers_is_within_its_bound_under_every_plan() {
 #[test]
 fn rows_of_zeros_are_zeros_and_what_is_not_finite_is_nan() {
     let (hidden, columns) = (70, 9);
-    let mut graph = Graph::new("extremes");
-    let x = graph.input("x", Dtype::F32, [6, hidden]).unwrap();
-    let q = graph.weight("q", Dtype::I8, [columns, hidden]).unwrap();
-    let scale = graph.weight("scale", Dtype::F32, [columns]).unwrap();
-    let x = graph.quantize_int8(x).unwrap();
-    let y = graph.quantized_linear(x, Quantized { q, scale }, None, Dtype::F32).unwrap();
-    graph.output("y", y).unwrap();
+    let text = "x = input f32[6,70] ; w = weight i8[9,70] ; w_scale = weight f32[9] ; q, s = quantize_int8 x
+y = quantized_linear q s w w_scale f32 ; out y";
+    let graph: Graph = text.parse().unwrap();
     let mut rows = vec![0.0f32; 6 * hidden];
     rows[hidden + 3] = f32::NAN;
     rows[2 * hidden] = f32::INFINITY;
@@ -126,7 +112,7 @@ fn rows_of_zeros_are_zeros_and_what_is_not_finite_is_nan() {
     ];
     for isa in Isa::available() {
         for strategy in STRATEGIES {
-            let engine = Engine::on(Arc::new(Cpu::with(2, isa)));
+            let engine = cpu(2, isa);
             let got = run(&engine, &graph, strategy, &inputs).remove(0);
             let row = |index: usize| &got[index * columns..(index + 1) * columns];
             assert!(row(0).iter().all(|&value| value == 0.0), "{} {strategy}: {got:?}", isa.name());

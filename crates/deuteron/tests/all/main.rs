@@ -12,4 +12,5 @@ mod products;
 mod session;
 mod sources;
 mod states;
+mod support;
 mod tune;

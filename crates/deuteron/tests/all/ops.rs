@@ -104,14 +104,12 @@ fn a_block_is_its_parts() {
 
 /// The loss of all rows at once, and its gradients by differentiation.
 fn whole_loss(rows: usize, hidden: usize, classes: usize) -> Graph {
-    let mut g = Graph::new("whole");
-    let x = g.input("x", Dtype::F32, [rows, hidden]).unwrap();
-    let weight = g.weight("weight", Dtype::F32, [classes, hidden]).unwrap();
-    let targets = g.input("targets", Dtype::I32, [rows]).unwrap();
-    let logits = g.matmul_transposed(x, weight, false, true).unwrap();
-    let loss = g.cross_entropy(logits, targets).unwrap().loss;
-    g.output("loss", loss).unwrap();
-    differentiate(&g, &[x, weight]).unwrap().graph
+    let text = format!(
+        "x = input f32[{rows},{hidden}] ; weight = weight f32[{classes},{hidden}] ; targets = input i32[{rows}]
+logits = matmul x weight transpose_b ; loss, sum = cross_entropy logits targets ; out loss"
+    );
+    let graph: Graph = text.parse().unwrap();
+    differentiate(&graph, &graph.inputs()[..2]).unwrap().graph
 }
 
 #[test]

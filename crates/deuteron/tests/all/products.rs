@@ -1,27 +1,14 @@
 //! Products with what stands around them on the CPU: row work that makes the first operand of few rows, two products of one operand,
 //! elementwise work on the sums. All of it against f64, against the same work in kernels of its own, and bit by bit.
 
-use std::sync::Arc;
-
-use deuteron::reference::Array;
-use deuteron::verify::Expected;
-use deuteron::{Cpu, Dtype, Engine, Graph, GroupKind, Isa, Machine, Session, Strategy, Target, Tensor, plan, seed};
+use deuteron::{Dtype, Engine, Graph, GroupKind, Isa, Machine, Session, Strategy, Target, Tensor, plan, seed};
 use deuteron_kernels::CpuCatalog;
 
-fn parsed(text: &str, dtype: Dtype) -> Graph {
-    text.replace("float", &dtype.to_string()).parse().unwrap()
-}
-
-fn engine(threads: usize, isa: Isa) -> Engine {
-    Engine::on(Arc::new(Cpu::with(threads, isa)))
-}
+use crate::support::{assert_holds, cpu, outputs, parsed, ran, seeded};
 
 fn run(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) -> (usize, Vec<Tensor>) {
-    let mut session = Session::new(engine, graph, strategy).unwrap();
-    session.poison().unwrap();
-    session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-    let outputs = (0..graph.outputs().len()).map(|index| session.output(index).unwrap()).collect();
-    (session.plan().groups.len(), outputs)
+    let session = ran(engine, graph, strategy, inputs);
+    (session.plan().groups.len(), outputs(&session))
 }
 
 fn check(text: &str, dtype: Dtype, same_bits: bool) {
@@ -31,22 +18,19 @@ fn check(text: &str, dtype: Dtype, same_bits: bool) {
 /// Runs a graph in one kernel, and in several, and compares both with f64; `same_bits`: and with each other.
 fn check_plan(text: &str, dtype: Dtype, strategy: Strategy, same_bits: bool) {
     let graph = parsed(text, dtype);
-    let inputs = seed::inputs(&graph, 7).unwrap();
-    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-    let expected = Expected::new(&graph, &arrays, false).unwrap();
+    let (inputs, expected) = seeded(&graph, 7, false);
     for isa in Isa::available() {
-        let (groups, fused) = run(&engine(1, isa), &graph, strategy, &inputs);
+        let (groups, fused) = run(&cpu(1, isa), &graph, strategy, &inputs);
         assert_eq!(groups, 1, "{dtype} {isa:?}\n{text}");
-        let verification = expected.verify(&graph, &fused).unwrap();
-        assert!(verification.holds(), "{dtype} {isa:?}: {:?}\n{text}", verification.worst());
+        assert_holds(&expected, &graph, &fused, format_args!("{dtype} {isa:?}\n{text}"));
         for threads in [3, 8] {
-            let (_, again) = run(&engine(threads, isa), &graph, strategy, &inputs);
+            let (_, again) = run(&cpu(threads, isa), &graph, strategy, &inputs);
             assert!(
                 again.iter().zip(&fused).all(|(a, b)| a.is_bitwise(b)),
                 "{dtype} {threads} threads {isa:?}\n{text}"
             );
         }
-        let (groups, apart) = run(&engine(2, isa), &graph, Strategy::Unfused, &inputs);
+        let (groups, apart) = run(&cpu(2, isa), &graph, Strategy::Unfused, &inputs);
         assert!(groups > 1, "{dtype} {isa:?}\n{text}");
         let alike = !same_bits || apart.iter().zip(&fused).all(|(a, b)| a.is_bitwise(b));
         assert!(alike, "{dtype} {isa:?}: one kernel gives other bits\n{text}");
@@ -113,7 +97,7 @@ y = linear h m:float[129,65] c:float[65] ; out y";
         (x[5], x[130], x[129 + 128]) = (f32::NAN, f32::INFINITY, 1.0);
         inputs[0] = Tensor::from_f32(dtype, [3, 129], &x).unwrap();
         for isa in Isa::available() {
-            let (groups, outputs) = run(&engine(2, isa), &graph, Strategy::Greedy, &inputs);
+            let (groups, outputs) = run(&cpu(2, isa), &graph, Strategy::Greedy, &inputs);
             let values = outputs[0].to_f32().unwrap();
             assert_eq!(groups, 1);
             assert!(values[..130].iter().all(|value| value.is_nan()), "{dtype} {isa:?}");

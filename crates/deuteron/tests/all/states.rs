@@ -1,24 +1,11 @@
 //! States that a graph updates: written in place or copied at the end, always with the bits of a session without states.
 
-use std::sync::Arc;
-
-use deuteron::cuda::{self, Search};
-use deuteron::reference::Array;
-use deuteron::verify::Expected;
 use deuteron::{
-    Cpu, Dtype, Engine, Error, Graph, Isa, Launching, Layout, NodeId, Session, SessionOptions, Strategy, Tensor,
+    Dtype, Engine, Error, Graph, Isa, Launching, Layout, NodeId, Session, SessionOptions, Strategy, Tensor,
     UpdateProblem, View, seed,
 };
-use deuteron_testkit::hardware;
 
-fn cpu() -> Engine {
-    Engine::on(Arc::new(Cpu::with(2, Isa::detect())))
-}
-
-fn gpu() -> Option<Engine> {
-    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
-    hardware::gpu(|| cuda::open(&cuda::Options { search, ..cuda::Options::default() }))
-}
+use crate::support::{assert_holds, cpu, expected, gpu};
 
 fn input(graph: &Graph, name: &str) -> NodeId {
     graph.inputs().iter().copied().find(|&id| graph.label(id) == name).unwrap()
@@ -52,7 +39,6 @@ impl Case<'_> {
         let at_first = |(state, _): &(&str, &str)| inputs[position(state)].to_device(engine).unwrap();
         let mut states: Vec<Tensor> = self.updates.iter().map(at_first).collect();
         for launching in [Launching::Eager, Launching::Eager, Launching::Graph, Launching::Graph] {
-            let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
             functional.poison().unwrap();
             functional.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
             session.set_launching(launching);
@@ -73,8 +59,12 @@ impl Case<'_> {
                 assert!(got.is_bitwise(&functional.output(index).unwrap()), "{} {}", self.strategy, self.text);
                 outputs.push(got);
             }
-            let verification = Expected::new(&graph, &arrays, false).unwrap().verify(&graph, &outputs).unwrap();
-            assert!(verification.holds(), "{} {}: {:?}", self.strategy, self.text, verification.worst());
+            assert_holds(
+                &expected(&graph, &inputs, false),
+                &graph,
+                &outputs,
+                format_args!("{} {}", self.strategy, self.text),
+            );
             for (state, result) in self.updates {
                 let index = graph.outputs().iter().position(|output| output.name == *result).unwrap();
                 inputs[position(state)] = outputs[index].clone();
@@ -244,37 +234,37 @@ r = reshape w [1,1,5] ; y = append c r p batch=0 ; x = add w 1.0 ; out y x";
 
 #[test]
 fn gradient_descent_is_in_place() {
-    gradient_descent(&cpu());
+    gradient_descent(&cpu(2, Isa::detect()));
 }
 
 #[test]
 fn adam_updates_three_states_in_one_kernel() {
-    adam(&cpu());
+    adam(&cpu(2, Isa::detect()));
 }
 
 #[test]
 fn readers_see_the_value_that_they_ask_for() {
-    readers(&cpu());
+    readers(&cpu(2, Isa::detect()));
 }
 
 #[test]
 fn other_kernels_write_elsewhere() {
-    other_kernels(&cpu());
+    other_kernels(&cpu(2, Isa::detect()));
 }
 
 #[test]
 fn states_change_places() {
-    swapped(&cpu());
+    swapped(&cpu(2, Isa::detect()));
 }
 
 #[test]
 fn large_states_are_updated_in_place() {
-    large(&cpu());
+    large(&cpu(2, Isa::detect()));
 }
 
 #[test]
 fn caches_come_before_updates() {
-    caches_and_updates(&cpu());
+    caches_and_updates(&cpu(2, Isa::detect()));
 }
 
 #[test]
@@ -287,7 +277,7 @@ fn states_on_a_gpu() {
 
 #[test]
 fn updates_are_checked() {
-    let engine = cpu();
+    let engine = cpu(2, Isa::detect());
     let text = "w = input f32[3,4] ; g = input f32[3,4] ; h = input f32[4,3] ; b = input bf16[3,4]
 s = mul g 0.1 ; y = sub w s ; z = add w g ; out y z";
     let graph: Graph = text.parse().unwrap();
@@ -335,6 +325,7 @@ fn a_state_is_declared_in_one_way() {
     let text = "c = input f32[2,9,4] ; r = input f32[2,1,4] ; p = input i32[2] ; y = append c r p batch=0 ; out y";
     let graph: Graph = text.parse().unwrap();
     let (c, y) = (input(&graph, "c"), output(&graph, "y"));
-    let twice = Session::new(&cpu(), &graph, SessionOptions::default().states([c]).update(c, y)).map(|_| ());
+    let twice =
+        Session::new(&cpu(2, Isa::detect()), &graph, SessionOptions::default().states([c]).update(c, y)).map(|_| ());
     assert!(matches!(twice, Err(Error::Update { problem: UpdateProblem::StateTwice, .. })));
 }

@@ -6,7 +6,7 @@ mod run;
 
 pub use pool::Pool;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use deuteron_codegen::Source;
 use deuteron_codegen::cpu::simd::Isa;
@@ -18,6 +18,7 @@ use crate::buffer::Buffer;
 use crate::device::{CopyProbe, Device, Executable};
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job};
+use crate::kept::Kept;
 use crate::memory::Memory;
 
 /// The CPU device.
@@ -25,8 +26,7 @@ pub struct Cpu {
     pool: Arc<Pool>,
     isa: Isa,
     machine: Machine,
-    /// Compiled kernels, each kept once.
-    kernels: Mutex<Vec<Arc<CompiledKernel>>>,
+    kernels: Kept,
 }
 
 impl Cpu {
@@ -49,7 +49,7 @@ impl Cpu {
             // More threads than the planner can count: it plans for as many as the profile says.
             Err(_) => machine,
         };
-        Cpu { pool, isa, machine, kernels: Mutex::new(Vec::new()) }
+        Cpu { pool, isa, machine, kernels: Kept::default() }
     }
 
     /// How many threads work, the caller among them.
@@ -64,12 +64,7 @@ impl Cpu {
 
     /// How many distinct kernels were compiled.
     pub fn compiled(&self) -> usize {
-        self.lock().len()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<CompiledKernel>>> {
-        // A panic while the list was held cannot leave it half-changed: pushing is the only change.
-        self.kernels.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.kernels.len()
     }
 }
 
@@ -97,16 +92,7 @@ impl Device for Cpu {
     }
 
     fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<CompiledKernel>>, DeviceError> {
-        let mut kernels = self.lock();
-        let compiled = sources.into_iter().map(|source| match kernels.iter().find(|known| known.source == source) {
-            Some(known) => known.clone(),
-            None => {
-                let kernel = Arc::new(CompiledKernel::new(source));
-                kernels.push(kernel.clone());
-                kernel
-            }
-        });
-        Ok(compiled.collect())
+        Ok(self.kernels.of(sources))
     }
 
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError> {

@@ -16,24 +16,32 @@ pub(crate) struct Frame {
     arena: Arena,
     /// Our own outputs, made for the first run that is not on memory of others.
     own: Vec<Allocation>,
-    /// Where each output is, as the words say.
-    outputs: Vec<u64>,
     /// Copies of inputs that are on the host, or where kernels cannot read them.
     staged: Vec<Option<Allocation>>,
-    /// Where each input is, as the words say.
-    inputs: Vec<u64>,
-    /// Where each state is, as the words say.
-    states: Vec<u64>,
+    bound: Bound,
     /// The program's words with every address filled in.
     words: Vec<u64>,
-    /// Words that depend on the address of each input.
-    patches: Vec<Vec<Fix>>,
-    /// Words that depend on the address of each state.
-    state_patches: Vec<Vec<Fix>>,
-    /// Words that depend on the address of each output.
-    output_patches: Vec<Vec<Fix>>,
     /// Changes whenever a word does.
     version: u64,
+}
+
+/// Memory that may be another one at each run: where it is, as the words say, and the words that depend on that.
+struct Bound {
+    inputs: Vec<(u64, Vec<Fix>)>,
+    states: Vec<(u64, Vec<Fix>)>,
+    outputs: Vec<(u64, Vec<Fix>)>,
+}
+
+impl Bound {
+    /// That of a place; none of one in the arena.
+    fn get(&mut self, place: Place) -> Option<&mut (u64, Vec<Fix>)> {
+        match place {
+            Place::Input(input) => self.inputs.get_mut(input),
+            Place::State(state) => self.states.get_mut(state),
+            Place::Output(output) => self.outputs.get_mut(output),
+            Place::Arena { .. } => None,
+        }
+    }
 }
 
 /// One allocation that intermediates share, or one for each range, where overruns into a neighbour must show.
@@ -53,11 +61,7 @@ pub(crate) struct Fixed {
 impl Frame {
     /// Allocates. The context must be entered.
     pub fn new(gpu: &Gpu, program: &LoadedJob, fixed: Fixed, stream: &Stream) -> Result<Frame, CudaError> {
-        let allocate = |bytes: usize| -> Result<Allocation, CudaError> {
-            let memory = Allocation::new(&gpu.context, bytes, gpu.zones)?;
-            memory.paint(stream)?;
-            Ok(memory)
-        };
+        let allocate = |bytes: usize| Allocation::painted(&gpu.context, bytes, gpu.zones, stream);
         let arena = if gpu.zones == Zones::On && program.ranges_are_separate() {
             let mut ranges = HashMap::new();
             for place in program.steps.iter().flat_map(|step| &step.places) {
@@ -75,14 +79,13 @@ impl Frame {
         let mut frame = Frame {
             arena,
             own: Vec::new(),
-            outputs: vec![0; program.outputs.len()],
             staged: (0..inputs).map(|_| None).collect(),
-            inputs: vec![0; inputs],
-            states: vec![0; program.state_bytes.len()],
+            bound: Bound {
+                inputs: vec![(0, Vec::new()); inputs],
+                states: vec![(0, Vec::new()); program.state_bytes.len()],
+                outputs: vec![(0, Vec::new()); program.outputs.len()],
+            },
             words: program.words.clone(),
-            patches: vec![Vec::new(); inputs],
-            state_patches: vec![Vec::new(); program.state_bytes.len()],
-            output_patches: vec![Vec::new(); program.outputs.len()],
             version: 0,
         };
         frame.fill_in(&gpu.context, &program.fixes, fixed)?;
@@ -93,19 +96,13 @@ impl Frame {
     fn fill_in(&mut self, context: &Context, fixes: &[Fix], fixed: Fixed) -> Result<(), CudaError> {
         for fix in fixes {
             let start = match fix.target {
-                Target::Place(Place::Input(input)) => {
-                    self.patches[input].push(fix.clone());
-                    continue;
-                }
-                Target::Place(Place::State(state)) => {
-                    self.state_patches[state].push(fix.clone());
-                    continue;
-                }
-                Target::Place(Place::Output(output)) => {
-                    self.output_patches[output].push(fix.clone());
-                    continue;
-                }
-                Target::Place(place) => self.address(place),
+                Target::Place(place) => match self.bound.get(place) {
+                    Some((_, fixes)) => {
+                        fixes.push(fix.clone());
+                        continue;
+                    }
+                    None => self.address(place),
+                },
                 Target::Workspace => fixed.workspace,
                 Target::Persistent => fixed.persistent,
                 Target::Fault(step) => fixed.faults + 8 * step as u64,
@@ -118,9 +115,9 @@ impl Frame {
     /// Where a place is.
     pub fn address(&self, place: Place) -> u64 {
         match (place, &self.arena) {
-            (Place::Input(input), _) => self.inputs[input],
-            (Place::State(state), _) => self.states[state],
-            (Place::Output(output), _) => self.outputs[output],
+            (Place::Input(input), _) => self.bound.inputs[input].0,
+            (Place::State(state), _) => self.bound.states[state].0,
+            (Place::Output(output), _) => self.bound.outputs[output].0,
             (Place::Arena { offset, .. }, Arena::Whole(memory)) => memory.address() + offset as u64,
             // Every range of the program has one.
             (Place::Arena { offset, bytes }, Arena::Ranges(ranges)) => {
@@ -129,48 +126,28 @@ impl Frame {
         }
     }
 
-    /// Says where an input is.
-    pub fn set_input(&mut self, context: &Context, input: usize, address: u64) -> Result<(), CudaError> {
-        let changed = set(&mut self.inputs[input], &mut self.words, context, &self.patches[input], address)?;
-        self.version += u64::from(changed);
-        Ok(())
-    }
-
-    /// Says where a state is.
-    pub fn set_state(&mut self, context: &Context, state: usize, address: u64) -> Result<(), CudaError> {
-        let changed = set(&mut self.states[state], &mut self.words, context, &self.state_patches[state], address)?;
-        self.version += u64::from(changed);
-        Ok(())
-    }
-
-    /// Says where an output is.
-    pub fn set_output(&mut self, context: &Context, output: usize, address: u64) -> Result<(), CudaError> {
-        let changed = set(&mut self.outputs[output], &mut self.words, context, &self.output_patches[output], address)?;
-        self.version += u64::from(changed);
+    /// Says where an input, a state or an output is, in all words that depend on it.
+    pub fn set(&mut self, context: &Context, place: Place, address: u64) -> Result<(), CudaError> {
+        let Some((known, fixes)) = self.bound.get(place).filter(|(known, _)| *known != address) else {
+            return Ok(());
+        };
+        // Not known until all words say it.
+        *known = 0;
+        fixes.iter().try_for_each(|fix| put(&mut self.words, context, fix, address))?;
+        *known = address;
+        self.version += 1;
         Ok(())
     }
 
     /// Makes outputs of our own where there are none, and uses them. The context must be entered.
     pub fn use_own_outputs(&mut self, gpu: &Gpu, program: &LoadedJob, stream: &Stream) -> Result<(), CudaError> {
         for &bytes in &program.outputs[self.own.len()..] {
-            let memory = Allocation::new(&gpu.context, bytes, gpu.zones)?;
-            memory.paint(stream)?;
-            self.own.push(memory);
+            self.own.push(Allocation::painted(&gpu.context, bytes, gpu.zones, stream)?);
         }
         for output in 0..self.own.len() {
-            self.set_output(&gpu.context, output, self.own[output].address())?;
+            self.set(&gpu.context, Place::Output(output), self.own[output].address())?;
         }
         Ok(())
-    }
-
-    /// Where all states are.
-    pub fn states(&self) -> &[u64] {
-        &self.states
-    }
-
-    /// Where an input is.
-    pub fn input(&self, input: usize) -> u64 {
-        self.inputs[input]
     }
 
     /// The buffer for a copy of an input, allocated at the first call. The context must be entered.
@@ -178,8 +155,7 @@ impl Frame {
         if let Some(memory) = &self.staged[input] {
             return Ok(memory.address());
         }
-        let memory = Allocation::new(&gpu.context, bytes, gpu.zones)?;
-        memory.paint(stream)?;
+        let memory = Allocation::painted(&gpu.context, bytes, gpu.zones, stream)?;
         let address = memory.address();
         self.staged[input] = Some(memory);
         Ok(address)
@@ -222,24 +198,6 @@ impl Frame {
             staged.filter_map(|(index, memory)| Some((format!("the copy of input {index}"), memory.as_ref()?)));
         arena.into_iter().chain(outputs).chain(staged).try_for_each(|(name, memory)| check_zone(name, memory, copies))
     }
-}
-
-/// Says where something is in all words that depend on it. Gives whether that was new.
-fn set(
-    known: &mut u64,
-    words: &mut [u64],
-    context: &Context,
-    patches: &[Fix],
-    address: u64,
-) -> Result<bool, CudaError> {
-    if *known == address {
-        return Ok(false);
-    }
-    // Not known until all words say it.
-    *known = 0;
-    patches.iter().try_for_each(|fix| put(words, context, fix, address))?;
-    *known = address;
-    Ok(true)
 }
 
 /// Puts in what depends on an address.

@@ -78,19 +78,8 @@ impl Gpu {
         });
         let module = module.as_ref().map_err(Clone::clone)?;
         let words = [time.as_nanos() as u64];
-        let grid = Grid {
-            entry: "hold",
-            blocks: [1, 1, 1],
-            threads: 1,
-            cluster: 1,
-            shared: 0,
-            waits: false,
-            words: words.map(Word::Number).to_vec(),
-        };
-        let function = module.function(&grid)?;
-        let (blocks, words_at) = ([1, 1, 1], 0..1);
-        let launch =
-            launch::Grid { function, blocks, threads: 1, cluster: 1, shared: 0, waits: false, words: words_at };
+        let grid = Grid::new("hold", 1, 1, words.map(Word::Number).to_vec());
+        let launch = launch::Grid::new(module.function(&grid)?, &grid, 0..1);
         // SAFETY: the stream lives; the parameter is one number.
         self.context.check("cuLaunchKernel", unsafe { launch.launch(&words, stream.handle(), false) })
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use cudarc::driver::sys;
+use deuteron_codegen::cuda;
 
 use super::module::Function;
 
@@ -20,6 +21,12 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
+    /// A launch that codegen describes, of a function that is loaded, with its parameter in these words.
+    pub fn new(function: Function, grid: &cuda::Grid, words: Range<usize>) -> Grid {
+        let cuda::Grid { blocks, threads, cluster, shared, waits, .. } = *grid;
+        Grid { function, blocks, threads, cluster, shared, waits, words }
+    }
+
     /// Enqueues it; if it is `early`, it may start before the one before it on the stream has ended.
     ///
     /// # Safety

@@ -156,8 +156,7 @@ impl LoadedJob {
         for grid in grids.list.iter().filter(|grid| !grid.blocks.contains(&0)) {
             let function = module.function(grid)?;
             let words = self.lay_out(self.steps.len(), &grid.words, places, persistent)?;
-            let (threads, cluster, shared, waits) = (grid.threads, grid.cluster, grid.shared, grid.waits);
-            list.push(Grid { function, blocks: grid.blocks, threads, cluster, shared, waits, words });
+            list.push(Grid::new(function, grid, words));
         }
         Ok(Work::Grids(list))
     }

@@ -61,6 +61,18 @@ impl Allocation {
         }
     }
 
+    /// The same with its red zones painted.
+    pub fn painted(
+        context: &Arc<Context>,
+        bytes: usize,
+        zones: Zones,
+        stream: &Stream,
+    ) -> Result<Allocation, CudaError> {
+        let memory = Allocation::new(context, bytes, zones)?;
+        memory.paint(stream)?;
+        Ok(memory)
+    }
+
     /// Where the buffer begins.
     pub fn address(&self) -> u64 {
         self.base + self.before as u64
@@ -77,7 +89,7 @@ impl Allocation {
     }
 
     /// Fills the zones with their pattern. Without zones, does nothing.
-    pub fn paint(&self, stream: &Stream) -> Result<(), CudaError> {
+    fn paint(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: `zones` gives ranges of this allocation.
         self.zones().into_iter().try_for_each(|(start, length)| unsafe { self.set(start, PATTERN, length, stream) })
     }

@@ -29,7 +29,7 @@ pub use nvrtc::EntryUsage;
 pub use run::{CudaExecutable, LaunchCost};
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 use deuteron_codegen::Source;
@@ -47,6 +47,7 @@ use self::nvrtc::Compiler;
 use crate::device::{CopyProbe, Device, Executable};
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job};
+use crate::kept::Kept;
 use crate::memory::Memory;
 
 /// How to open a GPU.
@@ -73,8 +74,7 @@ pub struct Cuda {
     backend: Backend,
     name: String,
     memory: usize,
-    /// Compiled kernels, each kept once.
-    kernels: Mutex<Vec<Arc<CompiledKernel>>>,
+    kernels: Kept,
 }
 
 impl Cuda {
@@ -106,14 +106,7 @@ impl Cuda {
             context: context.clone(),
         };
         let (_, memory) = context.memory()?;
-        Ok(Cuda {
-            gpu: Arc::new(gpu),
-            machine,
-            backend: Backend::Cuda(target),
-            name,
-            memory,
-            kernels: Mutex::new(Vec::new()),
-        })
+        Ok(Cuda { gpu: Arc::new(gpu), machine, backend: Backend::Cuda(target), name, memory, kernels: Kept::default() })
     }
 
     /// Checks a job and allocates what it needs. As [`Device::load`], with what only CUDA has.
@@ -133,30 +126,15 @@ impl Cuda {
         &self.gpu.target
     }
 
-    /// Bytes of its last-level cache.
-    pub fn cache_bytes(&self) -> usize {
-        self.gpu.l2
-    }
-
     /// Bytes of its memory: free now, and all.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         let _entered = self.gpu.context.enter()?;
         self.gpu.context.memory()
     }
 
-    /// What did not work with the kernel cache, if something did not.
-    pub fn cache_problem(&self) -> Option<CudaError> {
-        self.gpu.cache.as_ref().and_then(DiskCache::problem)
-    }
-
     /// How many distinct kernels were compiled.
     pub fn compiled(&self) -> usize {
-        self.lock().len()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<CompiledKernel>>> {
-        // A panic while the list was held cannot leave it half-changed: pushing is the only change.
-        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kernels.len()
     }
 }
 
@@ -204,45 +182,21 @@ impl Device for Cuda {
         let _entered = self.gpu.context.enter()?;
         let _relaxed = Relaxed::new();
         let mut missing: Vec<&CudaSource> = Vec::new();
-        {
-            let kernels = self.lock();
-            for (step, source) in sources.iter().enumerate() {
-                match source {
-                    Source::Cuda(source) => {
-                        let known =
-                            kernels.iter().any(|kernel| matches!(&kernel.source, Source::Cuda(k) if k == source));
-                        if !known && !missing.contains(&source) {
-                            missing.push(source);
-                        }
-                    }
-                    Source::Library(_) => {}
-                    Source::Cpu(_) => return Err(DeviceError::ForeignKernel { step }),
-                }
+        for (step, source) in sources.iter().enumerate() {
+            match source {
+                Source::Cuda(text) if self.kernels.has(source) || missing.contains(&text) => {}
+                Source::Cuda(text) => missing.push(text),
+                Source::Library(_) => {}
+                Source::Cpu(_) => return Err(DeviceError::ForeignKernel { step }),
             }
         }
         let arch = self.gpu.target.arch.name();
         let cubins = compile::compile(&self.gpu.compiler, self.gpu.cache.as_ref(), arch, &missing)?;
-        let mut made = Vec::with_capacity(cubins.len());
         for (source, cubin) in missing.into_iter().zip(cubins) {
             let module = Module::new(&self.gpu.context, cubin)?;
-            made.push(Arc::new(CompiledKernel { source: Source::Cuda(source.clone()), module: Some(module) }));
+            self.kernels.keep(CompiledKernel { source: Source::Cuda(source.clone()), module: Some(module) });
         }
-        let mut kernels = self.lock();
-        for kernel in made {
-            // Another thread may have been faster.
-            if !kernels.iter().any(|known| known.source == kernel.source) {
-                kernels.push(kernel);
-            }
-        }
-        let found = sources.into_iter().map(|source| match kernels.iter().find(|known| known.source == source) {
-            Some(known) => known.clone(),
-            None => {
-                let kernel = Arc::new(CompiledKernel::new(source));
-                kernels.push(kernel.clone());
-                kernel
-            }
-        });
-        Ok(found.collect())
+        Ok(self.kernels.of(sources))
     }
 
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError> {

@@ -15,27 +15,17 @@ pub(crate) fn machine(context: &Context, name: &str, arch: Arch) -> Result<Machi
         expected: "one that can be read".into(),
         got: error.to_string(),
     })?;
-    let kilobytes = |bytes: usize| bytes as f64 / 1024.0;
-    let l2 = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?;
+    // What the driver tells, and by how much that is divided. Of the cache half: a tensor shares it with its neighbours.
     let numbers = [
-        (Quantity::Processors, context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as f64),
-        (
-            Quantity::Registers,
-            context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)? as f64,
-        ),
-        (Quantity::Threads, context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)? as f64),
-        (
-            Quantity::SharedKb,
-            kilobytes(context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?),
-        ),
-        (
-            Quantity::BlockSharedKb,
-            kilobytes(context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?),
-        ),
-        // Half: a tensor shares the cache with its neighbours.
-        (Quantity::CacheMb, l2 as f64 / 2.0 / f64::from(1 << 20)),
+        (Quantity::Processors, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 1.0),
+        (Quantity::Registers, Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 1.0),
+        (Quantity::Threads, Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1.0),
+        (Quantity::SharedKb, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 1024.0),
+        (Quantity::BlockSharedKb, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 1024.0),
+        (Quantity::CacheMb, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, f64::from(2 << 20)),
     ];
-    for (quantity, value) in numbers {
+    for (quantity, attribute, unit) in numbers {
+        let value = context.attribute(attribute)? as f64 / unit;
         // A profile of this very GPU keeps its own reasons where the numbers agree.
         if exact && machine.find(quantity) == Some(value) {
             continue;

@@ -19,7 +19,7 @@ use super::stream::{Event, Stream};
 use crate::check::check_borrowed;
 use crate::device::{Executable, Inputs, Launching, NoStates, Recorded, States};
 use crate::error::DeviceError;
-use crate::job::Job;
+use crate::job::{Job, Place};
 use crate::memory::{BorrowedMemory, Span};
 
 /// The oldest driver whose recordings keep it that a grid may start before the one before it has ended.
@@ -79,21 +79,12 @@ impl CudaExecutable {
     pub(crate) fn new(gpu: Arc<Gpu>, job: Job) -> Result<CudaExecutable, DeviceError> {
         let program = LoadedJob::new(&gpu, job)?;
         let stream = Stream::new(&gpu.context)?;
-        let workspace = match program.workspace {
-            0 => None,
-            bytes => Some(Allocation::new(&gpu.context, bytes, gpu.zones)?),
+        let allocate = |bytes: usize| match bytes {
+            0 => Ok(None),
+            bytes => Allocation::painted(&gpu.context, bytes, gpu.zones, &stream).map(Some),
         };
-        if let Some(workspace) = &workspace {
-            workspace.paint(&stream)?;
-        }
-        let persistent = match program.persistent {
-            0 => None,
-            bytes => Some(Allocation::new(&gpu.context, bytes, gpu.zones)?),
-        };
-        if let Some(persistent) = &persistent {
-            persistent.paint(&stream)?;
-            persistent.fill(0, &stream)?;
-        }
+        let (workspace, persistent) = (allocate(program.workspace)?, allocate(program.persistent)?);
+        persistent.as_ref().map_or(Ok(()), |persistent| persistent.fill(0, &stream))?;
         let faults = match program.steps.iter().any(|step| step.checks_indices) {
             false => None,
             true => {
@@ -138,7 +129,8 @@ impl CudaExecutable {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
         let handle = self.stream.handle();
-        let span = |(index, &bytes): (usize, &usize)| Span { address: self.frames[0].input(index), bytes };
+        let span =
+            |(index, &bytes): (usize, &usize)| Span { address: self.frames[0].address(Place::Input(index)), bytes };
         let inputs: Vec<Span> = self.program.input_bytes.iter().enumerate().map(span).collect();
         let outputs: Vec<Span> = (0..self.program.outputs.len()).filter_map(|index| self.output(index)).collect();
         let mut cost = LaunchCost { bare: Duration::MAX, enqueued: Duration::MAX };

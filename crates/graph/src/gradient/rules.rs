@@ -26,7 +26,7 @@ impl Reverse {
             Op::Select => self.select_backward(&node.inputs, gradient),
             Op::Cast(_) => self.send(x, |reverse, x| {
                 let dtype = reverse.graph.node(x).dtype;
-                reverse.graph.push(Op::Cast(dtype), &[gradient])
+                reverse.graph.cast(gradient, dtype)
             }),
             Op::RowReduce(op) => self.reduce_backward(*op, id, node.inputs[0], gradient),
             Op::ColumnSum => self.send(x, |reverse, x| reverse.spread(gradient, x)),
@@ -37,12 +37,12 @@ impl Reverse {
                 let (table, indices) = (node.inputs[0], node.inputs[1]);
                 self.send(Some(table), |reverse, table| {
                     let rows = reverse.graph.node(table).shape[0];
-                    reverse.graph.push(Op::ScatterAdd { rows }, &[indices, gradient])
+                    reverse.graph.scatter_add(indices, gradient, rows)
                 })
             }
             Op::ScatterAdd { .. } => {
                 let (indices, updates) = (node.inputs[0], node.inputs[1]);
-                self.send(Some(updates), |reverse, _| reverse.graph.push(Op::Gather, &[gradient, indices]))
+                self.send(Some(updates), |reverse, _| reverse.graph.gather(gradient, indices))
             }
             Op::View(view) => self.view_backward(view, node.inputs[0], gradient),
             Op::Concat { axis } => self.concat_backward(*axis, &node.inputs, gradient),
@@ -50,62 +50,54 @@ impl Reverse {
     }
 
     fn unary_backward(&mut self, op: UnaryOp, y: NodeId, x: NodeId, g: NodeId) -> Result<(), GraphError> {
-        self.send(Some(x), |reverse, x| match op {
-            UnaryOp::Neg => reverse.unary(UnaryOp::Neg, g),
-            UnaryOp::Abs => {
-                let x = reverse.value(x)?;
-                reverse.signed(x, g)
-            }
-            UnaryOp::Exp => {
-                let y = reverse.value(y)?;
-                reverse.binary(BinaryOp::Mul, g, y)
-            }
-            UnaryOp::Log => {
-                let x = reverse.value(x)?;
-                reverse.binary(BinaryOp::Div, g, x)
-            }
-            UnaryOp::Sqrt => {
-                let y = reverse.value(y)?;
-                let half = reverse.times(g, 0.5)?;
-                reverse.binary(BinaryOp::Div, half, y)
-            }
-            UnaryOp::Rsqrt => {
-                let y = reverse.value(y)?;
-                let square = reverse.binary(BinaryOp::Mul, y, y)?;
-                let cube = reverse.binary(BinaryOp::Mul, square, y)?;
-                let scaled = reverse.times(cube, -0.5)?;
-                reverse.binary(BinaryOp::Mul, g, scaled)
-            }
-            UnaryOp::Reciprocal => {
-                let y = reverse.value(y)?;
-                let square = reverse.binary(BinaryOp::Mul, y, y)?;
-                let negative = reverse.unary(UnaryOp::Neg, square)?;
-                reverse.binary(BinaryOp::Mul, g, negative)
-            }
-            UnaryOp::Tanh => {
-                let y = reverse.value(y)?;
-                let square = reverse.binary(BinaryOp::Mul, y, y)?;
-                let slope = reverse.one_minus(square)?;
-                reverse.binary(BinaryOp::Mul, g, slope)
-            }
-            UnaryOp::Erf => {
-                let x = reverse.value(x)?;
-                let square = reverse.binary(BinaryOp::Mul, x, x)?;
-                let negative = reverse.unary(UnaryOp::Neg, square)?;
-                let bell = reverse.unary(UnaryOp::Exp, negative)?;
-                let slope = reverse.times(bell, std::f64::consts::FRAC_2_SQRT_PI)?;
-                reverse.binary(BinaryOp::Mul, g, slope)
-            }
-            UnaryOp::Sigmoid => {
-                let y = reverse.value(y)?;
-                let rest = reverse.one_minus(y)?;
-                let slope = reverse.binary(BinaryOp::Mul, y, rest)?;
-                reverse.binary(BinaryOp::Mul, g, slope)
-            }
-            UnaryOp::Round => {
-                let (shape, dtype) = (reverse.graph.node(x).shape.clone(), reverse.graph.node(x).dtype);
-                reverse.zeros(&shape, dtype)
-            }
+        self.send(Some(x), |reverse, x| {
+            let slope = match op {
+                UnaryOp::Neg => return reverse.graph.unary(UnaryOp::Neg, g),
+                UnaryOp::Abs => {
+                    let x = reverse.value(x)?;
+                    return reverse.signed(x, g);
+                }
+                UnaryOp::Log => {
+                    let x = reverse.value(x)?;
+                    return reverse.graph.binary(BinaryOp::Div, g, x);
+                }
+                UnaryOp::Sqrt => {
+                    let y = reverse.value(y)?;
+                    let half = reverse.graph.scale(g, 0.5)?;
+                    return reverse.graph.binary(BinaryOp::Div, half, y);
+                }
+                UnaryOp::Round => return reverse.zeros_like(x),
+                UnaryOp::Exp => reverse.value(y)?,
+                UnaryOp::Rsqrt => {
+                    let y = reverse.value(y)?;
+                    let square = reverse.graph.mul(y, y)?;
+                    let cube = reverse.graph.mul(square, y)?;
+                    reverse.graph.scale(cube, -0.5)?
+                }
+                UnaryOp::Reciprocal => {
+                    let y = reverse.value(y)?;
+                    let square = reverse.graph.mul(y, y)?;
+                    reverse.graph.unary(UnaryOp::Neg, square)?
+                }
+                UnaryOp::Tanh => {
+                    let y = reverse.value(y)?;
+                    let square = reverse.graph.mul(y, y)?;
+                    reverse.one_minus(square)?
+                }
+                UnaryOp::Erf => {
+                    let x = reverse.value(x)?;
+                    let square = reverse.graph.mul(x, x)?;
+                    let negative = reverse.graph.unary(UnaryOp::Neg, square)?;
+                    let bell = reverse.graph.unary(UnaryOp::Exp, negative)?;
+                    reverse.graph.scale(bell, std::f64::consts::FRAC_2_SQRT_PI)?
+                }
+                UnaryOp::Sigmoid => {
+                    let y = reverse.value(y)?;
+                    let rest = reverse.one_minus(y)?;
+                    reverse.graph.mul(y, rest)?
+                }
+            };
+            reverse.graph.mul(g, slope)
         })
     }
 
@@ -115,28 +107,28 @@ impl Reverse {
             BinaryOp::Add | BinaryOp::Sub => Ok(g),
             BinaryOp::Mul => {
                 let b = reverse.value(b)?;
-                reverse.binary(BinaryOp::Mul, g, b)
+                reverse.graph.mul(g, b)
             }
             BinaryOp::Div => {
                 let b = reverse.value(b)?;
-                reverse.binary(BinaryOp::Div, g, b)
+                reverse.graph.binary(BinaryOp::Div, g, b)
             }
             BinaryOp::Max => reverse.where_compared(CompareOp::Gt, a, b, g, true),
             BinaryOp::Min => reverse.where_compared(CompareOp::Lt, a, b, g, true),
         })?;
         self.send_reduced(b, |reverse| match op {
             BinaryOp::Add => Ok(g),
-            BinaryOp::Sub => reverse.unary(UnaryOp::Neg, g),
+            BinaryOp::Sub => reverse.graph.unary(UnaryOp::Neg, g),
             BinaryOp::Mul => {
                 let a = reverse.value(a)?;
-                reverse.binary(BinaryOp::Mul, g, a)
+                reverse.graph.mul(g, a)
             }
             BinaryOp::Div => {
                 let (a, b) = (reverse.value(a)?, reverse.value(b)?);
-                let square = reverse.binary(BinaryOp::Mul, b, b)?;
-                let ratio = reverse.binary(BinaryOp::Div, a, square)?;
-                let negative = reverse.unary(UnaryOp::Neg, ratio)?;
-                reverse.binary(BinaryOp::Mul, g, negative)
+                let square = reverse.graph.mul(b, b)?;
+                let ratio = reverse.graph.binary(BinaryOp::Div, a, square)?;
+                let negative = reverse.graph.unary(UnaryOp::Neg, ratio)?;
+                reverse.graph.mul(g, negative)
             }
             BinaryOp::Max => reverse.where_compared(CompareOp::Gt, a, b, g, false),
             BinaryOp::Min => reverse.where_compared(CompareOp::Lt, a, b, g, false),
@@ -147,10 +139,15 @@ impl Reverse {
     /// `relu = max(x, 0)` the slope at 0 is 0, as elsewhere.
     fn where_compared(&mut self, op: CompareOp, a: NodeId, b: NodeId, g: NodeId, holds: bool) -> Value {
         let (a, b) = (self.value(a)?, self.value(b)?);
-        let condition = self.graph.push(Op::Compare(op), &[a, b])?;
+        let condition = self.graph.compare(op, a, b)?;
+        self.where_is(condition, holds, g)
+    }
+
+    /// The gradient where a condition holds, or where it does not, else 0.
+    fn where_is(&mut self, condition: NodeId, holds: bool, g: NodeId) -> Value {
         let zero = self.zero_like(g)?;
-        let operands = if holds { [condition, g, zero] } else { [condition, zero, g] };
-        self.graph.push(Op::Select, &operands)
+        let (a, b) = if holds { (g, zero) } else { (zero, g) };
+        self.graph.select(condition, a, b)
     }
 
     fn select_backward(&mut self, inputs: &[NodeId], g: NodeId) -> Result<(), GraphError> {
@@ -158,9 +155,7 @@ impl Reverse {
         for (operand, holds) in [(a, true), (b, false)] {
             self.send_reduced(operand, |reverse| {
                 let condition = reverse.value(condition)?;
-                let zero = reverse.zero_like(g)?;
-                let operands = if holds { [condition, g, zero] } else { [condition, zero, g] };
-                reverse.graph.push(Op::Select, &operands)
+                reverse.where_is(condition, holds, g)
             })?;
         }
         Ok(())
@@ -171,7 +166,7 @@ impl Reverse {
             ReduceOp::Sum => reverse.spread(g, x),
             ReduceOp::Mean => {
                 let cols = reverse.graph.node(x).shape.cols();
-                let share = reverse.times(g, 1.0 / cols as f64)?;
+                let share = reverse.graph.scale(g, 1.0 / cols as f64)?;
                 reverse.spread(share, x)
             }
             ReduceOp::Max => {
@@ -180,27 +175,24 @@ impl Reverse {
             }
             ReduceOp::AbsMax => {
                 let value = reverse.value(x)?;
-                let magnitude = reverse.unary(UnaryOp::Abs, value)?;
+                let magnitude = reverse.graph.unary(UnaryOp::Abs, value)?;
                 let share = reverse.share_among_largest(magnitude, y, g)?;
                 reverse.signed(value, share)
             }
-            ReduceOp::ArgMax => {
-                let (shape, dtype) = (reverse.graph.node(x).shape.clone(), reverse.graph.node(x).dtype);
-                reverse.zeros(&shape, dtype)
-            }
+            ReduceOp::ArgMax => reverse.zeros_like(x),
         })
     }
 
     /// Where several columns tie for the largest, each gets an equal share.
     fn share_among_largest(&mut self, x: NodeId, largest: NodeId, g: NodeId) -> Value {
         let largest = self.value(largest)?;
-        let is_largest = self.graph.push(Op::Compare(CompareOp::Eq), &[x, largest])?;
+        let is_largest = self.graph.compare(CompareOp::Eq, x, largest)?;
         let one = self.constant_like(1.0, g)?;
         let zero = self.zero_like(g)?;
-        let ones = self.graph.push(Op::Select, &[is_largest, one, zero])?;
-        let count = self.graph.push(Op::RowReduce(ReduceOp::Sum), &[ones])?;
-        let share = self.binary(BinaryOp::Div, g, count)?;
-        self.graph.push(Op::Select, &[is_largest, share, zero])
+        let ones = self.graph.select(is_largest, one, zero)?;
+        let count = self.graph.reduce(ReduceOp::Sum, ones)?;
+        let share = self.graph.binary(BinaryOp::Div, g, count)?;
+        self.graph.select(is_largest, share, zero)
     }
 
     fn matmul_backward(
@@ -249,7 +241,7 @@ impl Reverse {
             View::Transpose(permutation) => {
                 let mut inverse = vec![0; permutation.len()];
                 permutation.iter().enumerate().for_each(|(position, &axis)| inverse[axis] = position);
-                self.send(Some(x), |reverse, _| reverse.graph.push(Op::View(View::Transpose(inverse)), &[g]))
+                self.send(Some(x), |reverse, _| reverse.graph.transpose(g, &inverse))
             }
             View::Broadcast(_) => self.send_reduced(x, |_| Ok(g)),
         }
@@ -259,9 +251,7 @@ impl Reverse {
         let mut start = 0;
         for &input in inputs {
             let length = self.graph.node(input).shape[axis];
-            self.send(Some(input), |reverse, _| {
-                reverse.graph.push(Op::View(View::Slice { axis, start, length }), &[g])
-            })?;
+            self.send(Some(input), |reverse, _| reverse.graph.slice(g, axis, start, length))?;
             start += length;
         }
         Ok(())
@@ -270,24 +260,24 @@ impl Reverse {
     /// `g` where `x > 0`, `-g` where `x < 0`, else 0.
     fn signed(&mut self, x: NodeId, g: NodeId) -> Value {
         let zero = self.zero_like(g)?;
-        let negative = self.unary(UnaryOp::Neg, g)?;
-        let below = self.graph.push(Op::Compare(CompareOp::Lt), &[x, zero])?;
-        let above = self.graph.push(Op::Compare(CompareOp::Gt), &[x, zero])?;
-        let minus = self.graph.push(Op::Select, &[below, negative, zero])?;
-        self.graph.push(Op::Select, &[above, g, minus])
+        let negative = self.graph.unary(UnaryOp::Neg, g)?;
+        let below = self.graph.compare(CompareOp::Lt, x, zero)?;
+        let above = self.graph.compare(CompareOp::Gt, x, zero)?;
+        let minus = self.graph.select(below, negative, zero)?;
+        self.graph.select(above, g, minus)
     }
 
     fn as_matrix(&mut self, x: NodeId) -> Value {
         let shape = &self.graph.node(x).shape;
         let matrix = Shape::from([shape.rows(), shape.cols()]);
-        if *shape == matrix { Ok(x) } else { self.graph.push(Op::View(View::Reshape(matrix)), &[x]) }
+        if *shape == matrix { Ok(x) } else { self.graph.reshape(x, matrix) }
     }
 
     fn swap_last(&mut self, x: NodeId) -> Value {
         let rank = self.rank(x);
         let mut order: Vec<usize> = (0..rank).collect();
         order.swap(rank - 2, rank - 1);
-        self.graph.push(Op::View(View::Transpose(order)), &[x])
+        self.graph.transpose(x, &order)
     }
 
     fn rank(&self, x: NodeId) -> usize {
@@ -296,17 +286,12 @@ impl Reverse {
 
     fn matmul(&mut self, a: NodeId, b: NodeId, transpose_a: bool, transpose_b: bool) -> Value {
         let (a, b) = (self.value(a)?, self.value(b)?);
-        self.graph.push(Op::Matmul { transpose_a, transpose_b }, &[a, b])
-    }
-
-    fn times(&mut self, x: NodeId, factor: f64) -> Value {
-        let factor = self.constant_like(factor, x)?;
-        self.binary(BinaryOp::Mul, x, factor)
+        self.graph.matmul_transposed(a, b, transpose_a, transpose_b)
     }
 
     fn one_minus(&mut self, x: NodeId) -> Value {
         let one = self.constant_like(1.0, x)?;
-        self.binary(BinaryOp::Sub, one, x)
+        self.graph.sub(one, x)
     }
 
     fn zero_like(&mut self, x: NodeId) -> Value {

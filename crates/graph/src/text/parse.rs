@@ -306,17 +306,10 @@ fn default_scale(composite: Composite, graph: &Graph, inputs: &[NodeId]) -> Comp
 
 fn primitive(op: &Token, arguments: &mut Arguments) -> Result<Op, GraphError> {
     let name = op.text.as_str();
-    if let Some(found) = UnaryOp::ALL.into_iter().find(|unary| unary.name() == name) {
-        return Ok(Op::Unary(found));
-    }
-    if let Some(found) = BinaryOp::ALL.into_iter().find(|binary| binary.name() == name) {
-        return Ok(Op::Binary(found));
-    }
-    if let Some(found) = CompareOp::ALL.into_iter().find(|compare| compare.name() == name) {
-        return Ok(Op::Compare(found));
-    }
-    if let Some(found) = ReduceOp::ALL.into_iter().find(|reduce| reduce.name() == name) {
-        return Ok(Op::RowReduce(found));
+    let elementwise = UnaryOp::find(name).map(Op::Unary).or_else(|| BinaryOp::find(name).map(Op::Binary));
+    let others = || CompareOp::find(name).map(Op::Compare).or_else(|| ReduceOp::find(name).map(Op::RowReduce));
+    if let Some(found) = elementwise.or_else(others) {
+        return Ok(found);
     }
     Ok(match name {
         "const" => {
@@ -442,9 +435,7 @@ impl Arguments {
     fn mask(&mut self) -> Result<Mask, GraphError> {
         match self.take("mask") {
             None => Ok(Mask::Full),
-            Some(word) => [Mask::Full, Mask::Causal, Mask::Additive, Mask::Cached]
-                .into_iter()
-                .find(|&mask| super::print::mask_word(mask) == word.text)
+            Some(word) => Mask::find(&word.text)
                 .ok_or_else(|| error(&word, "expected mask=full, mask=causal, mask=additive or mask=cached")),
         }
     }

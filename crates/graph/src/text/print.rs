@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::activation::Gelu;
 use crate::block::Block;
-use crate::composite::{Composite, Mask};
+use crate::composite::Composite;
 use crate::graph::{Call, Callee, Graph};
 use crate::node::NodeId;
 use crate::op::{Op, View};
@@ -110,9 +110,9 @@ fn composite_attributes(composite: &Composite) -> String {
         Composite::Geglu { kind } => format!(" kind={}", gelu_word(*kind)),
         Composite::Dropout { p, offset } => format!(" p={p:?} offset={offset}"),
         Composite::Linear { transposed } => if *transposed { " transposed" } else { "" }.to_string(),
-        Composite::AttentionScores { mask, scale } => format!(" mask={} scale={scale:?}", mask_word(*mask)),
+        Composite::AttentionScores { mask, scale } => format!(" mask={mask} scale={scale:?}"),
         Composite::Attention { mask, scale, p, offset } => {
-            format!(" mask={} scale={scale:?} p={p:?} offset={offset}", mask_word(*mask))
+            format!(" mask={mask} scale={scale:?} p={p:?} offset={offset}")
         }
         Composite::Dequantize { dtype } | Composite::QuantizedLinear { dtype } => format!(" {dtype}"),
         Composite::ExpertLinear { dtype } => format!(" {dtype}"),
@@ -126,14 +126,5 @@ pub(super) fn gelu_word(kind: Gelu) -> &'static str {
     match kind {
         Gelu::Tanh => "tanh",
         Gelu::Erf => "erf",
-    }
-}
-
-pub(super) fn mask_word(mask: Mask) -> &'static str {
-    match mask {
-        Mask::Full => "full",
-        Mask::Causal => "causal",
-        Mask::Additive => "additive",
-        Mask::Cached => "cached",
     }
 }

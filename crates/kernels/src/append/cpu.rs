@@ -1,13 +1,12 @@
 //! Rows written into a cache by threads, a block of a sequence each.
 
-use std::fmt;
 use std::sync::Arc;
 
 use deuteron_codegen::cpu::family::{CpuTarget, assemble};
 use deuteron_codegen::cpu::simd::{Fault, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuSource, CpuTask, Run, ScratchSizes, TaskError};
 use deuteron_codegen::cpu::{PARALLEL_FROM, STREAM_FROM};
-use deuteron_codegen::kernel::{Family, Kernel, Offer, Request};
+use deuteron_codegen::kernel::{Family, Kernel, Offer, Request, offered};
 use deuteron_graph::Dtype;
 use deuteron_plan::Work;
 
@@ -23,31 +22,25 @@ pub(crate) struct AppendFamily;
 
 impl Family<CpuTarget> for AppendFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
-        let append = Append::lower(&request)?;
-        if fits(&append) { Some(Box::new(AppendOffer(append))) } else { None }
-    }
-}
-
-struct AppendOffer(Append);
-
-impl Offer for AppendOffer {
-    /// The new rows alone: a cache is kept in place.
-    fn work(&self) -> Work {
-        let rows = (self.0.shape.blocks() * self.0.shape.rows) as f64;
-        Work { chunks: 1.0, last_chunk: 1.0, stream_from: STREAM_FROM as f64, rows, ..Work::default() }
-    }
-
-    fn kernel(self: Box<Self>) -> Kernel {
-        let source = CpuSource::new(Arc::new(AppendProgram { element: self.0.element }));
-        let arguments = self.0.arguments();
-        // SAFETY: of an append that fits, tasks touch rows of the shape that the arguments' reach is taken of, at positions that the cache has.
-        unsafe { assemble(source, arguments, AppendTasks(Arc::new(self.0))) }
+        let append = Append::lower(&request).filter(fits)?;
+        // The new rows alone: a cache is kept in place.
+        let rows = (append.shape.blocks() * append.shape.rows) as f64;
+        let work =
+            move || Work { chunks: 1.0, last_chunk: 1.0, stream_from: STREAM_FROM as f64, rows, ..Work::default() };
+        offered(work, move || make(append))
     }
 }
 
 /// The kernel of an append, or none where its sizes contradict each other.
 pub fn kernel(append: Append) -> Option<Kernel> {
-    fits(&append).then(|| Box::new(AppendOffer(append)).kernel())
+    fits(&append).then(|| make(append))
+}
+
+fn make(append: Append) -> Kernel {
+    let (element, arguments) = (append.element, append.arguments());
+    let source = CpuSource::described(element, format!("rows of {element}-byte elements written into a cache\n"));
+    // SAFETY: of an append that fits, tasks touch rows of the shape that the arguments' reach is taken of, at positions that the cache has.
+    unsafe { assemble(source, arguments, AppendTasks(Arc::new(append))) }
 }
 
 /// Whether sequences are counted by an axis that there is, the rows are no more than the cache has, and arguments are as they are used.
@@ -58,18 +51,6 @@ fn fits(append: &Append) -> bool {
     let directed = args.iter().enumerate().all(|(at, arg)| arg.written == (at == RESULT));
     let kept = !shape.in_place || args[CACHE].offset == args[RESULT].offset;
     counted && sized && directed && kept && args[POSITIONS].dtype == Dtype::I32
-}
-
-/// An append before its sizes.
-#[derive(Debug, PartialEq, Eq)]
-struct AppendProgram {
-    element: usize,
-}
-
-impl fmt::Display for AppendProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "rows of {}-byte elements written into a cache", self.element)
-    }
 }
 
 /// A launch of an append.

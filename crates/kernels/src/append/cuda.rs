@@ -46,10 +46,7 @@ fn grids(append: &Append, target: &CudaTarget) -> Grids {
     let number = |value: usize| Word::Number(value as u64);
     let whole = shape.blocks() * shape.capacity * shape.cols * element;
     let waits = target.arch.has_dependent_grids();
-    let grid = |entry, blocks: usize, words| {
-        let blocks = [blocks as u32, 1, 1];
-        Grid { entry, blocks, threads: THREADS as u32, cluster: 1, shared: 0, waits, words }
-    };
+    let grid = |entry, blocks: usize, words| Grid { waits, ..Grid::new(entry, blocks, THREADS as u32, words) };
     let mut list = Vec::new();
     if !shape.in_place {
         let blocks = whole.div_ceil(THREADS * COPIED).min(MAX_BLOCKS);

@@ -1,13 +1,10 @@
 //! Strided blocks moved by threads: a block is cut along its outermost axis.
 
-use std::fmt;
-use std::sync::Arc;
-
 use deuteron_codegen::cpu::family::{CpuTarget, assemble};
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuSource, CpuTask, Run, ScratchSizes, TaskError};
 use deuteron_codegen::cpu::{PARALLEL_FROM, STREAM_FROM};
-use deuteron_codegen::kernel::{Family, Kernel, Offer, Request};
+use deuteron_codegen::kernel::{Family, Kernel, Offer, Request, offered};
 use deuteron_plan::Work;
 
 use super::{Copy, Piece};
@@ -17,26 +14,16 @@ pub(crate) struct CopyFamily;
 
 impl Family<CpuTarget> for CopyFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
-        Some(Box::new(CopyOffer(Copy::lower(&request.group)?)))
-    }
-}
-
-struct CopyOffer(Copy);
-
-impl Offer for CopyOffer {
-    fn work(&self) -> Work {
-        work(self.0.element, &self.0.pieces)
-    }
-
-    fn kernel(self: Box<Self>) -> Kernel {
-        kernel(self.0)
+        let copy = Copy::lower(&request.group)?;
+        let work = work(copy.element, &copy.pieces);
+        offered(move || work.clone(), move || kernel(copy))
     }
 }
 
 /// The kernel of a copy.
 pub(crate) fn kernel(copy: Copy) -> Kernel {
     let (arguments, Copy { element, pieces, .. }) = (copy.arguments(), copy);
-    let source = CpuSource::new(Arc::new(CopyProgram { element }));
+    let source = CpuSource::described(element, format!("strided copy of {element}-byte elements\n"));
     // SAFETY: tasks touch the elements of each piece, as far as its arguments reach.
     unsafe { assemble(source, arguments, CopyTasks { element, pieces }) }
 }
@@ -72,18 +59,6 @@ fn work(element: usize, pieces: &[Piece]) -> Work {
         work.chunks = work.chunks.max(tasks as f64);
     }
     work
-}
-
-/// A copy before its sizes.
-#[derive(Debug, PartialEq, Eq)]
-struct CopyProgram {
-    element: usize,
-}
-
-impl fmt::Display for CopyProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "strided copy of {}-byte elements", self.element)
-    }
 }
 
 /// A launch of a copy.

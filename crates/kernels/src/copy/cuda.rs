@@ -115,7 +115,7 @@ impl StridedBlock {
         let strides = [p.size, q.size, q.from * self.element, p.to * self.element, axes.len()];
         words.extend(strides.map(|number| Word::Number(number as u64)));
         words.extend(axis_words(&axes, self.element));
-        Some(grid("copy_tiles", blocks, words))
+        Some(Grid::new("copy_tiles", blocks, THREADS as u32, words))
     }
 
     /// Grids of runs.
@@ -168,7 +168,7 @@ impl StridedBlock {
         let numbers = [runs, lanes, grain, bytes, piece, usize::from(chunked), axes.len()];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
         words.extend(axis_words(&axes, self.element));
-        grid("copy_runs", runs.div_ceil(together), words)
+        Grid::new("copy_runs", runs.div_ceil(together), THREADS as u32, words)
     }
 
     fn ends(&self, from: usize, to: usize) -> Vec<Word> {
@@ -181,10 +181,6 @@ impl StridedBlock {
 
 fn count(axes: &[Axis]) -> usize {
     axes.iter().map(|axis| axis.size).product()
-}
-
-fn grid(entry: &'static str, blocks: usize, words: Vec<Word>) -> Grid {
-    Grid { entry, blocks: [blocks as u32, 1, 1], threads: THREADS as u32, cluster: 1, shared: 0, waits: false, words }
 }
 
 /// Size, divisor and strides in bytes of every axis the kernel has room for; those that are not there have size 1.

@@ -204,15 +204,8 @@ impl Written {
                 Over::Pairs => [tiles, tiles, all_heads],
             };
             let &Pass { entry, threads, shared, .. } = pass;
-            Grid {
-                entry,
-                blocks: blocks.map(|count| count as u32),
-                threads,
-                cluster: 1,
-                shared,
-                waits: false,
-                words: words.clone(),
-            }
+            let grid = Grid::new(entry, 0, threads, words.clone());
+            Grid { blocks: blocks.map(|count| count as u32), shared, ..grid }
         };
         Grids { list: self.passes.iter().map(grid).collect(), workspace: scores, ..Grids::default() }
     }

@@ -64,105 +64,71 @@ enum Spread {
     Rows { threads: usize, rows: usize },
 }
 
+/// A rung in place of a row kernel: its folder and file, what it does better, how it is spread.
+macro_rules! row {
+    ($folder:literal, $name:literal, $about:literal, $spread:expr) => {
+        Rung {
+            name: $name,
+            about: $about,
+            text: Text::Row { text: include_str!(concat!($folder, "/", $name, ".cu")), spread: $spread },
+        }
+    };
+}
+
+const fn elements(vectors: usize) -> Spread {
+    Spread::Elements { threads: 256, vectors }
+}
+
+const fn rows(threads: usize, rows: usize) -> Spread {
+    Spread::Rows { threads, rows }
+}
+
 const ADD_ACT: [Rung; 3] = [
-    Rung {
-        name: "l1_scalar",
-        about: "a thread an element",
-        text: Text::Row {
-            text: include_str!("add_act/l1_scalar.cu"),
-            spread: Spread::Elements { threads: 256, vectors: 0 },
-        },
-    },
-    Rung {
-        name: "l2_vector",
-        about: "16 bytes a thread",
-        text: Text::Row {
-            text: include_str!("add_act/l2_vector.cu"),
-            spread: Spread::Elements { threads: 256, vectors: 1 },
-        },
-    },
-    Rung {
-        name: "l3_in_flight",
-        about: "two vectors a thread, loads first",
-        text: Text::Row {
-            text: include_str!("add_act/l3_in_flight.cu"),
-            spread: Spread::Elements { threads: 256, vectors: 2 },
-        },
-    },
+    row!("add_act", "l1_scalar", "a thread an element", elements(0)),
+    row!("add_act", "l2_vector", "16 bytes a thread", elements(1)),
+    row!("add_act", "l3_in_flight", "two vectors a thread, loads first", elements(2)),
 ];
 
 const NORM_ACT: [Rung; 5] = [
-    Rung {
-        name: "l1_thread_a_row",
-        about: "a thread a row",
-        text: Text::Row {
-            text: include_str!("norm_act/l1_thread_a_row.cu"),
-            spread: Spread::Rows { threads: 1, rows: 128 },
-        },
-    },
-    Rung {
-        name: "l2_block_a_row",
-        about: "a block a row, sums by a tree in shared memory",
-        text: Text::Row {
-            text: include_str!("norm_act/l2_block_a_row.cu"),
-            spread: Spread::Rows { threads: 256, rows: 1 },
-        },
-    },
-    Rung {
-        name: "l3_warp_a_row",
-        about: "a warp a row, sums by shuffles",
-        text: Text::Row {
-            text: include_str!("norm_act/l3_warp_a_row.cu"),
-            spread: Spread::Rows { threads: 32, rows: 8 },
-        },
-    },
-    Rung {
-        name: "l4_vectors",
-        about: "16 bytes a thread",
-        text: Text::Row { text: include_str!("norm_act/l4_vectors.cu"), spread: Spread::Rows { threads: 32, rows: 8 } },
-    },
-    Rung {
-        name: "l5_row_in_registers",
-        about: "the row read once and held in registers",
-        text: Text::Row {
-            text: include_str!("norm_act/l5_row_in_registers.cu"),
-            spread: Spread::Rows { threads: 32, rows: 4 },
-        },
-    },
+    row!("norm_act", "l1_thread_a_row", "a thread a row", rows(1, 128)),
+    row!("norm_act", "l2_block_a_row", "a block a row, sums by a tree in shared memory", rows(256, 1)),
+    row!("norm_act", "l3_warp_a_row", "a warp a row, sums by shuffles", rows(32, 8)),
+    row!("norm_act", "l4_vectors", "16 bytes a thread", rows(32, 8)),
+    row!("norm_act", "l5_row_in_registers", "the row read once and held in registers", rows(32, 4)),
 ];
 
+const fn of_attention(name: &'static str, about: &'static str, step: Step) -> Rung {
+    Rung { name, about, text: Text::Attention(step) }
+}
+
 const ATTENTION: [Rung; 6] = [
-    Rung {
-        name: attention::NAIVE.name,
-        about: "scores, softmax, values: a launch each, a thread an element or a row",
-        text: Text::Attention(Step::Plain(attention::NAIVE)),
-    },
-    Rung {
-        name: attention::TILED.name,
-        about: "products of tiles in shared memory, a warp a row of the softmax",
-        text: Text::Attention(Step::Plain(attention::TILED)),
-    },
-    Rung {
-        name: attention::ONLINE.name,
-        about: "one launch, softmax online, no scores in memory",
-        text: Text::Attention(Step::Plain(attention::ONLINE)),
-    },
-    Rung {
-        name: attention::TENSOR_CORES.name,
-        about: "products on the tensor cores, probabilities in registers",
-        text: Text::Attention(Step::Matrix(attention::TENSOR_CORES)),
-    },
+    of_attention(
+        attention::NAIVE.name,
+        "scores, softmax, values: a launch each, a thread an element or a row",
+        Step::Plain(attention::NAIVE),
+    ),
+    of_attention(
+        attention::TILED.name,
+        "products of tiles in shared memory, a warp a row of the softmax",
+        Step::Plain(attention::TILED),
+    ),
+    of_attention(
+        attention::ONLINE.name,
+        "one launch, softmax online, no scores in memory",
+        Step::Plain(attention::ONLINE),
+    ),
+    of_attention(
+        attention::TENSOR_CORES.name,
+        "products on the tensor cores, probabilities in registers",
+        Step::Matrix(attention::TENSOR_CORES),
+    ),
     // Its rows are padded where others permute them: to the same end, no two of a small matrix in one bank.
-    Rung {
-        name: "l5_pipelined",
-        about: "the next tile by cp.async while this one is worked on; more queries a warp (shipped)",
-        text: Text::Attention(Step::Tensor),
-    },
-    Rung {
-        name: "l6_warpgroups",
-        about: "wgmma on tiles that TMA brings, a warp that only fetches (shipped)",
-        text: Text::Attention(Step::Hopper),
-    },
+    of_attention(
+        "l5_pipelined",
+        "the next tile by cp.async while this one is worked on; more queries a warp (shipped)",
+        Step::Tensor,
+    ),
+    of_attention("l6_warpgroups", "wgmma on tiles that TMA brings, a warp that only fetches (shipped)", Step::Hopper),
 ];
 
 impl Ladder {

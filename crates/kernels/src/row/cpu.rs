@@ -16,7 +16,7 @@ use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuSource, CpuTask, PerWorker, Run, ScratchSizes, TaskError, TileUse};
 use deuteron_codegen::cpu::{Chunks, chunks};
-use deuteron_codegen::kernel::{Family, Kernel, Offer, Request};
+use deuteron_codegen::kernel::{Family, InPlace, Kernel, Offer, Request, offered_lowered};
 use deuteron_codegen::lower::{LoweredRows, RowLaunch, lower_with_origins};
 use deuteron_plan::{Structure, Work};
 
@@ -25,31 +25,29 @@ pub(crate) struct RowFamily;
 
 impl Family<CpuTarget> for RowFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
-        (*request.group.structure == Structure::Row).then(|| Box::new(RowOffer(request)) as Box<dyn Offer + 'a>)
+        let Request { group, in_place } = request;
+        if *group.structure != Structure::Row {
+            return None;
+        }
+        offered_lowered(move || lower_with_origins(&group).0, work, move |lowered| kernel(lowered, in_place))
     }
 }
 
-struct RowOffer<'a>(Request<'a>);
+fn work(LoweredRows { body, launch }: LoweredRows) -> Work {
+    let RowLaunch { args, rows, cols, .. } = &launch;
+    Counter { program: &emit(&body), args, rows: *rows, cols: *cols }.work()
+}
 
-impl Offer for RowOffer<'_> {
-    fn work(&self) -> Work {
-        let LoweredRows { body, launch } = lower_with_origins(&self.0.group).0;
-        let RowLaunch { args, rows, cols, .. } = &launch;
-        Counter { program: &emit(&body), args, rows: *rows, cols: *cols }.work()
-    }
-
-    fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = lower_with_origins(&self.0.group).0;
-        let program = Arc::new(emit(&lowered.body));
-        let mut updates = lowered.updates(self.0.in_place);
-        updates.retain(|update| reads_before_storing(&program, update.operand as u16, update.result as u16));
-        let arguments = lowered.arguments_in_place(&updates);
-        let tiles = TileUse { tiles: program.tiles, kept_rows: program.kept, passes: program.passes.len() };
-        let source = CpuSource::new(program.clone()).with_tiles(tiles);
-        let tasks = RowTasks { program, launch: lowered.launch, touched: touched(&arguments) };
-        // SAFETY: the program has the accesses of the body that the arguments' reach was taken of, and runs over the same rows and columns.
-        unsafe { assemble(source, arguments, tasks) }
-    }
+fn kernel(lowered: LoweredRows, in_place: &[InPlace]) -> Kernel {
+    let program = Arc::new(emit(&lowered.body));
+    let mut updates = lowered.updates(in_place);
+    updates.retain(|update| reads_before_storing(&program, update.operand as u16, update.result as u16));
+    let arguments = lowered.arguments_in_place(&updates);
+    let tiles = TileUse { tiles: program.tiles, kept_rows: program.kept, passes: program.passes.len() };
+    let source = CpuSource::new(program.clone()).with_tiles(tiles);
+    let tasks = RowTasks { program, launch: lowered.launch, touched: touched(&arguments) };
+    // SAFETY: the program has the accesses of the body that the arguments' reach was taken of, and runs over the same rows and columns.
+    unsafe { assemble(source, arguments, tasks) }
 }
 
 /// The lines of a tile program, each with what it came from in the body.

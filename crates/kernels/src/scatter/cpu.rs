@@ -1,13 +1,12 @@
 //! Rows added into a table, in `f32`, in the order of the indices: the same bits every time.
 
-use std::fmt;
 use std::sync::Arc;
 
 use deuteron_codegen::cpu::SCATTER_COLUMNS as COLUMNS;
 use deuteron_codegen::cpu::family::{CpuTarget, assemble};
 use deuteron_codegen::cpu::simd::{Fault, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuSource, CpuTask, Run, ScratchSizes, TaskError};
-use deuteron_codegen::kernel::{Family, Kernel, Offer, Request};
+use deuteron_codegen::kernel::{Family, Kernel, Offer, Request, offered};
 use deuteron_graph::Dtype;
 use deuteron_plan::Work;
 
@@ -18,44 +17,29 @@ pub(crate) struct ScatterFamily;
 
 impl Family<CpuTarget> for ScatterFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
-        Some(Box::new(ScatterOffer(Scatter::lower(&request.group)?)))
+        let scatter = Scatter::lower(&request.group)?;
+        let work = work(&scatter);
+        offered(move || work.clone(), move || kernel(scatter))
     }
 }
 
-struct ScatterOffer(Scatter);
-
-impl Offer for ScatterOffer {
-    /// Every block of columns walks over the table's rows, and over the rows that are added.
-    fn work(&self) -> Work {
-        let Scatter { count, cols, rows, .. } = self.0;
-        let blocks = cols.div_ceil(COLUMNS);
-        Work {
-            chunks: blocks.max(1) as f64,
-            last_chunk: 1.0,
-            scattered: (blocks * count) as f64,
-            cleared: (blocks * rows) as f64,
-            ..Work::default()
-        }
-    }
-
-    fn kernel(self: Box<Self>) -> Kernel {
-        let source = CpuSource::new(Arc::new(ScatterProgram { dtype: self.0.dtype }));
-        let arguments = self.0.arguments();
-        // SAFETY: tasks touch the rows of the sizes that the arguments' reach is taken of, and of the table only rows that it has.
-        unsafe { assemble(source, arguments, ScatterTasks(Arc::new(self.0))) }
+/// Every block of columns walks over the table's rows, and over the rows that are added.
+fn work(&Scatter { count, cols, rows, .. }: &Scatter) -> Work {
+    let blocks = cols.div_ceil(COLUMNS);
+    Work {
+        chunks: blocks.max(1) as f64,
+        last_chunk: 1.0,
+        scattered: (blocks * count) as f64,
+        cleared: (blocks * rows) as f64,
+        ..Work::default()
     }
 }
 
-/// A scatter before its sizes.
-#[derive(Debug, PartialEq, Eq)]
-struct ScatterProgram {
-    dtype: Dtype,
-}
-
-impl fmt::Display for ScatterProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "rows added into a table, {}, in order of the indices", self.dtype)
-    }
+fn kernel(scatter: Scatter) -> Kernel {
+    let (dtype, arguments) = (scatter.dtype, scatter.arguments());
+    let source = CpuSource::described(dtype, format!("rows added into a table, {dtype}, in order of the indices\n"));
+    // SAFETY: tasks touch the rows of the sizes that the arguments' reach is taken of, and of the table only rows that it has.
+    unsafe { assemble(source, arguments, ScatterTasks(Arc::new(scatter))) }
 }
 
 /// A launch of a scatter.

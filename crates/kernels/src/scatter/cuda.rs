@@ -67,7 +67,7 @@ fn grids(scatter: &Scatter) -> Grids {
                 let pairs = total / 2;
                 let words = vec![keys, number(pairs), number(order), number(distance)];
                 let blocks = pairs.div_ceil(MERGE_THREADS);
-                list.push(grid("scatter_merge_far", [blocks, 1], MERGE_THREADS, 0, words));
+                list.push(Grid::new("scatter_merge_far", blocks, MERGE_THREADS as u32, words));
                 distance /= 2;
             }
             let words = vec![keys, number(total / 2), number(order), number(piece / 2)];
@@ -76,21 +76,18 @@ fn grids(scatter: &Scatter) -> Grids {
         }
     }
     if rows > 0 && cols > 0 {
-        let blocks = [rows.div_ceil(ADD_THREADS / 32), cols.div_ceil(WARP_COLUMNS).min(MAX_BLOCKS_Y)];
+        let (blocks, beside) = (rows.div_ceil(ADD_THREADS / 32), cols.div_ceil(WARP_COLUMNS).min(MAX_BLOCKS_Y));
         let words = vec![keys, updates, table, number(count), number(cols), number(rows)];
-        list.push(grid("scatter_add", blocks, ADD_THREADS, 0, words));
+        let grid = Grid::new("scatter_add", blocks, ADD_THREADS as u32, words);
+        list.push(Grid { blocks: [grid.blocks[0], beside as u32, 1], ..grid });
     }
     let workspace = if count > 0 { total * 8 } else { 0 };
     Grids { list, workspace, checks_indices: count > 0, ..Grids::default() }
 }
 
 fn sorting(entry: &'static str, blocks: usize, piece: usize, words: Vec<Word>) -> Grid {
-    grid(entry, [blocks, 1], (piece / 2).clamp(32, SORT_THREADS), piece * 8, words)
-}
-
-fn grid(entry: &'static str, blocks: [usize; 2], threads: usize, shared: usize, words: Vec<Word>) -> Grid {
-    let blocks = [blocks[0] as u32, blocks[1] as u32, 1];
-    Grid { entry, blocks, threads: threads as u32, cluster: 1, shared: shared as u32, waits: false, words }
+    let grid = Grid::new(entry, blocks, (piece / 2).clamp(32, SORT_THREADS) as u32, words);
+    Grid { shared: piece as u32 * 8, ..grid }
 }
 
 #[cfg(test)]

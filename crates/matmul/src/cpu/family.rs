@@ -11,15 +11,15 @@ use deuteron_codegen::cpu::family::{CpuTarget, assemble, touched};
 use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::MAX_LEADING;
 use deuteron_codegen::cpu::task::CpuSource;
-use deuteron_codegen::kernel::{Family, Kernel, Offer, Request};
+use deuteron_codegen::kernel::{Family, Kernel, Offer, Request, offered_lowered};
 use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::Dtype;
-use deuteron_plan::{Chain, Draft, Link, Reach, Work};
+use deuteron_plan::{Chain, Link, Reach};
 
 use super::driver::{MatmulTasks, spec};
 use super::routed::RoutedTasks;
 use super::{PartKernel, STREAMED_ROWS, work};
-use crate::fit::{self, MatmulFit, lower_matmul};
+use crate::fit::{self, lower_matmul};
 use crate::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue, Role};
 
 /// A prologue is made for matmuls whose right operand is streamed: those ask for whole rows.
@@ -32,7 +32,15 @@ impl Family<CpuTarget> for MatmulFamily {
     fn offer<'a>(&self, request: Request<'a>, _: &'a CpuTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
         let fit = fit::fit(&group).filter(|_| group.structure.chain().is_some_and(takes))?;
-        Some(Box::new(MatmulOffer { fit, group }))
+        let work = |lowered: LoweredMatmul| work::work(&lowered.product.map(|body| emit(&body)), &lowered.launch);
+        offered_lowered(
+            move || lower_matmul(&group, fit.clone()),
+            work,
+            |lowered| {
+                debug_assert!(fits(&lowered), "{lowered:?}");
+                make(lowered)
+            },
+        )
     }
 }
 
@@ -44,24 +52,6 @@ pub fn takes(chain: &Chain) -> bool {
         _ => false,
     };
     few && chain.epilogue.reach != Reach::Rows
-}
-
-struct MatmulOffer<'a> {
-    group: Draft<'a>,
-    fit: MatmulFit<'a>,
-}
-
-impl Offer for MatmulOffer<'_> {
-    fn work(&self) -> Work {
-        let LoweredMatmul { product, launch } = lower_matmul(&self.group, self.fit.clone());
-        work::work(&product.map(|body| emit(&body)), &launch)
-    }
-
-    fn kernel(self: Box<Self>) -> Kernel {
-        let lowered = lower_matmul(&self.group, self.fit);
-        debug_assert!(fits(&lowered), "{lowered:?}");
-        make(lowered)
-    }
 }
 
 /// The kernel of a matmul, or none where its sizes contradict each other or no kernel computes it.

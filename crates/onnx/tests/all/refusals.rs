@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::support::writer::{F32, I64, Message, Size, Value, Writer, node, tensor};
 use deuteron_graph::GraphError;
 use deuteron_onnx::{ExternalProblem, Imported, Location, OnnxError, Options, import, import_file};
-use deuteron_testkit::fuzz;
+use deuteron_testkit::{Scratch, fuzz};
 
 fn refusal(file: &[u8]) -> OnnxError {
     import(file, &Options::default()).map(|imported| imported.graph.to_string()).expect_err("a refusal")
@@ -241,25 +241,12 @@ fn values_too_large_to_fold_stay_operations() {
     assert!(refusal(&range.finish()).to_string().starts_with("Range at `y`: a range of at most 2^24 numbers expected"));
 }
 
-/// A folder that is removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("deuteron-onnx-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(path.join("model")).unwrap();
-        Folder(path)
-    }
-
-    fn model(&self) -> PathBuf {
-        self.0.join("model")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// A folder, and one for a model within it.
+fn folders() -> (Scratch, PathBuf) {
+    let folder = Scratch::make();
+    let model = folder.join("model");
+    std::fs::create_dir(&model).unwrap();
+    (folder, model)
 }
 
 fn external(entries: &[(&str, &str)]) -> Vec<u8> {
@@ -279,26 +266,26 @@ fn problem(folder: &Path, entries: &[(&str, &str)]) -> ExternalProblem {
 
 #[test]
 fn external_data_lie_beneath_the_models_folder() {
-    let folder = Folder::new("beneath");
-    std::fs::write(folder.0.join("secret.bin"), [0; 64]).unwrap();
-    std::fs::write(folder.model().join("w.bin"), [0; 24]).unwrap();
-    std::fs::create_dir(folder.model().join("inner")).unwrap();
-    let at = |location: &str| problem(&folder.model(), &[("location", location)]);
+    let (folder, model) = folders();
+    std::fs::write(folder.join("secret.bin"), [0; 64]).unwrap();
+    std::fs::write(model.join("w.bin"), [0; 24]).unwrap();
+    std::fs::create_dir(model.join("inner")).unwrap();
+    let at = |location: &str| problem(&model, &[("location", location)]);
     for location in ["../secret.bin", "inner/../../secret.bin", "..\\secret.bin", "inner/.."] {
         assert_eq!(at(location), ExternalProblem::LeavesFolder, "{location}");
     }
-    let absolute = folder.0.join("secret.bin");
+    let absolute = folder.join("secret.bin");
     for location in [absolute.to_str().unwrap(), "/etc/hostname", "\\\\host\\share", "C:\\w.bin", "C:w.bin", ""] {
         assert_eq!(at(location), ExternalProblem::NotRelative, "{location}");
     }
     assert!(matches!(at("missing.bin"), ExternalProblem::Unreadable { .. }));
     assert!(matches!(at("inner"), ExternalProblem::NotAFile(_)));
     assert!(matches!(at("."), ExternalProblem::NotAFile(_)));
-    let with = |offset: &str| problem(&folder.model(), &[("location", "w.bin"), ("offset", offset)]);
+    let with = |offset: &str| problem(&model, &[("location", "w.bin"), ("offset", offset)]);
     assert_eq!(with("9"), ExternalProblem::TooShort { expected: 25, got: 24 });
     assert_eq!(with("18446744073709551615"), ExternalProblem::TooShort { expected: u64::MAX, got: 24 });
     assert_eq!(with("-1"), ExternalProblem::NotANumber { key: "offset", value: "-1".to_string() });
-    let options = Options { folder: Some(folder.model()), ..Options::default() };
+    let options = Options { folder: Some(model), ..Options::default() };
     let wrong = import(&external(&[("location", "w.bin"), ("length", "12")]), &options);
     assert_eq!(wrong.unwrap_err().to_string(), "tensor `w`: expected 16 bytes of data, got 12");
     let no_folder = import(&external(&[("location", "w.bin")]), &Options::default()).unwrap_err();
@@ -313,35 +300,32 @@ fn external_data_lie_beneath_the_models_folder() {
 #[test]
 fn external_data_are_not_reached_through_links() {
     use std::os::unix::fs::symlink;
-    let folder = Folder::new("links");
-    std::fs::write(folder.0.join("secret.bin"), [0; 64]).unwrap();
-    symlink(folder.0.join("secret.bin"), folder.model().join("link.bin")).unwrap();
-    symlink(&folder.0, folder.model().join("up")).unwrap();
+    let (folder, model) = folders();
+    std::fs::write(folder.join("secret.bin"), [0; 64]).unwrap();
+    symlink(folder.join("secret.bin"), model.join("link.bin")).unwrap();
+    symlink(&*folder, model.join("up")).unwrap();
     for (location, link) in [("link.bin", "link.bin"), ("up/secret.bin", "up"), ("./up/secret.bin", "up")] {
-        let expected = ExternalProblem::Symlink(folder.model().join(link));
-        assert_eq!(problem(&folder.model(), &[("location", location)]), expected, "{location}");
+        let expected = ExternalProblem::Symlink(model.join(link));
+        assert_eq!(problem(&model, &[("location", location)]), expected, "{location}");
     }
 }
 
 #[test]
 fn external_data_are_found_and_read_when_asked_for() {
-    let folder = Folder::new("found");
+    let (_folder, model) = folders();
     let values: Vec<u8> = (0..6).flat_map(|i| (i as f32).to_le_bytes()).collect();
-    std::fs::create_dir(folder.model().join("inner")).unwrap();
-    std::fs::write(folder.model().join("inner/w.bin"), &values).unwrap();
+    std::fs::create_dir(model.join("inner")).unwrap();
+    std::fs::write(model.join("inner/w.bin"), &values).unwrap();
     let file = external(&[("location", "inner/w.bin"), ("offset", "8"), ("length", "16")]);
-    let path = folder.model().join("model.onnx");
+    let path = model.join("model.onnx");
     std::fs::write(&path, &file).unwrap();
     let imported: Imported = import_file(&path, &Options::default()).unwrap();
     assert!(matches!(imported.weights[0].location, Location::External(_)));
     assert_eq!(imported.weight("w", &file).unwrap().bytes, values[8..]);
     assert_eq!(imported.weight("z", &file), Err(OnnxError::UnknownWeight("z".to_string())));
-    std::fs::remove_file(folder.model().join("inner/w.bin")).unwrap();
+    std::fs::remove_file(model.join("inner/w.bin")).unwrap();
     assert!(matches!(imported.weight("w", &file), Err(OnnxError::Unreadable { .. })));
-    assert!(matches!(
-        import_file(&folder.model().join("none.onnx"), &Options::default()),
-        Err(OnnxError::Unreadable { .. })
-    ));
+    assert!(matches!(import_file(&model.join("none.onnx"), &Options::default()), Err(OnnxError::Unreadable { .. })));
 }
 
 /// A bounded run of what cargo-fuzz does without bounds.

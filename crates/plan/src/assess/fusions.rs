@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use deuteron_graph::{Callee, Composite, NodeId, Op, View};
+use deuteron_graph::{Callee, Composite, NodeId, Op, View, named};
 
 use crate::assess::describe::group_of;
 use crate::assess::question::Question;
@@ -19,25 +19,16 @@ use crate::search::{Restriction, Solver};
 use crate::traffic::Traffic;
 use crate::units::{Bytes, Seconds};
 
-/// What kind of fusion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FusionKind {
-    /// a maker and a reader
-    Pair,
-    /// several kernels that one template holds, or all that the chosen plan put together
-    Template,
-    /// a split or a transpose and its reader
-    View,
-}
-
-impl FusionKind {
-    /// The word of the reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            FusionKind::Pair => "pair",
-            FusionKind::Template => "template",
-            FusionKind::View => "view",
-        }
+named! {
+    /// What kind of fusion.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum FusionKind {
+        /// a maker and a reader
+        Pair = "pair",
+        /// several kernels that one template holds, or all that the chosen plan put together
+        Template = "template",
+        /// a split or a transpose and its reader
+        View = "view",
     }
 }
 

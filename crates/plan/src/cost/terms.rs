@@ -1,35 +1,26 @@
 //! The terms of a kernel's predicted time, and how they add up.
 
+use deuteron_graph::named;
+
 use crate::machine::{Machine, Quantity};
 use crate::traffic::Traffic;
 use crate::units::{Bytes, Seconds};
 use crate::work::Work;
 
-/// What limits a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Bound {
-    /// starting it
-    Launch,
-    /// main memory
-    Memory,
-    /// the last-level cache
-    Cache,
-    /// matrix units
-    Matrix,
-    /// vector units
-    Vector,
-}
-
-impl Bound {
-    /// The word of the reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Bound::Launch => "launch",
-            Bound::Memory => "memory",
-            Bound::Cache => "cache",
-            Bound::Matrix => "matrix",
-            Bound::Vector => "vector",
-        }
+named! {
+    /// What limits a kernel.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum Bound {
+        /// starting it
+        Launch = "launch",
+        /// main memory
+        Memory = "memory",
+        /// the last-level cache
+        Cache = "cache",
+        /// matrix units
+        Matrix = "matrix",
+        /// vector units
+        Vector = "vector",
     }
 }
 

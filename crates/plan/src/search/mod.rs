@@ -26,9 +26,11 @@ use crate::strategy::Strategy;
 use crate::target::Target;
 use crate::units::Bytes;
 
-/// The atoms of each group of a grouping.
-fn atom_groups(problem: &Problem, grouping: &Grouping) -> Vec<Vec<Atom>> {
-    let groups = grouping.groups.iter().map(|nodes| {
+/// The atoms of each group of the greedy plan.
+fn greedy_groups(problem: &Problem, grouping: &Grouping) -> Vec<Vec<Atom>> {
+    let mut greedy = Grouping::new(grouping.rules.graph, grouping.rules.placement, problem.target);
+    greedy.merge_for(Strategy::Greedy);
+    let groups = greedy.groups.iter().map(|nodes| {
         let mut atoms: Vec<Atom> = nodes.iter().filter_map(|id| problem.atom_of[id.index()]).collect();
         atoms.sort_unstable();
         atoms.dedup();
@@ -38,13 +40,10 @@ fn atom_groups(problem: &Problem, grouping: &Grouping) -> Vec<Vec<Atom>> {
 }
 
 /// Groups of atoms that the greedy plan would make, and runs of them: considered whatever the limits.
-fn greedy_groups(problem: &Problem, grouping: &Grouping, target: Target) -> Vec<Vec<Atom>> {
-    let mut greedy = Grouping::new(grouping.rules.graph, grouping.rules.placement, target);
-    greedy.merge_for(Strategy::Greedy);
-    let groups = atom_groups(problem, &greedy).into_iter();
+fn greedy_runs(problem: &Problem, grouping: &Grouping) -> Vec<Vec<Atom>> {
     // Runs of each group too, so that a plan that only begins or ends it elsewhere is found.
     let mut all: BTreeSet<Vec<Atom>> = BTreeSet::new();
-    for atoms in groups.filter(|atoms| atoms.len() > 1) {
+    for atoms in greedy_groups(problem, grouping).into_iter().filter(|atoms| atoms.len() > 1) {
         let count = atoms.len();
         for cut in 1..count.min(LONGEST_RUNS) {
             all.insert(atoms[..count - cut].to_vec());
@@ -61,7 +60,7 @@ const LONGEST_RUNS: usize = 24;
 /// A grouping of atoms, made ready to be solved.
 pub(crate) fn solver<'a>(grouping: &Grouping<'a>, target: Target<'a>) -> Solver<'a> {
     let problem = Problem::new(grouping, target);
-    let extra = greedy_groups(&problem, grouping, target);
+    let extra = greedy_runs(&problem, grouping);
     Solver::new(problem, &extra)
 }
 
@@ -97,9 +96,7 @@ fn floor(solver: &mut Solver) -> f64 {
 
 /// A beam may lose what merging in order finds.
 fn use_greedy_if_better(grouping: &Grouping, solver: &mut Solver, solution: &mut Solution) {
-    let mut greedy = Grouping::new(grouping.rules.graph, grouping.rules.placement, solver.problem.target);
-    greedy.merge_for(Strategy::Greedy);
-    let groups = atom_groups(&solver.problem, &greedy);
+    let groups = greedy_groups(&solver.problem, grouping);
     let prices = groups.iter().map(|set| solver.problem.price(set).ok().map(|price| price.seconds()));
     let total: Option<f64> = prices.sum();
     if let Some(seconds) = total.filter(|&seconds| seconds < solution.search.seconds) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deuteron_graph::{Gelu, Graph, Mask, NodeId};
+use deuteron_graph::{Dtype, Gelu, Graph, NodeId};
 
 use crate::grouping::Grouping;
 use crate::machine::Machine;
@@ -27,11 +27,10 @@ fn small_graph(seed: u64) -> Graph {
     let mut numbers = Numbers(seed);
     let rows = [4, 64, 4096][numbers.below(3)];
     let mut graph = Graph::new("small");
-    let w = graph.weight("w", deuteron_graph::Dtype::F32, [64, 64]).unwrap();
-    let g = graph.weight("g", deuteron_graph::Dtype::F32, [64]).unwrap();
-    let mut values: Vec<NodeId> = (0..2)
-        .map(|index| graph.input(&format!("x{index}"), deuteron_graph::Dtype::F32, [rows, 64]).unwrap())
-        .collect();
+    let w = graph.weight("w", Dtype::F32, [64, 64]).unwrap();
+    let g = graph.weight("g", Dtype::F32, [64]).unwrap();
+    let mut values: Vec<NodeId> =
+        (0..2).map(|index| graph.input(&format!("x{index}"), Dtype::F32, [rows, 64]).unwrap()).collect();
     let steps = 3 + numbers.below(6);
     for _ in 0..steps {
         let pick =
@@ -217,7 +216,7 @@ fn a_price_of_a_restriction_is_that_of_a_search_under_it() {
 fn a_wide_graph_is_cut_by_the_caps_and_says_so() {
     // Twenty-four readers of one value, all of which read each other's results pairwise: far more groups than the cap.
     let mut graph = Graph::new("wide");
-    let x = graph.input("x", deuteron_graph::Dtype::F32, [256, 64]).unwrap();
+    let x = graph.input("x", Dtype::F32, [256, 64]).unwrap();
     let firsts: Vec<NodeId> = (0..24).map(|_| graph.relu(x).unwrap()).collect();
     for (index, pair) in firsts.windows(2).enumerate() {
         let sum = graph.add(pair[0], pair[1]).unwrap();
@@ -236,14 +235,9 @@ fn a_wide_graph_is_cut_by_the_caps_and_says_so() {
 fn pins_are_kept_and_an_impossible_one_says_why() {
     let machine = Machine::profile("h200").unwrap();
     let target = Target::conceivable(&machine);
-    let mut graph = Graph::new("pins");
-    let x = graph.input("x", deuteron_graph::Dtype::Bf16, [8192, 768]).unwrap();
-    let w = graph.weight("w", deuteron_graph::Dtype::Bf16, [768, 768]).unwrap();
-    let g = graph.weight("g", deuteron_graph::Dtype::Bf16, [768]).unwrap();
-    let normed = graph.layer_norm(x, g, g, 1e-5).unwrap().y;
-    let active = graph.gelu(normed, Gelu::Tanh).unwrap();
-    let y = graph.matmul(active, w).unwrap();
-    graph.output("y", y).unwrap();
+    let text = "x = input bf16[8192,768] ; w = weight bf16[768,768] ; g = weight bf16[768]
+n, mean, rstd = layer_norm x g g ; a = gelu n ; y = matmul a w ; out y";
+    let graph: Graph = text.parse().unwrap();
     let names = |a: &str, b: &str| vec![a.to_string(), b.to_string()];
     let kernels =
         |pins: &[Pin]| crate::plan::plan_pinned(&graph, target, Strategy::Fused, &[], pins).map(|p| p.groups.len());
@@ -260,12 +254,9 @@ fn pins_are_kept_and_an_impossible_one_says_why() {
 #[test]
 fn attention_is_found_although_its_halves_are_not_legal() {
     let machine = Machine::profile("h200").unwrap();
-    let mut graph = Graph::new("attention");
-    let q = graph.input("q", deuteron_graph::Dtype::Bf16, [8, 12, 1024, 64]).unwrap();
-    let r = graph.input("r", deuteron_graph::Dtype::Bf16, [8, 12, 1024, 64]).unwrap();
-    let a = graph.attention(q, q, q, Mask::Causal, 0.125).unwrap();
-    let y = graph.add(a, r).unwrap();
-    graph.output("y", y).unwrap();
+    let text = "q = input bf16[8,12,1024,64] ; r = input bf16[8,12,1024,64]
+a = attention q q q mask=causal ; y = add a r ; out y";
+    let graph: Graph = text.parse().unwrap();
     let plan = plan(&graph, Target::conceivable(&machine), Strategy::Fused, &[]).unwrap();
     assert_eq!(plan.groups.len(), 1, "attention takes the residual in: {plan}");
     assert_eq!(plan.groups[0].structure.name(), "attention with residual");

@@ -218,25 +218,20 @@ y = matmul n v[64,8] ; z = exp y ; out z";
 #[test]
 fn a_residual_stream_is_not_added_up_again() {
     let layers = 6;
-    let mut graph = Graph::new("stream");
-    let mut x = graph.input("x", Dtype::F32, [32, 16]).unwrap();
-    for layer in 0..layers {
-        let w = graph.weight(&format!("w{layer}"), Dtype::F32, [16]).unwrap();
-        let m = graph.weight(&format!("m{layer}"), Dtype::Bf16, [16, 16]).unwrap();
-        let normed = graph.rms_norm(x, w, 1e-5).unwrap().y;
-        let narrow = graph.cast(normed, Dtype::Bf16).unwrap();
-        let product = graph.matmul(narrow, m).unwrap();
-        let wide = graph.cast(product, Dtype::F32).unwrap();
-        x = graph.add(x, wide).unwrap();
-        graph.set_node_name(x, &format!("x{layer}")).unwrap();
+    let mut text = "x0 = input f32[32,16]\n".to_string();
+    for n in 0..layers {
+        text += &format!(
+            "w{n} = weight f32[16] ; m{n} = weight bf16[16,16] ; n{n}, r{n} = rms_norm x{n} w{n} ; c{n} = cast n{n} bf16
+p{n} = matmul c{n} m{n} ; d{n} = cast p{n} f32 ; x{} = add x{n} d{n}\n",
+            n + 1
+        );
     }
-    let y = graph.mul(x, x).unwrap();
-    graph.output("y", y).unwrap();
-    let joint = with_gradients(&graph);
+    text += &format!("y = mul x{layers} x{layers} ; out y");
+    let joint = with_gradients(&text.parse().unwrap());
     for saving in BOTH {
         for choice in [fused(&joint, saving), unfused(&joint, saving)] {
             // The last sum is read in one place, and may be made there of the one before.
-            for layer in 0..layers - 1 {
+            for layer in 1..layers {
                 let sum = joint.graph.find(&format!("x{layer}")).unwrap();
                 assert!(choice.kept.iter().any(|(id, _)| *id == sum), "{saving:?} x{layer}");
             }

@@ -10,93 +10,41 @@ const MOST_ELEMENTS: usize = 1 << 17;
 /// Multiplications of the largest product that a step makes.
 const MOST_WORK: usize = 1 << 22;
 
-/// One idiom.
-#[derive(Debug, Clone, Copy)]
-enum Step {
-    Unary,
-    Binary,
-    Select,
-    Cast,
-    Reduce,
-    ColumnSum,
-    LayerNorm,
-    RmsNorm,
-    Softmax,
-    CausalSoftmax,
-    Activation,
-    Gated,
-    Dropout,
-    Quantize,
-    CrossEntropy,
-    Bias,
-    Residual,
-    Halves,
-    View,
-    Concat,
-    Embedding,
-    Linear,
-    Attention,
-}
+/// One idiom, grown on a live value.
+type Step = fn(&mut Maker, Live) -> Made;
 
 /// Every idiom and its share.
 const STEPS: [(Step, usize); 23] = [
-    (Step::Unary, 3),
-    (Step::Binary, 3),
-    (Step::Select, 2),
-    (Step::Cast, 1),
-    (Step::Reduce, 2),
-    (Step::ColumnSum, 1),
-    (Step::LayerNorm, 2),
-    (Step::RmsNorm, 2),
-    (Step::Softmax, 1),
-    (Step::CausalSoftmax, 1),
-    (Step::Activation, 2),
-    (Step::Gated, 2),
-    (Step::Dropout, 2),
-    (Step::Quantize, 1),
-    (Step::CrossEntropy, 1),
-    (Step::Bias, 2),
-    (Step::Residual, 2),
-    (Step::Halves, 1),
-    (Step::View, 1),
-    (Step::Concat, 1),
-    (Step::Embedding, 1),
-    (Step::Linear, 1),
-    (Step::Attention, 1),
+    (Maker::unary, 3),
+    (Maker::binary, 3),
+    (Maker::select, 2),
+    (Maker::cast, 1),
+    (Maker::reduce, 2),
+    (Maker::column_sum, 1),
+    (Maker::layer_norm, 2),
+    (Maker::rms_norm, 2),
+    (Maker::softmax, 1),
+    (Maker::causal_softmax, 1),
+    (Maker::activation, 2),
+    (Maker::gated, 2),
+    (Maker::dropout, 2),
+    (Maker::quantize, 1),
+    (Maker::cross_entropy, 1),
+    (Maker::bias, 2),
+    (Maker::residual, 2),
+    (Maker::halves, 1),
+    (Maker::view, 1),
+    (Maker::concat, 1),
+    (Maker::embedding, 1),
+    (Maker::linear, 1),
+    (Maker::attention, 1),
 ];
 
 impl Maker {
     /// Adds one idiom.
     pub(super) fn step(&mut self) -> Made {
         let x = self.take()?;
-        match self.pick_step() {
-            Step::Unary => self.unary(x),
-            Step::Binary => self.binary(x),
-            Step::Select => self.select(x),
-            Step::Cast => self.cast(x),
-            Step::Reduce => self.reduce(x),
-            Step::ColumnSum => self.column_sum(x),
-            Step::LayerNorm => self.layer_norm(x),
-            Step::RmsNorm => self.rms_norm(x),
-            Step::Softmax => {
-                let y = self.graph.softmax(x.id)?;
-                self.result(y, 1.0)
-            }
-            Step::CausalSoftmax => self.causal_softmax(x),
-            Step::Activation => self.activation(x),
-            Step::Gated => self.gated(x),
-            Step::Dropout => self.dropout(x),
-            Step::Quantize => self.quantize(x),
-            Step::CrossEntropy => self.cross_entropy(x),
-            Step::Bias => self.bias(x),
-            Step::Residual => self.residual(x),
-            Step::Halves => self.halves(x),
-            Step::View => self.view(x),
-            Step::Concat => self.concat(x),
-            Step::Embedding => self.embedding(x),
-            Step::Linear => self.linear(x),
-            Step::Attention => self.attention(x),
-        }
+        self.pick_step()(self, x)
     }
 
     fn pick_step(&mut self) -> Step {
@@ -108,7 +56,7 @@ impl Maker {
             }
             left -= share;
         }
-        Step::Unary
+        Maker::unary
     }
 
     fn unary(&mut self, x: Live) -> Made {
@@ -205,13 +153,17 @@ impl Maker {
         self.result(norm.y, 8.0)
     }
 
+    fn softmax(&mut self, x: Live) -> Made {
+        let y = self.graph.softmax(x.id)?;
+        self.result(y, 1.0)
+    }
+
     fn causal_softmax(&mut self, x: Live) -> Made {
         if self.shape(x.id).rank() < 2 {
             return self.activation(x);
         }
         let masked = self.graph.causal_mask(x.id)?;
-        let y = self.graph.softmax(masked)?;
-        self.result(y, 1.0)
+        self.softmax(Live { id: masked, ..x })
     }
 
     fn gelu_kind(&mut self) -> Gelu {

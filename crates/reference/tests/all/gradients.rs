@@ -4,13 +4,8 @@
 //! `h^2 L'''/6` and by the rounding of `L` over `h`. The first is estimated by doubling `h`, which makes it four times
 //! as large; the second is counted: an epsilon of the terms of `L` a node.
 
-use deuteron_graph::{
-    Activation, BinaryOp, CompareOp, Composite, Dtype, Gelu, Graph, GraphError, Mask, NodeId, ReduceOp, UnaryOp,
-    differentiate,
-};
+use deuteron_graph::{BinaryOp, Dtype, Graph, Mask, NodeId, ReduceOp, UnaryOp, differentiate};
 use deuteron_reference::{Array, Rounding, interpret};
-
-type Results = Result<Vec<NodeId>, GraphError>;
 
 struct Check {
     forward: Graph,
@@ -20,17 +15,12 @@ struct Check {
 }
 
 impl Check {
-    /// `build` makes the outputs from inputs of these values; `i32` ones are given by [`integers`].
-    fn new(inputs: &[(Dtype, Array)], build: impl FnOnce(&mut Graph, &[NodeId]) -> Results) -> Self {
-        let mut forward = Graph::new("forward");
-        let mut ids = Vec::new();
-        for (position, (dtype, array)) in inputs.iter().enumerate() {
-            ids.push(forward.input(&format!("x{position}"), *dtype, array.shape.clone()).unwrap());
-        }
-        let outputs = build(&mut forward, &ids).unwrap();
-        for (position, output) in outputs.into_iter().enumerate() {
-            forward.output(&format!("y{position}"), output).unwrap();
-        }
+    /// The text makes outputs of inputs `x0`, `x1` and so on, which have these values.
+    fn new(inputs: &[(Dtype, Array)], text: &str) -> Self {
+        let given =
+            inputs.iter().enumerate().map(|(i, (dtype, array))| format!("x{i} = input {dtype}{} ; ", array.shape));
+        let text = given.collect::<String>() + text;
+        let forward: Graph = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
         let wrt = (0..inputs.len()).filter(|&position| inputs[position].0.is_float()).collect();
         Check { forward, inputs: inputs.iter().map(|(_, array)| array.clone()).collect(), wrt }
     }
@@ -99,13 +89,9 @@ impl Check {
     }
 }
 
-fn check(inputs: &[Array], build: impl FnOnce(&mut Graph, &[NodeId]) -> Results) {
+fn check(inputs: &[Array], text: &str) {
     let inputs: Vec<_> = inputs.iter().map(|array| (Dtype::F32, array.clone())).collect();
-    Check::new(&inputs, build).run();
-}
-
-fn composite(composite: Composite, inputs: &[Array]) {
-    check(inputs, |graph, x| graph.call(composite, x));
+    Check::new(&inputs, text).run();
 }
 
 fn normal(shape: impl Into<Vec<usize>>, seed: u64) -> Array {
@@ -125,7 +111,7 @@ fn unary_primitives() {
             UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Exp | UnaryOp::Tanh | UnaryOp::Erf => normal([2, 5], 2),
             UnaryOp::Sigmoid | UnaryOp::Round => normal([2, 5], 3),
         };
-        check(&[x], |graph, x| Ok(vec![graph.unary(op, x[0])?]));
+        check(&[x], &format!("y = {op} x0 ; out y"));
     }
 }
 
@@ -133,95 +119,66 @@ fn unary_primitives() {
 fn binary_primitives_with_every_broadcast() {
     let shapes: [&[usize]; 7] = [&[2, 3, 5], &[5], &[3, 1], &[1, 1, 1], &[], &[2, 1, 5], &[2, 1, 1]];
     for op in BinaryOp::ALL {
+        let text = format!("y = {op} x0 x1 ; out y");
         for (index, shape) in shapes.into_iter().enumerate() {
             let (a, b) = (positive([2, 3, 5], 4), positive(shape, 5 + index as u64));
-            check(&[a.clone(), b.clone()], |graph, x| Ok(vec![graph.binary(op, x[0], x[1])?]));
-            check(&[b, a], |graph, x| Ok(vec![graph.binary(op, x[0], x[1])?]));
+            check(&[a.clone(), b.clone()], &text);
+            check(&[b, a], &text);
         }
         // Both repeat.
-        check(&[positive([4, 1], 6), positive([3], 7)], |graph, x| Ok(vec![graph.binary(op, x[0], x[1])?]));
+        check(&[positive([4, 1], 6), positive([3], 7)], &text);
     }
 }
 
 #[test]
 fn shared_operands() {
     for op in [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div] {
-        check(&[positive([3, 4], 8)], |graph, x| Ok(vec![graph.binary(op, x[0], x[0])?]));
+        check(&[positive([3, 4], 8)], &format!("y = {op} x0 x0 ; out y"));
     }
-    check(&[normal([3, 4], 9)], |graph, x| {
-        let a = graph.unary(UnaryOp::Tanh, x[0])?;
-        let b = graph.mul(a, x[0])?;
-        let c = graph.add(a, b)?;
-        let d = graph.mul(c, b)?;
-        Ok(vec![d])
-    });
+    check(&[normal([3, 4], 9)], "a = tanh x0 ; b = mul a x0 ; c = add a b ; d = mul c b ; out d");
 }
 
 #[test]
 fn an_output_that_is_also_used() {
-    check(&[normal([3, 4], 10)], |graph, x| {
-        let a = graph.unary(UnaryOp::Exp, x[0])?;
-        let b = graph.unary(UnaryOp::Sigmoid, a)?;
-        Ok(vec![a, b])
-    });
-    check(&[normal([3, 7], 11), normal([7], 12), normal([7], 13)], |graph, x| {
-        let norm = graph.layer_norm(x[0], x[1], x[2], 1e-3)?;
-        let y = graph.gelu(norm.y, Gelu::Tanh)?;
-        Ok(vec![norm.y, norm.mean, norm.rstd, y])
-    });
+    check(&[normal([3, 4], 10)], "a = exp x0 ; b = sigmoid a ; out a b");
+    let text = "n, mean, rstd = layer_norm x0 x1 x2 eps=1e-3 ; y = gelu n kind=tanh ; out n mean rstd y";
+    check(&[normal([3, 7], 11), normal([7], 12), normal([7], 13)], text);
 }
 
 #[test]
 fn an_input_that_is_an_output() {
-    check(&[normal([4], 14)], |graph, x| Ok(vec![x[0], graph.unary(UnaryOp::Exp, x[0])?]));
+    check(&[normal([4], 14)], "y = exp x0 ; out x0 y");
 }
 
 #[test]
 fn selections() {
-    check(&[normal([3, 5], 15), normal([3, 5], 16), normal([5], 17)], |graph, x| {
-        let limit = graph.constant(0.2, Dtype::F32)?;
-        let condition = graph.compare(CompareOp::Gt, x[0], limit)?;
-        Ok(vec![graph.select(condition, x[1], x[2])?, graph.select(condition, x[0], limit)?])
-    });
+    let text = "limit = const 0.2 f32 ; c = gt x0 limit ; y = select c x1 x2 ; z = select c x0 limit ; out y z";
+    check(&[normal([3, 5], 15), normal([3, 5], 16), normal([5], 17)], text);
     // A condition that repeats.
-    check(&[normal([3, 1], 18), normal([3, 5], 19), normal([], 20)], |graph, x| {
-        let zero = graph.constant(0.0, Dtype::F32)?;
-        let condition = graph.compare(CompareOp::Le, x[0], zero)?;
-        Ok(vec![graph.select(condition, x[1], x[2])?])
-    });
+    check(&[normal([3, 1], 18), normal([3, 5], 19), normal([], 20)], "c = le x0 0 ; y = select c x1 x2 ; out y");
 }
 
 #[test]
 fn casts_pass_the_gradient() {
     let inputs = [(Dtype::F16, normal([2, 5], 21)), (Dtype::F32, normal([5], 22))];
-    Check::new(&inputs, |graph, x| {
-        let wide = graph.cast(x[0], Dtype::F32)?;
-        let product = graph.mul(wide, x[1])?;
-        Ok(vec![graph.cast(product, Dtype::Bf16)?])
-    })
-    .run();
+    Check::new(&inputs, "wide = cast x0 f32 ; p = mul wide x1 ; y = cast p bf16 ; out y").run();
 }
 
 #[test]
 fn reductions() {
     for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::AbsMax] {
-        check(&[normal([2, 3, 5], 23)], |graph, x| Ok(vec![graph.reduce(op, x[0])?]));
-        check(&[normal([3, 1], 24)], |graph, x| Ok(vec![graph.reduce(op, x[0])?]));
-        check(&[normal([4, 5], 25)], |graph, x| {
-            let reduced = graph.reduce(op, x[0])?;
-            Ok(vec![graph.mul(x[0], reduced)?])
-        });
+        check(&[normal([2, 3, 5], 23)], &format!("y = {op} x0 ; out y"));
+        check(&[normal([3, 1], 24)], &format!("y = {op} x0 ; out y"));
+        check(&[normal([4, 5], 25)], &format!("r = {op} x0 ; y = mul x0 r ; out y"));
     }
     for shape in [vec![5], vec![3, 5], vec![2, 3, 5]] {
-        check(&[normal(shape, 26)], |graph, x| Ok(vec![graph.column_sum(x[0])?]));
+        check(&[normal(shape, 26)], "y = column_sum x0 ; out y");
     }
 }
 
 #[test]
 fn an_index_has_no_gradient() {
-    check(&[normal([3, 5], 27)], |graph, x| {
-        Ok(vec![graph.reduce(ReduceOp::ArgMax, x[0])?, graph.unary(UnaryOp::Tanh, x[0])?])
-    });
+    check(&[normal([3, 5], 27)], "i = row_argmax x0 ; y = tanh x0 ; out i y");
 }
 
 /// Products of plain inputs, and of values that come out of other operations on both sides.
@@ -236,48 +193,30 @@ fn matmuls() {
             let b_tail = if transpose_b { [n, k] } else { [k, n] };
             let a = normal([batch_a, &a_tail[..]].concat(), 28);
             let b = normal([batch_b, &b_tail[..]].concat(), 29);
-            check(&[a.clone(), b.clone()], |graph, x| {
-                Ok(vec![graph.matmul_transposed(x[0], x[1], transpose_a, transpose_b)?])
-            });
-            check(&[a, b], |graph, x| {
-                let (a, b) = (graph.unary(UnaryOp::Tanh, x[0])?, graph.unary(UnaryOp::Exp, x[1])?);
-                let product = graph.matmul_transposed(a, b, transpose_a, transpose_b)?;
-                Ok(vec![graph.unary(UnaryOp::Sigmoid, product)?])
-            });
+            let how = [(transpose_a, "transpose_a"), (transpose_b, "transpose_b")];
+            let how: Vec<&str> = how.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect();
+            let how = how.join(" ");
+            check(&[a.clone(), b.clone()], &format!("y = matmul x0 x1 {how} ; out y"));
+            check(&[a, b], &format!("a = tanh x0 ; b = exp x1 ; p = matmul a b {how} ; y = sigmoid p ; out y"));
         }
     }
-    check(&[normal([3, 3], 30)], |graph, x| Ok(vec![graph.matmul_transposed(x[0], x[0], false, true)?]));
+    check(&[normal([3, 3], 30)], "y = matmul x0 x0 transpose_b ; out y");
 }
 
 #[test]
 fn embeddings() {
     let indices = Array::new([2, 3], vec![1.0, 0.0, 1.0, 3.0, 1.0, 0.0]);
     let inputs = [(Dtype::F32, normal([4, 3], 31)), (Dtype::I32, indices.clone())];
-    Check::new(&inputs, |graph, x| {
-        let rows = graph.gather(x[0], x[1])?;
-        Ok(vec![graph.unary(UnaryOp::Tanh, rows)?])
-    })
-    .run();
+    Check::new(&inputs, "r = gather x0 x1 ; y = tanh r ; out y").run();
     let inputs = [(Dtype::F32, normal([2, 3, 5], 32)), (Dtype::I32, indices)];
-    Check::new(&inputs, |graph, x| {
-        let table = graph.scatter_add(x[1], x[0], 4)?;
-        Ok(vec![graph.unary(UnaryOp::Tanh, table)?])
-    })
-    .run();
+    Check::new(&inputs, "t = scatter_add x1 x0 rows=4 ; y = tanh t ; out y").run();
 }
 
 #[test]
 fn views() {
-    check(&[normal([2, 3, 4], 33)], |graph, x| {
-        let turned = graph.transpose(x[0], &[2, 0, 1])?;
-        let flat = graph.reshape(turned, [4, 6])?;
-        Ok(vec![graph.unary(UnaryOp::Tanh, flat)?])
-    });
-    check(&[normal([3, 1], 34)], |graph, x| {
-        let wide = graph.broadcast(x[0], [2, 3, 5])?;
-        Ok(vec![graph.unary(UnaryOp::Exp, wide)?])
-    });
-    check(&[normal([3, 4], 35)], |graph, x| Ok(vec![graph.broadcast(x[0], [3, 4])?]));
+    check(&[normal([2, 3, 4], 33)], "t = transpose x0 [2,0,1] ; f = reshape t [4,6] ; y = tanh f ; out y");
+    check(&[normal([3, 1], 34)], "w = broadcast x0 [2,3,5] ; y = exp w ; out y");
+    check(&[normal([3, 4], 35)], "y = broadcast x0 [3,4] ; out y");
 }
 
 /// Slices that tile an axis, overlap, leave gaps, cut two axes, or repeat.
@@ -292,24 +231,17 @@ fn slices() {
         &[(0, 0, 1), (1, 5, 1), (0, 0, 1), (1, 2, 2)],
     ];
     for cut in cuts {
-        check(&[normal([3, 6], 36)], |graph, x| {
-            let base = graph.unary(UnaryOp::Tanh, x[0])?;
-            cut.iter()
-                .map(|&(axis, start, length)| {
-                    let part = graph.slice(base, axis, start, length)?;
-                    graph.unary(UnaryOp::Exp, part)
-                })
-                .collect()
-        });
+        // Each slice is `s#`.
+        let slices = |of: &str, then: &str| -> String {
+            let slice = |(i, (axis, start, length)): (usize, &(usize, usize, usize))| {
+                let then = then.replace('#', &i.to_string());
+                format!(" ; s{i} = slice {of} axis={axis} start={start} length={length} ; {then}")
+            };
+            cut.iter().enumerate().map(slice).collect()
+        };
+        check(&[normal([3, 6], 36)], &format!("base = tanh x0{}", slices("base", "y# = exp s# ; out y#")));
         // Beside a reader of the whole.
-        check(&[normal([3, 6], 37)], |graph, x| {
-            let whole = graph.mul(x[0], x[0])?;
-            let mut outputs = vec![whole];
-            for &(axis, start, length) in cut {
-                outputs.push(graph.slice(x[0], axis, start, length)?);
-            }
-            Ok(outputs)
-        });
+        check(&[normal([3, 6], 37)], &format!("whole = mul x0 x0 ; out whole{}", slices("x0", "out s#")));
     }
 }
 
@@ -317,21 +249,14 @@ fn slices() {
 fn concatenations() {
     for axis in [0, 1] {
         let (a, b) = (normal([2, 3], 38), normal(if axis == 0 { [1, 3] } else { [2, 4] }, 39));
-        check(&[a, b], |graph, x| {
-            let joined = graph.concat(&[x[0], x[1], x[0]], axis)?;
-            Ok(vec![graph.unary(UnaryOp::Tanh, joined)?])
-        });
+        check(&[a, b], &format!("j = concat x0 x1 x0 axis={axis} ; y = tanh j ; out y"));
     }
 }
 
 #[test]
 fn no_gradient_passes_a_stop() {
-    let mut graph = Graph::new("stop");
-    let x = graph.input("x", Dtype::F32, [4]).unwrap();
-    let stopped = graph.stop_gradient(x).unwrap();
-    let product = graph.mul(x, stopped).unwrap();
-    graph.output("y", product).unwrap();
-    let differentiated = differentiate(&graph, &[x]).unwrap();
+    let graph: Graph = "x = input f32[4] ; s = stop_gradient x ; y = mul x s ; out y".parse().unwrap();
+    let differentiated = differentiate(&graph, graph.inputs()).unwrap();
     let (value, seed) = (normal([4], 40), normal([4], 41));
     let outputs = interpret(&differentiated.graph, &[value.clone(), seed.clone()], Rounding::Exact).unwrap().outputs;
     // d (x stop(x)) = stop(x), not 2x.
@@ -342,68 +267,54 @@ fn no_gradient_passes_a_stop() {
 
 #[test]
 fn activations() {
-    for kind in [Gelu::Tanh, Gelu::Erf] {
-        composite(Composite::Activation(kind.into()), &[normal([3, 7], 42)]);
-        composite(Composite::Geglu { kind }, &[normal([3, 7], 43), normal([3, 7], 44)]);
+    for text in ["gelu x0 kind=tanh", "gelu x0 kind=erf", "silu x0", "relu x0"] {
+        check(&[normal([3, 7], 42)], &format!("y = {text} ; out y"));
     }
-    for one in [Activation::Silu, Activation::Relu] {
-        composite(Composite::Activation(one), &[normal([3, 7], 45)]);
+    for text in ["geglu x0 x1 kind=tanh", "geglu x0 x1 kind=erf", "swiglu x0 x1"] {
+        check(&[normal([3, 7], 43), normal([3, 7], 44)], &format!("y = {text} ; out y"));
     }
-    composite(Composite::Swiglu, &[normal([3, 7], 46), normal([3, 7], 47)]);
     // Both halves of one tensor, as a feed-forward layer has them.
-    check(&[normal([3, 8], 48)], |graph, x| {
-        let (value, gate) = (graph.slice(x[0], 1, 0, 4)?, graph.slice(x[0], 1, 4, 4)?);
-        Ok(vec![graph.swiglu(value, gate)?])
-    });
+    let halves = "v = slice x0 axis=1 start=0 length=4 ; g = slice x0 axis=1 start=4 length=4";
+    check(&[normal([3, 8], 48)], &format!("{halves} ; y = swiglu v g ; out y"));
 }
 
 #[test]
 fn norms_and_softmax() {
     for cols in [1, 2, 7] {
         let (x, w, b) = (normal([2, 3, cols], 49), normal([cols], 50), normal([cols], 51));
-        composite(Composite::LayerNorm { eps: 0.1 }, &[x.clone(), w.clone(), b]);
-        composite(Composite::RmsNorm { eps: 0.1 }, &[x.clone(), w]);
-        composite(Composite::Softmax, std::slice::from_ref(&x));
-        check(&[x], |graph, x| {
-            let masked = graph.causal_mask(x[0])?;
-            Ok(vec![graph.softmax(masked)?])
-        });
+        check(&[x.clone(), w.clone(), b], "y, mean, rstd = layer_norm x0 x1 x2 eps=0.1 ; out y mean rstd");
+        check(&[x.clone(), w], "y, rstd = rms_norm x0 x1 eps=0.1 ; out y rstd");
+        check(std::slice::from_ref(&x), "y = softmax x0 ; out y");
+        check(&[x], "m = causal_mask x0 ; y = softmax m ; out y");
     }
 }
 
 #[test]
 fn dropouts_and_losses() {
     let inputs = [(Dtype::F32, normal([4, 7], 52)), (Dtype::I32, Array::scalar(9.0))];
-    Check::new(&inputs, |graph, x| Ok(vec![graph.dropout(x[0], x[1], 0.3, 2)?])).run();
+    Check::new(&inputs, "y = dropout x0 x1 p=0.3 offset=2 ; out y").run();
     let inputs = [(Dtype::F32, normal([2, 3, 7], 53)), (Dtype::I32, Array::indices([2, 3], 54, 7))];
-    Check::new(&inputs, |graph, x| {
-        let result = graph.cross_entropy(x[0], x[1])?;
-        Ok(vec![result.loss, result.logsumexp])
-    })
-    .run();
+    Check::new(&inputs, "loss, sum = cross_entropy x0 x1 ; out loss sum").run();
 }
 
 #[test]
 fn quantisation_scales() {
-    check(&[normal([3, 7], 55)], |graph, x| Ok(vec![graph.quantize_int8(x[0])?.scale]));
+    check(&[normal([3, 7], 55)], "q, scale = quantize_int8 x0 ; out scale");
     let bytes = Array::from_fn([3, 7], |index| index as f64 - 10.0);
     let inputs = [(Dtype::I8, bytes), (Dtype::F32, positive([3, 1], 56))];
-    Check::new(&inputs, |graph, x| Ok(vec![graph.dequantize(x[0], x[1], Dtype::F32)?])).run();
+    Check::new(&inputs, "y = dequantize x0 x1 f32 ; out y").run();
 }
 
 #[test]
 fn linear_layers() {
-    for transposed in [false, true] {
-        let w = normal(if transposed { [4, 3] } else { [3, 4] }, 57);
-        composite(Composite::Linear { transposed }, &[normal([2, 5, 3], 58), w.clone()]);
-        composite(Composite::Linear { transposed }, &[normal([5, 3], 59), w, normal([4], 60)]);
+    for (how, shape) in [("", [3, 4]), ("transposed", [4, 3])] {
+        let w = normal(shape, 57);
+        check(&[normal([2, 5, 3], 58), w.clone()], &format!("y = linear x0 x1 {how} ; out y"));
+        check(&[normal([5, 3], 59), w, normal([4], 60)], &format!("y = linear x0 x1 x2 {how} ; out y"));
     }
     // Two layers with an activation between: gradients pass from product to product.
-    check(&[normal([2, 3], 61), normal([3, 4], 62), normal([4], 63), normal([4, 2], 64)], |graph, x| {
-        let hidden = graph.linear(x[0], x[1], Some(x[2]))?;
-        let hidden = graph.gelu(hidden, Gelu::Tanh)?;
-        Ok(vec![graph.linear(hidden, x[3], None)?])
-    });
+    let inputs = [normal([2, 3], 61), normal([3, 4], 62), normal([4], 63), normal([4, 2], 64)];
+    check(&inputs, "l = linear x0 x1 x2 ; h = gelu l kind=tanh ; y = linear h x3 ; out y");
 }
 
 #[test]
@@ -415,12 +326,15 @@ fn attentions() {
         for mask in [Mask::Full, Mask::Causal, Mask::Additive] {
             let additive = (mask == Mask::Additive).then(|| (Dtype::F32, normal([queries, keys], 68)));
             let scores: Vec<_> = qkv[..2].iter().chain(&additive).cloned().collect();
-            Check::new(&scores, |graph, x| graph.call(Composite::AttentionScores { mask, scale: 0.7 }, x)).run();
+            let operands = |count: usize| (0..count).map(|i| format!("x{i} ")).collect::<String>();
+            let text = format!("y = attention_scores {}mask={mask} scale=0.7 ; out y", operands(scores.len()));
+            Check::new(&scores, &text).run();
             for p in [0.0, 0.3] {
                 let seed = (p > 0.0).then_some(&seed);
                 let inputs: Vec<_> = qkv.iter().chain(&additive).chain(seed).cloned().collect();
-                let attention = Composite::Attention { mask, scale: 0.7, p, offset: 1 };
-                Check::new(&inputs, |graph, x| graph.call(attention, x)).run();
+                let operands = operands(inputs.len());
+                Check::new(&inputs, &format!("y = attention {operands}mask={mask} scale=0.7 p={p} offset=1 ; out y"))
+                    .run();
             }
         }
     }
@@ -429,21 +343,18 @@ fn attentions() {
 /// The attention half of a block: one product, split into heads, attention, merged, projected, added.
 #[test]
 fn a_block_with_heads() {
-    let (tokens, heads, features) = (3, 2, 2);
-    let width = heads * features;
-    let inputs = [normal([tokens, width], 69), normal([width, 3 * width], 70), normal([width, width], 71)];
-    check(&inputs, |graph, x| {
-        let qkv = graph.linear(x[0], x[1], None)?;
-        let mut parts = Vec::new();
-        for part in 0..3 {
-            let slice = graph.slice(qkv, 1, part * width, width)?;
-            let split = graph.reshape(slice, [tokens, heads, features])?;
-            parts.push(graph.transpose(split, &[1, 0, 2])?);
-        }
-        let attended = graph.attention(parts[0], parts[1], parts[2], Mask::Causal, 0.7)?;
-        let merged = graph.transpose(attended, &[1, 0, 2])?;
-        let merged = graph.reshape(merged, [tokens, width])?;
-        let projected = graph.linear(merged, x[2], None)?;
-        Ok(vec![graph.add(x[0], projected)?])
-    });
+    let part = |name: &str, start: usize| {
+        format!(
+            "s{name} = slice qkv axis=1 start={start} length=4 ; h{name} = reshape s{name} [3,2,2] ; {name} = transpose h{name} [1,0,2]"
+        )
+    };
+    let parts = [part("q", 0), part("k", 4), part("v", 8)].join(" ; ");
+    let inputs = [normal([3, 4], 69), normal([4, 12], 70), normal([4, 4], 71)];
+    check(
+        &inputs,
+        &format!(
+            "qkv = linear x0 x1 ; {parts} ; a = attention q k v mask=causal scale=0.7
+t = transpose a [1,0,2] ; m = reshape t [3,4] ; p = linear m x2 ; y = add x0 p ; out y"
+        ),
+    );
 }

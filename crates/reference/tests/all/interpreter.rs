@@ -1,29 +1,30 @@
 //! The interpreter on small graphs: refusals, rounding, and where slack is born and goes.
 
-use deuteron_graph::{BinaryOp, CompareOp, Dtype, Graph, GraphError, NodeId, ReduceOp, Shape, UnaryOp, differentiate};
+use deuteron_graph::{Dtype, Graph, GraphError, Shape, UnaryOp, differentiate};
 use deuteron_reference::{Array, Interpretation, ReferenceError, Rounding, interpret, interpret_all, round_to};
 
-/// A graph of float inputs, run exactly.
-fn run(dtype: Dtype, inputs: &[Array], build: impl FnOnce(&mut Graph, &[NodeId]) -> NodeId) -> Interpretation {
-    let mut graph = Graph::new("test");
-    let ids: Vec<NodeId> = (inputs.iter().enumerate())
-        .map(|(i, array)| graph.input(&format!("x{i}"), dtype, array.shape.clone()).unwrap())
-        .collect();
-    let output = build(&mut graph, &ids);
-    graph.output("y", output).unwrap();
-    interpret(&graph, inputs, Rounding::Exact).unwrap()
+/// A graph that makes `y` of inputs `x0`, `x1` and so on, all of a dtype; also where the text says `float`.
+fn graph(dtype: Dtype, inputs: &[Array], text: &str) -> Graph {
+    let given = inputs.iter().enumerate().map(|(i, array)| format!("x{i} = input float{} ; ", array.shape));
+    format!("{}{text} ; out y", given.collect::<String>()).replace("float", &dtype.to_string()).parse().unwrap()
+}
+
+fn run(dtype: Dtype, inputs: &[Array], text: &str) -> Interpretation {
+    interpret(&graph(dtype, inputs, text), inputs, Rounding::Exact).unwrap()
 }
 
 /// The slack that decisions leave. The result is repeated, since small tensors carry the reach of rounding too.
-fn slack(dtype: Dtype, inputs: &[Array], build: impl FnOnce(&mut Graph, &[NodeId]) -> NodeId) -> Option<Vec<f64>> {
-    let mut elements = 0;
-    let slack = run(dtype, inputs, |graph, x| {
-        let output = build(graph, x);
-        let shape = graph.node(output).shape.clone();
-        elements = shape.elements();
-        graph.broadcast(output, [&[32], &shape[..]].concat()).unwrap()
-    });
-    slack.slack[0].as_ref().map(|slack| slack[..elements].to_vec())
+fn slack(dtype: Dtype, inputs: &[Array], text: &str) -> Option<Vec<f64>> {
+    repeated_slack(graph(dtype, inputs, text), inputs, 0)
+}
+
+fn repeated_slack(mut graph: Graph, inputs: &[Array], output: usize) -> Option<Vec<f64>> {
+    let output = graph.outputs()[output].node;
+    let shape = graph.node(output).shape.clone();
+    let repeated = graph.broadcast(output, [&[32], &shape[..]].concat()).unwrap();
+    graph.output("repeated", repeated).unwrap();
+    let slack = interpret(&graph, inputs, Rounding::Exact).unwrap().slack.pop().unwrap();
+    slack.map(|slack| slack[..shape.elements()].to_vec())
 }
 
 fn vector(values: &[f64]) -> Array {
@@ -32,10 +33,7 @@ fn vector(values: &[f64]) -> Array {
 
 #[test]
 fn wrong_inputs_are_refused() {
-    let mut graph = Graph::new("sum");
-    let x = graph.input("x", Dtype::F32, [2, 3]).unwrap();
-    let y = graph.reduce(ReduceOp::Sum, x).unwrap();
-    graph.output("y", y).unwrap();
+    let graph: Graph = "x = input f32[2,3] ; y = row_sum x ; out y".parse().unwrap();
     let refused = |inputs: &[Array]| interpret(&graph, inputs, Rounding::Exact).unwrap_err();
     assert_eq!(refused(&[]), ReferenceError::InputCount { expected: 1, got: 0 });
     let turned =
@@ -47,19 +45,11 @@ fn wrong_inputs_are_refused() {
 
 #[test]
 fn rows_that_a_table_lacks_are_refused() {
-    let mut graph = Graph::new("embedding");
-    let table = graph.weight("table", Dtype::F32, [4, 3]).unwrap();
-    let indices = graph.input("indices", Dtype::I32, [2]).unwrap();
-    let rows = graph.gather(table, indices).unwrap();
-    graph.output("rows", rows).unwrap();
+    let graph: Graph = "t = weight f32[4,3] ; i = input i32[2] ; y = gather t i ; out y".parse().unwrap();
     let inputs = [Array::normal([4, 3], 1), vector(&[1.0, 4.0])];
     let error = interpret(&graph, &inputs, Rounding::Exact).unwrap_err();
     assert_eq!(error, ReferenceError::IndexRange { op: "gather", node: 2, index: 4.0, rows: 4 });
-    let mut graph = Graph::new("scatter");
-    let indices = graph.input("indices", Dtype::I32, [2]).unwrap();
-    let updates = graph.input("updates", Dtype::F32, [2, 3]).unwrap();
-    let table = graph.scatter_add(indices, updates, 5).unwrap();
-    graph.output("table", table).unwrap();
+    let graph: Graph = "i = input i32[2] ; u = input f32[2,3] ; y = scatter_add i u rows=5 ; out y".parse().unwrap();
     let inputs = [vector(&[-1.0, 4.0]), Array::normal([2, 3], 1)];
     let error = interpret(&graph, &inputs, Rounding::Exact).unwrap_err();
     assert_eq!(error, ReferenceError::IndexRange { op: "scatter_add", node: 2, index: -1.0, rows: 5 });
@@ -67,15 +57,10 @@ fn rows_that_a_table_lacks_are_refused() {
 
 #[test]
 fn appended_rows_replace_those_of_their_sequence() {
-    let mut graph = Graph::new("cache");
-    let cache = graph.input("cache", Dtype::F32, [2, 2, 3, 1]).unwrap();
-    let rows = graph.input("rows", Dtype::F32, [2, 2, 2, 1]).unwrap();
-    let positions = graph.input("positions", Dtype::I32, [2]).unwrap();
     // Sequences are the outer axis, then the inner one.
-    for batch in [0, 1] {
-        let appended = graph.append(cache, rows, positions, batch).unwrap();
-        graph.output(["outer", "inner"][batch], appended).unwrap();
-    }
+    let text = "c = input f32[2,2,3,1] ; r = input f32[2,2,2,1] ; p = input i32[2]
+outer = append c r p batch=0 ; inner = append c r p batch=1 ; out outer inner";
+    let graph: Graph = text.parse().unwrap();
     let counted = |shape: [usize; 4], first: usize| Array::from_fn(Shape::from(shape), |index| (first + index) as f64);
     let inputs = [counted([2, 2, 3, 1], 0), counted([2, 2, 2, 1], 20), vector(&[1.0, 0.0])];
     let outputs = interpret(&graph, &inputs, Rounding::Exact).unwrap().outputs;
@@ -86,18 +71,14 @@ fn appended_rows_replace_those_of_their_sequence() {
         let error = interpret(&graph, &inputs, Rounding::Exact).unwrap_err();
         assert_eq!(error, ReferenceError::IndexRange { op: "append", node: 3, index: wrong, rows: 2 });
     }
-    let error = differentiate(&graph, &[rows]).unwrap_err();
+    let error = differentiate(&graph, &graph.inputs()[1..2]).unwrap_err();
     assert!(matches!(error, GraphError::NoGradient { .. }), "{error}");
 }
 
 #[test]
 fn storage_rounds_every_node_and_exact_none() {
-    let mut graph = Graph::new("chain");
-    let x = graph.input("x", Dtype::Bf16, [1000]).unwrap();
-    let square = graph.mul(x, x).unwrap();
-    let root = graph.unary(UnaryOp::Exp, square).unwrap();
-    let wide = graph.cast(root, Dtype::F32).unwrap();
-    let third = graph.scale(wide, 1.0 / 3.0).unwrap();
+    let mut graph: Graph = "x = input bf16[1000] ; s = mul x x ; e = exp s ; w = cast e f32".parse().unwrap();
+    let third = graph.scale(graph.find("w").unwrap(), 1.0 / 3.0).unwrap();
     graph.output("y", third).unwrap();
     // Not rounded yet: storing an input rounds it too.
     let x = Array::normal([1000], 1);
@@ -115,12 +96,7 @@ fn storage_rounds_every_node_and_exact_none() {
 
 #[test]
 fn bytes_round_in_both_modes() {
-    let mut graph = Graph::new("bytes");
-    let x = graph.input("x", Dtype::F32, [4]).unwrap();
-    let bytes = graph.cast(x, Dtype::I8).unwrap();
-    let eighths = graph.cast(x, Dtype::F8e4m3).unwrap();
-    graph.output("bytes", bytes).unwrap();
-    graph.output("eighths", eighths).unwrap();
+    let graph: Graph = "x = input f32[4] ; b = cast x i8 ; e = cast x f8e4m3 ; out b e".parse().unwrap();
     for rounding in [Rounding::Exact, Rounding::Storage] {
         let got = interpret(&graph, &[vector(&[2.5, -300.0, 1e9, 1.1])], rounding).unwrap();
         assert_eq!(got.outputs[0].values, [2.0, -128.0, 127.0, 1.0]);
@@ -145,70 +121,40 @@ fn an_output_may_be_named_twice_and_be_an_input() {
 #[test]
 fn empty_tensors_pass() {
     let empty = Array::filled([0, 4], 0.0);
-    let got = run(Dtype::F32, &[empty], |graph, x| {
-        let y = graph.softmax(x[0]).unwrap();
-        let z = graph.transpose(y, &[1, 0]).unwrap();
-        graph.reduce(ReduceOp::Sum, z).unwrap()
-    });
+    let got = run(Dtype::F32, &[empty], "p = softmax x0 ; t = transpose p [1,0] ; y = row_sum t");
     assert_eq!(got.outputs[0], Array::filled([4, 1], 0.0));
 }
 
-/// `select(x y > limit, 1, 0)`: the product is computed, so it may fall on either side when it is close.
-fn threshold(graph: &mut Graph, product: NodeId, limit: f64) -> NodeId {
-    let dtype = graph.node(product).dtype;
-    let (limit, one, zero) = (
-        graph.constant(limit, dtype).unwrap(),
-        graph.constant(1.0, dtype).unwrap(),
-        graph.constant(0.0, dtype).unwrap(),
-    );
-    let above = graph.compare(CompareOp::Gt, product, limit).unwrap();
-    graph.select(above, one, zero).unwrap()
-}
+/// 1 where a product is above 1: it is computed, so it may fall on either side when it is close.
+const STEP: &str =
+    "p = mul x0 x1 ; above = gt p 1 ; one = const 1 float ; zero = const 0 float ; y = select above one zero";
 
 #[test]
 fn a_computed_near_tie_gives_slack_and_others_do_not() {
     // Products around 1, off by far less and by far more than f32 can tell.
     let (x, y) = (vector(&[3.0, 3.0, 3.0, 0.5]), vector(&[1.0 / 3.0, 0.3333334, 0.34, 2.0]));
-    let build = |graph: &mut Graph, x: &[NodeId]| {
-        let product = graph.mul(x[0], x[1]).unwrap();
-        threshold(graph, product, 1.0)
-    };
     let inputs = [x, y.rounded(Dtype::F32)];
-    assert_eq!(slack(Dtype::F32, &inputs, build), Some(vec![1.0, 0.0, 0.0, 1.0]));
+    assert_eq!(slack(Dtype::F32, &inputs, STEP), Some(vec![1.0, 0.0, 0.0, 1.0]));
     // In bf16 the reach is 2^16 times as wide.
-    assert_eq!(slack(Dtype::Bf16, &inputs, build), Some(vec![1.0, 1.0, 0.0, 1.0]));
+    assert_eq!(slack(Dtype::Bf16, &inputs, STEP), Some(vec![1.0, 1.0, 0.0, 1.0]));
 }
 
 #[test]
 fn inputs_and_integers_are_exact() {
     let x = vector(&[1.0, 1.0 + f64::powi(2.0, -23), 2.0]);
-    assert_eq!(slack(Dtype::F32, &[x], |graph, x| threshold(graph, x[0], 1.0)), None);
+    assert_eq!(slack(Dtype::F32, &[x], "above = gt x0 1 ; y = select above 1 0"), None);
     // Positions as floats, shifted: exact, though computed.
-    let got = slack(Dtype::F32, &[vector(&[0.0])], |graph, _| {
-        let position = graph.iota([100], 0).unwrap();
-        let position = graph.cast(position, Dtype::F32).unwrap();
-        let shift = graph.constant(7.0, Dtype::F32).unwrap();
-        let shifted = graph.add(position, shift).unwrap();
-        threshold(graph, shifted, 50.0)
-    });
-    assert_eq!(got, None);
+    let text = "i = iota [100] axis=0 ; p = cast i f32 ; s = add p 7 ; above = gt s 50 ; y = select above 1 0";
+    assert_eq!(slack(Dtype::F32, &[vector(&[0.0])], text), None);
 }
 
 /// A maximum equals the element it came from, in every kernel; only a close rival can change which.
 #[test]
 fn the_gradient_of_a_maximum_has_slack_at_rivals_only() {
     let gradient_slack = |values: &[f64]| {
-        let mut graph = Graph::new("max");
-        let x = graph.input("x", Dtype::F32, [1, values.len()]).unwrap();
-        let y = graph.unary(UnaryOp::Exp, x).unwrap();
-        let largest = graph.reduce(ReduceOp::Max, y).unwrap();
-        graph.output("y", largest).unwrap();
-        let mut graph = differentiate(&graph, &[x]).unwrap().graph;
         let inputs = [Array::new([1, values.len()], values.to_vec()), Array::filled([1, 1], 1.0)];
-        let repeated = graph.broadcast(graph.outputs()[1].node, [32, values.len()]).unwrap();
-        graph.output("repeated", repeated).unwrap();
-        let slack = interpret(&graph, &inputs, Rounding::Exact).unwrap().slack.remove(2);
-        slack.map(|slack| slack[..values.len()].to_vec())
+        let graph = graph(Dtype::F32, &inputs[..1], "e = exp x0 ; y = row_max e");
+        repeated_slack(differentiate(&graph, graph.inputs()).unwrap().graph, &inputs, 1)
     };
     assert_eq!(gradient_slack(&[1.0, 2.0, 1.5, -3.0]), None);
     let rivals = gradient_slack(&[1.0, 2.0, 2.0 - f64::powi(2.0, -23), -3.0]).unwrap();
@@ -219,91 +165,58 @@ fn the_gradient_of_a_maximum_has_slack_at_rivals_only() {
 #[test]
 fn relu_is_continuous_and_its_gradient_is_not() {
     let values = [1.0, -1.0, 0.0];
-    let got = slack(Dtype::F32, &[vector(&values), vector(&values)], |graph, x| {
-        let product = graph.mul(x[0], x[1]).unwrap();
-        let shifted = graph.sub(product, x[1]).unwrap();
-        graph.relu(shifted).unwrap()
-    });
-    assert_eq!(got, None);
+    let inputs = [vector(&values), vector(&values)];
+    assert_eq!(slack(Dtype::F32, &inputs, "p = mul x0 x1 ; s = sub p x1 ; y = relu s"), None);
 }
 
 #[test]
 fn a_rounding_near_a_half_gives_one_step() {
     // x * 10 is 2.5 and 2.4; computed, so the half may go either way.
-    let got = slack(Dtype::F32, &[vector(&[0.25, 0.24]), vector(&[10.0, 10.0])], |graph, x| {
-        let product = graph.mul(x[0], x[1]).unwrap();
-        let inexact = graph.unary(UnaryOp::Reciprocal, product).unwrap();
-        let back = graph.unary(UnaryOp::Reciprocal, inexact).unwrap();
-        graph.unary(UnaryOp::Round, back).unwrap()
-    });
-    assert_eq!(got, Some(vec![1.0, 0.0]));
+    let inputs = [vector(&[0.25, 0.24]), vector(&[10.0, 10.0])];
+    let text = "p = mul x0 x1 ; inexact = reciprocal p ; back = reciprocal inexact ; y = round back";
+    assert_eq!(slack(Dtype::F32, &inputs, text), Some(vec![1.0, 0.0]));
 }
 
 #[test]
 fn argmax_of_rivals_gives_their_distance() {
     let rows = Array::new([2, 4], vec![1.0, 3.0, 2.0, 3.0, 1.0, 3.0, 2.0, 0.0]);
-    let exact =
-        slack(Dtype::F32, std::slice::from_ref(&rows), |graph, x| graph.reduce(ReduceOp::ArgMax, x[0]).unwrap());
+    let exact = slack(Dtype::F32, std::slice::from_ref(&rows), "y = row_argmax x0");
     assert_eq!(exact, None, "the first largest input is a fact");
-    let computed = slack(Dtype::F32, &[rows], |graph, x| {
-        let y = graph.unary(UnaryOp::Exp, x[0]).unwrap();
-        graph.reduce(ReduceOp::ArgMax, y).unwrap()
-    });
-    assert_eq!(computed, Some(vec![2.0, 0.0]));
+    assert_eq!(slack(Dtype::F32, &[rows], "e = exp x0 ; y = row_argmax e"), Some(vec![2.0, 0.0]));
 }
 
 /// A slack of 1 at element 2 of `[1, 2, 3]` rows, sent through one operation after another.
 #[test]
 fn slack_is_carried_through_every_kind_of_operation() {
-    let carried = |then: &dyn Fn(&mut Graph, NodeId) -> NodeId| {
-        let third = round_to(Dtype::F32, 1.0 / 3.0);
-        let inputs = [Array::new([1, 3], vec![2.0, 3.0, third]), Array::new([1, 3], vec![4.0, 5.0, 3.0])];
-        slack(Dtype::F32, &inputs, |graph, x| {
-            let product = graph.mul(x[0], x[1]).unwrap();
-            let step = threshold(graph, product, 1.0);
-            then(graph, step)
-        })
-    };
-    assert_eq!(carried(&|_, step| step), Some(vec![0.0, 0.0, 1.0]));
-    let through = |op: UnaryOp| carried(&|graph, step| graph.unary(op, step).unwrap()).unwrap()[2];
-    assert_eq!(through(UnaryOp::Neg), 1.0);
+    let third = round_to(Dtype::F32, 1.0 / 3.0);
+    let inputs = [Array::new([1, 3], vec![2.0, 3.0, third]), Array::new([1, 3], vec![4.0, 5.0, 3.0])];
+    let carried = |then: &str| slack(Dtype::F32, &inputs, &format!("{} ; {then}", STEP.replace("y =", "step =")));
+    let through = |op: &str| carried(&format!("y = {op} step")).unwrap()[2];
+    assert_eq!(through("neg"), 1.0);
     // The step is 1 and may be off by 1 either way.
-    assert_eq!(through(UnaryOp::Exp), 2f64.exp() - 1f64.exp());
-    assert_eq!(through(UnaryOp::Reciprocal), f64::INFINITY, "it may divide by zero");
-    let doubled = carried(&|graph, step| graph.add(step, step).unwrap());
-    assert_eq!(doubled, Some(vec![0.0, 0.0, 2.0]));
-    let scaled = carried(&|graph, step| graph.scale(step, -5.0).unwrap());
-    assert_eq!(scaled, Some(vec![0.0, 0.0, 5.0]));
-    let clamped = carried(&|graph, step| {
-        let two = graph.constant(2.0, Dtype::F32).unwrap();
-        graph.binary(BinaryOp::Max, step, two).unwrap()
-    });
-    assert_eq!(clamped, None, "the maximum hides it");
-    let summed = carried(&|graph, step| graph.reduce(ReduceOp::Sum, step).unwrap());
-    assert_eq!(summed, Some(vec![1.0]));
-    let averaged = carried(&|graph, step| graph.reduce(ReduceOp::Mean, step).unwrap());
-    assert_eq!(averaged, Some(vec![1.0 / 3.0]));
-    let turned = carried(&|graph, step| graph.transpose(step, &[1, 0]).unwrap());
-    assert_eq!(turned, Some(vec![0.0, 0.0, 1.0]));
-    let cut = carried(&|graph, step| graph.slice(step, 1, 0, 2).unwrap());
-    assert_eq!(cut, None);
-    let joined = carried(&|graph, step| {
-        let part = graph.slice(step, 1, 2, 1).unwrap();
-        graph.concat(&[part, step], 1).unwrap()
-    });
-    assert_eq!(joined, Some(vec![1.0, 0.0, 0.0, 1.0]));
-    let multiplied = carried(&|graph, step| {
-        let three = graph.constant(-3.0, Dtype::F32).unwrap();
-        let matrix = graph.broadcast(three, [3, 2]).unwrap();
-        graph.matmul(step, matrix).unwrap()
-    });
-    assert_eq!(multiplied, Some(vec![3.0, 3.0]));
+    assert_eq!(through("exp"), 2f64.exp() - 1f64.exp());
+    assert_eq!(through("reciprocal"), f64::INFINITY, "it may divide by zero");
+    for (then, expected) in [
+        ("y = add step step", Some(vec![0.0, 0.0, 2.0])),
+        ("y = mul step -5", Some(vec![0.0, 0.0, 5.0])),
+        // The maximum hides it.
+        ("y = max step 2", None),
+        ("y = row_sum step", Some(vec![1.0])),
+        ("y = row_mean step", Some(vec![1.0 / 3.0])),
+        ("y = transpose step [1,0]", Some(vec![0.0, 0.0, 1.0])),
+        ("y = slice step axis=1 start=0 length=2", None),
+        ("part = slice step axis=1 start=2 length=1 ; y = concat part step axis=1", Some(vec![1.0, 0.0, 0.0, 1.0])),
+        ("three = const -3 f32 ; matrix = broadcast three [3,2] ; y = matmul step matrix", Some(vec![3.0, 3.0])),
+    ] {
+        assert_eq!(carried(then), expected, "{then}");
+    }
+    assert_eq!(slack(Dtype::F32, &inputs, STEP), Some(vec![0.0, 0.0, 1.0]));
 }
 
 #[test]
 fn a_single_number_carries_the_reach_of_rounding() {
     let (x, y) = (vector(&[1.1]).rounded(Dtype::F16), vector(&[1.3]).rounded(Dtype::F16));
-    let got = run(Dtype::F16, &[x, y], |graph, x| graph.mul(x[0], x[1]).unwrap());
+    let got = run(Dtype::F16, &[x, y], "y = mul x0 x1");
     let reach = got.slack[0].as_ref().unwrap()[0] / got.outputs[0].values[0];
     // One rounding to f16: more than half a unit, less than a few.
     assert!(reach >= Dtype::F16.epsilon() / 2.0 && reach <= 4.0 * Dtype::F16.epsilon(), "{reach}");
@@ -311,10 +224,7 @@ fn a_single_number_carries_the_reach_of_rounding() {
 
 #[test]
 fn masks_match_those_of_the_documented_generator() {
-    let mut graph = Graph::new("random");
-    let seed = graph.input("seed", Dtype::I32, Shape::scalar()).unwrap();
-    let kept = graph.random(seed, [10], 0.5, 0).unwrap();
-    graph.output("kept", kept).unwrap();
+    let graph: Graph = "seed = input i32[] ; y = random seed [10] drop=0.5 offset=0 ; out y".parse().unwrap();
     let got = interpret(&graph, &[Array::scalar(0.0)], Rounding::Exact).unwrap();
     // Philox4x32-10 of counter 0 and key 0, the published vector: words above 2^31 are kept.
     let words = [0x6627e8d5u32, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8];

@@ -8,19 +8,12 @@ use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
 
 use super::super::{Forward, Output, Scratch, Shared, combine, forward};
-use super::{bind, heads};
-use crate::kernel::{AttentionKernel, AttentionOperand, AttentionShape};
+use super::AttentionLaunch;
+use crate::kernel::AttentionOperand;
 
-/// A launch of attention. No kernel refuses its sizes.
+/// A launch of attention.
 #[derive(Debug)]
-pub(crate) struct AttentionTasks {
-    /// what is computed
-    pub kernel: AttentionKernel,
-    /// sizes and strides
-    pub shape: AttentionShape,
-    /// bytes from the start of each argument's buffer
-    pub offsets: Vec<usize>,
-}
+pub(crate) struct AttentionTasks(pub AttentionLaunch);
 
 impl CpuLaunch for AttentionTasks {
     fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
@@ -30,11 +23,9 @@ impl CpuLaunch for AttentionTasks {
 
 /// A launch of attention made ready.
 pub(crate) struct AttentionTask {
-    kernel: AttentionKernel,
-    shape: AttentionShape,
+    launch: AttentionLaunch,
     isa: Isa,
     amx: Option<Amx>,
-    offsets: Vec<usize>,
     /// One for each worker.
     scratch: Vec<PerWorker<Scratch>>,
     /// What ranges of keys leave for the second step.
@@ -43,14 +34,12 @@ pub(crate) struct AttentionTask {
 
 impl AttentionTask {
     /// Ready for so many threads.
-    pub fn new(tasks: &AttentionTasks, threads: usize, isa: Isa) -> AttentionTask {
-        let attention = tasks.kernel.sized(&tasks.shape, 0);
+    pub fn new(AttentionTasks(launch): &AttentionTasks, threads: usize, isa: Isa) -> AttentionTask {
+        let attention = launch.kernel.sized(&launch.shape, 0);
         AttentionTask {
-            kernel: tasks.kernel,
-            shape: tasks.shape,
+            launch: launch.clone(),
             isa,
             amx: Amx::detect(),
-            offsets: tasks.offsets.clone(),
             scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(&attention))).collect(),
             partials: vec![0.0; attention.partial_elements()],
         }
@@ -64,8 +53,8 @@ impl CpuTask for AttentionTask {
 
     unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
         // SAFETY: the caller's promise.
-        let (attention, inputs) = unsafe { bind(&self.kernel, &self.shape, run.addresses, &self.offsets) };
-        let result = heads(&self.kernel, AttentionOperand::O, self.shape.o, run.addresses, &self.offsets);
+        let (attention, inputs) = unsafe { self.launch.bind(run.addresses) };
+        let result = self.launch.heads(AttentionOperand::O, self.launch.shape.o, run.addresses);
         let job = Forward {
             attention: &attention,
             inputs: &inputs,

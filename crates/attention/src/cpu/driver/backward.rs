@@ -9,37 +9,26 @@ use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSiz
 use deuteron_graph::Dtype;
 
 use super::super::super::Attention;
-use super::super::{
-    Backward, Finished, Forward, Heads, Inputs, Output, Scratch, Shared, backward, combine, finish, forward,
-};
-use super::bind;
-use crate::kernel::{AttentionKernel, AttentionShape, HeadStrides};
+use super::super::{Backward, Finished, Forward, Inputs, Output, Scratch, Shared, backward, combine, finish, forward};
+use super::{AttentionLaunch, heads};
+use crate::kernel::{AttentionShape, HeadStrides};
 
 /// Queries from which bf16 attention is computed again on matrix tiles.
 const MANY_QUERIES: usize = 64;
 
-/// A launch of the gradient of attention. No kernel refuses its sizes, and every head has keys of its own.
+/// A launch of the gradient of attention. Strides of the result are those of its gradient, and every head has keys of its own.
 #[derive(Debug)]
-pub(crate) struct AttentionBackwardTasks {
-    /// the attention
-    pub kernel: AttentionKernel,
-    /// strides of the result are those of its gradient
-    pub shape: AttentionShape,
-    /// bytes from the start of each argument's buffer
-    pub offsets: Vec<usize>,
-}
+pub(crate) struct AttentionBackwardTasks(pub AttentionLaunch);
 
 impl CpuLaunch for AttentionBackwardTasks {
     fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
-        let AttentionBackwardTasks { kernel, shape, offsets } = self;
+        let AttentionLaunch { kernel, shape, .. } = &self.0;
         let attention = kernel.sized(shape, 0);
         let rows = shape.batch * shape.heads * shape.queries;
         Box::new(AttentionBackwardTask {
-            kernel: *kernel,
-            shape: *shape,
+            launch: self.0.clone(),
             isa,
             amx: Amx::detect(),
-            offsets: offsets.clone(),
             scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(&attention))).collect(),
             result: vec![0.0; rows * kernel.width],
             logsumexp: vec![0.0; rows],
@@ -50,11 +39,9 @@ impl CpuLaunch for AttentionBackwardTasks {
 }
 
 struct AttentionBackwardTask {
-    kernel: AttentionKernel,
-    shape: AttentionShape,
+    launch: AttentionLaunch,
     isa: Isa,
     amx: Option<Amx>,
-    offsets: Vec<usize>,
     /// One for each worker.
     scratch: Vec<PerWorker<Scratch>>,
     /// What attention gave, computed again, and what its ranges of keys leave for the second step.
@@ -72,7 +59,7 @@ impl CpuTask for AttentionBackwardTask {
 
     unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
         // SAFETY: the caller's promise.
-        let (attention, inputs) = unsafe { bind(&self.kernel, &self.shape, run.addresses, &self.offsets) };
+        let (attention, inputs) = unsafe { self.launch.bind(run.addresses) };
         // SAFETY: the caller's promise; the second step runs when all tasks of the first are done.
         unsafe {
             self.compute_again(run, &attention, &inputs)?;
@@ -84,7 +71,7 @@ impl CpuTask for AttentionBackwardTask {
 impl AttentionBackwardTask {
     /// Strides of rows of heads, one head after the other.
     fn rows_of(&self, positions: usize) -> HeadStrides {
-        let (heads, width) = (self.shape.heads, self.kernel.width);
+        let (heads, width) = (self.launch.shape.heads, self.launch.kernel.width);
         HeadStrides { batch: heads * positions * width, head: positions * width, position: width }
     }
 
@@ -93,15 +80,15 @@ impl AttentionBackwardTask {
     /// # Safety
     /// As for [`CpuTask::run`].
     unsafe fn compute_again(&mut self, run: Run<'_>, attention: &Attention, inputs: &Inputs) -> Result<(), TaskError> {
-        let HeadStrides { batch, head, position } = self.rows_of(self.shape.queries);
-        let (result, width) = (Shared(self.result.as_mut_ptr()), self.kernel.width);
+        let HeadStrides { batch, head, position } = self.rows_of(self.launch.shape.queries);
+        let (result, width) = (Shared(self.result.as_mut_ptr()), self.launch.kernel.width);
         let again = Forward {
             attention,
             inputs,
             logsumexp: Some(Shared(self.logsumexp.as_mut_ptr())),
             partials: Shared(self.partials.as_mut_ptr()),
             // Matrix tiles round probabilities, which does not average out over a few rows.
-            amx: self.amx.filter(|_| self.shape.queries >= MANY_QUERIES),
+            amx: self.amx.filter(|_| self.launch.shape.queries >= MANY_QUERIES),
         };
         let (isa, scratch) = (self.isa, &self.scratch);
         // SAFETY: a worker runs one task at a time, so its scratch is its own.
@@ -132,23 +119,17 @@ impl AttentionBackwardTask {
     /// # Safety
     /// As for [`CpuTask::run`]; the result of attention is there.
     unsafe fn differentiate(&mut self, run: Run<'_>, attention: &Attention, inputs: &Inputs) -> Result<(), TaskError> {
-        let AttentionShape { queries, keys, .. } = self.shape;
-        let place = |position: usize, strides: HeadStrides| {
-            let HeadStrides { batch, head, position: next } = strides;
-            // An argument without elements may lie anywhere, so this is no more than a number until it is used.
-            let address = run.addresses[position].wrapping_add(self.offsets[position]);
-            Heads { address, batch, head, position: next }
-        };
-        let HeadStrides { batch, head, position } = self.rows_of(queries);
+        let AttentionShape { queries, keys, o, .. } = self.launch.shape;
+        let place = |position: usize, strides| heads(self.launch.address(position, run.addresses), strides);
         // The gradient of the result, and the three that are written, are the last arguments.
         let first = run.addresses.len() - 4;
         let job = Backward {
             attention,
             inputs,
-            output: Heads { address: self.result.as_mut_ptr().cast(), batch, head, position },
+            output: heads(self.result.as_mut_ptr().cast(), self.rows_of(queries)),
             output_dtype: Dtype::F32,
             logsumexp: Shared(self.logsumexp.as_mut_ptr()),
-            output_gradient: place(first, self.shape.o),
+            output_gradient: place(first, o),
             query_gradient: place(first + 1, self.rows_of(queries)),
             key_gradient: place(first + 2, self.rows_of(keys)),
             value_gradient: place(first + 3, self.rows_of(keys)),

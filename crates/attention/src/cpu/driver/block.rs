@@ -24,7 +24,7 @@ pub(crate) struct AttentionBlockTasks {
 
 impl CpuLaunch for AttentionBlockTasks {
     fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
-        let operands = self.attention.offsets.len() - 1;
+        let operands = self.attention.0.offsets.len() - 1;
         Box::new(AttentionBlockTask {
             attention: AttentionTask::new(&self.attention, threads, isa),
             matmul: MatmulTask::new(&self.matmul, threads, isa),

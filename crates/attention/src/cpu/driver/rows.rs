@@ -13,8 +13,7 @@ use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
 
 use super::super::{Ended, Forward, Heads, Output, Scratch, Shared, combine, forward};
-use super::bind;
-use crate::kernel::{AttentionShape, HeadStrides};
+use super::{AttentionLaunch, heads};
 use crate::rows::{AttentionRows, AttentionRowsLaunch};
 
 /// A launch of attention with row work. No kernel refuses its sizes, and heads lie in rows of what follows.
@@ -42,10 +41,13 @@ impl CpuLaunch for AttentionRowsTasks {
             after: simd::Scratch::for_program(&self.kernel.epilogue),
         };
         Box::new(AttentionRowsTask {
-            shape: *shape,
+            attention: AttentionLaunch {
+                kernel: self.kernel.attention,
+                shape: *shape,
+                offsets: args.iter().map(|arg| arg.start()).collect(),
+            },
             isa,
             amx: Amx::detect(),
-            offsets: args.iter().map(|arg| arg.start()).collect(),
             joined,
             axes: bind_axes(axes),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
@@ -69,11 +71,10 @@ impl AttentionRowsTasks {
 
 struct AttentionRowsTask {
     kernel: Arc<AttentionRows<TileProgram>>,
-    shape: AttentionShape,
+    /// Attention, its offsets those of all arguments.
+    attention: AttentionLaunch,
     isa: Isa,
     amx: Option<Amx>,
-    /// Bytes from the start of each argument's buffer.
-    offsets: Vec<usize>,
     /// Heads of a row.
     joined: usize,
     axes: Vec<Axis>,
@@ -108,7 +109,7 @@ impl CpuTask for AttentionRowsTask {
     unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
         self.bind_rows(run.addresses, run.shared);
         // SAFETY: the caller's promise.
-        let (attention, inputs) = unsafe { bind(&self.kernel.attention, &self.shape, run.addresses, &self.offsets) };
+        let (attention, inputs) = unsafe { self.attention.bind(run.addresses) };
         let job = Forward {
             attention: &attention,
             inputs: &inputs,
@@ -116,8 +117,7 @@ impl CpuTask for AttentionRowsTask {
             partials: Shared(self.partials.as_mut_ptr()),
             amx: self.amx,
         };
-        let HeadStrides { batch, head, position } = self.shape.o;
-        let merged = Heads { address: run.shared.cast(), batch, head, position };
+        let merged = heads(run.shared.cast(), self.attention.shape.o);
         let shares = Shares { job, merged };
         let this = &*self;
         if attention.splits() > 1 {
@@ -146,9 +146,7 @@ impl AttentionRowsTask {
             let args = &mut worker.get_mut().args;
             args[kernel.result].base = shared.cast();
             for position in kernel.operands()..addresses.len() {
-                // An argument without elements may lie anywhere: a number until it is used.
-                let address = addresses[position].wrapping_add(self.offsets[position]);
-                args[kernel.epilogue_argument(position)].base = address;
+                args[kernel.epilogue_argument(position)].base = self.attention.address(position, addresses);
             }
         }
         self.done.iter_mut().for_each(|done| *done.get_mut() = 0);

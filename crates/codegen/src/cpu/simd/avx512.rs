@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Kernel, Simd};
+use super::lanes::{Kernel, Simd, elements, methods};
 
 /// Proof that this CPU has every feature named in [`Avx512::detect`]. Only `detect` makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,12 +26,12 @@ fn enabled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
     kernel.run(simd)
 }
 
-/// An intrinsic that works on registers only.
+/// Intrinsics that work on registers only.
 macro_rules! register {
-    ($call:expr) => {
+    ($($call:tt)*) => {
         // SAFETY: a method's `self` exists only if `detect` found every feature that this file uses, which is the only
         // condition of an intrinsic that takes no pointer.
-        unsafe { $call }
+        unsafe { $($call)* }
     };
 }
 
@@ -48,213 +48,93 @@ impl Simd for Avx512 {
         register!(enabled(self, kernel))
     }
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        register!(_mm512_set1_ps(x))
-    }
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        register!(_mm512_add_ps(a, b))
-    }
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        register!(_mm512_sub_ps(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        register!(_mm512_mul_ps(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        register!(_mm512_div_ps(a, b))
-    }
-    #[inline(always)]
-    fn sqrt(self, a: __m512) -> __m512 {
-        register!(_mm512_sqrt_ps(a))
-    }
-    #[inline(always)]
-    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        register!(_mm512_fmadd_ps(a, b, c))
-    }
-    #[inline(always)]
-    fn neg_mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        register!(_mm512_fnmadd_ps(a, b, c))
-    }
-    #[inline(always)]
-    fn lesser(self, a: __m512, b: __m512) -> __m512 {
-        register!(_mm512_min_ps(a, b))
-    }
-    #[inline(always)]
-    fn greater(self, a: __m512, b: __m512) -> __m512 {
-        register!(_mm512_max_ps(a, b))
-    }
-    #[inline(always)]
-    fn round(self, a: __m512) -> __m512 {
-        register!(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a))
-    }
-    #[inline(always)]
-    fn floor(self, a: __m512) -> __m512 {
-        register!(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a))
-    }
+    methods! { register =>
+        fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn add(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        fn sub(self, a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn div(self, a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+        fn sqrt(self, a: __m512) -> __m512 { _mm512_sqrt_ps(a) }
+        fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn neg_mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fnmadd_ps(a, b, c) }
+        fn lesser(self, a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
+        fn greater(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+        fn round(self, a: __m512) -> __m512 {
+            _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
+        }
+        fn floor(self, a: __m512) -> __m512 { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a) }
 
-    #[inline(always)]
-    fn less(self, a: __m512, b: __m512) -> __mmask16 {
-        register!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b))
-    }
-    #[inline(always)]
-    fn less_or_equal(self, a: __m512, b: __m512) -> __mmask16 {
-        register!(_mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b))
-    }
-    #[inline(always)]
-    fn equal(self, a: __m512, b: __m512) -> __mmask16 {
-        register!(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b))
-    }
-    #[inline(always)]
-    fn select(self, mask: __mmask16, yes: __m512, no: __m512) -> __m512 {
-        register!(_mm512_mask_blend_ps(mask, no, yes))
-    }
-    #[inline(always)]
-    fn first(self, count: usize) -> __mmask16 {
-        ((1u32 << count) - 1) as __mmask16
-    }
+        fn less(self, a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
+        fn less_or_equal(self, a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b) }
+        fn equal(self, a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) }
+        fn select(self, mask: __mmask16, yes: __m512, no: __m512) -> __m512 { _mm512_mask_blend_ps(mask, no, yes) }
 
-    #[inline(always)]
-    fn splat_int(self, x: i32) -> __m512i {
-        register!(_mm512_set1_epi32(x))
-    }
-    #[inline(always)]
-    fn count_up(self) -> __m512i {
-        register!(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
-    }
-    #[inline(always)]
-    fn bits(self, a: __m512) -> __m512i {
-        register!(_mm512_castps_si512(a))
-    }
-    #[inline(always)]
-    fn reinterpret(self, a: __m512i) -> __m512 {
-        register!(_mm512_castsi512_ps(a))
-    }
-    #[inline(always)]
-    fn add_int(self, a: __m512i, b: __m512i) -> __m512i {
-        register!(_mm512_add_epi32(a, b))
-    }
-    #[inline(always)]
-    fn sub_int(self, a: __m512i, b: __m512i) -> __m512i {
-        register!(_mm512_sub_epi32(a, b))
-    }
-    #[inline(always)]
-    fn and(self, a: __m512i, b: __m512i) -> __m512i {
-        register!(_mm512_and_si512(a, b))
-    }
-    #[inline(always)]
-    fn or(self, a: __m512i, b: __m512i) -> __m512i {
-        register!(_mm512_or_si512(a, b))
-    }
-    #[inline(always)]
-    fn xor(self, a: __m512i, b: __m512i) -> __m512i {
-        register!(_mm512_xor_si512(a, b))
-    }
-    #[inline(always)]
-    fn shift_left<const N: u32>(self, a: __m512i) -> __m512i {
-        register!(_mm512_slli_epi32::<N>(a))
-    }
-    #[inline(always)]
-    fn shift_right<const N: u32>(self, a: __m512i) -> __m512i {
-        register!(_mm512_srli_epi32::<N>(a))
-    }
-    #[inline(always)]
-    fn shift_right_signed<const N: u32>(self, a: __m512i) -> __m512i {
-        register!(_mm512_srai_epi32::<N>(a))
-    }
-    #[inline(always)]
-    fn less_int(self, a: __m512i, b: __m512i) -> __mmask16 {
-        register!(_mm512_cmplt_epi32_mask(a, b))
-    }
-    #[inline(always)]
-    fn equal_int(self, a: __m512i, b: __m512i) -> __mmask16 {
-        register!(_mm512_cmpeq_epi32_mask(a, b))
-    }
-    #[inline(always)]
-    fn mul_wide(self, a: __m512i, b: __m512i) -> (__m512i, __m512i) {
-        register!({
+        fn splat_int(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }
+        fn count_up(self) -> __m512i { _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) }
+        fn bits(self, a: __m512) -> __m512i { _mm512_castps_si512(a) }
+        fn reinterpret(self, a: __m512i) -> __m512 { _mm512_castsi512_ps(a) }
+        fn add_int(self, a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+        fn sub_int(self, a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
+        fn and(self, a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
+        fn or(self, a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        fn xor(self, a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
+        fn shift_left<const N: u32>(self, a: __m512i) -> __m512i { _mm512_slli_epi32::<N>(a) }
+        fn shift_right<const N: u32>(self, a: __m512i) -> __m512i { _mm512_srli_epi32::<N>(a) }
+        fn shift_right_signed<const N: u32>(self, a: __m512i) -> __m512i { _mm512_srai_epi32::<N>(a) }
+        fn less_int(self, a: __m512i, b: __m512i) -> __mmask16 { _mm512_cmplt_epi32_mask(a, b) }
+        fn equal_int(self, a: __m512i, b: __m512i) -> __mmask16 { _mm512_cmpeq_epi32_mask(a, b) }
+        fn mul_wide(self, a: __m512i, b: __m512i) -> (__m512i, __m512i) {
             let even = _mm512_mul_epu32(a, b);
             let odd = _mm512_mul_epu32(_mm512_srli_epi64::<32>(a), _mm512_srli_epi64::<32>(b));
             let low = _mm512_mask_shuffle_epi32::<0b10_10_00_00>(even, 0xAAAA, odd);
             let high = _mm512_mask_shuffle_epi32::<0b11_11_01_01>(odd, 0x5555, even);
             (low, high)
-        })
-    }
-    #[inline(always)]
-    fn to_int(self, a: __m512) -> __m512i {
-        register!(_mm512_cvtps_epi32(a))
-    }
-    #[inline(always)]
-    fn to_float(self, a: __m512i) -> __m512 {
-        register!(_mm512_cvtepi32_ps(a))
+        }
+        fn to_int(self, a: __m512) -> __m512i { _mm512_cvtps_epi32(a) }
+        fn to_float(self, a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
+
+        fn zero_extend(self, a: __m256i) -> __m512i { _mm512_cvtepu16_epi32(a) }
+        fn truncate(self, a: __m512i) -> __m256i { _mm512_cvtepi32_epi16(a) }
+        fn sign_extend(self, a: __m128i) -> __m512i { _mm512_cvtepi8_epi32(a) }
+        fn truncate_to_byte(self, a: __m512i) -> __m128i { _mm512_cvtepi32_epi8(a) }
+        fn fence(self) { _mm_sfence() }
+        fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        fn prefetch_to_write(self, address: *const u8) { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
+
+        /// A division takes 16 cycles for 16 lanes; an estimate of 14 bits and one Newton step take 4.
+        fn reciprocal_from_one(self, d: __m512) -> __m512 {
+            let estimate = _mm512_rcp14_ps(d);
+            let error = _mm512_fnmadd_ps(d, estimate, _mm512_set1_ps(1.0));
+            // For d = inf the error is inf * 0: the estimate, 0, stays.
+            let finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(d, _mm512_set1_ps(f32::INFINITY));
+            _mm512_mask_fmadd_ps(estimate, finite, error, estimate)
+        }
+        fn scale(self, p: __m512, n: __m512) -> __m512 { _mm512_scalef_ps(p, n) }
+        fn fraction(self, y: __m512) -> __m512 { _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(y) }
+        fn scale_by_floor(self, p: __m512, y: __m512) -> __m512 { _mm512_scalef_ps(p, y) }
+        fn widen_f16(self, a: __m256i) -> __m512 { _mm512_cvtph_ps(a) }
+        fn narrow_f16(self, a: __m512) -> __m256i {
+            _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
+        }
     }
 
     #[inline(always)]
-    fn zero_extend(self, a: __m256i) -> __m512i {
-        register!(_mm512_cvtepu16_epi32(a))
-    }
-    #[inline(always)]
-    fn truncate(self, a: __m512i) -> __m256i {
-        register!(_mm512_cvtepi32_epi16(a))
-    }
-    #[inline(always)]
-    fn sign_extend(self, a: __m128i) -> __m512i {
-        register!(_mm512_cvtepi8_epi32(a))
-    }
-    #[inline(always)]
-    fn truncate_to_byte(self, a: __m512i) -> __m128i {
-        register!(_mm512_cvtepi32_epi8(a))
+    fn first(self, count: usize) -> __mmask16 {
+        ((1u32 << count) - 1) as __mmask16
     }
 
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> __m512 {
-        // SAFETY: the caller lets us read 16 elements, at any alignment.
-        unsafe { _mm512_loadu_ps(from) }
+    methods! { elements =>
+        unsafe fn load(self, from: *const f32) -> __m512 { _mm512_loadu_ps(from) }
+        unsafe fn store(self, to: *mut f32, a: __m512) { _mm512_storeu_ps(to, a) }
+        unsafe fn stream(self, to: *mut f32, a: __m512) { _mm512_stream_ps(to, a) }
+        unsafe fn load_half(self, from: *const u16) -> __m256i { _mm256_loadu_si256(from.cast()) }
+        unsafe fn store_half(self, to: *mut u16, a: __m256i) { _mm256_storeu_si256(to.cast(), a) }
+        unsafe fn stream_half(self, to: *mut u16, a: __m256i) { _mm256_stream_si256(to.cast(), a) }
+        unsafe fn load_byte(self, from: *const u8) -> __m128i { _mm_loadu_si128(from.cast()) }
+        unsafe fn store_byte(self, to: *mut u8, a: __m128i) { _mm_storeu_si128(to.cast(), a) }
+        unsafe fn stream_byte(self, to: *mut u8, a: __m128i) { _mm_stream_si128(to.cast(), a) }
     }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, a: __m512) {
-        // SAFETY: the caller lets us write 16 elements, at any alignment.
-        unsafe { _mm512_storeu_ps(to, a) }
-    }
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut f32, a: __m512) {
-        // SAFETY: the caller lets us write 16 elements, and `to` is a multiple of 64.
-        unsafe { _mm512_stream_ps(to, a) }
-    }
-    #[inline(always)]
-    unsafe fn load_half(self, from: *const u16) -> __m256i {
-        // SAFETY: the caller lets us read 16 elements, at any alignment.
-        unsafe { _mm256_loadu_si256(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_half(self, to: *mut u16, a: __m256i) {
-        // SAFETY: the caller lets us write 16 elements, at any alignment.
-        unsafe { _mm256_storeu_si256(to.cast(), a) }
-    }
-    #[inline(always)]
-    unsafe fn stream_half(self, to: *mut u16, a: __m256i) {
-        // SAFETY: the caller lets us write 16 elements, and `to` is a multiple of 32.
-        unsafe { _mm256_stream_si256(to.cast(), a) }
-    }
-    #[inline(always)]
-    unsafe fn load_byte(self, from: *const u8) -> __m128i {
-        // SAFETY: the caller lets us read 16 elements.
-        unsafe { _mm_loadu_si128(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_byte(self, to: *mut u8, a: __m128i) {
-        // SAFETY: the caller lets us write 16 elements.
-        unsafe { _mm_storeu_si128(to.cast(), a) }
-    }
-    #[inline(always)]
-    unsafe fn stream_byte(self, to: *mut u8, a: __m128i) {
-        // SAFETY: the caller lets us write 16 elements, and `to` is a multiple of 16.
-        unsafe { _mm_stream_si128(to.cast(), a) }
-    }
+
     #[inline(always)]
     unsafe fn store_interleaved(self, to: *mut f32, [a, b, c, d]: [__m512; 4]) {
         // SAFETY: the caller lets us write 64 elements; the rest works on registers.
@@ -285,18 +165,6 @@ impl Simd for Avx512 {
             _mm512_storeu_ps(to.add(48), _mm512_shuffle_f32x4::<0b11_01_11_01>(even_high, odd_high));
         }
     }
-    #[inline(always)]
-    fn fence(self) {
-        register!(_mm_sfence())
-    }
-    #[inline(always)]
-    fn prefetch(self, address: *const u8) {
-        register!(_mm_prefetch::<_MM_HINT_T0>(address.cast()))
-    }
-    #[inline(always)]
-    fn prefetch_to_write(self, address: *const u8) {
-        register!(_mm_prefetch::<_MM_HINT_ET0>(address.cast()))
-    }
 
     #[inline(always)]
     unsafe fn load_partial(self, from: *const f32, count: usize) -> __m512 {
@@ -308,40 +176,8 @@ impl Simd for Avx512 {
         // SAFETY: the caller lets us write `count` elements, and masked lanes are not written.
         unsafe { _mm512_mask_storeu_ps(to, self.first(count), a) }
     }
-
-    /// A division takes 16 cycles for 16 lanes; an estimate of 14 bits and one Newton step take 4.
-    #[inline(always)]
-    fn reciprocal_from_one(self, d: __m512) -> __m512 {
-        register!({
-            let estimate = _mm512_rcp14_ps(d);
-            let error = _mm512_fnmadd_ps(d, estimate, _mm512_set1_ps(1.0));
-            // For d = inf the error is inf * 0: the estimate, 0, stays.
-            let finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(d, _mm512_set1_ps(f32::INFINITY));
-            _mm512_mask_fmadd_ps(estimate, finite, error, estimate)
-        })
-    }
-    #[inline(always)]
-    fn scale(self, p: __m512, n: __m512) -> __m512 {
-        register!(_mm512_scalef_ps(p, n))
-    }
     #[inline(always)]
     fn clamp_exponent(self, y: __m512) -> __m512 {
         y // the next two take any exponent
-    }
-    #[inline(always)]
-    fn fraction(self, y: __m512) -> __m512 {
-        register!(_mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(y))
-    }
-    #[inline(always)]
-    fn scale_by_floor(self, p: __m512, y: __m512) -> __m512 {
-        register!(_mm512_scalef_ps(p, y))
-    }
-    #[inline(always)]
-    fn widen_f16(self, a: __m256i) -> __m512 {
-        register!(_mm512_cvtph_ps(a))
-    }
-    #[inline(always)]
-    fn narrow_f16(self, a: __m512) -> __m256i {
-        register!(_mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a))
     }
 }

@@ -4,6 +4,43 @@
 //! are safe. They are `#[inline(always)]` and meant to be called only below [`Simd::enter`], which turns the
 //! instruction set on: outside of it they would be correct, but each a function call.
 
+/// Methods of a [`Simd`] whose bodies are all wrapped by one macro, and all `#[inline(always)]`; either all or none are unsafe.
+macro_rules! methods {
+    ($wrap:ident => $(
+        $(#[$about:meta])*
+        fn $name:ident $(<const $n:ident: u32>)? ($self:ident $(, $operand:ident: $kind:ty)*) $(-> $result:ty)? {
+            $($body:tt)*
+        }
+    )*) => {$(
+        $(#[$about])*
+        #[inline(always)]
+        fn $name $(<const $n: u32>)? ($self $(, $operand: $kind)*) $(-> $result)? {
+            $wrap!($($body)*)
+        }
+    )*};
+    ($wrap:ident => $(
+        unsafe fn $name:ident ($self:ident $(, $operand:ident: $kind:ty)*) $(-> $result:ty)? { $($body:tt)* }
+    )*) => {$(
+        #[inline(always)]
+        unsafe fn $name($self $(, $operand: $kind)*) $(-> $result)? {
+            $wrap!($($body)*)
+        }
+    )*};
+}
+
+/// A vector's elements, read or written at an address.
+#[cfg(target_arch = "x86_64")]
+macro_rules! elements {
+    ($($call:tt)*) => {
+        // SAFETY: the caller lets us read or write `WIDTH` elements, which is what the instruction does. Loads and stores take any
+        // alignment; a stream's address is a multiple of the vector's bytes, which the caller promises too.
+        unsafe { $($call)* }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use elements;
+pub(super) use methods;
+
 /// A loop that runs with the instruction set turned on.
 pub trait Kernel {
     /// What it gives.
@@ -66,7 +103,10 @@ pub trait Simd: Copy {
     /// `yes` where the mask is set, else `no`.
     fn select(self, mask: Self::Mask, yes: Self::Float, no: Self::Float) -> Self::Float;
     /// The first `count` lanes; `count <= WIDTH`.
-    fn first(self, count: usize) -> Self::Mask;
+    #[inline(always)]
+    fn first(self, count: usize) -> Self::Mask {
+        self.less_int(self.count_up(), self.splat_int(count as i32))
+    }
 
     /// All lanes `x`.
     fn splat_int(self, x: i32) -> Self::Int;
@@ -121,7 +161,11 @@ pub trait Simd: Copy {
     /// # Safety
     /// As `store`, and `to` is a multiple of the vector's bytes. The write passes by the caches where the machine can,
     /// and other threads see it only after [`Simd::fence`].
-    unsafe fn stream(self, to: *mut f32, a: Self::Float);
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32, a: Self::Float) {
+        // SAFETY: the caller's promise is more than `store` needs.
+        unsafe { self.store(to, a) }
+    }
     /// # Safety
     /// As `load`.
     unsafe fn load_half(self, from: *const u16) -> Self::Half;
@@ -130,7 +174,11 @@ pub trait Simd: Copy {
     unsafe fn store_half(self, to: *mut u16, a: Self::Half);
     /// # Safety
     /// As `stream`.
-    unsafe fn stream_half(self, to: *mut u16, a: Self::Half);
+    #[inline(always)]
+    unsafe fn stream_half(self, to: *mut u16, a: Self::Half) {
+        // SAFETY: the caller's promise is more than `store_half` needs.
+        unsafe { self.store_half(to, a) }
+    }
     /// # Safety
     /// As `load`.
     unsafe fn load_byte(self, from: *const u8) -> Self::Byte;
@@ -139,17 +187,24 @@ pub trait Simd: Copy {
     unsafe fn store_byte(self, to: *mut u8, a: Self::Byte);
     /// # Safety
     /// As `stream`.
-    unsafe fn stream_byte(self, to: *mut u8, a: Self::Byte);
+    #[inline(always)]
+    unsafe fn stream_byte(self, to: *mut u8, a: Self::Byte) {
+        // SAFETY: the caller's promise is more than `store_byte` needs.
+        unsafe { self.store_byte(to, a) }
+    }
     /// Element `4 i + k` is lane `i` of `a[k]`.
     /// # Safety
     /// `4 * WIDTH` elements at `to` can be written.
     unsafe fn store_interleaved(self, to: *mut f32, a: [Self::Float; 4]);
     /// Orders earlier `stream`s before later stores, for other threads.
-    fn fence(self);
+    #[inline(always)]
+    fn fence(self) {}
     /// Asks for the cache line at `address`, which need not be readable.
-    fn prefetch(self, address: *const u8);
+    #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
     /// As `prefetch`, for a line that will be written.
-    fn prefetch_to_write(self, address: *const u8);
+    #[inline(always)]
+    fn prefetch_to_write(self, _address: *const u8) {}
 
     /// Lanes from `count` on are 0.
     /// # Safety

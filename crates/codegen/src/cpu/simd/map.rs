@@ -5,22 +5,35 @@ use deuteron_graph::{BinaryOp, CompareOp, Dtype, UnaryOp};
 use super::format::{BrainFloat, EightBitFloat, Format, HalfFloat, HalfFormat, SignedByte, Truth, Word};
 use super::lanes::Simd;
 use super::math;
-use super::reduce::{Mapped, Strip, reduce_mapped};
+use super::reduce::{Strip, reduce_made};
 use super::sweep::{Body, Input, Output, sweep};
-use crate::cpu::program::{LaneKind, TileReduce, TileUnary};
+use crate::cpu::program::{Inst, LaneKind, Src, TileReduce, TileUnary};
 
 /// A function of `N` lanes.
 pub(super) trait Function<const N: usize>: Copy {
     fn apply<S: Simd>(self, simd: S, x: [S::Float; N]) -> S::Float;
 }
 
-struct Map<F, const N: usize> {
-    function: F,
-    inputs: [Input; N],
-    output: Output,
+/// Lanes that a loop makes.
+pub(super) trait Lanes {
+    /// # Safety
+    /// Columns `i .. i + WIDTH` of what they are made of can be read.
+    unsafe fn full<S: Simd>(&self, simd: S, i: usize) -> S::Float;
+    /// The first `count` count.
+    ///
+    /// # Safety
+    /// Columns `i .. i + count` of what they are made of can be read, and `count < WIDTH`.
+    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) -> S::Float;
 }
 
-impl<F: Function<N>, const N: usize> Body for Map<F, N> {
+/// Lanes, and where they go.
+#[derive(Clone, Copy)]
+pub(super) struct Made<L> {
+    pub lanes: L,
+    pub output: Output,
+}
+
+impl<L: Lanes> Body for Made<L> {
     #[inline(always)]
     fn streamed(&self) -> usize {
         self.output.stream_until
@@ -28,26 +41,43 @@ impl<F: Function<N>, const N: usize> Body for Map<F, N> {
 
     #[inline(always)]
     unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize) {
+        // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
+        unsafe { self.output.store::<S, STREAM>(simd, i, self.lanes.full(simd, i)) }
+    }
+
+    #[inline(always)]
+    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.output.store_partial(simd, i, self.lanes.partial(simd, i, count), count) }
+    }
+}
+
+/// A function of inputs.
+#[derive(Clone, Copy)]
+struct Map<F, const N: usize> {
+    function: F,
+    inputs: [Input; N],
+}
+
+impl<F: Function<N>, const N: usize> Lanes for Map<F, N> {
+    #[inline(always)]
+    unsafe fn full<S: Simd>(&self, simd: S, i: usize) -> S::Float {
         let mut x = [simd.splat(0.0); N];
         for (x, input) in x.iter_mut().zip(&self.inputs) {
             // SAFETY: the caller's promise, for each input.
             *x = unsafe { input.load(simd, i) };
         }
-        let result = self.function.apply(simd, x);
-        // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
-        unsafe { self.output.store::<S, STREAM>(simd, i, result) }
+        self.function.apply(simd, x)
     }
 
     #[inline(always)]
-    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
+    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) -> S::Float {
         let mut x = [simd.splat(0.0); N];
         for (x, input) in x.iter_mut().zip(&self.inputs) {
             // SAFETY: the caller's promise, for each input.
             *x = unsafe { input.load_partial(simd, i, count) };
         }
-        let result = self.function.apply(simd, x);
-        // SAFETY: the caller's promise.
-        unsafe { self.output.store_partial(simd, i, result, count) }
+        self.function.apply(simd, x)
     }
 }
 
@@ -130,9 +160,16 @@ pub(super) struct Loop<S> {
 impl<S: Simd> Loop<S> {
     /// # Safety
     /// See [`Loop`].
-    unsafe fn map<F: Function<N>, const N: usize>(self, function: F, inputs: [Input; N]) {
+    unsafe fn make(self, lanes: impl Lanes) {
         // SAFETY: the inputs and the output cover `length` columns, which is what the body reads and writes.
-        unsafe { sweep(self.simd, self.length, Map { function, inputs, output: self.output }) }
+        unsafe { sweep(self.simd, self.length, Made { lanes, output: self.output }) }
+    }
+
+    /// # Safety
+    /// See [`Loop`].
+    unsafe fn map<F: Function<N>, const N: usize>(self, function: F, inputs: [Input; N]) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.make(Map { function, inputs }) }
     }
 
     /// # Safety
@@ -181,34 +218,6 @@ impl<S: Simd> Loop<S> {
 
     /// # Safety
     /// See [`Loop`].
-    pub unsafe fn mul_add(self, a: Input, b: Input, c: Input) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.map(MulAdd, [a, b, c]) }
-    }
-
-    /// # Safety
-    /// See [`Loop`].
-    pub unsafe fn mul_mul_add(self, inputs: [Input; 4]) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.map(MulMulAdd, inputs) }
-    }
-
-    /// # Safety
-    /// See [`Loop`].
-    pub unsafe fn sub_mul_mul_add(self, inputs: [Input; 5]) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.map(SubMulMulAdd, inputs) }
-    }
-
-    /// # Safety
-    /// See [`Loop`].
-    pub unsafe fn exp_sub(self, a: Input, b: Input) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.map(ExpSub, [a, b]) }
-    }
-
-    /// # Safety
-    /// See [`Loop`].
     pub unsafe fn compare(self, op: CompareOp, kind: LaneKind, a: Input, b: Input) {
         // SAFETY: passed on to the caller.
         unsafe {
@@ -240,16 +249,16 @@ impl<S: Simd> Loop<S> {
     /// # Safety
     /// See [`Loop`].
     pub unsafe fn splat(self, value: f32) {
-        // SAFETY: the output covers `length` columns.
-        unsafe { sweep(self.simd, self.length, Splat { value, output: self.output }) }
+        // SAFETY: passed on to the caller.
+        unsafe { self.make(Splat(value)) }
     }
 
     /// Lane `i` becomes the integer `first + i`.
     /// # Safety
     /// See [`Loop`].
     pub unsafe fn count_from(self, first: i32) {
-        // SAFETY: the output covers `length` columns.
-        unsafe { sweep(self.simd, self.length, Count { first, output: self.output }) }
+        // SAFETY: passed on to the caller.
+        unsafe { self.make(Count(first)) }
     }
 
     /// Adds `a` to the output, which is read as well. (It is not an input, because it is written in place.)
@@ -268,100 +277,64 @@ impl<S: Simd> Loop<S> {
         // SAFETY: passed on to the caller.
         unsafe {
             match dtype {
-                Dtype::F32 | Dtype::I32 => self.load_as(Word, from),
-                Dtype::F16 => self.load_as(HalfFloat, from),
-                Dtype::Bf16 => self.load_as(BrainFloat, from),
-                Dtype::I8 => self.load_as(SignedByte, from),
-                Dtype::Bool => self.load_as(Truth, from),
-                Dtype::F8e4m3 => self.load_as(EightBitFloat, from),
+                Dtype::F32 | Dtype::I32 => self.make(Widen { _format: Word, from }),
+                Dtype::F16 => self.make(Widen { _format: HalfFloat, from }),
+                Dtype::Bf16 => self.make(Widen { _format: BrainFloat, from }),
+                Dtype::I8 => self.make(Widen { _format: SignedByte, from }),
+                Dtype::Bool => self.make(Widen { _format: Truth, from }),
+                Dtype::F8e4m3 => self.make(Widen { _format: EightBitFloat, from }),
             }
         }
     }
+}
 
-    /// # Safety
-    /// See [`Loop::load`].
-    unsafe fn load_as<T: Format>(self, format: T, from: *const u8) {
-        // SAFETY: `from` and the output cover `length` columns.
-        unsafe { sweep(self.simd, self.length, Widen { _format: format, from, output: self.output }) }
+struct Splat(f32);
+
+impl Lanes for Splat {
+    #[inline(always)]
+    unsafe fn full<S: Simd>(&self, simd: S, _: usize) -> S::Float {
+        simd.splat(self.0)
+    }
+    #[inline(always)]
+    unsafe fn partial<S: Simd>(&self, simd: S, _: usize, _: usize) -> S::Float {
+        simd.splat(self.0)
     }
 }
 
-struct Splat {
-    value: f32,
-    output: Output,
-}
+/// The integer `self.0 + i` in lane `i`.
+struct Count(i32);
 
-impl Body for Splat {
+impl Lanes for Count {
     #[inline(always)]
-    fn streamed(&self) -> usize {
-        self.output.stream_until
-    }
-
-    #[inline(always)]
-    unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize) {
-        // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
-        unsafe { self.output.store::<S, STREAM>(simd, i, simd.splat(self.value)) }
+    unsafe fn full<S: Simd>(&self, simd: S, i: usize) -> S::Float {
+        simd.reinterpret(simd.add_int(simd.count_up(), simd.splat_int(self.0.wrapping_add(i as i32))))
     }
     #[inline(always)]
-    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { self.output.store_partial(simd, i, simd.splat(self.value), count) }
-    }
-}
-
-struct Count {
-    first: i32,
-    output: Output,
-}
-
-impl Body for Count {
-    #[inline(always)]
-    fn streamed(&self) -> usize {
-        self.output.stream_until
-    }
-
-    #[inline(always)]
-    unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize) {
-        let lanes = simd.add_int(simd.count_up(), simd.splat_int(self.first.wrapping_add(i as i32)));
-        // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
-        unsafe { self.output.store::<S, STREAM>(simd, i, simd.reinterpret(lanes)) }
-    }
-    #[inline(always)]
-    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
-        let lanes = simd.add_int(simd.count_up(), simd.splat_int(self.first.wrapping_add(i as i32)));
-        // SAFETY: the caller's promise.
-        unsafe { self.output.store_partial(simd, i, simd.reinterpret(lanes), count) }
+    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, _: usize) -> S::Float {
+        // SAFETY: nothing is read.
+        unsafe { self.full(simd, i) }
     }
 }
 
 struct Widen<T> {
     _format: T,
     from: *const u8,
-    output: Output,
 }
 
-impl<T: Format> Body for Widen<T> {
+impl<T: Format> Lanes for Widen<T> {
     #[inline(always)]
-    fn streamed(&self) -> usize {
-        self.output.stream_until
-    }
-
-    #[inline(always)]
-    unsafe fn full<S: Simd, const STREAM: bool>(&self, simd: S, i: usize) {
-        // SAFETY: the caller's promise; the sweep steps by `WIDTH`.
-        unsafe { self.output.store::<S, STREAM>(simd, i, T::read(simd, self.from.add(i * T::BYTES))) }
-    }
-    #[inline(always)]
-    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
+    unsafe fn full<S: Simd>(&self, simd: S, i: usize) -> S::Float {
         // SAFETY: the caller's promise.
-        unsafe {
-            let lanes = T::read_partial(simd, self.from.add(i * T::BYTES), count);
-            self.output.store_partial(simd, i, lanes, count)
-        }
+        unsafe { T::read(simd, self.from.add(i * T::BYTES)) }
+    }
+    #[inline(always)]
+    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) -> S::Float {
+        // SAFETY: the caller's promise.
+        unsafe { T::read_partial(simd, self.from.add(i * T::BYTES), count) }
     }
 }
 
-/// An instruction whose results are reduced in the same sweep.
+/// A computation whose results can be reduced in the same sweep.
 #[derive(Clone, Copy)]
 pub(super) enum Chained {
     Add([Input; 2]),
@@ -373,20 +346,42 @@ pub(super) enum Chained {
     ExpSub([Input; 2]),
 }
 
+impl Chained {
+    /// An instruction that is one, its operands by their position.
+    pub fn of(inst: Inst, input: impl Fn(usize, Src) -> Input) -> Option<Chained> {
+        Some(match inst {
+            Inst::Binary { op: BinaryOp::Add, a, b, .. } => Chained::Add([input(0, a), input(1, b)]),
+            Inst::Binary { op: BinaryOp::Sub, a, b, .. } => Chained::Sub([input(0, a), input(1, b)]),
+            Inst::Binary { op: BinaryOp::Mul, a, b, .. } => Chained::Mul([input(0, a), input(1, b)]),
+            Inst::MulAdd { a, b, c, .. } => Chained::MulAdd([input(0, a), input(1, b), input(2, c)]),
+            Inst::MulMulAdd { a, b, c, d, .. } => {
+                Chained::MulMulAdd([input(0, a), input(1, b), input(2, c), input(3, d)])
+            }
+            Inst::SubMulMulAdd { a, b, c, d, e, .. } => {
+                Chained::SubMulMulAdd([input(0, a), input(1, b), input(2, c), input(3, d), input(4, e)])
+            }
+            Inst::ExpSub { a, b, .. } => Chained::ExpSub([input(0, a), input(1, b)]),
+            _ => return None,
+        })
+    }
+}
+
 impl<S: Simd> Loop<S> {
+    /// Computes lanes, and reduces them if that is asked for.
+    ///
     /// # Safety
     /// See [`Loop`]; the strip's lanes and result can be written.
-    pub unsafe fn chained(self, chained: Chained, op: TileReduce, strip: Strip) {
+    pub unsafe fn chained(self, chained: Chained, reduced: Option<(TileReduce, Strip)>) {
         // SAFETY: passed on to the caller.
         unsafe {
             match chained {
-                Chained::Add(inputs) => self.mapped(Add, inputs, op, strip),
-                Chained::Sub(inputs) => self.mapped(Sub, inputs, op, strip),
-                Chained::Mul(inputs) => self.mapped(Mul, inputs, op, strip),
-                Chained::MulAdd(inputs) => self.mapped(MulAdd, inputs, op, strip),
-                Chained::MulMulAdd(inputs) => self.mapped(MulMulAdd, inputs, op, strip),
-                Chained::SubMulMulAdd(inputs) => self.mapped(SubMulMulAdd, inputs, op, strip),
-                Chained::ExpSub(inputs) => self.mapped(ExpSub, inputs, op, strip),
+                Chained::Add(inputs) => self.mapped(Add, inputs, reduced),
+                Chained::Sub(inputs) => self.mapped(Sub, inputs, reduced),
+                Chained::Mul(inputs) => self.mapped(Mul, inputs, reduced),
+                Chained::MulAdd(inputs) => self.mapped(MulAdd, inputs, reduced),
+                Chained::MulMulAdd(inputs) => self.mapped(MulMulAdd, inputs, reduced),
+                Chained::SubMulMulAdd(inputs) => self.mapped(SubMulMulAdd, inputs, reduced),
+                Chained::ExpSub(inputs) => self.mapped(ExpSub, inputs, reduced),
             }
         }
     }
@@ -395,10 +390,15 @@ impl<S: Simd> Loop<S> {
         self,
         function: F,
         inputs: [Input; N],
-        op: TileReduce,
-        strip: Strip,
+        reduced: Option<(TileReduce, Strip)>,
     ) {
+        let lanes = Map { function, inputs };
         // SAFETY: passed on to the caller.
-        unsafe { reduce_mapped(self.simd, op, Mapped { function, inputs, output: self.output }, strip) }
+        unsafe {
+            match reduced {
+                Some((op, strip)) => reduce_made(self.simd, op, Made { lanes, output: self.output }, strip),
+                None => self.make(lanes),
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::lanes::{Kernel, Simd};
+use super::lanes::{Kernel, Simd, methods};
 
 /// Proof that this CPU has NEON. Only `detect` makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,12 +19,12 @@ fn enabled<K: Kernel>(simd: Neon, kernel: K) -> K::Output {
     kernel.run(simd)
 }
 
-/// An intrinsic that works on registers only.
+/// Intrinsics that work on registers only.
 macro_rules! register {
-    ($call:expr) => {
+    ($($call:tt)*) => {
         // SAFETY: a method's `self` exists only if `detect` found NEON, which is the only condition of an intrinsic
         // that takes no pointer.
-        unsafe { $call }
+        unsafe { $($call)* }
     };
 }
 
@@ -43,172 +43,65 @@ impl Simd for Neon {
         register!(enabled(self, kernel))
     }
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> float32x4_t {
-        register!(vdupq_n_f32(x))
-    }
-    #[inline(always)]
-    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        register!(vaddq_f32(a, b))
-    }
-    #[inline(always)]
-    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        register!(vsubq_f32(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        register!(vmulq_f32(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        register!(vdivq_f32(a, b))
-    }
-    #[inline(always)]
-    fn sqrt(self, a: float32x4_t) -> float32x4_t {
-        register!(vsqrtq_f32(a))
-    }
-    #[inline(always)]
-    fn mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        register!(vfmaq_f32(c, a, b))
-    }
-    #[inline(always)]
-    fn neg_mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        register!(vfmsq_f32(c, a, b))
-    }
-    #[inline(always)]
-    fn lesser(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        register!(vminq_f32(a, b))
-    }
-    #[inline(always)]
-    fn greater(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        register!(vmaxq_f32(a, b))
-    }
-    #[inline(always)]
-    fn round(self, a: float32x4_t) -> float32x4_t {
-        register!(vrndnq_f32(a))
-    }
-    #[inline(always)]
-    fn floor(self, a: float32x4_t) -> float32x4_t {
-        register!(vrndmq_f32(a))
-    }
+    methods! { register =>
+        fn splat(self, x: f32) -> float32x4_t { vdupq_n_f32(x) }
+        fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t { vaddq_f32(a, b) }
+        fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t { vsubq_f32(a, b) }
+        fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t { vmulq_f32(a, b) }
+        fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t { vdivq_f32(a, b) }
+        fn sqrt(self, a: float32x4_t) -> float32x4_t { vsqrtq_f32(a) }
+        fn mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
+        fn neg_mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmsq_f32(c, a, b) }
+        fn lesser(self, a: float32x4_t, b: float32x4_t) -> float32x4_t { vminq_f32(a, b) }
+        fn greater(self, a: float32x4_t, b: float32x4_t) -> float32x4_t { vmaxq_f32(a, b) }
+        fn round(self, a: float32x4_t) -> float32x4_t { vrndnq_f32(a) }
+        fn floor(self, a: float32x4_t) -> float32x4_t { vrndmq_f32(a) }
 
-    #[inline(always)]
-    fn less(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t {
-        register!(vcltq_f32(a, b))
-    }
-    #[inline(always)]
-    fn less_or_equal(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t {
-        register!(vcleq_f32(a, b))
-    }
-    #[inline(always)]
-    fn equal(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t {
-        register!(vceqq_f32(a, b))
-    }
-    #[inline(always)]
-    fn select(self, mask: uint32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t {
-        register!(vbslq_f32(mask, yes, no))
-    }
-    #[inline(always)]
-    fn first(self, count: usize) -> uint32x4_t {
-        self.less_int(self.count_up(), self.splat_int(count as i32))
-    }
+        fn less(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t { vcltq_f32(a, b) }
+        fn less_or_equal(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t { vcleq_f32(a, b) }
+        fn equal(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t { vceqq_f32(a, b) }
+        fn select(self, mask: uint32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t { vbslq_f32(mask, yes, no) }
 
-    #[inline(always)]
-    fn splat_int(self, x: i32) -> int32x4_t {
-        register!(vdupq_n_s32(x))
-    }
-    #[inline(always)]
-    fn count_up(self) -> int32x4_t {
-        let lanes = [0i32, 1, 2, 3];
-        // SAFETY: `lanes` holds 4 elements.
-        unsafe { vld1q_s32(lanes.as_ptr()) }
-    }
-    #[inline(always)]
-    fn bits(self, a: float32x4_t) -> int32x4_t {
-        register!(vreinterpretq_s32_f32(a))
-    }
-    #[inline(always)]
-    fn reinterpret(self, a: int32x4_t) -> float32x4_t {
-        register!(vreinterpretq_f32_s32(a))
-    }
-    #[inline(always)]
-    fn add_int(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        register!(vaddq_s32(a, b))
-    }
-    #[inline(always)]
-    fn sub_int(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        register!(vsubq_s32(a, b))
-    }
-    #[inline(always)]
-    fn and(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        register!(vandq_s32(a, b))
-    }
-    #[inline(always)]
-    fn or(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        register!(vorrq_s32(a, b))
-    }
-    #[inline(always)]
-    fn xor(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        register!(veorq_s32(a, b))
-    }
-    // Shifts take a register of counts, negative to the right: the immediate forms want an `i32` constant.
-    #[inline(always)]
-    fn shift_left<const N: u32>(self, a: int32x4_t) -> int32x4_t {
-        register!(vshlq_s32(a, vdupq_n_s32(N as i32)))
-    }
-    #[inline(always)]
-    fn shift_right<const N: u32>(self, a: int32x4_t) -> int32x4_t {
-        register!(vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-(N as i32)))))
-    }
-    #[inline(always)]
-    fn shift_right_signed<const N: u32>(self, a: int32x4_t) -> int32x4_t {
-        register!(vshlq_s32(a, vdupq_n_s32(-(N as i32))))
-    }
-    #[inline(always)]
-    fn less_int(self, a: int32x4_t, b: int32x4_t) -> uint32x4_t {
-        register!(vcltq_s32(a, b))
-    }
-    #[inline(always)]
-    fn equal_int(self, a: int32x4_t, b: int32x4_t) -> uint32x4_t {
-        register!(vceqq_s32(a, b))
-    }
-    #[inline(always)]
-    fn mul_wide(self, a: int32x4_t, b: int32x4_t) -> (int32x4_t, int32x4_t) {
-        register!({
+        fn splat_int(self, x: i32) -> int32x4_t { vdupq_n_s32(x) }
+        fn bits(self, a: float32x4_t) -> int32x4_t { vreinterpretq_s32_f32(a) }
+        fn reinterpret(self, a: int32x4_t) -> float32x4_t { vreinterpretq_f32_s32(a) }
+        fn add_int(self, a: int32x4_t, b: int32x4_t) -> int32x4_t { vaddq_s32(a, b) }
+        fn sub_int(self, a: int32x4_t, b: int32x4_t) -> int32x4_t { vsubq_s32(a, b) }
+        fn and(self, a: int32x4_t, b: int32x4_t) -> int32x4_t { vandq_s32(a, b) }
+        fn or(self, a: int32x4_t, b: int32x4_t) -> int32x4_t { vorrq_s32(a, b) }
+        fn xor(self, a: int32x4_t, b: int32x4_t) -> int32x4_t { veorq_s32(a, b) }
+        // Shifts take a register of counts, negative to the right: the immediate forms want an `i32` constant.
+        fn shift_left<const N: u32>(self, a: int32x4_t) -> int32x4_t { vshlq_s32(a, vdupq_n_s32(N as i32)) }
+        fn shift_right<const N: u32>(self, a: int32x4_t) -> int32x4_t {
+            vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-(N as i32))))
+        }
+        fn shift_right_signed<const N: u32>(self, a: int32x4_t) -> int32x4_t { vshlq_s32(a, vdupq_n_s32(-(N as i32))) }
+        fn less_int(self, a: int32x4_t, b: int32x4_t) -> uint32x4_t { vcltq_s32(a, b) }
+        fn equal_int(self, a: int32x4_t, b: int32x4_t) -> uint32x4_t { vceqq_s32(a, b) }
+        fn mul_wide(self, a: int32x4_t, b: int32x4_t) -> (int32x4_t, int32x4_t) {
             let (a, b) = (vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b));
             let first = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a), vget_low_u32(b)));
             let second = vreinterpretq_u32_u64(vmull_u32(vget_high_u32(a), vget_high_u32(b)));
             let (low, high) = (vuzp1q_u32(first, second), vuzp2q_u32(first, second));
             (vreinterpretq_s32_u32(low), vreinterpretq_s32_u32(high))
-        })
-    }
-    #[inline(always)]
-    fn to_int(self, a: float32x4_t) -> int32x4_t {
-        register!(vcvtnq_s32_f32(a))
-    }
-    #[inline(always)]
-    fn to_float(self, a: int32x4_t) -> float32x4_t {
-        register!(vcvtq_f32_s32(a))
+        }
+        fn to_int(self, a: float32x4_t) -> int32x4_t { vcvtnq_s32_f32(a) }
+        fn to_float(self, a: int32x4_t) -> float32x4_t { vcvtq_f32_s32(a) }
+
+        fn zero_extend(self, a: uint16x4_t) -> int32x4_t { vreinterpretq_s32_u32(vmovl_u16(a)) }
+        fn truncate(self, a: int32x4_t) -> uint16x4_t { vmovn_u32(vreinterpretq_u32_s32(a)) }
+        fn sign_extend(self, a: uint8x8_t) -> int32x4_t { vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(a)))) }
+        fn truncate_to_byte(self, a: int32x4_t) -> uint8x8_t {
+            let half = vmovn_u32(vreinterpretq_u32_s32(a));
+            vmovn_u16(vcombine_u16(half, half))
+        }
     }
 
     #[inline(always)]
-    fn zero_extend(self, a: uint16x4_t) -> int32x4_t {
-        register!(vreinterpretq_s32_u32(vmovl_u16(a)))
-    }
-    #[inline(always)]
-    fn truncate(self, a: int32x4_t) -> uint16x4_t {
-        register!(vmovn_u32(vreinterpretq_u32_s32(a)))
-    }
-    #[inline(always)]
-    fn sign_extend(self, a: uint8x8_t) -> int32x4_t {
-        register!(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(a)))))
-    }
-    #[inline(always)]
-    fn truncate_to_byte(self, a: int32x4_t) -> uint8x8_t {
-        register!({
-            let half = vmovn_u32(vreinterpretq_u32_s32(a));
-            vmovn_u16(vcombine_u16(half, half))
-        })
+    fn count_up(self) -> int32x4_t {
+        let lanes = [0i32, 1, 2, 3];
+        // SAFETY: `lanes` holds 4 elements.
+        unsafe { vld1q_s32(lanes.as_ptr()) }
     }
 
     #[inline(always)]
@@ -222,11 +115,6 @@ impl Simd for Neon {
         unsafe { vst1q_u8(to.cast(), vreinterpretq_u8_f32(a)) }
     }
     #[inline(always)]
-    unsafe fn stream(self, to: *mut f32, a: float32x4_t) {
-        // SAFETY: the caller's promise is more than `store` needs. (There is no intrinsic for STNP.)
-        unsafe { self.store(to, a) }
-    }
-    #[inline(always)]
     unsafe fn load_half(self, from: *const u16) -> uint16x4_t {
         // SAFETY: the caller lets us read 4 elements; read as bytes, since an element may be misaligned.
         unsafe { vreinterpret_u16_u8(vld1_u8(from.cast())) }
@@ -235,11 +123,6 @@ impl Simd for Neon {
     unsafe fn store_half(self, to: *mut u16, a: uint16x4_t) {
         // SAFETY: the caller lets us write 4 elements; written as bytes, since an element may be misaligned.
         unsafe { vst1_u8(to.cast(), vreinterpret_u8_u16(a)) }
-    }
-    #[inline(always)]
-    unsafe fn stream_half(self, to: *mut u16, a: uint16x4_t) {
-        // SAFETY: the caller's promise is more than `store_half` needs.
-        unsafe { self.store_half(to, a) }
     }
     #[inline(always)]
     unsafe fn load_byte(self, from: *const u8) -> uint8x8_t {
@@ -254,19 +137,8 @@ impl Simd for Neon {
         unsafe { to.cast::<u32>().write_unaligned(word) }
     }
     #[inline(always)]
-    unsafe fn stream_byte(self, to: *mut u8, a: uint8x8_t) {
-        // SAFETY: the caller's promise is more than `store_byte` needs.
-        unsafe { self.store_byte(to, a) }
-    }
-    #[inline(always)]
     unsafe fn store_interleaved(self, to: *mut f32, [a, b, c, d]: [float32x4_t; 4]) {
         // SAFETY: the caller lets us write 16 elements.
         unsafe { vst4q_f32(to, float32x4x4_t(a, b, c, d)) }
     }
-    #[inline(always)]
-    fn fence(self) {}
-    #[inline(always)]
-    fn prefetch(self, _address: *const u8) {}
-    #[inline(always)]
-    fn prefetch_to_write(self, _address: *const u8) {}
 }

@@ -2,7 +2,7 @@
 //!
 //! There is no fused multiply-add: without the instruction `f32::mul_add` is a library call of some 50 cycles.
 
-use super::lanes::{Kernel, Simd};
+use super::lanes::{Kernel, Simd, methods};
 
 /// Needs nothing of the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,45 +36,47 @@ impl Simd for Plain {
         kernel.run(self)
     }
 
+    methods! { each =>
+        fn add(self, a: Self::Float, b: Self::Float) -> Self::Float { i => a[i] + b[i] }
+        fn sub(self, a: Self::Float, b: Self::Float) -> Self::Float { i => a[i] - b[i] }
+        fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float { i => a[i] * b[i] }
+        fn div(self, a: Self::Float, b: Self::Float) -> Self::Float { i => a[i] / b[i] }
+        fn sqrt(self, a: Self::Float) -> Self::Float { i => a[i].sqrt() }
+        fn mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float { i => a[i] * b[i] + c[i] }
+        fn neg_mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float { i => c[i] - a[i] * b[i] }
+        fn lesser(self, a: Self::Float, b: Self::Float) -> Self::Float { i => if a[i] < b[i] { a[i] } else { b[i] } }
+        fn greater(self, a: Self::Float, b: Self::Float) -> Self::Float { i => if a[i] > b[i] { a[i] } else { b[i] } }
+
+        fn less(self, a: Self::Float, b: Self::Float) -> Self::Mask { i => lane_mask(a[i] < b[i]) }
+        fn less_or_equal(self, a: Self::Float, b: Self::Float) -> Self::Mask { i => lane_mask(a[i] <= b[i]) }
+        fn equal(self, a: Self::Float, b: Self::Float) -> Self::Mask { i => lane_mask(a[i] == b[i]) }
+        fn select(self, mask: Self::Mask, yes: Self::Float, no: Self::Float) -> Self::Float {
+            i => f32::from_bits((mask[i] & yes[i].to_bits()) | (!mask[i] & no[i].to_bits()))
+        }
+        fn count_up(self) -> Self::Int { i => i as i32 }
+        fn bits(self, a: Self::Float) -> Self::Int { i => a[i].to_bits() as i32 }
+        fn reinterpret(self, a: Self::Int) -> Self::Float { i => f32::from_bits(a[i] as u32) }
+        fn add_int(self, a: Self::Int, b: Self::Int) -> Self::Int { i => a[i].wrapping_add(b[i]) }
+        fn sub_int(self, a: Self::Int, b: Self::Int) -> Self::Int { i => a[i].wrapping_sub(b[i]) }
+        fn and(self, a: Self::Int, b: Self::Int) -> Self::Int { i => a[i] & b[i] }
+        fn or(self, a: Self::Int, b: Self::Int) -> Self::Int { i => a[i] | b[i] }
+        fn xor(self, a: Self::Int, b: Self::Int) -> Self::Int { i => a[i] ^ b[i] }
+        fn shift_left<const N: u32>(self, a: Self::Int) -> Self::Int { i => a[i] << N }
+        fn shift_right<const N: u32>(self, a: Self::Int) -> Self::Int { i => (a[i] as u32 >> N) as i32 }
+        fn shift_right_signed<const N: u32>(self, a: Self::Int) -> Self::Int { i => a[i] >> N }
+        fn less_int(self, a: Self::Int, b: Self::Int) -> Self::Mask { i => lane_mask(a[i] < b[i]) }
+        fn equal_int(self, a: Self::Int, b: Self::Int) -> Self::Mask { i => lane_mask(a[i] == b[i]) }
+        fn to_float(self, a: Self::Int) -> Self::Float { i => a[i] as f32 }
+
+        fn zero_extend(self, a: Self::Half) -> Self::Int { i => i32::from(a[i]) }
+        fn truncate(self, a: Self::Int) -> Self::Half { i => a[i] as u16 }
+        fn sign_extend(self, a: Self::Byte) -> Self::Int { i => i32::from(a[i] as i8) }
+        fn truncate_to_byte(self, a: Self::Int) -> Self::Byte { i => a[i] as u8 }
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> Self::Float {
         [x; WIDTH]
-    }
-    #[inline(always)]
-    fn add(self, a: Self::Float, b: Self::Float) -> Self::Float {
-        each!(i => a[i] + b[i])
-    }
-    #[inline(always)]
-    fn sub(self, a: Self::Float, b: Self::Float) -> Self::Float {
-        each!(i => a[i] - b[i])
-    }
-    #[inline(always)]
-    fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float {
-        each!(i => a[i] * b[i])
-    }
-    #[inline(always)]
-    fn div(self, a: Self::Float, b: Self::Float) -> Self::Float {
-        each!(i => a[i] / b[i])
-    }
-    #[inline(always)]
-    fn sqrt(self, a: Self::Float) -> Self::Float {
-        each!(i => a[i].sqrt())
-    }
-    #[inline(always)]
-    fn mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float {
-        each!(i => a[i] * b[i] + c[i])
-    }
-    #[inline(always)]
-    fn neg_mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float {
-        each!(i => c[i] - a[i] * b[i])
-    }
-    #[inline(always)]
-    fn lesser(self, a: Self::Float, b: Self::Float) -> Self::Float {
-        each!(i => if a[i] < b[i] { a[i] } else { b[i] })
-    }
-    #[inline(always)]
-    fn greater(self, a: Self::Float, b: Self::Float) -> Self::Float {
-        each!(i => if a[i] > b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
     fn round(self, a: Self::Float) -> Self::Float {
@@ -92,81 +94,8 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
-    fn less(self, a: Self::Float, b: Self::Float) -> Self::Mask {
-        each!(i => lane_mask(a[i] < b[i]))
-    }
-    #[inline(always)]
-    fn less_or_equal(self, a: Self::Float, b: Self::Float) -> Self::Mask {
-        each!(i => lane_mask(a[i] <= b[i]))
-    }
-    #[inline(always)]
-    fn equal(self, a: Self::Float, b: Self::Float) -> Self::Mask {
-        each!(i => lane_mask(a[i] == b[i]))
-    }
-    #[inline(always)]
-    fn select(self, mask: Self::Mask, yes: Self::Float, no: Self::Float) -> Self::Float {
-        each!(i => f32::from_bits((mask[i] & yes[i].to_bits()) | (!mask[i] & no[i].to_bits())))
-    }
-    #[inline(always)]
-    fn first(self, count: usize) -> Self::Mask {
-        each!(i => lane_mask(i < count))
-    }
-
-    #[inline(always)]
     fn splat_int(self, x: i32) -> Self::Int {
         [x; WIDTH]
-    }
-    #[inline(always)]
-    fn count_up(self) -> Self::Int {
-        each!(i => i as i32)
-    }
-    #[inline(always)]
-    fn bits(self, a: Self::Float) -> Self::Int {
-        each!(i => a[i].to_bits() as i32)
-    }
-    #[inline(always)]
-    fn reinterpret(self, a: Self::Int) -> Self::Float {
-        each!(i => f32::from_bits(a[i] as u32))
-    }
-    #[inline(always)]
-    fn add_int(self, a: Self::Int, b: Self::Int) -> Self::Int {
-        each!(i => a[i].wrapping_add(b[i]))
-    }
-    #[inline(always)]
-    fn sub_int(self, a: Self::Int, b: Self::Int) -> Self::Int {
-        each!(i => a[i].wrapping_sub(b[i]))
-    }
-    #[inline(always)]
-    fn and(self, a: Self::Int, b: Self::Int) -> Self::Int {
-        each!(i => a[i] & b[i])
-    }
-    #[inline(always)]
-    fn or(self, a: Self::Int, b: Self::Int) -> Self::Int {
-        each!(i => a[i] | b[i])
-    }
-    #[inline(always)]
-    fn xor(self, a: Self::Int, b: Self::Int) -> Self::Int {
-        each!(i => a[i] ^ b[i])
-    }
-    #[inline(always)]
-    fn shift_left<const N: u32>(self, a: Self::Int) -> Self::Int {
-        each!(i => a[i] << N)
-    }
-    #[inline(always)]
-    fn shift_right<const N: u32>(self, a: Self::Int) -> Self::Int {
-        each!(i => (a[i] as u32 >> N) as i32)
-    }
-    #[inline(always)]
-    fn shift_right_signed<const N: u32>(self, a: Self::Int) -> Self::Int {
-        each!(i => a[i] >> N)
-    }
-    #[inline(always)]
-    fn less_int(self, a: Self::Int, b: Self::Int) -> Self::Mask {
-        each!(i => lane_mask(a[i] < b[i]))
-    }
-    #[inline(always)]
-    fn equal_int(self, a: Self::Int, b: Self::Int) -> Self::Mask {
-        each!(i => lane_mask(a[i] == b[i]))
     }
     #[inline(always)]
     fn mul_wide(self, a: Self::Int, b: Self::Int) -> (Self::Int, Self::Int) {
@@ -178,27 +107,6 @@ impl Simd for Plain {
         // Adding 1.5 * 2^23 leaves the whole number in the low bits.
         const MAGIC: f32 = 12_582_912.0;
         each!(i => (a[i] + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32)
-    }
-    #[inline(always)]
-    fn to_float(self, a: Self::Int) -> Self::Float {
-        each!(i => a[i] as f32)
-    }
-
-    #[inline(always)]
-    fn zero_extend(self, a: Self::Half) -> Self::Int {
-        each!(i => i32::from(a[i]))
-    }
-    #[inline(always)]
-    fn truncate(self, a: Self::Int) -> Self::Half {
-        each!(i => a[i] as u16)
-    }
-    #[inline(always)]
-    fn sign_extend(self, a: Self::Byte) -> Self::Int {
-        each!(i => i32::from(a[i] as i8))
-    }
-    #[inline(always)]
-    fn truncate_to_byte(self, a: Self::Int) -> Self::Byte {
-        each!(i => a[i] as u8)
     }
 
     #[inline(always)]
@@ -212,11 +120,6 @@ impl Simd for Plain {
         unsafe { to.cast::<Self::Float>().write_unaligned(a) }
     }
     #[inline(always)]
-    unsafe fn stream(self, to: *mut f32, a: Self::Float) {
-        // SAFETY: the caller's promise is more than `store` needs.
-        unsafe { self.store(to, a) }
-    }
-    #[inline(always)]
     unsafe fn load_half(self, from: *const u16) -> Self::Half {
         // SAFETY: the caller lets us read 4 elements, and `read_unaligned` takes any alignment.
         unsafe { from.cast::<Self::Half>().read_unaligned() }
@@ -225,11 +128,6 @@ impl Simd for Plain {
     unsafe fn store_half(self, to: *mut u16, a: Self::Half) {
         // SAFETY: the caller lets us write 4 elements, and `write_unaligned` takes any alignment.
         unsafe { to.cast::<Self::Half>().write_unaligned(a) }
-    }
-    #[inline(always)]
-    unsafe fn stream_half(self, to: *mut u16, a: Self::Half) {
-        // SAFETY: the caller's promise is more than `store_half` needs.
-        unsafe { self.store_half(to, a) }
     }
     #[inline(always)]
     unsafe fn load_byte(self, from: *const u8) -> Self::Byte {
@@ -242,22 +140,11 @@ impl Simd for Plain {
         unsafe { to.cast::<Self::Byte>().write(a) }
     }
     #[inline(always)]
-    unsafe fn stream_byte(self, to: *mut u8, a: Self::Byte) {
-        // SAFETY: the caller's promise is more than `store_byte` needs.
-        unsafe { self.store_byte(to, a) }
-    }
-    #[inline(always)]
     unsafe fn store_interleaved(self, to: *mut f32, a: [Self::Float; 4]) {
         let lanes: [[f32; 4]; WIDTH] = each!(i => [a[0][i], a[1][i], a[2][i], a[3][i]]);
         // SAFETY: the caller lets us write 16 elements, and `write_unaligned` takes any alignment.
         unsafe { to.cast::<[[f32; 4]; WIDTH]>().write_unaligned(lanes) }
     }
-    #[inline(always)]
-    fn fence(self) {}
-    #[inline(always)]
-    fn prefetch(self, _address: *const u8) {}
-    #[inline(always)]
-    fn prefetch_to_write(self, _address: *const u8) {}
 }
 
 #[inline(always)]

@@ -6,8 +6,8 @@
 #![allow(clippy::needless_range_loop, reason = "`v` counts vectors and columns at once, and is unrolled away")]
 
 use super::lanes::{Kernel, Simd};
-use super::map::Function;
-use super::sweep::{Input, Output};
+use super::map::{Lanes, Made};
+use super::sweep::Input;
 use crate::cpu::program::{LANES, TileReduce};
 
 /// A strip of a row, and what its reduction needs.
@@ -58,38 +58,25 @@ impl Source for Read {
 }
 
 /// Lanes that are computed, stored and reduced in one sweep. Both operands of a `Dot` are the result.
-#[derive(Clone, Copy)]
-pub(super) struct Mapped<F, const N: usize> {
-    pub function: F,
-    pub inputs: [Input; N],
-    pub output: Output,
-}
-
-impl<F: Function<N>, const N: usize> Source for Mapped<F, N> {
+impl<L: Lanes + Copy> Source for Made<L> {
     #[inline(always)]
     unsafe fn full<S: Simd>(self, simd: S, i: usize) -> [S::Float; 2] {
-        let mut x = [simd.splat(0.0); N];
-        for (x, input) in x.iter_mut().zip(&self.inputs) {
-            // SAFETY: the caller's promise, for each input.
-            *x = unsafe { input.load(simd, i) };
-        }
-        let result = self.function.apply(simd, x);
         // SAFETY: the caller's promise; `i` is a multiple of `WIDTH`.
-        unsafe { self.output.store::<S, false>(simd, i, result) };
-        [result, result]
+        unsafe {
+            let result = self.lanes.full(simd, i);
+            self.output.store::<S, false>(simd, i, result);
+            [result, result]
+        }
     }
 
     #[inline(always)]
     unsafe fn partial<S: Simd>(self, simd: S, i: usize, count: usize) -> [S::Float; 2] {
-        let mut x = [simd.splat(0.0); N];
-        for (x, input) in x.iter_mut().zip(&self.inputs) {
-            // SAFETY: the caller's promise, for each input.
-            *x = unsafe { input.load_partial(simd, i, count) };
-        }
-        let result = self.function.apply(simd, x);
         // SAFETY: the caller's promise.
-        unsafe { self.output.store_partial(simd, i, result, count) };
-        [result, result]
+        unsafe {
+            let result = self.lanes.partial(simd, i, count);
+            self.output.store_partial(simd, i, result, count);
+            [result, result]
+        }
     }
 }
 
@@ -107,13 +94,8 @@ pub(super) unsafe fn reduce<S: Simd>(simd: S, op: TileReduce, source: Read, stri
 /// Takes in one strip of lanes that are computed. `ArgMax` is not among the reductions that go with a computation.
 ///
 /// # Safety
-/// As for [`reduce`], and the mapped output can be written.
-pub(super) unsafe fn reduce_mapped<S: Simd, F: Function<N>, const N: usize>(
-    simd: S,
-    op: TileReduce,
-    source: Mapped<F, N>,
-    strip: Strip,
-) {
+/// As for [`reduce`], and the output can be written.
+pub(super) unsafe fn reduce_made<S: Simd>(simd: S, op: TileReduce, source: Made<impl Lanes + Copy>, strip: Strip) {
     gather(simd, op, source, strip);
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range as Span;
 
-use deuteron_graph::{BinaryOp, Dtype};
+use deuteron_graph::Dtype;
 
 use super::ahead::Ahead;
 use super::lanes::Simd;
@@ -357,7 +357,11 @@ impl<S: Simd> Frame<'_, S> {
             let range = Loop { simd: self.simd, length, output };
             match (step.reduce, step.inst) {
                 (Some((op, into)), _) => {
-                    range.chained(self.chained(step, first), op, self.reduced_strip(step, into, columns));
+                    let Some(chained) = Chained::of(step.inst, |slot, source| self.input(step, slot, source, first))
+                    else {
+                        unreachable!("only these are prepared with a reduction, got {:?}", step.inst)
+                    };
+                    range.chained(chained, Some((op, self.reduced_strip(step, into, columns))));
                 }
                 (None, Inst::Load { arg, .. }) => {
                     let dtype = self.launch.program.args[usize::from(arg)].dtype;
@@ -382,20 +386,19 @@ impl<S: Simd> Frame<'_, S> {
         };
         // SAFETY: passed on to the caller.
         unsafe {
+            if let Some(chained) = Chained::of(step.inst, input) {
+                return range.chained(chained, None);
+            }
             match step.inst {
                 Inst::Unary { op, a, .. } => range.unary(op, input(0, a)),
                 Inst::Binary { op, a, b, .. } => range.binary(op, input(0, a), input(1, b)),
-                Inst::MulAdd { a, b, c, .. } => range.mul_add(input(0, a), input(1, b), input(2, c)),
-                Inst::MulMulAdd { a, b, c, d, .. } => {
-                    range.mul_mul_add([input(0, a), input(1, b), input(2, c), input(3, d)]);
-                }
-                Inst::SubMulMulAdd { a, b, c, d, e, .. } => {
-                    range.sub_mul_mul_add([input(0, a), input(1, b), input(2, c), input(3, d), input(4, e)]);
-                }
-                Inst::ExpSub { a, b, .. } => range.exp_sub(input(0, a), input(1, b)),
                 Inst::Compare { op, kind, a, b, .. } => range.compare(op, kind, input(0, a), input(1, b)),
                 Inst::Select { cond, a, b, .. } => range.select(input(0, cond), input(1, a), input(2, b)),
-                Inst::Load { .. }
+                Inst::MulAdd { .. }
+                | Inst::MulMulAdd { .. }
+                | Inst::SubMulMulAdd { .. }
+                | Inst::ExpSub { .. }
+                | Inst::Load { .. }
                 | Inst::ColumnIndex { .. }
                 | Inst::RowIndex { .. }
                 | Inst::Keep { .. }
@@ -403,26 +406,6 @@ impl<S: Simd> Frame<'_, S> {
                 | Inst::ColumnAdd { .. }
                 | Inst::Store { .. } => unreachable!("done by the callers, got {:?}", step.inst),
             }
-        }
-    }
-
-    /// Operands of an instruction whose results are reduced in the same sweep.
-    unsafe fn chained(&self, step: &Step, first: usize) -> Chained {
-        // SAFETY: passed on to the caller.
-        let input = |slot: usize, source: Src| unsafe { self.input(step, slot, source, first) };
-        match step.inst {
-            Inst::Binary { op: BinaryOp::Add, a, b, .. } => Chained::Add([input(0, a), input(1, b)]),
-            Inst::Binary { op: BinaryOp::Sub, a, b, .. } => Chained::Sub([input(0, a), input(1, b)]),
-            Inst::Binary { op: BinaryOp::Mul, a, b, .. } => Chained::Mul([input(0, a), input(1, b)]),
-            Inst::MulAdd { a, b, c, .. } => Chained::MulAdd([input(0, a), input(1, b), input(2, c)]),
-            Inst::MulMulAdd { a, b, c, d, .. } => {
-                Chained::MulMulAdd([input(0, a), input(1, b), input(2, c), input(3, d)])
-            }
-            Inst::SubMulMulAdd { a, b, c, d, e, .. } => {
-                Chained::SubMulMulAdd([input(0, a), input(1, b), input(2, c), input(3, d), input(4, e)])
-            }
-            Inst::ExpSub { a, b, .. } => Chained::ExpSub([input(0, a), input(1, b)]),
-            _ => unreachable!("only these are prepared with a reduction, got {:?}", step.inst),
         }
     }
 

@@ -4,17 +4,17 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Kernel, Simd};
+use super::lanes::{Kernel, Simd, elements, methods};
 
 /// Needs nothing that this architecture could be without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sse2;
 
-/// An intrinsic that works on registers only.
+/// Intrinsics that work on registers only.
 macro_rules! register {
-    ($call:expr) => {
+    ($($call:tt)*) => {
         // SAFETY: SSE2 is part of x86-64, which is the only condition of an intrinsic that takes no pointer.
-        unsafe { $call }
+        unsafe { $($call)* }
     };
 }
 
@@ -35,30 +35,55 @@ impl Simd for Sse2 {
         kernel.run(self)
     }
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m128 {
-        register!(_mm_set1_ps(x))
+    methods! { register =>
+        fn splat(self, x: f32) -> __m128 { _mm_set1_ps(x) }
+        fn add(self, a: __m128, b: __m128) -> __m128 { _mm_add_ps(a, b) }
+        fn sub(self, a: __m128, b: __m128) -> __m128 { _mm_sub_ps(a, b) }
+        fn mul(self, a: __m128, b: __m128) -> __m128 { _mm_mul_ps(a, b) }
+        fn div(self, a: __m128, b: __m128) -> __m128 { _mm_div_ps(a, b) }
+        fn sqrt(self, a: __m128) -> __m128 { _mm_sqrt_ps(a) }
+        fn lesser(self, a: __m128, b: __m128) -> __m128 { _mm_min_ps(a, b) }
+        fn greater(self, a: __m128, b: __m128) -> __m128 { _mm_max_ps(a, b) }
+
+        fn less(self, a: __m128, b: __m128) -> __m128 { _mm_cmplt_ps(a, b) }
+        fn less_or_equal(self, a: __m128, b: __m128) -> __m128 { _mm_cmple_ps(a, b) }
+        fn equal(self, a: __m128, b: __m128) -> __m128 { _mm_cmpeq_ps(a, b) }
+        fn select(self, mask: __m128, yes: __m128, no: __m128) -> __m128 {
+            _mm_or_ps(_mm_and_ps(mask, yes), _mm_andnot_ps(mask, no))
+        }
+
+        fn splat_int(self, x: i32) -> __m128i { _mm_set1_epi32(x) }
+        fn count_up(self) -> __m128i { _mm_setr_epi32(0, 1, 2, 3) }
+        fn bits(self, a: __m128) -> __m128i { _mm_castps_si128(a) }
+        fn reinterpret(self, a: __m128i) -> __m128 { _mm_castsi128_ps(a) }
+        fn add_int(self, a: __m128i, b: __m128i) -> __m128i { _mm_add_epi32(a, b) }
+        fn sub_int(self, a: __m128i, b: __m128i) -> __m128i { _mm_sub_epi32(a, b) }
+        fn and(self, a: __m128i, b: __m128i) -> __m128i { _mm_and_si128(a, b) }
+        fn or(self, a: __m128i, b: __m128i) -> __m128i { _mm_or_si128(a, b) }
+        fn xor(self, a: __m128i, b: __m128i) -> __m128i { _mm_xor_si128(a, b) }
+        // As in `avx2.rs`, the shift counts go through registers, and LLVM makes immediates of them.
+        fn shift_left<const N: u32>(self, a: __m128i) -> __m128i { _mm_sll_epi32(a, _mm_cvtsi32_si128(N as i32)) }
+        fn shift_right<const N: u32>(self, a: __m128i) -> __m128i { _mm_srl_epi32(a, _mm_cvtsi32_si128(N as i32)) }
+        fn shift_right_signed<const N: u32>(self, a: __m128i) -> __m128i {
+            _mm_sra_epi32(a, _mm_cvtsi32_si128(N as i32))
+        }
+        fn mul_wide(self, a: __m128i, b: __m128i) -> (__m128i, __m128i) {
+            let even = _mm_mul_epu32(a, b);
+            let odd = _mm_mul_epu32(_mm_srli_epi64::<32>(a), _mm_srli_epi64::<32>(b));
+            // Both low halves first, then both high ones.
+            const HALVES: i32 = 0b11_01_10_00;
+            let (even, odd) = (_mm_shuffle_epi32::<HALVES>(even), _mm_shuffle_epi32::<HALVES>(odd));
+            (_mm_unpacklo_epi32(even, odd), _mm_unpackhi_epi32(even, odd))
+        }
+        fn to_int(self, a: __m128) -> __m128i { _mm_cvtps_epi32(a) }
+        fn to_float(self, a: __m128i) -> __m128 { _mm_cvtepi32_ps(a) }
+
+        fn zero_extend(self, a: __m128i) -> __m128i { _mm_unpacklo_epi16(a, _mm_setzero_si128()) }
+        fn fence(self) { _mm_sfence() }
+        fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        fn prefetch_to_write(self, address: *const u8) { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
     }
-    #[inline(always)]
-    fn add(self, a: __m128, b: __m128) -> __m128 {
-        register!(_mm_add_ps(a, b))
-    }
-    #[inline(always)]
-    fn sub(self, a: __m128, b: __m128) -> __m128 {
-        register!(_mm_sub_ps(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: __m128, b: __m128) -> __m128 {
-        register!(_mm_mul_ps(a, b))
-    }
-    #[inline(always)]
-    fn div(self, a: __m128, b: __m128) -> __m128 {
-        register!(_mm_div_ps(a, b))
-    }
-    #[inline(always)]
-    fn sqrt(self, a: __m128) -> __m128 {
-        register!(_mm_sqrt_ps(a))
-    }
+
     #[inline(always)]
     fn mul_add(self, a: __m128, b: __m128, c: __m128) -> __m128 {
         self.add(self.mul(a, b), c)
@@ -66,14 +91,6 @@ impl Simd for Sse2 {
     #[inline(always)]
     fn neg_mul_add(self, a: __m128, b: __m128, c: __m128) -> __m128 {
         self.sub(c, self.mul(a, b))
-    }
-    #[inline(always)]
-    fn lesser(self, a: __m128, b: __m128) -> __m128 {
-        register!(_mm_min_ps(a, b))
-    }
-    #[inline(always)]
-    fn greater(self, a: __m128, b: __m128) -> __m128 {
-        register!(_mm_max_ps(a, b))
     }
     #[inline(always)]
     fn round(self, a: __m128) -> __m128 {
@@ -90,77 +107,6 @@ impl Simd for Sse2 {
         let nearest = self.round(a);
         self.select(self.less(a, nearest), self.sub(nearest, self.splat(1.0)), nearest)
     }
-
-    #[inline(always)]
-    fn less(self, a: __m128, b: __m128) -> __m128 {
-        register!(_mm_cmplt_ps(a, b))
-    }
-    #[inline(always)]
-    fn less_or_equal(self, a: __m128, b: __m128) -> __m128 {
-        register!(_mm_cmple_ps(a, b))
-    }
-    #[inline(always)]
-    fn equal(self, a: __m128, b: __m128) -> __m128 {
-        register!(_mm_cmpeq_ps(a, b))
-    }
-    #[inline(always)]
-    fn select(self, mask: __m128, yes: __m128, no: __m128) -> __m128 {
-        register!(_mm_or_ps(_mm_and_ps(mask, yes), _mm_andnot_ps(mask, no)))
-    }
-    #[inline(always)]
-    fn first(self, count: usize) -> __m128 {
-        self.less_int(self.count_up(), self.splat_int(count as i32))
-    }
-
-    #[inline(always)]
-    fn splat_int(self, x: i32) -> __m128i {
-        register!(_mm_set1_epi32(x))
-    }
-    #[inline(always)]
-    fn count_up(self) -> __m128i {
-        register!(_mm_setr_epi32(0, 1, 2, 3))
-    }
-    #[inline(always)]
-    fn bits(self, a: __m128) -> __m128i {
-        register!(_mm_castps_si128(a))
-    }
-    #[inline(always)]
-    fn reinterpret(self, a: __m128i) -> __m128 {
-        register!(_mm_castsi128_ps(a))
-    }
-    #[inline(always)]
-    fn add_int(self, a: __m128i, b: __m128i) -> __m128i {
-        register!(_mm_add_epi32(a, b))
-    }
-    #[inline(always)]
-    fn sub_int(self, a: __m128i, b: __m128i) -> __m128i {
-        register!(_mm_sub_epi32(a, b))
-    }
-    #[inline(always)]
-    fn and(self, a: __m128i, b: __m128i) -> __m128i {
-        register!(_mm_and_si128(a, b))
-    }
-    #[inline(always)]
-    fn or(self, a: __m128i, b: __m128i) -> __m128i {
-        register!(_mm_or_si128(a, b))
-    }
-    #[inline(always)]
-    fn xor(self, a: __m128i, b: __m128i) -> __m128i {
-        register!(_mm_xor_si128(a, b))
-    }
-    // As in `avx2.rs`, the shift counts go through registers, and LLVM makes immediates of them.
-    #[inline(always)]
-    fn shift_left<const N: u32>(self, a: __m128i) -> __m128i {
-        register!(_mm_sll_epi32(a, _mm_cvtsi32_si128(N as i32)))
-    }
-    #[inline(always)]
-    fn shift_right<const N: u32>(self, a: __m128i) -> __m128i {
-        register!(_mm_srl_epi32(a, _mm_cvtsi32_si128(N as i32)))
-    }
-    #[inline(always)]
-    fn shift_right_signed<const N: u32>(self, a: __m128i) -> __m128i {
-        register!(_mm_sra_epi32(a, _mm_cvtsi32_si128(N as i32)))
-    }
     #[inline(always)]
     fn less_int(self, a: __m128i, b: __m128i) -> __m128 {
         self.reinterpret(register!(_mm_cmplt_epi32(a, b)))
@@ -168,30 +114,6 @@ impl Simd for Sse2 {
     #[inline(always)]
     fn equal_int(self, a: __m128i, b: __m128i) -> __m128 {
         self.reinterpret(register!(_mm_cmpeq_epi32(a, b)))
-    }
-    #[inline(always)]
-    fn mul_wide(self, a: __m128i, b: __m128i) -> (__m128i, __m128i) {
-        register!({
-            let even = _mm_mul_epu32(a, b);
-            let odd = _mm_mul_epu32(_mm_srli_epi64::<32>(a), _mm_srli_epi64::<32>(b));
-            // Both low halves first, then both high ones.
-            const HALVES: i32 = 0b11_01_10_00;
-            let (even, odd) = (_mm_shuffle_epi32::<HALVES>(even), _mm_shuffle_epi32::<HALVES>(odd));
-            (_mm_unpacklo_epi32(even, odd), _mm_unpackhi_epi32(even, odd))
-        })
-    }
-    #[inline(always)]
-    fn to_int(self, a: __m128) -> __m128i {
-        register!(_mm_cvtps_epi32(a))
-    }
-    #[inline(always)]
-    fn to_float(self, a: __m128i) -> __m128 {
-        register!(_mm_cvtepi32_ps(a))
-    }
-
-    #[inline(always)]
-    fn zero_extend(self, a: __m128i) -> __m128i {
-        register!(_mm_unpacklo_epi16(a, _mm_setzero_si128()))
     }
     #[inline(always)]
     fn truncate(self, a: __m128i) -> __m128i {
@@ -213,51 +135,18 @@ impl Simd for Sse2 {
         register!(_mm_packus_epi16(half, half))
     }
 
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> __m128 {
-        // SAFETY: the caller lets us read 4 elements, at any alignment.
-        unsafe { _mm_loadu_ps(from) }
+    methods! { elements =>
+        unsafe fn load(self, from: *const f32) -> __m128 { _mm_loadu_ps(from) }
+        unsafe fn store(self, to: *mut f32, a: __m128) { _mm_storeu_ps(to, a) }
+        unsafe fn stream(self, to: *mut f32, a: __m128) { _mm_stream_ps(to, a) }
+        unsafe fn load_half(self, from: *const u16) -> __m128i { _mm_loadl_epi64(from.cast()) }
+        unsafe fn store_half(self, to: *mut u16, a: __m128i) { _mm_storel_epi64(to.cast(), a) }
+        unsafe fn stream_half(self, to: *mut u16, a: __m128i) { _mm_stream_si64(to.cast(), _mm_cvtsi128_si64(a)) }
+        unsafe fn load_byte(self, from: *const u8) -> __m128i { _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned()) }
+        unsafe fn store_byte(self, to: *mut u8, a: __m128i) { to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(a)) }
+        unsafe fn stream_byte(self, to: *mut u8, a: __m128i) { _mm_stream_si32(to.cast(), _mm_cvtsi128_si32(a)) }
     }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, a: __m128) {
-        // SAFETY: the caller lets us write 4 elements, at any alignment.
-        unsafe { _mm_storeu_ps(to, a) }
-    }
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut f32, a: __m128) {
-        // SAFETY: the caller lets us write 4 elements, and `to` is a multiple of 16.
-        unsafe { _mm_stream_ps(to, a) }
-    }
-    #[inline(always)]
-    unsafe fn load_half(self, from: *const u16) -> __m128i {
-        // SAFETY: the caller lets us read 4 elements, at any alignment.
-        unsafe { _mm_loadl_epi64(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_half(self, to: *mut u16, a: __m128i) {
-        // SAFETY: the caller lets us write 4 elements, at any alignment.
-        unsafe { _mm_storel_epi64(to.cast(), a) }
-    }
-    #[inline(always)]
-    unsafe fn stream_half(self, to: *mut u16, a: __m128i) {
-        // SAFETY: the caller lets us write 4 elements, and `to` is a multiple of 8.
-        unsafe { _mm_stream_si64(to.cast(), _mm_cvtsi128_si64(a)) }
-    }
-    #[inline(always)]
-    unsafe fn load_byte(self, from: *const u8) -> __m128i {
-        // SAFETY: the caller lets us read 4 elements, and `read_unaligned` takes any alignment.
-        unsafe { _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned()) }
-    }
-    #[inline(always)]
-    unsafe fn store_byte(self, to: *mut u8, a: __m128i) {
-        // SAFETY: the caller lets us write 4 elements, and `write_unaligned` takes any alignment.
-        unsafe { to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(a)) }
-    }
-    #[inline(always)]
-    unsafe fn stream_byte(self, to: *mut u8, a: __m128i) {
-        // SAFETY: the caller lets us write 4 elements, and `to` is a multiple of 4.
-        unsafe { _mm_stream_si32(to.cast(), _mm_cvtsi128_si32(a)) }
-    }
+
     #[inline(always)]
     unsafe fn store_interleaved(self, to: *mut f32, [mut a, mut b, mut c, mut d]: [__m128; 4]) {
         // SAFETY: the caller lets us write 16 elements; the rest works on registers.
@@ -268,17 +157,5 @@ impl Simd for Sse2 {
             _mm_storeu_ps(to.add(8), c);
             _mm_storeu_ps(to.add(12), d);
         }
-    }
-    #[inline(always)]
-    fn fence(self) {
-        register!(_mm_sfence())
-    }
-    #[inline(always)]
-    fn prefetch(self, address: *const u8) {
-        register!(_mm_prefetch::<_MM_HINT_T0>(address.cast()))
-    }
-    #[inline(always)]
-    fn prefetch_to_write(self, address: *const u8) {
-        register!(_mm_prefetch::<_MM_HINT_ET0>(address.cast()))
     }
 }

@@ -1,12 +1,11 @@
 //! The gradient of attention as one kernel that computes scores again: its results against f64, and where it stays apart.
 
-use deuteron::reference::Array;
-use deuteron::verify::Expected;
 use deuteron::{
     Dtype, Engine, Graph, GroupKind, Isa, Session, Strategy, Tensor, attention_interior, differentiate, recompute, seed,
 };
 
-use super::{bits, count, engine, outputs, parsed, ran, sized};
+use super::{count, sized};
+use crate::support::{assert_holds, bits, cpu, outputs, parsed, ran, seeded, set};
 
 /// A graph and its gradients with respect to the inputs whose names start with a letter of `wrt`.
 fn gradients(text: &str, dtype: Dtype, wrt: &str) -> Graph {
@@ -22,24 +21,20 @@ fn gradients(text: &str, dtype: Dtype, wrt: &str) -> Graph {
 /// Forward and backward are one kernel each, right, with the same bits for any number of threads.
 fn check(text: &str, dtype: Dtype) {
     let graph = gradients(text, dtype, "qkvx");
-    let inputs = seed::inputs(&graph, 11).unwrap();
-    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-    let expected = Expected::new(&graph, &arrays, true).unwrap();
+    let (inputs, expected) = seeded(&graph, 11, true);
     for isa in Isa::available() {
-        let on = |threads: usize| engine(threads, isa);
+        let on = |threads: usize| cpu(threads, isa);
         let one = ran(&on(1), &graph, Strategy::Greedy, &inputs);
         assert_eq!(count(&one, GroupKind::Attention), 2, "{dtype} {}\n{text}\n{}", isa.name(), one.plan());
         assert_eq!(count(&one, GroupKind::Matmul), 0, "{dtype} {}\n{text}", isa.name());
-        let verification = expected.verify(&graph, &outputs(&one)).unwrap();
-        assert!(verification.holds(), "{dtype} {}: {:?}\n{text}", isa.name(), verification.worst());
+        assert_holds(&expected, &graph, &outputs(&one), format_args!("{dtype} {}\n{text}", isa.name()));
         for threads in [2, 7] {
             let more = ran(&on(threads), &graph, Strategy::Unfused, &inputs);
             assert!(bits(&more) == bits(&one), "{dtype} {} {threads} threads: other bits\n{text}", isa.name());
         }
     }
     let fused = ran(&Engine::cpu(), &graph, Strategy::Fused, &inputs);
-    let verification = expected.verify(&graph, &outputs(&fused)).unwrap();
-    assert!(verification.holds(), "{dtype}: {:?}\n{text}", verification.worst());
+    assert_holds(&expected, &graph, &outputs(&fused), format_args!("{dtype}\n{text}"));
 }
 
 const SIZES: [[usize; 5]; 7] = [
@@ -112,9 +107,7 @@ fn hidden_rows_have_no_gradient() {
 
     let graph = gradients(&sized([1, 1, 70, 70, 8], "a = attention q k v mask=causal ; out a"), Dtype::F32, "qkv");
     let mut inputs = seed::inputs(&graph, 5).unwrap();
-    let mut values = inputs[2].to_f32().unwrap();
-    values[50 * 8] = f32::NAN;
-    inputs[2] = Tensor::from_f32(Dtype::F32, [1, 1, 70, 8], &values).unwrap();
+    set(&mut inputs[2], 50 * 8, f32::NAN);
     let session = ran(&Engine::cpu(), &graph, Strategy::Unfused, &inputs);
     let slopes = session.output(1).unwrap().to_f32().unwrap();
     assert!(slopes[..50 * 8].iter().all(|x| x.is_finite()) && slopes[50 * 8..].iter().any(|x| x.is_nan()));
@@ -131,9 +124,7 @@ fn what_stays_apart() {
         ("a = attention q k v mask=causal ; out a", "kv"),
     ] {
         let graph = gradients(&sized([1, 2, 20, 20, 8], rest), Dtype::F32, wrt);
-        let inputs = seed::inputs(&graph, 11).unwrap();
-        let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-        let expected = Expected::new(&graph, &arrays, true).unwrap();
+        let (inputs, expected) = seeded(&graph, 11, true);
         for strategy in [Strategy::Greedy, Strategy::Fused] {
             let session = ran(&Engine::cpu(), &graph, strategy, &inputs);
             assert!(expected.verify(&graph, &outputs(&session)).unwrap().holds(), "{strategy} {wrt}");

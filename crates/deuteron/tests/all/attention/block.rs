@@ -1,11 +1,10 @@
 //! Attention, its output projection and the row work on that as one kernel: its results against f64, and the bits of the unfused plan.
 
-use deuteron::reference::Array;
-use deuteron::verify::Expected;
-use deuteron::{Dtype, Graph, GroupKind, Isa, Session, Strategy, Tensor, seed};
+use deuteron::{Dtype, Graph, GroupKind, Isa, Session, Strategy, seed};
 
 use super::rows::{check, kinds};
-use super::{bits, engine, outputs, parsed, ran, sized};
+use super::sized;
+use crate::support::{bits, cpu, outputs, parsed, ran, seeded, set};
 
 /// Attention, heads merged, and `rest`, which finds the result as `m`, the weight `p`, its bias `c` and, as wide as what
 /// the weight gives, the residual `r` and a norm's `w` and `b`.
@@ -118,7 +117,7 @@ fn operands_that_lie_otherwise() {
 /// What the kernel does not do stays apart, and right.
 #[test]
 fn what_stays_apart() {
-    let engine = engine(2, Isa::detect());
+    let engine = cpu(2, Isa::detect());
     for (text, wanted) in [
         // The merged result is handed out, or read again after the product; rows are moved; they are summed over; two weights.
         ("l = linear m p c ; y = layer_norm l w b ; out y ; out m", 2),
@@ -133,9 +132,7 @@ fn what_stays_apart() {
     ] {
         let text = projected([2, 2, 30, 30, 8], 16, "", "mask=causal", text).replace("float", "f32");
         let graph: Graph = text.parse().unwrap();
-        let inputs = seed::inputs(&graph, 7).unwrap();
-        let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-        let expected = Expected::new(&graph, &arrays, false).unwrap();
+        let (inputs, expected) = seeded(&graph, 7, false);
         for strategy in [Strategy::Greedy, Strategy::Fused] {
             let session = ran(&engine, &graph, strategy, &inputs);
             assert!(session.plan().groups.len() >= wanted, "{text}: {:?}", kinds(&session));
@@ -150,7 +147,7 @@ fn the_search_gives_the_same_bits() {
     for (sizes, wide) in SIZES {
         let graph = parsed(&projected(sizes, wide, "", "mask=causal", BLOCK), Dtype::F32);
         let inputs = seed::inputs(&graph, 5).unwrap();
-        let engine = engine(2, Isa::detect());
+        let engine = cpu(2, Isa::detect());
         let [fused, unfused] =
             [Strategy::Fused, Strategy::Unfused].map(|strategy| ran(&engine, &graph, strategy, &inputs));
         assert!(bits(&fused) == bits(&unfused), "{sizes:?}");
@@ -164,12 +161,10 @@ fn rows_are_not_mixed() {
         let text = projected([1, 2, 150, 150, 16], 32, "", "mask=causal", BLOCK).replace("float", &dtype.to_string());
         let graph: Graph = text.parse().unwrap();
         let mut inputs = seed::inputs(&graph, 3).unwrap();
-        let mut values = inputs[2].to_f32().unwrap();
-        values[100 * 16 + 3] = f32::NAN;
-        inputs[2] = Tensor::from_f32(dtype, [1, 2, 150, 16], &values).unwrap();
+        set(&mut inputs[2], 100 * 16 + 3, f32::NAN);
         for isa in Isa::available() {
             for threads in [1, 3, 16] {
-                let fused = ran(&engine(threads, isa), &graph, Strategy::Greedy, &inputs);
+                let fused = ran(&cpu(threads, isa), &graph, Strategy::Greedy, &inputs);
                 assert_eq!(kinds(&fused), [GroupKind::Attention]);
                 for output in outputs(&fused) {
                     let values = output.to_f32().unwrap();
@@ -185,7 +180,7 @@ fn rows_are_not_mixed() {
 fn the_listing_says_what_it_does() {
     let text = projected([1, 2, 30, 30, 8], 16, "", "mask=causal", BLOCK).replace("float", "f32");
     let graph: Graph = text.parse().unwrap();
-    let session = Session::new(&engine(1, Isa::detect()), &graph, Strategy::Greedy).unwrap();
+    let session = Session::new(&cpu(1, Isa::detect()), &graph, Strategy::Greedy).unwrap();
     let text = session.kernels()[0].source.to_string();
     let mut lines = text.lines();
     assert_eq!(lines.next(), Some("causal attention by online softmax, heads of 8, f32 in and out, f32 sums"));

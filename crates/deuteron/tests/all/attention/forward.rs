@@ -1,23 +1,19 @@
 //! Attention on the CPU: one kernel where the plan allows it, its results against f64, and where it stays apart.
 
-use deuteron::reference::Array;
-use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, GroupKind, Isa, Session, Strategy, seed};
 
-use super::{count, engine, outputs, parsed, ran, sized};
+use super::{count, sized};
+use crate::support::{assert_holds, cpu, outputs, parsed, ran, seeded};
 
 /// Runs a graph by every strategy, compares with f64, and expects `kernels` of attention and no product beside them where
 /// attention is one kernel.
 fn check(text: &str, dtype: Dtype, kernels: usize) {
-    let engine = engine(2, Isa::detect());
+    let engine = cpu(2, Isa::detect());
     let graph = parsed(text, dtype);
-    let inputs = seed::inputs(&graph, 11).unwrap();
-    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-    let expected = Expected::new(&graph, &arrays, false).unwrap();
+    let (inputs, expected) = seeded(&graph, 11, false);
     for strategy in Strategy::ALL {
         let session = ran(&engine, &graph, strategy, &inputs);
-        let verification = expected.verify(&graph, &outputs(&session)).unwrap();
-        assert!(verification.holds(), "{dtype} {strategy}: {:?}\n{text}", verification.worst());
+        assert_holds(&expected, &graph, &outputs(&session), format_args!("{dtype} {strategy}\n{text}"));
         let found = count(&session, GroupKind::Attention);
         let one = match strategy {
             Strategy::Naive | Strategy::Eager => 0,
@@ -173,7 +169,7 @@ fn any_number_of_threads_gives_the_same_bits() {
             for isa in Isa::available() {
                 for strategy in [Strategy::Unfused, Strategy::Fused] {
                     let bits = |threads| {
-                        let engine = engine(threads, isa);
+                        let engine = cpu(threads, isa);
                         let output = outputs(&ran(&engine, &graph, strategy, &inputs)).remove(0);
                         output.to_f32().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
                     };
@@ -208,9 +204,7 @@ fn gradients_read_scores_and_are_planned_in_parts() {
         let graph = parsed(FUSED_QKV, dtype);
         let graph = deuteron::differentiate(&graph, graph.inputs()).unwrap().graph;
         let engine = Engine::cpu();
-        let inputs = seed::inputs(&graph, 11).unwrap();
-        let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-        let expected = Expected::new(&graph, &arrays, true).unwrap();
+        let (inputs, expected) = seeded(&graph, 11, true);
         for strategy in Strategy::ALL {
             let session = ran(&engine, &graph, strategy, &inputs);
             assert!(expected.verify(&graph, &outputs(&session)).unwrap().holds(), "{dtype} {strategy}");

@@ -1,10 +1,9 @@
 //! Attention and the row work on its result as one kernel: its results against f64, and the bits of the unfused plan.
 
-use deuteron::reference::Array;
-use deuteron::verify::Expected;
-use deuteron::{Dtype, Graph, GroupKind, Isa, Session, Strategy, Tensor, seed};
+use deuteron::{Dtype, Graph, GroupKind, Isa, Session, Strategy, seed};
 
-use super::{bits, engine, outputs, parsed, ran, sized};
+use super::sized;
+use crate::support::{assert_holds, bits, cpu, outputs, parsed, ran, seeded, set};
 
 /// Kinds of a session's kernels.
 pub(crate) fn kinds(session: &Session) -> Vec<GroupKind> {
@@ -15,17 +14,14 @@ pub(crate) fn kinds(session: &Session) -> Vec<GroupKind> {
 /// for any number of threads and on every instruction set.
 pub(crate) fn check(text: &str, dtype: Dtype) {
     let graph = parsed(text, dtype);
-    let inputs = seed::inputs(&graph, 11).unwrap();
-    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-    let expected = Expected::new(&graph, &arrays, false).unwrap();
+    let (inputs, expected) = seeded(&graph, 11, false);
     for isa in Isa::available() {
-        let unfused = ran(&engine(2, isa), &graph, Strategy::Unfused, &inputs);
+        let unfused = ran(&cpu(2, isa), &graph, Strategy::Unfused, &inputs);
         assert!(unfused.plan().groups.len() > 1, "{text}");
         for threads in [1, 2, 7] {
-            let fused = ran(&engine(threads, isa), &graph, Strategy::Greedy, &inputs);
+            let fused = ran(&cpu(threads, isa), &graph, Strategy::Greedy, &inputs);
             assert_eq!(kinds(&fused), [GroupKind::Attention], "{dtype} {}\n{text}", isa.name());
-            let verification = expected.verify(&graph, &outputs(&fused)).unwrap();
-            assert!(verification.holds(), "{dtype} {}: {:?}\n{text}", isa.name(), verification.worst());
+            assert_holds(&expected, &graph, &outputs(&fused), format_args!("{dtype} {}\n{text}", isa.name()));
             assert!(bits(&fused) == bits(&unfused), "{dtype} {} {threads} threads: other bits\n{text}", isa.name());
         }
     }
@@ -119,7 +115,7 @@ a = attention q k v mask=causal ; s = add a r ; y = rms_norm s w ; out y ; out s
 /// What the kernel does not do stays apart, and right.
 #[test]
 fn what_stays_apart() {
-    let engine = engine(2, Isa::detect());
+    let engine = cpu(2, Isa::detect());
     for (text, wanted) in [
         // The merged result is handed out; its rows are not in the order of queries; they are summed over.
         ("s = add m r ; y = layer_norm s w b ; out y ; out m", 2),
@@ -127,9 +123,7 @@ fn what_stays_apart() {
         ("z = transpose m [1,0,2] ; r2 = transpose r [1,0,2] ; y = add z r2 ; out y", 2),
     ] {
         let graph: Graph = merged([2, 2, 30, 30, 8], "", "mask=causal", text).replace("float", "f32").parse().unwrap();
-        let inputs = seed::inputs(&graph, 7).unwrap();
-        let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-        let expected = Expected::new(&graph, &arrays, false).unwrap();
+        let (inputs, expected) = seeded(&graph, 7, false);
         let session = ran(&engine, &graph, Strategy::Greedy, &inputs);
         assert!(session.plan().groups.len() >= wanted, "{text}: {:?}", kinds(&session));
         assert!(expected.verify(&graph, &outputs(&session)).unwrap().holds(), "{text}");
@@ -144,14 +138,12 @@ fn hidden_nan_stays_hidden() {
         let graph: Graph = text.parse().unwrap();
         let mut inputs = seed::inputs(&graph, 3).unwrap();
         for operand in [1, 2] {
-            let mut values = inputs[operand].to_f32().unwrap();
-            values[100 * 16 + 3] = f32::NAN;
-            inputs[operand] = Tensor::from_f32(dtype, [1, 2, 150, 16], &values).unwrap();
+            set(&mut inputs[operand], 100 * 16 + 3, f32::NAN);
         }
         for isa in Isa::available() {
-            let unfused = ran(&engine(2, isa), &graph, Strategy::Unfused, &inputs);
+            let unfused = ran(&cpu(2, isa), &graph, Strategy::Unfused, &inputs);
             for threads in [1, 3, 16] {
-                let fused = ran(&engine(threads, isa), &graph, Strategy::Greedy, &inputs);
+                let fused = ran(&cpu(threads, isa), &graph, Strategy::Greedy, &inputs);
                 let (one, other) = (outputs(&fused), outputs(&unfused));
                 for (one, other) in one.iter().zip(&other) {
                     let (one, other) = (one.to_f32().unwrap(), other.to_f32().unwrap());
@@ -168,7 +160,7 @@ fn hidden_nan_stays_hidden() {
 #[test]
 fn the_listing_says_what_it_does() {
     let graph: Graph = merged([1, 2, 30, 30, 8], "", "mask=causal", ADD_NORM).replace("float", "f32").parse().unwrap();
-    let session = Session::new(&engine(1, Isa::detect()), &graph, Strategy::Greedy).unwrap();
+    let session = Session::new(&cpu(1, Isa::detect()), &graph, Strategy::Greedy).unwrap();
     let text = session.kernels()[0].source.to_string();
     let mut lines = text.lines();
     assert_eq!(lines.next(), Some("causal attention by online softmax, heads of 8, f32 in and out, f32 sums"));

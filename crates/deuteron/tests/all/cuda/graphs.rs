@@ -8,7 +8,6 @@ use deuteron::cuda::{self, CudaError, Options, RowConfig, Search, Tuning};
 use deuteron::fuse::{FuseOptions, fuse};
 use deuteron::listing::kernels;
 use deuteron::tune::{DropReason, tune};
-use deuteron::verify::Expected;
 use deuteron::{
     Activation, DeviceError, Dtype, Engine, Error, FusedOp, Graph, GroupKind, Launching, Recorded, Session, Strategy,
     Tensor, attention_interior, differentiate, recompute, seed,
@@ -16,7 +15,7 @@ use deuteron::{
 use deuteron_testkit::hardware;
 use half::bf16;
 
-use super::{gpu, guarded_gpu, outputs};
+use crate::support::{assert_holds, gpu, guarded_gpu, outputs, parsed, ran, seeded};
 
 fn uploaded(engine: &Engine, graph: &Graph) -> Vec<Tensor> {
     seed::inputs(graph, 5).unwrap().iter().map(|tensor| tensor.to_device(engine).unwrap()).collect()
@@ -94,16 +93,11 @@ fn probabilities_of_attention_are_one_kernel() {
 /// Whether each text is right by every strategy, and one kernel but where the search finds others cheaper.
 fn check_one_kernel(engine: &Engine, texts: &[&str]) {
     for (text, dtype) in texts.iter().flat_map(|text| Dtype::FLOATS.map(|dtype| (text, dtype))) {
-        let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
-        let inputs = seed::inputs(&graph, 11).unwrap();
-        let arrays: Vec<_> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-        let expected = Expected::new(&graph, &arrays, false).unwrap();
+        let graph = parsed(text, dtype);
+        let (inputs, expected) = seeded(&graph, 11, false);
         for strategy in [Strategy::Unfused, Strategy::Greedy, Strategy::Fused] {
-            let mut session = Session::new(engine, &graph, strategy).unwrap();
-            session.poison().unwrap();
-            session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-            let verification = expected.verify(&graph, &outputs(&session)).unwrap();
-            assert!(verification.holds(), "{dtype} {strategy}: {:?}\n{text}", verification.worst());
+            let session = ran(engine, &graph, strategy, &inputs);
+            assert_holds(&expected, &graph, &outputs(&session), format_args!("{dtype} {strategy}\n{text}"));
             let found = session.plan().groups.iter().filter(|group| group.kind == GroupKind::Attention).count();
             assert!(found == 1 || strategy == Strategy::Fused, "{dtype} {strategy}: {found}\n{text}");
         }
@@ -130,7 +124,7 @@ a = attention q k v mask=causal ; out a",
 fn the_gradient_of_attention_is_one_launch() {
     let Some(engine) = guarded_gpu() else { return };
     for (text, dtype) in GRADIENTS.iter().flat_map(|text| Dtype::FLOATS.map(|dtype| (text, dtype))) {
-        let graph: Graph = text.replace("float", &dtype.to_string()).parse().unwrap();
+        let graph = parsed(text, dtype);
         let wrt = graph
             .inputs()
             .iter()
@@ -139,14 +133,9 @@ fn the_gradient_of_attention_is_one_launch() {
         let joint = differentiate(&graph, &wrt.collect::<Vec<_>>()).unwrap();
         let again = attention_interior(&joint.graph, joint.first_backward);
         let graph = recompute(&joint.graph, joint.first_backward, &again).unwrap().graph;
-        let inputs = seed::inputs(&graph, 11).unwrap();
-        let arrays: Vec<_> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-        let expected = Expected::new(&graph, &arrays, true).unwrap();
-        let mut session = Session::new(&engine, &graph, Strategy::Greedy).unwrap();
-        session.poison().unwrap();
-        session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-        let verification = expected.verify(&graph, &outputs(&session)).unwrap();
-        assert!(verification.holds(), "{dtype}: {:?}\n{text}", verification.worst());
+        let (inputs, expected) = seeded(&graph, 11, true);
+        let session = ran(&engine, &graph, Strategy::Greedy, &inputs);
+        assert_holds(&expected, &graph, &outputs(&session), format_args!("{dtype}\n{text}"));
         let count = |kind: GroupKind| session.plan().groups.iter().filter(|group| group.kind == kind).count();
         let found = (count(GroupKind::Attention), count(GroupKind::Matmul));
         assert_eq!(found, (2, 0), "{dtype}: attention and its gradient\n{text}\n{}", session.plan());
@@ -311,12 +300,9 @@ fn bytes_are_stored_as_the_reference_rounds_them() {
             for dtype in Dtype::FLOATS {
                 let text = format!("x = input {dtype}[{rows},{cols}] ; q, s = {quantize} x ; out q s");
                 let graph: Graph = text.parse().unwrap();
-                let tensors = seed::inputs(&graph, 11).unwrap();
-                let arrays: Vec<_> = tensors.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-                let expected = Expected::new(&graph, &arrays, false).unwrap();
+                let (tensors, expected) = seeded(&graph, 11, false);
                 let got = run(&engine, &graph, &tensors.iter().collect::<Vec<_>>());
-                let verification = expected.verify(&graph, &got).unwrap();
-                assert!(verification.holds(), "{text}: {:?}", verification.worst());
+                assert_holds(&expected, &graph, &got, &text);
             }
         }
     }

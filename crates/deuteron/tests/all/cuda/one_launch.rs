@@ -1,29 +1,17 @@
 //! Attention and the row work that follows it as one launch on a GPU: against f64, and against the separate kernels, whatever the
 //! sizes, the dtype, the mask and what follows.
 
-use deuteron::reference::Array;
-use deuteron::verify::Expected;
-use deuteron::{Dtype, Engine, Graph, Launching, Recorded, Session, Strategy, Tensor, seed};
+use deuteron::{Dtype, Engine, Launching, Recorded, Session, Strategy, Tensor, seed};
 use deuteron_codegen::Source;
 use deuteron_codegen::cuda::CudaSource;
 use deuteron_kernels::Backend;
 
-use super::{gpu, guarded_gpu, outputs, parsed};
-
-/// A session that has run over poisoned results.
-fn ran(engine: &Engine, graph: &Graph, strategy: Strategy, inputs: &[Tensor]) -> Session {
-    let mut session = Session::new(engine, graph, strategy).unwrap();
-    session.poison().unwrap();
-    session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-    session
-}
+use crate::support::{assert_holds, expected, gpu, guarded_gpu, outputs, parsed, ran, set};
 
 /// What a session has made is within the bound of f64.
 fn assert_right(session: &Session, inputs: &[Tensor], what: &str) {
-    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
     let graph = session.graph();
-    let verification = Expected::new(graph, &arrays, false).unwrap().verify(graph, &outputs(session)).unwrap();
-    assert!(verification.holds(), "{what}: {:?}", verification.worst());
+    assert_holds(&expected(graph, inputs, false), graph, &outputs(session), what);
 }
 
 /// The only kernel of a plan: attention with row work, or with its projection and row work.
@@ -298,9 +286,7 @@ fn nan_reaches_only_rows_that_see_it() {
         // (operand, sequence, head, position, rows of that sequence that see it)
         for (operand, of_batch, head, position, rows) in [(0, 1, 2, 70, 70..71), (1, 0, 1, 130, 130..150)] {
             let mut inputs = clean.clone();
-            let mut values = inputs[operand].to_f32().unwrap();
-            values[((of_batch * heads + head) * sequence + position) * width + 5] = f32::NAN;
-            inputs[operand] = Tensor::from_f32(dtype, [batch, heads, sequence, width], &values).unwrap();
+            set(&mut inputs[operand], ((of_batch * heads + head) * sequence + position) * width + 5, f32::NAN);
             let found = of(&inputs);
             for (output, (found, right)) in found.iter().zip(&right).enumerate() {
                 for (index, (found, right)) in found.iter().zip(right).enumerate() {
@@ -374,13 +360,11 @@ t2 = transpose a2 [0,2,1,3] ; m2 = reshape t2 [2,100,192] ; s2 = add s1 m2 ; y2 
     for dtype in Dtype::FLOATS {
         let graph = parsed(text, dtype);
         let inputs = seed::inputs(&graph, 11).unwrap();
-        let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
         let mut session = ran(&engine, &graph, Strategy::Greedy, &inputs);
         assert_eq!(session.plan().groups.len(), 2, "{}", session.plan());
-        let expected = Expected::new(&graph, &arrays, false).unwrap();
+        let expected = expected(&graph, &inputs, false);
         for _ in 0..3 {
-            let verification = expected.verify(&graph, &outputs(&session)).unwrap();
-            assert!(verification.holds(), "{dtype}: {:?}", verification.worst());
+            assert_holds(&expected, &graph, &outputs(&session), dtype);
             session.poison().unwrap();
             session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
         }

@@ -1,12 +1,10 @@
 //! Products of few rows on a GPU: each is one kernel of ours, and right by f64, whatever the sizes, the dtype, the layout of the weights
 //! and the work around it.
 
-use deuteron::reference::Array;
-use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, Graph, Session, Strategy, Tensor, seed};
 use deuteron_codegen::Source;
 
-use super::{guarded_gpu, outputs, parsed};
+use crate::support::{assert_holds, guarded_gpu, parsed, seeded, set, twice};
 
 /// Runs a graph twice over poisoned results.
 fn run(engine: &Engine, graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
@@ -14,25 +12,13 @@ fn run(engine: &Engine, graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
     let is_skinny = |source: &Source| matches!(source, Source::Cuda(source) if source.name == "skinny");
     let kernels = session.kernels();
     assert!(kernels.len() == 1 && is_skinny(&kernels[0].source), "one kernel of ours: {}", session.plan());
-    let mut again: Option<Vec<Tensor>> = None;
-    for _ in 0..2 {
-        session.poison().unwrap();
-        session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-        let found = outputs(&session);
-        let same = again.iter().flatten().zip(&found).all(|(a, b)| a.is_bitwise(b));
-        assert!(same, "the same bits in every run: {}", session.plan());
-        again = Some(found);
-    }
-    again.unwrap_or_default()
+    twice(&mut session, inputs)
 }
 
 fn check(engine: &Engine, text: &str, dtype: Dtype) {
     let graph = parsed(text, dtype);
-    let inputs = seed::inputs(&graph, 7).unwrap();
-    let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-    let expected = Expected::new(&graph, &arrays, false).unwrap();
-    let verification = expected.verify(&graph, &run(engine, &graph, &inputs)).unwrap();
-    assert!(verification.holds(), "{dtype}: {:?}\n{text}", verification.worst());
+    let (inputs, expected) = seeded(&graph, 7, false);
+    assert_holds(&expected, &graph, &run(engine, &graph, &inputs), format_args!("{dtype}\n{text}"));
 }
 
 /// Graphs of one kernel: both ways that weights lie, with and without row work before and elementwise work after.
@@ -139,9 +125,7 @@ fn what_is_no_number_stays_in_its_row() {
         }
         let graph = parsed(text, Dtype::F32);
         let mut inputs = seed::inputs(&graph, 3).unwrap();
-        let mut x = inputs[0].to_f32().unwrap();
-        x[128] = f32::NAN;
-        inputs[0] = Tensor::from_f32(Dtype::F32, [3, 129], &x).unwrap();
+        set(&mut inputs[0], 128, f32::NAN);
         let outputs = run(&engine, &graph, &inputs);
         let values = outputs[0].to_f32().unwrap();
         assert!(values[..65].iter().all(|value| value.is_nan()), "{text}");

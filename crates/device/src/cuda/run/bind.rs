@@ -7,6 +7,7 @@ use crate::check::{check_inputs, check_states};
 use crate::cuda::frame::Frame;
 use crate::device::{Inputs, States};
 use crate::error::DeviceError;
+use crate::job::Place;
 use crate::memory::{BorrowedMemory, Memory};
 
 impl CudaExecutable {
@@ -18,17 +19,17 @@ impl CudaExecutable {
             if self.program.input_bytes[input] > 0 && !span.address.is_multiple_of(bytes as u64) {
                 return Err(DeviceError::InputAlignment { input, bytes });
             }
-            self.frames[0].set_input(context, input, span.address)?;
+            self.frames[0].set(context, Place::Input(input), span.address)?;
         }
         for (state, span) in borrowed.states.iter().enumerate() {
             let alignment = self.program.state_alignment[state];
             if self.program.state_bytes[state] > 0 && !span.address.is_multiple_of(alignment as u64) {
                 return Err(DeviceError::StatePlace { state, expected: "the GPU" });
             }
-            self.frames[0].set_state(context, state, span.address)?;
+            self.frames[0].set(context, Place::State(state), span.address)?;
         }
         for (output, span) in borrowed.outputs.iter().enumerate() {
-            self.frames[0].set_output(context, output, span.address)?;
+            self.frames[0].set(context, Place::Output(output), span.address)?;
         }
         Ok(())
     }
@@ -52,7 +53,7 @@ impl CudaExecutable {
                     let to = self.frames[frame].staging(&self.gpu, index, expected, &self.stream)?;
                     // SAFETY: the staging buffer has `expected` bytes and lives as long as the frame.
                     unsafe { self.gpu.copies.upload(to, &buffer.bytes()[..expected], &self.stream)? };
-                    self.frames[frame].set_input(&self.gpu.context, index, to)?;
+                    self.frames[frame].set(&self.gpu.context, Place::Input(index), to)?;
                 }
                 Memory::Device(memory) => {
                     let address = memory.address();
@@ -64,7 +65,7 @@ impl CudaExecutable {
                         // SAFETY: both have `expected` bytes; the source is borrowed until the run has ended.
                         let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, address, expected, self.stream.handle()) };
                         self.gpu.context.check("cuMemcpyDtoDAsync", code)?;
-                        self.frames[frame].set_input(&self.gpu.context, index, to)?;
+                        self.frames[frame].set(&self.gpu.context, Place::Input(index), to)?;
                     }
                 }
             }
@@ -86,15 +87,15 @@ impl CudaExecutable {
                 return Err(DeviceError::StateSize { state, expected, got });
             }
             // What is on another GPU, or not where vectors may stand, was not made for this one.
-            let new = self.frames[0].states()[state] != address;
+            let new = self.frames[0].address(Place::State(state)) != address;
             let strange = new && expected > 0 && self.gpu.check_memory(state, address).is_err();
             if strange || !address.is_multiple_of(alignment as u64) {
                 return Err(DeviceError::StatePlace { state, expected: "the GPU" });
             }
             for frame in &mut self.frames[..frames] {
-                frame.set_state(&self.gpu.context, state, address)?;
+                frame.set(&self.gpu.context, Place::State(state), address)?;
             }
-            if expected > 0 && self.frames[0].states()[..state].contains(&address) {
+            if expected > 0 && (0..state).any(|other| self.frames[0].address(Place::State(other)) == address) {
                 return Err(DeviceError::SharedState { state });
             }
         }
@@ -103,10 +104,10 @@ impl CudaExecutable {
 
     /// An input that is used in place. An address that is new is looked up first.
     fn place_input(&mut self, frame: usize, index: usize, address: u64) -> Result<(), DeviceError> {
-        if self.frames[frame].input(index) != address && self.program.input_bytes[index] > 0 {
+        if self.frames[frame].address(Place::Input(index)) != address && self.program.input_bytes[index] > 0 {
             self.gpu.check_memory(index, address)?;
         }
-        self.frames[frame].set_input(&self.gpu.context, index, address)?;
+        self.frames[frame].set(&self.gpu.context, Place::Input(index), address)?;
         Ok(())
     }
 

@@ -1,10 +1,10 @@
 //! The gradient of attention.
 
-use super::shared::{added, argument, loaded, microseconds, outputs, part, same, text_of};
+use super::shared::{ANY_SIZES, added, argument, check_compiled, loaded, microseconds, on_gpu, outputs, part, same};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
-use crate::support::{compiled, compiler, gpu};
+use crate::support::{compiler, gpu};
 use deuteron_attention::backward::LoweredBackward;
 use deuteron_attention::cuda::backward::{self, BackwardTiles, BackwardVariant, SideTiles, with_variant};
 use deuteron_attention::{
@@ -45,24 +45,16 @@ fn dtype_of(kernel: &AttentionKernel, operand: BackwardOperand) -> Dtype {
 // The compiler.
 
 fn compile(compiler: &Compiler, kernels: &[(AttentionKernel, BackwardVariant, Arch)]) {
-    let source = |&(kernel, variant, arch): &(AttentionKernel, BackwardVariant, Arch)| {
-        // The text has no part in sizes.
-        let gradient = lowered(&kernel, shape([2, 12, 300, 300], &kernel), |_| 0);
-        (text_of(with_variant(&gradient, &variant, &CudaTarget::new(arch, 132))), arch)
+    let render = |kernel: &AttentionKernel, variant: &BackwardVariant, target: &CudaTarget| {
+        with_variant(&lowered(kernel, shape(ANY_SIZES, kernel), |_| 0), variant, target)
     };
-    let sources = kernels.iter().map(source).collect();
-    for (&(kernel, variant, arch), cubin) in kernels.iter().zip(compiled(compiler, sources)) {
-        assert_eq!(cubin.entries.len(), 2, "{variant:?} {kernel:?} for {arch}");
-        for entry in &cubin.entries {
-            let spilled = entry.spill_stores + entry.spill_loads;
-            println!(
-                "{variant} {kernel:?} {arch}: {} takes {} registers, spills {spilled}",
-                entry.name, entry.registers
-            );
-            // Older compilers come a register or two short in tall tiles.
-            let few = compiler.version() < (13, 4) && variant == tall() && spilled <= 64;
-            assert!(spilled == 0 || few || kernel.width > 128, "{variant:?} {kernel:?} for {arch}: {entry:?}");
-        }
+    // Older compilers come a register or two short in tall tiles.
+    let is_old = compiler.version() < (13, 4);
+    let may_spill = |kernel: &AttentionKernel, &variant: &BackwardVariant, spilled: u32| {
+        kernel.width > 128 || (is_old && variant == tall() && spilled <= 64)
+    };
+    for cubin in check_compiled(compiler, kernels, render, may_spill) {
+        assert_eq!(cubin.entries.len(), 2, "{:?}", cubin.entries);
     }
 }
 
@@ -365,56 +357,47 @@ fn a_gradient_has_the_same_bits_alone() {
 
 #[test]
 fn every_f32_gradient_kernel_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_kernels(&device, Dtype::F32);
+    on_gpu(check_kernels, Dtype::F32);
 }
 
 #[test]
 fn every_f16_gradient_kernel_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_kernels(&device, Dtype::F16);
+    on_gpu(check_kernels, Dtype::F16);
 }
 
 #[test]
 fn every_bf16_gradient_kernel_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_kernels(&device, Dtype::Bf16);
+    on_gpu(check_kernels, Dtype::Bf16);
 }
 
 #[test]
 fn every_f32_gradient_length_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_lengths(&device, Dtype::F32);
+    on_gpu(check_lengths, Dtype::F32);
 }
 
 #[test]
 fn every_f16_gradient_length_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_lengths(&device, Dtype::F16);
+    on_gpu(check_lengths, Dtype::F16);
 }
 
 #[test]
 fn every_bf16_gradient_length_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_lengths(&device, Dtype::Bf16);
+    on_gpu(check_lengths, Dtype::Bf16);
 }
 
 #[test]
 fn every_f32_gradient_width_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_widths(&device, Dtype::F32);
+    on_gpu(check_widths, Dtype::F32);
 }
 
 #[test]
 fn every_f16_gradient_width_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_widths(&device, Dtype::F16);
+    on_gpu(check_widths, Dtype::F16);
 }
 
 #[test]
 fn every_bf16_gradient_width_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_widths(&device, Dtype::Bf16);
+    on_gpu(check_widths, Dtype::Bf16);
 }
 
 fn check_kernels(device: &Cuda, dtype: Dtype) {

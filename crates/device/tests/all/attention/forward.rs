@@ -2,41 +2,31 @@
 
 mod hopper;
 
-use super::shared::{added, loaded, lowered, microseconds, outputs, part, same, text_of};
+use super::case::Case;
+use super::shared::{ANY_SIZES, check_compiled, lowered, microseconds, on_gpu, part, same};
 use crate::support::attention::{
-    MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
+    MASKS, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, widened,
 };
-use crate::support::{compiled, compiler, gpu};
+use crate::support::{compiler, gpu};
 use deuteron_attention::cuda::forward::{self, ForwardVariant, with_variant};
 use deuteron_attention::cuda::tiles::Tiles;
-use deuteron_attention::kernel::LoweredAttention;
 use deuteron_attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_device::cuda::nvrtc::Compiler;
-use deuteron_device::{Cuda, Device, Executable, Launching, Memory, NoStates};
+use deuteron_device::{Cuda, Device, Launching, Memory, NoStates};
 use deuteron_graph::Dtype;
 use deuteron_kernels::Backend;
 
 // The compiler.
 
 fn compile(compiler: &Compiler, kernels: &[(AttentionKernel, ForwardVariant, Arch)]) {
-    let source = |&(kernel, variant, arch): &(AttentionKernel, ForwardVariant, Arch)| {
-        // The text has no part in sizes.
-        let attention = lowered(&kernel, shape([2, 12, 300, 300], &kernel), |_| 0);
-        (text_of(with_variant(&attention, &variant, &CudaTarget::new(arch, 132))), arch)
+    let render = |kernel: &AttentionKernel, variant: &ForwardVariant, target: &CudaTarget| {
+        with_variant(&lowered(kernel, shape(ANY_SIZES, kernel), |_| 0), variant, target)
     };
-    let sources = kernels.iter().map(source).collect();
-    for (&(kernel, variant, arch), cubin) in kernels.iter().zip(compiled(compiler, sources)) {
-        for entry in &cubin.entries {
-            let spilled = entry.spill_stores + entry.spill_loads;
-            println!(
-                "{variant} {kernel:?} {arch}: {} takes {} registers, spills {spilled}",
-                entry.name, entry.registers
-            );
-            let wide = matches!(variant, ForwardVariant::Tensor(_)) && kernel.width > 128;
-            assert!(spilled == 0 || wide, "{variant:?} {kernel:?} for {arch}: {entry:?}");
-        }
-    }
+    let may_spill = |kernel: &AttentionKernel, variant: &ForwardVariant, _: u32| {
+        matches!(variant, ForwardVariant::Tensor(_)) && kernel.width > 128
+    };
+    check_compiled(compiler, kernels, render, may_spill);
 }
 
 #[test]
@@ -83,137 +73,21 @@ fn every_kernel_compiles_without_spills() {
 
 // The GPU.
 
-/// One problem with its data.
-struct Case {
-    kernel: AttentionKernel,
-    shape: AttentionShape,
-    /// Elements of the arguments, and where each starts.
-    tensors: Vec<(AttentionOperand, Vec<f32>)>,
-    offsets: Vec<usize>,
-    positions: Vec<i32>,
-}
-
 impl Case {
-    fn new(kernel: AttentionKernel, sizes: [usize; 4], spread: f32) -> Case {
-        let shape = shape(sizes, &kernel);
-        let [batch, heads, queries, keys] = sizes;
-        let mut numbers = Numbers(sizes.iter().fold(kernel.width as u64, |seed, &size| seed * 31 + size as u64));
-        let key_elements = batch * heads / kernel.group * keys * kernel.width;
-        let mut tensors = vec![
-            (AttentionOperand::Q, numbers.take(batch * heads * queries * kernel.width, spread)),
-            (AttentionOperand::K, numbers.take(key_elements, 1.0)),
-            (AttentionOperand::V, numbers.take(key_elements, 1.0)),
-        ];
-        if let AttentionMask::Additive(_) = kernel.mask {
-            let mask = added(&mut numbers, [batch, queries, keys]);
-            tensors.push((AttentionOperand::Mask, mask));
-        }
-        let positions = (0..batch).map(|b| keys as i32 - queries as i32 - 11 * b as i32).collect();
-        Case { kernel, shape, tensors, offsets: vec![0; 4], positions }
-    }
-
-    /// Queries, keys and values side by side in one tensor `[batch, positions, 3, heads, width]`, `start` elements in.
-    fn fused(kernel: AttentionKernel, [batch, heads, length]: [usize; 3], start: usize) -> Case {
-        let mut case = Case::new(kernel, [batch, heads, length, length], 1.0);
-        let row = 3 * heads * kernel.width;
-        let strides = HeadStrides { batch: length * row, head: kernel.width, position: row };
-        let o = HeadStrides { batch: length * row / 3, head: kernel.width, position: row / 3 };
-        case.shape = AttentionShape { q: strides, k: strides, v: strides, o, ..case.shape };
-        let all = Numbers(5).take(start + batch * length * row, 1.0);
-        case.offsets = (0..3).map(|part| start + part * heads * kernel.width).chain([0]).collect();
-        case.tensors =
-            [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::V].map(|o| (o, all.clone())).to_vec();
-        case
-    }
-
-    /// One of its sequences, which lie one after another.
-    fn sequence(&self, index: usize) -> Case {
-        let own = |values: &[f32]| part(values, self.shape.batch, index).to_vec();
-        Case {
-            kernel: self.kernel,
-            shape: AttentionShape { batch: 1, ..self.shape },
-            tensors: self.tensors.iter().map(|(operand, values)| (*operand, own(values))).collect(),
-            offsets: self.offsets.clone(),
-            positions: vec![self.positions[index]],
-        }
-    }
-
-    fn offset(&self, operand: AttentionOperand) -> usize {
-        self.kernel
-            .operands()
-            .iter()
-            .position(|&known| known == operand)
-            .map_or(0, |at| *self.offsets.get(at).unwrap_or(&0))
-    }
-
-    fn bytes(&self, operand: AttentionOperand) -> Vec<u8> {
-        match operand {
-            AttentionOperand::Positions => self.positions.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            AttentionOperand::Seed => SEED.to_le_bytes().to_vec(),
-            _ => {
-                let values = self.tensors.iter().find(|(known, _)| *known == operand).map(|(_, values)| values);
-                stored(self.kernel.operand_dtype(operand), values.unwrap())
-            }
-        }
-    }
-
-    fn values(&self, operand: AttentionOperand) -> Vec<f64> {
-        widened(self.kernel.operand_dtype(operand), &self.bytes(operand))
-    }
-
-    fn lowered(&self) -> LoweredAttention {
-        lowered(&self.kernel, self.shape, |operand| self.offset(operand))
-    }
-
-    fn result_elements(&self) -> usize {
-        self.shape.batch * self.shape.heads * self.shape.queries * self.kernel.width
-    }
-
-    fn result_bytes(&self) -> usize {
-        self.result_elements() * self.kernel.dtype.bytes()
-    }
-
-    /// Made ready by a kernel, with its inputs.
-    fn load(&self, device: &Cuda, variant: Option<ForwardVariant>) -> (Box<dyn Executable>, Vec<Memory>) {
-        let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
-        let kernel = match variant {
-            Some(variant) => with_variant(&self.lowered(), &variant, target),
-            None => forward::kernel(&self.lowered(), target),
-        };
-        let operands = self.kernel.operands();
-        let inputs: Vec<Vec<u8>> = operands[..operands.len() - 1].iter().map(|&operand| self.bytes(operand)).collect();
-        loaded(device, kernel, &inputs, vec![self.result_bytes()])
-    }
-
-    /// Runs it by a kernel, twice and once more as a graph; the bits must be the same.
-    fn run(&self, device: &Cuda, variant: Option<ForwardVariant>) -> Vec<f64> {
-        let (mut executable, memory) = self.load(device, variant);
-        widened(self.kernel.dtype, &outputs(&mut *executable, &memory, &[self.result_bytes()])[0])
-    }
-
     /// The result in f64, and the sum of the sizes of its terms; the largest score.
     fn formula(&self) -> (Vec<[f64; 2]>, f64) {
-        let AttentionKernel { width, group, scale, mask: kind, dropout, .. } = self.kernel;
+        let AttentionKernel { width, group, scale, dropout, .. } = self.kernel;
         let AttentionShape { batch, heads, queries, keys, q, k, v, mask, .. } = self.shape;
         let all = [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::V].map(|operand| self.values(operand));
-        let added = match kind {
-            AttentionMask::Additive(_) => self.values(AttentionOperand::Mask),
-            AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => Vec::new(),
-        };
+        let added = self.added();
         let at = |operand: AttentionOperand, strides: HeadStrides, b: usize, h: usize, i: usize| {
             self.offset(operand) + b * strides.batch + h * strides.head + i * strides.position
         };
         let (mut result, mut largest) = (Vec::new(), 0.0_f64);
         for (b, h, i) in (0..batch * heads * queries).map(|r| (r / queries / heads, r / queries % heads, r % queries)) {
-            let seen = match kind {
-                AttentionMask::Causal => i as i64 + keys as i64 - queries as i64 + 1,
-                AttentionMask::Cached => i64::from(self.positions[b]) + i as i64 + 1,
-                AttentionMask::Full | AttentionMask::Additive(_) => keys as i64,
-            };
-            let seen = seen.clamp(0, keys as i64) as usize;
             let query = &all[0][at(AttentionOperand::Q, q, b, h, i)..][..width];
             let mut scores = Vec::new();
-            for j in 0..seen {
+            for j in 0..self.seen(b, i) {
                 let key = &all[1][at(AttentionOperand::K, k, b, h / group, j)..][..width];
                 let terms = query.iter().zip(key).map(|(x, y)| x * y * f64::from(scale));
                 largest = largest.max(terms.clone().map(f64::abs).sum());
@@ -290,56 +164,47 @@ fn variants(device: &Cuda, kernel: &AttentionKernel) -> Vec<Option<ForwardVarian
 
 #[test]
 fn every_f32_kernel_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_kernels(&device, Dtype::F32);
+    on_gpu(check_kernels, Dtype::F32);
 }
 
 #[test]
 fn every_f16_kernel_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_kernels(&device, Dtype::F16);
+    on_gpu(check_kernels, Dtype::F16);
 }
 
 #[test]
 fn every_bf16_kernel_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_kernels(&device, Dtype::Bf16);
+    on_gpu(check_kernels, Dtype::Bf16);
 }
 
 #[test]
 fn every_f32_length_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_lengths(&device, Dtype::F32);
+    on_gpu(check_lengths, Dtype::F32);
 }
 
 #[test]
 fn every_f16_length_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_lengths(&device, Dtype::F16);
+    on_gpu(check_lengths, Dtype::F16);
 }
 
 #[test]
 fn every_bf16_length_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_lengths(&device, Dtype::Bf16);
+    on_gpu(check_lengths, Dtype::Bf16);
 }
 
 #[test]
 fn every_f32_width_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_widths(&device, Dtype::F32);
+    on_gpu(check_widths, Dtype::F32);
 }
 
 #[test]
 fn every_f16_width_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_widths(&device, Dtype::F16);
+    on_gpu(check_widths, Dtype::F16);
 }
 
 #[test]
 fn every_bf16_width_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_widths(&device, Dtype::Bf16);
+    on_gpu(check_widths, Dtype::Bf16);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! What is not there is said, and its tests pass.
 
 mod backward;
+mod case;
 mod forward;
 mod scores;
 mod shared;

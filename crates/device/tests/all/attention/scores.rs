@@ -1,8 +1,9 @@
 //! Probabilities of attention that are stored.
 
-use super::shared::{added, loaded, lowered, microseconds, outputs, text_of};
-use crate::support::attention::{MASKS, Numbers, epsilon, is_usual, named_kernel, shape, stored, widened};
-use crate::support::{compiled, compiler, gpu};
+use super::case::Case;
+use super::shared::{ANY_SIZES, check_compiled, lowered, microseconds, on_gpu};
+use crate::support::attention::{MASKS, epsilon, is_usual, named_kernel, shape};
+use crate::support::{compiler, gpu};
 use deuteron_attention::cuda::forward::{self, ForwardVariant, with_variant};
 use deuteron_attention::cuda::scores::Scores;
 use deuteron_attention::cuda::tiles::Tiles;
@@ -12,7 +13,7 @@ use deuteron_attention::{
 };
 use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_device::cuda::nvrtc::Compiler;
-use deuteron_device::{Cuda, Device, Executable, Memory};
+use deuteron_device::{Cuda, Device};
 use deuteron_graph::Dtype;
 use deuteron_kernels::Backend;
 
@@ -30,19 +31,10 @@ fn chosen(attention: &LoweredAttention, target: &CudaTarget) -> Scores {
 // The compiler.
 
 fn compile(compiler: &Compiler, kernels: &[(AttentionKernel, Scores, Arch)]) {
-    let source = |&(kernel, scores, arch): &(AttentionKernel, Scores, Arch)| {
-        // The text has no part in sizes.
-        let attention = lowered(&kernel, shape([2, 12, 300, 300], &kernel), |_| 0);
-        (text_of(with_variant(&attention, &ForwardVariant::Scores(scores), &CudaTarget::new(arch, 132))), arch)
+    let render = |kernel: &AttentionKernel, &scores: &Scores, target: &CudaTarget| {
+        with_variant(&lowered(kernel, shape(ANY_SIZES, kernel), |_| 0), &ForwardVariant::Scores(scores), target)
     };
-    let sources = kernels.iter().map(source).collect();
-    for ((kernel, scores, arch), cubin) in kernels.iter().zip(compiled(compiler, sources)) {
-        for entry in &cubin.entries {
-            let (name, registers, spilled) = (&entry.name, entry.registers, entry.spill_stores + entry.spill_loads);
-            println!("{scores:?} {kernel:?} {arch}: {name} takes {registers} registers, spills {spilled}");
-            assert_eq!(spilled, 0, "{scores:?} {kernel:?} for {arch}: {entry:?}");
-        }
-    }
+    check_compiled(compiler, kernels, render, |_, _, _| false);
 }
 
 #[test]
@@ -85,114 +77,24 @@ fn every_kernel_compiles_without_spills() {
 
 // The GPU.
 
-/// One problem with its data.
-struct Case {
-    kernel: AttentionKernel,
-    shape: AttentionShape,
-    q: Vec<f32>,
-    k: Vec<f32>,
-    mask: Vec<f32>,
-    positions: Vec<i32>,
-    /// where queries and keys start
-    starts: [usize; 2],
-}
-
 impl Case {
-    fn new(kernel: AttentionKernel, sizes: [usize; 4], spread: f32) -> Case {
-        let [batch, heads, queries, keys] = sizes;
-        let mut numbers = Numbers(sizes.iter().fold(kernel.width as u64, |seed, &size| seed * 31 + size as u64));
-        let q = numbers.take(batch * heads * queries * kernel.width, spread);
-        let k = numbers.take(batch * heads / kernel.group * keys * kernel.width, 1.0);
-        let mut mask = Vec::new();
-        if let AttentionMask::Additive(_) = kernel.mask {
-            mask = added(&mut numbers, [batch, queries, keys]);
-        }
-        let positions = (0..batch).map(|b| keys as i32 - queries as i32 - 11 * b as i32).collect();
-        Case { kernel, shape: shape(sizes, &kernel), q, k, mask, positions, starts: [0; 2] }
-    }
-
-    /// Queries and keys side by side in one tensor `[batch, positions, 2, heads, width]`, `start` elements in.
-    fn fused(kernel: AttentionKernel, [batch, heads, length]: [usize; 3], start: usize) -> Case {
-        let mut case = Case::new(kernel, [batch, heads, length, length], 1.0);
-        let row = 2 * heads * kernel.width;
-        let strides = HeadStrides { batch: length * row, head: kernel.width, position: row };
-        case.shape = AttentionShape { q: strides, k: strides, v: strides, ..case.shape };
-        case.q = Numbers(5).take(start + batch * length * row, 1.0);
-        case.k = case.q.clone();
-        case.starts = [start, start + heads * kernel.width];
-        case
-    }
-
-    fn offset(&self, operand: AttentionOperand) -> usize {
-        match operand {
-            AttentionOperand::Q => self.starts[0],
-            AttentionOperand::K => self.starts[1],
-            _ => 0,
-        }
-    }
-
-    fn bytes(&self, operand: AttentionOperand) -> Vec<u8> {
-        let values = match operand {
-            AttentionOperand::Q => &self.q,
-            AttentionOperand::K => &self.k,
-            AttentionOperand::Mask => &self.mask,
-            _ => return self.positions.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        };
-        stored(self.kernel.operand_dtype(operand), values)
-    }
-
-    fn values(&self, operand: AttentionOperand) -> Vec<f64> {
-        widened(self.kernel.operand_dtype(operand), &self.bytes(operand))
-    }
-
-    fn lowered(&self) -> LoweredAttention {
-        lowered(&self.kernel, self.shape, |operand| self.offset(operand))
-    }
-
-    fn result_bytes(&self) -> usize {
-        let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
-        batch * heads * queries * keys * self.kernel.dtype.bytes()
-    }
-
-    /// Made ready by a kernel, with its inputs.
-    fn load(&self, device: &Cuda, variant: Option<Scores>) -> (Box<dyn Executable>, Vec<Memory>) {
-        let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
-        let kernel = match variant {
-            Some(variant) => with_variant(&self.lowered(), &ForwardVariant::Scores(variant), target),
-            None => forward::kernel(&self.lowered(), target),
-        };
-        let operands = self.kernel.operands();
-        let inputs: Vec<Vec<u8>> = operands[..operands.len() - 1].iter().map(|&operand| self.bytes(operand)).collect();
-        loaded(device, kernel, &inputs, vec![self.result_bytes()])
-    }
-
-    /// Runs it by a kernel, twice and once more as a graph, over poison; the bits must be the same.
-    fn run(&self, device: &Cuda, variant: Option<Scores>) -> Vec<f64> {
-        let (mut executable, memory) = self.load(device, variant);
-        widened(self.kernel.dtype, &outputs(&mut *executable, &memory, &[self.result_bytes()])[0])
-    }
-
     /// Each row in f64: its probabilities, how many keys it sees, and the largest sum of sizes of the terms of a score.
-    fn formula(&self) -> Vec<(Vec<f64>, usize, f64)> {
-        let AttentionKernel { width, group, scale, mask: kind, .. } = self.kernel;
+    fn probabilities(&self) -> Vec<(Vec<f64>, usize, f64)> {
+        let AttentionKernel { width, group, scale, .. } = self.kernel;
         let AttentionShape { batch, heads, queries, keys, q, k, mask, .. } = self.shape;
-        let [all_q, all_k, added] =
-            [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::Mask].map(|operand| self.values(operand));
+        let [all_q, all_k] = [AttentionOperand::Q, AttentionOperand::K].map(|operand| self.values(operand));
+        let added = self.added();
+        let starts = [AttentionOperand::Q, AttentionOperand::K].map(|operand| self.offset(operand));
         let at = |strides: HeadStrides, b: usize, h: usize, i: usize| {
             b * strides.batch + h * strides.head + i * strides.position
         };
         let row = |r: usize| {
             let (b, h, i) = (r / queries / heads, r / queries % heads, r % queries);
-            let seen = match kind {
-                AttentionMask::Causal => i as i64 + keys as i64 - queries as i64 + 1,
-                AttentionMask::Cached => i64::from(self.positions[b]) + i as i64 + 1,
-                AttentionMask::Full | AttentionMask::Additive(_) => keys as i64,
-            };
-            let seen = seen.clamp(0, keys as i64) as usize;
-            let query = &all_q[self.starts[0] + at(q, b, h, i)..][..width];
+            let seen = self.seen(b, i);
+            let query = &all_q[starts[0] + at(q, b, h, i)..][..width];
             let (mut scores, mut largest) = (Vec::new(), 0.0_f64);
             for j in 0..seen {
-                let key = &all_k[self.starts[1] + at(k, b, h / group, j)..][..width];
+                let key = &all_k[starts[1] + at(k, b, h / group, j)..][..width];
                 let (mut score, mut size) = (0.0, 0.0);
                 for (x, y) in query.iter().zip(key) {
                     let term = x * y * f64::from(scale);
@@ -214,12 +116,13 @@ impl Case {
         (0..batch * heads * queries).map(row).collect()
     }
 
-    fn check(&self, device: &Cuda, variant: Option<Scores>) {
+    fn check_scores(&self, device: &Cuda, scores: Option<Scores>) {
+        let variant = scores.map(ForwardVariant::Scores);
         let got = self.run(device, variant);
         let AttentionKernel { dtype, width, .. } = self.kernel;
         let keys = self.shape.keys;
         let least = if dtype == Dtype::F16 { f64::powi(2.0, -24) } else { f64::from(f32::MIN_POSITIVE) };
-        for (r, (want, seen, largest)) in self.formula().into_iter().enumerate() {
+        for (r, (want, seen, largest)) in self.probabilities().into_iter().enumerate() {
             // A probability is off by what its score and the others are off, and by what their sum is; then it is rounded.
             let terms = (width as f64).sqrt() * largest + largest + (keys as f64).sqrt();
             let relative = 4.0 * f64::from(f32::EPSILON) * (terms + 4.0) + epsilon(dtype);
@@ -233,7 +136,7 @@ impl Case {
     }
 
     /// All kernels that can do it.
-    fn variants(&self, device: &Cuda) -> Vec<Option<Scores>> {
+    fn score_variants(&self, device: &Cuda) -> Vec<Option<Scores>> {
         let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
         let mut variants = vec![None, Some(Scores::Plain)];
         if let Scores::Tensor { together, .. } = chosen(&self.lowered(), target) {
@@ -255,38 +158,32 @@ impl Case {
 
 #[test]
 fn every_f32_kernel_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_kernels(&device, Dtype::F32);
+    on_gpu(check_kernels, Dtype::F32);
 }
 
 #[test]
 fn every_f16_kernel_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_kernels(&device, Dtype::F16);
+    on_gpu(check_kernels, Dtype::F16);
 }
 
 #[test]
 fn every_bf16_kernel_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_kernels(&device, Dtype::Bf16);
+    on_gpu(check_kernels, Dtype::Bf16);
 }
 
 #[test]
 fn every_f32_length_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_lengths(&device, Dtype::F32);
+    on_gpu(check_lengths, Dtype::F32);
 }
 
 #[test]
 fn every_f16_length_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_lengths(&device, Dtype::F16);
+    on_gpu(check_lengths, Dtype::F16);
 }
 
 #[test]
 fn every_bf16_length_matches() {
-    let Some(device) = gpu(true) else { return };
-    check_lengths(&device, Dtype::Bf16);
+    on_gpu(check_lengths, Dtype::Bf16);
 }
 
 #[test]
@@ -294,7 +191,7 @@ fn every_width_matches() {
     let Some(device) = gpu(true) else { return };
     for dtype in Dtype::FLOATS {
         for width in [1, 8, 16, 17, 80, 96, 128, 192, 256] {
-            Case::new(kernel(dtype, width, AttentionMask::Causal), [1, 2, 130, 136], 1.0).check(&device, None);
+            Case::new(kernel(dtype, width, AttentionMask::Causal), [1, 2, 130, 136], 1.0).check_scores(&device, None);
         }
     }
 }
@@ -303,14 +200,14 @@ fn check_kernels(device: &Cuda, dtype: Dtype) {
     for mask in MASKS {
         for sizes in [[2, 3, 129, 136], [1, 2, 33, 9], [2, 1, 70, 204]] {
             let case = Case::new(kernel(dtype, 64, mask), sizes, 1.0);
-            case.variants(device).into_iter().for_each(|variant| case.check(device, variant));
+            case.score_variants(device).into_iter().for_each(|variant| case.check_scores(device, variant));
         }
         // Heads that share keys.
         let shared = AttentionKernel { group: 3, ..kernel(dtype, 32, mask) };
-        Case::new(shared, [2, 6, 40, 77], 1.0).check(device, None);
+        Case::new(shared, [2, 6, 40, 77], 1.0).check_scores(device, None);
     }
     // Enough blocks for tall tiles.
-    Case::new(kernel(dtype, 16, AttentionMask::Causal), [8, 40, 129, 136], 1.0).check(device, None);
+    Case::new(kernel(dtype, 16, AttentionMask::Causal), [8, 40, 129, 136], 1.0).check_scores(device, None);
 }
 
 fn check_lengths(device: &Cuda, dtype: Dtype) {
@@ -321,7 +218,7 @@ fn check_lengths(device: &Cuda, dtype: Dtype) {
             // All masks where lengths are equal or a tile is whole; else they take turns.
             let all = queries == keys || keys % 64 == 2 || keys % 64 == 4;
             for mask in MASKS.into_iter().enumerate().filter(|(index, _)| all || index % 2 == turn % 2) {
-                Case::new(kernel(dtype, 64, mask.1), [1, 2, queries, keys], 1.0).check(device, None);
+                Case::new(kernel(dtype, 64, mask.1), [1, 2, queries, keys], 1.0).check_scores(device, None);
             }
             turn += 1;
         }
@@ -335,7 +232,7 @@ fn fused_operands_are_read_in_place() {
         for length in [3, 67, 200] {
             for start in [0, 8, 1] {
                 let kernel = kernel(dtype, 32, AttentionMask::Causal);
-                Case::fused(kernel, [2, 3, length], start).check(&device, None);
+                Case::fused(kernel, [2, 3, length], start).check_scores(&device, None);
             }
         }
     }
@@ -349,11 +246,11 @@ fn extreme_scores_and_scales_hold() {
             for mask in [AttentionMask::Causal, AttentionMask::Full, AttentionMask::Additive(dtype)] {
                 for scale in [0.125, -0.125, 0.0] {
                     let kernel = AttentionKernel { scale, ..kernel(dtype, 64, mask) };
-                    Case::new(kernel, sizes, 1.0).check(&device, None);
+                    Case::new(kernel, sizes, 1.0).check_scores(&device, None);
                 }
                 // Scores of about 1e4: one key of a row has all the weight.
                 let case = Case::new(kernel(dtype, 64, mask), sizes, 1e4);
-                case.variants(&device).into_iter().for_each(|variant| case.check(&device, variant));
+                case.score_variants(&device).into_iter().for_each(|variant| case.check_scores(&device, variant));
             }
         }
     }
@@ -366,7 +263,7 @@ fn positions_outside_of_the_cache_see_nothing_or_all() {
         for sizes in [[2, 2, 1, 300], [2, 2, 100, 304]] {
             let mut case = Case::new(kernel(dtype, 64, AttentionMask::Cached), sizes, 1.0);
             case.positions = vec![-1000, i32::MAX];
-            case.variants(&device).into_iter().for_each(|variant| case.check(&device, variant));
+            case.score_variants(&device).into_iter().for_each(|variant| case.check_scores(&device, variant));
         }
     }
 }
@@ -379,14 +276,14 @@ fn nan_takes_its_rows_and_no_others() {
             for (queries, keys) in [(200, 200), (150, 333)] {
                 let mut case = Case::new(kernel(dtype, 64, mask), [1, 2, queries, keys], 1.0);
                 // A key that the last queries see, if any is hidden; a query; a mask of +inf in some row.
-                case.k[(keys - 20) * 64 + 3] = f32::NAN;
-                case.q[(queries + 7) * 64] = f32::INFINITY;
-                if let Some(added) = case.mask.get_mut(11 * keys + 5) {
-                    *added = f32::INFINITY;
+                case.tensors[1].1[(keys - 20) * 64 + 3] = f32::NAN;
+                case.tensors[0].1[(queries + 7) * 64] = f32::INFINITY;
+                if let Some((_, added)) = case.tensors.get_mut(2) {
+                    added[11 * keys + 5] = f32::INFINITY;
                 }
-                for variant in case.variants(&device) {
-                    case.check(&device, variant);
-                    let got = case.run(&device, variant);
+                for variant in case.score_variants(&device) {
+                    case.check_scores(&device, variant);
+                    let got = case.run(&device, variant.map(ForwardVariant::Scores));
                     let row = |r: usize| &got[r * keys..][..keys];
                     assert!(row(queries - 1).iter().all(|x| x.is_nan()), "{dtype} {mask:?} {variant:?}");
                     assert!(row(queries).iter().all(|x| x.is_finite()), "{dtype} {mask:?} {variant:?}");
@@ -404,9 +301,9 @@ fn what_a_cache_does_not_hold_yet_is_not_read() {
             let mut case = Case::new(kernel(dtype, 64, AttentionMask::Cached), [1, 2, queries, 400], 1.0);
             case.positions = vec![150];
             for head in 0..2 {
-                case.k[(head * 400 + 150 + queries) * 64..(head + 1) * 400 * 64].fill(f32::NAN);
+                case.tensors[1].1[(head * 400 + 150 + queries) * 64..(head + 1) * 400 * 64].fill(f32::NAN);
             }
-            case.variants(&device).into_iter().for_each(|variant| case.check(&device, variant));
+            case.score_variants(&device).into_iter().for_each(|variant| case.check_scores(&device, variant));
         }
     }
 }
@@ -428,7 +325,7 @@ fn tiles_side_by_side() {
     let print = |kernel: AttentionKernel, sizes: [usize; 4], variants: &[Option<Scores>]| {
         let case = Case::new(kernel, sizes, 1.0);
         for &variant in variants {
-            let (mut executable, memory) = case.load(&device, variant);
+            let (mut executable, memory) = case.load(&device, variant.map(ForwardVariant::Scores));
             let us = microseconds(&mut *executable, &memory);
             let rate = case.result_bytes() as f64 / us * 1e-3;
             let (dtype, mask) = (kernel.dtype, kernel.mask);

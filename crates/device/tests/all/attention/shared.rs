@@ -1,13 +1,17 @@
 //! What all tests of attention do with a kernel: bind its arguments, load it, run it, time it.
 
+use std::fmt::Debug;
+
 use deuteron_attention::kernel::LoweredAttention;
 use deuteron_attention::{AttentionKernel, AttentionOperand, AttentionShape};
-use deuteron_codegen::cuda::CudaSource;
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
 use deuteron_codegen::{ArgBinding, Kernel, Source};
+use deuteron_device::cuda::nvrtc::{Compiler, Cubin};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph};
 
 use crate::support::attention::Numbers;
+use crate::support::{compiled, gpu};
 
 /// An argument of a launch: its type, whether it is written, and the element at which it starts.
 pub fn argument(dtype: Dtype, written: bool, offset: usize) -> ArgBinding {
@@ -25,6 +29,38 @@ pub fn lowered(
         argument(kernel.operand_dtype(operand), operand == AttentionOperand::O, offsets(operand))
     };
     LoweredAttention { kernel: *kernel, shape, args: kernel.operands().iter().map(bound).collect() }
+}
+
+/// The text of a kernel does not depend on sizes.
+pub const ANY_SIZES: [usize; 4] = [2, 12, 300, 300];
+
+/// Compiles kernels, each of a variant for an architecture; one that spills registers and may not fails the test.
+pub fn check_compiled<V: Debug>(
+    compiler: &Compiler,
+    kernels: &[(AttentionKernel, V, Arch)],
+    render: impl Fn(&AttentionKernel, &V, &CudaTarget) -> Kernel,
+    may_spill: impl Fn(&AttentionKernel, &V, u32) -> bool,
+) -> Vec<Cubin> {
+    let source = |(kernel, variant, arch): &(AttentionKernel, V, Arch)| {
+        (text_of(render(kernel, variant, &CudaTarget::new(*arch, 132))), *arch)
+    };
+    let cubins = compiled(compiler, kernels.iter().map(source).collect());
+    for ((kernel, variant, arch), cubin) in kernels.iter().zip(&cubins) {
+        for entry in &cubin.entries {
+            let (name, registers, spilled) = (&entry.name, entry.registers, entry.spill_stores + entry.spill_loads);
+            println!("{variant:?} {kernel:?} {arch}: {name} takes {registers} registers, spills {spilled}");
+            let holds = spilled == 0 || may_spill(kernel, variant, spilled);
+            assert!(holds, "{variant:?} {kernel:?} for {arch}: {entry:?}");
+        }
+    }
+    cubins
+}
+
+/// Checks kernels of a storage type where there is a GPU.
+pub fn on_gpu(check: impl FnOnce(&Cuda, Dtype), dtype: Dtype) {
+    if let Some(device) = gpu(true) {
+        check(&device, dtype);
+    }
 }
 
 /// What is compiled of a kernel.

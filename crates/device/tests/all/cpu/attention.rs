@@ -7,7 +7,7 @@ use deuteron_codegen::cpu::simd::Isa;
 use deuteron_device::{Cpu, Device, DeviceError, Job, Launching, NoStates, Place};
 use deuteron_graph::Dtype;
 
-use super::{argument, bytes, loaded};
+use super::{argument, bytes, check, loaded};
 
 /// One query of width 2 against two keys.
 pub fn tiny() -> (AttentionKernel, AttentionShape) {
@@ -33,15 +33,10 @@ fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), re
 #[test]
 fn equal_keys_give_the_mean_of_the_values() {
     let cpu = Cpu::with(2, Isa::detect());
-    let mut executable = loaded(&cpu, job(&cpu, |_, _| {}, 8)).unwrap();
-    let memory = [&[0.0, 0.0][..], &[1.0, 5.0, 3.0, 7.0]].map(|values| cpu.upload(&bytes(values)).unwrap());
-    executable.run(&|index| &memory[index], &mut NoStates, Launching::Eager).unwrap();
-    let mut result = [0; 8];
-    executable.read(0, &mut result).unwrap();
-    assert_eq!(result.to_vec(), bytes(&[2.0, 6.0]));
-    let short = cpu.upload(&bytes(&[1.0, 5.0, 3.0])).unwrap();
-    let short = |index| if index == 1 { &short } else { &memory[0] };
-    let refused = executable.run(&short, &mut NoStates, Launching::Eager);
+    let inputs = [&[0.0, 0.0][..], &[1.0, 5.0, 3.0, 7.0]];
+    let mut executable = check(&cpu, job(&cpu, |_, _| {}, 8), &inputs, &[&[2.0, 6.0]]);
+    let short = [&[0.0, 0.0][..], &[1.0, 5.0, 3.0]].map(|values| cpu.upload(&bytes(values)).unwrap());
+    let refused = executable.run(&|index| &short[index], &mut NoStates, Launching::Eager);
     assert_eq!(refused, Err(DeviceError::InputSize { input: 1, expected: 16, got: 12 }));
 }
 

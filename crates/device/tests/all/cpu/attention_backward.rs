@@ -4,11 +4,11 @@ use deuteron_attention::backward::LoweredBackward;
 use deuteron_attention::cpu::family;
 use deuteron_attention::{AttentionKernel, AttentionMask, AttentionShape};
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};
+use deuteron_device::{Cpu, Job, Place};
 use deuteron_graph::Dtype;
 
 use super::attention::tiny;
-use super::{argument, bytes, loaded};
+use super::{argument, check, loaded};
 
 /// One query of width 2 against two keys, and what is wrong with it.
 fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), outputs: [usize; 3]) -> Option<Job> {
@@ -24,15 +24,9 @@ fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), ou
 #[test]
 fn gradients_of_equal_scores() {
     let cpu = Cpu::with(2, Isa::detect());
-    let mut executable = loaded(&cpu, job(&cpu, |_, _| {}, [8, 16, 16])).unwrap();
     let inputs = [&[0.0, 0.0][..], &[1.0, 5.0, 3.0, 7.0], &[1.0, 0.0]];
-    let memory = inputs.map(|values| cpu.upload(&bytes(values)).unwrap());
-    executable.run(&|index| &memory[index], &mut NoStates, Launching::Eager).unwrap();
-    for (index, expected) in [&[1.0, 1.0][..], &[0.0; 4], &[0.5, 0.0, 0.5, 0.0]].into_iter().enumerate() {
-        let mut result = vec![0xff; 4 * expected.len()];
-        executable.read(index, &mut result).unwrap();
-        assert_eq!(result, bytes(expected), "gradient {index}");
-    }
+    let gradients = [&[1.0, 1.0][..], &[0.0; 4], &[0.5, 0.0, 0.5, 0.0]];
+    check(&cpu, job(&cpu, |_, _| {}, [8, 16, 16]), &inputs, &gradients);
 }
 
 #[test]

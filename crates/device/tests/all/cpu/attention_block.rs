@@ -5,13 +5,13 @@ use deuteron_attention::block::{AttentionBlockLaunch, LoweredAttentionBlock};
 use deuteron_attention::cpu::family;
 use deuteron_codegen::body::Exprs;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::{Access, ArgBinding, ArgSpec, Body, Expr, MatmulShape, Stage};
-use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};
+use deuteron_codegen::{ArgBinding, Body, Expr, MatmulShape, Stage};
+use deuteron_device::{Cpu, Job, Place};
 use deuteron_graph::{BinaryOp, Dtype, ReduceOp};
 use deuteron_matmul::{Epilogue, Matmul};
 
 use super::attention_rows::heads;
-use super::{argument, bytes, loaded};
+use super::{argument, body, check, loaded};
 
 /// What can be wrong with a job.
 struct Parts {
@@ -20,21 +20,13 @@ struct Parts {
 }
 
 /// The sums less the largest of their row.
-fn body() -> Body {
+fn less_largest() -> Body {
     let mut exprs = Exprs::default();
     let load = exprs.make(Expr::Load(0));
     let largest = exprs.make(Expr::RowValue(0));
     let value = exprs.make(Expr::Binary(BinaryOp::Sub, load, largest));
-    let spec = |written| ArgSpec { dtype: Dtype::F32, access: Access::Row, written };
-    Body {
-        cols: 3,
-        flat: false,
-        args: vec![spec(false), spec(true)],
-        exprs: exprs.finish(),
-        axes: 0,
-        row_values: 1,
-        stages: vec![Stage::RowReduce { op: ReduceOp::Max, value: load, into: 0 }, Stage::Store { value, arg: 1 }],
-    }
+    let reduced = Stage::RowReduce { op: ReduceOp::Max, value: load, into: 0 };
+    body(3, exprs, 1, vec![reduced, Stage::Store { value, arg: 1 }])
 }
 
 /// Two heads of width 2 side by side, two queries, one key, by a weight of three columns.
@@ -47,7 +39,7 @@ fn parts() -> Parts {
         rights: 1,
         routed: false,
         prologue: None,
-        epilogue: Some(Epilogue { body: body(), sums: vec![0] }),
+        epilogue: Some(Epilogue { body: less_largest(), sums: vec![0] }),
     };
     let arg = |position: usize| ArgBinding {
         leading: if position == 4 { vec![(2, 3)] } else { Vec::new() },
@@ -75,19 +67,10 @@ fn job(cpu: &Cpu, change: impl Fn(&mut Parts)) -> Option<Job> {
 fn one_key_gives_its_values_by_the_weight() {
     for threads in [1, 3] {
         let cpu = Cpu::with(threads, Isa::detect());
-        let mut executable = loaded(&cpu, job(&cpu, |_| {})).unwrap();
         let weight = [1.0, 0.0, 2.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0];
-        let values = [&[0.0; 8][..], &[1.0, 2.0, 3.0, 4.0], &weight];
-        let memory = values.map(|values| cpu.upload(&bytes(values)).unwrap());
-        // Twice: what is counted is counted anew.
-        for _ in 0..2 {
-            executable.poison().unwrap();
-            executable.run(&|index| &memory[index], &mut NoStates, Launching::Eager).unwrap();
-            let mut result = [0; 24];
-            executable.read(0, &mut result).unwrap();
-            // Sums 5, 2 and 5 in both rows.
-            assert_eq!(result.to_vec(), bytes(&[0.0, -3.0, 0.0, 0.0, -3.0, 0.0]));
-        }
+        let inputs = [&[0.0; 8][..], &[1.0, 2.0, 3.0, 4.0], &weight];
+        // Sums 5, 2 and 5 in both rows.
+        check(&cpu, job(&cpu, |_| {}), &inputs, &[&[0.0, -3.0, 0.0, 0.0, -3.0, 0.0]]);
     }
 }
 

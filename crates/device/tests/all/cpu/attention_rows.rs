@@ -2,31 +2,22 @@
 
 use deuteron_attention::cpu::family;
 use deuteron_attention::rows::{AttentionRowsLaunch, LoweredAttentionRows};
-use deuteron_attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionRows, AttentionShape, HeadStrides};
+use deuteron_attention::{AttentionKernel, AttentionRows, AttentionShape, HeadStrides};
 use deuteron_codegen::body::Exprs;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::{Access, ArgBinding, ArgSpec, Body, Expr, Stage};
-use deuteron_device::{Cpu, Device, Job, Launching, NoStates, Place};
-use deuteron_graph::{BinaryOp, Dtype};
+use deuteron_codegen::{ArgBinding, Body, Expr, Stage};
+use deuteron_device::{Cpu, Job, Place};
+use deuteron_graph::BinaryOp;
 
-use super::{argument, bytes, loaded};
+use super::attention::tiny;
+use super::{argument, body, check, loaded};
 
 /// Attention: two heads of width 2 side by side, two queries, one key.
 pub fn heads() -> (AttentionKernel, AttentionShape) {
-    let kernel = AttentionKernel {
-        dtype: Dtype::F32,
-        kv: Dtype::F32,
-        width: 2,
-        group: 1,
-        scale: 1.0,
-        mask: AttentionMask::Full,
-        dropout: None,
-        result: AttentionResult::Values,
-    };
+    let (kernel, shape) = tiny();
     let strides = |head, position| HeadStrides { batch: 0, head, position };
     let (q, k, o) = (strides(4, 2), strides(2, 2), strides(2, 4));
-    let mask = HeadStrides::default();
-    (kernel, AttentionShape { batch: 1, heads: 2, queries: 2, keys: 1, q, k, v: k, mask, o })
+    (kernel, AttentionShape { heads: 2, queries: 2, keys: 1, q, k, v: k, o, ..shape })
 }
 
 /// Twice a value.
@@ -34,16 +25,7 @@ fn twice(cols: usize) -> Body {
     let mut exprs = Exprs::default();
     let load = exprs.make(Expr::Load(0));
     let value = exprs.make(Expr::Binary(BinaryOp::Add, load, load));
-    let spec = |written| ArgSpec { dtype: Dtype::F32, access: Access::Row, written };
-    Body {
-        cols,
-        flat: false,
-        args: vec![spec(false), spec(true)],
-        exprs: exprs.finish(),
-        axes: 0,
-        row_values: 0,
-        stages: vec![Stage::Store { value, arg: 1 }],
-    }
+    body(cols, exprs, 0, vec![Stage::Store { value, arg: 1 }])
 }
 
 /// Twice the result of attention, and what is wrong with it.
@@ -71,16 +53,8 @@ fn job(
 fn one_key_gives_its_values_in_rows() {
     for threads in [1, 3] {
         let cpu = Cpu::with(threads, Isa::detect());
-        let mut executable = loaded(&cpu, job(&cpu, |_, _| {}, 4, 32)).unwrap();
-        let memory = [&[0.0; 8][..], &[1.0, 2.0, 3.0, 4.0]].map(|values| cpu.upload(&bytes(values)).unwrap());
-        // Twice: what is counted is counted anew.
-        for _ in 0..2 {
-            executable.poison().unwrap();
-            executable.run(&|index| &memory[index], &mut NoStates, Launching::Eager).unwrap();
-            let mut result = [0; 32];
-            executable.read(0, &mut result).unwrap();
-            assert_eq!(result.to_vec(), bytes(&[2.0, 4.0, 6.0, 8.0, 2.0, 4.0, 6.0, 8.0]));
-        }
+        let inputs = [&[0.0; 8][..], &[1.0, 2.0, 3.0, 4.0]];
+        check(&cpu, job(&cpu, |_, _| {}, 4, 32), &inputs, &[&[2.0, 4.0, 6.0, 8.0, 2.0, 4.0, 6.0, 8.0]]);
     }
 }
 

@@ -5,13 +5,14 @@ mod body;
 use std::time::{Duration, Instant};
 
 use body::{Folders, SEEDS};
+use deuteron_testkit::Scratch;
 use deuteron_testkit::fuzz::{mutate, mutate_bytes};
 
 #[test]
 fn mutated_files_are_answered() {
     let seconds = std::env::var("DEUTERON_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
-    let root = std::env::temp_dir().join(format!("deuteron-gpt2-fuzz-{}", std::process::id()));
-    let folders = Folders::new(root.clone());
+    let root = Scratch::make();
+    let folders = Folders::new(root.to_path_buf());
     for (name, seed) in SEEDS {
         assert!(folders.open(seed), "{name} as it is");
     }
@@ -35,7 +36,6 @@ fn mutated_files_are_answered() {
         inputs += 1;
     }
     println!("fuzz gpt2_folder: {inputs} inputs, {accepted} accepted, 0 panics, {seconds} s");
-    let _ = std::fs::remove_dir_all(root);
 }
 
 /// Says which input panicked while the panic unwinds.

@@ -1,7 +1,6 @@
 //! Fixtures and what is expected of them, scratch folders and hand-made safetensors.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::Deserialize;
 
@@ -12,16 +11,12 @@ pub fn fixture(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-/// A folder that is removed with its value.
-pub struct Scratch(pub PathBuf);
+/// A folder of files.
+pub struct Scratch(pub deuteron_testkit::Scratch);
 
 impl Scratch {
     pub fn new() -> Scratch {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("deuteron-gpt2-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
+        Scratch(deuteron_testkit::Scratch::make())
     }
 
     /// A copy of a fixture's files.
@@ -49,12 +44,6 @@ impl Scratch {
         let text = String::from_utf8(self.read(name)).unwrap();
         assert!(text.contains(from), "`{from}` is not in {name}");
         self.write(name, text.replace(from, to));
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
