@@ -7,7 +7,7 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-attention-ladder.csv, h200-attention-peers.csv, h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv,
+# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv,
 # h200-python-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
@@ -20,12 +20,13 @@ test         300      24
 check        160      40
 matrix       300      40
 repeat       30       6
-sanitize     180      12
+sanitize     240      12
 calibrate    70       8
 bench        150      90
 peers        200      40
 gpt2         150      30
 attention    150      24
+matmul       200      50
 launches     280      60
 ncu          110      60
 python       260      30
@@ -74,13 +75,13 @@ part_test() {
     trap 'echo "not passed when time was up:"; grep -L "^result: passed" "$logs"/*; rm -r "$logs" "$tests"; exit 124' TERM
     cp "$bundle"/tests/*.gz "$tests" && gunzip "$tests"/*.gz && chmod +x "$tests"/*
     apart deuteron-device-all attention::
-    apart deuteron-all cuda::products:: cuda::one_launch::
+    apart deuteron-all cuda::products:: cuda::one_launch:: cuda::hopper::
     together 4 deuteron-device-all nvrtc:: cache:: &
     together 4 deuteron-device-lib "" &
     together 4 deuteron-gpt2-all engines:: &
     wait
     for program in deuteron-device-all deuteron-all; do
-        together 8 "$program" cuda:: --skip cuda::products:: --skip cuda::one_launch:: &
+        together 8 "$program" cuda:: --skip cuda::products:: --skip cuda::one_launch:: --skip cuda::hopper:: &
         wait  # a command in the foreground would keep the trap waiting
     done
     [ -n "$(ls "$logs")" ] || { echo "no test programs in $bundle/tests"; failed=1; }
@@ -154,8 +155,11 @@ part_sanitize() {
     # Sequences of an odd length, two of them, and rows that fill no tile.
     local ladder=("$deuteron" bench attention attention_add_norm attention_block --ladder --once --rows 258 --seq 129 --cols 128
         --device cuda)
+    # Every cut of a matmul, of sizes that fill no tile.
+    local matmul=("$deuteron" bench matmul --once --rows 300 --weights 264x200 --epilogue residual --device cuda)
     logs=$(mktemp -d)
     run "${checks[@]}"
+    run "${matmul[@]}"
     run "${ladder[@]}" >"$logs/rungs"
     cat "$logs/rungs"
     local op
@@ -169,7 +173,7 @@ part_sanitize() {
     local core=0
     for tool in memcheck racecheck initcheck synccheck; do
         local sanitizer=(taskset -c $core compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20)
-        { "${sanitizer[@]}" "${checks[@]}" && "${sanitizer[@]}" "${ladder[@]}"; } >"$logs/$tool" 2>&1 &
+        { "${sanitizer[@]}" "${checks[@]}" && "${sanitizer[@]}" "${ladder[@]}" && "${sanitizer[@]}" "${matmul[@]}"; } >"$logs/$tool" 2>&1 &
         process[$tool]=$!
         core=$((core + 1))
     done
@@ -247,6 +251,9 @@ part_peers() {
 }
 
 # Attention and its gradient beside torch's flash and cuDNN.
+part_matmul() {
+    run python3 "$here/peers_matmul_gpu.py" --binary "$deuteron" --commit "$commit"
+}
 part_attention() {
     run python3 "$here/peers_attention.py" --binary "$deuteron" --commit "$commit"
 }

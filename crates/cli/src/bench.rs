@@ -11,6 +11,7 @@ use deuteron_gpt2::Config;
 
 use crate::Outcome;
 use crate::bench_crossover;
+use crate::bench_matmul::MatmulArguments;
 use crate::bench_model::{self, ModelArguments};
 use crate::device::DeviceArguments;
 use crate::input::float;
@@ -18,7 +19,7 @@ use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Ops of the catalogue [default: all]; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl
+    /// Ops of the catalogue [default: all]; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl; or matmul: by every variant that a GPU has
     ops: Vec<String>,
     /// Rows, one or more [default: 1024,65536; of the ladder of attention 1024,8192]
     #[arg(long, value_delimiter = ',')]
@@ -34,6 +35,8 @@ pub struct Arguments {
     dtype: Option<String>,
     #[command(flatten)]
     model: ModelArguments,
+    #[command(flatten)]
+    matmul: MatmulArguments,
     /// Features of a head of ops that attend
     #[arg(long, default_value_t = 64)]
     head: usize,
@@ -43,7 +46,7 @@ pub struct Arguments {
     /// The gradients instead of the ops
     #[arg(long)]
     backward: bool,
-    /// Run plans exactly once each and print their kernels in order: for a profiler; of a ladder, run and check every step once
+    /// Run plans exactly once each and print their kernels in order: for a profiler; of a ladder or of matmul, run and check every step or variant once
     #[arg(long)]
     once: bool,
     /// Plans to run once, in this order: eager (attention with its scores in memory), unfused, fused
@@ -79,7 +82,8 @@ pub struct Arguments {
     /// other_nodes, verified, worst_ratio, us, gbps, copy_gbps, fraction_of_copy, tflops, speedup, registers}, with --once too of {op, rung, verified,
     /// worst_ratio}; with --crossover of {op, batch, sequence, hidden, head, dtype, device, apart_kernels,
     /// apart_launches, apart_us, apart_predicted_us, one_kernels, one_launches, one_us, one_predicted_us, takes_one, over_best}; of a model {model, device, weights, phases,
-    /// attention_layer}
+    /// attention_layer}; of matmul {rows, inner, columns, transposed, epilogue, dtype, device, variant, chosen, verified, worst_ratio,
+    /// us, tflops}, with --once of {variant, verified, worst_ratio}
     #[arg(long)]
     json: bool,
 }
@@ -89,15 +93,17 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         return run_overhead(&arguments.device, arguments.json);
     }
     let mut engine = arguments.device.engine()?;
+    if arguments.ops == ["matmul"] {
+        return run_matmul(arguments, &engine);
+    }
+    if !arguments.matmul.is_empty() {
+        bail!("--weights and --epilogue are of `bench matmul` alone; got {}", arguments.ops.join(" "));
+    }
     if let [name] = arguments.ops.as_slice()
         && let Ok(config) = Config::find(name)
     {
         let report = arguments.model.run(&engine, &config, arguments.dtype.as_deref().unwrap_or("f32").parse()?)?;
-        if arguments.json {
-            show::json(&report)?;
-        } else {
-            bench_model::print(&report);
-        }
+        show::report(&report, arguments.json, bench_model::print)?;
         return Ok(Outcome::Good);
     }
     if arguments.crossover {
@@ -116,20 +122,22 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     if arguments.tune {
         engine = tuned(arguments, &engine, &cases)?;
     }
-    let bar = show::progress(Some(cases.len() as u64));
-    let mut rows = Vec::new();
-    for case in &cases {
-        bar.set_message(case.op.name());
-        rows.push(bench(&engine, case)?);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    if arguments.json {
-        show::json(&rows)?;
-    } else {
-        print(&rows);
-    }
+    let rows = show::each(&cases, |case| case.op.name(), |case| Ok(bench(&engine, case)?))?;
+    show::report(&rows, arguments.json, |rows| print(rows))?;
     Ok(Outcome::Good)
+}
+
+fn run_matmul(arguments: &Arguments, engine: &Engine) -> Result<Outcome> {
+    let other = arguments.ladder || arguments.crossover || arguments.tune || arguments.backward;
+    if other || !arguments.elements.is_empty() || arguments.cols != [768] {
+        bail!("expected `bench matmul` with --rows, --weights, --epilogue, --dtype, --once, --device and --json alone");
+    }
+    let dtype = float(arguments.dtype.as_deref().unwrap_or("bf16"))?;
+    let rows = if arguments.rows.is_empty() { &[1024, 8192][..] } else { &arguments.rows };
+    match arguments.once {
+        true => arguments.matmul.check(engine, rows, dtype, arguments.json),
+        false => arguments.matmul.run(engine, rows, dtype, arguments.json),
+    }
 }
 
 fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
@@ -138,18 +146,13 @@ fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
     let measured = overhead(&options, &scratch);
     // Kernels of nobody: what cannot be removed does no harm.
     let _ = std::fs::remove_dir_all(&scratch);
-    let row = measured?;
-    if json {
-        show::json(&[row])?;
-        return Ok(Outcome::Good);
-    }
-    println!("{}", row.device);
-    let (bare, ours) = (row.bare_launch_us, row.launch_us);
-    println!("a launch    {ours:.2} us of host time, {bare:.2} us of them the driver's bare call");
-    println!(
-        "first call  {:.0} ms with nothing known, {:.1} ms from the cache on disk",
-        row.first_cold_ms, row.first_disk_ms
-    );
+    show::report(&[measured?], json, |[row]| {
+        println!("{}", row.device);
+        let (bare, ours) = (row.bare_launch_us, row.launch_us);
+        println!("a launch    {ours:.2} us of host time, {bare:.2} us of them the driver's bare call");
+        let (cold, disk) = (row.first_cold_ms, row.first_disk_ms);
+        println!("first call  {cold:.0} ms with nothing known, {disk:.1} ms from the cache on disk");
+    })?;
     Ok(Outcome::Good)
 }
 
@@ -158,13 +161,7 @@ fn tuned(arguments: &Arguments, engine: &Engine, cases: &[BenchCase]) -> Result<
     let graphs: Vec<Graph> = cases.iter().map(graph).collect::<Result<_, _>>()?;
     let plans: Vec<(&Graph, Strategy)> =
         graphs.iter().flat_map(|graph| [(graph, Strategy::Unfused), (graph, Strategy::Greedy)]).collect();
-    let bar = show::progress(Some(1));
-    bar.set_message("launch shapes");
-    let report = tune_all(engine, &plans, |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-    })?;
-    bar.finish_and_clear();
+    let report = show::counted("launch shapes", |progress| tune_all(engine, &plans, progress))?;
     // Standard output is the table's, or the JSON's.
     report.kernels.iter().for_each(|kernel| eprintln!("{}", tuned_line(kernel)));
     match arguments.device.keep(engine, report.tuning()) {
@@ -196,26 +193,23 @@ fn tuned_line(kernel: &TunedKernel) -> String {
 }
 
 fn op_plan(word: &str) -> Result<OpPlan, String> {
-    let known = OpPlan::ALL.into_iter().find(|plan| plan.name() == word);
-    known.ok_or_else(|| "expected eager, unfused or fused".to_string())
+    OpPlan::find(word).ok_or_else(|| "expected eager, unfused or fused".to_string())
 }
 
 fn run_once(engine: &Engine, cases: &[BenchCase], plans: &[OpPlan], json: bool) -> Result<Outcome> {
     let rows: Vec<OnceRow> = cases.iter().map(|case| once(engine, case, plans)).collect::<Result<_, _>>()?;
-    if json {
-        show::json(&rows)?;
-        return Ok(Outcome::Good);
-    }
-    for row in &rows {
-        println!("{} {} {}x{} {}", row.op, row.direction, row.rows, row.cols, row.dtype);
-        for plan in &row.plans {
-            for kernel in &plan.kernels {
-                let moved = Bytes(kernel.bytes_read + kernel.bytes_written);
-                println!("  {:<8} {}  [{moved}] {}", plan.plan, kernel.name, kernel.launches.join(" "));
-            }
+    show::report(&rows, json, |rows| rows.iter().for_each(print_once))?;
+    Ok(Outcome::Good)
+}
+
+fn print_once(row: &OnceRow) {
+    println!("{} {} {}x{} {}", row.op, row.direction, row.rows, row.cols, row.dtype);
+    for plan in &row.plans {
+        for kernel in &plan.kernels {
+            let moved = Bytes(kernel.bytes_read + kernel.bytes_written);
+            println!("  {:<8} {}  [{moved}] {}", plan.plan, kernel.name, kernel.launches.join(" "));
         }
     }
-    Ok(Outcome::Good)
 }
 
 fn run_ladder_once(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {
@@ -223,32 +217,22 @@ fn run_ladder_once(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<O
     for case in cases {
         rows.extend(check_ladder(engine, case)?);
     }
-    let outcome = if rows.iter().all(|row| row.verified) { Outcome::Good } else { Outcome::Failed };
-    if json {
-        show::json(&rows)?;
-        return Ok(outcome);
-    }
-    for row in &rows {
-        let wrong = if row.verified { "" } else { " WRONG" };
-        println!("{} {}: error {:.2} of its bound{wrong}", row.op, row.rung, row.worst_ratio);
-    }
-    Ok(outcome)
+    show::report(&rows, json, |rows| {
+        for row in rows {
+            let wrong = if row.verified { "" } else { " WRONG" };
+            println!("{} {}: error {:.2} of its bound{wrong}", row.op, row.rung, row.worst_ratio);
+        }
+    })?;
+    Ok(Outcome::of(rows.iter().all(|row| row.verified)))
 }
 
 fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {
-    let bar = show::progress(Some(cases.len() as u64));
-    let mut rows: Vec<LadderRow> = Vec::new();
-    for case in cases {
-        bar.set_message(case.op.name());
-        rows.extend(ladder(engine, case)?);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    let outcome = if rows.iter().all(|row| row.verified) { Outcome::Good } else { Outcome::Failed };
-    if json {
-        show::json(&rows)?;
-        return Ok(outcome);
-    }
+    let rows = show::each(cases, |case| case.op.name(), |case| Ok(ladder(engine, case)?))?.concat();
+    show::report(&rows, json, |rows| print_ladder(rows))?;
+    Ok(Outcome::of(rows.iter().all(|row| row.verified)))
+}
+
+fn print_ladder(rows: &[LadderRow]) {
     let lines = rows.iter().map(|row| {
         vec![
             format!("{} {}x{} {}", row.op, row.rows, row.cols, row.dtype),
@@ -283,7 +267,6 @@ fn run_ladder(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcom
     if let Some(row) = rows.first() {
         println!("{}, medians, rungs in turn.", row.device);
     }
-    Ok(outcome)
 }
 
 /// Launches that the driver counts, and what it finds beside them.

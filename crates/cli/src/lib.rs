@@ -6,6 +6,7 @@
 pub mod analyze;
 mod bench;
 mod bench_crossover;
+mod bench_matmul;
 mod bench_model;
 mod check;
 pub mod device;

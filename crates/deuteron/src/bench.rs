@@ -5,6 +5,7 @@ mod cuts;
 mod device;
 mod host;
 mod ladder;
+mod matmul;
 mod once;
 mod overhead;
 mod turns;
@@ -12,6 +13,7 @@ mod turns;
 pub use crossover::{Crossing, CrossoverRow, crossing, crossover};
 pub(crate) use device::{Sets, copies, repeats, rotation, runs_of_a_sample};
 pub use ladder::{LadderCheck, LadderRow, check_ladder, ladder};
+pub use matmul::{MatmulCase, MatmulEpilogue, VariantCheck, VariantRow, check_matmul, matmul_variants};
 pub use once::{OnceKernel, OncePlan, OnceRow, OpPlan, once};
 pub use overhead::{OverheadRow, overhead};
 

@@ -150,8 +150,11 @@ pub enum Error {
         /// the longest row
         widest: usize,
     },
+    /// Variants of a kernel where a plan has none, or several.
+    #[error("expected a graph that is one kernel on this device, got a plan of {0} kernels")]
+    SeveralKernels(usize),
     /// Launch shapes where there are none.
-    #[error("expected a GPU to tune launch shapes on, got {device}")]
+    #[error("expected a GPU, whose kernels have variants to measure, got {device}")]
     NotTunable {
         /// what the engine runs on
         device: String,

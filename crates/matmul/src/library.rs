@@ -47,7 +47,8 @@ pub fn kernel(matmul: &LibraryMatmul) -> Kernel {
     Kernel::new(Source::Library(*call), launch)
 }
 
-fn lower(group: &Draft, fit: &LibraryFit) -> Option<LibraryMatmul> {
+/// Its operands, in the order of the call.
+pub fn lower(group: &Draft, fit: &LibraryFit) -> Option<LibraryMatmul> {
     let (graph, placement) = (group.graph, group.placement);
     let (shape, [a, b]) = lower_matmul_shape(graph, placement, fit.matmul);
     let call = LibraryCall { dtype: fit.dtype, epilogue: fit.epilogue };

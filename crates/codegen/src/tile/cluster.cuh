@@ -29,6 +29,9 @@ static __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cl
 static __device__ __forceinline__ void store_remote(u32 there, float x) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
 }
+static __device__ __forceinline__ void store_remote2(u32 there, float x, float y) {
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(x), "f"(y) : "memory");
+}
 static __device__ __forceinline__ void store_remote(u32 there, int x) {
     asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(x) : "memory");
 }

@@ -129,7 +129,13 @@ impl Part {
 
 /// The text of some parts and of those that they need, each once, whatever order they are listed in.
 pub fn text(parts: &[Part]) -> String {
-    let wanted = |part: &Part| parts.iter().any(|listed| listed == part || listed.needs().contains(part));
+    text_beside(parts, &[])
+}
+
+/// The same where the text of other parts stands before it.
+pub fn text_beside(parts: &[Part], present: &[Part]) -> String {
+    let among = |part: &Part, list: &[Part]| list.iter().any(|listed| listed == part || listed.needs().contains(part));
+    let wanted = |part: &Part| among(part, parts) && !among(part, present);
     let texts: Vec<&str> = Part::ALL.into_iter().filter(wanted).map(Part::text).collect();
     texts.join("\n")
 }
@@ -151,6 +157,8 @@ mod tests {
                 assert!(need.needs().iter().all(|further| part.needs().contains(further)), "{need:?} for {part:?}");
             }
         }
+        let rest = text_beside(&[Part::Wgmma, Part::Mbarrier], &[Part::Mbarrier]);
+        assert_eq!(rest, Part::Wgmma.text());
         let twice = text(&[Part::Wgmma, Part::Mbarrier, Part::Mbarrier]);
         assert_eq!(twice, [Part::Words, Part::SharedAddress, Part::Mbarrier, Part::Wgmma].map(Part::text).join("\n"));
     }

@@ -28,48 +28,92 @@ template <int LEADING> static __device__ __forceinline__ u64 matrix_descriptor(u
     return (u64)((tile & 0x3ffff) >> 4) | (u64)(LEADING >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-// d += a b of 64 x 16 and 16 x N, N 64 or 128, sums in f32; d = a b where `add` is 0. KIND: 1 is f16, 2 is bf16. In d, warp w of the
-// warpgroup has rows 16 w on; with g = lane / 4 and t = lane % 4 its registers 4 j on are (g, 8 j + 2 t), the next column, and both of
-// row g + 8. Each d is one instruction, so its registers stand in a list.
-// - from_shared: a is a descriptor, its rows along the sum.
-// - from_registers: a is in registers as d lies, narrowed to pairs.
+// d += a b of 64 x 16 and 16 x N, sums in f32; d = a b where `add` is 0. KIND: 1 is f16, 2 is bf16. In d, warp w of the warpgroup has rows
+// 16 w on; with g = lane / 4 and t = lane % 4 its registers 4 j on are (g, 8 j + 2 t), the next column, and both of row g + 8. Each d is
+// one instruction, so its registers stand in a list.
+// - from_shared: a is a descriptor, its rows along the sum, or where TRANSPOSED_A its columns.
+// - from_registers: a is in registers as d lies, narrowed to pairs. N is 64 or 128.
 // TRANSPOSED: columns of b are contiguous, not the axis of the sum.
 template <int N, int KIND> struct Wgmma;
 #define WGMMA(TYPES, N, D, REST, ADD, ...) \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " " D \
-                 ", " REST ";\n}" : __VA_ARGS__)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" D \
+                 "}, " REST ";\n}" : __VA_ARGS__)
 #define WGMMA_OF_KIND(...) \
     if constexpr (KIND == 2) WGMMA("bf16.bf16", __VA_ARGS__); else WGMMA("f16.f16", __VA_ARGS__)
 #define FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
+#define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 16), SIXTEEN(i + 32), SIXTEEN(i + 48)
 #define SUMS_64 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define SUMS_128 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_96 SUMS_64 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define SUMS_128 SUMS_96 ", " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_144 SUMS_128 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71"
+#define SUMS_160 SUMS_144 ", " \
+    "%72, %73, %74, %75, %76, %77, %78, %79"
+#define SUMS_192 SUMS_160 ", " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define SUMS_224 SUMS_192 ", " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define SUMS_256 SUMS_224 ", " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 template <int KIND> struct Wgmma<64, KIND> {
-    template <int TRANSPOSED> static __device__ __forceinline__ void from_shared(float (&d)[32], u64 a, u64 b, int add) {
-        WGMMA_OF_KIND(64, SUMS_64, "%32, %33, p, 1, 1, 0, %35", "%34", SIXTEEN(0), SIXTEEN(16)
-                           : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED));
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[32], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(64, SUMS_64, "%32, %33, p, 1, 1, %36, %35", "%34", SIXTEEN(0), SIXTEEN(16)
+                      : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
     }
     template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[32], const u32 (&a)[4], u64 b, int add) {
         WGMMA_OF_KIND(64, SUMS_64, "{%32, %33, %34, %35}, %36, p, 1, 1, %38", "%37", SIXTEEN(0), SIXTEEN(16)
-                           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
     }
 };
-
+template <int KIND> struct Wgmma<96, KIND> {
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[48], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(96, SUMS_96, "%48, %49, p, 1, 1, %52, %51", "%50", SIXTEEN(0), SIXTEEN(16), SIXTEEN(32)
+                      : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
+    }
+};
 template <int KIND> struct Wgmma<128, KIND> {
-    template <int TRANSPOSED> static __device__ __forceinline__ void from_shared(float (&d)[64], u64 a, u64 b, int add) {
-        WGMMA_OF_KIND(128, SUMS_128, "%64, %65, p, 1, 1, 0, %67", "%66",
-                           SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48) : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED));
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[64], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(128, SUMS_128, "%64, %65, p, 1, 1, %68, %67", "%66", SIXTY_FOUR(0)
+                      : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
     }
     template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[64], const u32 (&a)[4], u64 b, int add) {
-        WGMMA_OF_KIND(128, SUMS_128, "{%64, %65, %66, %67}, %68, p, 1, 1, %70", "%69",
-                           SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48)
-                           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+        WGMMA_OF_KIND(128, SUMS_128, "{%64, %65, %66, %67}, %68, p, 1, 1, %70", "%69", SIXTY_FOUR(0)
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+};
+template <int KIND> struct Wgmma<144, KIND> {
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[72], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(144, SUMS_144, "%72, %73, p, 1, 1, %76, %75", "%74", SIXTY_FOUR(0), FOUR(64), FOUR(68)
+                      : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
+    }
+};
+template <int KIND> struct Wgmma<160, KIND> {
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[80], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(160, SUMS_160, "%80, %81, p, 1, 1, %84, %83", "%82", SIXTY_FOUR(0), SIXTEEN(64)
+                      : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
+    }
+};
+template <int KIND> struct Wgmma<192, KIND> {
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[96], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(192, SUMS_192, "%96, %97, p, 1, 1, %100, %99", "%98", SIXTY_FOUR(0), SIXTEEN(64), SIXTEEN(80)
+                      : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
+    }
+};
+template <int KIND> struct Wgmma<224, KIND> {
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[112], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(224, SUMS_224, "%112, %113, p, 1, 1, %116, %115", "%114", SIXTY_FOUR(0), SIXTEEN(64), SIXTEEN(80), SIXTEEN(96)
+                      : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
+    }
+};
+template <int KIND> struct Wgmma<256, KIND> {
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[128], u64 a, u64 b, int add) {
+        WGMMA_OF_KIND(256, SUMS_256, "%128, %129, p, 1, 1, %132, %131", "%130", SIXTY_FOUR(0), SIXTY_FOUR(64)
+                      : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
     }
 };

@@ -75,8 +75,8 @@ impl SessionOptions {
         SessionOptions { pins: pins.into(), ..self }
     }
 
-    /// Kernels in place of those that would be generated for the first groups of the plan.
-    pub(crate) fn kernels(self, kernels: impl Into<Vec<Kernel>>) -> SessionOptions {
+    /// Kernels in place of those that would be generated for the first groups of the plan, such as other variants of them.
+    pub fn kernels(self, kernels: impl Into<Vec<Kernel>>) -> SessionOptions {
         SessionOptions { kernels: kernels.into(), ..self }
     }
 

@@ -4,6 +4,7 @@ mod attention;
 mod cache;
 mod cpu;
 mod cuda;
+mod hopper;
 mod nvrtc;
 mod skinny;
 mod support;

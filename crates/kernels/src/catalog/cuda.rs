@@ -7,6 +7,7 @@ use deuteron_attention::cuda::rows::AttentionRowsFamily;
 use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Offer, Request};
+use deuteron_matmul::cuda::hopper::HopperFamily;
 use deuteron_matmul::cuda::skinny::SkinnyFamily;
 use deuteron_matmul::library::LibraryFamily;
 use deuteron_plan::{Catalog, Chain, Draft, Link, Reach, Structure, Work, primitive_work};
@@ -28,7 +29,7 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
     };
     match chain.links.as_slice() {
         // A GPU's matmuls are a library's, unless they have few rows.
-        [Link::Matmul { .. }] => &[&SkinnyFamily, &LibraryFamily],
+        [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &LibraryFamily],
         [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
         [Link::Attention(_)] => &[&AttentionRowsFamily],
         [Link::Attention(_), Link::Matmul { .. }] => &[&AttentionBlockFamily],

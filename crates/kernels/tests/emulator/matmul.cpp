@@ -1,13 +1,13 @@
-// A matmul of few rows on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
-// `matmul` with rows, columns and inner size, whether the right operand is transposed, and the storage type (1 f16, 2 bf16); then
-// `arguments`, how many, and the name of each.
+// A matmul with a bias on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
+// `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, and
+// the storage type (1 f16, 2 bf16); then `arguments`, how many, and the name of each. The batch shares the bias.
 #include "emulator.h"
 #include "attention.h"
 #include "kernel.h"
 
 struct Sizes {
-    u64 m, n, k;
-    bool transposed;
+    u64 m, n, k, batch;
+    bool left, right;  // transposed
     int storage;
     std::vector<std::string> arguments;
 };
@@ -15,8 +15,9 @@ struct Sizes {
 static Sizes read_sizes(host::Reader& reader) {
     Sizes sizes;
     reader.expect_name("matmul");
-    for (u64* size : {&sizes.m, &sizes.n, &sizes.k}) *size = (u64)reader.number();
-    sizes.transposed = reader.number() != 0;
+    for (u64* size : {&sizes.m, &sizes.n, &sizes.k, &sizes.batch}) *size = (u64)reader.number();
+    sizes.left = reader.number() != 0;
+    sizes.right = reader.number() != 0;
     sizes.storage = (int)reader.number();
     reader.expect_name("arguments");
     for (long long left = reader.number(); left > 0; --left) sizes.arguments.push_back(reader.name());
@@ -24,11 +25,11 @@ static Sizes read_sizes(host::Reader& reader) {
 }
 
 static bool run_seed(const Sizes& sizes, const host::Launch& launch, emulator::Settings settings) {
-    const auto& [m, n, k, transposed, storage, arguments] = sizes;
+    const auto& [m, n, k, batch, left, right, storage, arguments] = sizes;
     u64 state = settings.seed * 77;
-    const u64 high = transposed ? n : k, wide = transposed ? k : n;
-    host::Rows x(storage, 1, 1, m, k, {0, 0, k}), w(storage, 1, 1, high, wide, {0, 0, wide});
-    host::Rows b(storage, 1, 1, 1, n, {0, 0, n}), y(storage, 1, 1, m, n, {0, 0, n});
+    const auto rows = [&](u64 count, u64 high, u64 wide) { return host::Rows(storage, count, 1, high, wide, {high * wide, 0, wide}); };
+    host::Rows x = left ? rows(batch, k, m) : rows(batch, m, k), w = right ? rows(batch, n, k) : rows(batch, k, n);
+    host::Rows b = rows(1, 1, n), y = rows(batch, m, n);
     x.fill(state, 1.0f);
     w.fill(state, 1.0f);
     b.fill(state, 1.0f);
@@ -41,19 +42,24 @@ static bool run_seed(const Sizes& sizes, const host::Launch& launch, emulator::S
 
     const double unit = storage == 1 ? 0x1p-11 : 0x1p-8;
     double share = 0.0;
-    const auto at = [&](host::Rows& rows, u64 row, u64 column) { return (double)emulator::widened(storage, rows.row(0, 0, row)[column]); };
-    for (u64 row = 0; row < m; ++row) {
-        for (u64 column = 0; column < n; ++column) {
-            double product = 0.0, terms = 0.0;
-            for (u64 i = 0; i < k; ++i) {
-                const double term = at(x, row, i) * (transposed ? at(w, column, i) : at(w, i, column));
-                product += term;
-                terms += fabs(term);
+    const auto at = [&](host::Rows& rows, u64 matrix, u64 row, u64 column) {
+        return (double)emulator::widened(storage, rows.row(matrix, 0, row)[column]);
+    };
+    for (u64 matrix = 0; matrix < batch; ++matrix) {
+        for (u64 row = 0; row < m; ++row) {
+            for (u64 column = 0; column < n; ++column) {
+                double product = 0.0, terms = 0.0;
+                for (u64 i = 0; i < k; ++i) {
+                    const double term = (left ? at(x, matrix, i, row) : at(x, matrix, row, i)) *
+                                        (right ? at(w, matrix, column, i) : at(w, matrix, i, column));
+                    product += term;
+                    terms += fabs(term);
+                }
+                // Sums are f32, in some order; the matmul's result is rounded, and the sum with the bias.
+                const double expected = product + at(b, 0, 0, column), off = fabs(at(y, matrix, row, column) - expected);
+                const double allowed = unit * (fabs(product) + fabs(expected)) + k * 0x1p-24 * terms;
+                share = std::max(share, off == off ? off / allowed : INFINITY);
             }
-            // Sums are f32, in some order; the matmul's result is rounded, and the sum with the bias.
-            const double expected = product + at(b, 0, column), off = fabs(at(y, row, column) - expected);
-            const double allowed = unit * (fabs(product) + fabs(expected)) + k * 0x1p-24 * terms;
-            share = std::max(share, off == off ? off / allowed : INFINITY);
         }
     }
     const bool clean = y.is_clean(), ok = share <= 1.0 && clean;

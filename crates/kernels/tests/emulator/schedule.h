@@ -97,8 +97,9 @@ static void start_block(u32 index, const std::shared_ptr<Cluster>& cluster) {
     const Settings& settings = machine.settings;
     auto block = std::make_unique<Block>();
     block->index.x = index;
-    // At an odd multiple of 16 bytes, if that is not asked for otherwise.
+    // At an odd multiple of 16 bytes, if that is not asked for otherwise; the same in all blocks of a cluster.
     block->base = ARENA + ZONE + (settings.aligned ? 0 : 16 * (2 * draw(32) + 1));
+    if (!cluster->blocks.empty()) block->base = cluster->blocks[0]->base;
     block->arena_bytes = (settings.shared + 3 * ZONE + 1023) / 1024 * 1024;
     if (block->arena_bytes + ARENA > 1 << 18) fail("%u bytes of shared memory", settings.shared);
     block->arena = (char*)aligned_alloc(1024, block->arena_bytes);

@@ -85,7 +85,7 @@ struct Flight {
 struct Issue {
     u64 a = 0, b = 0;
     int columns = 0, storage = 0, add = 0;
-    bool of_registers = false, transposed = false;
+    bool of_registers = false, transposed = false, transposed_a = false;
     int arrived = 0;
     u64 due = 0;
     struct Part {

@@ -1,4 +1,8 @@
-//! Matmuls on CUDA: few rows by kernels of ours, many rows by a library with a plain kernel beside it.
+//! Matmuls on CUDA: few rows, and 16-bit operands on Hopper's matrix units, by kernels of ours; others by a library with a plain kernel
+//! beside it.
 
+pub mod hopper;
 pub mod plain;
+mod sides;
 pub mod skinny;
+pub mod variant;

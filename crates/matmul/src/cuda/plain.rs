@@ -58,8 +58,7 @@ pub fn grids(matmul: &LibraryMatmul) -> Grids {
     // Axes of one batch stand before the others.
     let missing = AXES.saturating_sub(shape.batch.len());
     words.extend(std::iter::repeat_n([1, 0, 0, 0], missing).chain(shape.batch.iter().copied()).flatten().map(number));
-    let blocks = [tiles.min(MAX_BLOCKS) as u32, 1, 1];
-    let grid = Grid { entry: "product", blocks, threads: THREADS, cluster: 1, shared: 0, waits: false, words };
+    let grid = Grid::new("product", tiles.min(MAX_BLOCKS), THREADS, words);
     Grids { list: vec![grid], ..Grids::default() }
 }
 

@@ -110,5 +110,5 @@ static __device__ __forceinline__ F add_pieces(const float* s, int count, int ap
 }
 
 static __device__ __forceinline__ void finish(const Parameters& p, int row, int column, const F& sum) {
-    if (row < (int)p.rows && column < N) tail::run(p.tail, row, column, &sum);
+    if (row < (int)p.rows && column < N) tail::run(p.tail, row, column, &sum, tail::read_shared(p.tail, column), tail::read(p.tail, row, column));
 }

@@ -14,7 +14,7 @@
 //! - Limits: the rows of A as floats take at most 56 KiB, what every GPU of ours has for a block.
 
 use deuteron_codegen::argument::ArgBinding;
-use deuteron_codegen::body::{Access, ArgSpec, Body, Expr, Exprs, Stage};
+use deuteron_codegen::body::Body;
 use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
 use deuteron_codegen::cuda::row::gcd;
@@ -27,8 +27,9 @@ use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, primitive_work};
 
-use crate::fit::{self, MatmulFit, lower_matmul};
-use crate::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
+use super::sides;
+use crate::fit::{self, MatmulFit};
+use crate::kernel::{LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
 use crate::library;
 
 /// Threads of a block, as in `skinny.cuh`.
@@ -55,7 +56,7 @@ impl Family<CudaTarget> for SkinnyFamily {
         let fit = fit(&group, target.arch)?;
         offered(
             move || primitive_work(&group),
-            move || SkinnyKernel::new(lower_skinny(&group, fit), target).kernel(target),
+            move || SkinnyKernel::new(sides::lower(&group, fit), target).kernel(target),
         )
     }
 }
@@ -132,29 +133,6 @@ fn is_of_few_rows(draft: &Draft, fit: &MatmulFit) -> bool {
     one && shape.k > 0 && alike && of_floats && fit.gather.is_none()
 }
 
-/// Lowers a matmul of few rows; where nothing follows it, its sums are stored by an epilogue.
-fn lower_skinny(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
-    let LoweredMatmul { mut product, mut launch } = lower_matmul(draft, fit);
-    if product.epilogue.is_none() {
-        let (m, n) = (launch.shape.m, launch.shape.n);
-        let mut exprs = Exprs::default();
-        let value = exprs.make(Expr::Load(0));
-        let spec = |dtype, written| ArgSpec { dtype, access: Access::Row, written };
-        let body = Body {
-            cols: n,
-            args: vec![spec(Dtype::F32, false), spec(product.result, true)],
-            exprs: exprs.finish(),
-            stages: vec![Stage::Store { value, arg: 1 }],
-            ..Body::default()
-        };
-        product.epilogue = Some(Epilogue { body, sums: vec![0] });
-        if let Some(result) = launch.args.last_mut() {
-            result.leading = vec![(m, n)];
-        }
-    }
-    LoweredMatmul { product, launch }
-}
-
 /// Whether B is `[k, n]`.
 fn is_by_rows(shape: &MatmulShape) -> bool {
     shape.b.1 == 1
@@ -225,7 +203,7 @@ impl SkinnyKernel {
     /// That of a group, if it is a matmul of few rows.
     pub fn of(group: &Draft, target: &CudaTarget) -> Option<SkinnyKernel> {
         let fit = fit(group, target.arch)?;
-        Some(SkinnyKernel::new(lower_skinny(group, fit), target))
+        Some(SkinnyKernel::new(sides::lower(group, fit), target))
     }
 
     fn new(lowered: LoweredMatmul, target: &CudaTarget) -> SkinnyKernel {
@@ -372,32 +350,10 @@ impl SkinnyKernel {
     }
 
     fn prologue(&self) -> Option<Side<'_>> {
-        let prologue = self.product.prologue.as_ref()?;
-        Some(self.side(
-            &prologue.body,
-            std::slice::from_ref(&prologue.made),
-            Role::Prologue,
-            &self.launch.prologue_axes,
-        ))
+        sides::prologue(&self.product, &self.launch, self.config.vector)
     }
 
     fn epilogue(&self) -> Option<Side<'_>> {
-        let epilogue = self.product.epilogue.as_ref()?;
-        Some(self.side(&epilogue.body, &epilogue.sums, Role::Epilogue, &self.launch.axes))
-    }
-
-    fn side<'a>(
-        &'a self,
-        body: &'a Body,
-        handed: &'a [usize],
-        role: fn(usize) -> Role,
-        axes: &'a [(usize, usize)],
-    ) -> Side<'a> {
-        let roles = self.product.roles();
-        let arg = |arg: usize| -> Option<(usize, &'a ArgBinding)> {
-            let position = roles.iter().position(|&known| known == role(arg))?;
-            Some((position, &self.launch.args[position]))
-        };
-        Side { body, args: (0..body.args.len()).map(arg).collect(), handed, axes, vector: self.config.vector }
+        sides::epilogue(&self.product, &self.launch, self.config.vector)
     }
 }

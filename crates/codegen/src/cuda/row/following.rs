@@ -27,8 +27,14 @@ pub fn following(body: &Body, launch: &RowLaunch, target: &CudaTarget, threads: 
         let config = facts.following(threads, registers);
         let again = passes(body, facts.shared_rows, false);
         let sweeps = if config.policy == Policy::Streamed { &again } else { facts.passes };
-        let own =
-            emit_following(&Emission { body, layouts: facts.layouts, passes: sweeps, config: &config, handed: &[] });
+        let own = emit_following(&Emission {
+            body,
+            layouts: facts.layouts,
+            passes: sweeps,
+            config: &config,
+            handed: &[],
+            rounded: None,
+        });
         let (vector, prelude) = (config.vector, PRELUDE.as_str());
         let text = format!("#define MEETS\nnamespace rows {{\nconstexpr int V = {vector};\n{prelude}\n{own}}}\n");
         Following { text, config }

@@ -7,7 +7,7 @@ use crate::body::{Access, ArgSpec, Body};
 use crate::cuda::grid::Word;
 use crate::cuda::row::emit::{Emission, emit_epilogue, emit_prologue};
 use crate::cuda::row::layout::{ArgLayout, layout};
-use crate::cuda::row::passes::passes;
+use crate::cuda::row::passes::{Passes, passes};
 use crate::cuda::row::words::{argument_words, axis_words};
 use crate::cuda::row_config::{Policy, RowConfig};
 
@@ -26,6 +26,8 @@ pub struct Side<'a> {
     pub axes: &'a [(usize, usize)],
     /// Columns that a thread takes at once; they divide the columns of both sides.
     pub vector: usize,
+    /// The type that what is handed over was rounded to, if it was.
+    pub rounded: Option<Dtype>,
 }
 
 impl Side<'_> {
@@ -38,9 +40,7 @@ impl Side<'_> {
         let config = self.config(policy, threads_per_row, threads / threads_per_row, chunks);
         let layouts = self.layouts();
         let sweeps = passes(self.body, &self.shared(&layouts), policy == Policy::Registers);
-        let emission =
-            Emission { body: self.body, layouts: &layouts, passes: &sweeps, config: &config, handed: self.handed };
-        emit_prologue(&emission)
+        emit_prologue(&self.emission(&layouts, &sweeps, &config))
     }
 
     /// The text of a epilogue.
@@ -48,9 +48,12 @@ impl Side<'_> {
         let config = self.config(Policy::Streamed, 1, 1, 1);
         let layouts = self.layouts();
         let sweeps = passes(self.body, &self.shared(&layouts), false);
-        let emission =
-            Emission { body: self.body, layouts: &layouts, passes: &sweeps, config: &config, handed: self.handed };
-        emit_epilogue(&emission)
+        emit_epilogue(&self.emission(&layouts, &sweeps, &config))
+    }
+
+    fn emission<'e>(&'e self, layouts: &'e [ArgLayout], passes: &'e Passes, config: &'e RowConfig) -> Emission<'e> {
+        let &Side { body, handed, rounded, .. } = self;
+        Emission { body, layouts, passes, config, handed, rounded }
     }
 
     /// The words of its parameter, as `emit::fields` names them.

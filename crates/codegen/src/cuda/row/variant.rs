@@ -53,7 +53,7 @@ impl RowVariant {
             let again = passes(body, facts.shared_rows, false);
             let sweeps = if self.config.policy == Policy::Streamed { &again } else { facts.passes };
             let config = &self.config;
-            emit(&Emission { body, layouts: facts.layouts, passes: sweeps, config, handed: &[] })
+            emit(&Emission { body, layouts: facts.layouts, passes: sweeps, config, handed: &[], rounded: None })
         })
     }
 

@@ -3,5 +3,6 @@
 //! Each test needs a GPU and says so where there is none.
 
 mod graphs;
+mod hopper;
 mod one_launch;
 mod products;

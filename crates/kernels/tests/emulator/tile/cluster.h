@@ -59,6 +59,11 @@ static void cluster_barrier() {
     emulator::wait_for_cluster();
 }
 static void store_remote(u32 there, float x) { emulator::store_at(there, emulator::bits_of(x)); }
+static void store_remote2(u32 there, float x, float y) {
+    if (there % 8) emulator::fail("two floats to %u", there);
+    store_remote(there, x);
+    store_remote(there + 4, y);
+}
 static void store_remote(u32 there, int x) { emulator::store_at(there, (u32)x); }
 static void store_remote_async(float* s, float x, u32 rank, u64* s_sent) {
     const u32 to = remote(s, rank), barrier = emulator::own_part(remote(s_sent, rank)), bits = emulator::bits_of(x);

@@ -33,7 +33,7 @@ struct Operand {
 };
 
 static bool reads(const Issue& issue, u32 to, u32 bytes) {
-    if (!issue.of_registers && Operand(issue.a, false).reads_from(64, to, bytes)) return true;
+    if (!issue.of_registers && Operand(issue.a, issue.transposed_a).reads_from(64, to, bytes)) return true;
     return Operand(issue.b, issue.transposed).reads_from(issue.columns, to, bytes);
 }
 
@@ -57,9 +57,9 @@ static void multiply(Block& block, Group& group) {
     const std::unique_ptr<Issue> owned = std::move(group.issues.front());
     group.issues.pop_front();
     const Issue& issue = *owned;
-    static float a[64][16], b[16][128], d[64][128];
+    static float a[64][16], b[16][256], d[64][256];
     for (int row = 0; row < 64 && !issue.of_registers; ++row) {
-        const Operand left(issue.a, false);
+        const Operand left(issue.a, issue.transposed_a);
         for (int k = 0; k < 16; ++k) a[row][k] = element(block, issue.storage, left.address(row, k));
     }
     for (int thread = 0; thread < 128 && issue.of_registers; ++thread) {
@@ -105,7 +105,7 @@ static Flight* take_off(float* d, int count) {
     return current->flights.back().get();
 }
 
-static void issue_wgmma(int storage, float* d, int columns, const u32* registers, u64 a, u64 b, bool transposed, int add) {
+static void issue_wgmma(int storage, float* d, int columns, const u32* registers, u64 a, u64 b, bool transposed, bool transposed_a, int add) {
     Thread* thread = current;
     Block* block = thread->block;
     Group* group = &block->groups[thread->position.x / 128];
@@ -122,10 +122,11 @@ static void issue_wgmma(int storage, float* d, int columns, const u32* registers
         issue.add = add != 0;
         issue.of_registers = registers != nullptr;
         issue.transposed = transposed;
+        issue.transposed_a = transposed_a;
         for (const Copy& copy : block->copies) {
             if (reads(issue, copy.to, copy.bytes)) fail("a multiplication of bytes in flight to %d", place(*block, copy.to));
         }
-    } else if (issue.a != a || issue.b != b || issue.columns != columns || issue.add != (add != 0) || issue.transposed != transposed ||
+    } else if (issue.a != a || issue.b != b || issue.columns != columns || issue.add != (add != 0) || issue.transposed != transposed || issue.transposed_a != transposed_a ||
                issue.of_registers != (registers != nullptr)) {
         fail("threads of a warpgroup do not agree on a multiplication");
     }
@@ -181,11 +182,11 @@ template <int LEADING> static u64 matrix_descriptor(u32 tile) {
 }
 
 template <int N, int KIND> struct Wgmma {
-    static_assert(N == 64 || N == 128, "columns");
-    template <int TRANSPOSED> static void from_shared(float (&d)[N / 2], u64 a, u64 b, int add) {
-        emulator::issue_wgmma(KIND, d, N, nullptr, a, b, TRANSPOSED != 0, add);
+    static_assert(N % 16 == 0 && N <= 256, "columns");
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static void from_shared(float (&d)[N / 2], u64 a, u64 b, int add) {
+        emulator::issue_wgmma(KIND, d, N, nullptr, a, b, TRANSPOSED != 0, TRANSPOSED_A != 0, add);
     }
     template <int TRANSPOSED> static void from_registers(float (&d)[N / 2], const u32 (&a)[4], u64 b, int add) {
-        emulator::issue_wgmma(KIND, d, N, a, 0, b, TRANSPOSED != 0, add);
+        emulator::issue_wgmma(KIND, d, N, a, 0, b, TRANSPOSED != 0, false, add);
     }
 };

@@ -25,17 +25,20 @@ use crate::cuda::row::passes::{Pass, Passes, stored};
 use crate::cuda::row_config::{Policy, RowConfig};
 use crate::tile::{self, Part};
 
+/// Parts of the device-side library that the prelude has.
+pub const PRELUDE_PARTS: [Part; 7] = [
+    Part::Philox,
+    Part::DependentLaunch,
+    Part::Conversions,
+    Part::Warp,
+    Part::GlobalMemory,
+    Part::AsyncCopy,
+    Part::Cluster,
+];
+
 /// What every row kernel stands on: parts of the device-side library, then functions of lanes.
 pub static PRELUDE: LazyLock<String> = LazyLock::new(|| {
-    let parts = tile::text(&[
-        Part::Philox,
-        Part::DependentLaunch,
-        Part::Conversions,
-        Part::Warp,
-        Part::GlobalMemory,
-        Part::AsyncCopy,
-        Part::Cluster,
-    ]);
+    let parts = tile::text(&PRELUDE_PARTS);
     let own = [
         include_str!("../../prelude/math.cuh"),
         include_str!("../../prelude/lanes.cuh"),
@@ -66,8 +69,10 @@ pub(crate) struct Emission<'a> {
     pub layouts: &'a [ArgLayout],
     pub passes: &'a Passes,
     pub config: &'a RowConfig,
-    /// Arguments that are no memory: what a product hands over, or is handed.
+    /// Arguments that are no memory: what a matmul hands over, or is handed.
     pub handed: &'a [usize],
+    /// The type that what is handed over was rounded to, if it was.
+    pub rounded: Option<Dtype>,
 }
 
 /// The lines of a row kernel.
@@ -416,14 +421,14 @@ impl Writer<'_> {
     }
 
     /// Where this row's arguments begin.
-    fn addresses(&mut self, wanted: impl Fn(&ArgSpec) -> bool) {
+    fn addresses(&mut self, wanted: impl Fn(&ArgSpec, usize) -> bool) {
         let body = self.it.body;
         let wide = if self.it.config.wide { "u64" } else { "u32" };
         // Indices first: a gathered row waits for its index.
         let order = |arg: &usize| matches!(body.args[*arg].access, Access::GatheredRow { .. });
         let is_memory = |arg: usize| !self.is_hoisted(arg) && !self.it.handed.contains(&arg);
         let mut args: Vec<usize> =
-            (0..body.args.len()).filter(|&arg| is_memory(arg) && wanted(&body.args[arg])).collect();
+            (0..body.args.len()).filter(|&arg| is_memory(arg) && wanted(&body.args[arg], arg)).collect();
         args.sort_by_key(order);
         for arg in args {
             let constant = if body.args[arg].written { "" } else { "const " };

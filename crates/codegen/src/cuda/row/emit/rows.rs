@@ -54,7 +54,7 @@ impl Writer<'_> {
         self.line("const int turn = 0;");
         self.open("{");
         self.place("start");
-        self.addresses(|_| true);
+        self.addresses(|_, _| true);
         self.early_loads();
         self.sweeps();
         self.close();
@@ -65,7 +65,7 @@ impl Writer<'_> {
         self.line("int turn = 0;");
         self.walk();
         self.place("start");
-        self.addresses(|_| true);
+        self.addresses(|_, _| true);
         self.early_loads();
         self.sweeps();
         self.close();
@@ -162,7 +162,7 @@ impl Writer<'_> {
     pub(super) fn this_row(&mut self, numbers: &[usize]) {
         let body = self.it.body;
         self.place("start");
-        self.addresses(|spec| spec.written);
+        self.addresses(|spec, _| spec.written);
         let late: Vec<usize> = self.row_loads().into_iter().filter(|&arg| self.is_late(arg)).collect();
         for arg in late {
             self.line(format!("const char* const g{arg} = (const char*)p.a{arg};"));
@@ -188,7 +188,7 @@ impl Writer<'_> {
     /// Starts the copies of a row to a stage.
     pub(super) fn copy_row(&mut self, start: &str, stage: &str, loads: &[usize]) {
         self.place(start);
-        self.addresses(|spec| !spec.written);
+        self.addresses(|spec, _| !spec.written);
         self.stage_addresses("n", stage, loads);
         self.line("#pragma unroll");
         self.open("for (int c = 0; c < CHUNKS; ++c) {");
@@ -217,7 +217,7 @@ impl Writer<'_> {
     /// Loads what a row is read from into the named arrays and numbers.
     pub(super) fn fetch_row(&mut self, start: &str, [raw, number]: [&str; 2], loads: &[usize], numbers: &[usize]) {
         self.place(start);
-        self.addresses(|spec| !spec.written);
+        self.addresses(|spec, _| !spec.written);
         for &arg in numbers {
             self.line(format!("{number}{arg} = load_one({}{{}}, g{arg});", self.type_of(arg)));
         }

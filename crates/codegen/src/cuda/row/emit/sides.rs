@@ -1,7 +1,9 @@
 //! Row work as functions that another kernel calls: what makes the first operand of a product, what follows its sums, and what
 //! follows rows that a block has finished.
 
+use super::names::{lane_type, scalar_type};
 use super::{Emission, Span, Writer};
+use crate::body::{Expr, ExprId};
 use crate::cuda::row_config::Policy;
 
 /// `prologue::run(p, put)`: all threads of a block make the operand and call `put(row, column, value)` for each element.
@@ -15,7 +17,7 @@ pub(crate) fn emit_prologue(emission: &Emission) -> String {
     writer.line("const int part = 0, turn = 0;");
     writer.shared_memory();
     writer.place("0");
-    writer.addresses(|spec| !spec.written);
+    writer.addresses(|spec, _| !spec.written);
     writer.early_loads();
     writer.sweeps();
     writer.close();
@@ -23,22 +25,35 @@ pub(crate) fn emit_prologue(emission: &Emission) -> String {
     writer.text()
 }
 
-/// `epilogue::run(p, row, col, sums)`: one thread does what follows V sums of a row, of each product.
+/// `read_shared(p, col)` gives what one thread reads from memory for V columns of all rows, `read(p, row, col)` what it reads for those of one
+/// row; `run(p, row, col, sums, shared, operands)` does with both what follows V sums of that row, of each matmul. So several loads can be
+/// in flight before the first work, and what rows share is loaded once.
 pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     debug_assert_eq!(emission.config.policy, Policy::Streamed, "every value is read where it is needed");
     let mut writer = Writer::new(emission);
     writer.open("namespace tail {");
     writer.line(format!("constexpr int COLS = {};", emission.body.cols));
     writer.parameters();
+    writer.operands("Shared", "read_shared(const Parameters& p, const int col)", true);
+    writer.operands("Operands", "read(const Parameters& p, const i64 row, const int col)", false);
     writer.open(
-        "static __device__ __forceinline__ void run(const Parameters& p, const i64 row, const int col, const F* sums) {",
+        "static __device__ __forceinline__ void run(const Parameters& p, const i64 row, const int col, const F* sums, const Shared& shared, const Operands& operands) {",
     );
     writer.line("const bool live = true, in = true;");
-    writer.addresses(|_| true);
+    writer.addresses(|spec, _| spec.written);
     for id in writer.reachable() {
-        match emission.passes.uniform[id.index()] {
-            true => writer.number(id),
-            false => writer.lanes(id, 0),
+        match (emission.passes.uniform[id.index()], writer.operand(id)) {
+            (uniform, Some(Operand { arg, shared, .. })) => {
+                let from = if shared { "shared" } else { "operands" };
+                let (ty, value) = match uniform {
+                    true => (scalar_type(writer.kind(id)), format!("{from}.w{arg}")),
+                    false => (lane_type(writer.kind(id)), format!("value({from}.w{arg})")),
+                };
+                writer.line(format!("const {ty} e{} = {value};", id.index()));
+                writer.names.insert(id, format!("e{}", id.index()));
+            }
+            (true, None) => writer.number(id),
+            (false, None) => writer.lanes(id, 0),
         }
     }
     if let Some(pass) = emission.passes.list.first() {
@@ -47,6 +62,16 @@ pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     writer.close();
     writer.close();
     writer.text()
+}
+
+/// What an epilogue reads from memory.
+struct Operand {
+    arg: usize,
+    /// whether all rows read the same
+    shared: bool,
+    /// of the loaded value, in the text
+    ty: String,
+    load: String,
 }
 
 /// `run(p, first, end, s_memory)`: all threads of a block do the work of the rows from `first` to before `end`, of which there is one at
@@ -69,6 +94,41 @@ pub(crate) fn emit_following(emission: &Emission) -> String {
 }
 
 impl Writer<'_> {
+    /// A structure of what an epilogue loads, of what rows share or of all else, and the function that does.
+    fn operands(&mut self, name: &str, function: &str, shared: bool) {
+        let all = self.reachable().into_iter().filter_map(|id| self.operand(id));
+        let loads: Vec<Operand> = all.filter(|operand| operand.shared == shared).collect();
+        self.open(format!("struct {name} {{"));
+        for Operand { arg, ty, .. } in &loads {
+            self.line(format!("{ty} w{arg};"));
+        }
+        self.depth -= 1;
+        self.line("};");
+        self.open(format!("static __device__ __forceinline__ {name} {function} {{"));
+        self.line("const bool in = true;");
+        self.addresses(|_, arg| loads.iter().any(|operand| operand.arg == arg));
+        self.line(format!("{name} operands;"));
+        for Operand { arg, load, .. } in &loads {
+            self.line(format!("operands.w{arg} = {load};"));
+        }
+        self.line("return operands;");
+        self.close();
+    }
+
+    /// What an expression reads from memory, if it does.
+    fn operand(&self, id: ExprId) -> Option<Operand> {
+        let Expr::Load(arg) = self.it.body.expr(id) else { return None };
+        let arg = usize::from(arg);
+        if self.it.handed.contains(&arg) {
+            return None;
+        }
+        let (ty, load) = match self.it.passes.uniform[id.index()] {
+            true => (scalar_type(self.kind(id)).to_string(), format!("load_one({}{{}}, g{arg})", self.type_of(arg))),
+            false => (format!("Raw<{}>", self.type_of(arg)), self.load(arg)),
+        };
+        Some(Operand { arg, shared: self.it.layouts[arg].axes.is_empty(), ty, load })
+    }
+
     fn constants_of_rows(&mut self) {
         let config = self.it.config;
         self.line(format!("constexpr int T = {};", config.threads_per_row));

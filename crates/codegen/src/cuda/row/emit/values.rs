@@ -93,6 +93,12 @@ impl Writer<'_> {
         self.origin = None;
     }
 
+    /// Whether a value was handed over rounded to a type.
+    fn is_rounded(&self, id: ExprId, dtype: Dtype) -> bool {
+        let handed = matches!(self.it.body.expr(id), Expr::Load(arg) if self.handed_sums(arg).is_some());
+        handed && self.it.rounded == Some(dtype)
+    }
+
     /// The sums that an argument is, where a product hands them over.
     fn handed_sums(&self, arg: u16) -> Option<String> {
         let position = self.it.handed.iter().position(|&handed| handed == usize::from(arg))?;
@@ -153,6 +159,7 @@ impl Writer<'_> {
             }
             Expr::IntToFloat(a) => float(self, a),
             Expr::ToInt8(a) => format!("int8_1({})", float(self, a)),
+            Expr::Rounded(dtype, a) if self.is_rounded(a, dtype) => float(self, a),
             Expr::Rounded(Dtype::F16, a) => format!("round_f16({})", float(self, a)),
             Expr::Rounded(_, a) => format!("round_bf16({})", float(self, a)),
             Expr::ToFp8(a) => float(self, a),

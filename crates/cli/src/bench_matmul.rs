@@ -1,0 +1,125 @@
+//! `deuteron bench matmul`: a matmul by every variant that the GPU has.
+
+use std::str::FromStr;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use deuteron::bench::{MatmulCase, MatmulEpilogue, VariantCheck, VariantRow, check_matmul, matmul_variants};
+use deuteron::{Dtype, Engine};
+
+use crate::Outcome;
+use crate::show;
+
+/// What `bench matmul` takes beside rows and dtype.
+#[derive(Args)]
+pub struct MatmulArguments {
+    /// Of matmul: sizes of the weights, inner size x columns, with a t behind it where they lie transposed [default: those of GPT-2 124M]
+    #[arg(long, value_delimiter = ',', value_name = "KxN")]
+    weights: Vec<Weights>,
+    /// Of matmul: what follows it, one or more of none, bias, gelu, residual [default: none]
+    #[arg(long, value_delimiter = ',')]
+    epilogue: Vec<MatmulEpilogue>,
+}
+
+/// How a weight lies.
+#[derive(Clone, Copy)]
+struct Weights {
+    inner: usize,
+    columns: usize,
+    transposed: bool,
+}
+
+impl FromStr for Weights {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Weights, String> {
+        let expected =
+            || format!("expected sizes such as 768x2304, or 768x50257t where the weights lie transposed; got {word}");
+        let (sizes, transposed) = word.strip_suffix('t').map_or((word, false), |sizes| (sizes, true));
+        let (inner, columns) = sizes.split_once('x').ok_or_else(expected)?;
+        let size = |word: &str| word.parse().ok().filter(|&size| size > 0).ok_or_else(expected);
+        Ok(Weights { inner: size(inner)?, columns: size(columns)?, transposed })
+    }
+}
+
+/// The projections of a layer of GPT-2 124M, and its head.
+const GPT2: [(usize, usize, bool); 5] =
+    [(768, 2304, false), (768, 768, false), (768, 3072, false), (3072, 768, false), (768, 50257, true)];
+
+impl MatmulArguments {
+    /// Whether none of them is given.
+    pub fn is_empty(&self) -> bool {
+        self.weights.is_empty() && self.epilogue.is_empty()
+    }
+
+    fn cases(&self, rows: &[usize], dtype: Dtype) -> Result<Vec<MatmulCase>> {
+        ensure!(rows.iter().all(|&rows| rows > 0), "expected one row or more, got 0");
+        let gpt2 = GPT2.map(|(inner, columns, transposed)| Weights { inner, columns, transposed });
+        let weights = if self.weights.is_empty() { &gpt2[..] } else { &self.weights };
+        let epilogues = if self.epilogue.is_empty() { &[MatmulEpilogue::None][..] } else { &self.epilogue };
+        let mut cases = Vec::new();
+        for &rows in rows {
+            for &Weights { inner, columns, transposed } in weights {
+                let case = |&epilogue| MatmulCase { rows, inner, columns, transposed, epilogue, dtype };
+                cases.extend(epilogues.iter().map(case));
+            }
+        }
+        Ok(cases)
+    }
+
+    /// Measures all, and prints.
+    pub fn run(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
+        let all = each(&self.cases(rows, dtype)?, |case| matmul_variants(engine, case))?;
+        if json {
+            show::json(&all)?;
+        } else {
+            print(&all);
+        }
+        Ok(if all.iter().all(|row| row.verified) { Outcome::Good } else { Outcome::Failed })
+    }
+
+    /// Runs every variant once, and prints what was found.
+    pub fn check(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
+        let all: Vec<VariantCheck> = each(&self.cases(rows, dtype)?, |case| check_matmul(engine, case))?;
+        let failed: Vec<&VariantCheck> = all.iter().filter(|check| !check.verified).collect();
+        if json {
+            show::json(&all)?;
+        } else {
+            println!("{} kernels ran once, {} of them not within their bounds.", all.len(), failed.len());
+            failed.iter().for_each(|check| println!("{}: {:.2} of its bound", check.variant, check.worst_ratio));
+        }
+        Ok(if failed.is_empty() { Outcome::Good } else { Outcome::Failed })
+    }
+}
+
+/// What is found of all cases, under a bar of progress.
+fn each<T>(cases: &[MatmulCase], find: impl Fn(&MatmulCase) -> Result<Vec<T>, deuteron::Error>) -> Result<Vec<T>> {
+    let bar = show::progress(Some(cases.len() as u64));
+    let mut all = Vec::new();
+    for case in cases {
+        all.extend(find(case)?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(all)
+}
+
+fn print(rows: &[VariantRow]) {
+    let header = ["rows x inner x columns", "epilogue", "variant", "in plans", "verified", "time", "TFLOP/s"];
+    let line = |row: &VariantRow| {
+        let transposed = if row.transposed { "t" } else { "" };
+        vec![
+            format!("{}x{}x{}{transposed} {}", row.rows, row.inner, row.columns, row.dtype),
+            row.epilogue.clone(),
+            row.variant.clone(),
+            if row.chosen { "yes" } else { "" }.to_string(),
+            if row.verified { "yes" } else { "NO" }.to_string(),
+            show::milliseconds(row.us / 1e3),
+            format!("{:.0}", row.tflops),
+        ]
+    };
+    println!("{}", show::table(&header, rows.iter().map(line).collect(), 5));
+    if let Some(row) = rows.first() {
+        println!("{}, medians, variants in turn over rotating buffers. `t`: the weights lie transposed.", row.device);
+    }
+}

@@ -1,0 +1,235 @@
+//! Matmuls by every variant that a device has: the vendor's library and kernels of ours, checked against f64 and timed in turn.
+
+use std::str::FromStr;
+
+use deuteron_codegen::Kernel;
+use deuteron_codegen::cuda::CudaTarget;
+use deuteron_graph::{Dtype, Graph};
+use deuteron_kernels::{Backend, render};
+use deuteron_matmul::cuda::variant::MatmulVariant;
+use deuteron_plan::{Draft, Plan, Strategy, plan};
+use serde::Serialize;
+
+use super::microseconds;
+use super::turns::in_turn;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::seed;
+use crate::session::{Session, SessionOptions};
+use crate::tensor::Tensor;
+use crate::verify::Expected;
+
+/// Rows at which variants are checked; they are timed at the rows that were asked for.
+const CHECKED_ROWS: usize = 129;
+
+/// Predicted time of a variant that is worth measuring, at most, over that of the fastest of its kind.
+const WORTH_MEASURING: f64 = 1.3;
+
+/// What follows a matmul that is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatmulEpilogue {
+    /// nothing
+    None,
+    /// a bias along the columns
+    Bias,
+    /// a bias and GELU
+    Gelu,
+    /// a bias and a residual
+    Residual,
+}
+
+impl MatmulEpilogue {
+    /// All of them.
+    pub const ALL: [MatmulEpilogue; 4] =
+        [MatmulEpilogue::None, MatmulEpilogue::Bias, MatmulEpilogue::Gelu, MatmulEpilogue::Residual];
+
+    /// In a command and in a table.
+    pub fn name(self) -> &'static str {
+        match self {
+            MatmulEpilogue::None => "none",
+            MatmulEpilogue::Bias => "bias",
+            MatmulEpilogue::Gelu => "gelu",
+            MatmulEpilogue::Residual => "residual",
+        }
+    }
+}
+
+impl FromStr for MatmulEpilogue {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<MatmulEpilogue, String> {
+        let known = MatmulEpilogue::ALL.into_iter().find(|epilogue| epilogue.name() == name);
+        known.ok_or_else(|| "expected none, bias, gelu or residual".to_string())
+    }
+}
+
+/// A matmul `[rows, inner] x [inner, columns]` that is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MatmulCase {
+    /// of the left operand and of the result
+    pub rows: usize,
+    /// size of the sums
+    pub inner: usize,
+    /// of the result
+    pub columns: usize,
+    /// whether the weight lies as `[columns, inner]`
+    pub transposed: bool,
+    /// what follows
+    pub epilogue: MatmulEpilogue,
+    /// of all operands
+    pub dtype: Dtype,
+}
+
+impl MatmulCase {
+    fn graph(&self) -> Result<Graph, Error> {
+        let &MatmulCase { rows, inner, columns, transposed, epilogue, dtype } = self;
+        let (weight, flag) =
+            if transposed { (format!("{columns},{inner}"), " transposed") } else { (format!("{inner},{columns}"), "") };
+        let bias = if epilogue == MatmulEpilogue::None { String::new() } else { format!(" b:{dtype}[{columns}]") };
+        let linear = format!("x = input {dtype}[{rows},{inner}] ; y = linear x w:{dtype}[{weight}]{bias}{flag}");
+        let text = match epilogue {
+            MatmulEpilogue::None | MatmulEpilogue::Bias => format!("{linear} ; out y"),
+            MatmulEpilogue::Gelu => format!("{linear} ; z = gelu y ; out z"),
+            MatmulEpilogue::Residual => {
+                format!("{linear} ; r = input {dtype}[{rows},{columns}] ; z = add y r ; out z")
+            }
+        };
+        Ok(text.parse()?)
+    }
+}
+
+/// One variant of a matmul. The JSON form of `bench matmul` is an array of these.
+#[derive(Debug, Clone, Serialize)]
+pub struct VariantRow {
+    /// of the left operand and of the result
+    pub rows: usize,
+    /// size of the sums
+    pub inner: usize,
+    /// of the result
+    pub columns: usize,
+    /// whether the weight lies as `[columns, inner]`
+    pub transposed: bool,
+    /// what follows
+    pub epilogue: String,
+    /// storage type of all operands
+    pub dtype: String,
+    /// where it ran
+    pub device: String,
+    /// `library`, or how a kernel of ours is cut
+    pub variant: String,
+    /// whether plans take it
+    pub chosen: bool,
+    /// whether it is within its bound of the f64 reference
+    pub verified: bool,
+    /// the largest error as a share of its bound
+    pub worst_ratio: f64,
+    /// median microseconds
+    pub us: f64,
+    /// multiplications and additions a second, in TFLOP/s
+    pub tflops: f64,
+}
+
+/// One variant of a matmul that ran once. The JSON form of `bench matmul --once` is an array of these.
+#[derive(Debug, Clone, Serialize)]
+pub struct VariantCheck {
+    /// as in [`VariantRow`]
+    pub variant: String,
+    /// whether it is within its bound of the f64 reference
+    pub verified: bool,
+    /// the largest error as a share of its bound
+    pub worst_ratio: f64,
+}
+
+/// Runs every variant of a matmul once, however it is cut: for a checker of memory, under which timing takes long.
+pub fn check_matmul(engine: &Engine, case: &MatmulCase) -> Result<Vec<VariantCheck>, Error> {
+    let target = gpu(engine)?;
+    let matmul = Matmul::new(engine, case)?;
+    let mut checks = Vec::new();
+    for variant in MatmulVariant::all(&matmul.draft()?, target, f64::INFINITY) {
+        let Some(kernel) = variant.kernel(&matmul.draft()?, target) else { continue };
+        let worst_ratio = matmul.worst_ratio(engine, kernel)?;
+        checks.push(VariantCheck { variant: variant.to_string(), verified: worst_ratio <= 1.0, worst_ratio });
+    }
+    Ok(checks)
+}
+
+/// What kernels of ours are rendered for.
+fn gpu(engine: &Engine) -> Result<&CudaTarget, Error> {
+    match engine.device().backend() {
+        Backend::Cuda(target) => Ok(target),
+        Backend::Cpu => Err(Error::NotTunable { device: engine.device().describe() }),
+    }
+}
+
+/// Checks and times the variants of a matmul that are worth it, the fastest first.
+pub fn matmul_variants(engine: &Engine, case: &MatmulCase) -> Result<Vec<VariantRow>, Error> {
+    let target = gpu(engine)?;
+    let small = Matmul::new(engine, &MatmulCase { rows: CHECKED_ROWS, ..*case })?;
+    let large = Matmul::new(engine, case)?;
+    let chosen = render(large.draft()?, engine.device().backend())?;
+    let (mut rows, mut sessions) = (Vec::new(), Vec::new());
+    for variant in MatmulVariant::all(&large.draft()?, target, WORTH_MEASURING) {
+        let kernels = (variant.kernel(&small.draft()?, target), variant.kernel(&large.draft()?, target));
+        // What takes few rows alone has no kernel at the rows that are checked.
+        let (Some(at_small), Some(at_large)) = kernels else { continue };
+        let worst_ratio = small.worst_ratio(engine, at_small)?;
+        rows.push((variant, at_large == chosen, worst_ratio));
+        sessions.push(large.session(engine, at_large)?);
+    }
+    let turns = in_turn(engine, &mut sessions, &seed::inputs(&large.graph, 1)?)?;
+    let flops = 2.0 * (case.rows * case.columns) as f64 * case.inner as f64;
+    let rows = rows.into_iter().zip(turns.times).map(|((variant, chosen, worst_ratio), time)| VariantRow {
+        rows: case.rows,
+        inner: case.inner,
+        columns: case.columns,
+        transposed: case.transposed,
+        epilogue: case.epilogue.name().to_string(),
+        dtype: case.dtype.to_string(),
+        device: engine.device().describe(),
+        variant: variant.to_string(),
+        chosen,
+        verified: worst_ratio <= 1.0,
+        worst_ratio,
+        us: microseconds(time),
+        tflops: flops / time.as_secs_f64().max(1e-12) / 1e12,
+    });
+    let mut rows: Vec<VariantRow> = rows.collect();
+    rows.sort_by(|a, b| a.us.total_cmp(&b.us));
+    Ok(rows)
+}
+
+/// A matmul as a graph of one kernel.
+struct Matmul {
+    graph: Graph,
+    plan: Plan,
+}
+
+impl Matmul {
+    fn new(engine: &Engine, case: &MatmulCase) -> Result<Matmul, Error> {
+        let graph = case.graph()?;
+        let plan = plan(&graph, engine.device().target(), Strategy::Greedy, &[])?;
+        Ok(Matmul { graph, plan })
+    }
+
+    fn draft(&self) -> Result<Draft<'_>, Error> {
+        match self.plan.groups.as_slice() {
+            [group] => Ok(group.draft(&self.graph, &self.plan.placement)),
+            groups => Err(Error::SeveralKernels(groups.len())),
+        }
+    }
+
+    fn session(&self, engine: &Engine, kernel: Kernel) -> Result<Session, Error> {
+        Session::new(engine, &self.graph, SessionOptions::from(Strategy::Greedy).kernels([kernel]))
+    }
+
+    /// The largest error of a kernel, as a share of its bound.
+    fn worst_ratio(&self, engine: &Engine, kernel: Kernel) -> Result<f64, Error> {
+        let tensors = seed::inputs(&self.graph, 3)?;
+        let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
+        let mut session = self.session(engine, kernel)?;
+        session.poison()?;
+        session.run(&tensors.iter().collect::<Vec<_>>())?;
+        let verification = Expected::new(&self.graph, &arrays, false)?.verify(&self.graph, &[session.output(0)?])?;
+        Ok(verification.worst().map_or(0.0, |worst| worst.comparison.ratio))
+    }
+}

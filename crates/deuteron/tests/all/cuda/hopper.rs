@@ -1,0 +1,140 @@
+//! Matmuls on Hopper's matrix units: every cut is right by f64, and gives the same bits in every run, whatever the sizes, the dtype, how
+//! operands lie and what follows.
+
+use deuteron::{Dtype, Engine, Graph, Session, SessionOptions, Strategy, Tensor, seed};
+use deuteron_kernels::Backend;
+use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile};
+use deuteron_plan::plan;
+
+use crate::support::{assert_holds, guarded_gpu, parsed, seeded, twice};
+
+/// With red zones around all memory, and where there are such matrix units.
+fn hopper() -> Option<Engine> {
+    let engine = guarded_gpu()?;
+    let is_hopper = matches!(engine.device().backend(), Backend::Cuda(target) if target.arch.has_wgmma());
+    is_hopper.then_some(engine)
+}
+
+/// A session of a graph of one matmul, cut in some way.
+fn session(engine: &Engine, graph: &Graph, tile: HopperTile) -> Session {
+    let kernel = kernel(engine, graph);
+    let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
+    assert!(kernel.tiles(target, f64::INFINITY).contains(&tile), "not possible: {tile}");
+    let kernel = kernel.with_tile(tile).kernel(target);
+    Session::new(engine, graph, SessionOptions::from(Strategy::Greedy).kernels([kernel])).unwrap()
+}
+
+/// The kernel of a graph of one matmul.
+fn kernel(engine: &Engine, graph: &Graph) -> HopperKernel {
+    let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
+    let plan = plan(graph, engine.device().target(), Strategy::Greedy, &[]).unwrap();
+    let [group] = plan.groups.as_slice() else { panic!("{} kernels: {plan}", plan.groups.len()) };
+    HopperKernel::of(&group.draft(graph, &plan.placement), target).expect("a matmul for Hopper")
+}
+
+fn check_tiles(engine: &Engine, text: &str, dtype: Dtype, tiles: &[HopperTile]) {
+    let graph = parsed(text, dtype);
+    let (inputs, expected) = seeded(&graph, 11, false);
+    for &tile in tiles {
+        let mut session = session(engine, &graph, tile);
+        assert_holds(&expected, &graph, &twice(&mut session, &inputs), format_args!("{tile}, {dtype}\n{text}"));
+    }
+}
+
+/// One of each kind.
+const KINDS: [HopperTile; 4] = [
+    HopperTile { columns: 192, turns: true, split: 1 },
+    HopperTile { columns: 96, turns: true, split: 1 },
+    HopperTile { columns: 256, turns: false, split: 1 },
+    HopperTile { columns: 128, turns: false, split: 2 },
+];
+
+/// How operands lie, and what follows.
+fn graphs([m, k, n]: [usize; 3]) -> Vec<String> {
+    let (x, w) = (format!("x = input float[{m},{k}]"), format!("w = weight float[{k},{n}]"));
+    let tied = format!("w = weight float[{n},{k}]");
+    let (bias, residual) = (format!("c:float[{n}]"), format!("r = input float[{m},{n}]"));
+    vec![
+        format!("{x} ; {w} ; y = matmul x w ; out y"),
+        format!("{x} ; {tied} ; y = matmul x w transpose_b ; z = cast y f32 ; out z"),
+        format!("{x} ; {w} ; l = linear x w {bias} ; y = gelu l ; out y"),
+        format!("{x} ; {w} ; {residual} ; l = linear x w {bias} ; y = add l r ; out y"),
+        format!("{x} ; {tied} ; {residual} ; l = linear x w {bias} transposed ; h = silu l ; y = mul h r ; out y"),
+        format!(
+            "{x} ; {w} ; {residual} ; seed = input i32[] ; l = linear x w {bias} ; h = dropout l seed p=0.3 offset=5 ; y = add h r ; out y"
+        ),
+    ]
+}
+
+#[test]
+fn every_cut() {
+    let Some(engine) = hopper() else { return };
+    // Graphs and types take turns: every kernel is compiled.
+    let graphs = graphs([300, 648, 264]);
+    let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
+    let tiles = kernel(&engine, &parsed(&graphs[0], Dtype::Bf16)).tiles(target, f64::INFINITY);
+    for (at, tile) in tiles.into_iter().enumerate() {
+        let dtype = if at % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
+        check_tiles(&engine, &graphs[at % graphs.len()], dtype, &[tile]);
+    }
+}
+
+#[test]
+fn every_epilogue_and_odd_sizes() {
+    let Some(engine) = hopper() else { return };
+    for (at, size) in [[1, 8, 16], [127, 64, 136], [129, 1000, 1504], [1500, 136, 72]].into_iter().enumerate() {
+        for (turn, text) in graphs(size).iter().enumerate() {
+            // One that does not share K: there are sums of one step among these.
+            check_tiles(&engine, text, Dtype::Bf16, &[KINDS[(at + turn) % 3]]);
+        }
+    }
+}
+
+#[test]
+fn columns_that_no_vector_divides() {
+    let Some(engine) = hopper() else { return };
+    for n in [17, 51, 129, 1500] {
+        let text = format!(
+            "x = input float[130,72] ; w = weight float[{n},72] ; l = linear x w c:float[{n}] transposed ; y = gelu l ; out y"
+        );
+        check_tiles(&engine, &text, Dtype::Bf16, &KINDS[..3]);
+    }
+}
+
+#[test]
+fn all_transpositions_batches_and_parts_of_tensors() {
+    let Some(engine) = hopper() else { return };
+    for text in [
+        "x = input float[136,200] ; w = weight float[136,72] ; y = matmul x w transpose_a ; out y",
+        "x = input float[136,200] ; w = weight float[72,136] ; y = matmul x w transpose_a transpose_b ; out y",
+        "x = input float[3,40,136] ; w = input float[3,136,72] ; y = matmul x w ; z = silu y ; out z",
+        "x = input float[3,136,40] ; w = input float[3,72,136] ; y = matmul x w transpose_a transpose_b ; out y",
+        "x = input float[3,40,136] ; w = weight float[136,72] ; y = matmul x w ; out y",
+        "a = input float[130,400] ; x = slice a axis=1 start=8 length=136 ; w = weight float[136,72] ; y = matmul x w ; out y",
+    ] {
+        check_tiles(&engine, text, Dtype::Bf16, &[KINDS[0], KINDS[3]]);
+    }
+}
+
+/// What is not a number in one row stays in it, and infinities are kept.
+#[test]
+fn numbers_that_are_none() {
+    let Some(engine) = hopper() else { return };
+    let graph = parsed("x = input float[200,136] ; w = weight float[136,72] ; y = matmul x w ; out y", Dtype::Bf16);
+    let mut inputs = seed::inputs(&graph, 5).unwrap();
+    let mut x = inputs[0].to_array().unwrap();
+    (x.values[3 * 136 + 7], x.values[150 * 136]) = (f64::NAN, f64::INFINITY);
+    inputs[0] = Tensor::from_array(Dtype::Bf16, &x).unwrap();
+    for tile in KINDS {
+        let mut session = session(&engine, &graph, tile);
+        session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
+        let found = session.output(0).unwrap().to_f32().unwrap();
+        for (row, values) in found.chunks(72).enumerate() {
+            match row {
+                3 => assert!(values.iter().all(|x| x.is_nan()), "{tile}"),
+                150 => assert!(values.iter().all(|x| !x.is_finite()), "{tile}"),
+                _ => assert!(values.iter().all(|x| x.is_finite()), "{tile}, row {row}"),
+            }
+        }
+    }
+}

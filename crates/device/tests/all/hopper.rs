@@ -1,0 +1,70 @@
+//! Matmuls on Hopper's matrix units: that the real compiler takes every cut without spills, and that launches are within limits. No GPU
+//! and no driver are needed.
+
+use crate::support::{compiled, compiler};
+use deuteron_codegen::cuda::{Arch, CudaTarget};
+use deuteron_codegen::{Kernel, Source};
+use deuteron_graph::{Dtype, Graph};
+use deuteron_kernels::CudaCatalog;
+use deuteron_matmul::cuda::hopper::HopperKernel;
+use deuteron_plan::{Machine, Strategy, Target, plan};
+
+/// The kernel of a graph of one matmul.
+fn kernel(text: &str, target: &CudaTarget) -> HopperKernel {
+    let graph: Graph = text.parse().unwrap();
+    let machine = Machine::profile("h200").unwrap();
+    let catalog = CudaCatalog::of(target.arch);
+    let planned = plan(&graph, Target { machine: &machine, catalog }, Strategy::Greedy, &[]).unwrap();
+    let [group] = planned.groups.as_slice() else { panic!("{} kernels: {text}", planned.groups.len()) };
+    HopperKernel::of(&group.draft(&graph, &planned.placement), target)
+        .unwrap_or_else(|| panic!("not for Hopper: {text}"))
+}
+
+/// Both ways that weights lie, and what follows from nothing to much.
+fn graphs(dtype: Dtype) -> [String; 3] {
+    let x = format!("x = input {dtype}[1500,768]");
+    [
+        format!("{x} ; y = matmul x w:{dtype}[768,2304] ; out y"),
+        format!("{x} ; l = linear x w:{dtype}[2305,768] c:{dtype}[2305] transposed ; y = gelu l ; out y"),
+        format!(
+            "{x} ; r = input {dtype}[1500,2304] ; seed = input i32[] ; l = linear x w:{dtype}[768,2304] c:{dtype}[2304]
+             h = dropout l seed p=0.3 offset=5 ; y = add h r ; out y"
+        ),
+    ]
+}
+
+#[test]
+fn every_cut_compiles_without_spills() {
+    let Some(compiler) = compiler() else { return };
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let (mut labels, mut sources) = (Vec::new(), Vec::new());
+    for (turn, dtype) in [Dtype::Bf16, Dtype::F16].into_iter().enumerate() {
+        for (at, text) in graphs(dtype).iter().enumerate() {
+            let ours = kernel(text, &target);
+            // The graphs take turns, and so do the types.
+            for (index, tile) in ours.tiles(&target, f64::INFINITY).into_iter().enumerate() {
+                if (index + at + 3 * turn) % 6 != 0 {
+                    continue;
+                }
+                let Kernel { source: Source::Cuda(source), launch } = ours.clone().with_tile(tile).kernel(&target)
+                else {
+                    panic!("a text")
+                };
+                let grid = &launch.grids().expect("grids").list[0];
+                assert!(grid.shared as usize <= target.arch.block_shared(), "{tile}: {text}");
+                assert!(grid.blocks[0] > 0 && grid.blocks[0].is_multiple_of(grid.cluster), "{tile}: {text}");
+                labels.push(format!("{tile}: {text}"));
+                sources.push((source, target.arch));
+            }
+        }
+    }
+    let mut failures = Vec::new();
+    for (label, cubin) in labels.iter().zip(compiled(&compiler, sources)) {
+        let entry = &cubin.entries[0];
+        if entry.spill_stores + entry.spill_loads > 0 {
+            failures.push(format!("spills {} bytes: {label}", entry.spill_stores));
+        }
+    }
+    println!("{} kernels compiled", labels.len());
+    assert!(labels.len() > 24 && failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+}

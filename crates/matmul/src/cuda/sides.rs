@@ -1,0 +1,63 @@
+//! Prologue and epilogue of a matmul as CUDA text: what its kernels share.
+
+use deuteron_codegen::argument::ArgBinding;
+use deuteron_codegen::body::{Access, ArgSpec, Body, Expr, Exprs, Stage};
+use deuteron_codegen::cuda::row::sides::Side;
+use deuteron_graph::Dtype;
+use deuteron_plan::Draft;
+
+use crate::fit::{MatmulFit, lower_matmul};
+use crate::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, Role};
+
+/// Lowers a matmul; where nothing follows it, its sums are stored by an epilogue.
+pub(super) fn lower(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
+    let LoweredMatmul { mut product, mut launch } = lower_matmul(draft, fit);
+    if product.epilogue.is_none() {
+        let (rows, n) = (launch.shape.m * launch.shape.batches(), launch.shape.n);
+        let mut exprs = Exprs::default();
+        let value = exprs.make(Expr::Load(0));
+        let spec = |dtype, written| ArgSpec { dtype, access: Access::Row, written };
+        let body = Body {
+            cols: n,
+            args: vec![spec(Dtype::F32, false), spec(product.result, true)],
+            exprs: exprs.finish(),
+            stages: vec![Stage::Store { value, arg: 1 }],
+            ..Body::default()
+        };
+        product.epilogue = Some(Epilogue { body, sums: vec![0] });
+        if let Some(result) = launch.args.last_mut() {
+            result.leading = vec![(rows, n)];
+        }
+    }
+    LoweredMatmul { product, launch }
+}
+
+/// What makes the left operand, by vectors of so many columns.
+pub(super) fn prologue<'a>(matmul: &'a Matmul<Body>, launch: &'a MatmulLaunch, vector: usize) -> Option<Side<'a>> {
+    let prologue = matmul.prologue.as_ref()?;
+    let made = std::slice::from_ref(&prologue.made);
+    Some(side(matmul, launch, &prologue.body, made, Role::Prologue, &launch.prologue_axes, vector))
+}
+
+/// What follows, by vectors of so many columns.
+pub(super) fn epilogue<'a>(matmul: &'a Matmul<Body>, launch: &'a MatmulLaunch, vector: usize) -> Option<Side<'a>> {
+    let epilogue = matmul.epilogue.as_ref()?;
+    Some(side(matmul, launch, &epilogue.body, &epilogue.sums, Role::Epilogue, &launch.axes, vector))
+}
+
+fn side<'a>(
+    matmul: &Matmul<Body>,
+    launch: &'a MatmulLaunch,
+    body: &'a Body,
+    handed: &'a [usize],
+    role: fn(usize) -> Role,
+    axes: &'a [(usize, usize)],
+    vector: usize,
+) -> Side<'a> {
+    let roles = matmul.roles();
+    let arg = |arg: usize| -> Option<(usize, &'a ArgBinding)> {
+        let position = roles.iter().position(|&known| known == role(arg))?;
+        Some((position, &launch.args[position]))
+    };
+    Side { body, args: (0..body.args.len()).map(arg).collect(), handed, axes, vector, rounded: None }
+}
