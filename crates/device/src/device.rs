@@ -96,7 +96,7 @@ pub trait Executable: Send {
     /// CUDA graph; then the executable must live as long as that graph is replayed. An index outside of its table is reported by
     /// a later call.
     fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError>;
-    /// Runs every step in order, one by one; `times` receives one duration a step.
+    /// Runs every step in order, one by one; `times` receives one duration per step.
     fn run_timed(
         &mut self,
         input: Inputs<'_, '_>,

@@ -54,7 +54,7 @@ impl CpuSource {
         CpuSource { program, tiles: TileUse::default() }
     }
 
-    /// A program that is told from others by a value and prints as a text.
+    /// A program that a value identifies, and that prints as a text.
     pub fn described<T>(value: T, text: String) -> CpuSource
     where
         T: fmt::Debug + PartialEq + Send + Sync + 'static,

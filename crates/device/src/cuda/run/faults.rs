@@ -69,7 +69,7 @@ impl CudaExecutable {
         let words = faults.seen.as_ptr().cast::<u64>();
         let mut steps = self.program.steps.iter().enumerate().filter(|(_, step)| step.checks_indices);
         steps.find_map(|(index, _)| {
-            // SAFETY: one word a step, aligned to a page; the copy into them was waited for.
+            // SAFETY: one word per step, aligned to a page; the copy into them was waited for.
             let word = unsafe { words.add(index).read() };
             (word != u64::MAX).then_some((index, word))
         })
