@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::session::refuse_opaque;
 
 /// One kernel. The JSON form of `kernel` is an array of these.
 #[derive(Debug, Clone, Serialize)]
@@ -150,6 +151,7 @@ fn list(
     backend: &Backend,
     usage: &dyn Fn(&Source) -> Result<Vec<EntryUsage>, Error>,
 ) -> Result<Vec<KernelListing>, Error> {
+    refuse_opaque(graph)?;
     let plan = plan(graph, target, strategy, &[])?;
     let listing = |group: &Group| -> Result<KernelListing, Error> {
         let Kernel { source, launch } = render(group.draft(graph, &plan.placement), backend)?;

@@ -374,19 +374,25 @@ impl Machine {
 }
 
 impl Quantity {
-    /// Finite and not negative; what is divided by or counted, above zero.
+    /// Whether it counts things: its values are whole.
+    fn is_count(self) -> bool {
+        use Quantity::*;
+        let of_kernels = [KernelArguments, KernelNodes, TileRows, TileCols, Multicast, FewRows];
+        of_kernels.contains(&self) || [Processors, Registers, Threads].contains(&self)
+    }
+
+    /// Finite and not negative; what is divided by, above zero; what is counted, whole.
     fn check(self, value: f64) -> Result<(), MachineError> {
         let bad = |expected| Err(MachineError::Range { name: self.name(), expected, value });
-        match self {
-            Quantity::LaunchUs | Quantity::ForkUs | Quantity::BarrierUs | Quantity::Exposed
-                if !(value.is_finite() && value >= 0.0) =>
-            {
-                bad("finite and not negative")
+        let may_be_zero =
+            matches!(self, Quantity::LaunchUs | Quantity::ForkUs | Quantity::BarrierUs | Quantity::Exposed)
+                || self.name().ends_with("_ns");
+        match may_be_zero {
+            true if !(0.0..1e9).contains(&value) => bad("from 0 to 1e9"),
+            false if self.is_count() && !((1.0..=1e6).contains(&value) && value.fract() == 0.0) => {
+                bad("a whole number from 1 to 1000000")
             }
-            _ if self.name().ends_with("_ns") && !(0.0..1e9).contains(&value) => bad("from 0 to 1e9"),
-            Quantity::LaunchUs | Quantity::ForkUs | Quantity::BarrierUs | Quantity::Exposed => Ok(()),
-            _ if self.name().ends_with("_ns") => Ok(()),
-            _ if !(1e-9..1e12).contains(&value) => bad("above 0 and below 1e12"),
+            false if !(1e-9..1e12).contains(&value) => bad("above 0 and below 1e12"),
             _ => Ok(()),
         }
     }
@@ -468,6 +474,13 @@ mod tests {
         assert!(refused(&number("drum = { value = 1, origin = \"\" }")).contains("unknown number `drum`"));
         assert!(refused(&number("dram_gbps = { value = -1, origin = \"\" }")).contains("must be above 0"));
         assert!(refused(&number("dram_gbps = { value = nan, origin = \"\" }")).contains("must be above 0"));
+        for count in ["processors", "registers", "threads", "kernel_arguments", "kernel_nodes", "few_rows"] {
+            for value in ["0.5", "0", "1.5", "1e7", "nan"] {
+                let message = refused(&number(&format!("{count} = {{ value = {value}, origin = \"\" }}")));
+                assert!(message.contains("must be a whole number from 1 to 1000000"), "{message}");
+            }
+        }
+        assert!(refused(&number("tile_rows = { value = 0.5, origin = \"\" }")).contains("a whole number"));
         assert!(refused("name = \"x\"\nbased_on = \"cray\"").contains("expected cpu, a100"));
     }
 }

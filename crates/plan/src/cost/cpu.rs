@@ -60,11 +60,11 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
 /// The share of all work that the busiest thread does.
 fn busy_share(work: &Work, processors: f64) -> f64 {
     let pieces = work.chunks.max(1.0);
-    if !pieces.is_finite() {
-        return 1.0 / processors;
-    }
     // All pieces are equal but the last one, which is handed out last.
     let total = pieces - 1.0 + work.last_chunk;
+    if !total.is_finite() || total <= 0.0 {
+        return 1.0 / processors;
+    }
     let rounds = (pieces / processors).ceil();
     let last_alone = pieces - (rounds - 1.0) * processors <= 1.0;
     let most = if last_alone { rounds - 1.0 + work.last_chunk } else { rounds };

@@ -222,10 +222,11 @@ impl Tile {
         self.count(product) * (self.rows * self.cols) as f64 * 2.0 * product.k as f64
     }
 
-    /// Share of the multiprocessors at work over all waves.
+    /// Share of the multiprocessors at work over all waves; above zero, as a matmul without elements takes no time and not an
+    /// undefined one.
     fn efficiency(&self, machine: &Machine, product: &Product) -> f64 {
         let waves = self.count(product) / machine.get(Quantity::Processors);
-        waves / waves.ceil().max(1.0)
+        (waves / waves.ceil().max(1.0)).max(1e-6)
     }
 
     fn bytes_loaded(&self, product: &Product) -> f64 {
@@ -239,14 +240,14 @@ impl Tile {
 
 /// A block that owns whole rows: its accumulators leave room for few rows, so every weight is loaded for each of them.
 fn whole_row_tile(product: &Product) -> Tile {
-    Tile { rows: 16, cols: product.n.next_multiple_of(64), share: 0.3 }
+    Tile { rows: 16, cols: product.n.max(1).next_multiple_of(64), share: 0.3 }
 }
 
 /// The tile that is done first: large tiles reach the peak, small ones fill the machine.
 fn best_tile(machine: &Machine, product: &Product) -> Tile {
     let (rows, cols) = (machine.count(Quantity::TileRows), machine.count(Quantity::TileCols));
     let tiles = [(rows, cols, 1.0), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.55), (32, 64, 0.35)];
-    let time = |tile: &Tile| tile.padded_flops(product) / tile.share / tile.efficiency(machine, product).max(1e-6);
+    let time = |tile: &Tile| tile.padded_flops(product) / tile.share / tile.efficiency(machine, product);
     let tiles = tiles.map(|(rows, cols, share)| Tile { rows, cols, share });
     tiles.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(tiles[0])
 }

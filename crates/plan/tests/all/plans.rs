@@ -262,3 +262,47 @@ fn what_is_scattered_must_be_contiguous() {
     let error = plan(&graph, target, Strategy::Fused, &[contiguous(&[4]), apart]).unwrap_err();
     assert!(error.to_string().contains("scattered"), "{error}");
 }
+
+/// Matmuls without elements, alone and with what reads or makes whole rows.
+const EMPTY: [&str; 4] = [
+    "x = input f32[128,64] ; y = linear x w[64,0] b[0] ; out y",
+    "x = input f32[128,64] ; h, m, r = layer_norm x s[64] t[64] ; y = linear h w[64,0] b[0] ; out y",
+    "x = input f32[128,0] ; y = linear x w[0,64] b[64] ; out y",
+    "x = input f32[0,64] ; y = linear x w[64,64] b[64] ; h, m, r = layer_norm y s[64] t[64] ; out h",
+];
+
+#[test]
+fn a_matmul_without_elements_has_a_cost() {
+    for text in EMPTY {
+        let graph: Graph = text.parse().unwrap();
+        for name in Machine::PROFILES {
+            let machine = Machine::profile(name).unwrap();
+            for strategy in [Strategy::Naive, Strategy::Unfused, Strategy::Greedy, Strategy::Fused] {
+                let plan = plan(&graph, Target::conceivable(&machine), strategy, &[]).unwrap();
+                let costs: Vec<f64> = plan.groups.iter().map(|group| group.cost.total.0).collect();
+                assert!(costs.iter().all(|cost| cost.is_finite()), "{name}, {strategy:?}: {costs:?} of {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_number_that_a_machine_file_may_hold_gives_a_cost() {
+    let text = "x = input f32[64,64] ; h, m, r = layer_norm x s[64] t[64] ; u = linear h w[64,256] b[256] ; g = gelu u
+y = linear g v[256,64] c[64] ; z = add x y ; out z";
+    let graph: Graph = text.parse().unwrap();
+    for name in ["cpu", "h200"] {
+        let usual = Machine::profile(name).unwrap();
+        let mut tried = 0;
+        for (quantity, _) in usual.numbers() {
+            for value in [0.0, 1e-9, 0.5, 1.0, 1e6, 9e8, 9e11, f64::MAX] {
+                let Ok(machine) = usual.clone().with(quantity, value, "a test") else { continue };
+                let plan = plan(&graph, Target::conceivable(&machine), Strategy::Fused, &[]).unwrap();
+                let costs: Vec<f64> = plan.groups.iter().map(|group| group.cost.total.0).collect();
+                assert!(costs.iter().all(|cost| cost.is_finite()), "{} = {value}: {costs:?}", quantity.name());
+                tried += 1;
+            }
+        }
+        assert!(tried > 100, "{name}: {tried} machines");
+    }
+}
