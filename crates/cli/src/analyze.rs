@@ -85,11 +85,11 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     };
     match (&changes, arguments.json) {
         (Some(changes), true) => show::json(changes)?,
-        (Some(changes), false) => print!("{changes}"),
+        (Some(changes), false) => out!("{changes}"),
         (None, true) => show::json(&analysis)?,
-        (None, false) => print!("{}", text(&analysis, arguments.all)?),
+        (None, false) => out!("{}", text(&analysis, arguments.all)?),
     }
-    violations.iter().for_each(|violation| eprintln!("{violation}"));
+    violations.iter().for_each(|violation| errln!("{violation}"));
     Ok(Outcome::of(violations.is_empty()))
 }
 

@@ -147,11 +147,11 @@ fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
     // Kernels of nobody: what cannot be removed does no harm.
     let _ = std::fs::remove_dir_all(&scratch);
     show::report(&[measured?], json, |[row]| {
-        println!("{}", row.device);
+        outln!("{}", row.device);
         let (bare, ours) = (row.bare_launch_us, row.launch_us);
-        println!("a launch    {ours:.2} us of host time, {bare:.2} us of them the driver's bare call");
+        outln!("a launch    {ours:.2} us of host time, {bare:.2} us of them the driver's bare call");
         let (cold, disk) = (row.first_cold_ms, row.first_disk_ms);
-        println!("first call  {cold:.0} ms with nothing known, {disk:.1} ms from the cache on disk");
+        outln!("first call  {cold:.0} ms with nothing known, {disk:.1} ms from the cache on disk");
     })?;
     Ok(Outcome::Good)
 }
@@ -163,12 +163,12 @@ fn tuned(arguments: &Arguments, engine: &Engine, cases: &[BenchCase]) -> Result<
         graphs.iter().flat_map(|graph| [(graph, Strategy::Unfused), (graph, Strategy::Greedy)]).collect();
     let report = show::counted("launch shapes", |progress| tune_all(engine, &plans, progress))?;
     // Standard output is the table's, or the JSON's.
-    report.kernels.iter().for_each(|kernel| eprintln!("{}", tuned_line(kernel)));
+    report.kernels.iter().for_each(|kernel| errln!("{}", tuned_line(kernel)));
     match arguments.device.keep(engine, report.tuning()) {
-        Ok(Some(path)) => eprintln!("Launch shapes of {} kernels stored in {}.", report.kernels.len(), path.display()),
-        Ok(None) => eprintln!("Launch shapes of {} kernels not stored, as --tuning is given.", report.kernels.len()),
+        Ok(Some(path)) => errln!("Launch shapes of {} kernels stored in {}.", report.kernels.len(), path.display()),
+        Ok(None) => errln!("Launch shapes of {} kernels not stored, as --tuning is given.", report.kernels.len()),
         // What was measured stands, whether or not it can be stored.
-        Err(error) => eprintln!("note: what was measured is not stored: {error:#}"),
+        Err(error) => errln!("note: what was measured is not stored: {error:#}"),
     }
     arguments.device.engine_tuned(engine, report.tuning())
 }
@@ -203,11 +203,11 @@ fn run_once(engine: &Engine, cases: &[BenchCase], plans: &[OpPlan], json: bool) 
 }
 
 fn print_once(row: &OnceRow) {
-    println!("{} {} {}x{} {}", row.op, row.direction, row.rows, row.cols, row.dtype);
+    outln!("{} {} {}x{} {}", row.op, row.direction, row.rows, row.cols, row.dtype);
     for plan in &row.plans {
         for kernel in &plan.kernels {
             let moved = Bytes(kernel.bytes_read + kernel.bytes_written);
-            println!("  {:<8} {}  [{moved}] {}", plan.plan, kernel.name, kernel.launches.join(" "));
+            outln!("  {:<8} {}  [{moved}] {}", plan.plan, kernel.name, kernel.launches.join(" "));
         }
     }
 }
@@ -220,7 +220,7 @@ fn run_ladder_once(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<O
     show::report(&rows, json, |rows| {
         for row in rows {
             let wrong = if row.verified { "" } else { " WRONG" };
-            println!("{} {}: error {:.2} of its bound{wrong}", row.op, row.rung, row.worst_ratio);
+            outln!("{} {}: error {:.2} of its bound{wrong}", row.op, row.rung, row.worst_ratio);
         }
     })?;
     Ok(Outcome::of(rows.iter().all(|row| row.verified)))
@@ -263,9 +263,9 @@ fn print_ladder(rows: &[LadderRow]) {
         "registers",
         "error of its bound",
     ];
-    println!("{}", show::table(&header, lines.collect(), 3));
+    outln!("{}", show::table(&header, lines.collect(), 3));
     if let Some(row) = rows.first() {
-        println!("{}, medians, rungs in turn.", row.device);
+        outln!("{}, medians, rungs in turn.", row.device);
     }
 }
 
@@ -371,8 +371,8 @@ fn print(rows: &[BenchRow]) {
         header.extend(["unfused graph", "fused graph"]);
     }
     header.extend(["predicted", "speed-up", "bytes ratio", "GB/s", "copy GB/s", "of copy"]);
-    println!("{}", show::table(&header, lines.collect(), 3));
+    outln!("{}", show::table(&header, lines.collect(), 3));
     if let Some(row) = rows.first() {
-        println!("{} on {}, medians, variants in turn.", row.direction, row.device);
+        outln!("{} on {}, medians, variants in turn.", row.direction, row.device);
     }
 }

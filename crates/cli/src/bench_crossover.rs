@@ -58,9 +58,9 @@ fn print(rows: &[CrossoverRow]) {
         "predicted",
     ];
     let header = [&header[..], &["the plan takes", "over the best"]].concat();
-    println!("{}", show::table(&header, rows.iter().map(line).collect(), 2));
+    outln!("{}", show::table(&header, rows.iter().map(line).collect(), 2));
     if let Some(row) = rows.first() {
-        println!("{}, medians, both in turn. Kernels are those of the best plan without the one launch.", row.device);
+        outln!("{}, medians, both in turn. Kernels are those of the best plan without the one launch.", row.device);
     }
 }
 

@@ -85,8 +85,8 @@ impl MatmulArguments {
         if json {
             show::json(&all)?;
         } else {
-            println!("{} kernels ran once, {} of them not within their bounds.", all.len(), failed.len());
-            failed.iter().for_each(|check| println!("{}: {:.2} of its bound", check.variant, check.worst_ratio));
+            outln!("{} kernels ran once, {} of them not within their bounds.", all.len(), failed.len());
+            failed.iter().for_each(|check| outln!("{}: {:.2} of its bound", check.variant, check.worst_ratio));
         }
         Ok(if failed.is_empty() { Outcome::Good } else { Outcome::Failed })
     }
@@ -118,8 +118,8 @@ fn print(rows: &[VariantRow]) {
             format!("{:.0}", row.tflops),
         ]
     };
-    println!("{}", show::table(&header, rows.iter().map(line).collect(), 5));
+    outln!("{}", show::table(&header, rows.iter().map(line).collect(), 5));
     if let Some(row) = rows.first() {
-        println!("{}, medians, variants in turn over rotating buffers. `t`: the weights lie transposed.", row.device);
+        outln!("{}, medians, variants in turn over rotating buffers. `t`: the weights lie transposed.", row.device);
     }
 }

@@ -51,15 +51,15 @@ pub fn measure(
 
 /// As a person reads it.
 pub fn print(report: &BenchReport) {
-    println!("{}, {} weights made from a seed, on {}", report.model, report.weights, report.device);
+    outln!("{}, {} weights made from a seed, on {}", report.model, report.weights, report.device);
     for phase in &report.phases {
         let (batch, tokens, context) = (phase.batch, phase.tokens, phase.context);
         match phase.name {
-            "prefill" => println!("\nPrefill: {batch} x {tokens} tokens to the last logits"),
-            _ => println!("\nDecode: one token of {batch}, after {context}"),
+            "prefill" => outln!("\nPrefill: {batch} x {tokens} tokens to the last logits"),
+            _ => outln!("\nDecode: one token of {batch}, after {context}"),
         }
         print_phase(phase);
-        println!("Fusion: {}.", show::speed(phase.speedup, phase.plans.iter().map(|plan| plan.spread)));
+        outln!("Fusion: {}.", show::speed(phase.speedup, phase.plans.iter().map(|plan| plan.spread)));
     }
     if let Some(layer) = &report.attention_layer {
         print_layer(layer);
@@ -69,15 +69,15 @@ pub fn print(report: &BenchReport) {
 fn print_layer(layer: &Crossing) {
     let time = |us: f64| show::milliseconds(us / 1e3);
     let Crossing { apart_kernels, apart_us, .. } = *layer;
-    println!("\nAttention layer of the prompt, queries, keys and values to the norm after the residual");
-    println!("{apart_kernels} kernels: {}.", time(apart_us));
+    outln!("\nAttention layer of the prompt, queries, keys and values to the norm after the residual");
+    outln!("{apart_kernels} kernels: {}.", time(apart_us));
     let Some((kernels, us)) = layer.one_kernels.zip(layer.one_us) else {
-        println!("There is no kernel here for attention, projection, residual and norm in one launch.");
+        outln!("There is no kernel here for attention, projection, residual and norm in one launch.");
         return;
     };
     let taken = if layer.takes_one { "takes it" } else { "does not take it" };
     let speed = apart_us / us.max(1e-6);
-    println!(
+    outln!(
         "{kernels} kernels, all after the first product in one launch: {}, {speed:.2}x the speed. The plan {taken}.",
         time(us)
     );
@@ -101,5 +101,5 @@ fn print_phase(phase: &Phase) {
         ]
     });
     let header = ["plan", "kernels", "moved", "embedding", "layers", "head", "whole", "tokens/s"];
-    println!("{}", show::table(&header, rows.collect(), 1));
+    outln!("{}", show::table(&header, rows.collect(), 1));
 }

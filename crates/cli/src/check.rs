@@ -98,15 +98,15 @@ fn print_catalog(report: &CatalogReport) {
     let rows = report.ops.iter().map(|(name, row)| {
         vec![name.clone(), row.cases.to_string(), row.failures.to_string(), format!("{:.2}", row.worst_ratio)]
     });
-    println!("{}", show::table(&["op", "cases", "failures", "largest error of its bound"], rows.collect(), 1));
-    println!("{} cases over {} shapes on {}", report.cases, report.shapes, report.device);
+    outln!("{}", show::table(&["op", "cases", "failures", "largest error of its bound"], rows.collect(), 1));
+    outln!("{} cases over {} shapes on {}", report.cases, report.shapes, report.device);
     if report.repeats > 0 {
-        println!("each {} times beside other work, bit by bit the same unless it says otherwise", report.repeats);
+        outln!("each {} times beside other work, bit by bit the same unless it says otherwise", report.repeats);
     }
-    println!("{} failures in {:.1} s", report.failures, report.seconds);
-    println!("largest error: {:.2} of its bound ({})", report.worst_ratio, report.worst_case);
+    outln!("{} failures in {:.1} s", report.failures, report.seconds);
+    outln!("largest error: {:.2} of its bound ({})", report.worst_ratio, report.worst_case);
     for failure in &report.failed {
-        println!("\n{}: {}", failure.case, failure.what);
+        outln!("\n{}: {}", failure.case, failure.what);
     }
 }
 
@@ -114,18 +114,18 @@ fn print(report: &CheckReport) {
     let mut counts: Vec<(&String, &usize)> = report.op_counts.iter().collect();
     counts.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
     let most = counts.first().map_or(1, |(_, count)| **count).max(1);
-    println!("calls in the graphs");
+    outln!("calls in the graphs");
     for (name, count) in counts {
-        println!("  {name:<24} {count:>6} {}", "#".repeat((count * 40).div_ceil(most)));
+        outln!("  {name:<24} {count:>6} {}", "#".repeat((count * 40).div_ceil(most)));
     }
     let dtypes: Vec<String> = report.dtypes.iter().map(|(dtype, count)| format!("{count} {dtype}")).collect();
-    println!("\n{} graphs ({}), {} with gradients", report.cases, dtypes.join(", "), report.backward);
-    println!("median {} calls a graph, {} kernels in all", report.median_ops, report.kernels);
-    println!("on {}", report.devices.join("; "));
-    println!("{} failures in {:.1} s", report.failures, report.seconds);
-    println!("largest error: {:.2} of its bound (seed {})", report.worst_ratio, report.worst_seed);
+    outln!("\n{} graphs ({}), {} with gradients", report.cases, dtypes.join(", "), report.backward);
+    outln!("median {} calls a graph, {} kernels in all", report.median_ops, report.kernels);
+    outln!("on {}", report.devices.join("; "));
+    outln!("{} failures in {:.1} s", report.failures, report.seconds);
+    outln!("largest error: {:.2} of its bound (seed {})", report.worst_ratio, report.worst_seed);
     for failure in &report.failed {
-        println!("\nseed {}, plan {}, {}: {}", failure.seed, failure.plan, failure.device, failure.what);
-        println!("{}", failure.graph);
+        outln!("\nseed {}, plan {}, {}: {}", failure.seed, failure.plan, failure.device, failure.what);
+        outln!("{}", failure.graph);
     }
 }

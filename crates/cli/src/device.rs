@@ -78,7 +78,7 @@ impl DeviceArguments {
             }
             Wanted::Auto => Ok(gpu(0, red_zones, tuning, &[]).unwrap_or_else(|error| {
                 if is_surprising(&error) {
-                    eprintln!("note: running on the CPU: {error:#}");
+                    errln!("note: running on the CPU: {error:#}");
                 }
                 cpu
             })),

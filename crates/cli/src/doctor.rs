@@ -48,11 +48,11 @@ fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
         show::json(&report)?;
         return Ok(Outcome::Good);
     }
-    println!("deuteron {}", report.version);
-    println!("device            {}", report.device);
-    println!("instruction sets  {}", report.instruction_sets.join(", "));
+    outln!("deuteron {}", report.version);
+    outln!("device            {}", report.device);
+    outln!("instruction sets  {}", report.instruction_sets.join(", "));
     print_cuda(&report.cuda);
-    println!("planner           {}", planner_numbers(&engine.device().machine().name)?);
+    outln!("planner           {}", planner_numbers(&engine.device().machine().name)?);
     let lines = report.copy.iter().map(|row| {
         vec![
             Bytes(row.bytes as u64).to_string(),
@@ -62,8 +62,8 @@ fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
         ]
     });
     let header = ["copy of", "ordinary GB/s", "streaming GB/s", "copy GB/s"];
-    println!("{}", show::table(&header, lines.collect(), 1));
-    println!("Read and written bytes both counted, medians. \"copy\" is the faster of the two.");
+    outln!("{}", show::table(&header, lines.collect(), 1));
+    outln!("Read and written bytes both counted, medians. \"copy\" is the faster of the two.");
     Ok(Outcome::Good)
 }
 
@@ -78,7 +78,7 @@ pub fn report(engine: &Engine, sizes: &[usize], packages: &[PathBuf]) -> Result<
 
 fn print_cuda(cuda: &CudaReport) {
     for gpu in &cuda.gpus {
-        println!(
+        outln!(
             "gpu {}             {}, compute capability {} ({}), {} multiprocessors, {} ({} free), driver for CUDA {}",
             gpu.ordinal,
             gpu.name,
@@ -91,7 +91,7 @@ fn print_cuda(cuda: &CudaReport) {
         );
     }
     if let Some(problem) = &cuda.problem {
-        println!("gpu               none: {problem}");
+        outln!("gpu               none: {problem}");
     }
     for library in &cuda.libraries {
         let found = match (&library.path, &library.version, &library.problem) {
@@ -99,13 +99,13 @@ fn print_cuda(cuda: &CudaReport) {
             (_, _, Some(problem)) => problem.replace('\n', "\n                  "),
             _ => String::new(),
         };
-        println!("{:<17} {found}", library.name);
+        outln!("{:<17} {found}", library.name);
     }
     match &cuda.cache {
         Some(cache) => {
-            println!("kernel cache      {}: {} kernels, {}", cache.folder.display(), cache.entries, Bytes(cache.bytes))
+            outln!("kernel cache      {}: {} kernels, {}", cache.folder.display(), cache.entries, Bytes(cache.bytes))
         }
-        None => println!("kernel cache      none: neither XDG_CACHE_HOME nor HOME is an absolute path"),
+        None => outln!("kernel cache      none: neither XDG_CACHE_HOME nor HOME is an absolute path"),
     }
 }
 
@@ -127,9 +127,9 @@ fn run_calibrate(engine: &Engine) -> Result<Outcome> {
         let (before, after) = (format!("{before:.3}"), format!("{after:.3}"));
         vec![quantity.name().to_string(), before, after, quantity.about().to_string(), origin.to_string()]
     });
-    println!("{}", show::table(&["number", "before", "after", "what", "origin"], lines.collect(), 5));
-    println!("{}", describe("Predicted against measured time of what it was fitted to", &found.errors));
-    println!("Stored in {}.", machine_file::store(&found.machine)?.display());
+    outln!("{}", show::table(&["number", "before", "after", "what", "origin"], lines.collect(), 5));
+    outln!("{}", describe("Predicted against measured time of what it was fitted to", &found.errors));
+    outln!("Stored in {}.", machine_file::store(&found.machine)?.display());
     Ok(Outcome::Good)
 }
 
@@ -142,18 +142,18 @@ fn run_validate(engine: &Engine, json: bool) -> Result<Outcome> {
 fn show_validation(validation: &Validation) {
     let drifts = validation.cases.iter().any(|case| case.drift != 1.0);
     if drifts {
-        println!(
+        outln!(
             "The machine takes {:.2} of the time it took when it was calibrated; predictions follow that.",
             validation.drift
         );
     }
-    println!("{}", describe("Predicted against measured time of the catalogue's plans", &validation.plans));
+    outln!("{}", describe("Predicted against measured time of the catalogue's plans", &validation.plans));
     if drifts {
-        println!("{}", describe("The same without following it", &validation.plans_without_drift));
+        outln!("{}", describe("The same without following it", &validation.plans_without_drift));
     }
-    println!("{}", describe("The same of their kernels", &validation.kernels));
+    outln!("{}", describe("The same of their kernels", &validation.kernels));
     let decisions = &validation.decisions;
-    println!(
+    outln!(
         "Fuse or not: {} right of {} ({:.1} %); fusing loses in {} of {} ({:.0} %); {} ties within 5 % are left out.",
         decisions.right,
         decisions.cases - decisions.ties,
@@ -165,12 +165,12 @@ fn show_validation(validation: &Validation) {
     );
     let wrong: Vec<&CaseRow> = validation.cases.iter().filter(|case| !case.is_right()).collect();
     if !wrong.is_empty() {
-        println!("Wrong decisions:\n{}", case_table(wrong));
+        outln!("Wrong decisions:\n{}", case_table(wrong));
     }
     let mut worst: Vec<&CaseRow> = validation.cases.iter().filter(|case| case.catalog).collect();
     worst.sort_by(|a, b| b.worst_error().abs().total_cmp(&a.worst_error().abs()));
     worst.truncate(8);
-    println!("Farthest off:\n{}", case_table(worst));
+    outln!("Farthest off:\n{}", case_table(worst));
 }
 
 fn case_table(cases: Vec<&CaseRow>) -> comfy_table::Table {

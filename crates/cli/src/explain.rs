@@ -21,13 +21,13 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     if arguments.schema {
-        println!("{}", deuteron::report::schema());
+        outln!("{}", deuteron::report::schema());
         return Ok(Outcome::Good);
     }
     let Some(code) = &arguments.code else {
         match arguments.json {
             true => show::json(&PAGES)?,
-            false => PAGES.iter().for_each(|page| println!("{}  {}", page.code, page.title)),
+            false => PAGES.iter().for_each(|page| outln!("{}  {}", page.code, page.title)),
         }
         return Ok(Outcome::Good);
     };
@@ -39,10 +39,10 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         show::json(page)?;
         return Ok(Outcome::Good);
     }
-    println!("{}: {}\n\n{}", page.code, page.title, show::wrapped(page.meaning));
+    outln!("{}: {}\n\n{}", page.code, page.title, show::wrapped(page.meaning));
     if !page.example.is_empty() {
-        println!("\nFor example\n  {}", page.example.replace(" ; ", "\n  "));
+        outln!("\nFor example\n  {}", page.example.replace(" ; ", "\n  "));
     }
-    println!("\nWhat to do: {}.", show::wrapped(page.hint));
+    outln!("\nWhat to do: {}.", show::wrapped(page.hint));
     Ok(Outcome::Good)
 }

@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         true => None,
         // What was verified and measured stands, whether or not it can be stored.
         false => learn(&engine, &report).unwrap_or_else(|error| {
-            eprintln!("note: what was measured is not stored: {error:#}");
+            errln!("note: what was measured is not stored: {error:#}");
             None
         }),
     };
@@ -87,11 +87,11 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     } else {
         print(&report, arguments.all);
         if let Some(generation) = &generation {
-            println!("\nAs generation runs it:");
+            outln!("\nAs generation runs it:");
             bench_model::print(generation);
         }
         if let Some(path) = learned {
-            println!("The next plan uses what was measured here ({}).", path.display());
+            outln!("The next plan uses what was measured here ({}).", path.display());
         }
     }
     Ok(Outcome::of(report.verified))
@@ -108,10 +108,10 @@ fn learn(engine: &Engine, report: &FuseReport) -> Result<Option<PathBuf>> {
 }
 
 fn print(report: &FuseReport, all: bool) {
-    println!("{} on {}\n", report.graph, report.device);
-    println!("The fused plan{}", if all { "" } else { ", kernels of one name together" });
+    outln!("{} on {}\n", report.graph, report.device);
+    outln!("The fused plan{}", if all { "" } else { ", kernels of one name together" });
     let rows = if all { each_kernel(&report.groups) } else { kernels_by_name(&report.groups) };
-    println!("{}\n", show::table(&["kernel", "count", "primitives", "moved", "predicted", "time", "share"], rows, 1));
+    outln!("{}\n", show::table(&["kernel", "count", "primitives", "moved", "predicted", "time", "share"], rows, 1));
     if all {
         print_refusals(report);
     }
@@ -127,14 +127,16 @@ fn print(report: &FuseReport, all: bool) {
     if report.fused.graph_ms.is_some() {
         header.splice(4.., ["launched one by one", "as one CUDA graph"]);
     }
-    println!("{}\n", show::table(&header, rows, 1));
+    outln!("{}\n", show::table(&header, rows, 1));
     let fewer = 100.0 * (1.0 - report.fused.bytes as f64 / report.unfused.bytes.max(1) as f64);
     let speed = show::speed(report.speedup, [report.unfused.spread, report.fused.spread]);
-    println!("Fusion: {fewer:.0} % fewer bytes moved, {speed}.");
+    outln!("Fusion: {fewer:.0} % fewer bytes moved, {speed}.");
     let verdict = if report.verified { "Verified" } else { "NOT VERIFIED" };
-    println!(
+    outln!(
         "{verdict} against f64: largest error {:.2e}, bound {:.2e} (output {}).",
-        report.max_error, report.bound, report.worst_output
+        report.max_error,
+        report.bound,
+        report.worst_output
     );
 }
 
@@ -175,10 +177,10 @@ fn row(name: &str, count: usize, group: &GroupReport, total: f64) -> Vec<String>
 }
 
 fn print_refusals(report: &FuseReport) {
-    println!("Why neighbours stay apart");
+    outln!("Why neighbours stay apart");
     for refusal in &report.refusals {
         let (producer, consumer) = (refusal.producer, refusal.consumer);
-        println!("  {producer} and {consumer}: {} {}", refusal.code, refusal.text);
+        outln!("  {producer} and {consumer}: {} {}", refusal.code, refusal.text);
     }
-    println!();
+    outln!();
 }

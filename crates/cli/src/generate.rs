@@ -1,6 +1,5 @@
 //! `deuteron generate`: text from a GPT-2.
 
-use std::io::{self, ErrorKind, Write};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use deuteron_gpt2::{
 use serde::Serialize;
 
 use crate::device::DeviceArguments;
-use crate::{Outcome, show};
+use crate::{Outcome, output, show};
 
 const SYNTHETIC: &str = "synthetic";
 
@@ -83,11 +82,7 @@ struct Text<'a> {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
-    match generate(arguments) {
-        // Whoever reads has seen enough.
-        Err(error) if is_closed_pipe(&error) => Ok(Outcome::Good),
-        ended => ended.map(|()| Outcome::Good),
-    }
+    generate(arguments).map(|()| Outcome::Good)
 }
 
 fn generate(arguments: &Arguments) -> Result<()> {
@@ -124,20 +119,22 @@ fn generate(arguments: &Arguments) -> Result<()> {
     let texts = texts(&tokenizer, prompts, &generations)?;
     let report = arguments.report(&engine, &tokens, texts, (load, seconds, gpt2.times()));
     if arguments.json {
-        return write(&format!("{}\n", serde_json::to_string_pretty(&report)?));
+        return show::json(&report);
     }
     if prompts.len() > 1 {
         let texts = (1..).zip(&report.texts);
         let texts = texts.map(|(number, text)| format!("[{number}]\n{}{}\n", text.prompt, text.text));
-        write(&texts.collect::<Vec<String>>().join("\n"))?;
+        out!("{}", texts.collect::<Vec<String>>().join("\n"));
+    }
+    if output::is_lost() {
+        // Whoever reads has seen enough, or the end of the command says what happened.
+        return Ok(());
     }
     let full = generations.iter().any(|generation| generation.stop == Stop::ContextFull);
     let full = if full { format!("; the context of {} tokens is full", gpt2.config().context) } else { String::new() };
     let memory =
         report.peak_memory_bytes.map(|bytes| format!("; at most {} of memory", Bytes(bytes))).unwrap_or_default();
-    // A standard error that is closed keeps nothing from the user.
-    let _ = writeln!(
-        io::stderr(),
+    errln!(
         "read in {:.2} s; {} prompt + {} generated tokens in {:.2} s, {:.2} s of it to compile: {:.1} prompt tokens/s, then {:.1} \
          tokens/s{memory}{full}",
         report.load_seconds,
@@ -234,24 +231,28 @@ fn texts<'a>(tokenizer: &Tokenizer, prompts: &'a [String], generations: &'a [Gen
 /// A text that is printed while it is made: the prompt first, then what follows.
 struct Live<'a> {
     decoder: Decoder<'a>,
-    written: Result<()>,
+    decoded: Result<()>,
 }
 
 impl<'a> Live<'a> {
     fn new(tokenizer: &'a Tokenizer, prompt: &str) -> Live<'a> {
-        Live { decoder: tokenizer.decoder(), written: write(prompt) }
+        output::write_now(prompt);
+        Live { decoder: tokenizer.decoder(), decoded: Ok(()) }
     }
 
+    /// Goes on until a token has no text or nobody reads.
     fn push(&mut self, token: u32) -> ControlFlow<()> {
-        if self.written.is_ok() {
-            self.written = self.decoder.push(token).map_err(Into::into).and_then(|text| write(&text));
+        match self.decoder.push(token) {
+            Ok(text) => output::write_now(&text),
+            Err(error) => self.decoded = Err(error.into()),
         }
-        if self.written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if self.decoded.is_err() || output::is_lost() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn finish(self) -> Result<()> {
-        self.written?;
-        write(&format!("{}\n", self.decoder.finish()))
+        self.decoded?;
+        outln!("{}", self.decoder.finish());
+        Ok(())
     }
 }
 
@@ -260,15 +261,4 @@ fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kibibytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
     Some(kibibytes.trim().parse::<u64>().ok()? * 1024)
-}
-
-/// Text to standard output at once, unlike `print!` without a panic if nobody reads it.
-fn write(text: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
-}
-
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }

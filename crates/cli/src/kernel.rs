@@ -43,7 +43,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let strategy: Strategy = arguments.plan.parse()?;
     let graph = arguments.graph.graph()?;
     if arguments.text {
-        print!("{graph}");
+        out!("{graph}");
         return Ok(Outcome::Good);
     }
     let listings = listings(&arguments.device, arguments.tuning.choice()?, &graph, strategy, &[])?;
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         show::json(&listings)?;
         return Ok(Outcome::Good);
     }
-    print!("{}", text(&listings)?);
+    out!("{}", text(&listings)?);
     Ok(Outcome::Good)
 }
 

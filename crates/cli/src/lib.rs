@@ -2,6 +2,10 @@
 //!
 //! A library, so that the Python package has the same command inside ([`run`]) and says things in the same words.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+#[macro_use]
+mod output;
 
 pub mod analyze;
 mod bench;
@@ -29,7 +33,9 @@ use clap::{Parser, Subcommand};
 /// Kernel fusion for transformers: find what to fuse, generate the fused kernels, prove them right, measure the gain.
 #[derive(Parser)]
 #[command(name = "deuteron", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 all is well, 1 a verification or an expectation failed, 2 bad usage or input.")]
+#[command(
+    after_help = "Exit codes: 0 all is well, 1 a verification or an expectation failed, 2 bad usage or input, or lost output."
+)]
 struct Command {
     #[command(subcommand)]
     what: What,
@@ -77,9 +83,12 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
     let command = match Command::try_parse_from(words) {
         Ok(command) => command,
         Err(error) => {
-            // Help and versions are such errors too. Where nothing can be printed, nobody reads.
-            let _ = error.print();
-            return error.exit_code() as u8;
+            // Help and versions are such errors too; they are what was asked for.
+            let (printed, code) = (error.print(), error.exit_code() as u8);
+            if !error.use_stderr() {
+                output::keep(printed);
+            }
+            return ended(code);
         }
     };
     let outcome = match command.what {
@@ -93,12 +102,23 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         What::Check(arguments) => check::run(&arguments),
         What::Doctor(arguments) => doctor::run(&arguments),
     };
-    match outcome {
+    ended(match outcome {
         Ok(Outcome::Good) => 0,
         Ok(Outcome::Failed) => 1,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            errln!("error: {error:#}");
             2
+        }
+    })
+}
+
+/// The exit code of a command that would have this one if all that it printed was written.
+fn ended(code: u8) -> u8 {
+    match (output::finish(), code) {
+        (Ok(()), code) => code,
+        (Err(error), code) => {
+            errln!("error: output is lost: cannot write to standard output: {error}");
+            if code == 0 { 2 } else { code }
         }
     }
 }

@@ -44,7 +44,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
             let backward = if row.backward { "yes" } else { "no" };
             vec![row.name.into(), row.formula.into(), backward.into(), row.dtypes.join(" ")]
         });
-        println!("{}", show::table(&["op", "computes", "backward", "dtypes"], lines.collect(), 9));
+        outln!("{}", show::table(&["op", "computes", "backward", "dtypes"], lines.collect(), 9));
     })?;
     Ok(Outcome::Good)
 }

@@ -23,7 +23,7 @@ pub fn table(header: &[&str], rows: Vec<Vec<String>>, numbers_from: usize) -> Ta
 
 /// A value as indented JSON on standard output.
 pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
+    outln!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
 }
 

@@ -4,4 +4,7 @@ mod analyze;
 mod command;
 mod generate;
 mod support;
+// It needs `/dev/full`.
+#[cfg(target_os = "linux")]
+mod trouble;
 mod tuning;

@@ -1,0 +1,79 @@
+//! Standard output and standard error of a command.
+//!
+//! Everything goes through here: `println!` panics where nothing can be written, which would hide the outcome of the command. An
+//! error is kept instead, and [`finish`] gives it to whoever decides on the exit code.
+
+use std::cell::RefCell;
+use std::fmt::Arguments;
+use std::io::{self, ErrorKind, Write};
+
+/// `print!` that keeps an error for the end of the command.
+macro_rules! out {
+    ($($text:tt)*) => { $crate::output::write(format_args!($($text)*)) };
+}
+
+/// `println!` that keeps an error for the end of the command.
+macro_rules! outln {
+    () => { $crate::output::write(format_args!("\n")) };
+    ($($text:tt)*) => { $crate::output::write_line(format_args!($($text)*)) };
+}
+
+/// `eprintln!` that does without standard error where it cannot be written.
+macro_rules! errln {
+    ($($text:tt)*) => { $crate::output::write_error(format_args!($($text)*)) };
+}
+
+thread_local! {
+    /// The first error of this command's output. A command prints from the thread that runs it.
+    static FIRST_ERROR: RefCell<Option<io::Error>> = const { RefCell::new(None) };
+}
+
+/// Prints a text, unless an earlier one could not be printed.
+pub fn write(text: Arguments<'_>) {
+    if !is_lost() {
+        keep(io::stdout().lock().write_fmt(text));
+    }
+}
+
+/// The same with the end of a line.
+pub fn write_line(text: Arguments<'_>) {
+    write(format_args!("{text}\n"));
+}
+
+/// Prints a text at once, though its line may not be complete.
+pub fn write_now(text: &str) {
+    write(format_args!("{text}"));
+    if !is_lost() {
+        keep(io::stdout().flush());
+    }
+}
+
+/// Whether something could not be printed: nothing that follows will be.
+pub fn is_lost() -> bool {
+    FIRST_ERROR.with_borrow(Option::is_some)
+}
+
+/// Keeps the first error.
+pub fn keep(printed: io::Result<()>) {
+    if let Err(error) = printed {
+        FIRST_ERROR.with_borrow_mut(|first| {
+            first.get_or_insert(error);
+        });
+    }
+}
+
+/// Ends a command's output: an error if some of it was lost. A reader who has gone, as `head` does, has lost nothing.
+pub fn finish() -> io::Result<()> {
+    if !is_lost() {
+        keep(io::stdout().flush());
+    }
+    match FIRST_ERROR.take() {
+        Some(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A line on standard error. One that cannot be written changes nothing: the exit code tells how the command ended.
+pub fn write_error(text: Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
