@@ -124,7 +124,7 @@ fn read(path: &Path) -> Result<Analysis> {
 pub fn usual_options(device: &str, packages: &[PathBuf]) -> Result<AnalyzeOptions> {
     let at_hand = |machine| AnalyzeOptions { kernels: Kernels::Generated, ..AnalyzeOptions::on(machine) };
     Ok(match device::parse(device)? {
-        Some(Wanted::Auto | Wanted::Cpu) => at_hand(machine_file::load("cpu")?.unwrap_or_else(Machine::cpu)),
+        Some(Wanted::Auto | Wanted::Cpu) => at_hand(machine_file::load("cpu").unwrap_or_else(Machine::cpu)),
         Some(Wanted::Cuda(ordinal)) => {
             let engine = device::gpu(ordinal, RedZones::Off, &Choice::Stored, packages)?;
             let gpu = engine.device();

@@ -64,7 +64,7 @@ impl DeviceArguments {
 
     /// The device of an engine again, with launch shapes that were measured on it.
     pub fn engine_tuned(&self, engine: &Engine, measured: Tuning) -> Result<Engine> {
-        let mut tuning = self.tuning.choice()?.of(&engine.device().machine().name)?;
+        let mut tuning = self.tuning.choice()?.of(&engine.device().machine().name);
         tuning.merge(measured);
         self.open(RedZones::Off, &Choice::Frozen(tuning))
     }
@@ -110,7 +110,7 @@ pub fn cpu(threads: Option<usize>) -> Result<Engine> {
     if threads == 0 || threads > 1024 {
         bail!("--threads must be from 1 to 1024, got {threads}");
     }
-    let machine = machine_file::load("cpu")?.unwrap_or_else(Machine::cpu);
+    let machine = machine_file::load("cpu").unwrap_or_else(Machine::cpu);
     Ok(Engine::on(Arc::new(Cpu::like(threads, Isa::detect(), machine))))
 }
 
@@ -153,8 +153,8 @@ fn open_gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice, packages: &[Pa
     }
     let engine = opened?;
     let name = &engine.device().machine().name;
-    options.machine = machine_file::load(name)?;
-    options.tuning = tuning.of(name)?;
+    options.machine = machine_file::load(name);
+    options.tuning = tuning.of(name);
     match options.machine.is_some() || !options.tuning.is_empty() {
         true => Ok((cuda::open(&options)?, options)),
         false => Ok((engine, options)),

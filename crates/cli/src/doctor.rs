@@ -52,7 +52,7 @@ fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
     outln!("device            {}", report.device);
     outln!("instruction sets  {}", report.instruction_sets.join(", "));
     print_cuda(&report.cuda);
-    outln!("planner           {}", planner_numbers(&engine.device().machine().name)?);
+    outln!("planner           {}", planner_numbers(&engine.device().machine().name));
     let lines = report.copy.iter().map(|row| {
         vec![
             Bytes(row.bytes as u64).to_string(),
@@ -110,13 +110,12 @@ fn print_cuda(cuda: &CudaReport) {
 }
 
 /// Where the planner's numbers come from.
-fn planner_numbers(name: &str) -> Result<String> {
-    let stored = machine_file::load(name)?;
-    let place = machine_file::path(name).filter(|_| stored.is_some());
-    Ok(match place {
+fn planner_numbers(name: &str) -> String {
+    let stored = machine_file::load(name);
+    match machine_file::path(name).filter(|_| stored.is_some()) {
         Some(path) => format!("numbers of {}", path.display()),
         None => "numbers of the profile that ships; `deuteron doctor --calibrate` measures this machine's".to_string(),
-    })
+    }
 }
 
 fn run_calibrate(engine: &Engine) -> Result<Outcome> {

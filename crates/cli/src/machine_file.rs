@@ -15,10 +15,10 @@ pub fn path(name: &str) -> Option<PathBuf> {
     stored_file::path("machines", name, "toml")
 }
 
-/// The stored machine of a name, if there is one.
-pub fn load(name: &str) -> Result<Option<Machine>> {
-    let Some(path) = path(name) else { return Ok(None) };
-    Ok(read(&path, if name == "cpu" { "cpu" } else { "gpu" })?)
+/// The stored machine of a name, if there is one. A file that cannot be used is a hint less, no reason to stop: it is named on
+/// standard error and left alone.
+pub fn load(name: &str) -> Option<Machine> {
+    stored_file::or_note(read(&path(name)?, if name == "cpu" { "cpu" } else { "gpu" }))
 }
 
 /// Stores a machine under its name, and says where.

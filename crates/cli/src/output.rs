@@ -4,8 +4,10 @@
 //! error is kept instead, and [`finish`] gives it to whoever decides on the exit code.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
+use std::sync::{Mutex, PoisonError};
 
 /// `print!` that keeps an error for the end of the command.
 macro_rules! out {
@@ -76,4 +78,12 @@ pub fn finish() -> io::Result<()> {
 /// A line on standard error. One that cannot be written changes nothing: the exit code tells how the command ended.
 pub fn write_error(text: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// A note on standard error, once in the life of the process.
+pub fn note_once(text: String) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(text.clone()) {
+        errln!("note: {text}");
+    }
 }

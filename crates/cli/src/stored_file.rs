@@ -4,6 +4,8 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Error, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
+use crate::output;
+
 /// Our files have some KB; one that is longer than this is none of ours.
 const LONGEST: u64 = 1 << 20;
 
@@ -45,11 +47,19 @@ pub fn parsed<T, E: ToString>(
     text.map(|text| parse(&text).map_err(|error| BadFile::new(path, error, remedy))).transpose()
 }
 
-/// What a file holds, if there is one.
+/// What a file means, if it can be used; if it cannot, standard error says so once.
+pub fn or_note<T>(parsed: Result<Option<T>, BadFile>) -> Option<T> {
+    parsed.unwrap_or_else(|error| {
+        output::note_once(format!("ignored {error}"));
+        None
+    })
+}
+
+/// What a file holds, if there is one. Below a home that is no folder, such as `/dev/null`, there is none.
 pub fn read(path: &Path) -> io::Result<Option<String>> {
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         Err(error) => return Err(error),
     };
     let mut text = String::new();

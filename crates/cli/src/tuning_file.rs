@@ -50,12 +50,12 @@ impl Choice {
         Choice::Frozen(Tuning::default())
     }
 
-    /// The launch shapes for a GPU of a name.
-    pub fn of(&self, name: &str) -> Result<Tuning> {
+    /// The launch shapes for a GPU of a name. A stored file that cannot be used is named on standard error and left alone.
+    pub fn of(&self, name: &str) -> Tuning {
         match (self, path(name)) {
-            (Choice::Frozen(tuning), _) => Ok(tuning.clone()),
-            (Choice::Stored, Some(path)) => Ok(read(&path)?.unwrap_or_default()),
-            (Choice::Stored, None) => Ok(Tuning::default()),
+            (Choice::Frozen(tuning), _) => tuning.clone(),
+            (Choice::Stored, Some(path)) => stored_file::or_note(read(&path)).unwrap_or_default(),
+            (Choice::Stored, None) => Tuning::default(),
         }
     }
 
@@ -135,7 +135,7 @@ mod tests {
         stored_file::write(&path, &text(&tuning(&[("a", 0)]))).unwrap();
         for tuning_words in [path.to_str().unwrap(), "none"] {
             let choice = TuningArguments { tuning: Some(tuning_words.into()) }.choice().unwrap();
-            assert_eq!(choice.of("h200").unwrap().len(), if tuning_words == "none" { 0 } else { 1 });
+            assert_eq!(choice.of("h200").len(), if tuning_words == "none" { 0 } else { 1 });
             assert_eq!(choice.keep("h200", tuning(&[("b", 1)])).unwrap(), None);
         }
         assert_eq!(text(&read(&path).unwrap().unwrap()), text(&tuning(&[("a", 0)])));

@@ -1,9 +1,10 @@
-//! Trouble around a command: output that cannot be written. A gate that failed stays failed.
+//! Trouble around a command: output that cannot be written, settings that cannot be read, inputs at the edge. A gate that failed
+//! stays failed, and a bad hint costs only what it was a hint for.
 
 use std::fs::File;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::Folder;
+use crate::support::{Folder, printed};
 
 const GRAPH: &str = "x = input f32[4,64] ; y = gelu x ; out y";
 
@@ -84,5 +85,101 @@ fn generated_text_that_is_lost_is_an_error() {
         let output = on_a_full_disk(folder.command(&words.concat()));
         assert_eq!(output.status.code(), Some(2), "{extra:?}: {}", error_text(&output));
         assert!(error_text(&output).contains("output is lost"), "{extra:?}: {}", error_text(&output));
+    }
+}
+
+#[test]
+fn a_machine_file_that_cannot_be_used_is_ignored_with_one_note() {
+    let tiny =
+        deuteron::Machine::cpu().to_string().replace("processors = { value = 2.0", "processors = { value = 1e-9");
+    assert!(tiny.contains("1e-9"));
+    let contents: [&[u8]; 5] = [b"name = 3", b"\xff\xfe\x00", b"", tiny.as_bytes(), &[b'x'; 2 << 20]];
+    for content in contents {
+        let folder = Folder::new();
+        let graph = folder.write("graph.txt", GRAPH);
+        let place = folder.0.join("settings/deuteron/machines");
+        std::fs::create_dir_all(&place).unwrap();
+        let place = place.join("cpu.toml");
+        std::fs::write(&place, content).unwrap();
+        is_ignored(&folder, &graph);
+        assert_eq!(std::fs::read(&place).unwrap(), content, "only calibration replaces it");
+        std::fs::remove_file(&place).unwrap();
+        // Not readable by anyone, whoever runs this.
+        std::fs::create_dir(&place).unwrap();
+        is_ignored(&folder, &graph);
+    }
+}
+
+/// Commands work beside a bad `cpu.toml`, and name it once.
+fn is_ignored(folder: &Folder, graph: &str) {
+    let commands: [&[&str]; 3] =
+        [&["analyze", graph], &["kernel", graph], &["bench", "add_act", "--once", "--rows", "3", "--cols", "64"]];
+    for words in commands {
+        let output = folder.run(&[words, &["--device", "cpu"]].concat());
+        let text = error_text(&output);
+        assert!(output.status.success() && !output.stdout.is_empty(), "{words:?}: {text}");
+        assert_eq!(text.matches("note: ignored").count(), 1, "{words:?}: {text}");
+        assert!(text.contains("cpu.toml") && text.contains("doctor --calibrate"), "{words:?}: {text}");
+    }
+}
+
+#[test]
+fn what_was_measured_replaces_a_bad_machine_file() {
+    let folder = Folder::new();
+    let place = folder.0.join("settings/deuteron/machines");
+    std::fs::create_dir_all(&place).unwrap();
+    std::fs::write(place.join("cpu.toml"), "corrupt").unwrap();
+    let words = ["fuse", "add_act", "--rows", "64", "--cols", "64", "--device", "cpu"];
+    let output = folder.run(&words);
+    assert!(output.status.success() && error_text(&output).contains("note: ignored"), "{}", error_text(&output));
+    let stored = std::fs::read_to_string(place.join("cpu.toml")).unwrap();
+    assert!(deuteron::Machine::parse(&stored).is_ok(), "{stored}");
+    let again = folder.run(&words);
+    assert!(again.status.success() && error_text(&again).is_empty(), "{}", error_text(&again));
+}
+
+#[test]
+fn a_home_that_is_no_folder_stops_no_command() {
+    let folder = Folder::new();
+    let graph = folder.write("graph.txt", GRAPH);
+    let commands: [&[&str]; 4] = [
+        &["analyze", &graph],
+        &["kernel", &graph],
+        &["fuse", &graph, "--device", "cpu"],
+        &["bench", "add_act", "--once", "--rows", "3", "--cols", "64", "--device", "cpu"],
+    ];
+    for words in commands {
+        let mut command = folder.command(words);
+        command.env_remove("XDG_CONFIG_HOME").env_remove("XDG_CACHE_HOME").env("HOME", "/dev/null");
+        let output = command.output().unwrap();
+        assert!(!error_text(&output).contains("ignored"), "{words:?}: {}", error_text(&output));
+        assert!(!printed(output).is_empty());
+    }
+}
+
+#[test]
+fn inputs_at_the_edge_are_refused_or_planned() {
+    let folder = Folder::new();
+    let opaque = "x = input f32[8,64] ; y = opaque x f32[8,64] name=thing flops=10 elementwise ; z = gelu y ; out z";
+    let opaque = folder.write("opaque.txt", opaque);
+    for plan in ["naive", "eager", "unfused", "fused"] {
+        let refused = folder.run(&["kernel", &opaque, "--plan", plan]);
+        assert_eq!(refused.status.code(), Some(2), "{plan}: {}", error_text(&refused));
+        assert!(error_text(&refused).contains("`thing` is opaque"), "{plan}: {}", error_text(&refused));
+    }
+    let empty = "x = input f32[128,64] ; h, m, r = layer_norm x s[64] t[64] ; y = linear h w[64,0] b[0] ; out y";
+    let empty = folder.write("empty.txt", empty);
+    for device in deuteron::Machine::PROFILES {
+        let text = printed(folder.run(&["analyze", &empty, "--device", device]));
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{device}: {text}");
+    }
+    for (profile, number) in [("cpu", "processors"), ("h200", "processors"), ("h200", "tile_rows")] {
+        let text = format!(
+            "name = \"x\"\nbased_on = \"{profile}\"\n[numbers]\n{number} = {{ value = 0.5, origin = \"a test\" }}\n"
+        );
+        let refused = folder.run(&["analyze", "norm_act", "--device", &folder.write("machine.toml", &text)]);
+        assert_eq!(refused.status.code(), Some(2), "{}", error_text(&refused));
+        let wanted = format!("`{number}` must be a whole number from 1");
+        assert!(error_text(&refused).contains(&wanted), "{}", error_text(&refused));
     }
 }

@@ -1,0 +1,51 @@
+"""Settings that earlier commands left for the user: a bad file is a hint less, no reason to stop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Optional
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent
+
+USE = """
+import numpy
+import deuteron
+for _ in range(2):
+    y = deuteron.norm_act(numpy.ones((3, 4), "float32"), numpy.ones(4, "float32"))
+    deuteron.analyze("x = input f32[8,64]; y = gelu x; out y", device="cpu")
+    deuteron.Program("act act=gelu").kernels([("f32", [3, 4])], "cpu")
+assert y.shape == (3, 4)
+"""
+
+
+def used(settings: Dict[str, Optional[str]]) -> subprocess.CompletedProcess[str]:
+    """Another interpreter that uses the package, with these variables set or without them."""
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER), **{k: v for k, v in settings.items() if v is not None}}
+    for name in (name for name, value in settings.items() if value is None):
+        environment.pop(name, None)
+    return subprocess.run(
+        [sys.executable, "-c", USE], capture_output=True, encoding="utf-8", env=environment, timeout=60, cwd=FOLDER
+    )
+
+
+@pytest.mark.parametrize("content", [b"name = 3", b"\xff\xfe", b"", None])
+def test_a_bad_machine_file_is_ignored_with_one_note(tmp_path: Path, content: Optional[bytes]) -> None:
+    path = tmp_path / "deuteron" / "machines" / "cpu.toml"
+    path.parent.mkdir(parents=True)
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    ran = used({"XDG_CONFIG_HOME": str(tmp_path)})
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("note: ignored") == 1 and str(path) in ran.stderr, ran.stderr
+
+
+def test_a_home_that_is_no_folder_stops_nothing() -> None:
+    ran = used({"HOME": "/dev/null", "XDG_CONFIG_HOME": None, "XDG_CACHE_HOME": None})
+    assert ran.returncode == 0 and "ignored" not in ran.stderr, ran.stderr
