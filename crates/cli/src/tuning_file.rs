@@ -156,6 +156,7 @@ mod tests {
                 assert!(message.contains(word), "{message}");
             }
         }
+        assert_eq!(stored_file::or_note(read(&path)), None, "what is stored for the user is only a hint");
         assert_eq!(stored_file::read(&path).unwrap().as_deref(), Some("k policy=fast\n"));
         let missing = TuningArguments { tuning: Some("missing.txt".into()) }.choice().unwrap_err();
         assert!(missing.to_string().starts_with("missing.txt: expected a file"), "{missing}");
