@@ -39,7 +39,8 @@ class Program:
 
     def __new__(cls, text: str, states: Sequence[str] = ...) -> Program:
         """`text` is `"norm_act norm=layer act=gelu eps=1e-05"`, say, or a graph. `states` are inputs of a graph that one
-        `append` reads: it writes to them in place."""
+        `append` reads: it writes to them in place. Each must be writable, C-contiguous and in memory of its own: a
+        `ValueError` otherwise."""
 
     @property
     def name(self) -> str: ...

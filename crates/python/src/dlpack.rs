@@ -3,15 +3,22 @@
 use std::ffi::{CStr, c_void};
 
 use deuteron::Dtype;
+use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::engines::Place;
-use crate::errors::bad_type;
-use crate::operand::{Axes, Element, Library, Operand};
+use crate::errors::{bad_type, bad_value};
+use crate::operand::{Access, Axes, Element, Library, Operand};
 
 const NAME: &CStr = c"dltensor";
+/// Of a capsule that says its version and whether its memory may be written to.
+const VERSIONED: &CStr = c"dltensor_versioned";
+/// Flags of such a capsule.
+const READ_ONLY: u64 = 1;
+const COPIED: u64 = 2;
 /// Of the functions that a library offers for its class.
 const EXCHANGE: &CStr = c"dlpack_exchange_api";
 /// The version whose structures these are.
@@ -52,6 +59,17 @@ struct Managed {
     tensor: Tensor,
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+/// What a capsule with a version holds.
+#[repr(C)]
+struct Versioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    flags: u64,
+    tensor: Tensor,
 }
 
 /// The functions that a library offers for its class, of which two are used.
@@ -169,7 +187,11 @@ impl Exchange {
 }
 
 /// The operand that an object with `__dlpack__` is; none of another object.
-pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String) -> PyResult<Option<Operand<'py>>> {
+pub(crate) fn operand<'py>(
+    object: &Bound<'py, PyAny>,
+    access: Access,
+    name: &dyn Fn() -> String,
+) -> PyResult<Option<Operand<'py>>> {
     let py = object.py();
     let Some(method) = object.getattr_opt(intern!(py, "__dlpack__"))? else { return Ok(None) };
     let (kind, _): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
@@ -177,16 +199,14 @@ pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String
         let problem = "expected an array on the CPU, got one on another device; use tensors of PyTorch there";
         return Err(bad_type(format!("{}: {problem}", name())));
     }
-    let capsule = method.call0()?;
-    // SAFETY: a call of Python's on an object that lives; a capsule of another name is refused.
-    let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) };
-    if pointer.is_null() {
-        let error = PyErr::take(py);
-        return Err(error.unwrap_or_else(|| bad_type(format!("{}: its `__dlpack__` gives no capsule", name()))));
-    }
-    // SAFETY: a capsule of that name holds such a structure, which lives as long as the capsule: its name is left as it is, so that
-    // its own destructor frees it.
-    let Described { stored, axes, address, .. } = unsafe { described(&(*pointer.cast::<Managed>()).tensor) };
+    let (capsule, Described { stored, axes, address, .. }) = match access {
+        Access::Read => {
+            let capsule = method.call0()?;
+            let described = plain(&capsule, name)?;
+            (capsule, described)
+        }
+        Access::Update => writable(&method, name)?,
+    };
     let Some(Stored::As(element)) = stored else {
         let expected = "float32, float16, bfloat16, float64, int32, int8 or bool";
         return Err(bad_type(format!("{}: expected {expected}, got another type of DLPack's", name())));
@@ -201,6 +221,63 @@ pub(crate) fn operand<'py>(object: &Bound<'py, PyAny>, name: &dyn Fn() -> String
             Err(bad_type(format!("{}: expected {expected}", name())))
         }
     }
+}
+
+/// What a capsule without a version says.
+fn plain(capsule: &Bound<'_, PyAny>, name: &dyn Fn() -> String) -> PyResult<Described> {
+    // SAFETY: a call of Python's on an object that lives; a capsule of another name is refused.
+    let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) };
+    if pointer.is_null() {
+        let error = PyErr::take(capsule.py());
+        return Err(error.unwrap_or_else(|| bad_type(format!("{}: its `__dlpack__` gives no capsule", name()))));
+    }
+    // SAFETY: a capsule of that name holds such a structure, which lives as long as the capsule: its name is left as it is, so that
+    // its own destructor frees it.
+    Ok(unsafe { described(&(*pointer.cast::<Managed>()).tensor) })
+}
+
+/// The capsule of a state: with a version where the library gives one, which says whether its memory may be written to. A library
+/// without versions must not hand out memory that may not.
+fn writable<'py>(method: &Bound<'py, PyAny>, name: &dyn Fn() -> String) -> PyResult<(Bound<'py, PyAny>, Described)> {
+    let py = method.py();
+    let refused = |got: &str| {
+        let expected = "a state that is writable and handed over without a copy";
+        bad_value(format!(
+            "{}: expected {expected}, got {got}; hand over a writable copy and read the update there",
+            name()
+        ))
+    };
+    let options = PyDict::new(py);
+    options.set_item(intern!(py, "max_version"), (MAJOR, 0))?;
+    options.set_item(intern!(py, "copy"), false)?;
+    let made = match method.call((), Some(&options)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => method.call0(),
+        made => made,
+    };
+    let capsule = made.map_err(|error| {
+        let raised = refused("an object whose `__dlpack__` refuses that");
+        raised.set_cause(py, Some(error));
+        raised
+    })?;
+    // SAFETY: a call of Python's on an object that lives.
+    if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), VERSIONED.as_ptr()) } == 0 {
+        let described = plain(&capsule, name)?;
+        return Ok((capsule, described));
+    }
+    // SAFETY: the capsule has that name, and so holds such a structure, which lives as long as the capsule; the first two numbers are the
+    // same in all versions, and the rest in all of one major version.
+    let described = unsafe {
+        let versioned = ffi::PyCapsule_GetPointer(capsule.as_ptr(), VERSIONED.as_ptr()).cast::<Versioned>();
+        if (*versioned).major != MAJOR {
+            return Err(refused("a capsule of another version of DLPack"));
+        }
+        match (*versioned).flags {
+            flags if flags & READ_ONLY != 0 => return Err(refused("read-only memory")),
+            flags if flags & COPIED != 0 => return Err(refused("a copy")),
+            _ => described(&(*versioned).tensor),
+        }
+    };
+    Ok((capsule, described))
 }
 
 /// What a capsule of ours owns: the structure, its sizes and strides, and a reference to the object whose memory it is.

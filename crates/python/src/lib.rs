@@ -24,6 +24,7 @@ mod operand;
 mod program;
 mod run;
 mod seeds;
+mod states;
 mod torch;
 
 use std::ffi::OsString;

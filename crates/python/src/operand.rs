@@ -119,6 +119,16 @@ impl Axes {
         self.rank == 0 || self.sizes[self.rank - 1] <= 1 || self.strides[self.rank - 1] == 1
     }
 
+    /// Whether its elements follow each other in the usual order.
+    pub fn is_contiguous(&self) -> bool {
+        let mut usual = 1;
+        self.sizes().iter().zip(self.strides()).rev().all(|(&size, &stride)| {
+            let follows = size <= 1 || stride == usual;
+            usual *= size;
+            follows
+        }) || self.sizes().contains(&0)
+    }
+
     /// The axes of its transpose, if that is read in place and it is not.
     pub fn transposed(&self) -> Option<Axes> {
         if self.rank != 2 || self.reads_in_place() || self.strides[0] != 1 {
@@ -157,6 +167,15 @@ pub(crate) enum Transposition {
     Allowed,
     /// nothing
     Refused,
+}
+
+/// What a call does with the memory of an operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// reads it
+    Read,
+    /// writes to it too: it is a state
+    Update,
 }
 
 impl Operand<'_> {

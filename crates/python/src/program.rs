@@ -31,6 +31,8 @@ pub(crate) struct Program {
     text: String,
     source: Source,
     states: Vec<String>,
+    /// which operands those are
+    state_positions: Vec<usize>,
     operands: Vec<String>,
     /// what a kernel can do with each operand
     transpositions: Vec<Transposition>,
@@ -116,6 +118,11 @@ impl Program {
         let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
         let (source, operands, outputs) = if is_op {
             let op: FusedOp = text.parse().map_err(|error| errors::of(first, error))?;
+            if let Some(state) = states.first() {
+                return Err(bad_value(format!(
+                    "{first}: expected no states, as an op has none, got `{state}`; use a graph"
+                )));
+            }
             let outputs = names(&op.outputs());
             (Source::Op(op), names(&op.operands()), outputs)
         } else {
@@ -131,6 +138,9 @@ impl Program {
                     operands.join(", ")
                 )));
             }
+            if let Some((_, twice)) = states.iter().enumerate().find(|(at, state)| states[..*at].contains(state)) {
+                return Err(bad_value(format!("{}: expected each state once, got `{twice}` twice", graph.name())));
+            }
             let outputs = graph.outputs().iter().map(|output| output.name.clone()).collect();
             let training = if states.is_empty() { Training::new(graph) } else { Ok(Training::plain(graph)) };
             let training = training.map_err(|error| errors::of("graph", error))?;
@@ -141,10 +151,12 @@ impl Program {
             _ => Transposition::Refused,
         };
         let transpositions = operands.iter().map(transposition).collect();
+        let state_positions = (0..operands.len()).filter(|&at| states.contains(&operands[at])).collect();
         Ok(Program {
             text: text.to_string(),
             source,
             states,
+            state_positions,
             operands,
             transpositions,
             outputs,
@@ -330,6 +342,11 @@ impl Program {
     /// Names of its operands.
     pub fn operand_names(&self) -> &[String] {
         &self.operands
+    }
+
+    /// Which operands are states.
+    pub fn state_positions(&self) -> &[usize] {
+        &self.state_positions
     }
 
     pub fn output_names(&self) -> &[String] {

@@ -10,15 +10,16 @@ use pyo3::types::PyTuple;
 
 use crate::engines::Place;
 use crate::errors::{self, bad_type};
-use crate::operand::{Element, Library, Operand, Transposition};
+use crate::operand::{Access, Element, Library, Operand, Transposition};
 use crate::program::{Call, Program, What, Work};
-use crate::{array, dlpack, numpy, torch};
+use crate::{array, dlpack, numpy, states, torch};
 
 impl<'py> Operand<'py> {
     /// Looks at an object. `name` is for messages.
     fn of(
         object: &Bound<'py, PyAny>,
         transposition: Transposition,
+        access: Access,
         name: &dyn Fn() -> String,
     ) -> PyResult<Operand<'py>> {
         if let Some(operand) = torch::operand(object, transposition, name)? {
@@ -30,7 +31,7 @@ impl<'py> Operand<'py> {
         if let Some(operand) = numpy::operand(object, transposition, name)? {
             return Ok(operand);
         }
-        if let Some(operand) = dlpack::operand(object, name)? {
+        if let Some(operand) = dlpack::operand(object, access, name)? {
             return Ok(operand);
         }
         let kind = object.get_type().name()?;
@@ -60,17 +61,29 @@ impl<'py> Given<'py> {
             return Err(wrong_count(program, operands.len()));
         }
         let mut list = Vec::with_capacity(operands.len() + saved.len() + gradients.len());
-        for ((object, operand), &transposition) in operands.iter().zip(names).zip(program.transpositions()) {
-            let name = || format!("{}: `{operand}`", program.name());
-            list.push(Some(Operand::of(object, transposition, &name)?));
+        let states = program.state_positions();
+        for (position, (object, &transposition)) in operands.iter().zip(program.transpositions()).enumerate() {
+            let name = || format!("{}: `{}`", program.name(), names[position]);
+            let access = if states.contains(&position) { Access::Update } else { Access::Read };
+            let operand = Operand::of(object, transposition, access, &name)?;
+            if access == Access::Update {
+                states::check(object, &operand, &name)?;
+            }
+            list.push(Some(operand));
         }
+        states::check_apart(program.name(), names, &list, states)?;
         for object in saved {
             let name = || format!("{}: a kept value", program.name());
-            list.push(Some(Operand::of(object, Transposition::Refused, &name)?));
+            list.push(Some(Operand::of(object, Transposition::Refused, Access::Read, &name)?));
         }
         for (object, output) in gradients.iter().zip(program.output_names()) {
             let name = || format!("{}: the gradient of `{output}`", program.name());
-            list.push(object.as_ref().map(|object| Operand::of(object, Transposition::Refused, &name)).transpose()?);
+            list.push(
+                object
+                    .as_ref()
+                    .map(|object| Operand::of(object, Transposition::Refused, Access::Read, &name))
+                    .transpose()?,
+            );
         }
         let mut given = Given { list, place: Place::Cpu };
         given.place = given.common_place(program)?;
