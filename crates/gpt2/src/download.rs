@@ -1,16 +1,22 @@
 //! Models from the Hugging Face Hub, put into its cache where its own tools look for them. Nothing calls this unasked.
 //!
 //! `curl` fetches: a stack of HTTP and TLS of our own would be more code than all the rest of this crate.
+//!
+//! - One process at a time downloads a model into a cache: it holds a lock, which ends with the process. Those that waited find its files.
+//! - A file has its name once its size, and its digest where the Hub tells one, are right.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
 use crate::folder::is_plain;
 use crate::hub::{HubError, repositories};
+use crate::transfer::{Expected, Source, sha256};
+
+/// Bytes of what the Hub says of a repository, at most.
+const LONGEST_ANSWER: u64 = 16 << 20;
 
 /// Where models come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +43,26 @@ pub enum DownloadError {
         url: String,
         /// curl's own words
         words: String,
+    },
+    /// Not as long as it should be.
+    #[error("`{url}`: expected {expected} bytes, got {got}; nothing was stored, run the command again")]
+    Size {
+        /// what was asked for
+        url: String,
+        /// as the Hub or the server says
+        expected: u64,
+        /// that came, or more
+        got: u64,
+    },
+    /// Not what the Hub says that it is.
+    #[error("`{url}`: expected the SHA-256 {expected}, got {got}; nothing was stored, run the command again")]
+    Digest {
+        /// what was asked for
+        url: String,
+        /// as the Hub says
+        expected: String,
+        /// of what came
+        got: String,
     },
     /// An answer that is none, or a model without a file that is needed.
     #[error("`{repository}`: {problem}")]
@@ -66,6 +92,21 @@ struct Answer {
 #[derive(Deserialize)]
 struct Sibling {
     rfilename: String,
+    size: Option<u64>,
+    lfs: Option<Lfs>,
+}
+
+/// What the Hub says of a large file.
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+}
+
+impl Sibling {
+    fn expected(&self) -> Expected {
+        let digest = self.lfs.as_ref().and_then(|lfs| sha256(lfs.sha256.as_deref()?));
+        Expected { bytes: self.size, sha256: digest }
+    }
 }
 
 impl Hub {
@@ -83,7 +124,8 @@ impl Hub {
         let known = repositories(name).and_then(|all| all.into_iter().next());
         let repository = known.ok_or_else(|| HubError::Name(name.to_string()))?;
         let problem = |problem: String| DownloadError::Repository { repository: repository.clone(), problem };
-        let answer = self.fetch(&format!("{}/api/models/{repository}/revision/main", self.endpoint), None)?;
+        let source = |path: String| Source { url: format!("{}/{path}", self.endpoint), token: self.token.as_deref() };
+        let answer = source(format!("api/models/{repository}/revision/main?blobs=true")).bytes(LONGEST_ANSWER)?;
         let answer: Answer = serde_json::from_slice(&answer)
             .map_err(|error| problem(format!("the Hub's answer is not understood: {error}")))?;
         if !is_plain(&answer.sha) || !answer.sha.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
@@ -92,47 +134,50 @@ impl Hub {
         let names: Vec<&str> = answer.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
         let files = needed(&names).map_err(problem)?;
 
-        let folder = cache.join(format!("models--{}", repository.replace('/', "--")));
+        let model = format!("models--{}", repository.replace('/', "--"));
+        let _lock = lock(&cache.join(".locks").join(&model))?;
+        let folder = cache.join(model);
         let snapshot = folder.join("snapshots").join(&answer.sha);
         create(&snapshot)?;
-        for file in files.into_iter().filter(|file| !snapshot.join(file).exists()) {
-            started(file);
-            let part = snapshot.join(format!(".{file}.part"));
-            let url = format!("{}/{repository}/resolve/{}/{file}", self.endpoint, answer.sha);
-            self.fetch(&url, Some(&part))?;
-            rename(&part, &snapshot.join(file))?;
+        for file in files {
+            let sibling = answer.siblings.iter().find(|sibling| sibling.rfilename == file);
+            let expected = sibling.map(Sibling::expected).unwrap_or_default();
+            if !is_there(&snapshot.join(file), &expected) {
+                started(file);
+                source(format!("{repository}/resolve/{}/{file}", answer.sha)).file(&snapshot, file, &expected)?;
+            }
         }
-        let (references, current) = (folder.join("refs"), folder.join("refs").join("main"));
+        let references = folder.join("refs");
         create(&references)?;
-        let part = references.join(".main.part");
-        fs::write(&part, &answer.sha).map_err(|error| unwritten(&part, &error))?;
-        rename(&part, &current)?;
+        write(&references, "main", &answer.sha)?;
         Ok(snapshot)
     }
+}
 
-    /// What lies at an address: into a file, from where an earlier attempt ended, or as bytes.
-    fn fetch(&self, url: &str, into: Option<&Path>) -> Result<Vec<u8>, DownloadError> {
-        let mut curl = Command::new("curl");
-        curl.args(["--fail", "--silent", "--show-error", "--location", "--retry", "3", "--connect-timeout", "20"]);
-        curl.args(["--proto", "=https,http", "--config", "-"]);
-        match into {
-            Some(path) => curl.args(["--continue-at", "-", "--output"]).arg(path),
-            None => curl.args(["--max-filesize", "16777216"]),
-        };
-        curl.args(["--", url]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let failed = |words: String| DownloadError::Fetch { url: url.to_string(), words };
-        let mut child = curl.spawn().map_err(|error| DownloadError::NoCurl(error.to_string()))?;
-        if let (Some(mut stdin), Some(token)) = (child.stdin.take(), &self.token) {
-            // Through a pipe, where other users of the machine do not see it. If curl is gone already, its code tells.
-            let quoted = token.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], "");
-            let _ = stdin.write_all(format!("header = \"Authorization: Bearer {quoted}\"\n").as_bytes());
-        }
-        let done = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
-        if !done.status.success() {
-            return Err(failed(String::from_utf8_lossy(&done.stderr).trim().to_string()));
-        }
-        Ok(done.stdout)
+/// Waits until no other process downloads the model; its tools and ours have a folder for locks in the cache.
+fn lock(folder: &Path) -> Result<File, DownloadError> {
+    create(folder)?;
+    let path = folder.join("deuteron.lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let locked = file.and_then(|file| file.lock().map(|()| file));
+    locked.map_err(|error| unwritten(&path, &error))
+}
+
+/// Whether a file is there. One of another size is what an earlier version left of it, or somebody else.
+fn is_there(path: &Path, expected: &Expected) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.is_file() && expected.bytes.is_none_or(|bytes| bytes == found.len()))
+}
+
+/// Stores a text under a name. The caller holds the lock of the folder.
+fn write(folder: &Path, name: &str, text: &str) -> Result<(), DownloadError> {
+    let (part, path) = (folder.join(format!(".{name}.part")), folder.join(name));
+    let wrong = |error| unwritten(&part, &error);
+    if fs::symlink_metadata(&part).is_ok() {
+        fs::remove_file(&part).map_err(wrong)?;
     }
+    let mut file = File::options().write(true).create_new(true).open(&part).map_err(wrong)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)?;
+    fs::rename(&part, &path).map_err(|error| unwritten(&path, &error))
 }
 
 /// The files of a repository that running it takes.
@@ -161,11 +206,7 @@ fn create(folder: &Path) -> Result<(), DownloadError> {
     fs::create_dir_all(folder).map_err(|error| unwritten(folder, &error))
 }
 
-fn rename(from: &Path, to: &Path) -> Result<(), DownloadError> {
-    fs::rename(from, to).map_err(|error| unwritten(to, &error))
-}
-
-fn unwritten(path: &Path, error: &std::io::Error) -> DownloadError {
+pub(crate) fn unwritten(path: &Path, error: &std::io::Error) -> DownloadError {
     DownloadError::Write { path: path.to_path_buf(), words: error.to_string() }
 }
 

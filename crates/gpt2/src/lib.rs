@@ -37,6 +37,7 @@ mod quantize;
 mod safetensors;
 mod sampler;
 mod tokenizer;
+mod transfer;
 mod weights;
 
 pub use bench::{BenchOptions, BenchReport, LayerTime, Phase, PlanTimes, bench};

@@ -1,30 +1,70 @@
-//! SHA-256 in base64: how a Content-Security-Policy names the one script and the one style sheet it lets in.
+//! SHA-256: of bytes that come in pieces, and in base64, as a Content-Security-Policy names the one script and the one style sheet it
+//! lets in.
 //!
-//! With it the page needs no `unsafe-inline`: markup that slipped through the escaping could still run nothing.
+//! With that the page needs no `unsafe-inline`: markup that slipped through the escaping could still run nothing.
 
 /// `sha256-...`, as a policy spells it, without quotes.
 pub(crate) fn source_hash(text: &str) -> String {
-    format!("sha256-{}", base64(&sha256(text.as_bytes())))
+    let mut digest = Sha256::new();
+    digest.update(text.as_bytes());
+    format!("sha256-{}", base64(&digest.finish()))
 }
 
-fn sha256(message: &[u8]) -> [u8; 32] {
-    let mut padded = message.to_vec();
-    padded.push(0x80);
-    while padded.len() % 64 != 56 {
-        padded.push(0);
-    }
-    padded.extend_from_slice(&(message.len() as u64 * 8).to_be_bytes());
-
-    let mut state = START;
-    for block in padded.chunks_exact(64) {
-        compress(&mut state, block);
-    }
-    let mut digest = [0; 32];
-    for (bytes, word) in digest.chunks_exact_mut(4).zip(state) {
-        bytes.copy_from_slice(&word.to_be_bytes());
-    }
-    digest
+/// The SHA-256 of bytes that come in pieces.
+#[derive(Debug, Clone)]
+pub struct Sha256 {
+    state: [u32; 8],
+    /// bytes that do not fill a block yet
+    rest: Vec<u8>,
+    bytes: u64,
 }
+
+impl Default for Sha256 {
+    fn default() -> Sha256 {
+        Sha256::new()
+    }
+}
+
+impl Sha256 {
+    /// Of no bytes yet.
+    pub fn new() -> Sha256 {
+        Sha256 { state: START, rest: Vec::with_capacity(BLOCK), bytes: 0 }
+    }
+
+    /// Takes the bytes that follow.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        if !self.rest.is_empty() {
+            let (first, after) = bytes.split_at(bytes.len().min(BLOCK - self.rest.len()));
+            self.rest.extend_from_slice(first);
+            bytes = after;
+            if self.rest.len() < BLOCK {
+                return;
+            }
+            compress(&mut self.state, &self.rest);
+            self.rest.clear();
+        }
+        let blocks = bytes.chunks_exact(BLOCK);
+        self.rest.extend_from_slice(blocks.remainder());
+        blocks.for_each(|block| compress(&mut self.state, block));
+    }
+
+    /// The digest of all bytes.
+    pub fn finish(mut self) -> [u8; 32] {
+        let bits = self.bytes * 8;
+        let zeros = (2 * BLOCK - 9 - self.rest.len()) % BLOCK;
+        let padding = [&[0x80][..], &vec![0; zeros], &bits.to_be_bytes()].concat();
+        self.update(&padding);
+        let mut digest = [0; 32];
+        for (bytes, word) in digest.chunks_exact_mut(4).zip(self.state) {
+            bytes.copy_from_slice(&word.to_be_bytes());
+        }
+        digest
+    }
+}
+
+/// Bytes of a block.
+const BLOCK: usize = 64;
 
 fn compress(state: &mut [u32; 8], block: &[u8]) {
     let mut schedule = [0_u32; 64];
@@ -93,5 +133,19 @@ mod tests {
         assert_eq!(source_hash("abc"), "sha256-ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
         let two_blocks = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
         assert_eq!(source_hash(two_blocks), "sha256-JI1qYdIGOLjlwCaTDD5gOaM85Flk/yFn9uzt1BnbBsE=");
+    }
+    #[test]
+    fn pieces_make_the_digest_of_the_whole() {
+        let bytes: Vec<u8> = (0..300_u32).map(|at| (at * 7) as u8).collect();
+        for length in [0, 1, 55, 56, 63, 64, 65, 119, 120, 128, 300] {
+            let mut whole = Sha256::new();
+            whole.update(&bytes[..length]);
+            let whole = whole.finish();
+            for piece in [1, 3, 63, 64, 65, 200] {
+                let mut pieces = Sha256::new();
+                bytes[..length].chunks(piece).for_each(|piece| pieces.update(piece));
+                assert_eq!(pieces.finish(), whole, "{length} bytes in pieces of {piece}");
+            }
+        }
     }
 }

@@ -23,6 +23,7 @@ mod sheet;
 mod units;
 
 pub use diff::{CandidateChange, Change, Diff, Event, KernelChange, NumberChange, PlanChange, TextChange, diff};
+pub use digest::Sha256;
 pub use error::ReportError;
 pub use expect::{Outcome, Violation, expect};
 pub use json::{LARGEST_INPUT, VERSION, parse, schema};
