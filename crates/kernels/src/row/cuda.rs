@@ -5,7 +5,11 @@ use deuteron_codegen::cuda::row_config::RowConfig;
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Offer, Request, offered};
 use deuteron_codegen::lower::lower_with_origins;
-use deuteron_plan::{Draft, Structure, primitive_work};
+use deuteron_graph::NodeId;
+use deuteron_plan::{Draft, Structure, node_space, primitive_work};
+
+/// Columns of a row, at most: they are counted by 32 bits, as are those that the last sweep of all threads would have beyond the end.
+const MAX_COLUMNS: usize = (1 << 31) - (1 << 24);
 
 /// Row work on a GPU.
 pub(crate) struct RowFamily;
@@ -18,8 +22,15 @@ impl Family<CudaTarget> for RowFamily {
             let updates = lowered.updates(request.in_place);
             RowVariant { updates, ..RowVariant::new(lowered, target) }.kernel(target)
         };
-        if *group.structure == Structure::Row { offered(move || primitive_work(&group), kernel) } else { None }
+        let is_taken = *group.structure == Structure::Row && columns_fit(&group);
+        if is_taken { offered(move || primitive_work(&group), kernel) } else { None }
     }
+}
+
+/// Whether 32 bits count the columns. A kernel that has elements instead of rows counts them by 64 bits where it must.
+fn columns_fit(group: &Draft) -> bool {
+    let is_short = |&id: &NodeId| node_space(group.graph, id).cols <= MAX_COLUMNS;
+    group.nodes.iter().all(is_short) || lower_with_origins(group).0.body.flat
 }
 
 /// The config that the kernel of row work is given: the measured one where it fits, else the suggested one.

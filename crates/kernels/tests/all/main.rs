@@ -2,6 +2,7 @@
 
 mod emulated;
 mod epilogues;
+mod limits;
 mod programs;
 mod updates;
 mod work;
