@@ -2,6 +2,8 @@
 
 mod analyze;
 mod command;
+#[cfg(unix)]
+mod download;
 mod generate;
 mod support;
 // It needs `/dev/full`.
