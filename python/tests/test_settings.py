@@ -10,7 +10,10 @@ from typing import Dict, Optional
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parent.parent
+import deuteron
+
+# That of the package that is tested here, installed or not.
+PACKAGES = Path(deuteron.__file__).resolve().parent.parent
 
 USE = """
 import numpy
@@ -23,13 +26,13 @@ assert y.shape == (3, 4)
 """
 
 
-def used(settings: Dict[str, Optional[str]]) -> subprocess.CompletedProcess[str]:
-    """Another interpreter that uses the package, with these variables set or without them."""
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER), **{k: v for k, v in settings.items() if v is not None}}
+def used(folder: Path, settings: Dict[str, Optional[str]]) -> subprocess.CompletedProcess[str]:
+    """Another interpreter that uses the package from a folder, with these variables set or without them."""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), **{k: v for k, v in settings.items() if v is not None}}
     for name in (name for name, value in settings.items() if value is None):
         environment.pop(name, None)
     return subprocess.run(
-        [sys.executable, "-c", USE], capture_output=True, encoding="utf-8", env=environment, timeout=60, cwd=FOLDER
+        [sys.executable, "-c", USE], capture_output=True, encoding="utf-8", env=environment, timeout=60, cwd=folder
     )
 
 
@@ -41,11 +44,11 @@ def test_a_bad_machine_file_is_ignored_with_one_note(tmp_path: Path, content: Op
         path.mkdir()
     else:
         path.write_bytes(content)
-    ran = used({"XDG_CONFIG_HOME": str(tmp_path)})
+    ran = used(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path)})
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("note: ignored") == 1 and str(path) in ran.stderr, ran.stderr
 
 
-def test_a_home_that_is_no_folder_stops_nothing() -> None:
-    ran = used({"HOME": "/dev/null", "XDG_CONFIG_HOME": None, "XDG_CACHE_HOME": None})
+def test_a_home_that_is_no_folder_stops_nothing(tmp_path: Path) -> None:
+    ran = used(tmp_path, {"HOME": "/dev/null", "XDG_CONFIG_HOME": None, "XDG_CACHE_HOME": None})
     assert ran.returncode == 0 and "ignored" not in ran.stderr, ran.stderr
