@@ -1,4 +1,4 @@
-//! Rows written into a cache on CUDA: a warp a row. A cache that is not kept in place is copied first.
+//! Rows written into a cache on CUDA: one warp per row. A cache that is not kept in place is copied first.
 
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
 use deuteron_codegen::cuda::target::CudaTarget;

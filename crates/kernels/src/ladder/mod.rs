@@ -90,9 +90,9 @@ const ADD_ACT: [Rung; 3] = [
 ];
 
 const NORM_ACT: [Rung; 5] = [
-    row!("norm_act", "l1_thread_a_row", "a thread a row", rows(1, 128)),
-    row!("norm_act", "l2_block_a_row", "a block a row, sums by a tree in shared memory", rows(256, 1)),
-    row!("norm_act", "l3_warp_a_row", "a warp a row, sums by shuffles", rows(32, 8)),
+    row!("norm_act", "l1_thread_a_row", "one thread per row", rows(1, 128)),
+    row!("norm_act", "l2_block_a_row", "one block per row, sums by a tree in shared memory", rows(256, 1)),
+    row!("norm_act", "l3_warp_a_row", "one warp per row, sums by shuffles", rows(32, 8)),
     row!("norm_act", "l4_vectors", "16 bytes a thread", rows(32, 8)),
     row!("norm_act", "l5_row_in_registers", "the row read once and held in registers", rows(32, 4)),
 ];
@@ -109,7 +109,7 @@ const ATTENTION: [Rung; 6] = [
     ),
     of_attention(
         attention::TILED.name,
-        "products of tiles in shared memory, a warp a row of the softmax",
+        "products of tiles in shared memory, one warp per row of the softmax",
         Step::Plain(attention::TILED),
     ),
     of_attention(

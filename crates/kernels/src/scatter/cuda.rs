@@ -1,4 +1,4 @@
-//! Rows added into a table on CUDA: positions sorted by their row, then a warp a row adds them in order.
+//! Rows added into a table on CUDA: positions sorted by their row, then one warp per row adds them in order.
 //!
 //! Sums are f32, in the order of the positions, with no float atomics: the same bits every time.
 
@@ -17,7 +17,7 @@ const PIECE: usize = 8192;
 const SORT_THREADS: usize = 1024;
 /// Threads of the comparisons in global memory, as in `scatter.cu`.
 const MERGE_THREADS: usize = 256;
-/// Threads of the kernel that adds, a warp a row, as in `scatter.cu`.
+/// Threads of the kernel that adds, one warp per row, as in `scatter.cu`.
 const ADD_THREADS: usize = 256;
 /// Columns of one warp, as in `scatter.cu`.
 const WARP_COLUMNS: usize = 256;
