@@ -1,4 +1,4 @@
-//! Matmuls of 16-bit operands on Hopper, with any elementwise epilogue: what `hopper.cu` takes, how it is cut, and its launch.
+//! Matmuls of 16-bit operands on Hopper, with any elementwise epilogue: what `hopper/*.cu` take, how it is cut, and its launch.
 //!
 //! | tiles                        | a block                                   | K                                  |
 //! |------------------------------|-------------------------------------------|------------------------------------|
@@ -30,11 +30,18 @@ use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, Matmul, MatmulLaunch};
 use crate::library;
 
-/// Rows of a tile, as in `hopper.cu`.
+/// The kernel: what comes from memory, what is multiplied, what follows the sums, and their order.
+const KERNEL: [&str; 4] = [
+    include_str!("hopper/operands.cu"),
+    include_str!("hopper/sums.cu"),
+    include_str!("hopper/elementwise.cu"),
+    include_str!("hopper/kernel.cu"),
+];
+/// Rows of a tile, as in `operands.cu`.
 const ROWS: usize = 128;
-/// Elements of K in a stage, as in `hopper.cu`.
+/// Elements of K in a stage, as in `operands.cu`.
 const DEPTH: usize = 64;
-/// Threads of a block, as in `hopper.cu`.
+/// Threads of a block, as in `operands.cu`.
 const THREADS: u32 = 384;
 /// Bytes of 64 rows or columns of a stage.
 const HALF_BYTES: usize = 64 * DEPTH * 2;
@@ -182,7 +189,7 @@ impl HopperKernel {
         let own = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix];
         let own = tile::text_beside(&own, &PRELUDE_PARTS);
         let epilogue = self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue());
-        let text = [&self.constants(), PRELUDE.as_str(), &own, &epilogue, include_str!("hopper.cu")].join("\n");
+        let text = [&self.constants(), PRELUDE.as_str(), &own, &epilogue, &KERNEL.concat()].join("\n");
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
         let launch = launch.with_variant(self.describe(), String::new());
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)

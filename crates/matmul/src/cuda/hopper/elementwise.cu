@@ -1,0 +1,68 @@
+// ---- what follows the sums, element by element
+
+// What follows HIGH x WIDE sums of a tile whose first one is at (row, column) of the batch's matrix. COUNT threads share them, this one is
+// number `thread`: it has V columns of each piece of 64, in every DOWN-th row. `sums(row, column)` gives V of them.
+template <int HIGH, int WIDE, int COUNT, class Sums>
+static __device__ __forceinline__ void finish(const Parameters& p, int batch, int row, int column, int thread, Sums sums) {
+    constexpr int PIECE = WIDE < 64 ? WIDE : 64, ACROSS = PIECE / V, DOWN = COUNT / ACROSS, TOGETHER = 4;
+    const i64 first = (i64)batch * (i64)p.m + row;
+    const int rows = (int)p.m - row, across = thread % ACROSS * V, down = thread / ACROSS;
+#pragma unroll 1
+    for (int piece = 0; piece < WIDE; piece += PIECE) {
+        const int own = piece + across, c = column + own;
+        if (down >= DOWN || own >= WIDE || c >= N) continue;
+        const tail::Shared shared = tail::read_shared(p.tail, c);
+        // Where all rows are there, no branch keeps the compiler from working on several vectors at once.
+        if (HIGH % (DOWN * TOGETHER) == 0 && HIGH <= rows) {
+#pragma unroll 1
+            for (int start = down; start < HIGH; start += DOWN * TOGETHER) {
+                tail::Operands operands[TOGETHER];
+                F values[TOGETHER];
+#pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) operands[i] = tail::read(p.tail, first + start + i * DOWN, c);
+#pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) values[i] = sums(start + i * DOWN, own);
+#pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) tail::run(p.tail, first + start + i * DOWN, c, &values[i], shared, operands[i]);
+            }
+        } else {
+#pragma unroll 1
+            for (int r = down; r < HIGH && r < rows; r += DOWN) {
+                const F values = sums(r, own);
+                tail::run(p.tail, first + r, c, &values, shared, tail::read(p.tail, first + r, c));
+            }
+        }
+    }
+}
+
+// Sums of all 64 rows of a half, and what follows them. The warpgroup does it together.
+static __device__ __forceinline__ void finish_half(const Parameters& p, const Tile& tile, int row, char* s_staged, int warpgroup, const Rounded& pairs) {
+    stage(s_staged, pairs);
+    named_barrier_sync(STAGED_BARRIER + warpgroup, 128);
+    finish<64, COLUMNS, 128>(p, tile.batch, row, tile.column, threadIdx.x % 128, [&](int r, int c) { return staged(s_staged, r, c); });
+    named_barrier_sync(STAGED_BARRIER + warpgroup, 128);
+}
+
+// Sends this thread's sums to the blocks of the cluster that own their columns, behind those of lower blocks.
+static __device__ __forceinline__ void send(const float* s_parts, int warpgroup, const float (&sums)[COLUMNS / 2]) {
+    const int lane = threadIdx.x & 31, row = 64 * warpgroup + 16 * (threadIdx.x / 32 % 4) + lane / 4, part = (int)cluster_rank();
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j) {
+        const int owner = 8 * j / SHARE, column = 8 * j % SHARE + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const u32 there = remote(s_parts + (part * ROWS + row + 8 * i) * PITCH + column, owner);
+            store_remote2(there, sums[4 * j + 2 * i], sums[4 * j + 2 * i + 1]);
+        }
+    }
+}
+
+// V sums of all parts, first to last, rounded.
+static __device__ __forceinline__ F added(const float* s_parts, int row, int column) {
+    F total = lanes<F>([&](int i) { return s_parts[row * PITCH + column + i]; });
+#pragma unroll
+    for (int part = 1; part < SPLIT; ++part) {
+        total = lanes<F>([&](int i) { return total.v[i] + s_parts[(part * ROWS + row) * PITCH + column + i]; });
+    }
+    return lanes<F>([&](int i) { return widen<KIND>(narrow<KIND>(total.v[i])); });
+}

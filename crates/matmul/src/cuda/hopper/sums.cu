@@ -1,0 +1,72 @@
+// ---- the warpgroups that multiply
+
+// A warp is done with a stage.
+static __device__ __forceinline__ void release(u32 barrier) {
+    if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
+}
+
+// Not by the first multiplication: sums that it reads without using them would hold their registers since the tile before.
+static __device__ __forceinline__ void clear(float (&sums)[HALVES][COLUMNS / 2]) {
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; ++i) sums[half][i] = 0.0f;
+    }
+}
+
+// Adds `steps` stages to sums. Of A, the halves from `first` on.
+static __device__ __forceinline__ void multiply(float (&sums)[HALVES][COLUMNS / 2], Ring ring, int first, int steps, u32 at) {
+    // From one 16 of K to the next, in units of 16 bytes.
+    constexpr int A_STEP = A_COLUMNS ? 128 : 2, B_STEP = B_ROWS ? 128 : 2;
+    for (int i = 0; i < steps; ++i, ++at) {
+        mbarrier_wait(ring.full(at), Ring::parity(at));
+        const u64 a = matrix_descriptor<HALF_BYTES>(ring.a(at) + first * HALF_BYTES), b = matrix_descriptor<HALF_BYTES>(ring.b(at));
+        wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < DEPTH / 16; ++j) {
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) {
+                Wgmma<COLUMNS, KIND>::template from_shared<B_ROWS, A_COLUMNS>(sums[half], a + half * (HALF_BYTES / 16) + j * A_STEP, b + j * B_STEP, 1);
+            }
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (i > 0) release(ring.empty(at - 1));
+    }
+}
+
+// Where 16 bytes of a row of staged sums lie: pieces of 64 columns, rows of 128 bytes in the swizzle of the tensor maps.
+static __device__ __forceinline__ int staged_at(int row, int sixteen) {
+    return sixteen / 8 * 8192 + row * 128 + ((sixteen % 8 ^ row & 7) << 4);
+}
+
+// Sums of 64 rows, rounded: four pairs for each 16 columns, as `stmatrix` takes them.
+typedef u32 Rounded[COLUMNS / 16][4];
+
+static __device__ __forceinline__ void round(Rounded& pairs, const float (&sums)[COLUMNS / 2]) {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 4; ++i) pairs[i / 4][i % 4] = narrow2<KIND>(sums[2 * i], sums[2 * i + 1]);
+}
+
+// They go to shared memory.
+static __device__ __forceinline__ void stage(char* s_staged, const Rounded& pairs) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4, row = 16 * warp + lane % 16;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 16; ++j) stmatrix(s_staged + staged_at(row, 2 * j + lane / 16), pairs[j]);
+}
+
+// V sums from shared memory.
+static __device__ __forceinline__ F staged(const char* s_staged, int row, int column) {
+    F sums;
+    if constexpr (V == 8) {
+        const uint4 words = *(const uint4*)(s_staged + staged_at(row, column / 8));
+        const u32 w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums.v[i] = widen<KIND>((u16)(w[i / 2] >> 16 * (i & 1)));
+    } else {
+        const u16* s_own = (const u16*)(s_staged + staged_at(row, column / 8)) + column % 8;
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums.v[i] = widen<KIND>(s_own[i]);
+    }
+    return sums;
+}
