@@ -77,7 +77,9 @@ impl CudaCatalog {
 impl Catalog for CudaCatalog {
     fn offers_structure(&self, structure: &Structure) -> bool {
         let takes = |chain: &Chain| match chain.links.as_slice() {
-            [Link::Matmul { nodes }] => nodes.len() == 1 && chain.epilogue.reach != Reach::Rows,
+            [Link::Matmul { nodes }] => {
+                nodes.len() == 1 && (chain.epilogue.reach != Reach::Rows || self.arch.has_wgmma())
+            }
             [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
             _ => true,
         };

@@ -1,6 +1,9 @@
-// A matmul with a bias on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
+// A matmul with a bias, and maybe a residual and a layer norm, on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
 // `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, and
-// the storage type (1 f16, 2 bf16); then `arguments`, how many, and the name of each. The batch shares the bias.
+// the storage type (1 f16, 2 bf16); then `arguments`, how many, and the name of each: x and w are multiplied, b is the bias, r the residual, s the sum where it is normed by weights g and h; y is the
+// result. The batch shares bias and weights.
+#include <algorithm>
+#include <map>
 #include "emulator.h"
 #include "attention.h"
 #include "kernel.h"
@@ -29,14 +32,14 @@ static bool run_seed(const Sizes& sizes, const host::Launch& launch, emulator::S
     u64 state = settings.seed * 77;
     const auto rows = [&](u64 count, u64 high, u64 wide) { return host::Rows(storage, count, 1, high, wide, {high * wide, 0, wide}); };
     host::Rows x = left ? rows(batch, k, m) : rows(batch, m, k), w = right ? rows(batch, n, k) : rows(batch, k, n);
-    host::Rows b = rows(1, 1, n), y = rows(batch, m, n);
-    x.fill(state, 1.0f);
-    w.fill(state, 1.0f);
-    b.fill(state, 1.0f);
+    host::Rows b = rows(1, 1, n), g = rows(1, 1, n), h = rows(1, 1, n), r = rows(batch, m, n), s = rows(batch, m, n), y = rows(batch, m, n);
+    for (host::Rows* operand : {&x, &w, &b, &g, &h, &r}) operand->fill(state, 1.0f);
+    const std::map<std::string, host::Rows*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}};
+    const auto has = [&](const char* name) { return std::find(arguments.begin(), arguments.end(), name) != arguments.end(); };
+    const bool normed = has("s");
+    host::Rows& sums = normed ? s : y;
     host::Places places;
-    for (const std::string& name : arguments) {
-        places.arguments.push_back(name == "x" ? x.bytes() : name == "w" ? w.bytes() : name == "b" ? b.bytes() : y.bytes());
-    }
+    for (const std::string& name : arguments) places.arguments.push_back(named.at(name)->bytes());
     settings.statics = 4096;
     host::run(ENTRY, launch, places, settings);
 
@@ -56,13 +59,25 @@ static bool run_seed(const Sizes& sizes, const host::Launch& launch, emulator::S
                     terms += fabs(term);
                 }
                 // Sums are f32, in some order; the matmul's result is rounded, and the sum with the bias.
-                const double expected = product + at(b, 0, 0, column), off = fabs(at(y, matrix, row, column) - expected);
-                const double allowed = unit * (fabs(product) + fabs(expected)) + k * 0x1p-24 * terms;
+                const double biased = product + at(b, 0, 0, column), expected = biased + (has("r") ? at(r, matrix, row, column) : 0.0);
+                const double off = fabs(at(sums, matrix, row, column) - expected);
+                const double allowed = unit * (fabs(product) + fabs(biased) + fabs(expected)) + k * 0x1p-24 * terms;
+                share = std::max(share, off == off ? off / allowed : INFINITY);
+            }
+            if (!normed) continue;
+            // The norm of the sums as they were stored.
+            double mean = 0.0, squares = 0.0;
+            for (u64 column = 0; column < n; ++column) mean += at(s, matrix, row, column) / n;
+            for (u64 column = 0; column < n; ++column) squares += pow(at(s, matrix, row, column) - mean, 2) / n;
+            for (u64 column = 0; column < n; ++column) {
+                const double scaled = (at(s, matrix, row, column) - mean) / sqrt(squares + 1e-5) * at(g, 0, 0, column);
+                const double expected = scaled + at(h, 0, 0, column), off = fabs(at(y, matrix, row, column) - expected);
+                const double allowed = unit * fabs(expected) + 0x1p-18 * (fabs(scaled) + fabs(at(h, 0, 0, column)) + 1.0);
                 share = std::max(share, off == off ? off / allowed : INFINITY);
             }
         }
     }
-    const bool clean = y.is_clean(), ok = share <= 1.0 && clean;
+    const bool clean = y.is_clean() && s.is_clean(), ok = share <= 1.0 && clean;
     printf("seed %llu: %.2f of what rounding allows%s: %s\n", settings.seed, share, clean ? "" : ", wrote beside the result",
            ok ? "ok" : "FAILED");
     return ok;
