@@ -5,6 +5,7 @@
 //! A kernel has a driver of its own in `emulator/`, which makes its operands and knows what it should compute.
 
 mod attention;
+mod bytes;
 mod matmul;
 mod meeting;
 

@@ -1,13 +1,16 @@
-//! Matmuls of 16-bit operands on Hopper, with any elementwise epilogue: what `hopper/*.cu` take, how it is cut, and its launch.
+//! Matmuls of 16-bit operands and of bytes on Hopper, with any elementwise epilogue: what `hopper/*.cu` take, how it is cut, and its
+//! launch.
 //!
 //! | tiles                        | a block                                   | K                                  |
 //! |------------------------------|-------------------------------------------|------------------------------------|
 //! | more than blocks run at once | walks over tiles, two warpgroups in turn  | one block                          |
 //! | fewer                        | has one tile, which two warpgroups share  | shared by the blocks of a cluster  |
+//! | of bytes                     | walks over tiles, two warpgroups share one| one block                          |
 //!
 //! - Operands come by tensor maps: their rows start at multiples of 16 bytes, and one axis is contiguous.
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
-//! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored.
+//! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored; those of bytes are exact.
+//! - Both operands of bytes have rows along K: there are no instructions for others.
 
 use std::fmt;
 
@@ -37,9 +40,12 @@ const KERNEL: [&str; 4] = [
     include_str!("hopper/elementwise.cu"),
     include_str!("hopper/kernel.cu"),
 ];
+/// The same for bytes, of which the first two parts are the same.
+const BYTES_KERNEL: [&str; 4] =
+    [KERNEL[0], KERNEL[1], include_str!("hopper/bytes.cu"), include_str!("hopper/bytes_kernel.cu")];
 /// Rows of a tile, as in `operands.cu`.
 const ROWS: usize = 128;
-/// Elements of K in a stage, as in `operands.cu`.
+/// Elements of two bytes of K in a stage, as in `operands.cu`.
 const DEPTH: usize = 64;
 /// Threads of a block, as in `operands.cu`.
 const THREADS: u32 = 384;
@@ -49,6 +55,10 @@ const HALF_BYTES: usize = 64 * DEPTH * 2;
 const SHARED: usize = 227 << 10;
 /// Stages, at most: more do not help.
 const STAGES: usize = 8;
+/// Bytes of shared memory that the sums of bytes of all warps pass through, as in `bytes.cu`.
+const SUMS_BYTES: usize = 8 * 16 * 64 * 4;
+/// The inner size of bytes is below: a sum of as many products fits 32 bits.
+const MAX_BYTES: usize = 1 << 17;
 /// Sizes, at most: they are counted by 32 bits.
 const MAX_SIZE: usize = 1 << 30;
 /// A stride of a tensor map is below, in elements of two bytes.
@@ -67,11 +77,12 @@ impl Family<CudaTarget> for HopperFamily {
         if widens(&group, fit.matmuls) {
             return None;
         }
-        // What the library does too, it may do faster.
+        // What the library does too, it may do faster, but for bytes.
         let shape = &fit.shape;
-        let ours = fastest(shape, target.processors).microseconds(shape, target.processors);
-        let theirs = library::fit(&group).map(|library| library_microseconds(shape, library.epilogue));
-        if theirs.is_some_and(|theirs| theirs < ours) {
+        let operands = fit.operands[0].dtype;
+        let ours = fastest(shape, operands, target.processors).microseconds(shape, operands, target.processors);
+        let theirs = library::fit(&group).filter(|library| library.dtype != Dtype::I8);
+        if theirs.is_some_and(|library| library_microseconds(shape, library.epilogue) < ours) {
             return None;
         }
         offered(
@@ -127,9 +138,23 @@ impl fmt::Display for HopperTile {
 
 /// Whether a matrix with these strides has a tensor map.
 fn is_fit_for_map((row, column): (usize, usize), arg: &ArgBinding, batch: Option<usize>) -> bool {
-    let stride = |stride: usize| stride.is_multiple_of(8) && (1..MAX_STRIDE).contains(&stride);
+    let sixteen_bytes = 16 / arg.dtype.bytes();
+    let stride = |stride: usize| stride.is_multiple_of(sixteen_bytes) && (1..MAX_STRIDE).contains(&stride);
     let contiguous = (column == 1 && stride(row)) || (row == 1 && stride(column));
-    contiguous && arg.offset.is_multiple_of(8) && batch.is_none_or(|batch| batch == 0 || stride(batch))
+    contiguous && arg.offset.is_multiple_of(sixteen_bytes) && batch.is_none_or(|batch| batch == 0 || stride(batch))
+}
+
+/// Whether operands of these types, for a matmul of that one, are what the instructions take as they lie.
+fn has_instructions([a, b]: [Dtype; 2], matmul: Dtype, shape: &MatmulShape) -> bool {
+    match matmul {
+        Dtype::F16 | Dtype::Bf16 => a == matmul && b == matmul,
+        // Maps are of pairs of bytes.
+        Dtype::F32 => {
+            let along_k = shape.a.1 == 1 && shape.b.0 == 1 && shape.k.is_multiple_of(2);
+            [a, b] == [Dtype::I8; 2] && along_k && shape.k < MAX_BYTES
+        }
+        Dtype::I8 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool => false,
+    }
 }
 
 /// Whether a value that another kernel reads is stored wider than the matmul would be: work that ends inside of a call, in f32, costs more
@@ -146,14 +171,14 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let &[matmul] = fit.matmuls else { return None };
     let (shape, [a, b]) = (&fit.shape, &fit.operands);
     let dtype = draft.graph.node(matmul).dtype;
-    let narrow = matches!(dtype, Dtype::F16 | Dtype::Bf16) && a.dtype == dtype && b.dtype == dtype;
+    let multiplied = has_instructions([a.dtype, b.dtype], dtype, shape);
     let plain = fit.gather.is_none() && fit.prologue.is_empty();
     let sized = [shape.m, shape.n, shape.k, shape.batches()].iter().all(|size| (1..MAX_SIZE).contains(size))
         && shape.m * shape.batches() < MAX_SIZE
         && shape.n >= 16;
     let batch = |operand: usize| shape.batch.first().map(|axis| axis[operand]);
     let mapped = shape.batch.len() <= 1 && is_fit_for_map(shape.a, a, batch(1)) && is_fit_for_map(shape.b, b, batch(2));
-    (target.arch.has_wgmma() && narrow && plain && sized && mapped).then_some(fit)
+    (target.arch.has_wgmma() && multiplied && plain && sized && mapped).then_some(fit)
 }
 
 impl HopperKernel {
@@ -165,14 +190,14 @@ impl HopperKernel {
 
     fn new(lowered: LoweredMatmul, target: &CudaTarget) -> HopperKernel {
         let LoweredMatmul { product: matmul, launch } = lowered;
-        let tile = fastest(&launch.shape, target.processors);
+        let tile = fastest(&launch.shape, matmul.left, target.processors);
         HopperKernel { matmul, launch, tile }
     }
 
     /// All ways to cut it that are predicted to take at most so many times the time of the fastest, that one first.
     pub fn tiles(&self, target: &CudaTarget, times: f64) -> Vec<HopperTile> {
-        let time = |tile: &HopperTile| tile.microseconds(&self.launch.shape, target.processors);
-        let mut tiles: Vec<HopperTile> = tiles(&self.launch.shape).collect();
+        let time = |tile: &HopperTile| tile.microseconds(&self.launch.shape, self.matmul.left, target.processors);
+        let mut tiles: Vec<HopperTile> = tiles(&self.launch.shape, self.matmul.left).collect();
         tiles.sort_by(|a, b| time(a).total_cmp(&time(b)));
         let most = tiles.first().map_or(0.0, |best| times * time(best));
         tiles.retain(|tile| time(tile) <= most);
@@ -189,7 +214,8 @@ impl HopperKernel {
         let own = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix];
         let own = tile::text_beside(&own, &PRELUDE_PARTS);
         let epilogue = self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue());
-        let text = [&self.constants(), PRELUDE.as_str(), &own, &epilogue, &KERNEL.concat()].join("\n");
+        let parts = if self.is_of_bytes() { BYTES_KERNEL } else { KERNEL };
+        let text = [&self.constants(), PRELUDE.as_str(), &own, &epilogue, &parts.concat()].join("\n");
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
         let launch = launch.with_variant(self.describe(), String::new());
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
@@ -203,6 +229,10 @@ impl HopperKernel {
     /// Columns that the epilogue takes at once.
     fn vector(&self) -> usize {
         gcd(self.launch.shape.n, 8)
+    }
+
+    fn is_of_bytes(&self) -> bool {
+        self.matmul.left == Dtype::I8
     }
 
     fn has_columns_of_a(&self) -> bool {
@@ -220,7 +250,11 @@ impl HopperKernel {
     }
 
     fn staged_bytes(&self) -> usize {
-        if self.tile.split == 1 { 2 * self.tile.columns.div_ceil(64) * 8192 } else { 0 }
+        match self.tile.split {
+            _ if self.is_of_bytes() => SUMS_BYTES,
+            1 => 2 * self.tile.columns.div_ceil(64) * 8192,
+            _ => 0,
+        }
     }
 
     /// As many as there is room for.
@@ -240,7 +274,11 @@ impl HopperKernel {
     fn constants(&self) -> String {
         let HopperTile { columns, turns, split } = self.tile;
         let vector = self.vector();
-        let kind = if self.matmul.left == Dtype::F16 { 1 } else { 2 };
+        let kind = match self.matmul.left {
+            Dtype::F16 => 1,
+            Dtype::I8 => 3,
+            _ => 2,
+        };
         format!(
             "// matmul: {}\n#define WAITS\nconstexpr int V = {vector};\nconstexpr int N = {};\nconstexpr int KIND = {kind};\n\
              constexpr int COLUMNS = {columns};\nconstexpr int STAGES = {};\nconstexpr bool TURNS = {turns};\nconstexpr int SPLIT = {split};\n\
@@ -257,11 +295,19 @@ impl HopperKernel {
         let shape = &self.launch.shape;
         let (row_tiles, column_tiles) = (shape.m.div_ceil(ROWS), shape.n.div_ceil(self.tile.columns));
         let tiles = row_tiles * column_tiles * shape.batches();
-        let blocks = if self.tile.turns { tiles.min(target.processors) } else { tiles * self.tile.split };
+        let walks = self.tile.turns || self.is_of_bytes();
+        let blocks = if walks { tiles.min(target.processors) } else { tiles * self.tile.split };
         let mut words = vec![Word::Map(self.map_of_a()), Word::Map(self.map_of_b())];
         words.extend(self.epilogue().iter().flat_map(|epilogue| epilogue.words(shape.m * shape.batches())));
-        let numbers =
-            [shape.m, shape.k.div_ceil(DEPTH), row_tiles, column_tiles, tiles, self.has_batch(1), self.has_batch(2)];
+        let numbers = [
+            shape.m,
+            steps(shape, self.matmul.left),
+            row_tiles,
+            column_tiles,
+            tiles,
+            self.has_batch(1),
+            self.has_batch(2),
+        ];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
         // A multiple of a map's alignment.
         let count: usize = words.iter().map(Word::count).sum();
@@ -308,35 +354,42 @@ impl HopperKernel {
         stride: usize,
         lines: usize,
     ) -> TensorMap {
+        let bytes = self.matmul.left.bytes();
         let (count, step) = match self.launch.shape.batch.first() {
             Some(axis) if axis[operand] != 0 => (axis[0], axis[operand]),
-            Some(_) | None => (1, 8),
+            Some(_) | None => (1, 16),
         };
         TensorMap {
             of: Mapped::Argument(position),
             offset: self.launch.args[position].start(),
             rank: 3,
-            sizes: [inner as u64, outer as u64, count as u64, 1, 1],
-            strides: [2 * stride as u64, 2 * step as u64, 16, 16],
+            sizes: [(inner * bytes / 2) as u64, outer as u64, count as u64, 1, 1],
+            strides: [(bytes * stride) as u64, (bytes * step) as u64, 16, 16],
             tile: [64, lines as u32, 1, 1, 1],
         }
     }
 }
 
+/// Stages along K.
+fn steps(shape: &MatmulShape, operands: Dtype) -> usize {
+    shape.k.div_ceil(2 * DEPTH / operands.bytes())
+}
+
 /// All ways to cut a matmul.
-fn tiles(shape: &MatmulShape) -> impl Iterator<Item = HopperTile> {
-    let steps = shape.k.div_ceil(DEPTH);
+fn tiles(shape: &MatmulShape, operands: Dtype) -> impl Iterator<Item = HopperTile> {
+    let steps = steps(shape, operands);
     let all = WIDTHS.into_iter().flat_map(|columns| {
         let tile = |turns, split| HopperTile { columns, turns, split };
         [tile(true, 1), tile(false, 1), tile(false, 2), tile(false, 4), tile(false, 8)]
     });
-    all.filter(move |tile| tile.is_possible() && tile.split <= steps)
+    let shared = move |tile: &HopperTile| operands != Dtype::I8 || (!tile.turns && tile.split == 1);
+    all.filter(move |tile| tile.is_possible() && tile.split <= steps && shared(tile))
 }
 
 /// The one that is predicted to be done first.
-fn fastest(shape: &MatmulShape, processors: usize) -> HopperTile {
-    let time = |tile: &HopperTile| tile.microseconds(shape, processors);
-    let best = tiles(shape).min_by(|a, b| time(a).total_cmp(&time(b)));
+fn fastest(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
+    let time = |tile: &HopperTile| tile.microseconds(shape, operands, processors);
+    let best = tiles(shape, operands).min_by(|a, b| time(a).total_cmp(&time(b)));
     best.unwrap_or(HopperTile { columns: 128, turns: true, split: 1 })
 }
 
@@ -352,10 +405,10 @@ fn library_microseconds(shape: &MatmulShape, epilogue: LibraryEpilogue) -> f64 {
 
 impl HopperTile {
     /// Time of a launch, roughly, fitted as that of the library is.
-    pub fn microseconds(&self, shape: &MatmulShape, processors: usize) -> f64 {
+    pub fn microseconds(&self, shape: &MatmulShape, operands: Dtype, processors: usize) -> f64 {
         let &HopperTile { columns, turns, split } = self;
         let tiles = shape.m.div_ceil(ROWS) * shape.n.div_ceil(columns) * shape.batches();
-        let steps = shape.k.div_ceil(DEPTH).div_ceil(split) as f64;
+        let steps = steps(shape, operands).div_ceil(split) as f64;
         // A stage takes as long as its multiplications, or as it takes to come: 79 KB per microsecond and multiprocessor.
         let products = columns as f64 * 0.003;
         let loads = ((ROWS + columns) * DEPTH * 2) as f64 / 79e3;
@@ -364,6 +417,8 @@ impl HopperTile {
         let exchange = if split == 1 { 0.0 } else { 2.0 };
         let (start, stages) = (2.2, steps * products.max(loads));
         match turns {
+            // What is fetched runs ahead, so blocks that walk over tiles pay for a start once.
+            false if operands == Dtype::I8 => start + waves * (stages + finish),
             true => start + waves * stages + finish,
             false => start + waves * (stages + finish + exchange) + (waves - 1.0) * 1.0,
         }
@@ -380,20 +435,21 @@ mod tests {
 
     #[test]
     fn many_tiles_are_walked_over_and_few_are_not() {
-        let many = fastest(&shape(8192, 768, 3072), 132);
+        let many = fastest(&shape(8192, 768, 3072), Dtype::Bf16, 132);
         assert_eq!(many, HopperTile { columns: 192, turns: true, split: 1 });
         // One tile for each of 128 blocks.
-        let few = fastest(&shape(1024, 768, 3072), 132);
+        let few = fastest(&shape(1024, 768, 3072), Dtype::Bf16, 132);
         assert_eq!((few.columns, few.split), (192, 1));
         // K is shared where there are fewer tiles than multiprocessors.
-        assert!(fastest(&shape(64, 8192, 256), 132).split > 1);
+        assert!(fastest(&shape(64, 8192, 256), Dtype::Bf16, 132).split > 1);
     }
 
     #[test]
     fn the_library_keeps_what_it_does_faster() {
         let ours_with = |m, k, n, epilogue| {
             let shape = shape(m, k, n);
-            fastest(&shape, 132).microseconds(&shape, 132) < library_microseconds(&shape, epilogue)
+            fastest(&shape, Dtype::Bf16, 132).microseconds(&shape, Dtype::Bf16, 132)
+                < library_microseconds(&shape, epilogue)
         };
         let ours = |m, k, n| ours_with(m, k, n, LibraryEpilogue::None);
         assert!(!ours_with(8192, 768, 768, LibraryEpilogue::BiasResidual));
@@ -404,7 +460,9 @@ mod tests {
     #[test]
     fn every_cut_has_room_in_shared_memory() {
         let shape = shape(300, 1024, 200);
-        for tile in tiles(&shape) {
+        for (operands, tile) in
+            [Dtype::Bf16, Dtype::I8].into_iter().flat_map(|of| tiles(&shape, of).map(move |tile| (of, tile)))
+        {
             for b in [(200, 1), (1, 1024)] {
                 let launch = MatmulLaunch {
                     args: Vec::new(),
@@ -413,8 +471,8 @@ mod tests {
                     axes: Vec::new(),
                 };
                 let matmul = Matmul {
-                    left: Dtype::Bf16,
-                    right: Dtype::Bf16,
+                    left: operands,
+                    right: operands,
                     result: Dtype::Bf16,
                     rights: 1,
                     routed: false,

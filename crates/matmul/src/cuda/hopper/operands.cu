@@ -1,4 +1,4 @@
-// Matrix products of 16-bit operands on Hopper: C[m, n] = tail(A[m, k] B[k, n]), batched, any of the four transpositions.
+// Matrix products of 16-bit operands and of bytes on Hopper: C[m, n] = tail(A[m, k] B[k, n]), batched, any of the four transpositions.
 //
 // - A block makes tiles of ROWS x COLUMNS. One thread fetches: ROWS x DEPTH of A and DEPTH x COLUMNS of B at a time go by tensor maps into
 //   a ring of STAGES in shared memory. Two warpgroups multiply (wgmma).
@@ -9,8 +9,9 @@
 // - Sums are f32, in an order that the constants alone decide, and are rounded to the storage type of the matmul. They pass through
 //   shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
 // - Beyond m, n and k the tensor maps give zeros, which are summed and not stored.
+// - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `bytes.cu`.
 //
-// KIND (1 f16, 2 bf16), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), COLUMNS, STAGES, TURNS, SPLIT, V
+// KIND (1 f16, 2 bf16, 3 bytes), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), COLUMNS, STAGES, TURNS, SPLIT, V
 // and N are constants that stand before this file.
 
 constexpr int ROWS = 128, DEPTH = 64;
@@ -26,7 +27,7 @@ constexpr int PITCH = SHARE + (SHARE % 32 == 8 || SHARE % 32 == 24 ? 0 : 8);
 constexpr int TURN_BARRIER = 1, STAGED_BARRIER = 3;
 
 // Where things lie in shared memory, from a multiple of 1024 bytes on, as the swizzle wants it.
-constexpr int STAGED_BYTES = SPLIT == 1 ? PIECES * 8192 : 0;
+constexpr int STAGED_BYTES = KIND == 3 ? 4 * 16 * 64 * 4 : SPLIT == 1 ? PIECES * 8192 : 0;
 constexpr int AT_STAGED = STAGES * STAGE_BYTES;
 constexpr int AT_BARRIERS = AT_STAGED + 2 * STAGED_BYTES;
 static_assert(SPLIT == 1 || SPLIT * ROWS * PITCH * 4 <= AT_STAGED, "sums that are exchanged take the place of operands");

@@ -1,0 +1,61 @@
+//! Matmuls of bytes by warpgroups.
+
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
+use deuteron_codegen::{Kernel, Source};
+use deuteron_graph::Graph;
+use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile};
+
+use super::{Lanes, Launched, Mistake, TileProgram, check_mistakes, compiler, greedy, written};
+
+/// The kernel of `y = x w + b` with tiles of so many columns, and its launch as `emulator/bytes.cpp` reads it.
+fn matmul([m, n, k]: [usize; 3], columns: usize, processors: usize) -> (CudaSource, String) {
+    let text = format!(
+        "x = input i8[{m},{k}] ; w = weight i8[{n},{k}] ; b = weight f32[{n}] ; s = matmul x w transpose_b ; y = add s b ; out y"
+    );
+    let graph: Graph = text.parse().unwrap();
+    let plan = greedy(&graph);
+    let [group] = plan.groups.as_slice() else { panic!("{} kernels", plan.groups.len()) };
+    let target = CudaTarget::new(Arch::Sm90a, processors);
+    let kernel = HopperKernel::of(&group.draft(&graph, &plan.placement), &target).expect("a matmul for Hopper");
+    let tile = HopperTile { columns, turns: false, split: 1 };
+    assert!(kernel.tiles(&target, f64::INFINITY).contains(&tile));
+    let Kernel { source: Source::Cuda(source), launch } = kernel.with_tile(tile).kernel(&target) else {
+        panic!("a text")
+    };
+    let [grid] = launch.grids().expect("grids").list.as_slice() else { panic!("one grid") };
+    let names: Vec<&str> = launch.arguments().iter().map(|arg| graph.given_name(arg.base).unwrap_or("y")).collect();
+    let launch = format!("bytes {m} {n} {k}\narguments {} {}\n{}", names.len(), names.join(" "), written(grid));
+    (source, launch)
+}
+
+/// Rows, columns and inner sizes that are no multiples of a tile's, and columns that no vector divides.
+#[test]
+fn matmuls_of_bytes() {
+    let Some(compiler) = compiler() else { return };
+    for (name, sizes, columns, processors) in [
+        ("bytes_walk", [300, 200, 272], 64, 2),
+        ("bytes_wide", [130, 520, 144], 256, 2),
+        ("bytes_pieces", [40, 300, 656], 144, 1),
+        ("bytes_odd", [17, 51, 16], 64, 1),
+        ("bytes_pairs", [17, 98, 32], 96, 1),
+    ] {
+        let (source, launch) = matmul(sizes, columns, processors);
+        let program = TileProgram::compile(&compiler, name, "bytes.cpp", "matmul_hopper", &source.text);
+        let (ok, said) = program.run(&launch, processors, Lanes::Together, 1..3, 0);
+        assert!(ok, "{name}:\n{said}");
+    }
+}
+
+#[test]
+fn mistakes_with_bytes() {
+    let mistakes: [Mistake; 5] = [
+        ("mbarrier_wait(ring.full(at), Ring::parity(at));", "", "in flight"),
+        ("mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);", "", "more arrivals"),
+        ("release(ring.empty(at + steps - 1));", "", "deadlock"),
+        ("multiply(sums, ring, warpgroup, steps, at);", "multiply(sums, ring, 0, steps, at);", "FAILED"),
+        ("tile.row + first", "tile.row", "FAILED"),
+    ];
+    let (source, launch) = matmul([300, 200, 272], 64, 2);
+    let launched = Launched { source, entry: "matmul_hopper", launch, driver: "bytes.cpp" };
+    check_mistakes("mistakes_with_bytes", launched, 2, 2, &mistakes);
+}
