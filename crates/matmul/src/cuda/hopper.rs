@@ -30,7 +30,7 @@ use deuteron_plan::{Draft, primitive_work};
 
 use super::sides;
 use crate::fit::{self, MatmulFit};
-use crate::kernel::{LoweredMatmul, Matmul, MatmulLaunch};
+use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch};
 use crate::library;
 
 /// The kernel: what comes from memory, what is multiplied, what follows the sums, and their order.
@@ -57,8 +57,6 @@ const SHARED: usize = 227 << 10;
 const STAGES: usize = 8;
 /// Bytes of shared memory that the sums of bytes of all warps pass through, as in `bytes.cu`.
 const SUMS_BYTES: usize = 8 * 16 * 64 * 4;
-/// The inner size of bytes is below: a sum of as many products fits 32 bits.
-const MAX_BYTES: usize = 1 << 17;
 /// Sizes, at most: they are counted by 32 bits.
 const MAX_SIZE: usize = 1 << 30;
 /// A stride of a tensor map is below, in elements of two bytes.

@@ -1,18 +1,30 @@
 //! Matmuls of bytes by warpgroups.
 
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
-use deuteron_codegen::{Kernel, Source};
+use deuteron_codegen::{Kernel, Launch, Source};
 use deuteron_graph::Graph;
 use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile};
 
-use super::{Lanes, Launched, Mistake, TileProgram, check_mistakes, compiler, greedy, written};
+use super::{Lanes, Launched, Mistake, TileProgram, check_mistakes, compiler, greedy, only, written};
 
-/// The kernel of `y = x w + b` with tiles of so many columns, and its launch as `emulator/bytes.cpp` reads it.
-fn matmul([m, n, k]: [usize; 3], columns: usize, processors: usize) -> (CudaSource, String) {
+/// `y = x w + b`.
+fn graph([m, n, k]: [usize; 3]) -> Graph {
     let text = format!(
         "x = input i8[{m},{k}] ; w = weight i8[{n},{k}] ; b = weight f32[{n}] ; s = matmul x w transpose_b ; y = add s b ; out y"
     );
-    let graph: Graph = text.parse().unwrap();
+    text.parse().unwrap()
+}
+
+/// A launch of it as `emulator/bytes.cpp` reads it.
+fn launched(graph: &Graph, [m, n, k]: [usize; 3], launch: &Launch) -> String {
+    let [grid] = launch.grids().expect("grids").list.as_slice() else { panic!("one grid") };
+    let names: Vec<&str> = launch.arguments().iter().map(|arg| graph.given_name(arg.base).unwrap_or("y")).collect();
+    format!("bytes {m} {n} {k}\narguments {} {}\n{}", names.len(), names.join(" "), written(grid))
+}
+
+/// The kernel with tiles of so many columns, and its launch.
+fn matmul(sizes: [usize; 3], columns: usize, processors: usize) -> (CudaSource, String) {
+    let graph = graph(sizes);
     let plan = greedy(&graph);
     let [group] = plan.groups.as_slice() else { panic!("{} kernels", plan.groups.len()) };
     let target = CudaTarget::new(Arch::Sm90a, processors);
@@ -22,9 +34,7 @@ fn matmul([m, n, k]: [usize; 3], columns: usize, processors: usize) -> (CudaSour
     let Kernel { source: Source::Cuda(source), launch } = kernel.with_tile(tile).kernel(&target) else {
         panic!("a text")
     };
-    let [grid] = launch.grids().expect("grids").list.as_slice() else { panic!("one grid") };
-    let names: Vec<&str> = launch.arguments().iter().map(|arg| graph.given_name(arg.base).unwrap_or("y")).collect();
-    let launch = format!("bytes {m} {n} {k}\narguments {} {}\n{}", names.len(), names.join(" "), written(grid));
+    let launch = launched(&graph, sizes, &launch);
     (source, launch)
 }
 
@@ -58,4 +68,25 @@ fn mistakes_with_bytes() {
     let (source, launch) = matmul([300, 200, 272], 64, 2);
     let launched = Launched { source, entry: "matmul_hopper", launch, driver: "bytes.cpp" };
     check_mistakes("mistakes_with_bytes", launched, 2, 2, &mistakes);
+}
+
+/// Inner sizes that no vector divides, columns that no strip does.
+#[test]
+fn few_rows_of_bytes() {
+    let Some(compiler) = compiler() else { return };
+    for (name, sizes, processors) in [
+        ("bytes_of_one_row", [1, 50, 1040], 2),
+        ("bytes_of_slices", [5, 9, 1700], 4),
+        ("bytes_of_odd_rows", [3, 33, 77], 1),
+        ("bytes_of_eight_rows", [8, 64, 516], 3),
+    ] {
+        let graph = graph(sizes);
+        let (source, launch, _) = only(&graph, &greedy(&graph), processors);
+        assert_eq!(source.name, "skinny", "{name}");
+        let program = TileProgram::compile(&compiler, name, "bytes.cpp", "skinny", &source.text);
+        for (lanes, seeds) in [(Lanes::Together, 1..3), (Lanes::Apart, 101..102)] {
+            let (ok, said) = program.run(&launched(&graph, sizes, &launch), 4, lanes, seeds, 0);
+            assert!(ok, "{name}, {lanes:?}:\n{said}");
+        }
+    }
 }
