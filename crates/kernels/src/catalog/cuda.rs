@@ -8,6 +8,7 @@ use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Offer, Request};
 use deuteron_matmul::cuda::hopper::HopperFamily;
+use deuteron_matmul::cuda::routed::RoutedFamily;
 use deuteron_matmul::cuda::skinny::SkinnyFamily;
 use deuteron_matmul::library::LibraryFamily;
 use deuteron_plan::{Catalog, Chain, Draft, Link, Reach, Structure, Work, primitive_work};
@@ -30,6 +31,7 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
     match chain.links.as_slice() {
         // A GPU's matmuls are a library's, unless they have few rows.
         [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &LibraryFamily],
+        [Link::Routed { .. }] => &[&RoutedFamily],
         [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
         [Link::Attention(_)] => &[&AttentionRowsFamily],
         [Link::Attention(_), Link::Matmul { .. }] => &[&AttentionBlockFamily],
@@ -78,6 +80,7 @@ impl Catalog for CudaCatalog {
     fn offers_structure(&self, structure: &Structure) -> bool {
         let takes = |chain: &Chain| match chain.links.as_slice() {
             [Link::Matmul { nodes }] => nodes.len() == 1 && chain.epilogue.reach != Reach::Rows,
+            [Link::Routed { .. }] => self.arch.has_wgmma() && chain.epilogue.reach != Reach::Rows,
             [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
             _ => true,
         };

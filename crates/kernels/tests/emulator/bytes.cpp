@@ -2,27 +2,8 @@
 // `bytes` with rows, columns and inner size; then `arguments`, how many, and the name of each. Both operands have rows along the inner size;
 // the bias and the result are f32.
 #include "emulator.h"
-#include "attention.h"
+#include "guarded.h"
 #include "kernel.h"
-
-template <class T> struct Guarded {
-    static constexpr size_t AROUND = 4096;
-    std::vector<T> all;
-    T* first;
-    size_t count;
-
-    Guarded(size_t count, T fill) : all(count + 2 * AROUND, fill), count(count) {
-        first = all.data() + AROUND;
-        while ((u64)first % 128) ++first;
-    }
-    // Whether nothing beside the elements was written.
-    bool is_clean(T fill) const {
-        for (const T& x : all) {
-            if ((&x < first || &x >= first + count) && x != fill) return false;
-        }
-        return true;
-    }
-};
 
 static bool run_seed(u64 m, u64 n, u64 k, const std::vector<std::string>& names, const host::Launch& launch, emulator::Settings settings) {
     u64 state = settings.seed * 77;
@@ -31,8 +12,8 @@ static bool run_seed(u64 m, u64 n, u64 k, const std::vector<std::string>& names,
         return (signed char)(state >> 40);
     };
     const float unwritten = -0.5f;
-    Guarded<signed char> x(m * k, 0), w(n * k, 0);
-    Guarded<float> b(n, 0.0f), y(m * n, unwritten);
+    host::Guarded<signed char> x(m * k, 0), w(n * k, 0);
+    host::Guarded<float> b(n, 0.0f), y(m * n, unwritten);
     std::generate_n(x.first, m * k, draw);
     std::generate_n(w.first, n * k, draw);
     std::generate_n(b.first, n, draw);

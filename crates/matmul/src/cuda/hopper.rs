@@ -40,15 +40,16 @@ const KERNEL: [&str; 4] = [
     include_str!("hopper/elementwise.cu"),
     include_str!("hopper/kernel.cu"),
 ];
-/// The same for bytes, of which the first two parts are the same.
-const BYTES_KERNEL: [&str; 4] =
-    [KERNEL[0], KERNEL[1], include_str!("hopper/bytes.cu"), include_str!("hopper/bytes_kernel.cu")];
+/// The same for bytes, but for the order.
+const BYTES_KERNEL: [&str; 3] = [KERNEL[0], KERNEL[1], include_str!("hopper/bytes.cu")];
+/// The order for bytes.
+const BYTES_ORDER: &str = include_str!("hopper/bytes_kernel.cu");
 /// Rows of a tile, as in `operands.cu`.
-const ROWS: usize = 128;
+pub(super) const ROWS: usize = 128;
 /// Elements of two bytes of K in a stage, as in `operands.cu`.
 const DEPTH: usize = 64;
 /// Threads of a block, as in `operands.cu`.
-const THREADS: u32 = 384;
+pub(super) const THREADS: u32 = 384;
 /// Bytes of 64 rows or columns of a stage.
 const HALF_BYTES: usize = 64 * DEPTH * 2;
 /// Bytes of shared memory of a block, at most, as Hopper has them.
@@ -56,7 +57,7 @@ const SHARED: usize = 227 << 10;
 /// Stages, at most: more do not help.
 const STAGES: usize = 8;
 /// Bytes of shared memory that the sums of bytes of all warps pass through, as in `bytes.cu`.
-const SUMS_BYTES: usize = 8 * 16 * 64 * 4;
+const SUMS_BYTES: usize = 8 * (16 * 64 * 4 + 64);
 /// Sizes, at most: they are counted by 32 bits.
 const MAX_SIZE: usize = 1 << 30;
 /// A stride of a tensor map is below, in elements of two bytes.
@@ -209,17 +210,22 @@ impl HopperKernel {
 
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
-        let own = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix];
-        let own = tile::text_beside(&own, &PRELUDE_PARTS);
-        let epilogue = self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue());
-        let parts = if self.is_of_bytes() { BYTES_KERNEL } else { KERNEL };
-        let text = [&self.constants(), PRELUDE.as_str(), &own, &epilogue, &parts.concat()].join("\n");
+        let text = self.text(if self.is_of_bytes() { &[BYTES_ORDER] } else { &[] });
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
         let launch = launch.with_variant(self.describe(), String::new());
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
     }
 
-    fn epilogue(&self) -> Option<Side<'_>> {
+    /// The text up to what follows the sums, or of 16-bit operands all of it, and `order` behind it.
+    pub(super) fn text(&self, order: &[&str]) -> String {
+        let own = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix, Part::AsyncCopy];
+        let own = tile::text_beside(&own, &PRELUDE_PARTS);
+        let epilogue = self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue());
+        let parts = if self.is_of_bytes() { BYTES_KERNEL.concat() } else { KERNEL.concat() };
+        [&self.constants(), PRELUDE.as_str(), &own, &epilogue, &parts, &order.concat()].join("\n")
+    }
+
+    pub(super) fn epilogue(&self) -> Option<Side<'_>> {
         let epilogue = sides::epilogue(&self.matmul, &self.launch, self.vector())?;
         Some(Side { rounded: Some(self.matmul.result), ..epilogue })
     }
@@ -261,11 +267,11 @@ impl HopperKernel {
         (room / (self.stage_bytes() + 16)).min(STAGES)
     }
 
-    fn shared(&self) -> usize {
+    pub(super) fn shared(&self) -> usize {
         self.stages() * (self.stage_bytes() + 16) + self.staged_bytes() + 1024
     }
 
-    fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         format!("{}, {} stages", self.tile, self.stages())
     }
 
@@ -307,9 +313,7 @@ impl HopperKernel {
             self.has_batch(2),
         ];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
-        // A multiple of a map's alignment.
-        let count: usize = words.iter().map(Word::count).sum();
-        words.extend((count..count.next_multiple_of(16)).map(|_| Word::Number(0)));
+        pad_to_maps(&mut words);
         let grid = Grid {
             entry: "matmul_hopper",
             blocks: [blocks as u32, 1, 1],
@@ -368,8 +372,14 @@ impl HopperKernel {
     }
 }
 
+/// Fills a parameter up to a multiple of a map's alignment.
+pub(super) fn pad_to_maps(words: &mut Vec<Word>) {
+    let count: usize = words.iter().map(Word::count).sum();
+    words.extend((count..count.next_multiple_of(16)).map(|_| Word::Number(0)));
+}
+
 /// Stages along K.
-fn steps(shape: &MatmulShape, operands: Dtype) -> usize {
+pub(super) fn steps(shape: &MatmulShape, operands: Dtype) -> usize {
     shape.k.div_ceil(2 * DEPTH / operands.bytes())
 }
 
@@ -385,7 +395,7 @@ fn tiles(shape: &MatmulShape, operands: Dtype) -> impl Iterator<Item = HopperTil
 }
 
 /// The one that is predicted to be done first.
-fn fastest(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
+pub(super) fn fastest(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
     let time = |tile: &HopperTile| tile.microseconds(shape, operands, processors);
     let best = tiles(shape, operands).min_by(|a, b| time(a).total_cmp(&time(b)));
     best.unwrap_or(HopperTile { columns: 128, turns: true, split: 1 })

@@ -27,7 +27,7 @@ constexpr int PITCH = SHARE + (SHARE % 32 == 8 || SHARE % 32 == 24 ? 0 : 8);
 constexpr int TURN_BARRIER = 1, STAGED_BARRIER = 3;
 
 // Where things lie in shared memory, from a multiple of 1024 bytes on, as the swizzle wants it.
-constexpr int STAGED_BYTES = KIND == 3 ? 4 * 16 * 64 * 4 : SPLIT == 1 ? PIECES * 8192 : 0;
+constexpr int STAGED_BYTES = KIND == 3 ? 4 * (16 * 64 * 4 + 64) : SPLIT == 1 ? PIECES * 8192 : 0;
 constexpr int AT_STAGED = STAGES * STAGE_BYTES;
 constexpr int AT_BARRIERS = AT_STAGED + 2 * STAGED_BYTES;
 static_assert(SPLIT == 1 || SPLIT * ROWS * PITCH * 4 <= AT_STAGED, "sums that are exchanged take the place of operands");
@@ -44,12 +44,13 @@ struct Tile {
 };
 
 // Tiles of eight rows of tiles are neighbours: they share columns of B while these are in the L2.
-static __device__ __forceinline__ Tile tile_at(const Parameters& p, u32 index) {
-    const u32 row_tiles = (u32)p.row_tiles, column_tiles = (u32)p.column_tiles, all = row_tiles * column_tiles;
+static __device__ __forceinline__ Tile tile_of(u32 row_tiles, u32 column_tiles, u32 index) {
+    const u32 all = row_tiles * column_tiles;
     const u32 batch = index / all, own = index % all, band = own / (8 * column_tiles), inside = own % (8 * column_tiles);
     const u32 high = min(8u, row_tiles - band * 8);
     return {(int)batch, (int)(band * 8 + inside % high) * ROWS, (int)(inside / high) * COLUMNS};
 }
+static __device__ __forceinline__ Tile tile_at(const Parameters& p, u32 index) { return tile_of((u32)p.row_tiles, (u32)p.column_tiles, index); }
 
 // The stages, counted over all tiles: number `at` has place at % STAGES.
 struct Ring {
