@@ -5,7 +5,7 @@
 //! |------------------------------|-------------------------------------------|------------------------------------|
 //! | more than blocks run at once | walks over tiles, two warpgroups in turn  | one block                          |
 //! | fewer                        | has one tile, which two warpgroups share  | shared by the blocks of a cluster  |
-//! | of bytes                     | walks over tiles, two warpgroups share one| one block                          |
+//! | of bytes                     | walks over tiles, in turn or shared       | one block                          |
 //!
 //! - Operands come by tensor maps: their rows start at multiples of 16 bytes, and one axis is contiguous.
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
@@ -390,15 +390,23 @@ fn tiles(shape: &MatmulShape, operands: Dtype) -> impl Iterator<Item = HopperTil
         let tile = |turns, split| HopperTile { columns, turns, split };
         [tile(true, 1), tile(false, 1), tile(false, 2), tile(false, 4), tile(false, 8)]
     });
-    let shared = move |tile: &HopperTile| operands != Dtype::I8 || (!tile.turns && tile.split == 1);
-    all.filter(move |tile| tile.is_possible() && tile.split <= steps && shared(tile))
+    // Exact sums take twice the registers of rounded ones while they are finished.
+    let exact = move |tile: &HopperTile| tile.split == 1 && (!tile.turns || tile.columns <= 128);
+    all.filter(move |tile| tile.is_possible() && tile.split <= steps && (operands != Dtype::I8 || exact(tile)))
 }
 
 /// The one that is predicted to be done first.
-pub(super) fn fastest(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
+fn fastest(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
     let time = |tile: &HopperTile| tile.microseconds(shape, operands, processors);
     let best = tiles(shape, operands).min_by(|a, b| time(a).total_cmp(&time(b)));
     best.unwrap_or(HopperTile { columns: 128, turns: true, split: 1 })
+}
+
+/// The one of those whose tiles two warpgroups share.
+pub(super) fn fastest_shared(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
+    let time = |tile: &HopperTile| tile.microseconds(shape, operands, processors);
+    let shared = tiles(shape, operands).filter(|tile| !tile.turns && tile.split == 1);
+    shared.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(HopperTile { columns: 128, turns: false, split: 1 })
 }
 
 /// Time of the vendor's library, roughly: what it takes at any size, and its rate in TFLOP/s. Fitted by hand on an H200, to 1024 to 32768
@@ -416,6 +424,9 @@ impl HopperTile {
     pub fn microseconds(&self, shape: &MatmulShape, operands: Dtype, processors: usize) -> f64 {
         let &HopperTile { columns, turns, split } = self;
         let tiles = shape.m.div_ceil(ROWS) * shape.n.div_ceil(columns) * shape.batches();
+        if operands == Dtype::I8 {
+            return self.microseconds_of_bytes(tiles, steps(shape, operands), processors);
+        }
         let steps = steps(shape, operands).div_ceil(split) as f64;
         // A stage takes as long as its multiplications, or as it takes to come: 79 KB per microsecond and multiprocessor.
         let products = columns as f64 * 0.003;
@@ -425,10 +436,23 @@ impl HopperTile {
         let exchange = if split == 1 { 0.0 } else { 2.0 };
         let (start, stages) = (2.2, steps * products.max(loads));
         match turns {
-            // What is fetched runs ahead, so blocks that walk over tiles pay for a start once.
-            false if operands == Dtype::I8 => start + waves * (stages + finish),
             true => start + waves * stages + finish,
             false => start + waves * (stages + finish + exchange) + (waves - 1.0) * 1.0,
+        }
+    }
+}
+
+impl HopperTile {
+    /// Time of a launch for bytes, fitted on an H200 to GPT-2's matmuls with GELU, 1024 to 8192 rows, and to 4096 and 8192 cubed.
+    fn microseconds_of_bytes(&self, tiles: usize, steps: usize, processors: usize) -> f64 {
+        let columns = self.columns as f64;
+        let (waves, busy) = (tiles.div_ceil(processors) as f64, tiles.min(processors) as f64 / processors as f64);
+        // Fewer multiprocessors get more of the L2 each.
+        let loads = ((ROWS + self.columns) * DEPTH * 2) as f64 / 90e3 * busy;
+        let (multiply, finish) = (steps as f64 * loads.max(columns * 0.0027), columns * 0.017);
+        match self.turns {
+            true => 2.4 + waves * multiply.max(finish) + finish,
+            false => 2.4 + waves * (multiply + finish),
         }
     }
 }

@@ -103,7 +103,7 @@ impl RoutedKernel {
         // As if every expert's last tile were half full.
         let rows = (launch.shape.m.div_ceil(ROWS) + launch.shape.m.min(experts) / 2) * ROWS;
         let shape = MatmulShape { m: rows, ..launch.shape.clone() };
-        let tile = hopper::fastest(&shape, product.left, target.processors);
+        let tile = hopper::fastest_shared(&shape, product.left, target.processors);
         RoutedKernel { matmul: HopperKernel { matmul: product, launch, tile }, experts }
     }
 

@@ -23,13 +23,13 @@ fn launched(graph: &Graph, [m, n, k]: [usize; 3], launch: &Launch) -> String {
 }
 
 /// The kernel with tiles of so many columns, and its launch.
-fn matmul(sizes: [usize; 3], columns: usize, processors: usize) -> (CudaSource, String) {
+fn matmul(sizes: [usize; 3], (columns, turns): (usize, bool), processors: usize) -> (CudaSource, String) {
     let graph = graph(sizes);
     let plan = greedy(&graph);
     let [group] = plan.groups.as_slice() else { panic!("{} kernels", plan.groups.len()) };
     let target = CudaTarget::new(Arch::Sm90a, processors);
     let kernel = HopperKernel::of(&group.draft(&graph, &plan.placement), &target).expect("a matmul for Hopper");
-    let tile = HopperTile { columns, turns: false, split: 1 };
+    let tile = HopperTile { columns, turns, split: 1 };
     assert!(kernel.tiles(&target, f64::INFINITY).contains(&tile));
     let Kernel { source: Source::Cuda(source), launch } = kernel.with_tile(tile).kernel(&target) else {
         panic!("a text")
@@ -42,14 +42,15 @@ fn matmul(sizes: [usize; 3], columns: usize, processors: usize) -> (CudaSource, 
 #[test]
 fn matmuls_of_bytes() {
     let Some(compiler) = compiler() else { return };
-    for (name, sizes, columns, processors) in [
-        ("bytes_walk", [300, 200, 272], 64, 2),
-        ("bytes_wide", [130, 520, 144], 256, 2),
-        ("bytes_pieces", [40, 300, 656], 144, 1),
-        ("bytes_odd", [17, 51, 16], 64, 1),
-        ("bytes_pairs", [17, 98, 32], 96, 1),
+    for (name, sizes, tile, processors) in [
+        ("bytes_walk", [300, 200, 272], (64, false), 2),
+        ("bytes_turns", [300, 264, 272], (128, true), 1),
+        ("bytes_wide", [130, 520, 144], (256, false), 2),
+        ("bytes_pieces", [40, 300, 656], (144, false), 1),
+        ("bytes_odd", [17, 51, 16], (64, true), 1),
+        ("bytes_pairs", [17, 98, 32], (96, false), 1),
     ] {
-        let (source, launch) = matmul(sizes, columns, processors);
+        let (source, launch) = matmul(sizes, tile, processors);
         let program = TileProgram::compile(&compiler, name, "bytes.cpp", "matmul_hopper", &source.text);
         let (ok, said) = program.run(&launch, processors, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}:\n{said}");
@@ -61,11 +62,11 @@ fn mistakes_with_bytes() {
     let mistakes: [Mistake; 5] = [
         ("mbarrier_wait(ring.full(at), Ring::parity(at));", "", "in flight"),
         ("mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);", "", "more arrivals"),
-        ("release(ring.empty(at + steps - 1));", "", "deadlock"),
-        ("multiply(sums, ring, warpgroup, steps, at);", "multiply(sums, ring, 0, steps, at);", "FAILED"),
-        ("tile.row + first", "tile.row", "FAILED"),
+        ("release(ring.empty(turn * steps + steps - 1));", "", "deadlock"),
+        ("if (TURNS) named_barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), MULTIPLIERS);", "", "deadlock"),
+        ("tile.row + first + 64 * half", "tile.row + first", "FAILED"),
     ];
-    let (source, launch) = matmul([300, 200, 272], 64, 2);
+    let (source, launch) = matmul([300, 200, 272], (64, true), 2);
     let launched = Launched { source, entry: "matmul_hopper", launch, driver: "bytes.cpp" };
     check_mistakes("mistakes_with_bytes", launched, 2, 2, &mistakes);
 }

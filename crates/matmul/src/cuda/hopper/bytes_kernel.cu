@@ -1,5 +1,7 @@
-// ---- the kernel for bytes: blocks walk over tiles, of which each warpgroup has 64 rows. What is fetched runs ahead into the next tile while
-// the warpgroups finish one.
+// ---- the kernel for bytes: blocks walk over tiles, and what is fetched runs ahead into the next one
+//
+// TURNS: a warpgroup has whole tiles, every second one of the block; while one multiplies, the other finishes its tile. Otherwise each
+// has 64 rows of every tile.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_hopper(const __grid_constant__ Parameters p) {
     extern __shared__ char s_dynamic[];
@@ -13,32 +15,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_hopper(const __g
         prefetch_tensor_map(&p.b);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(ring.full(stage), 1);
-            mbarrier_init(ring.empty(stage), 8);
+            mbarrier_init(ring.empty(stage), TURNS ? 4 : 8);
         }
         fence_mbarrier_init();
     }
     __syncthreads();
     wait_for_previous();
-    u32 at = 0;
     if (warpgroup < 0) {
         setmaxnreg_dec<24>();
         if (threadIdx.x == 0) {
+            u32 at = 0;
             for (u32 index = blockIdx.x; index < (u32)p.tiles; index += gridDim.x) fetch(p, ring, tile_at(p, index), 0, steps, at);
         }
     } else {
         setmaxnreg_inc<240>();
-        const int first = 64 * warpgroup + (int)(threadIdx.x / 32 % 4) * 16;
-        char* const s_sums = s_dynamic + (base - unaligned) + AT_STAGED + first / 16 * WARP_BYTES;
-        for (u32 index = blockIdx.x; index < (u32)p.tiles; index += gridDim.x, at += steps) {
+        // Tiles of the block from one of this warpgroup's to the next, and the first of its rows.
+        constexpr u32 APART = TURNS ? 2 : 1;
+        const int warp = (int)(threadIdx.x / 32 % 4), first = (TURNS ? 0 : 64 * warpgroup) + 16 * warp;
+        char* const s_sums = s_dynamic + (base - unaligned) + AT_STAGED + (4 * warpgroup + warp) * WARP_BYTES;
+        // The first one begins.
+        if (TURNS && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, MULTIPLIERS);
+        u32 turn = TURNS ? warpgroup : 0;
+        for (u32 index = blockIdx.x + turn * gridDim.x; index < (u32)p.tiles; index += APART * gridDim.x, turn += APART) {
             Accumulator sums[HALVES][COLUMNS / 2];
             clear(sums);
-            multiply(sums, ring, warpgroup, steps, at);
+            if (TURNS) named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);
+            multiply(sums, ring, TURNS ? 0 : warpgroup, steps, turn * steps);
+            if (TURNS) named_barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), MULTIPLIERS);
             wgmma_wait<0>();
-            pin(sums[0]);
-            release(ring.empty(at + steps - 1));
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) pin(sums[half]);
+            release(ring.empty(turn * steps + steps - 1));
             const Tile tile = tile_at(p, index);
-            const i64 row = (i64)tile.batch * (i64)p.m + tile.row + first;
-            finish_rows(p, tile.column, (int)p.m - tile.row - first, s_sums, sums[0], [&](int r) { return row + r; });
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) {
+                const int own = tile.row + first + 64 * half;
+                const i64 row = (i64)tile.batch * (i64)p.m + own;
+                finish_rows(p, tile.column, (int)p.m - own, s_sums, sums[half], [&](int r) { return row + r; });
+            }
         }
     }
 }
