@@ -6,7 +6,7 @@ use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
 use deuteron_codegen::{Kernel, Source};
 use deuteron_graph::Graph;
 use deuteron_kernels::CudaCatalog;
-use deuteron_matmul::cuda::hopper::{HopperKernel, WIDTHS};
+use deuteron_matmul::cuda::hopper::HopperKernel;
 use deuteron_matmul::cuda::routed::RoutedKernel;
 use deuteron_matmul::cuda::skinny::SkinnyKernel;
 use deuteron_plan::{Draft, Machine, Strategy, Target, plan};
@@ -64,10 +64,12 @@ fn matmuls_of_bytes_compile_without_spills() {
             all.push((text, source(few.kernel(&target), &target)));
         }
     }
-    for (columns, count) in WIDTHS.into_iter().zip([1, 3, 8, 33, 64, 256, 1000, 1024]) {
+    for (at, count) in [1, 3, 8, 33, 64, 256, 1000, 1024].into_iter().enumerate() {
         let text = experts([3000, 784, 1000, count]);
-        let routed = of_group(&text, &target, |group| RoutedKernel::of(group, &target)).with_columns(columns);
-        all.push((text, source(routed.kernel(&target), &target)));
+        let routed = of_group(&text, &target, |group| RoutedKernel::of(group, &target));
+        for tile in routed.cuts(&target).into_iter().skip(at).step_by(8) {
+            all.push((format!("{tile}: {text}"), source(routed.clone().with_tile(tile).kernel(&target), &target)));
+        }
     }
     let (labels, sources): (Vec<String>, Vec<CudaSource>) = all.into_iter().unzip();
     let sources: Vec<_> = sources.into_iter().map(|source| (source, target.arch)).collect();

@@ -47,7 +47,7 @@ pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<
 }
 
 /// What can be generated for a GPU: row kernels, matmuls with the epilogues that a library has, matmuls of few rows with row work
-/// before them and any elementwise work after them, attention alone and with row work after it, its probabilities and its gradient,
+/// before them and any elementwise work after them, on Hopper rows of bytes routed to experts, attention alone and with row work after it, its probabilities and its gradient,
 /// copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaCatalog {

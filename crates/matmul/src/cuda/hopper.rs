@@ -57,7 +57,7 @@ const SHARED: usize = 227 << 10;
 /// Stages, at most: more do not help.
 const STAGES: usize = 8;
 /// Bytes of shared memory that the sums of bytes of all warps pass through, as in `bytes.cu`.
-const SUMS_BYTES: usize = 8 * (16 * 64 * 4 + 64);
+const SUMS_BYTES: usize = 8 * (16 * 64 * 4 + 128);
 /// Sizes, at most: they are counted by 32 bits.
 const MAX_SIZE: usize = 1 << 30;
 /// A stride of a tensor map is below, in elements of two bytes.
@@ -195,8 +195,9 @@ impl HopperKernel {
 
     /// All ways to cut it that are predicted to take at most so many times the time of the fastest, that one first.
     pub fn tiles(&self, target: &CudaTarget, times: f64) -> Vec<HopperTile> {
-        let time = |tile: &HopperTile| tile.microseconds(&self.launch.shape, self.matmul.left, target.processors);
-        let mut tiles: Vec<HopperTile> = tiles(&self.launch.shape, self.matmul.left).collect();
+        let (shape, operands) = (&self.launch.shape, self.matmul.left);
+        let time = |tile: &HopperTile| tile.microseconds(shape, operands, target.processors);
+        let mut tiles: Vec<HopperTile> = tiles(shape, operands).collect();
         tiles.sort_by(|a, b| time(a).total_cmp(&time(b)));
         let most = tiles.first().map_or(0.0, |best| times * time(best));
         tiles.retain(|tile| time(tile) <= most);
@@ -272,7 +273,12 @@ impl HopperKernel {
     }
 
     pub(super) fn describe(&self) -> String {
-        format!("{}, {} stages", self.tile, self.stages())
+        match self.is_of_bytes() && !self.tile.turns {
+            true => {
+                format!("tiles of {ROWS} x {}, two warpgroups share each, {} stages", self.tile.columns, self.stages())
+            }
+            false => format!("{}, {} stages", self.tile, self.stages()),
+        }
     }
 
     fn constants(&self) -> String {
@@ -396,17 +402,10 @@ fn tiles(shape: &MatmulShape, operands: Dtype) -> impl Iterator<Item = HopperTil
 }
 
 /// The one that is predicted to be done first.
-fn fastest(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
+pub(super) fn fastest(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
     let time = |tile: &HopperTile| tile.microseconds(shape, operands, processors);
     let best = tiles(shape, operands).min_by(|a, b| time(a).total_cmp(&time(b)));
     best.unwrap_or(HopperTile { columns: 128, turns: true, split: 1 })
-}
-
-/// The one of those whose tiles two warpgroups share.
-pub(super) fn fastest_shared(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
-    let time = |tile: &HopperTile| tile.microseconds(shape, operands, processors);
-    let shared = tiles(shape, operands).filter(|tile| !tile.turns && tile.split == 1);
-    shared.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(HopperTile { columns: 128, turns: false, split: 1 })
 }
 
 /// Time of the vendor's library, roughly: what it takes at any size, and its rate in TFLOP/s. Fitted by hand on an H200, to 1024 to 32768

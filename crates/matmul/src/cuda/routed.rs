@@ -20,7 +20,7 @@ use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, Work};
 
-use super::hopper::{self, HopperKernel, ROWS, THREADS};
+use super::hopper::{self, HopperKernel, HopperTile, ROWS, THREADS};
 use super::sides;
 use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch};
@@ -103,14 +103,18 @@ impl RoutedKernel {
         // As if every expert's last tile were half full.
         let rows = (launch.shape.m.div_ceil(ROWS) + launch.shape.m.min(experts) / 2) * ROWS;
         let shape = MatmulShape { m: rows, ..launch.shape.clone() };
-        let tile = hopper::fastest_shared(&shape, product.left, target.processors);
+        let tile = hopper::fastest(&shape, product.left, target.processors);
         RoutedKernel { matmul: HopperKernel { matmul: product, launch, tile }, experts }
     }
 
-    /// The same with tiles of so many columns.
-    pub fn with_columns(mut self, columns: usize) -> RoutedKernel {
-        self.matmul.tile.columns = columns;
-        self
+    /// All ways to cut it, fastest first if every expert had as many rows.
+    pub fn cuts(&self, target: &CudaTarget) -> Vec<HopperTile> {
+        self.matmul.tiles(target, f64::INFINITY)
+    }
+
+    /// The same, cut in another way.
+    pub fn with_tile(self, tile: HopperTile) -> RoutedKernel {
+        RoutedKernel { matmul: self.matmul.with_tile(tile), ..self }
     }
 
     fn product(&self) -> &Matmul<Body> {

@@ -4,8 +4,8 @@
 // its own, PIECE columns at a time: so no other warp is waited for, and `tail` gets V neighbouring columns of a row.
 
 constexpr int PIECE = V == 1 ? 32 : 64;
-// Sums of 16 rows, and a number for each row.
-constexpr int SUMS_BYTES = 16 * 64 * 4, WARP_BYTES = SUMS_BYTES + 64;
+// Sums of 16 rows, and a number for each row of both halves.
+constexpr int SUMS_BYTES = 16 * 64 * 4, WARP_BYTES = SUMS_BYTES + 128;
 static_assert(4 * WARP_BYTES == STAGED_BYTES, "room for all warps of a warpgroup");
 
 // Where 16 bytes of a row of sums lie. Neither a warp's stores, of eight rows by 32 bytes, nor its loads, of 32 bytes a thread along a row,

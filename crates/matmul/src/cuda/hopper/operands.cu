@@ -27,7 +27,7 @@ constexpr int PITCH = SHARE + (SHARE % 32 == 8 || SHARE % 32 == 24 ? 0 : 8);
 constexpr int TURN_BARRIER = 1, STAGED_BARRIER = 3;
 
 // Where things lie in shared memory, from a multiple of 1024 bytes on, as the swizzle wants it.
-constexpr int STAGED_BYTES = KIND == 3 ? 4 * (16 * 64 * 4 + 64) : SPLIT == 1 ? PIECES * 8192 : 0;
+constexpr int STAGED_BYTES = KIND == 3 ? 4 * (16 * 64 * 4 + 128) : SPLIT == 1 ? PIECES * 8192 : 0;
 constexpr int AT_STAGED = STAGES * STAGE_BYTES;
 constexpr int AT_BARRIERS = AT_STAGED + 2 * STAGED_BYTES;
 static_assert(SPLIT == 1 || SPLIT * ROWS * PITCH * 4 <= AT_STAGED, "sums that are exchanged take the place of operands");

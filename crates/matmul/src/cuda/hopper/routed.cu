@@ -1,8 +1,8 @@
 // ---- the kernel for rows of bytes that are routed to experts, as `route` has sorted them: each tile has rows of one expert
 //
 // A warpgroup gathers rows of A by number into the swizzled stages, 16 bytes a thread at a time; its first thread fetches the expert's columns
-// by a tensor map of all matrices. No row and no matrix is copied in global memory. Two warpgroups multiply and finish, and put each row
-// to its own place.
+// by a tensor map of all matrices. No row and no matrix is copied in global memory. Two warpgroups multiply and finish, in turn or together as
+// in `bytes_kernel.cu`, and put each row to its own place.
 
 struct RoutedParameters {
     Parameters own;           // `b` is the table of matrices; `a`, `row_tiles` and `tiles` are not used
@@ -63,38 +63,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __g
         prefetch_tensor_map(&p.own.b);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(ring.full(stage), 1 + 128);
-            mbarrier_init(ring.empty(stage), 8);
+            mbarrier_init(ring.empty(stage), TURNS ? 4 : 8);
         }
         fence_mbarrier_init();
     }
     __syncthreads();
     wait_for_previous();
-    u32 words[4], at = 0;
+    u32 words[4];
     Access<16>::load_again(words, (const char*)p.list);
     const u32 row_tiles = words[0], column_tiles = (u32)p.own.column_tiles, tiles = row_tiles * column_tiles;
     if (warpgroup < 0) {
         setmaxnreg_dec<56>();
+        u32 at = 0;
         for (u32 index = blockIdx.x; index < tiles; index += gridDim.x) {
             const Tile tile = tile_of(row_tiles, column_tiles, index);
             gather(p, ring, tile, routed_at(p, tile), at);
         }
     } else {
         setmaxnreg_inc<224>();
-        const int lane = threadIdx.x % 32, first = 64 * warpgroup + (int)(threadIdx.x / 32 % 4) * 16;
-        char* const s_sums = s_dynamic + (base - unaligned) + AT_STAGED + first / 16 * WARP_BYTES;
+        // Tiles of the block from one of this warpgroup's to the next, and the first of its rows.
+        constexpr u32 APART = TURNS ? 2 : 1;
+        const int lane = threadIdx.x % 32, warp = (int)(threadIdx.x / 32 % 4), first = (TURNS ? 0 : 64 * warpgroup) + 16 * warp;
+        char* const s_sums = s_dynamic + (base - unaligned) + AT_STAGED + (4 * warpgroup + warp) * WARP_BYTES;
         int* const s_rows = (int*)(s_sums + SUMS_BYTES);
-        for (u32 index = blockIdx.x; index < tiles; index += gridDim.x, at += steps) {
+        // The first one begins.
+        if (TURNS && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, MULTIPLIERS);
+        u32 turn = TURNS ? warpgroup : 0;
+        for (u32 index = blockIdx.x + turn * gridDim.x; index < tiles; index += APART * gridDim.x, turn += APART) {
             const Tile tile = tile_of(row_tiles, column_tiles, index);
             const Routed rows = routed_at(p, tile);
-            const int place = rows.first + first, left = rows.end - place;
-            if (lane < 16 && lane < left) s_rows[lane] = row_at(p, place + lane);
+            // Numbers of 16 rows, and of the 16 that are 64 further on.
+            const int place = rows.first + first, mine = place + lane / 16 * 64 + lane % 16;
+            if (lane < 16 * HALVES && mine < rows.end) s_rows[lane] = row_at(p, mine);
             Accumulator sums[HALVES][COLUMNS / 2];
             clear(sums);
-            multiply<true>(sums, ring, warpgroup, steps, at);
+            if (TURNS) named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);
+            multiply<true>(sums, ring, TURNS ? 0 : warpgroup, steps, turn * steps);
+            if (TURNS) named_barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), MULTIPLIERS);
             wgmma_wait<0>();
-            pin(sums[0]);
-            release(ring.empty(at + steps - 1));
-            finish_rows(p.own, tile.column, left, s_sums, sums[0], [&](int r) { return (i64)s_rows[r]; });
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) pin(sums[half]);
+            release(ring.empty(turn * steps + steps - 1));
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) {
+                finish_rows(p.own, tile.column, rows.end - place - 64 * half, s_sums, sums[half], [&](int r) { return (i64)s_rows[16 * half + r]; });
+            }
         }
     }
 }
