@@ -243,11 +243,14 @@ impl<'a> Builder<'a> {
         Ok(Stream { x, normed: self.norm(x, &format!("{name}.ln_2"))? })
     }
 
-    /// Heads are views of the fused projection: no copy splits them.
+    /// Heads are views of the fused projection: no copy splits them. They are of the cache's type, with a cache or without one.
     fn attention(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
         let (hidden, heads, head) = (self.config.hidden, self.config.heads, self.config.head());
         let (batch, sequence) = (self.options.batch, self.options.sequence);
         let qkv = self.linear(x, &format!("{name}.attn.c_attn"), hidden, 3 * hidden)?;
+        // Of all columns, queries too: so it is work on the rows of the product that makes them.
+        let narrow = self.options.weights.cache();
+        let qkv = if self.graph.node(qkv).dtype == narrow { qkv } else { self.graph.cast(qkv, narrow)? };
         let mut parts = Vec::new();
         for part in 0..3 {
             let slice = self.graph.slice(qkv, 2, part * hidden, hidden)?;
@@ -270,9 +273,6 @@ impl<'a> Builder<'a> {
         let (hidden, heads, head) = (self.config.hidden, self.config.heads, self.config.head());
         let (batch, sequence) = (self.options.batch, self.options.sequence);
         let (positions, cache, start) = (*positions, caches[self.appended.len()], *start);
-        // Of all columns, queries too: so it is work on the rows of the product that makes them.
-        let narrow = self.options.weights.cache();
-        let qkv = if self.graph.node(qkv).dtype == narrow { qkv } else { self.graph.cast(qkv, narrow)? };
         let rows = self.graph.slice(qkv, 2, hidden, 2 * hidden)?;
         let rows = self.graph.reshape(rows, [batch, sequence, 2, heads, head])?;
         let rows = self.graph.transpose(rows, &[2, 0, 3, 1, 4])?;

@@ -14,6 +14,9 @@ use deuteron_graph::Dtype;
 /// runs once for each worker, and not for every block of columns.
 pub const PROLOGUE_ROWS: usize = 8;
 
+/// The inner size of bytes is below: a sum of as many products fits 32 bits.
+pub const MAX_BYTES: usize = 1 << 17;
+
 /// One or two matmuls of one left operand, and what stands around them, as bodies or as what the bodies became.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matmul<T> {

@@ -16,5 +16,11 @@ template <int BYTES> static __device__ __forceinline__ void copy_async(u32 s_to,
 static __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most PENDING of this thread's latest commit groups are incomplete.
 template <int PENDING> static __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+#if __CUDA_ARCH__ >= 900
+// Arrives at an mbarrier (`mbarrier.cuh`) once all copies that this thread has started are done. Its count includes this arrival.
+static __device__ __forceinline__ void arrive_after_copies(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+#endif
 // Waits for all copies of this thread, committed or not.
 static __device__ __forceinline__ void await_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -16,6 +16,10 @@ template <int N> static __device__ __forceinline__ void pin(float (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
+template <int N> static __device__ __forceinline__ void pin(int (&r)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
+}
 template <int N> static __device__ __forceinline__ void pin(u32 (&r)[N][4]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i][0]), "+r"(r[i][1]), "+r"(r[i][2]), "+r"(r[i][3])::"memory");
@@ -34,6 +38,7 @@ template <int LEADING> static __device__ __forceinline__ u64 matrix_descriptor(u
 // - from_shared: a is a descriptor, its rows along the sum, or where TRANSPOSED_A its columns.
 // - from_registers: a is in registers as d lies, narrowed to pairs. N is 64 or 128.
 // TRANSPOSED: columns of b are contiguous, not the axis of the sum.
+// KIND 3 is bytes with a sign: 64 x 32 and 32 x N, so as many bytes, with exact sums of 32 bits. The axis of the sum is contiguous in both.
 template <int N, int KIND> struct Wgmma;
 #define WGMMA(TYPES, N, D, REST, ADD, ...) \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" D \
@@ -117,3 +122,23 @@ template <int KIND> struct Wgmma<256, KIND> {
                       : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
     }
 };
+
+#define FOUR_INTS(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define SIXTEEN_INTS(i) FOUR_INTS(i), FOUR_INTS(i + 4), FOUR_INTS(i + 8), FOUR_INTS(i + 12)
+#define SIXTY_FOUR_INTS(i) SIXTEEN_INTS(i), SIXTEEN_INTS(i + 16), SIXTEEN_INTS(i + 32), SIXTEEN_INTS(i + 48)
+#define WGMMA_OF_BYTES(N, D, REST, ADD, ...) \
+    template <> struct Wgmma<N, 3> { \
+        template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(int (&d)[N / 2], u64 a, u64 b, int add) { \
+            static_assert(TRANSPOSED == 0 && TRANSPOSED_A == 0, "the axis of the sum is contiguous"); \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" D \
+                         "}, " REST ", p;\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(add)); \
+        } \
+    }
+WGMMA_OF_BYTES(64, SUMS_64, "%32, %33", "%34", SIXTEEN_INTS(0), SIXTEEN_INTS(16));
+WGMMA_OF_BYTES(96, SUMS_96, "%48, %49", "%50", SIXTEEN_INTS(0), SIXTEEN_INTS(16), SIXTEEN_INTS(32));
+WGMMA_OF_BYTES(128, SUMS_128, "%64, %65", "%66", SIXTY_FOUR_INTS(0));
+WGMMA_OF_BYTES(144, SUMS_144, "%72, %73", "%74", SIXTY_FOUR_INTS(0), FOUR_INTS(64), FOUR_INTS(68));
+WGMMA_OF_BYTES(160, SUMS_160, "%80, %81", "%82", SIXTY_FOUR_INTS(0), SIXTEEN_INTS(64));
+WGMMA_OF_BYTES(192, SUMS_192, "%96, %97", "%98", SIXTY_FOUR_INTS(0), SIXTEEN_INTS(64), SIXTEEN_INTS(80));
+WGMMA_OF_BYTES(224, SUMS_224, "%112, %113", "%114", SIXTY_FOUR_INTS(0), SIXTEEN_INTS(64), SIXTEEN_INTS(80), SIXTEEN_INTS(96));
+WGMMA_OF_BYTES(256, SUMS_256, "%128, %129", "%130", SIXTY_FOUR_INTS(0), SIXTY_FOUR_INTS(64));

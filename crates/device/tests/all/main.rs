@@ -1,6 +1,7 @@
 //! Devices from outside: the real compiler, the cache of kernels, and a GPU where there is one.
 
 mod attention;
+mod bytes;
 mod cache;
 mod cpu;
 mod cuda;

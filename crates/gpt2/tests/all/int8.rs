@@ -9,8 +9,9 @@ use deuteron_gpt2::{Checkpoint, Config, GenerateOptions, Gpt2, Sampling, Weights
 use deuteron_testkit::hardware;
 
 /// How far logits of two plans may be apart, as a share of a logit or of [`SMALL_LOGIT`], whichever is larger: the plans add up
-/// floats in other orders, and a value between two bytes may fall either way.
-const PLAN_ERROR: f32 = 1e-2;
+/// floats in other orders, a value between two bytes may fall either way, and attention has 16 bits, to which a plan that parts it rounds
+/// more often.
+const PLAN_ERROR: f32 = 5e-2;
 const SMALL_LOGIT: f32 = 0.1;
 /// How far below the best logit that of a generated token may be, as a share of the best one: with a cache, keys and values are
 /// rounded to 16 bits on the way, and again a byte may fall either way.

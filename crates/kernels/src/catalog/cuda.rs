@@ -8,6 +8,7 @@ use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Offer, Request};
 use deuteron_matmul::cuda::hopper::HopperFamily;
+use deuteron_matmul::cuda::routed::RoutedFamily;
 use deuteron_matmul::cuda::skinny::SkinnyFamily;
 use deuteron_matmul::library::LibraryFamily;
 use deuteron_plan::{Catalog, Chain, Draft, Link, Reach, Structure, Work, primitive_work};
@@ -30,6 +31,7 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
     match chain.links.as_slice() {
         // A GPU's matmuls are a library's, unless they have few rows.
         [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &LibraryFamily],
+        [Link::Routed { .. }] => &[&RoutedFamily],
         [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
         [Link::Attention(_)] => &[&AttentionRowsFamily],
         [Link::Attention(_), Link::Matmul { .. }] => &[&AttentionBlockFamily],
@@ -45,7 +47,7 @@ pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<
 }
 
 /// What can be generated for a GPU: row kernels, matmuls with the epilogues that a library has, matmuls of few rows with row work
-/// before them and any elementwise work after them, attention alone and with row work after it, its probabilities and its gradient,
+/// before them and any elementwise work after them, on Hopper rows of bytes routed to experts, attention alone and with row work after it, its probabilities and its gradient,
 /// copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaCatalog {
@@ -80,6 +82,7 @@ impl Catalog for CudaCatalog {
             [Link::Matmul { nodes }] => {
                 nodes.len() == 1 && (chain.epilogue.reach != Reach::Rows || self.arch.has_wgmma())
             }
+            [Link::Routed { .. }] => self.arch.has_wgmma() && chain.epilogue.reach != Reach::Rows,
             [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
             _ => true,
         };

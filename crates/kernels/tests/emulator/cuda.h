@@ -65,6 +65,11 @@ static u32 __float_as_uint(float x) { return emulator::bits_of(x); }
 static int __float_as_int(float x) { return (int)emulator::bits_of(x); }
 static float __uint_as_float(u32 x) { return emulator::of_bits(x); }
 static float __int_as_float(int x) { return emulator::of_bits((u32)x); }
+static int __popc(u32 x) { return __builtin_popcount(x); }
+static int __dp4a(int a, int b, int c) {
+    for (int i = 0; i < 32; i += 8) c += (signed char)(a >> i) * (signed char)(b >> i);
+    return c;
+}
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <class A, class B> static std::common_type_t<A, B> min(A a, B b) {
     return (std::common_type_t<A, B>)b < (std::common_type_t<A, B>)a ? b : a;

@@ -6,10 +6,33 @@ constexpr int STEPS = (K + STEP - 1) / STEP;
 constexpr int GROUPS = WARPS / SLICES;
 constexpr int STRIP = GROUPS * NEAR;
 
+// Adds the products of a lane's 16 bytes of NEAR columns with what lies beside them in a row of A.
+static __device__ __forceinline__ void add_products(float* sums, const float* s_row, const Weights* weights) {
+    float left[WIDE];
+#pragma unroll
+    for (int i = 0; i < WIDE; i += 4) {
+        const float4 four = *(const float4*)(s_row + i * 32 + threadIdx.x % 32 * 4);
+        left[i] = four.x, left[i + 1] = four.y, left[i + 2] = four.z, left[i + 3] = four.w;
+    }
+#pragma unroll
+    for (int c = 0; c < NEAR; ++c) {
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) sums[c] = fmaf(left[i], element(Right{}, weights[c].w, i), sums[c]);
+    }
+}
+static __device__ __forceinline__ void add_products(int* sums, const signed char* s_row, const Weights* weights) {
+    const int4 left = *(const int4*)(s_row + threadIdx.x % 32 * 16);
+#pragma unroll
+    for (int c = 0; c < NEAR; ++c) {
+        const u32* const w = weights[c].w;
+        sums[c] = __dp4a(left.w, (int)w[3], __dp4a(left.z, (int)w[2], __dp4a(left.y, (int)w[1], __dp4a(left.x, (int)w[0], sums[c]))));
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __grid_constant__ Parameters p) {
     extern __shared__ float4 s_dynamic[];
-    float* const s_left = (float*)s_dynamic;
-    __shared__ float s_sums[WARPS][M * NEAR];
+    Held* const s_left = (Held*)s_dynamic;
+    __shared__ Total s_sums[WARPS][M * NEAR];
     start_next();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int slice = warp % SLICES, beside = warp / SLICES * NEAR;
@@ -30,27 +53,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     wait_for_previous();
     fill_left(p, s_left, 0, K);
     __syncthreads();
-    float sums[M * NEAR];
+    Total sums[M * NEAR];
 #pragma unroll
-    for (int i = 0; i < M * NEAR; ++i) sums[i] = 0.0f;
+    for (int i = 0; i < M * NEAR; ++i) sums[i] = 0;
     while (strip < N) {
         const bool done = step + SLICES >= STEPS;
         const int next_strip = done ? min(strip + (int)gridDim.x * STRIP, N) : strip, next_step = done ? slice : step + SLICES;
         load(next, next_strip, next_step);
 #pragma unroll
-        for (int r = 0; r < M; ++r) {
-            float left[WIDE];
-#pragma unroll
-            for (int i = 0; i < WIDE; i += 4) {
-                const float4 four = *(const float4*)(s_left + r * LEFT + step * STEP + i * 32 + lane * 4);
-                left[i] = four.x, left[i + 1] = four.y, left[i + 2] = four.z, left[i + 3] = four.w;
-            }
-#pragma unroll
-            for (int c = 0; c < NEAR; ++c) {
-#pragma unroll
-                for (int i = 0; i < WIDE; ++i) sums[r * NEAR + c] = fmaf(left[i], element(Right{}, now[c].w, i), sums[r * NEAR + c]);
-            }
-        }
+        for (int r = 0; r < M; ++r) add_products(sums + r * NEAR, s_left + r * LEFT + step * STEP, now);
         if (done) {
             // A lane has one sum; with less than 32 of them, several lanes have the same.
             constexpr int ALIKE = 32 / (M * NEAR);
@@ -73,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
                 __syncthreads();
             }
 #pragma unroll
-            for (int i = 0; i < M * NEAR; ++i) sums[i] = 0.0f;
+            for (int i = 0; i < M * NEAR; ++i) sums[i] = 0;
         }
 #pragma unroll
         for (int c = 0; c < NEAR; ++c) now[c] = next[c];

@@ -1,13 +1,16 @@
-//! Matmuls of 16-bit operands on Hopper, with any elementwise epilogue: what `hopper/*.cu` take, how it is cut, and its launch.
+//! Matmuls of 16-bit operands and of bytes on Hopper, with row work on the sums: what `hopper/*.cu` take, how it is cut, and its launch.
 //!
 //! | tiles                        | a block                                   | K                                  |
 //! |------------------------------|-------------------------------------------|------------------------------------|
 //! | more than blocks run at once | walks over tiles, two warpgroups in turn  | one block                          |
 //! | fewer                        | has one tile, which two warpgroups share  | shared by the blocks of a cluster  |
+//! | of bytes                     | walks over tiles, in turn or shared       | one block                          |
 //!
 //! - Operands come by tensor maps: their rows start at multiples of 16 bytes, and one axis is contiguous.
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
-//! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored.
+//! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored; those of bytes are exact.
+//! - What needs whole rows works on sums in registers; a cluster of blocks has a row together.
+//! - Both operands of bytes have rows along K: there are no instructions for others.
 
 mod ending;
 mod time;
@@ -28,22 +31,26 @@ use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
 use deuteron_plan::{Draft, Work, primitive_work};
 
 use self::ending::{CLUSTER, MappedRows, PAIR, reduces};
-use self::time::{Following, library_us, rows_us, tile_us};
+use self::time::{Following, bytes_us, library_us, rows_us, tile_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
-use crate::kernel::{LoweredMatmul, Matmul, MatmulLaunch};
+use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch};
 use crate::library;
 
-/// Elements of K in a stage, as in `operands.cu`.
+/// Rows of a tile of bytes, and of most others.
+pub(super) const ROWS: usize = 128;
+/// Elements of two bytes of K in a stage, as in `operands.cu`.
 const DEPTH: usize = 64;
 /// Threads of a block, as in `operands.cu`.
-const THREADS: u32 = 384;
+pub(super) const THREADS: u32 = 384;
 /// Bytes of 64 rows or columns of a stage.
 const HALF_BYTES: usize = 64 * DEPTH * 2;
 /// Bytes of shared memory of a block, at most, as Hopper has them.
 const SHARED: usize = 227 << 10;
 /// Stages, at most: more do not help.
 const STAGES: usize = 8;
+/// Bytes of shared memory that the sums of bytes of all warps pass through, as in `bytes.cu`.
+const SUMS_BYTES: usize = 8 * (16 * 64 * 4 + 128);
 /// Sizes, at most: they are counted by 32 bits.
 const MAX_SIZE: usize = 1 << 30;
 /// A stride of a tensor map is below, in elements of two bytes.
@@ -65,11 +72,11 @@ impl Family<CudaTarget> for HopperFamily {
         if widens(&group, fit.matmuls) {
             return None;
         }
-        // What the library does too, it may do faster.
+        // What the library does too, it may do faster, but for bytes.
         let kernel = HopperKernel::new(sides::lower(&group, fit), target)?;
         let ours = kernel.microseconds(target);
-        let theirs = library::fit(&group).map(|library| library_us(&kernel.launch.shape, library.epilogue));
-        if theirs.is_some_and(|theirs| theirs < ours) {
+        let theirs = library::fit(&group).filter(|library| library.dtype != Dtype::I8);
+        if theirs.is_some_and(|library| library_us(&kernel.launch.shape, library.epilogue) < ours) {
             return None;
         }
         let apart = kernel.apart_us(target);
@@ -154,9 +161,23 @@ impl fmt::Display for HopperTile {
 
 /// Whether a matrix with these strides has a tensor map.
 fn is_fit_for_map((row, column): (usize, usize), arg: &ArgBinding, batch: Option<usize>) -> bool {
-    let stride = |stride: usize| stride.is_multiple_of(8) && (1..MAX_STRIDE).contains(&stride);
+    let sixteen_bytes = 16 / arg.dtype.bytes();
+    let stride = |stride: usize| stride.is_multiple_of(sixteen_bytes) && (1..MAX_STRIDE).contains(&stride);
     let contiguous = (column == 1 && stride(row)) || (row == 1 && stride(column));
-    contiguous && arg.offset.is_multiple_of(8) && batch.is_none_or(|batch| batch == 0 || stride(batch))
+    contiguous && arg.offset.is_multiple_of(sixteen_bytes) && batch.is_none_or(|batch| batch == 0 || stride(batch))
+}
+
+/// Whether operands of these types, for a matmul of that one, are what the instructions take as they lie.
+fn has_instructions([a, b]: [Dtype; 2], matmul: Dtype, shape: &MatmulShape) -> bool {
+    match matmul {
+        Dtype::F16 | Dtype::Bf16 => a == matmul && b == matmul,
+        // Maps are of pairs of bytes.
+        Dtype::F32 => {
+            let along_k = shape.a.1 == 1 && shape.b.0 == 1 && shape.k.is_multiple_of(2);
+            [a, b] == [Dtype::I8; 2] && along_k && shape.k < MAX_BYTES
+        }
+        Dtype::I8 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool => false,
+    }
 }
 
 /// Whether a value that another kernel reads is stored wider than the matmul would be: work that ends inside of a call, in f32, costs more
@@ -173,7 +194,7 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let &[matmul] = fit.matmuls else { return None };
     let (shape, [a, b]) = (&fit.shape, &fit.operands);
     let dtype = draft.graph.node(matmul).dtype;
-    let narrow = matches!(dtype, Dtype::F16 | Dtype::Bf16) && a.dtype == dtype && b.dtype == dtype;
+    let multiplied = has_instructions([a.dtype, b.dtype], dtype, shape);
     // Where in a row a number is, blocks do not tell each other.
     let places = |id: &NodeId| draft.graph.node(*id).op == Op::RowReduce(ReduceOp::ArgMax);
     let plain = fit.gather.is_none() && fit.prologue.is_empty() && !fit.epilogue.iter().any(places);
@@ -182,7 +203,7 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
         && shape.n >= 16;
     let batch = |operand: usize| shape.batch.first().map(|axis| axis[operand]);
     let mapped = shape.batch.len() <= 1 && is_fit_for_map(shape.a, a, batch(1)) && is_fit_for_map(shape.b, b, batch(2));
-    (target.arch.has_wgmma() && narrow && plain && sized && mapped).then_some(fit)
+    (target.arch.has_wgmma() && multiplied && plain && sized && mapped).then_some(fit)
 }
 
 impl HopperKernel {
@@ -221,19 +242,23 @@ impl HopperKernel {
             let reduced = !whole_rows || (tile.by_rows && kernel.cluster() <= CLUSTER);
             by_rows && reduced && kernel.stages() >= 3
         };
-        tiles(&self.launch.shape).filter(fits).collect()
+        tiles(&self.launch.shape, self.matmul.left).filter(fits).collect()
     }
 
     /// Time of a launch, roughly.
     pub fn microseconds(&self, target: &CudaTarget) -> f64 {
-        tile_us(&self.tile, &self.launch.shape, self.following(), self.cluster(), target.processors)
+        let shape = &self.launch.shape;
+        match self.is_of_bytes() {
+            true => bytes_us(&self.tile, shape, target.processors),
+            false => tile_us(&self.tile, shape, self.following(), self.cluster(), target.processors),
+        }
     }
 
     /// Time of the matmul with what follows element by element, and of a row kernel after it; none where no whole rows are needed.
     fn apart_us(&self, target: &CudaTarget) -> Option<f64> {
         let (shape, following) = (&self.launch.shape, self.following());
         let elementwise = |tile: HopperTile| tile_us(&tile, shape, following.elementwise(), 1, target.processors);
-        let best = tiles(shape).map(elementwise).min_by(f64::total_cmp)?;
+        let best = tiles(shape, self.matmul.left).map(elementwise).min_by(f64::total_cmp)?;
         following.whole_rows.then(|| best + rows_us(shape))
     }
 
@@ -249,20 +274,29 @@ impl HopperKernel {
 
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
-        let own = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix];
-        let own = tile::text_beside(&own, &PRELUDE_PARTS);
-        let (operands, sums, entry) =
-            (include_str!("hopper/operands.cu"), include_str!("hopper/sums.cu"), include_str!("hopper/kernel.cu"));
-        let ending =
-            if self.tile.by_rows { include_str!("hopper/rows.cu") } else { include_str!("hopper/elementwise.cu") };
-        let parts = [&self.constants(), PRELUDE.as_str(), &own, &self.epilogue_text(), operands, sums, ending, entry];
-        let text = parts.join("\n");
+        let order =
+            if self.is_of_bytes() { include_str!("hopper/bytes_kernel.cu") } else { include_str!("hopper/kernel.cu") };
+        let text = self.text(&[order]);
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
         let launch = launch.with_variant(self.describe(), String::new());
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
     }
 
-    fn epilogue(&self) -> Option<Side<'_>> {
+    /// The text up to what follows the sums, and `order` behind it.
+    pub(super) fn text(&self, order: &[&str]) -> String {
+        let own = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix, Part::AsyncCopy];
+        let own = tile::text_beside(&own, &PRELUDE_PARTS);
+        let (operands, sums) = (include_str!("hopper/operands.cu"), include_str!("hopper/sums.cu"));
+        let ending = match (self.is_of_bytes(), self.tile.by_rows) {
+            (true, _) => include_str!("hopper/bytes.cu"),
+            (false, true) => include_str!("hopper/rows.cu"),
+            (false, false) => include_str!("hopper/elementwise.cu"),
+        };
+        let (constants, epilogue) = (self.constants(), self.epilogue_text());
+        [&constants, PRELUDE.as_str(), &own, &epilogue, operands, sums, ending, &order.concat()].join("\n")
+    }
+
+    pub(super) fn epilogue(&self) -> Option<Side<'_>> {
         let epilogue = sides::epilogue(&self.matmul, &self.launch, self.vector())?;
         Some(Side { rounded: Some(self.matmul.result), ..epilogue })
     }
@@ -299,6 +333,9 @@ impl HopperKernel {
     /// Arguments of the epilogue that have tensor maps. By rows they pass through the ring of stages, and otherwise operands are
     /// prefetched.
     fn mapped(&self) -> MappedRows {
+        if self.is_of_bytes() {
+            return MappedRows::default();
+        }
         let shape = &self.launch.shape;
         let room = match self.tile.by_rows {
             true => self.stages() * self.pieces_of_stage() / self.pieces(),
@@ -331,6 +368,10 @@ impl HopperKernel {
         }
     }
 
+    fn is_of_bytes(&self) -> bool {
+        self.matmul.left == Dtype::I8
+    }
+
     fn has_columns_of_a(&self) -> bool {
         self.launch.shape.a.1 != 1
     }
@@ -346,7 +387,11 @@ impl HopperKernel {
     }
 
     fn staged_bytes(&self) -> usize {
-        if self.tile.split == 1 && !self.tile.by_rows { 2 * self.pieces() * 8192 } else { 0 }
+        match (self.tile.split, self.tile.by_rows) {
+            _ if self.is_of_bytes() => SUMS_BYTES,
+            (1, false) => 2 * self.pieces() * 8192,
+            _ => 0,
+        }
     }
 
     /// As many as there is room for.
@@ -355,18 +400,26 @@ impl HopperKernel {
         (room / (self.stage_bytes() + 16)).min(STAGES)
     }
 
-    fn shared(&self) -> usize {
+    pub(super) fn shared(&self) -> usize {
         self.stages() * (self.stage_bytes() + 16) + self.staged_bytes() + self.meeting_bytes() + 1024
     }
 
-    fn describe(&self) -> String {
-        format!("{}, {} stages", self.tile, self.stages())
+    pub(super) fn describe(&self) -> String {
+        let HopperTile { rows, columns, sharing, .. } = self.tile;
+        match self.is_of_bytes() && sharing == Sharing::Rows {
+            true => format!("tiles of {rows} x {columns}, two warpgroups share each, {} stages", self.stages()),
+            false => format!("{}, {} stages", self.tile, self.stages()),
+        }
     }
 
     fn constants(&self) -> String {
         let HopperTile { rows, columns, sharing, split, .. } = self.tile;
         let (part, mapped) = (self.tile.part_columns(), self.mapped());
-        let kind = if self.matmul.left == Dtype::F16 { 1 } else { 2 };
+        let kind = match self.matmul.left {
+            Dtype::F16 => 1,
+            Dtype::I8 => 3,
+            _ => 2,
+        };
         let numbers = [
             ("V", self.vector()),
             ("N", self.launch.shape.n),
@@ -400,17 +453,15 @@ impl HopperKernel {
         let shape = &self.launch.shape;
         let (row_tiles, column_tiles) = (shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.tile.columns));
         let tiles = row_tiles * column_tiles * shape.batches();
-        let blocks =
-            if self.tile.sharing == Sharing::Turns { tiles.min(target.processors) } else { tiles * self.tile.split };
+        let walks = self.tile.sharing == Sharing::Turns || self.is_of_bytes();
+        let blocks = if walks { tiles.min(target.processors) } else { tiles * self.tile.split };
         let mut words = vec![Word::Map(self.map_of_a()), Word::Map(self.map_of_b())];
         words.extend(self.mapped().maps.into_iter().map(Word::Map));
         words.extend(self.epilogue().iter().flat_map(|epilogue| epilogue.words(shape.m * shape.batches())));
-        let numbers =
-            [shape.m, shape.k.div_ceil(DEPTH), row_tiles, column_tiles, tiles, self.has_batch(1), self.has_batch(2)];
+        let steps = steps(shape, self.matmul.left);
+        let numbers = [shape.m, steps, row_tiles, column_tiles, tiles, self.has_batch(1), self.has_batch(2)];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
-        // A multiple of a map's alignment.
-        let count: usize = words.iter().map(Word::count).sum();
-        words.extend((count..count.next_multiple_of(16)).map(|_| Word::Number(0)));
+        pad_to_maps(&mut words);
         let grid = Grid {
             entry: "matmul_hopper",
             blocks: [blocks as u32, 1, 1],
@@ -453,27 +504,39 @@ impl HopperKernel {
         stride: usize,
         lines: usize,
     ) -> TensorMap {
+        let bytes = self.matmul.left.bytes();
         let (count, step) = match self.launch.shape.batch.first() {
             Some(axis) if axis[operand] != 0 => (axis[0], axis[operand]),
-            Some(_) | None => (1, 8),
+            Some(_) | None => (1, 16),
         };
         TensorMap {
             of: Mapped::Argument(position),
             offset: self.launch.args[position].start(),
             rank: 3,
-            sizes: [inner as u64, outer as u64, count as u64, 1, 1],
-            strides: [2 * stride as u64, 2 * step as u64, 16, 16],
+            sizes: [(inner * bytes / 2) as u64, outer as u64, count as u64, 1, 1],
+            strides: [(bytes * stride) as u64, (bytes * step) as u64, 16, 16],
             tile: [64, lines as u32, 1, 1, 1],
         }
     }
+}
+
+/// Fills a parameter up to a multiple of a map's alignment.
+pub(super) fn pad_to_maps(words: &mut Vec<Word>) {
+    let count: usize = words.iter().map(Word::count).sum();
+    words.extend((count..count.next_multiple_of(16)).map(|_| Word::Number(0)));
+}
+
+/// Stages along K.
+pub(super) fn steps(shape: &MatmulShape, operands: Dtype) -> usize {
+    shape.k.div_ceil(2 * DEPTH / operands.bytes())
 }
 
 /// How a matmul is cut that nothing better is known of.
 const TURNS: HopperTile = HopperTile { rows: 128, columns: 128, sharing: Sharing::Turns, split: 1, by_rows: false };
 
 /// All ways to cut a matmul.
-fn tiles(shape: &MatmulShape) -> impl Iterator<Item = HopperTile> {
-    let steps = shape.k.div_ceil(DEPTH);
+fn tiles(shape: &MatmulShape, operands: Dtype) -> impl Iterator<Item = HopperTile> {
+    let steps = steps(shape, operands);
     let all = WIDTHS.into_iter().flat_map(|columns| {
         let one = |rows, split| HopperTile { rows, columns, sharing: Sharing::Rows, split, by_rows: false };
         let by_rows = |rows| HopperTile { by_rows: true, ..one(rows, 1) };
@@ -483,7 +546,16 @@ fn tiles(shape: &MatmulShape) -> impl Iterator<Item = HopperTile> {
             [HopperTile { columns, ..TURNS }, one(256, 1), by_rows(128), by_rows(256), beside(64), beside(128)];
         split.into_iter().chain(others)
     });
-    all.filter(move |tile| tile.is_possible() && tile.split <= steps)
+    // Exact sums take twice the registers of rounded ones while they are finished.
+    let turns = |tile: &HopperTile| tile.sharing != Sharing::Turns || tile.columns <= 128;
+    let exact = move |tile: &HopperTile| tile.split == 1 && tile.rows == ROWS && !tile.by_rows && turns(tile);
+    all.filter(move |tile| tile.is_possible() && tile.split <= steps && (operands != Dtype::I8 || exact(tile)))
+}
+
+/// How a matmul of bytes is cut that is predicted to be done first.
+pub(super) fn fastest_of_bytes(shape: &MatmulShape, processors: usize) -> HopperTile {
+    let time = |tile: &HopperTile| bytes_us(tile, shape, processors);
+    tiles(shape, Dtype::I8).min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS)
 }
 
 #[cfg(test)]
@@ -499,11 +571,15 @@ mod tests {
 
     /// A plain matmul, cut as it is predicted to be done first.
     fn plain(m: usize, k: usize, n: usize) -> HopperKernel {
+        of_operands(Dtype::Bf16, m, k, n)
+    }
+
+    fn of_operands(operands: Dtype, m: usize, k: usize, n: usize) -> HopperKernel {
         let shape = shape(m, k, n);
         let launch = MatmulLaunch { args: Vec::new(), shape, prologue_axes: Vec::new(), axes: Vec::new() };
         let matmul = Matmul {
-            left: Dtype::Bf16,
-            right: Dtype::Bf16,
+            left: operands,
+            right: operands,
             result: Dtype::Bf16,
             rights: 1,
             routed: false,
@@ -537,9 +613,11 @@ mod tests {
     #[test]
     fn every_cut_has_room_in_shared_memory() {
         let shape = shape(300, 1024, 200);
-        for tile in tiles(&shape) {
+        for (operands, tile) in
+            [Dtype::Bf16, Dtype::I8].into_iter().flat_map(|of| tiles(&shape, of).map(move |tile| (of, tile)))
+        {
             for b in [(200, 1), (1, 1024)] {
-                let mut kernel = plain(300, 1024, 200).with_tile(tile);
+                let mut kernel = of_operands(operands, 300, 1024, 200).with_tile(tile);
                 kernel.launch.shape.b = b;
                 assert!(kernel.shared() <= SHARED && kernel.stages() >= 3, "{tile}: {} stages", kernel.stages());
             }

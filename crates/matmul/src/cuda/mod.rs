@@ -3,6 +3,7 @@
 
 pub mod hopper;
 pub mod plain;
+pub mod routed;
 mod sides;
 pub mod skinny;
 pub mod variant;

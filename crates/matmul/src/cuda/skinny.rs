@@ -5,8 +5,8 @@
 //! | `[k, n]`    | a strip of columns; a cluster shares K                 | threads, warps, blocks of a cluster|
 //! | `[n, k]`    | walks over strips; a warp has four columns at a time   | lanes, warps that share K          |
 //!
-//! - Operands are f32, f16 or bf16, sums f32 in a fixed order. Row work may make the left operand: every block does it for
-//!   itself. Elementwise work may follow.
+//! - Operands are f32, f16 or bf16, sums f32 in a fixed order; or bytes, whose sums are exact, where both have rows along K. Row work may
+//!   make the left operand of floats: every block does it for itself. Elementwise work may follow.
 //! - Traffic: weights once; A once a block, from the L2. Loads are of 16 bytes where sizes and strides allow it.
 //! - In flight: up to 32 KiB of weights a block, before A is there. Of GPT-2's matmuls for one token that is all of a layer's, 9 KiB
 //!   (768 x 768) to 36 KiB (768 x 3072) on each of 132 multiprocessors, and 96 KiB of the prologue's. An H200 needs some 40 KiB for the
@@ -29,7 +29,7 @@ use deuteron_plan::{Draft, primitive_work};
 
 use super::sides;
 use crate::fit::{self, MatmulFit};
-use crate::kernel::{LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
+use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
 use crate::library;
 
 /// Threads of a block, as in `skinny.cuh`.
@@ -79,7 +79,7 @@ pub struct SkinnyConfig {
     pub rows: usize,
     /// columns of a block
     pub strip: usize,
-    /// floats from one row of A to the next
+    /// floats or bytes from one row of A to the next
     pub left: usize,
     /// blocks that stay on a multiprocessor
     pub resident: usize,
@@ -87,6 +87,8 @@ pub struct SkinnyConfig {
     pub blocks: usize,
     /// columns that prologue and epilogue take at once
     pub vector: usize,
+    /// whether A is held as bytes
+    pub is_of_bytes: bool,
     /// which way B lies
     pub weights: Weights,
 }
@@ -117,9 +119,14 @@ pub enum Weights {
 fn fit<'a>(draft: &Draft<'a>, arch: Arch) -> Option<MatmulFit<'a>> {
     let fit = fit::fit(draft).filter(|fit| is_of_few_rows(draft, fit))?;
     // The longest row of A that a config pads it to.
-    let left = fit.shape.k.next_multiple_of(512) * fit.shape.m.next_power_of_two() * 4;
+    let left = fit.shape.k.next_multiple_of(512) * fit.shape.m.next_power_of_two() * held_bytes(fit.operands[0].dtype);
     let longer = || left <= arch.block_shared().min(MORE_LEFT_BYTES) && library::fit(draft).is_some();
     (left <= LEFT_BYTES || longer()).then_some(fit)
+}
+
+/// Bytes of an element of A in shared memory: bytes stay bytes, all else is floats.
+fn held_bytes(left: Dtype) -> usize {
+    if left == Dtype::I8 { 1 } else { 4 }
 }
 
 /// Whether a matmul is of few rows, and of operands that this kernel reads.
@@ -130,17 +137,19 @@ fn is_of_few_rows(draft: &Draft, fit: &MatmulFit) -> bool {
     let one = shape.batch.is_empty() && (1..=PROLOGUE_ROWS).contains(&shape.m) && (1..COLUMNS).contains(&shape.n);
     let alike = shape.b.0 == 1 || shape.b.1 == 1;
     let of_floats = floats(a.dtype) && floats(b.dtype) && floats(draft.graph.node(matmul).dtype);
-    one && shape.k > 0 && alike && of_floats && fit.gather.is_none()
+    let along_k = shape.a.1 == 1 && shape.b.0 == 1 && fit.prologue.is_empty() && shape.k < MAX_BYTES;
+    let of_bytes = a.dtype == Dtype::I8 && b.dtype == Dtype::I8 && along_k;
+    one && shape.k > 0 && alike && (of_floats || of_bytes) && fit.gather.is_none()
 }
 
-/// Whether B is `[k, n]`.
-fn is_by_rows(shape: &MatmulShape) -> bool {
-    shape.b.1 == 1
+/// Whether B is `[k, n]`; one row of bytes is `[n, k]` too.
+fn is_by_rows(shape: &MatmulShape, right: Dtype) -> bool {
+    shape.b.1 == 1 && right != Dtype::I8
 }
 
 /// Elements from one row of B to the next, or from one column to the next.
-fn next(shape: &MatmulShape) -> usize {
-    if is_by_rows(shape) { shape.b.0 } else { shape.b.1 }
+fn next(shape: &MatmulShape, right: Dtype) -> usize {
+    if is_by_rows(shape, right) { shape.b.0 } else { shape.b.1 }
 }
 
 /// Enough blocks for all multiprocessors, of strips as wide and parts of K as long as that allows.
@@ -151,7 +160,7 @@ fn config(product: &Matmul<Body>, shape: &MatmulShape, target: &CudaTarget) -> S
     let vector = gcd(gcd(n, k), 4);
     // Two rows of 16 bytes each take more registers than three blocks leave: NVRTC 13 spills 8 bytes.
     let resident = if rows == 1 { 3 } else { 2 };
-    let (weights, strip, left, blocks) = if is_by_rows(shape) {
+    let (weights, strip, left, blocks) = if is_by_rows(shape, product.right) {
         let splits = if target.arch.has_clusters() { [1, 2, 4, 8].as_slice() } else { &[1] };
         let fits = |&split: &usize| split == 1 || k / split >= PART;
         let all = [8, 4, 2]
@@ -177,7 +186,8 @@ fn config(product: &Matmul<Body>, shape: &MatmulShape, target: &CudaTarget) -> S
         let turns = strips.div_ceil((target.processors * resident).max(1));
         (Weights::ByColumns { slices }, strip(slices), steps * step, strips.div_ceil(turns))
     };
-    SkinnyConfig { rows, strip, left, resident, blocks, vector, weights }
+    let is_of_bytes = product.left == Dtype::I8;
+    SkinnyConfig { rows, strip, left, resident, blocks, vector, is_of_bytes, weights }
 }
 
 impl SkinnyConfig {
@@ -195,7 +205,10 @@ impl SkinnyConfig {
             }
             Weights::ByRows { .. } | Weights::ByColumns { .. } => 0,
         };
-        4 * (self.parts_at() + parts)
+        match self.is_of_bytes {
+            true => self.rows * self.left,
+            false => 4 * (self.parts_at() + parts),
+        }
     }
 }
 
@@ -247,7 +260,7 @@ impl SkinnyKernel {
         let bytes = |elements: usize, dtype: Dtype| Word::Number((elements * dtype.bytes()) as u64);
         let (left, right) = (self.product.left, self.product.right);
         words.extend([address(Role::Left), bytes(shape.a.0, left), bytes(shape.a.1, left)]);
-        words.extend([address(Role::Right(0)), bytes(next(shape), right), Word::Number(shape.m as u64)]);
+        words.extend([address(Role::Right(0)), bytes(next(shape, right), right), Word::Number(shape.m as u64)]);
         words.push(unwritten(Role::Right(0)));
         words.extend(self.shared_words());
         let cluster = if let Weights::ByRows { split, .. } = config.weights { split as u32 } else { 1 };
@@ -273,8 +286,8 @@ impl SkinnyKernel {
         let access = |dtype: Dtype, elements: [usize; 3]| {
             elements.iter().fold(16, |all, &count| gcd(all, count * dtype.bytes()))
         };
-        let along = if is_by_rows(shape) { shape.n } else { shape.k };
-        let right = access(product.right, [next(shape), along, offset(Role::Right(0))]);
+        let along = if is_by_rows(shape, product.right) { shape.n } else { shape.k };
+        let right = access(product.right, [next(shape, product.right), along, offset(Role::Right(0))]);
         let left = match shape.a.1 {
             1 => access(product.left, [shape.a.0, shape.k, offset(Role::Left)]),
             _ => product.left.bytes(),
@@ -303,7 +316,7 @@ impl SkinnyKernel {
                 number("SLICES", slices);
             }
         }
-        text += &format!("constexpr bool BY_ROWS = {};\n", is_by_rows(shape));
+        text += &format!("constexpr bool BY_ROWS = {};\n", is_by_rows(shape, product.right));
         text += &format!("constexpr bool HEAD = {};\n\n", product.prologue.is_some());
         text
     }

@@ -134,7 +134,11 @@ fn products(draft: &Draft) -> Vec<Product> {
 }
 
 fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes, chain: &Chain) -> Parts {
-    let all = products(draft);
+    let mut all = products(draft);
+    if let [Link::Routed { .. }] = chain.links.as_slice() {
+        // One product of all rows, however they are spread over experts.
+        all.iter_mut().for_each(|product| (product.m, product.batch) = (product.m * product.batch, 1));
+    }
     let few = all.iter().all(|product| product.m <= machine.count(Quantity::FewRows));
     let registers = epilogue_registers(draft);
     let (prologue, epilogue) = (chain.prologue.reach, chain.epilogue.reach);

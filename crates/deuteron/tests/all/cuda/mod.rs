@@ -1,7 +1,8 @@
-//! What runs on a GPU: whole graphs, products of few rows, attention and what follows it as one launch.
+//! What runs on a GPU: whole graphs, products of few rows and of bytes, attention and what follows it as one launch.
 //!
 //! Each test needs a GPU and says so where there is none.
 
+mod bytes;
 mod graphs;
 mod hopper;
 mod one_launch;

@@ -46,6 +46,29 @@ static void check_unread(const Block& block, u32 to, u32 bytes) {
     }
 }
 
+// Bytes: as many of them as of 16-bit elements are in half of the bytes.
+static void multiply_bytes(const Block& block, const Issue& issue) {
+    static int a[64][32], b[32][256];
+    const Operand left(issue.a, false), right(issue.b, false);
+    const auto byte = [&](u32 address, int odd) { return (int)*(const signed char*)bytes_at(block, address + odd, 1); };
+    for (int row = 0; row < 64; ++row) {
+        for (int k = 0; k < 32; ++k) a[row][k] = byte(left.address(row, k / 2), k % 2);
+    }
+    for (int k = 0; k < 32; ++k) {
+        for (int i = 0; i < issue.columns; ++i) b[k][i] = byte(right.address(i, k / 2), k % 2);
+    }
+    for (int thread = 0; thread < 128; ++thread) {
+        const int first = thread / 32 * 16 + thread % 32 / 4, beside = thread % 4 * 2;
+        std::vector<float>& sums = issue.parts[thread].flight->sums;
+        for (int i = 0; i < issue.columns / 2; ++i) {
+            const int row = first + i / 2 % 2 * 8, column = beside + i / 4 * 8 + i % 2;
+            u32 sum = issue.add ? bits_of(sums[i]) : 0;
+            for (int k = 0; k < 32; ++k) sum += (u32)(a[row][k] * b[k][column]);
+            sums[i] = of_bits(sum);
+        }
+    }
+}
+
 static float element(const Block& block, int storage, u32 address) {
     u16 x;
     memcpy(&x, bytes_at(block, address, 2), 2);
@@ -57,6 +80,11 @@ static void multiply(Block& block, Group& group) {
     const std::unique_ptr<Issue> owned = std::move(group.issues.front());
     group.issues.pop_front();
     const Issue& issue = *owned;
+    if (issue.storage == 3) {
+        multiply_bytes(block, issue);
+        ++group.done;
+        return;
+    }
     static float a[64][16], b[16][256], d[64][256];
     for (int row = 0; row < 64 && !issue.of_registers; ++row) {
         const Operand left(issue.a, issue.transposed_a);
@@ -175,6 +203,7 @@ static void wgmma_fence() {
 static void wgmma_commit() { emulator::current->committed.push_back(emulator::current->issued); }
 template <int PENDING> static void wgmma_wait() { emulator::wait_groups(PENDING); }
 template <int N> static void pin(float (&)[N]) {}
+template <int N> static void pin(int (&)[N]) {}
 template <int N> static void pin(u32 (&)[N][4]) {}
 
 template <int LEADING> static u64 matrix_descriptor(u32 tile) {
@@ -188,5 +217,11 @@ template <int N, int KIND> struct Wgmma {
     }
     template <int TRANSPOSED> static void from_registers(float (&d)[N / 2], const u32 (&a)[4], u64 b, int add) {
         emulator::issue_wgmma(KIND, d, N, a, 0, b, TRANSPOSED != 0, false, add);
+    }
+};
+// Accumulators are words, whatever they hold.
+template <int N> struct Wgmma<N, 3> {
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static void from_shared(int (&d)[N / 2], u64 a, u64 b, int add) {
+        emulator::issue_wgmma(3, (float*)d, N, nullptr, a, b, TRANSPOSED != 0, TRANSPOSED_A != 0, add);
     }
 };

@@ -1,4 +1,4 @@
-// Matrix products of 16-bit operands on Hopper: C[m, n] = tail(A[m, k] B[k, n]), batched, any of the four transpositions.
+// Matrix products of 16-bit operands and of bytes on Hopper: C[m, n] = tail(A[m, k] B[k, n]), batched, any of the four transpositions.
 //
 // - A block makes tiles of ROWS x COLUMNS. One thread fetches: ROWS x DEPTH of A and DEPTH x COLUMNS of B at a time go by tensor maps into
 //   a ring of STAGES in shared memory. Two warpgroups multiply (wgmma).
@@ -9,8 +9,9 @@
 // - Sums are f32, in an order that the constants alone decide, and are rounded to the storage type of the matmul. They pass through
 //   shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
 // - Beyond m, n and k the tensor maps give zeros, which are summed and not stored.
+// - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `bytes.cu`.
 //
-// KIND (1 f16, 2 bf16), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), ROWS (of a tile), COLUMNS (of a
+// KIND (1 f16, 2 bf16, 3 bytes), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), ROWS (of a tile), COLUMNS (of a
 // warpgroup's part of a tile), STAGES, TURNS, SIDES, SPLIT, CLUSTER (blocks that have rows of C together), MAPS and CARRIED (tensor maps of
 // what follows, and how many of them are operands), V and N are constants that stand before this file.
 
@@ -42,14 +43,15 @@ struct Tile {
 };
 
 // Tiles of eight rows of tiles are neighbours: they share columns of B while these are in the L2.
-static __device__ __forceinline__ Tile tile_at(const Parameters& p, u32 index) {
-    const u32 row_tiles = (u32)p.row_tiles, column_tiles = (u32)p.column_tiles, all = row_tiles * column_tiles;
+static __device__ __forceinline__ Tile tile_of(u32 row_tiles, u32 column_tiles, u32 index) {
+    const u32 all = row_tiles * column_tiles;
     const u32 batch = index / all, own = index % all;
     if constexpr (CLUSTER > 1) return {(int)batch, (int)(own / CLUSTER) * ROWS, (int)(own % CLUSTER) * WIDTH};
     const u32 band = own / (8 * column_tiles), inside = own % (8 * column_tiles);
     const u32 high = min(8u, row_tiles - band * 8);
     return {(int)batch, (int)(band * 8 + inside % high) * ROWS, (int)(inside / high) * WIDTH};
 }
+static __device__ __forceinline__ Tile tile_at(const Parameters& p, u32 index) { return tile_of((u32)p.row_tiles, (u32)p.column_tiles, index); }
 
 // The stages, counted over all tiles: number `at` has place at % STAGES.
 struct Ring {

@@ -6,9 +6,9 @@
 use deuteron_codegen::body::{Body, Expr};
 use deuteron_codegen::library::LibraryEpilogue;
 use deuteron_codegen::matmul_shape::MatmulShape;
-use deuteron_graph::{BinaryOp, UnaryOp};
+use deuteron_graph::{BinaryOp, Dtype, UnaryOp};
 
-use super::{DEPTH, HopperTile, Sharing};
+use super::{DEPTH, HopperTile, Sharing, steps};
 
 /// What follows a matmul, as far as time goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,6 +99,20 @@ pub(super) fn tile_us(
     let whole_rows = if following.whole_rows { 1.2 + 0.0075 * area } else { 0.0 };
     let each = finish + exchange + whole_rows;
     2.0 + multiplied.max(loaded) + waves * each + (waves - 1.0) + following.operands_us(shape)
+}
+
+/// Time of a launch for bytes, fitted to GPT-2's matmuls with GELU, 1024 to 8192 rows, and to 4096 and 8192 cubed.
+pub(super) fn bytes_us(tile: &HopperTile, shape: &MatmulShape, processors: usize) -> f64 {
+    let tiles = shape.m.div_ceil(tile.rows) * shape.n.div_ceil(tile.columns) * shape.batches();
+    let (columns, steps) = (tile.columns as f64, steps(shape, Dtype::I8) as f64);
+    let (waves, busy) = (tiles.div_ceil(processors) as f64, tiles.min(processors) as f64 / processors as f64);
+    // Fewer multiprocessors get more of the L2 each.
+    let loads = ((tile.rows + tile.columns) * DEPTH * 2) as f64 / 90e3 * busy;
+    let (multiply, finish) = (steps * loads.max(columns * 0.0027), columns * 0.017);
+    match tile.sharing {
+        Sharing::Turns => 2.4 + waves * multiply.max(finish) + finish,
+        Sharing::Rows | Sharing::Columns => 2.4 + waves * (multiply + finish),
+    }
 }
 
 #[cfg(test)]

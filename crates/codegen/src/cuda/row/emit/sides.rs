@@ -3,7 +3,7 @@
 
 use super::names::{lane_type, scalar_type};
 use super::{Emission, Span, Writer};
-use crate::body::{Expr, ExprId};
+use crate::body::{Access, Expr, ExprId};
 use crate::cuda::row_config::Policy;
 
 /// `prologue::run(p, put)`: all threads of a block make the operand and call `put(row, column, value)` for each element.
@@ -106,7 +106,17 @@ impl Writer<'_> {
         self.line("};");
         self.open(format!("static __device__ __forceinline__ {name} {function} {{"));
         self.line("const bool in = true;");
-        self.addresses(|_, arg| loads.iter().any(|operand| operand.arg == arg));
+        let index = |operand: &Operand| match self.it.body.args[operand.arg].access {
+            Access::GatheredRow { index } => Some(usize::from(index)),
+            Access::Row | Access::PerRow | Access::Columns => None,
+        };
+        let indices: Vec<usize> = loads.iter().filter_map(index).collect();
+        if !indices.is_empty() {
+            // Whoever hands sums over has looked at the indices.
+            self.line("constexpr bool live = false;");
+            self.line("constexpr int lane = 0, part = 0;");
+        }
+        self.addresses(|_, arg| loads.iter().any(|operand| operand.arg == arg) || indices.contains(&arg));
         self.line(format!("{name} operands;"));
         for Operand { arg, load, .. } in &loads {
             self.line(format!("operands.w{arg} = {load};"));
@@ -126,7 +136,8 @@ impl Writer<'_> {
             true => (scalar_type(self.kind(id)).to_string(), format!("load_one({}{{}}, g{arg})", self.type_of(arg))),
             false => (format!("Raw<{}>", self.type_of(arg)), self.load(arg)),
         };
-        Some(Operand { arg, shared: self.it.layouts[arg].axes.is_empty(), ty, load })
+        let picked = matches!(self.it.body.args[arg].access, Access::GatheredRow { .. });
+        Some(Operand { arg, shared: self.it.layouts[arg].axes.is_empty() && !picked, ty, load })
     }
 
     fn constants_of_rows(&mut self) {

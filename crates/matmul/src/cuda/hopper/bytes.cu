@@ -1,0 +1,81 @@
+// ---- what follows sums of bytes
+//
+// They are exact, of 32 bits, and go to `tail` as f32, rounded once. A warp has 16 rows of them, which it passes through shared memory of
+// its own, PIECE columns at a time: so no other warp is waited for, and `tail` gets V neighbouring columns of a row.
+
+constexpr int PIECE = V == 1 ? 32 : 64;
+// Sums of 16 rows, and a number for each row of both halves.
+constexpr int SUMS_BYTES = 16 * 64 * 4, WARP_BYTES = SUMS_BYTES + 128;
+static_assert(4 * WARP_BYTES == STAGED_BYTES, "room for all warps of a warpgroup");
+
+// Where 16 bytes of a row of sums lie. Neither a warp's stores, of eight rows by 32 bytes, nor its loads, of 32 bytes a thread along a row,
+// meet in a bank.
+static __device__ __forceinline__ int sums_at(int row, int sixteen) {
+    return row * 256 + ((sixteen ^ (row & 3) << 1 ^ sixteen >> 3) << 4);
+}
+
+// PIECE columns of a warp's sums, or those that are left, from column FIRST of the tile on.
+template <int FIRST> static __device__ __forceinline__ void keep_sums(char* s_sums, const int (&sums)[COLUMNS / 2]) {
+    const int lane = threadIdx.x & 31, row = lane / 4;
+#pragma unroll
+    for (int j = FIRST / 8; j < (FIRST + PIECE) / 8 && j < COLUMNS / 8; ++j) {
+        const int sixteen = (8 * j - FIRST) / 4 + lane % 4 / 2, half = lane % 2 * 8;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            *(float2*)(s_sums + sums_at(row + 8 * i, sixteen) + half) = {(float)sums[4 * j + 2 * i], (float)sums[4 * j + 2 * i + 1]};
+        }
+    }
+}
+
+// V of them.
+static __device__ __forceinline__ F kept_sums(const char* s_sums, int row, int column) {
+    F sums;
+    if constexpr (V % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < V; i += 4) {
+            const float4 four = *(const float4*)(s_sums + sums_at(row, (column + i) / 4));
+            sums.v[i] = four.x, sums.v[i + 1] = four.y, sums.v[i + 2] = four.z, sums.v[i + 3] = four.w;
+        }
+    } else {
+        const float* const s_own = (const float*)(s_sums + sums_at(row, column / 4)) + column % 4;
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums.v[i] = s_own[i];
+    }
+    return sums;
+}
+
+// Does with a warp's sums of 16 rows, the first `rows` of which there are, what follows. The tile's first column is `column`; `row_of(r)` is
+// the row of the result that row r is of.
+template <int FIRST = 0, class RowOf>
+static __device__ __forceinline__ void finish_rows(const Parameters& p, int column, int rows, char* s_sums, const int (&sums)[COLUMNS / 2], RowOf row_of) {
+    constexpr int WIDE = COLUMNS - FIRST < PIECE ? COLUMNS - FIRST : PIECE, ACROSS = WIDE / V, DOWN = 32 / ACROSS;
+    constexpr int TOGETHER = DOWN >= 16 ? 1 : 16 / DOWN < 4 ? 16 / DOWN : 4;
+    const int lane = threadIdx.x & 31, own = lane % ACROSS * V, down = lane / ACROSS, c = column + FIRST + own;
+    keep_sums<FIRST>(s_sums, sums);
+    __syncwarp();
+    if (down < DOWN && c < N) {
+        const tail::Shared shared = tail::read_shared(p.tail, c);
+        // Where all rows are there, no branch keeps the compiler from working on several vectors at once.
+        if (rows >= 16 && 16 % (DOWN * TOGETHER) == 0) {
+#pragma unroll 1
+            for (int start = down; start < 16; start += DOWN * TOGETHER) {
+                tail::Operands operands[TOGETHER];
+#pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) operands[i] = tail::read(p.tail, row_of(start + i * DOWN), c);
+#pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) {
+                    const F values = kept_sums(s_sums, start + i * DOWN, own);
+                    tail::run(p.tail, row_of(start + i * DOWN), c, &values, shared, operands[i]);
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (int r = down; r < 16 && r < rows; r += DOWN) {
+                const F values = kept_sums(s_sums, r, own);
+                tail::run(p.tail, row_of(r), c, &values, shared, tail::read(p.tail, row_of(r), c));
+            }
+        }
+    }
+    __syncwarp();
+    if constexpr (FIRST + PIECE < COLUMNS) finish_rows<FIRST + PIECE>(p, column, rows, s_sums, sums, row_of);
+}
