@@ -8,6 +8,7 @@ use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Offer, Request};
 use deuteron_matmul::cuda::hopper::HopperFamily;
+use deuteron_matmul::cuda::mma::MmaFamily;
 use deuteron_matmul::cuda::skinny::SkinnyFamily;
 use deuteron_matmul::library::LibraryFamily;
 use deuteron_plan::{Catalog, Chain, Draft, Link, Reach, Structure, Work, primitive_work};
@@ -28,8 +29,8 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
         Structure::Chain(chain) => chain,
     };
     match chain.links.as_slice() {
-        // A GPU's matmuls are a library's, unless they have few rows.
-        [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &LibraryFamily],
+        // Each but the library takes what it is predicted to do faster than those behind it.
+        [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &MmaFamily, &LibraryFamily],
         [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
         [Link::Attention(_)] => &[&AttentionRowsFamily],
         [Link::Attention(_), Link::Matmul { .. }] => &[&AttentionBlockFamily],
@@ -44,8 +45,8 @@ pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<
     families(request.group.structure).iter().find_map(|family| family.offer(request, target))
 }
 
-/// What can be generated for a GPU: row kernels, matmuls with the epilogues that a library has, matmuls of few rows with row work
-/// before them and any elementwise work after them, attention alone and with row work after it, its probabilities and its gradient,
+/// What can be generated for a GPU: row kernels, matmuls with any elementwise work after them, matmuls of few rows with row work before
+/// them too, attention alone and with row work after it, its probabilities and its gradient,
 /// copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaCatalog {

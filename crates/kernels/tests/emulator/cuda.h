@@ -65,6 +65,15 @@ static u32 __float_as_uint(float x) { return emulator::bits_of(x); }
 static int __float_as_int(float x) { return (int)emulator::bits_of(x); }
 static float __uint_as_float(u32 x) { return emulator::of_bits(x); }
 static float __int_as_float(int x) { return emulator::of_bits((u32)x); }
+// The lowest word of two, shifted right by up to 31 bits.
+static u32 __funnelshift_r(u32 low, u32 high, u32 bits) { return (u32)(((u64)high << 32 | low) >> (bits & 31)); }
+// Four bytes of eight, picked by the digits of `digits`.
+static u32 __byte_perm(u32 low, u32 high, u32 digits) {
+    const u64 all = (u64)high << 32 | low;
+    u32 picked = 0;
+    for (int i = 0; i < 4; ++i) picked |= (u32)(all >> 8 * (digits >> 4 * i & 7) & 0xff) << 8 * i;
+    return picked;
+}
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <class A, class B> static std::common_type_t<A, B> min(A a, B b) {
     return (std::common_type_t<A, B>)b < (std::common_type_t<A, B>)a ? b : a;

@@ -134,7 +134,7 @@ fn is_fit_for_map((row, column): (usize, usize), arg: &ArgBinding, batch: Option
 
 /// Whether a value that another kernel reads is stored wider than the matmul would be: work that ends inside of a call, in f32, costs more
 /// bytes than it saves.
-fn widens(draft: &Draft, matmuls: &[NodeId]) -> bool {
+pub(super) fn widens(draft: &Draft, matmuls: &[NodeId]) -> bool {
     let bytes = |id: NodeId| draft.graph.node(id).dtype.bytes();
     let inner = |id: &&NodeId| draft.graph.outputs().iter().all(|output| output.node != **id);
     draft.outputs.iter().filter(inner).any(|&id| matmuls.iter().any(|&matmul| bytes(id) > bytes(matmul)))

@@ -7,6 +7,7 @@ use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_plan::Draft;
 
 use super::hopper::{HopperKernel, HopperTile};
+use super::mma::{MmaKernel, MmaTile};
 use super::skinny::SkinnyKernel;
 use crate::library;
 
@@ -19,6 +20,8 @@ pub enum MatmulVariant {
     FewRows,
     /// on Hopper's matrix units
     Hopper(HopperTile),
+    /// on the matrix units of a warp
+    Mma(MmaTile),
 }
 
 impl MatmulVariant {
@@ -31,6 +34,9 @@ impl MatmulVariant {
         if let Some(ours) = HopperKernel::of(group, target) {
             all.extend(ours.tiles(target, times).into_iter().map(MatmulVariant::Hopper));
         }
+        if let Some(ours) = MmaKernel::of(group, target) {
+            all.extend(ours.tiles(target, times).into_iter().map(MatmulVariant::Mma));
+        }
         all
     }
 
@@ -39,6 +45,7 @@ impl MatmulVariant {
         match *self {
             MatmulVariant::Library => Some(library::kernel(&library::lower(group, &library::fit(group)?)?)),
             MatmulVariant::FewRows => Some(SkinnyKernel::of(group, target)?.kernel(target)),
+            MatmulVariant::Mma(tile) => Some(MmaKernel::of(group, target)?.with_tile(tile).kernel(target)),
             MatmulVariant::Hopper(tile) => Some(HopperKernel::of(group, target)?.with_tile(tile).kernel(target)),
         }
     }
@@ -50,6 +57,7 @@ impl fmt::Display for MatmulVariant {
             MatmulVariant::Library => f.write_str("library"),
             MatmulVariant::FewRows => f.write_str("few rows"),
             MatmulVariant::Hopper(tile) => write!(f, "{tile}"),
+            MatmulVariant::Mma(tile) => write!(f, "{tile}"),
         }
     }
 }

@@ -1,0 +1,210 @@
+// Matrix products by the matrix units of a warp (mma.sync): C[m, n] = tail(A[m, k] B[k, n]), any strides, any number of batch axes.
+//
+// - A block of four warps makes one tile of ROWS x COLUMNS, a warp a quarter of it. Operands pass through a ring of STAGES in shared
+//   memory, of 64 bytes of K each.
+// - A stage has lines: rows of A and columns of B, with 64 bytes of K each; or, where the other axis is contiguous (A_COLUMNS, B_ROWS),
+//   a line for each of its K. Either way a line is read as it lies in memory, by pieces of 16 bytes.
+// - How pieces come (A_LOAD, B_LOAD): COPIED past the registers; ALIGNED through registers; SHIFTED likewise, of lines that start
+//   anywhere: two aligned pieces are read, and what is wanted is cut out of both; GATHERED, element by element, of any strides.
+// - Sums are f32 in an order that the constants alone decide (of i8: exact integers), rounded to the storage type of the matmul. They pass
+//   through shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
+// - Beyond m, n and k operands are zeros, which are summed and not stored. Nothing outside of an operand's elements is read, but what is
+//   in the same 16 bytes as an element of it, and inside of its buffer.
+// - f32 is multiplied in three passes of TF32 (`sums.cu`), or by fused multiply-adds (FMA).
+//
+// KIND (0 f32, 1 f16, 2 bf16, 3 i8), ROWS, COLUMNS, STAGES, A_COLUMNS, B_ROWS, A_LOAD, B_LOAD, FMA, V and N are constants that stand
+// before this file.
+
+constexpr int COPIED = 0, ALIGNED = 1, SHIFTED = 2, GATHERED = 3;
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
+constexpr int SIZE = KIND == 0 ? 4 : KIND == 3 ? 1 : 2;  // bytes of an element
+constexpr int DEPTH = 64 / SIZE;                         // K of a stage
+constexpr int PIECE = 16 / SIZE;                         // elements of 16 bytes
+constexpr int AXES = 6;
+
+// An operand in memory. Distances are in bytes.
+struct Matrix {
+    const char* g_first;
+    const char* g_end;  // of its buffer, as far as it may be read
+    u64 line, element;  // from a line to the next, from an element of a line to the next
+};
+
+struct Parameters {
+    tail::Parameters tail;
+    Matrix a, b;
+    u64 m, k, row_tiles, column_tiles;
+    u64 axes[AXES][3];  // of the batch, outermost first: size, distance in A, in B
+};
+
+struct Tile {
+    u32 batch;
+    int row, column;
+};
+
+// Tiles of eight rows of tiles are neighbours: they share columns of B while these are in the L2.
+static __device__ __forceinline__ Tile tile_at(const Parameters& p, u32 index) {
+    const u32 row_tiles = (u32)p.row_tiles, column_tiles = (u32)p.column_tiles, all = row_tiles * column_tiles;
+    const u32 batch = index / all, own = index % all, band = own / (8 * column_tiles), inside = own % (8 * column_tiles);
+    const u32 high = min(8u, row_tiles - band * 8);
+    return {batch, (int)(band * 8 + inside % high) * ROWS, (int)(inside / high) * COLUMNS};
+}
+
+// A tile's part of an operand: `high` rows of A or columns of B, and all of K.
+struct Source {
+    const char* g_first;
+    const char* g_end;
+    u64 line, element;
+    int high, k;
+};
+
+template <bool ACROSS>
+static __device__ __forceinline__ Source source(const Matrix& matrix, u64 batch, int first, u64 size, u64 k) {
+    const u64 start = batch + (u64)first * (ACROSS ? matrix.element : matrix.line);
+    return {matrix.g_first + start, matrix.g_end, matrix.line, matrix.element, (int)min(size - first, (u64)1 << 30), (int)k};
+}
+
+// One element, zero-extended.
+static __device__ __forceinline__ u32 load_element(const char* g_at) {
+    if constexpr (SIZE == 4) {
+        u32 w;
+        Access<4>::load_again(&w, g_at);
+        return w;
+    } else if constexpr (SIZE == 2) {
+        return load_u16(g_at);
+    } else {
+        return load_u8(g_at);
+    }
+}
+
+// The first `bytes` of 16, element by element; zeros behind them.
+static __device__ __forceinline__ void gather(u32* w, const char* g_from, u64 apart, int bytes) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = 0;
+#pragma unroll
+    for (int i = 0; i < PIECE; ++i) {
+        if (i * SIZE < bytes) w[i * SIZE / 4] |= load_element(g_from + i * apart) << i * SIZE % 4 * 8;
+    }
+}
+
+// Two aligned pieces that hold `bytes` from `g_from` on, of which those that lie behind the buffer's end are not read.
+static __device__ __forceinline__ void load_around(u32* w, const char* g_from, const char* g_end, int bytes) {
+    const int shift = (int)((u64)g_from & 15), end = shift + bytes;
+    const char* g_word = g_from - shift;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) w[i] = 0;
+    if (bytes == 0) return;
+    if (g_end - g_word >= (end > 16 ? 32 : 16)) {
+        Access<16>::load_again(w, g_word);
+        if (end > 16) Access<16>::load_again(w + 4, g_word + 16);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if (4 * i + 4 <= shift || 4 * i >= end) continue;
+            const char* g_own = g_word + 4 * i;
+            if (g_end - g_own >= 4) {
+                Access<4>::load_again(w + i, g_own);
+            } else {
+#pragma unroll
+                for (int at = 0; at < 4; at += SIZE) {
+                    if (g_own + at < g_end) w[i] |= load_element(g_own + at) << at * 8;
+                }
+            }
+        }
+    }
+}
+
+// The 16 bytes from `shift` on, at the front.
+static __device__ __forceinline__ void cut_out(u32* w, u32 shift) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) w[i] = shift & 8 ? w[i + 2] : w[i];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) w[i] = shift & 4 ? w[i + 1] : w[i];
+    if constexpr (SIZE < 4) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], (shift & 3) * 8);
+    }
+}
+
+// Zeros behind the first `bytes` of 16.
+static __device__ __forceinline__ void clear_behind(u32* w, int bytes) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int left = bytes - 4 * i;
+        w[i] = left >= 4 ? w[i] : left <= 0 ? 0u : w[i] & (1u << 8 * left) - 1;
+    }
+}
+
+// Rows of A or columns of B in a stage, HIGH of them. ACROSS: there is a line for each of K, not for each of them.
+template <bool ACROSS, int HIGH, int LOAD> struct Operand {
+    static constexpr bool HELD = LOAD != COPIED;  // passes through registers
+    static constexpr int LINES = ACROSS ? DEPTH : HIGH, PIECES = (ACROSS ? HIGH : DEPTH) / PIECE;
+    // Lines of 64 bytes are permuted, others are apart, so that what is read together is in different banks.
+    static constexpr int PITCH = ACROSS ? PIECES * 16 + (SIZE == 4 ? 32 : 16) : 64;
+    static constexpr int BYTES = LINES * PITCH;
+    static constexpr int COUNT = LINES * PIECES / THREADS;  // pieces of a thread
+    static constexpr int WORDS = LOAD == SHIFTED ? 8 : 4;
+    static_assert(LINES * PIECES % THREADS == 0, "threads have equally many pieces");
+    typedef u32 Held[HELD ? COUNT : 1][WORDS];
+
+    static __device__ __forceinline__ int at(int line, int piece) {
+        return line * PITCH + (ACROSS ? piece : piece ^ line >> 1 & 3) * 16;
+    }
+    // Where a piece lies in memory, of a stage from `first` of K on.
+    static __device__ __forceinline__ const char* place(const Source& from, int first, int line, int piece) {
+        const u64 element = LOAD == GATHERED ? from.element : SIZE;
+        return from.g_first + (u64)(ACROSS ? first + line : line) * from.line + (u64)(ACROSS ? piece * PIECE : first + piece * PIECE) * element;
+    }
+    // Bytes of it that exist.
+    static __device__ __forceinline__ int existing(const Source& from, int first, int line, int piece) {
+        const bool in = ACROSS ? first + line < from.k : line < from.high;
+        const int left = (ACROSS ? from.high : from.k - first) - piece * PIECE;
+        return in ? min(max(left, 0), PIECE) * SIZE : 0;
+    }
+    template <class Visit> static __device__ __forceinline__ void each(Visit visit) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int number = threadIdx.x + i * THREADS;
+            visit(i, number / PIECES, number % PIECES);
+        }
+    }
+
+    // Starts all copies of a stage.
+    static __device__ __forceinline__ void copy(char* s_to, const Source& from, int first) {
+        if constexpr (!HELD) {
+            each([&](int, int line, int piece) {
+                copy_async_first(shared_address(s_to + at(line, piece)), place(from, first, line, piece), existing(from, first, line, piece));
+            });
+        }
+    }
+    // Through registers: the loads, and later the stores.
+    static __device__ __forceinline__ void load(Held& held, const Source& from, int first) {
+        if constexpr (HELD) {
+            each([&](int i, int line, int piece) {
+                const char* g_from = place(from, first, line, piece);
+                const int bytes = existing(from, first, line, piece);
+                if constexpr (LOAD == SHIFTED) {
+                    load_around(held[i], g_from, from.g_end, bytes);
+                } else if (LOAD == ALIGNED && bytes == 16) {
+                    Access<16>::load(held[i], g_from);
+                } else {
+                    gather(held[i], g_from, LOAD == ALIGNED ? SIZE : from.element, bytes);
+                }
+            });
+        }
+    }
+    static __device__ __forceinline__ void store(char* s_to, Held& held, const Source& from, int first) {
+        if constexpr (HELD) {
+            each([&](int i, int line, int piece) {
+                if constexpr (LOAD == SHIFTED) {
+                    cut_out(held[i], (u32)(u64)place(from, first, line, piece) & 15);
+                    clear_behind(held[i], existing(from, first, line, piece));
+                }
+                *(uint4*)(s_to + at(line, piece)) = make_uint4(held[i][0], held[i][1], held[i][2], held[i][3]);
+            });
+        }
+    }
+};
+
+typedef Operand<A_COLUMNS, ROWS, A_LOAD> Left;
+typedef Operand<B_ROWS, COLUMNS, B_LOAD> Right;
+constexpr int STAGE_BYTES = Left::BYTES + Right::BYTES;
