@@ -112,6 +112,17 @@ impl MmaTile {
         MmaTile { rows: 64, columns: 128 },
         MmaTile { rows: 64, columns: 64 },
     ];
+
+    /// Those whose sums leave room in the registers for operands: f32 takes two words for each number, and what does not come by
+    /// asynchronous copies is held on its way.
+    fn of(dtype: Dtype, operands: &[Operand; 2]) -> &'static [MmaTile] {
+        let held = operands.iter().all(|operand| operand.load != Load::Copied);
+        match (dtype == Dtype::F32, held) {
+            (false, false) => &MmaTile::ALL,
+            (false, true) | (true, false) => &MmaTile::ALL[2..],
+            (true, true) => &MmaTile::ALL[3..],
+        }
+    }
 }
 
 impl fmt::Display for MmaTile {
@@ -205,7 +216,8 @@ fn problem<'a>(fit: &'a MatmulFit, target: &CudaTarget) -> Problem<'a> {
 /// The one that is predicted to be done first.
 fn fastest(problem: &Problem) -> MmaTile {
     let time = |tile: &MmaTile| problem.microseconds(*tile);
-    MmaTile::ALL.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(MmaTile::ALL[0])
+    let tiles = MmaTile::of(problem.dtype, &problem.operands).iter().copied();
+    tiles.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(MmaTile { rows: 64, columns: 64 })
 }
 
 impl MmaKernel {
@@ -226,7 +238,7 @@ impl MmaKernel {
     pub fn tiles(&self, target: &CudaTarget, times: f64) -> Vec<MmaTile> {
         let problem = Problem::new(&self.launch.shape, self.matmul.left, self.operands, target);
         let time = |tile: &MmaTile| problem.microseconds(*tile);
-        let mut tiles = MmaTile::ALL.to_vec();
+        let mut tiles = MmaTile::of(self.matmul.left, &self.operands).to_vec();
         tiles.sort_by(|a, b| time(a).total_cmp(&time(b)));
         let most = times * time(&tiles[0]);
         tiles.retain(|tile| time(tile) <= most);

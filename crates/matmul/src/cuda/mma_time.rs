@@ -40,8 +40,8 @@ const START: f64 = 2.5;
 /// A matmul whose time is asked for.
 pub(super) struct Problem<'a> {
     shape: &'a MatmulShape,
-    dtype: Dtype,
-    operands: [Operand; 2],
+    pub(super) dtype: Dtype,
+    pub(super) operands: [Operand; 2],
     rates: Rates,
     processors: usize,
 }

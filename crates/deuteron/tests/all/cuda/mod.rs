@@ -4,5 +4,6 @@
 
 mod graphs;
 mod hopper;
+mod mma;
 mod one_launch;
 mod products;

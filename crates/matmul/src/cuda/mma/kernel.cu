@@ -90,17 +90,20 @@ static __device__ __forceinline__ void finish(const Parameters& p, const float* 
 
 // Adds all of K to a warp's sums. What is fetched while a stage is multiplied is the stage that follows STAGES - 1 later.
 static __device__ __forceinline__ void sum_up(Totals& sums, char* s_ring, const Source& a, const Source& b, int row, int column, int lane) {
+    constexpr bool PASSES = KIND == 0 && !FMA;
+    // Where both pass through registers, one does after the other.
+    constexpr bool IN_TURN = Left::HELD && Right::HELD && !PASSES;
     const int steps = (a.k + DEPTH - 1) / DEPTH;
+    char* s_stage = s_ring + STAGE_BYTES;
+    char* s_next = s_ring;
     for (int i = 1 - STAGES; i < steps; ++i) {
         if (i >= 0) {
-            if constexpr (!Left::HELD || !Right::HELD) await_copies<STAGES - 2>();
             // All see the stage, and are done with the one whose place the next takes.
+            if constexpr (!Left::HELD || !Right::HELD) await_copies<STAGES - 2>();
             __syncthreads();
         }
-        const int next = i + STAGES - 1, first = next * DEPTH;
-        const bool more = next < steps;
-        char* const s_next = s_ring + next % STAGES * STAGE_BYTES;
-        const char* const s_stage = s_ring + (i + STAGES) % STAGES * STAGE_BYTES;
+        const int first = (i + STAGES - 1) * DEPTH;
+        const bool more = first < a.k;
         typename Left::Held held_a;
         typename Right::Held held_b;
         if (more) {
@@ -108,18 +111,24 @@ static __device__ __forceinline__ void sum_up(Totals& sums, char* s_ring, const 
             Right::copy(s_next + Left::BYTES, b, first);
         }
         if constexpr (!Left::HELD || !Right::HELD) commit_copies();
-        // Where both pass through registers, one does after the other.
-        constexpr bool BOTH = Left::HELD && Right::HELD;
         if (more) Left::load(held_a, a, first);
-        if (more && !BOTH) Right::load(held_b, b, first);
-        if (i >= 0) multiply(sums, s_stage, row, column, 0, lane);
-        if (more && BOTH) {
-            Left::store(s_next, held_a, a, first);
-            Right::load(held_b, b, first);
+        if (more && !IN_TURN) Right::load(held_b, b, first);
+        if constexpr (PASSES) {
+            if (i >= 0) multiply_in_passes(sums, s_stage, row, column, lane);
+        } else {
+#pragma unroll
+            for (int step = 0; step < STEPS; ++step) {
+                if (i >= 0) multiply(sums, s_stage, row, column, step, lane);
+                if (more && IN_TURN && step == 0) {
+                    Left::store(s_next, held_a, a, first);
+                    Right::load(held_b, b, first);
+                }
+            }
         }
-        if (i >= 0) multiply(sums, s_stage, row, column, 1, lane);
-        if (more && !BOTH) Left::store(s_next, held_a, a, first);
+        if (more && !IN_TURN) Left::store(s_next, held_a, a, first);
         if (more) Right::store(s_next + Left::BYTES, held_b, b, first);
+        s_stage = s_stage == s_ring + (STAGES - 1) * STAGE_BYTES ? s_ring : s_stage + STAGE_BYTES;
+        s_next = s_next == s_ring + (STAGES - 1) * STAGE_BYTES ? s_ring : s_next + STAGE_BYTES;
     }
 }
 

@@ -91,23 +91,16 @@ static __device__ __forceinline__ void load_around(u32* w, const char* g_from, c
     const int shift = (int)((u64)g_from & 15), end = shift + bytes;
     const char* g_word = g_from - shift;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) w[i] = 0;
-    if (bytes == 0) return;
-    if (g_end - g_word >= (end > 16 ? 32 : 16)) {
-        Access<16>::load_again(w, g_word);
-        if (end > 16) Access<16>::load_again(w + 4, g_word + 16);
-    } else {
+    for (int i = 0; i < 8; ++i) {
+        w[i] = 0;
+        if (4 * i + 4 <= shift || 4 * i >= end) continue;
+        const char* g_own = g_word + 4 * i;
+        if (g_end - g_own >= 4) {
+            Access<4>::load_again(w + i, g_own);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (4 * i + 4 <= shift || 4 * i >= end) continue;
-            const char* g_own = g_word + 4 * i;
-            if (g_end - g_own >= 4) {
-                Access<4>::load_again(w + i, g_own);
-            } else {
-#pragma unroll
-                for (int at = 0; at < 4; at += SIZE) {
-                    if (g_own + at < g_end) w[i] |= load_element(g_own + at) << at * 8;
-                }
+            for (int at = 0; at < 4; at += SIZE) {
+                if (g_own + at < g_end) w[i] |= load_element(g_own + at) << at * 8;
             }
         }
     }
@@ -146,61 +139,95 @@ template <bool ACROSS, int HIGH, int LOAD> struct Operand {
     static_assert(LINES * PIECES % THREADS == 0, "threads have equally many pieces");
     typedef u32 Held[HELD ? COUNT : 1][WORDS];
 
+    // Where threads divide into lines, a thread has the same piece of lines that are APART.
+    static constexpr bool EVEN = THREADS % PIECES == 0;
+    static constexpr int APART = THREADS / PIECES;
+    static_assert(ACROSS || APART % 8 == 0, "lines of a thread are permuted alike");
+
     static __device__ __forceinline__ int at(int line, int piece) {
         return line * PITCH + (ACROSS ? piece : piece ^ line >> 1 & 3) * 16;
     }
-    // Where a piece lies in memory, of a stage from `first` of K on.
-    static __device__ __forceinline__ const char* place(const Source& from, int first, int line, int piece) {
+    static __device__ __forceinline__ int line(int i) { return EVEN ? (int)threadIdx.x / PIECES + i * APART : ((int)threadIdx.x + i * THREADS) / PIECES; }
+    static __device__ __forceinline__ int piece(int i) { return EVEN ? (int)threadIdx.x % PIECES : ((int)threadIdx.x + i * THREADS) % PIECES; }
+    // Where piece i of a thread goes in a stage, and where it lies in memory, of a stage from `first` of K on.
+    static __device__ __forceinline__ int target(int i) { return EVEN ? at(line(0), piece(0)) + i * APART * PITCH : at(line(i), piece(i)); }
+    static __device__ __forceinline__ const char* place(const Source& from, int first, int i) {
         const u64 element = LOAD == GATHERED ? from.element : SIZE;
-        return from.g_first + (u64)(ACROSS ? first + line : line) * from.line + (u64)(ACROSS ? piece * PIECE : first + piece * PIECE) * element;
+        const int own = EVEN ? 0 : i, lines = ACROSS ? first + line(own) : line(own), elements = ACROSS ? piece(own) * PIECE : first + piece(own) * PIECE;
+        const char* g_own = from.g_first + (u64)lines * from.line + (u64)elements * element;
+        return EVEN ? g_own + i * (APART * from.line) : g_own;
     }
     // Bytes of it that exist.
-    static __device__ __forceinline__ int existing(const Source& from, int first, int line, int piece) {
-        const bool in = ACROSS ? first + line < from.k : line < from.high;
-        const int left = (ACROSS ? from.high : from.k - first) - piece * PIECE;
+    static __device__ __forceinline__ int existing(const Source& from, int first, int i) {
+        const bool in = ACROSS ? first + line(i) < from.k : line(i) < from.high;
+        const int left = (ACROSS ? from.high : from.k - first) - piece(i) * PIECE;
         return in ? min(max(left, 0), PIECE) * SIZE : 0;
     }
-    template <class Visit> static __device__ __forceinline__ void each(Visit visit) {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            const int number = threadIdx.x + i * THREADS;
-            visit(i, number / PIECES, number % PIECES);
-        }
+    // Whether all of a stage exists, and all that is read with it is inside of the buffer.
+    static __device__ __forceinline__ bool is_whole(const Source& from, int first) {
+        const bool in = from.high >= HIGH && first + DEPTH <= from.k;
+        if (LOAD != SHIFTED || !in) return in;
+        const u64 lines = ACROSS ? first + DEPTH - 1 : HIGH - 1, elements = ACROSS ? HIGH : first + DEPTH;
+        return from.g_end - from.g_first >= (i64)(lines * from.line + elements * SIZE + 16);
     }
 
     // Starts all copies of a stage.
     static __device__ __forceinline__ void copy(char* s_to, const Source& from, int first) {
         if constexpr (!HELD) {
-            each([&](int, int line, int piece) {
-                copy_async_first(shared_address(s_to + at(line, piece)), place(from, first, line, piece), existing(from, first, line, piece));
-            });
+            const bool whole = is_whole(from, first);
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                if (whole) copy_async_first(shared_address(s_to + target(i)), place(from, first, i), 16);
+            }
+            if (whole) return;
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                copy_async_first(shared_address(s_to + target(i)), place(from, first, i), existing(from, first, i));
+            }
         }
     }
     // Through registers: the loads, and later the stores.
     static __device__ __forceinline__ void load(Held& held, const Source& from, int first) {
+        if constexpr (HELD && LOAD != GATHERED) {
+            if (is_whole(from, first)) {
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    const char* g_from = place(from, first, i);
+                    if constexpr (LOAD == ALIGNED) {
+                        Access<16>::load(held[i], g_from);
+                    } else {
+                        const char* g_word = (const char*)((u64)g_from & ~15ull);
+                        Access<16>::load_again(held[i], g_word);
+                        Access<16>::load_again(held[i] + 4, g_word + 16);
+                    }
+                }
+                return;
+            }
+        }
         if constexpr (HELD) {
-            each([&](int i, int line, int piece) {
-                const char* g_from = place(from, first, line, piece);
-                const int bytes = existing(from, first, line, piece);
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                const char* g_from = place(from, first, i);
+                const int bytes = existing(from, first, i);
                 if constexpr (LOAD == SHIFTED) {
                     load_around(held[i], g_from, from.g_end, bytes);
-                } else if (LOAD == ALIGNED && bytes == 16) {
-                    Access<16>::load(held[i], g_from);
                 } else {
                     gather(held[i], g_from, LOAD == ALIGNED ? SIZE : from.element, bytes);
                 }
-            });
+            }
         }
     }
     static __device__ __forceinline__ void store(char* s_to, Held& held, const Source& from, int first) {
         if constexpr (HELD) {
-            each([&](int i, int line, int piece) {
+            const bool whole = is_whole(from, first);
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
                 if constexpr (LOAD == SHIFTED) {
-                    cut_out(held[i], (u32)(u64)place(from, first, line, piece) & 15);
-                    clear_behind(held[i], existing(from, first, line, piece));
+                    cut_out(held[i], (u32)(u64)place(from, first, i) & 15);
+                    if (!whole) clear_behind(held[i], existing(from, first, i));
                 }
-                *(uint4*)(s_to + at(line, piece)) = make_uint4(held[i][0], held[i][1], held[i][2], held[i][3]);
-            });
+                *(uint4*)(s_to + target(i)) = make_uint4(held[i][0], held[i][1], held[i][2], held[i][3]);
+            }
         }
     }
 };
