@@ -9,6 +9,7 @@ use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Offer, Request};
 use deuteron_matmul::cuda::hopper::HopperFamily;
 use deuteron_matmul::cuda::mma::MmaFamily;
+use deuteron_matmul::cuda::realigned::RealignedFamily;
 use deuteron_matmul::cuda::skinny::SkinnyFamily;
 use deuteron_matmul::library::LibraryFamily;
 use deuteron_plan::{Catalog, Chain, Draft, Link, Reach, Structure, Work, primitive_work};
@@ -30,7 +31,7 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
     };
     match chain.links.as_slice() {
         // Each but the library takes what it is predicted to do faster than those behind it.
-        [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &MmaFamily, &LibraryFamily],
+        [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &RealignedFamily, &MmaFamily, &LibraryFamily],
         [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
         [Link::Attention(_)] => &[&AttentionRowsFamily],
         [Link::Attention(_), Link::Matmul { .. }] => &[&AttentionBlockFamily],

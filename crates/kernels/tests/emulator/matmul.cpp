@@ -1,7 +1,8 @@
 // A matmul with a bias on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
 // `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, the
 // storage type (0 f32, 1 f16, 2 bf16, 3 i8 with f32 for bias and result), and how many elements of every line of the operands come before
-// those of the matmul; then `arguments`, how many, and the name of each. The batch shares the bias.
+// those of the matmul; then `arguments`, how many, and the name of each. The batch shares the bias. Where FIRST is a kernel that runs before
+// ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them.
 #include "emulator.h"
 #include "attention.h"
 #include "kernel.h"
@@ -66,7 +67,24 @@ struct Matrices {
     }
 };
 
-static bool run_seed(const Sizes& sizes, const host::Launch& launch, emulator::Settings settings) {
+// Launches that come before the matmul, and the workspace.
+struct Before {
+    std::vector<host::Launch> launches;
+    std::vector<char> workspace;
+};
+
+static Before read_before(host::Reader& reader) {
+    Before before;
+#ifdef FIRST
+    reader.expect_name("first");
+    const long long count = reader.number();
+    before.workspace.resize(reader.number() + 128);
+    for (long long i = 0; i < count; ++i) before.launches.push_back(host::read_launch(reader));
+#endif
+    return before;
+}
+
+static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& launch, emulator::Settings settings) {
     const auto& [m, n, k, batch, left, right, storage, skipped, arguments] = sizes;
     u64 state = settings.seed * 77;
     const auto operand = [&, count = batch, skip = skipped, kind = storage](bool transposed, u64 high, u64 wide) {
@@ -80,6 +98,12 @@ static bool run_seed(const Sizes& sizes, const host::Launch& launch, emulator::S
     host::Places places;
     for (const std::string& name : arguments) places.arguments.push_back((name == "x" ? x : name == "w" ? w : name == "b" ? b : y).first);
     settings.statics = 4096;
+#ifdef FIRST
+    std::fill(before.workspace.begin(), before.workspace.end(), Matrices::FILL);
+    places.workspace = before.workspace.data();
+    while ((u64)places.workspace % 128) ++places.workspace;
+    for (const host::Launch& first : before.launches) host::run(FIRST, first, places, settings);
+#endif
     host::run(ENTRY, launch, places, settings);
 
     const double unit = result == 0 ? 0x1p-24 : result == 1 ? 0x1p-11 : 0x1p-8;
@@ -110,6 +134,7 @@ int main(int count, char** arguments) {
     if (count < 5) emulator::fail("expected a file, blocks at once, together or apart, seeds");
     host::Reader reader(arguments[1]);
     const Sizes sizes = read_sizes(reader);
+    Before before = read_before(reader);
     const host::Launch launch = host::read_launch(reader);
-    return host::run_seeds(count, arguments, [&](emulator::Settings settings) { return run_seed(sizes, launch, settings); });
+    return host::run_seeds(count, arguments, [&](emulator::Settings settings) { return run_seed(sizes, before, launch, settings); });
 }

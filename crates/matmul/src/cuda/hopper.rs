@@ -126,7 +126,7 @@ impl fmt::Display for HopperTile {
 }
 
 /// Whether a matrix with these strides has a tensor map.
-fn is_fit_for_map((row, column): (usize, usize), arg: &ArgBinding, batch: Option<usize>) -> bool {
+pub(super) fn is_fit_for_map((row, column): (usize, usize), arg: &ArgBinding, batch: Option<usize>) -> bool {
     let stride = |stride: usize| stride.is_multiple_of(8) && (1..MAX_STRIDE).contains(&stride);
     let contiguous = (column == 1 && stride(row)) || (row == 1 && stride(column));
     contiguous && arg.offset.is_multiple_of(8) && batch.is_none_or(|batch| batch == 0 || stride(batch))

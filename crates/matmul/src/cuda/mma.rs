@@ -36,7 +36,12 @@ use crate::kernel::{LoweredMatmul, Matmul, MatmulLaunch};
 use crate::library;
 
 /// The kernel: what comes from memory, what is multiplied, what follows the sums, and their order.
-const KERNEL: [&str; 3] = [include_str!("mma/operands.cu"), include_str!("mma/sums.cu"), include_str!("mma/kernel.cu")];
+const KERNEL: [&str; 4] = [
+    include_str!("shifted.cuh"),
+    include_str!("mma/operands.cu"),
+    include_str!("mma/sums.cu"),
+    include_str!("mma/kernel.cu"),
+];
 /// Threads of a block, as in `operands.cu`.
 const THREADS: u32 = 128;
 /// Bytes of K in a stage, as in `operands.cu`.
@@ -65,13 +70,7 @@ impl Family<CudaTarget> for MmaFamily {
             return None;
         }
         let problem = problem(&fit, target);
-        let ours = problem.microseconds(fastest(&problem));
-        // What the library does too, it may do faster; and so it may be with what follows as a kernel of its own.
-        let theirs = match library::fit(&group) {
-            Some(_) => problem.library_microseconds(),
-            None => problem.library_microseconds() + problem.row_kernel_microseconds(),
-        };
-        if theirs < ours {
+        if library_microseconds(&group, &problem) < problem.microseconds(fastest(&problem)) {
             return None;
         }
         offered(
@@ -79,6 +78,12 @@ impl Family<CudaTarget> for MmaFamily {
             move || MmaKernel::new(sides::lower(&group, fit), target).kernel(target),
         )
     }
+}
+
+/// Time of a group by the library, and by a kernel of its own for what follows where the library has no such epilogue.
+pub(super) fn library_microseconds(group: &Draft, problem: &Problem) -> f64 {
+    let follows = if library::fit(group).is_some() { 0.0 } else { problem.row_kernel_microseconds() };
+    problem.library_microseconds() + follows
 }
 
 /// A matmul for the matrix units of a warp, compiled for its sizes.
@@ -208,13 +213,13 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     (known && plain && sized && mma_time::tiles(shape, smallest) < MAX_SIZE).then_some(fit)
 }
 
-fn problem<'a>(fit: &'a MatmulFit, target: &CudaTarget) -> Problem<'a> {
+pub(super) fn problem<'a>(fit: &'a MatmulFit, target: &CudaTarget) -> Problem<'a> {
     let [a, b] = &fit.operands;
     Problem::new(&fit.shape, a.dtype, operands(&fit.shape, [a, b], target), target)
 }
 
 /// The one that is predicted to be done first.
-fn fastest(problem: &Problem) -> MmaTile {
+pub(super) fn fastest(problem: &Problem) -> MmaTile {
     let time = |tile: &MmaTile| problem.microseconds(*tile);
     let tiles = MmaTile::of(problem.dtype, &problem.operands).iter().copied();
     tiles.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(MmaTile { rows: 64, columns: 64 })
@@ -278,7 +283,7 @@ impl MmaKernel {
     /// As many as there is room for where several blocks share a multiprocessor.
     fn stages(&self, target: &CudaTarget) -> usize {
         let room = (target.arch.block_shared() + RESERVED) / BLOCKS - RESERVED;
-        (room / self.stage_bytes()).clamp(2, STAGES)
+        (room / self.stage_bytes()).clamp(3, STAGES)
     }
 
     fn describe(&self, target: &CudaTarget) -> String {

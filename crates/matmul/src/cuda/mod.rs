@@ -5,6 +5,7 @@ pub mod hopper;
 pub mod mma;
 mod mma_time;
 pub mod plain;
+pub mod realigned;
 mod sides;
 pub mod skinny;
 pub mod variant;

@@ -5,6 +5,7 @@ use deuteron_codegen::{Kernel, Launch, Source};
 use deuteron_graph::{Dtype, Graph};
 use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile};
 use deuteron_matmul::cuda::mma::{Load, MmaKernel, MmaTile};
+use deuteron_matmul::cuda::realigned::RealignedKernel;
 
 use super::{Lanes, Launched, Mistake, TileProgram, check_mistakes, compiler, greedy, only, written};
 
@@ -45,6 +46,17 @@ impl Product {
         text.parse().unwrap_or_else(|error| panic!("{error:?}\n{text}"))
     }
 
+    /// Launches before the last, as `emulator/matmul.cpp` reads them.
+    fn before(&self, launch: &Launch) -> String {
+        let grids = launch.grids().expect("grids");
+        let [before @ .., _] = grids.list.as_slice() else { return String::new() };
+        if before.is_empty() {
+            return String::new();
+        }
+        let written: String = before.iter().map(written).collect();
+        format!("first {} {}\n{written}", before.len(), grids.workspace)
+    }
+
     /// A launch of it, as `emulator/matmul.cpp` reads it.
     fn launch(&self, graph: &Graph, launch: &Launch, grid: &Grid) -> String {
         let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped } = self;
@@ -57,11 +69,47 @@ impl Product {
             _ => 0,
         };
         format!(
-            "matmul {m} {n} {k} {batch} {left} {right} {storage} {skipped}\narguments {} {}\n{}",
+            "matmul {m} {n} {k} {batch} {left} {right} {storage} {skipped}\narguments {} {}\n{}{}",
             names.len(),
             names.join(" "),
+            self.before(launch),
             written(grid)
         )
+    }
+}
+
+/// The same on Hopper's matrix units, of operands that are copied first.
+fn realigned_matmul(product: &Product) -> (CudaSource, String) {
+    let graph = product.graph();
+    let plan = greedy(&graph);
+    let group = plan.groups.iter().find(|group| group.structure.is_matmul()).expect("a matmul");
+    let target = CudaTarget::new(Arch::Sm90a, 2);
+    let kernel = RealignedKernel::of(&group.draft(&graph, &plan.placement), &target).expect("a matmul of copies");
+    let Kernel { source: Source::Cuda(source), launch } = kernel.kernel(&target) else { panic!("a text") };
+    let last = launch.grids().and_then(|grids| grids.list.last()).expect("grids");
+    (source, product.launch(&graph, &launch, last))
+}
+
+/// Left, right and both operands at odd starts and strides, transposed, in batches.
+#[test]
+fn matmuls_of_copies() {
+    let Some(compiler) = compiler() else { return };
+    for (name, product) in [
+        ("both", Product { skipped: 3, ..Product::new([70, 50, 133], true) }),
+        ("left", Product { dtype: Dtype::F16, ..Product::new([66, 24, 1101], false) }),
+        ("across", Product { left: true, batch: 2, ..Product::new([69, 40, 37], false) }),
+        ("right", Product { skipped: 1, ..Product::new([40, 51, 63], false) }),
+    ] {
+        let (source, launch) = realigned_matmul(&product);
+        let program = TileProgram::compile(
+            &compiler,
+            &format!("realigned_{name}"),
+            "realigned.cpp",
+            "matmul_hopper",
+            &source.text,
+        );
+        let (ok, said) = program.run(&launch, 2, Lanes::Together, 1..3, 0);
+        assert!(ok, "{name}:\n{said}");
     }
 }
 
@@ -154,7 +202,7 @@ fn mistakes_of_warps() {
         ("\n            __syncthreads();", "", "FAILED"),
         ("clear_behind(held[i], existing(from, first, i));", "", "FAILED"),
         ("cut_out(held[i], (u32)(u64)place(from, first, i) & 15);", "", "FAILED"),
-        ("s_ring + STAGE_BYTES", "s_ring", "FAILED"),
+        ("(i + STAGES - 1) * DEPTH", "(i + STAGES) * DEPTH", "FAILED"),
         (
             "finish(p, s_own, at, 16 * atom, tile.column + column, lane);",
             "finish(p, s_own, at, 0, tile.column + column, lane);",

@@ -2,6 +2,7 @@
 
 // Floats from one row of a warp's staged sums to the next: what is stored together is in different banks.
 constexpr int PITCH = WARP_COLUMNS + 8;
+static_assert(STAGES > 2, "what is stored is read a stage later");
 static_assert(WARPS * 16 * PITCH * 4 <= STAGES * STAGE_BYTES, "sums take the place of operands");
 
 // Totals of 16 rows go to shared memory.
@@ -26,7 +27,7 @@ static __device__ __forceinline__ void stage(float* s_own, const Total (&sums)[E
 // A sum by fused multiply-adds, where that of three passes is infinite or no number: infinity times a rest of zero is none.
 static __device__ __noinline__ float sum_again(const char* g_a, u64 a_step, const char* g_b, u64 b_step, int k) {
     float sum = 0.0f;
-    for (int i = 0; i < k; ++i) sum = fmaf(__uint_as_float(load_element(g_a + i * a_step)), __uint_as_float(load_element(g_b + i * b_step)), sum);
+    for (int i = 0; i < k; ++i) sum = fmaf(__uint_as_float(load_element<SIZE>(g_a + i * a_step)), __uint_as_float(load_element<SIZE>(g_b + i * b_step)), sum);
     return sum;
 }
 template <bool ACROSS> static __device__ __forceinline__ const char* line_of(const Source& from, int at) {
@@ -88,47 +89,46 @@ static __device__ __forceinline__ void finish(const Parameters& p, const float* 
     }
 }
 
-// Adds all of K to a warp's sums. What is fetched while a stage is multiplied is the stage that follows STAGES - 1 later.
+// Adds all of K to a warp's sums. While a stage is multiplied, copies of the one that follows STAGES - 1 later are started. What passes
+// through registers is loaded then, and stored a stage later.
 static __device__ __forceinline__ void sum_up(Totals& sums, char* s_ring, const Source& a, const Source& b, int row, int column, int lane) {
-    constexpr bool PASSES = KIND == 0 && !FMA;
-    // Where both pass through registers, one does after the other.
-    constexpr bool IN_TURN = Left::HELD && Right::HELD && !PASSES;
     const int steps = (a.k + DEPTH - 1) / DEPTH;
+    const auto following = [&](char* s_at) { return s_at == s_ring + (STAGES - 1) * STAGE_BYTES ? s_ring : s_at + STAGE_BYTES; };
     char* s_stage = s_ring + STAGE_BYTES;
-    char* s_next = s_ring;
+    char* s_held = s_ring + (STAGES - 1) * STAGE_BYTES;
+    typename Left::Held held_a;
+    typename Right::Held held_b;
     for (int i = 1 - STAGES; i < steps; ++i) {
         if (i >= 0) {
             // All see the stage, and are done with the one whose place the next takes.
             if constexpr (!Left::HELD || !Right::HELD) await_copies<STAGES - 2>();
             __syncthreads();
         }
-        const int first = (i + STAGES - 1) * DEPTH;
-        const bool more = first < a.k;
-        typename Left::Held held_a;
-        typename Right::Held held_b;
-        if (more) {
-            Left::copy(s_next, a, first);
-            Right::copy(s_next + Left::BYTES, b, first);
+        char* const s_next = following(s_held);
+        const int next = (i + STAGES - 1) * DEPTH, held = next - DEPTH;
+        if (next < a.k) {
+            Left::copy(s_next, a, next);
+            Right::copy(s_next + Left::BYTES, b, next);
         }
         if constexpr (!Left::HELD || !Right::HELD) commit_copies();
-        if (more) Left::load(held_a, a, first);
-        if (more && !IN_TURN) Right::load(held_b, b, first);
-        if constexpr (PASSES) {
-            if (i >= 0) multiply_in_passes(sums, s_stage, row, column, lane);
-        } else {
+        if (0 <= held && held < a.k) {
+            Left::store(s_held, held_a, a, held);
+            Right::store(s_held + Left::BYTES, held_b, b, held);
+        }
+        if (next < a.k) {
+            Left::load(held_a, a, next);
+            Right::load(held_b, b, next);
+        }
+        if (i >= 0) {
+            if constexpr (KIND == 0 && !FMA) {
+                multiply_in_passes(sums, s_stage, row, column, lane);
+            } else {
 #pragma unroll
-            for (int step = 0; step < STEPS; ++step) {
-                if (i >= 0) multiply(sums, s_stage, row, column, step, lane);
-                if (more && IN_TURN && step == 0) {
-                    Left::store(s_next, held_a, a, first);
-                    Right::load(held_b, b, first);
-                }
+                for (int step = 0; step < STEPS; ++step) multiply(sums, s_stage, row, column, step, lane);
             }
         }
-        if (more && !IN_TURN) Left::store(s_next, held_a, a, first);
-        if (more) Right::store(s_next + Left::BYTES, held_b, b, first);
-        s_stage = s_stage == s_ring + (STAGES - 1) * STAGE_BYTES ? s_ring : s_stage + STAGE_BYTES;
-        s_next = s_next == s_ring + (STAGES - 1) * STAGE_BYTES ? s_ring : s_next + STAGE_BYTES;
+        s_stage = following(s_stage);
+        s_held = s_next;
     }
 }
 

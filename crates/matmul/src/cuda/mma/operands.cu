@@ -63,67 +63,13 @@ static __device__ __forceinline__ Source source(const Matrix& matrix, u64 batch,
     return {matrix.g_first + start, matrix.g_end, matrix.line, matrix.element, (int)min(size - first, (u64)1 << 30), (int)k};
 }
 
-// One element, zero-extended.
-static __device__ __forceinline__ u32 load_element(const char* g_at) {
-    if constexpr (SIZE == 4) {
-        u32 w;
-        Access<4>::load_again(&w, g_at);
-        return w;
-    } else if constexpr (SIZE == 2) {
-        return load_u16(g_at);
-    } else {
-        return load_u8(g_at);
-    }
-}
-
 // The first `bytes` of 16, element by element; zeros behind them.
 static __device__ __forceinline__ void gather(u32* w, const char* g_from, u64 apart, int bytes) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) w[i] = 0;
 #pragma unroll
     for (int i = 0; i < PIECE; ++i) {
-        if (i * SIZE < bytes) w[i * SIZE / 4] |= load_element(g_from + i * apart) << i * SIZE % 4 * 8;
-    }
-}
-
-// Two aligned pieces that hold `bytes` from `g_from` on, of which those that lie behind the buffer's end are not read.
-static __device__ __forceinline__ void load_around(u32* w, const char* g_from, const char* g_end, int bytes) {
-    const int shift = (int)((u64)g_from & 15), end = shift + bytes;
-    const char* g_word = g_from - shift;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        w[i] = 0;
-        if (4 * i + 4 <= shift || 4 * i >= end) continue;
-        const char* g_own = g_word + 4 * i;
-        if (g_end - g_own >= 4) {
-            Access<4>::load_again(w + i, g_own);
-        } else {
-#pragma unroll
-            for (int at = 0; at < 4; at += SIZE) {
-                if (g_own + at < g_end) w[i] |= load_element(g_own + at) << at * 8;
-            }
-        }
-    }
-}
-
-// The 16 bytes from `shift` on, at the front.
-static __device__ __forceinline__ void cut_out(u32* w, u32 shift) {
-#pragma unroll
-    for (int i = 0; i < 6; ++i) w[i] = shift & 8 ? w[i + 2] : w[i];
-#pragma unroll
-    for (int i = 0; i < 5; ++i) w[i] = shift & 4 ? w[i + 1] : w[i];
-    if constexpr (SIZE < 4) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], (shift & 3) * 8);
-    }
-}
-
-// Zeros behind the first `bytes` of 16.
-static __device__ __forceinline__ void clear_behind(u32* w, int bytes) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int left = bytes - 4 * i;
-        w[i] = left >= 4 ? w[i] : left <= 0 ? 0u : w[i] & (1u << 8 * left) - 1;
+        if (i * SIZE < bytes) w[i * SIZE / 4] |= load_element<SIZE>(g_from + i * apart) << i * SIZE % 4 * 8;
     }
 }
 
@@ -210,7 +156,7 @@ template <bool ACROSS, int HIGH, int LOAD> struct Operand {
                 const char* g_from = place(from, first, i);
                 const int bytes = existing(from, first, i);
                 if constexpr (LOAD == SHIFTED) {
-                    load_around(held[i], g_from, from.g_end, bytes);
+                    load_around<SIZE>(held[i], g_from, from.g_end, bytes);
                 } else {
                     gather(held[i], g_from, LOAD == ALIGNED ? SIZE : from.element, bytes);
                 }
@@ -223,7 +169,7 @@ template <bool ACROSS, int HIGH, int LOAD> struct Operand {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 if constexpr (LOAD == SHIFTED) {
-                    cut_out(held[i], (u32)(u64)place(from, first, i) & 15);
+                    cut_out<SIZE>(held[i], (u32)(u64)place(from, first, i) & 15);
                     if (!whole) clear_behind(held[i], existing(from, first, i));
                 }
                 *(uint4*)(s_to + target(i)) = make_uint4(held[i][0], held[i][1], held[i][2], held[i][3]);
