@@ -160,7 +160,7 @@ impl fmt::Display for HopperTile {
 }
 
 /// Whether a matrix with these strides has a tensor map.
-fn is_fit_for_map((row, column): (usize, usize), arg: &ArgBinding, batch: Option<usize>) -> bool {
+pub(super) fn is_fit_for_map((row, column): (usize, usize), arg: &ArgBinding, batch: Option<usize>) -> bool {
     let sixteen_bytes = 16 / arg.dtype.bytes();
     let stride = |stride: usize| stride.is_multiple_of(sixteen_bytes) && (1..MAX_STRIDE).contains(&stride);
     let contiguous = (column == 1 && stride(row)) || (row == 1 && stride(column));
@@ -182,7 +182,7 @@ fn has_instructions([a, b]: [Dtype; 2], matmul: Dtype, shape: &MatmulShape) -> b
 
 /// Whether a value that another kernel reads is stored wider than the matmul would be: work that ends inside of a call, in f32, costs more
 /// bytes than it saves.
-fn widens(draft: &Draft, matmuls: &[NodeId]) -> bool {
+pub(super) fn widens(draft: &Draft, matmuls: &[NodeId]) -> bool {
     let bytes = |id: NodeId| draft.graph.node(id).dtype.bytes();
     let inner = |id: &&NodeId| draft.graph.outputs().iter().all(|output| output.node != **id);
     draft.outputs.iter().filter(inner).any(|&id| matmuls.iter().any(|&matmul| bytes(id) > bytes(matmul)))
@@ -214,7 +214,7 @@ impl HopperKernel {
     }
 
     /// The same of a matmul that was lowered, in the way that is predicted to be done first.
-    fn new(lowered: LoweredMatmul, target: &CudaTarget) -> Option<HopperKernel> {
+    pub(super) fn new(lowered: LoweredMatmul, target: &CudaTarget) -> Option<HopperKernel> {
         let LoweredMatmul { product: matmul, launch } = lowered;
         let mut kernel = HopperKernel { matmul, launch, tile: TURNS };
         kernel.tile = *kernel.tiles(target, 1.0).first()?;
