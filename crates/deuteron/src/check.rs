@@ -171,7 +171,6 @@ struct Trial<'a> {
     bed: &'a Bed<'a>,
     graph: &'a Graph,
     inputs: &'a [Array],
-    backward: bool,
     plans: &'a [Strategy],
 }
 
@@ -207,11 +206,11 @@ impl<'a> Trial<'a> {
             failure: None,
         };
         let plans = plans(bed.engine, case.seed);
-        Trial { bed, graph: &case.graph, inputs: &case.inputs, backward: case.backward, plans }.all_plans(outcome)
+        Trial { bed, graph: &case.graph, inputs: &case.inputs, plans }.all_plans(outcome)
     }
 
     fn all_plans(&self, mut outcome: Outcome) -> Outcome {
-        let expected = match Expected::new(self.graph, self.inputs, self.backward) {
+        let expected = match Expected::new(self.graph, self.inputs) {
             Ok(expected) => expected,
             Err(error) => {
                 outcome.failure = Some((Strategy::Naive, error.to_string()));
@@ -245,7 +244,7 @@ impl<'a> Trial<'a> {
     }
 
     fn fails(&self, strategy: Strategy) -> bool {
-        let Ok(expected) = Expected::new(self.graph, self.inputs, self.backward) else { return false };
+        let Ok(expected) = Expected::new(self.graph, self.inputs) else { return false };
         match parallel::guarded(|| self.plan(strategy, &expected)) {
             Ok(Ok((_, verification))) => !verification.holds(),
             Ok(Err(_)) | Err(_) => true,
@@ -273,7 +272,7 @@ fn minimise(bed: &Bed<'_>, case: &Case, strategy: Strategy) -> Graph {
             }
             let Some((candidate, values)) = reduced(&graph, &inputs, &outputs, cut) else { continue };
             let is_smaller = candidate.nodes().len() < graph.nodes().len() || outputs.len() < graph.outputs().len();
-            let trial = Trial { bed, graph: &candidate, inputs: &values, backward: case.backward, plans: &PLANS };
+            let trial = Trial { bed, graph: &candidate, inputs: &values, plans: &PLANS };
             if is_smaller && trial.fails(strategy) {
                 smaller = Some((candidate, values));
                 break;

@@ -229,7 +229,7 @@ impl Matmul {
         let mut session = self.session(engine, kernel)?;
         session.poison()?;
         session.run(&tensors.iter().collect::<Vec<_>>())?;
-        let verification = Expected::new(&self.graph, &arrays, false)?.verify(&self.graph, &[session.output(0)?])?;
+        let verification = Expected::new(&self.graph, &arrays)?.verify(&self.graph, &[session.output(0)?])?;
         Ok(verification.worst().map_or(0.0, |worst| worst.comparison.ratio))
     }
 }
