@@ -110,6 +110,10 @@ fn print_catalog(report: &CatalogReport) {
     }
 }
 
+/// Columns of the table of errors.
+const SHARES: [&str; 10] =
+    ["dtype", "exact", "to 1/16", "to 1/8", "to 1/4", "to 1/2", "to 3/4", "to 1", "wrong", "no bound"];
+
 fn print(report: &CheckReport) {
     let mut counts: Vec<(&String, &usize)> = report.op_counts.iter().collect();
     counts.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
@@ -124,6 +128,13 @@ fn print(report: &CheckReport) {
     outln!("on {}", report.devices.join("; "));
     outln!("{} failures in {:.1} s", report.failures, report.seconds);
     outln!("largest error: {:.2} of its bound (seed {})", report.worst_ratio, report.worst_seed);
+    outln!("\nelements of results by error as a share of its bound");
+    let rows = report.shares.iter().map(|(dtype, shares)| {
+        let within = shares.within.iter().copied();
+        let counts = [shares.exact].into_iter().chain(within).chain([shares.wrong, shares.unbounded]);
+        [dtype.clone()].into_iter().chain(counts.map(|count| count.to_string())).collect()
+    });
+    outln!("{}", show::table(&SHARES, rows.collect(), 1));
     for failure in &report.failed {
         outln!("\nseed {}, plan {}, {}: {}", failure.seed, failure.plan, failure.device, failure.what);
         outln!("{}", failure.graph);

@@ -12,7 +12,7 @@ use deuteron_codegen::cpu::simd::Isa;
 use deuteron_device::Cpu;
 use deuteron_graph::{Dtype, Graph, NodeId, Output, extract};
 use deuteron_plan::{MachineKind, Strategy};
-use deuteron_reference::{Array, Case, Rounding, interpret_all, op_counts, random_case};
+use deuteron_reference::{Array, Case, Rounding, Shares, interpret_all, op_counts, random_case};
 use serde::Serialize;
 
 use crate::engine::Engine;
@@ -45,12 +45,34 @@ pub struct CheckReport {
     pub dtypes: BTreeMap<String, usize>,
     /// kernels run, over all plans
     pub kernels: usize,
+    /// elements of results of each dtype, by their error as a share of their bound
+    pub shares: BTreeMap<String, ShareCounts>,
     /// devices the cases were spread over: instruction set and threads
     pub devices: Vec<String>,
     /// seconds it took
     pub seconds: f64,
     /// each failure, made small
     pub failed: Vec<Failure>,
+}
+
+/// Elements by their error as a share of their bound.
+#[derive(Debug, Clone, Serialize)]
+pub struct ShareCounts {
+    /// exactly the reference
+    pub exact: u64,
+    /// up to 1/16, 1/8, 1/4, 1/2, 3/4 and 1 of the bound
+    pub within: Vec<u64>,
+    /// outside of the bound
+    pub wrong: u64,
+    /// without a bound: a decision upstream may have changed anything
+    pub unbounded: u64,
+}
+
+impl From<Shares> for ShareCounts {
+    fn from(shares: Shares) -> ShareCounts {
+        let Shares { exact, within, wrong, unbounded } = shares;
+        ShareCounts { exact, within: within.to_vec(), wrong, unbounded }
+    }
 }
 
 /// A graph whose result is wrong.
@@ -103,11 +125,13 @@ pub fn check(
         backward: 0,
         dtypes: BTreeMap::new(),
         kernels: 0,
+        shares: BTreeMap::new(),
         devices: engines.iter().map(|engine| engine.device().describe()).collect(),
         seconds: 0.0,
         failed: Vec::new(),
     };
     let mut sizes = Vec::with_capacity(cases);
+    let mut shares: BTreeMap<String, Shares> = BTreeMap::new();
     report.cases = outcomes.iter().flatten().count();
     for (index, outcome) in outcomes.into_iter().enumerate().filter_map(|(index, outcome)| Some((index, outcome?))) {
         let case_seed = seed.wrapping_add(index as u64);
@@ -118,6 +142,7 @@ pub fn check(
         report.backward += outcome.backward as usize;
         *report.dtypes.entry(outcome.dtype.to_string()).or_default() += 1;
         report.kernels += outcome.kernels;
+        outcome.shares.iter().for_each(|(dtype, own)| shares.entry(dtype.to_string()).or_default().add(own));
         if outcome.worst_ratio > report.worst_ratio {
             (report.worst_ratio, report.worst_seed) = (outcome.worst_ratio, case_seed);
         }
@@ -131,6 +156,7 @@ pub fn check(
             }
         }
     }
+    report.shares = shares.into_iter().map(|(dtype, shares)| (dtype, shares.into())).collect();
     sizes.sort_unstable();
     report.median_ops = sizes.get(sizes.len() / 2).copied().unwrap_or(0);
     report.seconds = begin.elapsed().as_secs_f64();
@@ -191,6 +217,8 @@ struct Outcome {
     dtype: Dtype,
     backward: bool,
     kernels: usize,
+    /// of every output of every plan
+    shares: Vec<(Dtype, Shares)>,
     worst_ratio: f64,
     failure: Option<(Strategy, String)>,
 }
@@ -202,6 +230,7 @@ impl<'a> Trial<'a> {
             dtype: case.dtype,
             backward: case.backward,
             kernels: 0,
+            shares: Vec::new(),
             worst_ratio: 0.0,
             failure: None,
         };
@@ -221,6 +250,8 @@ impl<'a> Trial<'a> {
             match parallel::guarded(|| self.plan(strategy, &expected)) {
                 Ok(Ok((kernels, verification))) => {
                     outcome.kernels += kernels;
+                    let outputs = verification.outputs.iter();
+                    outcome.shares.extend(outputs.map(|output| (output.dtype, output.comparison.shares)));
                     let worst = verification.worst();
                     let ratio = worst.map_or(0.0, |worst| worst.comparison.ratio);
                     outcome.worst_ratio = outcome.worst_ratio.max(ratio);

@@ -1,6 +1,6 @@
 //! Proof: results against the f64 reference, within the bounds of its error analysis.
 
-use deuteron_graph::Graph;
+use deuteron_graph::{Dtype, Graph};
 use deuteron_reference::{Array, Bounded, Comparison, bounded};
 
 use crate::error::Error;
@@ -23,6 +23,8 @@ pub struct Verification {
 pub struct VerifiedOutput {
     /// its name
     pub name: String,
+    /// dtype it is stored in
+    pub dtype: Dtype,
     /// largest error and bound
     pub comparison: Comparison,
 }
@@ -42,7 +44,7 @@ impl Expected {
     pub fn verify(&self, graph: &Graph, outputs: &[Tensor]) -> Result<Verification, Error> {
         let outputs = graph.outputs().iter().zip(&self.outputs).zip(outputs).map(|((output, expected), got)| {
             let comparison = expected.compare(&got.to_array()?);
-            Ok(VerifiedOutput { name: output.name.clone(), comparison })
+            Ok(VerifiedOutput { name: output.name.clone(), dtype: expected.dtype, comparison })
         });
         Ok(Verification { outputs: outputs.collect::<Result<_, Error>>()? })
     }

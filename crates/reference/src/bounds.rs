@@ -1,6 +1,6 @@
 //! How far each element of a result may lie from the reference.
 //!
-//! `bound = max(4 k deviation, 2 |rounded - exact|) + slack`
+//! `bound = max(5 k deviation, 2 |rounded - exact|) + slack`
 //!
 //! - `deviation` is what a running error analysis of the graph gives for the element: every rounding to a storage type, every
 //!   function and every sum in `f32`, carried through all that follows (`spread.rs`).
@@ -45,8 +45,47 @@ pub struct Comparison {
     pub error: f64,
     /// Its bound.
     pub bound: f64,
+    /// All elements, by their error.
+    pub shares: Shares,
+}
+
+/// Counts of elements by their error as a share of their bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Shares {
+    /// Elements that are exact.
+    pub exact: u64,
+    /// Other elements up to each of [`Shares::LIMITS`] and above the one before it.
+    pub within: [u64; Shares::LIMITS.len()],
+    /// Elements outside of their bound.
+    pub wrong: u64,
     /// Elements that no bound is known for.
-    pub unbounded: usize,
+    pub unbounded: u64,
+}
+
+impl Shares {
+    /// Upper ends of the shares that are counted.
+    pub const LIMITS: [f64; 6] = [0.0625, 0.125, 0.25, 0.5, 0.75, 1.0];
+
+    /// One more element.
+    pub fn count(&mut self, ratio: Option<f64>) {
+        let place = |ratio: f64| Shares::LIMITS.iter().position(|&limit| ratio <= limit);
+        match ratio {
+            None => self.unbounded += 1,
+            Some(0.0) => self.exact += 1,
+            Some(ratio) => match place(ratio) {
+                Some(place) => self.within[place] += 1,
+                None => self.wrong += 1,
+            },
+        }
+    }
+
+    /// The elements of another tensor as well.
+    pub fn add(&mut self, other: &Shares) {
+        self.exact += other.exact;
+        self.within.iter_mut().zip(&other.within).for_each(|(sum, count)| *sum += count);
+        self.wrong += other.wrong;
+        self.unbounded += other.unbounded;
+    }
 }
 
 impl Comparison {
@@ -75,13 +114,11 @@ impl Bounded {
     /// Holds a result of the same shape against the reference.
     pub fn compare(&self, got: &Array) -> Comparison {
         assert_eq!(self.exact.shape, got.shape, "a result of the shape of the reference");
-        let mut comparison = Comparison { ratio: 0.0, worst_index: 0, error: 0.0, bound: 0.0, unbounded: 0 };
+        let mut comparison =
+            Comparison { ratio: 0.0, worst_index: 0, error: 0.0, bound: 0.0, shares: Shares::default() };
         for (index, ratio) in self.ratios(got).enumerate() {
-            let Some(ratio) = ratio else {
-                comparison.unbounded += 1;
-                continue;
-            };
-            if ratio > comparison.ratio {
+            comparison.shares.count(ratio);
+            if let Some(ratio) = ratio.filter(|&ratio| ratio > comparison.ratio) {
                 (comparison.ratio, comparison.worst_index) = (ratio, index);
             }
         }
@@ -119,9 +156,12 @@ impl Errors {
         let Some(spread) = self.spread.as_ref().filter(|_| dtype.is_float()) else {
             return (0..exact.values.len()).map(slack).collect();
         };
-        let run: Vec<f64> = exact.values.iter().zip(&rounded.values).map(|(exact, rounded)| (rounded - exact).abs()).collect();
+        let run: Vec<f64> =
+            exact.values.iter().zip(&rounded.values).map(|(exact, rounded)| (rounded - exact).abs()).collect();
         let related = (0..run.len())
-            .filter(|&index| spread[index] > 0.0 && spread[index].is_finite() && run[index].is_finite() && slack(index) == 0.0)
+            .filter(|&index| {
+                spread[index] > 0.0 && spread[index].is_finite() && run[index].is_finite() && slack(index) == 0.0
+            })
             .map(|index| (run[index] / spread[index]).powi(2));
         let (count, squares) = related.fold((0, 0.0), |(count, sum), square| (count + 1, sum + square));
         let excess = (squares / count.max(1) as f64).sqrt().max(1.0);
@@ -239,7 +279,8 @@ mod tests {
     fn elements_without_a_bound_are_counted() {
         let expected = one(Dtype::F32, &[1.0, 2.0], &[f64::INFINITY, 0.5]);
         let comparison = expected.compare(&Array::new([2], vec![100.0, 2.25]));
-        assert_eq!((comparison.unbounded, comparison.ratio, comparison.worst_index), (1, 0.5, 1));
+        assert_eq!((comparison.ratio, comparison.worst_index), (0.5, 1));
+        assert_eq!(comparison.shares, Shares { within: [0, 0, 0, 1, 0, 0], unbounded: 1, ..Shares::default() });
     }
 
     #[test]

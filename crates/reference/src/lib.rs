@@ -44,7 +44,7 @@ mod strided;
 mod value;
 
 pub use array::Array;
-pub use bounds::{Bounded, Comparison, bounded};
+pub use bounds::{Bounded, Comparison, Shares, bounded};
 pub use error::ReferenceError;
 pub use formulas::formula;
 pub use generator::Generator;

@@ -8,7 +8,7 @@ use deuteron_graph::{Dtype, UnaryOp};
 use crate::round::{round_to, smallest, ulp};
 
 /// Deviations up to which a result is right.
-pub(crate) const DEVIATIONS: f64 = 4.0;
+pub(crate) const DEVIATIONS: f64 = 5.0;
 
 /// The deviation of an even distribution over one spacing: `1 / sqrt(12)`.
 const EVEN: f64 = 0.288_675_134_594_812_9;
@@ -17,16 +17,17 @@ const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
 /// Partial sums that a row is summed in, at least: a warp's lanes.
 const LANES: usize = 32;
 
-/// The deviation of rounding `y` to `dtype`. A number that the dtype holds stays as it is if nothing before it was off, and
+/// The deviation of rounding `y`, itself off by `off`, to `dtype`. A number that the dtype holds stays as it is if nothing before it was off, and
 /// a zero if anything was: it is structural (a mask, a clamp, a dropped element), or what it cancelled from is off.
 #[inline(always)]
-pub(crate) fn rounding(dtype: Dtype, y: f64, exact: bool) -> f64 {
-    if !dtype.is_float() || y == 0.0 || (exact && (round_to(dtype, y) == y || y.is_nan())) {
+pub(crate) fn rounding(dtype: Dtype, y: f64, off: f64) -> f64 {
+    if !dtype.is_float() || y == 0.0 || (off == 0.0 && (round_to(dtype, y) == y || y.is_nan())) {
         return 0.0;
     }
     // Subnormals of f32 may be flushed to zero.
     let least = smallest(dtype);
-    if y.abs() < least { least } else { EVEN * ulp(dtype, y) }
+    let reached = y.abs() + off;
+    if y.abs() < least { least } else { EVEN * ulp(dtype, if reached.is_finite() { reached } else { y }) }
 }
 
 /// The deviation of a function computed in `f32`. The argument of an exponential is scaled to a power of two first, which
@@ -59,9 +60,13 @@ pub(crate) fn row_steps(terms: usize) -> usize {
     terms.min(terms.div_ceil(LANES) + LANES.ilog2() as usize)
 }
 
-/// The variance that `steps` additions in `f32` add, per square of the magnitude of the partial sums. That magnitude is
-/// the larger of the sum and of the root of the summed squares: what terms of random signs reach.
-pub(crate) fn accumulation(steps: usize) -> f64 {
+/// The variance that `steps` additions in `f32` add, per square of the magnitude of the sum: the larger of the sum and of the
+/// root of the summed squares, which is what terms of random signs reach.
+///
+/// Partial sums have half that square on average, and the square of a spacing is on average half of the largest at its
+/// magnitude. Tensor cores, which `truncating` allows for, drop bits instead of rounding: off by a whole spacing at most.
+pub(crate) fn accumulation(steps: usize, truncating: bool) -> f64 {
     let step = EVEN * Dtype::F32.epsilon();
-    steps as f64 * step * step
+    let share = if truncating { 1.0 } else { 0.25 };
+    steps as f64 * step * step * share
 }

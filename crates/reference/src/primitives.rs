@@ -147,7 +147,7 @@ impl<'a> Evaluation<'_, 'a> {
                 Rounding::Exact => of_input(index, node.dtype, &main),
                 Rounding::Storage => Spread::default(),
             };
-            return Ok(Value { main, slack: None, spread });
+            return Ok(Value { dtype: node.dtype, main, slack: None, spread });
         }
         let rounding = match node.op {
             // The meaning of these casts is to round.
@@ -174,7 +174,7 @@ impl<'a> Evaluation<'_, 'a> {
             Rounding::Exact => (slack_of(node, &operands), spread_of(self.graph, index, &operands, &main)),
             Rounding::Storage => (None, Spread::default()),
         };
-        Ok(Value { main, slack, spread })
+        Ok(Value { dtype: node.dtype, main, slack, spread })
     }
 }
 

@@ -190,7 +190,13 @@ fn near_ties(node: &Node, a: &Value, b: &Value) -> Slack {
             return match slack > 0.0 {
                 true => NEAR,
                 false if a_off == 0.0 && b_off == 0.0 => 0.0,
-                false => if same(a_off, b_off) { EQUAL } else { NEAR },
+                false => {
+                    if same(a_off, b_off) {
+                        EQUAL
+                    } else {
+                        NEAR
+                    }
+                }
             };
         }
         let distance = (a - b).abs();

@@ -28,7 +28,7 @@ pub(crate) fn spread_of(graph: &Graph, index: usize, operands: &[&Value], result
         // Results are discrete: a decision that may fall the other way is slack.
         Op::Compare(_) | Op::Unary(UnaryOp::Round) | Op::RowReduce(ReduceOp::ArgMax) => Spread::default(),
         Op::Cast(Dtype::I8 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool) => Spread::default(),
-        Op::Const { .. } => from_steps(index, node, operands, result, |_, y| rounding(node.dtype, y, true)),
+        Op::Const { .. } => from_steps(index, node, operands, result, |_, y| rounding(node.dtype, y, 0.0)),
         // A widening changes nothing.
         Op::Cast(_) if node.dtype == Dtype::F32 && operands[0].spread.is_exact() => Spread::default(),
         Op::Cast(Dtype::F32) => first(),
@@ -57,10 +57,10 @@ pub(crate) fn spread_of(graph: &Graph, index: usize, operands: &[&Value], result
 
 /// The spread of an input: zero if it is what its dtype stores.
 pub(crate) fn of_input(index: usize, dtype: Dtype, value: &Strided) -> Spread {
-    if !value.any(|x| rounding(dtype, x, true) != 0.0) {
+    if !value.any(|x| rounding(dtype, x, 0.0) != 0.0) {
         return Spread::default();
     }
-    let own = map(&value.shape, [value], Store::PLAIN, |[x]| known(rounding(dtype, x, true), x));
+    let own = map(&value.shape, [value], Store::PLAIN, |[x]| known(rounding(dtype, x, 0.0), x));
     Spread { own: Some(own), sources: source(index), ..Spread::default() }.settled()
 }
 
@@ -128,22 +128,24 @@ fn unary(
     let dtype = node.dtype;
     let spread = &x.spread;
     if spread.is_exact() {
-        return from_steps(index, node, &[x], result, |x, y| norm(rounding(dtype, y, true), step(x, y)));
+        return from_steps(index, node, &[x], result, |x, y| norm(rounding(dtype, y, 0.0), step(x, y)));
     }
     let again = repeated_axes(result);
-    let fresh = |x: f64, y: f64, off: f64| norm(rounding(dtype, y, off == 0.0), step(x, y));
+    let fresh = |x: f64, y: f64, off: f64| norm(rounding(dtype, y, off), step(x, y));
     let (own, shared) = (spread.own(&node.shape), spread.shared(&node.shape));
     let inputs = [&x.main, result, &own, &shared];
     let own_part = map(&node.shape, inputs, Store::PLAIN, |[x, y, own, shared]| {
         let off = norm(own, shared);
-        let fresh = if again.is_empty() { fresh(x, y, off) } else { 0.0 };
-        known(norm(moved(slope(x, y, off), own), fresh), y)
+        let slope = slope(x, y, off);
+        let fresh = if again.is_empty() { fresh(x, y, moved(slope, off)) } else { 0.0 };
+        known(norm(moved(slope, own), fresh), y)
     });
     let shared_part = (spread.shared.is_some() || !again.is_empty()).then(|| {
         map(&node.shape, inputs, Store::PLAIN, |[x, y, own, shared]| {
             let off = norm(own, shared);
-            let fresh = if again.is_empty() { 0.0 } else { fresh(x, y, off) };
-            known(norm(moved(slope(x, y, off), shared), fresh), y)
+            let slope = slope(x, y, off);
+            let fresh = if again.is_empty() { 0.0 } else { fresh(x, y, moved(slope, off)) };
+            known(norm(moved(slope, shared), fresh), y)
         })
     });
     let sources = sources(index, &[spread]);
@@ -206,14 +208,14 @@ fn binary(index: usize, node: &Node, op: BinaryOp, operands: &[&Value], result: 
     let shape = &node.shape;
     let [a, b] = [0, 1].map(|i| operands[i].spread.repeated(&operands[i].main.shape, shape));
     let picks = matches!(op, BinaryOp::Max | BinaryOp::Min);
-    let own_step = |y: f64, exact: bool| match op {
+    let own_step = |y: f64, off: f64| match op {
         // One of the operands, as it is.
         BinaryOp::Max | BinaryOp::Min => 0.0,
-        BinaryOp::Div => norm(rounding(node.dtype, y, exact), quotient(y)),
-        BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul => rounding(node.dtype, y, exact),
+        BinaryOp::Div => norm(rounding(node.dtype, y, off), quotient(y)),
+        BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul => rounding(node.dtype, y, off),
     };
     if a.is_exact() && b.is_exact() {
-        return from_steps(index, node, &[], result, |_, y| own_step(y, true));
+        return from_steps(index, node, &[], result, |_, y| own_step(y, 0.0));
     }
     let related = node.inputs[0] == node.inputs[1] || !a.sources.is_disjoint(&b.sources);
     let join = |a: f64, b: f64| match (picks, related) {
@@ -228,7 +230,7 @@ fn binary(index: usize, node: &Node, op: BinaryOp, operands: &[&Value], result: 
         map(shape, inputs, Store::PLAIN, |[a, a_off, a_part, b, b_off, b_part, y]| {
             let [a_slope, b_slope] = slopes(op, [a, a_off], [b, b_off]);
             let carried = join(moved(a_slope, a_part), moved(b_slope, b_part));
-            let fresh = if fresh_here { own_step(y, a_off == 0.0 && b_off == 0.0) } else { 0.0 };
+            let fresh = if fresh_here { own_step(y, join(moved(a_slope, a_off), moved(b_slope, b_off))) } else { 0.0 };
             known(norm(carried, fresh), y)
         })
     };
@@ -246,8 +248,18 @@ fn select(node: &Node, operands: &[&Value]) -> Spread {
         return Spread::default();
     }
     let condition = &operands[0].main;
-    let pick = |a: &Strided, b: &Strided| {
-        map(shape, [condition, a, b], Store::PLAIN, |[condition, a, b]| if condition != 0.0 { a } else { b })
+    let pick = |a: &Strided, b: &Strided| match &operands[0].slack {
+        // Where the condition is a near tie, either branch may be what a kernel rounds.
+        Some(unsure) => map(shape, [condition, unsure, a, b], Store::PLAIN, |[condition, unsure, a, b]| {
+            if unsure > 0.0 {
+                a.max(b)
+            } else if condition != 0.0 {
+                a
+            } else {
+                b
+            }
+        }),
+        None => map(shape, [condition, a, b], Store::PLAIN, |[condition, a, b]| if condition != 0.0 { a } else { b }),
     };
     let own = pick(&a.own(shape), &b.own(shape));
     let shared = (a.shared.is_some() || b.shared.is_some()).then(|| pick(&a.shared(shape), &b.shared(shape)));

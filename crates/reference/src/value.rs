@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use deuteron_graph::Shape;
+use deuteron_graph::{Dtype, Shape};
 
 use crate::store::Store;
 use crate::strided::{Strided, map};
@@ -11,6 +11,7 @@ use crate::strided::{Strided, map};
 /// A computed node.
 #[derive(Debug, Clone)]
 pub(crate) struct Value<'a> {
+    pub dtype: Dtype,
     pub main: Strided<'a>,
     /// The reach of decisions that could have fallen the other way; `None`: zero.
     pub slack: Option<Strided<'static>>,
@@ -97,7 +98,9 @@ impl Spread {
         let repeats = |axis: usize| to[axis] > 1 && (axis < missing || from[axis - missing] == 1);
         let axes = Axes::where_(to.rank(), repeats);
         let along = self.along.shifted(missing);
-        if axes.is_empty() || self.is_exact() {
+        // The error of a constant is in common to all elements and the same in every kernel: the run in the storage types
+        // has it. Sums of its magnitudes would say much more than is true of sums that cancel.
+        if axes.is_empty() || self.is_exact() || from.rank() == 0 {
             return Spread { along, ..self.clone() };
         }
         Spread { own: None, shared: Some(self.total(from)), along: along.with(axes), sources: self.sources.clone() }

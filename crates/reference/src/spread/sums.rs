@@ -1,6 +1,6 @@
 //! The spread of what is computed from many elements: sums, products of matrices, the largest of a row.
 
-use deuteron_graph::{Node, Op, ReduceOp};
+use deuteron_graph::{Dtype, Node, Op, ReduceOp};
 use rayon::prelude::*;
 
 use super::{known, moved, repeated_axes, source};
@@ -47,9 +47,8 @@ struct Summed<'a> {
 impl Summed<'_> {
     fn spread(self, sum: impl Fn(&Strided) -> Strided<'static>) -> Spread {
         let Summed { node, x, terms, result, scale, .. } = &self;
-        let in_squares = |part: &Option<Strided<'static>>| {
-            part.as_ref().map(|part| sum(&map1(part, Store::PLAIN, |x| x * x)))
-        };
+        let in_squares =
+            |part: &Option<Strided<'static>>| part.as_ref().map(|part| sum(&map1(part, Store::PLAIN, |x| x * x)));
         let zero = || Strided::scalar(0.0).broadcast(&node.shape);
         let carried = in_squares(&x.own).unwrap_or_else(zero);
         let shared = match self.common {
@@ -57,7 +56,7 @@ impl Summed<'_> {
             false => in_squares(&x.shared).map(|squares| map1(&squares, Store::PLAIN, f64::sqrt)),
         };
         let shared = shared.unwrap_or_else(zero);
-        let (exact, step) = (x.is_exact(), accumulation(self.steps));
+        let (exact, step) = (x.is_exact(), accumulation(self.steps, false));
         // What has no axis left to be in common along is one element's own.
         let keeps = !self.along.is_empty();
         let whole = terms.whole && exact;
@@ -68,7 +67,8 @@ impl Summed<'_> {
             let accumulated = if exact_sum { 0.0 } else { step * squares.max(sum * sum) };
             let shared = if keeps { 0.0 } else { shared };
             let before = (carried + accumulated + shared * shared).sqrt() * scale;
-            known(norm(before, rounding(node.dtype, y, exact_sum)), y)
+            // An exact sum divided by a count need not be whole any more.
+            known(norm(before, rounding(node.dtype, y, before)), y)
         });
         let shared = keeps.then(|| map(&node.shape, [&shared, result], Store::PLAIN, |[x, y]| known(x * scale, y)));
         Spread { own: Some(own), shared, along: self.along, sources: source(self.index) }.settled()
@@ -145,13 +145,14 @@ pub(super) fn matmul(index: usize, node: &Node, operands: &[&Value], result: &St
     ];
     let inner = a.main.shape[inner_axis[0]];
     let common = [a.spread.along.has(inner_axis[0]), b.spread.along.has(inner_axis[1])];
-    let exact = a.spread.is_exact() && b.spread.is_exact();
     // Sums of bytes are exact until they are stored.
     let bytes = operands.iter().all(|operand| operand.spread.is_exact() && !operand.main.any(|x| x.fract() != 0.0));
-    let step = accumulation(inner);
+    let narrow = operands.iter().any(|operand| operand.dtype != Dtype::F32);
+    let step = accumulation(inner, narrow);
     // What is not in common along the inner axis adds in squares, with the sum's own error.
     let variance = |x: &Value, common: bool| -> Option<Strided<'static>> {
-        let part = if common { x.spread.own.clone() } else { (!x.spread.is_exact()).then(|| x.spread.total(&x.main.shape)) };
+        let part =
+            if common { x.spread.own.clone() } else { (!x.spread.is_exact()).then(|| x.spread.total(&x.main.shape)) };
         part.map(|part| square(&part))
     };
     let b_square = square(&b.main);
@@ -185,8 +186,8 @@ pub(super) fn matmul(index: usize, node: &Node, operands: &[&Value], result: &St
     let own = map(shape, inputs, Store::PLAIN, |[total, shared, magnitude, y]| {
         let exact_sum = bytes && magnitude <= MOST_WHOLE;
         let shared = if keeps { 0.0 } else { shared };
-        let before = if exact_sum { 0.0 } else { total + step * y * y + shared * shared };
-        known(norm(before.sqrt(), rounding(node.dtype, y, exact && exact_sum)), y)
+        let before = if exact_sum { 0.0 } else { (total + step * y * y + shared * shared).sqrt() };
+        known(norm(before, rounding(node.dtype, y, before)), y)
     });
     let shared = shared.filter(|_| keeps).map(|part| map(shape, [&part, result], Store::PLAIN, |[x, y]| known(x, y)));
     let along = if keeps { along } else { Axes::NONE };
