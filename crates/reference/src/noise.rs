@@ -39,10 +39,10 @@ pub(crate) fn function(op: UnaryOp, in_composite: bool, x: f64, y: f64) -> f64 {
         UnaryOp::Tanh | UnaryOp::Erf if in_composite => return 2.0 * UNIT,
         UnaryOp::Sigmoid if in_composite => return UNIT,
         UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round => return 0.0,
-        UnaryOp::Sqrt | UnaryOp::Reciprocal => 1.0,
-        UnaryOp::Log | UnaryOp::Rsqrt | UnaryOp::Tanh | UnaryOp::Erf => 2.0,
-        UnaryOp::Exp => 2.0 + x.abs(),
-        UnaryOp::Sigmoid => 2.0 + x.abs() * (1.0 - y),
+        UnaryOp::Sqrt | UnaryOp::Reciprocal | UnaryOp::Log | UnaryOp::Rsqrt => 1.0,
+        UnaryOp::Tanh | UnaryOp::Erf => 2.0,
+        UnaryOp::Exp => 1.0 + x.abs() / 2.0,
+        UnaryOp::Sigmoid => 2.0 + x.abs() * (1.0 - y) / 2.0,
     };
     let off = units * UNIT * y.abs();
     // Zero times an infinite argument.

@@ -49,6 +49,7 @@ pub struct Interpretation {
 pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<Interpretation, ReferenceError> {
     check_inputs(graph, inputs)?;
     let last_use = last_uses(graph);
+    reserve(graph, &last_use, rounding)?;
     let evaluation = Evaluation { graph, inputs, rounding, buffers: Buffers::default() };
     let mut values: Vec<Option<Value>> = Vec::with_capacity(graph.nodes().len());
     for (index, node) in graph.nodes().iter().enumerate() {
@@ -94,6 +95,26 @@ fn check_inputs(graph: &Graph, inputs: &[Array]) -> Result<(), ReferenceError> {
         }
     }
     Ok(())
+}
+
+/// Refuses a graph whose values the memory at hand does not hold, before any is computed: what is reserved here is given
+/// back at once. Views are written out where they are outputs.
+fn reserve(graph: &Graph, last_use: &[Option<usize>], rounding: Rounding) -> Result<(), ReferenceError> {
+    // Beside each value its slack and the two parts of its spread, and as many again on the way to them.
+    let copies = if rounding == Rounding::Exact { 4 } else { 1 };
+    let elements = |index: usize| match &graph.nodes()[index] {
+        Node { op: Op::View(_), .. } if last_use[index] != Some(usize::MAX) => 0,
+        node => node.shape.elements(),
+    };
+    let (mut live, mut most) = (0usize, 0usize);
+    for (index, node) in graph.nodes().iter().enumerate().filter(|(index, _)| last_use[*index].is_some()) {
+        live = live.saturating_add(elements(index));
+        most = most.max(live);
+        let done = node.inputs.iter().filter(|input| last_use[input.index()] == Some(index));
+        live = done.fold(live, |live, input| live.saturating_sub(elements(input.index())));
+    }
+    let bytes = most.saturating_mul(copies * size_of::<f64>());
+    Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| ReferenceError::OutOfMemory { bytes })
 }
 
 /// Where each node is read last; outputs are read at the end. `None`: no output needs the node.

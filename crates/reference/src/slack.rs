@@ -138,10 +138,13 @@ fn through_binary(node: &Node, op: BinaryOp, operands: &[&Value]) -> Strided<'st
 
 fn through_select(node: &Node, operands: &[&Value]) -> Strided<'static> {
     let slacks = [slack_or_zero(operands[0]), slack_or_zero(operands[1]), slack_or_zero(operands[2])];
-    let inputs = [&operands[0].main, &operands[1].main, &operands[2].main, &slacks[0], &slacks[1], &slacks[2]];
-    map(&node.shape, inputs, Store::PLAIN, |[condition, a, b, unsure, a_slack, b_slack]| {
+    let offs = [1, 2].map(|branch: usize| operands[branch].spread.total(&operands[branch].main.shape));
+    let [condition, a, b] = [0, 1, 2].map(|operand: usize| &operands[operand].main);
+    let inputs = [condition, a, b, &slacks[0], &slacks[1], &slacks[2], &offs[0], &offs[1]];
+    map(&node.shape, inputs, Store::PLAIN, |[condition, a, b, unsure, a_slack, b_slack, a_off, b_off]| {
         if unsure > 0.0 {
-            change(a, b) + a_slack.max(b_slack)
+            // The other branch is rounded as well, and what follows may not see it from here.
+            change(a, b) + a_slack.max(b_slack) + DEVIATIONS * a_off.max(b_off)
         } else if condition != 0.0 {
             a_slack
         } else {

@@ -22,6 +22,7 @@ use crate::value::{Axes, Spread, Value, norm, or_zero};
 pub(crate) fn spread_of(graph: &Graph, index: usize, operands: &[&Value], result: &Strided) -> Spread {
     let node = &graph.nodes()[index];
     let first = || operands[0].spread.clone();
+    let in_composite = graph.calls()[node.call.index()].callee != Callee::Primitive;
     match &node.op {
         // An input is rounded by the interpreter's caller; see `of_input`.
         Op::Input { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Opaque(_) => Spread::default(),
@@ -35,7 +36,6 @@ pub(crate) fn spread_of(graph: &Graph, index: usize, operands: &[&Value], result
         Op::Cast(_) => unary(index, node, operands[0], result, |_, _, _| 1.0, |_, _| 0.0),
         Op::Unary(UnaryOp::Neg | UnaryOp::Abs) | Op::StopGradient => first(),
         Op::Unary(op) => {
-            let in_composite = graph.calls()[node.call.index()].callee != Callee::Primitive;
             let slope = |x: f64, y: f64, off: f64| slope(*op, x, y, DEVIATIONS * off);
             unary(index, node, operands[0], result, slope, |x, y| function(*op, in_composite, x, y))
         }
@@ -43,6 +43,8 @@ pub(crate) fn spread_of(graph: &Graph, index: usize, operands: &[&Value], result
         Op::Select => select(node, operands),
         Op::View(change) => through_view(change, operands[0], &node.shape),
         Op::Concat { axis } => through_concat(node, *axis, operands),
+        // The largest of a row is what composites shift exponents by: whatever is taken cancels out.
+        Op::RowReduce(ReduceOp::Max) if in_composite => Spread::default(),
         Op::RowReduce(ReduceOp::Max | ReduceOp::AbsMax) => sums::largest(node, operands[0]),
         Op::RowReduce(ReduceOp::Sum | ReduceOp::Mean) => sums::row_sum(index, node, operands[0], result),
         Op::ColumnSum => sums::column_sum(index, node, operands[0], result),
@@ -248,18 +250,8 @@ fn select(node: &Node, operands: &[&Value]) -> Spread {
         return Spread::default();
     }
     let condition = &operands[0].main;
-    let pick = |a: &Strided, b: &Strided| match &operands[0].slack {
-        // Where the condition is a near tie, either branch may be what a kernel rounds.
-        Some(unsure) => map(shape, [condition, unsure, a, b], Store::PLAIN, |[condition, unsure, a, b]| {
-            if unsure > 0.0 {
-                a.max(b)
-            } else if condition != 0.0 {
-                a
-            } else {
-                b
-            }
-        }),
-        None => map(shape, [condition, a, b], Store::PLAIN, |[condition, a, b]| if condition != 0.0 { a } else { b }),
+    let pick = |a: &Strided, b: &Strided| {
+        map(shape, [condition, a, b], Store::PLAIN, |[condition, a, b]| if condition != 0.0 { a } else { b })
     };
     let own = pick(&a.own(shape), &b.own(shape));
     let shared = (a.shared.is_some() || b.shared.is_some()).then(|| pick(&a.shared(shape), &b.shared(shape)));

@@ -3,6 +3,8 @@
 //! Every op of the catalogue, every dtype, both directions. A right result is made worse in one way at a time. It is that of the plan
 //! that stores every value, since a kernel may round wherever the graph says so.
 
+use std::collections::BTreeSet;
+
 use deuteron::reference::{Array, Bounded, ulp};
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, FusedOp, Graph, Sizes, Strategy, Tensor, seed};
@@ -11,6 +13,7 @@ use crate::support::{expected, outputs, ran};
 
 /// How much worse a kernel is made.
 const WORSE: f64 = 8.0;
+const SEED: u64 = 7;
 const ROWS: usize = 33;
 const COLS: usize = 129;
 
@@ -22,7 +25,7 @@ struct Case {
     label: String,
 }
 
-fn cases() -> impl Iterator<Item = Case> {
+fn cases(seed: u64) -> impl Iterator<Item = Case> {
     let engine = Engine::cpu();
     let directions = |op: FusedOp| [false, true].into_iter().filter(move |back| !back || op.has_backward());
     let all = FusedOp::variants().into_iter().flat_map(move |op| directions(op).map(move |backward| (op, backward)));
@@ -31,7 +34,7 @@ fn cases() -> impl Iterator<Item = Case> {
         let sizes = Sizes { tokens: 301, classes: 301, experts: [3, 37], ..Sizes::new(ROWS, COLS, dtype) };
         let types = op.operand_types_of(&sizes);
         let graph = if backward { op.backward_graph(&types).unwrap() } else { op.graph(&types).unwrap() };
-        let inputs: Vec<Tensor> = seed::inputs(&graph, 7).unwrap();
+        let inputs: Vec<Tensor> = seed::inputs(&graph, seed).unwrap();
         let expected = expected(&graph, &inputs);
         let session = ran(&engine, &graph, Strategy::Naive, &inputs);
         let got = outputs(&session).iter().map(|output| output.to_array().unwrap()).collect();
@@ -53,28 +56,36 @@ fn is_exact(expected: &Bounded) -> bool {
     expected.bounds.iter().all(|&bound| bound == 0.0)
 }
 
+/// In a tensor of few elements all errors may be small by chance: such a kernel is caught by the next inputs.
 #[test]
 fn errors_eight_times_as_large_are_caught() {
-    let mut missed = Vec::new();
-    for case in cases() {
-        for (name, expected, got) in case.outputs().filter(|(_, expected, _)| expected.dtype.is_float()) {
-            let worse = |(&exact, &got): (&f64, &f64)| exact + WORSE * (got - exact);
-            let values = expected.exact.values.iter().zip(&got.values).map(worse).collect();
-            let worse = Array::new(got.shape.clone(), values).rounded(expected.dtype);
-            // A kernel without errors is not worse than it was.
-            if worse != *got && expected.compare(&worse).holds() {
-                missed.push(format!("{name}: {:?}", expected.compare(&worse)));
+    let missed = |seed: u64| -> BTreeSet<String> {
+        let mut missed = BTreeSet::new();
+        for case in cases(seed) {
+            for (name, expected, got) in case.outputs().filter(|(_, expected, _)| expected.dtype.is_float()) {
+                let worse = |(&exact, &got): (&f64, &f64)| exact + WORSE * (got - exact);
+                let values = expected.exact.values.iter().zip(&got.values).map(worse).collect();
+                let worse = Array::new(got.shape.clone(), values).rounded(expected.dtype);
+                // A kernel without errors is not worse than it was.
+                if worse != *got && expected.compare(&worse).holds() {
+                    missed.insert(name);
+                }
             }
         }
-    }
-    assert!(missed.is_empty(), "{} outputs:\n{}", missed.len(), missed.join("\n"));
+        missed
+    };
+    let first = missed(SEED);
+    let few = first.len();
+    let always = (1..=4).fold(first, |before, more| before.intersection(&missed(SEED + more)).cloned().collect());
+    assert!(always.is_empty(), "{always:?}");
+    assert!(few <= 10, "{few} outputs were missed by one set of inputs");
 }
 
-/// In `f32` the errors of functions and sums are larger than those of storage.
+/// Where storage makes most of the error: not in `f32`, nor where narrow values are summed on the way.
 #[test]
 fn narrow_results_stored_with_three_bits_less_are_caught() {
-    let mut missed = Vec::new();
-    for case in cases() {
+    let (mut missed, mut tried) = (Vec::new(), 0);
+    for case in cases(SEED) {
         let narrow = |dtype: Dtype| matches!(dtype, Dtype::F16 | Dtype::Bf16);
         for (name, expected, got) in case.outputs().filter(|(_, expected, _)| narrow(expected.dtype)) {
             let coarse = |&x: &f64| {
@@ -82,12 +93,19 @@ fn narrow_results_stored_with_three_bits_less_are_caught() {
                 if x.is_finite() { (x / step).round_ties_even() * step } else { x }
             };
             let worse = Array::new(got.shape.clone(), got.values.iter().map(coarse).collect());
-            if worse != *got && expected.compare(&worse).holds() {
+            let by_storage = |(&exact, &bound): (&f64, &f64)| bound <= 3.0 * ulp(expected.dtype, exact);
+            let stored = expected.exact.values.iter().zip(&expected.bounds).filter(|&pair| by_storage(pair)).count();
+            if worse == *got || 2 * stored < got.values.len() {
+                continue;
+            }
+            tried += 1;
+            if expected.compare(&worse).holds() {
                 missed.push(format!("{name}: {:?}", expected.compare(&worse)));
             }
         }
     }
-    assert!(missed.is_empty(), "{} outputs:\n{}", missed.len(), missed.join("\n"));
+    assert!(missed.is_empty(), "{} of {tried} outputs:\n{}", missed.len(), missed.join("\n"));
+    assert!(tried > 100, "{tried} outputs");
 }
 
 /// The last element of the last row, left as it was before the kernel ran, or taken from the row before. A few numbers are
@@ -95,7 +113,7 @@ fn narrow_results_stored_with_three_bits_less_are_caught() {
 #[test]
 fn a_wrong_last_element_is_caught() {
     let (mut missed, mut tried) = (Vec::new(), 0);
-    for case in cases() {
+    for case in cases(SEED) {
         for (name, expected, got) in case.outputs().filter(|(_, _, got)| got.values.len() > 1) {
             let last = got.values.len() - 1;
             let neighbour = got.values[last.saturating_sub(got.cols())];
@@ -119,7 +137,7 @@ fn a_wrong_last_element_is_caught() {
 #[test]
 fn exact_results_must_be_exact() {
     let mut found = 0;
-    for case in cases() {
+    for case in cases(SEED) {
         for (name, expected, got) in case.outputs().filter(|(_, expected, _)| is_exact(expected)) {
             found += 1;
             let mut worse = got.clone();
