@@ -208,7 +208,7 @@ pub(crate) fn run<'py>(
                 // SAFETY: `given` and `objects` hold the objects whose memory this is, for the host until this call returns. On a GPU the
                 // run is enqueued on the stream that torch orders its own work and the reuse of its memory by.
                 let borrowed = unsafe { BorrowedMemory::new(&inputs, &states, &outputs, stream) };
-                session.lock().unwrap_or_else(PoisonError::into_inner).run_borrowed(&borrowed)
+                session.lock().unwrap_or_else(PoisonError::into_inner).run_borrowed(borrowed)
             })
             .map_err(|error| program.error(error))?;
         }

@@ -243,7 +243,7 @@ impl Matmul {
         session.run(&tensors.iter().collect::<Vec<_>>())?;
         let outputs: Vec<Tensor> =
             (0..self.graph.outputs().len()).map(|at| session.output(at)).collect::<Result<_, _>>()?;
-        let verification = Expected::new(&self.graph, &arrays, false)?.verify(&self.graph, &outputs)?;
+        let verification = Expected::new(&self.graph, &arrays)?.verify(&self.graph, &outputs)?;
         Ok(verification.worst().map_or(0.0, |worst| worst.comparison.ratio))
     }
 }

@@ -176,22 +176,28 @@ impl CpuExecutable {
     /// Notes where each state is.
     fn bind_states(&mut self, states: &mut dyn States) -> Result<(), DeviceError> {
         check_states(&self.state_bytes, states)?;
-        self.bound.states.clear();
-        for (state, &expected) in self.state_bytes.iter().enumerate() {
-            let memory = states.state(state).ok_or(DeviceError::SharedState { state })?;
-            let address = match memory {
-                Memory::Host(buffer) if buffer.len() >= expected => buffer.address(),
-                Memory::Host(buffer) => {
-                    return Err(DeviceError::StateSize { state, expected, got: buffer.len() });
+        let (sizes, bound) = (&self.state_bytes, &mut self.bound.states);
+        bound.clear();
+        let mut problem = None;
+        // Everything that is handed over is borrowed for writing until the states are: no two are one.
+        states.each(&mut |memory| {
+            let state = bound.len();
+            let (None, Some(&expected)) = (&problem, sizes.get(state)) else { return };
+            match memory {
+                Some(Memory::Host(buffer)) if buffer.len() >= expected => bound.push(buffer.address()),
+                Some(Memory::Host(buffer)) => {
+                    problem = Some(DeviceError::StateSize { state, expected, got: buffer.len() });
                 }
-                Memory::Device(_) => return Err(DeviceError::StatePlace { state, expected: "the host" }),
-            };
-            if self.bound.states.contains(&address) {
-                return Err(DeviceError::SharedState { state });
+                Some(Memory::Device(_)) => problem = Some(DeviceError::StatePlace { state, expected: "the host" }),
+                None => problem = Some(DeviceError::SharedState { state }),
             }
-            self.bound.states.push(address);
+        });
+        match problem {
+            Some(problem) => Err(problem),
+            // Fewer were handed over than there are said to be.
+            None if bound.len() < sizes.len() => Err(DeviceError::SharedState { state: bound.len() }),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -200,8 +206,8 @@ impl Executable for CpuExecutable {
         self.run_borrowed(input, states, None)
     }
 
-    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError> {
-        check_borrowed(borrowed, &self.input_bytes, &self.state_bytes, &self.output_bytes)?;
+    fn run_borrowed(&mut self, borrowed: BorrowedMemory<'_>) -> Result<(), DeviceError> {
+        check_borrowed(&borrowed, &self.input_bytes, &self.state_bytes, &self.output_bytes)?;
         let at = |spans: &[Span], list: &mut Vec<*mut u8>| {
             list.clear();
             list.extend(spans.iter().map(|span| span.address as usize as *mut u8));

@@ -145,7 +145,7 @@ impl CudaExecutable {
             let start = Instant::now();
             for _ in 0..runs {
                 // SAFETY: as above; the outputs are ours.
-                self.run_borrowed(&unsafe { BorrowedMemory::new(&inputs, &[], &outputs, handle as u64) })?;
+                self.run_borrowed(unsafe { BorrowedMemory::new(&inputs, &[], &outputs, handle as u64) })?;
             }
             cost.enqueued = cost.enqueued.min(start.elapsed() / runs);
             self.join()?;
@@ -300,7 +300,7 @@ impl Executable for CudaExecutable {
         self.settle(started, 1)
     }
 
-    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError> {
+    fn run_borrowed(&mut self, borrowed: BorrowedMemory<'_>) -> Result<(), DeviceError> {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
         let stream = borrowed.stream as usize as sys::CUstream;
@@ -310,10 +310,10 @@ impl Executable for CudaExecutable {
             self.known = Some(borrowed.stream);
         }
         let program = &self.program;
-        check_borrowed(borrowed, &program.input_bytes, &program.state_bytes, &program.outputs)?;
+        check_borrowed(&borrowed, &program.input_bytes, &program.state_bytes, &program.outputs)?;
         if self.shares_nothing() {
             // Runs share only borrowed memory, whose owner orders them: no end need be marked.
-            self.bind_borrowed(borrowed)?;
+            self.bind_borrowed(&borrowed)?;
             self.unmarked = true;
             // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
             unsafe { self.launch(0, stream, self.all())? };
@@ -335,7 +335,7 @@ impl Executable for CudaExecutable {
                 unsafe { event.hold_back(stream)? };
             }
         }
-        self.bind_borrowed(borrowed)?;
+        self.bind_borrowed(&borrowed)?;
         // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
         unsafe { self.launch(0, stream, self.all())? };
         if !capturing {

@@ -34,7 +34,7 @@ fn kernel(engine: &Engine, graph: &Graph) -> HopperKernel {
 
 fn check_tiles(engine: &Engine, text: &str, dtype: Dtype, tiles: &[HopperTile]) {
     let graph = parsed(text, dtype);
-    let (inputs, expected) = seeded(&graph, 11, false);
+    let (inputs, expected) = seeded(&graph, 11);
     for &tile in tiles {
         let mut session = session(engine, &graph, tile);
         assert_holds(&expected, &graph, &twice(&mut session, &inputs), format_args!("{tile}, {dtype}\n{text}"));

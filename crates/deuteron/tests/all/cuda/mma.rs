@@ -36,7 +36,7 @@ fn check(engine: &Engine, text: &str, dtype: Dtype, turn: usize) -> usize {
     let Some(kernel) = kernel(engine, &graph) else { return 0 };
     let tiles = kernel.tiles(target(engine), f64::INFINITY);
     let tile = tiles[turn % tiles.len()];
-    let (inputs, expected) = seeded(&graph, 11, false);
+    let (inputs, expected) = seeded(&graph, 11);
     let mut session = session(engine, &graph, kernel.with_tile(tile));
     assert_holds(&expected, &graph, &twice(&mut session, &inputs), format_args!("{tile}, {dtype}\n{text}"));
     1
