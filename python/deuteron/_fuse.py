@@ -7,7 +7,9 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union, overload
 
-from deuteron.trace.graph import Result, Trace, Type, dtype_word, is_double
+from deuteron._tree import Leaf, constants, give, holds_values, take
+from deuteron.trace.graph import Node, Result, Trace, Type, dtype_word, is_double
+from deuteron.trace.scope import Modes, changed, tracing
 from deuteron.trace.value import Value
 
 if TYPE_CHECKING:
@@ -31,9 +33,13 @@ def fuse(
 
     The function is called once for each combination of dtypes and shapes, with values that stand for its tensors
     (see `deuteron.trace`); what it does with them becomes a graph, whose kernels run at this and every later call.
-    Tensors may stand in tuples, lists and dicts. Other arguments are constants: they must be hashable, and another one
-    is another trace. What the function reads besides its arguments is read when it is traced; tensors must be
-    arguments. Indices of 64 bits are taken as 32; floats of 64 bits are computed exactly and slowly, to check against.
+    Tensors may stand in tuples, lists, dicts and dataclasses. Other arguments are constants: they must be hashable, and
+    another one is another trace. What the function reads besides its arguments is read when it is traced; tensors must
+    be arguments. Modules of torch that it calls are noted: where `train()` or `eval()` changed one, it is traced again.
+    `torch.no_grad()` and `detach()` within it end gradients; a custom `torch.autograd.Function` is refused.
+    A result that is a view of an operand in torch is a copy here, unless it is the operand itself.
+    Indices of 64 bits are taken as 32, and refused on the CPU where 32 do not hold them; floats of 64 bits are
+    computed exactly and slowly, to check against.
     Autocast changes nothing: dtypes are those of the operands, and what the function makes of them.
     `name` is what reports call it, `traces` how many are kept; the oldest is dropped.
 
@@ -67,7 +73,8 @@ class Fused:
             raise TypeError(f"fuse: expected a function, got a {type(function).__name__}")
         if traces < 1:
             raise ValueError(f"fuse: expected at least 1 trace to keep, got {traces}")
-        functools.update_wrapper(self, function)
+        # Not its attributes: those of a module are its parts.
+        functools.update_wrapper(self, function, updated=())
         self.function = function
         self.name = name or function_name(function)
         self.traces = traces
@@ -88,7 +95,7 @@ class Fused:
         if not keywords:
             # Tensors alone, as they mostly are: a few microseconds less.
             found = self._traced.get(_plain_key(arguments))
-            if found is not None:
+            if found is not None and not (found.modes and changed(found.modes)):
                 return found.run(arguments)
         call = self._call(arguments, keywords)
         if any(isinstance(operand, Value) for operand in call.operands):
@@ -101,15 +108,15 @@ class Fused:
         from deuteron._call import run
 
         operands: List[Any] = []
-        _take((arguments, keywords), operands, [], "")
+        take((arguments, keywords), operands, [], "")
         text, structure, sources = self._constant(*arguments, **keywords)
-        if all([given for given, _ in sources]):
+        if all([source.given for source in sources]):
             results: Sequence[Any] = ()
         else:
             # A graph is of the dtypes that it was traced with.
             with sys.modules["torch"].autocast(operands[0].device.type, enabled=False):
                 results = run(text, operands)
-        return _give(structure, [(operands if given else results)[place] for given, place in sources])
+        return give(structure, [source.of(operands, results) for source in sources])
 
     def graph(self, *arguments: Any, **keywords: Any) -> str:
         """The graph for such arguments, in text form."""
@@ -146,7 +153,7 @@ class Fused:
         labels = self._parameters[:-1][: len(arguments)]
         labels += [f"{self._parameters[-1]}_{index}" for index in range(len(arguments) - len(labels))]
         named = zip((*labels, *keywords), (*arguments, *keywords.values()))
-        parts = tuple(_take(argument, operands, names, label) for label, argument in named)
+        parts = tuple(take(argument, operands, names, label) for label, argument in named)
         if not operands:
             raise TypeError(f"{self.name}: expected at least one tensor among its arguments")
         described = [_described(operand) for operand in operands]
@@ -160,7 +167,7 @@ class Fused:
             found = self._traced.get(key)
         except TypeError as error:
             raise TypeError(f"{self.name}: expected tensors and hashable arguments: {error}") from None
-        if found is not None:
+        if found is not None and not changed(found.modes):
             return found
         # Two threads may trace the same call; either trace will do. Nothing here waits, so a fork finds no lock taken.
         traced = _traced(self.name, self.function, call)
@@ -187,7 +194,7 @@ class Call(NamedTuple):
     @property
     def key(self) -> Any:
         """All that a trace depends on."""
-        if self.framework and not self.keywords and all(isinstance(part, _Leaf) for part in self.parts):
+        if self.framework and not self.keywords and all(isinstance(part, Leaf) for part in self.parts):
             return _plain_key(self.operands)
         return self.parts, self.keywords, tuple(self.types), self.framework, self.doubles
 
@@ -200,13 +207,28 @@ def _plain_key(arguments: Sequence[Any]) -> Any:
         return None
 
 
+class Source(NamedTuple):
+    """Where a tensor that the function returns comes from."""
+
+    given: bool
+    """whether it is an operand, and not a result"""
+    place: int
+    is_constant: bool = False
+    """whether no gradient flows to it, as from `no_grad` and `detach`"""
+
+    def of(self, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        tensor = (operands if self.given else results)[self.place]
+        return tensor.detach() if self.is_constant and getattr(tensor, "requires_grad", False) else tensor
+
+
 class Traced:
     """A graph, and how its outputs become what the function returns."""
 
-    def __init__(self, text: str, structure: Any, sources: Sequence[Tuple[bool, int]]) -> None:
+    def __init__(self, text: str, structure: Any, sources: Sequence[Source], modes: Modes = ()) -> None:
         self._text = text
         self._structure = structure
         self._sources = sources
+        self.modes = modes
         self._program: Optional[Program] = None
 
     @property
@@ -214,8 +236,8 @@ class Traced:
         """The graph in text form."""
         return self._text
 
-    def parts(self) -> Tuple[str, Any, Sequence[Tuple[bool, int]]]:
-        """The graph, the shape of what is returned, and where its tensors come from: operands or results, and which."""
+    def parts(self) -> Tuple[str, Any, Sequence[Source]]:
+        """The graph, the shape of what is returned, and where its tensors come from."""
         return self._text, self._structure, self._sources
 
     def program(self) -> Program:
@@ -229,7 +251,7 @@ class Traced:
     def run(self, operands: Sequence[Any]) -> Any:
         """What the function returns for these operands."""
         results: Sequence[Any] = ()
-        if not all(given for given, _ in self._sources):
+        if not all(source.given for source in self._sources):
             torch = sys.modules.get("torch")
             if torch is not None and torch._C._is_any_autocast_enabled():
                 # A graph is of the dtypes that it was traced with.
@@ -238,100 +260,58 @@ class Traced:
                     results = self.program()(*operands)
             else:
                 results = self.program()(*operands)
-        return _give(self._structure, [(operands if given else results)[index] for given, index in self._sources])
+        return give(self._structure, [source.of(operands, results) for source in self._sources])
 
 
 def _traced(name: str, function: Function, call: Call) -> Traced:
     trace = Trace(name, call.framework, call.doubles)
     values = [Value(trace, trace.input(label, *kind)) for label, kind in zip(call.names, call.types)]
-    given = [_give(part, values) for part in call.parts]
+    given = [give(part, values) for part in call.parts]
     split = len(given) - len(call.keywords)
     returned: List[Any] = []
-    structure = _take(function(*given[:split], **dict(zip(call.keywords, given[split:]))), returned, [], "")
+    objects = [one for part in call.parts for one in constants(part)]
+    objects += [function, getattr(function, "__self__", None)]
+    with tracing(trace, sys.modules.get("torch"), objects) as noted:
+        result = function(*given[:split], **dict(zip(call.keywords, given[split:])))
+    structure = take(result, returned, [], "")
+    for one in constants(structure):
+        if holds_values(one):
+            raise TypeError(
+                f"{name}: expected tensors in tuples, lists, dicts and dataclasses as a result, got a {type(one).__name__} that holds some"
+            )
     inputs = {id(value._node): index for index, value in enumerate(values)}
-    sources: List[Tuple[bool, int]] = []
+    sources: List[Source] = []
     results: List[Result] = []
     for value in returned:
         if not isinstance(value, Value):
             raise TypeError(f"{name}: expected a function of its arguments, got a {type(value).__name__} as a result")
         if value._trace is not trace:
             raise ValueError(f"{name}: expected results of this call, got a value that another trace left behind")
-        result = value._node.result(value._index)
+        output = value._node.result(value._index)
         # An operand that is handed back is itself, and a value that is handed back twice is one output.
         if id(value._node) in inputs:
-            sources.append((True, inputs[id(value._node)]))
+            sources.append(Source(True, inputs[id(value._node)]))
             continue
-        if result not in results:
-            results.append(result)
-        sources.append((False, results.index(result)))
+        if output not in results:
+            results.append(output)
+        sources.append(Source(False, results.index(output), not _is_differentiable(value._node)))
     text = trace.text(list(zip(trace.output_names(len(results)), results)))
-    return Traced(text, structure, sources)
+    return Traced(text, structure, sources, noted.modes())
 
 
-# Tensors within tuples, lists and dicts.
-
-
-class _Leaf(NamedTuple):
-    """A tensor: which."""
-
-    place: int
-
-
-class _Constant(NamedTuple):
-    """Anything else. `1`, `1.0` and `True` are equal, so the class tells them apart."""
-
-    kind: type
-    value: Any
-
-
-class _Branch(NamedTuple):
-    """A `dict`, a `list`, a `tuple`, or a tuple of the class `named`."""
-
-    form: str
-    named: Any
-    keys: Tuple[Any, ...]
-    parts: Tuple[Any, ...]
-
-
-def _take(argument: Any, tensors: List[Any], names: List[str], label: str) -> Any:
-    """Puts the tensors of an argument on a list, and gives what is left of it."""
-    if _is_tensor(argument):
-        tensors.append(argument)
-        names.append(label)
-        return _Leaf(len(tensors) - 1)
-    if isinstance(argument, dict):
-        form, keys, items = "dict", tuple(argument.keys()), tuple(argument.values())
-    elif isinstance(argument, (tuple, list)):
-        form = "list" if isinstance(argument, list) else "tuple"
-        keys, items = tuple(range(len(argument))), tuple(argument)
-    else:
-        return _Constant(type(argument), argument)
-    named = type(argument) if form == "tuple" and hasattr(argument, "_fields") else None
-    parts = tuple([_take(item, tensors, names, f"{label}_{key}") for key, item in zip(keys, items)])
-    return _Branch(form, named, keys, parts)
-
-
-def _give(part: Any, tensors: Sequence[Any]) -> Any:
-    """The reverse of `_take`."""
-    if isinstance(part, _Leaf):
-        return tensors[part.place]
-    if isinstance(part, _Constant):
-        return part.value
-    items = [_give(item, tensors) for item in part.parts]
-    if part.form == "dict":
-        return dict(zip(part.keys, items))
-    if part.named is not None:
-        return part.named(*items)
-    return items if part.form == "list" else tuple(items)
-
-
-def _is_tensor(argument: Any) -> bool:
-    if isinstance(argument, Value):
-        return True
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(argument, (numpy.ndarray, numpy.generic)):
-        return isinstance(argument, numpy.ndarray)
-    return hasattr(argument, "__dlpack__") and not isinstance(argument, type)
+def _is_differentiable(node: Node) -> bool:
+    """Whether a gradient may flow from a node to an operand."""
+    seen, waiting = {id(node)}, [node]
+    while waiting:
+        node = waiting.pop()
+        if node.op == "input":
+            return True
+        if node.op == "stop_gradient":
+            continue
+        before = [operand[0] for operand in node.operands if isinstance(operand, tuple) and id(operand[0]) not in seen]
+        seen.update(map(id, before))
+        waiting += before
+    return False
 
 
 def _framework(operands: Sequence[Any]) -> str:

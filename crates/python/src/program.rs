@@ -344,6 +344,11 @@ impl Program {
         &self.operands
     }
 
+    /// Whether it is an op of the catalogue, and not a graph.
+    pub fn is_op(&self) -> bool {
+        matches!(self.source, Source::Op(_))
+    }
+
     /// Which operands are states.
     pub fn state_positions(&self) -> &[usize] {
         &self.state_positions

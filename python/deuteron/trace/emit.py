@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
-from deuteron.trace.graph import Number, Trace, dtype_word, elements, is_double
+from deuteron.trace.graph import FLOATS, Number, Trace, dtype_word, elements, is_double
 from deuteron.trace.value import Extremes, Value
 
 Operand = Union[Value, Number]
@@ -59,7 +59,18 @@ def emit(
     results = [operand._node.result(operand._index) if isinstance(operand, Value) else operand for operand in operands]
     numbers = [int(operand) if isinstance(operand, bool) else operand for operand in results]
     node = trace.add(op, numbers, [(word, tuple(shape)) for word, shape in types], words)
-    return tuple(Value(trace, node, index) for index in range(len(types)))
+    return recorded(trace, op, tuple(Value(trace, node, index) for index in range(len(types))))
+
+
+def recorded(trace: Trace, op: str, values: Tuple[Value, ...]) -> Tuple[Value, ...]:
+    """What was just written down; gradients end there if none are recorded."""
+    if op == "stop_gradient" or trace.records_gradients():
+        return values
+    return tuple(_stopped(value) if value._word in FLOATS else value for value in values)
+
+
+def _stopped(value: Value) -> Value:
+    return emit("stop_gradient", (value,), [(value._word, value.shape)])[0]
 
 
 def axis_of(x: Value, dim: int, op: str) -> int:

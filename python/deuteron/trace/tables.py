@@ -283,17 +283,14 @@ def _cross_entropy(
 def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Value:
     x = as_value(x, "softplus")
     wide = elementwise.cast(x, "f32") * beta
-    smooth = trace.log(trace.exp(trace.minimum(wide, threshold)) + 1.0)
-    return elementwise.cast(trace.where(wide > threshold, wide, smooth) * (1 / beta), x._word)
+    is_linear = wide > threshold
+    smooth = trace.log1p(trace.exp(trace.where(is_linear, 0.0, wide)))
+    return elementwise.cast(trace.where(is_linear, wide, smooth) * (1 / beta), x._word)
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Value:
     x = as_value(x, "leaky_relu")
     return trace.where(x > 0, x, x * negative_slope)
-
-
-def _log1p(x: Any) -> Value:
-    return trace.log(as_value(x, "log1p") + 1.0)
 
 
 def _clamp_min(x: Any, min: Any) -> Value:
@@ -374,7 +371,7 @@ def pad(x: Any, pad: Sequence[int], mode: Any = "constant", value: Any = None) -
 ELEMENTWISE: Mapping[str, Handler] = {
     "exp": trace.exp,
     "log": trace.log,
-    "log1p": _log1p,
+    "log1p": trace.log1p,
     "sqrt": trace.sqrt,
     "rsqrt": trace.rsqrt,
     "reciprocal": trace.reciprocal,

@@ -171,7 +171,7 @@ class Value:
     exp, log = _elementwise("exp"), _elementwise("log")
     sqrt, rsqrt, reciprocal = _elementwise("sqrt"), _elementwise("rsqrt"), _elementwise("reciprocal")
     tanh, erf, sigmoid = _elementwise("tanh"), _elementwise("erf"), _elementwise("sigmoid")
-    abs, round = _elementwise("abs"), _elementwise("round")
+    abs, round, log1p = _elementwise("abs"), _elementwise("round"), _elementwise("log1p")
 
     def square(self) -> Value:
         return elementwise.power(self, 2)
@@ -208,7 +208,8 @@ class Value:
         return rows.var(self, dim, emit.correction_of(self, correction, others), keepdim)
 
     def std(self, dim: Any = None, correction: Optional[Number] = None, keepdim: bool = False, **others: Any) -> Value:
-        return elementwise.sqrt(self.var(dim, correction, keepdim, **others))
+        dim, keepdim = emit.numpy_words(dim, keepdim, others, also=("ddof", "unbiased"))
+        return rows.std(self, dim, emit.correction_of(self, correction, others), keepdim)
 
     def max(self, dim: Any = None, keepdim: bool = False, **others: Any) -> Any:
         """All of it, or along an axis: with torch the pair `(values, indices)`, with NumPy the values."""
@@ -217,7 +218,7 @@ class Value:
             return elementwise.maximum(self, dim)
         if dim is None or self._trace.framework == "numpy":
             return rows.amax(self, dim, keepdim)
-        return Extremes(rows.amax(self, dim, keepdim), rows.argmax(self, dim, keepdim))
+        return Extremes(*rows.largest(self, dim, keepdim))
 
     def min(self, dim: Any = None, keepdim: bool = False, **others: Any) -> Any:
         """All of it, or along an axis: with torch the pair `(values, indices)`, with NumPy the values."""
@@ -226,7 +227,8 @@ class Value:
             return elementwise.minimum(self, dim)
         if dim is None or self._trace.framework == "numpy":
             return rows.amin(self, dim, keepdim)
-        return Extremes(rows.amin(self, dim, keepdim), rows.argmax(-self, dim, keepdim))
+        values, indices = rows.largest(-self, dim, keepdim)
+        return Extremes(-values, indices)
 
     def amax(self, dim: Any = None, keepdim: bool = False) -> Value:
         return rows.amax(self, dim, keepdim)
@@ -345,13 +347,14 @@ class Value:
         return tuple(self.select(axis, index) for index in range(self.shape[axis]))
 
     def contiguous(self) -> Value:
-        return self
+        """Itself; an operand may lie otherwise, so of one it is a copy."""
+        return views.copy(self) if self._node.op == "input" else self
 
     def clone(self) -> Value:
-        return self
+        return views.copy(self)
 
     def copy(self) -> Value:
-        return self
+        return views.copy(self)
 
     def detach(self) -> Value:
         return elementwise.stop_gradient(self)
