@@ -7,7 +7,7 @@
 (4, 8)
 
 Functions of the catalogue are in this module, `deuteron.nn` has them as modules of PyTorch, `deuteron.patch` puts them into GPT-2 of
-Hugging Face, `deuteron.fuse` makes one of your own function, and `deuteron.analyze` says what to fuse. Nothing here loads PyTorch, and
+Hugging Face, `deuteron.register_attention` gives any of its models our attention, `deuteron.fuse` makes one of your own function, and `deuteron.analyze` says what to fuse. Nothing here loads PyTorch, and
 no GPU is touched before the first call on one.
 """
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ._doctor import doctor
     from ._fuse import fuse
     from ._gpt2 import patch, patched, unpatch
+    from ._hf_attention import register_attention
 
 __all__ = [
     *_functions,
@@ -40,6 +41,7 @@ __all__ = [
     "nn",
     "patch",
     "patched",
+    "register_attention",
     "unpatch",
 ]
 
@@ -50,6 +52,7 @@ _LAZY = {
     "fuse": "_fuse",
     "patch": "_gpt2",
     "patched": "_gpt2",
+    "register_attention": "_hf_attention",
     "unpatch": "_gpt2",
 }
 

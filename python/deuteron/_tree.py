@@ -43,6 +43,7 @@ def take(argument: Any, tensors: List[Any], names: List[str], label: str) -> Any
         names.append(label)
         return Leaf(len(tensors) - 1)
     kind = type(argument)
+    content: Dict[Any, Any]
     if dataclasses.is_dataclass(argument) and not isinstance(argument, type):
         form, content = "fields", {field.name: getattr(argument, field.name) for field in dataclasses.fields(argument)}
     elif isinstance(argument, tuple) and hasattr(argument, "_fields"):
@@ -76,10 +77,10 @@ def give(part: Any, tensors: Sequence[Any]) -> Any:
 
 def _with_fields(kind: Any, named: Dict[str, Any]) -> Any:
     """A dataclass or a named tuple of these fields."""
-    if not dataclasses.is_dataclass(kind):
+    if hasattr(kind, "_fields"):
         return kind(**named)
     fields = {field.name: field.init for field in dataclasses.fields(kind)}
-    made: Any = kind(**{name: item for name, item in named.items() if fields[name]})
+    made = kind(**{name: item for name, item in named.items() if fields[name]})
     for name, is_argument in fields.items():
         if not is_argument:
             object.__setattr__(made, name, named[name])

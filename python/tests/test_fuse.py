@@ -470,7 +470,7 @@ def test_an_op_of_the_catalogue_is_traced_as_it_is_defined(op: str) -> None:
 def test_functions_of_the_catalogue_add_to_the_graph() -> None:
     def block(x: Any, r: Any, w: Any, b: Any, weight: Any, bias: Any, seed: Any) -> Any:
         y, s = deuteron.add_norm(x, r, w, b)
-        wide = deuteron.linear_act(y, weight, bias, act="gelu_erf")
+        wide = deuteron.linear_act(y, weight, bias, act="gelu")
         return deuteron.bias_dropout_add(wide, b, s, p=0.25, seed=seed), deuteron.rms_norm(deuteron.softmax(s), w)
 
     shapes = ((12, 16), (12, 16), (16,), (16,), (16, 16), (16,))

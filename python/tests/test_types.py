@@ -44,7 +44,10 @@ import deuteron
 deuteron.act()  # E
 deuteron.act(1, act=3)  # E
 deuteron.bias_dropout_add(1, 2, 3, p="high")  # E
-deuteron.layer_norm(1, 2)  # E
+deuteron.act(1, act="tanh")  # E
+deuteron.layer_norm(1)  # E
+deuteron.add_norm(1, 2, 3, norm="batch")  # E
+deuteron.attention_add_norm(1, 2, 3, 4, 5, mask="diagonal")  # E
 deuteron.attention(1, 2, 3, causal=True)  # E
 deuteron.Program(3)  # E
 deuteron.Program("act act=gelu").shape  # E

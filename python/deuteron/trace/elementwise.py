@@ -119,13 +119,13 @@ def _extreme(op: str, a: Any, b: Any, shared: bool = True) -> Value:
 
 def clamp(x: Any, min: Optional[Operand] = None, max: Optional[Operand] = None) -> Value:
     """`x` held between two bounds. At a bound its gradient is what the torch that is installed gives it there."""
-    x = as_value(x, "clamp")
+    held = as_value(x, "clamp")
     for op, bound in (("max", min), ("min", max)):
         if bound is not None:
-            share = _share_at_bound(isinstance(bound, Value)) if x._trace.framework == "torch" else 1.0
-            a, b = (x, bound) if share == 0.0 else (bound, x)
-            x = _extreme(op, a, b, shared=0.0 < share < 1.0)
-    return x
+            share = _share_at_bound(isinstance(bound, Value)) if held._trace.framework == "torch" else 1.0
+            a, b = (held, bound) if share == 0.0 else (bound, held)
+            held = _extreme(op, a, b, shared=0.0 < share < 1.0)
+    return held
 
 
 @functools.lru_cache(maxsize=None)
