@@ -17,6 +17,7 @@ import os as _os
 from typing import TYPE_CHECKING, Any
 
 from . import _native
+from ._memory import empty_cache, memory_stats
 from ._native import Array, Program, __version__
 from .functions import *
 from .functions import __all__ as _functions
@@ -37,7 +38,9 @@ __all__ = [
     "__version__",
     "analyze",
     "doctor",
+    "empty_cache",
     "fuse",
+    "memory_stats",
     "nn",
     "patch",
     "patched",

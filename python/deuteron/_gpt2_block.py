@@ -30,8 +30,8 @@ ALIGNED = 8
 # From so many rows on a padded weight pays.
 PADDED_ROWS = 64
 
-# Programs that a block remembers, at most.
-REMEMBERED = 64
+# Programs that a block remembers, at most; the oldest is dropped.
+REMEMBERED = 256
 
 
 class Patched:
@@ -258,9 +258,9 @@ class BlockForward(Patched):
         key = (call.key, what, past)
         made = self._programs.get(key)
         if made is None:
-            if len(self._programs) >= REMEMBERED:
-                self._programs.clear()
             made = self._programs[key] = program(call.describe(what, past))
+            for oldest in list(self._programs)[:-REMEMBERED]:
+                self._programs.pop(oldest, None)
         return made
 
 

@@ -26,7 +26,7 @@ static GENERAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 const CALLS: usize = 256;
 
 /// What runs as fused kernels.
-#[pyclass(frozen, module = "deuteron._native")]
+#[pyclass(frozen, weakref, module = "deuteron._native")]
 pub(crate) struct Program {
     text: String,
     source: Source,
