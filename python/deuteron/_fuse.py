@@ -159,7 +159,7 @@ class Fused:
         described = [_described(operand) for operand in operands]
         types = [_type(self.name, label, *about) for label, about in zip(names, described)]
         doubles = any(is_double(dtype) for dtype, _ in described)
-        return Call(parts, tuple(keywords), operands, types, names, _framework(operands), doubles)
+        return Call(parts, tuple(keywords), operands, types, names, _framework(operands), doubles, _device(operands))
 
     def _trace(self, call: Call) -> Traced:
         key = call.key
@@ -190,19 +190,21 @@ class Call(NamedTuple):
     framework: str
     doubles: bool
     """whether floats are of 64 bits"""
+    device: Any
+    """of the first tensor of torch"""
 
     @property
     def key(self) -> Any:
         """All that a trace depends on."""
         if self.framework and not self.keywords and all(isinstance(part, Leaf) for part in self.parts):
             return _plain_key(self.operands)
-        return self.parts, self.keywords, tuple(self.types), self.framework, self.doubles
+        return self.parts, self.keywords, tuple(self.types), self.framework, self.doubles, self.device
 
 
 def _plain_key(arguments: Sequence[Any]) -> Any:
     """The same for tensors alone; nothing for what has no dtype and no shape."""
     try:
-        return tuple([(type(argument), argument.dtype, argument.shape) for argument in arguments])
+        return tuple([(type(one), one.dtype, one.shape, getattr(one, "device", None)) for one in arguments])
     except AttributeError:
         return None
 
@@ -265,6 +267,7 @@ class Traced:
 
 def _traced(name: str, function: Function, call: Call) -> Traced:
     trace = Trace(name, call.framework, call.doubles)
+    trace.device = call.device
     values = [Value(trace, trace.input(label, *kind)) for label, kind in zip(call.names, call.types)]
     given = [give(part, values) for part in call.parts]
     split = len(given) - len(call.keywords)
@@ -320,6 +323,12 @@ def _framework(operands: Sequence[Any]) -> str:
     if torch is not None and any(isinstance(operand, torch.Tensor) for operand in operands):
         return "torch"
     return "numpy" if numpy is not None and any(isinstance(operand, numpy.ndarray) for operand in operands) else ""
+
+
+def _device(operands: Sequence[Any]) -> Any:
+    torch = sys.modules.get("torch")
+    found = (one.device for one in operands if torch is not None and isinstance(one, torch.Tensor))
+    return next(found, None)
 
 
 def _described(operand: Any) -> Tuple[Any, Sequence[int]]:

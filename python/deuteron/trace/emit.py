@@ -99,6 +99,31 @@ def word_of(x: Value, dtype: Any) -> str:
     return dtype_word(dtype)
 
 
+def is_device(x: Value, word: Any) -> bool:
+    """Whether a word of `to` names the device of the operands; `TypeError` if it names another one."""
+    own = x._trace.device
+    if own is None or word is None or isinstance(word, bool):
+        return word is None or isinstance(word, bool)
+    if not isinstance(word, (str, type(own))) or (isinstance(word, str) and word.split(":")[0] not in _DEVICES):
+        return False
+    named = type(own)(word) if isinstance(word, str) else word
+    if named.type != own.type or named.index not in (None, own.index):
+        raise TypeError(f"to: expected the device of the operands, {own}, got {named}; a fused function moves nothing")
+    return True
+
+
+_DEVICES = ("cpu", "cuda", "meta", "mps", "xpu")
+
+
+def same_device(x: Value, others: Mapping[str, Any], op: str) -> None:
+    """Keywords of torch that change nothing: the device of the operands, and how memory is laid out."""
+    for name, word in others.items():
+        if name == "device":
+            is_device(x, word)
+        elif name not in ("non_blocking", "copy", "memory_format", "layout", "pin_memory") or (name == "copy" and word):
+            raise TypeError(f"{op}: unexpected argument {name}")
+
+
 def sizes_of(shape: Sequence[Any]) -> List[int]:
     """`f(2, 3)` and `f((2, 3))` are the same."""
     return list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)

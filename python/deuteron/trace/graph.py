@@ -143,6 +143,8 @@ class Trace:
         """`torch`, `numpy`, or nothing: what dtypes and pairs of results look like to the function."""
         self.doubles = doubles
         """Whether floats are of 64 bits, which the text form does not tell from `f32`."""
+        self.device: Any = None
+        """That of the operands, as torch has it."""
         self.records_gradients: Callable[[], bool] = lambda: True
         """Whether gradients are to flow through what is written down now: not within `torch.no_grad()`."""
         self.inputs: List[Node] = []
