@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 
 from deuteron._tree import Leaf, constants, give, holds_values, take
 from deuteron.trace.graph import Node, Result, Trace, Type, dtype_word, is_double
-from deuteron.trace.scope import Modes, changed, tracing
+from deuteron.trace.scope import Capture, Modes, changed, tracing
 from deuteron.trace.value import Value
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ def fuse(
     The function is called once for each combination of dtypes and shapes, with values that stand for its tensors
     (see `deuteron.trace`); what it does with them becomes a graph, whose kernels run at this and every later call.
     Tensors may stand in tuples, lists, dicts and dataclasses. Other arguments are constants: they must be hashable, and
-    another one is another trace. What the function reads besides its arguments is read when it is traced; tensors must
-    be arguments. Modules of torch that it calls are noted: where `train()` or `eval()` changed one, it is traced again.
+    another one is another trace. What the function reads besides its arguments is read when it is traced. Parameters and
+    buffers of modules of torch that it calls, and tensors of variables around it, are captured: they are operands of every
+    call, with gradients; where one was replaced, or `train()` or `eval()` changed a module, it is traced again. Other
+    tensors must be arguments.
     `torch.no_grad()` and `detach()` within it end gradients; a custom `torch.autograd.Function` is refused.
     A result that is a view of an operand in torch is a copy here, unless it is the operand itself.
     Indices of 64 bits are taken as 32, and refused on the CPU where 32 do not hold them; floats of 64 bits are
@@ -95,7 +97,7 @@ class Fused:
         if not keywords:
             # Tensors alone, as they mostly are: a few microseconds less.
             found = self._traced.get(_plain_key(arguments))
-            if found is not None and not (found.modes and changed(found.modes)):
+            if found is not None and (found.is_fixed or found.is_current()):
                 return found.run(arguments)
         call = self._call(arguments, keywords)
         if any(isinstance(operand, Value) for operand in call.operands):
@@ -125,19 +127,21 @@ class Fused:
     def plan(self, *arguments: Any, device: str = "auto", **keywords: Any) -> str:
         """What shares a kernel for such arguments, and why not more does."""
         call = self._call(arguments, keywords)
-        return self._trace(call).program().explain(call.types, device)
+        traced = self._trace(call)
+        return traced.program().explain(traced.types(call.types), device)
 
     def source(self, *arguments: Any, device: str = "auto", **keywords: Any) -> str:
         """The generated kernels for such arguments."""
         call = self._call(arguments, keywords)
-        return self._trace(call).program().kernels(call.types, device)
+        traced = self._trace(call)
+        return traced.program().kernels(traced.types(call.types), device)
 
     def clear(self) -> None:
         """Forgets all traces: the function is called again where it was traced before."""
         self._traced.clear()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A method: its object is a constant of the trace, so its tensors must be arguments."""
+        """A method: its object is a constant of the trace."""
         return self if instance is None else functools.partial(self, instance)
 
     def __reduce__(self) -> str:
@@ -167,7 +171,7 @@ class Fused:
             found = self._traced.get(key)
         except TypeError as error:
             raise TypeError(f"{self.name}: expected tensors and hashable arguments: {error}") from None
-        if found is not None and not changed(found.modes):
+        if found is not None and found.is_current():
             return found
         # Two threads may trace the same call; either trace will do. Nothing here waits, so a fork finds no lock taken.
         traced = _traced(self.name, self.function, call)
@@ -226,11 +230,17 @@ class Source(NamedTuple):
 class Traced:
     """A graph, and how its outputs become what the function returns."""
 
-    def __init__(self, text: str, structure: Any, sources: Sequence[Source], modes: Modes = ()) -> None:
+    def __init__(
+        self, text: str, structure: Any, sources: Sequence[Source], modes: Modes, captures: Sequence[Capture]
+    ) -> None:
         self._text = text
         self._structure = structure
         self._sources = sources
-        self.modes = modes
+        self._modes = modes
+        self._captures = captures
+        self._tensors = [capture.tensor for capture in captures]
+        self.is_fixed = not modes and not captures
+        """whether it depends on nothing but the arguments"""
         self._program: Optional[Program] = None
 
     @property
@@ -238,8 +248,21 @@ class Traced:
         """The graph in text form."""
         return self._text
 
+    def is_current(self) -> bool:
+        """Whether modules are in the modes that it was traced in, and captured tensors where and what they were."""
+        return self.is_fixed or not (changed(self._modes) or any(capture.changed() for capture in self._captures))
+
+    def types(self, operands: Sequence[Type]) -> List[Type]:
+        """Those of all operands of the program."""
+        return [*operands, *((dtype_word(one.dtype), tuple(one.shape)) for one in self._tensors)]
+
     def parts(self) -> Tuple[str, Any, Sequence[Source]]:
         """The graph, the shape of what is returned, and where its tensors come from."""
+        if self._captures:
+            raise TypeError(
+                "a fused function that reads tensors besides its arguments cannot be part of a graph of torch.compile; pass them "
+                "as arguments"
+            )
         return self._text, self._structure, self._sources
 
     def program(self) -> Program:
@@ -253,6 +276,7 @@ class Traced:
     def run(self, operands: Sequence[Any]) -> Any:
         """What the function returns for these operands."""
         results: Sequence[Any] = ()
+        operands = [*operands, *self._tensors] if self._tensors else operands
         if not all(source.given for source in self._sources):
             torch = sys.modules.get("torch")
             if torch is not None and torch._C._is_any_autocast_enabled():
@@ -274,7 +298,7 @@ def _traced(name: str, function: Function, call: Call) -> Traced:
     returned: List[Any] = []
     objects = [one for part in call.parts for one in constants(part)]
     objects += [function, getattr(function, "__self__", None)]
-    with tracing(trace, sys.modules.get("torch"), objects) as noted:
+    with tracing(trace, sys.modules.get("torch"), function, objects) as (noted, captures):
         result = function(*given[:split], **dict(zip(call.keywords, given[split:])))
     structure = take(result, returned, [], "")
     for one in constants(structure):
@@ -282,7 +306,7 @@ def _traced(name: str, function: Function, call: Call) -> Traced:
             raise TypeError(
                 f"{name}: expected tensors in tuples, lists, dicts and dataclasses as a result, got a {type(one).__name__} that holds some"
             )
-    inputs = {id(value._node): index for index, value in enumerate(values)}
+    inputs = {id(node): index for index, node in enumerate(trace.inputs)}
     sources: List[Source] = []
     results: List[Result] = []
     for value in returned:
@@ -299,7 +323,7 @@ def _traced(name: str, function: Function, call: Call) -> Traced:
             results.append(output)
         sources.append(Source(False, results.index(output), not _is_differentiable(value._node)))
     text = trace.text(list(zip(trace.output_names(len(results)), results)))
-    return Traced(text, structure, sources, noted.modes())
+    return Traced(text, structure, sources, noted.modes(), captures)
 
 
 def _is_differentiable(node: Node) -> bool:

@@ -17,7 +17,17 @@ def as_value(operand: Any, op: str) -> Value:
         return operand
     if isinstance(operand, (int, float)):
         raise TypeError(f"{op}: expected a value, got the number {operand}")
-    raise TypeError(f"{op}: expected a value, got {foreign(operand)}")
+    found = _captured(operand)
+    if found is None:
+        raise TypeError(f"{op}: expected a value, got {foreign(operand)}")
+    return found
+
+
+def _captured(operand: Any) -> Optional[Value]:
+    """The value of a tensor that the function has from elsewhere."""
+    from deuteron.trace.scope import captured
+
+    return captured(operand)
 
 
 def foreign(operand: Any) -> str:
@@ -38,7 +48,10 @@ def as_operand(operand: Any, op: str) -> Operand:
     if numpy is not None and isinstance(operand, (numpy.bool_, numpy.integer, numpy.floating)):
         number: Number = operand.item()
         return number
-    raise TypeError(f"{op}: expected a value or a number, got {foreign(operand)}")
+    found = _captured(operand)
+    if found is None:
+        raise TypeError(f"{op}: expected a value or a number, got {foreign(operand)}")
+    return found
 
 
 def trace_of(op: str, *operands: Any) -> Trace:
