@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union, overload
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import overload
 
 from deuteron._tree import Leaf, constants, give, holds_values, take
 from deuteron.trace.graph import Node, Result, Trace, Type, dtype_word, is_double
@@ -15,20 +16,29 @@ from deuteron.trace.value import Value
 if TYPE_CHECKING:
     from deuteron._native import Program
 
+if TYPE_CHECKING or sys.version_info >= (3, 10):
+    from typing import ParamSpec
+
+    Parameters = ParamSpec("Parameters")
+else:
+    Parameters = TypeVar("Parameters")
+Returned = TypeVar("Returned")
 Function = Callable[..., Any]
 
 
 @overload
-def fuse(function: Function, *, name: Optional[str] = None, traces: int = 256) -> Fused: ...
+def fuse(
+    function: Callable[Parameters, Returned], *, name: Optional[str] = None, traces: int = 256
+) -> Fused[Parameters, Returned]: ...
 
 
 @overload
-def fuse(*, name: Optional[str] = None, traces: int = 256) -> Callable[[Function], Fused]: ...
-
-
 def fuse(
-    function: Optional[Function] = None, *, name: Optional[str] = None, traces: int = 256
-) -> Union[Fused, Callable[[Function], Fused]]:
+    *, name: Optional[str] = None, traces: int = 256
+) -> Callable[[Callable[Parameters, Returned]], Fused[Parameters, Returned]]: ...
+
+
+def fuse(function: Optional[Function] = None, *, name: Optional[str] = None, traces: int = 256) -> Any:
     """Runs a function of tensors as fused kernels, differentiable with torch.
 
     The function is called once for each combination of dtypes and shapes, with values that stand for its tensors
@@ -67,10 +77,10 @@ def fuse(
     return Fused(function, name, traces)
 
 
-class Fused:
-    """A function that runs as fused kernels. `fuse` makes it."""
+class Fused(Generic[Parameters, Returned]):
+    """A function that runs as fused kernels, called as it is. `fuse` makes it."""
 
-    def __init__(self, function: Function, name: Optional[str] = None, traces: int = 256) -> None:
+    def __init__(self, function: Callable[Parameters, Returned], name: Optional[str] = None, traces: int = 256) -> None:
         if not callable(function):
             raise TypeError(f"fuse: expected a function, got a {type(function).__name__}")
         if traces < 1:
@@ -90,20 +100,24 @@ class Fused:
         constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
         self._constant = constant
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments: Parameters.args, **keywords: Parameters.kwargs) -> Returned:
+        result: Returned
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
-            return self._compiled(arguments, keywords)
+            result = self._compiled(arguments, keywords)
+            return result
         if not keywords:
             # Tensors alone, as they mostly are: a few microseconds less.
             found = self._traced.get(_plain_key(arguments))
             if found is not None and (found.is_fixed or found.is_current()):
-                return found.run(arguments)
+                result = found.run(arguments)
+                return result
         call = self._call(arguments, keywords)
         if any(isinstance(operand, Value) for operand in call.operands):
             # Within another function that is traced, this one is part of it.
             return self.function(*arguments, **keywords)
-        return self._trace(call).run(call.operands)
+        result = self._trace(call).run(call.operands)
+        return result
 
     def _compiled(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
         """The same for a compiler of torch: what is traced is a constant, and one operator runs it."""

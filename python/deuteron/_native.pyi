@@ -11,7 +11,9 @@ __all__ = [
     "analysis_html",
     "analysis_text",
     "doctor",
+    "empty_cache",
     "main",
+    "memory_stats",
     "_forked",
 ]
 
