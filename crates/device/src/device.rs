@@ -27,12 +27,27 @@ pub trait Device: Send + Sync {
     fn backend(&self) -> &Backend;
     /// Compiles sources, or finds them compiled; several at once where that is faster.
     fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<CompiledKernel>>, DeviceError>;
-    /// Checks a job against its kernels and allocates what it needs.
+    /// Checks a job against its kernels and sees to the memory it needs.
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError>;
     /// Bytes where its kernels read them fastest.
     fn upload(&self, bytes: &[u8]) -> Result<Memory, DeviceError>;
+    /// The memory that jobs keep between runs, tensors aside.
+    fn memory_stats(&self) -> MemoryStats;
+    /// Frees what no run has now; later runs allocate it again.
+    fn release_memory(&self);
     /// Copies of `bytes` bytes to time: what "copy" means in every report.
     fn copy_probe(&self, bytes: usize) -> Result<Box<dyn CopyProbe>, DeviceError>;
+}
+
+/// Memory that a device holds for intermediates and scratch of its jobs, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryStats {
+    /// allocated now
+    pub held: usize,
+    /// what its jobs need to run
+    pub needed: usize,
+    /// jobs that are loaded
+    pub jobs: usize,
 }
 
 /// Copies on a device, timed.

@@ -11,7 +11,7 @@ mod faults;
 
 use super::error::CudaError;
 use super::frame::{Fixed, Frame};
-use super::gpu::Gpu;
+use super::gpu::{Counted, Gpu};
 use super::load::{LoadedJob, Work};
 use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
@@ -64,6 +64,8 @@ pub struct CudaExecutable {
     captured: bool,
     /// The last stream of others that was looked at.
     known: Option<u64>,
+    /// Its memory, counted.
+    _counted: Counted,
     /// Declared last: it is destroyed after all that its work uses.
     stream: Stream,
 }
@@ -101,6 +103,7 @@ impl CudaExecutable {
         };
         let frame = Frame::new(&gpu, &program, fixed, &stream)?;
         stream.wait()?;
+        let counted = Counted::new(&gpu, program.arena + program.workspace + program.persistent);
         Ok(CudaExecutable {
             gpu,
             program,
@@ -118,6 +121,7 @@ impl CudaExecutable {
             unmarked: false,
             captured: false,
             known: None,
+            _counted: counted,
             stream,
         })
     }
