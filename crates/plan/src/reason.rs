@@ -190,7 +190,7 @@ pub const PAGES: &[Page] = &[
         title: "a third kernel stands between",
         meaning: "The first group makes a value that a third kernel reads, and the second group reads what that third \
                   kernel makes. In one kernel the two would have to run both before and after it.",
-        example: "a = relu x[64,8] ; m = matmul a w[8,8] ; s = softmax m ; c = add a s ; out c",
+        example: "a = relu x[64,8] ; m = matmul a w[8,8] ; t = matmul m v[8,8] ; c = add a t ; out c",
         hint: "fuse the kernel in between too, or reorder the computation so that nothing stands between",
     },
     Page {
