@@ -88,12 +88,12 @@ def forward_of(kind: Any) -> Any:
     return forward
 
 
-def _own_forward(kind: type) -> Any:
+def _own_forward(kind: Any) -> Any:
     """The forward that a class was published with; None if it had been replaced before this file was loaded."""
     forward: Any = forward_of(kind)
     defining = next(base for base in kind.__mro__ if "forward" in base.__dict__)
     code, source = getattr(forward, "__code__", None), getattr(sys.modules[defining.__module__], "__file__", None)
-    return forward if code is not None and code.co_filename == source and code.co_name == "forward" else None
+    return kind.forward if code is not None and code.co_filename == source and code.co_name == "forward" else None
 
 
 # What these classes compute is known by their own forward alone; assigning another one to the class changes it.
@@ -101,12 +101,6 @@ OWN_FORWARDS: Dict[type, Any] = {
     kind: _own_forward(kind)
     for kind in (modeling_gpt2.GPT2Block, nn.Linear, *ACTIVATIONS, *[one for one in CLASSES if one is not None])
 }
-
-
-def check_class(kind: type, what: str) -> None:
-    """`Unfit` if the forward of a class was replaced."""
-    if forward_of(kind) is not OWN_FORWARDS[kind]:
-        raise Unfit(f"the forward of {what}'s class {kind.__name__} is overridden")
 
 
 def parts_of(block: nn.Module) -> Parts:
@@ -138,7 +132,9 @@ def parts_of(block: nn.Module) -> Parts:
             _refuse_hooks(name, part)
         if "forward" in part.__dict__:
             raise Unfit(f"the forward of its {name} is overridden")
-        check_class(type(part), f"its {name}")
+        kind: Any = type(part)
+        if kind.forward is not OWN_FORWARDS[kind]:
+            raise Unfit(f"the forward of its {name}'s class {kind.__name__} is overridden")
     return parts
 
 
@@ -177,7 +173,8 @@ def parameters_of(parts: Parts) -> List[torch.Tensor]:
 
 def has_own_forward(block: nn.Module) -> bool:
     """Whether the class of a block computes what GPT2Block was published with."""
-    return forward_of(type(block)) is OWN_FORWARDS[modeling_gpt2.GPT2Block]
+    known, own = modeling_gpt2.GPT2Block.forward, OWN_FORWARDS[modeling_gpt2.GPT2Block]
+    return known is own and (type(block).forward is own or forward_of(type(block)) is forward_of(modeling_gpt2.GPT2Block))
 
 
 def block_refusal(block: nn.Module) -> Optional[str]:

@@ -100,6 +100,16 @@ impl Call {
     }
 }
 
+impl Drop for Program {
+    /// Sessions of the process that this one was forked from are left alone: threads that are not here may have their locks.
+    fn drop(&mut self) {
+        let calls = self.calls.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if calls.generation != engines::generation() {
+            std::mem::forget(std::mem::take(&mut calls.known));
+        }
+    }
+}
+
 /// How a call is done.
 pub(crate) enum Work {
     Session(Box<Mutex<Session>>),

@@ -174,6 +174,11 @@ mod tests {
         Need { arena, worker: 3, shared: 5 }
     }
 
+    /// Bytes of the arena that a run of a job finds.
+    fn arena_of(share: &Share) -> usize {
+        share.with(|memory| Ok(memory.arena.len())).unwrap()
+    }
+
     #[test]
     fn jobs_share_the_largest_workspace_and_give_it_back() {
         let workspace = Arc::new(SharedWorkspace::new(2));
@@ -183,17 +188,17 @@ mod tests {
         let large = workspace.join(need(1000)).unwrap();
         let again = workspace.join(need(1000)).unwrap();
         assert_eq!(workspace.stats(), MemoryStats { held: bytes(1000), needed: bytes(1000), jobs: 3 });
-        small.with(|memory| Ok(assert!(memory.arena.len() == 1000 && memory.scratch.len() == 2))).unwrap();
+        assert_eq!(small.with(|memory| Ok((memory.arena.len(), memory.scratch.len()))), Ok((1000, 2)));
         drop(large);
         assert_eq!(workspace.stats().held, bytes(1000));
         drop(again);
         // Too large for those that are left: freed, and made anew by the next run.
         assert_eq!(workspace.stats(), MemoryStats { held: 0, needed: bytes(100), jobs: 1 });
-        small.with(|memory| Ok(assert_eq!(memory.arena.len(), 100))).unwrap();
+        assert_eq!(arena_of(&small), 100);
         assert_eq!(workspace.stats().held, bytes(100));
         workspace.release();
         assert_eq!(workspace.stats().held, 0);
-        small.with(|memory| Ok(memory.arena.bytes_mut().fill(1))).unwrap();
+        assert_eq!(arena_of(&small), 100);
         drop(small);
         assert_eq!(workspace.stats(), MemoryStats { held: 0, needed: 0, jobs: 0 });
     }
@@ -209,7 +214,7 @@ mod tests {
                 Ok(late)
             })
             .unwrap();
-        late.with(|memory| Ok(assert_eq!(memory.arena.len(), 1000))).unwrap();
+        assert_eq!(arena_of(&late), 1000);
     }
 
     #[test]
