@@ -402,9 +402,20 @@ fn tiles(shape: &MatmulShape, operands: Dtype) -> impl Iterator<Item = HopperTil
 }
 
 /// The one that is predicted to be done first.
-pub(super) fn fastest(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
+fn fastest(shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
     let time = |tile: &HopperTile| tile.microseconds(shape, operands, processors);
     let best = tiles(shape, operands).min_by(|a, b| time(a).total_cmp(&time(b)));
+    best.unwrap_or(HopperTile { columns: 128, turns: true, split: 1 })
+}
+
+/// The same for rows of bytes that are routed to experts, of which there are so many row tiles: they are gathered more slowly than whole
+/// tiles are fetched.
+pub(super) fn fastest_routed(row_tiles: usize, shape: &MatmulShape, processors: usize) -> HopperTile {
+    let time = |tile: &HopperTile| {
+        let tiles = row_tiles * shape.n.div_ceil(tile.columns);
+        tile.microseconds_of_bytes(tiles, steps(shape, Dtype::I8), processors, 76e3)
+    };
+    let best = tiles(shape, Dtype::I8).min_by(|a, b| time(a).total_cmp(&time(b)));
     best.unwrap_or(HopperTile { columns: 128, turns: true, split: 1 })
 }
 
@@ -424,7 +435,7 @@ impl HopperTile {
         let &HopperTile { columns, turns, split } = self;
         let tiles = shape.m.div_ceil(ROWS) * shape.n.div_ceil(columns) * shape.batches();
         if operands == Dtype::I8 {
-            return self.microseconds_of_bytes(tiles, steps(shape, operands), processors);
+            return self.microseconds_of_bytes(tiles, steps(shape, operands), processors, 97e3);
         }
         let steps = steps(shape, operands).div_ceil(split) as f64;
         // A stage takes as long as its multiplications, or as it takes to come: 79 KB per microsecond and multiprocessor.
@@ -442,16 +453,17 @@ impl HopperTile {
 }
 
 impl HopperTile {
-    /// Time of a launch for bytes, fitted on an H200 to GPT-2's matmuls with GELU, 1024 to 8192 rows, and to 4096 and 8192 cubed.
-    fn microseconds_of_bytes(&self, tiles: usize, steps: usize, processors: usize) -> f64 {
+    /// Time of a launch for bytes, fitted on an H200 to GPT-2's matmuls with GELU, 1024 to 8192 rows, and to 4096 and 8192 cubed. `rate` is that
+    /// of loads: bytes per microsecond and multiprocessor.
+    fn microseconds_of_bytes(&self, tiles: usize, steps: usize, processors: usize, rate: f64) -> f64 {
         let columns = self.columns as f64;
         let (waves, busy) = (tiles.div_ceil(processors) as f64, tiles.min(processors) as f64 / processors as f64);
         // Fewer multiprocessors get more of the L2 each.
-        let loads = ((ROWS + self.columns) * DEPTH * 2) as f64 / 90e3 * busy;
-        let (multiply, finish) = (steps as f64 * loads.max(columns * 0.0027), columns * 0.017);
+        let loads = ((ROWS + self.columns) * DEPTH * 2) as f64 / rate * busy;
+        let multiply = steps as f64 * loads.max(columns * 0.0027);
         match self.turns {
-            true => 2.4 + waves * multiply.max(finish) + finish,
-            false => 2.4 + waves * (multiply + finish),
+            true => 2.4 + waves * multiply.max(columns * 0.0285) + columns * 0.024,
+            false => 2.4 + waves * (multiply + columns * 0.017),
         }
     }
 }

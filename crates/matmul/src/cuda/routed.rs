@@ -100,10 +100,10 @@ impl RoutedKernel {
     fn new(lowered: LoweredMatmul, target: &CudaTarget) -> RoutedKernel {
         let LoweredMatmul { product, launch } = lowered;
         let experts = launch.args[TABLE].leading.first().map_or(0, |&(experts, _)| experts);
-        // As if every expert's last tile were half full.
-        let rows = (launch.shape.m.div_ceil(ROWS) + launch.shape.m.min(experts) / 2) * ROWS;
-        let shape = MatmulShape { m: rows, ..launch.shape.clone() };
-        let tile = hopper::fastest(&shape, product.left, target.processors);
+        // As if every expert's last tile were half full, or each had one.
+        let used = launch.shape.m.min(experts);
+        let row_tiles = (launch.shape.m.div_ceil(ROWS) + used / 2).max(used);
+        let tile = hopper::fastest_routed(row_tiles, &launch.shape, target.processors);
         RoutedKernel { matmul: HopperKernel { matmul: product, launch, tile }, experts }
     }
 
