@@ -488,6 +488,15 @@ mod tests {
     }
 
     #[test]
+    fn tiles_of_bytes_are_taken_in_turn_where_there_are_many() {
+        let cut = |m, k, n| fastest(&shape(m, k, n), Dtype::I8, 132);
+        assert_eq!(cut(4096, 4096, 4096), HopperTile { columns: 128, turns: true, split: 1 });
+        assert!(cut(8192, 768, 3072).turns && !cut(1024, 768, 3072).turns && !cut(1024, 3072, 768).turns);
+        // Routed rows are gathered more slowly: wide tiles gather them less often.
+        assert_eq!(fastest_routed(132, &shape(16384, 4096, 4096), 132).columns, 256);
+    }
+
+    #[test]
     fn the_library_keeps_what_it_does_faster() {
         let ours_with = |m, k, n, epilogue| {
             let shape = shape(m, k, n);
