@@ -18,8 +18,8 @@ from torch.nn import functional
 import measuring
 
 # Inner size, columns, whether the weights lie transposed; what follows.
-LINES = [(768, 2304, False, ["none", "bias"]), (768, 768, False, ["none", "residual"]), (768, 3072, False, ["none", "gelu"]),
-         (3072, 768, False, ["none", "residual"]), (768, 50257, True, ["none"])]
+LINES = [(768, 2304, False, ["none", "bias"]), (768, 768, False, ["none", "residual", "norm"]), (768, 3072, False, ["none", "gelu"]),
+         (3072, 768, False, ["none", "residual", "norm"]), (768, 50257, True, ["none"])]
 # Operands of this many bytes together do not stay in the cache.
 ROTATED = 200e6
 # Logits of more rows do not fit beside their copies.
@@ -28,6 +28,9 @@ MOST_LOGITS = 8192 * 50257
 
 def layer(epilogue, x, w, b, r):
     y = x @ w if epilogue == "none" else torch.addmm(b, x, w)
+    if epilogue == "norm":
+        s = y + r
+        return s, functional.layer_norm(s, b.shape, b, b)
     return functional.gelu(y, approximate="tanh") if epilogue == "gelu" else y + r if epilogue == "residual" else y
 
 

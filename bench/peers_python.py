@@ -80,7 +80,7 @@ def part_ops() -> None:
         return functional.dropout(x + b, 0.1) + r
 
     cases: list[tuple[str, Callable[[], Any], Callable[..., Any], tuple[Any, ...]]] = [
-        ("norm_act", lambda: deuteron.norm_act(x, w, b), norm_act, (x,)),
+        ("norm_act", lambda: deuteron.norm_act(x, w, b, act="gelu_tanh"), norm_act, (x,)),
         ("add_norm", lambda: deuteron.add_norm(x, r, w, b), add_norm, (x, r)),
         ("bias_dropout_add", lambda: deuteron.bias_dropout_add(x, b, r, p=0.1), bias_dropout_add, (x, r)),
     ]

@@ -7,7 +7,7 @@
 (4, 8)
 
 Functions of the catalogue are in this module, `deuteron.nn` has them as modules of PyTorch, `deuteron.patch` puts them into GPT-2 of
-Hugging Face, `deuteron.fuse` makes one of your own function, and `deuteron.analyze` says what to fuse. Nothing here loads PyTorch, and
+Hugging Face, `deuteron.register_attention` gives any of its models our attention, `deuteron.fuse` makes one of your own function, and `deuteron.analyze` says what to fuse. Nothing here loads PyTorch, and
 no GPU is touched before the first call on one.
 """
 
@@ -17,6 +17,7 @@ import os as _os
 from typing import TYPE_CHECKING, Any
 
 from . import _native
+from ._memory import empty_cache, memory_stats
 from ._native import Array, Program, __version__
 from .functions import *
 from .functions import __all__ as _functions
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ._doctor import doctor
     from ._fuse import fuse
     from ._gpt2 import patch, patched, unpatch
+    from ._hf_attention import register_attention
 
 __all__ = [
     *_functions,
@@ -36,10 +38,13 @@ __all__ = [
     "__version__",
     "analyze",
     "doctor",
+    "empty_cache",
     "fuse",
+    "memory_stats",
     "nn",
     "patch",
     "patched",
+    "register_attention",
     "unpatch",
 ]
 
@@ -50,6 +55,7 @@ _LAZY = {
     "fuse": "_fuse",
     "patch": "_gpt2",
     "patched": "_gpt2",
+    "register_attention": "_hf_attention",
     "unpatch": "_gpt2",
 }
 

@@ -195,8 +195,7 @@ def _cross_entropy_loss(
 ) -> Value:
     if weight is not None or reduction != 1 or smoothing or x.ndim != 2:
         raise ValueError("expected logits [rows, classes], the mean over rows, no weight and no smoothing")
-    # Rows that are left out cost what others do.
-    return ours.cross_entropy(x, target, ignore_index=None)
+    return ours.cross_entropy(x, target, ignore_index)
 
 
 RAW: Dict[str, Handler] = {

@@ -5,35 +5,53 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union, overload
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import overload
 
-from deuteron.trace.graph import Result, Trace, Type, dtype_word, is_double
+from deuteron._tree import Leaf, constants, give, holds_values, take
+from deuteron.trace.graph import Node, Result, Trace, Type, dtype_word, is_double
+from deuteron.trace.scope import Capture, Modes, changed, tracing
 from deuteron.trace.value import Value
 
 if TYPE_CHECKING:
     from deuteron._native import Program
 
+if TYPE_CHECKING or sys.version_info >= (3, 10):
+    from typing import ParamSpec
+
+    Parameters = ParamSpec("Parameters")
+else:
+    Parameters = TypeVar("Parameters")
+Returned = TypeVar("Returned")
 Function = Callable[..., Any]
 
 
 @overload
-def fuse(function: Function, *, name: Optional[str] = None, traces: int = 256) -> Fused: ...
+def fuse(
+    function: Callable[Parameters, Returned], *, name: Optional[str] = None, traces: int = 256
+) -> Fused[Parameters, Returned]: ...
 
 
 @overload
-def fuse(*, name: Optional[str] = None, traces: int = 256) -> Callable[[Function], Fused]: ...
-
-
 def fuse(
-    function: Optional[Function] = None, *, name: Optional[str] = None, traces: int = 256
-) -> Union[Fused, Callable[[Function], Fused]]:
+    *, name: Optional[str] = None, traces: int = 256
+) -> Callable[[Callable[Parameters, Returned]], Fused[Parameters, Returned]]: ...
+
+
+def fuse(function: Optional[Function] = None, *, name: Optional[str] = None, traces: int = 256) -> Any:
     """Runs a function of tensors as fused kernels, differentiable with torch.
 
     The function is called once for each combination of dtypes and shapes, with values that stand for its tensors
     (see `deuteron.trace`); what it does with them becomes a graph, whose kernels run at this and every later call.
-    Tensors may stand in tuples, lists and dicts. Other arguments are constants: they must be hashable, and another one
-    is another trace. What the function reads besides its arguments is read when it is traced; tensors must be
-    arguments. Indices of 64 bits are taken as 32; floats of 64 bits are computed exactly and slowly, to check against.
+    Tensors may stand in tuples, lists, dicts and dataclasses. Other arguments are constants: they must be hashable, and
+    another one is another trace. What the function reads besides its arguments is read when it is traced. Parameters and
+    buffers of modules of torch that it calls, and tensors of variables around it, are captured: they are operands of every
+    call, with gradients; where one was replaced, or `train()` or `eval()` changed a module, it is traced again. Other
+    tensors must be arguments.
+    `torch.no_grad()` and `detach()` within it end gradients; a custom `torch.autograd.Function` is refused.
+    A result that is a view of an operand in torch is a copy here, unless it is the operand itself.
+    Indices of 64 bits are taken as 32, and refused on the CPU where 32 do not hold them; floats of 64 bits are
+    computed exactly and slowly, to check against.
     Autocast changes nothing: dtypes are those of the operands, and what the function makes of them.
     `name` is what reports call it, `traces` how many are kept; the oldest is dropped.
 
@@ -59,15 +77,16 @@ def fuse(
     return Fused(function, name, traces)
 
 
-class Fused:
-    """A function that runs as fused kernels. `fuse` makes it."""
+class Fused(Generic[Parameters, Returned]):
+    """A function that runs as fused kernels, called as it is. `fuse` makes it."""
 
-    def __init__(self, function: Function, name: Optional[str] = None, traces: int = 256) -> None:
+    def __init__(self, function: Callable[Parameters, Returned], name: Optional[str] = None, traces: int = 256) -> None:
         if not callable(function):
             raise TypeError(f"fuse: expected a function, got a {type(function).__name__}")
         if traces < 1:
             raise ValueError(f"fuse: expected at least 1 trace to keep, got {traces}")
-        functools.update_wrapper(self, function)
+        # Not its attributes: those of a module are its parts.
+        functools.update_wrapper(self, function, updated=())
         self.function = function
         self.name = name or function_name(function)
         self.traces = traces
@@ -81,35 +100,39 @@ class Fused:
         constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
         self._constant = constant
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments: Parameters.args, **keywords: Parameters.kwargs) -> Returned:
+        result: Returned
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
-            return self._compiled(arguments, keywords)
+            result = self._compiled(arguments, keywords)
+            return result
         if not keywords:
             # Tensors alone, as they mostly are: a few microseconds less.
             found = self._traced.get(_plain_key(arguments))
-            if found is not None:
-                return found.run(arguments)
+            if found is not None and (found.is_fixed or found.is_current()):
+                result = found.run(arguments)
+                return result
         call = self._call(arguments, keywords)
         if any(isinstance(operand, Value) for operand in call.operands):
             # Within another function that is traced, this one is part of it.
             return self.function(*arguments, **keywords)
-        return self._trace(call).run(call.operands)
+        result = self._trace(call).run(call.operands)
+        return result
 
     def _compiled(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
         """The same for a compiler of torch: what is traced is a constant, and one operator runs it."""
         from deuteron._call import run
 
         operands: List[Any] = []
-        _take((arguments, keywords), operands, [], "")
+        take((arguments, keywords), operands, [], "")
         text, structure, sources = self._constant(*arguments, **keywords)
-        if all([given for given, _ in sources]):
+        if all([source.given for source in sources]):
             results: Sequence[Any] = ()
         else:
             # A graph is of the dtypes that it was traced with.
             with sys.modules["torch"].autocast(operands[0].device.type, enabled=False):
                 results = run(text, operands)
-        return _give(structure, [(operands if given else results)[place] for given, place in sources])
+        return give(structure, [source.of(operands, results) for source in sources])
 
     def graph(self, *arguments: Any, **keywords: Any) -> str:
         """The graph for such arguments, in text form."""
@@ -118,19 +141,21 @@ class Fused:
     def plan(self, *arguments: Any, device: str = "auto", **keywords: Any) -> str:
         """What shares a kernel for such arguments, and why not more does."""
         call = self._call(arguments, keywords)
-        return self._trace(call).program().explain(call.types, device)
+        traced = self._trace(call)
+        return traced.program().explain(traced.types(call.types), device)
 
     def source(self, *arguments: Any, device: str = "auto", **keywords: Any) -> str:
         """The generated kernels for such arguments."""
         call = self._call(arguments, keywords)
-        return self._trace(call).program().kernels(call.types, device)
+        traced = self._trace(call)
+        return traced.program().kernels(traced.types(call.types), device)
 
     def clear(self) -> None:
         """Forgets all traces: the function is called again where it was traced before."""
         self._traced.clear()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A method: its object is a constant of the trace, so its tensors must be arguments."""
+        """A method: its object is a constant of the trace."""
         return self if instance is None else functools.partial(self, instance)
 
     def __reduce__(self) -> str:
@@ -146,13 +171,13 @@ class Fused:
         labels = self._parameters[:-1][: len(arguments)]
         labels += [f"{self._parameters[-1]}_{index}" for index in range(len(arguments) - len(labels))]
         named = zip((*labels, *keywords), (*arguments, *keywords.values()))
-        parts = tuple(_take(argument, operands, names, label) for label, argument in named)
+        parts = tuple(take(argument, operands, names, label) for label, argument in named)
         if not operands:
             raise TypeError(f"{self.name}: expected at least one tensor among its arguments")
         described = [_described(operand) for operand in operands]
         types = [_type(self.name, label, *about) for label, about in zip(names, described)]
         doubles = any(is_double(dtype) for dtype, _ in described)
-        return Call(parts, tuple(keywords), operands, types, names, _framework(operands), doubles)
+        return Call(parts, tuple(keywords), operands, types, names, _framework(operands), doubles, _device(operands))
 
     def _trace(self, call: Call) -> Traced:
         key = call.key
@@ -160,7 +185,7 @@ class Fused:
             found = self._traced.get(key)
         except TypeError as error:
             raise TypeError(f"{self.name}: expected tensors and hashable arguments: {error}") from None
-        if found is not None:
+        if found is not None and found.is_current():
             return found
         # Two threads may trace the same call; either trace will do. Nothing here waits, so a fork finds no lock taken.
         traced = _traced(self.name, self.function, call)
@@ -183,30 +208,53 @@ class Call(NamedTuple):
     framework: str
     doubles: bool
     """whether floats are of 64 bits"""
+    device: Any
+    """of the first tensor of torch"""
 
     @property
     def key(self) -> Any:
         """All that a trace depends on."""
-        if self.framework and not self.keywords and all(isinstance(part, _Leaf) for part in self.parts):
+        if self.framework and not self.keywords and all(isinstance(part, Leaf) for part in self.parts):
             return _plain_key(self.operands)
-        return self.parts, self.keywords, tuple(self.types), self.framework, self.doubles
+        return self.parts, self.keywords, tuple(self.types), self.framework, self.doubles, self.device
 
 
 def _plain_key(arguments: Sequence[Any]) -> Any:
     """The same for tensors alone; nothing for what has no dtype and no shape."""
     try:
-        return tuple([(type(argument), argument.dtype, argument.shape) for argument in arguments])
+        return tuple([(type(one), one.dtype, one.shape, getattr(one, "device", None)) for one in arguments])
     except AttributeError:
         return None
+
+
+class Source(NamedTuple):
+    """Where a tensor that the function returns comes from."""
+
+    given: bool
+    """whether it is an operand, and not a result"""
+    place: int
+    is_constant: bool = False
+    """whether no gradient flows to it, as from `no_grad` and `detach`"""
+
+    def of(self, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        tensor = (operands if self.given else results)[self.place]
+        return tensor.detach() if self.is_constant and getattr(tensor, "requires_grad", False) else tensor
 
 
 class Traced:
     """A graph, and how its outputs become what the function returns."""
 
-    def __init__(self, text: str, structure: Any, sources: Sequence[Tuple[bool, int]]) -> None:
+    def __init__(
+        self, text: str, structure: Any, sources: Sequence[Source], modes: Modes, captures: Sequence[Capture]
+    ) -> None:
         self._text = text
         self._structure = structure
         self._sources = sources
+        self._modes = modes
+        self._captures = captures
+        self._tensors = [capture.tensor for capture in captures]
+        self.is_fixed = not modes and not captures
+        """whether it depends on nothing but the arguments"""
         self._program: Optional[Program] = None
 
     @property
@@ -214,8 +262,21 @@ class Traced:
         """The graph in text form."""
         return self._text
 
-    def parts(self) -> Tuple[str, Any, Sequence[Tuple[bool, int]]]:
-        """The graph, the shape of what is returned, and where its tensors come from: operands or results, and which."""
+    def is_current(self) -> bool:
+        """Whether modules are in the modes that it was traced in, and captured tensors where and what they were."""
+        return self.is_fixed or not (changed(self._modes) or any(capture.changed() for capture in self._captures))
+
+    def types(self, operands: Sequence[Type]) -> List[Type]:
+        """Those of all operands of the program."""
+        return [*operands, *((dtype_word(one.dtype), tuple(one.shape)) for one in self._tensors)]
+
+    def parts(self) -> Tuple[str, Any, Sequence[Source]]:
+        """The graph, the shape of what is returned, and where its tensors come from."""
+        if self._captures:
+            raise TypeError(
+                "a fused function that reads tensors besides its arguments cannot be part of a graph of torch.compile; pass them "
+                "as arguments"
+            )
         return self._text, self._structure, self._sources
 
     def program(self) -> Program:
@@ -229,7 +290,8 @@ class Traced:
     def run(self, operands: Sequence[Any]) -> Any:
         """What the function returns for these operands."""
         results: Sequence[Any] = ()
-        if not all(given for given, _ in self._sources):
+        operands = [*operands, *self._tensors] if self._tensors else operands
+        if not all(source.given for source in self._sources):
             torch = sys.modules.get("torch")
             if torch is not None and torch._C._is_any_autocast_enabled():
                 # A graph is of the dtypes that it was traced with.
@@ -238,100 +300,59 @@ class Traced:
                     results = self.program()(*operands)
             else:
                 results = self.program()(*operands)
-        return _give(self._structure, [(operands if given else results)[index] for given, index in self._sources])
+        return give(self._structure, [source.of(operands, results) for source in self._sources])
 
 
 def _traced(name: str, function: Function, call: Call) -> Traced:
     trace = Trace(name, call.framework, call.doubles)
+    trace.device = call.device
     values = [Value(trace, trace.input(label, *kind)) for label, kind in zip(call.names, call.types)]
-    given = [_give(part, values) for part in call.parts]
+    given = [give(part, values) for part in call.parts]
     split = len(given) - len(call.keywords)
     returned: List[Any] = []
-    structure = _take(function(*given[:split], **dict(zip(call.keywords, given[split:]))), returned, [], "")
-    inputs = {id(value._node): index for index, value in enumerate(values)}
-    sources: List[Tuple[bool, int]] = []
+    objects = [one for part in call.parts for one in constants(part)]
+    objects += [function, getattr(function, "__self__", None)]
+    with tracing(trace, sys.modules.get("torch"), function, objects) as (noted, captures):
+        result = function(*given[:split], **dict(zip(call.keywords, given[split:])))
+    structure = take(result, returned, [], "")
+    for one in constants(structure):
+        if holds_values(one):
+            raise TypeError(
+                f"{name}: expected tensors in tuples, lists, dicts and dataclasses as a result, got a {type(one).__name__} that holds some"
+            )
+    inputs = {id(node): index for index, node in enumerate(trace.inputs)}
+    sources: List[Source] = []
     results: List[Result] = []
     for value in returned:
         if not isinstance(value, Value):
             raise TypeError(f"{name}: expected a function of its arguments, got a {type(value).__name__} as a result")
         if value._trace is not trace:
             raise ValueError(f"{name}: expected results of this call, got a value that another trace left behind")
-        result = value._node.result(value._index)
+        output = value._node.result(value._index)
         # An operand that is handed back is itself, and a value that is handed back twice is one output.
         if id(value._node) in inputs:
-            sources.append((True, inputs[id(value._node)]))
+            sources.append(Source(True, inputs[id(value._node)]))
             continue
-        if result not in results:
-            results.append(result)
-        sources.append((False, results.index(result)))
+        if output not in results:
+            results.append(output)
+        sources.append(Source(False, results.index(output), not _is_differentiable(value._node)))
     text = trace.text(list(zip(trace.output_names(len(results)), results)))
-    return Traced(text, structure, sources)
+    return Traced(text, structure, sources, noted.modes(), captures)
 
 
-# Tensors within tuples, lists and dicts.
-
-
-class _Leaf(NamedTuple):
-    """A tensor: which."""
-
-    place: int
-
-
-class _Constant(NamedTuple):
-    """Anything else. `1`, `1.0` and `True` are equal, so the class tells them apart."""
-
-    kind: type
-    value: Any
-
-
-class _Branch(NamedTuple):
-    """A `dict`, a `list`, a `tuple`, or a tuple of the class `named`."""
-
-    form: str
-    named: Any
-    keys: Tuple[Any, ...]
-    parts: Tuple[Any, ...]
-
-
-def _take(argument: Any, tensors: List[Any], names: List[str], label: str) -> Any:
-    """Puts the tensors of an argument on a list, and gives what is left of it."""
-    if _is_tensor(argument):
-        tensors.append(argument)
-        names.append(label)
-        return _Leaf(len(tensors) - 1)
-    if isinstance(argument, dict):
-        form, keys, items = "dict", tuple(argument.keys()), tuple(argument.values())
-    elif isinstance(argument, (tuple, list)):
-        form = "list" if isinstance(argument, list) else "tuple"
-        keys, items = tuple(range(len(argument))), tuple(argument)
-    else:
-        return _Constant(type(argument), argument)
-    named = type(argument) if form == "tuple" and hasattr(argument, "_fields") else None
-    parts = tuple([_take(item, tensors, names, f"{label}_{key}") for key, item in zip(keys, items)])
-    return _Branch(form, named, keys, parts)
-
-
-def _give(part: Any, tensors: Sequence[Any]) -> Any:
-    """The reverse of `_take`."""
-    if isinstance(part, _Leaf):
-        return tensors[part.place]
-    if isinstance(part, _Constant):
-        return part.value
-    items = [_give(item, tensors) for item in part.parts]
-    if part.form == "dict":
-        return dict(zip(part.keys, items))
-    if part.named is not None:
-        return part.named(*items)
-    return items if part.form == "list" else tuple(items)
-
-
-def _is_tensor(argument: Any) -> bool:
-    if isinstance(argument, Value):
-        return True
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(argument, (numpy.ndarray, numpy.generic)):
-        return isinstance(argument, numpy.ndarray)
-    return hasattr(argument, "__dlpack__") and not isinstance(argument, type)
+def _is_differentiable(node: Node) -> bool:
+    """Whether a gradient may flow from a node to an operand."""
+    seen, waiting = {id(node)}, [node]
+    while waiting:
+        node = waiting.pop()
+        if node.op == "input":
+            return True
+        if node.op == "stop_gradient":
+            continue
+        before = [operand[0] for operand in node.operands if isinstance(operand, tuple) and id(operand[0]) not in seen]
+        seen.update(map(id, before))
+        waiting += before
+    return False
 
 
 def _framework(operands: Sequence[Any]) -> str:
@@ -340,6 +361,12 @@ def _framework(operands: Sequence[Any]) -> str:
     if torch is not None and any(isinstance(operand, torch.Tensor) for operand in operands):
         return "torch"
     return "numpy" if numpy is not None and any(isinstance(operand, numpy.ndarray) for operand in operands) else ""
+
+
+def _device(operands: Sequence[Any]) -> Any:
+    torch = sys.modules.get("torch")
+    found = (one.device for one in operands if torch is not None and isinstance(one, torch.Tensor))
+    return next(found, None)
 
 
 def _described(operand: Any) -> Tuple[Any, Sequence[int]]:

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCa
 from ._call import run
 from ._gpt2_cache import GrowingLayer, positions
 from ._gpt2_mask import NAMES, MaskMemo, additive, check, hides_rows, is_causal
-from ._gpt2_parts import ACTIVATIONS, check_attention, parameters_of, parts_of
+from ._gpt2_parts import ACTIVATIONS, OWN_FORWARDS, check_attention, has_own_forward, parameters_of, parts_of
 from ._gpt2_program import CACHED, CAUSAL, FULL, RETURNED, Block, Mask, Past, program
 from ._gpt2_report import Report, Unfit
 from ._native import Program
@@ -30,8 +30,8 @@ ALIGNED = 8
 # From so many rows on a padded weight pays.
 PADDED_ROWS = 64
 
-# Programs that a block remembers, at most.
-REMEMBERED = 64
+# Programs that a block remembers, at most; the oldest is dropped.
+REMEMBERED = 256
 
 
 class Patched:
@@ -69,6 +69,8 @@ class NormForward(Patched):
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         norm = self.module()
         reason = _unfit_tensor(input)
+        if reason is None and nn.LayerNorm.forward is not OWN_FORWARDS[nn.LayerNorm]:
+            reason = "the forward of LayerNorm is overridden"
         if reason is None and input.dtype != norm.weight.dtype:
             reason = f"a norm of {input.dtype} with weights of {norm.weight.dtype}"
         if reason is None and input.dtype.itemsize == 2 and torch.is_autocast_enabled(input.device.type):
@@ -88,7 +90,12 @@ class HeadForward(Patched):
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         head = self.module()
+        if nn.Linear.forward is not OWN_FORWARDS[nn.Linear]:
+            replaced: torch.Tensor = self.fall_back(head, "the forward of Linear is overridden", input)
+            return replaced
         weight, bias = head.weight, head.bias
+        if input.device.type not in ("cpu", "cuda"):
+            return nn.functional.linear(input, weight, bias)
         compute = _compute_dtype(input)
         rows = input.numel() // max(input.shape[-1], 1)
         if input.device.type != "cuda" or compute.itemsize != 2 or rows < PADDED_ROWS:
@@ -119,6 +126,8 @@ class BlockForward(Patched):
     ) -> torch.Tensor:
         block = self.module()
         try:
+            if not has_own_forward(block):
+                raise Unfit("the forward of GPT2Block is overridden")
             _check_call(hidden_states, encoder_hidden_states, kwargs)
             return self.fused(Call(block, hidden_states), past_key_values, attention_mask)
         except Unfit as unfit:
@@ -160,7 +169,7 @@ class BlockForward(Patched):
     @torch.compiler.disable
     def step(self, call: Call, layer: GrowingLayer, mask: Any) -> torch.Tensor:
         """More tokens: their keys and values are written behind those of the cache."""
-        call.check_in_place()
+        call.check_in_place(layer)
         length = layer.get_seq_length()
         if layer.shape() != (call.batch, call.heads, call.hidden // call.heads):
             raise Unfit("a cache of another batch or size")
@@ -176,7 +185,7 @@ class BlockForward(Patched):
     @torch.compiler.disable
     def static_step(self, call: Call, layer: Any, mask: Any) -> torch.Tensor:
         """Tokens of a cache of fixed size. How many it holds is known on the device alone."""
-        call.check_in_place()
+        call.check_in_place(layer)
         if not layer.is_initialized:
             empty = call.x.new_zeros((call.batch, call.heads, 0, call.hidden // call.heads), dtype=call.compute)
             layer.lazy_initialization(empty, empty)
@@ -249,9 +258,9 @@ class BlockForward(Patched):
         key = (call.key, what, past)
         made = self._programs.get(key)
         if made is None:
-            if len(self._programs) >= REMEMBERED:
-                self._programs.clear()
             made = self._programs[key] = program(call.describe(what, past))
+            for oldest in list(self._programs)[:-REMEMBERED]:
+                self._programs.pop(oldest, None)
         return made
 
 
@@ -290,12 +299,14 @@ class Call:
             type(parts.act),
         )
 
-    def check_in_place(self) -> None:
+    def check_in_place(self, layer: Any) -> None:
         """What a cache holds is written in place, where nothing can be differentiated, nor interpreted in f64."""
         if self.compute == torch.float64:
             raise Unfit("a cache of torch.float64")
         if self.differentiates():
             raise Unfit("gradients through a cache that is not empty")
+        if torch.is_grad_enabled() and _requires_grad(layer):
+            raise Unfit("a cache whose keys or values require a gradient")
 
     def differentiates(self) -> bool:
         """Whether a gradient may be asked for."""
@@ -380,6 +391,12 @@ def _layer(cache: Cache, index: int) -> Union[GrowingLayer, StaticLayer]:
         raise Unfit(f"a cache layer of class {type(layer).__name__}")
     kept: Union[GrowingLayer, StaticLayer] = layer
     return kept
+
+
+def _requires_grad(layer: Any) -> bool:
+    """Whether a gradient may be asked for of what a cache holds, as in prefix tuning."""
+    held = (getattr(layer, "keys", None), getattr(layer, "values", None))
+    return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in held)
 
 
 def _run(made: Union[str, Program], operands: Tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:

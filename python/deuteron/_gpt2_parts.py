@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
 from transformers import activations
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.pytorch_utils import Conv1D
 
@@ -78,6 +80,35 @@ CLASSES: Tuple[Optional[type], ...] = (
 )
 
 
+def forward_of(kind: Any) -> Any:
+    """The forward of a class of layers. Since version 5.23 transformers wraps that of every subclass, also of those that FSDP makes."""
+    forward = kind.forward
+    while getattr(forward, "__globals__", {}).get("__name__") == "transformers.modeling_layers":
+        forward = forward.__wrapped__
+    return forward
+
+
+def _own_forward(kind: type) -> Any:
+    """The forward that a class was published with; None if it had been replaced before this file was loaded."""
+    forward: Any = forward_of(kind)
+    defining = next(base for base in kind.__mro__ if "forward" in base.__dict__)
+    code, source = getattr(forward, "__code__", None), getattr(sys.modules[defining.__module__], "__file__", None)
+    return forward if code is not None and code.co_filename == source and code.co_name == "forward" else None
+
+
+# What these classes compute is known by their own forward alone; assigning another one to the class changes it.
+OWN_FORWARDS: Dict[type, Any] = {
+    kind: _own_forward(kind)
+    for kind in (modeling_gpt2.GPT2Block, nn.Linear, *ACTIVATIONS, *[one for one in CLASSES if one is not None])
+}
+
+
+def check_class(kind: type, what: str) -> None:
+    """`Unfit` if the forward of a class was replaced."""
+    if forward_of(kind) is not OWN_FORWARDS[kind]:
+        raise Unfit(f"the forward of {what}'s class {kind.__name__} is overridden")
+
+
 def parts_of(block: nn.Module) -> Parts:
     """The modules of a block as Hugging Face makes it; `Unfit` if one was replaced."""
     own = block._modules
@@ -107,6 +138,7 @@ def parts_of(block: nn.Module) -> Parts:
             _refuse_hooks(name, part)
         if "forward" in part.__dict__:
             raise Unfit(f"the forward of its {name} is overridden")
+        check_class(type(part), f"its {name}")
     return parts
 
 
@@ -143,13 +175,17 @@ def parameters_of(parts: Parts) -> List[torch.Tensor]:
     return found
 
 
+def has_own_forward(block: nn.Module) -> bool:
+    """Whether the class of a block computes what GPT2Block was published with."""
+    return forward_of(type(block)) is OWN_FORWARDS[modeling_gpt2.GPT2Block]
+
+
 def block_refusal(block: nn.Module) -> Optional[str]:
     """Why a block cannot be replaced."""
     known = inspect.signature(modeling_gpt2.GPT2Block.forward)
     if tuple(known.parameters) != SIGNATURE or known.return_annotation not in (torch.Tensor, "torch.Tensor"):
         return "the GPT2Block of this version of transformers is not known"
-    known_forward = forward_of(modeling_gpt2.GPT2Block)
-    if forward_of(type(block)) is not known_forward or "forward" in block.__dict__:
+    if not has_own_forward(block) or "forward" in block.__dict__:
         return "its forward is overridden"
     if "crossattention" in block._modules:
         return "it has cross attention"
@@ -170,14 +206,6 @@ def block_refusal(block: nn.Module) -> Optional[str]:
     return None
 
 
-def forward_of(kind: Any) -> Any:
-    """The forward of a class of layers. Since version 5.23 transformers wraps that of every subclass, also of those that FSDP makes."""
-    forward = kind.forward
-    while getattr(forward, "__globals__", {}).get("__name__") == "transformers.modeling_layers":
-        forward = forward.__wrapped__
-    return forward
-
-
 def check_attention(attn: modeling_gpt2.GPT2Attention) -> str:
     """How transformers would compute it; `Unfit` if that is not what the program does."""
     # Reading a config by its own rules takes longer than all else that is checked; compilers know no others.
@@ -185,23 +213,46 @@ def check_attention(attn: modeling_gpt2.GPT2Attention) -> str:
     implementation = config.get("_attn_implementation_internal") or str(attn.config._attn_implementation)
     if implementation not in ("eager", "sdpa") and not implementation.startswith("flash_attention"):
         raise Unfit(f"its attention is implemented by {implementation}")
+    if _attention_function(str(implementation)) is not OWN_ATTENTION.get(str(implementation)):
+        raise Unfit(f"the attention function {implementation} of transformers is replaced")
     if not attn.is_causal or not config.get("is_causal", True):
         raise Unfit("its attention is not causal")
     return str(implementation)
+
+
+def _attention_function(implementation: str) -> Any:
+    """What transformers calls for an implementation."""
+    if implementation == "eager" and "eager" not in ALL_ATTENTION_FUNCTIONS:
+        return modeling_gpt2.eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS.get(implementation)
+
+
+def _own_attention() -> Dict[str, Any]:
+    """The functions that transformers was published with; those that had been replaced before are left out."""
+    known = {name: _attention_function(name) for name in ("eager", *ALL_ATTENTION_FUNCTIONS)}
+    return {
+        name: function
+        for name, function in known.items()
+        if str(getattr(function, "__globals__", {}).get("__name__")).startswith("transformers.")
+    }
+
+
+OWN_ATTENTION = _own_attention()
 
 
 def head_refusal(head: nn.Module) -> Optional[str]:
     """Why a head over the vocabulary cannot be replaced."""
     if type(head) is not nn.Linear:
         return f"it is a {type(head).__name__}"
-    return "its forward is overridden" if "forward" in head.__dict__ else None
+    overridden = "forward" in head.__dict__ or nn.Linear.forward is not OWN_FORWARDS[nn.Linear]
+    return "its forward is overridden" if overridden else None
 
 
 def norm_refusal(norm: nn.Module) -> Optional[str]:
     """Why a final norm cannot be replaced."""
     if type(norm) is not nn.LayerNorm:
         return f"it is a {type(norm).__name__}"
-    if "forward" in norm.__dict__:
+    if "forward" in norm.__dict__ or nn.LayerNorm.forward is not OWN_FORWARDS[nn.LayerNorm]:
         return "its forward is overridden"
     if norm.weight is None or norm.bias is None or len(norm.normalized_shape) != 1:
         return "it has no weight or no bias, or is over several axes"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import List, Optional, Tuple
 
 from ._native import Program
-
-# Programs kept, at most. A batch and a length make one; with a cache, a batch and a capacity.
-PROGRAMS = 256
 
 # The parameters of a block in the order of the operands, and their sizes: h hidden features, q = 3h, m of the MLP.
 PARAMETERS: Tuple[Tuple[str, str], ...] = (
@@ -96,10 +93,16 @@ class Block:
         return _Text(self).whole()
 
 
-@lru_cache(maxsize=PROGRAMS)
+# Programs that some block remembers. A batch and a length make one; with a cache, a batch and a capacity.
+_remembered: weakref.WeakValueDictionary[Block, Program] = weakref.WeakValueDictionary()
+
+
 def program(block: Block) -> Program:
-    """The program of a block. It is made once for all blocks of a model."""
-    return Program(block.text(), states=block.states)
+    """The program of a block. It is made once for all blocks of a model, and goes with the last that remembers it."""
+    made = _remembered.get(block)
+    if made is None:
+        made = _remembered[block] = Program(block.text(), states=block.states)
+    return made
 
 
 class _Text:

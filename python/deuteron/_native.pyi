@@ -11,7 +11,9 @@ __all__ = [
     "analysis_html",
     "analysis_text",
     "doctor",
+    "empty_cache",
     "main",
+    "memory_stats",
     "_forked",
 ]
 
@@ -114,6 +116,12 @@ def analysis_text(analysis: str) -> str:
 
 def doctor() -> str:
     """Devices and libraries, as JSON."""
+
+def empty_cache() -> None:
+    """Frees workspaces that no run has now."""
+
+def memory_stats() -> dict[str, dict[str, int]]:
+    """The memory of each device that was used, by its name."""
 
 def main(arguments: Sequence[str]) -> int:
     """The command `deuteron`; gives its exit code."""

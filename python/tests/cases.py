@@ -66,7 +66,7 @@ class Numpy:
             return np.maximum(x, 0)
         if kind == "silu":
             return x / (1 + np.exp(-x))
-        if kind == "gelu_erf":
+        if kind == "gelu":
             erf = np.vectorize(math.erf, otypes=["float64"])(x.astype("float64") / math.sqrt(2.0))
             return x * 0.5 * (1 + erf.astype(x.dtype))
         return x * 0.5 * (1 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
@@ -121,8 +121,8 @@ class Torch:
     def act(x: Any, kind: str) -> Any:
         from torch.nn import functional
 
-        if kind in ("gelu", "gelu_erf"):
-            return functional.gelu(x, approximate="tanh" if kind == "gelu" else "none")
+        if kind in ("gelu", "gelu_tanh"):
+            return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
         return getattr(functional, kind)(x)
 
     @staticmethod
@@ -199,17 +199,20 @@ def drop(lib: Any, x: Any, p: float, seed: Any) -> Any:
 
 
 def masked(lib: Any, scores: Any, mask: str, operands: Sequence[Any]) -> Any:
-    """Scores under a mask. The last query sees all keys."""
-    if mask == "causal":
+    """Scores under a mask. Query `i` sees the keys up to `i`; counted from the end, the last sees all."""
+    if mask in ("causal", "causal_from_end"):
         queries, keys = scores.shape[-2:]
-        return lib.masked(scores, np.arange(keys) > np.arange(queries)[:, None] + (keys - queries))
+        shift = keys - queries if mask == "causal_from_end" else 0
+        return lib.masked(scores, np.arange(keys) > np.arange(queries)[:, None] + shift)
     return scores + operands[0] if mask == "additive" else scores
 
 
-def attend(lib: Any, q: Any, k: Any, v: Any, *rest: Any, mask: str = "causal", p: float = 0.0) -> Any:
+def attend(
+    lib: Any, q: Any, k: Any, v: Any, *rest: Any, mask: str = "causal", p: float = 0.0, scale: Optional[float] = None
+) -> Any:
     if k.shape[1] < q.shape[1]:
         k, v = (lib.repeat(part, q.shape[1] // k.shape[1], 1) for part in (k, v))
-    scores = (q @ k.swapaxes(-1, -2)) * q.shape[-1] ** -0.5
+    scores = (q @ k.swapaxes(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     weights = lib.softmax(masked(lib, scores, mask, rest))
     return drop(lib, weights, p, rest[-1] if rest else None) @ v
 
@@ -356,7 +359,7 @@ def _of(function: Any, **attributes: Any) -> Callable[..., Any]:
 def _pointwise() -> List[Case]:
     """Activations, sums and dropout."""
     d, cases = deuteron, []
-    for act in ("gelu", "gelu_erf", "silu", "relu"):
+    for act in ("gelu", "gelu_tanh", "silu", "relu"):
         cases += [
             Case(
                 f"act-{act}", _of(d.act, act=act), lambda m, x, act=act: m.act(x, act), lambda r, c: [value("x", r, c)]
@@ -406,7 +409,7 @@ def _pointwise() -> List[Case]:
             lambda r, c: [value("x", r, c), weight("b", c), value("r", r, c), SEED],
         ),
     ]
-    for name, act in (("swiglu", "silu"), ("geglu", "gelu"), ("geglu", "gelu_erf")):
+    for name, act in (("swiglu", "silu"), ("geglu", "gelu"), ("geglu", "gelu_tanh")):
         kind = {} if name == "swiglu" else {"act": act}
         cases += [
             Case(
@@ -432,7 +435,7 @@ def _norms() -> List[Case]:
         cases.append(
             Case(
                 f"norm_act-{kind}-{act}",
-                _of(d.norm_act, act=act),
+                _of(d.norm_act, act=act, norm=kind),
                 lambda m, *o, act=act: m.act(m.norm(*o), act),
                 lambda r, c, kind=kind: [value("x", r, c), *norms(c, kind)],
             )
@@ -447,39 +450,39 @@ def _norms() -> List[Case]:
             ),
             Case(
                 f"norm_bias_act-{kind}",
-                _of(d.norm_bias_act, act=act),
+                _of(d.norm_bias_act, act=act, norm=kind),
                 lambda m, x, bias, *w, act=act: m.act(m.norm(x, *w) + bias, act),
                 lambda r, c, kind=kind: [value("x", r, c), weight("bias", c), *norms(c, kind)],
             ),
             Case(
                 f"add_norm-{kind}",
-                _of(d.add_norm),
+                _of(d.add_norm, norm=kind),
                 lambda m, x, r, *w: with_sum(m, x + r, *w),
                 lambda r, c, kind=kind: [value("x", r, c), value("r", r, c), *norms(c, kind)],
             ),
             Case(
                 f"dropout_add_norm-{kind}",
-                lambda x, bias, r, seed, *w: d.dropout_add_norm(x, bias, r, *w, p=0.25, seed=seed),
+                lambda x, bias, r, seed, *w, kind=kind: d.dropout_add_norm(x, bias, r, *w, p=0.25, seed=seed, norm=kind),
                 lambda m, x, bias, r, seed, *w: with_sum(m, r + drop(m, x + bias, 0.25, seed), *w),
                 lambda r, c, kind=kind: [value("x", r, c), weight("bias", c), value("r", r, c), SEED, *norms(c, kind)],
             ),
             Case(
                 f"norm_quantize-{kind}",
-                _of(d.norm_quantize),
+                _of(d.norm_quantize, norm=kind),
                 lambda m, *o: quantized(m, m.norm(*o)),
                 lambda r, c, kind=kind: [value("x", r, c), *norms(c, kind)],
                 differentiable=False,
             ),
             Case(
                 f"norm_quantize-{kind}-residual",
-                lambda x, r, *w: d.norm_quantize(x, *w, r=r),
+                lambda x, r, *w, kind=kind: d.norm_quantize(x, *w, r=r, norm=kind),
                 lambda m, x, r, *w: (*quantized(m, m.norm(x + r, *w)), x + r),
                 lambda r, c, kind=kind: [value("x", r, c), value("r", r, c), *norms(c, kind)],
                 differentiable=False,
             ),
             Case(
                 f"embed_norm-{kind}",
-                _of(d.embed_norm),
+                _of(d.embed_norm, norm=kind),
                 embedded,
                 lambda r, c, kind=kind: [
                     Operand("tokens", "index", (2, r), below=17),
@@ -543,12 +546,25 @@ def _attentions() -> List[Case]:
             return attended(sequence, features, 2, shared) + rest + ([SEED] if p else [])
 
         cases.append(Case(f"attention-{name}", call, functools.partial(attend, mask=mask, p=p), types, HEADS))
+    for name, mask, more in (("longer-keys", "causal", 5), ("fewer-keys", "causal", -2), ("from-end", "causal_from_end", 5)):
+        cases.append(
+            Case(
+                f"attention-{name}",
+                _of(d.attention, mask=mask),
+                functools.partial(attend, mask=mask),
+                lambda s, f, more=more: [
+                    value("q", 1, 2, s, f),
+                    *(value(part, 1, 2, max(s + more, 1), f) for part in "kv"),
+                ],
+                HEADS,
+            )
+        )
     cases.append(
         Case(
-            "attention-longer-keys",
-            _of(d.attention),
-            attend,
-            lambda s, f: [value("q", 1, 2, s, f), value("k", 1, 2, s + 5, f), value("v", 1, 2, s + 5, f)],
+            "attention-scaled",
+            _of(d.attention, mask="full", scale=0.25),
+            functools.partial(attend, mask="full", scale=0.25),
+            lambda s, f: attended(s, f),
             HEADS,
         )
     )
@@ -556,14 +572,14 @@ def _attentions() -> List[Case]:
         cases += [
             Case(
                 f"attention_add_norm-{kind}",
-                _of(d.attention_add_norm, mask=mask),
+                _of(d.attention_add_norm, mask=mask, norm=kind),
                 lambda m, q, k, v, r, *w, mask=mask: with_sum(m, r + merged(m, q, k, v, mask), *w),
                 lambda s, f, kind=kind: block(s, f, kind),
                 HEADS,
             ),
             Case(
                 f"attention_block-{kind}",
-                _of(d.attention_block, mask=mask),
+                _of(d.attention_block, mask=mask, norm=kind),
                 lambda m, q, k, v, weight, bias, r, *w, mask=mask: with_sum(
                     m, r + (merged(m, q, k, v, mask) @ weight + bias), *w
                 ),
@@ -580,7 +596,7 @@ def _products() -> List[Case]:
         cases += [
             Case(
                 f"norm_linear-{kind}",
-                _of(d.norm_linear),
+                _of(d.norm_linear, norm=kind),
                 lambda m, x, weight, bias, *w: m.norm(x, *w) @ weight + bias,
                 lambda r, c, kind=kind: [
                     value("x", r, c),
@@ -592,7 +608,9 @@ def _products() -> List[Case]:
             ),
             Case(
                 f"ffn-{kind}",
-                lambda x, w1, b1, w2, b2, *w, act=act: d.ffn(x, w1, b1, w2, b2, **dict(zip("wb", w)), act=act),
+                lambda x, w1, b1, w2, b2, *w, act=act, kind=kind: d.ffn(
+                    x, w1, b1, w2, b2, **dict(zip("wb", w)), act=act, norm=kind
+                ),
                 lambda m, x, w1, b1, w2, b2, *w, act=act: x + (m.act(m.norm(x, *w) @ w1 + b1, act) @ w2 + b2),
                 lambda r, c, kind=kind: [
                     value("x", r, c),

@@ -358,6 +358,21 @@ def test_gpt2_in_training(torch: Any, transformers: Any, attention: str) -> None
     assert any("grad(attention)" in kernel["name"] for kernel in analysis.kernels)
 
 
+def test_targets_that_are_left_out_do_not_count(torch: Any) -> None:
+    """As the last label of a model of transformers, which it shifts in itself."""
+    F = torch.nn.functional
+    x, targets = torch.randn(17, 33), torch.randint(0, 33, (17,))
+    targets[[3, 16]] = -100
+
+    class Loss(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any, targets: Any) -> Any:
+            return F.cross_entropy(x, targets)
+
+    graph = deuteron.analyze(Loss(), (x, targets), device="cpu").graph
+    assert ops(graph)["cross_entropy"] == 1
+    runs_as(torch, graph, F.cross_entropy, [x, targets])
+
+
 def test_gpt2_is_planned_as_our_own(torch: Any, transformers: Any) -> None:
     """The plan of GPT-2 as torch exports it has the kernels of the one that the engine builds itself."""
     with torch.device("meta"):

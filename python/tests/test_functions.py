@@ -365,7 +365,7 @@ class OfDlpack:
 
 
 X, ROW = normal(3, 4), normal(4)
-HEAD = normal(1, 2, 3, 4)
+HEAD, LONGER = normal(1, 2, 3, 4), normal(1, 2, 5, 4)
 
 WRONG: Dict[str, Tuple[Callable[[], Any], type, str]] = {
     "list": (lambda: deuteron.act([1.0]), TypeError, "act: `x`: expected a tensor.* got list"),
@@ -504,11 +504,11 @@ WRONG: Dict[str, Tuple[Callable[[], Any], type, str]] = {
     ),
     "seeds": (lambda: deuteron.act_dropout(X, 0.1, np.zeros(3, "i4")), ValueError, "act_dropout: .*one i32 seed"),
     "float seed": (lambda: deuteron.act_dropout(X, 0.1, np.zeros((), "f4")), ValueError, "act_dropout: .*one i32 seed"),
-    "act": (lambda: deuteron.act(X, act="tanh"), ValueError, "act: expected act=gelu, .*got `act=tanh`"),
-    "act of geglu": (lambda: deuteron.geglu(X, X, act="silu"), ValueError, "geglu: expected act=gelu or act=gelu_erf"),
-    "no act": (lambda: deuteron.norm_act(X, ROW, act=None), ValueError, "norm_act: expected act=gelu"),
-    "two acts": (lambda: deuteron.act(X, act="relu act=gelu"), ValueError, "act: expected one word"),
-    "act of lines": (lambda: deuteron.act(X, act="relu\n"), ValueError, "act: expected one word"),
+    "act": (lambda: deuteron.act(X, act="tanh"), ValueError, "act: expected act to be gelu .*got 'tanh'"),
+    "act of geglu": (lambda: deuteron.geglu(X, X, act="silu"), ValueError, "geglu: expected act to be gelu .* or gelu_tanh"),
+    "no act": (lambda: deuteron.norm_act(X, ROW, act=None), ValueError, "norm_act: expected act to be gelu"),
+    "two acts": (lambda: deuteron.act(X, act="relu act=gelu"), ValueError, "act: expected act to be"),
+    "act of lines": (lambda: deuteron.act(X, act="relu\n"), ValueError, "act: expected act to be"),
     "act a list": (lambda: deuteron.act(X, act=["relu"]), (TypeError, ValueError), "act: expected"),
     "eps": (lambda: deuteron.rms_norm(X, ROW, eps=-1.0), ValueError, "rms_norm: expected eps=NUMBER, at least 0"),
     "eps no number": (lambda: deuteron.rms_norm(X, ROW, eps=float("nan")), ValueError, "rms_norm: expected eps=NUMBER"),
@@ -524,12 +524,23 @@ WRONG: Dict[str, Tuple[Callable[[], Any], type, str]] = {
         "softmax: expected a mask that is None.* 'diagonal'",
     ),
     "mask a list": (lambda: deuteron.softmax(X, mask=[1]), TypeError, "softmax: `mask`: expected a tensor"),
-    "mask of truths": (lambda: deuteron.softmax(X, mask=np.ones((3, 4), bool)), ValueError, "softmax: .*one dtype"),
+    "mask of numbers": (
+        lambda: deuteron.softmax(X, mask=np.ones((3, 4), "i4")),
+        TypeError,
+        "softmax: `mask`: expected truth values .* got int32",
+    ),
+    "mask of more keys": (
+        lambda: deuteron.attention_add_norm(HEAD, LONGER, LONGER, normal(1, 3, 8), normal(8)),
+        ValueError,
+        "attention_add_norm: expected as many keys as queries .*causal_from_end",
+    ),
+    "rms with a bias": (lambda: deuteron.add_norm(X, X, ROW, ROW, norm="rms"), ValueError, "add_norm: expected no `b`"),
+    "norm": (lambda: deuteron.add_norm(X, X, ROW, norm="batch"), ValueError, "add_norm: expected norm='layer' or"),
     "mask of a size": (lambda: deuteron.attention(HEAD, HEAD, HEAD, normal(5, 5)), ValueError, "attention: .*expected"),
     "mask of a block": (
         lambda: deuteron.attention_add_norm(HEAD, HEAD, HEAD, normal(1, 3, 8), normal(8), mask=normal(3, 3)),
         TypeError,
-        "attention_add_norm: expected a mask that is None, 'full' or 'causal', got ndarray",
+        "attention_add_norm: expected a mask that is None, 'full', 'causal' or 'causal_from_end', got ndarray",
     ),
     "another device": (lambda: deuteron.act(Dlpack(X, (2, 0))), TypeError, "act: `x`: expected an array on the CPU"),
     "columns of dlpack": (lambda: deuteron.act(Dlpack(X.T)), TypeError, "act: `x`: expected its last axis"),

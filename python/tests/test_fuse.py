@@ -470,7 +470,7 @@ def test_an_op_of_the_catalogue_is_traced_as_it_is_defined(op: str) -> None:
 def test_functions_of_the_catalogue_add_to_the_graph() -> None:
     def block(x: Any, r: Any, w: Any, b: Any, weight: Any, bias: Any, seed: Any) -> Any:
         y, s = deuteron.add_norm(x, r, w, b)
-        wide = deuteron.linear_act(y, weight, bias, act="gelu_erf")
+        wide = deuteron.linear_act(y, weight, bias, act="gelu")
         return deuteron.bias_dropout_add(wide, b, s, p=0.25, seed=seed), deuteron.rms_norm(deuteron.softmax(s), w)
 
     shapes = ((12, 16), (12, 16), (16,), (16,), (16, 16), (16,))
@@ -760,7 +760,6 @@ def torch_refusals(torch: Any) -> Sequence[Tuple[Callable[[Any], Any], type, str
         (lambda x: x + torch.ones(8), TypeError, "pass it as one"),
         (lambda x: torch.ones(8) * x, TypeError, "pass it as one"),
         (lambda x: F.linear(x, torch.nn.Parameter(torch.ones(4, 8))), TypeError, "pass it as one"),
-        (lambda x: torch.nn.Linear(8, 4)(x), TypeError, "pass it as one"),
         (lambda x: F.relu(x, inplace=True), TypeError, "in place"),
         (lambda x: x.add_(1), TypeError, "add_"),
         (lambda x: x.cuda(), TypeError, "cuda"),
@@ -773,7 +772,7 @@ def torch_refusals(torch: Any) -> Sequence[Tuple[Callable[[Any], Any], type, str
     )
 
 
-@pytest.mark.parametrize("case", range(15))
+@pytest.mark.parametrize("case", range(14))
 def test_what_torch_has_and_graphs_do_not_is_refused(torch: Any, case: int) -> None:
     function, kind, message = torch_refusals(torch)[case]
     with pytest.raises(kind, match=message):

@@ -94,8 +94,13 @@ CASES: Dict[str, Case] = {
     ),
     "FFN": Case(
         lambda: deuteron.nn.FFN(32),
-        lambda m, x: x + m.linear2(F.gelu(m.linear1(m.norm(x)), approximate="tanh")),
+        lambda m, x: x + m.linear2(F.gelu(m.linear1(m.norm(x)))),
         ((2, 5, 32),),
+    ),
+    "FFN-tanh": Case(
+        lambda: deuteron.nn.FFN(32, 50, act="gelu_tanh"),
+        lambda m, x: x + m.linear2(F.gelu(m.linear1(m.norm(x)), approximate="tanh")),
+        ((6, 32),),
     ),
     "FFN-relu": Case(
         lambda: deuteron.nn.FFN(32, 50, act="relu"),
@@ -299,4 +304,4 @@ def test_modules_describe_themselves() -> None:
     assert repr(deuteron.nn.BiasDropoutAdd(8, 0.2)) == "BiasDropoutAdd(8, p=0.2)"
     assert "approximate='none'" in repr(deuteron.nn.LayerNormGELU(8))
     assert repr(deuteron.nn.QKVProjection(8, 2)) == "QKVProjection(8, num_heads=2, num_key_heads=2)"
-    assert repr(deuteron.nn.FusedAttention()) == "FusedAttention(causal=True, p=0.0)"
+    assert repr(deuteron.nn.FusedAttention()) == "FusedAttention(causal=True, p=0.0, scale=None, from_end=False)"

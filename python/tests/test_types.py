@@ -36,6 +36,21 @@ def use(x: object, w: object) -> None:
 
 def shape(array: Array) -> tuple[int, ...]:
     return array.shape
+
+
+@deuteron.fuse
+def gated(x: Array, factor: float = 1.0) -> Array:
+    return x
+
+
+@deuteron.fuse(name="again")
+def again(x: Array) -> tuple[Array, int]:
+    return x, 1
+
+
+def fused(x: Array) -> int:
+    y: Array = gated(x, factor=2.0)
+    return again(y)[1]
 """
 
 WRONG = """
@@ -44,10 +59,23 @@ import deuteron
 deuteron.act()  # E
 deuteron.act(1, act=3)  # E
 deuteron.bias_dropout_add(1, 2, 3, p="high")  # E
-deuteron.layer_norm(1, 2)  # E
+deuteron.act(1, act="tanh")  # E
+deuteron.layer_norm(1)  # E
+deuteron.add_norm(1, 2, 3, norm="batch")  # E
+deuteron.attention_add_norm(1, 2, 3, 4, 5, mask="diagonal")  # E
 deuteron.attention(1, 2, 3, causal=True)  # E
 deuteron.Program(3)  # E
 deuteron.Program("act act=gelu").shape  # E
+
+
+@deuteron.fuse
+def gated(x: int, factor: float = 1.0) -> int:
+    return x
+
+
+gated(1, factor="two")  # E
+gated()  # E
+gated(1).shape  # E
 """
 
 

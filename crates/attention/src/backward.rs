@@ -1,6 +1,6 @@
 //! The gradient of attention: whether a chain fits the kernel that computes scores again, and how it is lowered.
 
-use deuteron_codegen::argument::{ArgBinding, Argument};
+use deuteron_codegen::argument::{ArgBinding, Argument, saturating_elements};
 use deuteron_plan::{AttentionGradientLink, AttentionRequest, Draft};
 
 use super::fit::{Sharing, fit_layouts, read};
@@ -96,8 +96,10 @@ impl LoweredBackward {
         let elements = |operand: BackwardOperand| match operand {
             BackwardOperand::Operand(operand) => self.kernel.reach(&self.shape, operand),
             BackwardOperand::ResultGradient => self.kernel.reach(&self.shape, AttentionOperand::O),
-            BackwardOperand::Gradient(AttentionOperand::Q) => batch * heads * queries * self.kernel.width,
-            BackwardOperand::Gradient(_) => batch * heads * keys * self.kernel.width,
+            BackwardOperand::Gradient(AttentionOperand::Q) => {
+                saturating_elements(&[batch, heads, queries, self.kernel.width])
+            }
+            BackwardOperand::Gradient(_) => saturating_elements(&[batch, heads, keys, self.kernel.width]),
         };
         let operands = self.kernel.backward_operands().zip(&self.args);
         operands.map(|(operand, arg)| Argument::new(arg, elements(operand))).collect()

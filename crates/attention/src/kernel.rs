@@ -1,6 +1,6 @@
 //! What kernels of attention take: the compile-time half, sizes and strides, arguments.
 
-use deuteron_codegen::argument::{ArgBinding, Argument};
+use deuteron_codegen::argument::{ArgBinding, Argument, strided_reach};
 use deuteron_graph::Dtype;
 
 use super::{Attention, Dropout};
@@ -222,10 +222,8 @@ impl AttentionKernel {
             AttentionOperand::Positions => return batch,
             AttentionOperand::Seed => return 1,
         };
-        if sizes.contains(&0) || run == 0 {
-            return 0;
-        }
         let steps = [strides.batch, strides.head, strides.position];
-        sizes.iter().zip(steps).map(|(size, step)| (size - 1) * step).sum::<usize>() + run
+        // Rows without elements reach nothing.
+        strided_reach(sizes.into_iter().zip(steps).chain([(run.min(1), 0)]), run)
     }
 }

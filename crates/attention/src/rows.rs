@@ -3,7 +3,7 @@
 //! The work is a row body like any other, but for one argument: attention's result, whose rows lie in memory of the kernel, in the
 //! dtype of attention, and are worked on as soon as their last head is done. A fused plan gives the bits of an unfused one.
 
-use deuteron_codegen::argument::{ArgBinding, Argument};
+use deuteron_codegen::argument::{ArgBinding, Argument, saturating_elements};
 use deuteron_codegen::body::Body;
 use deuteron_codegen::lower::{LoweredRows, RowLaunch, lower_rows};
 use deuteron_codegen::rows::{RowArguments, reach};
@@ -163,7 +163,7 @@ impl<T: RowArguments> AttentionRows<T> {
     pub fn arguments(&self, launch: &AttentionRowsLaunch, cols: usize) -> Vec<Argument> {
         let AttentionRowsLaunch { args, shape, .. } = launch;
         let joined = cols / self.attention.width.max(1);
-        let rows = shape.batch * shape.heads * shape.queries / joined.max(1);
+        let rows = saturating_elements(&[shape.batch, shape.heads, shape.queries]) / joined.max(1);
         let elements = |position: usize, arg: &ArgBinding| match self.attention.operands().get(position) {
             Some(&operand) if position < self.operands() => self.attention.reach(shape, operand),
             _ => reach(&self.epilogue.row_arguments()[self.epilogue_argument(position)], arg, rows, cols),

@@ -16,7 +16,7 @@ pub struct MatmulArguments {
     /// Of matmul: sizes of the weights, inner size x columns, with a t behind it where they lie transposed [default: those of GPT-2 124M]
     #[arg(long, value_delimiter = ',', value_name = "KxN")]
     weights: Vec<Weights>,
-    /// Of matmul: what follows it, one or more of none, bias, gelu, residual [default: none]
+    /// Of matmul: what follows it, one or more of none, bias, gelu, residual, norm [default: none]
     #[arg(long, value_delimiter = ',')]
     epilogue: Vec<MatmulEpilogue>,
 }

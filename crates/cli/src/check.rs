@@ -1,14 +1,18 @@
 //! `deuteron check`: random graphs against f64.
 
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::check::{Breadth, CatalogReport, CheckReport, Part, check, check_catalog, cpu_engines};
 use deuteron::{Engine, FusedOp, MachineKind};
 
 use crate::Outcome;
 use crate::device::{DeviceArguments, RedZones};
+use crate::doctor::today;
 use crate::show;
 
 #[derive(Args)]
@@ -42,6 +46,9 @@ pub struct Arguments {
     red_zones: bool,
     #[command(flatten)]
     device: DeviceArguments,
+    /// Append a row per dtype to a table: how many elements have which share of their bound as error
+    #[arg(long, value_name = "FILE", conflicts_with = "catalog")]
+    csv: Option<PathBuf>,
     /// Print {cases, failures, worst_ratio, op_counts, ..} as JSON
     #[arg(long)]
     json: bool,
@@ -68,8 +75,30 @@ fn run_random(engine: Engine, arguments: &Arguments) -> Result<Outcome> {
     let limit = arguments.seconds.map(Duration::from_secs);
     let report = check(&engines, arguments.cases, arguments.seed, limit, |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();
+    if let Some(file) = &arguments.csv {
+        append(file, &report).with_context(|| format!("could not append to {}", file.display()))?;
+    }
     show::report(&report, arguments.json, print)?;
     Ok(Outcome::of(report.failures == 0))
+}
+
+const CSV_HEADER: &str =
+    "date,devices,seed,graphs,failures,largest,dtype,exact,to_1/16,to_1/8,to_1/4,to_1/2,to_3/4,to_1,wrong,no_bound\n";
+
+/// Appends a row per dtype, below a header if the file is new.
+fn append(file: &Path, report: &CheckReport) -> std::io::Result<()> {
+    let mut file = File::options().append(true).create(true).open(file)?;
+    let mut text = if file.metadata()?.len() == 0 { CSV_HEADER.to_string() } else { String::new() };
+    let CheckReport { seed, cases, failures, worst_ratio, .. } = report;
+    // Names of devices have commas of their own.
+    let devices = report.devices.join("; ").replace(',', "");
+    for (dtype, shares) in &report.shares {
+        let counts = [shares.exact].into_iter().chain(shares.within.iter().copied());
+        let counts = counts.chain([shares.wrong, shares.unbounded]).map(|count| count.to_string());
+        let counts = counts.collect::<Vec<_>>().join(",");
+        text += &format!("{},{devices},{seed},{cases},{failures},{worst_ratio:.3},{dtype},{counts}\n", today());
+    }
+    file.write_all(text.as_bytes())
 }
 
 /// `I/N`, from 1.
@@ -110,6 +139,10 @@ fn print_catalog(report: &CatalogReport) {
     }
 }
 
+/// Columns of the table of errors.
+const SHARES: [&str; 10] =
+    ["dtype", "exact", "to 1/16", "to 1/8", "to 1/4", "to 1/2", "to 3/4", "to 1", "wrong", "no bound"];
+
 fn print(report: &CheckReport) {
     let mut counts: Vec<(&String, &usize)> = report.op_counts.iter().collect();
     counts.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
@@ -124,6 +157,13 @@ fn print(report: &CheckReport) {
     outln!("on {}", report.devices.join("; "));
     outln!("{} failures in {:.1} s", report.failures, report.seconds);
     outln!("largest error: {:.2} of its bound (seed {})", report.worst_ratio, report.worst_seed);
+    outln!("\nelements of results by error as a share of its bound");
+    let rows = report.shares.iter().map(|(dtype, shares)| {
+        let within = shares.within.iter().copied();
+        let counts = [shares.exact].into_iter().chain(within).chain([shares.wrong, shares.unbounded]);
+        [dtype.clone()].into_iter().chain(counts.map(|count| count.to_string())).collect()
+    });
+    outln!("{}", show::table(&SHARES, rows.collect(), 1));
     for failure in &report.failed {
         outln!("\nseed {}, plan {}, {}: {}", failure.seed, failure.plan, failure.device, failure.what);
         outln!("{}", failure.graph);

@@ -187,7 +187,7 @@ fn describe(what: &str, errors: &TimeErrors) -> String {
 }
 
 /// The date in UTC, year-month-day.
-fn today() -> String {
+pub(crate) fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     date_of(seconds / 86_400)
 }

@@ -37,8 +37,22 @@ impl ArgBinding {
 
     /// Elements from its first one to the first one of the last row.
     pub fn last_row(&self) -> usize {
-        self.leading.iter().map(|&(size, stride)| size.saturating_sub(1) * stride).sum()
+        strided_reach(self.leading.iter().map(|&(size, stride)| (size.max(1), stride)), 0)
     }
+}
+
+/// Elements from the first one on that axes of these sizes and strides reach, with `run` elements at their end. What no number
+/// holds is the largest number: a reach that wrapped around would fit a buffer that is too small.
+pub fn strided_reach(axes: impl IntoIterator<Item = (usize, usize)>, run: usize) -> usize {
+    let add = |reach: Option<usize>, (size, stride): (usize, usize)| {
+        reach.filter(|_| size > 0).map(|reach| reach.saturating_add((size - 1).saturating_mul(stride)))
+    };
+    axes.into_iter().fold(Some(run), add).unwrap_or(0)
+}
+
+/// Elements of axes of these sizes; the largest number where no number holds them.
+pub fn saturating_elements(sizes: &[usize]) -> usize {
+    if sizes.contains(&0) { 0 } else { sizes.iter().fold(1, |product, &size| product.saturating_mul(size)) }
 }
 
 /// Starts of vectors: the widest that any kernel loads or stores at once.
@@ -64,7 +78,8 @@ pub struct Argument {
 impl Argument {
     /// An argument of which so many elements from its first one on may be touched. Buffers start where vectors do.
     pub fn new(binding: &ArgBinding, elements: usize) -> Argument {
-        let reach = if elements == 0 { 0 } else { (binding.offset + elements) * binding.dtype.bytes() };
+        let reach = binding.offset.saturating_add(elements).saturating_mul(binding.dtype.bytes());
+        let reach = if elements == 0 { 0 } else { reach };
         let &ArgBinding { base, dtype, written, .. } = binding;
         Argument { base, dtype, written, alignment: VECTOR_BYTES, reach, in_place_of: None }
     }
@@ -99,5 +114,32 @@ impl Lookup {
             rest /= size.max(1);
         }
         element
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reach_that_no_number_holds_does_not_wrap_around() {
+        assert_eq!(strided_reach([(3, 10), (2, 4)], 5), 29);
+        assert_eq!(strided_reach([(3, 10), (0, 4)], 5), 0);
+        // Two strides whose sum wraps around to 1.
+        assert_eq!(strided_reach([(2, usize::MAX), (2, 1)], 1), usize::MAX);
+        assert_eq!(strided_reach([(3, usize::MAX / 2 + 1)], 1), usize::MAX);
+        assert_eq!(saturating_elements(&[1 << 40, 1 << 40, 3]), usize::MAX);
+        assert_eq!(saturating_elements(&[usize::MAX, 2, 0]), 0);
+        let arg = |offset| ArgBinding {
+            base: deuteron_graph::Graph::new("g").input("x", Dtype::F32, [1]).unwrap(),
+            dtype: Dtype::F32,
+            written: false,
+            offset,
+            leading: vec![(2, usize::MAX)],
+            table_rows: 0,
+        };
+        assert_eq!(Argument::new(&arg(usize::MAX - 3), 4).reach, usize::MAX);
+        assert_eq!(Argument::new(&arg(1 << 62), 1).reach, usize::MAX, "four times it wraps around to 4");
+        assert_eq!(arg(0).last_row(), usize::MAX);
     }
 }

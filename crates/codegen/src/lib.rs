@@ -20,7 +20,7 @@ pub mod matmul_shape;
 pub mod rows;
 pub mod tile;
 
-pub use argument::{ArgBinding, Argument, Lookup};
+pub use argument::{ArgBinding, Argument, Lookup, saturating_elements, strided_reach};
 pub use body::{Access, ArgSpec, Body, Expr, ExprId, Stage};
 pub use kernel::{Execution, Family, InPlace, Kernel, Launch, Offer, Request, Source, Variant};
 pub use library::{LibraryCall, LibraryEpilogue, LibraryLaunch, LibraryMatmul, Operand};

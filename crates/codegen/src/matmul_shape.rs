@@ -3,7 +3,7 @@
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Placed, Placement};
 
-use crate::argument::ArgBinding;
+use crate::argument::{ArgBinding, strided_reach};
 
 /// A batched matmul over strided operands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum Matrix {
 impl MatmulShape {
     /// Matmuls of all batch axes.
     pub fn batches(&self) -> usize {
-        self.batch.iter().map(|axis| axis[0]).product()
+        self.batch.iter().map(|axis| axis[0]).fold(1, usize::saturating_mul)
     }
 
     /// Elements from the first one on that a matrix reaches.
@@ -49,11 +49,8 @@ impl MatmulShape {
             Matrix::B => ((self.k, self.n), self.b, 2),
             Matrix::C => ((self.m, self.n), self.c, 3),
         };
-        if sizes.0 == 0 || sizes.1 == 0 || self.batch.iter().any(|axis| axis[0] == 0) {
-            return 0;
-        }
-        let batch: usize = self.batch.iter().map(|axis| (axis[0] - 1) * axis[batch]).sum();
-        batch + (sizes.0 - 1) * strides.0 + (sizes.1 - 1) * strides.1 + 1
+        let batch = self.batch.iter().map(|axis| (axis[0], axis[batch]));
+        strided_reach(batch.chain([(sizes.0, strides.0), (sizes.1, strides.1)]), 1)
     }
 }
 

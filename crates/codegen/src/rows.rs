@@ -43,8 +43,8 @@ pub fn reach(spec: &ArgSpec, binding: &ArgBinding, rows: usize, cols: usize) -> 
     }
     match spec.access {
         Access::Row | Access::GatheredRow { .. } if cols == 0 => 0,
-        Access::Row | Access::GatheredRow { .. } => binding.last_row() + cols,
-        Access::PerRow => binding.last_row() + 1,
+        Access::Row | Access::GatheredRow { .. } => binding.last_row().saturating_add(cols),
+        Access::PerRow => binding.last_row().saturating_add(1),
         // Sums over rows are not part of other kernels.
         Access::Columns => 0,
     }
@@ -63,7 +63,7 @@ impl LoweredRows {
         };
         let elements = |position: usize, spec: &ArgSpec| match spec.access {
             Access::Columns => width(position),
-            Access::Row if self.body.flat => rows * cols,
+            Access::Row if self.body.flat => rows.saturating_mul(*cols),
             _ => reach(spec, &args[position], *rows, *cols),
         };
         let specs = self.body.args.iter().enumerate();

@@ -12,7 +12,7 @@ use deuteron_codegen::cpu::simd::Isa;
 use deuteron_device::Cpu;
 use deuteron_graph::{Dtype, Graph, NodeId, Output, extract};
 use deuteron_plan::{MachineKind, Strategy};
-use deuteron_reference::{Array, Case, Rounding, interpret_all, op_counts, random_case};
+use deuteron_reference::{Array, Case, Rounding, Shares, interpret_all, op_counts, random_case};
 use serde::Serialize;
 
 use crate::engine::Engine;
@@ -45,12 +45,34 @@ pub struct CheckReport {
     pub dtypes: BTreeMap<String, usize>,
     /// kernels run, over all plans
     pub kernels: usize,
+    /// elements of results of each dtype, by their error as a share of their bound
+    pub shares: BTreeMap<String, ShareCounts>,
     /// devices the cases were spread over: instruction set and threads
     pub devices: Vec<String>,
     /// seconds it took
     pub seconds: f64,
     /// each failure, made small
     pub failed: Vec<Failure>,
+}
+
+/// Elements by their error as a share of their bound.
+#[derive(Debug, Clone, Serialize)]
+pub struct ShareCounts {
+    /// exactly the reference
+    pub exact: u64,
+    /// up to 1/16, 1/8, 1/4, 1/2, 3/4 and 1 of the bound
+    pub within: Vec<u64>,
+    /// outside of the bound
+    pub wrong: u64,
+    /// without a bound: a decision upstream may have changed anything
+    pub unbounded: u64,
+}
+
+impl From<Shares> for ShareCounts {
+    fn from(shares: Shares) -> ShareCounts {
+        let Shares { exact, within, wrong, unbounded } = shares;
+        ShareCounts { exact, within: within.to_vec(), wrong, unbounded }
+    }
 }
 
 /// A graph whose result is wrong.
@@ -103,11 +125,13 @@ pub fn check(
         backward: 0,
         dtypes: BTreeMap::new(),
         kernels: 0,
+        shares: BTreeMap::new(),
         devices: engines.iter().map(|engine| engine.device().describe()).collect(),
         seconds: 0.0,
         failed: Vec::new(),
     };
     let mut sizes = Vec::with_capacity(cases);
+    let mut shares: BTreeMap<String, Shares> = BTreeMap::new();
     report.cases = outcomes.iter().flatten().count();
     for (index, outcome) in outcomes.into_iter().enumerate().filter_map(|(index, outcome)| Some((index, outcome?))) {
         let case_seed = seed.wrapping_add(index as u64);
@@ -118,6 +142,7 @@ pub fn check(
         report.backward += outcome.backward as usize;
         *report.dtypes.entry(outcome.dtype.to_string()).or_default() += 1;
         report.kernels += outcome.kernels;
+        outcome.shares.iter().for_each(|(dtype, own)| shares.entry(dtype.to_string()).or_default().add(own));
         if outcome.worst_ratio > report.worst_ratio {
             (report.worst_ratio, report.worst_seed) = (outcome.worst_ratio, case_seed);
         }
@@ -131,6 +156,7 @@ pub fn check(
             }
         }
     }
+    report.shares = shares.into_iter().map(|(dtype, shares)| (dtype, shares.into())).collect();
     sizes.sort_unstable();
     report.median_ops = sizes.get(sizes.len() / 2).copied().unwrap_or(0);
     report.seconds = begin.elapsed().as_secs_f64();
@@ -171,7 +197,6 @@ struct Trial<'a> {
     bed: &'a Bed<'a>,
     graph: &'a Graph,
     inputs: &'a [Array],
-    backward: bool,
     plans: &'a [Strategy],
 }
 
@@ -192,6 +217,8 @@ struct Outcome {
     dtype: Dtype,
     backward: bool,
     kernels: usize,
+    /// of every output of every plan
+    shares: Vec<(Dtype, Shares)>,
     worst_ratio: f64,
     failure: Option<(Strategy, String)>,
 }
@@ -203,15 +230,16 @@ impl<'a> Trial<'a> {
             dtype: case.dtype,
             backward: case.backward,
             kernels: 0,
+            shares: Vec::new(),
             worst_ratio: 0.0,
             failure: None,
         };
         let plans = plans(bed.engine, case.seed);
-        Trial { bed, graph: &case.graph, inputs: &case.inputs, backward: case.backward, plans }.all_plans(outcome)
+        Trial { bed, graph: &case.graph, inputs: &case.inputs, plans }.all_plans(outcome)
     }
 
     fn all_plans(&self, mut outcome: Outcome) -> Outcome {
-        let expected = match Expected::new(self.graph, self.inputs, self.backward) {
+        let expected = match Expected::new(self.graph, self.inputs) {
             Ok(expected) => expected,
             Err(error) => {
                 outcome.failure = Some((Strategy::Naive, error.to_string()));
@@ -222,6 +250,8 @@ impl<'a> Trial<'a> {
             match parallel::guarded(|| self.plan(strategy, &expected)) {
                 Ok(Ok((kernels, verification))) => {
                     outcome.kernels += kernels;
+                    let outputs = verification.outputs.iter();
+                    outcome.shares.extend(outputs.map(|output| (output.dtype, output.comparison.shares)));
                     let worst = verification.worst();
                     let ratio = worst.map_or(0.0, |worst| worst.comparison.ratio);
                     outcome.worst_ratio = outcome.worst_ratio.max(ratio);
@@ -245,7 +275,7 @@ impl<'a> Trial<'a> {
     }
 
     fn fails(&self, strategy: Strategy) -> bool {
-        let Ok(expected) = Expected::new(self.graph, self.inputs, self.backward) else { return false };
+        let Ok(expected) = Expected::new(self.graph, self.inputs) else { return false };
         match parallel::guarded(|| self.plan(strategy, &expected)) {
             Ok(Ok((_, verification))) => !verification.holds(),
             Ok(Err(_)) | Err(_) => true,
@@ -273,7 +303,7 @@ fn minimise(bed: &Bed<'_>, case: &Case, strategy: Strategy) -> Graph {
             }
             let Some((candidate, values)) = reduced(&graph, &inputs, &outputs, cut) else { continue };
             let is_smaller = candidate.nodes().len() < graph.nodes().len() || outputs.len() < graph.outputs().len();
-            let trial = Trial { bed, graph: &candidate, inputs: &values, backward: case.backward, plans: &PLANS };
+            let trial = Trial { bed, graph: &candidate, inputs: &values, plans: &PLANS };
             if is_smaller && trial.fails(strategy) {
                 smaller = Some((candidate, values));
                 break;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deuteron_device::{Cpu, Device};
+use deuteron_device::{Cpu, Device, MemoryStats};
 use deuteron_graph::{Dtype, Graph, Shape};
 use deuteron_plan::{Layout, Strategy};
 
@@ -45,6 +45,16 @@ impl Engine {
     /// The device.
     pub fn device(&self) -> &dyn Device {
         &*self.device
+    }
+
+    /// The memory that sessions keep between runs, tensors aside.
+    pub fn memory_stats(&self) -> MemoryStats {
+        self.device.memory_stats()
+    }
+
+    /// Frees the memory that no run has now. Later runs allocate it again.
+    pub fn release_memory(&self) {
+        self.device.release_memory();
     }
 
     /// Runs a graph on tensors, keeping the session under `op` for the next call with equal layouts.

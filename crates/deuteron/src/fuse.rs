@@ -163,7 +163,7 @@ pub fn fuse(
     progress(Stage::Reference);
     let begin = Instant::now();
     let arrays: Vec<Array> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
-    let expected = Expected::new(graph, &arrays, options.backward)?;
+    let expected = Expected::new(graph, &arrays)?;
     drop(arrays);
     let reference_seconds = begin.elapsed().as_secs_f64();
     progress(Stage::Verifying);
@@ -239,7 +239,7 @@ fn report(
         graph: graph.name().to_string(),
         device: engine.device().describe(),
         verified,
-        max_error: worst.map_or(0.0, |worst| worst.comparison.max_error),
+        max_error: worst.map_or(0.0, |worst| worst.comparison.error),
         bound: worst.map_or(0.0, |worst| worst.comparison.bound),
         worst_ratio: worst.map_or(0.0, |worst| worst.comparison.ratio),
         worst_output: worst.map_or(String::new(), |worst| worst.name.clone()),

@@ -50,7 +50,9 @@ pub mod verify;
 
 pub use catalog::{Attributes, FusedOp, Heads, Norm, Sizes};
 pub use deuteron_codegen::cpu::simd::Isa;
-pub use deuteron_device::{BorrowedMemory, CompiledKernel, Cpu, Device, DeviceError, Launching, Recorded, Span};
+pub use deuteron_device::{
+    BorrowedMemory, CompiledKernel, Cpu, Device, DeviceError, Launching, MemoryStats, Recorded, Span,
+};
 pub use deuteron_graph::*;
 pub use deuteron_kernels::{Backend, render};
 pub use deuteron_onnx as onnx;

@@ -97,7 +97,7 @@ impl Session {
 
     /// Runs the graph on memory of the caller: inputs that are not states, in order; states as they were declared; and memory for each
     /// of [`Session::results`]. Layouts are those that the session was made for. See [`Executable::run_borrowed`].
-    pub fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), Error> {
+    pub fn run_borrowed(&mut self, borrowed: BorrowedMemory<'_>) -> Result<(), Error> {
         Ok(self.executable.run_borrowed(borrowed)?)
     }
 
@@ -229,8 +229,8 @@ impl States for Owned<'_> {
         self.0.len()
     }
 
-    fn state(&mut self, index: usize) -> Option<&mut Memory> {
-        self.0.get_mut(index)?.memory_mut()
+    fn each<'a>(&'a mut self, take: &mut dyn FnMut(Option<&'a mut Memory>)) {
+        self.0.iter_mut().for_each(|state| take(state.memory_mut()));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use deuteron_device::{Buffer, Device, Memory};
+use deuteron_device::{Buffer, Device, DeviceError, Memory};
 use deuteron_graph::{Dtype, MAX_RANK, Shape, View};
 use deuteron_plan::Layout;
 use deuteron_reference::{Array, round_to};
@@ -173,7 +173,8 @@ impl Tensor {
         match &*self.memory {
             Memory::Host(buffer) => Ok(Cow::Borrowed(buffer.bytes())),
             Memory::Device(memory) => {
-                let mut bytes = vec![0; memory.len()];
+                let mut bytes = reserved(memory.len())?;
+                bytes.resize(memory.len(), 0);
                 memory.read(&mut bytes)?;
                 Ok(Cow::Owned(bytes))
             }
@@ -196,9 +197,11 @@ impl Tensor {
     pub fn to_bytes(&self) -> Result<Vec<u8>, Error> {
         let (size, bytes) = (self.dtype.bytes(), self.bytes()?);
         if self.layout.is_contiguous() {
-            return Ok(bytes[..self.shape().elements() * size].to_vec());
+            let mut copy = reserved(self.shape().elements() * size)?;
+            copy.extend_from_slice(&bytes[..self.shape().elements() * size]);
+            return Ok(copy);
         }
-        let mut packed = Vec::with_capacity(self.shape().elements() * size);
+        let mut packed = reserved(self.shape().elements() * size)?;
         self.for_elements(|element| packed.extend_from_slice(&bytes[element * size..(element + 1) * size]));
         Ok(packed)
     }
@@ -248,9 +251,11 @@ impl Tensor {
         let at = |element: usize| decode(self.dtype, &bytes[element * size..(element + 1) * size]);
         let count = shape.elements();
         if self.layout.is_contiguous() {
-            return Ok(Array::new(shape.clone(), (0..count).map(at).collect()));
+            let mut values = reserved(count)?;
+            values.extend((0..count).map(at));
+            return Ok(Array::new(shape.clone(), values));
         }
-        let mut values = Vec::with_capacity(count);
+        let mut values = reserved(count)?;
         self.for_elements(|element| values.push(at(element)));
         Ok(Array::new(shape.clone(), values))
     }
@@ -264,11 +269,13 @@ impl Tensor {
         let bytes = &bytes[..self.shape().elements() * self.dtype.bytes()];
         let (words, _) = bytes.as_chunks::<4>();
         let (halves, _) = bytes.as_chunks::<2>();
-        Ok(match self.dtype {
-            Dtype::F16 => halves.iter().map(|&half| f16::from_le_bytes(half).to_f32()).collect(),
-            Dtype::Bf16 => halves.iter().map(|&half| bf16::from_le_bytes(half).to_f32()).collect(),
-            _ => words.iter().map(|&word| f32::from_le_bytes(word)).collect(),
-        })
+        let mut values = reserved(self.shape().elements())?;
+        match self.dtype {
+            Dtype::F16 => values.extend(halves.iter().map(|&half| f16::from_le_bytes(half).to_f32())),
+            Dtype::Bf16 => values.extend(halves.iter().map(|&half| bf16::from_le_bytes(half).to_f32())),
+            _ => values.extend(words.iter().map(|&word| f32::from_le_bytes(word))),
+        }
+        Ok(values)
     }
 
     /// The whole memory that this tensor looks into.
@@ -280,6 +287,14 @@ impl Tensor {
     pub(crate) fn memory_mut(&mut self) -> Option<&mut Memory> {
         Arc::get_mut(&mut self.memory)
     }
+}
+
+/// An empty list with room for so many elements.
+fn reserved<T>(count: usize) -> Result<Vec<T>, Error> {
+    let mut list = Vec::new();
+    let out_of_memory = |_| DeviceError::OutOfMemory { bytes: count.saturating_mul(size_of::<T>()) };
+    list.try_reserve_exact(count).map_err(out_of_memory)?;
+    Ok(list)
 }
 
 fn counted(shape: &Shape) -> Result<usize, Error> {

@@ -1,19 +1,14 @@
-//! Proof: results against the f64 reference, within bounds computed from dtype and reduction length.
+//! Proof: results against the f64 reference, within the bounds of its error analysis.
 
-use deuteron_graph::Graph;
-use deuteron_reference::{
-    Allowance, Array, Comparison, Interpretation, Rounding, compare, interpret, longest_reduction,
-};
+use deuteron_graph::{Dtype, Graph};
+use deuteron_reference::{Array, Bounded, Comparison, bounded};
 
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// What a graph must give for some inputs: exactly, and as storage types allow.
+/// What a graph must give for some inputs, and how far each element may be off.
 pub struct Expected {
-    exact: Interpretation,
-    rounded: Interpretation,
-    reduction: usize,
-    factor: f64,
+    outputs: Vec<Bounded>,
 }
 
 /// A plan's results held against the reference.
@@ -28,29 +23,28 @@ pub struct Verification {
 pub struct VerifiedOutput {
     /// its name
     pub name: String,
+    /// dtype it is stored in
+    pub dtype: Dtype,
     /// largest error and bound
     pub comparison: Comparison,
 }
 
 impl Expected {
-    /// Interprets the graph twice. `backward` graphs are allowed 3 times the error of their storage type, others 2 times.
-    pub fn new(graph: &Graph, inputs: &[Array], backward: bool) -> Result<Expected, Error> {
-        Ok(Expected {
-            exact: interpret(graph, inputs, Rounding::Exact)?,
-            rounded: interpret(graph, inputs, Rounding::Storage)?,
-            reduction: longest_reduction(graph),
-            factor: if backward { 3.0 } else { 2.0 },
-        })
+    /// Interprets the graph, and analyses the errors that kernels may make.
+    pub fn new(graph: &Graph, inputs: &[Array]) -> Result<Expected, Error> {
+        Ok(Expected { outputs: bounded(graph, inputs)? })
+    }
+
+    /// The outputs in f64, with their bounds.
+    pub fn outputs(&self) -> &[Bounded] {
+        &self.outputs
     }
 
     /// Compares the outputs of a run.
     pub fn verify(&self, graph: &Graph, outputs: &[Tensor]) -> Result<Verification, Error> {
-        let outputs = graph.outputs().iter().zip(outputs).enumerate().map(|(index, (output, got))| {
-            let allowance = Allowance { dtype: got.dtype(), reduction: self.reduction, factor: self.factor };
-            let slack = self.exact.slack[index].as_deref();
-            let (exact, rounded) = (&self.exact.outputs[index], &self.rounded.outputs[index]);
-            let comparison = compare(exact, rounded, slack, &got.to_array()?, &allowance);
-            Ok(VerifiedOutput { name: output.name.clone(), comparison })
+        let outputs = graph.outputs().iter().zip(&self.outputs).zip(outputs).map(|((output, expected), got)| {
+            let comparison = expected.compare(&got.to_array()?);
+            Ok(VerifiedOutput { name: output.name.clone(), dtype: expected.dtype, comparison })
         });
         Ok(Verification { outputs: outputs.collect::<Result<_, Error>>()? })
     }

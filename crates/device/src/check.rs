@@ -121,7 +121,9 @@ fn check_in_place(step: &Step, argument: &Argument) -> Result<(), String> {
 
 fn overlap(a: &Place, b: &Place) -> bool {
     match (*a, *b) {
-        (Place::Arena { offset: x, bytes: n }, Place::Arena { offset: y, bytes: m }) => x < y + m && y < x + n,
+        (Place::Arena { offset: x, bytes: n }, Place::Arena { offset: y, bytes: m }) => {
+            x < y.saturating_add(m) && y < x.saturating_add(n)
+        }
         (a, b) => a == b,
     }
 }

@@ -27,12 +27,27 @@ pub trait Device: Send + Sync {
     fn backend(&self) -> &Backend;
     /// Compiles sources, or finds them compiled; several at once where that is faster.
     fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<CompiledKernel>>, DeviceError>;
-    /// Checks a job against its kernels and allocates what it needs.
+    /// Checks a job against its kernels and sees to the memory it needs.
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError>;
     /// Bytes where its kernels read them fastest.
     fn upload(&self, bytes: &[u8]) -> Result<Memory, DeviceError>;
+    /// The memory that jobs keep between runs, tensors aside.
+    fn memory_stats(&self) -> MemoryStats;
+    /// Frees what no run has now; later runs allocate it again.
+    fn release_memory(&self);
     /// Copies of `bytes` bytes to time: what "copy" means in every report.
     fn copy_probe(&self, bytes: usize) -> Result<Box<dyn CopyProbe>, DeviceError>;
+}
+
+/// Memory that a device holds for intermediates and scratch of its jobs, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryStats {
+    /// allocated now
+    pub held: usize,
+    /// what its jobs need to run
+    pub needed: usize,
+    /// jobs that are loaded
+    pub jobs: usize,
 }
 
 /// Copies on a device, timed.
@@ -49,11 +64,29 @@ pub trait CopyProbe {
 pub type Inputs<'f, 'a> = &'f dyn Fn(usize) -> &'a Memory;
 
 /// The memory of each state of a job, which a run reads and writes.
+///
+/// All of it is handed over at once, each for as long as the states are borrowed: what one call hands over, no later call
+/// can take back, move or free.
+///
+/// ```compile_fail
+/// use deuteron_device::{Memory, States};
+///
+/// struct Replaced(Vec<Memory>);
+/// impl States for Replaced {
+///     fn count(&self) -> usize {
+///         self.0.len()
+///     }
+///     fn each<'a>(&'a mut self, take: &mut dyn FnMut(Option<&'a mut Memory>)) {
+///         take(self.0.first_mut());
+///         self.0.clear(); // it is borrowed
+///     }
+/// }
+/// ```
 pub trait States {
     /// How many there are.
     fn count(&self) -> usize;
-    /// The memory of one of them: one of its own for each `index` below [`States::count`].
-    fn state(&mut self, index: usize) -> Option<&mut Memory>;
+    /// Hands over the memory of every state, in order; `None` for one that others share.
+    fn each<'a>(&'a mut self, take: &mut dyn FnMut(Option<&'a mut Memory>));
 }
 
 /// No states.
@@ -64,9 +97,7 @@ impl States for NoStates {
         0
     }
 
-    fn state(&mut self, _: usize) -> Option<&mut Memory> {
-        None
-    }
+    fn each<'a>(&'a mut self, _: &mut dyn FnMut(Option<&'a mut Memory>)) {}
 }
 
 /// How the steps of a job are started.
@@ -95,7 +126,7 @@ pub trait Executable: Send {
     /// streams the run is enqueued on the stream of `borrowed`, and this returns without waiting. The stream may be capturing a
     /// CUDA graph; then the executable must live as long as that graph is replayed. An index outside of its table is reported by
     /// a later call.
-    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError>;
+    fn run_borrowed(&mut self, borrowed: BorrowedMemory<'_>) -> Result<(), DeviceError>;
     /// Runs every step in order, one by one; `times` receives one duration per step.
     fn run_timed(
         &mut self,

@@ -1,7 +1,8 @@
 //! Devices: kernels run here, buffers live here.
 //!
 //! A device takes sources and a job (kernels in order, with the place of each argument) and gives an [`Executable`]: all
-//! memory allocated, all sizes checked, ready to run many times without allocating. It never sees an operation.
+//! memory allocated, all sizes checked, ready to run many times without allocating. On a CPU jobs share the memory of
+//! their intermediates. A device never sees an operation.
 
 mod buffer;
 mod check;
@@ -16,7 +17,7 @@ mod memory;
 pub use buffer::Buffer;
 pub use cpu::Cpu;
 pub use cuda::{Cuda, CudaError};
-pub use device::{CopyProbe, Device, Executable, Inputs, Launching, NoStates, Recorded, States};
+pub use device::{CopyProbe, Device, Executable, Inputs, Launching, MemoryStats, NoStates, Recorded, States};
 pub use error::DeviceError;
 pub use job::{CompiledKernel, Job, Place, Step};
 pub use memory::{BorrowedMemory, DeviceMemory, Memory, Span};

@@ -14,8 +14,16 @@ pub struct Span {
     pub bytes: usize,
 }
 
-/// Memory of the caller for one run: tensors of PyTorch, arrays of NumPy.
-#[derive(Debug, Clone, Copy)]
+/// Memory of the caller for one run: tensors of PyTorch, arrays of NumPy. A run takes it by value: the promise of
+/// [`BorrowedMemory::new`] is for one.
+///
+/// ```compile_fail
+/// # fn runs(executable: &mut dyn deuteron_device::Executable, borrowed: deuteron_device::BorrowedMemory<'_>) {
+/// executable.run_borrowed(borrowed).unwrap();
+/// executable.run_borrowed(borrowed).unwrap(); // what it borrowed may be gone
+/// # }
+/// ```
+#[derive(Debug)]
 pub struct BorrowedMemory<'a> {
     pub(crate) inputs: &'a [Span],
     pub(crate) states: &'a [Span],

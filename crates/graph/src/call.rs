@@ -8,6 +8,9 @@ use crate::graph::Graph;
 use crate::node::NodeId;
 use crate::shape::Shape;
 
+/// Truth values and whole numbers would be added as 0 and 1.
+const FLOAT_MASK: &str = "a float mask that is added to the scores (of truth values, a select between 0 and -inf)";
+
 impl Graph {
     /// Calls a composite: checks operands and attributes, appends the expansion, returns the results.
     pub fn call(&mut self, composite: Composite, inputs: &[NodeId]) -> Result<Vec<NodeId>, GraphError> {
@@ -91,6 +94,12 @@ impl Graph {
                 let positions = match composite {
                     Composite::AttentionScores { mask: Mask::Cached, .. } => 2,
                     Composite::Attention { mask: Mask::Cached, .. } => 3,
+                    Composite::AttentionScores { mask: Mask::Additive, .. } => {
+                        return ensure(dtype(2).is_float(), FLOAT_MASK);
+                    }
+                    Composite::Attention { mask: Mask::Additive, .. } => {
+                        return ensure(dtype(3).is_float(), FLOAT_MASK);
+                    }
                     _ => return Ok(()),
                 };
                 let given = q.rank() >= 3 && dtype(positions) == Dtype::I32 && shape(positions)[..] == q[..1];

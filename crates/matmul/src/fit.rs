@@ -30,6 +30,15 @@ pub struct MatmulFit<'a> {
 /// The matmuls of a draft, if they are one or two of one operand, with row work that makes the operand of few rows and elementwise
 /// work on the sums.
 pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
+    fit_followed_by(draft, can_be_epilogue)
+}
+
+/// The same with any row work on the sums.
+pub fn fit_with_rows<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
+    fit_followed_by(draft, can_be_row_epilogue)
+}
+
+fn fit_followed_by<'a>(draft: &Draft<'a>, follows: fn(&Draft, &MatmulFit) -> bool) -> Option<MatmulFit<'a>> {
     let Chain { prologue, links, epilogue } = draft.structure.chain()?;
     let fit = match links.as_slice() {
         [Link::Routed { node, gather }] => return routed::fit(draft, node, *gather, epilogue),
@@ -46,7 +55,7 @@ pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
     }
     let fits = can_be_together(draft, &fit, &epilogue.crossing)
         && (fit.prologue.is_empty() || can_be_prologue(draft, &fit))
-        && can_be_epilogue(draft, &fit);
+        && follows(draft, &fit);
     fits.then_some(fit)
 }
 
@@ -91,18 +100,35 @@ fn can_be_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
     fit.epilogue.iter().all(follows)
 }
 
+/// Row work on the sums, which it reads in order.
+fn can_be_row_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
+    let shape: &Shape = &draft.graph.node(fit.matmuls[0]).shape;
+    let follows = |&id: &NodeId| {
+        let node = draft.graph.node(id);
+        let number = node_space(draft.graph, id).cols == 1 && node.shape.elements() == shape.rows();
+        let reduces = matches!(node.op, Op::RowReduce(_)) && reads_in_order(draft, fit.matmuls, id);
+        reduces || (is_elementwise(&node.op) && (number || is_in_order(draft, fit.matmuls, id)))
+    };
+    shape.cols() > 1 && fit.epilogue.iter().all(follows)
+}
+
 /// Whether a node has an element for each sum, and reads the sums in order.
 pub(super) fn is_in_order(draft: &Draft, matmuls: &[NodeId], id: NodeId) -> bool {
     let shape: &Shape = &draft.graph.node(matmuls[0]).shape;
     let node = draft.graph.node(id);
     let same = node.shape.elements() == shape.elements() && node.shape.cols() == shape.cols();
-    let in_order = node.inputs.iter().all(|&input| match draft.placement.get(input) {
+    same && reads_in_order(draft, matmuls, id)
+}
+
+/// Whether the sums that a node reads are read in order.
+fn reads_in_order(draft: &Draft, matmuls: &[NodeId], id: NodeId) -> bool {
+    let shape: &Shape = &draft.graph.node(matmuls[0]).shape;
+    draft.graph.node(id).inputs.iter().all(|&input| match draft.placement.get(input) {
         Some(placed) if matmuls.contains(&placed.base) => {
             placed.layout.is_contiguous() && placed.layout.shape.cols() == shape.cols()
         }
         Some(_) | None => true,
-    });
-    same && in_order
+    })
 }
 
 pub(super) fn is_elementwise(op: &Op) -> bool {

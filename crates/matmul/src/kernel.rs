@@ -4,7 +4,7 @@
 //! memory. The *prologue* writes the left operand, the *epilogue* reads the sums. Either is rounded to the dtype of its node, as it would
 //! be if it were stored: a fused plan gives the bits of an unfused one.
 
-use deuteron_codegen::argument::{ArgBinding, Argument};
+use deuteron_codegen::argument::{ArgBinding, Argument, strided_reach};
 use deuteron_codegen::body::Body;
 use deuteron_codegen::matmul_shape::{MatmulShape, Matrix};
 use deuteron_codegen::rows::{RowArguments, reach};
@@ -134,13 +134,13 @@ impl<T: RowArguments> Matmul<T> {
     /// What a device has to know of the arguments of a launch.
     pub fn arguments(&self, launch: &MatmulLaunch) -> Vec<Argument> {
         let MatmulLaunch { args, shape, .. } = launch;
-        let rows = shape.m * shape.batches();
+        let rows = shape.m.saturating_mul(shape.batches());
         let elements = |role: Role, arg: &ArgBinding| match (role, &self.prologue, &self.epilogue) {
             (Role::Left, ..) => shape.reach(Matrix::A),
             // Of a table that is routed to, every matrix.
             (Role::Right(_), ..) if self.routed => match (shape.reach(Matrix::B), arg.leading.as_slice()) {
                 (0, _) | (_, [] | [(0, _), ..]) => 0,
-                (matrix, [(experts, stride), ..]) => (experts - 1) * stride + matrix,
+                (matrix, [(experts, stride), ..]) => strided_reach([(*experts, *stride)], matrix),
             },
             (Role::Right(_), ..) => shape.reach(Matrix::B),
             (Role::Indices, ..) => shape.m,

@@ -201,7 +201,7 @@ impl Chain {
             ([Link::Matmul { nodes }], ..) if nodes.len() > 1 => "products of one operand with epilogue",
             ([Link::Matmul { .. }], Reach::None, Reach::None) => "matmul",
             ([Link::Matmul { .. }], Reach::None, Reach::Pointwise) => "matmul with epilogue",
-            ([Link::Matmul { .. }], Reach::None, Reach::Rows) => "matmul of few rows, then norm",
+            ([Link::Matmul { .. }], Reach::None, Reach::Rows) => "matmul, then norm",
             ([Link::Matmul { .. }], Reach::Pointwise, _) => "matmul with prologue",
             ([Link::Matmul { .. }], Reach::Rows, _) => "norm, then matmul of few rows",
             ([Link::Routed { .. }], _, Reach::None) => "routed matmul",

@@ -93,6 +93,9 @@ quantities! {
     Multicast = "multicast",
     /// Rows up to which a product streams its weights and a norm may join it.
     FewRows = "few_rows",
+    /// Columns of a row that the blocks of a cluster hold between a product and what needs whole rows of it; none where there are no
+    /// clusters.
+    ClusterColumns = "cluster_columns",
     /// A barrier over all blocks of a kernel, us.
     BarrierUs = "barrier_us",
     /// Share of the matrix rate that attention reaches.
@@ -377,7 +380,7 @@ impl Quantity {
     /// Whether it counts things: its values are whole.
     fn is_count(self) -> bool {
         use Quantity::*;
-        let of_kernels = [KernelArguments, KernelNodes, TileRows, TileCols, Multicast, FewRows];
+        let of_kernels = [KernelArguments, KernelNodes, TileRows, TileCols, Multicast, FewRows, ClusterColumns];
         of_kernels.contains(&self) || [Processors, Registers, Threads].contains(&self)
     }
 
@@ -412,7 +415,8 @@ impl Quantity {
             RowArgumentNs | RowScalarNs | TailNs | MoveNs | ConvertNs | SimpleNs | DivideNs | ExpNs | TanhNs
             | ErfNs | RandomNs | ReduceNs | ReductionNs | ColumnNs | FinishNs | CopyElementNs | ScatterRowNs
             | ClearRowNs | ProductNs | PackNs => kind == MachineKind::Cpu,
-            AnchorUs | CorrectRow | CorrectMatmul | CorrectAttention | CorrectCopy | CorrectScatterAdd => false,
+            ClusterColumns | AnchorUs | CorrectRow | CorrectMatmul | CorrectAttention | CorrectCopy
+            | CorrectScatterAdd => false,
         }
     }
 }

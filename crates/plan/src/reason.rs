@@ -216,8 +216,9 @@ pub const PAGES: &[Page] = &[
                   row over many blocks, and is limited by matrix units where the norm is limited by memory: different \
                   bottlenecks. One block that owned whole rows would hold few of them, load every weight again for each \
                   few, and leave the tensor cores idle. At a few rows (decoding) the product is limited by reading its \
-                  weights anyway, and the fusion is allowed and priced.",
-        example: "y = linear x[8192,768] w[768,768] ; z = layer_norm y g[768] b[768] ; out z",
+                  weights anyway, and the fusion is allowed and priced; so is what follows a product whose rows a cluster \
+                  of blocks holds together.",
+        example: "y = linear x[8192,768] w[768,4096] ; z = layer_norm y g[4096] b[4096] ; out z",
         hint: "let the product write its rows and fuse the norm with the residual add around it; or use a template \
                that owns whole rows (attention_block)",
     },

@@ -68,6 +68,14 @@ pub(crate) fn engine(py: Python<'_>, place: Place) -> PyResult<Engine> {
     Ok(engine)
 }
 
+/// The engines that are open, each with its place.
+pub(crate) fn opened() -> Vec<(Place, Engine)> {
+    let engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = generation();
+    let current = engines.iter().filter(|(of, _)| *of == now).flat_map(|(_, open)| open);
+    current.map(|(place, engine)| (*place, engine.clone())).collect()
+}
+
 /// Folders of packages of this interpreter, among which NVIDIA's libraries may be.
 pub(crate) fn package_folders(py: Python<'_>) -> PyResult<Vec<PathBuf>> {
     let sys = py.import("sys")?;

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use deuteron::reference::ReferenceError;
 use deuteron::{DeviceError, Error, GraphError};
 use pyo3::PyErr;
-use pyo3::exceptions::{PyIndexError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyRuntimeError, PyTypeError, PyValueError};
 
 /// An error of the engine, with the op it came from.
 pub(crate) fn of(op: &str, error: Error) -> PyErr {
@@ -19,6 +19,14 @@ pub(crate) fn of(op: &str, error: Error) -> PyErr {
         Error::NoBackward(_) | Error::Graph(GraphError::NoGradient { .. }) => PyTypeError::new_err(text),
         _ => PyValueError::new_err(text),
     }
+}
+
+/// Whole numbers of 64 bits that kernels, which have 32, do not hold.
+pub(crate) fn beyond_32_bits(name: &dyn Fn() -> String) -> PyErr {
+    PyOverflowError::new_err(format!(
+        "{}: expected whole numbers that 32 bits hold, got some beyond; graphs have no others",
+        name()
+    ))
 }
 
 pub(crate) fn bad_value(error: impl Display) -> PyErr {

@@ -27,11 +27,12 @@ mod seeds;
 mod states;
 mod torch;
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 
 use deuteron::analyze::{AnalyzeOptions, analyze as analyze_graph};
 use deuteron::report::{html, parse};
-use deuteron::{Graph, differentiate};
+use deuteron::{Engine, Graph, MemoryStats, differentiate};
 use deuteron_cli::analyze::{text, usual_options};
 use pyo3::prelude::*;
 
@@ -51,6 +52,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(analysis_html, module)?)?;
     module.add_function(wrap_pyfunction!(analysis_text, module)?)?;
     module.add_function(wrap_pyfunction!(doctor, module)?)?;
+    module.add_function(wrap_pyfunction!(empty_cache, module)?)?;
+    module.add_function(wrap_pyfunction!(memory_stats, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(forked, module)?)
 }
@@ -98,6 +101,24 @@ fn doctor(py: Python<'_>) -> PyResult<String> {
         let report = deuteron_cli::doctor::report(&engine, &[32 << 20], &places).map_err(wrong)?;
         serde_json::to_string(&report).map_err(failed)
     })
+}
+
+/// Frees workspaces that no run has now.
+#[pyfunction]
+fn empty_cache(py: Python<'_>) {
+    let engines = engines::opened();
+    py.detach(|| engines.iter().for_each(|(_, engine)| engine.release_memory()));
+}
+
+/// The memory of each device that was used, by its name.
+#[pyfunction]
+fn memory_stats(py: Python<'_>) -> HashMap<String, HashMap<&'static str, usize>> {
+    let engines = engines::opened();
+    let stats = |(place, engine): &(engines::Place, Engine)| {
+        let MemoryStats { held, needed, jobs } = engine.memory_stats();
+        (place.to_string(), HashMap::from([("workspace_bytes", held), ("needed_bytes", needed), ("programs", jobs)]))
+    };
+    py.detach(|| engines.iter().map(stats).collect())
 }
 
 /// The command `deuteron`. Gives its exit code.

@@ -1,12 +1,13 @@
 //! Arrays of NumPy, by what `__array_interface__` says.
 
 use deuteron::{Dtype, MAX_RANK};
+use pyo3::basic::CompareOp;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::engines::Place;
-use crate::errors::bad_type;
+use crate::errors::{bad_type, beyond_32_bits};
 use crate::operand::{Axes, Element, Library, Operand, Transposition};
 
 /// The operand that an array is; none of an object that does not say where its elements lie.
@@ -24,8 +25,10 @@ pub(crate) fn operand<'py>(
     }
     let dtype = dtype.getattr(intern!(py, "name"))?.extract::<String>()?;
     if dtype == "int64" {
-        // What is outside of 32 bits stays outside of every table.
         let narrow = object.call_method1(intern!(py, "clip"), (i32::MIN, i32::MAX))?;
+        if narrow.rich_compare(object, CompareOp::Ne)?.call_method0("any")?.is_truthy()? {
+            return Err(beyond_32_bits(name));
+        }
         let narrow = narrow.call_method1(intern!(py, "astype"), ("int32",))?;
         return operand(&narrow, transposition, name);
     }

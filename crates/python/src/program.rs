@@ -26,7 +26,7 @@ static GENERAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 const CALLS: usize = 256;
 
 /// What runs as fused kernels.
-#[pyclass(frozen, module = "deuteron._native")]
+#[pyclass(frozen, weakref, module = "deuteron._native")]
 pub(crate) struct Program {
     text: String,
     source: Source,
@@ -342,6 +342,11 @@ impl Program {
     /// Names of its operands.
     pub fn operand_names(&self) -> &[String] {
         &self.operands
+    }
+
+    /// Whether it is an op of the catalogue, and not a graph.
+    pub fn is_op(&self) -> bool {
+        matches!(self.source, Source::Op(_))
     }
 
     /// Which operands are states.

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use deuteron::reference::{Array as Values, Rounding, interpret};
 use deuteron::{BorrowedMemory, Dtype, Graph, Layout, Shape, Span};
+use pyo3::exceptions::{PyIndexError, PyOverflowError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -65,7 +66,11 @@ impl<'py> Given<'py> {
         for (position, (object, &transposition)) in operands.iter().zip(program.transpositions()).enumerate() {
             let name = || format!("{}: `{}`", program.name(), names[position]);
             let access = if states.contains(&position) { Access::Update } else { Access::Read };
-            let operand = Operand::of(object, transposition, access, &name)?;
+            let operand = Operand::of(object, transposition, access, &name).map_err(|error| {
+                // Whole numbers of an op are indices.
+                let is_index = program.is_op() && error.is_instance_of::<PyOverflowError>(object.py());
+                if is_index { PyIndexError::new_err(error.value(object.py()).to_string()) } else { error }
+            })?;
             if access == Access::Update {
                 states::check(object, &operand, &name)?;
             }
@@ -208,7 +213,7 @@ pub(crate) fn run<'py>(
                 // SAFETY: `given` and `objects` hold the objects whose memory this is, for the host until this call returns. On a GPU the
                 // run is enqueued on the stream that torch orders its own work and the reuse of its memory by.
                 let borrowed = unsafe { BorrowedMemory::new(&inputs, &states, &outputs, stream) };
-                session.lock().unwrap_or_else(PoisonError::into_inner).run_borrowed(&borrowed)
+                session.lock().unwrap_or_else(PoisonError::into_inner).run_borrowed(borrowed)
             })
             .map_err(|error| program.error(error))?;
         }

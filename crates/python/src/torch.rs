@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::dlpack::{Described, Exchange, Stored};
 use crate::engines::Place;
-use crate::errors::bad_type;
+use crate::errors::{bad_type, beyond_32_bits};
 use crate::operand::{Axes, Element, Library, Operand, Transposition};
 
 /// What is needed of the module, found once.
@@ -237,8 +237,12 @@ fn suited<'py>(
     let element = match stored {
         Some(Stored::As(element)) => element,
         Some(Stored::Long) => {
-            // What is outside of 32 bits stays outside of every table.
+            // What is outside of 32 bits stays outside of every table. To look for it would wait for a GPU.
             let narrow = object.call_method1(intern!(py, "clamp"), (i32::MIN, i32::MAX))?;
+            let differs = || narrow.call_method1(intern!(py, "ne"), (object,))?.call_method0(intern!(py, "any"));
+            if place == Place::Cpu && differs()?.is_truthy()? {
+                return Err(beyond_32_bits(name));
+            }
             let narrow = narrow.call_method1(intern!(py, "to"), (&torch.int32,))?;
             return suited(torch, &narrow, transposition, name, copied);
         }

@@ -33,6 +33,12 @@ pub enum ReferenceError {
         /// values in the array
         got: usize,
     },
+    /// Values that the memory at hand does not hold.
+    #[error("the f64 reference needs about {bytes} bytes, which could not be reserved; use smaller sizes")]
+    OutOfMemory {
+        /// how much
+        bytes: usize,
+    },
     /// An operation that is only described.
     #[error("`{name}` is opaque: it can be analysed, not run; replace it by operations the graph knows")]
     Opaque {

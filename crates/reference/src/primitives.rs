@@ -15,14 +15,14 @@ use crate::array::Array;
 use crate::error::ReferenceError;
 use crate::matmul::matmul;
 use crate::philox::kept;
-use crate::reach::reach_of;
 use crate::reduce::{OutOfRange, append, append_places, column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
-use crate::slack::{slack_of, slack_of_output};
+use crate::slack::slack_of;
+use crate::spread::{of_input, spread_of};
 use crate::store::{Buffers, Store};
 use crate::strided::{CHUNK, Strided, concat, map, map1, map2};
-use crate::value::{Reach, Value};
+use crate::value::{Spread, Value};
 
 /// When the interpreter rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,15 +39,17 @@ pub struct Interpretation {
     /// In the order of [`Graph::outputs`].
     pub outputs: Vec<Array>,
     /// For each output, how far each element may lie off because a near tie in a comparison, or a rounding to integers
-    /// near a half, could have fallen the other way. In a tensor of few elements it also holds the reach of rounding:
-    /// the largest error of one or two numbers is a matter of luck and bounds nothing. `None`: nowhere.
+    /// near a half, could have fallen the other way. `None`: nowhere, or not asked for (`Storage`).
     pub slack: Vec<Option<Vec<f64>>>,
+    /// For each output, the standard deviation of the rounding error of each element. `None`: exact, or not asked for.
+    pub spread: Vec<Option<Vec<f64>>>,
 }
 
 /// Computes the outputs.
 pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<Interpretation, ReferenceError> {
     check_inputs(graph, inputs)?;
     let last_use = last_uses(graph);
+    reserve(graph, &last_use, rounding)?;
     let evaluation = Evaluation { graph, inputs, rounding, buffers: Buffers::default() };
     let mut values: Vec<Option<Value>> = Vec::with_capacity(graph.nodes().len());
     for (index, node) in graph.nodes().iter().enumerate() {
@@ -95,6 +97,26 @@ fn check_inputs(graph: &Graph, inputs: &[Array]) -> Result<(), ReferenceError> {
     Ok(())
 }
 
+/// Refuses a graph whose values the memory at hand does not hold, before any is computed: what is reserved here is given
+/// back at once. Views are written out where they are outputs.
+fn reserve(graph: &Graph, last_use: &[Option<usize>], rounding: Rounding) -> Result<(), ReferenceError> {
+    // Beside each value its slack and the two parts of its spread, and as many again on the way to them.
+    let copies = if rounding == Rounding::Exact { 4 } else { 1 };
+    let elements = |index: usize| match &graph.nodes()[index] {
+        Node { op: Op::View(_), .. } if last_use[index] != Some(usize::MAX) => 0,
+        node => node.shape.elements(),
+    };
+    let (mut live, mut most) = (0usize, 0usize);
+    for (index, node) in graph.nodes().iter().enumerate().filter(|(index, _)| last_use[*index].is_some()) {
+        live = live.saturating_add(elements(index));
+        most = most.max(live);
+        let done = node.inputs.iter().filter(|input| last_use[input.index()] == Some(index));
+        live = done.fold(live, |live, input| live.saturating_sub(elements(input.index())));
+    }
+    let bytes = most.saturating_mul(copies * size_of::<f64>());
+    Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| ReferenceError::OutOfMemory { bytes })
+}
+
 /// Where each node is read last; outputs are read at the end. `None`: no output needs the node.
 fn last_uses(graph: &Graph) -> Vec<Option<usize>> {
     let mut last_use = vec![None; graph.nodes().len()];
@@ -110,7 +132,7 @@ fn last_uses(graph: &Graph) -> Vec<Option<usize>> {
 fn collect_outputs(graph: &Graph, mut values: Vec<Option<Value>>) -> Interpretation {
     let mut remaining: HashMap<NodeId, usize> = HashMap::new();
     graph.outputs().iter().for_each(|output| *remaining.entry(output.node).or_default() += 1);
-    let mut interpretation = Interpretation { outputs: Vec::new(), slack: Vec::new() };
+    let mut interpretation = Interpretation { outputs: Vec::new(), slack: Vec::new(), spread: Vec::new() };
     for output in graph.outputs() {
         let slot = &mut values[output.node.index()];
         let count = remaining.entry(output.node).or_default();
@@ -118,9 +140,11 @@ fn collect_outputs(graph: &Graph, mut values: Vec<Option<Value>>) -> Interpretat
         // The last output of a node takes its buffer; others copy it.
         let value = if *count == 0 { slot.take() } else { slot.clone() };
         if let Some(value) = value {
-            let slack = slack_of_output(&value, graph.node(output.node).dtype);
+            let spread = (!value.spread.is_exact()).then(|| value.spread.total(&value.main.shape));
+            let spread = spread.map(|spread| spread.broadcast(&value.main.shape).into_array().values);
             interpretation.outputs.push(value.main.into_array());
-            interpretation.slack.push(slack.map(|slack| slack.into_array().values));
+            interpretation.slack.push(value.slack.map(|slack| slack.into_array().values));
+            interpretation.spread.push(spread);
         }
     }
     interpretation
@@ -140,7 +164,11 @@ impl<'a> Evaluation<'_, 'a> {
         if let Op::Input { .. } = node.op {
             let position = self.graph.inputs().iter().position(|id| id.index() == index).unwrap_or_default();
             let main = stored_input(&self.inputs[position], node.dtype, self.rounding);
-            return Ok(Value { main, slack: None, reach: Reach::EXACT });
+            let spread = match self.rounding {
+                Rounding::Exact => of_input(index, node.dtype, &main),
+                Rounding::Storage => Spread::default(),
+            };
+            return Ok(Value { dtype: node.dtype, main, slack: None, spread });
         }
         let rounding = match node.op {
             // The meaning of these casts is to round.
@@ -162,9 +190,12 @@ impl<'a> Evaluation<'_, 'a> {
                 _ => operands[0].main.shape[0],
             },
         })?;
-        let slack = slack_of(node, &operands);
-        let reach = reach_of(node, &operands, &main);
-        Ok(Value { main, slack, reach })
+        // Errors are told of the exact run alone: the other one has made them.
+        let (slack, spread) = match self.rounding {
+            Rounding::Exact => (slack_of(node, &operands), spread_of(self.graph, index, &operands, &main)),
+            Rounding::Storage => (None, Spread::default()),
+        };
+        Ok(Value { dtype: node.dtype, main, slack, spread })
     }
 }
 

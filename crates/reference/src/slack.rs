@@ -8,7 +8,7 @@ use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp, View};
 use rayon::prelude::*;
 
 use crate::matmul::matmul;
-use crate::reach::row_scale;
+use crate::noise::DEVIATIONS;
 use crate::reduce::{append, column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
@@ -37,20 +37,6 @@ pub(crate) fn slack_of(node: &Node, operands: &[&Value]) -> Slack {
         }
     };
     born.filter(|slack| slack.any(|x| x > 0.0))
-}
-
-/// Elements below which the largest error of a tensor says little about the errors of a kernel that rounds elsewhere.
-pub(crate) const FEW: usize = 32;
-
-/// The slack of a value that is handed out: in a tensor of few elements, with the reach of rounding.
-pub(crate) fn slack_of_output(value: &Value, dtype: Dtype) -> Slack {
-    let few = value.main.shape.elements() < FEW && dtype.is_float() && !value.reach.is_exact();
-    if !few {
-        return value.slack.clone();
-    }
-    let (reach, scale, slack) = (value.reach, scale_of(value), slack_or_zero(value));
-    let inputs = [&value.main, &scale, &slack];
-    Some(map(&value.main.shape, inputs, Store::PLAIN, |[x, scale, slack]| slack + reach.of(x, scale)))
 }
 
 /// Slack of the operands, seen through an operation without decisions of its own.
@@ -152,10 +138,13 @@ fn through_binary(node: &Node, op: BinaryOp, operands: &[&Value]) -> Strided<'st
 
 fn through_select(node: &Node, operands: &[&Value]) -> Strided<'static> {
     let slacks = [slack_or_zero(operands[0]), slack_or_zero(operands[1]), slack_or_zero(operands[2])];
-    let inputs = [&operands[0].main, &operands[1].main, &operands[2].main, &slacks[0], &slacks[1], &slacks[2]];
-    map(&node.shape, inputs, Store::PLAIN, |[condition, a, b, unsure, a_slack, b_slack]| {
+    let offs = [1, 2].map(|branch: usize| operands[branch].spread.total(&operands[branch].main.shape));
+    let [condition, a, b] = [0, 1, 2].map(|operand: usize| &operands[operand].main);
+    let inputs = [condition, a, b, &slacks[0], &slacks[1], &slacks[2], &offs[0], &offs[1]];
+    map(&node.shape, inputs, Store::PLAIN, |[condition, a, b, unsure, a_slack, b_slack, a_off, b_off]| {
         if unsure > 0.0 {
-            change(a, b) + a_slack.max(b_slack)
+            // The other branch is rounded as well, and what follows may not see it from here.
+            change(a, b) + a_slack.max(b_slack) + DEVIATIONS * a_off.max(b_off)
         } else if condition != 0.0 {
             a_slack
         } else {
@@ -191,24 +180,31 @@ fn through_matmul(node: &Node, operands: &[&Value], transpose_a: bool, transpose
 /// structure (a maximum and the element it came from: no arithmetic lies between them), unless their row holds another
 /// near tie. Where arithmetic lies between, they are equal by chance.
 fn near_ties(node: &Node, a: &Value, b: &Value) -> Slack {
-    let sure = |value: &Value| value.reach.is_exact() && value.slack.is_none();
+    let sure = |value: &Value| value.spread.is_exact() && value.slack.is_none();
     if sure(a) && sure(b) {
         return None;
     }
-    let (a_reach, b_reach) = (a.reach, b.reach);
-    let tiny = a_reach.smallest.max(b_reach.smallest);
-    let equality = if a_reach == b_reach { EQUAL } else { NEAR };
-    let (a_scale, b_scale) = (scale_of(a), scale_of(b));
+    let (a_off, b_off) = (a.spread.total(&a.main.shape), b.spread.total(&b.main.shape));
     let (a_slack, b_slack) = (slack_or_zero(a), slack_or_zero(b));
-    let inputs = [&a.main, &a_scale, &a_slack, &b.main, &b_scale, &b_slack];
-    let marks = map(&node.shape, inputs, Store::PLAIN, |[a, a_scale, a_slack, b, b_scale, b_slack]| {
+    let inputs = [&a.main, &a_off, &a_slack, &b.main, &b_off, &b_slack];
+    let marks = map(&node.shape, inputs, Store::PLAIN, |[a, a_off, a_slack, b, b_off, b_slack]| {
         let slack = a_slack + b_slack;
-        let error = a_reach.of(a, a_scale) + b_reach.of(b, b_scale);
         if a == b {
-            return if slack > 0.0 { NEAR } else { equality * (error > 0.0) as u8 as f64 };
+            return match slack > 0.0 {
+                true => NEAR,
+                false if a_off == 0.0 && b_off == 0.0 => 0.0,
+                false => {
+                    if same(a_off, b_off) {
+                        EQUAL
+                    } else {
+                        NEAR
+                    }
+                }
+            };
         }
         let distance = (a - b).abs();
-        (distance <= slack + error || distance < tiny) as u8 as f64
+        // Infinities of two signs are apart, whatever they are off.
+        (distance.is_finite() && distance <= slack + DEVIATIONS * (a_off + b_off)) as u8 as f64
     });
     if !marks.any(|mark| mark == NEAR) {
         return None;
@@ -221,41 +217,36 @@ fn near_ties(node: &Node, a: &Value, b: &Value) -> Slack {
     Some(Strided::owned(marks.shape, marks.values))
 }
 
-/// The scale of each row, where an error can be relative to it.
-fn scale_of(value: &Value) -> Strided<'static> {
-    if value.reach.is_exact() {
-        return Strided::scalar(0.0).broadcast(&value.main.shape);
-    }
-    match value.main.shape.rank() {
-        0 => map1(&value.main, Store::PLAIN, f64::abs),
-        _ => row_scale(&value.main).broadcast(&value.main.shape),
-    }
+/// Whether two deviations are of one value: they differ by how they were added up.
+fn same(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 4.0 * f64::EPSILON * a.max(b)
 }
 
 /// The change of a step function within slack and reach of its argument.
 fn jumps(x: &Value, step: impl Fn(f64) -> f64 + Sync) -> Slack {
-    if x.reach.is_exact() && x.slack.is_none() {
+    if x.spread.is_exact() && x.slack.is_none() {
         return None;
     }
-    let (reach, scale, slack) = (x.reach, scale_of(x), slack_or_zero(x));
-    Some(map(&x.main.shape, [&x.main, &scale, &slack], Store::PLAIN, |[x, scale, slack]| {
-        let (here, span) = (step(x), slack + reach.of(x, scale));
+    let (off, slack) = (x.spread.total(&x.main.shape), slack_or_zero(x));
+    Some(map(&x.main.shape, [&x.main, &off, &slack], Store::PLAIN, |[x, off, slack]| {
+        let (here, span) = (step(x), slack + DEVIATIONS * off);
         change(here, step(x + span)).max(change(here, step(x - span)))
     }))
 }
 
 /// The distance to the farthest column that could hold the largest value as well.
 fn rival_columns(x: &Value) -> Slack {
-    if x.reach.is_exact() && x.slack.is_none() {
+    if x.spread.is_exact() && x.slack.is_none() {
         return None;
     }
-    let (scale, slack) = (scale_of(x), slack_or_zero(x));
+    let off = x.spread.total(&x.main.shape).broadcast(&x.main.shape);
+    let slack = slack_or_zero(x);
     let count = x.main.shape.rows();
     let cols = x.main.shape.cols();
     let farthest = |row: usize| {
-        let (values, scale, slack) = (x.main.row(row), scale.row(row), slack.row(row));
+        let (values, off, slack) = (x.main.row(row), off.row(row), slack.row(row));
         let best = crate::reduce::arg_max((0..cols).map(|i| values.at(i)));
-        let error = |i: usize| slack.at(i) + x.reach.of(values.at(i), scale.at(i));
+        let error = |i: usize| slack.at(i) + DEVIATIONS * off.at(i);
         let rivals = (0..cols).filter(|&i| values.at(best) - values.at(i) <= error(best) + error(i));
         rivals.map(|i| i.abs_diff(best)).max().unwrap_or(0) as f64
     };

@@ -12,11 +12,11 @@ from typing import Any, Mapping, Sequence
 
 from deuteron._native import Program
 from deuteron.trace.value import Value  # first: the functions below need it
-from deuteron.trace.elementwise import abs, arange, cat, clamp, erf, exp, full, log, maximum, minimum, reciprocal, round
-from deuteron.trace.elementwise import rsqrt, sigmoid, sqrt, stack, stop_gradient, tanh, where
+from deuteron.trace.elementwise import abs, arange, cat, clamp, erf, exp, full, log, log1p, maximum, minimum, reciprocal
+from deuteron.trace.elementwise import round, rsqrt, sigmoid, sqrt, stack, stop_gradient, tanh, where
 from deuteron.trace.named import attention, cross_entropy, dropout, embedding, geglu, gelu, layer_norm, linear, matmul
 from deuteron.trace.named import relu, rms_norm, silu, swiglu
-from deuteron.trace.rows import amax, amin, argmax, log_softmax, logsumexp, mean, softmax, sum, var
+from deuteron.trace.rows import amax, amin, argmax, log_softmax, logsumexp, mean, softmax, std, sum, var
 
 __all__ = [
     "Value",
@@ -39,6 +39,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "log",
+    "log1p",
     "log_softmax",
     "logsumexp",
     "matmul",
@@ -55,6 +56,7 @@ __all__ = [
     "softmax",
     "sqrt",
     "stack",
+    "std",
     "stop_gradient",
     "sum",
     "swiglu",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from deuteron._native import Program
-from deuteron.trace.emit import as_value, trace_of
+from deuteron.trace.emit import as_value, recorded, trace_of
 from deuteron.trace.graph import Trace
 from deuteron.trace.value import Value
 
@@ -28,7 +28,7 @@ def expand(known: Program, operands: Sequence[Any]) -> List[Value]:
             results.append(values[words[0].split("=")[-1]])
         elif "=" in words and words[words.index("=") + 1] not in ("input", "weight"):
             _statement(line, trace, values, types)
-    return results
+    return list(recorded(trace, word, tuple(results)))
 
 
 def _statement(

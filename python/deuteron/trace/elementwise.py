@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
@@ -89,33 +90,54 @@ def logical(op: str, a: Any, b: Any = None) -> Value:
         return compare("eq", a, 0.0)
     if op == "xor":
         return compare("ne", a, b)
-    both = arithmetic("mul", cast(a, "f32"), b) if op == "and" else maximum(cast(a, "f32"), cast(b, "f32"))
+    both = arithmetic("mul", cast(a, "f32"), b) if op == "and" else _extreme("max", cast(a, "f32"), cast(b, "f32"), shared=False)
     return compare("ne", both, 0.0)
 
 
 def maximum(a: Any, b: Any) -> Value:
-    """The larger of two; NaN if either is."""
+    """The larger of two; NaN if either is. Where they are equal, each has half of the gradient."""
     return _extreme("max", a, b)
 
 
 def minimum(a: Any, b: Any) -> Value:
-    """The smaller of two; NaN if either is."""
+    """The smaller of two; NaN if either is. Where they are equal, each has half of the gradient."""
     return _extreme("min", a, b)
 
 
-def _extreme(op: str, a: Any, b: Any) -> Value:
+def _extreme(op: str, a: Any, b: Any, shared: bool = True) -> Value:
+    """The larger or smaller. At a tie the gradient is shared, or else that of `b`."""
     a, b = as_operand(a, op), as_operand(b, op)
     word = promoted(op, (a, b))
     operands = (_as_word(a, word), _as_word(b, word))
-    return emit(op, operands, [(word, _shape_of(op, operands))])[0]
+    extreme = emit(op, operands, [(word, _shape_of(op, operands))])[0]
+    if not shared or extreme._trace.framework != "torch":
+        return extreme
+    wide = [cast(operand, "f32") if isinstance(operand, Value) else operand for operand in operands]
+    halves = [arithmetic("mul", operand, 0.5) if isinstance(operand, Value) else operand * 0.5 for operand in wide]
+    return where(compare("eq", *operands), cast(arithmetic("add", *halves), word), extreme)
 
 
 def clamp(x: Any, min: Optional[Operand] = None, max: Optional[Operand] = None) -> Value:
-    """`x` held between two bounds."""
-    x = as_value(x, "clamp")
-    if min is not None:
-        x = maximum(x, min)
-    return x if max is None else minimum(x, max)
+    """`x` held between two bounds. At a bound its gradient is what the torch that is installed gives it there."""
+    held = as_value(x, "clamp")
+    for op, bound in (("max", min), ("min", max)):
+        if bound is not None:
+            share = _share_at_bound(isinstance(bound, Value)) if held._trace.framework == "torch" else 1.0
+            a, b = (held, bound) if share == 0.0 else (bound, held)
+            held = _extreme(op, a, b, shared=0.0 < share < 1.0)
+    return held
+
+
+@functools.lru_cache(maxsize=None)
+def _share_at_bound(by_tensor: bool) -> float:
+    """How much of the gradient `torch.clamp` leaves to what lies on its bound, a number or a tensor: versions differ."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros((), device="cpu", requires_grad=True)
+        held = torch.clamp(x, min=torch.zeros((), device="cpu") if by_tensor else 0.0)
+        return float(torch.autograd.grad(held, x)[0])
 
 
 def where(condition: Any, a: Any, b: Any) -> Value:
@@ -152,6 +174,18 @@ def exp(x: Any) -> Value:
 def log(x: Any) -> Value:
     """The natural logarithm."""
     return unary("log", x)
+
+
+def log1p(x: Any) -> Value:
+    """`log(1 + x)`, also where `x` is so small that `1 + x` has few of its digits."""
+    x = as_value(x, "log1p")
+    wide = cast(x, "f32")
+    whole = wide + 1.0
+    rough = log(whole)
+    # What `whole` lost of `x` is made up by their ratio. A constant: the slope is 1 / (1 + x) all the same.
+    exact = where(whole == 1.0, wide, rough * (wide / (whole - 1.0)))
+    missing = stop_gradient(where(abs(rough) == math.inf, 0.0, exact - rough))
+    return cast(rough + missing, x._word if x._word in FLOATS else "f32")
 
 
 def sqrt(x: Any) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
-from deuteron.trace.graph import Number, Trace, dtype_word, elements, is_double
+from deuteron.trace.graph import FLOATS, Number, Trace, dtype_word, elements, is_double
 from deuteron.trace.value import Extremes, Value
 
 Operand = Union[Value, Number]
@@ -17,7 +17,17 @@ def as_value(operand: Any, op: str) -> Value:
         return operand
     if isinstance(operand, (int, float)):
         raise TypeError(f"{op}: expected a value, got the number {operand}")
-    raise TypeError(f"{op}: expected a value, got {foreign(operand)}")
+    found = _captured(operand)
+    if found is None:
+        raise TypeError(f"{op}: expected a value, got {foreign(operand)}")
+    return found
+
+
+def _captured(operand: Any) -> Optional[Value]:
+    """The value of a tensor that the function has from elsewhere."""
+    from deuteron.trace.scope import captured
+
+    return captured(operand)
 
 
 def foreign(operand: Any) -> str:
@@ -38,7 +48,10 @@ def as_operand(operand: Any, op: str) -> Operand:
     if numpy is not None and isinstance(operand, (numpy.bool_, numpy.integer, numpy.floating)):
         number: Number = operand.item()
         return number
-    raise TypeError(f"{op}: expected a value or a number, got {foreign(operand)}")
+    found = _captured(operand)
+    if found is None:
+        raise TypeError(f"{op}: expected a value or a number, got {foreign(operand)}")
+    return found
 
 
 def trace_of(op: str, *operands: Any) -> Trace:
@@ -59,7 +72,18 @@ def emit(
     results = [operand._node.result(operand._index) if isinstance(operand, Value) else operand for operand in operands]
     numbers = [int(operand) if isinstance(operand, bool) else operand for operand in results]
     node = trace.add(op, numbers, [(word, tuple(shape)) for word, shape in types], words)
-    return tuple(Value(trace, node, index) for index in range(len(types)))
+    return recorded(trace, op, tuple(Value(trace, node, index) for index in range(len(types))))
+
+
+def recorded(trace: Trace, op: str, values: Tuple[Value, ...]) -> Tuple[Value, ...]:
+    """What was just written down; gradients end there if none are recorded."""
+    if op == "stop_gradient" or trace.records_gradients():
+        return values
+    return tuple(_stopped(value) if value._word in FLOATS else value for value in values)
+
+
+def _stopped(value: Value) -> Value:
+    return emit("stop_gradient", (value,), [(value._word, value.shape)])[0]
 
 
 def axis_of(x: Value, dim: int, op: str) -> int:
@@ -86,6 +110,31 @@ def word_of(x: Value, dtype: Any) -> str:
     if is_double(dtype) and not x._trace.doubles:
         raise TypeError("to: expected a dtype of at most 32 bits, got float64; pass operands of float64 instead")
     return dtype_word(dtype)
+
+
+def is_device(x: Value, word: Any) -> bool:
+    """Whether a word of `to` names the device of the operands; `TypeError` if it names another one."""
+    own = x._trace.device
+    if own is None or word is None or isinstance(word, bool):
+        return word is None or isinstance(word, bool)
+    if not isinstance(word, (str, type(own))) or (isinstance(word, str) and word.split(":")[0] not in _DEVICES):
+        return False
+    named = type(own)(word) if isinstance(word, str) else word
+    if named.type != own.type or named.index not in (None, own.index):
+        raise TypeError(f"to: expected the device of the operands, {own}, got {named}; a fused function moves nothing")
+    return True
+
+
+_DEVICES = ("cpu", "cuda", "meta", "mps", "xpu")
+
+
+def same_device(x: Value, others: Mapping[str, Any], op: str) -> None:
+    """Keywords of torch that change nothing: the device of the operands, and how memory is laid out."""
+    for name, word in others.items():
+        if name == "device":
+            is_device(x, word)
+        elif name not in ("non_blocking", "copy", "memory_format", "layout", "pin_memory") or (name == "copy" and word):
+            raise TypeError(f"{op}: unexpected argument {name}")
 
 
 def sizes_of(shape: Sequence[Any]) -> List[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 FLOATS = ("f32", "f16", "bf16")
 """The dtypes that arithmetic works on, by their words in the text form."""
@@ -143,6 +143,10 @@ class Trace:
         """`torch`, `numpy`, or nothing: what dtypes and pairs of results look like to the function."""
         self.doubles = doubles
         """Whether floats are of 64 bits, which the text form does not tell from `f32`."""
+        self.device: Any = None
+        """That of the operands, as torch has it."""
+        self.records_gradients: Callable[[], bool] = lambda: True
+        """Whether gradients are to flow through what is written down now: not within `torch.no_grad()`."""
         self.inputs: List[Node] = []
         self.nodes: List[Node] = []
         self.offsets = 0

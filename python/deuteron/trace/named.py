@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 from deuteron.trace.elementwise import arange, broadcast_shape, cast, full, where
 from deuteron.trace.emit import as_value, emit
 from deuteron.trace.graph import FLOATS, Number, elements, number_text, shape_text
-from deuteron.trace.rows import composite, logsumexp, sum
+from deuteron.trace.rows import composite, sum
 from deuteron.trace.value import Value
 from deuteron.trace.views import broadcast, gather, operand_of, permutation, reshape
 
@@ -245,9 +245,11 @@ def cross_entropy(logits: Any, targets: Any, ignore_index: Optional[int] = -100)
     statistics = ("f32", (*logits.shape[:-1], 1))
     if ignore_index is None:
         return emit("cross_entropy", (logits, targets), [("f32", ()), statistics])[0]
-    wide = cast(logits, "f32")
-    target = targets.unsqueeze(-1)
-    hit = arange(wide.shape[-1], like=wide) == target
-    losses = logsumexp(wide, -1, keepdim=True) - where(hit, wide, 0.0).sum(-1, keepdim=True)
-    counted = target != ignore_index
+    counted = targets != ignore_index
+    # A target that is left out need not be a class.
+    safe = where(counted, targets, 0)
+    logsumexp = emit("cross_entropy", (logits, safe), [("f32", ()), statistics])[1]
+    hit = arange(logits.shape[-1], like=logits) == safe.unsqueeze(-1)
+    losses = logsumexp - cast(where(hit, logits, 0.0).sum(-1, keepdim=True), "f32")
+    counted = counted.unsqueeze(-1)
     return sum(where(counted, losses, 0.0)) / sum(cast(counted, "f32"))

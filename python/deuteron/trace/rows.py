@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Tuple
 
-from deuteron.trace.elementwise import abs, cast, exp, log, stop_gradient, where
+from deuteron.trace.elementwise import abs, arange, cast, exp, log, sqrt, stop_gradient, where
 from deuteron.trace.emit import as_value, axes_of, axis_of, emit, word_of
 from deuteron.trace.graph import FLOATS, Number, elements, shape_text
 from deuteron.trace.value import Value
@@ -71,20 +71,42 @@ def argmax(x: Any, dim: Optional[int] = None, keepdim: bool = False) -> Value:
     return _reduce("row_argmax", as_value(x, "argmax"), dim, keepdim)
 
 
+def largest(x: Value, dim: int, keepdim: bool) -> Tuple[Value, Value]:
+    """The largest value along an axis and the index of the first, which alone has its gradient, as in torch."""
+    axis = axis_of(x, dim, "max")
+    indices = argmax(x, axis, keepdim=True)
+    places = arange(x.shape[axis], like=x).reshape(*(-1 if at == axis else 1 for at in range(x.ndim)))
+    values = sum(where(places == indices, x, 0.0), axis, keepdim=True)
+    # Written as a sum, of which all terms but one are 0: it is exact.
+    return (values, indices) if keepdim else (values.squeeze(axis), indices.squeeze(axis))
+
+
 def var(x: Any, dim: Any = None, correction: Number = 1, keepdim: bool = False) -> Value:
     """The variance over some axes: the sum of squares of centred values over their count less the correction."""
     x = as_value(x, "var")
+    return cast(_wide_var(x, dim, correction, keepdim), x._word)
+
+
+def std(x: Any, dim: Any = None, correction: Number = 1, keepdim: bool = False) -> Value:
+    """The root of the variance. Where that is 0 the gradient is 0, as in torch."""
+    x = as_value(x, "std")
+    variance = _wide_var(x, dim, correction, keepdim)
+    is_flat = variance == 0.0
+    return cast(where(is_flat, 0.0, sqrt(where(is_flat, 1.0, variance))), x._word)
+
+
+def _wide_var(x: Value, dim: Any, correction: Number, keepdim: bool) -> Value:
     wide = cast(x, "f32")
     axes = axes_of(wide, dim, "var")
     count = elements([x.shape[axis] for axis in axes])
     if count <= correction:
         raise ValueError(f"var: expected more than {correction} values, got {count}")
     centred = wide - mean(wide, axes, keepdim=True)
-    return cast(mean(centred * centred, axes, keepdim) * (count / (count - correction)), x._word)
+    return mean(centred * centred, axes, keepdim) * (count / (count - correction))
 
 
 def softmax(x: Any, dim: int = -1, dtype: Any = None) -> Value:
-    """`e^x` over its sum along an axis; a row of `-inf` gives zeros."""
+    """`e^x` over its sum along an axis; a row of `-inf` gives zeros, where torch gives NaN."""
     x = as_value(x, "softmax")
     x = x if dtype is None else cast(x, word_of(x, dtype))
     return _along(x, dim, lambda rows: composite("softmax", rows), "softmax")

@@ -10,7 +10,7 @@ import functools
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from deuteron import trace
-from deuteron.trace import elementwise, views
+from deuteron.trace import elementwise, functional, losses, views
 from deuteron.trace.emit import as_value, axis_of
 from deuteron.trace.graph import dtype_word
 from deuteron.trace.value import Value
@@ -35,6 +35,18 @@ def torch_call(function: Any, arguments: Sequence[Any], keywords: Mapping[str, A
                 raise TypeError(f"{name}: got a tensor that is no argument of the fused function; pass it as one")
         raise TypeError(f"{name}: {_NOT_THERE}")
     return _call(handler, arguments, keywords, _TORCH_ARGUMENTS)
+
+
+def torch_method(name: str, x: Value) -> Optional[Callable[..., Any]]:
+    """A method of torch's tensors that a value has because there is a function of its name."""
+    handler = _TORCH.get(name) if hasattr(_torch_tensor(), name) else None
+    return None if handler is None else lambda *words, **named: _call(handler, (x, *words), named, _TORCH_ARGUMENTS)
+
+
+def _torch_tensor() -> Any:
+    import torch
+
+    return torch.Tensor
 
 
 def numpy_ufunc(function: Any, method: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
@@ -262,38 +274,17 @@ def sdpa(
     return trace.attention(query, key, value, attn_mask, is_causal, scale)
 
 
-def _cross_entropy(
-    x: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Value:
-    if weight is not None or reduction != "mean" or label_smoothing or size_average is not None or reduce is not None:
-        raise TypeError('cross_entropy: expected logits and targets, reduction="mean", no weight and no smoothing')
-    if as_value(x, "cross_entropy").ndim > 2:
-        raise ValueError("cross_entropy: expected logits [rows, classes]; reshape them")
-    # The loss is of the dtype of the logits, as in torch.
-    return elementwise.cast(trace.cross_entropy(x, target, ignore_index), x._word)
-
-
 def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Value:
     x = as_value(x, "softplus")
     wide = elementwise.cast(x, "f32") * beta
-    smooth = trace.log(trace.exp(trace.minimum(wide, threshold)) + 1.0)
-    return elementwise.cast(trace.where(wide > threshold, wide, smooth) * (1 / beta), x._word)
+    is_linear = wide > threshold
+    smooth = trace.log1p(trace.exp(trace.where(is_linear, 0.0, wide)))
+    return elementwise.cast(trace.where(is_linear, wide, smooth) * (1 / beta), x._word)
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Value:
     x = as_value(x, "leaky_relu")
     return trace.where(x > 0, x, x * negative_slope)
-
-
-def _log1p(x: Any) -> Value:
-    return trace.log(as_value(x, "log1p") + 1.0)
 
 
 def _clamp_min(x: Any, min: Any) -> Value:
@@ -374,7 +365,7 @@ def pad(x: Any, pad: Sequence[int], mode: Any = "constant", value: Any = None) -
 ELEMENTWISE: Mapping[str, Handler] = {
     "exp": trace.exp,
     "log": trace.log,
-    "log1p": _log1p,
+    "log1p": trace.log1p,
     "sqrt": trace.sqrt,
     "rsqrt": trace.rsqrt,
     "reciprocal": trace.reciprocal,
@@ -429,6 +420,8 @@ ELEMENTWISE: Mapping[str, Handler] = {
 
 _TORCH: Mapping[str, Handler] = {
     **ELEMENTWISE,
+    **functional.TORCH,
+    **losses.TORCH,
     "__add__": add,
     "__radd__": add,
     "__sub__": _sub,
@@ -463,7 +456,6 @@ _TORCH: Mapping[str, Handler] = {
     "rms_norm": rms_norm,
     "embedding": _embedding,
     "scaled_dot_product_attention": sdpa,
-    "cross_entropy": _cross_entropy,
     "cat": _cat,
     "concat": _cat,
     "concatenate": _cat,
@@ -480,7 +472,7 @@ _TORCH: Mapping[str, Handler] = {
         for name in (
             *("reshape", "transpose", "swapaxes", "permute", "flatten", "unflatten", "unsqueeze", "squeeze", "t"),
             *("narrow", "select", "split", "chunk", "unbind", "clone", "detach", "broadcast_to", "masked_fill"),
-            *("var", "std", "numel", "is_floating_point"),
+            *("var", "std", "numel", "is_floating_point", "ravel"),
         )
     },
 }
@@ -529,7 +521,7 @@ def _torch_table() -> Dict[Any, Handler]:
     import torch.nn.functional
 
     # Of a Tensor only what an operator with a tensor on its left ends in; other methods of values are their own.
-    spaces: Tuple[Any, ...] = (torch, torch.nn.functional, torch.special, torch.Tensor)
+    spaces: Tuple[Any, ...] = (torch, torch.nn.functional, torch.special, torch.linalg, torch.Tensor)
     table = {}
     for name, handler in _TORCH.items():
         for space in spaces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 from deuteron.trace.graph import FLOATS, Node, Number, Trace, dtype_name, elements, type_text
 
@@ -131,8 +131,17 @@ class Value:
     __imul__ = _in_place("*=", "write `x = x * y`")
     __itruediv__ = _in_place("/=", "write `x = x / y`")
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise Unsupported(f"{name}: a value that is traced has no such attribute; deuteron.trace lists what there is")
+    if not TYPE_CHECKING:
+        # Hidden from checkers of types, for which every name would be there.
+
+        def __getattr__(self, name: str) -> Any:
+            if self._trace.framework == "torch" and not name.startswith("_"):
+                from deuteron.trace.tables import torch_method
+
+                found = torch_method(name, self)
+                if found is not None:
+                    return found
+            raise Unsupported(f"{name}: a value that is traced has no such attribute; deuteron.trace lists what there is")
 
     # Arithmetic.
 
@@ -171,7 +180,7 @@ class Value:
     exp, log = _elementwise("exp"), _elementwise("log")
     sqrt, rsqrt, reciprocal = _elementwise("sqrt"), _elementwise("rsqrt"), _elementwise("reciprocal")
     tanh, erf, sigmoid = _elementwise("tanh"), _elementwise("erf"), _elementwise("sigmoid")
-    abs, round = _elementwise("abs"), _elementwise("round")
+    abs, round, log1p = _elementwise("abs"), _elementwise("round"), _elementwise("log1p")
 
     def square(self) -> Value:
         return elementwise.power(self, 2)
@@ -208,7 +217,8 @@ class Value:
         return rows.var(self, dim, emit.correction_of(self, correction, others), keepdim)
 
     def std(self, dim: Any = None, correction: Optional[Number] = None, keepdim: bool = False, **others: Any) -> Value:
-        return elementwise.sqrt(self.var(dim, correction, keepdim, **others))
+        dim, keepdim = emit.numpy_words(dim, keepdim, others, also=("ddof", "unbiased"))
+        return rows.std(self, dim, emit.correction_of(self, correction, others), keepdim)
 
     def max(self, dim: Any = None, keepdim: bool = False, **others: Any) -> Any:
         """All of it, or along an axis: with torch the pair `(values, indices)`, with NumPy the values."""
@@ -217,7 +227,7 @@ class Value:
             return elementwise.maximum(self, dim)
         if dim is None or self._trace.framework == "numpy":
             return rows.amax(self, dim, keepdim)
-        return Extremes(rows.amax(self, dim, keepdim), rows.argmax(self, dim, keepdim))
+        return Extremes(*rows.largest(self, dim, keepdim))
 
     def min(self, dim: Any = None, keepdim: bool = False, **others: Any) -> Any:
         """All of it, or along an axis: with torch the pair `(values, indices)`, with NumPy the values."""
@@ -226,7 +236,8 @@ class Value:
             return elementwise.minimum(self, dim)
         if dim is None or self._trace.framework == "numpy":
             return rows.amin(self, dim, keepdim)
-        return Extremes(rows.amin(self, dim, keepdim), rows.argmax(-self, dim, keepdim))
+        values, indices = rows.largest(-self, dim, keepdim)
+        return Extremes(-values, indices)
 
     def amax(self, dim: Any = None, keepdim: bool = False) -> Value:
         return rows.amax(self, dim, keepdim)
@@ -239,9 +250,23 @@ class Value:
 
     # Dtypes.
 
-    def to(self, dtype: Any) -> Value:
-        """To a dtype, or to that of another value. A trace knows no devices."""
-        return elementwise.cast(self, dtype._word if isinstance(dtype, Value) else emit.word_of(self, dtype))
+    @property
+    def device(self) -> Any:
+        """That of the operands."""
+        if self._trace.device is None:
+            raise Unsupported("device: a value that is traced has one only among tensors of torch")
+        return self._trace.device
+
+    def to(self, *words: Any, **others: Any) -> Value:
+        """To a dtype, or to that of another value. A device must be that of the operands."""
+        target = others.pop("dtype", None)
+        for word in words:
+            if isinstance(word, Value):
+                target = word._word
+            elif not emit.is_device(self, word):
+                target = word
+        emit.same_device(self, others, "to")
+        return self if target is None else elementwise.cast(self, emit.word_of(self, target))
 
     def astype(self, dtype: Any) -> Value:
         return elementwise.cast(self, emit.word_of(self, dtype))
@@ -272,6 +297,20 @@ class Value:
         axis = emit.axis_of(self, dim, "unflatten")
         apart = emit.full_shape(self.shape[axis], sizes, "unflatten")
         return views.reshape(self, (*self.shape[:axis], *apart, *self.shape[axis + 1 :]))
+
+    def ravel(self) -> Value:
+        return views.reshape(self, [-1])
+
+    def new_full(self, size: Any, fill_value: Number, dtype: Any = None, **others: Any) -> Value:
+        emit.same_device(self, others, "new_full")
+        sizes = (size,) if isinstance(size, int) else tuple(size)
+        return elementwise.full(sizes, fill_value, self._word if dtype is None else emit.word_of(self, dtype), like=self)
+
+    def new_zeros(self, *size: Any, dtype: Any = None, **others: Any) -> Value:
+        return self.new_full(emit.sizes_of(size), 0.0, dtype, **others)
+
+    def new_ones(self, *size: Any, dtype: Any = None, **others: Any) -> Value:
+        return self.new_full(emit.sizes_of(size), 1.0, dtype, **others)
 
     def unsqueeze(self, dim: int) -> Value:
         axis = dim if dim >= 0 else dim + self.ndim + 1
@@ -345,13 +384,14 @@ class Value:
         return tuple(self.select(axis, index) for index in range(self.shape[axis]))
 
     def contiguous(self) -> Value:
-        return self
+        """Itself; an operand may lie otherwise, so of one it is a copy."""
+        return views.copy(self) if self._node.op == "input" else self
 
     def clone(self) -> Value:
-        return self
+        return views.copy(self)
 
     def copy(self) -> Value:
-        return self
+        return views.copy(self)
 
     def detach(self) -> Value:
         return elementwise.stop_gradient(self)

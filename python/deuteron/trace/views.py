@@ -12,9 +12,18 @@ from deuteron.trace.value import Value
 def reshape(x: Value, shape: Sequence[int]) -> Value:
     """The same elements in the same order under another shape; one size may be -1."""
     sizes = tuple(full_shape(elements(x.shape), shape, "reshape"))
-    if x._node.op == "reshape":
+    if x._node.op == "reshape" and not _is_copy(x):
         x = operand_of(x)
     return x if sizes == x.shape else emit("reshape", (x,), [(x._word, sizes)], shape_text(sizes))[0]
+
+
+def copy(x: Value) -> Value:
+    """The same in memory of its own, should it be a result: a reshape to its own shape."""
+    return emit("reshape", (x,), [(x._word, x.shape)], shape_text(x.shape))[0]
+
+
+def _is_copy(x: Value) -> bool:
+    return x._node.op == "reshape" and operand_of(x).shape == x.shape
 
 
 def permute(x: Value, axes: Sequence[int]) -> Value:

@@ -183,3 +183,46 @@ fn inputs_at_the_edge_are_refused_or_planned() {
         assert!(error_text(&refused).contains(&wanted), "{}", error_text(&refused));
     }
 }
+
+#[test]
+fn memory_that_runs_out_is_an_error() {
+    let folder = Folder::new();
+    let huge = "x = input f32[1,1] ; y = broadcast x [1000000,100000] ; z = exp y ; out z";
+    let huge = folder.write("huge.txt", huge);
+    let commands: [(&[&str], &str); 3] = [
+        (&["fuse", &huge, "--device", "cpu"], "4000000"),
+        (&["fuse", "gpt2-block", "--device", "cpu"], "600000"),
+        (&["generate", "hi", "--model", "synthetic", "--max-tokens", "2", "--device", "cpu"], "800000"),
+    ];
+    for (words, kilobytes) in commands {
+        let command = folder.command(words);
+        let mut limited = Command::new("sh");
+        limited.args(["-c", "ulimit -v \"$0\" && exec \"$@\"", kilobytes]).arg(command.get_program());
+        limited.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => limited.env(name, value),
+                None => limited.env_remove(name),
+            };
+        }
+        let output = limited.output().unwrap();
+        let text = error_text(&output);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {text}");
+        assert!(text.contains("bytes") && !text.contains("panicked"), "{words:?}: {text}");
+    }
+}
+
+#[test]
+fn a_table_of_errors_grows_by_a_row_per_dtype() {
+    let folder = Folder::new();
+    let table = folder.write("bounds.csv", "");
+    for runs in 1..=2 {
+        let words = ["check", "--cases", "3", "--device", "cpu", "--csv", &table];
+        assert!(folder.command(&words).output().unwrap().status.success());
+        let text = std::fs::read_to_string(&table).unwrap();
+        let columns: Vec<usize> = text.lines().map(|line| line.split(',').count()).collect();
+        assert!(columns.iter().all(|&count| count == columns[0]), "{text}");
+        assert_eq!(text.matches("date").count(), 1);
+        assert_eq!(text.lines().filter(|line| line.contains(",f32,")).count(), runs, "{text}");
+    }
+}

@@ -12,6 +12,10 @@ template <int BYTES> static __device__ __forceinline__ void copy_async(u32 s_to,
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(s_to), "l"(g_from), "n"(BYTES), "r"(in ? BYTES : 0) : "memory");
     }
 }
+// Starts a copy of 16 bytes, of which the first `bytes` (0 to 16) are read, and the others are zeros.
+static __device__ __forceinline__ void copy_async_first(u32 s_to, const void* g_from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_to), "l"(g_from), "r"(bytes) : "memory");
+}
 // Ends a commit group: all copies that this thread started since the last one.
 static __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most PENDING of this thread's latest commit groups are incomplete.

@@ -31,6 +31,10 @@ static __device__ __forceinline__ void tma_load_5d(u32 to, const TensorMap* map,
                  "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
                  ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
 }
+// Brings a tile of a tensor of rank 3 into the L2.
+static __device__ __forceinline__ void tma_prefetch_3d(const TensorMap* map, int c0, int c1, int c2) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
 // Loads contiguous bytes, without a map. Both addresses and `bytes` are multiples of 16.
 static __device__ __forceinline__ void bulk_load(u32 to, const void* g_from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -231,7 +231,7 @@ fn check(case: &BenchCase) -> Result<Check, Error> {
     let graph = graph(case)?;
     let tensors = seed::inputs(&graph, 3)?;
     let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
-    let expected = Expected::new(&graph, &arrays, false)?;
+    let expected = Expected::new(&graph, &arrays)?;
     Ok(Check { graph, tensors, expected })
 }
 

@@ -36,12 +36,19 @@ pub enum MatmulEpilogue {
     Gelu,
     /// a bias and a residual
     Residual,
+    /// a bias, a residual and a layer norm of the sum, which is stored too
+    Norm,
 }
 
 impl MatmulEpilogue {
     /// All of them.
-    pub const ALL: [MatmulEpilogue; 4] =
-        [MatmulEpilogue::None, MatmulEpilogue::Bias, MatmulEpilogue::Gelu, MatmulEpilogue::Residual];
+    pub const ALL: [MatmulEpilogue; 5] = [
+        MatmulEpilogue::None,
+        MatmulEpilogue::Bias,
+        MatmulEpilogue::Gelu,
+        MatmulEpilogue::Residual,
+        MatmulEpilogue::Norm,
+    ];
 
     /// In a command and in a table.
     pub fn name(self) -> &'static str {
@@ -50,6 +57,7 @@ impl MatmulEpilogue {
             MatmulEpilogue::Bias => "bias",
             MatmulEpilogue::Gelu => "gelu",
             MatmulEpilogue::Residual => "residual",
+            MatmulEpilogue::Norm => "norm",
         }
     }
 }
@@ -59,7 +67,7 @@ impl FromStr for MatmulEpilogue {
 
     fn from_str(name: &str) -> Result<MatmulEpilogue, String> {
         let known = MatmulEpilogue::ALL.into_iter().find(|epilogue| epilogue.name() == name);
-        known.ok_or_else(|| "expected none, bias, gelu or residual".to_string())
+        known.ok_or_else(|| "expected none, bias, gelu, residual or norm".to_string())
     }
 }
 
@@ -93,6 +101,10 @@ impl MatmulCase {
             MatmulEpilogue::Residual => {
                 format!("{linear} ; r = input {dtype}[{rows},{columns}] ; z = add y r ; out z")
             }
+            MatmulEpilogue::Norm => format!(
+                "{linear} ; r = input {dtype}[{rows},{columns}] ; z = add y r ; \
+                 n = layer_norm z g:{dtype}[{columns}] h:{dtype}[{columns}] eps=1e-5 ; out z ; out n"
+            ),
         };
         Ok(text.parse()?)
     }
@@ -229,7 +241,9 @@ impl Matmul {
         let mut session = self.session(engine, kernel)?;
         session.poison()?;
         session.run(&tensors.iter().collect::<Vec<_>>())?;
-        let verification = Expected::new(&self.graph, &arrays, false)?.verify(&self.graph, &[session.output(0)?])?;
+        let outputs: Vec<Tensor> =
+            (0..self.graph.outputs().len()).map(|at| session.output(at)).collect::<Result<_, _>>()?;
+        let verification = Expected::new(&self.graph, &arrays)?.verify(&self.graph, &outputs)?;
         Ok(verification.worst().map_or(0.0, |worst| worst.comparison.ratio))
     }
 }

@@ -4,10 +4,12 @@ use deuteron_graph::{Dtype, Quantized, Shape};
 
 use super::Attributes;
 use super::entry::{Backward, Built, Entry, Operand, USUAL, data, entries, linear_weight, matmul, weight, y};
-use super::products::{attend, linear_cross_entropy, linear_cross_entropy_backward};
+use super::products::{Attend, attend, linear_cross_entropy, linear_cross_entropy_backward};
 use super::row_ops::{BIAS, SEED, SHIFT, W, X, drops, is_additive};
 use super::sizes::{indices, keys, square, wide_vector, widening};
-use super::words::{ACT, DROPOUT, EPSILON, GROUP, MASK, NORM, OPTIONAL_ACT, REQUANTIZE, RESIDUAL, SINGLE};
+use super::words::{
+    ACT, DROPOUT, EPSILON, GROUP, MASK, NORM, OPTIONAL_ACT, OPTIONAL_SCALE, REQUANTIZE, RESIDUAL, SINGLE,
+};
 
 const WIDENING: Operand = linear_weight("weight", widening);
 const WIDE_BIAS: Operand = weight("bias", wide_vector);
@@ -74,9 +76,9 @@ entries! {
         },
     );
     ATTENTION = Entry { attends: true, usual: Attributes { p: 0.0, ..USUAL }, ..matmul(
-        "attention", "dropout(softmax(q k^T / sqrt(d) + mask)) v; heads may share keys", &[MASK, DROPOUT, GROUP],
+        "attention", "dropout(softmax(scale * q k^T + mask)) v; heads may share keys", &[OPTIONAL_SCALE, MASK, DROPOUT, GROUP],
         &[Q, K, V, ATTENTION_MASK.when(is_additive), SEED.when(drops)],
-        |s| y(attend(s.g, s.v, s.a.mask, s.a.p, s.a.group)?),
+        |s| y(attend(s.g, s.v, Attend { mask: s.a.mask, scale: s.a.scale, p: s.a.p, group: s.a.group })?),
     ) };
     ATTENTION_ADD_NORM = Entry { attends: true, ..matmul(
         "attention_add_norm", "s = r + attention(q, k, v); y = norm(s); returns both", &[MASK, NORM, EPSILON],

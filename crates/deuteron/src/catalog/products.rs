@@ -8,11 +8,22 @@ const LOGITS: usize = 16 << 20;
 /// The fewest rows whose logits are made at once: products of fewer waste the machine.
 const FEWEST: usize = 256;
 
-/// Attention over `[batch, heads, sequence, features]`, scaled by the root of the features. `group` heads of queries share
-/// a head of keys. Operands: q, k, v, the mask if additive, the seed if `p > 0`.
-pub(super) fn attend(g: &mut Graph, v: &[NodeId], mask: Mask, p: f64, group: usize) -> Result<NodeId, GraphError> {
+/// What [`attend`] does besides.
+#[derive(Clone, Copy)]
+pub(super) struct Attend {
+    pub mask: Mask,
+    /// of the scores; none for one over the root of the features
+    pub scale: Option<f64>,
+    pub p: f64,
+    /// heads of queries that share a head of keys
+    pub group: usize,
+}
+
+/// Attention over `[batch, heads, sequence, features]`. Operands: q, k, v, the mask if additive, the seed if `p > 0`.
+pub(super) fn attend(g: &mut Graph, v: &[NodeId], options: Attend) -> Result<NodeId, GraphError> {
+    let Attend { mask, scale, p, group } = options;
     let shape = g.node(v[0]).shape.clone();
-    let scale = 1.0 / (shape.cols().max(1) as f64).sqrt();
+    let scale = scale.unwrap_or_else(|| 1.0 / (shape.cols().max(1) as f64).sqrt());
     let composite = Composite::Attention { mask, scale, p, offset: 0 };
     if group <= 1 || shape.rank() != 4 {
         return Ok(g.call(composite, v)?[0]);
@@ -33,8 +44,23 @@ pub(super) fn attend(g: &mut Graph, v: &[NodeId], mask: Mask, p: f64, group: usi
         let apart = g.reshape(*operand, [shape[0], shape[1], 1, shape[2], shape[3]])?;
         *operand = g.broadcast(apart, [shape[0], shape[1], group, shape[2], shape[3]])?;
     }
+    if mask == Mask::Additive {
+        operands[3] = grouped_mask(g, operands[3], keys[1], group)?;
+    }
     let attended = g.call(composite, &operands)?[0];
-    g.reshape(attended, shape)
+    let width = g.node(v[2]).shape.cols();
+    g.reshape(attended, shape.with_cols(width))
+}
+
+/// A mask over heads, `[.., heads, m, n]`, as one over groups of them: `[.., heads / group, group, m, n]`.
+fn grouped_mask(g: &mut Graph, mask: NodeId, key_heads: usize, group: usize) -> Result<NodeId, GraphError> {
+    let shape = g.node(mask).shape.clone();
+    let Some(axis) = shape.rank().checked_sub(3) else { return Ok(mask) };
+    let mut apart = shape.dims().to_vec();
+    // One for all heads stays one for all; others are refused by the reshape.
+    let split = if shape[axis] == 1 { [1, 1] } else { [key_heads, group] };
+    apart.splice(axis..=axis, split);
+    g.reshape(mask, apart)
 }
 
 /// Rows of `x`, a few at a time, by the classes of the weight: where they start and how many there are. Each time one row less

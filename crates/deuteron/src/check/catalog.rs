@@ -309,7 +309,7 @@ impl Piece {
         let graph = if self.backward { self.op.backward_graph(&types)? } else { self.op.graph(&types)? };
         let tensors = seed::inputs(&graph, 7)?;
         let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
-        let expected = Expected::new(&graph, &arrays, self.backward)?;
+        let expected = Expected::new(&graph, &arrays)?;
         Ok((graph, tensors, expected))
     }
 

@@ -1,7 +1,7 @@
 //! Whether a launch shape computes what it should: against f64 where that is quick, else against the suggested one.
 
-use deuteron_graph::{Dtype, Graph};
-use deuteron_reference::{Allowance, Array, Comparison, compare, longest_reduction};
+use deuteron_graph::{Dtype, Graph, Op, ReduceOp};
+use deuteron_reference::{Array, Bounded, Comparison, ulp};
 
 use crate::error::Error;
 use crate::tensor::Tensor;
@@ -31,8 +31,7 @@ impl Proof {
             return Ok(None);
         }
         let arrays: Vec<Array> = inputs.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
-        let backward = part.calls().iter().any(|call| call.callee.is_gradient());
-        let expected = Box::new(Expected::new(part, &arrays, backward)?);
+        let expected = Box::new(Expected::new(part, &arrays)?);
         Ok(Some(Proof::Exact { part: Box::new(part.clone()), expected }))
     }
 
@@ -57,7 +56,7 @@ impl Proof {
             Proof::Like { first, reduction } => {
                 for (index, ((first, magnitude), got)) in first.iter().zip(outputs).enumerate() {
                     let comparison = apart(first, *magnitude, got, *reduction)?;
-                    if comparison.ratio > limit(got.dtype()) {
+                    if !comparison.holds() {
                         return Ok(Some(told(&index.to_string(), &comparison, "the suggested launch shape")));
                     }
                 }
@@ -68,23 +67,50 @@ impl Proof {
 }
 
 fn told(output: &str, comparison: &Comparison, from: &str) -> String {
-    let Comparison { max_error, bound, .. } = comparison;
-    format!("output {output} is {max_error:.2e} from {from}, bound {bound:.2e}")
+    let Comparison { error, bound, .. } = comparison;
+    format!("output {output} is {error:.2e} from {from}, bound {bound:.2e}")
 }
 
 /// Elements with equal bits are right; the others are compared.
 fn apart(first: &Tensor, magnitude: f64, got: &Tensor, reduction: usize) -> Result<Comparison, Error> {
-    let allowance = Allowance { dtype: got.dtype(), reduction, factor: Allowance::FORWARD };
-    // The bound follows from the largest element, whether or not that one differs.
-    let pairs = first.differences(got)?.into_iter().chain([(magnitude, magnitude)]);
-    let (first, got): (Vec<f64>, Vec<f64>) = pairs.unzip();
+    let dtype = got.dtype();
+    let (first, got): (Vec<f64>, Vec<f64>) = first.differences(got)?.into_iter().unzip();
+    let bounds = vec![distance(dtype, magnitude, reduction); first.len()];
     let [first, got] = [first, got].map(|values| Array::new([values.len()], values));
-    Ok(compare(&first, &first, None, &got, &allowance))
+    Ok(Bounded { dtype, exact: first, bounds }.compare(&got))
 }
 
-/// Bytes may differ by a step; a step that went the other way is none more.
-fn limit(dtype: Dtype) -> f64 {
-    if dtype.is_float() { APART } else { 1.0 }
+/// How far two right results may lie apart in a tensor of this largest magnitude. Bytes may differ by a step.
+fn distance(dtype: Dtype, magnitude: f64, reduction: usize) -> f64 {
+    match dtype {
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => {
+            let accumulation = Dtype::F32.epsilon() * (reduction as f64).sqrt() * magnitude;
+            APART * (2.0 * ulp(dtype, magnitude) + accumulation)
+        }
+        Dtype::I8 | Dtype::F8e4m3 => ulp(dtype, magnitude),
+        Dtype::I32 | Dtype::Bool => 0.0,
+    }
+}
+
+/// Terms of the longest sum in a graph, at least 1.
+fn longest_reduction(graph: &Graph) -> usize {
+    let terms = graph.nodes().iter().map(|node| {
+        let operand = |position: usize| &graph.node(node.inputs[position]).shape;
+        match &node.op {
+            Op::RowReduce(ReduceOp::Sum | ReduceOp::Mean) => operand(0).cols(),
+            Op::ColumnSum => operand(0).rows(),
+            Op::Matmul { transpose_a, .. } => {
+                let shape = operand(0);
+                shape[shape.rank() - if *transpose_a { 2 } else { 1 }]
+            }
+            Op::ScatterAdd { .. } => operand(0).elements(),
+            Op::RowReduce(ReduceOp::Max | ReduceOp::AbsMax | ReduceOp::ArgMax) => 1,
+            Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => 1,
+            Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => 1,
+            Op::Gather | Op::Append { .. } | Op::View(_) | Op::Concat { .. } | Op::StopGradient | Op::Opaque(_) => 1,
+        }
+    });
+    terms.max().unwrap_or(1).max(1)
 }
 
 #[cfg(test)]

@@ -122,7 +122,7 @@ a = attention q k v p mask=cached ; out a"
             let graph: Graph = text.parse().unwrap();
             assert_eq!(graph.to_string().parse::<Graph>().unwrap(), graph);
             let inputs = inputs(&graph, positions);
-            let expected = expected(&graph, &inputs, false);
+            let expected = expected(&graph, &inputs);
             for strategy in Strategy::ALL {
                 let mut session = Session::new(&engine, &graph, strategy).unwrap();
                 run(&mut session, &inputs).unwrap();

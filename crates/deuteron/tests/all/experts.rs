@@ -146,7 +146,7 @@ fn a_projection_is_within_its_bound_under_every_plan_with_any_number_of_threads(
                 let graph = op.graph(&types).unwrap();
                 let mut inputs = seed::inputs(&graph, 7).unwrap();
                 inputs[2] = indices(&routing(Routing::Uneven, size));
-                let expected = expected(&graph, &inputs, false);
+                let expected = expected(&graph, &inputs);
                 for strategy in Strategy::ALL {
                     let [got, other] = [1, 4].map(|threads| {
                         let engine = cpu(threads, Isa::detect());

@@ -72,7 +72,7 @@ fn a_block_of_quantised_layers_is_within_its_bound_under_every_plan() {
                     *input = tensor([node.shape[0], node.shape[1]], &bytes(node.shape.elements(), id.index()));
                 }
             }
-            let expected = expected(&graph, &inputs, false);
+            let expected = expected(&graph, &inputs);
             for strategy in STRATEGIES {
                 let mut session = Session::new(&Engine::cpu(), &graph, strategy).unwrap();
                 session.poison().unwrap();

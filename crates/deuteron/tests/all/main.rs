@@ -13,4 +13,5 @@ mod session;
 mod sources;
 mod states;
 mod support;
+mod teeth;
 mod tune;

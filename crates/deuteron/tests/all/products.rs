@@ -18,7 +18,7 @@ fn check(text: &str, dtype: Dtype, same_bits: bool) {
 /// Runs a graph in one kernel, and in several, and compares both with f64; `same_bits`: and with each other.
 fn check_plan(text: &str, dtype: Dtype, strategy: Strategy, same_bits: bool) {
     let graph = parsed(text, dtype);
-    let (inputs, expected) = seeded(&graph, 7, false);
+    let (inputs, expected) = seeded(&graph, 7);
     for isa in Isa::available() {
         let (groups, fused) = run(&cpu(1, isa), &graph, strategy, &inputs);
         assert_eq!(groups, 1, "{dtype} {isa:?}\n{text}");

@@ -207,7 +207,7 @@ fn ready_made_backward_takes_saved_statistics() {
         _ => &dy,
     };
     let arrays: Vec<Array> = graph.inputs().iter().map(|&id| by_name(&graph.label(id)).to_array().unwrap()).collect();
-    let expected = Expected::new(&graph, &arrays, true).unwrap();
+    let expected = Expected::new(&graph, &arrays).unwrap();
     let outputs: Vec<Tensor> = gradients.into_iter().map(|gradient| gradient.value).collect();
     assert!(expected.verify(&graph, &outputs).unwrap().holds());
     let missing = ops::backward(&engine, &op, &[&x, &w, &w], &[], &[("y", &dy)]).unwrap_err();

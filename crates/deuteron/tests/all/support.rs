@@ -49,16 +49,16 @@ pub fn bits(session: &Session) -> Vec<u32> {
     outputs(session).iter().flat_map(|output| output.to_f32().unwrap()).map(f32::to_bits).collect()
 }
 
-/// What a graph gives by f64, and how far results may be off; further for gradients.
-pub fn expected(graph: &Graph, inputs: &[Tensor], backward: bool) -> Expected {
+/// What a graph gives by f64, and how far results may be off.
+pub fn expected(graph: &Graph, inputs: &[Tensor]) -> Expected {
     let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
-    Expected::new(graph, &arrays, backward).unwrap()
+    Expected::new(graph, &arrays).unwrap()
 }
 
 /// Inputs from a seed, and what is expected of them.
-pub fn seeded(graph: &Graph, seed: u64, backward: bool) -> (Vec<Tensor>, Expected) {
+pub fn seeded(graph: &Graph, seed: u64) -> (Vec<Tensor>, Expected) {
     let inputs = seed::inputs(graph, seed).unwrap();
-    let expected = expected(graph, &inputs, backward);
+    let expected = expected(graph, &inputs);
     (inputs, expected)
 }
 

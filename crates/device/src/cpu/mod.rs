@@ -3,6 +3,7 @@
 mod measure;
 mod pool;
 mod run;
+mod workspace;
 
 pub use pool::Pool;
 
@@ -15,7 +16,8 @@ use deuteron_kernels::{Backend, CpuCatalog};
 use deuteron_plan::{Catalog, Machine, Quantity};
 
 use crate::buffer::Buffer;
-use crate::device::{CopyProbe, Device, Executable};
+use crate::cpu::workspace::SharedWorkspace;
+use crate::device::{CopyProbe, Device, Executable, MemoryStats};
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job};
 use crate::kept::Kept;
@@ -27,6 +29,7 @@ pub struct Cpu {
     isa: Isa,
     machine: Machine,
     kernels: Kept,
+    workspace: Arc<SharedWorkspace>,
 }
 
 impl Cpu {
@@ -49,7 +52,8 @@ impl Cpu {
             // More threads than the planner can count: it plans for as many as the profile says.
             Err(_) => machine,
         };
-        Cpu { pool, isa, machine, kernels: Kept::default() }
+        let workspace = Arc::new(SharedWorkspace::new(pool.threads()));
+        Cpu { pool, isa, machine, kernels: Kept::default(), workspace }
     }
 
     /// How many threads work, the caller among them.
@@ -96,7 +100,15 @@ impl Device for Cpu {
     }
 
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError> {
-        Ok(Box::new(run::CpuExecutable::new(job, self.pool.clone(), self.isa)?))
+        Ok(Box::new(run::CpuExecutable::new(job, self.pool.clone(), self.isa, &self.workspace)?))
+    }
+
+    fn memory_stats(&self) -> MemoryStats {
+        self.workspace.stats()
+    }
+
+    fn release_memory(&self) {
+        self.workspace.release();
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Memory, DeviceError> {

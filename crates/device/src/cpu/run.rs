@@ -1,15 +1,16 @@
-//! A loaded job: memory owned, sizes checked, tasks prepared.
+//! A loaded job: sizes checked, tasks prepared, its needs of the shared workspace known.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deuteron_codegen::Execution;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::cpu::task::{CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError, Tasks, Workers};
+use deuteron_codegen::cpu::task::{CpuTask, Run, ScratchSizes, TaskError, Tasks, Workers};
 
 use crate::buffer::Buffer;
 use crate::check::{check, check_borrowed, check_inputs, check_states};
 use crate::cpu::pool::Pool;
+use crate::cpu::workspace::{Need, Share, SharedWorkspace, Workspace};
 use crate::device::{Executable, Inputs, Launching, States};
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
@@ -28,10 +29,10 @@ pub(crate) struct CpuExecutable {
     outputs: Vec<Buffer>,
     /// Where everything that is handed in or out is, within a run.
     bound: Bound,
-    arena: Buffer,
-    /// Scratch memory of each worker, and of all of them together.
-    scratch: Vec<PerWorker<Floats>>,
-    shared: Floats,
+    /// Where intermediates and scratch are, within a run.
+    share: Share,
+    /// Whether the next run begins with intermediates of NaN.
+    poisoned: bool,
     /// Addresses of one step's arguments, reused by every step.
     addresses: Vec<*mut u8>,
 }
@@ -54,7 +55,7 @@ struct Prepared {
 }
 
 impl CpuExecutable {
-    pub fn new(job: Job, pool: Arc<Pool>, isa: Isa) -> Result<Self, DeviceError> {
+    pub fn new(job: Job, pool: Arc<Pool>, isa: Isa, workspace: &Arc<SharedWorkspace>) -> Result<Self, DeviceError> {
         let threads = pool.threads();
         let launched: Vec<Tasks> = job.steps.iter().enumerate().map(tasks).collect::<Result<_, _>>()?;
         let input_bytes = check(&job)?;
@@ -80,9 +81,8 @@ impl CpuExecutable {
             state_bytes: job.states,
             outputs: Vec::new(),
             output_bytes: job.outputs,
-            arena: Buffer::new(job.arena)?,
-            scratch: (0..threads).map(|_| PerWorker::new(Floats::new(most.worker))).collect(),
-            shared: Floats::new(most.shared),
+            share: workspace.join(Need::new(job.arena, most))?,
+            poisoned: false,
             addresses: Vec::with_capacity(widest),
         })
     }
@@ -102,36 +102,57 @@ impl CpuExecutable {
     /// # Safety
     /// Every address of `bound` is valid for the bytes that the job has there until this returns; nothing else writes to inputs,
     /// or uses states and outputs, of which none overlaps another address.
-    unsafe fn steps(&mut self, mut times: Option<&mut [Duration]>) -> Result<(), DeviceError> {
-        let shared = self.shared.pointer();
-        for (index, prepared) in self.tasks.iter_mut().enumerate() {
-            self.addresses.clear();
-            for place in &prepared.places {
-                self.addresses.push(match *place {
-                    Place::Input(input) => self.bound.inputs[input],
-                    Place::State(state) => self.bound.states[state],
-                    Place::Output(output) => self.bound.outputs[output],
-                    // SAFETY: `check` found the range inside the arena.
-                    Place::Arena { offset, .. } => unsafe { self.arena.address().add(offset) },
-                });
+    unsafe fn steps(&mut self, times: Option<&mut [Duration]>) -> Result<(), DeviceError> {
+        let CpuExecutable { pool, tasks, bound, share, poisoned, addresses, .. } = self;
+        let intermediates = share.need.arena;
+        share.with(|workspace| {
+            if std::mem::take(poisoned) {
+                workspace.arena.bytes_mut()[..intermediates].fill(0xFF);
             }
-            let start = times.is_some().then(Instant::now);
-            let run = Run { workers: &*self.pool, addresses: &self.addresses, scratch: &self.scratch, shared };
-            // SAFETY: `check` found that every argument's reach lies inside its buffer, that inputs are only read, and that what
-            // is written overlaps nothing else of the arena; what is bound is the caller's promise. Scratch is as large as any
-            // task's, and tasks were made ready for as many threads as the pool has.
-            let done = unsafe { prepared.task.run(run) };
-            done.map_err(|error| match error {
-                TaskError::Panicked => DeviceError::WorkerPanicked { step: index },
-                TaskError::Index(fault) => DeviceError::Index { step: index, fault },
-            })?;
-            let slot = times.as_deref_mut().and_then(|times| times.get_mut(index));
-            if let (Some(slot), Some(start)) = (slot, start) {
-                *slot = start.elapsed();
-            }
-        }
-        Ok(())
+            // SAFETY: the caller's; the workspace has all that this job needs.
+            unsafe { run_steps(tasks, bound, addresses, pool, workspace, times) }
+        })
     }
+}
+
+/// # Safety
+/// As of [`CpuExecutable::steps`]; the workspace is as large as the job of these tasks needs it.
+unsafe fn run_steps(
+    tasks: &mut [Prepared],
+    bound: &Bound,
+    addresses: &mut Vec<*mut u8>,
+    pool: &Pool,
+    workspace: &mut Workspace,
+    mut times: Option<&mut [Duration]>,
+) -> Result<(), DeviceError> {
+    let shared = workspace.shared.pointer();
+    for (index, prepared) in tasks.iter_mut().enumerate() {
+        addresses.clear();
+        for place in &prepared.places {
+            addresses.push(match *place {
+                Place::Input(input) => bound.inputs[input],
+                Place::State(state) => bound.states[state],
+                Place::Output(output) => bound.outputs[output],
+                // SAFETY: `check` found the range inside the arena.
+                Place::Arena { offset, .. } => unsafe { workspace.arena.address().add(offset) },
+            });
+        }
+        let start = times.is_some().then(Instant::now);
+        let run = Run { workers: pool, addresses, scratch: &workspace.scratch, shared };
+        // SAFETY: `check` found that every argument's reach lies inside its buffer, that inputs are only read, and that what
+        // is written overlaps nothing else of the arena; what is bound is the caller's promise. Scratch is as large as any
+        // task's, and tasks were made ready for as many threads as the pool has.
+        let done = unsafe { prepared.task.run(run) };
+        done.map_err(|error| match error {
+            TaskError::Panicked => DeviceError::WorkerPanicked { step: index },
+            TaskError::Index(fault) => DeviceError::Index { step: index, fault },
+        })?;
+        let slot = times.as_deref_mut().and_then(|times| times.get_mut(index));
+        if let (Some(slot), Some(start)) = (slot, start) {
+            *slot = start.elapsed();
+        }
+    }
+    Ok(())
 }
 
 impl CpuExecutable {
@@ -176,22 +197,28 @@ impl CpuExecutable {
     /// Notes where each state is.
     fn bind_states(&mut self, states: &mut dyn States) -> Result<(), DeviceError> {
         check_states(&self.state_bytes, states)?;
-        self.bound.states.clear();
-        for (state, &expected) in self.state_bytes.iter().enumerate() {
-            let memory = states.state(state).ok_or(DeviceError::SharedState { state })?;
-            let address = match memory {
-                Memory::Host(buffer) if buffer.len() >= expected => buffer.address(),
-                Memory::Host(buffer) => {
-                    return Err(DeviceError::StateSize { state, expected, got: buffer.len() });
+        let (sizes, bound) = (&self.state_bytes, &mut self.bound.states);
+        bound.clear();
+        let mut problem = None;
+        // Everything that is handed over is borrowed for writing until the states are: no two are one.
+        states.each(&mut |memory| {
+            let state = bound.len();
+            let (None, Some(&expected)) = (&problem, sizes.get(state)) else { return };
+            match memory {
+                Some(Memory::Host(buffer)) if buffer.len() >= expected => bound.push(buffer.address()),
+                Some(Memory::Host(buffer)) => {
+                    problem = Some(DeviceError::StateSize { state, expected, got: buffer.len() });
                 }
-                Memory::Device(_) => return Err(DeviceError::StatePlace { state, expected: "the host" }),
-            };
-            if self.bound.states.contains(&address) {
-                return Err(DeviceError::SharedState { state });
+                Some(Memory::Device(_)) => problem = Some(DeviceError::StatePlace { state, expected: "the host" }),
+                None => problem = Some(DeviceError::SharedState { state }),
             }
-            self.bound.states.push(address);
+        });
+        match problem {
+            Some(problem) => Err(problem),
+            // Fewer were handed over than there are said to be.
+            None if bound.len() < sizes.len() => Err(DeviceError::SharedState { state: bound.len() }),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -200,8 +227,8 @@ impl Executable for CpuExecutable {
         self.run_borrowed(input, states, None)
     }
 
-    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError> {
-        check_borrowed(borrowed, &self.input_bytes, &self.state_bytes, &self.output_bytes)?;
+    fn run_borrowed(&mut self, borrowed: BorrowedMemory<'_>) -> Result<(), DeviceError> {
+        check_borrowed(&borrowed, &self.input_bytes, &self.state_bytes, &self.output_bytes)?;
         let at = |spans: &[Span], list: &mut Vec<*mut u8>| {
             list.clear();
             list.extend(spans.iter().map(|span| span.address as usize as *mut u8));
@@ -247,7 +274,7 @@ impl Executable for CpuExecutable {
 
     fn poison(&mut self) -> Result<(), DeviceError> {
         self.own_outputs()?;
-        self.arena.bytes_mut().fill(0xFF);
+        self.poisoned = true;
         self.outputs.iter_mut().for_each(|output| output.bytes_mut().fill(0xFF));
         Ok(())
     }

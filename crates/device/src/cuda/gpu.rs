@@ -1,6 +1,7 @@
 //! A GPU: its context, compiler and library, which executables share with the device.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use super::memory::{Copies, Zones};
 use super::module::Module;
 use super::nvrtc::Compiler;
 use super::stream::Stream;
+use crate::device::MemoryStats;
 use crate::error::DeviceError;
 use crate::job::CompiledKernel;
 
@@ -37,6 +39,42 @@ pub(crate) struct Gpu {
     /// What stands in for calls that the library does not do, by its text.
     pub fallbacks: Mutex<HashMap<String, Arc<CompiledKernel>>>,
     pub hold: OnceLock<Result<Module, CudaError>>,
+    pub jobs: JobMemory,
+}
+
+/// The memory of the jobs that are loaded: each has its own.
+#[derive(Default)]
+pub(crate) struct JobMemory {
+    bytes: AtomicUsize,
+    jobs: AtomicUsize,
+}
+
+impl JobMemory {
+    pub fn stats(&self) -> MemoryStats {
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        MemoryStats { held: bytes, needed: bytes, jobs: self.jobs.load(Ordering::Relaxed) }
+    }
+}
+
+/// A job that counts while it is loaded.
+pub(crate) struct Counted {
+    gpu: Arc<Gpu>,
+    bytes: usize,
+}
+
+impl Counted {
+    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Counted {
+        gpu.jobs.bytes.fetch_add(bytes, Ordering::Relaxed);
+        gpu.jobs.jobs.fetch_add(1, Ordering::Relaxed);
+        Counted { gpu: gpu.clone(), bytes }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.gpu.jobs.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.gpu.jobs.jobs.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Gpu {

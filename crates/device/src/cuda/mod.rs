@@ -44,7 +44,7 @@ use self::library::Search;
 use self::memory::{Copies, Zones};
 use self::module::Module;
 use self::nvrtc::Compiler;
-use crate::device::{CopyProbe, Device, Executable};
+use crate::device::{CopyProbe, Device, Executable, MemoryStats};
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job};
 use crate::kept::Kept;
@@ -103,6 +103,7 @@ impl Cuda {
             library: OnceLock::new(),
             fallbacks: Mutex::default(),
             hold: OnceLock::new(),
+            jobs: gpu::JobMemory::default(),
             context: context.clone(),
         };
         let (_, memory) = context.memory()?;
@@ -208,6 +209,13 @@ impl Device for Cuda {
         let buffer = CudaBuffer::new(&self.gpu.context, &self.gpu.copies, bytes)?;
         Ok(Memory::Device(Box::new(buffer)))
     }
+
+    fn memory_stats(&self) -> MemoryStats {
+        self.gpu.jobs.stats()
+    }
+
+    /// Nothing: each job has memory of its own, which its recordings and graphs of callers may use, until it is dropped.
+    fn release_memory(&self) {}
 
     fn copy_probe(&self, bytes: usize) -> Result<Box<dyn CopyProbe>, DeviceError> {
         Ok(Box::new(probe::CudaCopyProbe::new(self, bytes)?))

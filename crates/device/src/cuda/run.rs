@@ -11,7 +11,7 @@ mod faults;
 
 use super::error::CudaError;
 use super::frame::{Fixed, Frame};
-use super::gpu::Gpu;
+use super::gpu::{Counted, Gpu};
 use super::load::{LoadedJob, Work};
 use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
@@ -64,6 +64,8 @@ pub struct CudaExecutable {
     captured: bool,
     /// The last stream of others that was looked at.
     known: Option<u64>,
+    /// Its memory, counted.
+    _counted: Counted,
     /// Declared last: it is destroyed after all that its work uses.
     stream: Stream,
 }
@@ -101,6 +103,7 @@ impl CudaExecutable {
         };
         let frame = Frame::new(&gpu, &program, fixed, &stream)?;
         stream.wait()?;
+        let counted = Counted::new(&gpu, program.arena + program.workspace + program.persistent);
         Ok(CudaExecutable {
             gpu,
             program,
@@ -118,6 +121,7 @@ impl CudaExecutable {
             unmarked: false,
             captured: false,
             known: None,
+            _counted: counted,
             stream,
         })
     }
@@ -145,7 +149,7 @@ impl CudaExecutable {
             let start = Instant::now();
             for _ in 0..runs {
                 // SAFETY: as above; the outputs are ours.
-                self.run_borrowed(&unsafe { BorrowedMemory::new(&inputs, &[], &outputs, handle as u64) })?;
+                self.run_borrowed(unsafe { BorrowedMemory::new(&inputs, &[], &outputs, handle as u64) })?;
             }
             cost.enqueued = cost.enqueued.min(start.elapsed() / runs);
             self.join()?;
@@ -300,7 +304,7 @@ impl Executable for CudaExecutable {
         self.settle(started, 1)
     }
 
-    fn run_borrowed(&mut self, borrowed: &BorrowedMemory<'_>) -> Result<(), DeviceError> {
+    fn run_borrowed(&mut self, borrowed: BorrowedMemory<'_>) -> Result<(), DeviceError> {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
         let stream = borrowed.stream as usize as sys::CUstream;
@@ -310,10 +314,10 @@ impl Executable for CudaExecutable {
             self.known = Some(borrowed.stream);
         }
         let program = &self.program;
-        check_borrowed(borrowed, &program.input_bytes, &program.state_bytes, &program.outputs)?;
+        check_borrowed(&borrowed, &program.input_bytes, &program.state_bytes, &program.outputs)?;
         if self.shares_nothing() {
             // Runs share only borrowed memory, whose owner orders them: no end need be marked.
-            self.bind_borrowed(borrowed)?;
+            self.bind_borrowed(&borrowed)?;
             self.unmarked = true;
             // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
             unsafe { self.launch(0, stream, self.all())? };
@@ -335,7 +339,7 @@ impl Executable for CudaExecutable {
                 unsafe { event.hold_back(stream)? };
             }
         }
-        self.bind_borrowed(borrowed)?;
+        self.bind_borrowed(&borrowed)?;
         // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
         unsafe { self.launch(0, stream, self.all())? };
         if !capturing {

@@ -509,7 +509,7 @@ fn a_stream_of_someone_else_is_used_as_it_is() {
         let result = device.upload(&vec![0; data[0].len()]).unwrap();
         let (given, taken) = ([span(&inputs[round % 2])], [span(&result)]);
         // SAFETY: the streams live to the end of the test, and so do the inputs and the results.
-        executable.run_borrowed(&unsafe { BorrowedMemory::new(&given, &[], &taken, handle) }).unwrap();
+        executable.run_borrowed(unsafe { BorrowedMemory::new(&given, &[], &taken, handle) }).unwrap();
         if round % 3 == 0 {
             executable.finish().unwrap();
         }
@@ -540,7 +540,7 @@ fn a_run_may_be_part_of_a_recording_of_someone_else() {
     stream.begin_capture(CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     let (given, taken) = ([span(&input)], [span(&result)]);
     // SAFETY: the stream, the input and the result live to the end of the test.
-    executable.run_borrowed(&unsafe { BorrowedMemory::new(&given, &[], &taken, stream.cu_stream() as u64) }).unwrap();
+    executable.run_borrowed(unsafe { BorrowedMemory::new(&given, &[], &taken, stream.cu_stream() as u64) }).unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().expect("three kernels were recorded");
     executable.poison().unwrap();
     graph.launch().unwrap();
@@ -580,11 +580,11 @@ fn inputs_that_kernels_cannot_read_are_refused() {
     ];
     for (given, taken, expected) in wrong {
         // SAFETY: the default stream; each of these is refused before it is used.
-        assert_eq!(executable.run_borrowed(&unsafe { BorrowedMemory::new(&given, &[], &taken, 0) }), Err(expected));
+        assert_eq!(executable.run_borrowed(unsafe { BorrowedMemory::new(&given, &[], &taken, 0) }), Err(expected));
     }
     let (given, taken) = ([good], [taken]);
     // SAFETY: as above, with memory that lives.
-    executable.run_borrowed(&unsafe { BorrowedMemory::new(&given, &[], &taken, 0) }).unwrap();
+    executable.run_borrowed(unsafe { BorrowedMemory::new(&given, &[], &taken, 0) }).unwrap();
     executable.finish().unwrap();
     assert_eq!(downloaded(&result), bytes(512, 1));
     let short = host(&bytes(10, 1));

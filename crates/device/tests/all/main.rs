@@ -6,6 +6,7 @@ mod cache;
 mod cpu;
 mod cuda;
 mod hopper;
+mod mma;
 mod nvrtc;
 mod skinny;
 mod support;

@@ -117,6 +117,17 @@ fn products_of_bytes_are_floats_and_have_no_gradient() {
 /// A bounded run of what cargo-fuzz does without bounds.
 /// Keys and values may be narrower than the queries, both alike; a gradient of theirs is as narrow.
 #[test]
+fn an_additive_mask_is_of_floats() {
+    for mask in ["bool", "i32", "i8"] {
+        for op in ["a = attention q q q m mask=additive", "a = attention_scores q q m mask=additive"] {
+            let text = format!("q = input f32[2,3,4,8] ; m = input {mask}[4,4]\n{op} ; out a");
+            let error = text.parse::<Graph>().unwrap_err().to_string();
+            assert!(error.contains("expected a float mask"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn attention_takes_narrow_keys_and_values() {
     let text = |q: &str, k: &str, v: &str| {
         format!("q = input {q}[2,3,4,8] ; k = input {k}[2,3,5,8] ; v = input {v}[2,3,5,8]\na = attention q k v ; out a")

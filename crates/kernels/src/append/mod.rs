@@ -8,7 +8,7 @@
 pub mod cpu;
 pub mod cuda;
 
-use deuteron_codegen::argument::{ArgBinding, Argument, Lookup};
+use deuteron_codegen::argument::{ArgBinding, Argument, Lookup, saturating_elements, strided_reach};
 use deuteron_codegen::kernel::{InPlace, Request};
 use deuteron_graph::Op;
 use deuteron_plan::Structure;
@@ -51,12 +51,12 @@ pub struct AppendShape {
 impl AppendShape {
     /// Runs of `capacity` rows.
     pub fn blocks(&self) -> usize {
-        self.leading.iter().map(|&(size, _)| size).product()
+        saturating_elements(&self.leading.iter().map(|&(size, _)| size).collect::<Vec<_>>())
     }
 
     /// Places where the new rows fit, from 0 on; none where they are too many.
     pub fn places(&self) -> usize {
-        (self.capacity + 1).saturating_sub(self.rows)
+        self.capacity.saturating_add(1).saturating_sub(self.rows)
     }
 
     /// Sequences, of which each has a position.
@@ -80,11 +80,8 @@ impl AppendShape {
 
     /// Elements of the new rows that are touched.
     fn row_elements(&self) -> usize {
-        if self.blocks() == 0 || self.rows == 0 || self.cols == 0 {
-            return 0;
-        }
-        let leading: usize = self.leading.iter().map(|&(size, stride)| (size - 1) * stride).sum();
-        leading + (self.rows - 1) * self.stride + self.cols
+        let rows = [(self.rows, self.stride), (self.cols.min(1), 0)];
+        strided_reach(self.leading.iter().copied().chain(rows), self.cols)
     }
 }
 
@@ -121,7 +118,7 @@ impl Append {
 
     /// What a device has to know of its arguments.
     pub fn arguments(&self) -> Vec<Argument> {
-        let whole = self.shape.blocks() * self.shape.capacity * self.shape.cols;
+        let whole = saturating_elements(&[self.shape.blocks(), self.shape.capacity, self.shape.cols]);
         let elements = [whole, self.shape.row_elements(), self.shape.sequences(), whole];
         let args = self.args.iter().zip(elements).map(|(arg, elements)| Argument::new(arg, elements).of_elements());
         let mut arguments: Vec<Argument> = args.collect();

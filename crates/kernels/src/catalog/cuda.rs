@@ -8,6 +8,8 @@ use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Offer, Request};
 use deuteron_matmul::cuda::hopper::HopperFamily;
+use deuteron_matmul::cuda::mma::MmaFamily;
+use deuteron_matmul::cuda::realigned::RealignedFamily;
 use deuteron_matmul::cuda::routed::RoutedFamily;
 use deuteron_matmul::cuda::skinny::SkinnyFamily;
 use deuteron_matmul::library::LibraryFamily;
@@ -29,8 +31,8 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
         Structure::Chain(chain) => chain,
     };
     match chain.links.as_slice() {
-        // A GPU's matmuls are a library's, unless they have few rows.
-        [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &LibraryFamily],
+        // Each but the library takes what it is predicted to do faster than those behind it.
+        [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &RealignedFamily, &MmaFamily, &LibraryFamily],
         [Link::Routed { .. }] => &[&RoutedFamily],
         [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
         [Link::Attention(_)] => &[&AttentionRowsFamily],
@@ -46,9 +48,9 @@ pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<
     families(request.group.structure).iter().find_map(|family| family.offer(request, target))
 }
 
-/// What can be generated for a GPU: row kernels, matmuls with the epilogues that a library has, matmuls of few rows with row work
-/// before them and any elementwise work after them, on Hopper rows of bytes routed to experts, attention alone and with row work after it, its probabilities and its gradient,
-/// copies, scatters.
+/// What can be generated for a GPU: row kernels; matmuls with any elementwise work after them, on Hopper with any row work, and with few
+/// rows with row work before them too; on Hopper rows of bytes routed to experts; attention alone and with row work after it, its
+/// probabilities and its gradient; copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaCatalog {
     arch: Arch,
@@ -79,7 +81,9 @@ impl CudaCatalog {
 impl Catalog for CudaCatalog {
     fn offers_structure(&self, structure: &Structure) -> bool {
         let takes = |chain: &Chain| match chain.links.as_slice() {
-            [Link::Matmul { nodes }] => nodes.len() == 1 && chain.epilogue.reach != Reach::Rows,
+            [Link::Matmul { nodes }] => {
+                nodes.len() == 1 && (chain.epilogue.reach != Reach::Rows || self.arch.has_wgmma())
+            }
             [Link::Routed { .. }] => self.arch.has_wgmma() && chain.epilogue.reach != Reach::Rows,
             [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
             _ => true,

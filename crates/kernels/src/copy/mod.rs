@@ -8,7 +8,7 @@
 pub mod cpu;
 pub mod cuda;
 
-use deuteron_codegen::argument::{ArgBinding, Argument};
+use deuteron_codegen::argument::{ArgBinding, Argument, strided_reach};
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Draft, Layout, Structure};
 
@@ -89,10 +89,8 @@ impl Copy {
     pub fn arguments(&self) -> Vec<Argument> {
         let last = self.args.len() - 1;
         let reach = |dims: &[usize], strides: &[usize], offset: usize| {
-            if dims.contains(&0) {
-                return 0;
-            }
-            offset + dims.iter().zip(strides).map(|(&size, &stride)| (size - 1) * stride).sum::<usize>() + 1
+            let reach = strided_reach(dims.iter().copied().zip(strides.iter().copied()), 1);
+            if reach == 0 { 0 } else { reach.saturating_add(offset) }
         };
         let elements = |position: usize| {
             let pieces = self.pieces.iter().filter(|piece| position == last || piece.source == position);

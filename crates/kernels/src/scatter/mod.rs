@@ -46,7 +46,8 @@ impl Scatter {
 
     /// What a device has to know of its arguments.
     pub fn arguments(&self) -> Vec<Argument> {
-        let elements = [self.count, self.count * self.cols, self.rows * self.cols];
+        let [updates, table] = [self.count, self.rows].map(|rows| rows.saturating_mul(self.cols));
+        let elements = [self.count, updates, table];
         self.args.iter().zip(elements).map(|(arg, elements)| Argument::new(arg, elements).of_elements()).collect()
     }
 

@@ -70,6 +70,15 @@ static int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += (signed char)(a >> i) * (signed char)(b >> i);
     return c;
 }
+// The lowest word of two, shifted right by up to 31 bits.
+static u32 __funnelshift_r(u32 low, u32 high, u32 bits) { return (u32)(((u64)high << 32 | low) >> (bits & 31)); }
+// Four bytes of eight, picked by the digits of `digits`.
+static u32 __byte_perm(u32 low, u32 high, u32 digits) {
+    const u64 all = (u64)high << 32 | low;
+    u32 picked = 0;
+    for (int i = 0; i < 4; ++i) picked |= (u32)(all >> 8 * (digits >> 4 * i & 7) & 0xff) << 8 * i;
+    return picked;
+}
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <class A, class B> static std::common_type_t<A, B> min(A a, B b) {
     return (std::common_type_t<A, B>)b < (std::common_type_t<A, B>)a ? b : a;

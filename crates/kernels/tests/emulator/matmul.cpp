@@ -1,6 +1,10 @@
-// A matmul with a bias on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
-// `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, and
-// the storage type (1 f16, 2 bf16); then `arguments`, how many, and the name of each. The batch shares the bias.
+// A matmul with a bias, and maybe a residual and a layer norm, on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
+// `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, the
+// storage type (0 f32, 1 f16, 2 bf16, 3 i8 with f32 for bias and result), and how many elements of every line of the operands come before
+// those of the matmul; then `arguments`, how many, and the name of each: x and w are multiplied, b is the bias, r the residual, s
+// the sum where it is normed by weights g and h; y is the result. The batch shares bias and weights. Where FIRST is a kernel that runs before
+// ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them.
+#include <map>
 #include "emulator.h"
 #include "attention.h"
 #include "kernel.h"
@@ -9,6 +13,7 @@ struct Sizes {
     u64 m, n, k, batch;
     bool left, right;  // transposed
     int storage;
+    u64 skipped;
     std::vector<std::string> arguments;
 };
 
@@ -19,50 +24,124 @@ static Sizes read_sizes(host::Reader& reader) {
     sizes.left = reader.number() != 0;
     sizes.right = reader.number() != 0;
     sizes.storage = (int)reader.number();
+    sizes.skipped = (u64)reader.number();
     reader.expect_name("arguments");
     for (long long left = reader.number(); left > 0; --left) sizes.arguments.push_back(reader.name());
     return sizes;
 }
 
-static bool run_seed(const Sizes& sizes, const host::Launch& launch, emulator::Settings settings) {
-    const auto& [m, n, k, batch, left, right, storage, arguments] = sizes;
-    u64 state = settings.seed * 77;
-    const auto rows = [&](u64 count, u64 high, u64 wide) { return host::Rows(storage, count, 1, high, wide, {high * wide, 0, wide}); };
-    host::Rows x = left ? rows(batch, k, m) : rows(batch, m, k), w = right ? rows(batch, n, k) : rows(batch, k, n);
-    host::Rows b = rows(1, 1, n), y = rows(batch, m, n);
-    x.fill(state, 1.0f);
-    w.fill(state, 1.0f);
-    b.fill(state, 1.0f);
-    host::Places places;
-    for (const std::string& name : arguments) {
-        places.arguments.push_back(name == "x" ? x.bytes() : name == "w" ? w.bytes() : name == "b" ? b.bytes() : y.bytes());
+// Matrices of a storage type, one behind another. Around them, and before the part of a line that counts, are numbers that are none.
+struct Matrices {
+    static constexpr size_t AROUND = 8192;
+    static constexpr char FILL = (char)0xff;
+    int storage, size;
+    u64 count, high, wide, skipped;
+    std::vector<char> all;
+    char* first;
+
+    Matrices(int storage, u64 count, u64 high, u64 wide, u64 skipped)
+        : storage(storage), size(storage == 0 ? 4 : storage == 3 ? 1 : 2), count(count), high(high), wide(wide), skipped(skipped) {
+        all.assign(bytes() + 2 * AROUND, FILL);
+        first = all.data() + AROUND / 2;
+        while ((u64)first % 128) ++first;
     }
+    Matrices(const Matrices& other) : Matrices(other.storage, other.count, other.high, other.wide, other.skipped) {}
+    u64 bytes() const { return count * high * (skipped + wide) * size; }
+    char* place(u64 matrix, u64 row, u64 column) { return first + ((matrix * high + row) * (skipped + wide) + skipped + column) * size; }
+    double at(u64 matrix, u64 row, u64 column) {
+        const char* p = place(matrix, row, column);
+        return storage == 0 ? *(const float*)p : storage == 3 ? *(const signed char*)p : emulator::widened(storage, *(const u16*)p);
+    }
+    // Numbers between -1 and 1, or all bytes.
+    void fill(u64& state) {
+        for (u64 i = 0; i < count * high * wide; ++i) {
+            state = state * 6364136223846793005ull + 1442695040888963407ull;
+            char* p = place(i / wide / high, i / wide % high, i % wide);
+            const float x = (float)(state >> 40) * 0x1p-23f - 1.0f;
+            if (storage == 0) *(float*)p = x;
+            if (storage == 3) *p = (char)(state >> 56);
+            if (storage == 1 || storage == 2) *(u16*)p = emulator::narrowed(storage, x);
+        }
+    }
+    bool is_clean() const {
+        const auto filled = [](char x) { return x == FILL; };
+        const char* end = first + bytes();
+        return std::all_of(all.data(), (const char*)first, filled) && std::all_of(end, all.data() + all.size(), filled);
+    }
+};
+
+// Launches that come before the matmul, and the workspace.
+struct Before {
+    std::vector<host::Launch> launches;
+    std::vector<char> workspace;
+};
+
+static Before read_before(host::Reader& reader) {
+    Before before;
+#ifdef FIRST
+    reader.expect_name("first");
+    const long long count = reader.number();
+    before.workspace.resize(reader.number() + 128);
+    for (long long i = 0; i < count; ++i) before.launches.push_back(host::read_launch(reader));
+#endif
+    return before;
+}
+
+static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& launch, emulator::Settings settings) {
+    const auto& [m, n, k, batch, left, right, storage, skipped, arguments] = sizes;
+    u64 state = settings.seed * 77;
+    const auto operand = [&, count = batch, skip = skipped, kind = storage](bool transposed, u64 high, u64 wide) {
+        return transposed ? Matrices(kind, count, wide, high, skip) : Matrices(kind, count, high, wide, skip);
+    };
+    const int result = storage == 3 ? 0 : storage;
+    Matrices x = operand(left, m, k), w = operand(right, k, n), b(result, 1, 1, n, 0), g = b, h = b, y(result, batch, m, n, 0), r = y, s = y;
+    std::map<std::string, Matrices*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}};
+    for (const char* name : {"x", "w", "b", "g", "h", "r"}) named[name]->fill(state);
+    const auto has = [&, &names = arguments](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+    const bool normed = has("s");
+    Matrices& sums = normed ? s : y;
+    host::Places places;
+    for (const std::string& name : arguments) places.arguments.push_back(named.at(name)->first);
     settings.statics = 4096;
+#ifdef FIRST
+    std::fill(before.workspace.begin(), before.workspace.end(), Matrices::FILL);
+    places.workspace = before.workspace.data();
+    while ((u64)places.workspace % 128) ++places.workspace;
+    for (const host::Launch& first : before.launches) host::run(FIRST, first, places, settings);
+#endif
     host::run(ENTRY, launch, places, settings);
 
-    const double unit = storage == 1 ? 0x1p-11 : 0x1p-8;
+    const double unit = result == 0 ? 0x1p-24 : result == 1 ? 0x1p-11 : 0x1p-8;
     double share = 0.0;
-    const auto at = [&](host::Rows& rows, u64 matrix, u64 row, u64 column) {
-        return (double)emulator::widened(storage, rows.row(matrix, 0, row)[column]);
-    };
     for (u64 matrix = 0; matrix < batch; ++matrix) {
         for (u64 row = 0; row < m; ++row) {
             for (u64 column = 0; column < n; ++column) {
                 double product = 0.0, terms = 0.0;
                 for (u64 i = 0; i < k; ++i) {
-                    const double term = (left ? at(x, matrix, i, row) : at(x, matrix, row, i)) *
-                                        (right ? at(w, matrix, column, i) : at(w, matrix, i, column));
+                    const double term = (left ? x.at(matrix, i, row) : x.at(matrix, row, i)) * (right ? w.at(matrix, column, i) : w.at(matrix, i, column));
                     product += term;
                     terms += fabs(term);
                 }
                 // Sums are f32, in some order; the matmul's result is rounded, and the sum with the bias.
-                const double expected = product + at(b, 0, 0, column), off = fabs(at(y, matrix, row, column) - expected);
-                const double allowed = unit * (fabs(product) + fabs(expected)) + k * 0x1p-24 * terms;
+                const double biased = product + b.at(0, 0, column), expected = biased + (has("r") ? r.at(matrix, row, column) : 0.0);
+                const double off = fabs(sums.at(matrix, row, column) - expected);
+                const double allowed = unit * (fabs(product) + fabs(biased) * (normed ? 1.0 : 0.0) + fabs(expected)) + (storage == 3 ? 0.0 : k * 0x1p-24 * terms);
+                share = std::max(share, off == off ? off / allowed : INFINITY);
+            }
+            if (!normed) continue;
+            // The norm of the sums as they were stored.
+            double mean = 0.0, squares = 0.0;
+            for (u64 column = 0; column < n; ++column) mean += s.at(matrix, row, column) / n;
+            for (u64 column = 0; column < n; ++column) squares += pow(s.at(matrix, row, column) - mean, 2) / n;
+            for (u64 column = 0; column < n; ++column) {
+                const double scaled = (s.at(matrix, row, column) - mean) / sqrt(squares + 1e-5) * g.at(0, 0, column);
+                const double expected = scaled + h.at(0, 0, column), off = fabs(y.at(matrix, row, column) - expected);
+                const double allowed = unit * fabs(expected) + 0x1p-18 * (fabs(scaled) + fabs(h.at(0, 0, column)) + 1.0);
                 share = std::max(share, off == off ? off / allowed : INFINITY);
             }
         }
     }
-    const bool clean = y.is_clean(), ok = share <= 1.0 && clean;
+    const bool clean = y.is_clean() && s.is_clean(), ok = share <= 1.0 && clean;
     printf("seed %llu: %.2f of what rounding allows%s: %s\n", settings.seed, share, clean ? "" : ", wrote beside the result",
            ok ? "ok" : "FAILED");
     return ok;
@@ -72,6 +151,7 @@ int main(int count, char** arguments) {
     if (count < 5) emulator::fail("expected a file, blocks at once, together or apart, seeds");
     host::Reader reader(arguments[1]);
     const Sizes sizes = read_sizes(reader);
+    Before before = read_before(reader);
     const host::Launch launch = host::read_launch(reader);
-    return host::run_seeds(count, arguments, [&](emulator::Settings settings) { return run_seed(sizes, launch, settings); });
+    return host::run_seeds(count, arguments, [&](emulator::Settings settings) { return run_seed(sizes, before, launch, settings); });
 }

@@ -1,8 +1,11 @@
-//! Matmuls on CUDA: few rows, and 16-bit operands on Hopper's matrix units, by kernels of ours; others by a library with a plain kernel
-//! beside it.
+//! Matmuls on CUDA: few rows, 16-bit operands on Hopper's matrix units, and what a library does slower or not at all on the matrix units of
+//! a warp, by kernels of ours; others by the library with a plain kernel beside it.
 
 pub mod hopper;
+pub mod mma;
+mod mma_time;
 pub mod plain;
+pub mod realigned;
 pub mod routed;
 mod sides;
 pub mod skinny;

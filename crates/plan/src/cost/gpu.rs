@@ -142,7 +142,10 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
     let few = all.iter().all(|product| product.m <= machine.count(Quantity::FewRows));
     let registers = epilogue_registers(draft);
     let (prologue, epilogue) = (chain.prologue.reach, chain.epilogue.reach);
-    let whole_rows = prologue == Reach::Rows || epilogue == Reach::Rows;
+    // Whole rows of a result can be held by a cluster of blocks, with tiles like any other.
+    let columns = all.iter().map(|product| product.n).max().unwrap_or(0);
+    let held = columns as f64 <= machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
+    let whole_rows = prologue == Reach::Rows || (epilogue == Reach::Rows && !held);
     let vector = Seconds(work.vector_flops() / machine.tflops(Quantity::VectorTflops).per_second);
     let mut launch = Seconds::from_us(machine.get(Quantity::LaunchUs));
     let dram = (traffic.total() - cached) / machine.gbps(Quantity::DramGbps);
@@ -183,6 +186,7 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
     let reread = Bytes((reread - traffic.read.0 as f64).max(0.0) as u64);
     let registers = TILE_REGISTERS + registers + if whole_rows { 255 } else { 0 };
     let shared = Bytes(4 * 64 * 2 * (machine.get(Quantity::TileRows) + machine.get(Quantity::TileCols)) as u64);
+    let launch = launch + Seconds::from_us(machine.get(Quantity::BarrierUs)) * work.waits;
     // A pointwise prologue runs again for every column of tiles.
     let vector = if prologue == Reach::None { vector } else { vector * loads };
     Parts {

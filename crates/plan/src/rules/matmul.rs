@@ -30,9 +30,11 @@ impl Rules<'_> {
         self.chain_around(prologue, matmuls, epilogue)
     }
 
-    /// Matmuls with sides that follow the rules, if there are few enough rows for both.
+    /// Matmuls with sides that follow the rules, if there are few enough rows for both, or a cluster of blocks holds what follows.
     pub(super) fn chain_around(&self, prologue: Side, matmuls: Vec<NodeId>, epilogue: Side) -> Result<Chain, Reason> {
-        if prologue.reach == Reach::Rows || epilogue.reach == Reach::Rows {
+        let columns = self.graph.node(matmuls[0]).shape.cols();
+        let held = matmuls.len() == 1 && (columns as f64) <= self.machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
+        if prologue.reach == Reach::Rows || (epilogue.reach == Reach::Rows && !held) {
             self.check_few_rows(matmuls[0])?;
         }
         Ok(Chain { prologue, links: vec![Link::Matmul { nodes: matmuls }], epilogue })

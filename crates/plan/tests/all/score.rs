@@ -57,15 +57,15 @@ fn layer_norm_and_gelu_are_fused_with_a_score_of_about_085() {
 #[test]
 fn a_large_product_and_a_layer_norm_are_not_fused() {
     let fusion = pair(
-        "x = input bf16[8192,768] ; w = weight bf16[768,768] ; g = weight bf16[768]
+        "x = input bf16[8192,768] ; w = weight bf16[768,4096] ; g = weight bf16[4096]
          y = matmul x w ; z, mean, rstd = layer_norm y g g ; out z",
         ["matmul", "layer_norm"],
     );
     assert!(!fusion.score.fuse && !fusion.chosen);
     let reason = fusion.reason.as_ref().unwrap();
     assert_eq!(reason.code(), "E-PLAN-004");
-    // 2 m n k flops over (m k + k n + m n) bf16 elements: 8192 x 768 x 768.
-    let intensity = 2.0 * ROWS * 768.0 * 768.0 / (2.0 * (2.0 * ROWS * 768.0 + 768.0 * 768.0));
+    // 2 m n k flops over (m k + k n + m n) bf16 elements: 8192 x 768 x 4096.
+    let intensity = 2.0 * ROWS * 768.0 * 4096.0 / (2.0 * (ROWS * 768.0 + 768.0 * 4096.0 + ROWS * 4096.0));
     let text = reason.to_string();
     assert!(text.contains(&format!("{intensity:.0} flop/byte > 198")), "{text}");
     assert!(text.contains("compute-bound") && text.contains("whole rows") && text.contains("tensor cores"), "{text}");
@@ -142,6 +142,18 @@ fn a_split_is_read_in_place_and_attention_takes_the_residual() {
     assert!(view.score.fuse && view.chosen);
     let residual = assessment.fusions.iter().find(|fusion| fusion.ops == ["attention", "add"]).unwrap();
     assert!(residual.chosen && residual.score.fuse, "{:?}", residual.score);
+}
+
+#[test]
+fn a_cluster_of_blocks_holds_rows_of_2048_columns() {
+    let graph = |columns: usize| {
+        format!(
+            "x = input bf16[8192,768] ; w = weight bf16[768,{columns}] ; g = weight bf16[{columns}]
+             y = matmul x w ; z, mean, rstd = layer_norm y g g ; out z"
+        )
+    };
+    assert!(pair(&graph(2048), ["matmul", "layer_norm"]).reason.is_none());
+    assert!(pair(&graph(2056), ["matmul", "layer_norm"]).reason.is_some());
 }
 
 #[test]

@@ -14,7 +14,6 @@ use deuteron_graph::{CallId, Dtype, Graph, GraphError, NodeId, Op, Shape, differ
 use crate::array::Array;
 use crate::generator::Generator;
 use crate::primitives::{Rounding, interpret};
-use crate::slack::FEW;
 use maker::Maker;
 
 /// A graph and values for all its inputs.
@@ -44,6 +43,8 @@ const MOST_MAGNITUDE: f64 = 16384.0;
 const LEAST_MAGNITUDE: f64 = 1.0 / 16384.0;
 /// The same for tensors of few elements, which have no larger neighbours to be measured against.
 const LEAST_MAGNITUDE_OF_FEW: f64 = 1.0 / 128.0;
+/// Elements below which a tensor has few.
+const FEW: usize = 32;
 /// Sizes where kernels change shape: one, around powers of two, around a warp's share, and those of real models.
 const SIZES: [usize; 31] = [
     1, 1, 2, 3, 7, 8, 16, 31, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200, 255, 256, 257, 384, 511, 512, 768, 1000,

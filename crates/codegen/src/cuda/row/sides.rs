@@ -5,7 +5,7 @@ use deuteron_graph::Dtype;
 use crate::argument::ArgBinding;
 use crate::body::{Access, ArgSpec, Body};
 use crate::cuda::grid::Word;
-use crate::cuda::row::emit::{Emission, emit_epilogue, emit_prologue};
+use crate::cuda::row::emit::{Emission, TileArguments, emit_epilogue, emit_prologue, emit_tile_rows};
 use crate::cuda::row::layout::{ArgLayout, layout};
 use crate::cuda::row::passes::{Passes, passes};
 use crate::cuda::row::words::{argument_words, axis_words};
@@ -13,6 +13,17 @@ use crate::cuda::row_config::{Policy, RowConfig};
 
 /// Columns of one argument that a thread of a prologue holds in registers, at most; longer rows are read by every sweep.
 const HELD: usize = 32;
+
+/// Rows of an argument that lie at equal distances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpacedRows {
+    /// of the argument in the launch
+    pub position: usize,
+    /// elements before the first row
+    pub start: usize,
+    /// elements from one row to the next
+    pub stride: usize,
+}
 
 /// What makes the first operand of a product, or what follows it.
 pub struct Side<'a> {
@@ -51,9 +62,32 @@ impl Side<'_> {
         emit_epilogue(&self.emission(&layouts, &sweeps, &config))
     }
 
+    /// The text of an epilogue on the sums of tiles so wide, of which so many blocks share a row; four neighbouring threads have a row of a
+    /// tile.
+    pub fn tile_rows(&self, columns: usize, parts: usize, arguments: TileArguments) -> String {
+        let config = self.config(Policy::Registers, 4, 1, columns / (4 * self.vector));
+        let config = RowConfig { parts, ..config };
+        let layouts = self.layouts();
+        // Sums are each row's own.
+        let shared = self.shared(&layouts).into_iter().enumerate();
+        let shared: Vec<bool> = shared.map(|(arg, shared)| shared && !self.handed.contains(&arg)).collect();
+        let sweeps = passes(self.body, &shared, true);
+        emit_tile_rows(&self.emission(&layouts, &sweeps, &config), arguments)
+    }
+
     fn emission<'e>(&'e self, layouts: &'e [ArgLayout], passes: &'e Passes, config: &'e RowConfig) -> Emission<'e> {
         let &Side { body, handed, rounded, .. } = self;
         Emission { body, layouts, passes, config, handed, rounded }
+    }
+
+    /// How the rows of an argument lie, if they are at equal distances.
+    pub fn evenly_spaced(&self, arg: usize) -> Option<SpacedRows> {
+        let &(position, binding) = self.args.get(arg)?.as_ref()?;
+        let layout = layout(self.body.args[arg].access, false, binding);
+        match (self.body.args[arg].access, layout.axes.as_slice()) {
+            (Access::Row, &[(_, stride)]) => Some(SpacedRows { position, start: binding.offset, stride }),
+            _ => None,
+        }
     }
 
     /// The words of its parameter, as `emit::fields` names them.

@@ -132,7 +132,7 @@ fn what_stays_apart() {
     ] {
         let text = projected([2, 2, 30, 30, 8], 16, "", "mask=causal", text).replace("float", "f32");
         let graph: Graph = text.parse().unwrap();
-        let (inputs, expected) = seeded(&graph, 7, false);
+        let (inputs, expected) = seeded(&graph, 7);
         for strategy in [Strategy::Greedy, Strategy::Fused] {
             let session = ran(&engine, &graph, strategy, &inputs);
             assert!(session.plan().groups.len() >= wanted, "{text}: {:?}", kinds(&session));

@@ -14,7 +14,7 @@ pub(crate) fn kinds(session: &Session) -> Vec<GroupKind> {
 /// for any number of threads and on every instruction set.
 pub(crate) fn check(text: &str, dtype: Dtype) {
     let graph = parsed(text, dtype);
-    let (inputs, expected) = seeded(&graph, 11, false);
+    let (inputs, expected) = seeded(&graph, 11);
     for isa in Isa::available() {
         let unfused = ran(&cpu(2, isa), &graph, Strategy::Unfused, &inputs);
         assert!(unfused.plan().groups.len() > 1, "{text}");
@@ -123,7 +123,7 @@ fn what_stays_apart() {
         ("z = transpose m [1,0,2] ; r2 = transpose r [1,0,2] ; y = add z r2 ; out y", 2),
     ] {
         let graph: Graph = merged([2, 2, 30, 30, 8], "", "mask=causal", text).replace("float", "f32").parse().unwrap();
-        let (inputs, expected) = seeded(&graph, 7, false);
+        let (inputs, expected) = seeded(&graph, 7);
         let session = ran(&engine, &graph, Strategy::Greedy, &inputs);
         assert!(session.plan().groups.len() >= wanted, "{text}: {:?}", kinds(&session));
         assert!(expected.verify(&graph, &outputs(&session)).unwrap().holds(), "{text}");

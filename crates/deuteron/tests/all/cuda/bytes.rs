@@ -31,7 +31,7 @@ fn graphs([m, k, n]: [usize; 3]) -> [String; 4] {
 /// Under the greedy plan, and whether that is one kernel.
 fn check(engine: &Engine, text: &str) -> bool {
     let graph = parsed(text, Dtype::F32);
-    let (inputs, expected) = seeded(&graph, 11, false);
+    let (inputs, expected) = seeded(&graph, 11);
     let mut session = Session::new(engine, &graph, Strategy::Greedy).unwrap();
     assert_holds(&expected, &graph, &twice(&mut session, &inputs), format_args!("{text}"));
     session.plan().groups.len() == 1
@@ -46,7 +46,7 @@ fn every_cut_of_bytes() {
         let plan = plan(&graph, engine.device().target(), Strategy::Greedy, &[]).unwrap();
         let [group] = plan.groups.as_slice() else { panic!("{} kernels: {plan}", plan.groups.len()) };
         let kernel = HopperKernel::of(&group.draft(&graph, &plan.placement), target).expect("a matmul for Hopper");
-        let (inputs, expected) = seeded(&graph, 11, false);
+        let (inputs, expected) = seeded(&graph, 11);
         for tile in kernel.tiles(target, f64::INFINITY).into_iter().skip(at % 3).step_by(3) {
             let kernel = kernel.clone().with_tile(tile).kernel(target);
             let options = SessionOptions::from(Strategy::Greedy).kernels([kernel]);
@@ -127,7 +127,7 @@ fn rows_of_experts() {
             for chosen in routings(size[0], size[3]) {
                 let mut inputs = seed::inputs(&graph, 7).unwrap();
                 inputs[2] = indices(&chosen);
-                let expected = crate::support::expected(&graph, &inputs, false);
+                let expected = crate::support::expected(&graph, &inputs);
                 let mut session = Session::new(&engine, &graph, Strategy::Greedy).unwrap();
                 let is_routed = |source: &Source| matches!(source, Source::Cuda(source) if source.name == "routed");
                 let routed = session.kernels().iter().any(|kernel| is_routed(&kernel.source));

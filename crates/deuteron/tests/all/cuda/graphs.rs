@@ -94,7 +94,7 @@ fn probabilities_of_attention_are_one_kernel() {
 fn check_one_kernel(engine: &Engine, texts: &[&str]) {
     for (text, dtype) in texts.iter().flat_map(|text| Dtype::FLOATS.map(|dtype| (text, dtype))) {
         let graph = parsed(text, dtype);
-        let (inputs, expected) = seeded(&graph, 11, false);
+        let (inputs, expected) = seeded(&graph, 11);
         for strategy in [Strategy::Unfused, Strategy::Greedy, Strategy::Fused] {
             let session = ran(engine, &graph, strategy, &inputs);
             assert_holds(&expected, &graph, &outputs(&session), format_args!("{dtype} {strategy}\n{text}"));
@@ -133,7 +133,7 @@ fn the_gradient_of_attention_is_one_launch() {
         let joint = differentiate(&graph, &wrt.collect::<Vec<_>>()).unwrap();
         let again = attention_interior(&joint.graph, joint.first_backward);
         let graph = recompute(&joint.graph, joint.first_backward, &again).unwrap().graph;
-        let (inputs, expected) = seeded(&graph, 11, true);
+        let (inputs, expected) = seeded(&graph, 11);
         let session = ran(&engine, &graph, Strategy::Greedy, &inputs);
         assert_holds(&expected, &graph, &outputs(&session), format_args!("{dtype}\n{text}"));
         let count = |kind: GroupKind| session.plan().groups.iter().filter(|group| group.kind == kind).count();
@@ -300,7 +300,7 @@ fn bytes_are_stored_as_the_reference_rounds_them() {
             for dtype in Dtype::FLOATS {
                 let text = format!("x = input {dtype}[{rows},{cols}] ; q, s = {quantize} x ; out q s");
                 let graph: Graph = text.parse().unwrap();
-                let (tensors, expected) = seeded(&graph, 11, false);
+                let (tensors, expected) = seeded(&graph, 11);
                 let got = run(&engine, &graph, &tensors.iter().collect::<Vec<_>>());
                 assert_holds(&expected, &graph, &got, &text);
             }

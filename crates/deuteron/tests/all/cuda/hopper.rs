@@ -3,7 +3,7 @@
 
 use deuteron::{Dtype, Engine, Graph, Session, SessionOptions, Strategy, Tensor, seed};
 use deuteron_kernels::Backend;
-use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile};
+use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile, Sharing};
 use deuteron_plan::plan;
 
 use crate::support::{assert_holds, guarded_gpu, parsed, seeded, twice};
@@ -34,19 +34,35 @@ fn kernel(engine: &Engine, graph: &Graph) -> HopperKernel {
 
 fn check_tiles(engine: &Engine, text: &str, dtype: Dtype, tiles: &[HopperTile]) {
     let graph = parsed(text, dtype);
-    let (inputs, expected) = seeded(&graph, 11, false);
+    let (inputs, expected) = seeded(&graph, 11);
     for &tile in tiles {
         let mut session = session(engine, &graph, tile);
         assert_holds(&expected, &graph, &twice(&mut session, &inputs), format_args!("{tile}, {dtype}\n{text}"));
     }
 }
 
+const fn tile(columns: usize, sharing: Sharing, split: usize) -> HopperTile {
+    HopperTile { rows: 128, columns, sharing, split, by_rows: false }
+}
+
+const fn by_rows(rows: usize, columns: usize, sharing: Sharing) -> HopperTile {
+    HopperTile { rows, columns, sharing, split: 1, by_rows: true }
+}
+
 /// One of each kind.
 const KINDS: [HopperTile; 4] = [
-    HopperTile { columns: 192, turns: true, split: 1 },
-    HopperTile { columns: 96, turns: true, split: 1 },
-    HopperTile { columns: 256, turns: false, split: 1 },
-    HopperTile { columns: 128, turns: false, split: 2 },
+    tile(192, Sharing::Turns, 1),
+    tile(96, Sharing::Turns, 1),
+    tile(256, Sharing::Rows, 1),
+    tile(128, Sharing::Rows, 2),
+];
+
+/// Of those with the epilogue in registers.
+const BY_ROWS: [HopperTile; 4] = [
+    by_rows(128, 64, Sharing::Rows),
+    by_rows(256, 128, Sharing::Rows),
+    by_rows(64, 256, Sharing::Columns),
+    by_rows(128, 384, Sharing::Columns),
 ];
 
 /// How operands lie, and what follows.
@@ -85,7 +101,7 @@ fn every_epilogue_and_odd_sizes() {
     for (at, size) in [[1, 8, 16], [127, 64, 136], [129, 1000, 1504], [1500, 136, 72]].into_iter().enumerate() {
         for (turn, text) in graphs(size).iter().enumerate() {
             // One that does not share K: there are sums of one step among these.
-            check_tiles(&engine, text, Dtype::Bf16, &[KINDS[(at + turn) % 3]]);
+            check_tiles(&engine, text, Dtype::Bf16, &[KINDS[(at + turn) % 3], BY_ROWS[(at + turn) % 4]]);
         }
     }
 }
@@ -135,6 +151,35 @@ fn numbers_that_are_none() {
                 150 => assert!(values.iter().all(|x| !x.is_finite()), "{tile}"),
                 _ => assert!(values.iter().all(|x| x.is_finite()), "{tile}, row {row}"),
             }
+        }
+    }
+}
+
+/// What needs whole rows: blocks and warpgroups exchange parts of them.
+#[test]
+fn norms_and_other_whole_rows() {
+    let Some(engine) = hopper() else { return };
+    for (at, [m, k, n]) in [[1, 8, 64], [127, 64, 136], [129, 1000, 1504], [1500, 136, 768]].into_iter().enumerate() {
+        let linear = format!("x = input float[{m},{k}] ; w = weight float[{k},{n}] ; l = linear x w c:float[{n}]");
+        let residual = format!("r = input float[{m},{n}] ; s = add l r");
+        for (turn, text) in [
+            format!("{linear} ; {residual} ; y = layer_norm s g:float[{n}] h:float[{n}] eps=1e-5 ; out s ; out y"),
+            format!("{linear} ; {residual} ; y = rms_norm s g:float[{n}] eps=1e-6 ; out s ; out y"),
+            format!("{linear} ; y = layer_norm l g:float[{n}] h:float[{n}] eps=1e-5 ; out y"),
+            format!("{linear} ; y = softmax l ; out y"),
+        ]
+        .iter()
+        .enumerate()
+        {
+            let graph = parsed(text, Dtype::Bf16);
+            let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
+            let tiles = kernel(&engine, &graph).tiles(target, f64::INFINITY);
+            assert!(!tiles.is_empty(), "{text}");
+            // Graphs and cuts take turns.
+            let every = |(place, _): &(usize, &HopperTile)| place % 4 == (at + turn) % 4;
+            let tiles: Vec<HopperTile> = tiles.iter().enumerate().filter(every).map(|(_, tile)| *tile).collect();
+            let dtype = if turn % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
+            check_tiles(&engine, text, dtype, &tiles);
         }
     }
 }

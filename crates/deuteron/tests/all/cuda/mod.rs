@@ -5,5 +5,6 @@
 mod bytes;
 mod graphs;
 mod hopper;
+mod mma;
 mod one_launch;
 mod products;

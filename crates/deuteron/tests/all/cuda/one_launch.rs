@@ -11,7 +11,7 @@ use crate::support::{assert_holds, expected, gpu, guarded_gpu, outputs, parsed, 
 /// What a session has made is within the bound of f64.
 fn assert_right(session: &Session, inputs: &[Tensor], what: &str) {
     let graph = session.graph();
-    assert_holds(&expected(graph, inputs, false), graph, &outputs(session), what);
+    assert_holds(&expected(graph, inputs), graph, &outputs(session), what);
 }
 
 /// The only kernel of a plan: attention with row work, or with its projection and row work.
@@ -362,7 +362,7 @@ t2 = transpose a2 [0,2,1,3] ; m2 = reshape t2 [2,100,192] ; s2 = add s1 m2 ; y2 
         let inputs = seed::inputs(&graph, 11).unwrap();
         let mut session = ran(&engine, &graph, Strategy::Greedy, &inputs);
         assert_eq!(session.plan().groups.len(), 2, "{}", session.plan());
-        let expected = expected(&graph, &inputs, false);
+        let expected = expected(&graph, &inputs);
         for _ in 0..3 {
             assert_holds(&expected, &graph, &outputs(&session), dtype);
             session.poison().unwrap();

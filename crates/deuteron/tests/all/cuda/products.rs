@@ -17,7 +17,7 @@ fn run(engine: &Engine, graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
 
 fn check(engine: &Engine, text: &str, dtype: Dtype) {
     let graph = parsed(text, dtype);
-    let (inputs, expected) = seeded(&graph, 7, false);
+    let (inputs, expected) = seeded(&graph, 7);
     assert_holds(&expected, &graph, &run(engine, &graph, &inputs), format_args!("{dtype}\n{text}"));
 }
 

@@ -76,28 +76,38 @@ impl CudaExecutable {
     /// Puts the addresses of the states into the words of the first `frames` frames. They are used where they are.
     pub(super) fn bind_states(&mut self, frames: usize, states: &mut dyn States) -> Result<(), DeviceError> {
         check_states(&self.program.state_bytes, states)?;
-        for state in 0..self.program.state_bytes.len() {
-            let (expected, alignment) = (self.program.state_bytes[state], self.program.state_alignment[state]);
-            let memory = states.state(state).ok_or(DeviceError::SharedState { state })?;
-            let Memory::Device(memory) = memory else {
-                return Err(DeviceError::StatePlace { state, expected: "the GPU" });
-            };
-            let (address, got) = (memory.address(), memory.len());
-            if got < expected {
-                return Err(DeviceError::StateSize { state, expected, got });
+        let (mut state, mut bound) = (0, Ok(()));
+        states.each(&mut |memory| {
+            if bound.is_ok() && state < self.program.state_bytes.len() {
+                bound = self.bind_state(frames, state, memory);
+                state += 1;
             }
-            // What is on another GPU, or not where vectors may stand, was not made for this one.
-            let new = self.frames[0].address(Place::State(state)) != address;
-            let strange = new && expected > 0 && self.gpu.check_memory(state, address).is_err();
-            if strange || !address.is_multiple_of(alignment as u64) {
-                return Err(DeviceError::StatePlace { state, expected: "the GPU" });
-            }
-            for frame in &mut self.frames[..frames] {
-                frame.set(&self.gpu.context, Place::State(state), address)?;
-            }
-            if expected > 0 && (0..state).any(|other| self.frames[0].address(Place::State(other)) == address) {
-                return Err(DeviceError::SharedState { state });
-            }
+        });
+        bound?;
+        // Fewer were handed over than there are said to be.
+        if state < self.program.state_bytes.len() { Err(DeviceError::SharedState { state }) } else { Ok(()) }
+    }
+
+    fn bind_state(&mut self, frames: usize, state: usize, memory: Option<&mut Memory>) -> Result<(), DeviceError> {
+        let (expected, alignment) = (self.program.state_bytes[state], self.program.state_alignment[state]);
+        let Memory::Device(memory) = memory.ok_or(DeviceError::SharedState { state })? else {
+            return Err(DeviceError::StatePlace { state, expected: "the GPU" });
+        };
+        let (address, got) = (memory.address(), memory.len());
+        if got < expected {
+            return Err(DeviceError::StateSize { state, expected, got });
+        }
+        // What is on another GPU, or not where vectors may stand, was not made for this one.
+        let new = self.frames[0].address(Place::State(state)) != address;
+        let strange = new && expected > 0 && self.gpu.check_memory(state, address).is_err();
+        if strange || !address.is_multiple_of(alignment as u64) {
+            return Err(DeviceError::StatePlace { state, expected: "the GPU" });
+        }
+        for frame in &mut self.frames[..frames] {
+            frame.set(&self.gpu.context, Place::State(state), address)?;
+        }
+        if expected > 0 && (0..state).any(|other| self.frames[0].address(Place::State(other)) == address) {
+            return Err(DeviceError::SharedState { state });
         }
         Ok(())
     }

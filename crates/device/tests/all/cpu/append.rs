@@ -35,9 +35,8 @@ impl States for Given<'_> {
         2
     }
 
-    fn state(&mut self, index: usize) -> Option<&mut Memory> {
-        let last = self.0.len() - 1;
-        self.0.get_mut(index.min(last)).map(|memory| &mut **memory)
+    fn each<'a>(&'a mut self, take: &mut dyn FnMut(Option<&'a mut Memory>)) {
+        self.0.iter_mut().for_each(|memory| take(Some(memory)));
     }
 }
 

@@ -3,7 +3,7 @@
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
 use deuteron_codegen::{Kernel, Launch, Source};
 use deuteron_graph::Graph;
-use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile};
+use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile, Sharing};
 
 use super::{Lanes, Launched, Mistake, TileProgram, check_mistakes, compiler, greedy, only, written};
 
@@ -29,7 +29,8 @@ fn matmul(sizes: [usize; 3], (columns, turns): (usize, bool), processors: usize)
     let [group] = plan.groups.as_slice() else { panic!("{} kernels", plan.groups.len()) };
     let target = CudaTarget::new(Arch::Sm90a, processors);
     let kernel = HopperKernel::of(&group.draft(&graph, &plan.placement), &target).expect("a matmul for Hopper");
-    let tile = HopperTile { columns, turns, split: 1 };
+    let sharing = if turns { Sharing::Turns } else { Sharing::Rows };
+    let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows: false };
     assert!(kernel.tiles(&target, f64::INFINITY).contains(&tile));
     let Kernel { source: Source::Cuda(source), launch } = kernel.with_tile(tile).kernel(&target) else {
         panic!("a text")

@@ -3,7 +3,7 @@
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
 use deuteron_codegen::{Kernel, Source};
 use deuteron_graph::Graph;
-use deuteron_matmul::cuda::hopper::HopperTile;
+use deuteron_matmul::cuda::hopper::{HopperTile, Sharing};
 use deuteron_matmul::cuda::routed::RoutedKernel;
 
 use super::{Lanes, Launched, Mistake, TileProgram, check_mistakes, compiler, greedy, written};
@@ -32,7 +32,8 @@ w_scale = weight f32[{experts},{n}] ; b = weight f32[{experts},{n}] ; y = expert
     let [group] = plan.groups.as_slice() else { panic!("{} kernels", plan.groups.len()) };
     let target = CudaTarget::new(Arch::Sm90a, processors);
     let kernel = RoutedKernel::of(&group.draft(&graph, &plan.placement), &target).expect("a routed matmul");
-    let tile = HopperTile { columns, turns, split: 1 };
+    let sharing = if turns { Sharing::Turns } else { Sharing::Rows };
+    let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows: false };
     assert!(kernel.cuts(&target).contains(&tile));
     let Kernel { source: Source::Cuda(source), launch } = kernel.with_tile(tile).kernel(&target) else {
         panic!("a text")

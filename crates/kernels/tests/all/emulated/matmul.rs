@@ -1,13 +1,15 @@
-//! Matmuls of few rows, and by warpgroups.
+//! Matmuls of few rows, by warpgroups, and by warps.
 
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid};
 use deuteron_codegen::{Kernel, Launch, Source};
 use deuteron_graph::{Dtype, Graph};
-use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile};
+use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile, Sharing};
+use deuteron_matmul::cuda::mma::{Load, MmaKernel, MmaTile};
+use deuteron_matmul::cuda::realigned::RealignedKernel;
 
 use super::{Lanes, Launched, Mistake, TileProgram, check_mistakes, compiler, greedy, only, written};
 
-/// `y = x w + b`, batched, and which operands are transposed.
+/// `y = x w + b`, batched, which operands are transposed, and how many elements of their lines come before those of the matmul.
 #[derive(Debug, Clone, Copy)]
 struct Product {
     sizes: [usize; 3],
@@ -15,40 +17,109 @@ struct Product {
     left: bool,
     right: bool,
     dtype: Dtype,
+    skipped: usize,
+    /// whether a residual and a norm follow
+    normed: bool,
 }
 
 impl Product {
     const fn new(sizes: [usize; 3], right: bool) -> Product {
-        Product { sizes, batch: 1, left: false, right, dtype: Dtype::Bf16 }
+        Product { sizes, batch: 1, left: false, right, dtype: Dtype::Bf16, skipped: 0, normed: false }
     }
 
     fn graph(&self) -> Graph {
-        let &Product { sizes: [m, n, k], batch, left, right, dtype } = self;
-        let matrix = |transposed: bool, high: usize, wide: usize| {
+        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed } = self;
+        let matrix = |name: &str, transposed: bool, high: usize, wide: usize| {
             let (high, wide) = if transposed { (wide, high) } else { (high, wide) };
-            if batch == 1 { format!("{high},{wide}") } else { format!("{batch},{high},{wide}") }
+            let (sizes, axis) = if batch == 1 { (format!("{high}"), 1) } else { (format!("{batch},{high}"), 2) };
+            format!(
+                "{name} = input {dtype}[{sizes},{}] ; own_{name} = slice {name} axis={axis} start={skipped} length={wide}",
+                skipped + wide
+            )
         };
         let flag = |set: bool, name: &str| if set { format!(" {name}") } else { String::new() };
         let (a, b) = (flag(left, "transpose_a"), flag(right, "transpose_b"));
+        let result = if dtype == Dtype::I8 { Dtype::F32 } else { dtype };
+        let rows = if batch == 1 { format!("{m}") } else { format!("{batch},{m}") };
+        let rest = match normed {
+            false => "y = add p b ; out y".to_string(),
+            true => format!(
+                "r = input {dtype}[{rows},{n}] ; g = weight {dtype}[{n}] ; h = weight {dtype}[{n}] ; l = add p b ; s = add l r ; \
+                 y = layer_norm s g h eps=1e-5 ; out s ; out y"
+            ),
+        };
         let text = format!(
-            "x = input {dtype}[{}] ; w = weight {dtype}[{}] ; b = weight {dtype}[{n}] ; s = matmul x w{a}{b} ; y = add s b ; out y",
-            matrix(left, m, k),
-            matrix(right, k, n),
+            "{} ; {} ; b = weight {result}[{n}] ; p = matmul own_x own_w{a}{b} ; {rest}",
+            matrix("x", left, m, k),
+            matrix("w", right, k, n),
         );
         text.parse().unwrap_or_else(|error| panic!("{error:?}\n{text}"))
     }
 
+    /// Launches before the last, as `emulator/matmul.cpp` reads them.
+    fn before(&self, launch: &Launch) -> String {
+        let grids = launch.grids().expect("grids");
+        let [before @ .., _] = grids.list.as_slice() else { return String::new() };
+        if before.is_empty() {
+            return String::new();
+        }
+        let written: String = before.iter().map(written).collect();
+        format!("first {} {}\n{written}", before.len(), grids.workspace)
+    }
+
     /// A launch of it, as `emulator/matmul.cpp` reads it.
     fn launch(&self, graph: &Graph, launch: &Launch, grid: &Grid) -> String {
-        let &Product { sizes: [m, n, k], batch, left, right, dtype } = self;
+        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, .. } = self;
         let names: Vec<&str> = launch.arguments().iter().map(|arg| graph.given_name(arg.base).unwrap_or("y")).collect();
-        let (left, right, storage) = (u8::from(left), u8::from(right), if dtype == Dtype::F16 { 1 } else { 2 });
+        let (left, right) = (u8::from(left), u8::from(right));
+        let storage = match dtype {
+            Dtype::F16 => 1,
+            Dtype::Bf16 => 2,
+            Dtype::I8 => 3,
+            _ => 0,
+        };
         format!(
-            "matmul {m} {n} {k} {batch} {left} {right} {storage}\narguments {} {}\n{}",
+            "matmul {m} {n} {k} {batch} {left} {right} {storage} {skipped}\narguments {} {}\n{}{}",
             names.len(),
             names.join(" "),
+            self.before(launch),
             written(grid)
         )
+    }
+}
+
+/// The same on Hopper's matrix units, of operands that are copied first.
+fn realigned_matmul(product: &Product) -> (CudaSource, String) {
+    let graph = product.graph();
+    let plan = greedy(&graph);
+    let group = plan.groups.iter().find(|group| group.structure.is_matmul()).expect("a matmul");
+    let target = CudaTarget::new(Arch::Sm90a, 2);
+    let kernel = RealignedKernel::of(&group.draft(&graph, &plan.placement), &target).expect("a matmul of copies");
+    let Kernel { source: Source::Cuda(source), launch } = kernel.kernel(&target) else { panic!("a text") };
+    let last = launch.grids().and_then(|grids| grids.list.last()).expect("grids");
+    (source, product.launch(&graph, &launch, last))
+}
+
+/// Left, right and both operands at odd starts and strides, transposed, in batches.
+#[test]
+fn matmuls_of_copies() {
+    let Some(compiler) = compiler() else { return };
+    for (name, product) in [
+        ("both", Product { skipped: 3, ..Product::new([70, 50, 133], true) }),
+        ("left", Product { dtype: Dtype::F16, ..Product::new([66, 24, 1101], false) }),
+        ("across", Product { left: true, batch: 2, ..Product::new([69, 40, 37], false) }),
+        ("right", Product { skipped: 1, ..Product::new([40, 51, 63], false) }),
+    ] {
+        let (source, launch) = realigned_matmul(&product);
+        let program = TileProgram::compile(
+            &compiler,
+            &format!("realigned_{name}"),
+            "realigned.cpp",
+            "matmul_hopper",
+            &source.text,
+        );
+        let (ok, said) = program.run(&launch, 2, Lanes::Together, 1..3, 0);
+        assert!(ok, "{name}:\n{said}");
     }
 }
 
@@ -75,8 +146,93 @@ fn hopper_matmul(product: &Product, tile: HopperTile, processors: usize) -> (Cud
     (source, product.launch(&graph, &launch, grid))
 }
 
+/// The same on the matrix units of a warp, cut in some way; and how its operands come.
+fn mma_matmul(product: &Product, tile: MmaTile, arch: Arch) -> (CudaSource, String, [Load; 2]) {
+    let graph = product.graph();
+    let plan = greedy(&graph);
+    let group = plan.groups.iter().find(|group| group.structure.is_matmul()).expect("a matmul");
+    let target = CudaTarget::new(arch, 2);
+    let kernel =
+        MmaKernel::of(&group.draft(&graph, &plan.placement), &target).expect("a matmul for a warp's matrix units");
+    let loads = kernel.operands.map(|operand| operand.load);
+    let Kernel { source: Source::Cuda(source), launch } = kernel.with_tile(tile).kernel(&target) else {
+        panic!("a text")
+    };
+    let [grid] = launch.grids().expect("grids").list.as_slice() else { panic!("one grid") };
+    (source, product.launch(&graph, &launch, grid), loads)
+}
+
+/// All types, transpositions, cuts and ways that operands come; sizes that are no multiples of a tile's.
+#[test]
+fn matmuls_by_warps() {
+    let Some(compiler) = compiler() else { return };
+    let wide = |columns| MmaTile { rows: 128, columns };
+    let small = MmaTile { rows: 64, columns: 64 };
+    let of = |dtype: Dtype, sizes: [usize; 3], left: bool, right: bool, skipped: usize| Product {
+        left,
+        dtype,
+        skipped,
+        ..Product::new(sizes, right)
+    };
+    use Dtype::{Bf16, F16, F32, I8};
+    use Load::{Aligned, Copied, Shifted};
+    let cases = [
+        ("copied", of(Bf16, [136, 200, 72], false, true, 0), wide(128), Arch::Sm90a, [Copied; 2]),
+        ("copied_across", of(F16, [136, 104, 70], true, false, 0), wide(96), Arch::Sm80, [Copied; 2]),
+        ("copied_part", of(Bf16, [70, 64, 101], false, false, 8), small, Arch::Sm80, [Shifted, Copied]),
+        ("shifted", of(Bf16, [70, 50, 133], false, true, 0), small, Arch::Sm80, [Shifted; 2]),
+        ("shifted_across", of(F16, [69, 131, 37], true, false, 3), wide(128), Arch::Sm80, [Shifted; 2]),
+        ("shifted_left", of(Bf16, [130, 72, 129], false, false, 0), wide(64), Arch::Sm80, [Shifted, Copied]),
+        ("aligned", of(F16, [70, 72, 104], false, true, 0), small, Arch::Sm75, [Aligned; 2]),
+        ("aligned_right", of(F16, [70, 56, 90], true, false, 8), small, Arch::Sm75, [Shifted, Aligned]),
+        ("tiny", of(Bf16, [9, 3, 1], false, false, 0), small, Arch::Sm80, [Shifted; 2]),
+        ("f32", of(F32, [70, 52, 68], false, true, 0), small, Arch::Sm80, [Copied; 2]),
+        ("f32_across", of(F32, [72, 100, 65], true, false, 0), wide(96), Arch::Sm80, [Copied; 2]),
+        ("f32_shifted", of(F32, [67, 49, 79], false, false, 1), small, Arch::Sm80, [Shifted; 2]),
+        ("f32_short", of(F32, [67, 49, 19], true, true, 0), small, Arch::Sm80, [Shifted; 2]),
+        ("i8", of(I8, [70, 130, 160], false, true, 0), wide(128), Arch::Sm80, [Copied; 2]),
+        ("i8_across", of(I8, [80, 96, 70], true, false, 0), wide(96), Arch::Sm80, [Copied; 2]),
+        ("i8_shifted", of(I8, [69, 33, 131], false, false, 5), small, Arch::Sm80, [Shifted; 2]),
+        ("i8_shifted_across", of(I8, [33, 70, 67], true, true, 3), small, Arch::Sm80, [Shifted; 2]),
+        ("batch", Product { batch: 3, ..of(Bf16, [24, 41, 73], false, false, 0) }, small, Arch::Sm80, [Shifted; 2]),
+    ];
+    for (name, product, tile, arch, expected) in cases {
+        let (source, launch, loads) = mma_matmul(&product, tile, arch);
+        assert_eq!(loads, expected, "{name}");
+        let program = TileProgram::compile(&compiler, &format!("mma_{name}"), "matmul.cpp", "matmul_mma", &source.text);
+        let (ok, said) = program.run(&launch, 2, Lanes::Together, 1..3, 0);
+        assert!(ok, "{name}:\n{said}");
+    }
+}
+
+#[test]
+fn mistakes_of_warps() {
+    let mistakes: [Mistake; 7] = [
+        ("await_copies<STAGES - 2>();", "", "FAILED"),
+        ("\n            __syncthreads();", "", "FAILED"),
+        ("clear_behind(held[i], existing(from, first, i));", "", "FAILED"),
+        ("cut_out(held[i], (u32)(u64)place(from, first, i) & 15);", "", "FAILED"),
+        ("(i + STAGES - 1) * DEPTH", "(i + STAGES) * DEPTH", "FAILED"),
+        (
+            "finish(p, s_own, at, 16 * atom, tile.column + column, lane);",
+            "finish(p, s_own, at, 0, tile.column + column, lane);",
+            "FAILED",
+        ),
+        ("b_batch += index * p.axes[axis][2];", "", "FAILED"),
+    ];
+    let product = Product { batch: 2, skipped: 8, ..Product::new([66, 72, 101], false) };
+    let (source, launch, _) = mma_matmul(&product, MmaTile { rows: 64, columns: 64 }, Arch::Sm80);
+    let launched = Launched { source, entry: "matmul_mma", launch, driver: "matmul.cpp" };
+    check_mistakes("mistakes_of_warps", launched, 2, 2, &mistakes);
+}
+
 const fn tile(columns: usize, turns: bool, split: usize) -> HopperTile {
-    HopperTile { columns, turns, split }
+    let sharing = if turns { Sharing::Turns } else { Sharing::Rows };
+    HopperTile { rows: 128, columns, sharing, split, by_rows: false }
+}
+
+const fn by_rows(rows: usize, columns: usize, sharing: Sharing) -> HopperTile {
+    HopperTile { rows, columns, sharing, split: 1, by_rows: true }
 }
 
 /// All transpositions, types and cuts; rows, columns and inner sizes that are no multiples of a tile's.
@@ -100,6 +256,44 @@ fn matmuls_by_warpgroups() {
         ("hopper_split_rows", Product { left: true, ..Product::new([24, 120, 264], false) }, tile(160, false, 2), 8, 4),
         ("hopper_batch", Product { batch: 3, ..Product::new([24, 40, 72], false) }, tile(64, true, 1), 2, 2),
         ("hopper_odd", Product::new([9, 51, 64], true), tile(64, false, 1), 2, 2),
+        ("hopper_tall", Product::new([300, 104, 200], false), HopperTile { rows: 256, ..tile(96, false, 1) }, 4, 2),
+        ("hopper_registers", Product::new([200, 104, 200], true), by_rows(128, 64, Sharing::Rows), 4, 2),
+        (
+            "hopper_registers_tall",
+            Product { left: true, ..Product::new([264, 136, 72], false) },
+            by_rows(256, 128, Sharing::Rows),
+            4,
+            2,
+        ),
+        ("hopper_registers_beside", Product::new([200, 264, 136], false), by_rows(128, 256, Sharing::Columns), 4, 2),
+        (
+            "hopper_norm",
+            Product { normed: true, ..Product::new([200, 128, 136], true) },
+            by_rows(128, 64, Sharing::Rows),
+            4,
+            2,
+        ),
+        (
+            "hopper_norm_tall",
+            Product { normed: true, batch: 2, ..Product::new([300, 360, 72], false) },
+            by_rows(256, 128, Sharing::Rows),
+            12,
+            6,
+        ),
+        (
+            "hopper_norm_beside",
+            Product { normed: true, ..Product::new([100, 200, 72], true) },
+            by_rows(64, 128, Sharing::Columns),
+            4,
+            4,
+        ),
+        (
+            "hopper_norm_in_block",
+            Product { normed: true, dtype: Dtype::F16, ..Product::new([130, 120, 72], false) },
+            by_rows(128, 128, Sharing::Columns),
+            2,
+            2,
+        ),
     ];
     for (name, product, tile, processors, resident) in cases {
         let (source, launch) = hopper_matmul(&product, tile, processors);
@@ -121,11 +315,27 @@ fn mistakes_of_warpgroups() {
             "stage(s_staged, pairs);",
             "FAILED",
         ),
-        ("tile.row + 64 * half", "tile.row", "FAILED"),
+        ("tile.row + top + 64 * half", "tile.row + top", "FAILED"),
     ];
     let (source, launch) = hopper_matmul(&Product::new([300, 200, 264], true), tile(64, true, 1), 2);
     let launched = Launched { source, entry: "matmul_hopper", launch, driver: "matmul.cpp" };
     check_mistakes("mistakes_of_warpgroups", launched, 2, 2, &mistakes);
+}
+
+/// Of epilogues in registers, with rows that a cluster has together.
+#[test]
+fn mistakes_of_rows_in_registers() {
+    let waits = "mbarrier_wait(ring.full(place_of(part.at, piece, i)), Ring::parity(place_of(part.at, piece, i)));";
+    let mistakes: [Mistake; 4] = [
+        (waits, "", "FAILED"),
+        ("await_remote_stores(received(exchanges<LEVEL>()));", "", "FAILED"),
+        ("fence_proxy_async_shared();\n    named_barrier_sync(STAGED_BARRIER + part.warpgroup, 128);", "", "FAILED"),
+        ("fmaf(count * off, off, parts[own][1])", "parts[own][1]", "FAILED"),
+    ];
+    let product = Product { normed: true, ..Product::new([100, 200, 72], true) };
+    let (source, launch) = hopper_matmul(&product, by_rows(64, 128, Sharing::Columns), 4);
+    let launched = Launched { source, entry: "matmul_hopper", launch, driver: "matmul.cpp" };
+    check_mistakes("mistakes_of_rows_in_registers", launched, 4, 4, &mistakes);
 }
 
 /// Weights by rows, whose sums a cluster exchanges, and by columns.

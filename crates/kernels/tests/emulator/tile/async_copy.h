@@ -3,19 +3,24 @@
 
 #include "mbarrier.h"
 
-template <int BYTES> static void copy_async(u32 s_to, const void* g_from, bool in) {
-    if (s_to % BYTES || (in && (u64)g_from % BYTES)) emulator::fail("a copy of %d bytes that is not at a multiple of them", BYTES);
-    char* to = emulator::bytes_at(*emulator::current->block, s_to, BYTES);
+static void copy_async_to(u32 s_to, const void* g_from, int bytes, int all) {
+    if (s_to % all || (bytes && (u64)g_from % all)) emulator::fail("a copy of %d bytes that is not at a multiple of them", all);
+    char* to = emulator::bytes_at(*emulator::current->block, s_to, all);
     auto copy = [=] {
-        if (in) memcpy(to, g_from, BYTES);
-        if (!in) memset(to, 0, BYTES);
+        memcpy(to, g_from, bytes);
+        memset(to + bytes, 0, all - bytes);
     };
     if (emulator::draw(2)) {
         copy();
     } else {
-        memset(to, 0xff, BYTES);
+        memset(to, 0xff, all);
         emulator::current->copies.push_back(copy);
     }
+}
+template <int BYTES> static void copy_async(u32 s_to, const void* g_from, bool in) { copy_async_to(s_to, g_from, in ? BYTES : 0, BYTES); }
+static void copy_async_first(u32 s_to, const void* g_from, int bytes) {
+    if (bytes < 0 || bytes > 16) emulator::fail("a copy of %d bytes of 16", bytes);
+    copy_async_to(s_to, g_from, bytes, 16);
 }
 static void commit_copies() { emulator::current->copy_groups.push_back(emulator::current->copies.size()); }
 // Carries out the first copies, of which a wait covers so many.

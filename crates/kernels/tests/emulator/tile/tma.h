@@ -146,6 +146,7 @@ static void tma_load_4d(u32 to, const TensorMap* map, u32 barrier, int c0, int c
 static void tma_load_5d(u32 to, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, int c4) {
     emulator::fetch_tile(to, map, barrier, 5, {c0, c1, c2, c3, c4});
 }
+static void tma_prefetch_3d(const TensorMap*, int, int, int) {}
 static void bulk_load(u32 to, const void* g_from, u32 bytes, u32 barrier) {
     if (to % 16 || bytes % 16 || (u64)g_from % 16) emulator::fail("a copy of %u bytes that are not whole pieces of 16", bytes);
     char* s_to = emulator::bytes_at(*emulator::current->block, to, bytes);

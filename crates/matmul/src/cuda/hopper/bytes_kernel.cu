@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_hopper(const __g
             Accumulator sums[HALVES][COLUMNS / 2];
             clear(sums);
             if (TURNS) named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);
-            multiply(sums, ring, TURNS ? 0 : warpgroup, steps, turn * steps);
+            multiply(sums, ring, TURNS ? 0 : warpgroup, 0, steps, turn * steps);
             if (TURNS) named_barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), MULTIPLIERS);
             wgmma_wait<0>();
 #pragma unroll

@@ -1,5 +1,10 @@
 // ---- what follows the sums, element by element
 
+constexpr int SHARE = COLUMNS / SPLIT;  // columns that a block of a cluster stores
+// Floats from one row of sums that wait to be added to the next: eight rows of a warp's store are in different banks.
+constexpr int PITCH = SHARE + (SHARE % 32 == 8 || SHARE % 32 == 24 ? 0 : 8);
+static_assert(SPLIT == 1 || SPLIT * ROWS * PITCH * 4 <= AT_STAGED, "sums that are exchanged take the place of operands");
+
 // What follows HIGH x WIDE sums of a tile whose first one is at (row, column) of the batch's matrix. COUNT threads share them, this one is
 // number `thread`: it has V columns of each piece of 64, in every DOWN-th row. `sums(row, column)` gives V of them.
 template <int HIGH, int WIDE, int COUNT, class Sums>
@@ -65,4 +70,43 @@ static __device__ __forceinline__ F added(const float* s_parts, int row, int col
         total = lanes<F>([&](int i) { return total.v[i] + s_parts[(part * ROWS + row) * PITCH + column + i]; });
     }
     return lanes<F>([&](int i) { return widen<KIND>(narrow<KIND>(total.v[i])); });
+}
+
+static __device__ __forceinline__ void prepare() {}
+
+// Beside the sums, nothing comes to shared memory.
+static __device__ __forceinline__ void fetch_more(const Parameters&, Ring, const Tile&, u32) {}
+
+// What the warps that do not multiply do meanwhile.
+static __device__ __forceinline__ void stand_by() {
+    if constexpr (SPLIT > 1) {
+        __syncwarp();
+        cluster_barrier();
+        cluster_barrier();
+    }
+}
+
+// All of a warpgroup's sums of a tile, from row `top` of the tile on, or its share of them.
+static __device__ __forceinline__ void finish_tile(const Parameters& p, Ring, char* s_base, const Tile& tile, int top, int, int warpgroup, const float (&sums)[HALVES][COLUMNS / 2], u32) {
+    if constexpr (SPLIT == 1) {
+        // At once, so that registers are free for what follows the first half.
+        Rounded pairs[HALVES];
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half) {
+            round(pairs[half], sums[half]);
+            pin(pairs[half]);
+        }
+        char* const s_staged = s_base + AT_STAGED + warpgroup * STAGED_BYTES;
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half) finish_half(p, tile, tile.row + top + 64 * half, s_staged, warpgroup, pairs[half]);
+    } else {
+        // At the same place in every block, whatever the others moved their stages by.
+        extern __shared__ char s_dynamic[];
+        const float* const s_parts = (const float*)s_dynamic;
+        const int part = (int)(blockIdx.x % SPLIT);
+        cluster_barrier();
+        send(s_parts, warpgroup, sums[0]);
+        cluster_barrier();
+        finish<ROWS, SHARE, MULTIPLIERS>(p, tile.batch, tile.row, tile.column + part * SHARE, threadIdx.x - 128, [&](int r, int c) { return added(s_parts, r, c); });
+    }
 }

@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_hopper(const __grid_constant__ Parameters p) {
     extern __shared__ char s_dynamic[];
-    const u32 unaligned = shared_address(s_dynamic), base = (unaligned + 1023) & ~1023u;
+    const u32 unaligned = shared_address(s_dynamic), base = (unaligned + MEETING_BYTES + 1023) & ~1023u;
     char* const s_base = s_dynamic + (base - unaligned);
     const Ring ring = {base};
     // By a shuffle, so that the compiler knows that all lanes have the same, and keeps what follows from it in uniform registers.
@@ -15,20 +15,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_hopper(const __g
             mbarrier_init(ring.full(stage), 1);
             mbarrier_init(ring.empty(stage), TURNS ? 4 : 8);
         }
+        prepare();
         fence_mbarrier_init();
     }
     __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_arrive();
     wait_for_previous();
     if constexpr (TURNS) {
         if (warpgroup < 0) {
             setmaxnreg_dec<24>();
             if (threadIdx.x == 0) {
                 u32 at = 0;
-                for (u32 index = blockIdx.x; index < (u32)p.tiles; index += gridDim.x) fetch(p, ring, tile_at(p, index), 0, steps, at);
+                for (u32 index = blockIdx.x; index < (u32)p.tiles; index += gridDim.x) {
+                    const Tile tile = tile_at(p, index);
+                    fetch(p, ring, tile, 0, steps, at);
+                }
             }
         } else {
             setmaxnreg_inc<240>();
-            char* const s_staged = s_base + AT_STAGED + warpgroup * STAGED_BYTES;
             // The first one begins.
             if (warpgroup == 1) named_barrier_arrive(TURN_BARRIER, MULTIPLIERS);
             u32 turn = warpgroup;
@@ -36,20 +40,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_hopper(const __g
                 float sums[HALVES][COLUMNS / 2];
                 clear(sums);
                 named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);
-                multiply(sums, ring, 0, steps, turn * steps);
+                multiply(sums, ring, 0, 0, steps, turn * steps);
                 named_barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), MULTIPLIERS);
                 wgmma_wait<0>();
                 release(ring.empty(turn * steps + steps - 1));
-                const Tile tile = tile_at(p, index);
-                // At once, so that registers are free for what follows the first half.
-                Rounded pairs[HALVES];
-#pragma unroll
-                for (int half = 0; half < HALVES; ++half) {
-                    round(pairs[half], sums[half]);
-                    pin(pairs[half]);
-                }
-#pragma unroll
-                for (int half = 0; half < HALVES; ++half) finish_half(p, tile, tile.row + 64 * half, s_staged, warpgroup, pairs[half]);
+                finish_tile(p, ring, s_base, tile_at(p, index), 0, 0, warpgroup, sums, 0);
             }
         }
     } else {
@@ -57,31 +52,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_hopper(const __g
         const Tile tile = tile_at(p, blockIdx.x / SPLIT);
         if (warpgroup < 0) {
             setmaxnreg_dec<24>();
-            u32 at = 0;
-            if (threadIdx.x == 0) fetch(p, ring, tile, first, own, at);
-            if constexpr (SPLIT > 1) {
-                __syncwarp();
-                cluster_barrier();
-                cluster_barrier();
+            if (threadIdx.x == 0) {
+                u32 at = 0;
+                fetch(p, ring, tile, first, own, at);
+                fetch_more(p, ring, tile, at);
             }
+            stand_by();
         } else {
             setmaxnreg_inc<240>();
+            const int side = SIDES == 2 ? warpgroup : 0, half = SIDES == 2 ? 0 : warpgroup * HALVES;
             float sums[HALVES][COLUMNS / 2];
             clear(sums);
-            multiply(sums, ring, warpgroup, own, 0);
+            multiply(sums, ring, half, side, own, 0);
             wgmma_wait<0>();
-            if constexpr (SPLIT == 1) {
-                Rounded pairs;
-                round(pairs, sums[0]);
-                finish_half(p, tile, tile.row + 64 * warpgroup, s_base + AT_STAGED + warpgroup * STAGED_BYTES, warpgroup, pairs);
-            } else {
-                // At the same place in every block, whatever the others moved their stages by.
-                const float* const s_parts = (const float*)s_dynamic;
-                cluster_barrier();
-                send(s_parts, warpgroup, sums[0]);
-                cluster_barrier();
-                finish<ROWS, SHARE, MULTIPLIERS>(p, tile.batch, tile.row, tile.column + part * SHARE, threadIdx.x - 128, [&](int r, int c) { return added(s_parts, r, c); });
-            }
+#pragma unroll
+            for (int i = 0; i < HALVES; ++i) pin(sums[i]);
+            release(ring.empty(own - 1));
+            finish_tile(p, ring, s_base, tile, 64 * half, side, warpgroup, sums, own);
         }
     }
 }

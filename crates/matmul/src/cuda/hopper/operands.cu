@@ -4,36 +4,35 @@
 //   a ring of STAGES in shared memory. Two warpgroups multiply (wgmma).
 // - TURNS: a warpgroup has whole tiles, every second one of the block. While one multiplies, the other does what follows its tile.
 //   Blocks are persistent: there are as many as run at once, and each walks over tiles.
-// - Otherwise a block has one tile, and each warpgroup 64 rows of it. SPLIT blocks of a cluster share K: each sends its sums to the
-//   blocks that own their columns, and these add them in the order of the blocks.
+// - Otherwise a block has one tile, and each warpgroup half of its rows, or where SIDES is 2 half of its columns. SPLIT blocks of a cluster
+//   share K: each sends its sums to the blocks that own their columns, and these add them in the order of the blocks.
 // - Sums are f32, in an order that the constants alone decide, and are rounded to the storage type of the matmul. They pass through
 //   shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
 // - Beyond m, n and k the tensor maps give zeros, which are summed and not stored.
 // - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `bytes.cu`.
 //
-// KIND (1 f16, 2 bf16, 3 bytes), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), COLUMNS, STAGES, TURNS, SPLIT, V
-// and N are constants that stand before this file.
+// KIND (1 f16, 2 bf16, 3 bytes), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), ROWS (of a tile), COLUMNS (of a
+// warpgroup's part of a tile), STAGES, TURNS, SIDES, SPLIT, CLUSTER (blocks that have rows of C together), MAPS and CARRIED (tensor maps of
+// what follows, and how many of them are operands), V and N are constants that stand before this file.
 
-constexpr int ROWS = 128, DEPTH = 64;
+constexpr int DEPTH = 64;
 constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
 constexpr int HALF_BYTES = 64 * DEPTH * 2;  // 64 rows of A, or 64 columns of B
-constexpr int PIECES = (COLUMNS + 63) / 64;
-constexpr int A_BYTES = 2 * HALF_BYTES, B_BYTES = B_ROWS ? PIECES * HALF_BYTES : COLUMNS * DEPTH * 2;
+constexpr int WIDTH = SIDES * COLUMNS, PIECES = (WIDTH + 63) / 64;  // of a tile, columns and 64 of them
+constexpr int A_BYTES = ROWS / 64 * HALF_BYTES, B_BYTES = B_ROWS ? PIECES * HALF_BYTES : WIDTH * DEPTH * 2;
 constexpr int STAGE_BYTES = (A_BYTES + B_BYTES + 1023) / 1024 * 1024;
-constexpr int HALVES = TURNS ? 2 : 1;  // 64 rows each, of a warpgroup
-constexpr int SHARE = COLUMNS / SPLIT; // columns that a block of a cluster stores
-// Floats from one row of sums that wait to be added to the next: eight rows of a warp's store are in different banks.
-constexpr int PITCH = SHARE + (SHARE % 32 == 8 || SHARE % 32 == 24 ? 0 : 8);
+constexpr int HALVES = TURNS ? 2 : ROWS * SIDES / 128;  // 64 rows each, of a warpgroup
 constexpr int TURN_BARRIER = 1, STAGED_BARRIER = 3;
 
 // Where things lie in shared memory, from a multiple of 1024 bytes on, as the swizzle wants it.
-constexpr int STAGED_BYTES = KIND == 3 ? 4 * (16 * 64 * 4 + 128) : SPLIT == 1 ? PIECES * 8192 : 0;
 constexpr int AT_STAGED = STAGES * STAGE_BYTES;
 constexpr int AT_BARRIERS = AT_STAGED + 2 * STAGED_BYTES;
-static_assert(SPLIT == 1 || SPLIT * ROWS * PITCH * 4 <= AT_STAGED, "sums that are exchanged take the place of operands");
 
 struct Parameters {
     TensorMap a, b;
+#if MAPS > 0
+    TensorMap maps[MAPS];
+#endif
     tail::Parameters tail;
     u64 m, steps, row_tiles, column_tiles, tiles;
     u64 a_batch, b_batch;  // whether the operand has a matrix for each of the batch
@@ -46,9 +45,11 @@ struct Tile {
 // Tiles of eight rows of tiles are neighbours: they share columns of B while these are in the L2.
 static __device__ __forceinline__ Tile tile_of(u32 row_tiles, u32 column_tiles, u32 index) {
     const u32 all = row_tiles * column_tiles;
-    const u32 batch = index / all, own = index % all, band = own / (8 * column_tiles), inside = own % (8 * column_tiles);
+    const u32 batch = index / all, own = index % all;
+    if constexpr (CLUSTER > 1) return {(int)batch, (int)(own / CLUSTER) * ROWS, (int)(own % CLUSTER) * WIDTH};
+    const u32 band = own / (8 * column_tiles), inside = own % (8 * column_tiles);
     const u32 high = min(8u, row_tiles - band * 8);
-    return {(int)batch, (int)(band * 8 + inside % high) * ROWS, (int)(inside / high) * COLUMNS};
+    return {(int)batch, (int)(band * 8 + inside % high) * ROWS, (int)(inside / high) * WIDTH};
 }
 static __device__ __forceinline__ Tile tile_at(const Parameters& p, u32 index) { return tile_of((u32)p.row_tiles, (u32)p.column_tiles, index); }
 
@@ -64,15 +65,26 @@ struct Ring {
 
 // ---- the thread that fetches
 
+// Operands of what follows a tile are brought into the L2: a piece at a time, so that they do not stand in the way of operands of the matmul.
+static __device__ __forceinline__ void prefetch_operands(const Parameters& p, const Tile& tile, int piece) {
+#if CARRIED > 0
+#pragma unroll
+    for (int i = 0; i < CARRIED; ++i) tma_prefetch_3d(&p.maps[i], tile.column + piece * 64, tile.row, tile.batch);
+#endif
+}
+
 static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, const Tile& tile, int first, int steps, u32& at) {
     const int a_batch = p.a_batch ? tile.batch : 0, b_batch = p.b_batch ? tile.batch : 0;
+    // Pieces that were prefetched, and the step of the next.
+    const int between = max(1, steps / PIECES);
+    int pieces = 0, next = first + between / 2;
     for (int i = first; i < first + steps; ++i, ++at) {
         mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
         mbarrier_arrive_expect_tx(ring.full(at), A_BYTES + B_BYTES);
         const int k = i * DEPTH;
         if constexpr (A_COLUMNS) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) tma_load_3d(ring.a(at) + half * HALF_BYTES, &p.a, ring.full(at), tile.row + half * 64, k, a_batch);
+            for (int half = 0; half < ROWS / 64; ++half) tma_load_3d(ring.a(at) + half * HALF_BYTES, &p.a, ring.full(at), tile.row + half * 64, k, a_batch);
         } else {
             tma_load_3d(ring.a(at), &p.a, ring.full(at), k, tile.row, a_batch);
         }
@@ -82,7 +94,14 @@ static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, con
                 tma_load_3d(ring.b(at) + piece * HALF_BYTES, &p.b, ring.full(at), tile.column + piece * 64, k, b_batch);
             }
         } else {
-            tma_load_3d(ring.b(at), &p.b, ring.full(at), k, tile.column, b_batch);
+#pragma unroll
+            for (int side = 0; side < SIDES; ++side) {
+                tma_load_3d(ring.b(at) + side * COLUMNS * DEPTH * 2, &p.b, ring.full(at), k, tile.column + side * COLUMNS, b_batch);
+            }
+        }
+        if (CARRIED > 0 && i == next && pieces < PIECES) {
+            prefetch_operands(p, tile, pieces++);
+            next += between;
         }
     }
 }

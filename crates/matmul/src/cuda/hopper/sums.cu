@@ -16,18 +16,21 @@ static __device__ __forceinline__ void clear(Accumulator (&sums)[HALVES][COLUMNS
     for (int half = 0; half < HALVES; ++half) {
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; ++i) sums[half][i] = 0;
+        pin(sums[half]);
     }
 }
 
-// Adds `steps` stages to sums. Of A, the halves from `first` on. COPIED: threads wrote A, not the copy engine.
+// Adds `steps` stages to sums. Of A, the halves from `first` on; of B, this side's columns. COPIED: threads wrote A, not
+// the copy engine.
 template <bool COPIED = false>
-static __device__ __forceinline__ void multiply(Accumulator (&sums)[HALVES][COLUMNS / 2], Ring ring, int first, int steps, u32 at) {
+static __device__ __forceinline__ void multiply(Accumulator (&sums)[HALVES][COLUMNS / 2], Ring ring, int first, int side, int steps, u32 at) {
     // From one 16 of K to the next, in units of 16 bytes.
     constexpr int A_STEP = A_COLUMNS ? 128 : 2, B_STEP = B_ROWS ? 128 : 2;
+    constexpr int SIDE_BYTES = B_ROWS ? COLUMNS / 64 * HALF_BYTES : COLUMNS * DEPTH * 2;
     for (int i = 0; i < steps; ++i, ++at) {
         mbarrier_wait(ring.full(at), Ring::parity(at));
         if constexpr (COPIED) fence_proxy_async_shared();
-        const u64 a = matrix_descriptor<HALF_BYTES>(ring.a(at) + first * HALF_BYTES), b = matrix_descriptor<HALF_BYTES>(ring.b(at));
+        const u64 a = matrix_descriptor<HALF_BYTES>(ring.a(at) + first * HALF_BYTES), b = matrix_descriptor<HALF_BYTES>(ring.b(at) + side * SIDE_BYTES);
         wgmma_fence();
 #pragma unroll
         for (int j = 0; j < DEPTH / 16; ++j) {

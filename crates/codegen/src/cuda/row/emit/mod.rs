@@ -9,6 +9,7 @@ mod passes;
 mod rows;
 mod sides;
 mod sums;
+mod tiles;
 mod values;
 
 use std::collections::HashMap;
@@ -19,6 +20,8 @@ use deuteron_graph::{Dtype, ReduceOp};
 pub use self::names::type_name;
 use self::names::{Kind, reduce_name, scalar_type, shared_name};
 pub(crate) use self::sides::{emit_epilogue, emit_following, emit_prologue};
+pub use self::tiles::TileArguments;
+pub(crate) use self::tiles::emit_tile_rows;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
 use crate::cuda::row::layout::ArgLayout;
 use crate::cuda::row::passes::{Pass, Passes, stored};
@@ -135,6 +138,8 @@ struct Writer<'a> {
     /// names of values that are known where the text stands
     names: HashMap<ExprId, String>,
     span: Span,
+    /// the result whose pairs leave with a tile, while a sweep of a tile is written
+    staged: Option<usize>,
 }
 
 /// Which rows a block works on, each an expression of the text.
@@ -163,7 +168,15 @@ impl Span {
 
 impl<'a> Writer<'a> {
     fn new(emission: &'a Emission<'a>) -> Writer<'a> {
-        Writer { it: emission, lines: Vec::new(), depth: 0, origin: None, names: HashMap::new(), span: Span::LAUNCH }
+        Writer {
+            it: emission,
+            lines: Vec::new(),
+            depth: 0,
+            origin: None,
+            names: HashMap::new(),
+            span: Span::LAUNCH,
+            staged: None,
+        }
     }
 }
 

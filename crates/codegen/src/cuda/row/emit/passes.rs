@@ -130,6 +130,10 @@ impl Writer<'_> {
                         "for (int i = 0; i < V; ++i) if (live && in) put((int)row, col + i, at({value}, i));"
                     ));
                 }
+                Stage::Store { arg, .. } if self.staged == Some(usize::from(arg)) => {
+                    let value = self.name_for(stored(self.it.body, &stage), self.kind_stored(arg));
+                    self.pair(usize::from(arg), &value);
+                }
                 Stage::Store { arg, .. } if !self.is_per_row_store(&stage) => {
                     let value = self.name_for(stored(self.it.body, &stage), self.kind_stored(arg));
                     let (ty, size) = (self.type_of(arg as usize), self.size_of(arg as usize));

@@ -148,7 +148,7 @@ impl Writer<'_> {
         self.line(format!("constexpr int COLS = {};", self.it.body.cols));
     }
 
-    fn text(self) -> String {
+    pub(super) fn text(self) -> String {
         self.lines.iter().flat_map(|line| [line.text.as_str(), "\n"]).collect()
     }
 }

@@ -15,7 +15,9 @@ try:
 except ImportError as error:
     raise ImportError("deuteron.nn needs torch: pip install torch") from error
 
-from . import functions
+from .. import functions
+from . import functional as functional
+from .._operands import Activation
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -88,7 +90,7 @@ class RMSNormSiLU(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         # Torch takes the epsilon of the dtype where none is given.
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        y: Tensor = functions.norm_act(x, self.weight, act="silu", eps=eps)
+        y: Tensor = functions.norm_act(x, self.weight, act="silu", eps=eps, norm="rms")
         return y
 
 
@@ -235,26 +237,33 @@ class QKVProjection(nn.Linear):
 
 
 class FusedAttention(nn.Module):
-    """`dropout(softmax(q k^T / sqrt(features) + mask)) v` over `[batch, heads, sequence, features]`.
+    """`dropout(softmax(scale q k^T + mask)) v` over `[batch, heads, sequence, features]`; the scale is `1 / sqrt(features)` by default.
 
-    It has no parameters. Keys and values may have fewer heads, each shared by several of queries. A mask is added to
-    the scores; with one, `causal` must be off.
+    It has no parameters. Keys and values may have fewer heads, each shared by several of queries. A mask is of truth
+    values (true: attend) or of floats that are added to the scores; with one, `causal` must be off. Causal is as torch has
+    it: query `i` sees the keys up to `i`; with `from_end` the last query sees all keys.
     """
 
-    def __init__(self, causal: bool = True, p: float = 0.0) -> None:
+    def __init__(
+        self, causal: bool = True, p: float = 0.0, scale: Optional[float] = None, from_end: bool = False
+    ) -> None:
         super().__init__()
-        self.causal = causal
+        if from_end and not causal:
+            raise ValueError("FusedAttention: expected from_end only where attention is causal")
+        self.causal, self.from_end = causal, from_end
         self.p = _probability(p)
+        self.scale = scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         if mask is not None and self.causal:
             raise ValueError("FusedAttention: expected no mask where attention is causal")
-        seen: Union[str, Tensor] = mask if mask is not None else "causal" if self.causal else "full"
-        y: Tensor = functions.attention(q, k, v, mask=seen, p=self.p, training=self.training)
+        word = ("causal_from_end" if self.from_end else "causal") if self.causal else "full"
+        seen: Union[str, Tensor] = word if mask is None else mask
+        y: Tensor = functions.attention(q, k, v, mask=seen, p=self.p, training=self.training, scale=self.scale)
         return y
 
     def extra_repr(self) -> str:
-        return f"causal={self.causal}, p={self.p}"
+        return f"causal={self.causal}, p={self.p}, scale={self.scale}, from_end={self.from_end}"
 
 
 class FusedAttentionBlock(nn.Module):
@@ -324,7 +333,7 @@ class FusedAttentionBlock(nn.Module):
 class FFN(nn.Module):
     """`x + act(layer_norm(x) W1 + b1) W2 + b2`: the feed-forward sublayer.
 
-    `act` is `gelu` (tanh form), `gelu_erf`, `silu` or `relu`.
+    `act` is `gelu` (by `erf`, as torch's), `gelu_tanh`, `silu` or `relu`.
     State dict: `norm`, `linear1` and `linear2`, each with `weight` and `bias`, as of `LayerNorm` and `Linear`.
     """
 
@@ -332,15 +341,15 @@ class FFN(nn.Module):
         self,
         embed_dim: int,
         hidden_dim: Optional[int] = None,
-        act: str = "gelu",
+        act: Activation = "gelu",
         eps: float = 1e-5,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
         hidden = 4 * embed_dim if hidden_dim is None else hidden_dim
-        if act not in ("gelu", "gelu_erf", "silu", "relu"):
-            raise ValueError(f"expected gelu, gelu_erf, silu or relu, got {act!r}")
+        if act not in ("gelu", "gelu_tanh", "silu", "relu"):
+            raise ValueError(f"expected gelu, gelu_tanh, silu or relu, got {act!r}")
         self.act = act
         self.norm = nn.LayerNorm(embed_dim, eps, device=device, dtype=dtype)
         self.linear1 = nn.Linear(embed_dim, hidden, device=device, dtype=dtype)
@@ -468,13 +477,13 @@ def _probability(p: float) -> float:
     return float(p)
 
 
-def _gelu(approximate: str) -> str:
+def _gelu(approximate: str) -> Activation:
     if approximate not in ("none", "tanh"):
         raise ValueError(f"expected approximate 'none' or 'tanh', got {approximate!r}")
-    return "gelu" if approximate == "tanh" else "gelu_erf"
+    return "gelu_tanh" if approximate == "tanh" else "gelu"
 
 
-def _activation(module: nn.Module) -> str:
+def _activation(module: nn.Module) -> Activation:
     if isinstance(module, nn.GELU):
         return _gelu(module.approximate)
     if isinstance(module, (nn.SiLU, nn.ReLU)):

@@ -1,0 +1,176 @@
+//! How long a matmul takes on an H200, roughly: what the choice between ways to cut it, and between us and the vendor's library, is made by.
+//!
+//! Fitted by hand to GPT-2's matmuls with 1024 to 32768 rows, plain, with GELU, with a residual, and with a residual and a norm.
+//! `h200-matmul.csv` has such times.
+
+use deuteron_codegen::body::{Body, Expr};
+use deuteron_codegen::library::LibraryEpilogue;
+use deuteron_codegen::matmul_shape::MatmulShape;
+use deuteron_graph::{BinaryOp, Dtype, UnaryOp};
+
+use super::{DEPTH, HopperTile, Sharing, steps};
+
+/// What follows a matmul, as far as time goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Following {
+    /// 16-bit operands that are as large as the result
+    pub operands: usize,
+    /// functions of an element that are more than arithmetic
+    pub functions: usize,
+    /// whether it needs whole rows
+    pub whole_rows: bool,
+}
+
+impl Following {
+    /// Of a body.
+    pub fn new(body: &Body, operands: usize, whole_rows: bool) -> Following {
+        let simple = |op: UnaryOp| matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round);
+        let uniform = body.uniform();
+        let costly = |expr: Expr| match expr {
+            Expr::Unary(op, _) => !simple(op),
+            Expr::Binary(op, ..) => op == BinaryOp::Div,
+            _ => false,
+        };
+        let functions = body.ids().filter(|&id| costly(body.expr(id)) && !uniform[id.index()]).count();
+        Following { operands, functions, whole_rows }
+    }
+
+    /// The same without what needs whole rows.
+    pub fn elementwise(self) -> Following {
+        Following { whole_rows: false, ..self }
+    }
+
+    /// Time of operands that come beside the matmul's, of which most is hidden: 6 MB per microsecond.
+    fn operands_us(self, shape: &MatmulShape) -> f64 {
+        self.operands as f64 * (0.3 + megabytes(shape) / 6.0)
+    }
+}
+
+/// Of the result, in two bytes.
+fn megabytes(shape: &MatmulShape) -> f64 {
+    2e-6 * (shape.m * shape.n * shape.batches()) as f64
+}
+
+/// Time of the vendor's library: what it takes at any size, and its rate in TFLOP/s.
+pub(super) fn library_us(shape: &MatmulShape, epilogue: LibraryEpilogue) -> f64 {
+    let flops = 2.0 * (shape.m * shape.n * shape.batches()) as f64 * shape.k as f64;
+    let rate = if shape.k < 2048 { 600.0 } else { 660.0 };
+    let gelu = if epilogue.has_gelu() { 1.14 } else { 1.0 };
+    let residual = if epilogue.has_residual() { 0.2 + megabytes(shape) / 6.0 } else { 0.0 };
+    2.0 + residual + gelu * flops / (rate * 1e6)
+}
+
+/// Time of a row kernel that reads and writes one value as large as the result.
+pub(super) fn rows_us(shape: &MatmulShape) -> f64 {
+    2.0 + 2.0 * megabytes(shape) / 6.0
+}
+
+/// Time of a launch that is cut so; rows of a result are shared by a cluster of so many blocks.
+pub(super) fn tile_us(
+    tile: &HopperTile,
+    shape: &MatmulShape,
+    following: Following,
+    cluster: usize,
+    processors: usize,
+) -> f64 {
+    let &HopperTile { rows, columns, sharing, split, by_rows } = tile;
+    let blocks = shape.m.div_ceil(rows) * shape.n.div_ceil(columns) * shape.batches() * split;
+    let steps = shape.k.div_ceil(DEPTH).div_ceil(split) as f64;
+    // Multiprocessors that are left over where clusters must be neighbours.
+    let places =
+        if cluster * split > 2 { processors * 15 / 16 / (cluster * split) * (cluster * split) } else { processors };
+    let waves = blocks.div_ceil(places.max(1)) as f64;
+    // A stage takes as long as its multiplications, which are slower the more multiprocessors draw power. All stages take at least as
+    // long as they come from the L2, where many tiles at once have less of it each.
+    let busy = (blocks as f64 / processors as f64).min(1.0);
+    let area = (rows * columns) as f64 / 128.0;
+    let multiplied = waves * steps * (area * (0.0024 + 0.0006 * busy)).max(0.18);
+    let rate = if sharing == Sharing::Turns { 9.3e6 } else { 11e6 };
+    let loaded = blocks as f64 * steps * ((rows + columns) * DEPTH * 2) as f64 / rate;
+    let functions = following.functions.min(4) as f64;
+    if sharing == Sharing::Turns {
+        // Functions are hidden behind the multiplications of the other warpgroup, but for the power that they take.
+        let hidden = 1.0 + 0.02 * functions;
+        return 2.2 + multiplied.max(loaded) * hidden + following.operands_us(shape) + 0.006 * columns as f64;
+    }
+    let staged = if by_rows { 0.001 } else { 0.003 * following.operands as f64 };
+    let finish = area / split as f64 * (0.0035 + 0.003 * functions + staged);
+    let exchange = if split == 1 { 0.0 } else { 2.0 };
+    let whole_rows = if following.whole_rows { 1.2 + 0.0075 * area } else { 0.0 };
+    let each = finish + exchange + whole_rows;
+    2.0 + multiplied.max(loaded) + waves * each + (waves - 1.0) + following.operands_us(shape)
+}
+
+/// Bytes per microsecond and multiprocessor of tiles of bytes that are fetched, and of those whose rows are gathered.
+pub(super) const FETCHED: f64 = 97e3;
+pub(super) const GATHERED: f64 = 76e3;
+
+/// Time of a launch for bytes, fitted to GPT-2's matmuls with GELU, 1024 to 8192 rows, and to 4096 and 8192 cubed. `rate` is that of loads.
+pub(super) fn bytes_us(tile: &HopperTile, shape: &MatmulShape, processors: usize, rate: f64) -> f64 {
+    let tiles = shape.m.div_ceil(tile.rows) * shape.n.div_ceil(tile.columns) * shape.batches();
+    let (columns, steps) = (tile.columns as f64, steps(shape, Dtype::I8) as f64);
+    let (waves, busy) = (tiles.div_ceil(processors) as f64, tiles.min(processors) as f64 / processors as f64);
+    // Fewer multiprocessors get more of the L2 each.
+    let loads = ((tile.rows + tile.columns) * DEPTH * 2) as f64 / rate * busy;
+    let multiply = steps * loads.max(columns * 0.0027);
+    match tile.sharing {
+        Sharing::Turns => 2.4 + waves * multiply.max(columns * 0.0285) + columns * 0.024,
+        Sharing::Rows | Sharing::Columns => 2.4 + waves * (multiply + columns * 0.017),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(m: usize, k: usize, n: usize) -> MatmulShape {
+        MatmulShape { m, n, k, batch: Vec::new(), a: (k, 1), b: (n, 1), c: (n, 1) }
+    }
+
+    /// Within a fifth of what was measured, in microseconds.
+    #[test]
+    fn times_are_near_what_was_measured() {
+        let plain = Following::default();
+        let residual = Following { operands: 1, ..plain };
+        let norm = Following { whole_rows: true, ..residual };
+        let tile = |rows, columns, sharing, by_rows| HopperTile { rows, columns, sharing, split: 1, by_rows };
+        let (turns, one) = (tile(128, 192, Sharing::Turns, false), |columns| tile(128, columns, Sharing::Rows, false));
+        for (size, tile, following, cluster, measured) in [
+            ([1024, 768, 768], one(64), plain, 1, 4.38),
+            ([1024, 768, 768], one(192), plain, 1, 8.16),
+            ([1024, 768, 2304], one(144), plain, 1, 8.52),
+            ([1024, 3072, 768], one(64), plain, 1, 11.0),
+            ([2048, 768, 768], one(128), plain, 1, 7.29),
+            ([2048, 768, 3072], turns, plain, 1, 16.2),
+            ([2048, 3072, 768], one(128), plain, 1, 18.6),
+            ([8192, 768, 2304], turns, plain, 1, 43.2),
+            ([8192, 768, 3072], turns, plain, 1, 56.7),
+            ([8192, 768, 768], turns, residual, 1, 19.8),
+            ([8192, 768, 768], tile(256, 192, Sharing::Rows, true), residual, 1, 20.4),
+            ([32768, 768, 768], turns, residual, 1, 68.0),
+            ([1024, 768, 768], tile(64, 128, Sharing::Columns, true), norm, 6, 7.98),
+            ([2048, 768, 768], tile(128, 128, Sharing::Rows, true), norm, 6, 10.9),
+            ([8192, 768, 768], tile(128, 384, Sharing::Columns, true), norm, 2, 27.5),
+            ([32768, 768, 768], tile(128, 384, Sharing::Columns, true), norm, 2, 100.8),
+        ] {
+            let [m, k, n] = size;
+            let us = tile_us(&tile, &shape(m, k, n), following, cluster, 132);
+            assert!((us / measured - 1.0).abs() < 0.2, "{size:?} {tile}: {us:.1} for {measured}");
+        }
+    }
+
+    #[test]
+    fn the_library_is_near_what_was_measured() {
+        for (size, epilogue, measured) in [
+            ([1024, 768, 2304], LibraryEpilogue::None, 8.1),
+            ([1024, 3072, 768], LibraryEpilogue::None, 9.9),
+            ([2048, 768, 3072], LibraryEpilogue::Gelu, 18.9),
+            ([8192, 768, 768], LibraryEpilogue::BiasResidual, 20.8),
+            ([8192, 768, 3072], LibraryEpilogue::BiasGelu, 71.8),
+        ] {
+            let [m, k, n] = size;
+            let us = library_us(&shape(m, k, n), epilogue);
+            assert!((us / measured - 1.0).abs() < 0.1, "{size:?}: {us:.1} for {measured}");
+        }
+    }
+}

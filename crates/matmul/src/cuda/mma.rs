@@ -1,0 +1,354 @@
+//! Matmuls by the matrix units of a warp, from Turing on, with any elementwise epilogue: what `mma/*.cu` take, how it is cut, and its
+//! launch.
+//!
+//! | operands | instructions                      | sums                                     | from    |
+//! |----------|-----------------------------------|------------------------------------------|---------|
+//! | f16      | m16n8k16 (Turing: m16n8k8, twice) | f32                                      | Turing  |
+//! | bf16     | m16n8k16                          | f32                                      | Ampere  |
+//! | f32      | m16n8k8 of TF32, three passes     | f32, added outside of the matrix units   | Ampere  |
+//! | f32      | fused multiply-adds               | f32                                      | Ampere  |
+//! | i8       | m16n8k32                          | exact integers, handed over as f32       | Ampere  |
+//!
+//! - Any strides, any start of an operand, any number of batch axes, any size from 1 on; K may be 0. [`Load`] says how an operand comes.
+//! - Three passes of TF32 leave out 2^-21 of each product, which is within the bound of f32 for sums of [`PASSES_FROM`] and more; shorter
+//!   ones are fused multiply-adds.
+//! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
+
+use std::fmt;
+
+use deuteron_codegen::argument::ArgBinding;
+use deuteron_codegen::body::Body;
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::row::sides::Side;
+use deuteron_codegen::cuda::row::{PRELUDE, PRELUDE_PARTS, gcd};
+use deuteron_codegen::cuda::target::CudaTarget;
+use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
+use deuteron_codegen::matmul_shape::{MatmulShape, Matrix};
+use deuteron_codegen::tile::{self, Part};
+use deuteron_graph::{Dtype, MAX_RANK};
+use deuteron_plan::{Draft, primitive_work};
+
+use super::hopper::widens;
+use super::mma_time::{self, Problem};
+use super::sides;
+use crate::fit::{self, MatmulFit};
+use crate::kernel::{LoweredMatmul, Matmul, MatmulLaunch};
+use crate::library;
+
+/// The kernel: what comes from memory, what is multiplied, what follows the sums, and their order.
+const KERNEL: [&str; 4] = [
+    include_str!("shifted.cuh"),
+    include_str!("mma/operands.cu"),
+    include_str!("mma/sums.cu"),
+    include_str!("mma/kernel.cu"),
+];
+/// Threads of a block, as in `operands.cu`.
+const THREADS: u32 = 128;
+/// Bytes of K in a stage, as in `operands.cu`.
+pub(super) const LINE_BYTES: usize = 64;
+/// Batch axes, as in `operands.cu`: a matrix takes two axes of a tensor.
+const AXES: usize = MAX_RANK - 2;
+/// Blocks of a multiprocessor that the kernel is compiled for.
+pub(super) const BLOCKS: usize = 2;
+/// Shared memory that the system takes of each block.
+const RESERVED: usize = 1024;
+/// Stages, at most: more do not help.
+const STAGES: usize = 4;
+/// Sizes, at most: they are counted by 32 bits.
+const MAX_SIZE: usize = 1 << 30;
+/// Length of a sum of f32 from which on three passes of TF32 are within the bound.
+pub const PASSES_FROM: usize = 64;
+
+/// Matmuls on the matrix units of a warp.
+pub struct MmaFamily;
+
+impl Family<CudaTarget> for MmaFamily {
+    fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+        let group = request.group;
+        let fit = fit(&group, target)?;
+        if widens(&group, fit.matmuls) {
+            return None;
+        }
+        let problem = problem(&fit, target);
+        if library_microseconds(&group, &problem) < problem.microseconds(fastest(&problem)) {
+            return None;
+        }
+        offered(
+            move || primitive_work(&group),
+            move || MmaKernel::new(sides::lower(&group, fit), target).kernel(target),
+        )
+    }
+}
+
+/// Time of a group by the library, and by a kernel of its own for what follows where the library has no such epilogue.
+pub(super) fn library_microseconds(group: &Draft, problem: &Problem) -> f64 {
+    let follows = if library::fit(group).is_some() { 0.0 } else { problem.row_kernel_microseconds() };
+    problem.library_microseconds() + follows
+}
+
+/// A matmul for the matrix units of a warp, compiled for its sizes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MmaKernel {
+    /// the matmul; it always has an epilogue
+    pub matmul: Matmul<Body>,
+    /// sizes and arguments
+    pub launch: MatmulLaunch,
+    /// how it is cut
+    pub tile: MmaTile,
+    /// how each operand comes
+    pub operands: [Operand; 2],
+}
+
+/// How a matmul is cut: what a block of four warps makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MmaTile {
+    /// rows of a tile
+    pub rows: usize,
+    /// columns of a tile
+    pub columns: usize,
+}
+
+impl MmaTile {
+    /// All of them.
+    pub const ALL: [MmaTile; 5] = [
+        MmaTile { rows: 128, columns: 128 },
+        MmaTile { rows: 128, columns: 96 },
+        MmaTile { rows: 128, columns: 64 },
+        MmaTile { rows: 64, columns: 128 },
+        MmaTile { rows: 64, columns: 64 },
+    ];
+
+    /// Those whose sums leave room in the registers for operands: f32 takes two words for each number, and what does not come by
+    /// asynchronous copies is held on its way.
+    fn of(dtype: Dtype, operands: &[Operand; 2]) -> &'static [MmaTile] {
+        let held = operands.iter().all(|operand| operand.load != Load::Copied);
+        match (dtype == Dtype::F32, held) {
+            (false, false) => &MmaTile::ALL,
+            (false, true) | (true, false) => &MmaTile::ALL[2..],
+            (true, true) => &MmaTile::ALL[3..],
+        }
+    }
+}
+
+impl fmt::Display for MmaTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tiles of {} x {}, four warps", self.rows, self.columns)
+    }
+}
+
+/// How an operand comes to shared memory, by pieces of 16 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    /// asynchronous copies of aligned pieces
+    Copied,
+    /// aligned pieces, through registers: where there are no such copies
+    Aligned,
+    /// two aligned pieces each, of which one is cut out: lines start anywhere
+    Shifted,
+    /// element by element: no axis is contiguous
+    Gathered,
+}
+
+/// An operand as a kernel takes it: lines of elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operand {
+    /// whether there is a line for each of K; otherwise for each row of A or column of B
+    pub across: bool,
+    /// how it comes
+    pub load: Load,
+    /// elements from a line to the next, and from an element of a line to the next
+    strides: [usize; 2],
+}
+
+impl Operand {
+    /// Of an operand that lies with these strides along its own axis and along K.
+    fn new(
+        (own, along_k): (usize, usize),
+        arg: &ArgBinding,
+        batch: impl Iterator<Item = usize>,
+        asynchronous: bool,
+    ) -> Operand {
+        let across = own == 1 && along_k != 1;
+        let strides = if across { [along_k, own] } else { [own, along_k] };
+        let whole = |elements: usize| (elements * arg.dtype.bytes()).is_multiple_of(16);
+        let aligned = whole(strides[0]) && whole(arg.offset) && batch.into_iter().all(whole);
+        let load = match (strides[1], aligned) {
+            (1, true) if asynchronous => Load::Copied,
+            (1, true) => Load::Aligned,
+            (1, false) => Load::Shifted,
+            _ => Load::Gathered,
+        };
+        Operand { across, load, strides }
+    }
+
+    /// Bytes of a stage with so many rows or columns, as in `operands.cu`.
+    fn stage_bytes(&self, count: usize, size: usize) -> usize {
+        let apart = if size == 4 { 32 } else { 16 };
+        if self.across { LINE_BYTES / size * (count * size + apart) } else { count * LINE_BYTES }
+    }
+}
+
+/// The operands of a matmul.
+fn operands(shape: &MatmulShape, [a, b]: [&ArgBinding; 2], target: &CudaTarget) -> [Operand; 2] {
+    let batch = |operand: usize| shape.batch.iter().map(move |axis| axis[operand]);
+    let asynchronous = target.arch.is_ampere();
+    [Operand::new(shape.a, a, batch(1), asynchronous), Operand::new((shape.b.1, shape.b.0), b, batch(2), asynchronous)]
+}
+
+/// The matmul of a draft, if this kernel takes it.
+fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
+    let fit = fit::fit(draft)?;
+    let &[matmul] = fit.matmuls else { return None };
+    let (shape, [a, b]) = (&fit.shape, &fit.operands);
+    let known = match (a.dtype, draft.graph.node(matmul).dtype) {
+        (Dtype::F16, Dtype::F16) => true,
+        (Dtype::Bf16, Dtype::Bf16) | (Dtype::F32, Dtype::F32) | (Dtype::I8, Dtype::F32) => target.arch.is_ampere(),
+        _ => false,
+    };
+    let plain = a.dtype == b.dtype && fit.gather.is_none() && fit.prologue.is_empty();
+    let sized = [shape.m, shape.n, shape.batches()].iter().all(|size| (1..MAX_SIZE).contains(size))
+        && shape.k < MAX_SIZE
+        && shape.m * shape.batches() < MAX_SIZE;
+    let smallest = MmaTile { rows: 64, columns: 64 };
+    (known && plain && sized && mma_time::tiles(shape, smallest) < MAX_SIZE).then_some(fit)
+}
+
+pub(super) fn problem<'a>(fit: &'a MatmulFit, target: &CudaTarget) -> Problem<'a> {
+    let [a, b] = &fit.operands;
+    Problem::new(&fit.shape, a.dtype, operands(&fit.shape, [a, b], target), target)
+}
+
+/// The one that is predicted to be done first.
+pub(super) fn fastest(problem: &Problem) -> MmaTile {
+    let time = |tile: &MmaTile| problem.microseconds(*tile);
+    let tiles = MmaTile::of(problem.dtype, &problem.operands).iter().copied();
+    tiles.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(MmaTile { rows: 64, columns: 64 })
+}
+
+impl MmaKernel {
+    /// That of a group, if it is a matmul that this kernel takes.
+    pub fn of(group: &Draft, target: &CudaTarget) -> Option<MmaKernel> {
+        let fit = fit(group, target)?;
+        Some(MmaKernel::new(sides::lower(group, fit), target))
+    }
+
+    fn new(lowered: LoweredMatmul, target: &CudaTarget) -> MmaKernel {
+        let LoweredMatmul { product: matmul, launch } = lowered;
+        let operands = operands(&launch.shape, [&launch.args[0], &launch.args[1]], target);
+        let tile = fastest(&Problem::new(&launch.shape, matmul.left, operands, target));
+        MmaKernel { matmul, launch, tile, operands }
+    }
+
+    /// All ways to cut it that are predicted to take at most so many times the time of the fastest, that one first.
+    pub fn tiles(&self, target: &CudaTarget, times: f64) -> Vec<MmaTile> {
+        let problem = Problem::new(&self.launch.shape, self.matmul.left, self.operands, target);
+        let time = |tile: &MmaTile| problem.microseconds(*tile);
+        let mut tiles = MmaTile::of(self.matmul.left, &self.operands).to_vec();
+        tiles.sort_by(|a, b| time(a).total_cmp(&time(b)));
+        let most = times * time(&tiles[0]);
+        tiles.retain(|tile| time(tile) <= most);
+        tiles
+    }
+
+    /// The same, cut in another way.
+    pub fn with_tile(self, tile: MmaTile) -> MmaKernel {
+        MmaKernel { tile, ..self }
+    }
+
+    /// What is compiled and launched.
+    pub fn kernel(&self, target: &CudaTarget) -> Kernel {
+        let own = tile::text_beside(&[Part::AsyncCopy, Part::Matrix, Part::Warp], &PRELUDE_PARTS);
+        let epilogue = self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue());
+        let text = [&self.constants(target), PRELUDE.as_str(), &own, &epilogue, &KERNEL.concat()].join("\n");
+        let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
+        let launch = launch.with_variant(self.describe(target), String::new());
+        Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
+    }
+
+    fn epilogue(&self) -> Option<Side<'_>> {
+        let epilogue = sides::epilogue(&self.matmul, &self.launch, self.vector())?;
+        Some(Side { rounded: Some(self.matmul.result), ..epilogue })
+    }
+
+    /// Columns that the epilogue takes at once: 16 bytes of the matmul, if they divide its columns.
+    fn vector(&self) -> usize {
+        gcd(self.launch.shape.n, 16 / self.matmul.result.bytes())
+    }
+
+    fn stage_bytes(&self) -> usize {
+        let (size, [a, b]) = (self.matmul.left.bytes(), self.operands);
+        a.stage_bytes(self.tile.rows, size) + b.stage_bytes(self.tile.columns, size)
+    }
+
+    /// As many as there is room for where several blocks share a multiprocessor.
+    fn stages(&self, target: &CudaTarget) -> usize {
+        let room = (target.arch.block_shared() + RESERVED) / BLOCKS - RESERVED;
+        (room / self.stage_bytes()).clamp(3, STAGES)
+    }
+
+    fn describe(&self, target: &CudaTarget) -> String {
+        format!("{}, {} stages", self.tile, self.stages(target))
+    }
+
+    fn is_fma(&self) -> bool {
+        self.matmul.left == Dtype::F32 && self.launch.shape.k < PASSES_FROM
+    }
+
+    fn constants(&self, target: &CudaTarget) -> String {
+        let (MmaTile { rows, columns }, [a, b]) = (self.tile, self.operands);
+        let kind = match self.matmul.left {
+            Dtype::F16 => 1,
+            Dtype::Bf16 => 2,
+            Dtype::I8 => 3,
+            _ => 0,
+        };
+        format!(
+            "// matmul: {}\n#define WAITS\nconstexpr int V = {};\nconstexpr int N = {};\nconstexpr int KIND = {kind};\n\
+             constexpr int ROWS = {rows};\nconstexpr int COLUMNS = {columns};\nconstexpr int STAGES = {};\nconstexpr bool FMA = {};\n\
+             constexpr bool A_COLUMNS = {};\nconstexpr int A_LOAD = {};\nconstexpr bool B_ROWS = {};\nconstexpr int B_LOAD = {};\n",
+            self.describe(target),
+            self.vector(),
+            self.launch.shape.n,
+            self.stages(target),
+            self.is_fma(),
+            a.across,
+            a.load as u8,
+            b.across,
+            b.load as u8,
+        )
+    }
+
+    fn grids(&self, target: &CudaTarget) -> Grids {
+        let shape = &self.launch.shape;
+        let (row_tiles, column_tiles) = (shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.tile.columns));
+        let number = |number: usize| Word::Number(number as u64);
+        let mut words: Vec<Word> =
+            self.epilogue().iter().flat_map(|epilogue| epilogue.words(shape.m * shape.batches())).collect();
+        words.extend(self.matrix_words(0, Matrix::A));
+        words.extend(self.matrix_words(1, Matrix::B));
+        words.extend([shape.m, shape.k, row_tiles, column_tiles].map(number));
+        // Axes of one matrix stand before the others.
+        let size = self.matmul.left.bytes();
+        let missing = AXES.saturating_sub(shape.batch.len());
+        let axes = shape.batch.iter().map(|axis| [axis[0], axis[1] * size, axis[2] * size]);
+        words.extend(std::iter::repeat_n([1, 0, 0], missing).chain(axes).flatten().map(number));
+        let grid = Grid {
+            entry: "matmul_mma",
+            blocks: [mma_time::tiles(shape, self.tile) as u32, 1, 1],
+            threads: THREADS,
+            cluster: 1,
+            shared: (self.stages(target) * self.stage_bytes()) as u32,
+            waits: target.arch.has_dependent_grids(),
+            words,
+        };
+        Grids { list: vec![grid], ..Grids::default() }
+    }
+
+    /// Of an operand: its first element, its end, and its strides in bytes.
+    fn matrix_words(&self, position: usize, matrix: Matrix) -> [Word; 4] {
+        let (start, size) = (self.launch.args[position].start(), self.matmul.left.bytes());
+        let at = |offset: usize| Word::Argument { position, offset };
+        let [line, element] = self.operands[position].strides.map(|stride| Word::Number((stride * size) as u64));
+        [at(start), at(start + self.launch.shape.reach(matrix) * size), line, element]
+    }
+}

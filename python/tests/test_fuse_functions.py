@@ -1,0 +1,179 @@
+"""Functions of torch that graphs have no operation for: values and gradients beside torch's, in `f32` and in 16 bits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import deuteron  # noqa: E402
+
+F = torch.nn.functional
+EPS = 2.0**-23
+
+CLASSES = torch.tensor([3, 0, 7, -100, 2, 5])
+INDEX = torch.tensor([2, 0, 2, 5])
+
+
+def of(*words: Any) -> Callable[..., Any]:
+    """A loss of every reduction, side by side."""
+    function, *rest = words
+    return lambda x, y, w: torch.stack(
+        [function(x, y, *rest, reduction=kind).sum() for kind in ("none", "sum", "mean")]
+    )
+
+
+FUNCTIONS: Dict[str, Callable[..., Any]] = {
+    "expm1": lambda x, y, w: torch.expm1(x) + torch.expm1(y * 1e-6) * 1e6,
+    "exp2": lambda x, y, w: torch.exp2(x),
+    "log2": lambda x, y, w: torch.log2(x * x + 0.5) + torch.log10(y.abs() + 1),
+    "elu": lambda x, y, w: F.elu(x) + F.elu(y, 0.5),
+    "celu": lambda x, y, w: F.celu(x, 2.0),
+    "selu": lambda x, y, w: F.selu(x),
+    "logsigmoid": lambda x, y, w: F.logsigmoid(x * 30) + F.logsigmoid(y),
+    "mish": lambda x, y, w: F.mish(x),
+    "softsign": lambda x, y, w: F.softsign(x),
+    "tanhshrink": lambda x, y, w: F.tanhshrink(x),
+    "hardtanh": lambda x, y, w: F.hardtanh(x, -0.5, 0.5) + F.relu6(y * 5),
+    "threshold": lambda x, y, w: F.threshold(x, 0.1, 20.0),
+    "shrinks": lambda x, y, w: F.hardshrink(x) + F.softshrink(y, 0.3),
+    "prelu": lambda x, y, w: F.prelu(x, w),
+    "glu": lambda x, y, w: F.glu(x, -1) + F.glu(y, 1),
+    "softmin": lambda x, y, w: F.softmin(x, dim=-1),
+    "nan_to_num": lambda x, y, w: torch.nan_to_num(torch.log(x.clamp(min=0.0)), nan=1.0, neginf=-3.0),
+    "tests of floats": lambda x, y, w: torch.where(torch.isfinite(x) & ~torch.isnan(y) & ~torch.isinf(x), x, y),
+    "addc": lambda x, y, w: torch.addcmul(x, y, w, value=0.5) + torch.addcdiv(x, y, w * w + 1, value=2),
+    "lerp": lambda x, y, w: torch.lerp(x, y, 0.25) + x.lerp(y, w),
+    "outer": lambda x, y, w: torch.outer(x[0], y[1]) + torch.inner(w, w),
+    "products": lambda x, y, w: torch.mv(x, w) * torch.dot(w, w) + x.inner(y)[0],
+    "norms": lambda x, y, w: torch.norm(x, dim=-1) + torch.linalg.vector_norm(y, 1, dim=1) + x.norm(math.inf, -1),
+    "normalize": lambda x, y, w: F.normalize(x, dim=-1) + F.normalize(y, p=1.0, dim=0),
+    "similarity": lambda x, y, w: F.cosine_similarity(x, y, dim=-1) + F.pairwise_distance(x, y),
+    "dist": lambda x, y, w: torch.dist(x, y),
+    "moments": lambda x, y, w: sum(torch.var_mean(x, dim=-1)) + sum(torch.std_mean(y, dim=1)),
+    "nansum": lambda x, y, w: torch.nansum(torch.where(x > 1, math.inf, x).clamp(max=3.0), -1),
+    "group_norm": lambda x, y, w: F.group_norm(x.view(2, 8, 3), 4, w, w) + F.group_norm(y.view(2, 8, 3), 2),
+    "instance_norm": lambda x, y, w: F.instance_norm(x.view(2, 8, 3), weight=w),
+    "batch_norm": lambda x, y, w: F.batch_norm(x, y[0].detach(), y[1].detach().abs() + 0.5, w, w) + F.batch_norm(y, None, None, training=True),
+    "mse": of(F.mse_loss),
+    "l1": of(F.l1_loss),
+    "huber": lambda x, y, w: of(F.huber_loss)(x, y, w) + of(F.smooth_l1_loss)(x, y, w),
+    "kl": lambda x, y, w: of(F.kl_div)(F.log_softmax(x, -1), F.softmax(y, -1), w)
+    + F.kl_div(F.log_softmax(x, -1), F.log_softmax(y, -1), log_target=True, reduction="batchmean"),
+    "binary": lambda x, y, w: of(F.binary_cross_entropy_with_logits)(x * 20, torch.sigmoid(y), w)
+    + F.binary_cross_entropy_with_logits(x, torch.sigmoid(y), weight=w.detach() ** 2, pos_weight=w.detach().abs()),
+    "repeat": lambda x, y, w: x.repeat(2, 1, 3).sum(1) + torch.tile(w, (3,)) + w.tile(2, 3)[1],
+    "interleave": lambda x, y, w: x.repeat_interleave(3, dim=0)[:6] * w.repeat_interleave(2)[:8] + x.repeat_interleave(2, 1)[:, :8],
+    "roll": lambda x, y, w: torch.roll(x, 3, -1) + y.roll((1, -2), (0, 1)) + torch.roll(x, 5),
+    "einsum": lambda x, y, w: torch.einsum("ij,kj->ik", x, y) @ torch.einsum("ij,j->i", x, w),
+    "einsum of batches": lambda x, y, w: torch.einsum("bhd,bhe,e->bde", x.view(2, 3, 8), y.view(2, 3, 8), w),
+    "einsum without an arrow": lambda x, y, w: torch.einsum("ji,jk", x, y) + torch.einsum("ij->j", x),
+    "methods": lambda x, y, w: x.expm1() + y.addcmul(x, y) + x.new_ones(8) * x.new_zeros((6, 8)).to(x.device) + x.ravel()[0],
+}
+
+
+def gradients(function: Any, *operands: Any) -> Any:
+    leaves = [one.detach().clone().requires_grad_() for one in operands]
+    result = function(*leaves)
+    weight = torch.linspace(0.5, 1.5, result.numel()).view(result.shape).to(result.dtype)
+    (result * weight).sum().backward()
+    return result.detach(), [torch.zeros_like(one) if one.grad is None else one.grad for one in leaves]
+
+
+def error(got: Any, exact: Any) -> float:
+    assert got.shape == exact.shape
+    return float((got.double() - exact).abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_gradients_are_those_of_torch(name: str, dtype: Any) -> None:
+    """At most twice as far off as torch, gradients three times, and a few roundings of the largest value."""
+    function = FUNCTIONS[name]
+    generator = torch.Generator().manual_seed(7)
+    data = [torch.randn(shape, generator=generator).to(dtype) for shape in ((6, 8), (6, 8), (8,))]
+    got, mine = gradients(deuteron.fuse(function), *data)
+    theirs, other = gradients(function, *data)
+    exact, reference = gradients(function, *(one.double() for one in data))
+    assert got.dtype == theirs.dtype
+    unit = torch.finfo(dtype).eps
+    assert error(got, exact) <= 2 * error(theirs, exact) + (2 * unit + 64 * EPS) * max(float(exact.abs().max()), 1.0)
+    for one, two, three in zip(mine, other, reference):
+        size = max(float(three.abs().max()), 1.0)
+        assert error(one, three) <= 3 * error(two, three) + (4 * unit + 256 * EPS) * size
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_with_all_options(smoothing: float, reduction: str, weighted: bool) -> None:
+    def function(x: Any, w: Any, images: Any) -> Any:
+        words = dict(weight=w.detach().exp() if weighted else None, reduction=reduction)
+        loss = F.cross_entropy(x, CLASSES_OF[0], label_smoothing=smoothing, **words).sum()
+        loss = loss + F.nll_loss(F.log_softmax(x, -1), CLASSES_OF[0], **words).sum()
+        return loss + F.cross_entropy(images, CLASSES_OF[0].view(2, 3), label_smoothing=smoothing, **words).sum()
+
+    generator = torch.Generator().manual_seed(3)
+    data = [torch.randn(shape, generator=generator) for shape in ((6, 8), (8,), (2, 8, 3))]
+    exact, reference = gradients(function, *(one.double() for one in data))
+
+    def fused(x: Any, w: Any, images: Any) -> Any:
+        def traced(classes: Any, x: Any, w: Any, images: Any) -> Any:
+            CLASSES_OF[0] = classes
+            return function(x, w, images)
+
+        try:
+            return deuteron.fuse(traced)(CLASSES, x, w, images)
+        finally:
+            CLASSES_OF[0] = CLASSES
+
+    got, mine = gradients(fused, *data)
+    assert error(got, exact) <= 64 * EPS * max(float(exact.abs().max()), 1.0)
+    for one, three in zip(mine, reference):
+        assert error(one, three) <= 64 * EPS * max(float(three.abs().max()), 1.0)
+
+
+CLASSES_OF = [CLASSES]
+
+
+def test_rows_are_selected_along_any_axis() -> None:
+    x = torch.randn(3, 6, 4)
+    fused = deuteron.fuse(lambda x, index: torch.index_select(x, 1, index) + x.index_select(1, index))
+    assert torch.equal(fused(x, INDEX), 2 * x[:, INDEX])
+    with pytest.raises(IndexError):
+        fused(x, torch.tensor([6]))
+
+
+def test_truths_along_axes_and_smallest_places() -> None:
+    x = torch.randn(5, 7)
+    fused = deuteron.fuse(lambda x: (torch.any(x > 1, -1), (x > -2).all(0), torch.all(x > -9), x.argmin(-1)))
+    expected = (torch.any(x > 1, -1), (x > -2).all(0), torch.all(x > -9), x.argmin(-1))
+    assert all(torch.equal(one.long(), two.long()) for one, two in zip(fused(x), expected))
+
+
+def test_small_arguments_of_expm1() -> None:
+    x = torch.tensor([sign * 10.0**power for power in range(-30, 2) for sign in (1.0, -1.0)] + [0.0, 80.0, -200.0])
+    got, exact = deuteron.fuse(torch.expm1)(x), torch.expm1(x.double())
+    assert bool(((got.double() - exact).abs() <= 16 * EPS * exact.abs()).all())
+    assert deuteron.fuse(torch.expm1)(torch.tensor([math.inf, -math.inf])).tolist() == [math.inf, -1.0]
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (lambda x: F.batch_norm(x, x[0], x[0], training=True), "running statistics"),
+        (lambda x: x.to("cuda"), "device of the operands"),
+        (lambda x: torch.einsum("ii->i", x[:, :4]), "different letters"),
+        (lambda x: torch.norm(x, 3), "order of 1, 2 or infinity"),
+        (lambda x: F.cross_entropy(x, x), "not their probabilities"),
+        (lambda x: x.cumsum(0), "cumsum"),
+        (lambda x: x.repeat_interleave(x), "whole number"),
+        (lambda x: x.new_zeros(3, device="cuda"), "device of the operands"),
+    ],
+)
+def test_what_is_not_computed_is_refused(function: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        deuteron.fuse(function)(torch.randn(4, 8))
