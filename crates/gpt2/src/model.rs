@@ -229,9 +229,16 @@ impl<'a> Builder<'a> {
         let normed = self.norm(x, &format!("{name}.ln_1"))?;
         let Stream { x, normed } = self.attend(Stream { x, normed }, name)?;
         let wide = self.linear(normed, &format!("{name}.mlp.c_fc"), hidden, inner)?;
+        let wide = self.narrowed(wide)?;
         let activated = self.graph.activation(wide, self.config.activation)?;
         let narrow = self.linear(activated, &format!("{name}.mlp.c_proj"), inner, hidden)?;
         self.graph.add(x, narrow)
+    }
+
+    /// Values that no sum over layers has a part in, as the cache has them.
+    fn narrowed(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
+        let narrow = self.options.weights.cache();
+        if self.graph.node(x).dtype == narrow { Ok(x) } else { self.graph.cast(x, narrow) }
     }
 
     /// The first half of a block.
@@ -249,8 +256,7 @@ impl<'a> Builder<'a> {
         let (batch, sequence) = (self.options.batch, self.options.sequence);
         let qkv = self.linear(x, &format!("{name}.attn.c_attn"), hidden, 3 * hidden)?;
         // Of all columns, queries too: so it is work on the rows of the product that makes them.
-        let narrow = self.options.weights.cache();
-        let qkv = if self.graph.node(qkv).dtype == narrow { qkv } else { self.graph.cast(qkv, narrow)? };
+        let qkv = self.narrowed(qkv)?;
         let mut parts = Vec::new();
         for part in 0..3 {
             let slice = self.graph.slice(qkv, 2, part * hidden, hidden)?;

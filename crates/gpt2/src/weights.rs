@@ -21,7 +21,7 @@ pub enum Weights {
     Bf16,
     /// Matrices are bytes with a scale an output column, the token table bytes with a scale a token; biases, norms and positions
     /// are `f32`. Activations are `f32`, and bytes with a scale a row on their way into a product, whose sums are exact. Queries, keys and
-    /// values are `bf16`, and so is the cache: what a step reads of it, beside its weights, is half as much.
+    /// values are `bf16`, and so are the cache and the inner layer: what is read of them is half as much.
     ///
     /// Against `f32`, on the four small random models of the tests, whose weights are far from trained ones: logits are off by less
     /// than [`Weights::INT8_LOGIT_ERROR`] of their spread, and perplexity by less than [`Weights::INT8_PERPLEXITY_ERROR`]. With

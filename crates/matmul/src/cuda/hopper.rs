@@ -31,7 +31,7 @@ use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
 use deuteron_plan::{Draft, Work, primitive_work};
 
 use self::ending::{CLUSTER, MappedRows, PAIR, reduces};
-use self::time::{Following, bytes_us, library_us, rows_us, tile_us};
+use self::time::{FETCHED, Following, GATHERED, bytes_us, library_us, rows_us, tile_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch};
@@ -249,7 +249,7 @@ impl HopperKernel {
     pub fn microseconds(&self, target: &CudaTarget) -> f64 {
         let shape = &self.launch.shape;
         match self.is_of_bytes() {
-            true => bytes_us(&self.tile, shape, target.processors),
+            true => bytes_us(&self.tile, shape, target.processors, FETCHED),
             false => tile_us(&self.tile, shape, self.following(), self.cluster(), target.processors),
         }
     }
@@ -552,10 +552,12 @@ fn tiles(shape: &MatmulShape, operands: Dtype) -> impl Iterator<Item = HopperTil
     all.filter(move |tile| tile.is_possible() && tile.split <= steps && (operands != Dtype::I8 || exact(tile)))
 }
 
-/// How a matmul of bytes is cut that is predicted to be done first.
-pub(super) fn fastest_of_bytes(shape: &MatmulShape, processors: usize) -> HopperTile {
-    let time = |tile: &HopperTile| bytes_us(tile, shape, processors);
-    tiles(shape, Dtype::I8).min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS)
+/// How rows of bytes that are routed to experts are cut, of which there are so many tiles along the rows. They are gathered more slowly than whole
+/// tiles are fetched.
+pub(super) fn fastest_routed(row_tiles: usize, shape: &MatmulShape, processors: usize) -> HopperTile {
+    let shape = MatmulShape { m: row_tiles * ROWS, ..shape.clone() };
+    let time = |tile: &HopperTile| bytes_us(tile, &shape, processors, GATHERED);
+    tiles(&shape, Dtype::I8).min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS)
 }
 
 #[cfg(test)]
@@ -597,6 +599,15 @@ mod tests {
         assert_eq!((few.rows * few.columns, few.sharing, few.split), (128 * 192, Sharing::Rows, 1));
         // K is shared where there are fewer tiles than multiprocessors.
         assert!(plain(64, 8192, 256).tile.split > 1);
+    }
+
+    #[test]
+    fn tiles_of_bytes_are_taken_in_turn_where_there_are_many() {
+        let turns = |m, k, n| of_operands(Dtype::I8, m, k, n).tile.sharing == Sharing::Turns;
+        assert_eq!(of_operands(Dtype::I8, 4096, 4096, 4096).tile, TURNS);
+        assert!(turns(8192, 768, 3072) && !turns(1024, 768, 3072) && !turns(1024, 3072, 768));
+        // Routed rows are gathered more slowly: wide tiles gather them less often.
+        assert_eq!(fastest_routed(132, &shape(16384, 4096, 4096), 132).columns, 256);
     }
 
     #[test]

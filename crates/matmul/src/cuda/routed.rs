@@ -32,8 +32,9 @@ const ROUTE_THREADS: u32 = 1024;
 const ROUTE_WARPS: usize = 32;
 /// Experts, at most: a thread has the rows of one.
 const MAX_EXPERTS: usize = 1024;
-/// Rows and columns, at most: they are counted by 32 bits, and so are tiles.
+/// Rows, columns and tiles, at most: they are counted by 32 bits.
 const MAX_SIZE: usize = 1 << 24;
+const MAX_TILES: usize = 1 << 30;
 /// Positions among the arguments of a routed matmul.
 const LEFT: usize = 0;
 const TABLE: usize = 1;
@@ -68,7 +69,8 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let &[(experts, stride), ..] = table.leading.as_slice() else { return None };
     let sized = [shape.m, shape.n, shape.k, experts].iter().all(|size| (1..MAX_SIZE).contains(size))
         && experts <= MAX_EXPERTS
-        && shape.n >= 16;
+        && shape.n >= 16
+        && row_tiles(shape.m, experts) * shape.n.div_ceil(64) < MAX_TILES;
     let places = [shape.k, shape.a.0, a.offset, stride, table.offset];
     let lies = places.iter().all(|place| place.is_multiple_of(16));
     (target.arch.has_wgmma() && of_bytes && sized && lies).then_some(fit)
@@ -100,10 +102,10 @@ impl RoutedKernel {
     fn new(lowered: LoweredMatmul, target: &CudaTarget) -> RoutedKernel {
         let LoweredMatmul { product, launch } = lowered;
         let experts = launch.args[TABLE].leading.first().map_or(0, |&(experts, _)| experts);
-        // As if every expert's last tile were half full.
-        let rows = (launch.shape.m.div_ceil(ROWS) + launch.shape.m.min(experts) / 2) * ROWS;
-        let shape = MatmulShape { m: rows, ..launch.shape.clone() };
-        let tile = hopper::fastest_of_bytes(&shape, target.processors);
+        // As if every expert's last tile were half full, or each had one.
+        let used = launch.shape.m.min(experts);
+        let row_tiles = (launch.shape.m.div_ceil(ROWS) + used / 2).max(used);
+        let tile = hopper::fastest_routed(row_tiles, &launch.shape, target.processors);
         RoutedKernel { matmul: HopperKernel { matmul: product, launch, tile }, experts }
     }
 

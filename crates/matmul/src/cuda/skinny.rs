@@ -178,13 +178,15 @@ fn config(product: &Matmul<Body>, shape: &MatmulShape, target: &CudaTarget) -> S
         let step = 32 * wide;
         let steps = k.div_ceil(step);
         let strip = |slices: usize| WARPS / slices * NEAR;
-        let mut possible = [1, 2, 4, 8].into_iter().filter(|&slices| slices <= steps);
+        // Of bytes there are few steps: rather some warps have none than some multiprocessors no block.
+        let most = if product.right == Dtype::I8 { 2 * steps - 1 } else { steps };
+        let mut possible = [1, 2, 4, 8].into_iter().filter(|&slices| slices <= most);
         let enough = possible.clone().find(|&slices| n.div_ceil(strip(slices)) >= target.processors);
         let slices = enough.or(possible.next_back()).unwrap_or(1);
         let strips = n.div_ceil(strip(slices));
         // Every block walks over as many strips as any other, but for the last ones.
         let turns = strips.div_ceil((target.processors * resident).max(1));
-        (Weights::ByColumns { slices }, strip(slices), steps * step, strips.div_ceil(turns))
+        (Weights::ByColumns { slices }, strip(slices), steps.max(slices) * step, strips.div_ceil(turns))
     };
     let is_of_bytes = product.left == Dtype::I8;
     SkinnyConfig { rows, strip, left, resident, blocks, vector, is_of_bytes, weights }

@@ -79,6 +79,7 @@ fn few_rows_of_bytes() {
     for (name, sizes, processors) in [
         ("bytes_of_one_row", [1, 50, 1040], 2),
         ("bytes_of_slices", [5, 9, 1700], 4),
+        ("bytes_of_idle_warps", [2, 20, 3000], 4),
         ("bytes_of_odd_rows", [3, 33, 77], 1),
         ("bytes_of_eight_rows", [8, 64, 516], 3),
     ] {

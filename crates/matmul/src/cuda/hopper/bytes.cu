@@ -45,7 +45,7 @@ static __device__ __forceinline__ F kept_sums(const char* s_sums, int row, int c
 }
 
 // Does with a warp's sums of 16 rows, the first `rows` of which there are, what follows. The tile's first column is `column`; `row_of(r)` is
-// the row of the result that row r is of.
+// the row of the result that row r is of. Where an index picks what follows, it is the same for all rows of a tile.
 template <int FIRST = 0, class RowOf>
 static __device__ __forceinline__ void finish_rows(const Parameters& p, int column, int rows, char* s_sums, const int (&sums)[COLUMNS / 2], RowOf row_of) {
     constexpr int WIDE = COLUMNS - FIRST < PIECE ? COLUMNS - FIRST : PIECE, ACROSS = WIDE / V, DOWN = 32 / ACROSS;
@@ -53,8 +53,8 @@ static __device__ __forceinline__ void finish_rows(const Parameters& p, int colu
     const int lane = threadIdx.x & 31, own = lane % ACROSS * V, down = lane / ACROSS, c = column + FIRST + own;
     keep_sums<FIRST>(s_sums, sums);
     __syncwarp();
-    if (down < DOWN && c < N) {
-        const tail::Shared shared = tail::read_shared(p.tail, c);
+    if (down < DOWN && c < N && rows > 0) {
+        const tail::Shared shared = tail::read_shared(p.tail, c, row_of(0));
         // Where all rows are there, no branch keeps the compiler from working on several vectors at once.
         if (rows >= 16 && 16 % (DOWN * TOGETHER) == 0) {
 #pragma unroll 1

@@ -101,17 +101,21 @@ pub(super) fn tile_us(
     2.0 + multiplied.max(loaded) + waves * each + (waves - 1.0) + following.operands_us(shape)
 }
 
-/// Time of a launch for bytes, fitted to GPT-2's matmuls with GELU, 1024 to 8192 rows, and to 4096 and 8192 cubed.
-pub(super) fn bytes_us(tile: &HopperTile, shape: &MatmulShape, processors: usize) -> f64 {
+/// Bytes per microsecond and multiprocessor of tiles of bytes that are fetched, and of those whose rows are gathered.
+pub(super) const FETCHED: f64 = 97e3;
+pub(super) const GATHERED: f64 = 76e3;
+
+/// Time of a launch for bytes, fitted to GPT-2's matmuls with GELU, 1024 to 8192 rows, and to 4096 and 8192 cubed. `rate` is that of loads.
+pub(super) fn bytes_us(tile: &HopperTile, shape: &MatmulShape, processors: usize, rate: f64) -> f64 {
     let tiles = shape.m.div_ceil(tile.rows) * shape.n.div_ceil(tile.columns) * shape.batches();
     let (columns, steps) = (tile.columns as f64, steps(shape, Dtype::I8) as f64);
     let (waves, busy) = (tiles.div_ceil(processors) as f64, tiles.min(processors) as f64 / processors as f64);
     // Fewer multiprocessors get more of the L2 each.
-    let loads = ((tile.rows + tile.columns) * DEPTH * 2) as f64 / 90e3 * busy;
-    let (multiply, finish) = (steps * loads.max(columns * 0.0027), columns * 0.017);
+    let loads = ((tile.rows + tile.columns) * DEPTH * 2) as f64 / rate * busy;
+    let multiply = steps * loads.max(columns * 0.0027);
     match tile.sharing {
-        Sharing::Turns => 2.4 + waves * multiply.max(finish) + finish,
-        Sharing::Rows | Sharing::Columns => 2.4 + waves * (multiply + finish),
+        Sharing::Turns => 2.4 + waves * multiply.max(columns * 0.0285) + columns * 0.024,
+        Sharing::Rows | Sharing::Columns => 2.4 + waves * (multiply + columns * 0.017),
     }
 }
 

@@ -25,8 +25,8 @@ pub(crate) fn emit_prologue(emission: &Emission) -> String {
     writer.text()
 }
 
-/// `read_shared(p, col)` gives what one thread reads from memory for V columns of all rows, `read(p, row, col)` what it reads for those of one
-/// row; `run(p, row, col, sums, shared, operands)` does with both what follows V sums of that row, of each matmul. So several loads can be
+/// `read_shared(p, col, row)` gives what one thread reads from memory for V columns of all rows, or of all that have the index of `row` where
+/// an index picks what is read; `read(p, row, col)` gives what it reads for those of one row; `run(p, row, col, sums, shared, operands)` does with both what follows V sums of that row, of each matmul. So several loads can be
 /// in flight before the first work, and what rows share is loaded once.
 pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     debug_assert_eq!(emission.config.policy, Policy::Streamed, "every value is read where it is needed");
@@ -34,7 +34,7 @@ pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     writer.open("namespace tail {");
     writer.line(format!("constexpr int COLS = {};", emission.body.cols));
     writer.parameters();
-    writer.operands("Shared", "read_shared(const Parameters& p, const int col)", true);
+    writer.operands("Shared", "read_shared(const Parameters& p, const int col, const i64 row = 0)", true);
     writer.operands("Operands", "read(const Parameters& p, const i64 row, const int col)", false);
     writer.open(
         "static __device__ __forceinline__ void run(const Parameters& p, const i64 row, const int col, const F* sums, const Shared& shared, const Operands& operands) {",
@@ -137,7 +137,7 @@ impl Writer<'_> {
             false => (format!("Raw<{}>", self.type_of(arg)), self.load(arg)),
         };
         let picked = matches!(self.it.body.args[arg].access, Access::GatheredRow { .. });
-        Some(Operand { arg, shared: self.it.layouts[arg].axes.is_empty() && !picked, ty, load })
+        Some(Operand { arg, shared: self.it.layouts[arg].axes.is_empty() || picked, ty, load })
     }
 
     fn constants_of_rows(&mut self) {
