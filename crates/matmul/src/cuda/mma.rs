@@ -49,7 +49,7 @@ pub(super) const LINE_BYTES: usize = 64;
 /// Batch axes, as in `operands.cu`: a matrix takes two axes of a tensor.
 const AXES: usize = MAX_RANK - 2;
 /// Blocks of a multiprocessor that the kernel is compiled for.
-pub(super) const BLOCKS: usize = 2;
+const BLOCKS: usize = 2;
 /// Shared memory that the system takes of each block.
 const RESERVED: usize = 1024;
 /// Stages, at most: more do not help.
@@ -398,7 +398,12 @@ mod tests {
             assert!(!is_ours(arch, Dtype::Bf16, [4096, 4096, 4096]), "{arch}");
             assert!(is_ours(arch, Dtype::Bf16, [8192, 50257, 768]), "{arch}");
         }
-        assert!(is_ours(Arch::Sm90a, Dtype::F32, [4096, 4096, 4096]));
+        assert!(
+            is_ours(Arch::Sm90a, Dtype::F32, [4096, 4096, 4096]) && is_ours(Arch::Sm90a, Dtype::F32, [8192, 768, 2304])
+        );
+        assert!(!is_ours(Arch::Sm90a, Dtype::F32, [1024, 1024, 1024]));
+        // Rows of B, which the library takes slowly.
+        assert!(is_ours(Arch::Sm90a, Dtype::I8, [4096, 4096, 4096]));
         // TF32 is no faster than f32 there.
         assert!(!is_ours(Arch::Sm89, Dtype::F32, [4096, 4096, 4096]));
         // Short sums are fused multiply-adds.
