@@ -74,6 +74,7 @@ fn graphs() -> Vec<String> {
             format!("{} ; {}", matmul(1500, 768, 2304, true, false), follow(2304)),
             format!("{} ; {}", matmul(1500, 769, 2305, false, true), follow(2305)),
             format!("{} ; out p", matmul(1501, 768, 2303, true, false)),
+            format!("{} ; {}", matmul(1500, 769, 2304, false, false), follow(2304)),
             format!("x = input {dtype}[150,72,3] ; t = transpose x [2,0,1] ; w = input {dtype}[3,72,129] ; p = matmul t w ; out p"),
         ]);
     }

@@ -10,8 +10,8 @@
 //! | i8       | m16n8k32                          | exact integers, handed over as f32       | Ampere  |
 //!
 //! - Any strides, any start of an operand, any number of batch axes, any size from 1 on; K may be 0. [`Load`] says how an operand comes.
-//! - Three passes of TF32 leave out 2^-21 of each product, which is within the bound of f32 for sums of [`PASSES_FROM`] and more; shorter
-//!   ones are fused multiply-adds.
+//! - Three passes of TF32 are off by up to 2^-20 of each product, with either sign, which is within the bound of f32 for sums of
+//!   [`PASSES_FROM`] and more; shorter ones are fused multiply-adds. Sums that come out infinite or as no number are done again so.
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
 
 use std::fmt;
@@ -121,11 +121,11 @@ impl MmaTile {
     /// Those whose sums leave room in the registers for operands: f32 takes two words for each number, and what does not come by
     /// asynchronous copies is held on its way.
     fn of(dtype: Dtype, operands: &[Operand; 2]) -> &'static [MmaTile] {
-        let held = operands.iter().all(|operand| operand.load != Load::Copied);
+        let held = operands.iter().filter(|operand| operand.load != Load::Copied).count();
         match (dtype == Dtype::F32, held) {
-            (false, false) => &MmaTile::ALL,
-            (false, true) | (true, false) => &MmaTile::ALL[2..],
-            (true, true) => &MmaTile::ALL[3..],
+            (false, 0 | 1) => &MmaTile::ALL,
+            (false, _) | (true, 0) => &MmaTile::ALL[2..],
+            (true, _) => &MmaTile::ALL[4..],
         }
     }
 }
