@@ -7,6 +7,7 @@ use deuteron_codegen::{Kernel, Source};
 use deuteron_graph::Graph;
 use deuteron_kernels::CudaCatalog;
 use deuteron_matmul::cuda::mma::MmaKernel;
+use deuteron_matmul::cuda::realigned::RealignedKernel;
 use deuteron_plan::{Machine, Strategy, Target, plan};
 
 /// The kernel of the matmul of a graph, if there is one for a GPU.
@@ -17,6 +18,33 @@ fn kernel(text: &str, target: &CudaTarget) -> Option<MmaKernel> {
     let planned = plan(&graph, Target { machine: &machine, catalog }, Strategy::Greedy, &[]).unwrap();
     let group = planned.groups.iter().find(|group| group.structure.is_matmul()).expect("a matmul");
     MmaKernel::of(&group.draft(&graph, &planned.placement), target)
+}
+
+/// Both grids of matmuls whose operands are copied first.
+#[test]
+fn copies_compile_without_spills() {
+    let Some(compiler) = compiler() else { return };
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let (machine, catalog) = (Machine::profile("h200").unwrap(), CudaCatalog::of(Arch::Sm90a));
+    let mut sources = Vec::new();
+    for text in [
+        "x = input bf16[8192,50257] ; w = input bf16[50257,768] ; y = matmul x w ; out y",
+        "x = input f16[8192,50257] ; w = input f16[8192,768] ; p = matmul x w transpose_a ; y = silu p ; out y",
+        "x = input bf16[3,65,77] ; w = input bf16[3,77,129] ; y = matmul x w ; out y",
+    ] {
+        let graph: Graph = text.parse().unwrap();
+        let planned = plan(&graph, Target { machine: &machine, catalog }, Strategy::Greedy, &[]).unwrap();
+        let [group] = planned.groups.as_slice() else { panic!("{} kernels: {text}", planned.groups.len()) };
+        let ours = RealignedKernel::of(&group.draft(&graph, &planned.placement), &target).expect("a matmul of copies");
+        let Kernel { source: Source::Cuda(source), launch } = ours.kernel(&target) else { panic!("a text") };
+        let grids = launch.grids().expect("grids");
+        assert!(grids.list.len() > 1 && grids.workspace > 0, "{text}");
+        sources.push((source, target.arch));
+    }
+    for cubin in compiled(&compiler, sources) {
+        assert_eq!(cubin.entries.len(), 2);
+        assert!(cubin.entries.iter().all(|entry| entry.spill_stores + entry.spill_loads == 0), "{:?}", cubin.entries);
+    }
 }
 
 /// All types, all ways that operands lie and come, and what follows from nothing to much.
@@ -46,6 +74,7 @@ fn graphs() -> Vec<String> {
             format!("{} ; {}", matmul(1500, 768, 2304, true, false), follow(2304)),
             format!("{} ; {}", matmul(1500, 769, 2305, false, true), follow(2305)),
             format!("{} ; out p", matmul(1501, 768, 2303, true, false)),
+            format!("{} ; {}", matmul(1500, 769, 2304, false, false), follow(2304)),
             format!("x = input {dtype}[150,72,3] ; t = transpose x [2,0,1] ; w = input {dtype}[3,72,129] ; p = matmul t w ; out p"),
         ]);
     }

@@ -5,6 +5,7 @@ use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_graph::Graph;
 use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_matmul::cuda::hopper::HopperKernel;
+use deuteron_matmul::cuda::mma::MmaKernel;
 use deuteron_matmul::cuda::skinny::SkinnyKernel;
 use deuteron_plan::{Catalog, Machine, Plan, Strategy, Target, plan};
 
@@ -62,13 +63,14 @@ fn matmuls_of_more_columns_than_32_bits_count_are_no_kernels_of_ours() {
             planned(&format!("x = input bf16[{m},{k}] ; w = weight bf16[{k},{n}] ; y = matmul x w ; out y"));
         let [group] = plan.groups.as_slice() else { panic!("{} kernels", plan.groups.len()) };
         let draft = group.draft(&graph, &plan.placement);
-        (SkinnyKernel::of(&draft, &target).is_some(), HopperKernel::of(&draft, &target).is_some())
+        let skinny = SkinnyKernel::of(&draft, &target).is_some();
+        (skinny, HopperKernel::of(&draft, &target).is_some(), MmaKernel::of(&draft, &target).is_some())
     };
-    assert_eq!(ours([1, 64, 1 << 20]), (true, true));
+    assert_eq!(ours([1, 64, 1 << 20]), (true, true, true));
     let (large, limit) = (3_000_000_000, 1 << 30);
     for size in [large, limit] {
-        assert_eq!(ours([1, 64, size]), (false, false), "columns: {size}");
-        assert_eq!(ours([1, size, 64]), (false, false), "k: {size}");
-        assert_eq!(ours([size, 64, 64]), (false, false), "rows: {size}");
+        assert_eq!(ours([1, 64, size]), (false, false, false), "columns: {size}");
+        assert_eq!(ours([1, size, 64]), (false, false, false), "k: {size}");
+        assert_eq!(ours([size, 64, 64]), (false, false, false), "rows: {size}");
     }
 }

@@ -10,8 +10,8 @@
 //! | i8       | m16n8k32                          | exact integers, handed over as f32       | Ampere  |
 //!
 //! - Any strides, any start of an operand, any number of batch axes, any size from 1 on; K may be 0. [`Load`] says how an operand comes.
-//! - Three passes of TF32 leave out 2^-21 of each product, which is within the bound of f32 for sums of [`PASSES_FROM`] and more; shorter
-//!   ones are fused multiply-adds.
+//! - Three passes of TF32 are off by up to 2^-20 of each product, with either sign, which is within the bound of f32 for sums of
+//!   [`PASSES_FROM`] and more; shorter ones are fused multiply-adds. Sums that come out infinite or as no number are done again so.
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
 
 use std::fmt;
@@ -49,7 +49,7 @@ pub(super) const LINE_BYTES: usize = 64;
 /// Batch axes, as in `operands.cu`: a matrix takes two axes of a tensor.
 const AXES: usize = MAX_RANK - 2;
 /// Blocks of a multiprocessor that the kernel is compiled for.
-pub(super) const BLOCKS: usize = 2;
+const BLOCKS: usize = 2;
 /// Shared memory that the system takes of each block.
 const RESERVED: usize = 1024;
 /// Stages, at most: more do not help.
@@ -121,11 +121,11 @@ impl MmaTile {
     /// Those whose sums leave room in the registers for operands: f32 takes two words for each number, and what does not come by
     /// asynchronous copies is held on its way.
     fn of(dtype: Dtype, operands: &[Operand; 2]) -> &'static [MmaTile] {
-        let held = operands.iter().all(|operand| operand.load != Load::Copied);
+        let held = operands.iter().filter(|operand| operand.load != Load::Copied).count();
         match (dtype == Dtype::F32, held) {
-            (false, false) => &MmaTile::ALL,
-            (false, true) | (true, false) => &MmaTile::ALL[2..],
-            (true, true) => &MmaTile::ALL[3..],
+            (false, 0 | 1) => &MmaTile::ALL,
+            (false, _) | (true, 0) => &MmaTile::ALL[2..],
+            (true, _) => &MmaTile::ALL[4..],
         }
     }
 }
@@ -350,5 +350,90 @@ impl MmaKernel {
         let at = |offset: usize| Word::Argument { position, offset };
         let [line, element] = self.operands[position].strides.map(|stride| Word::Number((stride * size) as u64));
         [at(start), at(start + self.launch.shape.reach(matrix) * size), line, element]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deuteron_codegen::cuda::arch::Arch;
+
+    use super::*;
+
+    fn arg(dtype: Dtype, offset: usize) -> ArgBinding {
+        let graph: deuteron_graph::Graph = format!("x = input {dtype}[1] ; out x").parse().unwrap();
+        ArgBinding::whole(&graph, graph.inputs()[0], offset, false)
+    }
+
+    fn load(strides: (usize, usize), dtype: Dtype, offset: usize, batch: &[usize]) -> (bool, Load) {
+        let operand = Operand::new(strides, &arg(dtype, offset), batch.iter().copied(), true);
+        (operand.across, operand.load)
+    }
+
+    #[test]
+    fn operands_come_as_they_lie() {
+        assert_eq!(load((768, 1), Dtype::Bf16, 0, &[]), (false, Load::Copied));
+        assert_eq!(load((1, 768), Dtype::Bf16, 8, &[0, 8192]), (true, Load::Copied));
+        assert_eq!(load((50257, 1), Dtype::Bf16, 0, &[]), (false, Load::Shifted));
+        assert_eq!(load((1, 768), Dtype::Bf16, 3, &[]), (true, Load::Shifted));
+        assert_eq!(load((768, 1), Dtype::Bf16, 0, &[100]), (false, Load::Shifted));
+        assert_eq!(load((4, 1), Dtype::F32, 4, &[]), (false, Load::Copied));
+        assert_eq!(load((8, 1), Dtype::I8, 0, &[]), (false, Load::Shifted));
+        assert_eq!(load((768, 3), Dtype::Bf16, 0, &[]), (false, Load::Gathered));
+        let turing = Operand::new((768, 1), &arg(Dtype::F16, 0), std::iter::empty(), false);
+        assert_eq!(turing.load, Load::Aligned);
+    }
+
+    /// Whether a matmul without an epilogue is ours, of rows of A and B as they are.
+    fn is_ours(arch: Arch, dtype: Dtype, [m, k, n]: [usize; 3]) -> bool {
+        let shape = MatmulShape { m, n, k, batch: Vec::new(), a: (k, 1), b: (n, 1), c: (n, 1) };
+        let target = CudaTarget::new(arch, 132);
+        let (a, b) = (arg(dtype, 0), arg(dtype, 0));
+        let problem = Problem::new(&shape, dtype, operands(&shape, [&a, &b], &target), &target);
+        problem.microseconds(fastest(&problem)) < problem.library_microseconds()
+    }
+
+    #[test]
+    fn the_library_keeps_what_it_does_faster() {
+        for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
+            assert!(!is_ours(arch, Dtype::Bf16, [4096, 4096, 4096]), "{arch}");
+            assert!(is_ours(arch, Dtype::Bf16, [8192, 50257, 768]), "{arch}");
+        }
+        assert!(
+            is_ours(Arch::Sm90a, Dtype::F32, [4096, 4096, 4096]) && is_ours(Arch::Sm90a, Dtype::F32, [8192, 768, 2304])
+        );
+        assert!(!is_ours(Arch::Sm90a, Dtype::F32, [1024, 1024, 1024]));
+        // Rows of B, which the library takes slowly.
+        assert!(is_ours(Arch::Sm90a, Dtype::I8, [4096, 4096, 4096]));
+        // TF32 is no faster than f32 there.
+        assert!(!is_ours(Arch::Sm89, Dtype::F32, [4096, 4096, 4096]));
+        // Short sums are fused multiply-adds.
+        assert!(!is_ours(Arch::Sm90a, Dtype::F32, [4096, 40, 4096]));
+    }
+
+    #[test]
+    fn every_cut_has_room_in_shared_memory() {
+        for arch in Arch::ALL {
+            let target = CudaTarget::new(arch, 132);
+            for (dtype, across) in [(Dtype::F16, false), (Dtype::F16, true), (Dtype::F32, true), (Dtype::I8, true)] {
+                let shape =
+                    MatmulShape { m: 300, n: 200, k: 64, batch: Vec::new(), a: (64, 1), b: (200, 1), c: (200, 1) };
+                let launch = MatmulLaunch { args: Vec::new(), shape, prologue_axes: Vec::new(), axes: Vec::new() };
+                let operand = Operand { across, load: Load::Copied, strides: [200, 1] };
+                for tile in MmaTile::ALL {
+                    let matmul = Matmul {
+                        left: dtype,
+                        right: dtype,
+                        result: dtype,
+                        rights: 1,
+                        routed: false,
+                        prologue: None,
+                        epilogue: None,
+                    };
+                    let kernel = MmaKernel { matmul, launch: launch.clone(), tile, operands: [operand; 2] };
+                    let shared = kernel.stages(&target) * kernel.stage_bytes();
+                    assert!(shared <= arch.block_shared(), "{arch}, {dtype}, {tile}: {shared} bytes");
+                }
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::Dtype;
 
-use super::mma::{BLOCKS, LINE_BYTES, Load, MmaTile, Operand, PASSES_FROM};
+use super::mma::{LINE_BYTES, Load, MmaTile, Operand, PASSES_FROM};
 
 /// What a multiprocessor does in a microsecond.
 struct Rates {
@@ -28,8 +28,8 @@ fn rates(arch: Arch) -> Rates {
         Arch::Sm80 => rates(2.2, 2.5, 0.17, 14e3),
         Arch::Sm86 => rates(0.75, 0.85, 0.35, 11e3),
         Arch::Sm89 => rates(1.1, 1.25, 0.5, 8e3),
-        Arch::Sm90a => rates(3.2, 4.6, 0.38, 31e3),
-        Arch::Sm100 => rates(3.2, 9.0, 0.45, 50e3),
+        Arch::Sm90a => rates(2.9, 4.6, 0.38, 31e3),
+        Arch::Sm100 => rates(2.9, 9.0, 0.45, 50e3),
         Arch::Sm120 => rates(1.1, 1.2, 0.5, 10e3),
     }
 }
@@ -66,56 +66,60 @@ impl<'a> Problem<'a> {
         2.0 * (self.shape.m * self.shape.n * self.shape.batches()) as f64 * self.shape.k as f64
     }
 
+    fn result_bytes(&self) -> usize {
+        if self.dtype == Dtype::I8 { 4 } else { self.dtype.bytes() }
+    }
+
     /// Of a launch, cut in some way.
     pub(super) fn microseconds(&self, tile: MmaTile) -> f64 {
-        // One pass of TF32 is as fast as two of 16 bits, one of bytes as fast as half a one.
+        // One pass of TF32 takes as long as two of 16 bits, less what both load; one of bytes half as long.
         let share = match self.dtype {
             Dtype::F32 if self.shape.k < PASSES_FROM => 1.0 / 18.0,
-            Dtype::F32 => 1.0 / 6.0,
+            Dtype::F32 => 1.0 / 4.5,
             Dtype::I8 => 2.0,
             _ => 1.0,
         };
-        // Small tiles load more for each multiplication.
-        let loaded = 1.0 / tile.rows as f64 + 1.0 / tile.columns as f64;
-        let detour = |operand: &Operand| match operand.load {
-            Load::Copied => 0.0,
-            Load::Aligned => 0.05,
-            Load::Shifted => 0.1,
-            Load::Gathered => 0.6,
-        };
-        let detours: f64 = self.operands.iter().map(detour).sum();
-        let slower = (0.6 + 0.4 * loaded * 64.0) * (1.0 + detours);
+        // Small tiles load more for each multiplication, and lines of 96 columns are not shared evenly by threads.
+        let loaded = 64.0 / tile.rows as f64 + 64.0 / tile.columns as f64;
+        let uneven = if tile.columns == 96 { 1.15 } else { 1.0 };
         let depth = LINE_BYTES / self.dtype.bytes();
-        let stage = (2 * tile.rows * tile.columns * depth) as f64 / (self.rates.ours * share * 1e6) * slower;
+        let products = (2 * tile.rows * tile.columns * depth) as f64 / share * (0.4 + 0.6 * loaded) * uneven;
+        // What passes through registers, for each line of 64 bytes, as operations that could be done meanwhile.
+        let detour = |operand: &Operand, lines: usize| match operand.load {
+            Load::Copied => 0.0,
+            Load::Aligned => 1.5e3 * lines as f64,
+            Load::Shifted => 5.8e3 * lines as f64,
+            Load::Gathered => 30e3 * lines as f64,
+        };
+        let [a, b] = &self.operands;
+        let stage = (products + detour(a, tile.rows) + detour(b, tile.columns)) / (self.rates.ours * 1e6);
         let steps = self.shape.k.div_ceil(depth) as f64 + 4.0;
-        // A block alone on its multiprocessor runs faster than beside another, but not twice as fast.
+        let finish = (tile.rows * tile.columns * self.result_bytes()) as f64 / self.rates.memory;
+        // Few blocks on a multiprocessor leave it waiting for memory and barriers.
         let tiles = tiles(self.shape, tile);
-        let waves = tiles.div_ceil(self.processors * BLOCKS) as f64;
-        let together = if tiles <= self.processors { 1.5 } else { BLOCKS as f64 };
-        let finish = (tile.rows * tile.columns * 4) as f64 / self.rates.memory;
-        START + waves * together * (steps * stage + finish)
+        let few = 1.0 - tiles as f64 / (4 * self.processors) as f64;
+        let waiting = 1.0 + 0.8 * few.max(0.0);
+        START + tiles.div_ceil(self.processors) as f64 * waiting * (steps * stage + finish)
     }
 
-    /// Of the library, which is slow where rows or columns do not start at multiples of 16 bytes.
+    /// Of the library, which is slow where rows or columns do not start at multiples of 16 bytes, and for bytes that do not lie along K.
     pub(super) fn library_microseconds(&self) -> f64 {
-        let whole = (self.shape.n * self.dtype.bytes()).is_multiple_of(16);
+        let whole = (self.shape.n * self.result_bytes()).is_multiple_of(16);
         let aligned = whole && self.operands.iter().all(|operand| matches!(operand.load, Load::Copied | Load::Aligned));
+        let along_k = self.operands.iter().all(|operand| !operand.across);
         let rate = match (self.dtype, aligned) {
             (Dtype::F32, _) => self.rates.library_f32,
-            (Dtype::I8, true) => 2.0 * self.rates.library,
-            // By our plain kernel.
-            (Dtype::I8, false) => self.rates.library_f32 / 4.0,
-            (_, true) => self.rates.library,
-            // 6.6 ms for 8192 x 768 x 50257 on an H200.
-            (_, false) => self.rates.library / 6.0,
+            (Dtype::I8, true) if along_k => 1.4 * self.rates.library,
+            (_, true) if self.dtype != Dtype::I8 => self.rates.library,
+            // 4.3 to 5.0 ms for matmuls of 8192, 768 and 50257 on an H200, 1.1 ms for 4096 x 4096 x 4096 bytes.
+            _ => self.rates.library / 5.0,
         };
         START + self.flops() / (rate * 1e6 * self.processors as f64)
     }
 
     /// Of what follows the matmul as a kernel of its own, which reads its result and writes as much.
     pub(super) fn row_kernel_microseconds(&self) -> f64 {
-        let result = if self.dtype == Dtype::I8 { 4 } else { self.dtype.bytes() };
-        let bytes = (2 * self.shape.m * self.shape.n * self.shape.batches() * result) as f64;
+        let bytes = (2 * self.shape.m * self.shape.n * self.shape.batches() * self.result_bytes()) as f64;
         START + bytes / (self.rates.memory * self.processors as f64)
     }
 }

@@ -3,7 +3,7 @@
 // Copies lines to lines that start at multiples of 16 bytes. A warp has a chunk of 128 pieces of a line.
 struct Realigned {
     const char* g_from;
-    const char* g_end;  // of its buffer, as far as it may be read
+    const char* g_end;  // behind its last element: no more is read
     char* g_to;
     u64 line, batch;    // bytes from a line to the next, from a matrix to the next
     u64 lines;          // of a matrix

@@ -5,6 +5,7 @@ use deuteron::{Dtype, Engine, Graph, Session, SessionOptions, Strategy, Tensor, 
 use deuteron_codegen::cuda::CudaTarget;
 use deuteron_kernels::Backend;
 use deuteron_matmul::cuda::mma::{MmaKernel, MmaTile};
+use deuteron_matmul::cuda::realigned::RealignedKernel;
 use deuteron_plan::{Plan, plan};
 
 use crate::support::{assert_holds, guarded_gpu, parsed, seeded, twice};
@@ -106,6 +107,31 @@ fn batches_and_parts_of_tensors() {
         for (turn, text) in graphs.iter().enumerate() {
             check(&engine, text, dtype, turn);
             check(&engine, text, dtype, turn + 1);
+        }
+    }
+}
+
+/// On Hopper, operands that tensor maps cannot take are copied once.
+#[test]
+fn copies_of_operands() {
+    let Some(engine) = guarded_gpu() else { return };
+    let graphs = [
+        "x = input float[130,1023] ; w = weight float[1023,72] ; y = matmul x w ; z = silu y ; out z",
+        "x = input float[129,131] ; w = weight float[129,257] ; y = matmul x w transpose_a ; out y",
+        "x = input float[3,40,137] ; w = input float[3,65,137] ; y = matmul x w transpose_b ; out y",
+        "a = input float[130,401] ; x = slice a axis=1 start=7 length=136 ; w = weight float[136,72] ; y = matmul x w ; out y",
+    ];
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        for text in graphs {
+            let graph = parsed(text, dtype);
+            let plan = planned(&engine, &graph);
+            let [group] = plan.groups.as_slice() else { continue };
+            let kernel = RealignedKernel::of(&group.draft(&graph, &plan.placement), target(&engine));
+            let Some(kernel) = kernel else { continue };
+            let (inputs, expected) = seeded(&graph, 11, false);
+            let options = SessionOptions::from(Strategy::Greedy).kernels([kernel.kernel(target(&engine))]);
+            let mut session = Session::new(&engine, &graph, options).unwrap();
+            assert_holds(&expected, &graph, &twice(&mut session, &inputs), format_args!("copied, {dtype}\n{text}"));
         }
     }
 }

@@ -8,8 +8,8 @@
 //   anywhere: two aligned pieces are read, and what is wanted is cut out of both; GATHERED, element by element, of any strides.
 // - Sums are f32 in an order that the constants alone decide (of i8: exact integers), rounded to the storage type of the matmul. They pass
 //   through shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
-// - Beyond m, n and k operands are zeros, which are summed and not stored. Nothing outside of an operand's elements is read, but what is
-//   in the same 16 bytes as an element of it, and inside of its buffer.
+// - Beyond m, n and k operands are zeros, which are summed and not stored. Besides an operand's elements, no more is read than the rest of
+//   the aligned 16 bytes around them and the next 16, and nothing behind its last element.
 // - f32 is multiplied in three passes of TF32 (`sums.cu`), or by fused multiply-adds (FMA).
 //
 // KIND (0 f32, 1 f16, 2 bf16, 3 i8), ROWS, COLUMNS, STAGES, A_COLUMNS, B_ROWS, A_LOAD, B_LOAD, FMA, V and N are constants that stand
@@ -25,7 +25,7 @@ constexpr int AXES = 6;
 // An operand in memory. Distances are in bytes.
 struct Matrix {
     const char* g_first;
-    const char* g_end;  // of its buffer, as far as it may be read
+    const char* g_end;  // behind its last element: no more may be read
     u64 line, element;  // from a line to the next, from an element of a line to the next
 };
 
@@ -120,15 +120,14 @@ template <bool ACROSS, int HIGH, int LOAD> struct Operand {
     // Starts all copies of a stage.
     static __device__ __forceinline__ void copy(char* s_to, const Source& from, int first) {
         if constexpr (!HELD) {
-            const bool whole = is_whole(from, first);
+            if (is_whole(from, first)) {
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                if (whole) copy_async_first(shared_address(s_to + target(i)), place(from, first, i), 16);
-            }
-            if (whole) return;
+                for (int i = 0; i < COUNT; ++i) copy_async_first(shared_address(s_to + target(i)), place(from, first, i), 16);
+            } else {
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                copy_async_first(shared_address(s_to + target(i)), place(from, first, i), existing(from, first, i));
+                for (int i = 0; i < COUNT; ++i) {
+                    copy_async_first(shared_address(s_to + target(i)), place(from, first, i), existing(from, first, i));
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ template <> struct TotalOf<3> { typedef int Type; };
 typedef TotalOf<KIND>::Type Total;
 typedef Total Totals[ATOMS][EIGHTS][4];
 
-// Four words of an operand, as `mma` takes them. Of f32 each has the bits that TF32 takes, and `rest` what they leave.
+// Four words of an operand, as `mma` takes them. Of f32 these are numbers of TF32, and `rest` is what they leave.
 struct Fragment {
     u32 words[4], rest[4];
 };
@@ -25,13 +25,15 @@ static __device__ __forceinline__ void part_neighbours(u32 (&first)[2], u32 (&se
 // Lines of K whose elements a lane gets together: 4t and 4t + 1 by one matrix, 4t + 2 and 4t + 3 by the next.
 static __device__ __forceinline__ int line_of_i8(int lane) { return (lane & 7) / 2 * 4 + (lane & 1) + (lane >> 3 & 1) * 2 + (lane >> 4) * 16; }
 
-// f32: no bit is lost but the lowest of `rest`. What is infinite has a rest that is no number.
+// f32: the nearest number of TF32, and the rest, of which the matrix units take eleven bits. Both together are off by 2^-21 at most, with
+// either sign. What is infinite or no number has a rest that is no number.
 static __device__ __forceinline__ void split(Fragment& fragment) {
     if constexpr (KIND == 0 && !FMA) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float high = __uint_as_float(fragment.words[i] & 0xffffe000u);
-            fragment.rest[i] = __float_as_uint(__uint_as_float(fragment.words[i]) - high);
+            const u32 nearest = (fragment.words[i] + 0x1000u) & 0xffffe000u;
+            fragment.rest[i] = __float_as_uint(__uint_as_float(fragment.words[i]) - __uint_as_float(nearest));
+            fragment.words[i] = nearest;
         }
     }
 }
