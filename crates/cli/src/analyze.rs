@@ -10,7 +10,7 @@ use deuteron::report::{Analysis, Candidate, PlanSheet, diff, expect, html, parse
 use deuteron::{Backend, Bytes, Machine, Pin};
 
 use crate::device::{RedZones, Wanted};
-use crate::input::GraphArguments;
+use crate::input::{GraphArguments, text_file};
 use crate::show;
 use crate::tuning_file::Choice;
 use crate::{Outcome, device, machine_file};
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let changes = arguments.diff.as_deref().map(|path| read(path).map(|old| diff(&old, &analysis))).transpose()?;
     let violations = match &arguments.expect {
         Some(path) => {
-            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let text = text_file(path)?;
             expect(&analysis, &text).with_context(|| path.display().to_string())?
         }
         None => Vec::new(),
@@ -116,7 +116,7 @@ impl PageArguments {
 }
 
 fn read(path: &Path) -> Result<Analysis> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = text_file(path)?;
     parse(&text).with_context(|| path.display().to_string())
 }
 
@@ -142,7 +142,7 @@ fn described(device: &str) -> Result<Machine> {
     if !Path::new(device).is_file() {
         bail!("unknown device `{device}`; expected {}, or a machine file", Machine::PROFILES.join(", "));
     }
-    let text = std::fs::read_to_string(device).with_context(|| format!("cannot read {device}"))?;
+    let text = text_file(Path::new(device))?;
     Machine::parse(&text).with_context(|| device.to_string())
 }
 

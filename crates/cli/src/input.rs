@@ -8,6 +8,8 @@ use deuteron::analyze::{Knob, Variants};
 use deuteron::{Dtype, FusedOp, Graph};
 use deuteron_gpt2::{Config, Options, Weights};
 
+use crate::stored_file::text_of;
+
 /// Which graph, and how large.
 #[derive(Args)]
 pub struct GraphArguments {
@@ -151,7 +153,7 @@ impl GraphArguments {
     }
 
     fn file(&self) -> Result<Graph> {
-        let text = std::fs::read_to_string(&self.graph).with_context(|| format!("cannot read {}", self.graph))?;
+        let text = text_file(Path::new(&self.graph))?;
         let mut graph: Graph = text.parse().with_context(|| self.graph.clone())?;
         if graph.name().is_empty() {
             graph.set_name(&self.stem());
@@ -170,6 +172,14 @@ impl GraphArguments {
         let wrt: Vec<_> = graph.inputs().iter().filter(|&&id| graph.node(id).dtype.is_float()).copied().collect();
         Ok(deuteron::differentiate(&graph, &wrt)?.graph)
     }
+}
+
+/// Bytes of the longest text file that is read: a graph of a million nodes has some ten million.
+const LONGEST_TEXT: u64 = 1 << 28;
+
+/// A text file that the user names.
+pub fn text_file(path: &Path) -> Result<String> {
+    text_of(path, LONGEST_TEXT).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// What `--flip` turns.

@@ -57,17 +57,26 @@ pub fn or_note<T>(parsed: Result<Option<T>, BadFile>) -> Option<T> {
 
 /// What a file holds, if there is one. Below a home that is no folder, such as `/dev/null`, there is none.
 pub fn read(path: &Path) -> io::Result<Option<String>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let mut text = String::new();
-    file.take(LONGEST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LONGEST {
-        return Err(Error::new(ErrorKind::InvalidData, format!("expected at most {LONGEST} bytes")));
+    // Opening a pipe would wait for its writer.
+    if !metadata.is_file() {
+        return Err(Error::new(ErrorKind::InvalidData, "expected a file"));
     }
-    Ok(Some(text))
+    text_of(path, LONGEST).map(Some)
+}
+
+/// A text file of at most `longest` bytes, without the mark of its encoding.
+pub fn text_of(path: &Path, longest: u64) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(longest + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > longest {
+        return Err(Error::new(ErrorKind::InvalidData, format!("expected at most {longest} bytes")));
+    }
+    Ok(text.strip_prefix('\u{feff}').map(String::from).unwrap_or(text))
 }
 
 /// Stores a text. The file is complete or as it was: the text is written under another name first.
@@ -75,17 +84,30 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     private_folders().create(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let unfinished = folder.join(format!(".{name}.{}", std::process::id()));
-    let written = File::create(&unfinished).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    });
+    let (mut file, unfinished) = unfinished_file(folder, &name)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     let stored = written.and_then(|()| std::fs::rename(&unfinished, path));
     if stored.is_err() {
         // The first error is the one to report.
         let _ = std::fs::remove_file(&unfinished);
     }
     stored
+}
+
+/// A new file beside the one to be. What is there already, a link of someone else's among it, is neither written nor followed.
+fn unfinished_file(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
+    /// Names that are tried: one is taken only if a process of this number was killed.
+    const NAMES: usize = 64;
+    let mut taken = Error::from(ErrorKind::AlreadyExists);
+    for number in 0..NAMES {
+        let path = folder.join(format!(".{name}.{}.{number}", std::process::id()));
+        match File::options().write(true).create_new(true).open(&path) {
+            Ok(file) => return Ok((file, path)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => taken = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(taken)
 }
 
 /// Makes folders that only their owner can look into.
@@ -101,6 +123,39 @@ fn private_folders() -> DirBuilder {
 mod tests {
     use super::*;
     use deuteron_testkit::Scratch;
+
+    #[test]
+    #[cfg(unix)]
+    fn a_link_at_an_unfinished_name_is_not_followed() {
+        let folder = Scratch::make();
+        let (path, victim) = (folder.join("name.txt"), folder.join("victim"));
+        std::fs::write(&victim, "untouched").unwrap();
+        for name in [format!(".name.txt.{}", std::process::id()), format!(".name.txt.{}.0", std::process::id())] {
+            std::os::unix::fs::symlink(&victim, folder.join(name)).unwrap();
+        }
+        write(&path, "text").unwrap();
+        assert_eq!(read(&path).unwrap().as_deref(), Some("text"));
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "untouched");
+        assert!(!path.is_symlink());
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_pipe_in_place_of_a_file_does_not_block() {
+        let folder = Scratch::make();
+        let path = folder.join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(read(&path).unwrap_err().to_string().contains("expected a file"));
+    }
+
+    #[test]
+    fn the_mark_of_an_encoding_is_no_text_and_long_files_are_refused() {
+        let folder = Scratch::make();
+        let path = folder.join("marked.txt");
+        std::fs::write(&path, "\u{feff}text").unwrap();
+        assert_eq!(text_of(&path, 7).unwrap(), "text");
+        assert!(text_of(&path, 6).unwrap_err().to_string().contains("at most 6 bytes"));
+    }
 
     #[test]
     fn a_text_is_read_as_it_was_stored() {

@@ -298,12 +298,30 @@ fn read_only(folder: PathBuf) {
 fn folders_that_others_may_write_to_are_not_used() {
     let folder = Folder::new("others");
     get(&DiskCache::open(folder.0.clone()), 1);
-    fs::set_permissions(&folder.0, Permissions::from_mode(0o777)).unwrap();
+    // All, the group alone, others alone.
+    for mode in [0o777, 0o720, 0o702] {
+        fs::set_permissions(&folder.0, Permissions::from_mode(mode)).unwrap();
+        let cache = DiskCache::open(folder.0.clone());
+        assert_eq!((get(&cache, 1), get(&cache, 2), get(&cache, 2)), (Origin::Built, Origin::Built, Origin::Built));
+        let problem = cache.problem().unwrap().to_string();
+        assert!(problem.contains(&format!("got mode {mode:o}; run chmod 700 on it")), "{problem}");
+        assert_eq!(folder.files(".kernel").len(), 1);
+    }
+}
+
+/// Only root can give a folder away.
+#[test]
+fn folders_of_other_users_are_not_used() {
+    let folder = Folder::new("foreign");
+    get(&DiskCache::open(folder.0.clone()), 1);
+    if fs::metadata(&folder.0).unwrap().uid() != 0 {
+        return;
+    }
+    std::os::unix::fs::chown(&folder.0, Some(NOBODY), None).unwrap();
     let cache = DiskCache::open(folder.0.clone());
-    assert_eq!((get(&cache, 1), get(&cache, 2), get(&cache, 2)), (Origin::Built, Origin::Built, Origin::Built));
+    assert_eq!((get(&cache, 1), get(&cache, 2)), (Origin::Built, Origin::Built));
     let problem = cache.problem().unwrap().to_string();
-    assert!(problem.contains("got mode 777; run chmod 700 on it"), "{problem}");
-    assert_eq!(folder.files(".kernel").len(), 1);
+    assert!(problem.contains(&format!("got one of user {NOBODY}")), "{problem}");
 }
 
 #[test]
