@@ -5,6 +5,7 @@
 //! A kernel has a driver of its own in `emulator/`, which makes its operands and knows what it should compute.
 
 mod attention;
+mod cross_entropy;
 mod matmul;
 mod meeting;
 
@@ -123,13 +124,13 @@ fn written(grid: &Grid) -> String {
     let mut text = format!("grid {} {} {} {}\n", grid.blocks[0], grid.threads, grid.shared, grid.cluster);
     for word in &grid.words {
         match word {
-            Word::Number(number) => writeln!(text, "n {number}"),
+            Word::Number(number) => writeln!(text, "n {}", *number as i64),
             Word::Argument { position, offset } | Word::Unwritten { position, offset } => {
                 writeln!(text, "a {position} {offset}")
             }
             Word::Workspace(offset) => writeln!(text, "w {offset}"),
             Word::Persistent(offset) => writeln!(text, "k {offset}"),
-            Word::Fault => panic!("no kernel here takes indices"),
+            Word::Fault => writeln!(text, "f 0"),
             Word::Map(map) => {
                 let position = match map.of {
                     Mapped::Argument(position) => position as i64,
@@ -185,8 +186,20 @@ struct Launched {
 fn check_mistakes(name: &str, launched: Launched, resident: usize, seeds: u64, mistakes: &[Mistake]) {
     let Some(compiler) = compiler() else { return };
     let Launched { source, entry, launch, driver } = launched;
-    let mut text = String::from("static const int mistake = atoi(getenv(\"MISTAKE\"));\n");
-    text += &source.text;
+    let text = with_mistakes(&source.text, mistakes);
+    let program = TileProgram::compile(&compiler, name, driver, entry, &text);
+    let run = |mistake: usize| program.run(&launch, resident, Lanes::Together, 1..seeds + 1, mistake);
+    let (ok, said) = run(0);
+    assert!(ok, "{said}");
+    for (i, (right, _, notice)) in mistakes.iter().enumerate() {
+        let (ok, said) = run(i + 1);
+        assert!(!ok && said.contains("FAILED") && said.contains(notice), "a mistake at {right}:\n{said}");
+    }
+}
+
+/// A text that makes one mistake of a list, the one that the environment numbers, or none.
+fn with_mistakes(text: &str, mistakes: &[Mistake]) -> String {
+    let mut text = String::from("static const int mistake = atoi(getenv(\"MISTAKE\"));\n") + text;
     for (i, (right, wrong, _)) in mistakes.iter().enumerate() {
         assert_eq!(text.matches(right).count(), 1, "{right}");
         let number = i + 1;
@@ -196,14 +209,7 @@ fn check_mistakes(name: &str, launched: Launched, resident: usize, seeds: u64, m
         };
         text = text.replace(right, &both);
     }
-    let program = TileProgram::compile(&compiler, name, driver, entry, &text);
-    let run = |mistake: usize| program.run(&launch, resident, Lanes::Together, 1..seeds + 1, mistake);
-    let (ok, said) = run(0);
-    assert!(ok, "{said}");
-    for (i, (right, _, notice)) in mistakes.iter().enumerate() {
-        let (ok, said) = run(i + 1);
-        assert!(!ok && said.contains("FAILED") && said.contains(notice), "a mistake at {right}:\n{said}");
-    }
+    text
 }
 
 /// The only kernel of a graph, its launch and its grids.

@@ -2,6 +2,7 @@
 //!
 //! Each test needs a GPU and says so where there is none.
 
+mod cross_entropy;
 mod graphs;
 mod hopper;
 mod one_launch;

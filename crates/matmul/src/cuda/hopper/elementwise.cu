@@ -1,5 +1,21 @@
 // ---- what follows the sums, element by element
 
+// V sums from shared memory.
+static __device__ __forceinline__ F staged(const char* s_staged, int row, int column) {
+    F sums;
+    if constexpr (V == 8) {
+        const uint4 words = *(const uint4*)(s_staged + staged_at(row, column / 8));
+        const u32 w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums.v[i] = widen<KIND>((u16)(w[i / 2] >> 16 * (i & 1)));
+    } else {
+        const u16* s_own = (const u16*)(s_staged + staged_at(row, column / 8)) + column % 8;
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums.v[i] = widen<KIND>(s_own[i]);
+    }
+    return sums;
+}
+
 // What follows HIGH x WIDE sums of a tile whose first one is at (row, column) of the batch's matrix. COUNT threads share them, this one is
 // number `thread`: it has V columns of each piece of 64, in every DOWN-th row. `sums(row, column)` gives V of them.
 template <int HIGH, int WIDE, int COUNT, class Sums>
@@ -41,6 +57,19 @@ static __device__ __forceinline__ void finish_half(const Parameters& p, const Ti
     named_barrier_sync(STAGED_BARRIER + warpgroup, 128);
     finish<64, COLUMNS, 128>(p, tile.batch, row, tile.column, threadIdx.x % 128, [&](int r, int c) { return staged(s_staged, r, c); });
     named_barrier_sync(STAGED_BARRIER + warpgroup, 128);
+}
+
+// What follows a whole tile of a warpgroup.
+static __device__ __forceinline__ void finish_tile(const Parameters& p, const Tile& tile, char* s_staged, int warpgroup, const float (&sums)[HALVES][COLUMNS / 2]) {
+    // At once, so that registers are free for what follows the first half.
+    Rounded pairs[HALVES];
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+        round(pairs[half], sums[half]);
+        pin(pairs[half]);
+    }
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) finish_half(p, tile, tile.row + 64 * half, s_staged, warpgroup, pairs[half]);
 }
 
 // Sends this thread's sums to the blocks of the cluster that own their columns, behind those of lower blocks.
