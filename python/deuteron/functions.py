@@ -369,14 +369,28 @@ def attention_block(
     return _run_norm("attention_block", norm, operands, w, b, mask=word, eps=eps)  # type: ignore[no-any-return]
 
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy of `x weight^T` against `targets`, and its gradient, without the logits in memory. `x [rows, hidden]`,
-    `weight [classes, hidden]`, `targets [rows]`. On a GPU a target that is no class is not told."""
-    _check_targets(targets, weight)
-    return _run("linear_cross_entropy", [x, weight, targets])
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    reduction: str = "mean",
+    ignore_index: Optional[int] = None,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Cross entropy of `x weight^T` against `targets`, and its gradient, without the logits in memory. `x [rows, hidden]`,
+    `weight [classes, hidden]`, `targets [rows]`. `reduction` is "mean", "sum" or "none", which gives a loss per row. A row
+    whose target is `ignore_index` has no loss, and the mean leaves it out. A target that is no class is an `IndexError`,
+    which a later call raises on a Hopper GPU; other GPUs do not look."""
+    _check_targets(targets, weight, ignore_index)
+    attributes: dict[str, Any] = {
+        "reduction": reduction,
+        "ignore_index": "none" if ignore_index is None else ignore_index,
+        "label_smoothing": label_smoothing,
+    }
+    return _run("linear_cross_entropy", [x, weight, targets], **attributes)
 
 
-def _check_targets(targets: Tensor, weight: Tensor) -> None:
+def _check_targets(targets: Tensor, weight: Tensor, ignore_index: Optional[int]) -> None:
     """Looks whether targets are classes, where that takes no wait for a GPU."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(targets, torch.Tensor):
@@ -384,6 +398,8 @@ def _check_targets(targets: Tensor, weight: Tensor) -> None:
             return
     elif not hasattr(targets, "__array_interface__"):
         return
+    if ignore_index is not None:
+        targets = targets[targets != ignore_index]
     if 0 not in targets.shape and (int(targets.min()) < 0 or int(targets.max()) >= weight.shape[0]):
         raise IndexError(
             f"linear_cross_entropy: expected targets of at least 0 and below {weight.shape[0]}, got some from"

@@ -667,6 +667,13 @@ def _products() -> List[Case]:
             PRODUCTS,
         ),
         Case(
+            "linear_cross_entropy-sum",
+            _of(d.linear_cross_entropy, reduction="sum"),
+            lambda m, x, weight, targets: m.cross_entropy(x @ weight.swapaxes(0, 1), m.index(targets)) * x.shape[0],
+            lambda r, c: [value("x", r, c), weight("weight", 33, c), Operand("targets", "index", (r,), below=33)],
+            PRODUCTS,
+        ),
+        Case(
             "moe_int8",
             _of(d.moe_int8),
             lambda m, *o: quantized(m, experts(m, *o, act="gelu")),

@@ -314,7 +314,7 @@ def poisoned() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "name", [name for name in DIFFERENTIABLE if CASES[name].sizes is not HEADS and name != "linear_cross_entropy"]
+    "name", [name for name in DIFFERENTIABLE if CASES[name].sizes is not HEADS and "cross_entropy" not in name]
 )
 def test_no_rows(name: str, dtype: Any, poisoned: None) -> None:
     """No rows give no rows, and gradients of weights are zeros."""
@@ -993,6 +993,29 @@ def test_a_target_that_is_no_class(target: int) -> None:
     for dtype in (torch.float32, torch.float64):
         with pytest.raises(IndexError, match="^linear_cross_entropy: "):
             deuteron.linear_cross_entropy(x.to(dtype), weight.to(dtype), torch.tensor([1, target]))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.125])
+@pytest.mark.parametrize("ignored", [None, -100, 2])
+def test_options_of_a_loss(reduction: str, smoothing: float, ignored: Optional[int]) -> None:
+    x, weight = torch.randn(7, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
+    targets = torch.tensor([0, 4, 2, 1, 3, 2, 0])
+    if ignored is not None:
+        targets[1] = ignored
+    results = []
+    for ours in (True, False):
+        a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        if ours:
+            loss = deuteron.linear_cross_entropy(a, b, targets, reduction, ignored, smoothing)
+        else:
+            options: Any = {"reduction": reduction, "label_smoothing": smoothing}
+            options.update({} if ignored is None else {"ignore_index": ignored})
+            loss = torch.nn.functional.cross_entropy(a @ b.t(), targets, **options)
+        (loss * torch.arange(1.0, loss.numel() + 1.0).reshape(loss.shape)).sum().backward()
+        results.append((loss.detach(), a.grad, b.grad))
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected)
 
 
 X = torch.randn(3, 4)

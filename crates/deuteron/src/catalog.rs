@@ -34,6 +34,17 @@ pub enum Norm {
     Rms,
 }
 
+/// What becomes of the losses of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// they are the result
+    None,
+    /// their mean over the rows that have one
+    Mean,
+    /// their sum
+    Sum,
+}
+
 /// Attributes of fused ops. Each op has some of them; the others mean nothing to it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attributes {
@@ -61,6 +72,12 @@ pub struct Attributes {
     pub single: bool,
     /// whether the result is quantised again
     pub requantize: bool,
+    /// what becomes of the losses of rows
+    pub reduction: Reduction,
+    /// share of a target's weight that all classes have evenly
+    pub smoothing: f64,
+    /// a target whose row has no loss
+    pub ignored: Option<i32>,
 }
 
 /// A fused op and its attributes. The operands are listed by [`FusedOp::operands`].
@@ -114,6 +131,9 @@ impl FusedOp {
             masked(ATTENTION, Mask::Full),
             masked(ATTENTION, Mask::Additive).with(|a| a.p = 0.1),
             masked(ATTENTION_ADD_NORM, Mask::Full).with(|a| a.norm = Norm::Rms),
+            LINEAR_CROSS_ENTROPY.with(|a| (a.reduction, a.ignored) = (Reduction::Mean, Some(3))),
+            LINEAR_CROSS_ENTROPY.with(|a| (a.reduction, a.smoothing) = (Reduction::Sum, 0.1)),
+            LINEAR_CROSS_ENTROPY.with(|a| (a.reduction, a.smoothing, a.ignored) = (Reduction::None, 0.25, Some(0))),
             requantized(None),
             requantized(Some(Activation::Relu)),
         ]);
@@ -186,11 +206,6 @@ impl FusedOp {
         !matches!(self.entry.backward, Backward::None)
     }
 
-    /// Whether its backward is written out by hand, and so always that of all its operands.
-    pub fn has_written_backward(&self) -> bool {
-        matches!(self.entry.backward, Backward::Written(_))
-    }
-
     fn entries(&self) -> impl Iterator<Item = &'static entry::Operand> {
         self.entry.operands.iter().filter(|operand| (operand.when)(&self.attributes))
     }
@@ -230,12 +245,6 @@ impl FusedOp {
     pub fn backward_graph(&self, operands: &[OperandType]) -> Result<Graph, Error> {
         match self.entry.backward {
             Backward::None => Err(Error::NoBackward(self.name())),
-            Backward::Written(build) => {
-                let (mut graph, nodes) = self.inputs(operands)?;
-                build(&mut graph, &nodes)?;
-                graph.set_name(&format!("{}_backward", self.name()));
-                Ok(graph)
-            }
             Backward::Derived => {
                 let training = self.training(operands)?;
                 let wrt: Vec<bool> = self.operands().iter().map(|&name| name != "mask").collect();
@@ -244,8 +253,7 @@ impl FusedOp {
         }
     }
 
-    /// The forward graph with what its gradient takes again, for an op that has one. A backward that is written out by hand is
-    /// [`FusedOp::backward_graph`].
+    /// The forward graph with what its gradient takes again, for an op that has one.
     pub fn training(&self, operands: &[OperandType]) -> Result<Training, Error> {
         self.training_transposed(operands, &[])
     }

@@ -1,6 +1,6 @@
 //! Inputs made from a seed: what `fuse` and `bench` run on when no data is given.
 
-use deuteron_graph::{Callee, CompareOp, Composite, Dtype, Graph, InputKind, NodeId, Op, View};
+use deuteron_graph::{Call, Callee, CompareOp, Composite, CompositeKind, Dtype, Graph, InputKind, NodeId, Op, View};
 use deuteron_reference::Generator;
 
 use crate::error::Error;
@@ -53,6 +53,12 @@ fn is_norm_scale(graph: &Graph, id: NodeId) -> bool {
 
 /// Rows of the table that an index picks from, or classes that a target is compared with.
 fn index_limit(graph: &Graph, id: NodeId) -> usize {
+    let losses = [CompositeKind::LinearCrossEntropy, CompositeKind::LinearCrossEntropyGradient];
+    let is_loss = |callee: &Callee| matches!(callee, Callee::Composite(of) if losses.contains(&of.kind()));
+    let targets_of = |call: &&Call| is_loss(&call.callee) && call.inputs.get(2) == Some(&id);
+    if let Some(call) = graph.calls().iter().find(targets_of) {
+        return graph.node(call.inputs[1]).shape[0];
+    }
     let mut limit = usize::MAX;
     for user in graph.ids() {
         let node = graph.node(user);

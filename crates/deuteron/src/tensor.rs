@@ -168,6 +168,11 @@ impl Tensor {
         Ok(Tensor { memory, dtype: self.dtype, layout: self.layout.clone() })
     }
 
+    /// Whether its memory is the host's.
+    pub(crate) fn is_on_host(&self) -> bool {
+        matches!(*self.memory, Memory::Host(_))
+    }
+
     /// The bytes of the memory it looks into, fetched if they are not on the host.
     fn bytes(&self) -> Result<Cow<'_, [u8]>, Error> {
         match &*self.memory {

@@ -24,13 +24,14 @@ pub fn model(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     check_sequence(config, options)?;
     let mut builder = Builder::new(config.name, config, options);
     let tokens = builder.graph.input("tokens", Dtype::I32, [options.batch, options.sequence])?;
-    let logits = builder.logits(tokens, None)?;
+    let (x, head) = builder.last_rows(tokens, None)?;
     if !options.backward {
+        let logits = builder.logits(x, head)?;
         builder.graph.output("logits", logits)?;
         return Ok(builder.graph);
     }
     let targets = builder.graph.input("targets", Dtype::I32, [options.batch, options.sequence])?;
-    let loss = builder.graph.cross_entropy(logits, targets)?.loss;
+    let loss = builder.loss(x, head, targets)?;
     builder.graph.output("loss", loss)?;
     with_gradients(builder.graph)
 }
@@ -79,7 +80,8 @@ pub fn next_logits(config: &Config, piece: &Piece, weights: Weights) -> Result<G
     let cache = |layer: usize| builder.graph.input(&format!("h.{layer}.cache"), weights.cache(), shape);
     let caches = (0..config.layers).map(cache).collect::<Result<Vec<NodeId>, GraphError>>()?;
     builder.past = Some(Past { places, positions, caches, start });
-    let logits = builder.logits(tokens, Some(last))?;
+    let (x, head) = builder.last_rows(tokens, Some(last))?;
+    let logits = builder.logits(x, head)?;
     builder.graph.output("logits", logits)?;
     for (layer, &cache) in builder.appended.iter().enumerate() {
         builder.graph.output(&format!("h.{layer}.cache"), cache)?;
@@ -166,8 +168,8 @@ impl<'a> Builder<'a> {
         Builder { graph: Graph::new(name), config, options, past: None, appended: Vec::new() }
     }
 
-    /// Of every position, or of the rows `last` alone: the final norm and the head's product then have `batch` rows.
-    fn logits(&mut self, tokens: NodeId, last: Option<NodeId>) -> Result<NodeId, GraphError> {
+    /// What logits are made of, normed rows and the table of the head: rows of every position, or of `last` alone, which are `batch`.
+    fn last_rows(&mut self, tokens: NodeId, last: Option<NodeId>) -> Result<(NodeId, Table), GraphError> {
         let (config, options) = (self.config, self.options);
         let wte = self.table("wte")?;
         let wpe = self.graph.weight("wpe.weight", options.weights.activations(), [config.context, config.hidden])?;
@@ -189,6 +191,24 @@ impl<'a> Builder<'a> {
             true => wte,
             false => self.table("lm_head")?,
         };
+        Ok((x, head))
+    }
+
+    /// The mean loss of all tokens. From floats it takes no logits in memory.
+    fn loss(&mut self, x: NodeId, head: Table, targets: NodeId) -> Result<NodeId, GraphError> {
+        let Table::Floats(weight) = head else {
+            let logits = self.logits(x, head)?;
+            return Ok(self.graph.cross_entropy(logits, targets)?.loss);
+        };
+        let rows = self.options.batch * self.options.sequence;
+        let (x, targets) = (self.graph.reshape(x, [rows, self.config.hidden])?, self.graph.reshape(targets, [rows])?);
+        let losses = self.graph.linear_cross_entropy([x, weight, targets], 0.0, None)?.loss;
+        let share = self.graph.scale(losses, 1.0 / rows as f64)?;
+        let mean = self.graph.column_sum(share)?;
+        self.graph.reshape(mean, [])
+    }
+
+    fn logits(&mut self, x: NodeId, head: Table) -> Result<NodeId, GraphError> {
         match head {
             Table::Floats(head) => self.graph.matmul_transposed(x, head, false, true),
             Table::Bytes(head) => {

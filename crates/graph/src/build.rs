@@ -44,7 +44,7 @@ pub struct Quantized {
 /// Results of a cross entropy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CrossEntropyResult {
-    /// mean over rows, a scalar
+    /// mean over rows, a scalar; of a linear layer's rows, one of each
     pub loss: NodeId,
     /// log of the sum of exponentials of each row, `f32`
     pub logsumexp: NodeId,
@@ -361,6 +361,18 @@ impl Graph {
     /// Mean cross entropy of logits `[.., classes]` and targets `[..]`.
     pub fn cross_entropy(&mut self, logits: NodeId, targets: NodeId) -> Result<CrossEntropyResult, GraphError> {
         let out = self.call(Composite::CrossEntropy, &[logits, targets])?;
+        Ok(CrossEntropyResult { loss: out[0], logsumexp: out[1] })
+    }
+
+    /// Cross entropy of each row of `x w^T`, whose logits exist for some rows at a time: `x [rows, in]`, `w [classes, in]`, `targets [rows]`.
+    /// Both results are `f32[rows, 1]`; a row whose target is `ignored` has the loss 0.
+    pub fn linear_cross_entropy(
+        &mut self,
+        operands: [NodeId; 3],
+        smoothing: f64,
+        ignored: Option<i32>,
+    ) -> Result<CrossEntropyResult, GraphError> {
+        let out = self.call(Composite::LinearCrossEntropy { smoothing, ignored }, &operands)?;
         Ok(CrossEntropyResult { loss: out[0], logsumexp: out[1] })
     }
 

@@ -140,6 +140,20 @@ impl Graph {
                 ensure(shape(0).rank() >= 1 && shape(0).elements() > 0, "logits that are not empty")?;
                 ensure(dtype(1) == Dtype::I32 && shape(1)[..] == *shape(0).leading(), "an i32 target for each row")
             }
+            Composite::LinearCrossEntropy { .. } | Composite::LinearCrossEntropyGradient { .. } => {
+                let matrices = shape(0).rank() == 2 && shape(1).rank() == 2 && shape(0).cols() == shape(1).cols();
+                ensure(matrices && dtype(1) == dtype(0), "x [rows, in] and a weight [classes, in] of one dtype")?;
+                if shape(0).rows() == 0 {
+                    let expected = "at least 1: the mean of no losses is no number".to_string();
+                    let (op, got) = (composite.name().to_string(), "0".to_string());
+                    return Err(GraphError::Attribute { op, attribute: "rows", expected, got });
+                }
+                ensure(shape(0).cols() > 0 && shape(1).rows() > 0, "at least one class and one feature")?;
+                let rows = shape(0).rows();
+                ensure(dtype(2) == Dtype::I32 && shape(2)[..] == [rows], "an i32 target for each row")?;
+                let per_row = |i: usize| dtype(i) == Dtype::F32 && shape(i)[..] == [rows, 1];
+                ensure((3..inputs.len()).all(per_row), "logsumexp and gradients f32[rows, 1]")
+            }
         }
     }
 }
@@ -157,6 +171,11 @@ fn check_attributes(composite: &Composite) -> Result<(), GraphError> {
         Composite::Attention { p, .. } if !(0.0..1.0).contains(&p) => return bad("p", "in [0, 1)", p),
         Composite::AttentionScores { scale, .. } | Composite::Attention { scale, .. } if !scale.is_finite() => {
             return bad("scale", "finite", scale);
+        }
+        Composite::LinearCrossEntropy { smoothing, .. } | Composite::LinearCrossEntropyGradient { smoothing }
+            if !(0.0..=1.0).contains(&smoothing) =>
+        {
+            return bad("smoothing", "in [0, 1]", smoothing);
         }
         _ => {}
     }

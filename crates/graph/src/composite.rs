@@ -69,6 +69,14 @@ pub enum Composite {
     ExpertLinear { dtype: Dtype },
     /// Mean over rows of `log sum e^x - x[target]`. Operands: logits, targets. Results: loss, logsumexp.
     CrossEntropy,
+    /// For each row of logits `z = x w^T`, which exist for some rows at a time: `logsumexp = log sum e^z` and
+    /// `loss = logsumexp - (1 - smoothing) z[target] - smoothing mean(z)`, 0 where the target is `ignored`. Operands: x `[rows, in]`,
+    /// w `[classes, in]`, targets `i32[rows]`. Results: loss, logsumexp, both `f32[rows, 1]`.
+    LinearCrossEntropy { smoothing: f64, ignored: Option<i32> },
+    /// Its gradients: `d_z = d_logsumexp e^(z - logsumexp) - d_loss ((1 - smoothing) [target] + smoothing / classes)`, where
+    /// `d_logsumexp` holds what reaches it by the loss too. Operands: x, w, targets, logsumexp, d_logsumexp, d_loss, the last three
+    /// `f32[rows, 1]`. Results: d_x, d_w.
+    LinearCrossEntropyGradient { smoothing: f64 },
 }
 
 /// Every composite and its word in the text form and in reports.
@@ -118,6 +126,8 @@ kinds! {
         QuantizedLinear "quantized_linear",
         ExpertLinear "expert_linear",
         CrossEntropy "cross_entropy",
+        LinearCrossEntropy "linear_cross_entropy",
+        LinearCrossEntropyGradient "linear_cross_entropy_gradient",
     }
 }
 
@@ -148,6 +158,8 @@ impl Composite {
             Composite::Swiglu | Composite::Geglu { .. } | Composite::Dropout { .. } => (2, 2),
             Composite::Dequantize { .. } | Composite::CrossEntropy => (2, 2),
             Composite::Linear { .. } => (2, 3),
+            Composite::LinearCrossEntropy { .. } => (3, 3),
+            Composite::LinearCrossEntropyGradient { .. } => (6, 6),
             Composite::QuantizedLinear { .. } => (4, 5),
             Composite::ExpertLinear { .. } => (5, 6),
             Composite::AttentionScores { mask, .. } => {

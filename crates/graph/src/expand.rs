@@ -5,6 +5,8 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
+mod loss;
+
 use crate::activation::Activation;
 use crate::composite::{Composite, Mask};
 use crate::dtype::Dtype;
@@ -52,6 +54,12 @@ impl Expansion<'_> {
             Composite::QuantizedLinear { dtype } => self.quantized_linear(inputs, dtype),
             Composite::ExpertLinear { dtype } => self.expert_linear(inputs, dtype),
             Composite::CrossEntropy => self.cross_entropy(inputs),
+            Composite::LinearCrossEntropy { smoothing, ignored } => {
+                self.linear_cross_entropy(inputs, smoothing, ignored)
+            }
+            Composite::LinearCrossEntropyGradient { smoothing } => {
+                self.linear_cross_entropy_gradient(inputs, smoothing)
+            }
         }
     }
 
@@ -273,18 +281,9 @@ impl Expansion<'_> {
     fn cross_entropy(&mut self, inputs: &[NodeId]) -> Result<Vec<NodeId>, GraphError> {
         let logits = self.cast(inputs[0], Dtype::F32)?;
         let shape = self.graph.node(logits).shape.clone();
-        let shift = self.finite_max(logits)?;
-        let shifted = self.graph.sub(logits, shift)?;
-        let exponentials = self.graph.unary(UnaryOp::Exp, shifted)?;
-        let sum = self.graph.reduce(ReduceOp::Sum, exponentials)?;
-        let log = self.graph.unary(UnaryOp::Log, sum)?;
-        let logsumexp = self.graph.add(log, shift)?;
+        let logsumexp = self.logsumexp(logits)?;
         let target = self.graph.reshape(inputs[1], shape.with_cols(1))?;
-        let column = self.graph.iota(shape.clone(), shape.rank() - 1)?;
-        let is_target = self.graph.compare(CompareOp::Eq, column, target)?;
-        let zero = self.constant(0.0)?;
-        let picked = self.graph.select(is_target, logits, zero)?;
-        let picked = self.graph.reduce(ReduceOp::Sum, picked)?;
+        let picked = self.picked(logits, target)?;
         let loss = self.graph.sub(logsumexp, picked)?;
         // Scaled before the sum, so that the sum over rows is the last step and one kernel holds it all.
         let inverse_rows = self.constant(1.0 / shape.rows() as f64)?;
@@ -292,6 +291,32 @@ impl Expansion<'_> {
         let total = self.graph.column_sum(share)?;
         let mean = self.graph.reshape(total, Shape::scalar())?;
         Ok(vec![mean, logsumexp])
+    }
+
+    /// Of each row.
+    fn logsumexp(&mut self, logits: NodeId) -> Value {
+        let shift = self.finite_max(logits)?;
+        let shifted = self.graph.sub(logits, shift)?;
+        let exponentials = self.graph.unary(UnaryOp::Exp, shifted)?;
+        let sum = self.graph.reduce(ReduceOp::Sum, exponentials)?;
+        let log = self.graph.unary(UnaryOp::Log, sum)?;
+        self.graph.add(log, shift)
+    }
+
+    /// Of each row the logit of its target `[.., 1]`.
+    fn picked(&mut self, logits: NodeId, target: NodeId) -> Value {
+        let is_target = self.is_target(logits, target)?;
+        let zero = self.constant(0.0)?;
+        let picked = self.graph.select(is_target, logits, zero)?;
+        self.graph.reduce(ReduceOp::Sum, picked)
+    }
+
+    /// Where the logit of a row's target is.
+    fn is_target(&mut self, logits: NodeId, target: NodeId) -> Value {
+        let shape = self.graph.node(logits).shape.clone();
+        let axis = shape.rank() - 1;
+        let column = self.graph.iota(shape, axis)?;
+        self.graph.compare(CompareOp::Eq, column, target)
     }
 
     fn on_f32(&mut self, x: NodeId, body: impl FnOnce(&mut Self, NodeId) -> Value) -> Result<Vec<NodeId>, GraphError> {

@@ -7,9 +7,11 @@
 
 use std::collections::HashMap;
 
+mod loss;
 mod rules;
 
 use crate::block::Block;
+use crate::composite::Composite;
 use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::graph::{Callee, Graph};
@@ -141,6 +143,9 @@ impl Reverse {
 
     fn differentiate_call(&mut self, index: usize) -> Result<(), GraphError> {
         let call = self.graph.calls()[index].clone();
+        if let Callee::Composite(Composite::LinearCrossEntropy { smoothing, ignored }) = call.callee {
+            return self.linear_cross_entropy(&call, smoothing, ignored);
+        }
         let is_input = matches!(self.graph.nodes()[call.start].op, Op::Input { .. });
         let block = match is_input {
             true => Block::GradientSum,

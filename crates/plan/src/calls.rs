@@ -1,4 +1,4 @@
-//! What a call is to the planner: attention, its gradient, its probabilities.
+//! What a call is to the planner: attention, its gradient, its probabilities, a loss.
 
 use deuteron_graph::{Call, Callee, Composite, CompositeKind, Graph, NodeId};
 
@@ -15,6 +15,17 @@ pub(crate) fn is_attention_gradient(call: &Call) -> bool {
 /// Whether a call is made of scores that are stored as probabilities.
 pub(crate) fn stores_scores(call: &Call) -> bool {
     matches!(call.callee, Callee::Composite(Composite::AttentionScores { .. }))
+}
+
+/// Whether a call makes losses from logits that need not be stored, or their gradients.
+pub(crate) fn is_loss(call: &Call) -> bool {
+    let kinds = [CompositeKind::LinearCrossEntropy, CompositeKind::LinearCrossEntropyGradient];
+    matches!(&call.callee, Callee::Composite(composite) if kinds.contains(&composite.kind()))
+}
+
+/// Whether a kernel may take a call that no merging of pairs would make one.
+pub(crate) fn is_taken_whole(call: &Call) -> bool {
+    is_attention(call) || stores_scores(call) || is_loss(call)
 }
 
 /// Whether a node is part of scores that are computed again for a gradient.

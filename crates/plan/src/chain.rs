@@ -75,6 +75,10 @@ pub enum Link {
     AttentionScores(AttentionLink),
     /// the gradient of attention; nothing is known of its operands where it is not what differentiating a call gives
     AttentionGradient(Option<AttentionGradientLink>),
+    /// losses of rows of logits that are not stored
+    CrossEntropy(CrossEntropyLink),
+    /// gradients of such losses
+    CrossEntropyGradient(CrossEntropyGradientLink),
 }
 
 /// What attention computes, and of which values.
@@ -118,6 +122,38 @@ pub struct AttentionGradientLink {
     pub result_gradient: NodeId,
     /// gradients of queries, keys and values
     pub gradients: [NodeId; 3],
+}
+
+/// The losses of a call of `linear_cross_entropy`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CrossEntropyLink {
+    /// share of the target's weight that all classes have evenly
+    pub smoothing: f64,
+    /// a target whose row has no loss
+    pub ignored: Option<i32>,
+    /// rows, weight and targets
+    pub operands: [NodeId; 3],
+    /// per row
+    pub loss: NodeId,
+    /// per row
+    pub logsumexp: NodeId,
+}
+
+/// The gradients of a call of `linear_cross_entropy_gradient`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CrossEntropyGradientLink {
+    /// as of the losses
+    pub smoothing: f64,
+    /// rows, weight and targets
+    pub operands: [NodeId; 3],
+    /// per row
+    pub logsumexp: NodeId,
+    /// per row
+    pub d_logsumexp: NodeId,
+    /// per row
+    pub d_loss: NodeId,
+    /// of rows and weight
+    pub gradients: [NodeId; 2],
 }
 
 impl Structure {
@@ -191,7 +227,10 @@ impl Chain {
     }
 
     fn kind(&self) -> GroupKind {
-        let multiplies = |link: &Link| matches!(link, Link::Matmul { .. } | Link::Routed { .. });
+        let multiplies = |link: &Link| match link {
+            Link::Matmul { .. } | Link::Routed { .. } | Link::CrossEntropy(_) | Link::CrossEntropyGradient(_) => true,
+            Link::Attention(_) | Link::AttentionScores(_) | Link::AttentionGradient(_) => false,
+        };
         if self.links.iter().all(multiplies) { GroupKind::Matmul } else { GroupKind::Attention }
     }
 
@@ -212,6 +251,8 @@ impl Chain {
             ([Link::Attention(_), ..], ..) => "attention block",
             ([Link::AttentionScores(_), ..], ..) => "attention scores",
             ([Link::AttentionGradient(_), ..], ..) => "attention backward",
+            ([Link::CrossEntropy(_), ..], ..) => "cross entropy without logits",
+            ([Link::CrossEntropyGradient(_), ..], ..) => "cross entropy backward",
             ([] | [Link::Matmul { .. } | Link::Routed { .. }, ..], ..) => "chain of matmuls",
         }
     }
@@ -237,6 +278,32 @@ impl AttentionRequest {
         let positions = if mask == Mask::Cached { Some(rest.next()?) } else { None };
         let seed = if p > 0.0 { Some(rest.next()?) } else { None };
         Some(AttentionRequest { mask, scale, p, offset, operands: [q, k, v], added, positions, seed })
+    }
+}
+
+impl Link {
+    /// The losses of a call, or their gradients; `None` for a call of another kind.
+    pub(crate) fn of_loss(call: &Call) -> Option<Link> {
+        let Callee::Composite(composite) = call.callee else { return None };
+        match (composite, call.inputs.as_slice(), call.outputs.as_slice()) {
+            (Composite::LinearCrossEntropy { smoothing, ignored }, &[x, weight, targets], &[loss, logsumexp]) => {
+                let operands = [x, weight, targets];
+                Some(Link::CrossEntropy(CrossEntropyLink { smoothing, ignored, operands, loss, logsumexp }))
+            }
+            (
+                Composite::LinearCrossEntropyGradient { smoothing },
+                &[x, weight, targets, logsumexp, d_logsumexp, d_loss],
+                &[d_x, d_weight],
+            ) => Some(Link::CrossEntropyGradient(CrossEntropyGradientLink {
+                smoothing,
+                operands: [x, weight, targets],
+                logsumexp,
+                d_logsumexp,
+                d_loss,
+                gradients: [d_x, d_weight],
+            })),
+            _ => None,
+        }
     }
 }
 

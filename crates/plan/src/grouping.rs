@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use deuteron_graph::{Graph, NodeId, Op, first_backward};
+use deuteron_graph::{Call, Graph, NodeId, Op, first_backward};
 
 use crate::between::Between;
-use crate::calls::{is_attention, is_recomputed_attention, stores_scores};
+use crate::calls::{is_attention, is_loss, is_recomputed_attention, is_taken_whole};
 use crate::catalog::Catalog;
 use crate::chain::Structure;
 use crate::draft::Draft;
@@ -109,14 +109,18 @@ impl<'a> Grouping<'a> {
         match strategy {
             Strategy::Naive => {}
             Strategy::Eager => self.merge(Scope::Call),
-            Strategy::Fused => self.merge(Scope::CallPart),
+            Strategy::Fused => {
+                self.merge(Scope::CallPart);
+                // Where there is a kernel for all of it, its many parts are nothing to search.
+                self.merge_whole_calls(is_loss);
+            }
             Strategy::Unfused => {
                 self.merge(Scope::Call);
-                self.merge_attention();
+                self.merge_whole_calls(is_taken_whole);
             }
             Strategy::Greedy => {
                 self.merge(Scope::Call);
-                self.merge_attention();
+                self.merge_whole_calls(is_taken_whole);
                 self.watch();
                 self.merge_chains();
                 self.merge(Scope::Everything);
@@ -152,11 +156,11 @@ impl<'a> Grouping<'a> {
         }
     }
 
-    /// Attention by online softmax is one kernel wherever it is offered, and so are its probabilities: the half-steps are not
-    /// legal or not offered, so no merging of pairs would find it.
-    fn merge_attention(&mut self) {
+    /// Attention by online softmax is one kernel wherever it is offered, and so are its probabilities and a loss without logits: the
+    /// half-steps are not legal or not offered, so no merging of pairs would find it.
+    fn merge_whole_calls(&mut self, is_wanted: fn(&Call) -> bool) {
         let graph = self.rules.graph;
-        for call in graph.calls().iter().filter(|call| is_attention(call) || stores_scores(call)) {
+        for call in graph.calls().iter().filter(|call| is_wanted(call)) {
             let nodes: Vec<NodeId> = (call.start..call.end).filter_map(|index| graph.id(index)).collect();
             let nodes: Vec<NodeId> = nodes.into_iter().filter(|id| self.group_of[id.index()].is_some()).collect();
             let nodes = self.with_recomputed_scores(nodes);

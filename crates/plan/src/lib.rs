@@ -41,7 +41,10 @@ mod work;
 
 pub use assess::{Assessment, AtomSheet, Fusion, FusionKind, PinPrice, Question, assess, atoms};
 pub use catalog::{Catalog, Conceivable, Primitives, primitive_work};
-pub use chain::{AttentionGradientLink, AttentionLink, AttentionRequest, Chain, Link, Reach, Side, Structure};
+pub use chain::{
+    AttentionGradientLink, AttentionLink, AttentionRequest, Chain, CrossEntropyGradientLink, CrossEntropyLink, Link,
+    Reach, Side, Structure,
+};
 pub use cost::{Bound, Cost, Resources, cost};
 pub use draft::Draft;
 pub use error::PlanError;

@@ -435,7 +435,7 @@ impl Program {
             What::Backward(wanted) => {
                 let first = given.len() - self.outputs.len();
                 let of: Vec<bool> = given[first..].iter().map(Option::is_some).collect();
-                (self.backward_graph(&training, &operands, &of, wanted).map_err(wrong)?, Vec::new())
+                (self.backward_graph(&training, &of, wanted).map_err(wrong)?, Vec::new())
             }
         };
         let doubles = operands.iter().any(|(element, _)| *element == Element::F64);
@@ -500,16 +500,9 @@ impl Program {
         Ok(Call { work, inputs, states, results, outputs, kept, gives_gradients, sizes })
     }
 
-    fn backward_graph(
-        &self,
-        training: &Training,
-        operands: &[(Element, Shape)],
-        of: &[bool],
-        wrt: &[bool],
-    ) -> Result<Graph, Error> {
+    fn backward_graph(&self, training: &Training, of: &[bool], wrt: &[bool]) -> Result<Graph, Error> {
         match &self.source {
             Source::Op(op) if !op.has_backward() => Err(Error::NoBackward(op.name())),
-            Source::Op(op) if op.has_written_backward() => op.backward_graph(&types(operands)),
             _ => training.backward(of, wrt),
         }
     }

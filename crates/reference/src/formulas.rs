@@ -29,6 +29,8 @@ pub fn formula(composite: &Composite, inputs: &[Array]) -> Vec<Array> {
         Composite::QuantizedLinear { .. } => vec![quantized_linear(inputs)],
         Composite::ExpertLinear { .. } => vec![expert_linear(inputs)],
         Composite::CrossEntropy => cross_entropy(x, &inputs[1]),
+        Composite::LinearCrossEntropy { smoothing, ignored } => linear_cross_entropy(inputs, smoothing, ignored),
+        Composite::LinearCrossEntropyGradient { smoothing } => linear_cross_entropy_gradient(inputs, smoothing),
     }
 }
 
@@ -243,4 +245,42 @@ fn cross_entropy(logits: &Array, targets: &Array) -> Vec<Array> {
     let losses = (0..logits.rows()).map(|row| normalisers.values[row] - logits.row(row)[targets.values[row] as usize]);
     let loss = losses.sum::<f64>() / logits.rows() as f64;
     vec![Array::scalar(loss), normalisers]
+}
+
+/// Of each row `log sum e^z - (1 - smoothing) z[target] - smoothing mean(z)`, and the logarithms, with `z = x w^T`.
+fn linear_cross_entropy(inputs: &[Array], smoothing: f64, ignored: Option<i32>) -> Vec<Array> {
+    let logits = linear(&inputs[0], &inputs[1], None, true);
+    let normalisers = column(&logits, log_sum_exp);
+    let loss = |row: usize| {
+        let target = inputs[2].values[row];
+        if ignored.is_some_and(|ignored| target == f64::from(ignored)) {
+            return 0.0;
+        }
+        let smoothed = if smoothing == 0.0 { 0.0 } else { smoothing * mean(logits.row(row)) };
+        normalisers.values[row] - (1.0 - smoothing) * logits.row(row)[target as usize] - smoothed
+    };
+    let losses = Array { shape: normalisers.shape.clone(), values: (0..logits.rows()).map(loss).collect() };
+    vec![losses, normalisers]
+}
+
+/// `d_z = d_logsumexp e^(z - logsumexp) - d_loss ((1 - smoothing) [target] + smoothing / classes)`, then `d_z w` and `d_z^T x`.
+fn linear_cross_entropy_gradient(inputs: &[Array], smoothing: f64) -> Vec<Array> {
+    let [x, w, targets, normalisers, d_logsumexp, d_loss] = inputs else { unreachable!("six operands") };
+    let (logits, classes) = (linear(x, w, None, true), w.rows());
+    let slope = |row: usize, class: usize| {
+        let probability = (logits.row(row)[class] - normalisers.values[row]).exp();
+        let kept = if targets.values[row] == class as f64 { 1.0 - smoothing } else { 0.0 };
+        d_logsumexp.values[row] * probability - d_loss.values[row] * (kept + smoothing / classes as f64)
+    };
+    let slopes = Array::from_fn(logits.shape.clone(), |index| slope(index / classes, index % classes));
+    let cols = x.cols();
+    let d_x = |index: usize| {
+        let (row, column) = (index / cols, index % cols);
+        (0..classes).map(|class| slopes.row(row)[class] * w.row(class)[column]).sum()
+    };
+    let d_w = |index: usize| {
+        let (class, column) = (index / cols, index % cols);
+        (0..x.rows()).map(|row| slopes.row(row)[class] * x.row(row)[column]).sum()
+    };
+    vec![Array::from_fn(x.shape.clone(), d_x), Array::from_fn(w.shape.clone(), d_w)]
 }

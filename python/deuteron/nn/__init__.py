@@ -425,7 +425,7 @@ class LinearCrossEntropy(nn.Module):
     """The mean cross entropy of `x W^T`, without its logits in memory.
 
     It replaces a head `Linear(bias=False)` and `CrossEntropyLoss`. `x` is `[.., in]`, `targets` `[..]`. Rows whose
-    target is `ignore_index` are left out; finding them waits for a GPU, so none are looked for where it is `None`.
+    target is `ignore_index` are left out.
     State dict: `weight`, as of `Linear`.
     """
 
@@ -453,10 +453,9 @@ class LinearCrossEntropy(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
-        if self.ignore_index is not None:
-            kept = targets != self.ignore_index
-            x, targets = x[kept], targets[kept]
-        loss: Tensor = functions.linear_cross_entropy(x, self.weight, targets.to(torch.int32))
+        loss: Tensor = functions.linear_cross_entropy(
+            x, self.weight, targets.to(torch.int32), ignore_index=self.ignore_index
+        )
         return loss
 
     def extra_repr(self) -> str:

@@ -4,7 +4,7 @@ use deuteron_graph::{Activation, Gelu, Graph, GraphError, InputKind, Mask, NodeI
 
 use super::sizes::TypeOf;
 use super::words::Attribute;
-use super::{Attributes, EPS, FusedOp, Norm};
+use super::{Attributes, EPS, FusedOp, Norm, Reduction};
 
 /// A fused op: all that is known of it.
 pub(crate) struct Entry {
@@ -42,6 +42,9 @@ pub(super) const USUAL: Attributes = Attributes {
     residual: false,
     single: false,
     requantize: true,
+    reduction: Reduction::Mean,
+    smoothing: 0.0,
+    ignored: None,
 };
 
 type Outputs = fn(&Attributes) -> &'static [&'static str];
@@ -52,8 +55,6 @@ pub(crate) enum Backward {
     None,
     /// as differentiation gives it
     Derived,
-    /// written out by hand: adds its further inputs and its outputs to a graph of the operands
-    Written(fn(&mut Graph, &[NodeId]) -> Result<(), GraphError>),
 }
 
 /// An operand of an op.

@@ -4,11 +4,12 @@ use deuteron_graph::{Dtype, Quantized, Shape};
 
 use super::Attributes;
 use super::entry::{Backward, Built, Entry, Operand, USUAL, data, entries, linear_weight, matmul, weight, y};
-use super::products::{Attend, attend, linear_cross_entropy, linear_cross_entropy_backward};
+use super::products::{Attend, attend, linear_cross_entropy};
 use super::row_ops::{BIAS, SEED, SHIFT, W, X, drops, is_additive};
 use super::sizes::{indices, keys, square, wide_vector, widening};
 use super::words::{
-    ACT, DROPOUT, EPSILON, GROUP, MASK, NORM, OPTIONAL_ACT, OPTIONAL_SCALE, REQUANTIZE, RESIDUAL, SINGLE,
+    ACT, DROPOUT, EPSILON, GROUP, IGNORED, MASK, NORM, OPTIONAL_ACT, OPTIONAL_SCALE, REDUCTION, REQUANTIZE, RESIDUAL,
+    SINGLE, SMOOTHING,
 };
 
 const WIDENING: Operand = linear_weight("weight", widening);
@@ -99,14 +100,14 @@ entries! {
             Ok(Built { taken: vec![sum], ..s.normed_sum(sum, 6)? })
         },
     ) }.returns(|_| &["y", "s"]);
-    LINEAR_CROSS_ENTROPY = Entry { backward: Backward::Written(linear_cross_entropy_backward), ..matmul(
-        "linear_cross_entropy", "mean cross entropy of x W^T, logits of few rows at a time", &[],
+    LINEAR_CROSS_ENTROPY = matmul(
+        "linear_cross_entropy", "cross entropy of x W^T, whose logits are never all in memory", &[REDUCTION, SMOOTHING, IGNORED],
         &[X, weight("weight", |s, _| s.of([s.classes, s.cols])), data("targets", indices)],
         |s| {
-            let (loss, logsumexp) = linear_cross_entropy(s.g, [s.v[0], s.v[1], s.v[2]])?;
+            let (loss, logsumexp) = linear_cross_entropy(s.g, [s.v[0], s.v[1], s.v[2]], &s.a)?;
             Ok(Built { outputs: vec![("loss", loss)], saved: vec![("logsumexp", logsumexp)], ..Built::default() })
         },
-    ) }.returns(|_| &["loss"]);
+    ).returns(|_| &["loss"]);
     MOE_INT8 = Entry { backward: Backward::None, ..matmul(
         "moe_int8", "act(x W[expert] + b) of int8 rows routed to int8 experts; int8 rows, or floats",
         &[OPTIONAL_ACT, REQUANTIZE],

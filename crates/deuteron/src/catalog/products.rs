@@ -1,12 +1,8 @@
 //! Ops around products: heads, attention, and the loss of a language model without its logits.
 
-use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Graph, GraphError, Mask, NodeId, Shape, UnaryOp};
+use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Graph, GraphError, Mask, NodeId, Shape};
 
-/// Logits that exist at once in [`linear_cross_entropy`] and its gradient, about: 64 MB of `f32`.
-const LOGITS: usize = 16 << 20;
-
-/// The fewest rows whose logits are made at once: products of fewer waste the machine.
-const FEWEST: usize = 256;
+use super::{Attributes, Reduction};
 
 /// What [`attend`] does besides.
 #[derive(Clone, Copy)]
@@ -63,117 +59,38 @@ fn grouped_mask(g: &mut Graph, mask: NodeId, key_heads: usize, group: usize) -> 
     g.reshape(mask, apart)
 }
 
-/// Rows of `x`, a few at a time, by the classes of the weight: where they start and how many there are. Each time one row less
-/// than before: chunks of one size would share a kernel, for which all their logits wait.
-fn chunks(g: &Graph, x: NodeId, weight: NodeId) -> Vec<(usize, usize)> {
-    let (rows, classes) = (g.node(x).shape.rows(), g.node(weight).shape.rows());
-    let most = (LOGITS / classes.max(1)).max(FEWEST);
-    let (mut start, mut all) = (0, Vec::new());
-    while start < rows {
-        let length = (most - all.len() % (most / 2)).min(rows - start);
-        all.push((start, length));
-        start += length;
-    }
-    all
-}
-
-/// The logits of a few rows, `x [rows, hidden]` and `weight [classes, hidden]`, and the rows.
-fn some_logits(
-    g: &mut Graph,
-    x: NodeId,
-    weight: NodeId,
-    (start, length): (usize, usize),
-) -> Result<(NodeId, NodeId), GraphError> {
-    let x = g.slice(x, 0, start, length)?;
-    Ok((g.matmul_transposed(x, weight, false, true)?, x))
-}
-
-/// Mean cross entropy of `x weight^T`, and the logsumexp of each row `[rows, 1]`. Logits exist for a few rows at a time.
+/// Cross entropy of `x weight^T`, and the logsumexp of each row `[rows, 1]`.
 pub(super) fn linear_cross_entropy(
     g: &mut Graph,
-    [x, weight, targets]: [NodeId; 3],
+    operands: [NodeId; 3],
+    attributes: &Attributes,
 ) -> Result<(NodeId, NodeId), GraphError> {
-    let rows = some_rows(g, x)?;
-    let (mut shares, mut sums) = (Vec::new(), Vec::new());
-    for (start, length) in chunks(g, x, weight) {
-        let (logits, _) = some_logits(g, x, weight, (start, length))?;
-        let targets = g.slice(targets, 0, start, length)?;
-        let result = g.cross_entropy(logits, targets)?;
-        shares.push(g.scale(result.loss, length as f64 / rows as f64)?);
-        sums.push(result.logsumexp);
-    }
-    Ok((total(g, &shares)?, side_by_side(g, &sums)?))
+    let &Attributes { smoothing, ignored, reduction, .. } = attributes;
+    let result = g.linear_cross_entropy(operands, smoothing, ignored)?;
+    let rows = g.node(operands[0]).shape.rows();
+    let loss = match (reduction, ignored) {
+        (Reduction::None, _) => g.reshape(result.loss, [rows])?,
+        (Reduction::Sum, _) => sum_of(g, result.loss)?,
+        // Scaled before the sum, which is then the last step.
+        (Reduction::Mean, None) => {
+            let share = g.scale(result.loss, 1.0 / rows as f64)?;
+            sum_of(g, share)?
+        }
+        (Reduction::Mean, Some(ignored)) => {
+            let ignored = g.constant(f64::from(ignored), Dtype::I32)?;
+            let targets = g.reshape(operands[2], [rows, 1])?;
+            let counts = g.compare(CompareOp::Ne, targets, ignored)?;
+            let (one, zero) = (g.constant(1.0, Dtype::F32)?, g.constant(0.0, Dtype::F32)?);
+            let counted = g.select(counts, one, zero)?;
+            let (total, count) = (sum_of(g, result.loss)?, sum_of(g, counted)?);
+            g.binary(BinaryOp::Div, total, count)?
+        }
+    };
+    Ok((loss, result.logsumexp))
 }
 
-/// The rows of a tensor, of which there must be some.
-fn some_rows(g: &Graph, x: NodeId) -> Result<usize, GraphError> {
-    match g.node(x).shape.rows() {
-        0 => Err(GraphError::Attribute {
-            op: "linear_cross_entropy".into(),
-            attribute: "rows",
-            expected: "at least 1: the mean of no losses is no number".into(),
-            got: "0".into(),
-        }),
-        rows => Ok(rows),
-    }
-}
-
-/// The sum of one or more values.
-fn total(g: &mut Graph, parts: &[NodeId]) -> Result<NodeId, GraphError> {
-    parts[1..].iter().try_fold(parts[0], |sum, &part| g.add(sum, part))
-}
-
-/// One or more tensors, row after row.
-fn side_by_side(g: &mut Graph, parts: &[NodeId]) -> Result<NodeId, GraphError> {
-    if let [part] = parts { Ok(*part) } else { g.concat(parts, 0) }
-}
-
-/// The backward of [`linear_cross_entropy`] over its operands: takes `logsumexp` and `d_loss`, gives `d_x` and `d_weight`.
-pub(super) fn linear_cross_entropy_backward(g: &mut Graph, v: &[NodeId]) -> Result<(), GraphError> {
-    let rows = g.node(v[0]).shape.rows();
-    let logsumexp = g.input("logsumexp", Dtype::F32, [rows, 1])?;
-    let d_loss = g.input("d_loss", Dtype::F32, Shape::scalar())?;
-    let [d_x, d_weight] = linear_cross_entropy_gradient(g, [v[0], v[1], v[2]], logsumexp, d_loss)?;
-    g.output("d_x", d_x)?;
-    g.output("d_weight", d_weight)
-}
-
-/// Its gradients with respect to `x` and `weight`, few rows at a time from the start to the end, so that each chunk's logits
-/// are forgotten before the next ones are made. Differentiating the whole would make all of them first.
-fn linear_cross_entropy_gradient(
-    g: &mut Graph,
-    [x, weight, targets]: [NodeId; 3],
-    logsumexp: NodeId,
-    d_loss: NodeId,
-) -> Result<[NodeId; 2], GraphError> {
-    let dtype = g.node(x).dtype;
-    let factor = 1.0 / some_rows(g, x)? as f64;
-    let factor = g.scale(d_loss, factor)?;
-    let (mut d_x, mut d_weight) = (Vec::new(), Vec::new());
-    for (start, length) in chunks(g, x, weight) {
-        let (logits, x) = some_logits(g, x, weight, (start, length))?;
-        let shape = g.node(logits).shape.clone();
-        let logits = cast(g, logits, Dtype::F32)?;
-        let logsumexp = g.slice(logsumexp, 0, start, length)?;
-        let shifted = g.sub(logits, logsumexp)?;
-        let probability = g.unary(UnaryOp::Exp, shifted)?;
-        let targets = g.slice(targets, 0, start, length)?;
-        let targets = g.reshape(targets, [length, 1])?;
-        let column = g.iota(shape, 1)?;
-        let hit = g.compare(CompareOp::Eq, column, targets)?;
-        let one = g.constant(1.0, Dtype::F32)?;
-        let less = g.binary(BinaryOp::Sub, probability, one)?;
-        let slope = g.select(hit, less, probability)?;
-        let slope = g.mul(slope, factor)?;
-        let slope = cast(g, slope, dtype)?;
-        d_x.push(g.matmul(slope, weight)?);
-        let part = g.matmul_transposed(slope, x, true, false)?;
-        d_weight.push(cast(g, part, Dtype::F32)?);
-    }
-    let d_weight = total(g, &d_weight)?;
-    Ok([side_by_side(g, &d_x)?, cast(g, d_weight, dtype)?])
-}
-
-fn cast(g: &mut Graph, x: NodeId, dtype: Dtype) -> Result<NodeId, GraphError> {
-    if g.node(x).dtype == dtype { Ok(x) } else { g.cast(x, dtype) }
+/// The sum of a number per row.
+fn sum_of(g: &mut Graph, x: NodeId) -> Result<NodeId, GraphError> {
+    let sum = g.column_sum(x)?;
+    g.reshape(sum, Shape::scalar())
 }

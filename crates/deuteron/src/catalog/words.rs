@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use deuteron_graph::{Activation, Mask};
 
-use super::{Attributes, FusedOp, Norm};
+use super::{Attributes, FusedOp, Norm, Reduction};
 use crate::error::Error;
 
 /// An attribute that an op can have.
@@ -88,6 +88,31 @@ pub(super) const SINGLE: Attribute =
     attribute("single", |value, a| set(&mut a.single, flag("single", value)), |a| &a.single);
 pub(super) const REQUANTIZE: Attribute =
     attribute("requantize", |value, a| set(&mut a.requantize, flag("requantize", value)), |a| &a.requantize);
+
+pub(super) const REDUCTION: Attribute = attribute(
+    "reduction",
+    |value, a| {
+        let choices = [("none", Reduction::None), ("mean", Reduction::Mean), ("sum", Reduction::Sum)];
+        set(&mut a.reduction, choice("reduction", value, &choices))
+    },
+    |a| &a.reduction,
+);
+pub(super) const SMOOTHING: Attribute = attribute(
+    "label_smoothing",
+    |value, a| {
+        let fits = |smoothing: f64| (0.0..=1.0).contains(&smoothing);
+        set(&mut a.smoothing, number(value, fits).ok_or("label_smoothing=NUMBER, from 0 to 1"))
+    },
+    |a| &a.smoothing,
+);
+pub(super) const IGNORED: Attribute = attribute(
+    "ignore_index",
+    |value, a| {
+        let read = if value == "none" { Some(None) } else { value.parse().ok().map(Some) };
+        set(&mut a.ignored, read.ok_or("ignore_index=NUMBER of 32 bits, or none"))
+    },
+    |a| &a.ignored,
+);
 
 impl Attribute {
     /// Whether it is any activation, and not a form of one.

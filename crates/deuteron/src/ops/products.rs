@@ -3,7 +3,7 @@
 use deuteron_graph::{Activation, Mask, View};
 
 use super::{Dropout, NormWeights, NormedSum, QuantizedRows, forward, normed_sum, one};
-use crate::catalog;
+use crate::catalog::{self, Reduction};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::tensor::Tensor;
@@ -45,10 +45,27 @@ impl Default for AttentionOptions<'_> {
     }
 }
 
+/// What a loss does besides.
+#[derive(Debug, Clone, Copy)]
+pub struct LossOptions {
+    /// what becomes of the losses of rows
+    pub reduction: Reduction,
+    /// share of a target's weight that all classes have evenly
+    pub smoothing: f64,
+    /// a target whose row has no loss
+    pub ignored: Option<i32>,
+}
+
+impl Default for LossOptions {
+    fn default() -> Self {
+        LossOptions { reduction: Reduction::Mean, smoothing: 0.0, ignored: None }
+    }
+}
+
 /// A loss, and what its gradient takes again.
 #[derive(Debug, Clone)]
 pub struct LossOutput {
-    /// the mean over all rows, one number
+    /// one number, or one per row
     pub loss: Tensor,
     /// of each row's logits, `[rows, 1]`
     pub logsumexp: Tensor,
@@ -194,15 +211,39 @@ impl<'a> Experts<'a> {
     }
 }
 
-/// Mean cross entropy of `x weight^T` and a target a row, with the logits of few rows at a time: `x [rows, in]`, `weight
-/// [classes, in]`, `targets i32[rows]`.
+/// Cross entropy of `x weight^T` and a target per row, whose logits are never all in memory: `x [rows, in]`, `weight [classes, in]`,
+/// `targets i32[rows]`.
 pub fn linear_cross_entropy(
     engine: &Engine,
     x: &Tensor,
     weight: &Tensor,
     targets: &Tensor,
+    options: LossOptions,
 ) -> Result<LossOutput, Error> {
-    let mut results = forward(engine, &catalog::LINEAR_CROSS_ENTROPY.usual(), &[x, weight, targets])?;
+    check_targets(targets, weight, options.ignored)?;
+    let LossOptions { reduction, smoothing, ignored } = options;
+    let op =
+        catalog::LINEAR_CROSS_ENTROPY.with(|a| (a.reduction, a.smoothing, a.ignored) = (reduction, smoothing, ignored));
+    let mut results = forward(engine, &op, &[x, weight, targets])?;
     let logsumexp = results.swap_remove(1);
     Ok(LossOutput { loss: results.swap_remove(0), logsumexp })
+}
+
+/// Targets on the host that are neither classes nor ignored are refused before anything runs. Others are looked at by the kernel.
+fn check_targets(targets: &Tensor, weight: &Tensor, ignored: Option<i32>) -> Result<(), Error> {
+    if !targets.is_on_host() || weight.shape().rank() != 2 {
+        return Ok(());
+    }
+    let classes = weight.shape()[0];
+    let is_wrong = |&target: &f64| {
+        !(0.0..classes as f64).contains(&target) && ignored.is_none_or(|ignored| target != f64::from(ignored))
+    };
+    match targets.to_array()?.values.into_iter().find(is_wrong) {
+        None => Ok(()),
+        Some(target) => Err(Error::Operands {
+            op: "linear_cross_entropy",
+            expected: format!("targets of at least 0 and below {classes}, the classes of the weight"),
+            got: target.to_string(),
+        }),
+    }
 }

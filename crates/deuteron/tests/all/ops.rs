@@ -1,7 +1,12 @@
 //! Ready-made ops around products, as a user calls them.
 
-use deuteron::ops::{self, AttentionOptions, Dropout, Linear, NormWeights};
-use deuteron::{Activation, Dtype, Engine, FusedOp, Graph, Mask, Session, Strategy, Tensor, View, differentiate};
+use deuteron::ops::{self, AttentionOptions, Dropout, Linear, LossOptions, NormWeights};
+use deuteron::{
+    Activation, Dtype, Engine, FusedOp, Graph, Mask, Reduction, Session, Strategy, Tensor, View, differentiate,
+};
+use deuteron_codegen::cuda::Arch;
+use deuteron_kernels::CudaCatalog;
+use deuteron_plan::{Machine, Target, plan};
 
 /// Values between -1 and 1 that repeat after more than any axis here.
 fn tensor(shape: &[usize], salt: usize) -> Tensor {
@@ -131,7 +136,7 @@ fn a_loss_without_logits_has_their_loss_and_gradients() {
         };
         let inputs: Vec<&Tensor> = whole.inputs().iter().map(|&id| by_name(&whole.label(id))).collect();
         session.run(&inputs).unwrap();
-        let ours = ops::linear_cross_entropy(&engine, &x, &weight, &targets).unwrap();
+        let ours = ops::linear_cross_entropy(&engine, &x, &weight, &targets, LossOptions::default()).unwrap();
         close(&ours.loss, &session.output(0).unwrap(), 1e-5);
         let saved = [("logsumexp", &ours.logsumexp)];
         let op = FusedOp::find("linear_cross_entropy").unwrap();
@@ -155,5 +160,38 @@ fn logits_are_never_all_there() {
         let session = Session::new(&engine, &graph, Strategy::Greedy).unwrap();
         let (arena, logits) = (session.plan().arena.bytes, 4096 * 20_001 * 4);
         assert!(arena < logits / 2, "{backward}: {arena} of {logits}\n{}", session.plan().explain());
+    }
+}
+
+/// On Hopper both directions are one kernel and the little work around it, whatever the options.
+#[test]
+fn hopper_takes_a_loss_whole() {
+    let machine = Machine::profile("h200").unwrap();
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
+    let usual = FusedOp::find("linear_cross_entropy").unwrap();
+    let smoothed = usual.with(|a| (a.reduction, a.smoothing, a.ignored) = (Reduction::None, 0.1, Some(-100)));
+    for op in [usual, usual.with(|a| a.ignored = Some(-100)), smoothed] {
+        let types = op.operand_types(1024, 64, Dtype::Bf16);
+        for (graph, name) in [
+            (op.graph(&types).unwrap(), "cross entropy without logits"),
+            (op.backward_graph(&types).unwrap(), "cross entropy backward"),
+        ] {
+            let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
+            let names: Vec<&str> = plan.groups.iter().map(|group| group.structure.name()).collect();
+            assert!(names.contains(&name) && names.len() <= 4, "{op:?}: {names:?}");
+        }
+    }
+}
+
+#[test]
+fn a_target_that_is_no_class_is_refused() {
+    let engine = Engine::cpu();
+    let (x, weight) = (tensor(&[2, 8], 1), tensor(&[5, 8], 2));
+    let options = LossOptions { ignored: Some(-100), ..LossOptions::default() };
+    for (target, holds) in [(4, true), (-100, true), (5, false), (-1, false)] {
+        let targets = Tensor::from_i32([2], &[1, target]).unwrap();
+        let result = ops::linear_cross_entropy(&engine, &x, &weight, &targets, options);
+        assert_eq!(result.is_ok(), holds, "{target}");
+        assert!(result.err().is_none_or(|error| error.to_string().contains("below 5")), "{target}");
     }
 }

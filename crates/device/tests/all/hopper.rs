@@ -5,7 +5,7 @@ use crate::support::{compiled, compiler};
 use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_codegen::{Kernel, Source};
 use deuteron_graph::{Dtype, Graph};
-use deuteron_kernels::CudaCatalog;
+use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_matmul::cuda::hopper::HopperKernel;
 use deuteron_plan::{Machine, Strategy, Target, plan};
 
@@ -67,4 +67,43 @@ fn every_cut_compiles_without_spills() {
     }
     println!("{} kernels compiled", labels.len());
     assert!(labels.len() > 24 && failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Losses without logits and their gradients: every kernel of a launch.
+#[test]
+fn losses_compile_without_spills() {
+    let Some(compiler) = compiler() else { return };
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let mut sources = Vec::new();
+    for (dtype, [rows, classes, inner], smoothing) in
+        [(Dtype::Bf16, [8192, 50_257, 768], 0.0), (Dtype::F16, [1500, 1000, 136], 0.1)]
+    {
+        let operands = format!(
+            "x = input {dtype}[{rows},{inner}] ; w = weight {dtype}[{classes},{inner}] ; t = input i32[{rows}]"
+        );
+        let per_row = format!("s = input f32[{rows},1] ; d = input f32[{rows},1]");
+        for text in [
+            format!("{operands} ; l, s = linear_cross_entropy x w t smoothing={smoothing:?} ; out l ; out s"),
+            format!(
+                "{operands} ; {per_row} ; dx, dw = linear_cross_entropy_gradient x w t s d d smoothing={smoothing:?} ; out dx ; out dw"
+            ),
+        ] {
+            let graph: Graph = text.parse().unwrap();
+            let machine = Machine::profile("h200").unwrap();
+            let catalog = CudaCatalog::of(target.arch);
+            let planned = plan(&graph, Target { machine: &machine, catalog }, Strategy::Greedy, &[]).unwrap();
+            let [group] = planned.groups.as_slice() else { panic!("{} kernels: {text}", planned.groups.len()) };
+            let kernel = render(group.draft(&graph, &planned.placement), &Backend::Cuda(target.clone())).unwrap();
+            let Kernel { source: Source::Cuda(source), launch } = kernel else { panic!("a text") };
+            let grids = launch.grids().expect("grids");
+            assert!(grids.workspace < 256 << 20, "{} bytes of workspace: {text}", grids.workspace);
+            assert!(grids.list.iter().all(|grid| grid.shared as usize <= target.arch.block_shared()), "{text}");
+            sources.push((source, target.arch));
+        }
+    }
+    for cubin in compiled(&compiler, sources) {
+        for entry in &cubin.entries {
+            assert_eq!(entry.spill_stores + entry.spill_loads, 0, "{} spills", entry.name);
+        }
+    }
 }

@@ -281,6 +281,13 @@ impl Parser {
             "quantized_linear" => Composite::QuantizedLinear { dtype: arguments.dtype(op)? },
             "expert_linear" => Composite::ExpertLinear { dtype: arguments.dtype(op)? },
             "cross_entropy" => Composite::CrossEntropy,
+            "linear_cross_entropy" => Composite::LinearCrossEntropy {
+                smoothing: arguments.number("smoothing", 0.0)?,
+                ignored: arguments.integer("ignored")?,
+            },
+            "linear_cross_entropy_gradient" => {
+                Composite::LinearCrossEntropyGradient { smoothing: arguments.number("smoothing", 0.0)? }
+            }
             word => {
                 let activation = Activation::ALL.into_iter().find(|activation| activation.kind().name() == word);
                 return Ok(activation.map(Composite::Activation));
@@ -404,6 +411,12 @@ impl Arguments {
         let Some(word) = self.take(key) else { return Ok(default) };
         let parsed = word.text.parse::<u32>();
         parsed.map(|n| n as usize).map_err(|_| error(&word, format!("expected a whole number below 2^32 for {key}")))
+    }
+
+    fn integer(&mut self, key: &str) -> Result<Option<i32>, GraphError> {
+        let Some(word) = self.take(key) else { return Ok(None) };
+        let parsed = word.text.parse::<i32>();
+        parsed.map(Some).map_err(|_| error(&word, format!("expected a whole number of 32 bits for {key}")))
     }
 
     fn count(&mut self, key: &str) -> Result<Option<u64>, GraphError> {

@@ -119,6 +119,11 @@ fn composite_attributes(composite: &Composite) -> String {
         Composite::Softmax | Composite::CausalMask => String::new(),
         Composite::Swiglu | Composite::QuantizeInt8 | Composite::QuantizeFp8 => String::new(),
         Composite::CrossEntropy => String::new(),
+        Composite::LinearCrossEntropy { smoothing, ignored } => {
+            format!(" smoothing={smoothing:?}")
+                + &ignored.map_or(String::new(), |ignored| format!(" ignored={ignored}"))
+        }
+        Composite::LinearCrossEntropyGradient { smoothing } => format!(" smoothing={smoothing:?}"),
     }
 }
 

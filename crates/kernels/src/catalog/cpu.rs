@@ -21,6 +21,8 @@ fn family(structure: &Structure) -> Option<&'static dyn Family<CpuTarget>> {
             Link::Attention(_) | Link::AttentionGradient(_) => Some(&AttentionFamily),
             // Probabilities are a matmul and row work: the row is still in cache when it is softened.
             Link::AttentionScores(_) => None,
+            // So are losses: their logits are made for some rows at a time.
+            Link::CrossEntropy(_) | Link::CrossEntropyGradient(_) => None,
         },
         Structure::Copy => Some(&CopyFamily),
         Structure::ScatterAdd => Some(&ScatterFamily),

@@ -7,6 +7,7 @@ use deuteron_attention::cuda::rows::AttentionRowsFamily;
 use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Offer, Request};
+use deuteron_matmul::cuda::cross_entropy::CrossEntropyFamily;
 use deuteron_matmul::cuda::hopper::HopperFamily;
 use deuteron_matmul::cuda::mma::MmaFamily;
 use deuteron_matmul::cuda::realigned::RealignedFamily;
@@ -39,6 +40,7 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
         [Link::Attention(_), Link::Matmul { .. }] => &[&AttentionBlockFamily],
         [Link::AttentionScores(_)] => &[&AttentionFamily],
         [Link::AttentionGradient(_)] => &[&BackwardFamily],
+        [Link::CrossEntropy(_) | Link::CrossEntropyGradient(_)] => &[&CrossEntropyFamily],
         _ => &[],
     }
 }
@@ -50,7 +52,7 @@ pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<
 
 /// What can be generated for a GPU: row kernels; matmuls with any elementwise work after them, on Hopper with any row work, and with few
 /// rows with row work before them too; on Hopper rows of bytes routed to experts; attention alone and with row work after it, its
-/// probabilities and its gradient; copies, scatters.
+/// probabilities and its gradient; losses without logits and their gradients; copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaCatalog {
     arch: Arch,

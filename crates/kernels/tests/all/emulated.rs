@@ -6,6 +6,7 @@
 
 mod attention;
 mod bytes;
+mod cross_entropy;
 mod experts;
 mod matmul;
 mod meeting;
@@ -125,7 +126,7 @@ fn written(grid: &Grid) -> String {
     let mut text = format!("grid {} {} {} {}\n", grid.blocks[0], grid.threads, grid.shared, grid.cluster);
     for word in &grid.words {
         match word {
-            Word::Number(number) => writeln!(text, "n {number}"),
+            Word::Number(number) => writeln!(text, "n {}", *number as i64),
             Word::Argument { position, offset } | Word::Unwritten { position, offset } => {
                 writeln!(text, "a {position} {offset}")
             }
@@ -187,8 +188,20 @@ struct Launched {
 fn check_mistakes(name: &str, launched: Launched, resident: usize, seeds: u64, mistakes: &[Mistake]) {
     let Some(compiler) = compiler() else { return };
     let Launched { source, entry, launch, driver } = launched;
-    let mut text = String::from("static const int mistake = atoi(getenv(\"MISTAKE\"));\n");
-    text += &source.text;
+    let text = with_mistakes(&source.text, mistakes);
+    let program = TileProgram::compile(&compiler, name, driver, entry, &text);
+    let run = |mistake: usize| program.run(&launch, resident, Lanes::Together, 1..seeds + 1, mistake);
+    let (ok, said) = run(0);
+    assert!(ok, "{said}");
+    for (i, (right, _, notice)) in mistakes.iter().enumerate() {
+        let (ok, said) = run(i + 1);
+        assert!(!ok && said.contains("FAILED") && said.contains(notice), "a mistake at {right}:\n{said}");
+    }
+}
+
+/// A text that makes one mistake of a list, the one that the environment numbers, or none.
+fn with_mistakes(text: &str, mistakes: &[Mistake]) -> String {
+    let mut text = String::from("static const int mistake = atoi(getenv(\"MISTAKE\"));\n") + text;
     for (i, (right, wrong, _)) in mistakes.iter().enumerate() {
         assert_eq!(text.matches(right).count(), 1, "{right}");
         let number = i + 1;
@@ -198,14 +211,7 @@ fn check_mistakes(name: &str, launched: Launched, resident: usize, seeds: u64, m
         };
         text = text.replace(right, &both);
     }
-    let program = TileProgram::compile(&compiler, name, driver, entry, &text);
-    let run = |mistake: usize| program.run(&launch, resident, Lanes::Together, 1..seeds + 1, mistake);
-    let (ok, said) = run(0);
-    assert!(ok, "{said}");
-    for (i, (right, _, notice)) in mistakes.iter().enumerate() {
-        let (ok, said) = run(i + 1);
-        assert!(!ok && said.contains("FAILED") && said.contains(notice), "a mistake at {right}:\n{said}");
-    }
+    text
 }
 
 /// The only kernel of a graph, its launch and its grids.

@@ -94,6 +94,7 @@ static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 template <class T> static T __ldg(const T* from) { return *from; }
 template <class T> static T __ldcg(const T* from) { return *from; }
 template <class T> static void __stcg(T* to, T x) { *to = x; }
+template <class T> static void __stcs(T* to, T x) { *to = x; }
 
 // Other threads may run before an atomic operation. It returns the value before.
 template <class T, class Change> static T exchanged(T* at, Change change) {

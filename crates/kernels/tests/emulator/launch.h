@@ -5,7 +5,7 @@
 //   a POSITION OFFSET                         the address of an argument, plus so many bytes
 //   w OFFSET                                  an address in the workspace
 //   k OFFSET                                  an address in what is kept from run to run
-//   f 0                                       the address of the fault word
+//   f OFFSET                                  the address of the fault word
 //   m POSITION OFFSET RANK sizes strides tile a tensor map of an argument, of the workspace if POSITION is -1: the last three
 //                                             are 5, 4 and 5 numbers
 #pragma once
@@ -76,7 +76,7 @@ static Launch read_launch(Reader& reader) {
     return launch;
 }
 
-// Where the arguments of a launch are, its workspace, and what it keeps.
+// Where the arguments of a launch are, its workspace, what it keeps, and its fault word.
 struct Places {
     std::vector<char*> arguments;
     char* workspace = nullptr;
@@ -90,7 +90,8 @@ static std::vector<u64> words_of(const Launch& launch, const Places& places) {
     for (const Word& word : launch.words) {
         const bool named = word.kind == 'a' || (word.kind == 'm' && word.position >= 0);
         if (named && (size_t)word.position >= places.arguments.size()) emulator::fail("no argument %lld", word.position);
-        const char* place = named ? places.arguments[word.position] : word.kind == 'k' ? places.kept : word.kind == 'f' ? places.fault : places.workspace;
+        const char* own = word.kind == 'k' ? places.kept : word.kind == 'f' ? places.fault : places.workspace;
+        const char* place = named ? places.arguments[word.position] : own;
         if (word.kind == 'n') {
             words.push_back((u64)word.offset);
         } else if (word.kind == 'm') {

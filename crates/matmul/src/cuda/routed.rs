@@ -131,7 +131,7 @@ impl RoutedKernel {
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
         let bits = self.experts.next_power_of_two().ilog2();
         let constants = format!("constexpr int EXPERTS = {};\nconstexpr int BITS = {bits};\n", self.experts);
-        let text = constants + &self.matmul.text(&KERNEL);
+        let text = constants + &self.matmul.text_of_bytes(&KERNEL);
         let indices = &self.launch().args[INDICES];
         let lookup = Lookup {
             argument: TABLE,

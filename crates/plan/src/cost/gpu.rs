@@ -41,7 +41,8 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
             attention(draft, machine, work, traffic, cached, chain)
         }
         Some(Link::AttentionScores(_)) => scores(draft, machine, work, traffic, cached, chain),
-        Some(Link::Matmul { .. } | Link::Routed { .. }) | None => matmul(draft, machine, work, traffic, cached, chain),
+        Some(Link::Matmul { .. } | Link::Routed { .. } | Link::CrossEntropy(_) | Link::CrossEntropyGradient(_))
+        | None => matmul(draft, machine, work, traffic, cached, chain),
     }
 }
 
@@ -341,6 +342,7 @@ fn is_causal(draft: &Draft, chain: &Chain) -> bool {
         Some(Link::AttentionGradient(_)) => {
             draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::Compare(CompareOp::Le)))
         }
-        Some(Link::Matmul { .. } | Link::Routed { .. }) | None => false,
+        Some(Link::Matmul { .. } | Link::Routed { .. } | Link::CrossEntropy(_) | Link::CrossEntropyGradient(_))
+        | None => false,
     }
 }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod gradient;
+mod loss;
 mod matmul;
 mod rows;
 
@@ -64,6 +65,9 @@ impl Rules<'_> {
         }
         if rows.is_empty() && matmuls.len() == 1 {
             return Ok(Chain::of(Link::Matmul { nodes: matmuls }));
+        }
+        if let Some(link) = self.whole_loss_call(nodes) {
+            return Ok(Chain::of(link));
         }
         if let Some(call) = self.attention_call(&matmuls) {
             return self.attention_chain(nodes, &matmuls, call, leaves);

@@ -11,7 +11,7 @@ use deuteron_graph::{Callee, NodeId, Op, is_recomputed};
 
 use crate::between::Between;
 use crate::bits::Bits;
-use crate::calls::{is_attention, is_recomputed_attention, stores_scores};
+use crate::calls::{is_attention, is_loss, is_recomputed_attention, stores_scores};
 use crate::chain::Structure;
 use crate::cost::{Cost, cost};
 use crate::draft::Draft;
@@ -130,7 +130,7 @@ impl<'a> Problem<'a> {
                 (&node.shape, node.dtype, placement.is_copied(id)).hash(&mut hasher);
                 // Attention is known by its call, and so is what a causal mask halves.
                 let call = &graph.calls()[node.call.index()];
-                (is_attention(call), stores_scores(call), node.part).hash(&mut hasher);
+                (is_attention(call), stores_scores(call), is_loss(call), node.part).hash(&mut hasher);
                 // The steps of an epilogue are read off calls: what is spelled out in primitives is another epilogue, and so is a
                 // copy of a matmul and what follows it.
                 let is_copy = matches!(node.op, Op::Matmul { .. }) && is_recomputed(graph, id);

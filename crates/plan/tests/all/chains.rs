@@ -33,7 +33,7 @@ fn assert_covers(graph: &Graph, plan: &Plan, Chain { prologue, links, epilogue }
                 nodes.extend(own.filter(|&id| plan.placement.needs_kernel(graph, id)));
                 nodes.extend(&link.copies);
             }
-            Link::AttentionGradient(_) => {}
+            Link::AttentionGradient(_) | Link::CrossEntropy(_) | Link::CrossEntropyGradient(_) => {}
         }
     }
     nodes.sort_unstable();
@@ -135,4 +135,26 @@ fn the_operands_of_a_gradient_of_attention_are_known_if_it_is_just_that() {
 fn the_operands_of_a_part_of_a_gradient_are_not_known() {
     let text = "q = input f32[2,32,16] ; k = input f32[2,32,16] ; v = input f32[2,32,16] ; a = attention q k v ; out a";
     assert_eq!(gradient(text, 2).1, Some(Link::AttentionGradient(None)), "without the gradient of the values");
+}
+
+/// In three chunks of rows each; nobody reads the logsumexp of a loss without a gradient.
+#[test]
+fn a_loss_and_its_gradient_are_one_kernel_each() {
+    let text = "x = input bf16[600,64] ; w = weight bf16[70001,64] ; t = input i32[600]
+                l, s = linear_cross_entropy x w t smoothing=0.1 ignored=-100 ; out l";
+    let (graph, _, alone) = chain(text);
+    let [Link::CrossEntropy(link)] = &alone.links[..] else { panic!("{alone:?}") };
+    assert_eq!((link.operands.as_slice(), link.loss), (graph.inputs(), graph.outputs()[0].node));
+    assert_eq!((link.smoothing, link.ignored), (0.1, Some(-100)));
+
+    let joint = differentiate(&graph, &graph.inputs()[..2]).unwrap().graph;
+    let plan = planned(&joint, Strategy::Greedy);
+    let links = plan.groups.iter().filter_map(|group| group.structure.chain()).flat_map(|chain| &chain.links);
+    let [Link::CrossEntropy(forward), Link::CrossEntropyGradient(backward)] = links.collect::<Vec<_>>()[..] else {
+        panic!("{plan}")
+    };
+    assert_eq!(backward.operands, forward.operands);
+    assert_eq!((backward.logsumexp, backward.smoothing), (forward.logsumexp, 0.1));
+    assert_eq!(backward.gradients, [joint.outputs()[1].node, joint.outputs()[2].node]);
+    assert_eq!(backward.d_logsumexp, backward.d_loss, "nothing else reaches the logsumexp");
 }

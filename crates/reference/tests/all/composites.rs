@@ -293,6 +293,29 @@ fn cross_entropies() {
     }
 }
 
+/// Some rows and the rows beyond one chunk of them; a target that is ignored, and one class.
+#[test]
+fn losses_without_logits() {
+    for (rows, classes, smoothing, ignored) in [
+        (1, 1, 0.0, None),
+        (7, 33, 0.0, Some(3)),
+        (5, 129, 0.25, Some(-100)),
+        (3, 2, 1.0, None),
+        (300, 70_001, 0.1, None),
+    ] {
+        let (x, w) = (Array::normal([rows, 3], 20), Array::normal([classes, 3], 21));
+        let mut targets = Array::indices([rows], 22, classes);
+        if let (Some(ignored), true) = (ignored, rows > 2) {
+            targets.values[2] = f64::from(ignored);
+        }
+        let loss = Composite::LinearCrossEntropy { smoothing, ignored };
+        check(loss, &[float(x.clone()), float(w.clone()), integer(targets.clone())], classes);
+        let per_row = |seed| float(Array::uniform([rows, 1], seed, -1.0, 1.0));
+        let inputs = [float(x), float(w), integer(targets), per_row(23), per_row(24), per_row(25)];
+        check(Composite::LinearCrossEntropyGradient { smoothing }, &inputs, classes.max(rows));
+    }
+}
+
 #[test]
 fn narrow_inputs_do_not_change_the_mathematics() {
     let x = Array::normal([5, 129], 19).rounded(Dtype::Bf16);

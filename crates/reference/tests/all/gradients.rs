@@ -298,6 +298,19 @@ fn dropouts_and_losses() {
 }
 
 #[test]
+fn losses_without_logits() {
+    let mut targets = Array::indices([5], 57, 7);
+    targets.values[3] = -100.0;
+    let inputs = [(Dtype::F32, normal([5, 4], 58)), (Dtype::F32, normal([7, 4], 59)), (Dtype::I32, targets)];
+    for attributes in ["ignored=-100", "ignored=-100 smoothing=0.25"] {
+        for outputs in ["loss", "sum", "loss sum"] {
+            let text = format!("loss, sum = linear_cross_entropy x0 x1 x2 {attributes} ; out {outputs}");
+            Check::new(&inputs, &text).run();
+        }
+    }
+}
+
+#[test]
 fn quantisation_scales() {
     check(&[normal([3, 7], 55)], "q, scale = quantize_int8 x0 ; out scale");
     let bytes = Array::from_fn([3, 7], |index| index as f64 - 10.0);

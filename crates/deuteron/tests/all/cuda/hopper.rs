@@ -9,7 +9,7 @@ use deuteron_plan::plan;
 use crate::support::{assert_holds, guarded_gpu, parsed, seeded, twice};
 
 /// With red zones around all memory, and where there are such matrix units.
-fn hopper() -> Option<Engine> {
+pub(super) fn hopper() -> Option<Engine> {
     let engine = guarded_gpu()?;
     let is_hopper = matches!(engine.device().backend(), Backend::Cuda(target) if target.arch.has_wgmma());
     is_hopper.then_some(engine)

@@ -3,6 +3,7 @@
 //! Each test needs a GPU and says so where there is none.
 
 mod bytes;
+mod cross_entropy;
 mod graphs;
 mod hopper;
 mod mma;

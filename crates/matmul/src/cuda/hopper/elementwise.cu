@@ -5,6 +5,22 @@ constexpr int SHARE = COLUMNS / SPLIT;  // columns that a block of a cluster sto
 constexpr int PITCH = SHARE + (SHARE % 32 == 8 || SHARE % 32 == 24 ? 0 : 8);
 static_assert(SPLIT == 1 || SPLIT * ROWS * PITCH * 4 <= AT_STAGED, "sums that are exchanged take the place of operands");
 
+// V sums from shared memory.
+static __device__ __forceinline__ F staged(const char* s_staged, int row, int column) {
+    F sums;
+    if constexpr (V == 8) {
+        const uint4 words = *(const uint4*)(s_staged + staged_at(row, column / 8));
+        const u32 w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums.v[i] = widen<KIND>((u16)(w[i / 2] >> 16 * (i & 1)));
+    } else {
+        const u16* s_own = (const u16*)(s_staged + staged_at(row, column / 8)) + column % 8;
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums.v[i] = widen<KIND>(s_own[i]);
+    }
+    return sums;
+}
+
 // What follows HIGH x WIDE sums of a tile whose first one is at (row, column) of the batch's matrix. COUNT threads share them, this one is
 // number `thread`: it has V columns of each piece of 64, in every DOWN-th row. `sums(row, column)` gives V of them.
 template <int HIGH, int WIDE, int COUNT, class Sums>
@@ -48,6 +64,19 @@ static __device__ __forceinline__ void finish_half(const Parameters& p, const Ti
     named_barrier_sync(STAGED_BARRIER + warpgroup, 128);
 }
 
+// What follows a whole tile of a warpgroup.
+static __device__ __forceinline__ void finish_tile(const Parameters& p, const Tile& tile, char* s_staged, int warpgroup, const float (&sums)[HALVES][COLUMNS / 2]) {
+    // At once, so that registers are free for what follows the first half.
+    Rounded pairs[HALVES];
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+        round(pairs[half], sums[half]);
+        pin(pairs[half]);
+    }
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) finish_half(p, tile, tile.row + 64 * half, s_staged, warpgroup, pairs[half]);
+}
+
 // Sends this thread's sums to the blocks of the cluster that own their columns, behind those of lower blocks.
 static __device__ __forceinline__ void send(const float* s_parts, int warpgroup, const float (&sums)[COLUMNS / 2]) {
     const int lane = threadIdx.x & 31, row = 64 * warpgroup + 16 * (threadIdx.x / 32 % 4) + lane / 4, part = (int)cluster_rank();
@@ -72,8 +101,6 @@ static __device__ __forceinline__ F added(const float* s_parts, int row, int col
     return lanes<F>([&](int i) { return widen<KIND>(narrow<KIND>(total.v[i])); });
 }
 
-static __device__ __forceinline__ void prepare() {}
-
 // Beside the sums, nothing comes to shared memory.
 static __device__ __forceinline__ void fetch_more(const Parameters&, Ring, const Tile&, u32) {}
 
@@ -86,19 +113,10 @@ static __device__ __forceinline__ void stand_by() {
     }
 }
 
-// All of a warpgroup's sums of a tile, from row `top` of the tile on, or its share of them.
-static __device__ __forceinline__ void finish_tile(const Parameters& p, Ring, char* s_base, const Tile& tile, int top, int, int warpgroup, const float (&sums)[HALVES][COLUMNS / 2], u32) {
+// All of a warpgroup's sums of the block's only tile, from row `top` of the tile on, or its share of them.
+static __device__ __forceinline__ void finish_part(const Parameters& p, Ring, char* s_base, const Tile& tile, int top, int, int warpgroup, const float (&sums)[HALVES][COLUMNS / 2], u32) {
     if constexpr (SPLIT == 1) {
-        // At once, so that registers are free for what follows the first half.
-        Rounded pairs[HALVES];
-#pragma unroll
-        for (int half = 0; half < HALVES; ++half) {
-            round(pairs[half], sums[half]);
-            pin(pairs[half]);
-        }
-        char* const s_staged = s_base + AT_STAGED + warpgroup * STAGED_BYTES;
-#pragma unroll
-        for (int half = 0; half < HALVES; ++half) finish_half(p, tile, tile.row + top + 64 * half, s_staged, warpgroup, pairs[half]);
+        finish_tile(p, {tile.batch, tile.row + top, tile.column}, s_base + AT_STAGED + warpgroup * STAGED_BYTES, warpgroup, sums);
     } else {
         // At the same place in every block, whatever the others moved their stages by.
         extern __shared__ char s_dynamic[];

@@ -217,7 +217,7 @@ static __device__ __forceinline__ void sweep(const Parameters& p, Ring ring, con
     if constexpr (LEVEL + 1 < tail::LEVELS) sweep<LEVEL + 1>(p, ring, tile, part, s_base, rows, sums);
 }
 
-static __device__ __forceinline__ void finish_tile(const Parameters& p, Ring ring, char* s_base, const Tile& tile, int top, int side, int warpgroup, const float (&sums)[HALVES][COLUMNS / 2], u32 at) {
+static __device__ __forceinline__ void finish_part(const Parameters& p, Ring ring, char* s_base, const Tile& tile, int top, int side, int warpgroup, const float (&sums)[HALVES][COLUMNS / 2], u32 at) {
     tail::Row rows[OWN];
     const int first = tile.row + top + 16 * (threadIdx.x / 32 % 4) + threadIdx.x % 32 / 4;
 #pragma unroll

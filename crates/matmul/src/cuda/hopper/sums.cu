@@ -64,19 +64,3 @@ static __device__ __forceinline__ void stage(char* s_staged, const Rounded& pair
 #pragma unroll
     for (int j = 0; j < COLUMNS / 16; ++j) stmatrix(s_staged + staged_at(row, 2 * j + lane / 16), pairs[j]);
 }
-
-// V sums from shared memory.
-static __device__ __forceinline__ F staged(const char* s_staged, int row, int column) {
-    F sums;
-    if constexpr (V == 8) {
-        const uint4 words = *(const uint4*)(s_staged + staged_at(row, column / 8));
-        const u32 w[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-        for (int i = 0; i < V; ++i) sums.v[i] = widen<KIND>((u16)(w[i / 2] >> 16 * (i & 1)));
-    } else {
-        const u16* s_own = (const u16*)(s_staged + staged_at(row, column / 8)) + column % 8;
-#pragma unroll
-        for (int i = 0; i < V; ++i) sums.v[i] = widen<KIND>(s_own[i]);
-    }
-    return sums;
-}

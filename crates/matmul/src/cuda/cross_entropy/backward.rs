@@ -1,0 +1,187 @@
+//! Gradients of the losses of rows.
+
+use deuteron_codegen::argument::{ArgBinding, Argument};
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::target::CudaTarget;
+use deuteron_codegen::kernel::{Kernel, Launch, Source};
+use deuteron_codegen::tile::tensor_map::Mapped;
+use deuteron_graph::Dtype;
+use deuteron_plan::{CrossEntropyGradientLink, Draft, Link};
+
+use super::{Logits, TARGETS, WEIGHT, X, map, namespace, per_row, product, resized};
+use crate::cuda::hopper::{HopperKernel, ROWS, ZEROS, walk_us};
+
+/// Bytes of slopes that exist at once, at most; of one tile's classes there are always some.
+const SLOPES: usize = 256 << 20;
+/// Positions among the arguments of a launch: logsumexp and its gradient, those of the losses, results.
+const PER_ROW: usize = 3;
+const D_X: usize = 6;
+const D_WEIGHT: usize = 7;
+
+/// Gradients of the losses of rows, compiled for their sizes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BackwardKernel {
+    /// rows, weight and targets
+    pub logits: Logits,
+    /// logsumexp, its gradient and that of the losses, with strides
+    pub per_row: [(ArgBinding, usize); 3],
+    /// gradients of rows and weight
+    pub results: [ArgBinding; 2],
+}
+
+/// The matmuls of some classes.
+struct Products {
+    /// columns of logits whose slopes exist at once
+    width: usize,
+    slopes: HopperKernel,
+    d_weight: HopperKernel,
+    d_x: HopperKernel,
+}
+
+impl BackwardKernel {
+    /// The kernel of a link, if it takes it.
+    pub fn fit(draft: &Draft, link: &CrossEntropyGradientLink, target: &CudaTarget) -> Option<BackwardKernel> {
+        let logits = Logits::fit(draft, link.operands, link.smoothing, target)?;
+        let narrow = |id| per_row(draft, id).filter(|(arg, _)| arg.dtype == Dtype::F32);
+        let per_row = [narrow(link.logsumexp)?, narrow(link.d_logsumexp)?, narrow(link.d_loss)?];
+        if draft.outputs.len() != 2 || !link.gradients.iter().all(|id| draft.outputs.contains(id)) {
+            return None;
+        }
+        let results = link.gradients.map(|id| ArgBinding::whole(draft.graph, id, 0, true));
+        Some(BackwardKernel { logits, per_row, results })
+    }
+
+    /// That of a group, if it is gradients that this kernel takes.
+    pub fn of(draft: &Draft, target: &CudaTarget) -> Option<BackwardKernel> {
+        let [Link::CrossEntropyGradient(link)] = draft.structure.chain()?.links.as_slice() else { return None };
+        BackwardKernel::fit(draft, link, target)
+    }
+
+    /// What is compiled and launched, cut as it is predicted to be done first.
+    pub fn kernel(&self, target: &CudaTarget) -> Kernel {
+        self.kernel_of(self.fastest_width(target.processors), target)
+    }
+
+    /// The same for so many classes at a time, a multiple of 8 or all of them.
+    pub fn kernel_of(&self, width: usize, target: &CudaTarget) -> Kernel {
+        let products = self.products(width, target.processors);
+        let (pairs, store, shares) = (include_str!("pairs.cu"), include_str!("store.cu"), include_str!("shares.cu"));
+        let text = [
+            &self.logits.constants(),
+            include_str!("backward.cuh"),
+            &namespace("slopes", &products.slopes, &[ZEROS, pairs, store, include_str!("slopes.cu")]),
+            &namespace("d_b", &products.d_weight, &[ZEROS, pairs, store, include_str!("final.cu")]),
+            &namespace("d_a", &products.d_x, &[pairs, store, shares, include_str!("resume.cu")]),
+            include_str!("entries.cu"),
+        ];
+        let launch = Launch::of_grids(self.arguments(), self.grids(&products, target)).with_variant(
+            format!("{} classes at a time, {}", products.width, products.slopes.describe()),
+            String::new(),
+        );
+        Kernel::new(Source::Cuda(CudaSource::new("cross_entropy_backward", text.join("\n"))), launch)
+    }
+
+    fn arguments(&self) -> Vec<Argument> {
+        let Logits { rows, classes, inner, .. } = self.logits;
+        let per_row =
+            self.per_row.iter().map(|(arg, stride)| Argument::new(arg, (rows - 1) * stride + 1).of_elements());
+        let results = self.results.iter().zip([rows, classes]).map(|(arg, lines)| Argument::new(arg, lines * inner));
+        self.logits.arguments().into_iter().chain(per_row).chain(results).collect()
+    }
+
+    /// The matmuls of so many classes.
+    fn products(&self, width: usize, processors: usize) -> Products {
+        let &Logits { dtype, rows, inner, strides: [x_stride, w_stride], .. } = &self.logits;
+        let pitch = pitch(width);
+        Products {
+            width,
+            slopes: self.logits.product(width, processors),
+            d_weight: product(dtype, [width, inner, rows], (1, pitch), (x_stride, 1), processors),
+            d_x: product(dtype, [rows, inner, width], (pitch, 1), (w_stride, 1), processors),
+        }
+    }
+
+    /// As many classes at a time as are predicted to be done first.
+    fn fastest_width(&self, processors: usize) -> usize {
+        let classes = self.logits.classes;
+        let time = |width: usize| self.products(width, processors).microseconds(processors);
+        let total = |&width: &usize| {
+            let rest = classes % width;
+            (classes / width) as f64 * time(width) + if rest == 0 { 0.0 } else { time(rest) }
+        };
+        let most = SLOPES / (2 * self.logits.rows) / ROWS;
+        let widths = (1..=most.max(1)).map(|tiles| (tiles * ROWS).min(classes));
+        widths.min_by(|a, b| total(a).total_cmp(&total(b))).unwrap_or(classes)
+    }
+
+    fn grids(&self, products: &Products, target: &CudaTarget) -> Grids {
+        let Logits { rows, classes, .. } = self.logits;
+        // Where things lie in the workspace.
+        let sums = (2 * rows * pitch(products.width)).next_multiple_of(256);
+        let whole = 4 * rows.next_multiple_of(ROWS) * products.sums_pitch();
+        let added = if products.width < classes { whole } else { 0 };
+        let starts = (0..classes).step_by(products.width);
+        let list = starts.flat_map(|first| self.grids_from(first, products, sums, target)).collect();
+        Grids { list, workspace: sums + added, ..Grids::default() }
+    }
+
+    /// Those of the classes from `first` on.
+    fn grids_from(&self, first: usize, products: &Products, sums: usize, target: &CudaTarget) -> [Grid; 3] {
+        let &Logits { rows, classes, inner, strides: [x_stride, w_stride], ref args, .. } = &self.logits;
+        let width = products.width.min(classes - first);
+        let pitch = pitch(products.width);
+        let tail = |stored: Word, pitch: usize| {
+            let number = |number: usize| Word::Number(number as u64);
+            let per_row = self.per_row.iter().enumerate();
+            let addresses =
+                per_row.map(|(at, (arg, _))| Word::Argument { position: PER_ROW + at, offset: arg.start() });
+            let mut words = vec![Word::Argument { position: TARGETS, offset: args[TARGETS].start() }];
+            words.extend(addresses);
+            words.extend(self.per_row.iter().map(|&(_, stride)| number(stride)));
+            words.extend([number(first), number(width), stored, number(pitch), Word::Workspace(sums)]);
+            words.extend([number(products.sums_pitch()), number(usize::from(first + width == classes))]);
+            words
+        };
+        let slopes_by = |lines: usize| map(Mapped::Workspace, 0, [width, rows], pitch, lines);
+        let (x, weight) = (args[X].start(), args[WEIGHT].start() + 2 * first * w_stride);
+        let d_weight = Word::Argument { position: D_WEIGHT, offset: 2 * first * inner };
+        let d_x = Word::Argument { position: D_X, offset: 0 };
+        [
+            resized(&products.slopes, [rows, width, inner]).grid(
+                "cross_entropy_slopes",
+                self.logits.maps(first, width, &products.slopes.tile),
+                tail(Word::Workspace(0), pitch),
+                target,
+            ),
+            resized(&products.d_weight, [width, inner, rows]).grid(
+                "cross_entropy_d_b",
+                [slopes_by(64), map(Mapped::Argument(X), x, [inner, rows], x_stride, 64)],
+                tail(d_weight, inner),
+                target,
+            ),
+            resized(&products.d_x, [rows, inner, width]).grid(
+                "cross_entropy_d_a",
+                [slopes_by(ROWS), map(Mapped::Argument(WEIGHT), weight, [inner, width], w_stride, 64)],
+                tail(d_x, inner),
+                target,
+            ),
+        ]
+    }
+}
+
+impl Products {
+    /// Numbers from one row of f32 sums to the next: there are whole tiles of them.
+    fn sums_pitch(&self) -> usize {
+        self.d_x.launch.shape.n.next_multiple_of(self.d_x.tile.columns)
+    }
+
+    fn microseconds(&self, processors: usize) -> f64 {
+        let time = |product: &HopperKernel| walk_us(&product.tile, &product.launch.shape, processors);
+        time(&self.slopes) + time(&self.d_weight) + time(&self.d_x)
+    }
+}
+
+/// Elements from one row of slopes to the next: rows start at multiples of 128 bytes.
+fn pitch(width: usize) -> usize {
+    width.next_multiple_of(64)
+}

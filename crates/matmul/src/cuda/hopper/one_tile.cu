@@ -1,0 +1,27 @@
+// ---- warpgroups that share the tile of their block, of which a cluster may share K
+
+static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char* s_base, int warpgroup) {
+    const int steps = (int)p.steps;
+    const int part = (int)(blockIdx.x % SPLIT), first = steps * part / SPLIT, own = steps * (part + 1) / SPLIT - first;
+    const Tile tile = tile_at(p, blockIdx.x / SPLIT);
+    if (warpgroup < 0) {
+        setmaxnreg_dec<24>();
+        if (threadIdx.x == 0) {
+            u32 at = 0;
+            fetch(p, ring, tile, first, own, at);
+            fetch_more(p, ring, tile, at);
+        }
+        stand_by();
+    } else {
+        setmaxnreg_inc<240>();
+        const int side = SIDES == 2 ? warpgroup : 0, half = SIDES == 2 ? 0 : warpgroup * HALVES;
+        float sums[HALVES][COLUMNS / 2];
+        begin(p, tile, sums);
+        multiply(sums, ring, half, side, own, 0);
+        wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < HALVES; ++i) pin(sums[i]);
+        release(ring.empty(own - 1));
+        finish_part(p, ring, s_base, tile, 64 * half, side, warpgroup, sums, own);
+    }
+}

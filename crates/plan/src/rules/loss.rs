@@ -1,0 +1,27 @@
+//! Losses of logits that are not stored, and their gradients: whole calls.
+
+use deuteron_graph::NodeId;
+
+use crate::calls::is_loss;
+use crate::chain::Link;
+use crate::rules::rows::Rules;
+
+impl Rules<'_> {
+    /// The link of nodes of a call of a loss or of its gradient that are its first result and all that is made for it. What else the call
+    /// makes is a result that nobody reads. Parts of such a call are matmuls and row work like any other.
+    pub(super) fn whole_loss_call(&self, nodes: &[NodeId]) -> Option<Link> {
+        let call = &self.graph.calls()[self.graph.node(nodes[0]).call.index()];
+        if !is_loss(call) || !nodes.contains(call.outputs.first()?) {
+            return None;
+        }
+        let is_inside = |id: NodeId| (call.start..call.end).contains(&id.index());
+        let mut is_whole = nodes.iter().all(|&id| is_inside(id));
+        for &id in nodes {
+            self.placement.for_reads(self.graph, id, &mut |value| {
+                let made = self.placement.base(value).filter(|&base| is_inside(base));
+                is_whole &= made.is_none_or(|base| nodes.binary_search(&base).is_ok());
+            });
+        }
+        is_whole.then(|| Link::of_loss(call)).flatten()
+    }
+}
