@@ -128,7 +128,7 @@ fn copies_of_operands() {
             let [group] = plan.groups.as_slice() else { continue };
             let kernel = RealignedKernel::of(&group.draft(&graph, &plan.placement), target(&engine));
             let Some(kernel) = kernel else { continue };
-            let (inputs, expected) = seeded(&graph, 11, false);
+            let (inputs, expected) = seeded(&graph, 11);
             let options = SessionOptions::from(Strategy::Greedy).kernels([kernel.kernel(target(&engine))]);
             let mut session = Session::new(&engine, &graph, options).unwrap();
             assert_holds(&expected, &graph, &twice(&mut session, &inputs), format_args!("copied, {dtype}\n{text}"));
