@@ -1,8 +1,9 @@
 // A matmul with a bias on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
 // `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, the
 // storage type (0 f32, 1 f16, 2 bf16, 3 i8 with f32 for bias and result), and how many elements of every line of the operands come before
-// those of the matmul; then `arguments`, how many, and the name of each. The batch shares the bias. Where FIRST is a kernel that runs before
-// ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them.
+// those of the matmul; then `arguments`, how many, and the name of each. The batch shares the bias; a kernel without it is the matmul
+// alone. Where FIRST is a kernel that runs before ENTRY, on a workspace that both share, `first` with the number of its launches and their
+// bytes of workspace stands before them.
 #include "emulator.h"
 #include "attention.h"
 #include "kernel.h"
@@ -106,6 +107,7 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
 #endif
     host::run(ENTRY, launch, places, settings);
 
+    const bool biased = std::find(arguments.begin(), arguments.end(), "b") != arguments.end();
     const double unit = result == 0 ? 0x1p-24 : result == 1 ? 0x1p-11 : 0x1p-8;
     double share = 0.0;
     for (u64 matrix = 0; matrix < batch; ++matrix) {
@@ -118,7 +120,7 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
                     terms += fabs(term);
                 }
                 // Sums are f32, in some order; the matmul's result is rounded, and the sum with the bias.
-                const double expected = product + b.at(0, 0, column), off = fabs(y.at(matrix, row, column) - expected);
+                const double expected = product + (biased ? b.at(0, 0, column) : 0.0), off = fabs(y.at(matrix, row, column) - expected);
                 const double allowed = unit * (fabs(product) + fabs(expected)) + (storage == 3 ? 0.0 : k * 0x1p-24 * terms);
                 share = std::max(share, off == off ? off / allowed : INFINITY);
             }
