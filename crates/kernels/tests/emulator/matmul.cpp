@@ -2,7 +2,8 @@
 // `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, the
 // storage type (0 f32, 1 f16, 2 bf16, 3 i8 with f32 for bias and result), and how many elements of every line of the operands come before
 // those of the matmul; then `arguments`, how many, and the name of each: x and w are multiplied, b is the bias, r the residual, s
-// the sum where it is normed by weights g and h; y is the result. The batch shares bias and weights. Where FIRST is a kernel that runs before
+// the sum where it is normed by weights g and h; y is the result. The batch shares bias and weights; a kernel without bias is the matmul
+// alone. Where FIRST is a kernel that runs before
 // ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them.
 #include <map>
 #include "emulator.h"
@@ -123,7 +124,7 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
                     terms += fabs(term);
                 }
                 // Sums are f32, in some order; the matmul's result is rounded, and the sum with the bias.
-                const double biased = product + b.at(0, 0, column), expected = biased + (has("r") ? r.at(matrix, row, column) : 0.0);
+                const double biased = product + (has("b") ? b.at(0, 0, column) : 0.0), expected = biased + (has("r") ? r.at(matrix, row, column) : 0.0);
                 const double off = fabs(sums.at(matrix, row, column) - expected);
                 const double allowed = unit * (fabs(product) + fabs(biased) * (normed ? 1.0 : 0.0) + fabs(expected)) + (storage == 3 ? 0.0 : k * 0x1p-24 * terms);
                 share = std::max(share, off == off ? off / allowed : INFINITY);

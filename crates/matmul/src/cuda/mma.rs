@@ -118,14 +118,15 @@ impl MmaTile {
         MmaTile { rows: 64, columns: 64 },
     ];
 
-    /// Those whose sums leave room in the registers for operands: f32 takes two words for each number, and what does not come by
-    /// asynchronous copies is held on its way.
+    /// Those whose sums leave room in the registers for operands: f32 takes two words for each number, what does not come by
+    /// asynchronous copies is held on its way, and bytes that are gathered one by one take most.
     fn of(dtype: Dtype, operands: &[Operand; 2]) -> &'static [MmaTile] {
         let held = operands.iter().filter(|operand| operand.load != Load::Copied).count();
-        match (dtype == Dtype::F32, held) {
-            (false, 0 | 1) => &MmaTile::ALL,
-            (false, _) | (true, 0) => &MmaTile::ALL[2..],
-            (true, _) => &MmaTile::ALL[4..],
+        match (dtype, held) {
+            (Dtype::F32, 0) => &MmaTile::ALL[2..],
+            (Dtype::F32, _) | (Dtype::I8, 2) => &MmaTile::ALL[4..],
+            (_, 2) => &MmaTile::ALL[2..],
+            _ => &MmaTile::ALL,
         }
     }
 }
