@@ -211,7 +211,7 @@ fn mistakes_of_warps() {
         ("await_copies<STAGES - 2>();", "", "FAILED"),
         ("\n            __syncthreads();", "", "FAILED"),
         ("clear_behind(held[i], existing(from, first, i));", "", "FAILED"),
-        ("cut_out(held[i], (u32)(u64)place(from, first, i) & 15);", "", "FAILED"),
+        ("cut_out<SIZE>(held[i], (u32)(u64)place(from, first, i) & 15);", "", "FAILED"),
         ("(i + STAGES - 1) * DEPTH", "(i + STAGES) * DEPTH", "FAILED"),
         (
             "finish(p, s_own, at, 16 * atom, tile.column + column, lane);",
