@@ -146,7 +146,7 @@ impl RealignedKernel {
             copies[operand] = Some(own);
         }
         let inner = HopperKernel::new(LoweredMatmul { product: lowered.product.clone(), launch: inner }, target)?;
-        (bytes <= MAX_BYTES).then(|| RealignedKernel { lowered, copies, inner })
+        (bytes <= MAX_BYTES).then_some(RealignedKernel { lowered, copies, inner })
     }
 
     /// How the matmul is cut.
