@@ -44,6 +44,9 @@ fn masks(graph: &Graph) -> String {
     masks.collect::<Vec<_>>().join(" ")
 }
 
+/// Bounds are for our kernels. ONNX Runtime has functions of its own, which may be as far off again.
+const RUNTIME: f64 = 2.0;
+
 #[test]
 fn every_composite_is_found() {
     for (name, expected, expected_masks) in MODELS {
@@ -91,7 +94,7 @@ fn operators_agree_with_the_runtime() {
         let failed: Vec<String> = check_values(name, &imported)
             .iter()
             .zip(&outputs)
-            .filter(|(comparison, _)| !comparison.holds())
+            .filter(|(comparison, _)| comparison.ratio > RUNTIME)
             .map(|(comparison, output)| format!("{}: {comparison:?}", output.name))
             .collect();
         assert_eq!(failed, Vec::<String>::new(), "{name}");

@@ -60,7 +60,9 @@ fn inputs(name: &str, imported: &Imported) -> Vec<Array> {
         let label = graph.label(id);
         match graph.node(id).op {
             Op::Input { kind: InputKind::Weight, .. } => values(&imported.weight(&label, &file).unwrap()),
-            _ => Array::new(graph.node(id).shape.clone(), numbers(&record["inputs"][&label])),
+            // Numbers are written with as many digits as tell them apart in their type.
+            _ => Array::new(graph.node(id).shape.clone(), numbers(&record["inputs"][&label]))
+                .rounded(graph.node(id).dtype),
         }
     };
     graph.inputs().iter().map(array).collect()
@@ -76,7 +78,7 @@ pub fn check_values(name: &str, imported: &Imported) -> Vec<Comparison> {
     let mut comparisons = Vec::new();
     for (output, expected) in outputs.iter().zip(&expected) {
         let shape: Vec<usize> = numbers(&output["shape"]).iter().map(|&size| size as usize).collect();
-        let got = Array::new(shape, numbers(&output["values"]));
+        let got = Array::new(shape, numbers(&output["values"])).rounded(expected.dtype);
         comparisons.push(expected.compare(&got));
     }
     comparisons
