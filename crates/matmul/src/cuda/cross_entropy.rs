@@ -111,6 +111,7 @@ impl Logits {
             Part::Warp,
             Part::GlobalMemory,
             Part::NamedBarrier,
+            Part::Cluster,
             Part::Tma,
             Part::Registers,
             Part::Wgmma,

@@ -382,9 +382,9 @@ fn an_index_outside_of_its_table_is_an_error_and_the_next_run_works() {
 #[test]
 fn launch_shapes_are_tuned_proved_and_then_used() {
     let Some(engine) = gpu() else { return };
-    // The second kernel reads what a product makes; the backward one adds up columns.
-    let block = "x = input bf16[1000,768] ; l = linear x m:bf16[768,512] c:bf16[512]
-                 n, mean, rstd = layer_norm l w:bf16[512] b:bf16[512] ; y = gelu n ; out y";
+    // The second kernel reads what a product makes, rows of more columns than a cluster holds; the backward one adds up columns.
+    let block = "x = input bf16[1000,768] ; l = linear x m:bf16[768,4096] c:bf16[4096]
+                 n, mean, rstd = layer_norm l w:bf16[4096] b:bf16[4096] ; y = gelu n ; out y";
     let op = FusedOp::find("add_norm").unwrap();
     let backward = op.backward_graph(&op.operand_types(1000, 768, Dtype::Bf16)).unwrap();
     // Too large for f64: held against what is suggested.

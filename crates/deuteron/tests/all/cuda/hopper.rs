@@ -41,6 +41,13 @@ fn check_tiles(engine: &Engine, text: &str, dtype: Dtype, tiles: &[HopperTile]) 
     }
 }
 
+/// Those cuts that a graph can have: an epilogue in registers has a 16-bit result, and room for its operands.
+fn possible(engine: &Engine, text: &str, tiles: &[HopperTile]) -> Vec<HopperTile> {
+    let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
+    let all = kernel(engine, &parsed(text, Dtype::Bf16)).tiles(target, f64::INFINITY);
+    tiles.iter().copied().filter(|tile| all.contains(tile)).collect()
+}
+
 const fn tile(columns: usize, sharing: Sharing, split: usize) -> HopperTile {
     HopperTile { rows: 128, columns, sharing, split, by_rows: false }
 }
@@ -91,7 +98,9 @@ fn every_cut() {
     let tiles = kernel(&engine, &parsed(&graphs[0], Dtype::Bf16)).tiles(target, f64::INFINITY);
     for (at, tile) in tiles.into_iter().enumerate() {
         let dtype = if at % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
-        check_tiles(&engine, &graphs[at % graphs.len()], dtype, &[tile]);
+        let graph = &graphs[at % graphs.len()];
+        let taken = if possible(&engine, graph, &[tile]).is_empty() { &graphs[0] } else { graph };
+        check_tiles(&engine, taken, dtype, &[tile]);
     }
 }
 
@@ -101,7 +110,8 @@ fn every_epilogue_and_odd_sizes() {
     for (at, size) in [[1, 8, 16], [127, 64, 136], [129, 1000, 1504], [1500, 136, 72]].into_iter().enumerate() {
         for (turn, text) in graphs(size).iter().enumerate() {
             // One that does not share K: there are sums of one step among these.
-            check_tiles(&engine, text, Dtype::Bf16, &[KINDS[(at + turn) % 3], BY_ROWS[(at + turn) % 4]]);
+            let tiles = [KINDS[(at + turn) % 3], BY_ROWS[(at + turn) % 4]];
+            check_tiles(&engine, text, Dtype::Bf16, &possible(&engine, text, &tiles));
         }
     }
 }
