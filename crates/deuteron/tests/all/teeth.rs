@@ -75,7 +75,12 @@ fn errors_eight_times_as_large_are_caught() {
         missed
     };
     let first = missed(SEED);
-    let few = first.len();
+    // An op with several attributes counts once.
+    let without_attributes = |name: &String| match (name.split_once(" {"), name.rsplit_once('}')) {
+        (Some((op, _)), Some((_, dtype))) => format!("{op}{dtype}"),
+        _ => name.clone(),
+    };
+    let few = first.iter().map(without_attributes).collect::<BTreeSet<String>>().len();
     let always = (1..=4).fold(first, |before, more| before.intersection(&missed(SEED + more)).cloned().collect());
     assert!(always.is_empty(), "{always:?}");
     assert!(few <= 10, "{few} outputs were missed by one set of inputs");

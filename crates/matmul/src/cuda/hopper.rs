@@ -67,9 +67,6 @@ pub(super) const MAX_SIZE: usize = 1 << 30;
 /// A stride of a tensor map is below, in elements of two bytes.
 const MAX_STRIDE: usize = 1 << 39;
 
-/// What a launch that needs whole rows waits for, in barriers over all blocks: the exchange, and work that no matmul hides.
-const WAITS: f64 = 3.0;
-
 /// Widths of a tile that there are instructions for in `tile/wgmma.cuh`.
 pub const WIDTHS: [usize; 8] = [64, 96, 128, 144, 160, 192, 224, 256];
 
@@ -93,8 +90,7 @@ impl Family<CudaTarget> for HopperFamily {
         let apart = kernel.apart_us(target);
         let drawback =
             apart.is_some_and(|apart| apart < ours).then_some("the norm alone, after the matmul, ends earlier");
-        let waits = if apart.is_some() { WAITS } else { 0.0 };
-        offered(move || Work { waits, drawback, ..primitive_work(&group) }, move || kernel.kernel(target))
+        offered(move || Work { drawback, ..primitive_work(&group) }, move || kernel.kernel(target))
     }
 }
 

@@ -113,6 +113,10 @@ fn resources(machine: &Machine, registers: u32, shared: Bytes, block: f64, block
     Resources { registers, shared, occupancy, waves, wave_efficiency: blocks / (waves.ceil().max(1.0) * places) }
 }
 
+/// What a product whose rows a cluster holds waits for, in barriers over all blocks: the exchange of parts of rows, and work on them that no
+/// product hides.
+const EXCHANGE: f64 = 3.0;
+
 /// One product of a batch as the kernel runs it.
 struct Product {
     m: usize,
@@ -187,7 +191,9 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
     let reread = Bytes((reread - traffic.read.0 as f64).max(0.0) as u64);
     let registers = TILE_REGISTERS + registers + if whole_rows { 255 } else { 0 };
     let shared = Bytes(4 * 64 * 2 * (machine.get(Quantity::TileRows) + machine.get(Quantity::TileCols)) as u64);
-    let launch = launch + Seconds::from_us(machine.get(Quantity::BarrierUs)) * work.waits;
+    if epilogue == Reach::Rows {
+        launch = launch + Seconds::from_us(machine.get(Quantity::BarrierUs)) * EXCHANGE;
+    }
     // A pointwise prologue runs again for every column of tiles.
     let vector = if prologue == Reach::None { vector } else { vector * loads };
     Parts {

@@ -32,8 +32,10 @@ impl Rules<'_> {
 
     /// Matmuls with sides that follow the rules, if there are few enough rows for both, or a cluster of blocks holds what follows.
     pub(super) fn chain_around(&self, prologue: Side, matmuls: Vec<NodeId>, epilogue: Side) -> Result<Chain, Reason> {
-        let columns = self.graph.node(matmuls[0]).shape.cols();
-        let held = matmuls.len() == 1 && (columns as f64) <= self.machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
+        let transpose_a = matches!(self.graph.node(matmuls[0]).op, Op::Matmul { transpose_a: true, .. });
+        let (_, columns, _, batch) = matmul_size(self.graph, matmuls[0], transpose_a);
+        let most = self.machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
+        let held = matmuls.len() == 1 && batch == 1 && (columns as f64) <= most;
         if prologue.reach == Reach::Rows || (epilogue.reach == Reach::Rows && !held) {
             self.check_few_rows(matmuls[0])?;
         }
