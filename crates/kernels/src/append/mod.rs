@@ -51,7 +51,7 @@ pub struct AppendShape {
 impl AppendShape {
     /// Runs of `capacity` rows.
     pub fn blocks(&self) -> usize {
-        saturating_elements(&self.leading.iter().map(|&(size, _)| size).collect::<Vec<_>>())
+        self.leading.iter().fold(1, |blocks: usize, &(size, _)| blocks.saturating_mul(size))
     }
 
     /// Places where the new rows fit, from 0 on; none where they are too many.

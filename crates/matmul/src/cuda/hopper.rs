@@ -67,6 +67,9 @@ pub(super) const MAX_SIZE: usize = 1 << 30;
 /// A stride of a tensor map is below, in elements of two bytes.
 const MAX_STRIDE: usize = 1 << 39;
 
+/// Share of the time of a matmul and a norm apart that both in one launch take at most: predictions are not better than that.
+const MARGIN: f64 = 0.95;
+
 /// Widths of a tile that there are instructions for in `tile/wgmma.cuh`.
 pub const WIDTHS: [usize; 8] = [64, 96, 128, 144, 160, 192, 224, 256];
 
@@ -88,8 +91,9 @@ impl Family<CudaTarget> for HopperFamily {
             return None;
         }
         let apart = kernel.apart_us(target);
-        let drawback =
-            apart.is_some_and(|apart| apart < ours).then_some("the norm alone, after the matmul, ends earlier");
+        let drawback = apart
+            .is_some_and(|apart| MARGIN * apart < ours)
+            .then_some("the norm alone, after the matmul, ends earlier");
         offered(move || Work { drawback, ..primitive_work(&group) }, move || kernel.kernel(target))
     }
 }

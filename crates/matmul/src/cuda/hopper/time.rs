@@ -96,7 +96,7 @@ pub(super) fn tile_us(
     let staged = if by_rows { 0.001 } else { 0.003 * following.operands as f64 };
     let finish = area / split as f64 * (0.0035 + 0.003 * functions + staged);
     let exchange = if split == 1 { 0.0 } else { 2.0 };
-    let whole_rows = if following.whole_rows { 1.2 + 0.0075 * area } else { 0.0 };
+    let whole_rows = if following.whole_rows { 1.5 + 0.016 * area } else { 0.0 };
     let each = finish + exchange + whole_rows;
     2.0 + multiplied.max(loaded) + waves * each + (waves - 1.0) + following.operands_us(shape)
 }
