@@ -30,7 +30,7 @@ use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
 use deuteron_plan::{Draft, Work, primitive_work};
 
-use self::ending::{CLUSTER, MappedRows, PAIR, reduces};
+use self::ending::{CLUSTER, MappedRows, PAIR, draws, reduces};
 use self::time::{FETCHED, Following, GATHERED, bytes_us, library_us, rows_us, tile_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
@@ -245,7 +245,8 @@ impl HopperKernel {
     /// All ways to cut it that there is room for.
     fn possible(&self) -> Vec<HopperTile> {
         let whole_rows = self.matmul.epilogue.as_ref().is_some_and(|epilogue| reduces(&epilogue.body));
-        let even = self.launch.shape.n.is_multiple_of(PAIR);
+        let drawn = self.matmul.epilogue.as_ref().is_some_and(|epilogue| draws(&epilogue.body));
+        let even = self.launch.shape.n.is_multiple_of(PAIR) && !drawn;
         let fits = |tile: &HopperTile| {
             let kernel = self.clone().with_tile(*tile);
             let by_rows =

@@ -1,7 +1,7 @@
 //! How what follows a matmul on Hopper is done: element by element on sums that pass through shared memory (`elementwise.cu`), or by rows
 //! on sums where they are (`rows.cu`).
 
-use deuteron_codegen::body::{Body, Stage};
+use deuteron_codegen::body::{Body, Expr, Stage};
 use deuteron_codegen::cuda::row::TileArguments;
 use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
@@ -15,6 +15,11 @@ pub(super) const CLUSTER: usize = 8;
 /// Whether what follows needs whole rows.
 pub(super) fn reduces(body: &Body) -> bool {
     body.stages.iter().any(|stage| matches!(stage, Stage::RowReduce { .. }))
+}
+
+/// Whether it draws random numbers: beside all sums of a thread, those take more registers than there are.
+pub(super) fn draws(body: &Body) -> bool {
+    body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }))
 }
 
 /// Arguments of what follows that have tensor maps: 16-bit ones whose rows lie at equal distances.
