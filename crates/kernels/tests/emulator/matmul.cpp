@@ -2,7 +2,8 @@
 // `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, the
 // storage type (0 f32, 1 f16, 2 bf16, 3 i8 with f32 for bias and result), and how many elements of every line of the operands come before
 // those of the matmul; then `arguments`, how many, and the name of each: x and w are multiplied, b is the bias, r the residual, s
-// the sum where it is normed by weights g and h; y is the result. The batch shares bias and weights; a kernel without bias is the matmul
+// the sum where it is normed by weights g and h; y is the result, p that of a
+// matmul alone. The batch shares bias and weights; a kernel without bias is the matmul
 // alone. Where FIRST is a kernel that runs before
 // ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them.
 #include <map>
@@ -96,7 +97,7 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
     };
     const int result = storage == 3 ? 0 : storage;
     Matrices x = operand(left, m, k), w = operand(right, k, n), b(result, 1, 1, n, 0), g = b, h = b, y(result, batch, m, n, 0), r = y, s = y;
-    std::map<std::string, Matrices*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}};
+    std::map<std::string, Matrices*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}, {"p", &y}};
     for (const char* name : {"x", "w", "b", "g", "h", "r"}) named[name]->fill(state);
     const auto has = [&, &names = arguments](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
     const bool normed = has("s");
