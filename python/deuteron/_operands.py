@@ -12,7 +12,7 @@ Tensor = Any
 """A tensor of PyTorch, an array of NumPy, or an object with `__dlpack__`."""
 
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
-"""`gelu` is by `erf`, as torch's is unless it is told otherwise."""
+"""`gelu` is the form with `erf`, which is also torch's default; `gelu_tanh` is the approximation."""
 
 Norm = Literal["layer", "rms"]
 

@@ -20,7 +20,7 @@ pub enum Weights {
     /// weights and activations `bf16`
     Bf16,
     /// Matrices are bytes with a scale an output column, the token table bytes with a scale a token; biases, norms and positions
-    /// are `f32`. Activations are `f32`, and bytes with a scale a row on their way into a product, whose sums are exact. Queries, keys and
+    /// are `f32`. Activations are `f32`; each row is quantised to bytes with one scale before a matmul, whose sums are exact. Queries, keys and
     /// values are `bf16`, and so are the cache and the inner layer: what is read of them is half as much.
     ///
     /// Against `f32`, on the four small random models of the tests, whose weights are far from trained ones: logits are off by less

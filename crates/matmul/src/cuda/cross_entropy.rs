@@ -4,8 +4,6 @@
 //! - Losses: one matmul whose tiles leave two or three numbers per row, and a grid that combines these.
 //! - Gradients: slopes of the logits of some classes at a time, all rows, go to the workspace; then the gradient of these classes' weights
 //!   and a share of that of the rows. Four matmuls in all, where storing the logits would take three and memory for them.
-//! - On an H200, 8192 rows of 768 by 50257 classes in bf16 take 0.81 ms forward and 2.7 to 3.0 ms backward as its clock allows, with 222 MiB of
-//!   workspace (2026-11-17; torch.compile 1.6 and 2.8 ms). Tiles read the L2 at nearly all of its rate, and slopes are written besides.
 
 mod backward;
 mod forward;

@@ -585,7 +585,7 @@ fn tiles(shape: &MatmulShape, operands: Dtype) -> impl Iterator<Item = HopperTil
 }
 
 /// The widest of those whose blocks walk over tiles that are predicted to be done within 5 % of the first: they read less shared memory
-/// per product. At 32768 x 50257 x 768 those of 192 columns take 3.5 ms and those of 160 3.9 ms, on an H200.
+/// per product than the formula of time knows.
 pub(super) fn fastest_walk(shape: &MatmulShape, processors: usize) -> HopperTile {
     let walks = || tiles(shape, Dtype::Bf16).filter(|tile| tile.sharing == Sharing::Turns);
     let first = walks().map(|tile| walk_us(&tile, shape, processors)).fold(f64::INFINITY, f64::min);

@@ -6,8 +6,8 @@
 //! - `shared(Level<L>, p, col)`: what all rows read of V columns, loaded once for the rows of a thread.
 //! - `take(Level<L>, p, own, c, col, sums, carried, shared)`: the work on chunk c of a row. `carried` has a word of each operand that
 //!   comes with the tile. Returns the pair of 16-bit results that leaves with the tile.
-//! - `gather`, `both`, `meet`: the reductions, from this thread's part over those of others to the row's number; `numbers` stores what is
-//!   one number per row.
+//! - `gather` reduces this thread's chunks and those of its row's other threads, `both` combines the results of two parts of a row, `meet`
+//!   keeps the result of the whole row; `numbers` stores results that are one number per row.
 //!
 //! Sums of squares about a mean would need the mean of the whole row, and so a second exchange between those who have parts of it. They are
 //! taken about each part's own mean (`Facts<L>::MOMENTS`, `squares`) and combined with the sums: a part of n columns with mean m adds
