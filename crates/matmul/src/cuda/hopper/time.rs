@@ -65,6 +65,9 @@ pub(super) fn rows_us(shape: &MatmulShape) -> f64 {
     2.0 + 2.0 * megabytes(shape) / 6.0
 }
 
+/// Time until the rows of the first tiles are there, where a launch makes its left operand.
+pub(super) const MADE_US: f64 = 3.0;
+
 /// Time of a launch that is cut so; rows of a result are shared by a cluster of so many blocks.
 pub(super) fn tile_us(
     tile: &HopperTile,
