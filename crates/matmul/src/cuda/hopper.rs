@@ -37,7 +37,7 @@ use deuteron_plan::{Draft, Work, primitive_work};
 
 use self::ending::{CLUSTER, MappedRows, PAIR, draws, reduces, stores};
 use self::made::{MadeRows, first_rows};
-use self::time::{FETCHED, Following, GATHERED, MADE_US, bytes_us, library_us, rows_us, tile_us};
+use self::time::{FETCHED, Following, GATHERED, bytes_us, library_us, made_beside, made_us, rows_us, tile_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
@@ -288,10 +288,26 @@ impl HopperKernel {
         match self.is_of_bytes() {
             true => bytes_us(&self.tile, shape, target.processors, FETCHED),
             false => {
-                let made = if self.matmul.prologue.is_some() { MADE_US } else { 0.0 };
-                made + tile_us(&self.tile, shape, self.following(), self.cluster(), target.processors)
+                let multiplied = self.multiplied_us(target);
+                match self.matmul.prologue {
+                    Some(_) => multiplied + made_us(shape, self.rows_made_first(0, target), target.processors),
+                    None => multiplied,
+                }
             }
         }
+    }
+
+    /// Time of a launch but for rows of its left operand, roughly.
+    fn multiplied_us(&self, target: &CudaTarget) -> f64 {
+        tile_us(&self.tile, &self.whole_shape(), self.following(), self.cluster(), target.processors)
+    }
+
+    /// Rows of the left operand that are made before anything is multiplied: all that are needed then, and those that are too many to be
+    /// made beside the multiplications. Tiles begin at multiples of so many rows.
+    fn rows_made_first(&self, needed: usize, target: &CudaTarget) -> usize {
+        let shape = &self.launch.shape;
+        let beside = made_beside(shape, self.multiplied_us(target), target.processors);
+        needed.max(shape.m.saturating_sub(beside).next_multiple_of(self.tile.rows)).min(shape.m)
     }
 
     /// Why several kernels are to be preferred, if they are predicted to end earlier.
@@ -603,8 +619,8 @@ impl HopperKernel {
         let numbers = [shape.m, steps, row_tiles, column_tiles, tiles, self.has_batch(1), self.has_batch(2)];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
         if let Some(made) = MadeRows::new(self) {
-            let first = first_rows(row_tiles, column_tiles, blocks) * self.tile.rows;
-            words.extend(made.words(self.vector(), first.min(shape.m)));
+            let needed = first_rows(row_tiles, column_tiles, blocks) * self.tile.rows;
+            words.extend(made.words(self.vector(), self.rows_made_first(needed, target)));
         }
         pad_to_maps(&mut words);
         Grid {

@@ -117,7 +117,7 @@ fn resources(machine: &Machine, registers: u32, shared: Bytes, block: f64, block
 /// product hides.
 const EXCHANGE: f64 = 3.0;
 
-/// What a product waits for whose launch makes the rows of its left operand first, in barriers over all blocks: those of the first tiles.
+/// What a product waits for whose launch makes the rows of its left operand, in barriers over all blocks: the first tiles wait for theirs.
 const MAKING: f64 = 2.0;
 
 /// One product of a batch as the kernel runs it.
@@ -155,7 +155,7 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
     let most = machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
     let held = columns as f64 <= most;
     // Where there are clusters, blocks that run at once make rows of the left operand for each other.
-    let made = prologue != Reach::None && most > 0.0;
+    let made = prologue != Reach::None && most > 1.0;
     let whole_rows = (prologue == Reach::Rows && !made) || (epilogue == Reach::Rows && !held);
     let vector = Seconds(work.vector_flops() / machine.tflops(Quantity::VectorTflops).per_second);
     let mut launch = Seconds::from_us(machine.get(Quantity::LaunchUs));
@@ -194,17 +194,17 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
         blocks += tile.count(product);
         loads = loads.max((product.n as f64 / tile.cols as f64).ceil());
     }
-    // What is made is stored, and read as tiles.
-    let stored = |product: &Product| (product.m * product.k * product.element) as f64;
-    let made_bytes = if made { all.first().map_or(0.0, stored) } else { 0.0 };
-    let reread = Bytes((reread + 2.0 * made_bytes - traffic.read.0 as f64).max(0.0) as u64);
+    let reread = Bytes((reread - traffic.read.0 as f64).max(0.0) as u64);
     let registers = TILE_REGISTERS + registers + if whole_rows { 255 } else { 0 };
     let shared = Bytes(4 * 64 * 2 * (machine.get(Quantity::TileRows) + machine.get(Quantity::TileCols)) as u64);
     if epilogue == Reach::Rows {
         launch = launch + Seconds::from_us(machine.get(Quantity::BarrierUs)) * EXCHANGE;
     }
     if made {
-        launch = launch + Seconds::from_us(machine.get(Quantity::BarrierUs)) * MAKING;
+        // Little of it is hidden: the products leave little of the caches' rate to others.
+        let bytes = all.first().map_or(0, |product| 2 * product.m * product.k * product.element);
+        let rows = Bytes(bytes as u64) / machine.gbps(Quantity::DramGbps);
+        launch = launch + rows + Seconds::from_us(machine.get(Quantity::BarrierUs)) * MAKING;
     }
     // Otherwise a pointwise prologue runs again for every column of tiles.
     let vector = if prologue == Reach::None || made { vector } else { vector * loads };

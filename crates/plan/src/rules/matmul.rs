@@ -37,7 +37,7 @@ impl Rules<'_> {
         let (_, columns, _, batch) = matmul_size(self.graph, matmuls[0], transpose_a);
         let most = self.machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
         let held = matmuls.len() == 1 && batch == 1 && (columns as f64) <= most;
-        let made = batch == 1 && most > 0.0;
+        let made = batch == 1 && most > 1.0;
         if (prologue.reach == Reach::Rows && !made) || (epilogue.reach == Reach::Rows && !held) {
             self.check_few_rows(matmuls[0])?;
         }

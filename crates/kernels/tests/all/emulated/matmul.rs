@@ -285,27 +285,6 @@ fn matmuls_by_warpgroups() {
         ("hopper_split", Product::new([130, 100, 520], true), tile(128, false, 4), 8, 8),
         ("hopper_split_rows", Product { left: true, ..Product::new([24, 120, 264], false) }, tile(160, false, 2), 8, 4),
         ("hopper_batch", Product { batch: 3, ..Product::new([24, 40, 72], false) }, tile(64, true, 1), 2, 2),
-        ("hopper_two", Product { rights: 2, ..Product::new([300, 104, 136], true) }, tile(192, true, 1), 2, 2),
-        ("hopper_two_rows", Product { rights: 2, ..Product::new([136, 72, 72], false) }, tile(128, true, 1), 1, 1),
-        ("hopper_two_odd", Product { rights: 2, ..Product::new([70, 51, 72], true) }, tile(144, false, 1), 2, 2),
-        ("hopper_three", Product { rights: 3, ..Product::new([130, 136, 200], false) }, tile(192, true, 1), 2, 2),
-        (
-            "hopper_three_batch",
-            Product { rights: 3, batch: 2, ..Product::new([40, 48, 72], true) },
-            tile(96, false, 1),
-            4,
-            2,
-        ),
-        ("hopper_made", Product { made: true, ..Product::new([300, 200, 136], true) }, tile(64, true, 1), 2, 2),
-        ("hopper_made_rows", Product { made: true, ..Product::new([139, 72, 203], false) }, tile(64, false, 1), 8, 8),
-        ("hopper_made_odd", Product { made: true, ..Product::new([600, 51, 72], true) }, tile(96, true, 1), 1, 1),
-        (
-            "hopper_made_two",
-            Product { made: true, rights: 2, ..Product::new([1300, 40, 40], true) },
-            tile(96, true, 1),
-            3,
-            3,
-        ),
         ("hopper_odd", Product::new([9, 51, 64], true), tile(64, false, 1), 2, 2),
         ("hopper_tall", Product::new([300, 104, 200], false), HopperTile { rows: 256, ..tile(96, false, 1) }, 4, 2),
         ("hopper_registers", Product::new([200, 104, 200], true), by_rows(128, 64, Sharing::Rows), 4, 2),
@@ -346,9 +325,44 @@ fn matmuls_by_warpgroups() {
             2,
         ),
     ];
+    check(&compiler, cases);
+}
+
+/// Several right operands of one left operand, and left operands that the launch makes.
+#[test]
+fn matmuls_of_several_operands() {
+    let Some(compiler) = compiler() else { return };
+    let cases = [
+        ("hopper_two", Product { rights: 2, ..Product::new([300, 104, 136], true) }, tile(192, true, 1), 2, 2),
+        ("hopper_two_rows", Product { rights: 2, ..Product::new([136, 72, 72], false) }, tile(128, true, 1), 1, 1),
+        ("hopper_two_odd", Product { rights: 2, ..Product::new([70, 51, 72], true) }, tile(144, false, 1), 2, 2),
+        ("hopper_three", Product { rights: 3, ..Product::new([130, 136, 200], false) }, tile(192, true, 1), 2, 2),
+        (
+            "hopper_three_batch",
+            Product { rights: 3, batch: 2, ..Product::new([40, 48, 72], true) },
+            tile(96, false, 1),
+            4,
+            2,
+        ),
+        ("hopper_made", Product { made: true, ..Product::new([300, 200, 136], true) }, tile(64, true, 1), 2, 2),
+        ("hopper_made_rows", Product { made: true, ..Product::new([139, 72, 203], false) }, tile(64, false, 1), 8, 8),
+        ("hopper_made_odd", Product { made: true, ..Product::new([600, 51, 72], true) }, tile(96, true, 1), 1, 1),
+        (
+            "hopper_made_two",
+            Product { made: true, rights: 2, ..Product::new([1300, 40, 40], true) },
+            tile(96, true, 1),
+            3,
+            3,
+        ),
+    ];
+    check(&compiler, cases);
+}
+
+/// Runs named products that are cut in some way, for so many multiprocessors, of which so many blocks run at once.
+fn check<const COUNT: usize>(compiler: &str, cases: [(&str, Product, HopperTile, usize, usize); COUNT]) {
     for (name, product, tile, processors, resident) in cases {
         let (source, launch) = hopper_matmul(&product, tile, processors);
-        let program = TileProgram::compile(&compiler, name, "matmul.cpp", "matmul_hopper", &source.text);
+        let program = TileProgram::compile(compiler, name, "matmul.cpp", "matmul_hopper", &source.text);
         let (ok, said) = program.run(&launch, resident, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}:\n{said}");
     }

@@ -41,7 +41,7 @@ struct Parameters {
 #ifdef MAKES
     head::Parameters head;
     u32* g_made;      // as in `made.cu`
-    u64 first_rows;   // that the first tile of every block needs
+    u64 first_rows;   // that are made before anything is multiplied
 #endif
 };
 
