@@ -268,8 +268,8 @@ impl HopperKernel {
     fn possible(&self, target: &CudaTarget) -> Vec<HopperTile> {
         let whole_rows = self.matmul.epilogue.as_ref().is_some_and(|epilogue| reduces(&epilogue.body));
         let drawn = self.matmul.epilogue.as_ref().is_some_and(|epilogue| draws(&epilogue.body));
-        let odd_rows = self.matmul.prologue.is_some() && !self.launch.shape.k.is_multiple_of(PAIR);
-        let even = self.launch.shape.n.is_multiple_of(PAIR) && !drawn && !odd_rows;
+        // By pairs of columns, rows of a left operand would be made slowly.
+        let even = self.launch.shape.n.is_multiple_of(PAIR) && !drawn && self.matmul.prologue.is_none();
         let fits = |tile: &HopperTile| {
             let kernel = self.clone().with_tile(*tile);
             let by_rows =

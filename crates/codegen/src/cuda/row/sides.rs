@@ -56,12 +56,14 @@ impl Side<'_> {
         emit_prologue(&self.emission(&layouts, &sweeps, &config))
     }
 
-    /// The text of row work that warps do, a row each: nothing is handed over, and every sweep reads the row again.
+    /// The text of row work that warps do, a row each: nothing is handed over. Rows that a warp does not hold are read by every sweep.
     pub fn rows_of_warps(&self) -> String {
         let chunks = self.body.cols.div_ceil(32 * self.vector).max(1);
-        let config = self.config(Policy::Streamed, 32, 1, chunks);
+        let policy = if chunks * self.vector <= HELD { Policy::Registers } else { Policy::Streamed };
+        // What rows share is loaded where it is used: registers are few.
+        let config = RowConfig { resident: 1, ..self.config(policy, 32, 1, chunks) };
         let layouts = self.layouts();
-        let sweeps = passes(self.body, &self.shared(&layouts), false);
+        let sweeps = passes(self.body, &self.shared(&layouts), policy == Policy::Registers);
         emit_rows_of_warps(&self.emission(&layouts, &sweeps, &config))
     }
 

@@ -22,9 +22,12 @@ static __device__ __forceinline__ void run(const Parameters& p) {
     }
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_arrive();
-    wait_for_previous();
 #ifdef MAKES
+    prefetch_first_rows(p);
+    wait_for_previous();
     make_first_rows(p);
+#else
+    wait_for_previous();
 #endif
     walk(p, ring, s_base, warpgroup);
 }

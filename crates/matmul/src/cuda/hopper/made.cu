@@ -24,9 +24,18 @@ static __device__ __forceinline__ void make_rows(const Parameters& p, int row) {
     if ((threadIdx.x & 31) == 0) add_acq_rel(count_of(p, row), (u32)count);
 }
 
+// Of a warp, among the first rows of all: the first, and from one to the next.
+static __device__ __forceinline__ int own_first() { return (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x); }
+static __device__ __forceinline__ int own_step() { return (int)(WARPS * gridDim.x); }
+
+// Earlier grids need not have ended.
+static __device__ __forceinline__ void prefetch_first_rows(const Parameters& p) {
+    for (int row = own_first(); row < (int)p.first_rows; row += own_step()) head::prefetch(p.head, row);
+}
+
 // None is waited for before all are made: so there is one fence for all rows of a warp.
 static __device__ __forceinline__ void make_first_rows(const Parameters& p) {
-    const int first = (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x), step = (int)(WARPS * gridDim.x);
+    const int first = own_first(), step = own_step();
     for (int row = first; row < (int)p.first_rows; row += step) head::make(p.head, row);
     fence_proxy_async();
     __syncwarp();

@@ -74,7 +74,7 @@ pub(super) fn made_beside(shape: &MatmulShape, us: f64, processors: usize) -> us
 /// Time until the first rows of a left operand are there that all warps make.
 pub(super) fn made_us(shape: &MatmulShape, rows: usize, processors: usize) -> f64 {
     let each = rows.div_ceil(12 * processors).max(1);
-    2.5 + each as f64 * shape.k as f64 / 768.0
+    2.5 + 1.2 * each as f64 * shape.k as f64 / 768.0
 }
 
 /// Time of a launch that is cut so; rows of a result are shared by a cluster of so many blocks.

@@ -37,6 +37,10 @@ pub(crate) fn emit_rows_of_warps(emission: &Emission) -> String {
     writer.line("const int part = 0, turn = 0;");
     writer.place("start");
     writer.addresses(|_, _| true);
+    if emission.config.policy == Policy::Registers {
+        writer.load_loop(&writer.own_loads());
+        writer.kept_arrays();
+    }
     writer.sweeps();
     writer.close();
     writer.open("static __device__ __forceinline__ void prefetch(const Parameters& p, const i64 start) {");
