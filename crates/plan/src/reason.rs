@@ -217,7 +217,7 @@ pub const PAGES: &[Page] = &[
                   bottlenecks. One block that owned whole rows would hold few of them, load every weight again for each \
                   few, and leave the tensor cores idle. At a few rows (decoding) the product is limited by reading its \
                   weights anyway, and the fusion is allowed and priced; so is what follows a product whose rows a cluster \
-                  of blocks holds together.",
+                  of blocks holds together, and, on GPUs with such clusters, what comes before one.",
         example: "y = linear x[8192,768] w[768,4096] ; z = layer_norm y g[4096] b[4096] ; out z",
         hint: "let the product write its rows and fuse the norm with the residual add around it; or use a template \
                that owns whole rows (attention_block)",

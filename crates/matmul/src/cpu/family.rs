@@ -47,7 +47,8 @@ impl Family<CpuTarget> for MatmulFamily {
 /// Whether a chain may be one of this family: a cheap no.
 pub fn takes(chain: &Chain) -> bool {
     let few = match chain.links.as_slice() {
-        [Link::Matmul { nodes }] => nodes.len() <= 2,
+        // Two, where what follows works on both.
+        [Link::Matmul { nodes }] => nodes.len() == 1 || (nodes.len() == 2 && chain.epilogue.reach != Reach::None),
         [Link::Routed { .. }] => true,
         _ => false,
     };
