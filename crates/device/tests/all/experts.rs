@@ -56,15 +56,18 @@ fn check(all: Vec<(String, CudaSource, Arch)>) {
 fn experts_by_warpgroups_compile_without_spills() {
     let target = CudaTarget::new(Arch::Sm90a, 132);
     let mut all = Vec::new();
-    for (dtype, sizes) in [("bf16", [3000, 2, 784, 1000, 8]), ("f16", [3000, 1, 784, 1001, 64])] {
+    // Every second cut of each.
+    for (at, (dtype, sizes)) in
+        [("bf16", [3000, 2, 784, 1000, 8]), ("f16", [3000, 1, 784, 1001, 64])].into_iter().enumerate()
+    {
         let text = experts(dtype, sizes);
         let routed = of_group(&text, |group| RoutedKernel::of(group, &target)).expect("a routed matmul");
-        for tile in routed.cuts(&target) {
+        for tile in routed.cuts(&target).into_iter().skip(at).step_by(2) {
             let source = source(routed.clone().with_tile(tile).kernel(&target), &target);
             all.push((format!("{tile}: {text}"), source, target.arch));
         }
     }
-    assert!(all.len() > 16, "{}", all.len());
+    assert!(all.len() > 8, "{}", all.len());
     check(all);
 }
 

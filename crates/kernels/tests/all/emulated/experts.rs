@@ -127,6 +127,8 @@ fn rows_of_experts() {
         ("mma_f16", f16, [130, 65, 40, 3, 1], small, 1, wrong),
         ("mma_f32", f32, [150, 70, 100, 3, 3], large, 1, uneven),
         ("mma_f32_odd", f32, [90, 33, 27, 7, 1], small, 1, evenly),
+        ("mma_column", bf16, [51, 1, 127, 5, 3], small, 1, evenly),
+        ("mma_nothing", f32, [40, 7, 0, 2, 2], small, 1, evenly),
         ("mma_bytes", bytes, [200, 72, 144, 5, 1], large, 2, uneven),
         ("mma_bytes_odd", bytes, [41, 31, 67, 2, 1], small, 1, evenly),
     ] {
