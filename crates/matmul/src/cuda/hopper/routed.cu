@@ -24,7 +24,8 @@ static __device__ __forceinline__ Routed routed_at(const RoutedParameters& p, co
 
 static __device__ __forceinline__ int row_at(const RoutedParameters& p, int place) { return load_one(I32{}, (const char*)p.order + 4ll * place); }
 
-// A tile's stages. Thread t has the same 16 bytes of rows t / 8, t / 8 + 16, ...
+// A tile's stages. Thread t has the same 16 bytes of rows t / 8, t / 8 + 16, ... Rows behind the expert's last are left as they are: what
+// they hold reaches no row that is stored. Behind the end of a row are zeros, as there are in B.
 static __device__ __forceinline__ void gather(const RoutedParameters& p, Ring ring, const Tile& tile, const Routed& rows, u32& at) {
     constexpr int EACH = ROWS / 16;
     const int sixteen = threadIdx.x % 8, down = threadIdx.x / 8, steps = (int)p.own.steps;
@@ -46,9 +47,11 @@ static __device__ __forceinline__ void gather(const RoutedParameters& p, Ring ri
             tma_load_3d(ring.b(at), &p.own.b, ring.full(at), i * DEPTH, tile.column, rows.expert);
         }
         const int k = i * DEPTH * 2;
-        const u32 in = k + sixteen * 16 < (int)p.inner ? there : 0;
+        const bool in = k + sixteen * 16 < (int)p.inner;
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) copy_async<16>(ring.a(at) + s_place + j * 2048, g_rows[j] + k, in >> j & 1);
+        for (int j = 0; j < EACH; ++j) {
+            if (there >> j & 1) copy_async<16>(ring.a(at) + s_place + j * 2048, g_rows[j] + k, in);
+        }
         arrive_after_copies(ring.full(at));
     }
 }
