@@ -7,8 +7,8 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv,
-# h200-python-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
+# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-experts.csv, h200-launches-peers.csv, h200-launches-ncu.csv,
+# h200-crossover.csv, h200-python-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
 set -u
@@ -27,6 +27,7 @@ peers        200      40
 gpt2         150      30
 attention    150      24
 matmul       200      50
+experts      300      16
 launches     280      60
 ncu          110      60
 python       260      30
@@ -250,10 +251,16 @@ part_peers() {
     run python3 "$here/peers_gpu.py" --binary "$deuteron" --commit "$commit" --seconds $((190 - SECONDS))
 }
 
-# Attention and its gradient beside torch's flash and cuDNN.
 part_matmul() {
     run python3 "$here/peers_matmul_gpu.py" --binary "$deuteron" --commit "$commit"
 }
+
+# Rows routed to experts beside torch and a grouped matmul in Triton.
+part_experts() {
+    run python3 "$here/peers_experts.py" --binary "$deuteron" --commit "$commit"
+}
+
+# Attention and its gradient beside torch's flash and cuDNN.
 part_attention() {
     run python3 "$here/peers_attention.py" --binary "$deuteron" --commit "$commit"
 }
@@ -320,7 +327,7 @@ for row in rows:
     words = f"{slowest['name']} {slowest['fraction_of_copy']:.0%}" if slowest else ""
     print(f"{name:<40}{fused:9.1f}{unfused:9.1f}{unfused / fused:8.2f}x{of_bytes:9.0%}{row['fraction_of_copy']:9.0%}"
           f"{row['predicted_us']:10.1f}  {words}")
-    if row["op"].startswith("attention") or row["op"] in ("linear_act", "norm_linear", "qkv", "ffn", "linear_cross_entropy", "moe_int8"):
+    if row["op"].startswith("attention") or row["op"] in ("linear_act", "norm_linear", "qkv", "ffn", "linear_cross_entropy", "moe", "moe_int8"):
         continue  # a matrix product is not held to the speed of a copy
     least = 0.8 if row["direction"] == "backward" else 0.9
     bars = {"of bytes": (of_bytes, 0.85), "of copy": (row["fraction_of_copy"], least),

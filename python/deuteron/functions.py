@@ -42,6 +42,7 @@ __all__ = [
     "attention_add_norm",
     "attention_block",
     "linear_cross_entropy",
+    "moe",
     "moe_int8",
 ]
 
@@ -405,6 +406,22 @@ def _check_targets(targets: Tensor, weight: Tensor, ignore_index: Optional[int])
             f"linear_cross_entropy: expected targets of at least 0 and below {weight.shape[0]}, got some from"
             f" {int(targets.min())} to {int(targets.max())}"
         )
+
+
+def moe(
+    x: Tensor,
+    experts: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    expert_weights: Optional[Tensor] = None,
+    act: Optional[Activation] = "gelu",
+) -> Tensor:
+    """`act(x weight[expert] + bias)` of rows `x [rows, in]`, each routed to one of several experts: `experts [rows]`, `weight [n, out,
+    in]`, `bias [n, out]`. With `experts [rows, choices]` a row goes to several: the result is `[rows, choices, out]`, or, with
+    `expert_weights [rows, choices]`, `[rows, out]`: the results of the choices times their weights, added in their order. `x [rows,
+    choices, in]` has a row for each choice, as a second projection takes them. It has no gradient."""
+    operands = (x, experts, weight, bias, expert_weights)
+    return _run("moe", operands, act="none" if act is None else act, weighted=expert_weights is not None)
 
 
 def moe_int8(

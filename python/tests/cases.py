@@ -260,6 +260,17 @@ def experts(
     return product if act is None else lib.act(product, act)
 
 
+def mixed(
+    lib: Any, x: Any, chosen: Any, weight: Any, bias: Any, shares: Optional[Any] = None, act: Optional[str] = "gelu"
+) -> Any:
+    """Rows times the matrices of their experts, one or several; with shares, their weighted sum."""
+    chosen = lib.index(chosen)
+    rows = x if x.ndim == chosen.ndim + 1 else x[:, None]
+    product = (weight[chosen] @ rows[..., None])[..., 0] + bias[chosen]
+    y = product if act is None else lib.act(product, act)
+    return y if shares is None else (y * shares[..., None]).sum(-2)
+
+
 def embedded(lib: Any, tokens: Any, wte: Any, wpe: Any, *weights: Any) -> Any:
     tokens = lib.index(tokens)
     return with_sum(lib, wte[tokens] + wpe[: tokens.shape[-1]], *weights)
@@ -317,6 +328,18 @@ def routed(rows: int, cols: int) -> List[Operand]:
         Operand("weight_scale", "positive", (3, outputs)),
         weight("bias", 3, outputs),
     ]
+
+
+def chosen(rows: int, cols: int, choices: int, shares: bool = False, own: bool = False) -> List[Operand]:
+    """Rows for experts of 33 columns: one or several choices each, with shares, of rows that choices share or have to themselves."""
+    outputs, places = 33, (rows, choices) if choices else (rows,)
+    operands = [
+        value("x", *places, cols) if own else value("x", rows, cols),
+        Operand("experts", "index", places, below=3),
+        weight("weight", 3, outputs, cols),
+        weight("bias", 3, outputs),
+    ]
+    return [*operands, value("expert_weights", *places)] if shares else operands
 
 
 def make(operand: Operand, generator: Any) -> Any:
@@ -672,6 +695,23 @@ def _products() -> List[Case]:
             lambda m, x, weight, targets: m.cross_entropy(x @ weight.swapaxes(0, 1), m.index(targets)) * x.shape[0],
             lambda r, c: [value("x", r, c), weight("weight", 33, c), Operand("targets", "index", (r,), below=33)],
             PRODUCTS,
+        ),
+        Case("moe", _of(d.moe), mixed, lambda r, c: chosen(r, c, 0), PRODUCTS, differentiable=False),
+        Case(
+            "moe-choices",
+            _of(d.moe, act=None),
+            _of(mixed, act=None),
+            lambda r, c: chosen(r, c, 2, own=True),
+            PRODUCTS,
+            differentiable=False,
+        ),
+        Case(
+            "moe-weighted",
+            _of(d.moe, act="silu"),
+            _of(mixed, act="silu"),
+            lambda r, c: chosen(r, c, 3, shares=True),
+            PRODUCTS,
+            differentiable=False,
         ),
         Case(
             "moe_int8",

@@ -243,6 +243,11 @@ def test_an_expert_that_is_not_there() -> None:
         deuteron.moe_int8(x, scales[0], np.array([0, 3]), weight, scales[1], normal(3, 5))
 
 
+def test_a_float_expert_that_is_not_there() -> None:
+    with pytest.raises(IndexError, match="moe"):
+        deuteron.moe(normal(2, 4), np.array([[0, 1], [2, 3]]), normal(3, 5, 4), normal(3, 5), normal(2, 2))
+
+
 # Dropout.
 
 
@@ -410,6 +415,11 @@ WRONG: Dict[str, Tuple[Callable[[], Any], type, str]] = {
         ),
         ValueError,
         "moe_int8: .*expected i8 rows",
+    ),
+    "experts of other rows": (
+        lambda: deuteron.moe(X, np.zeros(2, "i4"), normal(2, 5, 4), normal(2, 5)),
+        ValueError,
+        "moe: .*a row for each expert picked",
     ),
     "shapes": (lambda: deuteron.add_act(X, normal(3, 5)), ValueError, r"add_act: .*expected shapes.* f32\[3,5\]"),
     "weights": (

@@ -406,6 +406,8 @@ OPS = (
     "attention_add_norm",
     "attention_block norm=rms",
     "linear_cross_entropy",
+    "moe",
+    "moe act=none weighted=true",
     "moe_int8",
     "moe_int8 act=none requantize=false",
 )
@@ -420,7 +422,7 @@ def operand(op: str, name: str, seed: int) -> Any:
     if name == "seed":
         return np.array(7, np.int32)
     if name in ("tokens", "targets", "experts"):
-        shape: Tuple[int, ...] = (2, 6) if name == "tokens" else (12,)
+        shape: Tuple[int, ...] = (2, 6) if name == "tokens" else (12, 2) if "weighted" in op else (12,)
         return rng.integers(0, 3, shape).astype(np.int32)
     if word == "moe_int8" and name in ("x", "weight"):
         return rng.integers(-127, 128, (12, 16) if name == "x" else (3, 8, 16)).astype(np.int8)
@@ -434,12 +436,13 @@ def operand(op: str, name: str, seed: int) -> Any:
         "wpe": (9, 16),
         "x_scale": (12, 1),
         "weight_scale": (3, 8),
-        "weight": (16, 16),
+        "expert_weights": (12, 2),
+        "weight": (3, 8, 16) if word == "moe" else (16, 16),
         "weight1": (16, 24),
         "bias1": (24,),
         "weight2": (24, 16),
         "bias2": (16,),
-        "bias": (3, 8) if word == "moe_int8" else (16,),
+        "bias": (3, 8) if word.startswith("moe") else (16,),
         "w": (12, 16) if word == "mul_add_act" else (16,),
         "b": (12, 16) if word == "mul_add_act" else (16,),
         "r": (2, 6, 16) if attends else (12, 16),

@@ -328,7 +328,7 @@ def test_no_rows(name: str, dtype: Any, poisoned: None) -> None:
 
 
 def test_no_rows_without_a_gradient() -> None:
-    for name in ("norm_quantize-layer", "norm_quantize-rms-residual", "moe_int8", "moe_int8-floats"):
+    for name in ("norm_quantize-layer", "norm_quantize-rms-residual", "moe-weighted", "moe_int8", "moe_int8-floats"):
         case = CASES[name]
         given = tensors(case, (0, 7), torch.float32)
         expected = listed(case.plain(Torch, *given)) if "moe" not in name else None

@@ -14,12 +14,12 @@ use crate::bench_crossover;
 use crate::bench_matmul::MatmulArguments;
 use crate::bench_model::{self, ModelArguments};
 use crate::device::DeviceArguments;
-use crate::input::float;
+use crate::input::{ExpertArguments, float};
 use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Ops of the catalogue [default: all]; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl; or matmul: by every variant that a GPU has
+    /// Ops of the catalogue [default: all], with attributes in quotes: "moe weighted=true"; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl; or matmul: by every variant that a GPU has
     ops: Vec<String>,
     /// Rows, one or more [default: 1024,65536; of the ladder of attention 1024,8192]
     #[arg(long, value_delimiter = ',')]
@@ -40,9 +40,11 @@ pub struct Arguments {
     /// Features of a head of ops that attend
     #[arg(long, default_value_t = 64)]
     head: usize,
-    /// Activation of the ops that have one: gelu, gelu_erf, silu, relu
-    #[arg(long, default_value = "gelu")]
-    act: String,
+    #[command(flatten)]
+    experts: ExpertArguments,
+    /// Activation of the ops that have one: gelu, gelu_erf, silu, relu [default: gelu]
+    #[arg(long)]
+    act: Option<String>,
     /// The gradients instead of the ops
     #[arg(long)]
     backward: bool,
@@ -303,7 +305,7 @@ fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
     let ops = match arguments.ops.is_empty() {
         true if arguments.ladder => vec![FusedOp::find("add_act")?, FusedOp::find("norm_act")?],
         true => FusedOp::catalog(),
-        false => arguments.ops.iter().map(|name| FusedOp::find(name)).collect::<Result<_, _>>()?,
+        false => arguments.ops.iter().map(|words| words.parse()).collect::<Result<_, _>>()?,
     };
     let mut cases = Vec::new();
     for op in ops.into_iter().filter(|op| !arguments.backward || op.has_backward()) {
@@ -314,8 +316,12 @@ fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
 
 /// An op at the sizes that are asked for.
 fn op_cases(arguments: &Arguments, op: FusedOp) -> Result<Vec<BenchCase>> {
-    let Some(act) = Activation::find(&arguments.act) else {
-        bail!("unknown activation `{}`; expected gelu, gelu_erf, silu or relu", arguments.act);
+    let op = match &arguments.act {
+        Some(word) => match Activation::find(word) {
+            Some(act) => op.with_activation(act),
+            None => bail!("unknown activation `{word}`; expected gelu, gelu_erf, silu or relu"),
+        },
+        None => op,
     };
     let heads = Heads { positions: arguments.model.seq, width: arguments.head };
     if heads.positions == 0 || heads.width == 0 {
@@ -327,8 +333,8 @@ fn op_cases(arguments: &Arguments, op: FusedOp) -> Result<Vec<BenchCase>> {
         false => ([1024, 65536], "f32"),
     };
     let dtype = float(arguments.dtype.as_deref().unwrap_or(dtype))?;
-    let (op, backward) = (op.with_activation(act), arguments.backward);
-    let case = |(rows, cols)| BenchCase { op, rows, cols, dtype, backward, heads };
+    let (backward, experts) = (arguments.backward, arguments.experts.sizes()?);
+    let case = |(rows, cols)| BenchCase { op, rows, cols, dtype, backward, heads, experts };
     Ok(sizes(arguments, &rows)?.into_iter().map(case).collect())
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use deuteron::bench::{BenchCase, Crossing, CrossoverRow, crossover};
-use deuteron::{Dtype, Engine, FusedOp, Heads, MachineKind};
+use deuteron::{Dtype, Engine, ExpertSizes, FusedOp, Heads, MachineKind};
 
 use crate::Outcome;
 use crate::show;
@@ -24,7 +24,8 @@ pub fn cases(engine: &Engine, op: FusedOp, dtype: Dtype, width: usize) -> Vec<Be
         for &positions in sequences {
             let heads = Heads { positions, width };
             let rows = batches.iter().map(|batch| batch * positions).filter(|&rows| rows <= MOST_ROWS);
-            cases.extend(rows.map(|rows| BenchCase { op, rows, cols, dtype, backward: false, heads }));
+            let experts = ExpertSizes::default();
+            cases.extend(rows.map(|rows| BenchCase { op, rows, cols, dtype, backward: false, heads, experts }));
         }
     }
     cases

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{Knob, Variants};
-use deuteron::{Dtype, FusedOp, Graph};
+use deuteron::{Dtype, ExpertSizes, FusedOp, Graph};
 use deuteron_gpt2::{Config, Options, Weights};
 
 use crate::stored_file::text_of;
@@ -13,7 +13,8 @@ use crate::stored_file::text_of;
 /// Which graph, and how large.
 #[derive(Args)]
 pub struct GraphArguments {
-    /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, each also with -block; an op of the catalogue; a text file; an .onnx file
+    /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, each also with -block; an op of the catalogue, with attributes in quotes: "moe
+    /// weighted=true"; a text file; an .onnx file
     graph: String,
     /// Sequences
     #[arg(long, default_value_t = 1)]
@@ -27,6 +28,8 @@ pub struct GraphArguments {
     /// Columns of an op of the catalogue
     #[arg(long, default_value_t = 768)]
     cols: usize,
+    #[command(flatten)]
+    experts: ExpertArguments,
     /// f32, f16 or bf16; of a model also int8, its weights as bytes
     #[arg(long, default_value = "f32")]
     dtype: String,
@@ -36,6 +39,28 @@ pub struct GraphArguments {
     /// Size of a dimension that an ONNX file leaves open: name=value; again for more
     #[arg(long = "dim", value_name = "NAME=VALUE")]
     dims: Vec<String>,
+}
+
+/// Experts that ops of the catalogue route rows to.
+#[derive(Args)]
+pub struct ExpertArguments {
+    /// Experts of ops that route rows to them
+    #[arg(long, default_value_t = ExpertSizes::default().count)]
+    experts: usize,
+    /// Experts of each row, where their results are weighted
+    #[arg(long, default_value_t = ExpertSizes::default().choices)]
+    choices: usize,
+}
+
+impl ExpertArguments {
+    /// As sizes of operands.
+    pub fn sizes(&self) -> Result<ExpertSizes> {
+        let &ExpertArguments { experts: count, choices } = self;
+        if count == 0 || choices == 0 {
+            bail!("expected --experts and --choices from 1; got {count} and {choices}");
+        }
+        Ok(ExpertSizes { count, choices, columns: None })
+    }
 }
 
 /// A graph, and what its import had to say.
@@ -109,10 +134,10 @@ impl GraphArguments {
         if let Ok(config) = Config::find(&self.graph) {
             return Ok(deuteron_gpt2::model(&resized(config), &options()?)?);
         }
-        match FusedOp::find(&self.graph) {
+        match self.graph.parse::<FusedOp>() {
             Ok(op) => {
-                let dtype = float(&self.dtype)?;
-                let types = op.operand_types(sizes.rows, sizes.cols, dtype);
+                let usual = deuteron::Sizes::new(sizes.rows, sizes.cols, float(&self.dtype)?);
+                let types = op.operand_types_of(&deuteron::Sizes { experts: self.experts.sizes()?, ..usual });
                 Ok(if self.backward { op.backward_graph(&types)? } else { op.graph(&types)? })
             }
             Err(error) => bail!(

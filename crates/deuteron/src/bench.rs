@@ -23,7 +23,7 @@ use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Bytes, GroupKind, MachineKind, Strategy};
 use serde::Serialize;
 
-use crate::catalog::{FusedOp, Heads, OperandType, Sizes};
+use crate::catalog::{ExpertSizes, FusedOp, Heads, OperandType, Sizes};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
@@ -116,12 +116,15 @@ pub struct BenchCase {
     pub backward: bool,
     /// sequences and heads of an op that attends
     pub heads: Heads,
+    /// of an op that routes rows to experts
+    pub experts: ExpertSizes,
 }
 
 impl BenchCase {
     /// Types of its operands.
     pub fn operand_types(&self) -> Vec<OperandType> {
-        self.op.operand_types_of(&Sizes { heads: self.heads, ..Sizes::new(self.rows, self.cols, self.dtype) })
+        let usual = Sizes::new(self.rows, self.cols, self.dtype);
+        self.op.operand_types_of(&Sizes { heads: self.heads, experts: self.experts, ..usual })
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) use entry::Entry;
 use entry::{Backward, Builder, Built};
 pub(crate) use matmul_ops::*;
 pub(crate) use row_ops::*;
-pub use sizes::{Heads, OperandType, Sizes};
+pub use sizes::{ExpertSizes, Heads, OperandType, Sizes};
 
 use crate::error::Error;
 use crate::training::Training;
@@ -72,6 +72,8 @@ pub struct Attributes {
     pub single: bool,
     /// whether the result is quantised again
     pub requantize: bool,
+    /// whether rows go to several experts, whose results are weighted and added
+    pub weighted: bool,
     /// what becomes of the losses of rows
     pub reduction: Reduction,
     /// share of a target's weight that all classes have evenly
@@ -136,6 +138,8 @@ impl FusedOp {
             LINEAR_CROSS_ENTROPY.with(|a| (a.reduction, a.smoothing, a.ignored) = (Reduction::None, 0.25, Some(0))),
             requantized(None),
             requantized(Some(Activation::Relu)),
+            MOE.with(|a| a.act = None),
+            MOE.with(|a| (a.act, a.weighted) = (Some(Activation::Silu), true)),
         ]);
         all
     }

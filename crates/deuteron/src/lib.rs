@@ -48,7 +48,7 @@ pub mod training;
 pub mod tune;
 pub mod verify;
 
-pub use catalog::{Attributes, FusedOp, Heads, Norm, Reduction, Sizes};
+pub use catalog::{Attributes, ExpertSizes, FusedOp, Heads, Norm, Reduction, Sizes};
 pub use deuteron_codegen::cpu::simd::Isa;
 pub use deuteron_device::{
     BorrowedMemory, CompiledKernel, Cpu, Device, DeviceError, Launching, MemoryStats, Recorded, Span,

@@ -17,8 +17,8 @@
 mod products;
 
 pub use products::{
-    AttentionOptions, Experts, Heads, Linear, LossOptions, LossOutput, attention, attention_add_norm, attention_block,
-    ffn, linear_act, linear_cross_entropy, moe_int8, moe_int8_dequantized, norm_linear, qkv,
+    AttentionOptions, Experts, Heads, Linear, LossOptions, LossOutput, QuantizedExperts, attention, attention_add_norm,
+    attention_block, ffn, linear_act, linear_cross_entropy, moe, moe_int8, moe_int8_dequantized, norm_linear, qkv,
 };
 
 use deuteron_graph::{Activation, Gelu, Mask};

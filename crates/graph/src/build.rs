@@ -358,6 +358,18 @@ impl Graph {
         self.call_one(Composite::ExpertLinear { dtype }, &inputs)
     }
 
+    /// `x w[expert]^T + bias[expert]` of floats with weights `w: [n, out, in]`: row `i` of `x: [rows, in]` goes to `experts[i]`, or to each of
+    /// `experts[i, ..]`; `x: [rows, choices, in]` has a row for each of these.
+    pub fn routed_linear(&mut self, x: NodeId, experts: NodeId, w: NodeId, bias: Option<NodeId>) -> Value {
+        let inputs: Vec<NodeId> = [x, experts, w].into_iter().chain(bias).collect();
+        self.call_one(Composite::RoutedLinear, &inputs)
+    }
+
+    /// `x: [.., choices, columns]` summed over choices, each times its one of `weights: [.., choices]`, in their order.
+    pub fn weighted_sum(&mut self, x: NodeId, weights: NodeId) -> Value {
+        self.call_one(Composite::WeightedSum, &[x, weights])
+    }
+
     /// Mean cross entropy of logits `[.., classes]` and targets `[..]`.
     pub fn cross_entropy(&mut self, logits: NodeId, targets: NodeId) -> Result<CrossEntropyResult, GraphError> {
         let out = self.call(Composite::CrossEntropy, &[logits, targets])?;

@@ -136,6 +136,22 @@ impl Graph {
                 ensure(inputs.len() < 6 || dtype(5).is_float(), "a float bias")?;
                 ensure(to.is_float(), "a float result")
             }
+            Composite::RoutedLinear => {
+                let (x, picked) = (shape(0), shape(1));
+                ensure(shape(2).rank() == 3, "weights [experts, out, in]")?;
+                let picks = dtype(1) == Dtype::I32 && matches!(picked.rank(), 1 | 2);
+                ensure(picks, "i32 experts [rows] or [rows, choices]")?;
+                let each = x.rank() >= 2 && *x.leading() == picked[..];
+                ensure(each || (x.rank() == 2 && x[0] == picked[0]), "x [rows, in], or a row for each expert picked")?;
+                ensure(x.cols() == shape(2).cols(), "weights whose inner size is the last axis of x")?;
+                ensure(inputs.len() < 4 || shape(3)[..] == shape(2)[..2], "biases [experts, out] of the weights")?;
+                ensure((2..inputs.len()).all(|i| dtype(i) == dtype(0)), "operands of one dtype")
+            }
+            Composite::WeightedSum => {
+                let fits = shape(0).rank() >= 2 && *shape(0).leading() == shape(1)[..];
+                ensure(fits && shape(1).cols() > 0, "x [.., choices, columns] and weights [.., choices]")?;
+                ensure(dtype(1).is_float(), "float weights")
+            }
             Composite::CrossEntropy => {
                 ensure(shape(0).rank() >= 1 && shape(0).elements() > 0, "logits that are not empty")?;
                 ensure(dtype(1) == Dtype::I32 && shape(1)[..] == *shape(0).leading(), "an i32 target for each row")

@@ -67,6 +67,12 @@ pub enum Composite {
     /// The same with a weight for each row, one of several: row `i` goes to expert `experts[i]`. Operands: x (`i8[rows, in]`),
     /// xs `[rows, 1]`, experts (`i32[rows]`), w (`i8[n, out, in]`), ws `[n, out]`, optionally b `[n, out]`.
     ExpertLinear { dtype: Dtype },
+    /// `x w[expert]^T + b[expert]` of floats, for one expert per row or several. Operands: x `[rows, in]`, or `[rows, choices, in]` where
+    /// each choice has a row of its own; experts (`i32[rows]` or `i32[rows, choices]`), w `[n, out, in]`, optionally b `[n, out]`.
+    /// Result: `[rows, out]` or `[rows, choices, out]`.
+    RoutedLinear,
+    /// `sum over j of weights[.., j] x[.., j, :]`, in the order of `j`. Operands: x `[.., choices, columns]`, weights `[.., choices]`.
+    WeightedSum,
     /// Mean over rows of `log sum e^x - x[target]`. Operands: logits, targets. Results: loss, logsumexp.
     CrossEntropy,
     /// For each row of logits `z = x w^T`, which exist for some rows at a time: `logsumexp = log sum e^z` and
@@ -125,6 +131,8 @@ kinds! {
         Dequantize "dequantize",
         QuantizedLinear "quantized_linear",
         ExpertLinear "expert_linear",
+        RoutedLinear "routed_linear",
+        WeightedSum "weighted_sum",
         CrossEntropy "cross_entropy",
         LinearCrossEntropy "linear_cross_entropy",
         LinearCrossEntropyGradient "linear_cross_entropy_gradient",
@@ -156,12 +164,13 @@ impl Composite {
             Composite::Softmax | Composite::CausalMask | Composite::Activation(_) => (1, 1),
             Composite::QuantizeInt8 | Composite::QuantizeFp8 => (1, 1),
             Composite::Swiglu | Composite::Geglu { .. } | Composite::Dropout { .. } => (2, 2),
-            Composite::Dequantize { .. } | Composite::CrossEntropy => (2, 2),
+            Composite::Dequantize { .. } | Composite::CrossEntropy | Composite::WeightedSum => (2, 2),
             Composite::Linear { .. } => (2, 3),
             Composite::LinearCrossEntropy { .. } => (3, 3),
             Composite::LinearCrossEntropyGradient { .. } => (6, 6),
             Composite::QuantizedLinear { .. } => (4, 5),
             Composite::ExpertLinear { .. } => (5, 6),
+            Composite::RoutedLinear => (3, 4),
             Composite::AttentionScores { mask, .. } => {
                 let n = 2 + mask.operands();
                 (n, n)

@@ -5,6 +5,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
+mod experts;
 mod loss;
 
 use crate::activation::Activation;
@@ -53,6 +54,8 @@ impl Expansion<'_> {
             }
             Composite::QuantizedLinear { dtype } => self.quantized_linear(inputs, dtype),
             Composite::ExpertLinear { dtype } => self.expert_linear(inputs, dtype),
+            Composite::RoutedLinear => self.routed_linear(inputs),
+            Composite::WeightedSum => self.weighted_sum(inputs),
             Composite::CrossEntropy => self.cross_entropy(inputs),
             Composite::LinearCrossEntropy { smoothing, ignored } => {
                 self.linear_cross_entropy(inputs, smoothing, ignored)
@@ -250,28 +253,6 @@ impl Expansion<'_> {
         let scaled = self.graph.mul(sums, inputs[1])?;
         let mut y = self.graph.mul(scaled, inputs[3])?;
         if let Some(&bias) = inputs.get(4) {
-            let bias = self.cast(bias, Dtype::F32)?;
-            y = self.graph.add(y, bias)?;
-        }
-        Ok(vec![self.cast(y, dtype)?])
-    }
-
-    /// Parts: 0 the products, each row with the weight that is picked for it, 1 scales, bias and cast.
-    fn expert_linear(&mut self, inputs: &[NodeId], dtype: Dtype) -> Result<Vec<NodeId>, GraphError> {
-        let weights = self.graph.node(inputs[3]).shape.clone();
-        let (rows, inner) = (self.graph.node(inputs[0]).shape[0], weights[2]);
-        let table = self.graph.reshape(inputs[3], [weights[0], weights[1] * inner])?;
-        let picked = self.graph.gather(table, inputs[2])?;
-        let picked = self.graph.reshape(picked, [rows, weights[1], inner])?;
-        let x = self.graph.reshape(inputs[0], [rows, 1, inner])?;
-        let sums = self.graph.matmul_transposed(x, picked, false, true)?;
-        let sums = self.graph.reshape(sums, [rows, weights[1]])?;
-        self.graph.set_part(1);
-        let scaled = self.graph.mul(sums, inputs[1])?;
-        let scales = self.graph.gather(inputs[4], inputs[2])?;
-        let mut y = self.graph.mul(scaled, scales)?;
-        if let Some(&biases) = inputs.get(5) {
-            let bias = self.graph.gather(biases, inputs[2])?;
             let bias = self.cast(bias, Dtype::F32)?;
             y = self.graph.add(y, bias)?;
         }

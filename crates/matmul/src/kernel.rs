@@ -139,6 +139,11 @@ impl<T: RowArguments> Matmul<T> {
         let MatmulLaunch { args, shape, .. } = launch;
         let rows = shape.m.saturating_mul(shape.batches());
         let elements = |role: Role, arg: &ArgBinding| match (role, &self.prologue, &self.epilogue) {
+            // Of rows that are routed, choices may share some.
+            (Role::Left, ..) if self.routed => match shape.m * shape.k {
+                0 => 0,
+                _ => strided_reach(arg.leading.iter().copied(), shape.k),
+            },
             (Role::Left, ..) => shape.reach(Matrix::A),
             // Of a table that is routed to, every matrix.
             (Role::Right(_), ..) if self.routed => match (shape.reach(Matrix::B), arg.leading.as_slice()) {

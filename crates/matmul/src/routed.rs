@@ -1,7 +1,7 @@
 //! Matmuls of a row each with a matrix that an index picks for it: experts.
 //!
-//! What is picked is never written down: rows of one expert are multiplied with its matrix together. Bytes alone are taken, because
-//! their sums are exact, whatever rows come together.
+//! What is picked is never written down: rows of one expert are multiplied with its matrix together. Sums of bytes are exact. Those of floats
+//! are in an order that the number of rows of an expert and the kernel decide, and so the same on every run.
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::matmul_shape::MatmulShape;
@@ -10,7 +10,34 @@ use deuteron_plan::{Draft, Placed, Side};
 
 use super::fit::{MatmulFit, is_elementwise, is_in_order};
 
-/// Rows times picked matrices, if the kernel does this: rows and matrices of bytes that lie in order, and after them elementwise
+/// How the rows of the left operand lie: that of row `r` of the result is `r / choices * stride + r % choices * own` elements on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeftRows {
+    /// rows of the result that follow each other and are choices of one row
+    pub choices: usize,
+    /// elements from one row's choices to those of the next
+    pub stride: usize,
+    /// elements from one choice to the next; 0 where all read the same
+    pub own: usize,
+}
+
+impl LeftRows {
+    /// Of the left operand of a routed matmul: its leading axes are rows and choices.
+    pub fn of(left: &ArgBinding) -> LeftRows {
+        match left.leading.as_slice() {
+            &[(_, stride), (choices, own)] => LeftRows { choices: choices.max(1), stride, own },
+            &[(_, stride), ..] => LeftRows { choices: 1, stride, own: 0 },
+            [] => LeftRows { choices: 1, stride: 0, own: 0 },
+        }
+    }
+
+    /// Elements before a row.
+    pub fn at(&self, row: usize) -> usize {
+        row / self.choices * self.stride + row % self.choices * self.own
+    }
+}
+
+/// Rows times picked matrices, if the kernel does this: rows and matrices of one type that lie in order, and after them elementwise
 /// work, and rows of tables that the same indices pick.
 pub(super) fn fit<'a>(draft: &Draft, matmul: &'a NodeId, picked: NodeId, epilogue: &'a Side) -> Option<MatmulFit<'a>> {
     let matmuls = std::slice::from_ref(matmul);
@@ -27,11 +54,12 @@ fn fits(draft: &Draft, matmuls: &[NodeId], picked: NodeId, epilogue: &[NodeId]) 
     let place = |value: NodeId| draft.placement.get(value);
     let (Some(a), Some(b)) = (place(node.inputs[0]), place(node.inputs[1])) else { return false };
     let (Some(table), Some(indices)) = (place(gather.inputs[0]), place(gather.inputs[1])) else { return false };
-    let bytes = [node.inputs[0], node.inputs[1]].iter().all(|&id| graph.node(id).dtype == Dtype::I8);
-    let by_columns = node.op == (Op::Matmul { transpose_a: false, transpose_b: true }) && node.shape.rank() == 3;
+    let by_columns =
+        node.op == (Op::Matmul { transpose_a: false, transpose_b: true }) && matches!(node.shape.rank(), 3 | 4);
     let in_order = |placed: &Placed| placed.layout.is_contiguous();
-    let rows_lie = a.layout.shape.cols() <= 1 || a.layout.strides.last() == Some(&1);
-    let lie = rows_lie && in_order(b) && in_order(indices) && b.layout.shape.elements() == gather.shape.elements();
+    let rows_lie = |placed: &Placed| placed.layout.shape.cols() <= 1 || placed.layout.strides.last() == Some(&1);
+    let lie = rows_lie(a) && rows_lie(table) && in_order(b) && in_order(indices);
+    let whole = b.layout.shape.elements() == gather.shape.elements();
     let stored = |id: NodeId| draft.outputs.contains(&id);
     let leaves = stored(picked) || (!epilogue.is_empty() && stored(matmul));
     // An index that one table has, the other has too: it is looked at once.
@@ -41,20 +69,35 @@ fn fits(draft: &Draft, matmuls: &[NodeId], picked: NodeId, epilogue: &[NodeId]) 
         same && graph.node(other.inputs[0]).shape[0] == table.layout.shape[0]
     };
     let follows = |&id: &NodeId| (is_elementwise(&graph.node(id).op) || picks(id)) && is_in_order(draft, matmuls, id);
-    bytes && by_columns && lie && !leaves && epilogue.iter().all(follows)
+    let dtypes = [node.inputs[0], node.inputs[1], matmul].map(|id| graph.node(id).dtype);
+    has_kernels(dtypes) && by_columns && lie && whole && !leaves && epilogue.iter().all(follows)
 }
 
-/// All rows as one matmul, its left operand, and the table of matrices: its leading axis is that of the matrices.
+/// Whether there are kernels for these operands and result: bytes, or floats of one type.
+fn has_kernels([a, b, result]: [Dtype; 3]) -> bool {
+    match a {
+        Dtype::I8 => b == Dtype::I8,
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => b == a && result == a,
+        Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool => false,
+    }
+}
+
+/// All rows as one matmul, its left operand, and the table of matrices. Leading axes of the operand are rows and choices, that of the
+/// table is of the matrices.
 fn shape(draft: &Draft, matmul: NodeId, picked: NodeId) -> (MatmulShape, [ArgBinding; 2]) {
     let node = draft.graph.node(matmul);
     let a = operand(draft, node.inputs[0]);
     let table = operand(draft, draft.graph.node(picked).inputs[0]);
-    let (rows, n, k) = (node.shape[0], node.shape[2], a.layout.shape.cols());
+    let axes = node.shape.rank() - 2;
+    let (n, k) = (node.shape.cols(), a.layout.shape.cols());
+    let leading = (0..axes).map(|axis| (node.shape[axis], a.layout.strides[axis])).collect();
     let experts = table.layout.shape[0];
-    let shape = MatmulShape { m: rows, n, k, batch: vec![], a: (a.layout.strides[0], 1), b: (1, k), c: (n, 1) };
+    let m = node.shape[..axes].iter().product();
+    let shape = MatmulShape { m, n, k, batch: vec![], a: (a.layout.strides[0], 1), b: (1, k), c: (n, 1) };
+    let left = ArgBinding { leading, ..binding(draft, a) };
     let table =
         ArgBinding { leading: vec![(experts, table.layout.strides[0])], table_rows: experts, ..binding(draft, table) };
-    (shape, [binding(draft, a), table])
+    (shape, [left, table])
 }
 
 /// The indices, in order.

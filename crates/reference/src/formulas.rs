@@ -28,6 +28,8 @@ pub fn formula(composite: &Composite, inputs: &[Array]) -> Vec<Array> {
         Composite::Dequantize { .. } => vec![dequantize(x, &inputs[1])],
         Composite::QuantizedLinear { .. } => vec![quantized_linear(inputs)],
         Composite::ExpertLinear { .. } => vec![expert_linear(inputs)],
+        Composite::RoutedLinear => vec![routed_linear(inputs)],
+        Composite::WeightedSum => vec![weighted_sum(x, &inputs[1])],
         Composite::CrossEntropy => cross_entropy(x, &inputs[1]),
         Composite::LinearCrossEntropy { smoothing, ignored } => linear_cross_entropy(inputs, smoothing, ignored),
         Composite::LinearCrossEntropyGradient { smoothing } => linear_cross_entropy_gradient(inputs, smoothing),
@@ -236,6 +238,32 @@ fn expert_linear(inputs: &[Array]) -> Array {
         let sum: f64 = x.row(row).iter().zip(weights.row(place)).map(|(x, w)| x * w).sum();
         let scale = inputs[1].values[row] * inputs[4].values[place];
         sum * scale + inputs.get(5).map_or(0.0, |bias| bias.values[place])
+    })
+}
+
+fn routed_linear(inputs: &[Array]) -> Array {
+    let (x, picked, weights) = (&inputs[0], &inputs[1], &inputs[2]);
+    let columns = weights.shape[1];
+    // Choices that share a row.
+    let shared = picked.values.len().checked_div(x.rows()).unwrap_or(1);
+    Array::from_fn([&picked.shape[..], &[columns]].concat(), |index| {
+        let (row, column) = (index / columns, index % columns);
+        let place = picked.values[row] as usize * columns + column;
+        let sum: f64 = x.row(row / shared).iter().zip(weights.row(place)).map(|(x, w)| x * w).sum();
+        sum + inputs.get(3).map_or(0.0, |bias| bias.values[place])
+    })
+}
+
+fn weighted_sum(x: &Array, weights: &Array) -> Array {
+    let (choices, columns) = (weights.cols(), x.cols());
+    let rows = &weights.shape[..weights.shape.rank() - 1];
+    Array::from_fn([rows, &[columns]].concat(), |index| {
+        let (row, column) = (index / columns, index % columns);
+        let part = |choice: usize| {
+            let place = row * choices + choice;
+            weights.values[place] * x.values[place * columns + column]
+        };
+        (0..choices).map(part).sum()
     })
 }
 

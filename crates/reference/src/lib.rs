@@ -32,6 +32,7 @@ mod generator;
 mod matmul;
 mod noise;
 mod philox;
+mod picked;
 mod primitives;
 mod random_graph;
 mod reduce;

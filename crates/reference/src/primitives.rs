@@ -4,7 +4,7 @@
 //! - `Storage`: every node's value is rounded to its dtype, as if each were stored; sums are accumulated in `f32`, and
 //!   functions are as good as a kernel's library promises.
 //!
-//! A value is freed after its last use. Beside each output goes its slack (see [`Interpretation::slack`]).
+//! A value is freed after its last use. Large matrices that are picked for rows are never there all at once (`picked.rs`). Beside each output goes its slack (see [`Interpretation::slack`]).
 
 use std::collections::HashMap;
 
@@ -15,6 +15,7 @@ use crate::array::Array;
 use crate::error::ReferenceError;
 use crate::matmul::matmul;
 use crate::philox::kept;
+use crate::picked::{PICKED, picked_operands};
 use crate::reduce::{OutOfRange, append, append_places, column_sum, gather, row_reduce, scatter_add};
 use crate::round::round_to;
 use crate::scalar;
@@ -47,8 +48,19 @@ pub struct Interpretation {
 
 /// Computes the outputs.
 pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<Interpretation, ReferenceError> {
+    interpret_picking(graph, inputs, rounding, PICKED)
+}
+
+/// The same, with at most so many elements of matrices that are picked for rows at once.
+pub(crate) fn interpret_picking(
+    graph: &Graph,
+    inputs: &[Array],
+    rounding: Rounding,
+    most: usize,
+) -> Result<Interpretation, ReferenceError> {
     check_inputs(graph, inputs)?;
-    let last_use = last_uses(graph);
+    let mut last_use = last_uses(graph);
+    let picked = picked_operands(graph, &mut last_use, most);
     reserve(graph, &last_use, rounding)?;
     let evaluation = Evaluation { graph, inputs, rounding, buffers: Buffers::default() };
     let mut values: Vec<Option<Value>> = Vec::with_capacity(graph.nodes().len());
@@ -57,7 +69,10 @@ pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<
         if last_use[index].is_none() {
             continue;
         }
-        values[index] = Some(evaluation.node(index, &values)?);
+        values[index] = Some(match picked.get(&index) {
+            Some(operand) => operand.multiplied(&evaluation, index, &values)?,
+            None => evaluation.node(index, &values)?,
+        });
         for input in node.inputs.iter().filter(|input| last_use[input.index()] == Some(index)) {
             if let Some(value) = values[input.index()].take() {
                 value.main.recycle(&evaluation.buffers);
@@ -151,8 +166,8 @@ fn collect_outputs(graph: &Graph, mut values: Vec<Option<Value>>) -> Interpretat
 }
 
 /// One run of a graph.
-struct Evaluation<'g, 'a> {
-    graph: &'g Graph,
+pub(crate) struct Evaluation<'g, 'a> {
+    pub graph: &'g Graph,
     inputs: &'a [Array],
     rounding: Rounding,
     buffers: Buffers,
@@ -170,6 +185,12 @@ impl<'a> Evaluation<'_, 'a> {
             };
             return Ok(Value { dtype: node.dtype, main, slack: None, spread });
         }
+        let operands: Vec<&Value> = node.inputs.iter().filter_map(|id| values[id.index()].as_ref()).collect();
+        self.computed(index, node, &operands)
+    }
+
+    /// The value of a node, which is the one at `index` or has some of its rows.
+    pub fn computed(&self, index: usize, node: &Node, operands: &[&Value<'a>]) -> Result<Value<'a>, ReferenceError> {
         let rounding = match node.op {
             // The meaning of these casts is to round.
             Op::Cast(dtype @ (Dtype::I8 | Dtype::F8e4m3)) => Some(dtype),
@@ -179,8 +200,7 @@ impl<'a> Evaluation<'_, 'a> {
             return Err(ReferenceError::Opaque { name: opaque.name.clone() });
         }
         let store = Store { rounding, buffers: Some(&self.buffers) };
-        let operands: Vec<&Value> = node.inputs.iter().filter_map(|id| values[id.index()].as_ref()).collect();
-        let main = primitive(node, &operands, store).map_err(|OutOfRange(asked)| ReferenceError::IndexRange {
+        let main = primitive(node, operands, store).map_err(|OutOfRange(asked)| ReferenceError::IndexRange {
             op: node.op.name(),
             node: index,
             index: asked,
@@ -192,7 +212,7 @@ impl<'a> Evaluation<'_, 'a> {
         })?;
         // Errors are told of the exact run alone: the other one has made them.
         let (slack, spread) = match self.rounding {
-            Rounding::Exact => (slack_of(node, &operands), spread_of(self.graph, index, &operands, &main)),
+            Rounding::Exact => (slack_of(node, operands), spread_of(self.graph, index, node, operands, &main)),
             Rounding::Storage => (None, Spread::default()),
         };
         Ok(Value { dtype: node.dtype, main, slack, spread })

@@ -18,9 +18,8 @@ use crate::store::Store;
 use crate::strided::{Strided, concat, map};
 use crate::value::{Axes, Spread, Value, norm, or_zero};
 
-/// The spread of a node's result.
-pub(crate) fn spread_of(graph: &Graph, index: usize, operands: &[&Value], result: &Strided) -> Spread {
-    let node = &graph.nodes()[index];
+/// The spread of the result of a node, which is the one at `index` or has some of its rows.
+pub(crate) fn spread_of(graph: &Graph, index: usize, node: &Node, operands: &[&Value], result: &Strided) -> Spread {
     let first = || operands[0].spread.clone();
     let in_composite = graph.calls()[node.call.index()].callee != Callee::Primitive;
     match &node.op {
@@ -259,7 +258,7 @@ fn select(node: &Node, operands: &[&Value]) -> Spread {
     Spread { own: Some(own), shared, along: a.along.with(b.along), sources }.settled()
 }
 
-fn through_view(change: &View, x: &Value, shape: &Shape) -> Spread {
+pub(crate) fn through_view(change: &View, x: &Value, shape: &Shape) -> Spread {
     let spread = &x.spread;
     let along = match change {
         View::Broadcast(_) => {

@@ -9,7 +9,7 @@ s = attention_scores q k p mask=cached
 out a s c";
 
 /// Well-formed graphs. With [`CACHE`] they hold every operation.
-pub const GRAPHS: [&str; 11] = [
+pub const GRAPHS: [&str; 12] = [
     "graph norm_gelu
 x = input f32[4,8]
 w = weight f32[8] ; b = weight f32[8]
@@ -57,6 +57,9 @@ out y",
     "x = input i8[5,70] ; xs = input f32[5,1] ; experts = input i32[5]
 y = expert_linear x xs experts w:i8[3,33,70] ws[3,33] b[3,33] f16
 out y",
+    "x = input f32[5,70] ; experts = input i32[5,2] ; shares = input f32[5,2]
+y = routed_linear x experts w[3,33,70] b[3,33] ; z = gelu y ; s = weighted_sum z shares
+out s",
     "x = input f32[2,2] # a comment
 grad(add) {
   %1 = add x x
@@ -67,7 +70,7 @@ out y=%2 x",
 ];
 
 /// Texts that must be refused, and a word of the message.
-pub const MALFORMED: [(&str, &str); 27] = [
+pub const MALFORMED: [(&str, &str); 30] = [
     ("y = add x x", "unknown value"),
     ("x = input f32[2,3] ; y = frobnicate x", "unknown operation"),
     ("x = input f32[2,3] ; r = input f32[4] ; y = add x r ; out y", "broadcast"),
@@ -95,6 +98,9 @@ pub const MALFORMED: [(&str, &str); 27] = [
         "x = input i8[5,7] ; s = input f32[5,1] ; e = input i32[4] ; y = expert_linear x s e w:i8[3,9,7] v[3,9] f32",
         "an i32 expert",
     ),
+    ("x = input f32[5,7] ; e = input i32[4] ; y = routed_linear x e w[3,9,7]", "a row for each expert picked"),
+    ("x = input f32[5,7] ; e = input i32[5] ; y = routed_linear x e w:f16[3,9,7]", "operands of one dtype"),
+    ("x = input f32[5,3,7] ; s = input f32[5,2] ; y = weighted_sum x s", "weights [.., choices]"),
     ("x = input f32[2,2] ; y = transpose x [0,0]", "permutation"),
     ("x = input f32[2,2] ; y = const nan f32", "expected"),
     ("out nothing", "unknown value"),

@@ -317,13 +317,13 @@ mod tests {
     use deuteron_graph::Dtype;
 
     use super::*;
-    use crate::catalog::{FusedOp, Heads};
+    use crate::catalog::{ExpertSizes, FusedOp, Heads};
 
     #[test]
     fn attention_counts_the_pairs_that_are_seen() {
         let attention = FusedOp::find("attention").unwrap();
-        let case =
-            |op, rows| BenchCase { op, rows, cols: 768, dtype: Dtype::Bf16, backward: false, heads: Heads::default() };
+        let (dtype, heads, experts) = (Dtype::Bf16, Heads::default(), ExpertSizes::default());
+        let case = |op, rows| BenchCase { op, rows, cols: 768, dtype, backward: false, heads, experts };
         assert_eq!(flops(&case(attention, 2)), Some(3.0 * 12.0 * 64.0 * 4.0));
         assert_eq!(flops(&case(attention, 8192)), Some(8.0 * 12.0 * 524_800.0 * 256.0));
         assert_eq!(flops(&case(FusedOp::find("norm_act").unwrap(), 2)), None);

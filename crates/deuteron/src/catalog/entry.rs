@@ -42,6 +42,7 @@ pub(super) const USUAL: Attributes = Attributes {
     residual: false,
     single: false,
     requantize: true,
+    weighted: false,
     reduction: Reduction::Mean,
     smoothing: 0.0,
     ignored: None,

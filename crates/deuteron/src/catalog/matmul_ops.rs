@@ -6,10 +6,10 @@ use super::Attributes;
 use super::entry::{Backward, Built, Entry, Operand, USUAL, data, entries, linear_weight, matmul, weight, y};
 use super::products::{Attend, attend, linear_cross_entropy};
 use super::row_ops::{BIAS, SEED, SHIFT, W, X, drops, is_additive};
-use super::sizes::{indices, keys, square, wide_vector, widening};
+use super::sizes::{chosen, indices, keys, square, wide_vector, widening};
 use super::words::{
     ACT, DROPOUT, EPSILON, GROUP, IGNORED, MASK, NORM, OPTIONAL_ACT, OPTIONAL_SCALE, REDUCTION, REQUANTIZE, RESIDUAL,
-    SINGLE, SMOOTHING,
+    SINGLE, SMOOTHING, WEIGHTED,
 };
 
 const WIDENING: Operand = linear_weight("weight", widening);
@@ -108,6 +108,25 @@ entries! {
             Ok(Built { outputs: vec![("loss", loss)], saved: vec![("logsumexp", logsumexp)], ..Built::default() })
         },
     ).returns(|_| &["loss"]);
+    MOE = Entry { backward: Backward::None, ..matmul(
+        "moe", "act(x W[expert] + b) of rows routed to experts, or that of several per row, weighted and added",
+        &[OPTIONAL_ACT, WEIGHTED],
+        &[
+            X,
+            data("experts", chosen),
+            weight("weight", |s, _| {
+                let [experts, columns] = s.expert_columns();
+                s.of([experts, columns, s.cols])
+            }),
+            weight("bias", |s, _| s.of(s.expert_columns())),
+            data("expert_weights", |s, _| (Dtype::F32, Shape::from([s.rows, s.experts.choices]))).when(|a| a.weighted),
+        ],
+        |s| {
+            let sum = s.g.routed_linear(s.v[0], s.v[1], s.v[2], Some(s.v[3]))?;
+            let activated = s.act(sum)?;
+            y(if s.a.weighted { s.g.weighted_sum(activated, s.v[4])? } else { activated })
+        },
+    ) };
     MOE_INT8 = Entry { backward: Backward::None, ..matmul(
         "moe_int8", "act(x W[expert] + b) of int8 rows routed to int8 experts; int8 rows, or floats",
         &[OPTIONAL_ACT, REQUANTIZE],
@@ -115,9 +134,12 @@ entries! {
             data("x", |s, _| (Dtype::I8, Shape::from([s.rows, s.cols]))),
             data("x_scale", |s, _| (Dtype::F32, Shape::from([s.rows, 1]))),
             data("experts", indices),
-            weight("weight", |s, _| (Dtype::I8, Shape::from([s.experts[0], s.experts[1], s.cols]))),
-            weight("weight_scale", |s, _| (Dtype::F32, Shape::from(s.experts))),
-            weight("bias", |s, _| s.of(s.experts)),
+            weight("weight", |s, _| {
+                let [experts, columns] = s.expert_columns();
+                (Dtype::I8, Shape::from([experts, columns, s.cols]))
+            }),
+            weight("weight_scale", |s, _| (Dtype::F32, Shape::from(s.expert_columns()))),
+            weight("bias", |s, _| s.of(s.expert_columns())),
         ],
         |s| {
             let (x, w) = (Quantized { q: s.v[0], scale: s.v[1] }, Quantized { q: s.v[3], scale: s.v[4] });

@@ -26,6 +26,23 @@ impl Default for Heads {
     }
 }
 
+/// Experts that rows are routed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertSizes {
+    /// how many
+    pub count: usize,
+    /// columns of the result of each; none: as many as of the main operand
+    pub columns: Option<usize>,
+    /// experts of each row, where their results are weighted
+    pub choices: usize,
+}
+
+impl Default for ExpertSizes {
+    fn default() -> ExpertSizes {
+        ExpertSizes { count: 8, columns: None, choices: 2 }
+    }
+}
+
 /// What the types of operands follow from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
@@ -43,8 +60,8 @@ pub struct Sizes {
     pub positions: usize,
     /// classes of a loss
     pub classes: usize,
-    /// experts, and columns of each
-    pub experts: [usize; 2],
+    /// of an op that routes rows
+    pub experts: ExpertSizes,
 }
 
 impl Sizes {
@@ -53,12 +70,17 @@ impl Sizes {
         // GPT-2's tokens for a sequence of its length; for more rows fewer, so that the work stays.
         let classes = (50257 * 1024 / rows.max(1024)).max(512);
         let (heads, positions) = (Heads::default(), rows.max(1024));
-        let experts = [8, expert_columns(rows, cols)];
+        let experts = ExpertSizes::default();
         Sizes { rows, cols, dtype, heads, tokens: 50257, positions, classes, experts }
     }
 
     pub(super) fn of<const N: usize>(&self, shape: [usize; N]) -> OperandType {
         (self.dtype, Shape::from(shape))
+    }
+
+    /// Experts, and columns of each.
+    pub(super) fn expert_columns(&self) -> [usize; 2] {
+        [self.experts.count, self.experts.columns.unwrap_or(self.cols)]
     }
 
     /// Sequences, heads, positions of a sequence, features of a head.
@@ -68,13 +90,6 @@ impl Sizes {
         let heads = if self.cols.is_multiple_of(width) { (self.cols / width).max(1) } else { 1 };
         [self.rows.div_ceil(sequence), heads, sequence, self.cols / heads]
     }
-}
-
-/// Columns of an expert: as of any first layer, but no more than let the weights of all rows, one by one, be 2^28 elements. A plan
-/// that fuses nothing writes them down, and so does the reference.
-fn expert_columns(rows: usize, cols: usize) -> usize {
-    // Sizes that no tensor can have are refused where it is made.
-    cols.saturating_mul(4).min(((1 << 28) / rows.saturating_mul(cols).max(1)).max(16))
 }
 
 pub(super) fn full(s: &Sizes, _: &Attributes) -> OperandType {
@@ -93,6 +108,11 @@ pub(super) fn seed(_: &Sizes, _: &Attributes) -> OperandType {
 /// An index for each row.
 pub(super) fn indices(s: &Sizes, _: &Attributes) -> OperandType {
     (Dtype::I32, Shape::from([s.rows]))
+}
+
+/// An expert for each row, or several.
+pub(super) fn chosen(s: &Sizes, a: &Attributes) -> OperandType {
+    if a.weighted { (Dtype::I32, Shape::from([s.rows, s.experts.choices])) } else { indices(s, a) }
 }
 
 /// Scores, which are squares where a causal mask is to mean something.

@@ -88,7 +88,8 @@ pub(super) const SINGLE: Attribute =
     attribute("single", |value, a| set(&mut a.single, flag("single", value)), |a| &a.single);
 pub(super) const REQUANTIZE: Attribute =
     attribute("requantize", |value, a| set(&mut a.requantize, flag("requantize", value)), |a| &a.requantize);
-
+pub(super) const WEIGHTED: Attribute =
+    attribute("weighted", |value, a| set(&mut a.weighted, flag("weighted", value)), |a| &a.weighted);
 pub(super) const REDUCTION: Attribute = attribute(
     "reduction",
     |value, a| {

@@ -9,7 +9,7 @@ use deuteron_plan::{Layout, Strategy};
 use serde::Serialize;
 
 use super::Bed;
-use crate::catalog::{self, FusedOp, OperandType, Sizes};
+use crate::catalog::{self, ExpertSizes, FusedOp, OperandType, Sizes};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::parallel;
@@ -285,7 +285,13 @@ fn is_bearable(op: &FusedOp, rows: usize, cols: usize) -> bool {
 fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<OperandType> {
     let tokens = if cols <= 4099 { 301 } else { 5 };
     let usual = Sizes::new(rows, cols, dtype);
-    op.operand_types_of(&Sizes { tokens, positions: rows + 2, classes: 301, experts: [3, 37], ..usual })
+    op.operand_types_of(&Sizes {
+        tokens,
+        positions: rows + 2,
+        classes: 301,
+        experts: ExpertSizes { count: 3, columns: Some(37), choices: 2 },
+        ..usual
+    })
 }
 
 impl Piece {

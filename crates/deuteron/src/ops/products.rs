@@ -169,9 +169,33 @@ pub fn attention_block(
     normed_sum(engine, op, &weights.after(&[q, k, v, projection.weight, projection.bias, r]))
 }
 
-/// Weights of routed experts: bytes, a scale and a bias for each column of each expert.
+/// Weights of routed experts.
 #[derive(Debug, Clone, Copy)]
 pub struct Experts<'a> {
+    /// `[experts, out, in]`
+    pub weight: &'a Tensor,
+    /// `[experts, out]`
+    pub bias: &'a Tensor,
+}
+
+/// `act(x weight[expert]^T + bias[expert])` of rows `x [rows, in]` that are routed to experts: `chosen` is an `i32[rows]`, or `[rows, choices]` where
+/// each row goes to several. Gives `[rows, out]` or `[rows, choices, out]`; `x [rows, choices, in]` has a row for each choice.
+/// With `weights [rows, choices]`, the results of a row's choices are weighted and added, in their order, to `[rows, out]`.
+pub fn moe(
+    engine: &Engine,
+    x: &Tensor,
+    chosen: &Tensor,
+    experts: Experts,
+    act: Option<Activation>,
+    weights: Option<&Tensor>,
+) -> Result<Tensor, Error> {
+    let operands: Vec<&Tensor> = [x, chosen, experts.weight, experts.bias].into_iter().chain(weights).collect();
+    one(engine, catalog::MOE.with(|a| (a.act, a.weighted) = (act, weights.is_some())), &operands)
+}
+
+/// Weights of routed experts: bytes, a scale and a bias for each column of each expert.
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizedExperts<'a> {
     /// `i8[experts, out, in]`
     pub weight: &'a Tensor,
     /// `f32[experts, out]`
@@ -186,7 +210,7 @@ pub fn moe_int8(
     engine: &Engine,
     x: &QuantizedRows,
     chosen: &Tensor,
-    experts: Experts,
+    experts: QuantizedExperts,
     act: Option<Activation>,
 ) -> Result<QuantizedRows, Error> {
     let mut results = forward(engine, &catalog::MOE_INT8.with(|a| a.act = act), &experts.of(x, chosen))?;
@@ -199,13 +223,13 @@ pub fn moe_int8_dequantized(
     engine: &Engine,
     x: &QuantizedRows,
     chosen: &Tensor,
-    experts: Experts,
+    experts: QuantizedExperts,
     act: Option<Activation>,
 ) -> Result<Tensor, Error> {
     one(engine, catalog::MOE_INT8.with(|a| (a.act, a.requantize) = (act, false)), &experts.of(x, chosen))
 }
 
-impl<'a> Experts<'a> {
+impl<'a> QuantizedExperts<'a> {
     fn of(self, x: &'a QuantizedRows, chosen: &'a Tensor) -> [&'a Tensor; 6] {
         [&x.q, &x.scale, chosen, self.weight, self.scale, self.bias]
     }

@@ -1,6 +1,6 @@
 //! Every op of the catalogue, every variant, every dtype, both directions, odd sizes: all plans against f64.
 
-use deuteron::{Dtype, Engine, FusedOp, Graph, Session, Shape, Sizes, Strategy, Tensor, seed};
+use deuteron::{Dtype, Engine, ExpertSizes, FusedOp, Graph, Session, Shape, Sizes, Strategy, Tensor, seed};
 use deuteron_testkit::cases::SIZES;
 
 use crate::support::{expected, outputs};
@@ -28,7 +28,12 @@ fn check(engine: &Engine, graph: &Graph, label: &str) {
 fn types(op: &FusedOp, rows: usize, cols: usize, dtype: Dtype) -> Vec<(Dtype, Shape)> {
     // What experts are picked is written down by the reference, in f64.
     let usual = Sizes::new(rows, cols, dtype);
-    op.operand_types_of(&Sizes { tokens: 301, classes: 301, experts: [3, 37], ..usual })
+    op.operand_types_of(&Sizes {
+        tokens: 301,
+        classes: 301,
+        experts: ExpertSizes { count: 3, columns: Some(37), choices: 2 },
+        ..usual
+    })
 }
 
 /// All sizes, of products those that a reference multiplies in little time, and of scores, which are as many as the square of the

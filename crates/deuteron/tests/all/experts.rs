@@ -1,6 +1,11 @@
 //! Rows of bytes routed to experts: exact under every plan, on every instruction set, with any number of threads.
 
-use deuteron::{Activation, Dtype, Engine, Error, FusedOp, Graph, Isa, Session, Shape, Strategy, Tensor, ops, seed};
+mod floats;
+
+use deuteron::{
+    Activation, Dtype, Engine, Error, ExpertSizes, FusedOp, Graph, Isa, Session, Shape, Sizes, Strategy, Tensor, ops,
+    seed,
+};
 
 use crate::support::{assert_holds, cpu, expected, outputs, ran};
 
@@ -52,9 +57,9 @@ fn tensor(shape: impl Into<Shape>, bytes: &[i8]) -> Tensor {
     Tensor::from_bytes(Dtype::I8, shape, &raw).unwrap()
 }
 
-fn indices(values: &[i32]) -> Tensor {
+fn indices(shape: impl Into<Shape>, values: &[i32]) -> Tensor {
     let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    Tensor::from_bytes(Dtype::I32, [values.len()], &raw).unwrap()
+    Tensor::from_bytes(Dtype::I32, shape, &raw).unwrap()
 }
 
 fn routing(routing: Routing, (rows, _, _, experts): Size) -> Vec<i32> {
@@ -95,7 +100,7 @@ fn sums_are_exact_on_every_instruction_set_and_any_number_of_threads() {
             let inputs = [
                 tensor([rows, inner], &x),
                 Tensor::from_f32(Dtype::F32, [rows, 1], &vec![1.0; rows]).unwrap(),
-                indices(&chosen),
+                indices([rows], &chosen),
                 tensor([experts, columns, inner], &weight),
                 Tensor::from_f32(Dtype::F32, [experts, columns], &vec![1.0; experts * columns]).unwrap(),
             ];
@@ -125,7 +130,7 @@ r = reshape x [{rows},1,{inner}] ; sums = matmul r p transpose_b ; out sums",
         let graph: Graph = text.parse().unwrap();
         let mut inputs = seed::inputs(&graph, 7).unwrap();
         for way in Routing::ALL {
-            inputs[1] = indices(&routing(way, size));
+            inputs[1] = indices([rows], &routing(way, size));
             let expected = run(&Engine::cpu(), &graph, Strategy::Naive, &inputs).remove(0);
             let got = run(&Engine::cpu(), &graph, Strategy::Greedy, &inputs).remove(0);
             assert!(got.is_bitwise(&expected), "{size:?} {way:?}");
@@ -145,7 +150,7 @@ fn a_projection_is_within_its_bound_under_every_plan_with_any_number_of_threads(
                 types[4..].iter_mut().for_each(|(_, shape)| *shape = Shape::from([experts, columns]));
                 let graph = op.graph(&types).unwrap();
                 let mut inputs = seed::inputs(&graph, 7).unwrap();
-                inputs[2] = indices(&routing(Routing::Uneven, size));
+                inputs[2] = indices([rows], &routing(Routing::Uneven, size));
                 let expected = expected(&graph, &inputs);
                 for strategy in Strategy::ALL {
                     let [got, other] = [1, 4].map(|threads| {
@@ -166,7 +171,9 @@ fn a_projection_is_a_product_kernel_and_one_that_quantises() {
     for op in FusedOp::variants().into_iter().filter(|op| op.name() == "moe_int8") {
         let requantize = op.attributes().requantize;
         for rows in [1, 8, 64, 1024] {
-            let graph = op.graph(&op.operand_types(rows, 96, Dtype::F32)).unwrap();
+            let experts = ExpertSizes { columns: Some(384), ..ExpertSizes::default() };
+            let sizes = Sizes { experts, ..Sizes::new(rows, 96, Dtype::F32) };
+            let graph = op.graph(&op.operand_types_of(&sizes)).unwrap();
             let session = Session::new(&Engine::cpu(), &graph, Strategy::Fused).unwrap();
             let kernels = session.plan().groups.len();
             assert_eq!(kernels, 1 + usize::from(requantize), "{op:?} {rows}\n{}", session.plan().explain());
@@ -182,7 +189,7 @@ fn an_expert_that_is_not_there_is_an_error_that_names_the_row() {
         let mut inputs = seed::inputs(&graph, 7).unwrap();
         let mut chosen = routing(Routing::Spread, size);
         chosen[row] = index;
-        inputs[2] = indices(&chosen);
+        inputs[2] = indices([chosen.len()], &chosen);
         for strategy in Strategy::ALL {
             let mut session = Session::new(&Engine::cpu(), &graph, strategy).unwrap();
             let error = session.run(&inputs.iter().collect::<Vec<_>>()).unwrap_err().to_string();
@@ -202,7 +209,7 @@ fn two_projections_are_two_calls() {
     let mut results = run(&engine, &graph, Strategy::Fused, &[x]);
     let scale = results.remove(1);
     let x = ops::QuantizedRows { q: results.remove(0), scale, s: None };
-    let chosen = indices(&routing(Routing::Spread, (rows, hidden, inner, experts)));
+    let chosen = indices([rows], &routing(Routing::Spread, (rows, hidden, inner, experts)));
     let weights = |columns: usize, inner: usize| {
         let weight = tensor([experts, columns, inner], &bytes(experts * columns * inner, columns));
         let scale = Tensor::from_f32(Dtype::F32, [experts, columns], &vec![0.01; experts * columns]).unwrap();
@@ -210,8 +217,8 @@ fn two_projections_are_two_calls() {
         (weight, scale, bias)
     };
     let ((w1, s1, b1), (w2, s2, b2)) = (weights(inner, hidden), weights(hidden, inner));
-    let first = ops::Experts { weight: &w1, scale: &s1, bias: &b1 };
-    let second = ops::Experts { weight: &w2, scale: &s2, bias: &b2 };
+    let first = ops::QuantizedExperts { weight: &w1, scale: &s1, bias: &b1 };
+    let second = ops::QuantizedExperts { weight: &w2, scale: &s2, bias: &b2 };
     let wide = ops::moe_int8(&engine, &x, &chosen, first, Some(Activation::Silu)).unwrap();
     assert_eq!((wide.q.dtype(), wide.q.shape()), (Dtype::I8, &Shape::from([rows, inner])));
     let y = ops::moe_int8_dequantized(&engine, &wide, &chosen, second, None).unwrap();

@@ -148,7 +148,7 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// A table of bytes, a norm and its bytes, a product of bytes with scales, bias and GELU; experts of bytes, which are gathered.
+/// A table of bytes, a norm and its bytes, a product of bytes with scales, bias and GELU; experts of bytes.
 #[test]
 fn kernels_around_bytes_compile() {
     let Some(compiler) = compiler() else { return };

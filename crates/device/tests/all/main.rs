@@ -5,6 +5,7 @@ mod bytes;
 mod cache;
 mod cpu;
 mod cuda;
+mod experts;
 mod hopper;
 mod mma;
 mod nvrtc;

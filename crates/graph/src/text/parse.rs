@@ -280,6 +280,8 @@ impl Parser {
             "dequantize" => Composite::Dequantize { dtype: arguments.dtype(op)? },
             "quantized_linear" => Composite::QuantizedLinear { dtype: arguments.dtype(op)? },
             "expert_linear" => Composite::ExpertLinear { dtype: arguments.dtype(op)? },
+            "routed_linear" => Composite::RoutedLinear,
+            "weighted_sum" => Composite::WeightedSum,
             "cross_entropy" => Composite::CrossEntropy,
             "linear_cross_entropy" => Composite::LinearCrossEntropy {
                 smoothing: arguments.number("smoothing", 0.0)?,

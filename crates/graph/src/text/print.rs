@@ -118,7 +118,7 @@ fn composite_attributes(composite: &Composite) -> String {
         Composite::ExpertLinear { dtype } => format!(" {dtype}"),
         Composite::Softmax | Composite::CausalMask => String::new(),
         Composite::Swiglu | Composite::QuantizeInt8 | Composite::QuantizeFp8 => String::new(),
-        Composite::CrossEntropy => String::new(),
+        Composite::CrossEntropy | Composite::RoutedLinear | Composite::WeightedSum => String::new(),
         Composite::LinearCrossEntropy { smoothing, ignored } => {
             format!(" smoothing={smoothing:?}")
                 + &ignored.map_or(String::new(), |ignored| format!(" ignored={ignored}"))

@@ -10,6 +10,7 @@ use deuteron_codegen::kernel::{Family, Offer, Request};
 use deuteron_matmul::cuda::cross_entropy::CrossEntropyFamily;
 use deuteron_matmul::cuda::hopper::HopperFamily;
 use deuteron_matmul::cuda::mma::MmaFamily;
+use deuteron_matmul::cuda::mma_routed::MmaRoutedFamily;
 use deuteron_matmul::cuda::realigned::RealignedFamily;
 use deuteron_matmul::cuda::routed::RoutedFamily;
 use deuteron_matmul::cuda::skinny::SkinnyFamily;
@@ -34,7 +35,7 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
     match chain.links.as_slice() {
         // Each but the library takes what it is predicted to do faster than those behind it.
         [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &RealignedFamily, &MmaFamily, &LibraryFamily],
-        [Link::Routed { .. }] => &[&RoutedFamily],
+        [Link::Routed { .. }] => &[&RoutedFamily, &MmaRoutedFamily],
         [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
         [Link::Attention(_)] => &[&AttentionRowsFamily],
         [Link::Attention(_), Link::Matmul { .. }] => &[&AttentionBlockFamily],
@@ -51,7 +52,7 @@ pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<
 }
 
 /// What can be generated for a GPU: row kernels; matmuls with any elementwise work after them, on Hopper with any row work, and with few
-/// rows with row work before them too; on Hopper rows of bytes routed to experts; attention alone and with row work after it, its
+/// rows with row work before them too; rows routed to experts; attention alone and with row work after it, its
 /// probabilities and its gradient; losses without logits and their gradients; copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaCatalog {
@@ -86,7 +87,7 @@ impl Catalog for CudaCatalog {
             [Link::Matmul { nodes }] => {
                 self.arch.has_wgmma() || (nodes.len() == 1 && chain.epilogue.reach != Reach::Rows)
             }
-            [Link::Routed { .. }] => self.arch.has_wgmma() && chain.epilogue.reach != Reach::Rows,
+            [Link::Routed { .. }] => chain.epilogue.reach != Reach::Rows,
             [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
             _ => true,
         };

@@ -2,6 +2,7 @@
 
 mod emulated;
 mod epilogues;
+mod experts;
 mod limits;
 mod programs;
 mod updates;

@@ -141,12 +141,15 @@ fn is_row_work(product: &Matmul<Body>, body: &Body, cols: usize, axes: &[(usize,
     !body.flat && body.args.iter().all(of_rows) && has_space(body, cols, axes)
 }
 
-/// Whether a table of matrices of bytes, each by columns, is picked from, and what follows picks from tables.
+/// Whether a table of matrices, each by columns, is picked from, and what follows picks from tables.
 fn is_routed(product: &Matmul<Body>, launch: &MatmulLaunch) -> bool {
     let (roles, shape) = (product.roles(), &launch.shape);
-    let bytes = (product.left, product.right) == (Dtype::I8, Dtype::I8) && shape.b.0 == 1;
+    let one_type = product.left == product.right && shape.b.0 == 1;
     let alone = product.prologue.is_none() && product.rights == 1 && shape.batch.is_empty();
-    let rows = shape.k <= 1 || shape.a.1 == 1;
+    let axes = launch.args.first().map_or(&[][..], |left| &left.leading);
+    let rows = (shape.k <= 1 || shape.a.1 == 1)
+        && matches!(axes.len(), 1 | 2)
+        && axes.iter().map(|axis| axis.0).product::<usize>() == shape.m;
     let table = launch.args.get(1).is_some_and(|table| table.leading.len() == 1);
     let gathered = |arg: usize| {
         let spec = product.epilogue.as_ref().and_then(|epilogue| epilogue.body.args.get(arg));
@@ -156,7 +159,7 @@ fn is_routed(product: &Matmul<Body>, launch: &MatmulLaunch) -> bool {
         Role::Epilogue(at) if gathered(at) => arg.leading.len() == 1 && arg.leading[0].0 == arg.table_rows,
         _ => true,
     });
-    bytes && alone && rows && table && tables
+    one_type && alone && rows && table && tables
 }
 
 /// Whether a row is worked on as a whole.

@@ -1,10 +1,11 @@
 //! Matmuls of rows with the matrices that indices pick for them, by threads.
 //!
 //! Rows of one expert are brought together, in their order, and multiplied with its matrix as one matmul: a few of them while the
-//! matrix streams by once, more of them in tiles. No matrix is copied. Parts of these matmuls are tasks; a task hands its rows of sums,
-//! while they are hot, to what follows, each run of rows that lie side by side at once.
+//! matrix streams by once, more of them in tiles. No matrix is copied, and of the left operand so many rows at a time as fit
+//! [`TOGETHER_BYTES`]. Parts of these matmuls are tasks; a task hands its rows of sums, while they are hot, to what follows, each run of rows
+//! that lie side by side at once.
 //!
-//! Sums of bytes are exact, so no bit depends on the rows that come together, nor on the number of threads.
+//! Sums of bytes are exact. The order of a sum of floats depends on how many rows its expert has, never on the number of threads.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,11 +15,11 @@ use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::{Axis, Fault, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
 use deuteron_codegen::matmul_shape::MatmulShape;
-use deuteron_graph::Dtype;
 
 use super::row_work::{RowWork, SideBindings};
 use super::{Left, Matrix, Part, PartKernel, Right, STREAMED_ROWS, Spec, Store, SumBlock, Values};
 use crate::kernel::{Matmul, MatmulLaunch, Role};
+use crate::routed::LeftRows;
 
 /// Bytes of a matrix that a task streams for a few rows, about.
 const STREAMED_BYTES: usize = 256 << 10;
@@ -26,6 +27,8 @@ const STREAMED_BYTES: usize = 256 << 10;
 const TILED: (usize, usize) = (512, 384);
 /// Rows that a task brings together.
 const COPIED: usize = 64;
+/// Bytes of the left operand that are brought together at a time, about.
+const TOGETHER_BYTES: usize = 32 << 20;
 
 /// A launch of a routed matmul.
 #[derive(Debug)]
@@ -47,13 +50,15 @@ impl CpuLaunch for RoutedTasks {
         let spec = |rows: usize| Spec {
             rows,
             k: shape.k,
-            left: Dtype::I8,
-            right: Dtype::I8,
+            left: product.left,
+            right: product.right,
             right_strides: shape.b,
             rights: 1,
         };
         let (few, many) = (PartKernel::new(isa, spec(STREAMED_ROWS)), PartKernel::new(isa, spec(shape.m.max(1))));
-        let columns = widths(shape, threads);
+        let bytes = product.left.bytes();
+        let columns = widths(shape, bytes, threads);
+        let chunk = (TOGETHER_BYTES / (shape.k * bytes).max(1)).max(TILED.0).min(shape.m);
         let bindings = SideBindings::new(product, launch, Role::Epilogue);
         let after = || {
             product.epilogue.as_ref().map(|epilogue| {
@@ -68,14 +73,17 @@ impl CpuLaunch for RoutedTasks {
             few,
             many,
             experts: *experts,
-            stride: *stride,
+            stride: stride * bytes,
+            bytes,
+            left: LeftRows::of(&args[0]),
+            chunk,
             offsets: args.iter().map(|arg| arg.start()).collect(),
             axes: bind_axes(axes),
             workers: (0..threads).map(|_| PerWorker::new(after())).collect(),
             floats: few.scratch(STREAMED_ROWS, columns[0]).max(many.scratch(TILED.0.min(shape.m), columns[1])),
             order: vec![0; shape.m],
             starts: vec![0; experts + 1],
-            together: vec![0; shape.m * shape.k],
+            together: vec![0; chunk * shape.k * bytes],
             parts: Vec::with_capacity(most_parts(shape, *experts, columns)),
             shape: shape.clone(),
             roles: product.roles(),
@@ -92,8 +100,13 @@ struct RoutedTask {
     many: PartKernel,
     shape: MatmulShape,
     experts: usize,
-    /// Bytes from one expert's matrix to the next.
+    /// Bytes from one expert's matrix to the next, and of an element.
     stride: usize,
+    bytes: usize,
+    /// How rows of the left operand lie.
+    left: LeftRows,
+    /// Rows that are brought together at a time.
+    chunk: usize,
     offsets: Vec<usize>,
     roles: Vec<Role>,
     axes: Vec<Axis>,
@@ -105,7 +118,7 @@ struct RoutedTask {
     order: Vec<usize>,
     /// Where each expert's rows begin in `order`, and where the last one's end.
     starts: Vec<usize>,
-    /// The left operand in that order.
+    /// Some of the left operand in that order.
     together: Vec<u8>,
     /// (expert, rows and columns of its matmul)
     parts: Vec<(usize, Part)>,
@@ -135,24 +148,27 @@ impl CpuTask for RoutedTask {
         let operands = self.bind(run.addresses);
         // SAFETY: there is an index for each row.
         unsafe { self.sort(operands.indices) }?;
-        self.cut(run.workers.threads());
-        let this = &*self;
-        let bring = |_: usize, task: usize| {
-            let rows = task * COPIED..((task + 1) * COPIED).min(this.shape.m);
-            // SAFETY: each task has places of its own.
-            unsafe { this.bring_together(operands, rows) };
-        };
-        run.workers.run(self.shape.m.div_ceil(COPIED), &bring)?;
         let fault: Mutex<Option<Fault>> = Mutex::new(None);
         let scratch = run.scratch;
-        let multiply = |worker: usize, task: usize| {
-            // SAFETY: each task has a part of one expert's rows to itself, and a worker runs one task at a time, so its scratch
-            // is its own.
-            if let Err(found) = unsafe { this.part(worker, task, operands, scratch[worker].get()) } {
-                fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
-            }
-        };
-        run.workers.run(self.parts.len(), &multiply)?;
+        for start in (0..self.shape.m).step_by(self.chunk.max(1)) {
+            let places = start..(start + self.chunk).min(self.shape.m);
+            self.cut(run.workers.threads(), &places);
+            let this = &*self;
+            let bring = |_: usize, task: usize| {
+                let first = start + task * COPIED;
+                // SAFETY: each task has places of its own.
+                unsafe { this.bring_together(operands, start, first..(first + COPIED).min(places.end)) };
+            };
+            run.workers.run(places.len().div_ceil(COPIED), &bring)?;
+            let multiply = |worker: usize, task: usize| {
+                // SAFETY: each task has a part of one expert's rows to itself, and a worker runs one task at a time, so its scratch
+                // is its own.
+                if let Err(found) = unsafe { this.part(worker, task, operands, start, scratch[worker].get()) } {
+                    fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
+                }
+            };
+            run.workers.run(self.parts.len(), &multiply)?;
+        }
         let fault = fault.into_inner().unwrap_or_else(PoisonError::into_inner);
         fault.map_or(Ok(()), |fault| Err(fault.into()))
     }
@@ -207,39 +223,58 @@ impl RoutedTask {
         Ok(())
     }
 
-    /// Cuts the experts' matmuls into parts.
-    fn cut(&mut self, threads: usize) {
+    /// Whether the matrix of an expert streams by its rows.
+    fn is_streamed(&self, expert: usize) -> bool {
+        self.starts[expert + 1] - self.starts[expert] <= STREAMED_ROWS
+    }
+
+    /// Cuts the experts' matmuls with rows at these places into parts. Rows of a part count from the expert's first.
+    fn cut(&mut self, threads: usize, places: &Range<usize>) {
         self.parts.clear();
-        let [streamed, tiled] = widths(&self.shape, threads);
+        let [streamed, tiled] = widths(&self.shape, self.bytes, threads);
         for expert in 0..self.experts {
-            let count = self.starts[expert + 1] - self.starts[expert];
-            let (tall, wide) = if count <= STREAMED_ROWS { (STREAMED_ROWS, streamed) } else { (TILED.0, tiled) };
-            for row in (0..count).step_by(tall) {
+            let first = self.starts[expert];
+            let (start, end) = (first.max(places.start), self.starts[expert + 1].min(places.end));
+            let (tall, wide) = if self.is_streamed(expert) { (STREAMED_ROWS, streamed) } else { (TILED.0, tiled) };
+            for row in (start..end).step_by(tall) {
                 for column in (0..self.shape.n).step_by(wide) {
-                    let (rows, columns) = (tall.min(count - row), wide.min(self.shape.n - column));
+                    let (rows, columns) = (tall.min(end - row), wide.min(self.shape.n - column));
+                    let row = row - first;
                     self.parts.push((expert, Part { row, rows, column, columns }));
                 }
             }
         }
     }
 
-    /// Copies rows of the left operand to their places.
-    unsafe fn bring_together(&self, operands: Operands, places: Range<usize>) {
-        let k = self.shape.k;
+    /// Copies rows of the left operand to their places, which are counted from `start` on.
+    unsafe fn bring_together(&self, operands: Operands, start: usize, places: Range<usize>) {
+        let row = self.shape.k * self.bytes;
         for place in places {
-            let from = operands.left.wrapping_add(self.order[place] * self.shape.a.0);
+            let from = operands.left.wrapping_add(self.left.at(self.order[place]) * self.bytes);
             // SAFETY: the row is one of the operand, whose bytes are side by side; the place is one of `together`.
-            unsafe { std::ptr::copy_nonoverlapping(from, operands.together.wrapping_add(place * k), k) };
+            unsafe { std::ptr::copy_nonoverlapping(from, operands.together.wrapping_add((place - start) * row), row) };
         }
     }
 
+    /// `start` is the place of the first row that was brought together.
+    ///
     /// # Safety
     /// As for [`CpuTask::run`]; the task runs once, and worker and scratch are of this thread.
-    unsafe fn part(&self, worker: usize, task: usize, operands: Operands, scratch: &mut Floats) -> Result<(), Fault> {
+    unsafe fn part(
+        &self,
+        worker: usize,
+        task: usize,
+        operands: Operands,
+        start: usize,
+        scratch: &mut Floats,
+    ) -> Result<(), Fault> {
         let (expert, part) = self.parts[task];
         let (k, first) = (self.shape.k, self.starts[expert]);
-        let kernel = if part.rows <= STREAMED_ROWS && part.row == 0 { &self.few } else { &self.many };
-        let left = Matrix { base: operands.together.wrapping_add(first * k), strides: (k, 1) };
+        let kernel = if self.is_streamed(expert) { &self.few } else { &self.many };
+        let row = k * self.bytes;
+        // Where the expert's first row would be: that may be before the first one that is there, which the part begins behind.
+        let base = operands.together.wrapping_add(first * row).wrapping_sub(start * row);
+        let left = Matrix { base, strides: (k, 1) };
         let right = Matrix { base: operands.table.wrapping_add(expert * self.stride), strides: self.shape.b };
         // SAFETY: a worker runs one task at a time, so this is its own.
         let after = unsafe { self.workers[worker].get() };
@@ -303,8 +338,8 @@ fn most_parts(shape: &MatmulShape, experts: usize, columns: [usize; 2]) -> usize
     (experts.min(shape.m) + shape.m / TILED.0) * across[0].max(across[1])
 }
 
-/// Columns of a task of few rows, and of one of many: no more than a worker's share, whole cache lines of bytes.
-fn widths(shape: &MatmulShape, threads: usize) -> [usize; 2] {
+/// Columns of a task of few rows, and of one of many, of elements of so many bytes: no more than a worker's share, whole cache lines.
+fn widths(shape: &MatmulShape, bytes: usize, threads: usize) -> [usize; 2] {
     let share = shape.n.div_ceil(threads.max(1));
-    [STREAMED_BYTES / shape.k.max(1), TILED.1].map(|most| share.min(most).max(1).next_multiple_of(64))
+    [STREAMED_BYTES / (shape.k * bytes).max(1), TILED.1].map(|most| share.min(most).max(1).next_multiple_of(64))
 }

@@ -37,7 +37,7 @@ use deuteron_plan::{Draft, Work, primitive_work};
 
 use self::ending::{CLUSTER, MappedRows, PAIR, draws, reduces, stores};
 use self::made::{MadeRows, first_rows};
-use self::time::{FETCHED, Following, GATHERED, bytes_us, library_us, made_beside, made_us, rows_us, tile_us};
+use self::time::{FETCHED, Following, GATHERED, library_us, made_beside, made_us, rows_us, tile_us, warps_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
@@ -66,7 +66,7 @@ const HALF_BYTES: usize = 64 * DEPTH * 2;
 const SHARED: usize = 227 << 10;
 /// Stages, at most: more do not help.
 const STAGES: usize = 8;
-/// Bytes of shared memory that the sums of bytes of all warps pass through, as in `bytes.cu`.
+/// Bytes of shared memory that sums pass through where each warp finishes its own, as in `warps.cu`.
 const SUMS_BYTES: usize = 8 * (16 * 64 * 4 + 128);
 /// Registers of a thread that fetches and of one that multiplies. A block begins with 168 for each of its three warpgroups, and has no more.
 const REGISTERS: [usize; 2] = [24, 240];
@@ -147,6 +147,11 @@ impl HopperTile {
     /// Columns of a warpgroup's part.
     fn part_columns(&self) -> usize {
         if self.sharing == Sharing::Columns { self.columns / 2 } else { self.columns }
+    }
+
+    /// Whether its rows can be gathered: there is a list of tiles of [`ROWS`].
+    fn can_be_routed(&self) -> bool {
+        self.rows == ROWS && self.split == 1 && !self.by_rows && self.sharing != Sharing::Columns
     }
 
     /// Whether the sums of a warpgroup fit its registers, and those of a cluster its shared memory.
@@ -279,14 +284,15 @@ impl HopperKernel {
                 || (kernel.cluster() == 1 && tile.runs_at_once(kernel.tile_count(), target.processors));
             by_rows && reduced && made && kernel.has_all_rights() && kernel.stages() >= 3
         };
-        tiles(&self.launch.shape, self.matmul.left).filter(fits).collect()
+        let walked = |tile: &HopperTile| !self.matmul.routed || tile.can_be_routed();
+        tiles(&self.launch.shape, self.matmul.left).filter(walked).filter(fits).collect()
     }
 
     /// Time of a launch, roughly.
     pub fn microseconds(&self, target: &CudaTarget) -> f64 {
         let shape = &self.whole_shape();
-        match self.is_of_bytes() {
-            true => bytes_us(&self.tile, shape, target.processors, FETCHED),
+        match self.is_by_warps() {
+            true => warps_us(&self.tile, shape, self.matmul.left, target.processors, FETCHED),
             false => {
                 let multiplied = self.multiplied_us(target);
                 match self.matmul.prologue {
@@ -395,7 +401,7 @@ impl HopperKernel {
         let ending =
             if self.tile.by_rows { include_str!("hopper/rows.cu") } else { include_str!("hopper/elementwise.cu") };
         let text = match self.is_of_bytes() {
-            true => self.text_of_bytes(&[include_str!("hopper/bytes_kernel.cu")]),
+            true => self.text_by_warps(&[include_str!("hopper/bytes_kernel.cu")]),
             false => self.text_of(&[&text(&self.around(ending), &self.tile), include_str!("hopper/entry.cu")]),
         };
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
@@ -409,10 +415,10 @@ impl HopperKernel {
         [ZEROS, ending].into_iter().chain(made).collect()
     }
 
-    /// The text for bytes, with `order` behind what follows the sums.
-    pub(super) fn text_of_bytes(&self, order: &[&str]) -> String {
+    /// The text where each warp finishes its own sums, with `order` behind what follows them.
+    pub(super) fn text_by_warps(&self, order: &[&str]) -> String {
         let parts =
-            [include_str!("hopper/operands.cu"), include_str!("hopper/sums.cu"), include_str!("hopper/bytes.cu")];
+            [include_str!("hopper/operands.cu"), include_str!("hopper/sums.cu"), include_str!("hopper/warps.cu")];
         self.text_of(&[&parts[..], order].concat())
     }
 
@@ -464,7 +470,7 @@ impl HopperKernel {
     /// Arguments of the epilogue that have tensor maps. By rows they pass through the ring of stages, and otherwise operands are
     /// prefetched.
     fn mapped(&self) -> MappedRows {
-        if self.is_of_bytes() {
+        if self.is_by_warps() {
             return MappedRows::default();
         }
         let shape = &self.launch.shape;
@@ -503,6 +509,11 @@ impl HopperKernel {
         self.matmul.left == Dtype::I8
     }
 
+    /// Whether each warp finishes its own sums: those of bytes, and of rows that are routed.
+    fn is_by_warps(&self) -> bool {
+        self.is_of_bytes() || self.matmul.routed
+    }
+
     fn has_columns_of_a(&self) -> bool {
         self.launch.shape.a.1 != 1
     }
@@ -519,7 +530,7 @@ impl HopperKernel {
 
     fn staged_bytes(&self) -> usize {
         match (self.tile.split, self.tile.by_rows) {
-            _ if self.is_of_bytes() => SUMS_BYTES,
+            _ if self.is_by_warps() => SUMS_BYTES,
             (1, false) => 2 * self.pieces() * 8192,
             _ => 0,
         }
@@ -537,7 +548,7 @@ impl HopperKernel {
 
     pub(super) fn describe(&self) -> String {
         let HopperTile { rows, columns, sharing, .. } = self.tile;
-        match self.is_of_bytes() && sharing == Sharing::Rows {
+        match self.is_by_warps() && sharing == Sharing::Rows {
             true => format!("tiles of {rows} x {columns}, two warpgroups share each, {} stages", self.stages()),
             false => format!("{}, {} stages", self.tile, self.stages()),
         }
@@ -733,10 +744,11 @@ pub(super) fn walk_us(tile: &HopperTile, shape: &MatmulShape, processors: usize)
     tile_us(tile, shape, Following::default(), 1, processors)
 }
 
-/// How rows of bytes that are routed to experts are cut, of which there are so many tiles along the rows. They are gathered more slowly than whole
+/// How rows that are routed to experts are cut, of which there are so many tiles along the rows. They are gathered more slowly than whole
 /// tiles are fetched.
-pub(super) fn fastest_routed(row_tiles: usize, shape: &MatmulShape, processors: usize) -> HopperTile {
+pub(super) fn fastest_routed(row_tiles: usize, shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
     let shape = MatmulShape { m: row_tiles * ROWS, ..shape.clone() };
-    let time = |tile: &HopperTile| bytes_us(tile, &shape, processors, GATHERED);
-    tiles(&shape, Dtype::I8).min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS)
+    let time = |tile: &HopperTile| warps_us(tile, &shape, operands, processors, GATHERED);
+    let tiles = tiles(&shape, operands).filter(HopperTile::can_be_routed);
+    tiles.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS)
 }

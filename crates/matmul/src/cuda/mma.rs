@@ -35,8 +35,8 @@ use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, Matmul, MatmulLaunch};
 use crate::library;
 
-/// The kernel: what comes from memory, what is multiplied, what follows the sums, and their order.
-const KERNEL: [&str; 4] = [
+/// What comes from memory, what is multiplied, and what follows the sums.
+const TILE: [&str; 4] = [
     include_str!("shifted.cuh"),
     include_str!("mma/operands.cu"),
     include_str!("mma/sums.cu"),
@@ -52,10 +52,12 @@ const AXES: usize = MAX_RANK - 2;
 const BLOCKS: usize = 2;
 /// Shared memory that the system takes of each block.
 const RESERVED: usize = 1024;
+/// Bytes of shared memory for each row that is routed, as in `routed.cu`: where it lies, and its number.
+const LISTED_BYTES: usize = 12;
 /// Stages, at most: more do not help.
 const STAGES: usize = 4;
 /// Sizes, at most: they are counted by 32 bits.
-const MAX_SIZE: usize = 1 << 30;
+pub(super) const MAX_SIZE: usize = 1 << 30;
 /// Length of a sum of f32 from which on three passes of TF32 are within the bound.
 pub const PASSES_FROM: usize = 64;
 
@@ -163,7 +165,7 @@ pub struct Operand {
 
 impl Operand {
     /// Of an operand that lies with these strides along its own axis and along K.
-    fn new(
+    pub(super) fn new(
         (own, along_k): (usize, usize),
         arg: &ArgBinding,
         batch: impl Iterator<Item = usize>,
@@ -196,22 +198,36 @@ fn operands(shape: &MatmulShape, [a, b]: [&ArgBinding; 2], target: &CudaTarget) 
     [Operand::new(shape.a, a, batch(1), asynchronous), Operand::new((shape.b.1, shape.b.0), b, batch(2), asynchronous)]
 }
 
+/// Whether operands of a type are multiplied to sums of another.
+pub(super) fn has_instructions(operands: Dtype, sums: Dtype, target: &CudaTarget) -> bool {
+    match (operands, sums) {
+        (Dtype::F16, Dtype::F16) => true,
+        (Dtype::Bf16, Dtype::Bf16) | (Dtype::F32, Dtype::F32) | (Dtype::I8, Dtype::F32) => target.arch.is_ampere(),
+        _ => false,
+    }
+}
+
 /// The matmul of a draft, if this kernel takes it.
 fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let fit = fit::fit(draft)?;
     let &[matmul] = fit.matmuls else { return None };
     let (shape, [a, b]) = (&fit.shape, &fit.operands);
-    let known = match (a.dtype, draft.graph.node(matmul).dtype) {
-        (Dtype::F16, Dtype::F16) => true,
-        (Dtype::Bf16, Dtype::Bf16) | (Dtype::F32, Dtype::F32) | (Dtype::I8, Dtype::F32) => target.arch.is_ampere(),
-        _ => false,
-    };
+    let known = has_instructions(a.dtype, draft.graph.node(matmul).dtype, target);
     let plain = a.dtype == b.dtype && fit.gather.is_none() && fit.prologue.is_empty();
     let sized = [shape.m, shape.n, shape.batches()].iter().all(|size| (1..MAX_SIZE).contains(size))
         && shape.k < MAX_SIZE
         && shape.m * shape.batches() < MAX_SIZE;
     let smallest = MmaTile { rows: 64, columns: 64 };
     (known && plain && sized && mma_time::tiles(shape, smallest) < MAX_SIZE).then_some(fit)
+}
+
+/// Words of a parameter for so many tiles along rows and columns, and for the axes of a batch of elements of so many bytes.
+pub(super) fn axis_words(tiles: [usize; 2], shape: &MatmulShape, bytes: usize) -> Vec<Word> {
+    // Axes of one matrix stand before the others.
+    let missing = AXES.saturating_sub(shape.batch.len());
+    let axes = shape.batch.iter().map(|axis| [axis[0], axis[1] * bytes, axis[2] * bytes]);
+    let axes = std::iter::repeat_n([1, 0, 0], missing).chain(axes).flatten();
+    tiles.into_iter().chain(axes).map(|number| Word::Number(number as u64)).collect()
 }
 
 pub(super) fn problem<'a>(fit: &'a MatmulFit, target: &CudaTarget) -> Problem<'a> {
@@ -256,11 +272,17 @@ impl MmaKernel {
         MmaKernel { tile, ..self }
     }
 
-    /// What is compiled and launched.
-    pub fn kernel(&self, target: &CudaTarget) -> Kernel {
+    /// The text, with the kernel behind what makes a tile.
+    pub(super) fn text(&self, kernel: &[&str], target: &CudaTarget) -> String {
         let own = tile::text_beside(&[Part::AsyncCopy, Part::Matrix, Part::Warp], &PRELUDE_PARTS);
         let epilogue = self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue());
-        let text = [&self.constants(target), PRELUDE.as_str(), &own, &epilogue, &KERNEL.concat()].join("\n");
+        let kernel = [&TILE, kernel].concat().concat();
+        [&self.constants(target), PRELUDE.as_str(), &own, &epilogue, &kernel].join("\n")
+    }
+
+    /// What is compiled and launched.
+    pub fn kernel(&self, target: &CudaTarget) -> Kernel {
+        let text = self.text(&[include_str!("mma/entry.cu")], target);
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
         let launch = launch.with_variant(self.describe(target), String::new());
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
@@ -283,11 +305,12 @@ impl MmaKernel {
 
     /// As many as there is room for where several blocks share a multiprocessor.
     fn stages(&self, target: &CudaTarget) -> usize {
-        let room = (target.arch.block_shared() + RESERVED) / BLOCKS - RESERVED;
+        let lines = if self.matmul.routed { LISTED_BYTES * self.tile.rows } else { 0 };
+        let room = (target.arch.block_shared() + RESERVED) / BLOCKS - RESERVED - lines;
         (room / self.stage_bytes()).clamp(3, STAGES)
     }
 
-    fn describe(&self, target: &CudaTarget) -> String {
+    pub(super) fn describe(&self, target: &CudaTarget) -> String {
         format!("{}, {} stages", self.tile, self.stages(target))
     }
 
@@ -306,12 +329,13 @@ impl MmaKernel {
         format!(
             "// matmul: {}\n#define WAITS\nconstexpr int V = {};\nconstexpr int N = {};\nconstexpr int KIND = {kind};\n\
              constexpr int ROWS = {rows};\nconstexpr int COLUMNS = {columns};\nconstexpr int STAGES = {};\nconstexpr bool FMA = {};\n\
-             constexpr bool A_COLUMNS = {};\nconstexpr int A_LOAD = {};\nconstexpr bool B_ROWS = {};\nconstexpr int B_LOAD = {};\n",
+             constexpr bool ROUTED = {};\nconstexpr bool A_COLUMNS = {};\nconstexpr int A_LOAD = {};\nconstexpr bool B_ROWS = {};\nconstexpr int B_LOAD = {};\n",
             self.describe(target),
             self.vector(),
             self.launch.shape.n,
             self.stages(target),
             self.is_fma(),
+            self.matmul.routed,
             a.across,
             a.load as u8,
             b.across,
@@ -322,35 +346,44 @@ impl MmaKernel {
     fn grids(&self, target: &CudaTarget) -> Grids {
         let shape = &self.launch.shape;
         let (row_tiles, column_tiles) = (shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.tile.columns));
-        let number = |number: usize| Word::Number(number as u64);
-        let mut words: Vec<Word> =
-            self.epilogue().iter().flat_map(|epilogue| epilogue.words(shape.m * shape.batches())).collect();
-        words.extend(self.matrix_words(0, Matrix::A));
-        words.extend(self.matrix_words(1, Matrix::B));
-        words.extend([shape.m, shape.k, row_tiles, column_tiles].map(number));
-        // Axes of one matrix stand before the others.
-        let size = self.matmul.left.bytes();
-        let missing = AXES.saturating_sub(shape.batch.len());
-        let axes = shape.batch.iter().map(|axis| [axis[0], axis[1] * size, axis[2] * size]);
-        words.extend(std::iter::repeat_n([1, 0, 0], missing).chain(axes).flatten().map(number));
-        let grid = Grid {
-            entry: "matmul_mma",
-            blocks: [mma_time::tiles(shape, self.tile) as u32, 1, 1],
+        let reach = [Matrix::A, Matrix::B].map(|matrix| shape.reach(matrix));
+        let mut words = self.words(reach);
+        words.extend(axis_words([row_tiles, column_tiles], shape, self.matmul.left.bytes()));
+        let grid = self.grid("matmul_mma", mma_time::tiles(shape, self.tile), words, target);
+        Grids { list: vec![grid], ..Grids::default() }
+    }
+
+    /// A grid of so many blocks.
+    pub(super) fn grid(&self, entry: &'static str, blocks: usize, words: Vec<Word>, target: &CudaTarget) -> Grid {
+        Grid {
+            entry,
+            blocks: [blocks as u32, 1, 1],
             threads: THREADS,
             cluster: 1,
             shared: (self.stages(target) * self.stage_bytes()) as u32,
             waits: target.arch.has_dependent_grids(),
             words,
-        };
-        Grids { list: vec![grid], ..Grids::default() }
+        }
+    }
+
+    /// What a parameter begins with, of operands that reach so far: what follows, both operands, rows and K.
+    pub(super) fn words(&self, reach: [usize; 2]) -> Vec<Word> {
+        let shape = &self.launch.shape;
+        let mut words: Vec<Word> =
+            self.epilogue().iter().flat_map(|epilogue| epilogue.words(shape.m * shape.batches())).collect();
+        for (position, reach) in reach.into_iter().enumerate() {
+            words.extend(self.matrix_words(position, reach));
+        }
+        words.extend([shape.m, shape.k].map(|number| Word::Number(number as u64)));
+        words
     }
 
     /// Of an operand: its first element, its end, and its strides in bytes.
-    fn matrix_words(&self, position: usize, matrix: Matrix) -> [Word; 4] {
+    fn matrix_words(&self, position: usize, reach: usize) -> [Word; 4] {
         let (start, size) = (self.launch.args[position].start(), self.matmul.left.bytes());
         let at = |offset: usize| Word::Argument { position, offset };
         let [line, element] = self.operands[position].strides.map(|stride| Word::Number((stride * size) as u64));
-        [at(start), at(start + self.launch.shape.reach(matrix) * size), line, element]
+        [at(start), at(start + reach * size), line, element]
     }
 }
 

@@ -4,9 +4,11 @@
 pub mod cross_entropy;
 pub mod hopper;
 pub mod mma;
+pub mod mma_routed;
 mod mma_time;
 pub mod plain;
 pub mod realigned;
+mod route;
 pub mod routed;
 mod sides;
 pub mod skinny;

@@ -194,6 +194,37 @@ fn quantized_linear_layers() {
     }
 }
 
+/// One expert per row or several, of rows that choices share or have to themselves; most experts without rows; NaN in one row.
+#[test]
+fn routed_linear_layers() {
+    let sizes: [[usize; 5]; 5] = [[1; 5], [5, 2, 7, 129, 3], [9, 3, 127, 2, 8], [3, 1, 1500, 3, 4], [0, 2, 5, 3, 2]];
+    for [rows, choices, inner, outputs, experts] in sizes {
+        let mut x = Array::normal([rows, inner], 1);
+        if rows > 1 {
+            x.values[inner] = f64::NAN;
+        }
+        let own = float(Array::normal([rows, choices, inner], 2));
+        let pick = |index: usize| ((index * 5 + 2) % experts.div_ceil(2)) as f64;
+        let (one, several) = (Array::from_fn([rows], pick), Array::from_fn([rows, choices], pick));
+        let w = float(Array::normal([experts, outputs, inner], 3));
+        let b = float(Array::normal([experts, outputs], 4));
+        for (x, picked) in [(float(x.clone()), one), (float(x), several.clone()), (own, several)] {
+            let operands = [x, integer(picked), w.clone(), b.clone()];
+            check(Composite::RoutedLinear, &operands[..3], inner);
+            check(Composite::RoutedLinear, &operands, inner);
+        }
+    }
+}
+
+#[test]
+fn weighted_sums() {
+    for (rows, choices, columns) in [(1, 1, 1), (5, 2, 129), (3, 3, 7), (2, 8, 64), (0, 2, 5)] {
+        let x = float(Array::normal([rows, choices, columns], 1));
+        let weights = float(Array::uniform([rows, choices], 2, 0.0, 1.0));
+        check(Composite::WeightedSum, &[x, weights], choices);
+    }
+}
+
 #[test]
 fn expert_linear_layers() {
     let bytes = |shape: Vec<usize>, seed: usize| {

@@ -4,6 +4,7 @@
 
 mod bytes;
 mod cross_entropy;
+mod experts;
 mod graphs;
 mod hopper;
 mod mma;

@@ -244,8 +244,8 @@ fn mistakes_of_warps() {
         ("cut_out<SIZE>(held[i], (u32)(u64)place(from, first, i) & 15);", "", "FAILED"),
         ("(i + STAGES - 1) * DEPTH", "(i + STAGES) * DEPTH", "FAILED"),
         (
-            "finish(p, s_own, at, 16 * atom, tile.column + column, lane);",
-            "finish(p, s_own, at, 0, tile.column + column, lane);",
+            "finish(p, s_own, at, 16 * atom, first_column + column, lane, [&](int r) { return row_of(row + r); });",
+            "finish(p, s_own, at, 0, first_column + column, lane, [&](int r) { return row_of(row + r); });",
             "FAILED",
         ),
         ("b_batch += index * p.axes[axis][2];", "", "FAILED"),

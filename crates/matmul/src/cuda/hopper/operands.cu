@@ -10,7 +10,7 @@
 // - Sums are f32, in an order that the constants alone decide, and are rounded to the storage type of the matmul. They pass through
 //   shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
 // - Beyond m, n and k the tensor maps give zeros, which are summed and not stored.
-// - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `bytes.cu`.
+// - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `warps.cu`.
 //
 // KIND (1 f16, 2 bf16, 3 bytes), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), ROWS (of a tile), COLUMNS (of a
 // warpgroup's part of a tile), RIGHTS, STAGES, TURNS, SIDES, SPLIT, CLUSTER (blocks that have rows of C together), MAPS and CARRIED (tensor maps of

@@ -1,14 +1,14 @@
-// ---- the kernel for rows of bytes that are routed to experts, as `route` has sorted them: each tile has rows of one expert
+// ---- the kernel for rows that are routed to experts, as `route` has sorted them: each tile has rows of one expert
 //
 // A warpgroup gathers rows of A by number into the swizzled stages, 16 bytes a thread at a time; its first thread fetches the expert's columns
 // by a tensor map of all matrices. No row and no matrix is copied in global memory. Two warpgroups multiply and finish, in turn or together as
-// in `bytes_kernel.cu`, and put each row to its own place.
+// in `bytes_kernel.cu`, and put each row to its own place. Rows of the result that follow each other may be choices of one row of A.
 
 struct RoutedParameters {
-    Parameters own;           // `b` is the table of matrices; `a`, `row_tiles` and `tiles` are not used
-    u64 left, left_row;       // address of A, bytes from row to row
-    u64 inner;                // bytes of a row
-    u64 order, list;          // as `route` writes them
+    Parameters own;                // `b` is the table of matrices; `a`, `row_tiles` and `tiles` are not used
+    u64 left, left_row, left_own;  // address of A, bytes from one row's choices to those of the next, from choice to choice
+    u64 choices, inner;            // of a row, and its bytes
+    u64 order, list;               // as `route` writes them
 };
 
 // A tile's rows: an expert, its first place, and the one behind the last place of the expert.
@@ -24,7 +24,8 @@ static __device__ __forceinline__ Routed routed_at(const RoutedParameters& p, co
 
 static __device__ __forceinline__ int row_at(const RoutedParameters& p, int place) { return load_one(I32{}, (const char*)p.order + 4ll * place); }
 
-// A tile's stages. Thread t has the same 16 bytes of rows t / 8, t / 8 + 16, ...
+// A tile's stages. Thread t has the same 16 bytes of rows t / 8, t / 8 + 16, ... Rows behind the expert's last are left as they are: what
+// they hold reaches no row that is stored. Behind the end of a row are zeros, as there are in B.
 static __device__ __forceinline__ void gather(const RoutedParameters& p, Ring ring, const Tile& tile, const Routed& rows, u32& at) {
     constexpr int EACH = ROWS / 16;
     const int sixteen = threadIdx.x % 8, down = threadIdx.x / 8, steps = (int)p.own.steps;
@@ -34,7 +35,8 @@ static __device__ __forceinline__ void gather(const RoutedParameters& p, Ring ri
     for (int i = 0; i < EACH; ++i) {
         const int place = rows.first + down + 16 * i;
         const bool in = place < rows.end;
-        g_rows[i] = (const char*)p.left + (i64)(in ? row_at(p, place) : 0) * (i64)p.left_row + sixteen * 16;
+        const u32 row = in ? row_at(p, place) : 0, choices = (u32)p.choices;
+        g_rows[i] = (const char*)p.left + (row / choices) * p.left_row + (row % choices) * p.left_own + sixteen * 16;
         there |= (u32)in << i;
     }
     const int s_place = down * 128 + ((sixteen ^ down & 7) << 4);
@@ -45,11 +47,29 @@ static __device__ __forceinline__ void gather(const RoutedParameters& p, Ring ri
             tma_load_3d(ring.b(at), &p.own.b, ring.full(at), i * DEPTH, tile.column, rows.expert);
         }
         const int k = i * DEPTH * 2;
-        const u32 in = k + sixteen * 16 < (int)p.inner ? there : 0;
+        const bool in = k + sixteen * 16 < (int)p.inner;
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) copy_async<16>(ring.a(at) + s_place + j * 2048, g_rows[j] + k, in >> j & 1);
+        for (int j = 0; j < EACH; ++j) {
+            if (there >> j & 1) copy_async<16>(ring.a(at) + s_place + j * 2048, g_rows[j] + k, in);
+        }
         arrive_after_copies(ring.full(at));
     }
+}
+
+// Calls `finish(half, sums)` for both halves, or the only one; sums of floats are rounded before, all at once, so that registers are free.
+template <class Finish> static __device__ __forceinline__ void finish_halves(const int (&sums)[HALVES][COLUMNS / 2], Finish finish) {
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) finish(half, sums[half]);
+}
+template <class Finish> static __device__ __forceinline__ void finish_halves(const float (&sums)[HALVES][COLUMNS / 2], Finish finish) {
+    Rounded pairs[HALVES];
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+        round(pairs[half], sums[half]);
+        pin(pairs[half]);
+    }
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) finish(half, pairs[half]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __grid_constant__ RoutedParameters p) {
@@ -104,10 +124,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __g
 #pragma unroll
             for (int half = 0; half < HALVES; ++half) pin(sums[half]);
             release(ring.empty(turn * steps + steps - 1));
-#pragma unroll
-            for (int half = 0; half < HALVES; ++half) {
-                finish_rows(p.own, tile.column, rows.end - place - 64 * half, s_sums, sums[half], [&](int r) { return (i64)s_rows[16 * half + r]; });
-            }
+            finish_halves(sums, [&](int half, const auto& kept) {
+                finish_rows(p.own, tile.column, rows.end - place - 64 * half, s_sums, kept, [&](int r) { return (i64)s_rows[16 * half + r]; });
+            });
         }
     }
 }

@@ -113,14 +113,15 @@ pub(super) fn tile_us(
     2.0 + multiplied.max(loaded) + waves * each + (waves - 1.0) + following.operands_us(shape)
 }
 
-/// Bytes per microsecond and multiprocessor of tiles of bytes that are fetched, and of those whose rows are gathered.
+/// Bytes per microsecond and multiprocessor of tiles that are fetched, and of those whose rows are gathered.
 pub(super) const FETCHED: f64 = 97e3;
 pub(super) const GATHERED: f64 = 76e3;
 
-/// Time of a launch for bytes, fitted to GPT-2's matmuls with GELU, 1024 to 8192 rows, and to 4096 and 8192 cubed. `rate` is that of loads.
-pub(super) fn bytes_us(tile: &HopperTile, shape: &MatmulShape, processors: usize, rate: f64) -> f64 {
+/// Time of a launch whose blocks finish tiles by warps, fitted to matmuls of bytes: GPT-2's with GELU, 1024 to 8192 rows, and 4096 and 8192
+/// cubed. A stage has as many bytes of any operands, and takes as long. `rate` is that of loads.
+pub(super) fn warps_us(tile: &HopperTile, shape: &MatmulShape, operands: Dtype, processors: usize, rate: f64) -> f64 {
     let tiles = shape.m.div_ceil(tile.rows) * shape.n.div_ceil(tile.columns) * shape.batches();
-    let (columns, steps) = (tile.columns as f64, steps(shape, Dtype::I8) as f64);
+    let (columns, steps) = (tile.columns as f64, steps(shape, operands) as f64);
     let (waves, busy) = (tiles.div_ceil(processors) as f64, tiles.min(processors) as f64 / processors as f64);
     // Fewer multiprocessors get more of the L2 each.
     let loads = ((tile.rows + tile.columns) * DEPTH * 2) as f64 / rate * busy;

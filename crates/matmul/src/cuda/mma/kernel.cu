@@ -1,4 +1,4 @@
-// ---- what follows the sums, and the kernel
+// ---- what follows the sums, and all of K
 
 // Floats from one row of a warp's staged sums to the next: what is stored together is in different banks.
 constexpr int PITCH = WARP_COLUMNS + 8;
@@ -30,16 +30,16 @@ static __device__ __noinline__ float sum_again(const char* g_a, u64 a_step, cons
     for (int i = 0; i < k; ++i) sum = fmaf(__uint_as_float(load_element<SIZE>(g_a + i * a_step)), __uint_as_float(load_element<SIZE>(g_b + i * b_step)), sum);
     return sum;
 }
-template <bool ACROSS> static __device__ __forceinline__ const char* line_of(const Source& from, int at) {
+template <bool ACROSS, bool LISTED = false> static __device__ __forceinline__ const char* line_of(const Source& from, int at) {
+    if constexpr (LISTED) return from.g_first + from.s_lines[at];
     return from.g_first + (u64)at * (ACROSS ? from.element : from.line);
 }
 static __device__ __forceinline__ float sum_again(const Source& a, const Source& b, int row, int column) {
-    return sum_again(line_of<A_COLUMNS>(a, row), A_COLUMNS ? a.line : a.element, line_of<B_ROWS>(b, column), B_ROWS ? b.line : b.element, a.k);
+    return sum_again(line_of<A_COLUMNS, ROUTED>(a, row), A_COLUMNS ? a.line : a.element, line_of<B_ROWS>(b, column), B_ROWS ? b.line : b.element, a.k);
 }
 
 // A quarter of a tile: which of it a warp has, and what it is made of.
 struct Quarter {
-    i64 first;           // its first row in the result
     int row, column;     // in the tile
     int rows, columns;   // from there to the end of the matrix
     Source a, b;
@@ -57,15 +57,18 @@ static __device__ __forceinline__ F staged(const float* s_own, const Quarter& at
     });
 }
 
-// What follows 16 rows of a warp's sums from `row` of it on. A lane has V columns of each piece, in every DOWN-th row.
-static __device__ __forceinline__ void finish(const Parameters& p, const float* s_own, const Quarter& at, int row, int first_column, int lane) {
+// What follows 16 rows of a warp's sums from `row` of it on; `row_of(r)` is the row of the result that row r of the warp is of. A lane has
+// V columns of each piece, in every DOWN-th row. Where an index picks what follows, it is the same for all rows.
+template <class RowOf>
+static __device__ __forceinline__ void finish(const Parameters& p, const float* s_own, const Quarter& at, int row, int first_column, int lane, RowOf row_of) {
+    if (row >= at.rows) return;
     constexpr int WIDE = WARP_COLUMNS < 32 * V ? WARP_COLUMNS : 32 * V, ACROSS = WIDE / V, DOWN = 32 / ACROSS, TOGETHER = 4;
     const int across = lane % ACROSS * V, down = lane / ACROSS;
 #pragma unroll 1
     for (int piece = 0; piece < WARP_COLUMNS; piece += WIDE) {
         const int column = piece + across, c = first_column + column;
         if (down >= DOWN || column >= WARP_COLUMNS || column >= at.columns) continue;
-        const tail::Shared shared = tail::read_shared(p.tail, c);
+        const tail::Shared shared = tail::read_shared(p.tail, c, row_of(row));
         // Where all rows are there, no branch keeps the compiler from working on several vectors at once.
         if (16 % (DOWN * TOGETHER) == 0 && row + 16 <= at.rows) {
 #pragma unroll 1
@@ -73,17 +76,17 @@ static __device__ __forceinline__ void finish(const Parameters& p, const float* 
                 tail::Operands operands[TOGETHER];
                 F values[TOGETHER];
 #pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) operands[i] = tail::read(p.tail, at.first + row + start + i * DOWN, c);
+                for (int i = 0; i < TOGETHER; ++i) operands[i] = tail::read(p.tail, row_of(row + start + i * DOWN), c);
 #pragma unroll
                 for (int i = 0; i < TOGETHER; ++i) values[i] = staged(s_own, at, row + start + i * DOWN, start + i * DOWN, column);
 #pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) tail::run(p.tail, at.first + row + start + i * DOWN, c, &values[i], shared, operands[i]);
+                for (int i = 0; i < TOGETHER; ++i) tail::run(p.tail, row_of(row + start + i * DOWN), c, &values[i], shared, operands[i]);
             }
         } else {
 #pragma unroll 1
             for (int own = down; own < 16 && row + own < at.rows; own += DOWN) {
                 const F values = staged(s_own, at, row + own, own, column);
-                tail::run(p.tail, at.first + row + own, c, &values, shared, tail::read(p.tail, at.first + row + own, c));
+                tail::run(p.tail, row_of(row + own), c, &values, shared, tail::read(p.tail, row_of(row + own), c));
             }
         }
     }
@@ -132,34 +135,22 @@ static __device__ __forceinline__ void sum_up(Totals& sums, char* s_ring, const 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) matmul_mma(const __grid_constant__ Parameters p) {
-    extern __shared__ char s_ring[];
+// A warp's quarter of a tile of A times B, and what follows it.
+template <class RowOf>
+static __device__ __forceinline__ void make_tile(const Parameters& p, char* s_ring, const Source& a, const Source& b, int first_column, RowOf row_of) {
     const int warp = (int)shuffle(threadIdx.x / 32, 0), lane = threadIdx.x & 31;
-    start_next();
-    wait_for_previous();
-    const Tile tile = tile_at(p, blockIdx.x);
-    u64 a_batch = 0, b_batch = 0;
-    u32 batch = tile.batch;
-#pragma unroll 1
-    for (int axis = AXES - 1; axis >= 0; --axis) {
-        const u32 size = (u32)p.axes[axis][0], index = batch % size;
-        batch /= size;
-        a_batch += index * p.axes[axis][1];
-        b_batch += index * p.axes[axis][2];
-    }
-    const Source a = source<A_COLUMNS>(p.a, a_batch, tile.row, p.m, p.k), b = source<B_ROWS>(p.b, b_batch, tile.column, N, p.k);
     const int row = warp % 2 * WARP_ROWS, column = warp / 2 * WARP_COLUMNS;
     Totals sums = {};
     sum_up(sums, s_ring, a, b, row, column, lane);
     // All are done with the stages, whose place the sums take.
     __syncthreads();
     float* const s_own = (float*)s_ring + warp * 16 * PITCH;
-    const Quarter at = {(i64)tile.batch * (i64)p.m + tile.row + row, row, column, a.high - row, b.high - column, a, b};
+    const Quarter at = {row, column, a.high - row, b.high - column, a, b};
 #pragma unroll
     for (int atom = 0; atom < ATOMS; ++atom) {
         stage(s_own, sums[atom], lane);
         __syncwarp();
-        finish(p, s_own, at, 16 * atom, tile.column + column, lane);
+        finish(p, s_own, at, 16 * atom, first_column + column, lane, [&](int r) { return row_of(row + r); });
         __syncwarp();
     }
 }

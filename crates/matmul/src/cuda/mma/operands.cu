@@ -12,8 +12,10 @@
 //   the aligned 16 bytes around them and the next 16, and nothing behind its last element.
 // - f32 is multiplied in three passes of TF32 (`sums.cu`), or by fused multiply-adds (FMA).
 //
-// KIND (0 f32, 1 f16, 2 bf16, 3 i8), ROWS, COLUMNS, STAGES, A_COLUMNS, B_ROWS, A_LOAD, B_LOAD, FMA, V and N are constants that stand
-// before this file.
+// - ROUTED: rows of A lie anywhere (`routed.cu`).
+//
+// KIND (0 f32, 1 f16, 2 bf16, 3 i8), ROWS, COLUMNS, STAGES, A_COLUMNS, B_ROWS, A_LOAD, B_LOAD, FMA, ROUTED, V and N are constants that
+// stand before this file.
 
 constexpr int COPIED = 0, ALIGNED = 1, SHIFTED = 2, GATHERED = 3;
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
@@ -42,8 +44,8 @@ struct Tile {
 };
 
 // Tiles of eight rows of tiles are neighbours: they share columns of B while these are in the L2.
-static __device__ __forceinline__ Tile tile_at(const Parameters& p, u32 index) {
-    const u32 row_tiles = (u32)p.row_tiles, column_tiles = (u32)p.column_tiles, all = row_tiles * column_tiles;
+static __device__ __forceinline__ Tile tile_of(u32 row_tiles, u32 column_tiles, u32 index) {
+    const u32 all = row_tiles * column_tiles;
     const u32 batch = index / all, own = index % all, band = own / (8 * column_tiles), inside = own % (8 * column_tiles);
     const u32 high = min(8u, row_tiles - band * 8);
     return {batch, (int)(band * 8 + inside % high) * ROWS, (int)(inside / high) * COLUMNS};
@@ -55,12 +57,13 @@ struct Source {
     const char* g_end;
     u64 line, element;
     int high, k;
+    const u64* s_lines;  // where lines begin, behind `g_first`; none where they lie `line` apart
 };
 
 template <bool ACROSS>
 static __device__ __forceinline__ Source source(const Matrix& matrix, u64 batch, int first, u64 size, u64 k) {
     const u64 start = batch + (u64)first * (ACROSS ? matrix.element : matrix.line);
-    return {matrix.g_first + start, matrix.g_end, matrix.line, matrix.element, (int)min(size - first, (u64)1 << 30), (int)k};
+    return {matrix.g_first + start, matrix.g_end, matrix.line, matrix.element, (int)min(size - first, (u64)1 << 30), (int)k, nullptr};
 }
 
 // The first `bytes` of 16, element by element; zeros behind them.
@@ -73,8 +76,10 @@ static __device__ __forceinline__ void gather(u32* w, const char* g_from, u64 ap
     }
 }
 
-// Rows of A or columns of B in a stage, HIGH of them. ACROSS: there is a line for each of K, not for each of them.
-template <bool ACROSS, int HIGH, int LOAD> struct Operand {
+// Rows of A or columns of B in a stage, HIGH of them. ACROSS: there is a line for each of K, not for each of them. LISTED: lines
+// lie anywhere.
+template <bool ACROSS, int HIGH, int LOAD, bool LISTED = false> struct Operand {
+    static_assert(!ACROSS || !LISTED, "rows that lie anywhere have lines of their own");
     static constexpr bool HELD = LOAD != COPIED;  // passes through registers
     static constexpr int LINES = ACROSS ? DEPTH : HIGH, PIECES = (ACROSS ? HIGH : DEPTH) / PIECE;
     // Lines of 64 bytes are permuted, others are apart, so that what is read together is in different banks.
@@ -99,6 +104,7 @@ template <bool ACROSS, int HIGH, int LOAD> struct Operand {
     static __device__ __forceinline__ int target(int i) { return EVEN ? at(line(0), piece(0)) + i * APART * PITCH : at(line(i), piece(i)); }
     static __device__ __forceinline__ const char* place(const Source& from, int first, int i) {
         const u64 element = LOAD == GATHERED ? from.element : SIZE;
+        if constexpr (LISTED) return from.g_first + from.s_lines[line(i)] + (u64)(first + piece(i) * PIECE) * element;
         const int own = EVEN ? 0 : i, lines = ACROSS ? first + line(own) : line(own), elements = ACROSS ? piece(own) * PIECE : first + piece(own) * PIECE;
         const char* g_own = from.g_first + (u64)lines * from.line + (u64)elements * element;
         return EVEN ? g_own + i * (APART * from.line) : g_own;
@@ -113,6 +119,8 @@ template <bool ACROSS, int HIGH, int LOAD> struct Operand {
     static __device__ __forceinline__ bool is_whole(const Source& from, int first) {
         const bool in = from.high >= HIGH && first + DEPTH <= from.k;
         if (LOAD != SHIFTED || !in) return in;
+        // What is behind a line that lies anywhere is looked at piece by piece.
+        if constexpr (LISTED) return false;
         const u64 lines = ACROSS ? first + DEPTH - 1 : HIGH - 1, elements = ACROSS ? HIGH : first + DEPTH;
         return from.g_end - from.g_first >= (i64)(lines * from.line + elements * SIZE + 16);
     }
@@ -177,6 +185,6 @@ template <bool ACROSS, int HIGH, int LOAD> struct Operand {
     }
 };
 
-typedef Operand<A_COLUMNS, ROWS, A_LOAD> Left;
+typedef Operand<A_COLUMNS, ROWS, A_LOAD, ROUTED> Left;
 typedef Operand<B_ROWS, COLUMNS, B_LOAD> Right;
 constexpr int STAGE_BYTES = Left::BYTES + Right::BYTES;

@@ -6,7 +6,7 @@
 // `order` has the row of each place. `list` has the number of tiles, then for each its expert, its first place and the place behind
 // the expert's last one, as four words.
 //
-// EXPERTS and BITS, those of an expert's number, are constants that stand before this file.
+// ROWS (of a tile), EXPERTS and BITS, those of an expert's number, are constants that stand before this file.
 
 constexpr int ROUTE_THREADS = 1024, ROUTE_WARPS = ROUTE_THREADS / 32;
 // Counts that a thread adds up, and indices that it loads at once.

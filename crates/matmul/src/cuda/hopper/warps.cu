@@ -1,7 +1,8 @@
-// ---- what follows sums of bytes
+// ---- what follows sums of bytes, and of rows that are routed
 //
-// They are exact, of 32 bits, and go to `tail` as f32, rounded once. A warp has 16 rows of them, which it passes through shared memory of
-// its own, PIECE columns at a time: so no other warp is waited for, and `tail` gets V neighbouring columns of a row.
+// Sums of bytes are exact, of 32 bits, and go to `tail` as f32, rounded once; others are rounded to the storage type. A warp has 16 rows of
+// them, which it passes through shared memory of its own, PIECE columns at a time: so no other warp is waited for, and `tail` gets V
+// neighbouring columns of a row.
 
 constexpr int PIECE = V == 1 ? 32 : 64;
 // Sums of 16 rows, and a number for each row of both halves.
@@ -14,15 +15,21 @@ static __device__ __forceinline__ int sums_at(int row, int sixteen) {
     return row * 256 + ((sixteen ^ (row & 3) << 1 ^ sixteen >> 3) << 4);
 }
 
+// Sum i of a thread.
+static __device__ __forceinline__ float sum_at(const int (&sums)[COLUMNS / 2], int i) { return (float)sums[i]; }
+static __device__ __forceinline__ float sum_at(const Rounded& pairs, int i) {
+    return widen<KIND>((u16)(pairs[i / 8][i / 2 % 4] >> 16 * (i & 1)));
+}
+
 // PIECE columns of a warp's sums, or those that are left, from column FIRST of the tile on.
-template <int FIRST> static __device__ __forceinline__ void keep_sums(char* s_sums, const int (&sums)[COLUMNS / 2]) {
+template <int FIRST, class Sums> static __device__ __forceinline__ void keep_sums(char* s_sums, const Sums& sums) {
     const int lane = threadIdx.x & 31, row = lane / 4;
 #pragma unroll
     for (int j = FIRST / 8; j < (FIRST + PIECE) / 8 && j < COLUMNS / 8; ++j) {
         const int sixteen = (8 * j - FIRST) / 4 + lane % 4 / 2, half = lane % 2 * 8;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            *(float2*)(s_sums + sums_at(row + 8 * i, sixteen) + half) = {(float)sums[4 * j + 2 * i], (float)sums[4 * j + 2 * i + 1]};
+            *(float2*)(s_sums + sums_at(row + 8 * i, sixteen) + half) = {sum_at(sums, 4 * j + 2 * i), sum_at(sums, 4 * j + 2 * i + 1)};
         }
     }
 }
@@ -46,8 +53,8 @@ static __device__ __forceinline__ F kept_sums(const char* s_sums, int row, int c
 
 // Does with a warp's sums of 16 rows, the first `rows` of which there are, what follows. The tile's first column is `column`; `row_of(r)` is
 // the row of the result that row r is of. Where an index picks what follows, it is the same for all rows of a tile.
-template <int FIRST = 0, class RowOf>
-static __device__ __forceinline__ void finish_rows(const Parameters& p, int column, int rows, char* s_sums, const int (&sums)[COLUMNS / 2], RowOf row_of) {
+template <int FIRST = 0, class Sums, class RowOf>
+static __device__ __forceinline__ void finish_rows(const Parameters& p, int column, int rows, char* s_sums, const Sums& sums, RowOf row_of) {
     constexpr int WIDE = COLUMNS - FIRST < PIECE ? COLUMNS - FIRST : PIECE, ACROSS = WIDE / V, DOWN = 32 / ACROSS;
     constexpr int TOGETHER = DOWN >= 16 ? 1 : 16 / DOWN < 4 ? 16 / DOWN : 4;
     const int lane = threadIdx.x & 31, own = lane % ACROSS * V, down = lane / ACROSS, c = column + FIRST + own;

@@ -1,0 +1,101 @@
+//! Rows routed to experts of realistic sizes: how many kernels, and what memory they take besides inputs and results.
+
+use deuteron_codegen::cuda::{Arch, CudaTarget};
+use deuteron_graph::Graph;
+use deuteron_kernels::{Backend, CpuCatalog, CudaCatalog, render};
+use deuteron_plan::{Machine, Plan, Strategy, Target, plan};
+
+/// What a launch may take besides what it is given.
+const MOST: usize = 64 << 20;
+
+const ROWS: [usize; 4] = [1, 16, 1024, 16384];
+
+fn floats(dtype: &str, rows: usize, experts: usize, choices: usize, weighted: bool) -> Graph {
+    let adds = if weighted { "y = weighted_sum a g" } else { "y = add a 1.0" };
+    let text = format!(
+        "x = input {dtype}[{rows},4096] ; e = input i32[{rows},{choices}] ; w = weight {dtype}[{experts},4096,4096]
+b = weight {dtype}[{experts},4096] ; g = input f32[{rows},{choices}] ; l = routed_linear x e w b ; a = gelu l ; {adds} ; out y"
+    );
+    text.parse().unwrap()
+}
+
+fn bytes(rows: usize, experts: usize) -> Graph {
+    let text = format!(
+        "x = input i8[{rows},4096] ; s = input f32[{rows},1] ; e = input i32[{rows}] ; w = weight i8[{experts},4096,4096]
+t = weight f32[{experts},4096] ; b = weight bf16[{experts},4096] ; l = expert_linear x s e w t b bf16 ; y = gelu l ; out y"
+    );
+    text.parse().unwrap()
+}
+
+fn planned(graph: &Graph, arch: Arch, strategy: Strategy) -> Plan {
+    let machine = Machine::profile("h200").unwrap();
+    plan(graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, strategy, &[]).unwrap()
+}
+
+/// Bytes of the arena, and of the largest workspace of a kernel.
+fn memory(graph: &Graph, plan: &Plan, arch: Arch) -> usize {
+    let backend = Backend::Cuda(CudaTarget::new(arch, 132));
+    let workspace = |group: &deuteron_plan::Group| {
+        let kernel = render(group.draft(graph, &plan.placement), &backend).unwrap();
+        kernel.launch.grids().map_or(0, |grids| grids.workspace)
+    };
+    plan.arena.bytes + plan.groups.iter().map(workspace).max().unwrap_or(0)
+}
+
+#[test]
+fn a_projection_is_one_kernel_and_takes_no_memory() {
+    for arch in Arch::ALL {
+        for (rows, experts) in ROWS.into_iter().flat_map(|rows| [8, 64].map(|experts| (rows, experts))) {
+            let mut graphs: Vec<Graph> =
+                [("f16", 1), ("f16", 3)].map(|(dtype, choices)| floats(dtype, rows, experts, choices, false)).into();
+            graphs.push(floats("f16", rows, experts, 1, true));
+            if arch.is_ampere() {
+                graphs.extend(["bf16", "f32"].map(|dtype| floats(dtype, rows, experts, 1, false)));
+                graphs.push(bytes(rows, experts));
+            }
+            for graph in graphs {
+                for strategy in [Strategy::Greedy, Strategy::Fused] {
+                    let plan = planned(&graph, arch, strategy);
+                    assert_eq!(plan.groups.len(), 1, "{arch} {rows} {experts} {strategy}\n{}", plan.explain());
+                    let taken = memory(&graph, &plan, arch);
+                    assert!(taken <= MOST, "{arch} {rows} {experts} {strategy}: {taken} bytes");
+                }
+                // Plans that fuse within calls alone write down what calls hand on, and no weights.
+                let results: usize =
+                    graph.outputs().iter().map(|output| graph.node(output.node).shape.elements()).sum();
+                for strategy in [Strategy::Eager, Strategy::Unfused] {
+                    let taken = memory(&graph, &planned(&graph, arch, strategy), arch);
+                    assert!(taken <= 2 * 4 * results + MOST, "{arch} {rows} {experts} {strategy}: {taken} bytes");
+                }
+            }
+        }
+    }
+}
+
+/// The results of all choices, once, are what is added.
+#[test]
+fn several_choices_are_two_kernels() {
+    for (rows, choices) in ROWS.into_iter().flat_map(|rows| [2, 3, 8].map(|choices| (rows, choices))) {
+        for (arch, dtype, size) in [(Arch::Sm90a, "bf16", 2), (Arch::Sm80, "f16", 2), (Arch::Sm89, "f32", 4)] {
+            let graph = floats(dtype, rows, 64, choices, true);
+            for strategy in [Strategy::Greedy, Strategy::Fused] {
+                let plan = planned(&graph, arch, strategy);
+                assert_eq!(plan.groups.len(), 2, "{arch} {rows} {choices} {strategy}\n{}", plan.explain());
+                let taken = memory(&graph, &plan, arch);
+                assert!(
+                    taken <= rows * choices * 4096 * size + MOST,
+                    "{arch} {rows} {choices} {strategy}: {taken} bytes"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cpu_has_no_weights_of_rows_in_memory() {
+    let machine = Machine::profile("h200").unwrap();
+    for graph in [floats("f32", 16384, 64, 1, true), floats("bf16", 16384, 8, 2, false), bytes(16384, 64)] {
+        let plan = plan(&graph, Target { machine: &machine, catalog: &CpuCatalog }, Strategy::Greedy, &[]).unwrap();
+        assert_eq!((plan.groups.len(), plan.arena.bytes), (1, 0), "{}", plan.explain());
+    }
+}
