@@ -104,7 +104,7 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
     Matrices& sums = normed ? s : y;
     host::Places places;
     for (const std::string& name : arguments) places.arguments.push_back(named.at(name)->first);
-    settings.statics = 4096;
+    settings.statics = 48 << 10;
 #ifdef FIRST
     std::fill(before.workspace.begin(), before.workspace.end(), Matrices::FILL);
     places.workspace = before.workspace.data();

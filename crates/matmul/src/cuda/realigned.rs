@@ -154,6 +154,16 @@ impl RealignedKernel {
         self.inner.tile
     }
 
+    /// All ways to cut the matmul that are predicted to take at most so many times the time of the fastest, that one first.
+    pub fn tiles(&self, target: &CudaTarget, times: f64) -> Vec<HopperTile> {
+        self.inner.tiles(target, times)
+    }
+
+    /// The same, cut in another way.
+    pub fn with_tile(self, tile: HopperTile) -> RealignedKernel {
+        RealignedKernel { inner: self.inner.with_tile(tile), ..self }
+    }
+
     /// Time of the copies and of the matmul, roughly.
     fn microseconds(&self, target: &CudaTarget) -> f64 {
         let copies = self.copies.iter().flatten();
