@@ -19,7 +19,7 @@ use std::fmt::{self, Write as _};
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::body::{Body, Stage};
-use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::cuda::row::{PRELUDE, PRELUDE_PARTS, gcd};
 use deuteron_codegen::cuda::target::CudaTarget;
@@ -293,7 +293,7 @@ impl HopperKernel {
             false => self.text_of(&[&text(&[ZEROS, ending], &self.tile), include_str!("hopper/entry.cu")]),
         };
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
-        let launch = launch.with_variant(self.describe(), String::new());
+        let launch = launch.with_variant(self.describe(), String::new()).with_tiling(self.tiling("matmul_hopper"));
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
     }
 
@@ -427,6 +427,24 @@ impl HopperKernel {
         }
     }
 
+    /// How the grid of an entry cuts it.
+    pub(super) fn tiling(&self, entry: &'static str) -> Tiling {
+        let HopperTile { rows, columns, .. } = self.tile;
+        let walked = self.is_persistent().then(|| self.tile_counts().iter().product());
+        Tiling { entry, by: "wgmma", tile: [rows, columns], stages: Some(self.stages()), walked, resident: 1 }
+    }
+
+    /// Whether blocks walk over tiles.
+    fn is_persistent(&self) -> bool {
+        self.tile.sharing == Sharing::Turns || self.is_of_bytes()
+    }
+
+    /// Tiles along the rows and the columns, and matrices.
+    fn tile_counts(&self) -> [usize; 3] {
+        let shape = &self.launch.shape;
+        [shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.tile.columns), shape.batches()]
+    }
+
     /// What stands before the text of the kernel.
     pub(super) fn constants(&self) -> String {
         let HopperTile { rows, columns, sharing, split, .. } = self.tile;
@@ -486,10 +504,9 @@ impl HopperKernel {
         target: &CudaTarget,
     ) -> Grid {
         let shape = &self.launch.shape;
-        let (row_tiles, column_tiles) = (shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.tile.columns));
-        let tiles = row_tiles * column_tiles * shape.batches();
-        let walks = self.tile.sharing == Sharing::Turns || self.is_of_bytes();
-        let blocks = if walks { tiles.min(target.processors) } else { tiles * self.tile.split };
+        let [row_tiles, column_tiles, batches] = self.tile_counts();
+        let tiles = row_tiles * column_tiles * batches;
+        let blocks = if self.is_persistent() { tiles.min(target.processors) } else { tiles * self.tile.split };
         let mut words: Vec<Word> = maps.into_iter().map(Word::Map).chain(tail).collect();
         let steps = steps(shape, self.matmul.left);
         let numbers = [shape.m, steps, row_tiles, column_tiles, tiles, self.has_batch(1), self.has_batch(2)];

@@ -18,7 +18,7 @@ use std::fmt;
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::body::Body;
-use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::cuda::row::{PRELUDE, PRELUDE_PARTS, gcd};
 use deuteron_codegen::cuda::target::CudaTarget;
@@ -42,6 +42,8 @@ const KERNEL: [&str; 4] = [
     include_str!("mma/sums.cu"),
     include_str!("mma/kernel.cu"),
 ];
+/// Its name in the text.
+const ENTRY: &str = "matmul_mma";
 /// Threads of a block, as in `operands.cu`.
 const THREADS: u32 = 128;
 /// Bytes of K in a stage, as in `operands.cu`.
@@ -262,7 +264,15 @@ impl MmaKernel {
         let epilogue = self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue());
         let text = [&self.constants(target), PRELUDE.as_str(), &own, &epilogue, &KERNEL.concat()].join("\n");
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
-        let launch = launch.with_variant(self.describe(target), String::new());
+        let tiling = Tiling {
+            entry: ENTRY,
+            by: if self.is_fma() { "fma" } else { "mma.sync" },
+            tile: [self.tile.rows, self.tile.columns],
+            stages: Some(self.stages(target)),
+            walked: None,
+            resident: BLOCKS,
+        };
+        let launch = launch.with_variant(self.describe(target), String::new()).with_tiling(tiling);
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
     }
 
@@ -334,7 +344,7 @@ impl MmaKernel {
         let axes = shape.batch.iter().map(|axis| [axis[0], axis[1] * size, axis[2] * size]);
         words.extend(std::iter::repeat_n([1, 0, 0], missing).chain(axes).flatten().map(number));
         let grid = Grid {
-            entry: "matmul_mma",
+            entry: ENTRY,
             blocks: [mma_time::tiles(shape, self.tile) as u32, 1, 1],
             threads: THREADS,
             cluster: 1,

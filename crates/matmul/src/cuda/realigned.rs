@@ -189,7 +189,8 @@ impl RealignedKernel {
         let workspace = self.copies.iter().flatten().map(|copy| copy.start + copy.bytes()).max().unwrap_or(0);
         let grids = Grids { list, workspace, ..Grids::default() };
         let launch = Launch::of_grids(product.arguments(own), grids);
-        let launch = launch.with_variant(format!("copied, {}", self.inner.tile), String::new());
+        let launch = launch.with_variant(format!("copied, {}", self.inner.describe()), String::new());
+        let launch = launch.with_tiling(self.inner.tiling("matmul_hopper"));
         Kernel::new(Source::Cuda(CudaSource::new("matmul", [&text, COPY[0], COPY[1]].join("\n"))), launch)
     }
 

@@ -12,7 +12,7 @@
 
 use deuteron_codegen::argument::Lookup;
 use deuteron_codegen::body::Body;
-use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
 use deuteron_codegen::matmul_shape::MatmulShape;
@@ -142,7 +142,8 @@ impl RoutedKernel {
         };
         let launch = Launch::of_grids(self.product().arguments(self.launch()), self.grids(target));
         let variant = format!("{}, {} experts", self.matmul.describe(), self.experts);
-        let launch = launch.with_lookups(vec![lookup]).with_variant(variant, String::new());
+        let tiling = Tiling { walked: Some(self.most_tiles()), ..self.matmul.tiling("matmul_routed") };
+        let launch = launch.with_lookups(vec![lookup]).with_variant(variant, String::new()).with_tiling(tiling);
         Kernel::new(Source::Cuda(CudaSource::new("routed", text)), launch)
     }
 
@@ -180,6 +181,12 @@ impl RoutedKernel {
         }
     }
 
+    /// Tiles, at most: how many there are depends on the indices.
+    fn most_tiles(&self) -> usize {
+        let shape = &self.launch().shape;
+        row_tiles(shape.m, self.experts) * shape.n.div_ceil(self.matmul.tile.columns)
+    }
+
     fn tiles(&self, target: &CudaTarget) -> Grid {
         let shape = &self.launch().shape;
         let column_tiles = shape.n.div_ceil(self.matmul.tile.columns);
@@ -194,10 +201,9 @@ impl RoutedKernel {
         words.extend(numbers);
         words.extend([Word::Workspace(0), Word::Workspace(self.list_at())]);
         hopper::pad_to_maps(&mut words);
-        let most = row_tiles(shape.m, self.experts) * column_tiles;
         Grid {
             entry: "matmul_routed",
-            blocks: [most.min(target.processors) as u32, 1, 1],
+            blocks: [self.most_tiles().min(target.processors) as u32, 1, 1],
             threads: THREADS,
             cluster: 1,
             shared: self.matmul.shared() as u32,
