@@ -99,7 +99,7 @@ impl Step {
     fn kernel(self, engine: &Engine, draft: &Draft, target: &CudaTarget) -> Result<Option<Kernel>, Error> {
         Ok(match self {
             Step::Rung(rung) => rung.kernel(draft, target),
-            Step::Generated => Some(render(draft.clone(), engine.device().backend())?),
+            Step::Generated => Some(render(*draft, engine.device().backend())?),
             Step::Library => MatmulVariant::Library.kernel(draft, target),
         })
     }
