@@ -7,13 +7,13 @@ use deuteron_codegen::matmul_shape::{MatmulShape, lower_matmul_shape};
 use deuteron_graph::{Dtype, NodeId, Op, Shape};
 use deuteron_plan::{Chain, Draft, Link, Space, node_space};
 
-use super::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue};
+use super::kernel::{Epilogue, LoweredMatmul, MAX_RIGHTS, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue};
 use super::routed;
 
-/// A matmul, or two of one left operand, with prologue and epilogue, as our kernels take them.
+/// A matmul, or several of one left operand, with prologue and epilogue, as our kernels take them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MatmulFit<'a> {
-    /// one matmul or two
+    /// one matmul, two or three
     pub matmuls: &'a [NodeId],
     /// what picks the right operand of each row
     pub gather: Option<NodeId>,
@@ -21,13 +21,13 @@ pub struct MatmulFit<'a> {
     pub prologue: &'a [NodeId],
     /// what follows, in order
     pub epilogue: &'a [NodeId],
-    /// the matmul, or each of two
+    /// the matmul, or each of several
     pub shape: MatmulShape,
     /// left and right operand of the first; of a routed matmul, the rows and the table
     pub operands: [ArgBinding; 2],
 }
 
-/// The matmuls of a draft, if they are one or two of one operand, with row work that makes the operand of few rows and elementwise
+/// The matmuls of a draft, if they are one to three of one operand, with row work that makes the operand of few rows and elementwise
 /// work on the sums.
 pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
     fit_followed_by(draft, can_be_epilogue)
@@ -59,14 +59,16 @@ fn fit_followed_by<'a>(draft: &Draft<'a>, follows: fn(&Draft, &MatmulFit) -> boo
     fits.then_some(fit)
 }
 
-/// One matmul, or two of one left operand whose right operands lie alike and which are both read on.
+/// One matmul, or several of one left operand whose right operands lie alike, and which are all read on or all stored.
 fn can_be_together(draft: &Draft, fit: &MatmulFit, read: &[NodeId]) -> bool {
-    let &[first, second] = fit.matmuls else { return fit.matmuls.len() == 1 };
-    let [a_one, b_one] = &fit.operands;
-    let (shape_two, [a_two, b_two]) = lower_matmul_shape(draft.graph, draft.placement, second);
+    let (&[first, ref others @ ..], [a, b]) = (fit.matmuls, &fit.operands) else { return false };
     let dtype = |id: NodeId| draft.graph.node(id).dtype;
-    let alike = *a_one == a_two && b_one.dtype == b_two.dtype && fit.shape == shape_two;
-    alike && dtype(first) == dtype(second) && read == fit.matmuls
+    let alike = |&other: &NodeId| {
+        let (shape, [left, right]) = lower_matmul_shape(draft.graph, draft.placement, other);
+        *a == left && b.dtype == right.dtype && fit.shape == shape && dtype(first) == dtype(other)
+    };
+    let followed = fit.epilogue.is_empty() || read == fit.matmuls;
+    others.is_empty() || (others.len() < MAX_RIGHTS && others.iter().all(alike) && followed)
 }
 
 /// Row work over few rows that is read as it would lie, where every weight is read once.
@@ -161,7 +163,7 @@ pub fn lower_matmul(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
     args.extend(gather.map(|gather| routed::indices(draft, gather)));
     args.extend(matmuls[1..].iter().map(|&id| lower_matmul_shape(graph, draft.placement, id).1[1].clone()));
     if epilogue.is_empty() {
-        args.push(ArgBinding::whole(graph, matmuls[0], 0, true));
+        args.extend(matmuls.iter().map(|&id| ArgBinding::whole(graph, id, 0, true)));
     } else {
         let rows = lower_side(&Draft { nodes: epilogue, ..*draft }, matmuls);
         axes = rows.axes;

@@ -14,10 +14,13 @@ use deuteron_graph::Dtype;
 /// runs once for each worker, and not for every block of columns.
 pub const PROLOGUE_ROWS: usize = 8;
 
+/// Matmuls of one left operand that a kernel has, at most: those of query, key and value.
+pub const MAX_RIGHTS: usize = 3;
+
 /// The inner size of bytes is below: a sum of as many products fits 32 bits.
 pub const MAX_BYTES: usize = 1 << 17;
 
-/// One or two matmuls of one left operand, and what stands around them, as bodies or as what the bodies became.
+/// Matmuls of one left operand, and what stands around them, as bodies or as what the bodies became.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matmul<T> {
     /// storage type of the left operand
@@ -26,7 +29,7 @@ pub struct Matmul<T> {
     pub right: Dtype,
     /// storage type of the matmul where it is stored as it is
     pub result: Dtype,
-    /// right operands, which lie alike: 1 or 2
+    /// right operands, which lie alike: 1 to [`MAX_RIGHTS`]
     pub rights: usize,
     /// whether the right operand is a table of matrices, of which an index picks one for each row
     pub routed: bool,
@@ -65,7 +68,7 @@ pub enum Role {
     Right(usize),
     /// `i32`: which matrix of the second operand each row takes
     Indices,
-    /// the matmul
+    /// the matmul of a right operand
     Result,
     /// an argument of the epilogue
     Epilogue(usize),
@@ -88,7 +91,7 @@ impl<T> Matmul<T> {
 
 impl<T: RowArguments> Matmul<T> {
     /// The arguments of a launch, in order: what the left operand is or is made of, the right operands, the indices where
-    /// there are any, then the result or what the epilogue reads and writes besides the sums.
+    /// there are any, then the results or what the epilogue reads and writes besides the sums.
     pub fn roles(&self) -> Vec<Role> {
         let mut roles = match &self.prologue {
             Some(Prologue { body, made }) => {
@@ -102,7 +105,7 @@ impl<T: RowArguments> Matmul<T> {
             Some(Epilogue { body, sums }) => {
                 roles.extend((0..body.row_arguments().len()).filter(|arg| !sums.contains(arg)).map(Role::Epilogue));
             }
-            None => roles.push(Role::Result),
+            None => roles.extend((0..self.rights).map(|_| Role::Result)),
         }
         roles
     }
@@ -122,7 +125,7 @@ pub struct LoweredMatmul {
 pub struct MatmulLaunch {
     /// as [`Matmul::roles`] lists them
     pub args: Vec<ArgBinding>,
-    /// the matmul, or each of two; its result row after row
+    /// the matmul, or each of several; its result row after row
     pub shape: MatmulShape,
     /// (divide, modulo) of each launch axis of what makes the left operand
     pub prologue_axes: Vec<(usize, usize)>,

@@ -84,7 +84,7 @@ impl Catalog for CudaCatalog {
     fn offers_structure(&self, structure: &Structure) -> bool {
         let takes = |chain: &Chain| match chain.links.as_slice() {
             [Link::Matmul { nodes }] => {
-                nodes.len() == 1 && (chain.epilogue.reach != Reach::Rows || self.arch.has_wgmma())
+                self.arch.has_wgmma() || (nodes.len() == 1 && chain.epilogue.reach != Reach::Rows)
             }
             [Link::Routed { .. }] => self.arch.has_wgmma() && chain.epilogue.reach != Reach::Rows,
             [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,

@@ -4,7 +4,7 @@
 // those of the matmul; then `arguments`, how many, and the name of each: x and w are multiplied, b is the bias, r the residual, s
 // the sum where it is normed by weights g and h; y is the result, p that of a
 // matmul alone. The batch shares bias and weights; a kernel without bias is the matmul
-// alone. Where FIRST is a kernel that runs before
+// alone. Where x is multiplied by v and u, too, their results are z and t. Where FIRST is a kernel that runs before
 // ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them.
 #include <map>
 #include "emulator.h"
@@ -96,12 +96,14 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
         return transposed ? Matrices(kind, count, wide, high, skip) : Matrices(kind, count, high, wide, skip);
     };
     const int result = storage == 3 ? 0 : storage;
-    Matrices x = operand(left, m, k), w = operand(right, k, n), b(result, 1, 1, n, 0), g = b, h = b, y(result, batch, m, n, 0), r = y, s = y;
-    std::map<std::string, Matrices*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}, {"p", &y}};
-    for (const char* name : {"x", "w", "b", "g", "h", "r"}) named[name]->fill(state);
+    Matrices x = operand(left, m, k), w = operand(right, k, n), b(result, 1, 1, n, 0), v = w, u = w, g = b, h = b, y(result, batch, m, n, 0), r = y, s = y, z = y, t = y;
+    std::map<std::string, Matrices*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}, {"p", &y}, {"v", &v}, {"u", &u}, {"z", &z}, {"t", &t}};
+    for (const char* name : {"x", "w", "b", "g", "h", "r", "v", "u"}) named[name]->fill(state);
     const auto has = [&, &names = arguments](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
     const bool normed = has("s");
-    Matrices& sums = normed ? s : y;
+    std::vector<std::pair<Matrices*, Matrices*>> products = {{&w, normed ? &s : &y}};
+    if (has("v")) products.push_back({&v, &z});
+    if (has("u")) products.push_back({&u, &t});
     host::Places places;
     for (const std::string& name : arguments) places.arguments.push_back(named.at(name)->first);
     settings.statics = 48 << 10;
@@ -117,16 +119,18 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
     double share = 0.0;
     for (u64 matrix = 0; matrix < batch; ++matrix) {
         for (u64 row = 0; row < m; ++row) {
-            for (u64 column = 0; column < n; ++column) {
+            for (u64 at = 0; at < n * products.size(); ++at) {
+                auto [weights, sums] = products[at / n];
+                const u64 column = at % n;
                 double product = 0.0, terms = 0.0;
                 for (u64 i = 0; i < k; ++i) {
-                    const double term = (left ? x.at(matrix, i, row) : x.at(matrix, row, i)) * (right ? w.at(matrix, column, i) : w.at(matrix, i, column));
+                    const double term = (left ? x.at(matrix, i, row) : x.at(matrix, row, i)) * (right ? weights->at(matrix, column, i) : weights->at(matrix, i, column));
                     product += term;
                     terms += fabs(term);
                 }
                 // Sums are f32, in some order; the matmul's result is rounded, and the sum with the bias.
                 const double biased = product + (has("b") ? b.at(0, 0, column) : 0.0), expected = biased + (has("r") ? r.at(matrix, row, column) : 0.0);
-                const double off = fabs(sums.at(matrix, row, column) - expected);
+                const double off = fabs(sums->at(matrix, row, column) - expected);
                 const double allowed = unit * (fabs(product) + fabs(biased) * (normed ? 1.0 : 0.0) + fabs(expected)) + (storage == 3 ? 0.0 : k * 0x1p-24 * terms);
                 share = std::max(share, off == off ? off / allowed : INFINITY);
             }
@@ -143,7 +147,7 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
             }
         }
     }
-    const bool clean = y.is_clean() && s.is_clean(), ok = share <= 1.0 && clean;
+    const bool clean = y.is_clean() && s.is_clean() && z.is_clean() && t.is_clean(), ok = share <= 1.0 && clean;
     printf("seed %llu: %.2f of what rounding allows%s: %s\n", settings.seed, share, clean ? "" : ", wrote beside the result",
            ok ? "ok" : "FAILED");
     return ok;

@@ -87,11 +87,12 @@ pub fn fits(lowered: &LoweredMatmul) -> bool {
     let roles = product.roles();
     let bound = roles.len() == args.len() && roles.iter().zip(args).all(|(&role, arg)| is_bound(product, role, arg));
     let whole_rows = product.epilogue.as_ref().is_some_and(|epilogue| needs_whole_rows(&epilogue.body));
+    let stored = product.rights == 1 || product.epilogue.is_some();
     let in_strips = !whole_rows || (shape.batch.is_empty() && product.rights == 1 && !product.routed);
     let filled = product.prologue.as_ref().is_none_or(|prologue| fills(product, prologue, shape, prologue_axes));
     let followed = product.epilogue.as_ref().is_none_or(|epilogue| follows(product, epilogue, shape, axes));
     let picked = !product.routed || is_routed(product, launch);
-    PartKernel::computes(spec(product, shape)) && bound && in_strips && filled && followed && picked
+    PartKernel::computes(spec(product, shape)) && bound && stored && in_strips && filled && followed && picked
 }
 
 /// Whether an argument has the dtype and direction that the matmul has it in.

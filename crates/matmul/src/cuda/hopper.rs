@@ -13,6 +13,8 @@
 //! - Both operands of bytes have rows along K: there are no instructions for others.
 
 mod ending;
+#[cfg(test)]
+mod tests;
 mod time;
 
 use std::fmt::{self, Write as _};
@@ -24,7 +26,8 @@ use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::cuda::row::{PRELUDE, PRELUDE_PARTS, gcd};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
-use deuteron_codegen::matmul_shape::MatmulShape;
+use deuteron_codegen::library::LibraryEpilogue;
+use deuteron_codegen::matmul_shape::{MatmulShape, lower_matmul_shape};
 use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
 use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
@@ -34,7 +37,7 @@ use self::ending::{CLUSTER, MappedRows, PAIR, draws, reduces};
 use self::time::{FETCHED, Following, GATHERED, bytes_us, library_us, rows_us, tile_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
-use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch};
+use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS};
 use crate::library;
 
 /// Sums that begin with zeros.
@@ -90,10 +93,7 @@ impl Family<CudaTarget> for HopperFamily {
         if theirs.is_some_and(|library| library_us(&kernel.launch.shape, library.epilogue) < ours) {
             return None;
         }
-        let apart = kernel.apart_us(target);
-        let drawback = apart
-            .is_some_and(|apart| MARGIN * apart < ours)
-            .then_some("the norm alone, after the matmul, ends earlier");
+        let drawback = kernel.drawback(target);
         offered(move || Work { drawback, ..primitive_work(&group) }, move || kernel.kernel(target))
     }
 }
@@ -125,7 +125,7 @@ pub enum Sharing {
 pub struct HopperTile {
     /// rows of a tile: 128, where rows are shared also 256, where columns are also 64
     pub rows: usize,
-    /// columns of a tile; one of [`WIDTHS`], or twice that where warpgroups share columns
+    /// columns of a tile, of all right operands together; one of [`WIDTHS`], or twice that where warpgroups share columns
     pub columns: usize,
     /// what each of two warpgroups has
     pub sharing: Sharing,
@@ -202,19 +202,31 @@ pub(super) fn widens(draft: &Draft, matmuls: &[NodeId]) -> bool {
 /// The matmul of a draft, if this kernel takes it.
 fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let fit = fit::fit_with_rows(draft)?;
-    let &[matmul] = fit.matmuls else { return None };
+    let matmul = *fit.matmuls.first()?;
     let (shape, [a, b]) = (&fit.shape, &fit.operands);
     let dtype = draft.graph.node(matmul).dtype;
     let multiplied = has_instructions([a.dtype, b.dtype], dtype, shape);
     // Where in a row a number is, blocks do not tell each other.
     let places = |id: &NodeId| draft.graph.node(*id).op == Op::RowReduce(ReduceOp::ArgMax);
     let plain = fit.gather.is_none() && fit.prologue.is_empty() && !fit.epilogue.iter().any(places);
+    // Of few rows, every weight is read once by other kernels.
+    let alike = fit.matmuls.len() == 1 || (a.dtype != Dtype::I8 && shape.m > PROLOGUE_ROWS);
     let sized = [shape.m, shape.n, shape.k, shape.batches()].iter().all(|size| (1..MAX_SIZE).contains(size))
         && shape.m * shape.batches() < MAX_SIZE
         && shape.n >= 16;
     let batch = |operand: usize| shape.batch.first().map(|axis| axis[operand]);
-    let mapped = shape.batch.len() <= 1 && is_fit_for_map(shape.a, a, batch(1)) && is_fit_for_map(shape.b, b, batch(2));
-    (target.arch.has_wgmma() && multiplied && plain && sized && mapped).then_some(fit)
+    let rights = (1..fit.matmuls.len()).all(|right| is_right_fit_for_map(draft, &fit, right));
+    let mapped = shape.batch.len() <= 1
+        && is_fit_for_map(shape.a, a, batch(1))
+        && is_fit_for_map(shape.b, b, batch(2))
+        && rights;
+    (target.arch.has_wgmma() && multiplied && plain && alike && sized && mapped).then_some(fit)
+}
+
+/// Whether a right operand after the first, which lies as the first does, has a tensor map.
+fn is_right_fit_for_map(draft: &Draft, fit: &MatmulFit, right: usize) -> bool {
+    let (shape, [_, b]) = lower_matmul_shape(draft.graph, draft.placement, fit.matmuls[right]);
+    is_fit_for_map(shape.b, &b, shape.batch.first().map(|axis| axis[2]))
 }
 
 impl HopperKernel {
@@ -252,18 +264,29 @@ impl HopperKernel {
             let by_rows =
                 !tile.by_rows || (even && kernel.stages() >= kernel.places() && !kernel.mapped().put().is_empty());
             let reduced = !whole_rows || (tile.by_rows && kernel.cluster() <= CLUSTER);
-            by_rows && reduced && kernel.stages() >= 3
+            by_rows && reduced && kernel.has_all_rights() && kernel.stages() >= 3
         };
         tiles(&self.launch.shape, self.matmul.left).filter(fits).collect()
     }
 
     /// Time of a launch, roughly.
     pub fn microseconds(&self, target: &CudaTarget) -> f64 {
-        let shape = &self.launch.shape;
+        let shape = &self.whole_shape();
         match self.is_of_bytes() {
             true => bytes_us(&self.tile, shape, target.processors, FETCHED),
             false => tile_us(&self.tile, shape, self.following(), self.cluster(), target.processors),
         }
+    }
+
+    /// Why several kernels are to be preferred, if they are predicted to end earlier.
+    fn drawback(&self, target: &CudaTarget) -> Option<&'static str> {
+        let ours = self.microseconds(target);
+        let rights = self.matmul.rights;
+        if rights > 1 && rights as f64 * library_us(&self.launch.shape, LibraryEpilogue::None) < ours {
+            return Some("the matmuls one after another end earlier");
+        }
+        let apart = self.apart_us(target)?;
+        (MARGIN * apart < ours).then_some("the norm alone, after the matmul, ends earlier")
     }
 
     /// Time of the matmul with what follows element by element, and of a row kernel after it; none where no whole rows are needed.
@@ -272,6 +295,25 @@ impl HopperKernel {
         let elementwise = |tile: HopperTile| tile_us(&tile, shape, following.elementwise(), 1, target.processors);
         let best = tiles(shape, self.matmul.left).map(elementwise).min_by(f64::total_cmp)?;
         following.whole_rows.then(|| best + rows_us(shape))
+    }
+
+    /// The matmuls of all right operands as one, as far as time goes.
+    fn whole_shape(&self) -> MatmulShape {
+        let shape = &self.launch.shape;
+        MatmulShape { n: shape.n * self.matmul.rights, ..shape.clone() }
+    }
+
+    /// Whether a tile has as many columns of each right operand, in pieces that come by tensor maps.
+    fn has_all_rights(&self) -> bool {
+        let HopperTile { columns, sharing, split, by_rows, .. } = self.tile;
+        let piece = if self.has_rows_of_b() { 64 } else { 8 };
+        let apart = sharing != Sharing::Columns && split == 1 && !by_rows;
+        self.matmul.rights == 1 || (apart && columns.is_multiple_of(self.matmul.rights * piece))
+    }
+
+    /// Columns of the result that a tile has.
+    fn result_columns(&self) -> usize {
+        self.tile.columns / self.matmul.rights
     }
 
     fn following(&self) -> Following {
@@ -337,7 +379,7 @@ impl HopperKernel {
     /// Blocks of a cluster that have rows together.
     fn cluster(&self) -> usize {
         let reduces = self.matmul.epilogue.as_ref().is_some_and(|epilogue| reduces(&epilogue.body));
-        if reduces { self.launch.shape.n.div_ceil(self.tile.columns) } else { 1 }
+        if reduces { self.launch.shape.n.div_ceil(self.result_columns()) } else { 1 }
     }
 
     /// Warpgroups that have rows together, of all blocks.
@@ -442,7 +484,7 @@ impl HopperKernel {
     /// Tiles along the rows and the columns, and matrices.
     fn tile_counts(&self) -> [usize; 3] {
         let shape = &self.launch.shape;
-        [shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.tile.columns), shape.batches()]
+        [shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.result_columns()), shape.batches()]
     }
 
     /// What stands before the text of the kernel.
@@ -461,6 +503,7 @@ impl HopperKernel {
             ("ROWS", rows),
             ("COLUMNS", part),
             ("SIDES", columns / part),
+            ("RIGHTS", self.matmul.rights),
             ("STAGES", self.stages()),
             ("SPLIT", split),
             ("CLUSTER", self.cluster()),
@@ -490,7 +533,8 @@ impl HopperKernel {
         let shape = &self.launch.shape;
         let epilogue = self.epilogue();
         let tail = epilogue.iter().flat_map(|epilogue| epilogue.words(shape.m * shape.batches()));
-        let maps = [self.map_of_a(), self.map_of_b()].into_iter().chain(self.mapped().maps);
+        let rights = (0..self.matmul.rights).map(|right| self.map_of_b(right));
+        let maps = [self.map_of_a()].into_iter().chain(rights).chain(self.mapped().maps);
         let grid = self.grid("matmul_hopper", maps, tail, target);
         Grids { list: vec![grid], ..Grids::default() }
     }
@@ -536,11 +580,13 @@ impl HopperKernel {
         }
     }
 
-    fn map_of_b(&self) -> TensorMap {
+    /// Of a right operand.
+    fn map_of_b(&self, right: usize) -> TensorMap {
         let shape = &self.launch.shape;
+        let columns = self.tile.part_columns() / self.matmul.rights;
         match self.has_rows_of_b() {
-            true => self.map(1, 2, [shape.n, shape.k], shape.b.0, 64),
-            false => self.map(1, 2, [shape.k, shape.n], shape.b.1, self.tile.part_columns()),
+            true => self.map(1 + right, 2, [shape.n, shape.k], shape.b.0, 64),
+            false => self.map(1 + right, 2, [shape.k, shape.n], shape.b.1, columns),
         }
     }
 
@@ -622,91 +668,4 @@ pub(super) fn fastest_routed(row_tiles: usize, shape: &MatmulShape, processors: 
     let shape = MatmulShape { m: row_tiles * ROWS, ..shape.clone() };
     let time = |tile: &HopperTile| bytes_us(tile, &shape, processors, GATHERED);
     tiles(&shape, Dtype::I8).min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS)
-}
-
-#[cfg(test)]
-mod tests {
-    use deuteron_codegen::cuda::arch::Arch;
-    use deuteron_codegen::library::LibraryEpilogue;
-
-    use super::*;
-
-    fn shape(m: usize, k: usize, n: usize) -> MatmulShape {
-        MatmulShape { m, n, k, batch: Vec::new(), a: (k, 1), b: (n, 1), c: (n, 1) }
-    }
-
-    /// A plain matmul, cut as it is predicted to be done first.
-    fn plain(m: usize, k: usize, n: usize) -> HopperKernel {
-        of_operands(Dtype::Bf16, m, k, n)
-    }
-
-    fn of_operands(operands: Dtype, m: usize, k: usize, n: usize) -> HopperKernel {
-        let shape = shape(m, k, n);
-        let launch = MatmulLaunch { args: Vec::new(), shape, prologue_axes: Vec::new(), axes: Vec::new() };
-        let matmul = Matmul {
-            left: operands,
-            right: operands,
-            result: Dtype::Bf16,
-            rights: 1,
-            routed: false,
-            prologue: None,
-            epilogue: None,
-        };
-        HopperKernel::new(LoweredMatmul { product: matmul, launch }, &CudaTarget::new(Arch::Sm90a, 132)).unwrap()
-    }
-
-    #[test]
-    fn many_tiles_are_walked_over_and_few_are_not() {
-        assert_eq!(plain(8192, 768, 3072).tile, HopperTile { columns: 192, ..TURNS });
-        // One tile for each of 128 blocks.
-        let few = plain(1024, 768, 3072).tile;
-        assert_eq!((few.rows * few.columns, few.sharing, few.split), (128 * 192, Sharing::Rows, 1));
-        // K is shared where there are fewer tiles than multiprocessors.
-        assert!(plain(64, 8192, 256).tile.split > 1);
-    }
-
-    #[test]
-    fn tiles_of_bytes_are_taken_in_turn_where_there_are_many() {
-        let turns = |m, k, n| of_operands(Dtype::I8, m, k, n).tile.sharing == Sharing::Turns;
-        assert_eq!(of_operands(Dtype::I8, 4096, 4096, 4096).tile, TURNS);
-        assert!(turns(8192, 768, 3072) && !turns(1024, 768, 3072) && !turns(1024, 3072, 768));
-        // Routed rows are gathered more slowly: wide tiles gather them less often.
-        assert_eq!(fastest_routed(132, &shape(16384, 4096, 4096), 132).columns, 256);
-    }
-
-    #[test]
-    fn the_library_keeps_what_it_does_faster() {
-        let ours = |m, k, n| {
-            let kernel = plain(m, k, n);
-            let theirs = library_us(&kernel.launch.shape, LibraryEpilogue::None);
-            kernel.microseconds(&CudaTarget::new(Arch::Sm90a, 132)) < theirs
-        };
-        assert!(ours(8192, 768, 2304) && ours(8192, 768, 768) && ours(32768, 3072, 768) && ours(8192, 768, 50304));
-        assert!(!ours(2048, 3072, 768) && !ours(768, 8192, 2304) && !ours(9, 768, 768));
-    }
-
-    #[test]
-    fn every_cut_has_room_in_shared_memory() {
-        let shape = shape(300, 1024, 200);
-        for (operands, tile) in
-            [Dtype::Bf16, Dtype::I8].into_iter().flat_map(|of| tiles(&shape, of).map(move |tile| (of, tile)))
-        {
-            for b in [(200, 1), (1, 1024)] {
-                let mut kernel = of_operands(operands, 300, 1024, 200).with_tile(tile);
-                kernel.launch.shape.b = b;
-                assert!(kernel.shared() <= SHARED && kernel.stages() >= 3, "{tile}: {} stages", kernel.stages());
-            }
-        }
-    }
-
-    #[test]
-    fn maps_need_starts_and_strides_of_16_bytes() {
-        let graph: deuteron_graph::Graph = "x = input bf16[1] ; out x".parse().unwrap();
-        let arg = |offset| ArgBinding::whole(&graph, graph.inputs()[0], offset, false);
-        assert!(is_fit_for_map((768, 1), &arg(0), None) && is_fit_for_map((1, 768), &arg(8), Some(0)));
-        assert!(!is_fit_for_map((50257, 1), &arg(0), None));
-        assert!(!is_fit_for_map((768, 1), &arg(3), None));
-        assert!(!is_fit_for_map((768, 1), &arg(0), Some(100)));
-        assert!(!is_fit_for_map((768, 2), &arg(0), None));
-    }
 }

@@ -9,23 +9,20 @@ use deuteron_plan::Draft;
 use crate::fit::{MatmulFit, lower_matmul};
 use crate::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, Role};
 
-/// Lowers a matmul; where nothing follows it, its sums are stored by an epilogue.
+/// Lowers a matmul, or several of one left operand; where nothing follows, sums are stored by an epilogue.
 pub(super) fn lower(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
     let LoweredMatmul { mut product, mut launch } = lower_matmul(draft, fit);
     if product.epilogue.is_none() {
-        let (rows, n) = (launch.shape.m * launch.shape.batches(), launch.shape.n);
+        let (rows, n, rights) = (launch.shape.m * launch.shape.batches(), launch.shape.n, product.rights);
         let mut exprs = Exprs::default();
-        let value = exprs.make(Expr::Load(0));
         let spec = |dtype, written| ArgSpec { dtype, access: Access::Row, written };
-        let body = Body {
-            cols: n,
-            args: vec![spec(Dtype::F32, false), spec(product.result, true)],
-            exprs: exprs.finish(),
-            stages: vec![Stage::Store { value, arg: 1 }],
-            ..Body::default()
-        };
-        product.epilogue = Some(Epilogue { body, sums: vec![0] });
-        if let Some(result) = launch.args.last_mut() {
+        let stored =
+            (0..rights as u16).map(|sum| Stage::Store { value: exprs.make(Expr::Load(sum)), arg: rights as u16 + sum });
+        let stages = stored.collect();
+        let args = [vec![spec(Dtype::F32, false); rights], vec![spec(product.result, true); rights]].concat();
+        let body = Body { cols: n, args, exprs: exprs.finish(), stages, ..Body::default() };
+        product.epilogue = Some(Epilogue { body, sums: (0..rights).collect() });
+        for result in launch.args.iter_mut().rev().take(rights) {
             result.leading = vec![(rows, n)];
         }
     }

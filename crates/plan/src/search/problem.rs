@@ -4,7 +4,7 @@
 //! own. Groups are sets of atoms. Equal groups of equal layers are priced once: a price is remembered under a signature
 //! of everything it depends on.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use deuteron_graph::{Callee, NodeId, Op, is_recomputed};
@@ -143,8 +143,28 @@ impl<'a> Problem<'a> {
             .collect()
     }
 
-    /// The atoms of each attention call and of each of its gradients: what no merging of pairs reaches.
+    /// What no merging of pairs reaches: the atoms of each attention call and of each of its gradients, and all matmuls of one left operand.
     pub fn seeds(&self) -> Vec<Vec<Atom>> {
+        self.attention_seeds().into_iter().chain(self.shared_operand_seeds()).collect()
+    }
+
+    /// Matmuls of one left operand, three at most: of three there may be a kernel that is worth it where there is none of two.
+    fn shared_operand_seeds(&self) -> Vec<Vec<Atom>> {
+        let graph = self.rules.graph;
+        let mut by_operand: BTreeMap<NodeId, Vec<Atom>> = BTreeMap::new();
+        for id in graph.ids().filter(|&id| matches!(graph.node(id).op, Op::Matmul { .. })) {
+            let (operand, atom) = (graph.node(id).inputs[0], self.atom_of[id.index()]);
+            by_operand.entry(operand).or_default().extend(atom);
+        }
+        let sorted = by_operand.into_values().map(|mut atoms| {
+            atoms.sort_unstable();
+            atoms.dedup();
+            atoms
+        });
+        sorted.filter(|atoms| (2..=3).contains(&atoms.len())).collect()
+    }
+
+    fn attention_seeds(&self) -> Vec<Vec<Atom>> {
         let graph = self.rules.graph;
         let attention = graph.calls().iter().filter(|call| is_attention(call) || stores_scores(call));
         let atoms = attention.map(|call| {

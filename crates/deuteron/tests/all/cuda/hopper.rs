@@ -193,3 +193,46 @@ fn norms_and_other_whole_rows() {
         }
     }
 }
+
+/// Several matmuls of one left operand in a launch: gate and up, query, key and value, with and without what follows.
+#[test]
+fn several_right_operands() {
+    let Some(engine) = hopper() else { return };
+    for (at, [m, k, n]) in [[9, 8, 16], [127, 64, 136], [129, 1000, 1504], [1500, 136, 51]].into_iter().enumerate() {
+        let x = format!("x = input float[{m},{k}]");
+        let weights = |names: &[&str], high: usize, wide: usize| -> String {
+            names.iter().map(|name| format!(" ; {name} = weight float[{high},{wide}]")).collect()
+        };
+        let gated =
+            |flag: &str| format!("a = matmul x g{flag} ; b = matmul x u{flag} ; s = silu a ; y = mul s b ; out y");
+        let three = format!(
+            "a = linear x q c:float[{n}] transposed ; b = linear x k d:float[{n}] transposed ; \
+             c2 = linear x v e:float[{n}] transposed ; out a ; out b ; out c2"
+        );
+        let mut texts = vec![
+            format!("{x}{} ; {}", weights(&["g", "u"], n, k), gated(" transpose_b")),
+            format!("{x}{} ; {three}", weights(&["q", "k", "v"], n, k)),
+            format!(
+                "{x}{} ; a = matmul x q transpose_b ; b = matmul x k transpose_b ; c = matmul x v transpose_b ; out a ; out b ; out c",
+                weights(&["q", "k", "v"], n, k)
+            ),
+        ];
+        if n % 8 == 0 {
+            texts.push(format!("{x}{} ; {}", weights(&["g", "u"], k, n), gated("")));
+            texts.push(format!(
+                "{x}{} ; r = input float[{m},{n}] ; a = matmul x q ; b = matmul x k ; c = matmul x v ; d = mul a b ; e = add d r ; \
+                 f = gelu c ; y = add e f ; out y ; out f",
+                weights(&["q", "k", "v"], k, n)
+            ));
+        }
+        let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
+        for (turn, text) in texts.iter().enumerate() {
+            let tiles = kernel(&engine, &parsed(text, Dtype::Bf16)).tiles(target, f64::INFINITY);
+            assert!(!tiles.is_empty(), "{text}");
+            let every = |(place, _): &(usize, &HopperTile)| place % 5 == (at + turn) % 5;
+            let tiles: Vec<HopperTile> = tiles.iter().enumerate().filter(every).map(|(_, tile)| *tile).collect();
+            let dtype = if turn % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
+            check_tiles(&engine, text, dtype, &tiles);
+        }
+    }
+}

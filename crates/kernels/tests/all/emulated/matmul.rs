@@ -20,15 +20,17 @@ struct Product {
     skipped: usize,
     /// whether a residual and a norm follow
     normed: bool,
+    /// right operands of the one left operand
+    rights: usize,
 }
 
 impl Product {
     const fn new(sizes: [usize; 3], right: bool) -> Product {
-        Product { sizes, batch: 1, left: false, right, dtype: Dtype::Bf16, skipped: 0, normed: false }
+        Product { sizes, batch: 1, left: false, right, dtype: Dtype::Bf16, skipped: 0, normed: false, rights: 1 }
     }
 
     fn graph(&self) -> Graph {
-        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed } = self;
+        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights } = self;
         let matrix = |name: &str, transposed: bool, high: usize, wide: usize| {
             let (high, wide) = if transposed { (wide, high) } else { (high, wide) };
             let (sizes, axis) = if batch == 1 { (format!("{high}"), 1) } else { (format!("{batch},{high}"), 2) };
@@ -48,11 +50,17 @@ impl Product {
                  y = layer_norm s g h eps=1e-5 ; out s ; out y"
             ),
         };
-        let text = format!(
+        let mut text = format!(
             "{} ; {} ; b = weight {result}[{n}] ; p = matmul own_x own_w{a}{b} ; {rest}",
             matrix("x", left, m, k),
             matrix("w", right, k, n),
         );
+        for [weight, product, sum] in &[["v", "q", "z"], ["u", "o", "t"]][..rights - 1] {
+            let matrix = matrix(weight, right, k, n);
+            text += &format!(
+                " ; {matrix} ; {product} = matmul own_x own_{weight}{a}{b} ; {sum} = add {product} b ; out {sum}"
+            );
+        }
         text.parse().unwrap_or_else(|error| panic!("{error:?}\n{text}"))
     }
 
@@ -255,6 +263,17 @@ fn matmuls_by_warpgroups() {
         ("hopper_split", Product::new([130, 100, 520], true), tile(128, false, 4), 8, 8),
         ("hopper_split_rows", Product { left: true, ..Product::new([24, 120, 264], false) }, tile(160, false, 2), 8, 4),
         ("hopper_batch", Product { batch: 3, ..Product::new([24, 40, 72], false) }, tile(64, true, 1), 2, 2),
+        ("hopper_two", Product { rights: 2, ..Product::new([300, 104, 136], true) }, tile(192, true, 1), 2, 2),
+        ("hopper_two_rows", Product { rights: 2, ..Product::new([136, 72, 72], false) }, tile(128, true, 1), 1, 1),
+        ("hopper_two_odd", Product { rights: 2, ..Product::new([70, 51, 72], true) }, tile(144, false, 1), 2, 2),
+        ("hopper_three", Product { rights: 3, ..Product::new([130, 136, 200], false) }, tile(192, true, 1), 2, 2),
+        (
+            "hopper_three_batch",
+            Product { rights: 3, batch: 2, ..Product::new([40, 48, 72], true) },
+            tile(96, false, 1),
+            4,
+            2,
+        ),
         ("hopper_odd", Product::new([9, 51, 64], true), tile(64, false, 1), 2, 2),
         ("hopper_tall", Product::new([300, 104, 200], false), HopperTile { rows: 256, ..tile(96, false, 1) }, 4, 2),
         ("hopper_registers", Product::new([200, 104, 200], true), by_rows(128, 64, Sharing::Rows), 4, 2),

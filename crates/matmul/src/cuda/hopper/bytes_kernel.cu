@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_hopper(const __g
     start_next();
     if (threadIdx.x == 0) {
         prefetch_tensor_map(&p.a);
-        prefetch_tensor_map(&p.b);
+        prefetch_tensor_map(&p.b[0]);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(ring.full(stage), 1);
             mbarrier_init(ring.empty(stage), TURNS ? 4 : 8);

@@ -3,6 +3,7 @@
 constexpr int SHARE = COLUMNS / SPLIT;  // columns that a block of a cluster stores
 // Floats from one row of sums that wait to be added to the next: eight rows of a warp's store are in different banks.
 constexpr int PITCH = SHARE + (SHARE % 32 == 8 || SHARE % 32 == 24 ? 0 : 8);
+static_assert(RIGHTS == 1 || (SPLIT == 1 && SIDES == 1), "a tile has all columns of every B that belong together");
 static_assert(SPLIT == 1 || SPLIT * ROWS * PITCH * 4 <= AT_STAGED, "sums that are exchanged take the place of operands");
 
 // V sums from shared memory.
@@ -22,7 +23,7 @@ static __device__ __forceinline__ F staged(const char* s_staged, int row, int co
 }
 
 // What follows HIGH x WIDE sums of a tile whose first one is at (row, column) of the batch's matrix. COUNT threads share them, this one is
-// number `thread`: it has V columns of each piece of 64, in every DOWN-th row. `sums(row, column)` gives V of them.
+// number `thread`: it has V columns of each piece of 64, in every DOWN-th row. `sums(row, column, right)` gives V of them.
 template <int HIGH, int WIDE, int COUNT, class Sums>
 static __device__ __forceinline__ void finish(const Parameters& p, int batch, int row, int column, int thread, Sums sums) {
     constexpr int PIECE = WIDE < 64 ? WIDE : 64, ACROSS = PIECE / V, DOWN = COUNT / ACROSS, TOGETHER = 4;
@@ -38,19 +39,24 @@ static __device__ __forceinline__ void finish(const Parameters& p, int batch, in
 #pragma unroll 1
             for (int start = down; start < HIGH; start += DOWN * TOGETHER) {
                 tail::Operands operands[TOGETHER];
-                F values[TOGETHER];
+                F values[TOGETHER][RIGHTS];
 #pragma unroll
                 for (int i = 0; i < TOGETHER; ++i) operands[i] = tail::read(p.tail, first + start + i * DOWN, c);
 #pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) values[i] = sums(start + i * DOWN, own);
+                for (int i = 0; i < TOGETHER; ++i) {
 #pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) tail::run(p.tail, first + start + i * DOWN, c, &values[i], shared, operands[i]);
+                    for (int right = 0; right < RIGHTS; ++right) values[i][right] = sums(start + i * DOWN, own, right);
+                }
+#pragma unroll
+                for (int i = 0; i < TOGETHER; ++i) tail::run(p.tail, first + start + i * DOWN, c, values[i], shared, operands[i]);
             }
         } else {
 #pragma unroll 1
             for (int r = down; r < HIGH && r < rows; r += DOWN) {
-                const F values = sums(r, own);
-                tail::run(p.tail, first + r, c, &values, shared, tail::read(p.tail, first + r, c));
+                F values[RIGHTS];
+#pragma unroll
+                for (int right = 0; right < RIGHTS; ++right) values[right] = sums(r, own, right);
+                tail::run(p.tail, first + r, c, values, shared, tail::read(p.tail, first + r, c));
             }
         }
     }
@@ -60,7 +66,9 @@ static __device__ __forceinline__ void finish(const Parameters& p, int batch, in
 static __device__ __forceinline__ void finish_half(const Parameters& p, const Tile& tile, int row, char* s_staged, int warpgroup, const Rounded& pairs) {
     stage(s_staged, pairs);
     named_barrier_sync(STAGED_BARRIER + warpgroup, 128);
-    finish<64, COLUMNS, 128>(p, tile.batch, row, tile.column, threadIdx.x % 128, [&](int r, int c) { return staged(s_staged, r, c); });
+    finish<64, COLUMNS / RIGHTS, 128>(p, tile.batch, row, tile.column, threadIdx.x % 128, [&](int r, int c, int right) {
+        return staged(s_staged, r, right * (COLUMNS / RIGHTS) + c);
+    });
     named_barrier_sync(STAGED_BARRIER + warpgroup, 128);
 }
 
@@ -125,6 +133,6 @@ static __device__ __forceinline__ void finish_part(const Parameters& p, Ring, ch
         cluster_barrier();
         send(s_parts, warpgroup, sums[0]);
         cluster_barrier();
-        finish<ROWS, SHARE, MULTIPLIERS>(p, tile.batch, tile.row, tile.column + part * SHARE, threadIdx.x - 128, [&](int r, int c) { return added(s_parts, r, c); });
+        finish<ROWS, SHARE, MULTIPLIERS>(p, tile.batch, tile.row, tile.column + part * SHARE, threadIdx.x - 128, [&](int r, int c, int) { return added(s_parts, r, c); });
     }
 }

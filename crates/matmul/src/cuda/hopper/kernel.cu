@@ -10,7 +10,7 @@ static __device__ __forceinline__ void run(const Parameters& p) {
     start_next();
     if (threadIdx.x == 0) {
         prefetch_tensor_map(&p.a);
-        prefetch_tensor_map(&p.b);
+        for (int right = 0; right < RIGHTS; ++right) prefetch_tensor_map(&p.b[right]);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(ring.full(stage), 1);
             mbarrier_init(ring.empty(stage), TURNS ? 4 : 8);

@@ -6,19 +6,21 @@
 //   Blocks are persistent: there are as many as run at once, and each walks over tiles.
 // - Otherwise a block has one tile, and each warpgroup half of its rows, or where SIDES is 2 half of its columns. SPLIT blocks of a cluster
 //   share K: each sends its sums to the blocks that own their columns, and these add them in the order of the blocks.
+// - A may be multiplied by RIGHTS matrices B at once: the same columns of each stand side by side in a tile, and `tail` gets a sum of each.
 // - Sums are f32, in an order that the constants alone decide, and are rounded to the storage type of the matmul. They pass through
 //   shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
 // - Beyond m, n and k the tensor maps give zeros, which are summed and not stored.
 // - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `bytes.cu`.
 //
 // KIND (1 f16, 2 bf16, 3 bytes), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), ROWS (of a tile), COLUMNS (of a
-// warpgroup's part of a tile), STAGES, TURNS, SIDES, SPLIT, CLUSTER (blocks that have rows of C together), MAPS and CARRIED (tensor maps of
+// warpgroup's part of a tile), RIGHTS, STAGES, TURNS, SIDES, SPLIT, CLUSTER (blocks that have rows of C together), MAPS and CARRIED (tensor maps of
 // what follows, and how many of them are operands), V and N are constants that stand before this file.
 
 constexpr int DEPTH = 64;
 constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
 constexpr int HALF_BYTES = 64 * DEPTH * 2;  // 64 rows of A, or 64 columns of B
 constexpr int WIDTH = SIDES * COLUMNS, PIECES = (WIDTH + 63) / 64;  // of a tile, columns and 64 of them
+constexpr int RESULT_WIDTH = WIDTH / RIGHTS;                         // columns of each B, and of the result
 constexpr int A_BYTES = ROWS / 64 * HALF_BYTES, B_BYTES = B_ROWS ? PIECES * HALF_BYTES : WIDTH * DEPTH * 2;
 constexpr int STAGE_BYTES = (A_BYTES + B_BYTES + 1023) / 1024 * 1024;
 constexpr int HALVES = TURNS ? 2 : ROWS * SIDES / 128;  // 64 rows each, of a warpgroup
@@ -29,7 +31,7 @@ constexpr int AT_STAGED = STAGES * STAGE_BYTES;
 constexpr int AT_BARRIERS = AT_STAGED + 2 * STAGED_BYTES;
 
 struct Parameters {
-    TensorMap a, b;
+    TensorMap a, b[RIGHTS];
 #if MAPS > 0
     TensorMap maps[MAPS];
 #endif
@@ -46,10 +48,10 @@ struct Tile {
 static __device__ __forceinline__ Tile tile_of(u32 row_tiles, u32 column_tiles, u32 index) {
     const u32 all = row_tiles * column_tiles;
     const u32 batch = index / all, own = index % all;
-    if constexpr (CLUSTER > 1) return {(int)batch, (int)(own / CLUSTER) * ROWS, (int)(own % CLUSTER) * WIDTH};
+    if constexpr (CLUSTER > 1) return {(int)batch, (int)(own / CLUSTER) * ROWS, (int)(own % CLUSTER) * RESULT_WIDTH};
     const u32 band = own / (8 * column_tiles), inside = own % (8 * column_tiles);
     const u32 high = min(8u, row_tiles - band * 8);
-    return {(int)batch, (int)(band * 8 + inside % high) * ROWS, (int)(inside / high) * WIDTH};
+    return {(int)batch, (int)(band * 8 + inside % high) * ROWS, (int)(inside / high) * RESULT_WIDTH};
 }
 static __device__ __forceinline__ Tile tile_at(const Parameters& p, u32 index) { return tile_of((u32)p.row_tiles, (u32)p.column_tiles, index); }
 
@@ -76,7 +78,8 @@ static __device__ __forceinline__ void prefetch_operands(const Parameters& p, co
 static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, const Tile& tile, int first, int steps, u32& at) {
     const int a_batch = p.a_batch ? tile.batch : 0, b_batch = p.b_batch ? tile.batch : 0;
     // Pieces that were prefetched, and the step of the next.
-    const int between = max(1, steps / PIECES);
+    constexpr int ALL = (RESULT_WIDTH + 63) / 64;
+    const int between = max(1, steps / ALL);
     int pieces = 0, next = first + between / 2;
     for (int i = first; i < first + steps; ++i, ++at) {
         mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
@@ -91,15 +94,20 @@ static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, con
         if constexpr (B_ROWS) {
 #pragma unroll
             for (int piece = 0; piece < PIECES; ++piece) {
-                tma_load_3d(ring.b(at) + piece * HALF_BYTES, &p.b, ring.full(at), tile.column + piece * 64, k, b_batch);
+                constexpr int OF_EACH = PIECES / RIGHTS;
+                tma_load_3d(ring.b(at) + piece * HALF_BYTES, &p.b[piece / OF_EACH], ring.full(at), tile.column + piece % OF_EACH * 64, k, b_batch);
             }
         } else {
 #pragma unroll
-            for (int side = 0; side < SIDES; ++side) {
-                tma_load_3d(ring.b(at) + side * COLUMNS * DEPTH * 2, &p.b, ring.full(at), k, tile.column + side * COLUMNS, b_batch);
+            for (int right = 0; right < RIGHTS; ++right) {
+#pragma unroll
+                for (int side = 0; side < SIDES; ++side) {
+                    const int before = right * RESULT_WIDTH + side * COLUMNS;
+                    tma_load_3d(ring.b(at) + before * DEPTH * 2, &p.b[right], ring.full(at), k, tile.column + side * COLUMNS, b_batch);
+                }
             }
         }
-        if (CARRIED > 0 && i == next && pieces < PIECES) {
+        if (CARRIED > 0 && i == next && pieces < ALL) {
             prefetch_operands(p, tile, pieces++);
             next += between;
         }
