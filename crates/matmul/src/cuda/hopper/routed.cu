@@ -42,7 +42,7 @@ static __device__ __forceinline__ void gather(const RoutedParameters& p, Ring ri
         mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
         if (threadIdx.x == 0) {
             mbarrier_arrive_expect_tx(ring.full(at), B_BYTES);
-            tma_load_3d(ring.b(at), &p.own.b, ring.full(at), i * DEPTH, tile.column, rows.expert);
+            tma_load_3d(ring.b(at), &p.own.b[0], ring.full(at), i * DEPTH, tile.column, rows.expert);
         }
         const int k = i * DEPTH * 2;
         const u32 in = k + sixteen * 16 < (int)p.inner ? there : 0;
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __g
     const int warpgroup = (int)shuffle(threadIdx.x / 128, 0) - 1, steps = (int)p.own.steps;
     start_next();
     if (threadIdx.x == 0) {
-        prefetch_tensor_map(&p.own.b);
+        prefetch_tensor_map(&p.own.b[0]);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(ring.full(stage), 1 + 128);
             mbarrier_init(ring.empty(stage), TURNS ? 4 : 8);
