@@ -43,10 +43,10 @@ use crate::library;
 /// Sums that begin with zeros.
 pub(super) const ZEROS: &str = include_str!("hopper/zeros.cu");
 
-/// The kernel: what comes from memory, what is multiplied, what sums begin with and what follows them (`around`), and their order.
-pub(super) fn text(around: &[&str], tile: &HopperTile) -> String {
-    let turns = tile.sharing == Sharing::Turns;
-    let walk = if turns { include_str!("hopper/turns.cu") } else { include_str!("hopper/one_tile.cu") };
+/// The kernel: what comes from memory, what is multiplied, what sums begin with and what follows them (`around`), and their order, in blocks
+/// that walk over tiles or have one each.
+pub(super) fn text(around: &[&str], walks: bool) -> String {
+    let walk = if walks { include_str!("hopper/walk.cu") } else { include_str!("hopper/one_tile.cu") };
     let before = [include_str!("hopper/operands.cu"), include_str!("hopper/sums.cu")];
     [&before[..], around, &[walk, include_str!("hopper/kernel.cu")]].concat().join("\n")
 }
@@ -328,18 +328,18 @@ impl HopperKernel {
 
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
-        let ending =
-            if self.tile.by_rows { include_str!("hopper/rows.cu") } else { include_str!("hopper/elementwise.cu") };
-        let text = match self.is_of_bytes() {
-            true => self.text_of_bytes(&[include_str!("hopper/bytes_kernel.cu")]),
-            false => self.text_of(&[&text(&[ZEROS, ending], &self.tile), include_str!("hopper/entry.cu")]),
+        let around: &[&str] = match (self.is_of_bytes(), self.tile.by_rows) {
+            (true, _) => &[ZEROS, include_str!("hopper/bytes.cu"), include_str!("hopper/bytes_tile.cu")],
+            (false, true) => &[ZEROS, include_str!("hopper/rows.cu")],
+            (false, false) => &[ZEROS, include_str!("hopper/elementwise.cu")],
         };
+        let text = self.text_of(&[&text(around, self.is_persistent()), include_str!("hopper/entry.cu")]);
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
         let launch = launch.with_variant(self.describe(), String::new()).with_tiling(self.tiling("matmul_hopper"));
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
     }
 
-    /// The text for bytes, with `order` behind what follows the sums.
+    /// The text for bytes of other kernels, with `order` behind what follows the sums.
     pub(super) fn text_of_bytes(&self, order: &[&str]) -> String {
         let parts =
             [include_str!("hopper/operands.cu"), include_str!("hopper/sums.cu"), include_str!("hopper/bytes.cu")];
@@ -477,7 +477,7 @@ impl HopperKernel {
     }
 
     /// Whether blocks walk over tiles.
-    fn is_persistent(&self) -> bool {
+    pub(super) fn is_persistent(&self) -> bool {
         self.tile.sharing == Sharing::Turns || self.is_of_bytes()
     }
 

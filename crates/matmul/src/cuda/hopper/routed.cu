@@ -2,7 +2,7 @@
 //
 // A warpgroup gathers rows of A by number into the swizzled stages, 16 bytes a thread at a time; its first thread fetches the expert's columns
 // by a tensor map of all matrices. No row and no matrix is copied in global memory. Two warpgroups multiply and finish, in turn or together as
-// in `bytes_kernel.cu`, and put each row to its own place.
+// in `walk.cu`, and put each row to its own place.
 
 struct RoutedParameters {
     Parameters own;           // `b` is the table of matrices; `a`, `row_tiles` and `tiles` are not used
