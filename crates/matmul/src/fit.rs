@@ -30,15 +30,16 @@ pub struct MatmulFit<'a> {
 /// The matmuls of a draft, if they are one to three of one operand, with row work that makes the operand of few rows and elementwise
 /// work on the sums.
 pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
-    fit_followed_by(draft, can_be_epilogue)
+    fit_with(draft, PROLOGUE_ROWS, can_be_epilogue)
 }
 
-/// The same with any row work on the sums.
+/// The same with any row work on the sums, and before matmuls of any number of rows.
 pub fn fit_with_rows<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
-    fit_followed_by(draft, can_be_row_epilogue)
+    fit_with(draft, usize::MAX, can_be_row_epilogue)
 }
 
-fn fit_followed_by<'a>(draft: &Draft<'a>, follows: fn(&Draft, &MatmulFit) -> bool) -> Option<MatmulFit<'a>> {
+/// With a prologue over at most so many rows, and what may follow.
+fn fit_with<'a>(draft: &Draft<'a>, rows: usize, follows: fn(&Draft, &MatmulFit) -> bool) -> Option<MatmulFit<'a>> {
     let Chain { prologue, links, epilogue } = draft.structure.chain()?;
     let fit = match links.as_slice() {
         [Link::Routed { node, gather }] => return routed::fit(draft, node, *gather, epilogue),
@@ -54,7 +55,7 @@ fn fit_followed_by<'a>(draft: &Draft<'a>, follows: fn(&Draft, &MatmulFit) -> boo
         return None;
     }
     let fits = can_be_together(draft, &fit, &epilogue.crossing)
-        && (fit.prologue.is_empty() || can_be_prologue(draft, &fit))
+        && (fit.prologue.is_empty() || can_be_prologue(draft, &fit, rows))
         && follows(draft, &fit);
     fits.then_some(fit)
 }
@@ -71,8 +72,8 @@ fn can_be_together(draft: &Draft, fit: &MatmulFit, read: &[NodeId]) -> bool {
     others.is_empty() || (others.len() < MAX_RIGHTS && others.iter().all(alike) && followed)
 }
 
-/// Row work over few rows that is read as it would lie, where every weight is read once.
-fn can_be_prologue(draft: &Draft, fit: &MatmulFit) -> bool {
+/// Row work over at most so many rows that is read as it would lie.
+fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bool {
     let graph = draft.graph;
     let node = graph.node(fit.matmuls[0]);
     let (&MatmulShape { m, k, .. }, [_, b]) = (&fit.shape, &fit.operands);
@@ -93,7 +94,7 @@ fn can_be_prologue(draft: &Draft, fit: &MatmulFit) -> bool {
         known && space.rows == m && (space.cols == k || space.cols == 1)
     };
     // One column would be one number per row, worked on by other instructions than a row.
-    (1..=PROLOGUE_ROWS).contains(&m) && k > 1 && in_place && weights && fit.prologue.iter().all(of_rows)
+    (1..=rows).contains(&m) && k > 1 && in_place && weights && fit.prologue.iter().all(of_rows)
 }
 
 /// Elementwise work on the sums, which it reads in order.

@@ -36,7 +36,7 @@ enum Scope {
 enum Merged {
     /// one group now, or never to be
     Settled,
-    /// legal, and no kernel for it
+    /// no kernel for it yet
     NotOffered,
 }
 
@@ -277,7 +277,8 @@ impl<'a> Grouping<'a> {
         }
         match self.legal(first, second) {
             Ok(()) => {}
-            Err(Reason::NotOffered { .. }) => return Merged::NotOffered,
+            // All readers of a value may be one kernel later.
+            Err(Reason::NotOffered { .. } | Reason::ReadElsewhere { .. }) => return Merged::NotOffered,
             Err(_) => return Merged::Settled,
         }
         self.join(first, second);

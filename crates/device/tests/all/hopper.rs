@@ -20,8 +20,8 @@ fn kernel(text: &str, target: &CudaTarget) -> HopperKernel {
         .unwrap_or_else(|| panic!("not for Hopper: {text}"))
 }
 
-/// Both ways that weights lie, what follows from nothing to much, and several right operands.
-fn graphs(dtype: Dtype) -> [String; 5] {
+/// Both ways that weights lie, what follows from nothing to much, several right operands, and norms before.
+fn graphs(dtype: Dtype) -> [String; 7] {
     let x = format!("x = input {dtype}[1500,768]");
     let three = "q = weight KIND[768,768] ; k = weight KIND[768,768] ; v = weight KIND[768,768]"
         .replace("KIND", &dtype.to_string());
@@ -39,6 +39,14 @@ fn graphs(dtype: Dtype) -> [String; 5] {
         format!(
             "{x} ; {three} ; a = linear x q c:{dtype}[768] ; b = linear x k d:{dtype}[768] ; c2 = linear x v e:{dtype}[768]
              out a ; out b ; out c2"
+        ),
+        format!(
+            "{x} ; n = layer_norm x g:{dtype}[768] h:{dtype}[768] eps=1e-5 ; l = linear n w:{dtype}[768,2304] c:{dtype}[2304]
+             y = gelu l ; out y"
+        ),
+        format!(
+            "{x} ; r = input {dtype}[1500,768] ; s = add x r ; n = rms_norm s g:{dtype}[768] eps=1e-6
+             l = linear n w:{dtype}[2048,768] transposed ; q = input {dtype}[1500,2048] ; y = add l q ; out y"
         ),
     ]
 }

@@ -10,9 +10,11 @@
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
 //! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored; those of bytes are exact.
 //! - What needs whole rows works on sums in registers; a cluster of blocks has a row together.
+//! - Row work may make the left operand: warps beside those that multiply do it, and store rows in the workspace.
 //! - Both operands of bytes have rows along K: there are no instructions for others.
 
 mod ending;
+mod made;
 #[cfg(test)]
 mod tests;
 mod time;
@@ -33,11 +35,12 @@ use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
 use deuteron_plan::{Draft, Work, primitive_work};
 
-use self::ending::{CLUSTER, MappedRows, PAIR, draws, reduces};
-use self::time::{FETCHED, Following, GATHERED, bytes_us, library_us, rows_us, tile_us};
+use self::ending::{CLUSTER, MappedRows, PAIR, draws, reduces, stores};
+use self::made::{MadeRows, first_rows};
+use self::time::{FETCHED, Following, GATHERED, bytes_us, library_us, made_beside, made_us, rows_us, tile_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
-use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS};
+use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
 use crate::library;
 
 /// Sums that begin with zeros.
@@ -65,6 +68,11 @@ const SHARED: usize = 227 << 10;
 const STAGES: usize = 8;
 /// Bytes of shared memory that the sums of bytes of all warps pass through, as in `bytes.cu`.
 const SUMS_BYTES: usize = 8 * (16 * 64 * 4 + 128);
+/// Registers of a thread that fetches and of one that multiplies. A block begins with 168 for each of its three warpgroups, and has no more.
+const REGISTERS: [usize; 2] = [24, 240];
+/// The same where rows of the left operand are made beside the thread that fetches.
+const MAKING_REGISTERS: [usize; 2] = [56, 224];
+
 /// Sizes, at most: they are counted by 32 bits.
 pub(super) const MAX_SIZE: usize = 1 << 30;
 /// A stride of a tensor map is below, in elements of two bytes.
@@ -208,16 +216,18 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let multiplied = has_instructions([a.dtype, b.dtype], dtype, shape);
     // Where in a row a number is, blocks do not tell each other.
     let places = |id: &NodeId| draft.graph.node(*id).op == Op::RowReduce(ReduceOp::ArgMax);
-    let plain = fit.gather.is_none() && fit.prologue.is_empty() && !fit.epilogue.iter().any(places);
+    let plain = fit.gather.is_none() && !fit.epilogue.iter().any(places);
+    let made = !fit.prologue.is_empty();
     // Of few rows, every weight is read once by other kernels.
     let alike = fit.matmuls.len() == 1 || (a.dtype != Dtype::I8 && shape.m > PROLOGUE_ROWS);
+    let alike = alike && (!made || a.dtype != Dtype::I8);
     let sized = [shape.m, shape.n, shape.k, shape.batches()].iter().all(|size| (1..MAX_SIZE).contains(size))
         && shape.m * shape.batches() < MAX_SIZE
         && shape.n >= 16;
     let batch = |operand: usize| shape.batch.first().map(|axis| axis[operand]);
     let rights = (1..fit.matmuls.len()).all(|right| is_right_fit_for_map(draft, &fit, right));
     let mapped = shape.batch.len() <= 1
-        && is_fit_for_map(shape.a, a, batch(1))
+        && (made || is_fit_for_map(shape.a, a, batch(1)))
         && is_fit_for_map(shape.b, b, batch(2))
         && rights;
     (target.arch.has_wgmma() && multiplied && plain && alike && sized && mapped).then_some(fit)
@@ -247,7 +257,7 @@ impl HopperKernel {
     /// All ways to cut it that are predicted to take at most so many times the time of the fastest, that one first.
     pub fn tiles(&self, target: &CudaTarget, times: f64) -> Vec<HopperTile> {
         let time = |tile: &HopperTile| self.clone().with_tile(*tile).microseconds(target);
-        let mut tiles = self.possible();
+        let mut tiles = self.possible(target);
         tiles.sort_by(|a, b| time(a).total_cmp(&time(b)));
         let most = tiles.first().map_or(0.0, |best| times * time(best));
         tiles.retain(|tile| time(tile) <= most);
@@ -255,16 +265,19 @@ impl HopperKernel {
     }
 
     /// All ways to cut it that there is room for.
-    fn possible(&self) -> Vec<HopperTile> {
+    fn possible(&self, target: &CudaTarget) -> Vec<HopperTile> {
         let whole_rows = self.matmul.epilogue.as_ref().is_some_and(|epilogue| reduces(&epilogue.body));
         let drawn = self.matmul.epilogue.as_ref().is_some_and(|epilogue| draws(&epilogue.body));
-        let even = self.launch.shape.n.is_multiple_of(PAIR) && !drawn;
+        let odd_rows = self.matmul.prologue.is_some() && !self.launch.shape.k.is_multiple_of(PAIR);
+        let even = self.launch.shape.n.is_multiple_of(PAIR) && !drawn && !odd_rows;
         let fits = |tile: &HopperTile| {
             let kernel = self.clone().with_tile(*tile);
             let by_rows =
                 !tile.by_rows || (even && kernel.stages() >= kernel.places() && !kernel.mapped().put().is_empty());
             let reduced = !whole_rows || (tile.by_rows && kernel.cluster() <= CLUSTER);
-            by_rows && reduced && kernel.has_all_rights() && kernel.stages() >= 3
+            let made = self.matmul.prologue.is_none()
+                || (kernel.cluster() == 1 && tile.runs_at_once(kernel.tile_count(), target.processors));
+            by_rows && reduced && made && kernel.has_all_rights() && kernel.stages() >= 3
         };
         tiles(&self.launch.shape, self.matmul.left).filter(fits).collect()
     }
@@ -274,16 +287,45 @@ impl HopperKernel {
         let shape = &self.whole_shape();
         match self.is_of_bytes() {
             true => bytes_us(&self.tile, shape, target.processors, FETCHED),
-            false => tile_us(&self.tile, shape, self.following(), self.cluster(), target.processors),
+            false => {
+                let multiplied = self.multiplied_us(target);
+                match self.matmul.prologue {
+                    Some(_) => multiplied + made_us(shape, self.rows_made_first(0, target), target.processors),
+                    None => multiplied,
+                }
+            }
         }
+    }
+
+    /// Time of a launch but for rows of its left operand, roughly.
+    fn multiplied_us(&self, target: &CudaTarget) -> f64 {
+        tile_us(&self.tile, &self.whole_shape(), self.following(), self.cluster(), target.processors)
+    }
+
+    /// Rows of the left operand that are made before anything is multiplied: all that are needed then, and those that are too many to be
+    /// made beside the multiplications. Tiles begin at multiples of so many rows.
+    fn rows_made_first(&self, needed: usize, target: &CudaTarget) -> usize {
+        let shape = &self.launch.shape;
+        let beside = made_beside(shape, self.multiplied_us(target), target.processors);
+        needed.max(shape.m.saturating_sub(beside).next_multiple_of(self.tile.rows)).min(shape.m)
     }
 
     /// Why several kernels are to be preferred, if they are predicted to end earlier.
     fn drawback(&self, target: &CudaTarget) -> Option<&'static str> {
         let ours = self.microseconds(target);
-        let rights = self.matmul.rights;
-        if rights > 1 && rights as f64 * library_us(&self.launch.shape, LibraryEpilogue::None) < ours {
-            return Some("the matmuls one after another end earlier");
+        let (rights, shape) = (self.matmul.rights as f64, &self.launch.shape);
+        if rights > 1.0 {
+            // What works on several results reads all but one of them again.
+            let results = self.matmul.epilogue.as_ref().map_or(0, |epilogue| stores(&epilogue.body)) as f64;
+            let apart =
+                rights * library_us(shape, LibraryEpilogue::None) + (rights - results).max(0.0) * rows_us(shape);
+            if apart < ours {
+                return Some("the matmuls one after another end earlier");
+            }
+        }
+        if self.matmul.prologue.is_some() {
+            let apart = self.best_us(target, self.following()) + rows_us(&self.made_shape());
+            return (MARGIN * apart < ours).then_some("the row work alone, before the matmul, ends earlier");
         }
         let apart = self.apart_us(target)?;
         (MARGIN * apart < ours).then_some("the norm alone, after the matmul, ends earlier")
@@ -291,10 +333,22 @@ impl HopperKernel {
 
     /// Time of the matmul with what follows element by element, and of a row kernel after it; none where no whole rows are needed.
     fn apart_us(&self, target: &CudaTarget) -> Option<f64> {
-        let (shape, following) = (&self.launch.shape, self.following());
-        let elementwise = |tile: HopperTile| tile_us(&tile, shape, following.elementwise(), 1, target.processors);
-        let best = tiles(shape, self.matmul.left).map(elementwise).min_by(f64::total_cmp)?;
-        following.whole_rows.then(|| best + rows_us(shape))
+        let following = self.following();
+        let best = self.best_us(target, following.elementwise());
+        following.whole_rows.then(|| best + rows_us(&self.launch.shape))
+    }
+
+    /// Time of the matmul alone with what follows, if each row is finished by one block.
+    fn best_us(&self, target: &CudaTarget, following: Following) -> f64 {
+        let shape = &self.whole_shape();
+        let time = |tile: HopperTile| tile_us(&tile, shape, following, 1, target.processors);
+        tiles(shape, self.matmul.left).map(time).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The left operand as the result of a kernel, as far as time goes.
+    fn made_shape(&self) -> MatmulShape {
+        let shape = &self.launch.shape;
+        MatmulShape { n: shape.k, ..shape.clone() }
     }
 
     /// The matmuls of all right operands as one, as far as time goes.
@@ -309,6 +363,16 @@ impl HopperKernel {
         let piece = if self.has_rows_of_b() { 64 } else { 8 };
         let apart = sharing != Sharing::Columns && split == 1 && !by_rows;
         self.matmul.rights == 1 || (apart && columns.is_multiple_of(self.matmul.rights * piece))
+    }
+
+    /// Tiles along rows and along columns.
+    fn tile_counts(&self) -> [usize; 2] {
+        let shape = &self.launch.shape;
+        [shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.result_columns())]
+    }
+
+    fn tile_count(&self) -> usize {
+        self.tile_counts().iter().product::<usize>() * self.launch.shape.batches()
     }
 
     /// Columns of the result that a tile has.
@@ -328,15 +392,21 @@ impl HopperKernel {
 
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
-        let around: &[&str] = match (self.is_of_bytes(), self.tile.by_rows) {
-            (true, _) => &[ZEROS, include_str!("hopper/bytes.cu"), include_str!("hopper/bytes_tile.cu")],
-            (false, true) => &[ZEROS, include_str!("hopper/rows.cu")],
-            (false, false) => &[ZEROS, include_str!("hopper/elementwise.cu")],
-        };
-        let text = self.text_of(&[&text(around, self.is_persistent()), include_str!("hopper/entry.cu")]);
+        let text = self.text_of(&[&text(&self.around(), self.is_persistent()), include_str!("hopper/entry.cu")]);
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
         let launch = launch.with_variant(self.describe(), String::new()).with_tiling(self.tiling("matmul_hopper"));
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
+    }
+
+    /// What stands around the multiplications: what sums begin with, what follows them, and what makes rows.
+    fn around(&self) -> Vec<&'static str> {
+        let ending: &[&str] = match (self.is_of_bytes(), self.tile.by_rows) {
+            (true, _) => &[include_str!("hopper/bytes.cu"), include_str!("hopper/bytes_tile.cu")],
+            (false, true) => &[include_str!("hopper/rows.cu")],
+            (false, false) => &[include_str!("hopper/elementwise.cu")],
+        };
+        let made = self.matmul.prologue.as_ref().map(|_| include_str!("hopper/made.cu"));
+        [ZEROS].iter().chain(ending).copied().chain(made).collect()
     }
 
     /// The text for bytes of other kernels, with `order` behind what follows the sums.
@@ -348,9 +418,12 @@ impl HopperKernel {
 
     /// The text, with the kernel behind what it stands on.
     fn text_of(&self, kernel: &[&str]) -> String {
-        let own = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix, Part::AsyncCopy];
-        let own = tile::text_beside(&own, &PRELUDE_PARTS);
-        [&self.constants(), PRELUDE.as_str(), &own, &self.epilogue_text(), &kernel.join("\n")].join("\n")
+        let parts = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix, Part::AsyncCopy];
+        let made = MadeRows::new(self);
+        let signals = made.iter().map(|_| Part::Signals);
+        let own = tile::text_beside(&parts.into_iter().chain(signals).collect::<Vec<_>>(), &PRELUDE_PARTS);
+        let made = made.map_or(String::new(), |made| made.text(self.vector()));
+        [&self.constants(), PRELUDE.as_str(), &own, &made, &self.epilogue_text(), &kernel.join("\n")].join("\n")
     }
 
     pub(super) fn epilogue(&self) -> Option<Side<'_>> {
@@ -366,9 +439,10 @@ impl HopperKernel {
         }
     }
 
-    /// Columns that the epilogue takes at once.
+    /// Columns that prologue and epilogue take at once.
     fn vector(&self) -> usize {
-        if self.tile.by_rows { PAIR } else { gcd(self.launch.shape.n, 8) }
+        let made = if self.matmul.prologue.is_some() { self.launch.shape.k } else { 8 };
+        if self.tile.by_rows { PAIR } else { gcd(gcd(self.launch.shape.n, 8), made) }
     }
 
     /// Pieces of 64 columns of a tile.
@@ -472,19 +546,13 @@ impl HopperKernel {
     /// How the grid of an entry cuts it.
     pub(super) fn tiling(&self, entry: &'static str) -> Tiling {
         let HopperTile { rows, columns, .. } = self.tile;
-        let walked = self.is_persistent().then(|| self.tile_counts().iter().product());
+        let walked = self.is_persistent().then(|| self.tile_count());
         Tiling { entry, by: "wgmma", tile: [rows, columns], stages: Some(self.stages()), walked, resident: 1 }
     }
 
     /// Whether blocks walk over tiles.
     pub(super) fn is_persistent(&self) -> bool {
         self.tile.sharing == Sharing::Turns || self.is_of_bytes()
-    }
-
-    /// Tiles along the rows and the columns, and matrices.
-    fn tile_counts(&self) -> [usize; 3] {
-        let shape = &self.launch.shape;
-        [shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.result_columns()), shape.batches()]
     }
 
     /// What stands before the text of the kernel.
@@ -496,6 +564,7 @@ impl HopperKernel {
             Dtype::I8 => 3,
             _ => 2,
         };
+        let [fetching, multiplying] = if self.matmul.prologue.is_some() { MAKING_REGISTERS } else { REGISTERS };
         let numbers = [
             ("V", self.vector()),
             ("N", self.launch.shape.n),
@@ -504,6 +573,8 @@ impl HopperKernel {
             ("COLUMNS", part),
             ("SIDES", columns / part),
             ("RIGHTS", self.matmul.rights),
+            ("FETCHING_REGISTERS", fetching),
+            ("MULTIPLYING_REGISTERS", multiplying),
             ("STAGES", self.stages()),
             ("SPLIT", split),
             ("CLUSTER", self.cluster()),
@@ -519,6 +590,9 @@ impl HopperKernel {
         let _ = writeln!(text, "#define MAPS {}\n#define CARRIED {}", mapped.maps.len(), mapped.carried().len());
         if self.tile.by_rows {
             text += "#define BY_ROWS\n";
+        }
+        if self.matmul.prologue.is_some() {
+            text += "#define MAKES\n";
         }
         for (name, number) in numbers {
             let _ = writeln!(text, "constexpr int {name} = {number};");
@@ -536,7 +610,8 @@ impl HopperKernel {
         let rights = (0..self.matmul.rights).map(|right| self.map_of_b(right));
         let maps = [self.map_of_a()].into_iter().chain(rights).chain(self.mapped().maps);
         let grid = self.grid("matmul_hopper", maps, tail, target);
-        Grids { list: vec![grid], ..Grids::default() }
+        let [workspace, persistent] = MadeRows::new(self).map_or([0; 2], |made| made.memory(self.tile.rows));
+        Grids { list: vec![grid], workspace, persistent, ..Grids::default() }
     }
 
     /// A grid of it over operands with these maps; `tail` is what stands in the parameter for what follows.
@@ -548,13 +623,16 @@ impl HopperKernel {
         target: &CudaTarget,
     ) -> Grid {
         let shape = &self.launch.shape;
-        let [row_tiles, column_tiles, batches] = self.tile_counts();
-        let tiles = row_tiles * column_tiles * batches;
+        let ([row_tiles, column_tiles], tiles) = (self.tile_counts(), self.tile_count());
         let blocks = if self.is_persistent() { tiles.min(target.processors) } else { tiles * self.tile.split };
         let mut words: Vec<Word> = maps.into_iter().map(Word::Map).chain(tail).collect();
         let steps = steps(shape, self.matmul.left);
         let numbers = [shape.m, steps, row_tiles, column_tiles, tiles, self.has_batch(1), self.has_batch(2)];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
+        if let Some(made) = MadeRows::new(self) {
+            let needed = first_rows(row_tiles, column_tiles, blocks) * self.tile.rows;
+            words.extend(made.words(self.vector(), self.rows_made_first(needed, target)));
+        }
         pad_to_maps(&mut words);
         Grid {
             entry,
@@ -573,6 +651,9 @@ impl HopperKernel {
     }
 
     fn map_of_a(&self) -> TensorMap {
+        if let Some(made) = MadeRows::new(self) {
+            return made.map(self.tile.rows);
+        }
         let shape = &self.launch.shape;
         match self.has_columns_of_a() {
             true => self.map(0, 1, [shape.m, shape.k], shape.a.1, 64),
@@ -584,9 +665,10 @@ impl HopperKernel {
     fn map_of_b(&self, right: usize) -> TensorMap {
         let shape = &self.launch.shape;
         let columns = self.tile.part_columns() / self.matmul.rights;
+        let position = self.matmul.roles().iter().position(|&role| role == Role::Right(right)).unwrap_or(1 + right);
         match self.has_rows_of_b() {
-            true => self.map(1 + right, 2, [shape.n, shape.k], shape.b.0, 64),
-            false => self.map(1 + right, 2, [shape.k, shape.n], shape.b.1, columns),
+            true => self.map(position, 2, [shape.n, shape.k], shape.b.0, 64),
+            false => self.map(position, 2, [shape.k, shape.n], shape.b.1, columns),
         }
     }
 

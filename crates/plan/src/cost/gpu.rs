@@ -117,6 +117,9 @@ fn resources(machine: &Machine, registers: u32, shared: Bytes, block: f64, block
 /// product hides.
 const EXCHANGE: f64 = 3.0;
 
+/// What a product waits for whose launch makes the rows of its left operand, in barriers over all blocks: the first tiles wait for theirs.
+const MAKING: f64 = 2.0;
+
 /// One product of a batch as the kernel runs it.
 struct Product {
     m: usize,
@@ -149,8 +152,11 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
     let (prologue, epilogue) = (chain.prologue.reach, chain.epilogue.reach);
     // Whole rows of a result can be held by a cluster of blocks, with tiles like any other.
     let columns = all.iter().map(|product| product.n).max().unwrap_or(0);
-    let held = columns as f64 <= machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
-    let whole_rows = prologue == Reach::Rows || (epilogue == Reach::Rows && !held);
+    let most = machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
+    let held = columns as f64 <= most;
+    // Where there are clusters, blocks that run at once make rows of the left operand for each other.
+    let made = prologue != Reach::None && most > 1.0;
+    let whole_rows = (prologue == Reach::Rows && !made) || (epilogue == Reach::Rows && !held);
     let vector = Seconds(work.vector_flops() / machine.tflops(Quantity::VectorTflops).per_second);
     let mut launch = Seconds::from_us(machine.get(Quantity::LaunchUs));
     let dram = (traffic.total() - cached) / machine.gbps(Quantity::DramGbps);
@@ -194,8 +200,14 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
     if epilogue == Reach::Rows {
         launch = launch + Seconds::from_us(machine.get(Quantity::BarrierUs)) * EXCHANGE;
     }
-    // A pointwise prologue runs again for every column of tiles.
-    let vector = if prologue == Reach::None { vector } else { vector * loads };
+    if made {
+        // Little of it is hidden: the products leave little of the caches' rate to others.
+        let bytes = all.first().map_or(0, |product| 2 * product.m * product.k * product.element);
+        let rows = Bytes(bytes as u64) / machine.gbps(Quantity::DramGbps);
+        launch = launch + rows + Seconds::from_us(machine.get(Quantity::BarrierUs)) * MAKING;
+    }
+    // Otherwise a pointwise prologue runs again for every column of tiles.
+    let vector = if prologue == Reach::None || made { vector } else { vector * loads };
     Parts {
         reread,
         resources: resources(

@@ -30,13 +30,15 @@ impl Rules<'_> {
         self.chain_around(prologue, matmuls, epilogue)
     }
 
-    /// Matmuls with sides that follow the rules, if there are few enough rows for both, or a cluster of blocks holds what follows.
+    /// Matmuls with sides that follow the rules, if there are few enough rows for both; or if blocks that run at once make the rows of a
+    /// prologue for each other, and a cluster of them holds the rows of an epilogue.
     pub(super) fn chain_around(&self, prologue: Side, matmuls: Vec<NodeId>, epilogue: Side) -> Result<Chain, Reason> {
         let transpose_a = matches!(self.graph.node(matmuls[0]).op, Op::Matmul { transpose_a: true, .. });
         let (_, columns, _, batch) = matmul_size(self.graph, matmuls[0], transpose_a);
         let most = self.machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
         let held = matmuls.len() == 1 && batch == 1 && (columns as f64) <= most;
-        if prologue.reach == Reach::Rows || (epilogue.reach == Reach::Rows && !held) {
+        let made = batch == 1 && most > 1.0;
+        if (prologue.reach == Reach::Rows && !made) || (epilogue.reach == Reach::Rows && !held) {
             self.check_few_rows(matmuls[0])?;
         }
         Ok(Chain { prologue, links: vec![Link::Matmul { nodes: matmuls }], epilogue })

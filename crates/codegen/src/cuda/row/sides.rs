@@ -5,10 +5,12 @@ use deuteron_graph::Dtype;
 use crate::argument::ArgBinding;
 use crate::body::{Access, ArgSpec, Body};
 use crate::cuda::grid::Word;
-use crate::cuda::row::emit::{Emission, TileArguments, emit_epilogue, emit_prologue, emit_tile_rows};
+use crate::cuda::row::emit::{
+    Emission, TileArguments, emit_epilogue, emit_prologue, emit_rows_of_warps, emit_tile_rows,
+};
 use crate::cuda::row::layout::{ArgLayout, layout};
 use crate::cuda::row::passes::{Passes, passes};
-use crate::cuda::row::words::{argument_words, axis_words};
+use crate::cuda::row::words::{axis_words, words_at};
 use crate::cuda::row_config::{Policy, RowConfig};
 
 /// Columns of one argument that a thread of a prologue holds in registers, at most; longer rows are read by every sweep.
@@ -54,7 +56,16 @@ impl Side<'_> {
         emit_prologue(&self.emission(&layouts, &sweeps, &config))
     }
 
-    /// The text of a epilogue.
+    /// The text of row work that warps do, a row each: nothing is handed over, and every sweep reads the row again.
+    pub fn rows_of_warps(&self) -> String {
+        let chunks = self.body.cols.div_ceil(32 * self.vector).max(1);
+        let config = self.config(Policy::Streamed, 32, 1, chunks);
+        let layouts = self.layouts();
+        let sweeps = passes(self.body, &self.shared(&layouts), false);
+        emit_rows_of_warps(&self.emission(&layouts, &sweeps, &config))
+    }
+
+    /// The text of an epilogue.
     pub fn epilogue(&self) -> String {
         let config = self.config(Policy::Streamed, 1, 1, 1);
         let layouts = self.layouts();
@@ -92,9 +103,16 @@ impl Side<'_> {
 
     /// The words of its parameter, as `emit::fields` names them.
     pub fn words(&self, rows: usize) -> Vec<Word> {
+        let address = |position: usize, start: usize| Word::Argument { position, offset: start };
+        self.words_at(rows, address)
+    }
+
+    /// The same; `address` says where the argument at a position of the launch lies, from so many bytes on.
+    pub fn words_at(&self, rows: usize, address: impl Fn(usize, usize) -> Word) -> Vec<Word> {
         let mut words = Vec::new();
         for (spec, &(position, binding)) in self.specs() {
-            words.extend(argument_words(spec, false, binding, position));
+            let start = binding.offset * spec.dtype.bytes();
+            words.extend(words_at(address(position, start), spec, false, binding));
         }
         words.extend(axis_words(self.axes));
         // It looks up nothing and sums over no rows, so it needs neither fault nor workspace.

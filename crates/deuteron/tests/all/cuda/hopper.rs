@@ -236,3 +236,40 @@ fn several_right_operands() {
         }
     }
 }
+
+/// Row work before a matmul of any number of rows: the launch makes its left operand.
+#[test]
+fn norms_before() {
+    let Some(engine) = hopper() else { return };
+    for (at, [m, k, n]) in
+        [[9, 16, 16], [127, 64, 136], [129, 1001, 1504], [1500, 136, 51], [3001, 72, 264]].into_iter().enumerate()
+    {
+        let norm = format!("x = input float[{m},{k}] ; a = layer_norm x g:float[{k}] h:float[{k}] eps=1e-5");
+        let sum = format!(
+            "x = input float[{m},{k}] ; r = input float[{m},{k}] ; s = add x r ; a = rms_norm s g:float[{k}] eps=1e-6"
+        );
+        // The way that rows of the weight have starts of 16 bytes.
+        let linear = match k % 8 {
+            0 => format!("linear a w:float[{n},{k}] c:float[{n}] transposed"),
+            _ => format!("linear a w:float[{k},{n}] c:float[{n}]"),
+        };
+        for (turn, text) in [
+            format!("{norm} ; y = {linear} ; out y"),
+            format!("{sum} ; l = {linear} ; y = gelu l ; out y"),
+            format!("{norm} ; q = input float[{m},{n}] ; l = {linear} ; t = silu l ; y = add t q ; out y"),
+            format!("x = input float[{m},{k}] ; a = softmax x ; y = {linear} ; out y"),
+        ]
+        .iter()
+        .enumerate()
+        {
+            let graph = parsed(text, Dtype::Bf16);
+            let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
+            let tiles = kernel(&engine, &graph).tiles(target, f64::INFINITY);
+            assert!(!tiles.is_empty(), "{text}");
+            let every = |(place, _): &(usize, &HopperTile)| place % 6 == (at + turn) % 6;
+            let tiles: Vec<HopperTile> = tiles.iter().enumerate().filter(every).map(|(_, tile)| *tile).collect();
+            let dtype = if turn % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
+            check_tiles(&engine, text, dtype, &tiles);
+        }
+    }
+}

@@ -22,15 +22,27 @@ struct Product {
     normed: bool,
     /// right operands of the one left operand
     rights: usize,
+    /// whether the left operand is a layer norm that the launch makes
+    made: bool,
 }
 
 impl Product {
     const fn new(sizes: [usize; 3], right: bool) -> Product {
-        Product { sizes, batch: 1, left: false, right, dtype: Dtype::Bf16, skipped: 0, normed: false, rights: 1 }
+        Product {
+            sizes,
+            batch: 1,
+            left: false,
+            right,
+            dtype: Dtype::Bf16,
+            skipped: 0,
+            normed: false,
+            rights: 1,
+            made: false,
+        }
     }
 
     fn graph(&self) -> Graph {
-        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights } = self;
+        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights, made } = self;
         let matrix = |name: &str, transposed: bool, high: usize, wide: usize| {
             let (high, wide) = if transposed { (wide, high) } else { (high, wide) };
             let (sizes, axis) = if batch == 1 { (format!("{high}"), 1) } else { (format!("{batch},{high}"), 2) };
@@ -50,15 +62,22 @@ impl Product {
                  y = layer_norm s g h eps=1e-5 ; out s ; out y"
             ),
         };
+        let (made, own) = match made {
+            false => (String::new(), "own_x"),
+            true => {
+                let weights = format!("c = weight {dtype}[{k}] ; d = weight {dtype}[{k}]");
+                (format!("{weights} ; o = layer_norm own_x c d eps=1e-5 ; "), "o")
+            }
+        };
         let mut text = format!(
-            "{} ; {} ; b = weight {result}[{n}] ; p = matmul own_x own_w{a}{b} ; {rest}",
+            "{} ; {} ; b = weight {result}[{n}] ; {made}p = matmul {own} own_w{a}{b} ; {rest}",
             matrix("x", left, m, k),
             matrix("w", right, k, n),
         );
-        for [weight, product, sum] in &[["v", "q", "z"], ["u", "o", "t"]][..rights - 1] {
+        for [weight, product, sum] in &[["v", "q", "z"], ["u", "e", "t"]][..rights - 1] {
             let matrix = matrix(weight, right, k, n);
             text += &format!(
-                " ; {matrix} ; {product} = matmul own_x own_{weight}{a}{b} ; {sum} = add {product} b ; out {sum}"
+                " ; {matrix} ; {product} = matmul {own} own_{weight}{a}{b} ; {sum} = add {product} b ; out {sum}"
             );
         }
         text.parse().unwrap_or_else(|error| panic!("{error:?}\n{text}"))
@@ -67,6 +86,9 @@ impl Product {
     /// Launches before the last, as `emulator/matmul.cpp` reads them.
     fn before(&self, launch: &Launch) -> String {
         let grids = launch.grids().expect("grids");
+        if grids.persistent > 0 {
+            return format!("kept {} {}\n", grids.workspace, grids.persistent);
+        }
         let [before @ .., _] = grids.list.as_slice() else { return String::new() };
         if before.is_empty() {
             return String::new();
@@ -263,17 +285,6 @@ fn matmuls_by_warpgroups() {
         ("hopper_split", Product::new([130, 100, 520], true), tile(128, false, 4), 8, 8),
         ("hopper_split_rows", Product { left: true, ..Product::new([24, 120, 264], false) }, tile(160, false, 2), 8, 4),
         ("hopper_batch", Product { batch: 3, ..Product::new([24, 40, 72], false) }, tile(64, true, 1), 2, 2),
-        ("hopper_two", Product { rights: 2, ..Product::new([300, 104, 136], true) }, tile(192, true, 1), 2, 2),
-        ("hopper_two_rows", Product { rights: 2, ..Product::new([136, 72, 72], false) }, tile(128, true, 1), 1, 1),
-        ("hopper_two_odd", Product { rights: 2, ..Product::new([70, 51, 72], true) }, tile(144, false, 1), 2, 2),
-        ("hopper_three", Product { rights: 3, ..Product::new([130, 136, 200], false) }, tile(192, true, 1), 2, 2),
-        (
-            "hopper_three_batch",
-            Product { rights: 3, batch: 2, ..Product::new([40, 48, 72], true) },
-            tile(96, false, 1),
-            4,
-            2,
-        ),
         ("hopper_odd", Product::new([9, 51, 64], true), tile(64, false, 1), 2, 2),
         ("hopper_tall", Product::new([300, 104, 200], false), HopperTile { rows: 256, ..tile(96, false, 1) }, 4, 2),
         ("hopper_registers", Product::new([200, 104, 200], true), by_rows(128, 64, Sharing::Rows), 4, 2),
@@ -314,9 +325,44 @@ fn matmuls_by_warpgroups() {
             2,
         ),
     ];
+    check(&compiler, cases);
+}
+
+/// Several right operands of one left operand, and left operands that the launch makes.
+#[test]
+fn matmuls_of_several_operands() {
+    let Some(compiler) = compiler() else { return };
+    let cases = [
+        ("hopper_two", Product { rights: 2, ..Product::new([300, 104, 136], true) }, tile(192, true, 1), 2, 2),
+        ("hopper_two_rows", Product { rights: 2, ..Product::new([136, 72, 72], false) }, tile(128, true, 1), 1, 1),
+        ("hopper_two_odd", Product { rights: 2, ..Product::new([70, 51, 72], true) }, tile(144, false, 1), 2, 2),
+        ("hopper_three", Product { rights: 3, ..Product::new([130, 136, 200], false) }, tile(192, true, 1), 2, 2),
+        (
+            "hopper_three_batch",
+            Product { rights: 3, batch: 2, ..Product::new([40, 48, 72], true) },
+            tile(96, false, 1),
+            4,
+            2,
+        ),
+        ("hopper_made", Product { made: true, ..Product::new([300, 200, 136], true) }, tile(64, true, 1), 2, 2),
+        ("hopper_made_rows", Product { made: true, ..Product::new([139, 72, 203], false) }, tile(64, false, 1), 8, 8),
+        ("hopper_made_odd", Product { made: true, ..Product::new([600, 51, 72], true) }, tile(96, true, 1), 1, 1),
+        (
+            "hopper_made_two",
+            Product { made: true, rights: 2, ..Product::new([1300, 40, 40], true) },
+            tile(96, true, 1),
+            3,
+            3,
+        ),
+    ];
+    check(&compiler, cases);
+}
+
+/// Runs named products that are cut in some way, for so many multiprocessors, of which so many blocks run at once.
+fn check<const COUNT: usize>(compiler: &str, cases: [(&str, Product, HopperTile, usize, usize); COUNT]) {
     for (name, product, tile, processors, resident) in cases {
         let (source, launch) = hopper_matmul(&product, tile, processors);
-        let program = TileProgram::compile(&compiler, name, "matmul.cpp", "matmul_hopper", &source.text);
+        let program = TileProgram::compile(compiler, name, "matmul.cpp", "matmul_hopper", &source.text);
         let (ok, said) = program.run(&launch, resident, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}:\n{said}");
     }
@@ -391,4 +437,23 @@ fn mistakes_in_a_cluster() {
     let (source, _, launch) = matmul([3, 100, 1030], false, 7);
     let launched = Launched { source, entry: "skinny", launch, driver: "matmul.cpp" };
     check_mistakes("mistakes_in_a_cluster", launched, 2, 2, &mistakes);
+}
+
+/// Of rows that a launch makes for itself.
+#[test]
+fn mistakes_of_made_rows() {
+    let mistakes: [Mistake; 4] = [
+        ("while (load_acquire(count_of(p, row)) < all) back_off();", "", "FAILED"),
+        ("for (int row = 0; row < (int)p.m; row += ROWS) *count_of(p, row) = 0;", "", "left counts"),
+        ("if (threadIdx.x >= 32) make_other_rows(p);", "", "deadlock"),
+        (
+            "if ((threadIdx.x & 31) == 0) add_acq_rel(count_of(p, row), (u32)count);",
+            "if ((threadIdx.x & 31) == 0) add_acq_rel(count_of(p, row), 1);",
+            "deadlock",
+        ),
+    ];
+    let product = Product { made: true, ..Product::new([1300, 40, 40], true) };
+    let (source, launch) = hopper_matmul(&product, tile(64, true, 1), 2);
+    let launched = Launched { source, entry: "matmul_hopper", launch, driver: "matmul.cpp" };
+    check_mistakes("mistakes_of_made_rows", launched, 2, 2, &mistakes);
 }

@@ -22,6 +22,11 @@ pub(super) fn draws(body: &Body) -> bool {
     body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }))
 }
 
+/// How many results it stores.
+pub(super) fn stores(body: &Body) -> usize {
+    body.stages.iter().filter(|stage| matches!(stage, Stage::Store { .. })).count()
+}
+
 /// Arguments of what follows that have tensor maps: 16-bit ones whose rows lie at equal distances.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct MappedRows {

@@ -23,5 +23,8 @@ static __device__ __forceinline__ void run(const Parameters& p) {
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_arrive();
     wait_for_previous();
+#ifdef MAKES
+    make_first_rows(p);
+#endif
     walk(p, ring, s_base, warpgroup);
 }

@@ -5,15 +5,21 @@ static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char
     const int part = (int)(blockIdx.x % SPLIT), first = steps * part / SPLIT, own = steps * (part + 1) / SPLIT - first;
     const Tile tile = tile_at(p, blockIdx.x / SPLIT);
     if (warpgroup < 0) {
-        setmaxnreg_dec<24>();
+        setmaxnreg_dec<FETCHING_REGISTERS>();
         if (threadIdx.x == 0) {
             u32 at = 0;
             fetch(p, ring, tile, first, own, at);
             fetch_more(p, ring, tile, at);
+#ifdef MAKES
+            forget_rows(p);
+#endif
         }
+#ifdef MAKES
+        if (threadIdx.x >= 32) make_other_rows(p);
+#endif
         stand_by();
     } else {
-        setmaxnreg_inc<240>();
+        setmaxnreg_inc<MULTIPLYING_REGISTERS>();
         const int side = SIDES == 2 ? warpgroup : 0, half = SIDES == 2 ? 0 : warpgroup * HALVES;
         float sums[HALVES][COLUMNS / 2];
         begin(p, tile, sums);

@@ -38,6 +38,11 @@ struct Parameters {
     tail::Parameters tail;
     u64 m, steps, row_tiles, column_tiles, tiles;
     u64 a_batch, b_batch;  // whether the operand has a matrix for each of the batch
+#ifdef MAKES
+    head::Parameters head;
+    u32* g_made;      // as in `made.cu`
+    u64 first_rows;   // that are made before anything is multiplied
+#endif
 };
 
 struct Tile {
@@ -75,12 +80,19 @@ static __device__ __forceinline__ void prefetch_operands(const Parameters& p, co
 #endif
 }
 
+#ifdef MAKES
+static __device__ __forceinline__ void await_rows(const Parameters& p, int row);
+#endif
+
 static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, const Tile& tile, int first, int steps, u32& at) {
     const int a_batch = p.a_batch ? tile.batch : 0, b_batch = p.b_batch ? tile.batch : 0;
     // Pieces that were prefetched, and the step of the next.
     constexpr int ALL = (RESULT_WIDTH + 63) / 64;
     const int between = max(1, steps / ALL);
     int pieces = 0, next = first + between / 2;
+#ifdef MAKES
+    await_rows(p, tile.row);
+#endif
     for (int i = first; i < first + steps; ++i, ++at) {
         mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
         mbarrier_arrive_expect_tx(ring.full(at), A_BYTES + B_BYTES);

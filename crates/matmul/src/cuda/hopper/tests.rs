@@ -81,3 +81,11 @@ fn maps_need_starts_and_strides_of_16_bytes() {
     assert!(!is_fit_for_map((768, 1), &arg(0), Some(100)));
     assert!(!is_fit_for_map((768, 2), &arg(0), None));
 }
+
+/// More than it began with, a block would wait for forever.
+#[test]
+fn a_block_has_the_registers_that_its_warpgroups_ask_for() {
+    for [fetching, multiplying] in [REGISTERS, MAKING_REGISTERS] {
+        assert!(fetching + 2 * multiplying <= 3 * 168 && fetching % 8 == 0 && multiplying % 8 == 0);
+    }
+}

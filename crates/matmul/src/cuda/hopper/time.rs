@@ -65,6 +65,18 @@ pub(super) fn rows_us(shape: &MatmulShape) -> f64 {
     2.0 + 2.0 * megabytes(shape) / 6.0
 }
 
+/// Rows of a left operand that can be made in some time beside multiplications, which leave little of the L2: 0.6 rows of 768 columns per
+/// microsecond on a multiprocessor.
+pub(super) fn made_beside(shape: &MatmulShape, us: f64, processors: usize) -> usize {
+    (us * 0.6 * processors as f64 * 768.0 / shape.k.max(1) as f64) as usize
+}
+
+/// Time until the first rows of a left operand are there that all warps make.
+pub(super) fn made_us(shape: &MatmulShape, rows: usize, processors: usize) -> f64 {
+    let each = rows.div_ceil(12 * processors).max(1);
+    2.5 + each as f64 * shape.k as f64 / 768.0
+}
+
 /// Time of a launch that is cut so; rows of a result are shared by a cluster of so many blocks.
 pub(super) fn tile_us(
     tile: &HopperTile,

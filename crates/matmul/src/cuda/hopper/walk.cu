@@ -6,13 +6,19 @@
 static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char* s_base, int warpgroup) {
     const int steps = (int)p.steps;
     if (warpgroup < 0) {
-        setmaxnreg_dec<24>();
+        setmaxnreg_dec<FETCHING_REGISTERS>();
         if (threadIdx.x == 0) {
             u32 at = 0;
             for (u32 index = blockIdx.x; index < (u32)p.tiles; index += gridDim.x) fetch(p, ring, tile_at(p, index), 0, steps, at);
+#ifdef MAKES
+            forget_rows(p);
+#endif
         }
+#ifdef MAKES
+        if (threadIdx.x >= 32) make_other_rows(p);
+#endif
     } else {
-        setmaxnreg_inc<240>();
+        setmaxnreg_inc<MULTIPLYING_REGISTERS>();
         char* const s_staged = s_base + AT_STAGED + warpgroup * STAGED_BYTES;
         // Tiles of the block from one of this warpgroup's to the next, and the first 64 rows of a tile that it has.
         constexpr u32 APART = TURNS ? 2 : 1;

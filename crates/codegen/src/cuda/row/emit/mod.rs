@@ -19,7 +19,7 @@ use deuteron_graph::{Dtype, ReduceOp};
 
 pub use self::names::type_name;
 use self::names::{Kind, reduce_name, scalar_type, shared_name};
-pub(crate) use self::sides::{emit_epilogue, emit_following, emit_prologue};
+pub(crate) use self::sides::{emit_epilogue, emit_following, emit_prologue, emit_rows_of_warps};
 pub use self::tiles::TileArguments;
 pub(crate) use self::tiles::emit_tile_rows;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};

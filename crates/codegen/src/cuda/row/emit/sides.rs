@@ -3,7 +3,7 @@
 
 use super::names::{lane_type, scalar_type};
 use super::{Emission, Span, Writer};
-use crate::body::{Access, Expr, ExprId};
+use crate::body::{Access, ArgSpec, Expr, ExprId};
 use crate::cuda::row_config::Policy;
 
 /// `prologue::run(p, put)`: all threads of a block make the operand and call `put(row, column, value)` for each element.
@@ -20,6 +20,35 @@ pub(crate) fn emit_prologue(emission: &Emission) -> String {
     writer.addresses(|spec, _| !spec.written);
     writer.early_loads();
     writer.sweeps();
+    writer.close();
+    writer.close();
+    writer.text()
+}
+
+/// `make(p, start)`: the threads of a warp do the work of a row, and store it; `prefetch(p, start)` brings what they read of it into the L2.
+pub(crate) fn emit_rows_of_warps(emission: &Emission) -> String {
+    let mut writer = Writer::new(emission);
+    writer.span = Span { begin: "start", step: "1", end: "start + 1", memory: None };
+    writer.open("namespace head {");
+    writer.constants_of_rows();
+    writer.parameters();
+    writer.open("static __device__ __forceinline__ void make(const Parameters& p, const i64 start) {");
+    writer.line("const int lane = threadIdx.x % T, group = 0;");
+    writer.line("const int part = 0, turn = 0;");
+    writer.place("start");
+    writer.addresses(|_, _| true);
+    writer.sweeps();
+    writer.close();
+    writer.open("static __device__ __forceinline__ void prefetch(const Parameters& p, const i64 start) {");
+    writer.line("const int lane = threadIdx.x % T, group = 0;");
+    writer.place("start");
+    let own: Vec<usize> = writer.row_loads().into_iter().filter(|&arg| !writer.is_shared_row(arg)).collect();
+    let own = |spec: &ArgSpec, arg: usize| !spec.written && spec.access == Access::Row && own.contains(&arg);
+    writer.addresses(own);
+    for (arg, spec) in emission.body.args.iter().enumerate().filter(|&(arg, spec)| own(spec, arg)) {
+        let bytes = emission.body.cols * spec.dtype.bytes();
+        writer.line(format!("for (int at = lane * 128; at < {bytes}; at += T * 128) prefetch_line((u64)g{arg} + at);"));
+    }
     writer.close();
     writer.close();
     writer.text()
