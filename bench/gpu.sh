@@ -7,8 +7,8 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-experts.csv, h200-launches-peers.csv, h200-launches-ncu.csv,
-# h200-crossover.csv, h200-python-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
+# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-experts.csv, h200-launches-peers.csv,
+# h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
 set -u
@@ -26,7 +26,7 @@ bench        150      90
 peers        200      40
 gpt2         150      30
 attention    150      24
-matmul       200      50
+matmul       220      66
 experts      300      16
 launches     280      60
 ncu          110      60
@@ -158,9 +158,12 @@ part_sanitize() {
         --device cuda)
     # Every cut of a matmul, of sizes that fill no tile.
     local matmul=("$deuteron" bench matmul --once --rows 300 --weights 264x200 --epilogue residual --device cuda)
+    # Every rung of its ladder, of rows that start at multiples of 16 bytes and of odd ones.
+    local rungs=("$deuteron" bench matmul --ladder --once --rows 300 --weights 264x200,133x131 --device cuda)
     logs=$(mktemp -d)
     run "${checks[@]}"
     run "${matmul[@]}"
+    run "${rungs[@]}"
     run "${ladder[@]}" >"$logs/rungs"
     cat "$logs/rungs"
     local op
@@ -174,7 +177,7 @@ part_sanitize() {
     local core=0
     for tool in memcheck racecheck initcheck synccheck; do
         local sanitizer=(taskset -c $core compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20)
-        { "${sanitizer[@]}" "${checks[@]}" && "${sanitizer[@]}" "${ladder[@]}" && "${sanitizer[@]}" "${matmul[@]}"; } >"$logs/$tool" 2>&1 &
+        { "${sanitizer[@]}" "${checks[@]}" && "${sanitizer[@]}" "${ladder[@]}" && "${sanitizer[@]}" "${matmul[@]}" && "${sanitizer[@]}" "${rungs[@]}"; } >"$logs/$tool" 2>&1 &
         process[$tool]=$!
         core=$((core + 1))
     done
@@ -251,8 +254,15 @@ part_peers() {
     run python3 "$here/peers_gpu.py" --binary "$deuteron" --commit "$commit" --seconds $((190 - SECONDS))
 }
 
+# The ladder of a matmul from naive to ours, then GPT-2's matmuls beside cuBLASLt and torch.
 part_matmul() {
+    run matmul_ladder_rows
     run python3 "$here/peers_matmul_gpu.py" --binary "$deuteron" --commit "$commit"
+}
+
+matmul_ladder_rows() {
+    "$deuteron" bench matmul --ladder --device cuda --json |
+        csv_rows h200-matmul-ladder rows inner columns rung us tflops speedup over_library registers worst_ratio
 }
 
 # Rows routed to experts beside torch and a grouped matmul in Triton.

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{AnalyzeOptions, Kernels, analyze, flips};
-use deuteron::report::{Analysis, Candidate, PlanSheet, diff, expect, html, parse, roofline_svg};
+use deuteron::report::{
+    Analysis, Candidate, KernelSheet, PlanSheet, TileSheet, diff, expect, html, parse, roofline_svg,
+};
 use deuteron::{Backend, Bytes, Machine, Pin};
 
 use crate::device::{RedZones, Wanted};
@@ -166,6 +168,9 @@ pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
     writeln!(out, "{}\n{search}; planned in {ms:.0} ms.\n", analysis.verdict)?;
     writeln!(out, "{}\n", plans_table(analysis))?;
     writeln!(out, "The chosen plan\n{}\n", kernels_table(analysis, all))?;
+    if let Some(table) = matmuls_table(analysis, all) {
+        writeln!(out, "{MATMULS}\n{table}\n")?;
+    }
     let which = if all { "" } else { ", the weightiest" };
     writeln!(out, "Fusions considered{which}\n{}\n", candidates_table(analysis, all))?;
     let mut section = |title: &str, lines: Vec<String>| {
@@ -245,11 +250,13 @@ fn kernels_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
             cost.bound.clone(),
         ];
         if gpu {
-            let registers = match kernel.measured_registers {
-                Some(compiled) => format!("{compiled} ({} predicted)", cost.registers),
-                None => cost.registers.to_string(),
+            let registers = match (kernel.measured_registers, &kernel.tiles) {
+                (Some(compiled), _) => format!("{compiled} ({} predicted)", cost.registers),
+                (None, Some(tiles)) => registers(tiles),
+                (None, None) => cost.registers.to_string(),
             };
-            row.extend([registers, format!("{:.0} %", 100.0 * cost.occupancy)]);
+            let occupancy = kernel.tiles.as_ref().map_or(cost.occupancy, |tiles| tiles.occupancy);
+            row.extend([registers, format!("{:.0} %", 100.0 * occupancy)]);
         }
         row
     });
@@ -258,6 +265,61 @@ fn kernels_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
         header.extend(["registers", "occupancy"]);
     }
     show::table(&header, rows.collect(), 1)
+}
+
+/// What stands above [`matmuls_table`].
+pub const MATMULS: &str = "How its matmuls fill the GPU";
+
+/// How the matmuls of the chosen plan are cut on a GPU, if there are any, the longest first.
+pub fn matmuls_table(analysis: &Analysis, all: bool) -> Option<comfy_table::Table> {
+    let time = |kernel: &KernelSheet| kernel.cost.us * kernel.launches.len() as f64;
+    let of_matmul = |kernel: &&KernelSheet| kernel.kind == "matmul" && !kernel.variant.is_empty();
+    let mut kernels: Vec<&KernelSheet> = analysis.after.iter().filter(of_matmul).collect();
+    kernels.sort_by(|a, b| time(b).total_cmp(&time(a)));
+    kernels.truncate(if all { usize::MAX } else { 14 });
+    let rows: Vec<Vec<String>> = kernels.into_iter().map(matmul_row).collect();
+    let header = [
+        "kernel",
+        "size",
+        "computed by",
+        "tile",
+        "stages",
+        "cluster",
+        "registers",
+        "occupancy",
+        "waves",
+        "wave efficiency",
+    ];
+    (!rows.is_empty()).then(|| show::table(&header, rows, 3))
+}
+
+fn matmul_row(kernel: &KernelSheet) -> Vec<String> {
+    let mut row = vec![show::shorten(&kernel.name, 40), kernel.size.clone()];
+    let Some(tiles) = &kernel.tiles else {
+        row.push(kernel.variant.clone());
+        row.extend(std::iter::repeat_n("-".to_string(), 7));
+        return row;
+    };
+    let share = |share: f64| format!("{:.0} %", 100.0 * share);
+    row.extend([
+        format!("{}{}", tiles.by, if tiles.walked.is_some() { ", persistent blocks" } else { "" }),
+        format!("{} x {}", tiles.rows, tiles.columns),
+        tiles.stages.map_or("-".to_string(), |stages| stages.to_string()),
+        tiles.cluster.to_string(),
+        registers(tiles),
+        share(tiles.occupancy),
+        format!("{:.2}", tiles.waves),
+        share(tiles.wave_efficiency),
+    ]);
+    row
+}
+
+/// As compiled, or the most that the kernel lets the compiler take.
+fn registers(tiles: &TileSheet) -> String {
+    match tiles.registers_from.as_str() {
+        "compiled" => tiles.registers.to_string(),
+        _ => format!("at most {}", tiles.registers),
+    }
 }
 
 fn candidates_table(analysis: &Analysis, all: bool) -> comfy_table::Table {

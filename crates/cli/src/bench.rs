@@ -62,7 +62,7 @@ pub struct Arguments {
     )]
     plan: Vec<OpPlan>,
     /// Time every step from a naive kernel to the generated one instead: of add_act and norm_act if no op is
-    /// named, and of attention; or from many launches to one: of attention_add_norm and attention_block
+    /// named, of attention and of matmul; or from many launches to one: of attention_add_norm and attention_block
     #[arg(long)]
     ladder: bool,
     /// Time attention_add_norm and attention_block as one launch against the best plan without it, over batches, sequences and columns,
@@ -85,7 +85,8 @@ pub struct Arguments {
     /// worst_ratio}; with --crossover of {op, batch, sequence, hidden, head, dtype, device, apart_kernels,
     /// apart_launches, apart_us, apart_predicted_us, one_kernels, one_launches, one_us, one_predicted_us, takes_one, over_best}; of a model {model, device, weights, phases,
     /// attention_layer}; of matmul {rows, inner, columns, transposed, epilogue, dtype, device, variant, chosen, verified, worst_ratio,
-    /// us, tflops}, with --once of {variant, verified, worst_ratio}
+    /// us, tflops}, with --once of {variant, verified, worst_ratio}; of matmul --ladder {rows, inner, columns, dtype, device, rung, about,
+    /// variant, chosen, verified, worst_ratio, us, tflops, speedup, over_library, registers}, with --once of {rung, verified, worst_ratio}
     #[arg(long)]
     json: bool,
 }
@@ -130,15 +131,20 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
 }
 
 fn run_matmul(arguments: &Arguments, engine: &Engine) -> Result<Outcome> {
-    let other = arguments.ladder || arguments.crossover || arguments.tune || arguments.backward;
+    let other = arguments.crossover || arguments.tune || arguments.backward;
     if other || !arguments.elements.is_empty() || arguments.cols != [768] {
-        bail!("expected `bench matmul` with --rows, --weights, --epilogue, --dtype, --once, --device and --json alone");
+        bail!(
+            "expected `bench matmul` with --rows, --weights, --epilogue, --dtype, --once, --ladder, --device and --json alone"
+        );
     }
     let dtype = float(arguments.dtype.as_deref().unwrap_or("bf16"))?;
     let rows = if arguments.rows.is_empty() { &[1024, 8192][..] } else { &arguments.rows };
-    match arguments.once {
-        true => arguments.matmul.check(engine, rows, dtype, arguments.json),
-        false => arguments.matmul.run(engine, rows, dtype, arguments.json),
+    let (matmul, json) = (&arguments.matmul, arguments.json);
+    match (arguments.ladder, arguments.once) {
+        (false, false) => matmul.run(engine, rows, dtype, json),
+        (false, true) => matmul.check(engine, rows, dtype, json),
+        (true, false) => matmul.run_ladder(engine, rows, dtype, json),
+        (true, true) => matmul.check_ladder(engine, rows, dtype, json),
     }
 }
 

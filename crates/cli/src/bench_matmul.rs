@@ -1,10 +1,13 @@
-//! `deuteron bench matmul`: a matmul by every variant that the GPU has.
+//! `deuteron bench matmul`: a matmul by every variant that the GPU has, or from a naive kernel to ours.
 
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use deuteron::bench::{MatmulCase, MatmulEpilogue, VariantCheck, VariantRow, check_matmul, matmul_variants};
+use deuteron::bench::{
+    MatmulCase, MatmulEpilogue, MatmulRung, MatmulRungCheck, VariantCheck, VariantRow, check_matmul,
+    check_matmul_ladder, matmul_ladder, matmul_variants,
+};
 use deuteron::{Dtype, Engine};
 
 use crate::Outcome;
@@ -13,7 +16,7 @@ use crate::show;
 /// What `bench matmul` takes beside rows and dtype.
 #[derive(Args)]
 pub struct MatmulArguments {
-    /// Of matmul: sizes of the weights, inner size x columns, with a t behind it where they lie transposed [default: those of GPT-2 124M]
+    /// Of matmul: sizes of the weights, inner size x columns, with a t behind it where they lie transposed [default: those of GPT-2 124M; of its ladder 768x3072]
     #[arg(long, value_delimiter = ',', value_name = "KxN")]
     weights: Vec<Weights>,
     /// Of matmul: what follows it, one or more of none, bias, gelu, residual, norm [default: none]
@@ -46,16 +49,21 @@ impl FromStr for Weights {
 const GPT2: [(usize, usize, bool); 5] =
     [(768, 2304, false), (768, 768, false), (768, 3072, false), (3072, 768, false), (768, 50257, true)];
 
+/// The weights of its ladder: those of the layer's first linear after the norm, which has the most work.
+const LADDER: [(usize, usize, bool); 1] = [(768, 3072, false)];
+
 impl MatmulArguments {
     /// Whether none of them is given.
     pub fn is_empty(&self) -> bool {
         self.weights.is_empty() && self.epilogue.is_empty()
     }
 
-    fn cases(&self, rows: &[usize], dtype: Dtype) -> Result<Vec<MatmulCase>> {
+    /// Of these weights where none are given.
+    fn cases(&self, rows: &[usize], dtype: Dtype, weights: &[(usize, usize, bool)]) -> Result<Vec<MatmulCase>> {
         ensure!(rows.iter().all(|&rows| rows > 0), "expected one row or more, got 0");
-        let gpt2 = GPT2.map(|(inner, columns, transposed)| Weights { inner, columns, transposed });
-        let weights = if self.weights.is_empty() { &gpt2[..] } else { &self.weights };
+        let usual = weights.iter().map(|&(inner, columns, transposed)| Weights { inner, columns, transposed });
+        let usual: Vec<Weights> = usual.collect();
+        let weights = if self.weights.is_empty() { &usual } else { &self.weights };
         let epilogues = if self.epilogue.is_empty() { &[MatmulEpilogue::None][..] } else { &self.epilogue };
         let mut cases = Vec::new();
         for &rows in rows {
@@ -69,18 +77,38 @@ impl MatmulArguments {
 
     /// Measures all, and prints.
     pub fn run(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
-        let all = each(&self.cases(rows, dtype)?, |case| matmul_variants(engine, case))?;
+        let all = each(&self.cases(rows, dtype, &GPT2)?, |case| matmul_variants(engine, case))?;
         if json {
             show::json(&all)?;
         } else {
             print(&all);
         }
-        Ok(if all.iter().all(|row| row.verified) { Outcome::Good } else { Outcome::Failed })
+        Ok(Outcome::of(all.iter().all(|row| row.verified)))
+    }
+
+    /// Times every rung of the ladder, and prints.
+    pub fn run_ladder(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
+        let all = each(&self.cases(rows, dtype, &LADDER)?, |case| matmul_ladder(engine, case))?;
+        show::report(&all, json, |all| print_ladder(all))?;
+        Ok(Outcome::of(all.iter().all(|row| row.verified)))
+    }
+
+    /// Runs every rung of the ladder once, and prints what was found.
+    pub fn check_ladder(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
+        let all: Vec<MatmulRungCheck> =
+            each(&self.cases(rows, dtype, &LADDER)?, |case| check_matmul_ladder(engine, case))?;
+        show::report(&all, json, |all| {
+            for row in all {
+                let wrong = if row.verified { "" } else { " WRONG" };
+                outln!("matmul {}: error {:.2} of its bound{wrong}", row.rung, row.worst_ratio);
+            }
+        })?;
+        Ok(Outcome::of(all.iter().all(|row| row.verified)))
     }
 
     /// Runs every variant once, and prints what was found.
     pub fn check(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
-        let all: Vec<VariantCheck> = each(&self.cases(rows, dtype)?, |case| check_matmul(engine, case))?;
+        let all: Vec<VariantCheck> = each(&self.cases(rows, dtype, &GPT2)?, |case| check_matmul(engine, case))?;
         let failed: Vec<&VariantCheck> = all.iter().filter(|check| !check.verified).collect();
         if json {
             show::json(&all)?;
@@ -121,5 +149,40 @@ fn print(rows: &[VariantRow]) {
     outln!("{}", show::table(&header, rows.iter().map(line).collect(), 5));
     if let Some(row) = rows.first() {
         outln!("{}, medians, variants in turn over rotating buffers. `t`: the weights lie transposed.", row.device);
+    }
+}
+
+fn print_ladder(rows: &[MatmulRung]) {
+    let header = [
+        "rows x inner x columns",
+        "rung",
+        "what is new",
+        "cut",
+        "in plans",
+        "time",
+        "TFLOP/s",
+        "of first",
+        "of cuBLASLt",
+        "registers",
+        "error of its bound",
+    ];
+    let line = |row: &MatmulRung| {
+        vec![
+            format!("{}x{}x{} {}", row.rows, row.inner, row.columns, row.dtype),
+            row.rung.clone(),
+            row.about.clone(),
+            row.variant.clone(),
+            if row.chosen { "yes" } else { "" }.to_string(),
+            show::milliseconds(row.us / 1e3),
+            format!("{:.1}", row.tflops),
+            format!("{:.2}x", row.speedup),
+            row.over_library.map_or("-".into(), |ratio| format!("{ratio:.2}x")),
+            row.registers.map_or("-".into(), |registers| registers.to_string()),
+            format!("{:.2}{}", row.worst_ratio, if row.verified { "" } else { " WRONG" }),
+        ]
+    };
+    outln!("{}", show::table(&header, rows.iter().map(line).collect(), 5));
+    if let Some(row) = rows.first() {
+        outln!("{}, medians, rungs in turn over rotating buffers.", row.device);
     }
 }

@@ -10,7 +10,7 @@ use deuteron::{Bytes, Engine};
 use deuteron_gpt2::BenchReport;
 use serde::Serialize;
 
-use crate::analyze::PageArguments;
+use crate::analyze::{MATMULS, PageArguments, matmuls_table};
 use crate::device::DeviceArguments;
 use crate::input::GraphArguments;
 use crate::{Outcome, bench_model, machine_file, show};
@@ -112,6 +112,9 @@ fn print(report: &FuseReport, all: bool) {
     outln!("The fused plan{}", if all { "" } else { ", kernels of one name together" });
     let rows = if all { each_kernel(&report.groups) } else { kernels_by_name(&report.groups) };
     outln!("{}\n", show::table(&["kernel", "count", "primitives", "moved", "predicted", "time", "share"], rows, 1));
+    if let Some(table) = matmuls_table(&report.analysis, all) {
+        outln!("{MATMULS}\n{table}\n");
+    }
     if all {
         print_refusals(report);
     }

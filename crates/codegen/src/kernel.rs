@@ -11,7 +11,7 @@ use deuteron_plan::{Draft, Work};
 
 use crate::argument::{Argument, Lookup};
 use crate::cpu::task::{CpuSource, Tasks};
-use crate::cuda::grid::{CudaSource, Grids};
+use crate::cuda::grid::{CudaSource, Grids, Tiling};
 use crate::library::{LibraryCall, LibraryLaunch};
 
 /// A kernel of a plan.
@@ -75,6 +75,7 @@ pub struct Launch {
     lookups: Vec<Lookup>,
     execution: Execution,
     variant: Variant,
+    tiling: Option<Tiling>,
     /// of the source it was made with
     fingerprint: u64,
 }
@@ -101,7 +102,7 @@ pub struct Variant {
 
 impl Launch {
     pub(crate) fn new(arguments: Vec<Argument>, execution: Execution) -> Launch {
-        Launch { arguments, lookups: Vec::new(), execution, variant: Variant::default(), fingerprint: 0 }
+        Launch { arguments, lookups: Vec::new(), execution, variant: Variant::default(), tiling: None, fingerprint: 0 }
     }
 
     /// Grids of a GPU, which touch no byte of an argument beyond its reach.
@@ -122,6 +123,11 @@ impl Launch {
     /// The same with the name of the way that was taken, and the key of its measured launch shape.
     pub fn with_variant(self, name: String, key: String) -> Launch {
         Launch { variant: Variant { name, key }, ..self }
+    }
+
+    /// The same with how its matmul is cut.
+    pub fn with_tiling(self, tiling: Tiling) -> Launch {
+        Launch { tiling: Some(tiling), ..self }
     }
 
     /// Whether it was made with a source.
@@ -155,6 +161,11 @@ impl Launch {
     /// Which way was taken.
     pub fn variant(&self) -> &Variant {
         &self.variant
+    }
+
+    /// How its matmul is cut, where it has one that is a kernel of ours.
+    pub fn tiling(&self) -> Option<&Tiling> {
+        self.tiling.as_ref()
     }
 }
 

@@ -4,8 +4,10 @@ mod flip;
 mod recompute;
 mod registers;
 mod sheets;
+mod tiles;
 
 pub use flip::{Knob, Variants, flips};
+pub(crate) use tiles::note_registers;
 
 use std::time::Instant;
 
@@ -70,7 +72,7 @@ pub fn analyze(graph: &Graph, options: &AnalyzeOptions) -> Result<Analysis, Erro
     let planning_ms = start.elapsed().as_secs_f64() * 1e3;
     let mut analysis = Analysis { recompute, ..sheets::analysis(&planned, options, &assessment, planning_ms) };
     if let (Some(compiler), Some(Backend::Cuda(target))) = (&options.compiler, &options.backend) {
-        registers::fill(&mut analysis, &planned, &assessment, compiler, target)?;
+        registers::fill(&mut analysis, &planned, &assessment, (compiler, target), &options.machine)?;
     }
     Ok(analysis)
 }

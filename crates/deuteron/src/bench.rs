@@ -13,7 +13,10 @@ mod turns;
 pub use crossover::{Crossing, CrossoverRow, crossing, crossover};
 pub(crate) use device::{Sets, copies, repeats, rotation, runs_of_a_sample};
 pub use ladder::{LadderCheck, LadderRow, check_ladder, ladder};
-pub use matmul::{MatmulCase, MatmulEpilogue, VariantCheck, VariantRow, check_matmul, matmul_variants};
+pub use matmul::{
+    MatmulCase, MatmulEpilogue, MatmulRung, MatmulRungCheck, VariantCheck, VariantRow, check_matmul,
+    check_matmul_ladder, matmul_ladder, matmul_variants,
+};
 pub use once::{OnceKernel, OncePlan, OnceRow, OpPlan, once};
 pub use overhead::{OverheadRow, overhead};
 

@@ -142,13 +142,21 @@ pub enum Error {
     #[error(
         "{op} has no ladder here; there is one of add_act and one of norm_act (layer norm, a multiple of 8 columns, at most \
          {widest}), with gelu, in f32 and bf16, one of attention (causal, heads of 64, bf16), and ones of \
-         attention_add_norm and attention_block, each forward"
+         attention_add_norm and attention_block, each forward; and one of matmul"
     )]
     NoLadder {
         /// the op
         op: &'static str,
         /// the longest row
         widest: usize,
+    },
+    /// A matmul without hand-written rungs.
+    #[error(
+        "the ladder of matmul is of f16 and bf16, weights that lie as [inner size, columns] and no epilogue; got {got}"
+    )]
+    NoMatmulLadder {
+        /// what differs
+        got: String,
     },
     /// Variants of a kernel where a plan has none, or several.
     #[error("expected a graph that is one kernel on this device, got a plan of {0} kernels")]

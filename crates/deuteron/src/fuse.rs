@@ -10,7 +10,7 @@ use deuteron_reference::Array;
 use deuteron_report::{Analysis, ClassError, KernelSheet, MeasuredSheet};
 use serde::Serialize;
 
-use crate::analyze::{AnalyzeOptions, Kernels, analyze};
+use crate::analyze::{AnalyzeOptions, Kernels, analyze, note_registers};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
@@ -223,8 +223,9 @@ fn report(
     let verified = checked.iter().all(Verification::holds);
     let [unfused_shares, fused_shares] = [times.unfused.shares(), times.fused.shares()];
     let model = class_errors(fused_plan, &fused_shares);
-    fill_measured(&mut analysis.before, &unfused_shares, sessions[0]);
-    fill_measured(&mut analysis.after, &fused_shares, sessions[1]);
+    let machine = engine.device().machine();
+    fill_measured(&mut analysis.before, &unfused_shares, sessions[0], machine);
+    fill_measured(&mut analysis.after, &fused_shares, sessions[1], machine);
     let [unfused_time, fused_time] = [times.unfused.best(), times.fused.best()];
     let speedup = unfused_time.as_secs_f64() / fused_time.as_secs_f64().max(1e-12);
     analysis.measured = Some(MeasuredSheet {
@@ -255,13 +256,13 @@ fn report(
 }
 
 /// The median of the measured times of each kernel's launches, and its registers as compiled.
-fn fill_measured(kernels: &mut [KernelSheet], times: &[Duration], session: &Session) {
+fn fill_measured(kernels: &mut [KernelSheet], times: &[Duration], session: &Session, machine: &Machine) {
     for kernel in kernels {
         let own: Vec<Duration> = kernel.launches.iter().filter_map(|&launch| times.get(launch).copied()).collect();
         kernel.measured_us = Some(median(own).as_secs_f64() * 1e6);
         let compiled = kernel.launches.first().and_then(|&launch| session.kernels().get(launch));
-        kernel.measured_registers =
-            compiled.and_then(|kernel| kernel.usage().iter().map(|entry| entry.registers).max());
+        let registers = compiled.and_then(|kernel| kernel.usage().iter().map(|entry| entry.registers).max());
+        note_registers(kernel, registers, machine);
     }
 }
 

@@ -67,6 +67,14 @@ pub(crate) fn tagged_source(graph: &Graph, plan: &Plan, group: &Group, backend: 
     lines.into_iter().map(|line| SourceLine { op: op(line.node), text: line.text }).collect()
 }
 
+/// The kernel of a group for a GPU; none for a CPU, or where no family takes the group.
+pub(crate) fn cuda_kernel(graph: &Graph, plan: &Plan, group: &Group, backend: Option<&Backend>) -> Option<Kernel> {
+    match backend? {
+        Backend::Cpu => None,
+        backend @ Backend::Cuda(_) => render(group.draft(graph, &plan.placement), backend).ok(),
+    }
+}
+
 /// Whether a kernel holds an operation that is only described.
 pub(crate) fn holds_opaque(graph: &Graph, group: &Group) -> bool {
     group.nodes.iter().any(|&id| matches!(graph.node(id).op, Op::Opaque(_)))
@@ -201,17 +209,22 @@ impl Compiled {
     }
 }
 
-/// The share of a multiprocessor's threads that fit at once. Registers are given to warps in lots of 256, shared memory
-/// in lots of 128 bytes and 1 KiB a block for the system.
-fn occupancy(machine: &Machine, threads: u32, registers: u32, shared: u32) -> f64 {
+/// The share of a multiprocessor's threads that fit at once.
+pub(crate) fn occupancy(machine: &Machine, threads: u32, registers: u32, shared: u32) -> f64 {
+    let blocks = resident_blocks(machine, threads, registers, shared);
+    (blocks * threads.next_multiple_of(32).max(32) as usize) as f64 / machine.get(Quantity::Threads)
+}
+
+/// Blocks that fit a multiprocessor at once. Registers are given to warps in lots of 256, shared memory in lots of 128 bytes and 1 KiB a
+/// block for the system.
+pub(crate) fn resident_blocks(machine: &Machine, threads: u32, registers: u32, shared: u32) -> usize {
     let warps = threads.div_ceil(32).max(1) as usize;
     let lot = (registers.max(1) as usize * 32).next_multiple_of(256);
     let by_registers = machine.count(Quantity::Registers) / lot / warps;
     let by_threads = machine.count(Quantity::Threads) / (32 * warps);
     let a_block = (shared as usize).next_multiple_of(128) + 1024;
     let by_shared = machine.kilobytes(Quantity::SharedKb).0 as usize / a_block;
-    let blocks = by_registers.min(by_threads).min(by_shared).min(32);
-    (blocks * warps * 32) as f64 / machine.get(Quantity::Threads)
+    by_registers.min(by_threads).min(by_shared).min(32)
 }
 
 #[cfg(test)]

@@ -28,6 +28,18 @@ impl Family<CudaTarget> for LibraryFamily {
 /// The call of the library, and a plain kernel of ours where it has no algorithm or is not installed.
 pub fn kernel(matmul: &LibraryMatmul) -> Kernel {
     let LibraryMatmul { call, shape, args } = matmul;
+    let launch = LibraryLaunch {
+        shape: shape.clone(),
+        offsets: args.iter().map(|arg| arg.offset).collect(),
+        fallback: plain::source(call),
+        grids: plain::grids(matmul),
+    };
+    Kernel::new(Source::Library(*call), Launch::of_library(arguments(matmul), launch))
+}
+
+/// What a device has to know of its operands, in the order of the call.
+pub fn arguments(matmul: &LibraryMatmul) -> Vec<Argument> {
+    let LibraryMatmul { call, shape, args } = matmul;
     let reach = |operand: Operand| match operand {
         Operand::A => shape.reach(Matrix::A),
         Operand::B => shape.reach(Matrix::B),
@@ -36,15 +48,7 @@ pub fn kernel(matmul: &LibraryMatmul) -> Kernel {
         Operand::Residual | Operand::C => shape.reach(Matrix::C),
     };
     let operands = call.operands().iter().zip(args);
-    let arguments = operands.map(|(&operand, arg)| Argument::new(arg, reach(operand))).collect();
-    let launch = LibraryLaunch {
-        shape: shape.clone(),
-        offsets: args.iter().map(|arg| arg.offset).collect(),
-        fallback: plain::source(call),
-        grids: plain::grids(matmul),
-    };
-    let launch = Launch::of_library(arguments, launch);
-    Kernel::new(Source::Library(*call), launch)
+    operands.map(|(&operand, arg)| Argument::new(arg, reach(operand))).collect()
 }
 
 /// Its operands, in the order of the call.

@@ -219,8 +219,9 @@ pub const PAGES: &[Page] = &[
                   weights anyway, and the fusion is allowed and priced; so is what follows a product whose rows a cluster \
                   of blocks holds together, and, on GPUs with such clusters, what comes before one.",
         example: "y = linear x[8192,768] w[768,4096] ; z = layer_norm y g[4096] b[4096] ; out z",
-        hint: "let the product write its rows and fuse the norm with the residual add around it; or use a template \
-               that owns whole rows (attention_block)",
+        hint: "after a product, rows that a cluster holds are fused (up to 2048 columns on Hopper); otherwise let the product \
+               write its rows and fuse the norm with the residual add around it, or use a template that owns whole rows \
+               (attention_block)",
     },
     Page {
         code: "E-PLAN-005",

@@ -29,7 +29,7 @@ function listContents() {
 connectTheme();
 document.documentElement.dataset.drawn = '';
 if (data) {
-  for (const show of [showGraph, showCandidates, showRoofline, showTraffic, showTimeline, showPlans, showSource, showMeasured,
+  for (const show of [showGraph, showCandidates, showRoofline, showTraffic, showTimeline, showPlans, showMatmuls, showSource, showMeasured,
     showPins, showFlips, showRecompute, showMachine, showNotes]) {
     try {
       show();

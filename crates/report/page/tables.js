@@ -1,4 +1,4 @@
-// The plain tables: plans, measured, pins, flips, recomputation, machine, notes.
+// The plain tables: plans, matmuls, measured, pins, flips, recomputation, machine, notes.
 
 function showPlans() {
   const titles = [
@@ -6,7 +6,7 @@ function showPlans() {
     ['eager', 'Eager', 'a kernel a composite'],
     ['unfused', 'Unfused', 'a kernel a call'],
     ['greedy', 'Greedy', 'neighbours merged in order'],
-    ['chosen', 'Chosen', 'the cheapest that can be generated here'],
+    ['chosen', 'Chosen', data.after.every((kernel) => kernel.realizable) ? 'the cheapest that can be generated here' : 'the cheapest; some of its kernels cannot be generated here'],
     ['conceivable', 'Conceivable', 'the cheapest if every skeleton existed'],
   ];
   const rows = titles.filter(([key]) => data.plans[key]).map(([key, title, text]) => ({ ...data.plans[key], title, text, rowClass: key === 'chosen' ? 'chosen' : null }));
@@ -22,6 +22,28 @@ function showPlans() {
     { title: '', cell: (row) => bar(row.us / most, row.rowClass ? 'meter-good' : 'meter-fill', 'wide') },
     { title: 'Against unfused', number: true, cell: (row) => formatRatio(base.us / row.us) },
   ], rows);
+}
+
+function showMatmuls() {
+  const kernels = [...data.after, ...data.before].filter((kernel) => kernel.tiles || (kernel.kind === 'matmul' && kernel.variant));
+  if (!kernels.length) return;
+  reveal('matmuls');
+  const compiled = kernels.some((kernel) => kernel.tiles && kernel.tiles.registers_from === 'compiled');
+  byId('matmuls-lead').textContent = `How each is cut, and how its tiles fill the multiprocessors. Registers are ${compiled
+    ? 'those that the compiler counts' : 'the most that a kernel lets the compiler take, as nothing was compiled'}. Of cuBLASLt's kernels none of this is known.`;
+  const ofTiles = (show) => (row) => (row.tiles ? show(row.tiles) : NOTHING);
+  fillTable(byId('matmuls-table'), [
+    { title: 'Kernel', cell: (row) => [row.name, element('span', { class: 'why' }, `${row.side}, ${row.size}, ×\u00a0${row.launches.length}`)] },
+    { title: 'Computed by', cell: (row) => (row.tiles ? [row.tiles.by, element('span', { class: 'why' }, row.variant)] : row.variant) },
+    { title: 'Tile', number: true, cell: ofTiles((tiles) => `${tiles.rows} × ${tiles.columns}`) },
+    { title: 'Stages', number: true, cell: ofTiles((tiles) => (isNumber(tiles.stages) ? formatCount(tiles.stages) : NOTHING)) },
+    { title: 'Cluster', number: true, cell: ofTiles((tiles) => formatCount(tiles.cluster)) },
+    { title: 'Registers', number: true, cell: ofTiles((tiles) => `${tiles.registers_from === 'compiled' ? '' : '≤ '}${formatCount(tiles.registers)}`) },
+    { title: 'Occupancy', number: true, cell: ofTiles((tiles) => formatShare(tiles.occupancy)) },
+    { title: 'Waves', number: true, cell: ofTiles((tiles) => digits(tiles.waves)) },
+    { title: 'Wave efficiency', number: true, cell: ofTiles((tiles) => formatShare(tiles.wave_efficiency)) },
+    { title: '', cell: (row) => (row.tiles ? bar(row.tiles.wave_efficiency, 'meter-fill') : '') },
+  ], kernels);
 }
 
 function showMeasured() {

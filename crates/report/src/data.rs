@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     Analysis, Candidate, CostSheet, Disagreement, Flip, KernelSheet, MachineSheet, MeasuredSheet, PinSheet, Plans,
-    RecomputeSheet, SourceLine,
+    RecomputeSheet, SourceLine, TileSheet,
 };
 
 /// The data block as JSON. `page/data.js` reads it.
@@ -95,6 +95,8 @@ struct KernelData<'a> {
     size: &'a str,
     cost: &'a CostSheet,
     realizable: bool,
+    variant: &'a str,
+    tiles: Option<&'a TileSheet>,
     /// position in `sources`
     source: Option<usize>,
     measured_us: Option<f64>,
@@ -112,6 +114,8 @@ fn kernels<'a>(sheets: &'a [KernelSheet], strings: &mut Strings<'a>, sources: &m
             size: &sheet.size,
             cost: &sheet.cost,
             realizable: sheet.realizable,
+            variant: &sheet.variant,
+            tiles: sheet.tiles.as_ref(),
             source: sources.place(&sheet.source, strings),
             measured_us: sheet.measured_us,
             measured_registers: sheet.measured_registers,

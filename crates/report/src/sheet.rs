@@ -59,7 +59,7 @@ pub struct Plans {
     pub unfused: PlanSheet,
     /// neighbours merged in order wherever it is legal
     pub greedy: PlanSheet,
-    /// the cheapest plan that can be generated for this machine
+    /// the cheapest plan, of what can be generated for this machine or, for a machine that is not here, of every skeleton
     pub chosen: PlanSheet,
     /// the cheapest plan if every skeleton existed, where that differs
     pub conceivable: Option<PlanSheet>,
@@ -135,6 +135,12 @@ pub struct KernelSheet {
     pub cost: CostSheet,
     /// whether code for it can be generated here
     pub realizable: bool,
+    /// which of the ways to compute it is taken, in words: `tiles of 128 x 192, two warpgroups in turn, 4 stages`, `cuBLASLt`; empty where
+    /// there is one way alone, or no code
+    #[serde(default)]
+    pub variant: String,
+    /// how it is cut and how it fills a GPU, of a matmul by a kernel of ours
+    pub tiles: Option<TileSheet>,
     /// generated source, each line with the operation it came from; empty if there is none
     pub source: Vec<SourceLine>,
     /// median of the measured times of its launches, if it was measured
@@ -193,6 +199,39 @@ pub struct SourceLine {
     pub text: String,
     /// the operation it came from; empty where it is scaffolding
     pub op: String,
+}
+
+/// How a matmul is cut into tiles, and how these fill a GPU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TileSheet {
+    /// the instructions that multiply: `wgmma`, `mma.sync`, `fma`, `dp4a`
+    pub by: String,
+    /// rows of a tile
+    pub rows: usize,
+    /// columns of a tile
+    pub columns: usize,
+    /// stages of operands in shared memory; none where operands do not pass through a ring of them
+    pub stages: Option<usize>,
+    /// blocks of a cluster; 1 where there are none
+    pub cluster: u32,
+    /// blocks of a launch
+    pub blocks: u64,
+    /// tiles over which persistent blocks walk; none where every block has one
+    pub walked: Option<u64>,
+    /// threads of a block
+    pub threads: u32,
+    /// bytes of shared memory of a block
+    pub shared: u32,
+    /// registers a thread, on average where warps hand them over; see `registers_from`
+    pub registers: u32,
+    /// where `registers` comes from: `compiled`, or `bound`, the most that the kernel lets the compiler take
+    pub registers_from: String,
+    /// share of a multiprocessor's threads that are there at once
+    pub occupancy: f64,
+    /// how often all multiprocessors are filled with tiles
+    pub waves: f64,
+    /// share of the places in these waves, the last one counted whole, that have a tile
+    pub wave_efficiency: f64,
 }
 
 /// A fusion that was considered.

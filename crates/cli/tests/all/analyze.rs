@@ -165,6 +165,26 @@ fn registers_are_compiled_where_that_is_asked_for() {
 }
 
 #[test]
+fn matmuls_say_how_they_fill_a_gpu() {
+    let folder = Folder::new();
+    let words = ["analyze", "gpt2-block", "--batch", "8", "--dtype", "bf16", "--device"];
+    let said = |device: &str| {
+        let output = folder.run(&[&words[..], &[device]].concat());
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        text(&output.stdout)
+    };
+    let hopper = said("h200");
+    for word in ["How its matmuls fill the GPU", "wave efficiency", "wgmma", "at most 168", "128 x 192"] {
+        assert!(hopper.contains(word), "{word}:\n{hopper}");
+    }
+    assert!(hopper.contains("This version generates all of its kernels.\n"), "{hopper}");
+    let ampere = said("a100");
+    assert!(ampere.contains("cuBLASLt"), "{ampere}");
+    assert!(ampere.contains("all of its kernels but: "), "{ampere}");
+    assert!(!said("cpu").contains("fill the GPU"));
+}
+
+#[test]
 fn expectations_hold_or_exit_with_1() {
     let folder = Folder::new();
     let good = folder.write("good.txt", "# the norm takes the activation in\nfused: layer_norm, gelu\n");

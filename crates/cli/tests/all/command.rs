@@ -186,6 +186,15 @@ fn a_ladder_ends_with_the_generated_kernel() {
 }
 
 #[test]
+fn a_ladder_of_a_matmul_needs_a_gpu() {
+    for words in [&["--ladder"][..], &["--ladder", "--once"]] {
+        let refused = deuteron(&[&["bench", "matmul", "--rows", "64", "--device", "cpu"][..], words].concat());
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("expected a GPU"), "{refused:?}");
+    }
+}
+
+#[test]
 fn ladders_of_launches_end_with_one() {
     let kernels = |op: &str| -> Vec<u64> {
         let rungs = json(&["bench", op, "--ladder", "--rows", "64", "--cols", "64", "--json", "--device", "cpu"]);

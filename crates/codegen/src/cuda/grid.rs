@@ -88,6 +88,23 @@ impl Grid {
     }
 }
 
+/// How the blocks of a grid cut a matmul, for a person and for reports: no device reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiling {
+    /// the kernel's name in the text
+    pub entry: &'static str,
+    /// the instructions that multiply: `wgmma`, `mma.sync`, `fma`, `dp4a`
+    pub by: &'static str,
+    /// rows and columns of a tile
+    pub tile: [usize; 2],
+    /// stages of operands in shared memory; none where operands do not pass through a ring of them
+    pub stages: Option<usize>,
+    /// tiles in all, over which persistent blocks walk; none where every block has one
+    pub walked: Option<usize>,
+    /// blocks of a multiprocessor that the kernel is compiled for, which bounds its registers
+    pub resident: usize,
+}
+
 /// All grids of one launch, in order.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Grids {

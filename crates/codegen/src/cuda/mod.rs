@@ -8,7 +8,7 @@ pub mod target;
 pub mod tuning;
 
 pub use arch::Arch;
-pub use grid::{CudaSource, Grid, Grids, Word};
+pub use grid::{CudaSource, Grid, Grids, Tiling, Word};
 pub use row_config::{Policy, RowConfig};
 pub use target::CudaTarget;
 pub use tuning::{BadTuning, Tuning};

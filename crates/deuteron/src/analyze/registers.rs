@@ -7,9 +7,10 @@ use deuteron_codegen::cuda::CudaTarget;
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_graph::Graph;
 use deuteron_kernels::{Backend, render};
-use deuteron_plan::Assessment;
+use deuteron_plan::{Assessment, Machine};
 use deuteron_report::Analysis;
 
+use crate::analyze::tiles;
 use crate::error::Error;
 use crate::listing;
 
@@ -18,8 +19,8 @@ pub(super) fn fill(
     analysis: &mut Analysis,
     graph: &Graph,
     assessment: &Assessment,
-    compiler: &Compiler,
-    target: &CudaTarget,
+    (compiler, target): (&Compiler, &CudaTarget),
+    machine: &Machine,
 ) -> Result<(), Error> {
     let backend = Backend::Cuda(target.clone());
     let mut known: HashMap<String, Option<u32>> = HashMap::new();
@@ -28,7 +29,7 @@ pub(super) fn fill(
         for sheet in sheets.iter_mut().filter(|sheet| sheet.realizable) {
             let Some(group) = sheet.launches.first().and_then(|&launch| plan.groups.get(launch)) else { continue };
             let Source::Cuda(source) = render(group.draft(graph, &plan.placement), &backend)?.source else { continue };
-            sheet.measured_registers = match known.get(&source.text) {
+            let registers = match known.get(&source.text) {
                 Some(&registers) => registers,
                 None => {
                     let usage = listing::usage(compiler, &source, target)?;
@@ -36,6 +37,7 @@ pub(super) fn fill(
                     *known.entry(source.text).or_insert(registers)
                 }
             };
+            tiles::note_registers(sheet, registers, machine);
         }
     }
     Ok(())

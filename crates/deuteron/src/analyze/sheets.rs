@@ -12,13 +12,14 @@ use deuteron_report::{
     OpSheet, PinSheet, PlanSheet, Plans, ReasonSheet, SearchSheet,
 };
 
-use crate::analyze::{AnalyzeOptions, Kernels, generated};
+use crate::analyze::{AnalyzeOptions, Kernels, generated, tiles};
 use crate::listing;
 
 pub(super) fn analysis(graph: &Graph, options: &AnalyzeOptions, assessment: &Assessment, planning_ms: f64) -> Analysis {
     let candidates: Vec<Candidate> =
         assessment.fusions.iter().map(|fusion| candidate(fusion, &options.machine)).collect();
     let search = assessment.chosen.search.clone();
+    let after = kernels(graph, &assessment.chosen, options);
     Analysis {
         schema: 1,
         graph: graph.name().to_string(),
@@ -30,7 +31,8 @@ pub(super) fn analysis(graph: &Graph, options: &AnalyzeOptions, assessment: &Ass
         plans: plans(assessment),
         ops: ops(assessment),
         before: kernels(graph, &assessment.apart, options),
-        after: kernels(graph, &assessment.chosen, options),
+        notes: notes(graph, options, &after),
+        after,
         disagreements: disagreements(assessment),
         candidates,
         pins: assessment.pins.iter().map(pin_sheet).collect(),
@@ -38,7 +40,6 @@ pub(super) fn analysis(graph: &Graph, options: &AnalyzeOptions, assessment: &Ass
         recompute: None,
         machine: machine_sheet(graph, &options.machine),
         measured: None,
-        notes: notes(graph, options),
     }
 }
 
@@ -125,6 +126,8 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions) -> Vec<KernelSh
         let at = *known.entry(key).or_insert_with(|| {
             let realizable = generated(&options.machine).offers(&group.draft(graph, &plan.placement))
                 && !listing::holds_opaque(graph, group);
+            let kernel =
+                realizable.then(|| listing::cuda_kernel(graph, plan, group, options.backend.as_ref())).flatten();
             sheets.push(KernelSheet {
                 name: group.name.clone(),
                 kind: group.kind.to_string(),
@@ -133,6 +136,8 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions) -> Vec<KernelSh
                 size,
                 cost: cost_sheet(&group.cost),
                 realizable,
+                variant: kernel.as_ref().map_or(String::new(), |kernel| tiles::variant(&kernel.source, &kernel.launch)),
+                tiles: kernel.as_ref().and_then(|kernel| tiles::sheet(&kernel.launch, &options.machine)),
                 source: match &options.backend {
                     Some(backend) if options.sources && realizable => {
                         listing::tagged_source(graph, plan, group, backend)
@@ -331,14 +336,18 @@ fn main_dtype(graph: &Graph) -> Dtype {
     bytes.iter().max_by_key(|(_, bytes)| *bytes).map_or(Dtype::F32, |(dtype, _)| *dtype)
 }
 
-fn notes(graph: &Graph, options: &AnalyzeOptions) -> Vec<String> {
+/// What to know of a plan: whether its kernels exist, and what is known of operations by their cost alone.
+fn notes(graph: &Graph, options: &AnalyzeOptions, kernels: &[KernelSheet]) -> Vec<String> {
     let mut notes = Vec::new();
     if options.kernels == Kernels::Conceivable {
-        notes.push(
-            "This plan takes every skeleton of the planner to exist: row kernels, products with prologue and epilogue, attention \
-             and what follows it. Of these, row kernels and products with a simple epilogue can be generated for a GPU."
-                .to_string(),
-        );
+        let mut missing: Vec<&str> =
+            kernels.iter().filter(|kernel| !kernel.realizable).map(|kernel| kernel.name.as_str()).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let exceptions = if missing.is_empty() { String::new() } else { format!(" but: {}", missing.join("; ")) };
+        notes.push(format!(
+            "This plan may use every skeleton that the planner knows. This version generates all of its kernels{exceptions}."
+        ));
     }
     let mut opaque: Vec<&str> = graph
         .nodes()

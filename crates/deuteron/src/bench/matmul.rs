@@ -1,5 +1,9 @@
 //! Matmuls by every variant that a device has: the vendor's library and kernels of ours, checked against f64 and timed in turn.
 
+mod ladder;
+
+pub use ladder::{MatmulRung, MatmulRungCheck, check_matmul_ladder, matmul_ladder};
+
 use std::str::FromStr;
 
 use deuteron_codegen::Kernel;
@@ -189,7 +193,6 @@ pub fn matmul_variants(engine: &Engine, case: &MatmulCase) -> Result<Vec<Variant
         sessions.push(large.session(engine, at_large)?);
     }
     let turns = in_turn(engine, &mut sessions, &seed::inputs(&large.graph, 1)?)?;
-    let flops = 2.0 * (case.rows * case.columns) as f64 * case.inner as f64;
     let rows = rows.into_iter().zip(turns.times).map(|((variant, chosen, worst_ratio), time)| VariantRow {
         rows: case.rows,
         inner: case.inner,
@@ -203,11 +206,16 @@ pub fn matmul_variants(engine: &Engine, case: &MatmulCase) -> Result<Vec<Variant
         verified: worst_ratio <= 1.0,
         worst_ratio,
         us: microseconds(time),
-        tflops: flops / time.as_secs_f64().max(1e-12) / 1e12,
+        tflops: tflops(case, microseconds(time)),
     });
     let mut rows: Vec<VariantRow> = rows.collect();
     rows.sort_by(|a, b| a.us.total_cmp(&b.us));
     Ok(rows)
+}
+
+/// Multiplications and additions a second, in TFLOP/s.
+fn tflops(case: &MatmulCase, us: f64) -> f64 {
+    2.0 * (case.rows * case.columns) as f64 * case.inner as f64 / us.max(1e-6) / 1e6
 }
 
 /// A matmul as a graph of one kernel.

@@ -152,3 +152,81 @@ fn launches_of_attention_cover_all_rows_and_share_scores() {
     assert_eq!(made(0).2, expected);
     assert_eq!(made(2).2[4], Word::Number(0));
 }
+
+/// A plain matmul of bf16 as its only kernel, which the library may have.
+fn matmul(m: usize, n: usize, k: usize) -> (Graph, Plan) {
+    let machine = Machine::profile("h200").unwrap();
+    let text = format!("x = input bf16[{m},{k}] ; w = input bf16[{k},{n}] ; y = matmul x w ; out y");
+    let graph: Graph = text.parse().unwrap();
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
+    let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
+    assert_eq!(plan.groups.len(), 1, "{plan}");
+    (graph, plan)
+}
+
+#[test]
+fn every_rung_of_a_matmul_compiles_and_none_spills() {
+    let Some(compiler) = compiler() else { return };
+    let names = |count: usize| Ladder::Matmul.rungs()[..count].iter().map(|rung| rung.name).collect::<Vec<_>>();
+    for (m, n, k) in [(8192, 3072, 768), (1024, 3072, 768), (129, 131, 133)] {
+        let (graph, plan) = matmul(m, n, k);
+        let draft = plan.groups[0].draft(&graph, &plan.placement);
+        for (arch, count) in [(Arch::Sm75, 3), (Arch::Sm80, 5), (Arch::Sm89, 5), (Arch::Sm90a, 7), (Arch::Sm120, 5)] {
+            let target = CudaTarget::new(arch, 132);
+            let rungs = Ladder::Matmul.rungs().iter().filter(|rung| rung.is_for(arch));
+            let kernels: Vec<_> = rungs.map(|rung| (rung.name, rung.kernel(&draft, &target).unwrap())).collect();
+            assert_eq!(kernels.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names(count), "{arch}");
+            for (name, kernel) in kernels {
+                // Those that are written here have one text for all sizes that are aligned.
+                if m != 1024 || matches!(name, "l6_warpgroups" | "l7_persistent") {
+                    let spills = spills(&compiler, &kernel, &target);
+                    assert!(spills.iter().all(|&spills| spills == 0), "{name} {m} {arch}: {spills:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn launches_of_a_matmul_cover_its_result() {
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let (graph, plan) = matmul(517, 300, 40);
+    let draft = plan.groups[0].draft(&graph, &plan.placement);
+    let blocks = [517 * 2, 9 * 5, 5 * 3, 5 * 3];
+    for (rung, blocks) in Ladder::Matmul.rungs().iter().zip(blocks) {
+        let kernel = rung.kernel(&draft, &target).unwrap();
+        let [grid] = kernel.launch.grids().expect("grids").list.as_slice() else { panic!("{}", rung.name) };
+        assert_eq!((grid.blocks, grid.threads), ([blocks, 1, 1], 256), "{}", rung.name);
+        // As `parameters.cuh` lists them.
+        let arguments = (0..3).map(|position| Word::Argument { position, offset: 0 });
+        let sizes = [517, 300, 40].map(Word::Number);
+        assert_eq!(grid.words, arguments.chain(sizes).collect::<Vec<_>>(), "{}", rung.name);
+    }
+    // Blocks of the last one are persistent: there are as many as multiprocessors, however many tiles there are.
+    let (graph, plan) = matmul(32768, 3072, 768);
+    let draft = plan.groups[0].draft(&graph, &plan.placement);
+    let last = |index: usize| {
+        let kernel = Ladder::Matmul.rungs()[index].kernel(&draft, &target).unwrap();
+        kernel.launch.grids().expect("grids").list[0].blocks[0]
+    };
+    assert!(last(5) > 132 && last(6) == 132, "{} {}", last(5), last(6));
+}
+
+#[test]
+fn rungs_of_a_matmul_take_plain_matmuls_alone() {
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let machine = Machine::profile("h200").unwrap();
+    for text in [
+        "x = input f32[64,64] ; w = input f32[64,64] ; y = matmul x w ; out y",
+        "x = input bf16[64,64] ; w = input bf16[64,64] ; y = matmul x w transpose_b ; out y",
+        "x = input bf16[64,64] ; y = linear x w:bf16[64,64] b:bf16[64] ; out y",
+        "x = input bf16[3,64,64] ; w = input bf16[3,64,64] ; y = matmul x w ; out y",
+    ] {
+        let graph: Graph = text.parse().unwrap();
+        let target_of = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
+        let plan = plan(&graph, target_of, Strategy::Greedy, &[]).unwrap();
+        let draft = plan.groups[0].draft(&graph, &plan.placement);
+        let made = Ladder::Matmul.rungs().iter().filter_map(|rung| rung.kernel(&draft, &target)).count();
+        assert_eq!(made, 0, "{text}");
+    }
+}

@@ -1,12 +1,14 @@
-//! The road from a naive kernel to the generated one, rung by rung, for `add_act`, `norm_act` and `attention`.
+//! The road from a naive kernel to the generated one, rung by rung, for `add_act`, `norm_act`, `attention` and matmuls.
 //!
 //! - Computes: `gelu(x + r)`; `gelu(layer_norm(x))`, with results rounded to the storage type where the graph has them;
-//!   `softmax(q k^T / sqrt(64)) v`, causal.
-//! - Shapes: any count of elements; rows of a multiple of 8 columns, of at most [`WIDEST`]; heads of 64, in bf16.
+//!   `softmax(q k^T / sqrt(64)) v`, causal; `a b`.
+//! - Shapes: any count of elements; rows of a multiple of 8 columns, of at most [`WIDEST`]; heads of 64, in bf16; matrices of any size whose
+//!   rows are contiguous, in f16 and bf16.
 //! - Launched in place of the generated kernel, on its arguments, so that one harness runs and checks all of them. The
 //!   generated kernel is the top rung.
 
 pub(crate) mod attention;
+pub(crate) mod matmul;
 
 use deuteron_attention::chain::{self, Fit};
 use deuteron_attention::kernel::LoweredAttention;
@@ -20,8 +22,6 @@ use deuteron_codegen::lower::lower_with_origins;
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, Structure};
 
-use attention::Step;
-
 /// The longest row that the rungs take.
 pub const WIDEST: usize = 4096;
 
@@ -34,6 +34,8 @@ pub enum Ladder {
     NormAct,
     /// `softmax(q k^T / sqrt(64)) v`, causal
     Attention,
+    /// `a b`
+    Matmul,
 }
 
 /// One kernel on the way.
@@ -52,7 +54,9 @@ enum Text {
     /// a text in place of that of a row kernel
     Row { text: &'static str, spread: Spread },
     /// a kernel of attention
-    Attention(Step),
+    Attention(attention::Step),
+    /// a kernel of a matmul
+    Matmul(matmul::Step),
 }
 
 /// How a row kernel is spread over threads.
@@ -97,7 +101,7 @@ const NORM_ACT: [Rung; 5] = [
     row!("norm_act", "l5_row_in_registers", "the row read once and held in registers", rows(32, 4)),
 ];
 
-const fn of_attention(name: &'static str, about: &'static str, step: Step) -> Rung {
+const fn of_attention(name: &'static str, about: &'static str, step: attention::Step) -> Rung {
     Rung { name, about, text: Text::Attention(step) }
 }
 
@@ -105,46 +109,85 @@ const ATTENTION: [Rung; 6] = [
     of_attention(
         attention::NAIVE.name,
         "scores, softmax, values: a launch each, a thread an element or a row",
-        Step::Plain(attention::NAIVE),
+        attention::Step::Plain(attention::NAIVE),
     ),
     of_attention(
         attention::TILED.name,
         "products of tiles in shared memory, one warp per row of the softmax",
-        Step::Plain(attention::TILED),
+        attention::Step::Plain(attention::TILED),
     ),
     of_attention(
         attention::ONLINE.name,
         "one launch, softmax online, no scores in memory",
-        Step::Plain(attention::ONLINE),
+        attention::Step::Plain(attention::ONLINE),
     ),
     of_attention(
         attention::TENSOR_CORES.name,
         "products on the tensor cores, probabilities in registers",
-        Step::Matrix(attention::TENSOR_CORES),
+        attention::Step::Matrix(attention::TENSOR_CORES),
     ),
     // Its rows are padded where others permute them: to the same end, no two of a small matrix in one bank.
     of_attention(
         "l5_pipelined",
         "the next tile by cp.async while this one is worked on; more queries a warp (shipped)",
-        Step::Tensor,
+        attention::Step::Tensor,
     ),
-    of_attention("l6_warpgroups", "wgmma on tiles that TMA brings, a warp that only fetches (shipped)", Step::Hopper),
+    of_attention(
+        "l6_warpgroups",
+        "wgmma on tiles that TMA brings, a warp that only fetches (shipped)",
+        attention::Step::Hopper,
+    ),
+];
+
+const fn of_matmul(name: &'static str, about: &'static str, step: matmul::Step) -> Rung {
+    Rung { name, about, text: Text::Matmul(step) }
+}
+
+const MATMUL: [Rung; 7] = [
+    of_matmul(matmul::NAIVE.name, "one thread per element", matmul::Step::Plain(matmul::NAIVE)),
+    of_matmul(
+        matmul::TILED.name,
+        "tiles of both operands in shared memory, 4 x 4 elements per thread",
+        matmul::Step::Plain(matmul::TILED),
+    ),
+    of_matmul(
+        matmul::VECTORISED.name,
+        "16 bytes per load, 8 x 8 elements per thread",
+        matmul::Step::Plain(matmul::VECTORISED),
+    ),
+    of_matmul(
+        matmul::TENSOR_CORES.name,
+        "products on the tensor cores (mma.sync)",
+        matmul::Step::Matrix(matmul::TENSOR_CORES),
+    ),
+    of_matmul(
+        "l5_pipelined",
+        "the next tiles by asynchronous copies (cp.async) while these are multiplied (shipped)",
+        matmul::Step::Mma,
+    ),
+    of_matmul("l6_warpgroups", "wgmma on tiles that TMA brings, one tile per block (shipped)", matmul::Step::OneTile),
+    of_matmul(
+        "l7_persistent",
+        "persistent blocks: one warpgroup's epilogue overlaps the products of the other (shipped)",
+        matmul::Step::Turns,
+    ),
 ];
 
 impl Ladder {
     /// All of them.
-    pub const ALL: [Ladder; 3] = [Ladder::AddAct, Ladder::NormAct, Ladder::Attention];
+    pub const ALL: [Ladder; 4] = [Ladder::AddAct, Ladder::NormAct, Ladder::Attention, Ladder::Matmul];
 
-    /// The op's name in the catalogue.
+    /// The op's name in the catalogue, or `matmul`, which has no sizes of a row op.
     pub fn op(self) -> &'static str {
         match self {
             Ladder::AddAct => "add_act",
             Ladder::NormAct => "norm_act",
             Ladder::Attention => "attention",
+            Ladder::Matmul => "matmul",
         }
     }
 
-    /// The ladder of an op of the catalogue, if it has one.
+    /// The ladder of that name, if there is one.
     pub fn of(op: &str) -> Option<Ladder> {
         Ladder::ALL.into_iter().find(|ladder| ladder.op() == op)
     }
@@ -155,6 +198,7 @@ impl Ladder {
             Ladder::AddAct => &ADD_ACT,
             Ladder::NormAct => &NORM_ACT,
             Ladder::Attention => &ATTENTION,
+            Ladder::Matmul => &MATMUL,
         }
     }
 }
@@ -165,6 +209,7 @@ impl Rung {
         match self.text {
             Text::Row { .. } => true,
             Text::Attention(step) => step.is_for(arch),
+            Text::Matmul(step) => step.is_for(arch),
         }
     }
 
@@ -180,6 +225,7 @@ impl Rung {
                 Fit::Alone(fit) => step.kernel(&LoweredAttention::new(group, &fit), target),
                 Fit::Rows(_) | Fit::Block(_) | Fit::Gradient(_) => None,
             },
+            Text::Matmul(step) => step.kernel(group, target),
         }
     }
 }
@@ -231,6 +277,7 @@ mod tests {
             let (texts, limit) = match &rung.text {
                 Text::Row { text, .. } => (std::slice::from_ref(text), 80),
                 Text::Attention(step) => (step.texts(), 120),
+                Text::Matmul(step) => (step.texts(), 80),
             };
             for text in texts {
                 assert!(text.lines().count() < limit, "{}", rung.name);

@@ -8,6 +8,7 @@ mod attention;
 mod bytes;
 mod cross_entropy;
 mod experts;
+mod ladder;
 mod matmul;
 mod meeting;
 

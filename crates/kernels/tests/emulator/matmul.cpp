@@ -113,7 +113,8 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
     if (has("u")) products.push_back({&u, &t});
     host::Places places;
     for (const std::string& name : arguments) places.arguments.push_back(named.at(name)->first);
-    settings.statics = 4096;
+    // Where there is no dynamic shared memory, tiles may be variables.
+    settings.statics = launch.shared == 0 ? 48 << 10 : 4096;
     std::fill(before.workspace.begin(), before.workspace.end(), Matrices::FILL);
     places.workspace = before.workspace.data();
     while ((u64)places.workspace % 128) ++places.workspace;

@@ -190,6 +190,6 @@ fn map(of: Mapped, offset: usize, [inner, outer]: [usize; 2], stride: usize, lin
 
 /// The text of a matmul, what its sums begin with and what follows its tiles, in a namespace of its own.
 fn namespace(name: &str, product: &HopperKernel, around: &[&str]) -> String {
-    let text = hopper::text(around, &product.tile);
+    let text = hopper::text(around, product.is_persistent());
     format!("namespace {name} {{\n{}\n{text}}}  // namespace {name}\n", product.constants())
 }

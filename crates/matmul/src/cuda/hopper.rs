@@ -23,7 +23,7 @@ use std::fmt::{self, Write as _};
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::body::{Body, Stage};
-use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::cuda::row::{PRELUDE, PRELUDE_PARTS, gcd};
 use deuteron_codegen::cuda::target::CudaTarget;
@@ -46,10 +46,10 @@ use crate::library;
 /// Sums that begin with zeros.
 pub(super) const ZEROS: &str = include_str!("hopper/zeros.cu");
 
-/// The kernel: what comes from memory, what is multiplied, what sums begin with and what follows them (`around`), and their order.
-pub(super) fn text(around: &[&str], tile: &HopperTile) -> String {
-    let turns = tile.sharing == Sharing::Turns;
-    let walk = if turns { include_str!("hopper/turns.cu") } else { include_str!("hopper/one_tile.cu") };
+/// The kernel: what comes from memory, what is multiplied, what sums begin with and what follows them (`around`), and their order, in blocks
+/// that walk over tiles or have one each.
+pub(super) fn text(around: &[&str], walks: bool) -> String {
+    let walk = if walks { include_str!("hopper/walk.cu") } else { include_str!("hopper/one_tile.cu") };
     let before = [include_str!("hopper/operands.cu"), include_str!("hopper/sums.cu")];
     [&before[..], around, &[walk, include_str!("hopper/kernel.cu")]].concat().join("\n")
 }
@@ -398,21 +398,21 @@ impl HopperKernel {
 
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
-        let ending =
-            if self.tile.by_rows { include_str!("hopper/rows.cu") } else { include_str!("hopper/elementwise.cu") };
-        let text = match self.is_of_bytes() {
-            true => self.text_by_warps(&[include_str!("hopper/bytes_kernel.cu")]),
-            false => self.text_of(&[&text(&self.around(ending), &self.tile), include_str!("hopper/entry.cu")]),
-        };
+        let text = self.text_of(&[&text(&self.around(), self.is_persistent()), include_str!("hopper/entry.cu")]);
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
-        let launch = launch.with_variant(self.describe(), String::new());
+        let launch = launch.with_variant(self.describe(), String::new()).with_tiling(self.tiling("matmul_hopper"));
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
     }
 
     /// What stands around the multiplications: what sums begin with, what follows them, and what makes rows.
-    fn around(&self, ending: &'static str) -> Vec<&'static str> {
+    fn around(&self) -> Vec<&'static str> {
+        let ending: &[&str] = match (self.is_of_bytes(), self.tile.by_rows) {
+            (true, _) => &[include_str!("hopper/warps.cu"), include_str!("hopper/bytes_tile.cu")],
+            (false, true) => &[include_str!("hopper/rows.cu")],
+            (false, false) => &[include_str!("hopper/elementwise.cu")],
+        };
         let made = self.matmul.prologue.as_ref().map(|_| include_str!("hopper/made.cu"));
-        [ZEROS, ending].into_iter().chain(made).collect()
+        [ZEROS].iter().chain(ending).copied().chain(made).collect()
     }
 
     /// The text where each warp finishes its own sums, with `order` behind what follows them.
@@ -554,6 +554,18 @@ impl HopperKernel {
         }
     }
 
+    /// How the grid of an entry cuts it.
+    pub(super) fn tiling(&self, entry: &'static str) -> Tiling {
+        let HopperTile { rows, columns, .. } = self.tile;
+        let walked = self.is_persistent().then(|| self.tile_count());
+        Tiling { entry, by: "wgmma", tile: [rows, columns], stages: Some(self.stages()), walked, resident: 1 }
+    }
+
+    /// Whether blocks walk over tiles.
+    pub(super) fn is_persistent(&self) -> bool {
+        self.tile.sharing == Sharing::Turns || self.is_of_bytes()
+    }
+
     /// What stands before the text of the kernel.
     pub(super) fn constants(&self) -> String {
         let HopperTile { rows, columns, sharing, split, .. } = self.tile;
@@ -623,8 +635,7 @@ impl HopperKernel {
     ) -> Grid {
         let shape = &self.launch.shape;
         let ([row_tiles, column_tiles], tiles) = (self.tile_counts(), self.tile_count());
-        let walks = self.tile.sharing == Sharing::Turns || self.is_of_bytes();
-        let blocks = if walks { tiles.min(target.processors) } else { tiles * self.tile.split };
+        let blocks = if self.is_persistent() { tiles.min(target.processors) } else { tiles * self.tile.split };
         let mut words: Vec<Word> = maps.into_iter().map(Word::Map).chain(tail).collect();
         let steps = steps(shape, self.matmul.left);
         let numbers = [shape.m, steps, row_tiles, column_tiles, tiles, self.has_batch(1), self.has_batch(2)];

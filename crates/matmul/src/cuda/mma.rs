@@ -18,7 +18,7 @@ use std::fmt;
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::body::Body;
-use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::cuda::row::{PRELUDE, PRELUDE_PARTS, gcd};
 use deuteron_codegen::cuda::target::CudaTarget;
@@ -42,6 +42,8 @@ const TILE: [&str; 4] = [
     include_str!("mma/sums.cu"),
     include_str!("mma/kernel.cu"),
 ];
+/// Its name in the text.
+const ENTRY: &str = "matmul_mma";
 /// Threads of a block, as in `operands.cu`.
 const THREADS: u32 = 128;
 /// Bytes of K in a stage, as in `operands.cu`.
@@ -284,7 +286,15 @@ impl MmaKernel {
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
         let text = self.text(&[include_str!("mma/entry.cu")], target);
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
-        let launch = launch.with_variant(self.describe(target), String::new());
+        let tiling = Tiling {
+            entry: ENTRY,
+            by: if self.is_fma() { "fma" } else { "mma.sync" },
+            tile: [self.tile.rows, self.tile.columns],
+            stages: Some(self.stages(target)),
+            walked: None,
+            resident: BLOCKS,
+        };
+        let launch = launch.with_variant(self.describe(target), String::new()).with_tiling(tiling);
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
     }
 
@@ -349,7 +359,7 @@ impl MmaKernel {
         let reach = [Matrix::A, Matrix::B].map(|matrix| shape.reach(matrix));
         let mut words = self.words(reach);
         words.extend(axis_words([row_tiles, column_tiles], shape, self.matmul.left.bytes()));
-        let grid = self.grid("matmul_mma", mma_time::tiles(shape, self.tile), words, target);
+        let grid = self.grid(ENTRY, mma_time::tiles(shape, self.tile), words, target);
         Grids { list: vec![grid], ..Grids::default() }
     }
 

@@ -154,6 +154,16 @@ impl RealignedKernel {
         self.inner.tile
     }
 
+    /// All ways to cut the matmul that are predicted to take at most so many times the time of the fastest, that one first.
+    pub fn tiles(&self, target: &CudaTarget, times: f64) -> Vec<HopperTile> {
+        self.inner.tiles(target, times)
+    }
+
+    /// The same, cut in another way.
+    pub fn with_tile(self, tile: HopperTile) -> RealignedKernel {
+        RealignedKernel { inner: self.inner.with_tile(tile), ..self }
+    }
+
     /// Time of the copies and of the matmul, roughly.
     fn microseconds(&self, target: &CudaTarget) -> f64 {
         let copies = self.copies.iter().flatten();
@@ -179,7 +189,8 @@ impl RealignedKernel {
         let workspace = self.copies.iter().flatten().map(|copy| copy.start + copy.bytes()).max().unwrap_or(0);
         let grids = Grids { list, workspace, ..Grids::default() };
         let launch = Launch::of_grids(product.arguments(own), grids);
-        let launch = launch.with_variant(format!("copied, {}", self.inner.tile), String::new());
+        let launch = launch.with_variant(format!("copied, {}", self.inner.describe()), String::new());
+        let launch = launch.with_tiling(self.inner.tiling("matmul_hopper"));
         Kernel::new(Source::Cuda(CudaSource::new("matmul", [&text, COPY[0], COPY[1]].join("\n"))), launch)
     }
 

@@ -14,7 +14,7 @@
 //! - Limits: inner sizes and strides of whole 16 bytes.
 
 use deuteron_codegen::body::Body;
-use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
 use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
@@ -113,7 +113,8 @@ impl RoutedKernel {
         let launch = Launch::of_grids(self.product().arguments(self.launch()), self.grids(target));
         let variant = format!("{}, {} experts", self.matmul.describe(), self.routing.experts);
         let lookup = self.routing.lookup(&self.launch().args);
-        let launch = launch.with_lookups(vec![lookup]).with_variant(variant, String::new());
+        let tiling = Tiling { walked: Some(self.most_tiles()), ..self.matmul.tiling("matmul_routed") };
+        let launch = launch.with_lookups(vec![lookup]).with_variant(variant, String::new()).with_tiling(tiling);
         Kernel::new(Source::Cuda(CudaSource::new("routed", text)), launch)
     }
 
@@ -124,6 +125,11 @@ impl RoutedKernel {
             checks_indices: true,
             ..Grids::default()
         }
+    }
+
+    /// Tiles, at most: how many there are depends on the indices.
+    fn most_tiles(&self) -> usize {
+        self.routing.row_tiles() * self.launch().shape.n.div_ceil(self.matmul.tile.columns)
     }
 
     fn tiles(&self, target: &CudaTarget) -> Grid {
@@ -142,10 +148,9 @@ impl RoutedKernel {
         words.extend(numbers);
         words.extend(self.routing.lists());
         hopper::pad_to_maps(&mut words);
-        let most = self.routing.row_tiles() * column_tiles;
         Grid {
             entry: "matmul_routed",
-            blocks: [most.min(target.processors) as u32, 1, 1],
+            blocks: [self.most_tiles().min(target.processors) as u32, 1, 1],
             threads: THREADS,
             cluster: 1,
             shared: self.matmul.shared() as u32,

@@ -16,7 +16,7 @@
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::body::Body;
 use deuteron_codegen::cuda::arch::Arch;
-use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::row::gcd;
 use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::cuda::row::{PRELUDE, type_name};
@@ -240,7 +240,12 @@ impl SkinnyKernel {
                 Weights::ByRows { .. } => include_str!("by_rows.cu"),
                 Weights::ByColumns { .. } => include_str!("by_columns.cu"),
             };
-        let launch = Launch::of_grids(self.product.arguments(&self.launch), self.grids(target));
+        let SkinnyConfig { rows, strip, resident, is_of_bytes, .. } = self.config;
+        let by = if is_of_bytes { "dp4a" } else { "fma" };
+        let tiling = Tiling { entry: "skinny", by, tile: [rows, strip], stages: None, walked: None, resident };
+        let launch = Launch::of_grids(self.product.arguments(&self.launch), self.grids(target))
+            .with_variant(format!("every weight once, strips of {strip} columns"), String::new())
+            .with_tiling(tiling);
         Kernel::new(Source::Cuda(CudaSource::new("skinny", text)), launch)
     }
 

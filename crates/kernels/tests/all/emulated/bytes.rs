@@ -65,7 +65,7 @@ fn mistakes_with_bytes() {
         ("mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);", "", "more arrivals"),
         ("release(ring.empty(turn * steps + steps - 1));", "", "deadlock"),
         ("if (TURNS) named_barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), MULTIPLIERS);", "", "deadlock"),
-        ("tile.row + first + 64 * half", "tile.row + first", "FAILED"),
+        ("tile.row + 16 * warp + 64 * half", "tile.row + 16 * warp", "FAILED"),
     ];
     let (source, launch) = matmul([300, 200, 272], (64, true), 2);
     let launched = Launched { source, entry: "matmul_hopper", launch, driver: "bytes.cpp" };

@@ -13,6 +13,8 @@ use crate::cuda::hopper::{HopperKernel, ROWS, ZEROS, walk_us};
 
 /// Bytes of slopes that exist at once, at most; of one tile's classes there are always some.
 const SLOPES: usize = 256 << 20;
+/// The first of the grids that multiply, in the text.
+const SLOPES_ENTRY: &str = "cross_entropy_slopes";
 /// Positions among the arguments of a launch: logsumexp and its gradient, those of the losses, results.
 const PER_ROW: usize = 3;
 const D_X: usize = 6;
@@ -74,10 +76,10 @@ impl BackwardKernel {
             &namespace("d_a", &products.d_x, &[pairs, store, shares, include_str!("resume.cu")]),
             include_str!("entries.cu"),
         ];
-        let launch = Launch::of_grids(self.arguments(), self.grids(&products, target)).with_variant(
-            format!("{} classes at a time, {}", products.width, products.slopes.describe()),
-            String::new(),
-        );
+        let variant = format!("{} classes at a time, {}", products.width, products.slopes.describe());
+        let launch = Launch::of_grids(self.arguments(), self.grids(&products, target))
+            .with_variant(variant, String::new())
+            .with_tiling(products.slopes.tiling(SLOPES_ENTRY));
         Kernel::new(Source::Cuda(CudaSource::new("cross_entropy_backward", text.join("\n"))), launch)
     }
 
@@ -148,7 +150,7 @@ impl BackwardKernel {
         let d_x = Word::Argument { position: D_X, offset: 0 };
         [
             resized(&products.slopes, [rows, width, inner]).grid(
-                "cross_entropy_slopes",
+                SLOPES_ENTRY,
                 self.logits.maps(first, width, &products.slopes.tile),
                 tail(Word::Workspace(0), pitch),
                 target,

@@ -12,6 +12,8 @@ use crate::cuda::hopper::{HopperKernel, ZEROS};
 
 /// Threads of a block of `combine.cu`.
 const COMBINE_THREADS: usize = 256;
+/// The grid that multiplies, in the text.
+const STATISTICS: &str = "cross_entropy_statistics";
 /// Bytes of a partial, and of a total.
 const PARTIAL: usize = 8;
 const TOTAL: usize = 4;
@@ -66,7 +68,8 @@ impl ForwardKernel {
         };
         let launch = Launch::of_grids(arguments, self.grids(&product, target))
             .with_lookups(vec![lookup])
-            .with_variant(product.describe(), String::new());
+            .with_variant(product.describe(), String::new())
+            .with_tiling(product.tiling(STATISTICS));
         Kernel::new(Source::Cuda(CudaSource::new("cross_entropy", text.join("\n"))), launch)
     }
 
@@ -86,7 +89,7 @@ impl ForwardKernel {
             Word::Number(classes as u64),
         ];
         let maps = self.logits.maps(0, classes, &product.tile);
-        let statistics = product.grid("cross_entropy_statistics", maps, tail, target);
+        let statistics = product.grid(STATISTICS, maps, tail, target);
         let stored = self.results.len() > 1;
         let sums = if stored { Word::Argument { position: LOGSUMEXP, offset: 0 } } else { Word::Workspace(logsumexp) };
         let ignored = self.ignored.map_or(NONE, |ignored| i64::from(ignored) as u64);

@@ -2,7 +2,7 @@
 //
 // A warpgroup gathers rows of A by number into the swizzled stages, 16 bytes a thread at a time; its first thread fetches the expert's columns
 // by a tensor map of all matrices. No row and no matrix is copied in global memory. Two warpgroups multiply and finish, in turn or together as
-// in `bytes_kernel.cu`, and put each row to its own place. Rows of the result that follow each other may be choices of one row of A.
+// in `walk.cu`, and put each row to its own place. Rows of the result that follow each other may be choices of one row of A.
 
 struct RoutedParameters {
     Parameters own;                // `b` is the table of matrices; `a`, `row_tiles` and `tiles` are not used
@@ -44,7 +44,7 @@ static __device__ __forceinline__ void gather(const RoutedParameters& p, Ring ri
         mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
         if (threadIdx.x == 0) {
             mbarrier_arrive_expect_tx(ring.full(at), B_BYTES);
-            tma_load_3d(ring.b(at), &p.own.b, ring.full(at), i * DEPTH, tile.column, rows.expert);
+            tma_load_3d(ring.b(at), &p.own.b[0], ring.full(at), i * DEPTH, tile.column, rows.expert);
         }
         const int k = i * DEPTH * 2;
         const bool in = k + sixteen * 16 < (int)p.inner;
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __g
     const int warpgroup = (int)shuffle(threadIdx.x / 128, 0) - 1, steps = (int)p.own.steps;
     start_next();
     if (threadIdx.x == 0) {
-        prefetch_tensor_map(&p.own.b);
+        prefetch_tensor_map(&p.own.b[0]);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(ring.full(stage), 1 + 128);
             mbarrier_init(ring.empty(stage), TURNS ? 4 : 8);

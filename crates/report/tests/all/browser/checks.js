@@ -57,7 +57,7 @@ window.check = (() => {
     },
 
     sections() {
-      const wanted = ['graph', 'candidates', 'roofline', 'traffic', 'timeline', 'plans', 'source', 'pins', 'flips', 'machine', 'notes'];
+      const wanted = ['graph', 'candidates', 'roofline', 'traffic', 'timeline', 'plans', 'matmuls', 'source', 'pins', 'flips', 'machine', 'notes'];
       const missing = wanted.filter((id) => !shown(id));
       return missing.length ? `missing sections: ${missing}` : '';
     },

@@ -7,7 +7,7 @@ use deuteron_report::*;
 pub const ATTACK: &str = "</script><img src=x onerror=alert(1)><!--attack-->\u{2028}\u{2029}&\"'";
 
 /// Every string field of an analysis, as `attacked` marks it.
-pub const FIELDS: [&str; 38] = [
+pub const FIELDS: [&str; 41] = [
     "graph",
     "device",
     "verdict",
@@ -19,6 +19,9 @@ pub const FIELDS: [&str; 38] = [
     "kernel.name",
     "kernel.kind",
     "kernel.size",
+    "kernel.variant",
+    "tiles.by",
+    "tiles.registers_from",
     "cost.bound",
     "line.text",
     "line.op",
@@ -62,7 +65,10 @@ pub fn attacked() -> Analysis {
     }
     for sheet in analysis.before.iter_mut().chain(&mut analysis.after) {
         (sheet.name, sheet.kind, sheet.size) = (bad("kernel.name"), bad("kernel.kind"), bad("kernel.size"));
-        sheet.cost.bound = bad("cost.bound");
+        (sheet.cost.bound, sheet.variant) = (bad("cost.bound"), bad("kernel.variant"));
+        if let Some(tiles) = &mut sheet.tiles {
+            (tiles.by, tiles.registers_from) = (bad("tiles.by"), bad("tiles.registers_from"));
+        }
         for line in &mut sheet.source {
             (line.text, line.op) = (bad("line.text"), bad("line.op"));
         }
@@ -138,6 +144,9 @@ fn with_number(mut analysis: Analysis, value: f64) -> Analysis {
         sheet.cost.us = value;
         sheet.cost.intensity = value;
         sheet.measured_us = Some(value);
+        if let Some(tiles) = &mut sheet.tiles {
+            (tiles.occupancy, tiles.waves, tiles.wave_efficiency) = (value, value, value);
+        }
         sheet.cost.matrix_flops = u64::MAX;
         sheet.cost.vector_flops = u64::MAX;
         (sheet.cost.read, sheet.cost.written) = (u64::MAX, u64::MAX);

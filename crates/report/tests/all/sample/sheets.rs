@@ -52,6 +52,8 @@ pub fn kernels(ops: &[Op], shape: Shape, launch: impl Fn(&Op) -> usize) -> Vec<K
             primitives: 4 * parts.len(),
             source: source(&name, &size, &parts, shape.lines),
             realizable: true,
+            variant: if op.inner > 1 { "tiles of 128 x 192, two warpgroups in turn, 4 stages" } else { "" }.into(),
+            tiles: (op.inner > 1).then(|| tiles(op, shape.measured)),
             measured_us: shape.measured.then_some(cost.us * error),
             measured_registers: shape.measured.then_some(cost.registers + 6),
             name,
@@ -60,6 +62,27 @@ pub fn kernels(ops: &[Op], shape: Shape, launch: impl Fn(&Op) -> usize) -> Vec<K
         });
     }
     sheets
+}
+
+fn tiles(op: &Op, compiled: bool) -> TileSheet {
+    let walked = (op.rows.div_ceil(128) * op.cols.div_ceil(192)) as u64;
+    let waves = walked as f64 / 132.0;
+    TileSheet {
+        by: "wgmma".into(),
+        rows: 128,
+        columns: 192,
+        stages: Some(4),
+        cluster: 1,
+        blocks: walked.min(132),
+        walked: Some(walked),
+        threads: 384,
+        shared: 227 << 10,
+        registers: 168,
+        registers_from: if compiled { "compiled" } else { "bound" }.into(),
+        occupancy: 0.1875,
+        waves,
+        wave_efficiency: waves / waves.ceil(),
+    }
 }
 
 fn source(name: &str, size: &str, parts: &[(usize, &Op)], lines: usize) -> Vec<SourceLine> {
