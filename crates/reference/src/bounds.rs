@@ -267,6 +267,16 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_are_equal_are_off_alike() {
+        // A softmax over one column is 1 in every row, and a kernel is off by the same unit in all of them.
+        let graph: Graph = "x = input f32[64,1] ; s = softmax x ; y = column_sum s ; out y".parse().unwrap();
+        let expected = bounded(&graph, &[Array::normal([64, 1], 3).rounded(Dtype::F32)]).unwrap().remove(0);
+        let off = |units: f64| Array::filled([1], 64.0 * (1.0 + units * Dtype::F32.epsilon()));
+        assert!(expected.compare(&off(1.0)).holds());
+        assert!(!expected.compare(&off(16.0)).holds());
+    }
+
+    #[test]
     fn a_value_that_every_kernel_has_exactly_must_be_exact() {
         let graph: Graph = "x = input f32[2] ; y = relu x ; out y".parse().unwrap();
         let expected = bounded(&graph, &[Array::new([2], vec![1.0, -1.0])]).unwrap().remove(0);
