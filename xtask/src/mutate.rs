@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use serde::Deserialize;
 use crate::{files, printed, program, root};
 
 /// A test that takes longer than this is stuck in a loop that the mutation made endless.
-const LONGEST: Duration = Duration::from_secs(600);
+const LONGEST: Duration = Duration::from_secs(300);
 
 /// Names the interpreter for tests of the Python package, which has the wheel installed.
 const PYTHON: &str = "DEUTERON_PYTHON";
@@ -210,18 +211,18 @@ impl Copy {
     }
 }
 
-/// Runs a command, and ends it after the longest time; whether it succeeded, and what it printed.
+/// Runs a command, and ends it and all it started after the longest time; whether it succeeded, and what it printed.
 fn within(command: &mut Command, folder: &Path) -> Result<(bool, String)> {
     fs::create_dir_all(folder)?;
     let log = folder.join("mutation.log");
-    let mut child = command.stdout(fs::File::create(&log)?).stderr(Stdio::null()).spawn()?;
+    let mut child = command.stdout(fs::File::create(&log)?).stderr(Stdio::null()).process_group(0).spawn()?;
     let start = Instant::now();
     let ok = loop {
         if let Some(status) = child.try_wait()? {
             break status.success();
         }
         if start.elapsed() > LONGEST {
-            child.kill()?;
+            Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]).status()?;
             child.wait()?;
             break false;
         }

@@ -178,3 +178,27 @@ pub(crate) fn least_shares(count: usize, choices: &[Choice]) -> Vec<f64> {
     }
     least
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 0 before 1, and 2 before 3: one of two cheap groups would wait for the other.
+    #[test]
+    fn groups_that_wait_for_each_other_are_not_chosen_together() {
+        let choice = |atoms: &[usize], needs: &[usize], seconds: f64| Choice {
+            atoms: atoms.to_vec(),
+            needs: needs.to_vec(),
+            seconds,
+        };
+        let mut choices = vec![choice(&[0, 3], &[2], 1.0), choice(&[1, 2], &[0], 1.0)];
+        let alone = [(0, None), (1, Some(0)), (2, None), (3, Some(2))];
+        choices.extend(alone.map(|(atom, needs): (usize, Option<usize>)| choice(&[atom], needs.as_slice(), 3.0)));
+        for hopeless in [false, true] {
+            let path = shortest(4, &choices, hopeless).unwrap();
+            assert_eq!((path.seconds, path.chosen.len()), (7.0, 3), "one of the groups, and two atoms");
+        }
+        let beam = walk(4, &choices, BEAM).unwrap();
+        assert_eq!(beam.seconds, 7.0);
+    }
+}

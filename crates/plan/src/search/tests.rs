@@ -269,6 +269,38 @@ a = attention q q q mask=causal ; y = add a r ; out y";
     assert_eq!(plan.groups[0].structure.name(), "attention with residual");
 }
 
+/// What a group of one atom needs, and what those need, is all that comes before it, however the graph is cut into parts.
+#[test]
+fn needs_are_the_nearest_and_the_rest_follows() {
+    let machine = Machine::cpu();
+    for seed in 0..100 {
+        let graph = small_graph(seed);
+        let placement = check_and_place(&graph, &[]).unwrap();
+        let mut grouping = Grouping::new(&graph, &placement, Target::conceivable(&machine));
+        grouping.merge_for(Strategy::Fused);
+        let problem = Problem::new(&grouping, Target::conceivable(&machine));
+        let count = problem.atoms.len();
+        let mut before: Vec<Vec<bool>> = Vec::new();
+        for atom in 0..count {
+            let own = &problem.producers[atom];
+            let needs = |other: usize| own.iter().any(|&producer| producer == other || before[producer][other]);
+            let row = (0..count).map(|other| other < atom && needs(other)).collect();
+            before.push(row);
+        }
+        for part in [(0..count).collect::<Vec<Atom>>(), (0..count).step_by(2).collect()] {
+            for &atom in &part {
+                let nearest = problem.needs(&[atom], &part);
+                let follows = |other: Atom| nearest.iter().any(|&need| need == other || before[need][other]);
+                for &other in &part {
+                    assert_eq!(follows(other), before[atom][other], "seed {seed}: {other} before {atom}");
+                }
+                let spare = |&need: &Atom| nearest.iter().any(|&other| before[other][need]);
+                assert!(!nearest.iter().any(spare), "seed {seed}: {nearest:?} of {atom}");
+            }
+        }
+    }
+}
+
 /// A chain of operations of two kinds.
 fn chain(links: usize) -> Graph {
     let mut graph = Graph::new("chain");
