@@ -80,10 +80,8 @@ impl Order {
         free.sort_unstable();
         let moved: Vec<usize> = before.iter().chain([&self.place[groups[0]]]).chain(&after).copied().collect();
         let moved: Vec<usize> = moved.into_iter().map(|at| self.group_at[at]).collect();
-        // Those before take the lowest, those after the highest; of the rest the group takes the last one.
-        let spare = free.len() - moved.len();
-        for (position, &group) in moved.iter().enumerate() {
-            let at = free[if position < before.len() { position } else { position + spare }];
+        // There are more places than groups now. Taken from the lowest on, none of those before moves up, and none of those after down.
+        for (&group, &at) in moved.iter().zip(&free) {
             (self.place[group], self.group_at[at]) = (at, group);
         }
         self.join(groups);

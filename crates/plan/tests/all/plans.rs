@@ -153,6 +153,15 @@ fn rows_are_picked_from_a_table_that_is_there() {
 }
 
 #[test]
+fn a_reshape_that_strides_cannot_express_is_a_copy() {
+    let kernels = |to: &str| {
+        let text = format!("x = input f32[64,32] ; h = slice x axis=1 start=0 length=16 ; r = reshape h {to}");
+        planned(&format!("{text} ; y = exp r ; out y"), Strategy::Unfused).groups.len()
+    };
+    assert_eq!((kernels("[32,2,16]"), kernels("[32,32]")), (1, 2));
+}
+
+#[test]
 fn what_is_repeated_is_read_once() {
     let bytes = |text: &str| planned(text, Strategy::Fused).bytes().0;
     let repeated = bytes("x = input f32[64,32] ; b = input f32[32] ; w = broadcast b [64,32] ; y = add x w ; out y");

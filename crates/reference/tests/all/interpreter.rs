@@ -175,6 +175,9 @@ fn argmax_of_rivals_gives_their_distance() {
     let exact = slack(Dtype::F32, std::slice::from_ref(&rows), "y = row_argmax x0");
     assert_eq!(exact, None, "the first largest input is a fact");
     assert_eq!(slack(Dtype::F32, &[rows], "e = exp x0 ; y = row_argmax e"), Some(vec![2.0, 0.0]));
+    // A rival by one spacing of its argument, and one that is further off than any error.
+    let close = Array::new([2, 3], vec![3.0, 1.0, 3.0 - f64::powi(2.0, -22), 3.0, 1.0, 3.0 - f64::powi(2.0, -12)]);
+    assert_eq!(slack(Dtype::F32, &[close], "e = exp x0 ; y = row_argmax e"), Some(vec![2.0, 0.0]));
 }
 
 /// A slack of 1 at element 2 of `[1, 2, 3]` rows, sent through one operation after another.
