@@ -1,5 +1,5 @@
 //! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`, `cargo xtask fuzz`,
-//! `cargo xtask bundle`.
+//! `cargo xtask bundle`, `cargo xtask mutate`, `cargo xtask sbom`.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -8,8 +8,10 @@ mod fetch;
 mod files;
 mod hardware;
 mod log;
+mod mutate;
 mod phases;
 mod python;
+mod sbom;
 mod test;
 
 use std::path::PathBuf;
@@ -22,7 +24,10 @@ const USAGE: &str = "usage:
   cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv
   cargo xtask bundle                 binaries and scripts for a machine with a GPU, into bundle/
   cargo xtask fuzz [--inputs N | --seconds S] [--target NAME]
-                                     mutated files into every reader: text_graph, onnx, machine, analysis, expectations";
+                                     mutated files into every reader: text_graph, onnx, machine, analysis, expectations
+  cargo xtask mutate [WORD]...       small mistakes in a copy of the tree, each against the test that must find it;
+                                     those whose list, file or test has one of the words
+  cargo xtask sbom                   what a release is built from, as CycloneDX, into target/deuteron.cdx.json";
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -31,6 +36,8 @@ fn main() -> Result<()> {
         ["test"] => test::run(),
         ["bench", "--machine", name] => bench::run(name),
         ["bundle"] => bundle::run(),
+        ["sbom"] => sbom::run(),
+        ["mutate", words @ ..] => mutate::run(words),
         ["fuzz", rest @ ..] => test::ended(test::fuzz(rest)?),
         _ => bail!("{USAGE}"),
     }

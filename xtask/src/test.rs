@@ -75,6 +75,7 @@ fn lint(phases: &mut Phases) -> Result<()> {
     phases.time("clippy", || cargo(&clippy, &[]))?;
     let flags = ("RUSTDOCFLAGS", "-D warnings".to_string());
     phases.time("docs", || cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[flags]))?;
+    phases.time("dependencies", check_dependencies)?;
     phases.time("other targets", check_other_target)
 }
 
@@ -150,6 +151,16 @@ pub fn fuzz(words: &[&str]) -> Result<Child> {
 pub fn ended(mut fuzzing: Child) -> Result<()> {
     ensure!(fuzzing.wait()?.success(), "deuteron-fuzz failed");
     Ok(())
+}
+
+/// Advisories, licences, versions and sources of dependencies, as `deny.toml` says. Where cargo-deny is not installed, say so and go on.
+fn check_dependencies() -> Result<()> {
+    let found = Command::new("cargo-deny").arg("--version").output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        println!("warning: cargo-deny is not installed here: dependencies are not checked against deny.toml");
+        return Ok(());
+    }
+    cargo(&["deny", "check"], &[])
 }
 
 /// aarch64 must at least compile. Where its standard library is not installed, say so and go on.

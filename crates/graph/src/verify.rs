@@ -10,6 +10,8 @@ impl Graph {
     /// contiguous runs, inputs and outputs exist. Passes call it between stages in debug builds.
     pub fn verify(&self) -> Result<(), GraphError> {
         let malformed = |node: usize, problem: String| Err(GraphError::Malformed { node, problem });
+        let mut is_input = vec![false; self.nodes().len()];
+        self.inputs().iter().for_each(|id| is_input[id.index()] = true);
         for id in self.ids() {
             let node = self.node(id);
             if let Some(late) = node.inputs.iter().find(|&&input| input >= id) {
@@ -24,7 +26,7 @@ impl Graph {
                 }
                 Err(expected) => return malformed(id.index(), format!("{}: expected {expected}", node.op)),
             }
-            if matches!(node.op, Op::Input { .. }) != self.inputs().contains(&id) {
+            if matches!(node.op, Op::Input { .. }) != is_input[id.index()] {
                 return malformed(id.index(), "the list of inputs does not match the input nodes".into());
             }
         }

@@ -1,74 +1,45 @@
-//! Which groups stand between two others, while groups are merged.
+//! Which atoms stand between others.
 
 use crate::bits::Bits;
 
-/// For each group, those that come before and after it, directly or through others.
+/// For each atom, those that come before and after it, directly or through others. Atoms are numbered so that producers come first.
 pub(crate) struct Between {
     before: Vec<Bits>,
     after: Vec<Bits>,
 }
 
 impl Between {
-    /// From the groups in an order in which producers come first, and the producers of each.
-    pub fn new(order: &[usize], producers: &[Vec<usize>]) -> Between {
+    /// From the producers of each.
+    pub fn new(producers: &[Vec<usize>]) -> Between {
         let count = producers.len();
-        let mut between = Between { before: vec![Bits::new(count); count], after: vec![Bits::new(count); count] };
-        for &group in order {
-            let mut before = Bits::new(count);
-            for &producer in &producers[group] {
-                before.insert(producer);
-                before.union_with(&between.before[producer]);
+        let mut before: Vec<Bits> = Vec::with_capacity(count);
+        // All numbers that no atom has come after every atom: what is nearly everything to the end is then stored by where it begins.
+        let mut after = vec![Bits::from(count); count];
+        for producers in producers {
+            let mut all = Bits::NONE;
+            for &producer in producers {
+                all.union_with(&before[producer]);
+                all.insert(producer);
             }
-            between.before[group] = before;
+            before.push(all);
         }
-        for &group in order.iter().rev() {
-            let after = between.after[group].clone();
-            for &producer in &producers[group] {
-                between.after[producer].insert(group);
-                between.after[producer].union_with(&after);
+        for (atom, producers) in producers.iter().enumerate().rev() {
+            let mut all = after[atom].clone();
+            all.insert(atom);
+            for &producer in producers {
+                after[producer].union_with(&all);
             }
         }
-        between
+        Between { before, after }
     }
 
-    /// Those that a group needs, directly or through others.
-    pub fn before(&self, group: usize) -> &Bits {
-        &self.before[group]
+    /// Those that an atom needs, directly or through others.
+    pub fn before(&self, atom: usize) -> &Bits {
+        &self.before[atom]
     }
 
     /// Those that need it.
-    pub fn after(&self, group: usize) -> &Bits {
-        &self.after[group]
-    }
-
-    /// A group that one of the two needs and that needs the other.
-    pub fn third(&self, first: usize, second: usize) -> Option<usize> {
-        let none = Bits::new(self.before.len());
-        let way = |from: usize, to: usize| self.after[from].common_outside(&self.before[to], &none);
-        way(first, second).or_else(|| way(second, first))
-    }
-
-    /// Makes `second` a part of `first`.
-    pub fn merge(&mut self, first: usize, second: usize) {
-        let mut before = self.before[first].union(&self.before[second]);
-        let mut after = self.after[first].union(&self.after[second]);
-        for set in [&mut before, &mut after] {
-            set.remove(first);
-            set.remove(second);
-        }
-        for group in before.iter() {
-            self.after[group].union_with(&after);
-            self.after[group].remove(second);
-            self.after[group].insert(first);
-        }
-        for group in after.iter() {
-            self.before[group].union_with(&before);
-            self.before[group].remove(second);
-            self.before[group].insert(first);
-        }
-        self.before[first] = before;
-        self.after[first] = after;
-        self.before[second] = Bits::new(self.before.len());
-        self.after[second] = Bits::new(self.after.len());
+    pub fn after(&self, atom: usize) -> &Bits {
+        &self.after[atom]
     }
 }

@@ -8,12 +8,12 @@ use std::collections::{BTreeSet, HashSet};
 
 use deuteron_graph::{Call, Graph, NodeId, Op, first_backward};
 
-use crate::between::Between;
 use crate::calls::{is_attention, is_loss, is_recomputed_attention, is_taken_whole};
 use crate::catalog::Catalog;
 use crate::chain::Structure;
 use crate::draft::Draft;
 use crate::layout::Placement;
+use crate::order::Order;
 use crate::reason::Reason;
 use crate::rules::Rules;
 use crate::strategy::Strategy;
@@ -52,7 +52,7 @@ pub(crate) struct Grouping<'a> {
     pub readers: Vec<Vec<NodeId>>,
     pub is_output: Vec<bool>,
     /// Set once groups may span calls.
-    between: Option<Between>,
+    order: Option<Order>,
 }
 
 impl<'a> Grouping<'a> {
@@ -69,7 +69,7 @@ impl<'a> Grouping<'a> {
             groups: Vec::new(),
             readers: vec![Vec::new(); count],
             is_output,
-            between: None,
+            order: None,
         };
         for id in graph.ids().filter(|&id| needed[id.index()] && placement.needs_kernel(graph, id)) {
             grouping.place_node(id);
@@ -201,9 +201,7 @@ impl<'a> Grouping<'a> {
                     Err(_) => break,
                 }
             }
-            for &group in &chain[1..whole] {
-                self.join(first, group);
-            }
+            self.join(&chain[..whole]);
         }
     }
 
@@ -281,19 +279,21 @@ impl<'a> Grouping<'a> {
             Err(Reason::NotOffered { .. } | Reason::ReadElsewhere { .. }) => return Merged::NotOffered,
             Err(_) => return Merged::Settled,
         }
-        self.join(first, second);
+        self.join(&[first, second]);
         Merged::Settled
     }
 
-    /// Makes two groups one, the first.
-    fn join(&mut self, first: usize, second: usize) {
-        if let Some(between) = &mut self.between {
-            between.merge(first, second);
+    /// Makes some groups one, the first.
+    fn join(&mut self, groups: &[usize]) {
+        if let Some(order) = &mut self.order {
+            order.merge(groups);
         }
-        let moved = std::mem::take(&mut self.groups[second]);
-        moved.iter().for_each(|id| self.group_of[id.index()] = Some(first));
-        self.groups[first].extend(moved);
-        self.groups[first].sort();
+        for &group in &groups[1..] {
+            let moved = std::mem::take(&mut self.groups[group]);
+            moved.iter().for_each(|id| self.group_of[id.index()] = Some(groups[0]));
+            self.groups[groups[0]].extend(moved);
+        }
+        self.groups[groups[0]].sort();
     }
 
     /// Whether two groups may be one.
@@ -322,11 +322,11 @@ impl<'a> Grouping<'a> {
 
     /// No way from one group to the other may lead through a third.
     fn convex(&self, first: usize, second: usize) -> Result<(), Reason> {
-        let between = match &self.between {
-            Some(between) => between.third(first, second),
+        let third = match &self.order {
+            Some(order) => order.third(first, second),
             None => self.third_of_call(first, second),
         };
-        between.map_or(Ok(()), |group| Err(Reason::WouldFormCycle { through: self.groups[group][0] }))
+        third.map_or(Ok(()), |group| Err(Reason::WouldFormCycle { through: self.groups[group][0] }))
     }
 
     /// While groups stay within calls, which are runs of nodes, a way that leaves the call never comes back: only the
@@ -358,8 +358,7 @@ impl<'a> Grouping<'a> {
     fn watch(&mut self) {
         let order = self.topological();
         let producers = (0..self.groups.len()).map(|group| self.producers(group).into_iter().collect());
-        let producers: Vec<Vec<usize>> = producers.collect();
-        self.between = Some(Between::new(&order, &producers));
+        self.order = Some(Order::new(&order, producers.collect()));
     }
 
     /// Replaces all groups.

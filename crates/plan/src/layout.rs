@@ -34,6 +34,8 @@ pub struct Placed {
 pub struct Placement {
     places: Vec<Option<Placed>>,
     copied: Vec<bool>,
+    /// Inputs and outputs of the graph, with their bytes: every price asks for them.
+    ends: Vec<(NodeId, usize)>,
 }
 
 /// How a row kernel of a given space reads a value: leading axes, then columns.
@@ -197,6 +199,11 @@ impl Placement {
         }
     }
 
+    /// Inputs and outputs of the graph, with their bytes.
+    pub(crate) fn ends(&self) -> &[(NodeId, usize)] {
+        &self.ends
+    }
+
     /// Whether this node is a view (or a pattern) with a buffer of its own.
     pub fn is_copied(&self, id: NodeId) -> bool {
         self.copied[id.index()]
@@ -259,15 +266,18 @@ pub fn place(graph: &Graph, inputs: &[Layout]) -> Placement {
 }
 
 fn place_once(graph: &Graph, inputs: &[Layout], copied: &[bool]) -> Placement {
-    let mut placement = Placement { places: Vec::new(), copied: copied.to_vec() };
+    let ends = graph.inputs().iter().copied().chain(graph.outputs().iter().map(|output| output.node));
+    let ends = ends.map(|id| (id, graph.node(id).bytes())).collect();
+    let mut placement = Placement { places: Vec::new(), copied: copied.to_vec(), ends };
+    let mut layouts: Vec<Option<&Layout>> = vec![None; graph.nodes().len()];
+    graph.inputs().iter().zip(inputs).for_each(|(id, layout)| layouts[id.index()] = Some(layout));
     for id in graph.ids() {
         let node = graph.node(id);
         let own = || Some(Placed { base: id, layout: Layout::contiguous(&node.shape) });
         let place = match &node.op {
             _ if copied[id.index()] => own(),
             Op::Input { .. } => {
-                let position = graph.inputs().iter().position(|&input| input == id);
-                let layout = position.and_then(|position| inputs.get(position)).cloned();
+                let layout = layouts[id.index()].cloned();
                 Some(Placed { base: id, layout: layout.unwrap_or_else(|| Layout::contiguous(&node.shape)) })
             }
             Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => None,

@@ -24,6 +24,7 @@ mod layout;
 mod machine;
 mod memory;
 mod min_cut;
+mod order;
 mod plan;
 mod rates;
 mod reason;

@@ -208,9 +208,11 @@ impl Plan {
     /// The plan for a person: one line per kernel, and why neighbours stay apart.
     pub fn explain(&self) -> String {
         let mut text = String::new();
+        let mut refusals: Vec<Vec<&Refusal>> = vec![Vec::new(); self.groups.len()];
+        self.refusals.iter().for_each(|refusal| refusals[refusal.consumer].push(refusal));
         for (index, group) in self.groups.iter().enumerate() {
             text += &format!("group {index}: {}  [{}, {}]\n", group.name, group.kind, group.traffic.total());
-            for refusal in self.refusals.iter().filter(|refusal| refusal.consumer == index) {
+            for refusal in &refusals[index] {
                 let code = refusal.reason.code();
                 text += &format!("    apart from group {}: {code} {}\n", refusal.producer, refusal.reason);
             }

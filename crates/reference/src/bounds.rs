@@ -267,6 +267,29 @@ mod tests {
     }
 
     #[test]
+    fn a_run_in_the_storage_types_may_be_off_twice_as_much() {
+        // One element of a hundred is off by a hundred deviations: the root mean square is ten.
+        let (exact, mut rounded) = (Array::filled([100], 1.0), Array::filled([100], 1.0));
+        rounded.values[7] += 0.5;
+        let errors = Errors { slack: None, spread: Some(vec![1.0 / 200.0; 100]) };
+        let bounds = errors.bounds(Dtype::F32, &exact, &rounded);
+        assert_eq!((bounds[7], bounds[8]), (1.0, DEVIATIONS * 10.0 / 200.0));
+    }
+
+    #[test]
+    fn the_branch_that_was_not_taken_is_rounded_too() {
+        // The exponential of a half is stored as 1688 spacings, which `r` is. Then `g` is added to 1, and rounded up to 34 spacings.
+        let text = "x = input f16[1] ; r = input f16[1] ; g = input f16[1] ; k = input f16[1]
+            e = exp x ; c = eq e r ; z = const 0 f16 ; s = select c g z ; y = add k s ; out y";
+        let spacing = Dtype::F16.epsilon();
+        let inputs = [0.5, 1688.0 * spacing, 33.6 * spacing, 1.0].map(|x| Array::filled([1], x).rounded(Dtype::F16));
+        let expected = bounded(&text.parse().unwrap(), &inputs).unwrap().remove(0);
+        let got = |spacings: f64| Array::filled([1], 1.0 + spacings * spacing);
+        assert!(expected.compare(&got(0.0)).holds() && expected.compare(&got(34.0)).holds());
+        assert!(!expected.compare(&got(36.0)).holds());
+    }
+
+    #[test]
     fn a_value_that_every_kernel_has_exactly_must_be_exact() {
         let graph: Graph = "x = input f32[2] ; y = relu x ; out y".parse().unwrap();
         let expected = bounded(&graph, &[Array::new([2], vec![1.0, -1.0])]).unwrap().remove(0);

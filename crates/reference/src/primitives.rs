@@ -212,7 +212,7 @@ impl<'a> Evaluation<'_, 'a> {
         })?;
         // Errors are told of the exact run alone: the other one has made them.
         let (slack, spread) = match self.rounding {
-            Rounding::Exact => (slack_of(node, operands), spread_of(self.graph, index, node, operands, &main)),
+            Rounding::Exact => (slack_of(node, operands, &main), spread_of(self.graph, index, node, operands, &main)),
             Rounding::Storage => (None, Spread::default()),
         };
         Ok(Value { dtype: node.dtype, main, slack, spread })

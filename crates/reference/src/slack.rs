@@ -10,10 +10,10 @@ use rayon::prelude::*;
 use crate::matmul::matmul;
 use crate::noise::DEVIATIONS;
 use crate::reduce::{append, column_sum, gather, row_reduce, scatter_add};
-use crate::round::round_to;
+use crate::round::{round_to, ulp};
 use crate::scalar;
 use crate::store::Store;
-use crate::strided::{Strided, concat, map, map1};
+use crate::strided::{Strided, concat, map};
 use crate::value::Value;
 
 type Slack = Option<Strided<'static>>;
@@ -22,8 +22,8 @@ type Slack = Option<Strided<'static>>;
 const NEAR: f64 = 1.0;
 const EQUAL: f64 = 0.5;
 
-/// The slack of a node's result.
-pub(crate) fn slack_of(node: &Node, operands: &[&Value]) -> Slack {
+/// The slack of a node's result, which is `result` unless a decision falls the other way.
+pub(crate) fn slack_of(node: &Node, operands: &[&Value], result: &Strided) -> Slack {
     let born = match &node.op {
         Op::Compare(_) if node.inputs[0] != node.inputs[1] => near_ties(node, operands[0], operands[1]),
         Op::Unary(UnaryOp::Round) => jumps(operands[0], f64::round_ties_even),
@@ -33,10 +33,30 @@ pub(crate) fn slack_of(node: &Node, operands: &[&Value]) -> Slack {
             if operands.iter().all(|operand| operand.slack.is_none()) {
                 return None;
             }
-            carried(node, operands)
+            carried(node, operands).map(|slack| if rounds(node) { stored(node, &slack, result) } else { slack })
         }
     };
     born.filter(|slack| slack.any(|x| x > 0.0))
+}
+
+/// Whether an operation stores a number that it computed.
+fn rounds(node: &Node) -> bool {
+    match &node.op {
+        Op::Unary(op) => !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round),
+        Op::Binary(op) => !matches!(op, BinaryOp::Max | BinaryOp::Min),
+        Op::RowReduce(op) => matches!(op, ReduceOp::Sum | ReduceOp::Mean),
+        Op::Cast(to) => matches!(to, Dtype::F16 | Dtype::Bf16),
+        Op::ColumnSum | Op::Matmul { .. } | Op::ScatterAdd { .. } => true,
+        _ => false,
+    }
+}
+
+/// What the other branch comes to is rounded as well, however exact the result is here: by a spacing where it lies.
+fn stored(node: &Node, slack: &Strided, result: &Strided) -> Strided<'static> {
+    map(&node.shape, [slack, result], Store::PLAIN, |[slack, y]| {
+        let reached = y.abs() + slack;
+        if slack > 0.0 && reached.is_finite() { slack + ulp(node.dtype, reached) } else { slack }
+    })
 }
 
 /// Slack of the operands, seen through an operation without decisions of its own.
@@ -118,21 +138,34 @@ fn through_unary(op: UnaryOp, x: &Value) -> Strided<'static> {
     })
 }
 
-/// The largest change at a corner: every binary primitive is monotonic in each operand, away from a pole.
+/// The largest change at a corner: every binary primitive is monotonic in each operand, away from a pole. What the other branch comes to
+/// is multiplied by a factor that is off itself.
 fn through_binary(node: &Node, op: BinaryOp, operands: &[&Value]) -> Strided<'static> {
     let (a_slack, b_slack) = (slack_or_zero(operands[0]), slack_or_zero(operands[1]));
-    let inputs = [&operands[0].main, &a_slack, &operands[1].main, &b_slack];
-    map(&node.shape, inputs, Store::PLAIN, |[a, a_slack, b, b_slack]| {
+    let [a_off, b_off] = [0, 1].map(|operand: usize| operands[operand].spread.total(&operands[operand].main.shape));
+    let inputs = [&operands[0].main, &a_slack, &a_off, &operands[1].main, &b_slack, &b_off];
+    map(&node.shape, inputs, Store::PLAIN, |[a, a_slack, a_off, b, b_slack, b_off]| {
         if a_slack == 0.0 && b_slack == 0.0 {
             return 0.0;
         }
-        if op == BinaryOp::Div && b_slack >= b.abs() {
+        let (a_reach, b_reach) = (DEVIATIONS * a_off, DEVIATIONS * b_off);
+        let nearest = b.abs() - b_slack - b_reach;
+        if op == BinaryOp::Div && nearest <= 0.0 {
             return f64::INFINITY;
         }
         let here = scalar::binary(op, a, b);
         let corners = [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)];
         let at_corner = |(i, j)| change(here, scalar::binary(op, a + i * a_slack, b + j * b_slack));
-        corners.into_iter().map(at_corner).fold(0.0, f64::max)
+        let largest = corners.into_iter().map(at_corner).fold(0.0, f64::max);
+        // Nothing times anything is nothing, even where nothing is known of the other.
+        let both = |slack: f64, reach: f64| if slack == 0.0 || reach == 0.0 { 0.0 } else { slack * reach };
+        let crossed = both(a_slack, b_reach) + both(b_slack, a_reach);
+        largest
+            + match op {
+                BinaryOp::Mul => crossed,
+                BinaryOp::Div => crossed / (b.abs() * nearest),
+                BinaryOp::Add | BinaryOp::Sub | BinaryOp::Max | BinaryOp::Min => 0.0,
+            }
     })
 }
 
@@ -153,10 +186,13 @@ fn through_select(node: &Node, operands: &[&Value]) -> Strided<'static> {
     })
 }
 
-/// `|A| sB + sA |B| + sA sB`
+/// `|A| sB + sA |B| + sA sB`, magnitudes with what they may be off.
 fn through_matmul(node: &Node, operands: &[&Value], transpose_a: bool, transpose_b: bool) -> Strided<'static> {
     let product = |a: &Strided, b: &Strided| matmul(&node.shape, a, b, transpose_a, transpose_b, Store::PLAIN);
-    let magnitude = |value: &Value| map1(&value.main, Store::PLAIN, f64::abs);
+    let magnitude = |value: &Value| {
+        let off = value.spread.total(&value.main.shape);
+        map(&value.main.shape, [&value.main, &off], Store::PLAIN, |[x, off]| x.abs() + DEVIATIONS * off)
+    };
     let (a, b) = (operands[0], operands[1]);
     let mut total = Strided::scalar(0.0).broadcast(&node.shape);
     let mut add = |term: Strided| {

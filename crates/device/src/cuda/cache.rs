@@ -7,6 +7,7 @@
 //! - An entry that is not whole, not ours, or not for its key is compiled again and replaced, never loaded.
 //! - A folder that cannot be used costs time and nothing else: kernels are compiled, and [`DiskCache::problem`] says why.
 //! - A folder that others may write to is not used, since whoever writes an entry chooses what runs on the GPU.
+//! - Entries take a gigabyte at most. What was not used for longest goes first, down to three quarters of that.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -28,11 +29,19 @@ const LARGEST: u64 = 1 << 28;
 /// Far longer than any write takes, so that a temporary file of this age has no writer any more.
 const STALE: Duration = Duration::from_secs(10 * 60);
 
+/// Bytes of all entries together, at most: some 20,000 kernels.
+const MOST: u64 = 1 << 30;
+/// An entry that is loaded is marked as used if its last mark is older than this. Loading every kernel of a model writes nothing then.
+const MARK_AFTER: Duration = Duration::from_secs(60 * 60);
+
 /// A cache in one folder. Threads and processes may share it.
 #[derive(Debug)]
 pub struct DiskCache {
     folder: PathBuf,
     usable: bool,
+    most: u64,
+    /// Bytes written since the folder was last looked through.
+    written: AtomicU64,
     problem: Mutex<Option<CudaError>>,
 }
 
@@ -78,15 +87,23 @@ impl std::fmt::Debug for Key {
 }
 
 impl DiskCache {
-    /// Opens a folder and makes it, for this user alone, if it is not there. Also removes what writers that died left.
+    /// Opens a folder and makes it, for this user alone, if it is not there. Also removes what writers that died left, and entries
+    /// beyond a gigabyte.
     pub fn open(folder: PathBuf) -> DiskCache {
+        DiskCache::with_limit(folder, MOST)
+    }
+
+    /// The same with so many bytes of entries at most.
+    pub fn with_limit(folder: PathBuf, most: u64) -> DiskCache {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         let trusted = made.map_err(|error| error.to_string()).and_then(|()| trust(&folder));
         let problem = trusted.err().map(|problem| CudaError::Cache { action: "use", path: folder.clone(), problem });
         if problem.is_none() {
             remove_stale(&folder);
+            remove_oldest(&folder, most);
         }
-        DiskCache { folder, usable: problem.is_none(), problem: Mutex::new(problem) }
+        let written = AtomicU64::new(0);
+        DiskCache { folder, usable: problem.is_none(), most, written, problem: Mutex::new(problem) }
     }
 
     /// The folder.
@@ -128,10 +145,17 @@ impl DiskCache {
 
     fn write(&self, path: &Path, key: &Key, cubin: &Cubin) -> io::Result<()> {
         let temporary = self.folder.join(temporary_name(key));
-        let written = write_synced(&temporary, &encode(key, cubin)).and_then(|()| fs::rename(&temporary, path));
+        let bytes = encode(key, cubin);
+        let written = write_synced(&temporary, &bytes).and_then(|()| fs::rename(&temporary, path));
         if written.is_err() {
             // May not exist; and where it cannot be removed, `open` will do it later.
             let _ = fs::remove_file(&temporary);
+        }
+        // Looking through the folder takes longer than writing an entry: only after a part of what it may hold.
+        let size = bytes.len() as u64;
+        if self.written.fetch_add(size, Ordering::Relaxed) + size > self.most / 16 {
+            self.written.store(0, Ordering::Relaxed);
+            remove_oldest(&self.folder, self.most);
         }
         written
     }
@@ -185,6 +209,39 @@ fn remove_stale(folder: &Path) {
     }
 }
 
+/// Removes entries if they have more than `most` bytes together: those that were used last longest ago, down to three quarters.
+fn remove_oldest(folder: &Path, most: u64) {
+    let Ok(listed) = fs::read_dir(folder) else { return };
+    let of_file = |entry: fs::DirEntry| {
+        let ours = entry.file_name().to_str().is_some_and(|name| name.ends_with(".kernel"));
+        let metadata = entry.metadata().ok().filter(|metadata| ours && metadata.is_file())?;
+        Some((metadata.modified().ok()?, metadata.len(), entry.path()))
+    };
+    let mut entries: Vec<(SystemTime, u64, PathBuf)> = listed.flatten().filter_map(of_file).collect();
+    let mut total: u64 = entries.iter().map(|(_, size, _)| size).sum();
+    if total <= most {
+        return;
+    }
+    entries.sort();
+    for (_, size, path) in entries {
+        if total <= most / 4 * 3 {
+            break;
+        }
+        // A reader that has it open reads on; one that comes later builds it again.
+        if fs::remove_file(path).is_ok() {
+            total -= size;
+        }
+    }
+}
+
+/// Notes that an entry was used. Where that is not possible, it is only removed earlier.
+fn mark_used(file: &File) {
+    let age = || file.metadata().ok()?.modified().ok()?.elapsed().ok();
+    if age().is_some_and(|age| age > MARK_AFTER) {
+        let _ = file.set_modified(SystemTime::now());
+    }
+}
+
 fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(bytes)?;
@@ -200,12 +257,14 @@ fn read(path: &Path, key: &Key) -> Result<Option<Cubin>, String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error.to_string()),
     };
-    let bytes = read_whole(file).map_err(|error| error.to_string())?;
-    decode(key, &bytes).map(Some).map_err(str::to_string)
+    let bytes = read_whole(&file).map_err(|error| error.to_string())?;
+    let cubin = decode(key, &bytes)?;
+    mark_used(&file);
+    Ok(Some(cubin))
 }
 
 /// The header first, and not more than an entry can have: a large file that is not ours is not read into memory.
-fn read_whole(mut file: File) -> io::Result<Vec<u8>> {
+fn read_whole(mut file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     (&mut file).take(HEADER as u64).read_to_end(&mut bytes)?;
     if bytes.starts_with(&MAGIC) {

@@ -354,3 +354,30 @@ fn a_failed_build_leaves_nothing() {
     assert_eq!((folder.files(""), cache.problem()), (vec![], None));
     assert_eq!((get(&cache, 1), get(&cache, 1)), (Origin::Built, Origin::Disk));
 }
+
+#[test]
+fn entries_beyond_the_limit_go_and_the_last_used_stay() {
+    let folder = Folder::new("limit");
+    let size = |numbers: std::ops::Range<u64>| numbers.map(|number| cubin(number).image.len() as u64).sum::<u64>();
+    let cache = DiskCache::open(folder.0.clone());
+    (0..40).for_each(|number| assert_eq!(get(&cache, number), Origin::Built));
+    // As if they had been written a day apart, long ago; the first one is used again.
+    let day = Duration::from_secs(24 * 60 * 60);
+    for number in 0..40 {
+        let file = OpenOptions::new().write(true).open(cache.path(&key(number))).unwrap();
+        file.set_modified(SystemTime::now() - day * (50 - number as u32)).unwrap();
+    }
+    assert_eq!(get(&cache, 0), Origin::Disk);
+    let most = size(0..40) / 2;
+    let limited = DiskCache::with_limit(folder.0.clone(), most);
+    let left: Vec<u64> = (0..40).filter(|&number| limited.path(&key(number)).exists()).collect();
+    let bytes = |numbers: &[u64]| numbers.iter().map(|&number| cubin(number).image.len() as u64).sum::<u64>();
+    assert!(bytes(&left) <= most / 4 * 3 && bytes(&left) > most / 2, "{left:?}");
+    assert_eq!(left[0], 0, "it was used last");
+    assert!(left[1..].windows(2).all(|pair| pair[0] + 1 == pair[1]) && left.ends_with(&[39]), "{left:?}");
+    // What is written from now on stays below the limit too, but for a sixteenth and one entry.
+    (100..200).for_each(|number| assert_eq!(get(&limited, number), Origin::Built));
+    let all: u64 = folder.files(".kernel").iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    assert!(all <= most + most / 16 + 1_000_000, "{all} of {most}");
+    assert_eq!(limited.problem(), None);
+}

@@ -5,7 +5,7 @@
 //! away as this kernel's own bytes are many; the inputs and outputs of the graph as far as all of them together, because
 //! that is what a caller's loop goes through before it comes back to them.
 
-use deuteron_graph::{Graph, Op};
+use deuteron_graph::Op;
 
 use crate::cost::terms::{Parts, Resources};
 use crate::draft::Draft;
@@ -119,7 +119,7 @@ const SCATTERED: f64 = 2.5;
 /// Time to move a kernel's bytes, with all cores.
 fn memory(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic) -> Seconds {
     let own = traffic.total().0 as f64;
-    let around = own.max(resident(draft.graph, machine));
+    let around = own.max(resident(draft, machine));
     let mut seconds = 0.0;
     for value in reads(draft) {
         let given = matches!(draft.graph.node(value.base).op, Op::Input { .. });
@@ -145,12 +145,12 @@ fn memory(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic) -> Se
 }
 
 /// Bytes of the graph's inputs and outputs; of what is beyond several times the last-level cache, no more than that.
-fn resident(graph: &Graph, machine: &Machine) -> f64 {
+fn resident(draft: &Draft, machine: &Machine) -> f64 {
+    let graph = draft.graph;
     let cache = machine.megabytes(Quantity::CacheMb).0 as usize;
     let enough = (8 * cache) as f64;
     let (mut sum, mut large) = (0.0, Vec::new());
-    for id in graph.inputs().iter().copied().chain(graph.outputs().iter().map(|output| output.node)) {
-        let bytes = graph.node(id).bytes();
+    for &(id, bytes) in draft.placement.ends() {
         if bytes > cache {
             large.push(id)
         } else {

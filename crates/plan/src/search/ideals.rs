@@ -12,7 +12,7 @@ use crate::bits::Bits;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Choice {
     pub atoms: Vec<usize>,
-    /// atoms outside that must be done before
+    /// atoms outside that must be done before, less those that another of them needs anyway
     pub needs: Vec<usize>,
     pub seconds: f64,
 }
@@ -59,26 +59,27 @@ pub(crate) fn shortest(count: usize, choices: &[Choice], hopeless: bool) -> Opti
 }
 
 fn walk(count: usize, choices: &[Choice], beam: usize) -> Option<Path> {
-    let sets: Vec<(Bits, Bits)> =
-        choices.iter().map(|choice| (set(count, &choice.atoms), set(count, &choice.needs))).collect();
-    let remaining = least_shares(count, choices);
+    let sets: Vec<(Bits, Bits)> = choices.iter().map(|choice| (set(&choice.atoms), set(&choice.needs))).collect();
+    let remaining = Remaining::new(count, choices);
     let mut layers: Vec<Vec<Entry>> = (0..=count).map(|_| Vec::new()).collect();
     let mut known: Vec<HashMap<Bits, usize>> = vec![HashMap::new(); count + 1];
-    layers[0].push(Entry { done: Bits::new(count), seconds: 0.0, from: None });
+    layers[0].push(Entry { done: Bits::NONE, seconds: 0.0, from: None });
     let mut starting: Vec<Vec<usize>> = vec![Vec::new(); count];
     choices.iter().enumerate().for_each(|(index, choice)| starting[choice.atoms[0]].push(index));
     let everything: Vec<usize> = (0..choices.len()).collect();
     let (mut states, mut looks) = (1, 0);
     for size in 0..count {
         known[size] = HashMap::new();
-        let order = kept(&layers[size], beam, &remaining, count);
+        let order = kept(&layers[size], beam, &remaining);
         for position in order {
             let (done, seconds) = (layers[size][position].done.clone(), layers[size][position].seconds);
             let near: Vec<usize>;
             let tried = match beam {
                 usize::MAX => &everything,
                 _ => {
-                    let waiting = (0..count).filter(|&atom| !done.contains(atom)).take(WINDOW);
+                    let first = done.next_missing(0);
+                    let next = |&atom: &usize| done.next_missing(atom + 1);
+                    let waiting = std::iter::successors(first, next).take_while(|&atom| atom < count).take(WINDOW);
                     near = waiting.flat_map(|atom| starting[atom].iter().copied()).collect();
                     &near
                 }
@@ -118,24 +119,45 @@ fn walk(count: usize, choices: &[Choice], beam: usize) -> Option<Path> {
     Some(Path { chosen, seconds, states, complete: beam == usize::MAX })
 }
 
-fn set(count: usize, atoms: &[usize]) -> Bits {
-    let mut set = Bits::new(count);
+fn set(atoms: &[usize]) -> Bits {
+    let mut set = Bits::NONE;
     atoms.iter().for_each(|&atom| set.insert(atom));
     set
 }
 
 /// Positions of the states to go on from: all, or the best by what they cost and what is left at least.
-fn kept(layer: &[Entry], beam: usize, remaining: &[f64], count: usize) -> Vec<usize> {
+fn kept(layer: &[Entry], beam: usize, remaining: &Remaining) -> Vec<usize> {
     let mut order: Vec<usize> = (0..layer.len()).collect();
     if layer.len() > beam {
-        let left = |entry: &Entry| {
-            (0..count).filter(|&atom| !entry.done.contains(atom)).map(|atom| remaining[atom]).sum::<f64>()
-        };
-        let worth: Vec<f64> = layer.iter().map(|entry| entry.seconds + left(entry)).collect();
+        let worth: Vec<f64> = layer.iter().map(|entry| entry.seconds + remaining.without(&entry.done)).collect();
         order.sort_by(|&a, &b| worth[a].total_cmp(&worth[b]).then(layer[a].done.cmp(&layer[b].done)));
         order.truncate(beam);
     }
     order
+}
+
+/// The least that atoms cost which are not done yet.
+struct Remaining {
+    least: Vec<f64>,
+    /// of each atom and all after it
+    from: Vec<f64>,
+}
+
+impl Remaining {
+    fn new(count: usize, choices: &[Choice]) -> Remaining {
+        let least = least_shares(count, choices);
+        let mut from = vec![0.0; count + 1];
+        for atom in (0..count).rev() {
+            from[atom] = from[atom + 1] + least[atom];
+        }
+        Remaining { least, from }
+    }
+
+    /// From the first that is not done, less those after it that are.
+    fn without(&self, done: &Bits) -> f64 {
+        let first = done.next_missing(0).unwrap_or(self.least.len()).min(self.least.len());
+        self.from[first] - done.iter_from(first).map(|atom| self.least[atom]).sum::<f64>()
+    }
 }
 
 /// For each atom the least share of any group's time that falls to it, shares by the atoms' own times: no plan costs
@@ -155,4 +177,28 @@ pub(crate) fn least_shares(count: usize, choices: &[Choice]) -> Vec<f64> {
         }
     }
     least
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 0 before 1, and 2 before 3: one of two cheap groups would wait for the other.
+    #[test]
+    fn groups_that_wait_for_each_other_are_not_chosen_together() {
+        let choice = |atoms: &[usize], needs: &[usize], seconds: f64| Choice {
+            atoms: atoms.to_vec(),
+            needs: needs.to_vec(),
+            seconds,
+        };
+        let mut choices = vec![choice(&[0, 3], &[2], 1.0), choice(&[1, 2], &[0], 1.0)];
+        let alone = [(0, None), (1, Some(0)), (2, None), (3, Some(2))];
+        choices.extend(alone.map(|(atom, needs): (usize, Option<usize>)| choice(&[atom], needs.as_slice(), 3.0)));
+        for hopeless in [false, true] {
+            let path = shortest(4, &choices, hopeless).unwrap();
+            assert_eq!((path.seconds, path.chosen.len()), (7.0, 3), "one of the groups, and two atoms");
+        }
+        let beam = walk(4, &choices, BEAM).unwrap();
+        assert_eq!(beam.seconds, 7.0);
+    }
 }

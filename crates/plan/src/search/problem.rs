@@ -4,7 +4,7 @@
 //! own. Groups are sets of atoms. Equal groups of equal layers are priced once: a price is remembered under a signature
 //! of everything it depends on.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use deuteron_graph::{Callee, NodeId, Op, is_recomputed};
@@ -75,8 +75,7 @@ impl<'a> Problem<'a> {
         for (atom, all) in producers.iter().enumerate() {
             all.iter().for_each(|&producer| consumers[producer].push(atom));
         }
-        let atoms_in_order: Vec<Atom> = (0..count).collect();
-        let between = Between::new(&atoms_in_order, &producers);
+        let between = Between::new(&producers);
         let atom_of: Vec<Option<Atom>> =
             grouping.group_of.iter().map(|group| group.map(|group| position[group])).collect();
         let atoms: Vec<Vec<NodeId>> = order.iter().map(|&group| grouping.groups[group].clone()).collect();
@@ -229,8 +228,7 @@ impl<'a> Problem<'a> {
 
     /// No way from a member to a member leads through an atom outside.
     pub fn convex(&self, set: &[Atom]) -> Result<(), Reason> {
-        let mut inside = Bits::new(self.atoms.len());
-        let (mut above, mut below) = (inside.clone(), inside.clone());
+        let (mut inside, mut above, mut below) = (Bits::NONE, Bits::NONE, Bits::NONE);
         for &atom in set {
             inside.insert(atom);
             above.union_with(self.between.before(atom));
@@ -242,11 +240,34 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Those of `part` that must have run before any of `set` can.
-    pub fn before(&self, set: &[Atom], part: &[Atom]) -> Vec<Atom> {
-        let mut above = Bits::new(self.atoms.len());
-        set.iter().for_each(|&atom| above.union_with(self.between.before(atom)));
-        part.iter().copied().filter(|&atom| above.contains(atom) && set.binary_search(&atom).is_err()).collect()
+    /// Those of `part` that must have run before any of `set` can, less those that another of them needs anyway.
+    pub fn needs(&self, set: &[Atom], part: &[Atom]) -> Vec<Atom> {
+        let mut found: BTreeSet<Atom> = BTreeSet::new();
+        let mut seen: HashSet<Atom> = set.iter().copied().collect();
+        let mut waiting: Vec<Atom> = set.to_vec();
+        while let Some(atom) = waiting.pop() {
+            // Producers have lower numbers: nothing before the first of the part leads to one of it.
+            for &producer in self.producers[atom].iter().filter(|&&producer| producer >= part[0]) {
+                if !seen.insert(producer) {
+                    continue;
+                }
+                if part.binary_search(&producer).is_ok() {
+                    found.insert(producer);
+                } else {
+                    waiting.push(producer);
+                }
+            }
+        }
+        let mut implied = Bits::NONE;
+        let mut needs: Vec<Atom> = Vec::new();
+        for atom in found.into_iter().rev().filter(|atom| set.binary_search(atom).is_err()) {
+            if !implied.contains(atom) {
+                needs.push(atom);
+                implied.union_with(self.between.before(atom));
+            }
+        }
+        needs.reverse();
+        needs
     }
 
     /// Whether one kernel may hold these atoms, and what it would take.

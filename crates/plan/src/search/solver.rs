@@ -278,7 +278,7 @@ impl<'a> Solver<'a> {
         }
         let local = |atoms: &[Atom]| atoms.iter().filter_map(|&atom| position(atom).ok()).collect::<Vec<usize>>();
         let choices = lists.iter().map(|(atoms, seconds)| {
-            let needs = self.problem.before(atoms, part);
+            let needs = self.problem.needs(atoms, part);
             Choice { atoms: local(atoms), needs: local(&needs), seconds: *seconds }
         });
         (choices.collect(), lists.iter().map(|(atoms, _)| atoms.clone()).collect())
@@ -322,6 +322,7 @@ impl<'a> Solver<'a> {
 /// Joins all parts that hold one of the atoms.
 fn joined(parts: Vec<Vec<Atom>>, atoms: &[Atom]) -> Vec<Vec<Atom>> {
     let (mut knot, mut rest): (Vec<Atom>, Vec<Vec<Atom>>) = (Vec::new(), Vec::new());
+    let atoms: BTreeSet<Atom> = atoms.iter().copied().collect();
     for part in parts {
         if part.iter().any(|atom| atoms.contains(atom)) { knot.extend(part) } else { rest.push(part) }
     }

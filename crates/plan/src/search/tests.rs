@@ -1,16 +1,23 @@
 //! The search against every partition of small graphs.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use deuteron_graph::{Dtype, Gelu, Graph, NodeId};
+use deuteron_graph::{Dtype, Gelu, Graph, NodeId, UnaryOp};
 
+use crate::bits::words_seen;
+use crate::catalog::{Catalog, Primitives};
+use crate::chain::Structure;
+use crate::draft::Draft;
 use crate::grouping::Grouping;
 use crate::machine::Machine;
+use crate::order::steps_taken;
 use crate::plan::{check_and_place, plan};
 use crate::search::problem::{Atom, Problem};
 use crate::search::{Pin, Restriction, Solver, solver};
 use crate::strategy::Strategy;
 use crate::target::Target;
+use crate::work::Work;
 
 /// Steps of a fixed sequence of numbers (Knuth's MMIX constants).
 struct Numbers(u64);
@@ -269,4 +276,89 @@ a = attention q q q mask=causal ; y = add a r ; out y";
     let plan = plan(&graph, Target::conceivable(&machine), Strategy::Fused, &[]).unwrap();
     assert_eq!(plan.groups.len(), 1, "attention takes the residual in: {plan}");
     assert_eq!(plan.groups[0].structure.name(), "attention with residual");
+}
+
+/// What a group of one atom needs, and what those need, is all that comes before it, however the graph is cut into parts.
+#[test]
+fn needs_are_the_nearest_and_the_rest_follows() {
+    let machine = Machine::cpu();
+    for seed in 0..100 {
+        let graph = small_graph(seed);
+        let placement = check_and_place(&graph, &[]).unwrap();
+        let mut grouping = Grouping::new(&graph, &placement, Target::conceivable(&machine));
+        grouping.merge_for(Strategy::Fused);
+        let problem = Problem::new(&grouping, Target::conceivable(&machine));
+        let count = problem.atoms.len();
+        let mut before: Vec<Vec<bool>> = Vec::new();
+        for atom in 0..count {
+            let own = &problem.producers[atom];
+            let needs = |other: usize| own.iter().any(|&producer| producer == other || before[producer][other]);
+            let row = (0..count).map(|other| other < atom && needs(other)).collect();
+            before.push(row);
+        }
+        for part in [(0..count).collect::<Vec<Atom>>(), (0..count).step_by(2).collect()] {
+            for &atom in &part {
+                let nearest = problem.needs(&[atom], &part);
+                let follows = |other: Atom| nearest.iter().any(|&need| need == other || before[need][other]);
+                for &other in &part {
+                    assert_eq!(follows(other), before[atom][other], "seed {seed}: {other} before {atom}");
+                }
+                let spare = |&need: &Atom| nearest.iter().any(|&other| before[other][need]);
+                assert!(!nearest.iter().any(spare), "seed {seed}: {nearest:?} of {atom}");
+            }
+        }
+    }
+}
+
+/// A chain of operations of two kinds.
+fn chain(links: usize) -> Graph {
+    let mut graph = Graph::new("chain");
+    let mut value = graph.input("x", Dtype::F32, [128, 64]).unwrap();
+    for link in 0..links {
+        value =
+            if link % 2 == 0 { graph.unary(UnaryOp::Exp, value) } else { graph.unary(UnaryOp::Tanh, value) }.unwrap();
+    }
+    graph.output("y", value).unwrap();
+    graph
+}
+
+/// What planning a chain takes: words of sets, steps between groups, and nodes of the kernels that the catalogue was asked about.
+fn planning_work(links: usize) -> usize {
+    let (graph, machine) = (chain(links), Machine::cpu());
+    let catalog = Counting(AtomicUsize::new(0));
+    let before = words_seen() + steps_taken();
+    let target = Target { machine: &machine, catalog: &catalog };
+    let planned = plan(&graph, target, Strategy::Fused, &[]).unwrap();
+    assert_eq!(planned.groups.iter().map(|group| group.nodes.len()).sum::<usize>(), links);
+    words_seen() + steps_taken() - before + catalog.0.into_inner()
+}
+
+/// Every structure; counts the nodes it is asked about.
+struct Counting(AtomicUsize);
+
+impl Catalog for Counting {
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        Primitives.offers_structure(structure)
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        self.0.fetch_add(draft.nodes.len(), Ordering::Relaxed);
+        Primitives.offers(draft)
+    }
+
+    fn offers_everything(&self) -> bool {
+        true
+    }
+
+    fn work(&self, draft: &Draft) -> Work {
+        self.0.fetch_add(draft.nodes.len(), Ordering::Relaxed);
+        Primitives.work(draft)
+    }
+}
+
+#[test]
+fn planning_a_chain_grows_with_its_length() {
+    let (short, long) = (planning_work(1_000), planning_work(4_000));
+    // Four times the links are four times the work, and the end of a chain that fills no kernel is a share of it.
+    assert!(long < 5 * short, "{short} steps for 1,000 links, {long} for 4,000");
 }

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module may use those before it.
-const LAYERS: [&str; 29] = [
-    "units", "bits", "between", "min_cut", "layout", "space", "kind", "calls", "chain", "machine", "rates", "reason",
-    "draft", "traffic", "work", "catalog", "steps", "cost", "rules", "error", "strategy", "target", "grouping",
-    "search", "group", "memory", "plan", "score", "assess",
+const LAYERS: [&str; 30] = [
+    "units", "bits", "between", "order", "min_cut", "layout", "space", "kind", "calls", "chain", "machine", "rates",
+    "reason", "draft", "traffic", "work", "catalog", "steps", "cost", "rules", "error", "strategy", "target",
+    "grouping", "search", "group", "memory", "plan", "score", "assess",
 ];
 
 /// Uses nothing but vocabulary, and nobody uses it.

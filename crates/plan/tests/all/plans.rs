@@ -144,6 +144,41 @@ fn what_needs_all_rows_waits_for_them() {
 }
 
 #[test]
+fn rows_are_picked_from_a_table_that_is_there() {
+    // As many rows are picked as the table has: rows and columns are the same, and yet any row may be asked for.
+    let plan =
+        planned("x = input f32[64,32] ; i = input i32[64] ; t = exp x ; y = gather t i ; out y", Strategy::Fused);
+    assert_eq!(plan.groups.len(), 2, "{plan}");
+    assert!(matches!(plan.refusals[0].reason, Reason::NeedsAllRows { .. }), "{plan}");
+}
+
+#[test]
+fn a_reshape_that_strides_cannot_express_is_a_copy() {
+    let kernels = |to: &str| {
+        let text = format!("x = input f32[64,32] ; h = slice x axis=1 start=0 length=16 ; r = reshape h {to}");
+        planned(&format!("{text} ; y = exp r ; out y"), Strategy::Unfused).groups.len()
+    };
+    assert_eq!((kernels("[32,2,16]"), kernels("[32,32]")), (1, 2));
+}
+
+#[test]
+fn what_is_repeated_is_read_once() {
+    let bytes = |text: &str| planned(text, Strategy::Fused).bytes().0;
+    let repeated = bytes("x = input f32[64,32] ; b = input f32[32] ; w = broadcast b [64,32] ; y = add x w ; out y");
+    assert_eq!(repeated, 4 * (2 * 64 * 32 + 32));
+}
+
+#[test]
+fn long_rows_take_more_threads_of_a_gpu() {
+    let machine = Machine::profile("h200").unwrap();
+    let waves = |cols: usize| {
+        let graph: Graph = format!("x = input f32[64,{cols}] ; y = softmax x ; out y").parse().unwrap();
+        plan(&graph, Target::conceivable(&machine), Strategy::Fused, &[]).unwrap().groups[0].cost.resources.waves
+    };
+    assert_eq!(waves(8192), 8.0 * waves(1024));
+}
+
+#[test]
 fn a_converted_sum_is_read_by_another_kernel() {
     let groups = |rest: &str| {
         let text = format!("x = input bf16[8,256] ; s = column_sum x ; a = cast s f16 ; {rest}");
@@ -238,6 +273,11 @@ fn random_plans_are_sound() {
                 made.extend(&group.outputs);
             }
             assert!(graph.outputs().iter().all(|output| made.contains(&output.node)), "seed {seed} {strategy}");
+            for (index, group) in plan.groups.iter().enumerate() {
+                for slot in group.inputs.iter().chain(&group.outputs).filter_map(|&node| plan.arena.slot(node)) {
+                    assert!((slot.first..=slot.last).contains(&index), "seed {seed} {strategy}: {slot:?} in {index}");
+                }
+            }
             for (index, a) in plan.arena.slots.iter().enumerate() {
                 assert!(a.offset + a.bytes <= plan.arena.bytes);
                 for b in &plan.arena.slots[index + 1..] {

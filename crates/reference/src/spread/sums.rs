@@ -11,6 +11,10 @@ use crate::store::Store;
 use crate::strided::{Strided, map, map1};
 use crate::value::{Axes, Spread, Value, norm};
 
+mod equals;
+
+use equals::{Lanes, variances};
+
 /// Whole numbers up to this magnitude are exact in `f32`, and so are their sums.
 const MOST_WHOLE: f64 = (1u64 << 24) as f64;
 
@@ -33,7 +37,9 @@ impl Terms {
 struct Summed<'a> {
     index: usize,
     node: &'a Node,
-    x: &'a Spread,
+    x: &'a Value<'a>,
+    /// The terms of each sum, as they lie in `x`.
+    lanes: Lanes,
     terms: Terms,
     result: &'a Strided<'a>,
     steps: usize,
@@ -46,9 +52,10 @@ struct Summed<'a> {
 
 impl Summed<'_> {
     fn spread(self, sum: impl Fn(&Strided) -> Strided<'static>) -> Spread {
-        let Summed { node, x, terms, result, scale, .. } = &self;
+        let Summed { node, terms, result, scale, .. } = &self;
+        let x = &self.x.spread;
         let in_squares =
-            |part: &Option<Strided<'static>>| part.as_ref().map(|part| sum(&map1(part, Store::PLAIN, |x| x * x)));
+            |part: &Option<Strided<'static>>| part.as_ref().map(|part| sum(&variances(&self.x.main, part, self.lanes)));
         let zero = || Strided::scalar(0.0).broadcast(&node.shape);
         let carried = in_squares(&x.own).unwrap_or_else(zero);
         let shared = match self.common {
@@ -83,7 +90,8 @@ pub(super) fn row_sum(index: usize, node: &Node, x: &Value, result: &Strided) ->
     let summed = Summed {
         index,
         node,
-        x: &x.spread,
+        x,
+        lanes: Lanes { length: cols, stride: 1 },
         terms: Terms::of(&x.main, sum),
         result,
         steps: row_steps(cols),
@@ -100,7 +108,8 @@ pub(super) fn column_sum(index: usize, node: &Node, x: &Value, result: &Strided)
     let summed = Summed {
         index,
         node,
-        x: &x.spread,
+        x,
+        lanes: Lanes { length: x.main.shape.rows(), stride: x.main.shape.cols() },
         terms: Terms::of(&x.main, sum),
         result,
         steps: x.main.shape.rows(),
@@ -122,7 +131,8 @@ pub(super) fn scatter_add(index: usize, node: &Node, operands: &[&Value], result
     let summed = Summed {
         index,
         node,
-        x: &x.spread,
+        x,
+        lanes: Lanes { length: x.main.shape.rows(), stride: x.main.shape.cols() },
         terms: Terms::of(&x.main, sum),
         result,
         steps: indices.main.shape.elements(),
@@ -150,18 +160,21 @@ pub(super) fn matmul(index: usize, node: &Node, operands: &[&Value], result: &St
     let narrow = operands.iter().any(|operand| operand.dtype != Dtype::F32);
     let step = accumulation(inner, narrow);
     // What is not in common along the inner axis adds in squares, with the sum's own error.
-    let variance = |x: &Value, common: bool| -> Option<Strided<'static>> {
-        let part =
-            if common { x.spread.own.clone() } else { (!x.spread.is_exact()).then(|| x.spread.total(&x.main.shape)) };
-        part.map(|part| square(&part))
+    let variance = |position: usize| -> Option<Strided<'static>> {
+        let x = operands[position];
+        let part = match common[position] {
+            true => x.spread.own.clone(),
+            false => (!x.spread.is_exact()).then(|| x.spread.total(&x.main.shape)),
+        };
+        part.map(|part| variances(&x.main, &part, Lanes::along(&x.main.shape, inner_axis[position])))
     };
     let b_square = square(&b.main);
-    let b_terms = match variance(b, common[1]) {
+    let b_terms = match variance(1) {
         Some(variance) => map(&b.main.shape, [&variance, &b_square], Store::PLAIN, |[v, b]| v + step * b),
         None => map1(&b_square, Store::PLAIN, |b| step * b),
     };
     let mut total = multiply(&square(&a.main), &b_terms);
-    if let Some(variance) = variance(a, common[0]) {
+    if let Some(variance) = variance(0) {
         total = map(shape, [&total, &multiply(&variance, &b_square)], Store::PLAIN, |[x, y]| x + y);
     }
     let magnitude = |x: &Value| map1(&x.main, Store::PLAIN, f64::abs);

@@ -176,6 +176,19 @@ fn reductions() {
     }
 }
 
+/// At a tie there is no slope to compare with: each of the largest gets an equal share.
+#[test]
+fn the_largest_share_their_gradient() {
+    let rows = Array::new([1, 4], vec![1.0, 3.0, -3.0, 3.0]);
+    for (op, expected) in [(ReduceOp::Max, [0.0, 0.5, 0.0, 0.5]), (ReduceOp::AbsMax, [0.0, 1.0, -1.0, 1.0])] {
+        let graph: Graph = format!("x = input f32[1,4] ; y = {op} x ; out y").parse().unwrap();
+        let graph = differentiate(&graph, graph.inputs()).unwrap().graph;
+        let seed = Array::filled([1, 1], if op == ReduceOp::Max { 1.0 } else { 3.0 });
+        let outputs = interpret(&graph, &[rows.clone(), seed], Rounding::Exact).unwrap().outputs;
+        assert_eq!(outputs.last().unwrap().values, expected, "{op}");
+    }
+}
+
 #[test]
 fn an_index_has_no_gradient() {
     check(&[normal([3, 5], 27)], "i = row_argmax x0 ; y = tanh x0 ; out i y");
@@ -217,6 +230,8 @@ fn views() {
     check(&[normal([2, 3, 4], 33)], "t = transpose x0 [2,0,1] ; f = reshape t [4,6] ; y = tanh f ; out y");
     check(&[normal([3, 1], 34)], "w = broadcast x0 [2,3,5] ; y = exp w ; out y");
     check(&[normal([3, 4], 35)], "y = broadcast x0 [3,4] ; out y");
+    let parts = [normal([3, 2], 46), normal([3, 1], 47), normal([3, 4], 48)];
+    check(&parts, "j = concat x0 x1 x2 axis=1 ; y = tanh j ; out y");
 }
 
 /// Slices that tile an axis, overlap, leave gaps, cut two axes, or repeat.
