@@ -51,8 +51,8 @@ pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<
     families(request.group.structure).iter().find_map(|family| family.offer(request, target))
 }
 
-/// What can be generated for a GPU: row kernels; matmuls with any elementwise work after them, on Hopper with any row work, and with few
-/// rows with row work before them too; rows routed to experts; attention alone and with row work after it, its
+/// What can be generated for a GPU: row kernels; matmuls with any elementwise work after them, on Hopper with any row work; with row work
+/// before them too, of few rows or on Hopper; rows routed to experts; attention alone and with row work after it, its
 /// probabilities and its gradient; losses without logits and their gradients; copies, scatters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaCatalog {

@@ -286,16 +286,14 @@ impl MmaKernel {
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
         let text = self.text(&[include_str!("mma/entry.cu")], target);
         let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
-        let tiling = Tiling {
-            entry: ENTRY,
-            by: if self.is_fma() { "fma" } else { "mma.sync" },
-            tile: [self.tile.rows, self.tile.columns],
-            stages: Some(self.stages(target)),
-            walked: None,
-            resident: BLOCKS,
-        };
-        let launch = launch.with_variant(self.describe(target), String::new()).with_tiling(tiling);
+        let launch = launch.with_variant(self.describe(target), String::new()).with_tiling(self.tiling(ENTRY, target));
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
+    }
+
+    /// How the grid of an entry cuts it.
+    pub(super) fn tiling(&self, entry: &'static str, target: &CudaTarget) -> Tiling {
+        let (by, tile) = (if self.is_fma() { "fma" } else { "mma.sync" }, [self.tile.rows, self.tile.columns]);
+        Tiling { entry, by, tile, stages: Some(self.stages(target)), walked: None, resident: BLOCKS }
     }
 
     fn epilogue(&self) -> Option<Side<'_>> {

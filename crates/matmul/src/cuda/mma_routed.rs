@@ -25,6 +25,8 @@ use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, MAX_BYTES};
 use crate::routed::LeftRows;
 
+/// The grid that multiplies, in the text.
+const ENTRY: &str = "matmul_mma_routed";
 /// What stands behind what makes a tile.
 const KERNEL: [&str; 2] = [route::TEXT, include_str!("mma/routed.cu")];
 /// Rows of the smallest tile: there are most of it.
@@ -111,6 +113,7 @@ impl MmaRoutedKernel {
         let variant = format!("{}, {} experts", self.matmul.describe(target), routing.experts);
         let launched = Launch::of_grids(matmul.arguments(launch), grids);
         let launched = launched.with_lookups(vec![routing.lookup(&launch.args)]).with_variant(variant, String::new());
+        let launched = launched.with_tiling(self.matmul.tiling(ENTRY, target));
         Kernel::new(Source::Cuda(CudaSource::new("routed", text)), launched)
     }
 
@@ -133,6 +136,6 @@ impl MmaRoutedKernel {
         let numbers = [stride * bytes, own * bytes, choices, matrix * bytes];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
         words.extend(routing.lists());
-        self.matmul.grid("matmul_mma_routed", routing.row_tiles() * column_tiles, words, target)
+        self.matmul.grid(ENTRY, routing.row_tiles() * column_tiles, words, target)
     }
 }
