@@ -57,7 +57,7 @@ fn fuse_takes_a_text_file() {
 fn the_catalogue_is_listed() {
     let ops = json(&["ops", "--json"]);
     let ops = ops.as_array().unwrap();
-    assert_eq!(ops.len(), 28);
+    assert_eq!(ops.len(), 29);
     for op in ops {
         has_fields(op, &["name", "formula", "forward", "backward", "cpu", "cuda", "dtypes"]);
     }
