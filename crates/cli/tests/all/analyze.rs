@@ -35,8 +35,9 @@ fn gpt2_on_an_h200_is_planned_at_once_and_optimally() {
     let attention = analysis.candidates.iter().find(|one| one.ops == ["scores", "mask", "softmax", "product"]).unwrap();
     assert_eq!((attention.count, attention.verdict.as_str(), attention.chosen), (12, "FUSE", true));
     let refused = analysis.candidates.iter().find(|one| one.ops == ["layer_norm", "linear"]).unwrap();
-    assert_eq!((refused.verdict.as_str(), refused.reason.code.as_str()), ("DO NOT FUSE", "E-PLAN-004"));
-    assert!(refused.reason.text.contains("compute-bound") && refused.worth_us.unwrap() < 0.0, "{:?}", refused.reason);
+    // One launch could make the rows for its own matmul, and two are faster.
+    assert_eq!((refused.chosen, refused.reason.code.as_str()), (false, "E-PLAN-014"));
+    assert!(refused.worth_us.unwrap() < 0.0, "{:?}", refused.reason);
     for one in &analysis.candidates {
         let sum = 0.4 * one.criteria.bandwidth
             + 0.2 * one.criteria.launch
@@ -63,7 +64,7 @@ fn decoding_turns_the_verdict_on_norm_and_product() {
     let flips = analyzed(&folder, &words).flips;
     let turns = flips.iter().find(|flip| flip.text.starts_with("layer_norm + linear") && flip.what == "sequence");
     let turns = turns.unwrap_or_else(|| panic!("{flips:?}"));
-    assert!(turns.to.parse::<usize>().unwrap() <= 2, "8 sequences of at most 2 tokens are few rows: {}", turns.text);
+    assert!(turns.to.parse::<usize>().unwrap() <= 8, "8 sequences of at most 8 tokens are few rows: {}", turns.text);
 }
 
 #[test]
@@ -90,7 +91,9 @@ fn pins_have_a_price() {
     assert!(price > 0.0 && (pinned.pins[0].price_us - price).abs() < 1e-6, "{:?}", pinned.pins);
     let forced = analyzed(&folder, &[&GPT2[..], &["--force", "gelu,linear"]].concat());
     assert!(forced.pins[0].price_us > 0.0 && forced.pins[0].places == 12, "{:?}", forced.pins);
-    let refused = folder.run(&[&["analyze"][..], &GPT2, &["--force", "layer_norm,linear"]].concat());
+    // Before Hopper no launch makes the rows of its own matmul.
+    let on_ampere = GPT2.map(|word| if word == "h200" { "a100" } else { word });
+    let refused = folder.run(&[&["analyze"][..], &on_ampere, &["--force", "layer_norm,linear"]].concat());
     assert_eq!(refused.status.code(), Some(2));
     assert!(text(&refused.stderr).contains("E-PLAN-004"), "{}", text(&refused.stderr));
 }
