@@ -52,6 +52,17 @@ out y=%12
 }
 
 #[test]
+fn a_scale_that_is_not_written_is_one_over_the_root_of_the_features() {
+    let graph = |scale: &str| -> Graph {
+        let operands = "q = input f32[1,2,4,16] ; k = input f32[1,2,4,16] ; v = input f32[1,2,4,16]";
+        format!("{operands} ; y = attention q k v {scale} ; s = attention_scores q k {scale} ; out y s")
+            .parse()
+            .unwrap()
+    };
+    assert_eq!(graph(""), graph("scale=0.25"));
+}
+
+#[test]
 fn mistakes_are_errors_that_say_what_was_expected() {
     for (text, word) in MALFORMED {
         match text.parse::<Graph>() {
@@ -78,6 +89,8 @@ fn builder_errors_name_the_op_the_operands_and_the_shapes() {
     let before = graph.clone();
     let error = graph.add(x, r).unwrap_err();
     assert_eq!(error.to_string(), "add: expected shapes that broadcast (equal sizes, or 1), got x f32[2,3], r f32[4]");
+    let error = "x = input f32[2,3] ; h = input f16[2,3] ; y = add x h ; out y".parse::<Graph>().unwrap_err();
+    assert!(error.to_string().contains("operands of one dtype (cast one of them)"), "{error}");
     let error = graph.layer_norm(x, r, r, 1e-5).unwrap_err();
     assert_eq!(
         error.to_string(),
