@@ -144,8 +144,8 @@ fn products_of_more_rows_stay_with_the_library() {
     assert!(library("x = input float[8,4096] ; l = linear x m:float[4096,768] c:float[768] ; out l"));
     // Batches.
     assert!(library("x = input float[4,1,64] ; y = input float[4,64,100] ; z = matmul x y ; out z"));
-    // A norm of more rows is a kernel of its own.
+    // A norm of more rows is a kernel of its own, but on Hopper, where the launch of a matmul makes its left operand.
     let norm =
         "x = input float[16,768] ; h = layer_norm x w:float[768] b:float[768] ; y = matmul h m:float[768,768] ; out y";
-    assert_eq!(kernels(norm, Dtype::Bf16, Arch::Sm90a).len(), 2);
+    assert_eq!([Arch::Sm80, Arch::Sm90a].map(|arch| kernels(norm, Dtype::Bf16, arch).len()), [2, 1]);
 }

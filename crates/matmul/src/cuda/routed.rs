@@ -61,7 +61,8 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let (shape, [a, table]) = (&fit.shape, &fit.operands);
     let multiplied = match a.dtype {
         Dtype::I8 => shape.k < MAX_BYTES,
-        Dtype::F16 | Dtype::Bf16 => true,
+        // Smaller matrices leave most of a stage and of a tile empty: those are for `mma_routed.rs`.
+        Dtype::F16 | Dtype::Bf16 => shape.k >= 64 && shape.n >= 64,
         Dtype::F32 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool => false,
     };
     let sized = (1..hopper::MAX_SIZE).contains(&shape.k)
