@@ -41,6 +41,16 @@ fn check_tiles(engine: &Engine, text: &str, dtype: Dtype, tiles: &[HopperTile]) 
     }
 }
 
+/// One of so many of the cuts that a graph can have: graphs, cuts and types take turns.
+fn check_every(engine: &Engine, text: &str, count: usize, turn: usize) {
+    let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
+    let tiles = kernel(engine, &parsed(text, Dtype::Bf16)).tiles(target, f64::INFINITY);
+    assert!(!tiles.is_empty(), "{text}");
+    let own: Vec<HopperTile> = tiles.into_iter().skip(turn % count).step_by(count).collect();
+    let dtype = if turn % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
+    check_tiles(engine, text, dtype, &own);
+}
+
 /// Those cuts that a graph can have: an epilogue in registers has a 16-bit result, and room for its operands.
 fn possible(engine: &Engine, text: &str, tiles: &[HopperTile]) -> Vec<HopperTile> {
     let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
@@ -181,15 +191,7 @@ fn norms_and_other_whole_rows() {
         .iter()
         .enumerate()
         {
-            let graph = parsed(text, Dtype::Bf16);
-            let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
-            let tiles = kernel(&engine, &graph).tiles(target, f64::INFINITY);
-            assert!(!tiles.is_empty(), "{text}");
-            // Graphs and cuts take turns.
-            let every = |(place, _): &(usize, &HopperTile)| place % 4 == (at + turn) % 4;
-            let tiles: Vec<HopperTile> = tiles.iter().enumerate().filter(every).map(|(_, tile)| *tile).collect();
-            let dtype = if turn % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
-            check_tiles(&engine, text, dtype, &tiles);
+            check_every(&engine, text, 4, at + turn);
         }
     }
 }
@@ -225,14 +227,8 @@ fn several_right_operands() {
                 weights(&["q", "k", "v"], k, n)
             ));
         }
-        let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
         for (turn, text) in texts.iter().enumerate() {
-            let tiles = kernel(&engine, &parsed(text, Dtype::Bf16)).tiles(target, f64::INFINITY);
-            assert!(!tiles.is_empty(), "{text}");
-            let every = |(place, _): &(usize, &HopperTile)| place % 5 == (at + turn) % 5;
-            let tiles: Vec<HopperTile> = tiles.iter().enumerate().filter(every).map(|(_, tile)| *tile).collect();
-            let dtype = if turn % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
-            check_tiles(&engine, text, dtype, &tiles);
+            check_every(&engine, text, 5, at + turn);
         }
     }
 }
@@ -262,14 +258,7 @@ fn norms_before() {
         .iter()
         .enumerate()
         {
-            let graph = parsed(text, Dtype::Bf16);
-            let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
-            let tiles = kernel(&engine, &graph).tiles(target, f64::INFINITY);
-            assert!(!tiles.is_empty(), "{text}");
-            let every = |(place, _): &(usize, &HopperTile)| place % 6 == (at + turn) % 6;
-            let tiles: Vec<HopperTile> = tiles.iter().enumerate().filter(every).map(|(_, tile)| *tile).collect();
-            let dtype = if turn % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
-            check_tiles(&engine, text, dtype, &tiles);
+            check_every(&engine, text, 6, at + turn);
         }
     }
 }

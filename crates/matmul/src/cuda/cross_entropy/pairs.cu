@@ -10,12 +10,3 @@ static __device__ __forceinline__ u32& pair(Rounded& pairs, int row, int j) { re
 static __device__ __forceinline__ u32 pair(const Rounded& pairs, int row, int j) { return pairs[(2 * j + row) / 4][(2 * j + row) % 4]; }
 static __device__ __forceinline__ float low(u32 pair) { return KIND == 1 ? f16_low(pair) : bf16_low(pair); }
 static __device__ __forceinline__ float high(u32 pair) { return KIND == 1 ? f16_high(pair) : bf16_high(pair); }
-
-// All of a tile at once, so that registers are free for what follows.
-static __device__ __forceinline__ void round_tile(Rounded (&pairs)[HALVES], const float (&sums)[HALVES][COLUMNS / 2]) {
-#pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-        round(pairs[half], sums[half]);
-        pin(pairs[half]);
-    }
-}

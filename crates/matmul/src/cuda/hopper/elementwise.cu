@@ -74,13 +74,8 @@ static __device__ __forceinline__ void finish_half(const Parameters& p, const Ti
 
 // What follows a whole tile of a warpgroup.
 static __device__ __forceinline__ void finish_tile(const Parameters& p, const Tile& tile, char* s_staged, int warpgroup, const float (&sums)[HALVES][COLUMNS / 2]) {
-    // At once, so that registers are free for what follows the first half.
     Rounded pairs[HALVES];
-#pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-        round(pairs[half], sums[half]);
-        pin(pairs[half]);
-    }
+    round_tile(pairs, sums);
 #pragma unroll
     for (int half = 0; half < HALVES; ++half) finish_half(p, tile, tile.row + 64 * half, s_staged, warpgroup, pairs[half]);
 }

@@ -63,11 +63,7 @@ template <class Finish> static __device__ __forceinline__ void finish_halves(con
 }
 template <class Finish> static __device__ __forceinline__ void finish_halves(const float (&sums)[HALVES][COLUMNS / 2], Finish finish) {
     Rounded pairs[HALVES];
-#pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-        round(pairs[half], sums[half]);
-        pin(pairs[half]);
-    }
+    round_tile(pairs, sums);
 #pragma unroll
     for (int half = 0; half < HALVES; ++half) finish(half, pairs[half]);
 }

@@ -58,7 +58,16 @@ static __device__ __forceinline__ void round(Rounded& pairs, const float (&sums)
     for (int i = 0; i < COLUMNS / 4; ++i) pairs[i / 4][i % 4] = narrow2<KIND>(sums[2 * i], sums[2 * i + 1]);
 }
 
-// They go to shared memory.
+// All of a tile at once, so that registers are free for what follows.
+static __device__ __forceinline__ void round_tile(Rounded (&pairs)[HALVES], const float (&sums)[HALVES][COLUMNS / 2]) {
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+        round(pairs[half], sums[half]);
+        pin(pairs[half]);
+    }
+}
+
+// Rounded sums of 64 rows go to shared memory.
 static __device__ __forceinline__ void stage(char* s_staged, const Rounded& pairs) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4, row = 16 * warp + lane % 16;
 #pragma unroll
