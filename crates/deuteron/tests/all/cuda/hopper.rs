@@ -47,7 +47,7 @@ fn check_every(engine: &Engine, text: &str, count: usize, turn: usize) {
     let tiles = kernel(engine, &parsed(text, Dtype::Bf16)).tiles(target, f64::INFINITY);
     assert!(!tiles.is_empty(), "{text}");
     let own: Vec<HopperTile> = tiles.into_iter().skip(turn % count).step_by(count).collect();
-    let dtype = if turn % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
+    let dtype = if turn.is_multiple_of(2) { Dtype::Bf16 } else { Dtype::F16 };
     check_tiles(engine, text, dtype, &own);
 }
 
