@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from . import _native
 from ._memory import empty_cache, memory_stats
 from ._native import Array, Program, __version__
+from ._threads import follow_environment as _follow_environment
+from ._threads import get_num_threads, set_num_threads
 from .functions import *
 from .functions import __all__ as _functions
 
@@ -40,11 +42,13 @@ __all__ = [
     "doctor",
     "empty_cache",
     "fuse",
+    "get_num_threads",
     "memory_stats",
     "nn",
     "patch",
     "patched",
     "register_attention",
+    "set_num_threads",
     "unpatch",
 ]
 
@@ -77,6 +81,8 @@ if not TYPE_CHECKING:
 def __dir__() -> list[str]:
     return sorted(__all__)
 
+
+_follow_environment()
 
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_native._forked)

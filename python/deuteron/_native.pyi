@@ -12,8 +12,10 @@ __all__ = [
     "analysis_text",
     "doctor",
     "empty_cache",
+    "get_num_threads",
     "main",
     "memory_stats",
+    "set_num_threads",
     "_forked",
 ]
 
@@ -122,6 +124,12 @@ def empty_cache() -> None:
 
 def memory_stats() -> dict[str, dict[str, int]]:
     """The memory of each device that was used, by its name."""
+
+def set_num_threads(threads: int) -> None:
+    """At most so many threads on the CPU from now on."""
+
+def get_num_threads() -> int:
+    """How many threads a call on the CPU takes now."""
 
 def main(arguments: Sequence[str]) -> int:
     """The command `deuteron`; gives its exit code."""

@@ -103,15 +103,20 @@ impl DeviceArguments {
     }
 }
 
-/// The CPU with so many threads, planned for by what was measured on it, if it was.
+/// An engine on the CPU with so many threads.
 pub fn cpu(threads: Option<usize>) -> Result<Engine> {
+    Ok(Engine::on(open_cpu(threads)?))
+}
+
+/// The CPU with so many threads, all cores if none are named. The planner uses what was measured on it, if it was.
+pub fn open_cpu(threads: Option<usize>) -> Result<Arc<Cpu>> {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(all);
     if threads == 0 || threads > 1024 {
         bail!("--threads must be from 1 to 1024, got {threads}");
     }
     let machine = machine_file::load("cpu").unwrap_or_else(Machine::cpu);
-    Ok(Engine::on(Arc::new(Cpu::like(threads, Isa::detect(), machine))))
+    Ok(Arc::new(Cpu::like(threads, Isa::detect(), machine)))
 }
 
 /// A device by its words; none where they are those of something else.

@@ -53,6 +53,11 @@ pub use deuteron_codegen::cpu::simd::Isa;
 pub use deuteron_device::{
     BorrowedMemory, CompiledKernel, Cpu, Device, DeviceError, Launching, MemoryStats, Recorded, Span,
 };
+/// Threads of the CPU device: how many take part, and whose they are.
+pub mod threads {
+    pub use deuteron_device::cpu::openmp::Runtime;
+    pub use deuteron_device::cpu::{Pool, Sharing};
+}
 pub use deuteron_graph::*;
 pub use deuteron_kernels::{Backend, render};
 pub use deuteron_onnx as onnx;

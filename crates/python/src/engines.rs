@@ -11,6 +11,7 @@ use deuteron_cli::tuning_file::Choice;
 use pyo3::prelude::*;
 
 use crate::errors::failed;
+use crate::threads;
 
 /// Where operands are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,7 +61,10 @@ pub(crate) fn engine(py: Python<'_>, place: Place) -> PyResult<Engine> {
         return Ok(engine.clone());
     }
     let opened = match place {
-        Place::Cpu => device::cpu(None),
+        Place::Cpu => device::open_cpu(None).map(|cpu| {
+            threads::apply(cpu.pool());
+            Engine::on(cpu)
+        }),
         Place::Cuda(ordinal) => device::gpu(ordinal, RedZones::Off, &Choice::Stored, &package_folders(py)?),
     };
     let engine = opened.map_err(|error| failed(format!("{place}: {error:#}")))?;

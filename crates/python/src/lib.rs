@@ -13,6 +13,7 @@
 //! - **Outputs are allocated late.** An executable owns outputs only if a run asks for them; runs on borrowed memory never do.
 //! - **Forks.** A child forgets engines and compiled programs without freeing them: its threads are in the parent. Locks that a fork could
 //!   meet are taken with the interpreter held.
+//! - **Threads** are those of the OpenMP runtime that torch runs on ([`threads`]), once torch is loaded: two pools would compete for the cores.
 //! - **`float64` runs on the reference interpreter**: exact and slow, so that `gradcheck` checks the graphs themselves.
 
 mod array;
@@ -25,6 +26,7 @@ mod program;
 mod run;
 mod seeds;
 mod states;
+mod threads;
 mod torch;
 
 use std::collections::HashMap;
@@ -55,6 +57,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(empty_cache, module)?)?;
     module.add_function(wrap_pyfunction!(memory_stats, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(threads::set_num_threads, module)?)?;
+    module.add_function(wrap_pyfunction!(threads::get_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(forked, module)?)
 }
 

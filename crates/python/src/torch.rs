@@ -10,6 +10,7 @@ use crate::dlpack::{Described, Exchange, Stored};
 use crate::engines::Place;
 use crate::errors::{bad_type, beyond_32_bits};
 use crate::operand::{Axes, Element, Library, Operand, Transposition};
+use crate::threads;
 
 /// What is needed of the module, found once.
 struct Torch {
@@ -192,6 +193,7 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
         complex_bf16: module.hasattr("bcomplex32")?,
         watches: Watches::of(&module)?,
     };
+    threads::share(&module);
     Ok(Some(TORCH.get_or_init(py, || found)))
 }
 

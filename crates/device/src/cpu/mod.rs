@@ -1,11 +1,14 @@
 //! The CPU: a pool of threads that runs the tasks of kernels.
 
 mod measure;
+pub mod openmp;
 mod pool;
 mod run;
+mod sync;
+mod threads;
 mod workspace;
 
-pub use pool::Pool;
+pub use pool::{Pool, Sharing};
 
 use std::sync::Arc;
 
@@ -59,6 +62,11 @@ impl Cpu {
     /// How many threads work, the caller among them.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// The threads that run its kernels.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
     /// The instruction set in use.

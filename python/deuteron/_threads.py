@@ -1,0 +1,37 @@
+"""How many threads calls on the CPU take."""
+
+from __future__ import annotations
+
+import os
+
+from . import _native
+
+
+def set_num_threads(threads: int) -> None:
+    """Limits the threads of calls on the CPU, in this process, from 1 to the number of cores.
+
+    Beside PyTorch, calls run on the threads of its OpenMP runtime and also keep to `torch.set_num_threads`: the smaller number
+    holds. Results do not depend on the number of threads.
+
+    >>> import deuteron
+    >>> deuteron.set_num_threads(1)
+    >>> deuteron.get_num_threads()
+    1
+    >>> deuteron.set_num_threads(0)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: set_num_threads: expected 1 to ..., the number of cores, got 0
+    """
+    _native.set_num_threads(threads)
+
+
+def get_num_threads() -> int:
+    """How many threads a call on the CPU takes now."""
+    return _native.get_num_threads()
+
+
+def follow_environment() -> None:
+    """Takes `OMP_NUM_THREADS` as the limit, as libraries with OpenMP do. What is no number of threads is ignored, as they do."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if first.isdecimal() and int(first) > 0:
+        # Before any limit is set, this is the number of cores.
+        _native.set_num_threads(min(int(first), _native.get_num_threads()))
