@@ -39,7 +39,7 @@ const PARTS: [Part; 9] = [
     Part { name: "folders", run: folders },
     Part {
         name: "signals",
-        run: |root| tests(root, "100", &[&["--package", "deuteron-cli", "--test", "all", "signals::"]]),
+        run: |root| tests(root, "25", &[&["--package", "deuteron-cli", "--test", "all", "signals::"]]),
     },
     Part { name: "address", run: |root| sanitize::run(root, "address") },
     Part { name: "thread", run: |root| sanitize::run(root, "thread") },
@@ -98,7 +98,7 @@ fn folders(root: &Path) -> Result<Outcome> {
     let cli: &[&str] = &["--package", "deuteron-cli", "--test", "all", "folders::"];
     let files: &[&str] = &["--package", "deuteron-cli", "--lib", "processes"];
     let device: &[&str] = &["--package", "deuteron-device", "--test", "all", "cache::thirty_two"];
-    tests(root, "20", &[cli, files, device])
+    tests(root, "5", &[cli, files, device])
 }
 
 /// Every interleaving of what threads do, as far as the models go.

@@ -41,8 +41,8 @@ fn task_of_a_child() {
     let [task, number, path] = order.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap();
     let (number, path) = (number.parse::<usize>().unwrap(), PathBuf::from(path));
     match task {
-        "write" => (number..).for_each(|number| write(&path, &text(number)).unwrap()),
-        "name" => (number..).for_each(|number| write_named(&path, &text(number)).unwrap()),
+        "write" => (number..usize::MAX).for_each(|number| write(&path, &text(number)).unwrap()),
+        "name" => (number..usize::MAX).for_each(|number| write_named(&path, &text(number)).unwrap()),
         "add" => (0..8).for_each(|entry| add(&path, 8 * number + entry)),
         other => panic!("no such task: {other}"),
     }
