@@ -1,6 +1,7 @@
 //! What comes over the network: Python packages and a browser. Each is fetched by a thread of its own while cargo works, within a
 //! time limit. A download that fails or hangs costs the tests that need it, with a warning, and never the whole command.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -49,12 +50,13 @@ impl<T: Clone + Send + 'static> Download<T> {
     }
 }
 
-/// `pip install` with an interpreter. Packages that are there already need no network.
-pub fn pip(python: &Path, packages: &[&str], limit: Duration) -> Result<()> {
+/// `pip install` with an interpreter, in the versions that a file of constraints names. Packages that are there already need no network.
+pub fn pip(python: &Path, packages: &[&str], constraints: Option<&Path>, limit: Duration) -> Result<()> {
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--prefer-binary"]);
     // PyTorch has thousands of modules, of which few are imported: Python compiles those when it does.
     pip.args(["--no-compile", "--retries", "2", "--timeout", "20"]).args(packages);
+    pip.args(constraints.into_iter().flat_map(|file| [OsStr::new("--constraint"), file.as_os_str()]));
     within(&mut pip, limit)
 }
 

@@ -10,12 +10,15 @@ use crate::{fetch, files};
 /// Where NVRTC is installed, as a Python environment of its own.
 const ENVIRONMENT: &str = "target/nvrtc";
 
+/// Its package. PyTorch brings another version.
+const NVRTC: &str = "nvidia-cuda-nvrtc==13.4.92";
+
 /// The Python environment with NVRTC, installed if it is not there yet.
 pub fn nvrtc(root: &Path) -> Result<PathBuf> {
     let folder = root.join(ENVIRONMENT);
     if !has_nvrtc(&folder) {
         fetch::environment(&folder, &[])?;
-        fetch::pip(&folder.join("bin").join("python"), &["nvidia-cuda-nvrtc"], fetch::SHORT)?;
+        fetch::pip(&folder.join("bin").join("python"), &[NVRTC], None, fetch::SHORT)?;
         ensure!(has_nvrtc(&folder), "the package holds no libnvrtc");
     }
     Ok(folder)

@@ -1,9 +1,10 @@
 //! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`, `cargo xtask fuzz`,
-//! `cargo xtask bundle`, `cargo xtask mutate`, `cargo xtask sbom`.
+//! `cargo xtask bundle`, `cargo xtask mutate`, `cargo xtask drill`, `cargo xtask sbom`.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod bundle;
+mod drill;
 mod fetch;
 mod files;
 mod hardware;
@@ -11,6 +12,8 @@ mod log;
 mod mutate;
 mod phases;
 mod python;
+mod reproduce;
+mod sanitize;
 mod sbom;
 mod test;
 
@@ -27,6 +30,8 @@ const USAGE: &str = "usage:
                                      mutated files into every reader: text_graph, onnx, machine, analysis, expectations
   cargo xtask mutate [WORD]...       small mistakes in a copy of the tree, each against the test that must find it;
                                      those whose list, file or test has one of the words
+  cargo xtask drill [PART]...        faults that take long to try, with a row each in bench/results/drills.csv: alloc, kill, folders,
+                                     signals, address, thread, miri, models, reproduce
   cargo xtask sbom                   what a release is built from, as CycloneDX, into target/deuteron.cdx.json";
 
 fn main() -> Result<()> {
@@ -38,6 +43,7 @@ fn main() -> Result<()> {
         ["bundle"] => bundle::run(),
         ["sbom"] => sbom::run(),
         ["mutate", words @ ..] => mutate::run(words),
+        ["drill", words @ ..] => drill::run(words),
         ["fuzz", rest @ ..] => test::ended(test::fuzz(rest)?),
         _ => bail!("{USAGE}"),
     }

@@ -125,33 +125,11 @@ struct Copy {
 }
 
 impl Copy {
-    /// Brings the copy up to date: what git knows or would know. Files that are equal keep their time, so that cargo builds little.
+    /// Brings the copy up to date.
     fn new(root: &Path) -> Result<Copy> {
         let base = root.join("target").join("mutate");
         let copy = Copy { tree: base.join("tree"), target: base.join("target") };
-        let listed = printed(Command::new("git").current_dir(root).args([
-            "ls-files",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ]))?;
-        let wanted: BTreeSet<PathBuf> =
-            listed.lines().map(PathBuf::from).filter(|path| root.join(path).is_file()).collect();
-        ensure!(!wanted.is_empty(), "git lists no files in {}", root.display());
-        if copy.tree.is_dir() {
-            for path in files::below(&copy.tree)? {
-                if !wanted.contains(path.strip_prefix(&copy.tree)?) {
-                    fs::remove_file(&path)?;
-                }
-            }
-        }
-        for path in wanted {
-            let (from, to) = (fs::read(root.join(&path))?, copy.tree.join(&path));
-            if fs::read(&to).ok().as_ref() != Some(&from) {
-                fs::create_dir_all(to.parent().context("a file has a folder")?)?;
-                fs::write(&to, from)?;
-            }
-        }
+        files::copy_tree(root, &copy.tree)?;
         Ok(copy)
     }
 

@@ -17,6 +17,9 @@ const NEEDED: [&str; 4] = ["maturin>=1.9,<2", "numpy", "pytest", "mypy"];
 /// What the second pass needs beside it.
 const PEERS: [&str; 2] = ["torch", "transformers"];
 
+/// Versions of these, and of all that they bring.
+const CONSTRAINTS: &str = "python/constraints.txt";
+
 /// A wheel must not be larger.
 const LARGEST: u64 = 15 << 20;
 
@@ -52,14 +55,15 @@ pub fn plain(root: &Path) -> Result<PathBuf> {
     let folder = root.join("target").join("python");
     fetch::environment(&folder, &["--system-site-packages"])?;
     let python = folder.join("bin").join("python");
-    fetch::pip(&python, &NEEDED, fetch::SHORT)?;
+    fetch::pip(&python, &NEEDED, Some(&root.join(CONSTRAINTS)), fetch::SHORT)?;
     Ok(python)
 }
 
 fn with_peers(root: &Path) -> Result<PathBuf> {
     if let Some(python) = std::env::var_os(VARIABLE).map(PathBuf::from) {
         if !NEEDED.iter().all(|name| has(&python, module(name))) {
-            fetch::pip(&python, &NEEDED, fetch::SHORT).with_context(|| format!("the interpreter of {VARIABLE}"))?;
+            let found = fetch::pip(&python, &NEEDED, None, fetch::SHORT);
+            found.with_context(|| format!("the interpreter of {VARIABLE}"))?;
         }
         let missing: Vec<&str> = PEERS.into_iter().filter(|name| !has(&python, name)).collect();
         ensure!(missing.is_empty(), "the interpreter of {VARIABLE} has no {}", missing.join(" and no "));
@@ -68,7 +72,7 @@ fn with_peers(root: &Path) -> Result<PathBuf> {
     let folder = root.join("target").join("python-torch");
     fetch::environment(&folder, &["--system-site-packages"])?;
     let python = folder.join("bin").join("python");
-    fetch::pip(&python, &[&NEEDED[..], &PEERS].concat(), fetch::LONG)?;
+    fetch::pip(&python, &[&NEEDED[..], &PEERS].concat(), Some(&root.join(CONSTRAINTS)), fetch::LONG)?;
     Ok(python)
 }
 
@@ -192,4 +196,24 @@ pub fn wheel(root: &Path, python: &Path, profile: &str) -> Result<PathBuf> {
     println!("{} has {:.1} MB", built.file_name().unwrap_or_default().to_string_lossy(), bytes as f64 / 1e6);
     ensure!(bytes <= LARGEST, "the wheel is too large: at most {} MB", LARGEST >> 20);
     Ok(built)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_package_has_one_version() {
+        let text = fs::read_to_string(crate::root().unwrap().join(CONSTRAINTS)).unwrap();
+        let lines = || text.lines().filter(|line| !line.starts_with('#'));
+        let version = |line: &str| {
+            let version = line.split_once("==").and_then(|(_, version)| version.split(' ').next());
+            version.is_some_and(|version| version.starts_with(|first: char| first.is_ascii_digit()))
+        };
+        assert!(lines().all(version), "{text}");
+        for name in NEEDED.iter().chain(&PEERS).map(|requirement| module(requirement)) {
+            let pins = lines().filter(|line| line.starts_with(&format!("{name}=="))).count();
+            assert_eq!(pins, 1, "{name}");
+        }
+    }
 }

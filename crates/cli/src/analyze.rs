@@ -15,7 +15,7 @@ use crate::device::{RedZones, Wanted};
 use crate::input::{GraphArguments, text_file};
 use crate::show;
 use crate::tuning_file::Choice;
-use crate::{Outcome, device, machine_file};
+use crate::{Outcome, device, machine_file, stored_file};
 
 /// Words of the command.
 #[derive(Args)]
@@ -110,7 +110,7 @@ impl PageArguments {
     /// Writes what is wanted.
     pub fn write(&self, analysis: &Analysis) -> Result<()> {
         let write = |path: &PathBuf, text: String| {
-            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+            stored_file::write_named(path, &text).with_context(|| format!("cannot write {}", path.display()))
         };
         self.html.as_ref().map_or(Ok(()), |path| write(path, html(analysis)))?;
         self.svg.as_ref().map_or(Ok(()), |path| write(path, roofline_svg(analysis)))

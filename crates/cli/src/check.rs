@@ -88,6 +88,8 @@ const CSV_HEADER: &str =
 /// Appends a row per dtype, below a header if the file is new.
 fn append(file: &Path, report: &CheckReport) -> std::io::Result<()> {
     let mut file = File::options().append(true).create(true).open(file)?;
+    // One header, however many append at once; where a file system has no locks, there may be two.
+    let _ = file.lock();
     let mut text = if file.metadata()?.len() == 0 { CSV_HEADER.to_string() } else { String::new() };
     let CheckReport { seed, cases, failures, worst_ratio, .. } = report;
     // Names of devices have commas of their own.

@@ -1,8 +1,10 @@
 //! Files that commands leave for this user: where they are, read with care, complete or not there.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Error, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use crate::output;
 
@@ -79,35 +81,110 @@ pub fn text_of(path: &Path, longest: u64) -> io::Result<String> {
     Ok(text.strip_prefix('\u{feff}').map(String::from).unwrap_or(text))
 }
 
-/// Stores a text. The file is complete or as it was: the text is written under another name first.
+/// Stores a text. The file is complete or as it was.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    private_folders().create(folder)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let (mut file, unfinished) = unfinished_file(folder, &name)?;
-    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
-    let stored = written.and_then(|()| std::fs::rename(&unfinished, path));
-    if stored.is_err() {
-        // The first error is the one to report.
-        let _ = std::fs::remove_file(&unfinished);
-    }
-    stored
+    Lock::new(path)?.write(text)
 }
 
-/// A new file beside the one to be. What is there already, a link of someone else's among it, is neither written nor followed.
-fn unfinished_file(folder: &Path, name: &str) -> io::Result<(File, PathBuf)> {
-    /// Names that are tried: one is taken only if a process of this number was killed.
-    const NAMES: usize = 64;
-    let mut taken = Error::from(ErrorKind::AlreadyExists);
-    for number in 0..NAMES {
-        let path = folder.join(format!(".{name}.{}.{number}", std::process::id()));
-        match File::options().write(true).create_new(true).open(&path) {
-            Ok(file) => return Ok((file, path)),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => taken = error,
-            Err(error) => return Err(error),
+/// The right to replace a stored file, which one process has at a time: what it read before is still true when it writes.
+pub struct Lock<'a> {
+    path: &'a Path,
+    /// its lock ends with it, and with the process
+    _file: File,
+}
+
+impl<'a> Lock<'a> {
+    /// How long others may have it. They write some KB.
+    const LONGEST: Duration = Duration::from_secs(10);
+
+    /// Makes the file's folder, and waits until no other process replaces the file.
+    pub fn new(path: &'a Path) -> io::Result<Lock<'a>> {
+        private_folders().create(folder_of(path))?;
+        // Opening a pipe for writing alone would wait for its reader.
+        let beside = beside(path, "lock");
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(beside)?;
+        let start = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Lock { path, _file: file }),
+                Err(TryLockError::WouldBlock) if start.elapsed() < Self::LONGEST => sleep(Duration::from_millis(2)),
+                Err(TryLockError::WouldBlock) => {
+                    let seconds = Self::LONGEST.as_secs();
+                    let words = format!("another process has been writing it for {seconds} s; end it and try again");
+                    return Err(Error::new(ErrorKind::WouldBlock, words));
+                }
+                // A file system without locks: the file is complete or as it was all the same.
+                Err(TryLockError::Error(_)) => return Ok(Lock { path, _file: file }),
+            }
         }
     }
-    Err(taken)
+
+    /// Stores a text. The file is complete or as it was: the text is written under another name first.
+    pub fn write(self, text: &str) -> io::Result<()> {
+        Unfinished::new(self.path)?.finish(self.path, text.as_bytes())
+    }
+}
+
+/// Writes a file that a user asked for by name. What was there before stays until all is written; pipes and devices are written to.
+pub fn write_named(path: &Path, text: &str) -> io::Result<()> {
+    // A link stays a link: what it leads to is replaced.
+    let place = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let before = std::fs::symlink_metadata(&place).ok();
+    if before.as_ref().is_some_and(|before| !before.is_file()) {
+        return std::fs::write(path, text);
+    }
+    // A folder that nothing can be added to may have files that can be written.
+    let Ok(unfinished) = Unfinished::new(&place) else { return std::fs::write(path, text) };
+    if let Some(before) = before {
+        // Who may read it is no part of what was asked for.
+        let _ = unfinished.file.set_permissions(before.permissions());
+    }
+    unfinished.finish(&place, text.as_bytes())
+}
+
+/// A new file beside the one to be, under another name.
+struct Unfinished {
+    file: File,
+    path: PathBuf,
+}
+
+impl Unfinished {
+    /// What is there already, a link of someone else's among it, is neither written nor followed.
+    fn new(path: &Path) -> io::Result<Unfinished> {
+        /// Names that are tried: one is taken only if a process of this number was killed.
+        const NAMES: usize = 64;
+        let mut taken = Error::from(ErrorKind::AlreadyExists);
+        for number in 0..NAMES {
+            let path = beside(path, &format!("{}.{number}", std::process::id()));
+            match File::options().write(true).create_new(true).open(&path) {
+                Ok(file) => return Ok(Unfinished { file, path }),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => taken = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(taken)
+    }
+
+    /// Puts bytes under a name once they are all on the disk.
+    fn finish(mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let written = self.file.write_all(bytes).and_then(|()| self.file.sync_all());
+        let stored = written.and_then(|()| std::fs::rename(&self.path, path));
+        if stored.is_err() {
+            // The first error is the one to report.
+            let _ = std::fs::remove_file(&self.path);
+        }
+        stored
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A hidden file in the same folder.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    folder_of(path).join(format!(".{name}.{suffix}"))
 }
 
 /// Makes folders that only their owner can look into.
@@ -118,6 +195,9 @@ fn private_folders() -> DirBuilder {
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder
 }
+
+#[cfg(test)]
+mod processes;
 
 #[cfg(test)]
 mod tests {
@@ -167,7 +247,7 @@ mod tests {
             assert_eq!(read(&path).unwrap().as_deref(), Some(text));
         }
         let left: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
-        assert_eq!(left.len(), 1, "no unfinished file stays behind");
+        assert_eq!(left.len(), 2, "no unfinished file stays behind, only the lock's");
         std::fs::write(&path, "x".repeat(LONGEST as usize + 1)).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("at most"));
         assert!(write(&path.join("below"), "").is_err(), "a file is no folder");

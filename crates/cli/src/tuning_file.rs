@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use deuteron::cuda::Tuning;
 
-use crate::stored_file::{self, BadFile};
+use crate::stored_file::{self, BadFile, Lock};
 
 const REMEDY: &str = "or go without with `--tuning none`";
 
@@ -89,9 +89,12 @@ fn read(path: &Path) -> Result<Option<Tuning>, BadFile> {
 }
 
 fn add(path: &Path, newer: Tuning) -> Result<()> {
+    let unwritten = || format!("cannot write {}", path.display());
+    // Before it is read: what others add meanwhile would be lost.
+    let lock = Lock::new(path).with_context(unwritten)?;
     let mut tuning = read(path)?.unwrap_or_default();
     tuning.merge(newer);
-    stored_file::write(path, &tuning.to_string()).with_context(|| format!("cannot write {}", path.display()))
+    lock.write(&tuning.to_string()).with_context(unwritten)
 }
 
 #[cfg(test)]
@@ -139,7 +142,7 @@ mod tests {
             assert_eq!(choice.keep("h200", tuning(&[("b", 1)])).unwrap(), None);
         }
         assert_eq!(text(&read(&path).unwrap().unwrap()), text(&tuning(&[("a", 0)])));
-        assert_eq!(std::fs::read_dir(&*folder).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(&*folder).unwrap().count(), 2, "the file, and the lock of the one who made it");
         assert_eq!(TuningArguments { tuning: None }.choice().unwrap(), Choice::Stored);
     }
 

@@ -1,6 +1,7 @@
 //! What a call of the public API can answer instead of a result.
 
 use deuteron_device::DeviceError;
+use deuteron_graph::memory::OutOfMemory;
 use deuteron_graph::{Dtype, GraphError, Shape};
 use deuteron_kernels::NoKernel;
 use deuteron_plan::{MachineError, PlanError, Strategy};
@@ -190,6 +191,12 @@ pub enum Error {
     /// The op has no gradient.
     #[error("{0} has no backward: its result is quantised")]
     NoBackward(&'static str),
+}
+
+impl From<OutOfMemory> for Error {
+    fn from(missing: OutOfMemory) -> Error {
+        Error::Device(missing.into())
+    }
 }
 
 /// Why a state cannot be updated to a value.

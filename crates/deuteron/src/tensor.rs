@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use deuteron_device::{Buffer, Device, DeviceError, Memory};
-use deuteron_graph::{Dtype, MAX_RANK, Shape, View};
+use deuteron_device::{Buffer, Device, Memory};
+use deuteron_graph::{Dtype, MAX_RANK, Shape, View, memory};
 use deuteron_plan::Layout;
 use deuteron_reference::{Array, round_to};
 use half::{bf16, f16};
@@ -229,8 +229,10 @@ impl Tensor {
         let (ours, theirs, size) = (self.bytes()?, other.bytes()?, self.dtype.bytes());
         let length = self.shape().elements() * size;
         let pairs = ours[..length].chunks_exact(size).zip(theirs[..length].chunks_exact(size));
-        let different = pairs.filter(|(ours, theirs)| ours != theirs);
-        Ok(different.map(|(ours, theirs)| (decode(self.dtype, ours), decode(self.dtype, theirs))).collect())
+        let different = || pairs.clone().filter(|(ours, theirs)| ours != theirs);
+        let mut values = reserved(different().count())?;
+        values.extend(different().map(|(ours, theirs)| (decode(self.dtype, ours), decode(self.dtype, theirs))));
+        Ok(values)
     }
 
     /// Calls a function with the position in memory of every element, in row-major order.
@@ -269,7 +271,12 @@ impl Tensor {
     pub fn to_f32(&self) -> Result<Vec<f32>, Error> {
         let bytes = match self.dtype {
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 if self.layout.is_contiguous() => self.bytes()?,
-            _ => return Ok(self.to_array()?.values.into_iter().map(|value| value as f32).collect()),
+            _ => {
+                let array = self.to_array()?;
+                let mut values = reserved(array.values.len())?;
+                values.extend(array.values.iter().map(|&value| value as f32));
+                return Ok(values);
+            }
         };
         let bytes = &bytes[..self.shape().elements() * self.dtype.bytes()];
         let (words, _) = bytes.as_chunks::<4>();
@@ -296,10 +303,7 @@ impl Tensor {
 
 /// An empty list with room for so many elements.
 fn reserved<T>(count: usize) -> Result<Vec<T>, Error> {
-    let mut list = Vec::new();
-    let out_of_memory = |_| DeviceError::OutOfMemory { bytes: count.saturating_mul(size_of::<T>()) };
-    list.try_reserve_exact(count).map_err(out_of_memory)?;
-    Ok(list)
+    Ok(memory::reserved(count)?)
 }
 
 fn counted(shape: &Shape) -> Result<usize, Error> {

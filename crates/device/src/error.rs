@@ -1,6 +1,7 @@
 //! What can go wrong on a device.
 
 use deuteron_codegen::cpu::simd::Fault;
+use deuteron_graph::memory::OutOfMemory;
 
 use crate::cuda::error::CudaError;
 
@@ -166,4 +167,10 @@ pub enum DeviceError {
         /// the step
         step: usize,
     },
+}
+
+impl From<OutOfMemory> for DeviceError {
+    fn from(OutOfMemory { bytes }: OutOfMemory) -> DeviceError {
+        DeviceError::OutOfMemory { bytes }
+    }
 }

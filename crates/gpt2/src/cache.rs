@@ -6,6 +6,7 @@
 //! *state*, so the append writes the new rows of the caller's memory and nothing else, and a step costs the length of the context,
 //! not the capacity.
 
+use deuteron::memory::{caught, zeros};
 use deuteron::{Dtype, Engine, Error, Tensor};
 
 use crate::config::Config;
@@ -26,8 +27,8 @@ impl Cache {
     /// Room for so many tokens of each sequence.
     pub fn new(engine: &Engine, config: &Config, dtype: Dtype, batch: usize, capacity: usize) -> Result<Cache, Error> {
         let shape = [2, batch, config.heads, capacity, config.head()];
-        let zeros = vec![0; shape.iter().product::<usize>() * dtype.bytes()];
-        let layers = (0..config.layers).map(|_| Tensor::upload(engine, dtype, shape, &zeros));
+        let empty: Vec<u8> = caught(|| zeros(shape.iter().product::<usize>() * dtype.bytes()))?;
+        let layers = (0..config.layers).map(|_| Tensor::upload(engine, dtype, shape, &empty));
         let layers = layers.collect::<Result<_, Error>>()?;
         Ok(Cache { config: *config, dtype, capacity, lengths: vec![0; batch], layers })
     }
@@ -56,7 +57,7 @@ impl Cache {
     pub fn reshaped(&self, engine: &Engine, kept: &[usize], capacity: usize) -> Result<Cache, Error> {
         let (heads, head) = (self.config.heads, self.config.head() * self.dtype.bytes());
         let shape = [2, kept.len(), heads, capacity, self.config.head()];
-        let mut bytes = vec![0; shape.iter().product::<usize>() * self.dtype.bytes()];
+        let mut bytes: Vec<u8> = caught(|| zeros(shape.iter().product::<usize>() * self.dtype.bytes()))?;
         let layers = self.layers.iter().map(|layer| {
             let from = layer.to_bytes()?;
             bytes.fill(0);

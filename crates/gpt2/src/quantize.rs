@@ -1,9 +1,12 @@
 //! Weights as bytes, each row or column with a scale: `scale = absmax / 127`, bytes to the nearest, ties to even.
 //!
 //! A row or column of zeros has the scale 0, and so has one whose scale would be denormal. One with a NaN or an infinity has
-//! zeros and a scale that is not finite, so that what is computed from it is NaN.
+//! zeros and a scale that is not finite, so that what is computed from it is NaN. Where there is no memory, these unwind as
+//! [`deuteron::memory`] says.
 
-use deuteron::Dtype;
+use std::panic::resume_unwind;
+
+use deuteron::{Dtype, memory};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -48,7 +51,7 @@ pub(crate) fn columns(weight: Weight<'_>) -> Bytes {
     let (depth, count) = (weight.shape[0], weight.shape[1]);
     let element = weight.dtype.bytes();
     shared(count, depth, STRIP, |first, bytes, scales| {
-        let mut values = vec![0.0; depth * STRIP];
+        let mut values: Vec<f32> = memory::zeros(depth * STRIP);
         for (strip, scales) in scales.chunks_mut(STRIP).enumerate() {
             let (start, columns) = (first + strip * STRIP, scales.len());
             let mut most = [0.0; STRIP];
@@ -77,16 +80,17 @@ pub(crate) fn columns(weight: Weight<'_>) -> Bytes {
 /// Rows of bytes, made by all cores: `make` gets the first row, the bytes and the scales of some rows, a multiple of `together`
 /// but for the last ones.
 fn shared(count: usize, width: usize, together: usize, make: impl Fn(usize, &mut [u8], &mut [f32]) + Sync) -> Bytes {
-    let (mut bytes, mut scales) = (vec![0; count * width], vec![0.0; count]);
+    let (mut bytes, mut scales) = (memory::zeros(count * width), memory::zeros(count));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = count.div_ceil(threads).next_multiple_of(together).max(1);
     if width > 0 {
         std::thread::scope(|scope| {
             let parts = bytes.chunks_mut(share * width).zip(scales.chunks_mut(share));
-            for (part, (bytes, scales)) in parts.enumerate() {
-                let make = &make;
-                scope.spawn(move || make(part * share, bytes, scales));
-            }
+            let make = &make;
+            let start = |(part, (bytes, scales))| scope.spawn(move || make(part * share, bytes, scales));
+            let threads: Vec<_> = parts.enumerate().map(start).collect();
+            // A thread that unwinds for want of memory does so here.
+            threads.into_iter().for_each(|thread| thread.join().unwrap_or_else(|payload| resume_unwind(payload)));
         });
     }
     Bytes { bytes, scales, width }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
+use deuteron::memory::{OutOfMemory, caught, reserved};
 use deuteron::{Dtype, Engine, Shape, Tensor};
 use half::{bf16, f16};
 
@@ -109,38 +110,41 @@ pub(crate) fn push(
 ) -> Result<(), deuteron::Error> {
     let quantized = match name {
         _ if kind != Weights::Int8 || weight.shape.rank() < 2 || name == "wpe.weight" => None,
-        "wte.weight" | "lm_head.weight" => Some(rows(weight)),
-        _ => Some(columns(weight)),
+        "wte.weight" | "lm_head.weight" => Some(caught(|| rows(weight))?),
+        _ => Some(caught(|| columns(weight))?),
     };
     let Some(Bytes { bytes, scales, width }) = quantized else {
         let dtype = kind.activations();
-        tensors.push(Tensor::upload(engine, dtype, weight.shape.clone(), &converted(weight, dtype))?);
+        tensors.push(Tensor::upload(engine, dtype, weight.shape.clone(), &converted(weight, dtype)?)?);
         return Ok(());
     };
     tensors.push(Tensor::upload(engine, Dtype::I8, Shape::from([scales.len(), width]), &bytes)?);
-    let scale_bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let scale_bytes = encoded(scales.iter().copied(), Dtype::F32)?;
     tensors.push(Tensor::upload(engine, Dtype::F32, Shape::from([scales.len()]), &scale_bytes)?);
     Ok(())
 }
 
 /// The elements of a weight as `dtype`, rounded once.
-fn converted(weight: Weight<'_>, dtype: Dtype) -> Cow<'_, [u8]> {
+fn converted(weight: Weight<'_>, dtype: Dtype) -> Result<Cow<'_, [u8]>, OutOfMemory> {
     if weight.dtype == dtype {
-        return Cow::Borrowed(weight.bytes);
+        return Ok(Cow::Borrowed(weight.bytes));
     }
     let halves = || weight.bytes.as_chunks::<2>().0.iter();
-    Cow::Owned(match weight.dtype {
+    let bytes = match weight.dtype {
         Dtype::F16 => encoded(halves().map(|&bytes| f16::from_le_bytes(bytes).to_f32()), dtype),
         Dtype::Bf16 => encoded(halves().map(|&bytes| bf16::from_le_bytes(bytes).to_f32()), dtype),
         // A checkpoint stores no other.
         _ => encoded(weight.bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)), dtype),
-    })
+    };
+    Ok(Cow::Owned(bytes?))
 }
 
-fn encoded(values: impl Iterator<Item = f32>, dtype: Dtype) -> Vec<u8> {
+fn encoded(values: impl ExactSizeIterator<Item = f32>, dtype: Dtype) -> Result<Vec<u8>, OutOfMemory> {
+    let mut bytes = reserved(values.len() * dtype.bytes())?;
     match dtype {
-        Dtype::F16 => values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
-        Dtype::Bf16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
-        _ => values.flat_map(f32::to_le_bytes).collect(),
+        Dtype::F16 => bytes.extend(values.flat_map(|value| f16::from_f32(value).to_le_bytes())),
+        Dtype::Bf16 => bytes.extend(values.flat_map(|value| bf16::from_f32(value).to_le_bytes())),
+        _ => bytes.extend(values.flat_map(f32::to_le_bytes)),
     }
+    Ok(bytes)
 }

@@ -16,6 +16,7 @@ mod extract;
 mod gradient;
 mod graph;
 mod infer;
+pub mod memory;
 mod named;
 mod node;
 mod op;

@@ -4,13 +4,22 @@
 
 use std::cell::OnceCell;
 
-use deuteron_graph::Shape;
+use deuteron_graph::{Shape, memory};
 
 /// The values. Truth values, which masks are made of, take a byte each.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, PartialEq)]
 enum Data {
     Wide(Vec<f64>),
     Byte(Vec<u8>),
+}
+
+impl Clone for Data {
+    fn clone(&self) -> Data {
+        match self {
+            Data::Wide(values) => Data::Wide(memory::copied(values)),
+            Data::Byte(values) => Data::Byte(memory::copied(values)),
+        }
+    }
 }
 
 /// A tensor of known values. Whole numbers are exact up to 2^53, which no shape reaches.
@@ -28,8 +37,10 @@ impl Constant {
     /// Values in row-major order. Missing ones are zeros: the caller has checked the length.
     pub fn dense(shape: Shape, mut values: Vec<f64>, is_bool: bool) -> Self {
         values.resize(shape.elements(), 0.0);
-        let data =
-            if is_bool { Data::Byte(values.iter().map(|&x| (x != 0.0) as u8).collect()) } else { Data::Wide(values) };
+        let data = match is_bool {
+            true => Data::Byte(memory::collected(values.iter().map(|&x| (x != 0.0) as u8))),
+            false => Data::Wide(values),
+        };
         Constant { stored: shape.to_vec(), shape, data, uniform: OnceCell::new() }
     }
 
@@ -62,7 +73,7 @@ impl Constant {
     }
 
     /// All values in row-major order.
-    pub fn values(&self) -> impl Iterator<Item = f64> + '_ {
+    pub fn values(&self) -> impl ExactSizeIterator<Item = f64> + '_ {
         let strides = self.strides();
         Positions::new(self.shape.to_vec(), strides).map(|position| self.get(position))
     }
@@ -83,7 +94,7 @@ impl Constant {
 
     /// The values as whole numbers.
     pub fn integers(&self) -> Vec<i64> {
-        self.values().map(|value| value as i64).collect()
+        memory::collected(self.values().map(|value| value as i64))
     }
 
     /// Strides of the stored values; 0 where they repeat.
@@ -139,9 +150,9 @@ impl Constant {
             f(&arguments)
         });
         let data = if is_bool {
-            Data::Byte(values.map(|value| (value != 0.0) as u8).collect())
+            Data::Byte(memory::collected(values.map(|value| (value != 0.0) as u8)))
         } else {
-            Data::Wide(values.collect())
+            Data::Wide(memory::collected(values))
         };
         Constant { shape: shape.clone(), stored, data, uniform: OnceCell::new() }
     }
@@ -158,8 +169,8 @@ impl Constant {
     /// Picks elements: result position, in row-major order, to stored position.
     pub fn pick(&self, shape: &Shape, positions: impl Iterator<Item = usize>) -> Self {
         let data = match &self.data {
-            Data::Wide(values) => Data::Wide(positions.map(|position| values[position]).collect()),
-            Data::Byte(values) => Data::Byte(positions.map(|position| values[position]).collect()),
+            Data::Wide(values) => Data::Wide(picked(values, shape.elements(), positions)),
+            Data::Byte(values) => Data::Byte(picked(values, shape.elements(), positions)),
         };
         Constant { shape: shape.clone(), stored: shape.to_vec(), data, uniform: OnceCell::new() }
     }
@@ -208,6 +219,12 @@ impl Constant {
     }
 }
 
+fn picked<T: Copy>(values: &[T], count: usize, positions: impl Iterator<Item = usize>) -> Vec<T> {
+    let mut picked = memory::room(count);
+    picked.extend(positions.map(|position| values[position]));
+    picked
+}
+
 /// Positions of the elements of a shape, in row-major order, under strides.
 pub(crate) struct Positions {
     dims: Vec<usize>,
@@ -245,3 +262,5 @@ impl Iterator for Positions {
         (self.left, Some(self.left))
     }
 }
+
+impl ExactSizeIterator for Positions {}

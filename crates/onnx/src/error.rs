@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use deuteron_graph::GraphError;
+use deuteron_graph::memory::OutOfMemory;
 
 /// A dimension that the file leaves open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -195,6 +196,12 @@ pub enum OnnxError {
         /// the system's reason
         why: String,
     },
+    /// Constants, or the values of a weight, that the memory at hand does not hold.
+    #[error("could not allocate {bytes} bytes for values of the model")]
+    OutOfMemory {
+        /// how much was asked for
+        bytes: usize,
+    },
     /// The graph refused a tensor.
     #[error(transparent)]
     Graph(#[from] GraphError),
@@ -202,4 +209,10 @@ pub enum OnnxError {
 
 fn list(dims: &[MissingDim]) -> String {
     dims.iter().map(MissingDim::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl From<OutOfMemory> for OnnxError {
+    fn from(OutOfMemory { bytes }: OutOfMemory) -> OnnxError {
+        OnnxError::OutOfMemory { bytes }
+    }
 }

@@ -1,6 +1,6 @@
 //! Operations on known values, within limits: shape arithmetic, masks, tables of positions.
 
-use deuteron_graph::{BinaryOp, Shape, UnaryOp};
+use deuteron_graph::{BinaryOp, Shape, UnaryOp, memory};
 
 use crate::constant::{Constant, Positions};
 use crate::element::Element;
@@ -136,7 +136,7 @@ fn reduce(op: Reduction, x: &Constant, axes: &[usize], shape: &Shape, to: Elemen
         Reduction::Min => f64::INFINITY,
         Reduction::ArgMax => return None,
     };
-    let mut values = vec![start; shape.elements()];
+    let mut values = memory::collected(std::iter::repeat_n(start, shape.elements()));
     // Strides of the result along the operand's axes: none along those that are reduced.
     let kept: Vec<usize> =
         (0..x.shape.rank()).map(|axis| if axes.contains(&axis) { 1 } else { x.shape[axis] }).collect();
@@ -173,7 +173,7 @@ fn matmul(a: &Constant, b: &Constant, shape: &Shape, to: Element) -> Option<Cons
     let values = rows.zip(cols).map(|(row, col)| {
         to.round((0..inner).map(|k| a.get(row + k * of_a[rank - 1]) * b.get(col + k * of_b[rank - 2])).sum())
     });
-    Some(Constant::dense(shape.clone(), values.collect(), false))
+    Some(Constant::dense(shape.clone(), memory::collected(values), false))
 }
 
 fn gather(table: &Constant, indices: &Constant, shape: &Shape) -> Option<Constant> {
@@ -189,8 +189,8 @@ fn gather(table: &Constant, indices: &Constant, shape: &Shape) -> Option<Constan
 
 fn concat(parts: &[&Constant], axis: usize, shape: &Shape, is_bool: bool) -> Constant {
     let blocks: usize = shape[..axis].iter().product();
-    let all: Vec<Vec<f64>> = parts.iter().map(|part| part.values().collect()).collect();
-    let mut values = Vec::with_capacity(shape.elements());
+    let all: Vec<Vec<f64>> = parts.iter().map(|part| memory::collected(part.values())).collect();
+    let mut values = memory::room(shape.elements());
     for block in 0..blocks {
         for (part, part_values) in parts.iter().zip(&all) {
             let length: usize = part.shape[axis..].iter().product();

@@ -42,6 +42,8 @@ mod wire;
 
 use std::path::Path;
 
+use deuteron_graph::memory;
+
 pub use error::{ExternalProblem, MissingDim, OnnxError};
 pub use external::ExternalPlace;
 pub use imported::{Imported, NearMiss, OpaqueOp, Recognised};
@@ -50,6 +52,10 @@ pub use weight::{Location, TensorData, Weight};
 
 /// Imports a model from the bytes of its file.
 pub fn import(bytes: &[u8], options: &Options) -> Result<Imported, OnnxError> {
+    memory::caught(|| imported(bytes, options))?
+}
+
+fn imported(bytes: &[u8], options: &Options) -> Result<Imported, OnnxError> {
     let mut translated = translate::translate(bytes, options)?;
     let found = recognise::recognise(&mut translated.ir);
     let emitted = emit::emit(&translated)?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use deuteron_graph::{Dtype, Shape};
+use deuteron_graph::{Dtype, Shape, memory};
 
 use crate::constant::Constant;
 use crate::element::Element;
@@ -63,14 +63,17 @@ impl Weight {
             original: tensor.name.clone(),
             dtype: tensor.element.dtype(),
             shape: tensor.shape.clone(),
-            location: tensor.location.clone(),
+            location: match &tensor.location {
+                Location::Folded(bytes) => Location::Folded(memory::copied(bytes)),
+                place => place.clone(),
+            },
             element: tensor.element,
         }
     }
 
     /// A folded constant.
     pub(crate) fn folded(name: String, original: String, element: Element, constant: &Constant) -> Self {
-        let mut bytes = Vec::new();
+        let mut bytes = memory::room(constant.shape.elements() * element.dtype().bytes());
         constant.values().for_each(|value| element.encode(value, &mut bytes));
         let (dtype, shape) = (element.dtype(), constant.shape.clone());
         Weight { name, original, dtype, shape, location: Location::Folded(bytes), element }
@@ -78,9 +81,13 @@ impl Weight {
 
     /// Its values. `model` is the file that was imported.
     pub fn read(&self, model: &[u8]) -> Result<TensorData, OnnxError> {
+        memory::caught(|| self.decoded(model))?
+    }
+
+    fn decoded(&self, model: &[u8]) -> Result<TensorData, OnnxError> {
         let (dtype, shape) = (self.dtype, self.shape.clone());
         let stored = match &self.location {
-            Location::Folded(bytes) => return Ok(TensorData { dtype, shape, bytes: bytes.clone() }),
+            Location::Folded(bytes) => return Ok(TensorData { dtype, shape, bytes: memory::copied(bytes) }),
             Location::Model { offset, length } => {
                 let end = offset.saturating_add(*length);
                 let short = || OnnxError::TensorLength {
@@ -88,12 +95,12 @@ impl Weight {
                     expected: end as u64,
                     got: model.len() as u64,
                 };
-                model.get(*offset..end).ok_or_else(short)?.to_vec()
+                memory::copied(model.get(*offset..end).ok_or_else(short)?)
             }
             Location::External(place) => external::read(place)?,
         };
         let bytes = if matches!(self.element, Element::F64) || self.element.bytes() != dtype.bytes() {
-            let mut bytes = Vec::with_capacity(shape.elements() * dtype.bytes());
+            let mut bytes = memory::room(shape.elements() * dtype.bytes());
             let elements = stored.chunks_exact(self.element.bytes());
             elements.for_each(|element| self.element.encode(self.element.decode(element), &mut bytes));
             bytes
@@ -151,7 +158,7 @@ impl StoredTensor {
         let values = |bytes: &[u8], size: usize, decode: &dyn Fn(&[u8]) -> f64| {
             Constant::dense(
                 self.shape.clone(),
-                bytes.chunks_exact(size).map(decode).collect(),
+                memory::collected(bytes.chunks_exact(size).map(decode)),
                 element == Element::Bool,
             )
         };
@@ -188,7 +195,9 @@ fn inline(tensor: &Tensor, name: &str, element: Element, elements: usize) -> Res
     if let Some(raw) = tensor.raw {
         return in_place(raw);
     }
-    let mut bits = tensor.loose.clone();
+    let packed = tensor.packed.map_or(0, |(_, packed)| packed.len());
+    let mut bits = memory::room(tensor.loose.len() + packed.min(elements + 1));
+    bits.extend_from_slice(&tensor.loose);
     match tensor.packed {
         Some((4, packed)) if element == Element::F32 => return in_place(packed),
         Some((10, packed)) if element == Element::F64 => return in_place(packed),
@@ -206,7 +215,7 @@ fn inline(tensor: &Tensor, name: &str, element: Element, elements: usize) -> Res
     if bits.len() != elements {
         return Err(wrong_length(bits.len() * element.bytes()));
     }
-    let mut bytes = Vec::new();
+    let mut bytes = memory::room(elements * element.dtype().bytes());
     bits.into_iter().for_each(|bits| element.encode(element.value_of_bits(bits), &mut bytes));
     Ok(Location::Folded(bytes))
 }

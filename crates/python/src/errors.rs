@@ -12,7 +12,9 @@ pub(crate) fn of(op: &str, error: Error) -> PyErr {
     let said = error.to_string();
     let text = if said.starts_with(op) { said } else { format!("{op}: {said}") };
     match &error {
-        Error::Device(DeviceError::OutOfMemory { .. }) => PyMemoryError::new_err(text),
+        Error::Device(DeviceError::OutOfMemory { .. }) | Error::Reference(ReferenceError::OutOfMemory { .. }) => {
+            PyMemoryError::new_err(text)
+        }
         Error::Device(DeviceError::Index { .. } | DeviceError::EarlierIndex { .. }) => PyIndexError::new_err(text),
         Error::Reference(ReferenceError::IndexRange { .. }) => PyIndexError::new_err(text),
         Error::Device(_) => PyRuntimeError::new_err(text),

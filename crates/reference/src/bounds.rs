@@ -12,7 +12,7 @@
 //!
 //! What is exact in every kernel has bound 0.
 
-use deuteron_graph::{Dtype, Graph};
+use deuteron_graph::{Dtype, Graph, memory};
 
 use crate::array::Array;
 use crate::error::ReferenceError;
@@ -107,7 +107,7 @@ pub fn bounded(graph: &Graph, inputs: &[Array]) -> Result<Vec<Bounded>, Referenc
         let bounds = errors.bounds(dtype, &exact, &rounded);
         Bounded { dtype, exact, bounds }
     };
-    Ok(parts.map(of_output).collect())
+    Ok(memory::caught(|| parts.map(of_output).collect())?)
 }
 
 impl Bounded {
@@ -154,10 +154,10 @@ impl Errors {
     fn bounds(&self, dtype: Dtype, exact: &Array, rounded: &Array) -> Vec<f64> {
         let slack = |index: usize| self.slack.as_ref().map_or(0.0, |slack| stored_slack(slack[index], dtype));
         let Some(spread) = self.spread.as_ref().filter(|_| dtype.is_float()) else {
-            return (0..exact.values.len()).map(slack).collect();
+            return memory::collected((0..exact.values.len()).map(slack));
         };
-        let run: Vec<f64> =
-            exact.values.iter().zip(&rounded.values).map(|(exact, rounded)| (rounded - exact).abs()).collect();
+        let off = |(exact, rounded): (&f64, &f64)| (rounded - exact).abs();
+        let run: Vec<f64> = memory::collected(exact.values.iter().zip(&rounded.values).map(off));
         let related = (0..run.len())
             .filter(|&index| {
                 spread[index] > 0.0 && spread[index].is_finite() && run[index].is_finite() && slack(index) == 0.0
@@ -169,7 +169,7 @@ impl Errors {
             let of_run = if run[index].is_finite() { RUNS * run[index] } else { 0.0 };
             (DEVIATIONS * excess * spread[index]).max(of_run) + slack(index)
         };
-        (0..exact.values.len()).map(of_element).collect()
+        memory::collected((0..exact.values.len()).map(of_element))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Why a graph could not be interpreted.
 
 use deuteron_graph::Shape;
+use deuteron_graph::memory::OutOfMemory;
 
 /// What is wrong with the values handed to the interpreter.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -57,4 +58,10 @@ pub enum ReferenceError {
         /// rows of the table, or places where the rows fit
         rows: usize,
     },
+}
+
+impl From<OutOfMemory> for ReferenceError {
+    fn from(OutOfMemory { bytes }: OutOfMemory) -> ReferenceError {
+        ReferenceError::OutOfMemory { bytes }
+    }
 }

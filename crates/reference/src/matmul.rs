@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use deuteron_graph::Shape;
+use deuteron_graph::{Shape, memory};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -108,8 +108,7 @@ fn multiply(sizes: Sizes, a: Matrix, b: Matrix, c: &mut [f64]) {
 /// Panels of `TILE_ROWS` rows: all rows of one inner index side by side, zeros below the last row.
 fn pack_a(packed: &mut Vec<f64>, a: Matrix, rows: Range<usize>, inner: Range<usize>) {
     let depth = inner.len();
-    packed.clear();
-    packed.resize(rows.len().div_ceil(TILE_ROWS) * TILE_ROWS * depth, 0.0);
+    memory::clear_to(packed, rows.len().div_ceil(TILE_ROWS) * TILE_ROWS * depth);
     for (panel, first) in packed.chunks_exact_mut(TILE_ROWS * depth).zip(rows.clone().step_by(TILE_ROWS)) {
         for (lane, row) in (first..rows.end.min(first + TILE_ROWS)).enumerate() {
             for (step, k) in inner.clone().enumerate() {
@@ -122,8 +121,7 @@ fn pack_a(packed: &mut Vec<f64>, a: Matrix, rows: Range<usize>, inner: Range<usi
 /// Panels of `tile_cols` columns: all columns of one inner index side by side, zeros beyond the last column.
 fn pack_b(packed: &mut Vec<f64>, b: Matrix, inner: Range<usize>, cols: Range<usize>, tile_cols: usize) {
     let depth = inner.len();
-    packed.clear();
-    packed.resize(cols.len().div_ceil(tile_cols) * tile_cols * depth, 0.0);
+    memory::clear_to(packed, cols.len().div_ceil(tile_cols) * tile_cols * depth);
     packed.par_chunks_exact_mut(tile_cols * depth).enumerate().for_each(|(index, panel)| {
         let first = cols.start + index * tile_cols;
         let count = tile_cols.min(cols.end - first);

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use deuteron_graph::{Dtype, Graph, Node, NodeId, Op, Opaque, Shape};
+use deuteron_graph::{Dtype, Graph, Node, NodeId, Op, Opaque, Shape, memory};
 use rayon::prelude::*;
 
 use crate::array::Array;
@@ -48,7 +48,7 @@ pub struct Interpretation {
 
 /// Computes the outputs.
 pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<Interpretation, ReferenceError> {
-    interpret_picking(graph, inputs, rounding, PICKED)
+    memory::caught(|| interpret_picking(graph, inputs, rounding, PICKED))?
 }
 
 /// The same, with at most so many elements of matrices that are picked for rows at once.
@@ -129,7 +129,7 @@ fn reserve(graph: &Graph, last_use: &[Option<usize>], rounding: Rounding) -> Res
         live = done.fold(live, |live, input| live.saturating_sub(elements(input.index())));
     }
     let bytes = most.saturating_mul(copies * size_of::<f64>());
-    Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| ReferenceError::OutOfMemory { bytes })
+    Ok(memory::reserved::<u8>(bytes).map(drop)?)
 }
 
 /// Where each node is read last; outputs are read at the end. `None`: no output needs the node.
@@ -273,13 +273,13 @@ fn primitive<'a>(node: &Node, operands: &[&Value<'a>], store: Store) -> Result<S
 fn iota(shape: &Shape, axis: usize) -> Strided<'static> {
     let mut dims = vec![1; shape.rank()];
     dims[axis] = shape[axis];
-    Strided::owned(Shape::new(dims), (0..shape[axis]).map(|i| i as f64).collect()).broadcast(shape)
+    Strided::owned(Shape::new(dims), memory::collected((0..shape[axis]).map(|i| i as f64))).broadcast(shape)
 }
 
 fn random(shape: &Shape, seed: &Strided, drop: f64, offset: u32) -> Strided<'static> {
     // A negative seed is the same bits as an unsigned word.
     let seed = seed.to_array().values[0] as i64 as u32;
-    let mut values = vec![0.0; shape.elements()];
+    let mut values = memory::zeros(shape.elements());
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(task, chunk)| {
         for (position, value) in chunk.iter_mut().enumerate() {
             *value = kept((task * CHUNK + position) as u64, seed, offset, drop);

@@ -1,6 +1,6 @@
 //! Primitives that are not element by element: row and column reductions, gather, scatter.
 
-use deuteron_graph::{ReduceOp, Shape};
+use deuteron_graph::{ReduceOp, Shape, memory};
 use rayon::prelude::*;
 
 use crate::scalar::larger;
@@ -11,7 +11,7 @@ use crate::strided::{CHUNK, Run, Strided};
 pub(crate) fn by_row(x: &Strided, store: Store, f: impl Fn(Run, usize) -> f64 + Sync) -> Strided<'static> {
     let shape = x.shape.with_cols(1);
     let cols = x.shape.cols();
-    let mut values = vec![0.0; shape.elements()];
+    let mut values = memory::zeros(shape.elements());
     let rows_per_task = (CHUNK / cols.max(1)).max(1);
     values.par_chunks_mut(rows_per_task).enumerate().for_each(|(task, chunk)| {
         for (position, value) in chunk.iter_mut().enumerate() {
@@ -54,7 +54,7 @@ pub(crate) fn column_sum(x: &Strided, store: Store) -> Strided<'static> {
     /// Columns that one task sums: whole cache lines, and enough of them to stream.
     const COLS: usize = 64;
     let (rows, cols) = (x.shape.rows(), x.shape.cols());
-    let mut sums = vec![0.0; cols];
+    let mut sums = memory::zeros(cols);
     sums.par_chunks_mut(COLS).enumerate().for_each(|(task, sums)| {
         for row in 0..rows {
             let row = x.row(row);
@@ -80,7 +80,7 @@ fn checked_row(index: f64, rows: usize) -> Result<usize, OutOfRange> {
 pub(crate) fn gather(shape: &Shape, table: &Strided, indices: &Strided) -> Result<Strided<'static>, OutOfRange> {
     let cols = shape.cols();
     let indices = indices.to_array();
-    let mut values = Vec::with_capacity(shape.elements());
+    let mut values = memory::room(shape.elements());
     for &index in &indices.values {
         let row = checked_row(index, table.shape[0])?;
         let row = table.row(row);
@@ -98,7 +98,7 @@ pub(crate) fn scatter_add(
 ) -> Result<Strided<'static>, OutOfRange> {
     let (rows, cols) = (shape[0], shape[1]);
     let indices = indices.to_array();
-    let mut values = vec![0.0; shape.elements()];
+    let mut values = memory::zeros(shape.elements());
     for (update, &index) in indices.values.iter().enumerate() {
         let start = checked_row(index, rows)? * cols;
         let update = updates.row(update);

@@ -4,7 +4,7 @@
 //! other branch of the select that follows and still be right. So is a rounding to integers near a half. Slack is born
 //! there and carried through every primitive after it; it is `None` (zero everywhere) in almost every tensor.
 
-use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp, View};
+use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp, View, memory};
 use rayon::prelude::*;
 
 use crate::matmul::matmul;
@@ -286,6 +286,7 @@ fn rival_columns(x: &Value) -> Slack {
         let rivals = (0..cols).filter(|&i| values.at(best) - values.at(i) <= error(best) + error(i));
         rivals.map(|i| i.abs_diff(best)).max().unwrap_or(0) as f64
     };
-    let distances = (0..count).into_par_iter().map(farthest).collect();
+    let mut distances = memory::room(count);
+    distances.par_extend((0..count).into_par_iter().map(farthest));
     Some(Strided::owned(x.main.shape.with_cols(1), distances))
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use deuteron_graph::Dtype;
+use deuteron_graph::{Dtype, memory};
 
 use crate::round::round_slice;
 
@@ -58,7 +58,7 @@ impl Store<'_> {
     /// A buffer of any contents: the caller writes every element.
     pub fn buffer(self, length: usize) -> Vec<f64> {
         let kept = if length < LEAST_KEPT { None } else { self.buffers.and_then(|buffers| buffers.take(length)) };
-        kept.unwrap_or_else(|| vec![0.0; length])
+        kept.unwrap_or_else(|| memory::zeros(length))
     }
 
     /// One step of a sum: kernels accumulate in `f32`, whatever they store.

@@ -6,7 +6,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use deuteron_graph::{Shape, View};
+use deuteron_graph::{Shape, View, memory};
 use rayon::prelude::*;
 
 use crate::array::Array;
@@ -83,7 +83,7 @@ impl<'a> Strided<'a> {
         if self.as_slice().is_some() {
             return self.clone();
         }
-        let mut values = vec![0.0; self.shape.elements()];
+        let mut values = memory::zeros(self.shape.elements());
         Walk::new(&self.shape, [self]).fill(&mut values, Store::PLAIN, |out, [run]| match run.stride {
             1 => out.copy_from_slice(&run.values[..out.len()]),
             _ => out.iter_mut().enumerate().for_each(|(i, x)| *x = run.at(i)),
@@ -93,7 +93,7 @@ impl<'a> Strided<'a> {
 
     pub fn to_array(&self) -> Array {
         let packed = self.packed();
-        let values = packed.as_slice().unwrap_or_default().to_vec();
+        let values = memory::copied(packed.as_slice().unwrap_or_default());
         Array { shape: self.shape.clone(), values }
     }
 
@@ -104,7 +104,8 @@ impl<'a> Strided<'a> {
         let count = packed.shape.elements();
         match packed.data {
             Data::Shared(values) if values.len() == count => {
-                Array { shape: packed.shape, values: Arc::unwrap_or_clone(values) }
+                let values = Arc::try_unwrap(values).unwrap_or_else(|shared| memory::copied(&shared));
+                Array { shape: packed.shape, values }
             }
             _ => packed.to_array(),
         }
@@ -194,7 +195,7 @@ impl Run<'_> {
 pub(crate) fn concat(shape: &Shape, axis: usize, parts: &[&Strided]) -> Strided<'static> {
     let parts: Vec<Strided> = parts.iter().map(|part| part.packed()).collect();
     let blocks: usize = shape[..axis].iter().product();
-    let mut values = Vec::with_capacity(shape.elements());
+    let mut values = memory::room(shape.elements());
     for block in 0..blocks {
         for part in &parts {
             let length: usize = part.shape[axis..].iter().product();

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cases;
+pub mod drill;
 pub mod fixtures;
 pub mod fuzz;
 pub mod hardware;

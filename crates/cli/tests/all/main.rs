@@ -4,7 +4,12 @@ mod analyze;
 mod command;
 #[cfg(unix)]
 mod download;
+// They need signals, users and limits of Unix.
+#[cfg(target_os = "linux")]
+mod folders;
 mod generate;
+#[cfg(target_os = "linux")]
+mod signals;
 mod support;
 // It needs `/dev/full`.
 #[cfg(target_os = "linux")]

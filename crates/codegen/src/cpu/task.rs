@@ -8,6 +8,8 @@ use std::cell::UnsafeCell;
 use std::fmt;
 use std::sync::Arc;
 
+use deuteron_graph::memory::{self, OutOfMemory};
+
 use crate::cpu::simd::lines::Lines;
 use crate::cpu::simd::{Fault, Isa};
 
@@ -94,7 +96,7 @@ impl<T> fmt::Display for Described<T> {
 
 /// A launch on a CPU: the twin of a GPU's grids.
 pub trait CpuLaunch: fmt::Debug + Send + Sync {
-    /// Made ready for so many threads. All that a run needs is allocated here.
+    /// Made ready for so many threads. All that a run needs is allocated here; what may be large is taken from [`memory`], which unwinds.
     fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask>;
 }
 
@@ -107,9 +109,9 @@ impl Tasks {
         Tasks(Arc::new(launch))
     }
 
-    /// Made ready for so many threads.
-    pub fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
-        self.0.prepare(threads, isa)
+    /// Made ready for so many threads, if there is memory for it.
+    pub fn prepare(&self, threads: usize, isa: Isa) -> Result<Box<dyn CpuTask>, OutOfMemory> {
+        memory::caught(|| self.0.prepare(threads, isa))
     }
 }
 
@@ -222,7 +224,7 @@ impl<T> PerWorker<T> {
 pub struct Floats(Lines);
 
 impl Floats {
-    /// At least so many of them.
+    /// At least so many of them, or unwinds as [`memory`] says.
     pub fn new(floats: usize) -> Floats {
         Floats(Lines::new(floats))
     }

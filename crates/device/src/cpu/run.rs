@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use deuteron_codegen::Execution;
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::task::{CpuTask, Run, ScratchSizes, TaskError, Tasks, Workers};
+use deuteron_graph::memory::OutOfMemory;
 
 use crate::buffer::Buffer;
 use crate::check::{check, check_borrowed, check_inputs, check_states};
@@ -60,8 +61,9 @@ impl CpuExecutable {
         let launched: Vec<Tasks> = job.steps.iter().enumerate().map(tasks).collect::<Result<_, _>>()?;
         let input_bytes = check(&job)?;
         let steps = job.steps.into_iter().zip(launched);
-        let prepared = steps.map(|(step, tasks)| Prepared { task: tasks.prepare(threads, isa), places: step.places });
-        let tasks: Vec<Prepared> = prepared.collect();
+        let prepared =
+            steps.map(|(step, tasks)| Ok(Prepared { task: tasks.prepare(threads, isa)?, places: step.places }));
+        let tasks: Vec<Prepared> = prepared.collect::<Result<_, OutOfMemory>>()?;
         // They run one after the other, so all have the same memory.
         let scratch = tasks.iter().map(|prepared| prepared.task.scratch());
         let most = scratch.fold(ScratchSizes::default(), |most, sizes| ScratchSizes {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use deuteron_codegen::cpu::task::{Floats, PerWorker, ScratchSizes};
+use deuteron_graph::memory;
 
 use crate::buffer::Buffer;
 use crate::device::MemoryStats;
@@ -51,11 +52,12 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     fn new(need: Need, threads: usize) -> Result<Workspace, DeviceError> {
+        let scratch = || (0..threads).map(|_| PerWorker::new(Floats::new(need.worker))).collect();
         Ok(Workspace {
             need,
             arena: Buffer::new(need.arena)?,
-            scratch: (0..threads).map(|_| PerWorker::new(Floats::new(need.worker))).collect(),
-            shared: Floats::new(need.shared),
+            scratch: memory::caught(scratch)?,
+            shared: memory::caught(|| Floats::new(need.shared))?,
         })
     }
 }

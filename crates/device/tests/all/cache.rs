@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use deuteron_device::cuda::cache::{DiskCache, Key, Origin};
 use deuteron_device::cuda::error::CudaError;
 use deuteron_device::cuda::nvrtc::{Cubin, EntryUsage, Request};
+use deuteron_testkit::drill;
 
 /// Set for a process that this file starts: what it is to do.
 const TASK: &str = "DEUTERON_CACHE_TASK";
@@ -103,6 +104,7 @@ fn task_of_a_child() {
         "share" => share(seed, folder),
         "write" => write_for_ever(seed, folder),
         "read-only" => read_only(folder),
+        "full" => full(seed, folder),
         other => panic!("no such task: {other}"),
     }
 }
@@ -120,6 +122,7 @@ fn thirty_two_processes_share_a_folder() {
         assert_eq!(get(&cache, number), Origin::Disk, "entry {number}");
     }
     assert_eq!((cache.problem(), folder.files(".tmp")), (None, vec![]));
+    drill::tried(32, "processes that share a kernel cache");
 }
 
 /// Eight entries that all processes want at once, and one that only this process has.
@@ -139,7 +142,8 @@ fn share(seed: u64, folder: PathBuf) {
 fn killed_writers_leave_no_bad_entry() {
     let folder = Folder::new("kill");
     let mut numbers = Numbers(7);
-    for round in 0..60 {
+    let rounds = drill::times(60);
+    for round in 0..rounds as u64 {
         let mut child = start("write", &folder.0, round);
         wait_for(&folder.0.join(format!("started-{round}")));
         std::thread::sleep(Duration::from_micros(numbers.below(30_000)));
@@ -152,8 +156,8 @@ fn killed_writers_leave_no_bad_entry() {
         assert_eq!(cache.problem(), None, "round {round}");
     }
     let left = folder.files(".tmp");
-    println!("{} of 60 writers died in the middle of an entry", left.len());
     assert!(!left.is_empty(), "no writer died in the middle: the test did not test");
+    drill::tried(rounds, &format!("kills while a kernel was stored ({} in the middle)", left.len()));
     stale_files_are_removed(&folder, &left);
 }
 
@@ -292,6 +296,31 @@ fn read_only(folder: PathBuf) {
     assert_eq!((get(&cache, 2), get(&cache, 2)), (Origin::Built, Origin::Built));
     let problem = cache.problem().unwrap().to_string();
     assert!(problem.contains("could not write") && problem.contains("ermission denied"), "{problem}");
+}
+
+#[test]
+fn a_full_disk_costs_only_time() {
+    let folder = Folder::new("full");
+    get(&DiskCache::open(folder.0.clone()), 1);
+    for bytes in [0, 1, 100, 4096] {
+        assert!(start("full", &folder.0, bytes).wait().unwrap().success(), "files of at most {bytes} bytes");
+        assert_eq!((folder.files(".kernel").len(), folder.files(".tmp").len()), (1, 0));
+    }
+}
+
+/// No file may have more than so many bytes: a write beyond them is an error, as on a full disk.
+fn full(bytes: u64, folder: PathBuf) {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: plain calls of the system; they limit this process, which was started for nothing else.
+    unsafe {
+        assert_ne!(libc::signal(libc::SIGXFSZ, libc::SIG_IGN), libc::SIG_ERR);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
+    }
+    let cache = DiskCache::open(folder);
+    assert_eq!((get(&cache, 1), cache.problem()), (Origin::Disk, None));
+    // Number 11 has more than 4096 bytes.
+    assert_eq!((get(&cache, 11), get(&cache, 11)), (Origin::Built, Origin::Built));
+    assert!(matches!(cache.problem(), Some(CudaError::Cache { action: "write", .. })), "{:?}", cache.problem());
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use crate::support::{Scratch, fixture};
 use deuteron::report::Sha256;
 use deuteron_gpt2::{Checkpoint, DownloadError, Hub, find_model};
+use deuteron_testkit::drill;
 
 const REVISION: &str = "607a30d783dfa663caf39e06633721c8d4cfcd7e";
 
@@ -292,6 +294,83 @@ fn a_file_of_another_size_is_fetched_again() {
     std::fs::write(snapshot(&cache).join(WEIGHTS), &weights()[..1000]).unwrap();
     serve(known()).0.download("someone/tiny", &cache.0, |_| ()).unwrap();
     assert_eq!(std::fs::read(snapshot(&cache).join(WEIGHTS)).unwrap(), weights());
+}
+
+/// Set for a process that this file starts: the Hub, and the cache that it downloads to.
+const TASK: &str = "DEUTERON_DOWNLOAD_TASK";
+
+/// A process that downloads. What a shell does first, it does in the same process.
+fn downloading(hub: &Hub, cache: &Scratch, first: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("{first} ; exec \"$0\" \"$@\"")).arg(std::env::current_exe().unwrap());
+    command.args(["--exact", "download::task_of_a_child", "--nocapture"]);
+    command.env(TASK, format!("{} {}", hub.endpoint, cache.0.display())).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// Not a test by itself: what the processes started here run.
+#[test]
+fn task_of_a_child() {
+    let Ok(order) = std::env::var(TASK) else { return };
+    let (endpoint, cache) = order.split_once(' ').unwrap();
+    let hub = Hub { endpoint: endpoint.into(), token: None };
+    if let Err(error) = hub.download("someone/tiny", Path::new(cache), |_| ()) {
+        assert!(matches!(error, DownloadError::Write { .. }), "{error}");
+        std::process::exit(7);
+    }
+}
+
+/// Whatever has its name is right.
+fn is_whole(cache: &Scratch) {
+    let Ok(entries) = std::fs::read_dir(snapshot(cache)) else { return };
+    for name in entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
+        if !name.starts_with('.') {
+            let got = std::fs::read(snapshot(cache).join(&name)).unwrap();
+            assert!(got == std::fs::read(fixture("gelu").join(&name)).unwrap(), "{name} of {} bytes", got.len());
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn killed_downloads_leave_no_bad_file() {
+    let (hub, _) = serve(known());
+    let rounds = drill::times(15);
+    let (mut cache, mut parts) = (Scratch::new(), 0);
+    for round in 0..rounds {
+        let mut child = downloading(&hub, &cache, ":").spawn().unwrap();
+        sleep(Duration::from_micros((round * 7919 % 97_000) as u64));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        is_whole(&cache);
+        parts += usize::from(
+            snapshot(&cache).is_dir() && names(&snapshot(&cache)).iter().any(|name| name.ends_with(".part")),
+        );
+        // Some go on where others were killed, some begin anew.
+        if snapshot(&cache).join(FILES[3]).exists() || round % 5 == 4 {
+            hub.download("someone/tiny", &cache.0, |_| ()).unwrap();
+            is_whole(&cache);
+            assert_eq!(names(&snapshot(&cache)), &FILES[1..]);
+            cache = Scratch::new();
+        }
+    }
+    assert!(parts > 0, "no download died in the middle of {rounds}: the test did not test");
+    drill::tried(rounds, &format!("kills while a model was downloaded ({parts} in the middle of a file)"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_an_error_and_leaves_no_bad_file() {
+    let (hub, _) = serve(known());
+    for blocks in [0, 1, 8] {
+        let cache = Scratch::new();
+        let status = downloading(&hub, &cache, &format!("trap '' XFSZ ; ulimit -f {blocks}")).status().unwrap();
+        assert_eq!(status.code(), Some(7), "at most {blocks} blocks");
+        is_whole(&cache);
+        assert!(find_model("someone/tiny", Some(&cache.0)).is_err());
+        hub.download("someone/tiny", &cache.0, |_| ()).unwrap();
+        assert_eq!(names(&snapshot(&cache)), &FILES[1..]);
+    }
 }
 
 #[cfg(unix)]

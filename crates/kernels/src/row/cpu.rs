@@ -18,6 +18,7 @@ use deuteron_codegen::cpu::task::{CpuLaunch, CpuSource, CpuTask, PerWorker, Run,
 use deuteron_codegen::cpu::{Chunks, chunks};
 use deuteron_codegen::kernel::{Family, InPlace, Kernel, Offer, Request, offered_lowered};
 use deuteron_codegen::lower::{LoweredRows, RowLaunch, lower_with_origins};
+use deuteron_graph::memory;
 use deuteron_plan::{Structure, Work};
 
 /// Row kernels as tile programs.
@@ -90,10 +91,10 @@ impl CpuLaunch for RowTasks {
             chunks,
             scratch: (0..threads).map(|_| PerWorker::new(simd::Scratch::for_program(program))).collect(),
             partials: match has_partials {
-                true => (0..chunks).map(|_| PerWorker::new(vec![0.0; partial_width])).collect(),
+                true => (0..chunks).map(|_| PerWorker::new(memory::zeros(partial_width))).collect(),
                 false => Vec::new(),
             },
-            finished: vec![0.0; if has_partials { chunks * partial_width } else { 0 }],
+            finished: memory::zeros(if has_partials { chunks * partial_width } else { 0 }),
             program: self.program.clone(),
         })
     }

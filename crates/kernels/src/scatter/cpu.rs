@@ -7,7 +7,7 @@ use deuteron_codegen::cpu::family::{CpuTarget, assemble};
 use deuteron_codegen::cpu::simd::{Fault, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuSource, CpuTask, Run, ScratchSizes, TaskError};
 use deuteron_codegen::kernel::{Family, Kernel, Offer, Request, offered};
-use deuteron_graph::Dtype;
+use deuteron_graph::{Dtype, memory};
 use deuteron_plan::Work;
 
 use super::Scatter;
@@ -48,7 +48,7 @@ struct ScatterTasks(Arc<Scatter>);
 
 impl CpuLaunch for ScatterTasks {
     fn prepare(&self, _: usize, _: Isa) -> Box<dyn CpuTask> {
-        Box::new(ScatterTask { order: Vec::with_capacity(self.0.count), scatter: self.0.clone() })
+        Box::new(ScatterTask { order: memory::room(self.0.count), scatter: self.0.clone() })
     }
 }
 

@@ -15,6 +15,7 @@ use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::{Axis, Fault, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
 use deuteron_codegen::matmul_shape::MatmulShape;
+use deuteron_graph::memory;
 
 use super::row_work::{RowWork, SideBindings};
 use super::{Left, Matrix, Part, PartKernel, Right, STREAMED_ROWS, Spec, Store, SumBlock, Values};
@@ -81,10 +82,10 @@ impl CpuLaunch for RoutedTasks {
             axes: bind_axes(axes),
             workers: (0..threads).map(|_| PerWorker::new(after())).collect(),
             floats: few.scratch(STREAMED_ROWS, columns[0]).max(many.scratch(TILED.0.min(shape.m), columns[1])),
-            order: vec![0; shape.m],
+            order: memory::zeros(shape.m),
             starts: vec![0; experts + 1],
-            together: vec![0; chunk * shape.k * bytes],
-            parts: Vec::with_capacity(most_parts(shape, *experts, columns)),
+            together: memory::zeros(chunk * shape.k * bytes),
+            parts: memory::room(most_parts(shape, *experts, columns)),
             shape: shape.clone(),
             roles: product.roles(),
             product: product.clone(),

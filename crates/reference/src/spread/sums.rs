@@ -1,6 +1,6 @@
 //! The spread of what is computed from many elements: sums, products of matrices, the largest of a row.
 
-use deuteron_graph::{Dtype, Node, Op, ReduceOp};
+use deuteron_graph::{Dtype, Node, Op, ReduceOp, memory};
 use rayon::prelude::*;
 
 use super::{known, moved, repeated_axes, source};
@@ -241,7 +241,8 @@ pub(super) fn largest(node: &Node, x: &Value) -> Spread {
         let rivals = (0..cols).filter(|&i| value(i) + moved(DEVIATIONS, offs.at(i)) >= floor);
         rivals.map(|i| offs.at(i)).fold(0.0, f64::max)
     };
-    let off = (0..x.main.shape.rows()).into_par_iter().map(of_row).collect();
+    let mut off = memory::room(x.main.shape.rows());
+    off.par_extend((0..x.main.shape.rows()).into_par_iter().map(of_row));
     let last = x.main.shape.rank().saturating_sub(1);
     let shape = x.main.shape.with_cols(1);
     let along = Axes::where_(shape.rank(), |axis| axis != last && x.spread.along.has(axis));

@@ -6,6 +6,7 @@
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
+use deuteron_graph::memory;
 
 use super::super::{Forward, Output, Scratch, Shared, combine, forward};
 use super::AttentionLaunch;
@@ -41,7 +42,7 @@ impl AttentionTask {
             isa,
             amx: Amx::detect(),
             scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(&attention))).collect(),
-            partials: vec![0.0; attention.partial_elements()],
+            partials: memory::zeros(attention.partial_elements()),
         }
     }
 }

@@ -6,7 +6,7 @@
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
-use deuteron_graph::Dtype;
+use deuteron_graph::{Dtype, memory};
 
 use super::super::super::Attention;
 use super::super::{Backward, Finished, Forward, Inputs, Output, Scratch, Shared, backward, combine, finish, forward};
@@ -30,10 +30,10 @@ impl CpuLaunch for AttentionBackwardTasks {
             isa,
             amx: Amx::detect(),
             scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(&attention))).collect(),
-            result: vec![0.0; rows * kernel.width],
-            logsumexp: vec![0.0; rows],
-            partials: vec![0.0; attention.partial_elements()],
-            gradients: vec![0.0; attention.gradient_elements()],
+            result: memory::zeros(rows * kernel.width),
+            logsumexp: memory::zeros(rows),
+            partials: memory::zeros(attention.partial_elements()),
+            gradients: memory::zeros(attention.gradient_elements()),
         })
     }
 }

@@ -11,6 +11,7 @@ use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
+use deuteron_graph::memory;
 
 use super::super::{Ended, Forward, Heads, Output, Scratch, Shared, combine, forward};
 use super::{AttentionLaunch, heads};
@@ -51,9 +52,9 @@ impl CpuLaunch for AttentionRowsTasks {
             joined,
             axes: bind_axes(axes),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
-            partials: vec![0.0; attention.partial_elements()],
+            partials: memory::zeros(attention.partial_elements()),
             merged: (rows * cols * attention.dtype.bytes()).div_ceil(4),
-            done: (0..rows).map(|_| AtomicUsize::new(0)).collect(),
+            done: memory::collected((0..rows).map(|_| AtomicUsize::new(0))),
             kernel: self.kernel.clone(),
         })
     }

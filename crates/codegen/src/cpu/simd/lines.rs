@@ -1,5 +1,7 @@
 //! Memory of one thread in whole cache lines, so that every place in it can be a multiple of 64 bytes.
 
+use deuteron_graph::memory;
+
 /// Elements of a line.
 pub const LINE: usize = 16;
 
@@ -7,14 +9,14 @@ pub const LINE: usize = 16;
 #[derive(Clone, Debug, Default)]
 pub struct Lines(Vec<Line>);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 struct Line([f32; LINE]);
 
 impl Lines {
-    /// At least so many elements, all 0.
+    /// At least so many elements, all 0, or unwinds as [`memory`] says.
     pub fn new(elements: usize) -> Lines {
-        Lines(vec![Line([0.0; LINE]); elements.div_ceil(LINE)])
+        Lines(memory::zeros(elements.div_ceil(LINE)))
     }
 
     /// How many there are.

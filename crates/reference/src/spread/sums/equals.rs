@@ -4,10 +4,13 @@
 //! column are, their errors do not cancel: of `c` such terms they add up to `c` times one, not to `sqrt(c)`. Terms are taken to be such
 //! where value and deviation are equal to the last bit in `f64`.
 
-use deuteron_graph::Shape;
+use deuteron_graph::{Shape, memory};
 use rayon::prelude::*;
 
 use crate::strided::Strided;
+
+/// Terms that are looked at together: enough for all cores, and what is found among them is little memory.
+const TERMS: usize = 1 << 15;
 
 /// The terms of each sum, as they lie in a tensor in row-major order.
 #[derive(Debug, Clone, Copy)]
@@ -36,21 +39,27 @@ impl Lanes {
 pub(super) fn variances(values: &Strided, deviations: &Strided, lanes: Lanes) -> Strided<'static> {
     let shape = &values.shape;
     let deviations = deviations.broadcast(shape).to_array().values;
-    let mut variances: Vec<f64> = deviations.iter().map(|x| x * x).collect();
+    let mut variances: Vec<f64> = memory::collected(deviations.iter().map(|x| x * x));
     let elements = lanes.length * lanes.stride;
     if lanes.length > 1 && elements > 0 {
         let values = values.to_array().values;
         let key = |at: usize| (values[at].to_bits(), deviations[at].to_bits(), at);
         let of_lane = |lane: usize| {
-            let mut terms: Vec<(u64, u64, usize)> =
-                lanes.terms(lane).filter(|&at| deviations[at] > 0.0).map(key).collect();
+            let mut terms: Vec<(u64, u64, usize)> = memory::room(lanes.length);
+            terms.extend(lanes.terms(lane).filter(|&at| deviations[at] > 0.0).map(key));
             terms.sort_unstable();
-            let alike = terms.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)).filter(|alike| alike.len() > 1);
-            alike.flat_map(|alike| alike.iter().map(|term| (term.2, alike.len()))).collect::<Vec<_>>()
+            let alike = || terms.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)).filter(|alike| alike.len() > 1);
+            let mut repeated = memory::room(alike().map(<[_]>::len).sum());
+            repeated.extend(alike().flat_map(|alike| alike.iter().map(|term| (term.2, alike.len()))));
+            repeated
         };
         let count = variances.len() / lanes.length;
-        let repeated: Vec<(usize, usize)> = (0..count).into_par_iter().flat_map_iter(of_lane).collect();
-        repeated.into_iter().for_each(|(at, times)| variances[at] *= times as f64);
+        let together = (TERMS / lanes.length).max(1);
+        for first in (0..count).step_by(together) {
+            let some = first..count.min(first + together);
+            let repeated: Vec<Vec<(usize, usize)>> = some.into_par_iter().map(of_lane).collect();
+            repeated.into_iter().flatten().for_each(|(at, times)| variances[at] *= times as f64);
+        }
     }
     Strided::owned(shape.clone(), variances)
 }
