@@ -11,7 +11,7 @@ from typing import overload
 from deuteron._tree import Leaf, constants, give, holds_values, take
 from deuteron.trace.graph import FLOATS, Node, Result, Trace, Type, dtype_word, is_double, is_long
 from deuteron.trace import left
-from deuteron.trace.left import Step
+from deuteron.trace.left import Left, Step
 from deuteron.trace.scope import Capture, Modes, changed, tracing
 from deuteron.trace.value import Value
 
@@ -373,14 +373,11 @@ def _traced(name: str, function: Function, call: Call) -> Traced:
             results.append(output)
         dtype = value.dtype if value._is_long and call.framework else None
         sources.append(Source(False, results.index(output), not _is_differentiable(value._node), dtype))
-    steps, places = left.steps(trace, results)
-    if any(step.call is not None for step in steps):
+    if any(isinstance(node, Left) for node in trace.nodes):
+        steps, made = left.steps(trace, results)
         # Results are counted among those of all steps.
-        before = len(trace.inputs)
-        sources = [
-            source if source.given else source._replace(place=places[id(results[source.place][0]), results[source.place][1]] - before)
-            for source in sources
-        ]
+        counted = [made[id(node), index] - len(trace.inputs) for node, index in results]
+        sources = [one if one.given else one._replace(place=counted[one.place]) for one in sources]
     else:
         text = trace.text(list(zip(trace.output_names(len(results)), results)))
         steps = [Step(text, None, tuple(range(len(trace.inputs))), [node.types[index] for node, index in results])]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Optional
 
+from . import _call
 from ._operands import Tensor, shape_of
-from .trace.value import Value
 
 
 def check_options(classes: int, class_weights: Optional[Tensor], z_loss: float) -> None:
@@ -62,9 +62,14 @@ def assembled(
     return rows.sum() / (count if shares is None else (shares * ones).sum()) + penalty.sum() / count
 
 
+def _is_value(x: Any) -> bool:
+    """Whether it is one of a function that is traced."""
+    return _call.traced is not None and isinstance(x, _call.traced[0])
+
+
 def _wide(x: Any) -> Any:
     """In 32 bits, or in the 64 that it has."""
-    if isinstance(x, Value):
+    if _is_value(x):
         return x.float()
     return x if str(x.dtype).endswith(("float32", "float64")) else x.float() if hasattr(x, "float") else x.astype("float32")
 
@@ -79,7 +84,7 @@ def _kept(counted: Any, x: Any) -> Any:
 
 
 def _chosen(condition: Any, x: Any, other: Any) -> Any:
-    if isinstance(condition, Value):
+    if _is_value(condition):
         from .trace import where
 
         return where(condition, x, other)

@@ -8,8 +8,9 @@ modules ran their own forward, or names what it left; *different* otherwise, als
 not. Without a seed one is drawn and printed. Exit code 0: nothing is different; 1: something is.
 
 The bound: the model in f64 is exact. A result may be off by twice as much as the unpatched model's worst element, gradients three
-times, and by four roundings of its dtype of the largest value. Tokens are those of the unpatched model; where they part, the exact
-logits of both choices must be equal within the same bound.
+times, by four roundings of its dtype of the largest value, and by twice what it moves where every parameter moves by half a rounding,
+up or down at random. Tokens are those of the unpatched model; where they part, the exact logits of both choices, or for beams the
+exact scores of both texts, must be equal within 16 roundings of the largest logit.
 """
 
 from __future__ import annotations
@@ -264,7 +265,8 @@ def judge(run: Run) -> Outcome:
     if run.mode == "generation":
         why = _parted(theirs["tokens"], ours["tokens"], exact_model, run, wide)
     else:
-        why = _off(ours, theirs, mode(exact_model, run, wide), DTYPES[run.dtype], run)
+        moved = mode(_moved(exact_model, run), run, wide)
+        why = _off(ours, theirs, mode(exact_model, run, wide), moved, run)
     if why:
         return Outcome("different", why, reasons)
     return Outcome("fallback" if reasons else "equal", "", reasons)
@@ -282,12 +284,25 @@ def _is_float(one: Any) -> bool:
     return isinstance(one, torch.Tensor) and one.is_floating_point()
 
 
-def _off(ours: Tensors, theirs: Tensors, exact: Tensors, dtype: Any, run: Run) -> str:
+def _rounding(run: Run) -> float:
+    """That of the dtype in which a run computes."""
+    return float(torch.finfo(torch.bfloat16 if run.options.get("autocast") else DTYPES[run.dtype]).eps)
+
+
+def _moved(exact: Any, run: Run) -> Any:
+    """The model with parameters that are off as they would be had they been rounded."""
+    moved, generator = copy.deepcopy(exact), torch.Generator().manual_seed(run.options["tokens"])
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2.0 - 1.0
+            parameter.mul_(1 + signs.double() * (_rounding(run) / 2))
+    return moved
+
+
+def _off(ours: Tensors, theirs: Tensors, exact: Tensors, moved: Tensors, run: Run) -> str:
     """What is off by more than its bound; nothing if all is within."""
     if list(ours) != list(theirs):
         return f"returned {sorted(set(ours) ^ set(theirs))} on one side only"
-    if run.options.get("autocast"):
-        dtype = torch.bfloat16
     for name, mine in ours.items():
         native, value = theirs[name], exact[name]
         if mine.dtype != native.dtype or mine.shape != native.shape:
@@ -300,7 +315,8 @@ def _off(ours: Tensors, theirs: Tensors, exact: Tensors, dtype: Any, run: Run) -
         if not torch.equal(torch.where(finite, 0, native).nan_to_num(7), torch.where(finite, 0, mine).nan_to_num(7)):
             return f"{name} is not finite where the unpatched is, or the reverse"
         scale, times = _largest(value, finite), 3 if name.startswith("gradient") else 2
-        allowed = times * _largest(native.double() - value, finite) + 4 * float(torch.finfo(dtype).eps) * scale
+        allowed = times * _largest(native.double() - value, finite) + 4 * _rounding(run) * scale
+        allowed += 2 * _largest(moved[name] - value, finite)
         error = _largest(mine.double() - value, finite)
         if not error <= allowed + 1e-30:
             return f"{name} is off by {error:.3g}, allowed {allowed:.3g}, values up to {scale:.3g}"
@@ -332,10 +348,23 @@ def _parted(theirs: Any, ours: Any, exact: Any, run: Run, given: Dict[str, Any])
         with torch.no_grad():
             logits = exact(theirs[row : row + 1, :place], attention_mask=seen, position_ids=positions).logits[0, -1]
         distance = float((logits[ours[row, place]] - logits[theirs[row, place]]).abs())
-        allowed = 16 * float(torch.finfo(DTYPES[run.dtype]).eps) * float(logits.abs().max())
-        if distance > allowed or "num_beams" in run.options["words"]:
-            return f"tokens part at {place}: exact logits {distance:.3g} apart, allowed {allowed:.3g}"
+        allowed = 16 * _rounding(run) * float(logits.abs().max())
+        if "num_beams" in run.options["words"]:
+            scores = [_score(exact, text[row : row + 1], given["attention_mask"][row : row + 1]) for text in (ours, theirs)]
+            distance = abs(scores[0] - scores[1])
+        if distance > allowed:
+            return f"tokens part at {place}: exact scores {distance:.3g} apart, allowed {allowed:.3g}"
     return ""
+
+
+def _score(exact: Any, text: Any, mask: Any) -> float:
+    """What beams compare: the mean logarithm of the probability of a generated token."""
+    prompt, length = mask.shape[1], text.shape[1]
+    seen = torch.cat([mask, torch.ones(1, length - prompt, dtype=mask.dtype)], 1)
+    with torch.no_grad():
+        logits = exact(text, attention_mask=seen, position_ids=(seen.cumsum(-1) - 1).clamp(min=0)).logits[0]
+    logs = logits.log_softmax(-1)[prompt - 1 : length - 1].gather(1, text[0, prompt:, None])
+    return float(logs.mean())
 
 
 def runs(seed: int, configs: int) -> Iterator[Tuple[Run, Outcome]]:

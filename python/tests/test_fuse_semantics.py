@@ -393,6 +393,7 @@ def test_floats_of_64_bits_are_not_mixed_with_others() -> None:
     "function",
     [
         lambda x: x.where(x > 0, -x),
+        lambda x: F.softmax(x[0, 0], 0),
         lambda x: torch.sum(x, dim=()),
         lambda x: torch.sum(x, dim=[]).squeeze(()),
         lambda x: x.view(1, 4, 5).squeeze(()),

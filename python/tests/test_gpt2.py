@@ -138,6 +138,22 @@ def test_configurations(changes: Dict[str, Any]) -> None:
     compare(tiny(**changes), input_ids=ids, labels=ids)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f16", "bf16"])
+def test_eager_attention_of_16_bits_with_padding(dtype: Any) -> None:
+    """Queries that see nothing see all keys alike, also where the lowest number is that of f16."""
+    ids, model = tokens(2, 9), tiny(attn_implementation="eager", n_layer=1).to(dtype)
+
+    def logits(model: Any) -> Any:
+        with torch.no_grad():
+            return model(ids, attention_mask=padded(ids)).logits
+
+    exact, torchs = logits(copy.deepcopy(model).double()), logits(model)
+    with deuteron.patched(model, strict=True) as report:
+        ours = logits(model)
+    assert report.fallbacks == {}
+    check_error("logits", ours, torchs, exact, 2)
+
+
 def test_eager_attention_with_padding() -> None:
     """Its mask hides by a finite number. On the left, queries then see nothing, which is to say all alike."""
     ids, model = tokens(2, 9), tiny(attn_implementation="eager", n_layer=1)

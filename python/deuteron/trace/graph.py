@@ -125,15 +125,18 @@ class Node:
     def __init__(
         self, op: str, operands: Sequence[Union[Result, Number]], words: Sequence[str], types: Sequence[Type]
     ) -> None:
-        self.is_long = op in ("iota", "row_argmax") or any(
-            operand[0].is_long and operand[0].types[operand[1]][0] == "i32" for operand in operands if isinstance(operand, tuple)
-        )
-        """Whether its `i32` results are of 64 bits in torch and NumPy."""
         self.op = op
         self.operands = tuple(operands)
         self.words = tuple(words)
-        self.types = tuple(types)
+        self.types: Tuple[Type, ...] = tuple(types)
         self.names: List[Optional[str]] = [None] * len(types)
+        longs = [operand[0].is_long_of(operand[1]) for operand in operands if isinstance(operand, tuple)]
+        self.is_long: bool = op in ("iota", "row_argmax") or True in longs
+        """Whether its `i32` results are of 64 bits in torch and NumPy."""
+
+    def is_long_of(self, index: int) -> bool:
+        """Whether one of its results is an integer of 64 bits there."""
+        return self.is_long and self.types[index][0] == "i32"
 
     def result(self, index: int = 0) -> Result:
         """One of what it gives."""

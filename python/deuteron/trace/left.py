@@ -52,8 +52,7 @@ def _exact(tensor: Any, node: Node, place: int) -> Any:
 
     operand = node.operands[place]
     assert isinstance(operand, tuple)
-    before, index = operand
-    return tensor.to(torch.int64) if before.is_long and before.types[index][0] == "i32" else tensor
+    return tensor.to(torch.int64) if operand[0].is_long_of(operand[1]) else tensor
 
 
 @functools.lru_cache(maxsize=None)
@@ -156,7 +155,8 @@ class Step(NamedTuple):
 def steps(trace: Trace, wanted: Sequence[Result]) -> Tuple[List[Step], Dict[Tuple[int, int], int]]:
     """Programs and calls in order, and the places of what is wanted."""
     levels = _levels(trace)
-    calls = [node for node in trace.nodes if isinstance(node, Left) and id(node) in _reached(wanted)]
+    reached = _reached(wanted)
+    calls = [node for node in trace.nodes if isinstance(node, Left) and id(node) in reached]
     places: Dict[Tuple[int, int], int] = {(id(node), 0): place for place, node in enumerate(trace.inputs)}
     count, made = len(places), []
     for level in range(max([levels[id(node)] for node in calls], default=0) + 1):

@@ -135,7 +135,9 @@ def log_softmax(x: Any, dim: int = -1, dtype: Any = None) -> Value:
 
 def _along(x: Value, dim: int, rows: Callable[[Value], Value], op: str) -> Value:
     """A function of rows along any axis."""
-    return rows(x.transpose(axis_of(x, dim, op), -1)).transpose(dim, -1) if x.ndim else rows(reshape(x, [1]))
+    if not x.ndim:
+        return reshape(rows(reshape(x, [1])), [])
+    return rows(x.transpose(axis_of(x, dim, op), -1)).transpose(dim, -1)
 
 
 def composite(op: str, x: Value, *words: str) -> Value:

@@ -84,7 +84,7 @@ class Value:
 
     @property
     def _is_long(self) -> bool:
-        return self._word == "i32" and self._node.is_long
+        return self._node.is_long_of(self._index)
 
     @property
     def _word(self) -> str:
