@@ -1,6 +1,6 @@
 """PyTorch's own samples (OpInfo) through `deuteron.fuse` and the catalogue: each is right or refused, never silently different.
 
-    python python/tests/conformance.py [--ops NAME ...] [--dtypes f32 f16 bf16 i64 bool] [--reference] [--out FILE] [--list different]
+    python python/tests/conformance.py [--ops NAME ...] [--dtypes f32 f16 bf16 i64 bool] [--reference] [--most N] [--out FILE]
 
 Every function of torch that has an OpInfo is asked for, whether `fuse` claims it or not. A sample is *right* if results and gradients
 are within the bound below, *refused* if tracing raised an error, *different* otherwise. Samples that torch refuses must be refused.
@@ -401,6 +401,7 @@ def main() -> int:
     for op in operators():
         if arguments.ops and op.name not in arguments.ops:
             continue
+        before = len(rows)
         for case in cases(op, arguments.dtypes, arguments.reference):
             count = ask(case, arguments.most)
             if count.is_unknown:
@@ -414,11 +415,11 @@ def main() -> int:
             for (verdict, why), times in count.whys.items():
                 if verdict == arguments.list:
                     print(f"{case.name} {case.dtype} {case.way}: {times} {verdict}: {why}", flush=True)
+        if arguments.out:
+            _append(arguments.out, rows[before:])
     fused = {row[0] for row in rows if row[3]}
     print(f"{len({row[0] for row in rows})} OpInfos, {len(fused)} of them computed; samples: {total['right']} right, "
           f"{total['refused']} refused, {total['different']} different; {time.monotonic() - began:.0f} s, torch {torch.__version__}")
-    if arguments.out:
-        _append(arguments.out, rows)
     return 1 if total["different"] else 0
 
 
