@@ -16,7 +16,13 @@ from __future__ import annotations
 import os as _os
 from typing import TYPE_CHECKING, Any
 
-from . import _native
+try:
+    from . import _native
+except ImportError as error:
+    raise ImportError(
+        "deuteron has no compiled part here: `pip install ./python` from a checkout builds it; to run the checkout itself, copy what "
+        "`cargo build -p deuteron-python` builds, as CONTRIBUTING.md says"
+    ) from error
 from ._memory import empty_cache, memory_stats
 from ._native import Array, Program, __version__
 from ._threads import follow_environment as _follow_environment

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, List, NamedTuple
 from typing import overload
 
 from deuteron._tree import Leaf, constants, give, holds_values, take
-from deuteron.trace.graph import Node, Result, Trace, Type, dtype_word, is_double
+from deuteron.trace.graph import FLOATS, Node, Result, Trace, Type, dtype_word, is_double, is_long
+from deuteron.trace import left
+from deuteron.trace.left import Left, Step
 from deuteron.trace.scope import Capture, Modes, changed, tracing
 from deuteron.trace.value import Value
 
@@ -47,11 +49,12 @@ def fuse(function: Optional[Function] = None, *, name: Optional[str] = None, tra
     another one is another trace. What the function reads besides its arguments is read when it is traced. Parameters and
     buffers of modules of torch that it calls, and tensors of variables around it, are captured: they are operands of every
     call, with gradients; where one was replaced, or `train()` or `eval()` changed a module, it is traced again. Other
-    tensors must be arguments.
+    tensors must be arguments. Calls of torch that graphs do not have, such as `torch.topk` and `torch.cumsum`, run in torch between
+    fused programs; `plan` names them, and others are refused.
     `torch.no_grad()` and `detach()` within it end gradients; a custom `torch.autograd.Function` is refused.
     A result that is a view of an operand in torch is a copy here, unless it is the operand itself.
-    Indices of 64 bits are taken as 32, and refused on the CPU where 32 do not hold them; floats of 64 bits are
-    computed exactly and slowly, to check against.
+    Indices of 64 bits are computed with 32, and refused on the CPU where 32 do not hold them; floats of 64 bits are
+    computed exactly and slowly, to check against, and do not mix with others.
     Autocast changes nothing: dtypes are those of the operands, and what the function makes of them.
     `name` is what reports call it, `traces` how many are kept; the oldest is dropped.
 
@@ -142,13 +145,13 @@ class Fused(Generic[Parameters, Returned]):
         """What shares a kernel for such arguments, and why not more does."""
         call = self._call(arguments, keywords)
         traced = self._trace(call)
-        return traced.program().explain(traced.types(call.types), device)
+        return traced.described(call.types, lambda program, types: program.explain(types, device))
 
     def source(self, *arguments: Any, device: str = "auto", **keywords: Any) -> str:
         """The generated kernels for such arguments."""
         call = self._call(arguments, keywords)
         traced = self._trace(call)
-        return traced.program().kernels(traced.types(call.types), device)
+        return traced.described(call.types, lambda program, types: program.kernels(types, device))
 
     def clear(self) -> None:
         """Forgets all traces: the function is called again where it was traced before."""
@@ -176,8 +179,11 @@ class Fused(Generic[Parameters, Returned]):
             raise TypeError(f"{self.name}: expected at least one tensor among its arguments")
         described = [_described(operand) for operand in operands]
         types = [_type(self.name, label, *about) for label, about in zip(names, described)]
-        doubles = any(is_double(dtype) for dtype, _ in described)
-        return Call(parts, tuple(keywords), operands, types, names, _framework(operands), doubles, _device(operands))
+        doubles = {is_double(dtype) for (dtype, _), (word, _) in zip(described, types) if word in FLOATS}
+        if len(doubles) > 1:
+            raise TypeError(f"{self.name}: expected floats of 64 bits alone, or none, got both; cast some")
+        longs = tuple([is_long(dtype) for dtype, _ in described])
+        return Call(parts, tuple(keywords), operands, types, names, _framework(operands), True in doubles, longs, _device(operands))
 
     def _trace(self, call: Call) -> Traced:
         key = call.key
@@ -208,6 +214,8 @@ class Call(NamedTuple):
     framework: str
     doubles: bool
     """whether floats are of 64 bits"""
+    longs: Tuple[bool, ...]
+    """which operands are integers of 64 bits"""
     device: Any
     """of the first tensor of torch"""
 
@@ -216,7 +224,7 @@ class Call(NamedTuple):
         """All that a trace depends on."""
         if self.framework and not self.keywords and all(isinstance(part, Leaf) for part in self.parts):
             return _plain_key(self.operands)
-        return self.parts, self.keywords, tuple(self.types), self.framework, self.doubles, self.device
+        return self.parts, self.keywords, tuple(self.types), self.framework, self.doubles, self.longs, self.device
 
 
 def _plain_key(arguments: Sequence[Any]) -> Any:
@@ -235,19 +243,23 @@ class Source(NamedTuple):
     place: int
     is_constant: bool = False
     """whether no gradient flows to it, as from `no_grad` and `detach`"""
+    dtype: Any = None
+    """that of torch or NumPy, where the engine computes another: integers of 64 bits"""
 
     def of(self, operands: Sequence[Any], results: Sequence[Any]) -> Any:
         tensor = (operands if self.given else results)[self.place]
+        if self.dtype is not None:
+            return tensor.to(self.dtype) if hasattr(tensor, "to") else tensor.astype(self.dtype)
         return tensor.detach() if self.is_constant and getattr(tensor, "requires_grad", False) else tensor
 
 
 class Traced:
-    """A graph, and how its outputs become what the function returns."""
+    """A graph, or several with calls of torch between them, and how their outputs become what the function returns."""
 
     def __init__(
-        self, text: str, structure: Any, sources: Sequence[Source], modes: Modes, captures: Sequence[Capture]
+        self, steps: Sequence[Step], structure: Any, sources: Sequence[Source], modes: Modes, captures: Sequence[Capture]
     ) -> None:
-        self._text = text
+        self._steps = steps
         self._structure = structure
         self._sources = sources
         self._modes = modes
@@ -255,12 +267,12 @@ class Traced:
         self._tensors = [capture.tensor for capture in captures]
         self.is_fixed = not modes and not captures
         """whether it depends on nothing but the arguments"""
-        self._program: Optional[Program] = None
+        self._programs: Dict[int, Program] = {}
 
     @property
     def text(self) -> str:
-        """The graph in text form."""
-        return self._text
+        """The graph in text form; of several, with the calls of torch between them as comments."""
+        return "".join(step.text or f"# torch: {step.call.name}\n" for step in self._steps)
 
     def is_current(self) -> bool:
         """Whether modules are in the modes that it was traced in, and captured tensors where and what they were."""
@@ -277,15 +289,28 @@ class Traced:
                 "a fused function that reads tensors besides its arguments cannot be part of a graph of torch.compile; pass them "
                 "as arguments"
             )
-        return self._text, self._structure, self._sources
+        if any(step.call is not None for step in self._steps):
+            raise TypeError("a fused function that leaves calls to torch cannot be part of a graph of torch.compile")
+        return self.text, self._structure, self._sources
 
-    def program(self) -> Program:
-        """What runs it."""
-        if self._program is None:
+    def program(self, place: int = 0) -> Program:
+        """What runs the graph of a step."""
+        if place not in self._programs:
             from deuteron._native import Program
 
-            self._program = Program(self._text)
-        return self._program
+            self._programs[place] = Program(self._steps[place].text)
+        return self._programs[place]
+
+    def described(self, operands: Sequence[Type], about: Callable[[Program, List[Type]], str]) -> str:
+        """What there is to say about each program, with the calls of torch between them."""
+        parts, types = [], self.types(operands)
+        for place, step in enumerate(self._steps):
+            if step.text:
+                parts.append(about(self.program(place), [types[one] for one in step.places]))
+            else:
+                parts.append(f"left to torch: {step.call.name}\n")
+            types += step.types
+        return "".join(parts)
 
     def run(self, operands: Sequence[Any]) -> Any:
         """What the function returns for these operands."""
@@ -297,16 +322,27 @@ class Traced:
                 # A graph is of the dtypes that it was traced with.
                 kinds = [operand.device.type for operand in operands if isinstance(operand, torch.Tensor)]
                 with torch.autocast(kinds[0] if kinds else "cpu", enabled=False):
-                    results = self.program()(*operands)
+                    results = self._results(operands)
             else:
-                results = self.program()(*operands)
+                results = self._results(operands)
         return give(self._structure, [source.of(operands, results) for source in self._sources])
+
+    def _results(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """Those of the only program, or of all steps."""
+        if len(self._steps) == 1 and self._steps[0].text:
+            return self.program()(*operands)
+        tensors = list(operands)
+        for place, step in enumerate(self._steps):
+            given = [tensors[one] for one in step.places]
+            tensors += self.program(place)(*given) if step.text else step.call.run(given)
+        return tensors[len(operands) :]
 
 
 def _traced(name: str, function: Function, call: Call) -> Traced:
     trace = Trace(name, call.framework, call.doubles)
     trace.device = call.device
-    values = [Value(trace, trace.input(label, *kind)) for label, kind in zip(call.names, call.types)]
+    inputs = zip(call.names, call.types, call.longs)
+    values = [Value(trace, trace.input(label, *kind, is_long=longs)) for label, kind, longs in inputs]
     given = [give(part, values) for part in call.parts]
     split = len(given) - len(call.keywords)
     returned: List[Any] = []
@@ -320,7 +356,7 @@ def _traced(name: str, function: Function, call: Call) -> Traced:
             raise TypeError(
                 f"{name}: expected tensors in tuples, lists, dicts and dataclasses as a result, got a {type(one).__name__} that holds some"
             )
-    inputs = {id(node): index for index, node in enumerate(trace.inputs)}
+    places = {id(node): index for index, node in enumerate(trace.inputs)}
     sources: List[Source] = []
     results: List[Result] = []
     for value in returned:
@@ -330,14 +366,22 @@ def _traced(name: str, function: Function, call: Call) -> Traced:
             raise ValueError(f"{name}: expected results of this call, got a value that another trace left behind")
         output = value._node.result(value._index)
         # An operand that is handed back is itself, and a value that is handed back twice is one output.
-        if id(value._node) in inputs:
-            sources.append(Source(True, inputs[id(value._node)]))
+        if id(value._node) in places:
+            sources.append(Source(True, places[id(value._node)]))
             continue
         if output not in results:
             results.append(output)
-        sources.append(Source(False, results.index(output), not _is_differentiable(value._node)))
-    text = trace.text(list(zip(trace.output_names(len(results)), results)))
-    return Traced(text, structure, sources, noted.modes(), captures)
+        dtype = value.dtype if value._is_long and call.framework else None
+        sources.append(Source(False, results.index(output), not _is_differentiable(value._node), dtype))
+    if any(isinstance(node, Left) for node in trace.nodes):
+        steps, made = left.steps(trace, results)
+        # Results are counted among those of all steps.
+        counted = [made[id(node), index] - len(trace.inputs) for node, index in results]
+        sources = [one if one.given else one._replace(place=counted[one.place]) for one in sources]
+    else:
+        text = trace.text(list(zip(trace.output_names(len(results)), results)))
+        steps = [Step(text, None, tuple(range(len(trace.inputs))), [node.types[index] for node, index in results])]
+    return Traced(steps, structure, sources, noted.modes(), captures)
 
 
 def _is_differentiable(node: Node) -> bool:

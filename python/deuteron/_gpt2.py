@@ -12,6 +12,7 @@ except ImportError as error:
     raise ImportError("deuteron.patch needs torch and transformers: pip install torch transformers") from error
 
 from ._gpt2_block import ALIGNED, BlockForward, HeadForward, NormForward, Patched
+from ._gpt2_loss import LossForward, loss_refusal
 from ._gpt2_mask import MaskMemo
 from ._gpt2_parts import block_refusal, head_refusal, norm_refusal
 from ._gpt2_report import Report
@@ -19,13 +20,16 @@ from ._gpt2_report import Report
 __all__ = ["Report", "patch", "patched", "unpatch"]
 
 
-def patch(model: torch.nn.Module, strict: bool = False) -> Report:
+def patch(model: torch.nn.Module, strict: bool = False, skip_logits: bool = False) -> Report:
     """Runs the blocks and the final norm of a Hugging Face GPT-2 as fused kernels, and its head aligned, in place.
 
     `model` is a `GPT2Model` or holds one: a `GPT2LMHeadModel`, another head, a wrapper of DDP or FSDP. Parameters,
     state dict, module types and hooks stay as they are; only the `forward` of those modules is replaced. What cannot be
     replaced is left, and the report says why; with `strict` that is a `ValueError`, and nothing is changed. Patching
     twice changes nothing.
+    Models of transformers return logits with every loss, which takes most of the memory of a step with a large
+    vocabulary. With `skip_logits` a `GPT2LMHeadModel` in training that is given labels computes the loss without them, and
+    its `logits` are None.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> import deuteron
@@ -37,7 +41,7 @@ def patch(model: torch.nn.Module, strict: bool = False) -> Report:
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"patch: expected a torch.nn.Module, got {type(model).__name__}")
-    found = _candidates(model)
+    found = _candidates(model, skip_logits)
     replaced, left, fresh = [], [], []
     for name, module, kind in found:
         known = isinstance(module.__dict__.get("forward"), Patched)
@@ -68,7 +72,7 @@ def unpatch(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def patched(model: torch.nn.Module, strict: bool = False) -> Iterator[Report]:
+def patched(model: torch.nn.Module, strict: bool = False, skip_logits: bool = False) -> Iterator[Report]:
     """A model that is patched within a `with` block, and as before after it.
 
     >>> from transformers import GPT2Config, GPT2Model
@@ -79,7 +83,7 @@ def patched(model: torch.nn.Module, strict: bool = False) -> Iterator[Report]:
     True
     """
     before = bool(_forwards(model)) if isinstance(model, torch.nn.Module) else False
-    report = patch(model, strict)
+    report = patch(model, strict, skip_logits)
     try:
         yield report
     finally:
@@ -91,11 +95,12 @@ REFUSALS: Dict[Type[Patched], Callable[[torch.nn.Module], Optional[str]]] = {
     BlockForward: block_refusal,
     NormForward: norm_refusal,
     HeadForward: head_refusal,
+    LossForward: loss_refusal,
 }
 
 
-def _candidates(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Module, Type[Patched]]]:
-    """Blocks, final norms, and heads whose vocabulary fills no vectors, by name."""
+def _candidates(model: torch.nn.Module, skip_logits: bool) -> List[Tuple[str, torch.nn.Module, Type[Patched]]]:
+    """Blocks, final norms, heads whose vocabulary fills no vectors, and models whose loss is to go without logits, by name."""
     found: List[Tuple[str, torch.nn.Module, Type[Patched]]] = []
     norms = {id(own.ln_f) for own in model.modules() if isinstance(own, modeling_gpt2.GPT2Model)}
     heads = {id(head) for head in map(_head, model.modules()) if head is not None and head.weight.shape[0] % ALIGNED}
@@ -106,6 +111,8 @@ def _candidates(model: torch.nn.Module) -> List[Tuple[str, torch.nn.Module, Type
             found.append((name, module, NormForward))
         elif id(module) in heads:
             found.append((name, module, HeadForward))
+        elif skip_logits and isinstance(module, modeling_gpt2.GPT2LMHeadModel):
+            found.append((name or type(module).__name__, module, LossForward))
     return found
 
 

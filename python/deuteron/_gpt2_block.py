@@ -216,6 +216,8 @@ class BlockForward(Patched):
             return FULL, None
         sizes = (call.batch, call.heads, call.sequence, keys)
         check(mask, sizes, call.x)
+        if call.implementation == "eager" and mask.dtype == torch.bool:
+            raise Unfit("eager attention under a mask of truth values, which it adds as 0 and 1")
         like = call.x if call.x.dtype == call.compute else call.x.new_empty((), dtype=call.compute)
         if torch.compiler.is_compiling():
             # Neither read nor remembered.

@@ -54,6 +54,9 @@ def additive(
         added[..., :keys].masked_fill_(~mask, -torch.inf)
         added[..., keys:] = -torch.inf
     else:
+        if mask.dtype == torch.float16:
+            # Scores in f32 change the lowest f16, scores in f16 do not.
+            mask = torch.where(mask == torch.finfo(mask.dtype).min, LOWEST, mask.float())
         added = torch.nn.functional.pad(mask, (0, columns - keys), value=-torch.inf).contiguous()
         if torch.finfo(added.dtype).min < LOWEST:
             added = torch.where(added == -torch.inf, added, added.clamp(min=LOWEST))

@@ -16,6 +16,8 @@ Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 
 Norm = Literal["layer", "rms"]
 
+Reduction = Literal["mean", "sum", "none"]
+
 MaskWord = Literal["full", "causal", "causal_from_end"]
 """`causal`: query `i` sees the keys up to `i`, as in torch; `causal_from_end`: the last query sees all keys. They differ where there are
 fewer or more keys than queries."""

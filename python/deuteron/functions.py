@@ -10,8 +10,9 @@ import sys
 from typing import Any, Optional, Sequence, Union
 
 from . import _call
+from ._losses import assembled, check_options
 from ._native import Program
-from ._operands import Activation, Mask, MaskWord, Norm, Tensor, bias_of_norm, check_probability, keys_seen, mask_of
+from ._operands import Activation, Mask, MaskWord, Norm, Reduction, Tensor, bias_of_norm, check_probability, keys_seen, mask_of
 from ._operands import mask_word, op_text, seed_of, shape_of
 
 __all__ = [
@@ -374,15 +375,31 @@ def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
     targets: Tensor,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     ignore_index: Optional[int] = None,
     label_smoothing: float = 0.0,
+    class_weights: Optional[Tensor] = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Cross entropy of `x weight^T` against `targets`, and its gradient, without the logits in memory. `x [rows, hidden]`,
     `weight [classes, hidden]`, `targets [rows]`. `reduction` is "mean", "sum" or "none", which gives a loss per row. A row
-    whose target is `ignore_index` has no loss, and the mean leaves it out. A target that is no class is an `IndexError`,
-    which a later call raises on a Hopper GPU; other GPUs do not look."""
+    whose target is `ignore_index` has no loss, and the mean leaves it out. `class_weights [classes]` weigh the losses and their mean as
+    those of `torch.nn.functional.cross_entropy`; `z_loss` adds so much of `logsumexp(logits)^2` per row, its mean over the rows that
+    count. A target that is no class is an `IndexError`, which a later call raises on a Hopper GPU; other GPUs do not look.
+
+    >>> import numpy, deuteron
+    >>> x, weight = numpy.ones((2, 4), "float32"), numpy.eye(3, 4, dtype="float32")
+    >>> plain = deuteron.linear_cross_entropy(x, weight, numpy.array([0, 1]))
+    >>> float(deuteron.linear_cross_entropy(x, weight, numpy.array([0, 1]), z_loss=0.5) - plain)  # 0.5 (1 + log 3)^2
+    2.20208740234375
+    """
     _check_targets(targets, weight, ignore_index)
+    if class_weights is not None or z_loss:
+        check_options(weight.shape[0], class_weights, z_loss)
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'linear_cross_entropy: expected reduction "mean", "sum" or "none", got {reduction!r}')
+        losses = linear_cross_entropy(x, weight, targets, "none", ignore_index)
+        return assembled(losses, x, weight, targets, reduction, ignore_index, label_smoothing, class_weights, z_loss)
     attributes: dict[str, Any] = {
         "reduction": reduction,
         "ignore_index": "none" if ignore_index is None else ignore_index,

@@ -752,7 +752,7 @@ def test_dtypes_are_those_of_torch(torch: Any) -> None:
 
     got = deuteron.fuse(function)(torch.ones(2, 3, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.long))
     assert got.dtype == torch.float32
-    assert seen == [torch.bfloat16, torch.int32, torch.bool, torch.float32]
+    assert seen == [torch.bfloat16, torch.int64, torch.bool, torch.float32]
 
 
 def torch_refusals(torch: Any) -> Sequence[Tuple[Callable[[Any], Any], type, str]]:

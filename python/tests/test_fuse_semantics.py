@@ -345,3 +345,77 @@ def test_a_row_of_minus_infinity_is_documented_to_give_zeros() -> None:
     assert torch.equal(deuteron.fuse(lambda x: torch.softmax(x, -1))(x), torch.zeros(1, 4))
     assert torch.equal(deuteron.softmax(x), torch.zeros(1, 4))
     assert "-inf" in str(deuteron.softmax.__doc__) and "-inf" in str(trace.softmax.__doc__)
+
+
+# Dtypes of integers, and what torch's samples found.
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, ids: x.argmax(-1),
+        lambda x, ids: x.max(1).indices,
+        lambda x, ids: torch.argmin(x[0, 0]),
+        lambda x, ids: x[0, 0].argmax(),
+        lambda x, ids: ids.view(1, -1),
+        lambda x, ids: torch.where(x[:, 0] > 0, ids, 0),
+        lambda x, ids: ids.to(torch.int32).view(-1, 1),
+        lambda x, ids: ids.to(torch.int32).to(torch.int64),
+        lambda x, ids: torch.full_like(ids, 3),
+        lambda x, ids: ids.new_zeros(2),
+        lambda x, ids: torch.tril(ids.view(1, -1).expand(4, 4)),
+        lambda x, ids: torch.triu(x > 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integers_have_the_dtypes_of_torch(function: Any, dtype: Any) -> None:
+    x, ids = torch.randn(4, 5), torch.arange(4, dtype=dtype)
+    got, expected = deuteron.fuse(function)(x, ids), function(x, ids)
+    assert got.dtype == expected.dtype and torch.equal(got, expected)
+
+
+def test_traces_of_32_and_64_bits_are_two() -> None:
+    fused = deuteron.fuse(lambda ids, scale=1: ids.view(2, 2))
+    for dtype in (torch.int64, torch.int32, torch.int64):
+        assert fused(torch.arange(4, dtype=dtype), scale=1).dtype == dtype
+
+
+def test_floats_of_64_bits_are_not_mixed_with_others() -> None:
+    x, y = torch.randn(3), torch.randn(3, dtype=torch.float64)
+    for function in (lambda x, y: x + y, lambda x, y: x.to(y)):
+        with pytest.raises(TypeError, match="floats of 64 bits alone, or none"):
+            deuteron.fuse(function)(x, y)
+    with pytest.raises(TypeError, match="floats of 64 bits alone, or none"):
+        deuteron.fuse(lambda x: x + y)(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.where(x > 0, -x),
+        lambda x: F.softmax(x[0, 0], 0),
+        lambda x: torch.sum(x, dim=()),
+        lambda x: torch.sum(x, dim=[]).squeeze(()),
+        lambda x: x.view(1, 4, 5).squeeze(()),
+        lambda x: torch.logsumexp(x, (0, 1)),
+        lambda x: torch.linalg.norm(x, 1),
+        lambda x: torch.linalg.norm(x, math.inf, keepdim=True),
+        lambda x: torch.linalg.norm(x, "fro", dim=(0, 1)),
+        lambda x: torch.linalg.norm(x, 1, dim=0),
+        lambda x: torch.linalg.norm(x),
+        lambda x: F.cosine_similarity(x.view(1, 4, 5), x.view(4, 1, 5), dim=-3),
+    ],
+)
+def test_what_samples_of_torch_found(function: Any) -> None:
+    x = torch.randn(4, 5)
+    got, expected = deuteron.fuse(function)(x), function(x.double())
+    assert got.shape == expected.shape and close(got, expected, ulps=16)
+    (mine,), (theirs,) = gradients(deuteron.fuse(function), x), gradients(function, x.double())
+    assert bool(((mine.double() - theirs).abs() <= 32 * EPS * theirs.abs().max()).all())
+
+
+def test_log_softmax_of_a_sure_class() -> None:
+    """The logarithm of a probability near 1 is off by roundings of 1, and not of the logits."""
+    x = torch.tensor([[900.0, 892.0, 880.0], [-7.0, 7.0, -5.0]])
+    got, exact = deuteron.fuse(lambda x: F.log_softmax(x, -1))(x), F.log_softmax(x.double(), -1)
+    assert bool(((got.double() - exact).abs() <= 2 * EPS * (1 + exact.abs())).all())

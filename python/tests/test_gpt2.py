@@ -138,6 +138,22 @@ def test_configurations(changes: Dict[str, Any]) -> None:
     compare(tiny(**changes), input_ids=ids, labels=ids)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f16", "bf16"])
+def test_eager_attention_of_16_bits_with_padding(dtype: Any) -> None:
+    """Queries that see nothing see all keys alike, also where the lowest number is that of f16."""
+    ids, model = tokens(2, 9), tiny(attn_implementation="eager", n_layer=1).to(dtype)
+
+    def logits(model: Any) -> Any:
+        with torch.no_grad():
+            return model(ids, attention_mask=padded(ids)).logits
+
+    exact, torchs = logits(copy.deepcopy(model).double()), logits(model)
+    with deuteron.patched(model, strict=True) as report:
+        ours = logits(model)
+    assert report.fallbacks == {}
+    check_error("logits", ours, torchs, exact, 2)
+
+
 def test_eager_attention_with_padding() -> None:
     """Its mask hides by a finite number. On the left, queries then see nothing, which is to say all alike."""
     ids, model = tokens(2, 9), tiny(attn_implementation="eager", n_layer=1)
@@ -642,3 +658,49 @@ def test_a_head_that_fills_no_vectors_is_replaced() -> None:
     assert (after - before).abs().max() <= 0.02 * before.abs().max()
     model(ids, labels=ids).loss.backward()
     assert model.lm_head.weight.grad.shape == (101, 64)
+
+
+# Losses without logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("words", [{}, {"num_items_in_batch": 7}, {"num_items_in_batch": torch.tensor(9)}], ids=["mean", "int", "tensor"])
+def test_a_loss_without_logits(dtype: Any, words: Dict[str, Any]) -> None:
+    model, ids = tiny().to(dtype).train(), tokens(2, 9)
+    labels = ids.clone()
+    labels[0, 2:5] = -100
+
+    def trained(model: Any) -> Any:
+        model.zero_grad()
+        out = model(input_ids=ids, labels=labels, output_hidden_states=True, **words)
+        out.loss.backward()
+        gradients = {name: p.grad.detach().clone() for name, p in model.named_parameters()}
+        return out, gradients
+
+    exact, expected = trained(copy.deepcopy(model).double())
+    torchs, theirs = trained(model)
+    with deuteron.patched(model, strict=True, skip_logits=True) as report:
+        ours, mine = trained(model)
+        assert ours.logits is None and len(ours.hidden_states) == 3
+        # Without labels, and in evaluation, the model is as before.
+        assert model(ids).logits is not None and model.eval()(ids, labels=labels).logits is not None
+    assert report.fallbacks == {} and report.replaced[0] == "GPT2LMHeadModel"
+    check_error("loss", ours.loss.detach(), torchs.loss.detach(), exact.loss.detach(), 2, dtype)
+    for name, gradient in mine.items():
+        check_error(f"gradient of {name}", gradient, theirs[name], expected[name], 3)
+    assert model.train()(ids, labels=labels).logits is not None
+
+
+def test_a_loss_that_needs_logits_falls_back() -> None:
+    model, ids = tiny(n_layer=1).train(), tokens(2, 9)
+    with deuteron.patched(model, skip_logits=True) as report:
+        assert model(ids, labels=ids[:, -3:], logits_to_keep=3).logits is not None
+        assert len(model(ids, labels=ids, return_dict=False)) > 1
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert model(ids, labels=ids).logits is not None
+    assert report.fallbacks == {"the keyword logits_to_keep": 1, "a tuple is asked for": 1, "a loss under autocast": 1}
+    model.loss_function = lambda *words, **named: torch.zeros(())
+    assert deuteron.patch(model, skip_logits=True).left == [
+        ("GPT2LMHeadModel", "its loss is not that of causal language models")
+    ]
+    deuteron.unpatch(model)

@@ -182,3 +182,15 @@ def test_a_model_made_on_the_meta_device() -> None:
         report = deuteron.patch(model, strict=True)
         assert model(torch.zeros(1, 5, dtype=torch.long)).last_hidden_state.shape == (1, 5, 64)
     assert sum(report.fallbacks.values()) >= 2
+
+
+def test_a_mask_of_truth_values_that_eager_attention_adds() -> None:
+    """Eager attention adds what it is handed: a mask of truth values hides nothing there."""
+    ids, model = tokens(2, 7), tiny(attn_implementation="eager")
+    seen = torch.ones(7, 7, dtype=torch.bool).tril().expand(2, 1, 7, 7)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=seen).logits
+        with deuteron.patched(model, strict=True) as report:
+            got = model(ids, attention_mask=seen).logits
+    assert close(got, expected)
+    assert report.fallbacks == {"eager attention under a mask of truth values, which it adds as 0 and 1": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,10 @@ def test_a_bad_machine_file_is_ignored_with_one_note(tmp_path: Path, content: Op
 def test_a_home_that_is_no_folder_stops_nothing(tmp_path: Path) -> None:
     ran = used(tmp_path, {"HOME": "/dev/null", "XDG_CONFIG_HOME": None, "XDG_CACHE_HOME": None})
     assert ran.returncode == 0 and "ignored" not in ran.stderr, ran.stderr
+
+
+def test_a_checkout_that_is_not_built_says_so(tmp_path: Path) -> None:
+    package = Path(deuteron.__file__).parent
+    shutil.copytree(package, tmp_path / "deuteron", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    ran = subprocess.run([sys.executable, "-c", "import deuteron"], cwd=tmp_path, capture_output=True, encoding="utf-8")
+    assert ran.returncode == 1 and "ImportError: deuteron has no compiled part here: `pip install ./python`" in ran.stderr

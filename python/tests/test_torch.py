@@ -1018,6 +1018,48 @@ def test_options_of_a_loss(reduction: str, smoothing: float, ignored: Optional[i
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.125])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_class_weights_and_z_loss(reduction: str, smoothing: float, weighted: bool, fused: bool) -> None:
+    x, weight = torch.randn(7, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
+    targets, ignored = torch.tensor([0, 4, -100, 1, 3, 2, 0]), -100
+    weights = torch.rand(5, dtype=torch.float64) + 0.5 if weighted else None
+
+    def ours(a: Any, b: Any, targets: Any, weights: Any = None) -> Any:
+        return deuteron.linear_cross_entropy(a, b, targets, reduction, ignored, smoothing, weights, z_loss=0.25)
+
+    def theirs(a: Any, b: Any, targets: Any, weights: Any = None) -> Any:
+        logits = a @ b.t()
+        loss = torch.nn.functional.cross_entropy(logits, targets, weights, reduction=reduction, label_smoothing=smoothing)
+        penalty = torch.where(targets == ignored, 0.0, 0.25 * logits.logsumexp(-1) ** 2)
+        return loss + (penalty if reduction == "none" else penalty.sum() / (6 if reduction == "mean" else 1))
+
+    results = []
+    for function in (deuteron.fuse(ours) if fused else ours, theirs):
+        a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = function(a, b, targets, *(() if weights is None else (weights,)))
+        (loss * torch.arange(1.0, loss.numel() + 1.0).reshape(loss.shape)).sum().backward()
+        results.append((loss.detach(), a.grad, b.grad))
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (dict(class_weights=torch.ones(4)), r"expected class_weights \[5\], got \[4\]"),
+        (dict(class_weights=torch.ones(5, requires_grad=True)), "require no gradient"),
+        (dict(z_loss=-1.0), "expected z_loss finite and not negative"),
+        (dict(z_loss=0.1, reduction="max"), 'expected reduction "mean", "sum" or "none"'),
+    ],
+)
+def test_options_that_a_loss_refuses(words: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        deuteron.linear_cross_entropy(torch.randn(3, 8), torch.randn(5, 8), torch.tensor([0, 1, 2]), **words)
+
+
 X = torch.randn(3, 4)
 WRONG: Dict[str, Tuple[Callable[[], Any], Any, str]] = {
     "list": (lambda: deuteron.bias_act(X, [1.0]), TypeError, "bias_act: `b`: expected a tensor.* got list"),

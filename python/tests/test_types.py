@@ -64,6 +64,8 @@ deuteron.layer_norm(1)  # E
 deuteron.add_norm(1, 2, 3, norm="batch")  # E
 deuteron.attention_add_norm(1, 2, 3, 4, 5, mask="diagonal")  # E
 deuteron.attention(1, 2, 3, causal=True)  # E
+deuteron.linear_cross_entropy(1, 2, 3, reduction="max")  # E
+deuteron.linear_cross_entropy(1, 2, 3, z_loss="much")  # E
 deuteron.Program(3)  # E
 deuteron.Program("act act=gelu").shape  # E
 

@@ -425,7 +425,7 @@ class LinearCrossEntropy(nn.Module):
     """The mean cross entropy of `x W^T`, without its logits in memory.
 
     It replaces a head `Linear(bias=False)` and `CrossEntropyLoss`. `x` is `[.., in]`, `targets` `[..]`. Rows whose
-    target is `ignore_index` are left out.
+    target is `ignore_index` are left out. `label_smoothing` and `z_loss` are those of `deuteron.linear_cross_entropy`.
     State dict: `weight`, as of `Linear`.
     """
 
@@ -436,26 +436,32 @@ class LinearCrossEntropy(nn.Module):
         ignore_index: Optional[int] = None,
         device: Any = None,
         dtype: Any = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
     ) -> None:
         super().__init__()
         self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
         self.weight = nn.Parameter(torch.empty(classes, in_features, device=device, dtype=dtype))
         # As `Linear` begins.
         nn.init.kaiming_uniform_(self.weight, a=5**0.5)
 
     @classmethod
-    def from_torch(cls, linear: nn.Linear, ignore_index: Optional[int] = None) -> LinearCrossEntropy:
+    def from_torch(
+        cls, linear: nn.Linear, ignore_index: Optional[int] = None, label_smoothing: float = 0.0, z_loss: float = 0.0
+    ) -> LinearCrossEntropy:
         """Of the head that makes logits."""
         if linear.bias is not None:
             raise ValueError("expected a linear layer without a bias")
-        module = cls(linear.in_features, linear.out_features, ignore_index, device="meta")
+        options: Any = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+        module = cls(linear.in_features, linear.out_features, ignore_index, device="meta", **options)
         return _sharing(module, weight=linear.weight)
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
-        loss: Tensor = functions.linear_cross_entropy(
-            x, self.weight, targets.to(torch.int32), ignore_index=self.ignore_index
-        )
+        words: Any = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        loss: Tensor = functions.linear_cross_entropy(x, self.weight, targets.to(torch.int32), **words)
         return loss
 
     def extra_repr(self) -> str:

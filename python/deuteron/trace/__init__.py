@@ -3,7 +3,8 @@
 Inside a function under `deuteron.fuse`, tensors are `Value`s: they have a dtype and a shape and no numbers, and what
 is done with them is written down. Methods and functions are called as in torch; most functions of torch (`torch.exp`,
 `torch.nn.functional.layer_norm`, ...) and NumPy (`np.exp`, `np.where`, ...) take values too, and so does the catalogue.
-What the text form cannot say is refused with a `TypeError` or a `ValueError`, when the function is traced.
+What the text form cannot say is left to torch, between fused programs, where it is one of the functions of `deuteron.trace.left`; else it
+is refused with a `TypeError` or a `ValueError`, when the function is traced.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ import functools
 import math
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
-from deuteron.trace.emit import Operand, as_operand, as_value, axis_of, emit, foreign
-from deuteron.trace.graph import FLOATS, dtype_word, number_text, rounded, shape_text
+from deuteron.trace.emit import Operand, as_operand, as_value, axis_of, emit, foreign, word_of
+from deuteron.trace.graph import FLOATS, is_long, number_text, rounded, shape_text
 from deuteron.trace.value import Value
-from deuteron.trace.views import broadcast
+from deuteron.trace.views import broadcast, copy
 
 
 def promoted(op: str, operands: Sequence[Operand], ints: bool = False) -> str:
@@ -152,9 +152,9 @@ def where(condition: Any, a: Any, b: Any) -> Value:
 
 
 def unary(op: str, x: Any) -> Value:
-    """A function of one float value; indices and truth values are widened, as torch does."""
+    """A function of one float value; indices and truth values are widened where torch does so."""
     x = as_value(x, op)
-    if x._word in ("i32", "bool", "i8") and op != "neg":
+    if x._word in ("i32", "bool", "i8") and op not in ("neg", "abs", "round"):
         x = cast(x, "f32")
     if x._word not in FLOATS:
         raise TypeError(f"{op}: expected a float operand (f32, f16 or bf16), got {x._word}; cast it")
@@ -231,6 +231,8 @@ def power(x: Any, exponent: Any) -> Value:
     x = as_value(x, "pow")
     if not isinstance(exponent, (int, float)) or isinstance(exponent, bool):
         raise TypeError(f"pow: expected a number as exponent, got {foreign(exponent)}")
+    if x._word not in FLOATS and float(exponent).is_integer():
+        raise TypeError(f"pow: expected a float operand (f32, f16 or bf16), got {x._word}; cast it")
     if exponent in _ROOTS:
         return _ROOTS[exponent](x)
     if exponent != int(exponent) or not (1 <= exponent <= 16 or exponent == -2):
@@ -266,9 +268,19 @@ def cast(x: Value, word: str) -> Value:
     return emit("cast", (x,), [(word, x.shape)], word)[0]
 
 
+def converted(x: Value, dtype: Any) -> Value:
+    """To a dtype of torch, NumPy or the text form, which has integers of 32 bits alone."""
+    word = word_of(x, dtype)
+    if word == x._word == "i32" and not isinstance(dtype, str) and is_long(dtype) != x._is_long:
+        value = copy(x)
+        value._node.is_long = is_long(dtype)
+        return value
+    return cast(x, word)
+
+
 def full(shape: Sequence[int], value: Any, dtype: Any = "f32", *, like: Value) -> Value:
     """One number in every place. `like` is any value of the function."""
-    word = dtype_word(dtype)
+    word = word_of(like, dtype)
     number = as_operand(value, "full")
     if isinstance(number, Value):
         raise TypeError("full: expected a number, got a value")
@@ -279,6 +291,7 @@ def full(shape: Sequence[int], value: Any, dtype: Any = "f32", *, like: Value) -
         raise ValueError("full: expected a number, got NaN")
     trace = like._trace
     node = trace.add("const", (), [(word, ())], (number_text(number), word))
+    node.is_long = word == "i32" and not isinstance(dtype, str) and is_long(dtype)
     return broadcast(Value(trace, node), shape)
 
 

@@ -96,8 +96,8 @@ def axis_of(x: Value, dim: int, op: str) -> int:
 
 
 def axes_of(x: Value, dim: Any, op: str) -> List[int]:
-    """Axes counted from the start, in order; all of them for none."""
-    if dim is None:
+    """Axes counted from the start, in order; all of them for none, and with torch for an empty list."""
+    if dim is None or (x._trace.framework == "torch" and isinstance(dim, (tuple, list)) and not dim):
         return list(range(x.ndim))
     axes = [axis_of(x, axis, op) for axis in (dim if isinstance(dim, (tuple, list)) else (dim,))]
     if len(set(axes)) != len(axes):

@@ -20,6 +20,14 @@ def widened(x: Any, op: str) -> Tuple[Value, str]:
     return elementwise.cast(value, "f32"), value._word if value._word in FLOATS else "f32"
 
 
+def _float(x: Any, op: str) -> Value:
+    """A float value: of others torch's result is no float."""
+    value = as_value(x, op)
+    if value._word not in FLOATS:
+        raise TypeError(f"{op}: expected a float operand (f32, f16 or bf16), got {value._word}; cast it")
+    return value
+
+
 # Functions of one value.
 
 
@@ -96,7 +104,7 @@ def tanhshrink(x: Any) -> Value:
 
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Value:
     """Its gradient at the bounds is 0, as in torch."""
-    x = as_value(x, "hardtanh")
+    x = _float(x, "hardtanh")
     return trace.where(x <= min_val, min_val, trace.where(x >= max_val, max_val, x))
 
 
@@ -105,17 +113,17 @@ def relu6(x: Any) -> Value:
 
 
 def threshold(x: Any, threshold: float, value: float) -> Value:
-    x = as_value(x, "threshold")
+    x = _float(x, "threshold")
     return trace.where(x > threshold, x, value)
 
 
 def hardshrink(x: Any, lambd: float = 0.5) -> Value:
-    x = as_value(x, "hardshrink")
+    x = _float(x, "hardshrink")
     return trace.where(trace.abs(x) > lambd, x, 0.0)
 
 
 def softshrink(x: Any, lambd: float = 0.5) -> Value:
-    x = as_value(x, "softshrink")
+    x = _float(x, "softshrink")
     return trace.where(x > lambd, x - lambd, trace.where(x < -lambd, x + lambd, 0.0))
 
 
@@ -143,15 +151,15 @@ def isnan(x: Any) -> Value:
 
 
 def isinf(x: Any) -> Value:
-    return trace.abs(x) == math.inf
+    return trace.abs(widened(x, "isinf")[0]) == math.inf
 
 
 def isfinite(x: Any) -> Value:
-    return trace.abs(x) < math.inf
+    return trace.abs(widened(x, "isfinite")[0]) < math.inf
 
 
 def nan_to_num(x: Any, nan: float = 0.0, posinf: Optional[float] = None, neginf: Optional[float] = None) -> Value:
-    x = as_value(x, "nan_to_num")
+    x = _float(x, "nan_to_num")
     largest = {"f16": 65504.0, "bf16": 3.3895313892515355e38}.get(x._word, 3.4028234663852886e38)
     if x._trace.doubles:
         largest = 1.7976931348623157e308
@@ -211,13 +219,36 @@ def norm(x: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: 
     return vector_norm(x, p, dim, keepdim, dtype)
 
 
+def linalg_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Value:
+    """Of a vector, of all elements where no order is given, and of matrices of order 1, infinity or Frobenius."""
+    x = as_value(x, "linalg.norm") if dtype is None else as_value(x, "linalg.norm").to(dtype)
+    pair = tuple(range(x.ndim)) if dim is None else dim
+    if ord is None or not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        if ord is not None and dim is None and x.ndim != 1:
+            raise ValueError(f"linalg.norm: expected a vector or a matrix, or dim, got {x!r}")
+        return vector_norm(x, 2 if ord is None else ord, dim, keepdim)
+    if ord == "fro":
+        return vector_norm(x, 2, pair, keepdim)
+    if ord not in (1, math.inf):
+        raise ValueError(f"linalg.norm: expected an order of 1, infinity or 'fro' for matrices, got {ord!r}")
+    wide, word = widened(x, "linalg.norm")
+    rows, columns = (axis_of(x, axis, "linalg.norm") for axis in pair)
+    summed, compared = (rows, columns) if ord == 1 else (columns, rows)
+    result = trace.amax(trace.sum(trace.abs(wide), summed, keepdim=True), compared, keepdim=True)
+    return elementwise.cast(result if keepdim else result.squeeze((rows, columns)), word)
+
+
 def normalize(x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
     value = as_value(x, "normalize")
     return value / trace.clamp(vector_norm(x, p, dim, keepdim=True), min=eps)
 
 
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Value:
-    (a, word), (b, _) = widened(x1, "cosine_similarity"), widened(x2, "cosine_similarity")
+    (a, word), (b, other) = widened(x1, "cosine_similarity"), widened(x2, "cosine_similarity")
+    # The axis is one of the shape that both repeat into.
+    shape = elementwise.broadcast_shape("cosine_similarity", [a.shape, b.shape])
+    a, b = views.broadcast(a, shape), views.broadcast(b, shape)
+    word = word if word == other else "f32"
     lengths = [trace.clamp(vector_norm(x, 2, dim, keepdim=True), min=eps) for x in (a, b)]
     return elementwise.cast(trace.sum((a / lengths[0]) * (b / lengths[1]), dim), word)
 
@@ -239,7 +270,7 @@ def std_mean(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False
 
 
 def nansum(x: Any, dim: Any = None, keepdim: bool = False) -> Value:
-    x = as_value(x, "nansum")
+    x = _float(x, "nansum")
     return trace.sum(trace.where(x != x, 0.0, x), dim, keepdim)
 
 

@@ -58,6 +58,11 @@ def dtype_word(dtype: Any) -> str:
     return _WORDS[name]
 
 
+def is_long(dtype: Any) -> bool:
+    """Whether a dtype is an integer of 64 bits; that of Python is."""
+    return _title(dtype) in ("int64", "int")
+
+
 def is_double(dtype: Any) -> bool:
     """Whether a dtype is a float of 64 bits; that of Python is."""
     return _title(dtype) in ("float64", "float", "f64")
@@ -115,7 +120,7 @@ def shape_text(shape: Sequence[int]) -> str:
 class Node:
     """One statement: an operation, its operands (results of other nodes, or numbers) and its attributes as words."""
 
-    __slots__ = ("op", "operands", "words", "types", "names")
+    __slots__ = ("op", "operands", "words", "types", "names", "is_long")
 
     def __init__(
         self, op: str, operands: Sequence[Union[Result, Number]], words: Sequence[str], types: Sequence[Type]
@@ -123,8 +128,15 @@ class Node:
         self.op = op
         self.operands = tuple(operands)
         self.words = tuple(words)
-        self.types = tuple(types)
+        self.types: Tuple[Type, ...] = tuple(types)
         self.names: List[Optional[str]] = [None] * len(types)
+        longs = [operand[0].is_long_of(operand[1]) for operand in operands if isinstance(operand, tuple)]
+        self.is_long: bool = op in ("iota", "row_argmax") or True in longs
+        """Whether its `i32` results are of 64 bits in torch and NumPy."""
+
+    def is_long_of(self, index: int) -> bool:
+        """Whether one of its results is an integer of 64 bits there."""
+        return self.is_long and self.types[index][0] == "i32"
 
     def result(self, index: int = 0) -> Result:
         """One of what it gives."""
@@ -152,9 +164,10 @@ class Trace:
         self.offsets = 0
         self._names: Set[str] = set()
 
-    def input(self, name: str, word: str, shape: Sequence[int], weight: bool = False) -> Node:
+    def input(self, name: str, word: str, shape: Sequence[int], weight: bool = False, is_long: bool = False) -> Node:
         """Declares an input; its name is made unique."""
         node = Node("weight" if weight else "input", (), (type_text(word, shape),), [(word, tuple(shape))])
+        node.is_long = is_long
         self.give_name(node.result(), name)
         self.inputs.append(node)
         return node
@@ -181,14 +194,17 @@ class Trace:
         if node.names[index] is None:
             node.names[index] = self._unique(name)
 
-    def text(self, outputs: Sequence[Tuple[str, Result]]) -> str:
-        """The graph in text form, with these outputs."""
-        live = _live(result for _, result in outputs)
+    def text(self, outputs: Sequence[Tuple[str, Result]], given: Optional[Sequence[Result]] = None) -> str:
+        """The graph in text form, with these outputs, and with these inputs in place of its own."""
+        live = _live((result for _, result in outputs), given or ())
         taken = set(self._names)
         labels: Dict[Tuple[int, int], str] = {}
         lines = [f"graph {self.name}"] if self.name else []
+        for node, index in given or ():
+            labels[id(node), index] = node.names[index] or _numbered("given", taken)
+            lines.append(f"{labels[id(node), index]} = input {type_text(*node.types[index])}")
         for node in (*self.inputs, *self.nodes):
-            if id(node) not in live and node.op != "input":
+            if id(node) not in live and (node.op != "input" or given is not None):
                 continue
             last = max(live.get(id(node), {0}))
             for index, name in enumerate(node.names[: last + 1]):
@@ -227,12 +243,14 @@ def legal_name(name: str) -> str:
     return f"{name}_" if name in _RESERVED else name
 
 
-def _live(results: Iterable[Result]) -> Dict[int, Set[int]]:
-    """Which results of which nodes are needed, by the node's identity."""
+def _live(results: Iterable[Result], given: Sequence[Result] = ()) -> Dict[int, Set[int]]:
+    """Which results of which nodes are needed, by the node's identity, where some are given."""
     live: Dict[int, Set[int]] = {}
     waiting = list(results)
     while waiting:
         node, index = waiting.pop()
+        if (node, index) in given:
+            continue
         if id(node) in live:
             live[id(node)].add(index)
             continue

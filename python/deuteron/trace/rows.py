@@ -13,8 +13,6 @@ from deuteron.trace.views import permute, reshape
 
 
 def _row_reduce(op: str, x: Value) -> Value:
-    if x._word not in FLOATS:
-        raise TypeError(f"{op}: expected a float operand (f32, f16 or bf16), got {x._word}; cast it")
     word = "i32" if op == "row_argmax" else x._word
     return emit(op, (x,), [(word, (*x.shape[:-1], 1))])[0]
 
@@ -22,8 +20,10 @@ def _row_reduce(op: str, x: Value) -> Value:
 def _reduce(op: str, x: Value, dim: Any, keepdim: bool) -> Value:
     """Over some axes: they are brought to the end and become one."""
     axes = axes_of(x, dim, op)
+    if x._word not in FLOATS:
+        raise TypeError(f"{op}: expected a float operand (f32, f16 or bf16), got {x._word}; cast it")
     if not axes:
-        return x
+        return reshape(_row_reduce(op, reshape(x, [1])), []) if op == "row_argmax" else x
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     counted = elements([x.shape[axis] for axis in axes])
     if counted == 0 and op != "row_sum":
@@ -112,14 +112,14 @@ def softmax(x: Any, dim: int = -1, dtype: Any = None) -> Value:
     return _along(x, dim, lambda rows: composite("softmax", rows), "softmax")
 
 
-def logsumexp(x: Any, dim: int = -1, keepdim: bool = False) -> Value:
-    """The logarithm of the sum of `e^x` along an axis."""
+def logsumexp(x: Any, dim: Any = -1, keepdim: bool = False) -> Value:
+    """The logarithm of the sum of `e^x` along some axes."""
     x = as_value(x, "logsumexp")
-    wide = cast(x, "f32")
-    largest = amax(wide, dim, keepdim=True)
+    wide, axes = cast(x, "f32"), axes_of(x, dim, "logsumexp")
+    largest = amax(wide, axes, keepdim=True)
     shift = stop_gradient(where(abs(largest) == math.inf, 0.0, largest))
-    result = log(sum(exp(wide - shift), dim, keepdim=True)) + shift
-    return cast(result if keepdim else result.squeeze(axis_of(result, dim, "logsumexp")), x._word)
+    result = log(sum(exp(wide - shift), axes, keepdim=True)) + shift
+    return cast(result if keepdim else result.squeeze(axes), x._word if x._word in FLOATS else "f32")
 
 
 def log_softmax(x: Any, dim: int = -1, dtype: Any = None) -> Value:
@@ -127,12 +127,17 @@ def log_softmax(x: Any, dim: int = -1, dtype: Any = None) -> Value:
     x = as_value(x, "log_softmax")
     word = x._word if dtype is None else word_of(x, dtype)
     wide = cast(x, "f32")
-    return cast(wide - logsumexp(wide, dim, keepdim=True), word)
+    # Centred first: where one value has nearly all the weight, the difference is small.
+    largest = amax(wide, dim, keepdim=True)
+    centred = wide - stop_gradient(where(abs(largest) == math.inf, 0.0, largest))
+    return cast(centred - log(sum(exp(centred), dim, keepdim=True)), word)
 
 
 def _along(x: Value, dim: int, rows: Callable[[Value], Value], op: str) -> Value:
     """A function of rows along any axis."""
-    return rows(x.transpose(axis_of(x, dim, op), -1)).transpose(dim, -1) if x.ndim else rows(reshape(x, [1]))
+    if not x.ndim:
+        return reshape(rows(reshape(x, [1])), [])
+    return rows(x.transpose(axis_of(x, dim, op), -1)).transpose(dim, -1)
 
 
 def composite(op: str, x: Value, *words: str) -> Value:

@@ -8,7 +8,7 @@ import weakref
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from deuteron.trace.graph import Node, Trace, dtype_word
+from deuteron.trace.graph import FLOATS, Node, Trace, dtype_word, is_double, is_long
 from deuteron.trace.value import Value
 
 Modes = Sequence[Tuple["weakref.ref[Any]", bool]]
@@ -90,7 +90,10 @@ class Captures:
             if holder is None:
                 return None
             word = dtype_word(tensor.dtype)
-            node = self._trace.input(str(holder.key or name), word, tuple(int(size) for size in tensor.shape))
+            if word in FLOATS and is_double(tensor.dtype) is not self._trace.doubles:
+                raise TypeError(f"{holder.key or name}: expected floats of 64 bits alone, or none, got both; cast some")
+            shape = tuple(int(size) for size in tensor.shape)
+            node = self._trace.input(str(holder.key or name), word, shape, is_long=is_long(tensor.dtype))
             known = self._found[id(tensor)] = (Capture(tensor, holder, _kind(tensor)), node)
         return Value(self._trace, known[1])
 

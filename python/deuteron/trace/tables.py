@@ -10,9 +10,8 @@ import functools
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from deuteron import trace
-from deuteron.trace import elementwise, functional, losses, views
-from deuteron.trace.emit import as_value, axis_of
-from deuteron.trace.graph import dtype_word
+from deuteron.trace import elementwise, functional, left, losses, views
+from deuteron.trace.emit import as_value, axis_of, same_device
 from deuteron.trace.value import Value
 
 Handler = Callable[..., Any]
@@ -26,6 +25,8 @@ _TORCH_ARGUMENTS = {"input": "x", "self": "x", "tensor": "x", "axis": "dim", "ke
 def torch_call(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     """A function of torch with a value among its arguments."""
     handler = _torch_table().get(function)
+    if handler is None and left.is_left(function):
+        return left.call(function, arguments, keywords)
     if handler is None:
         import torch
 
@@ -40,7 +41,9 @@ def torch_call(function: Any, arguments: Sequence[Any], keywords: Mapping[str, A
 def torch_method(name: str, x: Value) -> Optional[Callable[..., Any]]:
     """A method of torch's tensors that a value has because there is a function of its name."""
     handler = _TORCH.get(name) if hasattr(_torch_tensor(), name) else None
-    return None if handler is None else lambda *words, **named: _call(handler, (x, *words), named, _TORCH_ARGUMENTS)
+    if handler is None:
+        return left.method(name, x)  # type: ignore[no-any-return]
+    return lambda *words, **named: _call(handler, (x, *words), named, _TORCH_ARGUMENTS)
 
 
 def _torch_tensor() -> Any:
@@ -299,17 +302,18 @@ def _clip(x: Any, min: Any = None, max: Any = None, a_min: Any = None, a_max: An
     return trace.clamp(x, a_min if min is None else min, a_max if max is None else max)
 
 
-def zeros_like(x: Any, dtype: Any = None, **_others: Any) -> Value:
-    return full_like(x, 0.0, dtype)
+def zeros_like(x: Any, dtype: Any = None, **others: Any) -> Value:
+    return full_like(x, 0.0, dtype, **others)
 
 
-def ones_like(x: Any, dtype: Any = None, **_others: Any) -> Value:
-    return full_like(x, 1.0, dtype)
+def ones_like(x: Any, dtype: Any = None, **others: Any) -> Value:
+    return full_like(x, 1.0, dtype, **others)
 
 
-def full_like(x: Any, fill_value: Any, dtype: Any = None, **_others: Any) -> Value:
+def full_like(x: Any, fill_value: Any, dtype: Any = None, **others: Any) -> Value:
     x = as_value(x, "full_like")
-    return trace.full(x.shape, fill_value, x._word if dtype is None else dtype_word(dtype), like=x)
+    same_device(x, others, "full_like")
+    return trace.full(x.shape, fill_value, x.dtype if dtype is None else dtype, like=x)
 
 
 def movedim(x: Any, source: int, destination: int) -> Value:
@@ -340,7 +344,8 @@ def _triangle(x: Any, diagonal: int, keep: str) -> Value:
     x = as_value(x, "tril")
     rows, columns = x.shape[-2:]
     row = elementwise.cast(trace.arange(rows, like=x), "f32").unsqueeze(1) + float(diagonal)
-    return trace.where(elementwise.compare(keep, elementwise.cast(trace.arange(columns, like=x), "f32"), row), x, 0.0)
+    kept = elementwise.compare(keep, elementwise.cast(trace.arange(columns, like=x), "f32"), row)
+    return trace.where(kept, x, 0 if x._word == "i32" else 0.0) if x._word != "bool" else x & kept
 
 
 def pad(x: Any, pad: Sequence[int], mode: Any = "constant", value: Any = None) -> Value:
@@ -371,7 +376,6 @@ ELEMENTWISE: Mapping[str, Handler] = {
     "reciprocal": trace.reciprocal,
     "square": lambda x: elementwise.power(x, 2),
     "pow": lambda x, exponent: elementwise.power(x, exponent),
-    "float_power": elementwise.power,
     "tanh": trace.tanh,
     "erf": trace.erf,
     "sigmoid": trace.sigmoid,
@@ -528,4 +532,5 @@ def _torch_table() -> Dict[Any, Handler]:
             function = getattr(space, name, None)
             if function is not None:
                 table[function] = handler
+    table[torch.linalg.norm] = functional.linalg_norm
     return table

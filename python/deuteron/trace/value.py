@@ -80,7 +80,11 @@ class Value:
     @property
     def dtype(self) -> Any:
         """As the operands of the function have it: a dtype of torch or NumPy, or else a word such as `"f32"`."""
-        return framework_dtype(self._trace, self._word)
+        return framework_dtype(self._trace, self._word, self._is_long)
+
+    @property
+    def _is_long(self) -> bool:
+        return self._node.is_long_of(self._index)
 
     @property
     def _word(self) -> str:
@@ -203,6 +207,10 @@ class Value:
     def matmul(self, other: Any) -> Value:
         return named.matmul(self, other)
 
+    def where(self, condition: Any, other: Any) -> Value:
+        """Itself where the condition holds, else the other."""
+        return elementwise.where(condition, self, other)
+
     def masked_fill(self, mask: Any, value: Operand) -> Value:
         return elementwise.where(mask, value, self)
 
@@ -262,17 +270,17 @@ class Value:
         target = others.pop("dtype", None)
         for word in words:
             if isinstance(word, Value):
-                target = word._word
+                target = word.dtype
             elif not emit.is_device(self, word):
                 target = word
         emit.same_device(self, others, "to")
-        return self if target is None else elementwise.cast(self, emit.word_of(self, target))
+        return self if target is None else elementwise.converted(self, target)
 
     def astype(self, dtype: Any) -> Value:
-        return elementwise.cast(self, emit.word_of(self, dtype))
+        return elementwise.converted(self, dtype)
 
     def type_as(self, other: Value) -> Value:
-        return elementwise.cast(self, other._word)
+        return elementwise.converted(self, other.dtype)
 
     float, half, bfloat16, bool = _cast("f32"), _cast("f16"), _cast("bf16"), _cast("bool")
 
@@ -304,7 +312,7 @@ class Value:
     def new_full(self, size: Any, fill_value: Number, dtype: Any = None, **others: Any) -> Value:
         emit.same_device(self, others, "new_full")
         sizes = (size,) if isinstance(size, int) else tuple(size)
-        return elementwise.full(sizes, fill_value, self._word if dtype is None else emit.word_of(self, dtype), like=self)
+        return elementwise.full(sizes, fill_value, self.dtype if dtype is None else dtype, like=self)
 
     def new_zeros(self, *size: Any, dtype: Any = None, **others: Any) -> Value:
         return self.new_full(emit.sizes_of(size), 0.0, dtype, **others)
@@ -319,6 +327,8 @@ class Value:
         return views.reshape(self, (*self.shape[:axis], 1, *self.shape[axis:]))
 
     def squeeze(self, dim: Any = None) -> Value:
+        if isinstance(dim, (tuple, list)) and not dim:
+            return self
         axes = range(self.ndim) if dim is None else emit.axes_of(self, dim, "squeeze")
         return views.reshape(self, [size for axis, size in enumerate(self.shape) if size != 1 or axis not in axes])
 
@@ -419,9 +429,9 @@ class Value:
 
 
 
-def framework_dtype(trace: Trace, word: str) -> Any:
+def framework_dtype(trace: Trace, word: str, is_long: bool = False) -> Any:
     """A dtype as torch or NumPy has it, where the trace is of their tensors."""
-    name = "float64" if trace.doubles and word in FLOATS else dtype_name(word)
+    name = "float64" if trace.doubles and word in FLOATS else "int64" if is_long else dtype_name(word)
     if trace.framework == "torch":
         import torch
 

@@ -1,0 +1,109 @@
+"""A part of PyTorch's own samples, and of random models; `conformance.py` and `random_gpt2.py` run all of them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Dict
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import conformance  # noqa: E402
+import deuteron  # noqa: E402
+
+# OpInfos whose samples once found something, and the functions that models are made of.
+NAMES = [
+    "argmax",
+    "cat",
+    "clamp",
+    "linalg.norm",
+    "log_softmax",
+    "max.reduction_with_dim",
+    "nn.functional.cosine_similarity",
+    "nn.functional.cross_entropy",
+    "nn.functional.gelu",
+    "nn.functional.layer_norm",
+    "nn.functional.scaled_dot_product_attention",
+    "ones_like",
+    "softmax",
+    "sum",
+    "var",
+    "where",
+]
+
+
+@pytest.fixture(scope="module")
+def operators() -> Dict[str, Any]:
+    found = conformance.operators()
+    return {f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name: op for op in found}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_of_torch_are_right_or_refused(operators: Dict[str, Any], name: str) -> None:
+    right = 0
+    for case in conformance.cases(operators[name], ["f32", "bf16", "i64"]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            count = conformance.ask(case, most=5)
+        different = [why for verdict, why in count.whys if verdict == "different"]
+        assert not different, f"{case.dtype}, {case.way}: {different}"
+        right += count.verdicts["right"]
+    assert right > 0
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return torch.exp(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient / 2
+
+
+@pytest.mark.parametrize(
+    "function, candidate, verdict",
+    [
+        (torch.log1p, torch.log1p, "right"),
+        (torch.log1p, lambda x: torch.log(1 + x), "different"),
+        (torch.exp, Halved.apply, "different"),
+        (torch.exp, lambda x: torch.exp(x)[:2], "different"),
+        (torch.exp, lambda x: torch.exp(x).double(), "different"),
+        (torch.exp, deuteron.fuse(lambda x: torch.exp(x)), "right"),
+        (torch.exp, deuteron.fuse(lambda x: x.nonzero()), "refused"),
+        (torch.argmax, lambda x: torch.argmax(x) + 1, "different"),
+        (lambda x: torch.cat([x, x[:, :1]]), deuteron.fuse(lambda x: x + 1), "different"),
+    ],
+)
+def test_what_differs_is_found(function: Any, candidate: Any, verdict: str) -> None:
+    x = torch.tensor([1e-6, 0.5, 3.0])
+    sample = conformance.Sample(function, (x,), {})
+    outcome = conformance.judge(sample, candidate, True, torch.Generator().manual_seed(0))
+    assert outcome.verdict == verdict, outcome
+
+
+def test_random_models_are_equal_or_fall_back() -> None:
+    pytest.importorskip("transformers")
+    import random_gpt2
+
+    outcomes = [(run, outcome) for run, outcome in random_gpt2.runs(seed=4, configs=2)]
+    assert not [f"{run}: {outcome.why}" for run, outcome in outcomes if outcome.verdict == "different"]
+    assert {outcome.verdict for _, outcome in outcomes} == {"equal", "fallback"}
+
+
+def test_a_model_that_differs_is_found(monkeypatch: Any) -> None:
+    pytest.importorskip("transformers")
+    import random_gpt2
+
+    monkeypatch.setattr(deuteron, "patch", _scaled)
+    monkeypatch.setattr(deuteron, "unpatch", lambda model: getattr(model, "transformer", model).ln_f._forward_hooks.clear())
+    run = random_gpt2.draw(4, 0)[0]
+    assert random_gpt2.judge(run).verdict == "different"
+
+
+def _scaled(model: Any) -> Any:
+    """In place of `patch`: a model whose hidden states are off by three hundredths."""
+    base = getattr(model, "transformer", model)
+    base.ln_f.register_forward_hook(lambda module, given, y: y * 1.03)
+    return deuteron._gpt2_report.Report()  # type: ignore[attr-defined]
