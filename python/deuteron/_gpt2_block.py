@@ -13,7 +13,9 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCa
 from ._call import run
 from ._gpt2_cache import GrowingLayer, positions
 from ._gpt2_mask import NAMES, MaskMemo, additive, check, hides_rows, is_causal
-from ._gpt2_parts import ACTIVATIONS, OWN_FORWARDS, check_attention, has_own_forward, parameters_of, parts_of
+from ._gpt2_own import is_published
+from ._gpt2_parts import ACTIVATIONS, adapters_of, check_attention, has_own_forward, parameters_of, parts_of
+from ._gpt2_peft import Around, settle
 from ._gpt2_program import CACHED, CAUSAL, FULL, RETURNED, Block, Mask, Past, program
 from ._gpt2_report import Report, Unfit
 from ._native import Program
@@ -69,7 +71,7 @@ class NormForward(Patched):
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         norm = self.module()
         reason = _unfit_tensor(input)
-        if reason is None and nn.LayerNorm.forward is not OWN_FORWARDS[nn.LayerNorm]:
+        if reason is None and not is_published(nn.LayerNorm):
             reason = "the forward of LayerNorm is overridden"
         if reason is None and input.dtype != norm.weight.dtype:
             reason = f"a norm of {input.dtype} with weights of {norm.weight.dtype}"
@@ -90,7 +92,7 @@ class HeadForward(Patched):
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         head = self.module()
-        if nn.Linear.forward is not OWN_FORWARDS[nn.Linear]:
+        if not is_published(nn.Linear):
             replaced: torch.Tensor = self.fall_back(head, "the forward of Linear is overridden", input)
             return replaced
         weight, bias = head.weight, head.bias
@@ -154,6 +156,8 @@ class BlockForward(Patched):
             return self.start(call, layer, mask)
         if torch.compiler.is_compiling():
             raise Unfit("a compiler of torch over a cache that is not empty")
+        if isinstance(layer, GrowingLayer) and call.differentiates(layer):
+            return self.join(call, layer, mask)
         # Where a compiler gave up on what calls us, it must not begin here: what is written in place it does not see.
         step: Any = self.static_step if isinstance(layer, StaticLayer) else self.step
         stepped: torch.Tensor = step(call, layer, mask)
@@ -166,16 +170,30 @@ class BlockForward(Patched):
         layer.take(split[1], split[2])
         return y
 
+    def join(self, call: Call, layer: GrowingLayer, mask: Any) -> torch.Tensor:
+        """More tokens where a gradient is wanted: keys and values so far are operands, and all of them are results."""
+        if call.sequence == 1:
+            # Each length is a program of its own, which pays for a batch of texts and not for a text token by token.
+            raise Unfit("gradients of a single token through a cache")
+        keys, values, length = layer.keys, layer.values, layer.get_seq_length()
+        if keys is None or values is None or keys.shape != values.shape:
+            raise Unfit("a cache whose keys and values differ in shape")
+        call.check_cache(layer.shape(), keys, values)
+        what, mask = self.mask(call, mask, length + call.sequence)
+        if mask is None and call.implementation != "eager":
+            raise Unfit("gradients through a cache without a mask")
+        y, keys, values = self.run(call, what, mask, Past("joined", length), (keys, values))
+        layer.take(keys, values)
+        return y
+
     @torch.compiler.disable
     def step(self, call: Call, layer: GrowingLayer, mask: Any) -> torch.Tensor:
         """More tokens: their keys and values are written behind those of the cache."""
         call.check_in_place(layer)
         length = layer.get_seq_length()
-        if layer.shape() != (call.batch, call.heads, call.hidden // call.heads):
-            raise Unfit("a cache of another batch or size")
+        call.check_cache(layer.shape())
         buffer = layer.room(call.sequence, lambda: int(call.attn.config.max_position_embeddings))
-        if buffer.dtype != call.compute or buffer.device != call.x.device:
-            raise Unfit("a cache of another dtype or on another device")
+        call.check_cache(layer.shape(), buffer)
         what, mask = self.mask(call, mask, length + call.sequence, buffer.shape[3])
         place = positions(call.x.device, call.batch, length)
         y = self.run(call, what, mask, Past("joint", buffer.shape[3]), (buffer,), place)[0]
@@ -191,11 +209,7 @@ class BlockForward(Patched):
             layer.lazy_initialization(empty, empty)
         keys, values = layer.keys, layer.values
         size = keys.shape[2]
-        fits = (call.batch, call.heads, size, call.hidden // call.heads)
-        if tuple(keys.shape) != fits:
-            raise Unfit("a cache of another batch or size")
-        if keys.dtype != call.compute or keys.device != call.x.device:
-            raise Unfit("a cache of another dtype or on another device")
+        call.check_cache((keys.shape[0], keys.shape[1], keys.shape[3]), keys, values)
         if call.x.device.type == "cpu" and int(layer.cumulative_length) + call.sequence > size:
             raise IndexError(f"a static cache of {size} tokens is full")
         what, mask = self.mask(call, mask, size, size)
@@ -243,12 +257,13 @@ class BlockForward(Patched):
         place: Optional[torch.Tensor] = None,
     ) -> Sequence[torch.Tensor]:
         operands = [call.x]
-        if any(call.dropout):
+        if call.draws():
             operands.append(draw(call.x))
         if mask is not None:
             operands.append(mask)
+        operands += states
         if place is not None:
-            operands += [*states, place]
+            operands.append(place)
         return _run(self.program(call, what, past), (*operands, *call.parameters))
 
     def program(self, call: Call, what: Mask, past: Optional[Past]) -> Union[str, Program]:
@@ -273,6 +288,9 @@ class Call:
         self.attn = parts.attn
         self.implementation = check_attention(parts.attn)
         self.x = x
+        for wrapper in parts.wrappers:
+            if wrapper is not None:
+                settle(wrapper)
         self.parameters = parameters_of(parts)
         self.batch, self.sequence, self.hidden = x.shape
         self.heads = parts.attn.num_heads
@@ -288,6 +306,9 @@ class Call:
                 raise Unfit(f"parameters of class {kind.__name__}")
             if tensor.dtype is not dtype:
                 raise Unfit(f"hidden states of {dtype} with parameters of {tensor.dtype}")
+        autocast = self.compute if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type) else None
+        self.adapters, tensors = adapters_of(parts, Around(dtype, x.device, autocast))
+        self.parameters += tensors
         self.key = (
             x.shape,
             dtype,
@@ -297,20 +318,35 @@ class Call:
             parts.ln_1.eps,
             parts.ln_2.eps,
             type(parts.act),
+            self.adapters,
         )
 
     def check_in_place(self, layer: Any) -> None:
         """What a cache holds is written in place, where nothing can be differentiated, nor interpreted in f64."""
         if self.compute == torch.float64:
             raise Unfit("a cache of torch.float64")
-        if self.differentiates():
-            raise Unfit("gradients through a cache that is not empty")
-        if torch.is_grad_enabled() and _requires_grad(layer):
-            raise Unfit("a cache whose keys or values require a gradient")
+        if self.differentiates(layer):
+            raise Unfit("gradients through a cache of fixed size")
 
-    def differentiates(self) -> bool:
-        """Whether a gradient may be asked for."""
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (self.x, *self.parameters))
+    def check_cache(self, shape: Tuple[int, int, int], *held: torch.Tensor) -> None:
+        """Refuses a cache whose batch, heads and width, or whose dtype or device, are not those of this call."""
+        if shape != (self.batch, self.heads, self.hidden // self.heads):
+            raise Unfit("a cache of another batch or size")
+        for tensor in held:
+            if tensor.dtype != self.compute or tensor.device != self.x.device:
+                raise Unfit("a cache of another dtype or on another device")
+            if type(tensor) is not torch.Tensor and type(tensor) is not nn.Parameter:
+                raise Unfit(f"a cache of class {type(tensor).__name__}")
+
+    def draws(self) -> bool:
+        """Whether anything is dropped."""
+        return any(self.dropout) or any(adapter is not None and adapter.dropouts for adapter in self.adapters)
+
+    def differentiates(self, layer: Any = None) -> bool:
+        """Whether a gradient may be asked for, of the layer of a cache too."""
+        if not torch.is_grad_enabled():
+            return False
+        return any(tensor.requires_grad for tensor in (self.x, *self.parameters)) or _requires_grad(layer)
 
     def describe(self, mask: Mask, past: Optional[Past]) -> Block:
         parts, dtype = self.parts, NAMES[self.x.dtype]
@@ -329,6 +365,7 @@ class Call:
             dropout=self.dropout,
             mask=mask,
             past=past,
+            adapters=self.adapters,
         )
 
 
@@ -394,7 +431,7 @@ def _layer(cache: Cache, index: int) -> Union[GrowingLayer, StaticLayer]:
 
 
 def _requires_grad(layer: Any) -> bool:
-    """Whether a gradient may be asked for of what a cache holds, as in prefix tuning."""
+    """Whether what the layer of a cache holds requires a gradient, as in prefix tuning."""
     held = (getattr(layer, "keys", None), getattr(layer, "values", None))
     return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in held)
 
