@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import weakref
 from copy import deepcopy
+from functools import partial
 from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
+from transformers import modeling_layers
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer
 
 from ._call import run
 from ._gpt2_cache import GrowingLayer, positions
 from ._gpt2_mask import NAMES, MaskMemo, additive, check, hides_rows, is_causal
-from ._gpt2_own import is_published
+from ._gpt2_own import forward_of, is_published
 from ._gpt2_parts import ACTIVATIONS, adapters_of, check_attention, has_own_forward, parameters_of, parts_of
 from ._gpt2_peft import Around, settle
 from ._gpt2_program import CACHED, CAUSAL, FULL, RETURNED, Block, Mask, Past, program
@@ -61,8 +63,9 @@ class Patched:
         return type(self), (self.module(), self.report, self.memo)
 
     def fall_back(self, module: Any, reason: str, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward. Where that of a block checkpoints, this happens inside of the checkpoint."""
         self.report.count(reason)
-        return type(module).forward(module, *args, **kwargs)
+        return forward_of(type(module))(module, *args, **kwargs)
 
 
 class NormForward(Patched):
@@ -116,7 +119,20 @@ class BlockForward(Patched):
         super().__init__(module, report, memo)
         self._programs: Dict[Any, Program] = {}
 
-    def __call__(
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        block = self.module()
+        result: torch.Tensor
+        if not has_own_forward(block):
+            self.report.count("the forward of GPT2Block is overridden")
+            result = type(block).forward(block, *args, **kwargs)
+        elif _checkpoints(block):
+            whole = partial(self.whole, **_without_cache(block, kwargs))
+            result = block._gradient_checkpointing_func(whole, *args)
+        else:
+            result = self.whole(*args, **kwargs)
+        return result
+
+    def whole(
         self,
         hidden_states: torch.Tensor,
         past_key_values: Optional[Cache] = None,
@@ -128,8 +144,6 @@ class BlockForward(Patched):
     ) -> torch.Tensor:
         block = self.module()
         try:
-            if not has_own_forward(block):
-                raise Unfit("the forward of GPT2Block is overridden")
             _check_call(hidden_states, encoder_hidden_states, kwargs)
             return self.fused(Call(block, hidden_states), past_key_values, attention_mask)
         except Unfit as unfit:
@@ -367,6 +381,25 @@ class Call:
             past=past,
             adapters=self.adapters,
         )
+
+
+def _checkpoints(block: Any) -> bool:
+    """Whether the forward of a block would checkpoint now. Before version 5.23 transformers did that around the forward."""
+    inside = type(block).forward is not forward_of(type(block))
+    return inside and bool(block.gradient_checkpointing) and bool(block.training)
+
+
+def _without_cache(block: Any, kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    """Keywords as the checkpointing forward of transformers passes them on: a cache would be filled a second time."""
+    changed = dict(kwargs)
+    if changed.get("use_cache"):
+        changed["use_cache"] = False
+    if changed.get("past_key_values") is not None and not getattr(block, "_can_checkpoint_with_cache", False):
+        changed["past_key_values"] = None
+    if changed != kwargs:
+        kind = type(block).__name__
+        modeling_layers.logger.warning_once(f"Caching is incompatible with gradient checkpointing in {kind}. It is off.")
+    return changed
 
 
 def _check_call(x: torch.Tensor, encoder: Optional[torch.Tensor], kwargs: Dict[str, Any]) -> None:

@@ -433,18 +433,45 @@ def test_dropout_gradients_are_those_of_the_same_masks() -> None:
     assert abs((values[0] - values[1]) / (2 * step) / norm.item() - 1) < 1e-2
 
 
-def test_gradient_checkpointing_draws_the_same_masks() -> None:
+@pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
+def test_gradient_checkpointing(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block runs again for its gradient, with the same masks, and keeps nothing but what it was given until then."""
+    from deuteron._gpt2_block import BlockForward
+
     ids, model = tokens(), tiny(resid_pdrop=0.1, attn_pdrop=0.1).train()
-    deuteron.patch(model, strict=True)
+    report = deuteron.patch(model, strict=True)
+    model.enable_input_require_grads()
+    calls: List[Any] = []
+    fused = BlockForward.fused
+    monkeypatch.setattr(BlockForward, "fused", lambda self, *given: calls.append(self) or fused(self, *given))
     runs = []
     for checkpointing in (False, True):
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         torch.manual_seed(3)
-        runs.append(results(model, input_ids=ids, labels=ids, use_cache=False))
+        calls.clear()
+        runs.append(results(model, input_ids=ids, labels=ids))
+        assert len(calls) == (4 if checkpointing else 2)
+    assert report.fallbacks == {}
     assert torch.equal(runs[0][1], runs[1][1])
     for name, gradient in runs[0][2].items():
         assert torch.equal(gradient, runs[1][2][name]), name
+    # In evaluation nothing is checkpointed.
+    calls.clear()
+    model.eval()(ids, labels=ids).loss.backward()
+    assert len(calls) == 2
+
+
+def test_gradient_checkpointing_of_a_block_that_falls_back() -> None:
+    ids, model = tokens(), tiny().train()
+    report = deuteron.patch(model, strict=True)
+    model.transformer.h[0].mlp.c_fc.register_forward_hook(lambda module, args, out: None)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    ours = results(model, input_ids=ids, labels=ids)
+    # Once for the result and once for the gradient.
+    assert report.fallbacks == {"its c_fc has a hook": 2}
+    deuteron.unpatch(model)
+    torch.testing.assert_close(ours, results(model, input_ids=ids, labels=ids), rtol=1e-4, atol=1e-4)
 
 
 # Compilers and recordings
