@@ -17,6 +17,9 @@ const NEEDED: [&str; 4] = ["maturin>=1.9,<2", "numpy", "pytest", "mypy"];
 /// What the second pass needs beside it.
 const PEERS: [&str; 2] = ["torch", "transformers"];
 
+/// What some of its tests need; they are skipped where an interpreter that is named lacks it.
+const EXTRAS: [&str; 1] = ["peft"];
+
 /// A wheel must not be larger.
 const LARGEST: u64 = 15 << 20;
 
@@ -68,7 +71,7 @@ fn with_peers(root: &Path) -> Result<PathBuf> {
     let folder = root.join("target").join("python-torch");
     fetch::environment(&folder, &["--system-site-packages"])?;
     let python = folder.join("bin").join("python");
-    fetch::pip(&python, &[&NEEDED[..], &PEERS].concat(), fetch::LONG)?;
+    fetch::pip(&python, &[&NEEDED[..], &PEERS, &EXTRAS].concat(), fetch::LONG)?;
     Ok(python)
 }
 
