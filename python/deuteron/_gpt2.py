@@ -23,10 +23,11 @@ __all__ = ["Report", "patch", "patched", "unpatch"]
 def patch(model: torch.nn.Module, strict: bool = False, skip_logits: bool = False) -> Report:
     """Runs the blocks and the final norm of a Hugging Face GPT-2 as fused kernels, and its head aligned, in place.
 
-    `model` is a `GPT2Model` or holds one: a `GPT2LMHeadModel`, another head, a wrapper of DDP or FSDP. Parameters,
-    state dict, module types and hooks stay as they are; only the `forward` of those modules is replaced. What cannot be
-    replaced is left, and the report says why; with `strict` that is a `ValueError`, and nothing is changed. Patching
-    twice changes nothing.
+    `model` is a `GPT2Model` or holds one: a `GPT2LMHeadModel`, another head, a wrapper of DDP or FSDP, a `PeftModel`.
+    Parameters, state dict, module types and hooks stay as they are; only the `forward` of those modules is replaced. LoRA,
+    DoRA and IA3 of peft run as part of their block, whether they are added before this or after it. What cannot be replaced
+    is left, and the report says why; with `strict` that is a `ValueError`, and nothing is changed. Patching twice changes
+    nothing.
     Models of transformers return logits with every loss, which takes most of the memory of a step with a large
     vocabulary. With `skip_logits` a `GPT2LMHeadModel` in training that is given labels computes the loss without them, and
     its `logits` are None.

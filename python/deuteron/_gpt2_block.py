@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import weakref
 from copy import deepcopy
+from functools import partial
 from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
+from transformers import modeling_layers
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer
 
 from ._call import run
 from ._gpt2_cache import GrowingLayer, positions
 from ._gpt2_mask import NAMES, MaskMemo, additive, check, hides_rows, is_causal
-from ._gpt2_parts import ACTIVATIONS, OWN_FORWARDS, check_attention, has_own_forward, parameters_of, parts_of
+from ._gpt2_own import forward_of, is_published
+from ._gpt2_parts import ACTIVATIONS, adapters_of, check_attention, has_own_forward, parameters_of, parts_of
+from ._gpt2_peft import Around, settle
 from ._gpt2_program import CACHED, CAUSAL, FULL, RETURNED, Block, Mask, Past, program
 from ._gpt2_report import Report, Unfit
 from ._native import Program
@@ -59,8 +63,9 @@ class Patched:
         return type(self), (self.module(), self.report, self.memo)
 
     def fall_back(self, module: Any, reason: str, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward. Where that of a block checkpoints, this happens inside of the checkpoint."""
         self.report.count(reason)
-        return type(module).forward(module, *args, **kwargs)
+        return forward_of(type(module))(module, *args, **kwargs)
 
 
 class NormForward(Patched):
@@ -69,7 +74,7 @@ class NormForward(Patched):
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         norm = self.module()
         reason = _unfit_tensor(input)
-        if reason is None and nn.LayerNorm.forward is not OWN_FORWARDS[nn.LayerNorm]:
+        if reason is None and not is_published(nn.LayerNorm):
             reason = "the forward of LayerNorm is overridden"
         if reason is None and input.dtype != norm.weight.dtype:
             reason = f"a norm of {input.dtype} with weights of {norm.weight.dtype}"
@@ -90,7 +95,7 @@ class HeadForward(Patched):
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         head = self.module()
-        if nn.Linear.forward is not OWN_FORWARDS[nn.Linear]:
+        if not is_published(nn.Linear):
             replaced: torch.Tensor = self.fall_back(head, "the forward of Linear is overridden", input)
             return replaced
         weight, bias = head.weight, head.bias
@@ -114,7 +119,20 @@ class BlockForward(Patched):
         super().__init__(module, report, memo)
         self._programs: Dict[Any, Program] = {}
 
-    def __call__(
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        block = self.module()
+        result: torch.Tensor
+        if not has_own_forward(block):
+            self.report.count("the forward of GPT2Block is overridden")
+            result = type(block).forward(block, *args, **kwargs)
+        elif _checkpoints(block):
+            whole = partial(self.whole, **_without_cache(block, kwargs))
+            result = block._gradient_checkpointing_func(whole, *args)
+        else:
+            result = self.whole(*args, **kwargs)
+        return result
+
+    def whole(
         self,
         hidden_states: torch.Tensor,
         past_key_values: Optional[Cache] = None,
@@ -126,8 +144,6 @@ class BlockForward(Patched):
     ) -> torch.Tensor:
         block = self.module()
         try:
-            if not has_own_forward(block):
-                raise Unfit("the forward of GPT2Block is overridden")
             _check_call(hidden_states, encoder_hidden_states, kwargs)
             return self.fused(Call(block, hidden_states), past_key_values, attention_mask)
         except Unfit as unfit:
@@ -154,6 +170,8 @@ class BlockForward(Patched):
             return self.start(call, layer, mask)
         if torch.compiler.is_compiling():
             raise Unfit("a compiler of torch over a cache that is not empty")
+        if isinstance(layer, GrowingLayer) and call.differentiates(layer):
+            return self.join(call, layer, mask)
         # Where a compiler gave up on what calls us, it must not begin here: what is written in place it does not see.
         step: Any = self.static_step if isinstance(layer, StaticLayer) else self.step
         stepped: torch.Tensor = step(call, layer, mask)
@@ -166,16 +184,30 @@ class BlockForward(Patched):
         layer.take(split[1], split[2])
         return y
 
+    def join(self, call: Call, layer: GrowingLayer, mask: Any) -> torch.Tensor:
+        """More tokens where a gradient is wanted: keys and values so far are operands, and all of them are results."""
+        if call.sequence == 1:
+            # Each length is a program of its own, which pays for a batch of texts and not for a text token by token.
+            raise Unfit("gradients of a single token through a cache")
+        keys, values, length = layer.keys, layer.values, layer.get_seq_length()
+        if keys is None or values is None or keys.shape != values.shape:
+            raise Unfit("a cache whose keys and values differ in shape")
+        call.check_cache(layer.shape(), keys, values)
+        what, mask = self.mask(call, mask, length + call.sequence)
+        if mask is None and call.implementation != "eager":
+            raise Unfit("gradients through a cache without a mask")
+        y, keys, values = self.run(call, what, mask, Past("joined", length), (keys, values))
+        layer.take(keys, values)
+        return y
+
     @torch.compiler.disable
     def step(self, call: Call, layer: GrowingLayer, mask: Any) -> torch.Tensor:
         """More tokens: their keys and values are written behind those of the cache."""
         call.check_in_place(layer)
         length = layer.get_seq_length()
-        if layer.shape() != (call.batch, call.heads, call.hidden // call.heads):
-            raise Unfit("a cache of another batch or size")
+        call.check_cache(layer.shape())
         buffer = layer.room(call.sequence, lambda: int(call.attn.config.max_position_embeddings))
-        if buffer.dtype != call.compute or buffer.device != call.x.device:
-            raise Unfit("a cache of another dtype or on another device")
+        call.check_cache(layer.shape(), buffer)
         what, mask = self.mask(call, mask, length + call.sequence, buffer.shape[3])
         place = positions(call.x.device, call.batch, length)
         y = self.run(call, what, mask, Past("joint", buffer.shape[3]), (buffer,), place)[0]
@@ -191,11 +223,7 @@ class BlockForward(Patched):
             layer.lazy_initialization(empty, empty)
         keys, values = layer.keys, layer.values
         size = keys.shape[2]
-        fits = (call.batch, call.heads, size, call.hidden // call.heads)
-        if tuple(keys.shape) != fits:
-            raise Unfit("a cache of another batch or size")
-        if keys.dtype != call.compute or keys.device != call.x.device:
-            raise Unfit("a cache of another dtype or on another device")
+        call.check_cache((keys.shape[0], keys.shape[1], keys.shape[3]), keys, values)
         if call.x.device.type == "cpu" and int(layer.cumulative_length) + call.sequence > size:
             raise IndexError(f"a static cache of {size} tokens is full")
         what, mask = self.mask(call, mask, size, size)
@@ -245,12 +273,13 @@ class BlockForward(Patched):
         place: Optional[torch.Tensor] = None,
     ) -> Sequence[torch.Tensor]:
         operands = [call.x]
-        if any(call.dropout):
+        if call.draws():
             operands.append(draw(call.x))
         if mask is not None:
             operands.append(mask)
+        operands += states
         if place is not None:
-            operands += [*states, place]
+            operands.append(place)
         return _run(self.program(call, what, past), (*operands, *call.parameters))
 
     def program(self, call: Call, what: Mask, past: Optional[Past]) -> Union[str, Program]:
@@ -275,6 +304,9 @@ class Call:
         self.attn = parts.attn
         self.implementation = check_attention(parts.attn)
         self.x = x
+        for wrapper in parts.wrappers:
+            if wrapper is not None:
+                settle(wrapper)
         self.parameters = parameters_of(parts)
         self.batch, self.sequence, self.hidden = x.shape
         self.heads = parts.attn.num_heads
@@ -290,6 +322,9 @@ class Call:
                 raise Unfit(f"parameters of class {kind.__name__}")
             if tensor.dtype is not dtype:
                 raise Unfit(f"hidden states of {dtype} with parameters of {tensor.dtype}")
+        autocast = self.compute if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type) else None
+        self.adapters, tensors = adapters_of(parts, Around(dtype, x.device, autocast))
+        self.parameters += tensors
         self.key = (
             x.shape,
             dtype,
@@ -299,20 +334,35 @@ class Call:
             parts.ln_1.eps,
             parts.ln_2.eps,
             type(parts.act),
+            self.adapters,
         )
 
     def check_in_place(self, layer: Any) -> None:
         """What a cache holds is written in place, where nothing can be differentiated, nor interpreted in f64."""
         if self.compute == torch.float64:
             raise Unfit("a cache of torch.float64")
-        if self.differentiates():
-            raise Unfit("gradients through a cache that is not empty")
-        if torch.is_grad_enabled() and _requires_grad(layer):
-            raise Unfit("a cache whose keys or values require a gradient")
+        if self.differentiates(layer):
+            raise Unfit("gradients through a cache of fixed size")
 
-    def differentiates(self) -> bool:
-        """Whether a gradient may be asked for."""
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (self.x, *self.parameters))
+    def check_cache(self, shape: Tuple[int, int, int], *held: torch.Tensor) -> None:
+        """Refuses a cache whose batch, heads and width, or whose dtype or device, are not those of this call."""
+        if shape != (self.batch, self.heads, self.hidden // self.heads):
+            raise Unfit("a cache of another batch or size")
+        for tensor in held:
+            if tensor.dtype != self.compute or tensor.device != self.x.device:
+                raise Unfit("a cache of another dtype or on another device")
+            if type(tensor) is not torch.Tensor and type(tensor) is not nn.Parameter:
+                raise Unfit(f"a cache of class {type(tensor).__name__}")
+
+    def draws(self) -> bool:
+        """Whether anything is dropped."""
+        return any(self.dropout) or any(adapter is not None and adapter.dropouts for adapter in self.adapters)
+
+    def differentiates(self, layer: Any = None) -> bool:
+        """Whether a gradient may be asked for, of the layer of a cache too."""
+        if not torch.is_grad_enabled():
+            return False
+        return any(tensor.requires_grad for tensor in (self.x, *self.parameters)) or _requires_grad(layer)
 
     def describe(self, mask: Mask, past: Optional[Past]) -> Block:
         parts, dtype = self.parts, NAMES[self.x.dtype]
@@ -331,7 +381,27 @@ class Call:
             dropout=self.dropout,
             mask=mask,
             past=past,
+            adapters=self.adapters,
         )
+
+
+def _checkpoints(block: Any) -> bool:
+    """Whether the forward of a block would checkpoint now. Before version 5.23 transformers did that around the forward."""
+    inside = type(block).forward is not forward_of(type(block))
+    return inside and bool(block.gradient_checkpointing) and bool(block.training)
+
+
+def _without_cache(block: Any, kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    """Keywords as the checkpointing forward of transformers passes them on: a cache would be filled a second time."""
+    changed = dict(kwargs)
+    if changed.get("use_cache"):
+        changed["use_cache"] = False
+    if changed.get("past_key_values") is not None and not getattr(block, "_can_checkpoint_with_cache", False):
+        changed["past_key_values"] = None
+    if changed != kwargs:
+        kind = type(block).__name__
+        modeling_layers.logger.warning_once(f"Caching is incompatible with gradient checkpointing in {kind}. It is off.")
+    return changed
 
 
 def _check_call(x: torch.Tensor, encoder: Optional[torch.Tensor], kwargs: Dict[str, Any]) -> None:
@@ -396,7 +466,7 @@ def _layer(cache: Cache, index: int) -> Union[GrowingLayer, StaticLayer]:
 
 
 def _requires_grad(layer: Any) -> bool:
-    """Whether a gradient may be asked for of what a cache holds, as in prefix tuning."""
+    """Whether what the layer of a cache holds requires a gradient, as in prefix tuning."""
     held = (getattr(layer, "keys", None), getattr(layer, "values", None))
     return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in held)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -13,7 +12,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.pytorch_utils import Conv1D
 
+from ._gpt2_adapters import Adapter
 from ._gpt2_mask import NAMES
+from ._gpt2_own import check_part, forward_of, is_published
+from ._gpt2_peft import Around, adapter_of, is_wrapper
 from ._gpt2_report import Unfit
 
 # The parameters of `GPT2Block.forward` that this file knows.
@@ -61,9 +63,14 @@ class Parts(NamedTuple):
     mlp_proj: Any
     act: Any
     mlp_dropout: Any
+    # around the linear layers: what holds their adapters, or nothing
+    wrappers: Tuple[Any, ...]
 
 
-# Their classes. An activation may be of several.
+# The linear layers among them.
+LINEARS = ("c_attn", "c_proj", "c_fc", "mlp_proj")
+
+# The classes of all but the wrappers. An activation may be of several.
 CLASSES: Tuple[Optional[type], ...] = (
     nn.LayerNorm,
     modeling_gpt2.GPT2Attention,
@@ -80,29 +87,6 @@ CLASSES: Tuple[Optional[type], ...] = (
 )
 
 
-def forward_of(kind: Any) -> Any:
-    """The forward of a class of layers. Since version 5.23 transformers wraps that of every subclass, also of those that FSDP makes."""
-    forward = kind.forward
-    while getattr(forward, "__globals__", {}).get("__name__") == "transformers.modeling_layers":
-        forward = forward.__wrapped__
-    return forward
-
-
-def _own_forward(kind: Any) -> Any:
-    """The forward that a class was published with; None if it had been replaced before this file was loaded."""
-    forward: Any = forward_of(kind)
-    defining = next(base for base in kind.__mro__ if "forward" in base.__dict__)
-    code, source = getattr(forward, "__code__", None), getattr(sys.modules[defining.__module__], "__file__", None)
-    return kind.forward if code is not None and code.co_filename == source and code.co_name == "forward" else None
-
-
-# What these classes compute is known by their own forward alone; assigning another one to the class changes it.
-OWN_FORWARDS: Dict[type, Any] = {
-    kind: _own_forward(kind)
-    for kind in (modeling_gpt2.GPT2Block, nn.Linear, *ACTIVATIONS, *[one for one in CLASSES if one is not None])
-}
-
-
 def parts_of(block: nn.Module) -> Parts:
     """The modules of a block as Hugging Face makes it; `Unfit` if one was replaced."""
     own = block._modules
@@ -111,49 +95,36 @@ def parts_of(block: nn.Module) -> Parts:
     if type(attn) is not modeling_gpt2.GPT2Attention or type(mlp) is not modeling_gpt2.GPT2MLP:
         raise Unfit(f"its attention is a {type(attn).__name__}, its MLP a {type(mlp).__name__}")
     a, m = attn._modules, mlp._modules
+    given = (a.get("c_attn"), a.get("c_proj"), m.get("c_fc"), m.get("c_proj"))
+    linears, wrappers = zip(*map(_unwrapped, LINEARS, given))
     parts = Parts(
         own.get("ln_1"),
         attn,
-        a.get("c_attn"),
-        a.get("c_proj"),
+        linears[0],
+        linears[1],
         a.get("attn_dropout"),
         a.get("resid_dropout"),
         own.get("ln_2"),
         mlp,
-        m.get("c_fc"),
-        m.get("c_proj"),
+        linears[2],
+        linears[3],
         m.get("act"),
         m.get("dropout"),
+        wrappers,
     )
     for name, part, expected in zip(Parts._fields, parts, CLASSES):
         if type(part) is not expected and (expected is not None or type(part) not in ACTIVATIONS):
             raise Unfit(f"its {name} is a {type(part).__name__}")
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
-            _refuse_hooks(name, part)
-        if "forward" in part.__dict__:
-            raise Unfit(f"the forward of its {name} is overridden")
-        kind: Any = type(part)
-        if kind.forward is not OWN_FORWARDS[kind]:
-            raise Unfit(f"the forward of its {name}'s class {kind.__name__} is overridden")
+        check_part(name, part)
     return parts
 
 
-def _refuse_hooks(name: str, part: nn.Module) -> None:
-    """Hooks see what a module takes and gives; fused, there is no such value.
-
-    Those by which transformers collects attention weights stay where they are after use. They are no obstacle while
-    nothing is collected.
-    """
-    if not (part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks):
-        collecting = "transformers.utils.output_capturing"
-        if all(getattr(hook, "__module__", "") == collecting for hook in part._forward_hooks.values()):
-            from transformers.utils import output_capturing
-
-            collected: Any = output_capturing._active_collector.get()
-            if not collected or not any("attentions" in key for key in collected):
-                return
-            raise Unfit("attention weights are asked for")
-    raise Unfit(f"its {name} has a hook")
+def _unwrapped(name: str, layer: Any) -> Tuple[Any, Any]:
+    """A linear layer, and the wrapper of its adapters if it has one."""
+    if type(layer) is Conv1D or not is_wrapper(layer):
+        return layer, None
+    check_part(name, layer)
+    return layer._modules.get("base_layer"), layer
 
 
 def parameters_of(parts: Parts) -> List[torch.Tensor]:
@@ -171,10 +142,23 @@ def parameters_of(parts: Parts) -> List[torch.Tensor]:
     return found
 
 
+def adapters_of(parts: Parts, around: Around) -> Tuple[Tuple[Optional[Adapter], ...], List[torch.Tensor]]:
+    """The adapters of the linear layers, and their operands in order."""
+    if all(wrapper is None for wrapper in parts.wrappers):
+        return (None,) * len(LINEARS), []
+    found: List[Optional[Adapter]] = []
+    tensors: List[torch.Tensor] = []
+    for name, wrapper in zip(LINEARS, parts.wrappers):
+        adapter, operands = (None, []) if wrapper is None else adapter_of(name, wrapper, around)
+        found.append(adapter)
+        tensors += operands
+    return tuple(found), tensors
+
+
 def has_own_forward(block: nn.Module) -> bool:
     """Whether the class of a block computes what GPT2Block was published with."""
-    known, own = modeling_gpt2.GPT2Block.forward, OWN_FORWARDS[modeling_gpt2.GPT2Block]
-    return known is own and (type(block).forward is own or forward_of(type(block)) is forward_of(modeling_gpt2.GPT2Block))
+    published = modeling_gpt2.GPT2Block
+    return is_published(published) and (type(block) is published or forward_of(type(block)) is forward_of(published))
 
 
 def block_refusal(block: nn.Module) -> Optional[str]:
@@ -195,6 +179,7 @@ def block_refusal(block: nn.Module) -> Optional[str]:
         if parts.attn.reorder_and_upcast_attn:
             return "reorder_and_upcast_attn is set"
         check_attention(parts.attn)
+        adapters_of(parts, Around(tensors[0].dtype, tensors[0].device, None))
     except Unfit as unfit:
         return str(unfit)
     dtypes = {tensor.dtype for tensor in tensors}
@@ -241,7 +226,7 @@ def head_refusal(head: nn.Module) -> Optional[str]:
     """Why a head over the vocabulary cannot be replaced."""
     if type(head) is not nn.Linear:
         return f"it is a {type(head).__name__}"
-    overridden = "forward" in head.__dict__ or nn.Linear.forward is not OWN_FORWARDS[nn.Linear]
+    overridden = "forward" in head.__dict__ or not is_published(nn.Linear)
     return "its forward is overridden" if overridden else None
 
 
@@ -249,7 +234,7 @@ def norm_refusal(norm: nn.Module) -> Optional[str]:
     """Why a final norm cannot be replaced."""
     if type(norm) is not nn.LayerNorm:
         return f"it is a {type(norm).__name__}"
-    if "forward" in norm.__dict__ or nn.LayerNorm.forward is not OWN_FORWARDS[nn.LayerNorm]:
+    if "forward" in norm.__dict__ or not is_published(nn.LayerNorm):
         return "its forward is overridden"
     if norm.weight is None or norm.bias is None or len(norm.normalized_shape) != 1:
         return "it has no weight or no bias, or is over several axes"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import List, Optional, Tuple
+from typing import Optional, Tuple
 
+from ._gpt2_adapters import Adapter, Site
+from ._graph_text import GraphText, shape
 from ._native import Program
 
 # The parameters of a block in the order of the operands, and their sizes: h hidden features, q = 3h, m of the MLP.
@@ -23,6 +25,12 @@ PARAMETERS: Tuple[Tuple[str, str], ...] = (
     ("mlp.c_proj.weight", "mh"),
     ("mlp.c_proj.bias", "h"),
 )
+
+# The linear layers of a block: what an adapter may belong to.
+LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+
+# Dropout of a block itself has the offsets below; that of its adapters begins here.
+ADAPTER_OFFSET = 3
 
 
 @dataclass(frozen=True)
@@ -43,9 +51,10 @@ CAUSAL, CACHED, FULL = Mask("causal"), Mask("cached"), Mask("full")
 class Past:
     """Where keys and values go."""
 
-    # returned: queries, keys and values are a result; joint: into one state, keys before values; apart: into two states
+    # returned: queries, keys and values are a result; joint: into one state, keys before values; apart: into two states;
+    # joined: behind those of two inputs, and all of them are results, with gradients
     kind: str
-    # rows of a state
+    # rows of a state or of an input
     capacity: int = 0
 
 
@@ -75,21 +84,33 @@ class Block:
     dropout: Tuple[float, float, float]
     mask: Mask
     past: Optional[Past] = None
+    # of each linear layer
+    adapters: Tuple[Optional[Adapter], ...] = (None,) * len(LINEARS)
 
     @property
     def states(self) -> Tuple[str, ...]:
         """The inputs that it writes to."""
-        if self.past is None or self.past.kind == "returned":
-            return ()
-        return ("cache",) if self.past.kind == "joint" else ("k_cache", "v_cache")
+        kind = "returned" if self.past is None else self.past.kind
+        return {"joint": ("cache",), "apart": ("k_cache", "v_cache")}.get(kind, ())
 
     @property
     def seeded(self) -> bool:
         """Whether it drops anything."""
-        return any(self.dropout)
+        return any(self.dropout) or any(adapter is not None and adapter.dropouts for adapter in self.adapters)
+
+    def sizes(self, axes: str) -> Tuple[int, ...]:
+        """Of a parameter, by the letters of `PARAMETERS`."""
+        known = {"h": self.hidden, "q": 3 * self.hidden, "m": self.inner}
+        return tuple(known[axis] for axis in axes)
+
+    def linear_sizes(self, layer: str) -> Tuple[int, int]:
+        """Features in and out."""
+        features_in, features_out = self.sizes(dict(PARAMETERS)[f"{layer}.weight"])
+        return features_in, features_out
 
     def text(self) -> str:
-        """The graph. Its operands: `x`; `seed`, `mask`, states and `positions` if there are any; the parameters."""
+        """The graph. Its operands: `x`; `seed`, `mask`, states or keys and values so far, and `positions` if there are any; the
+        parameters; those of adapters."""
         return _Text(self).whole()
 
 
@@ -105,57 +126,60 @@ def program(block: Block) -> Program:
     return made
 
 
-class _Text:
+class _Text(GraphText):
     def __init__(self, block: Block) -> None:
+        super().__init__("gpt2_block")
         self.block = block
-        self.lines: List[str] = ["graph gpt2_block"]
+        self.offset = ADAPTER_OFFSET
 
     def whole(self) -> str:
         block = self.block
         self.inputs()
-        self.say(f"normed = layer_norm x ln_1.weight ln_1.bias eps={block.eps[0]!r}")
-        self.linear("qkv", self.narrowed("normed"), "attn.c_attn")
-        self.attention()
-        self.linear("projected", "merged", "attn.c_proj")
-        self.residual("stream", "x", "projected", block.dropout[1], offset=1)
-        self.say(f"normed_again = layer_norm stream ln_2.weight ln_2.bias eps={block.eps[1]!r}")
-        self.linear("wide", self.narrowed("normed_again"), "mlp.c_fc")
+        normed = self.norm("normed", "x", "ln_1", block.eps[0])
+        qkv = self.linear("qkv", normed, "attn.c_attn")
+        merged = self.attention(qkv)
+        projected = self.linear("projected", merged, "attn.c_proj")
+        stream = self.residual("stream", "x", projected, block.dropout[1], offset=1)
+        normed = self.norm("normed_again", stream, "ln_2", block.eps[1])
+        wide = self.linear("wide", normed, "mlp.c_fc")
         activation, attribute = block.activation
-        self.say(f"activated = {activation} wide {attribute}".rstrip())
-        self.linear("narrow", "activated", "mlp.c_proj")
-        self.residual("y", "stream", "narrow", block.dropout[2], offset=2)
-        self.say("out y")
+        activated = self.let("activated", block.compute, f"{activation} {wide} {attribute}".rstrip())
+        narrow = self.linear("narrow", activated, "mlp.c_proj")
+        self.say("out " + self.residual("y", stream, narrow, block.dropout[2], offset=2))
         if block.past is not None:
-            self.say("out " + {"returned": "qkv", "joint": "kept", "apart": "k_kept v_kept"}[block.past.kind])
-        return "\n".join(self.lines) + "\n"
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
+            kept = {"returned": qkv, "joint": "kept", "apart": "k_kept v_kept", "joined": "k_kept v_kept"}
+            self.say("out " + kept[block.past.kind])
+        return self.text()
 
     def inputs(self) -> None:
         block = self.block
-        sizes = {"h": block.hidden, "q": 3 * block.hidden, "m": block.inner}
-        self.say(f"x = input {block.stream}{_shape(block.batch, block.sequence, block.hidden)}")
+        self.operand("input", "x", block.stream, block.batch, block.sequence, block.hidden)
         if block.seeded:
-            self.say("seed = input i32[]")
+            self.operand("input", "seed", "i32")
         if block.mask.kind == "additive":
-            self.say(f"mask = input {block.mask.dtype}{_shape(*block.mask.shape)}")
+            self.operand("input", "mask", block.mask.dtype, *block.mask.shape)
+        lead = (2,) if block.states == ("cache",) else ()
+        for state in block.states:
+            self.operand("input", state, block.compute, *lead, *self.by_head())
         if block.states:
-            lead = (2,) if block.states == ("cache",) else ()
-            for state in block.states:
-                self.say(f"{state} = input {block.compute}{_shape(*lead, *self.by_head())}")
-            self.say(f"positions = input i32[{block.batch}]")
+            self.operand("input", "positions", "i32", block.batch)
+        if block.past is not None and block.past.kind == "joined":
+            for name in ("k_past", "v_past"):
+                self.operand("input", name, block.compute, *self.by_head())
         for name, axes in PARAMETERS:
-            self.say(f"{name} = weight {block.parameters}{_shape(*(sizes[axis] for axis in axes))}")
+            self.operand("weight", name, block.parameters, *block.sizes(axes))
+        for layer, adapter in zip(LINEARS, block.adapters):
+            for name, dtype, sizes in [] if adapter is None else adapter.operands(layer, block.linear_sizes(layer)):
+                self.operand("weight", name, dtype, *sizes)
 
-    def attention(self) -> None:
+    def attention(self, qkv: str) -> str:
         block = self.block
         # Heads are views of the projection: no copy splits them.
         for index, part in enumerate("q" if block.states == ("cache",) else "qkv"):
-            self.say(f"{part}_rows = slice qkv axis=2 start={index * block.hidden} length={block.hidden}")
-            self.say(f"{part}_split = reshape {part}_rows {_shape(*self.by_token())}")
+            self.say(f"{part}_rows = slice {qkv} axis=2 start={index * block.hidden} length={block.hidden}")
+            self.say(f"{part}_split = reshape {part}_rows {shape(*self.by_token())}")
             self.say(f"{part} = transpose {part}_split [0,2,1,3]")
-        keys, values = self.kept()
+        keys, values = self.kept(qkv)
         operands = ["q", keys, values]
         if block.mask.kind in ("additive", "cached"):
             operands.append("mask" if block.mask.kind == "additive" else "positions")
@@ -165,9 +189,10 @@ class _Text:
             attributes += [f"p={block.dropout[0]!r}", "offset=0"]
         self.say(f"mixed = attention {' '.join(operands + attributes)}")
         self.say("by_token = transpose mixed [0,2,1,3]")
-        self.say(f"merged = reshape by_token {_shape(block.batch, block.sequence, block.hidden)}")
+        merged = f"reshape by_token {shape(block.batch, block.sequence, block.hidden)}"
+        return self.let("merged", block.compute, merged)
 
-    def kept(self) -> Tuple[str, str]:
+    def kept(self, qkv: str) -> Tuple[str, str]:
         """Writes keys and values where they are kept, and says where they are read."""
         block, states = self.block, self.block.states
         if states == ("k_cache", "v_cache"):
@@ -177,13 +202,17 @@ class _Text:
         if states == ("cache",):
             # One append of both, from the rows of the projection.
             batch, sequence, heads, width = self.by_token()
-            self.say(f"pair = slice qkv axis=2 start={block.hidden} length={2 * block.hidden}")
-            self.say(f"pair_rows = reshape pair {_shape(batch, sequence, 2, heads, width)}")
+            self.say(f"pair = slice {qkv} axis=2 start={block.hidden} length={2 * block.hidden}")
+            self.say(f"pair_rows = reshape pair {shape(batch, sequence, 2, heads, width)}")
             self.say("pair_heads = transpose pair_rows [2,0,3,1,4]")
             self.say("kept = append cache pair_heads positions batch=1")
             for index, part in enumerate(("k_kept", "v_kept")):
                 self.say(f"{part}_slice = slice kept axis=0 start={index} length=1")
-                self.say(f"{part} = reshape {part}_slice {_shape(*self.by_head())}")
+                self.say(f"{part} = reshape {part}_slice {shape(*self.by_head())}")
+            return "k_kept", "v_kept"
+        if block.past is not None and block.past.kind == "joined":
+            self.say("k_kept = concat k_past k axis=2")
+            self.say("v_kept = concat v_past v axis=2")
             return "k_kept", "v_kept"
         return "k", "v"
 
@@ -192,30 +221,25 @@ class _Text:
         return block.batch, block.sequence, block.heads, block.hidden // block.heads
 
     def by_head(self) -> Tuple[int, int, int, int]:
-        """Of a state."""
+        """Of keys and values that are handed in."""
         batch, _, heads, width = self.by_token()
         return batch, heads, self.block.past.capacity if self.block.past is not None else 0, width
 
-    def linear(self, result: str, operand: str, layer: str) -> None:
-        weight, bias = (self.narrowed(f"{layer}.{name}", self.block.parameters) for name in ("weight", "bias"))
-        self.say(f"{result} = linear {operand} {weight} {bias}")
+    def norm(self, result: str, operand: str, layer: str, eps: float) -> str:
+        expression = f"layer_norm {operand} {layer}.weight {layer}.bias eps={eps!r}"
+        return self.let(result, self.block.stream, expression)
 
-    def narrowed(self, value: str, dtype: str = "") -> str:
-        """The value in the dtype of products."""
-        if (dtype or self.block.stream) == self.block.compute:
-            return value
-        self.say(f"{value}.narrow = cast {value} {self.block.compute}")
-        return f"{value}.narrow"
+    def linear(self, result: str, operand: str, layer: str) -> str:
+        block = self.block
+        site = Site(self, layer, block.linear_sizes(layer), operand, result, block.compute, self.offset)
+        adapter = block.adapters[LINEARS.index(layer)]
+        if adapter is None:
+            return site.linear(operand, result)
+        self.offset += adapter.dropouts
+        return adapter.write(site)
 
-    def residual(self, result: str, stream: str, value: str, p: float, offset: int) -> None:
+    def residual(self, result: str, stream: str, value: str, p: float, offset: int) -> str:
         if p:
-            self.say(f"{value}_dropped = dropout {value} seed p={p!r} offset={offset}")
-            value = f"{value}_dropped"
-        if self.block.compute != self.block.stream:
-            self.say(f"{value}_stream = cast {value} {self.block.stream}")
-            value = f"{value}_stream"
-        self.say(f"{result} = add {value} {stream}")
-
-
-def _shape(*sizes: int) -> str:
-    return "[" + ",".join(map(str, sizes)) + "]"
+            drop = f"dropout {value} seed p={p!r} offset={offset}"
+            value = self.let(f"{value}_dropped", self.block.compute, drop)
+        return self.let(result, self.block.stream, f"add {self.cast(value, self.block.stream)} {stream}")

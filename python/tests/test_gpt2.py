@@ -101,7 +101,7 @@ def compare(model: Any, **inputs: Any) -> Any:
     check_error("loss", ours[1], torchs[1], exact[1], 2, model.dtype)
     assert ours[2].keys() == torchs[2].keys()
     for name, gradient in ours[2].items():
-        check_error(f"gradient of {name}", gradient, torchs[2][name], exact[2][name], 3)
+        check_error(f"gradient of {name}", gradient, torchs[2][name], exact[2][name], 3, model.dtype)
     return ours
 
 
@@ -361,20 +361,30 @@ def test_a_growing_layer_is_a_dynamic_one() -> None:
             assert torch.equal(layer.keys, plain.keys) and torch.equal(layer.values, plain.values), index
 
 
-def test_gradients_through_a_cache_fall_back() -> None:
-    model, ids = tiny(), tokens(2, 8)
-    labels = ids[:, 5:]
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_gradients_through_a_cache(implementation: str) -> None:
+    """Of what comes after it, and of what filled it."""
+    model, ids = tiny(attn_implementation=implementation), tokens(2, 8)
 
-    def loss() -> Any:
+    def run(model: Any) -> Any:
         cache = DynamicCache()
-        model(ids[:, :5], past_key_values=cache)
-        return results(model, input_ids=ids[:, 5:], past_key_values=cache, labels=labels)
+        first = model(ids[:, :5], past_key_values=cache).logits
+        second = model(ids[:, 5:7], past_key_values=cache).logits
+        # A program for each length would not pay here.
+        third = model(ids[:, 7:], past_key_values=cache).logits
+        assert cache.get_seq_length() == 8
+        both = torch.cat([first, second, third], 1)
+        model.zero_grad()
+        both.square().mean().backward()
+        return both.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
-    torchs = loss()
-    with deuteron.patched(model) as report:
-        ours = loss()
-    assert report.fallbacks == {"gradients through a cache that is not empty": 2}
-    torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5)
+    exact, torchs = run(copy.deepcopy(model).double()), run(model)
+    with deuteron.patched(model, strict=True) as report:
+        ours = run(model)
+    assert report.fallbacks == {"gradients of a single token through a cache": 2}
+    check_error("logits", ours[0], torchs[0], exact[0], 2)
+    for name, gradient in ours[1].items():
+        check_error(f"gradient of {name}", gradient, torchs[1][name], exact[1][name], 3)
 
 
 # Dropout
@@ -439,18 +449,45 @@ def test_dropout_gradients_are_those_of_the_same_masks() -> None:
     assert abs((values[0] - values[1]) / (2 * step) / norm.item() - 1) < 1e-2
 
 
-def test_gradient_checkpointing_draws_the_same_masks() -> None:
+@pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
+def test_gradient_checkpointing(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block runs again for its gradient, with the same masks, and keeps nothing but what it was given until then."""
+    from deuteron._gpt2_block import BlockForward
+
     ids, model = tokens(), tiny(resid_pdrop=0.1, attn_pdrop=0.1).train()
-    deuteron.patch(model, strict=True)
+    report = deuteron.patch(model, strict=True)
+    model.enable_input_require_grads()
+    calls: List[Any] = []
+    fused = BlockForward.fused
+    monkeypatch.setattr(BlockForward, "fused", lambda self, *given: calls.append(self) or fused(self, *given))
     runs = []
     for checkpointing in (False, True):
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         torch.manual_seed(3)
-        runs.append(results(model, input_ids=ids, labels=ids, use_cache=False))
+        calls.clear()
+        runs.append(results(model, input_ids=ids, labels=ids))
+        assert len(calls) == (4 if checkpointing else 2)
+    assert report.fallbacks == {}
     assert torch.equal(runs[0][1], runs[1][1])
     for name, gradient in runs[0][2].items():
         assert torch.equal(gradient, runs[1][2][name]), name
+    # In evaluation nothing is checkpointed.
+    calls.clear()
+    model.eval()(ids, labels=ids).loss.backward()
+    assert len(calls) == 2
+
+
+def test_gradient_checkpointing_of_a_block_that_falls_back() -> None:
+    ids, model = tokens(), tiny().train()
+    report = deuteron.patch(model, strict=True)
+    model.transformer.h[0].mlp.c_fc.register_forward_hook(lambda module, args, out: None)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    ours = results(model, input_ids=ids, labels=ids)
+    # Once for the result and once for the gradient.
+    assert report.fallbacks == {"its c_fc has a hook": 2}
+    deuteron.unpatch(model)
+    torch.testing.assert_close(ours, results(model, input_ids=ids, labels=ids), rtol=1e-4, atol=1e-4)
 
 
 # Compilers and recordings

@@ -17,6 +17,9 @@ const NEEDED: [&str; 4] = ["maturin>=1.9,<2", "numpy", "pytest", "mypy"];
 /// What the second pass needs beside it.
 const PEERS: [&str; 2] = ["torch", "transformers"];
 
+/// What some of its tests need; they are skipped where an interpreter that is named lacks it.
+const EXTRAS: [&str; 1] = ["peft"];
+
 /// Versions of these, and of all that they bring.
 const CONSTRAINTS: &str = "python/constraints.txt";
 
@@ -72,7 +75,8 @@ fn with_peers(root: &Path) -> Result<PathBuf> {
     let folder = root.join("target").join("python-torch");
     fetch::environment(&folder, &["--system-site-packages"])?;
     let python = folder.join("bin").join("python");
-    fetch::pip(&python, &[&NEEDED[..], &PEERS].concat(), Some(&root.join(CONSTRAINTS)), fetch::LONG)?;
+    let packages = [&NEEDED[..], &PEERS, &EXTRAS].concat();
+    fetch::pip(&python, &packages, Some(&root.join(CONSTRAINTS)), fetch::LONG)?;
     Ok(python)
 }
 
@@ -211,7 +215,7 @@ mod tests {
             version.is_some_and(|version| version.starts_with(|first: char| first.is_ascii_digit()))
         };
         assert!(lines().all(version), "{text}");
-        for name in NEEDED.iter().chain(&PEERS).map(|requirement| module(requirement)) {
+        for name in NEEDED.iter().chain(&PEERS).chain(&EXTRAS).map(|requirement| module(requirement)) {
             let pins = lines().filter(|line| line.starts_with(&format!("{name}=="))).count();
             assert_eq!(pins, 1, "{name}");
         }
