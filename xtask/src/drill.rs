@@ -44,7 +44,7 @@ const PARTS: [Part; 9] = [
     Part { name: "address", run: |root| sanitize::run(root, "address") },
     Part { name: "thread", run: |root| sanitize::run(root, "thread") },
     Part { name: "miri", run: sanitize::miri },
-    Part { name: "models", run: models },
+    Part { name: "loom", run: loom },
     Part { name: "reproduce", run: reproduce::run },
 ];
 
@@ -101,14 +101,10 @@ fn folders(root: &Path) -> Result<Outcome> {
     tests(root, "5", &[cli, files, device])
 }
 
-/// Every interleaving of what threads do, as far as the models go.
-fn models(root: &Path) -> Result<Outcome> {
-    let folder = root.join("models");
-    if !folder.join("Cargo.toml").is_file() {
-        return Ok(Outcome::Skipped("there is no folder `models`".into()));
-    }
+/// Interleavings of the thread pool's steps, explored by Loom.
+fn loom(root: &Path) -> Result<Outcome> {
     let mut command = Command::new(program());
-    command.current_dir(&folder).args(["test", "--release"]);
+    command.current_dir(root.join("loom")).args(["test", "--release"]);
     counted(&mut command)
 }
 

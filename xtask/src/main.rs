@@ -31,7 +31,7 @@ const USAGE: &str = "usage:
   cargo xtask mutate [WORD]...       small mistakes in a copy of the tree, each against the test that must find it;
                                      those whose list, file or test has one of the words
   cargo xtask drill [PART]...        faults that take long to try, with a row each in bench/results/drills.csv: alloc, kill, folders,
-                                     signals, address, thread, miri, models, reproduce
+                                     signals, address, thread, miri, loom, reproduce
   cargo xtask sbom                   what a release is built from, as CycloneDX, into target/deuteron.cdx.json";
 
 fn main() -> Result<()> {
