@@ -72,7 +72,13 @@ impl DeviceArguments {
     fn open(&self, red_zones: RedZones, tuning: &Choice) -> Result<Engine> {
         let cpu = cpu(self.threads)?;
         match self.wanted()? {
+            Wanted::Cpu if self.tuning.is_given() => {
+                bail!("--tuning is for kernels of a GPU; got --device cpu")
+            }
             Wanted::Cpu => Ok(cpu),
+            Wanted::Cuda(_) if self.threads.is_some() => {
+                bail!("--threads is for the CPU; got --device {}", self.device)
+            }
             Wanted::Cuda(ordinal) => {
                 gpu(ordinal, red_zones, tuning, &[]).with_context(|| format!("device `{}`", self.device))
             }
@@ -96,6 +102,12 @@ impl DeviceArguments {
         Ok(opened.with_context(|| format!("device `{}`", self.device))?.1)
     }
 
+    /// Whether the CPU runs with as many threads as it has cores.
+    pub fn uses_all_threads(&self) -> bool {
+        let all = std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.is_none_or(|threads| threads == all)
+    }
+
     /// What the words mean.
     pub fn wanted(&self) -> Result<Wanted> {
         parse(&self.device)?
@@ -116,11 +128,11 @@ pub fn cpu(threads: Option<usize>) -> Result<Engine> {
 
 /// A device by its words; none where they are those of something else.
 pub fn parse(text: &str) -> Result<Option<Wanted>> {
-    Ok(match text {
+    Ok(match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Wanted::Auto),
         "cpu" => Some(Wanted::Cpu),
         "cuda" => Some(Wanted::Cuda(0)),
-        _ => match text.strip_prefix("cuda:") {
+        lower => match lower.strip_prefix("cuda:") {
             Some(number) => match number.parse() {
                 Ok(ordinal) => Some(Wanted::Cuda(ordinal)),
                 Err(_) => bail!("device `{text}`: expected cuda:N with a whole number N, got `{number}`"),
@@ -216,6 +228,7 @@ mod tests {
         assert_eq!(parse("cpu").unwrap(), Some(Wanted::Cpu));
         assert_eq!(parse("cuda").unwrap(), Some(Wanted::Cuda(0)));
         assert_eq!(parse("cuda:3").unwrap(), Some(Wanted::Cuda(3)));
+        assert_eq!(parse("CUDA:3").unwrap(), Some(Wanted::Cuda(3)));
         assert_eq!(parse("h200").unwrap(), None);
         assert!(parse("cuda:x").unwrap_err().to_string().contains("whole number"));
     }

@@ -79,6 +79,11 @@ pub fn text_of(path: &Path, longest: u64) -> io::Result<String> {
     Ok(text.strip_prefix('\u{feff}').map(String::from).unwrap_or(text))
 }
 
+/// Makes the folder of a file.
+pub fn make_folder_of(path: &Path) -> io::Result<()> {
+    private_folders().create(path.parent().unwrap_or(Path::new(".")))
+}
+
 /// Stores a text. The file is complete or as it was: the text is written under another name first.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
