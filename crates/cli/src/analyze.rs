@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{AnalyzeOptions, Kernels, analyze, flips};
 use deuteron::report::{
-    Analysis, Candidate, KernelSheet, PlanSheet, TileSheet, diff, expect, html, parse, roofline_svg,
+    Analysis, Candidate, KernelSheet, PlanSheet, ScoringSheet, TileSheet, diff, expect, html, parse, roofline_svg,
 };
-use deuteron::{Backend, Bytes, Machine, Pin};
+use deuteron::{Backend, Bytes, Machine, Pin, Scoring};
 
 use crate::device::{RedZones, Wanted};
 use crate::input::{GraphArguments, text_file};
@@ -25,6 +25,13 @@ pub struct Arguments {
     /// cpu (this machine), cuda (its GPU), a100, h100, h200, rtx4090, or a machine file
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// Plan with every skeleton that the planner knows, whether or not this version can generate it; otherwise that plan is listed beside
+    /// the chosen one where it differs
+    #[arg(long)]
+    conceivable: bool,
+    /// Weights, thresholds and verdict threshold of the score sheet: a TOML file with [weights], [thresholds] and fuse_from
+    #[arg(long, value_name = "FILE")]
+    weights: Option<PathBuf>,
     /// Operations that must share a kernel: a,b; again for more
     #[arg(long, value_name = "A,B")]
     force: Vec<String>,
@@ -69,8 +76,13 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         sources: arguments.pages.html.is_some() || arguments.json || arguments.diff.is_some(),
         compiler: arguments.compile.then(|| device::compiler(&[])).transpose()?,
         keep_all: arguments.keep_all,
+        kernels: if arguments.conceivable { Kernels::Conceivable } else { Kernels::Generated },
+        scoring: arguments.weights.as_deref().map(scoring).transpose()?.unwrap_or_default(),
         ..usual
     };
+    if arguments.keep_all && !arguments.graph.backward {
+        bail!("--keep-all is for graphs with gradients; add --backward");
+    }
     let mut analysis = analyze(&loaded.graph, &options)?;
     analysis.notes.extend(loaded.notes);
     if arguments.flip {
@@ -122,15 +134,19 @@ fn read(path: &Path) -> Result<Analysis> {
     parse(&text).with_context(|| path.display().to_string())
 }
 
-/// How to analyse for a profile, this machine, or a file. What runs here is planned with what can be generated.
+/// A file of weights.
+fn scoring(path: &Path) -> Result<Scoring> {
+    Scoring::parse(&text_file(path)?).with_context(|| path.display().to_string())
+}
+
+/// How to analyse for a profile, this machine, or a file, with what can be generated there.
 pub fn usual_options(device: &str, packages: &[PathBuf]) -> Result<AnalyzeOptions> {
-    let at_hand = |machine| AnalyzeOptions { kernels: Kernels::Generated, ..AnalyzeOptions::on(machine) };
     Ok(match device::parse(device)? {
-        Some(Wanted::Auto | Wanted::Cpu) => at_hand(machine_file::load("cpu").unwrap_or_else(Machine::cpu)),
+        Some(Wanted::Auto | Wanted::Cpu) => AnalyzeOptions::on(machine_file::load("cpu").unwrap_or_else(Machine::cpu)),
         Some(Wanted::Cuda(ordinal)) => {
             let engine = device::gpu(ordinal, RedZones::Off, &Choice::Stored, packages)?;
             let gpu = engine.device();
-            AnalyzeOptions { backend: Some(gpu.backend().clone()), ..at_hand(gpu.machine().clone()) }
+            AnalyzeOptions { backend: Some(gpu.backend().clone()), ..AnalyzeOptions::on(gpu.machine().clone()) }
         }
         None => AnalyzeOptions::on(described(device)?),
     })
@@ -138,8 +154,9 @@ pub fn usual_options(device: &str, packages: &[PathBuf]) -> Result<AnalyzeOption
 
 /// A machine that need not be here: a profile or a file.
 fn described(device: &str) -> Result<Machine> {
-    if Machine::PROFILES.contains(&device) {
-        return Ok(Machine::profile(device)?);
+    let lower = device.to_ascii_lowercase();
+    if Machine::PROFILES.contains(&lower.as_str()) {
+        return Ok(Machine::profile(&lower)?);
     }
     if !Path::new(device).is_file() {
         bail!("unknown device `{device}`; expected {}, or a machine file", Machine::PROFILES.join(", "));
@@ -164,7 +181,7 @@ fn pins(force: &[String], forbid: &[String]) -> Result<Vec<Pin>> {
 pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let (search, ms) = (capital(&analysis.search.text), analysis.planning_ms);
-    writeln!(out, "{} on {}\n", analysis.graph, analysis.device)?;
+    writeln!(out, "{} on {}{}\n", analysis.graph, analysis.device, basis(&analysis.machine.basis))?;
     writeln!(out, "{}\n{search}; planned in {ms:.0} ms.\n", analysis.verdict)?;
     writeln!(out, "{}\n", plans_table(analysis))?;
     writeln!(out, "The chosen plan\n{}\n", kernels_table(analysis, all))?;
@@ -172,7 +189,12 @@ pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
         writeln!(out, "{MATMULS}\n{table}\n")?;
     }
     let which = if all { "" } else { ", the weightiest" };
-    writeln!(out, "Fusions considered{which}\n{}\n", candidates_table(analysis, all))?;
+    writeln!(
+        out,
+        "Fusions considered{which}\n{}\n{}\n",
+        candidates_table(analysis, all),
+        score_line(&analysis.scoring)
+    )?;
     let mut section = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {
             out.push_str(&format!("{title}\n  {}\n\n", lines.join("\n  ")));
@@ -199,6 +221,28 @@ pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
+/// Where the machine's numbers come from, where that is not its profile.
+fn basis(basis: &str) -> &'static str {
+    match basis {
+        "calibrated" => " (numbers calibrated on this machine)",
+        "learnt" => " (numbers corrected by what `fuse` measured here)",
+        "guessed" => " (numbers guessed from another machine; `deuteron doctor --calibrate` measures this one)",
+        _ => "",
+    }
+}
+
+/// Weights, thresholds and verdict threshold of the score, in a few lines.
+fn score_line(scoring: &ScoringSheet) -> String {
+    let criteria = scoring.criteria.iter().map(|one| format!("{} x {} ({})", one.weight, one.name, one.asks));
+    let text = format!(
+        "Score = {}; each from 0 to 1, + passes and - fails what is asked. The verdict is FUSE from {}; the plan goes by predicted time. \
+         Worth: the best plan without it less the best plan with it.",
+        criteria.collect::<Vec<_>>().join(" + "),
+        scoring.fuse_from
+    );
+    show::wrapped(&text)
+}
+
 fn capital(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
@@ -210,6 +254,7 @@ fn plans_table(analysis: &Analysis) -> comfy_table::Table {
         ("naive", Some(&plans.naive)),
         ("eager", Some(&plans.eager)),
         ("unfused", Some(&plans.unfused)),
+        ("recomputed", plans.recomputed.as_ref()),
         ("greedy", Some(&plans.greedy)),
         ("chosen", Some(&plans.chosen)),
         ("conceivable", plans.conceivable.as_ref()),
@@ -247,6 +292,7 @@ fn kernels_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
             format!("{:.1}", cost.intensity),
             show::milliseconds(cost.us / 1e3),
             format!("{:.1} %", 100.0 * cost.us * kernel.launches.len() as f64 / total.max(1e-12)),
+            kernel.gain_us.map_or("-".into(), |us| show::milliseconds(us * kernel.launches.len() as f64 / 1e3)),
             cost.bound.clone(),
         ];
         if gpu {
@@ -260,7 +306,7 @@ fn kernels_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
         }
         row
     });
-    let mut header = vec!["kernel", "count", "size", "moved", "flop/B", "predicted", "share", "bound"];
+    let mut header = vec!["kernel", "count", "size", "moved", "flop/B", "predicted", "share", "saves", "bound"];
     if gpu {
         header.extend(["registers", "occupancy"]);
     }
@@ -331,18 +377,34 @@ fn candidates_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
         candidates.truncate(12);
     }
     let rows = candidates.iter().map(|candidate| {
-        vec![
-            show::shorten(&candidate.ops.join(" + "), 48),
-            candidate.count.to_string(),
+        let mut row = vec![show::shorten(&candidate.ops.join(" + "), 40), candidate.count.to_string()];
+        let criteria = candidate.criteria.list().into_iter().zip(candidate.passes.list());
+        row.extend(criteria.map(|(score, passes)| format!("{score:.2}{}", if passes { '+' } else { '-' })));
+        row.extend([
             format!("{:.2}", candidate.score),
             candidate.verdict.clone(),
             if candidate.chosen { "fused" } else { "apart" }.to_string(),
             format!("{:.0} %", 100.0 * candidate.values.bandwidth_saving),
             candidate.worth_us.map_or("-".into(), |us| show::milliseconds(us / 1e3)),
             candidate.reason.code.clone(),
-        ]
+        ]);
+        row
     });
-    let header = ["fusion", "count", "score", "verdict", "plan", "bytes saved", "worth", "code"];
+    let header = [
+        "fusion",
+        "count",
+        "bandwidth",
+        "launch",
+        "registers",
+        "complexity",
+        "maintain.",
+        "score",
+        "verdict",
+        "plan",
+        "bytes saved",
+        "worth",
+        "code",
+    ];
     show::table(&header, rows.collect(), 1)
 }
 

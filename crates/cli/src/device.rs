@@ -72,7 +72,13 @@ impl DeviceArguments {
     fn open(&self, red_zones: RedZones, tuning: &Choice) -> Result<Engine> {
         let cpu = cpu(self.threads)?;
         match self.wanted()? {
+            Wanted::Cpu if self.tuning.is_given() => {
+                bail!("--tuning is for kernels of a GPU; got --device cpu")
+            }
             Wanted::Cpu => Ok(cpu),
+            Wanted::Cuda(_) if self.threads.is_some() => {
+                bail!("--threads is for the CPU; got --device {}", self.device)
+            }
             Wanted::Cuda(ordinal) => {
                 gpu(ordinal, red_zones, tuning, &[]).with_context(|| format!("device `{}`", self.device))
             }
@@ -94,6 +100,12 @@ impl DeviceArguments {
         };
         let opened = open_gpu(ordinal, RedZones::Off, &self.tuning.choice()?, &[]);
         Ok(opened.with_context(|| format!("device `{}`", self.device))?.1)
+    }
+
+    /// Whether the CPU runs with as many threads as it has cores.
+    pub fn uses_all_threads(&self) -> bool {
+        let all = std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.is_none_or(|threads| threads == all)
     }
 
     /// What the words mean.
@@ -121,11 +133,11 @@ pub fn open_cpu(threads: Option<usize>) -> Result<Arc<Cpu>> {
 
 /// A device by its words; none where they are those of something else.
 pub fn parse(text: &str) -> Result<Option<Wanted>> {
-    Ok(match text {
+    Ok(match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Wanted::Auto),
         "cpu" => Some(Wanted::Cpu),
         "cuda" => Some(Wanted::Cuda(0)),
-        _ => match text.strip_prefix("cuda:") {
+        lower => match lower.strip_prefix("cuda:") {
             Some(number) => match number.parse() {
                 Ok(ordinal) => Some(Wanted::Cuda(ordinal)),
                 Err(_) => bail!("device `{text}`: expected cuda:N with a whole number N, got `{number}`"),
@@ -221,6 +233,7 @@ mod tests {
         assert_eq!(parse("cpu").unwrap(), Some(Wanted::Cpu));
         assert_eq!(parse("cuda").unwrap(), Some(Wanted::Cuda(0)));
         assert_eq!(parse("cuda:3").unwrap(), Some(Wanted::Cuda(3)));
+        assert_eq!(parse("CUDA:3").unwrap(), Some(Wanted::Cuda(3)));
         assert_eq!(parse("h200").unwrap(), None);
         assert!(parse("cuda:x").unwrap_err().to_string().contains("whole number"));
     }

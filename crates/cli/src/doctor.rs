@@ -8,7 +8,7 @@ use clap::Args;
 use deuteron::calibrate::{CaseRow, TimeErrors, Validation, calibrate, validate};
 use deuteron::cuda;
 use deuteron::doctor::{CudaReport, DoctorReport, doctor};
-use deuteron::{Bytes, Engine};
+use deuteron::{Basis, Bytes, Engine, Machine};
 
 use crate::Outcome;
 use crate::device::DeviceArguments;
@@ -22,6 +22,9 @@ pub struct Arguments {
     /// Measure kernels for a minute, fit the planner's numbers to them and keep them for this user
     #[arg(long, conflicts_with = "validate")]
     calibrate: bool,
+    /// Forget what `deuteron fuse` learnt about the device; a calibration stays
+    #[arg(long, conflicts_with_all = ["calibrate", "validate", "json"])]
+    forget: bool,
     /// Measure other kernels and compare with what the planner predicts
     #[arg(long)]
     validate: bool,
@@ -34,6 +37,9 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let engine = arguments.device.engine()?;
+    if arguments.forget {
+        return run_forget(&engine);
+    }
     match (arguments.calibrate, arguments.validate) {
         (true, _) => run_calibrate(&engine),
         (false, true) => run_validate(&engine, arguments.json),
@@ -112,9 +118,18 @@ fn print_cuda(cuda: &CudaReport) {
 /// Where the planner's numbers come from.
 fn planner_numbers(name: &str) -> String {
     let stored = machine_file::load(name);
-    match machine_file::path(name).filter(|_| stored.is_some()) {
-        Some(path) => format!("numbers of {}", path.display()),
-        None => "numbers of the profile that ships; `deuteron doctor --calibrate` measures this machine's".to_string(),
+    let basis = stored.as_ref().map(Machine::basis);
+    let path = match basis {
+        Some(Basis::Learnt) => machine_file::learnt_path(name),
+        Some(_) => machine_file::path(name),
+        None => None,
+    };
+    match (path, basis) {
+        (Some(path), Some(Basis::Learnt)) => {
+            format!("numbers corrected by what `fuse` measured here, {}; --forget undoes that", path.display())
+        }
+        (Some(path), Some(_)) => format!("numbers of {}", path.display()),
+        _ => "numbers of the profile that ships; `deuteron doctor --calibrate` measures this machine's".to_string(),
     }
 }
 
@@ -129,6 +144,15 @@ fn run_calibrate(engine: &Engine) -> Result<Outcome> {
     outln!("{}", show::table(&["number", "before", "after", "what", "origin"], lines.collect(), 5));
     outln!("{}", describe("Predicted against measured time of what it was fitted to", &found.errors));
     outln!("Stored in {}.", machine_file::store(&found.machine)?.display());
+    Ok(Outcome::Good)
+}
+
+fn run_forget(engine: &Engine) -> Result<Outcome> {
+    let name = &engine.device().machine().name;
+    match machine_file::forget(name)? {
+        Some(path) => outln!("Forgotten what was learnt about {name}: {} is removed.", path.display()),
+        None => outln!("Nothing was learnt about {name}."),
+    }
     Ok(Outcome::Good)
 }
 

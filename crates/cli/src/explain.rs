@@ -1,4 +1,4 @@
-//! `deuteron explain`: the page of a code.
+//! `deuteron explain`: the page of a code, or of the text form.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -9,7 +9,7 @@ use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// E-PLAN-004, or nothing for the list of all codes
+    /// E-PLAN-004; `text` for the text form of a graph; or nothing for the list of all codes
     code: Option<String>,
     /// Print {code, title, meaning, example, hint} as JSON, or an array of them
     #[arg(long)]
@@ -18,6 +18,9 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "code")]
     schema: bool,
 }
+
+/// The page of the text form.
+const TEXT_FORM: &str = include_str!("text-form.md");
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     if arguments.schema {
@@ -31,9 +34,18 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         }
         return Ok(Outcome::Good);
     };
+    if code.eq_ignore_ascii_case("text") {
+        if arguments.json {
+            bail!("--json is for codes; `explain text` is a page of prose");
+        }
+        out!("{TEXT_FORM}");
+        return Ok(Outcome::Good);
+    }
     let Some(page) = page(code) else {
         let last = PAGES.last().map_or("", |page| page.code);
-        bail!("unknown code `{code}`; expected E-PLAN-001 to {last}, or no code for the list");
+        bail!(
+            "unknown code `{code}`; expected E-PLAN-001 to {last}, `text` for the text form, or no code for the list"
+        );
     };
     if arguments.json {
         show::json(page)?;

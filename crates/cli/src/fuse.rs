@@ -1,11 +1,10 @@
 //! `deuteron fuse`: the main job.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use deuteron::fuse::{FuseOptions, FuseReport, GroupReport, Stage, corrected, fuse};
+use deuteron::fuse::{FuseOptions, FuseReport, GroupReport, Lesson, PlanReport, Stage, fuse, lesson};
 use deuteron::{Bytes, Engine};
 use deuteron_gpt2::BenchReport;
 use serde::Serialize;
@@ -13,7 +12,7 @@ use serde::Serialize;
 use crate::analyze::{MATMULS, PageArguments, matmuls_table};
 use crate::device::DeviceArguments;
 use crate::input::GraphArguments;
-use crate::{Outcome, bench_model, machine_file, show};
+use crate::{Outcome, bench_model, doctor, machine_file, show};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -29,11 +28,11 @@ pub struct Arguments {
     all: bool,
     #[command(flatten)]
     pages: PageArguments,
-    /// Leave the stored calibration as it is: the next plan does not learn from this run
+    /// Learn nothing from this run. Otherwise predicted times are corrected by what long kernels took; `doctor --forget` undoes that
     #[arg(long)]
     no_learn: bool,
-    /// Print the report as JSON: graph, device, verified, max_error, bound, unfused, fused, speedup, groups, refusals,
-    /// model; of a whole model generation too: what a prompt and one more token cost
+    /// Print the report as JSON: graph, device, verified, max_error, bound, eager, unfused, fused, speedup, speedup_over_eager, groups,
+    /// refusals, model; of a whole model generation too: what a prompt and one more token cost
     #[arg(long)]
     json: bool,
 }
@@ -56,22 +55,18 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         sources: arguments.pages.html.is_some(),
         ..FuseOptions::default()
     };
-    let bar = show::progress(None);
+    let bar = show::progress(Some(STAGES.len() as u64));
     let report = fuse(&engine, &graph, &options, |stage| {
-        bar.set_message(match stage {
-            Stage::Inputs => "making inputs",
-            Stage::Compiling => "planning and compiling",
-            Stage::Reference => "running the f64 reference",
-            Stage::Verifying => "verifying",
-            Stage::Measuring => "measuring",
-        });
+        let done = STAGES.iter().position(|(known, _)| *known == stage).unwrap_or(0);
+        bar.set_position(done as u64);
+        bar.set_message(STAGES[done].1);
     })?;
     bar.finish_and_clear();
     arguments.pages.write(&report.analysis)?;
-    let learned = match arguments.no_learn {
+    let learnt = match arguments.no_learn {
         true => None,
         // What was verified and measured stands, whether or not it can be stored.
-        false => learn(&engine, &report).unwrap_or_else(|error| {
+        false => learn(&engine, &report, arguments.device.uses_all_threads()).unwrap_or_else(|error| {
             errln!("note: what was measured is not stored: {error:#}");
             None
         }),
@@ -90,21 +85,47 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
             outln!("\nAs generation runs it:");
             bench_model::print(generation);
         }
-        if let Some(path) = learned {
-            outln!("The next plan uses what was measured here ({}).", path.display());
+        if let Some(sentence) = learnt {
+            outln!("{sentence}");
         }
     }
     Ok(Outcome::of(report.verified))
 }
 
-/// Corrects the stored machine by what was measured. Without a place to store it nothing is learned.
-fn learn(engine: &Engine, report: &FuseReport) -> Result<Option<PathBuf>> {
-    if machine_file::path(&engine.device().machine().name).is_none() {
+/// What is done, in order.
+const STAGES: [(Stage, &str); 5] = [
+    (Stage::Inputs, "making inputs"),
+    (Stage::Compiling, "planning and compiling"),
+    (Stage::Reference, "running the f64 reference"),
+    (Stage::Verifying, "verifying"),
+    (Stage::Measuring, "measuring"),
+];
+
+/// Corrects predicted times by what was measured, and says so. Without a place to store it, or with fewer threads than predictions are
+/// for, nothing is learnt.
+fn learn(engine: &Engine, report: &FuseReport, all_threads: bool) -> Result<Option<String>> {
+    if !all_threads {
         return Ok(None);
     }
-    let origin = format!("measured over predicted, by `fuse {}`", report.graph);
-    let machine = corrected(engine.device().machine(), &report.analysis, &origin)?;
-    machine_file::store(&machine).map(Some)
+    let machine = engine.device().machine();
+    let origin = format!("by `fuse {}` on {}", report.graph, doctor::today());
+    let spread = report.unfused.spread.max(report.fused.spread);
+    let mut counted = 0;
+    let stored = machine_file::learn(machine, |now| {
+        Ok(match lesson(&now, &report.analysis, spread, &origin)? {
+            Lesson::Learnt { machine, kernels } => {
+                counted = kernels;
+                Some(machine)
+            }
+            Lesson::Nothing(_) => None,
+        })
+    })?;
+    Ok(stored.map(|path| {
+        format!(
+            "Predictions on this machine now follow what {counted} long kernels took ({}; `deuteron doctor --forget` undoes it).",
+            path.display()
+        )
+    }))
 }
 
 fn print(report: &FuseReport, all: bool) {
@@ -118,22 +139,27 @@ fn print(report: &FuseReport, all: bool) {
     if all {
         print_refusals(report);
     }
-    let plan = |name: &str, plan: &deuteron::fuse::PlanReport| {
+    let plan = |name: &str, plan: &PlanReport| {
         let moved = Bytes(plan.bytes).to_string();
         let predicted = show::milliseconds(plan.predicted_ms);
         let mut row = vec![name.to_string(), plan.kernels.to_string(), moved, predicted, show::milliseconds(plan.ms)];
         row.extend(plan.graph_ms.map(show::milliseconds));
         row
     };
-    let rows = vec![plan("unfused", &report.unfused), plan("fused", &report.fused)];
+    let rows = vec![
+        plan("eager: attention in parts", &report.eager),
+        plan("unfused: a kernel per call", &report.unfused),
+        plan("fused", &report.fused),
+    ];
     let mut header = vec!["plan", "kernels", "moved", "predicted", "time"];
     if report.fused.graph_ms.is_some() {
         header.splice(4.., ["launched one by one", "as one CUDA graph"]);
     }
     outln!("{}\n", show::table(&header, rows, 1));
-    let fewer = 100.0 * (1.0 - report.fused.bytes as f64 / report.unfused.bytes.max(1) as f64);
-    let speed = show::speed(report.speedup, [report.unfused.spread, report.fused.spread]);
-    outln!("Fusion: {fewer:.0} % fewer bytes moved, {speed}.");
+    outln!("{}", against("unfused", &report.unfused, &report.fused, report.speedup));
+    if report.eager.kernels > report.unfused.kernels {
+        outln!("{}", against("eager", &report.eager, &report.fused, report.speedup_over_eager));
+    }
     let verdict = if report.verified { "Verified" } else { "NOT VERIFIED" };
     outln!(
         "{verdict} against f64: largest error {:.2e}, bound {:.2e} (output {}).",
@@ -141,6 +167,16 @@ fn print(report: &FuseReport, all: bool) {
         report.bound,
         report.worst_output
     );
+}
+
+/// What fusing won over a baseline that is named.
+fn against(name: &str, baseline: &PlanReport, fused: &PlanReport, speedup: f64) -> String {
+    let bytes = match 1.0 - fused.bytes as f64 / baseline.bytes.max(1) as f64 {
+        _ if baseline.bytes == fused.bytes => "as many bytes moved".to_string(),
+        saved if saved < 0.0 => format!("{:.0} % more bytes moved", -100.0 * saved),
+        saved => format!("{:.0} % fewer bytes moved", 100.0 * saved),
+    };
+    format!("Fused against {name}: {bytes}, {}.", show::speed(speedup, [baseline.spread, fused.spread]))
 }
 
 fn each_kernel(groups: &[GroupReport]) -> Vec<Vec<String>> {

@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{Knob, Variants};
-use deuteron::{Dtype, ExpertSizes, FusedOp, Graph};
+use deuteron::report::distance;
+use deuteron::{Dtype, ExpertSizes, FusedOp, Graph, Heads};
 use deuteron_gpt2::{Config, Options, Weights};
 
 use crate::stored_file::text_of;
@@ -16,23 +17,27 @@ pub struct GraphArguments {
     /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, each also with -block; an op of the catalogue, with attributes in quotes: "moe
     /// weighted=true"; a text file; an .onnx file
     graph: String,
-    /// Sequences
-    #[arg(long, default_value_t = 1)]
-    batch: usize,
-    /// Tokens a sequence
-    #[arg(long, default_value_t = 1024)]
-    seq: usize,
-    /// Rows of an op of the catalogue
-    #[arg(long, default_value_t = 1024)]
-    rows: usize,
-    /// Columns of an op of the catalogue
-    #[arg(long, default_value_t = 768)]
-    cols: usize,
-    #[command(flatten)]
-    experts: ExpertArguments,
-    /// f32, f16 or bf16; of a model also int8, its weights as bytes
-    #[arg(long, default_value = "f32")]
-    dtype: String,
+    /// Sequences of a model [default: 1]
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Tokens per sequence of a model, or of an op that attends [default: 1024]
+    #[arg(long)]
+    seq: Option<usize>,
+    /// Rows of an op of the catalogue [default: 1024]
+    #[arg(long)]
+    rows: Option<usize>,
+    /// Columns of an op of the catalogue [default: 768]
+    #[arg(long)]
+    cols: Option<usize>,
+    /// Experts of an op that routes rows to them [default: 8]
+    #[arg(long)]
+    experts: Option<usize>,
+    /// Experts of each row, of an op that weighs their results [default: 2]
+    #[arg(long)]
+    choices: Option<usize>,
+    /// f32, f16 or bf16 of a model or an op; of a model also int8, its weights as bytes [default: f32]
+    #[arg(long)]
+    dtype: Option<String>,
     /// Gradients too: of all weights of a model, of all operands of an op
     #[arg(long)]
     pub backward: bool,
@@ -69,6 +74,59 @@ pub struct Loaded {
     pub notes: Vec<String>,
 }
 
+/// What a user named.
+enum Source {
+    /// a file of another program
+    Onnx,
+    /// a file of ours
+    Text,
+    /// a model, or a block of one
+    Model,
+    /// an op of the catalogue
+    Op(FusedOp),
+    /// nothing that we know
+    Unknown,
+}
+
+/// Flags that change the operands of an op.
+fn flags_of(op: &FusedOp) -> Vec<&'static str> {
+    let usual = deuteron::Sizes::new(64, 64, Dtype::F32);
+    let types = |sizes: deuteron::Sizes| op.operand_types_of(&sizes);
+    let changes = |sizes: deuteron::Sizes| types(sizes) != types(usual);
+    let heads = Heads { positions: 16, ..usual.heads };
+    let experts = [
+        ExpertSizes { count: usual.experts.count + 1, ..usual.experts },
+        ExpertSizes { choices: usual.experts.choices + 1, ..usual.experts },
+    ];
+    let mut flags = vec!["rows", "cols", "dtype"];
+    if changes(deuteron::Sizes { heads, ..usual }) {
+        flags.push("seq");
+    }
+    for (flag, experts) in ["experts", "choices"].into_iter().zip(experts) {
+        if changes(deuteron::Sizes { experts, ..usual }) {
+            flags.push(flag);
+        }
+    }
+    flags
+}
+
+/// The graph whose name is nearest to a word.
+fn nearest(word: &str) -> String {
+    let blocks = Config::ALL.iter().flat_map(|config| [config.name.to_string(), format!("{}-block", config.name)]);
+    let all = blocks.chain(FusedOp::catalog().into_iter().map(|op| op.name().to_string()));
+    all.min_by_key(|name| distance(&word.to_ascii_lowercase(), name)).unwrap_or_default()
+}
+
+/// A dtype by the name that it has here; other libraries' names are understood.
+pub fn dtype_word(word: &str) -> String {
+    match word.to_ascii_lowercase().as_str() {
+        "fp32" | "float32" | "float" => "f32".to_string(),
+        "fp16" | "float16" | "half" => "f16".to_string(),
+        "bfloat16" => "bf16".to_string(),
+        other => other.to_string(),
+    }
+}
+
 /// Sizes that a graph is built for.
 #[derive(Clone, Copy)]
 struct Sizes {
@@ -87,40 +145,132 @@ impl GraphArguments {
 
     /// The graph the user named, with the notes of its import.
     pub fn load(&self) -> Result<Loaded> {
-        if self.batch == 0 {
-            bail!("--batch must be at least 1");
-        }
-        let is_onnx = self.graph.ends_with(".onnx");
-        if !is_onnx && !self.dims.is_empty() {
-            bail!("--dim is for .onnx files; `{}` is none", self.graph);
-        }
-        if is_onnx {
-            return self.onnx();
+        self.refuse_zeros()?;
+        let graph = match self.source() {
+            Source::Onnx => {
+                self.refuse_others("the ONNX file", &["dim"])?;
+                return self.onnx();
+            }
+            Source::Text => {
+                self.refuse_others("a graph in text form, which says its own sizes:", &[])?;
+                self.file()?
+            }
+            Source::Model => {
+                self.refuse_others("the model", &["batch", "seq", "dtype"])?;
+                self.built(self.sizes())?
+            }
+            Source::Op(op) => {
+                self.refuse_others("the op", &flags_of(&op))?;
+                if self.seq == Some(0) {
+                    bail!("--seq must be at least 1, got 0");
+                }
+                self.built(self.sizes())?
+            }
+            Source::Unknown => self.built(self.sizes())?,
+        };
+        Ok(Loaded { graph, notes: Vec::new() })
+    }
+
+    /// Whether an op of the catalogue was named.
+    pub fn is_op(&self) -> bool {
+        matches!(self.source(), Source::Op(_))
+    }
+
+    /// What the name stands for.
+    fn source(&self) -> Source {
+        if self.graph.to_ascii_lowercase().ends_with(".onnx") {
+            return Source::Onnx;
         }
         if Path::new(&self.graph).is_file() {
-            return Ok(Loaded { graph: self.file()?, notes: Vec::new() });
+            return Source::Text;
         }
-        Ok(Loaded { graph: self.built(self.sizes())?, notes: Vec::new() })
+        match (Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph)), self.graph.parse()) {
+            (Ok(_), _) => Source::Model,
+            (Err(_), Ok(op)) => Source::Op(op),
+            (Err(_), Err(_)) => Source::Unknown,
+        }
+    }
+
+    /// Flags that not every graph takes, and whether they were given.
+    fn flags(&self) -> [(&'static str, bool); 8] {
+        [
+            ("batch", self.batch.is_some()),
+            ("seq", self.seq.is_some()),
+            ("rows", self.rows.is_some()),
+            ("cols", self.cols.is_some()),
+            ("experts", self.experts.is_some()),
+            ("choices", self.choices.is_some()),
+            ("dtype", self.dtype.is_some()),
+            ("dim", !self.dims.is_empty()),
+        ]
+    }
+
+    /// A flag that would do nothing is an error.
+    fn refuse_others(&self, what: &str, takes: &[&str]) -> Result<()> {
+        let Some((flag, _)) = self.flags().into_iter().find(|(flag, given)| *given && !takes.contains(flag)) else {
+            return Ok(());
+        };
+        let all: Vec<String> = takes.iter().map(|flag| format!("--{flag}")).collect();
+        let all = if all.is_empty() { "none of these flags".to_string() } else { all.join(", ") };
+        bail!("--{flag} does nothing for {what} `{}`; it takes {all}", self.graph)
+    }
+
+    /// Nothing is of no size.
+    fn refuse_zeros(&self) -> Result<()> {
+        let sizes = [
+            ("batch", self.batch),
+            ("rows", self.rows),
+            ("cols", self.cols),
+            ("experts", self.experts),
+            ("choices", self.choices),
+        ];
+        match sizes.into_iter().find(|(_, value)| *value == Some(0)) {
+            Some((flag, _)) => bail!("--{flag} must be at least 1, got 0"),
+            None => Ok(()),
+        }
     }
 
     /// The model, if a whole one was named to be run forward: with its sequences, their tokens and how weights are kept.
     pub fn model(&self) -> Result<Option<(Config, usize, usize, Weights)>> {
         match Config::find(&self.graph) {
             Ok(config) if !self.backward && !Path::new(&self.graph).is_file() => {
-                Ok(Some((config, self.batch, self.seq, self.dtype.parse()?)))
+                let sizes = self.sizes();
+                Ok(Some((config, sizes.batch, sizes.sequence, self.dtype().parse()?)))
             }
             _ => Ok(None),
         }
     }
 
     fn sizes(&self) -> Sizes {
-        Sizes { batch: self.batch, sequence: self.seq, hidden: None, rows: self.rows, cols: self.cols }
+        Sizes {
+            batch: self.batch.unwrap_or(1),
+            sequence: self.seq.unwrap_or(1024),
+            hidden: None,
+            rows: self.rows.unwrap_or(1024),
+            cols: self.cols.unwrap_or(768),
+        }
+    }
+
+    fn dtype(&self) -> String {
+        dtype_word(self.dtype.as_deref().unwrap_or("f32"))
+    }
+
+    /// The types of an op's operands.
+    fn operand_sizes(&self, sizes: Sizes) -> Result<deuteron::Sizes> {
+        let usual = deuteron::Sizes::new(sizes.rows, sizes.cols, float(&self.dtype())?);
+        let (count, choices) =
+            (self.experts.unwrap_or(usual.experts.count), self.choices.unwrap_or(usual.experts.choices));
+        Ok(deuteron::Sizes {
+            heads: Heads { positions: sizes.sequence, ..usual.heads },
+            experts: ExpertSizes { count, choices, columns: None },
+            ..usual
+        })
     }
 
     /// A model of ours or an op of the catalogue.
     fn built(&self, sizes: Sizes) -> Result<Graph> {
         let options = || -> Result<Options> {
-            let weights: Weights = self.dtype.parse()?;
+            let weights: Weights = self.dtype().parse()?;
             Ok(Options { batch: sizes.batch, sequence: sizes.sequence, weights, backward: self.backward })
         };
         let resized = |config: Config| match sizes.hidden {
@@ -136,14 +286,18 @@ impl GraphArguments {
         }
         match self.graph.parse::<FusedOp>() {
             Ok(op) => {
-                let usual = deuteron::Sizes::new(sizes.rows, sizes.cols, float(&self.dtype)?);
-                let types = op.operand_types_of(&deuteron::Sizes { experts: self.experts.sizes()?, ..usual });
+                let types = op.operand_types_of(&self.operand_sizes(sizes)?);
                 Ok(if self.backward { op.backward_graph(&types)? } else { op.graph(&types)? })
             }
-            Err(error) => bail!(
-                "`{}` is no file and no graph we know; models: gpt2, gpt2-medium, gpt2-large, gpt2-xl, each also with \
-                 -block; {error}",
-                self.graph
+            // A known op with an attribute that is not one.
+            Err(error) if self.graph.split_whitespace().next().is_some_and(|name| FusedOp::find(name).is_ok()) => {
+                Err(error.into())
+            }
+            Err(_) => bail!(
+                "`{}` is no file and no graph we know; did you mean `{}`? Models: gpt2, gpt2-medium, gpt2-large, gpt2-xl, each \
+                 also with -block; `deuteron ops` lists the ops",
+                self.graph,
+                nearest(&self.graph)
             ),
         }
     }
@@ -214,10 +368,11 @@ impl Variants for GraphArguments {
             return Vec::new();
         }
         let config = Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph));
+        let sizes = self.sizes();
         match config {
             Ok(config) => vec![
-                Knob::doubling("batch", self.batch, 256),
-                Knob::doubling("sequence", self.seq, config.context),
+                Knob::doubling("batch", sizes.batch, 256),
+                Knob::doubling("sequence", sizes.sequence, config.context),
                 Knob {
                     name: "hidden",
                     now: config.hidden,
@@ -227,7 +382,7 @@ impl Variants for GraphArguments {
                         .collect(),
                 },
             ],
-            Err(_) => vec![Knob::doubling("rows", self.rows, 1 << 20), Knob::doubling("cols", self.cols, 1 << 16)],
+            Err(_) => vec![Knob::doubling("rows", sizes.rows, 1 << 20), Knob::doubling("cols", sizes.cols, 1 << 16)],
         }
     }
 
@@ -247,7 +402,7 @@ impl Variants for GraphArguments {
 
 /// A dtype that arithmetic works on.
 pub fn float(name: &str) -> Result<Dtype> {
-    let dtype: Dtype = name.parse()?;
+    let dtype: Dtype = dtype_word(name).parse()?;
     if !dtype.is_float() {
         bail!("--dtype must be f32, f16 or bf16, got {dtype}");
     }

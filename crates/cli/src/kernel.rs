@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use deuteron::cuda::Arch;
 use deuteron::listing::{KernelListing, OfflineGpu, kernels, kernels_for};
@@ -26,13 +26,19 @@ pub struct Arguments {
     device: String,
     #[command(flatten)]
     tuning: TuningArguments,
-    /// naive, eager, unfused or fused
-    #[arg(long, default_value = "fused")]
-    plan: String,
-    /// Print the graph in text form instead
+    /// naive, eager, unfused, greedy or fused [default: what runs: greedy for an op of the catalogue, fused for a graph]
     #[arg(long)]
+    plan: Option<String>,
+    /// Print whole translation units: the device-side library that kernels share too
+    #[arg(long, conflicts_with_all = ["json", "text"])]
+    full: bool,
+    /// Print only the kernel of this number, counted from 0: one file that a CUDA compiler takes
+    #[arg(long, value_name = "NUMBER", conflicts_with = "text")]
+    only: Option<usize>,
+    /// Print the graph in text form instead
+    #[arg(long, conflicts_with_all = ["json", "plan"])]
     text: bool,
-    /// Print an array of {name, kind, bytes_read, bytes_written, source}; for a CPU with {tiles, kept_rows, passes}, for a
+    /// Print an array of {name, kind, bytes_read, bytes_written, arguments, launches, language, source}; for a CPU with {tiles, kept_rows, passes}, for a
     /// GPU with {registers, predicted_registers, spill_bytes, shared_bytes, occupancy, config, key}
     #[arg(long)]
     json: bool,
@@ -40,34 +46,51 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
-    let strategy: Strategy = arguments.plan.parse()?;
+    let strategy = match &arguments.plan {
+        Some(plan) => plan.parse()?,
+        None if arguments.graph.is_op() => Strategy::Greedy,
+        None => Strategy::Fused,
+    };
     let graph = arguments.graph.graph()?;
     if arguments.text {
         out!("{graph}");
         return Ok(Outcome::Good);
     }
-    let listings = listings(&arguments.device, arguments.tuning.choice()?, &graph, strategy, &[])?;
+    let mut listings = listings(&arguments.device, arguments.tuning.choice()?, &graph, strategy, &[])?;
+    if let Some(only) = arguments.only {
+        if only >= listings.len() {
+            bail!("--only: expected a number from 0 to {}, got {only}", listings.len() - 1);
+        }
+        listings = vec![listings.swap_remove(only)];
+    }
     if arguments.json {
         show::json(&listings)?;
         return Ok(Outcome::Good);
     }
-    out!("{}", text(&listings)?);
+    out!("{}", text(&listings, arguments.full)?);
     Ok(Outcome::Good)
 }
 
-/// Kernels in words.
-pub fn text(listings: &[KernelListing]) -> Result<String, std::fmt::Error> {
+/// Kernels as text. All that is not code is a comment, so that what is printed for a GPU compiles; with `full` off, the device-side library
+/// that kernels share is one line per file.
+pub fn text(listings: &[KernelListing], full: bool) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     for (index, listing) in listings.iter().enumerate() {
+        writeln!(out, "// kernel {index} of {}: {}  [{}]", listings.len(), listing.name, listing.kind)?;
         let (read, written) = (Bytes(listing.bytes_read), Bytes(listing.bytes_written));
-        writeln!(out, "kernel {index}: {}  [{}; reads {read}, writes {written}]", listing.name, listing.kind)?;
+        writeln!(out, "// reads {read}, writes {written}")?;
+        for (position, argument) in listing.arguments.iter().enumerate() {
+            let verb = if argument.written { "writes" } else { "reads" };
+            writeln!(out, "// argument {position} {verb} {}: {}", argument.name, argument.tensor)?;
+        }
+        listing.launches.iter().try_for_each(|launch| writeln!(out, "// launch {launch}"))?;
         if let Some(compiled) = &listing.compiled {
             if !compiled.config.is_empty() {
-                writeln!(out, "{}", compiled.config)?;
+                writeln!(out, "// {}", compiled.config)?;
             }
             writeln!(
                 out,
-                "{} registers ({} predicted), {} bytes spilled, {} shared memory a block, {:.0} % occupancy",
+                "// {} registers ({} predicted), {} bytes spilled, {} shared memory per block, {:.0} % occupancy",
                 compiled.registers,
                 compiled.predicted_registers,
                 compiled.spill_bytes,
@@ -75,7 +98,17 @@ pub fn text(listings: &[KernelListing]) -> Result<String, std::fmt::Error> {
                 100.0 * compiled.occupancy
             )?;
         }
-        writeln!(out, "{}", listing.source)?;
+        match (listing.language, full) {
+            ("library call", _) => listing.source.lines().try_for_each(|line| writeln!(out, "// {line}"))?,
+            (_, true) => writeln!(out, "{}", listing.source)?,
+            (_, false) => {
+                let own = listing.own_source();
+                if own != listing.source {
+                    writeln!(out, "// --full prints the whole translation unit")?;
+                }
+                writeln!(out, "{own}")?;
+            }
+        }
     }
     Ok(out)
 }
@@ -92,6 +125,7 @@ pub fn listings(
         Some(Wanted::Auto | Wanted::Cpu) => device::cpu(None)?,
         Some(Wanted::Cuda(ordinal)) => device::gpu(ordinal, RedZones::Off, &tuning, packages)?,
         None => {
+            let device = &device.to_ascii_lowercase();
             let gpu = match Arch::of_profile(device) {
                 Some(arch) => OfflineGpu::new(arch, Machine::profile(device)?, device::compiler(packages)?),
                 None => OfflineGpu::of_arch(device.parse()?, device::compiler(packages)?)?,

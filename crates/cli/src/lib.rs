@@ -45,7 +45,7 @@ struct Command {
 enum What {
     /// Say what to fuse on which machine, why, and what it is worth; runs nothing
     Analyze(analyze::Arguments),
-    /// Explain a code of the planner, such as E-PLAN-004
+    /// Explain a code of the planner, such as E-PLAN-004, or the text form of graphs
     Explain(explain::Arguments),
     /// Plan a graph, run it unfused and fused, verify both against f64, measure
     Fuse(fuse::Arguments),

@@ -1,32 +1,83 @@
-//! The machine files that `deuteron doctor --calibrate` and `deuteron fuse` leave for this user, and every command reads: one
-//! for the CPU, one for each kind of GPU.
+//! What is stored about this user's machines, and every command reads: the numbers that `deuteron doctor --calibrate` fitted, one file for
+//! the CPU and one for each kind of GPU, and beside them what `deuteron fuse` learnt, one file per machine.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use deuteron::Machine;
 
-use crate::stored_file::{self, BadFile};
+use crate::stored_file::{self, BadFile, Lock};
 
 const REMEDY: &str = "delete the file, or run `deuteron doctor --calibrate` again";
+const REMEDY_OF_LEARNT: &str = "run `deuteron doctor --forget`";
+const NO_PLACE: &str = "no place for the machine file: neither XDG_CONFIG_HOME nor HOME is an absolute path";
 
-/// Where the file of a machine is: `$XDG_CONFIG_HOME/deuteron/machines/NAME.toml`, or under `~/.config`. None without a home.
+/// Where the calibration of a machine is: `$XDG_CONFIG_HOME/deuteron/machines/NAME.toml`, or under `~/.config`. None without a home.
 pub fn path(name: &str) -> Option<PathBuf> {
     stored_file::path("machines", name, "toml")
 }
 
-/// The stored machine of a name, if there is one. A file that cannot be used is a hint less, no reason to stop: it is named on
-/// standard error and left alone.
-pub fn load(name: &str) -> Option<Machine> {
-    stored_file::or_note(read(&path(name)?, if name == "cpu" { "cpu" } else { "gpu" }))
+/// Where what was learnt about a machine is: `learnt/NAME.toml` beside `machines`. A CPU is known by its model and its cores, so that
+/// machines that share a home learn for themselves.
+pub fn learnt_path(name: &str) -> Option<PathBuf> {
+    match name {
+        "cpu" => stored_file::path("learnt", &format!("cpu {}", this_cpu()), "toml"),
+        gpu => stored_file::path("learnt", gpu, "toml"),
+    }
 }
 
-/// Stores a machine under its name, and says where.
+/// The stored machine of a name, if there is one, with what was learnt about it. A file that cannot be used is a hint less, no reason to
+/// stop: it is named on standard error and left alone.
+pub fn load(name: &str) -> Option<Machine> {
+    let calibrated = path(name).and_then(|path| stored_file::or_note(read(&path, kind_of(name))));
+    let calibrated = calibrated.map(Machine::without_learnt);
+    let learnt = learnt_path(name).filter(|path| path.exists());
+    let Some(path) = learnt else { return calibrated };
+    let base = calibrated.clone().or_else(|| Machine::profile(name).ok())?;
+    stored_file::or_note(read_learnt(&path, &base)).or(calibrated)
+}
+
+/// Stores a calibrated machine under its name, and says where. What was learnt was learnt about the numbers before: it is forgotten.
 pub fn store(machine: &Machine) -> Result<PathBuf> {
-    let path = path(&machine.name)
-        .context("no place for the machine file: neither XDG_CONFIG_HOME nor HOME is an absolute path")?;
+    let path = path(&machine.name).context(NO_PLACE)?;
     stored_file::write(&path, &machine.to_string()).with_context(|| format!("cannot write {}", path.display()))?;
+    forget(&machine.name)?;
     Ok(path)
+}
+
+/// Changes what is learnt about a machine, `known` as the command started with it, and says where. Several commands at once take turns,
+/// and each builds on what the one before left.
+pub fn learn(known: &Machine, change: impl FnOnce(Machine) -> Result<Option<Machine>>) -> Result<Option<PathBuf>> {
+    let Some(path) = learnt_path(&known.name) else { return Ok(None) };
+    let unwritten = || format!("cannot write {}", path.display());
+    let lock = Lock::new(&path).with_context(unwritten)?;
+    let base = known.clone().without_learnt();
+    let now = read_learnt(&path, &base).ok().flatten().unwrap_or(base);
+    let Some(changed) = change(now)? else { return Ok(None) };
+    lock.write(&changed.learnt_text()).with_context(unwritten)?;
+    Ok(Some(path))
+}
+
+/// Removes what was learnt about a machine; where it was, if there was something.
+pub fn forget(name: &str) -> Result<Option<PathBuf>> {
+    let Some(path) = learnt_path(name).filter(|path| path.exists()) else { return Ok(None) };
+    let unremoved = || format!("cannot remove {}", path.display());
+    let _lock = Lock::new(&path).with_context(unremoved)?;
+    std::fs::remove_file(&path).with_context(unremoved)?;
+    Ok(Some(path))
+}
+
+fn kind_of(name: &str) -> &'static str {
+    if name == "cpu" { "cpu" } else { "gpu" }
+}
+
+/// This machine's CPU: model and cores.
+fn this_cpu() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let model = model.map_or(std::env::consts::ARCH, |(_, model)| model.trim());
+    format!("{model} {cores} cores")
 }
 
 fn read(path: &Path, kind: &str) -> Result<Option<Machine>, BadFile> {
@@ -37,6 +88,10 @@ fn read(path: &Path, kind: &str) -> Result<Option<Machine>, BadFile> {
             got => Err(format!("expected a machine of kind {kind}, got {got}")),
         }
     })
+}
+
+fn read_learnt(path: &Path, base: &Machine) -> Result<Option<Machine>, BadFile> {
+    stored_file::parsed(path, REMEDY_OF_LEARNT, |text| base.clone().with_learnt(text))
 }
 
 #[cfg(test)]
@@ -60,6 +115,8 @@ mod tests {
         std::fs::write(&path, "name = 3").unwrap();
         let message = read(&path, "cpu").unwrap_err().to_string();
         assert!(message.contains("cpu.toml") && message.contains("doctor --calibrate"), "{message}");
+        let message = read_learnt(&path, &Machine::cpu()).unwrap_err().to_string();
+        assert!(message.contains("doctor --forget"), "{message}");
         std::fs::write(&path, Machine::profile("h200").unwrap().to_string()).unwrap();
         assert!(read(&path, "cpu").unwrap_err().to_string().contains("kind cpu"));
     }

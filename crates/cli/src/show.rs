@@ -11,6 +11,10 @@ use serde::Serialize;
 pub fn table(header: &[&str], rows: Vec<Vec<String>>, numbers_from: usize) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
+    // On a terminal cells wrap where the table would be wider; in a file or a pipe lines stay whole.
+    if let Some((_, columns)) = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal()) {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(columns);
+    }
     table.set_header(header.to_vec());
     table.add_rows(rows);
     for (index, column) in table.column_iter_mut().enumerate() {
@@ -84,7 +88,11 @@ pub fn progress(length: Option<u64>) -> ProgressBar {
         Some(length) => ProgressBar::new(length),
         None => ProgressBar::new_spinner(),
     };
-    let template = if length.is_some() { "{wide_bar} {pos}/{len} {msg}" } else { "{spinner} {msg}" };
+    let template = if length.is_some() {
+        "{wide_bar} {pos}/{len} {msg}, {elapsed} so far, about {eta} left"
+    } else {
+        "{spinner} {msg}, {elapsed} so far"
+    };
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
@@ -95,6 +103,9 @@ pub fn progress(length: Option<u64>) -> ProgressBar {
 /// A time with the unit that suits it.
 pub fn milliseconds(ms: f64) -> String {
     match ms {
+        // What rounds to nothing has no sign.
+        ms if ms <= -5e-5 => format!("-{}", milliseconds(-ms)),
+        ms if ms < 0.0 => milliseconds(0.0),
         ms if ms < 1.0 => format!("{:.1} us", ms * 1e3),
         ms if ms < 1000.0 => format!("{ms:.2} ms"),
         ms => format!("{:.2} s", ms / 1e3),

@@ -30,6 +30,11 @@ pub enum Choice {
 }
 
 impl TuningArguments {
+    /// Whether something was asked for.
+    pub fn is_given(&self) -> bool {
+        self.tuning.is_some()
+    }
+
     /// What was asked for, read if it is a file.
     pub fn choice(&self) -> Result<Choice> {
         match self.tuning.as_deref() {

@@ -15,7 +15,7 @@ use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_device::cuda::nvrtc::Compiler;
 use deuteron_graph::Graph;
 use deuteron_kernels::{Backend, CpuCatalog, CudaCatalog};
-use deuteron_plan::{Assessment, Catalog, Machine, MachineKind, Pin, Quantity, Question, Target, assess};
+use deuteron_plan::{Assessment, Catalog, Machine, MachineKind, Pin, Quantity, Question, Scoring, Target, assess};
 use deuteron_report::Analysis;
 
 use crate::error::Error;
@@ -37,6 +37,8 @@ pub struct AnalyzeOptions {
     pub keep_all: bool,
     /// what plans may be made of
     pub kernels: Kernels,
+    /// how fusions are scored
+    pub scoring: Scoring,
 }
 
 /// What plans are made of.
@@ -49,18 +51,25 @@ pub enum Kernels {
 }
 
 impl AnalyzeOptions {
-    /// For a machine, nothing pinned: a CPU with what can be generated, a GPU with every skeleton.
+    /// For a machine, nothing pinned, with what can be generated: what `fuse` would run there.
     pub fn on(machine: Machine) -> AnalyzeOptions {
-        let kernels = match machine.kind {
-            MachineKind::Cpu => Kernels::Generated,
-            MachineKind::Gpu => Kernels::Conceivable,
-        };
         let target = |arch: Arch| CudaTarget::new(arch, machine.count(Quantity::Processors));
         let backend = match machine.kind {
             MachineKind::Cpu => Some(Backend::Cpu),
-            MachineKind::Gpu => Arch::of_profile(&machine.name).map(|arch| Backend::Cuda(target(arch))),
+            MachineKind::Gpu => {
+                machine.profile_name().and_then(Arch::of_profile).map(|arch| Backend::Cuda(target(arch)))
+            }
         };
-        AnalyzeOptions { machine, backend, pins: Vec::new(), sources: false, compiler: None, keep_all: false, kernels }
+        AnalyzeOptions {
+            machine,
+            backend,
+            pins: Vec::new(),
+            sources: false,
+            compiler: None,
+            keep_all: false,
+            kernels: Kernels::Generated,
+            scoring: Scoring::default(),
+        }
     }
 }
 
@@ -70,7 +79,7 @@ pub fn analyze(graph: &Graph, options: &AnalyzeOptions) -> Result<Analysis, Erro
     let (planned, recompute) = recompute::decide(graph, options)?;
     let assessment = assessment(&planned, graph, options)?;
     let planning_ms = start.elapsed().as_secs_f64() * 1e3;
-    let mut analysis = Analysis { recompute, ..sheets::analysis(&planned, options, &assessment, planning_ms) };
+    let mut analysis = sheets::analysis(&planned, options, &assessment, planning_ms, recompute);
     if let (Some(compiler), Some(Backend::Cuda(target))) = (&options.compiler, &options.backend) {
         registers::fill(&mut analysis, &planned, &assessment, (compiler, target), &options.machine)?;
     }
@@ -81,22 +90,24 @@ pub fn analyze(graph: &Graph, options: &AnalyzeOptions) -> Result<Analysis, Erro
 pub(crate) fn target_of(options: &AnalyzeOptions) -> Target<'_> {
     let machine = &options.machine;
     match options.kernels {
-        Kernels::Generated => Target { machine, catalog: generated(machine) },
+        Kernels::Generated => Target { machine, catalog: generated(options) },
         Kernels::Conceivable => Target::conceivable(machine),
     }
 }
 
 /// What can be generated for a machine.
-pub(crate) fn generated(machine: &Machine) -> &'static dyn Catalog {
-    match machine.kind {
-        MachineKind::Cpu => &CpuCatalog,
-        // What every GPU of today does, where the name says nothing.
-        MachineKind::Gpu => CudaCatalog::of(Arch::of_profile(&machine.name).unwrap_or(Arch::Sm80)),
+pub(crate) fn generated(options: &AnalyzeOptions) -> &'static dyn Catalog {
+    match (&options.backend, options.machine.kind) {
+        (Some(Backend::Cuda(target)), _) => CudaCatalog::of(target.arch),
+        (_, MachineKind::Cpu) => &CpuCatalog,
+        // What every GPU of today does, where nothing says more.
+        (_, MachineKind::Gpu) => CudaCatalog::of(Arch::Sm80),
     }
 }
 
 /// The plans and fusions behind an analysis.
 fn assessment(graph: &Graph, baseline: &Graph, options: &AnalyzeOptions) -> Result<Assessment, Error> {
-    let realizable = Some(generated(&options.machine));
-    Ok(assess(&Question { graph, baseline, target: target_of(options), realizable, pins: &options.pins })?)
+    let realizable = Some(generated(options));
+    let (target, pins, scoring) = (target_of(options), &options.pins, options.scoring);
+    Ok(assess(&Question { graph, baseline, target, realizable, pins, scoring })?)
 }

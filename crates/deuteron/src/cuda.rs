@@ -2,7 +2,7 @@
 
 pub use deuteron_codegen::cuda::{Arch, BadTuning, CudaTarget, RowConfig, Tuning};
 pub use deuteron_device::cuda::library::{self, Search};
-pub use deuteron_device::cuda::nvrtc::Compiler;
+pub use deuteron_device::cuda::nvrtc::{Compiler, Request};
 pub use deuteron_device::cuda::{CudaError, Options};
 pub use deuteron_kernels::CudaCatalog;
 

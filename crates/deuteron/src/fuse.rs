@@ -1,11 +1,14 @@
-//! The main job: plan a graph, run it unfused and fused, prove both against f64, measure.
+//! The main job: plan a graph, run it eager, unfused and fused, prove all three against f64, measure.
 
+mod learn;
 mod measure;
+
+pub use learn::{Lesson, lesson};
 
 use std::time::{Duration, Instant};
 
 use deuteron_graph::Graph;
-use deuteron_plan::{GroupKind, Machine, MachineError, Plan, Quantity, Strategy};
+use deuteron_plan::{GroupKind, Machine, Plan, Strategy};
 use deuteron_reference::Array;
 use deuteron_report::{Analysis, ClassError, KernelSheet, MeasuredSheet};
 use serde::Serialize;
@@ -18,7 +21,7 @@ use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::times::median;
 use crate::verify::{Expected, Verification};
-use measure::{PlanTimes, Times};
+use measure::PlanTimes;
 
 /// What `fuse` found. The JSON form has these fields.
 #[derive(Debug, Clone, Serialize)]
@@ -27,7 +30,7 @@ pub struct FuseReport {
     pub graph: String,
     /// where it ran
     pub device: String,
-    /// whether every output of both plans is within its bound
+    /// whether every output of all plans is within its bound
     pub verified: bool,
     /// largest error against f64, of the output nearest to its bound
     pub max_error: f64,
@@ -37,12 +40,16 @@ pub struct FuseReport {
     pub worst_ratio: f64,
     /// the output nearest to its bound
     pub worst_output: String,
+    /// a kernel a composite, attention with its scores in memory: what textbook code runs
+    pub eager: PlanReport,
     /// a kernel a builder call
     pub unfused: PlanReport,
-    /// row ops merged wherever it is legal
+    /// the cheapest plan
     pub fused: PlanReport,
     /// unfused time over fused time, from recordings where there are such
     pub speedup: f64,
+    /// eager time over fused time, the same way
+    pub speedup_over_eager: f64,
     /// the kernels of the fused plan, in order
     pub groups: Vec<GroupReport>,
     /// every pair of neighbours of the fused plan that stays apart
@@ -152,14 +159,16 @@ pub fn fuse(
     let question = AnalyzeOptions {
         backend: Some(engine.device().backend().clone()),
         sources: options.sources,
-        // Both plans run the graph as it is, so that they can be compared kernel by kernel.
+        // All plans run the graph as it is, so that they can be compared kernel by kernel.
         keep_all: true,
         kernels: Kernels::Generated,
         ..AnalyzeOptions::on(engine.device().machine().clone())
     };
     let analysis = analyze(graph, &question)?;
-    let mut unfused = Session::new(engine, graph, Strategy::Unfused)?;
-    let mut fused = Session::new(engine, graph, Strategy::Fused)?;
+    let mut sessions = PLANS
+        .into_iter()
+        .map(|strategy| Session::new(engine, graph, strategy))
+        .collect::<Result<Vec<Session>, Error>>()?;
     progress(Stage::Reference);
     let begin = Instant::now();
     let arrays: Vec<Array> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
@@ -169,12 +178,21 @@ pub fn fuse(
     progress(Stage::Verifying);
     let uploaded: Vec<Tensor> = tensors.iter().map(|tensor| tensor.to_device(engine)).collect::<Result<_, _>>()?;
     let inputs: Vec<&Tensor> = uploaded.iter().collect();
-    let checked = [verify(&mut unfused, &inputs, &expected)?, verify(&mut fused, &inputs, &expected)?];
+    let checked = sessions
+        .iter_mut()
+        .map(|session| verify(session, &inputs, &expected))
+        .collect::<Result<Vec<Verification>, Error>>()?;
     drop((expected, uploaded));
     progress(Stage::Measuring);
-    let times = measure::measure(engine, &mut unfused, &mut fused, &tensors, options.budget)?;
-    Ok(report(engine, graph, [&unfused, &fused], &checked, times, reference_seconds, analysis))
+    let times = measure::measure(engine, &mut sessions, &tensors, options.budget)?;
+    Ok(report(engine, graph, &sessions, &checked, &times, reference_seconds, analysis))
 }
+
+/// The plans that are run, in this order.
+const PLANS: [Strategy; 3] = [Strategy::Eager, Strategy::Unfused, Strategy::Fused];
+const EAGER: usize = 0;
+const UNFUSED: usize = 1;
+const FUSED: usize = 2;
 
 fn verify(session: &mut Session, inputs: &[&Tensor], expected: &Expected) -> Result<Verification, Error> {
     session.poison()?;
@@ -187,16 +205,16 @@ fn verify(session: &mut Session, inputs: &[&Tensor], expected: &Expected) -> Res
 fn report(
     engine: &Engine,
     graph: &Graph,
-    sessions: [&Session; 2],
-    checked: &[Verification; 2],
-    times: Times,
+    sessions: &[Session],
+    checked: &[Verification],
+    times: &[PlanTimes],
     reference_seconds: f64,
     mut analysis: Analysis,
 ) -> FuseReport {
     let worst = checked.iter().filter_map(Verification::worst);
     let worst = worst.max_by(|a, b| a.comparison.ratio.total_cmp(&b.comparison.ratio));
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-    let plan_report = |plan: &Plan, times: &PlanTimes| PlanReport {
+    let plan_report = |(plan, times): (&Plan, &PlanTimes)| PlanReport {
         kernels: plan.groups.len(),
         bytes: plan.bytes().0,
         ms: milliseconds(times.run),
@@ -205,8 +223,9 @@ fn report(
         predicted_ms: plan.time().us() / 1e3,
         arena: plan.arena.bytes,
     };
-    let fused_plan = sessions[1].plan();
-    let groups = fused_plan.groups.iter().zip(&times.fused.kernels).map(|(group, &time)| GroupReport {
+    let of = |index: usize| (sessions[index].plan(), &times[index]);
+    let fused_plan = sessions[FUSED].plan();
+    let groups = fused_plan.groups.iter().zip(&times[FUSED].kernels).map(|(group, &time)| GroupReport {
         name: group.name.clone(),
         kind: group.kind.to_string(),
         ops: group.nodes.len(),
@@ -221,14 +240,16 @@ fn report(
         text: refusal.reason.to_string(),
     });
     let verified = checked.iter().all(Verification::holds);
-    let [unfused_shares, fused_shares] = [times.unfused.shares(), times.fused.shares()];
+    let [unfused_shares, fused_shares] = [UNFUSED, FUSED].map(|index| times[index].shares());
     let model = class_errors(fused_plan, &fused_shares);
     let machine = engine.device().machine();
-    fill_measured(&mut analysis.before, &unfused_shares, sessions[0], machine);
-    fill_measured(&mut analysis.after, &fused_shares, sessions[1], machine);
-    let [unfused_time, fused_time] = [times.unfused.best(), times.fused.best()];
-    let speedup = unfused_time.as_secs_f64() / fused_time.as_secs_f64().max(1e-12);
+    fill_measured(&mut analysis.before, &unfused_shares, &sessions[UNFUSED], machine);
+    fill_measured(&mut analysis.after, &fused_shares, &sessions[FUSED], machine);
+    let [eager_time, unfused_time, fused_time] = [EAGER, UNFUSED, FUSED].map(|index| times[index].best());
+    let over_fused = |time: Duration| time.as_secs_f64() / fused_time.as_secs_f64().max(1e-12);
+    let speedup = over_fused(unfused_time);
     analysis.measured = Some(MeasuredSheet {
+        eager_us: milliseconds(eager_time) * 1e3,
         unfused_us: milliseconds(unfused_time) * 1e3,
         chosen_us: milliseconds(fused_time) * 1e3,
         speedup,
@@ -244,9 +265,11 @@ fn report(
         bound: worst.map_or(0.0, |worst| worst.comparison.bound),
         worst_ratio: worst.map_or(0.0, |worst| worst.comparison.ratio),
         worst_output: worst.map_or(String::new(), |worst| worst.name.clone()),
-        unfused: plan_report(sessions[0].plan(), &times.unfused),
-        fused: plan_report(fused_plan, &times.fused),
+        eager: plan_report(of(EAGER)),
+        unfused: plan_report(of(UNFUSED)),
+        fused: plan_report(of(FUSED)),
         speedup,
+        speedup_over_eager: over_fused(eager_time),
         groups: groups.collect(),
         refusals: refusals.collect(),
         reference_seconds,
@@ -287,33 +310,4 @@ fn class_errors(plan: &Plan, times: &[Duration]) -> Vec<ClassError> {
         }
     };
     KINDS.into_iter().map(class).filter(|class| class.kernels > 0).collect()
-}
-
-/// A machine corrected by what was measured: each kind of kernel gets the median of measured over predicted, on top of
-/// the correction it had. Launches are left out of the ratio, as the correction does not touch them.
-pub fn corrected(machine: &Machine, analysis: &Analysis, origin: &str) -> Result<Machine, MachineError> {
-    let mut machine = machine.clone();
-    for kind in KINDS {
-        let mut ratios: Vec<f64> = Vec::new();
-        for kernel in analysis.before.iter().chain(&analysis.after).filter(|kernel| kernel.kind == kind.to_string()) {
-            let busy = kernel.cost.us - kernel.cost.launch_us;
-            if let (Some(measured), true) = (kernel.measured_us, busy > 0.0) {
-                ratios.push((measured - kernel.cost.launch_us).max(0.1 * busy) / busy);
-            }
-        }
-        ratios.sort_by(f64::total_cmp);
-        let Some(&ratio) = ratios.get(ratios.len() / 2) else { continue };
-        let quantity = match kind {
-            GroupKind::Row => Quantity::CorrectRow,
-            GroupKind::Matmul => Quantity::CorrectMatmul,
-            GroupKind::Copy => Quantity::CorrectCopy,
-            GroupKind::ScatterAdd => Quantity::CorrectScatterAdd,
-            GroupKind::Attention => Quantity::CorrectAttention,
-            GroupKind::Append | GroupKind::Opaque => continue,
-        };
-        // One graph is one sample: half of the way, and never more than a factor of four from the calibration.
-        let value = (machine.get(quantity) * ratio.sqrt()).clamp(0.25, 4.0);
-        machine = machine.with(quantity, value, origin)?;
-    }
-    Ok(machine)
 }

@@ -1,8 +1,8 @@
 //! The kernels of a graph, for a person to read.
 
 use deuteron_codegen::cpu::task::TileUse;
-use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Tuning};
-use deuteron_codegen::{Kernel, Launch, Source, Variant};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Tuning, without_library};
+use deuteron_codegen::{Argument, Kernel, Launch, Source, Variant};
 use deuteron_device::DeviceError;
 use deuteron_device::cuda::EntryUsage;
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
@@ -36,8 +36,53 @@ pub struct KernelListing {
     /// of a kernel for a GPU
     #[serde(flatten)]
     pub compiled: Option<Compiled>,
+    /// the tensors it reads and writes, in the order of its arguments
+    pub arguments: Vec<ArgumentListing>,
+    /// how it is started on a GPU: `row<<<1024, 96>>>`
+    pub launches: Vec<String>,
+    /// the language of the source: `cuda`, `tile program` or `library call`
+    pub language: &'static str,
     /// the generated source
     pub source: String,
+}
+
+impl KernelListing {
+    /// The source with what kernels share named in comments instead of written out.
+    pub fn own_source(&self) -> String {
+        match self.language {
+            "cuda" => without_library(&self.source),
+            _ => self.source.clone(),
+        }
+    }
+}
+
+/// A tensor that a kernel reads or writes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ArgumentListing {
+    /// its name in the graph
+    pub name: String,
+    /// `bf16[1024,768]`
+    pub tensor: String,
+    /// whether it is written
+    pub written: bool,
+}
+
+impl ArgumentListing {
+    fn of(graph: &Graph, argument: &Argument) -> ArgumentListing {
+        let node = graph.node(argument.base);
+        let output = graph.outputs().iter().find(|output| output.node == argument.base);
+        let name = output.map_or_else(|| graph.label(argument.base), |output| output.name.clone());
+        ArgumentListing { name, tensor: format!("{}{}", node.dtype, node.shape), written: argument.written }
+    }
+}
+
+/// A grid as CUDA writes it.
+fn launch_of(grid: &Grid) -> String {
+    let [x, y, z] = grid.blocks;
+    let blocks = if (y, z) == (1, 1) { x.to_string() } else { format!("dim3({x}, {y}, {z})") };
+    let shared = if grid.shared > 0 { format!(", {}", grid.shared) } else { String::new() };
+    let cluster = if grid.cluster > 1 { format!(" in clusters of {}", grid.cluster) } else { String::new() };
+    format!("{}<<<{blocks}, {}{shared}>>>{cluster}", grid.entry, grid.threads)
 }
 
 /// What is known of a CUDA kernel once it is compiled.
@@ -181,6 +226,13 @@ fn list(
             kept_rows,
             passes,
             compiled,
+            arguments: launch.arguments().iter().map(|argument| ArgumentListing::of(graph, argument)).collect(),
+            launches: launch.grids().map_or(Vec::new(), |grids| grids.list.iter().map(launch_of).collect()),
+            language: match &source {
+                Source::Cuda(_) => "cuda",
+                Source::Cpu(_) => "tile program",
+                Source::Library(_) => "library call",
+            },
             source: source.to_string(),
         })
     };

@@ -6,7 +6,7 @@ mod fusions;
 mod question;
 
 pub use describe::AtomSheet;
-pub use fusions::{Fusion, FusionKind};
+pub use fusions::{Fusion, FusionKind, Within};
 pub use question::Question;
 
 use deuteron_graph::{Graph, NodeId};
@@ -15,9 +15,10 @@ use crate::catalog::Conceivable;
 use crate::error::PlanError;
 use crate::grouping::Grouping;
 use crate::plan::{Plan, check_and_place, plan, plan_pinned, plan_solved};
-use crate::search::{Pin, Solver, pins, solver};
+use crate::search::{Pin, Restriction, Solver, pins, solver};
 use crate::strategy::Strategy;
 use crate::target::Target;
+use crate::units::Seconds;
 
 /// A pin and what it costs.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,6 +48,8 @@ pub struct Assessment {
     pub apart: Plan,
     /// the cheapest
     pub chosen: Plan,
+    /// for each kernel of `chosen`, what it saves over the kernels of `apart` that it replaces: they add up to the difference of the two
+    pub gains: Vec<Seconds>,
     /// the cheapest if every structure had a kernel, where that is another one
     pub conceivable: Option<Plan>,
     /// every fusion considered
@@ -64,12 +67,12 @@ pub fn assess(question: &Question) -> Result<Assessment, PlanError> {
     let mut grouping = Grouping::new(graph, &placement, target);
     grouping.merge_for(Strategy::Fused);
     let mut solver = solver(&grouping, target);
-    let free = solver.solve();
     let chosen = plan_solved(grouping, &mut solver, question.pins)?;
     let conceivable = conceivable(question, &chosen)?;
     let atoms = describe::atoms(&mut solver.problem, &apart, &chosen);
-    let fusions = fusions::fusions(&mut solver, question, &apart, &chosen);
-    let pins = pin_prices(&mut solver, question.pins, free.search.seconds)?;
+    let gains = gains(&mut solver, &apart, &chosen);
+    let fusions = fusions::fusions(&mut solver, question, &apart, &chosen, &gains);
+    let pins = pin_prices(&mut solver, question.pins)?;
     Ok(Assessment {
         atoms,
         naive: planned(Strategy::Naive)?,
@@ -78,10 +81,28 @@ pub fn assess(question: &Question) -> Result<Assessment, PlanError> {
         unfused: planned(Strategy::Unfused)?,
         apart,
         chosen,
+        gains,
         conceivable,
         fusions,
         pins,
     })
+}
+
+/// What each kernel of the chosen plan saves. The time of a kernel apart is shared among its atoms by what each would take alone, so that
+/// the savings add up even where one such kernel is split among several.
+fn gains(solver: &mut Solver, apart: &Plan, chosen: &Plan) -> Vec<Seconds> {
+    let [before, after] = [apart, chosen].map(|plan| describe::group_of(&solver.problem, plan));
+    let alone: Vec<f64> = (0..before.len())
+        .map(|atom| solver.problem.price(&[atom]).map_or(0.0, |price| price.seconds()).max(1e-12))
+        .collect();
+    let mut sums = vec![0.0; apart.groups.len()];
+    before.iter().zip(&alone).for_each(|(&kernel, seconds)| sums[kernel] += seconds);
+    let mut gains: Vec<Seconds> = chosen.groups.iter().map(|group| group.cost.total * -1.0).collect();
+    for (atom, &kernel) in before.iter().enumerate() {
+        let share = alone[atom] / sums[kernel];
+        gains[after[atom]] = gains[after[atom]] + apart.groups[kernel].cost.total * share;
+    }
+    gains
 }
 
 /// The operations of a graph as the search sees them: nodes of each, operands before users.
@@ -106,10 +127,11 @@ fn conceivable(question: &Question, chosen: &Plan) -> Result<Option<Plan>, PlanE
 }
 
 /// The price of each pin alone.
-fn pin_prices(solver: &mut Solver, all: &[Pin], free: f64) -> Result<Vec<PinPrice>, PlanError> {
+fn pin_prices(solver: &mut Solver, all: &[Pin]) -> Result<Vec<PinPrice>, PlanError> {
     let mut prices = Vec::new();
     for pin in all {
-        let restriction = pins::restriction(&solver.problem, std::slice::from_ref(pin))?;
+        let free = solver.solve_with(&Restriction::default()).map_or(0.0, |solution| solution.search.seconds);
+        let restriction = pins::restriction(solver, std::slice::from_ref(pin))?;
         let places = restriction.together.len() + restriction.apart.len();
         let solution = solver.solve_with(&restriction);
         let solution = solution.ok_or_else(|| pins::impossible(solver, &restriction))?;

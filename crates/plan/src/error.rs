@@ -29,9 +29,11 @@ pub enum PlanError {
         /// the strides given
         strides: Vec<usize>,
     },
-    /// A fusion that cannot be forced.
-    #[error("cannot force {what}: {why}")]
+    /// A fusion that cannot be forced or forbidden.
+    #[error("cannot {verb} {what}: {why}")]
     Pin {
+        /// `force`, `forbid`, or `combine` where several pins contradict each other
+        verb: &'static str,
         /// the operations
         what: String,
         /// the reason, with its code

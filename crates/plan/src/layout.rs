@@ -344,6 +344,8 @@ fn unreadable_pattern(graph: &Graph, placement: &Placement, reader: NodeId, inpu
         }
         Op::RowReduce(_) | Op::ColumnSum => (!is_constant && source != input).then_some(source),
         Op::View(_) | Op::StopGradient if !placement.is_copied(reader) => (!is_constant).then_some(source),
+        // An operation that is only described takes a constant as an attribute: nobody runs it from memory.
+        Op::Opaque(_) if is_constant => None,
         _ => Some(input),
     }
 }

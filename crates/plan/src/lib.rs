@@ -40,7 +40,7 @@ mod traffic;
 mod units;
 mod work;
 
-pub use assess::{Assessment, AtomSheet, Fusion, FusionKind, PinPrice, Question, assess, atoms};
+pub use assess::{Assessment, AtomSheet, Fusion, FusionKind, PinPrice, Question, Within, assess, atoms};
 pub use catalog::{Catalog, Conceivable, Primitives, primitive_work};
 pub use chain::{
     AttentionGradientLink, AttentionLink, AttentionRequest, Chain, CrossEntropyGradientLink, CrossEntropyLink, Link,
@@ -52,13 +52,13 @@ pub use error::PlanError;
 pub use group::Group;
 pub use kind::GroupKind;
 pub use layout::{Layout, Placed, Placement, RowAccess, place};
-pub use machine::{Machine, MachineError, MachineKind, Number, Quantity};
+pub use machine::{Basis, Machine, MachineError, MachineKind, Number, Quantity};
 pub use memory::{Arena, Slot};
 pub use plan::{Plan, Refusal, plan, plan_pinned};
 pub use rates::{matrix_rate, ridge_points};
 pub use reason::{PAGES, Page, Reason, page};
 pub use recompute::{Passed, Recompute, Saving, store_or_recompute, stored_when_fused};
-pub use score::{Evidence, FUSE_FROM, Score, WEIGHTS, score};
+pub use score::{Criterion, Evidence, NAMES as CRITERIA, Score, Scoring, ScoringError, Thresholds, Weights, score};
 pub use search::{Pin, Search};
 pub use space::{Space, finished_sum, matmul_size, node_space};
 pub use steps::{Step, epilogue_steps};

@@ -182,6 +182,8 @@ pub struct Machine {
     /// Which formulas apply.
     pub kind: MachineKind,
     numbers: BTreeMap<Quantity, Number>,
+    /// the profile that a file builds on
+    based_on: Option<String>,
 }
 
 /// Why a machine file was refused.
@@ -247,6 +249,15 @@ struct File {
     numbers: BTreeMap<String, Number>,
 }
 
+impl File {
+    fn parse(text: &str) -> Result<File, MachineError> {
+        if text.len() > MAX_FILE {
+            return Err(MachineError::TooLarge { limit: MAX_FILE, got: text.len() });
+        }
+        toml::from_str(text).map_err(|error| MachineError::Malformed(error.to_string()))
+    }
+}
+
 impl Machine {
     /// The profiles that come with Deuteron.
     pub const PROFILES: [&str; 5] = ["cpu", "a100", "h100", "h200", "rtx4090"];
@@ -275,6 +286,7 @@ impl Machine {
             name: "cpu".into(),
             kind: MachineKind::Cpu,
             numbers: BTreeMap::new(),
+            based_on: None,
         })
     }
 
@@ -284,10 +296,7 @@ impl Machine {
     }
 
     fn parse_within(text: &str, depth: usize) -> Result<Machine, MachineError> {
-        if text.len() > MAX_FILE {
-            return Err(MachineError::TooLarge { limit: MAX_FILE, got: text.len() });
-        }
-        let file: File = toml::from_str(text).map_err(|error| MachineError::Malformed(error.to_string()))?;
+        let file = File::parse(text)?;
         let base = match &file.based_on {
             Some(_) if depth == 0 => return Err(MachineError::Malformed("`based_on` leads nowhere".into())),
             Some(name) => Some(Machine::parse_within(Machine::profile_text(name)?, depth - 1)?),
@@ -302,9 +311,7 @@ impl Machine {
         };
         let mut numbers = base.map(|base| base.numbers).unwrap_or_default();
         for (name, number) in file.numbers {
-            let Some(quantity) = Quantity::find(&name) else {
-                return Err(MachineError::UnknownNumber { name, known: Quantity::ALL.map(Quantity::name).join(", ") });
-            };
+            let quantity = Quantity::named(name)?;
             quantity.check(number.value)?;
             numbers.insert(quantity, number);
         }
@@ -313,7 +320,15 @@ impl Machine {
                 return Err(MachineError::Missing { name: quantity.name(), about: quantity.about() });
             }
         }
-        Ok(Machine { name: file.name, kind, numbers })
+        // A stored file of a profile's machine is that machine.
+        let based_on = file.based_on.filter(|base| *base != file.name);
+        Ok(Machine { name: file.name, kind, numbers, based_on })
+    }
+
+    /// The profile that it is or builds on, if there is one.
+    pub fn profile_name(&self) -> Option<&str> {
+        let own = Machine::PROFILES.contains(&self.name.as_str()).then_some(self.name.as_str());
+        own.or(self.based_on.as_deref())
     }
 
     /// A number; 1 where the machine has none, which only corrections do.
@@ -363,6 +378,60 @@ impl Machine {
         Ok(self)
     }
 
+    /// Where its numbers come from.
+    pub fn basis(&self) -> Basis {
+        let shipped = Machine::profile(&self.name).ok();
+        let own = |quantity: Quantity, number: &Number| {
+            shipped.as_ref().is_none_or(|shipped| shipped.numbers.get(&quantity) != Some(number))
+        };
+        let any =
+            |is: &dyn Fn(&Number) -> bool| self.numbers().any(|(quantity, number)| own(quantity, number) && is(number));
+        let like_another = shipped.is_none() && self.name.contains("(like ");
+        match shipped.is_some() || like_another {
+            _ if any(&Number::is_learnt) => Basis::Learnt,
+            true if any(&Number::is_calibrated) => Basis::Calibrated,
+            true if self.kind == MachineKind::Cpu || like_another => Basis::Guessed,
+            _ => Basis::Given,
+        }
+    }
+
+    /// The same with a number that `fuse` learnt. What a calibration fitted is left alone.
+    pub fn learn(self, quantity: Quantity, value: f64, origin: &str) -> Result<Machine, MachineError> {
+        self.with(quantity, value, &format!("{LEARNT} {origin}"))
+    }
+
+    /// Whether a number may be learnt: none has it, or it was learnt before.
+    pub fn may_learn(&self, quantity: Quantity) -> bool {
+        self.numbers.get(&quantity).is_none_or(Number::is_learnt)
+    }
+
+    /// The same without what was learnt.
+    pub fn without_learnt(mut self) -> Machine {
+        self.numbers.retain(|_, number| !number.is_learnt());
+        self
+    }
+
+    /// What was learnt, as a data file of its own.
+    pub fn learnt_text(&self) -> String {
+        let mut text = format!("name = {}\n\n[numbers]\n", quoted(&self.name));
+        let learnt = self.numbers().filter(|(_, number)| number.is_learnt());
+        learnt.for_each(|(quantity, number)| text += &number_line(quantity, number));
+        text
+    }
+
+    /// The same with what a file of [`Machine::learnt_text`] holds. What a calibration fitted is left alone.
+    pub fn with_learnt(mut self, text: &str) -> Result<Machine, MachineError> {
+        let file = File::parse(text)?;
+        for (name, number) in file.numbers {
+            let quantity = Quantity::named(name)?;
+            quantity.check(number.value)?;
+            if self.may_learn(quantity) && number.is_learnt() {
+                self.numbers.insert(quantity, number);
+            }
+        }
+        Ok(self)
+    }
+
     /// The number that corrects a class of kernels by what was measured.
     pub fn correction(&self, kind: GroupKind) -> f64 {
         match kind {
@@ -376,7 +445,42 @@ impl Machine {
     }
 }
 
+/// How the origin of a learnt number begins.
+const LEARNT: &str = "learnt:";
+/// How it began in version 0.1, which mixed learnt numbers with calibrated ones.
+const LEARNT_BEFORE: &str = "measured over predicted, by ";
+
+impl Number {
+    fn is_learnt(&self) -> bool {
+        self.origin.starts_with(LEARNT) || self.origin.starts_with(LEARNT_BEFORE)
+    }
+
+    fn is_calibrated(&self) -> bool {
+        self.origin.contains("doctor --calibrate")
+    }
+}
+
+named! {
+    /// Where the numbers of a machine come from.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum Basis {
+        /// Fitted on this machine by `doctor --calibrate`.
+        Calibrated = "calibrated",
+        /// Corrected by what `fuse` measured on this machine.
+        Learnt = "learnt",
+        /// Those of another machine.
+        Guessed = "guessed",
+        /// Those of a profile or a file that the user named.
+        Given = "given",
+    }
+}
+
 impl Quantity {
+    fn named(name: String) -> Result<Quantity, MachineError> {
+        let unknown = |name| MachineError::UnknownNumber { name, known: Quantity::ALL.map(Quantity::name).join(", ") };
+        Quantity::find(&name).ok_or_else(|| unknown(name))
+    }
+
     /// Whether it counts things: its values are whole.
     fn is_count(self) -> bool {
         use Quantity::*;
@@ -425,12 +529,17 @@ impl Quantity {
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "name = {}", quoted(&self.name))?;
-        writeln!(f, "kind = \"{}\"\n\n[numbers]", self.kind.name())?;
-        for (quantity, number) in self.numbers() {
-            writeln!(f, "{} = {{ value = {:?}, origin = {} }}", quantity.name(), number.value, quoted(&number.origin))?;
+        writeln!(f, "kind = \"{}\"", self.kind.name())?;
+        if let Some(profile) = &self.based_on {
+            writeln!(f, "based_on = {}", quoted(profile))?;
         }
-        Ok(())
+        writeln!(f, "\n[numbers]")?;
+        self.numbers().try_for_each(|(quantity, number)| f.write_str(&number_line(quantity, number)))
     }
+}
+
+fn number_line(quantity: Quantity, number: &Number) -> String {
+    format!("{} = {{ value = {:?}, origin = {} }}\n", quantity.name(), number.value, quoted(&number.origin))
 }
 
 fn quoted(text: &str) -> String {
@@ -457,6 +566,25 @@ mod tests {
             assert_eq!(Machine::parse(&machine.to_string()).unwrap(), machine);
             assert!(machine.numbers().all(|(_, number)| number.origin.len() > 5), "{name}: every number has an origin");
         }
+    }
+
+    #[test]
+    fn a_machine_says_where_its_numbers_come_from() {
+        assert_eq!(Machine::cpu().basis(), Basis::Guessed);
+        assert_eq!(Machine::profile("h200").unwrap().basis(), Basis::Given);
+        let fitted = "fitted by doctor --calibrate to 3 kernels, 2026-11-18";
+        let calibrated = Machine::cpu().with(Quantity::DramGbps, 31.0, fitted).unwrap();
+        assert_eq!(calibrated.basis(), Basis::Calibrated);
+        let learnt = calibrated.clone().learn(Quantity::CorrectRow, 0.9, "by `fuse act`").unwrap();
+        assert_eq!(learnt.basis(), Basis::Learnt);
+        assert!(learnt.may_learn(Quantity::CorrectRow) && !learnt.may_learn(Quantity::DramGbps));
+        assert_eq!(learnt.clone().without_learnt(), calibrated);
+        // What was learnt has a file of its own, which changes nothing that a calibration fitted.
+        let text = learnt.learnt_text();
+        assert_eq!(text.lines().filter(|line| line.contains("origin")).count(), 1, "{text}");
+        assert_eq!(calibrated.clone().with_learnt(&text).unwrap(), learnt);
+        let fitted_row = calibrated.with(Quantity::CorrectRow, 1.3, fitted).unwrap();
+        assert_eq!(fitted_row.clone().with_learnt(&text).unwrap(), fitted_row);
     }
 
     #[test]

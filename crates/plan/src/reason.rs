@@ -111,7 +111,7 @@ pub enum Reason {
         form: &'static str,
     },
     /// Legal, and slower than keeping them apart.
-    #[error("legal, and the best plan with it takes {extra} longer")]
+    #[error("{}", slower(*extra))]
     Slower {
         /// by so much
         extra: Seconds,
@@ -122,8 +122,8 @@ pub enum Reason {
         /// the reason
         why: &'static str,
     },
-    /// Forbidden by the user.
-    #[error("forbidden by the user")]
+    /// Excluded by the user's pins.
+    #[error("excluded by --forbid or --force")]
     Forbidden,
     /// Computed again in the backward part, so that the forward part need not keep it.
     #[error("%{} is computed again in backward so that forward need not keep it", value.index())]
@@ -131,6 +131,14 @@ pub enum Reason {
         /// the copy
         value: NodeId,
     },
+}
+
+/// Ties are no decision against a fusion; what is shorter than the clock shows is called one.
+fn slower(extra: Seconds) -> String {
+    match extra.us() {
+        us if us < 0.05 => "legal, and the best plan with it is no faster".to_string(),
+        _ => format!("legal, and the best plan with it takes {extra} longer"),
+    }
 }
 
 impl Reason {
@@ -303,10 +311,10 @@ pub const PAGES: &[Page] = &[
     },
     Page {
         code: "E-PLAN-015",
-        title: "forbidden by the user",
-        meaning: "A --forbid names this pair.",
+        title: "excluded by the user",
+        meaning: "A --forbid names this fusion, or a --force puts one of its operations into another kernel.",
         example: "",
-        hint: "drop the --forbid",
+        hint: "drop the --forbid or --force",
     },
     Page {
         code: "E-PLAN-016",

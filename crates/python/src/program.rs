@@ -339,7 +339,7 @@ impl Program {
         py.detach(|| {
             let listed = deuteron_cli::kernel::listings(device, choice, &graph, self.strategy(), &places);
             let listed = listed.map_err(|error| bad_value(format!("{error:#}")))?;
-            deuteron_cli::kernel::text(&listed).map_err(failed)
+            deuteron_cli::kernel::text(&listed, true).map_err(failed)
         })
     }
 

@@ -1,11 +1,12 @@
 // The score sheets: a table that sorts by every column and filters, with the values behind each score on demand.
 
+/** Titles of the criteria; weights, thresholds and what passes come with the data. */
 const CRITERIA = [
-  ['bandwidth', 'Bytes', 0.4],
-  ['launch', 'Launches', 0.2],
-  ['registers', 'Registers', 0.2],
-  ['complexity', 'Complexity', 0.1],
-  ['maintainability', 'Upkeep', 0.1],
+  ['bandwidth', 'Bytes'],
+  ['launch', 'Launches'],
+  ['registers', 'Registers'],
+  ['complexity', 'Complexity'],
+  ['maintainability', 'Maintainability'],
 ];
 
 const SHEET_COLUMNS = [
@@ -17,6 +18,7 @@ const SHEET_COLUMNS = [
   { title: 'Kind', value: (sheet) => sheet.kind },
   ...CRITERIA.map(([field, title]) => ({ title, number: true, value: (sheet) => sheet.criteria[field] })),
   { title: 'Worth', number: true, value: (sheet) => sheet.worth_us },
+  { title: 'Saves', number: true, value: (sheet) => sheet.gain_us },
   { title: 'Code', value: (sheet) => sheet.reason.code },
 ];
 
@@ -60,6 +62,7 @@ function showCandidates() {
   choices(byId('by-kind'), data.candidates.map((sheet) => sheet.kind));
   for (const id of ['find', 'by-verdict', 'by-choice', 'by-kind', 'by-disagreement']) byId(id).addEventListener('input', update);
   byId('by-disagreement-field').hidden = !data.disagreements.length;
+  describeScoring();
   listDisagreements();
   update();
 }
@@ -94,8 +97,10 @@ function sheetRow(entry) {
     element('td', {}, element('span', { class: sheet.chosen ? 'tag good solid' : 'tag' }, sheet.chosen ? 'fused' : 'apart')),
     element('td', { class: 'number' }, formatCount(sheet.count)),
     element('td', {}, sheet.kind),
-    CRITERIA.map(([field]) => element('td', { class: 'number criterion' }, digits(sheet.criteria[field]), bar(sheet.criteria[field]))),
+    CRITERIA.map(([field]) => element('td', { class: 'number criterion', title: sheet.passes[field] ? 'passes' : 'fails' },
+      `${digits(sheet.criteria[field])} ${mark(sheet, field)}`, bar(sheet.criteria[field], sheet.passes[field] ? 'meter-good' : 'meter-fill'))),
     element('td', { class: 'number' }, isNumber(sheet.worth_us) ? formatTime(sheet.worth_us) : NOTHING),
+    element('td', { class: 'number' }, isNumber(sheet.gain_us) ? formatTime(sheet.gain_us) : NOTHING),
     element('td', { class: 'mono' }, sheet.reason.code));
 
   function toggle() {
@@ -114,8 +119,8 @@ function sheetRow(entry) {
 function sheetDetails(sheet) {
   const { values, criteria, reason } = sheet;
   const behind = {
-    bandwidth: `${formatBytes(values.bytes_apart)} apart, ${formatBytes(values.bytes_together)} together: ${formatShare(values.bandwidth_saving)} saved (asks for more than 30 %); ${formatShare(values.dram_saving)} of main memory traffic`,
-    launch: `${counted(values.launches_apart, 'launch', 'launches')} apart: ${formatShare(values.launch_saving)} saved (asks for more than 10 %)`,
+    bandwidth: `${formatBytes(values.bytes_apart)} apart, ${formatBytes(values.bytes_together)} together: ${formatShare(values.bandwidth_saving)} saved; ${formatShare(values.dram_saving)} of main memory traffic`,
+    launch: `${counted(values.launches_apart, 'launch', 'launches')} apart; launches are ${formatShare(values.launch_saving)} of the time of all kernels but the longest`,
     registers: `${values.registers ? `${values.registers} registers a thread, ` : ''}occupancy ${digits(values.occupancy_ratio)} of its largest part`,
     complexity: counted(values.primitives, 'primitive', 'primitives'),
     maintainability: sheet.realizable ? 'generated here' : 'no kernel for it can be generated here',
@@ -124,16 +129,33 @@ function sheetDetails(sheet) {
   return element('div', { class: 'behind' },
     element('p', {}, element('b', {}, reason.code), ` ${reason.text}`, reason.hint && element('span', { class: 'why' }, reason.hint)),
     sheet.disagreement && element('p', { class: 'warn' }, `Score and plan disagree: ${sheet.disagreement}`),
-    element('dl', {}, CRITERIA.map(([field, title, weight]) => element('div', {},
-      element('dt', {}, `${title} ${digits(criteria[field])} × ${weight}`), element('dd', {}, behind[field]))),
+    element('dl', {}, CRITERIA.map(([field, title]) => element('div', {},
+      element('dt', {}, `${title} ${digits(criteria[field])} × ${digits(scoringOf(field).weight)} ${mark(sheet, field)}`),
+      element('dd', {}, `${behind[field]} (asks for: ${scoringOf(field).asks})`))),
+    element('div', {}, element('dt', {}, 'Score'), element('dd', {}, `${digits(sheet.score)}; the verdict is FUSE from ${digits(data.scoring.fuse_from)} where a kernel can hold them${sheet.within ? `, here within ${sheet.within.join(' + ')}` : ''}`)),
     element('div', {}, element('dt', {}, 'Time'), element('dd', {}, `${formatTime(values.us_apart)} apart, ${together} together${worth(sheet)}`)),
     element('div', {}, element('dt', {}, 'Where'), element('dd', {}, `operations ${sheet.at.map((at) => `#${at}`).join(', ')}${sheet.count > 1 ? ` and ${counted(sheet.count - 1, 'equal', 'equals')}` : ''}`))));
+}
+
+/** Weight, threshold and words of a criterion. */
+function scoringOf(field) {
+  return data.scoring.criteria.find(({ name }) => name === field) || { weight: NaN, asks: NOTHING };
+}
+
+function mark(sheet, field) {
+  return sheet.passes[field] ? '✓' : '✗';
+}
+
+function describeScoring() {
+  const parts = CRITERIA.map(([field, title]) => `${title.toLowerCase()} ${digits(scoringOf(field).weight)} (${scoringOf(field).asks})`);
+  byId('scoring').textContent = `The score weighs ${parts.join(', ')}; it says fuse from ${digits(data.scoring.fuse_from)}.`;
 }
 
 function worth(sheet) {
   if (!isNumber(sheet.worth_us)) return '';
   const time = formatTime(Math.abs(sheet.worth_us));
-  return sheet.chosen ? `; the best plan without it is ${time} slower` : `; the best plan with it is ${time} slower`;
+  if (sheet.chosen) return `; the best plan without it is ${time} slower`;
+  return sheet.worth_us > 0 ? `; without the pin the plan is ${time} faster` : `; the best plan with it is ${time} slower`;
 }
 
 function listDisagreements() {

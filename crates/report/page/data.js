@@ -26,6 +26,11 @@ function readData() {
   return { ...raw, ops, before, after, launches, disagreements };
 }
 
+/** The plan that fusing starts from: `before` holds its kernels. */
+function planBefore() {
+  return data.plans.recomputed || data.plans.unfused;
+}
+
 function readOps(columns, strings) {
   return columns.name.map((_, id) => ({
     id,

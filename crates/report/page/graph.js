@@ -174,7 +174,7 @@ function showGraph() {
 
 function captions(panels) {
   for (const { panel, side } of panels) {
-    const plan = side === 'before' ? data.plans.unfused : data.plans.chosen;
+    const plan = side === 'before' ? planBefore() : data.plans.chosen;
     panel.querySelector('figcaption span').textContent = `${counted(plan.kernels, 'kernel', 'kernels')}, ${formatBytes(plan.bytes)}, ${formatTime(plan.us)}`;
   }
 }

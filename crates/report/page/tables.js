@@ -5,6 +5,7 @@ function showPlans() {
     ['naive', 'Naive', 'a kernel a primitive'],
     ['eager', 'Eager', 'a kernel a composite'],
     ['unfused', 'Unfused', 'a kernel a call'],
+    ['recomputed', 'Recomputed', 'unfused, with values computed again in backward instead of kept: fusing starts here'],
     ['greedy', 'Greedy', 'neighbours merged in order'],
     ['chosen', 'Chosen', data.after.every((kernel) => kernel.realizable) ? 'the cheapest that can be generated here' : 'the cheapest; some of its kernels cannot be generated here'],
     ['conceivable', 'Conceivable', 'the cheapest if every skeleton existed'],
@@ -53,8 +54,8 @@ function showMeasured() {
   if (!data.measured) {
     byId('measured-lead').textContent = 'Compiled and not run: registers a thread, as estimated and as compiled.';
   } else {
-    const { unfused_us, chosen_us, speedup, verified, worst_ratio, classes } = data.measured;
-    byId('measured-lead').textContent = `${formatTime(unfused_us)} unfused, ${formatTime(chosen_us)} chosen: ${formatRatio(speedup)}. ${verified
+    const { eager_us, unfused_us, chosen_us, speedup, verified, worst_ratio, classes } = data.measured;
+    byId('measured-lead').textContent = `${formatTime(eager_us)} eager, ${formatTime(unfused_us)} unfused, ${formatTime(chosen_us)} chosen: ${formatRatio(speedup)} of unfused. ${verified
       ? 'Every output is within its bound of the f64 reference' : 'Some output is outside its bound of the f64 reference'}, the largest error at ${digits(worst_ratio)} of it.`;
     if (classes.length) {
       fillTable(byId('classes-table'), [

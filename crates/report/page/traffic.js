@@ -8,9 +8,9 @@ function showTraffic() {
   const most = Math.max(...sides.flat().map((row) => row.all));
   if (!(most > 0)) return;
   reveal('traffic');
-  const { unfused, chosen } = data.plans;
-  const saved = unfused.kernels - chosen.kernels;
-  byId('traffic-lead').textContent = `${formatBytes(unfused.bytes)} become ${formatBytes(chosen.bytes)}; ${saved >= 0
+  const [before, chosen] = [planBefore(), data.plans.chosen];
+  const saved = before.kernels - chosen.kernels;
+  byId('traffic-lead').textContent = `${formatBytes(before.bytes)} become ${formatBytes(chosen.bytes)}; ${saved >= 0
     ? `${counted(saved, 'launch is', 'launches are')} saved` : `${counted(-saved, 'launch is', 'launches are')} added`}. Bars are all launches of a kernel together.`;
   byId('traffic-legend').replaceChildren(...PARTS.map(([part, title]) => element('span', { class: `key part-${part}` }, title)),
     element('span', { class: 'key part-cached' }, 'of these, in the last-level cache'));

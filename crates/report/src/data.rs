@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     Analysis, Candidate, CostSheet, Disagreement, Flip, KernelSheet, MachineSheet, MeasuredSheet, PinSheet, Plans,
-    RecomputeSheet, SourceLine, TileSheet,
+    RecomputeSheet, ScoringSheet, SourceLine, TileSheet,
 };
 
 /// The data block as JSON. `page/data.js` reads it.
@@ -26,6 +26,7 @@ pub(crate) fn to_json(analysis: &Analysis) -> String {
         before,
         after,
         plans: &analysis.plans,
+        scoring: &analysis.scoring,
         candidates: &analysis.candidates,
         disagreements: &analysis.disagreements,
         pins: &analysis.pins,
@@ -47,6 +48,7 @@ struct PageData<'a> {
     before: Vec<KernelData<'a>>,
     after: Vec<KernelData<'a>>,
     plans: &'a Plans,
+    scoring: &'a ScoringSheet,
     candidates: &'a [Candidate],
     disagreements: &'a [Disagreement],
     pins: &'a [PinSheet],
@@ -94,6 +96,7 @@ struct KernelData<'a> {
     primitives: usize,
     size: &'a str,
     cost: &'a CostSheet,
+    gain_us: Option<f64>,
     realizable: bool,
     variant: &'a str,
     tiles: Option<&'a TileSheet>,
@@ -113,6 +116,7 @@ fn kernels<'a>(sheets: &'a [KernelSheet], strings: &mut Strings<'a>, sources: &m
             primitives: sheet.primitives,
             size: &sheet.size,
             cost: &sheet.cost,
+            gain_us: sheet.gain_us,
             realizable: sheet.realizable,
             variant: &sheet.variant,
             tiles: sheet.tiles.as_ref(),

@@ -16,7 +16,7 @@ pub(crate) fn verdict(text: &str) -> String {
 
 /// The key figures: kernels, bytes, time, and what was measured.
 pub(crate) fn figures(analysis: &Analysis) -> String {
-    let (old, new) = (&analysis.plans.unfused, &analysis.plans.chosen);
+    let (old, new) = (analysis.plans.before(), &analysis.plans.chosen);
     let mut out = pair(&Pair {
         title: "Predicted time",
         before: time(old.us),
@@ -64,6 +64,18 @@ pub(crate) fn facts(analysis: &Analysis) -> String {
         };
         fact(&mut out, "Plan", "plain", &gap, &search.text);
     }
+    if let Some(recomputed) = &analysis.plans.recomputed {
+        let unfused = &analysis.plans.unfused;
+        let change = format!("{} → {} before fusing", time(unfused.us), time(recomputed.us));
+        let detail = format!(
+            "{} → {} kernels, {} → {} moved",
+            unfused.kernels,
+            recomputed.kernels,
+            bytes(unfused.bytes),
+            bytes(recomputed.bytes)
+        );
+        fact(&mut out, "Computed again", "plain", &change, &detail);
+    }
     if let Some(measured) = &analysis.measured {
         let (class, text, detail) = verification(measured);
         fact(&mut out, "Results", class, text, &detail);
@@ -75,7 +87,8 @@ pub(crate) fn facts(analysis: &Analysis) -> String {
         flop_rate(machine.vector_flops_per_us),
         flop_rate(machine.matrix_flops_per_us)
     );
-    fact(&mut out, "Machine", "plain", &analysis.device, &rates);
+    let name = format!("{} ({})", analysis.device, machine.basis);
+    fact(&mut out, "Machine", "plain", &name, &rates);
     let parts = format!(
         "{} of {} parts distinct, {} groups, {} states",
         search.distinct_parts, search.parts, search.groups, search.states

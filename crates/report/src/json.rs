@@ -6,7 +6,7 @@ use serde::Deserialize;
 use crate::{Analysis, ReportError};
 
 /// The version of the form that this crate writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The longest text that [`parse`] reads, in bytes. GPT-2 XL with gradients has about 3 MB.
 pub const LARGEST_INPUT: usize = 256 << 20;

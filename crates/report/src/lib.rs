@@ -27,6 +27,7 @@ pub use digest::Sha256;
 pub use error::ReportError;
 pub use expect::{Outcome, Violation, expect};
 pub use json::{LARGEST_INPUT, VERSION, parse, schema};
+pub use neighbours::distance;
 pub use page::html;
 pub use roofline::roofline_svg;
 pub use sheet::*;

@@ -55,7 +55,7 @@ impl<'a> Neighbours<'a> {
 }
 
 /// How many letters must be changed, put in or left out to make one word of the other.
-pub(crate) fn distance(one: &str, other: &str) -> usize {
+pub fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (line, letter) in one.chars().enumerate() {

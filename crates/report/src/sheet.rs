@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// What `analyze` found. The JSON form has these fields; `docs/analysis.schema.json` describes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Analysis {
-    /// version of this form: 1
+    /// version of this form: 2
     pub schema: u32,
     /// name of the graph
     pub graph: String,
@@ -26,10 +26,12 @@ pub struct Analysis {
     pub plans: Plans,
     /// every operation of the graph that some kernel computes, in order
     pub ops: Vec<OpSheet>,
-    /// kernels of the unfused plan, equal ones once
+    /// kernels of the plan that fusing starts from, equal ones once
     pub before: Vec<KernelSheet>,
     /// kernels of the chosen plan, equal ones once
     pub after: Vec<KernelSheet>,
+    /// how candidates are scored
+    pub scoring: ScoringSheet,
     /// every pair of neighbours and every template, equal ones once
     pub candidates: Vec<Candidate>,
     /// candidates for which the score and the plan say different things
@@ -57,12 +59,21 @@ pub struct Plans {
     pub eager: PlanSheet,
     /// a kernel a builder call
     pub unfused: PlanSheet,
+    /// the same with values computed again in backward instead of kept, where the chosen plan does that: fusing starts from here
+    pub recomputed: Option<PlanSheet>,
     /// neighbours merged in order wherever it is legal
     pub greedy: PlanSheet,
-    /// the cheapest plan, of what can be generated for this machine or, for a machine that is not here, of every skeleton
+    /// the cheapest plan of what can be generated for this machine or, where that was asked for, of every skeleton
     pub chosen: PlanSheet,
     /// the cheapest plan if every skeleton existed, where that differs
     pub conceivable: Option<PlanSheet>,
+}
+
+impl Plans {
+    /// What fusing starts from: `before` lists its kernels.
+    pub fn before(&self) -> &PlanSheet {
+        self.recomputed.as_ref().unwrap_or(&self.unfused)
+    }
 }
 
 /// One plan in numbers.
@@ -133,6 +144,9 @@ pub struct KernelSheet {
     pub size: String,
     /// what one launch costs
     pub cost: CostSheet,
+    /// of a kernel of the chosen plan: microseconds that one launch saves over the kernels it replaces; those of all launches add up to
+    /// what the plan saves
+    pub gain_us: Option<f64>,
     /// whether code for it can be generated here
     pub realizable: bool,
     /// which of the ways to compute it is taken, in words: `tiles of 128 x 192, two warpgroups in turn, 4 stages`, `cuBLASLt`; empty where
@@ -251,23 +265,31 @@ pub struct Candidate {
     pub verdict: String,
     /// whether the chosen plan fuses it
     pub chosen: bool,
+    /// whether some plan fuses it: `--force` works
+    pub forceable: bool,
+    /// operations of the kernel that holds it, where it is no kernel by itself
+    pub within: Option<Vec<String>>,
     /// whether a kernel for it can be generated here
     pub realizable: bool,
     /// why
     pub reason: ReasonSheet,
     /// each criterion, 0 to 1
     pub criteria: Criteria,
+    /// whether each criterion gives what it is asked for
+    pub passes: Passes,
     /// the values behind the criteria
     pub values: CriteriaValues,
-    /// chosen: microseconds lost by the best plan without it. Not chosen: microseconds lost by the best plan with it
-    /// (negative), if it can be priced.
+    /// microseconds of the best plan without it less those of the best plan with it, each of the `count` on its own: below 0 where the
+    /// plan keeps it apart. Not to be added up: `gain_us` is. None where no plan has it, or searching again takes too long.
     pub worth_us: Option<f64>,
+    /// where it is a whole kernel of the chosen plan, the microseconds that one saves over the kernels it replaces
+    pub gain_us: Option<f64>,
 }
 
 /// Why a verdict.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ReasonSheet {
-    /// `E-PLAN-004`, or `OK` where it is legal
+    /// `E-PLAN-004`, or `OK` where the plan fuses it
     pub code: String,
     /// one sentence, with numbers
     pub text: String,
@@ -275,12 +297,56 @@ pub struct ReasonSheet {
     pub hint: String,
 }
 
-/// The five criteria, each 0 to 1. Weights: 0.4, 0.2, 0.2, 0.1, 0.1.
+/// How candidates are scored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ScoringSheet {
+    /// the score from which the verdict is `FUSE`
+    pub fuse_from: f64,
+    /// the criteria, in order
+    pub criteria: Vec<CriterionSheet>,
+}
+
+/// One criterion.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CriterionSheet {
+    /// its name in `criteria` and `passes`
+    pub name: String,
+    /// its share of the score
+    pub weight: f64,
+    /// the value it asks for
+    pub threshold: f64,
+    /// what it asks for, in words
+    pub asks: String,
+}
+
+/// Whether each criterion gives what it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Passes {
+    /// bytes saved
+    pub bandwidth: bool,
+    /// launch time saved
+    pub launch: bool,
+    /// registers, or occupancy for matmul and attention
+    pub registers: bool,
+    /// size of the kernel
+    pub complexity: bool,
+    /// who writes the kernel
+    pub maintainability: bool,
+}
+
+impl Passes {
+    /// In the order of the criteria.
+    pub fn list(&self) -> [bool; 5] {
+        [self.bandwidth, self.launch, self.registers, self.complexity, self.maintainability]
+    }
+}
+
+/// The five criteria, each 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Criteria {
     /// bytes saved
     pub bandwidth: f64,
-    /// launches saved
+    /// launch time saved
     pub launch: f64,
     /// registers, or occupancy for matmul and attention
     pub registers: f64,
@@ -290,6 +356,13 @@ pub struct Criteria {
     pub maintainability: f64,
 }
 
+impl Criteria {
+    /// In order.
+    pub fn list(&self) -> [f64; 5] {
+        [self.bandwidth, self.launch, self.registers, self.complexity, self.maintainability]
+    }
+}
+
 /// What the criteria are computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CriteriaValues {
@@ -297,13 +370,13 @@ pub struct CriteriaValues {
     pub bytes_apart: u64,
     /// bytes of the fused kernel
     pub bytes_together: u64,
-    /// share of the bytes that fusing saves; the criterion asks for more than 0.3
+    /// share of the bytes that fusing saves
     pub bandwidth_saving: f64,
     /// share of main memory traffic saved, when what fits the last-level cache is not counted
     pub dram_saving: f64,
     /// launches of the separate kernels
     pub launches_apart: usize,
-    /// share of the launches saved; the criterion asks for more than 0.1
+    /// launch time that fusing saves, over the time of all separate kernels but the longest
     pub launch_saving: f64,
     /// registers a thread of the fused kernel, estimated; 0 on a CPU
     pub registers: u32,
@@ -384,6 +457,9 @@ pub struct MachineSheet {
     pub name: String,
     /// `cpu` or `gpu`
     pub kind: String,
+    /// where its numbers come from: `calibrated` here, `learnt` from runs here, `guessed` from another machine, or `given` by a profile or a
+    /// file
+    pub basis: String,
     /// every number
     pub numbers: Vec<NumberSheet>,
     /// main memory, bytes a microsecond (a GB/s is 1000)
@@ -412,6 +488,8 @@ pub struct NumberSheet {
 /// Predicted beside measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MeasuredSheet {
+    /// median microseconds of the eager plan
+    pub eager_us: f64,
     /// median microseconds of the unfused plan
     pub unfused_us: f64,
     /// median microseconds of the chosen plan

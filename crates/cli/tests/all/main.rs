@@ -10,6 +10,7 @@ mod folders;
 mod generate;
 #[cfg(target_os = "linux")]
 mod signals;
+mod story;
 mod support;
 // It needs `/dev/full`.
 #[cfg(target_os = "linux")]

@@ -15,5 +15,16 @@ pub use tuning::{BadTuning, Tuning};
 
 pub use crate::tile::tensor_map::{MAP_WORDS, Mapped, TensorMap};
 
+/// A CUDA text in which every part of the device-side library is one comment that names it: what is left is the kernel's own.
+pub fn without_library(text: &str) -> String {
+    let parts = crate::tile::Part::ALL.map(|part| (part.name(), part.text()));
+    let mut short = text.to_string();
+    for (name, part) in parts.into_iter().chain(row::PRELUDE_FILES) {
+        let (part, lines) = (part.trim(), part.trim().lines().count());
+        short = short.replace(part, &format!("// ... {name}.cuh of the device-side library, {lines} lines"));
+    }
+    short
+}
+
 /// A kernel, `hold`, that keeps a stream busy for as many nanoseconds as its only word says.
 pub const HOLD: &str = include_str!("hold.cu");

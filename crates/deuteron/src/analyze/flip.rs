@@ -55,7 +55,8 @@ pub fn flips(
         if name == options.machine.name || machine.kind != options.machine.kind {
             continue;
         }
-        for (candidate, fused) in decisions(graph, &machine, analysis, &operations)? {
+        let elsewhere = AnalyzeOptions { kernels: options.kernels, ..AnalyzeOptions::on(machine) };
+        for (candidate, fused) in decisions(graph, &elsewhere, analysis, &operations)? {
             if fused != analysis.candidates[candidate].chosen
                 && decided.insert(("device".into(), candidate), true).is_none()
             {
@@ -72,7 +73,7 @@ pub fn flips(
             if other.nodes().len() != graph.nodes().len() {
                 continue;
             }
-            for (candidate, fused) in decisions(&other, &options.machine, analysis, &operations)? {
+            for (candidate, fused) in decisions(&other, options, analysis, &operations)? {
                 let turned = fused != analysis.candidates[candidate].chosen;
                 if turned && decided.insert((knob.name.to_string(), candidate), true).is_none() {
                     flips.push(flip(analysis, candidate, knob.name, &knob.now.to_string(), &value.to_string()));
@@ -92,12 +93,11 @@ fn distance(value: usize, now: usize) -> f64 {
 /// in this variant (a copy that strides make unnecessary) have no decision.
 fn decisions(
     graph: &Graph,
-    machine: &Machine,
+    options: &AnalyzeOptions,
     analysis: &Analysis,
     operations: &[NodeId],
 ) -> Result<Vec<(usize, bool)>, Error> {
-    let options = AnalyzeOptions::on(machine.clone());
-    let plan = plan(graph, super::target_of(&options), Strategy::Fused, &[])?;
+    let plan = plan(graph, super::target_of(options), Strategy::Fused, &[])?;
     let mut group_of: Vec<Option<usize>> = vec![None; graph.nodes().len()];
     for (index, group) in plan.groups.iter().enumerate() {
         group.nodes.iter().for_each(|id| group_of[id.index()] = Some(index));

@@ -4,50 +4,72 @@ use std::collections::HashMap;
 
 use deuteron_graph::{Dtype, Graph, Op};
 use deuteron_plan::{
-    Assessment, Bytes, Cost, Fusion, FusionKind, Group, Machine, MachineKind, Pin, Plan, Quantity, Search, Seconds,
-    matmul_size, matrix_rate, node_space, ridge_points,
+    Assessment, Bytes, CRITERIA, Cost, Fusion, FusionKind, Group, Machine, MachineKind, Pin, Plan, Quantity, Reason,
+    Scoring, Search, Seconds, matmul_size, matrix_rate, node_space, ridge_points,
 };
 use deuteron_report::{
-    Analysis, Candidate, CostSheet, Criteria, CriteriaValues, Disagreement, KernelSheet, MachineSheet, NumberSheet,
-    OpSheet, PinSheet, PlanSheet, Plans, ReasonSheet, SearchSheet,
+    Analysis, Candidate, CostSheet, Criteria, CriteriaValues, CriterionSheet, Disagreement, KernelSheet, MachineSheet,
+    NumberSheet, OpSheet, Passes, PinSheet, PlanSheet, Plans, ReasonSheet, RecomputeSheet, ScoringSheet, SearchSheet,
+    VERSION,
 };
 
 use crate::analyze::{AnalyzeOptions, Kernels, generated, tiles};
 use crate::listing;
 
-pub(super) fn analysis(graph: &Graph, options: &AnalyzeOptions, assessment: &Assessment, planning_ms: f64) -> Analysis {
+pub(super) fn analysis(
+    graph: &Graph,
+    options: &AnalyzeOptions,
+    assessment: &Assessment,
+    planning_ms: f64,
+    recompute: Option<RecomputeSheet>,
+) -> Analysis {
+    let recomputes = recompute.as_ref().is_some_and(|sheet| !sheet.again.is_empty());
     let candidates: Vec<Candidate> =
         assessment.fusions.iter().map(|fusion| candidate(fusion, &options.machine)).collect();
     let search = assessment.chosen.search.clone();
-    let after = kernels(graph, &assessment.chosen, options);
+    let after = kernels(graph, &assessment.chosen, options, Some(&assessment.gains));
     Analysis {
-        schema: 1,
+        schema: VERSION,
         graph: graph.name().to_string(),
         device: options.machine.name.clone(),
-        verdict: verdict(assessment),
+        verdict: verdict(assessment, recomputes),
         optimal: search.as_ref().is_some_and(|search| search.optimal),
         search: search.as_ref().map_or_else(empty_search, search_sheet),
         planning_ms,
-        plans: plans(assessment),
+        plans: plans(assessment, recomputes),
+        scoring: scoring(&options.scoring),
         ops: ops(assessment),
-        before: kernels(graph, &assessment.apart, options),
+        before: kernels(graph, &assessment.apart, options, None),
         notes: notes(graph, options, &after),
         after,
         disagreements: disagreements(assessment),
         candidates,
         pins: assessment.pins.iter().map(pin_sheet).collect(),
         flips: Vec::new(),
-        recompute: None,
+        recompute,
         machine: machine_sheet(graph, &options.machine),
         measured: None,
     }
 }
 
-fn plans(assessment: &Assessment) -> Plans {
+fn scoring(scoring: &Scoring) -> ScoringSheet {
+    let numbers = scoring.weights.list().into_iter().zip(scoring.thresholds());
+    let criteria = CRITERIA.into_iter().zip(numbers).zip(scoring.asks());
+    let criteria = criteria.map(|((name, (weight, threshold)), asks)| CriterionSheet {
+        name: name.to_string(),
+        weight,
+        threshold,
+        asks,
+    });
+    ScoringSheet { fuse_from: scoring.fuse_from, criteria: criteria.collect() }
+}
+
+fn plans(assessment: &Assessment, recomputes: bool) -> Plans {
     Plans {
         naive: plan_sheet(&assessment.naive),
         eager: plan_sheet(&assessment.eager),
         unfused: plan_sheet(&assessment.unfused),
+        recomputed: recomputes.then(|| plan_sheet(&assessment.apart)),
         greedy: plan_sheet(&assessment.greedy),
         chosen: plan_sheet(&assessment.chosen),
         conceivable: assessment.conceivable.as_ref().map(plan_sheet),
@@ -63,27 +85,54 @@ fn plan_sheet(plan: &Plan) -> PlanSheet {
     }
 }
 
-fn verdict(assessment: &Assessment) -> String {
-    let (before, after) = (&assessment.unfused, &assessment.chosen);
+/// The plan in a few sentences. What fusing saves is said against the kernels that it starts from; what recomputing saves stands apart.
+fn verdict(assessment: &Assessment, recomputes: bool) -> String {
+    let (before, after) = (&assessment.apart, &assessment.chosen);
     let (from, to) = (before.groups.len(), after.groups.len());
+    let recomputed = match recomputes {
+        true => {
+            let (stored, again) = (assessment.unfused.time(), before.time());
+            format!(
+                " Computing values again in backward instead of keeping them comes before that: {stored} become {again}."
+            )
+        }
+        false => String::new(),
+    };
     if from == to {
-        return format!("Nothing to fuse: {from} kernels, {}, no fusion makes it faster.", after.time());
+        let kernels = if to == 1 { "1 kernel".to_string() } else { format!("{to} kernels") };
+        return format!("Nothing to fuse: {kernels}, {}, no fusion makes it faster.{recomputed}", after.time());
     }
     let ratio = before.time().0 / after.time().0.max(1e-12);
-    let fewer = 100.0 * (1.0 - after.bytes().0 as f64 / before.bytes().0.max(1) as f64);
-    let best = assessment.fusions.iter().filter(|fusion| fusion.chosen && fusion.kind != FusionKind::View);
-    let best = best.filter(|fusion| fusion.worth.is_some());
-    let total = |fusion: &Fusion| fusion.worth.map_or(0.0, |worth| worth.0) * fusion.count as f64;
-    let best = best.max_by(|a, b| total(a).total_cmp(&total(b)));
-    let best = best.map_or(String::new(), |fusion| {
-        let times = if fusion.count > 1 { format!(", {} times", fusion.count) } else { String::new() };
-        format!(" The most is won by {} ({}{times}).", fusion.ops.join(" + "), fusion.worth.unwrap_or_default())
-    });
+    let bytes = match 100.0 * (1.0 - after.bytes().0 as f64 / before.bytes().0.max(1) as f64) {
+        _ if after.bytes() == before.bytes() => "as many bytes".to_string(),
+        fewer if fewer < 0.0 => format!("{:.0} % more bytes", -fewer),
+        fewer => format!("{fewer:.0} % fewer bytes"),
+    };
     format!(
-        "Fuse {from} kernels into {to}: {} become {} ({ratio:.2}x), {fewer:.0} % fewer bytes.{best}",
+        "Fuse {from} kernels into {to}: {} become {} ({ratio:.2}x), {bytes}.{}{recomputed}",
         before.time(),
-        after.time()
+        after.time(),
+        most_is_won_by(assessment)
     )
+}
+
+/// The kernels of one name that save the most, as a share of what the plan saves.
+fn most_is_won_by(assessment: &Assessment) -> String {
+    let mut sums: HashMap<&str, (usize, f64)> = HashMap::new();
+    for (group, gain) in assessment.chosen.groups.iter().zip(&assessment.gains) {
+        let (count, sum) = sums.entry(group.name.as_str()).or_default();
+        *count += 1;
+        *sum += gain.0;
+    }
+    let all = assessment.apart.time() - assessment.chosen.time();
+    let best = sums.into_iter().max_by(|a, b| a.1.1.total_cmp(&b.1.1).then(b.0.cmp(a.0)));
+    match best {
+        Some((name, (count, sum))) if sum > 0.0 && all.0 > 0.0 => {
+            let kernels = if count > 1 { format!("{count} kernels, ") } else { String::new() };
+            format!(" The most is won by {name}: {kernels}{} of the {all} saved.", Seconds(sum))
+        }
+        _ => String::new(),
+    }
 }
 
 fn search_sheet(search: &Search) -> SearchSheet {
@@ -117,15 +166,17 @@ fn ops(assessment: &Assessment) -> Vec<OpSheet> {
 }
 
 /// Kernels of a plan, equal ones once.
-fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions) -> Vec<KernelSheet> {
+fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions, gains: Option<&[Seconds]>) -> Vec<KernelSheet> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let mut sheets: Vec<KernelSheet> = Vec::new();
     for (launch, group) in plan.groups.iter().enumerate() {
         let size = size(graph, group);
-        let key = format!("{} {size} {} {}", group.name, group.cost.total.0, group.traffic.total());
+        // Of the last bits of a difference no reader learns anything.
+        let gain = gains.map(|gains| (gains[launch].us() * 1e6).round() / 1e6);
+        let key = format!("{} {size} {} {} {gain:?}", group.name, group.cost.total.0, group.traffic.total());
         let at = *known.entry(key).or_insert_with(|| {
-            let realizable = generated(&options.machine).offers(&group.draft(graph, &plan.placement))
-                && !listing::holds_opaque(graph, group);
+            let realizable =
+                generated(options).offers(&group.draft(graph, &plan.placement)) && !listing::holds_opaque(graph, group);
             let kernel =
                 realizable.then(|| listing::cuda_kernel(graph, plan, group, options.backend.as_ref())).flatten();
             sheets.push(KernelSheet {
@@ -135,6 +186,7 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions) -> Vec<KernelSh
                 primitives: group.nodes.len(),
                 size,
                 cost: cost_sheet(&group.cost),
+                gain_us: gain,
                 realizable,
                 variant: kernel.as_ref().map_or(String::new(), |kernel| tiles::variant(&kernel.source, &kernel.launch)),
                 tiles: kernel.as_ref().and_then(|kernel| tiles::sheet(&kernel.launch, &options.machine)),
@@ -206,14 +258,23 @@ fn candidate(fusion: &Fusion, machine: &Machine) -> Candidate {
         score: score.total,
         verdict: if score.fuse { "FUSE" } else { "DO NOT FUSE" }.to_string(),
         chosen: fusion.chosen,
+        forceable: fusion.forceable,
+        within: fusion.within.as_ref().map(|within| within.ops.clone()),
         realizable: fusion.realizable,
         reason: reason(fusion, bytes_apart, apart),
         criteria: Criteria {
-            bandwidth: score.bandwidth,
-            launch: score.launch,
-            registers: score.registers,
-            complexity: score.complexity,
-            maintainability: score.maintainability,
+            bandwidth: score.bandwidth.score,
+            launch: score.launch.score,
+            registers: score.registers.score,
+            complexity: score.complexity.score,
+            maintainability: score.maintainability.score,
+        },
+        passes: Passes {
+            bandwidth: score.bandwidth.passes,
+            launch: score.launch.passes,
+            registers: score.registers.passes,
+            complexity: score.complexity.passes,
+            maintainability: score.maintainability.passes,
         },
         values: CriteriaValues {
             bytes_apart: bytes_apart.0,
@@ -229,6 +290,7 @@ fn candidate(fusion: &Fusion, machine: &Machine) -> Candidate {
             us_together: fusion.together.as_ref().map(|cost| cost.total.us()),
         },
         worth_us: fusion.worth.map(Seconds::us),
+        gain_us: fusion.gain.map(Seconds::us),
     }
 }
 
@@ -246,25 +308,32 @@ fn dram_saving(fusion: &Fusion, machine: &Machine) -> f64 {
 
 /// One sentence with numbers.
 fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
+    let within = fusion.within.as_ref().map_or(String::new(), |within| {
+        let (ops, alone) = (within.ops.join(" + "), &within.alone);
+        format!("; one kernel holds them within {ops}, alone they have none ({} {alone})", alone.code())
+    });
     if let Some(reason) = &fusion.reason {
-        let mut text = reason.to_string();
-        if let (None, Some(forced)) = (&fusion.structure, &fusion.together) {
-            text += &format!("; forced, it would take {} instead of {apart}", forced.total);
+        let mut text = format!("{reason}{within}");
+        if let (Reason::Forbidden, Some(worth)) = (reason, fusion.worth.filter(|worth| worth.us() >= 0.05)) {
+            text += &format!("; without that the plan is {worth} faster");
+        }
+        if let (false, Some(rows)) = (fusion.forceable, fusion.whole_rows) {
+            text += &format!("; by estimate such a kernel takes {rows} instead of {apart}, so there is none to force");
         }
         return ReasonSheet { code: reason.code().to_string(), text, hint: reason.hint().to_string() };
     }
     let saved = bytes_apart - fusion.bytes_together;
-    let time = fusion.together.as_ref().map_or(apart, |cost| cost.total);
     let launches = fusion.apart.len();
-    let text = match fusion.kind {
-        FusionKind::View => format!(
+    let share = 100.0 * fusion.score.bandwidth_saving;
+    let text = match (fusion.kind, &fusion.together) {
+        (FusionKind::View, _) => format!(
             "the reader follows the strides: {saved} of copies and one launch are never made ({} saved)",
             fusion.apart[0].total
         ),
-        FusionKind::Pair | FusionKind::Template => format!(
-            "{:.0} % fewer bytes ({saved}), {launches} launches become 1, {apart} become {time}",
-            100.0 * fusion.score.bandwidth_saving
-        ),
+        (FusionKind::Pair | FusionKind::Template, Some(one)) => {
+            format!("{share:.0} % fewer bytes ({saved}), {launches} launches become 1, {apart} become {}", one.total)
+        }
+        (FusionKind::Pair | FusionKind::Template, None) => format!("{share:.0} % fewer bytes ({saved}){within}"),
     };
     ReasonSheet { code: "OK".into(), text, hint: String::new() }
 }
@@ -272,19 +341,26 @@ fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
 fn disagreements(assessment: &Assessment) -> Vec<Disagreement> {
     let mut all = Vec::new();
     for (candidate, fusion) in assessment.fusions.iter().enumerate() {
-        if fusion.structure.is_none() || fusion.score.fuse == fusion.chosen {
+        let pinned = fusion.reason == Some(Reason::Forbidden);
+        if pinned || !fusion.forceable || fusion.score.fuse == fusion.chosen {
             continue;
         }
         let names = fusion.ops.join(" + ");
         let score = fusion.score.total;
-        let worth = fusion.worth.map_or("an unknown time".to_string(), |worth| Seconds(worth.0.abs()).to_string());
+        let difference = match fusion.worth.map(|worth| Seconds(worth.0.abs())) {
+            Some(worth) if worth.us() >= 0.05 => format!("{worth} slower"),
+            Some(_) => "no faster".to_string(),
+            None => "slower by its own kernels' times".to_string(),
+        };
         let text = match fusion.chosen {
             true => format!(
-                "{names}: the score is {score:.2}, yet the plan fuses them: without it the plan is {worth} slower"
+                "{names}: the score is {score:.2}, yet the plan fuses them: without it the plan is {difference}"
             ),
-            false => format!(
-                "{names}: the score is {score:.2}, yet the plan keeps them apart: with it the plan is {worth} slower"
-            ),
+            false => {
+                format!(
+                    "{names}: the score is {score:.2}, yet the plan keeps them apart: with it the plan is {difference}"
+                )
+            }
         };
         all.push(Disagreement { candidate, text });
     }
@@ -298,7 +374,8 @@ fn pin_sheet(price: &deuteron_plan::PinPrice) -> PinSheet {
     };
     let extra = Seconds(price.extra);
     let what = if kind == "force" { "forcing" } else { "forbidding" };
-    let text = format!("{what} {} in {} places costs {extra}", ops.join(" + "), price.places);
+    let places = if price.places == 1 { "1 place".to_string() } else { format!("{} places", price.places) };
+    let text = format!("{what} {} in {places} costs {extra}", ops.join(" + "));
     PinSheet { kind: kind.to_string(), ops: ops.clone(), places: price.places, price_us: extra.us(), text }
 }
 
@@ -308,6 +385,7 @@ fn machine_sheet(graph: &Graph, machine: &Machine) -> MachineSheet {
     MachineSheet {
         name: machine.name.clone(),
         kind: machine.kind.name().to_string(),
+        basis: machine.basis().name().to_string(),
         numbers: machine
             .numbers()
             .map(|(quantity, number)| NumberSheet {
@@ -346,7 +424,7 @@ fn notes(graph: &Graph, options: &AnalyzeOptions, kernels: &[KernelSheet]) -> Ve
         missing.dedup();
         let exceptions = if missing.is_empty() { String::new() } else { format!(" but: {}", missing.join("; ")) };
         notes.push(format!(
-            "This plan may use every skeleton that the planner knows. This version generates all of its kernels{exceptions}."
+            "The chosen plan may use every skeleton that the planner knows (--conceivable). This version generates all of its kernels{exceptions}."
         ));
     }
     let mut opaque: Vec<&str> = graph

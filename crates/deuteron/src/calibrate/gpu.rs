@@ -61,7 +61,7 @@ const OTHERS: [(&str, &[[usize; 2]]); 7] = [
 pub(super) fn calibrate(engine: &Engine, date: &str, progress: impl FnMut(usize, usize)) -> Result<Calibration, Error> {
     let own = engine.device().machine();
     // From the profile that ships, so that the result depends on nothing but the measurements.
-    let before = Machine::profile(&own.name).unwrap_or_else(|_| own.clone());
+    let before = Machine::profile(&own.name).unwrap_or_else(|_| own.clone().without_learnt());
     let copied = copy_gbps(engine)?;
     let launched = launch_us(engine)?;
     let started = before

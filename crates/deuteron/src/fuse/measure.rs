@@ -1,4 +1,4 @@
-//! Both plans in turn, so that what disturbs the machine disturbs both; medians, and the run-to-run spread.
+//! All plans in turn, so that what disturbs the machine disturbs each; medians, and the run-to-run spread.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,6 @@ use crate::error::Error;
 use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::times::{Rounds, median, spread};
-
-/// Median times of two plans.
-pub(super) struct Times {
-    pub unfused: PlanTimes,
-    pub fused: PlanTimes,
-}
 
 /// Median times of one plan.
 pub(super) struct PlanTimes {
@@ -50,17 +44,16 @@ impl PlanTimes {
     }
 }
 
-/// Runs both plans for about `budget`.
+/// Runs all plans for about `budget`, the last of which moves the fewest bytes.
 pub(super) fn measure(
     engine: &Engine,
-    unfused: &mut Session,
-    fused: &mut Session,
+    sessions: &mut [Session],
     inputs: &[Tensor],
     budget: Duration,
-) -> Result<Times, Error> {
+) -> Result<Vec<PlanTimes>, Error> {
     match engine.device().machine().kind {
-        MachineKind::Cpu => on_host(unfused, fused, inputs, budget),
-        MachineKind::Gpu => on_device(engine, unfused, fused, inputs, budget),
+        MachineKind::Cpu => on_host(sessions, inputs, budget),
+        MachineKind::Gpu => on_device(engine, sessions, inputs, budget),
     }
 }
 
@@ -93,36 +86,35 @@ impl Samples {
     }
 }
 
-fn on_host(unfused: &mut Session, fused: &mut Session, inputs: &[Tensor], budget: Duration) -> Result<Times, Error> {
+fn on_host(sessions: &mut [Session], inputs: &[Tensor], budget: Duration) -> Result<Vec<PlanTimes>, Error> {
     let inputs: Vec<&Tensor> = inputs.iter().collect();
-    let mut samples: [Samples; 2] = Default::default();
+    let mut samples: Vec<Samples> = sessions.iter().map(|_| Samples::default()).collect();
     let rounds = Rounds::new(budget, 3, 1001);
-    while rounds.more(&samples.each_ref().map(Samples::best)) {
-        for (samples, session) in samples.iter_mut().zip([&mut *unfused, &mut *fused]) {
+    while rounds.more(&samples.iter().map(Samples::best).collect::<Vec<_>>()) {
+        for (samples, session) in samples.iter_mut().zip(sessions.iter_mut()) {
             let start = Instant::now();
             let times = session.run_timed(&inputs)?;
             samples.runs.push(start.elapsed());
             samples.kernels(times);
         }
     }
-    let [unfused, fused] = samples.map(Samples::medians);
-    Ok(Times { unfused, fused })
+    Ok(samples.into_iter().map(Samples::medians).collect())
 }
 
 /// Whole runs over memory that is not in the cache; kernels by events within a run.
 fn on_device(
     engine: &Engine,
-    unfused: &mut Session,
-    fused: &mut Session,
+    sessions: &mut [Session],
     inputs: &[Tensor],
     budget: Duration,
-) -> Result<Times, Error> {
+) -> Result<Vec<PlanTimes>, Error> {
+    let Some(fused) = sessions.last() else { return Ok(Vec::new()) };
     let sets = rotation(engine, fused, inputs)?;
-    let runs = [repeats(unfused, &sets)?, repeats(fused, &sets)?];
-    let mut samples: [Samples; 2] = Default::default();
+    let runs = sessions.iter_mut().map(|session| repeats(session, &sets)).collect::<Result<Vec<usize>, Error>>()?;
+    let mut samples: Vec<Samples> = sessions.iter().map(|_| Samples::default()).collect();
     let rounds = Rounds::new(budget, 5, 31);
-    while rounds.more(&samples.each_ref().map(Samples::best)) {
-        for ((samples, session), runs) in samples.iter_mut().zip([&mut *unfused, &mut *fused]).zip(runs) {
+    while rounds.more(&samples.iter().map(Samples::best).collect::<Vec<_>>()) {
+        for ((samples, session), &runs) in samples.iter_mut().zip(sessions.iter_mut()).zip(&runs) {
             samples.graphs.push(session.time(&sets, runs, Launching::Graph)?);
             samples.runs.push(session.time(&sets, runs, Launching::Eager)?);
             for set in &sets {
@@ -130,8 +122,7 @@ fn on_device(
             }
         }
     }
-    let [unfused, fused] = samples.map(Samples::medians);
-    Ok(Times { unfused, fused })
+    Ok(samples.into_iter().map(Samples::medians).collect())
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ use crate::machine::Quantity;
 use crate::plan::Plan;
 use crate::reason::Reason;
 use crate::score::{Evidence, Score, score};
+use crate::search::Solver;
 use crate::search::pins::atom_name;
 use crate::search::problem::{Atom, Price};
-use crate::search::{Restriction, Solver};
 use crate::traffic::Traffic;
 use crate::units::{Bytes, Seconds};
 
@@ -45,31 +45,58 @@ pub struct Fusion {
     pub count: usize,
     /// the score sheet
     pub score: Score,
-    /// why not; `None` where it is legal
+    /// why the plan keeps them apart; `None` where it does not
     pub reason: Option<Reason>,
     /// what the kernel is made of, where it is legal
     pub structure: Option<Structure>,
     /// whether the chosen plan has it
     pub chosen: bool,
+    /// whether some plan has it: the user can force it
+    pub forceable: bool,
+    /// the kernel that holds them, where they are none by themselves
+    pub within: Option<Within>,
     /// whether code for it can be generated here
     pub realizable: bool,
     /// what the kernels cost apart, each
     pub apart: Vec<Cost>,
-    /// what one kernel would cost, where it can be priced
+    /// what one kernel of exactly these costs, where there is one
     pub together: Option<Cost>,
+    /// what a kernel that owned whole rows would cost, where that is why there is none
+    pub whole_rows: Option<Seconds>,
     /// bytes of one kernel
     pub bytes_together: Bytes,
     /// primitives of one kernel
     pub primitives: usize,
-    /// chosen: what the best plan loses without it; not chosen: what the best plan gains with it, which is less than 0
+    /// time of the best plan without it less that of the best plan with it, one of the `count` at a time: below 0 where the plan
+    /// keeps them apart, unless the user made it. `None` where no plan has it, or the search is too large to be repeated.
     pub worth: Option<Seconds>,
+    /// where it is a whole kernel of the chosen plan, what that saves over the kernels it replaces
+    pub gain: Option<Seconds>,
 }
 
-pub(super) fn fusions(solver: &mut Solver, question: &Question, unfused: &Plan, chosen: &Plan) -> Vec<Fusion> {
+/// A larger kernel that holds a fusion.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Within {
+    /// what it is made of, in order
+    pub ops: Vec<String>,
+    /// why a kernel needs the others too
+    pub alone: Reason,
+}
+
+pub(super) fn fusions(
+    solver: &mut Solver,
+    question: &Question,
+    unfused: &Plan,
+    chosen: &Plan,
+    gains: &[Seconds],
+) -> Vec<Fusion> {
     let (before, after) = (group_of(&solver.problem, unfused), group_of(&solver.problem, chosen));
     let mut kernels: Vec<Vec<Atom>> = vec![Vec::new(); unfused.groups.len()];
     before.iter().enumerate().for_each(|(atom, &kernel)| kernels[kernel].push(atom));
-    let mut finder = Finder { solver, question, after: &after, known: HashMap::new(), found: Vec::new() };
+    let mut sizes = vec![0; chosen.groups.len()];
+    after.iter().for_each(|&group| sizes[group] += 1);
+    let (known, found) = (HashMap::new(), Vec::new());
+    let mut finder = Finder { solver, question, after: &after, sizes: &sizes, gains, known, found };
     for pair in pairs(finder.solver, &before) {
         let parts: Vec<Vec<Atom>> = pair.iter().map(|&kernel| kernels[kernel].clone()).collect();
         finder.consider(FusionKind::Pair, &parts);
@@ -113,10 +140,22 @@ fn templates(solver: &Solver, after: &[usize]) -> Vec<Vec<Atom>> {
     sets.into_iter().collect()
 }
 
+/// What the search says of a fusion.
+struct Decision {
+    reason: Option<Reason>,
+    worth: Option<Seconds>,
+    forceable: bool,
+}
+
 struct Finder<'s, 'a, 'q> {
     solver: &'s mut Solver<'a>,
     question: &'q Question<'q>,
+    /// for each atom, its kernel in the chosen plan
     after: &'q [usize],
+    /// atoms of each kernel of the chosen plan
+    sizes: &'q [usize],
+    /// what each kernel of the chosen plan saves
+    gains: &'q [Seconds],
     /// Fusions that look the same to a reader, and where the first of them is.
     known: HashMap<String, usize>,
     found: Vec<Fusion>,
@@ -140,9 +179,10 @@ impl Finder<'_, '_, '_> {
         let apart_seconds: f64 = apart.iter().map(|cost| cost.total.0).sum();
         let seen = match &priced {
             Ok(price) => format!("{}", price.seconds()),
-            Err(reason) => reason.code().to_string(),
+            Err(reason) => format!("{} {}", reason.code(), self.solver.holders(&set).next().is_some()),
         };
-        let key = format!("{kind:?} {ops:?} {chosen} {seen} {apart_seconds}");
+        let forbidden = !self.solver.restriction().forbids(&set).is_empty();
+        let key = format!("{kind:?} {ops:?} {chosen} {forbidden} {seen} {apart_seconds}");
         if let Some(&at) = self.known.get(&key) {
             self.found[at].count += 1;
             return;
@@ -164,59 +204,118 @@ impl Finder<'_, '_, '_> {
         let nodes = self.solver.problem.nodes(&set);
         // Bytes do not depend on the structure.
         let any = self.solver.problem.cost_as(&set, &nodes, &Structure::Opaque);
-        let apart_seconds = Seconds(apart.iter().map(|cost| cost.total.0).sum());
-        let (structure, together, reason, worth) = match priced {
-            Ok(Price { cost, .. }) => {
-                let worth = match self.solver.is_large(&set) {
-                    // The saving of this fusion by itself.
-                    true => Some(apart_seconds - cost.total).filter(|worth| chosen || worth.0 < 0.0),
-                    false => self.worth(&set, chosen),
-                };
-                let slower =
-                    worth.filter(|worth| !chosen && worth.0 < 0.0).map(|worth| Reason::Slower { extra: worth * -1.0 });
-                (self.solver.problem.structure(&set, &nodes).ok(), Some(cost), slower, worth)
-            }
-            Err(reason) => {
-                let forced = self.forced(&set, &nodes, &reason);
-                let worth = forced.as_ref().map(|cost| apart_seconds - cost.total);
-                (None, forced, Some(reason), worth)
-            }
-        };
+        let holder = self.holder(&set, chosen, &priced);
+        let Decision { reason, worth, forceable } = self.decision(&set, chosen, &priced, &apart);
+        let held = holder.as_deref().and_then(|holder| {
+            let price = self.solver.problem.price(holder).ok()?;
+            let structure = self.solver.problem.structure(holder, &self.solver.problem.nodes(holder)).ok()?;
+            Some((price, structure))
+        });
         let evidence = Evidence {
             machine: self.question.target.machine.kind,
             apart: apart.iter().collect(),
-            together: together.as_ref(),
-            kind: structure.as_ref().map(Structure::kind),
+            together: held.as_ref().map(|(price, _)| &price.cost),
+            kind: held.as_ref().map(|(price, _)| price.kind),
             bytes_together: any.traffic.total(),
-            primitives: nodes.len(),
+            primitives: holder.as_deref().map_or(nodes.len(), |holder| self.solver.problem.nodes(holder).len()),
         };
-        let score = score(&evidence);
-        let outputs = self.solver.problem.outputs(&set, &nodes);
-        let offered = |structure: &Structure| {
-            let draft = self.solver.problem.draft(&nodes, &outputs, structure);
-            self.question.realizable.is_some_and(|catalog| catalog.offers(&draft))
+        let score = score(&evidence, &self.question.scoring);
+        let realizable = match (&holder, &held) {
+            (Some(holder), Some((_, structure))) => self.is_offered(holder, structure),
+            _ => false,
         };
-        let realizable = structure.as_ref().is_some_and(offered);
+        let whole_rows = priced.as_ref().err().and_then(|reason| self.whole_rows(&set, &nodes, reason));
+        let within = match (&priced, &holder) {
+            (Err(alone), Some(holder)) => Some(Within { ops: self.names(holder), alone: alone.clone() }),
+            _ => None,
+        };
+        let group = self.after[set[0]];
         Fusion {
             kind,
             ops,
-            atoms: set,
             count: 1,
             score,
             reason,
-            structure,
+            structure: held.map(|(_, structure)| structure),
             chosen,
+            forceable,
+            within,
             realizable,
             apart,
-            together,
+            together: priced.ok().map(|price| price.cost),
+            whole_rows: whole_rows.map(|cost| cost.total),
             bytes_together: any.traffic.total(),
             primitives: nodes.len(),
             worth,
+            gain: (chosen && self.sizes[group] == set.len()).then(|| self.gains[group]),
+            atoms: set,
         }
     }
 
+    /// The kernel that would hold a set: itself, its kernel in the chosen plan, or the smallest that can be made of it and others.
+    fn holder(&self, set: &[Atom], chosen: bool, priced: &Result<Price, Reason>) -> Option<Vec<Atom>> {
+        match (priced, chosen) {
+            (Ok(_), _) => Some(set.to_vec()),
+            (Err(_), true) => {
+                Some((0..self.after.len()).filter(|&atom| self.after[atom] == self.after[set[0]]).collect())
+            }
+            (Err(_), false) => {
+                self.solver.holders(set).min_by_key(|group| group.atoms.len()).map(|group| group.atoms.clone())
+            }
+        }
+    }
+
+    /// Why a set is apart, what it is worth, and whether a plan can have it. One search answers all three, the one that `--force` and
+    /// `--forbid` make.
+    fn decision(&mut self, set: &[Atom], chosen: bool, priced: &Result<Price, Reason>, apart: &[Cost]) -> Decision {
+        let pinned = self.solver.restriction().clone();
+        let forbidden = pinned.forbids(set);
+        let is_held = self.solver.holders(set).next().is_some() || (chosen && priced.is_ok());
+        if self.solver.is_large(set) {
+            return self.decision_by_itself(chosen, is_held && forbidden.is_empty(), priced, apart);
+        }
+        if chosen {
+            let worth = self.solver.extra(&pinned.with_apart(set), set);
+            return Decision { reason: None, worth: worth.map(|extra| Seconds(extra.max(0.0))), forceable: true };
+        }
+        // What the user forbids is asked about without the pins that forbid it.
+        let mut changed: Vec<Atom> = forbidden.iter().flatten().chain(set).copied().collect();
+        changed.sort_unstable();
+        changed.dedup();
+        let mut asked = pinned.clone();
+        asked.apart.retain(|pin| !forbidden.contains(pin));
+        let extra = if is_held { self.solver.extra(&asked.with_together(set), &changed) } else { None };
+        let worth = extra.map(|extra| Seconds(-extra));
+        let reason = match (extra, priced) {
+            (Some(_), _) if !forbidden.is_empty() => Reason::Forbidden,
+            (Some(extra), _) => Reason::Slower { extra: Seconds(extra.max(0.0)) },
+            (None, Err(reason)) if !is_held => reason.clone(),
+            (None, _) => Reason::Forbidden,
+        };
+        Decision { reason: Some(reason), worth, forceable: extra.is_some() && forbidden.is_empty() }
+    }
+
+    /// The same where searching again takes too long: by the times of these kernels alone.
+    fn decision_by_itself(&self, chosen: bool, held: bool, priced: &Result<Price, Reason>, apart: &[Cost]) -> Decision {
+        let separate: f64 = apart.iter().map(|cost| cost.total.0).sum();
+        let reason = match priced {
+            _ if chosen => None,
+            Ok(price) => Some(Reason::Slower { extra: Seconds((price.seconds() - separate).max(0.0)) }),
+            Err(_) if held => Some(Reason::Slower { extra: Seconds(0.0) }),
+            Err(reason) => Some(reason.clone()),
+        };
+        Decision { reason, worth: None, forceable: chosen || held }
+    }
+
+    fn is_offered(&self, set: &[Atom], structure: &Structure) -> bool {
+        let nodes = self.solver.problem.nodes(set);
+        let outputs = self.solver.problem.outputs(set, &nodes);
+        let draft = self.solver.problem.draft(&nodes, &outputs, structure);
+        self.question.realizable.is_some_and(|catalog| catalog.offers(&draft))
+    }
+
     /// What a refused fusion would cost if one block owned whole rows: the one refusal that is a matter of price.
-    fn forced(&self, set: &[Atom], nodes: &[NodeId], reason: &Reason) -> Option<Cost> {
+    fn whole_rows(&self, set: &[Atom], nodes: &[NodeId], reason: &Reason) -> Option<Cost> {
         let Reason::WholeRows { .. } = reason else { return None };
         let graph = self.solver.problem.rules.graph;
         let is_matmul = |id: &NodeId| matches!(graph.node(*id).op, Op::Matmul { .. });
@@ -224,15 +323,6 @@ impl Finder<'_, '_, '_> {
         let epilogue = Side { nodes: rows, reach: Reach::Rows, crossing: matmuls.clone() };
         let chain = Chain { prologue: Side::NONE, links: vec![Link::Matmul { nodes: matmuls }], epilogue };
         Some(self.solver.problem.cost_as(set, nodes, &Structure::Chain(chain)))
-    }
-
-    fn worth(&mut self, set: &[Atom], chosen: bool) -> Option<Seconds> {
-        let restriction = match chosen {
-            true => Restriction { apart: vec![set.to_vec()], ..Restriction::default() },
-            false => Restriction { together: vec![set.to_vec()], ..Restriction::default() },
-        };
-        let extra = self.solver.extra(&restriction)?;
-        Some(Seconds(if chosen { extra } else { -extra }))
     }
 
     /// A part of a call by what it does.
@@ -255,14 +345,14 @@ impl Finder<'_, '_, '_> {
 
     /// The calls of a kernel: `linear`, `attention`.
     fn kernel_name(&self, part: &[Atom]) -> String {
-        let mut names: Vec<String> = Vec::new();
-        for &atom in part {
-            let name = atom_name(&self.solver.problem, atom);
-            if names.last() != Some(&name) {
-                names.push(name);
-            }
-        }
-        names.join("+")
+        self.names(part).join("+")
+    }
+
+    /// The calls of a kernel, in order.
+    fn names(&self, part: &[Atom]) -> Vec<String> {
+        let mut names: Vec<String> = part.iter().map(|&atom| atom_name(&self.solver.problem, atom)).collect();
+        names.dedup();
+        names
     }
 
     /// Slices and transposes that their readers follow by strides: no kernel, no copy.
@@ -327,12 +417,16 @@ impl Finder<'_, '_, '_> {
         self.found.push(Fusion {
             kind: FusionKind::View,
             ops,
-            score: score(&evidence),
+            score: score(&evidence, &self.question.scoring),
             atoms,
             count: 1,
             reason: None,
             structure,
             chosen: true,
+            forceable: true,
+            within: None,
+            whole_rows: None,
+            gain: None,
             realizable: self.question.realizable.is_some(),
             bytes_together: reader.cost.traffic.total(),
             together: Some(reader.cost),

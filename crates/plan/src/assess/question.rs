@@ -3,6 +3,7 @@
 use deuteron_graph::Graph;
 
 use crate::catalog::Catalog;
+use crate::score::Scoring;
 use crate::search::Pin;
 use crate::target::Target;
 
@@ -19,4 +20,6 @@ pub struct Question<'a> {
     pub realizable: Option<&'a dyn Catalog>,
     /// fusions forced and forbidden
     pub pins: &'a [Pin],
+    /// how fusions are scored
+    pub scoring: Scoring,
 }

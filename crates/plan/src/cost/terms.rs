@@ -104,7 +104,8 @@ impl Parts {
         let moved = self.memory + self.cache;
         let exposed = machine.get(Quantity::Exposed);
         let busy = both.max(moved) + both.min(moved) * exposed;
-        let total = self.launch + busy * correction;
+        // A correction never makes a kernel faster than main memory delivers its bytes.
+        let total = self.launch + (busy * correction).max(self.memory.min(busy));
         let longest = [
             (self.launch, Bound::Launch),
             (self.memory, Bound::Memory),

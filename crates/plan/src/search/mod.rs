@@ -66,8 +66,8 @@ pub(crate) fn solver<'a>(grouping: &Grouping<'a>, target: Target<'a>) -> Solver<
 
 /// Regroups a grouping of atoms into the cheapest plan.
 pub(crate) fn search(grouping: &mut Grouping, solver: &mut Solver, pins: &[Pin]) -> Result<Search, PlanError> {
-    let restriction = pins::restriction(&solver.problem, pins)?;
-    let mut solution = solver.solve_with(&restriction).ok_or_else(|| pins::impossible(solver, &restriction))?;
+    let restriction = pins::restriction(solver, pins)?;
+    let mut solution = solver.settle(restriction.clone()).ok_or_else(|| pins::impossible(solver, &restriction))?;
     if !solution.search.optimal && restriction.is_empty() {
         use_greedy_if_better(grouping, solver, &mut solution);
     }

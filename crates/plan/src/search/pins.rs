@@ -36,33 +36,40 @@ pub(crate) fn places(problem: &Problem, names: &[String]) -> Vec<Vec<Atom>> {
     chains
 }
 
-pub(crate) fn restriction(problem: &Problem, pins: &[Pin]) -> Result<Restriction, PlanError> {
+/// What pins mean for the search. Sets that the user forces are considered whatever the limits of the search.
+pub(crate) fn restriction(solver: &mut Solver, pins: &[Pin]) -> Result<Restriction, PlanError> {
     let mut restriction = Restriction::default();
     for pin in pins {
         let (Pin::Force(names) | Pin::Forbid(names)) = pin;
-        let found = places(problem, names);
+        let found = places(&solver.problem, names);
         if found.is_empty() || names.len() < 2 {
-            let mut known: Vec<String> = (0..problem.atoms.len()).map(|atom| atom_name(problem, atom)).collect();
+            let mut known: Vec<String> =
+                (0..solver.problem.atoms.len()).map(|atom| atom_name(&solver.problem, atom)).collect();
             known.sort();
             known.dedup();
             let why = format!("no operations of these names follow each other; the graph has {}", known.join(", "));
-            return Err(PlanError::Pin { what: names.join(" + "), why });
+            return Err(PlanError::Pin { verb: pin.verb(), what: names.join(" + "), why });
         }
         match pin {
-            Pin::Force(_) => restriction.together.extend(found),
+            Pin::Force(_) => {
+                found.iter().for_each(|set| solver.consider(set));
+                restriction.together.extend(found);
+            }
             Pin::Forbid(_) => restriction.apart.extend(found),
         }
     }
     Ok(restriction)
 }
 
-/// Why no plan keeps to the pins: the first set that no kernel may hold, or that two pins speak against each other.
+/// Why no plan keeps to the pins: the first set that no kernel may hold, or that two pins contradict each other.
 pub(crate) fn impossible(solver: &mut Solver, restriction: &Restriction) -> PlanError {
     for set in &restriction.together {
         let what = set.iter().map(|&atom| atom_name(&solver.problem, atom)).collect::<Vec<_>>().join(" + ");
-        if let Err(reason) = solver.problem.price(set) {
-            return PlanError::Pin { what, why: format!("{} {reason}", reason.code()) };
+        let is_held = solver.holders(set).next().is_some();
+        if let (false, Err(reason)) = (is_held, solver.problem.price(set)) {
+            return PlanError::Pin { verb: "force", what, why: format!("{} {reason}", reason.code()) };
         }
     }
-    PlanError::Pin { what: "these fusions together".into(), why: "they speak against each other".into() }
+    let why = "no plan satisfies them all; drop one of --force and --forbid";
+    PlanError::Pin { verb: "combine", what: "these pins".into(), why: why.into() }
 }

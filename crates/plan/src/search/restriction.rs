@@ -12,8 +12,18 @@ pub enum Pin {
     Forbid(Vec<String>),
 }
 
+impl Pin {
+    /// What the user asked for: force or forbid.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Pin::Force(_) => "force",
+            Pin::Forbid(_) => "forbid",
+        }
+    }
+}
+
 /// Groups that are taken out of the choice, and atoms that must go together.
-#[derive(Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Restriction {
     pub together: Vec<Vec<Atom>>,
     pub apart: Vec<Vec<Atom>>,
@@ -24,6 +34,24 @@ impl Restriction {
         let holds = |set: &Vec<Atom>| set.iter().all(|atom| group.binary_search(atom).is_ok());
         let touches = |set: &Vec<Atom>| set.iter().any(|atom| group.binary_search(atom).is_ok());
         self.together.iter().all(|set| !touches(set) || holds(set)) && !self.apart.iter().any(holds)
+    }
+
+    /// The same with atoms that must go together.
+    pub fn with_together(mut self, set: &[Atom]) -> Restriction {
+        self.together.push(set.to_vec());
+        self
+    }
+
+    /// The same with atoms that must not.
+    pub fn with_apart(mut self, set: &[Atom]) -> Restriction {
+        self.apart.push(set.to_vec());
+        self
+    }
+
+    /// Sets that must not go together and that one group of these atoms would put together.
+    pub fn forbids(&self, group: &[Atom]) -> Vec<Vec<Atom>> {
+        let held = |set: &&Vec<Atom>| set.iter().all(|atom| group.binary_search(atom).is_ok());
+        self.apart.iter().filter(held).cloned().collect()
     }
 
     pub fn is_empty(&self) -> bool {

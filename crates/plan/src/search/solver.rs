@@ -63,12 +63,27 @@ pub(crate) struct Solver<'a> {
     paths: HashMap<u128, Option<Path>>,
     /// for each atom, the candidates that hold it
     holding: Vec<Vec<usize>>,
-    /// the free plan: parts, and the seconds of each
-    free: Vec<(Vec<Atom>, f64)>,
-    /// states times choices of each of these parts
-    free_looks: Vec<usize>,
-    /// for each atom, its part of the free plan
-    free_part: Vec<usize>,
+    /// the plan that questions are about
+    settled: Settled,
+}
+
+/// A plan that questions are about: the best one under the user's pins.
+#[derive(Default)]
+struct Settled {
+    restriction: Restriction,
+    /// parts, and the seconds of each
+    parts: Vec<(Vec<Atom>, f64)>,
+    /// states times choices of each part
+    looks: Vec<usize>,
+    /// for each atom, its part
+    part_of: Vec<usize>,
+}
+
+/// A restriction solved part by part.
+struct Cover {
+    solution: Solution,
+    parts: Vec<(Vec<Atom>, f64)>,
+    looks: Vec<usize>,
 }
 
 /// States times choices of a part above which fusions are priced by themselves, not by searching again.
@@ -85,64 +100,87 @@ impl<'a> Solver<'a> {
         for (index, group) in candidates.groups.iter().enumerate() {
             group.atoms.iter().for_each(|&atom| holding[atom].push(index));
         }
-        let (free, free_looks, free_part) = (Vec::new(), Vec::new(), Vec::new());
-        Solver { problem, candidates, useful, alone, paths: HashMap::new(), holding, free, free_looks, free_part }
+        let settled = Settled::default();
+        Solver { problem, candidates, useful, alone, paths: HashMap::new(), holding, settled }
     }
 
-    /// Whether the free plan covers these atoms with parts so large that covering them again for every question takes too
+    /// The cheapest plan under a restriction, which later questions are about; `None` if there is none.
+    pub fn settle(&mut self, restriction: Restriction) -> Option<Solution> {
+        let Cover { solution, parts, looks } = self.cover(&restriction)?;
+        let mut part_of = vec![0; self.problem.atoms.len()];
+        for (index, (part, _)) in parts.iter().enumerate() {
+            part.iter().for_each(|&atom| part_of[atom] = index);
+        }
+        self.settled = Settled { restriction, parts, looks, part_of };
+        Some(solution)
+    }
+
+    /// The restriction of the plan that questions are about.
+    pub fn restriction(&self) -> &Restriction {
+        &self.settled.restriction
+    }
+
+    /// Makes sure that a set that the user forces is among the groups, if it is legal: the limits may have left it out.
+    pub fn consider(&mut self, set: &[Atom]) {
+        if self.holders(set).next().is_some() {
+            return;
+        }
+        if let Ok(price) = self.problem.price(set) {
+            let index = self.candidates.groups.len();
+            set.iter().for_each(|&atom| self.holding[atom].push(index));
+            self.candidates.groups.push(Candidate { atoms: set.to_vec(), price });
+        }
+    }
+
+    /// Groups that hold all of these atoms.
+    pub fn holders<'s>(&'s self, set: &'s [Atom]) -> impl Iterator<Item = &'s Candidate> + 's {
+        let groups = self.holding[set[0]].iter().map(|&index| &self.candidates.groups[index]);
+        groups.filter(|group| set.iter().all(|atom| group.atoms.binary_search(atom).is_ok()))
+    }
+
+    /// Whether the settled plan covers these atoms with parts so large that covering them again for every question takes too
     /// long.
-    pub fn is_large(&mut self, set: &[Atom]) -> bool {
-        if self.free.is_empty() {
-            self.solve();
-        }
-        let parts: BTreeSet<usize> = set.iter().map(|&atom| self.free_part[atom]).collect();
-        parts.iter().map(|&part| self.free_looks[part]).sum::<usize>() > LARGE_PART
+    pub fn is_large(&self, set: &[Atom]) -> bool {
+        let parts: BTreeSet<usize> = set.iter().map(|&atom| self.settled.part_of[atom]).collect();
+        parts.iter().map(|&part| self.settled.looks[part]).sum::<usize>() > LARGE_PART
     }
 
-    /// Seconds by which the best plan under a restriction is slower than the free one; `None` if there is none. Only the
-    /// parts that the restriction touches are covered again.
-    pub fn extra(&mut self, restriction: &Restriction) -> Option<f64> {
-        if self.free.is_empty() {
-            self.solve();
-        }
-        let touched = restriction.together.iter().chain(&restriction.apart).flatten();
-        let mut waiting: Vec<usize> = touched.map(|&atom| self.free_part[atom]).collect();
+    /// Seconds by which the best plan under a restriction is slower than the settled one; `None` if there is none. Only the
+    /// parts that hold one of the atoms in `changed`, where the restriction differs from the settled one, are covered again.
+    pub fn extra(&mut self, restriction: &Restriction, changed: &[Atom]) -> Option<f64> {
+        let mut waiting: Vec<usize> = changed.iter().map(|&atom| self.settled.part_of[atom]).collect();
         let mut parts: BTreeSet<usize> = BTreeSet::new();
         let mut choices: BTreeSet<usize> = BTreeSet::new();
         while let Some(part) = waiting.pop() {
             if !parts.insert(part) {
                 continue;
             }
-            for &atom in &self.free[part].0 {
+            for &atom in &self.settled.parts[part].0 {
                 for &index in &self.holding[atom] {
                     if self.is_choice(index, restriction) && choices.insert(index) {
-                        waiting.extend(self.candidates.groups[index].atoms.iter().map(|&atom| self.free_part[atom]));
+                        let atoms = &self.candidates.groups[index].atoms;
+                        waiting.extend(atoms.iter().map(|&atom| self.settled.part_of[atom]));
                     }
                 }
             }
         }
-        let mut atoms: Vec<Atom> = parts.iter().flat_map(|&part| self.free[part].0.iter().copied()).collect();
+        let mut atoms: Vec<Atom> = parts.iter().flat_map(|&part| self.settled.parts[part].0.iter().copied()).collect();
         atoms.sort_unstable();
-        let before: f64 = parts.iter().map(|&part| self.free[part].1).sum();
+        let before: f64 = parts.iter().map(|&part| self.settled.parts[part].1).sum();
         let chosen: Vec<usize> = choices.into_iter().collect();
         let hopeless = !self.candidates.complete;
         let (choices, _) = self.local(&atoms, &chosen, restriction);
         let key = key(atoms.len(), &choices);
         let path = self.paths.entry(key).or_insert_with(|| shortest(atoms.len(), &choices, hopeless)).clone()?;
-        Some((path.seconds - before).max(0.0))
-    }
-
-    /// The cheapest plan.
-    pub fn solve(&mut self) -> Solution {
-        self.solve_with(&Restriction::default()).unwrap_or_else(|| {
-            // Single atoms always cover the graph.
-            let groups = (0..self.problem.atoms.len()).map(|atom| vec![atom]).collect();
-            Solution { groups, search: self.empty_search() }
-        })
+        Some(path.seconds - before)
     }
 
     /// The cheapest plan under a restriction; `None` if there is none.
     pub fn solve_with(&mut self, restriction: &Restriction) -> Option<Solution> {
+        self.cover(restriction).map(|cover| cover.solution)
+    }
+
+    fn cover(&mut self, restriction: &Restriction) -> Option<Cover> {
         let hopeless = !self.candidates.complete;
         let chosen = self.choices(restriction);
         let mut parts = self.parts(&chosen);
@@ -180,23 +218,12 @@ impl<'a> Solver<'a> {
             search.distinct_parts = distinct.len();
             match self.waiting(&groups) {
                 waiting if waiting.is_empty() => {
-                    if restriction.is_empty() {
-                        self.keep_free(parts, seconds);
-                        self.free_looks = looks;
-                    }
-                    return Some(Solution { groups, search });
+                    let parts = parts.into_iter().zip(seconds).collect();
+                    return Some(Cover { solution: Solution { groups, search }, parts, looks });
                 }
                 waiting => parts = joined(parts, &waiting),
             }
         }
-    }
-
-    fn keep_free(&mut self, parts: Vec<Vec<Atom>>, seconds: Vec<f64>) {
-        self.free_part = vec![0; self.problem.atoms.len()];
-        for (index, part) in parts.iter().enumerate() {
-            part.iter().for_each(|&atom| self.free_part[atom] = index);
-        }
-        self.free = parts.into_iter().zip(seconds).collect();
     }
 
     fn empty_search(&self) -> Search {

@@ -1,5 +1,6 @@
 //! Plans from outside.
 
+mod agreement;
 mod chains;
 mod layers;
 mod plans;

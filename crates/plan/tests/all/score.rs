@@ -1,7 +1,7 @@
 //! Five pairs worked by hand. Bytes, launches and registers are written out as a person would; the score must agree.
 
 use deuteron_graph::Graph;
-use deuteron_plan::{Assessment, Fusion, FusionKind, Machine, Question, Target, assess};
+use deuteron_plan::{Assessment, Fusion, FusionKind, Machine, Question, Scoring, Seconds, Target, assess};
 
 fn assessed(text: &str) -> Assessment {
     let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -12,6 +12,7 @@ fn assessed(text: &str) -> Assessment {
         target: Target::conceivable(&machine),
         realizable: None,
         pins: &[],
+        scoring: Scoring::default(),
     };
     assess(&question).unwrap()
 }
@@ -23,6 +24,14 @@ fn pair(text: &str, ops: [&str; 2]) -> Fusion {
 
 fn near(got: f64, expected: f64, what: &str) {
     assert!((got - expected).abs() < 5e-4, "{what}: got {got}, by hand {expected}");
+}
+
+/// The launch criterion by hand: launches saved over the time of all kernels but the longest.
+fn launch_saving(fusion: &Fusion) -> f64 {
+    let launches: Vec<f64> = fusion.apart.iter().map(|cost| cost.launch.0).collect();
+    let times: Vec<f64> = fusion.apart.iter().map(|cost| cost.total.0).collect();
+    let longest = times.iter().copied().fold(0.0, f64::max);
+    (launches.iter().sum::<f64>() - launches[0]) / (times.iter().sum::<f64>() - longest)
 }
 
 const ROWS: f64 = 8192.0;
@@ -40,15 +49,17 @@ fn layer_norm_and_gelu_are_fused_with_a_score_of_about_085() {
     let weights = 2.0 * 768.0 * 2.0;
     let saving = 1.0 - (2.0 * T + weights) / (4.0 * T + weights);
     near(fusion.score.bandwidth_saving, saving, "half of the traffic");
-    near(fusion.score.bandwidth, saving / 0.6, "bandwidth");
-    near(fusion.score.launch, 1.0, "2 launches become 1: 50 % saved, the threshold is 10 %");
+    near(fusion.score.bandwidth.score, saving / 0.6, "bandwidth");
+    assert!(fusion.score.bandwidth.passes, "half is more than 30 %");
+    near(fusion.score.launch_saving, launch_saving(&fusion), "the shorter kernel's launch over its time");
+    near(fusion.score.launch.score, 1.0, "more than a tenth of the shorter kernel is its launch");
     // A warp a row: 768 / 32 = 24 elements a thread, one row waiting for the variance, 24 registers for the rest.
     assert_eq!(fusion.together.as_ref().unwrap().resources.registers, 48);
-    near(fusion.score.registers, 1.0, "48 registers are fewer than 50");
+    near(fusion.score.registers.score, 1.0, "48 registers are fewer than 50");
     // mean, sub, square, mean, + eps, rsqrt, * rstd, * w, + b, narrow; square, cube, *, +, *, tanh, +1, half, *, narrow.
-    near(fusion.score.complexity, 1.0 - fusion.primitives as f64 / 32.0, "complexity");
+    near(fusion.score.complexity.score, 1.0 - fusion.primitives as f64 / 32.0, "complexity");
     assert!((17..=20).contains(&fusion.primitives), "{} primitives", fusion.primitives);
-    near(fusion.score.maintainability, 0.7, "a generated row kernel");
+    near(fusion.score.maintainability.score, 0.7, "a generated row kernel");
     assert!((fusion.score.total - 0.85).abs() < 0.02, "about 0.85: {}", fusion.score.total);
     assert!(fusion.score.fuse && fusion.chosen && fusion.reason.is_none());
     assert!(fusion.worth.unwrap().0 > 0.0);
@@ -69,8 +80,11 @@ fn a_large_product_and_a_layer_norm_are_not_fused() {
     let text = reason.to_string();
     assert!(text.contains(&format!("{intensity:.0} flop/byte > 198")), "{text}");
     assert!(text.contains("compute-bound") && text.contains("whole rows") && text.contains("tensor cores"), "{text}");
-    near(fusion.score.registers + fusion.score.complexity + fusion.score.maintainability, 0.0, "nobody can write it");
-    assert!(fusion.worth.unwrap().0 < 0.0, "forcing it costs time: {:?}", fusion.worth);
+    let impossible = [fusion.score.registers, fusion.score.complexity, fusion.score.maintainability];
+    assert!(impossible.iter().all(|criterion| criterion.score == 0.0 && !criterion.passes), "nobody can write it");
+    assert!(!fusion.forceable && fusion.worth.is_none(), "{:?}", fusion.worth);
+    let apart: Seconds = fusion.apart.iter().map(|cost| cost.total).sum();
+    assert!(fusion.whole_rows.unwrap() > apart, "one block with whole rows would take longer: {:?}", fusion.whole_rows);
 }
 
 #[test]
@@ -94,8 +108,9 @@ fn a_residual_add_and_a_norm_save_a_fifth_of_the_bytes() {
     let weights = 768.0 * 2.0;
     let saving = 1.0 - (4.0 * T + weights) / (5.0 * T + weights);
     near(fusion.score.bandwidth_saving, saving, "a fifth");
-    near(fusion.score.bandwidth, saving / 0.6, "a third of the criterion");
-    let total = 0.4 * saving / 0.6 + 0.2 + 0.2 + 0.1 * (1.0 - fusion.primitives as f64 / 32.0) + 0.1 * 0.7;
+    near(fusion.score.bandwidth.score, saving / 0.6, "a third of the criterion");
+    let launch = (launch_saving(&fusion) / 0.1).min(1.0);
+    let total = 0.4 * saving / 0.6 + 0.2 * launch + 0.2 + 0.1 * (1.0 - fusion.primitives as f64 / 32.0) + 0.1 * 0.7;
     near(fusion.score.total, total, "score");
     assert!(fusion.score.fuse && fusion.chosen);
 }
@@ -110,8 +125,8 @@ fn a_product_takes_its_activation_in() {
     let saving = 1.0 - (T + w + y) / (T + w + 3.0 * y);
     near(fusion.score.bandwidth_saving, saving, "the product's result is never written");
     assert_eq!(fusion.structure.as_ref().unwrap().name(), "matmul with epilogue");
-    near(fusion.score.registers, 1.0, "the occupancy of the product stays");
-    near(fusion.score.maintainability, 0.6, "a generated epilogue");
+    near(fusion.score.registers.score, 1.0, "the occupancy of the product stays");
+    near(fusion.score.maintainability.score, 0.6, "a generated epilogue");
     assert!(fusion.score.fuse && fusion.chosen);
 }
 
@@ -180,4 +195,30 @@ fn two_products_of_one_operand_and_their_gate_are_one_kernel() {
     // Neither product is written: x, two weights in, y out.
     let bytes = 2 * (8192 * 768 + 2 * 768 * 2048 + 8192 * 2048);
     assert_eq!(assessment.chosen.bytes().0, bytes);
+}
+
+#[test]
+fn the_launch_criterion_tells_short_kernels_from_long_ones() {
+    let at = |rows: usize| {
+        let text =
+            format!("x = input bf16[{rows},768] ; r = input bf16[{rows},768] ; s = add x r ; y = gelu s ; out y");
+        pair(&text, ["add", "gelu"]).score
+    };
+    let [short, medium, long] = [64, 8192, 262_144].map(at);
+    assert!(short.launch.passes && short.launch.score == 1.0, "{short:?}");
+    assert!(!long.launch.passes && long.launch.score < 0.1, "{long:?}");
+    assert!(long.launch_saving < medium.launch_saving && medium.launch_saving < short.launch_saving, "{medium:?}");
+}
+
+#[test]
+fn a_user_may_weigh_otherwise() {
+    let text = "x = input bf16[64,768] ; r = input bf16[64,768] ; s = add x r ; y = gelu s ; out s y";
+    let weights = "[weights]\nbandwidth = 0\nlaunch = 1\nregisters = 0\ncomplexity = 0\nmaintainability = 0";
+    let graph: Graph = text.parse().unwrap();
+    let machine = Machine::profile("h200").unwrap();
+    let target = Target::conceivable(&machine);
+    let scoring = Scoring::parse(weights).unwrap();
+    let question = Question { graph: &graph, baseline: &graph, target, realizable: None, pins: &[], scoring };
+    let fusion = &assess(&question).unwrap().fusions[0];
+    assert_eq!(fusion.score.total, fusion.score.launch.score, "the one criterion that counts");
 }

@@ -32,8 +32,8 @@ fn an_analysis_reads_back() {
 fn errors_have_a_place_and_a_sentence() {
     let cases = [
         ("", 1, 0, "the text ends too early"),
-        ("{\n  \"schema\": 1,\n  oops\n}", 3, 3, "not JSON: key must be a string"),
-        ("{\"schema\": 1}", 1, 13, "not an analysis: missing field `graph`"),
+        ("{\n  \"schema\": 2,\n  oops\n}", 3, 3, "not JSON: key must be a string"),
+        ("{\"schema\": 2}", 1, 13, "not an analysis: missing field `graph`"),
         ("{\n\"schema\": \"one\"}", 2, 15, "not an analysis: invalid type: string \"one\", expected u32"),
         ("[]", 1, 2, "not an analysis"),
         ("nul\u{0}", 1, 4, "not JSON"),
@@ -51,9 +51,9 @@ fn errors_have_a_place_and_a_sentence() {
 
 #[test]
 fn another_version_is_said_so() {
-    let text = serde_json::to_string(&sample::small()).unwrap().replacen("\"schema\":1", "\"schema\":7", 1);
+    let text = serde_json::to_string(&sample::small()).unwrap().replacen("\"schema\":2", "\"schema\":7", 1);
     assert_eq!(parse(&text), Err(ReportError::Version { found: 7, expected: VERSION }));
-    assert_eq!(parse("{\"schema\": 2}"), Err(ReportError::Version { found: 2, expected: VERSION }));
+    assert_eq!(parse("{\"schema\": 1}"), Err(ReportError::Version { found: 1, expected: VERSION }));
 }
 
 #[test]

@@ -22,5 +22,5 @@ pub mod sides;
 pub mod variant;
 mod words;
 
-pub use emit::{PRELUDE, PRELUDE_PARTS, TileArguments, type_name};
+pub use emit::{PRELUDE, PRELUDE_FILES, PRELUDE_PARTS, TileArguments, type_name};
 pub use layout::gcd;

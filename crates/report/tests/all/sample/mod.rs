@@ -67,6 +67,7 @@ pub fn analysis(shape: Shape) -> Analysis {
         },
         planning_ms: 38.4,
         plans: sheets::plans(&unfused, &chosen),
+        scoring: sheets::scoring(),
         disagreements: sheets::disagreements(&candidates),
         pins: vec![PinSheet {
             kind: "forbid".into(),

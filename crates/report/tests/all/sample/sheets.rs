@@ -51,6 +51,7 @@ pub fn kernels(ops: &[Op], shape: Shape, launch: impl Fn(&Op) -> usize) -> Vec<K
             launches: vec![launch],
             primitives: 4 * parts.len(),
             source: source(&name, &size, &parts, shape.lines),
+            gain_us: None,
             realizable: true,
             variant: if op.inner > 1 { "tiles of 128 x 192, two warpgroups in turn, 4 stages" } else { "" }.into(),
             tiles: (op.inner > 1).then(|| tiles(op, shape.measured)),
@@ -129,6 +130,7 @@ pub fn plans(unfused: &PlanSheet, chosen: &PlanSheet) -> Plans {
         naive: scaled(unfused, 5.4, 2.9, 2.4),
         eager: scaled(unfused, 1.3, 1.4, 1.25),
         unfused: unfused.clone(),
+        recomputed: None,
         greedy: scaled(chosen, 1.06, 1.05, 1.04),
         chosen: chosen.clone(),
         conceivable: Some(scaled(chosen, 0.84, 0.88, 0.93)),
@@ -198,9 +200,18 @@ fn candidate(index: usize, pair: [&Op; 2], at: [usize; 2], count: usize) -> Cand
         score,
         verdict: if score > 0.6 { "FUSE" } else { "DO NOT FUSE" }.into(),
         chosen,
+        forceable: chosen || !matrix,
+        within: None,
         realizable: chosen || !matrix,
         reason,
         criteria,
+        passes: Passes {
+            bandwidth: bandwidth > 0.5,
+            launch: true,
+            registers: false,
+            complexity: true,
+            maintainability: true,
+        },
         values: CriteriaValues {
             bytes_apart: bytes * 2,
             bytes_together: bytes * 2 - bytes / 3,
@@ -215,6 +226,7 @@ fn candidate(index: usize, pair: [&Op; 2], at: [usize; 2], count: usize) -> Cand
             us_together: chosen.then_some(15.25),
         },
         worth_us: if chosen { Some(8.25 + index as f64) } else { (!matrix).then_some(-1.5) },
+        gain_us: chosen.then_some(6.5),
     }
 }
 
@@ -255,11 +267,31 @@ pub fn recompute() -> RecomputeSheet {
     }
 }
 
+pub fn scoring() -> ScoringSheet {
+    let criterion = |name: &str, weight: f64, threshold: f64, asks: &str| CriterionSheet {
+        name: name.into(),
+        weight,
+        threshold,
+        asks: asks.into(),
+    };
+    ScoringSheet {
+        fuse_from: 0.6,
+        criteria: vec![
+            criterion("bandwidth", 0.4, 0.3, "more than 30 % of the bytes saved"),
+            criterion("launch", 0.2, 0.1, "launches are more than 10 % of the time of all kernels but the longest"),
+            criterion("registers", 0.2, 50.0, "fewer than 50 registers"),
+            criterion("complexity", 0.1, 32.0, "fewer than 32 primitives"),
+            criterion("maintainability", 0.1, 0.5, "generated, not written by hand"),
+        ],
+    }
+}
+
 pub fn machine() -> MachineSheet {
     let number = |name: &str, value: f64, origin: &str| NumberSheet { name: name.into(), value, origin: origin.into() };
     MachineSheet {
         name: "NVIDIA H200".into(),
         kind: "gpu".into(),
+        basis: "given".into(),
         numbers: vec![
             number("dram_gbps", 4150.0, "measured: copy of 4 GB, median of 50"),
             number("matrix_tflops_bf16", 800.0, "measured: product of 8192 x 8192 x 8192"),
@@ -291,6 +323,7 @@ pub fn measured(before: &[KernelSheet], after: &[KernelSheet]) -> MeasuredSheet 
         }
     };
     MeasuredSheet {
+        eager_us: 1.4 * total(before),
         unfused_us: total(before),
         chosen_us: total(after),
         speedup: total(before) / total(after),

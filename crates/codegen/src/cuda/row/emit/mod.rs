@@ -42,16 +42,18 @@ pub const PRELUDE_PARTS: [Part; 7] = [
 /// What every row kernel stands on: parts of the device-side library, then functions of lanes.
 pub static PRELUDE: LazyLock<String> = LazyLock::new(|| {
     let parts = tile::text(&PRELUDE_PARTS);
-    let own = [
-        include_str!("../../prelude/math.cuh"),
-        include_str!("../../prelude/lanes.cuh"),
-        include_str!("../../prelude/storage.cuh"),
-        include_str!("../../prelude/access.cuh"),
-        include_str!("../../prelude/dropout.cuh"),
-        include_str!("../../prelude/reduce.cuh"),
-    ];
-    format!("{parts}\n{}", own.join("\n"))
+    format!("{parts}\n{}", PRELUDE_FILES.map(|(_, text)| text).join("\n"))
 });
+
+/// Functions of lanes, by the names of their files.
+pub const PRELUDE_FILES: [(&str, &str); 6] = [
+    ("math", include_str!("../../prelude/math.cuh")),
+    ("lanes", include_str!("../../prelude/lanes.cuh")),
+    ("storage", include_str!("../../prelude/storage.cuh")),
+    ("access", include_str!("../../prelude/access.cuh")),
+    ("dropout", include_str!("../../prelude/dropout.cuh")),
+    ("reduce", include_str!("../../prelude/reduce.cuh")),
+];
 
 /// A line of the text and what it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
