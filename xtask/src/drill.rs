@@ -96,7 +96,7 @@ fn kill(root: &Path) -> Result<Outcome> {
 /// Folders that are full, read-only, somebody else's, links, or shared by 32 processes.
 fn folders(root: &Path) -> Result<Outcome> {
     let cli: &[&str] = &["--package", "deuteron-cli", "--test", "all", "folders::"];
-    let files: &[&str] = &["--package", "deuteron-cli", "--lib", "processes"];
+    let files: &[&str] = &["--package", "deuteron-cli", "--lib", "what_many_processes"];
     let device: &[&str] = &["--package", "deuteron-device", "--test", "all", "cache::thirty_two"];
     tests(root, "5", &[cli, files, device])
 }
