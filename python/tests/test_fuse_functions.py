@@ -165,6 +165,7 @@ def test_small_arguments_of_expm1() -> None:
     "function, message",
     [
         (lambda x: F.batch_norm(x, x[0], x[0], training=True), "running statistics"),
+        (lambda x: F.batch_norm(x[0], None, None, training=True), "channels as the second axis"),
         (lambda x: x.to("cuda"), "device of the operands"),
         (lambda x: torch.einsum("ii->i", x[:, :4]), "different letters"),
         (lambda x: torch.norm(x, 3), "order of 1, 2 or infinity"),

@@ -337,6 +337,8 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Value:
     wide, word = widened(x, "batch_norm")
+    if wide.ndim < 2:
+        raise ValueError(f"batch_norm: expected channels as the second axis, got {x!r}")
     if training and running_mean is not None:
         raise TypeError("batch_norm: a fused function updates no running statistics; expected training=False, or none")
     if running_mean is None:
