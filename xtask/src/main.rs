@@ -26,10 +26,12 @@ const USAGE: &str = "usage:
   cargo xtask test                   format, lints, docs and all tests: what CI runs
   cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv
   cargo xtask bundle                 binaries and scripts for a machine with a GPU, into bundle/
-  cargo xtask fuzz [--inputs N | --seconds S] [--target NAME]
-                                     mutated files into every reader: text_graph, onnx, machine, analysis, expectations
-  cargo xtask mutate [WORD]...       small mistakes in a copy of the tree, each against the test that must find it;
-                                     those whose list, file or test has one of the words
+  cargo xtask fuzz [--inputs N | --seconds S] [--seed N] [--csv FILE] [--target NAME]
+                                     mutated files into every reader: text_graph, onnx, machine, analysis, expectations;
+                                     graphs and machines of other numbers into plan, kernel, analyze, on_machine
+  cargo xtask mutate [--csv FILE] [WORD]...
+                                     small mistakes in a copy of the tree, each against the test that must find it;
+                                     those whose list, file or test has one of the words; FILE gets a row for each
   cargo xtask drill [PART]...        faults that take long to try, with a row each in bench/results/drills.csv: alloc, kill, folders,
                                      signals, address, thread, miri, loom, reproduce
   cargo xtask sbom                   what a release is built from, as CycloneDX, into target/deuteron.cdx.json";

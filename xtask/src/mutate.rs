@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -52,9 +53,15 @@ enum Outcome {
     Skipped,
 }
 
-/// Makes the mutations whose file, test or list contains one of the words; all without words.
+/// Makes the mutations whose file, test or list contains one of the words; all without words. `--csv FILE` before the words appends a
+/// row per mutation to a table.
 pub fn run(words: &[&str]) -> Result<()> {
     let root = root()?;
+    let (table, words) = match words {
+        ["--csv", file, words @ ..] => (Some(Table::open(Path::new(file))?), words),
+        ["--csv"] => bail!("--csv needs a file"),
+        words => (None, words),
+    };
     let all = lists(&root)?;
     let stale = stale(&root, &all)?;
     ensure!(stale.is_empty(), "texts that do not occur exactly once:\n{}", stale.join("\n"));
@@ -74,11 +81,14 @@ pub fn run(words: &[&str]) -> Result<()> {
         );
     }
     let mut counts = [0usize; 4];
-    for (number, (_, mutation)) in chosen.iter().enumerate() {
+    for (number, (list, mutation)) in chosen.iter().enumerate() {
         let start = Instant::now();
         let outcome = copy.with(mutation)?;
         counts[outcome as usize] += 1;
         let seconds = start.elapsed().as_secs_f64();
+        if let Some(table) = &table {
+            table.add(list, mutation, outcome, seconds)?;
+        }
         println!("{:>3}/{} {outcome:?} in {seconds:.0} s: {}", number + 1, chosen.len(), described(mutation));
     }
     let [killed, survived, broken, skipped] = counts;
@@ -88,9 +98,43 @@ pub fn run(words: &[&str]) -> Result<()> {
 }
 
 fn described(mutation: &Mutation) -> String {
-    let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let Mutation { file, text, becomes, test } = mutation;
-    format!("{file}: `{}` becomes `{}` ({test})", line(text), line(becomes))
+    format!("{file}: `{}` becomes `{}` ({test})", one_line(text), one_line(becomes))
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A file with a row per mutation that was made.
+struct Table {
+    file: PathBuf,
+}
+
+impl Table {
+    const HEADER: &str = "date,list,file,text,becomes,test,outcome,seconds\n";
+
+    /// Begins the file with a header if it is new.
+    fn open(file: &Path) -> Result<Table> {
+        let table = Table { file: file.to_path_buf() };
+        if !file.exists() {
+            table.append(Table::HEADER)?;
+        }
+        Ok(table)
+    }
+
+    fn add(&self, list: &str, mutation: &Mutation, outcome: Outcome, seconds: f64) -> Result<()> {
+        let Mutation { file, text, becomes, test } = mutation;
+        let quoted = |text: &str| format!("\"{}\"", one_line(text).replace('"', "\"\""));
+        let words = [list, file, text, becomes, test].map(quoted).join(",");
+        let date = printed(Command::new("date").arg("+%Y-%m-%d"))?;
+        self.append(&format!("{date},{words},{},{seconds:.0}\n", format!("{outcome:?}").to_lowercase()))
+    }
+
+    fn append(&self, text: &str) -> Result<()> {
+        let file = fs::File::options().append(true).create(true).open(&self.file);
+        file.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| self.file.display().to_string())
+    }
 }
 
 /// All mutations, each with the name of its list.
@@ -212,6 +256,24 @@ fn within(command: &mut Command, folder: &Path) -> Result<(bool, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_of_the_table_holds_any_text() {
+        let path = std::env::temp_dir().join(format!("deuteron-mutations-{}.csv", std::process::id()));
+        let text = "a,\n  \"b\"".to_string();
+        let mutation = Mutation { file: "f".into(), text, becomes: String::new(), test: "t".into() };
+        for outcome in [Outcome::Killed, Outcome::Survived] {
+            Table::open(&path).unwrap().add("list", &mutation, outcome, 2.4).unwrap();
+        }
+        let written = fs::read_to_string(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let lines: Vec<&str> = written.lines().collect();
+        assert_eq!(lines[0], Table::HEADER.trim_end());
+        let without_date = |line: &str| line.split_once(',').unwrap().1.to_string();
+        assert_eq!(without_date(lines[1]), r#""list","f","a, ""b""","","t",killed,2"#);
+        assert_eq!(without_date(lines[2]), r#""list","f","a, ""b""","","t",survived,2"#);
+        assert_eq!(lines.len(), 3);
+    }
 
     #[test]
     fn every_mutation_has_a_place_and_a_test() {

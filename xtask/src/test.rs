@@ -18,7 +18,8 @@ use crate::{building, bundle, hardware, program, python, root, succeed};
 const FIRST: [&str; 4] = ["deuteron-graph", "deuteron-plan", "deuteron-reference", "deuteron-onnx"];
 
 /// Packages that are tested last: they take seconds, and their summaries end the output.
-const LAST: [&str; 5] = ["deuteron-gpt2", "deuteron-report", "deuteron-cli", "deuteron-testkit", "xtask"];
+const LAST: [&str; 6] =
+    ["deuteron-gpt2", "deuteron-report", "deuteron-cli", "deuteron-testkit", "deuteron-fuzzing", "xtask"];
 
 /// Has no tests of its own, but brings all features of all dependencies, so that nothing is compiled anew for another choice of packages.
 const WHOLE: &str = "deuteron-python";
@@ -37,7 +38,7 @@ fn all(root: &Path) -> Result<()> {
     phases.time("first tests, with their build", || test(&FIRST, &[]))?;
     lint(&mut phases)?;
     // Here, where overflow of numbers is checked, and nothing is compiled once more for it.
-    let fuzzing = phases.time("build of the fuzzer", || fuzz(&["--seconds", "5"]))?;
+    let fuzzing = phases.time("build of the fuzzer", || fuzz(&["--seconds", "3"]))?;
     let wheel = phases.time("wheel", || python::build(root, &mut environments));
     // Whatever became of the other, nothing is left running, here and below.
     let fuzzed = phases.time("rest of fuzzing", || ended(fuzzing));
@@ -139,10 +140,10 @@ impl Job {
     }
 }
 
-/// Starts mutated files into every reader. The program is built with the features of the whole workspace, so that what it shares with
+/// Starts mutated files into every reader, planner and kernels. The program is built with the features of the whole workspace, so that what it shares with
 /// tests is compiled once.
 pub fn fuzz(words: &[&str]) -> Result<Child> {
-    let built = bundle::executables(&root()?, &["build", "--package", "deuteron-testkit", "--bin", "deuteron-fuzz"])?;
+    let built = bundle::executables(&root()?, &["build", "--package", "deuteron-fuzzing", "--bin", "deuteron-fuzz"])?;
     let (_, program) = built.into_iter().next().context("cargo built no deuteron-fuzz")?;
     println!("deuteron-fuzz {}", words.join(" "));
     Command::new(program).args(words).spawn().context("deuteron-fuzz could not be started")

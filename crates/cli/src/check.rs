@@ -134,6 +134,12 @@ fn print_catalog(report: &CatalogReport) {
     if report.repeats > 0 {
         outln!("each {} times beside other work, bit by bit the same unless it says otherwise", report.repeats);
     }
+    outln!(
+        "{} expansions against their formulas, {} gradients ({} elements) against central differences of the formulas",
+        report.formulas,
+        report.gradients,
+        report.gradient_elements
+    );
     outln!("{} failures in {:.1} s", report.failures, report.seconds);
     outln!("largest error: {:.2} of its bound ({})", report.worst_ratio, report.worst_case);
     for failure in &report.failed {

@@ -1,6 +1,7 @@
 //! Differential test on this machine: random graphs, every plan, against the f64 reference.
 
 mod catalog;
+mod mathematics;
 
 pub use catalog::{Breadth, CatalogFailure, CatalogReport, OpRow, Part, beside_other_work, check_catalog};
 

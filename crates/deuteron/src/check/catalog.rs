@@ -9,6 +9,7 @@ use deuteron_plan::{Layout, Strategy};
 use serde::Serialize;
 
 use super::Bed;
+use super::mathematics::{self, Findings};
 use crate::catalog::{self, ExpertSizes, FusedOp, OperandType, Sizes};
 use crate::engine::Engine;
 use crate::error::Error;
@@ -54,12 +55,18 @@ pub struct CatalogReport {
     pub shapes: usize,
     /// how often each was run again, beside other work; 0 if it was not
     pub repeats: usize,
-    /// cases outside of their bound, or with an error
+    /// cases outside of their bound, or with an error; formulas and gradients that are wrong
     pub failures: usize,
     /// the largest error as a share of its bound
     pub worst_ratio: f64,
     /// the case it came from
     pub worst_case: String,
+    /// calls of composites whose expansion was held against its formula
+    pub formulas: usize,
+    /// gradients that were held against central differences of the formulas
+    pub gradients: usize,
+    /// elements of these gradients
+    pub gradient_elements: usize,
     /// by op
     pub ops: BTreeMap<String, OpRow>,
     /// seconds it took
@@ -73,7 +80,7 @@ pub struct CatalogReport {
 pub struct OpRow {
     /// how many cases
     pub cases: usize,
-    /// how many of them failed
+    /// how many of them failed, and formulas and gradients that are wrong
     pub failures: usize,
     /// the largest error as a share of its bound
     pub worst_ratio: f64,
@@ -189,6 +196,9 @@ pub fn check_catalog(
         failures: 0,
         worst_ratio: 0.0,
         worst_case: String::new(),
+        formulas: 0,
+        gradients: 0,
+        gradient_elements: 0,
         ops: BTreeMap::new(),
         seconds: 0.0,
         failed: Vec::new(),
@@ -203,6 +213,11 @@ pub fn check_catalog(
             progress(done, pieces.len());
         },
     );
+    let ops: Vec<FusedOp> = FusedOp::variants();
+    let ops = ops.into_iter().filter(|op| names.is_empty() || names.contains(&op.name()));
+    let ops: Vec<FusedOp> = ops.skip(part.index).step_by(part.count.max(1)).collect();
+    let check = |index: usize| parallel::guarded(|| mathematics::check(&ops[index]));
+    parallel::for_each(ops.len(), check, |index, findings| report.add_mathematics(&ops[index], findings));
     report.seconds = begin.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -402,8 +417,29 @@ impl CatalogReport {
         if answer.ratio > self.worst_ratio {
             (self.worst_ratio, self.worst_case) = (answer.ratio, piece.name(answer.lie));
         }
-        if let (Some(what), true) = (answer.problem, self.failed.len() < TOLD) {
-            self.failed.push(CatalogFailure { case: piece.name(answer.lie), what });
+        if let Some(what) = answer.problem {
+            self.tell(piece.name(answer.lie), what);
+        }
+    }
+
+    fn add_mathematics(&mut self, op: &FusedOp, findings: Result<Result<Findings, Error>, String>) {
+        let failed = |problem: String| Findings { problems: vec![problem], ..Findings::default() };
+        let findings = match findings {
+            Ok(Ok(findings)) => findings,
+            Ok(Err(error)) => failed(error.to_string()),
+            Err(panic) => failed(panic),
+        };
+        self.formulas += findings.calls;
+        self.gradients += findings.gradients;
+        self.gradient_elements += findings.elements;
+        self.failures += findings.problems.len();
+        self.ops.entry(op.name().to_string()).or_default().failures += findings.problems.len();
+        findings.problems.into_iter().for_each(|what| self.tell(format!("mathematics of {op:?}"), what));
+    }
+
+    fn tell(&mut self, case: String, what: String) {
+        if self.failed.len() < TOLD {
+            self.failed.push(CatalogFailure { case, what });
         }
     }
 }

@@ -3,10 +3,10 @@
 use deuteron_attention::cpu::family::AttentionFamily;
 use deuteron_codegen::cpu::family::CpuTarget;
 use deuteron_codegen::kernel::{Family, Offer, Request};
-use deuteron_graph::Op;
 use deuteron_matmul::cpu::family::{self as matmul, MatmulFamily};
 use deuteron_plan::{Catalog, Chain, Draft, Link, Structure, Work, primitive_work};
 
+use super::is_described;
 use crate::append::cpu::AppendFamily;
 use crate::copy::cpu::CopyFamily;
 use crate::row::cpu::RowFamily;
@@ -39,6 +39,9 @@ pub struct CpuCatalog;
 
 /// What the CPU's families can make of a group.
 pub(super) fn offer<'a>(request: Request<'a>) -> Option<Box<dyn Offer + 'a>> {
+    if is_described(&request.group) {
+        return None;
+    }
     family(request.group.structure)?.offer(request, &CpuTarget)
 }
 
@@ -58,8 +61,6 @@ impl Catalog for CpuCatalog {
     }
 
     fn work(&self, draft: &Draft) -> Work {
-        let described = draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::Opaque(_)));
-        let offer = if described { None } else { offer(draft.into()) };
-        offer.map_or_else(|| primitive_work(draft), |offer| offer.work())
+        offer(draft.into()).map_or_else(|| primitive_work(draft), |offer| offer.work())
     }
 }

@@ -17,6 +17,7 @@ use deuteron_matmul::cuda::skinny::SkinnyFamily;
 use deuteron_matmul::library::LibraryFamily;
 use deuteron_plan::{Catalog, Chain, Draft, Link, Reach, Structure, Work, primitive_work};
 
+use super::is_described;
 use crate::append::cuda::AppendFamily;
 use crate::copy::cuda::CopyFamily;
 use crate::row::cuda::RowFamily;
@@ -48,6 +49,9 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
 
 /// What the first family that takes a group makes of it.
 pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+    if is_described(&request.group) {
+        return None;
+    }
     families(request.group.structure).iter().find_map(|family| family.offer(request, target))
 }
 

@@ -12,7 +12,7 @@ use deuteron_codegen::cuda::row_config::RowConfig;
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Kernel, Request};
 use deuteron_codegen::lower::lower_with_origins;
-use deuteron_graph::{Graph, NodeId};
+use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Draft, Structure};
 
 use crate::copy::{self, Copy};
@@ -35,6 +35,11 @@ pub struct NoKernel {
     pub structure: &'static str,
     /// what it was to be generated for
     pub target: &'static str,
+}
+
+/// Whether a group holds an operation that is only described, which no kernel computes.
+fn is_described(group: &Draft) -> bool {
+    group.nodes.iter().any(|&id| matches!(group.graph.node(id).op, Op::Opaque(_)))
 }
 
 /// Generates the kernel of a group.
@@ -64,7 +69,7 @@ pub fn render_copy(graph: &Graph, from: NodeId, to: NodeId, backend: &Backend) -
 /// Launch shapes worth measuring for a row kernel, the suggested one first; none for a kernel of another kind.
 pub fn candidates(group: &Draft, target: &CudaTarget) -> Vec<RowConfig> {
     match group.structure {
-        Structure::Row => variant::candidates(&lower_with_origins(group).0, target),
+        Structure::Row if !is_described(group) => variant::candidates(&lower_with_origins(group).0, target),
         _ => Vec::new(),
     }
 }
@@ -80,7 +85,7 @@ pub struct TaggedLine {
 
 /// The source of a group, line by line, each with the node it came from. What all row kernels of CUDA share is one line.
 pub fn tagged_source(group: &Draft, backend: &Backend) -> Result<Vec<TaggedLine>, NoKernel> {
-    if *group.structure != Structure::Row {
+    if *group.structure != Structure::Row || is_described(group) {
         let node = group.nodes.first().copied();
         let source = render(group, backend)?.source.to_string();
         return Ok(source.lines().map(|text| TaggedLine { text: text.to_string(), node }).collect());

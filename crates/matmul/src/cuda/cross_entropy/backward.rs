@@ -11,6 +11,9 @@ use deuteron_plan::{CrossEntropyGradientLink, Draft, Link};
 use super::{Logits, TARGETS, WEIGHT, X, map, namespace, per_row, product, resized};
 use crate::cuda::hopper::{HopperKernel, ROWS, ZEROS, walk_us};
 
+/// Numbers of classes at a time that are tried, at most: each takes a tenth of a millisecond.
+const TRIED: usize = 512;
+
 /// Bytes of slopes that exist at once, at most; of one tile's classes there are always some.
 const SLOPES: usize = 256 << 20;
 /// The first of the grids that multiply, in the text.
@@ -111,9 +114,7 @@ impl BackwardKernel {
             let rest = classes % width;
             (classes / width) as f64 * time(width) + if rest == 0 { 0.0 } else { time(rest) }
         };
-        let most = SLOPES / (2 * self.logits.rows) / ROWS;
-        let widths = (1..=most.max(1)).map(|tiles| (tiles * ROWS).min(classes));
-        widths.min_by(|a, b| total(a).total_cmp(&total(b))).unwrap_or(classes)
+        widths(self.logits.rows, classes).min_by(|a, b| total(a).total_cmp(&total(b))).unwrap_or(classes)
     }
 
     fn grids(&self, products: &Products, target: &CudaTarget) -> Grids {
@@ -186,4 +187,30 @@ impl Products {
 /// Elements from one row of slopes to the next: rows start at multiples of 128 bytes.
 fn pitch(width: usize) -> usize {
     width.next_multiple_of(64)
+}
+
+/// Classes at a time whose slopes are not too many: whole tiles, or all classes.
+fn widths(rows: usize, classes: usize) -> impl Iterator<Item = usize> {
+    let most = (SLOPES / (2 * rows.max(1)) / ROWS).min(classes.div_ceil(ROWS)).max(1);
+    (1..=most).step_by(most.div_ceil(TRIED)).map(move |tiles| (tiles * ROWS).min(classes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_widths_are_tried_and_none_twice() {
+        let of = |rows: usize, classes: usize| widths(rows, classes).collect::<Vec<_>>();
+        assert_eq!(of(2, 51), [51]);
+        assert_eq!(of(1, 300), [ROWS, 2 * ROWS, 300]);
+        // Half a gigabyte of slopes of a batch of GPT-2's is cut in parts.
+        let largest = SLOPES / 2 / 8192;
+        assert!(of(8192, 50257).iter().all(|&width| width <= largest.max(ROWS)));
+        assert_eq!(of(8192, 50257).len(), largest / ROWS);
+        for (rows, classes) in [(0, 7), (1, usize::MAX / 2), (1, 1 << 31)] {
+            let tried = of(rows, classes);
+            assert!(tried.len() <= TRIED && tried.windows(2).all(|pair| pair[0] < pair[1]), "{rows} {classes}");
+        }
+    }
 }

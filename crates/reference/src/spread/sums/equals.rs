@@ -1,8 +1,13 @@
 //! Equal terms of a sum have equal errors.
 //!
-//! A kernel rounds equal numbers alike. Where a sum has terms that were computed from the same numbers, as the rows of a softmax over one
-//! column are, their errors do not cancel: of `c` such terms they add up to `c` times one, not to `sqrt(c)`. Terms are taken to be such
-//! where value and deviation are equal to the last bit in `f64`.
+//! A kernel rounds equal numbers alike. Where a sum has terms that are the same number in every kernel, as the rows of attention over one
+//! key are, their errors do not cancel: of `c` such terms they add up to `c` times one, not to `sqrt(c)`. Terms are taken to be such
+//! where their values are equal to the last bit in `f64`.
+//!
+//! Equal values may have different deviations, because the analysis does not know what cancelled on the way to them. The error that two of
+//! them have in common is then no larger than the smaller of the two: their covariance is the smaller variance, and what is
+//! above it is each term's own. A zero that is left of a difference says nothing of what it is the difference of, so zeros must be
+//! equal in deviation too.
 
 use deuteron_graph::{Shape, memory};
 use rayon::prelude::*;
@@ -34,8 +39,8 @@ impl Lanes {
     }
 }
 
-/// Squares of deviations, each times the number of terms that share its error: their sum is the variance of the sum. Where terms are
-/// multiplied before they are added, it is the most that the variance can be.
+/// Squares of deviations, each with its covariances with the other terms of its sum: added up, they are the variance of the sum. Where
+/// terms are multiplied before they are added, that is the most that the variance can be.
 pub(super) fn variances(values: &Strided, deviations: &Strided, lanes: Lanes) -> Strided<'static> {
     let shape = &values.shape;
     let deviations = deviations.broadcast(shape).to_array().values;
@@ -43,25 +48,40 @@ pub(super) fn variances(values: &Strided, deviations: &Strided, lanes: Lanes) ->
     let elements = lanes.length * lanes.stride;
     if lanes.length > 1 && elements > 0 {
         let values = values.to_array().values;
+        // Deviations are positive, and their bits in the order of their size.
         let key = |at: usize| (values[at].to_bits(), deviations[at].to_bits(), at);
         let of_lane = |lane: usize| {
             let mut terms: Vec<(u64, u64, usize)> = memory::room(lanes.length);
             terms.extend(lanes.terms(lane).filter(|&at| deviations[at] > 0.0).map(key));
             terms.sort_unstable();
-            let alike = || terms.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)).filter(|alike| alike.len() > 1);
+            let alike = || {
+                let groups = terms.chunk_by(|a, b| a.0 == b.0 && (f64::from_bits(a.0) != 0.0 || a.1 == b.1));
+                groups.filter(|alike| alike.len() > 1)
+            };
             let mut repeated = memory::room(alike().map(<[_]>::len).sum());
-            repeated.extend(alike().flat_map(|alike| alike.iter().map(|term| (term.2, alike.len()))));
+            alike().for_each(|alike| with_covariances(alike, &mut repeated));
             repeated
         };
         let count = variances.len() / lanes.length;
         let together = (TERMS / lanes.length).max(1);
         for first in (0..count).step_by(together) {
             let some = first..count.min(first + together);
-            let repeated: Vec<Vec<(usize, usize)>> = some.into_par_iter().map(of_lane).collect();
-            repeated.into_iter().flatten().for_each(|(at, times)| variances[at] *= times as f64);
+            let repeated: Vec<Vec<(usize, f64)>> = some.into_par_iter().map(of_lane).collect();
+            repeated.into_iter().flatten().for_each(|(at, variance)| variances[at] = variance);
         }
     }
     Strided::owned(shape.clone(), variances)
+}
+
+/// Adds the place of each of some equal terms, from the least deviation to the largest, and its variance with all its covariances.
+fn with_covariances(alike: &[(u64, u64, usize)], into: &mut Vec<(usize, f64)>) {
+    let mut smaller = 0.0;
+    for (number, &(_, deviation, at)) in alike.iter().enumerate() {
+        let variance = f64::from_bits(deviation).powi(2);
+        let covariances = smaller + (alike.len() - number) as f64 * variance;
+        smaller += variance;
+        into.push((at, covariances));
+    }
 }
 
 #[cfg(test)]
@@ -69,23 +89,32 @@ mod tests {
     use super::*;
     use crate::array::Array;
 
+    fn of(values: &Array, deviations: &Array, lanes: Lanes) -> Vec<f64> {
+        variances(&Strided::borrowed(values), &Strided::borrowed(deviations), lanes).to_array().values
+    }
+
     #[test]
     fn equal_terms_of_a_sum_share_their_error() {
         let values = Array::new([2, 3], vec![1.0, 1.0, 2.0, 1.0, 3.0, 2.0]);
-        let off = Array::new([2, 3], vec![0.5, 0.5, 0.5, 0.25, 0.0, 0.5]);
-        let of =
-            |lanes: Lanes| variances(&Strided::borrowed(&values), &Strided::borrowed(&off), lanes).to_array().values;
+        let off = Array::new([2, 3], vec![0.5, 0.5, 0.5, 0.5, 0.0, 0.5]);
         let rows = Lanes::along(&values.shape, 1);
-        assert_eq!(of(rows), [0.5, 0.5, 0.25, 0.0625, 0.0, 0.25], "only within a row, and only where both are equal");
+        assert_eq!(of(&values, &off, rows), [0.5, 0.5, 0.25, 0.25, 0.0, 0.25], "only within a row");
         let columns = Lanes::along(&values.shape, 0);
-        assert_eq!(of(columns), [0.25, 0.25, 0.5, 0.0625, 0.0, 0.5]);
+        assert_eq!(of(&values, &off, columns), [0.5, 0.25, 0.5, 0.5, 0.0, 0.5]);
         // Three equal terms are off by three times one: the root of 3 times 3 variances.
-        let same = Array::filled([3], 7.0);
-        let all = variances(
-            &Strided::borrowed(&same),
-            &Strided::borrowed(&Array::filled([3], 0.5)),
-            Lanes { length: 3, stride: 1 },
-        );
-        assert_eq!(all.to_array().values.iter().sum::<f64>(), (3.0f64 * 0.5).powi(2));
+        let same = of(&Array::filled([3], 7.0), &Array::filled([3], 0.5), Lanes { length: 3, stride: 1 });
+        assert_eq!(same.iter().sum::<f64>(), (3.0f64 * 0.5).powi(2));
+    }
+
+    #[test]
+    fn equal_terms_of_different_deviations_share_the_smaller_one() {
+        let lanes = Lanes { length: 3, stride: 1 };
+        let off = Array::new([3], vec![2.0, 1.0, 4.0]);
+        // Errors e, e + f and e + f + g of variances 1, 4 - 1 and 16 - 4: three times e, twice f, once g.
+        let sum: f64 = of(&Array::filled([3], 7.0), &off, lanes).iter().sum();
+        assert_eq!(sum, 9.0 * 1.0 + 4.0 * 3.0 + 12.0);
+        assert_eq!(of(&Array::filled([3], 0.0), &off, lanes), [4.0, 1.0, 16.0], "zeros of different deviations");
+        let same = Array::new([3], vec![2.0, 1.0, 2.0]);
+        assert_eq!(of(&Array::filled([3], 0.0), &same, lanes), [8.0, 1.0, 8.0], "zeros of equal deviations");
     }
 }
