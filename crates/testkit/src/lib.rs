@@ -5,6 +5,7 @@ pub mod cases;
 pub mod fixtures;
 pub mod fuzz;
 pub mod hardware;
+pub mod onnx_nodes;
 pub mod readers;
 mod scratch;
 
