@@ -5,9 +5,11 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{Knob, Variants};
+use deuteron::onnx::TensorData;
 use deuteron::{Dtype, ExpertSizes, FusedOp, Graph};
 use deuteron_gpt2::{Config, Options, Weights};
 
+use crate::onnx_file::OnnxFile;
 use crate::stored_file::text_of;
 
 /// Which graph, and how large.
@@ -16,12 +18,12 @@ pub struct GraphArguments {
     /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, each also with -block; an op of the catalogue, with attributes in quotes: "moe
     /// weighted=true"; a text file; an .onnx file
     graph: String,
-    /// Sequences
-    #[arg(long, default_value_t = 1)]
-    batch: usize,
-    /// Tokens a sequence
-    #[arg(long, default_value_t = 1024)]
-    seq: usize,
+    /// Sequences [default: 1]; of an ONNX file its batch
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Tokens per sequence [default: 1024]; of an ONNX file its open sequence [default: 128]
+    #[arg(long)]
+    seq: Option<usize>,
     /// Rows of an op of the catalogue
     #[arg(long, default_value_t = 1024)]
     rows: usize,
@@ -30,9 +32,9 @@ pub struct GraphArguments {
     cols: usize,
     #[command(flatten)]
     experts: ExpertArguments,
-    /// f32, f16 or bf16; of a model also int8, its weights as bytes
-    #[arg(long, default_value = "f32")]
-    dtype: String,
+    /// f32, f16 or bf16; of a model also int8, its weights as bytes [default: f32]; an ONNX file is converted [default: its own]
+    #[arg(long)]
+    dtype: Option<String>,
     /// Gradients too: of all weights of a model, of all operands of an op
     #[arg(long)]
     pub backward: bool,
@@ -67,6 +69,8 @@ impl ExpertArguments {
 pub struct Loaded {
     pub graph: Graph,
     pub notes: Vec<String>,
+    /// The file, if it is one of ONNX.
+    pub onnx: Option<OnnxFile>,
 }
 
 /// Sizes that a graph is built for.
@@ -87,40 +91,60 @@ impl GraphArguments {
 
     /// The graph the user named, with the notes of its import.
     pub fn load(&self) -> Result<Loaded> {
-        if self.batch == 0 {
+        self.load_with(Vec::new())
+    }
+
+    /// The same, with values of inputs if it is an ONNX file.
+    pub fn load_with(&self, inputs: Vec<(String, TensorData)>) -> Result<Loaded> {
+        if self.batch == Some(0) {
             bail!("--batch must be at least 1");
         }
-        let is_onnx = self.graph.ends_with(".onnx");
+        let is_onnx = self.is_onnx();
         if !is_onnx && !self.dims.is_empty() {
             bail!("--dim is for .onnx files; `{}` is none", self.graph);
         }
         if is_onnx {
-            return self.onnx();
+            return self.onnx(inputs);
         }
         if Path::new(&self.graph).is_file() {
-            return Ok(Loaded { graph: self.file()?, notes: Vec::new() });
+            return Ok(Loaded { graph: self.file()?, notes: Vec::new(), onnx: None });
         }
-        Ok(Loaded { graph: self.built(self.sizes())?, notes: Vec::new() })
+        Ok(Loaded { graph: self.built(self.sizes())?, notes: Vec::new(), onnx: None })
     }
 
     /// The model, if a whole one was named to be run forward: with its sequences, their tokens and how weights are kept.
     pub fn model(&self) -> Result<Option<(Config, usize, usize, Weights)>> {
         match Config::find(&self.graph) {
             Ok(config) if !self.backward && !Path::new(&self.graph).is_file() => {
-                Ok(Some((config, self.batch, self.seq, self.dtype.parse()?)))
+                Ok(Some((config, self.sizes().batch, self.sizes().sequence, self.dtype().parse()?)))
             }
             _ => Ok(None),
         }
     }
 
     fn sizes(&self) -> Sizes {
-        Sizes { batch: self.batch, sequence: self.seq, hidden: None, rows: self.rows, cols: self.cols }
+        let (batch, sequence) = (self.batch.unwrap_or(1), self.seq.unwrap_or(1024));
+        Sizes { batch, sequence, hidden: None, rows: self.rows, cols: self.cols }
+    }
+
+    fn dtype(&self) -> &str {
+        self.dtype.as_deref().unwrap_or("f32")
+    }
+
+    /// Whether an ONNX file was named.
+    pub fn is_onnx(&self) -> bool {
+        self.graph.ends_with(".onnx")
+    }
+
+    /// What the user named.
+    pub fn name(&self) -> &str {
+        &self.graph
     }
 
     /// A model of ours or an op of the catalogue.
     fn built(&self, sizes: Sizes) -> Result<Graph> {
         let options = || -> Result<Options> {
-            let weights: Weights = self.dtype.parse()?;
+            let weights: Weights = self.dtype().parse()?;
             Ok(Options { batch: sizes.batch, sequence: sizes.sequence, weights, backward: self.backward })
         };
         let resized = |config: Config| match sizes.hidden {
@@ -136,7 +160,7 @@ impl GraphArguments {
         }
         match self.graph.parse::<FusedOp>() {
             Ok(op) => {
-                let usual = deuteron::Sizes::new(sizes.rows, sizes.cols, float(&self.dtype)?);
+                let usual = deuteron::Sizes::new(sizes.rows, sizes.cols, float(self.dtype())?);
                 let types = op.operand_types_of(&deuteron::Sizes { experts: self.experts.sizes()?, ..usual });
                 Ok(if self.backward { op.backward_graph(&types)? } else { op.graph(&types)? })
             }
@@ -148,8 +172,10 @@ impl GraphArguments {
         }
     }
 
-    fn onnx(&self) -> Result<Loaded> {
-        let mut options = deuteron::onnx::Options::default();
+    fn onnx(&self, inputs: Vec<(String, TensorData)>) -> Result<Loaded> {
+        let dtype = self.dtype.as_deref().map(float).transpose()?;
+        let mut options =
+            deuteron::onnx::Options { batch: self.batch, sequence: self.seq, dtype, ..Default::default() };
         for dim in &self.dims {
             let parsed = dim.split_once('=').and_then(|(name, value)| Some((name, value.parse::<usize>().ok()?)));
             let Some((name, value)) = parsed else {
@@ -157,24 +183,12 @@ impl GraphArguments {
             };
             options = options.with_dim(name, value);
         }
-        let imported = deuteron::onnx::import_file(Path::new(&self.graph), &options)?;
-        let mut counts: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
-        imported.recognised.iter().for_each(|found| *counts.entry(found.what).or_default() += 1);
-        let mut notes = Vec::new();
-        if !counts.is_empty() {
-            let counts: Vec<String> = counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
-            notes.push(format!("Recognised in the ONNX file: {}.", counts.join(", ")));
-        }
-        notes.extend(imported.near_misses.iter().map(|near| near.to_string()));
-        for opaque in &imported.opaque {
-            notes.push(format!("`{}` ({}) is only described: {}", opaque.name, opaque.op_type, opaque.why));
-        }
-        notes.extend(imported.notes);
-        let mut graph = self.with_gradients(imported.graph)?;
+        let file = OnnxFile::load(Path::new(&self.graph), options, inputs)?;
+        let mut graph = self.with_gradients(file.imported.graph.clone())?;
         if graph.name().is_empty() {
             graph.set_name(&self.stem());
         }
-        Ok(Loaded { graph, notes })
+        Ok(Loaded { graph, notes: file.notes(), onnx: Some(file) })
     }
 
     fn file(&self) -> Result<Graph> {
@@ -216,8 +230,8 @@ impl Variants for GraphArguments {
         let config = Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph));
         match config {
             Ok(config) => vec![
-                Knob::doubling("batch", self.batch, 256),
-                Knob::doubling("sequence", self.seq, config.context),
+                Knob::doubling("batch", self.sizes().batch, 256),
+                Knob::doubling("sequence", self.sizes().sequence, config.context),
                 Knob {
                     name: "hidden",
                     now: config.hidden,

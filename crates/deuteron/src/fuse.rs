@@ -1,5 +1,6 @@
 //! The main job: plan a graph, run it unfused and fused, prove both against f64, measure.
 
+mod agreement;
 mod measure;
 
 use std::time::{Duration, Instant};
@@ -19,6 +20,9 @@ use crate::tensor::Tensor;
 use crate::times::median;
 use crate::verify::{Expected, Verification};
 use measure::{PlanTimes, Times};
+
+pub use crate::seed::inputs;
+pub use agreement::{Agreement, Difference, agreement};
 
 /// What `fuse` found. The JSON form has these fields.
 #[derive(Debug, Clone, Serialize)]
@@ -148,6 +152,17 @@ pub fn fuse(
 ) -> Result<FuseReport, Error> {
     progress(Stage::Inputs);
     let tensors = seed::inputs(graph, options.seed)?;
+    fuse_on(engine, graph, tensors, options, progress)
+}
+
+/// The same on inputs of the caller, one for each input of the graph.
+pub fn fuse_on(
+    engine: &Engine,
+    graph: &Graph,
+    tensors: Vec<Tensor>,
+    options: &FuseOptions,
+    mut progress: impl FnMut(Stage),
+) -> Result<FuseReport, Error> {
     progress(Stage::Compiling);
     let question = AnalyzeOptions {
         backend: Some(engine.device().backend().clone()),

@@ -5,6 +5,7 @@ mod command;
 #[cfg(unix)]
 mod download;
 mod generate;
+mod onnx;
 mod support;
 // It needs `/dev/full`.
 #[cfg(target_os = "linux")]
