@@ -68,6 +68,29 @@ pub fn environment(folder: &Path, options: &[&str]) -> Result<()> {
     within(Command::new("python3").args(["-m", "venv"]).args(options).arg(folder), SHORT)
 }
 
+/// The version of the `onnx` package whose node tests are run. Later ones come without the data.
+const ONNX: &str = "onnx==1.22.0";
+
+/// The `onnx` package below `target/onnx`, without what it depends on: only the data of its node tests are read.
+pub fn onnx(root: &Path) -> Result<()> {
+    let folder = root.join("target").join("onnx");
+    if folder.join("onnx/backend/test/data/node").is_dir() {
+        return Ok(());
+    }
+    let mut pip = Command::new("python3");
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--no-deps",
+        "--no-compile",
+    ]);
+    within(pip.args(["--retries", "2", "--timeout", "20", "--target"]).arg(&folder).arg(ONNX), SHORT)
+}
+
 /// Chromium, which one test opens the report page in, from the packages of the system where this user may install them.
 pub fn browser() -> Result<()> {
     if has_program("chromium") {

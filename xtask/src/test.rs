@@ -32,9 +32,12 @@ pub fn run() -> Result<()> {
 
 fn all(root: &Path) -> Result<()> {
     let mut phases = Phases::default();
+    let folder = root.to_path_buf();
+    let mut onnx = Download::start("the onnx package with its node tests", move || fetch::onnx(&folder));
     let downloads = Downloads::start(root);
     let mut environments = python::Environments::start(root);
     phases.time("format", || cargo(&["fmt", "--all", "--check"], &[]))?;
+    phases.time("onnx package", || onnx.wait());
     phases.time("first tests, with their build", || test(&FIRST, &[]))?;
     lint(&mut phases)?;
     // Here, where overflow of numbers is checked, and nothing is compiled once more for it.

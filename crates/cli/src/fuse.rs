@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use clap::Args;
-use deuteron::fuse::{FuseOptions, FuseReport, GroupReport, Lesson, PlanReport, Stage, fuse, lesson};
+use deuteron::fuse::{
+    Agreement, FuseOptions, FuseReport, GroupReport, Lesson, PlanReport, Stage, fuse_on, inputs, lesson,
+};
 use deuteron::{Bytes, Engine};
 use deuteron_gpt2::BenchReport;
 use serde::Serialize;
 
 use crate::analyze::{MATMULS, PageArguments, matmuls_table};
 use crate::device::DeviceArguments;
-use crate::input::GraphArguments;
+use crate::input::{GraphArguments, Loaded};
+use crate::onnx_file::DataArguments;
 use crate::{Outcome, bench_model, doctor, machine_file, show};
 
 #[derive(Args)]
@@ -26,6 +29,8 @@ pub struct Arguments {
     /// Print every kernel, and why neighbours stay apart
     #[arg(long)]
     all: bool,
+    #[command(flatten)]
+    data: DataArguments,
     #[command(flatten)]
     pages: PageArguments,
     /// Learn nothing from this run. Otherwise predicted times are corrected by what long kernels took; `doctor --forget` undoes that
@@ -42,13 +47,52 @@ pub struct Arguments {
 struct Job<'a> {
     #[serde(flatten)]
     report: &'a FuseReport,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    agreements: &'a [Agreed<'a>],
     #[serde(skip_serializing_if = "Option::is_none")]
     generation: Option<&'a BenchReport>,
 }
 
+/// Results held against those of someone else.
+#[derive(Serialize)]
+struct Agreed<'a> {
+    with: &'a str,
+    #[serde(flatten)]
+    agreement: &'a Agreement,
+}
+
+impl Agreed<'_> {
+    fn print(&self) {
+        let Agreement { outputs, worst, .. } = self.agreement;
+        let verdict = if self.agreement.holds() { "Agrees" } else { "DOES NOT AGREE" };
+        outln!(
+            "{verdict} with {}: {outputs} outputs, largest difference {:.2e}, allowed {:.2e} (output {}).",
+            self.with,
+            worst.difference,
+            worst.allowed,
+            worst.output
+        );
+    }
+}
+
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let engine = arguments.device.engine()?;
-    let graph = arguments.graph.graph()?;
+    if !arguments.graph.is_onnx() {
+        arguments.data.refuse_for(arguments.graph.name())?;
+    }
+    let Loaded { graph, notes, onnx } = arguments.graph.load_with(arguments.data.inputs()?)?;
+    if !arguments.json {
+        notes.iter().for_each(|note| outln!("note: {note}"));
+    }
+    let made = inputs(&graph, arguments.seed)?;
+    let tensors = match &onnx {
+        Some(file) => file.tensors(&graph, made)?,
+        None => made,
+    };
+    let checks = match &onnx {
+        Some(file) => file.check(&engine, &graph, &tensors, &arguments.data)?,
+        None => Vec::new(),
+    };
     let options = FuseOptions {
         seed: arguments.seed,
         backward: arguments.graph.backward,
@@ -56,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         ..FuseOptions::default()
     };
     let bar = show::progress(Some(STAGES.len() as u64));
-    let report = fuse(&engine, &graph, &options, |stage| {
+    let report = fuse_on(&engine, &graph, tensors, &options, |stage| {
         let done = STAGES.iter().position(|(known, _)| *known == stage).unwrap_or(0);
         bar.set_position(done as u64);
         bar.set_message(STAGES[done].1);
@@ -77,10 +121,12 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         }
         None => None,
     };
+    let agreements: Vec<Agreed> = checks.iter().map(|(what, agreement)| Agreed { with: what, agreement }).collect();
     if arguments.json {
-        show::json(&Job { report: &report, generation: generation.as_ref() })?;
+        show::json(&Job { report: &report, agreements: &agreements, generation: generation.as_ref() })?;
     } else {
         print(&report, arguments.all);
+        agreements.iter().for_each(Agreed::print);
         if let Some(generation) = &generation {
             outln!("\nAs generation runs it:");
             bench_model::print(generation);
@@ -89,7 +135,8 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
             outln!("{sentence}");
         }
     }
-    Ok(Outcome::of(report.verified))
+    let agrees = checks.iter().all(|(_, agreement)| agreement.holds());
+    Ok(Outcome::of(report.verified && agrees))
 }
 
 /// What is done, in order.

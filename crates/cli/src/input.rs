@@ -5,10 +5,12 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{Knob, Variants};
+use deuteron::onnx::TensorData;
 use deuteron::report::distance;
 use deuteron::{Dtype, ExpertSizes, FusedOp, Graph, Heads};
 use deuteron_gpt2::{Config, Options, Weights};
 
+use crate::onnx_file::OnnxFile;
 use crate::stored_file::text_of;
 
 /// Which graph, and how large.
@@ -17,10 +19,10 @@ pub struct GraphArguments {
     /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, each also with -block; an op of the catalogue, with attributes in quotes: "moe
     /// weighted=true"; a text file; an .onnx file
     graph: String,
-    /// Sequences of a model [default: 1]
+    /// Sequences of a model [default: 1]; of an ONNX file its batch
     #[arg(long)]
     batch: Option<usize>,
-    /// Tokens per sequence of a model, or of an op that attends [default: 1024]
+    /// Tokens per sequence of a model, or of an op that attends [default: 1024]; of an ONNX file its open sequence [default: 128]
     #[arg(long)]
     seq: Option<usize>,
     /// Rows of an op of the catalogue [default: 1024]
@@ -35,7 +37,7 @@ pub struct GraphArguments {
     /// Experts of each row, of an op that weighs their results [default: 2]
     #[arg(long)]
     choices: Option<usize>,
-    /// f32, f16 or bf16 of a model or an op; of a model also int8, its weights as bytes [default: f32]
+    /// f32, f16 or bf16 of a model or an op; of a model also int8, its weights as bytes [default: f32]; an ONNX file is converted [default: its own]
     #[arg(long)]
     dtype: Option<String>,
     /// Gradients too: of all weights of a model, of all operands of an op
@@ -72,6 +74,8 @@ impl ExpertArguments {
 pub struct Loaded {
     pub graph: Graph,
     pub notes: Vec<String>,
+    /// The file, if it is one of ONNX.
+    pub onnx: Option<OnnxFile>,
 }
 
 /// What a user named.
@@ -145,11 +149,16 @@ impl GraphArguments {
 
     /// The graph the user named, with the notes of its import.
     pub fn load(&self) -> Result<Loaded> {
+        self.load_with(Vec::new())
+    }
+
+    /// The same, with values of inputs if it is an ONNX file.
+    pub fn load_with(&self, inputs: Vec<(String, TensorData)>) -> Result<Loaded> {
         self.refuse_zeros()?;
         let graph = match self.source() {
             Source::Onnx => {
-                self.refuse_others("the ONNX file", &["dim"])?;
-                return self.onnx();
+                self.refuse_others("the ONNX file", &["dim", "batch", "seq", "dtype"])?;
+                return self.onnx(inputs);
             }
             Source::Text => {
                 self.refuse_others("a graph in text form, which says its own sizes:", &[])?;
@@ -168,7 +177,7 @@ impl GraphArguments {
             }
             Source::Unknown => self.built(self.sizes())?,
         };
-        Ok(Loaded { graph, notes: Vec::new() })
+        Ok(Loaded { graph, notes: Vec::new(), onnx: None })
     }
 
     /// Whether an op of the catalogue was named.
@@ -267,6 +276,16 @@ impl GraphArguments {
         })
     }
 
+    /// Whether an ONNX file was named.
+    pub fn is_onnx(&self) -> bool {
+        matches!(self.source(), Source::Onnx)
+    }
+
+    /// What the user named.
+    pub fn name(&self) -> &str {
+        &self.graph
+    }
+
     /// A model of ours or an op of the catalogue.
     fn built(&self, sizes: Sizes) -> Result<Graph> {
         let options = || -> Result<Options> {
@@ -302,8 +321,10 @@ impl GraphArguments {
         }
     }
 
-    fn onnx(&self) -> Result<Loaded> {
-        let mut options = deuteron::onnx::Options::default();
+    fn onnx(&self, inputs: Vec<(String, TensorData)>) -> Result<Loaded> {
+        let dtype = self.dtype.as_deref().map(float).transpose()?;
+        let mut options =
+            deuteron::onnx::Options { batch: self.batch, sequence: self.seq, dtype, ..Default::default() };
         for dim in &self.dims {
             let parsed = dim.split_once('=').and_then(|(name, value)| Some((name, value.parse::<usize>().ok()?)));
             let Some((name, value)) = parsed else {
@@ -311,24 +332,12 @@ impl GraphArguments {
             };
             options = options.with_dim(name, value);
         }
-        let imported = deuteron::onnx::import_file(Path::new(&self.graph), &options)?;
-        let mut counts: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
-        imported.recognised.iter().for_each(|found| *counts.entry(found.what).or_default() += 1);
-        let mut notes = Vec::new();
-        if !counts.is_empty() {
-            let counts: Vec<String> = counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
-            notes.push(format!("Recognised in the ONNX file: {}.", counts.join(", ")));
-        }
-        notes.extend(imported.near_misses.iter().map(|near| near.to_string()));
-        for opaque in &imported.opaque {
-            notes.push(format!("`{}` ({}) is only described: {}", opaque.name, opaque.op_type, opaque.why));
-        }
-        notes.extend(imported.notes);
-        let mut graph = self.with_gradients(imported.graph)?;
+        let file = OnnxFile::load(Path::new(&self.graph), options, inputs)?;
+        let mut graph = self.with_gradients(file.imported.graph.clone())?;
         if graph.name().is_empty() {
             graph.set_name(&self.stem());
         }
-        Ok(Loaded { graph, notes })
+        Ok(Loaded { graph, notes: file.notes(), onnx: Some(file) })
     }
 
     fn file(&self) -> Result<Graph> {

@@ -8,6 +8,7 @@
 mod output;
 
 pub mod analyze;
+mod arrays;
 mod bench;
 mod bench_crossover;
 mod bench_matmul;
@@ -21,6 +22,7 @@ mod generate;
 mod input;
 pub mod kernel;
 mod machine_file;
+mod onnx_file;
 mod ops;
 mod show;
 mod stored_file;

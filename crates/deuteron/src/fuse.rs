@@ -1,5 +1,6 @@
 //! The main job: plan a graph, run it eager, unfused and fused, prove all three against f64, measure.
 
+mod agreement;
 mod learn;
 mod measure;
 
@@ -22,6 +23,9 @@ use crate::tensor::Tensor;
 use crate::times::median;
 use crate::verify::{Expected, Verification};
 use measure::PlanTimes;
+
+pub use crate::seed::inputs;
+pub use agreement::{Agreement, Difference, agreement};
 
 /// What `fuse` found. The JSON form has these fields.
 #[derive(Debug, Clone, Serialize)]
@@ -155,6 +159,17 @@ pub fn fuse(
 ) -> Result<FuseReport, Error> {
     progress(Stage::Inputs);
     let tensors = seed::inputs(graph, options.seed)?;
+    fuse_on(engine, graph, tensors, options, progress)
+}
+
+/// The same on inputs of the caller, one for each input of the graph.
+pub fn fuse_on(
+    engine: &Engine,
+    graph: &Graph,
+    tensors: Vec<Tensor>,
+    options: &FuseOptions,
+    mut progress: impl FnMut(Stage),
+) -> Result<FuseReport, Error> {
     progress(Stage::Compiling);
     let question = AnalyzeOptions {
         backend: Some(engine.device().backend().clone()),

@@ -354,8 +354,8 @@ pub(crate) fn readable(name: &str) -> String {
     if clean.is_empty() || is_name(&clean) { clean } else { format!("_{clean}") }
 }
 
-/// Whether the text form can read `name` back.
-pub(crate) fn is_name(name: &str) -> bool {
+/// Whether the text form can read `name` back: letters, digits and `_ . - / ( )`, and not one of its own words.
+pub fn is_name(name: &str) -> bool {
     // Words that mean something else where a value may stand.
     let reserved = matches!(name, "transpose_a" | "transpose_b" | "transposed" | "elementwise" | "inf")
         || name.parse::<Dtype>().is_ok();

@@ -33,7 +33,7 @@ pub use dtype::{Dtype, UnknownDtype};
 pub use error::{GraphError, Operand};
 pub use extract::extract;
 pub use gradient::{Differentiated, differentiate};
-pub use graph::{Call, Callee, Graph, Output};
+pub use graph::{Call, Callee, Graph, Output, is_name};
 pub use node::{CallId, Node, NodeId};
 pub use op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View, keep_threshold};
 pub use recompute::{Recomputed, attention_interior, first_backward, is_recomputed, recompute};

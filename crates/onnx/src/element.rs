@@ -44,6 +44,19 @@ impl Element {
         })
     }
 
+    /// That of a dtype of the graph.
+    pub fn of(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Element::F32,
+            Dtype::F16 => Element::F16,
+            Dtype::Bf16 => Element::Bf16,
+            Dtype::F8e4m3 => Element::F8e4m3,
+            Dtype::I8 => Element::I8,
+            Dtype::I32 => Element::I32,
+            Dtype::Bool => Element::Bool,
+        }
+    }
+
     /// What it is in a graph: 64-bit floats become `f32`, all wider integers `i32`, bytes `i8`.
     pub fn dtype(self) -> Dtype {
         match self {
@@ -59,6 +72,22 @@ impl Element {
 
     pub fn is_float(self) -> bool {
         matches!(self, Element::F32 | Element::F16 | Element::Bf16 | Element::F64)
+    }
+
+    /// The least and the largest value of an integer of at most 16 bits.
+    pub fn range(self) -> Option<(f64, f64)> {
+        Some(match self {
+            Element::I8 => (-128.0, 127.0),
+            Element::U8 => (0.0, 255.0),
+            Element::I16 => (-32_768.0, 32_767.0),
+            Element::U16 => (0.0, 65_535.0),
+            _ => return None,
+        })
+    }
+
+    /// What it is in a graph whose floats all have one dtype.
+    pub fn dtype_with(self, float: Option<Dtype>) -> Dtype {
+        float.filter(|_| self.is_float()).unwrap_or(self.dtype())
     }
 
     /// Bytes of an element in the file.
@@ -110,17 +139,22 @@ impl Element {
         }
     }
 
-    /// Appends the bytes of a value as the graph's dtype stores it; integers beyond `i32` saturate.
+    /// Appends the bytes of a value as the graph's dtype stores it.
     pub fn encode(self, value: f64, into: &mut Vec<u8>) {
-        match self.dtype() {
-            Dtype::F32 => into.extend((value as f32).to_le_bytes()),
-            Dtype::F16 => into.extend(f16::from_f64(value).to_le_bytes()),
-            Dtype::Bf16 => into.extend(bf16::from_f64(value).to_le_bytes()),
-            Dtype::I32 => into.extend((value as i32).to_le_bytes()),
-            Dtype::I8 => into.push(value as i64 as u8),
-            Dtype::F8e4m3 => into.push(0),
-            Dtype::Bool => into.push((value != 0.0) as u8),
-        }
+        encode(self.dtype(), value, into);
+    }
+}
+
+/// Appends the bytes of a value in a dtype; integers beyond `i32` saturate.
+pub(crate) fn encode(dtype: Dtype, value: f64, into: &mut Vec<u8>) {
+    match dtype {
+        Dtype::F32 => into.extend((value as f32).to_le_bytes()),
+        Dtype::F16 => into.extend(f16::from_f64(value).to_le_bytes()),
+        Dtype::Bf16 => into.extend(bf16::from_f64(value).to_le_bytes()),
+        Dtype::I32 => into.extend((value as i32).to_le_bytes()),
+        Dtype::I8 => into.push(value as i64 as u8),
+        Dtype::F8e4m3 => into.push(f8e4m3_bits(value)),
+        Dtype::Bool => into.push((value != 0.0) as u8),
     }
 }
 
@@ -139,4 +173,17 @@ fn f8e4m3(bits: u8) -> f64 {
         (0, _) => sign * fraction * f64::powi(2.0, -9),
         _ => sign * (1.0 + fraction / 8.0) * f64::powi(2.0, exponent - 7),
     }
+}
+
+/// The nearest of its values, of two the even one; beyond the largest, that one.
+fn f8e4m3_bits(value: f64) -> u8 {
+    if value.is_nan() {
+        return 0x7f;
+    }
+    let size = value.abs();
+    let nearest = (0..0x7f_u8).min_by(|&a, &b| {
+        let distance = |bits: u8| (f8e4m3(bits) - size).abs();
+        distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1)))
+    });
+    nearest.unwrap_or(0) | if value.is_sign_negative() { 0x80 } else { 0 }
 }

@@ -17,26 +17,30 @@ pub(crate) struct Emitted {
     pub graph: Graph,
     pub weights: Vec<Weight>,
     pub opaque: Vec<OpaqueOp>,
+    /// Inputs: their names in the file and in the graph.
+    pub inputs: Vec<(String, String)>,
     /// For each node of the canonical form, the graph's, if it was needed.
     pub places: Vec<Option<NodeId>>,
 }
 
 /// Builds the graph of what the outputs need.
-pub(crate) fn emit(translated: &Translated) -> Result<Emitted, OnnxError> {
+pub(crate) fn emit(translated: &Translated, float: Option<Dtype>) -> Result<Emitted, OnnxError> {
     let ir = &translated.ir;
     let mut emitter = Emitter {
         translated,
         ir,
+        float,
         graph: Graph::new(&translated.name),
         weights: Vec::new(),
         opaque: Vec::new(),
+        inputs: Vec::new(),
         places: vec![None; ir.nodes.len()],
         results: vec![Vec::new(); ir.nodes.len()],
         names: HashSet::new(),
         repeats: HashMap::new(),
         tables: HashMap::new(),
     };
-    emitter.inputs()?;
+    emitter.add_inputs()?;
     let needed = ir.needed();
     for id in ir.ids().filter(|id| needed[id.index()]) {
         emitter.with_operands(id)?;
@@ -47,16 +51,19 @@ pub(crate) fn emit(translated: &Translated) -> Result<Emitted, OnnxError> {
             emitter.graph.output(&name, node)?;
         }
     }
-    let Emitter { graph, weights, opaque, places, .. } = emitter;
-    Ok(Emitted { graph, weights, opaque, places })
+    let Emitter { graph, weights, opaque, inputs, places, .. } = emitter;
+    Ok(Emitted { graph, weights, opaque, inputs, places })
 }
 
 pub(crate) struct Emitter<'t> {
     translated: &'t Translated,
     pub ir: &'t Ir,
+    /// The dtype of all floats, where one is asked for.
+    float: Option<Dtype>,
     pub graph: Graph,
     pub weights: Vec<Weight>,
     opaque: Vec<OpaqueOp>,
+    inputs: Vec<(String, String)>,
     places: Vec<Option<NodeId>>,
     /// All results of nodes that have several.
     results: Vec<Vec<NodeId>>,
@@ -70,10 +77,11 @@ pub(crate) struct Emitter<'t> {
 impl Emitter<'_> {
     /// A name that the graph's text form can read back, and that is free among inputs (`in`) or outputs (`out`).
     pub fn name(&mut self, space: &'static str, wanted: &str) -> String {
+        // Words of the text form are no names: `f32`, `inf`, `transposed`.
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | '/');
         let mut clean: String =
             crate::schema::short(wanted).chars().map(|c| if allowed(c) { c } else { '_' }).collect();
-        if !clean.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
+        if !deuteron_graph::is_name(&clean) {
             clean.insert(0, '_');
         }
         let mut name = clean.clone();
@@ -86,21 +94,29 @@ impl Emitter<'_> {
         name
     }
 
+    /// What an element type is in this graph.
+    pub fn dtype(&self, element: Element) -> Dtype {
+        element.dtype_with(self.float)
+    }
+
     /// An initializer as a weight of the graph, whose data stay where they are.
     pub fn weight(&mut self, position: usize) -> Result<NodeId, GraphError> {
         let tensor = &self.translated.tensors[position];
         let name = self.name("in", &tensor.name);
-        let input = self.graph.weight(&name, tensor.element.dtype(), tensor.shape.clone())?;
-        self.weights.push(Weight::stored(name, tensor));
+        let dtype = self.dtype(tensor.element);
+        let input = self.graph.weight(&name, dtype, tensor.shape.clone())?;
+        self.weights.push(Weight::stored(name, tensor, dtype));
         Ok(input)
     }
 
     /// All inputs of the model, needed or not: who runs it hands them all in.
-    fn inputs(&mut self) -> Result<(), OnnxError> {
+    fn add_inputs(&mut self) -> Result<(), OnnxError> {
         let mut nodes = Vec::new();
         for input in &self.translated.inputs {
             let name = self.name("in", &input.name);
-            nodes.push(self.graph.input(&name, input.element.dtype(), input.shape.clone())?);
+            let dtype = self.dtype(input.element);
+            nodes.push(self.graph.input(&name, dtype, input.shape.clone())?);
+            self.inputs.push((input.name.clone(), name));
         }
         for id in self.ir.ids() {
             if let Kind::Input(position) = self.ir.node(id).kind {
@@ -168,7 +184,8 @@ impl Emitter<'_> {
                 )
             }
         };
-        let typed: Vec<(Dtype, Shape)> = results.into_iter().map(|(element, shape)| (element.dtype(), shape)).collect();
+        let typed: Vec<(Dtype, Shape)> =
+            results.into_iter().map(|(element, shape)| (self.dtype(element), shape)).collect();
         let cost = OpaqueCost { bytes: None, flops, elementwise };
         let nodes = self.graph.opaque(op, operands, &typed, cost)?;
         self.opaque.push(OpaqueOp {
@@ -190,23 +207,33 @@ impl Emitter<'_> {
             Kind::Unary(op) => self.graph.unary(*op, first()?),
             Kind::Binary(op) => {
                 let (a, b) = self.scalars(id, operands)?;
-                self.graph.binary(*op, a, b)
+                match (op, node.element.dtype()) {
+                    (BinaryOp::Max, Dtype::I32) => self.larger(CompareOp::Gt, a, b),
+                    (BinaryOp::Min, Dtype::I32) => self.larger(CompareOp::Lt, a, b),
+                    _ => self.graph.binary(*op, a, b),
+                }
             }
             Kind::Power(exponent) => self.power(first()?, *exponent),
-            Kind::Function(_) => Err(unsupported("the function is not a primitive")),
+            Kind::Function(function) => self.function(*function, operands),
             Kind::Compare(op) => {
                 let (mut a, mut b) = self.scalars(id, operands)?;
-                if ir.element(node.inputs[0]) == Element::Bool {
-                    (a, b) = (self.graph.cast(a, Dtype::F32)?, self.graph.cast(b, Dtype::F32)?);
+                let element = ir.element(node.inputs[0]);
+                if matches!(element, Element::Bool | Element::I8 | Element::U8) {
+                    (a, b) = (self.byte_value(a, element)?, self.byte_value(b, element)?);
                 }
                 self.graph.compare(*op, a, b)
             }
             Kind::Logic(op) => self.logic(*op, operands),
-            Kind::Select => self.graph.select(operands[0], operands[1], operands[2]),
+            Kind::Select => self.select(operands, node.element),
             Kind::Cast(element) => self.cast(first()?, ir.element(node.inputs[0]), *element),
             Kind::Reduce { op, axes, .. } => self.reduce(first()?, *op, axes, &node.shape),
             Kind::Softmax => self.graph.softmax(first()?),
             Kind::Matmul { transpose_a, transpose_b } => self.matmul(operands, *transpose_a, *transpose_b, &node.shape),
+            Kind::Gather if node.element == Element::Bool => {
+                let table = self.graph.cast(operands[0], Dtype::F32)?;
+                let rows = self.graph.gather(table, operands[1])?;
+                self.cast(rows, Element::F32, Element::Bool)
+            }
             Kind::Gather => self.graph.gather(operands[0], operands[1]),
             Kind::Reshape(shape) => self.graph.reshape(first()?, shape.clone()),
             Kind::Transpose(permutation) => self.graph.transpose(first()?, permutation),
@@ -234,24 +261,13 @@ impl Emitter<'_> {
         for (index, operand) in both.iter_mut().enumerate() {
             let (own, other) = (node.inputs[index], node.inputs[1 - index]);
             if let (Some(value), true) = (self.ir.scalar(own), *self.ir.shape(other) == node.shape) {
-                let dtype = self.ir.element(own).dtype();
+                let dtype = self.dtype(self.ir.element(own));
                 if self.ir.shape(own).rank() > 0 && (dtype.is_float() || dtype == Dtype::I32) && !value.is_nan() {
                     *operand = self.graph.constant(value, dtype)?;
                 }
             }
         }
         Ok((both[0], both[1]))
-    }
-
-    fn power(&mut self, x: NodeId, exponent: f64) -> Result<NodeId, GraphError> {
-        if exponent.fract() != 0.0 || !(1.0..=8.0).contains(&exponent) {
-            return Err(unsupported("a power that is not a whole number from 1 to 8"));
-        }
-        let mut result = x;
-        for _ in 1..exponent as usize {
-            result = self.graph.mul(result, x)?;
-        }
-        Ok(result)
     }
 
     fn logic(&mut self, op: Logic, operands: &[NodeId]) -> Result<NodeId, GraphError> {
@@ -272,8 +288,52 @@ impl Emitter<'_> {
         }
     }
 
+    /// Of two integers the one that compares.
+    fn larger(&mut self, op: CompareOp, a: NodeId, b: NodeId) -> Result<NodeId, GraphError> {
+        let is_first = self.graph.compare(op, a, b)?;
+        self.graph.select(is_first, a, b)
+    }
+
+    /// Bytes and truth values as floats.
+    fn byte_value(&mut self, x: NodeId, element: Element) -> Result<NodeId, GraphError> {
+        self.cast(x, element, Element::F32)
+    }
+
+    /// Truth values and bytes are selected as floats.
+    fn select(&mut self, operands: &[NodeId], element: Element) -> Result<NodeId, GraphError> {
+        if !matches!(element, Element::Bool | Element::I8) {
+            return self.graph.select(operands[0], operands[1], operands[2]);
+        }
+        let (a, b) = (self.graph.cast(operands[1], Dtype::F32)?, self.graph.cast(operands[2], Dtype::F32)?);
+        let chosen = self.graph.select(operands[0], a, b)?;
+        self.cast(chosen, Element::F32, element)
+    }
+
+    /// An unsigned byte is stored as the signed one of the same bits.
     fn cast(&mut self, x: NodeId, from: Element, to: Element) -> Result<NodeId, GraphError> {
-        match (self.graph.node(x).dtype, to.dtype()) {
+        let (own, target) = (self.graph.node(x).dtype, self.dtype(to));
+        if from == Element::U8 && target.is_float() {
+            let signed = self.graph.cast(x, target)?;
+            let wrap = self.graph.constant(256.0, target)?;
+            let upper = self.graph.add(signed, wrap)?;
+            let zero = self.graph.constant(0.0, target)?;
+            let is_upper = self.graph.compare(CompareOp::Lt, signed, zero)?;
+            return self.graph.select(is_upper, upper, signed);
+        }
+        if to == Element::U8 && own.is_float() {
+            let whole = self.trunc_of(x)?;
+            let wrap = self.graph.constant(-256.0, own)?;
+            let lower = self.graph.add(whole, wrap)?;
+            let most = self.graph.constant(127.0, own)?;
+            let is_upper = self.graph.compare(CompareOp::Gt, whole, most)?;
+            let signed = self.graph.select(is_upper, lower, whole)?;
+            return self.graph.cast(signed, Dtype::I8);
+        }
+        if to == Element::I8 && own.is_float() {
+            let whole = self.trunc_of(x)?;
+            return self.graph.cast(whole, Dtype::I8);
+        }
+        match (own, target) {
             (same, dtype) if same == dtype => {
                 let shape = self.graph.node(x).shape.clone();
                 self.graph.reshape(x, shape)
@@ -287,8 +347,23 @@ impl Emitter<'_> {
                 let zero = self.graph.constant(0.0, Dtype::I32)?;
                 self.graph.select(x, one, zero)
             }
-            _ if from == Element::U8 => Err(unsupported("unsigned bytes are not computed with")),
+            _ if from == Element::U8 || to == Element::U8 => Err(unsupported("unsigned bytes are not computed with")),
+            (dtype, Dtype::I32) if dtype.is_float() => {
+                Err(unsupported("a cast from floats to integers is not a primitive"))
+            }
             (_, dtype) => self.graph.cast(x, dtype),
+        }
+    }
+
+    /// Towards zero, where the value is not whole already.
+    fn trunc_of(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
+        match self.graph.node(x).dtype {
+            Dtype::F32 => self.trunc(x),
+            dtype => {
+                let wide = self.graph.cast(x, Dtype::F32)?;
+                let whole = self.trunc(wide)?;
+                self.graph.cast(whole, dtype)
+            }
         }
     }
 
@@ -356,7 +431,7 @@ fn why(element: Element, error: &GraphError) -> String {
 }
 
 /// A refusal that ends as an opaque operation.
-fn unsupported(expected: &str) -> GraphError {
+pub(crate) fn unsupported(expected: &str) -> GraphError {
     let (op, got) = (String::new(), String::new());
     GraphError::Attribute { op, attribute: "kind", expected: expected.to_string(), got }
 }

@@ -53,7 +53,8 @@ impl Emitter<'_> {
 
     /// A folded constant as a weight. Layers compute the same tables again and again: each is handed in once.
     fn folded(&mut self, name: &str, element: Element, constant: &Constant) -> Result<NodeId, GraphError> {
-        let mut weight = Weight::folded(String::new(), format!("constant.{name}"), element, constant);
+        let mut weight =
+            Weight::folded(String::new(), format!("constant.{name}"), element, self.dtype(element), constant);
         let mut hasher = DefaultHasher::new();
         if let Location::Folded(bytes) = &weight.location {
             bytes.hash(&mut hasher);
@@ -75,7 +76,7 @@ impl Emitter<'_> {
 
     /// A scalar of any dtype that has one.
     fn scalar(&mut self, value: f64, element: Element) -> Result<Option<NodeId>, GraphError> {
-        Ok(match element.dtype() {
+        Ok(match self.dtype(element) {
             _ if value.is_nan() => None,
             Dtype::I32 => Some(self.graph.constant(value.clamp(i32::MIN.into(), i32::MAX.into()).trunc(), Dtype::I32)?),
             dtype if dtype.is_float() => Some(self.graph.constant(value, dtype)?),

@@ -1,31 +1,9 @@
 //! Why a model was not imported.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use deuteron_graph::GraphError;
 use deuteron_graph::memory::OutOfMemory;
-
-/// A dimension that the file leaves open.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MissingDim {
-    /// The name the file gives it, if any.
-    pub name: Option<String>,
-    /// The input that has it.
-    pub input: String,
-    /// Which of the input's axes.
-    pub axis: usize,
-}
-
-impl fmt::Display for MissingDim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MissingDim { name, input, axis } = self;
-        match name {
-            Some(name) => write!(f, "`{name}` (axis {axis} of input `{input}`; set it with --dim {name}=8)"),
-            None => write!(f, "axis {axis} of input `{input}` (unnamed; set it with --dim {input}.{axis}=8)"),
-        }
-    }
-}
 
 /// What is wrong with a reference to external data.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -94,14 +72,57 @@ pub enum OnnxError {
     #[error("the file holds no graph; expected an ONNX ModelProto (weights alone are not enough)")]
     NoGraph,
     /// An opset whose operators mean something else.
-    #[error("opset {got}: expected 13 or later; convert it with onnx.version_converter.convert_version(model, 17)")]
+    #[error("opset {got}: expected 7 or later; convert it with onnx.version_converter.convert_version(model, 17)")]
     Opset {
         /// the version that the file states
         got: i64,
     },
-    /// Dimensions that have to be given.
-    #[error("sizes are not known: {}", list(.0))]
-    MissingDims(Vec<MissingDim>),
+    /// A size of a dimension that the file does not have.
+    #[error("the file has no dimension `{name}`; {}, or INPUT.AXIS such as x.0", known_dims(.known))]
+    UnknownDim {
+        /// the name that was given
+        name: String,
+        /// the names that the inputs have
+        known: Vec<String>,
+    },
+    /// A batch or sequence where no dimension counts it.
+    #[error("no input has an open dimension that counts the {what}, so {flag} changes nothing; {}", known_dims(.known))]
+    UnusedSize {
+        /// `batch` or `sequence`
+        what: &'static str,
+        /// how it is given
+        flag: &'static str,
+        /// the names that the inputs have
+        known: Vec<String>,
+    },
+    /// A batch that the file does not work with.
+    #[error("the file is written for a batch of {fixed} and cannot take {asked}: {why}")]
+    FixedBatch {
+        /// the file's
+        fixed: i64,
+        /// what was asked for
+        asked: usize,
+        /// what went wrong
+        why: String,
+    },
+    /// Values of an input that the file does not have.
+    #[error("the file has no input `{name}`; its inputs are {}", .inputs.join(", "))]
+    UnknownInput {
+        /// the name that was given
+        name: String,
+        /// the names that the file has
+        inputs: Vec<String>,
+    },
+    /// Values of another shape than the input's.
+    #[error("input `{input}`: expected values of shape {expected}, got {got}")]
+    GivenShape {
+        /// the input
+        input: String,
+        /// its shape in the file
+        expected: String,
+        /// the shape of the values
+        got: String,
+    },
     /// A size that is no size.
     #[error("`{value}` has size {got} on axis {axis}; expected a size of at least 0")]
     BadDim {
@@ -207,8 +228,11 @@ pub enum OnnxError {
     Graph(#[from] GraphError),
 }
 
-fn list(dims: &[MissingDim]) -> String {
-    dims.iter().map(MissingDim::to_string).collect::<Vec<_>>().join(", ")
+fn known_dims(names: &[String]) -> String {
+    match names.is_empty() {
+        true => "the file names no dimension; give INPUT.AXIS=SIZE".to_string(),
+        false => format!("its open dimensions are {}", names.join(", ")),
+    }
 }
 
 impl From<OutOfMemory> for OnnxError {

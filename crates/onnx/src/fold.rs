@@ -95,6 +95,15 @@ fn function(op: Function, x: &[f64]) -> f64 {
     match op {
         Function::Sin => x[0].sin(),
         Function::Cos => x[0].cos(),
+        Function::Tan => x[0].tan(),
+        Function::Asin => x[0].asin(),
+        Function::Acos => x[0].acos(),
+        Function::Atan => x[0].atan(),
+        Function::Sinh => x[0].sinh(),
+        Function::Cosh => x[0].cosh(),
+        Function::Asinh => x[0].asinh(),
+        Function::Acosh => x[0].acosh(),
+        Function::Atanh => x[0].atanh(),
         Function::Floor => x[0].floor(),
         Function::Ceil => x[0].ceil(),
         Function::Sign if x[0] == 0.0 => 0.0,
@@ -102,6 +111,8 @@ fn function(op: Function, x: &[f64]) -> f64 {
         // The result has the divisor's sign; by zero, it is anything.
         Function::Mod if second == 0.0 => 0.0,
         Function::Mod => x[0] - second * (x[0] / second).floor(),
+        Function::Remainder if second == 0.0 => 0.0,
+        Function::Remainder => x[0] % second,
         Function::Pow => x[0].powf(second),
     }
 }

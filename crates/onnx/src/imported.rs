@@ -63,6 +63,8 @@ pub struct Imported {
     pub opaque: Vec<OpaqueOp>,
     /// The weights of the graph, in its order, and where their data are.
     pub weights: Vec<Weight>,
+    /// The model's inputs, in its order: their names in the file and in the graph.
+    pub inputs: Vec<(String, String)>,
     /// What else a user should know.
     pub notes: Vec<String>,
 }

@@ -3,7 +3,7 @@
 use deuteron_graph::{Composite, Shape};
 
 use crate::element::Element;
-use crate::ir::{Function, Id, Ir, Kind, Logic, Reduction, Refusal};
+use crate::ir::{Id, Ir, Kind, Logic, Reduction, Refusal};
 
 impl Ir {
     /// What an operation on `inputs` gives, or what it expected.
@@ -38,7 +38,7 @@ impl Ir {
                 (self.common(inputs)?, self.element(inputs[0]))
             }
             Kind::Function(function) => {
-                arity(if matches!(function, Function::Mod | Function::Pow) { 2 } else { 1 })?;
+                arity(function.arity())?;
                 (self.common(inputs)?, self.element(inputs[0]))
             }
             Kind::Compare(_) | Kind::Logic(Logic::And | Logic::Or | Logic::Xor) => {

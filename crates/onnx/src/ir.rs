@@ -39,16 +39,34 @@ pub(crate) enum Logic {
     Xor,
 }
 
-/// Elementwise functions that a graph has no primitive for: folded where known, described where not.
+/// Elementwise functions that a graph has no primitive for: folded where known, written with primitives where not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Function {
     Sin,
     Cos,
+    Tan,
+    Asin,
+    Acos,
+    Atan,
+    Sinh,
+    Cosh,
+    Asinh,
+    Acosh,
+    Atanh,
     Floor,
     Ceil,
     Sign,
+    /// The remainder with the divisor's sign.
     Mod,
+    /// The remainder with the dividend's sign, as C's `fmod`.
+    Remainder,
     Pow,
+}
+
+impl Function {
+    pub fn arity(self) -> usize {
+        if matches!(self, Function::Mod | Function::Remainder | Function::Pow) { 2 } else { 1 }
+    }
 }
 
 /// An operation that is only described.
@@ -316,6 +334,72 @@ impl Ir {
 
     pub fn binary(&mut self, op: BinaryOp, a: Id, b: Id) -> Result<Id, Refusal> {
         self.push(Kind::Binary(op), &[a, b])
+    }
+
+    pub fn unary(&mut self, op: UnaryOp, x: Id) -> Result<Id, Refusal> {
+        self.push(Kind::Unary(op), &[x])
+    }
+
+    pub fn compare(&mut self, op: CompareOp, a: Id, b: Id) -> Result<Id, Refusal> {
+        self.push(Kind::Compare(op), &[a, b])
+    }
+
+    pub fn select(&mut self, condition: Id, a: Id, b: Id) -> Result<Id, Refusal> {
+        self.push(Kind::Select, &[condition, a, b])
+    }
+
+    pub fn reduce(&mut self, op: Reduction, x: Id, axes: Vec<usize>, keep: bool) -> Result<Id, Refusal> {
+        self.push(Kind::Reduce { op, axes, keep }, &[x])
+    }
+
+    pub fn cast(&mut self, x: Id, element: Element) -> Result<Id, Refusal> {
+        self.push(Kind::Cast(element), &[x])
+    }
+
+    /// A number of the type of `x`.
+    pub fn number(&mut self, value: f64, x: Id) -> Id {
+        self.known_scalar(value, self.element(x))
+    }
+
+    /// A comparison with a number.
+    pub fn compare_number(&mut self, op: CompareOp, x: Id, value: f64) -> Result<Id, Refusal> {
+        let value = self.number(value, x);
+        self.compare(op, x, value)
+    }
+
+    /// `x + value`
+    pub fn offset(&mut self, x: Id, value: f64) -> Result<Id, Refusal> {
+        let value = self.number(value, x);
+        self.binary(BinaryOp::Add, x, value)
+    }
+
+    /// Values along one axis, shaped so that they meet that axis of a tensor of `rank` axes.
+    pub fn along(&mut self, x: Id, axis: usize, rank: usize) -> Result<Id, Refusal> {
+        let mut dims = vec![1; rank];
+        dims[axis] = self.shape(x).elements();
+        self.reshape(x, dims)
+    }
+
+    /// An axis made the last one, by exchanging the two. Twice gives back what was.
+    pub fn exchange(&mut self, x: Id, axis: usize) -> Result<Id, Refusal> {
+        let rank = self.shape(x).rank();
+        let mut permutation: Vec<usize> = (0..rank).collect();
+        permutation.swap(axis, rank - 1);
+        self.push(Kind::Transpose(permutation), &[x])
+    }
+
+    /// A linear map of one axis: `matrix [new, old]`, in row-major order.
+    pub fn linear_map(&mut self, x: Id, axis: usize, new: usize, matrix: Vec<f64>) -> Result<Id, Refusal> {
+        let old = self.shape(x)[axis];
+        let matrix = Constant::dense(Shape::from([new, old]), matrix, false);
+        let matrix = self.known(matrix, self.element(x));
+        let last = self.exchange(x, axis)?;
+        // A vector is a matrix of one row.
+        let is_vector = self.shape(last).rank() == 1;
+        let rows = if is_vector { self.reshape(last, vec![1, old])? } else { last };
+        let mapped = self.push(Kind::Matmul { transpose_a: false, transpose_b: true }, &[rows, matrix])?;
+        let mapped = if is_vector { self.reshape(mapped, vec![new])? } else { mapped };
+        self.exchange(mapped, axis)
     }
 
     /// `x * factor`

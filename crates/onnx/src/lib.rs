@@ -26,6 +26,7 @@ mod constant;
 mod element;
 mod emit;
 mod emit_constant;
+mod emit_function;
 mod error;
 mod external;
 mod fold;
@@ -44,11 +45,11 @@ use std::path::Path;
 
 use deuteron_graph::memory;
 
-pub use error::{ExternalProblem, MissingDim, OnnxError};
+pub use error::{ExternalProblem, OnnxError};
 pub use external::ExternalPlace;
 pub use imported::{Imported, NearMiss, OpaqueOp, Recognised};
 pub use options::Options;
-pub use weight::{Location, TensorData, Weight};
+pub use weight::{Location, TensorData, Weight, read_tensor};
 
 /// Imports a model from the bytes of its file.
 pub fn import(bytes: &[u8], options: &Options) -> Result<Imported, OnnxError> {
@@ -58,7 +59,7 @@ pub fn import(bytes: &[u8], options: &Options) -> Result<Imported, OnnxError> {
 fn imported(bytes: &[u8], options: &Options) -> Result<Imported, OnnxError> {
     let mut translated = translate::translate(bytes, options)?;
     let found = recognise::recognise(&mut translated.ir);
-    let emitted = emit::emit(&translated)?;
+    let emitted = emit::emit(&translated, options.dtype)?;
     let recognised = found.composites.into_iter().filter_map(|found| {
         let node = emitted.places[found.id.index()]?;
         Some(Recognised { what: found.what, at: found.at, node, operations: found.operations })
@@ -69,6 +70,7 @@ fn imported(bytes: &[u8], options: &Options) -> Result<Imported, OnnxError> {
         graph: emitted.graph,
         opaque: emitted.opaque,
         weights: emitted.weights,
+        inputs: emitted.inputs,
         notes: translated.notes,
     })
 }
@@ -84,4 +86,11 @@ pub fn import_file(path: &Path, options: &Options) -> Result<Imported, OnnxError
         options.folder = Some(parent.unwrap_or(Path::new(".")).to_path_buf());
     }
     import(&bytes, &options)
+}
+
+/// ONNX's numbers of the element types of a model's inputs and outputs; `None` where one is no tensor.
+pub fn port_types(bytes: &[u8]) -> Result<Vec<Option<i64>>, OnnxError> {
+    let model = schema::Model::read(wire::Reader::new(bytes))?;
+    let graph = model.graph.ok_or(OnnxError::NoGraph)?;
+    Ok(graph.inputs.iter().chain(&graph.outputs).map(|port| port.element).collect())
 }

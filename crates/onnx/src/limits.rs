@@ -49,3 +49,15 @@ pub(crate) const PATTERN_STEPS: usize = 64;
 /// What a mask adds to hide a key, at most. Models write -1e4 (16-bit), -1e9, the lowest float or -inf; the exponential
 /// of any of them is 0 in f32.
 pub(crate) const HIDDEN: f64 = -1e4;
+
+/// Elements of the patches of one convolution or pool that are written out: VGG's first layers have a tenth.
+pub(crate) const MAX_PATCH_ELEMENTS: usize = 1 << 28;
+
+/// Updates of one place that a scatter combines, one after the other.
+pub(crate) const SCATTER_ROUNDS: usize = 16;
+
+/// Largest values that are found one after the other.
+pub(crate) const TOP_ROUNDS: usize = 16;
+
+/// Steps of a recurrent layer that are written out.
+pub(crate) const MAX_STEPS: usize = 128;

@@ -48,6 +48,7 @@ pub(crate) struct Attribute<'a> {
     pub graph: Option<Reader<'a>>,
     pub floats: Vec<f32>,
     pub ints: Vec<i64>,
+    pub texts: Vec<Reader<'a>>,
     /// Within a function: the attribute of the call that it takes its value from.
     pub reference: &'a str,
 }
@@ -61,6 +62,7 @@ pub(crate) struct Function<'a> {
     pub outputs: Vec<&'a str>,
     pub nodes: Vec<NodeProto<'a>>,
     pub defaults: Vec<Rc<Attribute<'a>>>,
+    pub opsets: Vec<(&'a str, i64)>,
 }
 
 /// `TensorProto`. Data stay where they are.
@@ -92,6 +94,11 @@ pub(crate) struct ValueInfo<'a> {
     pub name: &'a str,
     pub element: Option<i64>,
     pub dims: Option<Vec<Dim<'a>>>,
+}
+
+/// The version of the default operator set among those that are imported.
+pub(crate) fn default_opset(opsets: &[(&str, i64)]) -> Option<i64> {
+    opsets.iter().find(|(domain, _)| matches!(*domain, "" | "ai.onnx")).map(|&(_, version)| version)
 }
 
 impl<'a> Model<'a> {
@@ -186,6 +193,7 @@ impl<'a> Attribute<'a> {
                 6 => attribute.graph = Some(field.message()?),
                 7 => field.numbers(Packing::Fixed32, &mut floats)?,
                 8 => field.numbers(Packing::Varint, &mut ints)?,
+                9 => attribute.texts.push(field.bytes()?),
                 21 => attribute.reference = field.text()?,
                 _ => {}
             }
@@ -205,6 +213,7 @@ impl<'a> Function<'a> {
                 4 => function.inputs.push(field.text()?),
                 5 => function.outputs.push(field.text()?),
                 7 => push(&mut function.nodes, NodeProto::read(field.message()?)?)?,
+                9 => function.opsets.push(opset(field.message()?)?),
                 10 => function.domain = field.text()?,
                 11 => function.defaults.push(Rc::new(Attribute::read(field.message()?)?)),
                 _ => {}
@@ -217,7 +226,7 @@ impl<'a> Function<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    fn read(mut reader: Reader<'a>) -> Result<Self, OnnxError> {
+    pub fn read(mut reader: Reader<'a>) -> Result<Self, OnnxError> {
         let mut tensor = Tensor::default();
         let mut dims = Vec::new();
         while let Some(field) = reader.next()? {

@@ -5,7 +5,7 @@ use std::path::Path;
 use deuteron_graph::{Dtype, Shape, memory};
 
 use crate::constant::Constant;
-use crate::element::Element;
+use crate::element::{Element, encode};
 use crate::error::OnnxError;
 use crate::external::{self, ExternalPlace};
 use crate::limits::HIDDEN;
@@ -55,27 +55,74 @@ pub struct TensorData {
     pub bytes: Vec<u8>,
 }
 
+impl TensorData {
+    /// The values as numbers, in row-major order.
+    pub fn values(&self) -> Vec<f64> {
+        let element = Element::of(self.dtype);
+        self.bytes.chunks_exact(self.dtype.bytes()).map(|bytes| element.decode(bytes)).collect()
+    }
+
+    /// Values in a dtype.
+    pub fn of_values(dtype: Dtype, shape: Shape, values: impl Iterator<Item = f64>) -> Self {
+        let mut bytes = Vec::with_capacity(shape.elements() * dtype.bytes());
+        values.for_each(|value| encode(dtype, value, &mut bytes));
+        TensorData { dtype, shape, bytes }
+    }
+
+    pub(crate) fn constant(&self) -> Constant {
+        Constant::dense(self.shape.clone(), self.values(), self.dtype == Dtype::Bool)
+    }
+}
+
+/// Reads a tensor from a file of its own (`TensorProto`, such as `input_0.pb`): its name and its values.
+pub fn read_tensor(file: &[u8]) -> Result<(String, TensorData), OnnxError> {
+    let tensor = Tensor::read(Reader::new(file))?;
+    let stored = StoredTensor::find(&tensor, tensor.name, None)?;
+    let values = stored.decode(file)?;
+    let fits = |value: f64| (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&value);
+    if stored.element.dtype() == Dtype::I32
+        && let Some(value) = values.distinct().find(|&value| !fits(value))
+    {
+        let problem = format!("expected integers that i32 holds, got {value}");
+        return Err(OnnxError::Tensor { tensor: tensor.name.to_string(), problem });
+    }
+    let weight = Weight::stored(tensor.name.to_string(), &stored, stored.element.dtype());
+    Ok((tensor.name.to_string(), weight.read(file)?))
+}
+
+fn converted(bytes: &[u8], from: Dtype, to: Dtype) -> Vec<u8> {
+    let mut result = memory::room(bytes.len() / from.bytes() * to.bytes());
+    let element = Element::of(from);
+    bytes.chunks_exact(from.bytes()).for_each(|bytes| encode(to, element.decode(bytes), &mut result));
+    result
+}
+
 impl Weight {
     /// An initializer, located but not read.
-    pub(crate) fn stored(name: String, tensor: &StoredTensor) -> Self {
+    pub(crate) fn stored(name: String, tensor: &StoredTensor, dtype: Dtype) -> Self {
+        // What had to be decoded is stored in the dtype of its element type.
+        let location = match &tensor.location {
+            Location::Folded(bytes) if dtype != tensor.element.dtype() => {
+                Location::Folded(converted(bytes, tensor.element.dtype(), dtype))
+            }
+            Location::Folded(bytes) => Location::Folded(memory::copied(bytes)),
+            location => location.clone(),
+        };
         Weight {
             name,
             original: tensor.name.clone(),
-            dtype: tensor.element.dtype(),
+            dtype,
             shape: tensor.shape.clone(),
-            location: match &tensor.location {
-                Location::Folded(bytes) => Location::Folded(memory::copied(bytes)),
-                place => place.clone(),
-            },
+            location,
             element: tensor.element,
         }
     }
 
     /// A folded constant.
-    pub(crate) fn folded(name: String, original: String, element: Element, constant: &Constant) -> Self {
-        let mut bytes = memory::room(constant.shape.elements() * element.dtype().bytes());
-        constant.values().for_each(|value| element.encode(value, &mut bytes));
-        let (dtype, shape) = (element.dtype(), constant.shape.clone());
+    pub(crate) fn folded(name: String, original: String, element: Element, dtype: Dtype, constant: &Constant) -> Self {
+        let mut bytes = memory::room(constant.shape.elements() * dtype.bytes());
+        constant.values().for_each(|value| encode(dtype, value, &mut bytes));
+        let shape = constant.shape.clone();
         Weight { name, original, dtype, shape, location: Location::Folded(bytes), element }
     }
 
@@ -99,10 +146,11 @@ impl Weight {
             }
             Location::External(place) => external::read(place)?,
         };
-        let bytes = if matches!(self.element, Element::F64) || self.element.bytes() != dtype.bytes() {
+        let is_as_stored = self.element.dtype() == dtype && self.element.bytes() == dtype.bytes();
+        let bytes = if !is_as_stored {
             let mut bytes = memory::room(shape.elements() * dtype.bytes());
             let elements = stored.chunks_exact(self.element.bytes());
-            elements.for_each(|element| self.element.encode(self.element.decode(element), &mut bytes));
+            elements.for_each(|element| encode(dtype, self.element.decode(element), &mut bytes));
             bytes
         } else {
             stored

@@ -18,7 +18,7 @@ pub fn text_graph(data: &[u8]) {
 /// the data of every weight. Little may be folded, so that an input takes well under a millisecond.
 pub fn onnx(data: &[u8]) -> Result<Imported, OnnxError> {
     let options = Options { fold_work: 1 << 14, ..Options::default() };
-    let imported = import(data, &options.with_dim("batch", 2).with_dim("sequence", 7))?;
+    let imported = import(data, &options)?;
     imported.graph.verify().expect("an imported graph is well-formed");
     let printed = imported.graph.to_string();
     let again: Graph = printed.parse().unwrap_or_else(|error| panic!("printed text is refused: {error}\n{printed}"));

@@ -6,6 +6,7 @@ pub mod drill;
 pub mod fixtures;
 pub mod fuzz;
 pub mod hardware;
+pub mod onnx_nodes;
 pub mod readers;
 mod scratch;
 

@@ -8,6 +8,7 @@ mod download;
 #[cfg(target_os = "linux")]
 mod folders;
 mod generate;
+mod onnx;
 #[cfg(target_os = "linux")]
 mod signals;
 mod story;

@@ -1,6 +1,6 @@
-//! Matrix products: `MatMul`, `Gemm`, `Conv` over patches, `Einsum`.
+//! Matrix products: `MatMul`, `Gemm`, `Einsum`.
 
-use deuteron_graph::{BinaryOp, Shape};
+use deuteron_graph::BinaryOp;
 
 use super::call::Results;
 use super::{Call, Problem, Translator};
@@ -11,7 +11,6 @@ impl<'a> Translator<'a, '_> {
         match call.node.op {
             "MatMul" | "FusedMatMul" => Ok(vec![self.matmul(call)?]),
             "Gemm" => Ok(vec![self.gemm(call)?]),
-            "Conv" => self.convolution(call),
             _ => self.einsum(call),
         }
     }
@@ -19,6 +18,9 @@ impl<'a> Translator<'a, '_> {
     /// `MatMul`, whose vectors become matrices of one row or column.
     fn matmul(&mut self, call: &Call) -> Result<Id, Problem> {
         let (a, b) = (call.input(0)?, call.input(1)?);
+        if ["transBatchA", "transBatchB"].iter().any(|name| call.int(name, 0) != 0) {
+            return Err(Problem::Opaque("it exchanges batch and rows".to_string()));
+        }
         let (transpose_a, transpose_b) = (call.int("transA", 0) != 0, call.int("transB", 0) != 0);
         let (vector_a, vector_b) = (self.ir.shape(a).rank() == 1, self.ir.shape(b).rank() == 1);
         let left = if vector_a { self.ir.reshape(a, vec![1, self.ir.shape(a)[0]])? } else { a };
@@ -46,6 +48,8 @@ impl<'a> Translator<'a, '_> {
         if alpha != 1.0 {
             result = self.ir.scale(result, alpha)?;
         }
+        // Up to opset 6 the third operand was broadcast only where it was asked for.
+        call.without_effect(&["broadcast"]);
         if let (Some(mut c), true) = (call.optional(2), beta != 0.0) {
             if beta != 1.0 {
                 c = self.ir.scale(c, beta)?;
@@ -53,90 +57,6 @@ impl<'a> Translator<'a, '_> {
             result = self.ir.binary(BinaryOp::Add, result, c)?;
         }
         Ok(result)
-    }
-
-    /// Patches that do not overlap are rows of a product; other convolutions are only described.
-    fn convolution(&mut self, call: &Call) -> Results {
-        let (x, weight) = (call.input(0)?, call.input(1)?);
-        let (from, kernel) = (self.ir.shape(x).clone(), self.ir.shape(weight).clone());
-        if from.rank() < 3 || kernel.rank() != from.rank() {
-            return Err(Problem::Refused(format!("x [n, c, ..] and w [o, c, ..] expected, got {from} and {kernel}")));
-        }
-        let axes = from.rank() - 2;
-        let list = |name: &str, otherwise: i64, count: usize| -> Result<Vec<i64>, Problem> {
-            let values = call.ints(name).map_or_else(|| vec![otherwise; count], <[i64]>::to_vec);
-            let fits = values.len() == count && values.iter().all(|value| (0..=i64::from(i32::MAX)).contains(value));
-            if fits { Ok(values) } else { Err(Problem::Refused(format!("{count} {name} of at least 0 expected"))) }
-        };
-        let (strides, dilations, mut pads) =
-            (list("strides", 1, axes)?, list("dilations", 1, axes)?, list("pads", 0, 2 * axes)?);
-        let same = matches!(call.text("auto_pad"), Some("SAME_UPPER" | "SAME_LOWER"));
-        if same {
-            pads.fill(0);
-        }
-        let group = call.int("group", 1);
-        if strides.contains(&0) || dilations.contains(&0) || group < 1 {
-            return Err(Problem::Refused("strides, dilations and groups of at least 1 expected".to_string()));
-        }
-        let mut spatial = Vec::new();
-        for axis in 0..axes {
-            let reach = dilations[axis].saturating_mul(kernel[axis + 2] as i64 - 1).saturating_add(1);
-            let size = from[axis + 2] as i64;
-            let padded = size.saturating_add(pads[axis]).saturating_add(pads[axis + axes]);
-            let count = if same {
-                (size + strides[axis] - 1) / strides[axis]
-            } else {
-                (padded - reach).div_euclid(strides[axis]) + 1
-            };
-            spatial.push(usize::try_from(count).map_err(|_| format!("a kernel within {from} expected, got {kernel}"))?);
-        }
-        let is_patches = group == 1
-            && kernel[1] == from[1]
-            && !same
-            && pads.iter().all(|&pad| pad == 0)
-            && dilations.iter().all(|&dilation| dilation == 1)
-            && (0..axes).all(|axis| strides[axis] as usize == kernel[axis + 2])
-            && 2 + 2 * axes <= deuteron_graph::MAX_RANK;
-        if is_patches {
-            return Ok(vec![self.patches(call, x, weight, &spatial)?]);
-        }
-        let dims: Vec<usize> = [from[0], kernel[0]].into_iter().chain(spatial).collect();
-        let shape = Shape::new(dims);
-        let terms = kernel[1..].iter().map(|&size| size as u64).fold(2, u64::saturating_mul);
-        let Some(elements) = shape.checked_elements() else {
-            return Err(Problem::Refused(format!("a result of at most 2^48 elements expected, got {shape}")));
-        };
-        let why = "a convolution of overlapping or padded patches is not a primitive".to_string();
-        let results = vec![(self.ir.element(x), shape)];
-        Ok(self.opaque(call, why, terms.saturating_mul(elements as u64), false, results))
-    }
-
-    fn patches(&mut self, call: &Call, mut x: Id, weight: Id, spatial: &[usize]) -> Result<Id, Problem> {
-        let kernel = self.ir.shape(weight).clone();
-        let axes = spatial.len();
-        for (axis, &count) in spatial.iter().enumerate() {
-            let length = count.saturating_mul(kernel[axis + 2]);
-            x = self.ir.push(Kind::Slice { axis: axis + 2, start: 0, length }, &[x])?;
-        }
-        let (batch, channels) = (self.ir.shape(x)[0], kernel[1]);
-        let mut dims = vec![batch, channels];
-        spatial.iter().zip(&kernel[2..]).for_each(|(&count, &size)| dims.extend([count, size]));
-        let split = self.ir.reshape(x, dims)?;
-        // [n, c, h, kh, w, kw] -> [n, h, w, c, kh, kw]
-        let counts = (0..axes).map(|axis| 2 + 2 * axis);
-        let sizes = (0..axes).map(|axis| 3 + 2 * axis);
-        let permutation = [0].into_iter().chain(counts).chain([1]).chain(sizes).collect();
-        let ordered = self.ir.push(Kind::Transpose(permutation), &[split])?;
-        let (patches, terms): (usize, usize) = (spatial.iter().product(), kernel[1..].iter().product());
-        let rows = self.ir.reshape(ordered, vec![batch, patches, terms])?;
-        let matrix = self.ir.reshape(weight, vec![kernel[0], terms])?;
-        let mut result = self.ir.push(Kind::Matmul { transpose_a: false, transpose_b: true }, &[rows, matrix])?;
-        if let Some(bias) = call.optional(2) {
-            result = self.ir.binary(BinaryOp::Add, result, bias)?;
-        }
-        let channels_first = self.ir.push(Kind::Transpose(vec![0, 2, 1]), &[result])?;
-        let dims = [batch, kernel[0]].into_iter().chain(spatial.iter().copied()).collect();
-        Ok(self.ir.reshape(channels_first, dims)?)
     }
 
     /// A contraction of two operands in which every letter is batch, free or summed.

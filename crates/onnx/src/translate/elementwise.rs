@@ -1,11 +1,12 @@
-//! Elementwise operators, reductions, and the table of all operators.
+//! Elementwise operators, and the table of all operators.
 
-use deuteron_graph::{Activation, BinaryOp, CompareOp, Composite, UnaryOp};
+use deuteron_graph::{BinaryOp, CompareOp, Composite, UnaryOp};
 
-use super::call::{Results, axes_of, axis_of};
+use super::call::Results;
 use super::{Call, Problem, Translator};
+use crate::constant::Constant;
 use crate::element::Element;
-use crate::ir::{Function, Id, Kind, Logic, Reduction};
+use crate::ir::{Function, Kind, Logic};
 
 impl<'a> Translator<'a, '_> {
     /// One operator. A match, because that is what a table of operators is.
@@ -25,16 +26,28 @@ impl<'a> Translator<'a, '_> {
             "Erf" => self.unary(call, UnaryOp::Erf),
             "Sigmoid" => self.unary(call, UnaryOp::Sigmoid),
             "Round" => self.unary(call, UnaryOp::Round),
-            "Sin" => self.elementwise(call, Kind::Function(Function::Sin)),
-            "Cos" => self.elementwise(call, Kind::Function(Function::Cos)),
-            "Floor" => self.elementwise(call, Kind::Function(Function::Floor)),
-            "Ceil" => self.elementwise(call, Kind::Function(Function::Ceil)),
-            "Sign" => self.elementwise(call, Kind::Function(Function::Sign)),
-            "Mod" => self.elementwise(call, Kind::Function(Function::Mod)),
-            "Add" => self.variadic(call, BinaryOp::Add),
-            "Sub" => self.variadic(call, BinaryOp::Sub),
-            "Mul" => self.variadic(call, BinaryOp::Mul),
-            "Div" => self.variadic(call, BinaryOp::Div),
+            "Sin" => self.function_of(call, Function::Sin),
+            "Cos" => self.function_of(call, Function::Cos),
+            "Tan" => self.function_of(call, Function::Tan),
+            "Asin" => self.function_of(call, Function::Asin),
+            "Acos" => self.function_of(call, Function::Acos),
+            "Atan" => self.function_of(call, Function::Atan),
+            "Sinh" => self.function_of(call, Function::Sinh),
+            "Cosh" => self.function_of(call, Function::Cosh),
+            "Asinh" => self.function_of(call, Function::Asinh),
+            "Acosh" => self.function_of(call, Function::Acosh),
+            "Atanh" => self.function_of(call, Function::Atanh),
+            "Floor" => self.function_of(call, Function::Floor),
+            "Ceil" => self.function_of(call, Function::Ceil),
+            "Sign" => self.function_of(call, Function::Sign),
+            "Mod" => match call.int("fmod", 0) {
+                0 => self.function_of(call, Function::Mod),
+                _ => self.function_of(call, Function::Remainder),
+            },
+            "Add" => self.two(call, BinaryOp::Add),
+            "Sub" => self.two(call, BinaryOp::Sub),
+            "Mul" => self.two(call, BinaryOp::Mul),
+            "Div" => self.two(call, BinaryOp::Div),
             "Max" => self.variadic(call, BinaryOp::Max),
             "Min" => self.variadic(call, BinaryOp::Min),
             "Sum" => self.variadic(call, BinaryOp::Add),
@@ -48,56 +61,65 @@ impl<'a> Translator<'a, '_> {
             "GreaterOrEqual" => self.elementwise(call, Kind::Compare(CompareOp::Ge)),
             "IsNaN" => {
                 let x = call.input(0)?;
-                Ok(vec![self.ir.push(Kind::Compare(CompareOp::Ne), &[x, x])?])
+                Ok(vec![self.ir.compare(CompareOp::Ne, x, x)?])
             }
+            "IsInf" => self.is_infinite(call),
             "Not" => self.elementwise(call, Kind::Logic(Logic::Not)),
             "And" => self.elementwise(call, Kind::Logic(Logic::And)),
             "Or" => self.elementwise(call, Kind::Logic(Logic::Or)),
             "Xor" => self.elementwise(call, Kind::Logic(Logic::Xor)),
             "Where" => self.elementwise(call, Kind::Select),
             "Cast" => self.cast(call),
-            "CastLike" => {
-                let element = self.ir.element(call.input(1)?);
-                Ok(vec![self.ir.push(Kind::Cast(element), &[call.input(0)?])?])
-            }
+            "CastLike" => self.cast_like(call),
             "Identity" => Ok(vec![call.input(0)?]),
             "Dropout" => self.dropout(call),
-            "Relu" => self.composite(call, Composite::Activation(Activation::Relu)),
-            "Gelu" => match call.text("approximate") {
-                Some("tanh") => self.composite(call, Composite::Activation(Activation::GeluTanh)),
-                _ => self.composite(call, Composite::Activation(Activation::GeluErf)),
-            },
-            "Swish" if call.float("alpha", 1.0) == 1.0 => self.composite(call, Composite::Activation(Activation::Silu)),
-            "LeakyRelu" if (0.0..=1.0).contains(&call.float("alpha", 0.01)) => {
-                let x = call.input(0)?;
-                let scaled = self.ir.scale(x, call.float("alpha", 0.01))?;
-                Ok(vec![self.ir.binary(BinaryOp::Max, x, scaled)?])
-            }
-            "ReduceMean" => self.reduce(call, Reduction::Mean),
-            "ReduceSum" => self.reduce(call, Reduction::Sum),
-            "ReduceMax" => self.reduce(call, Reduction::Max),
-            "ReduceMin" => self.reduce(call, Reduction::Min),
-            "ReduceL2" | "ReduceSumSquare" => self.sum_of_squares(call),
-            "GlobalAveragePool" => {
-                let x = call.input(0)?;
-                let axes = (2..self.ir.shape(x).rank()).collect();
-                Ok(vec![self.ir.push(Kind::Reduce { op: Reduction::Mean, axes, keep: true }, &[x])?])
-            }
-            "ArgMax" if call.int("select_last_index", 0) == 0 => self.arg_max(call),
-            "Shape" | "Size" | "Constant" | "ConstantOfShape" | "Range" | "Trilu" | "CumSum" | "EyeLike"
-            | "NonZero" | "ScatterND" => self.known(call),
+            "Relu" | "Gelu" | "Swish" | "LeakyRelu" | "PRelu" | "Elu" | "Selu" | "Celu" | "HardSigmoid"
+            | "HardSwish" | "Softplus" | "Softsign" | "Mish" | "ThresholdedRelu" | "Shrink" => self.activation(call),
+            "ReduceMean"
+            | "ReduceSum"
+            | "ReduceMax"
+            | "ReduceMin"
+            | "ReduceL1"
+            | "ReduceL2"
+            | "ReduceSumSquare"
+            | "ReduceLogSum"
+            | "ReduceLogSumExp"
+            | "ReduceProd"
+            | "ArgMax"
+            | "ArgMin"
+            | "Hardmax"
+            | "CumSum"
+            | "LpNormalization"
+            | "MeanVarianceNormalization" => self.reduction(call),
+            "Shape" | "Size" | "Constant" | "ConstantOfShape" | "Range" | "Trilu" | "EyeLike" | "NonZero"
+            | "HannWindow" | "HammingWindow" | "BlackmanWindow" => self.known(call),
             "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Transpose" | "Expand" | "Slice" | "Split" | "Concat"
-            | "Tile" | "Pad" => self.view(call),
-            "Gather" | "GatherND" | "GatherElements" | "TopK" | "OneHot" => self.index(call),
-            "MatMul" | "Gemm" | "FusedMatMul" | "Conv" | "Einsum" => self.contraction(call),
+            | "Tile" | "Pad" | "DepthToSpace" | "SpaceToDepth" | "CenterCropPad" => self.view(call),
+            "Gather" | "GatherND" | "GatherElements" | "TopK" | "OneHot" | "ScatterND" | "ScatterElements"
+            | "Scatter" | "ReverseSequence" => self.index(call),
+            "MatMul" | "Gemm" | "FusedMatMul" | "Einsum" => self.contraction(call),
+            "MatMulInteger" => self.integer_matmul(call),
+            "Conv" | "ConvInteger" | "ConvTranspose" | "MaxPool" | "AveragePool" | "LpPool" | "GlobalAveragePool"
+            | "GlobalMaxPool" | "GlobalLpPool" | "LRN" => self.window(call),
+            "Resize" | "Upsample" => self.resize(call),
+            "RNN" | "GRU" | "LSTM" => self.recurrent(call),
+            "DynamicQuantizeLSTM" => self.quantized_lstm(call),
+            "DFT" => self.fourier(call),
+            "NegativeLogLikelihoodLoss" | "SoftmaxCrossEntropyLoss" => self.loss(call),
+            "QuantizeLinear" | "DequantizeLinear" | "DynamicQuantizeLinear" => self.quantize(call),
             "Softmax"
             | "LogSoftmax"
             | "LayerNormalization"
             | "RMSNormalization"
             | "SimplifiedLayerNormalization"
             | "SkipLayerNormalization"
-            | "SkipSimplifiedLayerNormalization" => self.norm(call),
-            "Attention" | "MultiHeadAttention" | "BiasGelu" | "FastGelu" | "QuickGelu" | "GroupQueryAttention" => {
+            | "SkipSimplifiedLayerNormalization"
+            | "BatchNormalization"
+            | "InstanceNormalization"
+            | "GroupNormalization" => self.norm(call),
+            "Attention" if call.node.domain != "com.microsoft" => self.attention(call),
+            "RotaryEmbedding" if call.node.domain != "com.microsoft" => self.rotary(call),
+            "MultiHeadAttention" | "BiasGelu" | "FastGelu" | "QuickGelu" | "Attention" | "GroupQueryAttention" => {
                 self.fused(call)
             }
             _ => Err(Problem::Opaque("the operator has no counterpart".to_string())),
@@ -116,6 +138,14 @@ impl<'a> Translator<'a, '_> {
         Ok(vec![self.ir.push(Kind::Composite(composite), &[call.input(0)?])?])
     }
 
+    fn function_of(&mut self, call: &Call, function: Function) -> Results {
+        self.elementwise(call, Kind::Function(function))
+    }
+
+    fn two(&mut self, call: &Call, op: BinaryOp) -> Results {
+        Ok(vec![self.ir.binary(op, call.input(0)?, call.input(1)?)?])
+    }
+
     fn variadic(&mut self, call: &Call, op: BinaryOp) -> Results {
         let mut result = call.input(0)?;
         for &operand in &call.all()[1..] {
@@ -130,8 +160,11 @@ impl<'a> Translator<'a, '_> {
     }
 
     fn power(&mut self, call: &Call) -> Results {
-        let (base, exponent) = (call.input(0)?, call.input(1)?);
+        let (base, mut exponent) = (call.input(0)?, call.input(1)?);
         let element = self.ir.element(base);
+        if element.is_float() {
+            exponent = self.ir.cast(exponent, element)?;
+        }
         match self.ir.scalar(exponent) {
             // A shape that the exponent widens would be lost.
             Some(value) if self.ir.shape(exponent).broadcasts_to(self.ir.shape(base)) => Ok(vec![match value {
@@ -140,79 +173,85 @@ impl<'a> Translator<'a, '_> {
                 -1.0 if element.is_float() => self.ir.push(Kind::Unary(UnaryOp::Reciprocal), &[base])?,
                 value => self.ir.push(Kind::Power(value), &[base])?,
             }]),
-            _ => self.elementwise(call, Kind::Function(Function::Pow)),
+            _ => Ok(vec![self.ir.push(Kind::Function(Function::Pow), &[base, exponent])?]),
         }
     }
 
+    /// Bounds are attributes up to opset 10, operands since.
     fn clip(&mut self, call: &Call) -> Results {
         let mut x = call.input(0)?;
-        if let Some(least) = call.optional(1) {
-            x = self.ir.binary(BinaryOp::Max, x, least)?;
-        }
-        if let Some(most) = call.optional(2) {
-            x = self.ir.binary(BinaryOp::Min, x, most)?;
+        let bounds = [("min", 1, BinaryOp::Max), ("max", 2, BinaryOp::Min)];
+        for (name, position, op) in bounds {
+            let attribute = call.attribute(name).and_then(|attribute| attribute.float);
+            let bound = attribute.map(|value| self.ir.number(value.into(), x)).or_else(|| call.optional(position));
+            if let Some(bound) = bound {
+                x = self.ir.binary(op, x, bound)?;
+            }
         }
         Ok(vec![x])
+    }
+
+    fn is_infinite(&mut self, call: &Call) -> Results {
+        let x = call.input(0)?;
+        let above = self.ir.compare_number(CompareOp::Eq, x, f64::INFINITY)?;
+        let below = self.ir.compare_number(CompareOp::Eq, x, f64::NEG_INFINITY)?;
+        let result = match (call.int("detect_positive", 1) != 0, call.int("detect_negative", 1) != 0) {
+            (true, true) => self.ir.push(Kind::Logic(Logic::Or), &[above, below])?,
+            (true, false) => above,
+            (false, true) => below,
+            (false, false) => self.ir.known(Constant::filled(self.ir.shape(x).clone(), 0.0), Element::Bool),
+        };
+        Ok(vec![result])
     }
 
     fn cast(&mut self, call: &Call) -> Results {
         let number = call.int("to", 0);
         let element = Element::from_number(number)
             .ok_or_else(|| Problem::Opaque(format!("it casts to ONNX element type {number}, which is not known")))?;
-        Ok(vec![self.ir.push(Kind::Cast(element), &[call.input(0)?])?])
+        self.cast_to(call, element)
+    }
+
+    fn cast_like(&mut self, call: &Call) -> Results {
+        let element = self.ir.element(call.input(1)?);
+        self.cast_to(call, element)
+    }
+
+    /// `saturate` and `round_mode` are about 8-bit floats alone.
+    fn cast_to(&mut self, call: &Call, element: Element) -> Results {
+        let saturates = call.int("saturate", 1) != 0;
+        call.word("round_mode", &["up", "down", "nearest"])?;
+        if element == Element::F8e4m3 && !saturates {
+            return Err(Problem::Opaque("a cast to an 8-bit float that does not saturate is not a primitive".into()));
+        }
+        let x = self.float_of(call.input(0)?, element);
+        Ok(vec![self.ir.cast(x, element)?])
     }
 
     /// The identity, which it is in inference.
     fn dropout(&mut self, call: &Call) -> Results {
         let x = call.input(0)?;
-        let training = call.optional(2).and_then(|id| self.ir.scalar(id)).is_some_and(|value| value != 0.0);
-        if training {
-            self.notes.push(format!("dropout at `{}` is left out", call.node.label()));
+        call.without_effect(&["seed", "is_test"]);
+        // The ratio is an attribute up to opset 11, an operand since.
+        let ratio = match call.optional(1) {
+            Some(ratio) => self.scalar(ratio),
+            None => Some(call.float("ratio", 0.5)),
+        };
+        let training = match call.optional(2) {
+            Some(training) => self.scalar(training).map(|value| value != 0.0),
+            None => Some(false),
+        };
+        if training != Some(false) && ratio != Some(0.0) {
+            let why = match training {
+                None => "whether it drops depends on the input; set training_mode to false",
+                Some(_) => "it drops at random (training_mode is true); export the model for inference",
+            };
+            return Err(Problem::Opaque(why.to_string()));
         }
         let mut results = vec![x];
         if call.wants(1) {
-            let all = crate::constant::Constant::filled(self.ir.shape(x).clone(), 1.0);
+            let all = Constant::filled(self.ir.shape(x).clone(), 1.0);
             results.push(self.ir.known(all, Element::Bool));
         }
         Ok(results)
-    }
-
-    /// Axes of a reduction: an attribute up to opset 17, an operand since.
-    fn reduced_axes(&self, call: &Call, x: Id) -> Result<Vec<usize>, Problem> {
-        let rank = self.ir.shape(x).rank();
-        let axes = match (call.ints("axes"), call.optional(1)) {
-            (Some(axes), _) => axes.to_vec(),
-            (None, Some(axes)) => self.integers(axes, "axes")?,
-            (None, None) => Vec::new(),
-        };
-        if axes.is_empty() {
-            let none = call.int("noop_with_empty_axes", 0) != 0;
-            return Ok(if none { Vec::new() } else { (0..rank).collect() });
-        }
-        Ok(axes_of(&axes, rank)?)
-    }
-
-    fn reduce(&mut self, call: &Call, op: Reduction) -> Results {
-        let x = call.input(0)?;
-        let axes = self.reduced_axes(call, x)?;
-        Ok(vec![self.ir.push(Kind::Reduce { op, axes, keep: call.int("keepdims", 1) != 0 }, &[x])?])
-    }
-
-    fn sum_of_squares(&mut self, call: &Call) -> Results {
-        let x = call.input(0)?;
-        let (axes, keep) = (self.reduced_axes(call, x)?, call.int("keepdims", 1) != 0);
-        let square = self.ir.binary(BinaryOp::Mul, x, x)?;
-        let sum = self.ir.push(Kind::Reduce { op: Reduction::Sum, axes, keep }, &[square])?;
-        match call.node.op {
-            "ReduceL2" => Ok(vec![self.ir.push(Kind::Unary(UnaryOp::Sqrt), &[sum])?]),
-            _ => Ok(vec![sum]),
-        }
-    }
-
-    fn arg_max(&mut self, call: &Call) -> Results {
-        let x = call.input(0)?;
-        let axes = vec![axis_of(call.int("axis", 0), self.ir.shape(x).rank())?];
-        let kind = Kind::Reduce { op: Reduction::ArgMax, axes, keep: call.int("keepdims", 1) != 0 };
-        Ok(vec![self.ir.push(kind, &[x])?])
     }
 }

@@ -2,7 +2,7 @@
 
 use deuteron_graph::Shape;
 
-use super::call::{Results, axis_of};
+use super::call::Results;
 use super::{Call, Problem, Translator};
 use crate::constant::Constant;
 use crate::element::Element;
@@ -22,17 +22,16 @@ impl<'a> Translator<'a, '_> {
             "ConstantOfShape" => self.fill(call)?,
             "Range" => self.range(call)?,
             "Trilu" => self.triangle(call)?,
-            "CumSum" => self.running_sum(call)?,
             "EyeLike" => self.identity_matrix(call)?,
             "NonZero" => self.non_zero(call)?,
-            _ => self.scatter(call)?,
+            _ => self.window_function(call)?,
         };
         Ok(vec![result])
     }
 
     /// Whole numbers that have to be known: shapes, axes, starts.
-    pub(super) fn integers(&self, id: Id, what: &str) -> Result<Vec<i64>, Problem> {
-        match self.ir.constant(id) {
+    pub(super) fn integers(&mut self, id: Id, what: &str) -> Result<Vec<i64>, Problem> {
+        match self.given(id) {
             // Shapes and axes are short; a longer tensor is something else.
             Some(constant) if constant.shape.elements() <= MAX_DIMS * MAX_DIMS => Ok(constant.integers()),
             Some(constant) => {
@@ -43,7 +42,7 @@ impl<'a> Translator<'a, '_> {
     }
 
     /// Reserves memory for a constant.
-    fn reserve(&mut self, elements: usize) -> Result<(), Problem> {
+    pub(super) fn reserve(&mut self, elements: usize) -> Result<(), Problem> {
         if self.ir.folder.spend(elements, elements.saturating_mul(8)) {
             return Ok(());
         }
@@ -67,8 +66,9 @@ impl<'a> Translator<'a, '_> {
             let name = call.node.outputs.first().copied().unwrap_or_default();
             return Ok(self.tensor(tensor, name)?);
         }
-        for (name, attribute) in &call.attributes {
-            let (values, element, is_scalar) = match *name {
+        for name in call.attribute_names() {
+            let Some(attribute) = call.attribute(name) else { continue };
+            let (values, element, is_scalar) = match name {
                 "value_int" => (vec![attribute.int.unwrap_or(0) as f64], Element::I64, true),
                 "value_float" => (vec![f64::from(attribute.float.unwrap_or(0.0))], Element::F32, true),
                 "value_ints" => (attribute.ints.iter().map(|&x| x as f64).collect(), Element::I64, false),
@@ -100,7 +100,9 @@ impl<'a> Translator<'a, '_> {
 
     fn range(&mut self, call: &Call) -> Result<Id, Problem> {
         let ids = [call.input(0)?, call.input(1)?, call.input(2)?];
-        let [Some(start), Some(limit), Some(step)] = ids.map(|id| self.ir.scalar(id)) else {
+        // The type that a function computes in: sums of floats are exact enough here.
+        call.without_effect(&["stash_type"]);
+        let [Some(start), Some(limit), Some(step)] = ids.map(|id| self.scalar(id)) else {
             return Err(Problem::Opaque("its bounds depend on the input".to_string()));
         };
         let count = ((limit - start) / step).ceil().max(0.0);
@@ -120,9 +122,7 @@ impl<'a> Translator<'a, '_> {
     fn triangle(&mut self, call: &Call) -> Result<Id, Problem> {
         let x = call.input(0)?;
         let offset = match call.optional(1) {
-            Some(id) => {
-                self.ir.scalar(id).ok_or_else(|| Problem::Opaque("its diagonal depends on the input".into()))?
-            }
+            Some(id) => self.scalar(id).ok_or_else(|| Problem::Opaque("its diagonal depends on the input".into()))?,
             None => 0.0,
         };
         let upper = call.int("upper", 1) != 0;
@@ -143,30 +143,6 @@ impl<'a> Translator<'a, '_> {
         }
         let zero = self.ir.known_scalar(0.0, element);
         Ok(self.ir.push(Kind::Select, &[mask, x, zero])?)
-    }
-
-    fn running_sum(&mut self, call: &Call) -> Result<Id, Problem> {
-        let x = call.input(0)?;
-        let axis = self.integers(call.input(1)?, "axis")?;
-        let element = self.ir.element(x);
-        let Some(constant) = self.ir.node(x).constant.clone() else {
-            return Err(Problem::Opaque("a running sum is not a primitive".to_string()));
-        };
-        let plain = call.int("exclusive", 0) == 0 && call.int("reverse", 0) == 0;
-        let shape = constant.shape.clone();
-        if !plain || axis.len() != 1 {
-            return Err(Problem::Opaque("a running sum in reverse is not folded".to_string()));
-        }
-        let axis = axis_of(axis[0], shape.rank())?;
-        self.reserve(shape.elements())?;
-        let mut values: Vec<f64> = constant.values().collect();
-        let stride = shape.strides()[axis];
-        for position in 0..values.len() {
-            if (position / stride) % shape[axis] > 0 {
-                values[position] += values[position - stride];
-            }
-        }
-        Ok(self.ir.known(Constant::dense(shape, values, false), element))
     }
 
     fn identity_matrix(&mut self, call: &Call) -> Result<Id, Problem> {
@@ -198,44 +174,28 @@ impl<'a> Translator<'a, '_> {
         Ok(self.ir.known(Constant::dense(Shape::from([shape.rank(), found.len()]), values, false), Element::I64))
     }
 
-    /// Known updates put into a known tensor: exporters write assignments to slices of masks this way.
-    fn scatter(&mut self, call: &Call) -> Result<Id, Problem> {
-        let ids = [call.input(0)?, call.input(1)?, call.input(2)?];
-        let element = self.ir.element(ids[0]);
-        let [Some(data), Some(indices), Some(updates)] = ids.map(|id| self.ir.node(id).constant.clone()) else {
-            return Err(Problem::Opaque("a scatter is not a primitive".to_string()));
+    /// A Hann, Hamming or Blackman window.
+    fn window_function(&mut self, call: &Call) -> Result<Id, Problem> {
+        let size = self.integers(call.input(0)?, "size")?;
+        let size = size.first().and_then(|&size| usize::try_from(size).ok());
+        let size = size.ok_or_else(|| "a size of at least 0 expected".to_string())?;
+        let number = call.int("output_datatype", 1);
+        let Some(element) = Element::from_number(number).filter(|element| element.is_float()) else {
+            return Err(Problem::Opaque(format!("ONNX element type {number} is not one of windows here")));
         };
-        let depth = indices.shape.cols();
-        if call.text("reduction").is_some_and(|reduction| reduction != "none") || indices.shape.rank() == 0 {
-            return Err(Problem::Opaque("a scatter that reduces is not folded".to_string()));
-        }
-        let rank = data.shape.rank();
-        let slice: usize = data.shape.get(depth..).unwrap_or_default().iter().product();
-        let fits = depth <= rank && indices.shape.rows().checked_mul(slice) == Some(updates.shape.elements());
-        if !fits {
-            let got = self.ir.shapes(&ids);
-            return Err(Problem::Refused(format!("indices and updates that fit the data expected, got {got}")));
-        }
-        self.reserve(
-            data.shape.elements().saturating_add(updates.shape.elements()).saturating_add(indices.shape.elements()),
-        )?;
-        let mut values: Vec<f64> = data.values().collect();
-        let strides = data.shape.strides();
-        let (indices, updates): (Vec<f64>, Vec<f64>) = (indices.values().collect(), updates.values().collect());
-        for row in 0..indices.len() / depth.max(1) {
-            let mut start = 0;
-            for axis in 0..depth {
-                let size = data.shape[axis] as f64;
-                let index = indices[row * depth + axis];
-                let index = if index < 0.0 { index + size } else { index };
-                if !(0.0..size).contains(&index) {
-                    return Err(Problem::Refused(format!("an index below {size} expected, got {index}")));
-                }
-                start += index as usize * strides[axis];
-            }
-            values[start..start + slice].copy_from_slice(&updates[row * slice..][..slice]);
-        }
-        let shape = data.shape.clone();
-        Ok(self.ir.known(Constant::dense(shape, values, element == Element::Bool), element))
+        let period = if call.int("periodic", 1) != 0 { size } else { size.saturating_sub(1) };
+        let terms: &[f64] = match call.node.op {
+            "HannWindow" => &[0.5, 0.5],
+            "HammingWindow" => &[25.0 / 46.0, 21.0 / 46.0],
+            _ => &[0.42, 0.5, 0.08],
+        };
+        self.reserve(size)?;
+        let value = |index: usize| -> f64 {
+            let angle = 2.0 * std::f64::consts::PI * index as f64 / period.max(1) as f64;
+            let sign = |term: usize| if term.is_multiple_of(2) { 1.0 } else { -1.0 };
+            terms.iter().enumerate().map(|(term, factor)| sign(term) * factor * (term as f64 * angle).cos()).sum()
+        };
+        let values = (0..size).map(|index| element.round(value(index))).collect();
+        Ok(self.ir.known(Constant::dense([size].into(), values, false), element))
     }
 }

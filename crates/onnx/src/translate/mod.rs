@@ -3,33 +3,45 @@
 //! Functions are inlined and branches on known conditions taken. What has no counterpart becomes an opaque operation if
 //! its results' shapes are known.
 
+mod activation;
+mod attention;
 mod call;
 mod contraction;
 mod elementwise;
+mod fourier;
 mod fused;
 mod index;
 mod known;
+mod loss;
 mod norm;
 mod opaque;
+mod quantize;
+mod recurrent;
+mod reduce;
+mod resize;
 mod scope;
+mod sizes;
 mod view;
+mod window;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::rc::Rc;
 
 use deuteron_graph::Shape;
 
+use crate::constant::Constant;
 use crate::element::Element;
-use crate::error::{MissingDim, OnnxError};
+use crate::error::OnnxError;
 use crate::ir::{Id, Ir, Kind, OpaqueKind};
-use crate::limits::{FOLD_FLOAT_ELEMENTS, MAX_IR_NODES, MAX_PORTS, MAX_WORK};
+use crate::limits::{FOLD_FLOAT_ELEMENTS, MAX_DEPTH, MAX_DIMS, MAX_IR_NODES, MAX_PORTS, MAX_WORK};
 use crate::options::Options;
-use crate::schema::{Dim, Function, GraphProto, Model, NodeProto, Tensor, ValueInfo, short};
+use crate::schema::{Dim, Function, GraphProto, Model, NodeProto, Tensor, ValueInfo, default_opset, short};
 use crate::weight::{StoredTensor, shape_of};
 use crate::wire::Reader;
 
 use scope::Scope;
+use sizes::{Guess, Sizes};
 
 pub(crate) use call::{Call, NamedAttribute, Problem};
 
@@ -55,37 +67,30 @@ pub(crate) struct Translated {
 pub(crate) fn translate(file: &[u8], options: &Options) -> Result<Translated, OnnxError> {
     let model = Model::read(Reader::new(file))?;
     let graph = model.graph.as_ref().ok_or(OnnxError::NoGraph)?;
-    let default = model.opsets.iter().find(|(domain, _)| matches!(*domain, "" | "ai.onnx"));
-    let opset = default.map_or(0, |&(_, version)| version);
-    // From 13 on, operators changed only in ways that their operands tell: axes as an attribute or as an operand.
-    if opset < 13 {
+    // A model of other operators alone states no default set.
+    let opset = default_opset(&model.opsets).unwrap_or(if model.opsets.is_empty() { 0 } else { NEWEST });
+    // Before 7, operands were broadcast by attributes.
+    if opset < 7 {
         return Err(OnnxError::Opset { got: opset });
     }
-    let mut ir = Ir { folder: crate::fold::Folder::with_work(options.fold_work), ..Ir::default() };
-    ir.enter(short(graph.name).to_string(), "graph");
-    let mut translator = Translator {
-        file,
-        options,
-        functions: model.functions.iter().map(|function| ((function.domain, function.name), function)).collect(),
-        ir,
-        inputs: Vec::new(),
-        tensors: Vec::new(),
-        notes: Vec::new(),
-        infos: HashMap::new(),
-        scopes: vec![Scope::default()],
-        work: 0,
-    };
-    translator.top(graph)?;
-    let Translator { ir, inputs, tensors, notes, .. } = translator;
-    Ok(Translated { name: short(graph.name).to_string(), ir, inputs, tensors, notes })
+    let mut first: Option<(OnnxError, Translator)> = None;
+    for guess in sizes::GUESSES {
+        // Another guess may fit where the first does not.
+        if first.as_ref().is_some_and(|(_, translator)| !translator.sizes.depends_on(guess)) {
+            continue;
+        }
+        let mut translator = Translator::new(file, &model, options, opset, guess);
+        let Err(error) = translator.top(graph) else { return Ok(translator.finish(graph)) };
+        if let (Some(fixed), Some(asked)) = (translator.sizes.changed_batch(), options.batch) {
+            return Err(OnnxError::FixedBatch { fixed, asked, why: error.to_string() });
+        }
+        first.get_or_insert((error, translator));
+    }
+    Err(first.map_or(OnnxError::NoGraph, |(error, _)| error))
 }
 
-/// Sums and products of names, as exporters call what they derived: `past + sequence`, `2*heads`.
-fn expression(text: &str, set: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
-    let number = |factor: &str| set(factor.trim()).or_else(|| factor.trim().parse().ok());
-    let product = |term: &str| term.split('*').try_fold(1i64, |product, factor| product.checked_mul(number(factor)?));
-    text.split('+').try_fold(0i64, |sum, term| sum.checked_add(product(term)?))
-}
+/// The version of the default operator set that this knows.
+const NEWEST: i64 = 27;
 
 pub(crate) struct Translator<'a, 'm> {
     file: &'a [u8],
@@ -98,11 +103,51 @@ pub(crate) struct Translator<'a, 'm> {
     /// What the file states of values.
     infos: HashMap<&'a str, (Option<i64>, Option<Vec<Dim<'a>>>)>,
     scopes: Vec<Scope<'a>>,
+    /// The version of the default operator set at the place that is read.
+    opset: i64,
+    sizes: Sizes<'m>,
+    /// Inputs whose given values the graph depends on.
+    specialised: BTreeSet<String>,
+    /// Quantised values as the floats that they stand for.
+    floats: HashMap<Id, Id>,
+    /// Values that the given inputs settle, or not.
+    settled: HashMap<Id, Option<Rc<Constant>>>,
     /// Names read and written so far, functions inlined.
     work: usize,
 }
 
 impl<'a, 'm> Translator<'a, 'm> {
+    fn new(file: &'a [u8], model: &'m Model<'a>, options: &'m Options, opset: i64, guess: Guess) -> Self {
+        let mut ir = Ir { folder: crate::fold::Folder::with_work(options.fold_work), ..Ir::default() };
+        ir.enter(short(model.graph.as_ref().map_or("", |graph| graph.name)).to_string(), "graph");
+        Translator {
+            file,
+            sizes: Sizes::new(options, guess),
+            opset,
+            options,
+            functions: model.functions.iter().map(|function| ((function.domain, function.name), function)).collect(),
+            ir,
+            inputs: Vec::new(),
+            tensors: Vec::new(),
+            notes: Vec::new(),
+            infos: HashMap::new(),
+            scopes: vec![Scope::default()],
+            specialised: BTreeSet::new(),
+            floats: HashMap::new(),
+            settled: HashMap::new(),
+            work: 0,
+        }
+    }
+
+    fn finish(self, graph: &GraphProto) -> Translated {
+        let Translator { ir, inputs, tensors, mut notes, sizes, specialised, .. } = self;
+        notes.splice(0..0, sizes.notes);
+        for name in specialised {
+            notes.push(format!("`{name}` settles the graph: it holds for the given values of `{name}` alone"));
+        }
+        Translated { name: short(graph.name).to_string(), ir, inputs, tensors, notes }
+    }
+
     fn folder(&self) -> Option<&'m Path> {
         self.options.folder.as_deref()
     }
@@ -113,17 +158,14 @@ impl<'a, 'm> Translator<'a, 'm> {
         }
         self.note_infos(graph);
         self.initializers(graph)?;
-        let mut missing = Vec::new();
+        self.sizes.look_at(graph);
         for input in &graph.inputs {
             // Up to IR version 3, initializers are inputs too.
             if self.lookup(input.name).is_none() {
-                self.input(input, &mut missing)?;
+                self.input(input)?;
             }
         }
-        if !missing.is_empty() {
-            missing.dedup_by(|a, b| a.name.is_some() && a.name == b.name);
-            return Err(OnnxError::MissingDims(missing));
-        }
+        self.sizes.all_used(graph)?;
         self.run(&graph.nodes)?;
         for output in &graph.outputs {
             let undefined =
@@ -179,25 +221,13 @@ impl<'a, 'm> Translator<'a, 'm> {
         Ok(id)
     }
 
-    fn input(&mut self, input: &ValueInfo<'a>, missing: &mut Vec<MissingDim>) -> Result<(), OnnxError> {
+    fn input(&mut self, input: &ValueInfo<'a>) -> Result<(), OnnxError> {
         let (Some(number), Some(dims)) = (input.element, &input.dims) else {
             return Err(OnnxError::NotATensor(input.name.to_string()));
         };
         let element = Element::from_number(number)
             .ok_or_else(|| OnnxError::ElementType { value: input.name.to_string(), got: number })?;
-        let mut sizes = Vec::new();
-        for (axis, dim) in dims.iter().enumerate() {
-            match self.size(input.name, axis, dim) {
-                Some(size) => sizes.push(size),
-                None => {
-                    let name = if let Dim::Name(name) = dim { Some(name.to_string()) } else { None };
-                    missing.push(MissingDim { name, input: input.name.to_string(), axis });
-                }
-            }
-        }
-        if sizes.len() < dims.len() {
-            return Ok(());
-        }
+        let sizes = self.sizes.of_input(input, dims)?;
         let shape = shape_of(input.name, &sizes)?;
         self.inputs.push(InputInfo { name: input.name.to_string(), element, shape: shape.clone() });
         let id = self.ir.raw(Kind::Input(self.inputs.len() - 1), &[], shape, element);
@@ -205,14 +235,52 @@ impl<'a, 'm> Translator<'a, 'm> {
         Ok(())
     }
 
-    /// A size: as set for this axis, as the file says, or as set for its name.
-    fn size(&self, value: &str, axis: usize, dim: &Dim) -> Option<i64> {
-        let set = |key: &str| self.options.dims.get(key).map(|&size| i64::try_from(size).unwrap_or(i64::MAX));
-        match dim {
-            Dim::Size(size) => Some(*size),
-            Dim::Name(name) => set(&format!("{value}.{axis}")).or_else(|| set(name)).or_else(|| expression(name, &set)),
-            Dim::Unknown => set(&format!("{value}.{axis}")),
+    /// The given values of an input, by which the graph is settled.
+    pub fn given(&mut self, id: Id) -> Option<Rc<Constant>> {
+        self.given_within(id, 0)
+    }
+
+    fn given_within(&mut self, id: Id, depth: usize) -> Option<Rc<Constant>> {
+        if let Some(constant) = &self.ir.node(id).constant {
+            return Some(constant.clone());
         }
+        let node = self.ir.node(id);
+        if let Kind::Input(position) = node.kind {
+            let name = &self.inputs[position].name;
+            let value = self.options.values.get(name)?;
+            self.specialised.insert(name.clone());
+            return Some(Rc::new(value.constant()));
+        }
+        // Only small values shape a graph, a few operations after an input.
+        let is_small = node.shape.elements() <= MAX_DIMS * MAX_DIMS;
+        if self.options.values.is_empty() || matches!(node.kind, Kind::Weight(_)) || !is_small || depth > MAX_DEPTH {
+            return None;
+        }
+        if let Some(known) = self.settled.get(&id) {
+            return known.clone();
+        }
+        let (kind, shape, element) = (node.kind.clone(), node.shape.clone(), node.element);
+        let inputs = node.inputs.clone();
+        let from = self.ir.element(*inputs.first()?);
+        let operands = inputs.iter().map(|&input| self.given_within(input, depth + 1)).collect::<Option<Vec<_>>>();
+        let settled = operands.and_then(|operands| {
+            let operands: Vec<&Constant> = operands.iter().map(Rc::as_ref).collect();
+            self.ir.folder.fold(&kind, &operands, from, element, &shape).map(Rc::new)
+        });
+        self.settled.insert(id, settled.clone());
+        settled
+    }
+
+    /// Whether the given values of an input, if it is one, have a property.
+    pub fn is_given(&self, id: Id, property: impl Fn(f64) -> bool) -> bool {
+        let Kind::Input(position) = self.ir.node(id).kind else { return false };
+        let value = self.options.values.get(&self.inputs[position].name);
+        value.is_some_and(|value| value.constant().distinct().any(property))
+    }
+
+    /// A number that is known, or given with the inputs.
+    pub fn scalar(&mut self, id: Id) -> Option<f64> {
+        self.ir.scalar(id).or_else(|| self.given(id)?.uniform())
     }
 
     /// Counts what functions and branches could repeat without end.
@@ -257,11 +325,24 @@ impl<'a, 'm> Translator<'a, 'm> {
         if let Some(&function) = self.functions.get(&(node.domain, node.op)) {
             return self.function(function, node, inputs, attributes);
         }
-        let call = Call { node, attributes, inputs };
+        let call = Call::new(node, self.opset, attributes, inputs);
         if node.op == "If" && self.branch(&call, node)? {
             return Ok(());
         }
-        let results = match self.operator(&call) {
+        let first = self.ir.nodes.len();
+        let computed = self.operator(&call).and_then(|results| match self.is_described(&results, first) {
+            // What is only described claims nothing about its attributes.
+            true => Ok(results),
+            false => {
+                call.all_read()?;
+                let missing = |index: &usize| call.wants(*index) && *index >= results.len();
+                match (0..node.outputs.len()).find(missing) {
+                    Some(index) => Err(Problem::Opaque(format!("its result {index} is not computed"))),
+                    None => Ok(results),
+                }
+            }
+        });
+        let results = match computed {
             Ok(results) => results,
             Err(Problem::Refused(problem)) => {
                 return Err(OnnxError::Node { node: label, op: node.op.to_string(), problem });
@@ -275,6 +356,17 @@ impl<'a, 'm> Translator<'a, 'm> {
             }
         }
         Ok(())
+    }
+
+    /// Whether results of an operator whose nodes begin at `start` are only described.
+    fn is_described(&self, results: &[Id], start: usize) -> bool {
+        let kind = |id: &Id| &self.ir.node(*id).kind;
+        results.first().is_some_and(|first| match kind(first) {
+            _ if first.index() < start => false,
+            Kind::Opaque(_) => true,
+            Kind::Part(_) => matches!(kind(&self.ir.node(*first).inputs[0]), Kind::Opaque(_)),
+            _ => false,
+        })
     }
 
     /// An operator without counterpart, if the shapes of its results are known.
@@ -299,7 +391,7 @@ impl<'a, 'm> Translator<'a, 'm> {
     fn stated(&self, name: &str) -> Option<(Element, Shape)> {
         let (number, dims) = self.infos.get(name)?;
         let sizes: Option<Vec<i64>> =
-            dims.as_ref()?.iter().enumerate().map(|(axis, dim)| self.size(name, axis, dim)).collect();
+            dims.as_ref()?.iter().enumerate().map(|(axis, dim)| self.sizes.stated(name, axis, dim)).collect();
         Some((Element::from_number((*number)?)?, shape_of(name, &sizes?).ok()?))
     }
 
@@ -313,7 +405,7 @@ impl<'a, 'm> Translator<'a, 'm> {
         results: Vec<(Element, Shape)>,
     ) -> Vec<Id> {
         let Some((element, shape)) = results.first().cloned() else { return Vec::new() };
-        let inputs: Vec<Id> = call.inputs.iter().flatten().copied().collect();
+        let inputs = call.all();
         let count = results.len();
         let parts: Vec<_> = results.clone();
         let kind = Kind::Opaque(OpaqueKind { op: short(call.node.op).to_string(), why, flops, elementwise, results });

@@ -13,26 +13,117 @@ impl<'a> Translator<'a, '_> {
             "Softmax" => Ok(vec![self.softmax(call, false)?]),
             "LogSoftmax" => Ok(vec![self.softmax(call, true)?]),
             "LayerNormalization" => {
+                self.stashed(call)?;
                 let composite = Composite::LayerNorm { eps: call.float("epsilon", 1e-5) };
                 self.normalise(call, call.input(0)?, composite, call.optional(1), call.optional(2))
             }
             "RMSNormalization" | "SimplifiedLayerNormalization" => {
+                self.stashed(call)?;
                 let composite = Composite::RmsNorm { eps: call.float("epsilon", 1e-5) };
                 self.normalise(call, call.input(0)?, composite, call.optional(1), None)
+            }
+            "BatchNormalization" => self.batch_norm(call),
+            "InstanceNormalization" => {
+                let x = call.input(0)?;
+                let channels = self.ir.shape(x).get(1).copied().unwrap_or(0);
+                Ok(vec![self.group_norm(call, x, channels)?])
+            }
+            "GroupNormalization" => {
+                let groups = usize::try_from(call.int("num_groups", 0)).unwrap_or(0);
+                self.stashed(call)?;
+                Ok(vec![self.group_norm(call, call.input(0)?, groups)?])
             }
             _ => self.skip_norm(call),
         }
     }
 
+    /// The type that a norm computes in: ours is `f32` or wider.
+    fn stashed(&self, call: &Call) -> Result<(), Problem> {
+        match call.int("stash_type", 1) {
+            1 => Ok(()),
+            other => Err(Problem::Opaque(format!("a norm in ONNX element type {other} is not a primitive"))),
+        }
+    }
+
+    /// `(x - mean) / sqrt(variance + eps) * scale + bias`, all of them per channel and known.
+    fn batch_norm(&mut self, call: &Call) -> Results {
+        let x = call.input(0)?;
+        call.without_effect(&["momentum", "is_test"]);
+        let is_training = call.int("training_mode", 0) != 0 || (call.opset < 14 && call.wants(1));
+        if is_training || call.int("spatial", 1) == 0 {
+            return Err(Problem::Opaque(
+                "it takes statistics of the batch (training_mode); export for inference".into(),
+            ));
+        }
+        let rank = self.ir.shape(x).rank();
+        let eps = call.float("epsilon", 1e-5);
+        let mut of_channel = |position: usize| -> Result<Id, Problem> {
+            let operand = call.input(position)?;
+            Ok(self.ir.along(operand, 1.min(rank.saturating_sub(1)), rank)?)
+        };
+        let (scale, bias, mean, variance) = (of_channel(1)?, of_channel(2)?, of_channel(3)?, of_channel(4)?);
+        let shifted = self.ir.offset(variance, eps)?;
+        let inverse = self.ir.unary(UnaryOp::Rsqrt, shifted)?;
+        let factor = self.ir.binary(BinaryOp::Mul, scale, inverse)?;
+        let centred = self.ir.binary(BinaryOp::Sub, x, mean)?;
+        let scaled = self.ir.binary(BinaryOp::Mul, centred, factor)?;
+        Ok(vec![self.ir.binary(BinaryOp::Add, scaled, bias)?])
+    }
+
+    /// Each group of channels of `[n, c, ..]` normed by itself, then scaled and shifted per channel. Up to opset 20, scale
+    /// and shift of a group norm are per group.
+    fn group_norm(&mut self, call: &Call, x: Id, groups: usize) -> Result<Id, Problem> {
+        let shape = self.ir.shape(x).clone();
+        let channels = shape.get(1).copied().unwrap_or(0);
+        if groups == 0 || !channels.is_multiple_of(groups) || channels == 0 {
+            return Err(Problem::Refused(format!("groups that divide the channels of {shape} expected, got {groups}")));
+        }
+        let rows = self.ir.reshape(x, vec![shape[0], groups, shape.elements() / (shape[0] * groups).max(1)])?;
+        let mean = self.ir.reduce(Reduction::Mean, rows, vec![2], true)?;
+        let centred = self.ir.binary(BinaryOp::Sub, rows, mean)?;
+        let square = self.ir.binary(BinaryOp::Mul, centred, centred)?;
+        let variance = self.ir.reduce(Reduction::Mean, square, vec![2], true)?;
+        let shifted = self.ir.offset(variance, call.float("epsilon", 1e-5))?;
+        let inverse = self.ir.unary(UnaryOp::Rsqrt, shifted)?;
+        let normed = self.ir.binary(BinaryOp::Mul, centred, inverse)?;
+        let mut result = self.ir.reshape(normed, shape.to_vec())?;
+        for (position, op) in [(1, BinaryOp::Mul), (2, BinaryOp::Add)] {
+            let mut operand = call.input(position)?;
+            if self.ir.shape(operand).elements() == groups && groups != channels {
+                let column = self.ir.reshape(operand, vec![groups, 1])?;
+                let repeated = self.ir.broadcast(column, &Shape::from([groups, channels / groups]))?;
+                operand = self.ir.reshape(repeated, vec![channels])?;
+            }
+            let operand = self.ir.along(operand, 1, shape.rank())?;
+            result = self.ir.binary(op, result, operand)?;
+        }
+        Ok(result)
+    }
+
+    /// Up to opset 12 all axes from the axis on are taken as one.
     fn softmax(&mut self, call: &Call, log: bool) -> Result<Id, Problem> {
         let x = call.input(0)?;
-        let rank = self.ir.shape(x).rank();
-        let axis = axis_of(call.int("axis", -1), rank)?;
-        let mut swap: Vec<usize> = (0..rank).collect();
-        swap.swap(axis, rank - 1);
-        let ordered = self.ir.push(Kind::Transpose(swap.clone()), &[x])?;
-        let result = if log { self.log_softmax(ordered)? } else { self.ir.push(Kind::Softmax, &[ordered])? };
-        Ok(self.ir.push(Kind::Transpose(swap), &[result])?)
+        let shape = self.ir.shape(x).clone();
+        if call.opset < 13 {
+            let axis = axis_of(call.int("axis", 1), shape.rank())?;
+            let dims = vec![shape[..axis].iter().product(), shape[axis..].iter().product()];
+            let rows = if axis + 1 == shape.rank() { x } else { self.ir.reshape(x, dims)? };
+            let result = if log { self.log_softmax(rows)? } else { self.ir.push(Kind::Softmax, &[rows])? };
+            return Ok(self.ir.reshape(result, shape.to_vec())?);
+        }
+        let axis = axis_of(call.int("axis", -1), shape.rank())?;
+        if log {
+            return self.log_softmax_over(x, axis);
+        }
+        let ordered = self.ir.exchange(x, axis)?;
+        let result = self.ir.push(Kind::Softmax, &[ordered])?;
+        Ok(self.ir.exchange(result, axis)?)
+    }
+
+    pub(super) fn log_softmax_over(&mut self, x: Id, axis: usize) -> Result<Id, Problem> {
+        let ordered = self.ir.exchange(x, axis)?;
+        let result = self.log_softmax(ordered)?;
+        Ok(self.ir.exchange(result, axis)?)
     }
 
     fn log_softmax(&mut self, x: Id) -> Result<Id, Problem> {

@@ -7,7 +7,7 @@ use super::{Call, NamedAttribute, Translator};
 use crate::error::OnnxError;
 use crate::ir::Id;
 use crate::limits::MAX_DEPTH;
-use crate::schema::{Attribute, Function, GraphProto, NodeProto};
+use crate::schema::{Attribute, Function, GraphProto, NodeProto, default_opset};
 
 /// Names of a graph, a branch or a function's body.
 #[derive(Debug, Default)]
@@ -61,26 +61,75 @@ impl<'a, 'm> Translator<'a, 'm> {
         attributes.extend(function.defaults.iter().map(|attribute| (attribute.name, attribute.clone())));
         let values = function.inputs.iter().zip(inputs).filter_map(|(&name, id)| Some((name, id?))).collect();
         self.scopes.push(Scope { values, attributes, is_function: true });
+        let outside = self.opset;
+        self.opset = default_opset(&function.opsets).unwrap_or(outside);
         self.run(&function.nodes)?;
+        self.opset = outside;
         self.leave(&function.outputs, node)
     }
 
-    /// Takes the branch of an `If` whose condition is known.
+    /// Takes the branch of an `If` whose condition is known. Where it is not, both are computed and one is selected; a branch
+    /// that does not fit the sizes is left out, and said.
     pub(super) fn branch(&mut self, call: &Call<'a, '_>, node: &NodeProto<'a>) -> Result<bool, OnnxError> {
-        let Some(condition) = call.inputs.first().copied().flatten().and_then(|id| self.ir.scalar(id)) else {
-            return Ok(false);
+        let Some(condition) = call.optional(0) else { return Ok(false) };
+        if let Some(value) = self.scalar(condition) {
+            let name = if value != 0.0 { "then_branch" } else { "else_branch" };
+            let Some(results) = self.branch_results(call, node, name)? else { return Ok(false) };
+            node.outputs.iter().zip(results).for_each(|(&name, id)| self.bind(name, id));
+            return Ok(true);
+        }
+        let (depth, opset) = (self.scopes.len(), self.opset);
+        let mut outcomes = Vec::new();
+        for name in ["then_branch", "else_branch"] {
+            outcomes.push(self.branch_results(call, node, name));
+            self.scopes.truncate(depth);
+            self.opset = opset;
+        }
+        let other = outcomes.pop();
+        let results = match (outcomes.pop(), other) {
+            (Some(Ok(Some(taken))), Some(Ok(Some(left)))) => {
+                self.notes.push(format!(
+                    "both branches of `{}` are computed: which is taken depends on the input",
+                    node.label()
+                ));
+                let select = |(a, b): (Id, Id)| self.ir.select(condition, a, b);
+                let selected = taken.into_iter().zip(left).map(select).collect::<Result<Vec<Id>, _>>();
+                let Ok(selected) = selected else { return Ok(false) };
+                selected
+            }
+            (Some(Ok(Some(taken))), Some(Err(error))) => {
+                self.notes
+                    .push(format!("`{}` is taken to be true: the other branch does not fit ({error})", node.label()));
+                taken
+            }
+            (Some(Err(error)), Some(Ok(Some(left)))) => {
+                self.notes
+                    .push(format!("`{}` is taken to be false: the other branch does not fit ({error})", node.label()));
+                left
+            }
+            _ => return Ok(false),
         };
-        let name = if condition != 0.0 { "then_branch" } else { "else_branch" };
-        let Some(reader) = call.attribute(name).and_then(|attribute| attribute.graph) else { return Ok(false) };
+        node.outputs.iter().zip(results).for_each(|(&name, id)| self.bind(name, id));
+        Ok(true)
+    }
+
+    /// The results of a branch, if there is one.
+    fn branch_results(
+        &mut self,
+        call: &Call<'a, '_>,
+        node: &NodeProto<'a>,
+        name: &str,
+    ) -> Result<Option<Vec<Id>>, OnnxError> {
+        let Some(reader) = call.attribute(name).and_then(|attribute| attribute.graph) else { return Ok(None) };
         self.descend()?;
         self.spend(reader.len() / 64)?;
         let graph = GraphProto::read(reader)?;
         self.scopes.push(Scope::default());
+        self.note_infos(&graph);
         self.initializers(&graph)?;
         self.run(&graph.nodes)?;
         let outputs: Vec<&'a str> = graph.outputs.iter().map(|output| output.name).collect();
-        self.leave(&outputs, node)?;
-        Ok(true)
+        Ok(Some(self.results_of(&outputs, node)?))
     }
 
     pub(super) fn descend(&self) -> Result<(), OnnxError> {
@@ -92,13 +141,19 @@ impl<'a, 'm> Translator<'a, 'm> {
 
     /// Leaves a body: its outputs become the node's.
     pub(super) fn leave(&mut self, outputs: &[&'a str], node: &NodeProto<'a>) -> Result<(), OnnxError> {
+        let results = self.results_of(outputs, node)?;
+        node.outputs.iter().zip(results).for_each(|(&name, id)| self.bind(name, id));
+        Ok(())
+    }
+
+    /// Leaves a body with its outputs.
+    fn results_of(&mut self, outputs: &[&'a str], node: &NodeProto<'a>) -> Result<Vec<Id>, OnnxError> {
         let mut results = Vec::new();
-        for (&inner, &outer) in outputs.iter().zip(&node.outputs) {
+        for &inner in outputs.iter().take(node.outputs.len()) {
             let undefined = || OnnxError::Undefined { reader: node.label(), value: inner.to_string() };
-            results.push((outer, self.lookup(inner).ok_or_else(undefined)?));
+            results.push(self.lookup(inner).ok_or_else(undefined)?);
         }
         self.scopes.pop();
-        results.into_iter().for_each(|(name, id)| self.bind(name, id));
-        Ok(())
+        Ok(results)
     }
 }

@@ -5,6 +5,7 @@ use deuteron_graph::Shape;
 use super::call::{Results, axes_of, axis_of};
 use super::{Call, Problem, Translator};
 use crate::constant::Constant;
+use crate::element::Element;
 use crate::ir::{Id, Kind};
 use crate::limits::MAX_DIMS;
 use crate::weight::shape_of;
@@ -15,7 +16,10 @@ impl<'a> Translator<'a, '_> {
         let shape = self.ir.shape(x).clone();
         let result = match call.node.op {
             "Reshape" => {
-                let dims = self.integers(call.input(1)?, "sizes")?;
+                let dims = match call.ints("shape") {
+                    Some(dims) => dims.to_vec(),
+                    None => self.integers(call.input(1)?, "sizes")?,
+                };
                 let dims = reshaped(&shape, &dims, call.int("allowzero", 0) != 0)?;
                 self.ir.reshape(x, dims)?
             }
@@ -66,13 +70,15 @@ impl<'a> Translator<'a, '_> {
             "Split" => return self.split(call, x),
             "Concat" => self.concat(call)?,
             "Tile" => self.tile(call, x)?,
+            "DepthToSpace" | "SpaceToDepth" => self.blocks(call, x)?,
+            "CenterCropPad" => self.center_crop(call, x)?,
             _ => self.pad(call, x)?,
         };
         Ok(vec![result])
     }
 
     /// Axes as an attribute (up to opset 12, and in some functions) or as the second operand.
-    fn axes(&self, call: &Call) -> Result<Option<Vec<i64>>, Problem> {
+    fn axes(&mut self, call: &Call) -> Result<Option<Vec<i64>>, Problem> {
         match (call.ints("axes"), call.optional(1)) {
             (Some(axes), _) => Ok(Some(axes.to_vec())),
             (None, Some(id)) => Ok(Some(self.integers(id, "axes")?)),
@@ -81,12 +87,16 @@ impl<'a> Translator<'a, '_> {
     }
 
     fn slice(&mut self, call: &Call, mut x: Id) -> Result<Id, Problem> {
-        let starts = self.integers(call.input(1)?, "starts")?;
-        let ends = self.integers(call.input(2)?, "ends")?;
-        let axes = match call.optional(3) {
-            Some(id) => self.integers(id, "axes")?,
-            None => (0..starts.len() as i64).collect(),
+        // Up to opset 9 all of them are attributes.
+        let mut list = |name: &'static str, position: usize| match (call.ints(name), call.optional(position)) {
+            (Some(values), _) => Ok(Some(values.to_vec())),
+            (None, Some(id)) => self.integers(id, name).map(Some),
+            (None, None) => Ok(None),
         };
+        let missing = || Problem::Refused("starts and ends expected".to_string());
+        let starts = list("starts", 1)?.ok_or_else(missing)?;
+        let ends = list("ends", 2)?.ok_or_else(missing)?;
+        let axes = list("axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
         let steps = match call.optional(4) {
             Some(id) => self.integers(id, "steps")?,
             None => vec![1; starts.len()],
@@ -170,7 +180,7 @@ impl<'a> Translator<'a, '_> {
             }
         }
         if count > crate::limits::GATHER_SLICES {
-            return Err(Problem::Opaque(format!("it picks {count} scattered indices")));
+            return self.gathered(x, axis, count, at);
         }
         let parts = (0..count)
             .map(|index| self.ir.push(Kind::Slice { axis, start: at(index), length: 1 }, &[x]))
@@ -181,10 +191,112 @@ impl<'a> Translator<'a, '_> {
         Ok(self.ir.push(Kind::Concat { axis }, &parts)?)
     }
 
+    /// Many scattered indices of an axis: rows of a table.
+    fn gathered(&mut self, x: Id, axis: usize, count: usize, at: impl Fn(usize) -> usize) -> Result<Id, Problem> {
+        self.reserve(count)?;
+        let indices = (0..count).map(|index| at(index) as f64).collect();
+        let indices = self.ir.known(Constant::dense([count].into(), indices, false), Element::I64);
+        let last = self.ir.exchange(x, axis)?;
+        let rank = self.ir.shape(last).rank();
+        let mut order: Vec<usize> = (0..rank - 1).collect();
+        order.insert(0, rank - 1);
+        let first = self.ir.push(Kind::Transpose(order), &[last])?;
+        let mut dims = self.ir.shape(first).to_vec();
+        let table = self.ir.reshape(first, vec![dims[0], dims[1..].iter().product()])?;
+        let rows = self.ir.push(Kind::Gather, &[table, indices])?;
+        dims[0] = count;
+        let rows = self.ir.reshape(rows, dims)?;
+        let back: Vec<usize> = (1..rank).chain([0]).collect();
+        let last = self.ir.push(Kind::Transpose(back), &[rows])?;
+        Ok(self.ir.exchange(last, axis)?)
+    }
+
+    /// Blocks of an image as channels, and back.
+    fn blocks(&mut self, call: &Call, x: Id) -> Result<Id, Problem> {
+        let shape = self.ir.shape(x).clone();
+        let size = usize::try_from(call.int("blocksize", 0)).unwrap_or(0);
+        let &[n, c, h, w] = &shape[..] else {
+            return Err(Problem::Refused(format!("an image [n, c, h, w] expected, got {shape}")));
+        };
+        let square = size.saturating_mul(size);
+        let to_depth = call.node.op == "SpaceToDepth";
+        let fits = size > 0
+            && shape.elements() > 0
+            && if to_depth { h.is_multiple_of(size) && w.is_multiple_of(size) } else { c.is_multiple_of(square) };
+        if !fits {
+            return Err(Problem::Refused(format!("a blocksize that divides {shape} expected, got {size}")));
+        }
+        let (split, order, joined) = if to_depth {
+            let (h, w) = (h / size, w / size);
+            (vec![n, c, h, size, w, size], vec![0, 3, 5, 1, 2, 4], vec![n, c * square, h, w])
+        } else if call.word("mode", &["DCR", "CRD"])? == "DCR" {
+            let c = c / square;
+            (vec![n, size, size, c, h, w], vec![0, 3, 4, 1, 5, 2], vec![n, c, h * size, w * size])
+        } else {
+            let c = c / square;
+            (vec![n, c, size, size, h, w], vec![0, 1, 4, 2, 5, 3], vec![n, c, h * size, w * size])
+        };
+        let split = self.ir.reshape(x, split)?;
+        let ordered = self.ir.push(Kind::Transpose(order), &[split])?;
+        Ok(self.ir.reshape(ordered, joined)?)
+    }
+
+    /// Axes cut or filled with zeros on both sides until they have a size.
+    fn center_crop(&mut self, call: &Call, mut x: Id) -> Result<Id, Problem> {
+        let shape = self.ir.shape(x).clone();
+        let axes: Vec<usize> = match call.ints("axes") {
+            Some(axes) => axes.iter().map(|&axis| axis_of(axis, shape.rank())).collect::<Result<_, _>>()?,
+            None => (0..shape.rank()).collect(),
+        };
+        let sizes = self.integers(call.input(1)?, "sizes")?;
+        if sizes.len() != axes.len() {
+            return Err(Problem::Refused(format!("{} sizes expected, got {}", axes.len(), sizes.len())));
+        }
+        for (axis, size) in axes.into_iter().zip(sizes) {
+            let size = usize::try_from(size).map_err(|_| format!("sizes of at least 0 expected, got {size}"))?;
+            let old = self.ir.shape(x)[axis];
+            if size <= old {
+                x = self.ir.push(Kind::Slice { axis, start: (old - size) / 2, length: size }, &[x])?;
+            } else {
+                let before = (size - old) / 2;
+                x = self.bordered(call, x, axis, before, 0.0, true)?;
+                x = self.bordered(call, x, axis, size - old - before, 0.0, false)?;
+            }
+        }
+        Ok(x)
+    }
+
+    /// One value before or after an axis.
+    fn bordered(
+        &mut self,
+        call: &Call,
+        x: Id,
+        axis: usize,
+        count: usize,
+        value: f64,
+        is_before: bool,
+    ) -> Result<Id, Problem> {
+        if count == 0 {
+            return Ok(x);
+        }
+        let mut dims: Vec<i64> = self.ir.shape(x).iter().map(|&size| size as i64).collect();
+        dims[axis] = i64::try_from(count).unwrap_or(i64::MAX);
+        let border = Constant::filled(shape_of(&call.node.label(), &dims)?, value);
+        let border = self.ir.known(border, self.ir.element(x));
+        let parts = if is_before { [border, x] } else { [x, border] };
+        Ok(self.ir.push(Kind::Concat { axis }, &parts)?)
+    }
+
     fn split(&mut self, call: &Call, x: Id) -> Results {
         let shape = self.ir.shape(x).clone();
         let axis = axis_of(call.int("axis", 0), shape.rank())?;
         let count = call.node.outputs.len();
+        let asked = call.int("num_outputs", count as i64);
+        if asked != count as i64 {
+            return Err(Problem::Refused(format!(
+                "num_outputs of {count} expected, as results are named, got {asked}"
+            )));
+        }
         let sizes = match (call.ints("split"), call.optional(1)) {
             (Some(sizes), _) => sizes.to_vec(),
             (None, Some(id)) => self.integers(id, "sizes")?,
@@ -240,9 +352,13 @@ impl<'a> Translator<'a, '_> {
         Ok(self.ir.reshape(repeated, result)?)
     }
 
+    /// Pads are attributes up to opset 10, operands since.
     fn pad(&mut self, call: &Call, mut x: Id) -> Result<Id, Problem> {
         let rank = self.ir.shape(x).rank();
-        let pads = self.integers(call.input(1)?, "pads")?;
+        let pads = match call.ints("pads") {
+            Some(pads) => pads.to_vec(),
+            None => self.integers(call.input(1)?, "pads")?,
+        };
         let axes = match call.optional(3) {
             Some(id) => {
                 let axes = self.integers(id, "axes")?;
@@ -254,31 +370,58 @@ impl<'a> Translator<'a, '_> {
         if pads.len() != 2 * axes.len() {
             return Err(Problem::Refused(format!("{} pads expected, got {}", 2 * axes.len(), pads.len())));
         }
-        let value = call.optional(2).map_or(Some(0.0), |id| self.ir.scalar(id));
-        let constant = matches!(call.text("mode"), None | Some("constant" | ""));
+        let value = match (call.attribute("value").and_then(|attribute| attribute.float), call.optional(2)) {
+            (Some(value), _) => Some(value.into()),
+            (None, Some(id)) => self.scalar(id),
+            (None, None) => Some(0.0),
+        };
+        let mode = call.word("mode", &["constant", "reflect", "edge", "wrap"])?;
         for (position, &axis) in axes.iter().enumerate() {
-            for (pad, is_before) in [(pads[position], true), (pads[position + axes.len()], false)] {
-                if pad == 0 {
-                    continue;
-                }
-                let shape = self.ir.shape(x).clone();
+            let (before, after) = (pads[position], pads[position + axes.len()]);
+            // Negative pads cut.
+            for (pad, is_before) in [(before, true), (after, false)] {
                 if pad < 0 {
+                    let size = self.ir.shape(x)[axis];
                     let cut = usize::try_from(pad.unsigned_abs()).unwrap_or(usize::MAX);
-                    let length = shape[axis].saturating_sub(cut);
-                    let start = if is_before { shape[axis] - length } else { 0 };
+                    let length = size.saturating_sub(cut);
+                    let start = if is_before { size - length } else { 0 };
                     x = self.ir.push(Kind::Slice { axis, start, length }, &[x])?;
-                    continue;
                 }
-                let (Some(value), true) = (value, constant) else {
-                    return Err(Problem::Opaque("it pads with other than a known value".to_string()));
-                };
-                let mut dims: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
-                dims[axis] = pad;
-                let border = Constant::filled(shape_of(&call.node.label(), &dims)?, value);
-                let border = self.ir.known(border, self.ir.element(x));
-                let parts = if is_before { [border, x] } else { [x, border] };
-                x = self.ir.push(Kind::Concat { axis }, &parts)?;
             }
+            let most = 1i64 << 40;
+            if before > most || after > most {
+                return Err(Problem::Refused(format!("pads of at most 2^40 expected, got {before} and {after}")));
+            }
+            let (before, after) = (before.max(0) as usize, after.max(0) as usize);
+            if before + after == 0 {
+                continue;
+            }
+            if mode == "constant" {
+                let value = value.ok_or_else(|| Problem::Opaque("it pads with an unknown value".to_string()))?;
+                x = self.bordered(call, x, axis, before, value, true)?;
+                x = self.bordered(call, x, axis, after, value, false)?;
+                continue;
+            }
+            let size = self.ir.shape(x)[axis] as i64;
+            if size == 0 || before + after > (1 << 24) {
+                return Err(Problem::Refused(
+                    "an axis that is not empty and fewer than 2^24 pads expected".to_string(),
+                ));
+            }
+            let source = |index: usize| {
+                let at = index as i64 - before as i64;
+                (match mode {
+                    "edge" => at.clamp(0, size - 1),
+                    "wrap" => at.rem_euclid(size),
+                    _ if size == 1 => 0,
+                    _ => {
+                        let period = 2 * (size - 1);
+                        let within = at.rem_euclid(period);
+                        within.min(period - within)
+                    }
+                }) as usize
+            };
+            x = self.picked(x, axis, before + size as usize + after, source)?;
         }
         Ok(x)
     }

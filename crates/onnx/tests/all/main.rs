@@ -1,6 +1,7 @@
 //! The importer from outside.
 
 mod models;
+mod nodes;
 mod patterns;
 mod refusals;
 mod support;

@@ -61,7 +61,7 @@ fn messages_within_messages_are_limited() {
     // Branches are read when they are taken, so nothing deep was read.
     assert_eq!(
         refusal(&file).to_string(),
-        "opset 0: expected 13 or later; convert it with onnx.version_converter.convert_version(model, 17)"
+        "opset 0: expected 7 or later; convert it with onnx.version_converter.convert_version(model, 17)"
     );
     let mut body = Message::default()
         .message(1, &node("Identity", "", &["c"], &["y"], &[]))
@@ -135,11 +135,28 @@ fn sizes_have_to_be_known() {
             .call("Cast", &["ids"], &["y"], &[("to", Value::Int(1))])
             .output("y")
     };
-    check(
-        writer(),
-        "sizes are not known: `batch` (axis 0 of input `ids`; set it with --dim batch=8), axis 1 of input `ids` (unnamed; \
-         set it with --dim ids.1=8), `batch` (axis 0 of input `mask`; set it with --dim batch=8)",
+    // Without a word from the user, a size is assumed and said.
+    let assumed = import(&writer().finish(), &Options::default()).unwrap();
+    assert!(
+        assumed.graph.to_string().starts_with("graph test\nids = input i32[1,128]\nmask = input i32[1,4]\n"),
+        "{}",
+        assumed.graph
     );
+    assert_eq!(
+        assumed.notes,
+        [
+            "the file leaves `batch` open: 1 is assumed (--dim batch=N, --batch)",
+            "the file leaves `ids.1` open: 128 is assumed (--dim ids.1=N, --seq)",
+        ]
+    );
+    let both = Options { batch: Some(8), sequence: Some(16), ..Options::default() };
+    let imported = import(&writer().finish(), &both).unwrap();
+    assert!(
+        imported.graph.to_string().starts_with("graph test\nids = input i32[8,16]\nmask = input i32[8,4]\n"),
+        "{}",
+        imported.graph
+    );
+    assert_eq!(imported.notes, Vec::<String>::new());
     let options = Options::default().with_dim("batch", 3).with_dim("ids.1", 5).with_dim("ids.0", 2);
     let imported = import(&writer().finish(), &options).unwrap();
     assert!(
@@ -147,6 +164,109 @@ fn sizes_have_to_be_known() {
         "{}",
         imported.graph
     );
+}
+
+/// A size that no dimension takes is an error, as is a batch or a sequence that nothing counts.
+#[test]
+fn sizes_that_change_nothing_are_refused() {
+    let writer = || {
+        Writer::default()
+            .typed_input("ids", I64, &[Size::Named("rows"), Size::Is(4)])
+            .call("Cast", &["ids"], &["y"], &[("to", Value::Int(1))])
+            .output("y")
+            .finish()
+    };
+    let refused = |options: Options| import(&writer(), &options).unwrap_err().to_string();
+    assert_eq!(
+        refused(Options::default().with_dim("nosuch", 3)),
+        "the file has no dimension `nosuch`; its open dimensions are rows, or INPUT.AXIS such as x.0"
+    );
+    assert_eq!(
+        refused(Options { sequence: Some(3), ..Options::default() }),
+        "no input has an open dimension that counts the sequence, so --seq changes nothing; its open dimensions are rows"
+    );
+    let value = deuteron_onnx::TensorData::of_values(deuteron_graph::Dtype::I32, [2, 5].into(), (0..10).map(f64::from));
+    assert_eq!(
+        refused(Options::default().with_value("ids", value.clone())),
+        "input `ids`: expected values of shape [rows,4], got [2,5]"
+    );
+    assert_eq!(refused(Options::default().with_value("x", value)), "the file has no input `x`; its inputs are ids");
+}
+
+/// A batch that the file fixes is changed where its operators allow it.
+#[test]
+fn a_fixed_batch_is_changed_or_told() {
+    let options = Options { batch: Some(8), ..Options::default() };
+    let start = || Writer::default().input("x", &[1, 6]).weight("w", &[6, 4]).node("MatMul", &["x", "w"], "y");
+    let imported = import(&start().output("y").finish(), &options).unwrap();
+    assert!(imported.graph.to_string().contains("x = input f32[8,6]"), "{}", imported.graph);
+    let fixed = start().ints("sizes", &[1, 4]).node("Reshape", &["y", "sizes"], "z").output("z");
+    assert_eq!(
+        import(&fixed.finish(), &options).unwrap_err().to_string(),
+        "the file is written for a batch of 1 and cannot take 8: Reshape at `z`: a shape of 32 elements expected for [8,4], \
+         got [1,4]"
+    );
+}
+
+/// No attribute, operand or value of an attribute is passed over in silence.
+#[test]
+fn what_is_not_honoured_is_refused() {
+    let x = || Writer::default().input("x", &[2, 4]);
+    check(
+        x().call("Relu", &["x"], &["y"], &[("slope", Value::Float(0.5))]).output("y"),
+        "Relu at `y`: attributes of the operator set's schema expected, got `slope`",
+    );
+    check(
+        x().call("Gelu", &["x"], &["y"], &[("approximate", Value::Text("erf"))]).output("y"),
+        "Gelu at `y`: approximate of none, tanh expected, got `erf`",
+    );
+    check(x().node("Relu", &["x", "x"], "y").output("y"), "Relu at `y`: at most 1 operands expected, got 2");
+    let opaque = |writer: Writer| {
+        let imported = import(&writer.finish_at(25), &Options::default()).unwrap();
+        imported
+            .opaque
+            .iter()
+            .map(|opaque| format!("{}: {}", opaque.op_type, opaque.why))
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
+    let cast = [("to", Value::Int(17)), ("saturate", Value::Int(0))];
+    assert_eq!(
+        opaque(x().call("Cast", &["x"], &["y"], &cast).stated("y", &[2, 4]).output("y")),
+        "Cast: a cast to an 8-bit float that does not saturate is not a primitive"
+    );
+    let dropout = x().scalar("ratio", 0.5).tensor(tensor("training", 9, &[]).bytes(9, &[1]));
+    assert_eq!(
+        opaque(dropout.node("Dropout", &["x", "ratio", "training"], "y").stated("y", &[2, 4]).output("y")),
+        "Dropout: it drops at random (training_mode is true); export the model for inference"
+    );
+    let heads = || Writer::default().input("q", &[1, 2, 4, 8]).input("k", &[1, 2, 4, 8]);
+    check(
+        heads().call("Attention", &["q", "k", "k"], &["y"], &[("window", Value::Int(2))]).output("y"),
+        "Attention at `y`: attributes of the operator set's schema expected, got `window`",
+    );
+}
+
+/// Indices that count from the end are wrapped, whether they are known or given.
+#[test]
+fn negative_indices_count_from_the_end() {
+    let writer = Writer::default()
+        .weight("w", &[5, 3])
+        .typed_input("ids", I64, &[Size::Is(2)])
+        .node("Gather", &["w", "ids"], "y")
+        .output("y");
+    let value = deuteron_onnx::TensorData::of_values(deuteron_graph::Dtype::I32, [2].into(), [-1.0, 1.0].into_iter());
+    let file = writer.finish();
+    let imported = import(&file, &Options::default().with_value("ids", value.clone())).unwrap();
+    let weight = crate::support::values(&imported.weight("w", &file).unwrap());
+    let graph = &imported.graph;
+    let inputs = graph.inputs().iter().map(|&id| match graph.label(id).as_str() {
+        "ids" => crate::support::values(&value),
+        label => crate::support::values(&imported.weight(label, &file).unwrap()),
+    });
+    let inputs: Vec<_> = inputs.collect();
+    let y = deuteron_reference::bounded(graph, &inputs).unwrap().remove(0).exact;
+    assert_eq!(y.values, [weight.row(4), weight.row(1)].concat());
 }
 
 #[test]
@@ -215,8 +335,8 @@ fn operands_have_to_go_together() {
 
 #[test]
 fn an_old_opset_is_refused() {
-    let file = Writer::default().input("x", &[2]).node("Neg", &["x"], "y").output("y").finish_at(11);
-    assert_eq!(refusal(&file), OnnxError::Opset { got: 11 });
+    let file = Writer::default().input("x", &[2]).node("Neg", &["x"], "y").output("y").finish_at(6);
+    assert_eq!(refusal(&file), OnnxError::Opset { got: 6 });
 }
 
 #[test]

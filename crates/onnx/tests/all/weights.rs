@@ -125,3 +125,49 @@ fn derived_sizes_are_computed() {
     let imported = import(&file, &Options::default().with_dim("heads", 3).with_dim("past", 5)).unwrap();
     assert_eq!(imported.graph.node(imported.graph.inputs()[0]).shape[..], [11]);
 }
+
+/// Words of the text form are made names: no import fails for what a tensor is called.
+#[test]
+fn words_of_the_text_form_are_no_names() {
+    for word in ["f32", "bf16", "bool", "inf", "transposed", "transpose_a", "elementwise", "1x"] {
+        let writer = Writer::default().input("x", &[2, 4]).weight(word, &[4]).node("Add", &["x", word], "f16");
+        let writer = writer.node("Neg", &["f16"], "inf").output("f16");
+        let (imported, _) = load(writer);
+        let again: deuteron_graph::Graph = imported.graph.to_string().parse().unwrap();
+        assert_eq!(again, imported.graph, "{word}");
+        assert_eq!(imported.weights[0].original, word);
+    }
+}
+
+/// All floats of a model in another dtype: inputs, weights and constants, but not indices.
+#[test]
+fn a_model_is_converted_to_a_dtype() {
+    let writer = Writer::default()
+        .input("x", &[2, 8])
+        .typed_input("ids", I64, &[Size::Is(2)])
+        .weight("w", &[8, 4])
+        .floats("table", &[3], &[0.1, 0.2, 0.3])
+        .scalar("eps", 1e-5)
+        .node("MatMul", &["x", "w"], "p")
+        .node("Add", &["p", "eps"], "y")
+        .node("Gather", &["table", "ids"], "z")
+        .output("y")
+        .output("z");
+    let file = writer.finish();
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        let imported = import(&file, &Options { dtype: Some(dtype), ..Options::default() }).unwrap();
+        let graph = &imported.graph;
+        assert_eq!(imported.opaque, []);
+        for output in graph.outputs() {
+            assert_eq!(graph.node(output.node).dtype, dtype, "{graph}");
+        }
+        assert!(graph.ids().all(|id| graph.node(id).dtype != Dtype::F32), "{graph}");
+        for weight in &imported.weights {
+            let data = imported.weight(&weight.name, &file).unwrap();
+            assert_eq!((data.dtype, data.bytes.len()), (dtype, 2 * weight.shape.elements()));
+        }
+        let table = imported.weights.iter().find(|weight| weight.shape.elements() == 3).unwrap();
+        let table = table.read(&file).unwrap().values();
+        assert!((table[1] - 0.2).abs() < 1e-3, "{table:?}");
+    }
+}

@@ -4,7 +4,7 @@ pub mod writer;
 
 use std::path::PathBuf;
 
-use deuteron_graph::{Dtype, Graph, InputKind, Op};
+use deuteron_graph::{Graph, InputKind, Op};
 use deuteron_onnx::{Imported, Options, TensorData, import_file};
 use deuteron_reference::{Array, Comparison, bounded};
 use serde_json::Value;
@@ -42,14 +42,7 @@ pub fn load(name: &str) -> Imported {
 
 /// Values of a weight as the reference takes them.
 pub fn values(data: &TensorData) -> Array {
-    let size = data.dtype.bytes();
-    let decode = |element: &[u8]| match data.dtype {
-        Dtype::F32 => f64::from(f32::from_le_bytes(element.try_into().unwrap())),
-        Dtype::I32 => f64::from(i32::from_le_bytes(element.try_into().unwrap())),
-        Dtype::Bool => f64::from(element[0]),
-        dtype => panic!("no test model has {dtype} weights"),
-    };
-    Array::new(data.shape.clone(), data.bytes.chunks_exact(size).map(decode).collect())
+    Array::new(data.shape.clone(), data.values())
 }
 
 /// The graph's inputs: those stored beside the model, and its weights.

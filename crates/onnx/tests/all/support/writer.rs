@@ -59,6 +59,7 @@ pub enum Value<'a> {
     Int(i64),
     Float(f32),
     Ints(&'a [i64]),
+    Text(&'a str),
     Graph(Message),
     /// The attribute of the surrounding function's call.
     Reference(&'a str),
@@ -177,6 +178,7 @@ pub fn node(op: &str, domain: &str, inputs: &[&str], outputs: &[&str], attribute
                 Value::Ints(values) => {
                     values.iter().fold(attribute, |attribute, &value| attribute.number(8, value as u64))
                 }
+                Value::Text(text) => attribute.text(4, text),
                 Value::Graph(graph) => attribute.message(6, graph),
                 Value::Reference(name) => attribute.text(21, name),
             },
