@@ -132,11 +132,12 @@ fn learnt_file(folder: &Folder) -> PathBuf {
     let settings = folder.0.join("settings/deuteron/learnt");
     let output = folder.run(&["fuse", "act", "--rows", "1", "--cols", "8", "--device", "cpu"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let found = std::fs::read_dir(settings).unwrap().find_map(|entry| {
-        let path = entry.unwrap().path();
-        path.extension().is_some_and(|extension| extension == "lock").then_some(path)
+    // The lock is made before anything is learnt: `.NAME.lock` beside the file NAME.
+    let found = std::fs::read_dir(&settings).unwrap().find_map(|entry| {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        Some(settings.join(name.strip_prefix('.')?.strip_suffix(".lock")?))
     });
-    found.unwrap().with_extension("toml")
+    found.unwrap()
 }
 
 /// Microseconds, launches and bytes of all kernels of a list.

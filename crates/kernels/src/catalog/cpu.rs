@@ -53,7 +53,8 @@ impl Catalog for CpuCatalog {
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        offer(draft.into()).is_some()
+        // Described operations are analysed with their neighbours; no kernel is made of them.
+        if is_described(draft) { self.offers_structure(draft.structure) } else { offer(draft.into()).is_some() }
     }
 
     fn offers_everything(&self) -> bool {

@@ -99,7 +99,8 @@ impl Catalog for CudaCatalog {
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        self.offers_structure(draft.structure) && offer(draft.into(), &self.target()).is_some()
+        // Described operations are analysed with their neighbours; no kernel is made of them.
+        self.offers_structure(draft.structure) && (is_described(draft) || offer(draft.into(), &self.target()).is_some())
     }
 
     fn offers_everything(&self) -> bool {
