@@ -21,7 +21,7 @@ def widened(x: Any, op: str) -> Tuple[Value, str]:
 
 
 def _float(x: Any, op: str) -> Value:
-    """A float value: of others torch's result is no float."""
+    """The operand as a float value. PyTorch gives integers for integer operands here, which these ops do not."""
     value = as_value(x, op)
     if value._word not in FLOATS:
         raise TypeError(f"{op}: expected a float operand (f32, f16 or bf16), got {value._word}; cast it")

@@ -2,6 +2,7 @@
 //! gives what it gave before.
 
 mod allocator;
+// Written for the tests of ONNX files; not all of it is needed here.
 #[path = "../../../onnx/tests/all/support/writer.rs"]
 #[allow(dead_code)]
 mod writer;
