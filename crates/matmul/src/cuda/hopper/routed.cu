@@ -56,17 +56,29 @@ static __device__ __forceinline__ void gather(const RoutedParameters& p, Ring ri
     }
 }
 
-// Calls `finish(half, sums)` for both halves, or the only one; sums of floats are rounded before, all at once, so that registers are free.
-template <class Finish> static __device__ __forceinline__ void finish_halves(const int (&sums)[HALVES][COLUMNS / 2], Finish finish) {
+// What follows the sums of 16 rows of each half that a warp has, and their places. `left` rows of the first half are there.
+struct WarpRows {
+    const RoutedParameters& p;
+    int column, left;
+    char* s_sums;
+    const int* s_rows;
+
+    template <class Sums> __device__ __forceinline__ void finish(int half, const Sums& sums) const {
+        const int* const s_half = s_rows + 16 * half;
+        finish_rows(p.own, column, left - 64 * half, s_sums, sums, [=](int r) { return (i64)s_half[r]; });
+    }
+    __device__ __forceinline__ void finish_all(const int (&sums)[HALVES][COLUMNS / 2]) const {
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) finish(half, sums[half]);
-}
-template <class Finish> static __device__ __forceinline__ void finish_halves(const float (&sums)[HALVES][COLUMNS / 2], Finish finish) {
-    Rounded pairs[HALVES];
-    round_tile(pairs, sums);
+        for (int half = 0; half < HALVES; ++half) finish(half, sums[half]);
+    }
+    // Sums of floats are rounded before, all at once, so that registers are free.
+    __device__ __forceinline__ void finish_all(const float (&sums)[HALVES][COLUMNS / 2]) const {
+        Rounded pairs[HALVES];
+        round_tile(pairs, sums);
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) finish(half, pairs[half]);
-}
+        for (int half = 0; half < HALVES; ++half) finish(half, pairs[half]);
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __grid_constant__ RoutedParameters p) {
     extern __shared__ char s_dynamic[];
@@ -120,9 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __g
 #pragma unroll
             for (int half = 0; half < HALVES; ++half) pin(sums[half]);
             release(ring.empty(turn * steps + steps - 1));
-            finish_halves(sums, [&](int half, const auto& kept) {
-                finish_rows(p.own, tile.column, rows.end - place - 64 * half, s_sums, kept, [&](int r) { return (i64)s_rows[16 * half + r]; });
-            });
+            WarpRows{p, tile.column, rows.end - place, s_sums, s_rows}.finish_all(sums);
         }
     }
 }
