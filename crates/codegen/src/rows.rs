@@ -45,8 +45,8 @@ pub fn reach(spec: &ArgSpec, binding: &ArgBinding, rows: usize, cols: usize) -> 
         Access::Row | Access::GatheredRow { .. } if cols == 0 => 0,
         Access::Row | Access::GatheredRow { .. } => binding.last_row().saturating_add(cols),
         Access::PerRow => binding.last_row().saturating_add(1),
-        // Sums over rows are not part of other kernels.
-        Access::Columns => 0,
+        // Beside other work, sums over rows are of all columns.
+        Access::Columns => cols,
     }
 }
 

@@ -5,7 +5,7 @@ use deuteron_codegen::body::{Access, Body};
 use deuteron_codegen::lower::{LoweredRows, lower_rows};
 use deuteron_codegen::matmul_shape::{MatmulShape, lower_matmul_shape};
 use deuteron_graph::{Dtype, NodeId, Op, Shape};
-use deuteron_plan::{Chain, Draft, Link, Space, node_space};
+use deuteron_plan::{Chain, Draft, Link, Space, finished_sum, node_space};
 
 use super::kernel::{Epilogue, LoweredMatmul, MAX_RIGHTS, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue};
 use super::routed;
@@ -103,14 +103,17 @@ fn can_be_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
     fit.epilogue.iter().all(follows)
 }
 
-/// Row work on the sums, which it reads in order.
+/// Row work on the sums, which it reads in order, and sums over rows.
 fn can_be_row_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
     let shape: &Shape = &draft.graph.node(fit.matmuls[0]).shape;
     let follows = |&id: &NodeId| {
         let node = draft.graph.node(id);
         let number = node_space(draft.graph, id).cols == 1 && node.shape.elements() == shape.rows();
         let reduces = matches!(node.op, Op::RowReduce(_)) && reads_in_order(draft, fit.matmuls, id);
-        reduces || (is_elementwise(&node.op) && (number || is_in_order(draft, fit.matmuls, id)))
+        let whole = node_space(draft.graph, id) == Space { rows: shape.rows(), cols: shape.cols() };
+        let sums = node.op == Op::ColumnSum && whole && reads_in_order(draft, fit.matmuls, id);
+        let stores_sum = finished_sum(draft.graph, fit.epilogue, id).is_some();
+        reduces || sums || stores_sum || (is_elementwise(&node.op) && (number || is_in_order(draft, fit.matmuls, id)))
     };
     shape.cols() > 1 && fit.epilogue.iter().all(follows)
 }

@@ -5,10 +5,12 @@
 //! be if it were stored: a fused plan gives the bits of an unfused one.
 
 use deuteron_codegen::argument::{ArgBinding, Argument, strided_reach};
+use deuteron_codegen::body::Access;
 use deuteron_codegen::body::Body;
+use deuteron_codegen::kernel::InPlace;
 use deuteron_codegen::matmul_shape::{MatmulShape, Matrix};
-use deuteron_codegen::rows::{RowArguments, reach};
-use deuteron_graph::Dtype;
+use deuteron_codegen::rows::{ArgUpdate, RowArguments, reach};
+use deuteron_graph::{Dtype, NodeId};
 
 /// Rows of a matmul, at most, that a prologue is made for: its kernel reads every weight once and holds all of these rows, so the prologue
 /// runs once for each worker, and not for every block of columns.
@@ -134,6 +136,37 @@ pub struct MatmulLaunch {
 }
 
 impl<T: RowArguments> Matmul<T> {
+    /// Results of the epilogue whose elements lie where those of an operand of it do, one for one, and whose operand is read nowhere else: by
+    /// positions in the launch. A kernel that reads each such element before the same thread stores it can have them in one place.
+    pub fn updates(&self, launch: &MatmulLaunch, wanted: &[InPlace]) -> Vec<ArgUpdate> {
+        let Some(epilogue) = &self.epilogue else { return Vec::new() };
+        let (args, roles, specs) = (&launch.args, self.roles(), epilogue.body.row_arguments());
+        let only = |base: NodeId| {
+            let mut positions = (0..args.len()).filter(|&position| args[position].base == base);
+            let by_rows = |&position: &usize| match roles[position] {
+                Role::Epilogue(arg) => specs[arg].access == Access::Row,
+                _ => false,
+            };
+            positions.next().filter(|_| positions.next().is_none()).filter(by_rows)
+        };
+        let found = wanted.iter().filter_map(|&InPlace { operand, result }| {
+            let (operand, result) = (only(operand)?, only(result)?);
+            let (read, stored) = (&args[operand], &args[result]);
+            let alike = read.dtype == stored.dtype && read.offset == stored.offset && read.leading == stored.leading;
+            (alike && !read.written && stored.written).then_some(ArgUpdate { operand, result })
+        });
+        found.collect()
+    }
+
+    /// What a device has to know of the arguments of a launch where results are in place of operands.
+    pub fn arguments_in_place(&self, launch: &MatmulLaunch, updates: &[ArgUpdate]) -> Vec<Argument> {
+        let mut arguments = self.arguments(launch);
+        for update in updates {
+            arguments[update.result].in_place_of = Some(update.operand);
+        }
+        arguments
+    }
+
     /// What a device has to know of the arguments of a launch.
     pub fn arguments(&self, launch: &MatmulLaunch) -> Vec<Argument> {
         let MatmulLaunch { args, shape, .. } = launch;

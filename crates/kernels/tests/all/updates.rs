@@ -58,6 +58,19 @@ fn loads_of_what_a_kernel_writes_are_ordinary() {
     }
 }
 
+/// A gradient that is added to a sum of gradients, of another type.
+#[test]
+fn what_follows_a_matmul_is_in_place_on_hopper() {
+    let text = "w = input f32[768,3072] ; p = input bf16[8192,768] ; q = input bf16[8192,3072]
+g = matmul p q transpose_a ; f = cast g f32 ; y = add w f ; out y";
+    let hopper = Backend::Cuda(CudaTarget::new(Arch::Sm90a, 132));
+    assert_eq!(in_place(text, &hopper, &[("w", "y")]).iter().flatten().count(), 1);
+    assert_eq!(in_place(text, &hopper, &[]).iter().flatten().count(), 0);
+    // An operand of the matmul is read by many blocks.
+    let square = "w = input bf16[768,768] ; q = input bf16[768,768] ; g = matmul w q ; y = add w g ; out y";
+    assert_eq!(in_place(square, &hopper, &[("w", "y")]).iter().flatten().count(), 0);
+}
+
 #[test]
 fn rows_and_operands_that_do_not_fit_are_left_alone() {
     let cases: [(&str, &str); 6] = [

@@ -7,7 +7,8 @@
 // alone. Where x is multiplied by v and u, too, their results are z and t. Where c
 // and d are among the arguments, the left operand is the layer norm of x with these weights, which the launch itself makes. Where FIRST is a kernel that runs before
 // ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them; `kept` with
-// bytes of workspace and of what is kept from launch to launch, where ENTRY alone has them.
+// bytes of workspace and of what is kept from launch to launch, where ENTRY alone has them. Where it sums over rows, into f, `summed` with bytes of
+// workspace stands before the launch, and that of the kernel `finish` behind it.
 #include <map>
 #include "emulator.h"
 #include "attention.h"
@@ -74,10 +75,11 @@ struct Matrices {
     }
 };
 
-// Launches that come before the matmul, and the workspace.
+// Launches that come before the matmul and behind it, and the workspace.
 struct Before {
     std::vector<host::Launch> launches;
     std::vector<char> workspace, kept;
+    std::vector<host::Launch> behind;
 };
 
 static Before read_before(host::Reader& reader) {
@@ -93,6 +95,10 @@ static Before read_before(host::Reader& reader) {
     before.workspace.resize(reader.number() + 128);
     before.kept.resize(reader.number() + 128);
 #endif
+#if COLUMN_SUMS > 0
+    reader.expect_name("summed");
+    before.workspace.resize(reader.number() + 128);
+#endif
     return before;
 }
 
@@ -103,8 +109,8 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
         return transposed ? Matrices(kind, count, wide, high, skip) : Matrices(kind, count, high, wide, skip);
     };
     const int result = storage == 3 ? 0 : storage;
-    Matrices x = operand(left, m, k), w = operand(right, k, n), b(result, 1, 1, n, 0), c(result, 1, 1, k, 0), d = c, v = w, u = w, g = b, h = b, y(result, batch, m, n, 0), r = y, s = y, z = y, t = y;
-    std::map<std::string, Matrices*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}, {"p", &y}, {"c", &c}, {"d", &d}, {"v", &v}, {"u", &u}, {"z", &z}, {"t", &t}};
+    Matrices f(0, 1, 1, n, 0), x = operand(left, m, k), w = operand(right, k, n), b(result, 1, 1, n, 0), c(result, 1, 1, k, 0), d = c, v = w, u = w, g = b, h = b, y(result, batch, m, n, 0), r = y, s = y, z = y, t = y;
+    std::map<std::string, Matrices*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}, {"p", &y}, {"c", &c}, {"d", &d}, {"v", &v}, {"u", &u}, {"z", &z}, {"t", &t}, {"f", &f}};
     for (const char* name : {"x", "w", "b", "g", "h", "r", "v", "u", "c", "d"}) named[name]->fill(state);
     const auto has = [&, &names = arguments](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
     const bool normed = has("s");
@@ -124,6 +130,11 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
     for (const host::Launch& first : before.launches) host::run(FIRST, first, places, settings);
 #endif
     host::run(ENTRY, launch, places, settings);
+#if COLUMN_SUMS > 0
+    // Its tile is a variable.
+    settings.statics = 48 << 10;
+    for (const host::Launch& last : before.behind) host::run(finish, last, places, settings);
+#endif
     // What is kept is as it was before the launch.
     const bool kept = std::all_of(before.kept.begin(), before.kept.end(), [](char byte) { return byte == 0; });
     if (has("c")) {
@@ -173,7 +184,14 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
             }
         }
     }
-    const bool clean = y.is_clean() && s.is_clean() && z.is_clean() && t.is_clean(), ok = share <= 1.0 && clean && kept;
+    for (u64 column = 0; has("f") && column < n; ++column) {
+        // Sums of the results as they were stored.
+        double sum = 0.0, terms = 0.0;
+        for (u64 row = 0; row < batch * m; ++row) sum += y.at(row / m, row % m, column), terms += fabs(y.at(row / m, row % m, column));
+        const double off = fabs(f.at(0, 0, column) - sum);
+        share = std::max(share, off == off ? off / (batch * m * 0x1p-24 * terms + 0x1p-40) : INFINITY);
+    }
+    const bool clean = f.is_clean() && y.is_clean() && s.is_clean() && z.is_clean() && t.is_clean(), ok = share <= 1.0 && clean && kept;
     printf("seed %llu: %.2f of what rounding allows%s: %s\n", settings.seed, share, !clean ? ", wrote beside the result" : !kept ? ", left counts behind" : "",
            ok ? "ok" : "FAILED");
     return ok;
@@ -185,5 +203,8 @@ int main(int count, char** arguments) {
     const Sizes sizes = read_sizes(reader);
     Before before = read_before(reader);
     const host::Launch launch = host::read_launch(reader);
+#if COLUMN_SUMS > 0
+    before.behind.push_back(host::read_launch(reader));
+#endif
     return host::run_seeds(count, arguments, [&](emulator::Settings settings) { return run_seed(sizes, before, launch, settings); });
 }

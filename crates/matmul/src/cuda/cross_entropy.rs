@@ -166,7 +166,7 @@ fn product(
     let matmul =
         Matmul { left: dtype, right: dtype, result: dtype, rights: 1, routed: false, prologue: None, epilogue: None };
     let launch = MatmulLaunch { args: Vec::new(), shape, prologue_axes: Vec::new(), axes: Vec::new() };
-    HopperKernel { matmul, launch, tile }
+    HopperKernel { matmul, launch, tile, updates: Vec::new() }
 }
 
 /// The same matmul of other sizes.

@@ -30,12 +30,13 @@ use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
 use deuteron_codegen::library::LibraryEpilogue;
 use deuteron_codegen::matmul_shape::{MatmulShape, lower_matmul_shape};
+use deuteron_codegen::rows::ArgUpdate;
 use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
 use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
 use deuteron_plan::{Draft, Work, primitive_work};
 
-use self::ending::{CLUSTER, MappedRows, PAIR, draws, reduces, stores};
+use self::ending::{CLUSTER, MappedRows, PAIR, column_sums, draws, reduces, stores};
 use self::made::{MadeRows, first_rows};
 use self::time::{FETCHED, Following, GATHERED, library_us, made_beside, made_us, rows_us, tile_us, warps_us};
 use super::sides;
@@ -102,6 +103,8 @@ impl Family<CudaTarget> for HopperFamily {
             return None;
         }
         let drawback = kernel.drawback(target);
+        let updates = kernel.matmul.updates(&kernel.launch, request.in_place);
+        let kernel = HopperKernel { updates, ..kernel };
         offered(move || Work { drawback, ..primitive_work(&group) }, move || kernel.kernel(target))
     }
 }
@@ -115,6 +118,8 @@ pub struct HopperKernel {
     pub launch: MatmulLaunch,
     /// how it is cut
     pub tile: HopperTile,
+    /// results in place of operands: a thread reads what it stores over before
+    pub updates: Vec<ArgUpdate>,
 }
 
 /// What each of the two warpgroups of a block has.
@@ -208,7 +213,10 @@ fn has_instructions([a, b]: [Dtype; 2], matmul: Dtype, shape: &MatmulShape) -> b
 /// bytes than it saves.
 pub(super) fn widens(draft: &Draft, matmuls: &[NodeId]) -> bool {
     let bytes = |id: NodeId| draft.graph.node(id).dtype.bytes();
-    let inner = |id: &&NodeId| draft.graph.outputs().iter().all(|output| output.node != **id);
+    // A sum over rows is small, whatever its type.
+    let inner = |id: &&NodeId| {
+        draft.graph.node(**id).op != Op::ColumnSum && draft.graph.outputs().iter().all(|output| output.node != **id)
+    };
     draft.outputs.iter().filter(inner).any(|&id| matmuls.iter().any(|&matmul| bytes(id) > bytes(matmul)))
 }
 
@@ -254,7 +262,7 @@ impl HopperKernel {
     /// The same of a matmul that was lowered, in the way that is predicted to be done first.
     pub(super) fn new(lowered: LoweredMatmul, target: &CudaTarget) -> Option<HopperKernel> {
         let LoweredMatmul { product: matmul, launch } = lowered;
-        let mut kernel = HopperKernel { matmul, launch, tile: TURNS };
+        let mut kernel = HopperKernel { matmul, launch, tile: TURNS, updates: Vec::new() };
         kernel.tile = *kernel.tiles(target, 1.0).first()?;
         Some(kernel)
     }
@@ -273,6 +281,7 @@ impl HopperKernel {
     fn possible(&self, target: &CudaTarget) -> Vec<HopperTile> {
         let whole_rows = self.matmul.epilogue.as_ref().is_some_and(|epilogue| reduces(&epilogue.body));
         let drawn = self.matmul.epilogue.as_ref().is_some_and(|epilogue| draws(&epilogue.body));
+        let sums = self.column_sums() > 0;
         // By pairs of columns, rows of a left operand would be made slowly.
         let even = self.launch.shape.n.is_multiple_of(PAIR) && !drawn && self.matmul.prologue.is_none();
         let fits = |tile: &HopperTile| {
@@ -280,9 +289,10 @@ impl HopperKernel {
             let by_rows =
                 !tile.by_rows || (even && kernel.stages() >= kernel.places() && !kernel.mapped().put().is_empty());
             let reduced = !whole_rows || (tile.by_rows && kernel.cluster() <= CLUSTER);
+            let summed = !sums || (!tile.by_rows && tile.split == 1 && self.can_sum_columns());
             let made = self.matmul.prologue.is_none()
                 || (kernel.cluster() == 1 && tile.runs_at_once(kernel.tile_count(), target.processors));
-            by_rows && reduced && made && kernel.has_all_rights() && kernel.stages() >= 3
+            by_rows && reduced && summed && made && kernel.has_all_rights() && kernel.stages() >= 3
         };
         let walked = |tile: &HopperTile| !self.matmul.routed || tile.can_be_routed();
         tiles(&self.launch.shape, self.matmul.left).filter(walked).filter(fits).collect()
@@ -399,7 +409,8 @@ impl HopperKernel {
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
         let text = self.text_of(&[&text(&self.around(), self.is_persistent()), include_str!("hopper/entry.cu")]);
-        let launch = Launch::of_grids(self.matmul.arguments(&self.launch), self.grids(target));
+        let arguments = self.matmul.arguments_in_place(&self.launch, &self.updates);
+        let launch = Launch::of_grids(arguments, self.grids(target));
         let launch = launch.with_variant(self.describe(), String::new()).with_tiling(self.tiling("matmul_hopper"));
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
     }
@@ -449,6 +460,22 @@ impl HopperKernel {
     fn vector(&self) -> usize {
         let made = if self.matmul.prologue.is_some() { self.launch.shape.k } else { 8 };
         if self.tile.by_rows { PAIR } else { gcd(gcd(self.launch.shape.n, 8), made) }
+    }
+
+    /// Sums over rows that what follows makes.
+    fn column_sums(&self) -> usize {
+        self.matmul.epilogue.as_ref().map_or(0, |epilogue| column_sums(&epilogue.body))
+    }
+
+    /// Whether warps can store sums over their rows: the workspace has no other use, and each of them has pieces of 64 columns.
+    fn can_sum_columns(&self) -> bool {
+        self.matmul.rights == 1 && self.matmul.prologue.is_none() && !self.is_by_warps()
+    }
+
+    /// Sums over rows that are stored of each column: one a warp that has all columns of a piece, as in `elementwise.cu`.
+    fn summed_parts(&self) -> usize {
+        let (shape, across) = (&self.launch.shape, 64 / self.vector());
+        128 / across.max(32) * shape.m.div_ceil(64) * shape.batches()
     }
 
     /// Pieces of 64 columns of a tile.
@@ -599,6 +626,7 @@ impl HopperKernel {
         ];
         let mut text = format!("// matmul: {}\n#define WAITS\n", self.describe());
         let _ = writeln!(text, "#define MAPS {}\n#define CARRIED {}", mapped.maps.len(), mapped.carried().len());
+        let _ = writeln!(text, "#define COLUMN_SUMS {}", self.column_sums());
         if self.tile.by_rows {
             text += "#define BY_ROWS\n";
         }
@@ -621,8 +649,10 @@ impl HopperKernel {
         let rights = (0..self.matmul.rights).map(|right| self.map_of_b(right));
         let maps = [self.map_of_a()].into_iter().chain(rights).chain(self.mapped().maps);
         let grid = self.grid("matmul_hopper", maps, tail, target);
-        let [workspace, persistent] = MadeRows::new(self).map_or([0; 2], |made| made.memory(self.tile.rows));
-        Grids { list: vec![grid], workspace, persistent, ..Grids::default() }
+        let [made, persistent] = MadeRows::new(self).map_or([0; 2], |made| made.memory(self.tile.rows));
+        let (finish, summed) = epilogue.and_then(|epilogue| epilogue.finish(self.summed_parts())).unzip();
+        let list = [grid].into_iter().chain(finish).collect();
+        Grids { list, workspace: made + summed.unwrap_or(0), persistent, ..Grids::default() }
     }
 
     /// A grid of it over operands with these maps; `tail` is what stands in the parameter for what follows.

@@ -87,7 +87,7 @@ impl RoutedKernel {
         let routing = Routing::new(&launch.shape, &launch.args[TABLE], ROWS);
         let tiles = routing.usual_row_tiles();
         let tile = hopper::fastest_routed(tiles, &launch.shape, product.left, target.processors);
-        RoutedKernel { matmul: HopperKernel { matmul: product, launch, tile }, routing }
+        RoutedKernel { matmul: HopperKernel { matmul: product, launch, tile, updates: Vec::new() }, routing }
     }
 
     /// All ways to cut it, fastest first if every expert had as many rows.

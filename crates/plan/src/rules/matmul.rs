@@ -57,6 +57,7 @@ impl Rules<'_> {
         leaves: &dyn Fn(NodeId) -> bool,
     ) -> Result<Side, Reason> {
         let reach = self.reach_of_side(&nodes, matmuls, leaves)?;
+        self.check_column_sums(&nodes, false)?;
         let crossing = self.read_values(matmuls, &nodes);
         Ok(Side { nodes, reach, crossing })
     }
@@ -69,8 +70,19 @@ impl Rules<'_> {
         leaves: &dyn Fn(NodeId) -> bool,
     ) -> Result<Side, Reason> {
         let reach = self.reach_of_side(&nodes, matmuls, leaves)?;
+        // Blocks store sums over their rows, which are added up behind the launch; so as on GPUs whose blocks meet.
+        self.check_column_sums(&nodes, self.machine.find(Quantity::ClusterColumns).unwrap_or(0.0) > 1.0)?;
         let crossing = self.read_values(&nodes, matmuls);
         Ok(Side { nodes, reach, crossing })
+    }
+
+    /// Sums over rows beside a matmul, where that can be.
+    fn check_column_sums(&self, side: &[NodeId], can_be: bool) -> Result<(), Reason> {
+        let is_sum = |id: &&NodeId| matches!(self.graph.node(**id).op, Op::ColumnSum);
+        match side.iter().find(is_sum) {
+            Some(&value) if !can_be => Err(Reason::NeedsAllRows { value }),
+            _ => Ok(()),
+        }
     }
 
     /// Those of `made` that `readers` read, in order.
@@ -179,9 +191,6 @@ impl Rules<'_> {
             return Ok(Reach::None);
         }
         let space = self.check_rows(side, leaves)?;
-        if let Some(&sum) = side.iter().find(|&&id| matches!(self.graph.node(id).op, Op::ColumnSum)) {
-            return Err(Reason::NeedsAllRows { value: sum });
-        }
         for &id in side {
             let mut problem = None;
             self.placement.for_reads(self.graph, id, &mut |value| {

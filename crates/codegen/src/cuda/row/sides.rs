@@ -4,9 +4,9 @@ use deuteron_graph::Dtype;
 
 use crate::argument::ArgBinding;
 use crate::body::{Access, ArgSpec, Body};
-use crate::cuda::grid::Word;
+use crate::cuda::grid::{Grid, Word};
 use crate::cuda::row::emit::{
-    Emission, TileArguments, emit_epilogue, emit_prologue, emit_rows_of_warps, emit_tile_rows,
+    Emission, TileArguments, emit_epilogue, emit_prologue, emit_rows_of_warps, emit_tile_rows, finish_grid, partials,
 };
 use crate::cuda::row::layout::{ArgLayout, layout};
 use crate::cuda::row::passes::{Passes, passes};
@@ -117,9 +117,28 @@ impl Side<'_> {
             words.extend(words_at(address(position, start), spec, false, binding));
         }
         words.extend(axis_words(self.axes));
-        // It looks up nothing and sums over no rows, so it needs neither fault nor workspace.
-        words.extend([Word::Number(rows as u64), Word::Number(0), Word::Number(0)]);
+        // It looks up nothing, so it needs no fault; and a workspace where it sums over rows.
+        let workspace = if self.column_sums() > 0 { Word::Workspace(0) } else { Word::Number(0) };
+        words.extend([Word::Number(rows as u64), Word::Number(0), workspace]);
         words
+    }
+
+    /// How many sums over rows it makes.
+    pub fn column_sums(&self) -> usize {
+        partials(self.body).len()
+    }
+
+    /// The grid that adds up sums over rows, of which the kernel has stored `parts` of each in the workspace, and the bytes that they take.
+    /// None if it makes no such sums.
+    pub fn finish(&self, parts: usize) -> Option<(Grid, usize)> {
+        let sums = partials(self.body);
+        let arguments = sums.iter().filter_map(|&(arg, _)| {
+            let &(position, binding) = self.args[arg].as_ref()?;
+            Some(Word::Argument { position, offset: binding.offset * self.body.args[arg].dtype.bytes() })
+        });
+        let words = [Word::Workspace(0), Word::Number(parts as u64)].into_iter().chain(arguments).collect();
+        let width = sums.iter().map(|&(_, width)| width).max()?;
+        Some((finish_grid(&sums, words), 4 * parts * sums.len() * width))
     }
 
     /// Arguments of which all rows read the same columns: position in the launch, how they lie, and their type.

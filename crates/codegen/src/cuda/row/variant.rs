@@ -3,7 +3,7 @@
 use crate::body::{Access, Origin};
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
 use crate::cuda::row::config::Facts;
-use crate::cuda::row::emit::{Emission, Line, Lines, PRELUDE, emit, partials};
+use crate::cuda::row::emit::{Emission, Line, Lines, PRELUDE, emit, finish_grid, partials};
 use crate::cuda::row::facts::with_facts;
 use crate::cuda::row::passes::passes;
 use crate::cuda::row::words::{argument_words, axis_words};
@@ -101,14 +101,13 @@ impl RowVariant {
         }
         let partials = partials(body);
         let width: usize = partials.iter().map(|&(_, width)| width).sum();
-        if let Some(widest) = partials.iter().map(|&(_, width)| width).max() {
+        if !partials.is_empty() {
             let mut words = vec![Word::Workspace(0), Word::Number(blocks as u64)];
             words.extend(partials.iter().map(|&(position, _)| Word::Argument {
                 position,
                 offset: args[position].offset * body.args[position].dtype.bytes(),
             }));
-            let blocks = [widest.div_ceil(32).max(1) as u32, partials.len() as u32, 1];
-            list.push(Grid { entry: "finish", blocks, threads: 1024, cluster: 1, shared: 0, waits: false, words });
+            list.push(finish_grid(&partials, words));
         }
         let checks_indices = body.args.iter().any(|spec| matches!(spec.access, Access::GatheredRow { .. }));
         Grids { list, workspace: blocks * width * 4, checks_indices, ..Grids::default() }

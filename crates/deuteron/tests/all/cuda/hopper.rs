@@ -233,6 +233,31 @@ fn several_right_operands() {
     }
 }
 
+/// Gradients of biases: results are also summed over rows, in a fixed order.
+#[test]
+fn sums_over_rows() {
+    let Some(engine) = hopper() else { return };
+    for (at, [m, k, n]) in
+        [[9, 16, 16], [127, 64, 136], [129, 1000, 1504], [1500, 136, 51], [3001, 72, 264]].into_iter().enumerate()
+    {
+        let linear = format!("x = input float[{m},{k}] ; l = matmul x w:float[{n},{k}] transpose_b");
+        let saved = format!("{linear} ; q = input float[{m},{n}] ; t = sigmoid q ; y = mul l t");
+        for (turn, text) in [
+            format!("{saved} ; f = cast y f32 ; c = column_sum f ; d = cast c float ; out y ; out d"),
+            format!("{linear} ; y = relu l ; f = cast y f32 ; c = column_sum f ; s = mul f f ; d = column_sum s ; out y ; out c ; out d"),
+            format!("{saved} ; f = cast y f32 ; c = column_sum f ; out c"),
+        ]
+        .iter()
+        .enumerate()
+        {
+            check_every(&engine, text, 4, at + turn);
+        }
+    }
+    let batched = "x = input float[3,130,72] ; w = input float[3,72,40] ; l = matmul x w ; y = gelu l ; f = cast y f32
+c = column_sum f ; out y ; out c";
+    check_every(&engine, batched, 3, 0);
+}
+
 /// Row work before a matmul of any number of rows: the launch makes its left operand.
 #[test]
 fn norms_before() {

@@ -24,6 +24,8 @@ struct Product {
     rights: usize,
     /// whether the left operand is a layer norm that the launch makes
     made: bool,
+    /// whether results are also summed over rows
+    summed: bool,
 }
 
 impl Product {
@@ -38,11 +40,12 @@ impl Product {
             normed: false,
             rights: 1,
             made: false,
+            summed: false,
         }
     }
 
     fn graph(&self) -> Graph {
-        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights, made } = self;
+        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights, made, summed } = self;
         let matrix = |name: &str, transposed: bool, high: usize, wide: usize| {
             let (high, wide) = if transposed { (wide, high) } else { (high, wide) };
             let (sizes, axis) = if batch == 1 { (format!("{high}"), 1) } else { (format!("{batch},{high}"), 2) };
@@ -56,6 +59,7 @@ impl Product {
         let result = if dtype == Dtype::I8 { Dtype::F32 } else { dtype };
         let rows = if batch == 1 { format!("{m}") } else { format!("{batch},{m}") };
         let rest = match normed {
+            false if summed => "y = add p b ; wide = cast y f32 ; f = column_sum wide ; out y ; out f".to_string(),
             false => "y = add p b ; out y".to_string(),
             true => format!(
                 "r = input {dtype}[{rows},{n}] ; g = weight {dtype}[{n}] ; h = weight {dtype}[{n}] ; l = add p b ; s = add l r ; \
@@ -88,6 +92,9 @@ impl Product {
         let grids = launch.grids().expect("grids");
         if grids.persistent > 0 {
             return format!("kept {} {}\n", grids.workspace, grids.persistent);
+        }
+        if self.summed {
+            return format!("summed {}\n", grids.workspace);
         }
         let [before @ .., _] = grids.list.as_slice() else { return String::new() };
         if before.is_empty() {
@@ -172,8 +179,10 @@ fn hopper_matmul(product: &Product, tile: HopperTile, processors: usize) -> (Cud
     let Kernel { source: Source::Cuda(source), launch } = kernel.with_tile(tile).kernel(&target) else {
         panic!("a text")
     };
-    let [grid] = launch.grids().expect("grids").list.as_slice() else { panic!("one grid") };
-    (source, product.launch(&graph, &launch, grid))
+    let [grid, last @ ..] = launch.grids().expect("grids").list.as_slice() else { panic!("a grid") };
+    assert_eq!(last.len(), usize::from(product.summed), "what adds up sums over rows");
+    let last: String = last.iter().map(written).collect();
+    (source, product.launch(&graph, &launch, grid) + &last)
 }
 
 /// The same on the matrix units of a warp, cut in some way; and how its operands come.
@@ -287,6 +296,13 @@ fn matmuls_by_warpgroups() {
         ("hopper_batch", Product { batch: 3, ..Product::new([24, 40, 72], false) }, tile(64, true, 1), 2, 2),
         ("hopper_odd", Product::new([9, 51, 64], true), tile(64, false, 1), 2, 2),
         ("hopper_tall", Product::new([300, 104, 200], false), HopperTile { rows: 256, ..tile(96, false, 1) }, 4, 2),
+        (
+            "hopper_summed",
+            Product { summed: true, batch: 3, ..Product::new([76, 51, 72], true) },
+            tile(96, true, 1),
+            2,
+            2,
+        ),
         ("hopper_registers", Product::new([200, 104, 200], true), by_rows(128, 64, Sharing::Rows), 4, 2),
         (
             "hopper_registers_tall",
@@ -385,6 +401,19 @@ fn mistakes_of_warpgroups() {
     let (source, launch) = hopper_matmul(&Product::new([300, 200, 264], true), tile(64, true, 1), 2);
     let launched = Launched { source, entry: "matmul_hopper", launch, driver: "matmul.cpp" };
     check_mistakes("mistakes_of_warpgroups", launched, 2, 2, &mistakes);
+}
+
+#[test]
+fn mistakes_of_column_sums() {
+    let mistakes = [
+        ("away < 32", "away < 16", "FAILED"),
+        ("batch * halves + row / 64", "batch * halves", "FAILED"),
+        ("threadIdx.x % 128 / GROUP", "0", "FAILED"),
+    ];
+    let product = Product { summed: true, ..Product::new([180, 136, 72], true) };
+    let (source, launch) = hopper_matmul(&product, tile(96, true, 1), 2);
+    let launched = Launched { source, entry: "matmul_hopper", launch, driver: "matmul.cpp" };
+    check_mistakes("mistakes_of_column_sums", launched, 2, 2, &mistakes);
 }
 
 /// Of epilogues in registers, with rows that a cluster has together.

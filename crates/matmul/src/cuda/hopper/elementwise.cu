@@ -22,43 +22,88 @@ static __device__ __forceinline__ F staged(const char* s_staged, int row, int co
     return sums;
 }
 
+// What follows V sums of a row; sums over rows go on in `columns`.
+static __device__ __forceinline__ void follow(const Parameters& p, i64 row, int c, const F* sums, const tail::Shared& shared, const tail::Operands& operands, F* columns) {
+#if COLUMN_SUMS > 0
+    tail::run(p.tail, row, c, sums, shared, operands, columns);
+#else
+    tail::run(p.tail, row, c, sums, shared, operands);
+#endif
+}
+
+// What follows V columns of every DOWN-th row of HIGH, of which `rows` are there; the first is number `first` of all, and `own` is the place
+// of column c in the tile.
+template <int HIGH, int DOWN, int TOGETHER, class Sums>
+static __device__ __forceinline__ void finish_columns_of(const Parameters& p, i64 first, int rows, int c, int own, int down, Sums sums, F* columns) {
+    const tail::Shared shared = tail::read_shared(p.tail, c);
+    // Where all rows are there, no branch keeps the compiler from working on several vectors at once.
+    if (HIGH % (DOWN * TOGETHER) == 0 && HIGH <= rows) {
+#pragma unroll 1
+        for (int start = down; start < HIGH; start += DOWN * TOGETHER) {
+            tail::Operands operands[TOGETHER];
+            F values[TOGETHER][RIGHTS];
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) operands[i] = tail::read(p.tail, first + start + i * DOWN, c);
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+#pragma unroll
+                for (int right = 0; right < RIGHTS; ++right) values[i][right] = sums(start + i * DOWN, own, right);
+            }
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) follow(p, first + start + i * DOWN, c, values[i], shared, operands[i], columns);
+        }
+    } else {
+#pragma unroll 1
+        for (int r = down; r < HIGH && r < rows; r += DOWN) {
+            F values[RIGHTS];
+#pragma unroll
+            for (int right = 0; right < RIGHTS; ++right) values[right] = sums(r, own, right);
+            follow(p, first + r, c, values, shared, tail::read(p.tail, first + r, c), columns);
+        }
+    }
+}
+
+#if COLUMN_SUMS > 0
+// Sums over the rows of 64 that a warp has, from column c on: threads with the same columns, ACROSS lanes apart, add theirs up, and one stores
+// them. The kernel `finish` adds up those of all warps.
+template <int ACROSS>
+static __device__ __forceinline__ void put_columns(const Parameters& p, int batch, int row, int c, bool in, F* columns) {
+    // Threads that have all columns of a piece together, and how many times 64 rows have as many.
+    constexpr int GROUP = ACROSS < 32 ? 32 : ACROSS, GROUPS = 128 / GROUP;
+    const u64 halves = (p.m + 63) / 64, parts = GROUPS * halves * (p.tail.rows / p.m);
+    const u64 part = GROUPS * (batch * halves + row / 64) + threadIdx.x % 128 / GROUP;
+#pragma unroll
+    for (int k = 0; k < COLUMN_SUMS; ++k) {
+#pragma unroll
+        for (int away = ACROSS; away < 32; away *= 2) {
+            columns[k] = lanes<F>([&](int i) { return columns[k].v[i] + shuffle_xor(columns[k].v[i], away); });
+        }
+        float* const g_part = (float*)p.tail.workspace + (k * parts + part) * N + c;
+        if (in && threadIdx.x % GROUP < ACROSS) {
+#pragma unroll
+            for (int i = 0; i < V; ++i) g_part[i] = columns[k].v[i];
+        }
+    }
+}
+#endif
+
 // What follows HIGH x WIDE sums of a tile whose first one is at (row, column) of the batch's matrix. COUNT threads share them, this one is
 // number `thread`: it has V columns of each piece of 64, in every DOWN-th row. `sums(row, column, right)` gives V of them.
 template <int HIGH, int WIDE, int COUNT, class Sums>
-static __device__ __forceinline__ void finish(const Parameters& p, int batch, int row, int column, int thread, Sums sums) {
+static __device__ __forceinline__ void finish_area(const Parameters& p, int batch, int row, int column, int thread, Sums sums) {
     constexpr int PIECE = WIDE < 64 ? WIDE : 64, ACROSS = PIECE / V, DOWN = COUNT / ACROSS, TOGETHER = 4;
     const i64 first = (i64)batch * (i64)p.m + row;
     const int rows = (int)p.m - row, across = thread % ACROSS * V, down = thread / ACROSS;
 #pragma unroll 1
     for (int piece = 0; piece < WIDE; piece += PIECE) {
         const int own = piece + across, c = column + own;
-        if (down >= DOWN || own >= WIDE || c >= N) continue;
-        const tail::Shared shared = tail::read_shared(p.tail, c);
-        // Where all rows are there, no branch keeps the compiler from working on several vectors at once.
-        if (HIGH % (DOWN * TOGETHER) == 0 && HIGH <= rows) {
-#pragma unroll 1
-            for (int start = down; start < HIGH; start += DOWN * TOGETHER) {
-                tail::Operands operands[TOGETHER];
-                F values[TOGETHER][RIGHTS];
-#pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) operands[i] = tail::read(p.tail, first + start + i * DOWN, c);
-#pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) {
-#pragma unroll
-                    for (int right = 0; right < RIGHTS; ++right) values[i][right] = sums(start + i * DOWN, own, right);
-                }
-#pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) tail::run(p.tail, first + start + i * DOWN, c, values[i], shared, operands[i]);
-            }
-        } else {
-#pragma unroll 1
-            for (int r = down; r < HIGH && r < rows; r += DOWN) {
-                F values[RIGHTS];
-#pragma unroll
-                for (int right = 0; right < RIGHTS; ++right) values[right] = sums(r, own, right);
-                tail::run(p.tail, first + r, c, values, shared, tail::read(p.tail, first + r, c));
-            }
-        }
+        F columns[COLUMN_SUMS + 1] = {};
+        const bool in = down < DOWN && own < WIDE && c < N;
+        if (in) finish_columns_of<HIGH, DOWN, TOGETHER>(p, first, rows, c, own, down, sums, columns);
+#if COLUMN_SUMS > 0
+        static_assert(HIGH == 64 && COUNT == 128 && PIECE == 64, "warps store their sums over rows");
+        if (rows > 0) put_columns<ACROSS>(p, batch, row, c, in, columns);
+#endif
     }
 }
 
@@ -66,7 +111,7 @@ static __device__ __forceinline__ void finish(const Parameters& p, int batch, in
 static __device__ __forceinline__ void finish_half(const Parameters& p, const Tile& tile, int row, char* s_staged, int warpgroup, const Rounded& pairs) {
     stage(s_staged, pairs);
     named_barrier_sync(STAGED_BARRIER + warpgroup, 128);
-    finish<64, COLUMNS / RIGHTS, 128>(p, tile.batch, row, tile.column, threadIdx.x % 128, [&](int r, int c, int right) {
+    finish_area<64, COLUMNS / RIGHTS, 128>(p, tile.batch, row, tile.column, threadIdx.x % 128, [&](int r, int c, int right) {
         return staged(s_staged, r, right * (COLUMNS / RIGHTS) + c);
     });
     named_barrier_sync(STAGED_BARRIER + warpgroup, 128);
@@ -128,6 +173,6 @@ static __device__ __forceinline__ void finish_part(const Parameters& p, Ring, ch
         cluster_barrier();
         send(s_parts, warpgroup, sums[0]);
         cluster_barrier();
-        finish<ROWS, SHARE, MULTIPLIERS>(p, tile.batch, tile.row, tile.column + part * SHARE, threadIdx.x - 128, [&](int r, int c, int) { return added(s_parts, r, c); });
+        finish_area<ROWS, SHARE, MULTIPLIERS>(p, tile.batch, tile.row, tile.column + part * SHARE, threadIdx.x - 128, [&](int r, int c, int) { return added(s_parts, r, c); });
     }
 }

@@ -17,6 +17,11 @@ pub(super) fn reduces(body: &Body) -> bool {
     body.stages.iter().any(|stage| matches!(stage, Stage::RowReduce { .. }))
 }
 
+/// How many sums over rows it makes.
+pub(super) fn column_sums(body: &Body) -> usize {
+    body.stages.iter().filter(|stage| matches!(stage, Stage::ColumnSum { .. })).count()
+}
+
 /// Whether it draws random numbers: beside all sums of a thread, those take more registers than there are.
 pub(super) fn draws(body: &Body) -> bool {
     body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }))

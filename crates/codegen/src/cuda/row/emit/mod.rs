@@ -23,6 +23,7 @@ pub(crate) use self::sides::{emit_epilogue, emit_following, emit_prologue, emit_
 pub use self::tiles::TileArguments;
 pub(crate) use self::tiles::emit_tile_rows;
 use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Origin, Stage};
+use crate::cuda::grid::{Grid, Word};
 use crate::cuda::row::layout::ArgLayout;
 use crate::cuda::row::passes::{Pass, Passes, stored};
 use crate::cuda::row_config::{Policy, RowConfig};
@@ -130,6 +131,13 @@ pub(crate) fn partials(body: &Body) -> Vec<(usize, usize)> {
         Stage::RowReduce { .. } | Stage::Store { .. } => None,
     });
     sums.collect()
+}
+
+/// The grid of the kernel that adds up column sums of all blocks.
+pub(crate) fn finish_grid(partials: &[(usize, usize)], words: Vec<Word>) -> Grid {
+    let widest = partials.iter().map(|&(_, width)| width).max().unwrap_or(0);
+    let blocks = [widest.div_ceil(32).max(1) as u32, partials.len() as u32, 1];
+    Grid { entry: "finish", blocks, threads: 1024, cluster: 1, shared: 0, waits: false, words }
 }
 
 struct Writer<'a> {

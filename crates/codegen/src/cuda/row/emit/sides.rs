@@ -2,7 +2,7 @@
 //! follows rows that a block has finished.
 
 use super::names::{lane_type, scalar_type};
-use super::{Emission, Span, Writer};
+use super::{Emission, Span, Writer, partials};
 use crate::body::{Access, ArgSpec, Expr, ExprId};
 use crate::cuda::row_config::Policy;
 
@@ -60,7 +60,8 @@ pub(crate) fn emit_rows_of_warps(emission: &Emission) -> String {
 
 /// `read_shared(p, col, row)` gives what one thread reads from memory for V columns of all rows, or of all that have the index of `row` where
 /// an index picks what is read; `read(p, row, col)` gives what it reads for those of one row; `run(p, row, col, sums, shared, operands)` does with both what follows V sums of that row, of each matmul. So several loads can be
-/// in flight before the first work, and what rows share is loaded once.
+/// in flight before the first work, and what rows share is loaded once. Where columns are summed over rows, the last argument of `run` is a sum
+/// so far of each, and the kernel `finish` adds up what blocks have stored.
 pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     debug_assert_eq!(emission.config.policy, Policy::Streamed, "every value is read where it is needed");
     let mut writer = Writer::new(emission);
@@ -69,10 +70,18 @@ pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     writer.parameters();
     writer.operands("Shared", "read_shared(const Parameters& p, const int col, const i64 row = 0)", true);
     writer.operands("Operands", "read(const Parameters& p, const i64 row, const int col)", false);
-    writer.open(
-        "static __device__ __forceinline__ void run(const Parameters& p, const i64 row, const int col, const F* sums, const Shared& shared, const Operands& operands) {",
-    );
+    let sums = partials(emission.body).len();
+    let columns = if sums > 0 { ", F* columns" } else { "" };
+    writer.open(format!(
+        "static __device__ __forceinline__ void run(const Parameters& p, const i64 row, const int col, const F* sums, const Shared& shared, const Operands& operands{columns}) {{"
+    ));
     writer.line("const bool live = true, in = true;");
+    for index in 0..sums {
+        writer.line(format!("F* const sum{index} = columns + {index};"));
+    }
+    if sums > 0 {
+        writer.line("constexpr int c = 0;");
+    }
     writer.addresses(|spec, _| spec.written);
     for id in writer.reachable() {
         match (emission.passes.uniform[id.index()], writer.operand(id)) {
@@ -94,6 +103,7 @@ pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     }
     writer.close();
     writer.close();
+    writer.finish_kernel();
     writer.text()
 }
 

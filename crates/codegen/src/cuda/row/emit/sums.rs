@@ -119,9 +119,10 @@ impl Writer<'_> {
         self.origin = None;
     }
 
-    /// Whether sums over rows are in registers. Long rows have them in the workspace, each thread its own.
+    /// Whether sums over rows are in registers: those of an epilogue are its caller's. Long rows have them in the workspace, each thread its
+    /// own.
     pub(super) fn sums_in_registers(&self) -> bool {
-        self.it.config.policy == Policy::Registers
+        self.it.config.policy == Policy::Registers || !self.it.handed.is_empty()
     }
 
     pub(super) fn partial_index(&self, position: usize) -> usize {
