@@ -626,7 +626,8 @@ impl HopperKernel {
         ];
         let mut text = format!("// matmul: {}\n#define WAITS\n", self.describe());
         let _ = writeln!(text, "#define MAPS {}\n#define CARRIED {}", mapped.maps.len(), mapped.carried().len());
-        let _ = writeln!(text, "#define COLUMN_SUMS {}", self.column_sums());
+        let shared = self.epilogue().map_or(0, |epilogue| epilogue.shared_rows().count());
+        let _ = writeln!(text, "#define COLUMN_SUMS {}\n#define SHARED_ROWS {shared}", self.column_sums());
         if self.tile.by_rows {
             text += "#define BY_ROWS\n";
         }

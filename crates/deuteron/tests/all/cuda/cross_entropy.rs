@@ -68,6 +68,28 @@ fn gradients_of_losses() {
     }
 }
 
+/// A frozen weight, or frozen rows: only the other gradient is made.
+#[test]
+fn gradients_of_one_operand() {
+    let Some(engine) = hopper() else { return };
+    for (at, sizes @ [rows, classes, _]) in SIZES.into_iter().enumerate() {
+        let dtype = if at % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 };
+        for gradient in ["dx", "dw"] {
+            let per_row = format!("s = input f32[{rows},1] ; a = input f32[{rows},1] ; d = input f32[{rows},1]");
+            let text = format!(
+                "{} ; {per_row} ; dx, dw = linear_cross_entropy_gradient x w t s a d ; out {gradient}",
+                operands(sizes)
+            );
+            let graph = parsed(&text, dtype);
+            let (mut inputs, _) = seeded(&graph, 24);
+            inputs[3] = Tensor::filled(Dtype::F32, [rows, 1], (classes as f64).ln() + 1.0).unwrap();
+            let expected = expected(&graph, &inputs);
+            let mut session = session(&engine, &graph, "cross entropy backward");
+            assert_holds(&expected, &graph, &twice(&mut session, &inputs), format_args!("{dtype}\n{text}"));
+        }
+    }
+}
+
 #[test]
 fn a_target_that_is_no_class() {
     let Some(engine) = hopper() else { return };

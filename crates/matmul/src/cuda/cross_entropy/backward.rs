@@ -5,7 +5,7 @@ use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Kernel, Launch, Source};
 use deuteron_codegen::tile::tensor_map::Mapped;
-use deuteron_graph::Dtype;
+use deuteron_graph::{Dtype, NodeId};
 use deuteron_plan::{CrossEntropyGradientLink, Draft, Link};
 
 use super::{Logits, TARGETS, WEIGHT, X, map, namespace, per_row, product, resized};
@@ -18,10 +18,9 @@ const TRIED: usize = 512;
 const SLOPES: usize = 256 << 20;
 /// The first of the grids that multiply, in the text.
 const SLOPES_ENTRY: &str = "cross_entropy_slopes";
-/// Positions among the arguments of a launch: logsumexp and its gradient, those of the losses, results.
+/// Positions among the arguments of a launch: logsumexp and its gradient, those of the losses; results.
 const PER_ROW: usize = 3;
-const D_X: usize = 6;
-const D_WEIGHT: usize = 7;
+const RESULTS: usize = 6;
 
 /// Gradients of the losses of rows, compiled for their sizes.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,8 +29,8 @@ pub struct BackwardKernel {
     pub logits: Logits,
     /// logsumexp, its gradient and that of the losses, with strides
     pub per_row: [(ArgBinding, usize); 3],
-    /// gradients of rows and weight
-    pub results: [ArgBinding; 2],
+    /// gradients of rows and weight; none of what is frozen
+    pub results: [Option<ArgBinding>; 2],
 }
 
 /// The matmuls of some classes.
@@ -49,11 +48,10 @@ impl BackwardKernel {
         let logits = Logits::fit(draft, link.operands, link.smoothing, target)?;
         let narrow = |id| per_row(draft, id).filter(|(arg, _)| arg.dtype == Dtype::F32);
         let per_row = [narrow(link.logsumexp)?, narrow(link.d_logsumexp)?, narrow(link.d_loss)?];
-        if draft.outputs.len() != 2 || !link.gradients.iter().all(|id| draft.outputs.contains(id)) {
-            return None;
-        }
-        let results = link.gradients.map(|id| ArgBinding::whole(draft.graph, id, 0, true));
-        Some(BackwardKernel { logits, per_row, results })
+        let asked = |id: &NodeId| draft.outputs.contains(id);
+        let results = link.gradients.map(|id| asked(&id).then(|| ArgBinding::whole(draft.graph, id, 0, true)));
+        let all = !draft.outputs.is_empty() && draft.outputs.iter().all(|id| link.gradients.contains(id));
+        all.then_some(BackwardKernel { logits, per_row, results })
     }
 
     /// That of a group, if it is gradients that this kernel takes.
@@ -90,7 +88,8 @@ impl BackwardKernel {
         let Logits { rows, classes, inner, .. } = self.logits;
         let per_row =
             self.per_row.iter().map(|(arg, stride)| Argument::new(arg, (rows - 1) * stride + 1).of_elements());
-        let results = self.results.iter().zip([rows, classes]).map(|(arg, lines)| Argument::new(arg, lines * inner));
+        let results = self.results.iter().zip([rows, classes]);
+        let results = results.filter_map(|(arg, lines)| Some(Argument::new(arg.as_ref()?, lines * inner)));
         self.logits.arguments().into_iter().chain(per_row).chain(results).collect()
     }
 
@@ -109,7 +108,8 @@ impl BackwardKernel {
     /// As many classes at a time as are predicted to be done first.
     fn fastest_width(&self, processors: usize) -> usize {
         let classes = self.logits.classes;
-        let time = |width: usize| self.products(width, processors).microseconds(processors);
+        let asked = self.results.each_ref().map(Option::is_some);
+        let time = |width: usize| self.products(width, processors).microseconds(asked, processors);
         let total = |&width: &usize| {
             let rest = classes % width;
             (classes / width) as f64 * time(width) + if rest == 0 { 0.0 } else { time(rest) }
@@ -122,14 +122,14 @@ impl BackwardKernel {
         // Where things lie in the workspace.
         let sums = (2 * rows * pitch(products.width)).next_multiple_of(256);
         let whole = 4 * rows.next_multiple_of(ROWS) * products.sums_pitch();
-        let added = if products.width < classes { whole } else { 0 };
+        let added = if products.width < classes && self.results[0].is_some() { whole } else { 0 };
         let starts = (0..classes).step_by(products.width);
         let list = starts.flat_map(|first| self.grids_from(first, products, sums, target)).collect();
         Grids { list, workspace: sums + added, ..Grids::default() }
     }
 
-    /// Those of the classes from `first` on.
-    fn grids_from(&self, first: usize, products: &Products, sums: usize, target: &CudaTarget) -> [Grid; 3] {
+    /// Those of the classes from `first` on: slopes, then the gradients that are asked for.
+    fn grids_from(&self, first: usize, products: &Products, sums: usize, target: &CudaTarget) -> Vec<Grid> {
         let &Logits { rows, classes, inner, strides: [x_stride, w_stride], ref args, .. } = &self.logits;
         let width = products.width.min(classes - first);
         let pitch = pitch(products.width);
@@ -147,28 +147,31 @@ impl BackwardKernel {
         };
         let slopes_by = |lines: usize| map(Mapped::Workspace, 0, [width, rows], pitch, lines);
         let (x, weight) = (args[X].start(), args[WEIGHT].start() + 2 * first * w_stride);
-        let d_weight = Word::Argument { position: D_WEIGHT, offset: 2 * first * inner };
-        let d_x = Word::Argument { position: D_X, offset: 0 };
-        [
-            resized(&products.slopes, [rows, width, inner]).grid(
-                SLOPES_ENTRY,
-                self.logits.maps(first, width, &products.slopes.tile),
-                tail(Word::Workspace(0), pitch),
-                target,
-            ),
-            resized(&products.d_weight, [width, inner, rows]).grid(
+        let [d_x, d_weight] = self.results.each_ref().map(Option::is_some);
+        let mut grids = vec![resized(&products.slopes, [rows, width, inner]).grid(
+            SLOPES_ENTRY,
+            self.logits.maps(first, width, &products.slopes.tile),
+            tail(Word::Workspace(0), pitch),
+            target,
+        )];
+        if d_weight {
+            let position = RESULTS + usize::from(d_x);
+            grids.push(resized(&products.d_weight, [width, inner, rows]).grid(
                 "cross_entropy_d_b",
                 [slopes_by(64), map(Mapped::Argument(X), x, [inner, rows], x_stride, 64)],
-                tail(d_weight, inner),
+                tail(Word::Argument { position, offset: 2 * first * inner }, inner),
                 target,
-            ),
-            resized(&products.d_x, [rows, inner, width]).grid(
+            ));
+        }
+        if d_x {
+            grids.push(resized(&products.d_x, [rows, inner, width]).grid(
                 "cross_entropy_d_a",
                 [slopes_by(ROWS), map(Mapped::Argument(WEIGHT), weight, [inner, width], w_stride, 64)],
-                tail(d_x, inner),
+                tail(Word::Argument { position: RESULTS, offset: 0 }, inner),
                 target,
-            ),
-        ]
+            ));
+        }
+        grids
     }
 }
 
@@ -178,9 +181,13 @@ impl Products {
         self.d_x.launch.shape.n.next_multiple_of(self.d_x.tile.columns)
     }
 
-    fn microseconds(&self, processors: usize) -> f64 {
-        let time = |product: &HopperKernel| walk_us(&product.tile, &product.launch.shape, processors);
-        time(&self.slopes) + time(&self.d_weight) + time(&self.d_x)
+    /// With the gradients of rows and weight that are asked for.
+    fn microseconds(&self, [d_x, d_weight]: [bool; 2], processors: usize) -> f64 {
+        let time = |product: &HopperKernel, runs: bool| match runs {
+            true => walk_us(&product.tile, &product.launch.shape, processors),
+            false => 0.0,
+        };
+        time(&self.slopes, true) + time(&self.d_weight, d_weight) + time(&self.d_x, d_x)
     }
 }
 

@@ -22,6 +22,7 @@ static __device__ __forceinline__ void run(const Parameters& p) {
     }
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_arrive();
+    prefetch_first_tile(p);
 #ifdef MAKES
     prefetch_first_rows(p);
     wait_for_previous();

@@ -80,6 +80,28 @@ static __device__ __forceinline__ void prefetch_operands(const Parameters& p, co
 #endif
 }
 
+// What the block's first tile needs beside A is brought into the L2 while earlier grids still run: the first stages of B, and what all rows of
+// the epilogue read.
+static __device__ __forceinline__ void prefetch_first_tile(const Parameters& p) {
+    const Tile tile = tile_at(p, blockIdx.x / SPLIT);
+    const int first = (int)p.steps * (int)(blockIdx.x % SPLIT) / SPLIT, b_batch = p.b_batch ? tile.batch : 0;
+    if (threadIdx.x == 0) {
+        for (int k = first * DEPTH; k < min(first + STAGES, (int)p.steps) * DEPTH; k += DEPTH) {
+#pragma unroll
+            for (int right = 0; right < RIGHTS; ++right) {
+                if constexpr (B_ROWS) {
+                    for (int piece = 0; piece < PIECES / RIGHTS; ++piece) tma_prefetch_3d(&p.b[right], tile.column + piece * 64, k, b_batch);
+                } else {
+                    for (int side = 0; side < SIDES; ++side) tma_prefetch_3d(&p.b[right], k, tile.column + side * COLUMNS, b_batch);
+                }
+            }
+        }
+    }
+#if SHARED_ROWS > 0
+    tail::prefetch_shared(p.tail, tile.column, RESULT_WIDTH);
+#endif
+}
+
 #ifdef MAKES
 static __device__ __forceinline__ void await_rows(const Parameters& p, int row);
 #endif

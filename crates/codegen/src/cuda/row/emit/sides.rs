@@ -68,6 +68,7 @@ pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     writer.open("namespace tail {");
     writer.line(format!("constexpr int COLS = {};", emission.body.cols));
     writer.parameters();
+    writer.prefetch_shared();
     writer.operands("Shared", "read_shared(const Parameters& p, const int col, const i64 row = 0)", true);
     writer.operands("Operands", "read(const Parameters& p, const i64 row, const int col)", false);
     let sums = partials(emission.body).len();
@@ -181,6 +182,25 @@ impl Writer<'_> {
         };
         let picked = matches!(self.it.body.args[arg].access, Access::GatheredRow { .. });
         Some(Operand { arg, shared: self.it.layouts[arg].axes.is_empty() || picked, ty, load })
+    }
+
+    /// `prefetch_shared(p, first, columns)`: all threads of a block bring so many columns, from the first on, of what all rows read into the
+    /// L2. Nothing if there is no such argument.
+    pub(super) fn prefetch_shared(&mut self) {
+        let body = self.it.body;
+        let is_read =
+            |arg: &usize| !body.args[*arg].written && !self.it.handed.contains(arg) && self.is_shared_row(*arg);
+        let args: Vec<usize> = (0..body.args.len()).filter(is_read).collect();
+        if args.is_empty() {
+            return;
+        }
+        self.open("static __device__ __forceinline__ void prefetch_shared(const Parameters& p, const int first, const int columns) {");
+        self.line("const u64 count = max(0, min(columns, COLS - first));");
+        for arg in args {
+            let size = self.size_of(arg);
+            self.line(format!("prefetch_range((u64)p.a{arg} + (i64)first * {size}, count * {size});"));
+        }
+        self.close();
     }
 
     fn constants_of_rows(&mut self) {

@@ -44,6 +44,7 @@ pub(crate) fn emit_tile_rows(emission: &Emission, arguments: TileArguments) -> S
     writer.line("template <int LEVEL> struct Level {};");
     writer.line("template <int LEVEL> struct Facts;");
     writer.parameters();
+    writer.prefetch_shared();
     writer.row_state(arguments);
     writer.begin();
     for level in 0..levels {
