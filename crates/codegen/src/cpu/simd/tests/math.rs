@@ -198,7 +198,8 @@ fn errors_are_not_to_one_side() {
     let half_ulps = |_, expected| ulp(expected) / 2.0;
     let primitive = TileUnary::Primitive;
     type Function = fn(f64) -> f64;
-    let all: [(TileUnary, Function, fn(f64, f64) -> f64, f64); 7] = [
+    type Unit = fn(f64, f64) -> f64;
+    let all: [(TileUnary, Function, Unit, f64); 7] = [
         (TileUnary::Silu, |x| x * sigmoid(x), half_ulps_of_input, 0.1),
         (TileUnary::GeluTanh, gelu_tanh, half_ulps_of_input, 0.35),
         (TileUnary::GeluErf, gelu_erf, half_ulps_of_input, 0.1),
