@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| deuteron_testkit::fuzz::text_graph(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    deuteron_testkit::fuzz::text_graph(data);
+});

@@ -131,3 +131,21 @@ fn overlap(a: &Place, b: &Place) -> bool {
 pub(crate) fn mismatch(step: usize, argument: usize, problem: String) -> DeviceError {
     DeviceError::Job { step, argument, problem }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_the_arena_overlap_where_they_share_a_byte() {
+        let range = |offset, bytes| Place::Arena { offset, bytes };
+        let middle = range(64, 32);
+        for other in [middle, range(64, 1), range(95, 1), range(32, 33), range(0, 256), range(0, usize::MAX)] {
+            assert!(overlap(&middle, &other) && overlap(&other, &middle), "{other:?}");
+        }
+        for other in [range(0, 64), range(96, 32), range(usize::MAX, 32), Place::Input(0)] {
+            assert!(!overlap(&middle, &other) && !overlap(&other, &middle), "{other:?}");
+        }
+        assert!(overlap(&Place::Output(1), &Place::Output(1)) && !overlap(&Place::Output(1), &Place::State(1)));
+    }
+}

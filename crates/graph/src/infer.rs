@@ -173,7 +173,7 @@ fn append(operands: &[&Node], batch: usize) -> Rule {
     arity(operands, 3)?;
     let (cache, rows, positions) = (operands[0], operands[1], operands[2]);
     let rank = cache.shape.rank();
-    ensure(batch + 2 < rank, "a cache [.., capacity, c] whose leading axes hold the batch")?;
+    ensure(batch < rank.saturating_sub(2), "a cache [.., capacity, c] whose leading axes hold the batch")?;
     let axis = rank - 2;
     let fits = rows.dtype == cache.dtype
         && rows.shape.rank() == rank

@@ -70,7 +70,11 @@ out y=%2 x",
 ];
 
 /// Texts that must be refused, and a word of the message.
-pub const MALFORMED: [(&str, &str); 30] = [
+pub const MALFORMED: [(&str, &str); 31] = [
+    (
+        "c = input f32[2,3,4] ; r = input f32[2,1,4] ; i = input i32[2] ; k = append c r i batch=18446744073709551615 ; out k",
+        "whose leading axes hold the batch",
+    ),
     ("y = add x x", "unknown value"),
     ("x = input f32[2,3] ; y = frobnicate x", "unknown operation"),
     ("x = input f32[2,3] ; r = input f32[4] ; y = add x r ; out y", "broadcast"),

@@ -4,14 +4,15 @@ use deuteron_graph::Graph;
 use deuteron_onnx::{Imported, OnnxError, Options, import};
 use deuteron_reference::Generator;
 
-/// Whatever the bytes, the parser answers; and what it accepts is well-formed and prints to what parses to the same.
-pub fn text_graph(data: &[u8]) {
+/// Whatever the bytes, the parser answers, with whether it accepts them; and what it accepts is well-formed and prints to what parses to the same.
+pub fn text_graph(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
-    let Ok(graph) = text.parse::<Graph>() else { return };
+    let Ok(graph) = text.parse::<Graph>() else { return false };
     graph.verify().expect("an accepted graph is well-formed");
     let printed = graph.to_string();
     let again: Graph = printed.parse().unwrap_or_else(|error| panic!("printed text is refused: {error}\n{printed}"));
     assert_eq!(again, graph, "printing and parsing are inverse\n{printed}");
+    true
 }
 
 /// Whatever the bytes, the import answers; and what it accepts is well-formed, prints to what parses to the same, and has
@@ -66,9 +67,9 @@ pub fn mutate_bytes(corpus: &[Vec<u8>], seed: u64) -> Vec<u8> {
 }
 
 /// A mutation of one of the corpus's texts: bytes changed, cut, doubled, spliced from another text, numbers made large.
-pub fn mutate(corpus: &[&str], seed: u64) -> Vec<u8> {
+pub fn mutate(corpus: &[impl AsRef<str>], seed: u64) -> Vec<u8> {
     let mut random = Generator::new(seed);
-    let mut data = corpus[random.below(corpus.len())].as_bytes().to_vec();
+    let mut data = corpus[random.below(corpus.len())].as_ref().as_bytes().to_vec();
     for _ in 0..1 + random.below(6) {
         let at = random.below(data.len().max(1)).min(data.len());
         let end = (at + random.below(24)).min(data.len());
@@ -83,7 +84,7 @@ pub fn mutate(corpus: &[&str], seed: u64) -> Vec<u8> {
                 data.splice(at..at, piece);
             }
             3 => {
-                let other = corpus[random.below(corpus.len())].as_bytes();
+                let other = corpus[random.below(corpus.len())].as_ref().as_bytes();
                 let from = random.below(other.len());
                 let to = (from + random.below(40)).min(other.len());
                 data.splice(at..end, other[from..to].iter().copied());

@@ -100,20 +100,33 @@ impl Attention {
     }
 
     /// Scores of one head that count.
-    pub(crate) fn seen_scores(&self) -> usize {
-        (0..self.queries).map(|query| self.visible(query, self.keys)).sum()
+    pub(crate) fn seen_scores(&self) -> f64 {
+        self.seen_by_last_of(1)
     }
 
     /// Scores of one head that are computed: whole vectors of queries against all keys that one of their tile sees.
-    pub(crate) fn computed_scores(&self) -> usize {
+    pub(crate) fn computed_scores(&self) -> f64 {
         if self.decodes() {
             return self.seen_scores();
         }
-        let tile = |first: usize| {
-            let rows = TILE.min(self.queries - first);
-            rows.next_multiple_of(16) * self.visible(first + rows - 1, self.keys)
-        };
-        (0..self.queries).step_by(TILE).map(tile).sum()
+        let rest = (self.queries % TILE).next_multiple_of(16);
+        // The last query sees all keys.
+        TILE as f64 * self.seen_by_last_of(TILE) + rest as f64 * self.keys as f64
+    }
+
+    /// Keys that the last query of each whole tile of `rows` queries sees, summed over tiles. Under a causal mask these are the terms of an
+    /// arithmetic series, after the tiles that see none: there may be more queries than can be gone through.
+    fn seen_by_last_of(&self, rows: usize) -> f64 {
+        let tiles = self.queries / rows;
+        if !self.causal {
+            return tiles as f64 * self.keys as f64;
+        }
+        let blind = self.queries.saturating_sub(self.keys) / rows;
+        if blind >= tiles {
+            return 0.0;
+        }
+        let last_of = |tile: usize| self.visible(tile * rows + rows - 1, self.keys) as f64;
+        (tiles - blind) as f64 * (last_of(blind) + last_of(tiles - 1)) / 2.0
     }
 
     /// Queries that keys are read for at once.
@@ -179,5 +192,36 @@ impl Attention {
 
     fn units(&self) -> usize {
         if self.decodes() { self.batch * self.kv_heads * self.queries.min(1) } else { self.row_tasks() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::plain;
+    use deuteron_graph::Dtype;
+
+    #[test]
+    fn scores_are_those_of_all_queries_one_by_one() {
+        for causal in [false, true] {
+            for queries in [0, 1, 4, 5, 63, 64, 65, 100, 128, 130, 300] {
+                for keys in [0, 1, 3, 17, 64, 65, 129, 299, 1000] {
+                    let attention = Attention { causal, ..plain(Dtype::F32, [1, 1], [queries, keys, 8]) };
+                    let seen: usize = (0..queries).map(|query| attention.visible(query, keys)).sum();
+                    let tile = |first: usize| {
+                        let rows = TILE.min(queries - first);
+                        rows.next_multiple_of(16) * attention.visible(first + rows - 1, keys)
+                    };
+                    let tiles: usize = (0..queries).step_by(TILE).map(tile).sum();
+                    let computed = if attention.decodes() { seen } else { tiles };
+                    assert_eq!(attention.seen_scores(), seen as f64, "{queries} queries, {keys} keys, {causal}");
+                    assert_eq!(
+                        attention.computed_scores(),
+                        computed as f64,
+                        "{queries} queries, {keys} keys, {causal}"
+                    );
+                }
+            }
+        }
     }
 }

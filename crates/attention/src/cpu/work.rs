@@ -22,7 +22,7 @@ pub(super) fn backward_work(kernel: &AttentionKernel, shape: &AttentionShape) ->
         *sum += more;
     }
     // Gradients of queries are summed in memory of their own for each tile of keys.
-    let scores = attention.computed_scores() as f64 * (shape.batch * shape.heads) as f64 / LANES as f64;
+    let scores = attention.computed_scores() * (shape.batch * shape.heads) as f64 / LANES as f64;
     work.add(Class::Simple, 3.0 * scores);
     work.add(Class::Move, 4.0 * scores);
     work
@@ -32,7 +32,7 @@ pub(super) fn backward_work(kernel: &AttentionKernel, shape: &AttentionShape) ->
 pub(super) fn attention_work(kernel: &AttentionKernel, shape: &AttentionShape) -> Work {
     let attention = kernel.sized(shape, 0);
     let heads = (shape.batch * shape.heads) as f64;
-    let (seen, computed) = (attention.seen_scores() as f64 * heads, attention.computed_scores() as f64 * heads);
+    let (seen, computed) = (attention.seen_scores() * heads, attention.computed_scores() * heads);
     let width = kernel.width as f64;
     let mut work = Work {
         chunks: attention.forward_tasks().max(1) as f64,

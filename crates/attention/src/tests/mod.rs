@@ -5,7 +5,7 @@ mod case;
 mod formula;
 mod forward;
 
-pub use case::{Case, Layout, MaskKind, machines};
+pub use case::{Case, Layout, MaskKind, machines, plain};
 
 /// A generator of test numbers.
 pub struct Numbers(pub u64);

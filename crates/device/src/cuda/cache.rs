@@ -449,7 +449,8 @@ mod tests {
         let name = temporary_name(&key);
         assert!(is_temporary(&name), "{name}");
         assert_ne!(name, temporary_name(&key));
-        for name in [&format!("{key}.kernel"), "notes.tmp", ".tmp", &format!("{key}x.1.tmp")] {
+        let others = [".kernel", "x.1.tmp", "0.1.tmp"].map(|end| format!("{key}{end}"));
+        for name in others.iter().map(String::as_str).chain(["notes.tmp", "cafe.1.tmp", ".tmp"]) {
             assert!(!is_temporary(name), "{name}");
         }
     }

@@ -36,12 +36,6 @@ enum Limit {
 const TARGETS: [&str; 9] =
     ["text_graph", "onnx", "machine", "analysis", "expectations", "plan", "kernel", "analyze", "on_machine"];
 
-const GRAPHS: [&str; 3] = [
-    "x = input f32[4,8] ; y, mean, rstd = layer_norm x w[8] b[8] ; z = gelu y ; out z",
-    "q = input bf16[2,4,16,8] ; a = attention q q q mask=causal ; out a",
-    "a = opaque x[4,8] f32[4,8] name=Sin flops=32 bytes=256 elementwise ; b = add a 1.0 ; out b",
-];
-
 const EXPECTATIONS: [&str; 2] = [
     "# in CI\nfused: layer_norm, gelu\nnot fused: matmul, layer_norm\nall fused: add, layer_norm\n",
     "fused layer_norm + gelu\nnot fused add + add + add\n",
@@ -99,10 +93,10 @@ type Body = Box<dyn Fn(u64) -> bool + Sync>;
 
 fn body(target: &str) -> Result<Body> {
     Ok(match target {
-        "text_graph" => Box::new(|seed| {
-            text_graph(&mutate(&GRAPHS, seed));
-            true
-        }),
+        "text_graph" => {
+            let texts = graphs();
+            Box::new(move |seed| text_graph(&changed(&texts, seed)))
+        }
         "onnx" => {
             let corpus = corpus("fuzz/seeds/onnx")?;
             Box::new(move |seed| onnx(&mutate_bytes(&corpus, seed)).is_ok())
@@ -133,18 +127,20 @@ fn body(target: &str) -> Result<Body> {
 /// A body that takes the text of a graph.
 fn of_graphs(body: fn(&[u8], u64) -> bool) -> Body {
     let texts = graphs();
-    Box::new(move |seed| {
-        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        watched(changed(&texts, seed), |data| body(data, seed))
-    })
+    Box::new(move |seed| watched(changed(&texts, seed), |data| body(data, seed)))
 }
 
 /// Gives a text to a body, which may not take too long; a panic prints the text.
-fn watched(text: Vec<u8>, body: impl FnOnce(&[u8]) -> bool) -> bool {
-    let (text, begin) = (Shown(text), thread_seconds());
+fn watched(text: Vec<u8>, body: impl Fn(&[u8]) -> bool) -> bool {
+    let (text, begin) = (Shown(text), Instant::now());
     let accepted = body(&text.0);
-    let seconds = thread_seconds() - begin;
-    assert!(seconds <= LONGEST, "an input took {seconds:.0} s, at most {LONGEST} are expected");
+    if begin.elapsed().as_secs_f64() > LONGEST {
+        // Much of that may be waiting for a core. The system's count takes longer to read than a short input.
+        let begin = thread_seconds();
+        body(&text.0);
+        let seconds = thread_seconds() - begin;
+        assert!(seconds <= LONGEST, "an input took {seconds:.0} s, at most {LONGEST} are expected");
+    }
     accepted
 }
 
@@ -170,12 +166,12 @@ fn machines() -> [&'static str; 5] {
 }
 
 /// One of some texts with other numbers in it, or, one in four, with other bytes.
-fn changed(texts: &[&str], seed: u64) -> Vec<u8> {
+fn changed(texts: &[impl AsRef<str>], seed: u64) -> Vec<u8> {
     let mut random = Generator::new(seed);
     if random.chance(0.25) {
         return mutate(texts, seed);
     }
-    let mut text = texts[random.below(texts.len())].to_string();
+    let mut text = texts[random.below(texts.len())].as_ref().to_string();
     for _ in 0..1 + random.below(3) {
         text = with_another_number(&text, &mut random);
     }

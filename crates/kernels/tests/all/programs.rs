@@ -98,6 +98,29 @@ fn sums_over_rows_are_partials_in_the_same_sweep() {
 }
 
 #[test]
+fn a_number_per_row_is_stored_once_a_row() {
+    let got = listing("x = input f32[64,96] ; m = row_max x ; y = sub x m ; out m y");
+    assert!(got.contains("row    a1 = s0") && got.contains("strip  a2 = t0"), "{got}");
+}
+
+#[test]
+fn a_product_on_either_side_is_part_of_the_sum() {
+    let given = "x = input f32[64,96] ; y = input f32[64,96] ; z = input f32[64,96] ; p = mul x y";
+    for sum in ["add p z", "add z p"] {
+        let got = listing(&format!("{given} ; s = {sum} ; out s"));
+        assert!(got.contains("t0 = mul_add a0 a1 a2"), "{sum}\n{got}");
+    }
+}
+
+#[test]
+fn bytes_that_are_read_again_are_those_that_are_stored() {
+    let got = listing("x = input f32[4,8] ; y = cast x i8 ; z = cast y f32 ; s = mul z 2.0 ; out y s");
+    let bytes = ["select", "max t0 -128.0", "min t0 127.0", "round t0"].iter().map(|part| got.find(part));
+    let places: Option<Vec<usize>> = bytes.collect();
+    assert!(places.is_some_and(|places| places.is_sorted()), "{got}");
+}
+
+#[test]
 fn an_embedding_is_a_load() {
     let got = listing("t = input i32[9] ; w = weight f16[50,32] ; e = gather w t ; y = relu e ; out y");
     assert!(got.contains("row picked by a0") && got.contains("pass 0"), "{got}");
