@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times the Python package on a CPU in the company that it has there: after ops of PyTorch, beside a busy process, on small tensors.
 
-    python3 bench/threads_python.py [--machine NAME] [--rounds N]
+    python3 bench/threads_python.py [--machine NAME] [--rounds N] [--small]
 
-Runs in an environment with PyTorch and the package, built for release. Settings of one op take turns within a round; a number is the
+Runs in an environment with PyTorch and the package, built for release. `--small` times small tensors alone. Settings of one op take turns within a round; a number is the
 median over rounds of each round's median. `ratio` is what the row compares: for `alone` and `small` PyTorch's time over ours, for
 `after torch` and `busy core` the time in that setting over the time alone, ours and PyTorch's each.
 
@@ -21,13 +21,15 @@ import time
 from pathlib import Path
 
 import torch
-from torch.nn.functional import layer_norm, silu
+from torch.nn.functional import gelu, layer_norm, silu
 
 import deuteron
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGE = (6912, 768)  # 21 MB per tensor
-SMALL = [(1, 64), (8, 64), (64, 64), (64, 768)]
+SMALL = [(1, 64), (8, 64), (64, 64), (8, 768), (64, 768)]
+OPS = ("softmax", "add_norm", "swiglu")
+SMALL_OPS = (*OPS, "layer_norm", "gelu")
 
 
 def contenders(op, shape):
@@ -42,7 +44,9 @@ def contenders(op, shape):
     return {
         "softmax": (lambda: deuteron.softmax(x), lambda: torch.softmax(x, -1)),
         "add_norm": (lambda: deuteron.add_norm(x, r, w, b), add_norm),
-        "swiglu": (lambda: deuteron.swiglu(x, r), lambda: x * silu(r)),
+        "swiglu": (lambda: deuteron.swiglu(x, r), lambda: silu(x) * r),
+        "layer_norm": (lambda: deuteron.layer_norm(x, w, b), lambda: layer_norm(x, shape[1:], w, b)),
+        "gelu": (lambda: deuteron.act(x), lambda: gelu(x)),
     }[op]
 
 
@@ -122,13 +126,15 @@ def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--machine", default="xeon-2core")
     words.add_argument("--rounds", type=int, default=5)
+    words.add_argument("--small", action="store_true")
     arguments = words.parse_args()
     torch.set_grad_enabled(False)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     rows, failed = [], False
     print(f"{'op':<10}{'setting':<14}{'shape':<12}{'ours us':>10}{'torch us':>10}  ratio")
-    for op in ("softmax", "add_norm", "swiglu"):
-        for setting, shape, ours, theirs, ratio in [*large_rows(op, arguments.rounds), *small_rows(op, arguments.rounds)]:
+    for op in SMALL_OPS:
+        large = [] if arguments.small or op not in OPS else large_rows(op, arguments.rounds)
+        for setting, shape, ours, theirs, ratio in [*large, *small_rows(op, arguments.rounds)]:
             good = passes(setting, ratio)
             failed |= not good
             shown = f"{ratio[0]:.2f}x ours, {ratio[1]:.2f}x torch" if isinstance(ratio, tuple) else f"{ratio:.2f}x"
