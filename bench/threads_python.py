@@ -166,14 +166,14 @@ def main():
     torch.set_grad_enabled(False)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     rows, failed = [], False
-    print(f"{'op':<10}{'setting':<14}{'shape':<12}{'ours us':>10}{'torch us':>10}  ratio")
+    print(f"{'op':<12}{'setting':<14}{'shape':<12}{'ours us':>12}{'torch us':>12}  ratio")
     for op in (*SMALL_OPS, "generate"):
         for setting, shape, ours, theirs, ratio in rows_of(op, arguments):
             good = passes(setting, ratio)
             failed |= not good
             shown = f"{ratio[0]:.2f}x ours, {ratio[1]:.2f}x torch" if isinstance(ratio, tuple) else f"{ratio:.2f}x"
             size = "x".join(map(str, shape))
-            print(f"{op:<10}{setting:<14}{size:<12}{ours:>10.2f}{theirs:>10.2f}  {shown}{'' if good else '  below the bar'}")
+            print(f"{op:<12}{setting:<14}{size:<12}{ours:>12.2f}{theirs:>12.2f}  {shown}{'' if good else '  below the bar'}")
             first, second = ratio if isinstance(ratio, tuple) else (ratio, "")
             rows.append([op, setting, size, f"{ours:.2f}", f"{theirs:.2f}", f"{first:.3f}", second and f"{second:.3f}"])
     file = ROOT / "bench" / "results" / f"{arguments.machine}-python-threads.csv"
