@@ -22,8 +22,8 @@ def program(text: str, states: tuple[str, ...] = ()) -> Program:
 
 
 def _look_for_compiler() -> bool:
-    """Whether a compiler of torch is looking. Once torch is loaded, its own function takes the place of this one: a small call takes
-    two microseconds, of which this would be a tenth."""
+    """Whether a compiler of torch is looking. Once torch is loaded, its own function takes the place of this one, which is
+    0.1 us faster; a small call takes 5."""
     global is_compiling
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):

@@ -1,6 +1,6 @@
 //! A call like the last one of its program: plain tensors of torch on the CPU, of the same types, sizes and strides, where nobody
-//! looks at calls of torch. It needs no signature, no lookup and no lists: 1.9 us where the general way took 5 (softmax of 1x64,
-//! of which torch takes 0.7 to allocate the result).
+//! looks at calls of torch. It needs no signature, no lookup and no lists: a softmax of 1x64 takes 4.2 us where the general way takes
+//! 5.3, of which torch takes 0.7 to allocate the result.
 
 use std::sync::{Arc, PoisonError};
 
