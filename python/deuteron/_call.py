@@ -21,10 +21,20 @@ def program(text: str, states: tuple[str, ...] = ()) -> Program:
     return Program(text, states)
 
 
-def is_compiling() -> bool:
-    """Whether a compiler of torch is looking."""
+def _look_for_compiler() -> bool:
+    """Whether a compiler of torch is looking. Once torch is loaded, its own function takes the place of this one, which is
+    0.1 us faster; a small call takes 5."""
+    global is_compiling
     torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.compiler.is_compiling())
+    if torch is None or not hasattr(torch, "compiler"):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    is_compiling = torch.compiler.is_compiling
+    return False
+
+
+is_compiling: Callable[[], bool] = _look_for_compiler
 
 
 def run(text: str, operands: Sequence[Any]) -> Sequence[Any]:

@@ -12,6 +12,7 @@ except ImportError as error:
     raise ImportError("deuteron.register_attention needs torch and transformers: pip install torch transformers") from error
 
 from . import functions
+from ._types import Mask
 
 NAME = "deuteron"
 
@@ -55,6 +56,6 @@ def attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     # One query is the last of its sequence, and sees all keys.
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-    mask = attention_mask if attention_mask is not None else "causal" if causal else "full"
+    mask: Mask[torch.Tensor] = attention_mask if attention_mask is not None else "causal" if causal else "full"
     y: torch.Tensor = functions.attention(query, key, value, mask=mask, p=dropout, scale=scaling)
     return y.transpose(1, 2).contiguous(), None

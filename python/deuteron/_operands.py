@@ -119,10 +119,10 @@ def _wrapped(seed: int) -> int:
 
 def bias_of_norm(name: str, norm: str, w: Tensor, b: Optional[Tensor]) -> Optional[Tensor]:
     """The bias as the engine takes it: a layer norm has one, an RMS norm has none."""
-    if norm not in ("layer", "rms"):
-        raise ValueError(f"{name}: expected norm='layer' or norm='rms', got {norm!r}")
     if norm == "layer":
         return _zeros_like(name, w) if b is None else b
+    if norm != "rms":
+        raise ValueError(f"{name}: expected norm='layer' or norm='rms', got {norm!r}")
     if b is not None:
         raise ValueError(f"{name}: expected no `b` with norm='rms', which adds none; leave it out, or say norm='layer'")
     return None

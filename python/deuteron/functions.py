@@ -12,8 +12,9 @@ from typing import Any, Optional, Sequence, Union
 from . import _call
 from ._losses import assembled, check_options
 from ._native import Program
-from ._operands import Activation, Mask, MaskWord, Norm, Reduction, Tensor, bias_of_norm, check_probability, keys_seen, mask_of
-from ._operands import mask_word, op_text, seed_of, shape_of
+from ._operands import Activation, MaskWord, Norm, Reduction, bias_of_norm, check_probability, keys_seen, mask_of, mask_word
+from ._operands import op_text, seed_of, shape_of
+from ._types import Mask, Tensor
 
 __all__ = [
     "act",
@@ -48,32 +49,29 @@ __all__ = [
 ]
 
 
-def _run(name: str, operands: Sequence[Optional[Tensor]], **attributes: Any) -> Any:
-    """Runs an op of the catalogue, or adds it to the graph that is being traced. Operands that it may be without are None then. One
-    result comes alone, several as a tuple."""
+def _run(name: str, operands: Sequence[Any], names: str = "", values: tuple[Any, ...] = ()) -> Any:
+    """Runs an op of the catalogue, or adds it to the graph that is being traced. `names` are those of its attributes, always the same for
+    one op. Operands that it may be without are None then. One result comes alone, several as a tuple.
+
+    A small call takes a few microseconds, so what is known of earlier calls is found by one lookup."""
     if _call.is_compiling():
-        results = _call.run(op_text(name, attributes), operands)
+        results = tuple(_call.run(_text(name, names, values), operands))
     else:
-        # A function names its attributes in one order, so their values tell programs apart.
-        key = (name, *attributes.values())
         try:
-            known = _PROGRAMS.get(key)
+            known = _PROGRAMS.get((name, values))
         except TypeError:
-            raise TypeError(f"{name}: expected words and numbers as attributes, got {attributes}") from None
+            raise TypeError(f"{name}: expected words and numbers for {names}, got {values}") from None
         if known is None:
-            known = _PROGRAMS[key] = _call.program(op_text(name, attributes))
+            known = _PROGRAMS[(name, values)] = _call.program(_text(name, names, values))
         results = known(*operands)
-    return results[0] if len(results) == 1 else tuple(results)
+    return results[0] if len(results) == 1 else results
 
 
-_PROGRAMS: dict[tuple[Any, ...], Program] = {}
+_PROGRAMS: dict[tuple[str, tuple[Any, ...]], Program] = {}
 
 
-def _run_norm(
-    name: str, norm: Norm, operands: Sequence[Optional[Tensor]], w: Tensor, b: Optional[Tensor], **attributes: Any
-) -> Any:
-    """The same for an op whose last operands are the weight and the bias of a norm."""
-    return _run(name, (*operands, w, bias_of_norm(name, norm, w, b)), norm=norm, **attributes)
+def _text(name: str, names: str, values: tuple[Any, ...]) -> str:
+    return op_text(name, dict(zip(names.split(), values)))
 
 
 def act(x: Tensor, act: Activation = "gelu") -> Tensor:
@@ -83,12 +81,12 @@ def act(x: Tensor, act: Activation = "gelu") -> Tensor:
     >>> deuteron.act(numpy.array([[-1.0, 2.0]], dtype="float32"), act="relu")
     array([[0., 2.]], dtype=float32)
     """
-    return _run("act", [x], act=act)
+    return _run("act", (x,), "act", (act,))
 
 
 def mul_add_act(x: Tensor, w: Tensor, b: Tensor, act: Activation = "gelu") -> Tensor:
     """`act(x * w + b)`, elementwise; operands repeat where their size is 1."""
-    return _run("mul_add_act", [x, w, b], act=act)
+    return _run("mul_add_act", (x, w, b), "act", (act,))
 
 
 def add_act(x: Tensor, r: Tensor, act: Activation = "gelu") -> Tensor:
@@ -99,12 +97,12 @@ def add_act(x: Tensor, r: Tensor, act: Activation = "gelu") -> Tensor:
     >>> deuteron.add_act(x, x, act="relu")
     array([[0., 2.]], dtype=float32)
     """
-    return _run("add_act", [x, r], act=act)
+    return _run("add_act", (x, r), "act", (act,))
 
 
 def bias_act(x: Tensor, b: Tensor, act: Activation = "gelu") -> Tensor:
     """`act(x + b)`, `b` per column."""
-    return _run("bias_act", [x, b], act=act)
+    return _run("bias_act", (x, b), "act", (act,))
 
 
 def act_dropout(
@@ -113,7 +111,7 @@ def act_dropout(
     """`dropout(act(x))`. The same seed drops the same elements, on the CPU and on a GPU; without one, the library's generator
     draws it. Without `training` nothing is dropped."""
     p = check_probability("act_dropout", p, training)
-    return _run("act_dropout", [x, seed_of("act_dropout", x, seed, p)], act=act, p=p)
+    return _run("act_dropout", (x, seed_of("act_dropout", x, seed, p)), "act p", (act, p))
 
 
 def act_dropout_add(
@@ -126,7 +124,7 @@ def act_dropout_add(
 ) -> Tensor:
     """`dropout(act(x)) + r`"""
     p = check_probability("act_dropout_add", p, training)
-    return _run("act_dropout_add", [x, r, seed_of("act_dropout_add", x, seed, p)], act=act, p=p)
+    return _run("act_dropout_add", (x, r, seed_of("act_dropout_add", x, seed, p)), "act p", (act, p))
 
 
 def bias_dropout_add(
@@ -139,29 +137,29 @@ def bias_dropout_add(
 ) -> Tensor:
     """`dropout(x + b) + r`, `b` per column."""
     p = check_probability("bias_dropout_add", p, training)
-    return _run("bias_dropout_add", [x, b, r, seed_of("bias_dropout_add", x, seed, p)], p=p)
+    return _run("bias_dropout_add", (x, b, r, seed_of("bias_dropout_add", x, seed, p)), "p", (p,))
 
 
 def swiglu(x: Tensor, g: Optional[Tensor] = None) -> Tensor:
     """`silu(x) * g`; without `g`, `x` and `g` are the halves of one `[.., 2h]` tensor."""
-    return _run("swiglu", (x, g), packed=g is None)
+    return _run("swiglu", (x, g), "packed", (g is None,))
 
 
 def geglu(x: Tensor, g: Optional[Tensor] = None, act: Activation = "gelu") -> Tensor:
     """`gelu(x) * g`; without `g`, `x` and `g` are the halves of one `[.., 2h]` tensor."""
     if act not in ("gelu", "gelu_tanh"):
         raise ValueError(f"geglu: expected act to be gelu (by erf) or gelu_tanh, got {act!r}")
-    return _run("geglu", (x, g), act=act, packed=g is None)
+    return _run("geglu", (x, g), "act packed", (act, g is None))
 
 
 def layer_norm(x: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5) -> Tensor:
     """`(x - mean) / sqrt(var + eps) * w + b` over the last axis; without `b` nothing is added."""
-    return _run("layer_norm", [x, w, bias_of_norm("layer_norm", "layer", w, b)], eps=eps)
+    return _run("layer_norm", (x, w, bias_of_norm("layer_norm", "layer", w, b)), "eps", (eps,))
 
 
 def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * w` over the last axis."""
-    return _run("rms_norm", [x, w], eps=eps)
+    return _run("rms_norm", (x, w), "eps", (eps,))
 
 
 def norm_act(x: Tensor, w: Tensor, b: Optional[Tensor] = None, act: Activation = "gelu", eps: float = 1e-5, norm: Norm = "layer") -> Tensor:
@@ -173,21 +171,21 @@ def norm_act(x: Tensor, w: Tensor, b: Optional[Tensor] = None, act: Activation =
     >>> deuteron.norm_act(x, w, b, act="relu", eps=0.0)
     array([[0., 1.]], dtype=float32)
     """
-    return _run_norm("norm_act", norm, (x,), w, b, act=act, eps=eps)
+    return _run("norm_act", (x, w, bias_of_norm("norm_act", norm, w, b)), "norm act eps", (norm, act, eps))
 
 
 def norm_bias_act(
     x: Tensor, bias: Tensor, w: Tensor, b: Optional[Tensor] = None, act: Activation = "gelu", eps: float = 1e-5, norm: Norm = "layer"
 ) -> Tensor:
     """`act(norm(x) + bias)`"""
-    return _run_norm("norm_bias_act", norm, (x, bias), w, b, act=act, eps=eps)
+    return _run("norm_bias_act", (x, bias, w, bias_of_norm("norm_bias_act", norm, w, b)), "norm act eps", (norm, act, eps))
 
 
 def add_norm(
     x: Tensor, r: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5, norm: Norm = "layer"
 ) -> tuple[Tensor, Tensor]:
     """`s = x + r`, `y = norm(s)`; gives `(y, s)`."""
-    return _run_norm("add_norm", norm, (x, r), w, b, eps=eps)  # type: ignore[no-any-return]
+    return _run("add_norm", (x, r, w, bias_of_norm("add_norm", norm, w, b)), "norm eps", (norm, eps))
 
 
 def dropout_add_norm(
@@ -204,8 +202,8 @@ def dropout_add_norm(
 ) -> tuple[Tensor, Tensor]:
     """`s = r + dropout(x + bias)`, `y = norm(s)`; gives `(y, s)`."""
     p = check_probability("dropout_add_norm", p, training)
-    operands = (x, bias, r, seed_of("dropout_add_norm", x, seed, p))
-    return _run_norm("dropout_add_norm", norm, operands, w, b, eps=eps, p=p)  # type: ignore[no-any-return]
+    operands: Sequence[Any] = (x, bias, r, seed_of("dropout_add_norm", x, seed, p), w, bias_of_norm("dropout_add_norm", norm, w, b))
+    return _run("dropout_add_norm", operands, "norm eps p", (norm, eps, p))
 
 
 def norm_quantize(
@@ -213,53 +211,59 @@ def norm_quantize(
 ) -> tuple[Tensor, ...]:
     """Rows of `norm(x)` as int8 with a scale a row: `(q, scale)`; with `r` those of `norm(x + r)`: `(q, scale, s)`. It has no
     gradient."""
-    operands = (x, r)
-    return _run_norm("norm_quantize", norm, operands, w, b, eps=eps, residual=r is not None)  # type: ignore[no-any-return]
+    operands: Sequence[Any] = (x, r, w, bias_of_norm("norm_quantize", norm, w, b))
+    return _run("norm_quantize", operands, "norm eps residual", (norm, eps, r is not None))
 
 
 def softmax(
     x: Tensor,
     scale: Optional[float] = None,
-    mask: Mask = None,
+    mask: Mask[Tensor] = None,
     p: float = 0.0,
     seed: Union[None, int, Tensor] = None,
     training: bool = True,
 ) -> Tensor:
     """`dropout(softmax(scale * x + mask))` over the last axis. `mask` is a word, truth values or floats, as of `attention`. A row of
     `-inf`, as where a mask hides all of it, gives zeros, where torch gives NaN."""
+    if mask is None and p == 0.0 and type(p) is float:
+        return _run("softmax", (x,), "scale mask p", ("none" if scale is None else scale, "full", p))
     p = check_probability("softmax", p, training)
-    word, operands = ("full", []) if mask is None else mask_of("softmax", mask, x, shape_of("softmax", "x", x))
-    seeds = [seed_of("softmax", x, seed, p)] if p > 0.0 else []
-    return _run("softmax", [x, *operands, *seeds], scale="none" if scale is None else scale, mask=word, p=p)
+    word: str = "full"
+    operands: list[Any] = []
+    if mask is not None:
+        word, operands = mask_of("softmax", mask, x, shape_of("softmax", "x", x))
+    seeds: list[Any] = [seed_of("softmax", x, seed, p)] if p > 0.0 else []
+    return _run("softmax", [x, *operands, *seeds], "scale mask p", ("none" if scale is None else scale, word, p))
 
 
-def attention_scores(q: Tensor, k: Tensor, mask: Mask = "causal", scale: Optional[float] = None) -> Tensor:
+def attention_scores(q: Tensor, k: Tensor, mask: Mask[Tensor] = "causal", scale: Optional[float] = None) -> Tensor:
     """`softmax(scale * q k^T + mask)`, written out; the scale is `1 / sqrt(features)` unless one is given, the mask as of
     `attention`."""
-    shape, keys = shape_of("attention_scores", "q", q), shape_of("attention_scores", "k", k)
-    word, operands = mask_of("attention_scores", mask, q, (*shape[-2:-1], *keys[-2:-1]))
+    shape: Sequence[int] = shape_of("attention_scores", "q", q)
+    added: tuple[str, list[Any]] = mask_of("attention_scores", mask, q, (*shape[-2:-1], *shape_of("attention_scores", "k", k)[-2:-1]))
     if scale is None:
         scale = shape[-1] ** -0.5 if len(shape) and shape[-1] else 1.0
-    return _run("attention_scores", [q, k, *operands], mask=word, scale=scale)
+    return _run("attention_scores", [q, k, *added[1]], "mask scale", (added[0], scale))
 
 
 def embed_norm(
     tokens: Tensor, wte: Tensor, wpe: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5, norm: Norm = "layer"
 ) -> tuple[Tensor, Tensor]:
     """`s = wte[tokens] + wpe[position]`, `y = norm(s)` of tokens `[.., sequence]`; gives `(y, s)`."""
-    return _run_norm("embed_norm", norm, (tokens, wte, wpe), w, b, eps=eps)  # type: ignore[no-any-return]
+    operands: Sequence[Any] = (tokens, wte, wpe, w, bias_of_norm("embed_norm", norm, w, b))
+    return _run("embed_norm", operands, "norm eps", (norm, eps))
 
 
 def linear_act(x: Tensor, weight: Tensor, bias: Tensor, act: Activation = "gelu", r: Optional[Tensor] = None) -> Tensor:
     """`act(x weight + bias)`, or that plus `r`; `weight [in, out]`."""
-    return _run("linear_act", (x, weight, bias, r), act=act, residual=r is not None)
+    return _run("linear_act", (x, weight, bias, r), "act residual", (act, r is not None))
 
 
 def norm_linear(
     x: Tensor, weight: Tensor, bias: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5, norm: Norm = "layer"
 ) -> Tensor:
     """`norm(x) weight + bias`; `weight [in, out]`."""
-    return _run_norm("norm_linear", norm, (x, weight, bias), w, b, eps=eps)
+    return _run("norm_linear", (x, weight, bias, w, bias_of_norm("norm_linear", norm, w, b)), "norm eps", (norm, eps))
 
 
 def qkv(
@@ -275,9 +279,9 @@ def qkv(
     if len(rows) != 3 or heads < 1 or shared < 1 or not columns or columns[0] % every:
         raise ValueError(
             f"qkv: expected x [batch, sequence, in] and a weight whose columns are {every} heads,"
-            f" got x {list(rows)} and weight {list(weight.shape)}"
+            f" got x {list(rows)} and weight {list(shape_of('qkv', 'weight', weight))}"
         )
-    joint = _run("qkv", [x, weight, bias])
+    joint = _run("qkv", (x, weight, bias))
     parts = joint.reshape(rows[0], rows[1], every, columns[0] // every)
 
     def part(start: int, length: int) -> Tensor:
@@ -303,15 +307,15 @@ def ffn(
     `[in, out]`."""
     if (weight2 is None) != (bias2 is None):
         raise TypeError("ffn: expected both weight2 and bias2, or neither")
-    operands = (x, weight1, bias1, weight2, bias2)
-    return _run_norm("ffn", norm, operands, w, b, eps=eps, act=act, single=weight2 is None)
+    operands: Sequence[Any] = (x, weight1, bias1, weight2, bias2, w, bias_of_norm("ffn", norm, w, b))
+    return _run("ffn", operands, "norm eps act single", (norm, eps, act, weight2 is None))
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Mask = "causal",
+    mask: Mask[Tensor] = "causal",
     p: float = 0.0,
     seed: Union[None, int, Tensor] = None,
     training: bool = True,
@@ -324,16 +328,18 @@ def attention(
     another thing where there are more keys than queries), `"full"` or None, truth values (true: attend) or floats that are added.
     A query that may see no key gives zeros."""
     p = check_probability("attention", p, training)
-    queries, keys, group = shape_of("attention", "q", q), shape_of("attention", "k", k), 1
+    queries: Sequence[int] = shape_of("attention", "q", q)
+    keys: Sequence[int] = shape_of("attention", "k", k)
+    group = 1
     if len(queries) == 4 and len(keys) == 4 and keys[1]:
         if queries[1] % keys[1]:
             raise ValueError(f"attention: expected heads of q to be a multiple of those of k, got {queries[1]} and {keys[1]}")
         group = max(queries[1] // keys[1], 1)
-    k, v = keys_seen(mask, q, k, v)
-    word, operands = mask_of("attention", mask, q, (*queries[-2:-1], *k.shape[-2:-1]))
-    seeds = [seed_of("attention", q, seed, p)] if p > 0.0 else []
+    seen: Sequence[Any] = keys_seen(mask, q, k, v)
+    added: tuple[str, list[Any]] = mask_of("attention", mask, q, (*queries[-2:-1], *shape_of("attention", "k", seen[0])[-2:-1]))
+    seeds: list[Any] = [seed_of("attention", q, seed, p)] if p > 0.0 else []
     factor = "none" if scale is None else scale
-    return _run("attention", [q, k, v, *operands, *seeds], scale=factor, mask=word, p=p, group=group)
+    return _run("attention", [q, *seen, *added[1], *seeds], "scale mask p group", (factor, added[0], p, group))
 
 
 def attention_add_norm(
@@ -349,7 +355,8 @@ def attention_add_norm(
 ) -> tuple[Tensor, Tensor]:
     """`s = r + attention(q, k, v)`, `y = norm(s)` in one launch; gives `(y, s)`. `r [batch, sequence, heads * features]`."""
     word = mask_word("attention_add_norm", mask, q, k)
-    return _run_norm("attention_add_norm", norm, (q, k, v, r), w, b, mask=word, eps=eps)  # type: ignore[no-any-return]
+    operands: Sequence[Any] = (q, k, v, r, w, bias_of_norm("attention_add_norm", norm, w, b))
+    return _run("attention_add_norm", operands, "norm mask eps", (norm, word, eps))
 
 
 def attention_block(
@@ -367,8 +374,8 @@ def attention_block(
 ) -> tuple[Tensor, Tensor]:
     """`s = r + attention(q, k, v) weight + bias`, `y = norm(s)` in one launch: GPT-2's order. Gives `(y, s)`."""
     word = mask_word("attention_block", mask, q, k)
-    operands = (q, k, v, weight, bias, r)
-    return _run_norm("attention_block", norm, operands, w, b, mask=word, eps=eps)  # type: ignore[no-any-return]
+    operands: Sequence[Any] = (q, k, v, weight, bias, r, w, bias_of_norm("attention_block", norm, w, b))
+    return _run("attention_block", operands, "norm mask eps", (norm, word, eps))
 
 
 def linear_cross_entropy(
@@ -396,7 +403,7 @@ def linear_cross_entropy(
     """
     _check_targets(targets, weight, ignore_index)
     if class_weights is not None or z_loss:
-        check_options(weight.shape[0], class_weights, z_loss)
+        check_options(shape_of("linear_cross_entropy", "weight", weight)[0], class_weights, z_loss)
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'linear_cross_entropy: expected reduction "mean", "sum" or "none", got {reduction!r}')
         losses = linear_cross_entropy(x, weight, targets, "none", ignore_index)
@@ -406,10 +413,10 @@ def linear_cross_entropy(
         "ignore_index": "none" if ignore_index is None else ignore_index,
         "label_smoothing": label_smoothing,
     }
-    return _run("linear_cross_entropy", [x, weight, targets], **attributes)
+    return _run("linear_cross_entropy", (x, weight, targets), " ".join(attributes), tuple(attributes.values()))
 
 
-def _check_targets(targets: Tensor, weight: Tensor, ignore_index: Optional[int]) -> None:
+def _check_targets(targets: Any, weight: Any, ignore_index: Optional[int]) -> None:
     """Looks whether targets are classes, where that takes no wait for a GPU."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(targets, torch.Tensor):
@@ -439,7 +446,7 @@ def moe(
     `expert_weights [rows, choices]`, `[rows, out]`: the results of the choices times their weights, added in their order. `x [rows,
     choices, in]` has a row for each choice, as a second projection takes them. It has no gradient."""
     operands = (x, experts, weight, bias, expert_weights)
-    return _run("moe", operands, act="none" if act is None else act, weighted=expert_weights is not None)
+    return _run("moe", operands, "act weighted", ("none" if act is None else act, expert_weights is not None))
 
 
 def moe_int8(
@@ -456,4 +463,4 @@ def moe_int8(
     [rows, 1]`, `experts [rows]`, `weight [n, out, in]` with `weight_scale [n, out]`, `bias [n, out]`. Gives int8 rows and their scales, or
     floats where they are not quantised again. It has no gradient."""
     operands = [x, x_scale, experts, weight, weight_scale, bias]
-    return _run("moe_int8", operands, act="none" if act is None else act, requantize=requantize)
+    return _run("moe_int8", operands, "act requantize", ("none" if act is None else act, requantize))

@@ -1,11 +1,11 @@
-"""Random GPT-2 of Hugging Face, patched against unpatched: configurations, modes, caches, masks and dtypes drawn from a seed.
+"""Random GPT-2 of Hugging Face, patched against unpatched: configurations, adapters, modes, caches, masks and dtypes drawn from a seed.
 
     python python/tests/random_gpt2.py [--configs 300] [--seed N] [--modes MODE ...] [--out FILE]
 
 Every configuration is run in every mode that it has: training, evaluation, generation, a cache in pieces. A run is *equal* if all that
 the model returns, and all gradients, are within the bound and nothing fell back; *fallback* if they are and the report counts why
 modules ran their own forward, or names what it left; *different* otherwise, also where the patched model raises and the model does
-not. Runs in which both raise compare nothing and are counted as *raised*. Without a seed one is drawn and printed. Exit code 0: nothing
+not. Half of the models have an adapter of peft, where that is installed: LoRA, merged or not, DoRA, IA3. Runs in which both raise compare nothing and are counted as *raised*. Without a seed one is drawn and printed. Exit code 0: nothing
 is different and nothing raised; 1: something is.
 
 The bound: the model in f64 is exact. A result may be off by twice as much as the unpatched model's worst element, gradients three
@@ -35,7 +35,13 @@ from transformers import DynamicCache, GPT2Config, GPT2DoubleHeadsModel, GPT2LMH
 
 import deuteron
 
+try:
+    import peft
+except ImportError:
+    peft = None
+
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+ADAPTERS = ("lora", "merged lora", "dora", "ia3")
 WAYS = ("training", "evaluation", "generation", "cache")
 VERDICTS = ("equal", "fallback", "raised", "different")
 
@@ -87,6 +93,10 @@ def draw(seed: int, index: int) -> List[Run]:
     dtype = one.choice(["f32", "f32", "bf16", "f16"])
     kind = one.choice(["GPT2LMHeadModel", "GPT2LMHeadModel", "GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"])
     common = {"batch": one.choice([1, 2, 3]), "length": one.choice([1, 2, 5, 8, 13, 17, 32]), "tokens": one.randrange(10**6)}
+    # By numbers of its own: where peft is not installed, the rest of what is drawn is the same.
+    other = random.Random(f"{seed}/{index}/adapter")
+    if kind == "GPT2LMHeadModel" and other.random() < 0.5 and peft is not None:
+        common["adapter"] = other.choice(ADAPTERS)
     runs = [Run(config, kind, dtype, "evaluation", {**common, **_evaluation(one)})]
     if kind == "GPT2LMHeadModel":
         runs.append(Run(config, kind, dtype, "training", {**common, **_training(one)}))
@@ -137,7 +147,28 @@ def build(run: Run) -> Any:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.1)
+    if "adapter" in run.options:
+        model = adapted(model, run.options["adapter"], random.Random(run.options["tokens"]))
     return model.to(DTYPES[run.dtype]).eval()
+
+
+def adapted(model: Any, adapter: str, one: random.Random) -> Any:
+    """The model with an adapter that does something: as made, it would be none."""
+    places = [name for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj") if one.random() < 0.7] or ["attn.c_attn"]
+    if adapter == "ia3":
+        before = [name for name in places if name.startswith("mlp.c_proj")]
+        model = peft.get_peft_model(model, peft.IA3Config(target_modules=places, feedforward_modules=before, fan_in_fan_out=True))
+    else:
+        words = {"r": one.choice([1, 3, 8]), "lora_alpha": one.choice([1, 2, 16]), "use_rslora": one.random() < 0.3}
+        words |= {"use_dora": adapter == "dora", "bias": one.choice(["none", "none", "all"])}
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=places, fan_in_fan_out=True, **words))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name or "ia3_" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    if adapter == "merged lora":
+        model.merge_adapter()
+    return model
 
 
 def inputs(run: Run, model: Any) -> Dict[str, Any]:
@@ -261,7 +292,8 @@ def judge(run: Run) -> Outcome:
         same = failed is not None and raised is not None
         return Outcome("raised" if same else "different", f"patched raised {raised!r}, unpatched {failed!r}", reasons)
     exact_model = copy.deepcopy(model).double()
-    for block in getattr(exact_model, "transformer", exact_model).h:
+    bare = exact_model.get_base_model() if hasattr(exact_model, "get_base_model") else exact_model
+    for block in getattr(bare, "transformer", bare).h:
         # The same mathematics, in a code of transformers that takes no f64.
         block.attn.reorder_and_upcast_attn = False
     wide = {name: one.double() if _is_float(one) else one for name, one in given.items()}
@@ -395,7 +427,7 @@ def main() -> int:
     reasons: Dict[str, int] = Counter()
     began = time.monotonic()
     for run, outcome in runs(seed, arguments.configs, arguments.modes):
-        counts[run.mode, outcome.verdict] += 1
+        counts[run.mode + (" with adapter" if "adapter" in run.options else ""), outcome.verdict] += 1
         reasons.update(outcome.fallbacks)
         if outcome.verdict in ("different", "raised"):
             print(f"{outcome.verdict}: {run}: {outcome.why}", flush=True)

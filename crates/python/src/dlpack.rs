@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_void};
 
-use deuteron::Dtype;
+use deuteron::{Dtype, MAX_RANK};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::intern;
@@ -115,6 +115,17 @@ pub(crate) struct Described {
     pub place: Option<Place>,
 }
 
+/// Type, sizes and strides of a tensor on the CPU.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    dtype: DataType,
+    rank: usize,
+    sizes: [i64; MAX_RANK],
+    strides: [i64; MAX_RANK],
+    /// What kernels take its elements as.
+    pub element: Element,
+}
+
 /// # Safety
 /// The tensor's sizes and strides are there.
 unsafe fn described(tensor: &Tensor) -> Described {
@@ -175,6 +186,50 @@ impl Exchange {
         }
         // SAFETY: it was filled in, with sizes and strides that live as long as the object.
         Ok(Some(unsafe { described(&tensor.assume_init()) }))
+    }
+
+    /// What is to be known of an object on the CPU, whose elements kernels take as `element`, to find others like it.
+    pub fn see(self, object: &Bound<'_, PyAny>, element: Element) -> Option<Seen> {
+        let tensor = self.structure(object)?;
+        let rank = usize::try_from(tensor.axes).ok().filter(|&rank| rank <= MAX_RANK)?;
+        if tensor.device.kind != CPU || (rank > 0 && tensor.strides.is_null()) {
+            return None;
+        }
+        let mut seen = Seen { dtype: tensor.dtype, rank, sizes: [0; MAX_RANK], strides: [0; MAX_RANK], element };
+        for axis in 0..rank {
+            // SAFETY: the protocol says that there are so many of both.
+            (seen.sizes[axis], seen.strides[axis]) = unsafe { (*tensor.shape.add(axis), *tensor.strides.add(axis)) };
+        }
+        Some(seen)
+    }
+
+    /// Where an object is, if it is one like that.
+    pub fn address_of_same(self, object: &Bound<'_, PyAny>, seen: &Seen) -> Option<u64> {
+        let tensor = self.structure(object)?;
+        let is_such = tensor.dtype == seen.dtype && tensor.device.kind == CPU && tensor.axes as usize == seen.rank;
+        if !is_such || (seen.rank > 0 && tensor.strides.is_null()) {
+            return None;
+        }
+        for axis in 0..seen.rank {
+            // SAFETY: the protocol says that there are so many of both.
+            let numbers = unsafe { (*tensor.shape.add(axis), *tensor.strides.add(axis)) };
+            if numbers != (seen.sizes[axis], seen.strides[axis]) {
+                return None;
+            }
+        }
+        Some(tensor.data as u64 + tensor.byte_offset)
+    }
+
+    /// The structure of an object of the class; none where it has no memory to show.
+    fn structure(self, object: &Bound<'_, PyAny>) -> Option<Tensor> {
+        let mut tensor = std::mem::MaybeUninit::<Tensor>::uninit();
+        // SAFETY: the object is of the class, and the interpreter is held; the structure is ours.
+        if unsafe { self.0.look?(object.as_ptr(), tensor.as_mut_ptr()) } != 0 {
+            let _ = PyErr::take(object.py());
+            return None;
+        }
+        // SAFETY: it was filled in, with sizes and strides that live as long as the object.
+        Some(unsafe { tensor.assume_init() })
     }
 
     /// The stream that the library enqueues on at present.

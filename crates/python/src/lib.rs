@@ -23,6 +23,7 @@ mod errors;
 mod numpy;
 mod operand;
 mod program;
+mod repeated;
 mod run;
 mod seeds;
 mod states;

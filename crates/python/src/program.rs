@@ -13,6 +13,7 @@ use pyo3::types::PyTuple;
 use crate::engines;
 use crate::errors::{self, bad_value, failed};
 use crate::operand::{Element, Transposition};
+use crate::repeated::Last;
 use crate::run::{self, Given};
 use crate::torch::{self, Manner};
 
@@ -38,6 +39,7 @@ pub(crate) struct Program {
     transpositions: Vec<Transposition>,
     outputs: Vec<String>,
     calls: Mutex<Calls>,
+    last: Mutex<Option<Arc<Last>>>,
 }
 
 enum Source {
@@ -107,6 +109,15 @@ impl Drop for Program {
         if calls.generation != engines::generation() {
             std::mem::forget(std::mem::take(&mut calls.known));
         }
+        let last = self.last.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        forget_foreign(last);
+    }
+}
+
+/// Drops a remembered call, unless it is of the process that this one was forked from.
+fn forget_foreign(last: Option<Arc<Last>>) {
+    if last.as_ref().is_some_and(|last| last.generation != engines::generation()) {
+        std::mem::forget(last);
     }
 }
 
@@ -171,6 +182,7 @@ impl Program {
             transpositions,
             outputs,
             calls: Mutex::default(),
+            last: Mutex::default(),
         })
     }
 
@@ -246,6 +258,12 @@ impl Program {
     #[pyo3(signature = (*operands))]
     fn __call__<'py>(slf: &Bound<'py, Program>, operands: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
         let (py, program) = (slf.py(), slf.get());
+        let last = program.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(last) = last
+            && let Some(results) = last.repeat(py, program, operands)?
+        {
+            return Ok(results);
+        }
         let mut objects: Vec<Bound<'py, PyAny>> = operands.iter().collect();
         let expected = program.operands.len();
         if objects.len() > expected
@@ -257,7 +275,11 @@ impl Program {
         match torch::manner(py, &objects)? {
             Manner::Plain => {
                 let given = Given::of(program, &objects, &[], &[])?;
-                let results: Vec<_> = run::run(py, program, What::Forward, &given)?.1.into_iter().flatten().collect();
+                let (call, results) = run::run(py, program, What::Forward, &given)?;
+                if let Some(last) = Last::of(py, &call, &given, &objects) {
+                    program.remember(last);
+                }
+                let results: Vec<_> = results.into_iter().flatten().collect();
                 Ok(PyTuple::new(py, results)?.into_any())
             }
             Manner::Differentiated => {
@@ -357,6 +379,12 @@ impl Program {
     /// Whether it is an op of the catalogue, and not a graph.
     pub fn is_op(&self) -> bool {
         matches!(self.source, Source::Op(_))
+    }
+
+    /// Remembers a call for others like it.
+    fn remember(&self, last: Last) {
+        let mut remembered = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        forget_foreign(remembered.replace(Arc::new(last)));
     }
 
     /// Which operands are states.

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::dlpack::{Described, Exchange, Stored};
+use crate::dlpack::{Described, Exchange, Seen, Stored};
 use crate::engines::Place;
 use crate::errors::{bad_type, beyond_32_bits};
 use crate::operand::{Axes, Element, Library, Operand, Transposition};
@@ -16,6 +16,8 @@ use crate::threads;
 struct Torch {
     tensor: Py<PyAny>,
     parameter: Py<PyAny>,
+    /// `torch.Tensor.is_neg`
+    is_neg: Py<PyAny>,
     exchange: Option<Exchange>,
     dtypes: Vec<(Py<PyAny>, Element)>,
     int64: Py<PyAny>,
@@ -32,6 +34,14 @@ struct Torch {
     complex_bf16: bool,
     /// functions that say whether torch looks at calls instead of doing them
     watches: Watches,
+}
+
+impl Torch {
+    /// The object that a type of elements is.
+    fn dtype<'py>(&self, py: Python<'py>, element: Element) -> PyResult<&Bound<'py, PyAny>> {
+        let dtype = self.dtypes.iter().find(|(_, known)| *known == element).map(|(dtype, _)| dtype.bind(py));
+        dtype.ok_or_else(|| bad_type(format!("torch has no dtype for {}", element.name())))
+    }
 }
 
 /// Functions that make tensors faster than `torch.empty_strided` does, where torch has them: they ask no dispatcher.
@@ -116,7 +126,7 @@ impl Watches {
         Ok(self.modes.bind(py).call0()?.is_truthy()?
             || !self.transforms.bind(py).call0()?.is_none()
             || self.autocast.bind(py).call0()?.is_truthy()?
-            || self.tangents.bind(py).getattr(intern!(py, "_current_level"))?.ge(0)?)
+            || self.tangents.bind(py).getattr(intern!(py, "_current_level"))?.extract::<i64>()? >= 0)
     }
 }
 
@@ -149,6 +159,47 @@ pub(crate) fn manner(py: Python<'_>, operands: &[Bound<'_, PyAny>]) -> PyResult<
     Ok(if differentiated { Manner::Differentiated } else { Manner::Plain })
 }
 
+/// Whether plain tensors are to be met at once, as [`manner`] says it.
+pub(crate) fn is_plain(py: Python<'_>, operands: &Bound<'_, PyTuple>) -> PyResult<bool> {
+    let Some(torch) = TORCH.get(py) else { return Ok(false) };
+    if torch.watches.any(py)? {
+        return Ok(false);
+    }
+    if torch.is_grad_enabled.bind(py).call0()?.is_truthy()? {
+        for operand in operands.iter_borrowed() {
+            if operand.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// What is to be known of a plain tensor on the CPU to find others like it.
+pub(crate) fn see(py: Python<'_>, object: &Bound<'_, PyAny>, element: Element) -> Option<Seen> {
+    TORCH.get(py)?.exchange?.see(object, element)
+}
+
+/// Where an object is, if it is a plain tensor like that, which kernels read in place.
+pub(crate) fn address_of_same(object: &Bound<'_, PyAny>, seen: &Seen) -> PyResult<Option<u64>> {
+    let Some(torch) = TORCH.get(object.py()) else { return Ok(None) };
+    let class = object.get_type_ptr().cast();
+    if class != torch.tensor.as_ptr() && class != torch.parameter.as_ptr() {
+        return Ok(None);
+    }
+    let found = torch.exchange.and_then(|exchange| exchange.address_of_same(object, seen));
+    let Some(address) = found.filter(|address| address.is_multiple_of(seen.element.bytes() as u64)) else {
+        return Ok(None);
+    };
+    Ok((!is_negated(torch, object, seen.element)?).then_some(address))
+}
+
+/// Whether a tensor is a view that stands for its negative, as the imaginary part of a conjugate does; memory does not show it.
+fn is_negated(torch: &Torch, object: &Bound<'_, PyAny>, element: Element) -> PyResult<bool> {
+    let may_be = element.is_float() && (torch.complex_bf16 || element != Element::Of(Dtype::Bf16));
+    Ok(may_be && torch.is_neg.bind(object.py()).call1((object,))?.is_truthy()?)
+}
+
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
 
 /// Kernels load vectors of this many bytes.
@@ -179,6 +230,7 @@ fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
     let native = |name: &str| module.getattr("_C").and_then(|c| c.getattr(name)).ok().map(Bound::unbind);
     let found = Torch {
         exchange: Exchange::of(&tensor),
+        is_neg: tensor.getattr("is_neg")?.unbind(),
         tensor: tensor.unbind(),
         parameter: parameter.unbind(),
         dtypes,
@@ -254,9 +306,7 @@ fn suited<'py>(
             return Err(bad_type(format!("{}: expected {expected}, got {got}", name())));
         }
     };
-    // A view that stands for its negative, as the imaginary part of a conjugate does; memory does not show it.
-    let may_negate = element.is_float() && (torch.complex_bf16 || element != Element::Of(Dtype::Bf16));
-    if may_negate && object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+    if is_negated(torch, object, element)? {
         let plain = object.call_method0(intern!(py, "resolve_neg"))?;
         return suited(torch, &plain, transposition, name, copied);
     }
@@ -327,6 +377,28 @@ fn describe(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Described> {
     })
 }
 
+/// A tensor for a result on the CPU.
+pub(crate) fn empty_on_cpu<'py>(
+    py: Python<'py>,
+    element: Element,
+    [sizes, strides]: [&Bound<'py, PyTuple>; 2],
+) -> PyResult<(Bound<'py, PyAny>, u64)> {
+    let torch = torch(py)?.ok_or_else(|| bad_type("expected torch to be loaded"))?;
+    let dtype = torch.dtype(py, element)?;
+    let made = match &torch.quick.cpu {
+        Some(quick) => quick.bind(py).call1((sizes, strides, dtype))?,
+        None => {
+            let keywords = PyDict::new(py);
+            keywords.set_item(intern!(py, "dtype"), dtype)?;
+            // Not where `torch.set_default_device` says.
+            keywords.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
+            torch.empty_strided.bind(py).call((sizes, strides), Some(&keywords))?
+        }
+    };
+    let address = describe(torch, &made)?.address;
+    Ok((made, address))
+}
+
 /// A tensor for a result, beside another one.
 pub(crate) fn empty<'py>(
     beside: &Operand<'py>,
@@ -335,8 +407,7 @@ pub(crate) fn empty<'py>(
 ) -> PyResult<(Bound<'py, PyAny>, u64)> {
     let py = beside.object.py();
     let torch = torch(py)?.ok_or_else(|| bad_type("expected torch to be loaded"))?;
-    let dtype = torch.dtypes.iter().find(|(_, known)| *known == element).map(|(dtype, _)| dtype.bind(py));
-    let dtype = dtype.ok_or_else(|| bad_type(format!("torch has no dtype for {}", element.name())))?;
+    let dtype = torch.dtype(py, element)?;
     let made = if let Some(quick) = torch.quick.at(py, beside.place)? {
         quick.bind(py).call1((sizes, strides, dtype))?
     } else {

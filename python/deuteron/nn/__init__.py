@@ -18,6 +18,7 @@ except ImportError as error:
 from .. import functions
 from . import functional as functional
 from .._operands import Activation
+from .._types import Mask
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -257,8 +258,9 @@ class FusedAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         if mask is not None and self.causal:
             raise ValueError("FusedAttention: expected no mask where attention is causal")
-        word = ("causal_from_end" if self.from_end else "causal") if self.causal else "full"
-        seen: Union[str, Tensor] = word if mask is None else mask
+        seen: Mask[Tensor] = mask
+        if mask is None:
+            seen = ("causal_from_end" if self.from_end else "causal") if self.causal else "full"
         y: Tensor = functions.attention(q, k, v, mask=seen, p=self.p, training=self.training, scale=self.scale)
         return y
 

@@ -7,6 +7,7 @@ from typing import Optional
 from torch import Tensor
 
 from .. import functions
+from .._types import Mask
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -44,7 +45,7 @@ def scaled_dot_product_attention(
         raise ValueError(f"{name}: expected causal_from_end only with is_causal")
     if min(query.dim(), key.dim(), value.dim()) < 2:
         raise ValueError(f"{name}: expected tensors [.., sequence, features], got {query.dim()} axes")
-    mask = attn_mask if attn_mask is not None else "full"
+    mask: Mask[Tensor] = attn_mask if attn_mask is not None else "full"
     if is_causal:
         mask = "causal_from_end" if causal_from_end else "causal"
     lead = query.shape[:-2]

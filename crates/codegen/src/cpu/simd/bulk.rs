@@ -67,8 +67,8 @@ impl Task for Widen<'_> {
     type Output = ();
 
     fn with<S: Simd>(self, simd: S) {
-        let output = Output { base: self.to.as_mut_ptr(), stream_until: 0 };
+        let output = Output::lanes(self.to.as_mut_ptr());
         // SAFETY: both slices were checked to have this length, and borrows do not overlap.
-        unsafe { Loop { simd, length: self.to.len(), output }.load(self.dtype, self.from.as_ptr()) }
+        unsafe { Loop::one_row(simd, self.to.len(), output).load(self.dtype, self.from.as_ptr(), 0) }
     }
 }

@@ -6,7 +6,7 @@ use super::format::{BrainFloat, EightBitFloat, Format, HalfFloat, HalfFormat, Si
 use super::lanes::Simd;
 use super::math;
 use super::reduce::{Strip, reduce_made};
-use super::sweep::{Body, Input, Output, sweep};
+use super::sweep::{Body, Input, Output, sweep_rows};
 use crate::cpu::program::{Inst, LaneKind, Src, TileReduce, TileUnary};
 
 /// A function of `N` lanes.
@@ -24,6 +24,8 @@ pub(super) trait Lanes {
     /// # Safety
     /// Columns `i .. i + count` of what they are made of can be read, and `count < WIDTH`.
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) -> S::Float;
+    /// Goes to the next row, where they are made for several.
+    fn next_row(&mut self);
 }
 
 /// Lanes, and where they go.
@@ -49,6 +51,12 @@ impl<L: Lanes> Body for Made<L> {
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) {
         // SAFETY: the caller's promise.
         unsafe { self.output.store_partial(simd, i, self.lanes.partial(simd, i, count), count) }
+    }
+
+    #[inline(always)]
+    fn next_row(&mut self) {
+        self.lanes.next_row();
+        self.output.next_row();
     }
 }
 
@@ -78,6 +86,11 @@ impl<F: Function<N>, const N: usize> Lanes for Map<F, N> {
             *x = unsafe { input.load_partial(simd, i, count) };
         }
         self.function.apply(simd, x)
+    }
+
+    #[inline(always)]
+    fn next_row(&mut self) {
+        self.inputs.iter_mut().for_each(Input::next_row);
     }
 }
 
@@ -146,23 +159,28 @@ fn lie<S: Simd>(simd: S, mask: S::Mask) -> S::Float {
     simd.select(mask, simd.splat(0.0), simd.splat(1.0))
 }
 
-/// The columns of an instruction: `length` of them, all inputs and the output covering them.
+/// The columns of an instruction: `length` of them, all inputs and the output covering them, on each of `rows` rows.
 ///
 /// The functions that take one are unsafe for the same reason: every input can be read, and the output written, on
-/// columns `0 .. length`, and the output overlaps an input only if they start at the same address.
+/// columns `0 .. length` of every row, and the output overlaps an input only if they start at the same address.
 #[derive(Clone, Copy)]
 pub(super) struct Loop<S> {
     pub simd: S,
+    pub rows: usize,
     pub length: usize,
     pub output: Output,
 }
 
 impl<S: Simd> Loop<S> {
+    pub fn one_row(simd: S, length: usize, output: Output) -> Loop<S> {
+        Loop { simd, rows: 1, length, output }
+    }
+
     /// # Safety
     /// See [`Loop`].
     unsafe fn make(self, lanes: impl Lanes) {
         // SAFETY: the inputs and the output cover `length` columns, which is what the body reads and writes.
-        unsafe { sweep(self.simd, self.length, Made { lanes, output: self.output }) }
+        unsafe { sweep_rows(self.simd, self.rows, self.length, Made { lanes, output: self.output }) }
     }
 
     /// # Safety
@@ -253,6 +271,14 @@ impl<S: Simd> Loop<S> {
         unsafe { self.make(Splat(value)) }
     }
 
+    /// Every lane of row `r` becomes element `r` of `values`.
+    /// # Safety
+    /// See [`Loop`]; there is a value for each row.
+    pub unsafe fn spread(self, values: *const f32) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.make(Spread(values)) }
+    }
+
     /// Lane `i` becomes the integer `first + i`.
     /// # Safety
     /// See [`Loop`].
@@ -270,19 +296,19 @@ impl<S: Simd> Loop<S> {
         unsafe { self.map(Add, [sum, a]) }
     }
 
-    /// Converts elements at `from` to lanes.
+    /// Converts elements at `from` to lanes; the next row is `row` bytes further.
     /// # Safety
-    /// See [`Loop`]; `length` elements of `dtype` at `from` can be read.
-    pub unsafe fn load(self, dtype: Dtype, from: *const u8) {
+    /// See [`Loop`]; `length` elements of `dtype` at `from` can be read, and so of the other rows.
+    pub unsafe fn load(self, dtype: Dtype, from: *const u8, row: isize) {
         // SAFETY: passed on to the caller.
         unsafe {
             match dtype {
-                Dtype::F32 | Dtype::I32 => self.make(Widen { _format: Word, from }),
-                Dtype::F16 => self.make(Widen { _format: HalfFloat, from }),
-                Dtype::Bf16 => self.make(Widen { _format: BrainFloat, from }),
-                Dtype::I8 => self.make(Widen { _format: SignedByte, from }),
-                Dtype::Bool => self.make(Widen { _format: Truth, from }),
-                Dtype::F8e4m3 => self.make(Widen { _format: EightBitFloat, from }),
+                Dtype::F32 | Dtype::I32 => self.make(Widen { _format: Word, from, row }),
+                Dtype::F16 => self.make(Widen { _format: HalfFloat, from, row }),
+                Dtype::Bf16 => self.make(Widen { _format: BrainFloat, from, row }),
+                Dtype::I8 => self.make(Widen { _format: SignedByte, from, row }),
+                Dtype::Bool => self.make(Widen { _format: Truth, from, row }),
+                Dtype::F8e4m3 => self.make(Widen { _format: EightBitFloat, from, row }),
             }
         }
     }
@@ -299,6 +325,28 @@ impl Lanes for Splat {
     unsafe fn partial<S: Simd>(&self, simd: S, _: usize, _: usize) -> S::Float {
         simd.splat(self.0)
     }
+    #[inline(always)]
+    fn next_row(&mut self) {}
+}
+
+/// One value per row in all lanes.
+struct Spread(*const f32);
+
+impl Lanes for Spread {
+    #[inline(always)]
+    unsafe fn full<S: Simd>(&self, simd: S, _: usize) -> S::Float {
+        // SAFETY: the caller's promise: a value for each row.
+        simd.splat(unsafe { self.0.read() })
+    }
+    #[inline(always)]
+    unsafe fn partial<S: Simd>(&self, simd: S, i: usize, _: usize) -> S::Float {
+        // SAFETY: as above.
+        unsafe { self.full(simd, i) }
+    }
+    #[inline(always)]
+    fn next_row(&mut self) {
+        self.0 = self.0.wrapping_add(1);
+    }
 }
 
 /// The integer `self.0 + i` in lane `i`.
@@ -314,11 +362,15 @@ impl Lanes for Count {
         // SAFETY: nothing is read.
         unsafe { self.full(simd, i) }
     }
+    #[inline(always)]
+    fn next_row(&mut self) {}
 }
 
 struct Widen<T> {
     _format: T,
     from: *const u8,
+    /// Bytes to the next row.
+    row: isize,
 }
 
 impl<T: Format> Lanes for Widen<T> {
@@ -331,6 +383,10 @@ impl<T: Format> Lanes for Widen<T> {
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize) -> S::Float {
         // SAFETY: the caller's promise.
         unsafe { T::read_partial(simd, self.from.add(i * T::BYTES), count) }
+    }
+    #[inline(always)]
+    fn next_row(&mut self) {
+        self.from = self.from.wrapping_offset(self.row);
     }
 }
 

@@ -10,7 +10,7 @@ use super::map::{Lanes, Made};
 use super::sweep::Input;
 use crate::cpu::program::{LANES, TileReduce};
 
-/// A strip of a row, and what its reduction needs.
+/// A strip of a row, and what its reduction needs; or several rows of one strip each.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
     /// Column of its first lane, a multiple of `LANES`.
@@ -22,8 +22,11 @@ pub(super) struct Strip {
     pub lanes: *mut f32,
     /// Where the result goes after the last strip, one vector of equal lanes.
     pub into: *mut f32,
-    /// Where it goes as one of the lanes that row work reads.
+    /// Where it goes as one of the lanes that row work reads; that of the next row is beside it.
     pub lane: *mut f32,
+    pub rows: usize,
+    /// Elements from one row's result to the next one's.
+    pub small: usize,
 }
 
 /// Where the lanes of a reduction come from.
@@ -34,6 +37,8 @@ trait Source: Copy {
     /// # Safety
     /// Columns `i .. i + count` are in the strip, and `count < WIDTH`.
     unsafe fn partial<S: Simd>(self, simd: S, i: usize, count: usize) -> [S::Float; 2];
+    /// Goes to the next row.
+    fn next_row(&mut self);
 }
 
 /// Lanes that are read. The second operand counts for `Dot` and `Deviation`.
@@ -54,6 +59,12 @@ impl Source for Read {
     unsafe fn partial<S: Simd>(self, simd: S, i: usize, count: usize) -> [S::Float; 2] {
         // SAFETY: the caller's promise.
         unsafe { [self.a.load_partial(simd, i, count), self.b.load_partial(simd, i, count)] }
+    }
+
+    #[inline(always)]
+    fn next_row(&mut self) {
+        self.a.next_row();
+        self.b.next_row();
     }
 }
 
@@ -77,6 +88,12 @@ impl<L: Lanes + Copy> Source for Made<L> {
             self.output.store_partial(simd, i, result, count);
             [result, result]
         }
+    }
+
+    #[inline(always)]
+    fn next_row(&mut self) {
+        self.lanes.next_row();
+        self.output.next_row();
     }
 }
 
@@ -211,6 +228,7 @@ impl Step for AbsMax {
 /// Vectors in `LANES` lanes, at most: 16 of 4 lanes.
 const VECTORS: usize = LANES / 4;
 
+#[derive(Clone, Copy)]
 struct Gather<T, L> {
     step: T,
     source: L,
@@ -221,8 +239,22 @@ impl<T: Step, L: Source> Kernel for Gather<T, L> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Gather { step, source, strip: Strip { first, length, last, lanes, into, lane } } = self;
+    fn run<S: Simd>(mut self, simd: S) {
+        for row in 0..self.strip.rows {
+            if row > 0 {
+                self.source.next_row();
+                self.strip.into = self.strip.into.wrapping_add(self.strip.small);
+                self.strip.lane = self.strip.lane.wrapping_add(1);
+            }
+            self.row(simd);
+        }
+    }
+}
+
+impl<T: Step, L: Source> Gather<T, L> {
+    #[inline(always)]
+    fn row<S: Simd>(&self, simd: S) {
+        let Gather { step, source, strip: Strip { first, length, last, lanes, into, lane, .. } } = *self;
         let (vectors, width) = (LANES / S::WIDTH, S::WIDTH);
         let mut sums = [simd.splat(T::START); VECTORS];
         // SAFETY: `reduce`'s caller lets us read `length` columns of `a` and `b`, and use the lanes and the result.
@@ -300,7 +332,7 @@ impl Kernel for GatherArgMax {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Strip { first, length, last, lanes, into, lane } = self.strip;
+        let Strip { first, length, last, lanes, into, lane, .. } = self.strip;
         let a = self.a;
         // SAFETY: `reduce`'s caller lets us use both halves of the lanes, the result, and `length` columns of `a`.
         unsafe {

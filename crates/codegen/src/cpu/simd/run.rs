@@ -95,16 +95,23 @@ impl Run<'_> {
                 offsets: &scratch.offsets,
                 partials: partials.as_mut_ptr(),
                 flight: 0,
+                rows: 1,
                 row,
                 origin,
                 cols,
                 begin,
                 end,
             };
+            let together = scratch.together && launch.window.is_none() && frame.rows_are_apart_evenly(count);
             for pass in &scratch.passes {
                 (frame.flight, frame.row) = (0, row);
                 // SAFETY: `run`'s caller lets us use every argument at these rows; the memory is the scratch's own.
                 unsafe { frame.row_work(pass, count) }
+                if together {
+                    // SAFETY: as above.
+                    unsafe { frame.rows_together(pass, row, count, &mut scratch.ahead) }
+                    continue;
+                }
                 for flight in 0..count {
                     (frame.flight, frame.row) = (flight, row + flight);
                     // SAFETY: as above.
@@ -168,7 +175,7 @@ fn locate_row(
     Ok(())
 }
 
-/// One row in flight.
+/// One row in flight, or all of them.
 #[derive(Clone, Copy)]
 struct Frame<'a, S> {
     simd: S,
@@ -177,8 +184,10 @@ struct Frame<'a, S> {
     places: Places,
     offsets: &'a [usize],
     partials: *mut f32,
-    /// Which of the rows in flight it is.
+    /// Which of the rows in flight it is; the first, where it is all of them.
     flight: usize,
+    /// How many rows an instruction does.
+    rows: usize,
     row: usize,
     /// Column of the first element: 0, but where a flat span starts.
     origin: usize,
@@ -211,11 +220,10 @@ impl<S: Simd> Frame<'_, S> {
             for step in &pass.row {
                 self.row_step(step, count);
             }
-            for flight in 0..count {
-                self.flight = flight;
-                for &scalar in &pass.spread {
-                    self.fill(scalar, self.row_lanes(scalar).add(flight).read());
-                }
+            self.flight = 0;
+            for &scalar in &pass.spread {
+                let output = Output { base: self.scalar(scalar), stream_until: 0, row: self.places.small as isize };
+                Loop { simd: self.simd, rows: count, length: S::WIDTH, output }.spread(self.row_lanes(scalar));
             }
         }
     }
@@ -250,6 +258,62 @@ impl<S: Simd> Frame<'_, S> {
         }
     }
 
+    /// Whether the rows in flight of every argument are as far apart as the first two.
+    fn rows_are_apart_evenly(&self, count: usize) -> bool {
+        let args = self.launch.args.len();
+        count > 1
+            && self.cols > 0
+            && (0..args).all(|arg| {
+                let apart = |flight: usize| {
+                    self.offsets[flight * args + arg].wrapping_sub(self.offsets[(flight - 1) * args + arg])
+                };
+                (2..count).all(|flight| apart(flight) == apart(1))
+            })
+    }
+
+    /// The strips of rows `row .. row + count`, which have one each: instruction by instruction, each for all rows. To find its operands
+    /// takes as long as 64 columns of it, so it is done once. Bits are those of row by row: no lane meets one of another row, but
+    /// in column sums, whose rows come in order.
+    unsafe fn rows_together(&mut self, pass: &Prepared, row: usize, count: usize, ahead: &mut Ahead) {
+        let columns = Columns { first: 0, length: self.cols };
+        for step in &pass.strip {
+            for _ in 0..count {
+                ahead.issue(self.simd);
+            }
+            if self.is_done_together(step) {
+                (self.flight, self.row, self.rows) = (0, row, count);
+                // SAFETY: passed on to the caller, for every row.
+                unsafe { self.strip_step(step, columns) }
+                self.rows = 1;
+                continue;
+            }
+            for flight in 0..count {
+                (self.flight, self.row) = (flight, row + flight);
+                // SAFETY: passed on to the caller.
+                unsafe { self.strip_step(step, columns) }
+            }
+        }
+    }
+
+    /// Whether one loop does an instruction for several rows. What streams past the caches looks at the address of each row.
+    fn is_done_together(&self, step: &Step) -> bool {
+        let streams = |arg: u16| self.launch.args[usize::from(arg)].streaming;
+        match step.inst {
+            Inst::Reduce { op: TileReduce::ArgMax, .. } => false,
+            Inst::ColumnAdd { .. } | Inst::Keep { .. } | Inst::Store { .. } => false,
+            _ => !step.store.is_some_and(streams),
+        }
+    }
+
+    /// Elements from an argument's row to the next, where an instruction does several.
+    fn row_of_arg(&self, arg: u16) -> isize {
+        if self.rows == 1 {
+            return 0;
+        }
+        let (arg, args) = (usize::from(arg), self.launch.args.len());
+        self.offsets[args + arg].wrapping_sub(self.offsets[arg]) as isize
+    }
+
     /// Plans the prefetch of the strip that follows.
     fn next_strip(&self, pass: &Prepared, columns: Columns, ahead: &mut Ahead) {
         let first = columns.first + STRIP;
@@ -274,8 +338,8 @@ impl<S: Simd> Frame<'_, S> {
                     let dtype = self.launch.program.args[usize::from(arg)].dtype;
                     for flight in 0..count {
                         self.flight = flight;
-                        let output = Output { base: self.row_lanes(scalar).add(flight), stream_until: 0 };
-                        Loop { simd: self.simd, length: 1, output }.load(dtype, self.element(arg, 0));
+                        let output = Output::lanes(self.row_lanes(scalar).add(flight));
+                        Loop::one_row(self.simd, 1, output).load(dtype, self.element(arg, 0), 0);
                     }
                 }
                 Inst::RowIndex { dst: Dst::Scalar(scalar), axis } => {
@@ -304,8 +368,8 @@ impl<S: Simd> Frame<'_, S> {
                     let Some(Dst::Scalar(scalar)) = super::scratch::destination(inst) else {
                         unreachable!("row work makes scalars, got {inst:?}")
                     };
-                    let output = Output { base: self.row_lanes(scalar), stream_until: 0 };
-                    self.compute(step, Loop { simd: self.simd, length: BLOCK, output }, Operands::Rows);
+                    let output = Output::lanes(self.row_lanes(scalar));
+                    self.compute(step, Loop::one_row(self.simd, BLOCK, output), Operands::Rows);
                 }
             }
         }
@@ -323,8 +387,8 @@ impl<S: Simd> Frame<'_, S> {
                     reduce(self.simd, op, Read { a, b }, self.reduced_strip(step, into, columns));
                 }
                 Inst::ColumnAdd { partial, a } => {
-                    let output = Output { base: self.partial(partial).add(first), stream_until: 0 };
-                    Loop { simd: self.simd, length, output }.accumulate(self.input(step, 0, a, first));
+                    let output = Output::lanes(self.partial(partial).add(first));
+                    Loop::one_row(self.simd, length, output).accumulate(self.input(step, 0, a, first));
                 }
                 Inst::Store { arg, a } => {
                     self.store_row(arg, self.input(step, 0, a, first), columns);
@@ -337,7 +401,7 @@ impl<S: Simd> Frame<'_, S> {
                     philox::keep(self.simd, keep, element, length, random);
                     let output = self.output(dst, first);
                     let from = random.add((element % 4) as usize).cast();
-                    Loop { simd: self.simd, length, output }.load(Dtype::F32, from);
+                    Loop::one_row(self.simd, length, output).load(Dtype::F32, from, 0);
                 }
                 _ => self.lanes(step, columns),
             }
@@ -354,7 +418,7 @@ impl<S: Simd> Frame<'_, S> {
         unsafe {
             let direct = step.store.and_then(|arg| self.direct_output(arg, columns));
             let output = direct.unwrap_or_else(|| self.output(dst, first));
-            let range = Loop { simd: self.simd, length, output };
+            let range = Loop { simd: self.simd, rows: self.rows, length, output };
             match (step.reduce, step.inst) {
                 (Some((op, into)), _) => {
                     let Some(chained) = Chained::of(step.inst, |slot, source| self.input(step, slot, source, first))
@@ -365,7 +429,7 @@ impl<S: Simd> Frame<'_, S> {
                 }
                 (None, Inst::Load { arg, .. }) => {
                     let dtype = self.launch.program.args[usize::from(arg)].dtype;
-                    range.load(dtype, self.element(arg, first));
+                    range.load(dtype, self.element(arg, first), self.row_of_arg(arg) * dtype.bytes() as isize);
                 }
                 (None, Inst::ColumnIndex { .. }) => range.count_from((self.origin + first) as i32),
                 (None, _) => self.compute(step, range, Operands::Strip { first }),
@@ -416,7 +480,8 @@ impl<S: Simd> Frame<'_, S> {
         // SAFETY: the memory holds the lanes of every step and all scalars.
         unsafe {
             let lane = self.row_lanes(into).add(self.flight);
-            Strip { first, length, last, lanes: self.small().add(step.lanes), into: self.scalar(into), lane }
+            let (lanes, into) = (self.small().add(step.lanes), self.scalar(into));
+            Strip { first, length, last, lanes, into, lane, rows: self.rows, small: self.places.small }
         }
     }
 
@@ -456,9 +521,9 @@ impl<S: Simd> Frame<'_, S> {
     /// cannot be forwarded to the load that follows, and waits some 15 cycles.
     unsafe fn fill(&self, scalar: u16, value: f32) {
         // SAFETY: the program was checked to have that scalar.
-        let output = Output { base: unsafe { self.scalar(scalar) }, stream_until: 0 };
+        let output = Output::lanes(unsafe { self.scalar(scalar) });
         // SAFETY: one vector fits a scalar's block.
-        unsafe { Loop { simd: self.simd, length: S::WIDTH, output }.splat(value) }
+        unsafe { Loop::one_row(self.simd, S::WIDTH, output).splat(value) }
     }
 
     /// The first element of a partial sum.
@@ -482,10 +547,10 @@ impl<S: Simd> Frame<'_, S> {
         // SAFETY: the program was checked to have these places, and to name such arguments.
         unsafe {
             match source {
-                Src::Tile(tile) => Input::lanes(self.memory.add(self.places.tiles + usize::from(tile) * STRIP)),
-                Src::Kept(kept) => Input::lanes(self.kept(kept, first)),
-                Src::Arg(arg) => Input::lanes(self.element(arg, first).cast()),
-                Src::Scalar(scalar) => Input::block(self.scalar(scalar)),
+                Src::Tile(tile) => Input::lanes(self.tile(tile)).rows_apart(self.places.tiles_row as isize),
+                Src::Kept(kept) => Input::lanes(self.kept(kept, first)).rows_apart(self.places.kept_rows as isize),
+                Src::Arg(arg) => Input::lanes(self.element(arg, first).cast()).rows_apart(self.row_of_arg(arg)),
+                Src::Scalar(scalar) => Input::block(self.scalar(scalar)).rows_apart(self.places.small as isize),
                 Src::Const(_) | Src::ConstInt(_) => Input::block(self.small().add(step.constants + slot * BLOCK)),
             }
         }
@@ -493,14 +558,20 @@ impl<S: Simd> Frame<'_, S> {
 
     unsafe fn output(&self, dst: Dst, first: usize) -> Output {
         // SAFETY: the program was checked to have these places.
-        let base = unsafe {
+        let (base, row) = unsafe {
             match dst {
-                Dst::Tile(tile) => self.memory.add(self.places.tiles + usize::from(tile) * STRIP),
-                Dst::Kept(kept) => self.kept(kept, first),
-                Dst::Scalar(scalar) => self.scalar(scalar),
+                Dst::Tile(tile) => (self.tile(tile), self.places.tiles_row),
+                Dst::Kept(kept) => (self.kept(kept, first), self.places.kept_rows),
+                Dst::Scalar(scalar) => (self.scalar(scalar), self.places.small),
             }
         };
-        Output { base, stream_until: 0 }
+        Output { base, stream_until: 0, row: row as isize }
+    }
+
+    unsafe fn tile(&self, tile: u16) -> *mut f32 {
+        let place = self.places.tiles + self.flight * self.places.tiles_row + usize::from(tile) * self.places.tile;
+        // SAFETY: the program was checked to have that tile.
+        unsafe { self.memory.add(place) }
     }
 
     unsafe fn kept(&self, kept: u16, first: usize) -> *mut f32 {
@@ -514,10 +585,10 @@ impl<S: Simd> Frame<'_, S> {
     fn direct_output(&self, arg: u16, columns: Columns) -> Option<Output> {
         let base: *mut f32 = self.element(arg, columns.first).cast();
         if !self.launch.args[usize::from(arg)].streaming {
-            return Some(Output { base, stream_until: 0 });
+            return Some(Output { base, stream_until: 0, row: self.row_of_arg(arg) });
         }
         let stream_until = columns.length / BLOCK * BLOCK;
-        (base as usize).is_multiple_of(LINE).then_some(Output { base, stream_until })
+        (base as usize).is_multiple_of(LINE).then_some(Output { base, stream_until, row: 0 })
     }
 
     unsafe fn store_row(&self, arg: u16, from: Input, columns: Columns) {

@@ -25,6 +25,8 @@ pub struct Scratch {
     pub(super) cursors: Vec<Cursor>,
     /// Rows in flight at once.
     pub(super) rows: usize,
+    /// Whether one instruction may do all of them: each row is one strip, with tiles of its own.
+    pub(super) together: bool,
     /// Elements from each argument's base to each row in flight.
     pub(super) offsets: Vec<usize>,
     /// The same for the rows that come next.
@@ -66,6 +68,10 @@ pub(super) struct Places {
     /// Elements of one row's small things: scalars as blocks of equal lanes, constants, lanes of reductions.
     pub small: usize,
     pub tiles: usize,
+    /// Elements of one tile.
+    pub tile: usize,
+    /// Elements of all tiles of one row in flight; 0 where rows in flight share them.
+    pub tiles_row: usize,
     pub random: usize,
     pub kept: usize,
     /// Elements of one kept row.
@@ -89,7 +95,11 @@ impl Scratch {
         let rows = rows_in_flight(program);
         let (first_small, small) = (usize::from(program.scalars) * BLOCK, planner.next);
         let tiles = first_small + rows * small;
-        let random = tiles + usize::from(program.tiles) * STRIP;
+        // Rows of one strip each have tiles of their own, so that one instruction does all rows in flight.
+        let together = rows > 1 && program.cols <= STRIP;
+        let tile = if together { kept_row } else { STRIP };
+        let all_tiles = usize::from(program.tiles) * tile;
+        let random = tiles + all_tiles * if together { rows } else { 1 };
         let kept = random + (STRIP + SLACK).next_multiple_of(BLOCK);
         let kept_rows = usize::from(program.kept) * kept_row;
         let elements = kept + rows * kept_rows;
@@ -104,7 +114,18 @@ impl Scratch {
             ahead: Ahead::new(reads, passes.iter().map(|pass| pass.strip.len()).sum(), rows),
             passes,
             memory,
-            places: Places { first_small, small, tiles, random, kept, kept_row, kept_rows },
+            places: Places {
+                first_small,
+                small,
+                tiles,
+                tile,
+                tiles_row: if together { all_tiles } else { 0 },
+                random,
+                kept,
+                kept_row,
+                kept_rows,
+            },
+            together,
             cursors: vec![Cursor::default(); program.args.len()],
             rows,
             offsets: vec![0; rows * program.args.len()],

@@ -105,4 +105,7 @@ impl<T: Format> Body for Narrow<T> {
             T::write_partial(simd, self.to.add(i * T::BYTES), lanes, count)
         }
     }
+
+    /// Of several rows each is stored by a sweep of its own.
+    fn next_row(&mut self) {}
 }

@@ -12,6 +12,8 @@ pub(super) trait Body {
     /// # Safety
     /// Columns `i .. i + count` are in the range that the body was made for, and `count < WIDTH`.
     unsafe fn partial<S: Simd>(&self, simd: S, i: usize, count: usize);
+    /// Goes to the next row, where it was made for several.
+    fn next_row(&mut self);
 }
 
 /// Runs `body` over columns `0 .. length`, in order.
@@ -19,10 +21,19 @@ pub(super) trait Body {
 /// # Safety
 /// The body was made for columns `0 .. length`.
 pub(super) unsafe fn sweep<S: Simd, B: Body>(simd: S, length: usize, body: B) {
-    simd.enter(Sweep { length, body });
+    simd.enter(Sweep { rows: 1, length, body });
+}
+
+/// The same for several rows, one after the other: short rows would take less time than the way here.
+///
+/// # Safety
+/// The body was made for columns `0 .. length` of so many rows.
+pub(super) unsafe fn sweep_rows<S: Simd, B: Body>(simd: S, rows: usize, length: usize, body: B) {
+    simd.enter(Sweep { rows, length, body });
 }
 
 struct Sweep<B> {
+    rows: usize,
     length: usize,
     body: B,
 }
@@ -31,14 +42,19 @@ impl<B: Body> Kernel for Sweep<B> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(mut self, simd: S) {
         let streamed = self.body.streamed().min(self.length);
-        // SAFETY: `sweep`'s caller made the body for `0 .. length`; the loops stay within the limits they are given.
-        unsafe {
-            let i = full_vectors::<S, B, true>(simd, &self.body, 0, streamed);
-            let i = full_vectors::<S, B, false>(simd, &self.body, i, self.length);
-            if i < self.length {
-                self.body.partial(simd, i, self.length - i);
+        for row in 0..self.rows {
+            if row > 0 {
+                self.body.next_row();
+            }
+            // SAFETY: `sweep`'s caller made the body for `0 .. length`; the loops stay within the limits they are given.
+            unsafe {
+                let i = full_vectors::<S, B, true>(simd, &self.body, 0, streamed);
+                let i = full_vectors::<S, B, false>(simd, &self.body, i, self.length);
+                if i < self.length {
+                    self.body.partial(simd, i, self.length - i);
+                }
             }
         }
     }
@@ -76,19 +92,32 @@ pub(super) struct Input {
     base: *const f32,
     /// What column numbers are masked with: all ones, or 0 for a block of equal lanes.
     mask: usize,
+    /// Lanes from one row to the next, where several rows are worked on.
+    row: isize,
 }
 
 impl Input {
     /// Consecutive lanes.
     #[inline(always)]
     pub fn lanes(base: *const f32) -> Input {
-        Input { base, mask: usize::MAX }
+        Input { base, mask: usize::MAX, row: 0 }
     }
 
     /// A block of equal lanes.
     #[inline(always)]
     pub fn block(base: *const f32) -> Input {
-        Input { base, mask: 0 }
+        Input { base, mask: 0, row: 0 }
+    }
+
+    /// The same input of several rows, `row` lanes apart.
+    #[inline(always)]
+    pub fn rows_apart(self, row: isize) -> Input {
+        Input { row, ..self }
+    }
+
+    #[inline(always)]
+    pub fn next_row(&mut self) {
+        self.base = self.base.wrapping_offset(self.row);
     }
 
     /// The first lane.
@@ -130,9 +159,22 @@ pub(super) struct Output {
     /// Columns before this one are written past the caches; a multiple of 16 (one cache line), and 0 unless `base`
     /// is a multiple of 64 bytes.
     pub stream_until: usize,
+    /// Lanes from one row to the next, where several rows are worked on.
+    pub row: isize,
 }
 
 impl Output {
+    /// Through the caches.
+    #[inline(always)]
+    pub fn lanes(base: *mut f32) -> Output {
+        Output { base, stream_until: 0, row: 0 }
+    }
+
+    #[inline(always)]
+    pub fn next_row(&mut self) {
+        self.base = self.base.wrapping_offset(self.row);
+    }
+
     /// # Safety
     /// Lanes `i .. i + WIDTH` of the output can be written, `i` is a multiple of `WIDTH`, and if `STREAM` they end by
     /// `stream_until`.

@@ -4,9 +4,9 @@ use deuteron_graph::{BinaryOp, Dtype};
 
 use super::reductions::layer_norm;
 use super::{
-    Buffer, WIDTHS, assert_same, flat_program, mixed, ordinary, reads, rows_program, run_all, try_run, writes,
+    Buffer, WIDTHS, assert_same, flat_program, mixed, ordinary, reads, rows_program, run_all, scramble, try_run, writes,
 };
-use crate::cpu::program::{Access, ArgSpec, Dst, Inst, Pass, Src, TileProgram, TileUnary};
+use crate::cpu::program::{Access, ArgSpec, Dst, Inst, Pass, Src, TileProgram, TileReduce, TileUnary};
 use crate::cpu::simd::{Dim, Fault, Isa, Launch, Scratch, run};
 
 fn add_rows(cols: usize) -> TileProgram {
@@ -174,4 +174,82 @@ fn bits_do_not_depend_on_the_spans() {
             }
         }
     }
+}
+
+/// Tiles that pass from one instruction to the next, a kept row, scalars, elements of two formats, and reductions of both kinds: those
+/// that one loop does for all rows in flight, and the others.
+fn of_every_place(cols: usize) -> TileProgram {
+    let args = vec![reads(Dtype::Bf16), reads(Dtype::F32), writes(Dtype::F32), writes(Dtype::Bf16)];
+    let widen = Inst::Load { dst: Dst::Tile(0), arg: 0 };
+    let passes = vec![
+        Pass {
+            row: vec![],
+            strip: vec![
+                widen,
+                Inst::Unary { op: TileUnary::Silu, dst: Dst::Tile(1), a: Src::Tile(0) },
+                Inst::Binary { op: BinaryOp::Max, dst: Dst::Tile(2), a: Src::Tile(1), b: Src::Arg(1) },
+                Inst::Reduce { op: TileReduce::Max, into: 0, a: Src::Tile(2), b: Src::Tile(2) },
+                Inst::Reduce { op: TileReduce::ArgMax, into: 1, a: Src::Tile(2), b: Src::Tile(2) },
+            ],
+        },
+        Pass {
+            row: vec![],
+            strip: vec![
+                Inst::ExpSub { dst: Dst::Kept(0), a: Src::Arg(1), b: Src::Scalar(0) },
+                Inst::Reduce { op: TileReduce::Sum, into: 2, a: Src::Kept(0), b: Src::Kept(0) },
+            ],
+        },
+        Pass {
+            row: vec![
+                Inst::Unary { op: TileUnary::IntToFloat, dst: Dst::Scalar(3), a: Src::Scalar(1) },
+                Inst::MulAdd { dst: Dst::Scalar(4), a: Src::Scalar(2), b: Src::Const(0.25), c: Src::Scalar(3) },
+            ],
+            strip: vec![
+                widen,
+                Inst::MulAdd { dst: Dst::Tile(3), a: Src::Kept(0), b: Src::Scalar(4), c: Src::Tile(0) },
+                Inst::Store { arg: 3, a: Src::Tile(3) },
+                Inst::Binary { op: BinaryOp::Sub, dst: Dst::Tile(1), a: Src::Const(1.0), b: Src::Tile(3) },
+                Inst::Store { arg: 2, a: Src::Tile(1) },
+            ],
+        },
+    ];
+    rows_program(cols, args, passes)
+}
+
+/// Rows in flight are done by one loop where all arguments' rows are evenly apart, and row by row elsewhere: at the end of an inner axis
+/// of a transposed view. A span of one row is always alone.
+#[test]
+fn rows_together_have_the_bits_of_rows_alone() {
+    let (outer, inner) = (5, 7);
+    let rows = outer * inner;
+    for isa in Isa::available() {
+        for cols in [1, 16, 63, 64, 65, 200, 1024] {
+            let program = of_every_place(cols);
+            let (mut halves, x) = (Buffer::of_bytes(&bf16(rows * cols), 2), ordinary(rows * (cols + 3), 91));
+            let mut results = Vec::new();
+            for length in [rows, 1] {
+                let mut x = Buffer::of(&x, 4);
+                let (mut y, mut z) = (Buffer::new(4 * rows * cols, 8), Buffer::new(2 * rows * cols, 2));
+                let transposed =
+                    [Dim { size: outer, stride: cols + 3 }, Dim { size: inner, stride: outer * (cols + 3) }];
+                let args = [halves.rows(rows, cols), x.bind(&transposed), y.rows(rows, cols), z.rows(rows, cols)];
+                let launch = Launch { program: &program, args: &args, axes: &[], window: None };
+                let mut scratch = Scratch::for_program(&program);
+                for first in (0..rows).step_by(length) {
+                    // SAFETY: the buffers hold `rows` rows and are used here alone.
+                    unsafe { run(isa, &launch, first..first + length, &mut scratch, &mut []) }
+                        .expect("nothing is gathered");
+                }
+                y.assert_red_zones();
+                z.assert_red_zones();
+                results.push((y.bits(), z.content().to_vec()));
+            }
+            assert_eq!(results[0], results[1], "{cols} columns, {}", isa.name());
+        }
+    }
+}
+
+/// Elements of `bf16` between 1 and 2.
+fn bf16(length: usize) -> Vec<u8> {
+    (0..length).flat_map(|index| (0x3F80 | (scramble(index as u32) & 0x7F) as u16).to_le_bytes()).collect()
 }
