@@ -24,6 +24,7 @@ pub mod kernel;
 mod machine_file;
 mod onnx_file;
 mod ops;
+mod profile;
 mod show;
 mod stored_file;
 pub mod tuning_file;
@@ -51,6 +52,8 @@ enum What {
     Explain(explain::Arguments),
     /// Plan a graph, run it unfused and fused, verify both against f64, measure
     Fuse(fuse::Arguments),
+    /// Time and count what the kernels of a graph do, before fusing and after: memory traffic, cache, occupancy, registers, units
+    Profile(profile::Arguments),
     /// Generate text with a GPT-2 from a folder or from the local Hugging Face cache
     Generate(generate::Arguments),
     /// Time ready-made fused ops, or a model's prompt and step, against their unfused selves
@@ -97,6 +100,7 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         What::Analyze(arguments) => analyze::run(&arguments),
         What::Explain(arguments) => explain::run(&arguments),
         What::Fuse(arguments) => fuse::run(&arguments),
+        What::Profile(arguments) => profile::run(&arguments),
         What::Generate(arguments) => generate::run(&arguments),
         What::Bench(arguments) => bench::run(&arguments),
         What::Ops(arguments) => ops::run(&arguments),

@@ -240,7 +240,7 @@ fn list(
 }
 
 impl Compiled {
-    fn new(launch: &Launch, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
+    pub(crate) fn new(launch: &Launch, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
         let Variant { name: config, key } = launch.variant().clone();
         let grids: &[Grid] = launch.grids().map_or(&[], |grids| &grids.list);
         let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);

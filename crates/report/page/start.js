@@ -30,7 +30,7 @@ connectTheme();
 document.documentElement.dataset.drawn = '';
 if (data) {
   for (const show of [showGraph, showCandidates, showRoofline, showTraffic, showTimeline, showPlans, showMatmuls, showSource, showMeasured,
-    showPins, showFlips, showRecompute, showMachine, showNotes]) {
+    showProfile, showPins, showFlips, showRecompute, showMachine, showNotes]) {
     try {
       show();
     } catch (error) {

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::{
-    Analysis, Candidate, CostSheet, Disagreement, Flip, KernelSheet, MachineSheet, MeasuredSheet, PinSheet, Plans,
-    RecomputeSheet, ScoringSheet, SourceLine, TileSheet,
+    Analysis, Candidate, CostSheet, CounterSheet, Disagreement, Flip, KernelSheet, MachineSheet, MeasuredSheet,
+    PinSheet, Plans, ProfiledSheet, RecomputeSheet, ScoringSheet, SourceLine, TileSheet,
 };
 
 /// The data block as JSON. `page/data.js` reads it.
@@ -34,6 +34,7 @@ pub(crate) fn to_json(analysis: &Analysis) -> String {
         recompute: analysis.recompute.as_ref(),
         machine: &analysis.machine,
         measured: analysis.measured.as_ref(),
+        profiled: analysis.profiled.as_ref(),
         notes: &analysis.notes,
     };
     // Only maps with keys that are not strings can fail, and there are none. The page says so if its data is missing.
@@ -56,6 +57,7 @@ struct PageData<'a> {
     recompute: Option<&'a RecomputeSheet>,
     machine: &'a MachineSheet,
     measured: Option<&'a MeasuredSheet>,
+    profiled: Option<&'a ProfiledSheet>,
     notes: &'a [String],
 }
 
@@ -104,6 +106,7 @@ struct KernelData<'a> {
     source: Option<usize>,
     measured_us: Option<f64>,
     measured_registers: Option<u32>,
+    counters: Option<&'a CounterSheet>,
 }
 
 fn kernels<'a>(sheets: &'a [KernelSheet], strings: &mut Strings<'a>, sources: &mut Sources) -> Vec<KernelData<'a>> {
@@ -123,6 +126,7 @@ fn kernels<'a>(sheets: &'a [KernelSheet], strings: &mut Strings<'a>, sources: &m
             source: sources.place(&sheet.source, strings),
             measured_us: sheet.measured_us,
             measured_registers: sheet.measured_registers,
+            counters: sheet.counters.as_ref(),
         })
         .collect()
 }

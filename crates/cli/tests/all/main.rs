@@ -9,6 +9,7 @@ mod download;
 mod folders;
 mod generate;
 mod onnx;
+mod profile;
 #[cfg(target_os = "linux")]
 mod signals;
 mod story;

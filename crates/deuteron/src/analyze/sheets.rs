@@ -49,6 +49,7 @@ pub(super) fn analysis(
         recompute,
         machine: machine_sheet(graph, &options.machine),
         measured: None,
+        profiled: None,
     }
 }
 
@@ -198,6 +199,7 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions, gains: Option<&
                 },
                 measured_us: None,
                 measured_registers: None,
+                counters: None,
             });
             sheets.len() - 1
         });

@@ -62,6 +62,18 @@ window.check = (() => {
       return missing.length ? `missing sections: ${missing}` : '';
     },
 
+    /** Counters of both plans, with the columns that some kernel has and no others. */
+    profile() {
+      const profiled = one('#profile-table tbody');
+      if (!profiled) return shown('profile') ? 'a profile without a table' : '';
+      const titles = all('#profile-table thead th').map((cell) => cell.textContent).join();
+      const wanted = 'Kernel,Time,Must move,Profiled time,Read,Written,Cache hits,Occupancy,Registers,Tensor cores,Issue slots';
+      if (titles !== wanted) return `columns ${titles}`;
+      const sides = all('#profile-table tbody .why').map((cell) => cell.textContent.split(',')[0]);
+      if (!sides.includes('before') || !sides.includes('after')) return 'a plan is missing';
+      return one('#profile-notes').children.length ? '' : 'notes are missing';
+    },
+
     sorting() {
       const buttons = all('#sheet thead button');
       if (buttons.length < 13) return 'columns are missing';

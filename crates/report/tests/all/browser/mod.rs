@@ -137,6 +137,7 @@ fn check(browser: &mut Browser, case: &str, wide: bool) {
         "check.noForeignMarkup()",
         "check.contents()",
         "check.sections()",
+        "check.profile()",
         "check.sorting()",
         "check.filtering()",
         "check.details()",

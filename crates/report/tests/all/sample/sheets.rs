@@ -57,12 +57,27 @@ pub fn kernels(ops: &[Op], shape: Shape, launch: impl Fn(&Op) -> usize) -> Vec<K
             tiles: (op.inner > 1).then(|| tiles(op, shape.measured)),
             measured_us: shape.measured.then_some(cost.us * error),
             measured_registers: shape.measured.then_some(cost.registers + 6),
+            counters: shape.measured.then(|| counters(&cost)),
             name,
             size,
             cost,
         });
     }
     sheets
+}
+
+fn counters(cost: &CostSheet) -> CounterSheet {
+    CounterSheet {
+        us: Some(cost.us * 1.1),
+        read: Some(cost.read as f64 * 1.02),
+        written: Some(cost.written as f64 * 0.98),
+        cache_hits: Some(0.42),
+        occupancy: Some(cost.occupancy * 0.9),
+        registers: Some(f64::from(cost.registers)),
+        tensor: (cost.matrix_flops > 0).then_some(0.71),
+        issue: Some(0.33),
+        ..CounterSheet::default()
+    }
 }
 
 fn tiles(op: &Op, compiled: bool) -> TileSheet {
@@ -330,5 +345,15 @@ pub fn measured(before: &[KernelSheet], after: &[KernelSheet]) -> MeasuredSheet 
         verified: true,
         worst_ratio: 0.41,
         classes: vec![class("row"), class("matmul"), class("attention"), class("copy")],
+    }
+}
+
+pub fn profiled() -> ProfiledSheet {
+    ProfiledSheet {
+        by: "ncu".into(),
+        text: "Counted by Nsight Compute.".into(),
+        before_us: 912.0,
+        after_us: 640.0,
+        notes: vec!["this GPU does not count one thing".into()],
     }
 }
