@@ -14,6 +14,7 @@ mod bench_crossover;
 mod bench_matmul;
 mod bench_model;
 mod check;
+mod completions;
 pub mod device;
 pub mod doctor;
 mod explain;
@@ -31,7 +32,7 @@ pub mod tuning_file;
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Kernel fusion for transformers: find what to fuse, generate the fused kernels, prove them right, measure the gain.
 #[derive(Parser)]
@@ -66,6 +67,10 @@ enum What {
     Check(check::Arguments),
     /// Show devices, instruction sets and copy bandwidth
     Doctor(doctor::Arguments),
+    /// Print what a shell needs to complete words of this command
+    Completions(completions::Shells),
+    /// Print the manual page of this command, or of one of its subcommands
+    Man(completions::Pages),
 }
 
 /// How a command ended, short of an error.
@@ -107,6 +112,8 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         What::Kernel(arguments) => kernel::run(&arguments),
         What::Check(arguments) => check::run(&arguments),
         What::Doctor(arguments) => doctor::run(&arguments),
+        What::Completions(arguments) => completions::complete(&arguments, Command::command()),
+        What::Man(arguments) => completions::manual(&arguments, Command::command()),
     };
     ended(match outcome {
         Ok(Outcome::Good) => 0,

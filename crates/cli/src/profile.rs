@@ -158,7 +158,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
-fn table(sheets: &[KernelSheet], all: bool) -> comfy_table::Table {
+fn table(sheets: &[KernelSheet], all: bool) -> String {
     let known = |column: &&Column| {
         sheets.iter().filter_map(|sheet| sheet.counters.as_ref()).any(|counters| (column.1)(counters).is_some())
     };

@@ -18,3 +18,4 @@ mod support;
 #[cfg(target_os = "linux")]
 mod trouble;
 mod tuning;
+mod words;
