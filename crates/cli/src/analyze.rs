@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{AnalyzeOptions, Kernels, analyze, flips};
 use deuteron::report::{
-    Analysis, Candidate, KernelSheet, PlanSheet, ScoringSheet, TileSheet, diff, expect, html, parse, roofline_svg,
+    Analysis, Candidate, KernelSheet, PlanSheet, ScoringSheet, TileSheet, diff, expect, html, next_steps, parse,
+    roofline_svg,
 };
 use deuteron::{Backend, Bytes, Machine, Pin, Scoring};
 
@@ -214,6 +215,7 @@ pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
         section("Store or recompute", vec![recompute.text.clone(), memory]);
     }
     section("Notes", analysis.notes.clone());
+    section("What to do next", next_steps(analysis));
     writeln!(
         out,
         "--html FILE writes the whole report, --all prints every kernel and fusion, `deuteron explain CODE` a reason."

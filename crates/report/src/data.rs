@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     Analysis, Candidate, CostSheet, CounterSheet, Disagreement, Flip, KernelSheet, MachineSheet, MeasuredSheet,
-    PinSheet, Plans, ProfiledSheet, RecomputeSheet, ScoringSheet, SourceLine, TileSheet,
+    MemorySheet, PinSheet, Plans, ProfiledSheet, RecomputeSheet, ScoringSheet, SourceLine, TensorSheet, TileSheet,
 };
 
 /// The data block as JSON. `page/data.js` reads it.
@@ -33,6 +33,7 @@ pub(crate) fn to_json(analysis: &Analysis) -> String {
         flips: &analysis.flips,
         recompute: analysis.recompute.as_ref(),
         machine: &analysis.machine,
+        memory: analysis.memory.as_ref(),
         measured: analysis.measured.as_ref(),
         profiled: analysis.profiled.as_ref(),
         notes: &analysis.notes,
@@ -56,6 +57,7 @@ struct PageData<'a> {
     flips: &'a [Flip],
     recompute: Option<&'a RecomputeSheet>,
     machine: &'a MachineSheet,
+    memory: Option<&'a MemorySheet>,
     measured: Option<&'a MeasuredSheet>,
     profiled: Option<&'a ProfiledSheet>,
     notes: &'a [String],
@@ -97,6 +99,7 @@ struct KernelData<'a> {
     launches: &'a [usize],
     primitives: usize,
     size: &'a str,
+    tensors: &'a [TensorSheet],
     cost: &'a CostSheet,
     gain_us: Option<f64>,
     realizable: bool,
@@ -118,6 +121,7 @@ fn kernels<'a>(sheets: &'a [KernelSheet], strings: &mut Strings<'a>, sources: &m
             launches: &sheet.launches,
             primitives: sheet.primitives,
             size: &sheet.size,
+            tensors: &sheet.tensors,
             cost: &sheet.cost,
             gain_us: sheet.gain_us,
             realizable: sheet.realizable,

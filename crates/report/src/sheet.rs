@@ -44,6 +44,9 @@ pub struct Analysis {
     pub recompute: Option<RecomputeSheet>,
     /// numbers of the machine, each with its origin
     pub machine: MachineSheet,
+    /// bytes of intermediates while each launch runs
+    #[serde(default)]
+    pub memory: Option<MemorySheet>,
     /// predicted beside measured, once `fuse` has measured
     pub measured: Option<MeasuredSheet>,
     /// by what kernels were counted, once `profile` has run
@@ -145,6 +148,9 @@ pub struct KernelSheet {
     pub primitives: usize,
     /// rows and columns, or m x n x k
     pub size: String,
+    /// the tensors that its first launch reads and then those that it writes
+    #[serde(default)]
+    pub tensors: Vec<TensorSheet>,
     /// what one launch costs
     pub cost: CostSheet,
     /// of a kernel of the chosen plan: microseconds that one launch saves over the kernels it replaces; those of all launches add up to
@@ -167,6 +173,17 @@ pub struct KernelSheet {
     /// what one launch did, if it was profiled
     #[serde(default)]
     pub counters: Option<CounterSheet>,
+}
+
+/// A tensor that a kernel reads or writes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TensorSheet {
+    /// its name in the graph, `%12` where it has none
+    pub name: String,
+    /// `bf16[1024,768]`
+    pub tensor: String,
+    /// whether it is written
+    pub written: bool,
 }
 
 /// What one launch did, as counted; none where the source has no such number. Means over the launches of equal kernels.
@@ -535,6 +552,15 @@ pub struct MeasuredSheet {
     pub worst_ratio: f64,
     /// error of the model for each kind of kernel
     pub classes: Vec<ClassError>,
+}
+
+/// Bytes of intermediates that are alive while each launch runs, in the order they run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MemorySheet {
+    /// of the plan that fusing starts from
+    pub before: Vec<u64>,
+    /// of the chosen plan
+    pub after: Vec<u64>,
 }
 
 /// How kernels were profiled.

@@ -79,6 +79,7 @@ pub fn analysis(shape: Shape) -> Analysis {
         flips: sheets::flips(),
         recompute: shape.backward.then(sheets::recompute),
         measured: shape.measured.then(|| sheets::measured(&before, &after)),
+        memory: Some(sheets::memory(&before, &after)),
         profiled: shape.measured.then(sheets::profiled),
         notes: vec![
             "attention.mask is a constant and was folded into the scores".into(),

@@ -50,6 +50,7 @@ pub fn kernels(ops: &[Op], shape: Shape, launch: impl Fn(&Op) -> usize) -> Vec<K
             kind: if attention { "attention" } else { op.kind }.into(),
             launches: vec![launch],
             primitives: 4 * parts.len(),
+            tensors: tensors(op),
             source: source(&name, &size, &parts, shape.lines),
             gain_us: None,
             realizable: true,
@@ -78,6 +79,12 @@ fn counters(cost: &CostSheet) -> CounterSheet {
         issue: Some(0.33),
         ..CounterSheet::default()
     }
+}
+
+fn tensors(op: &Op) -> Vec<TensorSheet> {
+    let of = |name: String, written| TensorSheet { name, tensor: format!("bf16[{},{}]", op.rows, op.cols), written };
+    let read = op.reads.iter().map(|read| of(format!("%{read}"), false));
+    read.chain([of(format!("{}.out", op.name), true)]).collect()
 }
 
 fn tiles(op: &Op, compiled: bool) -> TileSheet {
@@ -356,4 +363,18 @@ pub fn profiled() -> ProfiledSheet {
         after_us: 640.0,
         notes: vec!["this GPU does not count one thing".into()],
     }
+}
+
+/// What each launch writes is alive while it and the next one run.
+pub fn memory(before: &[KernelSheet], after: &[KernelSheet]) -> MemorySheet {
+    let of = |sheets: &[KernelSheet]| {
+        let launches =
+            sheets.iter().flat_map(|sheet| sheet.launches.iter().map(|&launch| (launch, sheet.cost.written)));
+        let written: BTreeMap<usize, u64> = launches.collect();
+        written
+            .iter()
+            .map(|(launch, bytes)| bytes + launch.checked_sub(1).and_then(|last| written.get(&last)).unwrap_or(&0))
+            .collect()
+    };
+    MemorySheet { before: of(before), after: of(after) }
 }
