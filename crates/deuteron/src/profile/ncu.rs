@@ -25,7 +25,8 @@ pub const METRICS: [&str; 9] = [TIME, READ, WRITTEN, HITS, OCCUPANCY, REGISTERS,
 
 /// The metrics that `ncu` says it does not know.
 pub fn unknown<'m>(said: &str, metrics: &[&'m str]) -> Vec<&'m str> {
-    let complaints = || said.lines().filter(|line| line.contains("Failed to find metric"));
+    // Versions word it differently; all name the metric in a line of their own.
+    let complaints = || said.lines().filter(|line| line.starts_with("==ERROR==") || line.starts_with("==WARNING=="));
     metrics.iter().copied().filter(|metric| complaints().any(|line| line.contains(metric))).collect()
 }
 

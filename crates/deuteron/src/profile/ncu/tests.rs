@@ -75,5 +75,7 @@ fn tables_that_cannot_be_used_say_why() {
 fn a_metric_that_a_version_does_not_know_is_named() {
     let said = format!("==PROF== ok\n==ERROR== Failed to find metric {TENSOR}\n");
     assert_eq!(unknown(&said, &METRICS), [TENSOR]);
+    assert_eq!(unknown(&format!("==WARNING== Metric {ISSUE} not found\n"), &METRICS), [ISSUE]);
+    assert_eq!(unknown(SAMPLE, &METRICS), Vec::<&str>::new(), "lines of the table are no complaints");
     assert_eq!(unknown("==ERROR== The user does not have permission", &METRICS), Vec::<&str>::new());
 }
