@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{AnalyzeOptions, Kernels, analyze, flips};
 use deuteron::report::{
-    Analysis, Candidate, KernelSheet, PlanSheet, ScoringSheet, TileSheet, diff, expect, html, parse, roofline_svg,
+    Analysis, Candidate, KernelSheet, PlanSheet, ScoringSheet, TileSheet, diff, expect, html, next_steps, parse,
+    roofline_svg,
 };
 use deuteron::{Backend, Bytes, Machine, Pin, Scoring};
 
@@ -214,6 +215,7 @@ pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
         section("Store or recompute", vec![recompute.text.clone(), memory]);
     }
     section("Notes", analysis.notes.clone());
+    section("What to do next", next_steps(analysis));
     writeln!(
         out,
         "--html FILE writes the whole report, --all prints every kernel and fusion, `deuteron explain CODE` a reason."
@@ -248,7 +250,7 @@ fn capital(text: &str) -> String {
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
 
-fn plans_table(analysis: &Analysis) -> comfy_table::Table {
+fn plans_table(analysis: &Analysis) -> String {
     let plans = &analysis.plans;
     let named = [
         ("naive", Some(&plans.naive)),
@@ -274,7 +276,7 @@ fn plans_table(analysis: &Analysis) -> comfy_table::Table {
     show::table(&["plan", "kernels", "moved", "predicted", "of unfused", "peak"], rows, 1)
 }
 
-fn kernels_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
+fn kernels_table(analysis: &Analysis, all: bool) -> String {
     let mut kernels: Vec<_> = analysis.after.iter().collect();
     let total: f64 = kernels.iter().map(|kernel| kernel.cost.us * kernel.launches.len() as f64).sum();
     if !all {
@@ -317,7 +319,7 @@ fn kernels_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
 pub const MATMULS: &str = "How its matmuls fill the GPU";
 
 /// How the matmuls of the chosen plan are cut on a GPU, if there are any, the longest first.
-pub fn matmuls_table(analysis: &Analysis, all: bool) -> Option<comfy_table::Table> {
+pub fn matmuls_table(analysis: &Analysis, all: bool) -> Option<String> {
     let time = |kernel: &KernelSheet| kernel.cost.us * kernel.launches.len() as f64;
     let of_matmul = |kernel: &&KernelSheet| kernel.kind == "matmul" && !kernel.variant.is_empty();
     let mut kernels: Vec<&KernelSheet> = analysis.after.iter().filter(of_matmul).collect();
@@ -368,7 +370,7 @@ fn registers(tiles: &TileSheet) -> String {
     }
 }
 
-fn candidates_table(analysis: &Analysis, all: bool) -> comfy_table::Table {
+fn candidates_table(analysis: &Analysis, all: bool) -> String {
     let weight = |candidate: &Candidate| candidate.worth_us.unwrap_or(0.0).abs() * candidate.count as f64;
     let mut candidates: Vec<&Candidate> =
         analysis.candidates.iter().filter(|one| one.reason.code == "OK" || all).collect();

@@ -196,7 +196,7 @@ fn show_validation(validation: &Validation) {
     outln!("Farthest off:\n{}", case_table(worst));
 }
 
-fn case_table(cases: Vec<&CaseRow>) -> comfy_table::Table {
+fn case_table(cases: Vec<&CaseRow>) -> String {
     let lines = cases.into_iter().map(|case| {
         let times = [case.unfused_us, case.unfused_predicted_us, case.fused_us, case.fused_predicted_us];
         let name = show::shorten(&case.name, 48);

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::analyze::{Knob, Variants};
 use deuteron::onnx::TensorData;
+use deuteron::presets::{Family, Preset, PresetSizes};
 use deuteron::report::distance;
 use deuteron::{Dtype, ExpertSizes, FusedOp, Graph, Heads};
 use deuteron_gpt2::{Config, Options, Weights};
@@ -16,13 +17,13 @@ use crate::stored_file::text_of;
 /// Which graph, and how large.
 #[derive(Args)]
 pub struct GraphArguments {
-    /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, each also with -block; an op of the catalogue, with attributes in quotes: "moe
+    /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, bert, bert-large, vit, vit-large, t5-small, t5, t5-large, each also with -block; an op of the catalogue, with attributes in quotes: "moe
     /// weighted=true"; a text file; an .onnx file
     graph: String,
     /// Sequences of a model [default: 1]; of an ONNX file its batch
     #[arg(long)]
     batch: Option<usize>,
-    /// Tokens per sequence of a model, or of an op that attends [default: 1024]; of an ONNX file its open sequence [default: 128]
+    /// Tokens per sequence of a model, or of an op that attends [default: 1024; of BERT and T5 512]; of an ONNX file its open sequence [default: 128]
     #[arg(long)]
     seq: Option<usize>,
     /// Rows of an op of the catalogue [default: 1024]
@@ -37,7 +38,7 @@ pub struct GraphArguments {
     /// Experts of each row, of an op that weighs their results [default: 2]
     #[arg(long)]
     choices: Option<usize>,
-    /// f32, f16 or bf16 of a model or an op; of a model also int8, its weights as bytes [default: f32]; an ONNX file is converted [default: its own]
+    /// f32, f16 or bf16 of a model or an op; of a GPT-2 also int8, its weights as bytes [default: f32]; an ONNX file is converted [default: its own]
     #[arg(long)]
     dtype: Option<String>,
     /// Gradients too: of all weights of a model, of all operands of an op
@@ -84,8 +85,10 @@ enum Source {
     Onnx,
     /// a file of ours
     Text,
-    /// a model, or a block of one
+    /// a GPT-2, or a block of one
     Model,
+    /// another published model, or a block of one
+    Preset(Preset),
     /// an op of the catalogue
     Op(FusedOp),
     /// nothing that we know
@@ -114,9 +117,15 @@ fn flags_of(op: &FusedOp) -> Vec<&'static str> {
     flags
 }
 
+/// The names of all models.
+fn models() -> impl Iterator<Item = &'static str> {
+    let gpt2 = Config::ALL.iter().map(|config| config.name);
+    gpt2.chain(Preset::ALL.iter().map(|preset| preset.name))
+}
+
 /// The graph whose name is nearest to a word.
 fn nearest(word: &str) -> String {
-    let blocks = Config::ALL.iter().flat_map(|config| [config.name.to_string(), format!("{}-block", config.name)]);
+    let blocks = models().flat_map(|name| [name.to_string(), format!("{name}-block")]);
     let all = blocks.chain(FusedOp::catalog().into_iter().map(|op| op.name().to_string()));
     all.min_by_key(|name| distance(&word.to_ascii_lowercase(), name)).unwrap_or_default()
 }
@@ -168,6 +177,14 @@ impl GraphArguments {
                 self.refuse_others("the model", &["batch", "seq", "dtype"])?;
                 self.built(self.sizes())?
             }
+            Source::Preset(preset) => {
+                let takes: &[&str] = match preset.family {
+                    Family::Vit => &["batch", "dtype"],
+                    Family::Bert | Family::T5 => &["batch", "seq", "dtype"],
+                };
+                self.refuse_others("the model", takes)?;
+                self.built(self.sizes())?
+            }
             Source::Op(op) => {
                 self.refuse_others("the op", &flags_of(&op))?;
                 if self.seq == Some(0) {
@@ -193,11 +210,19 @@ impl GraphArguments {
         if Path::new(&self.graph).is_file() {
             return Source::Text;
         }
+        if let Some(preset) = self.preset() {
+            return Source::Preset(preset);
+        }
         match (Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph)), self.graph.parse()) {
             (Ok(_), _) => Source::Model,
             (Err(_), Ok(op)) => Source::Op(op),
             (Err(_), Err(_)) => Source::Unknown,
         }
+    }
+
+    /// The published model that is no GPT-2, or the one of which a block was named.
+    fn preset(&self) -> Option<Preset> {
+        Preset::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph))
     }
 
     /// Flags that not every graph takes, and whether they were given.
@@ -253,7 +278,7 @@ impl GraphArguments {
     fn sizes(&self) -> Sizes {
         Sizes {
             batch: self.batch.unwrap_or(1),
-            sequence: self.seq.unwrap_or(1024),
+            sequence: self.seq.unwrap_or(if self.preset().is_some() { Preset::USUAL_SEQUENCE } else { 1024 }),
             hidden: None,
             rows: self.rows.unwrap_or(1024),
             cols: self.cols.unwrap_or(768),
@@ -297,7 +322,12 @@ impl GraphArguments {
             Some(hidden) => Config { hidden, heads: (hidden / config.head()).max(1), ..config },
             None => config,
         };
-        if let Some(size) = self.graph.strip_suffix("-block") {
+        if let Some(preset) = self.preset() {
+            let sizes = PresetSizes { batch: sizes.batch, sequence: sizes.sequence, dtype: float(&self.dtype())? };
+            let is_block = self.graph.ends_with("-block");
+            return self.with_gradients(if is_block { preset.block(&sizes)? } else { preset.model(&sizes)? });
+        }
+        if let Some(size) = self.graph.strip_suffix("-block").filter(|size| Config::find(size).is_ok()) {
             return Ok(deuteron_gpt2::block(&resized(Config::find(size)?), &options()?)?);
         }
         if let Ok(config) = Config::find(&self.graph) {
@@ -313,10 +343,11 @@ impl GraphArguments {
                 Err(error.into())
             }
             Err(_) => bail!(
-                "`{}` is no file and no graph we know; did you mean `{}`? Models: gpt2, gpt2-medium, gpt2-large, gpt2-xl, each \
-                 also with -block; `deuteron ops` lists the ops",
+                "`{}` is no file and no graph we know; did you mean `{}`? Models: {}, each also with -block; `deuteron ops` lists the \
+                 ops",
                 self.graph,
-                nearest(&self.graph)
+                nearest(&self.graph),
+                models().collect::<Vec<_>>().join(", ")
             ),
         }
     }
@@ -378,6 +409,14 @@ impl Variants for GraphArguments {
         }
         let config = Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph));
         let sizes = self.sizes();
+        if let Some(preset) = self.preset() {
+            let batch = Knob::doubling("batch", sizes.batch, 256);
+            let longest = preset.longest().unwrap_or(4096);
+            return match preset.family {
+                Family::Vit => vec![batch],
+                Family::Bert | Family::T5 => vec![batch, Knob::doubling("sequence", sizes.sequence, longest)],
+            };
+        }
         match config {
             Ok(config) => vec![
                 Knob::doubling("batch", sizes.batch, 256),

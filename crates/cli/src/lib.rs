@@ -14,6 +14,7 @@ mod bench_crossover;
 mod bench_matmul;
 mod bench_model;
 mod check;
+mod completions;
 pub mod device;
 pub mod doctor;
 mod explain;
@@ -24,13 +25,14 @@ pub mod kernel;
 mod machine_file;
 mod onnx_file;
 mod ops;
+mod profile;
 mod show;
 mod stored_file;
 pub mod tuning_file;
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Kernel fusion for transformers: find what to fuse, generate the fused kernels, prove them right, measure the gain.
 #[derive(Parser)]
@@ -51,6 +53,8 @@ enum What {
     Explain(explain::Arguments),
     /// Plan a graph, run it unfused and fused, verify both against f64, measure
     Fuse(fuse::Arguments),
+    /// Time and count what the kernels of a graph do, before fusing and after: memory traffic, cache, occupancy, registers, units
+    Profile(profile::Arguments),
     /// Generate text with a GPT-2 from a folder or from the local Hugging Face cache
     Generate(generate::Arguments),
     /// Time ready-made fused ops, or a model's prompt and step, against their unfused selves
@@ -63,6 +67,10 @@ enum What {
     Check(check::Arguments),
     /// Show devices, instruction sets and copy bandwidth
     Doctor(doctor::Arguments),
+    /// Print what a shell needs to complete words of this command
+    Completions(completions::Shells),
+    /// Print the manual page of this command, or of one of its subcommands
+    Man(completions::Pages),
 }
 
 /// How a command ended, short of an error.
@@ -97,12 +105,15 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         What::Analyze(arguments) => analyze::run(&arguments),
         What::Explain(arguments) => explain::run(&arguments),
         What::Fuse(arguments) => fuse::run(&arguments),
+        What::Profile(arguments) => profile::run(&arguments),
         What::Generate(arguments) => generate::run(&arguments),
         What::Bench(arguments) => bench::run(&arguments),
         What::Ops(arguments) => ops::run(&arguments),
         What::Kernel(arguments) => kernel::run(&arguments),
         What::Check(arguments) => check::run(&arguments),
         What::Doctor(arguments) => doctor::run(&arguments),
+        What::Completions(arguments) => completions::complete(&arguments, Command::command()),
+        What::Man(arguments) => completions::manual(&arguments, Command::command()),
     };
     ended(match outcome {
         Ok(Outcome::Good) => 0,

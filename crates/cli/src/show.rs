@@ -3,26 +3,66 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-/// A plain table; columns from `numbers_from` on are aligned to the right.
-pub fn table(header: &[&str], rows: Vec<Vec<String>>, numbers_from: usize) -> Table {
+/// A plain table; columns from `numbers_from` on are aligned to the right, and are never broken. On a terminal words wrap where the table
+/// would be wider, and columns that find no place stand below, behind the first column again; in a file or a pipe lines stay whole.
+pub fn table(header: &[&str], rows: Vec<Vec<String>>, numbers_from: usize) -> String {
+    let terminal = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal());
+    fitted(header, &rows, numbers_from, terminal.map(|(_, columns)| columns))
+}
+
+/// What borders and spaces add to each column.
+const BORDER: usize = 3;
+
+/// The narrowest that a column of names becomes while its table could be cut instead.
+const NARROWEST: usize = 16;
+
+fn fitted(header: &[&str], rows: &[Vec<String>], numbers_from: usize, width: Option<u16>) -> String {
+    let all: Vec<usize> = (0..header.len()).collect();
+    let Some(width) = width else { return drawn(header, rows, numbers_from, &all, None) };
+    let widths = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(String::as_str);
+        cells.chain([header[column]]).map(|cell| cell.chars().count()).max().unwrap_or(0) + BORDER
+    };
+    // Words give way down to a limit, numbers do not.
+    let least =
+        |column: usize| if column < numbers_from { widths(column).min(NARROWEST + BORDER) } else { widths(column) };
+    let mut parts: Vec<Vec<usize>> = vec![Vec::new()];
+    let mut taken = 1;
+    for column in all {
+        let last = parts.len() - 1;
+        if taken + least(column) > usize::from(width) && parts[last].len() > 1 {
+            parts.push(vec![0]);
+            taken = 1 + least(0);
+        }
+        taken += least(column);
+        let last = parts.len() - 1;
+        parts[last].push(column);
+    }
+    let parts: Vec<String> = parts.iter().map(|part| drawn(header, rows, numbers_from, part, Some(width))).collect();
+    parts.join("\n")
+}
+
+/// Some columns as a table, no wider than this where its numbers allow it.
+fn drawn(header: &[&str], rows: &[Vec<String>], numbers_from: usize, columns: &[usize], width: Option<u16>) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
-    // On a terminal cells wrap where the table would be wider; in a file or a pipe lines stay whole.
-    if let Some((_, columns)) = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal()) {
-        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(columns);
+    if let Some(width) = width {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
-    table.set_header(header.to_vec());
-    table.add_rows(rows);
-    for (index, column) in table.column_iter_mut().enumerate() {
-        if index >= numbers_from {
-            column.set_cell_alignment(CellAlignment::Right);
+    table.set_header(columns.iter().map(|&column| header[column]));
+    let cell = |row: &Vec<String>, column: usize| row.get(column).cloned().unwrap_or_default();
+    table.add_rows(rows.iter().map(|row| columns.iter().map(|&column| cell(row, column)).collect::<Vec<String>>()));
+    for (column, shown) in columns.iter().zip(table.column_iter_mut()) {
+        if *column >= numbers_from {
+            shown.set_cell_alignment(CellAlignment::Right);
+            shown.set_constraint(ColumnConstraint::ContentWidth);
         }
     }
-    table
+    table.to_string()
 }
 
 /// A value as indented JSON on standard output.
@@ -156,6 +196,34 @@ pub fn wrapped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn wide() -> (Vec<&'static str>, Vec<Vec<String>>) {
+        let header = vec!["kernel", "size", "predicted", "registers", "occupancy"];
+        let row = ["attention + reshape + linear + add", "1024x768x3072", "167.3 us", "at most 255", "19 %"];
+        (header, vec![row.map(str::to_string).to_vec()])
+    }
+
+    #[test]
+    fn a_table_fits_the_terminal_and_breaks_no_number() {
+        let (header, rows) = wide();
+        for width in [40, 60, 80, 100, 200] {
+            let text = fitted(&header, &rows, 1, Some(width));
+            assert!(text.lines().all(|line| line.chars().count() <= usize::from(width)), "{width}:\n{text}");
+            for number in ["1024x768x3072", "167.3 us", "at most 255", "19 %", "predicted", "occupancy"] {
+                assert!(text.contains(number), "{width}, {number}:\n{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn columns_without_a_place_stand_below_behind_the_name() {
+        let (header, rows) = wide();
+        let narrow = fitted(&header, &rows, 1, Some(60));
+        assert_eq!(narrow.matches("kernel").count(), 2, "{narrow}");
+        assert_eq!(fitted(&header, &rows, 1, Some(200)).matches("kernel").count(), 1);
+        let whole = fitted(&header, &rows, 1, None);
+        assert!(whole.contains("attention + reshape + linear + add"), "{whole}");
+    }
 
     #[test]
     fn a_speed_within_what_equal_runs_differ_by_is_called_so() {

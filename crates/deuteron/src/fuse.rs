@@ -22,7 +22,7 @@ use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::times::median;
 use crate::verify::{Expected, Verification};
-use measure::PlanTimes;
+pub(crate) use measure::{PlanTimes, measure};
 
 pub use crate::seed::inputs;
 pub use agreement::{Agreement, Difference, agreement};
@@ -199,7 +199,7 @@ pub fn fuse_on(
         .collect::<Result<Vec<Verification>, Error>>()?;
     drop((expected, uploaded));
     progress(Stage::Measuring);
-    let times = measure::measure(engine, &mut sessions, &tensors, options.budget)?;
+    let times = measure(engine, &mut sessions, &tensors, options.budget)?;
     Ok(report(engine, graph, &sessions, &checked, &times, reference_seconds, analysis))
 }
 
@@ -294,7 +294,7 @@ fn report(
 }
 
 /// The median of the measured times of each kernel's launches, and its registers as compiled.
-fn fill_measured(kernels: &mut [KernelSheet], times: &[Duration], session: &Session, machine: &Machine) {
+pub(crate) fn fill_measured(kernels: &mut [KernelSheet], times: &[Duration], session: &Session, machine: &Machine) {
     for kernel in kernels {
         let own: Vec<Duration> = kernel.launches.iter().filter_map(|&launch| times.get(launch).copied()).collect();
         kernel.measured_us = Some(median(own).as_secs_f64() * 1e6);

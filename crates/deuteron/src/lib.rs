@@ -40,6 +40,8 @@ pub mod fuse;
 pub mod listing;
 pub mod ops;
 mod parallel;
+pub mod presets;
+pub mod profile;
 pub mod seed;
 mod session;
 mod tensor;

@@ -9,7 +9,7 @@ use deuteron_device::cuda::nvrtc::{Compiler, Request};
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_plan::{Draft, Group, Machine, Plan, Quantity, Strategy, Target, plan};
-use deuteron_report::SourceLine;
+use deuteron_report::{SourceLine, TensorSheet};
 use serde::Serialize;
 
 use crate::engine::Engine;
@@ -69,11 +69,17 @@ pub struct ArgumentListing {
 
 impl ArgumentListing {
     fn of(graph: &Graph, argument: &Argument) -> ArgumentListing {
-        let node = graph.node(argument.base);
-        let output = graph.outputs().iter().find(|output| output.node == argument.base);
-        let name = output.map_or_else(|| graph.label(argument.base), |output| output.name.clone());
-        ArgumentListing { name, tensor: format!("{}{}", node.dtype, node.shape), written: argument.written }
+        let TensorSheet { name, tensor, written } = tensor(graph, argument.base, argument.written);
+        ArgumentListing { name, tensor, written }
     }
+}
+
+/// A tensor by the name of its output, or else by its own.
+pub(crate) fn tensor(graph: &Graph, id: NodeId, written: bool) -> TensorSheet {
+    let node = graph.node(id);
+    let output = graph.outputs().iter().find(|output| output.node == id);
+    let name = output.map_or_else(|| graph.label(id), |output| output.name.clone());
+    TensorSheet { name, tensor: format!("{}{}", node.dtype, node.shape), written }
 }
 
 /// A grid as CUDA writes it.
@@ -240,7 +246,7 @@ fn list(
 }
 
 impl Compiled {
-    fn new(launch: &Launch, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
+    pub(crate) fn new(launch: &Launch, usage: &[EntryUsage], machine: &Machine, predicted: u32) -> Compiled {
         let Variant { name: config, key } = launch.variant().clone();
         let grids: &[Grid] = launch.grids().map_or(&[], |grids| &grids.list);
         let of = |grid: &Grid| usage.iter().find(|entry| entry.name == grid.entry);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use deuteron_codegen::{Kernel, Request};
 use deuteron_device::{
-    BorrowedMemory, CompiledKernel, Device, Executable, Inputs, Job, Launching, Memory, Place, Recorded, States, Step,
+    BorrowedMemory, CompiledKernel, Device, Executable, Inputs, Job, Launching, Memory, Moment, Place, Recorded,
+    States, Step,
 };
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_kernels::{render, render_copy};
@@ -122,6 +123,13 @@ impl Session {
         let input = |index: usize| inputs[index].memory();
         self.executable.run_timed(&input, &mut Owned(states), &mut self.times)?;
         Ok(&self.times)
+    }
+
+    /// Runs the graph, on a CPU, and tells `watch` before and after each kernel.
+    pub fn run_watched(&mut self, inputs: &[&Tensor], watch: &mut dyn FnMut(Moment)) -> Result<(), Error> {
+        self.check(inputs, &mut [])?;
+        let input = |index: usize| inputs[index].memory();
+        Ok(self.executable.run_watched(&input, &mut Owned(&mut []), watch)?)
     }
 
     /// A copy of an output of the last run.

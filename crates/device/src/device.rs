@@ -118,6 +118,15 @@ pub struct Recorded {
     pub others: usize,
 }
 
+/// Where a watched run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// the step of this number is about to start
+    Before(usize),
+    /// it has ended
+    After(usize),
+}
+
 /// A job ready to run.
 pub trait Executable: Send {
     /// Runs every step in order and waits for the end. `input(i)` gives the memory of the job's i-th input.
@@ -133,6 +142,14 @@ pub trait Executable: Send {
         input: Inputs<'_, '_>,
         states: &mut dyn States,
         times: &mut [Duration],
+    ) -> Result<(), DeviceError>;
+    /// Runs every step in order and waits for each; `watch` is told before it starts and when it has ended. An error on a device
+    /// whose steps do not end one by one on the host.
+    fn run_watched(
+        &mut self,
+        input: Inputs<'_, '_>,
+        states: &mut dyn States,
+        watch: &mut dyn FnMut(Moment),
     ) -> Result<(), DeviceError>;
     /// The time of one run as the device sees it: `runs` of them follow each other without a wait. Run `i` takes input set
     /// `i % sets` and, on a device with a cache worth avoiding, outputs and intermediates of its own for each set. All

@@ -48,6 +48,9 @@ pub enum DeviceError {
         /// the step
         step: usize,
     },
+    /// A run that cannot be watched step by step.
+    #[error("a run is watched step by step on a CPU alone; on a GPU time its steps by `run_timed`")]
+    Unwatched,
     /// An input that the device cannot reach.
     #[error("input {input}: expected host memory, got a tensor on a device; copy it to the host first")]
     InputPlace {

@@ -17,7 +17,7 @@ mod memory;
 pub use buffer::Buffer;
 pub use cpu::Cpu;
 pub use cuda::{Cuda, CudaError};
-pub use device::{CopyProbe, Device, Executable, Inputs, Launching, MemoryStats, NoStates, Recorded, States};
+pub use device::{CopyProbe, Device, Executable, Inputs, Launching, MemoryStats, Moment, NoStates, Recorded, States};
 pub use error::DeviceError;
 pub use job::{CompiledKernel, Job, Place, Step};
 pub use memory::{BorrowedMemory, DeviceMemory, Memory, Span};

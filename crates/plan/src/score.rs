@@ -227,7 +227,11 @@ pub fn score(evidence: &Evidence, scoring: &Scoring) -> Score {
         passes: value > threshold,
     };
     let bytes_apart: Bytes = evidence.apart.iter().map(|cost| cost.traffic.total()).sum();
-    let bandwidth_saving = 1.0 - evidence.bytes_together.0 as f64 / bytes_apart.0.max(1) as f64;
+    // Of no bytes nothing can be saved.
+    let bandwidth_saving = match bytes_apart.0 {
+        0 => 0.0,
+        apart => 1.0 - evidence.bytes_together.0 as f64 / apart as f64,
+    };
     let launch_saving = launch_saving(evidence);
     let least = evidence.apart.iter().map(|cost| cost.resources.occupancy).fold(1.0, f64::min);
     let occupancy_ratio = evidence.together.map_or(0.0, |cost| cost.resources.occupancy / least.max(1e-9));

@@ -110,6 +110,8 @@ function sheetRow(entry) {
     } else {
       entry.details = element('tr', { class: 'details' }, element('td', { colspan: SHEET_COLUMNS.length }, sheetDetails(sheet)));
       row.after(entry.details);
+      const op = data.ops[sheet.at[sheet.at.length - 1]];
+      if (op) selectKernel(op.kernels.after);
     }
     opener.setAttribute('aria-expanded', String(Boolean(entry.details)));
   }

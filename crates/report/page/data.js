@@ -1,5 +1,6 @@
 // The data block as objects. References that point nowhere are dropped here, once, so that nothing below has to care.
 
+const MOST_TENSORS = 6;
 const data = readData();
 
 function readData() {
@@ -71,6 +72,14 @@ function describeKernel(kernel) {
     `${formatBytes(cost.read)} read, ${formatBytes(cost.written)} written`,
     `${digits(cost.intensity)} flop/B`,
   ];
+}
+
+/** Names and types of what a kernel reads or writes, a few of them. */
+function describeTensors(kernel, written) {
+  const own = kernel.tensors.filter((tensor) => tensor.written === written);
+  const first = own.slice(0, MOST_TENSORS).map(({ name, tensor }) => `${name}: ${tensor}`);
+  const more = own.length > MOST_TENSORS ? ` and ${own.length - MOST_TENSORS} more` : '';
+  return own.length ? `${written ? 'writes' : 'reads'} ${first.join(', ')}${more}` : null;
 }
 
 /** The sheet on two neighbours: the one of this very place, or the first with their names and their fate. */

@@ -66,7 +66,7 @@ addEventListener('keydown', (event) => { if (event.key === 'Escape') hideTip(); 
 /** Fills a table. A column is { title, number, cell(row), sort(row) }; `sort` makes its header a button. */
 function fillTable(table, columns, rows) {
   const head = element('tr', {}, columns.map((column) => element('th', { scope: 'col', class: column.number && 'number' }, column.title)));
-  const body = rows.map((row) => element('tr', { class: row.rowClass },
+  const body = rows.map((row) => element('tr', { class: row.rowClass, ...(row.side && row.launches ? selects(row) : {}) },
     columns.map((column, index) => element(index ? 'td' : 'th', { class: column.number && 'number', scope: index ? null : 'row' }, column.cell(row)))));
   table.replaceChildren(element('thead', {}, head), element('tbody', {}, body));
 }

@@ -33,7 +33,8 @@ function showGraph() {
   /** The view to begin with: as wide as it reads well, from the top. */
   function start() {
     const [width, height] = size();
-    state.scale = Math.max(0.85, Math.min(0.95, width / (state.scene.width + 60), height / (state.scene.height + 60)));
+    // As large as its width allows, so that nothing is cut off at the sides, down to what can be read.
+    state.scale = Math.max(READABLE, Math.min(0.95, width / (state.scene.width + 24)));
     const top = state.scene.nodes[0];
     state.x = Math.min(state.scene.width / 2, top.x + 82) - width / state.scale / 2;
     if (state.scene.width * state.scale < width) state.x = (state.scene.width - width / state.scale) / 2;
@@ -101,7 +102,19 @@ function showGraph() {
     return { node: state.scene.nodes.findIndex(within), cluster: state.scene.groups.after.find(within) };
   }
 
+  const tell = linkView((kernel) => {
+    const index = state.scene ? state.scene.nodes.findIndex((node) => node.op && node.op.kernels[kernel.side] === kernel) : -1;
+    if (index >= 0) show(index, true);
+  });
+
+  /** Selects a node for all views: its kernel of the side that is seen. */
   function select(index, follow) {
+    show(index, follow);
+    const node = state.scene.nodes[index];
+    if (node && node.op) tell(node.op.kernels[shown().side === 'before' && !panels[1].picture.clientWidth ? 'before' : 'after']);
+  }
+
+  function show(index, follow) {
     state.selected = index;
     state.asked = true;
     const node = state.scene.nodes[index];
@@ -221,7 +234,7 @@ function inspect(node) {
   }
   const { op } = node;
   const kernel = (title, sheet) => sheet && element('div', { class: 'inspected' }, element('h4', {}, title),
-    describeKernel(sheet).filter(Boolean).map((line, index) => element(index ? 'span' : 'b', { class: index ? null : kindClass(sheet.kind) }, line)));
+    [...describeKernel(sheet), describeTensors(sheet, false), describeTensors(sheet, true)].filter(Boolean).map((line, index) => element(index ? 'span' : 'b', { class: index ? null : kindClass(sheet.kind) }, line)));
   const neighbours = [...op.reads.map((read) => [data.ops[read], op]), ...data.ops.filter((other) => other.reads.includes(op.id)).map((reader) => [op, reader])];
   const reasons = neighbours.slice(0, 6).map(([producer, reader]) => {
     const sheet = sheetFor(producer, reader);

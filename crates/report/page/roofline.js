@@ -9,7 +9,8 @@ function showRoofline() {
     // The browser's own tooltip would come on top of ours.
     title.remove();
     group.setAttribute('aria-label', lines.join(', '));
-    return { group, lines };
+    const { side, kernelIndex } = group.dataset;
+    return { group, lines, kernel: data && data[side] ? data[side][Number(kernelIndex)] : null };
   });
   let current = null;
 
@@ -26,12 +27,23 @@ function showRoofline() {
     showTip(lines, x ?? box.right, y ?? box.bottom);
   }
 
+  const tell = linkView((kernel) => {
+    for (const point of points) point.group.classList.toggle('chosen', point.kernel === kernel);
+  });
+  const pick = (index) => {
+    if (!points[index] || !points[index].kernel) return;
+    tell(points[index].kernel);
+    for (const [at, { group }] of points.entries()) group.classList.toggle('chosen', at === index);
+  };
+
   points.forEach(({ group }, index) => {
+    group.addEventListener('click', () => pick(index));
     group.addEventListener('pointermove', (event) => choose(index, event.clientX, event.clientY));
     group.addEventListener('pointerleave', () => choose(null));
   });
   const frame = picture.parentElement;
   frame.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' && current !== null) pick(current);
     const by = { ArrowRight: 1, ArrowLeft: -1, n: 1, p: -1 }[event.key];
     if (!by) return;
     event.preventDefault();

@@ -15,7 +15,16 @@ function showSource() {
   const first = kernels.findIndex((kernel) => new Set(kernel.lines.map((line) => line.op)).size > 2);
   select.value = String(Math.max(0, first));
   const show = () => listSource(kernels[Number(select.value)]);
-  select.addEventListener('input', show);
+  const tell = linkView((kernel) => {
+    const index = kernels.indexOf(kernel);
+    if (index < 0) return;
+    select.value = String(index);
+    show();
+  });
+  select.addEventListener('input', () => {
+    show();
+    tell(kernels[Number(select.value)]);
+  });
   show();
 }
 

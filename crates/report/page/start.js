@@ -29,8 +29,8 @@ function listContents() {
 connectTheme();
 document.documentElement.dataset.drawn = '';
 if (data) {
-  for (const show of [showGraph, showCandidates, showRoofline, showTraffic, showTimeline, showPlans, showMatmuls, showSource, showMeasured,
-    showPins, showFlips, showRecompute, showMachine, showNotes]) {
+  for (const show of [showGraph, showCandidates, showRoofline, showTraffic, showTimeline, showMemory, showPlans, showMatmuls, showSource, showMeasured,
+    showProfile, showPins, showFlips, showRecompute, showMachine, showNotes, linkRows]) {
     try {
       show();
     } catch (error) {

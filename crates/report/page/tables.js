@@ -1,4 +1,4 @@
-// The plain tables: plans, matmuls, measured, pins, flips, recomputation, machine, notes.
+// The plain tables: plans, matmuls, measured, profile, pins, flips, recomputation, machine, notes.
 
 function showPlans() {
   const titles = [
@@ -52,7 +52,8 @@ function showMeasured() {
   if (!data.measured && !kernels.length) return;
   reveal('measured');
   if (!data.measured) {
-    byId('measured-lead').textContent = 'Compiled and not run: registers a thread, as estimated and as compiled.';
+    byId('measured-lead').textContent = kernels.some((kernel) => isNumber(kernel.measured_us))
+      ? 'Timed, and not held against the f64 reference.' : 'Compiled and not run: registers a thread, as estimated and as compiled.';
   } else {
     const { eager_us, unfused_us, chosen_us, speedup, verified, worst_ratio, classes } = data.measured;
     byId('measured-lead').textContent = `${formatTime(eager_us)} eager, ${formatTime(unfused_us)} unfused, ${formatTime(chosen_us)} chosen: ${formatRatio(speedup)} of unfused. ${verified
@@ -79,6 +80,34 @@ function showMeasured() {
     { title: 'Registers, estimated', number: true, cell: (row) => (row.cost.registers ? formatCount(row.cost.registers) : NOTHING) },
     { title: 'compiled', number: true, cell: (row) => formatCount(row.measured_registers) },
   ], kernels);
+}
+
+function showProfile() {
+  if (!data.profiled) return;
+  const { text, before_us, after_us, notes } = data.profiled;
+  reveal('profile');
+  byId('profile-lead').textContent = `${text} A run with no profiler watching takes ${formatTime(before_us)} before fusing and ${formatTime(after_us)} after.`;
+  const kernels = [...data.after, ...data.before].filter((kernel) => kernel.counters);
+  const columns = [
+    ['Profiled time', 'us', formatTime],
+    ['Read', 'read', formatBytes],
+    ['Written', 'written', formatBytes],
+    ['Missed the cache', 'missed', formatBytes],
+    ['Cache hits', 'cache_hits', formatShare],
+    ['Occupancy', 'occupancy', formatShare],
+    ['Registers', 'registers', formatCount],
+    ['Shared memory', 'shared', formatBytes],
+    ['Tensor cores', 'tensor', formatShare],
+    ['Issue slots', 'issue', formatShare],
+    ['Instructions a cycle', 'instructions_per_cycle', digits],
+  ].filter(([, key]) => kernels.some((kernel) => isNumber(kernel.counters[key])));
+  fillTable(byId('profile-table'), [
+    { title: 'Kernel', cell: (row) => [row.name, element('span', { class: 'why' }, `${row.side}, ${row.size}, × ${row.launches.length}`)] },
+    { title: 'Time', number: true, cell: (row) => formatTime(row.measured_us) },
+    { title: 'Must move', number: true, cell: (row) => formatBytes(row.bytes) },
+    ...columns.map(([title, key, show]) => ({ title, number: true, cell: (row) => show(row.counters[key]) })),
+  ], kernels);
+  byId('profile-notes').append(...notes.map((note) => element('li', {}, note)));
 }
 
 function showPins() {

@@ -45,6 +45,14 @@ function showTimeline() {
     return index >= 0 ? { row, index } : null;
   }
 
+  const tell = linkView((kernel) => {
+    const row = rows.find((one) => one.side === kernel.side);
+    const index = row ? row.kernels.indexOf(kernel) : -1;
+    state.chosen = index >= 0 ? { row, index } : null;
+    if (state.chosen && (row.starts[index] < state.from || row.starts[index] > state.from + state.span)) state.from = row.starts[index] - state.span / 2;
+    limit();
+  });
+
   const view = {
     fit() {
       Object.assign(state, { from: 0, span: end });
@@ -64,6 +72,7 @@ function showTimeline() {
       const { row, index } = state.chosen || { row: rows[0], index: by > 0 ? -1 : 0 };
       const next = (index + by + row.kernels.length) % row.kernels.length;
       state.chosen = { row, index: next };
+      tell(row.kernels[next]);
       const start = row.starts[next];
       if (start < state.from || start > state.from + state.span) state.from = start - state.span / 2;
       limit();
@@ -79,13 +88,16 @@ function showTimeline() {
     pick(x, y, event) {
       state.chosen = hit(x, y);
       schedule();
-      if (state.chosen) showTip(describeLaunch(state.chosen.row, state.chosen.index), event.clientX, event.clientY);
+      if (!state.chosen) return;
+      tell(state.chosen.row.kernels[state.chosen.index]);
+      showTip(describeLaunch(state.chosen.row, state.chosen.index), event.clientX, event.clientY);
     },
   };
   connectView([picture], view);
   byId('timeline-in').addEventListener('click', () => view.zoom(ZOOM_STEP, width() / 2));
   byId('timeline-out').addEventListener('click', () => view.zoom(1 / ZOOM_STEP, width() / 2));
   byId('timeline-fit').addEventListener('click', view.fit);
+  byId('timeline-export').addEventListener('click', () => saveTrace(rows));
   new ResizeObserver(schedule).observe(picture);
   draw();
 }
@@ -98,7 +110,7 @@ function timelineRows() {
     ['Before, measured', data.before, (kernel) => kernel.measured_us],
     ['After, measured', data.after, (kernel) => kernel.measured_us],
   ]) {
-    const row = timelineRow(title, kernels, time);
+    const row = { ...timelineRow(title, kernels, time), side: kernels === data.before ? 'before' : 'after' };
     if (row.end > 0) rows.push(row);
   }
   return rows;
@@ -115,6 +127,22 @@ function timelineRow(title, kernels, time) {
     row.end += length;
   });
   return row;
+}
+
+/** The rows as a trace in the form of Chrome, which Perfetto opens: a track a row, times in microseconds. */
+function traceOf(rows) {
+  const named = rows.map((row, track) => ({ ph: 'M', name: 'thread_name', pid: 1, tid: track + 1, args: { name: row.title } }));
+  const slices = rows.flatMap((row, track) => row.kernels.map((kernel, index) => ({
+    ph: 'X', name: kernel.name, cat: kernel.kind, pid: 1, tid: track + 1, ts: row.starts[index], dur: row.lengths[index],
+    args: { launch: row.launches[index], size: kernel.size, read: kernel.cost.read, written: kernel.cost.written, predicted_us: kernel.cost.us, measured_us: kernel.measured_us, bound: kernel.cost.bound },
+  })));
+  return JSON.stringify({ displayTimeUnit: 'ns', traceEvents: [...named, ...slices] });
+}
+
+function saveTrace(rows) {
+  const address = URL.createObjectURL(new Blob([traceOf(rows)], { type: 'application/json' }));
+  element('a', { href: address, download: 'deuteron.trace.json' }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
 /** The launch that runs at a time, by halving. */

@@ -20,7 +20,7 @@ function showTraffic() {
 function totals(kernels) {
   const rows = new Map();
   for (const kernel of kernels) {
-    const row = rows.get(kernel.name) || { name: kernel.name, launches: 0, read: 0, written: 0, reread: 0, cached: 0 };
+    const row = rows.get(kernel.name) || { name: kernel.name, kernel, launches: 0, read: 0, written: 0, reread: 0, cached: 0 };
     const count = kernel.launches.length;
     row.launches += count;
     for (const part of ['read', 'written', 'reread', 'cached']) row[part] += amount(kernel.cost[part]) * count;
@@ -52,7 +52,7 @@ function trafficRow(row, most) {
   picture.append(drawn('rect', { class: 'part-cached', y: 9.5, width: Math.min(100, row.cached / most * 100).toFixed(3), height: 2.5 }));
   const lines = [row.name, counted(row.launches, 'launch', 'launches'), `${formatBytes(row.read)} read, ${formatBytes(row.written)} written`,
     `${formatBytes(row.cached)} of them in cache`, `${formatBytes(row.reread)} read again`];
-  return element('div', { class: 'traffic-row', onpointermove: (event) => showTip(lines, event.clientX, event.clientY), onpointerleave: hideTip },
+  return element('div', { class: 'traffic-row', 'data-name': row.name, ...selects(row.kernel), onpointermove: (event) => showTip(lines, event.clientX, event.clientY), onpointerleave: hideTip },
     element('span', { class: 'traffic-name' }, row.name, element('span', { class: 'label' }, `× ${formatCount(row.launches)}`)),
     element('span', { class: 'traffic-sum' }, formatBytes(row.read + row.written)), picture);
 }

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::{
-    Analysis, Candidate, CostSheet, Disagreement, Flip, KernelSheet, MachineSheet, MeasuredSheet, PinSheet, Plans,
-    RecomputeSheet, ScoringSheet, SourceLine, TileSheet,
+    Analysis, Candidate, CostSheet, CounterSheet, Disagreement, Flip, KernelSheet, MachineSheet, MeasuredSheet,
+    MemorySheet, PinSheet, Plans, ProfiledSheet, RecomputeSheet, ScoringSheet, SourceLine, TensorSheet, TileSheet,
 };
 
 /// The data block as JSON. `page/data.js` reads it.
@@ -33,7 +33,9 @@ pub(crate) fn to_json(analysis: &Analysis) -> String {
         flips: &analysis.flips,
         recompute: analysis.recompute.as_ref(),
         machine: &analysis.machine,
+        memory: analysis.memory.as_ref(),
         measured: analysis.measured.as_ref(),
+        profiled: analysis.profiled.as_ref(),
         notes: &analysis.notes,
     };
     // Only maps with keys that are not strings can fail, and there are none. The page says so if its data is missing.
@@ -55,7 +57,9 @@ struct PageData<'a> {
     flips: &'a [Flip],
     recompute: Option<&'a RecomputeSheet>,
     machine: &'a MachineSheet,
+    memory: Option<&'a MemorySheet>,
     measured: Option<&'a MeasuredSheet>,
+    profiled: Option<&'a ProfiledSheet>,
     notes: &'a [String],
 }
 
@@ -95,6 +99,7 @@ struct KernelData<'a> {
     launches: &'a [usize],
     primitives: usize,
     size: &'a str,
+    tensors: &'a [TensorSheet],
     cost: &'a CostSheet,
     gain_us: Option<f64>,
     realizable: bool,
@@ -104,6 +109,7 @@ struct KernelData<'a> {
     source: Option<usize>,
     measured_us: Option<f64>,
     measured_registers: Option<u32>,
+    counters: Option<&'a CounterSheet>,
 }
 
 fn kernels<'a>(sheets: &'a [KernelSheet], strings: &mut Strings<'a>, sources: &mut Sources) -> Vec<KernelData<'a>> {
@@ -115,6 +121,7 @@ fn kernels<'a>(sheets: &'a [KernelSheet], strings: &mut Strings<'a>, sources: &m
             launches: &sheet.launches,
             primitives: sheet.primitives,
             size: &sheet.size,
+            tensors: &sheet.tensors,
             cost: &sheet.cost,
             gain_us: sheet.gain_us,
             realizable: sheet.realizable,
@@ -123,6 +130,7 @@ fn kernels<'a>(sheets: &'a [KernelSheet], strings: &mut Strings<'a>, sources: &m
             source: sources.place(&sheet.source, strings),
             measured_us: sheet.measured_us,
             measured_registers: sheet.measured_registers,
+            counters: sheet.counters.as_ref(),
         })
         .collect()
 }

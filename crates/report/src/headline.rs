@@ -2,7 +2,7 @@
 
 use crate::escape::markup;
 use crate::units::{NOTHING, byte_rate, bytes, digits, flop_rate, time};
-use crate::{Analysis, MeasuredSheet};
+use crate::{Analysis, MeasuredSheet, next_steps};
 
 /// The verdict: its first sentence is the title of the page, the others stand beneath it.
 pub(crate) fn verdict(text: &str) -> String {
@@ -95,6 +95,11 @@ pub(crate) fn facts(analysis: &Analysis) -> String {
     );
     fact(&mut out, "Planning", "plain", &time(analysis.planning_ms * 1e3), &parts);
     out
+}
+
+/// What to do next, as a list.
+pub(crate) fn next(analysis: &Analysis) -> String {
+    next_steps(analysis).iter().map(|step| format!("<li>{}</li>\n", markup(step))).collect()
 }
 
 fn verification(measured: &MeasuredSheet) -> (&'static str, &'static str, String) {

@@ -7,7 +7,7 @@ use crate::Analysis;
 use crate::data;
 use crate::digest::source_hash;
 use crate::escape::{markup, script_json};
-use crate::headline::{facts, figures, verdict};
+use crate::headline::{facts, figures, next, verdict};
 use crate::roofline;
 
 const TEMPLATE: &str = include_str!("../page/index.html");
@@ -18,10 +18,11 @@ const STYLES: [&str; 3] =
     [include_str!("../page/theme.css"), include_str!("../page/layout.css"), include_str!("../page/charts.css")];
 
 /// The scripts, in order: each uses only what stands above it.
-const SCRIPTS: [&str; 15] = [
+const SCRIPTS: [&str; 17] = [
     include_str!("../page/format.js"),
     include_str!("../page/elements.js"),
     include_str!("../page/data.js"),
+    include_str!("../page/selection.js"),
     include_str!("../page/repeats.js"),
     include_str!("../page/layers.js"),
     include_str!("../page/scene.js"),
@@ -31,6 +32,7 @@ const SCRIPTS: [&str; 15] = [
     include_str!("../page/roofline.js"),
     include_str!("../page/traffic.js"),
     include_str!("../page/timeline.js"),
+    include_str!("../page/memory.js"),
     include_str!("../page/source.js"),
     include_str!("../page/tables.js"),
     include_str!("../page/start.js"),
@@ -56,6 +58,7 @@ pub fn html(analysis: &Analysis) -> String {
         "verdict" => verdict(&analysis.verdict),
         "facts" => facts(analysis),
         "figures" => figures(analysis),
+        "next" => next(analysis),
         "roofline" => roofline.clone(),
         "data" => script_json(&data::to_json(analysis)),
         _ => String::new(),

@@ -44,8 +44,14 @@ pub struct Analysis {
     pub recompute: Option<RecomputeSheet>,
     /// numbers of the machine, each with its origin
     pub machine: MachineSheet,
+    /// bytes of intermediates while each launch runs
+    #[serde(default)]
+    pub memory: Option<MemorySheet>,
     /// predicted beside measured, once `fuse` has measured
     pub measured: Option<MeasuredSheet>,
+    /// by what kernels were counted, once `profile` has run
+    #[serde(default)]
+    pub profiled: Option<ProfiledSheet>,
     /// notes for the reader: near misses of an import, opaque operations
     pub notes: Vec<String>,
 }
@@ -142,6 +148,9 @@ pub struct KernelSheet {
     pub primitives: usize,
     /// rows and columns, or m x n x k
     pub size: String,
+    /// the tensors that its first launch reads and then those that it writes
+    #[serde(default)]
+    pub tensors: Vec<TensorSheet>,
     /// what one launch costs
     pub cost: CostSheet,
     /// of a kernel of the chosen plan: microseconds that one launch saves over the kernels it replaces; those of all launches add up to
@@ -161,6 +170,47 @@ pub struct KernelSheet {
     pub measured_us: Option<f64>,
     /// registers a thread, as the compiler reports them, if it was compiled
     pub measured_registers: Option<u32>,
+    /// what one launch did, if it was profiled
+    #[serde(default)]
+    pub counters: Option<CounterSheet>,
+}
+
+/// A tensor that a kernel reads or writes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TensorSheet {
+    /// its name in the graph, `%12` where it has none
+    pub name: String,
+    /// `bf16[1024,768]`
+    pub tensor: String,
+    /// whether it is written
+    pub written: bool,
+}
+
+/// What one launch did, as counted; none where the source has no such number. Means over the launches of equal kernels.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct CounterSheet {
+    /// microseconds, as the profiler times it
+    pub us: Option<f64>,
+    /// bytes read from main memory
+    pub read: Option<f64>,
+    /// bytes written to main memory
+    pub written: Option<f64>,
+    /// bytes of the lines that missed the last-level cache, where reads and writes are not told apart
+    pub missed: Option<f64>,
+    /// share of the accesses to the last-level cache, the L2 of a GPU, that hit
+    pub cache_hits: Option<f64>,
+    /// share of a multiprocessor's warps: of a profiler those that were active, of a driver those that fit
+    pub occupancy: Option<f64>,
+    /// registers a thread
+    pub registers: Option<f64>,
+    /// bytes of shared memory a block
+    pub shared: Option<f64>,
+    /// share of the cycles in which the tensor cores worked
+    pub tensor: Option<f64>,
+    /// share of the cycles in which a scheduler issued an instruction
+    pub issue: Option<f64>,
+    /// instructions a cycle, of a CPU
+    pub instructions_per_cycle: Option<f64>,
 }
 
 /// Every term of the predicted time of one launch.
@@ -502,6 +552,30 @@ pub struct MeasuredSheet {
     pub worst_ratio: f64,
     /// error of the model for each kind of kernel
     pub classes: Vec<ClassError>,
+}
+
+/// Bytes of intermediates that are alive while each launch runs, in the order they run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MemorySheet {
+    /// of the plan that fusing starts from
+    pub before: Vec<u64>,
+    /// of the chosen plan
+    pub after: Vec<u64>,
+}
+
+/// How kernels were profiled.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProfiledSheet {
+    /// `ncu`, `driver`, `perf` or `clock`
+    pub by: String,
+    /// what that means, in a sentence
+    pub text: String,
+    /// microseconds of a run of the plan that fusing starts from, with no profiler watching
+    pub before_us: f64,
+    /// the same of the chosen plan
+    pub after_us: f64,
+    /// what could not be counted, and why
+    pub notes: Vec<String>,
 }
 
 /// How well the model predicts one kind of kernel.

@@ -9,6 +9,7 @@ mod download;
 mod folders;
 mod generate;
 mod onnx;
+mod profile;
 #[cfg(target_os = "linux")]
 mod signals;
 mod story;
@@ -17,3 +18,4 @@ mod support;
 #[cfg(target_os = "linux")]
 mod trouble;
 mod tuning;
+mod words;

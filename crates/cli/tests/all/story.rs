@@ -360,3 +360,16 @@ fn the_text_form_has_a_page_whose_graphs_can_be_read() {
         assert!(!said.contains("unknown operation"), "{word}: {said}");
     }
 }
+
+#[test]
+fn a_graph_that_moves_no_bytes_saves_none() {
+    let folder = Folder::new();
+    let graph = folder.write("empty.txt", "x = input f32[0,8]\ny = gelu x\nz = relu y\nout z\n");
+    for device in ["cpu", "h200"] {
+        let analysis = parse(&printed(folder.run(&["analyze", &graph, "--device", device, "--json"]))).unwrap();
+        let fusion = &analysis.candidates[0];
+        assert_eq!((fusion.values.bytes_apart, fusion.values.bandwidth_saving), (0, 0.0));
+        assert_eq!((fusion.values.dram_saving, fusion.criteria.bandwidth), (0.0, 0.0));
+        assert!(!fusion.passes.bandwidth);
+    }
+}

@@ -9,8 +9,8 @@ use deuteron_plan::{
 };
 use deuteron_report::{
     Analysis, Candidate, CostSheet, Criteria, CriteriaValues, CriterionSheet, Disagreement, KernelSheet, MachineSheet,
-    NumberSheet, OpSheet, Passes, PinSheet, PlanSheet, Plans, ReasonSheet, RecomputeSheet, ScoringSheet, SearchSheet,
-    VERSION,
+    MemorySheet, NumberSheet, OpSheet, Passes, PinSheet, PlanSheet, Plans, ReasonSheet, RecomputeSheet, ScoringSheet,
+    SearchSheet, TensorSheet, VERSION,
 };
 
 use crate::analyze::{AnalyzeOptions, Kernels, generated, tiles};
@@ -48,7 +48,9 @@ pub(super) fn analysis(
         flips: Vec::new(),
         recompute,
         machine: machine_sheet(graph, &options.machine),
+        memory: Some(MemorySheet { before: alive(&assessment.apart), after: alive(&assessment.chosen) }),
         measured: None,
+        profiled: None,
     }
 }
 
@@ -185,6 +187,7 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions, gains: Option<&
                 launches: Vec::new(),
                 primitives: group.nodes.len(),
                 size,
+                tensors: tensors(graph, group),
                 cost: cost_sheet(&group.cost),
                 gain_us: gain,
                 realizable,
@@ -198,12 +201,34 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions, gains: Option<&
                 },
                 measured_us: None,
                 measured_registers: None,
+                counters: None,
             });
             sheets.len() - 1
         });
         sheets[at].launches.push(launch);
     }
     sheets
+}
+
+/// What a group reads and writes.
+fn tensors(graph: &Graph, group: &Group) -> Vec<TensorSheet> {
+    let read = group.inputs.iter().map(|&id| listing::tensor(graph, id, false));
+    read.chain(group.outputs.iter().map(|&id| listing::tensor(graph, id, true))).collect()
+}
+
+/// Bytes of intermediates while each group of a plan runs.
+fn alive(plan: &Plan) -> Vec<u64> {
+    let mut changes = vec![0i64; plan.groups.len() + 1];
+    for slot in &plan.arena.slots {
+        changes[slot.first] += slot.bytes as i64;
+        changes[slot.last + 1] -= slot.bytes as i64;
+    }
+    let mut now = 0;
+    let sums = changes.iter().take(plan.groups.len()).map(|change| {
+        now += change;
+        now.unsigned_abs()
+    });
+    sums.collect()
 }
 
 /// Rows and columns, or the sizes of a product.
@@ -303,7 +328,7 @@ fn dram_saving(fusion: &Fusion, machine: &Machine) -> f64 {
     }
     let apart: f64 = fusion.apart.iter().map(dram).sum();
     let together = fusion.together.as_ref().map_or(fusion.bytes_together.0 as f64, dram);
-    1.0 - together / apart.max(1.0)
+    if apart > 0.0 { 1.0 - together / apart } else { 0.0 }
 }
 
 /// One sentence with numbers.

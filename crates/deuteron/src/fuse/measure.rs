@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 use crate::times::{Rounds, median, spread};
 
 /// Median times of one plan.
-pub(super) struct PlanTimes {
+pub(crate) struct PlanTimes {
     /// one run, kernels started one by one
     pub run: Duration,
     /// one run from a recording, on a device that has such a thing
@@ -45,7 +45,7 @@ impl PlanTimes {
 }
 
 /// Runs all plans for about `budget`, the last of which moves the fewest bytes.
-pub(super) fn measure(
+pub(crate) fn measure(
     engine: &Engine,
     sessions: &mut [Session],
     inputs: &[Tensor],

@@ -1,5 +1,6 @@
 //! The CPU: a pool of threads that runs the tasks of kernels.
 
+pub mod counters;
 mod measure;
 pub mod openmp;
 mod pool;

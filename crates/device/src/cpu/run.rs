@@ -12,7 +12,7 @@ use crate::buffer::Buffer;
 use crate::check::{check, check_borrowed, check_inputs, check_states};
 use crate::cpu::pool::Pool;
 use crate::cpu::workspace::{Need, Share, SharedWorkspace, Workspace};
-use crate::device::{Executable, Inputs, Launching, States};
+use crate::device::{Executable, Inputs, Launching, Moment, States};
 use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
 use crate::memory::{BorrowedMemory, Memory, Span};
@@ -104,7 +104,7 @@ impl CpuExecutable {
     /// # Safety
     /// Every address of `bound` is valid for the bytes that the job has there until this returns; nothing else writes to inputs,
     /// or uses states and outputs, of which none overlaps another address.
-    unsafe fn steps(&mut self, times: Option<&mut [Duration]>) -> Result<(), DeviceError> {
+    unsafe fn steps(&mut self, watch: Option<&mut dyn FnMut(Moment)>) -> Result<(), DeviceError> {
         let CpuExecutable { pool, tasks, bound, share, poisoned, addresses, .. } = self;
         let intermediates = share.need.arena;
         share.with(|workspace| {
@@ -112,7 +112,7 @@ impl CpuExecutable {
                 workspace.arena.bytes_mut()[..intermediates].fill(0xFF);
             }
             // SAFETY: the caller's; the workspace has all that this job needs.
-            unsafe { run_steps(tasks, bound, addresses, pool, workspace, times) }
+            unsafe { run_steps(tasks, bound, addresses, pool, workspace, watch) }
         })
     }
 }
@@ -125,7 +125,7 @@ unsafe fn run_steps(
     addresses: &mut Vec<*mut u8>,
     pool: &Pool,
     workspace: &mut Workspace,
-    mut times: Option<&mut [Duration]>,
+    mut watch: Option<&mut dyn FnMut(Moment)>,
 ) -> Result<(), DeviceError> {
     let shared = workspace.shared.pointer();
     for (index, prepared) in tasks.iter_mut().enumerate() {
@@ -139,7 +139,9 @@ unsafe fn run_steps(
                 Place::Arena { offset, .. } => unsafe { workspace.arena.address().add(offset) },
             });
         }
-        let start = times.is_some().then(Instant::now);
+        if let Some(watch) = &mut watch {
+            watch(Moment::Before(index));
+        }
         let run = Run { workers: pool, addresses, scratch: &workspace.scratch, shared };
         // SAFETY: `check` found that every argument's reach lies inside its buffer, that inputs are only read, and that what
         // is written overlaps nothing else of the arena; what is bound is the caller's promise. Scratch is as large as any
@@ -149,9 +151,8 @@ unsafe fn run_steps(
             TaskError::Panicked => DeviceError::WorkerPanicked { step: index },
             TaskError::Index(fault) => DeviceError::Index { step: index, fault },
         })?;
-        let slot = times.as_deref_mut().and_then(|times| times.get_mut(index));
-        if let (Some(slot), Some(start)) = (slot, start) {
-            *slot = start.elapsed();
+        if let Some(watch) = &mut watch {
+            watch(Moment::After(index));
         }
     }
     Ok(())
@@ -163,7 +164,7 @@ impl CpuExecutable {
         &mut self,
         input: Inputs<'_, '_>,
         states: &mut dyn States,
-        times: Option<&mut [Duration]>,
+        watch: Option<&mut dyn FnMut(Moment)>,
     ) -> Result<(), DeviceError> {
         check_inputs(&self.input_bytes, input)?;
         self.bind_inputs(input)?;
@@ -172,7 +173,7 @@ impl CpuExecutable {
         self.bound.outputs.clear();
         self.bound.outputs.extend(self.outputs.iter_mut().map(Buffer::address));
         // SAFETY: the inputs are borrowed, the states borrowed for writing and the outputs ours, each of the size that was checked.
-        unsafe { self.steps(times) }
+        unsafe { self.steps(watch) }
     }
 
     /// Notes where each input is.
@@ -248,7 +249,24 @@ impl Executable for CpuExecutable {
         states: &mut dyn States,
         times: &mut [Duration],
     ) -> Result<(), DeviceError> {
-        self.run_borrowed(input, states, Some(times))
+        let mut start = Instant::now();
+        self.run_watched(input, states, &mut |moment| match moment {
+            Moment::Before(_) => start = Instant::now(),
+            Moment::After(step) => {
+                if let Some(time) = times.get_mut(step) {
+                    *time = start.elapsed();
+                }
+            }
+        })
+    }
+
+    fn run_watched(
+        &mut self,
+        input: Inputs<'_, '_>,
+        states: &mut dyn States,
+        watch: &mut dyn FnMut(Moment),
+    ) -> Result<(), DeviceError> {
+        self.run_borrowed(input, states, Some(watch))
     }
 
     fn time(

@@ -17,7 +17,7 @@ use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
 use super::stream::{Event, Stream};
 use crate::check::check_borrowed;
-use crate::device::{Executable, Inputs, Launching, NoStates, Recorded, States};
+use crate::device::{Executable, Inputs, Launching, Moment, NoStates, Recorded, States};
 use crate::error::DeviceError;
 use crate::job::{Job, Place};
 use crate::memory::{BorrowedMemory, Span};
@@ -373,6 +373,15 @@ impl Executable for CudaExecutable {
             *time = ends[1].since(&ends[0])?;
         }
         Ok(())
+    }
+
+    fn run_watched(
+        &mut self,
+        _: Inputs<'_, '_>,
+        _: &mut dyn States,
+        _: &mut dyn FnMut(Moment),
+    ) -> Result<(), DeviceError> {
+        Err(DeviceError::Unwatched)
     }
 
     fn time(

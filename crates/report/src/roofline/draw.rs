@@ -99,43 +99,94 @@ fn roof_lines(x: &Axis, y: &Axis, roofs: &Roofs, points: &[Point], taken: &mut V
             "<text x=\"{at}\" y=\"{level:.1}\">{name}</text><text x=\"{at}\" y=\"{below:.1}\">{rate}</text>\n"
         );
         if roofs.memory.is_some() {
-            // Above the highest ceiling there is nothing; under the other one the slope leaves room.
-            let top = roofs.ceiling() == Some(ceiling);
-            let (at, below, anchor) =
-                if top { (start - 7.0, level - 5.0, "end") } else { (start + 9.0, level + 16.0, "start") };
-            let middle = if top { start - 43.0 } else { start + 45.0 };
-            taken.push(Area::around(middle, below - 4.0, 36.0, 8.0));
-            let ridge = digits(ridge);
-            words += &format!(
-                "<circle class=\"roof-ridge\" cx=\"{start:.1}\" cy=\"{level:.1}\" r=\"2.5\" stroke=\"none\"/>\
-                 <text x=\"{at:.1}\" y=\"{below:.1}\" text-anchor=\"{anchor}\">ridge {ridge}</text>\n"
-            );
+            words += &ridge_name(x, y, (start, level, &digits(ridge)), points, taken);
         }
     }
-    if let Some(memory) = roofs.memory {
-        // The slope enters where it meets the floor or the left edge, and ends under the highest ceiling.
-        let start = x.first().max(y.first() / memory);
-        let end = roofs.ceiling().map_or(x.last(), |ceiling| ceiling / memory).min(y.last() / memory).min(x.last());
-        if start < end {
-            let slope = [x.at(start), y.at(memory * start), x.at(end), y.at(memory * end)];
-            lines += &format!("M{:.1} {:.1}L{:.1} {:.1}", slope[0], slope[1], slope[2], slope[3]);
-            words += &slope_name(x, y, slope, &format!("memory {}", byte_rate(memory)), points, taken);
-        }
+    let mut cache = String::new();
+    if let Some(rate) = roofs.cache
+        && let Some([x0, y0, x1, y1]) = slope(x, y, rate, roofs)
+    {
+        cache = format!(
+            "<path class=\"roof-slope\" d=\"M{x0:.1} {y0:.1}L{x1:.1} {y1:.1}\" stroke=\"{MUTED}\" stroke-width=\"1.2\" \
+             stroke-dasharray=\"5 4\" fill=\"none\"/>\n"
+        );
+        words += &slope_name(x, y, ([x0, y0, x1, y1], true), &format!("cache {}", byte_rate(rate)), points, taken);
+    }
+    if let Some(memory) = roofs.memory
+        && let Some([x0, y0, x1, y1]) = slope(x, y, memory, roofs)
+    {
+        lines += &format!("M{x0:.1} {y0:.1}L{x1:.1} {y1:.1}");
+        // Above it the cache's line would go through its name.
+        let above = cache.is_empty();
+        words += &slope_name(x, y, ([x0, y0, x1, y1], above), &format!("memory {}", byte_rate(memory)), points, taken);
     }
     format!(
-        "<path class=\"roof-line\" d=\"{lines}\" stroke=\"{INK}\" stroke-width=\"1.6\" fill=\"none\"/>\n\
+        "{cache}<path class=\"roof-line\" d=\"{lines}\" stroke=\"{INK}\" stroke-width=\"1.6\" fill=\"none\"/>\n\
          <g class=\"roof-names\" fill=\"{INK}\">\n{words}</g>\n"
     )
 }
 
-/// The name along the slope, where it meets the fewest points and names.
-fn slope_name(x: &Axis, y: &Axis, slope: [f64; 4], name: &str, points: &[Point], taken: &mut Vec<Area>) -> String {
-    let [x0, y0, x1, y1] = slope;
+/// The line of a rate of bytes: from where it meets the floor or the left edge to the highest ceiling.
+fn slope(x: &Axis, y: &Axis, rate: f64, roofs: &Roofs) -> Option<[f64; 4]> {
+    let start = x.first().max(y.first() / rate);
+    let end = roofs.ceiling().map_or(x.last(), |ceiling| ceiling / rate).min(y.last() / rate).min(x.last());
+    (start < end).then(|| [x.at(start), y.at(rate * start), x.at(end), y.at(rate * end)])
+}
+
+/// The name of a ridge beside it, where it meets the fewest points and names.
+fn ridge_name(
+    x: &Axis,
+    y: &Axis,
+    (start, level, ridge): (f64, f64, &str),
+    points: &[Point],
+    taken: &mut Vec<Area>,
+) -> String {
+    let half = (ridge.chars().count() + 6) as f64 * LETTER / 2.0;
+    let places = [
+        (start - 7.0, level - 5.0, "end"),
+        (start + 9.0, level + 16.0, "start"),
+        (start + 12.0, level - 7.0, "start"),
+        (start + 22.0, level + 32.0, "start"),
+        (start - 22.0, level - 22.0, "end"),
+    ];
+    let area = |&(at, below, anchor): &(f64, f64, &str)| {
+        let middle = if anchor == "end" { at - half } else { at + half };
+        Area::around(middle, below - 4.0, half, 8.0)
+    };
+    let met = |place: &(f64, f64, &str)| {
+        let outside = area(place).right > RIGHT || area(place).left < LEFT || area(place).top < 26.0;
+        let others = circles(x, y, points).chain(taken.iter().copied());
+        others.filter(|other| area(place).meets(other)).count() + 100 * usize::from(outside)
+    };
+    let place = places.into_iter().min_by_key(met).unwrap_or(places[0]);
+    taken.push(area(&place));
+    let (at, below, anchor) = place;
+    format!(
+        "<circle class=\"roof-ridge\" cx=\"{start:.1}\" cy=\"{level:.1}\" r=\"2.5\" stroke=\"none\"/>\
+         <text x=\"{at:.1}\" y=\"{below:.1}\" text-anchor=\"{anchor}\">ridge {ridge}</text>\n"
+    )
+}
+
+/// The places of the points.
+fn circles<'a>(x: &'a Axis, y: &'a Axis, points: &'a [Point]) -> impl Iterator<Item = Area> + 'a {
+    points.iter().map(|point| Area::around(x.at(point.intensity), y.at(point.rate), radius(point), radius(point)))
+}
+
+/// The name along the slope, above it or below, where it meets the fewest points and names.
+fn slope_name(
+    x: &Axis,
+    y: &Axis,
+    ([x0, y0, x1, y1], above): ([f64; 4], bool),
+    name: &str,
+    points: &[Point],
+    taken: &mut Vec<Area>,
+) -> String {
+    let away = if above { 12.0 } else { -12.0 };
     let angle = (y1 - y0).atan2(x1 - x0);
     let length = name.chars().count() as f64 * (LETTER + 1.0);
     // Little squares along the text stand for it: it runs at an angle.
     let squares = |share: f64| {
-        let (left, bottom) = (x0 + (x1 - x0) * share + 12.0 * angle.sin(), y0 + (y1 - y0) * share - 12.0 * angle.cos());
+        let (left, bottom) = (x0 + (x1 - x0) * share + away * angle.sin(), y0 + (y1 - y0) * share - away * angle.cos());
         (0..8).map(move |part| {
             let along = length * f64::from(part) / 7.0;
             Area::around(left + along * angle.cos(), bottom + along * angle.sin(), 8.0, 8.0)
@@ -143,17 +194,14 @@ fn slope_name(x: &Axis, y: &Axis, slope: [f64; 4], name: &str, points: &[Point],
     };
     let names = taken.clone();
     let met = |share: f64| {
-        let circles = points
-            .iter()
-            .map(|point| Area::around(x.at(point.intensity), y.at(point.rate), radius(point), radius(point)));
-        let others = circles.chain(names.iter().copied());
+        let others = circles(x, y, points).chain(names.iter().copied());
         others.filter(|other| squares(share).any(|square| square.meets(other))).count()
     };
     let share = [0.3, 0.15, 0.45, 0.6, 0.7, 0.05].into_iter().min_by_key(|&share| met(share)).unwrap_or(0.3);
     taken.extend(squares(share));
     let (at_x, at_y) = (x0 + (x1 - x0) * share, y0 + (y1 - y0) * share);
-    let degrees = angle.to_degrees();
-    format!("<text transform=\"translate({at_x:.1} {at_y:.1}) rotate({degrees:.1})\" dy=\"-7\">{name}</text>\n")
+    let (degrees, down) = (angle.to_degrees(), if above { -7 } else { 16 });
+    format!("<text transform=\"translate({at_x:.1} {at_y:.1}) rotate({degrees:.1})\" dy=\"{down}\">{name}</text>\n")
 }
 
 fn radius(point: &Point) -> f64 {
@@ -168,8 +216,12 @@ fn markers(x: &Axis, y: &Axis, points: &[Point]) -> String {
             Side::Before => ("roof-before", format!("fill=\"none\" stroke=\"{BEFORE}\" stroke-width=\"1.6\"")),
             Side::After => ("roof-after", format!("fill=\"{AFTER}\" fill-opacity=\"0.72\" stroke=\"{AFTER}\"")),
         };
-        out +=
-            &format!("<g class=\"roof-point {class}\" pointer-events=\"all\"><title>{}</title>", markup(&point.text));
+        out += &format!(
+            "<g class=\"roof-point {class}\" data-side=\"{}\" data-kernel-index=\"{}\" pointer-events=\"all\"><title>{}</title>",
+            if point.side == Side::Before { "before" } else { "after" },
+            point.index,
+            markup(&point.text)
+        );
         if let Some(rate) = point.measured_rate {
             // A line from predicted to measured: its length is the model's error.
             let (level, half) = (y.at(rate), 5.0);
@@ -185,10 +237,7 @@ fn markers(x: &Axis, y: &Axis, points: &[Point]) -> String {
 
 /// Names beside the slowest kernels, left out where there is no room. A name is written once.
 fn names(x: &Axis, y: &Axis, points: &[Point], mut taken: Vec<Area>) -> String {
-    let circles: Vec<Area> = points
-        .iter()
-        .map(|point| Area::around(x.at(point.intensity), y.at(point.rate), radius(point), radius(point)))
-        .collect();
+    let circles: Vec<Area> = circles(x, y, points).collect();
     let mut written: Vec<&str> = Vec::new();
     let mut out = format!(
         "<g class=\"roof-labels\" fill=\"{INK}\" font-size=\"11\" stroke=\"#ffffff\" stroke-width=\"3\" stroke-linejoin=\"round\" paint-order=\"stroke\">\n"

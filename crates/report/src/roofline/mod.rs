@@ -37,6 +37,8 @@ enum Side {
 #[derive(Debug)]
 struct Point {
     side: Side,
+    /// position among the kernels of its plan
+    index: usize,
     name: String,
     /// flops a byte
     intensity: f64,
@@ -54,6 +56,8 @@ struct Point {
 #[derive(Debug)]
 struct Roofs {
     memory: Option<f64>,
+    /// the last-level cache, where it is faster than memory
+    cache: Option<f64>,
     vector: Option<f64>,
     matrix: Option<f64>,
 }
@@ -62,6 +66,7 @@ impl Roofs {
     fn of(machine: &MachineSheet) -> Self {
         Self {
             memory: positive(machine.bytes_per_us),
+            cache: cache(machine),
             vector: positive(machine.vector_flops_per_us),
             matrix: positive(machine.matrix_flops_per_us),
         }
@@ -89,16 +94,17 @@ fn points(analysis: &Analysis) -> Vec<Point> {
     let total = |sheet: &KernelSheet| sheet.cost.us * sheet.launches.len() as f64;
     let slowest = analysis.before.iter().chain(&analysis.after).map(total).filter_map(positive).fold(0.0, f64::max);
     let roofs = Roofs::of(&analysis.machine);
-    let before = analysis.before.iter().map(|sheet| (Side::Before, sheet));
-    let after = analysis.after.iter().map(|sheet| (Side::After, sheet));
+    let before = analysis.before.iter().enumerate().map(|(index, sheet)| (Side::Before, index, sheet));
+    let after = analysis.after.iter().enumerate().map(|(index, sheet)| (Side::After, index, sheet));
     let mut points: Vec<Point> = before
         .chain(after)
-        .filter_map(|(side, sheet)| {
+        .filter_map(|(side, index, sheet)| {
             let flops = positive(sheet.cost.matrix_flops as f64 + sheet.cost.vector_flops as f64)?;
             let rate = positive(flops / sheet.cost.us)?;
             let intensity = positive(sheet.cost.intensity)?;
             Some(Point {
                 side,
+                index,
                 name: sheet.name.clone(),
                 intensity,
                 rate,
@@ -127,6 +133,12 @@ fn describe(side: Side, sheet: &KernelSheet, rate: f64, roofs: &Roofs) -> String
         text += &format!("\n{} measured", time(us));
     }
     text
+}
+
+/// Bytes a microsecond of the last-level cache, where the machine has that number and it is above memory's.
+fn cache(machine: &MachineSheet) -> Option<f64> {
+    let number = machine.numbers.iter().find(|number| number.name == "cache_gbps")?;
+    positive(number.value * 1e3).filter(|&rate| rate > machine.bytes_per_us)
 }
 
 fn positive(value: f64) -> Option<f64> {

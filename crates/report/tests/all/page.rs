@@ -2,7 +2,7 @@
 
 use crate::hostile::{ATTACK, attacked, malformed};
 use crate::{hostile, sample};
-use deuteron_report::{html, roofline_svg};
+use deuteron_report::{NumberSheet, html, roofline_svg};
 
 #[test]
 fn no_string_becomes_markup() {
@@ -73,6 +73,17 @@ fn malformed_analyses_give_pages() {
 #[test]
 fn the_same_analysis_gives_the_same_page() {
     assert_eq!(html(&sample::small()), html(&sample::small()));
+}
+
+#[test]
+fn the_picture_has_a_roof_of_the_cache_where_it_is_above_memory() {
+    let mut analysis = sample::small();
+    let of = |name: &str, value: f64| NumberSheet { name: name.into(), value, origin: "measured".into() };
+    analysis.machine.numbers = vec![of("cache_gbps", 9000.0)];
+    let picture = roofline_svg(&analysis);
+    assert!(picture.contains("class=\"roof-slope\"") && picture.contains(">cache 9.00 TB/s<"), "{picture}");
+    analysis.machine.numbers = vec![of("cache_gbps", 1000.0)];
+    assert!(!roofline_svg(&analysis).contains("roof-slope"), "slower than memory");
 }
 
 #[test]

@@ -57,9 +57,78 @@ window.check = (() => {
     },
 
     sections() {
-      const wanted = ['graph', 'candidates', 'roofline', 'traffic', 'timeline', 'plans', 'matmuls', 'source', 'pins', 'flips', 'machine', 'notes'];
+      const wanted = ['graph', 'candidates', 'roofline', 'next', 'traffic', 'timeline', 'memory', 'plans', 'matmuls', 'source', 'pins', 'flips', 'machine', 'notes'];
       const missing = wanted.filter((id) => !shown(id));
       return missing.length ? `missing sections: ${missing}` : '';
+    },
+
+    /** Counters of both plans, with the columns that some kernel has and no others. */
+    profile() {
+      const profiled = one('#profile-table tbody');
+      if (!profiled) return shown('profile') ? 'a profile without a table' : '';
+      const titles = all('#profile-table thead th').map((cell) => cell.textContent).join();
+      const wanted = 'Kernel,Time,Must move,Profiled time,Read,Written,Cache hits,Occupancy,Registers,Tensor cores,Issue slots';
+      if (titles !== wanted) return `columns ${titles}`;
+      const sides = all('#profile-table tbody .why').map((cell) => cell.textContent.split(',')[0]);
+      if (!sides.includes('before') || !sides.includes('after')) return 'a plan is missing';
+      return one('#profile-notes').children.length ? '' : 'notes are missing';
+    },
+
+    /** A row, a point, a bar and a node of one kernel select each other. */
+    async linked() {
+      if (document.title.includes('img')) return '';
+      const name = () => { const row = one('.traffic-row.selected'); return row && row.dataset.name; };
+      const chosen = () => one('.roof-point.chosen');
+      const row = all('#traffic-columns > :nth-child(2) .traffic-row').find((one) => one.textContent.includes('+'));
+      row.click();
+      await frame();
+      if (name() !== row.dataset.name) return 'a row does not select itself';
+      if (!chosen() || !chosen().getAttribute('aria-label').startsWith(row.dataset.name)) return 'a row does not select its point';
+      if (!one('#timeline-drawing .chosen-box')) return 'a row does not select its bar';
+      if (!one('#inspector').textContent.includes(row.dataset.name)) return 'a row does not select its node';
+      if (!/writes .*\.out: bf16\[/.test(one('#inspector').textContent)) return `no tensor names: ${one('#inspector').textContent}`;
+      const other = all('.roof-point.roof-after').find((point) => !point.classList.contains('chosen'));
+      other.dispatchEvent(new MouseEvent('click', { bubbles: true }));
+      await frame();
+      if (!other.getAttribute('aria-label').startsWith(name())) return `a point selects ${name()}`;
+      if (!one('#inspector').textContent.includes(name())) return 'a point does not select its node';
+      one('.panel[data-side=after] svg').dispatchEvent(new KeyboardEvent('keydown', { key: 'n', bubbles: true }));
+      await frame();
+      const after = all('#inspector .inspected b').pop();
+      return after && name() === after.textContent ? '' : `a node in ${after && after.textContent} selects ${name()}`;
+    },
+
+    /** At the start no operation is cut off at the sides while there is room to show it at a readable size. */
+    async notClipped() {
+      one('#graph-repeats').click();
+      one('#graph-repeats').click();
+      const [left, , width] = (await viewBox()).split(' ').map(Number);
+      const boxes = all('.panel[data-side=after] .box').map((box) => [Number(box.getAttribute('x')), Number(box.getAttribute('x')) + Number(box.getAttribute('width'))]);
+      const scale = one('.panel[data-side=after] svg').clientWidth / width;
+      const cut = boxes.filter(([from, to]) => from < left || to > left + width);
+      return cut.length && scale > 0.45 ? `${cut.length} operations are cut off at scale ${scale.toFixed(2)}` : '';
+    },
+
+    /** Both plans' memory, each with its peak in words. */
+    memory() {
+      const words = one('#memory-legend').textContent;
+      if (all('#memory-drawing .memory-line').length !== 2) return 'a plan is missing';
+      return words.includes('Before: at most') && words.includes('After: at most') && !words.includes('undefined') ? '' : words;
+    },
+
+    /** What is saved for Perfetto holds every launch of both plans. */
+    async trace() {
+      const kept = URL.createObjectURL;
+      let saved = null;
+      URL.createObjectURL = (blob) => { saved = blob; return kept.call(URL, blob); };
+      one('#timeline-export').click();
+      URL.createObjectURL = kept;
+      if (!saved) return 'nothing is saved';
+      const { traceEvents } = JSON.parse(await saved.text());
+      const tracks = traceEvents.filter((event) => event.ph === 'M').map((event) => event.args.name);
+      const slices = traceEvents.filter((event) => event.ph === 'X');
+      if (!tracks.includes('After, predicted')) return `tracks ${tracks}`;
+      return slices.length && slices.every((slice) => slice.dur >= 0 && slice.ts >= 0 && slice.name) ? '' : 'slices without times';
     },
 
     sorting() {

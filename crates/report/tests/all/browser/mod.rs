@@ -47,6 +47,7 @@ fn pages_work_in_a_browser() {
         }
     }
     check_tangle(&mut browser, &folder);
+    check_wide(&mut browser, &folder);
     drop(browser);
     remove(&folder);
 }
@@ -115,6 +116,26 @@ fn check_tangle(browser: &mut Browser, folder: &Path) {
     assert_eq!(browser.complaints, Vec::<String>::new(), "tangle");
 }
 
+/// Three matmuls of one operand, as many models have, beside each other in a window of 390 pixels.
+fn check_wide(browser: &mut Browser, folder: &Path) {
+    let mut analysis = sample::small();
+    analysis.ops.truncate(5);
+    for (id, op) in analysis.ops.iter_mut().enumerate() {
+        op.name = format!("op {id}");
+        op.reads = match id {
+            0 => vec![],
+            1..=3 => vec![0],
+            _ => vec![1, 2, 3],
+        };
+        (op.before, op.after) = (id, id);
+    }
+    let page = folder.join("wide.html");
+    std::fs::write(&page, deuteron_report::html(&analysis)).unwrap();
+    browser.open(&page, Window { width: 390, height: 844, dark: false });
+    browser.evaluate(CHECKS);
+    assert_eq!(browser.evaluate("check.notClipped()"), Value::from(""), "wide");
+}
+
 fn take_pictures(browser: &mut Browser, case: &str, page: &Path, window: Window) {
     let Some(folder) = std::env::var_os("REPORT_PICTURES") else { return };
     std::fs::create_dir_all(&folder).unwrap();
@@ -137,6 +158,10 @@ fn check(browser: &mut Browser, case: &str, wide: bool) {
         "check.noForeignMarkup()",
         "check.contents()",
         "check.sections()",
+        "check.profile()",
+        "check.linked()",
+        "check.trace()",
+        "check.memory()",
         "check.sorting()",
         "check.filtering()",
         "check.details()",

@@ -79,6 +79,8 @@ pub fn analysis(shape: Shape) -> Analysis {
         flips: sheets::flips(),
         recompute: shape.backward.then(sheets::recompute),
         measured: shape.measured.then(|| sheets::measured(&before, &after)),
+        memory: Some(sheets::memory(&before, &after)),
+        profiled: shape.measured.then(sheets::profiled),
         notes: vec![
             "attention.mask is a constant and was folded into the scores".into(),
             "the import holds 2 dropout calls with probability 0; they were left out".into(),

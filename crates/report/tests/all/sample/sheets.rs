@@ -50,6 +50,7 @@ pub fn kernels(ops: &[Op], shape: Shape, launch: impl Fn(&Op) -> usize) -> Vec<K
             kind: if attention { "attention" } else { op.kind }.into(),
             launches: vec![launch],
             primitives: 4 * parts.len(),
+            tensors: tensors(op),
             source: source(&name, &size, &parts, shape.lines),
             gain_us: None,
             realizable: true,
@@ -57,12 +58,33 @@ pub fn kernels(ops: &[Op], shape: Shape, launch: impl Fn(&Op) -> usize) -> Vec<K
             tiles: (op.inner > 1).then(|| tiles(op, shape.measured)),
             measured_us: shape.measured.then_some(cost.us * error),
             measured_registers: shape.measured.then_some(cost.registers + 6),
+            counters: shape.measured.then(|| counters(&cost)),
             name,
             size,
             cost,
         });
     }
     sheets
+}
+
+fn counters(cost: &CostSheet) -> CounterSheet {
+    CounterSheet {
+        us: Some(cost.us * 1.1),
+        read: Some(cost.read as f64 * 1.02),
+        written: Some(cost.written as f64 * 0.98),
+        cache_hits: Some(0.42),
+        occupancy: Some(cost.occupancy * 0.9),
+        registers: Some(f64::from(cost.registers)),
+        tensor: (cost.matrix_flops > 0).then_some(0.71),
+        issue: Some(0.33),
+        ..CounterSheet::default()
+    }
+}
+
+fn tensors(op: &Op) -> Vec<TensorSheet> {
+    let of = |name: String, written| TensorSheet { name, tensor: format!("bf16[{},{}]", op.rows, op.cols), written };
+    let read = op.reads.iter().map(|read| of(format!("%{read}"), false));
+    read.chain([of(format!("{}.out", op.name), true)]).collect()
 }
 
 fn tiles(op: &Op, compiled: bool) -> TileSheet {
@@ -331,4 +353,28 @@ pub fn measured(before: &[KernelSheet], after: &[KernelSheet]) -> MeasuredSheet 
         worst_ratio: 0.41,
         classes: vec![class("row"), class("matmul"), class("attention"), class("copy")],
     }
+}
+
+pub fn profiled() -> ProfiledSheet {
+    ProfiledSheet {
+        by: "ncu".into(),
+        text: "Counted by Nsight Compute.".into(),
+        before_us: 912.0,
+        after_us: 640.0,
+        notes: vec!["this GPU does not count one thing".into()],
+    }
+}
+
+/// What each launch writes is alive while it and the next one run.
+pub fn memory(before: &[KernelSheet], after: &[KernelSheet]) -> MemorySheet {
+    let of = |sheets: &[KernelSheet]| {
+        let launches =
+            sheets.iter().flat_map(|sheet| sheet.launches.iter().map(|&launch| (launch, sheet.cost.written)));
+        let written: BTreeMap<usize, u64> = launches.collect();
+        written
+            .iter()
+            .map(|(launch, bytes)| bytes + launch.checked_sub(1).and_then(|last| written.get(&last)).unwrap_or(&0))
+            .collect()
+    };
+    MemorySheet { before: of(before), after: of(after) }
 }

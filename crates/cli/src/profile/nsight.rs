@@ -1,0 +1,119 @@
+//! Nsight Compute as another process: it runs this command again, and watches it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use deuteron::profile::ncu;
+
+/// What was counted.
+pub struct Watched {
+    /// the table that `ncu` wrote
+    pub table: String,
+    /// metrics that it does not know
+    pub unknown: Vec<&'static str>,
+}
+
+/// Where `ncu` is: on the path, or where the toolkit puts it.
+pub fn find() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let home =
+        ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(|home| Path::new(&home).join("bin"));
+    let folders = std::env::split_paths(&path).chain(home).chain([PathBuf::from("/usr/local/cuda/bin")]);
+    folders.map(|folder| folder.join("ncu")).find(|program| program.is_file())
+}
+
+/// Runs this very command again under `ncu`, with more words at its end.
+pub fn watch(ncu: &Path, more: &[&str]) -> Result<Watched> {
+    let program = std::env::current_exe().context("cannot find the program that runs")?;
+    // All words of the process: from Python, the first of them name the script.
+    let words = std::env::args_os().skip(1).chain(more.iter().map(OsString::from));
+    let command: Vec<OsString> = std::iter::once(program.into_os_string()).chain(words).collect();
+    watch_command(ncu, &command)
+}
+
+/// Runs a command under `ncu`. Metrics that it does not know are left out the second time.
+fn watch_command(ncu: &Path, command: &[OsString]) -> Result<Watched> {
+    let log = std::env::temp_dir().join(format!("deuteron-ncu-{}.csv", std::process::id()));
+    let mut unknown: Vec<&'static str> = Vec::new();
+    loop {
+        let metrics: Vec<&'static str> = ncu::METRICS.into_iter().filter(|metric| !unknown.contains(metric)).collect();
+        // A table of an earlier run must not be taken for this one's.
+        let _ = std::fs::remove_file(&log);
+        let done = Command::new(ncu)
+            .args(ncu::arguments(&log.to_string_lossy(), &metrics))
+            .args(command)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("cannot start {}", ncu.display()))?;
+        let table = std::fs::read_to_string(&log).unwrap_or_default();
+        let _ = std::fs::remove_file(&log);
+        let said =
+            [&String::from_utf8_lossy(&done.stdout), &String::from_utf8_lossy(&done.stderr), table.as_str()].join("\n");
+        let new = ncu::unknown(&said, &metrics);
+        if !new.is_empty() && new.len() < metrics.len() {
+            unknown.extend(new);
+            continue;
+        }
+        if !done.status.success() {
+            bail!("{} ended with {}: {}", ncu.display(), done.status, complaint(&said));
+        }
+        return Ok(Watched { table, unknown });
+    }
+}
+
+/// The lines in which it says what is wrong, or the last ones.
+fn complaint(said: &str) -> String {
+    let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
+    let errors: Vec<&str> = lines().filter(|line| line.contains("ERR") || line.starts_with("error")).take(3).collect();
+    let last: Vec<&str> = lines().rev().take(3).collect();
+    match errors.is_empty() {
+        true => last.into_iter().rev().collect::<Vec<_>>().join("; "),
+        false => errors.join("; "),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use deuteron_testkit::Scratch;
+
+    use super::*;
+
+    /// A script in the place of `ncu`: `$log` is where the table goes, `$metrics` what is asked for, and the rest the command.
+    fn script(folder: &Scratch, body: &str) -> PathBuf {
+        let path = folder.join("ncu");
+        let head = "#!/bin/sh\nwhile [ \"$1\" != --log-file ]; do shift; done\nlog=$2; metrics=$4; shift 4\n";
+        std::fs::write(&path, format!("{head}{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn the_command_runs_under_it_and_its_table_is_read() {
+        let folder = Scratch::make();
+        let ncu = script(&folder, "\"$@\" > $log");
+        let watched = watch_command(&ncu, &["echo".into(), "a table".into()]).unwrap();
+        assert_eq!((watched.table.as_str(), watched.unknown.len()), ("a table\n", 0));
+    }
+
+    #[test]
+    fn a_metric_that_is_not_known_is_left_out_the_second_time() {
+        let folder = Scratch::make();
+        let body = "case $metrics in *tensor*) echo '==ERROR== Failed to find metric \
+                    sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active'; exit 1;; esac\necho $metrics > $log";
+        let watched = watch_command(&script(&folder, body), &["true".into()]).unwrap();
+        assert_eq!(watched.unknown.len(), 1);
+        assert!(watched.table.contains("dram__bytes_read") && !watched.table.contains("tensor"), "{}", watched.table);
+    }
+
+    #[test]
+    fn a_refusal_is_passed_on() {
+        let folder = Scratch::make();
+        let denied = "echo '==PROF== Connected'; echo '==ERROR== ERR_NVGPUCTRPERM - no permission' >&2; exit 9";
+        let error = watch_command(&script(&folder, denied), &["true".into()]).err().unwrap().to_string();
+        assert!(error.contains("ERR_NVGPUCTRPERM") && !error.contains("Connected"), "{error}");
+    }
+}
