@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
 use deuteron::profile::ncu;
@@ -35,7 +36,8 @@ pub fn watch(ncu: &Path, more: &[&str]) -> Result<Watched> {
 
 /// Runs a command under `ncu`. Metrics that it does not know are left out the second time.
 fn watch_command(ncu: &Path, command: &[OsString]) -> Result<Watched> {
-    let log = std::env::temp_dir().join(format!("deuteron-ncu-{}.csv", std::process::id()));
+    let folder = LogFolder::make()?;
+    let log = folder.0.join("table.csv");
     let mut unknown: Vec<&'static str> = Vec::new();
     loop {
         let metrics: Vec<&'static str> = ncu::METRICS.into_iter().filter(|metric| !unknown.contains(metric)).collect();
@@ -48,7 +50,6 @@ fn watch_command(ncu: &Path, command: &[OsString]) -> Result<Watched> {
             .output()
             .with_context(|| format!("cannot start {}", ncu.display()))?;
         let table = std::fs::read_to_string(&log).unwrap_or_default();
-        let _ = std::fs::remove_file(&log);
         let said =
             [&String::from_utf8_lossy(&done.stdout), &String::from_utf8_lossy(&done.stderr), table.as_str()].join("\n");
         let new = ncu::unknown(&said, &metrics);
@@ -60,6 +61,25 @@ fn watch_command(ncu: &Path, command: &[OsString]) -> Result<Watched> {
             bail!("{} ended with {}: {}", ncu.display(), done.status, complaint(&said));
         }
         return Ok(Watched { table, unknown });
+    }
+}
+
+/// A new folder for a table, which goes with it: nobody else's file or link is in its place.
+struct LogFolder(PathBuf);
+
+impl LogFolder {
+    fn make() -> Result<LogFolder> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("deuteron-ncu-{}-{number}", std::process::id()));
+        std::fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(LogFolder(folder))
+    }
+}
+
+impl Drop for LogFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -2,7 +2,7 @@
 // `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, the
 // storage type (0 f32, 1 f16, 2 bf16, 3 i8 with f32 for bias and result), and how many elements of every line of the operands come before
 // those of the matmul; then `arguments`, how many, and the name of each: x and w are multiplied, b is the bias, r the residual, s
-// the sum where it is normed by weights g and h; y is the result, p that of a
+// the sum where it is normed by weights g and h (without s, the norm is of the sum with the bias, and the residual is added to it); y is the result, p that of a
 // matmul alone. The batch shares bias and weights; a kernel without bias is the matmul
 // alone. Where x is multiplied by v and u, too, their results are z and t. Where c
 // and d are among the arguments, the left operand is the layer norm of x with these weights, which the launch itself makes. Where FIRST is a kernel that runs before
@@ -113,7 +113,7 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
     std::map<std::string, Matrices*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}, {"p", &y}, {"c", &c}, {"d", &d}, {"v", &v}, {"u", &u}, {"z", &z}, {"t", &t}, {"f", &f}};
     for (const char* name : {"x", "w", "b", "g", "h", "r", "v", "u", "c", "d"}) named[name]->fill(state);
     const auto has = [&, &names = arguments](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-    const bool normed = has("s");
+    const bool normed = has("s"), late = has("g") && !normed;
     std::vector<std::pair<Matrices*, Matrices*>> products = {{&w, normed ? &s : &y}};
     if (has("v")) products.push_back({&v, &z});
     if (has("u")) products.push_back({&u, &t});
@@ -154,6 +154,26 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
     double share = 0.0;
     for (u64 matrix = 0; matrix < batch; ++matrix) {
         for (u64 row = 0; row < m; ++row) {
+            if (late) {
+                // The norm of what the matmul and the bias give, and the residual behind it. Sums may be rounded the other way.
+                std::vector<double> biased(n);
+                double mean = 0.0, squares = 0.0, largest = 0.0;
+                for (u64 column = 0; column < n; ++column) {
+                    double product = 0.0;
+                    for (u64 i = 0; i < k; ++i) product += (left ? x.at(matrix, i, row) : x.at(matrix, row, i)) * (right ? w.at(matrix, column, i) : w.at(matrix, i, column));
+                    biased[column] = product + b.at(0, 0, column);
+                    mean += biased[column] / n;
+                    largest = std::max(largest, fabs(biased[column]));
+                }
+                for (double value : biased) squares += pow(value - mean, 2) / n;
+                for (u64 column = 0; column < n; ++column) {
+                    const double scale = g.at(0, 0, column) / sqrt(squares + 1e-5), scaled = (biased[column] - mean) * scale + h.at(0, 0, column);
+                    const double expected = scaled + r.at(matrix, row, column), off = fabs(y.at(matrix, row, column) - expected);
+                    const double allowed = unit * (4.0 * largest * fabs(scale) + fabs(scaled) + fabs(expected) + 0.01);
+                    share = std::max(share, off == off ? off / allowed : INFINITY);
+                }
+                continue;
+            }
             for (u64 at = 0; at < n * products.size(); ++at) {
                 auto [weights, sums] = products[at / n];
                 const u64 column = at % n;

@@ -26,6 +26,8 @@ struct Product {
     made: bool,
     /// whether results are also summed over rows
     summed: bool,
+    /// whether a norm follows, and a residual behind it
+    late: bool,
 }
 
 impl Product {
@@ -41,11 +43,13 @@ impl Product {
             rights: 1,
             made: false,
             summed: false,
+            late: false,
         }
     }
 
     fn graph(&self) -> Graph {
-        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights, made, summed } = self;
+        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights, made, summed, late } =
+            self;
         let matrix = |name: &str, transposed: bool, high: usize, wide: usize| {
             let (high, wide) = if transposed { (wide, high) } else { (high, wide) };
             let (sizes, axis) = if batch == 1 { (format!("{high}"), 1) } else { (format!("{batch},{high}"), 2) };
@@ -59,6 +63,10 @@ impl Product {
         let result = if dtype == Dtype::I8 { Dtype::F32 } else { dtype };
         let rows = if batch == 1 { format!("{m}") } else { format!("{batch},{m}") };
         let rest = match normed {
+            false if late => format!(
+                "r = input {dtype}[{rows},{n}] ; g = weight {dtype}[{n}] ; h = weight {dtype}[{n}] ; l = add p b ; \
+                 o2 = layer_norm l g h eps=1e-5 ; y = add o2 r ; out y"
+            ),
             false if summed => "y = add p b ; wide = cast y f32 ; f = column_sum wide ; out y ; out f".to_string(),
             false => "y = add p b ; out y".to_string(),
             true => format!(
@@ -315,6 +323,13 @@ fn matmuls_by_warpgroups() {
         (
             "hopper_norm",
             Product { normed: true, ..Product::new([200, 128, 136], true) },
+            by_rows(128, 64, Sharing::Rows),
+            4,
+            2,
+        ),
+        (
+            "hopper_norm_late",
+            Product { late: true, ..Product::new([200, 128, 136], true) },
             by_rows(128, 64, Sharing::Rows),
             4,
             2,

@@ -219,6 +219,9 @@ impl Writer<'_> {
                 && matches!(body.args[arg].access, Access::Row | Access::GatheredRow { .. })
         };
         self.addresses(|_, arg| direct(arg));
+        if level == 0 {
+            self.hold_for_later(pass, arguments);
+        }
         for &id in &pass.lanes {
             match body.expr(id) {
                 Expr::Load(arg) if !self.it.handed.contains(&usize::from(arg)) => {
@@ -237,15 +240,30 @@ impl Writer<'_> {
         self.names = outer;
     }
 
+    /// Keeps operands that come with the tile and are read by later sweeps alone: their place is a result's by then.
+    fn hold_for_later(&mut self, pass: &Pass, arguments: TileArguments) {
+        let is_read = |arg: usize| pass.lanes.iter().any(|&id| self.it.body.expr(id) == Expr::Load(arg as u16));
+        let later = self.held_operands(arguments).into_iter().filter(|&arg| !is_read(arg));
+        for arg in later.collect::<Vec<_>>() {
+            let raw = self.carried(arg, arguments).unwrap_or_default();
+            self.line(format!("own.w{arg}[c] = {raw};"));
+        }
+    }
+
+    /// The pair of an operand that comes with the tile, if it does.
+    fn carried(&self, arg: usize, arguments: TileArguments) -> Option<String> {
+        let at = arguments.carried.iter().position(|&carried| carried == arg)?;
+        Some(format!("Raw<{}>{{{{carried[{at}]}}}}", self.type_of(arg)))
+    }
+
     /// The text of what an operand is in a sweep.
     fn tile_operand(&mut self, level: usize, arg: usize, shared: &[usize], arguments: TileArguments) -> String {
         if shared.contains(&arg) {
             return format!("value(shared.w{arg})");
         }
-        let Some(at) = arguments.carried.iter().position(|&carried| carried == arg) else {
+        let Some(raw) = self.carried(arg, arguments) else {
             return format!("value({})", self.load(arg));
         };
-        let raw = format!("Raw<{}>{{{{carried[{at}]}}}}", self.type_of(arg));
         match (self.held_operands(arguments).contains(&arg), level) {
             (true, 0) => format!("value(own.w{arg}[c] = {raw})"),
             (true, _) => format!("value(own.w{arg}[c])"),
