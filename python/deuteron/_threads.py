@@ -13,6 +13,9 @@ def set_num_threads(threads: int) -> None:
     Beside PyTorch, calls run on the threads of its OpenMP runtime and also keep to `torch.set_num_threads`: the smaller number
     holds. Results do not depend on the number of threads.
 
+    In a forked process Deuteron goes on with threads of its own. PyTorch's own parallel operations wait forever there if the parent has run on
+    OpenMP's threads, by PyTorch or by Deuteron; `torch.set_num_threads(1)` in the child avoids that.
+
     >>> import deuteron
     >>> deuteron.set_num_threads(1)
     >>> deuteron.get_num_threads()
