@@ -96,7 +96,10 @@ fn read_learnt(path: &Path, base: &Machine) -> Result<Option<Machine>, BadFile> 
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+    use deuteron::Quantity;
     use deuteron_testkit::Scratch;
 
     #[test]
@@ -106,6 +109,53 @@ mod tests {
         assert!(read(&path, "cpu").unwrap().is_none());
         stored_file::write(&path, &Machine::cpu().to_string()).unwrap();
         assert_eq!(read(&path, "cpu").unwrap(), Some(Machine::cpu()));
+    }
+
+    /// Set for a process that stores a number: its value.
+    const VALUE: &str = "DEUTERON_LEARNT_VALUE";
+
+    /// Not a test by itself: stores a number as `fuse` does, in a process that may be forbidden to write.
+    #[test]
+    fn number_of_a_child() {
+        let Ok(value) = std::env::var(VALUE) else { return };
+        let learnt = |now: Machine| Ok(Some(now.learn(Quantity::CorrectRow, value.parse()?, "by a test")?));
+        learn(&Machine::cpu(), learnt).unwrap();
+    }
+
+    /// Learns a number in a process none of whose files may grow beyond so many blocks, as on a full disk; what it says if it fails.
+    fn learnt_in(settings: &Path, value: f64, blocks: &str) -> Result<(), String> {
+        let test = "--exact machine_file::tests::number_of_a_child --nocapture";
+        let output = Command::new("sh")
+            .args(["-c", &format!("trap '' XFSZ ; ulimit -f {blocks} ; exec \"$0\" {test}")])
+            .arg(std::env::current_exe().unwrap())
+            .env("XDG_CONFIG_HOME", settings)
+            .env(VALUE, value.to_string())
+            .output()
+            .unwrap();
+        output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    #[test]
+    fn a_number_that_a_full_disk_does_not_take_leaves_the_one_before() {
+        let settings = Scratch::make();
+        let folder = settings.join("deuteron").join("learnt");
+        let stored = || -> Vec<String> {
+            let paths = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+            let files = paths.filter(|path| !path.to_string_lossy().ends_with(".lock"));
+            files.map(|path| std::fs::read_to_string(path).unwrap()).collect()
+        };
+        for before in [None, Some(1.25)] {
+            if let Some(value) = before {
+                learnt_in(&settings, value, "unlimited").unwrap();
+            }
+            let kept = if before.is_some() { stored() } else { Vec::new() };
+            let said = learnt_in(&settings, 1.5, "0").unwrap_err();
+            assert!(said.contains("cannot write") && said.contains("File too large"), "{said}");
+            assert_eq!(stored(), kept);
+        }
+        learnt_in(&settings, 1.5, "unlimited").unwrap();
+        let [text] = stored().try_into().unwrap();
+        assert_eq!(Machine::cpu().with_learnt(&text).unwrap().find(Quantity::CorrectRow), Some(1.5));
     }
 
     #[test]
