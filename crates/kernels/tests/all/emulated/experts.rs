@@ -159,7 +159,7 @@ fn mistakes_with_experts() {
 #[test]
 fn mistakes_with_experts_of_floats() {
     let mistakes: [Mistake; 2] =
-        [("(row / choices) * p.left_row", "row * p.left_row", "FAILED"), ("16 * half + r", "r", "FAILED")];
+        [("(row / choices) * p.left_row", "row * p.left_row", "FAILED"), ("s_rows + 16 * half", "s_rows", "FAILED")];
     let case = Case { sizes: [300, 72, 136, 3, 2], dtype: Dtype::Bf16, spread: Spread::Evenly };
     let cut = Cut::Hopper(64, true);
     let (source, launch) = case.launched(cut, 1);
