@@ -1,10 +1,9 @@
 //! Products with what follows them: which chains are one call of a library, and how they are launched.
 
 use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::{Execution, Launch, LibraryCall, LibraryEpilogue, MatmulShape, Source};
+use deuteron_codegen::{Execution, Family, Kernel, Launch, LibraryCall, LibraryEpilogue, MatmulShape, Source};
 use deuteron_graph::{Dtype, Graph};
-use deuteron_kernels::{Backend, render};
-use deuteron_matmul::library::fit;
+use deuteron_matmul::library::{LibraryFamily, fit};
 use deuteron_plan::{Catalog, Draft, Machine, Plan, Strategy, Structure, Target, Work, plan, primitive_work};
 
 /// Row kernels, and products as a library has them.
@@ -35,16 +34,17 @@ fn planned(text: &str, strategy: Strategy) -> (Graph, Plan) {
     (graph, plan)
 }
 
-/// Where products are a library's.
-fn gpu() -> Backend {
-    Backend::Cuda(CudaTarget::new(Arch::Sm90a, 132))
+/// The kernel of a group that the library has, whether it is predicted to be faster than others or not.
+fn library(group: Draft) -> Kernel {
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    LibraryFamily.offer(group.into(), &target).expect("a product of the library").kernel()
 }
 
 /// Kernels of a plan, and the products among them.
 fn kernels(text: &str, strategy: Strategy) -> (usize, Vec<(LibraryCall, Launch)>) {
     let (graph, plan) = planned(text, strategy);
     let products = plan.groups.iter().filter(|group| group.structure.is_matmul()).map(|group| {
-        let kernel = render(group.draft(&graph, &plan.placement), &gpu()).unwrap();
+        let kernel = library(group.draft(&graph, &plan.placement));
         let Source::Library(call) = kernel.source else { panic!("{kernel:?}") };
         (call, kernel.launch)
     });
@@ -185,7 +185,7 @@ fn arguments_stand_in_the_order_of_the_operands() {
 r = input bf16[2,16,48] ; p = linear x w b ; y = add r p ; out y";
     let (graph, plan) = planned(text, Strategy::Fused);
     assert_eq!(plan.groups.len(), 1, "{plan}");
-    let launch = render(plan.groups[0].draft(&graph, &plan.placement), &gpu()).unwrap().launch;
+    let launch = library(plan.groups[0].draft(&graph, &plan.placement)).launch;
     let Execution::Library(library) = launch.execution() else { panic!("{launch:?}") };
     let inputs: Vec<usize> = graph.inputs().iter().map(|id| id.index()).collect();
     assert_eq!(launch.arguments().len(), library.offsets.len());
