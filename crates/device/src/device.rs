@@ -143,7 +143,7 @@ pub trait Executable: Send {
         states: &mut dyn States,
         times: &mut [Duration],
     ) -> Result<(), DeviceError>;
-    /// Runs every step in order and waits for each; `watch` is told before it starts and when it has ended. An error on a device
+    /// Runs every step in order and waits for each; `watch` is called before it starts and when it has ended. An error on a device
     /// whose steps do not end one by one on the host.
     fn run_watched(
         &mut self,
