@@ -10,6 +10,7 @@
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
 //! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored; those of bytes are exact.
 //! - What needs whole rows works on sums in registers; a cluster of blocks has a row together.
+//! - Sums over rows are stored by each warp, and added up in one order by a second grid.
 //! - Row work may make the left operand: warps beside those that multiply do it, and store rows in the workspace.
 //! - Both operands of bytes have rows along K: there are no instructions for others.
 
