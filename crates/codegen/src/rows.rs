@@ -18,6 +18,14 @@ pub struct ArgUpdate {
     pub result: usize,
 }
 
+/// Arguments of which some results are in place of operands.
+pub fn in_place(mut arguments: Vec<Argument>, updates: &[ArgUpdate]) -> Vec<Argument> {
+    for update in updates {
+        arguments[update.result].in_place_of = Some(update.operand);
+    }
+    arguments
+}
+
 /// Whatever has the arguments of a row kernel.
 pub trait RowArguments {
     /// in the order of a launch
@@ -72,11 +80,7 @@ impl LoweredRows {
 
     /// The same where results are in place of operands.
     pub fn arguments_in_place(&self, updates: &[ArgUpdate]) -> Vec<Argument> {
-        let mut arguments = self.arguments();
-        for update in updates {
-            arguments[update.result].in_place_of = Some(update.operand);
-        }
-        arguments
+        in_place(self.arguments(), updates)
     }
 
     /// Results whose elements lie where the elements of their operand do, one for one, and whose operand is read nowhere else.

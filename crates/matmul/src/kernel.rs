@@ -158,15 +158,6 @@ impl<T: RowArguments> Matmul<T> {
         found.collect()
     }
 
-    /// What a device has to know of the arguments of a launch where results are in place of operands.
-    pub fn arguments_in_place(&self, launch: &MatmulLaunch, updates: &[ArgUpdate]) -> Vec<Argument> {
-        let mut arguments = self.arguments(launch);
-        for update in updates {
-            arguments[update.result].in_place_of = Some(update.operand);
-        }
-        arguments
-    }
-
     /// What a device has to know of the arguments of a launch.
     pub fn arguments(&self, launch: &MatmulLaunch) -> Vec<Argument> {
         let MatmulLaunch { args, shape, .. } = launch;

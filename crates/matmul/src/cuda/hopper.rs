@@ -31,7 +31,7 @@ use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
 use deuteron_codegen::library::LibraryEpilogue;
 use deuteron_codegen::matmul_shape::{MatmulShape, lower_matmul_shape};
-use deuteron_codegen::rows::ArgUpdate;
+use deuteron_codegen::rows::{ArgUpdate, in_place};
 use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
 use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
@@ -410,7 +410,7 @@ impl HopperKernel {
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
         let text = self.text_of(&[&text(&self.around(), self.is_persistent()), include_str!("hopper/entry.cu")]);
-        let arguments = self.matmul.arguments_in_place(&self.launch, &self.updates);
+        let arguments = in_place(self.matmul.arguments(&self.launch), &self.updates);
         let launch = Launch::of_grids(arguments, self.grids(target));
         let launch = launch.with_variant(self.describe(), String::new()).with_tiling(self.tiling("matmul_hopper"));
         Kernel::new(Source::Cuda(CudaSource::new("matmul", text)), launch)
