@@ -99,6 +99,10 @@ pub fn fit(draft: &Draft) -> Option<LibraryFit> {
         return None;
     }
     let operands = draft.graph.node(node.inputs[0]).dtype;
+    let base = |operand: &NodeId| draft.placement.base(*operand).map(|base| draft.graph.node(base).dtype);
+    if node.inputs.iter().any(|operand| base(operand).is_some_and(|lies| lies != draft.graph.node(*operand).dtype)) {
+        return None;
+    }
     if operands == Dtype::I8 {
         let (epilogue, bias, residual) = (LibraryEpilogue::None, None, None);
         let plain = LibraryFit { epilogue, dtype: operands, matmul, bias, residual, result: matmul };

@@ -63,7 +63,7 @@ pub fn assess(question: &Question) -> Result<Assessment, PlanError> {
     let Question { graph, target, .. } = *question;
     let planned = |strategy| plan(question.baseline, target, strategy, &[]);
     let apart = plan(graph, target, Strategy::Unfused, &[])?;
-    let placement = check_and_place(graph, &[])?;
+    let placement = check_and_place(graph, target, &[])?;
     let mut grouping = Grouping::new(graph, &placement, target);
     grouping.merge_for(Strategy::Fused);
     let mut solver = solver(&grouping, target);
@@ -107,7 +107,7 @@ fn gains(solver: &mut Solver, apart: &Plan, chosen: &Plan) -> Vec<Seconds> {
 
 /// The operations of a graph as the search sees them: nodes of each, operands before users.
 pub fn atoms(graph: &Graph, target: Target) -> Result<Vec<Vec<NodeId>>, PlanError> {
-    let placement = check_and_place(graph, &[])?;
+    let placement = check_and_place(graph, target, &[])?;
     let mut grouping = Grouping::new(graph, &placement, target);
     grouping.merge_for(Strategy::Fused);
     Ok(grouping.topological().into_iter().map(|group| grouping.groups[group].clone()).collect())

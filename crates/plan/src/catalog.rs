@@ -24,6 +24,10 @@ pub trait Catalog: Send + Sync {
     fn offers_everything(&self) -> bool;
     /// The work of the kernel it would make; for a kernel it does not offer, a sound estimate.
     fn work(&self, draft: &Draft) -> Work;
+    /// Whether it makes matmuls of `f32` whose operands both lie in memory as one 16-bit type.
+    fn widens_operands(&self) -> bool {
+        false
+    }
 }
 
 /// A catalogue that offers every structure and counts primitives.
@@ -68,6 +72,10 @@ impl Catalog for Conceivable<'_> {
     fn work(&self, draft: &Draft) -> Work {
         self.0.work(draft)
     }
+
+    fn widens_operands(&self) -> bool {
+        self.0.widens_operands()
+    }
 }
 
 /// The work of a draft, primitive by primitive.
@@ -94,7 +102,8 @@ pub fn primitive_work(draft: &Draft) -> Work {
                 let (m, n, k, batch) = matmul_size(graph, id, *transpose_a);
                 work.matrix_flops += 2.0 * (m * n * k * batch) as f64;
                 work.padded_flops = work.matrix_flops;
-                work.matrix_bits = work.matrix_bits.max(8 * graph.node(node.inputs[0]).dtype.bytes() as u32);
+                let operand = draft.placement.base(node.inputs[0]).unwrap_or(node.inputs[0]);
+                work.matrix_bits = work.matrix_bits.max(8 * graph.node(operand).dtype.bytes() as u32);
                 work.matrix_rows = work.matrix_rows.max(m);
                 work.products += batch as f64;
             }

@@ -5,9 +5,13 @@
 //! of its own; a copy kernel fills it.
 //!
 //! A cast from a 16-bit type to `f32` is a view too: whoever reads it reads the narrow value, which widens for free on its
-//! way into a lane. Readers that take memory as it lies (products, copies, tables) get a buffer of the wide type.
+//! way into a lane. Readers that take memory as it lies (products, copies, tables) get a buffer of the wide type; but a product of two
+//! such casts reads the narrow values where there are kernels for it.
 
 use deuteron_graph::{Dtype, Graph, NodeId, Op, Shape, View};
+
+/// Sizes of products that read 16-bit operands as `f32` are below.
+const COUNTED: usize = 1 << 30;
 
 /// Strides over a base buffer, in elements.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -247,8 +251,9 @@ fn widening_source(graph: &Graph, placement: &Placement, id: NodeId) -> Option<N
     Some(at)
 }
 
-/// Places every node. `inputs` gives the layouts in which the graph's inputs are handed in.
-pub fn place(graph: &Graph, inputs: &[Layout]) -> Placement {
+/// Places every node. `inputs` gives the layouts in which the graph's inputs are handed in; `widening` says whether there are products of
+/// `f32` whose operands lie in memory as a 16-bit type.
+pub fn place(graph: &Graph, inputs: &[Layout], widening: bool) -> Placement {
     let mut copied = vec![false; graph.nodes().len()];
     // An output has a buffer of its own, even if it only looks at an input or is a constant.
     for output in graph.outputs() {
@@ -256,7 +261,7 @@ pub fn place(graph: &Graph, inputs: &[Layout]) -> Placement {
     }
     loop {
         let placement = place_once(graph, inputs, &copied);
-        let unreadable = readers_that_cannot_follow(graph, &placement);
+        let unreadable = readers_that_cannot_follow(graph, &placement, widening);
         let before = copied.iter().filter(|&&c| c).count();
         unreadable.into_iter().for_each(|id| copied[id.index()] = true);
         if copied.iter().filter(|&&c| c).count() == before {
@@ -302,7 +307,7 @@ fn place_once(graph: &Graph, inputs: &[Layout], copied: &[bool]) -> Placement {
 }
 
 /// Nodes that must be copied because a reader cannot take them as they lie.
-fn readers_that_cannot_follow(graph: &Graph, placement: &Placement) -> Vec<NodeId> {
+fn readers_that_cannot_follow(graph: &Graph, placement: &Placement, widening: bool) -> Vec<NodeId> {
     let mut copies = Vec::new();
     for id in graph.ids() {
         if placement.copied[id.index()] {
@@ -310,8 +315,8 @@ fn readers_that_cannot_follow(graph: &Graph, placement: &Placement) -> Vec<NodeI
         }
         let node = graph.node(id);
         let takes_memory = match node.op {
-            Op::Matmul { .. } | Op::Concat { .. } | Op::Gather | Op::ScatterAdd { .. } | Op::Opaque(_) => true,
-            Op::Append { .. } => true,
+            Op::Matmul { .. } => !(widening && reads_narrow(graph, placement, id)),
+            Op::Concat { .. } | Op::Gather | Op::ScatterAdd { .. } | Op::Opaque(_) | Op::Append { .. } => true,
             Op::View(_) | Op::StopGradient => placement.copied[id.index()],
             _ => false,
         };
@@ -331,6 +336,18 @@ fn readers_that_cannot_follow(graph: &Graph, placement: &Placement) -> Vec<NodeI
         }
     }
     copies
+}
+
+/// Whether both operands of a product are casts of values that lie in memory as one 16-bit type; of sizes that kernels count.
+fn reads_narrow(graph: &Graph, placement: &Placement, product: NodeId) -> bool {
+    let node = graph.node(product);
+    let narrow = |&operand: &NodeId| {
+        let base = graph.node(placement.base(operand)?);
+        let counted = graph.node(operand).shape.iter().all(|size| (1..COUNTED).contains(size));
+        (matches!(base.dtype, Dtype::F16 | Dtype::Bf16) && base.op != Op::Gather && counted).then_some(base.dtype)
+    };
+    let [a, b] = node.inputs.as_slice() else { return false };
+    node.dtype == Dtype::F32 && node.shape.elements() < COUNTED && narrow(a).is_some() && narrow(a) == narrow(b)
 }
 
 /// Inline values serve row kernels, in the shape they were made in. A constant serves in any shape.

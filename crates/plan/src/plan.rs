@@ -59,7 +59,7 @@ pub fn plan_pinned(
     inputs: &[Layout],
     pins: &[Pin],
 ) -> Result<Plan, PlanError> {
-    let placement = check_and_place(graph, inputs)?;
+    let placement = check_and_place(graph, target, inputs)?;
     let mut grouping = Grouping::new(graph, &placement, target);
     grouping.merge_for(strategy);
     let found = match strategy {
@@ -85,7 +85,7 @@ fn finished(grouping: &Grouping, target: Target, strategy: Strategy, search: Opt
 }
 
 /// Checks a graph and its inputs, and finds where every value lies.
-pub(crate) fn check_and_place(graph: &Graph, inputs: &[Layout]) -> Result<Placement, PlanError> {
+pub(crate) fn check_and_place(graph: &Graph, target: Target, inputs: &[Layout]) -> Result<Placement, PlanError> {
     graph.verify()?;
     if graph.outputs().is_empty() {
         return Err(PlanError::NoOutputs);
@@ -96,7 +96,7 @@ pub(crate) fn check_and_place(graph: &Graph, inputs: &[Layout]) -> Result<Placem
     for (&id, layout) in graph.inputs().iter().zip(inputs) {
         check_input(graph, id, layout)?;
     }
-    Ok(place(graph, inputs))
+    Ok(place(graph, inputs, target.catalog.widens_operands()))
 }
 
 /// Groups in the order they run, and why neighbours stay apart.

@@ -148,6 +148,40 @@ fn every_kernel_of_the_catalogue_compiles_without_spills() {
     assert!(failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// Sums of 16-bit operands that stay f32 and are added to what is there: one kernel, where there are instructions for it.
+#[test]
+fn matmuls_whose_sums_stay_f32_are_one_kernel() {
+    let compiler = compiler();
+    let gradient = |rows: usize, cols: usize, dtype: &str| {
+        format!(
+            "x = input {dtype}[{rows},{cols}] ; g = input {dtype}[{rows},72] ; s = input f32[{cols},72]
+             a = cast x f32 ; b = cast g f32 ; d = matmul a b transpose_a ; y = add s d ; out y"
+        )
+    };
+    let mut cases = Vec::new();
+    for (dtype, size) in [("bf16", [4096, 768]), ("f16", [300, 264]), ("bf16", [301, 51])] {
+        let graph: Graph = gradient(size[0], size[1], dtype).parse().unwrap();
+        for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a, Arch::Sm100, Arch::Sm120] {
+            let made = sources(&graph, arch, Strategy::Fused);
+            assert_eq!(made.len(), 1, "{size:?} of {dtype} for {arch}");
+            cases.extend(made.into_iter().map(|source| Case {
+                label: "f32 sums".into(),
+                source,
+                arch,
+                ready_made: true,
+            }));
+        }
+        assert_eq!(
+            sources(&graph, Arch::Sm75, Strategy::Fused).len(),
+            2,
+            "both casts are copies, and the library multiplies"
+        );
+    }
+    let Some(compiler) = compiler else { return };
+    let failures = compile(&compiler, cases);
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
 /// A table of bytes, a norm and its bytes, a product of bytes with scales, bias and GELU; experts of bytes.
 #[test]
 fn kernels_around_bytes_compile() {

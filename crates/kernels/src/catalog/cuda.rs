@@ -107,6 +107,10 @@ impl Catalog for CudaCatalog {
         false
     }
 
+    fn widens_operands(&self) -> bool {
+        self.arch.is_ampere()
+    }
+
     fn work(&self, draft: &Draft) -> Work {
         let target = self.target();
         let offer = offer(draft.into(), &target);

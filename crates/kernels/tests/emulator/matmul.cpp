@@ -1,6 +1,6 @@
 // A matmul with a bias, and maybe a residual and a layer norm, on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
 // `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, the
-// storage type (0 f32, 1 f16, 2 bf16, 3 i8 with f32 for bias and result), and how many elements of every line of the operands come before
+// storage types of the operands and of bias and result (0 f32, 1 f16, 2 bf16, 3 i8), and how many elements of every line of the operands come before
 // those of the matmul; then `arguments`, how many, and the name of each: x and w are multiplied, b is the bias, r the residual, s
 // the sum where it is normed by weights g and h (without s, the norm is of the sum with the bias, and the residual is added to it); y is the result, p that of a
 // matmul alone. The batch shares bias and weights; a kernel without bias is the matmul
@@ -17,7 +17,7 @@
 struct Sizes {
     u64 m, n, k, batch;
     bool left, right;  // transposed
-    int storage;
+    int storage, result;
     u64 skipped;
     std::vector<std::string> arguments;
 };
@@ -29,6 +29,7 @@ static Sizes read_sizes(host::Reader& reader) {
     sizes.left = reader.number() != 0;
     sizes.right = reader.number() != 0;
     sizes.storage = (int)reader.number();
+    sizes.result = (int)reader.number();
     sizes.skipped = (u64)reader.number();
     reader.expect_name("arguments");
     for (long long left = reader.number(); left > 0; --left) sizes.arguments.push_back(reader.name());
@@ -103,12 +104,11 @@ static Before read_before(host::Reader& reader) {
 }
 
 static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& launch, emulator::Settings settings) {
-    const auto& [m, n, k, batch, left, right, storage, skipped, arguments] = sizes;
+    const auto& [m, n, k, batch, left, right, storage, result, skipped, arguments] = sizes;
     u64 state = settings.seed * 77;
     const auto operand = [&, count = batch, skip = skipped, kind = storage](bool transposed, u64 high, u64 wide) {
         return transposed ? Matrices(kind, count, wide, high, skip) : Matrices(kind, count, high, wide, skip);
     };
-    const int result = storage == 3 ? 0 : storage;
     Matrices f(0, 1, 1, n, 0), x = operand(left, m, k), w = operand(right, k, n), b(result, 1, 1, n, 0), c(result, 1, 1, k, 0), d = c, v = w, u = w, g = b, h = b, y(result, batch, m, n, 0), r = y, s = y, z = y, t = y;
     std::map<std::string, Matrices*> named = {{"x", &x}, {"w", &w}, {"b", &b}, {"g", &g}, {"h", &h}, {"r", &r}, {"s", &s}, {"y", &y}, {"p", &y}, {"c", &c}, {"d", &d}, {"v", &v}, {"u", &u}, {"z", &z}, {"t", &t}, {"f", &f}};
     for (const char* name : {"x", "w", "b", "g", "h", "r", "v", "u", "c", "d"}) named[name]->fill(state);

@@ -8,7 +8,8 @@
 //!
 //! - Operands come by tensor maps: their rows start at multiples of 16 bytes, and one axis is contiguous.
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
-//! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored; those of bytes are exact.
+//! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored; those of bytes are exact. Where the
+//!   matmul is of f32, they are sums of f32: the matrix units, which round towards zero, add no more than a stage.
 //! - What needs whole rows works on sums in registers; a cluster of blocks has a row together.
 //! - Sums over rows are stored by each warp, and added up in one order by a second grid.
 //! - Row work may make the left operand: warps beside those that multiply do it, and store rows in the workspace.
@@ -16,13 +17,18 @@
 
 mod ending;
 mod made;
+mod maps;
 #[cfg(test)]
 mod tests;
+mod tile;
 mod time;
 
-use std::fmt::{self, Write as _};
+pub(super) use self::maps::{is_fit_for_map, pad_to_maps};
+pub use self::tile::{HopperTile, Sharing, WIDTHS};
+pub(super) use self::tile::{fastest_routed, fastest_walk, walk_us};
 
-use deuteron_codegen::argument::ArgBinding;
+use std::fmt::Write as _;
+
 use deuteron_codegen::body::{Body, Stage};
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::row::sides::Side;
@@ -32,17 +38,18 @@ use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, o
 use deuteron_codegen::library::LibraryEpilogue;
 use deuteron_codegen::matmul_shape::{MatmulShape, lower_matmul_shape};
 use deuteron_codegen::rows::{ArgUpdate, in_place};
-use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
-use deuteron_codegen::tile::{self, Part};
+use deuteron_codegen::tile::tensor_map::TensorMap;
+use deuteron_codegen::tile::{Part, text_beside};
 use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
 use deuteron_plan::{Draft, Work, primitive_work};
 
 use self::ending::{CLUSTER, MappedRows, PAIR, column_sums, draws, reduces, stores};
 use self::made::{MadeRows, first_rows};
-use self::time::{FETCHED, Following, GATHERED, library_us, made_beside, made_us, rows_us, tile_us, warps_us};
+use self::tile::{TURNS, Types, tiles};
+use self::time::{FETCHED, Following, library_us, made_beside, made_us, rows_us, tile_us, warps_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
-use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
+use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS};
 use crate::library;
 
 /// Sums that begin with zeros.
@@ -66,6 +73,10 @@ pub(super) const THREADS: u32 = 384;
 const HALF_BYTES: usize = 64 * DEPTH * 2;
 /// Bytes of shared memory of a block, at most, as Hopper has them.
 const SHARED: usize = 227 << 10;
+/// Bytes of the L2 cache, as an H200 has them.
+const L2_BYTES: usize = 50 << 20;
+/// Rows of tiles that are neighbours, at least, as in `made.rs`.
+const BAND: usize = 8;
 /// Stages, at most: more do not help.
 const STAGES: usize = 8;
 /// Bytes of shared memory that sums pass through where each warp finishes its own, as in `warps.cu`.
@@ -77,14 +88,9 @@ const MAKING_REGISTERS: [usize; 2] = [56, 224];
 
 /// Sizes, at most: they are counted by 32 bits.
 pub(super) const MAX_SIZE: usize = 1 << 30;
-/// A stride of a tensor map is below, in elements of two bytes.
-const MAX_STRIDE: usize = 1 << 39;
 
 /// Share of the time of a matmul and a norm apart that both in one launch take at most: predictions are not better than that.
 const MARGIN: f64 = 0.95;
-
-/// Widths of a tile that there are instructions for in `tile/wgmma.cuh`.
-pub const WIDTHS: [usize; 8] = [64, 96, 128, 144, 160, 192, 224, 256];
 
 /// Matmuls on the matrix units of Hopper.
 pub struct HopperFamily;
@@ -123,89 +129,16 @@ pub struct HopperKernel {
     pub updates: Vec<ArgUpdate>,
 }
 
-/// What each of the two warpgroups of a block has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sharing {
-    /// whole tiles, in turn; the block walks over tiles
-    Turns,
-    /// half of the rows of the block's one tile
-    Rows,
-    /// half of its columns
-    Columns,
-}
-
-/// How a matmul for Hopper is cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HopperTile {
-    /// rows of a tile: 128, where rows are shared also 256, where columns are also 64
-    pub rows: usize,
-    /// columns of a tile, of all right operands together; one of [`WIDTHS`], or twice that where warpgroups share columns
-    pub columns: usize,
-    /// what each of two warpgroups has
-    pub sharing: Sharing,
-    /// blocks of a cluster that share K; 1 where warpgroups take turns
-    pub split: usize,
-    /// whether what follows works by rows on sums where they are, and not on sums that pass through shared memory
-    pub by_rows: bool,
-}
-
-impl HopperTile {
-    /// Columns of a warpgroup's part.
-    fn part_columns(&self) -> usize {
-        if self.sharing == Sharing::Columns { self.columns / 2 } else { self.columns }
-    }
-
-    /// Whether its rows can be gathered: there is a list of tiles of [`ROWS`].
-    fn can_be_routed(&self) -> bool {
-        self.rows == ROWS && self.split == 1 && !self.by_rows && self.sharing != Sharing::Columns
-    }
-
-    /// Whether the sums of a warpgroup fit its registers, and those of a cluster its shared memory.
-    fn is_possible(&self) -> bool {
-        let &HopperTile { rows, columns, sharing, split, by_rows } = self;
-        let (part, share) = (self.part_columns(), columns / split);
-        let shared = match sharing {
-            Sharing::Turns => rows == 128 && split == 1 && !by_rows && 2 * columns <= 384,
-            Sharing::Rows => rows >= 128 && columns * rows / 128 <= 384,
-            Sharing::Columns => rows <= 128 && part * rows / 64 <= 384 && by_rows,
-        };
-        let splits =
-            split == 1 || (rows == 128 && !by_rows && columns.is_multiple_of(split) && share.is_multiple_of(8));
-        shared && splits && (!by_rows || part.is_multiple_of(64))
-    }
-}
-
-impl fmt::Display for HopperTile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HopperTile { rows, columns, sharing, split, by_rows } = self;
-        write!(f, "tiles of {rows} x {columns}, ")?;
-        match (sharing, split) {
-            (Sharing::Turns, _) => f.write_str("two warpgroups in turn")?,
-            (Sharing::Rows, 1) => f.write_str("one per block")?,
-            (Sharing::Rows, split) => write!(f, "one per block, K over {split} blocks of a cluster")?,
-            (Sharing::Columns, _) => f.write_str("one per block, warpgroups side by side")?,
-        }
-        if *by_rows { f.write_str(", epilogue in registers") } else { Ok(()) }
-    }
-}
-
-/// Whether a matrix with these strides has a tensor map.
-pub(super) fn is_fit_for_map((row, column): (usize, usize), arg: &ArgBinding, batch: Option<usize>) -> bool {
-    let sixteen_bytes = 16 / arg.dtype.bytes();
-    let stride = |stride: usize| stride.is_multiple_of(sixteen_bytes) && (1..MAX_STRIDE).contains(&stride);
-    let contiguous = (column == 1 && stride(row)) || (row == 1 && stride(column));
-    contiguous && arg.offset.is_multiple_of(sixteen_bytes) && batch.is_none_or(|batch| batch == 0 || stride(batch))
-}
-
 /// Whether operands of these types, for a matmul of that one, are what the instructions take as they lie.
 fn has_instructions([a, b]: [Dtype; 2], matmul: Dtype, shape: &MatmulShape) -> bool {
     match matmul {
         Dtype::F16 | Dtype::Bf16 => a == matmul && b == matmul,
-        // Maps are of pairs of bytes.
-        Dtype::F32 => {
+        Dtype::F32 if a == Dtype::I8 => {
+            // Maps are of pairs of bytes.
             let along_k = shape.a.1 == 1 && shape.b.0 == 1 && shape.k.is_multiple_of(2);
-            [a, b] == [Dtype::I8; 2] && along_k && shape.k < MAX_BYTES
+            b == a && along_k && shape.k < MAX_BYTES
         }
+        Dtype::F32 => a == b && matches!(a, Dtype::F16 | Dtype::Bf16),
         Dtype::I8 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool => false,
     }
 }
@@ -232,9 +165,10 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let places = |id: &NodeId| draft.graph.node(*id).op == Op::RowReduce(ReduceOp::ArgMax);
     let plain = fit.gather.is_none() && !fit.epilogue.iter().any(places);
     let made = !fit.prologue.is_empty();
-    // Of few rows, every weight is read once by other kernels.
-    let alike = fit.matmuls.len() == 1 || (a.dtype != Dtype::I8 && shape.m > PROLOGUE_ROWS);
-    let alike = alike && (!made || a.dtype != Dtype::I8);
+    // Of few rows, every weight is read once by other kernels. Float sums are finished by warps, one matmul at a time.
+    let float_sums = dtype == Dtype::F32;
+    let alike = fit.matmuls.len() == 1 || (!float_sums && shape.m > PROLOGUE_ROWS);
+    let alike = alike && (!made || !float_sums);
     let sized = [shape.m, shape.n, shape.k, shape.batches()].iter().all(|size| (1..MAX_SIZE).contains(size))
         && shape.m * shape.batches() < MAX_SIZE
         && shape.n >= 16;
@@ -296,14 +230,14 @@ impl HopperKernel {
             by_rows && reduced && summed && made && kernel.has_all_rights() && kernel.stages() >= 3
         };
         let walked = |tile: &HopperTile| !self.matmul.routed || tile.can_be_routed();
-        tiles(&self.launch.shape, self.matmul.left).filter(walked).filter(fits).collect()
+        tiles(&self.launch.shape, self.types()).filter(walked).filter(fits).collect()
     }
 
     /// Time of a launch, roughly.
     pub fn microseconds(&self, target: &CudaTarget) -> f64 {
         let shape = &self.whole_shape();
         match self.is_by_warps() {
-            true => warps_us(&self.tile, shape, self.matmul.left, target.processors, FETCHED),
+            true => warps_us(&self.tile, shape, self.types(), target.processors, FETCHED),
             false => {
                 let multiplied = self.multiplied_us(target);
                 match self.matmul.prologue {
@@ -359,7 +293,7 @@ impl HopperKernel {
     fn best_us(&self, target: &CudaTarget, following: Following) -> f64 {
         let shape = &self.whole_shape();
         let time = |tile: HopperTile| tile_us(&tile, shape, following, 1, target.processors);
-        tiles(shape, self.matmul.left).map(time).fold(f64::INFINITY, f64::min)
+        tiles(shape, self.types()).map(time).fold(f64::INFINITY, f64::min)
     }
 
     /// The left operand as the result of a kernel, as far as time goes.
@@ -418,8 +352,8 @@ impl HopperKernel {
 
     /// What stands around the multiplications: what sums begin with, what follows them, and what makes rows.
     fn around(&self) -> Vec<&'static str> {
-        let ending: &[&str] = match (self.is_of_bytes(), self.tile.by_rows) {
-            (true, _) => &[include_str!("hopper/warps.cu"), include_str!("hopper/bytes_tile.cu")],
+        let ending: &[&str] = match (self.types().has_float_sums(), self.tile.by_rows) {
+            (true, _) => &[include_str!("hopper/warps.cu"), include_str!("hopper/float_tile.cu")],
             (false, true) => &[include_str!("hopper/rows.cu")],
             (false, false) => &[include_str!("hopper/elementwise.cu")],
         };
@@ -439,7 +373,7 @@ impl HopperKernel {
         let parts = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix, Part::AsyncCopy];
         let made = MadeRows::new(self);
         let signals = made.iter().map(|_| Part::Signals);
-        let own = tile::text_beside(&parts.into_iter().chain(signals).collect::<Vec<_>>(), &PRELUDE_PARTS);
+        let own = text_beside(&parts.into_iter().chain(signals).collect::<Vec<_>>(), &PRELUDE_PARTS);
         let made = made.map_or(String::new(), |made| made.text(self.vector()));
         [&self.constants(), PRELUDE.as_str(), &own, &made, &self.epilogue_text(), &kernel.join("\n")].join("\n")
     }
@@ -477,6 +411,17 @@ impl HopperKernel {
     fn summed_parts(&self) -> usize {
         let (shape, across) = (&self.launch.shape, 64 / self.vector());
         128 / across.max(32) * shape.m.div_ceil(64) * shape.batches()
+    }
+
+    /// Rows of tiles that are neighbours: while their columns of B are in the L2, all of them read these. Where B is larger than the L2, the
+    /// bands are as high as their rows of A stay there, since each band reads all of B from memory.
+    fn band(&self) -> usize {
+        let (shape, bytes) = (self.whole_shape(), self.matmul.left.bytes());
+        let row_bytes = self.tile.rows * shape.k * bytes;
+        match self.matmul.prologue.is_none() && shape.n * shape.k * bytes > L2_BYTES / 2 {
+            true => (L2_BYTES / 3 / row_bytes.max(1)).clamp(BAND, self.tile_counts()[0].max(BAND)),
+            false => BAND,
+        }
     }
 
     /// Pieces of 64 columns of a tile.
@@ -533,13 +478,14 @@ impl HopperKernel {
         }
     }
 
-    fn is_of_bytes(&self) -> bool {
-        self.matmul.left == Dtype::I8
+    fn types(&self) -> Types {
+        let Matmul { left, result, .. } = self.matmul;
+        if left == Dtype::I8 { Types::of(left) } else { Types { operands: left, sums: result } }
     }
 
-    /// Whether each warp finishes its own sums: those of bytes, and of rows that are routed.
+    /// Whether each warp finishes its own sums: those that are handed over as f32, and of rows that are routed.
     fn is_by_warps(&self) -> bool {
-        self.is_of_bytes() || self.matmul.routed
+        self.types().has_float_sums() || self.matmul.routed
     }
 
     fn has_columns_of_a(&self) -> bool {
@@ -591,7 +537,7 @@ impl HopperKernel {
 
     /// Whether blocks walk over tiles.
     pub(super) fn is_persistent(&self) -> bool {
-        self.tile.sharing == Sharing::Turns || self.is_of_bytes()
+        self.tile.sharing == Sharing::Turns || self.types().has_float_sums()
     }
 
     /// What stands before the text of the kernel.
@@ -617,11 +563,13 @@ impl HopperKernel {
             ("STAGES", self.stages()),
             ("SPLIT", split),
             ("CLUSTER", self.cluster()),
+            ("BAND", self.band()),
             ("STAGED_BYTES", self.staged_bytes() / 2),
             ("MEETING_BYTES", self.meeting_bytes()),
         ];
         let truths = [
             ("TURNS", sharing == Sharing::Turns),
+            ("ADDS_STAGES", self.types().adds_stages()),
             ("A_COLUMNS", self.has_columns_of_a()),
             ("B_ROWS", self.has_rows_of_b()),
         ];
@@ -687,111 +635,9 @@ impl HopperKernel {
             words,
         }
     }
-
-    /// 1 where an operand has a matrix for each of the batch.
-    fn has_batch(&self, operand: usize) -> usize {
-        self.launch.shape.batch.first().map_or(0, |axis| usize::from(axis[operand] != 0))
-    }
-
-    fn map_of_a(&self) -> TensorMap {
-        if let Some(made) = MadeRows::new(self) {
-            return made.map(self.tile.rows);
-        }
-        let shape = &self.launch.shape;
-        match self.has_columns_of_a() {
-            true => self.map(0, 1, [shape.m, shape.k], shape.a.1, 64),
-            false => self.map(0, 1, [shape.k, shape.m], shape.a.0, self.tile.rows),
-        }
-    }
-
-    /// Of a right operand.
-    fn map_of_b(&self, right: usize) -> TensorMap {
-        let shape = &self.launch.shape;
-        let columns = self.tile.part_columns() / self.matmul.rights;
-        let position = self.matmul.roles().iter().position(|&role| role == Role::Right(right)).unwrap_or(1 + right);
-        match self.has_rows_of_b() {
-            true => self.map(position, 2, [shape.n, shape.k], shape.b.0, 64),
-            false => self.map(position, 2, [shape.k, shape.n], shape.b.1, columns),
-        }
-    }
-
-    /// Of an argument, innermost axis first; `operand` is its place in the batch's strides, `lines` those of a tile.
-    fn map(
-        &self,
-        position: usize,
-        operand: usize,
-        [inner, outer]: [usize; 2],
-        stride: usize,
-        lines: usize,
-    ) -> TensorMap {
-        let bytes = self.matmul.left.bytes();
-        let (count, step) = match self.launch.shape.batch.first() {
-            Some(axis) if axis[operand] != 0 => (axis[0], axis[operand]),
-            Some(_) | None => (1, 16),
-        };
-        TensorMap {
-            of: Mapped::Argument(position),
-            offset: self.launch.args[position].start(),
-            rank: 3,
-            sizes: [(inner * bytes / 2) as u64, outer as u64, count as u64, 1, 1],
-            strides: [(bytes * stride) as u64, (bytes * step) as u64, 16, 16],
-            tile: [64, lines as u32, 1, 1, 1],
-        }
-    }
-}
-
-/// Fills a parameter up to a multiple of a map's alignment.
-pub(super) fn pad_to_maps(words: &mut Vec<Word>) {
-    let count: usize = words.iter().map(Word::count).sum();
-    words.extend((count..count.next_multiple_of(16)).map(|_| Word::Number(0)));
 }
 
 /// Stages along K.
 pub(super) fn steps(shape: &MatmulShape, operands: Dtype) -> usize {
     shape.k.div_ceil(2 * DEPTH / operands.bytes())
-}
-
-/// How a matmul is cut that nothing better is known of.
-const TURNS: HopperTile = HopperTile { rows: 128, columns: 128, sharing: Sharing::Turns, split: 1, by_rows: false };
-
-/// All ways to cut a matmul.
-fn tiles(shape: &MatmulShape, operands: Dtype) -> impl Iterator<Item = HopperTile> {
-    let steps = steps(shape, operands);
-    let all = WIDTHS.into_iter().flat_map(|columns| {
-        let one = |rows, split| HopperTile { rows, columns, sharing: Sharing::Rows, split, by_rows: false };
-        let by_rows = |rows| HopperTile { by_rows: true, ..one(rows, 1) };
-        let beside = |rows| HopperTile { columns: 2 * columns, sharing: Sharing::Columns, ..by_rows(rows) };
-        let split = [1, 2, 4, 8].map(|split| one(128, split));
-        let others =
-            [HopperTile { columns, ..TURNS }, one(256, 1), by_rows(128), by_rows(256), beside(64), beside(128)];
-        split.into_iter().chain(others)
-    });
-    // Exact sums take twice the registers of rounded ones while they are finished.
-    let turns = |tile: &HopperTile| tile.sharing != Sharing::Turns || tile.columns <= 128;
-    let exact = move |tile: &HopperTile| tile.split == 1 && tile.rows == ROWS && !tile.by_rows && turns(tile);
-    all.filter(move |tile| tile.is_possible() && tile.split <= steps && (operands != Dtype::I8 || exact(tile)))
-}
-
-/// The widest of those whose blocks walk over tiles that are predicted to be done within 5 % of the first: they read less shared memory
-/// per product than the formula of time knows.
-pub(super) fn fastest_walk(shape: &MatmulShape, processors: usize) -> HopperTile {
-    let walks = || tiles(shape, Dtype::Bf16).filter(|tile| tile.sharing == Sharing::Turns);
-    let first = walks().map(|tile| walk_us(&tile, shape, processors)).fold(f64::INFINITY, f64::min);
-    let widest =
-        walks().filter(|tile| walk_us(tile, shape, processors) <= 1.05 * first).max_by_key(|tile| tile.columns);
-    widest.unwrap_or(TURNS)
-}
-
-/// Time of a matmul whose blocks walk over tiles, roughly.
-pub(super) fn walk_us(tile: &HopperTile, shape: &MatmulShape, processors: usize) -> f64 {
-    tile_us(tile, shape, Following::default(), 1, processors)
-}
-
-/// How rows that are routed to experts are cut, of which there are so many tiles along the rows. They are gathered more slowly than whole
-/// tiles are fetched.
-pub(super) fn fastest_routed(row_tiles: usize, shape: &MatmulShape, operands: Dtype, processors: usize) -> HopperTile {
-    let shape = MatmulShape { m: row_tiles * ROWS, ..shape.clone() };
-    let time = |tile: &HopperTile| warps_us(tile, &shape, operands, processors, GATHERED);
-    let tiles = tiles(&shape, operands).filter(HopperTile::can_be_routed);
-    tiles.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS)
 }

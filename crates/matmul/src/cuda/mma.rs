@@ -5,6 +5,7 @@
 //! |----------|-----------------------------------|------------------------------------------|---------|
 //! | f16      | m16n8k16 (Turing: m16n8k8, twice) | f32                                      | Turing  |
 //! | bf16     | m16n8k16                          | f32                                      | Ampere  |
+//! | 16 bits  | the same, for a matmul of f32     | f32, added outside of the matrix units   | Ampere  |
 //! | f32      | m16n8k8 of TF32, three passes     | f32, added outside of the matrix units   | Ampere  |
 //! | f32      | fused multiply-adds               | f32                                      | Ampere  |
 //! | i8       | m16n8k32                          | exact integers, handed over as f32       | Ampere  |
@@ -74,7 +75,7 @@ impl Family<CudaTarget> for MmaFamily {
             return None;
         }
         let problem = problem(&fit, target);
-        if library_microseconds(&group, &problem) < problem.microseconds(fastest(&problem)) {
+        if library_microseconds(&group, &fit, &problem) < problem.microseconds(fastest(&problem)) {
             return None;
         }
         offered(
@@ -84,8 +85,12 @@ impl Family<CudaTarget> for MmaFamily {
     }
 }
 
-/// Time of a group by the library, and by a kernel of its own for what follows where the library has no such epilogue.
-pub(super) fn library_microseconds(group: &Draft, problem: &Problem) -> f64 {
+/// Time of a group by the library, and by a kernel of its own for what follows where the library has no such epilogue. It has no matmuls of
+/// `f32` whose operands are of 16 bits.
+pub(super) fn library_microseconds(group: &Draft, fit: &MatmulFit, problem: &Problem) -> f64 {
+    if adds_stages(fit.operands[0].dtype, group.graph.node(fit.matmuls[0]).dtype) {
+        return f64::INFINITY;
+    }
     let follows = if library::fit(group).is_some() { 0.0 } else { problem.row_kernel_microseconds() };
     problem.library_microseconds() + follows
 }
@@ -204,9 +209,16 @@ fn operands(shape: &MatmulShape, [a, b]: [&ArgBinding; 2], target: &CudaTarget) 
 pub(super) fn has_instructions(operands: Dtype, sums: Dtype, target: &CudaTarget) -> bool {
     match (operands, sums) {
         (Dtype::F16, Dtype::F16) => true,
-        (Dtype::Bf16, Dtype::Bf16) | (Dtype::F32, Dtype::F32) | (Dtype::I8, Dtype::F32) => target.arch.is_ampere(),
+        (Dtype::Bf16, Dtype::Bf16) | (Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::I8, Dtype::F32) => {
+            target.arch.is_ampere()
+        }
         _ => false,
     }
+}
+
+/// Whether the matrix units add up no more than a stage: they round towards zero, which over all of K would be an error of its own.
+fn adds_stages(operands: Dtype, sums: Dtype) -> bool {
+    sums == Dtype::F32 && operands != Dtype::I8
 }
 
 /// The matmul of a draft, if this kernel takes it.
@@ -336,13 +348,14 @@ impl MmaKernel {
         };
         format!(
             "// matmul: {}\n#define WAITS\nconstexpr int V = {};\nconstexpr int N = {};\nconstexpr int KIND = {kind};\n\
-             constexpr int ROWS = {rows};\nconstexpr int COLUMNS = {columns};\nconstexpr int STAGES = {};\nconstexpr bool FMA = {};\n\
+             constexpr int ROWS = {rows};\nconstexpr int COLUMNS = {columns};\nconstexpr int STAGES = {};\nconstexpr bool FMA = {};\nconstexpr bool ADDS_STAGES = {};\n\
              constexpr bool ROUTED = {};\nconstexpr bool A_COLUMNS = {};\nconstexpr int A_LOAD = {};\nconstexpr bool B_ROWS = {};\nconstexpr int B_LOAD = {};\n",
             self.describe(target),
             self.vector(),
             self.launch.shape.n,
             self.stages(target),
             self.is_fma(),
+            adds_stages(self.matmul.left, self.matmul.result),
             self.matmul.routed,
             a.across,
             a.load as u8,

@@ -47,7 +47,8 @@ impl Family<CudaTarget> for RealignedFamily {
             return None;
         }
         let problem = mma::problem(&fit, target);
-        let others = mma::library_microseconds(&group, &problem).min(problem.microseconds(mma::fastest(&problem)));
+        let others =
+            mma::library_microseconds(&group, &fit, &problem).min(problem.microseconds(mma::fastest(&problem)));
         let kernel = RealignedKernel::of(&group, target)?;
         if others < kernel.microseconds(target) {
             return None;
@@ -93,7 +94,8 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let &[matmul] = fit.matmuls else { return None };
     let (shape, [a, b]) = (&fit.shape, &fit.operands);
     let dtype = draft.graph.node(matmul).dtype;
-    let narrow = matches!(dtype, Dtype::F16 | Dtype::Bf16) && a.dtype == dtype && b.dtype == dtype;
+    let narrow =
+        matches!(a.dtype, Dtype::F16 | Dtype::Bf16) && b.dtype == a.dtype && [a.dtype, Dtype::F32].contains(&dtype);
     let plain = fit.gather.is_none() && fit.prologue.is_empty();
     let sized = [shape.m, shape.n, shape.k, shape.batches()].iter().all(|size| (1..MAX_SIZE).contains(size))
         && shape.m * shape.batches() < MAX_SIZE

@@ -133,7 +133,8 @@ fn product(draft: &Draft, id: NodeId) -> Product {
     let node = draft.graph.node(id);
     let transpose_a = matches!(node.op, Op::Matmul { transpose_a: true, .. });
     let (m, n, k, batch) = matmul_size(draft.graph, id, transpose_a);
-    Product { m, n, k, batch, element: draft.graph.node(node.inputs[0]).dtype.bytes() }
+    let operand = draft.placement.base(node.inputs[0]).unwrap_or(node.inputs[0]);
+    Product { m, n, k, batch, element: draft.graph.node(operand).dtype.bytes() }
 }
 
 fn products(draft: &Draft) -> Vec<Product> {

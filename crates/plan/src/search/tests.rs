@@ -144,7 +144,7 @@ fn can_run(problem: &Problem, groups: &[Vec<Atom>]) -> bool {
 
 fn with_solver<R>(graph: &Graph, machine: &Machine, look: impl FnOnce(&mut Solver) -> R) -> R {
     let target = Target::conceivable(machine);
-    let placement = check_and_place(graph, &[]).unwrap();
+    let placement = check_and_place(graph, target, &[]).unwrap();
     let mut grouping = Grouping::new(graph, &placement, target);
     grouping.merge_for(Strategy::Fused);
     look(&mut solver(&grouping, target))
@@ -283,11 +283,11 @@ a = attention q q q mask=causal ; y = add a r ; out y";
 fn needs_are_the_nearest_and_the_rest_follows() {
     let machine = Machine::cpu();
     for seed in 0..100 {
-        let graph = small_graph(seed);
-        let placement = check_and_place(&graph, &[]).unwrap();
-        let mut grouping = Grouping::new(&graph, &placement, Target::conceivable(&machine));
+        let (graph, target) = (small_graph(seed), Target::conceivable(&machine));
+        let placement = check_and_place(&graph, target, &[]).unwrap();
+        let mut grouping = Grouping::new(&graph, &placement, target);
         grouping.merge_for(Strategy::Fused);
-        let problem = Problem::new(&grouping, Target::conceivable(&machine));
+        let problem = Problem::new(&grouping, target);
         let count = problem.atoms.len();
         let mut before: Vec<Vec<bool>> = Vec::new();
         for atom in 0..count {

@@ -233,6 +233,27 @@ fn several_right_operands() {
     }
 }
 
+/// Gradients of weights: sums of 16-bit operands that stay f32, alone, added to what is there, and with what follows.
+#[test]
+fn sums_that_stay_f32() {
+    let Some(engine) = hopper() else { return };
+    for (at, [m, k, n]) in
+        [[16, 16, 16], [136, 64, 128], [136, 1000, 1504], [1504, 136, 72], [200, 8192, 264]].into_iter().enumerate()
+    {
+        let wide = "a = cast x f32 ; b = cast w f32";
+        for (turn, text) in [
+            format!("x = input float[{k},{m}] ; w = input float[{k},{n}] ; s = input f32[{m},{n}] ; {wide} ; p = matmul a b transpose_a ; y = add s p ; out y"),
+            format!("x = input float[{m},{k}] ; w = input float[{n},{k}] ; {wide} ; y = matmul a b transpose_b ; out y"),
+            format!("x = input float[{m},{k}] ; w = input float[{k},{n}] ; {wide} ; p = matmul a b ; g = gelu p ; y = cast g float ; out p ; out y"),
+        ]
+        .iter()
+        .enumerate()
+        {
+            check_every(&engine, text, 5, at + turn);
+        }
+    }
+}
+
 /// Gradients of biases: results are also summed over rows, in a fixed order.
 #[test]
 fn sums_over_rows() {

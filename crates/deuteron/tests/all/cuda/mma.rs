@@ -54,6 +54,9 @@ fn graphs([m, k, n]: [usize; 3]) -> Vec<String> {
         format!("x = input float[{k},{m}] ; {w} ; y = matmul x w transpose_a ; out y"),
         format!("x = input float[{k},{m}] ; {tied} ; y = matmul x w transpose_a transpose_b ; out y"),
         format!("{x} ; {w} ; l = linear x w {bias} ; y = gelu l ; out y"),
+        format!(
+            "{x} ; {w} ; r = input f32[{m},{n}] ; a = cast x f32 ; b = cast w f32 ; p = matmul a b ; y = add p r ; out y"
+        ),
         format!("{x} ; {w} ; {residual} ; l = linear x w {bias} ; y = add l r ; out y"),
         format!("{x} ; {tied} ; {residual} ; l = linear x w {bias} transposed ; h = silu l ; y = mul h r ; out y"),
         format!(

@@ -28,6 +28,8 @@ struct Product {
     summed: bool,
     /// whether a norm follows, and a residual behind it
     late: bool,
+    /// whether 16-bit operands are summed in f32, and stay f32
+    wide: bool,
 }
 
 impl Product {
@@ -44,11 +46,12 @@ impl Product {
             made: false,
             summed: false,
             late: false,
+            wide: false,
         }
     }
 
     fn graph(&self) -> Graph {
-        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights, made, summed, late } =
+        let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights, made, summed, late, wide } =
             self;
         let matrix = |name: &str, transposed: bool, high: usize, wide: usize| {
             let (high, wide) = if transposed { (wide, high) } else { (high, wide) };
@@ -60,7 +63,7 @@ impl Product {
         };
         let flag = |set: bool, name: &str| if set { format!(" {name}") } else { String::new() };
         let (a, b) = (flag(left, "transpose_a"), flag(right, "transpose_b"));
-        let result = if dtype == Dtype::I8 { Dtype::F32 } else { dtype };
+        let result = self.result();
         let rows = if batch == 1 { format!("{m}") } else { format!("{batch},{m}") };
         let rest = match normed {
             false if late => format!(
@@ -74,15 +77,16 @@ impl Product {
                  y = layer_norm s g h eps=1e-5 ; out s ; out y"
             ),
         };
-        let (made, own) = match made {
-            false => (String::new(), "own_x"),
+        let (made, own, weight) = match made {
+            false if wide => ("o = cast own_x f32 ; i = cast own_w f32 ; ".to_string(), "o", "i"),
+            false => (String::new(), "own_x", "own_w"),
             true => {
                 let weights = format!("c = weight {dtype}[{k}] ; d = weight {dtype}[{k}]");
-                (format!("{weights} ; o = layer_norm own_x c d eps=1e-5 ; "), "o")
+                (format!("{weights} ; o = layer_norm own_x c d eps=1e-5 ; "), "o", "own_w")
             }
         };
         let mut text = format!(
-            "{} ; {} ; b = weight {result}[{n}] ; {made}p = matmul {own} own_w{a}{b} ; {rest}",
+            "{} ; {} ; b = weight {result}[{n}] ; {made}p = matmul {own} {weight}{a}{b} ; {rest}",
             matrix("x", left, m, k),
             matrix("w", right, k, n),
         );
@@ -93,6 +97,11 @@ impl Product {
             );
         }
         text.parse().unwrap_or_else(|error| panic!("{error:?}\n{text}"))
+    }
+
+    /// The storage type of bias and result.
+    fn result(&self) -> Dtype {
+        if self.dtype == Dtype::I8 || self.wide { Dtype::F32 } else { self.dtype }
     }
 
     /// Launches before the last, as `emulator/matmul.cpp` reads them.
@@ -117,14 +126,16 @@ impl Product {
         let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, .. } = self;
         let names: Vec<&str> = launch.arguments().iter().map(|arg| graph.given_name(arg.base).unwrap_or("y")).collect();
         let (left, right) = (u8::from(left), u8::from(right));
-        let storage = match dtype {
+        let storage = |dtype: Dtype| match dtype {
             Dtype::F16 => 1,
             Dtype::Bf16 => 2,
             Dtype::I8 => 3,
             _ => 0,
         };
         format!(
-            "matmul {m} {n} {k} {batch} {left} {right} {storage} {skipped}\narguments {} {}\n{}{}",
+            "matmul {m} {n} {k} {batch} {left} {right} {} {} {skipped}\narguments {} {}\n{}{}",
+            storage(dtype),
+            storage(self.result()),
             names.len(),
             names.join(" "),
             self.before(launch),
@@ -241,6 +252,14 @@ fn matmuls_by_warps() {
         ("i8_across", of(I8, [80, 96, 70], true, false, 0), wide(96), Arch::Sm80, [Copied; 2]),
         ("i8_shifted", of(I8, [69, 33, 131], false, false, 5), small, Arch::Sm80, [Shifted; 2]),
         ("i8_shifted_across", of(I8, [33, 70, 67], true, true, 3), small, Arch::Sm80, [Shifted; 2]),
+        ("wide", Product { wide: true, ..of(Bf16, [70, 52, 72], false, true, 0) }, small, Arch::Sm80, [Copied; 2]),
+        (
+            "wide_shifted",
+            Product { wide: true, ..of(F16, [69, 131, 37], true, false, 3) },
+            wide(128),
+            Arch::Sm80,
+            [Shifted; 2],
+        ),
         ("batch", Product { batch: 3, ..of(Bf16, [24, 41, 73], false, false, 0) }, small, Arch::Sm80, [Shifted; 2]),
     ];
     for (name, product, tile, arch, expected) in cases {
@@ -310,6 +329,14 @@ fn matmuls_by_warpgroups() {
             tile(96, true, 1),
             2,
             2,
+        ),
+        ("hopper_wide_sums", Product { wide: true, ..Product::new([200, 104, 264], false) }, tile(96, true, 1), 2, 2),
+        (
+            "hopper_wide_sums_shared",
+            Product { wide: true, left: true, dtype: Dtype::F16, ..Product::new([136, 264, 72], true) },
+            tile(160, false, 1),
+            1,
+            1,
         ),
         ("hopper_registers", Product::new([200, 104, 200], true), by_rows(128, 64, Sharing::Rows), 4, 2),
         (

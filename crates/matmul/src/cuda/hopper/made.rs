@@ -7,7 +7,7 @@ use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::linear::earlier_sums;
 use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
 
-use super::{HopperKernel, HopperTile, Sharing};
+use super::{BAND, HopperKernel, HopperTile, Sharing};
 use crate::kernel::{Prologue, Role};
 
 /// Bytes from one count of rows to the next, as in `made.cu`.
@@ -95,10 +95,10 @@ fn pitch(k: usize) -> usize {
 
 /// Rows that the first tiles of so many blocks need, where these are walked over as in `operands.cu`.
 pub(super) fn first_rows(row_tiles: usize, column_tiles: usize, blocks: usize) -> usize {
-    let bands = blocks.div_ceil(8 * column_tiles);
-    let rest = blocks - (bands - 1) * 8 * column_tiles;
-    let high = (row_tiles - (bands - 1) * 8).min(8);
-    (bands - 1) * 8 + rest.min(high)
+    let bands = blocks.div_ceil(BAND * column_tiles);
+    let rest = blocks - (bands - 1) * BAND * column_tiles;
+    let high = (row_tiles - (bands - 1) * BAND).min(BAND);
+    (bands - 1) * BAND + rest.min(high)
 }
 
 impl HopperTile {

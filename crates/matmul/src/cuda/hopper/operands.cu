@@ -7,7 +7,8 @@
 // - Otherwise a block has one tile, and each warpgroup half of its rows, or where SIDES is 2 half of its columns. SPLIT blocks of a cluster
 //   share K: each sends its sums to the blocks that own their columns, and these add them in the order of the blocks.
 // - A may be multiplied by RIGHTS matrices B at once: the same columns of each stand side by side in a tile, and `tail` gets a sum of each.
-// - Sums are f32, in an order that the constants alone decide, and are rounded to the storage type of the matmul. They pass through
+// - Sums are f32, in an order that the constants alone decide, and are rounded to the storage type of the matmul, unless it is f32 itself
+//   (ADDS_STAGES). They pass through
 //   shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
 // - Beyond m, n and k the tensor maps give zeros, which are summed and not stored.
 // - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `warps.cu`.
@@ -49,14 +50,14 @@ struct Tile {
     int batch, row, column;
 };
 
-// Tiles of eight rows of tiles are neighbours: they share columns of B while these are in the L2.
+// Tiles of BAND rows of tiles are neighbours: they share columns of B while these are in the L2.
 static __device__ __forceinline__ Tile tile_of(u32 row_tiles, u32 column_tiles, u32 index) {
     const u32 all = row_tiles * column_tiles;
     const u32 batch = index / all, own = index % all;
     if constexpr (CLUSTER > 1) return {(int)batch, (int)(own / CLUSTER) * ROWS, (int)(own % CLUSTER) * RESULT_WIDTH};
-    const u32 band = own / (8 * column_tiles), inside = own % (8 * column_tiles);
-    const u32 high = min(8u, row_tiles - band * 8);
-    return {(int)batch, (int)(band * 8 + inside % high) * ROWS, (int)(inside / high) * RESULT_WIDTH};
+    const u32 band = own / (BAND * column_tiles), inside = own % (BAND * column_tiles);
+    const u32 high = min((u32)BAND, row_tiles - band * BAND);
+    return {(int)batch, (int)(band * BAND + inside % high) * ROWS, (int)(inside / high) * RESULT_WIDTH};
 }
 static __device__ __forceinline__ Tile tile_at(const Parameters& p, u32 index) { return tile_of((u32)p.row_tiles, (u32)p.column_tiles, index); }
 

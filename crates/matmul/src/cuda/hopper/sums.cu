@@ -20,28 +20,51 @@ static __device__ __forceinline__ void clear(Accumulator (&sums)[HALVES][COLUMNS
     }
 }
 
-// Adds `steps` stages to sums. Of A, the halves from `first` on; of B, this side's columns. COPIED: threads wrote A, not
-// the copy engine.
-template <bool COPIED = false>
-static __device__ __forceinline__ void multiply(Accumulator (&sums)[HALVES][COLUMNS / 2], Ring ring, int first, int side, int steps, u32 at) {
+// Begins to add a stage to sums, or to set them to it. Of A, the halves from `first` on; of B, this side's columns. COPIED: threads wrote A,
+// not the copy engine.
+template <bool COPIED>
+static __device__ __forceinline__ void add_stage(Accumulator (&sums)[HALVES][COLUMNS / 2], Ring ring, int first, int side, u32 at, bool set) {
     // From one 16 of K to the next, in units of 16 bytes.
     constexpr int A_STEP = A_COLUMNS ? 128 : 2, B_STEP = B_ROWS ? 128 : 2;
     constexpr int SIDE_BYTES = B_ROWS ? COLUMNS / 64 * HALF_BYTES : COLUMNS * DEPTH * 2;
-    for (int i = 0; i < steps; ++i, ++at) {
-        mbarrier_wait(ring.full(at), Ring::parity(at));
-        if constexpr (COPIED) fence_proxy_async_shared();
-        const u64 a = matrix_descriptor<HALF_BYTES>(ring.a(at) + first * HALF_BYTES), b = matrix_descriptor<HALF_BYTES>(ring.b(at) + side * SIDE_BYTES);
-        wgmma_fence();
+    mbarrier_wait(ring.full(at), Ring::parity(at));
+    if constexpr (COPIED) fence_proxy_async_shared();
+    const u64 a = matrix_descriptor<HALF_BYTES>(ring.a(at) + first * HALF_BYTES), b = matrix_descriptor<HALF_BYTES>(ring.b(at) + side * SIDE_BYTES);
+    wgmma_fence();
 #pragma unroll
-        for (int j = 0; j < DEPTH / 16; ++j) {
+    for (int j = 0; j < DEPTH / 16; ++j) {
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half) {
+            Wgmma<COLUMNS, KIND>::template from_shared<B_ROWS, A_COLUMNS>(sums[half], a + half * (HALF_BYTES / 16) + j * A_STEP, b + j * B_STEP, !set || j > 0);
+        }
+    }
+    wgmma_commit();
+}
+
+// Adds `steps` stages to sums; all but the last one's place are free then.
+template <bool COPIED = false>
+static __device__ __forceinline__ void multiply(Accumulator (&sums)[HALVES][COLUMNS / 2], Ring ring, int first, int side, int steps, u32 at) {
+    if constexpr (ADDS_STAGES) {
+        // The matrix units round towards zero, which over all of K would be an error of its own.
+        Accumulator stage[HALVES][COLUMNS / 2];
+        clear(stage);
+        for (int i = 0; i < steps; ++i, ++at) {
+            add_stage<COPIED>(stage, ring, first, side, at, true);
+            wgmma_wait<0>();
+            if (i + 1 < steps) release(ring.empty(at));
 #pragma unroll
             for (int half = 0; half < HALVES; ++half) {
-                Wgmma<COLUMNS, KIND>::template from_shared<B_ROWS, A_COLUMNS>(sums[half], a + half * (HALF_BYTES / 16) + j * A_STEP, b + j * B_STEP, 1);
+                pin(stage[half]);
+#pragma unroll
+                for (int j = 0; j < COLUMNS / 2; ++j) sums[half][j] += stage[half][j];
             }
         }
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (i > 0) release(ring.empty(at - 1));
+    } else {
+        for (int i = 0; i < steps; ++i, ++at) {
+            add_stage<COPIED>(sums, ring, first, side, at, false);
+            wgmma_wait<1>();
+            if (i > 0) release(ring.empty(at - 1));
+        }
     }
 }
 

@@ -6,9 +6,10 @@
 use deuteron_codegen::body::{Body, Expr};
 use deuteron_codegen::library::LibraryEpilogue;
 use deuteron_codegen::matmul_shape::MatmulShape;
-use deuteron_graph::{BinaryOp, Dtype, UnaryOp};
+use deuteron_graph::{BinaryOp, UnaryOp};
 
-use super::{DEPTH, HopperTile, Sharing, steps};
+use super::tile::{HopperTile, Sharing, Types};
+use super::{DEPTH, steps};
 
 /// What follows a matmul, as far as time goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,8 +58,13 @@ pub(super) fn library_us(shape: &MatmulShape, epilogue: LibraryEpilogue) -> f64 
     let rate = if shape.k < 2048 { 640.0 } else { 700.0 };
     let gelu = if epilogue.has_gelu() { 1.14 } else { 1.0 };
     let residual = if epilogue.has_residual() { 1.4 + megabytes(shape) / 5.5 } else { 0.0 };
-    3.0 + residual + gelu * flops / (rate * 1e6)
+    // Asked for sums in one order, it has only slow algorithms for few rows: some 75 us for 16 to 128 rows of 3072 -> 768.
+    let few = if shape.m <= FEW_ROWS && shape.batches() == 1 { 1.5 } else { 0.0 };
+    3.0 + residual + (gelu * flops / (rate * 1e6)).max(few * shape.k.div_ceil(DEPTH) as f64)
 }
+
+/// Rows that the library is slow for, at most.
+const FEW_ROWS: usize = 128;
 
 /// Time of a row kernel that reads and writes one value as large as the result.
 pub(super) fn rows_us(shape: &MatmulShape) -> f64 {
@@ -122,13 +128,15 @@ pub(super) const GATHERED: f64 = 76e3;
 
 /// Time of a launch whose blocks finish tiles by warps, fitted to matmuls of bytes: GPT-2's with GELU, 1024 to 8192 rows, and 4096 and 8192
 /// cubed. A stage has as many bytes of any operands, and takes as long. `rate` is that of loads.
-pub(super) fn warps_us(tile: &HopperTile, shape: &MatmulShape, operands: Dtype, processors: usize, rate: f64) -> f64 {
+pub(super) fn warps_us(tile: &HopperTile, shape: &MatmulShape, types: Types, processors: usize, rate: f64) -> f64 {
     let tiles = shape.m.div_ceil(tile.rows) * shape.n.div_ceil(tile.columns) * shape.batches();
-    let (columns, steps) = (tile.columns as f64, steps(shape, operands) as f64);
+    let (columns, steps) = (tile.columns as f64, steps(shape, types.operands) as f64);
     let (waves, busy) = (tiles.div_ceil(processors) as f64, tiles.min(processors) as f64 / processors as f64);
     // Fewer multiprocessors get more of the L2 each.
     let loads = ((tile.rows + tile.columns) * DEPTH * 2) as f64 / rate * busy;
-    let multiply = steps * loads.max(columns * 0.0027);
+    // Sums of a stage are added while the matrix units wait, but for those of the other warpgroup.
+    let added = if types.adds_stages() { 1.25 } else { 1.0 };
+    let multiply = steps * loads.max(columns * 0.0027 * added);
     match tile.sharing {
         Sharing::Turns => 2.4 + waves * multiply.max(columns * 0.0285) + columns * 0.024,
         Sharing::Rows | Sharing::Columns => 2.4 + waves * (multiply + columns * 0.017),

@@ -1,6 +1,6 @@
-// ---- what follows sums of bytes, and of rows that are routed
+// ---- what follows sums of bytes, sums that stay f32, and those of rows that are routed
 //
-// Sums of bytes are exact, of 32 bits, and go to `tail` as f32, rounded once; others are rounded to the storage type. A warp has 16 rows of
+// Sums of bytes are exact, of 32 bits, and go to `tail` as f32, rounded once; others are rounded to the storage type or are f32 already. A warp has 16 rows of
 // them, which it passes through shared memory of its own, PIECE columns at a time: so no other warp is waited for, and `tail` gets V
 // neighbouring columns of a row.
 
@@ -16,7 +16,7 @@ static __device__ __forceinline__ int sums_at(int row, int sixteen) {
 }
 
 // Sum i of a thread.
-static __device__ __forceinline__ float sum_at(const int (&sums)[COLUMNS / 2], int i) { return (float)sums[i]; }
+static __device__ __forceinline__ float sum_at(const Accumulator (&sums)[COLUMNS / 2], int i) { return (float)sums[i]; }
 static __device__ __forceinline__ float sum_at(const Rounded& pairs, int i) {
     return widen<KIND>((u16)(pairs[i / 8][i / 2 % 4] >> 16 * (i & 1)));
 }

@@ -45,11 +45,11 @@ struct Quarter {
     Source a, b;
 };
 
-// V sums of a row, rounded to the storage type.
+// V sums of a row, rounded to the storage type of the matmul.
 static __device__ __forceinline__ F staged(const float* s_own, const Quarter& at, int row, int own, int column) {
     return lanes<F>([&](int i) {
         float sum = s_own[own * PITCH + column + i];
-        if constexpr (KIND == 1 || KIND == 2) sum = widen<KIND>(narrow<KIND>(sum));
+        if constexpr ((KIND == 1 || KIND == 2) && !ADDS_STAGES) sum = widen<KIND>(narrow<KIND>(sum));
         if constexpr (KIND == 0 && !FMA) {
             if (!(fabsf(sum) < __uint_as_float(0x7f800000u))) sum = sum_again(at.a, at.b, at.row + row, at.column + column + i);
         }
@@ -123,8 +123,8 @@ static __device__ __forceinline__ void sum_up(Totals& sums, char* s_ring, const 
             Right::load(held_b, b, next);
         }
         if (i >= 0) {
-            if constexpr (KIND == 0 && !FMA) {
-                multiply_in_passes(sums, s_stage, row, column, lane);
+            if constexpr (ADDS_STAGES && !FMA) {
+                multiply_stage<KIND>(sums, s_stage, row, column, lane);
             } else {
 #pragma unroll
                 for (int step = 0; step < STEPS; ++step) multiply(sums, s_stage, row, column, step, lane);

@@ -128,9 +128,9 @@ static __device__ __forceinline__ void multiply(Totals& sums, const char* s_stag
     }
 }
 
-// The same of f32 and of all of a stage, in three passes: the small products first; what both rests make is below the last bit. The matrix
-// units add no more than a stage, since they round towards zero: over all of K that would be an error of its own.
-template <class C> static __device__ __forceinline__ void multiply_in_passes(C& sums, const char* s_stage, int row, int column, int lane) {
+// The same of all of a stage, where sums stay f32: the matrix units add no more than a stage, since they round towards zero, and over all of K
+// that would be an error of its own. Of f32 in three passes: the small products first; what both rests make is below the last bit.
+template <int K, class C> static __device__ __forceinline__ void multiply_stage(C& sums, const char* s_stage, int row, int column, int lane) {
     Fragment left[STEPS][ATOMS];
 #pragma unroll
     for (int i = 0; i < STEPS * ATOMS; ++i) load_left(left[i / ATOMS][i % ATOMS], s_stage, row, i % ATOMS, i / ATOMS, lane);
@@ -143,14 +143,21 @@ template <class C> static __device__ __forceinline__ void multiply_in_passes(C& 
         for (int i = 0; i < 2 * ATOMS; ++i) {
             const int atom = i % ATOMS, half = i / ATOMS;
             float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            if constexpr (K == 0) {
 #pragma unroll
-            for (int step = 0; step < STEPS; ++step) {
-                mma_tf32(part, left[step][atom].rest, right[step].words[2 * half], right[step].words[2 * half + 1], part);
-                mma_tf32(part, left[step][atom].words, right[step].rest[2 * half], right[step].rest[2 * half + 1], part);
+                for (int step = 0; step < STEPS; ++step) {
+                    mma_tf32(part, left[step][atom].rest, right[step].words[2 * half], right[step].words[2 * half + 1], part);
+                    mma_tf32(part, left[step][atom].words, right[step].rest[2 * half], right[step].rest[2 * half + 1], part);
+                }
             }
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
-                mma_tf32(part, left[step][atom].words, right[step].words[2 * half], right[step].words[2 * half + 1], part);
+                const u32 b0 = right[step].words[2 * half], b1 = right[step].words[2 * half + 1];
+                if constexpr (K == 0) {
+                    mma_tf32(part, left[step][atom].words, b0, b1, part);
+                } else {
+                    mma<K>(part, left[step][atom].words, b0, b1);
+                }
             }
 #pragma unroll
             for (int j = 0; j < 4; ++j) sums[atom][2 * pair + half][j] += part[j];

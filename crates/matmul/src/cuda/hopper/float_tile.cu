@@ -1,4 +1,4 @@
-// ---- what follows all sums of bytes that a warpgroup has of a tile, from its first row on
+// ---- what follows all sums that a warpgroup has of a tile, from its first row on, where they are handed over as f32
 
 static __device__ __forceinline__ void finish_tile(const Parameters& p, const Tile& tile, char* s_staged, int, Accumulator (&sums)[HALVES][COLUMNS / 2]) {
     const int warp = (int)(threadIdx.x / 32 % 4);
