@@ -1,7 +1,8 @@
 //! How far each element of a result may lie from the reference.
 //!
-//! `bound = max(5 k deviation, 2 |rounded - exact|) + slack`
+//! `bound = max(z k deviation, 2 |rounded - exact|) + slack`
 //!
+//! - `z` is 5, and more in a tensor of more than 1024 elements: the largest of many errors is larger (`deviations`).
 //! - `deviation` is what a running error analysis of the graph gives for the element: every rounding to a storage type, every
 //!   function and every sum in `f32`, carried through all that follows (`spread.rs`).
 //! - `rounded` is one run that stores every value in its dtype. It has the errors that are no matter of chance, such as a
@@ -19,6 +20,9 @@ use crate::error::ReferenceError;
 use crate::noise::DEVIATIONS;
 use crate::primitives::{Interpretation, Rounding, interpret};
 use crate::round::round_to;
+
+/// Elements of a tensor whose errors are allowed the same multiple of their deviation.
+const FEW: usize = 1024;
 
 /// Multiple of its own error that a run in the storage types may be off.
 const RUNS: f64 = 2.0;
@@ -167,10 +171,17 @@ impl Errors {
         let excess = (squares / count.max(1) as f64).sqrt().max(1.0);
         let of_element = |index: usize| {
             let of_run = if run[index].is_finite() { RUNS * run[index] } else { 0.0 };
-            (DEVIATIONS * excess * spread[index]).max(of_run) + slack(index)
+            (deviations(run.len()) * excess * spread[index]).max(of_run) + slack(index)
         };
         memory::collected((0..exact.values.len()).map(of_element))
     }
+}
+
+/// Deviations that an error in a tensor of so many elements may be off: an error of a normal distribution that is larger is as unlikely in a
+/// large tensor as in one of [`FEW`].
+fn deviations(elements: usize) -> f64 {
+    let times = elements.max(FEW) as f64 / FEW as f64;
+    (DEVIATIONS * DEVIATIONS + 2.0 * times.ln()).sqrt()
 }
 
 /// The other branch is rounded too: slack may be off by two units of itself.
@@ -208,6 +219,13 @@ mod tests {
 
     fn one(dtype: Dtype, exact: &[f64], bounds: &[f64]) -> Bounded {
         Bounded { dtype, exact: Array::new([exact.len()], exact.to_vec()), bounds: bounds.to_vec() }
+    }
+
+    /// Of a normal distribution, one of a thousand errors is beyond five deviations as rarely as one of a million beyond 6.2.
+    #[test]
+    fn many_errors_are_allowed_more_deviations() {
+        assert_eq!((deviations(1), deviations(FEW)), (DEVIATIONS, DEVIATIONS));
+        assert!((deviations(FEW << 10) - 6.234).abs() < 0.001);
     }
 
     #[test]
