@@ -418,7 +418,8 @@ impl HopperKernel {
     fn band(&self) -> usize {
         let (shape, bytes) = (self.whole_shape(), self.matmul.left.bytes());
         let row_bytes = self.tile.rows * shape.k * bytes;
-        match self.matmul.prologue.is_none() && shape.n * shape.k * bytes > L2_BYTES / 2 {
+        let plain = self.matmul.prologue.is_none() && !self.matmul.routed;
+        match plain && shape.n * shape.k * bytes > L2_BYTES / 2 {
             true => (L2_BYTES / 3 / row_bytes.max(1)).clamp(BAND, self.tile_counts()[0].max(BAND)),
             false => BAND,
         }
