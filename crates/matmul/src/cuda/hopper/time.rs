@@ -58,9 +58,10 @@ pub(super) fn library_us(shape: &MatmulShape, epilogue: LibraryEpilogue) -> f64 
     let rate = if shape.k < 2048 { 640.0 } else { 700.0 };
     let gelu = if epilogue.has_gelu() { 1.14 } else { 1.0 };
     let residual = if epilogue.has_residual() { 1.4 + megabytes(shape) / 5.5 } else { 0.0 };
-    // Asked for sums in one order, it has only slow algorithms for few rows: some 75 us for 16 to 128 rows of 3072 -> 768.
-    let few = if shape.m <= FEW_ROWS && shape.batches() == 1 { 1.5 } else { 0.0 };
-    3.0 + residual + (gelu * flops / (rate * 1e6)).max(few * shape.k.div_ceil(DEPTH) as f64)
+    // Asked for sums in one order, it does not share K among blocks, and has only slow algorithms for few rows: some 75 us for 16 to 128 rows
+    // of 3072 -> 768.
+    let step = if shape.m <= FEW_ROWS && shape.batches() == 1 { 1.5 } else { 0.15 };
+    3.0 + residual + (gelu * flops / (rate * 1e6)).max(step * shape.k.div_ceil(DEPTH) as f64)
 }
 
 /// Rows that the library is slow for, at most.
