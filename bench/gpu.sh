@@ -8,7 +8,7 @@
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
 # h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-experts.csv, h200-launches-peers.csv,
-# h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, gpt2-cuda.csv, bench.json and machine.toml.
+# h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
 set -u
@@ -31,6 +31,7 @@ experts      300      16
 launches     280      60
 ncu          110      60
 python       260      30
+conformance  600      40
 pypeers      150      40
 "
 
@@ -135,7 +136,7 @@ spread() {
     done
     for number in "${!processes[@]}"; do
         if wait "${processes[number]}"; then
-            grep -hE '^[0-9]+ (failures|cases)' "$logs/$number"
+            grep -hE '^[0-9]+ (failures|cases|OpInfos)' "$logs/$number"
         else
             tail -n 40 "$logs/$number"
             failed=1
@@ -353,6 +354,21 @@ part_python() {
     unpack_python
     run python3 -m pytest -p no:cacheprovider -c "$bundle/python/pyproject.toml" --rootdir "$bundle/python/tests" -m gpu \
         "$bundle/python/tests"
+}
+
+# Torch's own samples of every function through `fuse` and the catalogue, the first three of each dtype.
+part_conformance() {
+    unpack_python
+    rows=$(mktemp -d)
+    spread 16 conformance
+    # The head of one file, the rows of all.
+    cat "$rows"/*.csv 2>/dev/null | awk 'NR == 1 || !/^op,/' >"$OUT/h200-conformance.csv"
+    [ "$(wc -l <"$OUT/h200-conformance.csv")" -gt 1 ] || failed=1
+    rm -r "$rows"
+}
+conformance() {
+    OMP_NUM_THREADS=1 python3 "$bundle/python/tests/conformance.py" --device cuda --most 3 --part "$1/$2" --commit "$commit" \
+        --out "$rows/$1.csv"
 }
 
 # The same timed beside torch: calls of ops, GPT-2 of Hugging Face, generation, training.

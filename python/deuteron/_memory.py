@@ -10,8 +10,9 @@ from . import _native
 def empty_cache() -> None:
     """Frees the workspaces that no call has now. Programs stay compiled; the next call allocates a workspace again.
 
-    Programs on the CPU share one workspace, as large as the largest of them needs. On a GPU each program has memory of its
-    own, which goes with it: by `unpatch`, or with the last reference to a fused function.
+    Programs on the CPU share one workspace, as large as the largest of them needs. On a GPU they share one per stream, which is freed
+    once the stream has done the calls that are enqueued. A program that was captured in a CUDA graph keeps memory of its own, which goes
+    with it: by `unpatch`, or with the last reference to a fused function.
     """
     _native.empty_cache()
 
@@ -19,8 +20,8 @@ def empty_cache() -> None:
 def memory_stats() -> Dict[str, Dict[str, int]]:
     """What programs hold beside the tensors of their callers, for each device that was used.
 
-    `workspace_bytes` are allocated now, `needed_bytes` what the programs need to run, `programs` how many are compiled for
-    some sizes and strides.
+    `workspace_bytes` are allocated now, `needed_bytes` what the programs need to run, on a GPU on one stream, `programs` how many are
+    compiled for some sizes and strides.
 
     >>> import numpy, deuteron
     >>> y = deuteron.softmax(numpy.ones((4, 8), "float32"))

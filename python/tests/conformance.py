@@ -1,11 +1,13 @@
 """PyTorch's own samples (OpInfo) through `deuteron.fuse` and the catalogue: each is right or refused, never silently different.
 
-    python python/tests/conformance.py [--ops NAME ...] [--dtypes f32 f16 bf16 i64 bool] [--reference] [--most N] [--out FILE]
+    python python/tests/conformance.py [--device cpu|cuda] [--ops NAME ...] [--dtypes f32 f16 bf16 i64 bool] [--reference] [--most N]
+                                       [--part I/N] [--out FILE]
 
 Every function of torch that has an OpInfo is asked for, whether `fuse` claims it or not. A sample is *right* if results and gradients
 are within the bound below, *refused* if tracing raised an error, *different* otherwise. Samples that torch refuses must be refused.
 Methods, operators and in-place variants are asked for with `f32`. `--reference` adds torch's reference samples, which have broadcasts,
-strides and extreme values, and takes several times as long. Exit code 0: nothing is different; 1: something is.
+strides and extreme values, and takes several times as long. Exit code 0: nothing is different; 1: something is. On a GPU the default
+are floats, since whole numbers beyond 32 bits are documented to differ there; `--part 2/16` asks for every sixteenth function from the second on.
 
 The bound of an element is computed. The function in f64 is the exact value; its condition is measured by moving every operand by a
 relative 2^-24 up or down at random, eight times. An element may be off by two roundings of its own dtype, by 32 f32 roundings and
@@ -233,7 +235,7 @@ def _largest(values: Any) -> Any:
 def _drawn(result: Any, generator: Any) -> Any:
     if not is_float(result):
         return torch.zeros(())
-    return torch.randn(result.shape, generator=generator).to(result.dtype)
+    return torch.randn(result.shape, generator=generator).to(result.device, result.dtype)
 
 
 def _widened(tensor: Any, generator: Any) -> Any:
@@ -243,7 +245,7 @@ def _widened(tensor: Any, generator: Any) -> Any:
     wide = tensor.double()
     if generator is None:
         return wide
-    signs = torch.randint(0, 2, wide.shape, generator=generator).double() * 2 - 1
+    signs = torch.randint(0, 2, wide.shape, generator=generator).to(wide.device).double() * 2 - 1
     return wide * (1 + signs * STEP)
 
 
@@ -310,18 +312,19 @@ class Case(NamedTuple):
     gradients: bool
 
 
-def cases(op: Any, dtypes: Sequence[str], reference: bool = False) -> Iterator[Case]:
+def cases(op: Any, dtypes: Sequence[str], reference: bool = False, device: str = "cpu") -> Iterator[Case]:
     """All that is asked of an OpInfo."""
+    known, differentiable = op.supported_dtypes(device), op.supported_backward_dtypes(device)
     name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
     for word in dtypes:
         dtype = DTYPES[word]
-        if dtype not in op.dtypes:
+        if dtype not in known:
             continue
-        gradients = dtype.is_floating_point and dtype in op.backward_dtypes and op.supports_autograd
+        gradients = dtype.is_floating_point and dtype in differentiable and op.supports_autograd
 
         def samples(dtype: Any = dtype, all_of_them: bool = reference) -> Iterable[Any]:
             draw = op.reference_inputs if all_of_them else op.sample_inputs
-            return draw("cpu", dtype, requires_grad=False)  # type: ignore[no-any-return]
+            return draw(device, dtype, requires_grad=False)  # type: ignore[no-any-return]
 
         yield Case(name, word, "function", samples, op.op, None, gradients)
         direct = catalogue().get(name)
@@ -382,27 +385,48 @@ def ask(case: Case, most: Optional[int] = None) -> Count:
         unknown += "cannot call it" in outcome.why or "no such attribute" in outcome.why
         count.add(outcome, repr(sample))
     deuteron.empty_cache()
+    if torch.cuda.is_initialized():
+        # A kernel that failed is an error here, and not a refusal of all that follows.
+        torch.cuda.synchronize()
     return count
+
+
+def part(all_of_them: Sequence[Any], word: str) -> Sequence[Any]:
+    """The part `I/N` of a list; parts of all I from 1 to N are the list."""
+    number, count = (int(one) for one in word.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(f"expected a part I/N with I from 1 to N, got {word!r}")
+    return all_of_them[number - 1 :: count]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ops", nargs="*", help="names of OpInfos [default: all]")
-    parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--dtypes", nargs="*", choices=list(DTYPES), help="[default: all on the CPU, floats on a GPU]")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="a part of the functions")
     parser.add_argument("--reference", action="store_true", help="torch's reference samples")
     parser.add_argument("--most", type=int, help="samples of each function, dtype and way")
     parser.add_argument("--out", type=Path, help="a file of rows to append to")
+    parser.add_argument("--commit", help="of the rows [default: that of the folder]")
     parser.add_argument("--list", choices=["different", "refused", "right"], default="different")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: expected a GPU that torch can use, got none")
+    dtypes = arguments.dtypes or [word for word, dtype in DTYPES.items() if arguments.device == "cpu" or dtype in UNIT]
+    try:
+        asked = part(operators(), arguments.part)
+    except ValueError as error:
+        parser.error(f"--part: {error}")
     total: Dict[str, int] = Counter()
     rows: List[List[Any]] = []
     began = time.monotonic()
-    for op in operators():
+    for op in asked:
         if arguments.ops and op.name not in arguments.ops:
             continue
         before = len(rows)
-        for case in cases(op, arguments.dtypes, arguments.reference):
+        for case in cases(op, dtypes, arguments.reference, arguments.device):
             count = ask(case, arguments.most)
             if count.is_unknown:
                 break
@@ -416,16 +440,18 @@ def main() -> int:
                 if verdict == arguments.list:
                     print(f"{case.name} {case.dtype} {case.way}: {times} {verdict}: {why}", flush=True)
         if arguments.out:
-            _append(arguments.out, rows[before:])
+            _append(arguments.out, rows[before:], arguments.commit)
     fused = {row[0] for row in rows if row[3]}
     print(f"{len({row[0] for row in rows})} OpInfos, {len(fused)} of them computed; samples: {total['right']} right, "
           f"{total['refused']} refused, {total['different']} different; {time.monotonic() - began:.0f} s, torch {torch.__version__}")
     return 1 if total["different"] else 0
 
 
-def _append(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+def _append(path: Path, rows: Sequence[Sequence[Any]], commit: Optional[str]) -> None:
     head = ["op", "dtype", "way", "right", "refused", "different", "worst", "torch", "commit", "date"]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, encoding="utf-8").stdout.strip()
+    if commit is None:
+        words = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(words, capture_output=True, encoding="utf-8").stdout.strip()
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -52,6 +52,30 @@ def test_samples_of_torch_are_right_or_refused(operators: Dict[str, Any], name: 
     assert right > 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_on_a_gpu_are_right_or_refused(operators: Dict[str, Any], name: str) -> None:
+    right = 0
+    for case in conformance.cases(operators[name], ["f32", "bf16"], device="cuda"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            count = conformance.ask(case, most=2)
+        different = [why for verdict, why in count.whys if verdict == "different"]
+        assert not different, f"{case.dtype}, {case.way}: {different}"
+        right += count.verdicts["right"]
+    assert right > 0
+
+
+def test_parts_are_the_whole() -> None:
+    names = list(range(10))
+    parts = [conformance.part(names, f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(one for part in parts for one in part) == names
+    assert all(parts) and conformance.part(names, "1/1") == names
+    for wrong in ("0/3", "4/3", "3", "a/b"):
+        with pytest.raises(ValueError):
+            conformance.part(names, wrong)
+
+
 class Halved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:

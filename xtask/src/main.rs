@@ -1,5 +1,5 @@
 //! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`, `cargo xtask fuzz`,
-//! `cargo xtask bundle`, `cargo xtask mutate`, `cargo xtask drill`, `cargo xtask sbom`.
+//! `cargo xtask bundle`, `cargo xtask wheels`, `cargo xtask mutate`, `cargo xtask drill`, `cargo xtask sbom`.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -16,6 +16,7 @@ mod reproduce;
 mod sanitize;
 mod sbom;
 mod test;
+mod wheels;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -26,6 +27,7 @@ const USAGE: &str = "usage:
   cargo xtask test                   format, lints, docs and all tests: what CI runs
   cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv
   cargo xtask bundle                 binaries and scripts for a machine with a GPU, into bundle/
+  cargo xtask wheels                 wheels for manylinux on x86-64 and aarch64, into target/wheels/release
   cargo xtask fuzz [--inputs N | --seconds S] [--seed N] [--csv FILE] [--target NAME]
                                      mutated files into every reader: text_graph, onnx, machine, analysis, expectations;
                                      graphs and machines of other numbers into plan, kernel, analyze, on_machine
@@ -43,6 +45,7 @@ fn main() -> Result<()> {
         ["test"] => test::run(),
         ["bench", "--machine", name] => bench::run(name),
         ["bundle"] => bundle::run(),
+        ["wheels"] => wheels::run(),
         ["sbom"] => sbom::run(),
         ["mutate", words @ ..] => mutate::run(words),
         ["drill", words @ ..] => drill::run(words),

@@ -196,10 +196,16 @@ pub fn wheel(root: &Path, python: &Path, profile: &str) -> Result<PathBuf> {
     maturin.args(["-m", "maturin", "build", "--quiet", "--profile", profile, "--out"]).arg(&folder);
     succeed(building(maturin.current_dir(root.join("python"))), "maturin build")?;
     let built = fs::read_dir(&folder)?.next().context("maturin built no wheel")??.path();
-    let bytes = fs::metadata(&built)?.len();
-    println!("{} has {:.1} MB", built.file_name().unwrap_or_default().to_string_lossy(), bytes as f64 / 1e6);
-    ensure!(bytes <= LARGEST, "the wheel is too large: at most {} MB", LARGEST >> 20);
+    check_size(&built)?;
     Ok(built)
+}
+
+/// Says how large a wheel is, which is an error if it is too large.
+pub fn check_size(wheel: &Path) -> Result<()> {
+    let bytes = fs::metadata(wheel)?.len();
+    println!("{} has {:.1} MB", wheel.file_name().unwrap_or_default().to_string_lossy(), bytes as f64 / 1e6);
+    ensure!(bytes <= LARGEST, "the wheel is too large: at most {} MB", LARGEST >> 20);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub trait Device: Send + Sync {
 pub struct MemoryStats {
     /// allocated now
     pub held: usize,
-    /// what its jobs need to run
+    /// what its jobs need to run, on one stream where there are streams
     pub needed: usize,
     /// jobs that are loaded
     pub jobs: usize,

@@ -19,6 +19,11 @@ pub(crate) struct Frame {
     /// Copies of inputs that are on the host, or where kernels cannot read them.
     staged: Vec<Option<Allocation>>,
     bound: Bound,
+    /// Where intermediates and scratch are, as the words say.
+    scratch: Scratch,
+    /// Words that depend on that: of intermediates, and of scratch.
+    arena_fixes: Vec<Fix>,
+    workspace_fixes: Vec<Fix>,
     /// The program's words with every address filled in.
     words: Vec<u64>,
     /// Changes whenever a word does.
@@ -44,22 +49,31 @@ impl Bound {
     }
 }
 
-/// One allocation that intermediates share, or one for each range, where overruns into a neighbour must show.
+/// Intermediates of our own: one allocation, made for the first run that is not on the workspace of a stream; or one for each range,
+/// where overruns into a neighbour must show.
 enum Arena {
-    Whole(Allocation),
+    Whole(Option<Allocation>),
     Ranges(HashMap<(usize, usize), Allocation>),
+}
+
+/// Where a run has its memory between its first kernel and its last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Scratch {
+    /// intermediates
+    pub arena: u64,
+    /// scratch of one step at a time
+    pub workspace: u64,
 }
 
 /// Memory that all frames share.
 #[derive(Clone, Copy)]
 pub(crate) struct Fixed {
-    pub workspace: u64,
     pub persistent: u64,
     pub faults: u64,
 }
 
 impl Frame {
-    /// Allocates. The context must be entered.
+    /// Allocates what no workspace of a stream may stand for. The context must be entered.
     pub fn new(gpu: &Gpu, program: &LoadedJob, fixed: Fixed, stream: &Stream) -> Result<Frame, CudaError> {
         let allocate = |bytes: usize| Allocation::painted(&gpu.context, bytes, gpu.zones, stream);
         let arena = if gpu.zones == Zones::On && program.ranges_are_separate() {
@@ -73,7 +87,7 @@ impl Frame {
             }
             Arena::Ranges(ranges)
         } else {
-            Arena::Whole(allocate(program.arena)?)
+            Arena::Whole(None)
         };
         let inputs = program.input_bytes.len();
         let mut frame = Frame {
@@ -85,6 +99,9 @@ impl Frame {
                 states: vec![(0, Vec::new()); program.state_bytes.len()],
                 outputs: vec![(0, Vec::new()); program.outputs.len()],
             },
+            scratch: Scratch::default(),
+            arena_fixes: Vec::new(),
+            workspace_fixes: Vec::new(),
             words: program.words.clone(),
             version: 0,
         };
@@ -92,7 +109,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// Fills in what is known by now, and notes what waits for inputs, states and outputs.
+    /// Fills in what is known by now, and notes what waits for inputs, states, outputs and scratch.
     fn fill_in(&mut self, context: &Context, fixes: &[Fix], fixed: Fixed) -> Result<(), CudaError> {
         for fix in fixes {
             let start = match fix.target {
@@ -101,9 +118,16 @@ impl Frame {
                         fixes.push(fix.clone());
                         continue;
                     }
+                    None if matches!(self.arena, Arena::Whole(_)) => {
+                        self.arena_fixes.push(fix.clone());
+                        continue;
+                    }
                     None => self.address(place),
                 },
-                Target::Workspace => fixed.workspace,
+                Target::Workspace => {
+                    self.workspace_fixes.push(fix.clone());
+                    continue;
+                }
                 Target::Persistent => fixed.persistent,
                 Target::Fault(step) => fixed.faults + 8 * step as u64,
             };
@@ -118,7 +142,7 @@ impl Frame {
             (Place::Input(input), _) => self.bound.inputs[input].0,
             (Place::State(state), _) => self.bound.states[state].0,
             (Place::Output(output), _) => self.bound.outputs[output].0,
-            (Place::Arena { offset, .. }, Arena::Whole(memory)) => memory.address() + offset as u64,
+            (Place::Arena { offset, .. }, Arena::Whole(_)) => self.scratch.arena + offset as u64,
             // Every range of the program has one.
             (Place::Arena { offset, bytes }, Arena::Ranges(ranges)) => {
                 ranges.get(&(offset, bytes)).map_or(0, Allocation::address)
@@ -137,6 +161,49 @@ impl Frame {
         *known = address;
         self.version += 1;
         Ok(())
+    }
+
+    /// Says where intermediates and scratch are, in all words that depend on it.
+    pub fn set_scratch(&mut self, context: &Context, scratch: Scratch) -> Result<(), CudaError> {
+        if self.scratch == scratch {
+            return Ok(());
+        }
+        // Not known until all words say it.
+        self.scratch = Scratch::default();
+        self.version += 1;
+        let arena = self.arena_fixes.iter().map(|fix| (fix, scratch.arena));
+        let workspace = self.workspace_fixes.iter().map(|fix| (fix, scratch.workspace));
+        for (fix, start) in arena.chain(workspace) {
+            put(&mut self.words, context, fix, start)?;
+        }
+        self.scratch = scratch;
+        Ok(())
+    }
+
+    /// Makes intermediates of our own where there are none, and uses them with scratch at `workspace`. Gives the bytes that were allocated.
+    /// The context must be entered.
+    pub fn use_own_scratch(
+        &mut self,
+        gpu: &Gpu,
+        program: &LoadedJob,
+        workspace: u64,
+        stream: &Stream,
+    ) -> Result<usize, CudaError> {
+        let (mut made, mut arena) = (0, 0);
+        if let Arena::Whole(memory) = &mut self.arena {
+            if memory.is_none() && program.arena > 0 {
+                *memory = Some(Allocation::painted(&gpu.context, program.arena, gpu.zones, stream)?);
+                made = program.arena;
+            }
+            arena = memory.as_ref().map_or(0, Allocation::address);
+        }
+        self.set_scratch(&gpu.context, Scratch { arena, workspace })?;
+        Ok(made)
+    }
+
+    /// Scratch of steps, as the words say.
+    pub fn workspace(&self) -> u64 {
+        self.scratch.workspace
     }
 
     /// Makes outputs of our own where there are none, and uses them. The context must be entered.
@@ -177,7 +244,7 @@ impl Frame {
     /// Fills outputs and intermediates.
     pub fn poison(&self, stream: &Stream) -> Result<(), CudaError> {
         let arena: Vec<&Allocation> = match &self.arena {
-            Arena::Whole(memory) => vec![memory],
+            Arena::Whole(memory) => memory.iter().collect(),
             Arena::Ranges(ranges) => ranges.values().collect(),
         };
         arena.into_iter().chain(&self.own).try_for_each(|memory| memory.fill(0xFF, stream))
@@ -186,7 +253,7 @@ impl Frame {
     /// Looks at every red zone. All work is done.
     pub fn check_zones(&self, copies: &Copies) -> Result<(), DeviceError> {
         let arena: Vec<(String, &Allocation)> = match &self.arena {
-            Arena::Whole(memory) => vec![("the arena".into(), memory)],
+            Arena::Whole(memory) => memory.iter().map(|memory| ("the arena".into(), memory)).collect(),
             Arena::Ranges(ranges) => {
                 let name = |(offset, bytes): &(usize, usize)| format!("the arena's {bytes} bytes at {offset}");
                 ranges.iter().map(|(range, memory)| (name(range), memory)).collect()

@@ -1,7 +1,6 @@
 //! A GPU: its context, compiler and library, which executables share with the device.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -11,16 +10,16 @@ use deuteron_codegen::{LibraryCall, MatmulShape, Source};
 
 use super::cache::DiskCache;
 use super::compile::compile;
-use super::context::Context;
+use super::context::{Context, Relaxed};
 use super::cublas_lt;
 use super::error::CudaError;
 use super::launch;
 use super::library::Search;
-use super::memory::{Copies, Zones};
+use super::memory::{Allocation, Copies, Zones};
 use super::module::Module;
 use super::nvrtc::Compiler;
-use super::stream::Stream;
-use crate::device::MemoryStats;
+use super::stream::{Event, Stream};
+use super::workspace::{Blocks, Workspaces};
 use crate::error::DeviceError;
 use crate::job::CompiledKernel;
 
@@ -39,41 +38,63 @@ pub(crate) struct Gpu {
     /// What stands in for calls that the library does not do, by its text.
     pub fallbacks: Mutex<HashMap<String, Arc<CompiledKernel>>>,
     pub hold: OnceLock<Result<Module, CudaError>>,
-    pub jobs: JobMemory,
+    pub workspaces: Workspaces<GpuBlocks>,
 }
 
-/// The memory of the jobs that are loaded: each has its own.
-#[derive(Default)]
-pub(crate) struct JobMemory {
-    bytes: AtomicUsize,
-    jobs: AtomicUsize,
-}
+/// Blocks of memory of this GPU, and events of its streams.
+pub(crate) struct GpuBlocks(pub Arc<Context>);
 
-impl JobMemory {
-    pub fn stats(&self) -> MemoryStats {
-        let bytes = self.bytes.load(Ordering::Relaxed);
-        MemoryStats { held: bytes, needed: bytes, jobs: self.jobs.load(Ordering::Relaxed) }
+impl Blocks for GpuBlocks {
+    type Block = Allocation;
+    type Mark = Arc<Event>;
+
+    fn allocate(&self, bytes: usize) -> Result<Allocation, CudaError> {
+        let _relaxed = Relaxed::new();
+        Allocation::new(&self.0, bytes, Zones::Off)
+    }
+
+    fn address(&self, block: &Allocation) -> u64 {
+        block.address()
+    }
+
+    fn is_past(&self, mark: &Arc<Event>) -> Result<bool, CudaError> {
+        let _relaxed = Relaxed::new();
+        mark.has_happened()
+    }
+
+    fn wait(&self, mark: &Arc<Event>) -> Result<(), CudaError> {
+        let _relaxed = Relaxed::new();
+        mark.wait()
     }
 }
 
-/// A job that counts while it is loaded.
+/// A job that counts while it is loaded: what it needs of the workspace of a stream, and what it has for itself.
 pub(crate) struct Counted {
     gpu: Arc<Gpu>,
-    bytes: usize,
+    need: usize,
+    own: usize,
 }
 
 impl Counted {
-    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Counted {
-        gpu.jobs.bytes.fetch_add(bytes, Ordering::Relaxed);
-        gpu.jobs.jobs.fetch_add(1, Ordering::Relaxed);
-        Counted { gpu: gpu.clone(), bytes }
+    pub fn new(gpu: &Arc<Gpu>, need: usize, own: usize) -> Counted {
+        gpu.workspaces.join(need);
+        gpu.workspaces.add_own(own);
+        Counted { gpu: gpu.clone(), need, own }
+    }
+
+    /// It has more for itself now.
+    pub fn add(&mut self, bytes: usize) {
+        self.gpu.workspaces.add_own(bytes);
+        self.own += bytes;
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.gpu.jobs.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.gpu.jobs.jobs.fetch_sub(1, Ordering::Relaxed);
+        // Where the context is lost, nothing is freed.
+        let _entered = self.gpu.context.enter();
+        self.gpu.workspaces.remove_own(self.own);
+        self.gpu.workspaces.leave(self.need);
     }
 }
 
@@ -161,6 +182,17 @@ impl Gpu {
             expected: format!("one of the primary context of GPU {}", self.context.ordinal()),
             got: "another".into(),
         })
+    }
+
+    /// A number that no other stream has, and none had before: handles are used again.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn stream_number(&self, stream: sys::CUstream) -> Result<u64, CudaError> {
+        let mut number = 0;
+        // SAFETY: the caller's; the pointer is to a number of ours. The call came with CUDA 12.0, the oldest driver that is opened.
+        self.context.check("cuStreamGetId", unsafe { sys::cuStreamGetId(stream, &mut number) })?;
+        Ok(number)
     }
 
     /// Whether a stream is capturing a CUDA graph.

@@ -21,6 +21,9 @@ const LONGEST_PARAMETER: usize = 4096 / 8;
 /// Persistent memory of a step begins at a multiple of this: no line of the cache is shared with another.
 const PERSISTENT_ALIGNMENT: usize = 256;
 
+/// Scratch begins at a multiple of this in a block, as an allocation of its own would.
+const BLOCK_ALIGNMENT: usize = 256;
+
 /// All steps of a job.
 pub(crate) struct LoadedJob {
     pub steps: Vec<Step>,
@@ -92,6 +95,9 @@ impl LoadedJob {
     /// Checks a job and finds its functions. The context must be entered.
     pub fn new(gpu: &Gpu, job: Job) -> Result<LoadedJob, DeviceError> {
         let input_bytes = check(&job)?;
+        // A range of no bytes has an address too.
+        let uses_arena =
+            job.steps.iter().flat_map(|step| &step.places).any(|place| matches!(place, Place::Arena { .. }));
         let mut program = LoadedJob {
             steps: Vec::with_capacity(job.steps.len()),
             words: Vec::new(),
@@ -101,7 +107,7 @@ impl LoadedJob {
             state_alignment: vec![1; job.states.len()],
             state_bytes: job.states,
             outputs: job.outputs,
-            arena: job.arena,
+            arena: if uses_arena { job.arena.max(1) } else { 0 },
             workspace: 0,
             persistent: 0,
         };
@@ -226,6 +232,12 @@ impl LoadedJob {
         Ok(())
     }
 
+    /// Bytes of intermediates and scratch in one block, and where in it scratch begins.
+    pub fn block(&self) -> (usize, usize) {
+        let scratch = self.arena.next_multiple_of(BLOCK_ALIGNMENT);
+        (scratch + self.workspace, scratch)
+    }
+
     /// Grids and library calls of one run.
     pub fn launches(&self) -> usize {
         let count = |step: &Step| match &step.work {
@@ -272,6 +284,12 @@ mod tests {
             workspace: 0,
             persistent: 0,
         }
+    }
+
+    #[test]
+    fn scratch_follows_intermediates() {
+        let block = |arena, workspace| LoadedJob { arena, workspace, ..empty() }.block();
+        assert_eq!([block(0, 0), block(0, 10), block(1, 10), block(512, 0)], [(0, 0), (10, 0), (266, 256), (512, 512)]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
 
-use super::context::Context;
+use super::context::{Context, Relaxed};
 use super::error::CudaError;
 use super::stream::{Event, Stream};
 use crate::error::DeviceError;
@@ -131,6 +131,7 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if let Ok(_entered) = self.context.enter() {
+            let _relaxed = Relaxed::new();
             // SAFETY: allocated once, freed once. The driver waits for work that is under way.
             let _ = unsafe { sys::cuMemFree_v2(self.base) };
         }

@@ -22,6 +22,7 @@ mod record;
 mod run;
 mod stream;
 mod tensor_map;
+mod workspace;
 
 pub use error::CudaError;
 pub use memory::CudaBuffer;
@@ -103,7 +104,7 @@ impl Cuda {
             library: OnceLock::new(),
             fallbacks: Mutex::default(),
             hold: OnceLock::new(),
-            jobs: gpu::JobMemory::default(),
+            workspaces: workspace::Workspaces::new(gpu::GpuBlocks(context.clone())),
             context: context.clone(),
         };
         let (_, memory) = context.memory()?;
@@ -211,11 +212,18 @@ impl Device for Cuda {
     }
 
     fn memory_stats(&self) -> MemoryStats {
-        self.gpu.jobs.stats()
+        // A lost context holds what it held.
+        let _entered = self.gpu.context.enter();
+        self.gpu.workspaces.stats()
     }
 
-    /// Nothing: each job has memory of its own, which its recordings and graphs of callers may use, until it is dropped.
-    fn release_memory(&self) {}
+    /// Frees the workspaces of streams, once they have done the runs that are enqueued. What executables have for themselves, for runs on
+    /// their own streams and for graphs that callers captured, is freed with them.
+    fn release_memory(&self) {
+        if let Ok(_entered) = self.gpu.context.enter() {
+            self.gpu.workspaces.release();
+        }
+    }
 
     fn copy_probe(&self, bytes: usize) -> Result<Box<dyn CopyProbe>, DeviceError> {
         Ok(Box::new(probe::CudaCopyProbe::new(self, bytes)?))

@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 
 mod bind;
 mod faults;
+mod outside;
 
 use super::error::CudaError;
 use super::frame::{Fixed, Frame};
@@ -16,11 +17,11 @@ use super::load::{LoadedJob, Work};
 use super::memory::{Allocation, Pinned, Zones};
 use super::record::Recording;
 use super::stream::{Event, Stream};
-use crate::check::check_borrowed;
 use crate::device::{Executable, Inputs, Launching, Moment, NoStates, Recorded, States};
 use crate::error::DeviceError;
 use crate::job::{Job, Place};
 use crate::memory::{BorrowedMemory, Span};
+use outside::Outside;
 
 /// The oldest driver whose recordings keep it that a grid may start before the one before it has ended.
 const EARLY_IN_RECORDINGS: (u32, u32) = (12, 3);
@@ -42,6 +43,7 @@ pub struct CudaExecutable {
     program: LoadedJob,
     /// The first serves runs; the others are for timing over rotating memory.
     frames: Vec<Frame>,
+    /// Scratch of our own, made for the first run that is not on the workspace of a stream.
     workspace: Option<Allocation>,
     /// Persistent memory of steps.
     persistent: Option<Allocation>,
@@ -54,10 +56,10 @@ pub struct CudaExecutable {
     events: Vec<Event>,
     /// Whether every step has been launched before: libraries load a kernel at its first launch, which cannot be recorded.
     warm: bool,
-    /// The end of the work that was enqueued on a stream of someone else, and that stream.
-    outside: Option<(Event, usize)>,
-    /// For the next such end.
-    marker: Option<Event>,
+    /// The last run on a stream of someone else.
+    outside: Option<Outside>,
+    /// Whether the next run on the workspace of a stream begins with intermediates of NaN.
+    poisoned: bool,
     /// Whether work was enqueued outside whose end nobody marked.
     unmarked: bool,
     /// Whether a caller captured a run in its own CUDA graph, which uses our memory at every replay.
@@ -65,7 +67,7 @@ pub struct CudaExecutable {
     /// The last stream of others that was looked at.
     known: Option<u64>,
     /// Its memory, counted.
-    _counted: Counted,
+    counted: Counted,
     /// Declared last: it is destroyed after all that its work uses.
     stream: Stream,
 }
@@ -77,7 +79,7 @@ struct Faults {
 }
 
 impl CudaExecutable {
-    /// Checks and allocates. The context must be entered.
+    /// Checks, and allocates what outlives runs. The context must be entered.
     pub(crate) fn new(gpu: Arc<Gpu>, job: Job) -> Result<CudaExecutable, DeviceError> {
         let program = LoadedJob::new(&gpu, job)?;
         let stream = Stream::new(&gpu.context)?;
@@ -85,7 +87,7 @@ impl CudaExecutable {
             0 => Ok(None),
             bytes => Allocation::painted(&gpu.context, bytes, gpu.zones, &stream).map(Some),
         };
-        let (workspace, persistent) = (allocate(program.workspace)?, allocate(program.persistent)?);
+        let persistent = allocate(program.persistent)?;
         persistent.as_ref().map_or(Ok(()), |persistent| persistent.fill(0, &stream))?;
         let faults = match program.steps.iter().any(|step| step.checks_indices) {
             false => None,
@@ -97,18 +99,17 @@ impl CudaExecutable {
             }
         };
         let fixed = Fixed {
-            workspace: workspace.as_ref().map_or(0, Allocation::address),
             persistent: persistent.as_ref().map_or(0, Allocation::address),
             faults: faults.as_ref().map_or(0, |faults| faults.words.address()),
         };
         let frame = Frame::new(&gpu, &program, fixed, &stream)?;
         stream.wait()?;
-        let counted = Counted::new(&gpu, program.arena + program.workspace + program.persistent);
+        let counted = Counted::new(&gpu, program.block().0, program.persistent);
         Ok(CudaExecutable {
             gpu,
             program,
             frames: vec![frame],
-            workspace,
+            workspace: None,
             persistent,
             faults,
             fixed,
@@ -117,11 +118,11 @@ impl CudaExecutable {
             events: Vec::new(),
             warm: false,
             outside: None,
-            marker: None,
+            poisoned: false,
             unmarked: false,
             captured: false,
             known: None,
-            _counted: counted,
+            counted,
             stream,
         })
     }
@@ -176,20 +177,14 @@ impl CudaExecutable {
             // SAFETY: the context is entered.
             self.gpu.context.check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
         }
-        let Some((event, _)) = self.outside.take() else { return Ok(()) };
-        let waited = event.wait();
-        self.marker = Some(event);
-        waited?;
+        let Some(outside) = self.outside.as_mut().filter(|outside| outside.pending) else { return Ok(()) };
+        outside.end.wait()?;
+        outside.pending = false;
         if let Some(error) = self.earlier_fault(self.stream.handle())? {
             self.stream.wait()?;
             return Err(error);
         }
         self.check_red_zones(1)
-    }
-
-    /// Whether its steps use nothing but what is handed in and out.
-    fn shares_nothing(&self) -> bool {
-        self.program.arena == 0 && self.workspace.is_none() && self.persistent.is_none() && self.faults.is_none()
     }
 
     /// Enqueues steps, each grid after the end of the one before it.
@@ -236,7 +231,7 @@ impl CudaExecutable {
                 }
                 Work::Library { call, words: range } => {
                     // SAFETY: as above.
-                    unsafe { call.launch(stream, &words[range.clone()], self.fixed.workspace)? };
+                    unsafe { call.launch(stream, &words[range.clone()], self.frames[frame].workspace())? };
                     follows = false;
                 }
             }
@@ -307,52 +302,7 @@ impl Executable for CudaExecutable {
     fn run_borrowed(&mut self, borrowed: BorrowedMemory<'_>) -> Result<(), DeviceError> {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
-        let stream = borrowed.stream as usize as sys::CUstream;
-        if self.known != Some(borrowed.stream) {
-            // SAFETY: the caller of `BorrowedMemory::new` promised that the stream lives.
-            unsafe { gpu.check_stream(stream)? };
-            self.known = Some(borrowed.stream);
-        }
-        let program = &self.program;
-        check_borrowed(&borrowed, &program.input_bytes, &program.state_bytes, &program.outputs)?;
-        if self.shares_nothing() {
-            // Runs share only borrowed memory, whose owner orders them: no end need be marked.
-            self.bind_borrowed(&borrowed)?;
-            self.unmarked = true;
-            // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
-            unsafe { self.launch(0, stream, self.all())? };
-            return Ok(());
-        }
-        // SAFETY: the stream lives.
-        let capturing = unsafe { gpu.is_capturing(stream)? };
-        self.captured |= capturing;
-        // A captured graph may not depend on work outside of it; its owner orders replays and other work.
-        if !capturing && let Some((event, before)) = &self.outside {
-            if self.faults.is_some()
-                && event.has_happened()?
-                && let Some(error) = self.earlier_fault(stream)?
-            {
-                return Err(error);
-            }
-            if *before != stream as usize {
-                // SAFETY: the stream lives.
-                unsafe { event.hold_back(stream)? };
-            }
-        }
-        self.bind_borrowed(&borrowed)?;
-        // SAFETY: promised by the caller of `BorrowedMemory::new`; sizes were checked.
-        unsafe { self.launch(0, stream, self.all())? };
-        if !capturing {
-            // SAFETY: the stream lives.
-            unsafe { self.copy_faults(stream)? };
-            let known = self.outside.take().map(|(event, _)| event).or_else(|| self.marker.take());
-            let event = known.map_or_else(|| Event::marker(&gpu.context), Ok)?;
-            // SAFETY: the stream lives.
-            unsafe { event.record(stream)? };
-            self.outside = Some((event, stream as usize));
-            self.warm = true;
-        }
-        Ok(())
+        self.run_outside(&borrowed)
     }
 
     fn run_timed(
@@ -407,8 +357,8 @@ impl Executable for CudaExecutable {
 
     fn read(&self, index: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         let _entered = self.gpu.context.enter()?;
-        if let Some((event, _)) = &self.outside {
-            event.wait()?;
+        if let Some(outside) = &self.outside {
+            outside.end.wait()?;
         }
         let Some(memory) = self.frames[0].output(index) else {
             return Err(DeviceError::Output { outputs: self.program.outputs.len(), index });
@@ -423,10 +373,12 @@ impl Executable for CudaExecutable {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
         self.join()?;
-        for frame in &mut self.frames {
-            frame.use_own_outputs(&self.gpu, &self.program, &self.stream)?;
-            frame.poison(&self.stream)?;
+        for frame in 0..self.frames.len() {
+            self.use_own_scratch(frame)?;
+            self.frames[frame].use_own_outputs(&self.gpu, &self.program, &self.stream)?;
+            self.frames[frame].poison(&self.stream)?;
         }
+        self.poisoned = true;
         Ok(self.stream.wait()?)
     }
 
@@ -508,8 +460,8 @@ impl Drop for CudaExecutable {
         // Memory may be freed once nothing uses it. A context that is lost has nothing running.
         if let Ok(_entered) = self.gpu.context.enter() {
             let _ = self.stream.wait();
-            if let Some((event, _)) = &self.outside {
-                let _ = event.wait();
+            if let Some(outside) = &self.outside {
+                let _ = outside.end.wait();
             }
             if self.unmarked {
                 // SAFETY: the context is entered.

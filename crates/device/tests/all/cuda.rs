@@ -1,6 +1,8 @@
 //! The CUDA device itself: copies, scatters, recordings, borrowed streams, failures. Needs a GPU; says so and passes where
 //! there is none.
 
+mod workspace;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -61,6 +61,14 @@ impl Simd for Avx2 {
         fn less(self, a: __m256, b: __m256) -> __m256 { _mm256_cmp_ps::<_CMP_LT_OQ>(a, b) }
         fn less_or_equal(self, a: __m256, b: __m256) -> __m256 { _mm256_cmp_ps::<_CMP_LE_OQ>(a, b) }
         fn equal(self, a: __m256, b: __m256) -> __m256 { _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b) }
+        fn upper(self, a: __m256, half: usize) -> __m256 {
+            match half {
+                4 => _mm256_permute2f128_ps::<0x11>(a, a),
+                2 => _mm256_permute_ps::<0b11_10_11_10>(a),
+                _ => _mm256_permute_ps::<0b01_01_01_01>(a),
+            }
+        }
+        fn first_lane(self, a: __m256) -> f32 { _mm256_cvtss_f32(a) }
         fn select(self, mask: __m256, yes: __m256, no: __m256) -> __m256 { _mm256_blendv_ps(no, yes, mask) }
 
         fn splat_int(self, x: i32) -> __m256i { _mm256_set1_epi32(x) }

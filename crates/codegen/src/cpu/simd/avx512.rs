@@ -67,6 +67,15 @@ impl Simd for Avx512 {
         fn less(self, a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
         fn less_or_equal(self, a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b) }
         fn equal(self, a: __m512, b: __m512) -> __mmask16 { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) }
+        fn upper(self, a: __m512, half: usize) -> __m512 {
+            match half {
+                8 => _mm512_shuffle_f32x4::<0b11_10_11_10>(a, a),
+                4 => _mm512_shuffle_f32x4::<0b01_01_01_01>(a, a),
+                2 => _mm512_permute_ps::<0b11_10_11_10>(a),
+                _ => _mm512_permute_ps::<0b01_01_01_01>(a),
+            }
+        }
+        fn first_lane(self, a: __m512) -> f32 { _mm512_cvtss_f32(a) }
         fn select(self, mask: __mmask16, yes: __m512, no: __m512) -> __m512 { _mm512_mask_blend_ps(mask, no, yes) }
 
         fn splat_int(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }

@@ -108,6 +108,11 @@ pub trait Simd: Copy {
         self.less_int(self.count_up(), self.splat_int(count as i32))
     }
 
+    /// Lane `i + half` at lane `i`, for every `i < half`; the other lanes are any of `a`. `half` is a power of two below `WIDTH`.
+    fn upper(self, a: Self::Float, half: usize) -> Self::Float;
+    /// Lane 0.
+    fn first_lane(self, a: Self::Float) -> f32;
+
     /// All lanes `x`.
     fn splat_int(self, x: i32) -> Self::Int;
     /// 0, 1, 2, ...

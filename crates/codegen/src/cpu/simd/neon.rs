@@ -57,6 +57,11 @@ impl Simd for Neon {
         fn round(self, a: float32x4_t) -> float32x4_t { vrndnq_f32(a) }
         fn floor(self, a: float32x4_t) -> float32x4_t { vrndmq_f32(a) }
 
+        fn upper(self, a: float32x4_t, half: usize) -> float32x4_t {
+            if half == 2 { vextq_f32::<2>(a, a) } else { vextq_f32::<1>(a, a) }
+        }
+        fn first_lane(self, a: float32x4_t) -> f32 { vgetq_lane_f32::<0>(a) }
+
         fn less(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t { vcltq_f32(a, b) }
         fn less_or_equal(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t { vcleq_f32(a, b) }
         fn equal(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t { vceqq_f32(a, b) }

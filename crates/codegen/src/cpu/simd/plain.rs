@@ -36,7 +36,13 @@ impl Simd for Plain {
         kernel.run(self)
     }
 
+    #[inline(always)]
+    fn first_lane(self, a: Self::Float) -> f32 {
+        a[0]
+    }
+
     methods! { each =>
+        fn upper(self, a: Self::Float, half: usize) -> Self::Float { i => a[(i + half) % WIDTH] }
         fn add(self, a: Self::Float, b: Self::Float) -> Self::Float { i => a[i] + b[i] }
         fn sub(self, a: Self::Float, b: Self::Float) -> Self::Float { i => a[i] - b[i] }
         fn mul(self, a: Self::Float, b: Self::Float) -> Self::Float { i => a[i] * b[i] }

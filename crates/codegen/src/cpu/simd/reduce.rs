@@ -146,11 +146,6 @@ trait Step: Copy {
     fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
         simd.add(a, b)
     }
-    /// The same for single numbers.
-    #[inline(always)]
-    fn meet_one(self, a: f32, b: f32) -> f32 {
-        a + b
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -200,10 +195,6 @@ impl Step for Max {
     fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
         simd.max(a, b)
     }
-    #[inline(always)]
-    fn meet_one(self, a: f32, b: f32) -> f32 {
-        if a > b || a.is_nan() { a } else { b }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -218,10 +209,6 @@ impl Step for AbsMax {
     #[inline(always)]
     fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
         simd.max(a, b)
-    }
-    #[inline(always)]
-    fn meet_one(self, a: f32, b: f32) -> f32 {
-        Max.meet_one(a, b)
     }
 }
 
@@ -309,17 +296,13 @@ fn tree<S: Simd, T: Step>(simd: S, step: T, mut sums: [S::Float; VECTORS]) -> f3
         }
         half /= 2;
     }
-    let mut lanes = [0.0f32; 16];
-    // SAFETY: 16 lanes hold a vector.
-    unsafe { simd.store(lanes.as_mut_ptr(), sums[0]) }
+    // Every lane meets one, and the first is what the tree gives: as many steps as if the others rested.
     let mut half = S::WIDTH / 2;
     while half > 0 {
-        for i in 0..half {
-            lanes[i] = step.meet_one(lanes[i], lanes[i + half]);
-        }
+        sums[0] = step.meet(simd, sums[0], simd.upper(sums[0], half));
         half /= 2;
     }
-    lanes[0]
+    simd.first_lane(sums[0])
 }
 
 struct GatherArgMax {

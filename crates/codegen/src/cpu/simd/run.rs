@@ -16,6 +16,9 @@ use super::sweep::{Input, Output};
 use super::{Isa, Task};
 use crate::cpu::program::{Access, Dst, Inst, STRIP, Src, TileReduce};
 
+/// Elements of an argument that are not fetched ahead: 16 KiB are in the cache, or there before a plan to fetch them is made.
+const NEAR: usize = 4096;
+
 /// Runs `launch` on rows `span` (elements, if the program is flat), adding to this chunk's `partials`, which hold the
 /// widths of `program.partials` one after another and start at zero.
 ///
@@ -77,6 +80,10 @@ impl Run<'_> {
         let (begin, end) = launch.window.unwrap_or((0, cols));
         let origin = if flat { span.start } else { 0 };
         let rows = if flat { 0..1 } else { span };
+        let far = rows.len() * cols > NEAR;
+        if !far {
+            scratch.ahead.start(1);
+        }
         let mut row = rows.start;
         let mut here = locate(launch, scratch, row..rows.end, origin);
         loop {
@@ -84,7 +91,7 @@ impl Run<'_> {
             std::mem::swap(&mut scratch.offsets, &mut scratch.next_offsets);
             // Where the next rows are is known before these are done: that is what to prefetch.
             here = locate(launch, scratch, row + count..rows.end, origin);
-            if let (Ok(next @ 1..), true) = (&here, cols <= STRIP && launch.window.is_none()) {
+            if let (Ok(next @ 1..), true) = (&here, far && cols <= STRIP && launch.window.is_none()) {
                 scratch.ahead.next_rows(launch, &scratch.next_offsets, *next, cols);
             }
             let mut frame = Frame {
@@ -300,6 +307,9 @@ impl<S: Simd> Frame<'_, S> {
         let streams = |arg: u16| self.launch.args[usize::from(arg)].streaming;
         match step.inst {
             Inst::Reduce { op: TileReduce::ArgMax, .. } => false,
+            Inst::Store { arg, a: Src::Tile(_) | Src::Kept(_) } => {
+                self.launch.program.args[usize::from(arg)].dtype == Dtype::F32 && !streams(arg)
+            }
             Inst::ColumnAdd { .. } | Inst::Keep { .. } | Inst::Store { .. } => false,
             _ => !step.store.is_some_and(streams),
         }
@@ -389,6 +399,14 @@ impl<S: Simd> Frame<'_, S> {
                 Inst::ColumnAdd { partial, a } => {
                     let output = Output::lanes(self.partial(partial).add(first));
                     Loop::one_row(self.simd, length, output).accumulate(self.input(step, 0, a, first));
+                }
+                Inst::Store { arg, a } if self.rows > 1 => {
+                    // Only `f32` through the caches is stored for several rows: a copy.
+                    let from = self.input(step, 0, a, first);
+                    let output =
+                        Output { base: self.element(arg, first).cast(), stream_until: 0, row: self.row_of_arg(arg) };
+                    let range = Loop { simd: self.simd, rows: self.rows, length, output };
+                    range.load(Dtype::F32, from.base().cast(), 4 * from.row());
                 }
                 Inst::Store { arg, a } => {
                     self.store_row(arg, self.input(step, 0, a, first), columns);

@@ -45,6 +45,11 @@ impl Simd for Sse2 {
         fn lesser(self, a: __m128, b: __m128) -> __m128 { _mm_min_ps(a, b) }
         fn greater(self, a: __m128, b: __m128) -> __m128 { _mm_max_ps(a, b) }
 
+        fn upper(self, a: __m128, half: usize) -> __m128 {
+            if half == 2 { _mm_movehl_ps(a, a) } else { _mm_shuffle_ps::<0b01_01_01_01>(a, a) }
+        }
+        fn first_lane(self, a: __m128) -> f32 { _mm_cvtss_f32(a) }
+
         fn less(self, a: __m128, b: __m128) -> __m128 { _mm_cmplt_ps(a, b) }
         fn less_or_equal(self, a: __m128, b: __m128) -> __m128 { _mm_cmple_ps(a, b) }
         fn equal(self, a: __m128, b: __m128) -> __m128 { _mm_cmpeq_ps(a, b) }

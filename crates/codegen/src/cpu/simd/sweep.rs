@@ -120,6 +120,11 @@ impl Input {
         self.base = self.base.wrapping_offset(self.row);
     }
 
+    /// Lanes from one row to the next.
+    pub fn row(self) -> isize {
+        self.row
+    }
+
     /// The first lane.
     #[inline(always)]
     pub fn base(self) -> *const f32 {

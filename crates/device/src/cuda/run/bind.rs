@@ -37,6 +37,7 @@ impl CudaExecutable {
     /// Puts the inputs of a run where kernels read them, and their addresses into the words.
     pub(super) fn bind(&mut self, frame: usize, input: Inputs<'_, '_>) -> Result<(), DeviceError> {
         check_inputs(&self.program.input_bytes, input)?;
+        self.use_own_scratch(frame)?;
         self.frames[frame].use_own_outputs(&self.gpu, &self.program, &self.stream)?;
         for index in 0..self.program.input_bytes.len() {
             let expected = self.program.input_bytes[index];
