@@ -18,8 +18,15 @@ use crate::{building, bundle, guide, hardware, program, python, root, succeed};
 const FIRST: [&str; 4] = ["deuteron-graph", "deuteron-plan", "deuteron-reference", "deuteron-onnx"];
 
 /// Packages that are tested last: they take seconds, and their summaries end the output.
-const LAST: [&str; 6] =
-    ["deuteron-gpt2", "deuteron-report", "deuteron-cli", "deuteron-testkit", "deuteron-fuzzing", "xtask"];
+const LAST: [&str; 7] = [
+    "deuteron-gpt2",
+    "deuteron-guide",
+    "deuteron-report",
+    "deuteron-cli",
+    "deuteron-testkit",
+    "deuteron-fuzzing",
+    "xtask",
+];
 
 /// Has no tests of its own, but brings all features of all dependencies, so that nothing is compiled anew for another choice of packages.
 const WHOLE: &str = "deuteron-python";
