@@ -206,12 +206,15 @@ pub(crate) fn usage(compiler: &Compiler, source: &CudaSource, target: &CudaTarge
     Ok(compiler.compile(&request).map_err(DeviceError::from)?.entries)
 }
 
+/// What the functions of a source need; none where it is not compiled.
+type Usage<'a> = &'a dyn Fn(&Source) -> Result<Option<Vec<EntryUsage>>, Error>;
+
 fn list(
     graph: &Graph,
     strategy: Strategy,
     target: Target<'_>,
     backend: &Backend,
-    usage: &dyn Fn(&Source) -> Result<Option<Vec<EntryUsage>>, Error>,
+    usage: Usage<'_>,
 ) -> Result<Vec<KernelListing>, Error> {
     refuse_opaque(graph)?;
     let plan = plan(graph, target, strategy, &[])?;
