@@ -4,6 +4,7 @@
 
 use deuteron::{Dtype, Engine, Gelu, Graph, Session, Strategy, Tensor};
 
+/// Runs the example.
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (rows, cols) = (4, 8);
     let mut graph = Graph::new("norm_gelu");

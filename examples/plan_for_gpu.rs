@@ -15,6 +15,7 @@ const BLOCK: &str = "
     y = layer_norm s g b
     out s y";
 
+/// Runs the example.
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let graph: Graph = BLOCK.parse()?;
     let machine = Machine::profile("h200")?;

@@ -5,6 +5,7 @@
 use deuteron::verify::Expected;
 use deuteron::{Engine, Graph, Session, Strategy, Tensor, seed};
 
+/// Runs the example.
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let graph: Graph = "graph rows ; x = input bf16[64,129] ; y = softmax x ; out y".parse()?;
     let inputs = seed::inputs(&graph, 1)?;

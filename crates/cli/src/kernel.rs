@@ -143,14 +143,15 @@ fn uncompiled(device: &str, graph: &Graph, strategy: Strategy) -> Result<Vec<Ker
     if device::parse(device)?.is_some() {
         bail!("--no-compile: expected --device with an instruction set or a profile of a GPU, got {device}");
     }
-    Ok(kernels_for(&offline(device, None)?, graph, strategy)?)
+    Ok(kernels_for(&offline(device, || Ok(None))?, graph, strategy)?)
 }
 
-fn offline(device: &str, compiler: Option<Compiler>) -> Result<OfflineGpu> {
+/// A GPU that need not be present, by its words. They are understood before a compiler is looked for.
+fn offline(device: &str, compiler: impl FnOnce() -> Result<Option<Compiler>>) -> Result<OfflineGpu> {
     let device = &device.to_ascii_lowercase();
     Ok(match Arch::of_profile(device) {
-        Some(arch) => OfflineGpu::new(arch, Machine::profile(device)?, compiler),
-        None => OfflineGpu::of_arch(device.parse()?, compiler)?,
+        Some(arch) => OfflineGpu::new(arch, Machine::profile(device)?, compiler()?),
+        None => OfflineGpu::of_arch(device.parse()?, compiler()?)?,
     })
 }
 
@@ -166,7 +167,7 @@ pub fn listings(
         Some(Wanted::Auto | Wanted::Cpu) => device::cpu(None)?,
         Some(Wanted::Cuda(ordinal)) => device::gpu(ordinal, RedZones::Off, &tuning, packages)?,
         None => {
-            let gpu = offline(device, Some(device::compiler(packages)?))?;
+            let gpu = offline(device, || Ok(Some(device::compiler(packages)?)))?;
             return Ok(kernels_for(&gpu.with_tuning(tuning.of_none()), graph, strategy)?);
         }
     };
