@@ -45,7 +45,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
 
 fn takes(takes: Takes) -> &'static str {
     match takes {
-        Takes::Word => "a number",
+        Takes::Number => "a number",
         Takes::Graph => "a file: a graph in text form",
         Takes::Source => "a file: CUDA source",
     }
@@ -57,7 +57,7 @@ fn check(number: &str, answer: &str) -> Result<Outcome> {
         || format!("there is no exercise `{number}`; expected 1.1 to {last}, `deuteron guide list` lists them");
     let exercise = Exercise::find(number).with_context(unknown)?;
     let answer = match exercise.takes {
-        Takes::Word => answer.to_string(),
+        Takes::Number => answer.to_string(),
         takes => fs::read_to_string(answer)
             .with_context(|| format!("{answer}: exercise {number} takes {}", self::takes(takes)))?,
     };

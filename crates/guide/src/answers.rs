@@ -16,18 +16,14 @@ const POSITIONS: usize = 1024;
 const HEADS: usize = 12;
 const WIDTH: usize = 64;
 
-pub fn fused_bytes(answer: &str) -> Result<Verdict, Error> {
+pub fn fused_bytes() -> Result<Right, Error> {
     let plan = cpu_plan(&op("add_act", 1024, Dtype::F32)?, Strategy::Greedy)?;
-    Ok(number(
-        answer,
-        plan.bytes().0,
-        "x and r are read and y is written, once each: 3 tensors of 1024 * 768 * 4 bytes",
-    ))
+    Ok(Right::new(plan.bytes().0, "x and r are read and y is written, once each: 3 tensors of 1024 * 768 * 4 bytes"))
 }
 
-pub fn unfused_bytes(answer: &str) -> Result<Verdict, Error> {
+pub fn unfused_bytes() -> Result<Right, Error> {
     let plan = cpu_plan(&op("add_act", 1024, Dtype::F32)?, Strategy::Unfused)?;
-    Ok(number(answer, plan.bytes().0, "the sum is written by one kernel and read by the next: two more tensors"))
+    Ok(Right::new(plan.bytes().0, "the sum is written by one kernel and read by the next: two more tensors"))
 }
 
 pub fn three_inputs(answer: &str) -> Result<Verdict, Error> {
@@ -42,31 +38,27 @@ pub fn three_inputs(answer: &str) -> Result<Verdict, Error> {
     Ok(one_kernel(kernels))
 }
 
-pub fn eager_attention_bytes(answer: &str) -> Result<Verdict, Error> {
+pub fn eager_attention_bytes() -> Result<Right, Error> {
     let bytes = h200_plan(&attention("attention")?, Strategy::Eager)?.bytes().0;
-    Ok(number(
-        answer,
-        bytes,
-        "`deuteron analyze attention --device h200 --rows 8192 --dtype bf16 --json` has it as plans",
-    ))
+    Ok(Right::new(bytes, "`deuteron analyze attention --device h200 --rows 8192 --dtype bf16 --json` has it as plans"))
 }
 
-pub fn attention_flops(answer: &str) -> Result<Verdict, Error> {
+pub fn attention_flops() -> Result<Right, Error> {
     let pairs = SEQUENCES * HEADS * POSITIONS * (POSITIONS + 1) / 2;
     let hint = "query i sees i + 1 keys; a pair costs 64 products and sums for its score, and as many for its share of the values";
-    Ok(number(answer, (pairs * 4 * WIDTH) as u64, hint))
+    Ok(Right::new((pairs * 4 * WIDTH) as u64, hint))
 }
 
-pub fn f16_overflow(answer: &str) -> Result<Verdict, Error> {
+pub fn f16_overflow() -> Result<Right, Error> {
     let overflows = |c: &u32| f16::from_f32((WIDTH as u32 * c * c) as f32).is_infinite();
     let smallest = (1..).find(overflows).unwrap_or(u32::MAX);
-    Ok(number(answer, smallest.into(), "the largest finite f16 is 65504"))
+    Ok(Right::new(smallest.into(), "the largest finite f16 is 65504"))
 }
 
-pub fn one_launch_bytes(answer: &str) -> Result<Verdict, Error> {
+pub fn one_launch_bytes() -> Result<Right, Error> {
     let plan = h200_plan(&attention("attention_add_norm")?, Strategy::Greedy)?;
     let hint = "q, k, v and the residual are read, the sum and the normed rows are written, and two vectors of weights are read";
-    Ok(number(answer, plan.bytes().0, hint))
+    Ok(Right::new(plan.bytes().0, hint))
 }
 
 pub fn matmul_epilogue(answer: &str) -> Result<Verdict, Error> {
@@ -89,32 +81,45 @@ pub fn matmul_epilogue(answer: &str) -> Result<Verdict, Error> {
     Ok(one_kernel(plan.groups.len()))
 }
 
-pub fn gpt2_kernels(answer: &str) -> Result<Verdict, Error> {
+pub fn gpt2_kernels() -> Result<Right, Error> {
     let options = Options { batch: SEQUENCES, sequence: POSITIONS, weights: Weights::Bf16, backward: false };
     let graph = deuteron_gpt2::model(&Config::SMALL, &options)?;
     let kernels = h200_plan(&graph, Strategy::Fused)?.groups.len();
-    Ok(number(
-        answer,
+    Ok(Right::new(
         kernels as u64,
         "`deuteron analyze gpt2 --device h200 --batch 8 --dtype bf16` says it in its first line",
     ))
 }
 
-pub fn cache_bytes(answer: &str) -> Result<Verdict, Error> {
+pub fn cache_bytes() -> Result<Right, Error> {
     let Config { layers, hidden, .. } = Config::SMALL;
     let bytes = 2 * layers * hidden * POSITIONS * Dtype::Bf16.bytes();
-    Ok(number(answer, bytes as u64, "a key and a value of 768 features per token and layer, 2 bytes each, 12 layers"))
+    Ok(Right::new(bytes as u64, "a key and a value of 768 features per token and layer, 2 bytes each, 12 layers"))
 }
 
-fn number(answer: &str, right: u64, hint: &str) -> Verdict {
-    let digits: String = answer.trim().chars().filter(|c| !matches!(c, '_' | ',' | ' ')).collect();
-    match digits.parse::<f64>() {
-        Ok(given) if given == right as f64 => Verdict::right(format!("{right} is right: {hint}.")),
-        Ok(given) => {
-            let ratio = given / right as f64;
-            Verdict::wrong(format!("{given} is {ratio:.3} times the right number. {}.", capital(hint)))
+/// The right number, and how to get there.
+pub struct Right {
+    value: u64,
+    hint: &'static str,
+}
+
+impl Right {
+    fn new(value: u64, hint: &'static str) -> Right {
+        Right { value, hint }
+    }
+
+    /// Holds an answer against it.
+    pub fn compare(&self, answer: &str) -> Verdict {
+        let Right { value, hint } = self;
+        let digits: String = answer.trim().chars().filter(|c| !matches!(c, '_' | ',' | ' ')).collect();
+        match digits.parse::<f64>() {
+            Ok(given) if given == *value as f64 => Verdict::right(format!("{value} is right: {hint}.")),
+            Ok(given) => {
+                let ratio = given / *value as f64;
+                Verdict::wrong(format!("{given} is {ratio:.3} times the right number. {}.", capital(hint)))
+            }
+            Err(_) => Verdict::wrong(format!("expected a number, got `{}`", answer.trim())),
         }
-        Err(_) => Verdict::wrong(format!("expected a number, got `{}`", answer.trim())),
     }
 }
 

@@ -6,6 +6,7 @@ mod sources;
 
 use std::path::Path;
 
+use answers::Right;
 use deuteron::Error;
 use deuteron::emulate::Toolchain;
 
@@ -23,8 +24,8 @@ pub struct Exercise {
 /// What an answer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
-    /// a number or a word
-    Word,
+    /// a number
+    Number,
     /// a file with a graph in text form
     Graph,
     /// a file with CUDA source, for the emulator
@@ -60,14 +61,15 @@ pub struct Workshop<'a> {
 }
 
 enum Check {
-    Text(fn(&str) -> Result<Verdict, Error>),
+    Number(fn() -> Result<Right, Error>),
+    Graph(fn(&str) -> Result<Verdict, Error>),
     Source(fn(&str, Workshop) -> Result<Verdict, Error>),
 }
 
 /// All exercises, in the order of the guide.
 pub const ALL: [Exercise; 12] = [
-    word("1.1", "Bytes that gelu(x + r) moves in one kernel, x and r f32[1024,768]", answers::fused_bytes),
-    word("1.2", "The same with one kernel for the sum and one for the GELU", answers::unfused_bytes),
+    number("1.1", "Bytes that gelu(x + r) moves in one kernel, x and r f32[1024,768]", answers::fused_bytes),
+    number("1.2", "The same with one kernel for the sum and one for the GELU", answers::unfused_bytes),
     graph(
         "1.3",
         "A graph of three inputs f32[256,768] that gives gelu(x + r + s) in one kernel",
@@ -78,17 +80,17 @@ pub const ALL: [Exercise; 12] = [
         "The rung l2_block_a_row of norm_act with shuffles instead of barriers for the last five of its eight steps",
         sources::shuffled_sum,
     ),
-    word(
+    number(
         "2.1",
         "Bytes that attention moves with its scores in memory (the eager plan): 8 sequences of 1024, 12 heads of 64, bf16, on an H200",
         answers::eager_attention_bytes,
     ),
-    word(
+    number(
         "2.2",
         "Floating-point operations of its two products, counting only the keys that a query sees",
         answers::attention_flops,
     ),
-    word(
+    number(
         "2.3",
         "The smallest whole number c for which a score of 64 products c * c overflows f16",
         answers::f16_overflow,
@@ -98,7 +100,7 @@ pub const ALL: [Exercise; 12] = [
         "The rung l1_naive of attention with a softmax of two loops instead of three",
         sources::online_softmax,
     ),
-    word(
+    number(
         "3.1",
         "Bytes that attention + residual + LayerNorm moves in one launch, sizes as in 2.1",
         answers::one_launch_bytes,
@@ -108,20 +110,20 @@ pub const ALL: [Exercise; 12] = [
         "A graph that the planner keeps as one kernel on an H200: a matmul of bf16[8192,768] by bf16[768,3072], a bias and a GELU",
         answers::matmul_epilogue,
     ),
-    word("4.1", "Kernels of the chosen plan of GPT-2 124M, batch 8, bf16, on an H200", answers::gpt2_kernels),
-    word(
+    number("4.1", "Kernels of the chosen plan of GPT-2 124M, batch 8, bf16, on an H200", answers::gpt2_kernels),
+    number(
         "4.2",
         "Bytes of keys and values that GPT-2 124M keeps for one sequence of 1024 tokens in bf16",
         answers::cache_bytes,
     ),
 ];
 
-const fn word(number: &'static str, question: &'static str, check: fn(&str) -> Result<Verdict, Error>) -> Exercise {
-    Exercise { number, question, takes: Takes::Word, check: Check::Text(check) }
+const fn number(number: &'static str, question: &'static str, check: fn() -> Result<Right, Error>) -> Exercise {
+    Exercise { number, question, takes: Takes::Number, check: Check::Number(check) }
 }
 
 const fn graph(number: &'static str, question: &'static str, check: fn(&str) -> Result<Verdict, Error>) -> Exercise {
-    Exercise { number, question, takes: Takes::Graph, check: Check::Text(check) }
+    Exercise { number, question, takes: Takes::Graph, check: Check::Graph(check) }
 }
 
 const fn source(
@@ -141,7 +143,8 @@ impl Exercise {
     /// Holds an answer against what is right. CUDA source needs a workshop.
     pub fn check(&self, answer: &str, workshop: Option<Workshop>) -> Result<Verdict, Error> {
         match (&self.check, workshop) {
-            (Check::Text(check), _) => check(answer),
+            (Check::Number(right), _) => Ok(right()?.compare(answer)),
+            (Check::Graph(check), _) => check(answer),
             (Check::Source(check), Some(workshop)) => check(answer, workshop),
             (Check::Source(_), None) => {
                 Ok(Verdict::wrong("CUDA source is checked on the emulator, which needs a C++ compiler"))
@@ -156,14 +159,16 @@ mod tests {
 
     use super::*;
 
-    fn is_right(number: &str, answer: &str) -> bool {
-        let exercise = Exercise::find(number).unwrap();
-        exercise.check(answer, None).unwrap().right
-    }
-
-    /// The first answer is right, the three after it are not.
+    /// The first answer is right, the three after it are not. A number is computed once.
     fn check(number: &str, answers: [&str; 4]) {
-        let found = answers.map(|answer| is_right(number, answer));
+        let exercise = Exercise::find(number).unwrap();
+        let found = match exercise.check {
+            Check::Number(right) => {
+                let right = right().unwrap();
+                answers.map(|answer| right.compare(answer).right)
+            }
+            _ => answers.map(|answer| exercise.check(answer, None).unwrap().right),
+        };
         assert_eq!(found, [true, false, false, false], "{number}");
     }
 
