@@ -1,5 +1,5 @@
 //! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`, `cargo xtask fuzz`,
-//! `cargo xtask bundle`, `cargo xtask wheels`, `cargo xtask mutate`, `cargo xtask drill`, `cargo xtask sbom`.
+//! `cargo xtask guide`, `cargo xtask bundle`, `cargo xtask wheels`, `cargo xtask mutate`, `cargo xtask drill`, `cargo xtask sbom`.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -7,6 +7,7 @@ mod bundle;
 mod drill;
 mod fetch;
 mod files;
+mod guide;
 mod hardware;
 mod log;
 mod mutate;
@@ -26,6 +27,7 @@ use anyhow::{Context, Result, bail, ensure};
 const USAGE: &str = "usage:
   cargo xtask test                   format, lints, docs and all tests: what CI runs
   cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv
+  cargo xtask guide [--pages]        build the guide as HTML into target/guide/html and run its commands; with --pages do not run them
   cargo xtask bundle                 binaries and scripts for a machine with a GPU, into bundle/
   cargo xtask wheels                 wheels for manylinux on x86-64 and aarch64, into target/wheels/release
   cargo xtask fuzz [--inputs N | --seconds S] [--seed N] [--csv FILE] [--target NAME]
@@ -46,6 +48,7 @@ fn main() -> Result<()> {
         ["bench", "--machine", name] => bench::run(name),
         ["bundle"] => bundle::run(),
         ["wheels"] => wheels::run(),
+        ["guide", words @ ..] => guide::run(words),
         ["sbom"] => sbom::run(),
         ["mutate", words @ ..] => mutate::run(words),
         ["drill", words @ ..] => drill::run(words),

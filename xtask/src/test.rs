@@ -12,14 +12,21 @@ use anyhow::{Context, Result, anyhow, ensure};
 use crate::fetch::{self, Download};
 use crate::log::Log;
 use crate::phases::Phases;
-use crate::{building, bundle, hardware, program, python, root, succeed};
+use crate::{building, bundle, guide, hardware, program, python, root, succeed};
 
 /// Packages that are tested first: they take least to build, and all others depend on them.
 const FIRST: [&str; 4] = ["deuteron-graph", "deuteron-plan", "deuteron-reference", "deuteron-onnx"];
 
 /// Packages that are tested last: they take seconds, and their summaries end the output.
-const LAST: [&str; 6] =
-    ["deuteron-gpt2", "deuteron-report", "deuteron-cli", "deuteron-testkit", "deuteron-fuzzing", "xtask"];
+const LAST: [&str; 7] = [
+    "deuteron-gpt2",
+    "deuteron-guide",
+    "deuteron-report",
+    "deuteron-cli",
+    "deuteron-testkit",
+    "deuteron-fuzzing",
+    "xtask",
+];
 
 /// Has no tests of its own, but brings all features of all dependencies, so that nothing is compiled anew for another choice of packages.
 const WHOLE: &str = "deuteron-python";
@@ -51,6 +58,8 @@ fn all(root: &Path) -> Result<()> {
     let tested = test_engines(root, downloads, &mut phases);
     phases.time("rest of the Python tests", || python.map_or(Ok(()), Job::wait))?;
     let environment = tested?;
+    let nvrtc = environment.iter().map(|(_, folder)| PathBuf::from(folder)).next();
+    phases.time("guide", || guide::check(root, nvrtc))?;
     println!("{phases}");
     test(&LAST, &environment)
 }

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use deuteron::cuda::Arch;
+use deuteron::cuda::{Arch, Compiler};
 use deuteron::listing::{KernelListing, OfflineGpu, kernels, kernels_for};
 use deuteron::{Bytes, Graph, Machine, Strategy};
 
 use crate::Outcome;
 use crate::device::{self, RedZones, Wanted};
+use crate::emulate;
 use crate::input::GraphArguments;
 use crate::show;
 use crate::tuning_file::{Choice, TuningArguments};
@@ -21,9 +22,9 @@ pub struct Arguments {
     #[command(flatten)]
     graph: GraphArguments,
     /// cpu, cuda (the GPU at hand), an instruction set (sm_75, sm_80, sm_86, sm_89, sm_90a, sm_100, sm_120) or a profile
-    /// (a100, h100, h200, rtx4090); the last two need no GPU, only NVRTC
-    #[arg(long, default_value = "cpu")]
-    device: String,
+    /// (a100, h100, h200, rtx4090); the last two need no GPU, only NVRTC [default: cpu]
+    #[arg(long)]
+    device: Option<String>,
     #[command(flatten)]
     tuning: TuningArguments,
     /// naive, eager, unfused, greedy or fused [default: what runs: greedy for an op of the catalogue, fused for a graph]
@@ -38,6 +39,21 @@ pub struct Arguments {
     /// Print the graph in text form instead
     #[arg(long, conflicts_with_all = ["json", "plan"])]
     text: bool,
+    /// Print the source for a GPU without compiling it: needs no NVRTC, and prints no registers
+    #[arg(long, requires = "device", conflicts_with_all = ["text", "emulate"])]
+    no_compile: bool,
+    /// Run the kernels for sm_90a on a CPU, with every access and barrier checked, and verify the results; needs a C++ compiler, $CXX or c++, and no GPU
+    #[arg(long, conflicts_with_all = ["device", "tuning", "full", "only", "text", "json"])]
+    emulate: bool,
+    /// With --emulate, a rung of the op's ladder instead of the generated kernel
+    #[arg(long, requires = "emulate")]
+    rung: Option<String>,
+    /// With --emulate, the CUDA source of this file instead: what `kernel --full` printed, or with --rung what `ladder --show` printed
+    #[arg(long, value_name = "FILE", requires = "emulate")]
+    source: Option<PathBuf>,
+    /// With --emulate, orders of the threads under which each kernel runs [default: 3]
+    #[arg(long, value_name = "COUNT", requires = "emulate", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    schedules: Option<u64>,
     /// Print an array of {name, kind, bytes_read, bytes_written, arguments, launches, language, source}; for a CPU with {tiles, kept_rows, passes}, for a
     /// GPU with {registers, predicted_registers, spill_bytes, shared_bytes, occupancy, config, key}
     #[arg(long)]
@@ -56,7 +72,16 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         out!("{graph}");
         return Ok(Outcome::Good);
     }
-    let mut listings = listings(&arguments.device, arguments.tuning.choice()?, &graph, strategy, &[])?;
+    if arguments.emulate {
+        let (rung, source) = (arguments.rung.as_deref(), arguments.source.as_ref());
+        let schedules = arguments.schedules.unwrap_or(3);
+        return emulate::run(&emulate::Request { graph: &graph, strategy, rung, source, schedules });
+    }
+    let device = arguments.device.as_deref().unwrap_or("cpu");
+    let mut listings = match arguments.no_compile {
+        true => uncompiled(device, &graph, strategy)?,
+        false => listings(device, arguments.tuning.choice()?, &graph, strategy, &[])?,
+    };
     if let Some(only) = arguments.only {
         if only >= listings.len() {
             bail!("--only: expected a number from 0 to {}, got {only}", listings.len() - 1);
@@ -113,6 +138,23 @@ pub fn text(listings: &[KernelListing], full: bool) -> Result<String, std::fmt::
     Ok(out)
 }
 
+/// The kernels of a graph for a GPU that need not be present, by its words, as text alone.
+fn uncompiled(device: &str, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>> {
+    if device::parse(device)?.is_some() {
+        bail!("--no-compile: expected --device with an instruction set or a profile of a GPU, got {device}");
+    }
+    Ok(kernels_for(&offline(device, || Ok(None))?, graph, strategy)?)
+}
+
+/// A GPU that need not be present, by its words. They are understood before a compiler is looked for.
+fn offline(device: &str, compiler: impl FnOnce() -> Result<Option<Compiler>>) -> Result<OfflineGpu> {
+    let device = &device.to_ascii_lowercase();
+    Ok(match Arch::of_profile(device) {
+        Some(arch) => OfflineGpu::new(arch, Machine::profile(device)?, compiler()?),
+        None => OfflineGpu::of_arch(device.parse()?, compiler()?)?,
+    })
+}
+
 /// The kernels of a graph for a device, by its words.
 pub fn listings(
     device: &str,
@@ -125,11 +167,7 @@ pub fn listings(
         Some(Wanted::Auto | Wanted::Cpu) => device::cpu(None)?,
         Some(Wanted::Cuda(ordinal)) => device::gpu(ordinal, RedZones::Off, &tuning, packages)?,
         None => {
-            let device = &device.to_ascii_lowercase();
-            let gpu = match Arch::of_profile(device) {
-                Some(arch) => OfflineGpu::new(arch, Machine::profile(device)?, device::compiler(packages)?),
-                None => OfflineGpu::of_arch(device.parse()?, device::compiler(packages)?)?,
-            };
+            let gpu = offline(device, || Ok(Some(device::compiler(packages)?)))?;
             return Ok(kernels_for(&gpu.with_tuning(tuning.of_none()), graph, strategy)?);
         }
     };

@@ -17,11 +17,14 @@ mod check;
 mod completions;
 pub mod device;
 pub mod doctor;
+mod emulate;
 mod explain;
 mod fuse;
 mod generate;
+mod guide;
 mod input;
 pub mod kernel;
+mod ladder;
 mod machine_file;
 mod onnx_file;
 mod ops;
@@ -61,10 +64,14 @@ enum What {
     Bench(bench::Arguments),
     /// List the catalogue of fused ops
     Ops(ops::Arguments),
-    /// Print the generated kernels of an op or a graph
+    /// Print the generated kernels of an op or a graph, or run those for a GPU on an emulator
     Kernel(kernel::Arguments),
+    /// List the kernels from naive to shipped, or print one
+    Ladder(ladder::Arguments),
     /// Run random graphs under every plan against the f64 reference
     Check(check::Arguments),
+    /// List the exercises of the guide, or check an answer
+    Guide(guide::Arguments),
     /// Show devices, instruction sets and copy bandwidth
     Doctor(doctor::Arguments),
     /// Print what a shell needs to complete words of this command
@@ -110,7 +117,9 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         What::Bench(arguments) => bench::run(&arguments),
         What::Ops(arguments) => ops::run(&arguments),
         What::Kernel(arguments) => kernel::run(&arguments),
+        What::Ladder(arguments) => ladder::run(&arguments),
         What::Check(arguments) => check::run(&arguments),
+        What::Guide(arguments) => guide::run(&arguments),
         What::Doctor(arguments) => doctor::run(&arguments),
         What::Completions(arguments) => completions::complete(&arguments, Command::command()),
         What::Man(arguments) => completions::manual(&arguments, Command::command()),

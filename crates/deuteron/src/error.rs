@@ -151,6 +151,29 @@ pub enum Error {
         /// the longest row
         widest: usize,
     },
+    /// A text or a rung in place of a kernel, where there is not one kernel.
+    #[error(
+        "`{graph}` is {kernels} kernels; a rung or a source stands for one: choose an op or a --plan of one kernel"
+    )]
+    NotOneKernel {
+        /// the graph
+        graph: String,
+        /// how many it is
+        kernels: usize,
+    },
+    /// A rung that is not written for a graph.
+    #[error(
+        "the rung `{rung}` is not written for `{graph}`: rungs of rows are in f32 and bf16, those of attention causal, in bf16 with heads of 64"
+    )]
+    NoRung {
+        /// its name
+        rung: &'static str,
+        /// the graph
+        graph: String,
+    },
+    /// The emulator refused or found something.
+    #[error(transparent)]
+    Emulator(#[from] deuteron_emulator::EmulatorError),
     /// A matmul without hand-written rungs.
     #[error(
         "the ladder of matmul is of f16 and bf16, weights that lie as [inner size, columns] and no epilogue; got {got}"

@@ -34,6 +34,7 @@ pub mod catalog;
 pub mod check;
 pub mod cuda;
 pub mod doctor;
+pub mod emulate;
 mod engine;
 mod error;
 pub mod fuse;
@@ -61,7 +62,7 @@ pub mod threads {
     pub use deuteron_device::cpu::{Pool, Sharing};
 }
 pub use deuteron_graph::*;
-pub use deuteron_kernels::{Backend, render};
+pub use deuteron_kernels::{Backend, ladder, render};
 pub use deuteron_onnx as onnx;
 pub use deuteron_plan::{
     Basis, Bytes, Chain, Cost, Group, GroupKind, Layout, Link, Machine, MachineError, MachineKind, PAGES, Page, Pin,

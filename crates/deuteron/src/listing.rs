@@ -83,7 +83,7 @@ pub(crate) fn tensor(graph: &Graph, id: NodeId, written: bool) -> TensorSheet {
 }
 
 /// A grid as CUDA writes it.
-fn launch_of(grid: &Grid) -> String {
+pub(crate) fn launch_of(grid: &Grid) -> String {
     let [x, y, z] = grid.blocks;
     let blocks = if (y, z) == (1, 1) { x.to_string() } else { format!("dim3({x}, {y}, {z})") };
     let shared = if grid.shared > 0 { format!(", {}", grid.shared) } else { String::new() };
@@ -144,14 +144,15 @@ pub struct OfflineGpu {
     pub machine: Machine,
     /// what sources are rendered for
     backend: Backend,
-    compiler: Compiler,
+    /// none where sources are only read
+    compiler: Option<Compiler>,
 }
 
 impl OfflineGpu {
     /// An instruction set with the numbers of a machine.
-    pub fn new(arch: Arch, machine: Machine, compiler: Compiler) -> OfflineGpu {
+    pub fn new(arch: Arch, machine: Machine, compiler: impl Into<Option<Compiler>>) -> OfflineGpu {
         let backend = Backend::Cuda(CudaTarget::new(arch, machine.count(Quantity::Processors)));
-        OfflineGpu { machine, backend, compiler }
+        OfflineGpu { machine, backend, compiler: compiler.into() }
     }
 
     /// The same with measured launch shapes.
@@ -164,7 +165,7 @@ impl OfflineGpu {
     }
 
     /// An instruction set with the numbers of a profile of its generation.
-    pub fn of_arch(arch: Arch, compiler: Compiler) -> Result<OfflineGpu, Error> {
+    pub fn of_arch(arch: Arch, compiler: impl Into<Option<Compiler>>) -> Result<OfflineGpu, Error> {
         let profile = match arch {
             Arch::Sm75 | Arch::Sm80 => "a100",
             Arch::Sm86 | Arch::Sm89 | Arch::Sm120 => "rtx4090",
@@ -177,21 +178,23 @@ impl OfflineGpu {
 /// Plans a graph for an engine and renders each kernel; on a GPU compiles it too.
 pub fn kernels(engine: &Engine, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>, Error> {
     let device = engine.device();
-    let usage = |source: &Source| -> Result<Vec<EntryUsage>, Error> {
-        match device.backend() {
-            Backend::Cpu => Ok(Vec::new()),
-            Backend::Cuda(_) => Ok(device.compile(vec![source.clone()])?[0].usage().to_vec()),
+    let usage = |source: &Source| -> Result<Option<Vec<EntryUsage>>, Error> {
+        match (device.backend(), source) {
+            (Backend::Cuda(_), Source::Cuda(_)) => Ok(Some(device.compile(vec![source.clone()])?[0].usage().to_vec())),
+            _ => Ok(None),
         }
     };
     list(graph, strategy, device.target(), device.backend(), &usage)
 }
 
-/// Plans a graph for a GPU that need not be present, and compiles each kernel for it.
+/// Plans a graph for a GPU that need not be present, and compiles each kernel for it, if there is a compiler.
 pub fn kernels_for(gpu: &OfflineGpu, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>, Error> {
     let Backend::Cuda(target) = &gpu.backend else { return Ok(Vec::new()) };
-    let usage = |source: &Source| -> Result<Vec<EntryUsage>, Error> {
-        let Source::Cuda(source) = source else { return Ok(Vec::new()) };
-        self::usage(&gpu.compiler, source, target)
+    let usage = |source: &Source| -> Result<Option<Vec<EntryUsage>>, Error> {
+        match (source, &gpu.compiler) {
+            (Source::Cuda(source), Some(compiler)) => self::usage(compiler, source, target).map(Some),
+            _ => Ok(None),
+        }
     };
     let planned_for = Target { machine: &gpu.machine, catalog: CudaCatalog::of(target.arch) };
     list(graph, strategy, planned_for, &gpu.backend, &usage)
@@ -203,12 +206,15 @@ pub(crate) fn usage(compiler: &Compiler, source: &CudaSource, target: &CudaTarge
     Ok(compiler.compile(&request).map_err(DeviceError::from)?.entries)
 }
 
+/// What the functions of a source need; none where it is not compiled.
+type Usage<'a> = &'a dyn Fn(&Source) -> Result<Option<Vec<EntryUsage>>, Error>;
+
 fn list(
     graph: &Graph,
     strategy: Strategy,
     target: Target<'_>,
     backend: &Backend,
-    usage: &dyn Fn(&Source) -> Result<Vec<EntryUsage>, Error>,
+    usage: Usage<'_>,
 ) -> Result<Vec<KernelListing>, Error> {
     refuse_opaque(graph)?;
     let plan = plan(graph, target, strategy, &[])?;
@@ -219,10 +225,7 @@ fn list(
             Source::Cuda(_) | Source::Library(_) => TileUse::default(),
         };
         let predicted = group.cost.resources.registers;
-        let compiled = match &source {
-            Source::Cuda(_) => Some(Compiled::new(&launch, &usage(&source)?, target.machine, predicted)),
-            Source::Cpu(_) | Source::Library(_) => None,
-        };
+        let compiled = usage(&source)?.map(|usage| Compiled::new(&launch, &usage, target.machine, predicted));
         Ok(KernelListing {
             name: group.name.clone(),
             kind: group.kind.to_string(),

@@ -4,6 +4,7 @@ mod analyze;
 mod command;
 #[cfg(unix)]
 mod download;
+mod emulate;
 // They need signals, users and limits of Unix.
 #[cfg(target_os = "linux")]
 mod folders;

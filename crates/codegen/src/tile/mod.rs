@@ -2,7 +2,7 @@
 //!
 //! A kernel names the parts that it uses, [`text`] puts them before its own text, in one order and each once. No other text of
 //! a kernel has inline assembly for these instructions, so that any family can use them and one emulator
-//! (`kernels/tests/emulator/tile/`, with a file per part) stands for them on a CPU. Parts need no `#include` and define only `static` functions and types, so that
+//! (`emulator/src/machine/tile/`, with a file per part) stands for them on a CPU. Parts need no `#include` and define only `static` functions and types, so that
 //! what a kernel does not call costs nothing.
 //!
 //! Programmatic dependent launch (`dependent_launch.cuh`): on Hopper and later a recorded grid whose every thread waits for earlier grids by

@@ -138,7 +138,6 @@ impl Step {
     }
 
     /// The files of a rung that is written here.
-    #[cfg(test)]
     pub fn texts(self) -> &'static [&'static str] {
         match self {
             Step::Plain(written) | Step::Matrix(written) => written.texts,

@@ -85,7 +85,6 @@ impl Step {
     }
 
     /// The file of a rung that is written here.
-    #[cfg(test)]
     pub fn texts(&self) -> &[&'static str] {
         match self {
             Step::Plain(written) | Step::Matrix(written) => std::slice::from_ref(&written.text),

@@ -88,16 +88,16 @@ const fn rows(threads: usize, rows: usize) -> Spread {
 }
 
 const ADD_ACT: [Rung; 3] = [
-    row!("add_act", "l1_scalar", "a thread an element", elements(0)),
-    row!("add_act", "l2_vector", "16 bytes a thread", elements(1)),
-    row!("add_act", "l3_in_flight", "two vectors a thread, loads first", elements(2)),
+    row!("add_act", "l1_scalar", "one thread per element", elements(0)),
+    row!("add_act", "l2_vector", "16 bytes per thread", elements(1)),
+    row!("add_act", "l3_in_flight", "two vectors per thread, loads first", elements(2)),
 ];
 
 const NORM_ACT: [Rung; 5] = [
     row!("norm_act", "l1_thread_a_row", "one thread per row", rows(1, 128)),
     row!("norm_act", "l2_block_a_row", "one block per row, sums by a tree in shared memory", rows(256, 1)),
     row!("norm_act", "l3_warp_a_row", "one warp per row, sums by shuffles", rows(32, 8)),
-    row!("norm_act", "l4_vectors", "16 bytes a thread", rows(32, 8)),
+    row!("norm_act", "l4_vectors", "16 bytes per thread", rows(32, 8)),
     row!("norm_act", "l5_row_in_registers", "the row read once and held in registers", rows(32, 4)),
 ];
 
@@ -108,7 +108,7 @@ const fn of_attention(name: &'static str, about: &'static str, step: attention::
 const ATTENTION: [Rung; 6] = [
     of_attention(
         attention::NAIVE.name,
-        "scores, softmax, values: a launch each, a thread an element or a row",
+        "scores, softmax, values: one launch each, one thread per element or row",
         attention::Step::Plain(attention::NAIVE),
     ),
     of_attention(
@@ -129,7 +129,7 @@ const ATTENTION: [Rung; 6] = [
     // Its rows are padded where others permute them: to the same end, no two of a small matrix in one bank.
     of_attention(
         "l5_pipelined",
-        "the next tile by cp.async while this one is worked on; more queries a warp (shipped)",
+        "the next tile by cp.async while this one is worked on; more queries per warp (shipped)",
         attention::Step::Tensor,
     ),
     of_attention(
@@ -204,6 +204,16 @@ impl Ladder {
 }
 
 impl Rung {
+    /// Its text, without what rungs of its ladder share; none where it is a kernel that is shipped.
+    pub fn text(&self) -> Option<String> {
+        let texts = match &self.text {
+            Text::Row { text, .. } => std::slice::from_ref(text),
+            Text::Attention(step) => step.texts(),
+            Text::Matmul(step) => step.texts(),
+        };
+        (!texts.is_empty()).then(|| texts.join("\n"))
+    }
+
     /// Whether a GPU has its instructions and its shared memory.
     pub fn is_for(&self, arch: Arch) -> bool {
         match self.text {
@@ -274,6 +284,7 @@ mod tests {
     #[test]
     fn rungs_are_short_and_free_of_includes() {
         for rung in Ladder::ALL.iter().flat_map(|ladder| ladder.rungs()) {
+            assert_eq!(rung.text().is_none(), rung.about.ends_with("(shipped)"), "{}", rung.name);
             let (texts, limit) = match &rung.text {
                 Text::Row { text, .. } => (std::slice::from_ref(text), 80),
                 Text::Attention(step) => (step.texts(), 120),

@@ -1,6 +1,5 @@
-//! Kernels for Hopper on a CPU: the text that a GPU would be given runs on the machine of `emulator/emulator.h`, which stands
-//! in for the instructions. It checks synchronisation and index arithmetic, not speed. It needs a C++ compiler: `$CXX`, else
-//! `c++`.
+//! Kernels for Hopper on a CPU: the text that a GPU would be given runs on the emulator (`deuteron_emulator`). It checks synchronisation and
+//! index arithmetic, not speed. It needs a C++ compiler: `$CXX`, else `c++`.
 //!
 //! A kernel has a driver of its own in `emulator/`, which makes its operands and knows what it should compute.
 
@@ -12,141 +11,45 @@ mod ladder;
 mod matmul;
 mod meeting;
 
-use std::fmt::Write;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Grids, Mapped, Word};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grids};
 use deuteron_codegen::tile::Part;
 use deuteron_codegen::{Kernel, Launch, Source};
+use deuteron_emulator::{Lanes, Program, Schedule, Toolchain, Unit, is_emulated, written};
 use deuteron_graph::Graph;
 use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_plan::{Machine, Plan, Strategy, Target, plan};
 
-/// What is replaced in a text, and by what.
-// A kernel with less patience releases slots more often, and sooner where few blocks run.
-const REPLACED: (&str, &str) = ("constexpr int PATIENCE = 100;", "constexpr int PATIENCE = 5;");
-
-/// Parts of the device-side library that the emulator implements in `emulator/tile/`; others are plain C++.
-fn is_emulated(part: Part) -> bool {
-    !matches!(part, Part::Words | Part::Philox | Part::Warp)
-}
-
-/// A text for the emulator.
-fn emulated(text: &str) -> String {
-    let mut text = text.replace(REPLACED.0, REPLACED.1);
-    for part in Part::ALL.into_iter().filter(|&part| is_emulated(part)) {
-        text = text.replace(part.text(), "");
-    }
-    const EXTERN: &str = "extern __shared__ ";
-    const SHARED: &str = "__shared__ ";
-    while let Some(start) = text.find(EXTERN) {
-        let end = start + text[start..].find("[];").expect("an array of unknown size");
-        let (element, name) = text[start + EXTERN.len()..end].rsplit_once(' ').expect("a type and a name");
-        let pointer = format!("{element}* const {name} = ({element}*)shared_memory();");
-        text.replace_range(start..end + "[];".len(), &pointer);
-    }
-    let mut number = 0;
-    while let Some(start) = text.find(SHARED) {
-        let end = start + text[start..].find(';').expect("the end of a declaration");
-        let (of, names) = text[start + SHARED.len()..end].split_once(' ').expect("a type and a name");
-        let variable = |name: &str| {
-            number += 1;
-            let (name, sizes) = name.split_at(name.find('[').unwrap_or(name.len()));
-            format!("{of} (&{name}){sizes} = shared_variable<{number}, {of}{sizes}>()")
-        };
-        let variables: Vec<String> = names.split(", ").map(variable).collect();
-        text.replace_range(start..end, &variables.join("; "));
-    }
-    text
-}
-
 /// The C++ compiler, if there is one.
-fn compiler() -> Option<String> {
-    let name = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let found = Command::new(&name).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !found {
+fn compiler() -> Option<Toolchain> {
+    let found = Toolchain::find(&std::env::var("CXX").unwrap_or_else(|_| "c++".into()));
+    if found.is_err() {
         // Not by a macro, whose lines are shown of tests that fail alone.
         let _ = std::io::Write::write_all(&mut std::io::stderr(), b"skipped: no C++ compiler\n");
     }
-    found.then_some(name)
+    found.ok()
 }
 
-/// A kernel that is compiled, and where its files are.
-struct TileProgram {
-    folder: PathBuf,
-}
+/// A kernel with a driver of `emulator/`.
+struct TileProgram(Program);
 
 impl TileProgram {
     /// `driver` is a file of `emulator/` that includes `kernel.h`, the text, and runs ENTRY.
-    fn compile(compiler: &str, name: &str, driver: &str, entry: &str, text: &str) -> TileProgram {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated").join(name);
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join("kernel.h"), emulated(text)).unwrap();
-        let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator");
-        let output = Command::new(compiler)
-            .args(["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-I"])
-            .arg(&own)
-            .arg(format!("-DENTRY={entry}"))
-            .arg("-I")
-            .arg(&folder)
-            .arg(own.join(driver))
-            .arg("-o")
-            .arg(folder.join("program"))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-        TileProgram { folder }
+    fn compile(compiler: &Toolchain, name: &str, driver: &str, entry: &str, text: &str) -> TileProgram {
+        let folder: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated").join(name);
+        let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator").join(driver);
+        let unit = Unit { folder: &folder, text, driver: &driver, entry };
+        TileProgram(compiler.compile(&unit).unwrap_or_else(|error| panic!("{name}: {error}")))
     }
 
     /// What it says of a launch, and whether all went well. A text may have mistakes, of which this one is made; none is 0.
     fn run(&self, launch: &str, resident: usize, lanes: Lanes, seeds: Range<u64>, mistake: usize) -> (bool, String) {
-        let file = self.folder.join("launch");
-        fs::write(&file, launch).unwrap();
-        let lanes = if lanes == Lanes::Apart { "apart" } else { "together" };
-        let mut command = Command::new(self.folder.join("program"));
-        command.arg(file).arg(resident.to_string()).arg(lanes).args(seeds.map(|seed| seed.to_string()));
-        let output = command.env("MISTAKE", mistake.to_string()).output().unwrap();
-        let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        (output.status.success(), said.concat())
+        let said = self.0.run(launch, &Schedule { resident, lanes, seeds }, mistake).unwrap();
+        (said.ok, said.text)
     }
-}
-
-/// Whether the lanes of a warp run one after another before another warp does, as they mostly do on a GPU, or at any time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lanes {
-    Together,
-    Apart,
-}
-
-/// A grid as `emulator/launch.h` reads it.
-fn written(grid: &Grid) -> String {
-    assert_eq!(grid.blocks[1..], [1, 1]);
-    let mut text = format!("grid {} {} {} {}\n", grid.blocks[0], grid.threads, grid.shared, grid.cluster);
-    for word in &grid.words {
-        match word {
-            Word::Number(number) => writeln!(text, "n {}", *number as i64),
-            Word::Argument { position, offset } | Word::Unwritten { position, offset } => {
-                writeln!(text, "a {position} {offset}")
-            }
-            Word::Workspace(offset) => writeln!(text, "w {offset}"),
-            Word::Persistent(offset) => writeln!(text, "k {offset}"),
-            Word::Fault => writeln!(text, "f 0"),
-            Word::Map(map) => {
-                let position = match map.of {
-                    Mapped::Argument(position) => position as i64,
-                    Mapped::Workspace => -1,
-                };
-                let list = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
-                let (sizes, strides, tile) = (list(&map.sizes), list(&map.strides), list(&map.tile.map(u64::from)));
-                writeln!(text, "m {position} {} {} {sizes} {strides} {tile}", map.offset, map.rank)
-            }
-        }
-        .unwrap();
-    }
-    text + "end\n"
 }
 
 #[test]
@@ -154,8 +57,10 @@ fn the_machine_itself() {
     let Some(compiler) = compiler() else { return };
     let program = TileProgram::compile(&compiler, "the_machine_itself", "machine.cpp", "", "");
     let run = |which: &str, resident: &str, seed: &str| {
-        let output = Command::new(program.folder.join("program")).args([which, resident, seed]).output().unwrap();
-        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        let said = program.0.run_words(&[which, resident, seed]).unwrap();
+        // Its last line says the same as its exit code.
+        let said_before = said.text.replace(&format!("{which}: ok\n"), "");
+        (said.ok, said_before)
     };
     for seed in ["1", "2", "3"] {
         assert_eq!(run("products", "1", seed), (true, String::new()));
@@ -234,7 +139,7 @@ fn greedy(graph: &Graph) -> Plan {
 /// A part with instructions of a GPU has a file of the emulator, and one without them has none.
 #[test]
 fn the_emulator_mirrors_the_device_side_library() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator/tile");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../emulator/src/machine/tile");
     let mut files: Vec<String> = fs::read_dir(&folder)
         .unwrap()
         .map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())

@@ -7,7 +7,7 @@ use deuteron_matmul::cuda::hopper::{HopperKernel, HopperTile, Sharing};
 use deuteron_matmul::cuda::mma::{Load, MmaKernel, MmaTile};
 use deuteron_matmul::cuda::realigned::RealignedKernel;
 
-use super::{Lanes, Launched, Mistake, TileProgram, check_mistakes, compiler, greedy, only, written};
+use super::{Lanes, Launched, Mistake, TileProgram, Toolchain, check_mistakes, compiler, greedy, only, written};
 
 /// `y = x w + b`, batched, which operands are transposed, and how many elements of their lines come before those of the matmul.
 #[derive(Debug, Clone, Copy)]
@@ -417,7 +417,7 @@ fn matmuls_of_several_operands() {
 }
 
 /// Runs named products that are cut in some way, for so many multiprocessors, of which so many blocks run at once.
-fn check<const COUNT: usize>(compiler: &str, cases: [(&str, Product, HopperTile, usize, usize); COUNT]) {
+fn check<const COUNT: usize>(compiler: &Toolchain, cases: [(&str, Product, HopperTile, usize, usize); COUNT]) {
     for (name, product, tile, processors, resident) in cases {
         let (source, launch) = hopper_matmul(&product, tile, processors);
         let program = TileProgram::compile(compiler, name, "matmul.cpp", "matmul_hopper", &source.text);

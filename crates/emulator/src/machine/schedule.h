@@ -96,7 +96,8 @@ static void enter() {
 static void start_block(u32 index, const std::shared_ptr<Cluster>& cluster) {
     const Settings& settings = machine.settings;
     auto block = std::make_unique<Block>();
-    block->index.x = index;
+    const dim3 grid = grid_of(settings);
+    block->index = {index % grid.x, index / grid.x % grid.y, index / grid.x / grid.y};
     // At an odd multiple of 16 bytes, if that is not asked for otherwise; the same in all blocks of a cluster.
     block->base = ARENA + ZONE + (settings.aligned ? 0 : 16 * (2 * draw(32) + 1));
     if (!cluster->blocks.empty()) block->base = cluster->blocks[0]->base;

@@ -1,4 +1,4 @@
-// What a kernel is launched with, read from text: `grid` with blocks, threads, bytes of shared memory and blocks of a cluster,
+// What a kernel is launched with, read from text: `grid` with blocks along three axes, threads, bytes of shared memory and blocks of a cluster,
 // then the words of the parameter up to `end`.
 //
 //   n VALUE                                   a number
@@ -49,14 +49,17 @@ struct Word {
 };
 
 struct Launch {
-    u32 blocks, threads, shared, cluster;
+    dim3 blocks;
+    u32 threads, shared, cluster;
     std::vector<Word> words;
 };
 
 static Launch read_launch(Reader& reader) {
     reader.expect_name("grid");
     Launch launch;
-    launch.blocks = (u32)reader.number();
+    launch.blocks.x = (u32)reader.number();
+    launch.blocks.y = (u32)reader.number();
+    launch.blocks.z = (u32)reader.number();
     launch.threads = (u32)reader.number();
     launch.shared = (u32)reader.number();
     launch.cluster = (u32)reader.number();
@@ -106,7 +109,8 @@ static std::vector<u64> words_of(const Launch& launch, const Places& places) {
 
 template <class Parameter>
 static void run(void (*kernel)(Parameter), const Launch& launch, const Places& places, emulator::Settings settings) {
-    settings.blocks = launch.blocks;
+    settings.grid = launch.blocks;
+    settings.blocks = launch.blocks.x * launch.blocks.y * launch.blocks.z;
     settings.threads = launch.threads;
     settings.shared = launch.shared;
     settings.cluster = launch.cluster;

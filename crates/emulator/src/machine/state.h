@@ -33,7 +33,8 @@ struct dim3 { u32 x = 0, y = 0, z = 0; };
 namespace emulator {
 
 struct Settings {
-    u32 blocks = 1, threads = 32, shared = 0;
+    u32 blocks = 1, threads = 32, shared = 0;  // blocks in all
+    dim3 grid;              // blocks along each axis; all along the first where it is zeros
     u32 statics = 0;        // bytes for variables in shared memory, behind the dynamic ones
     u32 cluster = 1;        // blocks of a cluster
     u32 resident = 1;       // blocks at a time
@@ -42,6 +43,8 @@ struct Settings {
     bool shuffled = false;  // blocks start in any order, else from the first on
     bool aligned = false;   // shared memory starts at a multiple of 1024
 };
+
+static dim3 grid_of(const Settings& settings) { return settings.grid.x ? settings.grid : dim3{settings.blocks, 1, 1}; }
 
 constexpr u32 ARENA = 1024;      // the address at which shared memory's allocation starts
 constexpr u32 ZONE = 1024;       // bytes before and after shared memory that nobody may write

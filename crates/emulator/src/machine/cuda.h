@@ -16,7 +16,7 @@
 #define threadIdx (emulator::current->position)
 #define blockIdx (emulator::current->block->index)
 #define blockDim (dim3{emulator::machine.settings.threads, 1, 1})
-#define gridDim (dim3{emulator::machine.settings.blocks, 1, 1})
+#define gridDim (emulator::grid_of(emulator::machine.settings))
 
 // The dynamic shared memory of a block: what stands for `extern __shared__ T name[];`.
 static void* shared_memory() { return emulator::current->block->arena + emulator::current->block->base - emulator::ARENA; }

@@ -1,0 +1,82 @@
+//! `deuteron kernel --emulate`: kernels for a GPU on a CPU.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use deuteron::emulate::{Choice, Emulation, Toolchain, emulate};
+use deuteron::{Graph, Strategy};
+
+use crate::Outcome;
+use crate::ladder;
+
+/// What is run.
+pub struct Request<'a> {
+    pub graph: &'a Graph,
+    pub strategy: Strategy,
+    pub rung: Option<&'a str>,
+    pub source: Option<&'a PathBuf>,
+    pub schedules: u64,
+}
+
+pub fn run(request: &Request) -> Result<Outcome> {
+    let toolchain = Toolchain::find(&compiler())?;
+    let rung = request.rung.map(|name| ladder::rung(ladder::find(request.graph.name())?, name)).transpose()?;
+    let text =
+        request.source.map(|path| fs::read_to_string(path).with_context(|| path.display().to_string())).transpose()?;
+    let folder = Folder::new()?;
+    let choice = Choice { rung, text };
+    let ran = emulate(&toolchain, folder.path(), request.graph, request.strategy, &choice, request.schedules);
+    match ran {
+        Ok(emulation) => Ok(print(request, &emulation)),
+        // What the emulator found is the answer, and no failure of the command.
+        Err(deuteron::Error::Emulator(deuteron::emulate::EmulatorError::Kernel(said))) => {
+            outln!("The emulator found a mistake:\n{said}");
+            Ok(Outcome::Failed)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn print(request: &Request, emulation: &Emulation) -> Outcome {
+    let count = emulation.kernels.len();
+    for (index, kernel) in emulation.kernels.iter().enumerate() {
+        outln!("kernel {index} of {count}: {}, launched as {}", kernel.name, kernel.launches.join(", "));
+    }
+    outln!("Ran on the emulator under {} orders of its threads, with equal bits.", request.schedules);
+    let holds = emulation.verification.holds();
+    if let Some(worst) = emulation.verification.worst() {
+        let (error, bound, name) = (worst.comparison.error, worst.comparison.bound, &worst.name);
+        let at = if holds { String::new() } else { format!(", element {}", worst.comparison.worst_index) };
+        let word = if holds { "Verified against f64" } else { "WRONG against f64" };
+        outln!("{word}: largest error {error:.2e}, bound {bound:.2e} (output {name}{at}).");
+    }
+    Outcome::of(holds)
+}
+
+/// The name of the C++ compiler.
+pub fn compiler() -> String {
+    std::env::var("CXX").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "c++".into())
+}
+
+/// A folder for files of the emulator, which is removed with it.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn new() -> Result<Folder> {
+        let folder = std::env::temp_dir().join(format!("deuteron-emulator-{}", std::process::id()));
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        Ok(Folder(folder))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed stays with the system's other temporary files.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,150 @@
+//! A graph's kernels for a GPU, run on the emulator and held against the f64 reference. No GPU and no CUDA compiler is needed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
+use deuteron_codegen::{Kernel, Source};
+use deuteron_emulator::{Lanes, Schedule};
+use deuteron_graph::{Graph, NodeId};
+use deuteron_kernels::ladder::Rung;
+use deuteron_kernels::{Backend, CudaCatalog, render};
+use deuteron_plan::{Machine, Plan, Quantity, Strategy, Target, plan};
+
+use crate::error::Error;
+use crate::listing::launch_of;
+use crate::seed;
+use crate::session::refuse_opaque;
+use crate::tensor::Tensor;
+use crate::verify::{Expected, Verification};
+
+pub use deuteron_emulator::{EmulatorError, Toolchain};
+
+/// The GPU whose kernels are emulated.
+const ARCH: Arch = Arch::Sm90a;
+const PROFILE: &str = "h200";
+
+/// Which kernels are run.
+#[derive(Debug, Clone, Default)]
+pub struct Choice<'a> {
+    /// a rung of a ladder in place of the only kernel
+    pub rung: Option<&'a Rung>,
+    /// a text in place of that of the only kernel; of a rung, in place of its own part
+    pub text: Option<String>,
+}
+
+/// What the emulator ran, and what came of it.
+#[derive(Debug, Clone)]
+pub struct Emulation {
+    /// in their order
+    pub kernels: Vec<EmulatedKernel>,
+    /// outputs against the reference
+    pub verification: Verification,
+}
+
+/// A kernel that the emulator ran.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmulatedKernel {
+    /// of its group
+    pub name: String,
+    /// `row<<<8, 96>>>`
+    pub launches: Vec<String>,
+}
+
+/// Plans a graph for an H200 and runs it on inputs from seed 1, each kernel under so many orders of its threads. Files go to `folder`.
+pub fn emulate(
+    toolchain: &Toolchain,
+    folder: &Path,
+    graph: &Graph,
+    strategy: Strategy,
+    choice: &Choice,
+    schedules: u64,
+) -> Result<Emulation, Error> {
+    let machine = Machine::profile(PROFILE)?;
+    let processors = machine.count(Quantity::Processors);
+    let (plan, kernels) = kernels(graph, &machine, strategy, choice)?;
+    let schedule = Schedule { resident: processors, lanes: Lanes::Together, seeds: 1..schedules + 1 };
+    let tensors = seed::inputs(graph, 1)?;
+    let mut memory = Values::new(graph, &tensors)?;
+    for (index, kernel) in kernels.iter().enumerate() {
+        let arguments = kernel.launch.arguments();
+        let bytes: Vec<&[u8]> = memory.of(graph, arguments.iter().map(|argument| argument.base));
+        let folder = folder.join(index.to_string());
+        let results = deuteron_emulator::run(toolchain, &folder, kernel, &bytes, &schedule)?;
+        let written = arguments.iter().zip(results).filter(|(argument, _)| argument.written);
+        written.for_each(|(argument, bytes)| memory.set(argument.base, bytes));
+    }
+    let outputs = graph.outputs().iter().map(|output| memory.tensor(graph, output.node));
+    let arrays = tensors.iter().map(Tensor::to_array).collect::<Result<Vec<_>, _>>()?;
+    let verification = Expected::new(graph, &arrays)?.verify(graph, &outputs.collect::<Result<Vec<_>, _>>()?)?;
+    let ran = plan.groups.iter().zip(&kernels).map(|(group, kernel)| EmulatedKernel {
+        name: group.name.clone(),
+        launches: kernel.launch.grids().map_or(Vec::new(), |grids| grids.list.iter().map(launch_of).collect()),
+    });
+    Ok(Emulation { kernels: ran.collect(), verification })
+}
+
+/// The plan of a graph for an H200 and its kernels, as chosen.
+fn kernels(
+    graph: &Graph,
+    machine: &Machine,
+    strategy: Strategy,
+    choice: &Choice,
+) -> Result<(Plan, Vec<Kernel>), Error> {
+    refuse_opaque(graph)?;
+    let target = CudaTarget::new(ARCH, machine.count(Quantity::Processors));
+    let plan = plan(graph, Target { machine, catalog: CudaCatalog::of(ARCH) }, strategy, &[])?;
+    let drafts = || plan.groups.iter().map(|group| group.draft(graph, &plan.placement));
+    let backend = Backend::Cuda(target.clone());
+    let mut kernels = drafts().map(|draft| render(draft, &backend)).collect::<Result<Vec<_>, _>>()?;
+    let is_replaced = choice.rung.is_some() || choice.text.is_some();
+    if is_replaced && kernels.len() != 1 {
+        return Err(Error::NotOneKernel { graph: graph.name().to_string(), kernels: kernels.len() });
+    }
+    if let Some(rung) = choice.rung {
+        let kernel = drafts().next().and_then(|draft| rung.kernel(&draft, &target));
+        kernels = vec![kernel.ok_or_else(|| Error::NoRung { rung: rung.name, graph: graph.name().to_string() })?];
+    }
+    if let Some(text) = &choice.text {
+        let replaced = kernels.into_iter().map(|kernel| match kernel.source {
+            Source::Cuda(source) => {
+                let own = choice.rung.and_then(|rung| rung.text()).unwrap_or_else(|| source.text.clone());
+                let text = source.text.replace(&own, text);
+                Kernel::new(Source::Cuda(CudaSource { text, ..source }), kernel.launch)
+            }
+            source => Kernel::new(source, kernel.launch),
+        });
+        kernels = replaced.collect();
+    }
+    Ok((plan, kernels))
+}
+
+/// Bytes of every value that has a buffer.
+struct Values {
+    bytes: BTreeMap<NodeId, Vec<u8>>,
+}
+
+impl Values {
+    fn new(graph: &Graph, inputs: &[Tensor]) -> Result<Values, Error> {
+        let bytes = graph.inputs().iter().zip(inputs).map(|(&id, tensor)| Ok((id, tensor.to_bytes()?)));
+        Ok(Values { bytes: bytes.collect::<Result<_, Error>>()? })
+    }
+
+    /// The bytes of some values. What no kernel wrote is NaN.
+    fn of(&mut self, graph: &Graph, nodes: impl Iterator<Item = NodeId> + Clone) -> Vec<&[u8]> {
+        for node in nodes.clone() {
+            self.bytes.entry(node).or_insert_with(|| vec![0xff; graph.node(node).bytes()]);
+        }
+        nodes.map(|node| self.bytes[&node].as_slice()).collect()
+    }
+
+    fn set(&mut self, node: NodeId, bytes: Vec<u8>) {
+        self.bytes.insert(node, bytes);
+    }
+
+    fn tensor(&self, graph: &Graph, node: NodeId) -> Result<Tensor, Error> {
+        let of = graph.node(node);
+        let unwritten = vec![0xff; of.bytes()];
+        Tensor::from_bytes(of.dtype, of.shape.clone(), self.bytes.get(&node).unwrap_or(&unwritten))
+    }
+}

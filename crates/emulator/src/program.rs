@@ -1,0 +1,163 @@
+//! A kernel compiled with a driver, which makes or reads its operands, runs its grids and says what came of it.
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{EmulatorError, emulated};
+
+/// Files of the machine, by their names below its folder.
+macro_rules! machine {
+    ($($name:literal)*) => {
+        const MACHINE: &[(&str, &str)] = &[$(($name, include_str!(concat!("machine/", $name)))),*];
+    };
+}
+
+machine! {
+    "collective.h" "cuda.h" "emulator.h" "launch.h" "memory.h" "run.cpp" "schedule.h" "state.h"
+    "tile/async_copy.h" "tile/cluster.h" "tile/conversions.h" "tile/dependent_launch.h" "tile/global_memory.h" "tile/matrix.h"
+    "tile/mbarrier.h" "tile/named_barrier.h" "tile/registers.h" "tile/shared_address.h" "tile/signals.h" "tile/tma.h" "tile/wgmma.h"
+}
+
+/// A C++ compiler.
+#[derive(Debug, Clone)]
+pub struct Toolchain {
+    compiler: String,
+}
+
+/// What is compiled.
+pub struct Unit<'a> {
+    /// where its files go
+    pub folder: &'a Path,
+    /// the text of a GPU
+    pub text: &'a str,
+    /// the program that includes `kernel.h`, the text, and runs it
+    pub driver: &'a Path,
+    /// the kernel that a driver of one kernel runs, as the macro ENTRY; empty where it runs several
+    pub entry: &'a str,
+}
+
+/// A kernel that is compiled, and where its files are.
+#[derive(Debug)]
+pub struct Program {
+    folder: PathBuf,
+}
+
+/// In which orders threads run.
+#[derive(Debug, Clone)]
+pub struct Schedule {
+    /// blocks that run at once
+    pub resident: usize,
+    /// lanes of a warp
+    pub lanes: Lanes,
+    /// an order for each
+    pub seeds: Range<u64>,
+}
+
+/// Whether the lanes of a warp run one after another before another warp does, as they mostly do on a GPU, or at any time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lanes {
+    /// warp by warp
+    Together,
+    /// each by itself
+    Apart,
+}
+
+/// What a program said, and whether all went well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said {
+    /// whether all went well
+    pub ok: bool,
+    /// what it printed
+    pub text: String,
+}
+
+impl Toolchain {
+    /// The compiler of that name, if it runs.
+    pub fn find(name: &str) -> Result<Toolchain, EmulatorError> {
+        let found = Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
+        if found { Ok(Toolchain { compiler: name.to_string() }) } else { Err(EmulatorError::NoCompiler(name.into())) }
+    }
+
+    /// Compiles a kernel and its driver.
+    pub fn compile(&self, unit: &Unit) -> Result<Program, EmulatorError> {
+        let machine = write_machine(unit.folder)?;
+        write(&unit.folder.join("kernel.h"), &emulated(unit.text)?)?;
+        let program = unit.folder.join("program");
+        let mut command = Command::new(&self.compiler);
+        command.args(["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE"]);
+        command.arg("-I").arg(&machine).arg("-I").arg(unit.folder).arg(format!("-DENTRY={}", unit.entry));
+        let output =
+            command.arg(unit.driver).arg("-o").arg(&program).output().map_err(EmulatorError::file(&program))?;
+        match output.status.success() {
+            true => Ok(Program { folder: unit.folder.to_path_buf() }),
+            false => Err(EmulatorError::Compile(String::from_utf8_lossy(&output.stderr).into_owned())),
+        }
+    }
+}
+
+impl Program {
+    /// Where its files are; it runs there.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Runs it on a launch, which its driver reads. A text may have mistakes, of which it makes this one; none is 0.
+    pub fn run(&self, launch: &str, schedule: &Schedule, mistake: usize) -> Result<Said, EmulatorError> {
+        let file = self.folder.join("launch");
+        write(&file, launch)?;
+        let lanes = if schedule.lanes == Lanes::Apart { "apart" } else { "together" };
+        let mut words = vec![schedule.resident.to_string(), lanes.to_string()];
+        words.extend(schedule.seeds.clone().map(|seed| seed.to_string()));
+        self.start(Command::new(self.folder.join("program")).arg(&file).args(words).env("MISTAKE", mistake.to_string()))
+    }
+
+    /// Runs it with words of its own.
+    pub fn run_words(&self, words: &[&str]) -> Result<Said, EmulatorError> {
+        self.start(Command::new(self.folder.join("program")).args(words))
+    }
+
+    fn start(&self, command: &mut Command) -> Result<Said, EmulatorError> {
+        let output = command.current_dir(&self.folder).output().map_err(EmulatorError::file(&self.folder))?;
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        Ok(Said { ok: output.status.success(), text })
+    }
+}
+
+/// Writes the machine's files below a folder, and gives theirs.
+fn write_machine(folder: &Path) -> Result<PathBuf, EmulatorError> {
+    let machine = folder.join("machine");
+    let tile = machine.join("tile");
+    fs::create_dir_all(&tile).map_err(EmulatorError::file(&tile))?;
+    MACHINE.iter().try_for_each(|(name, text)| write(&machine.join(name), text))?;
+    Ok(machine)
+}
+
+pub(crate) fn write(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), EmulatorError> {
+    fs::write(path, contents).map_err(EmulatorError::file(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_machine_is_compiled_in() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/machine");
+        let names = |folder: &Path, before: &str| -> Vec<String> {
+            let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+            let files = entries.filter(|entry| entry.file_type().unwrap().is_file());
+            files.map(|entry| format!("{before}{}", entry.file_name().to_string_lossy())).collect()
+        };
+        let mut found = [names(&folder, ""), names(&folder.join("tile"), "tile/")].concat();
+        found.sort();
+        assert_eq!(found, MACHINE.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_compiler_that_is_not_there_is_named() {
+        let error = Toolchain::find("no-such-compiler").unwrap_err().to_string();
+        assert!(error.contains("no-such-compiler") && error.contains("CXX"), "{error}");
+    }
+}

@@ -1,0 +1,88 @@
+//! One kernel on bytes: what a device does, slowly and with every check.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use deuteron_codegen::cuda::{CudaSource, Grids};
+use deuteron_codegen::{Execution, Kernel, Source};
+
+use crate::program::write;
+use crate::{EmulatorError, Schedule, Toolchain, Unit, written};
+
+/// How a text asks for shared memory that starts at a multiple of 1024; otherwise it starts anywhere.
+const ALIGNED: &str = "extern __shared__ __align__(1024) ";
+
+/// Runs a kernel on its arguments, in their order, under every seed of a schedule, and gives them as they are afterwards. All seeds must give the
+/// same bits. Files go to `folder`.
+pub fn run(
+    toolchain: &Toolchain,
+    folder: &Path,
+    kernel: &Kernel,
+    arguments: &[&[u8]],
+    schedule: &Schedule,
+) -> Result<Vec<Vec<u8>>, EmulatorError> {
+    let (source, grids) = grids_of(kernel)?;
+    fs::create_dir_all(folder).map_err(EmulatorError::file(folder))?;
+    write(&folder.join("entries.h"), entries(grids))?;
+    let launch = launch_of(kernel, source, grids, arguments)?;
+    for (position, bytes) in arguments.iter().enumerate() {
+        write(&folder.join(format!("argument{position}")), bytes)?;
+    }
+    let driver = folder.join("machine/run.cpp");
+    let program = toolchain.compile(&Unit { folder, text: &source.text, driver: &driver, entry: "" })?;
+    let said = program.run(&launch, schedule, 0)?;
+    if !said.ok {
+        return Err(EmulatorError::Kernel(said.text.trim_end().to_string()));
+    }
+    let read = |position: usize| {
+        let path = folder.join(format!("result{position}"));
+        fs::read(&path).map_err(EmulatorError::file(&path))
+    };
+    (0..arguments.len()).map(read).collect()
+}
+
+fn grids_of(kernel: &Kernel) -> Result<(&CudaSource, &Grids), EmulatorError> {
+    match (&kernel.source, kernel.launch.execution()) {
+        (Source::Cuda(source), Execution::Grids(grids)) => Ok((source, grids)),
+        (Source::Library(_), _) => Err(EmulatorError::NotCuda("library call")),
+        _ => Err(EmulatorError::NotCuda("program of a CPU")),
+    }
+}
+
+/// A function that finds a grid's kernel by its name.
+fn entries(grids: &Grids) -> String {
+    let mut names: Vec<&str> = grids.list.iter().map(|grid| grid.entry).collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut text = String::from(
+        "static void run_entry(const std::string& name, const host::Launch& launch, const host::Places& places, emulator::Settings settings) {\n",
+    );
+    names.iter().for_each(|name| {
+        text.push_str(&format!("    if (name == \"{name}\") return host::run({name}, launch, places, settings);\n"));
+    });
+    text + "    emulator::fail(\"no kernel %s\", name.c_str());\n}\n"
+}
+
+/// The launch as `machine/run.cpp` reads it.
+fn launch_of(kernel: &Kernel, source: &CudaSource, grids: &Grids, given: &[&[u8]]) -> Result<String, EmulatorError> {
+    let arguments = kernel.launch.arguments();
+    let mut text = format!("arguments {}\n", arguments.len());
+    for (position, argument) in arguments.iter().enumerate() {
+        let got = given.get(position).map_or(0, |bytes| bytes.len());
+        if got < argument.reach {
+            return Err(EmulatorError::Argument { position, reach: argument.reach, got });
+        }
+        // Arguments of one buffer share their memory.
+        let first = arguments[..position].iter().position(|other| other.base == argument.base);
+        let place = argument.in_place_of.or(first).map_or(-1, |position| position as i64);
+        let _ = writeln!(text, "{got} {} {place}", u8::from(argument.written));
+    }
+    let aligned = u8::from(source.text.contains(ALIGNED));
+    let _ = writeln!(text, "memory {} {} {aligned}", grids.workspace, grids.persistent);
+    let _ = writeln!(text, "grids {}", grids.list.len());
+    for grid in &grids.list {
+        text.push_str(&format!("{}\n{}", grid.entry, written(grid)));
+    }
+    Ok(text)
+}

@@ -1,0 +1,3 @@
+//! The programs of `examples/` that are in Rust.
+
+mod examples;
