@@ -171,7 +171,7 @@ impl Frame {
         // Not known until all words say it.
         self.scratch = Scratch::default();
         self.version += 1;
-        let arena = self.arena_fixes.iter().map(|fix| (fix, scratch.arena));
+        let arena = self.arena_fixes.iter().map(|fix| (fix, scratch.arena + arena_offset(fix)));
         let workspace = self.workspace_fixes.iter().map(|fix| (fix, scratch.workspace));
         for (fix, start) in arena.chain(workspace) {
             put(&mut self.words, context, fix, start)?;
@@ -264,6 +264,14 @@ impl Frame {
         let staged =
             staged.filter_map(|(index, memory)| Some((format!("the copy of input {index}"), memory.as_ref()?)));
         arena.into_iter().chain(outputs).chain(staged).try_for_each(|(name, memory)| check_zone(name, memory, copies))
+    }
+}
+
+/// Where in the arena what a word stands for begins.
+fn arena_offset(fix: &Fix) -> u64 {
+    match fix.target {
+        Target::Place(Place::Arena { offset, .. }) => offset as u64,
+        _ => 0,
     }
 }
 

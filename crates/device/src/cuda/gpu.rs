@@ -41,6 +41,9 @@ pub(crate) struct Gpu {
     pub workspaces: Workspaces<GpuBlocks>,
 }
 
+/// `CU_STREAM_LEGACY`, which the bindings leave out.
+const LEGACY_STREAM: usize = 1;
+
 /// Blocks of memory of this GPU, and events of its streams.
 pub(crate) struct GpuBlocks(pub Arc<Context>);
 
@@ -189,6 +192,10 @@ impl Gpu {
     /// # Safety
     /// The stream lives.
     pub unsafe fn stream_number(&self, stream: sys::CUstream) -> Result<u64, CudaError> {
+        // The default stream may not be asked while another one captures. It is the same for all threads, and has two handles.
+        if stream.is_null() || stream as usize == LEGACY_STREAM {
+            return Ok(u64::MAX);
+        }
         let mut number = 0;
         // SAFETY: the caller's; the pointer is to a number of ours. The call came with CUDA 12.0, the oldest driver that is opened.
         self.context.check("cuStreamGetId", unsafe { sys::cuStreamGetId(stream, &mut number) })?;

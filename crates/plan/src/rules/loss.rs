@@ -7,11 +7,19 @@ use crate::chain::Link;
 use crate::rules::rows::Rules;
 
 impl Rules<'_> {
-    /// The link of nodes of a call of a loss or of its gradient that are its first result and all that is made for it. What else the call
-    /// makes is a result that nobody reads. Parts of such a call are matmuls and row work like any other.
+    /// The link of nodes of a call of a loss that are its first result and all that is made for it, or of a call of its gradient with one of its
+    /// results. What else the call makes is a result that nobody reads. Parts of such a call are matmuls and row work like any other.
     pub(super) fn whole_loss_call(&self, nodes: &[NodeId]) -> Option<Link> {
         let call = &self.graph.calls()[self.graph.node(nodes[0]).call.index()];
-        if !is_loss(call) || !nodes.contains(call.outputs.first()?) {
+        if !is_loss(call) {
+            return None;
+        }
+        let link = Link::of_loss(call)?;
+        let has_result = match link {
+            Link::CrossEntropyGradient(_) => call.outputs.iter().any(|output| nodes.contains(output)),
+            _ => nodes.contains(call.outputs.first()?),
+        };
+        if !has_result {
             return None;
         }
         let is_inside = |id: NodeId| (call.start..call.end).contains(&id.index());
@@ -22,6 +30,6 @@ impl Rules<'_> {
                 is_whole &= made.is_none_or(|base| nodes.binary_search(&base).is_ok());
             });
         }
-        is_whole.then(|| Link::of_loss(call)).flatten()
+        is_whole.then_some(link)
     }
 }

@@ -50,10 +50,11 @@ impl CudaExecutable {
             return Ok(());
         }
         // SAFETY: the stream lives.
-        let (capturing, number) = unsafe { (gpu.is_capturing(stream)?, gpu.stream_number(stream)?) };
-        if capturing {
+        if unsafe { gpu.is_capturing(stream)? } {
             return self.run_captured(borrowed, stream);
         }
+        // SAFETY: as above. A stream that captures has no number.
+        let number = unsafe { gpu.stream_number(stream)? };
         let own = gpu.zones == Zones::On || stream == self.stream.handle();
         self.follow(stream, number, own || !self.runs_apart())?;
         self.bind_borrowed(borrowed)?;

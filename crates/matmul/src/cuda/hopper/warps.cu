@@ -16,7 +16,8 @@ static __device__ __forceinline__ int sums_at(int row, int sixteen) {
 }
 
 // Sum i of a thread.
-static __device__ __forceinline__ float sum_at(const Accumulator (&sums)[COLUMNS / 2], int i) { return (float)sums[i]; }
+static __device__ __forceinline__ float sum_at(const int (&sums)[COLUMNS / 2], int i) { return (float)sums[i]; }
+static __device__ __forceinline__ float sum_at(const float (&sums)[COLUMNS / 2], int i) { return sums[i]; }
 static __device__ __forceinline__ float sum_at(const Rounded& pairs, int i) {
     return widen<KIND>((u16)(pairs[i / 8][i / 2 % 4] >> 16 * (i & 1)));
 }
