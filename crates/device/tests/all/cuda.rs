@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::gpu;
+use cudarc::driver::CudaContext;
 use deuteron_codegen::{ArgBinding, Kernel, Source};
 use deuteron_device::{
     BorrowedMemory, Buffer, CompiledKernel, Cpu, Cuda, CudaError, Device, DeviceError, DeviceMemory, Executable,
@@ -497,13 +498,21 @@ fn a_launch_costs_the_host_little() {
     }
 }
 
+/// A context of someone else. It must not synchronise itself at its first stream, which would end captures of other tests.
+fn outside() -> Arc<CudaContext> {
+    let context = CudaContext::new(0).unwrap();
+    // SAFETY: tests order their streams themselves.
+    unsafe { context.disable_event_tracking() };
+    context
+}
+
 #[test]
 fn a_stream_of_someone_else_is_used_as_it_is() {
     let Some(device) = gpu(true) else { return };
     let data = [bytes(130 * 77 * 2, 21), bytes(130 * 77 * 2, 22)];
     let inputs = data.each_ref().map(|data| device.upload(data).unwrap());
     let mut executable = device.executable(chain(&device, 130, 77)).unwrap();
-    let context = cudarc::driver::CudaContext::new(0).unwrap();
+    let context = outside();
     let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
     let handles = [0, streams[0].cu_stream() as u64, streams[1].cu_stream() as u64, 0];
     let mut results = Vec::new();
@@ -536,7 +545,7 @@ fn a_run_may_be_part_of_a_recording_of_someone_else() {
     let input = device.upload(&data).unwrap();
     let mut executable = device.executable(chain(&device, 130, 77)).unwrap();
     executable.run(&|_| &input, &mut NoStates, Launching::Eager).unwrap();
-    let context = cudarc::driver::CudaContext::new(0).unwrap();
+    let context = outside();
     let stream = context.new_stream().unwrap();
     let result = device.upload(&vec![0; data.len()]).unwrap();
     stream.begin_capture(CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();

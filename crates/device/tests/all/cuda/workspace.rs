@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode_enum};
-use cudarc::driver::{CudaContext, CudaStream};
 use deuteron_device::cuda::CudaExecutable;
 use deuteron_device::{BorrowedMemory, Cuda, Device, Executable, Launching, Memory, MemoryStats, NoStates};
 
-use super::{bytes, chain, downloaded, read, span};
+use super::{bytes, chain, downloaded, outside, read, span};
 use crate::support::gpu;
 
 const COLS: usize = 77;
@@ -53,7 +53,7 @@ impl Chain {
 }
 
 fn streams<const N: usize>() -> [Arc<CudaStream>; N] {
-    let context = CudaContext::new(0).unwrap();
+    let context = outside();
     std::array::from_fn(|_| context.new_stream().unwrap())
 }
 
