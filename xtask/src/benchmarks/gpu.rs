@@ -224,13 +224,18 @@ fn launch(rows: &Rows, op: &str, batch: &str, positions: &str) -> Result<(f64, f
     Ok((torch, of("torch.compile cuDNN")?, of(apart)?, of("ours one launch")?))
 }
 
-pub fn launches(root: &Path) -> Result<String> {
+/// Both ops with what follows attention.
+pub fn all_launches(root: &Path) -> Result<String> {
+    launches(root, &["attention_add_norm", "attention_block"])
+}
+
+pub fn launches(root: &Path, ops: &[&str]) -> Result<String> {
     let rows = Rows::read(root, "h200-launches-peers.csv")?;
     let mut table =
         Table::new(["", "sequences", "torch", "torch.compile", "ours, apart", "one launch", "over torch.compile"]);
-    for (op, words) in
-        [("attention_add_norm", "attention, residual, LayerNorm"), ("attention_block", "with the output projection")]
-    {
+    for &op in ops {
+        let words =
+            if op == "attention_block" { "with the output projection" } else { "attention, residual, LayerNorm" };
         for (batch, positions) in [("1", "1024"), ("8", "1024"), ("32", "1024"), ("4", "4096")] {
             let (torch, compiled, apart, one) = launch(&rows, op, batch, positions)?;
             let [torch, other, apart, ours] = [torch, compiled, apart, one].map(three);

@@ -1,11 +1,12 @@
 //! `cargo xtask benchmarks`: tables, sentences and pictures of documents, from the rows in `bench/results`.
 //!
 //! A document marks what is generated: the lines between `<!-- rows NAME -->` and `<!-- end -->` are written by the function of that
-//! name in [`BLOCKS`]. All other lines are prose, written by hand. Pictures are whole files below `docs/pictures`.
+//! name in [`BLOCKS`], or with `op NAME` by [`op::measured`]. All other lines are prose, written by hand. Pictures are whole files below `docs/pictures`.
 
 mod cpu;
 mod gpu;
 mod matmul;
+mod op;
 mod pictures;
 mod rows;
 
@@ -14,10 +15,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::root;
+use crate::{files, root};
 
 /// Documents with generated blocks.
 const DOCUMENTS: [&str; 3] = ["README.md", "docs/benchmarks.md", "docs/guide/src/step-2.md"];
+
+/// Where the pages of ops are, as `op-NAME.md`.
+const GUIDE: &str = "docs/guide/src";
 
 /// Makes the text of a block.
 type Block = fn(&Path) -> Result<String>;
@@ -33,7 +37,7 @@ const BLOCKS: [(&str, Block); 21] = [
     ("h200-gpt2", gpu::gpt2),
     ("h200-python", gpu::python),
     ("h200-attention", gpu::attention),
-    ("h200-launches", gpu::launches),
+    ("h200-launches", gpu::all_launches),
     ("h200-crossover", gpu::crossover),
     ("h200-decode", gpu::decode),
     ("h200-attention-ladder", gpu::ladder),
@@ -82,18 +86,31 @@ fn stale<'a>(root: &'a Path, made: &'a [(String, String)]) -> impl Iterator<Item
 
 /// Every generated file with its text.
 fn generated(root: &Path) -> Result<Vec<(String, String)>> {
-    let mut files = Vec::new();
-    for document in DOCUMENTS {
-        let text = fs::read_to_string(root.join(document)).with_context(|| document.to_string())?;
+    let mut made = Vec::new();
+    for document in documents(root)? {
+        let text = fs::read_to_string(root.join(&document)).with_context(|| document.clone())?;
         let block = |name: &str| {
+            if let Some(op) = name.strip_prefix("op ") {
+                return op::measured(root, op);
+            }
             let known = BLOCKS.iter().find(|(known, _)| *known == name);
             let (_, make) = known.with_context(|| format!("no block is called {name}"))?;
             make(root)
         };
-        files.push((document.to_string(), filled(&text, block).with_context(|| document.to_string())?));
+        let text = filled(&text, block).with_context(|| document.clone())?;
+        made.push((document, text));
     }
-    files.extend(pictures::all(root)?);
-    Ok(files)
+    made.extend(pictures::all(root)?);
+    Ok(made)
+}
+
+/// All documents with blocks: those above, and the page of each op.
+fn documents(root: &Path) -> Result<Vec<String>> {
+    let pages = files::entries(&root.join(GUIDE))?.into_iter().filter_map(|path| {
+        let name = path.file_name()?.to_str()?;
+        name.starts_with("op-").then(|| format!("{GUIDE}/{name}"))
+    });
+    Ok(DOCUMENTS.into_iter().map(String::from).chain(pages).collect())
 }
 
 /// A document with its blocks made anew.
