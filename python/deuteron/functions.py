@@ -78,7 +78,7 @@ def _text(name: str, names: str, values: tuple[Any, ...]) -> str:
 
 
 def act(x: Tensor, act: Activation = "gelu") -> Tensor:
-    """`act(x)`; `act` is `gelu` (by `erf`, as torch's), `gelu_tanh`, `silu` or `relu`, here and below.
+    """`act(x)`; `act` is `gelu` (by `erf`, as torch's), `gelu_tanh`, `silu` or `relu`, as in all functions.
 
     >>> import numpy, deuteron
     >>> deuteron.act(numpy.array([[-1.0, 2.0]], dtype="float32"), act="relu")
@@ -144,7 +144,7 @@ def act_dropout_add(
     act: Activation = "gelu",
     training: bool = True,
 ) -> Tensor:
-    """`dropout(act(x)) + r`; `x` and `r` are `[.., columns]`. Seeds are as of `act_dropout`, here and below.
+    """`dropout(act(x)) + r`; `x` and `r` are `[.., columns]`. The seed is as of `act_dropout`.
 
     >>> import numpy, deuteron
     >>> x = numpy.array([[-1.0, 2.0]], dtype="float32")
@@ -224,7 +224,7 @@ def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def norm_act(x: Tensor, w: Tensor, b: Optional[Tensor] = None, act: Activation = "gelu", eps: float = 1e-5, norm: Norm = "layer") -> Tensor:
-    """`act(norm(x))`; `norm` is `"layer"`, with `b` or without, or `"rms"`, which has none, here and below.
+    """`act(norm(x))`; `norm` is `"layer"`, with `b` or without, or `"rms"`, which has none, as in all functions.
 
     >>> import numpy, deuteron
     >>> x = numpy.array([[0.0, 2.0]], dtype="float32")

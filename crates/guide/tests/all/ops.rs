@@ -104,7 +104,9 @@ fn page(op: &FusedOp, sources: &str, functions: &str) -> String {
     }
     let (signature, says) = python(functions, name);
     writeln!(out, "## Rust\n\n`deuteron::ops::{name}`:\n\n```text\n{}\n```\n", rust(sources, name)).unwrap();
-    writeln!(out, "## Python\n\n```text\n{signature}\n\n{}\n```\n", says.trim_end()).unwrap();
+    writeln!(out, "## Python\n\n```text\n{signature}\n```\n").unwrap();
+    let (prose, example) = says.split_once("\n>>> ").unwrap();
+    writeln!(out, "{}\n\n```text\n>>> {}\n```\n", prose.trim_end(), example.trim_end()).unwrap();
     write!(out, "## Measured\n\n<!-- rows op {name} -->\n<!-- end -->\n\n").unwrap();
     writeln!(
         out,
