@@ -2,6 +2,9 @@
 
 Each takes tensors of PyTorch (CPU or CUDA, with gradients), arrays of NumPy, or objects with `__dlpack__` on the CPU, and gives
 results of the same kind. Leading axes may have any strides. Inside a function under `deuteron.fuse` they add to its graph.
+
+Tensors are float32, float16 or bfloat16, all of one call the same unless its text says otherwise; statistics and sums are float32 inside.
+`x [.., columns]` stands for any number of leading axes. Results have the shape and dtype of `x` unless the text says otherwise.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ def _text(name: str, names: str, values: tuple[Any, ...]) -> str:
 
 
 def act(x: Tensor, act: Activation = "gelu") -> Tensor:
-    """`act(x)`; `act` is `gelu` (by `erf`, as torch's), `gelu_tanh`, `silu` or `relu`, here and below.
+    """`act(x)`; `act` is `gelu` (by `erf`, as torch's), `gelu_tanh`, `silu` or `relu`, as in all functions.
 
     >>> import numpy, deuteron
     >>> deuteron.act(numpy.array([[-1.0, 2.0]], dtype="float32"), act="relu")
@@ -85,7 +88,13 @@ def act(x: Tensor, act: Activation = "gelu") -> Tensor:
 
 
 def mul_add_act(x: Tensor, w: Tensor, b: Tensor, act: Activation = "gelu") -> Tensor:
-    """`act(x * w + b)`, elementwise; operands repeat where their size is 1."""
+    """`act(x * w + b)`, elementwise: `x [.., columns]`, and `w` and `b` of that shape; operands repeat where their size is 1.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[-1.0, 2.0]], dtype="float32")
+    >>> deuteron.mul_add_act(x, x, x, act="relu")
+    array([[0., 6.]], dtype=float32)
+    """
     return _run("mul_add_act", (x, w, b), "act", (act,))
 
 
@@ -101,15 +110,28 @@ def add_act(x: Tensor, r: Tensor, act: Activation = "gelu") -> Tensor:
 
 
 def bias_act(x: Tensor, b: Tensor, act: Activation = "gelu") -> Tensor:
-    """`act(x + b)`, `b` per column."""
+    """`act(x + b)` of `x [.., columns]` and `b [columns]`.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[-1.0, 2.0]], dtype="float32")
+    >>> deuteron.bias_act(x, numpy.array([3.0, -3.0], dtype="float32"), act="relu")
+    array([[2., 0.]], dtype=float32)
+    """
     return _run("bias_act", (x, b), "act", (act,))
 
 
 def act_dropout(
     x: Tensor, p: float = 0.1, seed: Union[None, int, Tensor] = None, act: Activation = "gelu", training: bool = True
 ) -> Tensor:
-    """`dropout(act(x))`. The same seed drops the same elements, on the CPU and on a GPU; without one, the library's generator
-    draws it. Without `training` nothing is dropped."""
+    """`dropout(act(x))` of `x [.., columns]`: an element is zero with probability `p`, and the others are divided by `1 - p`. `seed` is a whole number or
+    a tensor of one. The same seed drops the same elements, on the CPU and on a GPU; without one, the library's generator
+    draws it. Without `training` nothing is dropped.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[-1.0, 2.0]], dtype="float32")
+    >>> deuteron.act_dropout(x, p=0.5, act="relu", training=False)
+    array([[0., 2.]], dtype=float32)
+    """
     p = check_probability("act_dropout", p, training)
     return _run("act_dropout", (x, seed_of("act_dropout", x, seed, p)), "act p", (act, p))
 
@@ -122,7 +144,13 @@ def act_dropout_add(
     act: Activation = "gelu",
     training: bool = True,
 ) -> Tensor:
-    """`dropout(act(x)) + r`"""
+    """`dropout(act(x)) + r`; `x` and `r` are `[.., columns]`. The seed is as of `act_dropout`.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[-1.0, 2.0]], dtype="float32")
+    >>> deuteron.act_dropout_add(x, x, p=0.0, act="relu")
+    array([[-1.,  4.]], dtype=float32)
+    """
     p = check_probability("act_dropout_add", p, training)
     return _run("act_dropout_add", (x, r, seed_of("act_dropout_add", x, seed, p)), "act p", (act, p))
 
@@ -135,35 +163,68 @@ def bias_dropout_add(
     seed: Union[None, int, Tensor] = None,
     training: bool = True,
 ) -> Tensor:
-    """`dropout(x + b) + r`, `b` per column."""
+    """`dropout(x + b) + r`; `x` and `r` are `[.., columns]`, `b [columns]`.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[-1.0, 2.0]], dtype="float32")
+    >>> deuteron.bias_dropout_add(x, numpy.ones(2, "float32"), x, p=0.0)
+    array([[-1.,  5.]], dtype=float32)
+    """
     p = check_probability("bias_dropout_add", p, training)
     return _run("bias_dropout_add", (x, b, r, seed_of("bias_dropout_add", x, seed, p)), "p", (p,))
 
 
 def swiglu(x: Tensor, g: Optional[Tensor] = None) -> Tensor:
-    """`silu(x) * g`; without `g`, `x` and `g` are the halves of one `[.., 2h]` tensor."""
+    """`silu(x) * g`; `x` and `g` are `[.., h]`. Without `g`, `x` and `g` are the halves of one `[.., 2h]` tensor.
+
+    >>> import numpy, deuteron
+    >>> x, g = numpy.zeros((1, 2), "float32"), numpy.ones((1, 2), "float32")
+    >>> deuteron.swiglu(x, g)
+    array([[0., 0.]], dtype=float32)
+    >>> deuteron.swiglu(numpy.concatenate([x, g], axis=1)).shape
+    (1, 2)
+    """
     return _run("swiglu", (x, g), "packed", (g is None,))
 
 
 def geglu(x: Tensor, g: Optional[Tensor] = None, act: Activation = "gelu") -> Tensor:
-    """`gelu(x) * g`; without `g`, `x` and `g` are the halves of one `[.., 2h]` tensor."""
+    """`gelu(x) * g`; `x` and `g` are `[.., h]`. Without `g`, `x` and `g` are the halves of one `[.., 2h]` tensor.
+
+    >>> import numpy, deuteron
+    >>> x, g = numpy.zeros((1, 2), "float32"), numpy.ones((1, 2), "float32")
+    >>> deuteron.geglu(x, g, act="gelu_tanh")
+    array([[0., 0.]], dtype=float32)
+    """
     if act not in ("gelu", "gelu_tanh"):
         raise ValueError(f"geglu: expected act to be gelu (by erf) or gelu_tanh, got {act!r}")
     return _run("geglu", (x, g), "act packed", (act, g is None))
 
 
 def layer_norm(x: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5) -> Tensor:
-    """`(x - mean) / sqrt(var + eps) * w + b` over the last axis; without `b` nothing is added."""
+    """`(x - mean) / sqrt(var + eps) * w + b` over the last axis of `x [.., columns]`; `w` and `b` are `[columns]`, and without `b` nothing is added.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> deuteron.layer_norm(x, w, b, eps=0.0)
+    array([[-1.,  1.]], dtype=float32)
+    """
     return _run("layer_norm", (x, w, bias_of_norm("layer_norm", "layer", w, b)), "eps", (eps,))
 
 
 def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * w` over the last axis."""
+    """`x / sqrt(mean(x^2) + eps) * w` over the last axis of `x [.., columns]`; `w [columns]`.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[2.0, -2.0]], dtype="float32")
+    >>> deuteron.rms_norm(x, numpy.ones(2, "float32"), eps=0.0)
+    array([[ 1., -1.]], dtype=float32)
+    """
     return _run("rms_norm", (x, w), "eps", (eps,))
 
 
 def norm_act(x: Tensor, w: Tensor, b: Optional[Tensor] = None, act: Activation = "gelu", eps: float = 1e-5, norm: Norm = "layer") -> Tensor:
-    """`act(norm(x))`; `norm` is `"layer"`, with `b` or without, or `"rms"`, which has none, here and below.
+    """`act(norm(x))`; `norm` is `"layer"`, with `b` or without, or `"rms"`, which has none, as in all functions.
 
     >>> import numpy, deuteron
     >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
@@ -177,14 +238,29 @@ def norm_act(x: Tensor, w: Tensor, b: Optional[Tensor] = None, act: Activation =
 def norm_bias_act(
     x: Tensor, bias: Tensor, w: Tensor, b: Optional[Tensor] = None, act: Activation = "gelu", eps: float = 1e-5, norm: Norm = "layer"
 ) -> Tensor:
-    """`act(norm(x) + bias)`"""
+    """`act(norm(x) + bias)`; `x [.., columns]`, all others `[columns]`.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> deuteron.norm_bias_act(x, w, w, b, act="relu", eps=0.0)
+    array([[0., 2.]], dtype=float32)
+    """
     return _run("norm_bias_act", (x, bias, w, bias_of_norm("norm_bias_act", norm, w, b)), "norm act eps", (norm, act, eps))
 
 
 def add_norm(
     x: Tensor, r: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5, norm: Norm = "layer"
 ) -> tuple[Tensor, Tensor]:
-    """`s = x + r`, `y = norm(s)`; gives `(y, s)`."""
+    """`s = x + r`, `y = norm(s)`; gives `(y, s)`. `x` and `r` are `[.., columns]`, `w` and `b` `[columns]`.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> y, s = deuteron.add_norm(x, x, w, b, eps=0.0)
+    >>> y, s
+    (array([[-1.,  1.]], dtype=float32), array([[0., 4.]], dtype=float32))
+    """
     return _run("add_norm", (x, r, w, bias_of_norm("add_norm", norm, w, b)), "norm eps", (norm, eps))
 
 
@@ -200,7 +276,15 @@ def dropout_add_norm(
     eps: float = 1e-5,
     norm: Norm = "layer",
 ) -> tuple[Tensor, Tensor]:
-    """`s = r + dropout(x + bias)`, `y = norm(s)`; gives `(y, s)`."""
+    """`s = r + dropout(x + bias)`, `y = norm(s)`; gives `(y, s)`. `x` and `r` are `[.., columns]`, all others `[columns]`.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> y, s = deuteron.dropout_add_norm(x, w, x, w, b, p=0.0, eps=0.0)
+    >>> y, s
+    (array([[-1.,  1.]], dtype=float32), array([[1., 5.]], dtype=float32))
+    """
     p = check_probability("dropout_add_norm", p, training)
     operands: Sequence[Any] = (x, bias, r, seed_of("dropout_add_norm", x, seed, p), w, bias_of_norm("dropout_add_norm", norm, w, b))
     return _run("dropout_add_norm", operands, "norm eps p", (norm, eps, p))
@@ -209,8 +293,16 @@ def dropout_add_norm(
 def norm_quantize(
     x: Tensor, w: Tensor, b: Optional[Tensor] = None, r: Optional[Tensor] = None, eps: float = 1e-5, norm: Norm = "layer"
 ) -> tuple[Tensor, ...]:
-    """Rows of `norm(x)` as int8 with a scale a row: `(q, scale)`; with `r` those of `norm(x + r)`: `(q, scale, s)`. It has no
-    gradient."""
+    """Rows of `norm(x)` as int8 with one scale per row: `(q, scale)`; with `r` those of `norm(x + r)`: `(q, scale, s)`. `x`, `r`, `s` and `q` are
+    `[.., columns]`, `scale [.., 1]` is float32. It has no gradient.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> q, scale = deuteron.norm_quantize(x, w, b, eps=0.0)
+    >>> q, scale.shape
+    (array([[-127,  127]], dtype=int8), (1, 1))
+    """
     operands: Sequence[Any] = (x, r, w, bias_of_norm("norm_quantize", norm, w, b))
     return _run("norm_quantize", operands, "norm eps residual", (norm, eps, r is not None))
 
@@ -223,8 +315,14 @@ def softmax(
     seed: Union[None, int, Tensor] = None,
     training: bool = True,
 ) -> Tensor:
-    """`dropout(softmax(scale * x + mask))` over the last axis. `mask` is a word, truth values or floats, as of `attention`. A row of
-    `-inf`, as where a mask hides all of it, gives zeros, where torch gives NaN."""
+    """`dropout(softmax(scale * x + mask))` over the last axis of `x [.., rows, columns]`. `mask` is a word, truth values or floats, as of `attention`. A row
+    of `-inf`, as where a mask hides all of it, gives zeros, where torch gives NaN.
+
+    >>> import numpy, deuteron
+    >>> deuteron.softmax(numpy.zeros((2, 2), "float32"), mask="causal")
+    array([[1. , 0. ],
+           [0.5, 0.5]], dtype=float32)
+    """
     if mask is None and p == 0.0 and type(p) is float:
         return _run("softmax", (x,), "scale mask p", ("none" if scale is None else scale, "full", p))
     p = check_probability("softmax", p, training)
@@ -237,8 +335,15 @@ def softmax(
 
 
 def attention_scores(q: Tensor, k: Tensor, mask: Mask[Tensor] = "causal", scale: Optional[float] = None) -> Tensor:
-    """`softmax(scale * q k^T + mask)`, written out; the scale is `1 / sqrt(features)` unless one is given, the mask as of
-    `attention`."""
+    """`softmax(scale * q k^T + mask)`, written out: `q [.., queries, features]`, `k [.., keys, features]`, the result `[.., queries, keys]`. The scale is
+    `1 / sqrt(features)` unless one is given, the mask as of `attention`.
+
+    >>> import numpy, deuteron
+    >>> q = numpy.zeros((1, 1, 2, 4), "float32")
+    >>> deuteron.attention_scores(q, q)[0, 0]
+    array([[1. , 0. ],
+           [0.5, 0.5]], dtype=float32)
+    """
     shape: Sequence[int] = shape_of("attention_scores", "q", q)
     added: tuple[str, list[Any]] = mask_of("attention_scores", mask, q, (*shape[-2:-1], *shape_of("attention_scores", "k", k)[-2:-1]))
     if scale is None:
@@ -249,20 +354,43 @@ def attention_scores(q: Tensor, k: Tensor, mask: Mask[Tensor] = "causal", scale:
 def embed_norm(
     tokens: Tensor, wte: Tensor, wpe: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5, norm: Norm = "layer"
 ) -> tuple[Tensor, Tensor]:
-    """`s = wte[tokens] + wpe[position]`, `y = norm(s)` of tokens `[.., sequence]`; gives `(y, s)`."""
+    """`s = wte[tokens] + wpe[position]`, `y = norm(s)`; gives `(y, s)`, both `[.., sequence, columns]`. `tokens [.., sequence]` are whole numbers,
+    `wte [vocabulary, columns]`, `wpe [positions, columns]`.
+
+    >>> import numpy, deuteron
+    >>> wte, wpe = numpy.array([[0.0, 2.0], [2.0, 0.0]], "float32"), numpy.zeros((4, 2), "float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> y, s = deuteron.embed_norm(numpy.array([[1, 0]], "int32"), wte, wpe, w, b, eps=0.0)
+    >>> y[0]
+    array([[ 1., -1.],
+           [-1.,  1.]], dtype=float32)
+    """
     operands: Sequence[Any] = (tokens, wte, wpe, w, bias_of_norm("embed_norm", norm, w, b))
     return _run("embed_norm", operands, "norm eps", (norm, eps))
 
 
 def linear_act(x: Tensor, weight: Tensor, bias: Tensor, act: Activation = "gelu", r: Optional[Tensor] = None) -> Tensor:
-    """`act(x weight + bias)`, or that plus `r`; `weight [in, out]`."""
+    """`act(x weight + bias)`, or that plus `r`: `x [.., in]`, `weight [in, out]`, `bias [out]`, `r` and the result `[.., out]`.
+
+    >>> import numpy, deuteron
+    >>> x, weight, bias = numpy.ones((1, 2), "float32"), numpy.eye(2, 3, dtype="float32"), numpy.zeros(3, "float32")
+    >>> deuteron.linear_act(x, weight, bias, act="relu")
+    array([[1., 1., 0.]], dtype=float32)
+    """
     return _run("linear_act", (x, weight, bias, r), "act residual", (act, r is not None))
 
 
 def norm_linear(
     x: Tensor, weight: Tensor, bias: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5, norm: Norm = "layer"
 ) -> Tensor:
-    """`norm(x) weight + bias`; `weight [in, out]`."""
+    """`norm(x) weight + bias`: `x [.., in]`, `weight [in, out]`, `bias [out]`, `w` and `b` `[in]`; the result is `[.., out]`.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> deuteron.norm_linear(x, numpy.eye(2, 3, dtype="float32"), numpy.zeros(3, "float32"), w, b, eps=0.0)
+    array([[-1.,  1.,  0.]], dtype=float32)
+    """
     return _run("norm_linear", (x, weight, bias, w, bias_of_norm("norm_linear", norm, w, b)), "norm eps", (norm, eps))
 
 
@@ -270,7 +398,14 @@ def qkv(
     x: Tensor, weight: Tensor, bias: Tensor, heads: int, key_heads: Optional[int] = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of `x [batch, sequence, in]` in one pass: `[batch, heads, sequence, features]` each, views of one
-    tensor. The columns of `weight [in, out]` are `heads` heads of queries, then `key_heads` of keys and as many of values."""
+    tensor. The columns of `weight [in, out]` are `heads` heads of queries, then `key_heads` of keys and as many of values.
+
+    >>> import numpy, deuteron
+    >>> x, weight = numpy.ones((1, 3, 4), "float32"), numpy.ones((4, 12), "float32")
+    >>> q, k, v = deuteron.qkv(x, weight, numpy.zeros(12, "float32"), heads=2)
+    >>> q.shape
+    (1, 2, 3, 2)
+    """
     shared = heads if key_heads is None else key_heads
     if not isinstance(heads, int) or not isinstance(shared, int):
         raise TypeError(f"qkv: expected whole numbers of heads, got {heads!r} and {shared!r}")
@@ -303,8 +438,16 @@ def ffn(
     eps: float = 1e-5,
     norm: Norm = "layer",
 ) -> Tensor:
-    """`x + act(norm(x) weight1 + bias1) weight2 + bias2`; without a second layer `x + act(norm(x) weight1 + bias1)`. Weights are
-    `[in, out]`."""
+    """`x + act(norm(x) weight1 + bias1) weight2 + bias2`; without a second layer `x + act(norm(x) weight1 + bias1)`. `x [.., columns]`, `weight1 [columns, inner]`,
+    `bias1 [inner]`, `weight2 [inner, columns]`, `bias2`, `w` and `b` `[columns]`.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> eye = numpy.eye(2, dtype="float32")
+    >>> deuteron.ffn(x, eye, b, eye, b, w=w, b=b, act="relu", eps=0.0)
+    array([[0., 3.]], dtype=float32)
+    """
     if (weight2 is None) != (bias2 is None):
         raise TypeError("ffn: expected both weight2 and bias2, or neither")
     operands: Sequence[Any] = (x, weight1, bias1, weight2, bias2, w, bias_of_norm("ffn", norm, w, b))
@@ -326,7 +469,15 @@ def attention(
 
     `mask` is `"causal"` (query `i` sees the keys up to `i`, as torch's `is_causal`), `"causal_from_end"` (the last query sees all keys:
     another thing where there are more keys than queries), `"full"` or None, truth values (true: attend) or floats that are added.
-    A query that may see no key gives zeros."""
+    A query that may see no key gives zeros.
+
+    >>> import numpy, deuteron
+    >>> q = numpy.zeros((1, 1, 2, 2), "float32")
+    >>> v = numpy.array([[[[2.0, 4.0], [0.0, 0.0]]]], "float32")
+    >>> deuteron.attention(q, q, v)[0, 0]
+    array([[2., 4.],
+           [1., 2.]], dtype=float32)
+    """
     p = check_probability("attention", p, training)
     queries: Sequence[int] = shape_of("attention", "q", q)
     keys: Sequence[int] = shape_of("attention", "k", k)
@@ -353,7 +504,17 @@ def attention_add_norm(
     eps: float = 1e-5,
     norm: Norm = "layer",
 ) -> tuple[Tensor, Tensor]:
-    """`s = r + attention(q, k, v)`, `y = norm(s)` in one launch; gives `(y, s)`. `r [batch, sequence, heads * features]`."""
+    """`s = r + attention(q, k, v)`, `y = norm(s)` in one launch; gives `(y, s)`. `q`, `k` and `v` are `[batch, heads, sequence, features]`, `r` and the
+    results `[batch, sequence, heads * features]`, `w` and `b` `[heads * features]`.
+
+    >>> import numpy, deuteron
+    >>> q, r = numpy.zeros((1, 1, 2, 2), "float32"), numpy.array([[[0.0, 2.0], [2.0, 0.0]]], "float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> y, s = deuteron.attention_add_norm(q, q, q, r, w, b, eps=0.0)
+    >>> y[0]
+    array([[-1.,  1.],
+           [ 1., -1.]], dtype=float32)
+    """
     word = mask_word("attention_add_norm", mask, q, k)
     operands: Sequence[Any] = (q, k, v, r, w, bias_of_norm("attention_add_norm", norm, w, b))
     return _run("attention_add_norm", operands, "norm mask eps", (norm, word, eps))
@@ -372,7 +533,17 @@ def attention_block(
     eps: float = 1e-5,
     norm: Norm = "layer",
 ) -> tuple[Tensor, Tensor]:
-    """`s = r + attention(q, k, v) weight + bias`, `y = norm(s)` in one launch: GPT-2's order. Gives `(y, s)`."""
+    """`s = r + attention(q, k, v) weight + bias`, `y = norm(s)` in one launch: GPT-2's order. Gives `(y, s)`. Shapes are as of `attention_add_norm`;
+    `weight [heads * features, columns]`, and `bias`, `w`, `b` and the rows of `r` have `columns`.
+
+    >>> import numpy, deuteron
+    >>> q, r = numpy.zeros((1, 1, 2, 2), "float32"), numpy.array([[[0.0, 2.0], [2.0, 0.0]]], "float32")
+    >>> w, b = numpy.ones(2, "float32"), numpy.zeros(2, "float32")
+    >>> y, s = deuteron.attention_block(q, q, q, numpy.eye(2, dtype="float32"), b, r, w, b, eps=0.0)
+    >>> y[0]
+    array([[-1.,  1.],
+           [ 1., -1.]], dtype=float32)
+    """
     word = mask_word("attention_block", mask, q, k)
     operands: Sequence[Any] = (q, k, v, weight, bias, r, w, bias_of_norm("attention_block", norm, w, b))
     return _run("attention_block", operands, "norm mask eps", (norm, word, eps))
@@ -444,7 +615,15 @@ def moe(
     """`act(x weight[expert] + bias)` of rows `x [rows, in]`, each routed to one of several experts: `experts [rows]`, `weight [n, out,
     in]`, `bias [n, out]`. With `experts [rows, choices]` a row goes to several: the result is `[rows, choices, out]`, or, with
     `expert_weights [rows, choices]`, `[rows, out]`: the results of the choices times their weights, added in their order. `x [rows,
-    choices, in]` has a row for each choice, as a second projection takes them. It has no gradient."""
+    choices, in]` has a row for each choice, as a second projection takes them. Experts are int32 or int64. It has no gradient.
+
+    >>> import numpy, deuteron
+    >>> x = numpy.ones((2, 2), "float32")
+    >>> weight = numpy.stack([numpy.eye(2), 2 * numpy.eye(2)]).astype("float32")
+    >>> deuteron.moe(x, numpy.array([1, 0], "int32"), weight, numpy.zeros((2, 2), "float32"), act="relu")
+    array([[2., 2.],
+           [1., 1.]], dtype=float32)
+    """
     operands = (x, experts, weight, bias, expert_weights)
     return _run("moe", operands, "act weighted", ("none" if act is None else act, expert_weights is not None))
 
@@ -461,6 +640,14 @@ def moe_int8(
 ) -> Any:
     """`act(x weight[expert] + bias)` of int8 rows, each routed to one of several int8 experts: `x [rows, in]` with `x_scale
     [rows, 1]`, `experts [rows]`, `weight [n, out, in]` with `weight_scale [n, out]`, `bias [n, out]`. Gives int8 rows and their scales, or
-    floats where they are not quantised again. It has no gradient."""
+    floats where they are not quantised again. Scales are float32, experts int32 or int64. It has no gradient.
+
+    >>> import numpy, deuteron
+    >>> x, weight = numpy.full((1, 2), 100, "int8"), numpy.eye(2, dtype="int8")[None]
+    >>> ones, expert = numpy.ones((1, 2), "float32"), numpy.array([0], "int32")
+    >>> scale = numpy.full((1, 1), 0.01, "float32")
+    >>> deuteron.moe_int8(x, scale, expert, weight, ones, 0 * ones, act="relu", requantize=False)
+    array([[1., 1.]], dtype=float32)
+    """
     operands = [x, x_scale, experts, weight, weight_scale, bias]
     return _run("moe_int8", operands, "act requantize", ("none" if act is None else act, requantize))

@@ -1,8 +1,9 @@
 //! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`, `cargo xtask fuzz`,
-//! `cargo xtask guide`, `cargo xtask bundle`, `cargo xtask wheels`, `cargo xtask mutate`, `cargo xtask drill`, `cargo xtask sbom`.
+//! `cargo xtask benchmarks`, `cargo xtask guide`, `cargo xtask bundle`, `cargo xtask wheels`, `cargo xtask mutate`, `cargo xtask drill`, `cargo xtask sbom`.
 #![forbid(unsafe_code)]
 
 mod bench;
+mod benchmarks;
 mod bundle;
 mod drill;
 mod fetch;
@@ -27,6 +28,7 @@ use anyhow::{Context, Result, bail, ensure};
 const USAGE: &str = "usage:
   cargo xtask test                   format, lints, docs and all tests: what CI runs
   cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv
+  cargo xtask benchmarks [--check]   write the tables and pictures of documents from the rows in bench/results; with --check fail if they differ
   cargo xtask guide [--pages]        build the guide as HTML into target/guide/html and run its commands; with --pages do not run them
   cargo xtask bundle                 binaries and scripts for a machine with a GPU, into bundle/
   cargo xtask wheels                 wheels for manylinux on x86-64 and aarch64, into target/wheels/release
@@ -46,6 +48,7 @@ fn main() -> Result<()> {
     match words.as_slice() {
         ["test"] => test::run(),
         ["bench", "--machine", name] => bench::run(name),
+        ["benchmarks", words @ ..] => benchmarks::run(words),
         ["bundle"] => bundle::run(),
         ["wheels"] => wheels::run(),
         ["guide", words @ ..] => guide::run(words),

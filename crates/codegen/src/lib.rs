@@ -4,6 +4,33 @@
 //! needs to know nothing of what it computes. Row work is lowered to a [`Body`] (columns, dtypes, arithmetic), from which programs of
 //! the CPU and CUDA text are generated, and which every family can take as a prologue or an epilogue. The families are in the crates above
 //! this one. Nothing here calls a driver.
+//!
+//! ```
+//! use deuteron_codegen::Source;
+//! use deuteron_codegen::cpu::emit::emit;
+//! use deuteron_codegen::cuda::row::variant::RowVariant;
+//! use deuteron_codegen::cuda::{Arch, CudaTarget};
+//! use deuteron_codegen::lower::lower_rows;
+//! use deuteron_graph::Graph;
+//! use deuteron_plan::{Machine, Strategy, Target, plan};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let graph: Graph = "x = input f32[1024,768] ; w = weight f32[768] ; b = weight f32[768]
+//!                     n = layer_norm x w b ; y = gelu n ; out y".parse()?;
+//! let h200 = Machine::profile("h200")?;
+//! let plan = plan(&graph, Target::conceivable(&h200), Strategy::Fused, &[])?;
+//! let lowered = lower_rows(&plan.groups[0].draft(&graph, &plan.placement), &[]);
+//!
+//! // For a CPU: three passes over the row. Sum; centre and sum squares; scale, shift, GELU, store.
+//! assert_eq!(emit(&lowered.body).passes.len(), 3);
+//! // For a GPU: CUDA text and one launch.
+//! let target = CudaTarget::new(Arch::Sm90a, 132);
+//! let kernel = RowVariant::new(lowered, &target).kernel(&target);
+//! assert!(matches!(&kernel.source, Source::Cuda(source) if source.text.contains("__global__")));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! `unsafe` is in `cpu/simd`, `cpu/task.rs` and `cpu/family.rs` alone.
 #![deny(unsafe_code)]
 

@@ -210,6 +210,11 @@ impl FusedOp {
         !matches!(self.entry.backward, Backward::None)
     }
 
+    /// The words before `=` of its attributes, in the order in which they are shown.
+    pub fn attribute_names(&self) -> Vec<&'static str> {
+        self.entry.attributes.iter().map(|attribute| attribute.key).collect()
+    }
+
     fn entries(&self) -> impl Iterator<Item = &'static entry::Operand> {
         self.entry.operands.iter().filter(|operand| (operand.when)(&self.attributes))
     }

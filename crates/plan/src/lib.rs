@@ -3,6 +3,24 @@
 //! A [`Plan`] is a list of [`Group`]s, each one kernel, in the order they run, with what each moves and takes, and for
 //! every pair that was kept apart the reason. Same graph and machine in, same plan out. It knows no CUDA and no SIMD.
 //!
+//! ```
+//! use deuteron_graph::Graph;
+//! use deuteron_plan::{Machine, Strategy, Target, plan};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let graph: Graph = "x = input bf16[8192,768] ; w = weight bf16[768] ; b = weight bf16[768]
+//!                     n = layer_norm x w b ; y = gelu n ; out y".parse()?;
+//! let h200 = Machine::profile("h200")?;
+//! let target = Target::conceivable(&h200); // every structure has a kernel; a real catalogue knows better
+//! let unfused = plan(&graph, target, Strategy::Unfused, &[])?;
+//! let fused = plan(&graph, target, Strategy::Fused, &[])?;
+//! assert_eq!((unfused.groups.len(), fused.groups.len()), (2, 1));
+//! assert!(fused.bytes().0 < unfused.bytes().0 && fused.time() < unfused.time());
+//! assert!(fused.explain().contains("layer_norm + gelu"));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Modules import one way, each only those before it: vocabulary (`units` to `reason`), what a kernel costs (`draft` to
 //! `cost`), what may be a kernel and is made of what (`rules`), groups and the search for the best of them (`grouping`, `search`),
 //! plans, and what is said about them (`assess`, `recompute`). `tests/layers.rs` has the order.

@@ -1,7 +1,8 @@
 //! Pages as HTML: a list of all pages beside the text, light or dark as the reader's system is, nothing from the network.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use pulldown_cmark::{CodeBlockKind, CowStr, Event, Tag, TagEnd, html};
@@ -21,6 +22,9 @@ pub fn write(book: &Book, folder: &Path) -> Result<()> {
     }
     fs::create_dir_all(folder)?;
     fs::write(folder.join("style.css"), STYLE)?;
+    for (name, file) in pictures(book) {
+        fs::copy(&file, folder.join(name)).with_context(|| file.display().to_string())?;
+    }
     for (index, page) in book.pages.iter().enumerate() {
         let path = folder.join(page.address());
         fs::write(&path, whole(book, index)).with_context(|| path.display().to_string())?;
@@ -84,7 +88,7 @@ fn body(book: &Book, page: &Page) -> String {
             Some(Event::Start(Tag::Link { link_type, dest_url: target(book, &dest_url).into(), title, id }))
         }
         Event::Start(Tag::Image { link_type, dest_url, title, id }) => {
-            Some(Event::Start(Tag::Image { link_type, dest_url: target(book, &dest_url).into(), title, id }))
+            Some(Event::Start(Tag::Image { link_type, dest_url: picture(&dest_url).into(), title, id }))
         }
         event => Some(event),
     });
@@ -115,6 +119,25 @@ fn code_block(info: &str, code: &str) -> String {
     format!("{name}<pre class=\"{}\"><code>{lines}</code></pre>\n", escaped(language))
 }
 
+/// Files of the repository that pages show, by their names in the folder of pages.
+fn pictures(book: &Book) -> BTreeMap<String, PathBuf> {
+    let shown = book.pages.iter().flat_map(|page| page.parser()).filter_map(|event| match event {
+        Event::Start(Tag::Image { dest_url, .. }) if !links::is_elsewhere(&dest_url) => {
+            Some((picture(&dest_url), links::resolved(&book.folder, &dest_url)))
+        }
+        _ => None,
+    });
+    shown.collect()
+}
+
+/// A picture lies beside the pages.
+fn picture(address: &str) -> String {
+    if links::is_elsewhere(address) {
+        return address.to_string();
+    }
+    address.rsplit('/').next().unwrap_or(address).to_string()
+}
+
 /// Where a link goes: another page, or a file of the repository.
 fn target(book: &Book, link: &str) -> String {
     if links::is_elsewhere(link) || link.starts_with('#') {
@@ -137,6 +160,14 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::super::book::tests::book;
     use super::*;
+
+    #[test]
+    fn pictures_lie_beside_the_pages() {
+        let book = book("![Bars](../../pictures/ops.svg)\n");
+        assert!(body(&book, &book.pages[0]).contains("<img src=\"ops.svg\" alt=\"Bars\""));
+        let files: Vec<(String, PathBuf)> = pictures(&book).into_iter().collect();
+        assert_eq!(files, [("ops.svg".to_string(), book.root.join("docs/pictures/ops.svg"))]);
+    }
 
     #[test]
     fn links_go_to_pages_and_to_the_repository() {

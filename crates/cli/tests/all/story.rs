@@ -327,22 +327,6 @@ fn the_numbers_of_the_readme_are_those_of_the_binary() {
 }
 
 #[test]
-fn the_planner_table_of_the_benchmarks_counts_as_the_binary_does() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/benchmarks.md");
-    let document = std::fs::read_to_string(path).unwrap();
-    let rows = document.lines().skip_while(|line| !line.starts_with("| planned for an H200, bf16, batch 8"));
-    let rows: Vec<&str> = rows.skip(2).take(2).collect();
-    let graphs: [&[&str]; 2] = [&["gpt2"], &["gpt2", "--backward"]];
-    let folder = Folder::new();
-    for (row, graph) in rows.into_iter().zip(graphs) {
-        let plans =
-            analyzed(&folder, &[graph, &["--device", "h200", "--dtype", "bf16", "--batch", "8"]].concat()).plans;
-        let counts = format!("| {} to {} |", plans.unfused.kernels, plans.chosen.kernels);
-        assert!(row.contains(&counts), "{graph:?}: expected {counts} in {row}");
-    }
-}
-
-#[test]
 fn the_text_form_has_a_page_whose_graphs_can_be_read() {
     let folder = Folder::new();
     let page = printed(folder.run(&["explain", "text"]));

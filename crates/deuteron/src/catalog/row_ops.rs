@@ -76,7 +76,7 @@ entries! {
         Ok(Built { saved: vec![("rstd", normed.rstd)], ..y(normed.y)? })
     });
     NORM_ACT = rows(
-        "norm_act", "act(norm(x)); norm = layer_norm, rms_norm", &[NORM, EPSILON, ACTIVATION], &[X, W, SHIFT],
+        "norm_act", "act(norm(x)); norm = layer, rms", &[NORM, EPSILON, ACTIVATION], &[X, W, SHIFT],
         |s| {
             let normed = s.norm(s.v[0], 1)?;
             y(s.act(normed)?)
@@ -105,7 +105,7 @@ entries! {
         },
     ).returns(|_| &["y", "s"]);
     NORM_QUANTIZE = Entry { backward: Backward::None, ..rows(
-        "norm_quantize", "int8 rows of norm(x) (or norm(x + r)) with a scale a row",
+        "norm_quantize", "int8 rows of norm(x) (or norm(x + r)) with one scale per row",
         &[NORM, EPSILON, RESIDUAL], &[X, data("r", full).when(|a| a.residual), W, SHIFT],
         |s| {
             let (x, first) = if s.a.residual { (s.g.add(s.v[0], s.v[1])?, 2) } else { (s.v[0], 1) };

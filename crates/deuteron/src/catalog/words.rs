@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use deuteron_graph::{Activation, Mask};
+use deuteron_graph::{Activation, Gelu, Mask};
 
 use super::{Attributes, FusedOp, Norm, Reduction};
 use crate::error::Error;
@@ -11,7 +11,7 @@ use crate::error::Error;
 /// An attribute that an op can have.
 pub(crate) struct Attribute {
     /// the word before `=`
-    key: &'static str,
+    pub(super) key: &'static str,
     /// its name where an op is shown
     field: &'static str,
     /// takes the word after `=`, or says what would be one
@@ -33,13 +33,19 @@ pub(super) const ACT: Attribute = attribute(
 );
 pub(super) const OPTIONAL_ACT: Attribute = attribute(
     "act",
-    |value, a| set(&mut a.act, if value == "none" { Ok(None) } else { activation(value).map(Some) }),
+    |value, a| match value {
+        "none" => set(&mut a.act, Ok::<_, String>(None)),
+        _ => set(&mut a.act, activation(value).map(Some).map_err(|expected| format!("{expected}, or act=none"))),
+    },
     |a| &a.act,
 );
 pub(super) const GELU: Attribute = Attribute {
     key: "act",
     field: "kind",
-    read: |value, a| set(&mut a.gelu, activation(value)?.gelu().ok_or("act=gelu or act=gelu_erf")),
+    read: |value, a| {
+        let kinds = [Gelu::Tanh, Gelu::Erf].map(|kind| (Activation::from(kind).name(), kind));
+        set(&mut a.gelu, choice("act", value, &kinds))
+    },
     show: |a| &a.gelu,
 };
 pub(super) const NORM: Attribute = attribute(
@@ -72,7 +78,10 @@ pub(super) const SCALE: Attribute = attribute(
 );
 pub(super) const OPTIONAL_SCALE: Attribute = attribute(
     "scale",
-    |value, a| if value == "none" { set(&mut a.scale, Ok::<_, String>(None)) } else { (SCALE.read)(value, a) },
+    |value, a| match value {
+        "none" => set(&mut a.scale, Ok::<_, String>(None)),
+        _ => (SCALE.read)(value, a).map_err(|expected| format!("{expected}, or none")),
+    },
     |a| &a.scale,
 );
 pub(super) const GROUP: Attribute = attribute(
@@ -184,10 +193,27 @@ fn number(value: &str, fits: impl Fn(f64) -> bool) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use deuteron_graph::Gelu;
-
     use super::*;
     use crate::catalog::{FFN, GEGLU, MOE_INT8, NORM_ACT, QKV, SOFTMAX};
+
+    /// `act = gelu, silu` in a formula are words that a command takes.
+    #[test]
+    fn choices_that_a_formula_names_are_words_of_the_attribute() {
+        let mut tried = 0;
+        for op in FusedOp::catalog() {
+            for part in op.formula().split("; ") {
+                let Some((key, words)) = part.split_once(" = ") else { continue };
+                if !op.attribute_names().contains(&key) {
+                    continue;
+                }
+                for word in words.split(", ") {
+                    assert!(format!("{} {key}={word}", op.name()).parse::<FusedOp>().is_ok(), "{op:?}: {key}={word}");
+                    tried += 1;
+                }
+            }
+        }
+        assert_eq!(tried, 6);
+    }
 
     #[test]
     fn attributes_are_set_by_their_words() {
@@ -223,7 +249,9 @@ mod tests {
             ("swiglu packed=maybe", "packed=true"),
             ("layer_norm eps=-1", "at least 0"),
             ("attention group=0", "at least 1"),
-            ("softmax scale=nan", "scale=NUMBER"),
+            ("softmax scale=nan", "scale=NUMBER, or none"),
+            ("geglu act=tanh", "expected act=gelu or act=gelu_erf,"),
+            ("moe act=tanh", "act=relu, or act=none"),
             ("nothing", "unknown op"),
         ] {
             let error = text.parse::<FusedOp>().unwrap_err().to_string();

@@ -1,3 +1,4 @@
-//! The programs of `examples/` that are in Rust.
+//! The programs of `examples/` that are in Rust, and the pages of ops in the guide.
 
 mod examples;
+mod ops;
