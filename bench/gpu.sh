@@ -7,8 +7,8 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-experts.csv, h200-launches-peers.csv,
-# h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, gpt2-cuda.csv, bench.json and machine.toml.
+# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv,
+# h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
 set -u
@@ -236,6 +236,7 @@ import csv, datetime, json, sys
 folder, commit, name, *shown = sys.argv[1:]
 text = sys.stdin.read()
 rows = json.loads(text) if text.strip() else []
+rows = [{key: value for key, value in row.items() if not isinstance(value, list)} for row in rows]
 if not rows:
     sys.exit(f"no rows for {name}.csv")
 last = {"commit": commit, "date": datetime.date.today()}
@@ -258,7 +259,19 @@ part_peers() {
 # The ladder of a matmul from naive to ours, then GPT-2's matmuls beside cuBLASLt and torch.
 part_matmul() {
     run matmul_ladder_rows
+    run few_rows
+    run ffn_rows
     run python3 "$here/peers_matmul_gpu.py" --binary "$deuteron" --commit "$commit"
+}
+
+# Every variant of matmuls of few rows, and the feed-forward op from one row on: where kernels and the library change places.
+few_rows() {
+    "$deuteron" bench matmul --rows 16,64,128,256 --weights 3072x768,768x2304 --dtype bf16 --device cuda --json |
+        csv_rows h200-matmul-few-rows rows inner columns variant chosen us worst_ratio
+}
+ffn_rows() {
+    "$deuteron" bench ffn --rows 1,8,9,16,64,128,256,1024,8192 --dtype bf16 --device cuda --json |
+        csv_rows h200-ffn op rows kernels_fused fused_graph_us unfused_graph_us predicted_us
 }
 
 matmul_ladder_rows() {

@@ -1,7 +1,7 @@
 //! How long a matmul takes on an H200, roughly: what the choice between ways to cut it, and between us and the vendor's library, is made by.
 //!
 //! Fitted by hand to GPT-2's matmuls with 1024 to 32768 rows, plain, with GELU, with a residual, and with a residual and a norm.
-//! `h200-matmul.csv` has such times.
+//! `h200-matmul.csv` has such times, `h200-matmul-few-rows.csv` those of 16 to 128 rows.
 
 use deuteron_codegen::body::{Body, Expr};
 use deuteron_codegen::library::LibraryEpilogue;
