@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict
+from typing import Any, Dict, Iterable
 
 import pytest
 
@@ -39,31 +39,27 @@ def operators() -> Dict[str, Any]:
     return {f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name: op for op in found}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_samples_of_torch_are_right_or_refused(operators: Dict[str, Any], name: str) -> None:
+def check_samples(cases: Iterable[conformance.Case], most: int) -> None:
     right = 0
-    for case in conformance.cases(operators[name], ["f32", "bf16", "i64"]):
+    for case in cases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            count = conformance.ask(case, most=5)
+            count = conformance.ask(case, most=most)
         different = [why for verdict, why in count.whys if verdict == "different"]
         assert not different, f"{case.dtype}, {case.way}: {different}"
         right += count.verdicts["right"]
     assert right > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_of_torch_are_right_or_refused(operators: Dict[str, Any], name: str) -> None:
+    check_samples(conformance.cases(operators[name], ["f32", "bf16", "i64"]), most=5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_on_a_gpu_are_right_or_refused(operators: Dict[str, Any], name: str) -> None:
-    right = 0
-    for case in conformance.cases(operators[name], ["f32", "bf16"], device="cuda"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            count = conformance.ask(case, most=2)
-        different = [why for verdict, why in count.whys if verdict == "different"]
-        assert not different, f"{case.dtype}, {case.way}: {different}"
-        right += count.verdicts["right"]
-    assert right > 0
+    check_samples(conformance.cases(operators[name], ["f32", "bf16"], device="cuda"), most=2)
 
 
 def test_parts_are_the_whole() -> None:

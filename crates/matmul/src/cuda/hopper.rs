@@ -25,7 +25,7 @@ mod time;
 
 pub(super) use self::maps::{is_fit_for_map, pad_to_maps};
 pub use self::tile::{HopperTile, Sharing, WIDTHS};
-pub(super) use self::tile::{fastest_routed, fastest_walk, walk_us};
+pub(super) use self::tile::{Types, fastest_routed, fastest_walk, walk_us};
 
 use std::fmt::Write as _;
 
@@ -45,7 +45,7 @@ use deuteron_plan::{Draft, Work, primitive_work};
 
 use self::ending::{CLUSTER, MappedRows, PAIR, column_sums, draws, reduces, stores};
 use self::made::{MadeRows, first_rows};
-use self::tile::{TURNS, Types, tiles};
+use self::tile::{TURNS, tiles};
 use self::time::{FETCHED, Following, library_us, made_beside, made_us, rows_us, tile_us, warps_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};

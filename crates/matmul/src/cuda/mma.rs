@@ -29,7 +29,7 @@ use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::{Dtype, MAX_RANK};
 use deuteron_plan::{Draft, primitive_work};
 
-use super::hopper::widens;
+use super::hopper::{Types, widens};
 use super::mma_time::{self, Problem};
 use super::sides;
 use crate::fit::{self, MatmulFit};
@@ -88,7 +88,8 @@ impl Family<CudaTarget> for MmaFamily {
 /// Time of a group by the library, and by a kernel of its own for what follows where the library has no such epilogue. It has no matmuls of
 /// `f32` whose operands are of 16 bits.
 pub(super) fn library_microseconds(group: &Draft, fit: &MatmulFit, problem: &Problem) -> f64 {
-    if adds_stages(fit.operands[0].dtype, group.graph.node(fit.matmuls[0]).dtype) {
+    let types = Types { operands: fit.operands[0].dtype, sums: group.graph.node(fit.matmuls[0]).dtype };
+    if types.adds_stages() && types.operands != types.sums {
         return f64::INFINITY;
     }
     let follows = if library::fit(group).is_some() { 0.0 } else { problem.row_kernel_microseconds() };
@@ -214,11 +215,6 @@ pub(super) fn has_instructions(operands: Dtype, sums: Dtype, target: &CudaTarget
         }
         _ => false,
     }
-}
-
-/// Whether the matrix units add up no more than a stage: they round towards zero, which over all of K would be an error of its own.
-fn adds_stages(operands: Dtype, sums: Dtype) -> bool {
-    sums == Dtype::F32 && operands != Dtype::I8
 }
 
 /// The matmul of a draft, if this kernel takes it.
@@ -355,7 +351,7 @@ impl MmaKernel {
             self.launch.shape.n,
             self.stages(target),
             self.is_fma(),
-            adds_stages(self.matmul.left, self.matmul.result),
+            Types { operands: self.matmul.left, sums: self.matmul.result }.adds_stages(),
             self.matmul.routed,
             a.across,
             a.load as u8,

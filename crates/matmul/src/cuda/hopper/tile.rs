@@ -28,7 +28,7 @@ impl Types {
         self.sums == Dtype::F32
     }
 
-    /// Whether they are sums of floats: the matrix units add up no more than a stage of them.
+    /// Whether they are sums of floats: the matrix units, which round towards zero, add up no more than a stage of them.
     pub fn adds_stages(self) -> bool {
         self.has_float_sums() && self.operands != Dtype::I8
     }
