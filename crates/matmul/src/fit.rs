@@ -73,7 +73,7 @@ fn can_be_together(draft: &Draft, fit: &MatmulFit, read: &[NodeId]) -> bool {
 }
 
 /// Row work over at most so many rows that is read as it would lie.
-fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bool {
+pub(crate) fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bool {
     let graph = draft.graph;
     let node = graph.node(fit.matmuls[0]);
     let (&MatmulShape { m, k, .. }, [_, b]) = (&fit.shape, &fit.operands);
@@ -98,7 +98,7 @@ fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bool {
 }
 
 /// Elementwise work on the sums, which it reads in order.
-fn can_be_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
+pub(crate) fn can_be_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
     let follows = |&id: &NodeId| is_elementwise(&draft.graph.node(id).op) && is_in_order(draft, fit.matmuls, id);
     fit.epilogue.iter().all(follows)
 }
@@ -177,17 +177,17 @@ pub fn lower_matmul(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
     LoweredMatmul { product: kernel, launch: MatmulLaunch { args, shape, prologue_axes, axes } }
 }
 
-/// A prologue or a epilogue.
-struct Side {
-    body: Body,
+/// A prologue or an epilogue.
+pub(crate) struct Side {
+    pub body: Body,
     /// Arguments that are handed over as `f32`, in the order of their nodes.
-    handed: Vec<usize>,
+    pub handed: Vec<usize>,
     /// All the others.
-    others: Vec<ArgBinding>,
-    axes: Vec<(usize, usize)>,
+    pub others: Vec<ArgBinding>,
+    pub axes: Vec<(usize, usize)>,
 }
 
-fn lower_side(draft: &Draft, handed: &[NodeId]) -> Side {
+pub(crate) fn lower_side(draft: &Draft, handed: &[NodeId]) -> Side {
     let LoweredRows { body, launch } = lower_rows(draft, handed);
     let position = |&id: &NodeId| launch.args.iter().position(|arg| arg.base == id).expect("it is read or written");
     let handed: Vec<usize> = handed.iter().map(position).collect();

@@ -6,6 +6,7 @@ pub mod hopper;
 pub mod mma;
 pub mod mma_routed;
 mod mma_time;
+pub mod pair;
 pub mod plain;
 pub mod realigned;
 mod route;

@@ -14,19 +14,24 @@ pub(super) fn lower(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
     let LoweredMatmul { mut product, mut launch } = lower_matmul(draft, fit);
     if product.epilogue.is_none() {
         let (rows, n, rights) = (launch.shape.m * launch.shape.batches(), launch.shape.n, product.rights);
-        let mut exprs = Exprs::default();
-        let spec = |dtype, written| ArgSpec { dtype, access: Access::Row, written };
-        let stored =
-            (0..rights as u16).map(|sum| Stage::Store { value: exprs.make(Expr::Load(sum)), arg: rights as u16 + sum });
-        let stages = stored.collect();
-        let args = [vec![spec(Dtype::F32, false); rights], vec![spec(product.result, true); rights]].concat();
-        let body = Body { cols: n, args, exprs: exprs.finish(), stages, ..Body::default() };
-        product.epilogue = Some(Epilogue { body, sums: (0..rights).collect() });
+        product.epilogue = Some(storing(n, product.result, rights));
         for result in launch.args.iter_mut().rev().take(rights) {
             result.leading = vec![(rows, n)];
         }
     }
     LoweredMatmul { product, launch }
+}
+
+/// An epilogue that stores the sums of so many matmuls as they are; sums come before results.
+pub(super) fn storing(columns: usize, result: Dtype, rights: usize) -> Epilogue<Body> {
+    let mut exprs = Exprs::default();
+    let spec = |dtype, written| ArgSpec { dtype, access: Access::Row, written };
+    let stored =
+        (0..rights as u16).map(|sum| Stage::Store { value: exprs.make(Expr::Load(sum)), arg: rights as u16 + sum });
+    let stages = stored.collect();
+    let args = [vec![spec(Dtype::F32, false); rights], vec![spec(result, true); rights]].concat();
+    let body = Body { cols: columns, args, exprs: exprs.finish(), stages, ..Body::default() };
+    Epilogue { body, sums: (0..rights).collect() }
 }
 
 /// What makes the left operand, by vectors of so many columns.

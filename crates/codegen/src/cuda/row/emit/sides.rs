@@ -6,17 +6,18 @@ use super::{Emission, Span, Writer, partials};
 use crate::body::{Access, ArgSpec, Expr, ExprId};
 use crate::cuda::row_config::Policy;
 
-/// `prologue::run(p, put)`: all threads of a block make the operand and call `put(row, column, value)` for each element.
+/// `head::run(p, put, first)`: all threads of a block make ROWS rows of the operand, from the first on, and call `put(row, column, value)` for
+/// each element.
 pub(crate) fn emit_prologue(emission: &Emission) -> String {
     let mut writer = Writer::new(emission);
     writer.open("namespace head {");
     writer.constants_of_rows();
     writer.parameters();
-    writer.open("template <class Put> static __device__ __forceinline__ void run(const Parameters& p, Put put) {");
+    writer.open("template <class Put> static __device__ __forceinline__ void run(const Parameters& p, Put put, const int first = 0) {");
     writer.line("const int lane = threadIdx.x % T, group = threadIdx.x / T;");
     writer.line("const int part = 0, turn = 0;");
     writer.shared_memory();
-    writer.place("0");
+    writer.place("first");
     writer.addresses(|spec, _| !spec.written);
     writer.early_loads();
     writer.sweeps();
@@ -62,10 +63,13 @@ pub(crate) fn emit_rows_of_warps(emission: &Emission) -> String {
 /// an index picks what is read; `read(p, row, col)` gives what it reads for those of one row; `run(p, row, col, sums, shared, operands)` does with both what follows V sums of that row, of each matmul. So several loads can be
 /// in flight before the first work, and what rows share is loaded once. Where columns are summed over rows, the last argument of `run` is a sum
 /// so far of each, and the kernel `finish` adds up what blocks have stored.
-pub(crate) fn emit_epilogue(emission: &Emission) -> String {
+///
+/// What stands between two matmuls is in a namespace of its own, and hands its values over: `put(row, column, value)` for each, the last
+/// argument of `run`.
+pub(crate) fn emit_epilogue(emission: &Emission, namespace: &str) -> String {
     debug_assert_eq!(emission.config.policy, Policy::Streamed, "every value is read where it is needed");
     let mut writer = Writer::new(emission);
-    writer.open("namespace tail {");
+    writer.open(format!("namespace {namespace} {{"));
     writer.line(format!("constexpr int COLS = {};", emission.body.cols));
     writer.parameters();
     writer.prefetch_shared();
@@ -73,8 +77,10 @@ pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     writer.operands("Operands", "read(const Parameters& p, const i64 row, const int col)", false);
     let sums = partials(emission.body).len();
     let columns = if sums > 0 { ", F* columns" } else { "" };
+    let makes = emission.handed.iter().any(|&arg| emission.body.args[arg].written);
+    let (template, put) = if makes { ("template <class Put> ", ", Put put") } else { ("", "") };
     writer.open(format!(
-        "static __device__ __forceinline__ void run(const Parameters& p, const i64 row, const int col, const F* sums, const Shared& shared, const Operands& operands{columns}) {{"
+        "{template}static __device__ __forceinline__ void run(const Parameters& p, const i64 row, const int col, const F* sums, const Shared& shared, const Operands& operands{columns}{put}) {{"
     ));
     writer.line("const bool live = true, in = true;");
     for index in 0..sums {
