@@ -7,7 +7,7 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv,
+# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-layers.csv,
 # h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
@@ -28,6 +28,7 @@ gpt2         150      30
 attention    150      24
 matmul       220      66
 experts      300      16
+layers       240      30
 launches     280      60
 ncu          110      60
 python       260      30
@@ -266,11 +267,11 @@ part_matmul() {
 
 # Every variant of matmuls of few rows, and the feed-forward op from one row on: where kernels and the library change places.
 few_rows() {
-    "$deuteron" bench matmul --rows 16,64,128,256 --weights 3072x768,768x2304 --dtype bf16 --device cuda --json |
+    "$deuteron" bench matmul --rows 2,4,8,16,64,128,256 --weights 3072x768,768x2304 --dtype bf16 --device cuda --json |
         csv_rows h200-matmul-few-rows rows inner columns variant chosen us worst_ratio
 }
 ffn_rows() {
-    "$deuteron" bench ffn --rows 1,8,9,16,64,128,256,1024,8192 --dtype bf16 --device cuda --json |
+    "$deuteron" bench ffn --rows 1,2,4,5,8,16,17,64,128,200,256,1024,8192 --dtype bf16 --device cuda --json |
         csv_rows h200-ffn op rows kernels_fused fused_graph_us unfused_graph_us predicted_us
 }
 
@@ -282,6 +283,12 @@ matmul_ladder_rows() {
 # Rows routed to experts beside torch and a grouped matmul in Triton.
 part_experts() {
     run python3 "$here/peers_experts.py" --binary "$deuteron" --commit "$commit"
+}
+
+# Layers around matmuls from Python, beside torch.
+part_layers() {
+    unpack_python
+    run python3 "$here/peers_layers.py" --binary "$deuteron" --commit "$commit"
 }
 
 # Attention and its gradient beside torch's flash and cuDNN.

@@ -30,7 +30,12 @@ pub struct MatmulFit<'a> {
 /// The matmuls of a draft, if they are one to three of one operand, with row work that makes the operand of few rows and elementwise
 /// work on the sums.
 pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
-    fit_with(draft, PROLOGUE_ROWS, can_be_epilogue)
+    fit_few(draft, PROLOGUE_ROWS)
+}
+
+/// The same with row work over at most so many rows.
+pub fn fit_few<'a>(draft: &Draft<'a>, rows: usize) -> Option<MatmulFit<'a>> {
+    fit_with(draft, rows, can_be_epilogue)
 }
 
 /// The same with any row work on the sums, and before matmuls of any number of rows.
@@ -73,7 +78,7 @@ fn can_be_together(draft: &Draft, fit: &MatmulFit, read: &[NodeId]) -> bool {
 }
 
 /// Row work over at most so many rows that is read as it would lie.
-pub(crate) fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bool {
+fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bool {
     let graph = draft.graph;
     let node = graph.node(fit.matmuls[0]);
     let (&MatmulShape { m, k, .. }, [_, b]) = (&fit.shape, &fit.operands);
@@ -98,7 +103,7 @@ pub(crate) fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bo
 }
 
 /// Elementwise work on the sums, which it reads in order.
-pub(crate) fn can_be_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
+fn can_be_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
     let follows = |&id: &NodeId| is_elementwise(&draft.graph.node(id).op) && is_in_order(draft, fit.matmuls, id);
     fit.epilogue.iter().all(follows)
 }
@@ -178,16 +183,16 @@ pub fn lower_matmul(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
 }
 
 /// A prologue or an epilogue.
-pub(crate) struct Side {
-    pub body: Body,
+struct Side {
+    body: Body,
     /// Arguments that are handed over as `f32`, in the order of their nodes.
-    pub handed: Vec<usize>,
+    handed: Vec<usize>,
     /// All the others.
-    pub others: Vec<ArgBinding>,
-    pub axes: Vec<(usize, usize)>,
+    others: Vec<ArgBinding>,
+    axes: Vec<(usize, usize)>,
 }
 
-pub(crate) fn lower_side(draft: &Draft, handed: &[NodeId]) -> Side {
+fn lower_side(draft: &Draft, handed: &[NodeId]) -> Side {
     let LoweredRows { body, launch } = lower_rows(draft, handed);
     let position = |&id: &NodeId| launch.args.iter().position(|arg| arg.base == id).expect("it is read or written");
     let handed: Vec<usize> = handed.iter().map(position).collect();

@@ -26,7 +26,7 @@ pub enum Structure {
 pub struct Chain {
     /// row work that makes the left operand of the first link
     pub prologue: Side,
-    /// one link; attention and its projection; or two matmuls with elementwise work between them
+    /// one link, or attention and its projection
     pub links: Vec<Link>,
     /// row work on the result of the last link
     pub epilogue: Side,
@@ -62,8 +62,6 @@ pub enum Link {
         /// in order
         nodes: Vec<NodeId>,
     },
-    /// elementwise work that makes the left operand of the matmul behind it from the result of the one before it
-    Between(Side),
     /// rows, each times the matrix that an index picks for it
     Routed {
         /// the matmul
@@ -230,8 +228,7 @@ impl Chain {
 
     fn kind(&self) -> GroupKind {
         let multiplies = |link: &Link| match link {
-            Link::Matmul { .. } | Link::Between(_) | Link::Routed { .. } => true,
-            Link::CrossEntropy(_) | Link::CrossEntropyGradient(_) => true,
+            Link::Matmul { .. } | Link::Routed { .. } | Link::CrossEntropy(_) | Link::CrossEntropyGradient(_) => true,
             Link::Attention(_) | Link::AttentionScores(_) | Link::AttentionGradient(_) => false,
         };
         if self.links.iter().all(multiplies) { GroupKind::Matmul } else { GroupKind::Attention }
@@ -256,8 +253,7 @@ impl Chain {
             ([Link::AttentionGradient(_), ..], ..) => "attention backward",
             ([Link::CrossEntropy(_), ..], ..) => "cross entropy without logits",
             ([Link::CrossEntropyGradient(_), ..], ..) => "cross entropy backward",
-            ([Link::Matmul { .. }, Link::Between(_), ..], ..) => "two matmuls of few rows",
-            ([] | [Link::Matmul { .. } | Link::Between(_) | Link::Routed { .. }, ..], ..) => "chain of matmuls",
+            ([] | [Link::Matmul { .. } | Link::Routed { .. }, ..], ..) => "chain of matmuls",
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
 use crate::verify::Expected;
 
-/// Rows at which variants are checked; they are timed at the rows that were asked for.
+/// Rows at which variants are checked, at most; they are timed at the rows that were asked for.
 const CHECKED_ROWS: usize = 129;
 
 /// Predicted time of a variant that is worth measuring, at most, over that of the fastest of its kind.
@@ -181,13 +181,12 @@ fn gpu(engine: &Engine) -> Result<&CudaTarget, Error> {
 /// Checks and times the variants of a matmul that are worth it, the fastest first.
 pub fn matmul_variants(engine: &Engine, case: &MatmulCase) -> Result<Vec<VariantRow>, Error> {
     let target = gpu(engine)?;
-    let small = Matmul::new(engine, &MatmulCase { rows: CHECKED_ROWS, ..*case })?;
+    let small = Matmul::new(engine, &MatmulCase { rows: case.rows.min(CHECKED_ROWS), ..*case })?;
     let large = Matmul::new(engine, case)?;
     let chosen = render(large.draft()?, engine.device().backend())?;
     let (mut rows, mut sessions) = (Vec::new(), Vec::new());
     for variant in MatmulVariant::all(&large.draft()?, target, WORTH_MEASURING) {
         let kernels = (variant.kernel(&small.draft()?, target), variant.kernel(&large.draft()?, target));
-        // What takes few rows alone has no kernel at the rows that are checked.
         let (Some(at_small), Some(at_large)) = kernels else { continue };
         let worst_ratio = small.worst_ratio(engine, at_small)?;
         rows.push((variant, at_large == chosen, worst_ratio));

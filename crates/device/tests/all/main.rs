@@ -10,4 +10,5 @@ mod hopper;
 mod mma;
 mod nvrtc;
 mod skinny;
+mod strips;
 mod support;

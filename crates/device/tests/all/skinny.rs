@@ -19,8 +19,9 @@ fn kernels(text: &str, dtype: Dtype, arch: Arch) -> Vec<(Kernel, Option<SkinnyCo
     let made = planned.groups.iter().map(|group| {
         let draft = group.draft(&graph, &planned.placement);
         let made = render(draft, &Backend::Cuda(target.clone())).unwrap();
-        let skinny = SkinnyKernel::of(&draft, &target);
-        // It is the kernel that the group has.
+        // Matrix units take some of what it takes too; else it is the kernel that the group has.
+        let by_matrices = matches!(&made.source, Source::Cuda(source) if source.name == "matmul_strips");
+        let skinny = SkinnyKernel::of(&draft, &target).filter(|_| !by_matrices);
         assert!(skinny.as_ref().is_none_or(|skinny| skinny.kernel(&target) == made));
         (made, skinny.map(|skinny| skinny.config))
     });
@@ -59,15 +60,16 @@ fn graphs([m, k, n]: [usize; 3]) -> Vec<String> {
 }
 
 const SIZES: [[usize; 3]; 7] =
-    [[1, 768, 3072], [2, 768, 2304], [4, 3072, 768], [8, 768, 50257], [3, 127, 129], [7, 1500, 33], [1, 2, 1]];
+    [[1, 768, 3072], [2, 768, 2304], [4, 3072, 768], [4, 768, 50257], [3, 127, 129], [7, 1500, 33], [1, 2, 1]];
 
 #[test]
 fn every_kernel_compiles_without_spills() {
     let Some(compiler) = compiler() else { return };
     // Every dtype for one size and both architectures, which take turns for each number of rows that is compiled for one dtype.
     let both = [Arch::Sm80, Arch::Sm90a];
-    let of_dtypes = Dtype::FLOATS.map(|dtype| (dtype, [8, 768, 384]));
-    let of_rows = [[1, 768, 3072], [2, 768, 2304], [4, 1500, 33], [3, 127, 129]].map(|size| (Dtype::Bf16, size));
+    // Of 16-bit operands, more than four rows go to matrix units where vectors divide the sizes.
+    let of_dtypes = Dtype::FLOATS.map(|dtype| (dtype, [if dtype == Dtype::F32 { 8 } else { 4 }, 768, 384]));
+    let of_rows = [[1, 768, 3072], [2, 768, 2304], [8, 1500, 33], [3, 127, 129]].map(|size| (Dtype::Bf16, size));
     let mut kernels = Vec::new();
     for (at, (dtype, size)) in of_dtypes.into_iter().chain(of_rows).enumerate() {
         for (turn, text) in graphs(size).iter().enumerate() {
@@ -94,7 +96,7 @@ fn every_kernel_compiles_without_spills() {
 
 #[test]
 fn every_launch_is_within_the_limits_of_the_architecture() {
-    for size in SIZES.into_iter().chain([[1, 14000, 100], [8, 1500, 768], [5, 64, 100_000]]) {
+    for size in SIZES.into_iter().chain([[1, 14000, 100], [8, 1500, 768], [3, 64, 100_000]]) {
         for dtype in Dtype::FLOATS {
             for text in graphs(size) {
                 for arch in Arch::ALL {
@@ -136,7 +138,7 @@ fn products_of_more_rows_stay_with_the_library() {
         matches!(kernels, [(Kernel { source: Source::Library(_), .. }, None)])
     };
     let library = |text: &str| is_library(&kernels(text, Dtype::Bf16, Arch::Sm90a));
-    assert!(library("x = input float[9,768] ; l = linear x m:float[768,768] c:float[768] ; out l"));
+    assert!(library("x = input float[17,768] ; l = linear x m:float[768,768] c:float[768] ; out l"));
     // More than the shared memory of a block holds, on one architecture or on all.
     let long = "x = input float[8,3072] ; l = linear x m:float[3072,768] c:float[768] ; out l";
     assert!(!library(long));
@@ -148,6 +150,6 @@ fn products_of_more_rows_stay_with_the_library() {
     assert!(library("x = input float[4,1,64] ; y = input float[4,64,100] ; z = matmul x y ; out z"));
     // A norm of more rows is a kernel of its own, but on Hopper, where the launch of a matmul makes its left operand.
     let norm =
-        "x = input float[16,768] ; h = layer_norm x w:float[768] b:float[768] ; y = matmul h m:float[768,768] ; out y";
+        "x = input float[17,768] ; h = layer_norm x w:float[768] b:float[768] ; y = matmul h m:float[768,768] ; out y";
     assert_eq!([Arch::Sm80, Arch::Sm90a].map(|arch| kernels(norm, Dtype::Bf16, arch).len()), [2, 1]);
 }

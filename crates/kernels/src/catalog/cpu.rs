@@ -17,11 +17,10 @@ fn family(structure: &Structure) -> Option<&'static dyn Family<CpuTarget>> {
     match structure {
         Structure::Row => Some(&RowFamily),
         Structure::Chain(chain) => match chain.links.first()? {
-            Link::Matmul { .. } if chain.links.len() > 1 => None,
             Link::Matmul { .. } | Link::Routed { .. } => Some(&MatmulFamily),
             Link::Attention(_) | Link::AttentionGradient(_) => Some(&AttentionFamily),
             // Probabilities are a matmul and row work: the row is still in cache when it is softened.
-            Link::AttentionScores(_) | Link::Between(_) => None,
+            Link::AttentionScores(_) => None,
             // So are losses: their logits are made for some rows at a time.
             Link::CrossEntropy(_) | Link::CrossEntropyGradient(_) => None,
         },

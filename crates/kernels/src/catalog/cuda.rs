@@ -11,10 +11,10 @@ use deuteron_matmul::cuda::cross_entropy::CrossEntropyFamily;
 use deuteron_matmul::cuda::hopper::HopperFamily;
 use deuteron_matmul::cuda::mma::MmaFamily;
 use deuteron_matmul::cuda::mma_routed::MmaRoutedFamily;
-use deuteron_matmul::cuda::pair::PairFamily;
 use deuteron_matmul::cuda::realigned::RealignedFamily;
 use deuteron_matmul::cuda::routed::RoutedFamily;
 use deuteron_matmul::cuda::skinny::SkinnyFamily;
+use deuteron_matmul::cuda::strips::StripsFamily;
 use deuteron_matmul::library::LibraryFamily;
 use deuteron_plan::{Catalog, Chain, Draft, Link, Reach, Structure, Work, primitive_work};
 
@@ -36,8 +36,9 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
     };
     match chain.links.as_slice() {
         // Each but the library takes what it is predicted to do faster than those behind it.
-        [Link::Matmul { .. }] => &[&SkinnyFamily, &HopperFamily, &RealignedFamily, &MmaFamily, &LibraryFamily],
-        [Link::Matmul { .. }, Link::Between(_), Link::Matmul { .. }] => &[&PairFamily],
+        [Link::Matmul { .. }] => {
+            &[&StripsFamily, &SkinnyFamily, &HopperFamily, &RealignedFamily, &MmaFamily, &LibraryFamily]
+        }
         [Link::Routed { .. }] => &[&RoutedFamily, &MmaRoutedFamily],
         [Link::Attention(_)] if chain.epilogue.reach == Reach::None => &[&AttentionFamily],
         [Link::Attention(_)] => &[&AttentionRowsFamily],
@@ -93,7 +94,6 @@ impl Catalog for CudaCatalog {
             [Link::Matmul { nodes }] => {
                 self.arch.has_wgmma() || (nodes.len() == 1 && chain.epilogue.reach != Reach::Rows)
             }
-            [Link::Matmul { .. }, Link::Between(_), ..] => self.arch.has_clusters(),
             [Link::Routed { .. }] => chain.epilogue.reach != Reach::Rows,
             [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
             _ => true,

@@ -30,15 +30,6 @@ struct Parameters {
     struct { u64 address, bytes, strip; } shared[SHARED];
 };
 
-// What all rows share beside the weights: the whole of it, or what belongs to a strip of columns.
-static __device__ __forceinline__ void prefetch_shared(const Parameters& p, int strip) {
-#pragma unroll
-    for (int i = 0; i < SHARED; ++i) {
-        const u64 bytes = p.shared[i].bytes, own = p.shared[i].strip, first = strip * own;
-        if (p.shared[i].address != 0 && first < bytes) prefetch_range(p.shared[i].address + first, own == 0 ? bytes : min(own, bytes - first));
-    }
-}
-
 struct Weights { u32 w[4]; };
 
 static __device__ __forceinline__ float element(F32, const u32* w, int i) { return __uint_as_float(w[i]); }

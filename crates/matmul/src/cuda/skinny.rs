@@ -13,7 +13,6 @@
 //!   speed of its memory; grids that follow each other closely have theirs in flight together.
 //! - Limits: the rows of A as floats take at most 56 KiB, what every GPU of ours has for a block.
 
-use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::body::Body;
 use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
@@ -235,6 +234,7 @@ impl SkinnyKernel {
         let text = self.constants()
             + &PRELUDE
             + &self.sides()
+            + include_str!("prefetch_shared.cuh")
             + include_str!("skinny.cuh")
             + match self.config.weights {
                 Weights::ByRows { .. } => include_str!("by_rows.cu"),
@@ -328,20 +328,8 @@ impl SkinnyKernel {
         text
     }
 
-    /// What all rows share beside the weights, three words each: the address if it is given, the bytes, and those of a strip of
-    /// columns, 0 for what every block reads as a whole. One that is nothing where there is none.
     fn shared_words(&self) -> Vec<Word> {
-        let all = |side: &Side, strip: usize| -> Vec<Word> {
-            let words = |(position, binding, dtype): (usize, &ArgBinding, Dtype)| {
-                let size = dtype.bytes();
-                let numbers = [side.body.cols * size, strip * size].map(|bytes| Word::Number(bytes as u64));
-                [Word::Unwritten { position, offset: binding.offset * size }, numbers[0], numbers[1]]
-            };
-            side.shared_rows().flat_map(words).collect()
-        };
-        let mut words = self.prologue().map_or(Vec::new(), |prologue| all(&prologue, 0));
-        words.extend(self.epilogue().map_or(Vec::new(), |epilogue| all(&epilogue, self.config.strip)));
-        if words.is_empty() { vec![Word::Number(0); 3] } else { words }
+        sides::shared_words(self.prologue().as_ref(), self.epilogue().as_ref(), self.config.strip)
     }
 
     fn describe(&self) -> String {

@@ -10,6 +10,7 @@ use super::hopper::{HopperKernel, HopperTile};
 use super::mma::{MmaKernel, MmaTile};
 use super::realigned::RealignedKernel;
 use super::skinny::SkinnyKernel;
+use super::strips::StripsKernel;
 use crate::library;
 
 /// A way to compute a matmul on a GPU.
@@ -19,6 +20,8 @@ pub enum MatmulVariant {
     Library,
     /// few rows, every weight once
     FewRows,
+    /// few rows, every weight once, by matrix units
+    Strips,
     /// on Hopper's matrix units
     Hopper(HopperTile),
     /// the same, of copies of operands that tensor maps cannot take
@@ -31,7 +34,7 @@ impl MatmulVariant {
     /// All that take a group. Of those that differ in how they are cut, the ones that are predicted to take at most so many times the time
     /// of the fastest.
     pub fn all(group: &Draft, target: &CudaTarget, times: f64) -> Vec<MatmulVariant> {
-        let one = [MatmulVariant::Library, MatmulVariant::FewRows, MatmulVariant::Realigned];
+        let one = [MatmulVariant::Library, MatmulVariant::FewRows, MatmulVariant::Strips, MatmulVariant::Realigned];
         let mut all: Vec<MatmulVariant> =
             one.into_iter().filter(|variant| variant.kernel(group, target).is_some()).collect();
         if let Some(ours) = HopperKernel::of(group, target) {
@@ -48,6 +51,7 @@ impl MatmulVariant {
         match *self {
             MatmulVariant::Library => Some(library::kernel(&library::lower(group, &library::fit(group)?)?)),
             MatmulVariant::FewRows => Some(SkinnyKernel::of(group, target)?.kernel(target)),
+            MatmulVariant::Strips => Some(StripsKernel::of(group, target)?.kernel(target)),
             MatmulVariant::Realigned => Some(RealignedKernel::of(group, target)?.kernel(target)),
             MatmulVariant::Mma(tile) => Some(MmaKernel::of(group, target)?.with_tile(tile).kernel(target)),
             MatmulVariant::Hopper(tile) => Some(HopperKernel::of(group, target)?.with_tile(tile).kernel(target)),
@@ -60,6 +64,7 @@ impl fmt::Display for MatmulVariant {
         match self {
             MatmulVariant::Library => f.write_str("library"),
             MatmulVariant::FewRows => f.write_str("few rows"),
+            MatmulVariant::Strips => f.write_str("few rows by matrix units"),
             MatmulVariant::Hopper(tile) => write!(f, "{tile}"),
             MatmulVariant::Realigned => f.write_str("warpgroups, of copied operands"),
             MatmulVariant::Mma(tile) => write!(f, "{tile}"),

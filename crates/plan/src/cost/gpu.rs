@@ -41,8 +41,7 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
             attention(draft, machine, work, traffic, cached, chain)
         }
         Some(Link::AttentionScores(_)) => scores(draft, machine, work, traffic, cached, chain),
-        Some(Link::Matmul { .. } | Link::Between(_) | Link::Routed { .. })
-        | Some(Link::CrossEntropy(_) | Link::CrossEntropyGradient(_))
+        Some(Link::Matmul { .. } | Link::Routed { .. } | Link::CrossEntropy(_) | Link::CrossEntropyGradient(_))
         | None => matmul(draft, machine, work, traffic, cached, chain),
     }
 }
@@ -362,8 +361,7 @@ fn is_causal(draft: &Draft, chain: &Chain) -> bool {
         Some(Link::AttentionGradient(_)) => {
             draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::Compare(CompareOp::Le)))
         }
-        Some(Link::Matmul { .. } | Link::Between(_) | Link::Routed { .. })
-        | Some(Link::CrossEntropy(_) | Link::CrossEntropyGradient(_))
+        Some(Link::Matmul { .. } | Link::Routed { .. } | Link::CrossEntropy(_) | Link::CrossEntropyGradient(_))
         | None => false,
     }
 }

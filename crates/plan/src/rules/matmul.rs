@@ -10,9 +10,6 @@ use crate::reason::Reason;
 use crate::rules::rows::{Edge, Rules};
 use crate::space::matmul_size;
 
-/// Rows of two matmuls in one kernel, at most: every block holds all of them.
-const PAIR_ROWS: usize = 256;
-
 impl Rules<'_> {
     /// The chain of matmuls and row nodes.
     pub(super) fn matmul_chain(
@@ -21,11 +18,6 @@ impl Rules<'_> {
         rows: &[NodeId],
         leaves: &dyn Fn(NodeId) -> bool,
     ) -> Result<Chain, Reason> {
-        if let &[first, second] = matmuls.as_slice()
-            && let Some(chain) = self.pair_chain(first, second, rows, leaves)
-        {
-            return chain;
-        }
         self.check_shared_operand(&matmuls)?;
         if let Some(gather) = self.picked_operand(rows, &matmuls) {
             return self.routed_chain(matmuls[0], rows, gather, leaves);
@@ -36,57 +28,6 @@ impl Rules<'_> {
         let epilogue = self.epilogue(after, &matmuls, leaves)?;
         self.check_operand_positions(&prologue.nodes, &matmuls)?;
         self.chain_around(prologue, matmuls, epilogue)
-    }
-
-    /// Two matmuls with elementwise work between them, which no other kernel reads, of so few rows that a block holds them all; `None` if
-    /// the second does not read what is made of the first, or blocks of the machine do not meet.
-    fn pair_chain(
-        &self,
-        first: NodeId,
-        second: NodeId,
-        rows: &[NodeId],
-        leaves: &dyn Fn(NodeId) -> bool,
-    ) -> Option<Result<Chain, Reason>> {
-        let meets = self.machine.find(Quantity::ClusterColumns).unwrap_or(0.0) > 1.0;
-        let between = self.feeding(rows, &[second]);
-        let crossing = self.read_values(&between, &[first]);
-        let few = self.graph.node(second).shape.elements() <= PAIR_ROWS * self.graph.node(second).shape.cols();
-        if !meets || crossing.is_empty() || !few {
-            return None;
-        }
-        Some(self.pair_around(first, second, rows, between, leaves))
-    }
-
-    fn pair_around(
-        &self,
-        first: NodeId,
-        second: NodeId,
-        rows: &[NodeId],
-        between: Vec<NodeId>,
-        leaves: &dyn Fn(NodeId) -> bool,
-    ) -> Result<Chain, Reason> {
-        let others: Vec<NodeId> = rows.iter().copied().filter(|id| !between.contains(id)).collect();
-        let (before, after) = self.sides(&others, &[first])?;
-        // What is made before the second matmul exists while it is loaded, and what is made before the first one no longer.
-        let hidden: Vec<NodeId> = [before.as_slice(), &[first], &between].concat();
-        let seen = self.read_values(&after, &hidden).into_iter().chain(self.read_values(&between, &before)).next();
-        if let Some(value) = seen.or_else(|| hidden.iter().copied().find(|&id| leaves(id))) {
-            return Err(Reason::ReadElsewhere { value });
-        }
-        let prologue = self.prologue(before, &[first], leaves)?;
-        let middle = self.epilogue(between, &[first], leaves)?;
-        if middle.reach != Reach::Pointwise {
-            return Err(Reason::NeedsAllRows { value: first });
-        }
-        let epilogue = self.epilogue(after, &[second], leaves)?;
-        // A block has some columns of the result.
-        if epilogue.reach == Reach::Rows {
-            return Err(Reason::SeveralProducts { products: 2 });
-        }
-        self.check_operand_positions(&prologue.nodes, &[first])?;
-        self.check_operand_positions(&middle.nodes, &[second])?;
-        let one = |node: NodeId| Link::Matmul { nodes: vec![node] };
-        Ok(Chain { prologue, links: vec![one(first), Link::Between(middle), one(second)], epilogue })
     }
 
     /// Matmuls with sides that follow the rules, if there are few enough rows for both; or if blocks that run at once make the rows of a

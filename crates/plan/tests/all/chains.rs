@@ -26,7 +26,6 @@ fn assert_covers(graph: &Graph, plan: &Plan, Chain { prologue, links, epilogue }
     for link in links {
         match link {
             Link::Matmul { nodes: own } => nodes.extend(own),
-            Link::Between(side) => nodes.extend(&side.nodes),
             Link::Routed { node, gather } => nodes.extend([node, gather]),
             Link::Attention(link) | Link::AttentionScores(link) => {
                 let call = &graph.calls()[graph.node(link.output).call.index()];
@@ -55,38 +54,6 @@ fn a_linear_layer_of_few_rows_between_a_norm_and_an_activation() {
     assert_eq!((chain.prologue.crossing, chain.epilogue.crossing), (vec![left], vec![matmul]));
     assert_eq!(chain.prologue.nodes.last(), Some(&left));
     assert_eq!(plan.groups[0].structure.name(), "norm, then matmul of few rows");
-}
-
-/// Both layers of a feed-forward network, of rows that a block holds.
-#[test]
-fn two_matmuls_of_few_rows_with_elementwise_work_between_them() {
-    let feed_forward = |rows: usize, more: &str| {
-        format!(
-            "x = input bf16[{rows},64] ; g = weight bf16[64] ; w = weight bf16[64,96] ; b = weight bf16[96] ; v = weight bf16[96,64]
-             n, mean, rstd = layer_norm x g g ; l = linear n w b ; h = gelu l ; p = matmul h v ; y = add p x ; out y{more}"
-        )
-    };
-    let (graph, plan, chain) = chain(&feed_forward(4, ""));
-    assert_covers(&graph, &plan, &chain);
-    let [first, second] = matmuls(&graph)[..] else { panic!("two matmuls") };
-    let [Link::Matmul { nodes: before }, Link::Between(between), Link::Matmul { nodes: behind }] = &chain.links[..]
-    else {
-        panic!("{chain:?}")
-    };
-    assert_eq!((before.as_slice(), behind.as_slice()), (&[first][..], &[second][..]));
-    assert_eq!((between.reach, &between.crossing[..]), (Reach::Pointwise, &[first][..]));
-    assert_eq!((chain.prologue.reach, chain.epilogue.reach), (Reach::Rows, Reach::Pointwise));
-    assert_eq!(plan.groups[0].structure.name(), "two matmuls of few rows");
-    // Hidden values that somebody else reads, rows that no block holds, and whole rows behind the second matmul.
-    for text in [
-        feed_forward(4, " ; z = exp h ; out z"),
-        feed_forward(257, ""),
-        feed_forward(4, " ; q, mean2, rstd2 = layer_norm y g g ; out q"),
-    ] {
-        let graph: Graph = text.parse().unwrap();
-        let plan = planned(&graph, Strategy::Greedy);
-        assert!(plan.groups.len() > 1, "{plan}");
-    }
 }
 
 #[test]

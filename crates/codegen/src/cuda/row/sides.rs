@@ -69,19 +69,10 @@ impl Side<'_> {
 
     /// The text of an epilogue.
     pub fn epilogue(&self) -> String {
-        self.following("tail")
-    }
-
-    /// The text of work between two matmuls.
-    pub fn between(&self) -> String {
-        self.following("middle")
-    }
-
-    fn following(&self, namespace: &str) -> String {
         let config = self.config(Policy::Streamed, 1, 1, 1);
         let layouts = self.layouts();
         let sweeps = passes(self.body, &self.shared(&layouts), false);
-        emit_epilogue(&self.emission(&layouts, &sweeps, &config), namespace)
+        emit_epilogue(&self.emission(&layouts, &sweeps, &config))
     }
 
     /// The text of an epilogue on the sums of tiles so wide, of which so many blocks share a row; four neighbouring threads have a row of a

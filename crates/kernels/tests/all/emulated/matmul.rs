@@ -482,7 +482,7 @@ fn matmuls_of_few_rows() {
         ("matmul_by_rows", [1, 40, 300], false, 1, 1),
         ("matmul_of_clusters", [3, 100, 1030], false, 7, 4),
         ("matmul_by_columns", [2, 50, 520], true, 2, 1),
-        ("matmul_of_slices", [5, 9, 520], true, 4, 1),
+        ("matmul_of_slices", [5, 9, 524], true, 4, 1),
     ] {
         let (source, grid, launch) = matmul(sizes, transposed, processors);
         assert_eq!((source.name.as_str(), grid.cluster), ("skinny", cluster), "{name}");
@@ -491,6 +491,63 @@ fn matmuls_of_few_rows() {
             let (ok, said) = program.run(&launch, 4, lanes, seeds, 0);
             assert!(ok, "{name}, {lanes:?}:\n{said}");
         }
+    }
+}
+
+/// The same by matrix units: strips that blocks walk over, parts of K, columns that no vector divides, rows that are made.
+#[test]
+fn matmuls_in_strips() {
+    let Some(compiler) = compiler() else { return };
+    let f16 = |product: Product| Product { dtype: Dtype::F16, ..product };
+    for (name, product, processors, cluster) in [
+        ("strips_by_rows", Product::new([5, 200, 264], false), 2, 1),
+        ("strips_of_clusters", Product::new([16, 64, 1544], false), 8, 2),
+        ("strips_by_columns", f16(Product::new([13, 131, 96], true)), 2, 1),
+        ("strips_of_columns_in_clusters", Product::new([6, 40, 1032], true), 8, 2),
+        ("strips_behind_a_norm", Product { made: true, ..Product::new([9, 72, 104], true) }, 2, 1),
+    ] {
+        let (source, cut, launch) = strips(&product, processors);
+        assert_eq!(cut, cluster, "{name}");
+        let program = TileProgram::compile(&compiler, name, "matmul.cpp", "matmul_strips", &source.text);
+        for (lanes, seeds) in [(Lanes::Together, 1..3), (Lanes::Apart, 3..4)] {
+            let (ok, said) = program.run(&launch, processors, lanes, seeds, 0);
+            assert!(ok, "{name}, {lanes:?}:\n{said}");
+        }
+    }
+}
+
+/// The kernel by strips of a matmul, blocks of its clusters, and its launch.
+fn strips(product: &Product, processors: usize) -> (CudaSource, u32, String) {
+    let graph = product.graph();
+    let (source, launch, grids) = only(&graph, &greedy(&graph), processors);
+    assert_eq!(source.name, "matmul_strips");
+    let [grid] = grids.list.as_slice() else { panic!("{} grids", grids.list.len()) };
+    (source, grid.cluster, product.launch(&graph, &launch, grid))
+}
+
+#[test]
+fn mistakes_in_strips() {
+    let both: [Mistake; 3] = [
+        ("await_copies<STAGES - 1>();", "", "FAILED"),
+        ("inner < last && across < N", "across < N", "FAILED"),
+        ("s_left + chunk * DEEP * 2", "s_left", "FAILED"),
+    ];
+    let of_clusters: [Mistake; 3] = [
+        ("if (ONE_STRIP) __syncthreads();", "", "FAILED"),
+        ("await_remote_stores(&s_sent);", "", "FAILED"),
+        ("part * SHARE + e / SPLIT * V", "e / SPLIT * V", "FAILED"),
+    ];
+    let walks: [Mistake; 2] = [
+        ("item % ROUNDS != ROUNDS - 1", "item != items - 1", "FAILED"),
+        ("x[0] = x[1] = x[2] = x[3] = 0.0f;", "", "FAILED"),
+    ];
+    for (name, product, processors, own) in [
+        ("mistakes_in_strips_of_clusters", Product::new([16, 64, 1544], false), 8, &of_clusters[..]),
+        ("mistakes_in_strips_that_are_walked", Product::new([5, 200, 264], true), 2, &walks),
+    ] {
+        let (source, _, launch) = strips(&product, processors);
+        let launched = Launched { source, entry: "matmul_strips", launch, driver: "matmul.cpp" };
+        check_mistakes(name, launched, processors, 3, &[&both[..], own].concat());
     }
 }
 

@@ -63,13 +63,10 @@ pub(crate) fn emit_rows_of_warps(emission: &Emission) -> String {
 /// an index picks what is read; `read(p, row, col)` gives what it reads for those of one row; `run(p, row, col, sums, shared, operands)` does with both what follows V sums of that row, of each matmul. So several loads can be
 /// in flight before the first work, and what rows share is loaded once. Where columns are summed over rows, the last argument of `run` is a sum
 /// so far of each, and the kernel `finish` adds up what blocks have stored.
-///
-/// What stands between two matmuls is in a namespace of its own, and hands its values over: `put(row, column, value)` for each, the last
-/// argument of `run`.
-pub(crate) fn emit_epilogue(emission: &Emission, namespace: &str) -> String {
+pub(crate) fn emit_epilogue(emission: &Emission) -> String {
     debug_assert_eq!(emission.config.policy, Policy::Streamed, "every value is read where it is needed");
     let mut writer = Writer::new(emission);
-    writer.open(format!("namespace {namespace} {{"));
+    writer.open("namespace tail {");
     writer.line(format!("constexpr int COLS = {};", emission.body.cols));
     writer.parameters();
     writer.prefetch_shared();
@@ -77,10 +74,8 @@ pub(crate) fn emit_epilogue(emission: &Emission, namespace: &str) -> String {
     writer.operands("Operands", "read(const Parameters& p, const i64 row, const int col)", false);
     let sums = partials(emission.body).len();
     let columns = if sums > 0 { ", F* columns" } else { "" };
-    let makes = emission.handed.iter().any(|&arg| emission.body.args[arg].written);
-    let (template, put) = if makes { ("template <class Put> ", ", Put put") } else { ("", "") };
     writer.open(format!(
-        "{template}static __device__ __forceinline__ void run(const Parameters& p, const i64 row, const int col, const F* sums, const Shared& shared, const Operands& operands{columns}{put}) {{"
+        "static __device__ __forceinline__ void run(const Parameters& p, const i64 row, const int col, const F* sums, const Shared& shared, const Operands& operands{columns}) {{"
     ));
     writer.line("const bool live = true, in = true;");
     for index in 0..sums {
