@@ -102,13 +102,14 @@ def loss(add):
                     for _ in range(3):
                         step()
                     torch.cuda.synchronize()
-                    torch.cuda.empty_cache()
                     x.grad = w.grad = None
+                    deuteron.empty_cache()
+                    torch.cuda.empty_cache()
                     kept = torch.cuda.memory_allocated()
                     torch.cuda.reset_peak_memory_stats()
-                    stats = deuteron.memory_stats() if name == "ours" else {}
                     step()
                     torch.cuda.synchronize()
+                    stats = deuteron.memory_stats() if name == "ours" else {}
                     grads = (x.numel() + w.numel()) * 2 if backward else 0
                     own = sum(every["workspace_bytes"] for device, every in stats.items() if device.startswith("cuda"))
                     peaks[name] = (torch.cuda.max_memory_allocated() - kept - grads + own) / 2**20
