@@ -119,9 +119,9 @@ struct CadenceArguments {
     /// Steps between losses of the validation tokens; 0 for none
     #[arg(long, value_name = "STEPS", default_value_t = 100)]
     evaluate_every: u64,
-    /// Batches of such a loss, at most
-    #[arg(long, value_name = "BATCHES", default_value_t = 20)]
-    evaluate_batches: usize,
+    /// Batches of such a loss, at most [default: 20]
+    #[arg(long, value_name = "BATCHES")]
+    evaluate_batches: Option<usize>,
     /// Steps between checkpoints; 0 for one at the end alone
     #[arg(long, value_name = "STEPS", default_value_t = 500)]
     save_every: u64,
@@ -155,6 +155,9 @@ struct Report {
 
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let cadence = arguments.cadence.cadence()?;
+    if cadence.evaluate_every == 0 && !arguments.data.validation.is_empty() {
+        bail!("--validation is for losses of its tokens; got --evaluate-every 0");
+    }
     if arguments.json && cadence.sample_every > 0 {
         bail!("--sample-every prints texts where --json prints its report; expected one of them");
     }
@@ -275,12 +278,17 @@ impl CadenceArguments {
         if self.sample_every == 0 && (self.sample_tokens.is_some() || self.prompt.is_some()) {
             bail!("--sample-tokens and --prompt are for samples; expected --sample-every STEPS with them");
         }
+        match (self.evaluate_every, self.evaluate_batches) {
+            (0, Some(_)) => bail!("--evaluate-batches is for losses of validation tokens; got --evaluate-every 0"),
+            (_, Some(0)) => bail!("--evaluate-batches must be at least 1, got 0; --evaluate-every 0 is none"),
+            _ => {}
+        }
         if self.keep == 0 {
             bail!("--keep must be at least 1, got 0: a run without a checkpoint cannot go on");
         }
         Ok(Cadence {
             evaluate_every: self.evaluate_every,
-            evaluate_batches: self.evaluate_batches.max(1),
+            evaluate_batches: self.evaluate_batches.unwrap_or(20),
             save_every: self.save_every,
             keep: self.keep,
             sample_every: self.sample_every,

@@ -135,6 +135,9 @@ impl Progress {
         let differs = |name: &str, stored: String, given: String| {
             Err(Error::Differs { folder: checkpoint.to_path_buf(), name: name.to_string(), stored, given })
         };
+        // Through a file as the others: reading it may take the last bit of a number.
+        let again = serde_json::to_string(given).and_then(|text| serde_json::from_str::<Settings>(&text));
+        let given = again.as_ref().unwrap_or(given);
         let [stored, given] =
             [&self.settings, given].map(|settings| serde_json::to_value(settings).unwrap_or_default());
         for (name, stored) in stored.as_object().into_iter().flatten() {

@@ -105,12 +105,15 @@ fn a_signal_saves_and_resume_goes_on_with_the_same_bits() {
 #[test]
 fn a_flag_that_does_nothing_is_an_error() {
     let folder = Folder::new();
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["--optimizer", "sgd", "--beta2", "0.9"], "--beta2 is for adamw and lion"),
         (&["--optimizer", "lion", "--epsilon", "1e-6"], "--epsilon is for adamw"),
         (&["--optimizer", "adam"], "--optimizer must be adamw, sgd or lion, got `adam`"),
         (&["--prompt", "a"], "expected --sample-every"),
         (&["--sample-every", "5", "--json"], "--json"),
+        (&["--evaluate-every", "0", "--evaluate-batches", "3"], "got --evaluate-every 0"),
+        (&["--evaluate-every", "0", "--validation", "some.txt"], "got --evaluate-every 0"),
+        (&["--evaluate-batches", "0"], "--evaluate-batches must be at least 1"),
         (&["--keep", "0"], "--keep must be at least 1"),
         (&["--sequence", "17"], "--sequence must be at most the model's context, got 17"),
         (&["--model", "gpt2"], "cannot be used with"),

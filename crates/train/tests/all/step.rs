@@ -1,8 +1,11 @@
 //! Graphs of a step against f64.
 
+use deuteron::cuda::Arch;
+use deuteron::listing::{OfflineGpu, kernels_for};
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, Graph, Optimizer, Session, SessionOptions, Strategy, Tensor, seed};
+use deuteron_gpt2::Config;
 use deuteron_train::{Precision, Stateful, Step, StepOptions};
 
 use crate::support::{ADAMW, options, small};
@@ -100,4 +103,18 @@ fn states_in_place_have_the_bits_of_a_function() {
         let names: Vec<&str> = graph.outputs().iter().take(2).map(|output| output.name.as_str()).collect();
         assert_eq!(names, ["loss", "norm"]);
     }
+}
+
+/// What a GPU would run, without one: every kernel is generated, and attention's gradient and each update are one kernel.
+#[test]
+fn a_step_of_gpt2_is_generated_for_hopper() {
+    let gpu = OfflineGpu::of_arch(Arch::Sm90a, None).unwrap();
+    let config = Config { name: Config::OTHER, layers: 2, ..Config::SMALL };
+    let options = StepOptions { batch: 8, sequence: 1024, ..options(Precision::Bf16) };
+    let stateful = Step::new(&config, &options).step().unwrap();
+    let kernels = kernels_for(&gpu, &stateful.graph, Strategy::Fused).unwrap();
+    let count = |part: &str| kernels.iter().filter(|kernel| kernel.name.contains(part)).count();
+    assert_eq!(count("grad(attention)"), 2);
+    assert!(count("adamw") <= config.weights().len(), "{} updates", count("adamw"));
+    assert!(kernels.iter().all(|kernel| !kernel.source.is_empty()));
 }
