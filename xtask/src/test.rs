@@ -18,8 +18,9 @@ use crate::{building, bundle, guide, hardware, program, python, root, succeed};
 const FIRST: [&str; 4] = ["deuteron-graph", "deuteron-plan", "deuteron-reference", "deuteron-onnx"];
 
 /// Packages that are tested last: they take seconds, and their summaries end the output.
-const LAST: [&str; 7] = [
+const LAST: [&str; 8] = [
     "deuteron-gpt2",
+    "deuteron-train",
     "deuteron-guide",
     "deuteron-report",
     "deuteron-cli",

@@ -31,6 +31,7 @@ mod ops;
 mod profile;
 mod show;
 mod stored_file;
+mod train;
 pub mod tuning_file;
 
 use std::ffi::OsString;
@@ -60,6 +61,8 @@ enum What {
     Profile(profile::Arguments),
     /// Generate text with a GPT-2 from a folder or from the local Hugging Face cache
     Generate(generate::Arguments),
+    /// Train a GPT-2 on text or tokens, from scratch or from a folder; Ctrl-C saves where it stands, --resume goes on from there
+    Train(train::Arguments),
     /// Time ready-made fused ops, or a model's prompt and step, against their unfused selves
     Bench(bench::Arguments),
     /// List the catalogue of fused ops
@@ -114,6 +117,7 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         What::Fuse(arguments) => fuse::run(&arguments),
         What::Profile(arguments) => profile::run(&arguments),
         What::Generate(arguments) => generate::run(&arguments),
+        What::Train(arguments) => train::run(&arguments),
         What::Bench(arguments) => bench::run(&arguments),
         What::Ops(arguments) => ops::run(&arguments),
         What::Kernel(arguments) => kernel::run(&arguments),

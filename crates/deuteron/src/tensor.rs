@@ -324,8 +324,9 @@ fn check_bytes(dtype: Dtype, shape: &Shape, bytes: &[u8]) -> Result<(), Error> {
 fn encode(dtype: Dtype, value: f64, to: &mut [u8]) {
     match dtype {
         Dtype::F32 => to.copy_from_slice(&(value as f32).to_le_bytes()),
-        Dtype::F16 => to.copy_from_slice(&f16::from_f64(value).to_le_bytes()),
-        Dtype::Bf16 => to.copy_from_slice(&bf16::from_f64(value).to_le_bytes()),
+        // Rounded first: `from_f64` of these types takes what is just above the middle of two neighbours for the middle.
+        Dtype::F16 => to.copy_from_slice(&f16::from_f64(round_to(dtype, value)).to_le_bytes()),
+        Dtype::Bf16 => to.copy_from_slice(&bf16::from_f64(round_to(dtype, value)).to_le_bytes()),
         Dtype::I32 => to.copy_from_slice(&(value as i32).to_le_bytes()),
         Dtype::I8 => to[0] = (round_to(Dtype::I8, value) as i8) as u8,
         Dtype::F8e4m3 => to[0] = encode_fp8(value),
@@ -363,4 +364,20 @@ fn encode_fp8(value: f64) -> u8 {
         decoded == rounded && decoded.is_sign_negative() == rounded.is_sign_negative()
     };
     (0..=255).find(matches).unwrap_or(0x7F)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_just_beside_the_middle_of_two_neighbours_goes_to_the_nearer_one() {
+        for (dtype, bits) in [(Dtype::Bf16, 7), (Dtype::F16, 10)] {
+            let (below, above) = (1.0f32, 1.0 + f32::powi(2.0, -bits));
+            let middle = 1.0 + f32::powi(2.0, -bits - 1);
+            let values = [middle - f32::EPSILON, middle, middle + f32::EPSILON];
+            let stored = Tensor::from_f32(dtype, [3], &values).unwrap().to_f32().unwrap();
+            assert_eq!(stored, [below, below, above], "{dtype}");
+        }
+    }
 }

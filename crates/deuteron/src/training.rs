@@ -46,12 +46,7 @@ impl Training {
         if wrt.is_empty() || !graph.outputs().iter().any(|output| graph.node(output.node).dtype.is_float()) {
             return Ok(Training::plain(graph));
         }
-        let joint = differentiate(&graph, &wrt)?;
-        let first = joint.first_backward;
-        let stored = stored_when_fused(&joint.graph, first);
-        let again = store_or_recompute(&joint.graph, first, &|id| stored[id.index()], Saving::Traffic).again;
-        let all = with_attention(&joint.graph, first, &again);
-        let rewritten = recompute(&joint.graph, first, &all)?.graph;
+        let Joint { graph: rewritten, first, again } = Joint::new(&graph, &wrt)?;
         let mut kept = Vec::new();
         for node in &rewritten.nodes()[first..] {
             for &input in node.inputs.iter().filter(|input| input.index() < first) {
@@ -112,6 +107,33 @@ impl Training {
         let mut backward = extract(&rewritten, &gradients, &boundary)?;
         backward.set_name(&format!("{}_backward", self.graph.name()));
         Ok(backward)
+    }
+}
+
+/// A graph and its gradients as one graph, whose backward part makes values again or takes them as they are stored, whatever moves fewer
+/// bytes: what a step of training is made of. Its outputs are those of the graph, then `d_<input>` for each of `wrt`; the gradients of
+/// outputs come in as inputs `d_<output>`.
+pub fn with_gradients(graph: &Graph, wrt: &[NodeId]) -> Result<Graph, Error> {
+    Ok(Joint::new(graph, wrt)?.graph)
+}
+
+/// A graph and its gradients.
+struct Joint {
+    graph: Graph,
+    /// where the backward part begins
+    first: usize,
+    /// values that it makes again, besides the interior of attention
+    again: Vec<NodeId>,
+}
+
+impl Joint {
+    fn new(graph: &Graph, wrt: &[NodeId]) -> Result<Joint, Error> {
+        let joint = differentiate(graph, wrt)?;
+        let first = joint.first_backward;
+        let stored = stored_when_fused(&joint.graph, first);
+        let again = store_or_recompute(&joint.graph, first, &|id| stored[id.index()], Saving::Traffic).again;
+        let all = with_attention(&joint.graph, first, &again);
+        Ok(Joint { graph: recompute(&joint.graph, first, &all)?.graph, first, again })
     }
 }
 

@@ -12,8 +12,8 @@ use crate::config_file::ConfigError;
 use crate::folder::{FileError, Folder};
 use crate::safetensors::{self, Entry, HeaderError};
 
-const CONFIG: &str = "config.json";
-const SINGLE: &str = "model.safetensors";
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const HEAD: &str = "lm_head.weight";
 

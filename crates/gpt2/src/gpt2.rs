@@ -117,6 +117,18 @@ impl Gpt2 {
         Ok(Gpt2::of(engine, config, kind, weights))
     }
 
+    /// A model without weights, which [`Gpt2::lend`] gives it.
+    pub fn empty(engine: &Engine, config: &Config, kind: Weights) -> Result<Gpt2, Error> {
+        config.check()?;
+        Ok(Gpt2::of(engine, config, kind, Vec::new()))
+    }
+
+    /// Has the model run with these weights from now on, in the order of [`Config::weights`] and as [`Weights`] keeps them, and gives back those that it
+    /// had. What was compiled stays. Memory is shared: whoever lends weights that are written in place takes them back before.
+    pub fn lend(&mut self, weights: Vec<Tensor>) -> Vec<Tensor> {
+        std::mem::replace(&mut self.weights, weights)
+    }
+
     fn of(engine: &Engine, config: &Config, kind: Weights, weights: Vec<Tensor>) -> Gpt2 {
         let (engine, strategy, sessions) = (engine.clone(), Strategy::Fused, HashMap::new());
         Gpt2 { engine, config: *config, kind, strategy, weights, sessions, times: Times::default() }

@@ -1,7 +1,7 @@
 //! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`. Of bytes they are `[out, in]`,
 //! and a scale for each row follows.
 
-use deuteron::{Dtype, Graph, GraphError, Mask, NodeId, Quantized, differentiate};
+use deuteron::{Composite, Dtype, Graph, GraphError, Mask, NodeId, Quantized, differentiate};
 
 use crate::config::Config;
 use crate::weights::Weights;
@@ -30,10 +30,24 @@ pub fn model(config: &Config, options: &Options) -> Result<Graph, GraphError> {
         builder.graph.output("logits", logits)?;
         return Ok(builder.graph);
     }
-    let targets = builder.graph.input("targets", Dtype::I32, [options.batch, options.sequence])?;
-    let loss = builder.loss(x, head, targets)?;
-    builder.graph.output("loss", loss)?;
+    builder.output_loss(x, head)?;
     with_gradients(builder.graph)
+}
+
+/// The mean loss of all tokens, without gradients. With a `dropout` above 0, elements of the embedding, of the probabilities of
+/// attention and of what each half of a block adds to the stream are dropped with this probability, as GPT-2 was trained; masks come from
+/// an input `seed: i32[]`. Inputs besides it are `tokens` and `targets`, both `i32[batch, sequence]`, and the weights.
+pub fn loss(config: &Config, options: &Options, dropout: f64) -> Result<Graph, GraphError> {
+    check_sequence(config, options)?;
+    let mut builder = Builder::new(&format!("{}-loss", config.name), config, options);
+    let tokens = builder.graph.input("tokens", Dtype::I32, [options.batch, options.sequence])?;
+    if dropout > 0.0 {
+        let seed = builder.graph.input("seed", Dtype::I32, [])?;
+        builder.dropout = Some(Dropout { seed, p: dropout, next: 0 });
+    }
+    let (x, head) = builder.last_rows(tokens, None)?;
+    builder.output_loss(x, head)?;
+    Ok(builder.graph)
 }
 
 /// What a graph of generation is built for: some tokens of each sequence, and a cache for them and those before.
@@ -140,6 +154,23 @@ struct Builder<'a> {
     past: Option<Past>,
     /// the caches of the layers so far, with the tokens
     appended: Vec<NodeId>,
+    dropout: Option<Dropout>,
+}
+
+/// Elements that are dropped while a model is trained.
+struct Dropout {
+    seed: NodeId,
+    p: f64,
+    /// tells the masks of one graph apart
+    next: u32,
+}
+
+impl Dropout {
+    /// The seed, the probability and the offset of one more mask.
+    fn mask(&mut self) -> (NodeId, f64, u32) {
+        self.next += 1;
+        (self.seed, self.p, self.next - 1)
+    }
 }
 
 /// A row for each token: what the input looks up, and what the head multiplies with.
@@ -165,7 +196,7 @@ struct Past {
 
 impl<'a> Builder<'a> {
     fn new(name: &str, config: &'a Config, options: &'a Options) -> Builder<'a> {
-        Builder { graph: Graph::new(name), config, options, past: None, appended: Vec::new() }
+        Builder { graph: Graph::new(name), config, options, past: None, appended: Vec::new(), dropout: None }
     }
 
     /// What logits are made of, normed rows and the table of the head: rows of every position, or of `last` alone, which are `batch`.
@@ -178,7 +209,8 @@ impl<'a> Builder<'a> {
             Some(past) => self.graph.gather(wpe, past.places)?,
             None => self.graph.slice(wpe, 0, 0, options.sequence)?,
         };
-        let mut x = self.graph.add(token, position)?;
+        let x = self.graph.add(token, position)?;
+        let mut x = self.dropped(x)?;
         for layer in 0..config.layers {
             x = self.block(x, &format!("h.{layer}"))?;
         }
@@ -192,6 +224,12 @@ impl<'a> Builder<'a> {
             false => self.table("lm_head")?,
         };
         Ok((x, head))
+    }
+
+    fn output_loss(&mut self, x: NodeId, head: Table) -> Result<(), GraphError> {
+        let targets = self.graph.input("targets", Dtype::I32, [self.options.batch, self.options.sequence])?;
+        let loss = self.loss(x, head, targets)?;
+        self.graph.output("loss", loss)
     }
 
     /// The mean loss of all tokens. From floats it takes no logits in memory.
@@ -252,7 +290,19 @@ impl<'a> Builder<'a> {
         let wide = self.narrowed(wide)?;
         let activated = self.graph.activation(wide, self.config.activation)?;
         let narrow = self.linear(activated, &format!("{name}.mlp.c_proj"), inner, hidden)?;
+        let narrow = self.dropped(narrow)?;
         self.graph.add(x, narrow)
+    }
+
+    /// What is left of values after dropout, if there is one.
+    fn dropped(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
+        match &mut self.dropout {
+            Some(dropout) => {
+                let (seed, p, offset) = dropout.mask();
+                self.graph.dropout(x, seed, p, offset)
+            }
+            None => Ok(x),
+        }
     }
 
     /// Values that no sum over layers has a part in, as the cache has them.
@@ -266,6 +316,7 @@ impl<'a> Builder<'a> {
         let hidden = self.config.hidden;
         let attended = self.attention(normed, name)?;
         let projected = self.linear(attended, &format!("{name}.attn.c_proj"), hidden, hidden)?;
+        let projected = self.dropped(projected)?;
         let x = self.graph.add(x, projected)?;
         Ok(Stream { x, normed: self.norm(x, &format!("{name}.ln_2"))? })
     }
@@ -286,10 +337,18 @@ impl<'a> Builder<'a> {
         let scale = if self.config.scaled { 1.0 / (head as f64).sqrt() } else { 1.0 };
         let mixed = match self.cached(qkv)? {
             Some(([k, v], positions)) => self.graph.cached_attention([parts[0], k, v], positions, scale)?,
-            None => self.graph.attention(parts[0], parts[1], parts[2], Mask::Causal, scale)?,
+            None => self.attended([parts[0], parts[1], parts[2]], scale)?,
         };
         let merged = self.graph.transpose(mixed, &[0, 2, 1, 3])?;
         self.graph.reshape(merged, [batch, sequence, hidden])
+    }
+
+    /// Attention among the tokens themselves.
+    fn attended(&mut self, [q, k, v]: [NodeId; 3], scale: f64) -> Result<NodeId, GraphError> {
+        let Some(dropout) = &mut self.dropout else { return self.graph.attention(q, k, v, Mask::Causal, scale) };
+        let (seed, p, offset) = dropout.mask();
+        let composite = Composite::Attention { mask: Mask::Causal, scale, p, offset };
+        Ok(self.graph.call(composite, &[q, k, v, seed])?[0])
     }
 
     /// Writes keys and values of the next layer into its cache, if there is one. All of them and the positions of the queries,

@@ -1,4 +1,5 @@
-//! An analysis as plain data ([`Analysis`]), as a page ([`html`]) and as a picture of the roofline ([`roofline_svg`]).
+//! An analysis as plain data ([`Analysis`]), as a page ([`html`]) and as a picture of the roofline ([`roofline_svg`]); and
+//! curves of numbers as a picture ([`curves_svg`]).
 //!
 //! It knows nothing of graphs and machines: `deuteron` fills the sheets, this crate shows them ([`html`],
 //! [`roofline_svg`]), reads them back ([`parse`], [`schema`]), compares two of them ([`diff`]) and holds one against
@@ -8,6 +9,7 @@
 //! figures may be infinite, and every string may hold markup.
 #![forbid(unsafe_code)]
 
+mod curve;
 mod data;
 mod diff;
 mod digest;
@@ -23,6 +25,7 @@ mod roofline;
 mod sheet;
 mod units;
 
+pub use curve::{Curve, curves_svg};
 pub use diff::{CandidateChange, Change, Diff, Event, KernelChange, NumberChange, PlanChange, TextChange, diff};
 pub use digest::Sha256;
 pub use error::ReportError;

@@ -15,6 +15,7 @@ mod profile;
 mod signals;
 mod story;
 mod support;
+mod train;
 // It needs `/dev/full`.
 #[cfg(target_os = "linux")]
 mod trouble;

@@ -15,6 +15,18 @@ pub fn decode(word: &str) -> Option<Vec<u8>> {
     word.chars().map(byte).collect()
 }
 
+/// The word of a vocabulary that stands for bytes.
+pub fn encode(bytes: &[u8]) -> String {
+    let character = |&byte: &u8| match byte {
+        byte if is_printable(byte) => char::from(byte),
+        // As in `byte`.
+        0..=0x20 => char::from_u32(0x100 + u32::from(byte)).unwrap_or(char::REPLACEMENT_CHARACTER),
+        0x7f..=0xa0 => char::from_u32(0x121 + u32::from(byte) - 0x7f).unwrap_or(char::REPLACEMENT_CHARACTER),
+        _ => '\u{143}',
+    };
+    bytes.iter().map(character).collect()
+}
+
 fn byte(character: char) -> Option<u8> {
     match u32::from(character) {
         code @ 0..=0xff => Some(code as u8).filter(|&byte| is_printable(byte)),
@@ -38,6 +50,9 @@ mod tests {
         }
         for expected in (0..=255u8).filter(|&byte| is_printable(byte)) {
             assert_eq!(byte(char::from(expected)), Some(expected));
+        }
+        for byte in 0..=255 {
+            assert_eq!(decode(&encode(&[byte])), Some(vec![byte]));
         }
         assert_eq!(["\u{144}", " ", "\u{ad}"].map(decode), [None, None, None]);
         assert_eq!(in_order().take(2).collect::<Vec<u8>>(), [b'!', b'"']);

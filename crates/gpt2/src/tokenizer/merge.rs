@@ -30,6 +30,11 @@ impl Merges {
         self.rules.push(Rule { pair, into });
         self.ranks.insert(pair, rank).is_none()
     }
+
+    /// The pairs of all rules, in order.
+    pub fn pairs(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.rules.iter().map(|rule| rule.pair)
+    }
 }
 
 /// Merges the tokens of pieces. Its buffers are reused.

@@ -5,6 +5,7 @@ mod decoder;
 mod merge;
 mod read;
 mod split;
+mod write;
 
 use std::path::{Path, PathBuf};
 
@@ -74,6 +75,18 @@ impl Tokenizer {
     /// GPT-2's own, which all published sizes share. It is part of the program.
     pub fn gpt2() -> Tokenizer {
         read::built_in()
+    }
+
+    /// One token for each byte, and the end of text: 257 tokens, for small models.
+    pub fn byte_level() -> Tokenizer {
+        let words = (0..=255).map(|byte: u8| Box::from([byte])).chain([END_OF_TEXT.as_bytes().into()]).collect();
+        let bytes = std::array::from_fn(|byte| byte as u32);
+        Tokenizer { words, merges: Merges::default(), bytes, added: vec![(END_OF_TEXT.to_string(), 256)] }
+    }
+
+    /// The tokenizer as a `tokenizer.json`.
+    pub fn to_json(&self) -> String {
+        write::json(self)
     }
 
     /// The tokenizer of a model's folder: its `tokenizer.json`, or its `vocab.json` and `merges.txt`, or GPT-2's own if it has

@@ -1,0 +1,304 @@
+//! `deuteron train`: a GPT-2 of any size, on text or tokens.
+
+mod model;
+mod watch;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use deuteron_train::{Cadence, Corpus, Ended, Precision, RunOptions, Settings, Validation, run as train};
+use serde::Serialize;
+
+use crate::device::DeviceArguments;
+use crate::{Outcome, show};
+use model::ModelArguments;
+use watch::Watching;
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Text files (UTF-8), or .bin files of tokens: 16 bits each, 32 for a vocabulary above 65536, little-endian
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// Folder of the run: checkpoint-STEP folders that `generate --model` and transformers read, log.csv, curve.svg
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Go on after the newest checkpoint of --out, with the bits of a run that was never stopped; settings must be the same
+    #[arg(long)]
+    resume: bool,
+    #[command(flatten)]
+    model: ModelArguments,
+    #[command(flatten)]
+    data: DataArguments,
+    #[command(flatten)]
+    steps: StepArguments,
+    #[command(flatten)]
+    optimizer: OptimizerArguments,
+    #[command(flatten)]
+    cadence: CadenceArguments,
+    #[command(flatten)]
+    device: DeviceArguments,
+    /// Print {step, steps, finished, parameters, loss, validation_loss, tokens, tokens_per_second, checkpoint, device} at the end; loss and
+    /// tokens_per_second are of the last step
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Data")]
+struct DataArguments {
+    /// Files for validation; otherwise it is the end of FILE
+    #[arg(long, value_name = "FILE", conflicts_with = "validation_share")]
+    validation: Vec<PathBuf>,
+    /// Share of all tokens that is held back for validation [default: 0.1]
+    #[arg(long, value_name = "SHARE")]
+    validation_share: Option<f64>,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Steps")]
+struct StepArguments {
+    /// Steps of the whole run
+    #[arg(long, default_value_t = 1000)]
+    steps: u64,
+    /// Sequences of a micro-batch
+    #[arg(long, default_value_t = 16)]
+    batch: usize,
+    /// Tokens of a sequence [default: the model's context]
+    #[arg(long)]
+    sequence: Option<usize>,
+    /// Micro-batches of a step; their gradients add up in f32
+    #[arg(long, default_value_t = 1)]
+    accumulate: usize,
+    /// What forward and backward compute in: f32, or bf16 with weights and moments in f32
+    #[arg(long, default_value = "f32", value_parser = precision)]
+    precision: Precision,
+    /// Probability that an element of the embedding, of attention or of a block's result is dropped
+    #[arg(long, default_value_t = 0.0)]
+    dropout: f64,
+    /// Seed of weights, batches and dropout
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Optimiser")]
+struct OptimizerArguments {
+    /// adamw, sgd or lion; weight decay is decoupled in all of them
+    #[arg(long, default_value = "adamw")]
+    optimizer: String,
+    /// The highest learning rate [default: 0.001; 0.0001 for lion, 0.1 for sgd]
+    #[arg(long)]
+    learning_rate: Option<f64>,
+    /// The learning rate at the end of the cosine [default: a tenth of the highest]
+    #[arg(long)]
+    least_learning_rate: Option<f64>,
+    /// Steps until the highest learning rate [default: a twentieth of --steps, at most 2000]
+    #[arg(long)]
+    warmup: Option<u64>,
+    /// Decay of matrices and tables; biases and norms have none
+    #[arg(long, default_value_t = 0.1)]
+    weight_decay: f64,
+    /// Share of the first moment that is kept; of sgd its momentum
+    #[arg(long, default_value_t = 0.9)]
+    beta1: f64,
+    /// Share of adamw's second moment that is kept, and of lion's moment [default: 0.95; 0.99 for lion]
+    #[arg(long)]
+    beta2: Option<f64>,
+    /// What adamw adds to the root of the second moment [default: 1e-8]
+    #[arg(long)]
+    epsilon: Option<f64>,
+    /// The largest norm of the gradient; 0 for no limit
+    #[arg(long, default_value_t = 1.0)]
+    clip: f64,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Between steps")]
+struct CadenceArguments {
+    /// Steps between losses of the validation tokens; 0 for none
+    #[arg(long, value_name = "STEPS", default_value_t = 100)]
+    evaluate_every: u64,
+    /// Batches of such a loss, at most [default: 20]
+    #[arg(long, value_name = "BATCHES")]
+    evaluate_batches: Option<usize>,
+    /// Steps between checkpoints; 0 for one at the end alone
+    #[arg(long, value_name = "STEPS", default_value_t = 500)]
+    save_every: u64,
+    /// Checkpoints that stay
+    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    keep: usize,
+    /// Steps between samples on standard output; 0 for none
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    sample_every: u64,
+    /// Tokens of a sample [default: 64]
+    #[arg(long, value_name = "TOKENS")]
+    sample_tokens: Option<usize>,
+    /// What samples go on from [default: the end of text]
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    step: u64,
+    steps: u64,
+    finished: bool,
+    parameters: usize,
+    loss: Option<f64>,
+    validation_loss: Option<f64>,
+    tokens: u64,
+    tokens_per_second: Option<f64>,
+    checkpoint: PathBuf,
+    device: String,
+}
+
+pub fn run(arguments: &Arguments) -> Result<Outcome> {
+    let cadence = arguments.cadence.cadence()?;
+    if cadence.evaluate_every == 0 && !arguments.data.validation.is_empty() {
+        bail!("--validation is for losses of its tokens; got --evaluate-every 0");
+    }
+    if arguments.json && cadence.sample_every > 0 {
+        bail!("--sample-every prints texts where --json prints its report; expected one of them");
+    }
+    let engine = arguments.device.engine()?;
+    let model = arguments.model.open()?;
+    let settings = arguments.settings(model.config.context)?;
+    settings.check(&model.config)?;
+    let validation = arguments.data.validation();
+    let read = || Corpus::read(&arguments.files, &validation, &model.tokenizer, model.config.vocabulary);
+    let corpus = show::spinning("reading the data", read)?;
+    if !arguments.json {
+        errln!(
+            "{:.1} M parameters; {} tokens to train on, {} to validate with; {} tokens a step; {}",
+            model.config.parameters() as f64 / 1e6,
+            corpus.train().len(),
+            corpus.validation().len(),
+            settings.tokens(),
+            engine.device().describe()
+        );
+    }
+    let options = RunOptions {
+        out: &arguments.out,
+        resume: arguments.resume,
+        config: model.config,
+        settings: &settings,
+        corpus: &corpus,
+        tokenizer: &model.tokenizer,
+        cadence,
+    };
+    let mut watching = Watching::new(&engine, &model.config, &settings, arguments.json)?;
+    let ended = train(&engine, &options, |engine| model.weights(engine, settings.seed), &mut watching);
+    watching.finish();
+    report(arguments, &settings, &model.config, &engine, ended?)
+}
+
+fn report(
+    arguments: &Arguments,
+    settings: &Settings,
+    config: &deuteron_gpt2::Config,
+    engine: &deuteron::Engine,
+    ended: Ended,
+) -> Result<Outcome> {
+    let report = Report {
+        step: ended.step,
+        steps: settings.steps,
+        finished: ended.is_finished,
+        parameters: config.parameters(),
+        loss: ended.last.map(|line| line.loss),
+        validation_loss: ended.validation_loss,
+        tokens: ended.step * settings.tokens(),
+        tokens_per_second: ended.last.map(|line| line.tokens_per_second),
+        checkpoint: ended.checkpoint,
+        device: engine.device().describe(),
+    };
+    if arguments.json {
+        show::json(&report)?;
+        return Ok(Outcome::Good);
+    }
+    let loss = |name: &str, loss: Option<f64>| loss.map(|loss| format!(", {name} {loss:.4}")).unwrap_or_default();
+    let how = if report.finished { "trained" } else { "stopped; the same command with --resume goes on" };
+    errln!(
+        "{how}: {} of {} steps{}{}; {}",
+        report.step,
+        report.steps,
+        loss("loss", report.loss),
+        loss("validation loss", report.validation_loss),
+        report.checkpoint.display()
+    );
+    Ok(Outcome::Good)
+}
+
+impl Arguments {
+    fn settings(&self, context: usize) -> Result<Settings> {
+        let (steps, optimizer) = (&self.steps, &self.optimizer);
+        let name = optimizer.optimizer.as_str();
+        match (name, optimizer.beta2, optimizer.epsilon) {
+            ("sgd", Some(_), _) => bail!("--beta2 is for adamw and lion; got --optimizer sgd"),
+            ("sgd" | "lion", _, Some(_)) => bail!("--epsilon is for adamw; got --optimizer {name}"),
+            _ => {}
+        }
+        let learning_rate = optimizer.learning_rate.unwrap_or(match name {
+            "sgd" => 0.1,
+            "lion" => 1e-4,
+            _ => 1e-3,
+        });
+        Ok(Settings {
+            steps: steps.steps,
+            batch: steps.batch,
+            sequence: steps.sequence.unwrap_or(context),
+            accumulate: steps.accumulate,
+            precision: steps.precision,
+            dropout: steps.dropout,
+            optimizer: name.to_string(),
+            beta1: optimizer.beta1,
+            beta2: optimizer.beta2.unwrap_or(if name == "lion" { 0.99 } else { 0.95 }),
+            epsilon: optimizer.epsilon.unwrap_or(1e-8),
+            weight_decay: optimizer.weight_decay,
+            learning_rate,
+            least_learning_rate: optimizer.least_learning_rate.unwrap_or(learning_rate / 10.0),
+            warmup: optimizer.warmup.unwrap_or((steps.steps / 20).min(2000)),
+            clip: (optimizer.clip != 0.0).then_some(optimizer.clip),
+            seed: steps.seed,
+        })
+    }
+}
+
+impl DataArguments {
+    fn validation(&self) -> Validation {
+        match self.validation.as_slice() {
+            [] => Validation::Share(self.validation_share.unwrap_or(0.1)),
+            files => Validation::Files(files.to_vec()),
+        }
+    }
+}
+
+impl CadenceArguments {
+    fn cadence(&self) -> Result<Cadence> {
+        if self.sample_every == 0 && (self.sample_tokens.is_some() || self.prompt.is_some()) {
+            bail!("--sample-tokens and --prompt are for samples; expected --sample-every STEPS with them");
+        }
+        match (self.evaluate_every, self.evaluate_batches) {
+            (0, Some(_)) => bail!("--evaluate-batches is for losses of validation tokens; got --evaluate-every 0"),
+            (_, Some(0)) => bail!("--evaluate-batches must be at least 1, got 0; --evaluate-every 0 is none"),
+            _ => {}
+        }
+        if self.keep == 0 {
+            bail!("--keep must be at least 1, got 0: a run without a checkpoint cannot go on");
+        }
+        Ok(Cadence {
+            evaluate_every: self.evaluate_every,
+            evaluate_batches: self.evaluate_batches.unwrap_or(20),
+            save_every: self.save_every,
+            keep: self.keep,
+            sample_every: self.sample_every,
+            sample_tokens: self.sample_tokens.unwrap_or(64),
+            prompt: self.prompt.clone().unwrap_or_default(),
+        })
+    }
+}
+
+fn precision(text: &str) -> Result<Precision, String> {
+    let all = [Precision::F32, Precision::Bf16];
+    all.into_iter().find(|known| known.name() == text).ok_or_else(|| "expected f32 or bf16".to_string())
+}

@@ -1,0 +1,99 @@
+//! The model that is trained: sizes and tokenizer by words, or a checkpoint.
+
+use anyhow::{Result, bail};
+use clap::Args;
+use deuteron::{Engine, Tensor};
+use deuteron_gpt2::{Checkpoint, Config, Tokenizer, Weights, find_model, hub_folder, upload};
+use deuteron_train::{Error, fresh_weights, sized};
+
+/// Sizes of a model that a CPU trains in minutes: 4.9 million parameters with a token a byte.
+const SMALL: [usize; 4] = [6, 8, 256, 256];
+
+#[derive(Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArguments {
+    /// Start from a model: a folder as Hugging Face lays it out, or a name in its local cache. Otherwise from scratch
+    #[arg(long, value_name = "DIR|NAME", conflicts_with_all = ["size", "layers", "heads", "width", "context", "tokenizer"])]
+    model: Option<String>,
+    /// Sizes of a published model: gpt2, gpt2-medium, gpt2-large or gpt2-xl
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["layers", "heads", "width"])]
+    size: Option<String>,
+    /// Transformer blocks [default: 6]
+    #[arg(long)]
+    layers: Option<usize>,
+    /// Attention heads [default: 8]
+    #[arg(long)]
+    heads: Option<usize>,
+    /// Width of the residual stream [default: 256]
+    #[arg(long)]
+    width: Option<usize>,
+    /// Longest sequence [default: 256; that of --size]
+    #[arg(long)]
+    context: Option<usize>,
+    /// bytes (a token a byte, 257 in all), gpt2, or the folder of a model whose tokenizer it is [default: bytes]
+    #[arg(long, value_name = "bytes|gpt2|DIR")]
+    tokenizer: Option<String>,
+}
+
+/// What is trained.
+pub struct Model {
+    pub config: Config,
+    pub tokenizer: Tokenizer,
+    /// where weights start from, if that is not a seed
+    start: Option<Checkpoint>,
+}
+
+impl ModelArguments {
+    pub fn open(&self) -> Result<Model> {
+        if let Some(name) = &self.model {
+            let hub = hub_folder(|name| std::env::var_os(name));
+            let folder = find_model(name, hub.as_deref())?;
+            let checkpoint = Checkpoint::open(&folder)?;
+            let config = *checkpoint.config();
+            let tokenizer = Tokenizer::open(&folder, &config)?;
+            return Ok(Model { config, tokenizer, start: Some(checkpoint) });
+        }
+        let tokenizer = match self.tokenizer.as_deref() {
+            None | Some("bytes") => Tokenizer::byte_level(),
+            Some("gpt2") => Tokenizer::gpt2(),
+            Some(folder) => {
+                let folder = std::path::Path::new(folder);
+                let files = ["tokenizer.json", "vocab.json"];
+                if !files.iter().any(|file| folder.join(file).exists()) {
+                    bail!(
+                        "tokenizer `{}`: expected bytes, gpt2, or a folder with a tokenizer.json or a vocab.json",
+                        folder.display()
+                    );
+                }
+                // As many rows as the tokenizer has tokens: it fits any.
+                Tokenizer::open(folder, &Config { vocabulary: usize::MAX, ..Config::SMALL })?
+            }
+        };
+        let config = match &self.size {
+            Some(name) => {
+                let known = Config::find(name)?;
+                let (vocabulary, context) = (tokenizer.tokens(), self.context.unwrap_or(known.context));
+                let own = Config { vocabulary, context, ..known };
+                if own == known { known } else { Config { name: Config::OTHER, ..own } }
+            }
+            None => {
+                let [layers, heads, width, context] = SMALL;
+                let or = |given: Option<usize>, default| given.unwrap_or(default);
+                let (layers, heads) = (or(self.layers, layers), or(self.heads, heads));
+                sized(layers, heads, or(self.width, width), or(self.context, context), tokenizer.tokens())
+            }
+        };
+        config.check()?;
+        Ok(Model { config, tokenizer, start: None })
+    }
+}
+
+impl Model {
+    /// What training starts from.
+    pub fn weights(&self, engine: &Engine, seed: u64) -> Result<Vec<Tensor>, Error> {
+        match &self.start {
+            Some(checkpoint) => Ok(upload(engine, checkpoint, Weights::F32)?),
+            None => fresh_weights(engine, &self.config, seed),
+        }
+    }
+}

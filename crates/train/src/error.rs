@@ -1,0 +1,110 @@
+//! Why training stopped, or did not begin.
+
+use std::io;
+use std::path::PathBuf;
+
+use deuteron_gpt2::{CheckpointError, SaveError};
+
+use crate::data::DataError;
+use crate::settings::SettingsError;
+
+/// Why training stopped, or did not begin. Messages say what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nothing to train on.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A setting out of range.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Sizes of no model.
+    #[error(transparent)]
+    Size(#[from] deuteron_gpt2::SizeError),
+    /// Another number of micro-batches than the step was made for.
+    #[error("a step was made for {expected} micro-batches, got {got}")]
+    Batches {
+        /// of the step
+        expected: usize,
+        /// what came
+        got: usize,
+    },
+    /// An input of the graph that nothing is known of.
+    #[error("the graph of a step has the unknown input `{0}`; this is a defect of the program")]
+    Input(String),
+    /// The loss or the gradient is no number any more.
+    #[error(
+        "step {step}: the {what} is {value}; {}: lower --learning-rate, lengthen --warmup, or set --clip",
+        saved(.last)
+    )]
+    NotFinite {
+        /// from 1
+        step: u64,
+        /// loss or norm of the gradient
+        what: &'static str,
+        /// what it is
+        value: f64,
+        /// the newest checkpoint, which is from before
+        last: Option<PathBuf>,
+    },
+    /// The folder has a run in it already.
+    #[error("`{}` has a run that was stopped at step {step}; go on with --resume, or give another --out", .folder.display())]
+    Occupied {
+        /// the folder
+        folder: PathBuf,
+        /// of its newest checkpoint
+        step: u64,
+    },
+    /// Another process trains into the folder.
+    #[error("another process is training into `{}`; end it, or give another --out", .0.display())]
+    Locked(PathBuf),
+    /// Nothing to go on from.
+    #[error("`{}` has no checkpoint to go on from; begin without --resume", .0.display())]
+    NoCheckpoint(PathBuf),
+    /// A setting differs from the run's that is to go on.
+    #[error("`{}` was trained with {name} {stored}, now it is {given}; a run goes on with its own settings", .folder.display())]
+    Differs {
+        /// the checkpoint
+        folder: PathBuf,
+        /// the setting
+        name: String,
+        /// of the run
+        stored: String,
+        /// what came
+        given: String,
+    },
+    /// A file that says where a run stands is damaged.
+    #[error("`{}` does not say where a run stands: {why}", .path.display())]
+    Progress {
+        /// the file
+        path: PathBuf,
+        /// why
+        why: String,
+    },
+    /// The system refused.
+    #[error("cannot write `{}`: {problem}", .path.display())]
+    Write {
+        /// the file or folder
+        path: PathBuf,
+        /// why
+        problem: io::Error,
+    },
+    /// A checkpoint cannot be written or read.
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    /// A checkpoint is refused.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A sample cannot be drawn.
+    #[error(transparent)]
+    Sample(#[from] deuteron_gpt2::Error),
+    /// The engine refused or failed.
+    #[error(transparent)]
+    Engine(#[from] deuteron::Error),
+}
+
+fn saved(last: &Option<PathBuf>) -> String {
+    match last {
+        Some(path) => format!("`{}` is from before", path.display()),
+        None => "nothing was saved".to_string(),
+    }
+}

@@ -1,0 +1,6 @@
+//! Training: its graphs against f64, its curve against PyTorch's, and runs that stop and go on.
+
+mod curve;
+mod runs;
+mod step;
+mod support;
