@@ -96,7 +96,10 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<(MatmulFit<'a>, Str
     let right = (shape.b.0 == 1 || shape.b.1 == 1) && eights(&[next(shape), b.offset, along]);
     let sized = ROWS.contains(&shape.m) && [shape.n, shape.k].iter().all(|size| (1..MOST).contains(size));
     let fits = fit.gather.is_none() && shape.batch.is_empty() && alike && left && right && sized && eights(&[shape.k]);
-    let config = config(shape, target).filter(|_| fits)?;
+    if !fits {
+        return None;
+    }
+    let config = config(shape, target)?;
     Some((fit, config))
 }
 
