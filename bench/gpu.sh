@@ -82,6 +82,7 @@ part_test() {
     together 4 deuteron-device-all nvrtc:: cache:: &
     together 4 deuteron-device-lib "" &
     together 4 deuteron-gpt2-all engines:: &
+    together 4 deuteron-train-all engines:: &
     wait
     for program in deuteron-device-all deuteron-all; do
         together 8 "$program" cuda:: --skip cuda::products:: --skip cuda::one_launch:: --skip cuda::hopper:: &

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::{building, files, printed, program, root, succeed};
 
 /// Packages with tests in the program `all` that use a GPU; `bench/gpu.sh` chooses them by their modules.
-const TESTS: [&str; 3] = ["deuteron-device", "deuteron", "deuteron-gpt2"];
+const TESTS: [&str; 4] = ["deuteron-device", "deuteron", "deuteron-gpt2", "deuteron-train"];
 
 /// Packages whose own unit tests use a GPU too.
 const LIBRARIES: [&str; 1] = ["deuteron-device"];

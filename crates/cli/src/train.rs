@@ -27,6 +27,12 @@ pub struct Arguments {
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
+    device: DeviceArguments,
+    /// Print {step, steps, finished, parameters, loss, validation_loss, tokens, tokens_per_second, checkpoint, device} at the end; loss and
+    /// tokens_per_second are of the last step
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
     model: ModelArguments,
     #[command(flatten)]
     data: DataArguments,
@@ -36,12 +42,6 @@ pub struct Arguments {
     optimizer: OptimizerArguments,
     #[command(flatten)]
     cadence: CadenceArguments,
-    #[command(flatten)]
-    device: DeviceArguments,
-    /// Print {step, steps, finished, parameters, loss, validation_loss, tokens, tokens_per_second, checkpoint, device} at the end; loss and
-    /// tokens_per_second are of the last step
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Args)]

@@ -1,6 +1,7 @@
 //! Training: its graphs against f64, its curve against PyTorch's, and runs that stop and go on.
 
 mod curve;
+mod engines;
 mod runs;
 mod step;
 mod support;

@@ -204,6 +204,11 @@ fn what_cannot_go_on_says_why() {
     assert!(words(&case).contains("optimizer.safetensors"));
     assert!(!out.join(".checkpoint-2").exists());
     std::fs::write(&damaged, whole).unwrap();
+    let progress = out.join("checkpoint-1").join("training.json");
+    let whole = std::fs::read_to_string(&progress).unwrap();
+    std::fs::write(&progress, &whole[..whole.len() / 2]).unwrap();
+    assert!(words(&case).contains("does not say where a run stands"));
+    std::fs::write(&progress, whole).unwrap();
     assert!(train(&case, &mut Watching::default()).unwrap().is_finished);
 }
 

@@ -37,21 +37,25 @@ fn inputs(graph: &Graph) -> Vec<Tensor> {
 }
 
 /// Runs a graph as a function, and holds every output against f64.
-fn assert_right(stateful: &Stateful, strategy: Strategy, what: &str) {
+fn assert_right(engine: &Engine, stateful: &Stateful, what: &str) {
     let graph = &stateful.graph;
     let inputs = inputs(graph);
-    let mut session = Session::new(&Engine::cpu(), graph, strategy).unwrap();
+    let mut session = Session::new(engine, graph, Strategy::Fused).unwrap();
     session.poison().unwrap();
     session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
     let outputs: Vec<Tensor> = (0..graph.outputs().len()).map(|index| session.output(index).unwrap()).collect();
     let arrays: Vec<Array> = inputs.iter().map(|tensor| tensor.to_array().unwrap()).collect();
     let verification = Expected::new(graph, &arrays).unwrap().verify(graph, &outputs).unwrap();
     let worst = verification.worst().unwrap();
-    assert!(verification.holds(), "{what}, {strategy}: {} is off: {:?}", worst.name, worst.comparison);
+    assert!(verification.holds(), "{what}: {} is off: {:?}", worst.name, worst.comparison);
 }
 
 #[test]
 fn gradients_of_the_whole_model_are_those_of_f64() {
+    gradients(&Engine::cpu());
+}
+
+pub fn gradients(engine: &Engine) {
     use Precision::{Bf16, F32};
     for (layers, precision, dropout) in [(1, F32, 0.0), (1, F32, 0.2), (1, Bf16, 0.0), (1, Bf16, 0.2), (2, F32, 0.2)] {
         let options = StepOptions { micro_batches: 2, dropout, ..options(precision) };
@@ -59,12 +63,16 @@ fn gradients_of_the_whole_model_are_those_of_f64() {
         // The new sums are the old ones and the gradients.
         let stateful = Step::new(&config, &options).accumulate().unwrap();
         assert_eq!(stateful.updates.len(), config.weights().len());
-        assert_right(&stateful, Strategy::Fused, &format!("{} dropout {dropout}", precision.name()));
+        assert_right(engine, &stateful, &format!("{} dropout {dropout}", precision.name()));
     }
 }
 
 #[test]
 fn a_step_of_every_optimiser_is_that_of_f64() {
+    optimizers(&Engine::cpu());
+}
+
+pub fn optimizers(engine: &Engine) {
     let lion = Optimizer::Lion { beta1: 0.9, beta2: 0.99 };
     let optimizers = [ADAMW, lion, Optimizer::Sgd { momentum: 0.9 }, Optimizer::Sgd { momentum: 0.0 }];
     for precision in [Precision::F32, Precision::Bf16] {
@@ -72,7 +80,7 @@ fn a_step_of_every_optimiser_is_that_of_f64() {
             let micro_batches = 1 + index % 2;
             let options = StepOptions { optimizer, micro_batches, ..options(precision) };
             let stateful = Step::new(&small(1), &options).step().unwrap();
-            assert_right(&stateful, Strategy::Fused, &format!("{} {}", precision.name(), optimizer.name()));
+            assert_right(engine, &stateful, &format!("{} {}", precision.name(), optimizer.name()));
         }
     }
 }
@@ -80,19 +88,22 @@ fn a_step_of_every_optimiser_is_that_of_f64() {
 /// Forward reads the weights of before the step though it writes them: the bits are those of a session without states.
 #[test]
 fn states_in_place_have_the_bits_of_a_function() {
-    let engine = Engine::cpu();
+    states(&Engine::cpu());
+}
+
+pub fn states(engine: &Engine) {
     for precision in [Precision::F32, Precision::Bf16] {
         let Stateful { graph, updates } = Step::new(&small(1), &options(precision)).step().unwrap();
         let inputs = inputs(&graph);
-        let mut function = Session::new(&engine, &graph, Strategy::Fused).unwrap();
+        let mut function = Session::new(engine, &graph, Strategy::Fused).unwrap();
         function.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
         let options = updates.iter().fold(SessionOptions::default(), |all, &(state, new)| all.update(state, new));
-        let mut session = Session::new(&engine, &graph, options).unwrap();
+        let mut session = Session::new(engine, &graph, options).unwrap();
         let position = |id| graph.inputs().iter().position(|&input| input == id).unwrap();
         let is_state = |at: usize| updates.iter().any(|&(state, _)| position(state) == at);
         let data: Vec<&Tensor> = (0..inputs.len()).filter(|&at| !is_state(at)).map(|at| &inputs[at]).collect();
         let mut states: Vec<Tensor> =
-            updates.iter().map(|&(state, _)| inputs[position(state)].to_device(&engine).unwrap()).collect();
+            updates.iter().map(|&(state, _)| inputs[position(state)].to_device(engine).unwrap()).collect();
         session.run_with(&data, &mut states).unwrap();
         for ((_, new), state) in updates.iter().zip(&states) {
             let output = graph.outputs().iter().position(|output| output.node == *new).unwrap();
