@@ -198,6 +198,7 @@ fn cargo(arguments: &[&str], environment: &[(&str, String)]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::fs;
 
     use super::*;
@@ -219,6 +220,37 @@ mod tests {
             }
         }
         assert!(modules > 40, "{modules}");
+    }
+
+    /// With another feature of a dependency, all that stands on it is compiled once more: a minute or more of every run.
+    #[test]
+    fn every_choice_of_packages_has_the_same_features() {
+        let features = |words: &[&str]| {
+            let mut command = Command::new(program());
+            command.args([
+                "tree",
+                "--offline",
+                "--edges",
+                "normal,build,dev",
+                "--prefix",
+                "none",
+                "--format",
+                "{p} [{f}]",
+            ]);
+            let output = command.args(words).current_dir(root().unwrap()).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let text = String::from_utf8(output.stdout).unwrap();
+            text.lines().map(|line| line.trim_end_matches(" (*)").to_string()).collect::<BTreeSet<String>>()
+        };
+        let whole = features(&["--workspace"]);
+        let chosen = |packages: &[&'static str]| {
+            packages.iter().copied().chain([WHOLE]).flat_map(|name| ["--package", name]).collect::<Vec<_>>()
+        };
+        let engines = [&["--workspace"][..], &excluded()].concat();
+        for words in [chosen(&FIRST), chosen(&LAST), chosen(&["deuteron-fuzzing"]), chosen(&[]), engines] {
+            let other: Vec<String> = features(&words).difference(&whole).cloned().collect();
+            assert_eq!(other, Vec::<String>::new(), "{words:?}");
+        }
     }
 
     #[test]

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deuteron::check::{Breadth, CatalogReport, CheckReport, Part, check, check_catalog, cpu_engines};
+use deuteron::check::{
+    Breadth, CatalogReport, CheckReport, MOST_ELEMENTS, Part, RandomGraphs, check, check_catalog, cpu_engines,
+};
 use deuteron::{Engine, FusedOp, MachineKind};
 
 use crate::Outcome;
@@ -23,6 +25,9 @@ pub struct Arguments {
     /// Seed of the first one; case i has this seed plus i
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Most elements that a graph's first input aims at; small graphs are checked many times as fast
+    #[arg(long, value_name = "COUNT", default_value_t = MOST_ELEMENTS, conflicts_with = "catalog", value_parser = elements)]
+    elements: usize,
     /// Begin no graph after so many seconds
     #[arg(long, value_name = "SECONDS", conflicts_with = "catalog")]
     seconds: Option<u64>,
@@ -72,8 +77,12 @@ fn run_random(engine: Engine, arguments: &Arguments) -> Result<Outcome> {
         MachineKind::Gpu => vec![engine],
     };
     let bar = show::progress(Some(arguments.cases as u64));
-    let limit = arguments.seconds.map(Duration::from_secs);
-    let report = check(&engines, arguments.cases, arguments.seed, limit, |done| bar.set_position(done as u64))?;
+    let graphs = RandomGraphs {
+        elements: arguments.elements,
+        limit: arguments.seconds.map(Duration::from_secs),
+        ..RandomGraphs::new(arguments.cases, arguments.seed)
+    };
+    let report = check(&engines, graphs, |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();
     if let Some(file) = &arguments.csv {
         append(file, &report).with_context(|| format!("could not append to {}", file.display()))?;
@@ -82,8 +91,7 @@ fn run_random(engine: Engine, arguments: &Arguments) -> Result<Outcome> {
     Ok(Outcome::of(report.failures == 0))
 }
 
-const CSV_HEADER: &str =
-    "date,devices,seed,graphs,failures,largest,dtype,exact,to_1/16,to_1/8,to_1/4,to_1/2,to_3/4,to_1,wrong,no_bound\n";
+const CSV_HEADER: &str = "date,devices,seed,graphs,failures,largest,dtype,exact,to_1/16,to_1/8,to_1/4,to_1/2,to_3/4,to_1,wrong,no_bound,elements\n";
 
 /// Appends a row per dtype, below a header if the file is new.
 fn append(file: &Path, report: &CheckReport) -> std::io::Result<()> {
@@ -91,16 +99,25 @@ fn append(file: &Path, report: &CheckReport) -> std::io::Result<()> {
     // One header, however many append at once; where a file system has no locks, there may be two.
     let _ = file.lock();
     let mut text = if file.metadata()?.len() == 0 { CSV_HEADER.to_string() } else { String::new() };
-    let CheckReport { seed, cases, failures, worst_ratio, .. } = report;
+    let CheckReport { seed, cases, elements, failures, worst_ratio, .. } = report;
     // Names of devices have commas of their own.
     let devices = report.devices.join("; ").replace(',', "");
     for (dtype, shares) in &report.shares {
         let counts = [shares.exact].into_iter().chain(shares.within.iter().copied());
         let counts = counts.chain([shares.wrong, shares.unbounded]).map(|count| count.to_string());
         let counts = counts.collect::<Vec<_>>().join(",");
-        text += &format!("{},{devices},{seed},{cases},{failures},{worst_ratio:.3},{dtype},{counts}\n", today());
+        text +=
+            &format!("{},{devices},{seed},{cases},{failures},{worst_ratio:.3},{dtype},{counts},{elements}\n", today());
     }
     file.write_all(text.as_bytes())
+}
+
+/// What random graphs can be as small as: 512 elements.
+fn elements(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 512..=MOST_ELEMENTS) => Ok(count),
+        _ => Err(format!("expected a number from 512 to {MOST_ELEMENTS}")),
+    }
 }
 
 /// `I/N`, from 1.

@@ -119,6 +119,15 @@ pub enum Stage {
     },
 }
 
+impl Stage {
+    /// What it reads.
+    pub fn value(&self) -> ExprId {
+        match *self {
+            Stage::RowReduce { value, .. } | Stage::ColumnSum { value, .. } | Stage::Store { value, .. } => value,
+        }
+    }
+}
+
 /// What a line of a kernel came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
@@ -253,19 +262,34 @@ impl Body {
     pub fn levels(&self) -> Vec<usize> {
         let mut reduced = vec![0; self.row_values as usize];
         let mut levels: Vec<usize> = vec![0; self.exprs.len()];
-        // Stages are in order and expressions hash-consed in order, so two alternating walks settle every level.
+        // Stages are in order and expressions hash-consed in order, so two alternating walks settle every level, one sum at a time at
+        // worst.
         for _ in 0..=self.row_values {
             for (index, expr) in self.exprs.iter().enumerate() {
                 let own = if let Expr::RowValue(value) = expr { reduced[*value as usize] } else { 0 };
                 levels[index] = expr.operands().map(|operand| levels[operand.index()]).max().unwrap_or(0).max(own);
             }
+            let mut settled = true;
             for stage in &self.stages {
                 if let Stage::RowReduce { value, into, .. } = stage {
-                    reduced[*into as usize] = levels[value.index()] + 1;
+                    let level = levels[value.index()] + 1;
+                    settled &= reduced[*into as usize] == level;
+                    reduced[*into as usize] = level;
                 }
+            }
+            if settled {
+                break;
             }
         }
         levels
+    }
+
+    /// How often each expression is read, by expressions and stages.
+    pub(crate) fn use_counts(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.exprs.len()];
+        self.exprs.iter().flat_map(|expr| expr.operands()).for_each(|operand| counts[operand.index()] += 1);
+        self.stages.iter().for_each(|stage| counts[stage.value().index()] += 1);
+        counts
     }
 
     /// Whether an expression's lanes are `i32`.

@@ -2,13 +2,13 @@
 
 use deuteron_graph::{Activation, BinaryOp, UnaryOp};
 
-use crate::body::{Body, Expr, ExprId, Stage};
+use crate::body::{Body, Expr, ExprId};
 
 /// The activation that an expression ends, and what it is applied to. Only where nobody else reads what is inside. ReLU is
-/// never found: it is one operation already.
-pub(crate) fn activation(body: &Body, id: ExprId) -> Option<(Activation, ExprId)> {
+/// never found: it is one operation already. `uses` are [`Body::use_counts`].
+pub(crate) fn activation(body: &Body, uses: &[usize], id: ExprId) -> Option<(Activation, ExprId)> {
     let (x, gate) = binary(body, BinaryOp::Mul, id)?;
-    if use_count(body, gate) != 1 {
+    if uses[gate.index()] != 1 {
         return None;
     }
     if body.expr(gate) == Expr::Unary(UnaryOp::Sigmoid, x) {
@@ -18,14 +18,14 @@ pub(crate) fn activation(body: &Body, id: ExprId) -> Option<(Activation, ExprId)
         return Some((Activation::GeluTanh, x));
     }
     let (whole, half) = binary(body, BinaryOp::Mul, x)?;
-    let matches = is_constant(body, half, 0.5) && is_gelu_erf_gate(body, whole, gate);
-    (matches && use_count(body, x) == 1).then_some((Activation::GeluErf, whole))
+    let matches = is_constant(body, half, 0.5) && is_gelu_erf_gate(body, uses, whole, gate);
+    (matches && uses[x.index()] == 1).then_some((Activation::GeluErf, whole))
 }
 
 /// The gradient of GELU's tanh form that an expression ends: (incoming gradient, what GELU was applied to). As
 /// differentiation leaves it: `g s + t slope f + u + u`, where `s` is the gate, `f = 0.044715 x^2 + 1`,
 /// `t = (g x) (s (1 - s))` and `u = t (slope x) 0.044715 x`.
-pub(crate) fn gelu_tanh_gradient(body: &Body, id: ExprId) -> Option<(ExprId, ExprId)> {
+pub(crate) fn gelu_tanh_gradient(body: &Body, uses: &[usize], id: ExprId) -> Option<(ExprId, ExprId)> {
     let (most, twice) = binary(body, BinaryOp::Add, id)?;
     let (first, once) = binary(body, BinaryOp::Add, most)?;
     let (direct, steep_part) = binary(body, BinaryOp::Add, first)?;
@@ -43,23 +43,13 @@ pub(crate) fn gelu_tanh_gradient(body: &Body, id: ExprId) -> Option<(ExprId, Exp
     let constants = is_constant(body, slope, slope_of_gelu()) && is_constant(body, cubic, 0.044715);
     let inside = is_gelu_tanh_gate(body, x, gate) && binary(body, BinaryOp::Add, factor).is_some();
     // Whoever else reads something inside would need it computed anyway.
-    let own =
-        use_count(body, once) == 2 && [most, first, direct, steep_part, bell].iter().all(|&e| use_count(body, e) == 1);
+    let own = uses[once.index()] == 2 && [most, first, direct, steep_part, bell].iter().all(|e| uses[e.index()] == 1);
     (shape && products && constants && inside && own).then_some((g, x))
 }
 
 /// `2 sqrt(2/pi)`
 fn slope_of_gelu() -> f64 {
     2.0 * (2.0 / std::f64::consts::PI).sqrt()
-}
-
-/// How often an expression is read, by expressions and stages.
-pub(crate) fn use_count(body: &Body, id: ExprId) -> usize {
-    let by_exprs = body.exprs.iter().flat_map(|expr| expr.operands()).filter(|&operand| operand == id).count();
-    let by_stages = body.stages.iter().filter(|stage| match **stage {
-        Stage::RowReduce { value, .. } | Stage::ColumnSum { value, .. } | Stage::Store { value, .. } => value == id,
-    });
-    by_exprs + by_stages.count()
 }
 
 /// The operands of a binary operation, if an expression is that.
@@ -86,13 +76,13 @@ fn is_gelu_tanh_gate(body: &Body, x: ExprId, gate: ExprId) -> bool {
 }
 
 /// `erf(x / sqrt 2) + 1`
-fn is_gelu_erf_gate(body: &Body, x: ExprId, gate: ExprId) -> bool {
+fn is_gelu_erf_gate(body: &Body, uses: &[usize], x: ExprId, gate: ExprId) -> bool {
     let matched = || {
         let (erf, one) = binary(body, BinaryOp::Add, gate)?;
         let Expr::Unary(UnaryOp::Erf, scaled) = body.expr(erf) else { return None };
         let (scaled_x, root) = binary(body, BinaryOp::Mul, scaled)?;
         let constants = is_constant(body, one, 1.0) && is_constant(body, root, std::f64::consts::FRAC_1_SQRT_2);
-        Some(constants && scaled_x == x && use_count(body, erf) == 1)
+        Some(constants && scaled_x == x && uses[erf.index()] == 1)
     };
     matched().unwrap_or(false)
 }

@@ -146,40 +146,41 @@ impl RowLowering<'_> {
         if finished_sum(self.graph, self.group.nodes, id).is_some() {
             return;
         }
-        let node = self.graph.node(id);
-        let operands = node.inputs.clone();
+        let graph = self.graph;
+        let node = graph.node(id);
+        let operands = &node.inputs;
         let reader = match node.op {
-            Op::RowReduce(_) | Op::ColumnSum => self.graph.node(operands[0]).shape.clone(),
-            _ => node.shape.clone(),
+            Op::RowReduce(_) | Op::ColumnSum => &graph.node(operands[0]).shape,
+            _ => &node.shape,
         };
         let value = match &node.op {
             Op::Unary(op) => {
-                let a = self.operand(operands[0], &reader);
+                let a = self.operand(operands[0], reader);
                 self.exprs.make(Expr::Unary(*op, a))
             }
             Op::Binary(op) => {
-                let (a, b) = (self.operand(operands[0], &reader), self.operand(operands[1], &reader));
+                let (a, b) = (self.operand(operands[0], reader), self.operand(operands[1], reader));
                 self.exprs.make(Expr::Binary(*op, a, b))
             }
             Op::Compare(op) => {
-                let (a, b) = (self.operand(operands[0], &reader), self.operand(operands[1], &reader));
+                let (a, b) = (self.operand(operands[0], reader), self.operand(operands[1], reader));
                 self.exprs.make(Expr::Compare(*op, a, b))
             }
             Op::Select => {
-                let condition = self.operand(operands[0], &reader);
-                let (a, b) = (self.operand(operands[1], &reader), self.operand(operands[2], &reader));
+                let condition = self.operand(operands[0], reader);
+                let (a, b) = (self.operand(operands[1], reader), self.operand(operands[2], reader));
                 self.exprs.make(Expr::Select(condition, a, b))
             }
             Op::Cast(to) => {
-                let a = self.operand(operands[0], &reader);
+                let a = self.operand(operands[0], reader);
                 self.cast(a, self.graph.node(operands[0]).dtype, *to)
             }
             Op::RowReduce(op) => {
-                let a = self.operand(operands[0], &reader);
+                let a = self.operand(operands[0], reader);
                 self.row_reduce(*op, a, reader.cols())
             }
             Op::ColumnSum => {
-                let a = self.operand(operands[0], &reader);
+                let a = self.operand(operands[0], reader);
                 // A sum that the kernel converts is stored as what it is converted to.
                 let converts = |&&other: &&NodeId| finished_sum(self.graph, self.group.nodes, other) == Some(id);
                 let stored = self.group.nodes.iter().find(converts).copied().unwrap_or(id);
@@ -187,9 +188,9 @@ impl RowLowering<'_> {
                 self.stages.push(Stage::ColumnSum { value: a, arg, width: reader.cols() });
                 return;
             }
-            Op::Gather => self.gathered(operands[0], operands[1], &reader),
+            Op::Gather => self.gathered(operands[0], operands[1], reader),
             // A view that has a buffer of its own here repeats an inline pattern; a pattern stands for itself.
-            Op::View(_) | Op::StopGradient => self.operand(operands[0], &reader),
+            Op::View(_) | Op::StopGradient => self.operand(operands[0], reader),
             Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } => self.pattern(id),
             Op::Input { .. } | Op::Matmul { .. } | Op::Concat { .. } => {
                 unreachable!("the planner gives these kernels of their own")
@@ -296,13 +297,12 @@ impl RowLowering<'_> {
 
     /// The value of an operand at the reader's (row, column).
     fn operand(&mut self, id: NodeId, reader: &Shape) -> ExprId {
-        let Some(placed) = self.placement.get(id) else { return self.pattern(id) };
+        let placement = self.placement;
+        let Some(placed) = placement.get(id) else { return self.pattern(id) };
         if let Some(&value) = self.values.get(&placed.base) {
             return value;
         }
-        let layout = placed.layout.clone();
-        let base = placed.base;
-        self.load(base, &layout, reader)
+        self.load(placed.base, &placed.layout, reader)
     }
 
     fn load(&mut self, base: NodeId, layout: &Layout, reader: &Shape) -> ExprId {

@@ -1,7 +1,9 @@
-//! Differential test on this machine: random graphs, every plan, against the f64 reference.
+//! Differential test on this machine: random graphs, several plans each, against the f64 reference.
 
 mod catalog;
 mod mathematics;
+
+pub use deuteron_reference::MOST_ELEMENTS;
 
 pub use catalog::{Breadth, CatalogFailure, CatalogReport, OpRow, Part, beside_other_work, check_catalog};
 
@@ -13,7 +15,9 @@ use deuteron_codegen::cpu::simd::Isa;
 use deuteron_device::Cpu;
 use deuteron_graph::{Dtype, Graph, NodeId, Output, extract};
 use deuteron_plan::{MachineKind, Strategy};
-use deuteron_reference::{Array, Case, Rounding, Shares, interpret_all, op_counts, random_case};
+use deuteron_reference::{
+    Array, Case, Rounding, Shares, interpret_all, op_counts, random_bounded_case, random_case_within,
+};
 use serde::Serialize;
 
 use crate::engine::Engine;
@@ -23,6 +27,28 @@ use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::verify::{Expected, Verification};
 
+/// Which random graphs to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RandomGraphs {
+    /// how many
+    pub cases: usize,
+    /// the seed of the first one; case `i` has seed `seed + i`
+    pub seed: u64,
+    /// most elements that a graph's first input aims at
+    pub elements: usize,
+    /// on a CPU, one in so many is run by the plan that a search finds too
+    pub one_searched_in: u64,
+    /// begin none after so long
+    pub limit: Option<Duration>,
+}
+
+impl RandomGraphs {
+    /// So many from a seed on, of all sizes, one in eight searched, however long it takes.
+    pub fn new(cases: usize, seed: u64) -> RandomGraphs {
+        RandomGraphs { cases, seed, elements: MOST_ELEMENTS, one_searched_in: 8, limit: None }
+    }
+}
+
 /// What `check` found.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckReport {
@@ -30,6 +56,8 @@ pub struct CheckReport {
     pub cases: usize,
     /// the seed of the first one; case `i` has seed `seed + i`
     pub seed: u64,
+    /// most elements that a graph's first input aims at
+    pub elements: usize,
     /// graphs with a result outside of its bound
     pub failures: usize,
     /// the largest error as a share of its bound, over all results
@@ -91,24 +119,18 @@ pub struct Failure {
     pub graph: String,
 }
 
-/// Runs `cases` random graphs from `seed` on, spread over some engines, as many as are begun within `limit`. `progress` is
-/// told how many are done.
+/// Runs random graphs, spread over some engines, as many as are begun in time. `progress` is told how many are done.
 ///
 /// References are interpreted and kernels compiled on all cores; each engine's device runs one graph at a time.
-pub fn check(
-    engines: &[Engine],
-    cases: usize,
-    seed: u64,
-    limit: Option<Duration>,
-    mut progress: impl FnMut(usize),
-) -> Result<CheckReport, Error> {
+pub fn check(engines: &[Engine], graphs: RandomGraphs, mut progress: impl FnMut(usize)) -> Result<CheckReport, Error> {
+    let RandomGraphs { cases, seed, elements, one_searched_in: _, limit } = graphs;
     let begin = Instant::now();
     let beds: Vec<Bed> = engines.iter().map(Bed::new).collect();
     let mut outcomes: Vec<Option<Outcome>> = (0..cases).map(|_| None).collect();
     let mut done = 0;
     let run = |index: usize| {
         let in_time = limit.is_none_or(|limit| begin.elapsed() < limit);
-        in_time.then(|| Trial::of(&beds[index % beds.len()], &random_case(seed.wrapping_add(index as u64))))
+        in_time.then(|| trial(&beds[index % beds.len()], seed.wrapping_add(index as u64), &graphs))
     };
     parallel::for_each(cases, run, |index, outcome| {
         outcomes[index] = outcome;
@@ -118,6 +140,7 @@ pub fn check(
     let mut report = CheckReport {
         cases,
         seed,
+        elements,
         failures: 0,
         worst_ratio: 0.0,
         worst_seed: seed,
@@ -151,7 +174,7 @@ pub fn check(
             report.failures += 1;
             if report.failed.len() < 5 {
                 let bed = &beds[index % beds.len()];
-                let graph = minimise(bed, &random_case(case_seed), plan).to_string();
+                let graph = minimise(bed, &random_case_within(case_seed, elements), plan).to_string();
                 let device = bed.engine.device().describe();
                 report.failed.push(Failure { seed: case_seed, plan: plan.to_string(), device, what, graph });
             }
@@ -198,18 +221,23 @@ struct Trial<'a> {
     bed: &'a Bed<'a>,
     graph: &'a Graph,
     inputs: &'a [Array],
-    plans: &'a [Strategy],
 }
 
-/// Plans that are run. Where each kernel has to go through a compiler, one graph in four has a kernel a composite too, and
-/// one in sixteen a kernel a primitive.
-const PLANS: [Strategy; 3] = [Strategy::Naive, Strategy::Eager, Strategy::Fused];
-
-fn plans(engine: &Engine, seed: u64) -> &'static [Strategy] {
+/// Plans that a graph is run by.
+///
+/// On a CPU planning takes longer than running: a search prices a hundred groups of an average graph. Every graph is run with
+/// one kernel per primitive, per composite, and per group of the greedy plan, and some by the plan that a search finds too. On a GPU each kernel has to go
+/// through a compiler: every graph is run by the plan that a search finds, one in four with one kernel per composite too, and one in sixteen with one
+/// kernel per primitive.
+fn plans(engine: &Engine, seed: u64, one_searched_in: u64) -> &'static [Strategy] {
+    const PLANS: [Strategy; 4] = [Strategy::Naive, Strategy::Eager, Strategy::Greedy, Strategy::Fused];
+    // Six seeds in a row have every dtype and direction, and every device of a CPU takes some of them.
     match engine.device().machine().kind {
-        MachineKind::Gpu if !seed.is_multiple_of(4) => &PLANS[2..],
-        MachineKind::Gpu if !seed.is_multiple_of(16) => &PLANS[1..],
-        MachineKind::Gpu | MachineKind::Cpu => &PLANS,
+        MachineKind::Cpu if (seed / 6).is_multiple_of(one_searched_in.max(1)) => &PLANS,
+        MachineKind::Cpu => &PLANS[..3],
+        MachineKind::Gpu if seed.is_multiple_of(16) => &[Strategy::Naive, Strategy::Eager, Strategy::Fused],
+        MachineKind::Gpu if seed.is_multiple_of(4) => &[Strategy::Eager, Strategy::Fused],
+        MachineKind::Gpu => &[Strategy::Fused],
     }
 }
 
@@ -224,31 +252,30 @@ struct Outcome {
     failure: Option<(Strategy, String)>,
 }
 
-impl<'a> Trial<'a> {
-    fn of(bed: &'a Bed<'a>, case: &Case) -> Outcome {
-        let outcome = Outcome {
-            op_counts: op_counts(&case.graph),
-            dtype: case.dtype,
-            backward: case.backward,
-            kernels: 0,
-            shares: Vec::new(),
-            worst_ratio: 0.0,
-            failure: None,
-        };
-        let plans = plans(bed.engine, case.seed);
-        Trial { bed, graph: &case.graph, inputs: &case.inputs, plans }.all_plans(outcome)
-    }
+/// Runs the graph of a seed by every plan.
+fn trial(bed: &Bed<'_>, seed: u64, graphs: &RandomGraphs) -> Outcome {
+    let (case, expected) = match random_bounded_case(seed, graphs.elements) {
+        Ok((case, bounded)) => (case, Ok(Expected::of(bounded))),
+        Err(error) => (random_case_within(seed, graphs.elements), Err(error)),
+    };
+    let outcome = Outcome {
+        op_counts: op_counts(&case.graph),
+        dtype: case.dtype,
+        backward: case.backward,
+        kernels: 0,
+        shares: Vec::new(),
+        worst_ratio: 0.0,
+        failure: expected.as_ref().err().map(|error| (Strategy::Naive, error.to_string())),
+    };
+    let Ok(expected) = expected else { return outcome };
+    let trial = Trial { bed, graph: &case.graph, inputs: &case.inputs };
+    trial.all_plans(plans(bed.engine, seed, graphs.one_searched_in), &expected, outcome)
+}
 
-    fn all_plans(&self, mut outcome: Outcome) -> Outcome {
-        let expected = match Expected::new(self.graph, self.inputs) {
-            Ok(expected) => expected,
-            Err(error) => {
-                outcome.failure = Some((Strategy::Naive, error.to_string()));
-                return outcome;
-            }
-        };
-        for &strategy in self.plans {
-            match parallel::guarded(|| self.plan(strategy, &expected)) {
+impl Trial<'_> {
+    fn all_plans(&self, plans: &[Strategy], expected: &Expected, mut outcome: Outcome) -> Outcome {
+        for &strategy in plans {
+            match parallel::guarded(|| self.plan(strategy, expected)) {
                 Ok(Ok((kernels, verification))) => {
                     outcome.kernels += kernels;
                     let outputs = verification.outputs.iter();
@@ -304,7 +331,7 @@ fn minimise(bed: &Bed<'_>, case: &Case, strategy: Strategy) -> Graph {
             }
             let Some((candidate, values)) = reduced(&graph, &inputs, &outputs, cut) else { continue };
             let is_smaller = candidate.nodes().len() < graph.nodes().len() || outputs.len() < graph.outputs().len();
-            let trial = Trial { bed, graph: &candidate, inputs: &values, plans: &PLANS };
+            let trial = Trial { bed, graph: &candidate, inputs: &values };
             if is_smaller && trial.fails(strategy) {
                 smaller = Some((candidate, values));
                 break;

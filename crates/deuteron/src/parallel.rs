@@ -4,15 +4,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
+use deuteron_reference::on_own_thread;
+
 /// Does pieces `0..count` on all cores and hands each result to `receive`, on the calling thread, as it is done.
 pub(crate) fn for_each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync, mut receive: impl FnMut(usize, T)) {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(count);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.min(count);
     let next = AtomicUsize::new(0);
     let (send, results) = mpsc::channel();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             let (send, next, work) = (send.clone(), &next, &work);
-            scope.spawn(move || {
+            let pieces = move || {
                 loop {
                     let piece = next.fetch_add(1, Ordering::Relaxed);
                     // The receiver outlives all threads of the scope unless it panicked; then there is nothing left to do.
@@ -20,7 +23,9 @@ pub(crate) fn for_each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync, 
                         return;
                     }
                 }
-            });
+            };
+            // Where pieces keep all cores busy, the reference need not share each of them out.
+            scope.spawn(move || if threads == cores { on_own_thread(pieces) } else { pieces() });
         }
         drop(send);
         results.iter().for_each(|(piece, result)| receive(piece, result));

@@ -41,22 +41,22 @@ pub fn reads(draft: &Draft) -> Vec<ReadValue> {
     let mut seen: Vec<(NodeId, usize)> = Vec::new();
     let mut all = Vec::new();
     for &id in draft.nodes {
-        for value in placement.reads(graph, id) {
-            let Some(placed) = placement.get(value) else { continue };
+        placement.for_reads(graph, id, &mut |value| {
+            let Some(placed) = placement.get(value) else { return };
             // A cache is kept in place: what an append moves is its rows.
             if matches!(graph.node(id).op, Op::Append { .. }) && graph.node(id).inputs[0] == value {
-                continue;
+                return;
             }
             // Two slices of one tensor are two reads; the same slice twice is one.
             let key = (placed.base, placed.layout.offset);
             if draft.nodes.binary_search(&placed.base).is_ok() || seen.contains(&key) {
-                continue;
+                return;
             }
             seen.push(key);
             let shape = &graph.node(value).shape;
             let bytes = bytes_read(graph, id, value, placement);
             all.push(ReadValue { base: placed.base, bytes, rows: shape.rows(), cols: shape.cols() });
-        }
+        });
     }
     all
 }
@@ -64,7 +64,12 @@ pub fn reads(draft: &Draft) -> Vec<ReadValue> {
 /// The traffic of a kernel. What an operation that is only described says of itself counts; what it moves beyond its
 /// results, it reads.
 pub fn traffic(draft: &Draft) -> Traffic {
-    let read: Bytes = reads(draft).iter().map(|value| value.bytes).sum();
+    traffic_of(draft, &reads(draft))
+}
+
+/// The same of what it reads.
+pub(crate) fn traffic_of(draft: &Draft, reads: &[ReadValue]) -> Traffic {
+    let read: Bytes = reads.iter().map(|value| value.bytes).sum();
     let bytes = |&id: &NodeId| Bytes(draft.graph.node(written(draft.graph, id)).bytes() as u64);
     let written: Bytes = draft.outputs.iter().map(bytes).sum();
     let described = draft.nodes.iter().map(|&id| match &draft.graph.node(id).op {

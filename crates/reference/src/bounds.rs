@@ -101,8 +101,17 @@ impl Comparison {
 
 /// Runs a graph in `f64` and analyses its errors: one [`Bounded`] per output.
 pub fn bounded(graph: &Graph, inputs: &[Array]) -> Result<Vec<Bounded>, ReferenceError> {
-    let exact = interpret(graph, inputs, Rounding::Exact)?;
+    let exact = interpret(graph, inputs, Rounding::Analysed)?;
     let rounded = interpret(graph, inputs, Rounding::Storage)?.outputs;
+    bounded_by(graph, exact, rounded)
+}
+
+/// The same from both runs of the graph: analysed, and in the storage types.
+pub(crate) fn bounded_by(
+    graph: &Graph,
+    exact: Interpretation,
+    rounded: Vec<Array>,
+) -> Result<Vec<Bounded>, ReferenceError> {
     let Interpretation { outputs, slack, spread } = exact;
     let dtypes = graph.outputs().iter().map(|output| graph.node(output.node).dtype);
     let parts = dtypes.zip(outputs).zip(rounded).zip(slack.into_iter().zip(spread));

@@ -42,6 +42,7 @@ mod slack;
 mod spread;
 mod store;
 mod strided;
+mod threads;
 mod value;
 
 pub use array::Array;
@@ -50,5 +51,6 @@ pub use error::ReferenceError;
 pub use formulas::formula;
 pub use generator::Generator;
 pub use primitives::{Interpretation, Rounding, interpret, interpret_all};
-pub use random_graph::{Case, op_counts, random_case};
+pub use random_graph::{Case, MOST_ELEMENTS, op_counts, random_bounded_case, random_case, random_case_within};
 pub use round::{round_slice, round_to, ulp};
+pub use threads::on_own_thread;

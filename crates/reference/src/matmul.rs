@@ -11,6 +11,7 @@ use rayon::prelude::*;
 
 use crate::store::Store;
 use crate::strided::{CHUNK, Strided};
+use crate::threads::in_pieces;
 
 /// Rows of a tile: with two vectors a row, 12 accumulators leave room for operands in 16 registers.
 const TILE_ROWS: usize = 6;
@@ -59,10 +60,10 @@ pub(crate) fn matmul(
     let mut values = store.buffer(shape.elements());
     let batch_size = sizes.rows * sizes.cols;
     if batch_size > 0 {
-        values.par_chunks_mut(batch_size).enumerate().for_each(|(batch, c)| {
-            c.par_chunks_mut(CHUNK).for_each(|chunk| chunk.fill(0.0));
+        in_pieces(&mut values, batch_size, |batch, c| {
+            in_pieces(c, CHUNK, |_, chunk| chunk.fill(0.0));
             multiply(sizes, batch_of(a, batch, transpose_a), batch_of(b, batch, transpose_b), c);
-            c.par_chunks_mut(CHUNK).for_each(|chunk| store.finish(chunk));
+            in_pieces(c, CHUNK, |_, chunk| store.finish(chunk));
         });
     }
     Strided::owned(shape.clone(), values)
@@ -94,13 +95,18 @@ fn multiply(sizes: Sizes, a: Matrix, b: Matrix, c: &mut [f64]) {
             let depth = PANEL_DEPTH.min(sizes.inner - first_inner);
             let inner = first_inner..first_inner + depth;
             pack_b(&mut b_panels, b, inner.clone(), first_col..first_col + cols, tile_cols);
-            c.par_chunks_mut(TASK_ROWS * sizes.cols).enumerate().for_each_init(Vec::new, |a_panels, (task, c)| {
+            let task = |a_panels: &mut Vec<f64>, (task, c): (usize, &mut [f64])| {
                 let first_row = task * TASK_ROWS;
                 let rows = c.len() / sizes.cols;
                 pack_a(a_panels, a, first_row..first_row + rows, inner.clone());
                 let c = Target { values: c, rows, row_length: sizes.cols, first_col, cols };
                 arch.dispatch(Block { a_panels, b_panels: &b_panels, depth, c });
-            });
+            };
+            if sizes.rows <= TASK_ROWS {
+                task(&mut Vec::new(), (0, c));
+            } else {
+                c.par_chunks_mut(TASK_ROWS * sizes.cols).enumerate().for_each_init(Vec::new, task);
+            }
         }
     }
 }
@@ -122,7 +128,7 @@ fn pack_a(packed: &mut Vec<f64>, a: Matrix, rows: Range<usize>, inner: Range<usi
 fn pack_b(packed: &mut Vec<f64>, b: Matrix, inner: Range<usize>, cols: Range<usize>, tile_cols: usize) {
     let depth = inner.len();
     memory::clear_to(packed, cols.len().div_ceil(tile_cols) * tile_cols * depth);
-    packed.par_chunks_exact_mut(tile_cols * depth).enumerate().for_each(|(index, panel)| {
+    let pack = |index: usize, panel: &mut [f64]| {
         let first = cols.start + index * tile_cols;
         let count = tile_cols.min(cols.end - first);
         if b.col_stride == 1 {
@@ -136,7 +142,12 @@ fn pack_b(packed: &mut Vec<f64>, b: Matrix, inner: Range<usize>, cols: Range<usi
                 }
             }
         }
-    });
+    };
+    if packed.len() <= CHUNK {
+        packed.chunks_exact_mut(tile_cols * depth).enumerate().for_each(|(index, panel)| pack(index, panel));
+    } else {
+        packed.par_chunks_exact_mut(tile_cols * depth).enumerate().for_each(|(index, panel)| pack(index, panel));
+    }
 }
 
 /// The columns of a tile on the vector unit at hand: two vectors.

@@ -169,7 +169,7 @@ y = gelu x ; l = routed_linear y e w b ; z = weighted_sum l g ; out z l"
                 .map(|(seed, &id)| Array::normal(graph.node(id).shape.clone(), seed as u64))
                 .collect();
             inputs[1] = Array::from_fn([7, 2], |place| (place * 5 % 3) as f64);
-            for rounding in [Rounding::Exact, Rounding::Storage] {
+            for rounding in [Rounding::Exact, Rounding::Analysed, Rounding::Storage] {
                 let whole = interpret_picking(&graph, &inputs, rounding, usize::MAX).unwrap();
                 for most in [1, 2 * 2 * 20, 3 * 2 * 20] {
                     let mut last_use = vec![Some(usize::MAX); graph.nodes().len()];

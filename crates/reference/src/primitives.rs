@@ -1,15 +1,15 @@
 //! The interpreter: every primitive of a graph in `f64`, in order.
 //!
 //! - `Exact`: the mathematics. Only casts to `i8` and `f8e4m3` round, since that is their meaning.
+//! - `Analysed`: the same, and beside each value how far a kernel may lie from it (`slack.rs`, `spread.rs`), which takes most of the time.
 //! - `Storage`: every node's value is rounded to its dtype, as if each were stored; sums are accumulated in `f32`, and
 //!   functions are as good as a kernel's library promises.
 //!
-//! A value is freed after its last use. Large matrices that are picked for rows are never there all at once (`picked.rs`). Beside each output goes its slack (see [`Interpretation::slack`]).
+//! A value is freed after its last use. Large matrices that are picked for rows are never there all at once (`picked.rs`).
 
 use std::collections::HashMap;
 
 use deuteron_graph::{Dtype, Graph, Node, NodeId, Op, Opaque, Shape, memory};
-use rayon::prelude::*;
 
 use crate::array::Array;
 use crate::error::ReferenceError;
@@ -23,13 +23,16 @@ use crate::slack::slack_of;
 use crate::spread::{of_input, spread_of};
 use crate::store::{Buffers, Store};
 use crate::strided::{CHUNK, Strided, concat, map, map1, map2};
+use crate::threads::{any, in_pieces};
 use crate::value::{Spread, Value};
 
-/// When the interpreter rounds.
+/// When the interpreter rounds, and whether it analyses what kernels round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rounding {
     /// Nowhere but in casts to `i8` and `f8e4m3`.
     Exact,
+    /// The same; errors of kernels are analysed ([`Interpretation::slack`], [`Interpretation::spread`]).
+    Analysed,
     /// After every node, to the node's dtype; after every term of a sum over rows or columns, to `f32`.
     Storage,
 }
@@ -40,7 +43,7 @@ pub struct Interpretation {
     /// In the order of [`Graph::outputs`].
     pub outputs: Vec<Array>,
     /// For each output, how far each element may lie off because a near tie in a comparison, or a rounding to integers
-    /// near a half, could have fallen the other way. `None`: nowhere, or not asked for (`Storage`).
+    /// near a half, could have fallen the other way. `None`: nowhere, or not asked for (only `Analysed` does).
     pub slack: Vec<Option<Vec<f64>>>,
     /// For each output, the standard deviation of the rounding error of each element. `None`: exact, or not asked for.
     pub spread: Vec<Option<Vec<f64>>>,
@@ -116,7 +119,7 @@ fn check_inputs(graph: &Graph, inputs: &[Array]) -> Result<(), ReferenceError> {
 /// back at once. Views are written out where they are outputs.
 fn reserve(graph: &Graph, last_use: &[Option<usize>], rounding: Rounding) -> Result<(), ReferenceError> {
     // Beside each value its slack and the two parts of its spread, and as many again on the way to them.
-    let copies = if rounding == Rounding::Exact { 4 } else { 1 };
+    let copies = if rounding == Rounding::Analysed { 4 } else { 1 };
     let elements = |index: usize| match &graph.nodes()[index] {
         Node { op: Op::View(_), .. } if last_use[index] != Some(usize::MAX) => 0,
         node => node.shape.elements(),
@@ -180,8 +183,8 @@ impl<'a> Evaluation<'_, 'a> {
             let position = self.graph.inputs().iter().position(|id| id.index() == index).unwrap_or_default();
             let main = stored_input(&self.inputs[position], node.dtype, self.rounding);
             let spread = match self.rounding {
-                Rounding::Exact => of_input(index, node.dtype, &main),
-                Rounding::Storage => Spread::default(),
+                Rounding::Analysed => of_input(index, node.dtype, &main),
+                Rounding::Exact | Rounding::Storage => Spread::default(),
             };
             return Ok(Value { dtype: node.dtype, main, slack: None, spread });
         }
@@ -210,10 +213,11 @@ impl<'a> Evaluation<'_, 'a> {
                 _ => operands[0].main.shape[0],
             },
         })?;
-        // Errors are told of the exact run alone: the other one has made them.
         let (slack, spread) = match self.rounding {
-            Rounding::Exact => (slack_of(node, operands, &main), spread_of(self.graph, index, node, operands, &main)),
-            Rounding::Storage => (None, Spread::default()),
+            Rounding::Analysed => {
+                (slack_of(node, operands, &main), spread_of(self.graph, index, node, operands, &main))
+            }
+            Rounding::Exact | Rounding::Storage => (None, Spread::default()),
         };
         Ok(Value { dtype: node.dtype, main, slack, spread })
     }
@@ -222,8 +226,8 @@ impl<'a> Evaluation<'_, 'a> {
 /// Inputs are borrowed unless storing them would change them.
 fn stored_input<'a>(array: &'a Array, dtype: Dtype, rounding: Rounding) -> Strided<'a> {
     let borrowed = Strided::borrowed(array);
-    let fits = |x: &f64| x.is_nan() || round_to(dtype, *x) == *x;
-    if rounding == Rounding::Exact || array.values.par_chunks(CHUNK).all(|chunk| chunk.iter().all(fits)) {
+    let changes = |x: &f64| !x.is_nan() && round_to(dtype, *x) != *x;
+    if rounding != Rounding::Storage || !any(&array.values, changes) {
         return borrowed;
     }
     map1(&borrowed, Store { rounding: Some(dtype), buffers: None }, |x| x)
@@ -280,7 +284,7 @@ fn random(shape: &Shape, seed: &Strided, drop: f64, offset: u32) -> Strided<'sta
     // A negative seed is the same bits as an unsigned word.
     let seed = seed.to_array().values[0] as i64 as u32;
     let mut values = memory::zeros(shape.elements());
-    values.par_chunks_mut(CHUNK).enumerate().for_each(|(task, chunk)| {
+    in_pieces(&mut values, CHUNK, |task, chunk| {
         for (position, value) in chunk.iter_mut().enumerate() {
             *value = kept((task * CHUNK + position) as u64, seed, offset, drop);
         }

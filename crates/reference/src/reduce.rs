@@ -1,11 +1,11 @@
 //! Primitives that are not element by element: row and column reductions, gather, scatter.
 
 use deuteron_graph::{ReduceOp, Shape, memory};
-use rayon::prelude::*;
 
 use crate::scalar::larger;
 use crate::store::Store;
 use crate::strided::{CHUNK, Run, Strided};
+use crate::threads::in_pieces;
 
 /// A number for each row of the last axis.
 pub(crate) fn by_row(x: &Strided, store: Store, f: impl Fn(Run, usize) -> f64 + Sync) -> Strided<'static> {
@@ -13,7 +13,7 @@ pub(crate) fn by_row(x: &Strided, store: Store, f: impl Fn(Run, usize) -> f64 + 
     let cols = x.shape.cols();
     let mut values = memory::zeros(shape.elements());
     let rows_per_task = (CHUNK / cols.max(1)).max(1);
-    values.par_chunks_mut(rows_per_task).enumerate().for_each(|(task, chunk)| {
+    in_pieces(&mut values, rows_per_task, |task, chunk| {
         for (position, value) in chunk.iter_mut().enumerate() {
             *value = f(x.row(task * rows_per_task + position), cols);
         }
@@ -55,11 +55,13 @@ pub(crate) fn column_sum(x: &Strided, store: Store) -> Strided<'static> {
     const COLS: usize = 64;
     let (rows, cols) = (x.shape.rows(), x.shape.cols());
     let mut sums = memory::zeros(cols);
-    sums.par_chunks_mut(COLS).enumerate().for_each(|(task, sums)| {
+    // Few elements are one task.
+    let columns = if rows.saturating_mul(cols) <= CHUNK { cols.max(1) } else { COLS };
+    in_pieces(&mut sums, columns, |task, sums| {
         for row in 0..rows {
             let row = x.row(row);
             for (position, sum) in sums.iter_mut().enumerate() {
-                *sum = store.add(*sum, row.at(task * COLS + position));
+                *sum = store.add(*sum, row.at(task * columns + position));
             }
         }
         store.finish(sums);
@@ -106,7 +108,7 @@ pub(crate) fn scatter_add(
             *sum = store.add(*sum, update.at(column));
         }
     }
-    values.par_chunks_mut(CHUNK).for_each(|chunk| store.finish(chunk));
+    in_pieces(&mut values, CHUNK, |_, chunk| store.finish(chunk));
     Ok(Strided::owned(shape.clone(), values))
 }
 

@@ -22,6 +22,7 @@ const BF16: Format =
 const F8E4M3: Format = Format { fraction_bits: 3, least_exponent: -6, largest: 448.0, saturates: true };
 
 /// The value that storing `x` as `dtype` leaves. `i8` saturates and takes NaN to 0; `f8e4m3` saturates at 448.
+#[inline]
 pub fn round_to(dtype: Dtype, x: f64) -> f64 {
     match dtype {
         Dtype::F32 => x as f32 as f64,
@@ -48,6 +49,7 @@ pub fn round_slice(dtype: Dtype, values: &mut [f64]) {
 }
 
 /// The distance between neighbours of the format at the magnitude of `x`; 1 for integers.
+#[inline]
 pub fn ulp(dtype: Dtype, x: f64) -> f64 {
     match dtype {
         Dtype::F32 => power_of_two(exponent(x).clamp(-126, 127) - 23),
@@ -59,6 +61,7 @@ pub fn ulp(dtype: Dtype, x: f64) -> f64 {
 }
 
 /// The smallest magnitude that every kernel keeps apart from zero (GPUs and SIMD units may flush `f32` subnormals).
+#[inline]
 pub(crate) fn smallest(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 | Dtype::Bf16 => f32::MIN_POSITIVE as f64,

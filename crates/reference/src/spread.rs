@@ -15,7 +15,7 @@ use deuteron_graph::{BinaryOp, Callee, Dtype, Graph, Node, Op, ReduceOp, Shape, 
 use crate::noise::{DEVIATIONS, function, quotient, rounding};
 use crate::reduce::{append, gather};
 use crate::store::Store;
-use crate::strided::{Strided, concat, map};
+use crate::strided::{Strided, concat, map, map_pair};
 use crate::value::{Axes, Spread, Value, norm, or_zero};
 
 /// The spread of the result of a node, which is the one at `index` or has some of its rows.
@@ -135,22 +135,31 @@ fn unary(
     let fresh = |x: f64, y: f64, off: f64| norm(rounding(dtype, y, off), step(x, y));
     let (own, shared) = (spread.own(&node.shape), spread.shared(&node.shape));
     let inputs = [&x.main, result, &own, &shared];
-    let own_part = map(&node.shape, inputs, Store::PLAIN, |[x, y, own, shared]| {
+    let parts = |[x, y, own, shared]: [f64; 4]| {
         let off = norm(own, shared);
         let slope = slope(x, y, off);
-        let fresh = if again.is_empty() { fresh(x, y, moved(slope, off)) } else { 0.0 };
-        known(norm(moved(slope, own), fresh), y)
-    });
-    let shared_part = (spread.shared.is_some() || !again.is_empty()).then(|| {
-        map(&node.shape, inputs, Store::PLAIN, |[x, y, own, shared]| {
-            let off = norm(own, shared);
-            let slope = slope(x, y, off);
-            let fresh = if again.is_empty() { 0.0 } else { fresh(x, y, moved(slope, off)) };
-            known(norm(moved(slope, shared), fresh), y)
-        })
-    });
+        let fresh = fresh(x, y, moved(slope, off));
+        let part = |part: f64, fresh: f64| known(norm(moved(slope, part), fresh), y);
+        if again.is_empty() { [part(own, fresh), part(shared, 0.0)] } else { [part(own, 0.0), part(shared, fresh)] }
+    };
+    let has_shared = spread.shared.is_some() || !again.is_empty();
+    let (own_part, shared_part) = mapped(&node.shape, inputs, has_shared, parts);
     let sources = sources(index, &[spread]);
     Spread { own: Some(own_part), shared: shared_part, along: spread.along.with(again), sources }.settled()
+}
+
+/// The parts of a spread; without a shared part that is zero everywhere.
+fn mapped<const N: usize>(
+    shape: &Shape,
+    inputs: [&Strided; N],
+    has_shared: bool,
+    parts: impl Fn([f64; N]) -> [f64; 2] + Sync,
+) -> (Strided<'static>, Option<Strided<'static>>) {
+    if !has_shared {
+        return (map(shape, inputs, Store::PLAIN, |x| parts(x)[0]), None);
+    }
+    let [own, shared] = map_pair(shape, inputs, parts);
+    (own, Some(shared))
 }
 
 /// The largest slope of a function within `reach` of `x`, where its value is `y`.
@@ -225,19 +234,23 @@ fn binary(index: usize, node: &Node, op: BinaryOp, operands: &[&Value], result: 
         (false, false) => norm(a, b),
     };
     let again = repeated_axes(result);
-    let (a_total, b_total) = (a.total(shape), b.total(shape));
-    let part = |a_part: &Strided, b_part: &Strided, fresh_here: bool| {
-        let inputs = [&operands[0].main, &a_total, a_part, &operands[1].main, &b_total, b_part, result];
-        map(shape, inputs, Store::PLAIN, |[a, a_off, a_part, b, b_off, b_part, y]| {
-            let [a_slope, b_slope] = slopes(op, [a, a_off], [b, b_off]);
-            let carried = join(moved(a_slope, a_part), moved(b_slope, b_part));
-            let fresh = if fresh_here { own_step(y, join(moved(a_slope, a_off), moved(b_slope, b_off))) } else { 0.0 };
-            known(norm(carried, fresh), y)
-        })
+    // One of two parts that is not there is zero: their sum is the other one.
+    let both = |spread: &Spread| spread.own.is_some() && spread.shared.is_some();
+    let (a_both, b_both) = (both(&a), both(&b));
+    let total = |both: bool, own: f64, shared: f64| if both { norm(own, shared) } else { own + shared };
+    let parts = |[a, a_own, a_shared, b, b_own, b_shared, y]: [f64; 7]| {
+        let (a_off, b_off) = (total(a_both, a_own, a_shared), total(b_both, b_own, b_shared));
+        let [a_slope, b_slope] = slopes(op, [a, a_off], [b, b_off]);
+        let joined = |a: f64, b: f64| join(moved(a_slope, a), moved(b_slope, b));
+        let fresh = own_step(y, joined(a_off, b_off));
+        let (own_fresh, shared_fresh) = if again.is_empty() { (fresh, 0.0) } else { (0.0, fresh) };
+        let (own, shared) = (joined(a_own, b_own), joined(a_shared, b_shared));
+        [known(norm(own, own_fresh), y), known(norm(shared, shared_fresh), y)]
     };
-    let own = part(&a.own(shape), &b.own(shape), again.is_empty());
+    let (a_own, a_shared, b_own, b_shared) = (a.own(shape), a.shared(shape), b.own(shape), b.shared(shape));
+    let inputs = [&operands[0].main, &a_own, &a_shared, &operands[1].main, &b_own, &b_shared, result];
     let has_shared = a.shared.is_some() || b.shared.is_some() || !again.is_empty();
-    let shared = has_shared.then(|| part(&a.shared(shape), &b.shared(shape), !again.is_empty()));
+    let (own, shared) = mapped(shape, inputs, has_shared, parts);
     let along = a.along.with(b.along).with(again);
     Spread { own: Some(own), shared, along, sources: sources(index, &[&a, &b]) }.settled()
 }

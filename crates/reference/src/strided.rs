@@ -11,6 +11,7 @@ use rayon::prelude::*;
 
 use crate::array::Array;
 use crate::store::{Buffers, Store};
+use crate::threads::{any, in_pieces};
 
 /// Elements that one task computes: large enough to hide scheduling, small enough to stay in a second-level cache.
 pub(crate) const CHUNK: usize = 1 << 14;
@@ -73,9 +74,8 @@ impl<'a> Strided<'a> {
     }
 
     /// Whether some element satisfies a condition. Where elements do not lie in order, the whole buffer is looked at.
-    pub fn any(&self, condition: impl Fn(f64) -> bool + Sync) -> bool {
-        let values = self.as_slice().unwrap_or(&self.data);
-        values.par_chunks(CHUNK).any(|chunk| chunk.iter().any(|&x| condition(x)))
+    pub fn any(&self, condition: impl Fn(f64) -> bool + Send + Sync) -> bool {
+        any(self.as_slice().unwrap_or(&self.data), |&x| condition(x))
     }
 
     /// The same elements, laid in row-major order.
@@ -246,6 +246,31 @@ pub(crate) fn map<const N: usize>(
     })
 }
 
+/// Two functions of the same operands, broadcast to `shape`.
+pub(crate) fn map_pair<const N: usize>(
+    shape: &Shape,
+    operands: [&Strided; N],
+    f: impl Fn([f64; N]) -> [f64; 2] + Sync,
+) -> [Strided<'static>; 2] {
+    let operands = operands.map(|operand| operand.broadcast(shape));
+    let computed = varying(shape, &operands);
+    let walk = Walk::new(&computed, operands.each_ref());
+    let mut values = [0, 1].map(|_| memory::zeros(computed.elements()));
+    let [first, second] = &mut values;
+    let task = |(index, (first, second)): (usize, (&mut [f64], &mut [f64]))| {
+        walk.in_runs(index * CHUNK, first.len(), |start, length, runs| {
+            let both = first[start..start + length].iter_mut().zip(&mut second[start..start + length]);
+            both.enumerate().for_each(|(i, (first, second))| [*first, *second] = f(runs.map(|run| run.at(i))));
+        });
+    };
+    if first.len() <= CHUNK {
+        task((0, (first, second)));
+    } else {
+        first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK)).enumerate().for_each(task);
+    }
+    values.map(|values| Strided::owned(computed.clone(), values).broadcast(shape))
+}
+
 fn build<const N: usize>(
     shape: &Shape,
     operands: [&Strided; N],
@@ -253,14 +278,17 @@ fn build<const N: usize>(
     body: impl Fn(&mut [f64], [Run; N]) + Sync,
 ) -> Strided<'static> {
     let operands = operands.map(|operand| operand.broadcast(shape));
-    // Along an axis where every operand repeats, one value is computed and repeats in turn.
-    let varies = |axis: usize| operands.iter().any(|operand| operand.strides[axis] != 0);
-    let dims: Vec<usize> =
-        (0..shape.rank()).map(|axis| if varies(axis) { shape[axis] } else { shape[axis].min(1) }).collect();
-    let computed = Shape::new(dims);
+    let computed = varying(shape, &operands);
     let mut values = store.buffer(computed.elements());
     Walk::new(&computed, operands.each_ref()).fill(&mut values, store, body);
     Strided::owned(computed, values).broadcast(shape)
+}
+
+/// The shape of what is computed: along an axis where every operand repeats, one value is, and repeats in turn.
+fn varying(shape: &Shape, operands: &[Strided]) -> Shape {
+    let varies = |axis: usize| operands.iter().any(|operand| operand.strides[axis] != 0);
+    let size = |axis: usize| if varies(axis) { shape[axis] } else { shape[axis].min(1) };
+    Shape::new((0..shape.rank()).map(size).collect::<Vec<usize>>())
 }
 
 /// The order in which runs of the operands meet runs of the result.
@@ -298,20 +326,22 @@ impl<'a, const N: usize> Walk<'a, N> {
     }
 
     fn fill(&self, out: &mut [f64], store: Store, body: impl Fn(&mut [f64], [Run; N]) + Sync) {
-        let task = |(index, chunk): (usize, &mut [f64])| {
-            let (mut done, first) = (0, index * CHUNK);
-            while done < chunk.len() {
-                let (row, column) = ((first + done) / self.inner, (first + done) % self.inner);
-                let length = (self.inner - column).min(chunk.len() - done);
-                body(&mut chunk[done..done + length], self.runs(row, column));
-                done += length;
-            }
+        in_pieces(out, CHUNK, |index, chunk| {
+            self.in_runs(index * CHUNK, chunk.len(), |start, length, runs| {
+                body(&mut chunk[start..start + length], runs);
+            });
             store.finish(chunk);
-        };
-        if out.len() <= CHUNK {
-            out.chunks_mut(CHUNK).enumerate().for_each(task);
-        } else {
-            out.par_chunks_mut(CHUNK).enumerate().for_each(task);
+        });
+    }
+
+    /// Calls `see` with each run of `count` elements from `first` on: where it starts among them, its length, and the operands.
+    fn in_runs(&self, first: usize, count: usize, mut see: impl FnMut(usize, usize, [Run<'a>; N])) {
+        let mut done = 0;
+        while done < count {
+            let (row, column) = ((first + done) / self.inner, (first + done) % self.inner);
+            let length = (self.inner - column).min(count - done);
+            see(done, length, self.runs(row, column));
+            done += length;
         }
     }
 
@@ -389,6 +419,20 @@ mod tests {
         let square = counting([129, 257]);
         let turned = map1(&Strided::borrowed(&square).transpose(&[1, 0]), Store::PLAIN, |x| x).to_array();
         assert!((0..257 * 129).all(|n| turned.values[n] == square.at(&[n % 129, n / 129])));
+    }
+
+    #[test]
+    fn a_pair_of_maps_is_both_of_them() {
+        // More elements than one chunk.
+        let shape = Shape::from([2 * CHUNK / 129, 129]);
+        let (a, b) = (counting(shape.clone()), counting([129]));
+        let operands = [&Strided::borrowed(&a), &Strided::borrowed(&b)];
+        let [sums, products] = map_pair(&shape, operands, |[a, b]| [a + b, a * b]);
+        assert_eq!(sums.to_array(), map2(&shape, operands, Store::PLAIN, |a, b| a + b).to_array());
+        assert_eq!(products.to_array(), map2(&shape, operands, Store::PLAIN, |a, b| a * b).to_array());
+        let turned = [&operands[0].transpose(&[1, 0]), &operands[1].reshape(&Shape::from([129, 1]))];
+        let [sums, _] = map_pair(&Shape::from([129, shape[0]]), turned, |[a, b]| [a + b, a * b]);
+        assert_eq!(sums.to_array().at(&[128, 1]), a.at(&[1, 128]) + 128.0);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use deuteron_graph::{Activation, BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
 
 use crate::body::{Body, Expr, ExprId, Origin, Stage};
-use crate::compound::{activation, binary, use_count};
+use crate::compound::{activation, binary};
 use crate::cpu::program::{Access, Dst, Inst, LaneKind, Partial, Pass, Src, TileProgram, TileReduce, TileUnary};
 
 /// Emits the tile program of a body.
@@ -56,9 +56,11 @@ struct Emitter<'a> {
     body: &'a Body,
     uniform: Vec<bool>,
     levels: Vec<usize>,
+    /// How often each expression is read in the body.
+    uses: Vec<usize>,
     shapes: Vec<Shape>,
-    /// For each expression, the passes that read it, counting only reads that remain after compounds are found.
-    read_in: Vec<Vec<usize>>,
+    /// How often each expression is read in each pass, a pass after the other, counting only reads that remain after compounds are found.
+    read_in: Vec<usize>,
     place: Vec<Option<Src>>,
     passes: usize,
     scalars: u16,
@@ -76,21 +78,18 @@ impl<'a> Emitter<'a> {
     fn new(body: &'a Body) -> Self {
         let uniform = body.uniform();
         let levels = body.levels();
-        let shapes = find_compounds(body, &uniform);
+        let uses = body.use_counts();
+        let shapes = find_compounds(body, &uniform, &uses);
         let mut scalars = 0;
         let row_value_slots = (0..body.row_values).map(|_| next(&mut scalars)).collect();
-        let stage_pass = |stage: &Stage| match *stage {
-            Stage::RowReduce { value, .. } | Stage::ColumnSum { value, .. } | Stage::Store { value, .. } => {
-                levels[value.index()]
-            }
-        };
-        let passes = body.stages.iter().map(|stage| stage_pass(stage) + 1).max().unwrap_or(0);
+        let passes = body.stages.iter().map(|stage| levels[stage.value().index()] + 1).max().unwrap_or(0);
         let mut emitter = Emitter {
             body,
             uniform,
             levels,
+            uses,
             shapes,
-            read_in: vec![Vec::new(); body.exprs.len()],
+            read_in: vec![0; passes * body.exprs.len()],
             place: vec![None; body.exprs.len()],
             passes,
             scalars,
@@ -111,37 +110,49 @@ impl<'a> Emitter<'a> {
     fn find_readers(&mut self) {
         for pass in 0..self.passes {
             for stage in &self.body.stages {
-                if self.levels[stage_value(stage).index()] == pass {
-                    self.stage_reads(stage).into_iter().for_each(|value| self.read(value, pass));
+                if self.levels[stage.value().index()] == pass {
+                    self.stage_reads(stage).for_each(|value| self.read(value, pass));
                 }
             }
         }
     }
 
     fn read(&mut self, id: ExprId, pass: usize) {
-        self.read_in[id.index()].push(pass);
-        if self.read_in[id.index()].len() == 1 {
-            self.reads(id).into_iter().for_each(|operand| self.read(operand, pass));
+        let is_first = self.reads_of(id) == 0;
+        self.read_in[pass * self.body.exprs.len() + id.index()] += 1;
+        if is_first {
+            self.reads(id).for_each(|operand| self.read(operand, pass));
         }
     }
 
+    /// How often an expression is read from each pass on, in the order of passes.
+    fn reads_by_pass(&self, id: ExprId) -> impl Iterator<Item = usize> + '_ {
+        self.read_in.iter().skip(id.index()).step_by(self.body.exprs.len()).copied()
+    }
+
+    /// How often an expression is read in all passes.
+    fn reads_of(&self, id: ExprId) -> usize {
+        self.reads_by_pass(id).sum()
+    }
+
     /// What a stage reads, after a sum of products has become a dot and a cast has become part of its store.
-    fn stage_reads(&self, stage: &Stage) -> Vec<ExprId> {
-        match *stage {
+    fn stage_reads(&self, stage: &Stage) -> impl Iterator<Item = ExprId> + use<> {
+        let (first, second) = match *stage {
             Stage::RowReduce { op, value, .. } => {
                 let (_, a, b) = self.reduction(op, value);
-                [a].into_iter().chain(b).collect()
+                (a, b)
             }
-            Stage::Store { value, .. } => vec![self.stored(value)],
-            Stage::ColumnSum { value, .. } => vec![value],
-        }
+            Stage::Store { value, .. } => (self.stored(value), None),
+            Stage::ColumnSum { value, .. } => (value, None),
+        };
+        [first].into_iter().chain(second)
     }
 
     /// What the tile machine reduces: a product that is only summed is a dot, a squared difference a deviation.
     fn reduction(&self, op: ReduceOp, value: ExprId) -> (TileReduce, ExprId, Option<ExprId>) {
         // The product at the end of a GELU or SiLU belongs to its compound, which is worth more than a dot.
         let plain = !matches!(self.shapes[value.index()], Shape::Compound(..));
-        let single = plain && use_count(self.body, value) == 1 && !self.uniform[value.index()];
+        let single = plain && self.uses[value.index()] == 1 && !self.uniform[value.index()];
         match self.body.expr(value) {
             Expr::Binary(BinaryOp::Mul, a, b) if op == ReduceOp::Sum && single => match self.centred(a) {
                 Some((x, centre)) if a == b => (TileReduce::Deviation, x, Some(centre)),
@@ -159,7 +170,7 @@ impl<'a> Emitter<'a> {
     }
 
     fn finder(&self) -> Finder<'_> {
-        Finder { body: self.body, uniform: &self.uniform }
+        Finder { body: self.body, uniform: &self.uniform, uses: &self.uses }
     }
 
     /// Stores convert, so a cast that is stored needs no instruction of its own.
@@ -170,15 +181,20 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    fn reads(&self, id: ExprId) -> Vec<ExprId> {
-        match self.shapes[id.index()] {
-            Shape::Plain => self.body.expr(id).operands().collect(),
-            Shape::MulAdd(a, b, c) => vec![a, b, c],
-            Shape::MulMulAdd(a, b, c, d) => vec![a, b, c, d],
-            Shape::SubMulMulAdd(operands) => operands.to_vec(),
-            Shape::ExpSub(a, b) => vec![a, b],
-            Shape::Compound(_, x) => vec![x],
-        }
+    fn reads(&self, id: ExprId) -> impl Iterator<Item = ExprId> + use<> {
+        let plain = match self.shapes[id.index()] {
+            Shape::Plain => Some(self.body.expr(id).operands()),
+            _ => None,
+        };
+        let compound = match self.shapes[id.index()] {
+            Shape::Plain => [None; 5],
+            Shape::MulAdd(a, b, c) => [Some(a), Some(b), Some(c), None, None],
+            Shape::MulMulAdd(a, b, c, d) => [Some(a), Some(b), Some(c), Some(d), None],
+            Shape::SubMulMulAdd(operands) => operands.map(Some),
+            Shape::ExpSub(a, b) => [Some(a), Some(b), None, None, None],
+            Shape::Compound(_, x) => [Some(x), None, None, None, None],
+        };
+        plain.into_iter().flatten().chain(compound.into_iter().flatten())
     }
 
     fn pass(&mut self, pass: usize) {
@@ -188,7 +204,7 @@ impl<'a> Emitter<'a> {
         self.free_tiles = (0..self.tiles).rev().collect();
         let mut remaining = self.reads_within(pass);
         for (position, stage) in self.body.stages.iter().enumerate() {
-            if self.levels[stage_value(stage).index()] != pass {
+            if self.levels[stage.value().index()] != pass {
                 continue;
             }
             for read in self.stage_reads(stage) {
@@ -198,7 +214,7 @@ impl<'a> Emitter<'a> {
             }
             self.stage(stage);
             self.note(pass, Origin::Stage(position));
-            self.stage_reads(stage).into_iter().for_each(|read| self.release(read, &mut remaining));
+            self.stage_reads(stage).for_each(|read| self.release(read, &mut remaining));
         }
         for id in self.body.ids() {
             if matches!(self.place[id.index()], Some(Src::Tile(_))) {
@@ -215,7 +231,8 @@ impl<'a> Emitter<'a> {
 
     /// How often each expression is still read within a pass.
     fn reads_within(&self, pass: usize) -> Vec<usize> {
-        self.read_in.iter().map(|passes| passes.iter().filter(|&&p| p == pass).count()).collect()
+        let count = self.body.exprs.len();
+        self.read_in[pass * count..][..count].to_vec()
     }
 
     /// What a value needs and has not got yet, operands first.
@@ -259,7 +276,7 @@ impl<'a> Emitter<'a> {
     }
 
     fn strip_work(&mut self, id: ExprId, pass: usize, remaining: &mut [usize]) {
-        let later = self.read_in[id.index()].iter().any(|&reader| reader > pass);
+        let later = self.reads_by_pass(id).skip(pass + 1).any(|reads| reads > 0);
         let dst = match later {
             true => Dst::Kept(next(&mut self.kept)),
             // A tile of its own, so that the store can be folded into what makes it.
@@ -280,8 +297,8 @@ impl<'a> Emitter<'a> {
     }
 
     fn is_only_stored(&self, id: ExprId) -> bool {
-        let stores = |stage: &&Stage| matches!(stage, Stage::Store { .. }) && self.stored(stage_value(stage)) == id;
-        self.read_in[id.index()].len() == self.body.stages.iter().filter(stores).count()
+        let stores = |stage: &&Stage| matches!(stage, Stage::Store { .. }) && self.stored(stage.value()) == id;
+        self.reads_of(id) == self.body.stages.iter().filter(stores).count()
     }
 
     fn take_tile(&mut self) -> u16 {
@@ -342,7 +359,7 @@ impl<'a> Emitter<'a> {
     }
 
     fn stage(&mut self, stage: &Stage) {
-        let pass = self.levels[stage_value(stage).index()];
+        let pass = self.levels[stage.value().index()];
         match *stage {
             Stage::RowReduce { op, value, into } => {
                 let into = self.row_value_slots[into as usize];
@@ -386,12 +403,6 @@ fn next(counter: &mut u16) -> u16 {
     *counter - 1
 }
 
-fn stage_value(stage: &Stage) -> ExprId {
-    match *stage {
-        Stage::RowReduce { value, .. } | Stage::ColumnSum { value, .. } | Stage::Store { value, .. } => value,
-    }
-}
-
 fn tile_reduce(op: ReduceOp) -> TileReduce {
     match op {
         ReduceOp::Sum | ReduceOp::Mean => TileReduce::Sum,
@@ -419,8 +430,8 @@ fn to_int8(dst: Dst, a: Src) -> Vec<Inst> {
 }
 
 /// Finds compounds from the top down, so that the largest wins.
-fn find_compounds(body: &Body, uniform: &[bool]) -> Vec<Shape> {
-    let finder = Finder { body, uniform };
+fn find_compounds(body: &Body, uniform: &[bool], uses: &[usize]) -> Vec<Shape> {
+    let finder = Finder { body, uniform, uses };
     body.ids()
         .map(|id| match uniform[id.index()] {
             true => Shape::Plain,
@@ -432,6 +443,7 @@ fn find_compounds(body: &Body, uniform: &[bool]) -> Vec<Shape> {
 struct Finder<'a> {
     body: &'a Body,
     uniform: &'a [bool],
+    uses: &'a [usize],
 }
 
 impl Finder<'_> {
@@ -442,7 +454,7 @@ impl Finder<'_> {
     fn exp_sub(&self, id: ExprId) -> Option<Shape> {
         let Expr::Unary(UnaryOp::Exp, difference) = self.body.expr(id) else { return None };
         let (a, b) = self.binary(BinaryOp::Sub, difference)?;
-        (use_count(self.body, difference) == 1).then_some(Shape::ExpSub(a, b))
+        self.is_read_once(difference).then_some(Shape::ExpSub(a, b))
     }
 
     fn mul_add(&self, id: ExprId) -> Option<Shape> {
@@ -463,17 +475,24 @@ impl Finder<'_> {
         }
     }
 
+    fn is_read_once(&self, id: ExprId) -> bool {
+        self.uses[id.index()] == 1
+    }
+
     /// Whether a difference is read only by a norm: by its own square, which is summed, and by the product that scales it.
     fn only_centred(&self, id: ExprId) -> bool {
+        // Twice by the square and once by the product.
+        if self.uses[id.index()] != 3 {
+            return false;
+        }
         let square = Expr::Binary(BinaryOp::Mul, id, id);
         let readers: Vec<ExprId> =
             self.body.ids().filter(|reader| self.body.expr(*reader).operands().any(|operand| operand == id)).collect();
-        let stored = self.body.stages.iter().any(|stage| stage_value(stage) == id);
-        let summed =
-            readers.iter().any(|&reader| self.body.expr(reader) == square && use_count(self.body, reader) == 1);
+        let stored = self.body.stages.iter().any(|stage| stage.value() == id);
+        let summed = readers.iter().any(|&reader| self.body.expr(reader) == square && self.is_read_once(reader));
         let scaled = readers.iter().any(|&reader| {
             let product = matches!(self.body.expr(reader), Expr::Binary(BinaryOp::Mul, a, b) if a == id && b != id);
-            product && use_count(self.body, reader) == 1 && self.is_scaled_and_shifted(reader)
+            product && self.is_read_once(reader) && self.is_scaled_and_shifted(reader)
         });
         readers.len() == 2 && summed && scaled && !stored
     }
@@ -486,17 +505,17 @@ impl Finder<'_> {
                 matches!(self.body.expr(sum), Expr::Binary(BinaryOp::Add, a, _) if a == outer)
                     && !self.uniform[sum.index()]
             };
-            scales && use_count(self.body, outer) == 1 && self.body.ids().any(shifts)
+            scales && self.is_read_once(outer) && self.body.ids().any(shifts)
         })
     }
 
     /// The factors of a product that nobody else reads.
     fn product(&self, id: ExprId) -> Option<(ExprId, ExprId)> {
-        self.binary(BinaryOp::Mul, id).filter(|_| use_count(self.body, id) == 1)
+        self.binary(BinaryOp::Mul, id).filter(|_| self.is_read_once(id))
     }
 
     fn activation(&self, id: ExprId) -> Option<Shape> {
-        let (activation, x) = activation(self.body, id)?;
+        let (activation, x) = activation(self.body, self.uses, id)?;
         Some(Shape::Compound(tile_activation(activation)?, x))
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use deuteron::check::{check, cpu_engines};
+use deuteron::check::{RandomGraphs, check, cpu_engines};
 use deuteron::reference::{Array, Bounded, ulp};
 use deuteron::verify::Expected;
 use deuteron::{Dtype, Engine, ExpertSizes, FusedOp, Graph, Sizes, Strategy, Tensor, seed};
@@ -167,7 +167,8 @@ fn exact_results_must_be_exact() {
 fn graphs_that_were_false_alarms_hold() {
     for engine in cpu_engines() {
         for seed in [50_000_391, 70_006_684, 70_007_086, 90_007_203] {
-            let report = check(std::slice::from_ref(&engine), 1, seed, None, |_| {}).unwrap();
+            let graphs = RandomGraphs { one_searched_in: 1, ..RandomGraphs::new(1, seed) };
+            let report = check(std::slice::from_ref(&engine), graphs, |_| {}).unwrap();
             assert_eq!((report.cases, report.failures), (1, 0), "{:?}", report.failed);
         }
     }

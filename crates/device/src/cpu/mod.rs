@@ -24,7 +24,7 @@ use crate::cpu::workspace::SharedWorkspace;
 use crate::device::{CopyProbe, Device, Executable, MemoryStats};
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job};
-use crate::kept::Kept;
+use crate::kept::InUse;
 use crate::memory::Memory;
 
 /// The CPU device.
@@ -32,7 +32,7 @@ pub struct Cpu {
     pool: Arc<Pool>,
     isa: Isa,
     machine: Machine,
-    kernels: Kept,
+    kernels: InUse,
     workspace: Arc<SharedWorkspace>,
 }
 
@@ -57,7 +57,7 @@ impl Cpu {
             Err(_) => machine,
         };
         let workspace = Arc::new(SharedWorkspace::new(pool.threads()));
-        Cpu { pool, isa, machine, kernels: Kept::default(), workspace }
+        Cpu { pool, isa, machine, kernels: InUse::default(), workspace }
     }
 
     /// How many threads work, the caller among them.
@@ -75,9 +75,9 @@ impl Cpu {
         self.isa
     }
 
-    /// How many distinct kernels were compiled.
+    /// How many distinct kernels are in use.
     pub fn compiled(&self) -> usize {
-        self.kernels.len()
+        self.kernels.live()
     }
 }
 

@@ -12,11 +12,11 @@ use crate::draft::Draft;
 use crate::kind::GroupKind;
 use crate::machine::{Machine, Quantity};
 use crate::rates::matrix_rate;
-use crate::traffic::{Traffic, reads};
+use crate::traffic::{ReadValue, Traffic};
 use crate::units::{Bytes, Seconds};
 use crate::work::{Class, Work};
 
-pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic) -> Parts {
+pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, reads: &[ReadValue]) -> Parts {
     let processors = machine.get(Quantity::Processors);
     let mut parts = Parts {
         reread: Bytes(0),
@@ -53,7 +53,7 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
     let first = busy_share(work, processors);
     let others: f64 = shares.iter().map(|&(busy, seconds)| (busy - first) * seconds / all.max(f64::MIN_POSITIVE)).sum();
     let busy = first + others;
-    parts.memory = memory(draft, machine, work, traffic) * (busy * processors);
+    parts.memory = memory(draft, machine, work, traffic, reads) * (busy * processors);
     parts
 }
 
@@ -117,11 +117,11 @@ const STRIDED: f64 = 2.0;
 const SCATTERED: f64 = 2.5;
 
 /// Time to move a kernel's bytes, with all cores.
-fn memory(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic) -> Seconds {
+fn memory(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, reads: &[ReadValue]) -> Seconds {
     let own = traffic.total().0 as f64;
     let around = own.max(resident(draft, machine));
     let mut seconds = 0.0;
-    for value in reads(draft) {
+    for value in reads {
         let given = matches!(draft.graph.node(value.base).op, Op::Input { .. });
         // Its maker read about as much as it wrote, and wrote past the caches if that was too much for them.
         let streamed = work.stream_from > 0.0 && 2.0 * value.bytes.0 as f64 >= work.stream_from;

@@ -329,18 +329,14 @@ impl<'a> Problem<'a> {
     /// A number that two groups share only if legality and cost are equal for both.
     fn signature(&self, nodes: &[NodeId], set: &[Atom]) -> u128 {
         let Rules { graph, placement, .. } = self.rules;
-        let mut hashers = [DefaultHasher::new(), DefaultHasher::new()];
-        1u8.hash(&mut hashers[1]);
         let mut outside: Vec<NodeId> = Vec::new();
+        let mut words: Vec<u64> = Vec::with_capacity(16 * nodes.len());
         for &id in nodes {
-            for hasher in &mut hashers {
-                self.node_hash[id.index()].hash(hasher);
-                self.leaves(id, set).hash(hasher);
-            }
+            words.extend([self.node_hash[id.index()], self.leaves(id, set) as u64]);
             for &input in &graph.node(id).inputs {
                 let source = if placement.get(input).is_some() { input } else { pattern_source(graph, input) };
                 let base = placement.base(input);
-                let words: [u64; 4] = match base.map(|base| (base, nodes.binary_search(&base))) {
+                words.extend(match base.map(|base| (base, nodes.binary_search(&base))) {
                     Some((_, Ok(position))) => [1, position as u64, self.node_hash[input.index()], 0],
                     Some((base, Err(_))) => {
                         let position = outside.iter().position(|&known| known == base).unwrap_or_else(|| {
@@ -352,10 +348,12 @@ impl<'a> Problem<'a> {
                         [2 + given, position as u64, self.node_hash[input.index()], node.bytes() as u64]
                     }
                     None => [4, self.node_hash[source.index()], self.node_hash[input.index()], 0],
-                };
-                hashers.iter_mut().for_each(|hasher| words.hash(hasher));
+                });
             }
         }
+        let mut hashers = [DefaultHasher::new(), DefaultHasher::new()];
+        1u8.hash(&mut hashers[1]);
+        hashers.iter_mut().for_each(|hasher| words.hash(hasher));
         (hashers[0].finish() as u128) << 64 | hashers[1].finish() as u128
     }
 }

@@ -12,8 +12,10 @@ use std::collections::BTreeMap;
 use deuteron_graph::{CallId, Dtype, Graph, GraphError, NodeId, Op, Shape, differentiate};
 
 use crate::array::Array;
+use crate::bounds::{Bounded, bounded_by};
+use crate::error::ReferenceError;
 use crate::generator::Generator;
-use crate::primitives::{Rounding, interpret};
+use crate::primitives::{Interpretation, Rounding, interpret};
 use maker::Maker;
 
 /// A graph and values for all its inputs.
@@ -35,8 +37,10 @@ pub struct Case {
 const CALLS: (usize, usize) = (3, 14);
 /// Most outputs before differentiation.
 const MOST_OUTPUTS: usize = 4;
-/// Binary logarithms of the fewest and most elements that are aimed at.
-const ELEMENTS: (f64, f64) = (8.5, 17.0);
+/// Binary logarithm of the fewest elements that are aimed at.
+const FEWEST_ELEMENTS: f64 = 8.5;
+/// Most elements that are aimed at, unless a caller says otherwise.
+pub const MOST_ELEMENTS: usize = 1 << 17;
 /// Magnitude above which a 16-bit result is drawn again: a quarter of what `f16` holds.
 const MOST_MAGNITUDE: f64 = 16384.0;
 /// Magnitude below which a result is drawn again: the smallest normal `f16`. What is left of a sum that cancels is noise.
@@ -53,12 +57,38 @@ const SIZES: [usize; 31] = [
 
 /// The case of a seed.
 pub fn random_case(seed: u64) -> Case {
+    random_case_within(seed, MOST_ELEMENTS)
+}
+
+/// A case of a seed that aims at no more elements of its first input than so many. Sizes are spread evenly over their logarithms from the fewest
+/// on, so that small graphs, whose kernels have all the same edges, are checked many times as fast.
+pub fn random_case_within(seed: u64, most_elements: usize) -> Case {
+    drawn(seed, most_elements, Rounding::Exact).case
+}
+
+/// The same case, and what [`bounded`](crate::bounded) gives for it. Whether a case is drawn again is seen in runs of the reference, and bounds
+/// need the same ones.
+pub fn random_bounded_case(seed: u64, most_elements: usize) -> Result<(Case, Vec<Bounded>), ReferenceError> {
+    let Drawn { case, exact, rounded } = drawn(seed, most_elements, Rounding::Analysed);
+    let expected = bounded_by(&case.graph, exact, rounded)?;
+    Ok((case, expected))
+}
+
+/// A case that is not drawn again, with both runs that show it.
+struct Drawn {
+    case: Case,
+    exact: Interpretation,
+    rounded: Vec<Array>,
+}
+
+fn drawn(seed: u64, most_elements: usize, exact: Rounding) -> Drawn {
     let mut generator = Generator::new(seed);
     loop {
         // A graph that cannot be built is a mistake in the steps, not bad luck.
-        let case = attempt(seed, generator.bits()).unwrap_or_else(|error| panic!("random case {seed}: {error}"));
-        if let Some(case) = case.filter(is_tame) {
-            return case;
+        let case = attempt(seed, generator.bits(), most_elements);
+        let case = case.unwrap_or_else(|error| panic!("random case {seed}: {error}"));
+        if let Some(drawn) = case.and_then(|case| Drawn::of(case, exact)).filter(Drawn::is_tame) {
+            return drawn;
         }
     }
 }
@@ -86,10 +116,10 @@ fn calls(graph: &Graph) -> impl Iterator<Item = CallId> {
 }
 
 /// A case, or `None` if it came out too long or with too many results.
-fn attempt(seed: u64, bits: u64) -> Result<Option<Case>, GraphError> {
+fn attempt(seed: u64, bits: u64, most_elements: usize) -> Result<Option<Case>, GraphError> {
     let dtype = Dtype::FLOATS[(seed % 3) as usize];
     let mut generator = Generator::new(bits);
-    let shape = random_shape(&mut generator);
+    let shape = random_shape(&mut generator, most_elements);
     let target = CALLS.0 + generator.below(CALLS.1 - CALLS.0 - 2);
     let mut maker = Maker::new(&format!("random{seed}"), generator, dtype);
     maker.begin(&shape)?;
@@ -126,8 +156,9 @@ fn with_gradients(forward: Case, generator: &mut Generator) -> Result<Option<Cas
 }
 
 /// `[rows, cols]` or `[a, b, cols]`; log-uniform in the number of elements.
-fn random_shape(generator: &mut Generator) -> Shape {
-    let budget = generator.uniform(ELEMENTS.0, ELEMENTS.1).exp2() as usize;
+fn random_shape(generator: &mut Generator, most_elements: usize) -> Shape {
+    let most = (most_elements as f64).log2().max(FEWEST_ELEMENTS);
+    let budget = generator.uniform(FEWEST_ELEMENTS, most).exp2() as usize;
     let mut size_within = |budget: usize| {
         let fitting: Vec<usize> = SIZES.into_iter().filter(|&size| size <= budget.max(1)).collect();
         generator.pick(&fitting)
@@ -141,16 +172,22 @@ fn random_shape(generator: &mut Generator) -> Shape {
     if batch * rows * cols > budget { Shape::from([1, rows, cols]) } else { Shape::from([batch, rows, cols]) }
 }
 
-/// Whether storage holds every result: finite wherever the exact one is, far from overflow and from underflow.
-fn is_tame(case: &Case) -> bool {
-    let run = |rounding| interpret(&case.graph, &case.inputs, rounding).map(|interpretation| interpretation.outputs);
-    let (Ok(exact), Ok(rounded)) = (run(Rounding::Exact), run(Rounding::Storage)) else { return false };
-    exact.iter().zip(&rounded).all(|(exact, rounded)| {
-        let magnitude = exact.max_abs();
-        let least = if exact.values.len() < FEW { LEAST_MAGNITUDE_OF_FEW } else { LEAST_MAGNITUDE };
-        (magnitude == 0.0 || (least..MOST_MAGNITUDE).contains(&magnitude))
-            && exact.values.iter().zip(&rounded.values).all(|(exact, rounded)| {
-                exact.is_finite() == rounded.is_finite() && !exact.is_nan() && !rounded.is_nan()
-            })
-    })
+impl Drawn {
+    fn of(case: Case, exact: Rounding) -> Option<Drawn> {
+        let run = |rounding| interpret(&case.graph, &case.inputs, rounding).ok();
+        let (rounded, exact) = (run(Rounding::Storage)?.outputs, run(exact)?);
+        Some(Drawn { case, exact, rounded })
+    }
+
+    /// Whether storage holds every result: finite wherever the exact one is, far from overflow and from underflow.
+    fn is_tame(&self) -> bool {
+        self.exact.outputs.iter().zip(&self.rounded).all(|(exact, rounded)| {
+            let magnitude = exact.max_abs();
+            let least = if exact.values.len() < FEW { LEAST_MAGNITUDE_OF_FEW } else { LEAST_MAGNITUDE };
+            (magnitude == 0.0 || (least..MOST_MAGNITUDE).contains(&magnitude))
+                && exact.values.iter().zip(&rounded.values).all(|(exact, rounded)| {
+                    exact.is_finite() == rounded.is_finite() && !exact.is_nan() && !rounded.is_nan()
+                })
+        })
+    }
 }

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use deuteron_graph::{Dtype, Op};
-use deuteron_reference::{Array, Case, Rounding, bounded, interpret, op_counts, random_case, round_to};
+use deuteron_reference::{
+    Array, Case, MOST_ELEMENTS, Rounding, bounded, interpret, op_counts, random_bounded_case, random_case,
+    random_case_within, round_to,
+};
 
 const CASES: u64 = 300;
 
@@ -60,8 +63,7 @@ fn cases_cover_all_operations_sizes_and_dtypes() {
 fn rounded_outputs_pass_and_disturbed_outputs_fail() {
     let (mut disturbed, mut caught) = (0, 0);
     for seed in 0..CASES {
-        let case = random_case(seed);
-        let expected = bounded(&case.graph, &case.inputs).unwrap();
+        let (case, expected) = random_bounded_case(seed, MOST_ELEMENTS).unwrap();
         let rounded = interpret(&case.graph, &case.inputs, Rounding::Storage).unwrap().outputs;
         for ((output, expected), stored) in case.graph.outputs().iter().zip(&expected).zip(&rounded) {
             let comparison = expected.compare(stored);
@@ -78,4 +80,24 @@ fn rounded_outputs_pass_and_disturbed_outputs_fail() {
 
 fn reversed(array: &Array) -> Array {
     Array { shape: array.shape.clone(), values: array.values.iter().rev().copied().collect() }
+}
+
+#[test]
+fn bounds_that_come_with_a_case_are_those_of_its_graph() {
+    for seed in 0..6 {
+        let (case, expected) = random_bounded_case(seed, 2048).unwrap();
+        assert_eq!(case, random_case_within(seed, 2048));
+        assert_eq!(expected, bounded(&case.graph, &case.inputs).unwrap());
+    }
+}
+
+/// The first input has the size that is aimed at; a case of all sizes is what it always was.
+#[test]
+fn cases_keep_within_the_elements_they_aim_at() {
+    let largest = |most: usize| {
+        let first = (0..40).map(|seed| random_case_within(seed, most).inputs[0].values.len());
+        first.max().unwrap_or(0)
+    };
+    assert!((256..=1024).contains(&largest(1024)), "{}", largest(1024));
+    assert_eq!(random_case(5), random_case_within(5, MOST_ELEMENTS));
 }

@@ -198,15 +198,20 @@ pub(in crate::cpu) struct Sweep {
 
 /// The sweeps over a strip that a pass takes: its instructions, less those that another one does on its way.
 pub(in crate::cpu) fn sweeps(program: &TileProgram, pass: &Pass) -> Vec<Sweep> {
-    let mut sweeps = Vec::new();
+    let mut sweeps = Vec::with_capacity(pass.strip.len());
+    // Stores that were folded into their producers are dropped.
+    let mut dropped = vec![false; pass.strip.len()];
+    let mut reduced = false;
     for (at, &inst) in pass.strip.iter().enumerate() {
-        // A store that was folded into its producer is dropped here.
-        let dropped = matches!(inst, Inst::Store { .. })
-            && (0..at).any(|from| folded_store_at(program, pass, from).is_some_and(|(to, _)| to == at));
-        let reduced = at > 0 && folded_reduce(pass, at - 1).is_some();
-        if !dropped && !reduced {
-            sweeps.push(Sweep { inst, store: folded_store(program, pass, at), reduce: folded_reduce(pass, at) });
+        let stored = folded_store(program, pass, at);
+        if let Some((to, _)) = stored {
+            dropped[to] = true;
         }
+        let reduce = folded_reduce(pass, at);
+        if !dropped[at] && !reduced {
+            sweeps.push(Sweep { inst, store: stored.map(|(_, arg)| arg), reduce });
+        }
+        reduced = reduce.is_some();
     }
     sweeps
 }
@@ -281,14 +286,9 @@ fn folded_reduce(pass: &Pass, at: usize) -> Option<(TileReduce, u16)> {
     }
 }
 
-/// The argument that instruction `at` of the strips can write instead of its tile.
-fn folded_store(program: &TileProgram, pass: &Pass, at: usize) -> Option<u16> {
-    folded_store_at(program, pass, at).map(|(_, arg)| arg)
-}
-
 /// The position of the store that instruction `at` can take over, and its argument. The tile must have no other use,
 /// and nothing that touches an argument may stand between the two: arguments may be the same memory.
-fn folded_store_at(program: &TileProgram, pass: &Pass, at: usize) -> Option<(usize, u16)> {
+fn folded_store(program: &TileProgram, pass: &Pass, at: usize) -> Option<(usize, u16)> {
     let tile = match (pass.strip[at], destination(pass.strip[at])?) {
         (Inst::Keep { .. }, _) => return None, // goes through a place of its own
         (_, Dst::Tile(tile)) => tile,

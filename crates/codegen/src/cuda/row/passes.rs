@@ -49,19 +49,19 @@ const AGAIN: usize = 6;
 /// Sorts a body into sweeps. Without `keep`, every sweep starts from memory. `shared[arg]`: all rows read the same there.
 pub(crate) fn passes(body: &Body, shared: &[bool], keep: bool) -> Passes {
     let levels = body.levels();
-    let count = body.stages.iter().map(|stage| levels[stage_value(stage).index()] + 1).max().unwrap_or(0);
+    let count = body.stages.iter().map(|stage| levels[stage.value().index()] + 1).max().unwrap_or(0);
     let mut finder = Finder {
         body,
         shared,
         uniform: body.uniform(),
-        compounds: body.ids().map(|id| compound(body, id)).collect(),
+        compounds: compounds(body),
         kept: Vec::new(),
         made: HashSet::new(),
         held: HashSet::new(),
     };
     let mut list: Vec<Pass> = Vec::new();
     for level in 0..count {
-        let of_level = |(_, stage): &(usize, &Stage)| levels[stage_value(stage).index()] == level;
+        let of_level = |(_, stage): &(usize, &Stage)| levels[stage.value().index()] == level;
         let stages: Vec<usize> =
             body.stages.iter().enumerate().filter(of_level).map(|(position, _)| position).collect();
         let roots: Vec<ExprId> = stages.iter().map(|&position| stored(body, &body.stages[position])).collect();
@@ -86,9 +86,13 @@ pub(crate) enum Compound {
     GeluTanhGradient(ExprId, ExprId),
 }
 
-fn compound(body: &Body, id: ExprId) -> Option<Compound> {
-    let activation = activation(body, id).map(|(activation, x)| Compound::Activation(activation, x));
-    activation.or_else(|| gelu_tanh_gradient(body, id).map(|(g, x)| Compound::GeluTanhGradient(g, x)))
+fn compounds(body: &Body) -> Vec<Option<Compound>> {
+    let uses = body.use_counts();
+    let compound = |id: ExprId| {
+        let activation = activation(body, &uses, id).map(|(activation, x)| Compound::Activation(activation, x));
+        activation.or_else(|| gelu_tanh_gradient(body, &uses, id).map(|(g, x)| Compound::GeluTanhGradient(g, x)))
+    };
+    body.ids().map(compound).collect()
 }
 
 /// The expressions that one reads, after compounds are found.
@@ -100,18 +104,11 @@ pub(crate) fn reads(body: &Body, compounds: &[Option<Compound>], id: ExprId) -> 
     }
 }
 
-/// What a stage reads.
-pub(crate) fn stage_value(stage: &Stage) -> ExprId {
-    match *stage {
-        Stage::RowReduce { value, .. } | Stage::ColumnSum { value, .. } | Stage::Store { value, .. } => value,
-    }
-}
-
 /// What is handed to a stage: stores convert, so a cast that is stored needs no instruction of its own.
 pub(crate) fn stored(body: &Body, stage: &Stage) -> ExprId {
-    match (stage, body.expr(stage_value(stage))) {
+    match (stage, body.expr(stage.value())) {
         (Stage::Store { .. }, Expr::ToInt8(a) | Expr::ToFp8(a)) => a,
-        _ => stage_value(stage),
+        _ => stage.value(),
     }
 }
 

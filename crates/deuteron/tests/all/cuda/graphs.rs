@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use deuteron::check::{Breadth, Part, beside_other_work, check, check_catalog};
+use deuteron::check::{Breadth, Part, RandomGraphs, beside_other_work, check, check_catalog};
 use deuteron::cuda::{self, CudaError, Options, RowConfig, Search, Tuning};
 use deuteron::fuse::{FuseOptions, fuse};
 use deuteron::listing::kernels;
@@ -39,7 +39,7 @@ fn the_catalogue_matches_the_reference() {
 #[test]
 fn random_graphs_match_the_reference() {
     let Some(engine) = guarded_gpu() else { return };
-    let report = check(&[engine], 40, 1_000_001, None, |_| {}).unwrap();
+    let report = check(&[engine], RandomGraphs::new(40, 1_000_001), |_| {}).unwrap();
     assert_eq!(report.failures, 0, "{:#?}", report.failed);
 }
 

@@ -12,7 +12,7 @@
 use deuteron_graph::{Shape, memory};
 use rayon::prelude::*;
 
-use crate::strided::Strided;
+use crate::strided::{CHUNK, Strided};
 
 /// Terms that are looked at together: enough for all cores, and what is found among them is little memory.
 const TERMS: usize = 1 << 15;
@@ -66,7 +66,10 @@ pub(super) fn variances(values: &Strided, deviations: &Strided, lanes: Lanes) ->
         let together = (TERMS / lanes.length).max(1);
         for first in (0..count).step_by(together) {
             let some = first..count.min(first + together);
-            let repeated: Vec<Vec<(usize, f64)>> = some.into_par_iter().map(of_lane).collect();
+            let repeated: Vec<Vec<(usize, f64)>> = match variances.len() <= CHUNK {
+                true => some.map(of_lane).collect(),
+                false => some.into_par_iter().map(of_lane).collect(),
+            };
             repeated.into_iter().flatten().for_each(|(at, variance)| variances[at] = variance);
         }
     }
