@@ -85,6 +85,28 @@ fn launches_by_matrix_units_are_within_the_limits() {
     }
 }
 
+/// What a plan was promised holds on a GPU with any number of multiprocessors.
+#[test]
+fn whether_matrix_units_take_it_depends_on_no_multiprocessors() {
+    let machine = Machine::profile("h200").unwrap();
+    for (arch, k) in ARCHS.into_iter().flat_map(|arch| [64, 768, 2304, 2560, 3072, 16384].map(|k| (arch, k))) {
+        for n in [8, 504, 512, 3072, 50264] {
+            let text =
+                format!("x = input bf16[12,{k}] ; h = silu x ; m = weight bf16[{k},{n}] ; y = matmul h m ; out y");
+            let graph: Graph = text.parse().unwrap();
+            let target = Target { machine: &machine, catalog: CudaCatalog::of(arch) };
+            let planned = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
+            for processors in [1, 8, 24, 84, 132, 148, 400] {
+                let backend = Backend::Cuda(CudaTarget::new(arch, processors));
+                for group in &planned.groups {
+                    let made = render(group.draft(&graph, &planned.placement), &backend);
+                    assert!(made.is_ok(), "{arch}, {processors} multiprocessors: {text}: {:?}", made.err());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn matrix_units_take_5_to_16_rows_of_16_bits() {
     let taken = |rows: usize, k: usize, dtype: Dtype, arch: Arch| {

@@ -37,6 +37,10 @@ const WARPS: usize = THREADS / 32;
 const STAGES: usize = 4;
 /// Of K in a part, at least.
 const PART: usize = 4 * DEEP;
+/// Columns, at least, where blocks do not share K.
+const FEW_COLUMNS: usize = 512;
+/// Bytes of shared memory that are left to barriers and to the system.
+const SPARE: usize = 1024;
 /// Sizes are below: they are counted by 32 bits.
 const MOST: usize = 1 << 30;
 
@@ -76,6 +80,8 @@ pub struct StripsConfig {
     pub part: usize,
     /// chunks of a warp in flight
     pub stages: usize,
+    /// whether a block has one strip, so that sums can take the place of weights
+    pub one_strip: bool,
     /// blocks of a launch
     pub blocks: usize,
     /// blocks that fit a multiprocessor
@@ -114,53 +120,49 @@ fn next(shape: &MatmulShape) -> usize {
 }
 
 /// Blocks for most multiprocessors, of strips as wide and parts of K as long as that allows; two of them on each, so that those of the next
-/// grid are there when these end.
+/// grid are there when these end. Whether there is one depends on the sizes and the architecture alone, not on the multiprocessors.
 fn config(shape: &MatmulShape, target: &CudaTarget) -> Option<StripsConfig> {
     let &MatmulShape { n, k, .. } = shape;
     let splits = if target.arch.has_clusters() { [1, 2, 4, 8].as_slice() } else { &[1] };
+    // Where K cannot be shared, strips must be many.
+    if !target.arch.has_clusters() && n < FEW_COLUMNS {
+        return None;
+    }
     let part = |split: usize| k.div_ceil(split).next_multiple_of(DEEP);
     // A narrower strip costs less than to meet in a cluster.
-    let fits = |&split: &usize| split == 1 || part(split) >= PART;
-    let all = splits.iter().copied().filter(fits);
+    let long = |&split: &usize| split == 1 || part(split) >= PART;
+    let all = splits.iter().copied().filter(long);
     let all = all.flat_map(|split| [COLUMNS, COLUMNS / 2].map(|columns| (columns, split)));
     let cut = |(columns, split): (usize, usize)| {
         let strips = n.div_ceil(columns);
         // Every block walks over as many strips as any other, but for the last ones.
         let turns = if split > 1 { 1 } else { strips.div_ceil((target.processors * 2).max(1)) };
-        let rounds = (part(split) / DEEP).div_ceil(WARPS);
+        let one_strip = turns == 1;
         let blocks = strips.div_ceil(turns) * split;
-        let config = StripsConfig { columns, split, part: part(split), stages: 1, blocks, resident: 2 };
-        let half = target.arch.block_shared() / 2;
-        let stages = (1..=STAGES.min(rounds * turns)).rev();
-        let with = move |stages: usize| StripsConfig { stages, ..config };
-        let two = stages.clone().map(with).find(|config| config.shared(n) + 1024 <= half);
-        let one = move || {
-            let with = move |stages: usize| StripsConfig { resident: 1, ..with(stages) };
-            stages.map(with).find(|config| config.shared(n) + 1024 <= target.arch.block_shared())
-        };
-        two.or_else(one)
+        let least = StripsConfig { columns, split, part: part(split), stages: 1, one_strip, blocks, resident: 1 };
+        let most = STAGES.min((part(split) / DEEP).div_ceil(WARPS) * turns);
+        // The most in flight with two blocks on a multiprocessor, else with one.
+        let wanted = [2, 1].into_iter().flat_map(|resident| (1..=most).rev().map(move |stages| (resident, stages)));
+        let config = wanted
+            .map(|(resident, stages)| StripsConfig { stages, resident, ..least })
+            .find(|config| config.shared() + SPARE <= target.arch.block_shared() / config.resident);
+        let walks = StripsConfig { one_strip: false, ..least };
+        config.filter(|_| walks.shared() + SPARE <= target.arch.block_shared())
     };
     let possible: Vec<StripsConfig> = all.filter_map(cut).collect();
     // Seven tenths of all multiprocessors have the memory's speed.
     let enough = possible.iter().find(|config| 10 * config.blocks >= 7 * target.processors);
-    let taken = enough.or_else(|| possible.iter().max_by_key(|config| config.blocks)).copied()?;
-    // Where K cannot be shared, strips may be too few.
-    (target.arch.has_clusters() || 4 * taken.blocks >= target.processors).then_some(taken)
+    enough.or_else(|| possible.iter().max_by_key(|config| config.blocks)).copied()
 }
 
 impl StripsConfig {
-    /// Whether a block has one strip, so that sums can take the place of weights.
-    fn has_one_strip(&self, n: usize) -> bool {
-        n.div_ceil(self.columns) * self.split <= self.blocks
-    }
-
     /// Bytes of shared memory, as the text lays them out.
-    fn shared(&self, n: usize) -> usize {
+    fn shared(&self) -> usize {
         let chunks = WARPS * self.stages * 2 * DEEP * self.columns;
-        let left = MATRIX * (2 * self.part.next_multiple_of(DEEP) + 16);
+        let left = MATRIX * (2 * self.part + 16);
         let sums = WARPS * MATRIX * (self.columns + 4) * 4;
         let parts = if self.split > 1 { MATRIX * self.columns * 4 + self.split * 16 } else { 0 };
-        if self.has_one_strip(n) { chunks.max(sums) + left + parts } else { chunks + left + sums + parts }
+        if self.one_strip { chunks.max(sums) + left + parts } else { chunks + left + sums + parts }
     }
 }
 
@@ -222,7 +224,7 @@ impl StripsKernel {
         text += &format!("#define HEAD {}\n", u8::from(self.product.prologue.is_some()));
         text.extend(numbers.map(|(name, value)| format!("constexpr int {name} = {value};\n")));
         text += &format!("constexpr bool BY_ROWS = {};\n", is_by_rows(shape));
-        text += &format!("constexpr bool ONE_STRIP = {};\n", self.config.has_one_strip(shape.n));
+        text += &format!("constexpr bool ONE_STRIP = {};\n", self.config.one_strip);
         text
     }
 
@@ -250,7 +252,7 @@ impl StripsKernel {
             blocks: [config.blocks as u32, 1, 1],
             threads: THREADS as u32,
             cluster: config.split as u32,
-            shared: config.shared(shape.n) as u32,
+            shared: config.shared() as u32,
             waits: target.arch.has_dependent_grids(),
             words,
         };
