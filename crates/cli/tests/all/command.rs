@@ -247,6 +247,9 @@ fn check_runs_random_graphs() {
     let report = json(&["check", "--cases", "60", "--seed", "9", "--json"]);
     has_fields(&report, &["cases", "failures", "worst_ratio", "op_counts"]);
     assert_eq!((report["cases"].as_u64(), report["failures"].as_u64()), (Some(60), Some(0)), "{report}");
+    let small = json(&["check", "--cases", "6", "--seed", "9", "--elements", "512", "--json"]);
+    assert_eq!((small["elements"].as_u64(), report["elements"].as_u64()), (Some(512), Some(131_072)), "{small}");
+    assert_eq!(small["failures"].as_u64(), Some(0), "{small}");
 }
 
 #[test]
@@ -254,8 +257,9 @@ fn bad_usage_and_bad_input_exit_with_2() {
     let folder = Folder::new();
     let malformed = folder.write("malformed.txt", "x = input f32[2,2]\ny = add x z\nout y");
     let binary = folder.write("empty.txt", "");
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["frobnicate"], "unrecognized subcommand"),
+        (&["check", "--elements", "511"], "expected a number from 512 to 131072"),
         (&["fuse"], "<GRAPH>"),
         (&["fuse", "gpt3"], "no file and no graph we know"),
         (&["fuse", "gpt2", "--seq", "4096"], "seq must be from 1 to 1024, got 4096"),
