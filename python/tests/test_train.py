@@ -11,15 +11,18 @@ from typing import Any, List
 
 import pytest
 
+import deuteron
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-FOLDER = Path(__file__).resolve().parent.parent
+# Where the package that is tested lies: of a wheel that is installed, or of a checkout.
+PACKAGES = Path(deuteron.__file__).resolve().parent.parent
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
 
 def command(*words: str) -> Any:
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER)}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     ran = subprocess.run(
         [sys.executable, "-m", "deuteron", *words], capture_output=True, encoding="utf-8", env=environment, timeout=120
     )
