@@ -711,7 +711,7 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
     """Another interpreter with the package."""
     environment = {**os.environ, "PYTHONPATH": str(FOLDER)}
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, encoding="utf-8", env=environment, timeout=60, cwd=FOLDER
+        [sys.executable, *words], capture_output=True, encoding="utf-8", env=environment, timeout=300, cwd=FOLDER
     )
 
 

@@ -33,7 +33,7 @@ def used(folder: Path, settings: Dict[str, Optional[str]]) -> subprocess.Complet
     for name in (name for name, value in settings.items() if value is None):
         environment.pop(name, None)
     return subprocess.run(
-        [sys.executable, "-c", USE], capture_output=True, encoding="utf-8", env=environment, timeout=60, cwd=folder
+        [sys.executable, "-c", USE], capture_output=True, encoding="utf-8", env=environment, timeout=300, cwd=folder
     )
 
 

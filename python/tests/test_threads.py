@@ -20,7 +20,7 @@ def run(code: str, **environment: str) -> str:
     # A package that was installed comes first, the folder is for runs from the sources.
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(FOLDER)]), **environment}
     words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=variables, timeout=120)
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=variables, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -877,7 +877,7 @@ class Rows(torch.utils.data.Dataset):
 def test_workers_of_a_loader() -> None:
     expected = torch.stack([Rows()[index] for index in range(8)])
     loader = torch.utils.data.DataLoader(
-        Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=60
+        Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=300
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -24,7 +24,7 @@ TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 def command(*words: str) -> Any:
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     ran = subprocess.run(
-        [sys.executable, "-m", "deuteron", *words], capture_output=True, encoding="utf-8", env=environment, timeout=120
+        [sys.executable, "-m", "deuteron", *words], capture_output=True, encoding="utf-8", env=environment, timeout=300
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)

@@ -3,6 +3,7 @@
 
 pub mod cases;
 pub mod drill;
+pub mod effort;
 pub mod fixtures;
 pub mod fuzz;
 pub mod hardware;

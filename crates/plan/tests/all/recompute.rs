@@ -1,12 +1,13 @@
 //! Store or recompute: what is chosen and why, and that results stay the same to the bit.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use deuteron_graph::{
     Differentiated, Dtype, Gelu, Graph, Mask, NodeId, Op, ReduceOp, differentiate, first_backward, recompute,
 };
 use deuteron_plan::{Bytes, Passed, Recompute, Saving, store_or_recompute, stored_when_fused};
 use deuteron_reference::{Array, Generator, Rounding, interpret, random_case};
+use deuteron_testkit::effort::cpu_time;
 
 const BOTH: [Saving; 2] = [Saving::Traffic, Saving::Memory];
 
@@ -390,15 +391,11 @@ fn large_graphs_take_no_time() {
     for graph in [gpt2(&xl), chain] {
         let joint = with_gradients(&graph);
         for saving in BOTH {
-            // The fastest of three: the machine may do something else meanwhile.
-            let timed = || {
-                let start = Instant::now();
-                let choice = fused(&joint, saving);
-                (start.elapsed().as_secs_f64(), choice)
-            };
-            let runs = [(); 3].map(|()| timed());
-            let (seconds, choice) = runs.into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-            assert!(seconds < 0.5, "{}: {} nodes took {seconds} s", graph.name(), joint.graph.nodes().len());
+            let choice = fused(&joint, saving);
+            let time = cpu_time(|| fused(&joint, saving));
+            let nodes = joint.graph.nodes().len();
+            // A quadratic search takes minutes; what counts is that a slow machine passes and such a search does not.
+            assert!(time < Duration::from_secs(3), "{}: {nodes} nodes took {time:?}", graph.name());
             check_choice(&joint.graph, joint.first_backward, &choice, saving);
             assert!(!choice.again.is_empty());
             recompute(&joint.graph, joint.first_backward, &choice.again).unwrap();
