@@ -17,15 +17,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
     const int x = threadIdx.x % ACROSS, y = threadIdx.x / ACROSS;
     const int strip = blockIdx.x / SPLIT * STRIP, part = blockIdx.x % SPLIT;
 #if __CUDA_ARCH__ >= 900
-    // Vector e of every part goes to block e % SPLIT of the cluster.
     __shared__ u64 s_sent;
-    if (SPLIT > 1) {
-        if (threadIdx.x == 0) {
-            mbarrier_init(shared_address(&s_sent), 1);
-            fence_mbarrier_init();
-        }
-        cluster_arrive();
-    }
+    if (SPLIT > 1) prepare_exchange(&s_sent);
 #endif
     const int first = part * PART, last = min(first + PART, K);
     const int width = N - (strip + x * WIDE);
@@ -83,27 +76,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) skinny(const __g
         }
     }
     __syncthreads();
+    auto sum_of = [&](int e) { return add_pieces(s_sums + e * V, WARPS, M * STRIP); };
+    auto finish_sum = [&](int e, const F& sum) { finish(p, e * V / STRIP, strip + e * V % STRIP, sum); };
 #if __CUDA_ARCH__ >= 900
     if (SPLIT > 1) {
         // Behind what the other block may still use as A and sums.
-        constexpr int SHARE = (VECTORS + SPLIT - 1) / SPLIT * V;
-        float* const s_parts = s_left + PARTS_AT;
-        cluster_wait();
-        if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(&s_sent), (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));
-        for (int e = threadIdx.x; e < VECTORS; e += THREADS) {
-            const F sum = add_pieces(s_sums + e * V, WARPS, M * STRIP);
-#pragma unroll
-            for (int i = 0; i < V; ++i) store_remote_async(s_parts + part * SHARE + e / SPLIT * V + i, sum.v[i], e % SPLIT, &s_sent);
-        }
-        await_remote_stores(&s_sent);
-        for (int e = threadIdx.x * SPLIT + part; e < VECTORS; e += THREADS * SPLIT) {
-            const F sum = add_pieces(s_parts + e / SPLIT * V, SPLIT, SHARE);
-            finish(p, e * V / STRIP, strip + e * V % STRIP, sum);
-        }
+        exchange<SPLIT, VECTORS>(part, s_left + PARTS_AT, &s_sent, sum_of, finish_sum);
         return;
     }
 #endif
-    for (int e = threadIdx.x; e < VECTORS; e += THREADS) {
-        finish(p, e * V / STRIP, strip + e * V % STRIP, add_pieces(s_sums + e * V, WARPS, M * STRIP));
-    }
+    for (int e = threadIdx.x; e < VECTORS; e += THREADS) finish_sum(e, sum_of(e));
 }

@@ -8,7 +8,6 @@
 //
 // M is the number of rows, rounded up to a power of two; LEFT the floats or bytes from one row of A to the next.
 
-constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 // Elements of 16 bytes of B.
 constexpr int WIDE = 16 / Right::SIZE;
@@ -106,20 +105,4 @@ template <int COUNT, int MASK, int LAST, class T> static __device__ __forceinlin
         values[0] += shuffle_xor(values[0], MASK);
         add_lanes<1, MASK / 2, LAST>(values);
     }
-}
-
-// V sums of `count` pieces that lie `apart` sums from each other, first to last.
-static __device__ __forceinline__ F add_pieces(const Total* s, int count, int apart) {
-    Total total[V];
-#pragma unroll
-    for (int i = 0; i < V; ++i) total[i] = s[i];
-    for (int piece = 1; piece < count; ++piece) {
-#pragma unroll
-        for (int i = 0; i < V; ++i) total[i] += s[piece * apart + i];
-    }
-    return lanes<F>([&](int i) { return (float)total[i]; });
-}
-
-static __device__ __forceinline__ void finish(const Parameters& p, int row, int column, const F& sum) {
-    if (row < (int)p.rows && column < N) tail::run(p.tail, row, column, &sum, tail::read_shared(p.tail, column), tail::read(p.tail, row, column));
 }

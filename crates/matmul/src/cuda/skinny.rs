@@ -17,21 +17,19 @@ use deuteron_codegen::body::Body;
 use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::row::gcd;
-use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::cuda::row::{PRELUDE, type_name};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
-use deuteron_codegen::linear::earlier_sums;
 use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, primitive_work};
 
-use super::sides;
+use super::sides::{self, Sides};
 use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS, Role};
 use crate::library;
 
-/// Threads of a block, as in `skinny.cuh`.
+/// Threads of a block.
 const THREADS: usize = 256;
 /// Warps of a block.
 const WARPS: usize = THREADS / 32;
@@ -55,7 +53,7 @@ impl Family<CudaTarget> for SkinnyFamily {
         let fit = fit(&group, target.arch)?;
         offered(
             move || primitive_work(&group),
-            move || SkinnyKernel::new(sides::lower(&group, fit), target).kernel(target),
+            move || SkinnyKernel::new(sides::lower_few(&group, fit), target).kernel(target),
         )
     }
 }
@@ -63,7 +61,7 @@ impl Family<CudaTarget> for SkinnyFamily {
 /// A matmul of few rows, compiled for its sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SkinnyKernel {
-    /// the matmul; it always has a epilogue
+    /// the matmul; it always has an epilogue
     pub product: Matmul<Body>,
     /// sizes and arguments
     pub launch: MatmulLaunch,
@@ -217,14 +215,11 @@ impl SkinnyKernel {
     /// That of a group, if it is a matmul of few rows.
     pub fn of(group: &Draft, target: &CudaTarget) -> Option<SkinnyKernel> {
         let fit = fit(group, target.arch)?;
-        Some(SkinnyKernel::new(sides::lower(group, fit), target))
+        Some(SkinnyKernel::new(sides::lower_few(group, fit), target))
     }
 
     fn new(lowered: LoweredMatmul, target: &CudaTarget) -> SkinnyKernel {
-        let LoweredMatmul { mut product, launch } = lowered;
-        if let Some(prologue) = &mut product.prologue {
-            prologue.body = earlier_sums(&prologue.body).body;
-        }
+        let LoweredMatmul { product, launch } = lowered;
         let config = config(&product, &launch.shape, target);
         SkinnyKernel { product, launch, config }
     }
@@ -233,8 +228,8 @@ impl SkinnyKernel {
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
         let text = self.constants()
             + &PRELUDE
-            + &self.sides()
-            + include_str!("prefetch_shared.cuh")
+            + &self.types_and_sides()
+            + include_str!("few_rows.cuh")
             + include_str!("skinny.cuh")
             + match self.config.weights {
                 Weights::ByRows { .. } => include_str!("by_rows.cu"),
@@ -251,25 +246,14 @@ impl SkinnyKernel {
 
     fn grids(&self, target: &CudaTarget) -> Grids {
         let (shape, config) = (&self.launch.shape, &self.config);
-        let mut words = match self.prologue() {
-            Some(prologue) => prologue.words(shape.m),
-            None => vec![Word::Number(0)],
-        };
-        words.extend(self.epilogue().iter().flat_map(|epilogue| epilogue.words(shape.m)));
-        let place = |role: Role| {
-            let position = self.product.roles().iter().position(|&known| known == role)?;
-            Some((position, self.launch.args[position].start()))
-        };
-        let address =
-            |role| place(role).map_or(Word::Number(0), |(position, offset)| Word::Argument { position, offset });
-        let unwritten =
-            |role| place(role).map_or(Word::Number(0), |(position, offset)| Word::Unwritten { position, offset });
+        let operand = |role| sides::address(&self.product, &self.launch, role);
+        let mut words = self.sides().words(shape.m);
         let bytes = |elements: usize, dtype: Dtype| Word::Number((elements * dtype.bytes()) as u64);
         let (left, right) = (self.product.left, self.product.right);
-        words.extend([address(Role::Left), bytes(shape.a.0, left), bytes(shape.a.1, left)]);
-        words.extend([address(Role::Right(0)), bytes(next(shape, right), right), Word::Number(shape.m as u64)]);
-        words.push(unwritten(Role::Right(0)));
-        words.extend(self.shared_words());
+        words.extend([operand(Role::Left), bytes(shape.a.0, left), bytes(shape.a.1, left)]);
+        words.extend([operand(Role::Right(0)), bytes(next(shape, right), right), Word::Number(shape.m as u64)]);
+        words.push(sides::given(&self.product, &self.launch, Role::Right(0)));
+        words.extend(self.sides().shared_words(config.strip));
         let cluster = if let Weights::ByRows { split, .. } = config.weights { split as u32 } else { 1 };
         let grid = Grid {
             entry: "skinny",
@@ -301,6 +285,7 @@ impl SkinnyKernel {
         };
         let mut text = format!("// {}\n#define WAITS\n", self.describe());
         let mut number = |name: &str, value: usize| text += &format!("constexpr int {name} = {value};\n");
+        number("THREADS", THREADS);
         number("V", config.vector);
         number("M", config.rows);
         number("N", shape.n);
@@ -309,7 +294,7 @@ impl SkinnyKernel {
         number("LEFT_ACCESS", left);
         number("LEFT", config.left);
         number("RESIDENT", config.resident);
-        number("SHARED", self.shared_words().len() / 3);
+        number("SHARED", self.sides().shared_words(config.strip).len() / 3);
         match config.weights {
             Weights::ByRows { across, deep, split, part } => {
                 number("ACROSS", across);
@@ -328,10 +313,6 @@ impl SkinnyKernel {
         text
     }
 
-    fn shared_words(&self) -> Vec<Word> {
-        sides::shared_words(self.prologue().as_ref(), self.epilogue().as_ref(), self.config.strip)
-    }
-
     fn describe(&self) -> String {
         let MatmulShape { m, n, k, .. } = &self.launch.shape;
         let how = match self.config.weights {
@@ -344,24 +325,13 @@ impl SkinnyKernel {
     }
 
     /// The types of the operands, and the functions of prologue and epilogue.
-    fn sides(&self) -> String {
-        let product = &self.product;
-        let prologue = match self.prologue() {
-            Some(prologue) => prologue.prologue(self.config.rows, THREADS),
-            None => include_str!("no_head.cuh").to_string(),
-        };
-        let (left, right) = (type_name(product.left), type_name(product.right));
-        format!(
-            "\ntypedef {left} Left;\ntypedef {right} Right;\n\n{prologue}\n{}",
-            self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue())
-        )
+    fn types_and_sides(&self) -> String {
+        let (left, right) = (type_name(self.product.left), type_name(self.product.right));
+        let sides = self.sides().text(self.config.rows, THREADS);
+        format!("\ntypedef {left} Left;\ntypedef {right} Right;\n\n{sides}")
     }
 
-    fn prologue(&self) -> Option<Side<'_>> {
-        sides::prologue(&self.product, &self.launch, self.config.vector)
-    }
-
-    fn epilogue(&self) -> Option<Side<'_>> {
-        sides::epilogue(&self.product, &self.launch, self.config.vector)
+    fn sides(&self) -> Sides<'_> {
+        Sides::of(&self.product, &self.launch, self.config.vector)
     }
 }

@@ -7,7 +7,6 @@
 // - A is held as it is stored: copied, or made there by `head`. Sums are added up over the warps, then over the parts, in order.
 // - A chunk lies in lines as in memory. Pieces of 16 bytes change places, so that eight lines at one place are in different banks.
 
-constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int DEEP = 32;
 constexpr int LINES = BY_ROWS ? DEEP : COLUMNS;
@@ -19,7 +18,6 @@ constexpr int ROUNDS = (CHUNKS + WARPS - 1) / WARPS;
 constexpr int LEFT = 2 * CHUNKS * DEEP + 16;
 constexpr int PITCH = COLUMNS + 4;
 constexpr int VECTORS = M * COLUMNS / V;
-constexpr int SHARE = (VECTORS + SPLIT - 1) / SPLIT * V;
 typedef Stored<KIND>::Element Element;
 static_assert(PIECES == 2 || PIECES == 4 || PIECES == 8, "lines of 32, 64 or 128 bytes");
 
@@ -86,18 +84,6 @@ static __device__ __forceinline__ void stage(float (&sums)[COLUMNS / 8][4], floa
     }
 }
 
-// V sums of `count` pieces that lie `apart` floats from each other, first to last.
-static __device__ __forceinline__ F add_pieces(const float* s, int count, int apart) {
-    F total = lanes<F>([&](int i) { return s[i]; });
-#pragma unroll
-    for (int piece = 1; piece < count; ++piece) total = lanes<F>([&](int i) { return total.v[i] + s[piece * apart + i]; });
-    return total;
-}
-
-static __device__ __forceinline__ void finish(const Parameters& p, int row, int column, const F& sum) {
-    if (row < (int)p.rows && column < N) tail::run(p.tail, row, column, &sum, tail::read_shared(p.tail, column), tail::read(p.tail, row, column));
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_strips(const __grid_constant__ Parameters p) {
     extern __shared__ float4 s_dynamic[];
     char* const s_chunks = (char*)s_dynamic;
@@ -111,15 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_strips(co
     const int first = part * PART, last = min(first + PART, K);
     const int items = (STRIPS - start + step - 1) / step * ROUNDS;
 #if __CUDA_ARCH__ >= 900
-    // Vector e of every part goes to block e % SPLIT of the cluster.
     __shared__ u64 s_sent;
-    if (SPLIT > 1) {
-        if (threadIdx.x == 0) {
-            mbarrier_init(shared_address(&s_sent), 1);
-            fence_mbarrier_init();
-        }
-        cluster_arrive();
-    }
+    if (SPLIT > 1) prepare_exchange(&s_sent);
 #endif
     auto copy = [&](int item) {
         const int column = (start + item / ROUNDS * step) * COLUMNS, chunk = item % ROUNDS * WARPS + warp;
@@ -156,27 +135,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_strips(co
         stage(sums, s_sums + warp * M * PITCH, lane);
         __syncthreads();
         const int column = (start + item / ROUNDS * step) * COLUMNS;
+        auto sum_of = [&](int e) { return add_pieces(s_sums + e * V / COLUMNS * PITCH + e * V % COLUMNS, WARPS, M * PITCH); };
+        auto finish_sum = [&](int e, const F& sum) { finish(p, e * V / COLUMNS, column + e * V % COLUMNS, sum); };
 #if __CUDA_ARCH__ >= 900
         if (SPLIT > 1) {
             static_assert(SPLIT == 1 || ONE_STRIP, "parts lie behind A");
             float* const s_parts = (float*)(s_left + M * LEFT);
-            cluster_wait();
-            if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(&s_sent), (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));
-            for (int e = threadIdx.x; e < VECTORS; e += THREADS) {
-                const F sum = add_pieces(s_sums + e * V / COLUMNS * PITCH + e * V % COLUMNS, WARPS, M * PITCH);
-#pragma unroll
-                for (int i = 0; i < V; ++i) store_remote_async(s_parts + part * SHARE + e / SPLIT * V + i, sum.v[i], e % SPLIT, &s_sent);
-            }
-            await_remote_stores(&s_sent);
-            for (int e = threadIdx.x * SPLIT + part; e < VECTORS; e += THREADS * SPLIT) {
-                finish(p, e * V / COLUMNS, column + e * V % COLUMNS, add_pieces(s_parts + e / SPLIT * V, SPLIT, SHARE));
-            }
+            exchange<SPLIT, VECTORS>(part, s_parts, &s_sent, sum_of, finish_sum);
             return;
         }
 #endif
-        for (int e = threadIdx.x; e < VECTORS; e += THREADS) {
-            finish(p, e * V / COLUMNS, column + e * V % COLUMNS, add_pieces(s_sums + e * V / COLUMNS * PITCH + e * V % COLUMNS, WARPS, M * PITCH));
-        }
+        for (int e = threadIdx.x; e < VECTORS; e += THREADS) finish_sum(e, sum_of(e));
         __syncthreads();
     }
 }

@@ -7,21 +7,19 @@
 
 use deuteron_codegen::body::Body;
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
-use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::cuda::row::{PRELUDE, PRELUDE_PARTS, gcd};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
-use deuteron_codegen::linear::earlier_sums;
 use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_codegen::tile::{Part, text_beside};
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, primitive_work};
 
-use super::sides;
+use super::sides::{self, Sides};
 use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, Matmul, MatmulLaunch, Role};
 
-/// Rows: a matrix of the left operand of `mma`. With four, vector units are faster (`h200-matmul-few-rows.csv`).
+/// Rows: a matrix of the left operand of `mma`. Up to four rows are left to vector units (`skinny.rs`).
 const ROWS: std::ops::RangeInclusive<usize> = 5..=MATRIX;
 /// Rows of that matrix.
 const MATRIX: usize = 16;
@@ -29,7 +27,7 @@ const MATRIX: usize = 16;
 const COLUMNS: usize = 32;
 /// Of K in a chunk, as in the text.
 const DEEP: usize = 32;
-/// Threads of a block, as in the text.
+/// Threads of a block.
 const THREADS: usize = 256;
 /// Warps of a block.
 const WARPS: usize = THREADS / 32;
@@ -53,7 +51,7 @@ impl Family<CudaTarget> for StripsFamily {
         let (fit, config) = fit(&group, target)?;
         offered(
             move || primitive_work(&group),
-            move || StripsKernel::new(sides::lower(&group, fit), config).kernel(target),
+            move || StripsKernel::new(sides::lower_few(&group, fit), config).kernel(target),
         )
     }
 }
@@ -170,22 +168,20 @@ impl StripsKernel {
     /// That of a group, if it is a matmul that the kernel takes.
     pub fn of(group: &Draft, target: &CudaTarget) -> Option<StripsKernel> {
         let (fit, config) = fit(group, target)?;
-        Some(StripsKernel::new(sides::lower(group, fit), config))
+        Some(StripsKernel::new(sides::lower_few(group, fit), config))
     }
 
     fn new(lowered: LoweredMatmul, config: StripsConfig) -> StripsKernel {
-        let LoweredMatmul { mut product, launch } = lowered;
-        if let Some(prologue) = &mut product.prologue {
-            prologue.body = earlier_sums(&prologue.body).body;
-        }
+        let LoweredMatmul { product, launch } = lowered;
         StripsKernel { product, launch, config }
     }
 
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
         let own = text_beside(&[Part::Matrix, Part::Mbarrier], &PRELUDE_PARTS);
-        let files = [include_str!("prefetch_shared.cuh"), include_str!("strips.cu")];
-        let text = [&self.constants(), PRELUDE.as_str(), &own, &self.sides(), files[0], files[1]].join("\n");
+        let files = [include_str!("few_rows.cuh"), include_str!("strips.cu")];
+        let text = [&self.constants(), PRELUDE.as_str(), &own, &self.sides().text(MATRIX, THREADS), files[0], files[1]]
+            .join("\n");
         let StripsConfig { columns, stages, resident, .. } = self.config;
         let tiling = Tiling {
             entry: "matmul_strips",
@@ -204,6 +200,7 @@ impl StripsKernel {
     fn constants(&self) -> String {
         let (StripsConfig { columns, split, part, stages, resident, .. }, shape) = (self.config, &self.launch.shape);
         let numbers = [
+            ("THREADS", THREADS),
             ("V", self.vector()),
             ("M", MATRIX),
             ("N", shape.n),
@@ -215,7 +212,7 @@ impl StripsKernel {
             ("STAGES", stages),
             ("RESIDENT", resident),
             ("KIND", if self.product.right == Dtype::F16 { 1 } else { 2 }),
-            ("SHARED", self.shared_words().len() / 3),
+            ("SHARED", self.sides().shared_words(columns).len() / 3),
         ];
         let mut text = format!(
             "// product of few rows, {} columns, inner size {}: strips of {columns} columns, K over {split} blocks\n#define WAITS\n",
@@ -230,23 +227,12 @@ impl StripsKernel {
 
     fn grids(&self, target: &CudaTarget) -> Grids {
         let (shape, config) = (&self.launch.shape, &self.config);
-        let mut words = match self.prologue() {
-            Some(prologue) => prologue.words(shape.m),
-            None => vec![Word::Number(0)],
-        };
-        words.extend(self.epilogue().iter().flat_map(|epilogue| epilogue.words(shape.m)));
-        let place = |role: Role| {
-            let position = self.product.roles().iter().position(|&known| known == role)?;
-            Some((position, self.launch.args[position].start()))
-        };
-        let address =
-            |role| place(role).map_or(Word::Number(0), |(position, offset)| Word::Argument { position, offset });
-        let given =
-            |role| place(role).map_or(Word::Number(0), |(position, offset)| Word::Unwritten { position, offset });
+        let operand = |role| sides::address(&self.product, &self.launch, role);
+        let mut words = self.sides().words(shape.m);
         let bytes = |elements: usize| Word::Number((elements * self.product.right.bytes()) as u64);
-        words.extend([address(Role::Left), bytes(shape.a.0), address(Role::Right(0)), bytes(next(shape))]);
-        words.extend([Word::Number(shape.m as u64), given(Role::Right(0))]);
-        words.extend(self.shared_words());
+        words.extend([operand(Role::Left), bytes(shape.a.0), operand(Role::Right(0)), bytes(next(shape))]);
+        words.extend([Word::Number(shape.m as u64), sides::given(&self.product, &self.launch, Role::Right(0))]);
+        words.extend(self.sides().shared_words(config.columns));
         let grid = Grid {
             entry: "matmul_strips",
             blocks: [config.blocks as u32, 1, 1],
@@ -259,28 +245,11 @@ impl StripsKernel {
         Grids { list: vec![grid], ..Grids::default() }
     }
 
-    fn shared_words(&self) -> Vec<Word> {
-        sides::shared_words(self.prologue().as_ref(), self.epilogue().as_ref(), self.config.columns)
-    }
-
-    /// The functions of prologue and epilogue.
-    fn sides(&self) -> String {
-        let prologue = match self.prologue() {
-            Some(prologue) => prologue.prologue(MATRIX, THREADS),
-            None => include_str!("no_head.cuh").to_string(),
-        };
-        prologue + &self.epilogue().map_or(String::new(), |epilogue| epilogue.epilogue())
-    }
-
     fn vector(&self) -> usize {
         gcd(gcd(self.launch.shape.n, self.launch.shape.k), 4)
     }
 
-    fn prologue(&self) -> Option<Side<'_>> {
-        sides::prologue(&self.product, &self.launch, self.vector())
-    }
-
-    fn epilogue(&self) -> Option<Side<'_>> {
-        sides::epilogue(&self.product, &self.launch, self.vector())
+    fn sides(&self) -> Sides<'_> {
+        Sides::of(&self.product, &self.launch, self.vector())
     }
 }

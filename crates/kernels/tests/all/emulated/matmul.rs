@@ -265,7 +265,7 @@ fn matmuls_by_warps() {
     for (name, product, tile, arch, expected) in cases {
         let (source, launch, loads) = mma_matmul(&product, tile, arch);
         assert_eq!(loads, expected, "{name}");
-        let program = TileProgram::compile(&compiler, &format!("mma_{name}"), "matmul.cpp", "matmul_mma", &source.text);
+        let program = TileProgram::compile(compiler, &format!("mma_{name}"), "matmul.cpp", "matmul_mma", &source.text);
         let (ok, said) = program.run(&launch, 2, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}:\n{said}");
     }
@@ -383,7 +383,7 @@ fn matmuls_by_warpgroups() {
             2,
         ),
     ];
-    check(&compiler, cases);
+    check(compiler, cases);
 }
 
 /// Several right operands of one left operand, and left operands that the launch makes.
@@ -413,7 +413,7 @@ fn matmuls_of_several_operands() {
             3,
         ),
     ];
-    check(&compiler, cases);
+    check(compiler, cases);
 }
 
 /// Runs named products that are cut in some way, for so many multiprocessors, of which so many blocks run at once.
@@ -486,7 +486,7 @@ fn matmuls_of_few_rows() {
     ] {
         let (source, grid, launch) = matmul(sizes, transposed, processors);
         assert_eq!((source.name.as_str(), grid.cluster), ("skinny", cluster), "{name}");
-        let program = TileProgram::compile(&compiler, name, "matmul.cpp", "skinny", &source.text);
+        let program = TileProgram::compile(compiler, name, "matmul.cpp", "skinny", &source.text);
         for (lanes, seeds) in [(Lanes::Together, 1..3), (Lanes::Apart, 101..102)] {
             let (ok, said) = program.run(&launch, 4, lanes, seeds, 0);
             assert!(ok, "{name}, {lanes:?}:\n{said}");
@@ -508,7 +508,7 @@ fn matmuls_in_strips() {
     ] {
         let (source, cut, launch) = strips(&product, processors);
         assert_eq!(cut, cluster, "{name}");
-        let program = TileProgram::compile(&compiler, name, "matmul.cpp", "matmul_strips", &source.text);
+        let program = TileProgram::compile(compiler, name, "matmul.cpp", "matmul_strips", &source.text);
         for (lanes, seeds) in [(Lanes::Together, 1..3), (Lanes::Apart, 3..4)] {
             let (ok, said) = program.run(&launch, processors, lanes, seeds, 0);
             assert!(ok, "{name}, {lanes:?}:\n{said}");
@@ -534,7 +534,7 @@ fn mistakes_in_strips() {
     ];
     let of_clusters: [Mistake; 3] = [
         ("if (ONE_STRIP) __syncthreads();", "", "FAILED"),
-        ("await_remote_stores(&s_sent);", "", "FAILED"),
+        ("await_remote_stores(s_sent);", "", "FAILED"),
         ("part * SHARE + e / SPLIT * V", "e / SPLIT * V", "FAILED"),
     ];
     let walks: [Mistake; 2] = [
@@ -554,10 +554,10 @@ fn mistakes_in_strips() {
 #[test]
 fn mistakes_in_a_cluster() {
     let mistakes: [Mistake; 3] = [
-        ("await_remote_stores(&s_sent);", "", "FAILED"),
+        ("await_remote_stores(s_sent);", "", "FAILED"),
         ("cluster_wait();", "", "FAILED"),
         (
-            "if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(&s_sent), (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));",
+            "if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(s_sent), (VECTORS + SPLIT - 1 - part) / SPLIT * V * SPLIT * (int)sizeof(float));",
             "",
             "deadlock",
         ),
