@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use deuteron_graph::{BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View, keep_threshold};
+use deuteron_graph::{
+    BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View, keep_threshold, round_to_odd,
+};
 use deuteron_plan::{Draft, Layout, Placement, Space, finished_sum, node_space};
 
 use crate::argument::ArgBinding;
@@ -360,8 +362,8 @@ impl RowLowering<'_> {
             Op::Const { value, dtype: Dtype::I32 } => self.exprs.make(Expr::ConstInt(*value as i32)),
             // A constant of a narrow dtype is rounded to it, as it would be if it were stored.
             Op::Const { value, dtype } => self.exprs.constant(match dtype {
-                Dtype::F16 => half::f16::from_f64(*value).to_f32(),
-                Dtype::Bf16 => half::bf16::from_f64(*value).to_f32(),
+                Dtype::F16 => half::f16::from_f32(round_to_odd(*value)).to_f32(),
+                Dtype::Bf16 => half::bf16::from_f32(round_to_odd(*value)).to_f32(),
                 _ => *value as f32,
             }),
             Op::Iota { axis, shape } => self.iota(*axis, shape),

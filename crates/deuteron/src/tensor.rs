@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use deuteron_device::{Buffer, Device, Memory};
-use deuteron_graph::{Dtype, MAX_RANK, Shape, View, memory};
+use deuteron_graph::{Dtype, MAX_RANK, Shape, View, memory, round_to_odd};
 use deuteron_plan::Layout;
 use deuteron_reference::{Array, round_to};
 use half::{bf16, f16};
@@ -324,9 +324,9 @@ fn check_bytes(dtype: Dtype, shape: &Shape, bytes: &[u8]) -> Result<(), Error> {
 fn encode(dtype: Dtype, value: f64, to: &mut [u8]) {
     match dtype {
         Dtype::F32 => to.copy_from_slice(&(value as f32).to_le_bytes()),
-        // Rounded first: `from_f64` of these types takes what is just above the middle of two neighbours for the middle.
-        Dtype::F16 => to.copy_from_slice(&f16::from_f64(round_to(dtype, value)).to_le_bytes()),
-        Dtype::Bf16 => to.copy_from_slice(&bf16::from_f64(round_to(dtype, value)).to_le_bytes()),
+        // Their own `from_f64` takes what is just above the middle of two neighbours for the middle.
+        Dtype::F16 => to.copy_from_slice(&f16::from_f32(round_to_odd(value)).to_le_bytes()),
+        Dtype::Bf16 => to.copy_from_slice(&bf16::from_f32(round_to_odd(value)).to_le_bytes()),
         Dtype::I32 => to.copy_from_slice(&(value as i32).to_le_bytes()),
         Dtype::I8 => to[0] = (round_to(Dtype::I8, value) as i8) as u8,
         Dtype::F8e4m3 => to[0] = encode_fp8(value),
@@ -368,16 +368,32 @@ fn encode_fp8(value: f64) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use deuteron_reference::Generator;
+
     use super::*;
 
+    /// Middles of neighbours, what is a last bit beside them, and what no format holds.
     #[test]
-    fn a_value_just_beside_the_middle_of_two_neighbours_goes_to_the_nearer_one() {
-        for (dtype, bits) in [(Dtype::Bf16, 7), (Dtype::F16, 10)] {
-            let (below, above) = (1.0f32, 1.0 + f32::powi(2.0, -bits));
-            let middle = 1.0 + f32::powi(2.0, -bits - 1);
-            let values = [middle - f32::EPSILON, middle, middle + f32::EPSILON];
-            let stored = Tensor::from_f32(dtype, [3], &values).unwrap().to_f32().unwrap();
-            assert_eq!(stored, [below, below, above], "{dtype}");
+    fn values_are_rounded_as_the_reference_rounds_them() {
+        let mut random = Generator::new(9);
+        let mut values =
+            vec![0.0, -0.0, 1e-320, 1e300, -1e300, 65519.999, 65520.0, 3.4e38, f64::INFINITY, f64::NEG_INFINITY];
+        for _ in 0..2000 {
+            let exponent = random.below(300) as i32 - 160;
+            for bits in [7, 10] {
+                let whole = 1.0 + random.below(1 << bits) as f64 / f64::from(1 << bits);
+                let middle = (whole + f64::powi(2.0, -bits - 1)) * f64::powi(2.0, exponent);
+                let sign = if random.chance(0.5) { 1.0 } else { -1.0 };
+                values.extend([middle.next_down(), middle, middle.next_up()].map(|value| sign * value));
+            }
+        }
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            for &value in &values {
+                let mut bytes = [0; 2];
+                encode(dtype, value, &mut bytes);
+                let stored = decode(dtype, &bytes);
+                assert_eq!(stored.to_bits(), round_to(dtype, value).to_bits(), "{value:e} as {dtype}: {stored:e}");
+            }
         }
     }
 }

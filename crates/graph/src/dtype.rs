@@ -58,6 +58,18 @@ impl Dtype {
     }
 }
 
+/// Rounds to `f32` such that rounding on to 16 bits gives what rounding the value itself would give: what lies between two neighbours becomes the
+/// odd one, which is the middle of no two numbers of fewer bits.
+pub fn round_to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) == value || value.is_nan() {
+        return near;
+    }
+    // Bits of floats of one sign are in order of their magnitude.
+    let towards_zero = near.to_bits() - u32::from(f64::from(near).abs() > value.abs());
+    f32::from_bits(towards_zero | 1)
+}
+
 impl FromStr for Dtype {
     type Err = UnknownDtype;
     fn from_str(text: &str) -> Result<Self, UnknownDtype> {

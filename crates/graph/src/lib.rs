@@ -30,7 +30,7 @@ pub use activation::{Activation, Gelu};
 pub use block::Block;
 pub use build::{CrossEntropyResult, LayerNormResult, OpaqueCost, Quantized, RmsNormResult};
 pub use composite::{Composite, CompositeKind, Mask};
-pub use dtype::{Dtype, UnknownDtype};
+pub use dtype::{Dtype, UnknownDtype, round_to_odd};
 pub use error::{GraphError, Operand};
 pub use extract::extract;
 pub use gradient::{Differentiated, differentiate};

@@ -1,6 +1,6 @@
 //! ONNX's element types, and what each becomes in a graph.
 
-use deuteron_graph::Dtype;
+use deuteron_graph::{Dtype, round_to_odd};
 use half::{bf16, f16};
 
 /// An element type of a tensor.
@@ -131,8 +131,8 @@ impl Element {
     pub fn round(self, value: f64) -> f64 {
         match self {
             Element::F32 => (value as f32).into(),
-            Element::F16 => f16::from_f64(value).into(),
-            Element::Bf16 => bf16::from_f64(value).into(),
+            Element::F16 => f16::from_f32(round_to_odd(value)).into(),
+            Element::Bf16 => bf16::from_f32(round_to_odd(value)).into(),
             Element::F64 | Element::F8e4m3 => value,
             Element::Bool => f64::from(value != 0.0),
             _ => value.trunc(),
@@ -149,8 +149,8 @@ impl Element {
 pub(crate) fn encode(dtype: Dtype, value: f64, into: &mut Vec<u8>) {
     match dtype {
         Dtype::F32 => into.extend((value as f32).to_le_bytes()),
-        Dtype::F16 => into.extend(f16::from_f64(value).to_le_bytes()),
-        Dtype::Bf16 => into.extend(bf16::from_f64(value).to_le_bytes()),
+        Dtype::F16 => into.extend(f16::from_f32(round_to_odd(value)).to_le_bytes()),
+        Dtype::Bf16 => into.extend(bf16::from_f32(round_to_odd(value)).to_le_bytes()),
         Dtype::I32 => into.extend((value as i32).to_le_bytes()),
         Dtype::I8 => into.push(value as i64 as u8),
         Dtype::F8e4m3 => into.push(f8e4m3_bits(value)),
