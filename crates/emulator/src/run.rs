@@ -29,8 +29,7 @@ pub fn run(
     for (position, bytes) in arguments.iter().enumerate() {
         write(&folder.join(format!("argument{position}")), bytes)?;
     }
-    let driver = folder.join("machine/run.cpp");
-    let program = toolchain.compile(&Unit { folder, text: &source.text, driver: &driver, entry: "" })?;
+    let program = toolchain.compile(&Unit { folder, text: &source.text, driver: None, entry: "" })?;
     let said = program.run(&launch, schedule, 0)?;
     if !said.ok {
         return Err(EmulatorError::Kernel(said.text.trim_end().to_string()));

@@ -2,6 +2,8 @@
 //
 // The launch, as text: `arguments N`, then for each its bytes, whether it is written, and the argument whose memory it takes or -1;
 // `memory WORKSPACE KEPT ALIGNED`; `grids N`, then for each the name of its kernel and a grid. The files `argument0`, .. hold bytes, `result0`, .. get them.
+#include "emulator.h"
+
 #include <signal.h>
 #include <sys/mman.h>
 

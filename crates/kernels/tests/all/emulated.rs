@@ -14,6 +14,7 @@ mod meeting;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grids};
 use deuteron_codegen::tile::Part;
@@ -23,14 +24,19 @@ use deuteron_graph::Graph;
 use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_plan::{Machine, Plan, Strategy, Target, plan};
 
-/// The C++ compiler, if there is one.
-fn compiler() -> Option<Toolchain> {
-    let found = Toolchain::find(&std::env::var("CXX").unwrap_or_else(|_| "c++".into()));
-    if found.is_err() {
-        // Not by a macro, whose lines are shown of tests that fail alone.
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), b"skipped: no C++ compiler\n");
-    }
-    found.ok()
+/// The C++ compiler, if there is one, with the machine's headers compiled once.
+fn compiler() -> Option<&'static Toolchain> {
+    static FOUND: OnceLock<Option<Toolchain>> = OnceLock::new();
+    let find = || {
+        let found = Toolchain::find(&std::env::var("CXX").unwrap_or_else(|_| "c++".into()));
+        if found.is_err() {
+            // Not by a macro, whose lines are shown of tests that fail alone.
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), b"skipped: no C++ compiler\n");
+        }
+        let machine = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated/prepared");
+        found.ok().map(|found| found.prepared(&machine).unwrap_or_else(|error| panic!("{error}")))
+    };
+    FOUND.get_or_init(find).as_ref()
 }
 
 /// A kernel with a driver of `emulator/`.
@@ -41,7 +47,7 @@ impl TileProgram {
     fn compile(compiler: &Toolchain, name: &str, driver: &str, entry: &str, text: &str) -> TileProgram {
         let folder: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated").join(name);
         let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator").join(driver);
-        let unit = Unit { folder: &folder, text, driver: &driver, entry };
+        let unit = Unit { folder: &folder, text, driver: Some(&driver), entry };
         TileProgram(compiler.compile(&unit).unwrap_or_else(|error| panic!("{name}: {error}")))
     }
 
@@ -55,7 +61,7 @@ impl TileProgram {
 #[test]
 fn the_machine_itself() {
     let Some(compiler) = compiler() else { return };
-    let program = TileProgram::compile(&compiler, "the_machine_itself", "machine.cpp", "", "");
+    let program = TileProgram::compile(compiler, "the_machine_itself", "machine.cpp", "", "");
     let run = |which: &str, resident: &str, seed: &str| {
         let said = program.0.run_words(&[which, resident, seed]).unwrap();
         // Its last line says the same as its exit code.
@@ -95,7 +101,7 @@ fn check_mistakes(name: &str, launched: Launched, resident: usize, seeds: u64, m
     let Some(compiler) = compiler() else { return };
     let Launched { source, entry, launch, driver } = launched;
     let text = with_mistakes(&source.text, mistakes);
-    let program = TileProgram::compile(&compiler, name, driver, entry, &text);
+    let program = TileProgram::compile(compiler, name, driver, entry, &text);
     let run = |mistake: usize| program.run(&launch, resident, Lanes::Together, 1..seeds + 1, mistake);
     let (ok, said) = run(0);
     assert!(ok, "{said}");

@@ -9,7 +9,6 @@
 // ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them; `kept` with
 // bytes of workspace and of what is kept from launch to launch, where ENTRY alone has them. Where it sums over rows, into f, `summed` with bytes of
 // workspace stands before the launch, and that of the kernel `finish` behind it.
-#include <map>
 #include "emulator.h"
 #include "attention.h"
 #include "kernel.h"

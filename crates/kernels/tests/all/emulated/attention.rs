@@ -111,7 +111,7 @@ fn source(kernel: &AttentionKernel, variant: ForwardVariant, case: &Case) -> Cud
 fn check(name: &str, entry: &str, variants: &[ForwardVariant], kernel: AttentionKernel, cases: &[Case]) {
     let Some(compiler) = compiler() else { return };
     let text = source(&kernel, variants[0], &cases[0]).text;
-    let program = TileProgram::compile(&compiler, name, DRIVER, entry, &text);
+    let program = TileProgram::compile(compiler, name, DRIVER, entry, &text);
     for &variant in variants {
         for (at, case) in cases.iter().enumerate() {
             assert_eq!(source(&kernel, variant, case).text, text, "{name}, {case:?}");

@@ -52,7 +52,7 @@ fn matmuls_of_bytes() {
         ("bytes_pairs", [17, 98, 32], (96, false), 1),
     ] {
         let (source, launch) = matmul(sizes, tile, processors);
-        let program = TileProgram::compile(&compiler, name, "bytes.cpp", "matmul_hopper", &source.text);
+        let program = TileProgram::compile(compiler, name, "bytes.cpp", "matmul_hopper", &source.text);
         let (ok, said) = program.run(&launch, processors, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}:\n{said}");
     }
@@ -86,7 +86,7 @@ fn few_rows_of_bytes() {
         let graph = graph(sizes);
         let (source, launch, _) = only(&graph, &greedy(&graph), processors);
         assert_eq!(source.name, "skinny", "{name}");
-        let program = TileProgram::compile(&compiler, name, "bytes.cpp", "skinny", &source.text);
+        let program = TileProgram::compile(compiler, name, "bytes.cpp", "skinny", &source.text);
         for (lanes, seeds) in [(Lanes::Together, 1..3), (Lanes::Apart, 101..102)] {
             let (ok, said) = program.run(&launched(&graph, sizes, &launch), 4, lanes, seeds, 0);
             assert!(ok, "{name}, {lanes:?}:\n{said}");

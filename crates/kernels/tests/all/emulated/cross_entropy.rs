@@ -107,7 +107,7 @@ fn losses_without_logits() {
     ];
     for (name, loss, processors) in cases {
         let (source, launch) = loss.launch(processors);
-        let program = TileProgram::compile(&compiler, name, "cross_entropy.cpp", "", &source.text);
+        let program = TileProgram::compile(compiler, name, "cross_entropy.cpp", "", &source.text);
         let (ok, said) = program.run(&launch, processors, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}:\n{said}");
     }
@@ -118,7 +118,7 @@ fn check_mistakes(name: &str, loss: Loss, mistakes: &[Mistake]) {
     let Some(compiler) = compiler() else { return };
     let (source, launch) = loss.launch(2);
     let text = with_mistakes(&source.text, mistakes);
-    let program = TileProgram::compile(&compiler, name, "cross_entropy.cpp", "", &text);
+    let program = TileProgram::compile(compiler, name, "cross_entropy.cpp", "", &text);
     for mistake in 0..=mistakes.len() {
         let (ok, said) = program.run(&launch, 2, Lanes::Together, 1..3, mistake);
         assert_eq!(ok, mistake == 0, "mistake {mistake}:\n{said}");

@@ -134,7 +134,7 @@ fn rows_of_experts() {
     ] {
         let (source, launch) = Case { sizes, dtype, spread }.launched(cut, processors);
         let name = format!("experts_{name}");
-        let program = TileProgram::compile(&compiler, &name, "experts.cpp", cut.entry(), &source.text);
+        let program = TileProgram::compile(compiler, &name, "experts.cpp", cut.entry(), &source.text);
         let (ok, said) = program.run(&launch, processors, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}, {spread:?}:\n{said}");
     }

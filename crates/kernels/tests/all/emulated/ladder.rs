@@ -31,7 +31,7 @@ fn rungs_of_a_matmul() {
             ("odd", Dtype::F16, &[[129, 131, 37], [1, 1, 1], [3, 51, 129]]),
         ] {
             let (name, text) = (format!("ladder_{}_{name}", rung.name), rung_of(rung, sizes[0], dtype).0.text);
-            let program = TileProgram::compile(&compiler, &name, "matmul.cpp", "matmul", &text);
+            let program = TileProgram::compile(compiler, &name, "matmul.cpp", "matmul", &text);
             for &sizes in sizes {
                 let (source, launch) = rung_of(rung, sizes, dtype);
                 assert_eq!(source.text, text, "{name}");

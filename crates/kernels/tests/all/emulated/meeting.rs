@@ -106,7 +106,7 @@ fn check_meeting(name: &str, kernel: AttentionKernel, after: After, cases: &[Cas
         assert!(entry.ends_with("_hopper"), "{entry}: {case:?}");
         let known = made.take().filter(|(text, _)| *text == source.text);
         let (text, program) = known.unwrap_or_else(|| {
-            let program = TileProgram::compile(&compiler, name, "meeting.cpp", entry, &source.text);
+            let program = TileProgram::compile(compiler, name, "meeting.cpp", entry, &source.text);
             (source.text.clone(), program)
         });
         for (lanes, seeds) in runs(at, case) {
