@@ -56,6 +56,28 @@ pub struct SettingsError {
 }
 
 impl Settings {
+    /// AdamW in f32 without dropout, and what the command has where nothing else is said.
+    pub fn usual(steps: u64, batch: usize, sequence: usize) -> Settings {
+        Settings {
+            steps,
+            batch,
+            sequence,
+            accumulate: 1,
+            precision: Precision::F32,
+            dropout: 0.0,
+            optimizer: "adamw".to_string(),
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            learning_rate: 1e-3,
+            least_learning_rate: 1e-4,
+            warmup: (steps / 20).min(2000),
+            clip: Some(1.0),
+            seed: 1,
+        }
+    }
+
     /// That every setting is in its range and that they fit a model.
     pub fn check(&self, config: &Config) -> Result<(), SettingsError> {
         let refuse = |name, expected, got: &dyn ToString| Err(SettingsError { name, expected, got: got.to_string() });
@@ -156,24 +178,7 @@ mod tests {
     use super::*;
 
     pub(crate) fn settings() -> Settings {
-        Settings {
-            steps: 100,
-            batch: 2,
-            sequence: 8,
-            accumulate: 1,
-            precision: Precision::F32,
-            dropout: 0.0,
-            optimizer: "adamw".to_string(),
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            learning_rate: 1e-3,
-            least_learning_rate: 1e-4,
-            warmup: 10,
-            clip: Some(1.0),
-            seed: 1,
-        }
+        Settings { warmup: 10, ..Settings::usual(100, 2, 8) }
     }
 
     #[test]

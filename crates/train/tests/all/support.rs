@@ -16,22 +16,5 @@ pub fn options(precision: Precision) -> StepOptions {
 }
 
 pub fn settings() -> Settings {
-    Settings {
-        steps: 8,
-        batch: 2,
-        sequence: 12,
-        accumulate: 1,
-        precision: Precision::F32,
-        dropout: 0.0,
-        optimizer: "adamw".to_string(),
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        learning_rate: 3e-3,
-        least_learning_rate: 3e-4,
-        warmup: 2,
-        clip: Some(1.0),
-        seed: 7,
-    }
+    Settings { learning_rate: 3e-3, least_learning_rate: 3e-4, warmup: 2, seed: 7, ..Settings::usual(8, 2, 12) }
 }
