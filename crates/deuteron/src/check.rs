@@ -119,7 +119,7 @@ pub struct Failure {
     pub graph: String,
 }
 
-/// Runs random graphs, spread over some engines, as many as are begun in time. `progress` is told how many are done.
+/// Runs random graphs, distributed over the engines, and starts no new one after the time limit. Calls `progress` with the number done.
 ///
 /// References are interpreted and kernels compiled on all cores; each engine's device runs one graph at a time.
 pub fn check(engines: &[Engine], graphs: RandomGraphs, mut progress: impl FnMut(usize)) -> Result<CheckReport, Error> {
