@@ -28,7 +28,7 @@ pub struct Arguments {
     resume: bool,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Print {step, steps, finished, parameters, loss, validation_loss, tokens, tokens_per_second, checkpoint, device} at the end; loss and
+    /// Print {step, steps, finished, parameters, loss, validation_loss, tokens, tokens_per_second, checkpoint, memory_bytes, saves_memory, device} at the end; loss and
     /// tokens_per_second are of the last step
     #[arg(long)]
     json: bool,
@@ -79,6 +79,10 @@ struct StepArguments {
     /// Seed of weights, batches and dropout
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// The most memory that training may take, such as 16GiB or 800MB. If the fastest step takes more, backward recomputes activations
+    /// instead of reading stored ones; if that still takes more, it is an error [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
 }
 
 #[derive(Args)]
@@ -150,6 +154,8 @@ struct Report {
     tokens: u64,
     tokens_per_second: Option<f64>,
     checkpoint: PathBuf,
+    memory_bytes: u64,
+    saves_memory: bool,
     device: String,
 }
 
@@ -210,6 +216,8 @@ fn report(
         tokens: ended.step * settings.tokens(),
         tokens_per_second: ended.last.map(|line| line.tokens_per_second),
         checkpoint: ended.checkpoint,
+        memory_bytes: ended.memory.all(),
+        saves_memory: ended.memory.otherwise.is_some(),
         device: engine.device().describe(),
     };
     if arguments.json {
@@ -260,6 +268,7 @@ impl Arguments {
             warmup: optimizer.warmup.unwrap_or((steps.steps / 20).min(2000)),
             clip: (optimizer.clip != 0.0).then_some(optimizer.clip),
             seed: steps.seed,
+            memory: steps.memory,
         })
     }
 }
@@ -298,7 +307,45 @@ impl CadenceArguments {
     }
 }
 
+/// A number of bytes, with a unit if there is one.
+fn size(text: &str) -> Result<u64, String> {
+    let expected = || format!("expected a size such as 16GiB, 800MB or a number of bytes, got `{text}`");
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit: f64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1048576.0,
+        "gib" => 1073741824.0,
+        "tib" => 1099511627776.0,
+        _ => return Err(expected()),
+    };
+    let number: f64 = digits.trim().parse().map_err(|_| expected())?;
+    let bytes = number * unit;
+    if bytes.is_finite() && (1.0..1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(expected()) }
+}
+
 fn precision(text: &str) -> Result<Precision, String> {
     let all = [Precision::F32, Precision::Bf16];
     all.into_iter().find(|known| known.name() == text).ok_or_else(|| "expected f32 or bf16".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_and_without_a_unit() {
+        let read = [("16GiB", 16 << 30), ("1.5gib", 3 << 29), ("800MB", 800_000_000), ("4096", 4096), ("2 KiB", 2048)];
+        for (text, bytes) in read {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "GiB", "0", "-1GiB", "nan", "inf", "1e30", "16 gallons", "16GiBs", "1x6"] {
+            let error = size(text).unwrap_err();
+            assert!(error.contains("such as 16GiB") && error.contains(text), "{error}");
+        }
+    }
 }

@@ -66,8 +66,8 @@ pub use deuteron_kernels::{Backend, ladder, render};
 pub use deuteron_onnx as onnx;
 pub use deuteron_plan::{
     Basis, Bytes, Chain, Cost, Group, GroupKind, Layout, Link, Machine, MachineError, MachineKind, PAGES, Page, Pin,
-    Plan, PlanError, Quantity, Reason, Refusal, Scoring, ScoringError, Search, Seconds, Strategy, Structure, Target,
-    Traffic, page, plan, plan_pinned,
+    Plan, PlanError, Quantity, Reason, Refusal, Saving, Scoring, ScoringError, Search, Seconds, Strategy, Structure,
+    Target, Traffic, page, plan, plan_pinned,
 };
 pub use deuteron_reference as reference;
 pub use deuteron_report as report;

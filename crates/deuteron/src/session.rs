@@ -35,6 +35,7 @@ pub struct Session {
     times: Vec<Duration>,
     launching: Launching,
     storage: Storage,
+    bytes: usize,
 }
 
 impl Session {
@@ -54,6 +55,7 @@ impl Session {
         storage.settle(graph, &plan, &rendered);
         rendered.extend(storage.copied().map(|[from, to]| render_copy(graph, from, to, device.backend())));
         let (kernels, job) = compile(device, graph, &plan, rendered, &storage)?;
+        let bytes = bytes(&job);
         let executable = device.load(job)?;
         let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| storage.inputs.contains(input));
         Ok(Session {
@@ -70,6 +72,7 @@ impl Session {
             executable,
             launching: Launching::Eager,
             storage,
+            bytes,
         })
     }
 
@@ -81,6 +84,11 @@ impl Session {
     /// The plan it runs by.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Bytes of memory that it holds besides inputs and states: results, values in between, and scratch memory of its kernels.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Runs the graph. Inputs are in the order of [`Graph::inputs`]; results are read with [`Session::output`].
@@ -266,6 +274,15 @@ pub(crate) fn compile(
         steps: steps.collect(),
     };
     Ok((kernels, job))
+}
+
+/// Bytes that a job holds for itself.
+fn bytes(job: &Job) -> usize {
+    let grids = || job.steps.iter().filter_map(|step| step.launch.grids());
+    // Kernels of one stream run one after another and share their scratch memory.
+    let scratch = grids().map(|grids| grids.workspace).max().unwrap_or(0);
+    let persistent: usize = grids().map(|grids| grids.persistent).sum();
+    job.arena + job.outputs.iter().sum::<usize>() + scratch + persistent
 }
 
 /// What is only described cannot be run.

@@ -46,7 +46,7 @@ impl Training {
         if wrt.is_empty() || !graph.outputs().iter().any(|output| graph.node(output.node).dtype.is_float()) {
             return Ok(Training::plain(graph));
         }
-        let Joint { graph: rewritten, first, again } = Joint::new(&graph, &wrt)?;
+        let Joint { graph: rewritten, first, again } = Joint::new(&graph, &wrt, Saving::Traffic)?;
         let mut kept = Vec::new();
         for node in &rewritten.nodes()[first..] {
             for &input in node.inputs.iter().filter(|input| input.index() < first) {
@@ -110,11 +110,11 @@ impl Training {
     }
 }
 
-/// A graph and its gradients as one graph, whose backward part makes values again or takes them as they are stored, whatever moves fewer
+/// A graph and its gradients as one graph, whose backward part makes values again or takes them as they are stored, whatever saves more
 /// bytes: what a step of training is made of. Its outputs are those of the graph, then `d_<input>` for each of `wrt`; the gradients of
 /// outputs come in as inputs `d_<output>`.
-pub fn with_gradients(graph: &Graph, wrt: &[NodeId]) -> Result<Graph, Error> {
-    Ok(Joint::new(graph, wrt)?.graph)
+pub fn with_gradients(graph: &Graph, wrt: &[NodeId], saving: Saving) -> Result<Graph, Error> {
+    Ok(Joint::new(graph, wrt, saving)?.graph)
 }
 
 /// A graph and its gradients.
@@ -127,11 +127,11 @@ struct Joint {
 }
 
 impl Joint {
-    fn new(graph: &Graph, wrt: &[NodeId]) -> Result<Joint, Error> {
+    fn new(graph: &Graph, wrt: &[NodeId], saving: Saving) -> Result<Joint, Error> {
         let joint = differentiate(graph, wrt)?;
         let first = joint.first_backward;
         let stored = stored_when_fused(&joint.graph, first);
-        let again = store_or_recompute(&joint.graph, first, &|id| stored[id.index()], Saving::Traffic).again;
+        let again = store_or_recompute(&joint.graph, first, &|id| stored[id.index()], saving).again;
         let all = with_attention(&joint.graph, first, &again);
         Ok(Joint { graph: recompute(&joint.graph, first, &all)?.graph, first, again })
     }

@@ -3,10 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
+use deuteron::Bytes;
 use deuteron_gpt2::{CheckpointError, SaveError};
 
 use crate::data::DataError;
 use crate::settings::SettingsError;
+use crate::trainer::MemoryUse;
 
 /// Why training stopped, or did not begin. Messages say what to do.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +29,18 @@ pub enum Error {
         expected: usize,
         /// what came
         got: usize,
+    },
+    /// More memory than is allowed, even with recomputed activations.
+    #[error(
+        "training takes {} at least ({} weights, moments and sums of gradients; {} activations and gradients), --memory is {}; \
+         take a smaller --batch with more of --accumulate, a shorter --sequence, or a higher --memory",
+        Bytes(.least.all()), Bytes(.least.states), Bytes(.least.sessions), Bytes(*.limit)
+    )]
+    Memory {
+        /// what is allowed
+        limit: u64,
+        /// what it takes at least
+        least: MemoryUse,
     },
     /// An input of the graph that nothing is known of.
     #[error("the graph of a step has the unknown input `{0}`; this is a defect of the program")]

@@ -29,4 +29,4 @@ pub use run::{Cadence, Ended, RunOptions, Watch, run};
 pub use settings::{Settings, SettingsError, flops_per_token, sized};
 pub use start::fresh_weights;
 pub use step::{Precision, Stateful, Step, StepOptions, decays};
-pub use trainer::{Scalars, StepResult, Trainer};
+pub use trainer::{MemoryUse, Scalars, StepResult, Trainer};

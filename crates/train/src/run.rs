@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::folder::{Progress, RunFolder, restore};
 use crate::log::{Line, Log};
 use crate::settings::Settings;
-use crate::trainer::{Scalars, StepResult, Trainer};
+use crate::trainer::{MemoryUse, Scalars, StepResult, Trainer};
 
 const LOG: &str = "log.csv";
 const CURVE: &str = "curve.svg";
@@ -56,8 +56,8 @@ pub struct Cadence {
 
 /// Who looks on while a run goes.
 pub trait Watch {
-    /// The run begins, or goes on after this many steps.
-    fn started(&mut self, step: u64);
+    /// The run begins, or goes on after this many steps, and takes this much memory.
+    fn started(&mut self, step: u64, memory: MemoryUse);
     /// A step was taken.
     fn stepped(&mut self, line: &Line);
     /// A sample was drawn.
@@ -81,6 +81,8 @@ pub struct Ended {
     pub validation_loss: Option<f64>,
     /// the newest checkpoint
     pub checkpoint: PathBuf,
+    /// what it took
+    pub memory: MemoryUse,
 }
 
 /// Trains. `start` gives the weights of a run that begins, in f32.
@@ -110,7 +112,7 @@ pub fn run(
         }
     };
     let log = Log::open(&folder.file(LOG), step)?;
-    watch.started(step);
+    watch.started(step, trainer.memory());
     Running { options, folder, trainer, log, data, sampler: None, step }.all(watch)
 }
 
@@ -154,7 +156,8 @@ impl Running<'_> {
         let checkpoint = self.save()?;
         watch.saved(&checkpoint);
         let validation_loss = self.log.lines().iter().rev().find_map(|line| line.validation_loss);
-        Ok(Ended { step: self.step, is_finished: self.step >= settings.steps, last, validation_loss, checkpoint })
+        let (step, is_finished, memory) = (self.step, self.step >= settings.steps, self.trainer.memory());
+        Ok(Ended { step, is_finished, last, validation_loss, checkpoint, memory })
     }
 
     /// Takes a step.

@@ -41,6 +41,9 @@ pub struct Settings {
     pub clip: Option<f64>,
     /// of weights, batches and dropout
     pub seed: u64,
+    /// bytes of memory that training may take; none for no limit. It decides what backward recomputes, and so the last bits.
+    #[serde(default)]
+    pub memory: Option<u64>,
 }
 
 /// A setting out of its range.
@@ -75,6 +78,7 @@ impl Settings {
             warmup: (steps / 20).min(2000),
             clip: Some(1.0),
             seed: 1,
+            memory: None,
         }
     }
 
@@ -129,7 +133,7 @@ impl Settings {
 
     /// What a step is made for.
     pub fn step(&self) -> Result<StepOptions, SettingsError> {
-        let Settings { batch, sequence, accumulate, precision, dropout, beta1, beta2, epsilon, .. } = *self;
+        let Settings { batch, sequence, accumulate, precision, dropout, beta1, beta2, epsilon, memory, .. } = *self;
         let optimizer = match self.optimizer.as_str() {
             "adamw" => Optimizer::AdamW { beta1, beta2, eps: epsilon },
             "sgd" => Optimizer::Sgd { momentum: beta1 },
@@ -140,7 +144,7 @@ impl Settings {
             }
         };
         let decay = self.weight_decay;
-        Ok(StepOptions { batch, sequence, micro_batches: accumulate, precision, dropout, optimizer, decay })
+        Ok(StepOptions { batch, sequence, micro_batches: accumulate, precision, dropout, optimizer, decay, memory })
     }
 
     /// The learning rate of a step, from 0: up in a line to the highest, then down half a cosine to the least.

@@ -19,7 +19,7 @@
 
 use deuteron::training::with_gradients;
 use deuteron::{
-    BinaryOp, CompareOp, Dtype, Graph, GraphError, NodeId, Optimizer, Shape, StepScalars, UnaryOp, WeightUpdate,
+    BinaryOp, CompareOp, Dtype, Graph, GraphError, NodeId, Optimizer, Saving, Shape, StepScalars, UnaryOp, WeightUpdate,
 };
 use deuteron_gpt2::{Config, Options, Weights, loss};
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,8 @@ pub struct StepOptions {
     pub optimizer: Optimizer,
     /// weight decay of matrices and tables; biases and norms have none
     pub decay: f64,
+    /// bytes that weights, moments, sums of gradients and all sessions may take; none for no limit
+    pub memory: Option<u64>,
 }
 
 /// What forward and backward compute in. Weights and moments are kept in f32 either way.
@@ -81,6 +83,7 @@ pub struct Stateful {
 pub struct Step<'a> {
     config: &'a Config,
     options: &'a StepOptions,
+    saving: Saving,
 }
 
 /// A weight in the graph of a step.
@@ -100,9 +103,9 @@ struct Backward {
 }
 
 impl<'a> Step<'a> {
-    /// Of a model.
-    pub fn new(config: &'a Config, options: &'a StepOptions) -> Step<'a> {
-        Step { config, options }
+    /// Of a model. `saving` is what backward recomputes activations for: less traffic, or less memory.
+    pub fn new(config: &'a Config, options: &'a StepOptions, saving: Saving) -> Step<'a> {
+        Step { config, options, saving }
     }
 
     /// The loss without dropout and without gradients. Inputs are `tokens`, `targets` and the weights.
@@ -182,7 +185,7 @@ impl<'a> Step<'a> {
         let forward = loss(self.config, &self.model(), self.options.dropout)?;
         let names: Vec<(String, Shape)> = self.config.weights();
         let wrt: Vec<NodeId> = names.iter().filter_map(|(name, _)| forward.find(name)).collect();
-        let mut graph = with_gradients(&forward, &wrt)?;
+        let mut graph = with_gradients(&forward, &wrt, self.saving)?;
         // The loss is first, and then the gradients in the order in which they were asked for.
         let results: Vec<NodeId> = graph.outputs().iter().map(|output| output.node).collect();
         graph.retain_outputs(|_| false);

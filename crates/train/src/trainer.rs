@@ -1,6 +1,6 @@
 //! A model that is being trained: its states on an engine, and the sessions that write them.
 
-use deuteron::{Dtype, Engine, Graph, Launching, NodeId, Session, SessionOptions, Shape, Tensor};
+use deuteron::{Dtype, Engine, Graph, Launching, NodeId, Saving, Session, SessionOptions, Shape, Tensor};
 use deuteron_gpt2::Config;
 
 use crate::data::Batch;
@@ -20,6 +20,25 @@ pub struct Trainer {
     states: Vec<Tensor>,
     /// of gradients
     sums: Vec<Tensor>,
+    memory: MemoryUse,
+}
+
+/// Bytes that training takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// weights, moments and sums of gradients
+    pub states: u64,
+    /// activations, gradients and scratch memory of all sessions; with a limit, of evaluation too
+    pub sessions: u64,
+    /// the sessions' bytes of the fastest step, given where it is above the limit and backward recomputes activations to save memory
+    pub otherwise: Option<u64>,
+}
+
+impl MemoryUse {
+    /// All of it.
+    pub fn all(&self) -> u64 {
+        self.states + self.sessions
+    }
 }
 
 /// The numbers of one step.
@@ -79,11 +98,9 @@ impl Trainer {
         options: &StepOptions,
         weights: Vec<Tensor>,
     ) -> Result<Trainer, Error> {
-        let graphs = Step::new(config, options);
-        let compile = |stateful: &Stateful| Compiled::new(engine, config, &stateful.graph, &stateful.updates);
-        let step = compile(&graphs.step()?)?;
+        let (sessions, memory) = Sessions::within(engine, config, options)?;
+        let Sessions { step, accumulate, evaluate } = sessions;
         let several = options.micro_batches > 1;
-        let accumulate = if several { Some(compile(&graphs.accumulate()?)?) } else { None };
         let sums = config.weights().into_iter().filter(|_| several).map(|(_, shape)| zeros(engine, &shape));
         let sums = sums.collect::<Result<_, Error>>()?;
         let mut states = Vec::new();
@@ -100,7 +117,7 @@ impl Trainer {
             states.extend(copy);
         }
         let (engine, config, options) = (engine.clone(), *config, *options);
-        Ok(Trainer { engine, config, options, step, accumulate, evaluate: None, states, sums })
+        Ok(Trainer { engine, config, options, step, accumulate, evaluate, states, sums, memory })
     }
 
     /// The sizes.
@@ -111,6 +128,11 @@ impl Trainer {
     /// What a step was made for.
     pub fn options(&self) -> &StepOptions {
         &self.options
+    }
+
+    /// The memory that it takes.
+    pub fn memory(&self) -> MemoryUse {
+        self.memory
     }
 
     /// The engine.
@@ -145,8 +167,8 @@ impl Trainer {
         let evaluate = match &mut self.evaluate {
             Some(evaluate) => evaluate,
             none => {
-                let graph = Step::new(&self.config, &self.options).evaluate().map_err(deuteron::Error::from)?;
-                none.insert(Compiled::new(&self.engine, &self.config, &graph, &[])?)
+                let step = Step::new(&self.config, &self.options, Saving::Traffic);
+                none.insert(Compiled::evaluation(&self.engine, &self.config, &step)?)
             }
         };
         let scalars = Scalars { step: 1, rate: 0.0, clip: 0.0, seed: 0 };
@@ -205,6 +227,58 @@ impl Trainer {
     }
 }
 
+/// What is compiled for a model.
+struct Sessions {
+    step: Compiled,
+    accumulate: Option<Compiled>,
+    /// if it was compiled already
+    evaluate: Option<Compiled>,
+}
+
+impl Sessions {
+    /// Those of least traffic, unless they take more memory than is allowed; else those of least memory.
+    fn within(engine: &Engine, config: &Config, options: &StepOptions) -> Result<(Sessions, MemoryUse), Error> {
+        let states = states_bytes(config, options);
+        let (fast, sessions) = Sessions::new(engine, config, options, Saving::Traffic)?;
+        let taken = MemoryUse { states, sessions, otherwise: None };
+        let Some(limit) = options.memory.filter(|&limit| taken.all() > limit) else { return Ok((fast, taken)) };
+        // Its memory is free before the others are made.
+        drop(fast);
+        let (small, sessions) = Sessions::new(engine, config, options, Saving::Memory)?;
+        let saved = MemoryUse { states, sessions, otherwise: Some(taken.sessions) };
+        if saved.all() <= limit {
+            return Ok((small, saved));
+        }
+        // In a tiny model the scratch memory of recomputed values can exceed what they save.
+        let least = if saved.all() < taken.all() { saved } else { taken };
+        Err(Error::Memory { limit, least })
+    }
+
+    /// With the bytes that they hold.
+    fn new(engine: &Engine, config: &Config, options: &StepOptions, saving: Saving) -> Result<(Sessions, u64), Error> {
+        let graphs = Step::new(config, options, saving);
+        let compile = |stateful: &Stateful| Compiled::new(engine, config, &stateful.graph, &stateful.updates);
+        let step = compile(&graphs.step()?)?;
+        let several = options.micro_batches > 1;
+        let accumulate = if several { Some(compile(&graphs.accumulate()?)?) } else { None };
+        let evaluate = options.memory.map(|_| Compiled::evaluation(engine, config, &graphs)).transpose()?;
+        let all = [Some(&step), accumulate.as_ref(), evaluate.as_ref()];
+        let bytes = all.iter().flatten().map(|compiled| compiled.session.bytes() as u64).sum();
+        Ok((Sessions { step, accumulate, evaluate }, bytes))
+    }
+}
+
+/// Bytes of weights in f32, moments, copies in bf16 and sums of gradients.
+fn states_bytes(config: &Config, options: &StepOptions) -> u64 {
+    let copies = match options.precision {
+        Precision::F32 => 0,
+        Precision::Bf16 => 2,
+    };
+    let sums = if options.micro_batches > 1 { 4 } else { 0 };
+    let each = 4 * (1 + options.optimizer.moments()) + copies + sums;
+    config.weights().iter().map(|(_, shape)| (shape.elements() * each) as u64).sum()
+}
+
 /// What the numbers of a run are made of.
 #[derive(Clone, Copy)]
 struct Numbers<'a> {
@@ -243,6 +317,11 @@ impl Compiled {
         let data = graph.inputs().iter().filter(|input| !updates.iter().any(|(state, _)| state == *input));
         let feeds = data.map(|&input| feed(&names, &graph.label(input))).collect::<Result<_, Error>>()?;
         Ok(Compiled { session, feeds })
+    }
+
+    /// The loss of a batch.
+    fn evaluation(engine: &Engine, config: &Config, step: &Step<'_>) -> Result<Compiled, Error> {
+        Compiled::new(engine, config, &step.evaluate().map_err(deuteron::Error::from)?, &[])
     }
 
     /// Runs on weights and sums, as far as they are no states.

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use deuteron::{Engine, Quantity};
+use deuteron::{Bytes, Engine, Quantity};
 use deuteron_gpt2::Config;
-use deuteron_train::{Line, Precision, Settings, Watch, flops_per_token};
+use deuteron_train::{Line, MemoryUse, Precision, Settings, Watch, flops_per_token};
 use indicatif::ProgressBar;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -86,8 +86,22 @@ impl Watching {
     }
 }
 
+/// How much memory training takes, and what is recomputed.
+fn in_words(memory: &MemoryUse) -> String {
+    let MemoryUse { states, sessions, otherwise } = *memory;
+    let parts = format!("{} weights and moments, {} activations and gradients", Bytes(states), Bytes(sessions));
+    let why = match otherwise {
+        Some(fast) => format!("to save memory, as the fastest step takes {}", Bytes(states + fast)),
+        None => "where that saves traffic".to_string(),
+    };
+    format!("memory: {} ({parts}); backward recomputes activations {why}", Bytes(memory.all()))
+}
+
 impl Watch for Watching {
-    fn started(&mut self, step: u64) {
+    fn started(&mut self, step: u64, memory: MemoryUse) {
+        if !self.quiet {
+            self.bar.suspend(|| errln!("{}", in_words(&memory)));
+        }
         (self.first, self.begin) = (step, Instant::now());
         self.bar.set_position(step);
         self.bar.reset_eta();

@@ -34,10 +34,11 @@ fn model(folder: &Folder, out: &str, step: u64) -> [Vec<u8>; 2] {
 #[test]
 fn a_trained_model_generates_and_is_trained_further() {
     let folder = Folder::new();
-    let words = ["--steps", "40", "--evaluate-every", "20", "--json", "--learning-rate", "0.01"];
+    let words = ["--steps", "40", "--evaluate-every", "20", "--json", "--learning-rate", "0.01", "--memory", "1GiB"];
     let report: Value = serde_json::from_str(&printed(train(&folder, "run", &words).output().unwrap())).unwrap();
     assert_eq!(report["step"], 40);
     assert_eq!(report["finished"], true);
+    assert!(report["memory_bytes"].as_u64() > Some(100_000) && report["saves_memory"] == false, "{report}");
     assert_eq!(report["tokens"], 40 * 2 * 16);
     let [loss, validation] = ["loss", "validation_loss"].map(|name| report[name].as_f64().unwrap());
     assert!(loss < 5.0 && validation < 5.0, "{report}");
@@ -78,7 +79,7 @@ fn a_trained_model_generates_and_is_trained_further() {
 #[cfg(unix)]
 fn a_signal_saves_and_resume_goes_on_with_the_same_bits() {
     let folder = Folder::new();
-    let words = ["--steps", "150", "--dropout", "0.1", "--evaluate-every", "0"];
+    let words = ["--steps", "300", "--dropout", "0.1", "--evaluate-every", "0"];
     let whole = train(&folder, "whole", &words).output().unwrap();
     assert!(whole.status.success(), "{whole:?}");
     for signal in ["-INT", "-TERM"] {
@@ -98,14 +99,14 @@ fn a_signal_saves_and_resume_goes_on_with_the_same_bits() {
         assert!(again.contains("go on with --resume"), "{again}");
         let resumed = train(&folder, &out, &[&words[..], &["--resume"]].concat()).output().unwrap();
         assert!(resumed.status.success(), "{resumed:?}");
-        assert!(model(&folder, &out, 150) == model(&folder, "whole", 150), "{signal}");
+        assert!(model(&folder, &out, 300) == model(&folder, "whole", 300), "{signal}");
     }
 }
 
 #[test]
 fn a_flag_that_does_nothing_is_an_error() {
     let folder = Folder::new();
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["--optimizer", "sgd", "--beta2", "0.9"], "--beta2 is for adamw and lion"),
         (&["--optimizer", "lion", "--epsilon", "1e-6"], "--epsilon is for adamw"),
         (&["--optimizer", "adam"], "--optimizer must be adamw, sgd or lion, got `adam`"),
@@ -119,10 +120,14 @@ fn a_flag_that_does_nothing_is_an_error() {
         (&["--model", "gpt2"], "cannot be used with"),
         (&["--tokenizer", "nowhere"], "expected bytes, gpt2, or a folder"),
         (&["--precision", "f16"], "expected f32 or bf16"),
+        (&["--memory", "lots"], "expected a size such as 16GiB"),
     ];
     for (words, expected) in cases {
         let said = error(train(&folder, "run", words).output().unwrap());
         assert!(said.contains(expected), "{words:?}: {said}");
     }
     assert!(!folder.0.join("run").exists(), "nothing was begun");
+    let said = error(train(&folder, "small", &["--memory", "10KB"]).output().unwrap());
+    assert!(said.contains("--memory is 10.0 KB; take a smaller --batch"), "{said}");
+    assert!(!folder.0.join("small/log.csv").exists(), "nothing was begun");
 }

@@ -49,6 +49,7 @@ fn our_losses(engine: &Engine, optimizer: Optimizer, rate: f64, precision: Preci
     let weights = all.filter(|((name, _), _)| !name.starts_with("h.1.")).map(|(_, weight)| weight).collect();
     let decay = if matches!(optimizer, Optimizer::Sgd { .. }) { 0.0 } else { 0.1 };
     let options = StepOptions {
+        memory: None,
         batch: BATCH,
         sequence: SEQUENCE,
         micro_batches: MICRO_BATCHES,

@@ -6,8 +6,8 @@ use deuteron::Engine;
 use deuteron_gpt2::{Checkpoint, Config, Tokenizer, Weights};
 use deuteron_testkit::Scratch;
 use deuteron_train::{
-    Cadence, Corpus, Ended, Error, Line, Precision, RunFolder, RunOptions, Settings, Validation, Watch, fresh_weights,
-    run, sized,
+    Cadence, Corpus, Ended, Error, Line, MemoryUse, Precision, RunFolder, RunOptions, Settings, Validation, Watch,
+    fresh_weights, run, sized,
 };
 
 use crate::support::settings;
@@ -23,7 +23,7 @@ struct Watching {
 }
 
 impl Watch for Watching {
-    fn started(&mut self, step: u64) {
+    fn started(&mut self, step: u64, _: MemoryUse) {
         self.step = step;
     }
 
@@ -238,4 +238,30 @@ fn files_become_tokens() {
     assert!(words(folder.join("absent.txt")).contains("cannot read"));
     assert!(read(&[], Validation::Share(0.0)).unwrap_err().to_string().contains("no files"));
     assert!(read(&files, Validation::Share(1.0)).unwrap_err().to_string().contains("below 1"));
+}
+
+#[test]
+fn a_limit_of_memory_is_kept_or_refused() {
+    let folders: [Scratch; 3] = std::array::from_fn(|_| Scratch::make());
+    let with = |folder: &Scratch, memory: Option<u64>| {
+        let settings = Settings { steps: 2, batch: 32, precision: Precision::Bf16, memory, ..settings() };
+        let case = Case { out: folder.as_ref(), resume: false, settings: &settings, cadence: CADENCE };
+        train(&case, &mut Watching::default())
+    };
+    // In f32 a weight and two moments, in bf16 what forward reads.
+    let weights = (4 * 3 + 2) * model().parameters() as u64;
+    let unlimited = with(&folders[0], None).unwrap();
+    assert_eq!((unlimited.memory.states, unlimited.memory.otherwise), (weights, None));
+    // A byte less than what evaluation, counted with a limit, and the fastest step take.
+    let ample = with(&folders[1], Some(u64::MAX / 2)).unwrap().memory;
+    assert!(ample.otherwise.is_none() && ample.sessions > unlimited.memory.sessions);
+    let tight = with(&folders[2], Some(ample.all() - 1)).unwrap();
+    assert_eq!(tight.memory.otherwise, Some(ample.sessions));
+    assert!(tight.memory.sessions < ample.sessions, "{:?} {ample:?}", tight.memory);
+    let [fast, small] = [&unlimited, &tight].map(|ended| ended.last.unwrap().loss);
+    assert!((fast - small).abs() < 1e-5, "{fast} {small}");
+    let error = with(&Scratch::make(), Some(tight.memory.all() - 1)).unwrap_err();
+    assert!(matches!(error, Error::Memory { least, .. } if least == tight.memory));
+    let said = error.to_string();
+    assert!(said.contains("--memory is") && said.contains("--accumulate"), "{said}");
 }

@@ -4,7 +4,7 @@ use deuteron::cuda::Arch;
 use deuteron::listing::{OfflineGpu, kernels_for};
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
-use deuteron::{Dtype, Engine, Graph, Optimizer, Session, SessionOptions, Strategy, Tensor, seed};
+use deuteron::{Dtype, Engine, Graph, Optimizer, Saving, Session, SessionOptions, Strategy, Tensor, seed};
 use deuteron_gpt2::Config;
 use deuteron_train::{Precision, Stateful, Step, StepOptions};
 
@@ -61,7 +61,7 @@ pub fn gradients(engine: &Engine) {
         let options = StepOptions { micro_batches: 2, dropout, ..options(precision) };
         let config = small(layers);
         // The new sums are the old ones and the gradients.
-        let stateful = Step::new(&config, &options).accumulate().unwrap();
+        let stateful = Step::new(&config, &options, Saving::Traffic).accumulate().unwrap();
         assert_eq!(stateful.updates.len(), config.weights().len());
         assert_right(engine, &stateful, &format!("{} dropout {dropout}", precision.name()));
     }
@@ -79,7 +79,7 @@ pub fn optimizers(engine: &Engine) {
         for (index, optimizer) in optimizers.into_iter().enumerate() {
             let micro_batches = 1 + index % 2;
             let options = StepOptions { optimizer, micro_batches, ..options(precision) };
-            let stateful = Step::new(&small(1), &options).step().unwrap();
+            let stateful = Step::new(&small(1), &options, Saving::Traffic).step().unwrap();
             assert_right(engine, &stateful, &format!("{} {}", precision.name(), optimizer.name()));
         }
     }
@@ -93,7 +93,7 @@ fn states_in_place_have_the_bits_of_a_function() {
 
 pub fn states(engine: &Engine) {
     for precision in [Precision::F32, Precision::Bf16] {
-        let Stateful { graph, updates } = Step::new(&small(1), &options(precision)).step().unwrap();
+        let Stateful { graph, updates } = Step::new(&small(1), &options(precision), Saving::Traffic).step().unwrap();
         let inputs = inputs(&graph);
         let mut function = Session::new(engine, &graph, Strategy::Fused).unwrap();
         function.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
@@ -122,7 +122,7 @@ fn a_step_of_gpt2_is_generated_for_hopper() {
     let gpu = OfflineGpu::of_arch(Arch::Sm90a, None).unwrap();
     let config = Config { name: Config::OTHER, layers: 2, ..Config::SMALL };
     let options = StepOptions { batch: 8, sequence: 1024, ..options(Precision::Bf16) };
-    let stateful = Step::new(&config, &options).step().unwrap();
+    let stateful = Step::new(&config, &options, Saving::Traffic).step().unwrap();
     let kernels = kernels_for(&gpu, &stateful.graph, Strategy::Fused).unwrap();
     let count = |part: &str| kernels.iter().filter(|kernel| kernel.name.contains(part)).count();
     assert_eq!(count("grad(attention)"), 2);

@@ -12,7 +12,8 @@ pub fn small(layers: usize) -> Config {
 }
 
 pub fn options(precision: Precision) -> StepOptions {
-    StepOptions { batch: 2, sequence: 12, micro_batches: 1, precision, dropout: 0.0, optimizer: ADAMW, decay: 0.1 }
+    let (optimizer, decay, memory) = (ADAMW, 0.1, None);
+    StepOptions { batch: 2, sequence: 12, micro_batches: 1, precision, dropout: 0.0, optimizer, decay, memory }
 }
 
 pub fn settings() -> Settings {
