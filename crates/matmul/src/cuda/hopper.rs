@@ -24,9 +24,9 @@ mod tile;
 mod time;
 
 pub(super) use self::maps::{is_fit_for_map, pad_to_maps};
-pub(crate) use self::time::library_us;
 pub use self::tile::{HopperTile, Sharing, WIDTHS};
 pub(super) use self::tile::{Types, fastest_routed, fastest_walk, walk_us};
+pub(crate) use self::time::library_us;
 
 use std::fmt::Write as _;
 
